@@ -58,11 +58,11 @@ class Models(NamedTuple):
 
 
 class PostHoc(NamedTuple):
-    """Variances for points that are trained already (`variances`)."""
-    kind: str                         # volume, laplace or knn
+    """Variances for points that are trained already: options of evaluate.py, by their names."""
+    variances: str                    # volume, laplace or knn
     neighbours: int
-    train: str | None = None          # of embeddings: a file of those of training pairs
-    dev: str | None = None            # and one that the temperature is fitted on, in place of these
+    variances_from: str | None = None          # of embeddings: a file of those of training pairs
+    calibration: str | None = None    # and one that the temperature is fitted on, in place of these
 
 
 def newest_run(root: str = "runs") -> str:
@@ -238,11 +238,11 @@ def variances_of(models: Models, where: Where, how: How, asked: PostHoc) -> Vari
         run, one = load_run(path, own, vocab=models.vocab), models._replace(paths=[path])
         model, split = run.trained.model, run.split
         variances.refuse_gaussian(model.image_tower.gaussian or model.text_tower.gaussian, path,
-                                  asked.kind)
+                                  asked.variances)
         fits.append(fitted(asked, path, f"{run.folder[1]} train", run.similarity(models.sim),
                            split.caption_image, len(split.images), partial(run.encode, how),
                            partial(members_on, one, own, how, "dev"), model))
-    return variances.gathered(asked.kind, fits)
+    return variances.gathered(asked.variances, fits)
 
 
 def fitted(asked: PostHoc, name: str, source: str, similarity: Similarity, owner: np.ndarray,
@@ -255,12 +255,12 @@ def fitted(asked: PostHoc, name: str, source: str, similarity: Similarity, owner
     without their model, of which all tell the volume.
     """
     drawn, scale = bank.draw(owner, n_images), None
-    if asked.kind == "volume":
+    if asked.variances == "volume":
         drawn = bank.draw(owner, n_images, volume.BANK if model else max(n_images, len(owner)))
         other = dev()
         sides = volume.fit(similarity, encoded(drawn)[1], owner[drawn.captions],
                            other.members[0].captions, other.caption_image)
-    elif asked.kind == "knn":
+    elif asked.variances == "knn":
         sides = variances.fit_knn(similarity, *encoded(drawn), asked.neighbours)
     else:
         variances.refuse_no_cosine(similarity, name)
@@ -369,16 +369,16 @@ def give_variances(subject: Subject, where: Where, sim: str | None, asked: PostH
     """Gives the points of a file variances: those `given`, else as fitted to training pairs. Raises
     InputError where the file has variances of its own, or the training pairs are the same items or
     of another model."""
-    variances.refuse_gaussian(subject.gaussian, subject.name, asked.kind)
+    variances.refuse_gaussian(subject.gaussian, subject.name, asked.variances)
     elsewhere = where._replace(data_name=None, split=None)
-    train = open_embeddings(asked.train, elsewhere, sim)
+    train = open_embeddings(asked.variances_from, elsewhere, sim)
     refuse_other_kind(subject, train, "--variances_from", "give embeddings of training pairs")
     similarity, *both = train.members[0]
     if given is None:
-        given = variances.gathered(asked.kind, [fitted(
+        given = variances.gathered(asked.variances, [fitted(
             asked, train.name, train.name, similarity, train.caption_image, train.n_images,
             lambda drawn: [e.rows(torch.from_numpy(rows)) for e, rows in zip(both, drawn)],
-            lambda: open_embeddings(asked.dev, elsewhere, sim) if asked.dev else train)])
+            lambda: open_embeddings(asked.calibration, elsewhere, sim) if asked.calibration else train)])
     subject.variances = given
     subject.notes += given.notes
     subject.members = [Member(m.similarity, *map(variances.widened, (m.images, m.captions), sides))
