@@ -114,15 +114,17 @@ def write_ranks(path: str, subject: Subject, record: Record) -> None:
         for (protocol, side, name), values in record.items():
             if name == "rank":
                 known = ids[side[0]] or [""] * len(values)
-                rows.writerows((protocol, side, q, known[q], int(v)) for q,
-                               v in enumerate(values) if not np.isnan(v))
+                rows.writerows((protocol, side, q, known[q], int(values[q]))
+                               for q in np.flatnonzero(~np.isnan(values)))
 
 
-def show(all_tables: list, lines, opt) -> None:
-    """Prints tables and sentences, unless JSON is to be printed."""
+def show_and_save(results: dict, all_tables: list, lines, target: str, opt) -> None:
+    """Prints tables and sentences, unless JSON is to be printed; writes the results."""
     if opt.format != "json":
         print("\n" + render(all_tables, opt.format))
         print("\n".join(lines))
+    save_json(results, target)
+    print(f"written to {target}")
 
 
 def run(opt) -> dict:
@@ -175,10 +177,8 @@ def compare_many(opt) -> dict:
                           taken(Asked, opt))
         all_tables, lines = told_of(results)
     results = without_nan(results)
-    show(all_tables + comparisons(results["comparisons"]),
-         [*lines, *doubts(results["comparisons"])], opt)
-    save_json(results, target)
-    print(f"written to {target}")
+    pairs = results["comparisons"]
+    show_and_save(results, all_tables + comparisons(pairs), [*lines, *doubts(pairs)], target, opt)
     if opt.uncertainty:
         draw_curves({name: r.get("uncertainty", {}) for name, r in results["runs"].items()},
                     partial(beside, target=target))
@@ -282,9 +282,7 @@ def evaluate_one(opt) -> dict:
         f"{'phrases' if phrases else 'captions'}"
         + (f", mean of the scores of {len(paths)} models" if len(paths) > 1 else "")
     )
-    show(all_tables, lines, opt)
-    save_json(results, target)
-    print(f"written to {target}")
+    show_and_save(results, all_tables, lines, target, opt)
     if opt.ranks or opt.uncertainty or wanted(opt):
         draw(partial(beside, target=target))
     return results

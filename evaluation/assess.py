@@ -38,21 +38,21 @@ class Judgements(dict):
             yield (f"{kind.upper()}: {len(rated.score):,} rated pairs, {high:,} of them "
                    f"{MATCH[kind]:g} or more")
         for side, of in pairs.items():
-            without = (n if side[0] == "i" else m) - len(np.unique(of.query))
-            yield f"CxC {matches(side, of)}" + (
-                f"; {without:,} queries without a match do not count" if without else "")
+            queries = n if side[0] == "i" else m
+            yield f"CxC {matches(side, of, queries - len(np.unique(of.query)))}"
         if "pmrp" in self:
             shown, categories = int(self["pmrp"].any(1).sum()), self["pmrp"].shape[1]
             yield f"PMRP: {shown:,} of {n:,} images show at least one of {categories} categories"
         for side, of in self.get("eccv", {}).items():
             yield f"ECCV {matches(side, of)}"
-        for side, (of, without) in self.get("positives", {}).items():
-            yield f"positives {matches(side, of)}" + (
-                f"; {without:,} queries list none and do not count" if without else "")
+        for side, of in self.get("positives", {}).items():
+            yield f"positives {matches(side, *of)}"
 
 
-def matches(side: str, pairs: Pairs) -> str:
-    return f"{SIDES[side]}: {len(pairs.query):,} matches of {len(np.unique(pairs.query)):,} queries"
+def matches(side: str, pairs: Pairs, without: int = 0) -> str:
+    """How many matches there are, and how many queries have none."""
+    told = f"{SIDES[side]}: {len(pairs.query):,} matches of {len(np.unique(pairs.query)):,} queries"
+    return told + f"; {without:,} queries without a match do not count" * (without > 0)
 
 
 class Asked(NamedTuple):
@@ -372,9 +372,8 @@ def assess(subject: Subject, judged: Judgements,
              if "full" in numbers}
     spread = {side: {"mean": float(of.mean()), "std": float(of.std())}
               for side, of in log_dets.items()}
-    for side, of in ranks.items() if asked.uncertainty else ():
-        queries = "images" if side == "i2t" else "captions"
-        if queries in spread:
+    for queries, of in zip(("images", "captions"), ranks.values()):
+        if asked.uncertainty and queries in spread:
             spread[queries] |= protocols.uncertainty_report(log_dets[queries], of)
     shown = "pmrp" in judged and subject.members and subject.has_images
     parts = {"chance": ranks and chances(subject, asked.fold5),

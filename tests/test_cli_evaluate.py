@@ -319,7 +319,7 @@ def test_positives_of_the_user(ev, exported, capsys):
     numbers = ev("--embeddings", "e.npz", "--positives", "p.json", "--uncertainty")["protocols"]
     found = numbers["positives"]
     shown = capsys.readouterr().out
-    assert "image to text: 3 matches of 2 queries; 1 queries list none and do not count" in shown
+    assert "image to text: 3 matches of 2 queries; 1 queries without a match do not count" in shown
     assert re.search(r"R@1 +R@5 +R@10 +medr +meanr +R-P +mAP@R +queries +no match\n", shown)
     scores = SIMILARITIES["wasserstein"]()(*sides(e)).numpy()
     ranks = [np.sum(scores[0] >= max(scores[0, 50], scores[0, 3])) - 1, np.sum(scores[4] >= scores[4, 9]) - 1]
