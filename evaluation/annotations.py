@@ -210,19 +210,19 @@ def cxc_pairs(ratings: dict[str, Ratings], caption_image: np.ndarray, rule: str)
     caption, image = sits.first[extra], sits.second[extra]
     if rule == "ucmr":
         caption, image = np.r_[np.arange(len(caption_image)), caption], np.r_[caption_image, image]
-    i2t = Pairs.of(image, caption)
-    alike = {}
-    for kind in ("sts", "sis"):
-        r = ratings[kind]
-        ends = np.sort(np.stack([r.first, r.second], 1), axis=1)                    # (K, 2)
-        pairs, which = np.unique(ends, axis=0, return_inverse=True)
-        mean = np.bincount(which, r.score) / np.bincount(which)
-        good = pairs[(mean >= MATCH[kind] - 1e-9) & (pairs[:, 0] != pairs[:, 1])]
-        alike[kind] = np.concatenate([good, good[:, ::-1]])
-    same = same_image_pairs(caption_image)
-    return {"i2t": i2t, "t2i": i2t.swapped(), "i2i": Pairs.of(*alike["sis"].T),
-            "t2t": Pairs.of(np.r_[same.query, alike["sts"][:, 0]],
-                            np.r_[same.item, alike["sts"][:, 1]])}
+    i2t, same = Pairs.of(image, caption), same_image_pairs(caption_image)
+    i2i, t2t = alike(ratings["sis"], MATCH["sis"]), alike(ratings["sts"], MATCH["sts"])
+    return {"i2t": i2t, "t2i": i2t.swapped(), "i2i": i2i,
+            "t2t": Pairs.of(np.r_[same.query, t2t.query], np.r_[same.item, t2t.item])}
+
+
+def alike(ratings: Ratings, least: float) -> Pairs:
+    """Different items of one modality whose mean rating is at least this, in both directions."""
+    ends = np.sort(np.stack([ratings.first, ratings.second]), axis=0)               # (2, K)
+    pairs, which = np.unique(ends, axis=1, return_inverse=True)
+    mean = np.bincount(which, ratings.score) / np.bincount(which)
+    a, b = pairs[:, (mean >= least - 1e-9) & (pairs[0] != pairs[1])]
+    return Pairs.of(np.r_[a, b], np.r_[b, a])
 
 
 def same_image_pairs(caption_image: np.ndarray) -> Pairs:

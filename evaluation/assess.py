@@ -93,10 +93,9 @@ class Task:
     def columns(self):
         """The scores in blocks: of the whole matrix where that is needed anyway, so that the
         recalls can be read from it, else of the members."""
-        if self.subject.scores is not None or any(
-                protocol.matrix and protocol.asked(self) for protocol in PROTOCOLS.values()):
+        if any(protocol.matrix and protocol.asked(self) for protocol in PROTOCOLS.values()):
             return subjects.image_text_of(self.scores)
-        return subjects.image_text(self.subject.members)
+        return self.subject.columns
 
     def release(self) -> None:
         """Let go of the matrix of scores, 500 MB for the 5,000 images of COCO's test split."""

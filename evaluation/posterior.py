@@ -17,7 +17,7 @@ from scipy.special import entr
 
 from cli import check
 from evaluation.annotations import Pairs
-from evaluation.subjects import Subject, image_text, image_text_of
+from evaluation.subjects import Subject
 from evaluation.volume import Sigmoid
 
 ELEMENTS = 2 ** 22                    # scores that are computed at a time, 16 MiB
@@ -78,8 +78,7 @@ def rows_of(subject: Subject, side: str, queries: np.ndarray | None = None,
             images: np.ndarray | None = None) -> Rows:
     """The rows of one direction, "i2t" or "t2i": of all queries, or of those at positions `queries`
     (q,), over all items, or over those of the images at positions `images` (n,), both rising."""
-    columns = image_text(subject.members) if subject.members else image_text_of(subject.scores)
-    owner, n = subject.caption_image, subject.n_images
+    columns, owner, n = subject.columns, subject.caption_image, subject.n_images
     images = np.arange(n) if images is None else images
     captions = np.flatnonzero(np.isin(owner, images))
     place = np.full(n, -1)

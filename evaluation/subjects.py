@@ -288,6 +288,11 @@ class Subject:
         self.bank = self.bank and self.bank.take(rows)
 
     @property
+    def columns(self):
+        """The scores between images and captions, in blocks."""
+        return image_text(self.members) if self.scores is None else image_text_of(self.scores)
+
+    @property
     def has_images(self) -> bool:
         return self.scores is not None or all(m.images is not None for m in self.members)
 
@@ -418,7 +423,7 @@ def score_matrix(subject: Subject, block: int) -> np.ndarray:
     several matches need."""
     if subject.scores is not None:
         return subject.scores
-    columns, n, m = image_text(subject.members), subject.n_images, len(subject.caption_image)
+    columns, n, m = subject.columns, subject.n_images, len(subject.caption_image)
     scores = np.empty((n, m), np.float32)
     for c in slices(m, 5 * block):
         score = columns(c)
