@@ -290,7 +290,7 @@ def judged_subject(seed: int, device) -> tuple[Subject, Judgements]:
 
     def rated(first, second, count):
         places = (rng.integers(first, size=count), rng.integers(second, size=count))
-        return Ratings(*places, 5 * rng.random(count) ** 3, np.array([""] * count))
+        return Ratings(*places, 5 * rng.random(count) ** 3)
 
     ratings = {"sts": rated(m, m, 44000), "sis": rated(n, n, 47000), "sits": rated(m, n, 45000)}
     codes = rng.random((n, 80)) < 0.04

@@ -18,7 +18,7 @@ from scipy.special import entr
 
 from cli import check
 from evaluation.annotations import Pairs
-from evaluation.subjects import Order, Subject, image_text, image_text_of
+from evaluation.subjects import Order, Subject
 from evaluation.volume import Sigmoid
 
 ELEMENTS = 2 ** 22                    # scores that are computed at a time, 16 MiB
@@ -81,8 +81,7 @@ def part(subject: Subject, images: np.ndarray) -> Subject:
 def rows_of(subject: Subject, side: str, queries: np.ndarray | None = None) -> Rows:
     """The rows of one direction, "i2t" or "t2i": of all queries, or of those at positions `queries`
     (q,), rising."""
-    columns = image_text(subject.members) if subject.members else image_text_of(subject.scores)
-    owner, every = subject.caption_image, slice(None)
+    columns, owner, every = subject.columns, subject.caption_image, slice(None)
     if side == "t2i":
         queries = np.arange(len(owner)) if queries is None else queries
         right = Pairs(np.arange(len(queries)), owner[queries])
