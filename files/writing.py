@@ -5,7 +5,6 @@ Of several processes (cli.first) only the first one writes: the others come thro
 nothing left behind.
 """
 import contextlib
-import errno
 import io
 import json
 import os
@@ -15,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from cli import InputError, first, reason
+from cli import InputError, check, first, reason
 from files.reading import recognised
 
 try:
@@ -61,16 +60,24 @@ def atomic(path: str, mode: str = "w", sync: bool = True):
     if not (first() or _by_each):
         yield _Nowhere() if "b" in mode else io.TextIOWrapper(_Nowhere(), encoding="utf-8")
         return
+    text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
+    with replaced(path) as part, open(part, mode, **text) as f:
+        yield f
+        f.flush()
+        if sync:
+            os.fsync(f.fileno())
+
+
+@contextlib.contextmanager
+def replaced(path: str):
+    """A context with the name of a temporary file that becomes `path` at its end, as `atomic` says.
+    """
     path = os.path.realpath(path)
     part = part_of(path)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     clear(path)
     try:
-        with open(part, mode, **({} if "b" in mode else {"encoding": "utf-8", "newline": ""})) as f:
-            yield f
-            f.flush()
-            if sync:
-                os.fsync(f.fileno())
+        yield part
         os.replace(part, path)
     except BaseException:             # a full disk, an error in the caller, a signal
         with contextlib.suppress(OSError):
@@ -163,18 +170,10 @@ def mapped(path: str, shape: tuple, dtype):
     """A mapped array that becomes the .npy file `path` when it is complete, under the rules of
     `atomic`. For the first process: the others may map the file that this one has made."""
     assert first(), path
-    path = os.path.realpath(path)
-    part = part_of(path)
-    clear(path)
-    try:
+    with replaced(path) as part:
         array = allocate(part, shape, dtype)
         yield array
         array.flush()
-        os.replace(part, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.remove(part)
-        raise
 
 
 def output(path: str, ours: Callable[[str], bool] | None = None, inputs=()) -> str:
@@ -187,9 +186,8 @@ def output(path: str, ours: Callable[[str], bool] | None = None, inputs=()) -> s
     """
     if not first():
         return path
-    if any(same_file(path, source) for source in inputs):
-        raise InputError(f"{path} is to be read and cannot be written too; name another file for "
-                         "what comes out")
+    check(not any(same_file(path, source) for source in inputs),
+          f"{path} is to be read and cannot be written too; name another file for what comes out")
     try:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         # Not by its real path: /dev/stdout is a link to a file.
@@ -204,10 +202,10 @@ def output(path: str, ours: Callable[[str], bool] | None = None, inputs=()) -> s
     except OSError as error:
         raise InputError(f"{path} cannot be written ({reason(error)}); name a file in a folder "
                          "that takes new files") from error
-    if os.path.lexists(path) and os.path.getsize(path) and not (ours and recognised(ours, path)):
-        raise InputError(f"{path} is there already"
-                         + " and is none that this command wrote" * bool(ours)
-                         + "; name another file, or move that one away")
+    free = not os.path.lexists(path) or not os.path.getsize(path)
+    check(free or ours and recognised(ours, path),
+          f"{path} is there already{' and is none that this command wrote' * bool(ours)}; name "
+          "another file, or move that one away")
     return path
 
 
@@ -233,13 +231,14 @@ def locked(folder: str, doing: str):
             try:
                 # It is held by this process, not by its children.
                 fcntl.lockf(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno in (errno.EACCES, errno.EAGAIN):
-                    holder.seek(0)
-                    raise InputError(f"another process is {doing} {folder} (number "
-                                     f"{holder.read(20).strip() or 'unknown'}); wait for it or "
-                                     "stop it, or name another folder") from error
-        holder.truncate(0)            # a file system without locks comes here too
+            except (PermissionError, BlockingIOError) as error:
+                holder.seek(0)
+                raise InputError(f"another process is {doing} {folder} (number "
+                                 f"{holder.read(20).strip() or 'unknown'}); wait for it or stop "
+                                 "it, or name another folder") from error
+            except OSError:           # a file system without locks
+                pass
+        holder.truncate(0)
         holder.write(f"{os.getpid()}\n")
         holder.flush()
         yield
