@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import struct
@@ -15,7 +16,7 @@ from collections import Counter
 import numpy as np
 import yaml
 
-from cli import InputError, reason
+from cli import InputError, check, reason
 
 NPZ_BYTES = 16 << 30                  # an .npz file is read whole; a larger one is refused
 YAML_BYTES = 1 << 20                  # a YAML file holds options, some hundred lines
@@ -76,10 +77,7 @@ def recognised(ours, *args) -> bool:
 def holds_keys(*keys: str, optional=()):
     """A test for `output`: a JSON object with all of `keys`, perhaps some of `optional`, and no
     other keys."""
-    def knows(path: str) -> bool:
-        value = read_json(path)
-        return isinstance(value, dict) and set(keys) <= set(value) <= {*keys, *optional}
-    return knows
+    return lambda path: set(keys) <= read_json(path).keys() <= {*keys, *optional}
 
 
 def holds_arrays(*names: str, optional=()):
@@ -112,18 +110,21 @@ def is_drawn(path: str) -> bool:
 def below(folder: str, name: str, source: str) -> str:
     """folder/name, for a name that the file `source` gives. Raises InputError where it leads out of
     the folder."""
-    parts = str(name).replace("\\", "/").split("/")
-    if os.path.isabs(str(name)) or ".." in parts or "\0" in str(name):
-        raise InputError(f"{source} names the file {reason(ValueError(ascii(name)), 80)}, which "
-                         f"lies outside {folder}; names are of files within it, without a leading "
-                         "/ and without ..")
-    return os.path.join(folder, str(name))
+    text = str(name)
+    outside = os.path.isabs(text) or ".." in text.replace("\\", "/").split("/") or "\0" in text
+    check(not outside, f"{source} names the file {shown(name)}, which lies outside {folder}; names "
+                       "are of files within it, without a leading / and without ..")
+    return os.path.join(folder, text)
+
+
+def shown(value, most: int = 80) -> str:
+    """A value that a file gives, for a message."""
+    return reason(ValueError(ascii(value)), most)
 
 
 def need(path: str, fix: str) -> str:
     """The path of a file. Raises InputError, which says the `fix`, where there is none."""
-    if not os.path.isfile(path):
-        raise InputError(f"there is no file {path}; {fix}")
+    check(os.path.isfile(path), f"there is no file {path}; {fix}")
     return path
 
 
@@ -138,14 +139,13 @@ def reading(path: str, mode: str = "rb", encoding: str | None = None):
                          "name and its permissions") from error
 
 
-def read_text(path: str, most: int | None = None) -> str:
+def read_text(path: str, most: float = math.inf) -> str:
     """The UTF-8 text of a file, with or without a byte order mark. Raises InputError; also above
     `most` bytes."""
     with reading(path, "r", "utf-8-sig") as f:
         size = os.path.getsize(path)
-        if most is not None and size > most:
-            raise InputError(f"{path} has {size:,} bytes, and at most {most:,} are read; "
-                             "it is another file")
+        check(size <= most, f"{path} has {size:,} bytes, and at most {most:,} are read; it is "
+                            "another file")
         try:
             return f.read()
         except UnicodeDecodeError as error:
@@ -270,14 +270,14 @@ def plain_file(path: str) -> str:
     return path
 
 
-def read_array(path: str, fix: str, what: str = "numbers") -> np.ndarray:
+def read_array(path: str, fix: str) -> np.ndarray:
     """The array of an .npy file, mapped and not read. Raises InputError on any other file, .npz
     archives included."""
     try:
         plain_file(path)
         return np.lib.format.open_memmap(path, mode="r")
     except FAULTS as error:
-        raise InputError(f"{path} is not a whole .npy file of {what} "
+        raise InputError(f"{path} is not a whole .npy file of numbers "
                          f"({reason(error)}); {fix}") from error
 
 
@@ -289,9 +289,8 @@ def read_arrays(path: str, fix: str) -> dict[str, np.ndarray]:
         with zipfile.ZipFile(plain_file(path)) as archive:
             members = archive.infolist()
             size = sum(member.file_size for member in members)
-            if size > NPZ_BYTES:
-                raise InputError(f"{path} holds {size:,} bytes of arrays, and at most "
-                                 f"{NPZ_BYTES:,} are read; {fix}")
+            check(size <= NPZ_BYTES, f"{path} holds {size:,} bytes of arrays, and at most "
+                                     f"{NPZ_BYTES:,} are read; {fix}")
             for member in members:
                 name, ending = os.path.splitext(member.filename)
                 if ending != ".npy" or name in arrays:
@@ -313,15 +312,12 @@ def check_header(f, size: int) -> None:
     """Raise ValueError unless an .npy file of `size` bytes holds exactly the plain numbers or text
     that its header announces. Without this check a false header could reserve any amount of memory.
     """
-    version = np.lib.format.read_magic(f)
-    reader = {(1, 0): np.lib.format.read_array_header_1_0}.get(
-        version, np.lib.format.read_array_header_2_0)
-    shape, _, dtype = reader(f)
+    form = np.lib.format
+    first = form.read_magic(f) == (1, 0)
+    shape, _, dtype = (form.read_array_header_1_0 if first else form.read_array_header_2_0)(f)
     if dtype.hasobject:
         raise ValueError("it holds Python objects, which are not read")
-    total = dtype.itemsize
-    for n in shape:
-        total *= n
+    total = dtype.itemsize * math.prod(shape)
     if total != size - f.tell():
         raise ValueError(f"an array announces {total:,} bytes and has {size - f.tell():,}")
 
@@ -332,8 +328,8 @@ def integers(values, path: str, what: str) -> np.ndarray:
     for value in values:
         if (type(value) is not int and not isinstance(value, np.integer)
                 or not INT64.min <= value <= INT64.max):
-            raise InputError(f"{path} gives {what} {reason(ValueError(ascii(value)), 40)}, which "
-                             "is no whole number of at most 64 bits; write numbers such as COCO's")
+            raise InputError(f"{path} gives {what} {shown(value, 40)}, which is no whole number of "
+                             "at most 64 bits; write numbers such as COCO's")
     return np.array(list(values), np.int64)
 
 
@@ -345,11 +341,10 @@ def as_integers(ids: list) -> list | None:
 
 
 def read_integers(path: str) -> np.ndarray:
-    array = read_array(path, "fetch or save it again", "integers")
-    if (array.ndim != 1 or array.dtype.kind not in "iu"
-            or len(array) and array.max() > np.iinfo(np.int64).max):
-        raise InputError(f"{path} is not a whole .npy file of integers (it holds {array.dtype} of "
-                         f"shape {array.shape}); fetch or save it again")
+    array = read_array(path, "fetch or save it again")
+    check(array.ndim == 1 and array.dtype.kind in "iu" and array.max(initial=0) <= INT64.max,
+          f"{path} is not a whole .npy file of integers (it holds {array.dtype} of shape "
+          f"{array.shape}); fetch or save it again")
     return array.astype(np.int64)
 
 
@@ -364,7 +359,6 @@ def read_coco(path: str):
         with contextlib.redirect_stdout(io.StringIO()):
             coco.createIndex()
     except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} is no file of COCO's annotations "
-                         f"({reason(ValueError(repr(error)))} is missing); "
-                         "fetch it again") from error
+        raise InputError(f"{path} is no file of COCO's annotations ({reason(error)}); fetch it "
+                         "again") from error
     return coco
