@@ -154,6 +154,14 @@ def test_worker_processes_give_the_same_batches(tmp_path, monkeypatch):
     assert all(torch.equal(x, y) for a, b in zip(alone, together, strict=True) for x, y in zip(a[:5], b[:5]))
 
 
+def test_worker_processes_read_a_dev_split_that_was_cut(tmp_path, monkeypatch):
+    """They map the whole file."""
+    write_precomp(tmp_path / "x", FEATURES, captions(20), "dev")
+    images = read_split(str(tmp_path), "x", "dev", dev_images=3).images
+    monkeypatch.setattr(Features, "parallel", True)
+    assert torch.cat(list(inputs.image_batches(images, 2, workers=1))).equal(torch.from_numpy(FEATURES[:3]))
+
+
 # ---- photos: Karpathy's JSON and COCO
 
 def test_karpathy_layout(demo_path):
