@@ -33,7 +33,7 @@ from files.entities import check_entities
 from files.layouts import Batch, Split, first_images, read_coco_layout, read_karpathy, read_precomputed
 from files.phrases import DrawnRegions, Labels, PhraseSplit, Regions, draw_phrases, has_phrases, read_phrases
 from files.reading import advice
-from files.tars import expand, has_tars, index_file, read_tars, shards_of, splits_of, write_index
+from files.tars import expand, index_file, read_tars, shards_of, splits_of, write_index
 from files.writing import CHANGING
 from inputs import Features, Photos, Tokens, train_transform
 from text import Vocabulary
@@ -81,7 +81,7 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
         return read_karpathy(root, karpathy[0], split, use_restval)
     elif precomputed:
         result = read_precomputed(root, split, text_only, text_features)
-    elif has_tars(root):
+    elif splits_of(root):
         return read_tars(data_path, data_name, split)
     else:
         raise InputError(f"{root} holds no data set: looked for {split}_caps.txt and "

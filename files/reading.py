@@ -117,6 +117,12 @@ def below(folder: str, name: str, source: str) -> str:
     return os.path.join(folder, text)
 
 
+def called(split: str, there) -> str:
+    """The name by which a folder calls a split, of which there(name) is true: dev and val are one.
+    """
+    return next(filter(there, (split, "dev", "val")), split) if split in ("dev", "val") else split
+
+
 def shown(value, most: int = 80) -> str:
     """A value that a file gives, for a message."""
     return reason(ValueError(ascii(value)), most)
