@@ -97,9 +97,10 @@ def samples(shard: str) -> Iterator[Sample]:
         with opened(shard) as stream:
             for key, group in groupby(members(stream, shard), key=itemgetter(0)):
                 files = [(ending, content) for _, ending, content in group]
-                check(key not in keys and len(dict(files)) == len(files),
-                      f"{shard} holds files of the key {shown(key)} twice; all files of a sample "
-                      "stand one after another, and every sample has a key of its own")
+                if key in keys or len(dict(files)) < len(files):
+                    raise InputError(f"{shard} holds files of the key {shown(key)} twice; all files"
+                                     " of a sample stand one after another, and every sample has a "
+                                     "key of its own")
                 keys.add(key)
                 yield sample_of(key, dict(files), shard)
     except InputError:
@@ -175,9 +176,10 @@ def members(stream, shard: str) -> Iterator[tuple[str, str, bytes]]:
                 ending = parts[2].lower() if parts else None
                 if not member.isreg() or SKIPPED.match(member.name) or ending not in MOST:
                     continue
-                check(not member.issparse() and member.size <= MOST[ending],
-                      f"{shard} holds the file {shown(member.name)} of {member.size:,} bytes, and "
-                      f"at most {MOST[ending]:,} are read; it is no {ending} of a sample")
+                if member.issparse() or member.size > MOST[ending]:
+                    raise InputError(f"{shard} holds the file {shown(member.name)} of "
+                                     f"{member.size:,} bytes, and at most {MOST[ending]:,} are "
+                                     f"read; it is no {ending} of a sample")
                 yield parts[1], ending, archive.extractfile(member).read()
     except tarfile.TarError as error:
         raise OSError(str(error)) from error
@@ -186,15 +188,17 @@ def members(stream, shard: str) -> Iterator[tuple[str, str, bytes]]:
 def sample_of(key: str, files: dict[str, bytes], shard: str) -> Sample:
     """A sample from its files, {ending: content}. Raises InputError."""
     photos = [ending for ending in PHOTOS if ending in files]
-    check(len(photos) == 1, f"{shard} holds {len(photos) or 'no'} photos of the key {shown(key)}; "
-                            f"a sample has one file KEY.{', .'.join(PHOTOS)}")
+    if len(photos) != 1:
+        raise InputError(f"{shard} holds {len(photos) or 'no'} photos of the key {shown(key)}; a "
+                         f"sample has one file KEY.{', .'.join(PHOTOS)}")
     try:
         key.encode()
         captions = captions_of(files)
     except FAULTS as error:
         raise InputError(f"{shard}, the captions of the key {shown(key)} cannot be read "
                          f"({reason(error)}); {FORM}") from error
-    check(captions, f"{shard} holds no captions of the key {shown(key)}; {FORM}")
+    if not captions:
+        raise InputError(f"{shard} holds no captions of the key {shown(key)}; {FORM}")
     return Sample(key, f"{shown(f'{key}.{photos[0]}')} in {shard}", files[photos[0]], captions)
 
 
