@@ -345,7 +345,10 @@ def rows_per_image(images: Features) -> int:
             raise InputError(f"{images.path} holds the same {period} rows {times} times one after "
                              "another; let the rows of an image stand together (np.repeat, not "
                              "np.tile), or give each image once")
-    return step if turns else 5 if rows % 5 == 0 else 1               # no turns: all rows are equal
+    step = step if turns else 5 if rows % 5 == 0 else 1               # no turns: all rows are equal
+    if isinstance(images.array, Shards):
+        images.array.refuse_cut(step)
+    return step
 
 
 def extractors(folder: str) -> dict[str, str]:

@@ -272,9 +272,9 @@ def read_phrases(root: str, split: str, regions: Regions, text_features: str | N
     made_by = {**made_by, "ims": read_json(
         path.removesuffix(".npy") + ".json", "extract again")["extractor"]}
     result = PhraseSplit(split, images, phrases, owner, source, extractors=made_by,
-                         entities=entities, proposals=proposals, root=root, text=read_text_features(
-                             os.path.join(root, f"{split}_{text_features}.npy"), phrases, source,
-                             "phrase") if text_features else None)
+                         entities=entities, proposals=proposals, root=root,
+                         text=read_text_features(root, split, text_features, phrases, source,
+                                                 "phrase"))
     for n in range(len(entities.ids)):
         if len(columns := result.columns(n)):
             owner[columns] = result.start[n] + result.overlap(n).argmax(0)
