@@ -176,6 +176,14 @@ def mapped(path: str, shape: tuple, dtype):
         array.flush()
 
 
+def refuse_changing(root: str, split: str) -> None:
+    """Raise InputError where a command has begun to replace the files of a split, and not ended."""
+    names = ("dev", "val") if split in ("dev", "val") else (split,)         # two names of one split
+    check(not any(os.path.exists(os.path.join(root, CHANGING.format(name))) for name in names),
+          f"{root}: the files of split '{split}' do not belong together, as `features.extract "
+          "images` or `demo` was stopped while it put them in their places; call it again")
+
+
 def output(path: str, ours: Callable[[str], bool] | None = None, inputs=()) -> str:
     """Return `path` if results may be written there. To be called before the work; it leaves no
     file behind.
