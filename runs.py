@@ -25,7 +25,7 @@ from data import Split, check_extractors, pair_batches, phrase_batches, read_spl
 from devices import processes
 from devices.feeding import keep
 from devices.share import Share
-from files.log import Load, Log, NoLog
+from files.log import Load, Log
 from files.phrases import Labels, learnable
 from files.reading import holds_keys, is_drawn, read_yaml, recognised
 from files.tars import WINDOW
@@ -152,7 +152,7 @@ class Folder:
         elif processes.first():
             self.start(run, description, overwrite)
         processes.wait()                    # the others until it has; where it fails they end, too
-        self.log = Log(self.path, run.state, epochs) if processes.first() else NoLog(epochs)
+        self.log = Log(self.path, run.state, epochs)
         self.load = Load(torch.get_num_threads() if run.device.type == "cpu" else 1)
 
     def start(self, run, description: dict, overwrite: bool) -> None:
