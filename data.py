@@ -103,7 +103,7 @@ class _PairFetcher:
         self.seed, self.process = seed, process
 
     def __getitem__(self, chunk) -> tuple[np.ndarray, Tensor]:
-        chunk, source = inputs.supplied(chunk, self.images)
+        chunk, source = chunk if isinstance(chunk, tuple) else (chunk, self.images)
         index = chunk[Share.of(len(chunk), *self.process).rows]
         if self.crop_size and isinstance(source, Photos):
             return chunk, self.augmented(source, index)

@@ -249,24 +249,20 @@ def _transform(first):
 class Tokens:
     """Captions as numbers of words, stored one after another."""
 
-    def __init__(self, flat: np.ndarray, length: np.ndarray, unknown):
-        """flat: the numbers (sum of lengths,). length: of each caption (M,) int64. unknown: (M,)
-        captions without any known word."""
-        self.flat, self.length, self.unknown = flat, length, np.array(unknown, bool)
-        self.start = np.cumsum(length) - length           # (M,) where each caption begins in `flat`
+    def __init__(self, numbers, unknown):
+        """numbers: of each of the M captions. unknown: (M,) bool, those without any known word."""
+        self.length = np.array([*map(len, numbers)], np.int64)                      # (M,)
+        self.flat = np.fromiter(chain.from_iterable(numbers), np.int64, self.length.sum())
+        self.start = np.cumsum(self.length) - self.length       # where each caption begins in `flat`
+        self.unknown = np.array(unknown, bool)
 
-    def padded(self, index) -> tuple[np.ndarray, np.ndarray, Tensor]:
-        """Of captions `index` (B,): numbers (B, T), which of them are of the caption and not behind
-        its end (B, T), and lengths (B,). No loop."""
+    def batch(self, index) -> tuple[Tensor, Tensor]:
+        """Captions `index` (B,) as zero-padded numbers (B, T) and their lengths (B,). No loop."""
         length = self.length[index]
         position = np.arange(length.max())
         place = np.minimum(self.start[index][:, None] + position, len(self.flat) - 1)   # (B, T)
-        return self.flat[place], position < length[:, None], torch.from_numpy(length)
-
-    def batch(self, index) -> tuple[Tensor, Tensor]:
-        """Captions `index` (B,) as zero-padded numbers (B, T) and their lengths (B,)."""
-        numbers, real, length = self.padded(index)
-        return torch.from_numpy(numbers * real), length
+        numbers = self.flat[place] * (position < length[:, None])
+        return torch.from_numpy(numbers), torch.from_numpy(length)
 
 
 class TrigramTokens(Tokens):
@@ -275,29 +271,25 @@ class TrigramTokens(Tokens):
 
     def __init__(self, captions: list[list[str]], vocab: Trigrams):
         """captions: tokenised. One without any known trigram, or word, is unknown."""
-        row = {word: u for u, word in enumerate(dict.fromkeys(chain.from_iterable(captions)))}
-        hashed = vocab.hash(row)
-        self.width = np.array([*map(len, hashed)], np.int64)       # (U,) trigrams of distinct words
-        self.table = np.zeros((len(row), self.width.max(initial=1)), np.int64)      # (U, K)
+        distinct = dict.fromkeys(chain.from_iterable(captions))
+        row = {word: u for u, word in enumerate(distinct, 1)}                       # 0 is padding
+        hashed = [[], *vocab.hash(distinct)]
+        self.width = np.array([*map(len, hashed)])         # (U + 1,) trigrams of the distinct words
+        self.table = np.zeros((len(hashed), self.width.max(initial=1)), np.int64)       # (U + 1, K)
         real = np.arange(self.table.shape[1]) < self.width[:, None]
-        self.table[real] = in_a_row(hashed)[0]
-        numbers = [[row[word] for word in words] for words in captions]
-        super().__init__(*in_a_row(numbers), [not any(hashed[u] for u in rows) for rows in numbers])
+        self.table[real] = [*chain.from_iterable(hashed)]
+        heard = {word for word in distinct if hashed[row[word]]}
+        super().__init__([[*map(row.get, words)] for words in captions],
+                         [heard.isdisjoint(words) for words in captions])
 
     def batch(self, index) -> tuple[Tensor, Tensor]:
         """Captions `index` (B,) as zero-padded trigram numbers (B, T, K) and lengths (B,) in words.
         T is the largest number of words of a caption in this batch, and K the largest number of
         trigrams of a word."""
-        words, real, length = self.padded(index)
-        most = (self.width[words] * real).max(initial=1)
-        ids = self.table[:, :most][words] * real[:, :, None]                   # (U, K) -> (B, T, K)
-        return torch.from_numpy(ids), length
-
-
-def in_a_row(numbers: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """All numbers of several lists, and how many each has, int64."""
-    return (np.fromiter(chain.from_iterable(numbers), np.int64),
-            np.array([*map(len, numbers)], np.int64))
+        words, length = super().batch(index)
+        words = words.numpy()
+        most = self.width[words].max(initial=1)
+        return torch.from_numpy(self.table[:, :most][words]), length        # (U + 1, K) -> (B, T, K)
 
 
 def encode_captions(captions: list[list[str]], vocab: Vocabulary) -> Tokens:
@@ -306,7 +298,7 @@ def encode_captions(captions: list[list[str]], vocab: Vocabulary) -> Tokens:
     if isinstance(vocab, Trigrams):
         return TrigramTokens(captions, vocab)
     numbers = [vocab.encode(words) for words in captions]
-    return Tokens(*in_a_row(numbers), [all(n == UNK for n in rows[1:-1]) for rows in numbers])
+    return Tokens(numbers, [all(n == UNK for n in rows[1:-1]) for rows in numbers])
 
 
 class CaptionFeatures:
@@ -368,12 +360,6 @@ def told_of(captions: list[str]) -> dict:
 
 # ---- reading in order
 
-def supplied(chunk, images) -> tuple:
-    """A chunk's rows, and what their images are read from: what `Images.supply` added to it, or
-    else `images`."""
-    return chunk if isinstance(chunk, tuple) else (chunk, images)
-
-
 class _ImageFetcher:
     """Turns image indices (B,) into their features or photos."""
 
@@ -381,7 +367,8 @@ class _ImageFetcher:
         self.images = images
 
     def __getitem__(self, chunk) -> Tensor:
-        index, images = supplied(chunk, self.images)
+        # what `Images.supply` added to it is read from
+        index, images = chunk if isinstance(chunk, tuple) else (chunk, self.images)
         return images.gather(index)
 
 

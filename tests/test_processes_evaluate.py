@@ -107,8 +107,8 @@ def stopped_by_another() -> None:
 def outcomes() -> dict:
     """What functions give that spread their work."""
     split = SimpleNamespace(images=Regions(), name="x")
-    length, flat = np.array(LENGTHS), np.arange(sum(LENGTHS)) % 11
-    tokens = Tokens(flat, length, np.zeros(len(length), bool))
+    numbers = np.split(np.arange(sum(LENGTHS)) % 11, np.cumsum(LENGTHS)[:-1])
+    tokens = Tokens(numbers, np.zeros(len(LENGTHS), bool))
     found = {"whole": encode(Model(), split, tokens, "cpu", 3), "read": list(split.images.read)}
     few = Gallery(np.array([5, 2]), np.array([6, 0, 3]))    # one batch of images, two of captions
     found["few"] = encode(Model(), split, tokens, "cpu", 2, part=few)

@@ -114,7 +114,7 @@ def test_lengths_and_unknown_captions():
     tokens = TrigramTokens([*CAPTIONS, []], VOCAB)
     assert tokens.length.tolist() == [9, 1, 2, 4, 5, 2, 3, 0] and tokens.length.dtype == np.int64
     assert np.flatnonzero(tokens.unknown).tolist() == [5, 7] and tokens.unknown.dtype == bool
-    assert len(tokens.table) == len({word for caption in CAPTIONS for word in caption})
+    assert len(tokens.table) == 1 + len({word for caption in CAPTIONS for word in caption})      # row 0 is padding
     assert TrigramTokens([["zzz"], []], VOCAB).unknown.all() and TrigramTokens([[]], VOCAB).unknown.all()
     ids, lengths = TrigramTokens([["zzz"], []], VOCAB).batch(np.array([0, 1]))
     assert ids.shape == (2, 1, 1) and not ids.any() and lengths.tolist() == [1, 0]
