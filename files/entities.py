@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cli import InputError, check, reason
-from files.reading import called, need, read_lines, read_text, repeated, shown
+from cli import InputError, check
+from files.reading import called, need, read_lines, read_text, refusing, repeated, shown
 from files.writing import refuse_changing
 
 SPLITS = ("train", "val", "test")
@@ -239,15 +239,13 @@ def _annotations(path: str, photo: str, origin: int,
     text = read_text(path, XML_BYTES)
     check("<!DOCTYPE" not in text,
           f"{path} has a DOCTYPE, which may declare entities and is not read; remove it")
-    try:
+    with refusing(f"{path} is not whole XML", FETCH):       # ParseError is a SyntaxError
         root = ElementTree.fromstring(text)
-    except (ElementTree.ParseError, ValueError) as error:
-        raise InputError(f"{path} is not whole XML ({reason(error)}); {FETCH}") from error
 
     def whole(parent: ElementTree.Element, name: str) -> int:
         text = parent.findtext(name)
         if text is None or not re.fullmatch("-?[0-9]{1,9}", text.strip()):
-            value = "no" if text is None else f"{ascii(text.strip())[:40]} as"
+            value = "no" if text is None else f"{shown(text.strip(), 40)} as"
             raise InputError(f"{path} gives {value} <{name.split('/')[-1]}>, where a whole number "
                              f"of pixels belongs; {FETCH}")
         return int(text)

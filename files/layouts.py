@@ -17,19 +17,21 @@ from torch import Tensor
 from tqdm import tqdm
 
 import inputs
-from cli import InputError, check, reason
+from cli import InputError, check
 from devices.share import Share
 from files import shards
 from files.reading import (
+    INT64,
     advice,
     as_integers,
     below,
     called,
     integers,
+    read_array,
     read_coco,
-    read_integers,
     read_json,
     read_lines,
+    refusing,
 )
 from inputs import CaptionFeatures, Features, NoImages, Photos, Tokens, TrigramTokens, encode_captions
 from text import Vocabulary, tokenize
@@ -148,13 +150,11 @@ class Split:
                 "captions_without": sum(len(a) == len(b) for a, b in zip(unknown, self.words))}
 
 
-def read_text_features(root: str, split: str, name: str | None, captions: list[str], source: str,
-                       what: str = "caption") -> Features | None:
-    """Features of the captions of a split, {split}_{name}.npy, one row each; None without a name.
-    Raises InputError where there are none, or of others. source: where the captions stand; what:
-    the word for one of them."""
-    if not name:
-        return None
+def read_text_features(root: str, split: str, name: str, captions: list[str], source: str,
+                       what: str = "caption") -> Features:
+    """Features of the captions of a split, {split}_{name}.npy, one row each. Raises InputError
+    where there are none, or of others. source: where the captions stand; what: the word for one of
+    them."""
     start = os.path.join(root, f"{split}_{name}")
     path, facts = f"{start}.npy", f"{start}.json"
     check(shards.there(path), f"there is no file {path} of --text_features; `python -m "
@@ -189,8 +189,9 @@ def first_images(split: Split, n: int) -> Split:
 # ---- readers
 
 def _need(path: str) -> str:
-    check(shards.there(path),
-          f"there is no file {path}; {advice(os.path.basename(os.path.dirname(path)))}")
+    if not shards.there(path):
+        raise InputError(f"there is no file {path}; "
+                         f"{advice(os.path.basename(os.path.dirname(path)))}")
     return path
 
 
@@ -234,7 +235,7 @@ def read_precomputed(root: str, split: str, text_only: bool = False,
     return Split(split, images, captions, np.arange(count) // (count // n), source,
                  ids or as_integers(names) or names or None,
                  np.array(caption_ids, np.int64) if caption_ids else None, names or None,
-                 read_text_features(root, split, text_features, captions, source),
+                 text_features and read_text_features(root, split, text_features, captions, source),
                  inputs.extractors(root), notes)
 
 
@@ -266,7 +267,7 @@ def read_named(root: str, split: str, text_features: str | None = None) -> Split
     left = len(lines) - len(rows)
     notes = [f"{left:,} captions of {source} are of other photos and left out"] if left else []
     return Split(split, images, captions, np.array(owner), source, names, None, names,
-                 read_text_features(root, split, text_features, captions, source),
+                 text_features and read_text_features(root, split, text_features, captions, source),
                  inputs.extractors(root), notes, list(rows))
 
 
@@ -301,11 +302,17 @@ def _one_an_image(x: list, n: int, count: int, path: str) -> list:
 
 
 def _read_ids(path: str) -> list:
-    """The ids beside a precomputed split, from an .npy file of integers or lines of text. Empty if
-    there is no file."""
+    """The ids beside a split, from an .npy file of integers or lines of text. Empty if there is no
+    file."""
     if not os.path.isfile(path):
         return []
-    return read_integers(path).tolist() if path.endswith(".npy") else read_lines(path)
+    if not path.endswith(".npy"):
+        return read_lines(path)
+    array = read_array(path, "fetch or save it again")
+    check(array.ndim == 1 and array.dtype.kind in "iu" and array.max(initial=0) <= INT64.max,
+          f"{path} is not a whole .npy file of integers (it holds {array.dtype} of shape "
+          f"{array.shape}); fetch or save it again")
+    return array.tolist()
 
 
 def _grouped(name, source, keys, paths, captions, caption_ids=None) -> Split:
@@ -322,7 +329,8 @@ def _grouped(name, source, keys, paths, captions, caption_ids=None) -> Split:
 def read_karpathy(root: str, path: str, split: str, use_restval: bool) -> Split:
     parts = {"dev": ["val"], "train": ["train", "restval"][:1 + use_restval]}.get(split, [split])
     names, numbers, rows = {}, {}, []
-    try:
+    with refusing(f"{path} is not in Karpathy's layout (images with split, filename, sentences "
+                  "with raw)", "fetch it again"):
         for image in read_json(path)["images"]:
             if image["split"] not in parts:
                 continue
@@ -336,9 +344,6 @@ def read_karpathy(root: str, path: str, split: str, use_restval: bool) -> Split:
             photo = below(os.path.join(root, "images"), name, path)
             rows += [(key, photo, sentence["raw"], sentence.get("sentid"))
                      for sentence in image["sentences"]]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} is not in Karpathy's layout (images with split, filename, "
-                         f"sentences with raw): {reason(error)}; fetch it again") from error
     check(names, f"{path} has no images of split '{split}'; the splits are train, val (= dev) and "
                  "test")
     check(rows, f"{path} has {len(names):,} images of split '{split}' and not one sentence of "
@@ -375,19 +380,16 @@ def read_coco_layout(root: str, split: str, use_restval: bool) -> Split:
     for part, folder in parts.items():
         ids_path = os.path.join(root, "annotations", f"coco_{part}_ids.npy")
         json_path = _need(os.path.join(root, "annotations", f"captions_{folder}.json"))
-        numbers = read_integers(_need(ids_path)).tolist()                           # caption ids
+        numbers = _read_ids(_need(ids_path))                                        # caption ids
         coco = read_coco(json_path)
         if absent := [i for i in numbers if i not in coco.anns]:
             raise InputError(f"{ids_path} names {len(absent)} captions that {json_path} lacks, the "
                              f"first is {absent[0]}; the two files must belong together")
-        try:
+        with refusing(f"{json_path} is no file of COCO's captions", "fetch it again"):
             entries = [coco.anns[i] for i in numbers]
             keys += [a["image_id"] for a in entries]
             photos = [coco.imgs[a["image_id"]]["file_name"] for a in entries]
             captions += [a["caption"].replace("\n", " ").strip() for a in entries]
-        except (KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{json_path} is no file of COCO's captions ({reason(error)} is "
-                             "missing or no text); fetch it again") from error
         paths += [below(os.path.join(root, "images", folder), name, json_path) for name in photos]
         ids += numbers
     check(captions, f"{ids_path} names no captions; fetch it again")

@@ -107,6 +107,17 @@ def is_drawn(path: str) -> bool:
         return DRAWN.encode() in head + f.read()
 
 
+@contextlib.contextmanager
+def refusing(what: str, fix: str, kinds=FAULTS):
+    """A context that raises InputError where it fails in one of `kinds`. what: what cannot be."""
+    try:
+        yield
+    except InputError:
+        raise
+    except kinds as error:
+        raise InputError(f"{what} ({reason(error)}); {fix}") from error
+
+
 def below(folder: str, name: str, source: str) -> str:
     """folder/name, for a name that the file `source` gives. Raises InputError where it leads out of
     the folder."""
@@ -134,29 +145,16 @@ def need(path: str, fix: str) -> str:
     return path
 
 
-@contextlib.contextmanager
-def reading(path: str, mode: str = "rb", encoding: str | None = None):
-    """A context with an open file. Raises InputError where it cannot be opened or read."""
-    try:
-        with open(path, mode, encoding=encoding) as f:
-            yield f
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror or reason(error)}); check its "
-                         "name and its permissions") from error
-
-
 def read_text(path: str, most: float = math.inf) -> str:
     """The UTF-8 text of a file, with or without a byte order mark. Raises InputError; also above
     `most` bytes."""
-    with reading(path, "r", "utf-8-sig") as f:
+    with (refusing(f"{path} cannot be read", "check its name and its permissions", OSError),
+          open(path, encoding="utf-8-sig") as f):
         size = os.path.getsize(path)
         check(size <= most, f"{path} has {size:,} bytes, and at most {most:,} are read; it is "
                             "another file")
-        try:
+        with refusing(f"{path} is not UTF-8 text", "convert it with iconv", UnicodeDecodeError):
             return f.read()
-        except UnicodeDecodeError as error:
-            raise InputError(f"{path} is not UTF-8 text ({reason(error)}); "
-                             "convert it with iconv") from error
 
 
 def read_lines(path: str) -> list[str]:
@@ -173,19 +171,15 @@ def read_json(path: str, fix: str = "fetch it again", what: str = "JSON", unique
     `what` names the kind of file in the message.
     """
     text = read_text(path)
-    try:
+    with refusing(f"{path} is not {what}", fix):
         value = json.loads(text, parse_constant=no_number,
                            object_pairs_hook=once if unique else None)
-        if re.search(r"\\u[dD][89a-fA-F]", text):           # half a surrogate pair is no text
-            json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise InputError(f"{path} is not {what} of UTF-8 text (it has half a surrogate pair, "
-                         f"{error.object[error.start]!a}); {fix}") from error
-    except RecursionError as error:
-        raise InputError(f"{path} is not {what} (it is nested hundreds of levels "
-                         f"deep); {fix}") from error
-    except ValueError as error:
-        raise InputError(f"{path} is not {what} ({reason(error)}); {fix}") from error
+        if re.search(r"\\u[dD][89a-fA-F]", text):
+            try:
+                json.dumps(value, ensure_ascii=False).encode()
+            except UnicodeEncodeError as error:
+                raise ValueError("it has half a surrogate pair, "
+                                 f"{error.object[error.start]!a}, which is no text") from error
     return value
 
 
@@ -239,10 +233,8 @@ for _kind in ("int", "float"):
 def read_yaml(path: str, fix: str = "give a YAML file of options"):
     """The plain values, lists and mappings of a YAML file. Raises InputError, which names `fix`."""
     text = read_text(path, YAML_BYTES)
-    try:
+    with refusing(f"{path} cannot be read", fix):
         return yaml.load(text, _Plain)                      # a SafeLoader
-    except FAULTS as error:
-        raise InputError(f"{path} cannot be read ({reason(error)}); {fix}") from error
 
 
 def sha256(*parts) -> str:
@@ -279,38 +271,29 @@ def plain_file(path: str) -> str:
 def read_array(path: str, fix: str) -> np.ndarray:
     """The array of an .npy file, mapped and not read. Raises InputError on any other file, .npz
     archives included."""
-    try:
-        plain_file(path)
-        return np.lib.format.open_memmap(path, mode="r")
-    except FAULTS as error:
-        raise InputError(f"{path} is not a whole .npy file of numbers "
-                         f"({reason(error)}); {fix}") from error
+    with refusing(f"{path} is not a whole .npy file of numbers", fix):
+        return np.lib.format.open_memmap(plain_file(path), mode="r")
 
 
 def read_arrays(path: str, fix: str) -> dict[str, np.ndarray]:
     """The arrays of an .npz file, {name: array}. Raises InputError on any other file, and above
     NPZ_BYTES."""
     arrays = {}
-    try:
-        with zipfile.ZipFile(plain_file(path)) as archive:
-            members = archive.infolist()
-            size = sum(member.file_size for member in members)
-            check(size <= NPZ_BYTES, f"{path} holds {size:,} bytes of arrays, and at most "
-                                     f"{NPZ_BYTES:,} are read; {fix}")
-            for member in members:
-                name, ending = os.path.splitext(member.filename)
-                if ending != ".npy" or name in arrays:
-                    raise ValueError(f"its member {ascii(member.filename)[:60]} is no array of a "
-                                     "name of its own")
-                with archive.open(member) as f:
-                    check_header(f, member.file_size)
-                with archive.open(member) as f:
-                    arrays[name] = np.lib.format.read_array(f, allow_pickle=False)
-    except InputError:
-        raise
-    except FAULTS as error:
-        raise InputError(f"{path} is no .npz file of plain arrays ({reason(error)}); "
-                         f"{fix}") from error
+    with (refusing(f"{path} is no .npz file of plain arrays", fix),
+          zipfile.ZipFile(plain_file(path)) as archive):
+        members = archive.infolist()
+        size = sum(member.file_size for member in members)
+        check(size <= NPZ_BYTES, f"{path} holds {size:,} bytes of arrays, and at most "
+                                 f"{NPZ_BYTES:,} are read; {fix}")
+        for member in members:
+            name, ending = os.path.splitext(member.filename)
+            if ending != ".npy" or name in arrays:
+                raise ValueError(f"its member {shown(member.filename)} is no array of a name of "
+                                 "its own")
+            with archive.open(member) as f:
+                check_header(f, member.file_size)
+            with archive.open(member) as f:
+                arrays[name] = np.lib.format.read_array(f, allow_pickle=False)
     return arrays
 
 
@@ -346,14 +329,6 @@ def as_integers(ids: list) -> list | None:
             if all(isinstance(i, int) or re.fullmatch("[0-9]{1,18}", i) for i in ids) else None)
 
 
-def read_integers(path: str) -> np.ndarray:
-    array = read_array(path, "fetch or save it again")
-    check(array.ndim == 1 and array.dtype.kind in "iu" and array.max(initial=0) <= INT64.max,
-          f"{path} is not a whole .npy file of integers (it holds {array.dtype} of shape "
-          f"{array.shape}); fetch or save it again")
-    return array.astype(np.int64)
-
-
 def read_coco(path: str):
     """COCO's annotations (captions or instances) from a file, indexed by pycocotools. Raises
     InputError."""
@@ -361,10 +336,7 @@ def read_coco(path: str):
 
     coco = COCO()
     coco.dataset = read_json(path)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            coco.createIndex()
-    except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} is no file of COCO's annotations ({reason(error)}); fetch it "
-                         "again") from error
+    with (refusing(f"{path} is no file of COCO's annotations", "fetch it again"),
+          contextlib.redirect_stdout(io.StringIO())):
+        coco.createIndex()
     return coco

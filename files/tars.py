@@ -38,6 +38,7 @@ from files.reading import (
     plain_file,
     read_json,
     recognised,
+    refusing,
     sha256,
     shown,
 )
@@ -73,11 +74,10 @@ def expand(text: str) -> list[str]:
     except ImportError as error:
         raise InputError("--train_shards is read by the package webdataset, which is not "
                          "installed; pip install -r requirements-webdataset.txt") from error
-    try:
+    with refusing(f"--train_shards {text} cannot be expanded",
+                  "give a path or an address, with {00000..00009} for numbers",
+                  (AssertionError, *FAULTS)):
         shards = expand_urls(text)
-    except (AssertionError, *FAULTS) as error:
-        raise InputError(f"--train_shards {text} cannot be expanded ({reason(error)}); give a path "
-                         "or an address, with {00000..00009} for numbers") from error
     schemes = sorted({*gopen_schemes} - {"__default__"})
     for shard in shards:
         scheme = ADDRESS.match(shard)
@@ -93,21 +93,16 @@ def samples(shard: str) -> Iterator[Sample]:
     """The samples of a shard, in its order. Raises InputError, which names the shard and, where
     known, the key."""
     keys = set()
-    try:
-        with opened(shard) as stream:
-            for key, group in groupby(members(stream, shard), key=itemgetter(0)):
-                files = [(ending, content) for _, ending, content in group]
-                if key in keys or len(dict(files)) < len(files):
-                    raise InputError(f"{shard} holds files of the key {shown(key)} twice; all files"
-                                     " of a sample stand one after another, and every sample has a "
-                                     "key of its own")
-                keys.add(key)
-                yield sample_of(key, dict(files), shard)
-    except InputError:
-        raise
-    except (ImportError, *FAULTS) as error:
-        raise InputError(f"the shard {shard} cannot be read to its end ({reason(error)}); look at "
-                         "it, or fetch it again") from error
+    with (refusing(f"the shard {shard} cannot be read to its end", "look at it, or fetch it again"),
+          opened(shard) as stream):
+        for key, group in groupby(members(stream, shard), key=itemgetter(0)):
+            files = [(ending, content) for _, ending, content in group]
+            if key in keys or len(dict(files)) < len(files):
+                raise InputError(f"{shard} holds files of the key {shown(key)} twice; all files of "
+                                 "a sample stand one after another, and every sample has a key of "
+                                 "its own")
+            keys.add(key)
+            yield sample_of(key, dict(files), shard)
 
 
 @contextlib.contextmanager

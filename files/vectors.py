@@ -10,8 +10,8 @@ import re
 import numpy as np
 from tqdm import tqdm
 
-from cli import InputError
-from files.reading import need, reading
+from cli import InputError, check
+from files.reading import need, refusing
 
 CHUNK = 1 << 24                       # bytes of a binary file held at a time
 LONGEST = 1 << 12                     # bytes of a word in a binary file; a longer one is none
@@ -29,8 +29,9 @@ def read_vectors(path: str, words: list[str] | None = None) -> tuple[list[str], 
     """
     need(path, f"{FORMS}, and `python -m features.word_vectors` learns a file from captions")
     keys = None if words is None else {word.encode() for word in words}
-    with reading(path) as f, tqdm(total=os.path.getsize(path), desc="word vectors", unit="B",
-                                  unit_scale=True, disable=None, leave=False) as bar:
+    with (refusing(f"{path} cannot be read", "check its permissions", OSError),
+          open(path, "rb") as f, tqdm(total=os.path.getsize(path), desc="word vectors", unit="B",
+                                      unit_scale=True, disable=None, leave=False) as bar):
         mark = 3 * (f.read(3) == b"\xef\xbb\xbf")           # some editors write one first
         f.seek(mark)
         start = f.read(1 << 16)
@@ -47,8 +48,7 @@ def read_vectors(path: str, words: list[str] | None = None) -> tuple[list[str], 
         for where, word, values in rows:
             if (keys is None or word in keys) and word not in vectors_of:
                 vectors_of[word] = _vector(f"{path}, {where}", word, values)
-    if not vectors_of and keys is None:
-        raise InputError(f"{path} is empty; {FORMS}")
+    check(vectors_of or keys is not None, f"{path} is empty; {FORMS}")
     vectors = (np.stack([*vectors_of.values()]) if vectors_of
                else np.zeros((0, dim or 0), np.float32))
     return [word.decode() for word in vectors_of], vectors
@@ -82,19 +82,18 @@ def _text_rows(f, path, count, dim, bar):
                              f"says {dim}; every word has the same number of values, so fetch or "
                              "write the file again")
         yield f"line {number}", b" ".join(parts[:-dim]), parts[-dim:]
-    if header and rows != count:
-        raise InputError(f"{path} has {rows} words where its first line announces {count}; it was "
-                         "cut or changed, so fetch or write it again")
+    check(not header or rows == count,
+          f"{path} has {rows} words where its first line announces {count}; it was cut or changed, "
+          "so fetch or write it again")
 
 
 def _binary_rows(f, path, count, dim, bar):
     """Yield (where, word, values (D,)) of a binary file from after its header; at most about
     `CHUNK` bytes of it are held."""
-    size, data, at = 4 * dim, b"", 0
-    if count * (size + 1) > os.path.getsize(path):
-        raise InputError(f"{path} announces {count} words of {dim} values, which needs more than "
-                         f"the file's {os.path.getsize(path)} bytes; it was cut or is no word2vec "
-                         "file, so fetch it again")
+    size, data, at, held = 4 * dim, b"", 0, os.path.getsize(path)
+    check(count * (size + 1) <= held,
+          f"{path} announces {count} words of {dim} values, which needs more than the file's "
+          f"{held} bytes; it was cut or is no word2vec file, so fetch it again")
     for row in range(1, count + 1):
         if len(data) - at < size + LONGEST:
             data, at = data[at:] + f.read(CHUNK + size), 0
@@ -107,9 +106,8 @@ def _binary_rows(f, path, count, dim, bar):
                np.frombuffer(data, "<f4", dim, blank + 1))
         bar.update(blank + 1 + size - at)
         at = blank + 1 + size
-    if (data[at:] + f.read(1)).strip():
-        raise InputError(f"{path} goes on behind the {count} words that its first line announces; "
-                         "fetch it again")
+    check(not (data[at:] + f.read(1)).strip(),
+          f"{path} goes on behind the {count} words that its first line announces; fetch it again")
 
 
 def _vector(where: str, word: bytes, values) -> np.ndarray:
@@ -136,13 +134,11 @@ def table_for(vocab_words: list[str], path: str,
     `dim` or no word has a vector.
     """
     words, vectors = read_vectors(path, vocab_words)
-    if not words:
-        raise InputError(f"{path} has a vector for none of the {len(vocab_words)} words of the "
-                         "vocabulary; give a file with words of the captions' language, "
-                         "in lower case")
-    if dim not in (None, vectors.shape[1]):
-        raise InputError(f"the word vectors of {path} have {vectors.shape[1]} values and {dim} are "
-                         f"asked for; give the word dimension {vectors.shape[1]}, or another file")
+    check(words, f"{path} has a vector for none of the {len(vocab_words)} words of the vocabulary; "
+                 "give a file with words of the captions' language, in lower case")
+    values = vectors.shape[1]
+    check(dim in (None, values), f"the word vectors of {path} have {values} values and {dim} are "
+                                 f"asked for; give the word dimension {values}, or another file")
     row = {word: i for i, word in enumerate(words)}
     place = np.array([row.get(word, -1) for word in vocab_words])                   # (V,)
     return np.where(place[:, None] < 0, 0, vectors[place]), place >= 0

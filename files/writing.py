@@ -14,8 +14,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from cli import InputError, check, first, reason
-from files.reading import recognised
+from cli import InputError, check, first
+from files.reading import recognised, refusing
 
 try:
     import fcntl
@@ -122,12 +122,9 @@ def alive(process: int) -> bool:
 def save_state(state: dict, path: str, advice: str) -> None:
     """Replace a checkpoint. A full disk or a kill leaves the old one whole. Raises InputError,
     which gives `advice`."""
-    try:
-        with atomic(path, "wb") as f:
-            torch.save(state, f)
-    except (OSError, RuntimeError) as error:
-        raise InputError(f"{path} could not be saved ({reason(error)}); the one before it is "
-                         f"whole: {advice}") from error
+    with (refusing(f"{path} could not be saved", f"the one before it is whole: {advice}",
+                   (OSError, RuntimeError)), atomic(path, "wb") as f):
+        torch.save(state, f)
 
 
 def save_json(value, path: str) -> None:
@@ -196,7 +193,8 @@ def output(path: str, ours: Callable[[str], bool] | None = None, inputs=()) -> s
         return path
     check(not any(same_file(path, source) for source in inputs),
           f"{path} is to be read and cannot be written too; name another file for what comes out")
-    try:
+    with refusing(f"{path} cannot be written", "name a file in a folder that takes new files",
+                  OSError):
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         # Not by its real path: /dev/stdout is a link to a file.
         device = os.path.abspath(path).startswith(("/dev/", "/proc/"))
@@ -207,9 +205,6 @@ def output(path: str, ours: Callable[[str], bool] | None = None, inputs=()) -> s
         part = part_of(os.path.realpath(path))
         open(part, "ab").close()
         os.remove(part)
-    except OSError as error:
-        raise InputError(f"{path} cannot be written ({reason(error)}); name a file in a folder "
-                         "that takes new files") from error
     free = not os.path.lexists(path) or not os.path.getsize(path)
     check(free or ours and recognised(ours, path),
           f"{path} is there already{' and is none that this command wrote' * bool(ours)}; name "
@@ -229,11 +224,8 @@ def locked(folder: str, doing: str):
     if not first():
         yield
         return
-    try:
+    with refusing(f"{folder} takes no new files", "name a folder that does", OSError):
         holder = open(os.path.join(folder, ".lock"), "a+", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{folder} takes no new files ({reason(error)}); name a "
-                         "folder that does") from error
     with holder:
         if fcntl:
             try:
