@@ -89,8 +89,7 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
 
 def features_in(root: str) -> list[str]:
     """Files of precomputed features of images, or shards of such files."""
-    return [path for pattern in ("*_ims.npy", "*_ims-[0-9]*.npy")
-            for path in glob.glob(os.path.join(root, pattern))]
+    return glob.glob(os.path.join(root, "*_ims[.-]*npy"))
 
 
 class _PairFetcher:

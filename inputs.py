@@ -125,6 +125,15 @@ class Features(Images):
             self.unreturned = 0
         return features
 
+    @property
+    def length(self) -> np.ndarray:
+        """(M,) ones, where they are features of captions; so they can stand for `Tokens`."""
+        return np.ones(len(self), np.int64)
+
+    def batch(self, index) -> tuple[Tensor, Tensor]:
+        """Captions `index` (B,) as features (B, F) and lengths (B,), which are all 1."""
+        return self.gather(index), torch.ones(len(index), dtype=torch.int64)
+
     def faults(self, deep: bool, distinct: bool = True):
         """Yield sentences on what is wrong. `deep` reads every row, however large the file is, and
         also reports rows of zeros. Where rows should be `distinct`, it also reports a file in which
@@ -132,8 +141,8 @@ class Features(Images):
         zero, extreme, seen = [], None, set()
         if deep or self.array.nbytes <= SCAN_BYTES:
             for chunk in np.array_split(np.arange(len(self)), max(1, self.array.nbytes >> 28)):
-                seen.update(hash(row.tobytes()) for row in self.array[chunk * self.step] if deep
-                            and distinct)
+                if deep and distinct:
+                    seen.update(hash(row.tobytes()) for row in self.array[chunk * self.step])
                 try:
                     most = self.gather(chunk).flatten(1).abs().amax(1).numpy()      # (n,)
                 except InputError as error:
@@ -299,17 +308,6 @@ def encode_captions(captions: list[list[str]], vocab: Vocabulary) -> Tokens:
         return TrigramTokens(captions, vocab)
     numbers = [vocab.encode(words) for words in captions]
     return Tokens(numbers, [all(n == UNK for n in rows[1:-1]) for rows in numbers])
-
-
-class CaptionFeatures:
-    """Captions as precomputed features. It has the interface of `Tokens`, which holds words."""
-
-    def __init__(self, features: Features):
-        self.features, self.length = features, np.ones(len(features), np.int64)
-
-    def batch(self, index) -> tuple[Tensor, Tensor]:
-        """Captions `index` (B,) as features (B, F) and lengths (B,), which are all 1."""
-        return self.features.gather(index), torch.from_numpy(self.length[index])
 
 
 def rows_per_image(images: Features) -> int:

@@ -33,7 +33,7 @@ from files.reading import (
     read_lines,
     refusing,
 )
-from inputs import CaptionFeatures, Features, NoImages, Photos, Tokens, TrigramTokens, encode_captions
+from inputs import Features, NoImages, Photos, Tokens, encode_captions
 from text import Vocabulary, tokenize
 
 NAMED = "captions.tsv"
@@ -90,12 +90,11 @@ class Split:
         return [tokenize(caption) for caption in tqdm(
             self.captions, desc=f"words of {self.name}", disable=None, leave=False)]
 
-    def encode(self, vocab: Vocabulary,
-               known: bool = True) -> Tokens | TrigramTokens | CaptionFeatures:
+    def encode(self, vocab: Vocabulary, known: bool = True) -> Tokens | Features:
         """The captions as a model reads them: numbers of words or of letter trigrams, or features.
         With `known`, raises InputError on a caption without any known word."""
         if self.text is not None:
-            return CaptionFeatures(self.text)
+            return self.text
         tokens = encode_captions(self.words, vocab)
         if known and tokens.unknown.any():
             m = int(tokens.unknown.argmax())
@@ -119,8 +118,7 @@ class Split:
         yield from self.images.faults(deep) if images else ()
         for what, ids in (("images", self.image_ids), ("captions", self.caption_ids)
                           ) if deep and images else ():
-            twice = 0 if ids is None else (
-                len(ids) - len(set(ids if isinstance(ids, list) else ids.tolist())))
+            twice = 0 if ids is None else len(ids) - len(set(ids))
             if twice:
                 yield (f"{self.source}: {twice} of {len(ids)} {what} have the id or name of "
                        "another one; give each its own, or leave the ids out")
@@ -137,16 +135,19 @@ class Split:
         and 64 rows."""
         facts = {"images": len(self.images), "captions": len(self.captions),
                  "images_sha256": self.images.digest(), **inputs.told_of(self.captions)}
-        facts.update({} if self.text is None else {"text_sha256": self.text.digest()})
-        return {**facts, "extractors": self.extractors} if self.extractors else facts
+        if self.text is not None:
+            facts["text_sha256"] = self.text.digest()
+        if self.extractors:
+            facts["extractors"] = self.extractors
+        return facts
 
     def unknown_words(self, vocab: Vocabulary) -> dict[str, int]:
         """How many of all words and of the distinct words the vocabulary does not list, beside the
         totals. Also how many captions have no listed word."""
         unknown = [[word for word in words if word not in vocab.index] for words in self.words]
         return {"words": sum(map(len, self.words)), "unknown_words": sum(map(len, unknown)),
-                "distinct": len({word for words in self.words for word in words}),
-                "unknown_distinct": len({word for words in unknown for word in words}),
+                "distinct": len(set().union(*self.words)),
+                "unknown_distinct": len(set().union(*unknown)),
                 "captions_without": sum(len(a) == len(b) for a, b in zip(unknown, self.words))}
 
 
