@@ -72,12 +72,11 @@ def read_entities(root: str, split: str, origin: int = 1,
     ids, sizes, rows, dropped, faults = [], [], [], Counter(dict.fromkeys(DROPPED, 0)), []
     for photo in _photo_ids(root, split, report):
         try:
-            size, own, without = _photo(root, photo, origin, faults)
+            size, own = _photo(root, photo, origin, dropped, faults)
         except InputError as error:
             report(str(error))
             continue
         rows += [(len(ids), *row) for row in own]
-        dropped.update(without)
         ids.append(photo)
         sizes.append(size)
     if ids and not rows:
@@ -185,50 +184,41 @@ def enclosing(boxes: np.ndarray) -> np.ndarray:
     return np.concatenate([boxes[:, :2].min(0), boxes[:, 2:].max(0)])
 
 
-def _photo(root: str, photo: str, origin: int,
-           faults: list[str]) -> tuple[tuple, list[tuple], list[str]]:
-    """(width, height) of a photo, its phrases [(sentence, chain, types, words, truth, number of
-    boxes)], and why others are left out, one of DROPPED for each. faults: to it sentences on single
-    mentions and boxes are added. Raises InputError."""
+def _photo(root: str, photo: str, origin: int, dropped: Counter,
+           faults: list[str]) -> tuple[tuple, list[tuple]]:
+    """(width, height) of a photo and its phrases [(sentence from 0, chain, types, words, truth,
+    number of boxes)]. dropped: in it phrases that are left out are counted; faults: to it sentences
+    on single mentions and boxes are added. Raises InputError."""
     annotations = os.path.join(root, "Annotations", f"{photo}.xml")
     sentences = os.path.join(root, "Sentences", f"{photo}.txt")
     for path in (annotations, sentences):
         check(os.path.isfile(path), f"there is no file {path} of the photo {photo}, which a split "
                                     f"names; {FETCH}, or remove the photo from the split")
     size, boxes, flags = _annotations(annotations, photo, origin, faults)
-    mentions, broken = _mentions(sentences, faults)
-    rows, dropped = [], ["fault"] * broken
-    for sentence, chain, types, words in mentions:
-        if chain != NOT_VISUAL and chain in boxes:
-            own = boxes[chain]
-            rows.append((sentence, chain, types, words, enclosing(own), len(own)))
-        elif chain == NOT_VISUAL or "notvisual" in types:
-            dropped.append("notvisual")
-        elif chain in flags:
-            dropped.append(flags[chain])
-        else:
-            dropped.append("fault")
-            faults.append(f"{sentences}, sentence {sentence + 1}: '{words}' is of chain {chain}, of "
-                          f"which {annotations} has neither a sound box nor a flag; the phrase is "
-                          f"left out: {FETCH}, or list the chain with <nobndbox>1</nobndbox>")
-    return size, rows, dropped
-
-
-def _mentions(path: str, faults: list[str]) -> tuple[list[tuple], int]:
-    """The marked phrases of the sentences of a photo, [(sentence from 0, chain, types, words)], and
-    how many sentences have a mark that is none. Raises InputError."""
-    mentions, broken, lines = [], 0, [line for line in read_lines(path) if line.strip()]
-    check(lines, f"{path} holds no sentence; {FETCH}")
+    rows, lines = [], [line for line in read_lines(sentences) if line.strip()]
+    check(lines, f"{sentences} holds no sentence; {FETCH}")
     for k, line in enumerate(lines):
-        mentions += [(k, chain, tuple(types[1:].split("/")), " ".join(words.split()))
-                     for chain, types, words in PHRASE.findall(line)]
+        for chain, types, words in PHRASE.findall(line):
+            types, words = tuple(types[1:].split("/")), " ".join(words.split())
+            if chain != NOT_VISUAL and chain in boxes:
+                own = boxes[chain]
+                rows.append((k, chain, types, words, enclosing(own), len(own)))
+                continue
+            why = "notvisual" if chain == NOT_VISUAL or "notvisual" in types else flags.get(chain)
+            dropped[why or "fault"] += 1
+            if not why:
+                faults.append(f"{sentences}, sentence {k + 1}: '{words}' is of chain {chain}, of "
+                              f"which {annotations} has neither a sound box nor a flag; the phrase "
+                              f"is left out: {FETCH}, or list the chain with "
+                              "<nobndbox>1</nobndbox>")
         rest = PHRASE.sub("", line)
         if "[" in rest or "/EN#" in rest:
-            at, broken = max(rest.find("["), 0), broken + 1
-            faults.append(f"{path}, sentence {k + 1}: the mark of a phrase at '"
-                          f"{rest[at:at + 40].strip()}' is not whole, and is passed over; a phrase "
-                          "is written [/EN#283585/people A man], and none stands within another")
-    return mentions, broken
+            dropped["fault"] += 1
+            mark = rest[max(rest.find("["), 0):][:40].strip()
+            faults.append(f"{sentences}, sentence {k + 1}: the mark of a phrase at '{mark}' is not "
+                          "whole, and is passed over; a phrase is written [/EN#283585/people A "
+                          "man], and none stands within another")
+    return size, rows
 
 
 def _annotations(path: str, photo: str, origin: int,

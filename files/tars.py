@@ -274,10 +274,10 @@ def read_index(root: str, split: str, shards: list[str],
     entries, old = record["webdataset_shards"], 0
     for k, (entry, shard) in enumerate(zip(entries, shards)):
         facts = facts_of(shard)
-        check(entry["name"] == facts["name"], f"{path} was made of other shards: its shard {k} is "
-              f"{entry['name']}, and this one is {facts['name']}; {fix}")
-        check(entry["bytes"] == facts["bytes"], f"{shard} has {facts['bytes']} bytes, and "
-              f"{entry['bytes']} when {path} was made; fetch it again, or {fix}")
+        check((entry["name"], entry["bytes"]) == (facts["name"], facts["bytes"]),
+              f"{path} was made of other shards: its shard {k} is {entry['name']} of "
+              f"{entry['bytes']} bytes, and this one is {facts['name']} of {facts['bytes']}; fetch "
+              f"it again, or {fix}")
         old += entry["mtime_ns"] != facts["mtime_ns"]
     check(len(entries) == len(shards), f"{path} was made of {len(entries):,} shards, and there are "
                                        f"{len(shards):,}; fetch those that are missing, or {fix}")

@@ -38,11 +38,11 @@ def read_vectors(path: str, words: list[str] | None = None) -> tuple[list[str], 
         if start[:2] in COMPRESSED and b"\0" in start:
             raise InputError(f"{path} is compressed; {FORMS}, so unpack it first "
                              f"({COMPRESSED[start[:2]]})")
-        header = re.match(rb"\s*(\d{1,12})[ \t]+([1-9]\d{0,8})[ \t]*\r?\n", start)
-        count, dim = map(int, header.groups()) if header else (None, None)
-        f.seek(mark + (header.end() if header else 0))
-        line = start[header.end():].split(b"\n")[0].split() if header else []
-        text = not header or b"\0" not in start and (
+        header = re.match(rb"(?:\s*(\d{1,12})[ \t]+([1-9]\d{0,8})[ \t]*\r?\n)?", start)
+        count, dim = (number and int(number) for number in header.groups())         # None in GloVe
+        f.seek(mark + header.end())
+        line = start[header.end():].split(b"\n")[0].split()
+        text = count is None or b"\0" not in start and (
             not line or _is_number(line[-1]) or all(part.isascii() for part in line))
         rows, vectors_of = (_text_rows if text else _binary_rows)(f, path, count, dim, bar), {}
         for where, word, values in rows:
