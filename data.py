@@ -285,9 +285,8 @@ def main(argv=None) -> None:
                         help="tar shards of the training split, as in train.py")
     opt = parser.parse_args(argv)
     if opt.command == "index":
-        for name, value in vars(opt).items():
-            if name not in ("command", "data_path", "data_name", "train_shards") \
-                    and value != parser.get_default(name):
+        for name in ("text_features", "regions", "box_origin", "vocab"):
+            if getattr(opt, name) != parser.get_default(name):
                 parser.error(f"--{name} is for check, and index reads tar shards alone; leave it "
                              "out")
         sys.exit(cli.run("data.py", index, opt.data_path, opt.data_name, opt.train_shards))

@@ -37,27 +37,13 @@ class _Nowhere(io.RawIOBase):
         return memoryview(data).nbytes
 
 
-_by_each = False
-
-
 @contextlib.contextmanager
-def by_each():
-    """A context in which every process writes: files that belong to it alone."""
-    global _by_each
-    _by_each = True
-    try:
-        yield
-    finally:
-        _by_each = False
-
-
-@contextlib.contextmanager
-def atomic(path: str, mode: str = "w", sync: bool = True):
+def atomic(path: str, mode: str = "w", sync: bool = True, by_each: bool = False):
     """An open file that becomes `path` when it is complete. If anything fails before that, `path`
     stays as it was and no other file is left. The folder is created. A link stays a link. Without
     `sync` a power cut may leave an empty file; this is for thousands of small files whose contents
-    are checked elsewhere."""
-    if not (first() or _by_each):
+    are checked elsewhere. by_each: every process writes, a file that belongs to it alone."""
+    if not (first() or by_each):
         yield _Nowhere() if "b" in mode else io.TextIOWrapper(_Nowhere(), encoding="utf-8")
         return
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
@@ -127,8 +113,8 @@ def save_state(state: dict, path: str, advice: str) -> None:
         torch.save(state, f)
 
 
-def save_json(value, path: str) -> None:
-    with atomic(path) as f:
+def save_json(value, path: str, by_each: bool = False) -> None:
+    with atomic(path, by_each=by_each) as f:
         json.dump(value, f, indent=1)
         f.write("\n")
 

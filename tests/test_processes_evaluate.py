@@ -253,8 +253,7 @@ def test_only_the_first_process_writes(tmp_path, second):
     writing.save_state({"a": torch.zeros(2)}, str(tmp_path / "a.pt"), "")
     with writing.locked(str(tmp_path), "writing"):
         assert os.listdir(tmp_path) == ["kept"] and (tmp_path / "kept").read_text() == "kept"
-    with writing.by_each():
-        writing.save_json([1], str(tmp_path / "own"))
+    writing.save_json([1], str(tmp_path / "own"), by_each=True)
     assert (tmp_path / "own").exists()
     with pytest.raises(AssertionError), writing.mapped(str(tmp_path / "m.npy"), (2,), float):
         pass
