@@ -76,8 +76,8 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str) -> "Vocabulary":
-        stored = read_json(path, "build one with `python vocab.py`, or convert one of the "
-                           "originals with `python vocab.py convert`", "a JSON vocabulary")
+        stored = read_json(path, "build a vocabulary with `python vocab.py`, or convert one of the "
+                           "originals with `python vocab.py convert`")
         stored = stored if isinstance(stored, dict) else {}
         words, origin = map(stored.get, ("words", "origin"))
         check(isinstance(words, list) and all(isinstance(word, str) for word in words),

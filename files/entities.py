@@ -235,7 +235,7 @@ def _annotations(path: str, photo: str, origin: int,
     def whole(parent: ElementTree.Element, name: str) -> int:
         text = parent.findtext(name)
         if text is None or not re.fullmatch("-?[0-9]{1,9}", text.strip()):
-            value = "no" if text is None else f"{shown(text.strip(), 40)} as"
+            value = "no" if text is None else f"{shown(text.strip())} as"
             raise InputError(f"{path} gives {value} <{name.split('/')[-1]}>, where a whole number "
                              f"of pixels belongs; {FETCH}")
         return int(text)

@@ -151,22 +151,21 @@ class Split:
                 "captions_without": sum(len(a) == len(b) for a, b in zip(unknown, self.words))}
 
 
-def read_text_features(root: str, split: str, name: str, captions: list[str], source: str,
-                       what: str = "caption") -> Features:
+def read_text_features(root: str, split: str, name: str, captions: list[str],
+                       source: str) -> Features:
     """Features of the captions of a split, {split}_{name}.npy, one row each. Raises InputError
-    where there are none, or of others. source: where the captions stand; what: the word for one of
-    them."""
+    where there are none, or of others. source: where the captions stand."""
     start = os.path.join(root, f"{split}_{name}")
     path, facts = f"{start}.npy", f"{start}.json"
     check(shards.there(path), f"there is no file {path} of --text_features; `python -m "
                               "features.extract captions` makes it")
     text = Features(path)
     check(text.array.shape[:-1] == (len(captions),),
-          f"{path} has shape {text.array.shape} for the {len(captions)} {what}s of {source}; give "
-          f"one row a {what}")
+          f"{path} has shape {text.array.shape} for the {len(captions)} captions of {source}; "
+          "give one row a caption")
     check(not os.path.isfile(facts)
           or read_json(facts, "extract the features again") == inputs.told_of(captions),
-          f"{path} was extracted from other {what}s than {source} holds now; call "
+          f"{path} was extracted from other captions than {source} holds now; call "
           "features.extract captions again")
     return text
 

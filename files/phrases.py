@@ -274,7 +274,7 @@ def read_phrases(root: str, split: str, regions: Regions, text_features: str | N
     result = PhraseSplit(split, images, phrases, owner, source, extractors=made_by,
                          entities=entities, proposals=proposals, root=root,
                          text=text_features and read_text_features(
-                             root, split, text_features, phrases, source, "phrase"))
+                             root, split, text_features, phrases, source))
     for n in range(len(entities.ids)):
         if len(columns := result.columns(n)):
             owner[columns] = result.start[n] + result.overlap(n).argmax(0)

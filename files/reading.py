@@ -134,9 +134,9 @@ def called(split: str, there) -> str:
     return next(filter(there, (split, "dev", "val")), split) if split in ("dev", "val") else split
 
 
-def shown(value, most: int = 80) -> str:
+def shown(value) -> str:
     """A value that a file gives, for a message."""
-    return reason(ValueError(ascii(value)), most)
+    return reason(ValueError(ascii(value)), 80)
 
 
 def need(path: str, fix: str) -> str:
@@ -163,15 +163,14 @@ def read_lines(path: str) -> list[str]:
     return lines[:-1] if not lines[-1] else lines
 
 
-def read_json(path: str, fix: str = "fetch it again", what: str = "JSON", unique: bool = False):
+def read_json(path: str, fix: str = "fetch it again", unique: bool = False):
     """The value in a JSON file. `unique`: refuse a name that stands twice in an object (else the
     last one counts).
 
     Raises InputError, which names `fix`, on everything but JSON of finite numbers and UTF-8 text.
-    `what` names the kind of file in the message.
     """
     text = read_text(path)
-    with refusing(f"{path} is not {what}", fix):
+    with refusing(f"{path} is not JSON", fix):
         value = json.loads(text, parse_constant=no_number,
                            object_pairs_hook=once if unique else None)
         if re.search(r"\\u[dD][89a-fA-F]", text):
@@ -230,10 +229,10 @@ for _kind in ("int", "float"):
     _Plain.add_constructor(f"tag:yaml.org,2002:{_kind}", _Plain.decimal)
 
 
-def read_yaml(path: str, fix: str = "give a YAML file of options"):
-    """The plain values, lists and mappings of a YAML file. Raises InputError, which names `fix`."""
+def read_yaml(path: str):
+    """The plain values, lists and mappings of a YAML file. Raises InputError."""
     text = read_text(path, YAML_BYTES)
-    with refusing(f"{path} cannot be read", fix):
+    with refusing(f"{path} cannot be read", "give a YAML file of options"):
         return yaml.load(text, _Plain)                      # a SafeLoader
 
 
@@ -317,7 +316,7 @@ def integers(values, path: str, what: str) -> np.ndarray:
     for value in values:
         if (type(value) is not int and not isinstance(value, np.integer)
                 or not INT64.min <= value <= INT64.max):
-            raise InputError(f"{path} gives {what} {shown(value, 40)}, which is no whole number of "
+            raise InputError(f"{path} gives {what} {shown(value)}, which is no whole number of "
                              "at most 64 bits; write numbers such as COCO's")
     return np.array(list(values), np.int64)
 
