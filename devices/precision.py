@@ -14,8 +14,6 @@ from cli import check
 from files.reading import refusing
 
 PRODUCTS = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
-# With another one cuBLAS sums in an order that varies.
-WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 
 
 def use_tf32(on: bool) -> None:
@@ -88,7 +86,8 @@ def always_alike(on: bool) -> None:
     """Whether the same is computed every time on the same device. torch raises RuntimeError where
     it has no such way. Called before CUDA computes anything."""
     if on:
-        os.environ.setdefault(*WORKSPACE)
+        # with another one cuBLAS sums in an order that varies
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.backends.cudnn.benchmark = False
     torch.use_deterministic_algorithms(on)
 

@@ -291,7 +291,7 @@ def read_arrays(path: str, fix: str) -> dict[str, np.ndarray]:
                                  "its own")
             with archive.open(member) as f:
                 check_header(f, member.file_size)
-            with archive.open(member) as f:
+                f.seek(0)
                 arrays[name] = np.lib.format.read_array(f, allow_pickle=False)
     return arrays
 

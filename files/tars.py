@@ -55,7 +55,6 @@ SKIPPED = re.compile(r"__[^/]*__($|/)")
 FORM = 'KEY.txt holds one a line in UTF-8, KEY.json {"captions": [...]} or {"caption": ...}'
 WINDOW = 4096                         # samples among whose captions an epoch is shuffled
 SHARDS = 1                            # stands behind a seed where it shuffles shards, not captions
-is_index = holds_keys("webdataset_shards")
 
 
 class Sample(NamedTuple):
@@ -181,34 +180,28 @@ def members(stream, shard: str) -> Iterator[tuple[str, str, bytes]]:
 
 
 def sample_of(key: str, files: dict[str, bytes], shard: str) -> Sample:
-    """A sample from its files, {ending: content}. Raises InputError."""
+    """A sample from its files, {ending: content}: its captions are in KEY.txt or else KEY.json,
+    blank ones left out. Raises InputError."""
     photos = [ending for ending in PHOTOS if ending in files]
     if len(photos) != 1:
         raise InputError(f"{shard} holds {len(photos) or 'no'} photos of the key {shown(key)}; a "
                          f"sample has one file KEY.{', .'.join(PHOTOS)}")
     try:
-        key.encode()
-        captions = captions_of(files)
+        if "txt" in files:
+            captions = re.split(r"\r\n|\r|\n", files["txt"].decode("utf-8-sig"))
+        else:
+            value = json.loads(files.get("json", b"{}").decode("utf-8-sig"))
+            captions = value.get("captions", [value["caption"]] if "caption" in value else [])
+        if not isinstance(captions, list) or not all(isinstance(text, str) for text in captions):
+            raise ValueError("captions are texts in a list")
+        "".join([key, *captions]).encode()              # half a surrogate pair could not be written
     except FAULTS as error:
         raise InputError(f"{shard}, the captions of the key {shown(key)} cannot be read "
                          f"({reason(error)}); {FORM}") from error
+    captions = [text for text in (re.sub(r"[\r\n]+", " ", text).strip() for text in captions) if text]
     if not captions:
         raise InputError(f"{shard} holds no captions of the key {shown(key)}; {FORM}")
     return Sample(key, f"{shown(f'{key}.{photos[0]}')} in {shard}", files[photos[0]], captions)
-
-
-def captions_of(files: dict[str, bytes]) -> list[str]:
-    """The captions in KEY.txt or else KEY.json, without blank ones. Raises ValueError and what else
-    json raises."""
-    if "txt" in files:
-        captions = re.split(r"\r\n|\r|\n", files["txt"].decode("utf-8-sig"))
-    else:
-        value = json.loads(files.get("json", b"{}").decode("utf-8-sig"))
-        captions = value.get("captions", [value["caption"]] if "caption" in value else [])
-    if not isinstance(captions, list) or not all(isinstance(text, str) for text in captions):
-        raise ValueError("captions are texts in a list")
-    "".join(captions).encode()                          # half a surrogate pair could not be written
-    return [text for text in (re.sub(r"[\r\n]+", " ", text).strip() for text in captions) if text]
 
 
 # ---- the index
@@ -245,7 +238,7 @@ def write_index(root: str, split: str, shards: list[str]) -> tuple[int, int]:
     """Read all shards of a split and write its index. Returns how many samples and captions there
     are. Raises InputError on whatever is wrong with a shard or a caption; photos are not decoded.
     """
-    path = output(index_file(root, split), is_index)
+    path = output(index_file(root, split), holds_keys("webdataset_shards"))
     facts, shard_of = [facts_of(shard) for shard in shards], {}
     for shard, entry in zip(shards, tqdm(facts, desc=f"shards of {split}", disable=None)):
         entry["samples"] = []
