@@ -221,8 +221,7 @@ class _Plain(yaml.SafeLoader):
                 text, re.IGNORECASE):
             raise yaml.YAMLError(f"{text} is no decimal number in YAML; write it without leading "
                                  "zeros, 0x, : and _, or in quotes")
-        whole = re.fullmatch(r"[-+]?[0-9]+", text)
-        return int(text) if whole else float(text.replace(".inf", "inf").replace(".nan", "nan"))
+        return yaml.SafeLoader.yaml_constructors[node.tag](self, node)
 
 
 for _kind in ("int", "float"):
