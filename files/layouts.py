@@ -315,15 +315,15 @@ def _read_ids(path: str) -> list:
     return array.tolist()
 
 
-def _grouped(name, source, keys, paths, captions, caption_ids=None) -> Split:
-    """A Split of photos, from a key and a path per caption. Images come in the order of their first
-    appearance."""
+def _grouped(name: str, source: str, rows: list[tuple]) -> tuple[Split, list]:
+    """A Split of photos, from rows (key of the image, path of its photo, caption, id), and the ids
+    of the captions. Images come in the order of their first appearance."""
+    keys, paths, captions, ids = map(list, zip(*rows))
     path_of = dict(zip(keys, paths))
     position = {key: n for n, key in enumerate(path_of)}
     integers([key for key in position if isinstance(key, int)], source, "an image the id")
     return Split(name, Photos([*path_of.values()]), captions,
-                 np.array([position[key] for key in keys], np.int64), source, list(position),
-                 caption_ids)
+                 np.array([position[key] for key in keys], np.int64), source, list(position)), ids
 
 
 def read_karpathy(root: str, path: str, split: str, use_restval: bool) -> Split:
@@ -352,9 +352,8 @@ def read_karpathy(root: str, path: str, split: str, use_restval: bool) -> Split:
         if not isinstance(caption, str):
             raise InputError(f"{path}, image {names[key]}: the raw sentence {ascii(caption)[:40]} "
                              "is no string; put its text in quotes")
-    keys, photos, captions, caption_ids = map(list, zip(*rows))
-    result = _grouped("dev" if split == "val" else split, path, keys, photos, captions,
-                      _own(caption_ids, path, "the sentid"))
+    result, ids = _grouped("dev" if split == "val" else split, path, rows)
+    result.caption_ids = _own(ids, path, "the sentid")
     if all(key == name for key, name in names.items()):                             # no cocoid
         numbers = _own([numbers[key] for key in result.image_ids], path, "the imgid")
         if numbers is not None:
@@ -376,7 +375,7 @@ def read_coco_layout(root: str, split: str, use_restval: bool) -> Split:
     parts = {split: "train2014" if split == "train" else "val2014"}
     if use_restval and split == "train":
         parts["restval"] = "val2014"                            # 30,504 images of the 2014 val set
-    keys, paths, captions, ids = [], [], [], []
+    rows = []
     for part, folder in parts.items():
         ids_path = os.path.join(root, "annotations", f"coco_{part}_ids.npy")
         json_path = _need(os.path.join(root, "annotations", f"captions_{folder}.json"))
@@ -385,12 +384,13 @@ def read_coco_layout(root: str, split: str, use_restval: bool) -> Split:
         if absent := [i for i in numbers if i not in coco.anns]:
             raise InputError(f"{ids_path} names {len(absent)} captions that {json_path} lacks, the "
                              f"first is {absent[0]}; the two files must belong together")
+        photos = os.path.join(root, "images", folder)
         with refusing(f"{json_path} is no file of COCO's captions", "fetch it again"):
-            entries = [coco.anns[i] for i in numbers]
-            keys += [a["image_id"] for a in entries]
-            photos = [coco.imgs[a["image_id"]]["file_name"] for a in entries]
-            captions += [a["caption"].replace("\n", " ").strip() for a in entries]
-        paths += [below(os.path.join(root, "images", folder), name, json_path) for name in photos]
-        ids += numbers
-    check(captions, f"{ids_path} names no captions; fetch it again")
-    return _grouped(split, json_path, keys, paths, captions, np.array(ids, np.int64))
+            for i in numbers:
+                key, caption = coco.anns[i]["image_id"], coco.anns[i]["caption"]
+                photo = below(photos, coco.imgs[key]["file_name"], json_path)
+                rows.append((key, photo, caption.replace("\n", " ").strip(), i))
+    check(rows, f"{ids_path} names no captions; fetch it again")
+    result, ids = _grouped(split, json_path, rows)
+    result.caption_ids = np.array(ids, np.int64)
+    return result
