@@ -235,7 +235,8 @@ def read_precomputed(root: str, split: str, text_only: bool = False,
     return Split(split, images, captions, np.arange(count) // (count // n), source,
                  ids or as_integers(names) or names or None,
                  np.array(caption_ids, np.int64) if caption_ids else None, names or None,
-                 text_features and read_text_features(root, split, text_features, captions, source),
+                 read_text_features(root, split, text_features, captions, source)
+                 if text_features else None,
                  inputs.extractors(root), notes)
 
 
@@ -267,7 +268,8 @@ def read_named(root: str, split: str, text_features: str | None = None) -> Split
     left = len(lines) - len(rows)
     notes = [f"{left:,} captions of {source} are of other photos and left out"] if left else []
     return Split(split, images, captions, np.array(owner), source, names, None, names,
-                 text_features and read_text_features(root, split, text_features, captions, source),
+                 read_text_features(root, split, text_features, captions, source)
+                 if text_features else None,
                  inputs.extractors(root), notes, list(rows))
 
 

@@ -273,8 +273,8 @@ def read_phrases(root: str, split: str, regions: Regions, text_features: str | N
         path.removesuffix(".npy") + ".json", "extract again")["extractor"]}
     result = PhraseSplit(split, images, phrases, owner, source, extractors=made_by,
                          entities=entities, proposals=proposals, root=root,
-                         text=text_features and read_text_features(
-                             root, split, text_features, phrases, source))
+                         text=read_text_features(root, split, text_features, phrases, source)
+                         if text_features else None)
     for n in range(len(entities.ids)):
         if len(columns := result.columns(n)):
             owner[columns] = result.start[n] + result.overlap(n).argmax(0)
