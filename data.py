@@ -55,9 +55,8 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
     phrases. train_shards: the tar shards that the training split is read from, wherever they are.
     """
     root = os.path.join(data_path, data_name)
-    if not re.fullmatch(r"[\w-]+", split):
-        raise InputError(f"'{split}' is no name of a split; give train, dev, test, testall or what "
-                         "a file of captions begins with")
+    cli.check(re.fullmatch(r"[\w-]+", split), f"'{split}' is no name of a split; give train, dev, "
+              "test, testall or what a file of captions begins with")
     if not os.path.isdir(root):
         raise InputError(f"there is no folder {root} (--data_path {data_path}, --data_name "
                          f"{data_name}); {advice(data_name)}")
@@ -66,9 +65,9 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
         return read_phrases(root, split, regions or Regions(), text_features, text_only)
     karpathy = sorted(glob.glob(os.path.join(root, "dataset*.json")))
     precomputed = glob.glob(os.path.join(root, "*_caps.txt")) or features_in(root)
-    if text_features and not precomputed:
-        raise InputError(f"--text_features {text_features}: {root} holds photos, and features of "
-                         "captions lie beside precomputed ones; extract both with features.extract")
+    cli.check(precomputed or not text_features,
+              f"--text_features {text_features}: {root} holds photos, and features of captions lie "
+              "beside precomputed ones; extract both with features.extract")
     if train_shards and split == "train":
         return read_tars(data_path, data_name, split, train_shards)
     if os.path.isdir(os.path.join(root, "annotations")):
@@ -205,8 +204,7 @@ def check(data_path: str, data_name: str, vocab_path: str | None = None,
     root = os.path.join(data_path, data_name)
     if has_phrases(root):
         for name, value in (("vocab", vocab_path), ("train_shards", train_shards)):
-            if value:
-                raise InputError(f"--{name} {value} is for images and captions, and {root} has "
+            cli.check(not value, f"--{name} {value} is for images and captions, and {root} has "
                                  "phrases; leave it out")
         return check_phrases(root, regions, text_features)
     vocab = Vocabulary.load(vocab_path) if vocab_path else None

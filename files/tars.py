@@ -354,11 +354,11 @@ class TarPhotos(Photos):
         return (np.arange(count) if seed is None
                 else np.random.default_rng([*seed, SHARDS]).permutation(count))
 
-    def place(self, shards: np.ndarray) -> np.ndarray:
-        """Where each image comes when the shards are read in this order (K,) -> (N,)."""
+    def place(self, seed: tuple | None) -> np.ndarray:
+        """Where each image comes when the shards are read in this order, (N,)."""
         place = np.empty(len(self), np.int64)
-        place[np.concatenate([np.arange(*self.start[k:k + 2]) for k in shards])] = \
-            np.arange(len(self))
+        images = np.concatenate([np.arange(*self.start[k:k + 2]) for k in self.order(seed)])
+        place[images] = np.arange(len(self))
         return place
 
     def windows(self, owner: np.ndarray, size: int, seed: tuple) -> list[np.ndarray]:
@@ -366,7 +366,7 @@ class TarPhotos(Photos):
         that are read, of the next, and so on. Windows are equal, so the last is not a small rest.
         """
         count = -(-len(self) // size)
-        window = self.place(self.order(seed))[owner] * count // len(self)           # (m,)
+        window = self.place(seed)[owner] * count // len(self)                       # (m,)
         rows = np.argsort(window, kind="stable")
         return np.split(rows, np.flatnonzero(np.diff(window[rows])) + 1)
 
@@ -376,12 +376,11 @@ class TarPhotos(Photos):
         The shards are read one after another and only as far as a chunk needs; those of which no
         chunk needs a photo are not opened. A photo is held until the last chunk that needs it.
         """
-        shards = self.order(seed)
-        place, uses = self.place(shards), np.zeros(len(self), np.int64)
+        place, uses = self.place(seed), np.zeros(len(self), np.int64)
         for chunk in chunks:
             np.add.at(uses, images_of(chunk), 1)
         photos, reached, needed = {}, -1, uses > 0
-        arriving = (image for k in shards if needed[slice(*self.start[k:k + 2])].any()
+        arriving = (image for k in self.order(seed) if needed[slice(*self.start[k:k + 2])].any()
                     for image in self.samples(k) if needed[image[0]])
         for chunk in chunks:
             images = images_of(chunk)

@@ -148,7 +148,7 @@ def test_shards_are_read_in_order_and_photos_held_for_a_window(made, monkeypatch
     monkeypatch.setattr(tars, "samples", watched)
     for seed in ((0, 0), (0, 1), (7, 0)):
         windows = images.windows(split.caption_image, 16, seed)
-        place = images.place(images.order(seed))
+        place = images.place(seed)
         assert sorted(np.concatenate(windows)) == list(range(len(split.captions)))
         sets = [set(split.caption_image[rows]) for rows in windows]
         assert [len(window) for window in sets] == [16, 16, 16]
@@ -309,7 +309,7 @@ def test_the_embedding_network_has_siblings_within_windows(made, weights):
     order = loaded.order(0)
     owner = loaded.train.caption_image[order]
     assert (owner[::2] == owner[1::2]).all() and len(order) == 2 * len(loaded.train.captions)
-    place = loaded.train.images.place(loaded.train.images.order((opt.seed, 0)))[owner]
+    place = loaded.train.images.place((opt.seed, 0))[owner]
     assert all((place[k:k + 120] // 12 == k // 120).all() for k in range(0, len(order), 120))
 
 
