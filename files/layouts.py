@@ -331,8 +331,8 @@ def _grouped(name: str, source: str, rows: list[tuple]) -> tuple[Split, list]:
 def read_karpathy(root: str, path: str, split: str, use_restval: bool) -> Split:
     parts = {"dev": ["val"], "train": ["train", "restval"][:1 + use_restval]}.get(split, [split])
     names, numbers, rows = {}, {}, []
-    with refusing(f"{path} is not in Karpathy's layout (images with split, filename, sentences "
-                  "with raw)", "fetch it again"):
+    with refusing(f"{path} is not in Karpathy's layout, of images with split, filename and "
+                  "sentences with raw", "fetch it again"):
         for image in read_json(path)["images"]:
             if image["split"] not in parts:
                 continue
@@ -387,7 +387,8 @@ def read_coco_layout(root: str, split: str, use_restval: bool) -> Split:
             raise InputError(f"{ids_path} names {len(absent)} captions that {json_path} lacks, the "
                              f"first is {absent[0]}; the two files must belong together")
         photos = os.path.join(root, "images", folder)
-        with refusing(f"{json_path} is no file of COCO's captions", "fetch it again"):
+        with refusing(f"{json_path} is no file of COCO's captions, or lacks a field",
+                      "fetch it again"):
             for i in numbers:
                 key, caption = coco.anns[i]["image_id"], coco.anns[i]["caption"]
                 photo = below(photos, coco.imgs[key]["file_name"], json_path)

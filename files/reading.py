@@ -334,7 +334,7 @@ def read_coco(path: str):
 
     coco = COCO()
     coco.dataset = read_json(path)
-    with (refusing(f"{path} is no file of COCO's annotations", "fetch it again"),
+    with (refusing(f"{path} is no file of COCO's annotations, or lacks a field", "fetch it again"),
           contextlib.redirect_stdout(io.StringIO())):
         coco.createIndex()
     return coco

@@ -240,10 +240,10 @@ def test_a_split_between_two_extractions_is_not_read(folder, weights, monkeypatc
         with monkeypatch.context() as patch:
             real = getattr({"os": os, "extract": extract, "store": store}[name.split(".")[-2]], name.split(".")[-1])
 
-            def broken(*args, name=name, real=real):
+            def broken(*args, name=name, real=real, **how):
                 if str(args[-1]).endswith("test_ims.npy") if ".os." in name else not str(args[-1]).endswith(".part"):
                     raise KeyboardInterrupt
-                return real(*args)
+                return real(*args, **how)
             patch.setattr(name, broken)
             with pytest.raises(KeyboardInterrupt):
                 images(folder, weights, *COMMON, "--splits", "test")
