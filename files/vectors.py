@@ -19,16 +19,18 @@ COMPRESSED = {b"\x1f\x8b": "gunzip", b"PK": "unzip", b"BZ": "bunzip2"}
 FORMS = "word vectors are word2vec's text or .bin form or GloVe's text"
 
 
-def read_vectors(path: str, words: list[str] | None = None) -> tuple[list[str], np.ndarray]:
-    """Words (n,) in the order of the file and their vectors (n, D) float32; the first vector of a
-    word that occurs twice.
+def table_for(vocab_words: list[str], path: str,
+              dim: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Vectors (V, D) float32 of a vocabulary, zeros for words without one, and which words have
+    one, (V,) bool. Of a word that stands twice in the file the first vector counts.
 
-    With `words` only these are kept, so memory does not grow with the file; still it is read to its
-    end. Raises InputError on a missing file, another format, rows of different lengths, NaN, and a
-    header that does not agree with the rows.
+    Words are compared letter by letter; captions are lower-cased. The file is read to its end, and
+    only vectors of the vocabulary are kept. Raises InputError on a missing file, another format,
+    rows of different lengths, NaN, a header that does not agree with the rows, if D is not `dim`,
+    and if no word has a vector.
     """
     need(path, f"{FORMS}, and `python -m features.word_vectors` learns a file from captions")
-    keys = None if words is None else {word.encode() for word in words}
+    row, vectors = {word.encode(): i for i, word in enumerate(vocab_words)}, {}
     with (refusing(f"{path} cannot be read", "check its permissions", OSError),
           open(path, "rb") as f, tqdm(total=os.path.getsize(path), desc="word vectors", unit="B",
                                       unit_scale=True, disable=None, leave=False) as bar):
@@ -39,19 +41,23 @@ def read_vectors(path: str, words: list[str] | None = None) -> tuple[list[str], 
             raise InputError(f"{path} is compressed; {FORMS}, so unpack it first "
                              f"({COMPRESSED[start[:2]]})")
         header = re.match(rb"(?:\s*(\d{1,12})[ \t]+([1-9]\d{0,8})[ \t]*\r?\n)?", start)
-        count, dim = (number and int(number) for number in header.groups())         # None in GloVe
+        count, size = (number and int(number) for number in header.groups())        # None in GloVe
         f.seek(mark + header.end())
         line = start[header.end():].split(b"\n")[0].split()
         text = count is None or b"\0" not in start and (
             not line or _is_number(line[-1]) or all(part.isascii() for part in line))
-        rows, vectors_of = (_text_rows if text else _binary_rows)(f, path, count, dim, bar), {}
-        for where, word, values in rows:
-            if (keys is None or word in keys) and word not in vectors_of:
-                vectors_of[word] = _vector(f"{path}, {where}", word, values)
-    check(vectors_of or keys is not None, f"{path} is empty; {FORMS}")
-    vectors = (np.stack([*vectors_of.values()]) if vectors_of
-               else np.zeros((0, dim or 0), np.float32))
-    return [word.decode() for word in vectors_of], vectors
+        for where, word, values in (_text_rows if text else _binary_rows)(f, path, count, size, bar):
+            if word in row and row[word] not in vectors:
+                vectors[row[word]] = _vector(f"{path}, {where}", values)
+    check(vectors, f"{path} has a vector for none of the {len(row)} words of the vocabulary; give "
+                   "a file with words of the captions' language, in lower case")
+    rows, values = [*vectors], np.stack([*vectors.values()])
+    size = values.shape[1]
+    check(dim in (None, size), f"the word vectors of {path} have {size} values and {dim} are asked "
+                               f"for; give the word dimension {size}, or another file")
+    table, known = np.zeros((len(vocab_words), size), np.float32), np.zeros(len(vocab_words), bool)
+    table[rows], known[rows] = values, True
+    return table, known
 
 
 def _is_number(text: bytes) -> bool:
@@ -110,35 +116,11 @@ def _binary_rows(f, path, count, dim, bar):
           f"{path} goes on behind the {count} words that its first line announces; fetch it again")
 
 
-def _vector(where: str, word: bytes, values) -> np.ndarray:
+def _vector(where: str, values) -> np.ndarray:
     """The vector (D,) of a word, from numbers or texts. Raises InputError for other values."""
-    try:
-        word.decode()
-    except UnicodeDecodeError as error:
-        raise InputError(f"{where}: the word {word!r} is not UTF-8 text; "
-                         "convert the file with iconv") from error
     if isinstance(values, list):
         values = [float(x) if _is_number(x) else np.nan for x in values]
     if not np.isfinite(values).all() or np.abs(values).max() > 1e30:
         raise InputError(f"{where} has values that are no finite numbers; a word and D numbers are "
                          "allowed, so fetch or write the file again")
     return np.array(values, np.float32)                                             # (D,)
-
-
-def table_for(vocab_words: list[str], path: str,
-              dim: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Vectors (V, D) float32 of a vocabulary, zeros for words without one, and which words have
-    one, (V,) bool.
-
-    Words are compared letter by letter; captions are lower-cased. Raises InputError if D is not
-    `dim` or no word has a vector.
-    """
-    words, vectors = read_vectors(path, vocab_words)
-    check(words, f"{path} has a vector for none of the {len(vocab_words)} words of the vocabulary; "
-                 "give a file with words of the captions' language, in lower case")
-    values = vectors.shape[1]
-    check(dim in (None, values), f"the word vectors of {path} have {values} values and {dim} are "
-                                 f"asked for; give the word dimension {values}, or another file")
-    row = {word: i for i, word in enumerate(words)}
-    place = np.array([row.get(word, -1) for word in vocab_words])                   # (V,)
-    return np.where(place[:, None] < 0, 0, vectors[place]), place >= 0
