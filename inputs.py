@@ -196,8 +196,8 @@ class Photos(Images):
     def name(self, i: int) -> str:
         return os.path.basename(self.paths[i])
 
-    def gather(self, index, transform=None) -> Tensor:
-        transform = transform or eval_transform()
+    def gather(self, index) -> Tensor:
+        transform = eval_transform()
         return torch.stack([transform(self.open(int(i))) for i in index])           # (B, 3, H, W)
 
     def faults(self, deep: bool):

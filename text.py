@@ -78,13 +78,10 @@ class Vocabulary:
     def load(cls, path: str) -> "Vocabulary":
         stored = read_json(path, "build a vocabulary with `python vocab.py`, or convert one of the "
                            "originals with `python vocab.py convert`")
-        stored = stored if isinstance(stored, dict) else {}
-        words, origin = map(stored.get, ("words", "origin"))
+        words = stored.get("words") if isinstance(stored, dict) else None
         check(isinstance(words, list) and all(isinstance(word, str) for word in words),
               f'{path} has no list "words" of strings; build a vocabulary with `python vocab.py`')
-        made = cls(words)
-        made.origin = origin if isinstance(origin, str) else None
-        return made
+        return cls(words)
 
 
 # Words that are found in nearly any caption. They and punctuation are counted separately.
