@@ -227,7 +227,7 @@ class NoImages(Images):
         return self.count
 
     def cut(self, n: int) -> None:
-        self.count = n
+        self.count = min(n, self.count)
 
     def describe(self) -> str:
         return "no images: text only"

@@ -173,8 +173,6 @@ def read_text_features(root: str, split: str, name: str, captions: list[str],
 def first_images(split: Split, n: int) -> Split:
     """The split, cut to its first n images and their captions."""
     keep = np.flatnonzero(split.caption_image < n)
-    if len(keep) == len(split.captions):
-        return split
     split.captions = [split.captions[m] for m in keep]
     split.caption_image = split.caption_image[keep]
     if split.caption_ids is not None:
