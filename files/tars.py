@@ -243,10 +243,11 @@ def write_index(root: str, split: str, shards: list[str]) -> tuple[int, int]:
     for shard, entry in zip(shards, tqdm(facts, desc=f"shards of {split}", disable=None)):
         entry["samples"] = []
         for sample in samples(shard):
-            if shard_of.setdefault(sample.key, shard) != shard:
+            if sample.key in shard_of:
                 raise InputError(f"{shard} and {shard_of[sample.key]} both hold a sample of the key"
                                  f" {shown(sample.key)}; give every sample of a split a key of its "
                                  "own")
+            shard_of[sample.key] = shard
             entry["samples"].append([sample.key, sample.captions])
         check(entry["samples"],
               f"{shard} holds no sample; a sample is KEY.jpg beside KEY.txt or KEY.json")

@@ -576,6 +576,8 @@ def test_refusals_of_the_command(tmp_path, capsys, made):
     says(r"x holds no shards train-00000.tar, ...; put them there, or name those of the training split")
     small(tmp_path, "abc", "cd")
     says(r"train-00001.tar and .*train-00000.tar both hold a sample of the key 'c'; give every sample")
+    twice = "::".join([str(tmp_path / "x" / "train-00001.tar")] * 2)
+    says("both hold a sample of the key 'c'", "--train_shards", twice)
     (tmp_path / "x" / "train-00000.tar").unlink()
     says(r"holds train-00001.tar and no shard 0 of train.tar; shards are numbered from 0 without gaps")
     for shards, message in (("nowhere-{0..1}.tar", "there is no shard nowhere-0.tar; fetch it"),
