@@ -84,7 +84,7 @@ def read_entities(root: str, split: str, origin: int = 1,
                f"out: {_counts(dropped)}), and at least one must; "
                "give the annotations of these photos")
     owner, sentence, chains, types, phrases, truth, counts = (
-        map(list, zip(*rows)) if rows else ([] for _ in range(7)))
+        [row[k] for row in rows] for k in range(7))
     return Entities(ids, np.array(sizes, np.int64).reshape(-1, 2), phrases,
                     np.array(owner, np.int64), np.array(sentence, np.int64), types, chains,
                     np.array(truth, np.float64).reshape(-1, 4), np.array(counts, np.int64),
