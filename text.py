@@ -78,10 +78,13 @@ class Vocabulary:
     def load(cls, path: str) -> "Vocabulary":
         stored = read_json(path, "build a vocabulary with `python vocab.py`, or convert one of the "
                            "originals with `python vocab.py convert`")
-        words = stored.get("words") if isinstance(stored, dict) else None
+        stored = stored if isinstance(stored, dict) else {}
+        words, origin = map(stored.get, ("words", "origin"))
         check(isinstance(words, list) and all(isinstance(word, str) for word in words),
               f'{path} has no list "words" of strings; build a vocabulary with `python vocab.py`')
-        return cls(words)
+        made = cls(words)
+        made.origin = origin if isinstance(origin, str) else None
+        return made
 
 
 # Words that are found in nearly any caption. They and punctuation are counted separately.
