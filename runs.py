@@ -25,7 +25,7 @@ from data import Split, check_extractors, pair_batches, phrase_batches, read_spl
 from devices import processes
 from devices.feeding import keep
 from devices.share import Share
-from files.log import Load, Log, NoLog
+from files.log import Load, Log
 from files.phrases import Labels, learnable
 from files.reading import holds_keys, is_drawn, read_yaml, recognised
 from files.tars import WINDOW
@@ -132,8 +132,7 @@ class Folder:
         elif processes.first():
             self.replace(run)
         processes.wait()                    # the others until it has; where it fails they end, too
-        epochs = run.opt.num_epochs
-        self.log = Log(self.path, run.state, epochs) if processes.first() else NoLog(epochs)
+        self.log = Log(self.path, run.state, run.opt.num_epochs)
         self.load = Load(torch.get_num_threads() if run.device.type == "cpu" else 1)
 
     def replace(self, run) -> None:

@@ -266,8 +266,8 @@ def read_phrases(root: str, split: str, regions: Regions, text_features: str | N
     result.caption_image = np.concatenate([result.start[n] + result.overlap(n).argmax(0)
                                            for n in range(len(entities.ids))])
     if text_features:
-        result.text = read_text_features(os.path.join(root, f"{split}_{text_features}.npy"),
-                                         entities.phrases, result.source, "phrase")
+        result.text = read_text_features(root, split, text_features, entities.phrases,
+                                         result.source)
     kinds = ", ".join(f"{count:,} {why}" for why, count in entities.dropped.items() if count)
     if kinds:
         result.notes.append(f"{sum(entities.dropped.values()):,} phrases of {split} have no box and "

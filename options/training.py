@@ -23,7 +23,7 @@ from data import DEV_IMAGES
 from devices.feeding import WHERE
 from encoders import CNNS
 from files.phrases import Labels, Regions
-from files.tars import WINDOW, has_tars
+from files.tars import WINDOW, splits_of
 from losses import OBJECTIVES, PRIOR_LOSSES
 from methods import ADVICE, METHODS
 from methods.jwae import LATENT_NORMS, learns_alone
@@ -62,7 +62,7 @@ def has_layers(opt) -> bool:
 
 CAPTIONS = needs(lambda o: not o.localise, "images and captions")
 PHRASES = needs(lambda o: o.localise, "phrases in photos (a data set with Annotations/)")
-TARS = needs(lambda o: o.train_shards or has_tars(os.path.join(o.data_path, o.data_name)),
+TARS = needs(lambda o: o.train_shards or splits_of(os.path.join(o.data_path, o.data_name)),
              "photos in tar shards")
 PHOTOS = needs(lambda o: o.img_dim is None, "photos")
 GAUSSIAN = needs(gaussians, "Gaussian heads")

@@ -17,6 +17,7 @@ import tempfile
 import time
 from multiprocessing import util
 
+import numpy as np
 import pytest
 import torch
 
@@ -106,6 +107,12 @@ def for_each(names: str, rows):
         every.__signature__ = inspect.Signature(parameters)
         return every
     return decorated
+
+
+def vectors_in(path) -> dict[str, np.ndarray]:
+    """{word: vector} of a file in word2vec's text form."""
+    with open(path, encoding="utf-8") as f:
+        return {word: np.array(values, np.float32) for word, *values in map(str.split, [*f][1:])}
 
 
 def unwritable(folder) -> list[str]:

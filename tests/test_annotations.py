@@ -185,7 +185,7 @@ def test_instances(tmp_path):
     (json.dumps(coco([(10, 1)], images=[10, 20])), "lacks 1 of the 3 images of split, the first is 30"),
     (json.dumps(coco([], images=[7])), "lacks 3 of the 3 images"),
     (json.dumps(coco([(10, 5)])), r"KeyError\(5\) is missing"),
-    (json.dumps({"images": [{"file_name": "a.jpg"}]}), r"KeyError\('id'\) is missing"),
+    (json.dumps({"images": [{"file_name": "a.jpg"}]}), r"or lacks a field \('id'\); fetch it again"),
     (json.dumps(coco([], categories=())), "has 0 categories"), (json.dumps([1, 2]), "has 0 categories"),
     ("{", "is not JSON"),
 ])

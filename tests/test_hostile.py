@@ -562,7 +562,7 @@ def test_names_in_an_ids_file_outside_the_photos(refused, world, tmp_path, name)
 @for_each("images, message", [
     ([{"filename": "1.jpg", "sentences": []}, {"filename": "2.jpg", "sentences": []}],
      "has 2 images of split 'train' and not one"),
-    ([{"filename": "1.jpg"}, {"filename": "1.jpg"}], "lists the image 1.jpg twice in split 'train'"),
+    ([{"filename": "1.jpg"}, {"filename": "1.jpg"}], "lists the images 1.jpg and 1.jpg of split 'train' as one, 1.jpg"),
     ([{"filename": "1.jpg", "sentences": [{"raw": "a", "sentid": 2 ** 70}]}],
      "the sentid 1180591620717411303424, which is no whole"),
     ([{"filename": "1.jpg", "imgid": 2 ** 70}], "the imgid 1180591620717411303424"),

@@ -118,8 +118,7 @@ def build_random_data(path: str, opt, seed: int) -> Data:
     rng, features = np.random.default_rng(seed), Features(path)
     m = EACH * len(features)
     length = rng.integers(*LENGTHS, m, endpoint=True)
-    tokens = Tokens(rng.integers(len(SPECIALS), WORDS, length.sum()), np.cumsum(length) - length,
-                    length, np.zeros(m, bool))
+    tokens = Tokens([rng.integers(len(SPECIALS), WORDS, n) for n in length], np.zeros(m, bool))
     split = Split("train", features, [""] * m, np.arange(m) // EACH, path)
     fit_to_data(opt, features, None)
     vocab = Vocabulary([*SPECIALS, *map(str, range(WORDS - len(SPECIALS)))])

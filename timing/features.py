@@ -84,8 +84,7 @@ def epoch(path: str, batch: int, lengths: tuple[int, int], seed: int):
     rng, features = np.random.default_rng(seed), Features(path)
     m = 5 * len(features)
     length = rng.integers(*lengths, m, endpoint=True)
-    words = rng.integers(len(SPECIALS), WORDS, length.sum())
-    tokens = Tokens(words, np.cumsum(length) - length, length, np.zeros(m, bool))
+    tokens = Tokens([rng.integers(len(SPECIALS), WORDS, n) for n in length], np.zeros(m, bool))
     split, order = Split("train", features, [""] * m, np.arange(m) // 5, path), rng.permutation(m)
     return lambda: sum(len(one.lengths) for one in pair_batches(split, tokens, order, batch)), m
 
