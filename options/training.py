@@ -229,7 +229,7 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
         Option("text_features", str, None, "read captions as ready features, {split}_NAME.npy",
                metavar="NAME"),
         Option("text_anchor", below_one, 0.0, "share of the similarity that compares the features of "
-               "--text_features themselves with what an image's layer expects them to be (0.6: "
+               "--text_features themselves with what an image's layer expects them to be (0.7: "
                "scores agree more with people)", ANCHORED, metavar="SHARE"),
         Option("txt_dim", positive, None, "size of the features of --text_features (default: read "
                "from the data)"),
