@@ -44,10 +44,9 @@ from evaluation.certainty import Asked, assess_certainty
 from evaluation.subjects import Member, Subject
 from files.reading import holds_keys
 from files.writing import output, save_json
-from methods.likelihoods import MLS
 from methods.scan import DIRECTIONS, CrossAttention
 from metrics import retrieval_blocks
-from similarities import LOG_VAR_BOUNDS, SIMILARITIES, Embedding
+from similarities import LOG_VAR_BOUNDS, MLS, SIMILARITIES, Embedding
 from tests.references import attended, broadcasts, caption_ranks, image_ranks, suited
 from timing import Setting, Sizes, cell, in_fresh_process, line, peak, race, records
 from timing.epoch import epoch, training
@@ -255,8 +254,7 @@ def judged_subject(how: Setting) -> tuple[Subject, Judgements]:
     def places(first, second, count):
         return rng.integers(first, size=count), rng.integers(second, size=count)
 
-    ratings = {name: Ratings(*places(*counts), 5 * rng.random(counts[-1]) ** 3,
-                             np.array([""] * counts[-1]))
+    ratings = {name: Ratings(*places(*counts), 5 * rng.random(counts[-1]) ** 3)
                for name, counts in (("sts", (m, m, 44000)), ("sis", (n, n, 47000)),
                                     ("sits", (m, n, 45000)))}
     codes = rng.random((n, 80)) < 0.04

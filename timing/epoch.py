@@ -43,9 +43,9 @@ def random_captions(path: str, sizes: Sizes, seed: int) -> tuple[Split, Tokens]:
     rng, features = np.random.default_rng(seed), Features(path)
     m = EACH * len(features)
     length = rng.integers(*sizes.lengths, m, endpoint=True)
-    words = rng.integers(len(SPECIALS), sizes.words, length.sum())
+    tokens = [rng.integers(len(SPECIALS), sizes.words, n) for n in length]
     return (Split("train", features, [""] * m, np.arange(m) // EACH, path),
-            Tokens(words, np.cumsum(length) - length, length, np.zeros(m, bool)))
+            Tokens(tokens, np.zeros(m, bool)))
 
 
 def random_batch(sizes: Sizes) -> Batch:

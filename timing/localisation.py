@@ -1,13 +1,14 @@
 """How long the evaluation of phrase localisation takes beyond the encoding, and its memory.
 benchmark.py shows it."""
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from evaluation.localisation import Phrases, judge_phrases
-from evaluation.phrases import BoxSplit, largest_first, locate, measures
+from evaluation.phrases import largest_first, locate, measures
 from timing import MIB, Setting, in_fresh_process, line, race, resident
 
 # photos, proposals of each, phrases of all, D: the test of Flickr30k Entities
@@ -27,10 +28,11 @@ def drawn(name: str, photos: int, proposals: int, phrases: int, dim: int, seed: 
     truth = boxes[rows] + rng.integers(-5, 6, (phrases, 4))
     truth[:, 2:] = np.maximum(truth[:, :2], truth[:, 2:])
     kinds = np.array(["people", "clothing", "animals", "other"])[rng.integers(4, size=phrases)]
-    split = BoxSplit([str(n) for n in range(photos)], np.tile(SIZE, (photos, 1)), boxes,
-                     np.arange(photos + 1) * proposals, ["two words"] * phrases, photo,
-                     truth.astype(np.float64), [(kind,) for kind in kinds],
-                     rng.integers(1, 4, phrases))
+    split = SimpleNamespace(  # what is read of a PhraseSplit
+        ids=[str(n) for n in range(photos)], sizes=np.tile(SIZE, (photos, 1)), boxes=boxes,
+        start=np.arange(photos + 1) * proposals, phrases=["two words"] * phrases,
+        phrase_photo=photo, truth=truth.astype(np.float64), types=[(kind,) for kind in kinds],
+        n_boxes=rng.integers(1, 4, phrases), added=np.zeros(len(boxes), bool))
     regions = torch.randn(photos * proposals, dim, generator=generator)
     regions /= regions.norm(dim=1, keepdim=True)                                            # (R, D)
     words = F.normalize(torch.randn(phrases, dim, generator=generator) * NOISE / dim ** 0.5

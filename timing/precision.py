@@ -10,10 +10,9 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from methods.heads import VonMisesFisher
-from methods.likelihoods import MLS
 from methods.pvse_pcme import MatchProbability, MaxOverParts
 from methods.scan import CrossAttention
-from similarities import LOG_VAR_BOUNDS, SIMILARITIES, Embedding, Similarity
+from similarities import LOG_VAR_BOUNDS, MLS, SIMILARITIES, Embedding, Similarity
 from timing import Setting, cell
 
 DIM = 1024
