@@ -34,6 +34,7 @@ from functools import partial
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 import cli
 from cli import Arguments, filename, natural, positive, torch_device, up_to
@@ -43,21 +44,19 @@ from evaluation.certainty import Asked, assess_certainty
 from evaluation.subjects import Member, Subject
 from files.reading import holds_keys
 from files.writing import output, save_json
-from methods.likelihoods import MLS
 from methods.scan import DIRECTIONS, CrossAttention
 from metrics import retrieval_blocks
-from similarities import LOG_VAR_BOUNDS, SIMILARITIES, Embedding
+from similarities import LOG_VAR_BOUNDS, MLS, SIMILARITIES, Embedding
 from tests.references import attended, broadcasts, caption_ranks, image_ranks, suited
-from timing import epoch as epoch_timing
-from timing import in_fresh_process, peak, race
-from timing import scale as scale_timing
-from timing.epoch import training
-from timing.features import epoch as streamed
-from timing.features import feature_times, streaming_memory
-from timing.localisation import localisation_times
-from timing.precision import score_precision
-from timing.search import LEAST, MOST, search_times
+from timing import Setting, Sizes, cell, in_fresh_process, line, peak, race, records
+from timing.epoch import epoch, training
+from timing.features import extraction, streamed, streaming_memory
+from timing.localisation import phrases
+from timing.precision import each, precision
+from timing.scale import scale
+from timing.search import search
 
+SIZES = Sizes()                       # of a training step
 DIM = 1024
 SCORES = (1000, 5000)                 # images, captions
 SLICE = 8                     # images that the loop of broadcasts scores; its time is scaled to all
@@ -69,13 +68,9 @@ TIMED_CAPTIONS = (250, 20)           # captions that ours, and the loop, are tim
 # products of words and regions in a block, of which the peak memory is measured
 ELEMENTS = (2 ** 18, 2 ** 20, 2 ** 22)
 BLOCKS = (1000, 640, 1700)            # images a block: the first is timed, all must agree
-BATCH, FEATURES, WORDS, LENGTHS = 128, 2048, 10000, (8, 20)
-REGION_STEP = ((36, 256), 256)        # features of an image, D
+REGION_STEP = {"shape": (36, 256), "dim": 256}              # features of an image, D
 FILES = {"features": ((20000, 2048), np.float32), "regions": ((2000, 36, 512), np.float16)}
 SUITE = ["--cxc", "--pmrp", "--eccv", "--fold5", "--uncertainty", "--no-control"]
-EXTRACTED = 480, 2                    # photos, processes that read them
-# photos, proposals of each, phrases of all, D: the test of Flickr30k Entities
-PHRASES = (1000, 200, 14500, 512)
 # images, captions that are calibrated on; the first has a target
 CALIBRATED = ((1000, 5000), (5000, 25000))
 COMPARED = {**SIMILARITIES, "mls": MLS}
@@ -83,44 +78,20 @@ BROADCAST = ("order", "elk", "bhattacharyya")       # similarities that do not s
 # targets of speed, beside the product and beside the loop
 AIMS = {**dict.fromkeys(("kl", "kl_reverse", "mahalanobis", "wasserstein", "csd"),
                         ("product", "loop")), "mls": ("mls", "loop")}
-AT_MOST = {"product": 2.5, "mls": 1.6, "minkl": 2.0, "error": 1e-5, "evaluation": 1.5,
-           "memory": 600, "suite": 25, "suite memory": 1229, "confidence": 4.0, "step": 2.2,
-           "attention memory": 150, "extraction": 15, "phrases": 10, "phrases memory": 1024,
-           **epoch_timing.MOST, **scale_timing.MOST, **MOST}
-AT_LEAST = {"loop": 40, "batches": 20, "equal": 1, "original": 8, "attention": 4, **LEAST}
-records: list[dict] = []              # every measurement of this run
 
 
-def cell(name: str, value: float, form: str, kind: str | None = None) -> str:
-    """A value, the target that its kind has and whether it is met, as text of one width; kept for
-    --output."""
-    most, least = AT_MOST.get(kind), AT_LEAST.get(kind)
-    ok = None if most is least is None else bool(value <= most if least is None else value >= least)
-    records.append({"name": name, "value": float(value), "at_most": most, "at_least": least,
-                    "ok": ok})
-    target = "" if ok is None else f"<= {most:g}" if least is None else f">= {least:g}"
-    return f"{value:>8{form}} {target:9}{'' if ok is None else 'ok' if ok else 'MISSED':8}"
-
-
-def line(name: str, value: float, form: str, kind: str | None = None) -> None:
-    print(f"  {name:84}{cell(name, value, form, kind)}".rstrip(), flush=True)
-
-
-def pairs(
-    n_images: int, n_captions: int, seed: int, device
-) -> tuple[Embedding, Embedding, np.ndarray]:
+def pairs(n_images: int, n_captions: int, how: Setting) -> tuple[Embedding, Embedding, np.ndarray]:
     """Gaussians (N, D) and (M, D) and whose each caption is: noisy copies of the images, found half
     of the time."""
-    generator, noise = torch.Generator().manual_seed(seed), 8.0
+    generator, noise = torch.Generator().manual_seed(how.seed), 8.0
     caption_image = np.arange(n_captions) * n_images // n_captions
     fields = []
     for bound in (lambda x: F.normalize(x, dim=1), lambda x: (x / 2).clamp(*LOG_VAR_BOUNDS)):
         truth = torch.randn(n_images, DIM, generator=generator)
         copies = torch.randn(n_captions, DIM,
                              generator=generator).mul_(noise).add_(truth[caption_image])
-        fields.append((bound(truth).to(device),
-                       bound(copies.div_(math.hypot(1, noise))).to(device)))
-    return *(Embedding(*side) for side in zip(*fields)), caption_image
+        fields.append((bound(truth), bound(copies.div_(math.hypot(1, noise)))))
+    return *(Embedding(*side).to(how.device) for side in zip(*fields)), caption_image
 
 
 def error(name: str, dim: int, whole: bool, seed: int) -> float:
@@ -132,112 +103,108 @@ def error(name: str, dim: int, whole: bool, seed: int) -> float:
         high = torch.rand(n, 1 if whole else dim, generator=generator).expand(n, dim) < 0.5
         made.append(Embedding(F.normalize(torch.randn(n, dim, generator=generator), dim=1),
                               torch.where(high, LOG_VAR_BOUNDS[1], LOG_VAR_BOUNDS[0])))
-    images, captions = suited(name, *made)
-    exact = broadcasts(name,
-                       *(Embedding(*(None if x is None else x.double() for x in e))
-                         for e in (images, captions)))
-    scale = exact.abs().max() if name in ("cosine", "dot", "mls") else exact.abs()
-    return ((COMPARED[name]()(images, captions) - exact).abs() / scale).max().item()
+    sides = suited(name, *made)
+    exact = broadcasts(name, *(each(e, Tensor.double) for e in sides))
+    size = exact.abs().max() if name in ("cosine", "dot", "mls") else exact.abs()
+    return ((COMPARED[name]()(*sides) - exact).abs() / size).max().item()
 
 
-def scores(opt, device) -> None:
+@torch.no_grad()
+def scores(how: Setting) -> None:
     n, m = SCORES
-    made = pairs(n, m, opt.seed, device)[:2]
+    images, captions, _ = pairs(n, m, how)
     print(f"\nscores: {n:,} images x {m:,} captions, D = {DIM:,}; the loop's time is that of "
           f"{SLICE} images, scaled\n  {'':15}{'ms':>8}  "
           f"{'times one product':25}{'times faster than loop':25}times kl")
     for name in COMPARED:
+        sides = suited(name, images, captions)
+        some = sides[0].rows(slice(SLICE)), sides[1]
         # broadcasts themselves: timed on the slice too
-        scale = n / SLICE if name in BROADCAST else 1
-        i, captions = suited(name, *made)
-        with torch.no_grad():
-            best = race({"product": lambda: made[0].mean @ made[1].mean.T,
-                         "own": partial(COMPARED[name](), i if scale == 1 else i.rows(slice(SLICE)),
-                                        captions),
-                         "loop": partial(broadcasts, name, i.rows(slice(SLICE)), captions),
-                         **({"kl": partial(SIMILARITIES["kl"](), i, captions)} if name == "minkl"
-                            else {})}, opt.repeats, device)
-        own, aims = best["own"] * scale, AIMS.get(name, (None, None))
+        ours, share = (some, n / SLICE) if name in BROADCAST else (sides, 1)
+        runs = {"product": lambda: images.mean @ captions.mean.T,
+                "own": partial(COMPARED[name](), *ours), "loop": partial(broadcasts, name, *some)}
+        if name == "minkl":
+            runs["kl"] = partial(SIMILARITIES["kl"](), *sides)
+        best = race(runs, how)
+        own, aims = best["own"] * share, AIMS.get(name, (None, None))
         row = (cell(f"{name} / product", own / best["product"], ".2f", aims[0])
-               + cell(f"loop / {name}", best["loop"] * n / SLICE / own, ".1f", aims[1])
-               + (cell("minkl / kl", own / best["kl"], ".2f", "minkl") if name == "minkl" else ""))
+               + cell(f"loop / {name}", best["loop"] * n / SLICE / own, ".1f", aims[1]))
+        if name == "minkl":
+            row += cell("minkl / kl", own / best["kl"], ".2f", "minkl")
         print(f"  {name:15}{1000 * own:8.0f}{row}".rstrip(), flush=True)
     columns = {f"{'whole items' if whole else 'each its own'}, D = {dim}": (dim, whole)
                for whole in (False, True) for dim in (1024, 2048)}
     print(f"\n  largest relative error of float32, {SAMPLE[0]} x {SAMPLE[1]}, variances at both "
           f"bounds\n  {'':15}" + "".join(f"  {title:24}" for title in columns))
     for name in COMPARED:
-        row = [cell(f"{name} error, {t}", error(name, *c, opt.seed), ".1e", "error") for t,
+        row = [cell(f"{name} error, {t}", error(name, *c, how.seed), ".1e", "error") for t,
                c in columns.items()]
         print(f"  {name:15}{''.join(row)}".rstrip(), flush=True)
 
 
-def parts_of(n: int, seed: int, device, most: int, least: int) -> Embedding:
-    """n items of `least` to `most` unit vectors (n, most, D)."""
-    generator = torch.Generator().manual_seed(seed)
-    parts = F.normalize(torch.randn(n, most, DIM, generator=generator), dim=2).to(device)
-    return Embedding(parts.mean(1), None, parts,
-                     torch.randint(least, most + 1, (n,), generator=generator).to(device))
-
-
-def attention_sides(captions: int, seed: int, device) -> tuple[Embedding, Embedding]:
+def attention_sides(captions: int, how: Setting) -> tuple[Embedding, Embedding]:
+    """Images of regions and captions of words: unit vectors, of which each item has its own number.
+    """
     n, _, regions = ATTENTION
-    return parts_of(n, seed, device, regions, regions), parts_of(
-        captions, seed + 1, device, LENGTHS[1], LENGTHS[0]
-    )
+    sides = []
+    for k, (count, least, most) in enumerate(((n, regions, regions), (captions, *SIZES.lengths))):
+        generator = torch.Generator().manual_seed(how.seed + k)
+        parts = F.normalize(torch.randn(count, most, DIM, generator=generator), dim=2)
+        real = torch.randint(least, most + 1, (count,), generator=generator)
+        sides.append(Embedding(parts.mean(1), None, parts, real).to(how.device))
+    return sides[0], sides[1]
 
 
-def attention_memory(elements: int, seed: int, device) -> float:
+@torch.no_grad()
+def attention_memory(elements: int, how: Setting) -> float:
     """MiB that a tile of the scores takes at its peak beyond the embeddings."""
-    images, captions = attention_sides(TIMED_CAPTIONS[0], seed, device)
+    images, captions = attention_sides(TIMED_CAPTIONS[0], how)
     similarity = CrossAttention(elements=elements)
-    with torch.no_grad():
-        similarity(images.rows(slice(8)), captions.rows(slice(8)))                  # warms up
-        return peak(lambda: similarity(images, captions), device)
+    similarity(images.rows(slice(8)), captions.rows(slice(8)))                      # warms up
+    return peak(lambda: similarity(images, captions), how.device)
 
 
-def attention(opt, device) -> None:
-    (n, m, regions), (own, few) = ATTENTION, TIMED_CAPTIONS
-    images, captions = attention_sides(own, opt.seed, device)
-    print(f"\nattention: {n:,} images of {regions} regions x {m:,} captions of {LENGTHS[0]} to "
-          f"{LENGTHS[1]} words, D = {DIM:,};\n  timed on {own} captions, the loop on {few}, "
-          "scaled to all", flush=True)
+@torch.no_grad()
+def attention(how: Setting) -> None:
+    (n, m, regions), (own, few), most = ATTENTION, TIMED_CAPTIONS, SIZES.lengths[1]
+    images, captions = attention_sides(own, how)
+    print(f"\nattention: {n:,} images of {regions} regions x {m:,} captions of {SIZES.lengths[0]} "
+          f"to {most} words, D = {DIM:,};\n  timed on {own} captions, the loop on {few}, scaled to "
+          "all", flush=True)
     some = captions.rows(slice(few))
     flat = images.parts.flatten(0, 1), some.parts.flatten(0, 1)               # (N P, D), (few T, D)
     for direction in DIRECTIONS:
         similarity = CrossAttention(direction)
-        with torch.no_grad():
-            best = race({"own": partial(similarity, images, captions), "product": lambda: flat[0]
-                         @ flat[1].T, "loop": partial(attended, direction, images, some)},
-                        opt.repeats, device)
-            difference = (similarity(images, some) - attended(direction, images, some)).abs().max()
+        loop = partial(attended, direction, images, some)
+        best = race({"own": partial(similarity, images, captions),
+                     "product": lambda: flat[0] @ flat[1].T, "loop": loop}, how)
         ours, loop_time = best["own"] * m / own, best["loop"] * m / few
-        product = best["product"] * m / few * float(some.n_parts.float().mean()) / LENGTHS[1]
+        product = best["product"] * m / few * float(some.n_parts.float().mean()) / most
         line(f"{direction}: seconds", ours, ".1f")
         line(f"{direction}: ours / products of all words and regions, which it needs",
              ours / product, ".2f")
         line(f"{direction}: loop / ours", loop_time / ours, ".1f", "attention")
-        line(f"{direction}: largest difference of the scores", difference, ".1e", "error")
+        line(f"{direction}: largest difference of the scores",
+             (similarity(images, some) - loop()).abs().max(), ".1e", "error")
     for elements in ELEMENTS:
-        memory = in_fresh_process(attention_memory, elements, opt.seed, device)
         kind = "attention memory" if elements == 2 ** 20 else None            # the default on a CPU
-        line(f"t2i: peak memory beyond the embeddings in blocks of {elements:,}, MiB", memory,
-             ".0f", kind)
+        line(f"t2i: peak memory beyond the embeddings in blocks of {elements:,}, MiB",
+             in_fresh_process(attention_memory, elements, how), ".0f", kind)
 
 
-def evaluation_memory(name: str, seed: int, device) -> float:
+def evaluation_memory(name: str, how: Setting) -> float:
     """MiB that an evaluation takes at its peak beyond the embeddings."""
-    images, captions, caption_image = pairs(*EVALUATION, seed, device)
+    images, captions, caption_image = pairs(*EVALUATION, how)
     similarity = SIMILARITIES[name]()
     retrieval_blocks(similarity, images.rows(slice(50)), captions.rows(slice(250)),
                      caption_image[:250])                                                 # warms up
     return peak(lambda: retrieval_blocks(similarity, images, captions, caption_image, BLOCKS[0]),
-                device)
+                how.device)
 
 
-def evaluation(opt, device) -> None:
+def evaluation(how: Setting) -> None:
     n, m = EVALUATION
-    images, captions, caption_image = pairs(n, m, opt.seed, device)
+    images, captions, caption_image = pairs(n, m, how)
     size = BLOCKS[0] * m // n
     print(f"\nevaluation: {n:,} images x {m:,} captions, D = {DIM:,}, blocks of {BLOCKS[0]:,} x "
           f"{size:,}", flush=True)
@@ -251,116 +218,108 @@ def evaluation(opt, device) -> None:
     wide = [torch.cat(e[:2], 1) for e in (images, captions)]                      # (N, 2D), (M, 2D)
     best = race({**{name: partial(f, BLOCKS[0]) for name, f in run.items()},
                  2 * DIM: partial(products, *wide),
-                 DIM: partial(products, images.mean, captions.mean)}, opt.repeats, device)
+                 DIM: partial(products, images.mean, captions.mean)}, how)
     for name, width, needed in (("wasserstein", DIM, False), ("wasserstein", 2 * DIM, True),
                                 ("cosine", DIM, True)):
         line(f"{name} / products of width {width:,}"
              + (", which it needs" if needed else ", of the embeddings"), best[name] / best[width],
              ".2f", "evaluation" if needed else None)
     means = [e.mean.cpu().double().numpy() for e in (images, captions)]
-    loops = {
-        ranks: partial(ranks, *means, caption_image, ORIGINAL)
-        for ranks in (image_ranks, caption_ranks)
-    }
-    spent = race(loops, 1, device)
+    spent = race({ranks: partial(ranks, *means, caption_image, ORIGINAL)
+                  for ranks in (image_ranks, caption_ranks)}, how, 1)
     slow = (spent[image_ranks] * n + spent[caption_ranks] * m) / ORIGINAL
     line(f"loop of one product and one sort per query ({ORIGINAL}) / cosine", slow / best["cosine"],
          ".1f", "original")
     for name, f in run.items():
-        results = [f(block) for block in BLOCKS]
         recalls = [[r[side][key] for side in ("i2t", "t2i") for key in ("r1", "r5", "r10")]
-                   for r in results]
+                   for r in map(f, BLOCKS)]
         line(f"{name}: recalls equal in blocks of {BLOCKS} (R@1 {recalls[0][0]:.1f}, "
              f"{recalls[0][3]:.1f})", recalls.count(recalls[0]) == len(BLOCKS), "d", "equal")
-        memory = in_fresh_process(evaluation_memory, name, opt.seed, device)
-        line(f"{name}: peak memory beyond the embeddings, MiB", memory, ".0f", "memory")
+        line(f"{name}: peak memory beyond the embeddings, MiB",
+             in_fresh_process(evaluation_memory, name, how), ".0f", "memory")
 
 
-def random_subject(n: int, m: int, seed: int, device) -> Subject:
-    *sides, caption_image = pairs(n, m, seed, device)
+def random_subject(n: int, m: int, how: Setting) -> Subject:
+    *sides, caption_image = pairs(n, m, how)
     return Subject("random", "wasserstein", caption_image, n,
                    [Member(SIMILARITIES["wasserstein"](), *sides)])
 
 
-def judged_subject(seed: int, device) -> tuple[Subject, Judgements]:
+def judged_subject(how: Setting) -> tuple[Subject, Judgements]:
     """Embeddings of the size of the COCO 5K test, and random judgements of about the real
     numbers."""
     n, m = EVALUATION
-    subject = random_subject(n, m, seed, device)
-    rng = np.random.default_rng(seed)
+    subject, rng = random_subject(n, m, how), np.random.default_rng(how.seed)
 
-    def rated(first, second, count):
-        places = (rng.integers(first, size=count), rng.integers(second, size=count))
-        return Ratings(*places, 5 * rng.random(count) ** 3, np.array([""] * count))
+    def places(first, second, count):
+        return rng.integers(first, size=count), rng.integers(second, size=count)
 
-    ratings = {"sts": rated(m, m, 44000), "sis": rated(n, n, 47000), "sits": rated(m, n, 45000)}
+    ratings = {name: Ratings(*places(*counts), 5 * rng.random(counts[-1]) ** 3)
+               for name, counts in (("sts", (m, m, 44000)), ("sis", (n, n, 47000)),
+                                    ("sits", (m, n, 45000)))}
     codes = rng.random((n, 80)) < 0.04
-    some = {"i2t": Pairs.of(rng.integers(1261, size=22500), rng.integers(m, size=22500)),
-            "t2i": Pairs.of(rng.integers(1332, size=11300), rng.integers(n, size=11300))}
+    some = {"i2t": Pairs.of(*places(1261, m, 22500)), "t2i": Pairs.of(*places(1332, n, 11300))}
     cxc = Crisscrossed(ratings, cxc_pairs(ratings, subject.caption_image, "ucmr"))
     return subject, Judgements(pmrp=codes, eccv=some, cxc=cxc)
 
 
-def suite_memory(seed: int, device) -> float:
+def suite_memory(how: Setting) -> float:
     """MiB of the process that the whole suite takes at its peak beyond the embeddings."""
-    subject, judged = judged_subject(seed, device)
+    subject, judged = judged_subject(how)
     return peak(lambda: assess(subject, judged, parse_args(SUITE)), torch.device("cpu"))
 
 
-def suite(opt, device) -> None:
-    subject, judged = judged_subject(opt.seed, device)
+def suite(how: Setting) -> None:
+    subject, judged = judged_subject(how)
     _, images, captions = subject.members[0]
     print(f"\nsuite: {EVALUATION[0]:,} images x {EVALUATION[1]:,} captions, D = {DIM:,}, "
           "wasserstein: recalls, folds, CxC, PMRP, ECCV, uncertainty", flush=True)
     best = race({"product": lambda: images.mean @ captions.mean.T,
-                 "suite": lambda: assess(subject, judged, parse_args(SUITE))}, 1, device)
+                 "suite": lambda: assess(subject, judged, parse_args(SUITE))}, how, 1)
     line("everything / one product of 5,000 x 25,000 x 1,024", best["suite"] / best["product"],
          ".1f", "suite")
     line("seconds", best["suite"], ".1f")
-    line("peak memory beyond embeddings, MiB", in_fresh_process(suite_memory, opt.seed, device),
-         ".0f", "suite memory")
+    line("peak memory beyond embeddings, MiB", in_fresh_process(suite_memory, how), ".0f",
+         "suite memory")
 
 
-def certain(dev: Subject, subject: Subject) -> None:
-    assess_certainty(subject, {}, Asked(confidence=True, sets=0.1), lambda: dev)
+def certain(size: tuple, subject: Subject, how: Setting):
+    """A function that tells how sure the subject's answers are, calibrated on as many images and
+    captions."""
+    dev = random_subject(*size, how._replace(seed=how.seed + 1))
+    return lambda: assess_certainty(subject, {}, Asked(confidence=True, sets=0.1), lambda: dev)
 
 
-def confidence_memory(size: tuple, seed: int, device) -> float:
+def confidence_memory(size: tuple, how: Setting) -> float:
     """MiB that confidences and sets take at their peak beyond the embeddings."""
-    dev, subject = (
-        random_subject(*size, seed + 1, device),
-        random_subject(*EVALUATION, seed, device),
-    )
-    return peak(partial(certain, dev, subject), device)
+    return peak(certain(size, random_subject(*EVALUATION, how), how), how.device)
 
 
-def confidence(opt, device) -> None:
-    subject = random_subject(*EVALUATION, opt.seed, device)
+def confidence(how: Setting) -> None:
+    subject = random_subject(*EVALUATION, how)
     print("\nconfidence: {:,} images x {:,} captions, --confidence --sets 0.1".format(*EVALUATION),
           flush=True)
-    runs = {size: partial(certain, random_subject(*size, opt.seed + 1, device), subject)
-            for size in CALIBRATED}
+    runs = {size: certain(size, subject, how) for size in CALIBRATED}
     runs["plain"] = partial(retrieval_blocks, *subject.members[0], subject.caption_image, BLOCKS[0])
-    best = race(runs, min(2, opt.repeats), device)
+    best = race(runs, how, 2)
     line("plain evaluation, seconds", best["plain"], ".1f")
     for size, kinds in zip(CALIBRATED, (("confidence", "memory"), (None, None))):
         title = "calibrated on {:,} x {:,}".format(*size)
-        memory = in_fresh_process(confidence_memory, size, opt.seed, device)
         line(f"{title}: seconds beyond the plain evaluation", best[size], ".1f")
         line(f"{title}: with the plain evaluation / that alone", 1 + best[size] / best["plain"],
              ".2f", kinds[0])
-        line(f"{title}: peak memory beyond the embeddings, MiB", memory, ".0f", kinds[1])
+        line(f"{title}: peak memory beyond the embeddings, MiB",
+             in_fresh_process(confidence_memory, size, how), ".0f", kinds[1])
 
 
-def steps(title: str, kinds: dict[str, list[str]], shape: tuple, dim: int, opt, device) -> dict:
-    """Time the steps of several models on features of one shape and print their parts: {(kind,
-    part): seconds}."""
-    features = " x ".join(map(str, shape))
-    print(f"\n{title}: batch of {BATCH}, features of {features}, D = {dim:,}, {LENGTHS[0]} to {LENGTHS[1]} words\n  "
-          f"{'ms, each alone':16}{'step':>9}{'networks':>12}{'similarity, loss':>20}{'clipping, Adam':>18}", flush=True)
-    best = race({(kind, name): run for kind, words in kinds.items() for name,
-                 run in training(words, shape, dim, (BATCH, WORDS, LENGTHS), opt.seed,
-                                 device).items()}, opt.repeats, device)
+def steps(title: str, kinds: dict[str, list[str]], sizes: Sizes, how: Setting) -> dict:
+    """Time the steps of several models and print their parts: {(kind, part): seconds}."""
+    features, (least, most) = " x ".join(map(str, sizes.shape)), sizes.lengths
+    print(f"\n{title}: batch of {sizes.pairs}, features of {features}, D = {sizes.dim:,}, {least} "
+          f"to {most} words\n  {'ms, each alone':16}{'step':>9}{'networks':>12}"
+          f"{'similarity, loss':>20}{'clipping, Adam':>18}", flush=True)
+    best = race({(kind, name): run for kind, words in kinds.items()
+                 for name, run in training(words, sizes, how).items()}, how)
     for kind in kinds:
         whole, *parts = (
             1000 * best[kind, name] for name in ("step", "networks", "objective", "update")
@@ -371,25 +330,21 @@ def steps(title: str, kinds: dict[str, list[str]], shape: tuple, dim: int, opt, 
     return best
 
 
-def step(opt, device) -> None:
+def step(how: Setting) -> None:
     kinds = {"point": ["--sim", "cosine"], "gaussian": ["--sim", "wasserstein"]}
-    best = steps("step", kinds, (FEATURES,), DIM, opt, device)
-    line(
-        "gaussian (wasserstein) / point (cosine)",
-        best["gaussian", "step"] / best["point", "step"],
-        ".2f",
-        "step",
-    )
+    best = steps("step", kinds, SIZES, how)
+    line("gaussian (wasserstein) / point (cosine)",
+         best["gaussian", "step"] / best["point", "step"], ".2f", "step")
 
 
-def regions(opt, device) -> None:
+def regions(how: Setting) -> None:
     kinds = {"mean of regions": [], "vsrn": ["--img_enc", "vsrn"],
              "vsrn, gaussian": ["--img_enc", "vsrn", "--sim", "wasserstein"],
              "scan": ["--sim", "scan", "--bi_gru"], "pvse": ["--sim", "mil"],
              "pcme": ["--sim", "match_prob"]}
     compiled = {f"{kind}, compiled": [*kinds[kind], "--compile"] for kind in ("scan", "pcme")}
     kinds.update(compiled)
-    best = steps("regions", kinds, *REGION_STEP, opt, device)
+    best = steps("regions", kinds, SIZES._replace(**REGION_STEP), how)
     for kind in list(kinds)[1:]:
         line(f"{kind} / mean of regions", best[kind, "step"] / best["mean of regions", "step"],
              ".1f")
@@ -399,23 +354,21 @@ def regions(opt, device) -> None:
             line(f"{kind} / {plain}: {part}", best[kind, part] / best[plain, part], ".2f")
 
 
-def batches(opt, device) -> None:
-    print(f"\nbatches: of {BATCH} pairs, five captions per image, in random order, the file cached",
-          flush=True)
+def batches(how: Setting) -> None:
+    print(f"\nbatches: of {SIZES.pairs} pairs, five captions per image, in random order, the file "
+          "cached", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        step = training([], (FEATURES,), DIM, (BATCH, WORDS, LENGTHS), opt.seed, device)["step"]
-        path, runs, count = {}, {"step": step}, {}
+        path, runs, count = {}, {"step": training([], SIZES, how)["step"]}, {}
         for name, (shape, dtype) in FILES.items():
             path[name] = os.path.join(folder, f"{name}.npy")
-            np.save(
-                path[name], np.random.default_rng(opt.seed).random(shape, np.float32).astype(dtype)
-            )
-            runs[name], count[name] = streamed(path[name], BATCH, LENGTHS, opt.seed)
-        best = race(runs, opt.repeats, device)
-        pace = BATCH / best["step"]
+            array = np.random.default_rng(how.seed).random(shape, np.float32)
+            np.save(path[name], array.astype(dtype))
+            runs[name], count[name] = streamed(path[name], SIZES, how.seed)
+        best = race(runs, how)
+        pace = SIZES.pairs / best["step"]
         line("a training step of points, captions a second", pace, ".0f")
         for name, (shape, dtype) in FILES.items():
-            own, mapped = in_fresh_process(streaming_memory, path[name], BATCH, LENGTHS, opt.seed)
+            own, mapped = in_fresh_process(streaming_memory, path[name], SIZES, how.seed)
             line(f"{name} {shape} {np.dtype(dtype)}, captions a second", count[name] / best[name],
                  ".0f")
             line(f"{name}: as many times the pace of training", count[name] / best[name] / pace,
@@ -423,45 +376,6 @@ def batches(opt, device) -> None:
             line(f"{name}: growth of the process in an epoch, MiB of its own", own, ".0f")
             line(f"{name}: pages of it left mapped, MiB of {os.path.getsize(path[name]) >> 20}",
                  mapped, ".0f")
-
-
-def phrases(opt, device) -> None:
-    print("\nphrases: {:,} photos x {:,} proposals, {:,} phrases, D = {:,}, cosine".format(
-        *PHRASES), flush=True)
-    for measured in localisation_times(*PHRASES, min(2, opt.repeats), opt.seed, device):
-        line(*measured)
-
-
-def epoch(opt, device) -> None:
-    print(f"\nepoch: {epoch_timing.title()}", flush=True)
-    for measured in epoch_timing.epoch_times(opt.steps, opt.profile, opt.seed, device):
-        line(*measured)
-
-
-def scale(opt, device) -> None:
-    print(f"\nscale: VSE++ on {scale_timing.SIZES.pairs} pairs of 2,048 features; a process a "
-          "core, a thread each, over Gloo", flush=True)
-    for measured in scale_timing.scale_times(min(3, opt.repeats), opt.seed):
-        line(*measured)
-
-
-def precision(opt, device) -> None:
-    for text, measured in score_precision(DIM, opt.seed):
-        print(text, flush=True)
-        for one in measured:
-            cell(*one)
-
-
-def search(opt, device) -> None:
-    for measured in search_times(opt.size, opt.repeats, opt.seed, device):
-        line(*measured)
-
-
-def extraction(opt, device) -> None:
-    print("\nextraction: {} photos of 500 x 375 by resnet18, read by {} processes".format(
-        *EXTRACTED), flush=True)
-    for measured in feature_times(*EXTRACTED, opt.repeats, opt.seed, device):
-        line(*measured)
 
 
 PARTS = {f.__name__: f for f in (scores, attention, evaluation, suite, confidence, step, regions,
@@ -494,11 +408,12 @@ def measure(opt, p) -> None:
     if set(opt.parts) - set(PARTS):
         p.error(f"'{(set(opt.parts) - set(PARTS)).pop()}' is no part; the parts are "
                 f"{', '.join(PARTS)}")
-    device = torch_device(opt.device)
-    machine = f"{os.cpu_count()} cores, torch {torch.__version__}, {torch.get_num_threads()} threads, {device}"
+    how = Setting(opt.repeats, opt.seed, torch_device(opt.device), opt.size, opt.steps, opt.profile)
+    machine = (f"{os.cpu_count()} cores, torch {torch.__version__}, {torch.get_num_threads()} "
+               f"threads, {how.device}")
     print(machine, flush=True)
     for part in opt.parts or PARTS:
-        PARTS[part](opt, device)
+        PARTS[part](how)
     verdicts = [record["ok"] for record in records if record["ok"] is not None]
     print(f"\n{verdicts.count(False)} of {len(verdicts)} targets missed")
     if opt.output:

@@ -11,7 +11,6 @@ import argparse
 import functools
 import os
 import re
-import struct
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
@@ -26,7 +25,7 @@ from files.reading import checksum
 from files.writing import FORMAT
 from inputs import encode_captions
 from model import JointEmbedding, build_model, build_vocabulary
-from options.rules import resolve
+from options.rules import IMPLIED, resolve
 from options.training import TRAIN
 from similarities import Embedding, Similarity
 from text import Vocabulary, tokenize
@@ -82,7 +81,6 @@ def original(stored: dict, path: str, vocab: str | None) -> dict:
 
 # whole numbers of a checkpoint's state
 COUNTS = {"epoch", "step", "iteration", "loss_count", "due", "waited"}
-PLAIN = (str, int, float, bool, type(None))
 
 
 def is_dense(value) -> bool:
@@ -103,7 +101,8 @@ def check_contents(stored: dict, path: str) -> None:
     later relies on them."""
     words, state, data = stored["vocabulary"], stored.get("state", {}), stored.get("data", {})
     kinds = {
-        "options": named(stored["options"], lambda value: isinstance(value, PLAIN)),
+        "options": named(stored["options"],
+                         lambda value: value is None or isinstance(value, (str, int, float))),
         "vocabulary": isinstance(words, list) and all(isinstance(word, str) for word in words),
         "model": named(stored["model"], is_dense),
         "state": isinstance(state, dict) and {"epoch", "best_rsum"} <= set(state) and all(
@@ -111,8 +110,8 @@ def check_contents(stored: dict, path: str) -> None:
             and (name not in COUNTS or type(value) is int and value >= 0)
             for name, value in state.items()),
         "data": isinstance(data, dict) and isinstance(data.get("extractors") or {}, dict)}
-    wrong = next((name for name, right in kinds.items() if not right), None)
-    check(not wrong, f"{path} holds something else under '{wrong}' than train.py writes; it was "
+    for name, right in kinds.items():
+        check(right, f"{path} holds something else under '{name}' than train.py writes; it was "
                      "changed or is of another program, so take another one or train again")
 
 
@@ -123,16 +122,16 @@ def load_weights(model: JointEmbedding, stored: dict, path: str = "the checkpoin
                  means: bool = False) -> None:
     """Give a model the weights of a checkpoint. means: only of what makes the means; the rest stays
     as it is. Raises InputError where the names or shapes are others."""
-    weights, own = ({name: x for name, x in state.items() if not means or name.startswith(MEANS)}
-                    for state in (stored["model"], model.state_dict()))
-    theirs, mine = ({name: tuple(x.shape) for name, x in state.items()} for state in (weights, own))
+    own = model.state_dict()
+    theirs, mine = ({name: tuple(x.shape) for name, x in state.items()
+                     if not means or name.startswith(MEANS)} for state in (stored["model"], own))
     wrong = [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
     if wrong:
         there, here = (shapes.get(wrong[0], "absent") for shapes in (theirs, mine))
         raise InputError(f"the weights of {path} are not those of a model of these options "
                          f"({wrong[0]} is {there} there and {here} here, {len(wrong)} differ); "
                          "give the sizes, heads, encoders and terms of its config.yaml")
-    model.load_state_dict({**model.state_dict(), **weights})
+    model.load_state_dict({**own, **{name: stored["model"][name] for name in theirs}})
 
 
 def load_model(stored: dict, path: str = "the checkpoint",
@@ -143,9 +142,10 @@ def load_model(stored: dict, path: str = "the checkpoint",
     check(phrases or not stored["options"].get("localise"),
           f"{path} was trained on phrases and the regions of their photos, and what reads images "
           "and captions is asked for; take another run")
-    opt = TRAIN.parser().parse_args([])            # of options that are younger than the checkpoint
-    resolve(opt)
-    vars(opt).update(stored["options"])
+    opt = argparse.Namespace(**{**TRAIN.defaults, **stored["options"]})
+    for name, implied in IMPLIED.items():          # options that are younger than the checkpoint
+        if name not in stored["options"]:
+            setattr(opt, name, implied(opt))
     vocab = build_vocabulary(opt, stored["vocabulary"])
     try:
         model = build_model(opt, vocab, pretrained=False)
@@ -213,17 +213,13 @@ class Trained:
             if network:
                 numbers, lengths = network(some), torch.ones(len(some)).long()  # (B, F), (B,)
             else:
-                numbers, lengths = self.words(some, any_words)
+                tokens = encode_captions([tokenize(text) for text in some], self.vocab)
+                check(any_words or not tokens.unknown.any(),
+                      f"no word of '{some[tokens.unknown.argmax()]}' is in the vocabulary of "
+                      f"{len(self.vocab)} words; use words of the training set")
+                numbers, lengths = tokens.batch(np.arange(len(some)))           # (B, T), (B,)
             embeddings.append(self.model.embed_captions(numbers.to(self.device), lengths))
         return Embedding.cat(embeddings)
-
-    def words(self, texts: list[str], any_words: bool) -> tuple[Tensor, Tensor]:
-        """The numbers (B, T) of the words of captions, and how many each has (B,)."""
-        tokens = encode_captions([tokenize(text) for text in texts], self.vocab)
-        check(any_words or not tokens.unknown.any(),
-              f"no word of '{texts[tokens.unknown.argmax()]}' is in the vocabulary of "
-              f"{len(self.vocab)} words; use words of the training set")
-        return tokens.batch(np.arange(len(texts)))
 
     @torch.no_grad()
     def images(self, rows) -> Embedding:
@@ -245,27 +241,12 @@ def check_values(stored: dict, path: str) -> None:
 
 # ---- checkpoints of the originals
 
-class _Dtype:
-    """Stands in for numpy.dtype('f8', False, True): keeps its name and byte order."""
-
-    def __init__(self, code: str, *_):
-        self.code, self.order = code, "<"
-
-    def __setstate__(self, state: tuple):
-        self.order = state[1]
-
-
-def _scalar(dtype: _Dtype, raw: bytes | str) -> float | int:
-    """Stands in for numpy's scalar of 8 or 4 bytes (best_rsum is one) and returns a plain
-    number."""
-    kinds = {"f8": "d", "f4": "f", "i8": "q", "i4": "i"}
-    raw = raw.encode("latin1") if isinstance(raw, str) else raw             # Python 2 knew no bytes
-    return struct.unpack((">" if dtype.order == ">" else "<") + kinds[dtype.code], raw)[0]
-
-
-# What a checkpoint may call beside torch's own tensors, under the names that the checkpoint uses.
-ADMITTED = [(argparse.Namespace, "argparse.Namespace"), (_Dtype, "numpy.dtype"),
-            *((_scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core"))]
+# What a checkpoint may call beside torch's own tensors, under the names that the checkpoint uses:
+# best_rsum is a number of numpy's.
+ADMITTED = [(argparse.Namespace, "argparse.Namespace"), (np.dtype, "numpy.dtype"),
+            *((np.float64().__reduce__()[0], f"numpy.{core}.multiarray.scalar")
+              for core in ("core", "_core")),
+            *(type(np.dtype(kind)) for kind in ("f8", "f4", "i8", "i4"))]
 
 
 def read(path: str):
@@ -343,9 +324,11 @@ def convert(stored: dict, words: list[str] | None, path: str) -> dict:
     model = {**_renamed(image, names, path), **_renamed(text, TEXT, path)}
     state = {"step": 0}
     for name, theirs in (("epoch", "epoch"), ("iteration", "Eiters"), ("best_rsum", "best_rsum")):
-        value = state[name] = stored.get(theirs, 0)
-        check(type(value) in (int, float), f"{path} has {theirs} = {str(value)[:40]!r}, which is "
-                                           "no number; take another checkpoint")
+        value = stored.get(theirs, 0)
+        check(isinstance(value, (int, float, np.number)),
+              f"{path} has {theirs} = {str(value)[:40]!r}, which is no number; take another "
+              "checkpoint")
+        state[name] = np.asarray(value).item()
     return {"format": FORMAT, "options": settings, "vocabulary": list(words), "model": model,
             "state": state}
 
@@ -369,10 +352,8 @@ def _options(theirs: argparse.Namespace, path: str) -> dict:
                   "another checkpoint")
             setattr(ours, name, value)
     measure = getattr(theirs, "measure", "cosine")
-    check(
-        measure in ("cosine", "order"),
-        f"{path} was trained with --measure {measure}; cosine and order can be read",
-    )
+    check(measure in ("cosine", "order"),
+          f"{path} was trained with --measure {measure}; cosine and order can be read")
     check(ours.cnn_type in CNNS, f"{path} was trained with --cnn_type {ours.cnn_type}; networks "
                                  f"that can be read are {', '.join(CNNS)}")
     ours.sim = {"cosine": "dot", "order": "order"}[measure]       # their cosine is an inner product

@@ -72,11 +72,6 @@ class Arguments(argparse.ArgumentParser):
                            "it in UTF-8")
         return super().parse_known_args(words, namespace)
 
-    def format_help(self) -> str:
-        if len(self._actions) > 30:        # their names, twice, would fill a screen before the help
-            self.usage = "%(prog)s [options]"
-        return super().format_help()
-
     def exit(self, status=0, message=None):
         written()
         super().exit(status, message)
@@ -214,9 +209,8 @@ class Stop:
 
     def __enter__(self) -> "Stop":
         if threading.current_thread() is threading.main_thread():
-            handlers = {number: signal.getsignal(number) for number in SIGNALS}
-            self.before = {number: handler for number, handler in handlers.items()
-                           if handler not in (signal.SIG_IGN, None)}
+            self.before = {number: handler for number in SIGNALS
+                           if (handler := signal.getsignal(number)) not in (signal.SIG_IGN, None)}
             for number in self.before:
                 signal.signal(number, self.wish)
         return self
@@ -338,9 +332,9 @@ def run(prog: str, work, *args, several: bool = False) -> int:
     try:
         status = _attempt(prog, work, args, several)
     except BaseException as error:
-        if leaves:
-            leave(_told(error))
-        raise
+        if not leaves:
+            raise
+        status = _told(error)
     if leaves:
         leave(status)
     return status
@@ -381,7 +375,7 @@ def mendable(error: Exception) -> str | None:
         return str(error)
     if isinstance(error, OSError):
         return (f"{reason(error)}; no file was left half written: make room or choose another "
-                "folder, and call it again")
+                "folder, and call it again, train.py with --resume")
     full = r"can't allocate|out of memory|failed to allocate"
     if (isinstance(error, MemoryError)
             or isinstance(error, RuntimeError) and re.search(full, str(error))):

@@ -29,12 +29,12 @@ import cli
 import inputs
 from cli import Arguments, InputError, data_set, filename, shards_text
 from devices.share import Share
-from files.entities import check_entities
+from files.entities import SPLITS, check_entities
 from files.layouts import Batch, Split, first_images, read_coco_layout, read_karpathy, read_precomputed
 from files.phrases import DrawnRegions, Labels, PhraseSplit, Regions, draw_phrases, has_phrases, read_phrases
 from files.reading import advice
-from files.tars import expand, has_tars, index_file, read_tars, shards_of, splits_of, write_index
-from files.writing import CHANGING
+from files.tars import expand, index_file, read_tars, shards_of, splits_of, write_index
+from files.writing import refuse_changing
 from inputs import Features, Photos, Tokens, train_transform
 from text import Vocabulary
 
@@ -55,24 +55,19 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
     phrases. train_shards: the tar shards that the training split is read from, wherever they are.
     """
     root = os.path.join(data_path, data_name)
-    if not re.fullmatch(r"[\w-]+", split):
-        raise InputError(f"'{split}' is no name of a split; give train, dev, test, testall or what "
-                         "a file of captions begins with")
+    cli.check(re.fullmatch(r"[\w-]+", split), f"'{split}' is no name of a split; give train, dev, "
+              "test, testall or what a file of captions begins with")
     if not os.path.isdir(root):
         raise InputError(f"there is no folder {root} (--data_path {data_path}, --data_name "
                          f"{data_name}); {advice(data_name)}")
-    names = ("dev", "val") if split in ("dev", "val") else (split,)         # two names of one split
-    if any(os.path.exists(os.path.join(root, CHANGING.format(name))) for name in names):
-        raise InputError(f"{root}: the files of split '{split}' do not belong together, as "
-                         "`features.extract images` or `demo` was stopped while it put them in "
-                         "their places; call it again")
+    refuse_changing(root, split)
     if has_phrases(root):
         return read_phrases(root, split, regions or Regions(), text_features, text_only)
     karpathy = sorted(glob.glob(os.path.join(root, "dataset*.json")))
     precomputed = glob.glob(os.path.join(root, "*_caps.txt")) or features_in(root)
-    if text_features and not precomputed:
-        raise InputError(f"--text_features {text_features}: {root} holds photos, and features of "
-                         "captions lie beside precomputed ones; extract both with features.extract")
+    cli.check(precomputed or not text_features,
+              f"--text_features {text_features}: {root} holds photos, and features of captions lie "
+              "beside precomputed ones; extract both with features.extract")
     if train_shards and split == "train":
         return read_tars(data_path, data_name, split, train_shards)
     if os.path.isdir(os.path.join(root, "annotations")):
@@ -81,21 +76,19 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
         return read_karpathy(root, karpathy[0], split, use_restval)
     elif precomputed:
         result = read_precomputed(root, split, text_only, text_features)
-    elif has_tars(root):
+    elif splits_of(root):
         return read_tars(data_path, data_name, split)
     else:
         raise InputError(f"{root} holds no data set: looked for {split}_caps.txt and "
                          f"{split}_ims.npy (precomputed), annotations/ (COCO), dataset_*.json "
                          f"(Karpathy) and {split}-00000.tar (shards); {advice(data_name)}")
-    return (
-        first_images(result, dev_images) if result.name in ("dev", "val") and dev_images else result
-    )
+    cut = dev_images and split in ("dev", "val")
+    return first_images(result, dev_images) if cut else result
 
 
 def features_in(root: str) -> list[str]:
     """Files of precomputed features of images, or shards of such files."""
-    return [path for pattern in ("*_ims.npy", "*_ims-[0-9]*.npy")
-            for path in glob.glob(os.path.join(root, pattern))]
+    return glob.glob(os.path.join(root, "*_ims[.-]*npy"))
 
 
 class _PairFetcher:
@@ -108,7 +101,7 @@ class _PairFetcher:
         self.seed, self.process = seed, process
 
     def __getitem__(self, chunk) -> tuple[np.ndarray, Tensor]:
-        chunk, source = inputs.supplied(chunk, self.images)
+        chunk, source = chunk if isinstance(chunk, tuple) else (chunk, self.images)
         index = chunk[Share.of(len(chunk), *self.process).rows]
         if self.crop_size and isinstance(source, Photos):
             return chunk, self.augmented(source, index)
@@ -121,11 +114,9 @@ class _PairFetcher:
         photos = []
         with torch.random.fork_rng(devices=[]):
             for caption, image in zip(index, self.caption_image[index]):
-                seed = np.random.SeedSequence([*self.seed, int(caption)]).generate_state(
-                    1, np.uint64
-                )[0]
+                seed = np.random.SeedSequence([*self.seed, int(caption)])
                 # torch.manual_seed would seed CUDA's generators too
-                torch.default_generator.manual_seed(int(seed))
+                torch.default_generator.manual_seed(int(seed.generate_state(1, np.uint64)[0]))
                 photos.append(transform(source.open(int(image))))
         return torch.stack(photos)                                    # (B, 3, crop_size, crop_size)
 
@@ -178,26 +169,24 @@ def check_extractors(trained: dict | None, split: Split, text_features: str | No
 def check_phrases(root: str, regions: Regions, text_features: str | None) -> int:
     """Print what a folder of Flickr30k Entities holds, the proposals and features in it, too, and
     every fault. Those of the usual name may be missing. Returns the number of faults."""
-    lines = check_entities(root, regions.origin)
+    lines, faults = check_entities(root, regions.origin)
+    for line in lines:
+        print(line)
     proposals = regions.name.rpartition("_")[0]
-    for name in () if any(kind == "fault" for kind, _ in lines) else ("train", "val", "test"):
+    for name in () if faults else SPLITS:
         boxes = os.path.join(root, f"{name}_{proposals}.npz")
         if regions.name == Regions().name and not os.path.isfile(boxes):
-            lines.append(("line", f"{name:8}no proposals {proposals} yet: python -m "
-                                  "features.proposals writes them"))
+            print(f"{name:8}no proposals {proposals} yet: python -m features.proposals writes them")
             continue
         try:
             split = read_phrases(root, name, regions, text_features)
         except InputError as error:
-            lines.append(("fault", str(error)))
+            faults.append(str(error))
             continue
-        lines.append(("line", f"{name:8}{len(split.boxes):>8,} proposals  "
-                              f"{split.images.describe()}"))
-        lines += [("fault", fault) for x in (split.images, split.text) if x is not None
-                  for fault in x.faults(deep=True, distinct=False)]
-    for text in (text for kind, text in lines if kind == "line"):
-        print(text)
-    return report(f"{root}: ", [text for kind, text in lines if kind == "fault"])
+        print(f"{name:8}{len(split.boxes):>8,} proposals  {split.images.describe()}")
+        for x in filter(None, (split.images, split.text)):
+            faults += x.faults(deep=True, distinct=False)
+    return report(f"{root}: ", faults)
 
 
 def report(found: str, faults: list[str]) -> int:
@@ -215,14 +204,13 @@ def check(data_path: str, data_name: str, vocab_path: str | None = None,
     root = os.path.join(data_path, data_name)
     if has_phrases(root):
         for name, value in (("vocab", vocab_path), ("train_shards", train_shards)):
-            if value:
-                raise InputError(f"--{name} {value} is for images and captions, and {root} has "
+            cli.check(not value, f"--{name} {value} is for images and captions, and {root} has "
                                  "phrases; leave it out")
         return check_phrases(root, regions, text_features)
     vocab = Vocabulary.load(vocab_path) if vocab_path else None
     faults, splits, first = [], 0, {}
     text_only = bool(glob.glob(os.path.join(root, "*_caps.txt"))) and not features_in(root)
-    required = ("train", "dev", "test")[2 * text_only:] if os.path.isdir(root) else ("train",)
+    required = ("train", "dev", "test")[2 * text_only:]
     for name in ("train", "restval", "dev", "test", "testall"):
         try:
             split = read_split(data_path, data_name, name, dev_images=0, text_only=text_only,
@@ -257,14 +245,12 @@ def index(data_path: str, data_name: str, train_shards: str | None) -> None:
     """Write the index of every split that a data set has in tar shards; of the training split those
     of `train_shards`, where they are given. Raises InputError."""
     root = os.path.join(data_path, data_name)
-    if not os.path.isdir(root):
-        raise InputError(f"there is no folder {root} for the index; make it, with the shards of "
-                         "dev and test in it")
+    cli.check(os.path.isdir(root), f"there is no folder {root} for the index; make it, with the "
+                                   "shards of dev and test in it")
     shards = {"train": expand(train_shards)} if train_shards else {}
     shards.update((name, shards_of(root, name)) for name in splits_of(root) if name not in shards)
-    if not shards:
-        raise InputError(f"{root} holds no shards train-00000.tar, ...; put them there, or name "
-                         "those of the training split with --train_shards")
+    cli.check(shards, f"{root} holds no shards train-00000.tar, ...; put them there, or name those "
+                      "of the training split with --train_shards")
     for name, paths in shards.items():
         images, captions = write_index(root, name, paths)
         print(f"{name:8}{len(paths):>8,} shards {images:>8,} images {captions:>8,} captions  "
@@ -297,9 +283,8 @@ def main(argv=None) -> None:
                         help="tar shards of the training split, as in train.py")
     opt = parser.parse_args(argv)
     if opt.command == "index":
-        for name, value in vars(opt).items():
-            if name not in ("command", "data_path", "data_name", "train_shards") \
-                    and value != parser.get_default(name):
+        for name in ("text_features", "regions", "box_origin", "vocab"):
+            if getattr(opt, name) != parser.get_default(name):
                 parser.error(f"--{name} is for check, and index reads tar shards alone; leave it "
                              "out")
         sys.exit(cli.run("data.py", index, opt.data_path, opt.data_name, opt.train_shards))

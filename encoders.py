@@ -41,22 +41,12 @@ class Latent(NamedTuple):
         return cls(value, torch.full((len(value),), value.shape[1], device=value.device), residual)
 
 
-class Sequence(NamedTuple):
-    """Words of captions, packed once for all networks that read them."""
-    padded: Tensor                    # (B, T, F)
-    packed: PackedSequence
-
-    @classmethod
-    def of(cls, words: "Tensor | Sequence", lengths: Tensor) -> "Sequence":
-        """Words (B, T, F), lengths (B,). Of what is packed already a view, so that the gradients of
-        one reader are added up before those of another."""
-        if isinstance(words, cls):
-            return words._replace(
-                packed=words.packed._replace(data=words.packed.data.view_as(words.packed.data)))
-        return cls(
-            words,
-            pack_padded_sequence(words, lengths.cpu(), batch_first=True, enforce_sorted=False),
-        )
+def pack(words: Tensor | PackedSequence, lengths: Tensor) -> PackedSequence:
+    """Words of captions (B, T, ...), lengths (B,), packed. Of what is packed already a view, so
+    that the gradients of one network that reads it are added up before those of another."""
+    if isinstance(words, PackedSequence):
+        return words._replace(data=words.data.view_as(words.data))
+    return pack_padded_sequence(words, lengths.cpu(), batch_first=True, enforce_sorted=False)
 
 
 class Precomputed(nn.Module):
@@ -90,9 +80,8 @@ class Corruption(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and self.noise:
-            x = x + self.noise * x.norm(dim=-1, keepdim=True) / x.shape[-1] ** 0.5 * drawn(
-                torch.randn_like, x
-            )
+            size = self.noise * x.norm(dim=-1, keepdim=True) / x.shape[-1] ** 0.5
+            x = x + size * drawn(torch.randn_like, x)
         return dropout(x, self.dropout, self.training)
 
 
@@ -261,11 +250,10 @@ class Words(nn.Module):
         self.table = nn.Embedding(vocab_size, word_dim)
         nn.init.uniform_(self.table.weight, -0.1, 0.1)
         if table is not None:
-            vectors, known = torch.from_numpy(table[0]), torch.from_numpy(table[1])
+            vectors, known = map(torch.from_numpy, table)
             with torch.no_grad():
-                self.table.weight.copy_(
-                    torch.where(known[:, None] | freeze, vectors, self.table.weight)
-                )
+                self.table.weight.copy_(torch.where(known[:, None] | freeze, vectors,
+                                                    self.table.weight))
         self.table.weight.requires_grad_(not freeze)
 
     def forward(self, tokens: Tensor, lengths=None) -> Tensor:
@@ -325,16 +313,19 @@ class Anchored(nn.Module):
     D numbers are those of `learned`, and A those of `given`: of a caption its features, of an image
     what a layer of its own expects them to be (`losses.Anchor`). Each part is scaled so that the
     cosine of an image and a caption is (1 - share) times that of the one and share times that of
-    the other.
+    the other. corruption: of what `learned` alone reads, in training.
     """
 
-    def __init__(self, learned: nn.Module, given: nn.Module, share: float):
+    def __init__(self, learned: nn.Module, given: nn.Module, share: float,
+                 corruption: nn.Module | None = None):
         super().__init__()
         self.dim, self.learned, self.given = learned.dim + given.dim, learned, given
-        self.share = share
+        self.share, self.corruption = share, corruption
 
     def forward(self, features: Tensor, lengths=None) -> Latent:
-        learned, given = (unit(net(features, lengths).value) for net in (self.learned, self.given))
+        read = features if self.corruption is None else self.corruption(features)
+        learned = unit(self.learned(read, lengths).value)                           # (B, D)
+        given = unit(self.given(features, lengths).value)                           # (B, A)
         return Latent(torch.cat([(1 - self.share) ** 0.5 * learned, self.share ** 0.5 * given], 1))
 
 
@@ -350,16 +341,15 @@ class LinearEmbedding(nn.Module):
         return Latent(self.fc(features))
 
 
-class PooledEmbedding(nn.Module):
+class PooledEmbedding(LinearEmbedding):
     """f_emb of an image in VSE-infinity: a linear layer on every region, then generalised pooling.
 
     (B, P, F) -> (B, D).
     """
 
     def __init__(self, inputs: int, embed_size: int):
-        super().__init__()
-        self.dim = embed_size
-        self.fc, self.pool = vsepp_linear(inputs, embed_size), GeneralisedPooling()
+        super().__init__(inputs, embed_size)
+        self.pool = GeneralisedPooling()
 
     def forward(self, regions: Tensor, lengths=None) -> Latent:
         return Latent(self.pool(self.fc(regions)))                # (B, P, F) -> (B, P, D) -> (B, D)
@@ -375,11 +365,12 @@ class GeneralisedPooling(nn.Module):
     special cases.
     """
 
-    def __init__(self, dim: int = 32, hidden: int = 32, temperature: float = 0.1):
+    dim, temperature = 32, 0.1                              # of the sinusoids and the GRU's states
+
+    def __init__(self):
         super().__init__()
-        self.dim, self.temperature = dim, temperature
-        self.rnn = nn.GRU(dim, hidden, batch_first=True, bidirectional=True)
-        self.score = nn.Linear(hidden, 1, bias=False)
+        self.rnn = nn.GRU(self.dim, self.dim, batch_first=True, bidirectional=True)
+        self.score = nn.Linear(self.dim, 1, bias=False)
 
     def weights(self, count: int, device) -> Tensor:
         """The weights theta (P,) of `count` places. They are positive and sum to 1."""
@@ -404,7 +395,7 @@ class GRUEmbedding(nn.Module):
     4.2 and VSE++'s code, a log-variance is a state of the GRU. It then lies in (-1, 1), and the
     variance in (0.37, 2.72).
     """
-    packs = True                      # reads a Sequence, too
+    packs = True                      # reads words that are packed, too
 
     def __init__(self, inputs: int, embed_size: int, num_layers: int = 1, linear: bool = False):
         super().__init__()
@@ -412,9 +403,8 @@ class GRUEmbedding(nn.Module):
         self.rnn = nn.GRU(inputs, embed_size, num_layers, batch_first=True)
         self.fc = vsepp_linear(embed_size, embed_size) if linear else nn.Identity()
 
-    def forward(self, words: Tensor | Sequence, lengths: Tensor) -> Latent:
-        packed = Sequence.of(words, lengths).packed
-        return Latent(self.fc(self.rnn(packed)[1][-1]))                         # last layer: (B, D)
+    def forward(self, words: Tensor | PackedSequence, lengths: Tensor) -> Latent:
+        return Latent(self.fc(self.rnn(pack(words, lengths))[1][-1]))         # last layer: (B, D)
 
 
 class BiGRUEmbedding(nn.Module):
@@ -428,5 +418,5 @@ class BiGRUEmbedding(nn.Module):
         super().__init__()
         self.dim, self.states, self.fc = embed_size, states, vsepp_linear(embed_size, embed_size)
 
-    def forward(self, words: Tensor | Sequence, lengths: Tensor) -> Latent:
+    def forward(self, words: Tensor | PackedSequence, lengths: Tensor) -> Latent:
         return Latent(self.fc(self.states(words, lengths)))          # (B, T, F) -> (B, D) -> (B, D)

@@ -17,7 +17,6 @@ import csv
 import json
 import os
 import sys
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
@@ -25,13 +24,13 @@ import numpy as np
 
 import checkpoints
 import cli
-from cli import InputError, torch_device
+from cli import InputError, check, torch_device
 from devices import processes
 from evaluation import bank, certainty, localisation, plots, variances
 from evaluation.annotations import Pairs
 from evaluation.assess import Asked, Judgements, assess, read_judgements, without_nan
 from evaluation.certainty import assess_certainty
-from evaluation.compare import common_name, compare
+from evaluation.compare import common_name, compare, refuse_repeats
 from evaluation.open import (
     How,
     Models,
@@ -46,20 +45,20 @@ from evaluation.open import (
     open_embeddings,
     open_run,
     open_scores,
-    output_file,
     variances_of,
     whole,
 )
 from evaluation.plots import curves, extremes, locate
 from evaluation.report import SIDES, comparisons, doubts, foreign_words, is_comparison, render, seed_tables, tables
 from evaluation.subjects import Record, Subject, refuse_other_kind
-from files.reading import first_line, is_drawn, read_json
+from files.reading import first_line, is_drawn, read_json, repeated
 from files.writing import atomic, output, save_json
 from inputs import Photos
 from model import OF_VECTORS
-from options.evaluating import EVALUATE, parse_args, refuse_of_captions, wanted
+from options.evaluating import EVALUATE, parse_args, ready, refuse_of_captions, wanted
 from runs import is_calibration, is_results
 
+UNCERTAINTY = ("uncertainty", "uncertain_images", "uncertain_captions")       # its pictures
 RANKS = ["protocol", "direction", "query", "id", "rank_from_0"]     # columns of --ranks
 
 
@@ -115,15 +114,17 @@ def write_ranks(path: str, subject: Subject, record: Record) -> None:
         for (protocol, side, name), values in record.items():
             if name == "rank":
                 known = ids[side[0]] or [""] * len(values)
-                rows.writerows((protocol, side, q, known[q], int(v)) for q,
-                               v in enumerate(values) if not np.isnan(v))
+                rows.writerows((protocol, side, q, known[q], int(values[q]))
+                               for q in np.flatnonzero(~np.isnan(values)))
 
 
-def show(all_tables: list, lines, opt) -> None:
-    """Prints tables and sentences, unless JSON is to be printed."""
+def show_and_save(results: dict, all_tables: list, lines, target: str, opt) -> None:
+    """Prints tables and sentences, unless JSON is to be printed; writes the results."""
     if opt.format != "json":
         print("\n" + render(all_tables, opt.format))
         print("\n".join(lines))
+    save_json(results, target)
+    print(f"written to {target}")
 
 
 def run(opt) -> dict:
@@ -135,9 +136,8 @@ def run(opt) -> dict:
         out, as_json = sys.stdout, opt.format == "json"
         with contextlib.redirect_stdout(sys.stderr if as_json else out):
             check_vocab(opt)
-            if opt.photos and not os.path.isdir(opt.photos):
-                raise InputError(f"--photos {opt.photos} is no folder; give the folder of the "
-                                 "photos, or leave it out")
+            check(not opt.photos or os.path.isdir(opt.photos), f"--photos {opt.photos} is no folder; "
+                  "give the folder of the photos, or leave it out")
             results = compare_many(opt) if opt.compare else evaluate_one(opt)
         if as_json:
             print(json.dumps(results, indent=1), file=out)
@@ -146,24 +146,23 @@ def run(opt) -> dict:
 
 def of_phrases(path: str, opt) -> bool:
     """Whether a path was trained on phrases and the regions of their photos."""
-    if not (opt.embeddings or opt.scores) and localisation.is_of_phrases(path):
+    if not ready(opt) and localisation.is_of_phrases(path):
         refuse_of_captions(opt, path)
         return True
-    if opt.regions:
-        raise InputError(f"--regions {opt.regions} is for runs on phrases and the regions of their "
-                         "photos; leave it out")
+    check(not opt.regions, f"--regions {opt.regions} is for runs on phrases and the regions of their "
+                           "photos; leave it out")
     return False
 
 
 def check_vocab(opt) -> None:
     """Raises InputError on --vocab where no checkpoint is of the original code of VSE++ or VSRN."""
     paths = opt.checkpoint or [path for group in opt.compare or () for path in group.split(",")]
-    files = [path for path in paths if os.path.isfile(path) and not path.endswith((".npz", ".npy"))]
-    if not opt.vocab or not all(map(os.path.exists, paths)):
-        return
-    if not any(checkpoints.is_original(checkpoints.read(file)) for file in files):
-        raise InputError(f"--vocab {opt.vocab} is for original checkpoints of VSE++ and VSRN, and "
-                         "none is given; leave it out")
+    if opt.vocab and all(map(os.path.exists, paths)):
+        files = [path for path in paths
+                 if os.path.isfile(path) and not path.endswith((".npz", ".npy"))]
+        check(any(checkpoints.is_original(checkpoints.read(file)) for file in files),
+              f"--vocab {opt.vocab} is for original checkpoints of VSE++ and VSRN, and none is given; "
+              "leave it out")
 
 
 def compare_many(opt) -> dict:
@@ -178,10 +177,8 @@ def compare_many(opt) -> dict:
                           taken(Asked, opt))
         all_tables, lines = told_of(results)
     results = without_nan(results)
-    show(all_tables + comparisons(results["comparisons"]),
-         [*lines, *doubts(results["comparisons"])], opt)
-    save_json(results, target)
-    print(f"written to {target}")
+    pairs = results["comparisons"]
+    show_and_save(results, all_tables + comparisons(pairs), [*lines, *doubts(pairs)], target, opt)
     if opt.uncertainty:
         draw_curves({name: r.get("uncertainty", {}) for name, r in results["runs"].items()},
                     partial(beside, target=target))
@@ -191,10 +188,8 @@ def compare_many(opt) -> dict:
 def told_of(results: dict) -> tuple[list, list[str]]:
     """The tables and sentences of several subjects."""
     runs = results["runs"]
-    all_tables = tables({name: r["protocols"] for name, r in runs.items()},
-                        {name: r["similarity"] for name, r in runs.items()},
-                        next(iter(runs.values())).get("chance"))
-    if any(n > 1 for group in results["groups"].values() for *_, n in group.values()):
+    all_tables = tables(runs)
+    if len(runs) > len(results["groups"]):
         all_tables += seed_tables(results["groups"])
     lines = [f"{name}: {line}" for name, r in runs.items() for line in sentences(r)]
     return all_tables, [*lines,
@@ -213,40 +208,30 @@ def asked_of(opt) -> tuple[Where, How]:
     return where, How(torch_device(opt.device), opt.batch_size, opt.workers, opt.block)
 
 
-def post_hoc(opt) -> PostHoc | None:
-    return PostHoc(opt.variances, opt.neighbours, opt.variances_from,
-                   opt.calibration) if opt.variances else None
-
-
 def opened(paths: list[str], opt, kind: str) -> Subject:
     """What is evaluated: runs, embeddings or scores (`open.kind_of`), with the bank and the
     variances that the options name; prints a line per run."""
-    (where, how), models, asked = asked_of(opt), Models(paths, opt.sim, opt.vocab), post_hoc(opt)
+    (where, how), models, asked = asked_of(opt), Models(paths, opt.sim, opt.vocab), taken(PostHoc, opt)
     if kind != "run":
-        if opt.bank:
-            raise InputError(f"--bank {opt.bank} needs a model that embeds the bank, and "
-                             f"{paths[0]} is of the items of one split; leave --bank out, or "
-                             "evaluate a trained run with --checkpoint")
-        subject = (
-            open_scores(paths[0], where)
-            if kind == "scores"
-            else open_embeddings(paths[0], where, opt.sim)
-        )
-        if asked:
+        check(not opt.bank, f"--bank {opt.bank} needs a model that embeds the bank, and {paths[0]} is "
+                            "of the items of one split; leave --bank out, or evaluate a trained run "
+                            "with --checkpoint")
+        subject = (open_scores(paths[0], where) if kind == "scores" else
+                   open_embeddings(paths[0], where, opt.sim))
+        if opt.variances:
             give_variances(subject, where, opt.sim, asked)
         return subject
     if opt.bank:
         bank.check_splits(opt.bank, opt.split or "test")
-    subject = open_run(models, where, how, variances_of(models, where, how, asked) if asked
-                       else None)
+    subject = open_run(models, where, how,
+                       variances_of(models, where, how, asked) if opt.variances else None)
     print("\n".join(subject.models))
     if opt.bank:
         subject.bank = bank_of(subject, models, where, how, opt.bank, opt.bank_size)
     if opt.export:
         export(opt.export, subject)
-        note = (f": means{' and log-variances' if subject.gaussian else ''} only, from which its "
-                f"similarity '{subject.similarity}' cannot be recomputed") * (
-            subject.similarity not in OF_VECTORS)
+        note = (f": means{' and log-variances' * subject.gaussian} only, from which its similarity "
+                f"'{subject.similarity}' cannot be recomputed") * (subject.similarity not in OF_VECTORS)
         print(f"embeddings in {opt.export}{note}")
     return subject
 
@@ -266,7 +251,7 @@ def open_dev(subject: Subject, paths: list[str], opt) -> Subject:
     dev = open_embeddings(opt.calibration, where,
                           opt.sim) if opt.embeddings else open_scores(opt.calibration, where)
     if opt.variances:
-        give_variances(dev, where, opt.sim, post_hoc(opt), subject.variances)
+        give_variances(dev, where, opt.sim, taken(PostHoc, opt), subject.variances)
     refuse_other_kind(subject, dev, "--calibration",
                       "calibrate on other items, or take half of these with --calibrate_on 0.5")
     return dev
@@ -275,16 +260,13 @@ def open_dev(subject: Subject, paths: list[str], opt) -> Subject:
 def evaluate_one(opt) -> dict:
     """Evaluates one subject (a run, an ensemble, embeddings or scores), prints tables and writes
     the results; returns what results.json holds."""
-    file = opt.embeddings or opt.scores
+    file = ready(opt)
     paths = [file] if file else opt.checkpoint or [processes.from_first(newest_run)]
     if not file and not opt.checkpoint:
         print(f"no --checkpoint given, taking the newest run: {paths[0]}")
-    if len(set(map(os.path.realpath, paths))) < len(paths):
-        raise InputError(f"--checkpoint {' '.join(paths)} names a model twice; name each of an "
-                         "ensemble once")
-    if opt.export and len(paths) > 1:
-        raise InputError(f"--export writes one model's embeddings, and {len(paths)} checkpoints "
-                         "were given; export each alone")
+    refuse_repeats("--checkpoint", paths)
+    check(not opt.export or len(paths) == 1, f"--export writes one model's embeddings, and "
+                                             f"{len(paths)} checkpoints were given; export each alone")
     phrases = of_phrases(paths[0], opt)
     target = check_outputs(paths, opt)
     if phrases:
@@ -300,9 +282,7 @@ def evaluate_one(opt) -> dict:
         f"{'phrases' if phrases else 'captions'}"
         + (f", mean of the scores of {len(paths)} models" if len(paths) > 1 else "")
     )
-    show(all_tables, lines, opt)
-    save_json(results, target)
-    print(f"written to {target}")
+    show_and_save(results, all_tables, lines, target, opt)
     if opt.ranks or opt.uncertainty or wanted(opt):
         draw(partial(beside, target=target))
     return results
@@ -324,8 +304,7 @@ def evaluate_captions(
         sure = assess_certainty(subject, judged, taken(certainty.Asked, opt),
                                 lambda: open_dev(subject, paths, opt), models)
     results, record, uncertainties = assess(subject, judged, asked)
-    all_tables = tables({subject.name: results["protocols"]}, {subject.name: subject.similarity},
-                        results.get("chance"))
+    all_tables = tables({subject.name: results})
     lines = [*judged.lines(subject.n_images, len(subject.caption_image)), *sentences(results)]
     if sure:
         results, all_tables, lines = results | sure.results, all_tables + sure.tables, lines + sure.lines
@@ -385,26 +364,19 @@ def check_outputs(paths: list[str], opt) -> str:
               if path]
     folder = paths[0] if os.path.isdir(paths[0]) else os.path.dirname(paths[0])
     target = opt.output or os.path.join(folder, default_name(paths, opt))
-    names = ("uncertainty", "uncertain_images", "uncertain_captions") if opt.uncertainty else ()
-    pictures = [
-        beside(name, target) for name in (*names, *(plots.PICTURES if opt.confidence else ()),
-                                          *([plots.NUMBERS] if opt.judgements else ()))
-    ]
-    kept = beside("calibration", target, "json") if wanted(opt) else None
-    outputs = [path for path in (target, *pictures, kept, opt.export, opt.ranks) if path]
-    twice = [path for path, n in Counter(map(os.path.realpath, outputs)).items() if n > 1]
-    if twice:
-        raise InputError("--export, --ranks, --output or a picture beside it name one file "
-                         f"({twice[0]}) for two things; name another")
-    if opt.export:
-        output(opt.export, is_embeddings, inputs)
-    if opt.ranks:
-        output(opt.ranks, first_line(",".join(RANKS)), inputs)
-    output_file(opt.output, paths[0], os.path.basename(target), is_results, inputs)
-    for path in pictures if os.path.exists(os.path.dirname(target) or ".") else ():
-        output(path, is_drawn)
-    if kept and os.path.exists(os.path.dirname(target) or "."):
-        output(kept, is_calibration, inputs)
+    pictures = [*UNCERTAINTY * opt.uncertainty, *plots.PICTURES * opt.confidence,
+                *[plots.NUMBERS] * bool(opt.judgements)]
+    outputs = [(opt.export, is_embeddings), (opt.ranks, first_line(",".join(RANKS))),
+               (target, is_results), *((beside(name, target), is_drawn) for name in pictures)]
+    if wanted(opt):
+        outputs.append((beside("calibration", target, "json"), is_calibration))
+    outputs = [(path, ours) for path, ours in outputs if path]
+    twice = repeated(os.path.realpath(path) for path, _ in outputs)
+    check(twice is None, f"--export, --ranks, --output or a picture beside it name one file ({twice}) "
+                         "for two things; name another")
+    for path, ours in outputs:                    # beside a run that does not exist nothing is tried
+        if path in (opt.export, opt.ranks, opt.output) or os.path.exists(paths[0]):
+            output(path, ours, inputs)
     return target
 
 
@@ -414,9 +386,7 @@ def comparison_file(opt) -> str:
     paths = [path for group in opt.compare for path in group.split(",")]
     name = "_".join(os.path.basename(os.path.splitext(common_name(group.split(",")))[0])
                     for group in opt.compare)
-    of_regions = f"_{opt.regions}" if opt.regions else ""
-    default = f"comparison_{name[:80]}{of_split(opt)}{of_regions}{suffixes(opt)}.json".replace(
-        os.sep, "_")
+    default = f"comparison_{name[:80]}{of_split(opt)}{suffixes(opt)}.json".replace(os.sep, "_")
 
     def is_ours(path):
         return is_comparison(path) and (bool(opt.output) or set(read_json(path)["runs"])
@@ -427,26 +397,21 @@ def comparison_file(opt) -> str:
 def default_name(paths: list[str], opt) -> str:
     """The file name of the results. results.json holds those of a run's own similarity on the test
     split of its own data; all others say in their names what they hold."""
-    of_data, of_sim = "", f"_{opt.sim}" if opt.sim else ""
-    if opt.embeddings or opt.scores:
-        name = f"{os.path.splitext(os.path.basename(paths[0]))[0]}_results"
-        of_data = of_split(opt)
+    of_sim, of_data, file = f"_{opt.sim}" * bool(opt.sim), of_split(opt), os.path.basename(paths[0])
+    if ready(opt):
+        name = f"{os.path.splitext(file)[0]}_results"
+    elif len(paths) > 1:
+        runs = "_".join(os.path.basename(os.path.normpath(path)) for path in paths)
+        name = f"results_ensemble_{runs[:80]}"
+    elif os.path.isdir(paths[0]) or file == "model_best.pt":
+        name = "results"
     else:
-        name, file = "results", os.path.basename(paths[0])
-        if len(paths) > 1:
-            name = (
-                "results_ensemble_"
-                + "_".join(os.path.basename(os.path.normpath(path)) for path in paths)[:80]
-            )
-        elif not os.path.isdir(paths[0]) and file != "model_best.pt":
-            name = f"results_{file.split('.')[0]}"
-        if opt.data_name or opt.split or opt.sim:
-            trained = checkpoints.load_checkpoint(paths[0], vocab=opt.vocab)["options"]
-            data_name, split = opt.data_name or trained["data_name"], opt.split or "test"
-            same_data = (data_name, split) == (trained["data_name"], "test")
-            of_data = "" if same_data else of_split(opt, trained["data_name"])
-            of_sim = of_sim if opt.sim != trained["sim"] else ""
-    of_data += f"_{opt.regions}" if opt.regions else ""
+        name = f"results_{file.split('.')[0]}"
+    if (of_data or of_sim) and not ready(opt):
+        trained = checkpoints.load_checkpoint(paths[0], vocab=opt.vocab)["options"]
+        own = opt.data_name in (None, trained["data_name"]) and opt.split in (None, "test")
+        of_data = "" if own else of_split(opt, trained["data_name"])
+        of_sim *= opt.sim != trained["sim"]
     return f"{name}{of_sim}{of_data}{suffixes(opt)}.json".replace(os.sep, "_")
 
 
@@ -459,10 +424,11 @@ def of_split(opt, data_name: str = "") -> str:
 
 
 def suffixes(opt) -> str:
-    """The part of a file's name that names the bank and the given variances; empty without."""
+    """The part of a file's name that names the proposals, the bank and the given variances; empty
+    without."""
     size, near = ("" if getattr(opt, name) == EVALUATE.defaults[name] else getattr(opt, name)
                   for name in ("bank_size", "neighbours"))
-    return (f"_bank_{opt.bank}{size}" * bool(opt.bank)
+    return (f"_{opt.regions}" * bool(opt.regions) + f"_bank_{opt.bank}{size}" * bool(opt.bank)
             + f"_{opt.variances}{near}" * bool(opt.variances))
 
 

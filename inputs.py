@@ -1,11 +1,9 @@
 """Reads what models take as input: image features, photos, and captions as numbers or as
 features."""
-import hashlib
 import math
 import mmap
 import os
 from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,10 +11,10 @@ from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
-from cli import InputError
+from cli import InputError, check
 from devices.feeding import stream
 from files.photos import import_torchvision, read_photo
-from files.reading import HELP, read_json
+from files.reading import HELP, read_json, sha256
 from files.shards import Shards, read_rows
 from text import UNK, Trigrams, Vocabulary
 
@@ -52,12 +50,12 @@ class Features(Images):
     keeps = True                      # a device can hold it (devices.feeding)
 
     def __init__(self, path: str):
-        self.path, self.step = path, 1                                    # row of image i: i * step
+        self.path = path
         self.map()
-        if self.array.dtype.kind != "f" or self.array.ndim not in (2, 3) or 0 in self.array.shape:
-            raise InputError(f"{path} holds {self.array.dtype} of shape {self.array.shape}; "
-                             "features are float16 or float32 of shape (images, F) or (images, "
-                             "regions, F)")
+        shape, dtype = self.array.shape, self.array.dtype
+        check(dtype.kind == "f" and len(shape) in (2, 3) and 0 not in shape,
+              f"{path} holds {dtype} of shape {shape}; features are float16 or float32 of shape "
+              "(images, F) or (images, regions, F)")
 
     def map(self) -> None:
         """Map the file, or its shards."""
@@ -67,6 +65,10 @@ class Features(Images):
         # the mmap.mmap below each
         self.mappings, self.unreturned = [part.base for part in parts], 0
 
+    def cut(self, n: int) -> None:
+        """Keep the first n images."""
+        self.array = self.array[:n * self.step]
+
     def __getstate__(self) -> dict:
         """What a worker process is given: it maps the file itself."""
         return {**self.__dict__, "array": (self.array.shape, self.array.dtype), "mappings": None}
@@ -74,8 +76,10 @@ class Features(Images):
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
         self.map()
-        if (self.array.shape, self.array.dtype) != state["array"]:
-            raise InputError(f"{self.path} has changed while it was read; call the command again")
+        shape, dtype = state["array"]
+        self.array = self.array[:shape[0]]                  # it may have been cut
+        check((self.array.shape, self.array.dtype) == (shape, dtype),
+              f"{self.path} has changed while it was read; call the command again")
 
     def __len__(self) -> int:
         return len(self.array) // self.step
@@ -121,6 +125,15 @@ class Features(Images):
             self.unreturned = 0
         return features
 
+    @property
+    def length(self) -> np.ndarray:
+        """(M,) ones, where they are features of captions; so they can stand for `Tokens`."""
+        return np.ones(len(self), np.int64)
+
+    def batch(self, index) -> tuple[Tensor, Tensor]:
+        """Captions `index` (B,) as features (B, F) and lengths (B,), which are all 1."""
+        return self.gather(index), torch.ones(len(index), dtype=torch.int64)
+
     def faults(self, deep: bool, distinct: bool = True):
         """Yield sentences on what is wrong. `deep` reads every row, however large the file is, and
         also reports rows of zeros. Where rows should be `distinct`, it also reports a file in which
@@ -128,8 +141,8 @@ class Features(Images):
         zero, extreme, seen = [], None, set()
         if deep or self.array.nbytes <= SCAN_BYTES:
             for chunk in np.array_split(np.arange(len(self)), max(1, self.array.nbytes >> 28)):
-                seen.update(hash(row.tobytes()) for row in self.array[chunk * self.step] if deep
-                            and distinct)
+                if deep and distinct:
+                    seen.update(hash(row.tobytes()) for row in self.array[chunk * self.step])
                 try:
                     most = self.gather(chunk).flatten(1).abs().amax(1).numpy()      # (n,)
                 except InputError as error:
@@ -160,8 +173,7 @@ class Features(Images):
 
     def digest(self) -> str:
         some = np.unique(np.linspace(0, len(self.array) - 1, 64).astype(int))
-        return hashlib.sha256(f"{self.array.shape} {self.array.dtype}".encode()
-                              + self.array[some].tobytes()).hexdigest()
+        return sha256(f"{self.array.shape} {self.array.dtype}", self.array[some])
 
 
 class Photos(Images):
@@ -174,6 +186,9 @@ class Photos(Images):
     def __len__(self) -> int:
         return len(self.paths)
 
+    def cut(self, n: int) -> None:
+        self.paths = self.paths[:n]
+
     def open(self, i: int, most: int | None = None) -> Image.Image:
         """Photo i, as `read_photo` reads it."""
         return read_photo(self.paths[i], most)
@@ -181,8 +196,8 @@ class Photos(Images):
     def name(self, i: int) -> str:
         return os.path.basename(self.paths[i])
 
-    def gather(self, index, transform=None) -> Tensor:
-        transform = transform or eval_transform()
+    def gather(self, index) -> Tensor:
+        transform = eval_transform()
         return torch.stack([transform(self.open(int(i))) for i in index])           # (B, 3, H, W)
 
     def faults(self, deep: bool):
@@ -200,7 +215,7 @@ class Photos(Images):
         return f"photos in {os.path.dirname(self.paths[0])}"
 
     def digest(self) -> str:
-        return hashlib.sha256("\n".join(map(os.path.basename, self.paths)).encode()).hexdigest()
+        return sha256("\n".join(map(os.path.basename, self.paths)))
 
 
 class NoImages(Images):
@@ -211,12 +226,14 @@ class NoImages(Images):
     def __len__(self) -> int:
         return self.count
 
+    def cut(self, n: int) -> None:
+        self.count = min(n, self.count)
+
     def describe(self) -> str:
         return "no images: text only"
 
     def digest(self) -> str:
-        return hashlib.sha256(
-            f"{self.count} images of which only captions are there".encode()).hexdigest()
+        return sha256(f"{self.count} images of which only captions are there")
 
 
 def eval_transform():
@@ -238,83 +255,59 @@ def _transform(first):
                       t.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])])
 
 
-class Tokens(NamedTuple):
+class Tokens:
     """Captions as numbers of words, stored one after another."""
-    flat: np.ndarray                  # (sum of lengths,) int64
-    start: np.ndarray                 # (M,) where each caption begins in `flat`
-    length: np.ndarray                # (M,)
-    unknown: np.ndarray               # (M,) bool: captions without any known word
+
+    def __init__(self, numbers, unknown):
+        """numbers: of each of the M captions. unknown: (M,) bool, those without any known word."""
+        self.length = np.array([*map(len, numbers)], np.int64)                      # (M,)
+        self.flat = np.fromiter(chain.from_iterable(numbers), np.int64, self.length.sum())
+        self.start = np.cumsum(self.length) - self.length       # where each caption begins in `flat`
+        self.unknown = np.array(unknown, bool)
 
     def batch(self, index) -> tuple[Tensor, Tensor]:
         """Captions `index` (B,) as zero-padded numbers (B, T) and their lengths (B,). No loop."""
         length = self.length[index]
         position = np.arange(length.max())
-        # (B, T)
-        tokens = self.flat[np.minimum(self.start[index][:, None] + position, len(self.flat) - 1)]
-        return torch.from_numpy(tokens * (position < length[:, None])), torch.from_numpy(length)
+        place = np.minimum(self.start[index][:, None] + position, len(self.flat) - 1)   # (B, T)
+        numbers = self.flat[place] * (position < length[:, None])
+        return torch.from_numpy(numbers), torch.from_numpy(length)
 
 
-class TrigramTokens(NamedTuple):
-    """Captions as letter trigrams, stored one after another, without `<start>` and `<end>`. Each
-    distinct word is stored once."""
-    table: np.ndarray              # (U, K) int64, the trigrams of the U distinct words, zero-padded
-    width: np.ndarray                 # (U,) how many trigrams each word has
-    flat: np.ndarray                  # (sum of lengths,) which distinct word, a row of `table`
-    start: np.ndarray                 # (M,) where each caption begins in `flat`
-    length: np.ndarray                # (M,) int64, words per caption
-    unknown: np.ndarray             # (M,) bool: captions without any known trigram, also empty ones
+class TrigramTokens(Tokens):
+    """Captions as letter trigrams, without `<start>` and `<end>`. Each distinct word is stored
+    once, and a caption as rows of `table`."""
 
-    @classmethod
-    def of(cls, captions: list[list[str]], vocab: Trigrams) -> "TrigramTokens":
-        """Made from tokenised captions and a vocabulary of trigrams."""
-        number = {word: u for u, word in enumerate(dict.fromkeys(chain.from_iterable(captions)))}
-        hashed = vocab.hash(number)
-        width = np.array([len(numbers) for numbers in hashed], np.int64)
-        table = np.zeros((len(hashed), width.max(initial=1)), np.int64)
-        table[np.arange(table.shape[1]) < width[:, None]] = np.fromiter(
-            chain.from_iterable(hashed), np.int64
-        )
-        flat = np.array([number[word] for word in chain.from_iterable(captions)], np.int64)
-        length = np.array([len(words) for words in captions], np.int64)
-        owner = np.repeat(np.arange(len(captions)), length)     # the caption of each word in `flat`
-        return cls(table, width, flat, np.cumsum(length) - length, length,
-                   np.bincount(owner, width[flat], len(captions)) == 0)
+    def __init__(self, captions: list[list[str]], vocab: Trigrams):
+        """captions: tokenised. One without any known trigram, or word, is unknown."""
+        distinct = dict.fromkeys(chain.from_iterable(captions))
+        row = {word: u for u, word in enumerate(distinct, 1)}                       # 0 is padding
+        hashed = [[], *vocab.hash(distinct)]
+        self.width = np.array([*map(len, hashed)])         # (U + 1,) trigrams of the distinct words
+        self.table = np.zeros((len(hashed), self.width.max(initial=1)), np.int64)       # (U + 1, K)
+        real = np.arange(self.table.shape[1]) < self.width[:, None]
+        self.table[real] = [*chain.from_iterable(hashed)]
+        heard = {word for word in distinct if hashed[row[word]]}
+        super().__init__([[*map(row.get, words)] for words in captions],
+                         [heard.isdisjoint(words) for words in captions])
 
     def batch(self, index) -> tuple[Tensor, Tensor]:
         """Captions `index` (B,) as zero-padded trigram numbers (B, T, K) and lengths (B,) in words.
-        No loop. T is the largest number of words of a caption in this batch, and K the largest
-        number of trigrams of a word."""
-        length = self.length[index]
-        position = np.arange(length.max())
-        real = position < length[:, None]                                           # (B, T)
-        # (B, T)
-        words = self.flat[np.minimum(self.start[index][:, None] + position, len(self.flat) - 1)]
-        most = (self.width[words] * real).max(initial=1)
-        ids = self.table[:, :most][words] * real[:, :, None]                   # (U, K) -> (B, T, K)
-        return torch.from_numpy(ids), torch.from_numpy(length)
+        T is the largest number of words of a caption in this batch, and K the largest number of
+        trigrams of a word."""
+        words, length = super().batch(index)
+        words = words.numpy()
+        most = self.width[words].max(initial=1)
+        return torch.from_numpy(self.table[:, :most][words]), length        # (U + 1, K) -> (B, T, K)
 
 
-def encode_captions(captions: list[list[str]], vocab: Vocabulary) -> Tokens | TrigramTokens:
+def encode_captions(captions: list[list[str]], vocab: Vocabulary) -> Tokens:
     """Tokenised captions as numbers of words, or as numbers of letter trigrams if the vocabulary is
     `Trigrams`."""
     if isinstance(vocab, Trigrams):
-        return TrigramTokens.of(captions, vocab)
+        return TrigramTokens(captions, vocab)
     numbers = [vocab.encode(words) for words in captions]
-    length = np.array([len(caption) for caption in numbers], np.int64)
-    unknown = np.array([all(number == UNK for number in caption[1:-1]) for caption in numbers])
-    return Tokens(np.concatenate([np.asarray(c, np.int64) for c in numbers]),
-                  np.cumsum(length) - length, length, unknown)
-
-
-class CaptionFeatures:
-    """Captions as precomputed features. It has the interface of `Tokens`, which holds words."""
-
-    def __init__(self, features: Features):
-        self.features, self.length = features, np.ones(len(features), np.int64)
-
-    def batch(self, index) -> tuple[Tensor, Tensor]:
-        """Captions `index` (B,) as features (B, F) and lengths (B,), which are all 1."""
-        return self.features.gather(index), torch.from_numpy(self.length[index])
+    return Tokens(numbers, [all(n == UNK for n in rows[1:-1]) for rows in numbers])
 
 
 def rows_per_image(images: Features) -> int:
@@ -322,8 +315,9 @@ def rows_per_image(images: Features) -> int:
     Raises InputError where images differ in this number."""
     rows, turns, equal = len(images.array), [], []        # rows unequal and equal to the one before
     for k in np.unique(np.linspace(0, max(0, rows - 16), 32).astype(int)):
-        some = np.ascontiguousarray(images.array[k:k + (17 if k else 128)])
-        some = some.view(np.uint8).reshape(len(some), -1)         # as bytes, NaN is equal to itself
+        some = np.arange(k, min(k + (17 if k else 128), rows))
+        some = np.ascontiguousarray(images.array[some]).view(np.uint8).reshape(len(some), -1)
+        # as bytes, NaN is equal to itself
         turn = (some[1:] != some[:-1]).any(1)
         turns += (k + 1 + np.flatnonzero(turn)).tolist()
         equal += (k + 1 + np.flatnonzero(~turn)).tolist()
@@ -341,7 +335,10 @@ def rows_per_image(images: Features) -> int:
             raise InputError(f"{images.path} holds the same {period} rows {times} times one after "
                              "another; let the rows of an image stand together (np.repeat, not "
                              "np.tile), or give each image once")
-    return step if turns else 5 if rows % 5 == 0 else 1               # no turns: all rows are equal
+    step = step if turns else 5 if rows % 5 == 0 else 1               # no turns: all rows are equal
+    if isinstance(images.array, Shards):
+        images.array.refuse_cut(step)
+    return step
 
 
 def extractors(folder: str) -> dict[str, str]:
@@ -349,24 +346,17 @@ def extractors(folder: str) -> dict[str, str]:
     is no such file."""
     path = os.path.join(folder, "features.json")
     stored = read_json(path, "delete it and extract again") if os.path.isfile(path) else {}
-    if not isinstance(stored, dict) or not all(isinstance(value, str) for value in stored.values()):
-        raise InputError(f"{path} is not a JSON object, file suffix to extractor; delete it and "
-                         "extract again")
+    check(isinstance(stored, dict) and all(isinstance(value, str) for value in stored.values()),
+          f"{path} is not a JSON object, file suffix to extractor; delete it and extract again")
     return stored
 
 
 def told_of(captions: list[str]) -> dict:
     """What {split}_{name}.json records about the captions whose features were extracted."""
-    return {"captions_sha256": hashlib.sha256("\n".join(captions).encode()).hexdigest()}
+    return {"captions_sha256": sha256("\n".join(captions))}
 
 
 # ---- reading in order
-
-def supplied(chunk, images) -> tuple:
-    """A chunk's rows, and what their images are read from: what `Images.supply` added to it, or
-    else `images`."""
-    return chunk if isinstance(chunk, tuple) else (chunk, images)
-
 
 class _ImageFetcher:
     """Turns image indices (B,) into their features or photos."""
@@ -375,7 +365,8 @@ class _ImageFetcher:
         self.images = images
 
     def __getitem__(self, chunk) -> Tensor:
-        index, images = supplied(chunk, self.images)
+        # what `Images.supply` added to it is read from
+        index, images = chunk if isinstance(chunk, tuple) else (chunk, self.images)
         return images.gather(index)
 
 

@@ -37,9 +37,17 @@ def mean_rows(rows: Tensor, n_parts: Tensor | None) -> Tensor:
     return (rows * real_parts(rows, n_parts)[:, :, None]).sum(1) / n_parts[:, None]
 
 
-def own_pairs(scores: Tensor) -> Tensor:
-    """Which scores (B, B) are those of matching pairs: bool."""
-    return torch.eye(len(scores), dtype=torch.bool, device=scores.device)
+def own_pairs(scores: Tensor, same: Tensor | None = None) -> Tensor:
+    """Which scores (B, B) are those of matching pairs, or of others of one image, `same` (B, B):
+    bool."""
+    own = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
+    return own if same is None else own | same
+
+
+def valid_pairs(scores: Tensor, same: Tensor | None) -> Tensor:
+    """Which scores (B, B) count, where pairs of one image, `same`, do not unless they match:
+    bool."""
+    return torch.ones_like(scores, dtype=torch.bool) if same is None else own_pairs(scores, ~same)
 
 
 def hinge(scores: Tensor, margin: float = 0.2, max_violation: bool = False,
@@ -51,8 +59,7 @@ def hinge(scores: Tensor, margin: float = 0.2, max_violation: bool = False,
     each row and column instead of their sum. `same_image` (B, B) bool marks pairs of one image that
     must not count as negatives.
     """
-    positive, own = scores.diagonal(), own_pairs(scores)                            # (B,), (B, B)
-    own = own if same_image is None else own | same_image
+    positive, own = scores.diagonal(), own_pairs(scores, same_image)                # (B,), (B, B)
     # image vs other captions
     captions = (margin + scores - positive[:, None]).clamp(min=0).masked_fill(own, 0)
     # caption vs other images
@@ -72,8 +79,7 @@ def sampled_nll(scores: Tensor, gamma: float = 10.0, negatives: int = 40,
     others take them all: then this is the full softmax over the batch.
     """
     logits = gamma * scores
-    never, positive = own_pairs(scores), logits.diagonal()                          # (B, B), (B,)
-    never = never if own is None else never | own
+    never, positive = own_pairs(scores, own), logits.diagonal()                     # (B, B), (B,)
     lot = torch.rand(scores.shape, generator=generator, device=scores.device)
     count = min(negatives, scores.shape[1] - 1)
     chosen = lot.masked_fill(never, -1).topk(count, 1).indices                    # (B, B) -> (B, N)
@@ -86,16 +92,18 @@ def pair_mse(images: Tensor, captions: Tensor) -> Tensor:
     return (images - captions).square().sum(1).mean()
 
 
-# ---- jWAE: the GAN that draws latents to the prior N(0, I), and what stands in for it
-
-class SideTerm(NamedTuple):
-    """A term of the loss that needs one side only. loss: (encoded, batch) -> scalar, of what the
-    side's tower made of a batch (model.Encoded). mean: it is a mean over items, so that paired and
-    unpaired items are averaged and not added."""
-    side: str                         # "images" | "captions"
+class Term(NamedTuple):
+    """A term of the loss beside the objective. loss: (image, caption, batch) -> scalar, of what the
+    towers made of a batch (model.Encoded), or, of a term that needs one side only and so also
+    learns from items without partners, (encoded, batch) -> scalar. mean: it is a mean over items,
+    so that paired and unpaired items are averaged and not added."""
     weight: float
     loss: Callable[..., Tensor]
+    side: str | None = None           # "images" | "captions"
     mean: bool = False
+
+
+# ---- jWAE: the GAN that draws latents to the prior N(0, I), and what stands in for it
 
 
 class Critic(nn.Module):
@@ -151,10 +159,9 @@ def prior_mmd(latents: Tensor) -> Tensor:
 PRIOR_LOSSES = ("gan", "mmd")
 
 
-def latent_kl(centre: Tensor, log_var: Tensor) -> Tensor:
-    """KL(N(centre, Sigma) || N(0, I)) of every latent, summed over the batch, in nats: `jwae` eq.
-    2, for the VAE of its Table 4."""
-    return 0.5 * (log_var.exp() - log_var + centre.float().square() - 1).sum()
+def standard_kl(mean: Tensor, log_var: Tensor) -> Tensor:
+    """KL(N(mean, Sigma) || N(0, I)) by dimensions, in nats: (N, D), (N, D) or (N, 1) -> (N, D)."""
+    return 0.5 * (log_var.exp() - log_var + mean.square() - 1)
 
 
 # ---- objectives
@@ -184,10 +191,7 @@ class InfoNCE(nn.Module):
         self.log_scale, self.smoothing = nn.Parameter(torch.tensor(math.log(1 / temperature))), smoothing
 
     def forward(self, scores: Tensor, same: Tensor | None = None) -> dict[str, Tensor]:
-        logits = self.scaled(scores)
-        counts = torch.ones_like(logits, dtype=torch.bool)                # pairs that count: (B, B)
-        if same is not None:
-            counts = ~same | own_pairs(scores)
+        logits, counts = self.scaled(scores), valid_pairs(scores, same)
         captions = self.cross_entropy(logits, counts)
         return {"infonce": (captions + self.cross_entropy(logits.T, counts.T)) / 2}
 
@@ -224,24 +228,25 @@ class Match(nn.Module):
         self.scale = None if logits else nn.Parameter(torch.tensor(5.0))
         self.shift = None if logits else nn.Parameter(torch.tensor(5.0))
 
+    def scaled(self, scores: Tensor) -> Tensor:
+        """The logits of pairs."""
+        return scores if self.scale is None else self.scale * scores + self.shift
+
     def forward(self, scores: Tensor, same: Tensor | None = None) -> dict[str, Tensor]:
-        logits = scores if self.scale is None else self.scale * scores + self.shift
-        own, n = own_pairs(scores), len(scores)
-        counts = torch.ones_like(own) if same is None else own | ~same            # pairs that count
-        target = own.to(logits.dtype) * (1 - 2 * self.smoothing) + self.smoothing
-        terms = {
-            "match": F.binary_cross_entropy_with_logits(logits, target, reduction="none")[
-                counts
-            ].sum()
-            / n
-        }
+        logits = self.scaled(scores)
+        own, counts, n = own_pairs(scores), valid_pairs(scores, same), len(scores)
+        terms = {"match": self.cross_entropy(logits, own)[counts].sum() / n}
         if self.pseudo_positives:
             best = scores.diagonal()                                                # (B,)
             nearer = ((scores >= best[:, None]) | (scores >= best)) & ~own & counts
-            terms["pseudo_positives"] = (
-                self.pseudo_positives * (F.softplus(-logits) * nearer).sum() / n
-            )
+            nearest = (F.softplus(-logits) * nearer).sum()
+            terms["pseudo_positives"] = self.pseudo_positives * nearest / n
         return terms
+
+    def cross_entropy(self, logits: Tensor, matches: Tensor) -> Tensor:
+        """Of each pair: logits (N, M), whether it matches (N, M) bool -> (N, M)."""
+        target = matches.to(logits.dtype) * (1 - 2 * self.smoothing) + self.smoothing
+        return F.binary_cross_entropy_with_logits(logits, target, reduction="none")
 
 
 class SampledNLL(nn.Module):
@@ -253,9 +258,9 @@ class SampledNLL(nn.Module):
     one belongs to the image itself.
     """
 
-    def __init__(self, gamma: float = 10.0, negatives: int = 40, outside: bool = False):
+    def __init__(self, gamma: float = 10.0, negatives: int = 40):
         super().__init__()
-        self.gamma, self.negatives, self.outside = gamma, negatives, outside
+        self.gamma, self.negatives = gamma, negatives
 
     def forward(self, scores: Tensor, same: Tensor | None = None,
                 outside: Tensor | None = None) -> dict[str, Tensor]:
@@ -268,17 +273,16 @@ class SampledNLL(nn.Module):
 def vib(e: Embedding) -> Tensor:
     """KL(N(mean, Sigma) || N(0, I)) of each item, averaged, in nats: the information bottleneck of
     PCME and PCME++."""
-    variance, square = e.log_var.exp(), e.mean.square()
-    return 0.5 * (variance - e.log_var + square - 1).sum(1).mean()
+    return standard_kl(e.mean, e.log_var).sum(1).mean()
 
 
 # (options, similarity) -> the objective for its scores, or None: what is trained is no function of
 # the scores, and is among the terms of model.build_pair_terms.
-OBJECTIVES: dict[str, Callable] = {
+OBJECTIVES = {
     "hinge": lambda opt, _: Hinge(opt.margin, opt.max_violation),
     "infonce": lambda opt, sim: InfoNCE(1.0 if sim.log_likelihood else 0.07, opt.label_smoothing),
     "match": lambda opt, sim: Match(sim.logits, opt.pseudo_positives, opt.label_smoothing),
-    "nll": lambda opt, _: SampledNLL(opt.gamma, opt.negatives, opt.negative_source == "set"),
+    "nll": lambda opt, _: SampledNLL(opt.gamma, opt.negatives),
     "mse": lambda *_: None, "two_branch": lambda *_: None, "logistic": lambda *_: PairLogistic(),
     "probvlm": lambda *_: None, "volume": lambda *_: None}
 
@@ -371,14 +375,12 @@ class PairLogistic(nn.Module):
     never drawn. All labelled pairs weigh the same, and one drawn both ways counts twice.
     """
 
-    def __init__(self, n_negatives: int = 2):
-        super().__init__()
-        self.n_negatives = n_negatives
+    n_negatives = 2
 
     def forward(self, scores: Tensor, same: Tensor | None = None) -> dict[str, Tensor]:
         n = scores.shape[1]
         count = scores.new_zeros(n, n)                        # (B, B): how often each pair is drawn
-        barred = own_pairs(scores) if same is None else own_pairs(scores) | same
+        barred = own_pairs(scores, same)
         for axis in (1, 0):
             # from the CPU's generator
             keys = torch.rand(count.shape).to(scores.device).masked_fill(barred, -1)

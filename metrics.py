@@ -26,19 +26,16 @@ def _pairs(positives, queries: int) -> tuple[np.ndarray, np.ndarray]:
     `positives` is a bool matrix (Q, G), or holds one index or several indices for each query.
     Raises InputError where they do not fit the number of queries, or where a query has none.
     """
+    check(len(positives) == queries, f"{len(positives)} lists of positives were given for "
+                                     f"{queries} queries; give one for each row of scores")
     if isinstance(positives, torch.Tensor):
         positives = positives.detach().cpu().numpy()
     if isinstance(positives, np.ndarray) and positives.dtype == bool:
         query, item = np.nonzero(positives)
-        count = len(positives)
     else:
         items = [np.unique(np.asarray(p, dtype=np.int64).reshape(-1)) for p in positives]
-        query = np.repeat(np.arange(len(items)), [len(p) for p in items])
-        item = np.concatenate(items) if items else np.zeros(0, np.int64)
-        count = len(items)
-    if count != queries:
-        raise InputError(f"{count} lists of positives were given for {queries} queries; give one "
-                         "for each row of scores")
+        query = np.repeat(np.arange(queries), [len(p) for p in items])
+        item = np.concatenate([np.zeros(0, np.int64), *items])
     missing = np.flatnonzero(np.bincount(query, minlength=queries) == 0)
     if len(missing):
         raise InputError(f"{len(missing)} queries have no positive, the first is query "
@@ -106,10 +103,8 @@ def average_precisions_of_pairs(scores: np.ndarray, query: np.ndarray,
 
     Returns (Q,), with NaN for a query without positives.
     """
-    result, bounds = (
-        np.full(len(scores), np.nan),
-        np.searchsorted(query, np.arange(len(scores) + 1)),
-    )
+    result = np.full(len(scores), np.nan)
+    bounds = np.searchsorted(query, np.arange(len(scores) + 1))
     for q in np.flatnonzero(np.diff(bounds)):
         row = scores[q]
         best = np.sort(row[item[bounds[q]:bounds[q + 1]]])[::-1]    # (R,) of the positives, falling
@@ -152,15 +147,13 @@ def r_precisions_of_sets(scores: np.ndarray, sets) -> list[np.ndarray]:
     n, gallery = scores.shape
     counts = np.array([np.bincount(query, minlength=n) for query, _ in sets])       # (sets, Q): R
     place = gallery - np.maximum(counts, 1)                    # of the R-th largest in rising order
-    limits = np.array([np.partition(row, at)[at] for row,
-                       at in zip(scores, place.T)]).T.reshape(len(sets), n)
+    limits = np.array([np.partition(row, at)[at] for row, at in zip(scores, place.T)])
+    limits = limits.T.reshape(len(sets), n)
     results = []
     for count, t, (query, item) in zip(counts, limits, sets):
         score = scores[query, item]
-        above, tied = (
-            np.bincount(query[which], minlength=n)
-            for which in (score > t[query], score == t[query])
-        )
+        above, tied = (np.bincount(query[which], minlength=n)
+                       for which in (score > t[query], score == t[query]))
         places = count - np.count_nonzero(scores > t[:, None], axis=1)
         others = np.count_nonzero(scores == t[:, None], axis=1) - tied
         results.append(np.where(count > 0, (above + np.maximum(0, places - others))
@@ -250,9 +243,8 @@ class _Best(NamedTuple):
     caption: torch.Tensor             # (m,) of each caption's image
 
 
-def ranks_by_blocks(
-    columns, caption_image, n_images: int, block: int = 1000
-) -> tuple[np.ndarray, np.ndarray]:
+def ranks_by_blocks(columns, caption_image, n_images: int,
+                    block: int = 1000) -> tuple[np.ndarray, np.ndarray]:
     """Ranks of both directions from one pass over blocks of scores, so that the whole matrix is
     never held.
 
@@ -270,10 +262,8 @@ def ranks_by_blocks(
     caption_image = np.asarray(caption_image)
     check(len(caption_image), "there are no captions to rank")
     first, last = caption_image.min(), caption_image.max()
-    check(
-        0 <= first and last < n_images,
-        f"caption_image holds {first} to {last}; there are images 0 to {n_images - 1}",
-    )
+    check(0 <= first and last < n_images,
+          f"caption_image holds {first} to {last}; there are images 0 to {n_images - 1}")
     order = np.argsort(caption_image, kind="stable")                             # captions by image
     starts = np.arange(0, n_images, block)
     image_blocks = [slice(int(s), int(min(s + block, n_images))) for s in starts]
@@ -324,9 +314,8 @@ def mean_cosine(means: torch.Tensor) -> float:
 
     means: (N, D), or (N, P, D), whose parts are averaged first.
     """
-    rows = torch.nn.functional.normalize(
-        (means.mean(1) if means.ndim == 3 else means).double(), dim=1
-    )  # (N, D)
+    rows = means.mean(1) if means.ndim == 3 else means
+    rows = torch.nn.functional.normalize(rows.double(), dim=1)                      # (N, D)
     pairs = rows.sum(0).square().sum() - rows.square().sum()          # sum over i != j of cos(i, j)
     return float(pairs / max(1, len(rows) * (len(rows) - 1)))
 
@@ -412,10 +401,9 @@ def recall_in_bins(uncertainty, hits, bins: int = 10) -> dict:
     single queries.
     """
     order = np.argsort(uncertainty, kind="stable")
-    parts = np.array_split(np.asarray(hits, dtype=float)[order], bins)
-    recall = [float(100 * part.mean()) for part in parts if len(part)]
-    ordered = np.array_split(np.asarray(uncertainty, dtype=float)[order], bins)
-    means = [float(part.mean()) for part in ordered if len(part)]
+    means, shares = ([float(part.mean()) for part in np.array_split(x, bins) if len(part)]
+                     for x in (np.asarray(v, dtype=float)[order] for v in (uncertainty, hits)))
+    recall = [100 * share for share in shares]
     return {"uncertainty": means, "recall": recall, "rho": spearman(np.arange(len(recall)), recall),
             "rho_queries": spearman(uncertainty, hits)}
 

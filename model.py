@@ -29,13 +29,23 @@ from encoders import (
     PooledEmbedding,
     Precomputed,
     ReLULayers,
-    Sequence,
     Unchanged,
     Words,
     drawn,
+    pack,
     vsepp_linear,
 )
-from losses import MMD, Anchor, Diversity, PairMSE, SideTerm, build_objective, mean_rows, real_parts, vib
+from losses import (
+    MMD,
+    Anchor,
+    Diversity,
+    PairMSE,
+    Term,
+    build_objective,
+    mean_rows,
+    real_parts,
+    vib,
+)
 from methods import jwae
 from methods.cite import PENALTY, ConditionalNetwork
 from methods.dmsm import TanhLayers, TrigramBag, TrigramConv, TrigramWords
@@ -47,24 +57,23 @@ from methods.heads import (
     Volume,
     VonMisesFisher,
 )
-from methods.labelled import LabelledTwoBranch, build_labelled_objective
-from methods.likelihoods import MLS
+from methods.labelled import LABELLED_OBJECTIVES, LabelledTwoBranch
 from methods.pvse_pcme import BiGRU, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
 from methods.scan import CrossAttention, RegionEmbedding, WordStates
 from methods.two_branch import BranchEmbedding, ProductNetwork, TwoBranchLoss
 from methods.vsrn import Captioner, RegionGraph, RegionGRU
-from similarities import LOG_VAR_BOUNDS, SIMILARITIES, Embedding, Similarity, bound_log_var, unit
+from similarities import LOG_VAR_BOUNDS, MLS, SIMILARITIES, Embedding, Similarity, unit
 from text import Trigrams, Vocabulary
 
 # Every similarity by name: those of one vector or Gaussian per item, those of parts and of samples,
 # and a learned one.
-OF_VECTORS: dict[str, type[Similarity]] = {**SIMILARITIES, "mls": MLS, "vmf": VonMisesFisher}
-ALL_SIMILARITIES: dict[str, type[Similarity]] = {
+OF_VECTORS = {**SIMILARITIES, "mls": MLS, "vmf": VonMisesFisher}
+ALL_SIMILARITIES = {
     **OF_VECTORS, "mil": MaxOverParts, "match_prob": MatchProbability, "scan": CrossAttention,
     "product": ProductNetwork, "cite": ConditionalNetwork,
 }
 # Heads by name: what becomes of the second copy's output, bounded log-variances (B, D).
-SHAPES: dict[str, Callable[[Tensor], Tensor] | None] = {
+SHAPES = {
     "point": None,
     "ellipsoidal": lambda log_var: log_var,                                                 # (B, D)
     "spherical_avg": lambda log_var: (                                                  # `ucmr` 4.2
@@ -79,7 +88,7 @@ SHAPES: dict[str, Callable[[Tensor], Tensor] | None] = {
 
 class Encoded(NamedTuple):
     """What a tower makes of its inputs."""
-    embedding: Embedding                             # what is compared
+    embedding: Embedding      # what is compared, in float32 whatever the networks compute in
     features: Tensor                           # the trunk's (B, ...): what a reconstruction aims at
     latent: Latent                                   # of f_emb, before it is normalised
     # centre (B, D) and log-variance of a sampled latent (`--vae`)
@@ -110,7 +119,7 @@ class Tower(nn.Module):
 
     trunk: (inputs, lengths) -> features. mean, log_var: the copies of f_emb, (features, lengths) ->
     Latent; a point has one. latent_norm: (R, D) -> (R, D), gives latents that are to follow N(0, I)
-    its scale (methods.jwae.latent_norm). corruption: of what f_emb reads, in training
+    its scale (methods.jwae.LATENT_NORMS). corruption: of what f_emb reads, in training
     (encoders.Corruption).
     """
 
@@ -144,7 +153,7 @@ class Tower(nn.Module):
         if self.log_var is None or self.head.on_mean:
             latent = self.mean(read, lengths)                            # value: (B, D) | (B, P, D)
         else:
-            read = Sequence.of(read, lengths) if getattr(self.mean, "packs", False) else read
+            read = pack(read, lengths) if getattr(self.mean, "packs", False) else read
             latent, spread = both(self.mean, self.log_var, read, lengths)
         if self.latent_norm is not None:
             latent = latent._replace(value=self.scaled(latent))
@@ -157,7 +166,9 @@ class Tower(nn.Module):
             if self.training:
                 noise = (log_var / 2).exp() * drawn(torch.randn_like, centre)     # (B, D) | (B, 1)
             latent, log_var = latent._replace(value=centre + noise), None
-        return Encoded(self.compared(latent, log_var), features, latent, posterior, spread)
+        embedding = Embedding(*(x.float() if x is not None and x.is_floating_point() else x
+                                for x in self.compared(latent, log_var)))
+        return Encoded(embedding, features, latent, posterior, spread)
 
     def compared(self, latent: Latent, log_var: Tensor | None = None) -> Embedding:
         """The embedding of a latent; of parts (B, P, D) the mean of the real ones is its mean."""
@@ -183,7 +194,7 @@ class Tower(nn.Module):
         head = self.head
         log_var = unit(log_var) if head.logvar_norm else log_var
         log_var = self.one(log_var) if self.one is not None else log_var          # (B, D) -> (B, 1)
-        return SHAPES[head.kind](bound_log_var(log_var + head.logvar_init, head.bounds))
+        return SHAPES[head.kind]((log_var + head.logvar_init).clamp(*head.bounds))
 
 
 # ---- both towers and what they learn from
@@ -191,46 +202,42 @@ class Tower(nn.Module):
 class JointEmbedding(nn.Module):
     """Two towers, a similarity, an objective and terms beside it (losses.py).
 
-    objective: scores (B, B) -> terms of the loss; None where what is trained is among the pair
-    terms. For batches with labels: scores and labels (R, M) -> terms (methods/labelled.py).
-    pair_terms: {name: (weight, loss)}, loss(image, caption, batch) of two Encoded -> scalar.
-    side_terms: {name: SideTerm}, which need one side only, and so also learn from items without
-    partners. critic: jWAE's, which has an optimiser of its own.
+    objective: scores (B, B) -> terms of the loss; None where what is trained is among the terms
+    beside it. For batches with labels: scores and labels (R, M) -> terms (methods/labelled.py).
+    critic: jWAE's, which has an optimiser of its own.
     """
 
     def __init__(self, image_tower: Tower, text_tower: Tower, similarity: Similarity,
-                 objective: nn.Module | None = None, *, mask_same_image: bool = False,
-                 pair_terms: dict[str, tuple[float, Callable]] | None = None,
-                 side_terms: dict[str, SideTerm] | None = None, critic: nn.Module | None = None):
+                 objective: nn.Module | None, beside: dict[str, Term],
+                 critic: nn.Module | None = None, mask_same_image: bool = False):
         super().__init__()
         self.image_tower, self.text_tower, self.similarity = image_tower, text_tower, similarity
-        self.objective, self.mask_same_image, self.critic = objective, mask_same_image, critic
-        self.side_terms, self.pair_terms = side_terms or {}, pair_terms or {}
-        losses = {name: term.loss for name, term in self.side_terms.items()}
-        losses |= {name: loss for name, (_, loss) in self.pair_terms.items()}
-        self.terms = nn.ModuleDict({name: loss for name, loss in losses.items()
-                                    if isinstance(loss, nn.Module)})
+        self.objective, self.beside = objective, beside
+        self.critic, self.mask_same_image = critic, mask_same_image
+        self.terms = nn.ModuleDict({name: term.loss for name, term in beside.items()
+                                    if isinstance(term.loss, nn.Module)})
 
     def embed_images(self, images: Tensor) -> Embedding:
         """(B, F), (B, P, F) or photos (B, 3, H, W) -> Embedding of (B, D), float32."""
-        return in_float32(self.image_tower(images)).embedding
+        return self.image_tower(images).embedding
 
     def embed_captions(self, tokens: Tensor, lengths: Tensor) -> Embedding:
         """Word numbers (B, T), zero-padded, and their lengths (B,) -> Embedding of (B, D), float32.
         (Trigrams (B, T, K), or features of captions (B, F), where the text tower reads those.)"""
-        return in_float32(self.text_tower(tokens, lengths)).embedding
+        return self.text_tower(tokens, lengths).embedding
 
     def encode(self, batch) -> dict[str, Encoded]:
         """"images" and "captions", where there is a batch and it has any; of a shared batch the own
         ones."""
-        encoded, share = {}, batch and batch.share
+        if batch is None:
+            return {}
+        encoded, share = {}, batch.share
         with sharing(share):
-            if batch is not None and batch.images is not None:
-                encoded["images"] = in_float32(self.image_tower(batch.images))
-            if batch is not None and batch.tokens is not None:
+            if batch.images is not None:
+                encoded["images"] = self.image_tower(batch.images)
+            if batch.tokens is not None:
                 own = share.rows if share else slice(None)
-                captions = self.text_tower(batch.tokens[own], batch.lengths[own])
-                encoded["captions"] = in_float32(captions)
+                encoded["captions"] = self.text_tower(batch.tokens[own], batch.lengths[own])
         return encoded
 
     def forward(self, batch) -> dict[str, Tensor]:
@@ -239,14 +246,13 @@ class JointEmbedding(nn.Module):
         parts = batch, batch.unpaired, batch.negatives
         pairs, alone, others = map(self.encode, parts)
         losses = self.rank(batch, **pairs, others=others.get("captions"))
-        if self.side_terms or self.pair_terms:
+        if self.beside:
             pairs, alone = (gathered(encoded, part and part.share)
                             for encoded, part in zip((pairs, alone), parts))
-        for name, term in self.side_terms.items():
-            losses[name] = term.weight * term.loss(pairs[term.side], batch)
-        for name, (weight, loss) in self.pair_terms.items():
-            losses[name] = weight * loss(*pairs.values(), batch)
-        for name, term in self.side_terms.items():
+        for name, term in self.beside.items():
+            sides = [pairs[term.side]] if term.side else pairs.values()
+            losses[name] = term.weight * term.loss(*sides, batch)
+        for name, term in self.beside.items():
             if term.side in alone:
                 more = term.weight * term.loss(alone[term.side], batch.unpaired)
                 losses[name] = (losses[name] + more) / (2 if term.mean else 1)
@@ -278,13 +284,6 @@ class JointEmbedding(nn.Module):
             outside = by_rows(compare, images, others.embedding, batch.share, more.share)  # (B, N)
             own = index == more.image_index
             return self.objective(inside, same, outside.masked_fill(own, -torch.inf))
-
-
-def in_float32(e: Encoded) -> Encoded:
-    """With an embedding in float32: similarities and ranks are computed in it whatever the networks
-    compute in."""
-    return e._replace(embedding=Embedding(*(
-        x if x is None or not x.is_floating_point() else x.float() for x in e.embedding)))
 
 
 # ---- encoders by name
@@ -415,19 +414,22 @@ def build_tower(opt, encoder: Encoder, head: str, normalise: bool,
     """data: what the encoder's trunk is built with beside the options."""
     trunk = encoder.trunk(opt, *data)
     mean = encoder.embed(opt, trunk.dim)
-    if opt.text_anchor:
-        given = (Unchanged(opt.txt_dim) if encoder.reads == "features" else
-                 LinearEmbedding(trunk.dim, opt.txt_dim))
-        mean = Anchored(mean, given, opt.text_anchor)
+    corruption = None
+    if opt.dropout or opt.feature_noise:
+        corruption = Corruption(opt.dropout, opt.feature_noise)
+    if opt.text_anchor and encoder.reads == "features":         # which nothing is to blur
+        mean = Anchored(mean, Unchanged(opt.txt_dim), opt.text_anchor, corruption)
+        corruption = None
+    elif opt.text_anchor:
+        mean = Anchored(mean, LinearEmbedding(trunk.dim, opt.txt_dim), opt.text_anchor)
     log_var = None if head == "point" else build_log_var(opt, encoder, trunk.dim, head, mean.dim)
-    noisy = opt.dropout or opt.feature_noise
     return Tower(trunk, mean, log_var,
                  Head(head, normalise, opt.use_abs, opt.logvar_norm, opt.logvar_init,
                       (math.log(opt.var_min), math.log(opt.var_max)), sample=opt.vae > 0,
                       on_mean=bool(opt.var_layers) or opt.loss == "probvlm",
                       freeze=opt.freeze_means),
-                 jwae.latent_norm(opt.latent_norm, opt.embed_size),
-                 Corruption(opt.dropout, opt.feature_noise) if noisy else None)
+                 jwae.LATENT_NORMS[opt.latent_norm](opt.embed_size),
+                 corruption)
 
 
 def build_vocabulary(opt, words: list[str]) -> Vocabulary:
@@ -440,10 +442,9 @@ def information_bottleneck(image: Encoded, caption: Encoded, batch) -> Tensor:
     return sum(vib(e.embedding) for e in (image, caption) if e.embedding.log_var is not None)
 
 
-def build_pair_terms(opt, vocab, regions: int,
-                     similarity: Similarity) -> dict[str, tuple[float, Callable]]:
-    """{name: (weight, loss)} of what is trained on pairs beside the objective, only those with a
-    weight. regions: the width of the image trunk."""
+def build_pair_terms(opt, vocab, regions: int, similarity: Similarity) -> dict[str, Term]:
+    """What is trained on pairs beside the objective, only what has a weight. regions: the width of
+    the image trunk."""
     two_branch = LabelledTwoBranch if opt.localise else TwoBranchLoss
     terms = {
         "mse": (opt.mse_weight * (opt.loss == "mse"), PairMSE),
@@ -459,7 +460,7 @@ def build_pair_terms(opt, vocab, regions: int,
             regions, len(vocab), opt.dim_hidden, opt.max_len, original=opt.captioner_original)),
         "diversity": (opt.diversity, Diversity),
         "mmd": (opt.mmd, lambda: MMD(latents=opt.loss == "mse"))}
-    return {name: (weight, build()) for name, (weight, build) in terms.items() if weight}
+    return {name: Term(weight, build()) for name, (weight, build) in terms.items() if weight}
 
 
 def build_model(opt, vocab, pretrained: bool = True,
@@ -477,8 +478,8 @@ def build_model(opt, vocab, pretrained: bool = True,
     # VSE++ always normalises captions; only SCAN's --no_txtnorm leaves them as they are
     text = build_tower(opt, encoder, opt.text_head, not opt.no_txtnorm, vocab, table)
     width = image.trunk.dim
-    side_terms, critic = jwae.build_side_terms(opt, vocab, width, text.trunk.dim, encoder.decoder)
-    objective = (build_labelled_objective if opt.localise else build_objective)(opt, similarity)
-    return JointEmbedding(image, text, similarity, objective, mask_same_image=opt.mask_same_image,
-                          pair_terms=build_pair_terms(opt, vocab, width, similarity),
-                          side_terms=side_terms, critic=critic)
+    terms, critic = jwae.build_side_terms(opt, vocab, width, text.trunk.dim, encoder.decoder)
+    objective = (LABELLED_OBJECTIVES[opt.loss](opt, similarity) if opt.localise else
+                 build_objective(opt, similarity))
+    terms |= build_pair_terms(opt, vocab, width, similarity)
+    return JointEmbedding(image, text, similarity, objective, terms, critic, opt.mask_same_image)

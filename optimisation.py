@@ -41,9 +41,8 @@ def averaged(model, kind: str):
 def build_optimizers(opt, model) -> dict[str, torch.optim.Optimizer]:
     """"optimizer" of all that the model learns but jWAE's critic; "critic_optimizer" of the critic,
     an Adam of its own."""
-    critic = list(model.critic.parameters()) if model.critic else []
-    apart = {id(p) for p in critic}
-    parameters = [p for p in model.parameters() if p.requires_grad and id(p) not in apart]
+    parameters = [p for name, p in model.named_parameters()
+                  if p.requires_grad and not name.startswith("critic.")]
     check(parameters, "nothing of this model can be learned: neither side has a layer; leave "
                       "--img_layers 0 or --txt_layers 0 out")
     kind = {"adam": torch.optim.AdamW if opt.weight_decay else torch.optim.Adam,
@@ -55,10 +54,9 @@ def build_optimizers(opt, model) -> dict[str, torch.optim.Optimizer]:
                    "initial_lr": rate, "weight_decay": opt.weight_decay * decays}
                   for decays in (True, False)]
     optimizers = {"optimizer": kind(groups, lr=rate, fused=True)}
-    if critic:
+    if model.critic:
         rate = opt.critic_learning_rate
-        groups = [{"params": critic, "initial_lr": rate}]
-        optimizers["critic_optimizer"] = torch.optim.Adam(
-            groups, lr=rate, betas=(0.5, 0.999), fused=True
-        )
+        groups = [{"params": list(model.critic.parameters()), "initial_lr": rate}]
+        optimizers["critic_optimizer"] = torch.optim.Adam(groups, lr=rate, betas=(0.5, 0.999),
+                                                          fused=True)
     return optimizers

@@ -25,7 +25,7 @@ from data import Split, check_extractors, pair_batches, phrase_batches, read_spl
 from devices import processes
 from devices.feeding import keep
 from devices.share import Share
-from files.log import Load, Log, NoLog
+from files.log import Load, Log
 from files.phrases import Labels, learnable
 from files.reading import holds_keys, is_drawn, read_yaml, recognised
 from files.tars import WINDOW
@@ -51,7 +51,7 @@ COMMAND_LINE = {"logger_name", "overwrite", "resume", "config", "dry_run", "meth
                 "train_shards"}
 NOT_KEPT = COMMAND_LINE - {"logger_name"}     # options that no checkpoint holds
 CHECKPOINTS = ("checkpoint.pt", "model_best.pt")
-PICTURES = ("uncertainty", "uncertain_images", "uncertain_captions", "confidence", "retrieval")
+PICTURES = ("uncertain", "confidence", "retrieval")         # how their names begin
 
 
 def description_in(folder: str) -> dict:
@@ -105,71 +105,46 @@ def clear_old(folder: str) -> None:
             os.remove(path)
 
 
-def describe(options: dict, asked: dict, data: "Data") -> dict:
-    """What config.yaml holds: the command, where the code stood, the data, the options as asked for
-    and as resolved."""
-    home = os.path.dirname(os.path.abspath(__file__))
-    commit = subprocess.run(["git", "rev-parse", "--verify", "-q", "HEAD"], cwd=home, text=True,
-                            capture_output=True, check=False)
-    return {"command": shlex.join(["python", "train.py", *sys.argv[1:]]),
-            "git_commit": commit.stdout.strip() or "unknown",
-            "versions": {"python": sys.version.split()[0], "torch": str(torch.__version__),
-                         "numpy": np.__version__},
-            "data": {"train": data.train.fingerprint(), "dev": data.dev.fingerprint()},
-            "asked": asked, "options": options}
-
-
 class Folder:
     """The folder of a run: its description, logs and checkpoints. Of several processes the first
-    writes. resume: the checkpoint or run to go on from; held: what keeps the folder's lock."""
+    writes. resume: the checkpoint or run to go on from; held: what keeps the folder's lock.
 
-    def __init__(self, path: str, resume: str | None, held: contextlib.ExitStack):
-        self.path, self.resume, self.held = path, resume, held
+    Raises InputError where the folder cannot be written to or gone on from. A run that goes on in
+    its own folder locks it."""
+
+    def __init__(self, path: str, resume: str | None, overwrite: bool, dry_run: bool,
+                 held: contextlib.ExitStack):
+        self.path, self.resume, self.overwrite, self.held = path, resume, overwrite, held
         self.goes_on = resume is not None and same_file(path, run_folder(resume))
-
-    def check(self, overwrite: bool, dry_run: bool) -> dict | None:
-        """The checkpoint to go on from, if any. Raises InputError where the folder cannot be
-        written to. A run that goes on in its own folder locks it."""
         if processes.first() and not self.goes_on:
-            check_new(self.path, overwrite)
+            check_new(path, overwrite)
         elif processes.first():
-            check(is_run(self.path), f"--resume {self.resume} lies in a folder that is no run; "
-                                     "name a new folder to go on in with --logger_name")
+            check(is_run(path), f"--resume {resume} lies in a folder that is no run; name a new "
+                                "folder to go on in with --logger_name")
             if not dry_run:
-                self.held.enter_context(locked(self.path, "training"))
-        return None if self.resume is None else load_resumable(self.resume)
+                held.enter_context(locked(path, "training"))
+        self.checkpoint = None if resume is None else load_resumable(resume)
 
-    def begin(self, run, description: dict, epochs: int, overwrite: bool) -> None:
-        """Describe a run (train.Training) of so many epochs in the folder, and open its log."""
+    def begin(self, run) -> None:
+        """Describe a run (train.Training) in the folder, and open its log."""
         if processes.first() and self.goes_on:
-            self.clear_parts()
-            first = description_in(self.path)
-            if first:                       # else it was lost, and the checkpoint knows the options
-                again = [*(first.get("resumed_with") or []), description["command"]]
-                description |= {"resumed_with": again, **{
-                    name: first[name] for name in ("command", "asked") if name in first}}
-            self.describe(description, run.data.vocab)
+            self.describe(run)
         elif processes.first():
-            self.start(run, description, overwrite)
+            self.replace(run)
         processes.wait()                    # the others until it has; where it fails they end, too
-        self.log = Log(self.path, run.state, epochs) if processes.first() else NoLog(epochs)
+        self.log = Log(self.path, run.state, run.opt.num_epochs)
         self.load = Load(torch.get_num_threads() if run.device.type == "cpu" else 1)
 
-    def start(self, run, description: dict, overwrite: bool) -> None:
+    def replace(self, run) -> None:
         """Begin a new run: lock the folder, and write the first checkpoint, so that the run can
         always go on, the description, and the best model so far of the run gone on from. What a run
         before has left goes when that checkpoint is on the disk."""
-        try:
-            os.makedirs(self.path, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{self.path}/config.yaml cannot be written ({error}); name another "
-                             "folder with --logger_name") from error
+        os.makedirs(self.path, exist_ok=True)
         self.held.enter_context(locked(self.path, "training"))
-        check_new(self.path, overwrite)                     # another process may have been faster
+        check_new(self.path, self.overwrite)                # another process may have been faster
         best = self.resume and best_of(self.resume, run.state["best_rsum"])
         if not best:
             run.state.update(best_rsum=0.0, best_hbr=0.0, best_r1=-1.0)
-        self.clear_parts()
         path = os.path.join(self.path, "checkpoint.pt")
         with atomic(path, "wb") as f:
             try:
@@ -181,21 +156,34 @@ class Folder:
                                  "replaced: make room, or name a folder elsewhere with "
                                  "--logger_name") from error
             clear_old(self.path)
-            self.describe(description, run.data.vocab)
+            self.describe(run)
             if best:
                 copy = os.path.join(self.path, "model_best.pt")
                 with open(best, "rb") as old, atomic(copy, "wb") as new:
                     shutil.copyfileobj(old, new)
 
-    def clear_parts(self) -> None:
-        """Remove what a process left that was killed while it wrote."""
-        for name in ("config.yaml", "vocab.json", "log.jsonl", *CHECKPOINTS):
-            clear(os.path.join(self.path, name))
-
-    def describe(self, description: dict, vocab: Vocabulary) -> None:
+    def describe(self, run) -> None:
+        """Write config.yaml, which holds the command, where the code stood, the data, the options
+        as asked for and as resolved, and vocab.json."""
+        home = os.path.dirname(os.path.abspath(__file__))
+        commit = subprocess.run(["git", "rev-parse", "--verify", "-q", "HEAD"], cwd=home, text=True,
+                                capture_output=True, check=False)
+        command = shlex.join(["python", "train.py", *sys.argv[1:]])
+        description = {
+            "command": command, "git_commit": commit.stdout.strip() or "unknown",
+            "versions": {"python": sys.version.split()[0], "torch": str(torch.__version__),
+                         "numpy": np.__version__},
+            "data": {"train": run.data.train.fingerprint(), "dev": run.data.dev.fingerprint()},
+            "asked": run.opt.asked, "options": vars(run.opt)}
+        first = description_in(self.path) if self.goes_on else {}
+        if first:                           # else it was lost, and the checkpoint knows the options
+            description |= {"resumed_with": [*(first.get("resumed_with") or []), command], **{
+                name: first[name] for name in ("command", "asked") if name in first}}
         with atomic(os.path.join(self.path, "config.yaml")) as f:
             yaml.safe_dump(description, f, sort_keys=False)
-        vocab.save(os.path.join(self.path, "vocab.json"))
+        run.data.vocab.save(os.path.join(self.path, "vocab.json"))
+        for name in CHECKPOINTS:            # that a process wrote when it was killed
+            clear(os.path.join(self.path, name))
 
     def save(self, run, name: str = "checkpoint.pt", whole: bool = True) -> None:
         if processes.first():
@@ -273,38 +261,28 @@ def config_arguments(path: str) -> list[str]:
     A run's config.yaml gives the options that it was asked for, from which others follow, and never
     its folder.
     """
-    try:
-        values = read_yaml(path)
-    except InputError as error:
-        raise InputError(f"--config {error}") from error
-    if isinstance(values, dict) and isinstance(values.get("options"), dict):
+    values, words, where = read_yaml(path), [], f"--config {path}"
+    check(isinstance(values, dict), f"{where} holds no options by their names")
+    if isinstance(values.get("options"), dict):
         values = values["asked"] if isinstance(values.get("asked"), dict) else values["options"]
         values = {name: value for name, value in values.items() if name not in COMMAND_LINE}
-    unknown = [type(values).__name__]
-    if isinstance(values, dict):
-        unknown = sorted(map(str, set(values) - set(TRAIN.rows)))
-    if unknown:
-        raise InputError(f"--config {path} holds {ascii(unknown[0])[:60]}, which is no option; "
-                         "options are those of train.py --help all")
-    return [word for name, value in values.items() for word in config_words(name, value, path)]
-
-
-def config_words(name: str, value, path: str) -> list[str]:
-    """An option of a YAML file as the command line gives it: one word, or none."""
-    row = TRAIN.rows[name]
-    check(name not in COMMAND_LINE,
-          f"--config {path} holds '{name}', which only the command line can say, so that a file of "
-          "options never names or replaces a run, nor starts a command; leave it out and give "
-          f"--{name}")
-    check(not isinstance(value, (dict, list)),
-          f"--config {path}: {name} is a {type(value).__name__}; give a single value")
-    if value is None:
-        return []
-    if not row.switch:
-        return [f"--{name}={value}"]
-    check(isinstance(value, bool), f"--config {path}: {name} is {ascii(value)[:40]}, and a switch "
-                                   "is true or false, without quotes")
-    return [f"--{name}"] if value else [f"--no-{name}"] * (row.kind is SWITCH)
+    for name, value in values.items():
+        row = TRAIN.rows.get(name)
+        check(row, f"{where} holds {ascii(name)[:60]}, which is no option; options are those of "
+                   "train.py --help all")
+        check(name not in COMMAND_LINE,
+              f"{where} holds '{name}', which only the command line can say, so that a file of "
+              "options never names or replaces a run, nor starts a command; leave it out and give "
+              f"--{name}")
+        check(not isinstance(value, (dict, list)),
+              f"{where}: {name} is a {type(value).__name__}; give a single value")
+        if row.switch and value is not None:
+            check(isinstance(value, bool), f"{where}: {name} is {ascii(value)[:40]}, and a switch "
+                                           "is true or false, without quotes")
+            words += [f"--{name}"] if value else [f"--no-{name}"] * (row.kind is SWITCH)
+        elif value is not None:
+            words.append(f"--{name}={value}")
+    return words
 
 
 # ---- what a run is trained on
@@ -320,7 +298,7 @@ class Data:
     pairs: np.ndarray                 # (m,) training captions whose images are known
     unpaired: Unpaired | None
     fingerprints: dict                # what a run that goes on must find again
-    batch_size: int
+    batch_size: int                   # how many of `order` a batch holds
     seed: int
     workers: int = 0
     crop_size: int | None = None
@@ -332,14 +310,7 @@ class Data:
     @functools.cached_property
     def steps(self) -> int:
         """Per epoch."""
-        return -(-len(self.order(0)) // self.size)
-
-    @functools.cached_property
-    def size(self) -> int:
-        """How many of `order` a batch holds."""
-        if not self.labels:
-            return self.batch_size
-        return max(1, round(self.batch_size * len(self.order(0)) / len(self.pairs)))
+        return -(-len(self.order(0)) // self.batch_size)
 
     def order(self, epoch: int) -> np.ndarray:
         """The captions of an epoch: `pairs` shuffled, in tar shards among the samples of a window.
@@ -372,13 +343,16 @@ class Data:
         how = {"workers": self.workers, "seed": (self.seed, epoch), "skip": state["step"]}
         tokens, order = self.tokens["train"], self.order(epoch)
         if self.labels:
-            yield from phrase_batches(self.train, tokens, order, self.size, self.labels, **how)
+            yield from phrase_batches(self.train, tokens, order, self.batch_size, self.labels,
+                                      **how)
             return
         batches = pair_batches(self.fed or self.train, tokens, order, self.batch_size,
                                crop_size=self.crop_size, process=process, **how)
         for iteration, batch in enumerate(batches, state["iteration"]):  # state may lag behind
-            more = self.unpaired
-            yield more.added_to(batch, iteration, Share.of(more.count, *process)) if more else batch
+            if more := self.unpaired:
+                added = more.batch(iteration, Share.of(more.count, *process))
+                batch = batch._replace(**{more.field: added})
+            yield batch
 
 
 def build_data(opt, start: dict | None) -> Data:
@@ -395,41 +369,35 @@ def build_data(opt, start: dict | None) -> Data:
               f"taken for by mistake; a {split.name} split needs two or more")
     fit_to_data(opt, train.images, train.text)
     TRAIN.refuse_unused(opt, IMPLIED)
-    check_fits(opt, dev, "the model")
+    check_fits(opt, dev.images, dev.text, "the model")
     fingerprints = {**train.fingerprint(), "dev": dev.fingerprint()}
-    stored = {} if opt.resume is None else start["data"]
-    root = os.path.join(opt.data_path, opt.data_name)
-    check_same(stored, fingerprints, root, opt.logger_name)
     extractors = start["data"].get("extractors") if start and "data" in start else None
     check_extractors(extractors, train, opt.text_features, str(opt.init_from))
     words, source = ((start["vocabulary"], opt.init_from or opt.logger_name) if start
                      else build_word_list(opt, train))
     vocab = build_vocabulary(opt, words)
     tokens = {"train": train.encode(vocab), "dev": dev.encode(vocab)}
-    labels = None
+    labels, size = None, opt.batch_size
     if opt.localise:
         labels = Labels(opt.positive_iou, opt.negative_iou, opt.region_negatives, opt.all_positives)
         pairs = learnable(train, opt.positive_iou)
         check(len(pairs), f"no proposal of {opt.regions} overlaps a phrase of {opt.data_name} by "
                           f"--positive_iou {opt.positive_iou}; give a smaller one, or better "
                           "proposals")
+        photos = len(np.unique(train.phrase_photo[pairs]))
+        size = max(1, round(size * photos / len(pairs)))
     else:
         pairs = choose_pairs(train, opt.supervised_fraction, opt.seed, others=opt.held_out)
     unpaired = build_unpaired(opt, train, tokens["train"], pairs, vocab)
     if unpaired and unpaired.data:
         fingerprints["unpaired"] = unpaired.data
-        check_same(stored, fingerprints, root, opt.logger_name)
-    return Data(train, dev, vocab, source, tokens, pairs, unpaired, fingerprints, opt.batch_size,
-                opt.seed, opt.workers, opt.crop_size, opt.shuffle_window, opt.loss == "two_branch",
-                labels)
-
-
-def check_same(stored: dict, fingerprints: dict, root: str, folder: str) -> None:
-    """Raise InputError where a run would go on with other data than its own, as far as their
-    fingerprints tell."""
+    stored = {} if opt.resume is None else start["data"]
     check(all(stored.get(name, x) == x for name, x in fingerprints.items()),
-          f"the training data in {root}, or the unpaired ones, are not those of the run in "
-          f"{folder}; give its --data_path, or start a new run with --init_from")
+          f"the training data in {os.path.join(opt.data_path, opt.data_name)}, or the unpaired "
+          f"ones, are not those of the run in {opt.logger_name}; give its --data_path, or start a "
+          "new run with --init_from")
+    return Data(train, dev, vocab, source, tokens, pairs, unpaired, fingerprints, size, opt.seed,
+                opt.workers, opt.crop_size, opt.shuffle_window, opt.loss == "two_branch", labels)
 
 
 def build_word_list(opt, train: Split) -> tuple[list[str], str]:
@@ -488,17 +456,13 @@ def resumed_options(p: argparse.ArgumentParser, given: Options, argv: list[str])
 
 def load_resumable(path: str) -> dict:
     """A checkpoint that holds all that going on needs. Raises InputError."""
-    file = os.path.join(path, "checkpoint.pt")
-    check(not os.path.isdir(path) or os.path.isfile(file) or not is_run(path),
-          f"{path} has no checkpoint.pt: it was stopped before its first step, so there is nothing "
-          "to go on from; start it again with the command that its config.yaml holds")
     stored = load_checkpoint(path, "checkpoint.pt")
     parts = {**stored, **stored.get("state", {})}
-    lacking = [name for name in ("optimizer", "scaler", "rng", "state", "data", "step",
-                                 "iteration", "loss_sum", "loss_count") if name not in parts]
-    check(not lacking, f"{path} holds a model but no {', '.join(lacking[:1])}, so training cannot "
-                       "go on exactly; resume the run's checkpoint.pt (--resume RUN), or start a "
-                       "new run from these weights with --init_from")
+    for name in ("optimizer", "scaler", "rng", "state", "data", "step", "iteration", "loss_sum",
+                 "loss_count"):
+        check(name in parts, f"{path} holds a model but no {name}, so training cannot go on "
+                             "exactly; resume the run's checkpoint.pt (--resume RUN), or start a "
+                             "new run from these weights with --init_from")
     return stored
 
 

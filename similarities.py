@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-LOG_VAR_BOUNDS = (math.log(0.1), math.log(10.0))  # `pmrl` 3.1: variances in [0.1, 10]
+LOG_VAR_BOUNDS = (math.log(0.1), math.log(10.0))  # variances in [0.1, 10]: `pmrl` 3.1, `ucmr` 4.2
 PIECE = 256              # captions lifted and scored at once, so that temporaries stay in the cache
 
 
@@ -40,12 +40,12 @@ class Embedding(NamedTuple):
     def cat(batches: list["Embedding"]) -> "Embedding":
         """Batches, one after the other. Parts are zero-padded to the largest number of parts."""
         def one(values):
-            most = max(x.shape[1]
-                       for x in values) if values[0] is not None and values[0].ndim == 3 else None
-            padded = (
-                values if most is None else [F.pad(x, (0, 0, 0, most - x.shape[1])) for x in values]
-            )
-            return None if values[0] is None else torch.cat(padded)
+            if values[0] is None:
+                return None
+            if values[0].ndim == 3:
+                most = max(x.shape[1] for x in values)
+                values = [F.pad(x, (0, 0, 0, most - x.shape[1])) for x in values]
+            return torch.cat(values)
         return batches[0] if len(batches) == 1 else Embedding(*map(one, zip(*batches)))
 
 
@@ -53,12 +53,6 @@ def unit(x: Tensor, dim: int = -1) -> Tensor:
     """l2-normalised vectors (..., D); eps keeps the gradient of a zero vector (an image without
     features) below 1e6."""
     return F.normalize(x, dim=dim, eps=1e-6)
-
-
-def bound_log_var(raw: Tensor, bounds: tuple[float, float] = LOG_VAR_BOUNDS) -> Tensor:
-    """Clamp a log-variance, by default so that the variance stays in [0.1, 10] (`pmrl` 3.1, `ucmr`
-    4.2)."""
-    return raw.clamp(*bounds)
 
 
 def uncertainty(e: Embedding) -> Tensor:
@@ -105,6 +99,10 @@ class Similarity(nn.Module):
 
     def check(self, images: Embedding, captions: Embedding) -> None:
         """Raises ValueError where the two sides lack what the similarity compares."""
+        if self.parts and (images.parts is None or captions.parts is None):
+            raise ValueError(f"{type(self).__name__} compares the parts of items, such as regions "
+                             "with words, and a side given has means only; embed both by a model "
+                             "of --sim scan or mil, or compare means: cosine")
         gaussian = (images.log_var is not None) + (captions.log_var is not None)
         if self.gaussian_sides not in (0, gaussian) and not (self.point_side and gaussian == 1):
             raise ValueError(f"{type(self).__name__} needs variances on {self.gaussian_sides} of "
@@ -187,9 +185,8 @@ class Separable(Lifted):
     With one origin, or none, a lift depends on its own item alone, as an index needs it: `images`,
     `captions`."""
 
-    def lift_image(
-        self, e: Embedding, origin: Embedding | None
-    ) -> tuple[list[Tensor], Tensor, Tensor | None]:
+    def lift_image(self, e: Embedding,
+                   origin: Embedding | None) -> tuple[list[Tensor], Tensor, Tensor | None]:
         """The blocks of columns (N, k) of A (N, K), which stay apart to save a pass over memory, a
         (N,), and the level (N, 1) that the variances of an item share, or None: see `gap`.
         `lift_caption`: the same of B and b (M,)."""
@@ -347,20 +344,11 @@ class KL(Separable):
 class KLReverse(KL):
     """-KL(caption || image) in nats, <= 0: the other direction, `ucmr` Table 6."""
 
-    def lift_image(self, e, origin):
-        return super().lift_caption(e, origin)
-
-    def lift_caption(self, e, origin):
-        return super().lift_image(e, origin)
+    lift_image, lift_caption = KL.lift_caption, KL.lift_image
+    image_gap, caption_gap = KL.caption_gap, KL.image_gap
 
     def gap(self, image_level, caption_level, dim):
         return super().gap(caption_level, image_level, dim)
-
-    def image_gap(self, level, dim):
-        return super().caption_gap(level, dim)
-
-    def caption_gap(self, level, dim):
-        return super().image_gap(level, dim)
 
 
 class MinKL(Lifted):
@@ -385,10 +373,20 @@ class MinKL(Lifted):
                              self.kl_reverse.piece(image_q, caption_p, dim))
 
 
-class Wasserstein(Separable):
+class SquaredDistance(Separable):
+    """A similarity that is a squared distance, negated, of whatever `lift_caption` makes of either
+    side."""
+    gaussian_sides = 2
+
+    def lift_image(self, e, origin):
+        blocks, norm, level = self.lift_caption(e, origin)
+        return [2 * block for block in blocks], norm, level
+
+
+class Wasserstein(SquaredDistance):
     """-sqrt(|mu_i - mu_c|^2 + |sigma_i - sigma_c|^2), sigma the standard deviations, <= 0:
     2-Wasserstein distance of diagonal Gaussians, `pmrl` eq. 17 = `ucmr` eq. 7."""
-    gaussian_sides, centred = 2, ("mean", "log_var")
+    centred = ("mean", "log_var")
     power = 0.5                       # of the variance
     finish = staticmethod(negative_root)
 
@@ -401,10 +399,6 @@ class Wasserstein(Separable):
             spread = spread - level
         mean, spread = shift(e, origin), spread.expand_as(e.mean)
         return [mean, spread], -torch.addcmul(mean.square(), spread, spread).sum(1), level
-
-    def lift_image(self, e, origin):
-        blocks, norm, level = self.lift_caption(e, origin)
-        return [2 * block for block in blocks], norm, level
 
     def gap(self, image_level, caption_level, dim):
         return (image_level - caption_level).square() * -dim                        # (n, m)
@@ -422,18 +416,63 @@ class WassersteinVar(Wasserstein):
     power = 1.0
 
 
-class CSD(Separable):
+class CSD(SquaredDistance):
     """-(|mu_i - mu_c|^2 + tr(Sigma_i + Sigma_c)), <= 0: closed-form sampled distance, PCME++ eq.
     1."""
-    gaussian_sides, centred = 2, ("mean",)
+    centred = ("mean",)
 
     def lift_caption(self, e, origin):
         mean = shift(e, origin)
         return [mean], -mean.square().sum(1) - e.log_var.exp().expand_as(e.mean).sum(1), None
 
-    def lift_image(self, e, origin):
-        blocks, norm, _ = self.lift_caption(e, origin)
-        return [2 * block for block in blocks], norm, None
+
+class MLS(Lifted):
+    """-(|mu_i - mu_c|^2 / v + k log v) / 2 with v = v_i + v_c, any real number in nats; a point has
+    variance 0: the mutual likelihood score of probabilistic face embeddings (PFE: Shi and Jain
+    2019, eq. 3) in an effective number of dimensions.
+
+    At k = D this is the log of the expected likelihood of two spherical Gaussians, the integral of
+    p q, but for the constant -D/2 log 2 pi (PFE eq. 3, of one variance per item). Embeddings do not
+    fill their D dimensions: their squared distances hardly vary beside D, which pins v to |mu_i -
+    mu_c|^2 / D of every pair. So k, the effective dimension, is learned. It starts at
+    `effective_dim`.
+
+    With point images a caption's variance shifts and scales all its scores alike: text to image
+    ranks as the cosine of unit means does.
+    """
+    gaussian_sides, point_side, centred = 2, True, ("mean",)
+    log_likelihood, options = True, ("effective_dim",)
+    within_modality = False           # a point side has no variance to compare with
+    implies = {"loss": "infonce", "head": "spherical_one", "var_min": 1e-4, "logvar_init": -2.5}
+
+    def __init__(self, effective_dim: float = 4.0):
+        super().__init__()
+        self.log_k = nn.Parameter(torch.tensor(math.log(effective_dim)))
+
+    @property
+    def k(self) -> Tensor:
+        """The effective dimension, above 0."""
+        return self.log_k.exp()
+
+    def lift_caption(self, e: Embedding,
+                     origin: Embedding | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Means (M, D) from the origin, half of their squared norms (M,), and variances (M, 1), or
+        None of points."""
+        mean = shift(e, origin)
+        return mean, mean.square().sum(1) / 2, None if e.log_var is None else e.log_var.exp()
+
+    lift_image = lift_caption
+
+    def rows_of(self, lift, i):
+        return tuple(None if x is None else x[i] for x in lift)
+
+    def piece(self, image_lift, caption_lift, dim):
+        (x, x_half, of_image), (y, y_half, of_caption) = image_lift, caption_lift
+        sides = [v for v in (of_image, None if of_caption is None else of_caption.T)
+                 if v is not None]
+        variance = sum(sides)                   # (n, 1) + (1, p) -> (n, p); beside a point as it is
+        score = (-x_half[:, None] - y_half).addmm_(x, y.T)                  # -|x - y|^2 / 2, (n, p)
+        return score.div_(variance).addcmul_(variance.log(), -0.5 * self.k)
 
 
 class Pairwise(Similarity):
@@ -560,5 +599,5 @@ class PairNetwork(Similarity):
         self.check(images, captions)
         x, y = unit(images.mean), self.read(captions)                               # (N, D), (M, C)
         step = len(rows) if self.training else block_side(x, self.widest) ** 2
-        return torch.cat([self.score(x[i], y[j]) for i,
-                          j in zip(rows.split(step), columns.split(step))])                   # (K,)
+        return torch.cat([self.score(x[i], y[j])
+                          for i, j in zip(rows.split(step), columns.split(step))])            # (K,)

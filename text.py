@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from cli import InputError
+from cli import check
 from files.reading import read_json
 from files.writing import atomic
 
@@ -42,12 +42,10 @@ class Vocabulary:
     origin: str | None = None
 
     def __init__(self, words: list[str]):
-        if tuple(words[:4]) != SPECIALS:
-            raise InputError(f"a vocabulary starts with {' '.join(SPECIALS)}, this one starts with "
-                             f"{ascii(words[:4])[:80]}")
-        if len(set(words)) != len(words):
-            raise InputError("a vocabulary lists each word once, this one has "
-                             f"{len(words) - len(set(words))} repeats")
+        check(tuple(words[:4]) == SPECIALS, f"a vocabulary starts with {' '.join(SPECIALS)}, this "
+                                            f"one starts with {ascii(words[:4])[:80]}")
+        repeats = len(words) - len(set(words))
+        check(not repeats, f"a vocabulary lists each word once, this one has {repeats} repeats")
         self.words = list(words)
         self.index = {word: i for i, word in enumerate(self.words)}
 
@@ -78,13 +76,12 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str) -> "Vocabulary":
-        stored = read_json(path, "build one with `python vocab.py`, or convert one of the "
-                           "originals with `python vocab.py convert`", "a JSON vocabulary")
-        words, origin = (stored.get(name) if isinstance(stored, dict) else None
-                         for name in ("words", "origin"))
-        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            raise InputError(f'{path} has no list "words" of strings; build a vocabulary with '
-                             '`python vocab.py`')
+        stored = read_json(path, "build a vocabulary with `python vocab.py`, or convert one of the "
+                           "originals with `python vocab.py convert`")
+        stored = stored if isinstance(stored, dict) else {}
+        words, origin = map(stored.get, ("words", "origin"))
+        check(isinstance(words, list) and all(isinstance(word, str) for word in words),
+              f'{path} has no list "words" of strings; build a vocabulary with `python vocab.py`')
         made = cls(words)
         made.origin = origin if isinstance(origin, str) else None
         return made

@@ -56,10 +56,10 @@ def train(opt) -> int:
     after a wished stop."""
     device = processes.local(set_device(opt))
     # held: the lock of the run folder, the hold of signals
-    with explained(opt), processes.joined(device), contextlib.ExitStack() as held:
+    with processes.joined(device), contextlib.ExitStack() as held:
         refuse_several(opt, processes.count())
-        folder = Folder(opt.logger_name, opt.resume, held)
-        start = folder.check(opt.overwrite, opt.dry_run)
+        folder = Folder(opt.logger_name, opt.resume, opt.overwrite, opt.dry_run, held)
+        start = folder.checkpoint
         if opt.init_from and not start:
             start = load_checkpoint(opt.init_from, vocab=opt.vocab)
         data = build_data(opt, start)
@@ -72,8 +72,7 @@ def train(opt) -> int:
             return 0
         run.stop = held.enter_context(Stop(later=True))
         fed = data.feed(device, opt.features_on)
-        description = runs.describe(vars(opt), opt.asked, data)
-        folder.begin(run, description, opt.num_epochs, opt.overwrite)
+        folder.begin(run)
         folder.log.say("\n".join(filter(None, [facts, fed, f"run folder {folder.path}"])))
         return run_epochs(run, folder)
 
@@ -85,7 +84,8 @@ def run_epochs(run: "Training", folder: Folder) -> int:
     run.model.train()
     if state["due"]:                                        # a signal broke the last validation off
         run.validate(folder)
-    while state["epoch"] < opt.num_epochs and not run.stopping() and not run.waited_enough:
+    waits = opt.patience or torch.inf       # epochs without a better model
+    while state["epoch"] < opt.num_epochs and not run.stopping() and state["waited"] < waits:
         with tqdm(total=data.steps, initial=state["step"], disable=None, leave=False,
                   desc=f"epoch {state['epoch'] + 1}/{opt.num_epochs}") as bar:
             clock = time.perf_counter()
@@ -177,18 +177,6 @@ def set_device(opt) -> torch.device:
     return device
 
 
-@contextlib.contextmanager
-def explained(opt):
-    """Says of an OSError, such as a log line on a full disk, what is left of the run."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            raise
-        raise InputError(f"{opt.logger_name}: {cli.reason(error)}; a checkpoint that it holds is "
-                         "whole: make room, or move what is in the way, and --resume") from error
-
-
 # ---- what learns
 
 class Training:
@@ -225,31 +213,25 @@ class Training:
         """What is validated and kept as the best: averaged weights once there are any."""
         return self.average.module if self.average and self.average.n_averaged else self.model
 
-    @property
-    def waited_enough(self) -> bool:
-        """Whether no epoch of the last --patience gave a better model."""
-        return bool(self.opt.patience) and self.state["waited"] >= self.opt.patience
-
-    @property
-    def averages(self) -> bool:
-        """Whether the epoch lies in the last third."""
-        return 3 * self.state["epoch"] >= 2 * self.opt.num_epochs
+    def update_average(self, kind: str) -> None:
+        """Let the average take the weights in, if it is of this kind, in the last third of the
+        epochs."""
+        if self.opt.average == kind and 3 * self.state["epoch"] >= 2 * self.opt.num_epochs:
+            self.average.update_parameters(self.model)
 
     def step(self, batch) -> tuple[dict[str, float], int]:
         """Set the learning rates, learn from a batch and count it. Returns the terms of the loss
         and the number of pairs. The critic keeps its rate (`jwae` 5.1)."""
         opt, state = self.opt, self.state
         share = self.rate(state["epoch"], state["step"])
-        for name, optimizer in self.learner.optimizers.items():
-            for group in optimizer.param_groups:
-                group["lr"] = group["initial_lr"] * (share if name == "optimizer" else 1)
+        for group in self.learner.optimizers["optimizer"].param_groups:
+            group["lr"] = group["initial_lr"] * share
         if opt.loss == "hinge":
             warm = state["epoch"] >= opt.vse_mean_warmup_epochs
             self.model.objective.max_violation = opt.max_violation and warm
         terms = train_step(self.learner, batch,
                            f"epoch {state['epoch'] + 1} step {state['step'] + 1}")
-        if opt.average == "ema" and self.averages:
-            self.average.update_parameters(self.model)
+        self.update_average("ema")
         pairs = len(batch.lengths)
         state["step"] += 1
         state["iteration"] += 1
@@ -258,8 +240,7 @@ class Training:
         return terms, pairs
 
     def end_epoch(self) -> None:
-        if self.opt.average == "swa" and self.averages:
-            self.average.update_parameters(self.model)
+        self.update_average("swa")
         self.state.update(epoch=self.state["epoch"] + 1, step=0, loss_sum=0.0, loss_count=0)
 
     def stopping(self) -> int | None:
@@ -304,10 +285,11 @@ class Training:
         elif opt.select == "r1":
             better = r1 > state["best_r1"]
         if not state["step"]:
-            state["waited"] = 0 if better else state["waited"] + 1
-        if not state["step"] and better:
-            state.update(best_rsum=result["rsum"], best_hbr=result.get("hbr", 0.0), best_r1=r1)
-            folder.save(self, "model_best.pt", whole=False)
+            state["waited"] += 1
+            if better:
+                state.update(waited=0, best_rsum=result["rsum"], best_hbr=result.get("hbr", 0.0),
+                             best_r1=r1)
+                folder.save(self, "model_best.pt", whole=False)
         folder.save(self)
 
     def content(self, whole: bool = True) -> dict:
@@ -353,9 +335,8 @@ class Training:
 def described(opt, data: Data, run: Training, start: dict | None) -> str:
     """What is trained on what, in lines for the log. start: the checkpoint that is begun from."""
     if opt.localise:
-        photos = len(data.order(0))
-        learned = (f"{len(data.pairs):,} training phrases of {photos:,} photos, {data.size} a "
-                   "batch")
+        learned = (f"{len(data.pairs):,} training phrases of {len(data.order(0)):,} photos, "
+                   f"{data.batch_size} a batch")
         judged, chance = f"{len(data.dev.ids):,} dev photos", rsum_by_chance(data.dev)
     else:
         learned = f"{len(data.pairs):,} training pairs of {len(data.train.images):,} images"
@@ -372,22 +353,20 @@ def described(opt, data: Data, run: Training, start: dict | None) -> str:
     count, start = processes.count(), start or {}
     if count > 1:
         facts += f", {count} processes that share each batch of {opt.batch_size}"
-    compiled = [f"compiled: {', '.join(run.compiled)}"] * bool(run.compiled)
-    notes, goes_on = [*start.get("notes", ())], opt.resume is not None
-    theirs = {} if goes_on else start.get("options", {})
-    unlike = [name for name in COMPUTE if name in theirs and theirs[name] != getattr(opt, name)]
+    if run.compiled:
+        facts += f"\ncompiled: {', '.join(run.compiled)}"
+    notes, before = [*start.get("notes", ())], start.get("processes", count)
+    theirs = start.get("options", {}) if opt.resume is None else {}
+    unlike = [f"{name} {theirs[name]} and not {getattr(opt, name)}" for name in COMPUTE
+              if name in theirs and theirs[name] != getattr(opt, name)]
     if unlike:
-        then, now = (", ".join(f"{name} {options[name]}" for name in unlike)
-                     for options in (theirs, vars(opt)))
-        notes.append(f"{opt.init_from} was trained with {then}, this run with {now}, so its "
-                     "weights do not embed as they did")
+        notes.append(f"{opt.init_from} was trained with {', '.join(unlike)}, so its weights do not "
+                     "embed as they did")
     notes += [*data.train.notes, *data.dev.notes]
-    before = start.get("processes", count)
-    if goes_on and before != count:
-        notes.append(f"the run went on so far in {before} process{'es' * (before > 1)} and goes on "
-                     f"in {count}: sums over a batch are rounded otherwise from here on, all else "
-                     "is as it would have been")
-    return "\n".join([facts, *compiled, *(f"note: {note}" for note in notes)])
+    if opt.resume is not None and before != count:
+        notes.append(f"processes so far {before}, now {count}: sums over a batch are rounded "
+                     "otherwise from here on, all else is as it would have been")
+    return "\n".join([facts, *(f"note: {note}" for note in notes)])
 
 
 # ---- the options of a run

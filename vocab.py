@@ -15,9 +15,9 @@ import pickletools
 import re
 import sys
 
-from cli import Arguments, InputError, data_set, filename, positive, reason, run, split_names
+from cli import Arguments, InputError, check, data_set, filename, positive, run, split_names
 from data import read_split
-from files.reading import plain_file, read_json
+from files.reading import plain_file, read_json, refusing
 from files.writing import output
 from text import SPECIALS, Trigrams, Vocabulary, is_function, tokenize, trigrams_of  # noqa: F401 (part of this module)
 
@@ -30,38 +30,28 @@ def read_original(path: str) -> list[str]:
     VSE++ and VSRN pickled theirs (under Python 2 or 3), and SCAN wrote JSON. No code from the file
     is run. Raises InputError if the file is not such a vocabulary.
     """
-    try:
-        with open(plain_file(path), "rb") as f:
-            content = f.read()
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({reason(error)}); give a vocabulary of VSE++, "
-                         "VSRN or SCAN") from error
-    try:
+    give = "give a vocabulary of VSE++, VSRN or SCAN"
+    with refusing(f"{path} cannot be read", give, OSError), open(plain_file(path), "rb") as f:
+        content = f.read()
+    # a pickle can fail in as many ways as there are instructions in it
+    with refusing(f"{path} is neither a pickled vocabulary nor JSON", give, Exception):
         text = content.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{"
-        fields = read_json(path,
-                           "give a vocabulary of VSE++, VSRN or SCAN") if text else _unpickle(
-            content, path)
-    except InputError:
-        raise
-    except Exception as error:  # a pickle can fail in as many ways as there are instructions in it
-        raise InputError(f"{path} is neither a pickled vocabulary nor JSON ({reason(error)}); give "
-                         "a vocabulary of VSE++, VSRN or SCAN") from error
-    if isinstance(fields, dict) and "words" in fields:
-        raise InputError(f"{path} is a vocabulary of this project already; use it as it is")
-    index, words, size = (fields.get(name) if isinstance(fields, dict) else None
-                          for name in ("word2idx", "idx2word", "idx"))
-    if not isinstance(index, dict) or not isinstance(words, dict) or type(size) is not int:
-        raise InputError(f"{path} lacks one of word2idx, idx2word (dictionaries) and idx (a "
-                         "number), which a vocabulary of VSE++, VSRN or SCAN has")
-    if not all(type(key) is int or isinstance(key, str) and re.fullmatch("[0-9]{1,9}", key)
-               for key in words):
-        raise InputError(f"{path} has indices that are no whole numbers; they have to run from 0 "
-                         "without a gap")
+        fields = read_json(path, give) if text else _unpickle(content, path)
+    fields = fields if isinstance(fields, dict) else {}
+    check("words" not in fields,
+          f"{path} is a vocabulary of this project already; use it as it is")
+    index, words, size = map(fields.get, ("word2idx", "idx2word", "idx"))
+    check(isinstance(index, dict) and isinstance(words, dict) and type(size) is int,
+          f"{path} lacks one of word2idx, idx2word (dictionaries) and idx (a number), which a "
+          "vocabulary of VSE++, VSRN or SCAN has")
+    check(all(type(key) is int or isinstance(key, str) and re.fullmatch("[0-9]{1,9}", key)
+              for key in words),
+          f"{path} has indices that are no whole numbers; they have to run from 0 without a gap")
     words = {int(key): word for key, word in words.items()}    # JSON has turned SCAN's into strings
-    if sorted(words) != list(range(len(index))) or size != len(index):
-        raise InputError(f"{path} numbers {len(index)} words, lists {len(words)} and counts "
-                         f"{size}; the indices have to run from 0 without a gap")
-    words = [words[i] for i in range(len(words))]
+    check(size == len(index) and sorted(words) == list(range(size)),
+          f"{path} numbers {len(index)} words, lists {len(words)} and counts {size}; the indices "
+          "have to run from 0 without a gap")
+    words = [words[i] for i in range(size)]
     for i, word in enumerate(words):
         if not isinstance(word, str) or index.get(word) != i:
             said = repr(word) if isinstance(word, (str, int, float)) else f"a {type(word).__name__}"
@@ -97,9 +87,8 @@ def _unpickle(content: bytes, path: str) -> dict:
 
     tuples = sum("TUPLE" in code.name or code.name == "FROZENSET" for code,
                  *_ in pickletools.genops(content))
-    if tuples > TUPLES:
-        raise InputError(f"{path} holds {tuples:,} tuples, which no vocabulary has; nothing of it "
-                         "was run, and it is better deleted")
+    check(tuples <= TUPLES, f"{path} holds {tuples:,} tuples, which no vocabulary has; nothing of "
+                            "it was run, and it is better deleted")
     found = Reader(io.BytesIO(content), encoding="utf-8").load()
     return vars(found) if isinstance(found, Fields) else found
 
@@ -119,9 +108,8 @@ def convert(opt) -> None:
 
 def build(opt) -> None:
     target = os.path.join(opt.vocab_path, f"{opt.data_name}_vocab.json")
-    if os.path.lexists(target):
-        raise InputError(f"{target} is there already, and train.py reads it; move it away, or name "
-                         "another folder with --vocab_path")
+    check(not os.path.lexists(target), f"{target} is there already, and train.py reads it; move it "
+                                       "away, or name another folder with --vocab_path")
     splits = [read_split(opt.data_path, opt.data_name, name.strip(), use_restval=opt.use_restval,
                          dev_images=0).require_sound()
               for name in opt.vocab_splits.split(",")]

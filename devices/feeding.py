@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 import cli
-from cli import InputError
+from cli import InputError, check
 from files.photos import import_torchvision
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -200,21 +200,17 @@ def keep(images, device: torch.device, where: str) -> tuple[object, str]:
     if device.type != "cuda" or where == "host":
         return images, ""
     if not images.keeps:
-        if where == "device":
-            raise InputError("--features_on device keeps precomputed features of whole images, and "
-                             "the training images are photos or regions of phrases; "
-                             "take auto or host")
+        check(where != "device", "--features_on device keeps precomputed features of whole images, "
+              "and the training images are photos or regions of phrases; take auto or host")
         return images, ""
     size, free = kept_bytes(images), torch.cuda.mem_get_info(device)[0]
-    sizes = f"{size / 2 ** 30:.1f} GiB", f"{free / 2 ** 30:.1f} GiB are free on {device}"
-    if size > SHARE * free:
-        if where == "device":
-            raise InputError(f"--features_on device: the features take {sizes[0]} and {sizes[1]}, "
-                             f"of which they may have {SHARE:.0%}, for the model needs the rest; "
-                             "take auto or host")
-        return images, (f"features: {sizes[0]} are read from the file, as {sizes[1]} and at most "
-                        f"{SHARE:.0%} of that is for features")
-    return Kept(images, device), f"features: {sizes[0]} kept on {device}"
+    takes, there = f"{size / 2 ** 30:.1f} GiB", f"{free / 2 ** 30:.1f} GiB are free on {device}"
+    if size <= SHARE * free:
+        return Kept(images, device), f"features: {takes} kept on {device}"
+    check(where != "device", f"--features_on device: the features take {takes} and {there}, of "
+          f"which they may have {SHARE:.0%}, for the model needs the rest; take auto or host")
+    return images, (f"features: {takes} are read from the file, as {there} and at most {SHARE:.0%} "
+                    "of that is for features")
 
 
 # ---- batches
@@ -262,7 +258,7 @@ def _fill(batches, ready: queue.Queue, end: threading.Event, stream, device) -> 
     try:
         with torch.cuda.device(device), torch.cuda.stream(stream), contextlib.closing(batches):
             for batch in batches:
-                batch = batch.map(_pinned).to(device)
+                batch = batch.map(lambda x: x if x.is_cuda else x.pin_memory()).to(device)
                 if end.is_set():
                     return
                 ready.put((batch, stream.record_event(), None))
@@ -270,10 +266,6 @@ def _fill(batches, ready: queue.Queue, end: threading.Event, stream, device) -> 
         error = raised
     finally:
         ready.put((None, None, error))
-
-
-def _pinned(x: Tensor) -> Tensor:
-    return x if x.is_cuda else x.pin_memory()
 
 
 # ---- two networks that read the same, side by side on two streams of a CUDA device

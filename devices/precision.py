@@ -10,12 +10,10 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-import cli
-from cli import InputError
+from cli import check
+from files.reading import refusing
 
 PRODUCTS = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
-# With another one cuBLAS sums in an order that varies.
-WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 
 
 def use_tf32(on: bool) -> None:
@@ -88,7 +86,8 @@ def always_alike(on: bool) -> None:
     """Whether the same is computed every time on the same device. torch raises RuntimeError where
     it has no such way. Called before CUDA computes anything."""
     if on:
-        os.environ.setdefault(*WORKSPACE)
+        # with another one cuBLAS sums in an order that varies
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.backends.cudnn.benchmark = False
     torch.use_deterministic_algorithms(on)
 
@@ -101,15 +100,12 @@ def compile_parts(model: nn.Module, device: torch.device, backend: str = "induct
     They are parts of similarities, which `precision.scored` calls, so that tf32 is off when torch
     compiles them."""
     parts = {name: part for name, part in model.named_modules() if getattr(part, "compiles", False)}
-    if not parts:
-        raise InputError("--compile: nothing of this model gains by it, as cross-attention (--sim "
-                         "scan) and match probabilities (--sim match_prob) do; leave it out")
-    try:                                                    # a compiler may be missing
-        with full_float32():                    # torch's compiler may refuse to read a tf32 setting
-            torch.compile(lambda x: x.exp() + 1, backend=backend)(torch.zeros(1, device=device))
-    except Exception as error:  # torch raises many kinds
-        raise InputError(f"--compile: torch cannot compile here ({cli.reason(error)}); install a "
-                         "C++ compiler, for CUDA triton, or leave it out") from error
+    check(parts, "--compile: nothing of this model gains by it, as cross-attention (--sim scan) "
+                 "and match probabilities (--sim match_prob) do; leave it out")
+    # a compiler may be missing, of which torch raises many kinds; it may refuse to read a tf32 setting
+    with (refusing("--compile: torch cannot compile here", "install a C++ compiler, for CUDA "
+                   "triton, or leave it out", Exception), full_float32()):
+        torch.compile(lambda x: x.exp() + 1, backend=backend)(torch.zeros(1, device=device))
     for part in parts.values():
         part.compile(backend=backend, dynamic=True)         # blocks differ in size
     return list(parts)

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import cli
-from cli import InputError, count, first, rank, reason
+from cli import InputError, check, count, first, rank, reason
 from devices.share import spread
 
 PATIENCE = 20.0           # seconds after a signal in which a process that waits for another may end
@@ -36,10 +36,10 @@ def local(device: torch.device) -> torch.device:
     if count() == 1 or device.type != "cuda" or device.index is not None:
         return device
     mine = int(os.environ.get("LOCAL_RANK", rank()))
-    if mine >= torch.cuda.device_count():
-        raise InputError(f"process {rank()} of {count()} is to take GPU {mine}, and this machine "
-                         f"has {torch.cuda.device_count()}; start as many processes "
-                         "(--nproc_per_node) as there are GPUs, or give --device cpu")
+    check(mine < torch.cuda.device_count(),
+          f"process {rank()} of {count()} is to take GPU {mine}, and this machine has "
+          f"{torch.cuda.device_count()}; start as many processes (--nproc_per_node) as there are "
+          "GPUs, or give --device cpu")
     return torch.device("cuda", mine)
 
 
@@ -125,10 +125,9 @@ def noticing():
 def refuse_machines() -> None:
     """Raises InputError where the processes run on several machines."""
     here = int(os.environ.get("LOCAL_WORLD_SIZE", count())) if count() > 1 else 1
-    if here != count():
-        raise InputError(f"torchrun started {here} of {count()} processes on this machine, and "
-                         "those that write one file have to be of one machine; give --nnodes 1, "
-                         "or a data set to each machine")
+    check(here == count(), f"torchrun started {here} of {count()} processes on this machine, and "
+                           "those that write one file have to be of one machine; give --nnodes 1, "
+                           "or a data set to each machine")
 
 
 def together(model: torch.nn.Module) -> torch.nn.Module:
@@ -181,8 +180,7 @@ def from_all(value) -> list:
 
 def same(value, fault: str) -> None:
     """Raises InputError(fault) in all processes unless all hold the same value."""
-    if any(other != value for other in from_all(value)):
-        raise InputError(fault)
+    check(all(other == value for other in from_all(value)), fault)
 
 
 def from_first(work, *args):
@@ -197,8 +195,7 @@ def from_first(work, *args):
         except InputError as error:
             answer[1] = str(error)
     dist.broadcast_object_list(answer)
-    if answer[1]:
-        raise InputError(answer[1])
+    check(not answer[1], answer[1])
     return answer[0]
 
 
@@ -214,16 +211,14 @@ def all_or_none():
                          f"fault of part {next(_parts)}", None)
 
     def look():
-        if store.check([key]):
-            raise InputError("")                            # what it is stands below
+        check(not store.check([key]), "")                   # what it is stands below
     try:
         yield look
     except InputError as error:
         fault = str(error)
         store.set(key, fault)
     fault = next(filter(None, from_all(fault)), None)
-    if fault:
-        raise InputError(fault)
+    check(not fault, fault)
 
 
 def gathered(batches: list[tuple]) -> list[tuple]:
@@ -231,11 +226,11 @@ def gathered(batches: list[tuple]) -> list[tuple]:
     shape. They go from process to process one by one, so that nothing is held twice."""
     if count() == 1:
         return batches
-    forms = from_all([[x if x is None else (x.shape, x.dtype, x.device.type) for x in batch]
-                      for batch in batches])
-    kind, whole = next(filter(None, from_all(type(batches[0]) if batches else None)), None), []
+    forms = from_all([(type(batch), [x if x is None else (x.shape, x.dtype, x.device.type)
+                                     for x in batch]) for batch in batches])
+    whole = []
     for source, of_one in enumerate(forms):
-        for k, fields in enumerate(of_one):
+        for k, (kind, fields) in enumerate(of_one):
             own = batches[k] if source == rank() else [
                 field and torch.empty(field[0], dtype=field[1], device=field[2])
                 for field in fields]

@@ -79,14 +79,18 @@ def everyones(x, partial: bool = False):
     if x.ndim > 2:
         most = torch.tensor(x.shape[1], device=x.device)
         dist.all_reduce(most, dist.ReduceOp.MAX)
-        x = F.pad(x, (0, 0) * (x.ndim - 2) + (0, int(most) - x.shape[1]))
+        x = padded(x, int(most), 1)
     return _Gather.apply(x, _share, partial) if x.is_floating_point() else gather(x, _share)
+
+
+def padded(x: Tensor, most: int, axis: int = 0) -> Tensor:
+    """A tensor with zeros behind it, so that it has `most` entries along an axis."""
+    return F.pad(x, (0, 0) * (x.ndim - axis - 1) + (0, most - x.shape[axis])).contiguous()
 
 
 def gather(x: Tensor, share: Share) -> Tensor:
     """The rows of all processes, in order: (b, ...) -> (B, ...), without a gradient."""
-    most = max(share.sizes)
-    mine = F.pad(x, (0, 0) * (x.ndim - 1) + (0, most - len(x))).contiguous()    # as many everywhere
+    mine = padded(x, max(share.sizes))                                          # as many everywhere
     rows = [torch.empty_like(mine) for _ in share.sizes]
     dist.all_gather(rows, mine)
     return torch.cat([some[:n] for some, n in zip(rows, share.sizes)])
@@ -105,9 +109,7 @@ class _Gather(torch.autograd.Function):
         share, n = ctx.share, len(ctx.share.sizes)
         if not ctx.partial:
             return gradient[share.rows] * n, None, None
-        most = max(share.sizes)
-        pieces = [F.pad(g, (0, 0) * (g.ndim - 1) + (0, most - len(g))).contiguous()
-                  for g in gradient.split(share.sizes)]
+        pieces = [padded(g, max(share.sizes)) for g in gradient.split(share.sizes)]
         mine = torch.empty_like(pieces[0])
         dist.reduce_scatter(mine, pieces)
         return mine[:share.sizes[share.rank]], None, None

@@ -11,10 +11,8 @@ import itertools
 
 import numpy as np
 
-from evaluation.annotations import Pairs
-from evaluation.assess import without_nan
-from evaluation.confidence import Seen, title
-from evaluation.report import number
+from evaluation.calibration import SIDES
+from evaluation.confidence import Seen, table, title
 from evaluation.subjects import Subject
 from metrics import spearman
 
@@ -42,36 +40,37 @@ def partial_spearman(x, y, given) -> float:
 def truths(subject: Subject, judged: dict) -> dict[str, dict[str, np.ndarray]]:
     """How ambiguous each query is by the sources at hand: {source: {"t2i" | "i2t": (Q,)}}, NaN
     where it is unknown."""
-    n, owner, items = subject.n_images, subject.caption_image, subject.items
-    sizes, sources = {"i2t": n, "t2i": len(owner)}, {}
+    n, owner, sources = subject.n_images, subject.caption_image, {}
+    sizes = {"i2t": n, "t2i": len(owner)}
     for name in ("positives", "eccv"):
         if name in judged:
-            sources[name] = {side: matches_of(getattr(of, "pairs", of), sizes[side])
+            sources[name] = {side: summed(getattr(of, "pairs", of).query, None, sizes[side])
                              for side, of in judged[name].items()}
     if "cxc" in judged:
         rated = judged["cxc"].ratings["sits"]
         other = owner[rated.first] != rated.second
-        sources["cxc"] = {side: mean_rating(query[other], rated.score[other], sizes[side])
-                          for side, query in (("t2i", rated.first), ("i2t", rated.second))}
-    if items is not None and items.captions is not None:
-        sources["disagreement"] = {"i2t": disagreement(items.captions, owner, n)}
+        sources["cxc"] = {
+            side: summed(query[other], rated.score[other], sizes[side])
+            / np.bincount(query[other], minlength=sizes[side])
+            for side, query in (("t2i", rated.first), ("i2t", rated.second))}
+    texts = subject.items and subject.items.captions
+    if texts:
+        sources["disagreement"] = {"i2t": disagreement(texts, owner, n)}
     if subject.bank:
         sources["unfamiliar"] = {side: far.numpy() for side, far in subject.bank.far.items()}
     return sources
 
 
-def matches_of(pairs: Pairs, queries: int) -> np.ndarray:
-    """The number of matches of each query (Q,), NaN where none is listed."""
-    count = np.bincount(pairs.query, minlength=queries).astype(float)
-    return np.where(count > 0, count, np.nan)
+def summed(query: np.ndarray, value: np.ndarray | None, queries: int) -> np.ndarray:
+    """The sum (Q,) of the values (K,) that each query (K,) has, or how many without values; NaN
+    where it has none."""
+    count = np.bincount(query, minlength=queries)
+    return np.where(count > 0, np.bincount(query, value, minlength=queries), np.nan)
 
 
-def mean_rating(query: np.ndarray, score: np.ndarray, queries: int) -> np.ndarray:
-    """The mean rating (Q,) of the pairs of each query with items that are not its own: of (K,)
-    queries and scores; NaN where there are none."""
-    with np.errstate(invalid="ignore"):
-        return (np.bincount(query, score, minlength=queries)
-                / np.bincount(query, minlength=queries))
+def word_counts(texts: list[str] | None) -> np.ndarray | None:
+    """How many words each text has (M,)."""
+    return texts and np.array([len(text.split()) for text in texts])
 
 
 def disagreement(captions: list[str], caption_image: np.ndarray, n: int) -> np.ndarray:
@@ -96,19 +95,17 @@ def report(subject: Subject, judged: dict, seen: dict[str, Seen]) -> dict[str, d
     more items match. For captions also at an equal number of words, and, where --positives names
     levels of detail, as the mean over levels.
     """
-    texts = subject.items.captions if subject.items is not None else None
-    words = None if texts is None else np.array([len(text.split()) for text in texts])
-    results = {}
+    words, results = word_counts(subject.items and subject.items.captions), {}
     for source, sides in truths(subject, judged).items():
         levels = judged["positives"].levels if source == "positives" else None
         for side, truth in sides.items():
-            of, captions = seen[side], side == "t2i"
+            of = seen[side]
             known = ~np.isnan(truth[of.asked])
             if known.sum() < 3:
                 continue
             queries = of.asked[known]
-            given = [None if x is None or not captions else x[queries] for x in (words, levels)]
-            results.setdefault(source, {})["captions" if captions else "images"] = {
+            given = [None if x is None or side == "i2t" else x[queries] for x in (words, levels)]
+            results.setdefault(source, {})[SIDES[side][0]] = {
                 name: correlations(-value[known], truth[queries], *given)
                 for name, value in of.values.items()}
     return results
@@ -129,15 +126,13 @@ def correlations(unsure: np.ndarray, truth: np.ndarray, words, levels=None) -> d
 
 
 def tables(results: dict) -> list:
-    """Tables of `report`, as report.py has them, of the measures in SHOWN."""
+    """Tables of `report`, of the measures in SHOWN."""
     tables = []
     for source, sides in results.items():
         for side, of in sides.items():
-            keys = [key for key in COLUMNS if any(key in numbers for numbers in of.values())]
-            rows = [(title(name, side),
-                     [number(without_nan(numbers[key]), "rho") for key in keys])
-                    for name, numbers in of.items() if name in SHOWN]
-            tables.append((
-                f"{side} as queries: Spearman's rho of uncertainty and {SOURCES[source]}",
-                [("", [COLUMNS[key] for key in keys])], rows))
+            columns = {key: head for key, head in COLUMNS.items()
+                       if any(key in numbers for numbers in of.values())}
+            tables.append(table(
+                f"{side} as queries: Spearman's rho of uncertainty and {SOURCES[source]}", columns,
+                {title(name, side): of[name] for name in of if name in SHOWN}))
     return tables

@@ -5,16 +5,16 @@ The files name COCO's image ids and caption (annotation) ids. `Index` turns them
 columns of the matrix of scores.
 """
 import csv
-import hashlib
 import importlib.util
 import os
-from functools import cached_property
+import re
 from typing import NamedTuple
 
 import numpy as np
+from scipy import sparse
 
-from cli import InputError, reason
-from files.reading import SOURCES, integers, read_coco, read_json, read_lines
+from cli import InputError, check, reason
+from files.reading import SOURCES, integers, need, read_coco, read_json, read_lines, repeated, sha256
 
 MATCH = {"sits": 3.0, "sts": 3.0, "sis": 2.5}       # least rating of a match (Parekh et al. 2021)
 POSITIVES = 'give JSON {"i2t": {image id: [caption ids]}, "t2i": {caption id: [image ids]}}'
@@ -39,14 +39,19 @@ class Pairs(NamedTuple):
         """The other direction: the items are the queries."""
         return Pairs.of(self.item, self.query)
 
+    def of_block(self, queries: slice) -> "Pairs":
+        """The pairs of a block of queries, counted from its start."""
+        some = slice(*np.searchsorted(self.query, [queries.start, queries.stop]))
+        return Pairs(self.query[some] - queries.start, self.item[some])
+
     def among(self, queries: np.ndarray, items: np.ndarray) -> "Pairs":
         """The pairs of some queries (q,) and some items (i,), as positions within these two
         lists."""
-        new_query, new_item = (np.full(1 + max(old.max(initial=0), kept.max(initial=0)), -1,
-                                       np.int64) for old,
-                               kept in ((self.query, queries), (self.item, items)))
-        new_query[queries], new_item[items] = np.arange(len(queries)), np.arange(len(items))
-        query, item = new_query[self.query], new_item[self.item]
+        def places(old: np.ndarray, kept: np.ndarray) -> np.ndarray:
+            place = np.full(1 + max(old.max(initial=0), kept.max(initial=0)), -1)
+            place[kept] = np.arange(len(kept))
+            return place[old]
+        query, item = places(self.query, queries), places(self.item, items)
         inside = (query >= 0) & (item >= 0)
         return Pairs.of(query[inside], item[inside])
 
@@ -56,7 +61,6 @@ class Ratings(NamedTuple):
     first: np.ndarray                 # (K,) int64
     second: np.ndarray                # (K,) int64
     score: np.ndarray                 # (K,) float64, 0 to 5
-    method: np.ndarray                # (K,) str
 
 
 class Crisscrossed(NamedTuple):
@@ -82,27 +86,20 @@ class Index:
     """Positions of ids in a split. Raises InputError where ids are missing or stand there twice."""
 
     def __init__(self, ids, what: str, source: str):
-        if ids is None or not all(isinstance(i, (int, np.integer)) for i in ids):
-            kind, fields = ("img", "cocoid or imgid") if what == "image" else ("ann", "sentid")
-            raise InputError(f"{source} has no {what} ids, which the annotations name; "
-                             + (f"give every {'image' if what == 'image' else 'sentence'} of the "
-                                f"split an integer {fields} of its own" if source.endswith(".json")
-                                else f"store them in order as {what}_id" if source.endswith(".npz")
-                                else f"put them in order into {{split}}_{kind}_ids.npy beside the "
-                                "captions"))
-        self.ids, self.what, self.source = integers(ids, source, f"an {what} the id"), what, source
-        self.order, self.known = np.argsort(self.ids, kind="stable"), set(self.ids.tolist())
-        twice = np.flatnonzero(np.diff(self.ids[self.order]) == 0)
-        if len(twice):
-            raise InputError(f"{source} lists {what} id {self.ids[self.order][twice[0]]} twice "
-                             f"({len(twice)} such); every {what} needs an id of its own")
-
-    def __contains__(self, number: int) -> bool:
-        return number in self.known
+        kind, entry = {"image": ("img", "image of the split an integer cocoid or imgid"),
+                       "caption": ("ann", "sentence of the split an integer sentid")}[what]
+        check(ids is not None and all(isinstance(i, (int, np.integer)) for i in ids),
+              f"{source} has no {what} ids, which the annotations name; give every {entry} of its "
+              f"own in the .json, store them in order as {what}_id in the .npz, or put them in "
+              f"order into {{split}}_{kind}_ids.npy beside the captions")
+        self.ids, self.what, self.source = integers(ids, source, f"the {what} id"), what, source
+        self.order, twice = np.argsort(self.ids, kind="stable"), repeated(ids)
+        check(twice is None, f"{source} lists {what} id {twice} twice; every {what} needs an id of "
+                             "its own")
 
     def positions(self, ids, path: str) -> np.ndarray:
         """(K,) ids -> (K,) positions. Raises InputError where the split lacks an id."""
-        ids = integers(ids, path, f"an {self.what} the id")
+        ids = integers(ids, path, f"the {self.what} id")
         at = np.minimum(np.searchsorted(self.ids, ids, sorter=self.order), len(self.ids) - 1)
         positions = self.order[at]
         absent = np.unique(ids[self.ids[positions] != ids])
@@ -112,22 +109,6 @@ class Index:
                              "together (all 5,000 images of COCO's test, or of dev with "
                              "--dev_images 0)")
         return positions
-
-
-class Ids:
-    """The `Index` of a split's images and that of its captions, each made when it is first
-    needed."""
-
-    def __init__(self, items):
-        self.items = items
-
-    @cached_property
-    def images(self) -> Index:
-        return Index(self.items.image_ids, "image", self.items.source)
-
-    @cached_property
-    def captions(self) -> Index:
-        return Index(self.items.caption_ids, "caption", self.items.source)
 
 
 def _number(text: str, image: bool) -> int:
@@ -146,15 +127,12 @@ def read_ratings(path: str, kind: str, images: Index, captions: Index) -> Rating
     Raises InputError on a file that is missing, has other columns, holds other ratings than 0 to 5
     or was cut off, and on ids that the split lacks.
     """
-    if not os.path.isfile(path):
-        raise InputError(f"there is no file {path}; give the folder of {kind}_val.csv and "
-                         f"{kind}_test.csv with --cxc_path: {SOURCES['cxc']}")
-    first, second = COLUMNS[kind]
-    rows = []
-    reader = csv.DictReader(read_lines(path))
-    row = {}
+    need(path, f"give the folder of {kind}_val.csv and {kind}_test.csv with --cxc_path: "
+               f"{SOURCES['cxc']}")
+    columns, reader = (*COLUMNS[kind], "agg_score"), csv.DictReader(read_lines(path))
+    rows, row = [], {}
     try:
-        missing = [c for c in (first, second, "agg_score") if c not in (reader.fieldnames or ())]
+        missing = [name for name in columns if name not in (reader.fieldnames or ())]
         if missing:
             raise InputError(f"{path} has no column '{missing[0]}', its columns are "
                              f"{reason(ValueError(', '.join(reader.fieldnames or ['none'])))}; "
@@ -163,30 +141,23 @@ def read_ratings(path: str, kind: str, images: Index, captions: Index) -> Rating
             if None in row.values():
                 raise InputError(f"{path}, line {reader.line_num} has fewer cells than the header, "
                                  "so the file was cut off; fetch it again")
-            rows.append(
-                (
-                    *(_number(row[name], name.startswith("image")) for name in (first, second)),
-                    float(row["agg_score"]),
-                    row.get("sampling_method") or "",
-                )
-            )
+            first, second, score = (row[name] for name in columns)
+            rows.append((_number(first, columns[0].startswith("image")),
+                         _number(second, columns[1].startswith("image")), float(score)))
             if not 0 <= rows[-1][2] <= 5:
-                raise InputError(f"{path}, line {reader.line_num}: the rating {rows[-1][2]} is "
-                                 "outside 0 to 5; fetch it again")
+                raise InputError(f"{path}, line {reader.line_num}: the rating {score} is outside 0 "
+                                 "to 5; fetch it again")
     except InputError:
         raise
     except (ValueError, IndexError, AttributeError, TypeError, csv.Error) as error:
-        cells = ", ".join(f"'{str(row.get(name))[:60]}'" for name in (first, second, "agg_score"))
+        cells = ", ".join(f"'{str(row.get(name))[:60]}'" for name in columns)
         raise InputError(f"{path}, line {reader.line_num}: {cells} are not two ids and a rating "
                          f"({reason(error)}); fetch it again") from error
-    if not rows:
-        raise InputError(f"{path} has a header and no ratings, so the file was cut off; fetch it "
-                         "again")
+    check(rows, f"{path} has a header and no ratings, so the file was cut off; fetch it again")
     check_whole(path, rows)
-    a, b, score, method = map(list, zip(*rows))
+    a, b, score = zip(*rows)
     sides = {"sts": (captions, captions), "sis": (images, images), "sits": (captions, images)}[kind]
-    return Ratings(sides[0].positions(a, path), sides[1].positions(b, path), np.array(score, float),
-                   np.array(method))
+    return Ratings(sides[0].positions(a, path), sides[1].positions(b, path), np.array(score))
 
 
 FIRST = 10                            # rows by which a published file is recognised
@@ -204,19 +175,17 @@ PUBLISHED = {
 
 def rows_checksum(rows: list[tuple]) -> str:
     """The first 16 hexadecimal digits of SHA-256 over ids and ratings."""
-    return hashlib.sha256("\n".join(f"{a} {b} {score:.6f}" for a, b, score,
-                                    _ in rows).encode()).hexdigest()[:16]
+    return sha256("\n".join(f"{a} {b} {score:.6f}" for a, b, score in rows))[:16]
 
 
 def check_whole(path: str, rows: list[tuple]) -> None:
     """Raises InputError on a file that begins like a published one and differs from it later: it
     was cut off or changed."""
-    count, whole = PUBLISHED.get(rows_checksum(rows[:FIRST]), (None, None))
-    if whole is not None and (len(rows) != count or rows_checksum(rows) != whole):
-        raise InputError(f"{path} has {len(rows):,} rows where the published file that begins with "
-                         f"the same {FIRST} has "
-                         f"{count:,}{', and other ratings' if len(rows) == count else ''}; it was "
-                         "cut off or changed, so fetch it again")
+    count, whole = PUBLISHED.get(rows_checksum(rows[:FIRST]), (0, ""))
+    check(not count or rows_checksum(rows) == whole,
+          f"{path} has {len(rows):,} rows where the published file that begins with the same "
+          f"{FIRST} has {count:,}{', and other ratings' if len(rows) == count else ''}; it was cut "
+          "off or changed, so fetch it again")
 
 
 def read_cxc(folder: str, part: str, images: Index, captions: Index) -> dict[str, Ratings]:
@@ -226,9 +195,7 @@ def read_cxc(folder: str, part: str, images: Index, captions: Index) -> dict[str
             for kind in COLUMNS}
 
 
-def cxc_pairs(
-    ratings: dict[str, Ratings], caption_image: np.ndarray, rule: str
-) -> dict[str, Pairs]:
+def cxc_pairs(ratings: dict[str, Ratings], caption_image: np.ndarray, rule: str) -> dict[str, Pairs]:
     """Matches of Crisscrossed Captions: i2t, t2i, t2t and i2i.
 
     By the rule "ucmr" (`ucmr` 4.1), an image and a caption match if they are an original pair or
@@ -243,31 +210,26 @@ def cxc_pairs(
     caption, image = sits.first[extra], sits.second[extra]
     if rule == "ucmr":
         caption, image = np.r_[np.arange(len(caption_image)), caption], np.r_[caption_image, image]
-    i2t = Pairs.of(image, caption)
-    alike = {}
-    for kind in ("sts", "sis"):
-        r = ratings[kind]
-        ends = np.sort(np.stack([r.first, r.second], 1), axis=1)                    # (K, 2)
-        pairs, which = np.unique(ends, axis=0, return_inverse=True)
-        mean = np.bincount(which, r.score) / np.bincount(which)
-        good = pairs[(mean >= MATCH[kind] - 1e-9) & (pairs[:, 0] != pairs[:, 1])]
-        alike[kind] = np.concatenate([good, good[:, ::-1]])
-    same = same_image_pairs(caption_image)
-    return {"i2t": i2t, "t2i": i2t.swapped(), "i2i": Pairs.of(*alike["sis"].T),
-            "t2t": Pairs.of(np.r_[same.query, alike["sts"][:, 0]],
-                            np.r_[same.item, alike["sts"][:, 1]])}
+    i2t, same = Pairs.of(image, caption), same_image_pairs(caption_image)
+    i2i, t2t = alike(ratings["sis"], MATCH["sis"]), alike(ratings["sts"], MATCH["sts"])
+    return {"i2t": i2t, "t2i": i2t.swapped(), "i2i": i2i,
+            "t2t": Pairs.of(np.r_[same.query, t2t.query], np.r_[same.item, t2t.item])}
+
+
+def alike(ratings: Ratings, least: float) -> Pairs:
+    """Different items of one modality whose mean rating is at least this, in both directions."""
+    ends = np.sort(np.stack([ratings.first, ratings.second]), axis=0)               # (2, K)
+    pairs, which = np.unique(ends, axis=1, return_inverse=True)
+    mean = np.bincount(which, ratings.score) / np.bincount(which)
+    a, b = pairs[:, (mean >= least - 1e-9) & (pairs[0] != pairs[1])]
+    return Pairs.of(np.r_[a, b], np.r_[b, a])
 
 
 def same_image_pairs(caption_image: np.ndarray) -> Pairs:
     """Every caption with every other caption of its image. caption_image (M,): the row of each
     caption's image."""
-    order = np.argsort(caption_image, kind="stable")
-    size = np.bincount(caption_image)
-    start = np.cumsum(size) - size
-    n = size[caption_image[order]]                                      # (M,) captions of its image
-    query = np.repeat(order, n)
-    within = np.arange(len(query)) - np.repeat(np.cumsum(n) - n, n)
-    item = order[np.repeat(start[caption_image[order]], n) + within]
+    of = sparse.csr_array((np.ones(len(caption_image)), (np.arange(len(caption_image)), caption_image)))
+    query, item = (of @ of.T).nonzero()
     return Pairs.of(query[query != item], item[query != item])
 
 
@@ -276,25 +238,20 @@ def read_instances(path: str, images: Index) -> np.ndarray:
 
     Raises InputError on a file that is missing, holds no instances or lacks an image of the split.
     """
-    if not os.path.isfile(path):
-        raise InputError(f"there is no file {path}; give COCO's instances_val2014.json with "
-                         "--instances")
-    coco = read_coco(path)
+    coco = read_coco(need(path, "give COCO's instances_val2014.json with --instances"))
     try:
-        absent = [int(i) for i in images.ids if int(i) not in coco.imgs]
+        absent = [i for i in images.ids.tolist() if i not in coco.imgs]
         columns = {category: k for k, category in enumerate(sorted(coco.cats))}
-        shown = [[columns[a["category_id"]] for a in coco.imgToAnns[int(i)]] for i in images.ids]
+        codes = np.zeros((len(images.ids), len(columns)), bool)
+        for shown, i in zip(codes, images.ids.tolist()):
+            shown[[columns[a["category_id"]] for a in coco.imgToAnns[i]]] = True
     except (KeyError, TypeError) as error:
         raise InputError(f"{path} is no file of COCO instances ({error!r} is missing); give "
                          "instances_val2014.json") from error
-    if absent or not columns:
-        raise InputError(f"{path} has {len(columns)} categories and lacks {len(absent)} of the "
-                         f"{len(images.ids)} images of "
-                         f"{images.source}{f', the first is {absent[0]}' if absent else ''}; give "
-                         "the instances of these images")
-    codes = np.zeros((len(images.ids), len(columns)), bool)
-    for n, categories in enumerate(shown):
-        codes[n, categories] = True
+    check(columns and not absent,
+          f"{path} has {len(columns)} categories and lacks {len(absent)} of the {len(images.ids)} "
+          f"images of {images.source}{f', the first is {absent[0]}' if absent else ''}; give the "
+          "instances of these images")
     return codes
 
 
@@ -311,14 +268,16 @@ def read_eccv(folder: str | None, images: Index, captions: Index) -> dict[str, P
     Two of its 22,550 captions are the sixth of their image. No split has these, so they are left
     out. Raises InputError where a file is missing, broken or of other items.
     """
-    if folder is None:
-        raise InputError("ECCV Caption's data are not here; pip install eccv_caption, or give the "
-                         "folder of eccv_image_to_caption.json and eccv_caption_to_image.json "
-                         "with --eccv_path")
-    return {side: _read_positives(os.path.join(folder, f"eccv_{name}.json"), None, queries,
-                                  items).pairs for side, name, queries,
-            items in (("i2t", "image_to_caption", images, captions),
-                      ("t2i", "caption_to_image", captions, images))}
+    check(folder, "ECCV Caption's data are not here; pip install eccv_caption, or give the folder "
+                  "of eccv_image_to_caption.json and eccv_caption_to_image.json with --eccv_path")
+    found = {}
+    for side, name, queries, items in (("i2t", "image_to_caption", images, captions),
+                                       ("t2i", "caption_to_image", captions, images)):
+        path = need(os.path.join(folder, f"eccv_{name}.json"),
+                    "give the folder that holds it with --eccv_path")
+        found[side] = _read_positives(path, read_json(path, unique=True), queries, items,
+                                      known=True).pairs
+    return found
 
 
 def read_positives(path: str, images: Index, captions: Index) -> Positives:
@@ -329,8 +288,7 @@ def read_positives(path: str, images: Index, captions: Index) -> Positives:
     caption says, of any of the captions. Raises InputError on a file that is missing, has another
     form, names an id twice or names ids that the split lacks.
     """
-    if not os.path.isfile(path):
-        raise InputError(f"there is no file {path}; name the file of your matches with --positives")
+    need(path, "name the file of your matches with --positives")
     stored = read_json(path, POSITIVES, unique=True)
     ends = {"i2t": (images, captions), "t2i": (captions, images)}
     names = set(stored) - {"levels"} if isinstance(stored, dict) else set()
@@ -347,60 +305,43 @@ def read_positives(path: str, images: Index, captions: Index) -> Positives:
 
 def _read_levels(path: str, stored, captions: Index) -> np.ndarray:
     """(M,) int64: the levels of {caption id: level}, -1 for captions that it leaves out."""
-    if not isinstance(stored, dict):
-        raise InputError(f"{path}: \"levels\" is {ascii(stored)[:40]}, no table of captions; "
-                         f"{LEVELS}")
-    numbers = [decimal(key) for key in stored]
-    for key, number, level in zip(stored, numbers, stored.values(), strict=True):
-        if type(number) is not int or number >= 2 ** 63:
-            raise InputError(f"{path}: \"levels\" names {ascii(key)[:40]}, no id of a caption; "
-                             f"{LEVELS}")
-        if type(level) is not int or not 0 <= level <= 99:
-            raise InputError(f"{path}: the level of caption {number} is {ascii(level)[:40]}; "
-                             f"{LEVELS}")
-    position, levels = captions.positions(numbers, path), np.full(len(captions.ids), -1)
-    if len(set(numbers)) < len(numbers):
-        raise InputError(f"{path}: \"levels\" names a caption under two spellings of its id; name "
-                         "each caption once")
-    levels[position] = list(stored.values())
+    check(isinstance(stored, dict),
+          f"{path}: \"levels\" is {ascii(stored)[:40]}, no table of captions; {LEVELS}")
+    for key, level in stored.items():
+        check(type(level) is int and 0 <= level <= 99,
+              f"{path}: the level of caption {key} is {ascii(level)[:40]}; {LEVELS}")
+    levels = np.full(len(captions.ids), -1)
+    levels[_keys(path, stored, captions)] = list(stored.values())
     return levels
 
 
 def decimal(value):
     """A text of digits as the number that it writes; anything else as it is."""
-    return int(value) if isinstance(value,
-                                    str) and value.isascii() and value.isdigit() and len(
-        value) < 20 else value
+    digits = isinstance(value, str) and re.fullmatch("[0-9]{1,19}", value)
+    return int(value) if digits else value
 
 
-def _read_positives(path: str, stored: dict | None, queries: Index, items: Index) -> Listed:
-    """Matches of one direction, from {query: [items]} or, where that is None, from a file of ECCV
-    Caption."""
-    eccv = stored is None
-    if eccv:
-        if not os.path.isfile(path):
-            raise InputError(f"there is no file {path}; give the folder that holds it with "
-                             "--eccv_path")
-        stored = read_json(path, unique=True)
-    if not isinstance(stored, dict) or not all(isinstance(ids, list) for ids in stored.values()):
-        raise InputError(f"{path} is not a table of ids and lists of ids; {POSITIVES}")
-    lists = []
-    for key, ids in stored.items():
-        query, ids = decimal(key), [decimal(i) for i in ids]
-        wrong = next((i for i in (query, *ids) if type(i) is not int or abs(i) >= 2 ** 63), None)
-        if wrong is not None:
-            raise InputError(f"{path} is not a table of ids and lists of ids: {ascii(wrong)[:40]} "
-                             f"is no whole number of at most 64 bits; {POSITIVES}")
-        lists.append((query, ids))
-        if len(set(ids)) < len(ids):
-            raise InputError(f"{path} lists a positive of {queries.what} {query} twice; list each "
-                             "once")
-    if eccv:
-        lists = [(query, [i for i in ids if i in items]) for query, ids in lists]
-    size = [len(ids) for _, ids in lists]
-    query = queries.positions([query for query, _ in lists], path)
-    if len(set(query.tolist())) < len(query):
-        raise InputError(f"{path} lists a query under two spellings of its id; list each "
-                         f"{queries.what} once")
-    item = items.positions([i for _, ids in lists for i in ids], path)
-    return Listed(Pairs.of(np.repeat(query, size), item), size.count(0))
+def _keys(path: str, stored: dict, index: Index) -> np.ndarray:
+    """The positions of the ids that are a table's keys."""
+    at = index.positions([decimal(key) for key in stored], path)
+    check(len(set(at.tolist())) == len(at), f"{path} names a {index.what} under two spellings of its "
+                                            "id; name each once")
+    return at
+
+
+def _read_positives(path: str, stored, queries: Index, items: Index, known: bool = False) -> Listed:
+    """Matches of one direction, from {query: [items]}. known: those of items that the split lacks
+    are left out."""
+    check(isinstance(stored, dict) and all(isinstance(ids, list) for ids in stored.values()),
+          f"{path} is not a table of ids and lists of ids; {POSITIVES}")
+    item = integers([decimal(i) for ids in stored.values() for i in ids], path,
+                    f"the {items.what} id")
+    size = [len(ids) for ids in stored.values()]
+    query = np.repeat(_keys(path, stored, queries), size)
+    twice = next((key for key, ids in stored.items() if repeated(map(decimal, ids)) is not None),
+                 None)
+    check(twice is None, f"{path} lists a positive of {queries.what} {twice} twice; list each once")
+    if known:
+        inside = np.isin(item, items.ids)
+        query, item = query[inside], item[inside]
+    return Listed(Pairs.of(query, items.positions(item, path)), size.count(0))

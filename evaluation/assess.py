@@ -17,9 +17,9 @@ import torch
 import metrics
 from cli import check
 from evaluation import annotations, protocols, subjects
-from evaluation.annotations import MATCH, Crisscrossed, Ids, Pairs, Positives
+from evaluation.annotations import MATCH, Crisscrossed, Pairs, Positives
 from evaluation.report import SIDES
-from evaluation.subjects import Gallery, Member, Record, Subject
+from evaluation.subjects import Gallery, Member, Record, Subject, means_only
 from similarities import Cosine, Embedding, uncertainty
 
 # the dev and test images of COCO's splits are of its 2014 validation set
@@ -38,21 +38,21 @@ class Judgements(dict):
             yield (f"{kind.upper()}: {len(rated.score):,} rated pairs, {high:,} of them "
                    f"{MATCH[kind]:g} or more")
         for side, of in pairs.items():
-            without = (n if side[0] == "i" else m) - len(np.unique(of.query))
-            yield f"CxC {matches(side, of)}" + (
-                f"; {without:,} queries without a match do not count" if without else "")
+            queries = n if side[0] == "i" else m
+            yield f"CxC {matches(side, of, queries - len(np.unique(of.query)))}"
         if "pmrp" in self:
             shown, categories = int(self["pmrp"].any(1).sum()), self["pmrp"].shape[1]
             yield f"PMRP: {shown:,} of {n:,} images show at least one of {categories} categories"
         for side, of in self.get("eccv", {}).items():
             yield f"ECCV {matches(side, of)}"
-        for side, (of, without) in self.get("positives", {}).items():
-            yield f"positives {matches(side, of)}" + (
-                f"; {without:,} queries list none and do not count" if without else "")
+        for side, of in self.get("positives", {}).items():
+            yield f"positives {matches(side, *of)}"
 
 
-def matches(side: str, pairs: Pairs) -> str:
-    return f"{SIDES[side]}: {len(pairs.query):,} matches of {len(np.unique(pairs.query)):,} queries"
+def matches(side: str, pairs: Pairs, without: int = 0) -> str:
+    """How many matches there are, and how many queries have none."""
+    told = f"{SIDES[side]}: {len(pairs.query):,} matches of {len(np.unique(pairs.query)):,} queries"
+    return told + f"; {without:,} queries without a match do not count" * (without > 0)
 
 
 class Asked(NamedTuple):
@@ -93,10 +93,9 @@ class Task:
     def columns(self):
         """The scores in blocks: of the whole matrix where that is needed anyway, so that the
         recalls can be read from it, else of the members."""
-        if self.subject.scores is not None or any(
-                protocol.matrix and protocol.asked(self) for protocol in PROTOCOLS.values()):
+        if any(protocol.matrix and protocol.asked(self) for protocol in PROTOCOLS.values()):
             return subjects.image_text_of(self.scores)
-        return subjects.image_text(self.subject.members)
+        return self.subject.columns
 
     def release(self) -> None:
         """Let go of the matrix of scores, 500 MB for the 5,000 images of COCO's test split."""
@@ -107,59 +106,53 @@ class Protocol(NamedTuple):
     """One line of PROTOCOLS."""
     run: Callable[[Task, dict], dict]             # (task, {name: galleries}) -> {name: numbers}
     asked: Callable[[Task], bool]                 # do the options ask for it
-    read: Callable | None = None                  # (subject, ids, asked) -> its judgements
+    read: Callable | None = None                  # (subject, asked) -> its judgements
     title: str = ""                               # in the sentence that says what cannot be had
     images: bool = True                           # needs images
     matrix: bool = False                          # needs the whole matrix of scores
     folds: bool = True                            # --fold5: also runs over the five folds
 
 
-# ---- readers of judgements, (subject, ids, asked) -> judgements
+# ---- readers of judgements, (subject, asked) -> judgements
 
 def read_judgements(subject: Subject, asked: Asked) -> Judgements:
     """Those that the options ask for. Raises InputError on files that are missing, broken or of
     other items."""
-    ids, task = Ids(subject.items), Task(subject, Judgements(), asked)
-    return Judgements({name: protocol.read(subject, ids, asked)
-                       for name, protocol in PROTOCOLS.items()
+    task = Task(subject, Judgements(), asked)
+    return Judgements({name: protocol.read(subject, asked) for name, protocol in PROTOCOLS.items()
                        if protocol.read and protocol.asked(task)})
 
 
-def read_instances(subject: Subject, ids: Ids, asked: Asked) -> np.ndarray:
+def read_instances(subject: Subject, asked: Asked) -> np.ndarray:
     """(N, K) bool: the categories that each image shows."""
     return annotations.read_instances(
-        asked.instances or os.path.join(subject.folder, "annotations", INSTANCES), ids.images)
+        asked.instances or os.path.join(subject.folder, "annotations", INSTANCES),
+        subject.items.image_index)
 
 
-def read_eccv(subject: Subject, ids: Ids, asked: Asked) -> dict[str, Pairs]:
+def read_eccv(subject: Subject, asked: Asked) -> dict[str, Pairs]:
     """The matches of both directions."""
-    return annotations.read_eccv(asked.eccv_path or annotations.eccv_folder(), ids.images,
-                                 ids.captions)
+    return annotations.read_eccv(asked.eccv_path or annotations.eccv_folder(),
+                                 subject.items.image_index, subject.items.caption_index)
 
 
-def read_positives(subject: Subject, ids: Ids, asked: Asked) -> Positives:
+def read_positives(subject: Subject, asked: Asked) -> Positives:
     """The user's own matches, of one direction or both, and the levels of captions where the file
     gives them."""
-    return annotations.read_positives(asked.positives, ids.images, ids.captions)
+    return annotations.read_positives(asked.positives, subject.items.image_index,
+                                      subject.items.caption_index)
 
 
-def read_cxc(subject: Subject, ids: Ids, asked: Asked) -> Crisscrossed:
+def read_cxc(subject: Subject, asked: Asked) -> Crisscrossed:
     """The ratings of the val or test part, and the matches that follow from them."""
     folder = asked.cxc_path or os.path.normpath(os.path.join(subject.folder, "..", "cxc"))
     ratings = annotations.read_cxc(folder, "val" if subject.split in ("dev", "val") else "test",
-                                   ids.images, ids.captions)
-    return Crisscrossed(
-        ratings, annotations.cxc_pairs(ratings, subject.caption_image, asked.cxc_rule)
-    )
+                                   subject.items.image_index, subject.items.caption_index)
+    return Crisscrossed(ratings,
+                        annotations.cxc_pairs(ratings, subject.caption_image, asked.cxc_rule))
 
 
-# ---- the members as points, or with the variances of other items
-
-def means_only(subject: Subject) -> list[Member]:
-    """The members as points, compared by the cosine: the row that shows what the variances do."""
-    return [Member(Cosine(), Embedding(m.images.mean), Embedding(m.captions.mean))
-            for m in subject.members]
-
+# ---- the members with the variances of other items
 
 def shuffled(subject: Subject) -> list[Member]:
     """The members with the variances of other items: the row that shows whether it matters whose
@@ -240,7 +233,7 @@ def run_positives(task: Task, galleries: list[Gallery], name: str, members=None)
         replace(task.subject, members=members(task.subject)), task.asked.block)
     numbers = protocols.recalls_of_matches(
         scores, {side: of.pairs for side, of in listed.items()}, galleries, task.record, name, "rp",
-        average=True)
+        "map_at_r")
     for side, of in listed.items():
         numbers[side]["without"] = of.without
     return numbers
@@ -267,7 +260,7 @@ def run_cxc(task: Task, galleries: dict[str, list[Gallery]]) -> dict[str, dict]:
 # 1. Write a function (task, galleries, name) -> its numbers, such as
 #    {"i2t": {"mine": 12.5}, "t2i": {...}} in percent. It adds the outcome of every query to
 #    task.record under `name` and works for one gallery and for five folds.
-# 2. If it needs a file, write a reader (subject, ids, asked) -> what the file holds. The function
+# 2. If it needs a file, write a reader (subject, asked) -> what the file holds. The function
 #    finds that in task.judged; an option goes to evaluate.py and, by its name, to Asked.
 # 3. Add a line here: "mine": Protocol(each(run_mine), lambda task: task.asked.mine, read_mine).
 # 4. Add its title to report.TITLES and the heads of new columns to report.NAMES.
@@ -378,9 +371,8 @@ def assess(subject: Subject, judged: Judgements,
              if "full" in numbers}
     spread = {side: {"mean": float(of.mean()), "std": float(of.std())}
               for side, of in log_dets.items()}
-    for side, of in ranks.items() if asked.uncertainty else ():
-        queries = "images" if side == "i2t" else "captions"
-        if queries in spread:
+    for queries, of in zip(("images", "captions"), ranks.values()):
+        if asked.uncertainty and queries in spread:
             spread[queries] |= protocols.uncertainty_report(log_dets[queries], of)
     shown = "pmrp" in judged and subject.members and subject.has_images
     parts = {"chance": ranks and chances(subject, asked.fold5),

@@ -21,7 +21,8 @@ import numpy as np
 import torch
 
 import metrics
-from cli import InputError
+from cli import InputError, check
+from evaluation.report import SIDES as TITLES
 from evaluation.subjects import (
     Bank,
     Gallery,
@@ -31,6 +32,7 @@ from evaluation.subjects import (
     image_text_of,
     normalised,
     score_matrix,
+    slices,
 )
 from similarities import Embedding, unit
 
@@ -49,13 +51,12 @@ def check_splits(split: str, evaluated: str) -> None:
     """Raises InputError where the bank is of a split that is evaluated or that beta is chosen
     on."""
     here, there = (SAME.get(name, name) for name in (evaluated, split))
-    if here == "dev":
-        raise InputError(f"--bank {split} chooses beta on dev, so the split {evaluated} is no "
-                         "test of it; evaluate another split, or leave --bank out")
-    if there in (here, "dev"):
-        why = "is evaluated" if there == here else "beta is chosen on"
-        raise InputError(f"--bank {split} holds queries of the split that {why}, and a bank must "
-                         f"be of others; give {'another' if here == 'train' else 'train'}")
+    check(here != "dev", f"--bank {split} chooses beta on dev, so the split {evaluated} is no test of "
+                         "it; evaluate another split, or leave --bank out")
+    why = "is evaluated" if there == here else "beta is chosen on"
+    check(there not in (here, "dev"),
+          f"--bank {split} holds queries of the split that {why}, and a bank must be of others; give "
+          f"{'another' if here == 'train' else 'train'}")
 
 
 def draw(caption_image: np.ndarray, n_images: int, size: int = SIZE, seed: int = 0) -> Gallery:
@@ -89,11 +90,6 @@ def log_mean_exp(columns, n: int, m: int, betas: list[float], of: str,
     return (total - math.log(m if of == "images" else n)) / torch.tensor(betas)[:, None]
 
 
-def slices(n: int, block: int) -> list[slice]:
-    """0, ..., n - 1 in blocks."""
-    return [slice(k, min(k + block, n)) for k in range(0, n, block)]
-
-
 def item_terms(members: list[Member], queries: list[Member], betas: list[float], side: str,
                block: int = 1000) -> torch.Tensor:
     """The numbers that the direction `side` takes from the scores of its items, one row per beta:
@@ -124,8 +120,7 @@ def choose(dev: Subject, queries: list[Member], block: int = 1000) -> dict:
         return {side: sum(result[side][f"r{k}"] for k in metrics.RECALLS) for side in SIDES}
     without, spread = sums(columns), float(scores[::1 + n // 1000].std(dtype=np.float64))
     betas = [value / spread for value in GRID] if spread > 0 else []
-    terms = [item_terms(dev.members, queries, betas, side, block)
-             for side in SIDES] if betas else [(), ()]
+    terms = [item_terms(dev.members, queries, betas, side, block) for side in SIDES if betas]
     best, beta = dict(without), dict.fromkeys(SIDES)
     for value, *numbers in zip(betas, *terms):
         for side, found in sums(normalised(columns, Bank(*numbers, {}))).items():
@@ -164,8 +159,7 @@ def normalisation(members: list[Member], dev: Subject, queries: list[Member], sp
 def sentence(report: dict) -> str:
     """What the report says of the bank: whose queries, which betas, and what dev had."""
     betas = [f"{'none' if report['beta'][side] is None else format(report['beta'][side], '.3g')} "
-             f"for {title}"
-             for side, title in (("t2i", "text to image"), ("i2t", "image to text"))]
+             f"for {TITLES[side]}" for side in SIDES]
     return (f"bank of {report['captions']:,} captions and {report['images']:,} images of "
             f"{report['split']}: beta {' and '.join(betas)}, chosen on dev, whose rsum is "
             f"{report['dev_rsum']:.1f} with it and {report['dev_rsum_without']:.1f} without")

@@ -8,11 +8,13 @@ import os
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from scipy import optimize, special
 
 from cli import InputError, check
 from evaluation.assess import uncertainties
 from evaluation.subjects import Subject
+from evaluation.volume import logistic
 from files.reading import FAULTS, read_json
 
 FORMAT = 1                            # of calibration.json
@@ -56,29 +58,17 @@ class Logistic(NamedTuple):
     def fit(cls, features: dict[str, np.ndarray], right) -> "Logistic":
         """The minimum of the mean log loss + RIDGE |w|^2. A feature that is constant gets a weight
         of zero."""
-        x = np.stack(list(features.values()), 1).astype(float)                      # (Q, F)
-        mean, std = x.mean(0), x.std(0)
-        varies = std > 1e-9 * (1 + abs(mean))
-        z = np.c_[(x - mean) / np.where(varies, std, np.inf), np.ones(len(x))]
-        y, penalty = np.asarray(right, float), 2 * RIDGE * np.append(np.ones(x.shape[1]), 0)
-        w = np.zeros(z.shape[1])
-        for _ in range(100):               # Newton's method; the loss is strictly convex
-            p = special.expit(z @ w)
-            slope = z.T @ (p - y) / len(y) + penalty * w
-            bend = (z.T * (p * (1 - p))) @ z / len(y) + np.diag(penalty + 1e-9)
-            step = np.linalg.solve(bend, slope)
-            w -= step
-            if abs(step).max() < 1e-10:
-                break
-        return cls(list(features), mean.tolist(), np.where(varies, std, 0).tolist(),
-                   w[:-1].tolist(), float(w[-1]))
+        x = np.stack(list(features.values())).astype(float)                         # (F, Q)
+        mean, std = x.mean(1), x.std(1)
+        std[std <= 1e-9 * (1 + abs(mean))] = 0
+        z, weights = (x - mean[:, None])[std > 0] / std[std > 0, None], np.zeros(len(x))
+        weights[std > 0], bias = logistic(torch.from_numpy(z), right, ridge=RIDGE)
+        return cls(list(features), mean.tolist(), std.tolist(), weights.tolist(), bias)
 
     def __call__(self, features: dict[str, np.ndarray]) -> np.ndarray:
-        logit = np.full(len(next(iter(features.values()))), self.bias)
-        for name, mean, std, weight in zip(self.names, self.mean, self.std, self.weights):
-            if std:
-                logit += weight * (features[name] - mean) / std
-        return special.expit(logit)
+        x = np.stack([features[name] for name in self.names], 1)                    # (Q, F)
+        z = (x - self.mean) / np.where(self.std, self.std, 1)
+        return special.expit(z @ self.weights + self.bias)
 
 
 class Fitted(NamedTuple):
@@ -130,7 +120,7 @@ def quantiles(dev: Subject) -> dict:
 class Calibration(NamedTuple):
     """A calibration.json, and where it lies."""
     path: str
-    checkpoints: list[str]
+    models: str                       # their names
     weights: list[str] | None         # digests (Trained.weights); None: other embeddings
     data_name: str
     similarity: str
@@ -139,13 +129,12 @@ class Calibration(NamedTuple):
     # None where --sets was not given
     sets: dict | None
     log_det: list[float] | None       # quantiles, see `quantiles`; None where captions are points
-    fits: list[float] | None          # slope, log_det, bias (`people.Fits`); None without judgements
+    fits: list[float] | None          # slope, log_det, bias of a `Sigmoid`; None without judgements
 
     def refuse_other(self, run: str, weights: str) -> None:
         """Raises InputError unless this is of the model with these weights, which `run` holds."""
-        models = " + ".join(self.checkpoints)
-        why = (f"is of the weights of {models}, and {run} has others" if self.weights else
-               f"is of {models}, and names no weights by which {run} could be known")
+        why = (f"is of the weights of {self.models}, and {run} has others" if self.weights else
+               f"is of {self.models}, and names no weights by which {run} could be known")
         check(self.weights == [weights], f"{self.path} {why}; write it again with evaluate.py "
                                          f"--confidence --checkpoint {run}")
 
@@ -168,19 +157,17 @@ def read_calibration(path: str) -> Calibration:
     fix = "write it again with evaluate.py --confidence"
     file = read_json(path, fix)
     try:
-        names, data_name, similarity = (
-            file[name] for name in ("checkpoints", "data_name", "similarity"))
-        named = names and isinstance(names, list) and all(
-            isinstance(x, str) for x in (*names, data_name, similarity))
-        if file["calibration"] != FORMAT or not named:
-            raise ValueError("it does not say of which model it is" if not named else
-                             f"its format is {file['calibration']!r}")
+        models = " + ".join(file["checkpoints"])
+        if file["calibration"] != FORMAT or not models:
+            raise ValueError(f"its format is {file['calibration']!r}" if models else
+                             "it does not say of which model it is")
         sets, fits = file.get("sets"), file.get("fits")
-        if sets is not None:
+        if sets:
             sets = {"alpha": float(sets["alpha"]), "images": int(sets["images"]),
                     **{side: {name: float(limit) for name, limit in sets[side].items()}
                        for side in SIDES}}
-        return Calibration(path, names, file.get("weights"), data_name, similarity,
+        return Calibration(path, models, file.get("weights"),
+                           *(f"{file[name]}" for name in ("data_name", "similarity")),
                            {side: Fitted.of(file[side]) for side in SIDES}, sets,
                            file.get("log_det") and sorted(map(float, file["log_det"])),
                            fits and [float(fits[name]) for name in ("slope", "log_det", "bias")])

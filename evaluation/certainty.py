@@ -6,7 +6,6 @@ second file (--calibration), or on a random part of their images (--calibrate_on
 left out of the judgement.
 """
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,8 +15,8 @@ from cli import check
 from evaluation import ambiguity, confidence, people, promises
 from evaluation.calibration import SIDES, stored
 from evaluation.confidence import Seen
-from evaluation.posterior import answers, expected, of_pairs, rows_of
-from evaluation.subjects import Member, Order, Subject
+from evaluation.posterior import answers, expected, of_pairs, part, rows_of
+from evaluation.subjects import Member, Subject
 from evaluation.volume import Sigmoid
 from files.reading import read_lines
 
@@ -41,17 +40,7 @@ class Certainty(NamedTuple):
     calibration: dict                 # calibration.json
     seen: dict[str, Seen]             # of each direction, with --confidence; for pictures
     # how many photos fit each caption (M,), expected and by people; None without votes
-    numbers: tuple[np.ndarray, np.ndarray] | None = None
-
-
-def part(subject: Subject, images: np.ndarray) -> Subject:
-    """The images at positions `images` (n,), rising, and their captions, as a subject of their
-    own."""
-    captions = np.flatnonzero(np.isin(subject.caption_image, images))
-    some = replace(subject, items=None, n_images=len(images),
-                   caption_image=np.searchsorted(images, subject.caption_image[captions]))
-    some.take(Order(images, captions, []))
-    return some
+    numbers: list[np.ndarray] | None = None
 
 
 def to_calibrate_on(subject: Subject, share: float | None,
@@ -82,7 +71,7 @@ def assess_certainty(subject: Subject, judged: dict, asked: Asked, opened: Calla
         asked.calibration or f"{dev.data_name} {dev.split}")
     fitted, results, tables, seen = confidence.fit(dev), {}, [], {}
     pair, numbers = of_pairs(rows_of(dev, "t2i")), None
-    calibration = stored(dev, on, fitted) | {"pair": pair._asdict()}
+    calibration = stored(dev, on, fitted) | {"pair": {"slope": pair.slope, "bias": pair.bias}}
     lines = [f"calibrated on {dev.n_images:,} images and {len(dev.caption_image):,} captions "
              f"({on}), judged on {test.n_images:,} and {len(test.caption_image):,}"]
     if asked.confidence:
@@ -109,9 +98,7 @@ def assess_certainty(subject: Subject, judged: dict, asked: Asked, opened: Calla
     if asked.absent:
         own = {}
         if asked.negatives:
-            own["t2i"] = posterior_of_negatives(
-                read_negatives(asked.negatives), models, test, t["t2i"]
-            )
+            own["t2i"] = posterior_of_negatives(read_negatives(asked.negatives), models, test, t["t2i"])
         results["absent_queries"] = {
             side: promises.judge_absent(dev, test, side, t[side], asked.absent, pair, own.get(side))
             for side in SIDES}
@@ -157,8 +144,5 @@ def of_one_size(dev: Subject, test: Subject) -> tuple[Subject, Subject]:
     """Both with as many images as the smaller one has, drawn at random: a limit that was found
     among few items would promise too much among many."""
     size = min(dev.n_images, test.n_images)
-
-    def cut(subject: Subject) -> Subject:
-        some = np.random.default_rng(1).permutation(subject.n_images)[:size]
-        return subject if subject.n_images == size else part(subject, np.sort(some))
-    return cut(dev), cut(test)
+    return tuple(subject if subject.n_images == size else part(subject, np.sort(
+        np.random.default_rng(1).permutation(subject.n_images)[:size])) for subject in (dev, test))

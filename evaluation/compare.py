@@ -1,16 +1,17 @@
 """Comparison of several subjects on one split, or of several seeds of each: results side by side,
 paired bootstraps."""
 import os
-from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
 
 import metrics
-from cli import InputError
+from cli import check
 from evaluation import subjects
-from evaluation.assess import Asked, assess, read_judgements, without_nan
+from evaluation.assess import Asked, assess, read_judgements
+from evaluation.report import RATINGS
 from evaluation.subjects import Subject
+from files.reading import repeated
 
 
 def compare(names: list[str], opened: Callable[[str], Subject], asked: Asked) -> dict:
@@ -32,20 +33,26 @@ def compare(names: list[str], opened: Callable[[str], Subject], asked: Asked) ->
         else:
             take_order_of(first, subject)
         results, record, _ = assess(subject, judged, asked)
-        results["seed"] = subject.seed
-        return results, record.totals(first.caption_image, first.n_images)
+        return {**results, "seed": subject.seed}, record.totals(first.caption_image, first.n_images)
     runs, totals, comparisons = side_by_side(names, assessed)
     seeds = {label: over_seeds(of, [runs[path]["protocols"] for path in group.split(",")])
              for group, (label, of) in zip(names, totals.items())}
-    return without_nan({"runs": runs, "groups": seeds, "comparisons": comparisons})
+    return {"runs": runs, "groups": seeds, "comparisons": comparisons}
 
 
-def side_by_side(
-    names: list[str],
-    assessed: Callable[[str], tuple[dict, dict]],
-    sums: Callable | None = None,
-    **about,
-) -> tuple[dict[str, dict], dict[str, list[dict]], list[dict]]:
+def rsums(names) -> dict[str, list[str]]:
+    """{"full rsum": its six recalls, ...} for each protocol that has all six."""
+    sums = {}
+    for protocol in sorted({name.split()[0] for name in names}):
+        terms = [f"{protocol} {side} r{k}" for side in ("i2t", "t2i") for k in metrics.RECALLS]
+        if all(term in names for term in terms):
+            sums[f"{protocol} rsum"] = terms
+    return sums
+
+
+def side_by_side(names: list[str], assessed: Callable[[str], tuple[dict, dict]],
+                 sums: Callable = rsums,
+                 **about) -> tuple[dict[str, dict], dict[str, list[dict]], list[dict]]:
     """({path: its results}, {label of a group: totals of each seed}, the comparisons, with what is
     told `about` each).
 
@@ -54,34 +61,23 @@ def side_by_side(
     equal seeds are pairs where both groups have the same several seeds, in any order. Raises
     InputError on paths that stand there twice.
     """
-    groups, runs, totals = {group: group.split(",") for group in names}, {}, {}
-    refuse_repeats([path for paths in groups.values() for path in paths])
-    for group, paths in groups.items():
-        for path in paths:
-            runs[path], of = assessed(path)
-            totals.setdefault(group, []).append(of)
-    label = {group: common_name(paths) for group, paths in groups.items()}
-    if len(set(label.values())) < len(groups):
-        label = {group: group for group in groups}
-    base, *others = groups
+    groups = [group.split(",") for group in names]
+    refuse_repeats("--compare", [path for paths in groups for path in paths])
+    found = {path: assessed(path) for paths in groups for path in paths}
+    labels = [common_name(paths) for paths in groups]
+    if len(set(labels)) < len(labels):
+        labels = names
+    totals = {label: [found[path][1] for path in paths] for label, paths in zip(labels, groups)}
+    (seeds, base), *others = (by_seed([found[path][0]["seed"] for path in paths], totals[label])
+                              for label, paths in zip(labels, groups))
     comparisons = []
-    for other in others:
-        shared = set.intersection(*(set(run) for run in [*totals[base], *totals[other]]))
-        (first, a), (second, b) = (
-            by_seed([runs[path]["seed"] for path in groups[group]], totals[group])
-            for group in (base, other))
-        pairs = len(a) > 1 and None not in first and first == second
-        comparisons.append(
-            {
-                "a": label[base],
-                "b": label[other],
-                **about,
-                "seeds": [len(a), len(b)],
-                "pairs": pairs,
-                "metrics": metrics.paired_bootstrap(a, b, (sums or rsums)(shared), pairs=pairs),
-            }
-        )
-    return runs, {label[group]: of for group, of in totals.items()}, comparisons
+    for label, (other_seeds, other) in zip(labels[1:], others):
+        shared = set.intersection(*map(set, [*base, *other]))
+        pairs = len(base) > 1 and None not in seeds and seeds == other_seeds
+        comparisons.append({
+            "a": labels[0], "b": label, **about, "seeds": [len(base), len(other)], "pairs": pairs,
+            "metrics": metrics.paired_bootstrap(base, other, sums(shared), pairs=pairs)})
+    return {path: results for path, (results, _) in found.items()}, totals, comparisons
 
 
 def by_seed(seeds: list[int | None], totals: list[dict]) -> tuple[list, list[dict]]:
@@ -92,13 +88,10 @@ def by_seed(seeds: list[int | None], totals: list[dict]) -> tuple[list, list[dic
     return [seeds[k] for k in order], [totals[k] for k in order]
 
 
-def refuse_repeats(paths: list[str]) -> None:
-    """Raises InputError where a path is empty or named twice."""
-    count = Counter(map(os.path.realpath, paths))
-    twice = [path for path in paths if not path or count[os.path.realpath(path)] > 1]
-    if twice:
-        raise InputError(f"--compare names '{twice[0]}' more than once or names nothing between "
-                         "commas; name each run once")
+def refuse_repeats(option: str, paths: list[str]) -> None:
+    """Raises InputError where an option names a path twice."""
+    twice = repeated(map(os.path.realpath, paths))
+    check(twice is None, f"{option} names {twice} more than once; name each run once")
 
 
 def over_seeds(totals: list[dict], protocols: list[dict]) -> dict[str, tuple[float, float, int]]:
@@ -107,12 +100,12 @@ def over_seeds(totals: list[dict], protocols: list[dict]) -> dict[str, tuple[flo
     hold the rank correlations with ratings."""
     names = [name for name in totals[0] if all(name in t for t in totals)]
     values = {name: [t[name][0].sum() / t[name][1].sum() for t in totals] for name in names}
-    values.update({name: [sum(values[term][k] for term in terms) for k in range(len(totals))]
-                   for name, terms in rsums(names).items()})
-    for kind in ("sts", "sis", "sits"):
-        rated = [p.get("cxc", {}).get(kind) for p in protocols]
-        if all(rated):
-            values[f"cxc {kind} rho x 100"] = [100 * r["spearman"] for r in rated]
+    for name, terms in rsums(names).items():
+        values[name] = [sum(seed) for seed in zip(*(values[term] for term in terms))]
+    for kind in RATINGS:
+        rated = [p.get("cxc", {}).get(kind, {}).get("spearman") for p in protocols]
+        if None not in rated:
+            values[f"cxc {kind} rho x 100"] = [100 * rho for rho in rated]
     return {name: (float(np.mean(v)), float(np.std(v, ddof=1)) if len(v) > 1 else 0.0, len(v))
             for name, v in values.items()}
 
@@ -134,13 +127,3 @@ def common_name(paths: list[str]) -> str:
     shared = paths[0] if len(paths) == 1 else os.path.commonprefix(paths).rstrip("_-.")
     same = {os.path.dirname(path) for path in [shared, *paths]}
     return shared if os.path.basename(shared) and len(same) == 1 else paths[0]
-
-
-def rsums(names) -> dict[str, list[str]]:
-    """{"full rsum": its six recalls, ...} for each protocol that has all six."""
-    sums = {}
-    for protocol in sorted({name.split()[0] for name in names}):
-        terms = [f"{protocol} {side} r{k}" for side in ("i2t", "t2i") for k in metrics.RECALLS]
-        if all(term in names for term in terms):
-            sums[f"{protocol} rsum"] = terms
-    return sums

@@ -15,7 +15,7 @@ from cli import check
 from evaluation import report, selective
 from evaluation.assess import uncertainties, without_nan
 from evaluation.calibration import SIDES, Fitted, Isotonic, Logistic
-from evaluation.posterior import Answers, answers_of_both, rows_of, sample_scores, temperature
+from evaluation.posterior import Answers, answers_of_both, part, rows_of, sample_scores, temperature
 from evaluation.subjects import Subject
 from similarities import Embedding
 
@@ -33,9 +33,7 @@ class Measure(NamedTuple):
     title: str                        # in tables
     look: tuple[str, str]             # colour and style of its curve
     of_boxes: str = ""                # its title where queries are phrases and answers boxes
-    probability: bool = False
-    sigma: bool = False               # whether the logistic without Sigma must not see it
-    # what the logistic sees; std: deviation of the scores
+    # what the logistic sees; std: deviation of the scores; `logit` of probabilities
     feature: Callable = lambda value, std: value
 
 
@@ -49,30 +47,26 @@ def minus_log(trace, std):
 
 MEASURES = {
     "posterior": Measure("posterior of the answer", ("tab:blue", "-"),
-                         "posterior of the first box", True, feature=logit),
+                         "posterior of the first box", logit),
     "posterior_grouped": Measure("the same, summed over its image's captions", ("tab:blue", "-"),
-                                 probability=True, feature=logit),
-    "overlap": Measure("", ("tab:blue", "-"), "posterior of all boxes at its place", True,
-                       feature=logit),
+                                 feature=logit),
+    "overlap": Measure("", ("tab:blue", "-"), "posterior of all boxes at its place", logit),
     "entropy": Measure("-entropy of the posterior", ("deepskyblue", "-.")),
     "entropy_each": Measure("the same, each caption by itself", ("deepskyblue", ":")),
     "max": Measure("maximum score", ("tab:green", "-")),
     "margin": Measure("margin to the second", ("tab:green", "--"),
-                      "margin to the best box elsewhere", feature=log_margin),
+                      "margin to the best box elsewhere", log_margin),
     "std": Measure("deviation of the scores", ("tab:green", "-.")),
     "log_det_query": Measure("-log det Sigma of the query", ("tab:red", "-"),
-                             "-log det Sigma of the phrase", sigma=True),
+                             "-log det Sigma of the phrase"),
     "log_det_answer": Measure("-log det Sigma of the answer", ("tab:red", "--"),
-                              "-log det Sigma of the box", sigma=True),
-    "trace_query": Measure("-trace Sigma of the query", ("tab:orange", "-"), sigma=True,
-                           feature=minus_log),
-    "trace_answer": Measure("-trace Sigma of the answer", ("tab:orange", "--"), sigma=True,
-                            feature=minus_log),
+                              "-log det Sigma of the box"),
+    "trace_query": Measure("-trace Sigma of the query", ("tab:orange", "-"), feature=minus_log),
+    "trace_answer": Measure("-trace Sigma of the answer", ("tab:orange", "--"), feature=minus_log),
     "isotonic": Measure("posterior through an isotonic map", ("deepskyblue", "--"),
-                        "overlap through an isotonic map", True),
-    "stacked": Measure("logistic of all of these", ("tab:purple", "-"), probability=True),
-    "stacked_without_sigma": Measure("logistic without Sigma", ("tab:purple", "--"),
-                                     probability=True)}
+                        "overlap through an isotonic map", logit),
+    "stacked": Measure("logistic of all of these", ("tab:purple", "-"), feature=logit),
+    "stacked_without_sigma": Measure("logistic without Sigma", ("tab:purple", "--"), feature=logit)}
 
 
 class Seen(NamedTuple):
@@ -111,12 +105,12 @@ def look(subject: Subject, t: dict[str, float], each: float | None) -> dict[str,
     sigma = {"log_det": uncertainties(subject), "trace": uncertainties(subject, trace)}
     name, seen = f"{subject.data_name} {subject.split}".strip() or subject.name, {}
     for side, (rows, of) in answers_of_both(subject, t, each=each).items():
-        first, values = rows.items[of.first], of_answers(of)
+        values = of_answers(of)
         for kind, spread in sigma.items():
-            for what, which, places in zip(("query", "answer"), SIDES[side], (rows.asked, first)):
+            for what, which, at in zip(("query", "answer"), SIDES[side], (rows.asked, of.first)):
                 if which in spread:
-                    values[f"{kind}_{what}"] = -spread[which][places]
-        seen[side] = Seen(name, values, of.right, rows.asked, first, rows.owner, rows.gallery)
+                    values[f"{kind}_{what}"] = -spread[which][at]
+        seen[side] = Seen(name, values, of.right, rows.asked, of.first, rows.owner, rows.gallery)
     return seen
 
 
@@ -139,29 +133,25 @@ def fit(subject: Subject) -> dict[str, Fitted]:
 
 def fit_maps(seen: Seen, side: str, t: float, each: float | None = None) -> Fitted:
     """The maps from confidences to the probability that the first answer is right."""
-    right, (values, features) = refuse_one_class(seen, side), with_features(seen.values)
-    points = {name: value for name, value in features.items() if not MEASURES[name].sigma}
-    without = Logistic.fit(points, right) if len(points) < len(features) else None
-    return Fitted(t, each, Isotonic.fit(values[best_name(values)], right),
-                  Logistic.fit(features, right), without, len(right), seen.gallery)
+    values, features = with_features(seen, side)
+    points = {name: value for name, value in features.items()
+              if not name.startswith(("log_det", "trace"))}
+    without = Logistic.fit(points, seen.right) if len(points) < len(features) else None
+    return Fitted(t, each, Isotonic.fit(values[best_name(values)], seen.right),
+                  Logistic.fit(features, seen.right), without, len(seen.right), seen.gallery)
 
 
-def with_features(values: dict) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+def with_features(seen: Seen, side: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """The confidences (Q,) by name with ties for what only rounding tells apart, and what the
-    logistic sees of them."""
-    values = {name: selective.levelled(value) for name, value in values.items()}
-    return values, {name: MEASURES[name].feature(value, values["std"])
-                    for name, value in values.items()}
-
-
-def refuse_one_class(seen: Seen, side: str) -> np.ndarray:
-    """Which answers are right (Q,). Raises InputError where all are, or none."""
+    logistic sees of them. Raises InputError where all answers are right, or none."""
     right = seen.right
     check(right.any() and not right.all(),
           f"{'all' if right.all() else 'none'} of the {len(right):,} first answers of {seen.name} "
           f"({side}) {'are' if right.all() else 'is'} right, so no confidence can tell them "
           "apart; leave --confidence out, or calibrate on more items")
-    return right
+    values = {name: selective.levelled(value) for name, value in seen.values.items()}
+    return values, {name: MEASURES[name].feature(value, values["std"])
+                    for name, value in values.items()}
 
 
 def judge(seen: Seen, side: str, fitted: Fitted) -> tuple[dict, Seen]:
@@ -169,14 +159,14 @@ def judge(seen: Seen, side: str, fitted: Fitted) -> tuple[dict, Seen]:
     probabilities "brier", "nll", "ece", "ece_floor"}}, with "above_posterior" {"difference", "low",
     "high"} of the AUROC by a bootstrap over images. Beside it the answers with the confidences that
     were fitted."""
-    right, (values, features) = refuse_one_class(seen, side), with_features(seen.values)
+    right, (values, features) = seen.right, with_features(seen, side)
     best = best_name(values)
     values["isotonic"] = selective.levelled(fitted.isotonic(values[best]))
     values["stacked"] = fitted.stacked(features)
     if fitted.without_sigma is not None:
         values["stacked_without_sigma"] = fitted.without_sigma(features)
     results = {name: selective.ranking(value, right)
-               | (selective.probability(value, right) if MEASURES[name].probability else {})
+               | (selective.probability(value, right) if MEASURES[name].feature is logit else {})
                for name, value in values.items()}
     pairs = [(name, best) for name in values if name != best]
     if fitted.without_sigma is not None:
@@ -199,7 +189,7 @@ def judge_both(subject: Subject,
         results[side], seen[side] = judge(seen[side], side, fitted[side])
     order = np.random.default_rng(0).permutation(subject.n_images)
     for size in (size for size in SIZES if size < subject.n_images):
-        for side, (_, of) in answers_of_both(subject, t, np.sort(order[:size])).items():
+        for side, (_, of) in answers_of_both(part(subject, np.sort(order[:size])), t).items():
             values = of_answers(of)
             p = selective.levelled(values[best_name(values)])
             results[side].setdefault("galleries", {})[str(size)] = {
@@ -228,11 +218,22 @@ def title(name: str, side: str) -> str:
     return side == "phrases" and MEASURES[name].of_boxes or MEASURES[name].title
 
 
+def digits(key: str, numbers: dict, kind: str = "rho") -> str:
+    """A cell: the number of this name with the digits of a correlation, empty where it is missing."""
+    return report.number(without_nan(numbers[key]), kind) if key in numbers else ""
+
+
+def table(heading: str, columns: dict[str, str], rows: dict[str, dict],
+          cell: Callable[[str, dict], str] = digits) -> tuple:
+    """A table as report.py has them. columns: {name of a number: its head}; rows: {label: numbers}."""
+    return heading, [("", list(columns.values()))], [
+        (label, [cell(key, numbers) for key in columns]) for label, numbers in rows.items()]
+
+
 def tables(results: dict) -> list:
-    """Tables of what `judge` said, {direction: ...}, as report.py has them."""
-    return [(heading, [("", list(COLUMNS.values()))],
-             [(title(name, side), [cell(key, of) for key in COLUMNS])
-              for name, of in results[side].items() if name in MEASURES])
+    """Tables of what `judge` said, {direction: ...}."""
+    return [table(heading, COLUMNS, {title(name, side): of for name, of in results[side].items()
+                                     if name in MEASURES}, cell)
             for side, heading in TITLES.items() if side in results]
 
 
@@ -240,10 +241,7 @@ def cell(key: str, numbers: dict) -> str:
     if key == "under":
         flat = numbers["aurc_flat"]
         return f"{100 * (1 - numbers['aurc'] / flat):.0f}%" if flat else "-"
-    if key not in numbers:
-        return ""
-    return report.number(without_nan(numbers[key]),
-                         "" if key in ("aurc", "e_aurc", "coverage_at_10") else "rho")
+    return digits(key, numbers, "" if key in ("aurc", "e_aurc", "coverage_at_10") else "rho")
 
 
 def sentences(results: dict, fitted: dict[str, Fitted]):

@@ -7,6 +7,7 @@ the first boxes are, calibrated on the phrases of val; with --compare a paired b
 photos. The confidence to use is "overlap", the posterior of all proposals at the place of the
 first: the proposals of one object share the mass.
 """
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -14,17 +15,17 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 import metrics
 from checkpoints import load_checkpoint
-from cli import InputError
+from cli import InputError, check
 from evaluation import ambiguity, compare, confidence, report
 from evaluation.certainty import Certainty
 from evaluation.confidence import Fitted, Seen, percent, title
-from evaluation.open import How, Where, holds_arrays_only, load_run
+from evaluation.open import How, Where, load_run
 from evaluation.phrases import (
     RIGHT,
-    BoxSplit,
     Located,
     PhraseScores,
     Scored,
@@ -33,13 +34,15 @@ from evaluation.phrases import (
     locate,
     located,
     measures,
+    outcomes,
     photo_by_photo,
 )
 from evaluation.pictures import IN_SET, OWN, Cell, Row, draw_rows, small, wrapped
-from evaluation.plots import PICTURES, diagrams
+from evaluation.plots import PICTURES, diagrams, pick
 from evaluation.posterior import FITTED, temperature
+from files.entities import photo_paths
 from files.phrases import PhraseSplit, shares
-from files.reading import read_json, read_yaml
+from files.reading import FAULTS, read_json, read_yaml
 from metrics import sampled_spearman, spearman
 
 SIDE = "phrases"                      # the name of this direction in results and pictures
@@ -53,26 +56,22 @@ def is_of_phrases(path: str) -> bool:
     what is no run of ours is none on phrases."""
     config = os.path.join(path if os.path.isdir(path) else os.path.dirname(path), "config.yaml")
     try:
-        if os.path.isfile(config):
-            return bool(read_yaml(config)["options"].get("localise"))
-        if not os.path.isfile(path) or holds_arrays_only(path):
-            return False
-        return bool(load_checkpoint(path)["options"].get("localise"))
-    except (InputError, TypeError, KeyError, AttributeError):  # whoever reads it says what is wrong
+        run = read_yaml(config) if os.path.isfile(config) else load_checkpoint(path)
+        return bool(run["options"].get("localise"))
+    except FAULTS:                              # whoever reads it says what is wrong
         return False
 
 
 class Phrases(NamedTuple):
     """The phrases of a split, what scores them, and, of Gaussians, log det Sigma in nats."""
     name: str                         # for the reader, such as "f30k_entities test"
-    split: BoxSplit
+    split: PhraseSplit
     scores_of: ScoresOf
     phrase_log_det: np.ndarray | None = None      # (M,), None where phrases are points
     region_log_det: np.ndarray | None = None      # (R,), None where regions are points
     # (M,) how many things of the photo the words fit, NaN: unknown
     fitting: np.ndarray | None = None
-    facts: dict = {}                              # what results.json says of it
-    notes: list[str] = []                         # for the reader
+    facts: dict = {"notes": []}                   # what results.json says of it
     seed: int | None = None                       # of the first run's training
 
 
@@ -81,54 +80,38 @@ def open_phrases(paths: list[str], where: Where, how: How) -> Phrases:
     these, or where they read other boxes."""
     runs = []
     for path in paths:
-        if not is_of_phrases(path):
-            raise InputError(f"{path} was trained on images and captions, and {paths[0]} is "
-                             "judged on phrases; evaluate them apart")
+        check(is_of_phrases(path), f"{path} was trained on images and captions, and {paths[0]} is "
+                                   "judged on phrases; evaluate them apart")
         runs.append(load_run(path, where, runs[0] if runs else None, phrases=True))
-        if not isinstance(runs[-1].split, PhraseSplit):
-            raise InputError(f"{path} was trained on phrases, and "
-                             f"{os.path.join(*runs[-1].folder)} holds none; name data with "
-                             "phrases, or a run on images and captions")
-        if not same_boxes(runs[-1].split, runs[0].split):
-            raise InputError(f"{path} reads other boxes than {paths[0]}, and an ensemble needs "
-                             "the same; name proposals for all with --regions")
-    first, split, data_name = runs[0], runs[0].split, runs[0].folder[1]
-    models = [run.trained.to(how.device).model for run in runs]
-    scores = PhraseScores(models, [(run.split.images, run.tokens()) for run in runs], split,
-                          how.device, 32 * how.batch_size)
-    facts = {"checkpoints": paths, "data_name": data_name, "split": split.name,
-             "images": len(split.ids), "captions": len(split.phrases),
-             "similarity": first.trained.options.sim, "protocols": {}}
-    return Phrases(f"{data_name} {split.name}", split, scores,
-                   scores.phrase_log_det if models[0].text_tower.gaussian else None,
-                   scores.region_log_det if models[0].image_tower.gaussian else None,
-                   fitting_of(split), facts, first.notes, first.trained.options.seed)
-
-
-def same_boxes(a: PhraseSplit, b: PhraseSplit) -> bool:
-    """Whether both splits have the same phrases, their boxes, and the same proposals."""
-    return (a.ids == b.ids and a.phrases == b.phrases and np.array_equal(a.truth, b.truth)
-            and a.proposals.facts["boxes_sha256"] == b.proposals.facts["boxes_sha256"])
+        first, split, mine = runs[0], runs[0].split, runs[-1].split
+        check(isinstance(mine, PhraseSplit),
+              f"{path} was trained on phrases, and {os.path.join(*first.folder)} holds none; name "
+              "data with phrases, or a run on images and captions")
+        check(np.array_equal(mine.truth, split.truth) and np.array_equal(mine.boxes, split.boxes),
+              f"{path} reads other boxes than {paths[0]}, and an ensemble needs the same; name "
+              "proposals for all with --regions")
+    models = [(run.trained.to(how.device).model, run.split.images, run.tokens()) for run in runs]
+    scores = PhraseScores(models, split, how.device, 32 * how.batch_size)
+    facts = {"checkpoints": paths, "data_name": first.folder[1], "split": split.name,
+             "images": len(split.ids), "captions": len(split.phrases), "protocols": {},
+             "similarity": first.trained.options.sim, "notes": first.notes}
+    return Phrases(f"{first.folder[1]} {split.name}", split, scores,
+                   scores.phrase_log_det if first.trained.model.text_tower.gaussian else None,
+                   scores.region_log_det if first.trained.model.image_tower.gaussian else None,
+                   fitting_of(split), facts, first.trained.options.seed)
 
 
 def fitting_of(split: PhraseSplit) -> np.ndarray | None:
     """How many things of its photo the words of each phrase fit, (M,), where the data set knows it
     (the demo does)."""
     path = os.path.join(split.root, f"{split.name}_fitting.json")
-    if not os.path.isfile(path):
-        return None
-    stored = read_json(path, "write the demo data again")
-    count = stored.get("count") if isinstance(stored, dict) else None
-    if not isinstance(count, list) or len(count) != len(split.phrases):
-        raise InputError(f"{path} does not tell how many things each of {len(split.phrases):,} "
-                         "phrases fits; write the demo data again")
-    return np.array(count, float)
+    return np.array(read_json(path)["count"], float) if os.path.isfile(path) else None
 
 
 def results_of(of: Phrases, found: Located) -> dict:
     """What results.json holds of the recalls."""
     return {**of.facts, "localisation": measures(found, of.split),
-            "proposals": of.split.proposals.facts, "notes": of.notes}
+            "proposals": of.split.proposals.facts}
 
 
 # ---- the commands
@@ -146,7 +129,7 @@ def evaluate(paths: list[str], where: Where, how: How,
     results["baselines"] = {"largest": largest_first(test.split)}
     made = tables({paths[0] if len(paths) == 1 else "ensemble": results["localisation"]},
                   {"the largest proposals first": results["baselines"]["largest"]})
-    lines = [*sentences(results["localisation"]), *assumed(results)]
+    lines = [sentence(results["localisation"]), *assumed(results)]
     if sure:
         results |= {**of.results, "calibration": of.calibration}
         made, lines = made + of.tables, lines + of.lines
@@ -154,7 +137,10 @@ def evaluate(paths: list[str], where: Where, how: How,
     def draw(named: Callable[[str], str]) -> None:
         curves, shown = map(named, PICTURES)
         diagrams(of.results["confidence"], of.seen, curves)
-        phrase_examples(shown, test.split, found, of.seen[SIDE], photos_of(test.split), test.name)
+        photos = [os.path.join(test.split.root, "images", f"{n}.jpg") for n in test.split.ids]
+        with contextlib.suppress(InputError):               # some are gone, as that picture shows
+            photos = photo_paths(test.split.root, test.split.ids)
+        phrase_examples(shown, test.split, found, of.seen[SIDE], photos, test.name)
         print(f"how sure the first boxes are in {curves}, phrases in their photos in {shown}",
               file=sys.stderr)
     return results, made, lines, draw
@@ -169,9 +155,8 @@ def compare_all(groups: list[str], where: Where, how: How) -> tuple[dict, list, 
         nonlocal first
         of = open_phrases([path], where, how)
         first = first or of.split
-        if of.split.phrases != first.phrases or of.split.ids != first.ids:
-            raise InputError(f"{path} is judged on other phrases than {groups[0]}; name one split "
-                             "with --data_name")
+        check(of.split.phrases == first.phrases and of.split.ids == first.ids,
+              f"{path} is judged on other phrases than {groups[0]}; name one split with --data_name")
         found = locate(of.split, of.scores_of)
         return {**results_of(of, found), "seed": of.seed}, totals(found, of.split)
     runs, _, comparisons = compare.side_by_side(groups, assessed, lambda names: SUMS, over="photos")
@@ -183,13 +168,12 @@ def compare_all(groups: list[str], where: Where, how: How) -> tuple[dict, list, 
 SUMS = {"rsum": [f"r{k}" for k in metrics.RECALLS]}
 
 
-def totals(found: Located, split: BoxSplit) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def totals(found: Located, split: PhraseSplit) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """{"r1" | "r5" | "r10": (total (N,), count (N,))} of the photos that have phrases, in percent,
     as `metrics.paired_bootstrap` takes it."""
     owner = np.unique(split.phrase_photo, return_inverse=True)[1]
-    count = np.bincount(owner)
-    return {f"r{k}": (np.bincount(owner, 100.0 * ((found.rank >= 0) & (found.rank < k))), count)
-            for k in metrics.RECALLS}
+    count, values = np.bincount(owner), outcomes(found)
+    return {name: (np.bincount(owner, 100.0 * values[name]), count) for name in SUMS["rsum"]}
 
 
 # ---- tables and sentences
@@ -211,31 +195,23 @@ def tables(runs: dict[str, dict], baselines: dict[str, dict] | None = None) -> l
     for key, heading in HEADINGS.items():
         groups = {group: {run: of[key][group] for run, of in runs.items()} for group in first[key]}
         if key == "by_type" and groups:
-            groups["mean over types (macro)"] = {
-                run: of["macro"] for run, of in runs.items() if of["macro"]
-            }
+            groups["mean over types (macro)"] = {run: of["macro"] for run, of in runs.items()}
             groups["mean over phrases (micro)"] = runs
         if groups:
             made.append((heading, {report.label(run, group, len(runs) > 1): of
                                    for group, each in groups.items() for run, of in each.items()}))
-    return [(heading, [("", list(COLUMNS.values()))],
-             [(name, cells(of)) for name, of in rows.items()])
-            for heading, rows in made]
+    return [confidence.table(heading, COLUMNS, rows, lambda key, of: confidence.digits(
+        key, of, "queries" * (key == "phrases"))) for heading, rows in made]
 
 
-def cells(of: dict) -> list[str]:
-    return [(f"{of[key]:,}" if key == "phrases" else report.number(of[key])) if key in of else ""
-            for key in COLUMNS]
-
-
-def sentences(results: dict):
+def sentence(results: dict) -> str:
     """What the tables do not show. results: what `measures` returned."""
-    of_these = 100 * results["r1"] / results["upper"] if results["upper"] else None
-    reached = "" if of_these is None else f", {of_these:.1f}% of these"
-    yield (f"the proposals hold a right box for {results['upper']:.1f}% of {results['phrases']:,} "
-           f"phrases of {results['photos']:,} photos, and no ranking can be right more often; R@1 "
-           f"is {results['r1']:.1f}% of all phrases{reached}; by chance "
-           f"{results['chance']['r1']:.1f}%")
+    upper = results["upper"]
+    reached = f", {100 * results['r1'] / upper:.1f}% of these" if upper else ""
+    return (f"the proposals hold a right box for {upper:.1f}% of {results['phrases']:,} phrases of "
+            f"{results['photos']:,} photos, and no ranking can be right more often; R@1 is "
+            f"{results['r1']:.1f}% of all phrases{reached}; by chance "
+            f"{results['chance']['r1']:.1f}%")
 
 
 def assumed(results: dict) -> list[str]:
@@ -248,26 +224,17 @@ def assumed(results: dict) -> list[str]:
 
 def padded(name: str, photos: list[Scored]) -> tuple[torch.Tensor, torch.Tensor]:
     """The scores (Q, G) of the phrases that some proposal is right for, and which proposals these
-    are (Q, G) bool. G is the largest number of proposals of a photo, and -inf stands where a photo
-    has fewer. Q is cut at random where there would be more than FITTED scores. name: of the data.
-    """
-    gallery = max((len(photo.rows) for photo in photos), default=0)
-    pairs = [(photo.scores[k], photo.overlap[k] >= RIGHT) for photo in photos
-             for k in range(len(photo.phrases))]
-    pairs = [pair for pair in pairs if pair[1].any()]
-    if not pairs:
-        raise InputError(f"no phrase of {name} has a proposal of IoU {RIGHT} with its box, so "
-                         "nothing can be calibrated; extract more proposals, or leave "
-                         "--confidence out")
-    most = FITTED // gallery
+    are (Q, G) bool. G is their largest number of proposals, and -inf stands where a photo has
+    fewer. Q is cut at random where there would be more than FITTED scores. name: of the data."""
+    pairs = [(scores, hits) for photo in photos
+             for scores, hits in zip(photo.scores, photo.overlap >= RIGHT) if hits.any()]
+    check(pairs, f"no phrase of {name} has a proposal of IoU {RIGHT} with its box, so nothing can "
+                 "be calibrated; extract more proposals, or leave --confidence out")
+    most = FITTED // max(len(scores) for scores, _ in pairs)
     if len(pairs) > most:
         pairs = [pairs[k] for k in np.random.default_rng(0).permutation(len(pairs))[:most]]
-    shape = len(pairs), gallery
-    scores, right = torch.full(shape, -torch.inf), torch.zeros(shape, dtype=torch.bool)
-    for row, (score, hit) in enumerate(pairs):
-        scores[row, :len(score)] = torch.from_numpy(score)
-        right[row, :len(hit)] = torch.from_numpy(hit)
-    return scores, right
+    scores, right = ([torch.from_numpy(of) for of in side] for side in zip(*pairs))
+    return pad_sequence(scores, True, -torch.inf), pad_sequence(right, True)
 
 
 def look(of: Phrases, found: Located) -> Seen:
@@ -305,7 +272,8 @@ def judge_phrases(dev: Phrases, test: Phrases) -> tuple[Certainty, Located]:
     if len(np.unique(seen.owner[known])) >= FEWEST:
         results["ambiguity"] = of_fitting(test, seen, known)
         made += ambiguity.tables({"fitting": {SIDE: results["ambiguity"][SIDE]}})
-        lines += fitting_sentences(results["ambiguity"])
+        if "log_det" in results["ambiguity"]:
+            lines.append(in_words(results["ambiguity"]["log_det"]))
     return Certainty(results, made, lines, {"split": dev.name, SIDE: fitted.plain()},
                      {SIDE: seen}), found
 
@@ -357,19 +325,17 @@ def of_fitting(of: Phrases, seen: Seen, known: np.ndarray) -> dict:
     return results
 
 
-def fitting_sentences(results: dict):
+def in_words(of: dict) -> str:
     """What `of_fitting` found of log det Sigma."""
-    of = results.get("log_det")
     what = "log det Sigma of the phrase and the number of things that its words fit: "
-    if of and np.isnan(of["spearman"]):
-        yield (f"{what}no correlation is defined, as one of the two is the same for all phrases "
-               "of a sample of photos")
-    elif of:
-        verdict = ("wider" if of["low"] > 0 else "narrower" if of["high"] < 0 else
-                   "no wider and no narrower beyond chance") + " where more things fit"
-        yield (f"{what}Spearman's rho {of['spearman']:+.3f}, 95% interval {of['low']:+.3f} to "
-               f"{of['high']:+.3f} over {of['items']:,} photos, one phrase of each "
-               f"({of['rho']:+.3f} over all {of['pairs']:,} phrases): {verdict}")
+    if np.isnan(of["spearman"]):
+        return (f"{what}no correlation is defined, as one of the two is the same for all phrases "
+                "of a sample of photos")
+    verdict = ("wider" if of["low"] > 0 else "narrower" if of["high"] < 0 else
+               "no wider and no narrower beyond chance")
+    return (f"{what}Spearman's rho {of['spearman']:+.3f}, 95% interval {of['low']:+.3f} to "
+            f"{of['high']:+.3f} over {of['items']:,} photos, one phrase of each ({of['rho']:+.3f} "
+            f"over all {of['pairs']:,} phrases): {verdict} where more things fit")
 
 
 # ---- a picture of phrases in their photos
@@ -377,40 +343,13 @@ def fitting_sentences(results: dict):
 WRONG = "firebrick"                   # a first box; IN_SET: a right one, OWN: the truth
 ACROSS, LETTERS = 5, 28               # photos of each kind, letters in a line above a photo
 LEGEND = "green: the box of the phrase; blue: the box found first, red where it is wrong"
-KINDS = {"the surest right boxes": LEGEND,
-         "the surest wrong boxes": f"out of reach: no proposal has an IoU of {RIGHT} with the box "
-                                   "of the phrase",
+KINDS = {"the surest of the right": LEGEND,
+         "the surest of the wrong": f"out of reach: no proposal has an IoU of {RIGHT} with the box "
+                                    "of the phrase",
          "the least sure": ""}        # what is shown, and what is said of it
 
 
-def photos_of(split: PhraseSplit) -> list[str]:
-    """The files of the photos; names of none where they are not there, as nothing but a picture
-    needs them."""
-    try:
-        return split.photos()
-    except InputError:
-        return [os.path.join(split.root, "images", f"{photo}.jpg") for photo in split.ids]
-
-
-def choose(sure: np.ndarray, right: np.ndarray, photo: np.ndarray,
-           count: int = ACROSS) -> dict[str, list[int]]:
-    """Which of Q phrases are shown, at most `count` of each of KINDS and one of each photo: {kind:
-    positions}.
-
-    sure (Q,), right (Q,) bool, photo (Q,): the same words of one photo stand in several of its
-    sentences.
-    """
-    order = np.argsort(-sure, kind="stable")
-    taken, chosen = set(), {}
-    for kind, some in zip(KINDS, (order[right[order]], order[~right[order]], order[::-1])):
-        for q in some.tolist():
-            if len(chosen.setdefault(kind, [])) < count and photo[q] not in taken:
-                chosen[kind].append(q)
-                taken.add(photo[q])
-    return {kind: positions for kind, positions in chosen.items() if positions}
-
-
-def phrase_examples(path: str, split: BoxSplit, found: Located, seen: Seen, photos: list[str],
+def phrase_examples(path: str, split: PhraseSplit, found: Located, seen: Seen, photos: list[str],
                     heading: str) -> None:
     """Draw phrases with their photos, their boxes and the calibrated probability that the first one
     is right. photos: the file of each of the N photos, which may be gone."""
@@ -424,6 +363,8 @@ def phrase_examples(path: str, split: BoxSplit, found: Located, seen: Seen, phot
         sure = f"{percent(seen.values['isotonic'][q])} sure, {outcome}"
         label = f"{wrapped(split.phrases[m], LETTERS, 2)}\n{sure}"
         return Cell(small(photos[n]), label, boxes=boxes)
-    chosen = choose(seen.values[confidence.best_name(seen.values)], seen.right, seen.owner)
+    # one of each photo, as the same words stand in several of its sentences
+    chosen = pick(seen.values[confidence.best_name(seen.values)], seen.right,
+                  dict.fromkeys(KINDS, ACROSS), seen.owner)
     draw_rows(path, heading, [Row(kind, KINDS[kind], list(map(cell, some)))
                               for kind, some in chosen.items()], ACROSS)

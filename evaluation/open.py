@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from checkpoints import Trained
-from cli import InputError
+from cli import InputError, check
 from data import Split, check_extractors, read_split
 from devices import processes
 from evaluation import bank, subjects, variances, volume
@@ -58,20 +58,19 @@ class Models(NamedTuple):
 
 
 class PostHoc(NamedTuple):
-    """Variances for points that are trained already (`variances`)."""
-    kind: str                         # volume, laplace or knn
+    """Variances for points that are trained already: options of evaluate.py, by their names."""
+    variances: str                    # volume, laplace or knn
     neighbours: int
-    train: str | None = None          # of embeddings: a file of those of training pairs
-    dev: str | None = None            # and one that the temperature is fitted on, in place of these
+    variances_from: str | None = None          # of embeddings: a file of those of training pairs
+    calibration: str | None = None    # and one that the temperature is fitted on, in place of these
 
 
 def newest_run(root: str = "runs") -> str:
     """The folder of the run whose best model is the newest. Raises InputError where there is no
     run."""
     paths = glob.glob(os.path.join(root, "**", "model_best.pt"), recursive=True)
-    if not paths:
-        raise InputError(f"no run is in {root}/; train one with train.py, or name a run folder "
-                         "with --checkpoint")
+    check(paths, f"no run is in {root}/; train one with train.py, or name a run folder with "
+                 "--checkpoint")
     return os.path.dirname(max(paths, key=os.path.getmtime))
 
 
@@ -147,35 +146,33 @@ def load_run(path: str, where: Where, first: Run | None = None, *, vocab: str | 
             raise InputError(f"{split.source} stands in another order than {first.split.source}; "
                              "an ensemble needs one split")
     refuse_phrases(split if not phrases else None, path)
-    check_fits(mine, split, path)
+    check_fits(mine, split.images, split.text, path)
     check_extractors(trained.extractors, split, mine.text_features, path)
     return Run(trained, folder, split)
-
-
-def runs_of(models: Models, where: Where):
-    """Yields the run of every model, on one split. Raises InputError as `load_run` does."""
-    first = None
-    for path in models.paths:
-        run = load_run(path, where, first, vocab=models.vocab)
-        first = first or run
-        yield run
 
 
 def members_of(models: Models, where: Where, how: How, part=lambda split: None,
                given: Variances | None = None):
     """Yields (run, member) for every model: what it made of a split, or of part(split), a Gallery;
     with the variances `given`. Raises InputError as `open_run` does."""
-    for k, run in enumerate(runs_of(models, where)):
+    first = None
+    for k, path in enumerate(models.paths):
+        run = load_run(path, where, first, vocab=models.vocab)
+        first = first or run
         images, captions = run.encode(how, part(run.split),
                                       given and Widened(run.trained.model, given.sides[k]))
         similarity = run.similarity(models.sim)
         if models.sim and images is not None:
-            try:
-                similarity.check(images, captions)
-            except ValueError as error:
-                raise InputError(
-                    f"{run.trained.path} does not fit --sim {models.sim}: {error}") from error
+            check_similarity(similarity, (images, captions), models.sim, path)
         yield run, Member(similarity, images, captions)
+
+
+def check_similarity(similarity: Similarity, sides, sim: str, path: str) -> None:
+    """Raises InputError where a similarity cannot compare the embeddings of a model or a file."""
+    try:
+        similarity.check(*sides)
+    except ValueError as error:
+        raise InputError(f"{path} does not fit --sim {sim}: {error}") from error
 
 
 def open_run(models: Models, where: Where, how: How, given: Variances | None = None) -> Subject:
@@ -222,10 +219,9 @@ def bank_of(subject: Subject, models: Models, where: Where, how: How, split: str
             size: int) -> Bank:
     """The normalisation of a subject's scores by queries of a split. Its beta is chosen on the dev
     split of the same data set. Raises InputError where the subject has no images."""
-    if not subject.has_images:
-        raise InputError(f"--bank {split} normalises scores of images and captions, and "
-                         f"{subject.name} has no images to score; leave --bank out, or give a "
-                         "split with features or photos")
+    check(subject.has_images,
+          f"--bank {split} normalises scores of images and captions, and {subject.name} has no images "
+          "to score; leave --bank out, or give a split with features or photos")
     where = whole(where, subject)
     queries = members_on(models, where, how, split,
                          lambda s: bank.draw(s.caption_image, len(s.images), size)).members
@@ -239,31 +235,46 @@ def variances_of(models: Models, where: Where, how: How, asked: PostHoc) -> Vari
     Laplace's approximation does not fit its similarity."""
     fits, own = [], where._replace(data_name=None, split="train", text_only=False)
     for path in models.paths:
-        one = models._replace(paths=[path])
-        run = next(runs_of(one, own))
-        model, similarity, owner = run.trained.model, run.similarity(
-            models.sim), run.split.caption_image
+        run, one = load_run(path, own, vocab=models.vocab), models._replace(paths=[path])
+        model, split = run.trained.model, run.split
         variances.refuse_gaussian(model.image_tower.gaussian or model.text_tower.gaussian, path,
-                                  asked.kind)
-        drawn, scale = bank.draw(owner, len(run.split.images)), None
-        if asked.kind == "volume":
-            drawn = bank.draw(owner, len(run.split.images), volume.BANK)
-            dev = members_on(one, own, how, "dev")
-            sides = volume.fit(similarity, run.encode(how, drawn)[1], owner[drawn.captions],
-                               dev.members[0].captions, dev.caption_image)
-        elif asked.kind == "knn":
-            sides = variances.fit_knn(similarity, *run.encode(how, drawn), asked.neighbours)
+                                  asked.variances)
+        fits.append(fitted(asked, path, f"{run.folder[1]} train", run.similarity(models.sim),
+                           split.caption_image, len(split.images), partial(run.encode, how),
+                           partial(members_on, one, own, how, "dev"), model))
+    return variances.gathered(asked.variances, fits)
+
+
+def fitted(asked: PostHoc, name: str, source: str, similarity: Similarity, owner: np.ndarray,
+           n_images: int, encoded, dev, model=None) -> Fit:
+    """The variances of one model, fitted to training pairs of `source`: the images, and captions
+    with the image of each, owner (M,).
+
+    encoded(drawn), encoded(drawn, view): what the model, or a view of it, makes of a part of them;
+    dev(): a Subject of other pairs, for a temperature and a volume. model: None for embeddings
+    without their model, of which all tell the volume.
+    """
+    drawn, scale = bank.draw(owner, n_images), None
+    if asked.variances == "volume":
+        drawn = bank.draw(owner, n_images, volume.BANK if model else max(n_images, len(owner)))
+        other = dev()
+        sides = volume.fit(similarity, encoded(drawn)[1], owner[drawn.captions],
+                           other.members[0].captions, other.caption_image)
+    elif asked.variances == "knn":
+        sides = variances.fit_knn(similarity, *encoded(drawn), asked.neighbours)
+    else:
+        variances.refuse_no_cosine(similarity, name)
+        scale = model and variances.scale_of(model.objective) or variances.fitted_scale(dev())
+        (drawn, owner), layers, weights = variances.pairs(drawn, owner), {}, {}
+        if model:
+            opened = Opened(model)
+            both = encoded(drawn, view=opened)
+            layers = opened.layers = processes.from_first(dict, opened.layers)
+            weights = opened.weights()
         else:
-            variances.refuse_no_cosine(similarity, path)
-            scale = variances.scale_of(model.objective) or variances.fitted_scale(
-                members_on(one, own, how, "dev")
-            )
-            (drawn, owner), opened = variances.pairs(drawn, owner), Opened(model)
-            both = run.encode(how, drawn, opened)
-            opened.layers = processes.from_first(dict, opened.layers)
-            sides = variances.fit_laplace(*both, owner, scale, opened.layers, opened.weights())
-        fits.append(Fit(path, sides, f"{run.folder[1]} train", *map(len, drawn), scale))
-    return variances.gathered(asked.kind, fits)
+            both = [Activations(e.mean, e.mean) for e in encoded(drawn)]
+        sides = variances.fit_laplace(*both, owner, scale, layers, weights)
+    return Fit(name, sides, source, *map(len, drawn), scale)
 
 
 def of_split(split: Split, name: str, folder: tuple[str, str]) -> Subject:
@@ -277,7 +288,6 @@ def of_split(split: Split, name: str, folder: tuple[str, str]) -> Subject:
 
 # ---- embeddings of any model
 
-COUNTS = {1: "one", 5: "five"}
 # What a file of embeddings may hold, and what each array is.
 ARRAYS = ("image_mean", "caption_mean", "image_log_var", "caption_log_var", "caption_image",
           "image_id", "caption_id", "image_name", "similarity", "effective_dim", "data_name",
@@ -290,22 +300,18 @@ def export(path: str, subject: Subject) -> None:
     """Writes the embeddings of one model as an .npz: means, log-variances where there are any, the
     row of each caption's image, ids where they are known, the name of the similarity with what it
     learned, and the name of the split. Raises InputError where there are no images."""
-    similarity, images, captions = subject.members[0]
-    if images is None:
-        raise InputError(f"--export: {subject.items.source} has no images beside it; export a "
-                         "split with features or photos")
+    (similarity, images, captions), items = subject.members[0], subject.items
+    check(images is not None, f"--export: {items.source} has no images beside it; export a split with "
+                              "features or photos")
     arrays = {"image_mean": images.mean, "caption_mean": captions.mean,
-              "image_log_var": images.log_var, "caption_log_var": captions.log_var}
-    arrays = {name: value.cpu().numpy() for name, value in arrays.items() if value is not None}
-    for key in ("image_id", "image_name", "caption_id"):
-        ids = getattr(subject.items, f"{key}s")
-        if ids is not None:
-            arrays[key] = np.array(ids)
-    if subject.similarity == "mls":
-        arrays["effective_dim"] = np.array(similarity.k.item())
-    arrays.update(caption_image=subject.caption_image, similarity=np.array(subject.similarity),
-                  data_name=np.array(subject.data_name), split=np.array(subject.split))
-    save_arrays(path, arrays)
+              "image_log_var": images.log_var, "caption_log_var": captions.log_var,
+              "image_id": items.image_ids, "image_name": items.image_names,
+              "caption_id": items.caption_ids,
+              "effective_dim": similarity.k.item() if subject.similarity == "mls" else None,
+              "caption_image": subject.caption_image, "similarity": subject.similarity,
+              "data_name": subject.data_name, "split": subject.split}
+    save_arrays(path, {name: x.cpu().numpy() if torch.is_tensor(x) else np.array(x)
+                       for name, x in arrays.items() if x is not None})
 
 
 def open_embeddings(path: str, where: Where, sim: str | None = None) -> Subject:
@@ -315,28 +321,21 @@ def open_embeddings(path: str, where: Where, sim: str | None = None) -> Subject:
     are not finite, and where the items are not those of the split that `where` names.
     """
     arrays = read_arrays(path, "write it with --export or np.savez")
-    unknown = next((name for name in arrays if name not in ARRAYS), None)
-    if unknown is not None:
-        near = difflib.get_close_matches(unknown, ARRAYS, 1, 0.5)
-        raise InputError(f"{path} has an array '{unknown[:40]}', which means nothing "
-                         f"here{f' (do you mean {near[0]}?)' if near else ''}; it may hold "
-                         f"{', '.join(ARRAYS)}")
+    for name in arrays:
+        near = "".join(f" (do you mean {x}?)" for x in difflib.get_close_matches(name, ARRAYS, 1, 0.5))
+        check(name in ARRAYS, f"{path} has an array '{name[:40]}', which means nothing here{near}; it "
+                              f"may hold {', '.join(ARRAYS)}")
     sides = [embedding_of(arrays, side, path) for side in ("image", "caption")]
     widths = [e.mean.shape[1] for e in sides]
-    if widths[0] != widths[1] or not widths[0]:
-        raise InputError(f"{path} has image means of width {widths[0]} and caption means of width "
-                         f"{widths[1]}; they live in one space, so the widths must be equal")
+    check(widths[0] == widths[1] > 0,
+          f"{path} has image means of width {widths[0]} and caption means of width {widths[1]}; "
+          "they live in one space, so the widths must be equal")
     name = sim or text_of(arrays, "similarity", path) or "cosine"
     similarity = named_similarity(name, arrays, path)
-    try:
-        similarity.check(*sides)
-    except ValueError as error:
-        raise InputError(f"{path} does not fit --sim {name}: {error}") from error
+    check_similarity(similarity, sides, name, path)
     subject, order = described(path, where, len(sides[0].mean), len(sides[1].mean), arrays)
     if not sim and "similarity" not in arrays:
-        unused = (
-            ", and its variances are not used" if any(e.log_var is not None for e in sides) else ""
-        )
+        unused = ", and its variances are not used" * any(e.log_var is not None for e in sides)
         subject.notes.append(f"{path} names no similarity: the cosine of the means is "
                              f"taken{unused} (--sim takes another)")
     subject.notes += lengths(path, sides, isinstance(similarity, Cosine))
@@ -352,18 +351,16 @@ def embedding_of(arrays: dict, side: str, path: str) -> Embedding:
     fits = mean is not None and mean.ndim == 2 and mean.dtype.kind in "fiu"
     if fits and log_var is not None:
         fits = log_var.shape in (mean.shape, (len(mean), 1)) and log_var.dtype.kind in "fiu"
-    if not fits:
-        shapes = ", ".join(f"{name} {value.shape} of {value.dtype}" for name,
-                           value in arrays.items()) or "nothing"
-        raise InputError(f"{path} needs {side}_mean of shape (items, D), and {side}_log_var, where "
-                         f"given, of the same shape or (items, 1), both numbers; it holds {shapes}")
+    shapes = ", ".join(f"{name} {x.shape} of {x.dtype}" for name, x in arrays.items()) or "nothing"
+    check(fits, f"{path} needs {side}_mean of shape (items, D), and {side}_log_var, where given, of "
+                f"the same shape or (items, 1), both numbers; it holds {shapes}")
     with np.errstate(over="ignore"):                        # which the next lines say in our words
         e = Embedding(*(None if x is None else torch.from_numpy(np.ascontiguousarray(x, np.float32))
                         for x in (mean, log_var)))
-    for name, x in ((f"{side}_mean", e.mean), (f"{side}_log_var", e.log_var)):
-        if x is not None and not torch.isfinite(x).all():
-            raise InputError(f"{path} holds NaN or infinity, or numbers beyond float32, in {name}; "
-                             "check the embeddings")
+    for name, x in (("mean", e.mean), ("log_var", e.log_var)):
+        check(x is None or torch.isfinite(x).all(),
+              f"{path} holds NaN or infinity, or numbers beyond float32, in {side}_{name}; check the "
+              "embeddings")
     return e
 
 
@@ -372,52 +369,31 @@ def give_variances(subject: Subject, where: Where, sim: str | None, asked: PostH
     """Gives the points of a file variances: those `given`, else as fitted to training pairs. Raises
     InputError where the file has variances of its own, or the training pairs are the same items or
     of another model."""
-    variances.refuse_gaussian(subject.gaussian, subject.name, asked.kind)
+    variances.refuse_gaussian(subject.gaussian, subject.name, asked.variances)
     elsewhere = where._replace(data_name=None, split=None)
-    train = open_embeddings(asked.train, elsewhere, sim)
+    train = open_embeddings(asked.variances_from, elsewhere, sim)
     refuse_other_kind(subject, train, "--variances_from", "give embeddings of training pairs")
+    similarity, *both = train.members[0]
     if given is None:
-        given = variances_from(train, open_embeddings(asked.dev, elsewhere, sim) if asked.dev
-                               else train, asked)
+        given = variances.gathered(asked.variances, [fitted(
+            asked, train.name, train.name, similarity, train.caption_image, train.n_images,
+            lambda drawn: [e.rows(torch.from_numpy(rows)) for e, rows in zip(both, drawn)],
+            lambda: open_embeddings(asked.calibration, elsewhere, sim) if asked.calibration else train)])
     subject.variances = given
     subject.notes += given.notes
     subject.members = [Member(m.similarity, *map(variances.widened, (m.images, m.captions), sides))
                        for m, sides in zip(subject.members, given.sides)]
 
 
-def variances_from(train: Subject, dev: Subject, asked: PostHoc) -> Variances:
-    """Variances fitted to embeddings of training pairs. The softmax of Laplace's approximation has
-    the temperature of `dev`."""
-    similarity, *both = train.members[0]
-    if asked.kind == "volume":
-        sides = volume.fit(similarity, both[1], train.caption_image, dev.members[0].captions,
-                           dev.caption_image)
-        sizes = train.n_images, len(train.caption_image)
-        return variances.gathered("volume", [Fit(train.name, sides, train.name, *sizes, None)])
-    drawn, owner, scale = bank.draw(train.caption_image, train.n_images), train.caption_image, None
-    if asked.kind == "laplace":
-        variances.refuse_no_cosine(similarity, train.name)
-        scale = variances.fitted_scale(dev)
-        drawn, owner = variances.pairs(drawn, owner)
-    images, captions = (e.rows(torch.from_numpy(rows)) for e, rows in zip(both, drawn))
-    if asked.kind == "knn":
-        sides = variances.fit_knn(similarity, images, captions, asked.neighbours)
-    else:
-        sides = variances.fit_laplace(*(Activations(e.mean, e.mean) for e in (images, captions)),
-                                      owner, scale, {}, {})
-    return variances.gathered(asked.kind,
-                              [Fit(train.name, sides, train.name, *map(len, drawn), scale)])
-
-
 def text_of(arrays: dict, name: str, path: str) -> str:
     """A single text among arrays, empty where there is none. Raises InputError where the array is
     no single text."""
     value = arrays.get(name, np.array(""))
-    if value.size != 1 or value.dtype.kind not in "US":
-        raise InputError(f"{path}: {name} must hold one text, as np.array('...'), and has shape "
-                         f"{value.shape} of {value.dtype}; write it so, or leave it out")
-    text = value.reshape(-1)[0]
-    return text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+    check(value.size == 1 and value.dtype.kind in "US",
+          f"{path}: {name} must hold one text, as np.array('...'), and has shape {value.shape} of "
+          f"{value.dtype}; write it so, or leave it out")
+    text = value.item()
+    return text.decode(errors="replace") if isinstance(text, bytes) else text
 
 
 def lengths(path: str, sides: list[Embedding], normalised: bool) -> list[str]:
@@ -461,9 +437,8 @@ def open_scores(path: str, where: Where) -> Subject:
     InputError on other shapes and types."""
     scores = read_array(path, "write it with np.save, images x captions; embeddings go to "
                         "--embeddings")
-    if scores.ndim != 2 or scores.dtype.kind != "f":
-        raise InputError(f"{path} holds {scores.dtype} of shape {scores.shape}; scores are floats, "
-                         "images x captions")
+    check(scores.ndim == 2 and scores.dtype.kind == "f",
+          f"{path} holds {scores.dtype} of shape {scores.shape}; scores are floats, images x captions")
     # it names no items: their order is that of the split
     subject, _ = described(path, where, *scores.shape, {})
     for what, lines in (("image", scores), ("caption", scores.T)):
@@ -490,84 +465,73 @@ def described(path: str, where: Where, n: int, m: int, arrays: dict) -> tuple[Su
     Else they are what the file says, else M / N captions per image, in order. Raises InputError
     where the arrays have other shapes, or other items.
     """
-    stored = text_of(arrays, "split", path)
-    name = {"val": "dev"}.get(stored, stored)
-    if where.split and name and {"val": "dev"}.get(where.split, where.split) != name:
-        raise InputError(f"--split {where.split}: {path} says that it is of the split {name}; "
-                         "leave --split out, or give a file of the other")
-    split, folder = None, (where.data_path or "data", where.data_name)
+    split, asked = text_of(arrays, "split", path), where.split or "test"
+    split = {"val": "dev"}.get(split, split)
+    check(not (where.split and split) or {"val": "dev"}.get(asked, asked) == split,
+          f"--split {asked}: {path} says that it is of the split {split}; leave --split out, or "
+          "give a file of the other")
+    folder = where.data_path or "data", where.data_name or "."
     if where.data_name:
-        split = read_split(*folder, where.split or "test", dev_images=where.dev_images or 0,
-                           text_only=True)
-        if (len(split.images), len(split.captions)) != (n, m):
-            raise InputError(f"{path} has {n} images and {m} captions, {where.data_name} "
-                             f"{where.split or 'test'} has {len(split.images)} and "
-                             f"{len(split.captions)}; they must be the same items")
-    mine = items_of(arrays, n, m, path, name, any_owner=split is not None)
-    if split:
-        order = subjects.order_like(mine, subjects.of_split(split, where.data_name))
-        subject = of_split(split, path, folder)
+        data = read_split(*folder, asked, dev_images=where.dev_images or 0, text_only=True)
+        there = len(data.images), len(data.captions)
+        check(there == (n, m), f"{path} has {n} images and {m} captions, {where.data_name} {asked} "
+                               f"has {there[0]} and {there[1]}; they must be the same items")
+        mine = items_of(arrays, n, m, path, split, any_owner=True)
+        order = subjects.order_like(mine, subjects.of_split(data, where.data_name))
+        subject = of_split(data, path, folder)
         subject.notes += order.notes
         return subject, order
+    mine = items_of(arrays, n, m, path, split)
     subject = Subject(path, "", mine.owner, n, items=mine, photos=mine.image_names,
-                      data_name=os.path.basename(path), split=mine.split or where.split or "",
-                      folder=os.path.join(where.data_path or "data", "."))
+                      data_name=os.path.basename(path), split=split or where.split or "",
+                      folder=os.path.join(*folder))
     without = n - len(np.unique(mine.owner))
     if without:
         subject.notes.append(f"{path}: {without:,} of {n:,} images have no caption and are no "
                              "queries, but in the gallery")
     if mine.assumed:
-        subject.notes.append(f"{path} does not say whose caption each is: "
-                             f"{COUNTS.get(m // n, m // n)} caption{'s' * (m != n)} per image, in "
+        subject.notes.append(f"{path} does not say whose caption each is: {m // n} per image, in "
                              "order, assumed (caption_image says it)")
     return subject, subjects.Order(np.arange(n), np.arange(m), [])
 
 
-def items_of(arrays: dict, n: int, m: int, path: str, split: str, any_owner: bool) -> subjects.Items:
+def items_of(arrays: dict, n: int, m: int, path: str, split: str,
+             any_owner: bool = False) -> subjects.Items:
     """What a file of N images and M captions says of its items. any_owner: the split says whose
     captions they are, so the file need not. Raises InputError on arrays of other shapes or
     types."""
-    says_whose = "caption_image" in arrays
-    if not says_whose and not any_owner and (not n or m % n):
-        raise InputError(f"{path} has {m} captions for {n} images and does not say whose they are; "
-                         "add caption_image, or name the split with --data_path, --data_name and "
-                         "--split")
-    owner = arrays["caption_image"] if says_whose else np.arange(m) // max(1, m // max(1, n))
-    if (
-        owner.shape != (m,)
-        or owner.dtype.kind not in "iu"
-        or not m
-        or not (0 <= owner.min() and owner.max() < n)
-    ):
-        raise InputError(f"{path}: caption_image must hold {m} whole numbers from 0 to {n - 1}, "
-                         "the row of each one's image")
-    for key, count in (("image_id", n), ("caption_id", m), ("image_name", n)):
-        kinds = "U" if key == "image_name" else "iu"
-        if key in arrays and (arrays[key].shape != (count,) or arrays[key].dtype.kind not in kinds):
-            raise InputError(f"{path}: {key} must hold {count} "
-                             f"{'names' if key == 'image_name' else 'whole numbers'}, one for "
-                             f"each, and has shape {arrays[key].shape} of {arrays[key].dtype}; "
-                             "leave it out or write it again")
-    image_ids, image_names, caption_ids = (
-        None if arrays.get(key) is None else arrays[key].tolist()
-        for key in ("image_id", "image_name", "caption_id")
-    )
-    return subjects.Items(path, owner.astype(np.int64), n, image_ids, image_names, caption_ids, None,
-                       text_of(arrays, "data_name", path), split, assumed=not says_whose)
+    assumed = "caption_image" not in arrays
+    check(any_owner or not assumed or n and m % n == 0,
+          f"{path} has {m} captions for {n} images and does not say whose they are; add "
+          "caption_image, or name the split with --data_path, --data_name and --split")
+    owner = np.arange(m) // max(1, m // max(1, n)) if assumed else arrays["caption_image"]
+    check(owner.shape == (m,) and owner.dtype.kind in "iu" and m and 0 <= owner.min() and owner.max() < n,
+          f"{path}: caption_image must hold {m} whole numbers from 0 to {n - 1}, the row of each "
+          "one's image")
+    known = {}
+    for key, count, kinds, what in (("image_id", n, "iu", "whole numbers"), ("image_name", n, "U", "names"),
+                                    ("caption_id", m, "iu", "whole numbers")):
+        if key in arrays:
+            x = arrays[key]
+            check(x.shape == (count,) and x.dtype.kind in kinds,
+                  f"{path}: {key} must hold {count} {what}, one for each, and has shape {x.shape} of "
+                  f"{x.dtype}; leave it out or write it again")
+            known[f"{key}s"] = x.tolist()
+    return subjects.Items(path, owner.astype(np.int64), n, **known, split=split, assumed=assumed,
+                          data_name=text_of(arrays, "data_name", path))
 
 
 # ---- anything
 
 def kind_of(path: str) -> str:
     """What a path holds: "embeddings", "scores" or a "run"."""
-    ending = os.path.splitext(path)[1].lower()
     if os.path.isfile(path):
         with open(path, "rb") as f:
-            start = f.read(6)
-        if start == b"\x93NUMPY":
-            ending = ".npy"
-        elif start[:2] == b"PK" and holds_arrays_only(path):
-            ending = ".npz"
+            if f.read(6) == b"\x93NUMPY":
+                return "scores"
+        if holds_arrays_only(path):
+            return "embeddings"
+    ending = os.path.splitext(path)[1].lower()
     return {".npz": "embeddings", ".npy": "scores"}.get(ending, "run")
 
 

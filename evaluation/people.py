@@ -18,17 +18,18 @@ import os
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from scipy.special import expit
+from scipy.optimize import brentq
 
 from cli import check
 from evaluation import selective
-from evaluation.ambiguity import partial_spearman
+from evaluation.ambiguity import partial_spearman, summed, word_counts
 from evaluation.assess import uncertainties, without_nan
+from evaluation.calibration import SIDES
+from evaluation.confidence import table, title
 from evaluation.posterior import answers, expected, rows_of
 from evaluation.report import number
-from evaluation.subjects import Items, Subject, score_matrix
-from evaluation.volume import Sigmoid, logistic
+from evaluation.subjects import Items, Subject, numbered, score_matrix
+from evaluation.volume import Sigmoid
 from files.reading import read_lines
 from metrics import spearman
 
@@ -39,7 +40,6 @@ FITTED = 2 ** 22                      # pairs that a map is fitted to
 LEVELS = 5                            # parts of the captions whose expected numbers are judged
 USUAL = 3.0                           # votes that a pair counts for which nobody judged
 BLOCK = 1000                          # images that are scored at once
-NAMES = {"t2i": "captions", "i2t": "images"}
 
 
 class Judged(NamedTuple):
@@ -71,12 +71,8 @@ def places(items: Items) -> tuple[dict[str, int], dict[str, int]]:
     check(items.image_names, f"{items.source} does not name its photos, and judgements do; put one "
                              "name a line into {split}_ids.txt beside the features")
     names = [os.path.basename(name) for name in items.image_names]
-    captions = items.caption_names
-    if captions is None:                         # those of a photo in their order
-        seen, captions = dict.fromkeys(names, -1), []
-        for row in items.owner:
-            seen[names[row]] += 1
-            captions.append(f"{names[row]}#{seen[names[row]]}")
+    captions = items.caption_names or [          # those of a photo in their order
+        f"{name}#{k}" for name, k in numbered((names[row],) for row in items.owner)]
     return ({name: row for row, name in enumerate(names)},
             {name: row for row, name in enumerate(captions)})
 
@@ -85,7 +81,7 @@ def read(path: str, items: Items) -> Judged:
     """The judgements of a file. Raises InputError on a line of another form, and where none is of
     the split's photos and captions."""
     photos, captions = places(items)
-    at, numbers, own, elsewhere = [], [], 0, 0
+    at, numbers = [], []
     for k, line in enumerate(read_lines(path), 1):
         photo, *rest = line.split("\t")
         try:
@@ -105,13 +101,13 @@ def read(path: str, items: Items) -> Judged:
                       f"caption of {items.source}; name the split that was judged with --data_name "
                       "and --split")
     image, caption = at[kept].T
-    shares = numbers.shape[1] == 3 and (numbers[:, 1:].sum(1) > 0).all() and np.allclose(
-        numbers[:, 0], numbers[:, 1] / np.maximum(numbers[:, 1:].sum(1), 1), atol=0.01)
-    if not shares:
+    votes = numbers[:, 1:].sum(1)                           # where there are shares
+    if numbers.shape[1] != 3 or (votes <= 0).any() or not np.allclose(
+            numbers[:, 0], numbers[:, 1] / votes, atol=0.01):
         return Judged(path, image, caption, numbers[kept], None, None, own, 1.0, elsewhere)
     of_own = float(numbers[is_own, 0].mean()) if own else 1.0
     return Judged(path, image, caption, None, numbers[kept, 1].astype(int),
-                  numbers[kept, 1:].sum(1).astype(int), own, of_own, elsewhere)
+                  votes[kept].astype(int), own, of_own, elsewhere)
 
 
 # ---- do scores order pairs as people do
@@ -136,15 +132,11 @@ def fitting(files: list[Judged], side: str, queries: int) -> np.ndarray:
     """How many items fit each query by people: the sum of opinions of its pairs, of shares of yes
     where a file has them -> (Q,), NaN where none was judged."""
     shares = [of for of in files if of.ratings is None] or files
-    total, count = np.zeros(queries), np.zeros(queries)
-    for of in shares:
-        query = of.caption if side == "t2i" else of.image
-        total += np.bincount(query, of.opinion, queries)
-        count += np.bincount(query, minlength=queries)
-    return np.where(count > 0, total, np.nan)
+    query = np.concatenate([of.caption if side == "t2i" else of.image for of in shares])
+    return summed(query, np.concatenate([of.opinion for of in shares]), queries)
 
 
-def rhos(unsure: dict[str, np.ndarray], truth: np.ndarray, words: np.ndarray | None) -> dict:
+def rhos(unsure: dict[str, np.ndarray], truth: np.ndarray) -> dict:
     """{measure: {"rho", "low", "high", "rho_given_words"}}: Spearman's correlation of measures (Q,)
     with how many fit (Q,), with 95% intervals of a bootstrap over queries, the same for all; and
     "above": the difference from that of the expected number, and its interval."""
@@ -153,38 +145,17 @@ def rhos(unsure: dict[str, np.ndarray], truth: np.ndarray, words: np.ndarray | N
              for name, x in unsure.items()}
     results = {}
     for name, x in unsure.items():
-        low, high = np.quantile(drawn[name], (0.025, 0.975))
-        results[name] = {"rho": spearman(x, truth), "low": float(low), "high": float(high)}
-        if words is not None and name != "words":
-            results[name]["rho_given_words"] = partial_spearman(x, truth, words)
+        results[name] = {"rho": spearman(x, truth), **selective.interval(drawn[name])}
+        if "words" in unsure and name != "words":
+            results[name]["rho_given_words"] = partial_spearman(x, truth, unsure["words"])
         if name != "expected":
-            low, high = np.quantile(drawn[name] - drawn["expected"], (0.025, 0.975))
             results[name]["above"] = {
-                "difference": spearman(x, truth) - spearman(unsure["expected"], truth),
-                "low": float(low), "high": float(high)}
+                "difference": results[name]["rho"] - spearman(unsure["expected"], truth),
+                **selective.interval(drawn[name] - drawn["expected"])}
     return results
 
 
 # ---- the probability that a pair fits
-
-class Fits(NamedTuple):
-    """p(a photo fits a caption) = sigmoid(slope s + log_det v + bias), s their score and v the
-    log-variance of the caption, the mean over dimensions; log_det is 0 where captions are points."""
-    slope: float
-    log_det: float
-    bias: float
-
-    def __call__(self, s, v=0.0):
-        return expit(self.slope * s + self.log_det * v + self.bias)
-
-
-def fit(s, yes, votes, v=None) -> Fits:
-    """The map of least log loss of K pairs' votes: scores (K,), log-variances (K,) or None."""
-    x = np.stack([s] if v is None else [s, v])                                      # (F, K)
-    weights, bias = logistic(torch.from_numpy(x), torch.from_numpy(yes / votes),
-                             torch.from_numpy(votes))
-    return Fits(weights[0], 0.0 if v is None else weights[1], bias)
-
 
 def halves(captions: int):
     """Yields (captions to judge, captions to fit on), (M,) bool each: one random half, then the
@@ -209,13 +180,13 @@ def probabilities(files: list[Judged], scores: np.ndarray, pair: Sigmoid,
     captions' log-variances spread (M,), too.
     """
     image, caption, yes, votes = voted(files)
-    s, v = scores[image, caption], 0.0 if spread is None else spread[caption]
+    s, v, share = scores[image, caption], 0.0 if spread is None else spread[caption], yes / votes
     single = np.concatenate([np.arange(n) < y for y, n in zip(yes, votes)])
-    maps = {"own pairs": lambda some: Fits(pair.slope, 0.0, pair.bias),
-            "shifted": lambda some: shift(pair, s[some], yes[some], votes[some]),
-            "fitted": lambda some: fit(s[some], yes[some], votes[some])}
+    maps = {"own pairs": lambda some: pair,
+            "shifted": lambda some: shift(pair, s[some], share[some], votes[some]),
+            "fitted": lambda some: Sigmoid.fit(s[some], share[some], votes[some])}
     if spread is not None:
-        maps["with Sigma"] = lambda some: fit(s[some], yes[some], votes[some], v[some])
+        maps["with Sigma"] = lambda some: Sigmoid.fit(s[some], share[some], votes[some], v[some])
     results = {}
     for name, learn in maps.items():
         p = np.empty(len(s))
@@ -228,7 +199,7 @@ def probabilities(files: list[Judged], scores: np.ndarray, pair: Sigmoid,
 
 
 def numbers(files: list[Judged], scores: np.ndarray, owner: np.ndarray,
-            spread: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, Fits]:
+            spread: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, Sigmoid]:
     """The expected number of photos that fit each caption, by a map that was fitted on the other
     half; that of people, own photos included; NaN for captions that nobody judged: (M,) each. And
     the map of all captions."""
@@ -239,12 +210,11 @@ def numbers(files: list[Judged], scores: np.ndarray, owner: np.ndarray,
     share[image, caption], weight[image, caption] = yes / votes, votes
     known = np.bincount(caption, minlength=len(owner)) > 0
 
-    def learn(some: np.ndarray) -> Fits:
+    def learn(some: np.ndarray) -> Sigmoid:
         few = np.random.default_rng(1).permutation(np.flatnonzero(some & known))
         few = few[:max(2, FITTED // len(scores))]
         v = None if spread is None else np.broadcast_to(spread, scores.shape)[:, few].ravel()
-        return fit(scores[:, few].ravel().astype(float), (share * weight)[:, few].ravel(),
-                   weight[:, few].ravel(), v)
+        return Sigmoid.fit(scores[:, few].ravel(), share[:, few].ravel(), weight[:, few].ravel(), v)
     expected = np.full(len(owner), np.nan)
     for judge, others in halves(len(owner)):
         judge = judge & known
@@ -261,63 +231,55 @@ def levels(expected: np.ndarray, people: np.ndarray) -> dict:
             for name, x in (("expected", expected), ("people", people))}
 
 
-def shift(pair: Sigmoid, s, yes, votes) -> Fits:
+def shift(pair: Sigmoid, s, share, votes) -> Sigmoid:
     """The map of own pairs with the bias that gives the mean share of yes."""
-    from scipy.optimize import brentq
-    mean = yes.sum() / votes.sum()
-    bias = brentq(lambda b: (votes * Fits(pair.slope, 0.0, b)(s)).sum() / votes.sum() - mean,
-                  -1e4, 1e4)
-    return Fits(pair.slope, 0.0, bias)
+    return pair._replace(bias=brentq(
+        lambda bias: np.average(pair._replace(bias=bias)(s) - share, weights=votes), -1e4, 1e4))
 
 
 # ---- all of it
 
 def measures(subject: Subject, side: str, t: float, pair: Sigmoid) -> dict[str, np.ndarray]:
     """What a model says of every query of one direction: the expected number of items that fit, by
-    the map of own pairs, and all that MEASURES here names, each (Q,)."""
+    the map of own pairs, log det Sigma, and what the scores say, each (Q,)."""
     queries = np.arange(len(subject.caption_image) if side == "t2i" else subject.n_images)
     rows = rows_of(subject, side, queries)
-    of = answers(rows, t)
-    values = {"expected": np.log(expected(rows, pair))} | {
-        name: getattr(of, name) for name in ("entropy", "max", "margin", "std", "posterior")}
+    of, values = answers(rows, t), {"expected": np.log(expected(rows, pair))}
     for name, spread in uncertainties(subject).items():
-        if name == NAMES[side]:
+        if name == SIDES[side][0]:
             values["log_det_query"] = spread
         else:
-            values["log_det_answer"] = spread[rows.items[of.first]]
-    return values
+            values["log_det_answer"] = spread[of.first]
+    return values | {name: getattr(of, name)
+                     for name in ("entropy", "max", "margin", "std", "posterior")}
 
 
 def judge(subject: Subject, files: list[Judged], t: dict[str, float],
-          pair: Sigmoid) -> tuple[dict, Fits | None, tuple[np.ndarray, np.ndarray] | None]:
+          pair: Sigmoid) -> tuple[dict, Sigmoid | None, list[np.ndarray] | None]:
     """What results.json holds of judgements, the map that calibration.json keeps, and the expected
     numbers and people's of all captions (`numbers`), None without votes. t: the temperatures by
     direction; pair: the probability of own pairs (`posterior.of_pairs`)."""
     scores = score_matrix(subject, BLOCK)                                           # (N, M)
     results = {"files": {os.path.basename(of.path): agreement(of, scores) for of in files}}
-    texts = subject.items.captions
-    words = None if texts is None else np.array([len(text.split()) for text in texts])
-    sides = [m.captions for m in subject.members if m.captions.log_var is not None]
-    spread = torch.stack([e.log_var.mean(1) for e in sides]).mean(0).cpu().double().numpy() if (
-        sides) else None
-    fits = count = both = None
+    words = word_counts(subject.items.captions)
+    spread = uncertainties(subject, lambda e: e.log_var.mean(1)).get("captions")
+    fits = both = None
     if any(of.votes is not None for of in files):
         results["pairs"] = probabilities(files, scores, pair, spread)
-        count, truth, fits = numbers(files, scores, subject.caption_image, spread)
-        known, both = ~np.isnan(count), (count, truth)
-        results["number"] = levels(count[known], truth[known])
-    for side, name in NAMES.items():
-        values, given = measures(subject, side, t[side], pair), None
+        *both, fits = numbers(files, scores, subject.caption_image, spread)
+        known = ~np.isnan(both[0])
+        results["number"] = levels(*(x[known] for x in both))
+    for side, (name, _) in SIDES.items():
+        values = measures(subject, side, t[side], pair)
         if side == "t2i":
-            values |= {} if count is None else {"expected_by_votes": np.log(count)}
+            values |= {"expected_by_votes": np.log(both[0])} if both else {}
             values |= {} if words is None else {"words": -words}
         truth = fitting(files, side, len(values["max"]))
         known = ~np.isnan(truth)
         if known.sum() > 2:
-            given = words[known] if side == "t2i" and words is not None else None
             results[name] = {
                 "queries": int(known.sum()), "mean": float(truth[known].mean()), "measures": rhos(
-                    {what: x[known] for what, x in values.items()}, truth[known], given)}
+                    {what: x[known] for what, x in values.items()}, truth[known])}
     return results, fits, both
 
 
@@ -325,41 +287,36 @@ def judge(subject: Subject, files: list[Judged], t: dict[str, float],
 
 MEASURES = {"expected": "expected number, by own pairs of dev",
             "expected_by_votes": "expected number, by votes on other captions",
-            "log_det_query": "log det Sigma of the query", "log_det_answer": "log det Sigma of the "
-            "first answer", "entropy": "entropy of the posterior", "max": "maximum score",
-            "margin": "margin to the second", "std": "deviation of the scores",
-            "posterior": "posterior of the answer", "words": "how few words it has"}
+            "words": "how few words it has"}                # beside those of confidence.py
 MAPS = {"own pairs": "own pairs of dev", "shifted": "the same, shifted", "fitted": "fitted to votes",
         "with Sigma": "fitted to votes, with Sigma"}
 
 
 def tables(results: dict) -> list:
-    """The tables of `judge`, as report.py has them."""
-    def cells(of, keys, kind="rho"):
-        return [number(without_nan(of.get(key)), kind) if key in of else "" for key in keys]
+    """The tables of `judge`."""
     said = [("people's judgements of pairs", [("", ["pairs", "own, left out", "tau", "of", "AUROC"])],
              [(name, [f"{of['pairs']:,}", f"{of['own']:,}", number(of["tau"]), f"tau-{of['kind']}",
                       number(without_nan(of["auroc"]), "rho")])
               for name, of in results["files"].items()])]
     if "pairs" in results:
-        keys = {"nll": "NLL", "ece": "ECE", "ece_floor": "floor", "auroc": "AUROC"}
-        said.append(("the probability that a judged pair fits, by single votes; what is fitted to "
-                     "votes sees those on other captions", [("", list(keys.values()))],
-                     [(MAPS[name], cells(of, keys)) for name, of in results["pairs"].items()]))
+        said.append(table(
+            "the probability that a judged pair fits, by single votes; what is fitted to votes sees "
+            "those on other captions",
+            {"nll": "NLL", "ece": "ECE", "ece_floor": "floor", "auroc": "AUROC"},
+            {MAPS[name]: of for name, of in results["pairs"].items()}))
         said.append(("how many photos fit a caption, its own included: fifths of the captions, by "
                      "the expected number",
                      [("", ["fewest", *[""] * (LEVELS - 2), "most"])],
                      [(label, [number(x) for x in results["number"][key]]) for key, label in (
                          ("expected", "expected, by votes on other captions"),
                          ("people", "people's"))]))
-    for side, name in NAMES.items():
+    for side, (name, _) in SIDES.items():
         if name in results:
-            keys = {"rho": "rho", "low": "95% from", "high": "to", "rho_given_words": "given words"}
-            keys = {key: head for key, head in keys.items() if side == "t2i" or "words" not in key}
-            of_all = results[name]["measures"]
-            rows = [(MEASURES[measure], cells(of_all[measure], keys))
-                    for measure in MEASURES if measure in of_all]
-            said.append((f"{name} as queries: Spearman's rho with how many fit by people "
-                         f"({results[name]['queries']:,} queries, {results[name]['mean']:.1f} on "
-                         "average)", [("", list(keys.values()))], rows))
+            columns = {"rho": "rho", "low": "95% from", "high": "to"}
+            columns |= {"rho_given_words": "given words"} if side == "t2i" else {}
+            said.append(table(
+                f"{name} as queries: Spearman's rho with how many fit by people "
+                f"({results[name]['queries']:,} queries, {results[name]['mean']:.1f} on average)",
+                columns, {MEASURES.get(measure) or title(measure, side).lstrip("-"): of
+                          for measure, of in results[name]["measures"].items()}))
     return said

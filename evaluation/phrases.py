@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from scipy import special
 
 import metrics
-from cli import InputError
+from cli import check
 from files.phrases import PhraseSplit, areas, iou
 from model import JointEmbedding
 from similarities import uncertainty
@@ -22,21 +23,6 @@ RIGHT = 0.5  # the least intersection over union of a right box with the truth
 # boxes of a phrase: (least, most) of each group
 COUNTS = {"1": (1, 1), "2": (2, 2), "more": (3, np.inf)}
 REGIONS = 4096                        # that are encoded at a time in training
-
-
-class BoxSplit(NamedTuple):
-    """What `locate` reads of a split; any object with these attributes will do."""
-    ids: list[str]                    # of the N photos
-    sizes: np.ndarray                 # (N, 2) width and height in pixels
-    boxes: np.ndarray  # (R, 4) x1, y1, x2, y2 of the proposals: 0-based pixels, ends included
-    start: np.ndarray  # (N + 1,) the proposals of photo n are rows start[n] to start[n + 1] - 1
-    phrases: list[str]                # M
-    phrase_photo: np.ndarray          # (M,) the photo of each phrase, rising
-    truth: np.ndarray  # (M, 4) the box of each phrase, which encloses all boxes of its chain
-    types: list[tuple[str, ...]]      # M, such as ("people",)
-    n_boxes: np.ndarray               # (M,) how many boxes the truth encloses
-    # (R,) bool: truth boxes among the proposals, for training; none is ranked
-    added: np.ndarray | None = None
 
 
 class Located(NamedTuple):
@@ -70,8 +56,9 @@ class Scored(NamedTuple):
     overlap: np.ndarray  # (m, P) float64: intersection over union with the truth of each phrase
 
 
-def photo_by_photo(split: BoxSplit, scores_of: ScoresOf) -> Iterator[Scored]:
-    """The photos that have phrases and proposals, each scored when its turn comes.
+def photo_by_photo(split: PhraseSplit, scores_of: ScoresOf) -> Iterator[Scored]:
+    """The photos that have phrases and proposals, each scored when its turn comes. Boxes that were
+    added for training are not ranked.
 
     scores_of(n, columns) -> (P, m): the scores of all proposals of photo n with the phrases
     `columns` (m,), higher is better. Raises InputError on scores that are not finite.
@@ -86,22 +73,21 @@ def photo_by_photo(split: BoxSplit, scores_of: ScoresOf) -> Iterator[Scored]:
         assert scores.shape == (len(rows), len(phrases)), (n, scores.shape)
         # (P, m) -> (m, P)
         scores = scores.to("cpu", torch.promote_types(scores.dtype, torch.float32)).numpy().T
-        if not np.isfinite(scores).all():
-            raise InputError(f"photo {split.ids[n]}: {metrics.NOT_FINITE}")
-        if split.added is not None:
-            ranked = ~split.added[rows]
-            rows, scores = rows[ranked], scores[:, ranked]
+        check(np.isfinite(scores).all(), f"photo {split.ids[n]}: {metrics.NOT_FINITE}")
+        ranked = ~split.added[rows]
+        rows, scores = rows[ranked], scores[:, ranked]
         if len(rows):
             yield Scored(phrases, rows, split.boxes[rows], scores,
                          iou(split.truth[phrases], split.boxes[rows]))
 
 
-def locate(split: BoxSplit, scores_of: ScoresOf, temperature: float | None = None) -> Located:
+def locate(split: PhraseSplit, scores_of: ScoresOf, temperature: float | None = None) -> Located:
     """What `located` finds, with one photo scored at a time; scores_of: see `photo_by_photo`."""
     return located(split, photo_by_photo(split, scores_of), temperature)
 
 
-def located(split: BoxSplit, photos: Iterable[Scored], temperature: float | None = None) -> Located:
+def located(split: PhraseSplit, photos: Iterable[Scored],
+            temperature: float | None = None) -> Located:
     """Rank the proposals of each photo for each of its phrases. temperature: of the posterior over
     the proposals.
 
@@ -114,23 +100,20 @@ def located(split: BoxSplit, photos: Iterable[Scored], temperature: float | None
     pixels; a ranking of boxes points at the centre of the first, with none.
     """
     m = len(split.phrase_photo)
-    rank, first = np.full(m, -1), np.full(m, -1)
-    hits, proposals = np.zeros(m, np.int64), np.zeros(m, np.int64)
-    overlap, random_iou, random_centre = np.zeros((3, m))
-    centre = np.zeros(m, bool)
-    confidences = {}
+    found = Located(*np.full((2, m), -1), np.zeros(m), np.zeros(m, bool),
+                    *np.zeros((2, m), np.int64), *np.zeros((2, m)), {})
     for photo in photos:
         p, right = photo.phrases, photo.overlap >= RIGHT
-        rank[p] = metrics.best_ranks_of_pairs(photo.scores, *np.nonzero(right))
         top = first_of(photo.scores, right)                                         # (m,)
         inside = centres_within(photo.boxes, split.truth[p])                        # (m, P)
-        first[p], hits[p], proposals[p] = photo.rows[top], right.sum(1), len(photo.rows)
-        overlap[p], centre[p] = (of[np.arange(len(p)), top] for of in (photo.overlap, inside))
-        random_iou[p], random_centre[p] = photo.overlap.mean(1), inside.mean(1)
+        values = (metrics.best_ranks_of_pairs(photo.scores, *np.nonzero(right)), photo.rows[top],
+                  *(of[np.arange(len(p)), top] for of in (photo.overlap, inside)), right.sum(1),
+                  len(photo.rows), photo.overlap.mean(1), inside.mean(1))
+        for of, value in zip(found, values):
+            of[p] = value
         for name, value in confidences_of(photo, top, temperature).items():
-            confidences.setdefault(name, np.zeros(m))[p] = value
-    return Located(rank, first, overlap, centre, hits, proposals, random_iou, random_centre,
-                   confidences)
+            found.confidences.setdefault(name, np.zeros(m))[p] = value
+    return found
 
 
 def first_of(scores: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -176,7 +159,14 @@ def confidences_of(photo: Scored, top: np.ndarray,
 
 # ---- measures
 
-def measures(found: Located, split: BoxSplit) -> dict:
+def outcomes(found: Located) -> dict[str, np.ndarray]:
+    """What the results are means of: of each phrase (M,) whether a right box is among the first 1, 5
+    and 10 and whether there is any, the pointing game and the IoU, all in [0, 1]."""
+    return {**{f"r{k}": (found.rank >= 0) & (found.rank < k) for k in metrics.RECALLS},
+            "upper": found.rank >= 0, "pointing": found.centre_in_truth, "iou": found.iou}
+
+
+def measures(found: Located, split: PhraseSplit) -> dict:
     """Results in percent: {"r1", "r5", "r10", "rsum", "upper", "pointing", "iou", "phrases",
     "photos", "by_type", "macro", "by_boxes", "chance"}.
 
@@ -186,67 +176,49 @@ def measures(found: Located, split: BoxSplit) -> dict:
     numbers above are means over phrases (micro). "chance": what proposals in random order give,
     exactly. Raises InputError where there are no phrases.
     """
-    if not len(found.rank):
-        raise InputError("there are no phrases with a box to rank proposals for; check the "
-                         "annotations of the split")
-    whole, kinds = summary(found), sorted({kind for types in split.types for kind in types})
-    by_type = {kind: summary(found, np.array([kind in types for types in split.types]))
-               for kind in kinds}
+    check(len(found.rank), "there are no phrases with a box to rank proposals for; check the "
+                           "annotations of the split")
+    values, kinds = outcomes(found), sorted({kind for types in split.types for kind in types})
+    whole, by_type = summary(values), {
+        kind: summary(values, np.array([kind in types for types in split.types])) for kind in kinds}
     macro = {key: float(np.mean([of[key] for of in by_type.values()])) for key in whole
              if key != "phrases" and kinds}
     groups = {name: (least <= split.n_boxes) & (split.n_boxes <= most)
               for name, (least, most) in COUNTS.items()}
-    return {
-        **whole,
-        "photos": len(np.unique(split.phrase_photo)),
-        "by_type": by_type,
-        "macro": macro,
-        "by_boxes": {name: summary(found, group) for name, group in groups.items() if group.any()},
-        "chance": chance(found),
-    }
+    by_boxes = {name: summary(values, group) for name, group in groups.items() if group.any()}
+    return {**whole, "photos": len(np.unique(split.phrase_photo)), "by_type": by_type,
+            "macro": macro, "by_boxes": by_boxes, "chance": chance(found)}
 
 
-def summary(found: Located, chosen: np.ndarray | slice = slice(None)) -> dict:
-    """The results of the phrases chosen (M,) bool, in percent."""
-    rank = found.rank[chosen]
-    return in_percent([np.mean((rank >= 0) & (rank < k)) for k in metrics.RECALLS], rank >= 0,
-                      found.centre_in_truth[chosen], found.iou[chosen])
-
-
-def in_percent(recalls: list, reached: np.ndarray, pointing: np.ndarray,
-               overlap: np.ndarray) -> dict:
-    """Results from the three recalls, and of each phrase (M,) whether any box is right, the
-    pointing game and IoU."""
-    recalls = {f"r{k}": float(100 * value) for k, value in zip(metrics.RECALLS, recalls)}
-    means = (float(100 * np.mean(x)) for x in (reached, pointing, overlap))
-    return {**recalls, "rsum": sum(recalls.values()),
-            **dict(zip(("upper", "pointing", "iou"), means)), "phrases": len(reached)}
+def summary(values: dict[str, np.ndarray], chosen: np.ndarray | slice = slice(None)) -> dict:
+    """The results of the phrases chosen (M,) bool, in percent, from `outcomes`."""
+    means = {name: float(100 * np.mean(of[chosen])) for name, of in values.items()}
+    return {**means, "rsum": sum(means[f"r{k}"] for k in metrics.RECALLS),
+            "phrases": len(values["upper"][chosen])}
 
 
 def chance(found: Located) -> dict:
     """The expected results of proposals in random order, in percent.
 
-    Of P proposals, c right, none of the first k is right with probability prod_{j < k} (P - c - j)
-    / (P - j).
+    Of P proposals, c right, none of the first k is right with probability C(P - c, k) / C(P, k).
     """
-    p, c, left, expected = found.proposals, found.hits, np.ones(len(found.rank)), []
-    for j in range(max(metrics.RECALLS)):
-        left = left * np.where(c > 0, np.clip((p - c - j) / np.maximum(p - j, 1), 0, 1), 1)
-        expected.append(np.mean(1 - left))
-    return in_percent([expected[k - 1] for k in metrics.RECALLS], c > 0, found.random_centre,
-                      found.random_iou)
+    p, c = found.proposals, found.hits
+    recalls = {f"r{k}": (c > 0) * (1 - special.binom(p - c, k) / special.binom(np.maximum(p, k), k))
+               for k in metrics.RECALLS}
+    return summary({**recalls, "upper": c > 0, "pointing": found.random_centre,
+                    "iou": found.random_iou})
 
 
-def largest_first(split: BoxSplit) -> dict:
+def largest_first(split: PhraseSplit) -> dict:
     """The results of ranking every photo's proposals by their area, whatever the phrase says. Boxes
     of one area tie."""
     def area(n: int, columns: np.ndarray) -> np.ndarray:
         return np.repeat(areas(split.boxes[split.start[n]:split.start[n + 1]])[:, None],
                          len(columns), 1)
-    return summary(locate(split, area))
+    return summary(outcomes(locate(split, area)))
 
 
-def rsum_by_chance(split: BoxSplit) -> float:
+def rsum_by_chance(split: PhraseSplit) -> float:
     """R@1 + R@5 + R@10 of proposals in random order, in percent."""
     def equal(n: int, columns: np.ndarray) -> np.ndarray:
         return np.zeros((split.start[n + 1] - split.start[n], len(columns)))
@@ -264,12 +236,10 @@ class PhraseScores:
     mean cosines of the first regions and phrases.
     """
 
-    def __init__(self, models: list[JointEmbedding], inputs: list[tuple], split: PhraseSplit,
-                 device, most: int = REGIONS):
-        """inputs: of each model the regions (a split's images) and the phrases (its tokens) as it
-        reads them. most: regions that are encoded at a time, of one photo at least."""
-        self.models, self.inputs, self.split = models, inputs, split
-        self.device, self.most = device, most
+    def __init__(self, models: list[tuple], split: PhraseSplit, device, most: int = REGIONS):
+        """models: each with the regions (a split's images) and the phrases (its tokens) as it reads
+        them. most: regions that are encoded at a time, of one photo at least."""
+        self.models, self.split, self.device, self.most = models, split, device, most
         self.region_log_det = np.full(len(split.boxes), np.nan)
         self.phrase_log_det = np.full(len(split.phrases), np.nan)
         self.scores, self.alike = {}, {}
@@ -282,41 +252,33 @@ class PhraseScores:
 
     @torch.no_grad()
     def encode(self, first: int) -> None:
-        """Score the photos from `first` on, as many as have `most` proposals together, at least
-        one."""
+        """Score the photos from `first` on, which has phrases, as many as have `most` proposals
+        together, at least one."""
         start = self.split.start
         after = int(np.searchsorted(start, start[first] + self.most, side="right"))
         last = max(first + 1, after - 1)
         low, high = np.searchsorted(self.split.phrase_photo, (first, last))
         rows, columns = np.arange(start[first], start[last]), np.arange(low, high)
         self.scores = {n: 0.0 for n in range(first, last)}
-        for k, (model, (images, tokens)) in enumerate(zip(self.models, self.inputs)):
+        for k, (model, images, tokens) in enumerate(self.models):
             regions = model.embed_images(images.gather(rows).to(self.device))
-            if not len(columns):
-                continue
             words, lengths = tokens.batch(columns)
             phrases = model.embed_captions(words.to(self.device), lengths)
             if not k:
-                self.keep(regions, phrases, rows, columns)
+                for e, log_det, index in ((regions, self.region_log_det, rows),
+                                          (phrases, self.phrase_log_det, columns)):
+                    if e.log_var is not None:
+                        log_det[index] = uncertainty(e).cpu().numpy()
+                self.alike = self.alike or {"regions": metrics.mean_cosine(regions.mean),
+                                            "phrases": metrics.mean_cosine(phrases.mean)}
             for n in range(first, last):
-                here = slice(*(start[[n, n + 1]] - start[first]))
-                own = slice(*(np.searchsorted(self.split.phrase_photo, (n, n + 1)) - low))
-                if own.start < own.stop:
+                here, own = slice(*(start[[n, n + 1]] - start[first])), self.split.columns(n) - low
+                if len(own):
                     scores = model.similarity(regions.rows(here), phrases.rows(own))  # (P, m)
-                    self.scores[n] = self.scores[n] + scores.float().cpu().numpy() / len(
-                        self.models)
-
-    def keep(self, regions, phrases, rows: np.ndarray, columns: np.ndarray) -> None:
-        for e, log_det, index in ((regions, self.region_log_det, rows),
-                                  (phrases, self.phrase_log_det, columns)):
-            if e.log_var is not None:
-                log_det[index] = uncertainty(e).cpu().numpy()
-        if not self.alike:
-            self.alike = {"regions": metrics.mean_cosine(regions.mean),
-                          "phrases": metrics.mean_cosine(phrases.mean)}
+                    self.scores[n] += scores.float().cpu().numpy() / len(self.models)
 
 
 def validate_phrases(model: JointEmbedding, split: PhraseSplit, tokens, device) -> dict:
     """The `measures` of a split, and "alike", the mean cosine of two regions and of two phrases."""
-    scores = PhraseScores([model], [(split.images, tokens)], split, device)
+    scores = PhraseScores([(model, split.images, tokens)], split, device)
     return {**measures(locate(split, scores), split), "alike": scores.alike}

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from cli import InputError
+from cli import InputError, check
 from files.photos import read_photo
 from files.reading import DRAWN, is_drawn
 from files.writing import atomic, output
@@ -33,9 +33,8 @@ TILE, LINE, GAP, TITLE = 2.0, 0.16, 0.14, 0.42
 def picture_file(path: str, inputs=()) -> str:
     """`path`, where a picture can be drawn. Raises InputError, before the work, where it cannot
     be."""
-    if format_of(path) not in FORMATS:
-        raise InputError(f"{path} ends in none of {', '.join(f'.{name}' for name in FORMATS)}, "
-                         "which pictures are drawn as; give it such an ending")
+    check(format_of(path) in FORMATS, f"{path} ends in none of .{', .'.join(FORMATS)}, which "
+                                      "pictures are drawn as; give it such an ending")
     return output(path, is_drawn, inputs)
 
 
@@ -111,7 +110,7 @@ def letters(families: tuple[str, ...]) -> frozenset[int]:
 def show_photo(axis, photo: Image.Image | str, frame: str | None = None, thick: float = 4) -> None:
     """Draw a photo, whole, in a square with a frame of this colour, None: a thin grey one. A word
     in its place, such as "gone", is drawn on grey."""
-    width, height = (1, 1) if isinstance(photo, str) else photo.size
+    width, height = getattr(photo, "size", (1, 1))
     if isinstance(photo, str):
         axis.set(facecolor="gainsboro", aspect="equal")
         axis.text(0.5, 0.5, photo, transform=axis.transAxes, ha="center", va="center",
@@ -154,10 +153,9 @@ def draw_rows(path: str, title: str, rows: list[Row], across: int) -> None:
     heads = [GAP + LINE * (len(heading.splitlines()) + label_lines(cells))
              for heading, cells in lines]
     height = TITLE + sum(heads) + TILE * len(lines)
-    if max(width, height) * DPI > LARGEST:
-        raise InputError(f"{path}: {len(lines):,} lines of photos make a picture of "
-                         f"{height * DPI:,.0f} pixels, and at most {LARGEST:,} can be drawn; draw "
-                         "fewer queries, or fewer photos for each")
+    check(max(width, height) * DPI <= LARGEST,
+          f"{path}: {len(lines):,} lines of photos make a picture of {height * DPI:,.0f} pixels, and "
+          f"at most {LARGEST:,} can be drawn; draw fewer queries, or fewer photos for each")
     with figure_in(path, (width, height)) as figure:
         figure.suptitle(wrapped(title, int(12 * width), 1), fontsize=10, y=1 - 0.12 / height,
                         va="top")
@@ -192,10 +190,8 @@ def draw_line(axes, heading: str, cells: list[Cell]) -> None:
 def draw_boxes(axis, size: tuple[int, int], boxes) -> None:
     """Draw the boxes of a `Cell` on a photo of this width and height. White rims show them on any
     colour; the rims come first, so that none hides a box."""
-    looks = [("white", 3.5, edges) for edges, _ in boxes] + [
-        (colour, 2, edges) for edges, colour in boxes
-    ]
-    for colour, thick, edges in looks:
+    rims = [(edges, "white", 3.5) for edges, _ in boxes]
+    for edges, colour, thick in [*rims, *((*box, 2) for box in boxes)]:
         left, top, right, bottom = (share * side - 0.5
                                     for share, side in zip(edges, (*size, *size)))
         axis.plot([left, right, right, left, left], [top, top, bottom, bottom, top], color=colour,

@@ -7,6 +7,7 @@ import numpy as np
 
 from evaluation.confidence import MEASURES, Seen, best_name, percent, title
 from evaluation.pictures import THUMBNAIL, Cell, Row, draw_rows, drawing, wrapped
+from evaluation.report import SIDES as DIRECTIONS
 from files.reading import below
 from files.tars import TarPhotos
 from inputs import Photos
@@ -14,11 +15,11 @@ from metrics import risk_coverage
 
 PICTURES = ("confidence", "confidence_examples")
 NUMBERS = "people"                    # the picture of `fitting`
-SIDES = {"t2i": "text to image", "i2t": "image to text", "phrases": "phrases to boxes"}
+SIDES = DIRECTIONS | {"phrases": "phrases to boxes"}
 LABELS = {"posterior_grouped": "posterior, summed over its image's captions",
           "overlap": "posterior, summed over the boxes at its place",
           "stacked": "logistic of all measures"}
-SHOWN = {"the surest right answers": 4, "the surest wrong answers": 3, "around the median": 3,
+SHOWN = {"the surest of the right": 4, "the surest of the wrong": 3, "around the median": 3,
          "the least sure": 3}
 FRAME = {True: "forestgreen", False: "firebrick"}                  # of right and wrong answers
 # items at each end, matches of each, photos and letters in a line
@@ -31,12 +32,14 @@ def curves(reports: dict[str, dict], path: str) -> None:
     """Recall by tenths of uncertainty, and risk by coverage: a row of pictures per side, a line per
     run.
 
-    reports: {run: {"images" | "captions": what `protocols.uncertainty_report` returns}}. Other keys
-    may stand beside these.
+    reports: {run: {"images" | "captions": what `protocols.uncertainty_report` returns}}. A side
+    that was not ranked has no recalls.
     """
-    sides = {side: {run: of[side] for run, of in reports.items()
-                    if "recall_bins" in of.get(side, ())} for side in ("images", "captions")}
-    sides = {side: runs for side, runs in sides.items() if runs}
+    sides = {}
+    for run, report in reports.items():
+        for side, of in report.items():
+            if "recall_bins" in of:
+                sides.setdefault(side, {})[run] = of
     with drawing(path, len(sides), 2, (10, 3.6 * len(sides)), tight=True) as (_, axes):
         for (left, right), (side, runs) in zip(axes, sides.items()):
             for run, of in runs.items():
@@ -161,17 +164,20 @@ def draw_risks(of: Seen, side: str, axis) -> None:
                 alignment="left")
 
 
-def pick(p: np.ndarray, right: np.ndarray) -> dict[str, list[int]]:
-    """Which of Q queries are shown, by heading: p (Q,), right (Q,) bool. No query stands under two
-    headings."""
-    order = np.argsort(-p, kind="stable")
-    hits, middle = right[order], max(0, (len(order) - 3) // 2)
-    parts = (order[hits], order[~hits], order[middle:], order[-3:])
+def pick(sure: np.ndarray, right: np.ndarray, counts: dict[str, int],
+         owner) -> dict[str, list[int]]:
+    """Which of Q queries are shown, at most so many under each heading (the keys of SHOWN, or some
+    of them) and one of each owner: sure (Q,), right (Q,) bool, owner (Q,)."""
+    order = np.argsort(-sure, kind="stable")
+    parts = dict(zip(SHOWN, (order[right[order]], order[~right[order]],
+                             order[max(0, (len(order) - 3) // 2):], order[::-1])))
     taken, chosen = set(), {}
-    for (heading, count), part in zip(SHOWN.items(), parts):
-        chosen[heading] = [q for q in part[:count].tolist() if q not in taken]
-        taken |= set(chosen[heading])
-    return {heading: queries for heading, queries in chosen.items() if queries}
+    for heading, count in counts.items():
+        for q in parts[heading].tolist():
+            if len(chosen.get(heading, ())) < count and owner[q] not in taken:
+                chosen.setdefault(heading, []).append(q)
+                taken.add(owner[q])
+    return chosen
 
 
 def examples(seen: dict[str, Seen], texts: list[str] | None, caption_image: np.ndarray,
@@ -200,7 +206,7 @@ def examples(seen: dict[str, Seen], texts: list[str] | None, caption_image: np.n
         p = of.values[best_name(of.values)]
         rows += [Row(f"{SIDES[side]}: {heading}", "",
                      [cell for q in queries for cell in cells(side, of, q, p[q])])
-                 for heading, queries in pick(p, of.right).items()]
+                 for heading, queries in pick(p, of.right, SHOWN, range(len(p))).items()]
     draw_rows(path, "How sure the model says it is of its first answer. Right is what the data "
               "pair with the query; other answers may fit too.", rows, ACROSS)
 

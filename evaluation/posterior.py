@@ -8,6 +8,7 @@ numbers, and `answers_of_both` those of both directions, with each score compute
 scores is ever held.
 """
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from scipy.special import entr
 
 from cli import check
 from evaluation.annotations import Pairs
-from evaluation.subjects import Subject, image_text, image_text_of
+from evaluation.subjects import Order, Subject
 from evaluation.volume import Sigmoid
 
 ELEMENTS = 2 ** 22                    # scores that are computed at a time, 16 MiB
@@ -31,9 +32,9 @@ SPREADS = (1e-3, 1e3)                 # bounds of a temperature, times the devia
 class Rows(NamedTuple):
     """The scores of one direction, and what they are of."""
     score: Callable[[np.ndarray], torch.Tensor]  # positions of queries (b,) -> a new (b, G) float32
-    asked: np.ndarray                 # (Q,) the position of each query in the split
-    items: np.ndarray                 # (G,) the position of each item of the gallery in the split
-    right: Pairs                      # the right items of every query, as positions in the gallery
+    asked: np.ndarray                 # (Q,) the position of each query
+    gallery: int                      # G items
+    right: Pairs                      # the right items of every query
     group: np.ndarray | None          # (G,) the image of each item; None: each is by itself
     owner: np.ndarray                 # (Q,) the image that each query belongs to
 
@@ -41,62 +42,55 @@ class Rows(NamedTuple):
     def queries(self) -> int:
         return len(self.asked)
 
-    @property
-    def gallery(self) -> int:
-        return len(self.items)
-
-    def scores(self, start: int, stop: int) -> torch.Tensor:
-        """(b, G) of queries start ... stop."""
-        return self.score(self.asked[start:stop])
-
     def some(self, chosen: np.ndarray) -> "Rows":
         """The rows of the queries at positions `chosen` (q,) among these, rising."""
         right = self.right.among(chosen, np.arange(self.gallery))
         return self._replace(asked=self.asked[chosen], right=right, owner=self.owner[chosen])
 
-    def blocks(self) -> list[tuple[int, int]]:
-        """(start, stop) of runs of queries whose scores fit into ELEMENTS."""
-        step = max(1, ELEMENTS // max(1, self.gallery))
-        return [(k, min(k + step, self.queries)) for k in range(0, self.queries, step)]
+    def blocks(self):
+        """Yields (start, scores (b, G)) of all queries, in runs whose scores fit into ELEMENTS."""
+        step = max(1, ELEMENTS // self.gallery)
+        for start in range(0, self.queries, step):
+            yield start, self.score(self.asked[start:start + step])
 
-    def right_of(self, start: int, stop: int, device) -> tuple[torch.Tensor, torch.Tensor]:
-        """(P,) queries, counted from `start`, and (P,) items that are right for them."""
-        some = slice(*np.searchsorted(self.right.query, [start, stop]))
-        return (torch.from_numpy(self.right.query[some] - start).to(device),
-                torch.from_numpy(self.right.item[some]).to(device))
+    def right_of(self, start: int, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(P,) queries, counted from `start`, and (P,) items that are right for them, of those that
+        have these scores (b, G)."""
+        some = slice(*np.searchsorted(self.right.query, [start, start + len(scores)]))
+        return (torch.from_numpy(self.right.query[some] - start).to(scores.device),
+                torch.from_numpy(self.right.item[some]).to(scores.device))
 
     def whole(self):
         """Yields (scores (b, G), which items are right (b, G) bool) of all queries, in runs."""
-        for start, stop in self.blocks():
-            scores = self.scores(start, stop)
-            right = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
-            right[self.right_of(start, stop, scores.device)] = True
+        for start, scores in self.blocks():
+            right = torch.zeros_like(scores, dtype=torch.bool)
+            right[self.right_of(start, scores)] = True
             yield scores, right
 
 
-def rows_of(subject: Subject, side: str, queries: np.ndarray | None = None,
-            images: np.ndarray | None = None) -> Rows:
+def part(subject: Subject, images: np.ndarray) -> Subject:
+    """The images at positions `images` (n,), rising, and their captions, as a subject of their
+    own."""
+    captions = np.flatnonzero(np.isin(subject.caption_image, images))
+    some = replace(subject, items=None, n_images=len(images),
+                   caption_image=np.searchsorted(images, subject.caption_image[captions]))
+    some.take(Order(images, captions, []))
+    return some
+
+
+def rows_of(subject: Subject, side: str, queries: np.ndarray | None = None) -> Rows:
     """The rows of one direction, "i2t" or "t2i": of all queries, or of those at positions `queries`
-    (q,), over all items, or over those of the images at positions `images` (n,), both rising."""
-    columns = image_text(subject.members) if subject.members else image_text_of(subject.scores)
-    owner, n = subject.caption_image, subject.n_images
-    images = np.arange(n) if images is None else images
-    captions = np.flatnonzero(np.isin(owner, images))
-    place = np.full(n, -1)
-    place[images] = np.arange(len(images))
-    i, c = (slice(None) if len(x) == size else torch.from_numpy(x)
-            for x, size in ((images, n), (captions, len(owner))))
+    (q,), rising."""
+    columns, owner, every = subject.columns, subject.caption_image, slice(None)
     if side == "t2i":
-        queries = captions if queries is None else queries
-        right = Pairs(np.arange(len(queries)), place[owner[queries]])
-        return Rows(lambda asked: columns(torch.from_numpy(asked))(i).float().T.contiguous(),
-                    queries, images, right, None, owner[queries])
-    queries = np.intersect1d(images, owner) if queries is None else queries
-    group, block = place[owner[captions]], columns(c)
-    items = np.arange(len(captions))
-    right = Pairs.of(group, items).among(place[queries], items)
-    return Rows(lambda asked: block(torch.from_numpy(asked)).float(), queries, captions, right,
-                group, queries)
+        queries = np.arange(len(owner)) if queries is None else queries
+        right = Pairs(np.arange(len(queries)), owner[queries])
+        return Rows(lambda asked: columns(torch.from_numpy(asked))(every).float().T.contiguous(),
+                    queries, subject.n_images, right, None, owner[queries])
+    queries, items = np.unique(owner) if queries is None else queries, np.arange(len(owner))
+    block, right = columns(every), Pairs.of(owner, items).among(queries, items)
+    return Rows(lambda asked: block(torch.from_numpy(asked)).float(), queries, len(owner), right,
+                owner, queries)
 
 
 # ---- the first answers
@@ -128,8 +122,8 @@ def answers(rows: Rows, temperature: float, absent: bool = False) -> Answers:
     `right` is False everywhere.
     """
     groups = None if rows.group is None else group_table(rows.group)
-    return Answers.cat(part for start, stop in rows.blocks() for part in row_answers(
-        rows.scores(start, stop), rows, start, temperature, groups, absent=absent))
+    return Answers.cat(part for start, scores in rows.blocks() for part in row_answers(
+        scores, rows, start, temperature, groups, absent=absent))
 
 
 def row_answers(scores: torch.Tensor, rows: Rows, start: int, t: float, groups,
@@ -137,7 +131,7 @@ def row_answers(scores: torch.Tensor, rows: Rows, start: int, t: float, groups,
     """Yields the answers of the queries from `start` on, some at a time; their scores (b, G) are
     overwritten."""
     for few in scores.split(max(1, CACHED // scores.shape[1])):
-        query, item = rows.right_of(start, start + len(few), few.device)
+        query, item = rows.right_of(start, few)
         if absent:
             few[query, item] = -torch.inf
         yield block_answers(few, t, query, item, groups, each, absent)
@@ -146,37 +140,31 @@ def row_answers(scores: torch.Tensor, rows: Rows, start: int, t: float, groups,
 
 @torch.no_grad()
 def answers_of_both(subject: Subject, temperature: dict[str, float],
-                    images: np.ndarray | None = None,
                     each: float | None = None) -> dict[str, tuple[Rows, Answers]]:
-    """The rows of both directions, over all items or those of `images` (n,), and their answers:
-    {"t2i" | "i2t": ...}.
+    """The rows of both directions and their answers: {"t2i" | "i2t": ...}.
 
     each: a second temperature, of `Answers.entropy_each` of image to text. Every score is computed
     once. A block has some images as its rows: all that the answers to an image need, and a part of
     the gallery of every caption.
     """
-    images = np.arange(subject.n_images) if images is None else images
-    t2i, i2t = rows_of(subject, "t2i", images=images), rows_of(subject, "i2t", images, images)
+    t2i, i2t = rows_of(subject, "t2i"), rows_of(subject, "i2t", np.arange(subject.n_images))
     groups, own = group_table(i2t.group), torch.from_numpy(t2i.right.item)
     of_images, of_captions = [], None
-    for start, stop in i2t.blocks():
-        scores, parts, step = i2t.scores(start, stop), [], max(1, CACHED // (stop - start))
+    for start, scores in i2t.blocks():
+        parts, step = [], max(1, CACHED // len(scores))
         for low in range(0, t2i.queries, step):
             few = scores[:, low:low + step].T.clone(memory_format=torch.contiguous_format)
             item = own[low:low + step] - start
-            query = torch.nonzero((item >= 0) & (item < stop - start))[:, 0]
+            query = torch.nonzero((item >= 0) & (item < len(scores)))[:, 0]
             parts.append(block_answers(few, temperature["t2i"], query.to(few.device),
                                        item[query].to(few.device)))
-        part = Answers.cat(parts)
-        part = part._replace(first=part.first + start)
-        of_captions = (
-            part
-            if of_captions is None
-            else merged(of_captions, part, start, stop - start, temperature["t2i"])
-        )
+        of_part = Answers.cat(parts)
+        of_part = of_part._replace(first=of_part.first + start)
+        of_captions = merged(of_captions, of_part, start, len(scores),
+                             temperature["t2i"]) if start else of_part
         of_images += row_answers(scores, i2t, start, temperature["i2t"], groups, each)
     # images without captions are items, no queries
-    queries = np.flatnonzero(np.isin(images, subject.caption_image))
+    queries = np.unique(subject.caption_image)
     asked = Answers(*(None if x is None else x[queries] for x in Answers.cat(of_images)))
     return {"t2i": (t2i, of_captions), "i2t": (i2t.some(queries), asked)}
 

@@ -13,8 +13,9 @@ from scipy.special import betaincinv
 
 from cli import check
 from evaluation import selective
-from evaluation.confidence import best_name, of_answers
-from evaluation.posterior import Answers, Rows, answers, expected, rows_of, within
+from evaluation.confidence import best_name, of_answers, table
+from evaluation.posterior import Rows, answers, expected, rows_of, within
+from evaluation.report import SIDES
 from evaluation.subjects import Subject
 from evaluation.volume import Sigmoid
 
@@ -22,7 +23,7 @@ SCORES = 2 ** 25  # scores that sets are counted in; of larger galleries fewer q
 METHODS = {"lac": "least mass by the posterior (LAC)", "aps": "adaptive (APS)",
            "topk": "the K best", "threshold": "score above a threshold"}
 CONFIDENT = 0.95                      # of the certificate of a threshold
-NUMBER = "expected number"
+NAMES = {"expected": "expected number"}
 
 
 def one_each(subject: Subject, side: str, seed: int = 0) -> Rows:
@@ -43,8 +44,9 @@ def one_each(subject: Subject, side: str, seed: int = 0) -> Rows:
 def blocks(rows: Rows, seed: int):
     """Yields (scores (b, G), right (b, G) bool, uniform numbers (b,)) of all rows, in runs."""
     drawn = torch.rand(rows.queries, generator=torch.Generator().manual_seed(seed))
-    for (start, stop), (scores, right) in zip(rows.blocks(), rows.whole()):
-        yield scores, right, drawn[start:stop].to(scores.device)
+    for scores, right in rows.whole():
+        yield scores, right, drawn[:len(scores)].to(scores.device)
+        drawn = drawn[len(scores):]
 
 
 def strangeness(scores: torch.Tensor, right: torch.Tensor, t: float,
@@ -145,18 +147,6 @@ def sets(dev: Subject, test: Subject, t: dict[str, float], alpha: float) -> tupl
 
 # ---- "nothing matches"
 
-def both_ways(subject: Subject, side: str, t: float, seed: int,
-              pair: Sigmoid | None = None) -> tuple[Answers, ...]:
-    """The answers to one query per image as it is, and with its right items taken out of the
-    gallery; with a probability of a pair, the expected numbers (Q,) of both, too."""
-    rows = one_each(subject, side, seed)
-    check(rows.gallery > max(np.bincount(rows.right.query)),
-          "--absent takes the right items of a query out of the gallery, which leaves none; "
-          "give more images")
-    both = answers(rows, t), answers(rows, t, absent=True)
-    return both if pair is None else (*both, expected(rows, pair), expected(rows, pair, absent=True))
-
-
 def certified_threshold(confidence: np.ndarray, rate: float) -> float:
     """The lowest threshold whose false-answer rate is certified.
 
@@ -188,14 +178,19 @@ def judge_absent(dev: Subject, test: Subject, side: str, t: float, rate: float, 
     an answer, or on `negatives` (n,), the posteriors of queries that have none. On test, its false
     answers, the share of present queries that it answers, and how many of these are right.
     """
-    here, gone, number, left = both_ways(test, side, t, 2, pair)
-    present, absent = of_answers(here) | {"expected": number}, of_answers(gone) | {"expected": left}
+    rows, others = one_each(test, side, seed=2), one_each(dev, side)
+    check(all(of.gallery > max(np.bincount(of.right.query)) for of in (rows, others)),
+          "--absent takes the right items of a query out of the gallery, which leaves none; "
+          "give more images")
+    here = answers(rows, t)
+    present, absent = (of_answers(of) | {"expected": expected(rows, pair, of is not here)}
+                       for of in (here, answers(rows, t, absent=True)))
     label = np.repeat([True, False], len(here.first))
     auroc = {name: selective.auroc(selective.levelled(np.append(value, absent[name])), label)
              for name, value in present.items()}
     best, own = best_name(auroc), negatives is not None
     if not own:
-        negatives = of_answers(both_ways(dev, side, t, seed=0)[1])[best]
+        negatives = of_answers(answers(others, t, absent=True))[best]
     threshold = certified_threshold(negatives, rate)
     answered = present[best] >= threshold
     return {"auroc": auroc, "ceiling": 1 - (1 - float(here.right.mean())) ** 2 / 2,
@@ -215,31 +210,27 @@ SIZES = {"mean_size": 1, "median_size": 0}                 # digits; all others 
 
 
 def set_tables(results: dict) -> list:
-    """Tables of `judge_sets` by direction, as report.py has them."""
-    tables = []
-    for side, title in (("t2i", "text to image"), ("i2t", "image to text")):
-        first = results[side]["lac"]
-        tables.append((
-            f"{title}: sets that hold a right answer for {100 * (1 - first['alpha']):g}% of "
-            f"{first['queries']:,} queries, one per image",
-            [("", list(COLUMNS.values()))],
-            [(METHODS[name], [f"{of[key]:.{SIZES[key]}f}" if key in SIZES else
-                              f"{100 * of[key]:.1f}".replace("nan", "-") for key in COLUMNS])
-             for name, of in results[side].items()]))
-    return tables
+    """Tables of `judge_sets` by direction."""
+    def cell(key: str, of: dict) -> str:
+        return (f"{of[key]:.{SIZES[key]}f}" if key in SIZES else
+                f"{100 * of[key]:.1f}".replace("nan", "-"))
+    return [table(f"{SIDES[side]}: sets that hold a right answer for "
+                  f"{100 * (1 - methods['lac']['alpha']):g}% of {methods['lac']['queries']:,} "
+                  "queries, one per image", COLUMNS,
+                  {METHODS[name]: of for name, of in methods.items()}, cell)
+            for side, methods in results.items()]
 
 
 def absent_sentences(results: dict):
     """What `judge_absent` found, by direction."""
     for side, of in results.items():
-        best, t = max(of["auroc"], key=of["auroc"].get), of["threshold"]
-        others = ", ".join(f"of the {NUMBER if name == 'expected' else name} {of['auroc'][name]:.3f}"
-                           for name in (t["measure"], "expected", "max") if name != best)
-        yield (f"{side}: present or absent? AUROC at best {of['auroc'][best]:.3f} "
-               f"({NUMBER if best == 'expected' else best}), {others}; no maximum score gets above "
+        auroc, t = of["auroc"], of["threshold"]
+        best = max(auroc, key=auroc.get)
+        told = ", ".join(f"{auroc[name]:.3f} ({NAMES.get(name, name)})" for name in dict.fromkeys(
+            (best, t["measure"], "expected", "max")))
+        yield (f"{side}: present or absent? AUROC at best {told}; no maximum score gets above "
                f"{of['ceiling']:.3f}, as where the first answer is wrong it stays the same")
-        right = "" if np.isnan(t["answered_right"]) else (
-            f", {100 * t['answered_right']:.1f}% of them right")
+        right = f", {100 * t['answered_right']:.1f}% of them right" * (t["answered"] > 0)
         yield (f"{side}: answering from {t['measure']} {t['value']:.3g} up gives at most "
                f"{100 * t['rate']:g}% false answers to queries without one "
                f"({100 * CONFIDENT:g}% sure, from {t['negatives']:,} of "

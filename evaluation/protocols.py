@@ -14,11 +14,19 @@ import numpy as np
 import torch
 
 import metrics
-from cli import InputError
+from cli import check
 from evaluation.annotations import Pairs, Ratings
 from evaluation.selective import levelled
-from evaluation.subjects import Gallery, Record, Subject, finite, image_text, mean_of, mean_over, within_modality
-from similarities import Cosine, Embedding
+from evaluation.subjects import (
+    Gallery,
+    Record,
+    Subject,
+    finite,
+    image_text,
+    means_only,
+    slices,
+    within_modality,
+)
 
 ROWS = 250                            # queries whose whole rows of scores are ranked at once
 ZETAS = (0, 1, 2)                     # by how many categories a match may differ (PMRP)
@@ -44,17 +52,23 @@ def recalls(subject: Subject, columns, galleries: list[Gallery], block: int, rec
     columns: scores in blocks. The ranks are kept in `record` under `name`. Raises InputError on
     scores that are not finite.
     """
-    ranks = {"i2t": np.full(subject.n_images, -1), "t2i": np.full(len(subject.caption_image), -1)}
     results = []
     for images, captions in galleries:
-        i2t, t2i = metrics.ranks_by_blocks(columns_of_gallery(columns, images, captions),
-                                           subject.caption_image[captions] - images[0], len(images),
-                                           block)
-        ranks["i2t"][images], ranks["t2i"][captions] = i2t, t2i
-        results.append(metrics.both_directions(i2t[i2t >= 0], t2i))
-    for side, rank in ranks.items():
-        record.add(name, side, rank=rank)
-    return mean_over(results)
+        ranks = metrics.ranks_by_blocks(columns_of_gallery(columns, images, captions),
+                                        subject.caption_image[captions] - images[0], len(images),
+                                        block)
+        results.append(of_ranks(subject, (images, captions), ranks, record, name))
+    return metrics.average(results)
+
+
+def of_ranks(subject: Subject, gallery, ranks, record: Record, name: str) -> dict:
+    """`metrics.both_directions` of the ranks of a gallery's images and captions, -1 for no query.
+    They are kept in `record`."""
+    for side, count, queries, rank in zip(("i2t", "t2i"), (subject.n_images, len(subject.caption_image)),
+                                          gallery, ranks):
+        record.add(name, side, count, queries, rank=rank)
+    i2t, t2i = ranks
+    return metrics.both_directions(i2t[i2t >= 0], t2i)
 
 
 def shortlist(rows, matches: Pairs, n_queries: int, keep: int) -> tuple[np.ndarray, np.ndarray]:
@@ -62,14 +76,10 @@ def shortlist(rows, matches: Pairs, n_queries: int, keep: int) -> tuple[np.ndarr
     match, (Q,), -1 where a query has no match. rows(start, stop) returns the scores of queries
     against the whole gallery."""
     kept, rank = [], np.full(n_queries, -1)
-    for start in range(0, n_queries, ROWS):
-        stop = min(start + ROWS, n_queries)
-        scores = rows(start, stop)                                                  # (b, G)
+    for some in slices(n_queries, ROWS):
+        scores = rows(some.start, some.stop)                                        # (b, G)
         kept.append(scores.topk(min(keep, scores.shape[1]), sorted=False).indices.cpu().numpy())
-        low, high = np.searchsorted(matches.query, [start, stop])
-        rank[start:stop] = metrics.best_ranks_of_pairs(
-            finite(scores.cpu().numpy()), matches.query[low:high] - start, matches.item[low:high]
-        )
+        rank[some] = metrics.best_ranks_of_pairs(finite(scores.cpu().numpy()), *matches.of_block(some))
     return np.concatenate(kept), rank
 
 
@@ -83,134 +93,111 @@ def two_stages(subject: Subject, keep: int, galleries: list[Gallery], record: Re
     of queries none of whose matches was kept. An image meets all captions that it keeps or is kept
     by at once, so a pair is scored once for both directions.
     """
-    near = mean_of([Cosine().columns(Embedding(m.images.mean), Embedding(m.captions.mean))
-                    for m in subject.members])
-    exact = image_text(subject.members)
-    ranks = {"i2t": np.full(subject.n_images, -1), "t2i": np.full(len(subject.caption_image), -1)}
-    results = []
+    near, exact, results = image_text(means_only(subject)), image_text(subject.members), []
     for images, captions in galleries:
         n, m, owner = len(images), len(captions), subject.caption_image[captions] - images[0]
-        i, c, matches = (
-            torch.from_numpy(images),
-            torch.from_numpy(captions),
-            Pairs.of(owner, np.arange(m)),
-        )
-        score, kept, rank = near(c), {}, {}
-        rows = {"i2t": lambda a, b: score(i[a:b]), "t2i": lambda a, b: near(c[a:b])(i).T}   # noqa: B023
-        for side, found, count in (("i2t", matches, n), ("t2i", matches.swapped(), m)):
-            kept[side], rank[side] = shortlist(rows[side], found, count, keep)
-        pair = {"i2t": np.arange(n)[:, None] * m + kept["i2t"],    # its number: image x m + caption
-                "t2i": kept["t2i"] * m + np.arange(m)[:, None]}
+        i, c = torch.from_numpy(images), torch.from_numpy(captions)
+        matches, score = Pairs.of(owner, np.arange(m)), near(c)
+        of_images, image_rank = shortlist(lambda a, b: score(i[a:b]), matches, n, keep)     # noqa: B023
+        of_captions, caption_rank = shortlist(lambda a, b: near(c[a:b])(i).T,               # noqa: B023
+                                              matches.swapped(), m, keep)
+        kept = {"i2t": (np.arange(n)[:, None] * m + of_images, image_rank),  # image x m + caption
+                "t2i": (of_captions * m + np.arange(m)[:, None], caption_rank)}
         # (pairs,), by image
-        wanted = np.unique(np.concatenate([numbers.ravel() for numbers in pair.values()]))
+        wanted = np.unique(np.concatenate([pair.ravel() for pair, _ in kept.values()]))
         runs = np.split(wanted % m, np.searchsorted(wanted, np.arange(1, n) * m))
-        scores = np.concatenate(
-            [exact(c[torch.from_numpy(run)])(i[k:k + 1])[0].float().cpu().numpy() for k,
-             run in enumerate(runs)])
-        final, lost = {}, {}
-        for side, numbers in pair.items():
-            fine = finite(scores[np.searchsorted(wanted, numbers)])                 # (Q, K)
-            match = owner[numbers % m] == numbers // m
+        scores = np.concatenate([exact(c[torch.from_numpy(run)])(i[k:k + 1])[0].float().cpu().numpy()
+                                 for k, run in enumerate(runs)])
+        ranks, lost = [], {}
+        for side, (pair, rank) in kept.items():
+            fine = finite(scores[np.searchsorted(wanted, pair)])                    # (Q, K)
+            match = owner[pair % m] == pair // m
             best = np.where(match, fine, -np.inf).max(1)
             inside = np.count_nonzero((fine >= best[:, None]) & ~match, axis=1)
-            final[side] = np.where(match.any(1), inside, rank[side])
-            lost[side] = float(100 * np.mean(~match.any(1)[rank[side] >= 0]))
-        ranks["i2t"][images], ranks["t2i"][captions] = final["i2t"], final["t2i"]
-        results.append(metrics.both_directions(final["i2t"][final["i2t"] >= 0], final["t2i"]))
+            ranks.append(np.where(match.any(1), inside, rank))
+            lost[side] = float(100 * np.mean(~match.any(1)[rank >= 0]))
+        results.append(of_ranks(subject, (images, captions), ranks, record, name))
         for side, share in lost.items():
             results[-1][side]["lost"] = share
-    for side, rank in ranks.items():
-        record.add(name, side, rank=rank)
-    return {**mean_over(results), "keep": keep}
+    return {**metrics.average(results), "keep": keep}
 
 
 # ---- rules with several matches
 
-def ranks_and_precisions(rows, pairs: Pairs, n_queries: int,
-                         average: bool = False) -> tuple[np.ndarray, ...]:
-    """0-based ranks (Q,) of the best match, R-precisions (Q,) and, if `average` is true, AP@R (Q,),
-    both in [0, 1].
+def r_precisions(scores: np.ndarray, query: np.ndarray, item: np.ndarray) -> np.ndarray:
+    """`metrics.r_precision` for positives given as pairs of indices; NaN for a query without."""
+    return metrics.r_precisions_of_sets(scores, [(query, item)])[0]
 
-    A query without a match gets -1 and NaN. rows(start, stop) returns the scores of queries against
-    the whole gallery; only rows with a match are scored.
+
+# What is measured of every query, from scores (Q, G) and pairs of matches: ranks and shares.
+OUTCOMES = {"rank": metrics.best_ranks_of_pairs, "rp": r_precisions, "rpc2": r_precisions,
+            "map_at_r": metrics.average_precisions_of_pairs}
+
+
+def outcomes(rows, pairs: Pairs, n_queries: int, names) -> dict[str, np.ndarray]:
+    """OUTCOMES (Q,) of these names; a query without a match gets NaN or -1.
+
+    rows(start, stop) returns the scores of queries against the whole gallery; only rows with a
+    match are scored.
     """
-    rank, precision = np.full(n_queries, -1), np.full(n_queries, np.nan)
-    averages = (np.full(n_queries, np.nan),) * average
+    found = {name: np.full(n_queries, np.nan) for name in names}
 
-    def block(start):
-        stop = min(start + ROWS, n_queries)
-        low, high = np.searchsorted(pairs.query, [start, stop])
-        if low < high:
-            scores, positives = (
-                rows(start, stop),
-                (pairs.query[low:high] - start, pairs.item[low:high]),
-            )
-            rank[start:stop] = metrics.best_ranks_of_pairs(scores, *positives)
-            precision[start:stop] = metrics.r_precisions_of_sets(scores, [positives])[0]
-            for values in averages:
-                values[start:stop] = metrics.average_precisions_of_pairs(scores, *positives)
-    in_threads(block, range(0, n_queries, ROWS))
-    return rank, precision, *averages
+    def block(some: slice):
+        query, item = pairs.of_block(some)
+        if len(query):
+            scores = rows(some.start, some.stop)
+            for name, values in found.items():
+                values[some] = OUTCOMES[name](scores, query, item)
+    in_threads(block, slices(n_queries, ROWS))
+    return found
 
 
-def in_threads(function, starts) -> None:
-    """function(start) for every start, on as many threads as torch has; numpy lets them run side by
+def in_threads(function, blocks: list[slice]) -> None:
+    """function(block) for every block, on as many threads as torch has; numpy lets them run side by
     side."""
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        list(pool.map(function, starts))
+        list(pool.map(function, blocks))
 
 
-def side_rows(scores: np.ndarray, side: str, images: np.ndarray, captions: np.ndarray):
-    """rows(start, stop) of one direction among some images and captions: the scores (b, G) of
-    queries, in float32."""
-    whole = len(images) == scores.shape[0] and len(captions) == scores.shape[1]
+def rows_of_gallery(scores: np.ndarray, queries: np.ndarray, items: np.ndarray):
+    """rows(start, stop) of some queries and items: the scores (b, G), in float32. The queries are
+    rows of `scores`."""
+    whole = scores.shape == (len(queries), len(items))
 
     def rows(a, b):
-        if side == "i2t":
-            block = scores[a:b] if whole else scores[np.ix_(images[a:b], captions)]
-        else:
-            block = (scores[:, a:b] if whole else scores[np.ix_(images, captions[a:b])]).T
+        block = scores[a:b] if whole else scores[np.ix_(queries[a:b], items)]
         return finite(np.ascontiguousarray(block, np.float32))
     return rows
 
 
 def recalls_of_matches(scores: np.ndarray, pairs: dict[str, Pairs], galleries: list[Gallery],
-                       record: Record, name: str, precision_name: str,
-                       average: bool = False) -> dict:
-    """Recalls and R-precision of i2t and t2i, or of one of them, in percent, as the mean over
+                       record: Record, name: str, *precisions: str) -> dict:
+    """Recalls and precisions of i2t and t2i, or of one of them, in percent, as the mean over
     galleries.
 
-    scores (N, M); pairs: the matches of each direction. "r1" is the share of queries whose best
-    item is a match, the precision at 1. R-precision is stored under `precision_name`, mAP@R under
-    "map_at_r" if `average` is true, and the outcome of every query in `record` under `name`. "rsum"
-    is there where both directions are. Raises InputError where no query of a direction has a match
-    in its gallery, and on scores that are not finite.
+    scores (N, M); pairs: the matches of each direction; precisions: which of OUTCOMES. "r1" is the
+    share of queries whose best item is a match, the precision at 1. The outcome of every query is
+    stored in `record` under `name`. "rsum" is there where both directions are. Raises InputError
+    where no query of a direction has a match in its gallery, and on scores that are not finite.
     """
-    results, names = [], ("rank", precision_name, *["map_at_r"] * average)
-    outcomes = {side: {key: np.full(n, np.nan) for key in names} for side,
-                n in zip(("i2t", "t2i"), scores.shape)}
+    results = []
     for images, captions in galleries:
         result = {}
-        for side in pairs:
-            queries, items = (images, captions) if side == "i2t" else (captions, images)
-            matches = pairs[side].among(queries, items) if len(galleries) > 1 else pairs[side]
-            rank, *shares = ranks_and_precisions(
-                side_rows(scores, side, images, captions), matches, len(queries), average
-            )
-            if not (rank >= 0).any():
-                raise InputError(f"no {side} query of '{name}' has a match in its gallery; give at "
-                                 "least one, or leave it out")
-            result[side] = {**metrics.summary(rank[rank >= 0]),
-                            **{key: float(100 * np.nanmean(share)) for key,
-                               share in zip(names[1:], shares)}}
-            for key, values in zip(names, (rank, *shares)):
-                outcomes[side][key][queries] = values
+        for side, matches in pairs.items():
+            matrix, queries, items = ((scores, images, captions) if side == "i2t" else
+                                      (scores.T, captions, images))
+            found = outcomes(rows_of_gallery(matrix, queries, items), matches.among(queries, items),
+                             len(queries), ("rank", *precisions))
+            rank = found["rank"][found["rank"] >= 0]
+            check(len(rank), f"no {side} query of '{name}' has a match in its gallery; give at "
+                             "least one, or leave it out")
+            result[side] = metrics.summary(rank) | {key: float(100 * np.nanmean(found[key]))
+                                                    for key in precisions}
+            record.add(name, side, len(matrix), queries, **found)
         if len(result) == 2:
             result["rsum"] = metrics.rsum(result)
         results.append(result)
-    for side in pairs:
-        record.add(name, side, **outcomes[side])
-    return mean_over(results)
+    return metrics.average(results)
 
 
 # ---- Crisscrossed Captions
@@ -229,9 +216,8 @@ def cxc_between(scores: np.ndarray, ratings: dict[str, Ratings], pairs: dict[str
     results = {name: recalls_of_matches(scores, matches, parts, record, name, "rpc2")
                for name, parts in galleries.items()}
     whole = next(iter(results.values()))
-    whole["sits"] = metrics.sampled_spearman(
-        rated.first, rated.score, scores[rated.second, rated.first], samples
-    )
+    whole["sits"] = metrics.sampled_spearman(rated.first, rated.score,
+                                             scores[rated.second, rated.first], samples)
     return results
 
 
@@ -252,20 +238,17 @@ def cxc_within(subject: Subject, ratings: dict[str, Ratings], pairs: dict[str, P
             continue
         n = len(subject.caption_image) if modality == "captions" else subject.n_images
         parts = [getattr(gallery, modality) for name in others for gallery in galleries[name]]
-        whole, folded, rated = same_modality(
-            within_modality(subject, modality), pairs[side], n, parts, ratings[kind]
-        )
-        record.add(first, side, rank=whole)
-        results[first][side] = metrics.summary(whole[whole >= 0])
+        whole, folded, rated = same_modality(within_modality(subject, modality), pairs[side], n,
+                                             parts, ratings[kind])
+        record.add(first, side, n, np.arange(n), rank=whole)
+        results[first] |= {side: metrics.summary(whole[whole >= 0]),
+                           kind: metrics.sampled_spearman(ratings[kind].first, ratings[kind].score,
+                                                          rated, samples)}
         for name in others:
-            record.add(name, side, rank=folded)
+            record.add(name, side, n, np.arange(n), rank=folded)
             ranks = [folded[part] for part in parts]
-            results[name][side] = metrics.average(
-                [metrics.summary(rank[rank >= 0]) for rank in ranks]
-            )
-        results[first][kind] = metrics.sampled_spearman(
-            ratings[kind].first, ratings[kind].score, rated, samples
-        )
+            results[name][side] = metrics.average([metrics.summary(rank[rank >= 0])
+                                                   for rank in ranks])
     return results
 
 
@@ -280,28 +263,19 @@ def same_modality(columns, pairs: Pairs, n: int, parts: list[np.ndarray], rating
     that are not finite.
     """
     whole, folded = np.full(n, -1), np.full(n, -1)
-    rated, part_of, score = (
-        np.full(len(ratings.first), np.nan),
-        np.full(n, -1),
-        columns(slice(None)),
-    )
-    for k, part in enumerate(parts):
-        part_of[part] = k
-    for start in range(0, n, 2 * ROWS):
-        stop = min(start + 2 * ROWS, n)
-        scores = finite(score(slice(start, stop)).cpu().numpy())                    # (b, n)
+    rated, score = np.full(len(ratings.first), np.nan), columns(slice(None))
+    for block in slices(n, 2 * ROWS):
+        start, stop = block.start, block.stop
+        scores = finite(score(block).cpu().numpy())                                 # (b, n)
         here = np.flatnonzero((ratings.first >= start) & (ratings.first < stop))
         rated[here] = scores[ratings.first[here] - start, ratings.second[here]]
-        scores[np.arange(stop - start), np.arange(start, stop)] = -np.inf
-        low, high = np.searchsorted(pairs.query, [start, stop])
-        matches = pairs.query[low:high] - start, pairs.item[low:high]
-        whole[start:stop] = metrics.best_ranks_of_pairs(scores, *matches)
-        for k in np.unique(part_of[start:stop][part_of[start:stop] >= 0]):
-            rows = np.flatnonzero(part_of[start:stop] == k)
-            inside = Pairs(*matches).among(rows, parts[k])
-            folded[start + rows] = metrics.best_ranks_of_pairs(
-                scores[np.ix_(rows, parts[k])], *inside
-            )
+        np.fill_diagonal(scores[:, block], -np.inf)
+        matches = pairs.of_block(block)
+        whole[block] = metrics.best_ranks_of_pairs(scores, *matches)
+        for part in parts:
+            queries = part[(part >= start) & (part < stop)] - start
+            folded[start + queries] = metrics.best_ranks_of_pairs(
+                scores[np.ix_(queries, part)], *matches.among(queries, part))
     return whole, folded, rated
 
 
@@ -317,34 +291,24 @@ def pmrp(scores: np.ndarray, codes: np.ndarray, caption_image: np.ndarray, galle
     "zeta0", "zeta1", "zeta2", "queries"}, "t2i": ...}. Raises InputError where a gallery has no
     image with an instance, and on scores that are not finite.
     """
-    results, shown = [], codes.any(1)
-    number = codes.astype(np.float32)
-    values = {(side, zeta): np.full(n, np.nan) for side, n in zip(("i2t", "t2i"), scores.shape)
-              for zeta in ZETAS}
+    results, shown, number = [], codes.any(1), codes.astype(np.float32)
     for images, captions in galleries:
         images, captions = images[shown[images]], captions[shown[caption_image[captions]]]
-        if not len(images) or not len(captions):
-            raise InputError("no image of a gallery has an instance; give the instances of these "
-                             "images with --instances")
-        result = {}
-        shows = {"images": number[images], "captions": number[caption_image[captions]]}
-        for side, queries, of_queries, of_items in (
-            ("i2t", images, shows["images"], shows["captions"]),
-            ("t2i", captions, shows["captions"], shows["images"]),
-        ):
-            precisions = precisions_of_categories(
-                side_rows(scores, side, images, captions), of_queries, of_items
-            )
-            for zeta, precision in zip(ZETAS, precisions):
-                values[side, zeta][queries] = precision
-            means = {f"zeta{zeta}": float(100 * np.nanmean(values[side, zeta][queries]))
-                     for zeta in ZETAS}
+        check(len(images) and len(captions), "no image of a gallery has an instance; give the "
+                                             "instances of these images with --instances")
+        of_images, of_captions, result = number[images], number[caption_image[captions]], {}
+        for side, matrix, queries, items, of_queries, of_items in (
+                ("i2t", scores, images, captions, of_images, of_captions),
+                ("t2i", scores.T, captions, images, of_captions, of_images)):
+            precisions = precisions_of_categories(rows_of_gallery(matrix, queries, items),
+                                                  of_queries, of_items)
+            means = {f"zeta{zeta}": float(100 * np.nanmean(precision))
+                     for zeta, precision in zip(ZETAS, precisions)}
             result[side] = {"pmrp": float(np.mean(list(means.values()))), **means,
                             "queries": len(queries)}
+            record.add(name, side, len(matrix), queries, pmrp=precisions.mean(0))
         results.append(result)
-    for side in ("i2t", "t2i"):
-        record.add(name, side, pmrp=np.mean([values[side, zeta] for zeta in ZETAS], 0))
-    return mean_over(results)
+    return metrics.average(results)
 
 
 def precisions_of_categories(rows, of_queries: np.ndarray, of_items: np.ndarray) -> np.ndarray:
@@ -353,18 +317,16 @@ def precisions_of_categories(rows, of_queries: np.ndarray, of_items: np.ndarray)
     gallery."""
     result, twice, size = np.empty((len(ZETAS), len(of_queries))), -2 * of_items.T, of_items.sum(1)
 
-    def block(start):
-        here = of_queries[start:start + ROWS]                                       # (b, K)
+    def block(some: slice):
+        here = of_queries[some]                                                     # (b, K)
         distance = here @ twice                                             # (b, G), exact integers
         distance += size
         distance += here.sum(1)[:, None]
         query, item = np.nonzero(distance <= max(ZETAS))
         far = distance[query, item]
         sets = [(query[far <= zeta], item[far <= zeta]) for zeta in ZETAS]
-        result[:, start : start + ROWS] = metrics.r_precisions_of_sets(
-            rows(start, start + len(here)), sets
-        )
-    in_threads(block, range(0, len(of_queries), ROWS))
+        result[:, some] = metrics.r_precisions_of_sets(rows(some.start, some.stop), sets)
+    in_threads(block, slices(len(of_queries), ROWS))
     return result
 
 
@@ -379,25 +341,21 @@ def neighbours(subject: Subject, codes: np.ndarray, k: int = 10) -> dict[str, fl
     fewer than two are left.
     """
     shown = np.flatnonzero(codes.any(1))
-    k = min(k, len(shown) - 1)
-    if k < 1:
-        raise InputError("neighbours among images need two images with instances; give the "
-                         "instances with --instances")
-    score, number = within_modality(subject,
-                                    "images")(torch.from_numpy(shown)), codes[shown].astype(
-        np.float32)
-    size, near, chance = number.sum(1), 0.0, 0.0
-    for start in range(0, len(shown), ROWS):
-        rows = np.arange(start, min(start + ROWS, len(shown)))
-        scores = finite(score(torch.from_numpy(shown[rows])).cpu().numpy())         # (b, n)
-        shared = number[rows] @ number.T
-        jaccard = shared / (size[rows, None] + size - shared)                       # (b, n)
-        scores[np.arange(len(rows)), rows] = -np.inf
+    n, number = len(shown), codes[shown].astype(np.float32)
+    check(n > 1, "neighbours among images need two images with instances; give the instances with "
+                 "--instances")
+    score, size, k = within_modality(subject, "images")(torch.from_numpy(shown)), number.sum(1), min(k, n - 1)
+    near = chance = 0.0
+    for block in slices(n, ROWS):
+        scores = finite(score(torch.from_numpy(shown[block])).cpu().numpy())        # (b, n)
+        shared = number[block] @ number.T
+        jaccard = shared / (size[block, None] + size - shared)                      # (b, n)
+        np.fill_diagonal(scores[:, block], -np.inf)
         nearest = np.argpartition(-scores, k - 1, axis=1)[:, :k]                    # (b, k)
         near += np.take_along_axis(jaccard, nearest, 1).mean(1).sum()
-        chance += ((jaccard.sum(1) - 1) / (len(shown) - 1)).sum()
-    return {"jaccard": 100 * float(near) / len(shown), "chance": 100 * float(chance) / len(shown),
-            "k": k, "images": len(shown)}
+        chance += ((jaccard.sum(1) - 1) / (n - 1)).sum()
+    return {"jaccard": 100 * float(near) / n, "chance": 100 * float(chance) / n, "k": k,
+            "images": n}
 
 
 def eccv(scores: np.ndarray, pairs: dict[str, Pairs], record: Record) -> dict:
@@ -407,7 +365,7 @@ def eccv(scores: np.ndarray, pairs: dict[str, Pairs], record: Record) -> dict:
     finite.
     """
     gallery = Gallery(*map(np.arange, scores.shape))
-    result = recalls_of_matches(scores, pairs, [gallery], record, "eccv", "rp", average=True)
+    result = recalls_of_matches(scores, pairs, [gallery], record, "eccv", "rp", "map_at_r")
     return {side: {name: result[side][name] for name in ("r1", "rp", "map_at_r", "queries")}
             for side in pairs}
 

@@ -4,6 +4,8 @@ side by side.
 A table is (title, groups of columns, rows): groups [(heading, [column, ...])], rows [(label, [cell,
 ...])]. Cells are text.
 """
+from itertools import islice
+
 from files.reading import holds_keys
 
 is_comparison = holds_keys("runs", "groups", "comparisons")
@@ -38,18 +40,15 @@ def number(value, name: str = "") -> str:
     return f"{value:,}" if name in ("queries", "without") else f"{value:.3f}" if name == "rho" else f"{value:.1f}"
 
 
-def tables(runs: dict[str, dict], similarities: dict[str, str] | None = None,
-           chance: dict | None = None) -> list:
-    """Tables of the "protocols" of one or several results, {name of the run: protocols}.
-
-    similarities: what ranked the items, by run. chance: what a random order gives, {"full" |
-    "folds5": numbers}.
-    """
-    all_tables = table_of_pairs(runs, similarities or {}, chance or {})
+def tables(runs: dict[str, dict]) -> list:
+    """Tables of one or several results, {name of the run: what results.json holds}: their
+    "protocols", with the "similarity" that ranked the items and the "chance" of a random order."""
+    runs = {label(run, "", len(runs) > 1): of for run, of in runs.items()}
+    all_tables = table_of_pairs(runs)
     for name, title in TITLES.items():
-        results = {run: p[name] for run, p in runs.items() if p.get(name)}
-        all_tables += table_of_matches(title, results, len(runs) > 1)
-        all_tables += table_of_ratings(title, results, len(runs) > 1)
+        results = {run: of["protocols"][name] for run, of in runs.items()
+                   if of["protocols"].get(name)}
+        all_tables += table_of_matches(title, results) + table_of_ratings(title, results)
     return all_tables
 
 
@@ -58,50 +57,45 @@ def label(run: str, text: str, several: bool) -> str:
     return f"{run}: {text}" if several else text
 
 
-def table_of_pairs(runs: dict[str, dict], similarities: dict[str, str], chance: dict) -> list:
+def table_of_pairs(runs: dict[str, dict]) -> list:
     """The table of recalls of the original pairs, and of a random order; none where there are no
-    such recalls."""
-    def titled(name: str, run: str) -> str:
-        similarity = name in ("full", "folds5") and similarities.get(run)
-        return label(run, f"{ROWS[name]}, {similarity}" if similarity else ROWS[name],
-                     len(runs) > 1)
-
+    such recalls. runs: results by how a row of each begins."""
     def cells(p: dict) -> list[str]:
         return [*(number(p[side][key]) for side in ("i2t", "t2i") for key in RECALLS),
                 number(p["rsum"])]
 
-    rows = [(titled(name, run), cells(p[name])) for name in ROWS for run,
-            p in runs.items() if name in p]
-    rows += [(f"chance{', five folds' if name == 'folds5' else ''}", cells(p)) for name,
-             p in chance.items()]
+    rows = []
+    for name, title in ROWS.items():
+        for run, of in runs.items():
+            if name in of["protocols"]:
+                by = of.get("similarity") if name in ("full", "folds5") else None
+                rows.append((run + ", ".join(filter(None, [title, by])), cells(of["protocols"][name])))
+    chance = next(iter(runs.values())).get("chance", {})
+    rows += [(f"chance{', five folds' * (name == 'folds5')}", cells(p)) for name, p in chance.items()]
     heads = [NAMES[key] for key in RECALLS]
     return [("", [*((SIDES[side], heads) for side in ("i2t", "t2i")), ("", ["rsum"])],
              rows)] if rows else []
 
 
-def table_of_matches(title: str, results: dict[str, dict], several: bool) -> list:
-    """The table of one protocol, {run: numbers by direction}: a row per direction and run; none
-    without numbers."""
+def table_of_matches(title: str, results: dict[str, dict]) -> list:
+    """The table of one protocol, numbers by direction: a row per direction and run; none without
+    numbers."""
     keys = {key for p in results.values() for side in SIDES for key in p.get(side, ())}
     if not keys:
         return []
     keys = sorted(keys, key=list(NAMES).index)
-    sums = ", ".join(label(run, number(p["rsum"]), several) for run,
-                     p in results.items() if "rsum" in p)
-    rows = [(label(run, SIDES[side], several),
-             [number(p[side][key], key) if key in p[side] else "" for key in keys])
+    sums = ", ".join(f"{run}{number(p['rsum'])}" for run, p in results.items() if "rsum" in p)
+    rows = [(run + SIDES[side], [number(p[side][key], key) if key in p[side] else "" for key in keys])
             for side in SIDES for run, p in results.items() if side in p]
-    return [(title + (f"; rsum {sums}" if sums else ""), [("", [NAMES[key] for key in keys])],
-             rows)]
+    return [(title + (f"; rsum {sums}" if sums else ""), [("", [NAMES[key] for key in keys])], rows)]
 
 
-def table_of_ratings(title: str, results: dict[str, dict], several: bool) -> list:
+def table_of_ratings(title: str, results: dict[str, dict]) -> list:
     """The table of the rank correlations of one protocol with ratings; none where there are
     none."""
     kinds = [kind for kind in RATINGS if any(kind in p for p in results.values())]
-    rows = [(run if several else "Spearman's rho",
-             [spread(p[kind]) if kind in p else "" for kind in kinds]) for run,
-            p in results.items()]
+    rows = [(f"{run}Spearman's rho", [spread(p[kind]) if kind in p else "" for kind in kinds])
+            for run, p in results.items()]
     return [(f"{title}: rank correlation with the ratings, mean and deviation of bootstrap samples",
              [("", [RATINGS[kind] for kind in kinds])], rows)] if kinds else []
 
@@ -118,21 +112,19 @@ def comparisons(pairs: list[dict]) -> list:
     bool, "metrics": {name: ...}}]."""
     results = []
     for pair in pairs:
-        rows = [(name, [number(m["a"]), number(m["b"]), f"{m['difference']:+.2f}",
-                        f"{m['low']:+.2f} to {m['high']:+.2f}", p_value(m)]) for name,
-                m in pair["metrics"].items()]
+        rows = []
+        for name, m in pair["metrics"].items():
+            # where no sample was on the other side, p is the least that so many samples can tell
+            p = f"{'<= ' * m.get('least', False)}{m['p']:.4f}"
+            rows.append((name, [number(m["a"]), number(m["b"]), f"{m['difference']:+.2f}",
+                                f"{m['low']:+.2f} to {m['high']:+.2f}", p]))
         over = pair.get("over", "images")
         if max(pair["seeds"]) > 1:
             over += f" and {pair['seeds'][0]} pairs of seeds" if pair["pairs"] else " and seeds"
-        results.append((f"{pair['b']} less {pair['a']}, paired bootstrap over {over}", [("", [
-            "first", "second", "difference", "95% interval", "p"])], rows))
+        heads = ["first", "second", "difference", "95% interval", "p"]
+        results.append((f"{pair['b']} less {pair['a']}, paired bootstrap over {over}",
+                        [("", heads)], rows))
     return results
-
-
-def p_value(m: dict) -> str:
-    """p of a bootstrap. Where no sample was on the other side, p is at most the least that so many
-    samples can tell."""
-    return f"{'<= ' * m.get('least', False)}{m['p']:.4f}"
 
 
 def doubts(pairs: list[dict]):
@@ -171,24 +163,17 @@ def foreign_words(data_name: str, u: dict) -> str:
 def text(table) -> str:
     """A table for a terminal."""
     title, columns, rows = table
-    heads = [name for _, names in columns for name in names]
-    first = max(len(row[0]) for row in rows)
-    widths = [
-        max(6, *(len(cell) for cell in column))
-        for column in zip(heads, *(cells for _, cells in rows))
-    ]
+    rows = [("", [name for _, names in columns for name in names]), *rows]
+    first = max(len(name) for name, _ in rows)
+    widths = [2 + max(6, *map(len, column)) for column in zip(*(cells for _, cells in rows))]
     lines = [title] if title else []
     if any(heading for heading, _ in columns):
-        spans, at = [], 0
+        left, spans = iter(widths), " " * first
         for heading, names in columns:
-            spans.append(f"{heading:^{sum(widths[at:at + len(names)]) + 2 * len(names)}}")
-            at += len(names)
-        lines.append((" " * first + "".join(spans)).rstrip())
-    for name, cells in (("", heads), *rows):
-        lines.append(
-            f"{name:{first}}"
-            + "".join(f"{cell:>{width + 2}}" for cell, width in zip(cells, widths))
-        )
+            spans += f"{heading:^{sum(islice(left, len(names)))}}"
+        lines.append(spans)
+    for name, cells in rows:
+        lines.append(f"{name:{first}}" + "".join(map("{:>{}}".format, cells, widths)))
     return "\n".join(line.rstrip() for line in lines)
 
 

@@ -1,9 +1,9 @@
 """How well a confidence tells right answers from wrong ones, and how far a probability can be taken
 at its word.
 
-Every function takes one number per query: confidence (Q,), where more is surer, or a probability p
-(Q,) in [0, 1], and right (Q,) bool: whether the query's first answer is right. Shares are in [0,
-1].
+Every function takes arrays of one number per query: confidence (Q,), where more is surer, or a
+probability p (Q,) in [0, 1], and right (Q,) bool: whether the query's first answer is right. Shares
+are in [0, 1].
 """
 import numpy as np
 import torch
@@ -28,27 +28,23 @@ def levelled(values) -> np.ndarray:
     Q. That is above the rounding of some hundred queries, where a tie counts, and joins few by
     chance however many there are.
     """
-    values = np.asarray(values)
-    order = np.argsort(values, kind="stable")
+    order, result = np.argsort(values, kind="stable"), np.empty_like(values)
     rising = values[order].astype(float)
     begins = np.append(True, ~(np.diff(rising) <= rising.std() / (100 * len(rising))))
-    result = np.empty_like(values)
-    first = np.maximum.accumulate(np.where(begins, np.arange(len(rising)), 0))
-    result[order] = values[order][first]
+    result[order] = rising[begins][begins.cumsum() - 1]
     return result
 
 
 def auroc(confidence, right) -> float:
     """The chance that a right answer has more confidence than a wrong one; ties count half. NaN
     where one is missing."""
-    right = np.asarray(right, dtype=bool)
     return float(aurocs(confidence, right, np.ones((1, len(right))))[0])
 
 
 def aurocs(confidence, right, weights, owner=None) -> np.ndarray:
     """`auroc` under each row of weights (S, Q), or (S, N) of the images that owner (Q,) names ->
     (S,)."""
-    confidence, order = np.asarray(confidence), np.argsort(confidence, kind="stable")
+    order = np.argsort(confidence, kind="stable")
     hit, miss = order[right[order]], order[~right[order]]        # right and wrong ones, rising
     low, high = (np.searchsorted(confidence[miss], confidence[hit], side)
                  for side in ("left", "right"))
@@ -73,7 +69,6 @@ def abstention_nauc(confidence, values) -> float:
     each query, of the rest are averaged. The area under that curve is given from flat (0) to that
     of an order by the values themselves (1). NaN where the two are the same.
     """
-    values = np.asarray(values, dtype=float)
     n = len(values)
     left_out = [min(round(rate * n), n - 1) for rate in RATES]
 
@@ -93,8 +88,8 @@ def coverage_at_risk(confidence, right, risk: float = 0.1) -> float:
     Queries of equal confidence are answered together.
     """
     order = np.argsort(confidence, kind="stable")[::-1]
-    ranked = np.asarray(confidence)[order]
-    wrong, answered = np.cumsum(~np.asarray(right, dtype=bool)[order]), np.arange(1, len(order) + 1)
+    ranked = confidence[order]
+    wrong, answered = np.cumsum(~right[order]), np.arange(1, len(order) + 1)
     whole = np.append(ranked[1:] != ranked[:-1], True)      # the last of those with this confidence
     return float(answered[whole & (wrong <= risk * answered)].max(initial=0) / len(order))
 
@@ -106,7 +101,7 @@ def steady_fall(confidence, right) -> tuple[float, float]:
     rho is -1 where R@1 falls from every bin to the next. R2 is that of a straight line through the
     bins' recalls.
     """
-    report = recall_in_bins(-np.asarray(confidence), right)
+    report = recall_in_bins(-confidence, right)
     recall, rho = report["recall"], report["rho"]
     if np.isnan(rho):
         return rho, rho
@@ -114,45 +109,15 @@ def steady_fall(confidence, right) -> tuple[float, float]:
     return rho, float(-rho * r ** 2)
 
 
-def brier(p, right) -> float:
-    """The mean squared distance of the probability from what happened."""
-    return float(np.mean((np.asarray(p) - np.asarray(right, dtype=float)) ** 2))
-
-
-def nll(p, right) -> float:
-    """The mean negative log-likelihood of what happened, in nats."""
-    p = np.clip(p, LEAST, 1 - LEAST)
-    return float(-np.mean(np.log(np.where(right, p, 1 - p))))
-
-
-def calibration_error(p, right) -> float:
-    """ECE: the mean distance of mean probability and share of right answers in bins of equal
-    mass."""
-    return float(_errors(np.asarray(p, float), np.asarray(right, float)[None])[0])
-
-
-def calibration_floor(p) -> float:
-    """The ECE that a perfectly calibrated p would show with so few queries: its mean where right
-    answers are drawn with these probabilities."""
-    p, rng = np.asarray(p, float), np.random.default_rng(0)
-    return float(_errors(p, (rng.random((DRAWS, len(p))) < p).astype(float)).mean())
-
-
 def _parts(p: np.ndarray) -> list[np.ndarray]:
     """The positions of each bin of equal mass, from the least p (Q,)."""
     return [part for part in np.array_split(np.argsort(p, kind="stable"), BINS) if len(part)]
 
 
-def _errors(p: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """ECE of p (Q,) under each row of right (S, Q) -> (S,)."""
-    return sum(abs(p[part].sum() - right[:, part].sum(1)) for part in _parts(p)) / len(p)
-
-
 def reliability(p, right) -> dict:
     """Mean probability, share of right answers and size of each bin of equal mass, for a
     reliability diagram."""
-    p, right = np.asarray(p, float), np.asarray(right, float)
-    parts = _parts(p)
+    p, parts = p.astype(float), _parts(p)
     return {"p": [float(p[part].mean()) for part in parts],
             "right": [float(right[part].mean()) for part in parts],
             "queries": list(map(len, parts))}
@@ -164,7 +129,7 @@ def ranking(confidence, right) -> dict:
     AURC, its value in random order ("aurc_flat") and the excess over a perfect order ("e_aurc") are
     in percent, as `metrics.risk_coverage` has them.
     """
-    risk = risk_coverage(-np.asarray(confidence), right)
+    risk = risk_coverage(-confidence, right)
     rho, minus_s_r2 = steady_fall(confidence, right)
     return {"auroc": auroc(confidence, right), "aurc": risk["area"],
             "aurc_flat": risk["area_random"], "e_aurc": risk["area"] - risk["area_best"],
@@ -174,10 +139,25 @@ def ranking(confidence, right) -> dict:
 
 
 def probability(p, right) -> dict:
-    """What a probability is judged by beyond `ranking`: Brier score, NLL, ECE and the floor of the
-    ECE."""
-    return {"brier": brier(p, right), "nll": nll(p, right), "ece": calibration_error(p, right),
-            "ece_floor": calibration_floor(p), "mean": float(np.mean(p))}
+    """What a probability is judged by beyond `ranking`.
+
+    Brier score: the mean squared distance from what happened. NLL: the mean negative log-likelihood
+    of that, in nats. ECE: the mean distance of mean probability and share of right answers in bins
+    of equal mass. Its floor: the ECE that a perfectly calibrated p would show with so few queries,
+    its mean where right answers are drawn with these probabilities. And the mean of p.
+    """
+    p, rng = p.astype(float), np.random.default_rng(0)
+    happened = np.clip(np.where(right, p, 1 - p), LEAST, 1 - LEAST)
+    rows = np.concatenate([right[None], rng.random((DRAWS, len(p))) < p])       # (1 + DRAWS, Q)
+    errors = sum(abs(p[part].sum() - rows[:, part].sum(1)) for part in _parts(p)) / len(p)
+    return {"brier": float(np.mean((p - right) ** 2)), "nll": float(-np.log(happened).mean()),
+            "ece": float(errors[0]), "ece_floor": float(errors[1:].mean()), "mean": float(p.mean())}
+
+
+def interval(draws: np.ndarray) -> dict[str, float]:
+    """{"low", "high"}: the 95% interval of the samples of a bootstrap."""
+    low, high = np.percentile(draws, [2.5, 97.5])
+    return {"low": float(low), "high": float(high)}
 
 
 def auroc_differences(confidences: dict[str, np.ndarray], right, owner,
@@ -193,11 +173,8 @@ def auroc_differences(confidences: dict[str, np.ndarray], right, owner,
     weights = np.empty((SAMPLES, n), np.float32)            # how often each sample has each image
     for row in weights:
         row[:] = np.bincount(rng.integers(n, size=n), minlength=n)
-    right = np.asarray(right, dtype=bool)
     draws = {name: aurocs(of, right, weights, owner) for name, of in confidences.items()}
+    known = ~np.isnan(draws[pairs[0][0]])       # the others are samples where all are right, or wrong
     point = {name: auroc(of, right) for name, of in confidences.items()}
-    results = {}
-    for a, b in pairs:
-        low, high = np.nanpercentile(draws[a] - draws[b], [2.5, 97.5])
-        results[a, b] = {"difference": point[a] - point[b], "low": float(low), "high": float(high)}
-    return results
+    return {(a, b): {"difference": point[a] - point[b], **interval((draws[a] - draws[b])[known])}
+            for a, b in pairs}

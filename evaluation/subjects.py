@@ -7,9 +7,11 @@ ensemble meet each other: where both sides know their `Items`, by ids, names or 
 compared and put in one order. Differences are reported. Where nothing can be compared, the report
 says what is assumed, so that a number is never about other items than those named.
 """
+import itertools
 import os
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +19,7 @@ import torch
 
 import metrics
 from cli import InputError, check, reason
+from evaluation.annotations import Index
 from evaluation.encode import Gallery
 from inputs import Photos
 from similarities import Cosine, Embedding, Similarity
@@ -37,6 +40,14 @@ class Items:
     split: str = ""                   # "dev" for val; nothing where it is not known
     assumed: bool = False           # `owner` is a guess: as many captions for every image, in order
     caption_names: list[str] | None = None    # M names NAME#K: caption K, from 0, of photo NAME
+
+    @cached_property
+    def image_index(self) -> Index:
+        return Index(self.image_ids, "image", self.source)
+
+    @cached_property
+    def caption_index(self) -> Index:
+        return Index(self.caption_ids, "caption", self.source)
 
 
 class Order(NamedTuple):
@@ -69,12 +80,12 @@ def order_like(mine: Items, theirs: Items) -> Order:
     check(here == there, f"{mine.source} has {here[0]} images and {here[1]} captions where what it "
                          f"meets has {there[0]} and {there[1]} of {theirs.source}; compare runs on "
                          "the same split with --data_name and --split")
-    one = not (mine.data_name and theirs.data_name) or mine.data_name == theirs.data_name
-    check(not (mine.split and theirs.split and one) or mine.split == theirs.split,
+    foreign = unlike(mine.data_name, theirs.data_name)
+    check(foreign or not unlike(mine.split, theirs.split),
           f"{mine.source} is of the {mine.split} split and {theirs.source} of the {theirs.split} "
           f"split of {mine.data_name or theirs.data_name or 'some data'}; they must be about the "
           "same items, so give both of one split")
-    notes, rows = [], np.arange(mine.n_images)
+    notes, rows, columns = [], np.arange(mine.n_images), np.arange(len(mine.owner))
     if mine.captions is not None and mine.captions == theirs.captions and np.array_equal(mine.owner, theirs.owner):
         for kind in ("image_ids", "caption_ids"):     # SCAN numbers rows where VSE++ has COCO's ids
             ids, others = getattr(mine, kind), getattr(theirs, kind)
@@ -82,71 +93,67 @@ def order_like(mine: Items, theirs: Items) -> Order:
                 notes.append(f"{mine.source} and {theirs.source} have other "
                              f"{kind.replace('_', ' ')}; their captions are the same word for "
                              "word, so the items are taken for the same")
-        return Order(rows, np.arange(len(mine.owner)), notes)
-    names = alike(mine.image_names, theirs.image_names)
-    known = (("ids", mine.image_ids, theirs.image_ids), ("names", *names))
+        return Order(rows, columns, notes)
+    unknown = []                                            # what no name tells the order of
+    by_names = alike(mine.image_names, theirs.image_names)
+    known = {"ids": (mine.image_ids, theirs.image_ids), "names": by_names}
     images = matched(mine, theirs, "image", known, notes)
-    rows = rows if images is None else images
-    place = np.empty(len(rows), np.int64)                             # of each of mine among theirs
-    place[rows] = np.arange(len(rows))
-    known = (("ids", mine.caption_ids, theirs.caption_ids), ("texts", *texts(mine, theirs, place)))
+    if images is None:
+        unknown.append("images")
+    else:
+        rows = images
+    place = np.argsort(rows)                                # (N,) of each of mine among theirs
+    known = {"ids": (mine.caption_ids, theirs.caption_ids),
+             "texts": (numbered(place[mine.owner], mine.captions),
+                       numbered(theirs.owner, theirs.captions))}
     captions = matched(mine, theirs, "caption", known, notes)
-    if captions is None and not mine.assumed:
-        wrong = np.flatnonzero(place[mine.owner] != theirs.owner)
-        if len(wrong):
-            raise InputError(f"{mine.source} gives {len(wrong)} of its {len(mine.owner)} captions "
-                             f"to other images than {theirs.source}, the first is caption "
-                             f"{wrong[0] + 1}, and has no caption ids by which they could be put "
-                             "in order; add caption_id, or evaluate it by itself and compare "
-                             "only what is of the same split in one order")
-    columns = np.arange(len(mine.owner)) if captions is None else captions
-    refuse_half_moved(mine, theirs, images, captions)
-    moved = captions is not None and (place[mine.owner[columns]] != theirs.owner).any()
-    check(mine.assumed or not moved,
-          f"{mine.source} and {theirs.source} name the same captions and give some of them to "
-          "different images; one of the two is wrong about whose captions they are, so they cannot "
-          "be compared: compare runs on the same split")
+    if captions is None:
+        unknown.append("captions")
+    else:
+        columns = captions
+    if mine.assumed:
+        check(len(unknown) != 1 or Order(rows, columns, []).same,
+              f"{mine.source} has its {'images' if captions is None else 'captions'} in another "
+              f"order than {theirs.source}, by their ids or names, and does not say which "
+              f"{''.join(unknown)} they belong to; add caption_image, whose caption each is, or "
+              f"the ids of the {''.join(unknown)}")
+    else:
+        wrong = np.flatnonzero(place[mine.owner[columns]] != theirs.owner)
+        check(not len(wrong), f"{mine.source} gives {len(wrong)} of its {len(columns)} captions to "
+                              f"other images than {theirs.source}: one of the two is wrong about "
+                              "whose they are, or no ids tell the order of its captions; compare "
+                              "runs on the same split, or add caption_id")
+        if unknown == ["images"]:
+            unknown = []                   # the same captions, of images that must be the same, too
     notes += contradictions(mine, theirs, rows, columns)
-    unknown = [what for what, order in (("images", images), ("captions", captions))
-               if order is None]
-    if unknown == ["images"] and not mine.assumed:
-        unknown = []                       # the same captions, of images that must be the same, too
-    if unknown and mine.data_name and theirs.data_name and mine.data_name != theirs.data_name:
-        raise InputError(f"{mine.source} is of {mine.data_name} and {theirs.source} of "
-                         f"{theirs.data_name}, and no ids tell that their {' and '.join(unknown)} "
-                         "are the same; compare what is of one data set, or give both ids")
+    if foreign:
+        check(not unknown, f"{mine.source} is of {mine.data_name} and {theirs.source} of "
+                           f"{theirs.data_name}, and no ids tell that their "
+                           f"{' and '.join(unknown)} are the same; compare what is of one data "
+                           "set, or give both ids")
+        notes.append(f"{mine.source} is of {mine.data_name} and {theirs.source} of "
+                     f"{theirs.data_name}; what else is known of their items agrees, so they are "
+                     "taken for the same")
     if unknown:
         notes.append(f"{mine.source} does not say which {' and '.join(unknown)} it is about: those "
                      f"of {theirs.source} in their order, assumed")
     return Order(rows, columns, notes)
 
 
-def refuse_half_moved(mine: Items, theirs: Items, images: np.ndarray | None,
-                      captions: np.ndarray | None) -> None:
-    """Raises InputError where one side is in another order and nothing says what it belongs to on
-    the other side."""
-    for what, order, others, there in (("images", images, "captions", captions),
-                                       ("captions", captions, "images", images)):
-        if (
-            mine.assumed
-            and there is None
-            and order is not None
-            and (order != np.arange(len(order))).any()
-        ):
-            raise InputError(f"{mine.source} has its {what} in another order than {theirs.source}, "
-                             f"by their ids or names, and does not say which {others} they belong "
-                             "to; add caption_image, whose caption each is, or the ids of the "
-                             f"{others}")
+def unlike(one: str, other: str) -> bool:
+    """Whether two names are known and differ."""
+    return bool(one and other) and one != other
 
 
-def matched(mine: Items, theirs: Items, what: str, kinds, notes: list[str]) -> np.ndarray | None:
+def matched(mine: Items, theirs: Items, what: str, known: dict[str, tuple],
+            notes: list[str]) -> np.ndarray | None:
     """The rows of mine in the order of theirs, by the first kind of name that both have; None where
     both have none.
 
-    kinds: (what the names are, mine, theirs), names of one kind each. Adds to `notes` where rows
-    move. Raises InputError where mine lacks an item of theirs, or has a name twice.
+    known: {kind: (names of mine, of theirs)}. Adds to `notes` where rows move. Raises InputError
+    where mine lacks an item of theirs, or has a name twice.
     """
-    for kind, names, others in kinds:
+    for kind, (names, others) in known.items():
         if names is None or others is None:
             continue
         if list(names) == list(others):
@@ -156,13 +163,14 @@ def matched(mine: Items, theirs: Items, what: str, kinds, notes: list[str]) -> n
         if absent or len(row) < len(names):
             lacks = f"the {what}s, as it names some twice"
             if absent:
-                first = reason(ValueError(first_of(absent[0])), 60)
-                lacks = f"{len(absent)} of its {len(others)} {what}s, the first is {first}"
+                first = absent[0][1] if kind == "texts" else absent[0]
+                lacks = (f"{len(absent)} of its {len(others)} {what}s, the first is "
+                         f"{reason(ValueError(first), 60)}")
             raise InputError(f"{mine.source} is about other items than {theirs.source}: by their "
                              f"{kind} it lacks {lacks}; compare runs on the same split, and give "
                              "embeddings of it")
-        rows = np.array([row[name] for name in others], np.int64)
-        moved = int((rows != np.arange(len(rows))).sum())
+        rows = np.array([row[name] for name in others])
+        moved = np.count_nonzero(rows != np.arange(len(rows)))
         if moved:
             notes.append(f"{mine.source}: {moved:,} of {len(rows):,} {what}s stood in another "
                          f"order and were put in that of {theirs.source} by their {kind}")
@@ -180,21 +188,17 @@ def contradictions(mine: Items, theirs: Items, rows: np.ndarray, columns: np.nda
     ):
         if names is None or others is None:
             continue
-        unlike = [(names[k], name) for k, name in zip(order, others) if letters(names[k])
-                  != letters(name)]
-        if len(unlike) > len(others) / 10:
-            first, second = (reason(ValueError(str(name)), 40) for name in unlike[0])
+        pairs = [(names[k], name) for k, name in zip(order, others)
+                 if letters(names[k]) != letters(name)]
+        if len(pairs) > len(others) / 10:
+            first, second = (reason(ValueError(name), 40) for name in pairs[0])
             raise InputError(f"{mine.source} and {theirs.source} have the same ids and other "
-                             f"{what}, {len(unlike)} of {len(others)}, as '{first}' and "
+                             f"{what}, {len(pairs)} of {len(others)}, as '{first}' and "
                              f"'{second}': they are other items; compare runs on the same split")
-        if unlike:
-            notes.append(f"{mine.source} and {theirs.source} have other {what} in {len(unlike)} of "
+        if pairs:
+            notes.append(f"{mine.source} and {theirs.source} have other {what} in {len(pairs)} of "
                          f"{len(others)} places; their ids agree, so the items are taken for the "
                          "same")
-    if mine.data_name and theirs.data_name and mine.data_name != theirs.data_name:
-        notes.append(f"{mine.source} is of {mine.data_name} and {theirs.source} of "
-                     f"{theirs.data_name}; what else is known of their items agrees, so they are "
-                     "taken for the same")
     return notes
 
 
@@ -202,11 +206,6 @@ def letters(name) -> str:
     """The letters and digits of a name, in small letters: the captions of one data set come in
     several spellings."""
     return "".join(filter(str.isalnum, str(name).lower()))
-
-
-def first_of(name) -> str:
-    """A name as messages show it; of a `numbered` caption its text."""
-    return str(name[1] if isinstance(name, tuple) else name)
 
 
 def alike(mine: list[str] | None, theirs: list[str] | None) -> tuple:
@@ -218,24 +217,10 @@ def alike(mine: list[str] | None, theirs: list[str] | None) -> tuple:
     return tuple(short) if all(len(set(names)) == len(names) for names in short) else (mine, theirs)
 
 
-def texts(mine: Items, theirs: Items, place: np.ndarray) -> tuple:
-    """Names of captions on both sides, (image, text, count of equal ones before it); None twice
-    where a side has no texts. place (N,): the row among theirs of each image of mine."""
-    if mine.captions is None or theirs.captions is None:
-        return None, None
-    images = place[mine.owner].tolist()                         # (M,) of each caption, among theirs
-    return numbered(zip(images, mine.captions)), numbered(
-        zip(theirs.owner.tolist(), theirs.captions)
-    )
-
-
-def numbered(names) -> list[tuple]:
-    """Each name with how many equal ones stand before it."""
-    count, results = Counter(), []
-    for name in names:
-        results.append((*name, count[name]))
-        count[name] += 1
-    return results
+def numbered(owner: np.ndarray, texts: list[str] | None) -> list[tuple] | None:
+    """Names of captions (M,): (image, text, count of equal ones before it); None without texts."""
+    count = defaultdict(itertools.count)
+    return texts and [(*key, next(count[key])) for key in zip(owner.tolist(), texts)]
 
 
 # ---- what is evaluated
@@ -303,6 +288,11 @@ class Subject:
         self.bank = self.bank and self.bank.take(rows)
 
     @property
+    def columns(self):
+        """The scores between images and captions, in blocks."""
+        return image_text(self.members) if self.scores is None else image_text_of(self.scores)
+
+    @property
     def has_images(self) -> bool:
         return self.scores is not None or all(m.images is not None for m in self.members)
 
@@ -315,27 +305,22 @@ class Subject:
 def refuse_other_kind(subject: Subject, other: Subject, option: str, instead: str) -> None:
     """Raises InputError where two files are of the same items, or of embeddings that are not of one
     model. option: the one that names the other file; instead: what to do."""
-    def kind(s: Subject):
-        return s.similarity, [(m.images.mean.shape[1], m.images.log_var is None,
-                               m.captions.log_var is None) for m in s.members]
-    if kind(subject) != kind(other):
-        raise InputError(f"{option} {other.name} ({other.similarity}, {widths(other)}) is of "
-                         f"another model than {subject.name} ({subject.similarity}, "
-                         f"{widths(subject)}); give embeddings of the same model")
+    mine, theirs = kind(subject), kind(other)
+    check(mine == theirs, f"{option} {other.name} ({theirs}) is of another model than "
+                          f"{subject.name} ({mine}); give embeddings of the same model")
     for name in ("image_ids", "image_names"):
-        ours, theirs = (getattr(s.items, name) for s in (subject, other))
-        if ours is not None and theirs is not None and set(ours) & set(theirs):
-            raise InputError(f"{option} {other.name} and {subject.name} share "
-                             f"{len(set(ours) & set(theirs)):,} images; {instead}")
-    if os.path.realpath(other.name) == os.path.realpath(subject.name):
-        raise InputError(f"{option} {other.name} is the file to be judged; {instead}")
+        shared = set(getattr(subject.items, name) or ()) & set(getattr(other.items, name) or ())
+        check(not shared, f"{option} {other.name} and {subject.name} share {len(shared):,} images; "
+                          f"{instead}")
+    check(os.path.realpath(other.name) != os.path.realpath(subject.name),
+          f"{option} {other.name} is the file to be judged; {instead}")
 
 
-def widths(subject: Subject) -> str:
-    if not subject.members:
-        return "scores"
-    m = subject.members[0]
-    return f"D = {m.images.mean.shape[1]}, {'Gaussian' if subject.gaussian else 'points'}"
+def kind(subject: Subject) -> str:
+    """What a file holds: its similarity, and the width and the variances of its embeddings."""
+    return ", ".join([subject.similarity, *(
+        f"{'points' if e.log_var is None else 'Gaussians'} of {e.mean.shape[1]} numbers"
+        for m in subject.members for e in (m.images, m.captions))])
 
 
 class Record(dict):
@@ -345,30 +330,27 @@ class Record(dict):
     Ranks are 0-based, all other numbers are shares in [0, 1].
     """
 
-    def add(self, protocol: str, side: str, **values) -> None:
-        """Keep one number per query for each name; negative numbers mean that a query does not
-        count."""
+    def add(self, protocol: str, side: str, count: int, queries: np.ndarray, **values) -> None:
+        """Keep one number for each name of the queries (q,) among `count`; negative numbers mean
+        that a query does not count."""
         for name, value in values.items():
-            value = np.asarray(value, float)
-            self[protocol, side, name] = np.where(value < 0, np.nan, value)
+            whole = self.setdefault((protocol, side, name), np.full(count, np.nan))
+            whole[queries] = np.where(value < 0, np.nan, value)
 
     def totals(self, caption_image: np.ndarray, n_images: int) -> dict:
         """{metric: (total (N,), count (N,))} per image, as `metrics.paired_bootstrap` takes it;
         percent and 1-based ranks."""
         totals = {}
         for (protocol, side, name), value in self.items():
-            owner = np.arange(n_images) if side in ("i2t", "i2i") else caption_image
             known = ~np.isnan(value)
-            numbers = {name: 100 * value}
+            value = value[known]
+            owner = (np.arange(n_images) if side[0] == "i" else caption_image)[known]
+            numbers, count = {name: 100 * value}, np.bincount(owner, minlength=n_images)
             if name == "rank":
-                numbers = {f"r{k}": 100.0 * (value < k) for k in metrics.RECALLS} | {
-                    "meanr": value + 1
-                }
+                numbers = {f"r{k}": 100 * (value < k) for k in metrics.RECALLS}
+                numbers["meanr"] = value + 1
             for key, number in numbers.items():
-                totals[f"{protocol} {side} {key}"] = tuple(
-                    np.bincount(owner[known], x[known].astype(float), n_images)
-                    for x in (number, np.ones(len(value)))
-                )
+                totals[f"{protocol} {side} {key}"] = np.bincount(owner, number, n_images), count
         return totals
 
 
@@ -388,6 +370,12 @@ def mean_of(columns: list):
 def image_text(members: list[Member]):
     """Scores between images and captions, in blocks: those of one model, or the mean of several."""
     return mean_of([m.similarity.columns(m.images, m.captions) for m in members])
+
+
+def means_only(subject: Subject) -> list[Member]:
+    """The members as points, compared by the cosine: the row that shows what the variances do."""
+    return [Member(Cosine(), Embedding(m.images.mean), Embedding(m.captions.mean))
+            for m in subject.members]
 
 
 def image_text_of(scores: np.ndarray):
@@ -435,13 +423,18 @@ def score_matrix(subject: Subject, block: int) -> np.ndarray:
     several matches need."""
     if subject.scores is not None:
         return subject.scores
-    columns, n, m = image_text(subject.members), subject.n_images, len(subject.caption_image)
+    columns, n, m = subject.columns, subject.n_images, len(subject.caption_image)
     scores = np.empty((n, m), np.float32)
-    for c in (slice(k, min(k + 5 * block, m)) for k in range(0, m, 5 * block)):
+    for c in slices(m, 5 * block):
         score = columns(c)
-        for i in (slice(k, min(k + block, n)) for k in range(0, n, block)):
+        for i in slices(n, block):
             scores[i, c] = score(i).cpu().numpy()
     return scores
+
+
+def slices(n: int, block: int) -> list[slice]:
+    """0, ..., n - 1 in blocks."""
+    return [slice(k, min(k + block, n)) for k in range(0, n, block)]
 
 
 def finite(block: np.ndarray) -> np.ndarray:
@@ -463,8 +456,3 @@ def folds(subject: Subject) -> list[Gallery]:
     starts, owner = range(0, 5 * FOLD, FOLD), subject.caption_image
     return [Gallery(np.arange(k, k + FOLD), np.flatnonzero((owner >= k) & (owner < k + FOLD)))
             for k in starts]
-
-
-def mean_over(results: list[dict]) -> dict:
-    """The mean over galleries; the numbers themselves where there is one gallery."""
-    return metrics.average(results) if len(results) > 1 else results[0]

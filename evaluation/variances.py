@@ -30,7 +30,7 @@ from cli import InputError, check
 from evaluation.posterior import masses, rows_of, sample_scores, temperature
 from evaluation.subjects import Gallery, Subject, Variances
 from losses import InfoNCE
-from model import JointEmbedding, Tower, in_float32
+from model import JointEmbedding, Tower
 from similarities import Cosine, Embedding, Similarity, unit
 
 LEAST = 1e-14         # a variance per dimension; rounding of unit vectors in float32 makes as much
@@ -76,7 +76,7 @@ def around(tower: Tower, layer: str | None, *batch) -> tuple[Embedding, Activati
     None stands for a linear layer behind the tower whose matrix is the identity: both are the
     embedding's mean."""
     encoded, seen = watched(tower, [layer] if layer else [], *batch)
-    e = in_float32(encoded).embedding
+    e = encoded.embedding
     return e, Activations(*(x.float() for x in seen.get(layer, (e.mean, e.mean))))
 
 
@@ -320,13 +320,13 @@ def scale_of(objective) -> dict[str, float] | None:
     """The scale of the logits by direction where a model was trained with InfoNCE, else None."""
     if isinstance(objective, InfoNCE):
         scale = float(objective.log_scale.detach().clamp(max=math.log(100)).exp())
-        return {"i2t": scale, "t2i": scale}
+        return dict.fromkeys(("i2t", "t2i"), scale)
     return None
 
 
 def fitted_scale(subject: Subject) -> dict[str, float]:
     """The scale of the logits by direction: the temperature of a softmax over the gallery
-    (`calibration.temperature`, every right pair by itself). Raises InputError where there is
+    (`posterior.temperature`, every right pair by itself). Raises InputError where there is
     none."""
     try:
         return {side: temperature(*sample_scores(rows_of(subject, side)), each=True)
@@ -364,42 +364,29 @@ class Fit(NamedTuple):
 
 def gathered(kind: str, fits: list[Fit]) -> Variances:
     """The variances of all members, and what results.json says of them."""
-    sides = {side: [fit.sides[k] for fit in fits] for k, side in enumerate(("images", "captions"))}
-    notes = []
+    sides, notes = dict(zip(("images", "captions"), zip(*(fit.sides for fit in fits)))), []
     if kind == "knn":
         how = {"neighbours": sides["images"][0].neighbours}
     elif kind == "volume":
-        how = {"of_photo": [list(x.of_photo) for x in sides["images"]]}
+        how = {"of_photo": [x.of_photo[:2] for x in sides["images"]]}
         notes = [f"{fit.name}: captions of one photo of dev lie no nearer to each other than to those "
                  "of others, so that these variances say nothing of how many photos fit"
-                 for fit, x in zip(fits, sides["images"]) if x.of_photo.slope <= 0]
+                 for fit, (slope, _) in zip(fits, how["of_photo"]) if slope <= 0]
     else:
         how = {"damping": {side: [x.damping for x in of] for side, of in sides.items()},
                "scale": {side: [fit.scale[side] for fit in fits] for side in ("i2t", "t2i")}}
         notes = [f"{fit.name}: the {side} end in no linear layer that is known, so their variances "
                  "are those of a linear layer behind them that has the identity as its matrix"
                  for k, fit in enumerate(fits) for side, of in sides.items() if of[k].layer is None]
-    return Variances(
-        [fit.sides for fit in fits],
-        {
-            "kind": kind,
-            **how,
-            **{
-                name: [getattr(fit, name) for fit in fits]
-                for name in ("fitted_on", "images", "captions")
-            },
-        },
-        notes,
-    )
+    told = {name: [getattr(fit, name) for fit in fits]
+            for name in ("fitted_on", "images", "captions")}
+    return Variances([fit.sides for fit in fits], {"kind": kind, **how, **told}, notes)
 
 
-def widened(e: Embedding | None, side) -> Embedding | None:
+def widened(e: Embedding, side) -> Embedding:
     """Embeddings of which nothing but themselves is known, with variances."""
-    if e is None:
-        return None
     return e._replace(
-        log_var=torch.cat([side.log_var(part, part.mean, part.mean) for part in e.split(ROWS)])
-    )
+        log_var=torch.cat([side.log_var(part, part.mean, part.mean) for part in e.split(ROWS)]))
 
 
 def sentence(report: dict) -> str:
@@ -409,13 +396,13 @@ def sentence(report: dict) -> str:
         f"{n:,} images and {m:,} captions of {name}"
         for n, m, name in zip(report["images"], report["captions"], report["fitted_on"])))
     if report["kind"] == "volume":
-        return (f"variances: the share that an item covers of the photos of {on}; the scores are "
-                "those of the points")
-    if report["kind"] == "knn":
-        return (f"variances: the scatter of the {report['neighbours']} nearest items of the other "
-                f"modality among {on}; the scores are those of the points")
-    damping, scale = ([" and ".join(f"{x:.3g}" for x in values)
-                       for values in report[name].values()] for name in ("damping", "scale"))
-    return ("variances: Laplace's approximation of the last linear layers on {}: lambda {} for "
-            "images and {} for captions, scale of the logits {} (image to text) and {}; the scores "
-            "are those of the points".format(on, *damping, *scale))
+        how = f"the share that an item covers of the photos of {on}"
+    elif report["kind"] == "knn":
+        how = (f"the scatter of the {report['neighbours']} nearest items of the other modality "
+               f"among {on}")
+    else:
+        numbers = [" and ".join(f"{x:.3g}" for x in values)
+                   for name in ("damping", "scale") for values in report[name].values()]
+        how = ("Laplace's approximation of the last linear layers on {}: lambda {} for images and "
+               "{} for captions, scale of the logits {} (image to text) and {}".format(on, *numbers))
+    return f"variances: {how}; the scores are those of the points"

@@ -27,39 +27,42 @@ ELEMENTS = 2 ** 26    # scores that are computed at a time, 256 MiB
 # ---- the probability of a pair, from its score
 
 class Sigmoid(NamedTuple):
-    """p = sigmoid(slope x + bias)."""
+    """p(a photo fits a caption) = sigmoid(slope s + bias + log_det v), s their score and v the mean
+    log-variance of the caption; log_det is 0 where captions are points."""
     slope: float
     bias: float
+    log_det: float = 0.0
 
-    def __call__(self, x):
-        return (self.slope * x + self.bias).sigmoid()
+    def __call__(self, s, v=0.0) -> Tensor:
+        return torch.as_tensor(self.slope * s + self.bias + self.log_det * v).sigmoid()
 
     @classmethod
-    def fit(cls, x: torch.Tensor, right: torch.Tensor) -> "Sigmoid":
-        """The least mean log loss (Platt 1999) of x (K,), of which `right` (K,) are. Raises
-        InputError as `logistic` does."""
-        weights, bias = logistic(x[None], right)
-        return cls(weights[0], bias)
+    def fit(cls, s, right, votes=None, v=None) -> "Sigmoid":
+        """The least mean log loss (Platt 1999) of K pairs with scores s and, if given, log-variances
+        v, of which `right` are, in [0, 1], by so many `votes`, (K,) each. Raises InputError as
+        `logistic` does."""
+        x = torch.stack([torch.as_tensor(of) for of in (s, v) if of is not None])   # (F, K)
+        (slope, *log_det), bias = logistic(x, right, votes)
+        return cls(slope, bias, *log_det)
 
 
-def logistic(x: torch.Tensor, y: torch.Tensor,
-             count: torch.Tensor | None = None) -> tuple[list[float], float]:
-    """Weights (F,) and the bias of p = sigmoid(w . x + b) of least mean log loss: x (F, K), y (K,)
-    in [0, 1], how often each counts (K,). Newton's method in float64; the loss is convex. Raises
-    InputError where nothing can be told apart."""
-    x, y = x.double(), y.double()
-    n = torch.ones_like(y) if count is None else count.double()
-    mean, std, share = x.mean(1), x.std(1), float((n * y).sum() / n.sum())
+def logistic(x: Tensor, y, count=None, ridge: float = 0) -> tuple[list[float], float]:
+    """Weights w (F,) and the bias of p = sigmoid(w . x + b) of least mean log loss + ridge |w|^2,
+    the w of standardised x: x (F, K), y (K,) in [0, 1], how often each counts (K,). Newton's method
+    in float64; the loss is convex. Raises InputError where nothing can be told apart."""
+    x, y = x.double(), torch.as_tensor(y).double()
+    n = torch.ones_like(y) if count is None else torch.as_tensor(count).double()
+    mean, std, share = x.mean(1), x.std(1, correction=0), float((n * y).sum() / n.sum())
     check((std > 0).all() and 0 < share < 1,
           "all scores are equal, or all pairs right or wrong, so no probability of a pair fits "
           "them")
     z = torch.cat([(x - mean[:, None]) / std[:, None], torch.ones_like(y)[None]])   # (F + 1, K)
-    w = z.new_zeros(len(z))
-    w[-1] = torch.tensor(share).logit()
+    w, penalty = z.new_zeros(len(z)), z.new_full((len(z),), 2 * ridge * float(n.sum()))
+    w[-1], penalty[-1] = torch.tensor(share).logit(), 0
     for _ in range(100):
         p = (w @ z).sigmoid()
-        bend = (z * (n * p * (1 - p) + 1e-9)) @ z.T
-        step = torch.linalg.solve(bend, z @ (n * (p - y)))
+        bend = (z * (n * p * (1 - p) + 1e-9)) @ z.T + penalty.diag()
+        step = torch.linalg.solve(bend, z @ (n * (p - y)) + penalty * w)
         w = w - step.clamp(-5, 5)
         if step.abs().max() < 1e-9:
             break
@@ -139,11 +142,11 @@ def fit(similarity: Similarity, captions: Embedding, owner: np.ndarray, dev: Emb
     few = order[:max(2, FITTED // (int(dev_owner.max()) + 1))]
     seen, right = [], []
     for rows, nearest in without_own(dev, dev_owner, itself=True):
-        chosen = torch.isin(rows, few)
+        nearest = nearest.cpu()
         own = dev_owner[rows][:, None] == torch.arange(nearest.shape[1])            # (b, N)
-        known = nearest.isfinite() & chosen[:, None]
-        seen.append(nearest[known].cpu())
-        right.append(own[known.cpu()])
+        known = nearest.isfinite() & torch.isin(rows, few)[:, None]
+        seen.append(nearest[known])
+        right.append(own[known])
     of_photo = Sigmoid.fit(torch.cat(seen), torch.cat(right))
     shares = torch.cat([log_share(nearest, of_photo)
                         for _, nearest in without_own(captions, owner, itself=False)])

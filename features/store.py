@@ -19,7 +19,7 @@ from tqdm import tqdm
 from cli import InputError, Stopped, check
 from devices import processes
 from files.reading import file_digest, read_array, read_json
-from files.writing import CHANGING, allocate, by_each, mapped, remove, save_json
+from files.writing import CHANGING, allocate, mapped, remove, save_json
 from inputs import chunks, extractors, stream
 
 ROWS = 1024                           # rows copied at a time
@@ -284,10 +284,9 @@ class RowStore:
     def save(self) -> None:
         """Write down which photos this process has done."""
         self.array.flush()
-        with by_each():
-            save_json({"extractor": self.made, "photos": self.notes,
-                       "file": os.path.basename(self.part)},
-                      self.list if processes.first() else f"{self.list}.{processes.rank()}")
+        save_json({"extractor": self.made, "photos": self.notes,
+                   "file": os.path.basename(self.part)},
+                  self.list if processes.first() else f"{self.list}.{processes.rank()}", by_each=True)
 
     def clean(self) -> None:
         """Remove the hidden files, the first process's list last: the others are nothing without.

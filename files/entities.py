@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cli import InputError, reason
-from files.reading import read_lines, read_text, repeated
-from files.writing import CHANGING
+from cli import InputError, check
+from files.reading import called, need, read_lines, read_text, refusing, repeated, shown
+from files.writing import refuse_changing
 
 SPLITS = ("train", "val", "test")
 NOT_VISUAL = "0"                      # the chain of phrases that name nothing to be seen
@@ -72,12 +72,11 @@ def read_entities(root: str, split: str, origin: int = 1,
     ids, sizes, rows, dropped, faults = [], [], [], Counter(dict.fromkeys(DROPPED, 0)), []
     for photo in _photo_ids(root, split, report):
         try:
-            size, own, without = _photo(root, photo, origin, faults)
+            size, own = _photo(root, photo, origin, dropped, faults)
         except InputError as error:
             report(str(error))
             continue
         rows += [(len(ids), *row) for row in own]
-        dropped.update(without)
         ids.append(photo)
         sizes.append(size)
     if ids and not rows:
@@ -85,7 +84,7 @@ def read_entities(root: str, split: str, origin: int = 1,
                f"out: {_counts(dropped)}), and at least one must; "
                "give the annotations of these photos")
     owner, sentence, chains, types, phrases, truth, counts = (
-        map(list, zip(*rows)) if rows else ([] for _ in range(7)))
+        [row[k] for row in rows] for k in range(7))
     return Entities(ids, np.array(sizes, np.int64).reshape(-1, 2), phrases,
                     np.array(owner, np.int64), np.array(sentence, np.int64), types, chains,
                     np.array(truth, np.float64).reshape(-1, 4), np.array(counts, np.int64),
@@ -94,42 +93,42 @@ def read_entities(root: str, split: str, origin: int = 1,
 
 def photo_paths(root: str, ids: list[str], report: Callable[[str], None] = refuse) -> list[str]:
     """The file below root/images of each photo; `report` is told of those that are missing."""
-    folder = os.path.join(root, "images")
-    inside, paths = set(os.listdir(folder)) if os.path.isdir(folder) else set(), []
+    folder, paths = os.path.join(root, "images"), []
+    inside = set(os.listdir(folder)) if os.path.isdir(folder) else ()
     for photo in ids:
         names = [photo + ending for ending in PHOTO_ENDINGS if photo + ending in inside]
-        paths += [os.path.join(folder, name) for name in names[:1]]
-        if not names:
+        if names:
+            paths.append(os.path.join(folder, names[0]))
+        else:
             report(f"there is no photo {os.path.join(folder, photo)}.jpg (nor .jpeg, nor .png); put"
-                   " the photos of the data set into that folder, "
-                   "or make it a link to where they lie")
+                   " the photos of the data set into that folder, or make it a link to where they "
+                   "lie")
     return paths
 
 
-def check_entities(root: str, origin: int = 1) -> list[tuple[str, str]]:
-    """What a data set holds, split by split, and its faults: [("line", text) or ("fault", text)].
+def check_entities(root: str, origin: int = 1) -> tuple[list[str], list[str]]:
+    """Lines on what a data set holds, split by split, and its faults.
 
     Every photo with a fault is named, with the first fault of its files. Photos are looked for
     where there is a folder images; features of them need none.
     """
-    result = []
+    lines, faults = [], {}                                  # a dict holds each once
     for split in SPLITS:
-        faults = []
-        e = read_entities(root, split, origin, faults.append)
+        severe = []
+        e = read_entities(root, split, origin, severe.append)
         if e.ids:
             types = Counter(kind for kinds in e.types for kind in kinds)
             sentences = len(set(zip(e.phrase_photo.tolist(), e.sentence.tolist())))
             boxes = f"{e.n_boxes.mean():.2f} boxes a phrase" if e.phrases else "no box"
-            known = split == "test" and len(e.ids) == 1000 and f" (papers: {PUBLISHED:,})" or ""
-            result += [("line", f"{split:8}{len(e.ids):>8,} photos {sentences:>8,} sentences with "
-                                f"phrases {len(e.phrases):>8,} phrases{known}  {boxes}"),
-                       ("line", f"{'':8}types: {_counts(dict(types.most_common()))}"),
-                       ("line", f"{'':8}left out: {_counts(e.dropped)}")]
+            known = f" (papers: {PUBLISHED:,})" * (split == "test" and len(e.ids) == 1000)
+            lines += [f"{split:8}{len(e.ids):>8,} photos {sentences:>8,} sentences with phrases "
+                      f"{len(e.phrases):>8,} phrases{known}  {boxes}",
+                      f"{'':8}types: {_counts(dict(types.most_common()))}",
+                      f"{'':8}left out: {_counts(e.dropped)}"]
             if os.path.isdir(os.path.join(root, "images")):
-                photo_paths(root, e.ids, faults.append)
-        faults = e.faults + faults
-        result += [("fault", fault) for fault in faults if ("fault", fault) not in result]
-    return result
+                photo_paths(root, e.ids, severe.append)
+        faults |= dict.fromkeys(e.faults + severe)
+    return lines, list(faults)
 
 
 def _counts(of_kinds: dict[str, int]) -> str:
@@ -138,35 +137,25 @@ def _counts(of_kinds: dict[str, int]) -> str:
 
 # ---- one split
 
-def _names(split: str) -> tuple[str, ...]:
-    """The names of a split: val is also called dev."""
-    return ("val", "dev") if split in ("val", "dev") else (split,)
-
-
 def _split_file(root: str, split: str) -> str:
     """The file that lists the photos of a split."""
-    paths = [os.path.join(root, f"{name}.txt") for name in _names(split)]
-    return next(filter(os.path.isfile, paths), paths[0])
+    name = called("val" if split == "dev" else split,
+                  lambda name: os.path.isfile(os.path.join(root, f"{name}.txt")))
+    return os.path.join(root, f"{name}.txt")
 
 
 def _photo_ids(root: str, split: str, report: Callable[[str], None]) -> list[str]:
     """The ids of a split's photos, each once. An id that stands twice, or in the file of another
     split, is a fault."""
-    if split not in (*SPLITS, "dev"):
-        raise InputError(f"'{split}' is no split of phrases; give train, val (= dev) or test")
-    path, ids_of = _split_file(root, split), {}
-    if any(os.path.exists(os.path.join(root, CHANGING.format(name))) for name in _names(split)):
-        report(f"{root}: the files of split '{split}' do not belong together, as `demo` was stopped"
-               " while it wrote them; call it again")
-        return []
-    if not os.path.isfile(path):
-        report(f"there is no file {path}; Flickr30k Entities has train.txt, val.txt and test.txt, "
-               "which list the ids of the photos")
-        return []
     try:
-        for file in (path, *(_split_file(root, name) for name in SPLITS)):
-            if os.path.isfile(file):
-                ids_of[file] = [line.strip() for line in read_lines(file) if line.strip()]
+        check(split in (*SPLITS, "dev"),
+              f"'{split}' is no split of phrases; give train, val (= dev) or test")
+        refuse_changing(root, split)
+        path = need(_split_file(root, split), "Flickr30k Entities has train.txt, val.txt and "
+                    "test.txt, which list the ids of the photos")
+        ids_of = {file: [line.strip() for line in read_lines(file) if line.strip()]
+                  for file in (path, *(_split_file(root, name) for name in SPLITS))
+                  if os.path.isfile(file)}
     except InputError as error:
         report(str(error))
         return []
@@ -174,7 +163,7 @@ def _photo_ids(root: str, split: str, report: Callable[[str], None]) -> list[str
     if not ids:
         report(f"{path} names no photo; {FETCH}")
     if (twice := repeated(ids)) is not None:
-        report(f"{path} names the photo {ascii(twice)[:60]} twice; name each once")
+        report(f"{path} names the photo {shown(twice)} twice; name each once")
     for other, theirs in ids_of.items():
         if both := set(ids) & set(theirs):
             first, second = sorted((path, other))
@@ -182,8 +171,8 @@ def _photo_ids(root: str, split: str, report: Callable[[str], None]) -> list[str
                    " a photo is of one split, so remove it from the other")
     sound = [photo for photo in dict.fromkeys(ids) if PHOTO_ID.fullmatch(photo)]
     for photo in set(ids) - set(sound):
-        report(f"{path} names the photo {ascii(photo)[:60]}; "
-               "an id is of letters, digits, '-', '_' and '.'")
+        report(f"{path} names the photo {shown(photo)}; an id is of letters, digits, '-', '_' and "
+               "'.'")
     return sound
 
 
@@ -195,52 +184,41 @@ def enclosing(boxes: np.ndarray) -> np.ndarray:
     return np.concatenate([boxes[:, :2].min(0), boxes[:, 2:].max(0)])
 
 
-def _photo(root: str, photo: str, origin: int,
-           faults: list[str]) -> tuple[tuple, list[tuple], list[str]]:
-    """(width, height) of a photo, its phrases [(sentence, chain, types, words, truth, number of
-    boxes)], and why others are left out, one of DROPPED for each. faults: to it sentences on single
-    mentions and boxes are added. Raises InputError."""
+def _photo(root: str, photo: str, origin: int, dropped: Counter,
+           faults: list[str]) -> tuple[tuple, list[tuple]]:
+    """(width, height) of a photo and its phrases [(sentence from 0, chain, types, words, truth,
+    number of boxes)]. dropped: in it phrases that are left out are counted; faults: to it sentences
+    on single mentions and boxes are added. Raises InputError."""
     annotations = os.path.join(root, "Annotations", f"{photo}.xml")
     sentences = os.path.join(root, "Sentences", f"{photo}.txt")
     for path in (annotations, sentences):
-        if not os.path.isfile(path):
-            raise InputError(f"there is no file {path} of the photo {photo}, which a split names; "
-                             f"{FETCH}, or remove the photo from the split")
+        check(os.path.isfile(path), f"there is no file {path} of the photo {photo}, which a split "
+                                    f"names; {FETCH}, or remove the photo from the split")
     size, boxes, flags = _annotations(annotations, photo, origin, faults)
-    mentions, broken = _mentions(sentences, faults)
-    rows, dropped = [], ["fault"] * broken
-    for sentence, chain, types, words in mentions:
-        if chain == NOT_VISUAL or "notvisual" in types and chain not in boxes:
-            dropped.append("notvisual")
-        elif chain in boxes:
-            own = boxes[chain]
-            rows.append((sentence, chain, types, words, enclosing(own), len(own)))
-        elif chain in flags:
-            dropped.append(flags[chain])
-        else:
-            dropped.append("fault")
-            faults.append(f"{sentences}, sentence {sentence + 1}: '{words}' is of chain {chain}, of "
-                          f"which {annotations} has neither a sound box nor a flag; the phrase is "
-                          f"left out: {FETCH}, or list the chain with <nobndbox>1</nobndbox>")
-    return size, rows, dropped
-
-
-def _mentions(path: str, faults: list[str]) -> tuple[list[tuple], int]:
-    """The marked phrases of the sentences of a photo, [(sentence from 0, chain, types, words)], and
-    how many sentences have a mark that is none. Raises InputError."""
-    mentions, broken, lines = [], 0, [line for line in read_lines(path) if line.strip()]
-    if not lines:
-        raise InputError(f"{path} holds no sentence; {FETCH}")
+    rows, lines = [], [line for line in read_lines(sentences) if line.strip()]
+    check(lines, f"{sentences} holds no sentence; {FETCH}")
     for k, line in enumerate(lines):
-        mentions += [(k, chain, tuple(types[1:].split("/")), " ".join(words.split()))
-                     for chain, types, words in PHRASE.findall(line)]
+        for chain, types, words in PHRASE.findall(line):
+            types, words = tuple(types[1:].split("/")), " ".join(words.split())
+            if chain != NOT_VISUAL and chain in boxes:
+                own = boxes[chain]
+                rows.append((k, chain, types, words, enclosing(own), len(own)))
+                continue
+            why = "notvisual" if chain == NOT_VISUAL or "notvisual" in types else flags.get(chain)
+            dropped[why or "fault"] += 1
+            if not why:
+                faults.append(f"{sentences}, sentence {k + 1}: '{words}' is of chain {chain}, of "
+                              f"which {annotations} has neither a sound box nor a flag; the phrase "
+                              f"is left out: {FETCH}, or list the chain with "
+                              "<nobndbox>1</nobndbox>")
         rest = PHRASE.sub("", line)
         if "[" in rest or "/EN#" in rest:
-            at, broken = max(rest.find("["), 0), broken + 1
-            faults.append(f"{path}, sentence {k + 1}: the mark of a phrase at '"
-                          f"{rest[at:at + 40].strip()}' is not whole, and is passed over; a phrase "
-                          "is written [/EN#283585/people A man], and none stands within another")
-    return mentions, broken
+            dropped["fault"] += 1
+            mark = rest[max(rest.find("["), 0):][:40].strip()
+            faults.append(f"{sentences}, sentence {k + 1}: the mark of a phrase at '{mark}' is not "
+                          "whole, and is passed over; a phrase is written [/EN#283585/people A "
+                          "man], and none stands within another")
+    return size, rows
 
 
 def _annotations(path: str, photo: str, origin: int,
@@ -249,25 +227,21 @@ def _annotations(path: str, photo: str, origin: int,
     "no box"} of a photo. Raises InputError, also where the XML declares entities, which can grow
     without limit."""
     text = read_text(path, XML_BYTES)
-    if "<!DOCTYPE" in text:
-        raise InputError(f"{path} has a DOCTYPE, which may declare entities and is not read; "
-                         "remove it")
-    try:
+    check("<!DOCTYPE" not in text,
+          f"{path} has a DOCTYPE, which may declare entities and is not read; remove it")
+    with refusing(f"{path} is not whole XML", FETCH):       # ParseError is a SyntaxError
         root = ElementTree.fromstring(text)
-    except (ElementTree.ParseError, ValueError) as error:
-        raise InputError(f"{path} is not whole XML ({reason(error)}); {FETCH}") from error
 
     def whole(parent: ElementTree.Element, name: str) -> int:
         text = parent.findtext(name)
         if text is None or not re.fullmatch("-?[0-9]{1,9}", text.strip()):
-            value = "no" if text is None else f"{ascii(text.strip())[:40]} as"
+            value = "no" if text is None else f"{shown(text.strip())} as"
             raise InputError(f"{path} gives {value} <{name.split('/')[-1]}>, where a whole number "
                              f"of pixels belongs; {FETCH}")
         return int(text)
     width, height = whole(root, "size/width"), whole(root, "size/height")
-    if min(width, height) < 1:
-        raise InputError(f"{path} gives the photo {width} x {height} pixels; "
-                         "give the size that it has")
+    check(min(width, height) >= 1,
+          f"{path} gives the photo {width} x {height} pixels; give the size that it has")
     boxes, flags = {}, {}
     for item in root.findall("object"):
         chains = [(name.text or "").strip() for name in item.findall("name")]
@@ -279,8 +253,7 @@ def _annotations(path: str, photo: str, origin: int,
             continue
         box = [whole(corners, side) - origin for side in ("xmin", "ymin", "xmax", "ymax")]
         x1, y1, x2, y2 = box
-        if (x2 < x1 or y2 < y1 or min(x1, y1) < -BEYOND
-                or x2 > width - 1 + BEYOND or y2 > height - 1 + BEYOND):
+        if not (-BEYOND <= x1 <= x2 < width + BEYOND and -BEYOND <= y1 <= y2 < height + BEYOND):
             faults.append(f"{path}: the photo {photo} has {width} x {height} pixels, and the box"
                           f" {x1}, {y1}, {x2}, {y2} (x1, y1, x2, y2 from 0) of chain "
                           f"{', '.join(chains)} is inverted or lies more than {BEYOND} pixel "

@@ -17,20 +17,23 @@ from torch import Tensor
 from tqdm import tqdm
 
 import inputs
-from cli import InputError, check, reason
+from cli import InputError, check
 from devices.share import Share
 from files import shards
 from files.reading import (
+    INT64,
     advice,
     as_integers,
     below,
+    called,
     integers,
+    read_array,
     read_coco,
-    read_integers,
     read_json,
     read_lines,
+    refusing,
 )
-from inputs import CaptionFeatures, Features, NoImages, Photos, Tokens, TrigramTokens, encode_captions
+from inputs import Features, NoImages, Photos, Tokens, encode_captions
 from text import Vocabulary, tokenize
 
 NAMED = "captions.tsv"
@@ -87,12 +90,11 @@ class Split:
         return [tokenize(caption) for caption in tqdm(
             self.captions, desc=f"words of {self.name}", disable=None, leave=False)]
 
-    def encode(self, vocab: Vocabulary,
-               known: bool = True) -> Tokens | TrigramTokens | CaptionFeatures:
+    def encode(self, vocab: Vocabulary, known: bool = True) -> Tokens | Features:
         """The captions as a model reads them: numbers of words or of letter trigrams, or features.
         With `known`, raises InputError on a caption without any known word."""
         if self.text is not None:
-            return CaptionFeatures(self.text)
+            return self.text
         tokens = encode_captions(self.words, vocab)
         if known and tokens.unknown.any():
             m = int(tokens.unknown.argmax())
@@ -116,8 +118,7 @@ class Split:
         yield from self.images.faults(deep) if images else ()
         for what, ids in (("images", self.image_ids), ("captions", self.caption_ids)
                           ) if deep and images else ():
-            twice = 0 if ids is None else (
-                len(ids) - len(set(ids if isinstance(ids, list) else ids.tolist())))
+            twice = 0 if ids is None else len(ids) - len(set(ids))
             if twice:
                 yield (f"{self.source}: {twice} of {len(ids)} {what} have the id or name of "
                        "another one; give each its own, or leave the ids out")
@@ -134,55 +135,52 @@ class Split:
         and 64 rows."""
         facts = {"images": len(self.images), "captions": len(self.captions),
                  "images_sha256": self.images.digest(), **inputs.told_of(self.captions)}
-        facts.update({} if self.text is None else {"text_sha256": self.text.digest()})
-        return {**facts, "extractors": self.extractors} if self.extractors else facts
+        if self.text is not None:
+            facts["text_sha256"] = self.text.digest()
+        if self.extractors:
+            facts["extractors"] = self.extractors
+        return facts
 
     def unknown_words(self, vocab: Vocabulary) -> dict[str, int]:
         """How many of all words and of the distinct words the vocabulary does not list, beside the
         totals. Also how many captions have no listed word."""
         unknown = [[word for word in words if word not in vocab.index] for words in self.words]
         return {"words": sum(map(len, self.words)), "unknown_words": sum(map(len, unknown)),
-                "distinct": len({word for words in self.words for word in words}),
-                "unknown_distinct": len({word for words in unknown for word in words}),
+                "distinct": len(set().union(*self.words)),
+                "unknown_distinct": len(set().union(*unknown)),
                 "captions_without": sum(len(a) == len(b) for a, b in zip(unknown, self.words))}
 
 
-def read_text_features(path: str, captions: list[str], source: str,
-                       what: str = "caption") -> Features:
-    """Features of the captions of a split, one row each. Raises InputError where there are none, or
-    of others. source: where the captions stand; what: the word for one of them."""
-    if not shards.there(path):
-        raise InputError(f"there is no file {path} of --text_features; `python -m features.extract "
-                         "captions` makes it")
-    text, facts = Features(path), path.removesuffix(".npy") + ".json"
-    if text.array.shape[:-1] != (len(captions),):
-        raise InputError(f"{path} has shape {text.array.shape} for the {len(captions)} {what}s of "
-                         f"{source}; give one row a {what}")
-    if (os.path.isfile(facts)
-            and read_json(facts, "extract the features again") != inputs.told_of(captions)):
-        raise InputError(f"{path} was extracted from other {what}s than {source} holds now; call "
-                         "features.extract captions again")
+def read_text_features(root: str, split: str, name: str, captions: list[str],
+                       source: str) -> Features:
+    """Features of the captions of a split, {split}_{name}.npy, one row each. Raises InputError
+    where there are none, or of others. source: where the captions stand."""
+    start = os.path.join(root, f"{split}_{name}")
+    path, facts = f"{start}.npy", f"{start}.json"
+    check(shards.there(path), f"there is no file {path} of --text_features; `python -m "
+                              "features.extract captions` makes it")
+    text = Features(path)
+    check(text.array.shape[:-1] == (len(captions),),
+          f"{path} has shape {text.array.shape} for the {len(captions)} captions of {source}; "
+          "give one row a caption")
+    check(not os.path.isfile(facts)
+          or read_json(facts, "extract the features again") == inputs.told_of(captions),
+          f"{path} was extracted from other captions than {source} holds now; call "
+          "features.extract captions again")
     return text
 
 
 def first_images(split: Split, n: int) -> Split:
     """The split, cut to its first n images and their captions."""
     keep = np.flatnonzero(split.caption_image < n)
-    if len(keep) == len(split.captions):
-        return split
     split.captions = [split.captions[m] for m in keep]
     split.caption_image = split.caption_image[keep]
-    split.caption_ids = None if split.caption_ids is None else split.caption_ids[keep]
+    if split.caption_ids is not None:
+        split.caption_ids = split.caption_ids[keep]
     if split.text is not None:
-        split.text.array = split.text.array[:len(keep)]
-    split.image_ids = None if split.image_ids is None else split.image_ids[:n]
-    split.photo_names = None if split.photo_names is None else split.photo_names[:n]
-    if isinstance(split.images, Photos):
-        split.images.paths = split.images.paths[:n]
-    elif isinstance(split.images, NoImages):
-        split.images.count = n
-    else:
-        split.images.array = split.images.array[:n * split.images.step]
+        split.text.cut(len(keep))
+    split.image_ids, split.photo_names = (x and x[:n] for x in (split.image_ids, split.photo_names))
+    split.images.cut(n)
     return split
 
 
@@ -197,72 +195,63 @@ def _need(path: str) -> str:
 
 def read_precomputed(root: str, split: str, text_only: bool = False,
                      text_features: str | None = None) -> Split:
-    if split in ("dev", "val"):                             # one split with two names
-        split = next((name for name in (split, "dev", "val")
-                      if os.path.isfile(os.path.join(root, f"{name}_caps.txt"))), split)
-
-    def path(end: str) -> str:
-        return os.path.join(root, f"{split}_{end}")
-    if not os.path.isfile(path("caps.txt")) and os.path.isfile(os.path.join(root, NAMED)):
+    split = called(split, lambda name: os.path.isfile(os.path.join(root, f"{name}_caps.txt")))
+    start = os.path.join(root, split)
+    source = f"{start}_caps.txt"
+    if not os.path.isfile(source) and os.path.isfile(os.path.join(root, NAMED)):
         return read_named(root, split, text_features)
-    if (not glob.glob(os.path.join(root, "*_caps.txt"))
-            and os.path.isfile(os.path.join(root, "all_photos.json"))):
-        raise InputError(f"{root} holds photos without captions, which can be searched; to train on"
-                         " them give `features.extract images --photos` a captions.csv")
-    source, notes = _need(path("caps.txt")), []
-    captions, ids, names = (read_lines(source), _read_ids(path("img_ids.npy")),
-                            _read_ids(path("ids.txt")))
-    if text_only and not shards.there(path("ims.npy")):
+    check(glob.glob(os.path.join(root, "*_caps.txt"))
+          or not os.path.isfile(os.path.join(root, "all_photos.json")),
+          f"{root} holds photos without captions, which can be searched; to train on them give "
+          "`features.extract images --photos` a captions.csv")
+    captions, notes = read_lines(_need(source)), []
+    ids, names = _read_ids(f"{start}_img_ids.npy"), _read_ids(f"{start}_ids.txt")
+    if text_only and not shards.there(f"{start}_ims.npy"):
         images = NoImages(len(ids or captions[::5]))
-        rows = len(images)
     else:
-        images = Features(_need(path("ims.npy")))
-        rows = len(images.array)
-    count = len(captions)
-    if not count or not rows or count % rows:
-        raise InputError(f"{source} has {count} captions for the {rows} rows of "
-                         f"{getattr(images, 'path', 'text-only images')}; there must be the same "
-                         "number of captions for every row")
+        images = Features(_need(f"{start}_ims.npy"))
+    count, rows = len(captions), len(images)
+    check(count and count % rows == 0,
+          f"{source} has {count} captions for the {rows} rows of "
+          f"{getattr(images, 'path', 'text-only images')}; there must be the same number of "
+          "captions for every row")
     if isinstance(images, Features) and rows == count:      # SCAN and VSE++ repeat them
         images.step = inputs.rows_per_image(images)
-        if isinstance(images.array, shards.Shards):
-            images.array.refuse_cut(images.step)
     n = len(images)
     if n < count == len(names) and len(set(names)) == count:                    # of captions
-        notes.append(f"{path('ids.txt')} names every caption differently, so it does not say which "
+        notes.append(f"{start}_ids.txt names every caption differently, so it does not say which "
                      "the images are")
         names = []
-    ids, names = (_one_an_image(x, n, count, path(file))
-                  for x, file in ((ids, "img_ids.npy"), (names, "ids.txt")))
-    ids_path = path("ann_ids.npy" if os.path.isfile(path("ann_ids.npy")) else "capids.txt")
-    caption_ids = _read_ids(ids_path)
-    if len(caption_ids) not in (0, count):
-        raise InputError(f"{ids_path} has {len(caption_ids)} ids for the {count} captions of "
-                         f"{source}; there must be one for each caption, in their order")
-    text = (read_text_features(path(f"{text_features}.npy"), captions, source)
-            if text_features else None)
+    ids = _one_an_image(ids, n, count, f"{start}_img_ids.npy")
+    names = _one_an_image(names, n, count, f"{start}_ids.txt")
+    path = f"{start}_ann_ids.npy"
+    path = path if os.path.isfile(path) else f"{start}_capids.txt"
+    caption_ids = _read_ids(path)
+    check(len(caption_ids) in (0, count), f"{path} has {len(caption_ids)} ids for the {count} "
+          f"captions of {source}; there must be one for each caption, in their order")
     caption_ids = as_integers(caption_ids)                  # None for names such as x.jpg#0
     return Split(split, images, captions, np.arange(count) // (count // n), source,
                  ids or as_integers(names) or names or None,
-                 np.array(caption_ids, np.int64) if caption_ids else None, names or None, text,
-                 inputs.extractors(root) or None, notes)
+                 np.array(caption_ids, np.int64) if caption_ids else None, names or None,
+                 read_text_features(root, split, text_features, captions, source)
+                 if text_features else None,
+                 inputs.extractors(root), notes)
 
 
 def read_named(root: str, split: str, text_features: str | None = None) -> Split:
     """Features of photos by name, and the captions of NAMED that are of these photos. Raises
     InputError on a line of another form, a name twice, and where no caption is of a photo."""
-    source = os.path.join(root, NAMED)
+    source, start = os.path.join(root, NAMED), os.path.join(root, split)
     others = ", ".join(named_splits(root))
-    check(shards.there(os.path.join(root, f"{split}_ims.npy")),
+    check(shards.there(f"{start}_ims.npy"),
           f"{root} has no features {split}_ims.npy; its captions are of {others or 'no split'}, so "
           f"give --split {others or 'NAME'}")
-    names = read_lines(_need(os.path.join(root, f"{split}_ids.txt")))
-    images, rows = Features(os.path.join(root, f"{split}_ims.npy")), {}
-    check(len(set(names)) == len(names) == len(images),
-          f"{root}/{split}_ids.txt gives {len(set(names)):,} names in {len(names):,} lines for the "
-          f"{len(images):,} photos of {split}_ims.npy; give every photo one of its own")
+    names, images = read_lines(_need(f"{start}_ids.txt")), Features(f"{start}_ims.npy")
     place = {name: row for row, name in enumerate(names)}
-    lines = read_lines(source)
+    check(len(place) == len(names) == len(images),
+          f"{start}_ids.txt gives {len(place):,} names in {len(names):,} lines for the "
+          f"{len(images):,} photos of {split}_ims.npy; give every photo one of its own")
+    lines, rows = read_lines(source), {}
     for number, line in enumerate(lines, 1):
         name, tab, text = line.partition("\t")
         photo, mark, k = name.rpartition("#")
@@ -273,22 +262,23 @@ def read_named(root: str, split: str, text_features: str | None = None) -> Split
             rows[name] = place[photo], text
     check(rows, f"{source} has no caption of the {len(names):,} photos of {split}_ids.txt; give "
                 "captions and photos that belong together")
-    owner, captions = zip(*rows.values())
+    owner, captions = map(list, zip(*rows.values()))
     left = len(lines) - len(rows)
-    text = (read_text_features(os.path.join(root, f"{split}_{text_features}.npy"), list(captions),
-                               source) if text_features else None)
     notes = [f"{left:,} captions of {source} are of other photos and left out"] if left else []
-    return Split(split, images, list(captions), np.array(owner), source, names, None, names, text,
-                 inputs.extractors(root) or None, notes, list(rows))
+    return Split(split, images, captions, np.array(owner), source, names, None, names,
+                 read_text_features(root, split, text_features, captions, source)
+                 if text_features else None,
+                 inputs.extractors(root), notes, list(rows))
 
 
 def named_splits(root: str) -> list[str]:
     """The splits whose captions are in NAMED: those with names of photos and no captions of their
     own."""
-    splits = [os.path.basename(path).removesuffix("_ids.txt")
-              for path in sorted(glob.glob(os.path.join(root, "*_ids.txt")))]
-    return [split for split in splits if os.path.isfile(os.path.join(root, NAMED))
-            and not os.path.isfile(os.path.join(root, f"{split}_caps.txt"))]
+    if not os.path.isfile(os.path.join(root, NAMED)):
+        return []
+    starts = [path.removesuffix("_ids.txt") for path in glob.glob(os.path.join(root, "*_ids.txt"))]
+    return sorted(os.path.basename(start) for start in starts
+                  if not os.path.isfile(f"{start}_caps.txt"))
 
 
 def _one_an_image(x: list, n: int, count: int, path: str) -> list:
@@ -297,116 +287,111 @@ def _one_an_image(x: list, n: int, count: int, path: str) -> list:
     Raises InputError for another number of ids, and where the captions of one image have different
     ids: then not every image has count / n captions one after another.
     """
+    check(len(x) in (0, n, count), f"{path} has {len(x)} ids for {n} images; there must be one for "
+                                   "each image or caption")
+    if len(x) != count:
+        return x
     each = count // n
-    wrong = (next((m for m in range(count) if x[m] != x[m - m % each]), None)
-             if len(x) == count else None)
-    if wrong is not None:
-        first = wrong - wrong % each
-        raise InputError(f"{path} gives the captions {first + 1} to {first + each}, which {count} "
-                         f"captions for {n} images make those of one image, more than one id; let "
-                         "the captions of an image stand together, equally many of each")
-    if len(x) not in (0, n, count):
-        raise InputError(f"{path} has {len(x)} ids for {n} images; "
-                         "there must be one for each image or caption")
-    return x[::each] if len(x) == count else x
+    for first in range(0, count, each):
+        if len(set(x[first:first + each])) > 1:
+            raise InputError(f"{path} gives the captions {first + 1} to {first + each}, which "
+                             f"{count} captions for {n} images make those of one image, more than "
+                             "one id; let the captions of an image stand together, equally many "
+                             "of each")
+    return x[::each]
 
 
 def _read_ids(path: str) -> list:
-    """The ids beside a precomputed split, from an .npy file of integers or lines of text. Empty if
-    there is no file."""
+    """The ids beside a split, from an .npy file of integers or lines of text. Empty if there is no
+    file."""
     if not os.path.isfile(path):
         return []
-    return read_integers(path).tolist() if path.endswith(".npy") else read_lines(path)
+    if not path.endswith(".npy"):
+        return read_lines(path)
+    array = read_array(path, "fetch or save it again")
+    check(array.ndim == 1 and array.dtype.kind in "iu" and array.max(initial=0) <= INT64.max,
+          f"{path} is not a whole .npy file of integers (it holds {array.dtype} of shape "
+          f"{array.shape}); fetch or save it again")
+    return array.tolist()
 
 
-def _grouped(name, source, keys, paths, captions, caption_ids=None) -> Split:
-    """A Split of photos, from a key and a path per caption. Images come in the order of their first
-    appearance."""
-    position = {key: n for n, key in enumerate(dict.fromkeys(keys))}
-    integers([key for key in position if isinstance(key, int)], source, "an image the id")
+def _grouped(name: str, source: str, rows: list[tuple]) -> tuple[Split, list]:
+    """A Split of photos, from rows (key of the image, path of its photo, caption, id), and the ids
+    of the captions. Images come in the order of their first appearance."""
+    keys, paths, captions, ids = map(list, zip(*rows))
     path_of = dict(zip(keys, paths))
-    return Split(name, Photos([path_of[key] for key in position]), captions,
-                 np.array([position[key] for key in keys], np.int64), source, list(position),
-                 caption_ids)
+    position = {key: n for n, key in enumerate(path_of)}
+    integers([key for key in position if isinstance(key, int)], source, "an image the id")
+    return Split(name, Photos([*path_of.values()]), captions,
+                 np.array([position[key] for key in keys], np.int64), source, list(position)), ids
 
 
 def read_karpathy(root: str, path: str, split: str, use_restval: bool) -> Split:
-    parts = {"dev": {"val"}, "train": {"train", "restval"} if use_restval else {"train"}
-             }.get(split, {split})
-    rows, name_of, number, without = [], {}, {}, 0
-    try:
+    parts = {"dev": ["val"], "train": ["train", "restval"][:1 + use_restval]}.get(split, [split])
+    names, numbers, rows = {}, {}, []
+    with refusing(f"{path} is not in Karpathy's layout, of images with split, filename and "
+                  "sentences with raw", "fetch it again"):
         for image in read_json(path)["images"]:
             if image["split"] not in parts:
                 continue
             name = os.path.join(image.get("filepath", ""), image["filename"])
             key = image.get("cocoid", name)
-            if name_of.setdefault(key, name) != name:
-                raise InputError(f"{path} gives the images {name_of[key]} and {name} one cocoid, "
-                                 f"{key}; give each its own")
-            if key in number:
-                raise InputError(f"{path} lists the image {name} twice in split '{split}'; list "
-                                 "each once, with all its sentences")
-            number[key] = image.get("imgid")
-            without += not image["sentences"]
-            rows += [(key, name, sentence["raw"], sentence.get("sentid"))
+            if key in names:
+                raise InputError(f"{path} lists the images {names[key]} and {name} of split "
+                                 f"'{split}' as one, {key}; list each once, with all its sentences "
+                                 "and a cocoid of its own")
+            names[key], numbers[key] = name, image.get("imgid")
+            photo = below(os.path.join(root, "images"), name, path)
+            rows += [(key, photo, sentence["raw"], sentence.get("sentid"))
                      for sentence in image["sentences"]]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} is not in Karpathy's layout (images with split, filename, "
-                         f"sentences with raw): {reason(error)}; fetch it again") from error
-    if not rows:
-        raise InputError(
-            f"{path} has {without:,} images of split '{split}' and not one sentence of them; "
-            "give every image at least one" if without
-            else f"{path} has no images of split '{split}'; "
-            "the splits are train, val (= dev) and test")
-    keys, names, captions, caption_ids = map(list, zip(*rows))
-    for name, caption in zip(names, captions):
+    check(names, f"{path} has no images of split '{split}'; the splits are train, val (= dev) and "
+                 "test")
+    check(rows, f"{path} has {len(names):,} images of split '{split}' and not one sentence of "
+                "them; give every image at least one")
+    for key, _, caption, _ in rows:
         if not isinstance(caption, str):
-            raise InputError(f"{path}, image {name}: the raw sentence {ascii(caption)[:40]} is no "
-                             "string; put its text in quotes")
-    photos = [below(os.path.join(root, "images"), name, path) for name in names]
-    result = _grouped("dev" if split == "val" else split, path, keys, photos, captions,
-                      integers(caption_ids, path, "the sentid") if _own(caption_ids) else None)
-    numbers = [number[key] for key in result.image_ids]
-    if _own(numbers) and all(key == name for key, name in name_of.items()):         # no cocoid
-        result.photo_names = result.image_ids
-        result.image_ids = integers(numbers, path, "the imgid").tolist()
-    if without:
-        result.notes.append(f"{path}: {without:,} of {len(number):,} images of split '{split}' have"
-                            " no sentence and are left out")
+            raise InputError(f"{path}, image {names[key]}: the raw sentence {ascii(caption)[:40]} "
+                             "is no string; put its text in quotes")
+    result, ids = _grouped("dev" if split == "val" else split, path, rows)
+    result.caption_ids = _own(ids, path, "the sentid")
+    if all(key == name for key, name in names.items()):                             # no cocoid
+        numbers = _own([numbers[key] for key in result.image_ids], path, "the imgid")
+        if numbers is not None:
+            result.photo_names, result.image_ids = result.image_ids, numbers.tolist()
+    if without := len(names) - len(result.images):
+        result.notes.append(f"{path}: {without:,} of {len(names):,} images of split '{split}' have "
+                            "no sentence and are left out")
     return result
 
 
-def _own(ids: list) -> bool:
-    """Whether all ids are integers and different from each other."""
-    return all(type(i) is int for i in ids) and len(set(ids)) == len(ids)
+def _own(ids: list, path: str, what: str) -> np.ndarray | None:
+    """The ids that `path` gives (`integers`), or None unless all are integers and different."""
+    different = all(type(i) is int for i in ids) and len(set(ids)) == len(ids)
+    return integers(ids, path, what) if different else None
 
 
 def read_coco_layout(root: str, split: str, use_restval: bool) -> Split:
-    split = "dev" if split in ("val", "dev") else split
-    parts = [(split, "train2014" if split == "train" else "val2014")]
+    split = "dev" if split == "val" else split
+    parts = {split: "train2014" if split == "train" else "val2014"}
     if use_restval and split == "train":
-        parts.append(("restval", "val2014"))                    # 30,504 images of the 2014 val set
-    keys, paths, captions, ids = [], [], [], []
-    for part, folder in parts:
+        parts["restval"] = "val2014"                            # 30,504 images of the 2014 val set
+    rows = []
+    for part, folder in parts.items():
         ids_path = os.path.join(root, "annotations", f"coco_{part}_ids.npy")
         json_path = _need(os.path.join(root, "annotations", f"captions_{folder}.json"))
-        numbers = read_integers(_need(ids_path)).tolist()                           # caption ids
+        numbers = _read_ids(_need(ids_path))                                        # caption ids
         coco = read_coco(json_path)
-        absent = [i for i in numbers if i not in coco.anns]
-        if absent:
+        if absent := [i for i in numbers if i not in coco.anns]:
             raise InputError(f"{ids_path} names {len(absent)} captions that {json_path} lacks, the "
                              f"first is {absent[0]}; the two files must belong together")
-        try:
-            entries = [coco.anns[i] for i in numbers]
-            keys += [a["image_id"] for a in entries]
-            photos = [coco.imgs[a["image_id"]]["file_name"] for a in entries]
-            captions += [a["caption"].replace("\n", " ").strip() for a in entries]
-        except (KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{json_path} is no file of COCO's captions ({reason(error)} is "
-                             "missing or no text); fetch it again") from error
-        paths += [below(os.path.join(root, "images", folder), name, json_path) for name in photos]
-        ids += numbers
-    if not captions:
-        raise InputError(f"{ids_path} names no captions; fetch it again")
-    return _grouped(split, json_path, keys, paths, captions, np.array(ids, np.int64))
+        photos = os.path.join(root, "images", folder)
+        with refusing(f"{json_path} is no file of COCO's captions, or lacks a field",
+                      "fetch it again"):
+            for i in numbers:
+                key, caption = coco.anns[i]["image_id"], coco.anns[i]["caption"]
+                photo = below(photos, coco.imgs[key]["file_name"], json_path)
+                rows.append((key, photo, caption.replace("\n", " ").strip(), i))
+    check(rows, f"{ids_path} names no captions; fetch it again")
+    result, ids = _grouped(split, json_path, rows)
+    result.caption_ids = np.array(ids, np.int64)
+    return result

@@ -7,15 +7,32 @@ import time
 
 from tqdm import tqdm
 
+from cli import first
 from files.reading import read_lines
-from files.writing import atomic
+from files.writing import save_lines
 
 
-class NoLog:
-    """Of a process that writes nothing. epochs: of the whole training."""
+class Log:
+    """log.txt for people, log.jsonl for programs, tensorboard events; and the terminal. Epochs are
+    counted from 1. Of several processes only the first one's says anything."""
 
-    def __init__(self, epochs: int):
+    def __init__(self, folder: str, state: dict, epochs: int):
+        """epochs: of the whole training."""
         self.epochs = epochs
+        if not first():
+            return
+        import tensorboard_logger
+
+        self.events = tensorboard_logger.Logger(folder, flush_secs=5)
+        path = os.path.join(folder, "log.txt")
+        with open(path, "ab+") as f:                        # it may have been cut off within a line
+            f.seek(max(0, f.tell() - 1))
+            f.write(b"\n" * (f.read() not in (b"", b"\n")))
+        self.text = open(path, "a", encoding="utf-8", errors="backslashreplace")
+        path = os.path.join(folder, "log.jsonl")
+        if os.path.isfile(path):
+            save_lines(path, [line for line in read_lines(path) if comes_before(line, state)])
+        self.json = open(path, "a", encoding="utf-8")
 
     def where(self, state: dict, steps: int) -> str:
         """The place in the training that a line is about."""
@@ -24,83 +41,40 @@ class NoLog:
         return f"epoch {state['epoch'] + 1}/{self.epochs} step {state['step']}/{steps}"
 
     def say(self, line: str, terminal: bool = True) -> None:
-        pass
-
-    def validation(self, state: dict, steps: int, result: dict) -> None:
-        pass
-
-    def record(self, iteration: int, scalars: dict, **fields) -> None:
-        pass
-
-
-class Log(NoLog):
-    """log.txt for people, log.jsonl for programs, tensorboard events; and the terminal. Epochs are
-    counted from 1."""
-
-    def __init__(self, folder: str, state: dict, epochs: int):
-        import tensorboard_logger
-
-        super().__init__(epochs)
-        self.events = tensorboard_logger.Logger(folder, flush_secs=5)
-        torn = ends_within_a_line(os.path.join(folder, "log.txt"))
-        self.text = open(os.path.join(folder, "log.txt"), "a", encoding="utf-8",
-                         errors="backslashreplace")
-        self.text.write("\n" * torn)
-        path = os.path.join(folder, "log.jsonl")
-        if os.path.isfile(path):
-            lines = [line for line in read_lines(path) if comes_before(line, state)]
-            with atomic(path) as f:
-                f.writelines(f"{line}\n" for line in lines)
-        self.json = open(path, "a", encoding="utf-8")
-
-    def say(self, line: str, terminal: bool = True) -> None:
+        if not first():
+            return
         if terminal:
-            try:
+            with contextlib.suppress(OSError):              # the terminal is gone, the run goes on
                 tqdm.write(line)
                 sys.stdout.flush()
-            except OSError:                                 # the terminal is gone, the run goes on
-                pass
         self.text.write(line + "\n")
         self.text.flush()
 
     def validation(self, state: dict, steps: int, result: dict) -> None:
         """Recalls under VSE++'s names: r1 image to text, r1i text to image."""
-        if "i2t" not in result:                             # phrases in photos
-            self.say(f"{self.where(state, steps)}: dev rsum {result['rsum']:.1f} | R@1 "
-                     f"{result['r1']:.1f} R@5 {result['r5']:.1f} R@10 {result['r10']:.1f} of at "
-                     f"most {result['upper']:.1f}")
-            self.record(state["iteration"],
-                        {k: result[k] for k in ("r1", "r5", "r10", "upper", "rsum")},
-                        kind="validation", epoch=state["epoch"] + (state["step"] > 0),
-                        step=state["step"] or steps)
-            return
-        i, t = result["i2t"], result["t2i"]
-        sides = [f"{name} R@1 {r['r1']:.1f} R@5 {r['r5']:.1f} R@10 {r['r10']:.1f} "
-                 f"medr {r['medr']:.0f}"
-                 for name, r in (("image to text", i), ("text to image", t))]
-        self.say(f"{self.where(state, steps)}: dev rsum {result['rsum']:.1f} | {' | '.join(sides)}")
-        keys = ("r1", "r5", "r10", "medr", "meanr")
-        self.record(state["iteration"],
-                    {**{k: i[k] for k in keys}, **{f"{k}i": t[k] for k in keys},
-                     "rsum": result["rsum"], "hbr": result["hbr"],
-                     **{f"cos_{side}": cosine for side, cosine in result["alike"].items()}},
-                    kind="validation", epoch=state["epoch"] + (state["step"] > 0),
-                    step=state["step"] or steps)
+        if "i2t" in result:
+            sides = [(f"{name} ", result[side], f"medr {result[side]['medr']:.0f}")
+                     for name, side in (("image to text", "i2t"), ("text to image", "t2i"))]
+            scalars = {f"{k}{end}": result[side][k] for side, end in (("i2t", ""), ("t2i", "i"))
+                       for k in ("r1", "r5", "r10", "medr", "meanr")}
+            scalars |= {"rsum": result["rsum"], "hbr": result["hbr"],
+                        **{f"cos_{side}": cosine for side, cosine in result["alike"].items()}}
+        else:                                               # phrases in photos
+            sides = [("", result, f"of at most {result['upper']:.1f}")]
+            scalars = {k: result[k] for k in ("r1", "r5", "r10", "upper", "rsum")}
+        shown = [f"{name}R@1 {r['r1']:.1f} R@5 {r['r5']:.1f} R@10 {r['r10']:.1f} {end}"
+                 for name, r, end in sides]
+        self.say(f"{self.where(state, steps)}: dev rsum {result['rsum']:.1f} | {' | '.join(shown)}")
+        self.record(state["iteration"], scalars, kind="validation",
+                    epoch=state["epoch"] + (state["step"] > 0), step=state["step"] or steps)
 
     def record(self, iteration: int, scalars: dict, **fields) -> None:
+        if not first():
+            return
         self.json.write(json.dumps({"iteration": iteration, **fields, **scalars}) + "\n")
         self.json.flush()
         for name, value in scalars.items():
             self.events.log_value(name, value, step=iteration)
-
-
-def ends_within_a_line(path: str) -> bool:
-    """Whether a text file was cut off while a line was written."""
-    if not os.path.isfile(path) or not os.path.getsize(path):
-        return False
-    with open(path, "rb") as f:
-        f.seek(-1, os.SEEK_END)
-        return f.read() != b"\n"
 
 
 def comes_before(line: str, state: dict) -> bool:

@@ -11,7 +11,7 @@ start[n]:start[n + 1]. {split}_{name}.json says what made them, for which photos
 the phrases they can find. Features of them are {split}_{name}_{features}.npy, (R, F), with a .json
 that holds the checksum of their boxes.
 """
-import glob
+import fnmatch
 import os
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cli import InputError
-from files.entities import Entities, photo_paths, read_entities
+from cli import InputError, check
+from files.entities import Entities, read_entities
 from files.layouts import Split, read_text_features
 from files.reading import need, read_arrays, read_json, sha256
 from files.shards import read_rows, there
@@ -57,8 +57,8 @@ def read_facts(path: str, key: str, fix: str) -> dict:
     """The JSON object in a file, with the text `key` in it. Raises InputError, which names `fix`.
     """
     facts = read_json(path, fix)
-    if not isinstance(facts, dict) or not isinstance(facts.get(key), str):
-        raise InputError(f"{path} is no JSON object that says \"{key}\"; {fix}")
+    check(isinstance(facts, dict) and isinstance(facts.get(key), str),
+          f"{path} is no JSON object that says \"{key}\"; {fix}")
     return facts
 
 
@@ -71,26 +71,25 @@ def read_proposals(root: str, split: str, name: str, entities: Entities) -> Prop
                           f"{os.path.basename(os.path.normpath(root))} --name {name}")
     facts = read_facts(f"{start}.json", "method", AGAIN)
     arrays, photos = read_arrays(f"{start}.npz", AGAIN), len(entities.ids)
-    if {key: array.dtype.name for key, array in arrays.items()} != ARRAYS:
-        raise InputError(f"{start}.npz holds other arrays than "
-                         f"{', '.join(f'{k} {v}' for k, v in ARRAYS.items())}; {AGAIN}")
+    check({key: array.dtype.name for key, array in arrays.items()} == ARRAYS,
+          f"{start}.npz holds other arrays than {', '.join(f'{k} {v}' for k, v in ARRAYS.items())}; "
+          f"{AGAIN}")
     p = Proposals(**arrays, facts=facts)
-    if facts.get("ids_sha256") != ids_sha256(entities.ids):
-        raise InputError(f"{start}.npz is of other photos, or of the same in another order, than "
-                         f"{split}.txt names now; delete it, and {AGAIN}")
-    if facts.get("truth_sha256") not in (None, sha256(entities.truth)):
-        raise InputError(f"{start}.npz was written for other boxes of the phrases, by another "
-                         "--box_origin or before the annotations changed; give --box_origin "
-                         f"{facts.get('origin', 1)}, or delete it, and {AGAIN}")
+    check(facts.get("ids_sha256") == ids_sha256(entities.ids),
+          f"{start}.npz is of other photos, or of the same in another order, than {split}.txt names "
+          f"now; delete it, and {AGAIN}")
+    check(facts.get("truth_sha256") in (None, sha256(entities.truth)),
+          f"{start}.npz was written for other boxes of the phrases, by another --box_origin or "
+          f"before the annotations changed; give --box_origin {facts.get('origin', 1)}, or delete "
+          f"it, and {AGAIN}")
     rows = len(p.boxes)
     shapes = [x.shape for x in (p.boxes, p.score, p.added, p.start)]
-    if (shapes != [(rows, 4), (rows,), (rows,), (photos + 1,)]
-            or (p.start[0], p.start[-1]) != (0, rows) or (np.diff(p.start) < 1).any()):
-        raise InputError(f"{start}.npz is broken: its arrays do not give each of {photos} photos "
-                         f"at least one of {rows} boxes; {AGAIN}")
-    if facts.get("boxes_sha256") != sha256(p.boxes):
-        raise InputError(f"{start}.npz is broken: its boxes are not those that its .json was "
-                         f"written for; {AGAIN}")
+    check(shapes == [(rows, 4), (rows,), (rows,), (photos + 1,)] and p.start[0] == 0
+          and p.start[-1] == rows and (np.diff(p.start) > 0).all(),
+          f"{start}.npz is broken: its arrays do not give each of {photos} photos at least one of "
+          f"{rows} boxes; {AGAIN}")
+    check(facts.get("boxes_sha256") == sha256(p.boxes),
+          f"{start}.npz is broken: its boxes are not those that its .json was written for; {AGAIN}")
     return p
 
 
@@ -141,14 +140,13 @@ def read_region_features(root: str, split: str, name: str, features: str,
     they are missing, of other proposals, or not (R, F) float16 or float32."""
     start = file_of(root, split, f"{name}_{features}")
     for path in (f"{start}.npy", f"{start}.json"):
-        if not there(path):
-            raise InputError(f"there is no file {path} of features of the proposals {name}; write "
-                             f"them with python -m features.extract regions --proposals {name} "
-                             f"--name {features}")
+        check(there(path), f"there is no file {path} of features of the proposals {name}; write "
+                           f"them with python -m features.extract regions --proposals {name} "
+                           f"--name {features}")
     facts = read_facts(f"{start}.json", "extractor", EXTRACT)
-    if facts.get("boxes_sha256") != proposals.facts["boxes_sha256"]:
-        raise InputError(f"{start}.npy is of other boxes than those that "
-                         f"{file_of(root, split, name)}.npz holds now; delete it, and {EXTRACT}")
+    check(facts.get("boxes_sha256") == proposals.facts["boxes_sha256"],
+          f"{start}.npy is of other boxes than those that {file_of(root, split, name)}.npz holds "
+          f"now; delete it, and {EXTRACT}")
     check_features(f"{start}.npy", read_rows(f"{start}.npy", EXTRACT), proposals,
                    f"delete it, and {EXTRACT}")
     return f"{start}.npy"
@@ -157,11 +155,10 @@ def read_region_features(root: str, split: str, name: str, features: str,
 def check_features(path: str, array, proposals: Proposals, fix: str) -> None:
     """Raise InputError, which says the `fix`, unless an array holds features of the proposals."""
     boxes = len(proposals.boxes)
-    if (array.ndim != 2 or array.dtype not in (np.float16, np.float32) or len(array) != boxes
-            or not array.shape[1]):
-        raise InputError(f"{path} holds {array.dtype} of shape {array.shape}, and {boxes:,} boxes "
-                         f"have features of shape ({boxes}, F) in float16 or float32, in the order "
-                         f"of the boxes; {fix}")
+    check(array.ndim == 2 and array.dtype in (np.float16, np.float32) and len(array) == boxes
+          and array.shape[1],
+          f"{path} holds {array.dtype} of shape {array.shape}, and {boxes:,} boxes have features of "
+          f"shape ({boxes}, F) in float16 or float32, in the order of the boxes; {fix}")
 
 
 # ---- pairs of regions and phrases
@@ -184,13 +181,10 @@ class RegionFeatures(Features):
     includes count whole."""
     keeps = False
 
-    def __init__(self, path: str, proposals: Proposals, sizes: np.ndarray, geometry: bool = True):
+    def __init__(self, path: str, proposals: Proposals, sizes: np.ndarray, geometry: bool):
         """sizes: width and height of each photo (N, 2)."""
         super().__init__(path)
         self.proposals, self.sizes, self.geometry = proposals, sizes, geometry
-        if self.array.ndim != 2:
-            raise InputError(f"{path} has shape {self.array.shape}; features of proposals are of "
-                             "shape (proposals, F)")
 
     @property
     def dim(self) -> int:
@@ -216,29 +210,26 @@ def geometry_of(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 @dataclass
 class PhraseSplit(Split):
-    """A Split whose N images are the R proposals of all photos, and whose captions are phrases.
+    """A Split whose images are the R proposals of all N photos, and whose captions are M phrases.
     `caption_image` is the proposal that overlaps a phrase's box most."""
     entities: Entities = None
     proposals: Proposals = None
     root: str = ""
 
-    ids = property(lambda self: self.entities.ids)
-    sizes = property(lambda self: self.entities.sizes)
-    boxes = property(lambda self: self.proposals.boxes)
-    start = property(lambda self: self.proposals.start)
-    added = property(lambda self: self.proposals.added)
-    phrases = property(lambda self: self.entities.phrases)
-    phrase_photo = property(lambda self: self.entities.phrase_photo)
+    ids = property(lambda self: self.entities.ids)                      # of the N photos
+    sizes = property(lambda self: self.entities.sizes)                  # (N, 2) width, height
+    boxes = property(lambda self: self.proposals.boxes)                 # (R, 4) see Proposals
+    start = property(lambda self: self.proposals.start)                 # (N + 1,)
+    added = property(lambda self: self.proposals.added)                 # (R,) bool
+    phrases = property(lambda self: self.entities.phrases)              # M
+    phrase_photo = property(lambda self: self.entities.phrase_photo)    # (M,) of each, rising
+    # (M, 4) the box of each, which encloses all boxes of its chain
     truth = property(lambda self: self.entities.truth)
-    types = property(lambda self: self.entities.types)
-    n_boxes = property(lambda self: self.entities.n_boxes)
+    types = property(lambda self: self.entities.types)                  # M, such as ("people",)
+    n_boxes = property(lambda self: self.entities.n_boxes)      # (M,) that the truth encloses
 
     def fingerprint(self) -> dict:
         return {**super().fingerprint(), "boxes_sha256": self.proposals.facts["boxes_sha256"]}
-
-    def photos(self) -> list[str]:
-        """The file of each photo."""
-        return photo_paths(self.root, self.ids)
 
     def columns(self, n: int) -> np.ndarray:
         """The phrases of photo n."""
@@ -260,28 +251,27 @@ def read_phrases(root: str, split: str, regions: Regions, text_features: str | N
     names; with `text_only` without them. Raises InputError."""
     split = "val" if split == "dev" else split
     entities = read_entities(root, split, regions.origin)
-    phrases, source = entities.phrases, os.path.join(root, "Sentences")
-    owner, made_by = np.zeros(len(phrases), np.int64), extractors(root)
+    result = PhraseSplit(
+        split, NoImages(len(entities.ids)), entities.phrases, entities.phrase_photo,
+        os.path.join(root, "Sentences"), extractors=extractors(root) or None, entities=entities,
+        root=root)
     if text_only:
-        return PhraseSplit(split, NoImages(len(entities.ids)), phrases, entities.phrase_photo,
-                           source, extractors=made_by or None, entities=entities, root=root)
+        return result
     name = proposals_of(root, split, regions.name)
-    proposals = read_proposals(root, split, name, entities)
-    path = read_region_features(root, split, name, regions.name[len(name) + 1:], proposals)
-    images = RegionFeatures(path, proposals, entities.sizes, regions.geometry)
-    made_by = {**made_by, "ims": read_json(
-        path.removesuffix(".npy") + ".json", "extract again")["extractor"]}
-    result = PhraseSplit(split, images, phrases, owner, source, extractors=made_by,
-                         entities=entities, proposals=proposals, root=root, text=read_text_features(
-                             os.path.join(root, f"{split}_{text_features}.npy"), phrases, source,
-                             "phrase") if text_features else None)
-    for n in range(len(entities.ids)):
-        if len(columns := result.columns(n)):
-            owner[columns] = result.start[n] + result.overlap(n).argmax(0)
-    lost = sum(entities.dropped.values())
+    result.proposals = read_proposals(root, split, name, entities)
+    path = read_region_features(root, split, name, regions.name[len(name) + 1:], result.proposals)
+    result.images = RegionFeatures(path, result.proposals, entities.sizes, regions.geometry)
+    made_by = read_json(path.removesuffix(".npy") + ".json", "extract again")["extractor"]
+    result.extractors = {**(result.extractors or {}), "ims": made_by}
+    result.caption_image = np.concatenate([result.start[n] + result.overlap(n).argmax(0)
+                                           for n in range(len(entities.ids))])
+    if text_features:
+        result.text = read_text_features(root, split, text_features, entities.phrases,
+                                         result.source)
     kinds = ", ".join(f"{count:,} {why}" for why, count in entities.dropped.items() if count)
-    result.notes += [
-        f"{lost:,} phrases of {split} have no box and are left out ({kinds})"] * bool(lost)
+    if kinds:
+        result.notes.append(f"{sum(entities.dropped.values()):,} phrases of {split} have no box and "
+                            f"are left out ({kinds})")
     if entities.faults:
         result.notes.append(f"{len(entities.faults):,} faults of the annotations of {split} are "
                             f"passed over (python data.py check names them), the first: "
@@ -293,26 +283,23 @@ def refuse_phrases(split: Split | None, reader: str) -> None:
     """Raise InputError where what reads a split wants images and captions, and the split has
     phrases and regions."""
     if isinstance(split, PhraseSplit):
-        raise InputError(f"{reader} is of images and captions, and {split.root} has phrases and "
-                         "the regions of their photos, which train.py and evaluate.py read; name "
-                         "other data with --data_name")
+        raise InputError(f"{reader} is of images and captions, and {split.root} has phrases and the "
+                         "regions of their photos, which train.py and evaluate.py read; name other "
+                         "data with --data_name")
 
 
 def proposals_of(root: str, split: str, name: str) -> str:
     """The proposals P of features {split}_{P}_{F}.npy, whose P and F together are `name`."""
-    parts = name.split("_")
-    for k in range(len(parts) - 1, 0, -1):
-        if os.path.isfile(os.path.join(root, f"{split}_{'_'.join(parts[:k])}.npz")):
-            return "_".join(parts[:k])
-    if os.path.isfile(os.path.join(root, f"{split}_{name}.npz")):
-        raise InputError(f"--regions {name} names proposals alone; name their features behind "
-                         f"them, such as {name}_ims")
-    there = sorted(os.path.basename(path)
-                   for path in glob.glob(os.path.join(root, f"{split}_*.npz")))
+    files, start = sorted(fnmatch.filter(os.listdir(root), f"{split}_*.npz")), name
+    while "_" in start:
+        start = start.rpartition("_")[0]
+        if f"{split}_{start}.npz" in files:
+            return start
+    check(f"{split}_{name}.npz" not in files, f"--regions {name} names proposals alone; name their "
+                                              f"features behind them, such as {name}_ims")
     raise InputError(f"--regions {name}: {root} has no proposals "
-                     f"{split}_{'_'.join(parts[:-1]) or name}.npz"
-                     + f" (but {', '.join(there)})" * bool(there)
-                     + "; make them with `python -m features.proposals`, then their features with "
+                     f"{split}_{name.rpartition('_')[0] or name}.npz (but {', '.join(files) or 'none'}"
+                     "); make them with `python -m features.proposals`, then their features with "
                      "`python -m features.extract regions`")
 
 
@@ -345,11 +332,7 @@ def draw_phrases(split: PhraseSplit, rule: Labels, seed: tuple,
     then, so a phrase is compared with what was drawn for the others, too.
     """
     rows, columns, blocks = zip(*(draw(split, rule, seed, int(n)) for n in photos))
-    labels = np.zeros((sum(map(len, rows)), sum(map(len, columns))), np.int8)
-    i = j = 0
-    for block in blocks:                                                    # (r, m) on the diagonal
-        labels[i:i + block.shape[0], j:j + block.shape[1]] = block
-        i, j = i + block.shape[0], j + block.shape[1]
+    labels = torch.block_diag(*map(torch.from_numpy, blocks)).numpy()               # of (r, m)
     return np.concatenate(rows), np.concatenate(columns), labels
 
 
@@ -375,8 +358,5 @@ def draw(split: PhraseSplit, rule: Labels, seed: tuple,
 
 def learnable(split: PhraseSplit, positive: float) -> np.ndarray:
     """The phrases that a proposal fits, (m,): the others cannot be learned from."""
-    best = np.zeros(len(split.phrases))
-    for n in range(len(split.ids)):
-        if len(columns := split.columns(n)):
-            best[columns] = split.overlap(n).max(0)
+    best = np.concatenate([split.overlap(n).max(0) for n in range(len(split.ids))])
     return np.flatnonzero(best >= positive)

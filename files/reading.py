@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import struct
@@ -15,7 +16,7 @@ from collections import Counter
 import numpy as np
 import yaml
 
-from cli import InputError, reason
+from cli import InputError, check, reason
 
 NPZ_BYTES = 16 << 30                  # an .npz file is read whole; a larger one is refused
 YAML_BYTES = 1 << 20                  # a YAML file holds options, some hundred lines
@@ -76,10 +77,7 @@ def recognised(ours, *args) -> bool:
 def holds_keys(*keys: str, optional=()):
     """A test for `output`: a JSON object with all of `keys`, perhaps some of `optional`, and no
     other keys."""
-    def knows(path: str) -> bool:
-        value = read_json(path)
-        return isinstance(value, dict) and set(keys) <= set(value) <= {*keys, *optional}
-    return knows
+    return lambda path: set(keys) <= read_json(path).keys() <= {*keys, *optional}
 
 
 def holds_arrays(*names: str, optional=()):
@@ -109,48 +107,54 @@ def is_drawn(path: str) -> bool:
         return DRAWN.encode() in head + f.read()
 
 
+@contextlib.contextmanager
+def refusing(what: str, fix: str, kinds=FAULTS):
+    """A context that raises InputError where it fails in one of `kinds`. what: what cannot be."""
+    try:
+        yield
+    except InputError:
+        raise
+    except kinds as error:
+        raise InputError(f"{what} ({reason(error)}); {fix}") from error
+
+
 def below(folder: str, name: str, source: str) -> str:
     """folder/name, for a name that the file `source` gives. Raises InputError where it leads out of
     the folder."""
-    parts = str(name).replace("\\", "/").split("/")
-    if os.path.isabs(str(name)) or ".." in parts or "\0" in str(name):
-        raise InputError(f"{source} names the file {reason(ValueError(ascii(name)), 80)}, which "
-                         f"lies outside {folder}; names are of files within it, without a leading "
-                         "/ and without ..")
-    return os.path.join(folder, str(name))
+    text = str(name)
+    outside = os.path.isabs(text) or ".." in text.replace("\\", "/").split("/") or "\0" in text
+    check(not outside, f"{source} names the file {shown(name)}, which lies outside {folder}; names "
+                       "are of files within it, without a leading / and without ..")
+    return os.path.join(folder, text)
+
+
+def called(split: str, there) -> str:
+    """The name by which a folder calls a split, of which there(name) is true: dev and val are one.
+    """
+    return next(filter(there, (split, "dev", "val")), split) if split in ("dev", "val") else split
+
+
+def shown(value) -> str:
+    """A value that a file gives, for a message."""
+    return reason(ValueError(ascii(value)), 80)
 
 
 def need(path: str, fix: str) -> str:
     """The path of a file. Raises InputError, which says the `fix`, where there is none."""
-    if not os.path.isfile(path):
-        raise InputError(f"there is no file {path}; {fix}")
+    check(os.path.isfile(path), f"there is no file {path}; {fix}")
     return path
 
 
-@contextlib.contextmanager
-def reading(path: str, mode: str = "rb", encoding: str | None = None):
-    """A context with an open file. Raises InputError where it cannot be opened or read."""
-    try:
-        with open(path, mode, encoding=encoding) as f:
-            yield f
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror or reason(error)}); check its "
-                         "name and its permissions") from error
-
-
-def read_text(path: str, most: int | None = None) -> str:
+def read_text(path: str, most: float = math.inf) -> str:
     """The UTF-8 text of a file, with or without a byte order mark. Raises InputError; also above
     `most` bytes."""
-    with reading(path, "r", "utf-8-sig") as f:
+    with (refusing(f"{path} cannot be read", "check its name and its permissions", OSError),
+          open(path, encoding="utf-8-sig") as f):
         size = os.path.getsize(path)
-        if most is not None and size > most:
-            raise InputError(f"{path} has {size:,} bytes, and at most {most:,} are read; "
-                             "it is another file")
-        try:
+        check(size <= most, f"{path} has {size:,} bytes, and at most {most:,} are read; it is "
+                            "another file")
+        with refusing(f"{path} is not UTF-8 text", "convert it with iconv", UnicodeDecodeError):
             return f.read()
-        except UnicodeDecodeError as error:
-            raise InputError(f"{path} is not UTF-8 text ({reason(error)}); "
-                             "convert it with iconv") from error
 
 
 def read_lines(path: str) -> list[str]:
@@ -159,27 +163,22 @@ def read_lines(path: str) -> list[str]:
     return lines[:-1] if not lines[-1] else lines
 
 
-def read_json(path: str, fix: str = "fetch it again", what: str = "JSON", unique: bool = False):
+def read_json(path: str, fix: str = "fetch it again", unique: bool = False):
     """The value in a JSON file. `unique`: refuse a name that stands twice in an object (else the
     last one counts).
 
     Raises InputError, which names `fix`, on everything but JSON of finite numbers and UTF-8 text.
-    `what` names the kind of file in the message.
     """
     text = read_text(path)
-    try:
+    with refusing(f"{path} is not JSON", fix):
         value = json.loads(text, parse_constant=no_number,
                            object_pairs_hook=once if unique else None)
-        if re.search(r"\\u[dD][89a-fA-F]", text):           # half a surrogate pair is no text
-            json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise InputError(f"{path} is not {what} of UTF-8 text (it has half a surrogate pair, "
-                         f"{error.object[error.start]!a}); {fix}") from error
-    except RecursionError as error:
-        raise InputError(f"{path} is not {what} (it is nested hundreds of levels "
-                         f"deep); {fix}") from error
-    except ValueError as error:
-        raise InputError(f"{path} is not {what} ({reason(error)}); {fix}") from error
+        if re.search(r"\\u[dD][89a-fA-F]", text):
+            try:
+                json.dumps(value, ensure_ascii=False).encode()
+            except UnicodeEncodeError as error:
+                raise ValueError("it has half a surrogate pair, "
+                                 f"{error.object[error.start]!a}, which is no text") from error
     return value
 
 
@@ -222,21 +221,18 @@ class _Plain(yaml.SafeLoader):
                 text, re.IGNORECASE):
             raise yaml.YAMLError(f"{text} is no decimal number in YAML; write it without leading "
                                  "zeros, 0x, : and _, or in quotes")
-        whole = re.fullmatch(r"[-+]?[0-9]+", text)
-        return int(text) if whole else float(text.replace(".inf", "inf").replace(".nan", "nan"))
+        return yaml.SafeLoader.yaml_constructors[node.tag](self, node)
 
 
 for _kind in ("int", "float"):
     _Plain.add_constructor(f"tag:yaml.org,2002:{_kind}", _Plain.decimal)
 
 
-def read_yaml(path: str, fix: str = "give a YAML file of options"):
-    """The plain values, lists and mappings of a YAML file. Raises InputError, which names `fix`."""
+def read_yaml(path: str):
+    """The plain values, lists and mappings of a YAML file. Raises InputError."""
     text = read_text(path, YAML_BYTES)
-    try:
+    with refusing(f"{path} cannot be read", "give a YAML file of options"):
         return yaml.load(text, _Plain)                      # a SafeLoader
-    except FAULTS as error:
-        raise InputError(f"{path} cannot be read ({reason(error)}); {fix}") from error
 
 
 def sha256(*parts) -> str:
@@ -270,42 +266,32 @@ def plain_file(path: str) -> str:
     return path
 
 
-def read_array(path: str, fix: str, what: str = "numbers") -> np.ndarray:
+def read_array(path: str, fix: str) -> np.ndarray:
     """The array of an .npy file, mapped and not read. Raises InputError on any other file, .npz
     archives included."""
-    try:
-        plain_file(path)
-        return np.lib.format.open_memmap(path, mode="r")
-    except FAULTS as error:
-        raise InputError(f"{path} is not a whole .npy file of {what} "
-                         f"({reason(error)}); {fix}") from error
+    with refusing(f"{path} is not a whole .npy file of numbers", fix):
+        return np.lib.format.open_memmap(plain_file(path), mode="r")
 
 
 def read_arrays(path: str, fix: str) -> dict[str, np.ndarray]:
     """The arrays of an .npz file, {name: array}. Raises InputError on any other file, and above
     NPZ_BYTES."""
     arrays = {}
-    try:
-        with zipfile.ZipFile(plain_file(path)) as archive:
-            members = archive.infolist()
-            size = sum(member.file_size for member in members)
-            if size > NPZ_BYTES:
-                raise InputError(f"{path} holds {size:,} bytes of arrays, and at most "
+    with (refusing(f"{path} is no .npz file of plain arrays", fix),
+          zipfile.ZipFile(plain_file(path)) as archive):
+        members = archive.infolist()
+        size = sum(member.file_size for member in members)
+        check(size <= NPZ_BYTES, f"{path} holds {size:,} bytes of arrays, and at most "
                                  f"{NPZ_BYTES:,} are read; {fix}")
-            for member in members:
-                name, ending = os.path.splitext(member.filename)
-                if ending != ".npy" or name in arrays:
-                    raise ValueError(f"its member {ascii(member.filename)[:60]} is no array of a "
-                                     "name of its own")
-                with archive.open(member) as f:
-                    check_header(f, member.file_size)
-                with archive.open(member) as f:
-                    arrays[name] = np.lib.format.read_array(f, allow_pickle=False)
-    except InputError:
-        raise
-    except FAULTS as error:
-        raise InputError(f"{path} is no .npz file of plain arrays ({reason(error)}); "
-                         f"{fix}") from error
+        for member in members:
+            name, ending = os.path.splitext(member.filename)
+            if ending != ".npy" or name in arrays:
+                raise ValueError(f"its member {shown(member.filename)} is no array of a name of "
+                                 "its own")
+            with archive.open(member) as f:
+                check_header(f, member.file_size)
+                f.seek(0)
+                arrays[name] = np.lib.format.read_array(f, allow_pickle=False)
     return arrays
 
 
@@ -313,15 +299,12 @@ def check_header(f, size: int) -> None:
     """Raise ValueError unless an .npy file of `size` bytes holds exactly the plain numbers or text
     that its header announces. Without this check a false header could reserve any amount of memory.
     """
-    version = np.lib.format.read_magic(f)
-    reader = {(1, 0): np.lib.format.read_array_header_1_0}.get(
-        version, np.lib.format.read_array_header_2_0)
-    shape, _, dtype = reader(f)
+    form = np.lib.format
+    first = form.read_magic(f) == (1, 0)
+    shape, _, dtype = (form.read_array_header_1_0 if first else form.read_array_header_2_0)(f)
     if dtype.hasobject:
         raise ValueError("it holds Python objects, which are not read")
-    total = dtype.itemsize
-    for n in shape:
-        total *= n
+    total = dtype.itemsize * math.prod(shape)
     if total != size - f.tell():
         raise ValueError(f"an array announces {total:,} bytes and has {size - f.tell():,}")
 
@@ -332,8 +315,8 @@ def integers(values, path: str, what: str) -> np.ndarray:
     for value in values:
         if (type(value) is not int and not isinstance(value, np.integer)
                 or not INT64.min <= value <= INT64.max):
-            raise InputError(f"{path} gives {what} {reason(ValueError(ascii(value)), 40)}, which "
-                             "is no whole number of at most 64 bits; write numbers such as COCO's")
+            raise InputError(f"{path} gives {what} {shown(value)}, which is no whole number of "
+                             "at most 64 bits; write numbers such as COCO's")
     return np.array(list(values), np.int64)
 
 
@@ -344,15 +327,6 @@ def as_integers(ids: list) -> list | None:
             if all(isinstance(i, int) or re.fullmatch("[0-9]{1,18}", i) for i in ids) else None)
 
 
-def read_integers(path: str) -> np.ndarray:
-    array = read_array(path, "fetch or save it again", "integers")
-    if (array.ndim != 1 or array.dtype.kind not in "iu"
-            or len(array) and array.max() > np.iinfo(np.int64).max):
-        raise InputError(f"{path} is not a whole .npy file of integers (it holds {array.dtype} of "
-                         f"shape {array.shape}); fetch or save it again")
-    return array.astype(np.int64)
-
-
 def read_coco(path: str):
     """COCO's annotations (captions or instances) from a file, indexed by pycocotools. Raises
     InputError."""
@@ -360,11 +334,7 @@ def read_coco(path: str):
 
     coco = COCO()
     coco.dataset = read_json(path)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            coco.createIndex()
-    except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} is no file of COCO's annotations "
-                         f"({reason(ValueError(repr(error)))} is missing); "
-                         "fetch it again") from error
+    with (refusing(f"{path} is no file of COCO's annotations, or lacks a field", "fetch it again"),
+          contextlib.redirect_stdout(io.StringIO())):
+        coco.createIndex()
     return coco

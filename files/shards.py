@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from cli import InputError
+from cli import InputError, check
 from files.reading import read_array
 
 
@@ -21,13 +21,11 @@ def numbered(path: str) -> list[str]:
                     for file in (os.listdir(folder or ".") if os.path.isdir(folder or ".") else ())
                     if (match := pattern.fullmatch(file)))
     for k, (number, file) in enumerate(shards):
-        if number < k:
-            raise InputError(f"{shards[k - 1][1]} and {file} in {folder} are both shard {number} "
-                             f"of {name}{ending}; keep one of them")
-        if number > k:
-            raise InputError(f"{folder} holds {file} and no shard {k} of {name}{ending}; shards "
-                             "are numbered from 0 without gaps, so fetch the missing one, or "
-                             "number them again")
+        check(number >= k, f"{shards[k - 1][1]} and {file} in {folder} are both shard {number} of "
+                           f"{name}{ending}; keep one of them")
+        check(number == k, f"{folder} holds {file} and no shard {k} of {name}{ending}; shards are "
+                           "numbered from 0 without gaps, so fetch the missing one, or number them "
+                           "again")
     return [os.path.join(folder, file) for _, file in shards]
 
 
@@ -42,9 +40,8 @@ def read_rows(path: str, fix: str) -> "np.memmap | Shards":
     shards = numbered(path)
     if not shards:
         return read_array(path, fix)
-    if os.path.lexists(path):
-        raise InputError(f"{path} and its shards {os.path.basename(shards[0])}, ... are both "
-                         "there; move one away")
+    check(not os.path.lexists(path), f"{path} and its shards {os.path.basename(shards[0])}, ... "
+                                     "are both there; move one away")
     try:
         return Shards(shards, [read_array(shard, fix) for shard in shards])
     except InputError as error:
@@ -56,21 +53,21 @@ def read_rows(path: str, fix: str) -> "np.memmap | Shards":
 
 class Shards:
     """Arrays (n_k, ...) of one type and shape of a row, as one array (N, ...) that is never joined.
-    A slice of rows is mapped, too; rows taken by their numbers are copied, as numpy does both."""
+    Its first rows, [:n], are mapped, too; rows taken by their numbers are copied, as numpy does
+    both."""
 
-    def __init__(self, paths: list[str], parts: list[np.ndarray], before: int = 0):
-        """paths: the files of the parts. before: rows of the first file that stand before its part.
-        Raises InputError where a part has no rows or is not like the first."""
+    def __init__(self, paths: list[str], parts: list[np.ndarray]):
+        """paths: the files of the parts. Raises InputError where a part has no rows or is not like
+        the first."""
         for path, part in zip(paths, parts):
-            if not part.ndim or not len(part):
-                raise InputError(f"{path} has shape {part.shape} and so no rows; a shard has at "
-                                 "least one, so write it again, "
-                                 "or leave it out and number the others again")
-            if (part.dtype, part.shape[1:]) != (parts[0].dtype, parts[0].shape[1:]):
-                raise InputError(f"{path} holds rows of {part.shape[1:]} in {part.dtype}, "
-                                 f"{paths[0]} of {parts[0].shape[1:]} in {parts[0].dtype}; all "
-                                 "shards of a file are alike, so extract them again")
-        self.paths, self.parts, self.before = paths, parts, before
+            check(part.ndim and len(part),
+                  f"{path} has shape {part.shape} and so no rows; a shard has at least one, so "
+                  "write it again, or leave it out and number the others again")
+            check((part.dtype, part.shape[1:]) == (parts[0].dtype, parts[0].shape[1:]),
+                  f"{path} holds rows of {part.shape[1:]} in {part.dtype}, {paths[0]} of "
+                  f"{parts[0].shape[1:]} in {parts[0].dtype}; all shards of a file are alike, so "
+                  "extract them again")
+        self.paths, self.parts = paths, parts
         self.start = np.cumsum([0, *map(len, parts)])                               # (K + 1,)
         self.shape, self.dtype = (int(self.start[-1]), *parts[0].shape[1:]), parts[0].dtype
         self.ndim, self.nbytes = len(self.shape), sum(part.nbytes for part in parts)
@@ -79,42 +76,27 @@ class Shards:
         return self.shape[0]
 
     def __getitem__(self, index):
-        """Rows of a slice of step 1, as another `Shards`; of integers, as an array of the shape of
-        the index and of a row."""
+        """[:n], as another `Shards`; rows of integers from 0, as an array of the shape of the index
+        and of a row."""
         if isinstance(index, slice):
-            first, last, step = index.indices(len(self))
-            assert step == 1
-            parts = [(path, part[max(first - at, 0):last - at])
-                     for path, part, at in zip(self.paths, self.parts, self.start)
-                     if max(first, at) < min(last, at + len(part))]
-            return (Shards(*map(list, zip(*parts)), self.place(first)[1]) if parts
-                    else self.parts[0][:0])
+            parts = [(path, part[:index.stop - at])
+                     for path, part, at in zip(self.paths, self.parts, self.start) if at < index.stop]
+            return Shards(*map(list, zip(*parts)))
         rows = np.asarray(index)
-        if len(rows.flat) and not -len(self) <= rows.min() <= rows.max() < len(self):
-            raise IndexError(f"rows {rows.min()} to {rows.max()} of {len(self)}")
-        rows = rows % len(self)
         shard = np.searchsorted(self.start, rows, side="right") - 1
         result = np.empty(rows.shape + self.shape[1:], self.dtype)
         for k in np.unique(shard):
             result[shard == k] = self.parts[k][rows[shard == k] - self.start[k]]
         return result
 
-    def __iter__(self):
-        return (row for part in self.parts for row in part)
-
-    def __array__(self, dtype=None, copy=None) -> np.ndarray:
-        """A copy in memory, of small slices."""
-        return np.concatenate(self.parts).astype(dtype or self.dtype, copy=False)
-
     def place(self, row: int) -> tuple[str, int]:
         """The file that holds a row, and its number there."""
         k = int(np.searchsorted(self.start, row, side="right")) - 1
-        return self.paths[k], int(row - self.start[k]) + self.before * (k == 0)
+        return self.paths[k], int(row - self.start[k])
 
     def refuse_cut(self, step: int) -> None:
         """Raise InputError where the `step` rows of an image do not stand in one shard."""
         for path, part in zip(self.paths, self.parts):
-            if len(part) % step:
-                raise InputError(f"{path} has {len(part)} rows, and images stand in {step} equal "
-                                 "rows each; let all rows of an image stand in one shard, or give "
-                                 "each image once")
+            check(len(part) % step == 0,
+                  f"{path} has {len(part)} rows, and images stand in {step} equal rows each; let "
+                  "all rows of an image stand in one shard, or give each image once")

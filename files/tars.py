@@ -19,7 +19,8 @@ import re
 import signal
 import tarfile
 from collections.abc import Iterator
-from types import SimpleNamespace
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -27,10 +28,20 @@ from PIL import Image
 from tqdm import tqdm
 
 import cli
-from cli import InputError, reason
+from cli import InputError, check, reason
 from files.layouts import Split
 from files.photos import read_photo
-from files.reading import FAULTS, holds_keys, plain_file, read_json, sha256
+from files.reading import (
+    FAULTS,
+    called,
+    holds_keys,
+    plain_file,
+    read_json,
+    recognised,
+    refusing,
+    sha256,
+    shown,
+)
 from files.shards import numbered
 from files.writing import atomic, output
 from inputs import Photos
@@ -38,11 +49,12 @@ from inputs import Photos
 PHOTOS = ("jpg", "jpeg", "png", "webp")
 MOST = dict.fromkeys(("txt", "json"), 1 << 20) | dict.fromkeys(PHOTOS, 1 << 28)    # bytes of a file
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*):")
-SKIPPED = re.compile(r"__[^/]*__($|/)")                 # WebDataset's names for what is no sample
+# A member's key and ending, and names of what is no sample, as in WebDataset.
+MEMBER = re.compile(r"((?:.*/)?[^.]+)\.([^/]*)")
+SKIPPED = re.compile(r"__[^/]*__($|/)")
 FORM = 'KEY.txt holds one a line in UTF-8, KEY.json {"captions": [...]} or {"caption": ...}'
 WINDOW = 4096                         # samples among whose captions an epoch is shuffled
 SHARDS = 1                            # stands behind a seed where it shuffles shards, not captions
-is_index = holds_keys("webdataset_shards")
 
 
 class Sample(NamedTuple):
@@ -52,38 +64,25 @@ class Sample(NamedTuple):
     captions: list[str]               # at least one
 
 
-def webdataset() -> SimpleNamespace:
-    """What is used of the package webdataset, imported only where shards are read. Raises
-    InputError where it is not installed."""
-    try:
-        from webdataset.gopen import Pipe, gopen, gopen_schemes
-        from webdataset.shardlists import expand_urls
-        from webdataset.tariterators import base_plus_ext, group_by_keys
-        from webdataset.utils import enforce_security
-    except ImportError as error:
-        raise InputError("photos in tar shards are read by the package webdataset, which is not "
-                         "installed; pip install -r requirements-webdataset.txt") from error
-    return SimpleNamespace(gopen=gopen, Pipe=Pipe,
-                           schemes=sorted({*gopen_schemes} - {"__default__"}),
-                           secure=enforce_security, expand_urls=expand_urls,
-                           base_plus_ext=base_plus_ext, group_by_keys=group_by_keys)
-
-
 def expand(text: str) -> list[str]:
     """The shards that --train_shards names: braces such as {00000..00009} are expanded, :: stands
     between several. Raises InputError."""
-    package = webdataset()
     try:
-        shards = package.expand_urls(text)
-    except (AssertionError, *FAULTS) as error:
-        raise InputError(f"--train_shards {text} cannot be expanded ({reason(error)}); give a path "
-                         "or an address, with {00000..00009} for numbers") from error
+        from webdataset.gopen import gopen_schemes
+        from webdataset.shardlists import expand_urls
+    except ImportError as error:
+        raise InputError("--train_shards is read by the package webdataset, which is not "
+                         "installed; pip install -r requirements-webdataset.txt") from error
+    with refusing(f"--train_shards {text} cannot be expanded",
+                  "give a path or an address, with {00000..00009} for numbers",
+                  (AssertionError, *FAULTS)):
+        shards = expand_urls(text)
+    schemes = sorted({*gopen_schemes} - {"__default__"})
     for shard in shards:
         scheme = ADDRESS.match(shard)
-        if shard in ("", "-") or scheme and scheme[1] not in package.schemes:
-            raise InputError(f"--train_shards {text} names the shard '{shard}'; give paths, or "
-                             "addresses that begin with "
-                             f"{', '.join(f'{name}:' for name in package.schemes)}")
+        check(shard not in ("", "-") and (not scheme or scheme[1] in schemes),
+              f"--train_shards {text} names the shard '{shard}'; give paths, or addresses that "
+              f"begin with {':, '.join(schemes)}:")
     return [shard if ADDRESS.match(shard) else os.path.expanduser(shard) for shard in shards]
 
 
@@ -93,21 +92,16 @@ def samples(shard: str) -> Iterator[Sample]:
     """The samples of a shard, in its order. Raises InputError, which names the shard and, where
     known, the key."""
     keys = set()
-    try:
-        with opened(shard) as stream:
-            for files in webdataset().group_by_keys(members(stream, shard)):
-                sample = sample_of(files, shard)
-                if sample.key in keys:
-                    raise InputError(f"{shard} holds two samples of the key {shown(sample.key)}; "
-                                     "all files of a sample stand one after another, and every "
-                                     "sample has a key of its own")
-                keys.add(sample.key)
-                yield sample
-    except InputError:
-        raise
-    except (ImportError, *FAULTS) as error:
-        raise InputError(f"the shard {shard} cannot be read to its end ({reason(error)}); look at "
-                         "it, or fetch it again") from error
+    with (refusing(f"the shard {shard} cannot be read to its end", "look at it, or fetch it again"),
+          opened(shard) as stream):
+        for key, group in groupby(members(stream, shard), key=itemgetter(0)):
+            files = [(ending, content) for _, ending, content in group]
+            if key in keys or len(dict(files)) < len(files):
+                raise InputError(f"{shard} holds files of the key {shown(key)} twice; all files of "
+                                 "a sample stand one after another, and every sample has a key of "
+                                 "its own")
+            keys.add(key)
+            yield sample_of(key, dict(files), shard)
 
 
 @contextlib.contextmanager
@@ -118,15 +112,18 @@ def opened(shard: str):
         with open(plain_file(shard), "rb") as f:
             yield f
         return
-    package, command = webdataset(), shard.removeprefix("pipe:")
+    from webdataset.gopen import Pipe, gopen  # optional: only addresses need it
+    from webdataset.utils import enforce_security
+
+    command = shard.removeprefix("pipe:")
     with cli.unsignalled():              # a signal is for this process, which then ends the command
         if command == shard:
-            source = package.gopen(shard)
-        elif package.secure:
+            source = gopen(shard)
+        elif enforce_security:
             raise OSError("the environment's WDS_SECURE forbids pipes")
         else:                    # a shell unblocks signals, so they are ignored, in a session apart
-            source = package.Pipe(f"trap '' INT TERM HUP; {command}", mode="rb", shell=True,
-                                  start_new_session=True)
+            source = Pipe(f"trap '' INT TERM HUP; {command}", mode="rb", shell=True,
+                          start_new_session=True)
 
     def check_status() -> None:
         if status := source.proc.wait():
@@ -162,77 +159,55 @@ class _Header(tarfile.TarInfo):
                                     f"{archive.offset:,} bytes: {error}") from error
 
 
-def members(stream, shard: str) -> Iterator[dict]:
-    """The files of a tar that samples are made of, as webdataset groups them. Raises OSError,
-    InputError."""
-    names = set()
+def members(stream, shard: str) -> Iterator[tuple[str, str, bytes]]:
+    """(key, ending in small letters, content) of the files of a tar that samples are made of.
+    Raises OSError, InputError."""
     try:
         with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header) as archive:
             while member := archive.next():
                 archive.members = []                    # of which tarfile keeps a list
-                key, ending = webdataset().base_plus_ext(member.name)
-                ending = (ending or "").lower()
+                parts = MEMBER.fullmatch(member.name)
+                ending = parts[2].lower() if parts else None
                 if not member.isreg() or SKIPPED.match(member.name) or ending not in MOST:
                     continue
-                if (key, ending) in names:
-                    raise InputError(f"{shard} holds two files {shown(f'{key}.{ending}')}; every "
-                                     "sample has a key of its own, so give one of them another")
-                names.add((key, ending))
                 if member.issparse() or member.size > MOST[ending]:
                     raise InputError(f"{shard} holds the file {shown(member.name)} of "
                                      f"{member.size:,} bytes, and at most {MOST[ending]:,} are "
                                      f"read; it is no {ending} of a sample")
-                yield {"fname": member.name, "data": archive.extractfile(member).read(),
-                       "__url__": shard}
+                yield parts[1], ending, archive.extractfile(member).read()
     except tarfile.TarError as error:
         raise OSError(str(error)) from error
 
 
-def sample_of(files: dict, shard: str) -> Sample:
-    """A sample from webdataset's dict of its files. Raises InputError."""
-    key, photos = files["__key__"], [ending for ending in PHOTOS if ending in files]
+def sample_of(key: str, files: dict[str, bytes], shard: str) -> Sample:
+    """A sample from its files, {ending: content}: its captions are in KEY.txt or else KEY.json,
+    blank ones left out. Raises InputError."""
+    photos = [ending for ending in PHOTOS if ending in files]
     if len(photos) != 1:
-        raise InputError(f"{shard} holds {'several photos' if photos else 'no photo'} of the key "
-                         f"{shown(key)}; a sample has one file KEY.{', .'.join(PHOTOS)}")
+        raise InputError(f"{shard} holds {len(photos) or 'no'} photos of the key {shown(key)}; a "
+                         f"sample has one file KEY.{', .'.join(PHOTOS)}")
     try:
-        key.encode()
-        captions = captions_of(files)
+        if "txt" in files:
+            captions = re.split(r"\r\n|\r|\n", files["txt"].decode("utf-8-sig"))
+        else:
+            value = json.loads(files.get("json", b"{}").decode("utf-8-sig"))
+            captions = value.get("captions", [value["caption"]] if "caption" in value else [])
+        if not isinstance(captions, list) or not all(isinstance(text, str) for text in captions):
+            raise ValueError("captions are texts in a list")
+        "".join([key, *captions]).encode()              # half a surrogate pair could not be written
     except FAULTS as error:
         raise InputError(f"{shard}, the captions of the key {shown(key)} cannot be read "
                          f"({reason(error)}); {FORM}") from error
+    captions = [text for text in (re.sub(r"[\r\n]+", " ", text).strip() for text in captions) if text]
     if not captions:
         raise InputError(f"{shard} holds no captions of the key {shown(key)}; {FORM}")
     return Sample(key, f"{shown(f'{key}.{photos[0]}')} in {shard}", files[photos[0]], captions)
 
 
-def captions_of(files: dict) -> list[str]:
-    """The captions in KEY.txt or else KEY.json, without blank ones. Raises ValueError and what else
-    json raises."""
-    if "txt" in files:
-        captions = re.split(r"\r\n|\r|\n", files["txt"].decode("utf-8-sig"))
-    else:
-        value = json.loads(files.get("json", b"{}").decode("utf-8-sig"))
-        captions = value.get("captions", [value["caption"]] if "caption" in value else [])
-    if not isinstance(captions, list) or not all(isinstance(text, str) for text in captions):
-        raise ValueError("captions are texts in a list")
-    "".join(captions).encode()                          # half a surrogate pair could not be written
-    return [text for text in (re.sub(r"[\r\n]+", " ", text).strip() for text in captions) if text]
-
-
-def shown(name: str) -> str:
-    """A name from a tar, for a message."""
-    return reason(ValueError(ascii(name)), 80)
-
-
 # ---- the index
 
-def has_tars(root: str) -> bool:
-    """Whether a folder holds shards of photos."""
-    return bool(splits_of(root))
-
-
 def splits_of(root: str) -> list[str]:
-    """The splits of which a folder holds shards."""
+    """The splits of which a folder holds shards of photos."""
     names = map(os.path.basename, glob.glob(os.path.join(glob.escape(root), "*.tar")))
     return sorted({match[1] for name in names
                    if (match := re.fullmatch(r"([\w-]+)-[0-9]+\.tar", name))})
@@ -253,8 +228,8 @@ def facts_of(shard: str) -> dict:
     InputError where there is no such file."""
     if ADDRESS.match(shard):
         return {"name": shard, "bytes": None, "mtime_ns": None}
-    if not os.path.isfile(shard):
-        raise InputError(f"there is no shard {shard}; fetch it, or name the shards that are there")
+    check(os.path.isfile(shard),
+          f"there is no shard {shard}; fetch it, or name the shards that are there")
     stat = os.stat(shard)
     return {"name": os.path.basename(shard), "bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
 
@@ -263,8 +238,8 @@ def write_index(root: str, split: str, shards: list[str]) -> tuple[int, int]:
     """Read all shards of a split and write its index. Returns how many samples and captions there
     are. Raises InputError on whatever is wrong with a shard or a caption; photos are not decoded.
     """
-    path = output(index_file(root, split), is_index)
-    facts, shard_of, captions = [facts_of(shard) for shard in shards], {}, 0
+    path = output(index_file(root, split), holds_keys("webdataset_shards"))
+    facts, shard_of = [facts_of(shard) for shard in shards], {}
     for shard, entry in zip(shards, tqdm(facts, desc=f"shards of {split}", disable=None)):
         entry["samples"] = []
         for sample in samples(shard):
@@ -274,13 +249,11 @@ def write_index(root: str, split: str, shards: list[str]) -> tuple[int, int]:
                                  "own")
             shard_of[sample.key] = shard
             entry["samples"].append([sample.key, sample.captions])
-            captions += len(sample.captions)
-        if not entry["samples"]:
-            raise InputError(f"{shard} holds no sample; "
-                             "a sample is KEY.jpg beside KEY.txt or KEY.json")
+        check(entry["samples"],
+              f"{shard} holds no sample; a sample is KEY.jpg beside KEY.txt or KEY.json")
     with atomic(path) as f:
         json.dump({"webdataset_shards": facts}, f, separators=(",", ":"))
-    return len(shard_of), captions
+    return len(shard_of), sum(len(texts) for entry in facts for _, texts in entry["samples"])
 
 
 def read_index(root: str, split: str, shards: list[str],
@@ -288,53 +261,42 @@ def read_index(root: str, split: str, shards: list[str],
     """What the index knows of the shards, and notes on it. Raises InputError, with the command
     `again`, where there is none, or it is of other shards."""
     path, fix = index_file(root, split), f"{again} writes it anew"
-    if not os.path.isfile(path):
-        raise InputError(f"there is no {path}, which lists the captions of {len(shards):,} shards; "
-                         f"{again} writes it")
+    check(os.path.isfile(path), f"there is no {path}, which lists the captions of {len(shards):,} "
+                                f"shards; {again} writes it")
     record = read_json(path, f"delete it, and {fix}")
-    entries = record.get("webdataset_shards") if isinstance(record, dict) else None
-    if not isinstance(entries, list) or not all(map(_is_entry, entries)):
-        raise InputError(f"{path} is no index of shards; delete it, and {fix}")
-    now, old = [facts_of(shard) for shard in shards], 0
-    for k, (entry, facts) in enumerate(zip(entries, now)):
-        if entry["name"] != facts["name"]:
-            raise InputError(f"{path} was made of other shards: its shard {k} is {entry['name']}, "
-                             f"and this one is {facts['name']}; {fix}")
-        if entry["bytes"] != facts["bytes"]:
-            raise InputError(f"{shards[k]} has {facts['bytes']:,} bytes, and {entry['bytes']} when "
-                             f"{path} was made; fetch it again, or {again} writes the index anew")
+    check(recognised(_is_index, record), f"{path} is no index of shards; delete it, and {fix}")
+    entries, old = record["webdataset_shards"], 0
+    for k, (entry, shard) in enumerate(zip(entries, shards)):
+        facts = facts_of(shard)
+        check((entry["name"], entry["bytes"]) == (facts["name"], facts["bytes"]),
+              f"{path} was made of other shards: its shard {k} is {entry['name']} of "
+              f"{entry['bytes']} bytes, and this one is {facts['name']} of {facts['bytes']}; fetch "
+              f"it again, or {fix}")
         old += entry["mtime_ns"] != facts["mtime_ns"]
-    if len(entries) != len(now):
-        missing = "fetch those that are missing, or " * (len(entries) > len(now))
-        raise InputError(f"{path} was made of {len(entries):,} shards, and there are {len(now):,}; "
-                         f"{missing}{fix}")
-    return entries, [f"{old:,} of {len(now):,} shards have another date than when {path} was made; "
-                     "each sample that is read is compared with it"] * bool(old)
+    check(len(entries) == len(shards), f"{path} was made of {len(entries):,} shards, and there are "
+                                       f"{len(shards):,}; fetch those that are missing, or {fix}")
+    return entries, [f"{old:,} of {len(shards):,} shards have another date than when {path} was "
+                     "made; each sample that is read is compared with it"] * bool(old)
 
 
-def _is_entry(entry) -> bool:
-    return (isinstance(entry, dict) and set(entry) == {"name", "bytes", "mtime_ns", "samples"}
-            and isinstance(entry["name"], str) and isinstance(entry["samples"], list)
-            and all(isinstance(sample, list) and len(sample) == 2 and isinstance(sample[0], str)
-                    and isinstance(sample[1], list) and sample[1]
-                    and all(isinstance(text, str) for text in sample[1])
-                    for sample in entry["samples"]))
+def _is_index(record) -> bool:
+    """Whether a value has the form that `write_index` writes. Raises one of FAULTS on others."""
+    return all(set(entry) == {"name", "bytes", "mtime_ns", "samples"}
+               and isinstance(entry["name"], str)
+               and all(isinstance(key, str) and isinstance(texts, list) and texts
+                       and all(isinstance(text, str) for text in texts)
+                       for key, texts in entry["samples"])
+               for entry in record["webdataset_shards"])
 
 
 # ---- photos
 
 class HeldPhotos(Photos):
-    """Some photos in memory, as they stood in their tars."""
-
-    def __init__(self, photos: dict[int, tuple[str, bytes]]):
-        """photos: by the number of the image: its name for messages, and the file."""
-        self.photos = photos
-
-    def __len__(self) -> int:
-        return len(self.photos)
+    """Some photos in memory, as they stood in their tars. paths: by the number of the image, its
+    name for messages, and the file."""
 
     def open(self, i: int, most: int | None = None) -> Image.Image:
-        name, content = self.photos[i]
+        name, content = self.paths[i]
         return read_photo(name, most, content)
 
 
@@ -356,8 +318,8 @@ class TarPhotos(Photos):
     @property
     def paths(self) -> list[str]:
         raise InputError(f"the photos of {self.shards[0]} are in tar shards, which training, "
-                         "evaluation and pictures read, and this needs every photo in a file of its"
-                         " own; unpack them (tar -xf)")
+                         "evaluation and pictures read, and this needs every photo in a file of "
+                         "its own; unpack them (tar -xf)")
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -378,10 +340,8 @@ class TarPhotos(Photos):
                                  f"changed, so {self.again} writes it anew")
             yield i, (sample.name, sample.photo)
             i += 1
-        if i != last:
-            raise InputError(f"{shard} ends after {i - first:,} samples, and its index lists "
-                             f"{last - first:,}; fetch it again, "
-                             f"or {self.again} writes the index anew")
+        check(i == last, f"{shard} ends after {i - first:,} samples, and its index lists "
+                         f"{last - first:,}; fetch it again, or {self.again} writes the index anew")
 
     def open(self, i: int, most: int | None = None) -> Image.Image:
         """Photo i, for pictures of a few: its shard is read up to it."""
@@ -395,11 +355,11 @@ class TarPhotos(Photos):
         return (np.arange(count) if seed is None
                 else np.random.default_rng([*seed, SHARDS]).permutation(count))
 
-    def place(self, shards: np.ndarray) -> np.ndarray:
-        """Where each image comes when the shards are read in this order (K,) -> (N,)."""
+    def place(self, seed: tuple | None) -> np.ndarray:
+        """Where each image comes when the shards are read in this order, (N,)."""
         place = np.empty(len(self), np.int64)
-        place[np.concatenate([np.arange(*self.start[k:k + 2]) for k in shards])] = \
-            np.arange(len(self))
+        images = np.concatenate([np.arange(*self.start[k:k + 2]) for k in self.order(seed)])
+        place[images] = np.arange(len(self))
         return place
 
     def windows(self, owner: np.ndarray, size: int, seed: tuple) -> list[np.ndarray]:
@@ -407,7 +367,7 @@ class TarPhotos(Photos):
         that are read, of the next, and so on. Windows are equal, so the last is not a small rest.
         """
         count = -(-len(self) // size)
-        window = self.place(self.order(seed))[owner] * count // len(self)           # (m,)
+        window = self.place(seed)[owner] * count // len(self)                       # (m,)
         rows = np.argsort(window, kind="stable")
         return np.split(rows, np.flatnonzero(np.diff(window[rows])) + 1)
 
@@ -417,12 +377,11 @@ class TarPhotos(Photos):
         The shards are read one after another and only as far as a chunk needs; those of which no
         chunk needs a photo are not opened. A photo is held until the last chunk that needs it.
         """
-        shards = self.order(seed)
-        place, uses = self.place(shards), np.zeros(len(self), np.int64)
+        place, uses = self.place(seed), np.zeros(len(self), np.int64)
         for chunk in chunks:
             np.add.at(uses, images_of(chunk), 1)
         photos, reached, needed = {}, -1, uses > 0
-        arriving = (image for k in shards if needed[slice(*self.start[k:k + 2])].any()
+        arriving = (image for k in self.order(seed) if needed[slice(*self.start[k:k + 2])].any()
                     for image in self.samples(k) if needed[image[0]])
         for chunk in chunks:
             images = images_of(chunk)
@@ -459,15 +418,12 @@ def read_tars(data_path: str, data_name: str, split: str, train_shards: str | No
     """A split of photos in tar shards: those in the folder or, of the training split, those that
     `train_shards` names. Raises InputError where they and the index do not fit."""
     root = os.path.join(data_path, data_name)
-    if split in ("dev", "val"):                             # one split with two names
-        split = next((name for name in (split, "dev", "val") if shards_of(root, name)), split)
+    split = called(split, lambda name: shards_of(root, name))
     again = f"`python data.py index --data_path {data_path} --data_name {data_name}`"
     again += " with this --train_shards" * bool(train_shards)
     shards = expand(train_shards) if train_shards else shards_of(root, split)
-    if not shards:
-        indexed = os.path.isfile(index_file(root, split))
-        raise InputError(f"there are no shards {os.path.join(root, f'{split}-00000.tar')}, ...; put"
-                         f" them there{', or give --train_shards again' * indexed}")
+    check(shards, f"there are no shards {os.path.join(root, split)}-00000.tar, ...; put them there"
+                  f"{', or give --train_shards again' * os.path.isfile(index_file(root, split))}")
     index, notes = read_index(root, split, shards, again)
     photos = TarPhotos(shards, index, again)
     return Split("dev" if split == "val" else split, photos,

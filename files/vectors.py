@@ -10,8 +10,8 @@ import re
 import numpy as np
 from tqdm import tqdm
 
-from cli import InputError
-from files.reading import need, reading
+from cli import InputError, check
+from files.reading import need, refusing
 
 CHUNK = 1 << 24                       # bytes of a binary file held at a time
 LONGEST = 1 << 12                     # bytes of a word in a binary file; a longer one is none
@@ -19,39 +19,45 @@ COMPRESSED = {b"\x1f\x8b": "gunzip", b"PK": "unzip", b"BZ": "bunzip2"}
 FORMS = "word vectors are word2vec's text or .bin form or GloVe's text"
 
 
-def read_vectors(path: str, words: list[str] | None = None) -> tuple[list[str], np.ndarray]:
-    """Words (n,) in the order of the file and their vectors (n, D) float32; the first vector of a
-    word that occurs twice.
+def table_for(vocab_words: list[str], path: str,
+              dim: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Vectors (V, D) float32 of a vocabulary, zeros for words without one, and which words have
+    one, (V,) bool. Of a word that stands twice in the file the first vector counts.
 
-    With `words` only these are kept, so memory does not grow with the file; still it is read to its
-    end. Raises InputError on a missing file, another format, rows of different lengths, NaN, and a
-    header that does not agree with the rows.
+    Words are compared letter by letter; captions are lower-cased. The file is read to its end, and
+    only vectors of the vocabulary are kept. Raises InputError on a missing file, another format,
+    rows of different lengths, NaN, a header that does not agree with the rows, if D is not `dim`,
+    and if no word has a vector.
     """
     need(path, f"{FORMS}, and `python -m features.word_vectors` learns a file from captions")
-    keys = None if words is None else {word.encode() for word in words}
-    with reading(path) as f, tqdm(total=os.path.getsize(path), desc="word vectors", unit="B",
-                                  unit_scale=True, disable=None, leave=False) as bar:
+    row, vectors = {word.encode(): i for i, word in enumerate(vocab_words)}, {}
+    with (refusing(f"{path} cannot be read", "check its permissions", OSError),
+          open(path, "rb") as f, tqdm(total=os.path.getsize(path), desc="word vectors", unit="B",
+                                      unit_scale=True, disable=None, leave=False) as bar):
         mark = 3 * (f.read(3) == b"\xef\xbb\xbf")           # some editors write one first
         f.seek(mark)
         start = f.read(1 << 16)
         if start[:2] in COMPRESSED and b"\0" in start:
             raise InputError(f"{path} is compressed; {FORMS}, so unpack it first "
                              f"({COMPRESSED[start[:2]]})")
-        header = re.match(rb"\s*(\d{1,12})[ \t]+([1-9]\d{0,8})[ \t]*\r?\n", start)
-        count, dim = map(int, header.groups()) if header else (None, None)
-        f.seek(mark + (header.end() if header else 0))
-        line = start[header.end():].split(b"\n")[0].split() if header else []
-        text = not header or b"\0" not in start and (
+        header = re.match(rb"(?:\s*(\d{1,12})[ \t]+([1-9]\d{0,8})[ \t]*\r?\n)?", start)
+        count, size = (number and int(number) for number in header.groups())        # None in GloVe
+        f.seek(mark + header.end())
+        line = start[header.end():].split(b"\n")[0].split()
+        text = count is None or b"\0" not in start and (
             not line or _is_number(line[-1]) or all(part.isascii() for part in line))
-        rows, vectors_of = (_text_rows if text else _binary_rows)(f, path, count, dim, bar), {}
-        for where, word, values in rows:
-            if (keys is None or word in keys) and word not in vectors_of:
-                vectors_of[word] = _vector(f"{path}, {where}", word, values)
-    if not vectors_of and keys is None:
-        raise InputError(f"{path} is empty; {FORMS}")
-    vectors = (np.stack([*vectors_of.values()]) if vectors_of
-               else np.zeros((0, dim or 0), np.float32))
-    return [word.decode() for word in vectors_of], vectors
+        for where, word, values in (_text_rows if text else _binary_rows)(f, path, count, size, bar):
+            if word in row and row[word] not in vectors:
+                vectors[row[word]] = _vector(f"{path}, {where}", values)
+    check(vectors, f"{path} has a vector for none of the {len(row)} words of the vocabulary; give "
+                   "a file with words of the captions' language, in lower case")
+    rows, values = [*vectors], np.stack([*vectors.values()])
+    size = values.shape[1]
+    check(dim in (None, size), f"the word vectors of {path} have {size} values and {dim} are asked "
+                               f"for; give the word dimension {size}, or another file")
+    table, known = np.zeros((len(vocab_words), size), np.float32), np.zeros(len(vocab_words), bool)
+    table[rows], known[rows] = values, True
+    return table, known
 
 
 def _is_number(text: bytes) -> bool:
@@ -82,19 +88,18 @@ def _text_rows(f, path, count, dim, bar):
                              f"says {dim}; every word has the same number of values, so fetch or "
                              "write the file again")
         yield f"line {number}", b" ".join(parts[:-dim]), parts[-dim:]
-    if header and rows != count:
-        raise InputError(f"{path} has {rows} words where its first line announces {count}; it was "
-                         "cut or changed, so fetch or write it again")
+    check(not header or rows == count,
+          f"{path} has {rows} words where its first line announces {count}; it was cut or changed, "
+          "so fetch or write it again")
 
 
 def _binary_rows(f, path, count, dim, bar):
     """Yield (where, word, values (D,)) of a binary file from after its header; at most about
     `CHUNK` bytes of it are held."""
-    size, data, at = 4 * dim, b"", 0
-    if count * (size + 1) > os.path.getsize(path):
-        raise InputError(f"{path} announces {count} words of {dim} values, which needs more than "
-                         f"the file's {os.path.getsize(path)} bytes; it was cut or is no word2vec "
-                         "file, so fetch it again")
+    size, data, at, held = 4 * dim, b"", 0, os.path.getsize(path)
+    check(count * (size + 1) <= held,
+          f"{path} announces {count} words of {dim} values, which needs more than the file's "
+          f"{held} bytes; it was cut or is no word2vec file, so fetch it again")
     for row in range(1, count + 1):
         if len(data) - at < size + LONGEST:
             data, at = data[at:] + f.read(CHUNK + size), 0
@@ -107,42 +112,15 @@ def _binary_rows(f, path, count, dim, bar):
                np.frombuffer(data, "<f4", dim, blank + 1))
         bar.update(blank + 1 + size - at)
         at = blank + 1 + size
-    if (data[at:] + f.read(1)).strip():
-        raise InputError(f"{path} goes on behind the {count} words that its first line announces; "
-                         "fetch it again")
+    check(not (data[at:] + f.read(1)).strip(),
+          f"{path} goes on behind the {count} words that its first line announces; fetch it again")
 
 
-def _vector(where: str, word: bytes, values) -> np.ndarray:
+def _vector(where: str, values) -> np.ndarray:
     """The vector (D,) of a word, from numbers or texts. Raises InputError for other values."""
-    try:
-        word.decode()
-    except UnicodeDecodeError as error:
-        raise InputError(f"{where}: the word {word!r} is not UTF-8 text; "
-                         "convert the file with iconv") from error
     if isinstance(values, list):
         values = [float(x) if _is_number(x) else np.nan for x in values]
     if not np.isfinite(values).all() or np.abs(values).max() > 1e30:
         raise InputError(f"{where} has values that are no finite numbers; a word and D numbers are "
                          "allowed, so fetch or write the file again")
     return np.array(values, np.float32)                                             # (D,)
-
-
-def table_for(vocab_words: list[str], path: str,
-              dim: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Vectors (V, D) float32 of a vocabulary, zeros for words without one, and which words have
-    one, (V,) bool.
-
-    Words are compared letter by letter; captions are lower-cased. Raises InputError if D is not
-    `dim` or no word has a vector.
-    """
-    words, vectors = read_vectors(path, vocab_words)
-    if not words:
-        raise InputError(f"{path} has a vector for none of the {len(vocab_words)} words of the "
-                         "vocabulary; give a file with words of the captions' language, "
-                         "in lower case")
-    if dim not in (None, vectors.shape[1]):
-        raise InputError(f"the word vectors of {path} have {vectors.shape[1]} values and {dim} are "
-                         f"asked for; give the word dimension {vectors.shape[1]}, or another file")
-    row = {word: i for i, word in enumerate(words)}
-    place = np.array([row.get(word, -1) for word in vocab_words])                   # (V,)
-    return np.where(place[:, None] < 0, 0, vectors[place]), place >= 0

@@ -5,7 +5,6 @@ Of several processes (cli.first) only the first one writes: the others come thro
 nothing left behind.
 """
 import contextlib
-import errno
 import io
 import json
 import os
@@ -15,8 +14,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from cli import InputError, first, reason
-from files.reading import recognised
+from cli import InputError, check, first
+from files.reading import recognised, refusing
 
 try:
     import fcntl
@@ -38,39 +37,33 @@ class _Nowhere(io.RawIOBase):
         return memoryview(data).nbytes
 
 
-_by_each = False
-
-
 @contextlib.contextmanager
-def by_each():
-    """A context in which every process writes: files that belong to it alone."""
-    global _by_each
-    _by_each = True
-    try:
-        yield
-    finally:
-        _by_each = False
-
-
-@contextlib.contextmanager
-def atomic(path: str, mode: str = "w", sync: bool = True):
+def atomic(path: str, mode: str = "w", sync: bool = True, by_each: bool = False):
     """An open file that becomes `path` when it is complete. If anything fails before that, `path`
     stays as it was and no other file is left. The folder is created. A link stays a link. Without
     `sync` a power cut may leave an empty file; this is for thousands of small files whose contents
-    are checked elsewhere."""
-    if not (first() or _by_each):
+    are checked elsewhere. by_each: every process writes, a file that belongs to it alone."""
+    if not (first() or by_each):
         yield _Nowhere() if "b" in mode else io.TextIOWrapper(_Nowhere(), encoding="utf-8")
         return
+    text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
+    with replaced(path) as part, open(part, mode, **text) as f:
+        yield f
+        f.flush()
+        if sync:
+            os.fsync(f.fileno())
+
+
+@contextlib.contextmanager
+def replaced(path: str):
+    """A context with the name of a temporary file that becomes `path` at its end, as `atomic` says.
+    """
     path = os.path.realpath(path)
     part = part_of(path)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     clear(path)
     try:
-        with open(part, mode, **({} if "b" in mode else {"encoding": "utf-8", "newline": ""})) as f:
-            yield f
-            f.flush()
-            if sync:
-                os.fsync(f.fileno())
+        yield part
         os.replace(part, path)
     except BaseException:             # a full disk, an error in the caller, a signal
         with contextlib.suppress(OSError):
@@ -115,16 +108,13 @@ def alive(process: int) -> bool:
 def save_state(state: dict, path: str, advice: str) -> None:
     """Replace a checkpoint. A full disk or a kill leaves the old one whole. Raises InputError,
     which gives `advice`."""
-    try:
-        with atomic(path, "wb") as f:
-            torch.save(state, f)
-    except (OSError, RuntimeError) as error:
-        raise InputError(f"{path} could not be saved ({reason(error)}); the one before it is "
-                         f"whole: {advice}") from error
+    with (refusing(f"{path} could not be saved", f"the one before it is whole: {advice}",
+                   (OSError, RuntimeError)), atomic(path, "wb") as f):
+        torch.save(state, f)
 
 
-def save_json(value, path: str) -> None:
-    with atomic(path) as f:
+def save_json(value, path: str, by_each: bool = False) -> None:
+    with atomic(path, by_each=by_each) as f:
         json.dump(value, f, indent=1)
         f.write("\n")
 
@@ -163,18 +153,18 @@ def mapped(path: str, shape: tuple, dtype):
     """A mapped array that becomes the .npy file `path` when it is complete, under the rules of
     `atomic`. For the first process: the others may map the file that this one has made."""
     assert first(), path
-    path = os.path.realpath(path)
-    part = part_of(path)
-    clear(path)
-    try:
+    with replaced(path) as part:
         array = allocate(part, shape, dtype)
         yield array
         array.flush()
-        os.replace(part, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.remove(part)
-        raise
+
+
+def refuse_changing(root: str, split: str) -> None:
+    """Raise InputError where a command has begun to replace the files of a split, and not ended."""
+    names = ("dev", "val") if split in ("dev", "val") else (split,)         # two names of one split
+    check(not any(os.path.exists(os.path.join(root, CHANGING.format(name))) for name in names),
+          f"{root}: the files of split '{split}' do not belong together, as `features.extract "
+          "images` or `demo` was stopped while it put them in their places; call it again")
 
 
 def output(path: str, ours: Callable[[str], bool] | None = None, inputs=()) -> str:
@@ -187,10 +177,10 @@ def output(path: str, ours: Callable[[str], bool] | None = None, inputs=()) -> s
     """
     if not first():
         return path
-    if any(same_file(path, source) for source in inputs):
-        raise InputError(f"{path} is to be read and cannot be written too; name another file for "
-                         "what comes out")
-    try:
+    check(not any(same_file(path, source) for source in inputs),
+          f"{path} is to be read and cannot be written too; name another file for what comes out")
+    with refusing(f"{path} cannot be written", "name a file in a folder that takes new files",
+                  OSError):
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         # Not by its real path: /dev/stdout is a link to a file.
         device = os.path.abspath(path).startswith(("/dev/", "/proc/"))
@@ -201,13 +191,10 @@ def output(path: str, ours: Callable[[str], bool] | None = None, inputs=()) -> s
         part = part_of(os.path.realpath(path))
         open(part, "ab").close()
         os.remove(part)
-    except OSError as error:
-        raise InputError(f"{path} cannot be written ({reason(error)}); name a file in a folder "
-                         "that takes new files") from error
-    if os.path.lexists(path) and os.path.getsize(path) and not (ours and recognised(ours, path)):
-        raise InputError(f"{path} is there already"
-                         + " and is none that this command wrote" * bool(ours)
-                         + "; name another file, or move that one away")
+    free = not os.path.lexists(path) or not os.path.getsize(path)
+    check(free or ours and recognised(ours, path),
+          f"{path} is there already{' and is none that this command wrote' * bool(ours)}; name "
+          "another file, or move that one away")
     return path
 
 
@@ -223,23 +210,21 @@ def locked(folder: str, doing: str):
     if not first():
         yield
         return
-    try:
+    with refusing(f"{folder} takes no new files", "name a folder that does", OSError):
         holder = open(os.path.join(folder, ".lock"), "a+", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{folder} takes no new files ({reason(error)}); name a "
-                         "folder that does") from error
     with holder:
         if fcntl:
             try:
                 # It is held by this process, not by its children.
                 fcntl.lockf(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno in (errno.EACCES, errno.EAGAIN):
-                    holder.seek(0)
-                    raise InputError(f"another process is {doing} {folder} (number "
-                                     f"{holder.read(20).strip() or 'unknown'}); wait for it or "
-                                     "stop it, or name another folder") from error
-        holder.truncate(0)            # a file system without locks comes here too
+            except (PermissionError, BlockingIOError) as error:
+                holder.seek(0)
+                raise InputError(f"another process is {doing} {folder} (number "
+                                 f"{holder.read(20).strip() or 'unknown'}); wait for it or stop "
+                                 "it, or name another folder") from error
+            except OSError:           # a file system without locks
+                pass
+        holder.truncate(0)
         holder.write(f"{os.getpid()}\n")
         holder.flush()
         yield

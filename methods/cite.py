@@ -11,15 +11,11 @@ branches are those of the towers (--layer_style branch, whose dropout the origin
 import torch
 from torch import Tensor, nn
 
-from encoders import BatchNorm, vsepp_linear
+from encoders import vsepp_linear
+from methods.two_branch import fc
 from similarities import PairNetwork, unit
 
 PENALTY = 5e-5                        # weight of ConditionalNetwork.penalty
-
-
-def fc(inputs: int, outputs: int) -> list[nn.Module]:
-    """Linear, BatchNorm, ReLU."""
-    return [vsepp_linear(inputs, outputs), BatchNorm(outputs), nn.ReLU()]
 
 
 class ConditionalNetwork(PairNetwork):

@@ -55,11 +55,12 @@ class _CountLayer(nn.Module):
     `window` places; row 0 is padding. It is initialised as encoders.vsepp_linear with window *
     n_trigrams inputs.
     """
+    window = 1
 
-    def __init__(self, n_trigrams: int, sizes: list[int], embed_size: int, window: int):
+    def __init__(self, n_trigrams: int, sizes: list[int], embed_size: int):
         super().__init__()
         first, *rest = [*sizes, embed_size]
-        self.dim, self.window = embed_size, window
+        self.dim, window = embed_size, self.window
         self.table = nn.EmbeddingBag(n_trigrams + 1, window * first, mode="sum", padding_idx=0)
         self.bias = nn.Parameter(torch.zeros(first))
         self.layers = TanhLayers(first, rest[:-1], embed_size) if rest else Unchanged(embed_size)
@@ -78,18 +79,13 @@ class TrigramConv(_CountLayer):
     over the words of the caption. `sizes` are the sizes of all layers but the last: the paper's
     4000-2000-1000-500-300 is [4000, 2000, 1000, 500] and embed_size 300.
     """
-
-    def __init__(self, n_trigrams: int, sizes: list[int], embed_size: int, window: int = 3):
-        super().__init__(n_trigrams, sizes, embed_size, window)
+    window = 3
 
     def forward(self, ids: Tensor, lengths: Tensor) -> Latent:
         count, steps = ids.shape[:2]
         # (B T, K) -> (B, T, window, C)
         parts = self.table(ids.flatten(0, 1)).view(count, steps, self.window, -1)
-        before = (self.window - 1) // 2                         # words of the window that precede t
-        after = self.window - 1 - before                                       # words that follow t
-        # (B, T + window - 1, window, C)
-        padded = nn.functional.pad(parts, (0, 0, 0, 0, before, after))
+        padded = nn.functional.pad(parts, (0, 0, 0, 0, 1, 1))           # (B, T + 2, window, C)
         h = sum(padded[:, place:place + steps, place] for place in range(self.window))   # (B, T, C)
         h = torch.tanh(h + self.bias)
         h = h.masked_fill(~real_parts(ids, lengths)[:, :, None], -torch.inf)
@@ -102,9 +98,6 @@ class TrigramBag(_CountLayer):
 
     (B, T, K), lengths -> (B, D) in (-1, 1).
     """
-
-    def __init__(self, n_trigrams: int, sizes: list[int], embed_size: int):
-        super().__init__(n_trigrams, sizes, embed_size, 1)
 
     def forward(self, ids: Tensor, lengths=None) -> Latent:
         # (B, T K) -> (B, C) -> (B, D)

@@ -107,36 +107,19 @@ class VonMisesFisher(Separable):
 
 # ---- inclusion of one Gaussian in another
 
-def pair_log_vars(a: Embedding, b: Embedding) -> tuple[Tensor, Tensor]:
-    """Log-variances of both, (N, D) each; spherical ones are repeated."""
-    return a.log_var.expand_as(a.mean), b.log_var.expand_as(b.mean)
-
-
-def inclusion(a: Embedding, b: Embedding) -> Tensor:
-    """H(a in b) of N pairs of Gaussians, in nats, any real number: log of the integral of p_a^2 p_b
-    (ProLIP) -> (N,).
-
-    It is large where a is narrow and lies within b. With variances v it is, summed over dimensions,
-    -(log v_a + log(v_a + 2 v_b)) / 2 - (mu_a - mu_b)^2 / (v_a + 2 v_b) - log 2 pi: p_a^2 is (4 pi
-    v_a)^-1/2 times N(mu_a, v_a / 2), and the integral of two Gaussians is the density of their
-    difference at 0. No large terms cancel, as they do in the form a, b, c of ProLIP's code, which
-    has no constant. (The code counts each log-variance twice.)
-    """
-    log_a, log_b = pair_log_vars(a, b)
-    total = torch.logaddexp(log_a, log_b + math.log(2))                   # log(v_a + 2 v_b): (N, D)
-    square = (a.mean - b.mean).square()
-    return (-0.5 * (log_a + total) - square * (-total).exp()).sum(1) - a.mean.shape[1] * math.log(2 * math.pi)
-
-
 def inclusion_gap(a: Embedding, b: Embedding) -> Tensor:
-    """H(a in b) - H(b in a) of N pairs, in nats, > 0 where a is included in b rather than b in a ->
-    (N,).
+    """H(a in b) - H(b in a) of N pairs of Gaussians, in nats, > 0 where a is included in b rather
+    than b in a -> (N,).
 
-    With h = (log v_a - log v_b) / 2 and g = sqrt(v_a v_b) it is, summed over dimensions,
+    H(a in b) is the log of the integral of p_a^2 p_b (ProLIP), large where a is narrow and lies
+    within b: p_a^2 is (4 pi v_a)^-1/2 times N(mu_a, v_a / 2), and the integral of two Gaussians is
+    the density of their difference at 0, so that it is, summed over dimensions, -(log v_a + log(v_a
+    + 2 v_b)) / 2 - (mu_a - mu_b)^2 / (v_a + 2 v_b) - log 2 pi. (ProLIP's code counts each
+    log-variance twice.) With h = (log v_a - log v_b) / 2 and g = sqrt(v_a v_b) it is, summed over dimensions,
     atanh(tanh(h) / 3) - h - (mu_a - mu_b)^2 / g * 2 sinh(h) / (9 + 8 sinh(h)^2), which is exact
     near 0, where the difference of the two is not.
     """
-    log_a, log_b = pair_log_vars(a, b)
+    log_a, log_b = (e.log_var.expand_as(e.mean) for e in (a, b))                     # (N, D) each
     h = (log_a - log_b) / 2                                                         # (N, D)
     square, sinh = (a.mean - b.mean).square(), h.sinh()
     moved = square * (-(log_a + log_b) / 2).exp() * 2 * sinh / (9 + 8 * sinh.square())
@@ -149,13 +132,11 @@ class Inclusion(nn.Module):
     (ProLIP's inclusion loss).
 
     Both sides are Gaussians. c: ProLIP takes 1,000, where the sigmoid is a step and the loss c
-    times what is lacking; LongProLIP 10, which is the default. (ProLIP's code also multiplies the
+    times what is lacking; LongProLIP 10, as here. (ProLIP's code also multiplies the
     precisions 1 / v by e^-10 in some terms, so that the means hardly count; not here.)
     """
 
-    def __init__(self, scale: float = 10.0):
-        super().__init__()
-        self.scale = scale
+    scale = 10.0                      # c
 
     def forward(self, image, caption, batch) -> Tensor:
         gap = inclusion_gap(image.embedding, caption.embedding)                     # (B,)
@@ -203,11 +184,11 @@ class GeneralisedGaussian(nn.Module):
     layers of its own behind the shared ones, and z is added before those.)
     """
 
-    def __init__(self, inputs: int, hidden: int = 256, dropout: float = 0.1):
+    def __init__(self, inputs: int):
         super().__init__()
         self.dim = inputs
-        self.layers = nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden),
-                                    nn.ReLU(), Dropout(dropout), nn.Linear(hidden, 3 * inputs))
+        self.layers = nn.Sequential(nn.Linear(inputs, 256), nn.ReLU(), nn.Linear(256, 256),
+                                    nn.ReLU(), Dropout(0.1), nn.Linear(256, 3 * inputs))
         nn.init.zeros_(self.layers[-1].weight)
         nn.init.zeros_(self.layers[-1].bias)
 
@@ -230,14 +211,12 @@ class ProbVLMLoss(nn.Module):
     tends to 0, and not that of a match.
     """
 
-    def __init__(self, cross: float = 1.0):
-        super().__init__()
-        self.cross = cross
+    cross = 1.0
 
     def forward(self, image, caption, batch) -> Tensor:
         means = [e.embedding.mean.detach() for e in (image, caption)]               # (B, D) each
-        heads = [e.spread.residual.to(mean.dtype).unbind(1) for e,
-                 mean in zip((image, caption), means)]
+        heads = [e.spread.residual.to(mean.dtype).unbind(1)
+                 for e, mean in zip((image, caption), means)]
         loss = 0
         for (centre, log_alpha, log_beta), own, other in zip(heads, means, means[::-1]):
             nll, match = (gg_nll(z - centre, log_alpha, log_beta).mean() for z in (own, other))

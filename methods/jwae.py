@@ -16,16 +16,15 @@ critic, the decoders and the squared distance of matching pairs then see the sca
 The weights are those of `jwae` eq. 6. Reconstruction errors are summed over the batch, as the hinge
 is (eq. 1). D_JS compares two distributions and not items, so it is counted once.
 """
-import functools
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence
 
-from encoders import BatchNorm
-from losses import Critic, SideTerm, critic_loss, fool, latent_kl, mean_rows, prior_mmd, real_rows
+from encoders import BatchNorm, pack
+from losses import Critic, Term, critic_loss, fool, mean_rows, prior_mmd, real_rows, standard_kl
 from similarities import unit
 from text import PAD, UNK
 
@@ -67,22 +66,17 @@ class CaptionDecoder(nn.Module):
         if self.training and self.word_dropout:
             dropped = torch.rand(inputs.shape, device=inputs.device) < self.word_dropout
             inputs = inputs.masked_fill(dropped & (inputs != PAD), UNK)
-        packed = pack_padded_sequence(self.words(inputs), (lengths - 1).cpu(), batch_first=True,
-                                      enforce_sorted=False)
-        states = self.rnn(packed, latent[None].to(packed.data.dtype))[0]
-        place = pack_padded_sequence(
-            torch.arange(inputs.numel(), device=tokens.device).view_as(inputs),
-            (lengths - 1).cpu(),
-            batch_first=True,
-            enforce_sorted=False,
-        ).data
+        words = pack(self.words(inputs), lengths - 1)
+        states = self.rnn(words, latent[None].to(words.data.dtype))[0]
+        every = torch.arange(inputs.numel(), device=tokens.device).view_as(inputs)
+        place = pack(every, lengths - 1).data                                     # (S,)
         targets = tokens[:, 1:].flatten()[place]                              # (S,): the next words
         # (S, D) -> (S, V) -> (S,)
         nll = F.cross_entropy(self.out(states.data), targets, reduction="none")
         return nll.new_zeros(len(tokens)).index_add(0, place // inputs.shape[1], nll)   # (B,)
 
 
-# ---- terms of one side (losses.SideTerm): (encoded, batch) -> scalar
+# ---- terms of one side (losses.Term): (encoded, batch) -> scalar
 
 class Reconstruction(nn.Module):
     """|x - g(f(x))| summed over the batch, where x is the input of the encoder (`jwae` eq. 6, first
@@ -121,20 +115,17 @@ class CaptionNLL(nn.Module):
         return self.decoder(latent, batch.tokens, batch.lengths).float().sum()
 
 
-def of_latents(loss: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    """Turn a loss of latents (R, D) into a loss of (encoded, batch). An item with several parts
-    gives one row per part."""
-    return functools.partial(_of_latents, loss)
-
-
-def _of_latents(loss, encoded, batch) -> Tensor:
+def of_latents(loss: Callable[[Tensor], Tensor], encoded, batch) -> Tensor:
+    """A loss of latents (R, D) as one of (encoded, batch). An item with several parts gives one row
+    per part."""
     return loss(real_rows(encoded.latent.value.float(), encoded.latent.n_parts))
 
 
 def posterior_kl(encoded, batch) -> Tensor:
-    """KL of the posteriors N(mean, variance) from N(0, I), in nats: the regulariser of a VAE, as a
-    loss of (encoded, batch)."""
-    return latent_kl(*encoded.posterior)
+    """KL of the posteriors N(centre, variance) from N(0, I), summed over the batch, in nats: `jwae`
+    eq. 2, the regulariser of the VAE of its Table 4."""
+    centre, log_var = encoded.posterior
+    return standard_kl(centre.float(), log_var).sum()
 
 
 class Sphere(nn.Module):
@@ -147,20 +138,16 @@ class Sphere(nn.Module):
         return unit(x) * x.shape[1] ** 0.5
 
 
-def latent_norm(kind: str, dim: int) -> nn.Module | None:
-    """The module that scales latents (R, D), or None.
-
-    "sphere": Sphere. "batch": BatchNorm without scale and shift, which gives each dimension mean 0
-    and variance 1 over a batch. "none": None.
-    """
-    return {"batch": lambda: BatchNorm(dim, eps=1e-8, affine=False), "sphere": Sphere,
-            "none": lambda: None}[kind]()
+# What scales latents (R, D), by name: D -> a module or None. "batch" gives each dimension mean 0
+# and variance 1 over a batch.
+LATENT_NORMS = {"batch": lambda dim: BatchNorm(dim, eps=1e-8, affine=False),
+                "sphere": lambda _: Sphere(), "none": lambda _: None}
 
 
 def build_side_terms(opt, vocab, image_dim: int, text_dim: int,
-                     decoder: str | None) -> tuple[dict[str, SideTerm], Critic | None]:
-    """The terms of one side that the options ask for, {name: SideTerm}, and the critic that both
-    sides share, or None.
+                     decoder: str | None) -> tuple[dict[str, Term], Critic | None]:
+    """The terms of one side that the options ask for, and the critic that both sides share, or
+    None.
 
     image_dim, text_dim: widths of the trunks. decoder: what reconstructs captions, "words" or
     "vector".
@@ -170,26 +157,23 @@ def build_side_terms(opt, vocab, image_dim: int, text_dim: int,
     if opt.recon_images:
         loss = Reconstruction(VectorDecoder(opt.embed_size, opt.decoder_dim, image_dim),
                               opt.recon_norm)
-        terms["recon_images"] = SideTerm("images", opt.recon_images, loss)
+        terms["recon_images"] = Term(opt.recon_images, loss, "images")
     if opt.recon_captions:
         if decoder == "words":
             loss = CaptionNLL(CaptionDecoder(opt.embed_size, len(vocab), opt.word_dim,
                                              opt.word_dropout))
         else:
             loss = Reconstruction(VectorDecoder(opt.embed_size, opt.decoder_dim, text_dim), None)
-        terms["recon_captions"] = SideTerm("captions", opt.recon_captions, loss)
+        terms["recon_captions"] = Term(opt.recon_captions, loss, "captions")
     for side, weight in priors.items():
+        if weight:
+            loss = partial(fool, critic) if critic else prior_mmd
+            terms[f"prior_{side}"] = Term(weight, partial(of_latents, loss), side, mean=True)
         if weight and critic:
-            terms[f"prior_{side}"] = SideTerm(side, weight,
-                                              of_latents(functools.partial(fool, critic)),
-                                              mean=True)
-            terms[f"critic_{side}"] = SideTerm(side, 1.0,
-                                               of_latents(functools.partial(critic_loss, critic)),
-                                               mean=True)
-        elif weight:
-            terms[f"prior_{side}"] = SideTerm(side, weight, of_latents(prior_mmd), mean=True)
+            loss = partial(of_latents, partial(critic_loss, critic))
+            terms[f"critic_{side}"] = Term(1.0, loss, side, mean=True)
         if opt.vae:
-            terms[f"vae_{side}"] = SideTerm(side, opt.vae, posterior_kl)
+            terms[f"vae_{side}"] = Term(opt.vae, posterior_kl, side)
     return terms, critic
 
 

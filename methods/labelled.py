@@ -81,9 +81,7 @@ class LabelledMatch(Match):
     over phrases, in nats: `losses.Match`, without pseudo-positives."""
 
     def forward(self, scores: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        logits = scores if self.scale is None else self.scale * scores + self.shift
-        target = (labels > 0).to(logits.dtype) * (1 - 2 * self.smoothing) + self.smoothing
-        each = F.binary_cross_entropy_with_logits(logits, target, reduction="none")         # (R, M)
+        each = self.cross_entropy(self.scaled(scores), labels > 0)                  # (R, M)
         return {"match": each[labels != 0].sum() / labels.shape[1]}
 
 
@@ -142,15 +140,11 @@ class LabelledTwoBranch(TwoBranchLoss):
 
 # ---- by options
 
-def build_labelled_objective(opt, similarity) -> nn.Module | None:
-    """The objective that the options name, of (scores, labels) (R, M). None: what is trained is
-    LabelledTwoBranch, a pair term. options/rules.py refuses objectives that need matching pairs."""
-    return {
-        "hinge": lambda: LabelledHinge(opt.margin, opt.max_violation),
-        "infonce": lambda: LabelledInfoNCE(
-            1.0 if similarity.log_likelihood else 0.07, opt.label_smoothing
-        ),
-        "match": lambda: LabelledMatch(similarity.logits, 0.0, opt.label_smoothing),
-        "logistic": LabelledLogistic,
-        "two_branch": lambda: None,
-    }[opt.loss]()
+# As losses.OBJECTIVES, of (scores, labels) (R, M). None: what is trained is LabelledTwoBranch, a
+# pair term. options/rules.py refuses objectives that need matching pairs.
+LABELLED_OBJECTIVES = {
+    "hinge": lambda opt, _: LabelledHinge(opt.margin, opt.max_violation),
+    "infonce": lambda opt, sim: LabelledInfoNCE(1.0 if sim.log_likelihood else 0.07,
+                                                opt.label_smoothing),
+    "match": lambda opt, sim: LabelledMatch(sim.logits, 0.0, opt.label_smoothing),
+    "logistic": lambda *_: LabelledLogistic(), "two_branch": lambda *_: None}

@@ -15,8 +15,9 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
-from encoders import Latent, Sequence, drawn, vsepp_linear
+from encoders import Latent, drawn, pack, vsepp_linear
 from losses import real_parts
 from similarities import Embedding, Similarity, block_side, by_blocks, unit
 
@@ -64,9 +65,9 @@ class BiGRU(nn.Module):
         super().__init__()
         self.rnn = nn.GRU(inputs, embed_size // 2, num_layers, batch_first=True, bidirectional=True)
 
-    def forward(self, words: Tensor | Sequence, lengths: Tensor) -> Tensor:
-        packed = Sequence.of(words, lengths).packed
-        forward, backward = self.rnn(packed)[1][-2:]                   # last layer: (B, D / 2) each
+    def forward(self, words: Tensor | PackedSequence, lengths: Tensor) -> Tensor:
+        # last layer: (B, D / 2) each
+        forward, backward = self.rnn(pack(words, lengths))[1][-2:]
         return torch.cat([forward, backward], 1)                                    # (B, D)
 
 
@@ -105,15 +106,15 @@ class PIEVariance(nn.Module):
     information bottleneck; here it is log_var in both. The original starts near variance 1, which
     adds up to D next to means of norm 1: until the noise has shrunk, every pair looks hopeless,
     only matching pairs have a gradient, and the means may collapse to one point. Here the variances
-    initially add up to `start`.
+    initially add up to 0.1.
     """
 
-    def __init__(self, inputs: int, embed_size: int, summary: nn.Module, start: float = 0.1):
+    def __init__(self, inputs: int, embed_size: int, summary: nn.Module):
         super().__init__()
         self.dim, self.summary = embed_size, summary
         self.attention = SelfAttention(inputs, 1)
         self.fc = vsepp_linear(inputs, embed_size)
-        nn.init.constant_(self.fc.bias, math.log(start / embed_size))
+        nn.init.constant_(self.fc.bias, math.log(0.1 / embed_size))
 
     def forward(self, local: Tensor, lengths: Tensor | None = None) -> Latent:
         attended = self.attention(local, lengths)[:, 0]                        # (B, 1, F) -> (B, F)
@@ -128,13 +129,6 @@ class MaxOverParts(Similarity):
     """
     parts = True
     implies = {"img_enc": "pie", "txt_enc": "pie", "n_embeds": 2}
-
-    def check(self, images, captions):
-        """Raise ValueError if a side has no parts."""
-        super().check(images, captions)
-        if images.parts is None or captions.parts is None:
-            raise ValueError("MaxOverParts compares several embeddings an item, and these have "
-                             "one; encode both sides with PIE-Net (--img_enc pie --txt_enc pie)")
 
     def forward(self, images, captions):
         self.check(images, captions)

@@ -22,10 +22,9 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import pad_packed_sequence
 
-from cli import InputError
-from encoders import Latent, vsepp_linear
+from encoders import Latent, LinearEmbedding, pack
 from similarities import Embedding, Similarity
 
 DIRECTIONS = ("t2i", "i2t")           # words attend to regions; regions attend to words
@@ -56,11 +55,13 @@ NORMS = {
 }
 # Scores (c, q) from the cosines r (c, Q, q) of the query's parts (SCAN eq. 5-6). real (Q, q);
 # scale: lambda_lse.
-AGGREGATES = {"LogSumExp": lambda r, real,
-              scale: (scale * r).masked_fill(~real, -torch.inf).logsumexp(1) / scale,
-              "Mean": lambda r, real, scale: (r * real).sum(1) / real.sum(0), "Max": lambda r, real,
-              scale: r.masked_fill(~real, -torch.inf).amax(1), "Sum": lambda r, real,
-              scale: (r * real).sum(1),}
+AGGREGATES = {
+    "LogSumExp": lambda r, real, scale: (
+        (scale * r).masked_fill(~real, -torch.inf).logsumexp(1) / scale),
+    "Mean": lambda r, real, scale: (r * real).sum(1) / real.sum(0),
+    "Max": lambda r, real, scale: r.masked_fill(~real, -torch.inf).amax(1),
+    "Sum": lambda r, real, scale: (r * real).sum(1),
+}
 
 
 class CrossAttention(Similarity):
@@ -73,36 +74,19 @@ class CrossAttention(Similarity):
     lambda_lse, within [-1, 1 + log(parts) / lambda_lse]. elements: products of parts per block
     (default: by device).
 
-    Raises InputError if an option is unknown, a side has no parts, or the widths differ.
+    Raises ValueError if a side has no parts.
     """
     parts, within_modality = True, False
     options = ("cross_attn", "raw_feature_norm", "agg_func", "lambda_lse", "lambda_softmax")
-    implies = {"img_enc": "scan"}
+    implies = {"img_enc": "scan", "txt_enc": "gru"}
 
     def __init__(self, cross_attn: str = "t2i", raw_feature_norm: str = "clipped_l2norm",
                  agg_func: str = "LogSumExp", lambda_lse: float = 6.0, lambda_softmax: float = 9.0,
                  elements: int | None = None):
         super().__init__()
-        for name, value, allowed in (("cross_attn", cross_attn, DIRECTIONS),
-                                     ("raw_feature_norm", raw_feature_norm, NORMS),
-                                     ("agg_func", agg_func, AGGREGATES)):
-            if value not in allowed:
-                raise InputError(f"{name} '{value}' is unknown; give one of {', '.join(allowed)}")
-        self.by_words, self.elements = cross_attn == "t2i", elements
+        self.by_words, self.elements = DIRECTIONS.index(cross_attn) == 0, elements
         self.block = Attended(NORMS[raw_feature_norm], lambda_softmax, AGGREGATES[agg_func],
                               lambda_lse)
-
-    def check(self, images: Embedding, captions: Embedding) -> None:
-        """Raise InputError if a side has no parts or the widths differ."""
-        for name, e in (("images", images), ("captions", captions)):
-            if e.parts is None or e.n_parts is None:
-                raise InputError(f"cross-attention compares regions with words, and the {name} "
-                                 f"given have a mean of width {e.mean.shape[1]} only; embed them "
-                                 "by a model of --sim scan, or compare means: cosine")
-        if images.parts.shape[2] != captions.parts.shape[2]:
-            raise InputError(f"regions have width {images.parts.shape[2]} and words "
-                             f"{captions.parts.shape[2]}; cross-attention needs equal widths: "
-                             "embed both by one model")
 
     def forward(self, images: Embedding, captions: Embedding) -> Tensor:
         return self.columns(images, captions)(slice(None))(slice(None))
@@ -114,7 +98,7 @@ class CrossAttention(Similarity):
         similar length together. The Gram matrices of the context are computed once for all.
         """
         self.check(images, captions)
-        sides = RaggedParts(images, "images"), RaggedParts(captions, "captions")
+        sides = RaggedParts(images), RaggedParts(captions)
         context, query = sides if self.by_words else sides[::-1]
         gram = context.grams()                                                    # (contexts, C, C)
         elements = self.elements or ELEMENTS.get(images.parts.device.type, ELEMENTS["cuda"])
@@ -123,8 +107,8 @@ class CrossAttention(Similarity):
         def score(i, c):
             rows, contexts = context.pieces(i if self.by_words else c, size)
             columns, queries = query.pieces(c if self.by_words else i, size)
-            context_parts, query_parts, blocks = context.parts_of(contexts), query.parts_of(
-                queries), []
+            context_parts, query_parts = context.parts_of(contexts), query.parts_of(queries)
+            blocks = []
             for j, run in enumerate(queries):
                 parts = query_parts(j).transpose(0, 1).flatten(0, 1)         # (q, Q, D) -> (Q q, D)
                 real = query.real(*run).T                                        # (Q, q)
@@ -145,7 +129,8 @@ class Attended(nn.Module):
     def __init__(self, norm: Callable, lambda_softmax: float, aggregate: Callable,
                  lambda_lse: float):
         super().__init__()
-        self.norm, self.lambda_softmax, self.aggregate, self.lambda_lse = norm, lambda_softmax, aggregate, lambda_lse
+        self.norm, self.lambda_softmax = norm, lambda_softmax
+        self.aggregate, self.lambda_lse = aggregate, lambda_lse
 
     def forward(self, context: Tensor, gram: Tensor, query: Tensor, real: Tensor,
                 present: Tensor | None = None) -> Tensor:
@@ -158,9 +143,9 @@ class Attended(nn.Module):
         shape = *context.shape[:2], *real.shape
         s = (context.flatten(0, 1) @ query.T).view(shape)               # (c C, Q q) -> (c, C, Q, q)
         w = self.norm(s, real, self.lambda_softmax)
-        w = (
-            w if present is None else w.masked_fill(~present[:, :, None, None], -torch.inf)
-        ).softmax(1)
+        if present is not None:
+            w = w.masked_fill(~present[:, :, None, None], -torch.inf)
+        w = w.softmax(1)
         dot = (w * s).sum(1)                                                      # q . v: (c, Q, q)
         square = ((gram @ w.flatten(2)).view(shape) * w).sum(1)                   # |v|^2: (c, Q, q)
         square = square * query.square().sum(1).view(real.shape)                    # |v|^2 |q|^2
@@ -169,19 +154,11 @@ class Attended(nn.Module):
 
 
 class RaggedParts:
-    """Parts (N, P, D) of one side, with the number of real parts of each item on the CPU, where
-    tiles are planned.
+    """Parts (N, P, D) of one side, with the number of real parts of each item, 1 to P, on the CPU,
+    where tiles are planned."""
 
-    Raises InputError if an item has no part, or more than there are.
-    """
-
-    def __init__(self, e: Embedding, name: str):
+    def __init__(self, e: Embedding):
         self.parts, self.count = e.parts, e.n_parts.cpu()
-        if len(self.count) and not 1 <= int(self.count.min()) <= int(
-            self.count.max()) <= self.parts.shape[1]:
-            raise InputError(f"n_parts of the {name} goes from {int(self.count.min())} to "
-                             f"{int(self.count.max())}; each item needs at least 1 part, and at "
-                             f"most the {self.parts.shape[1]} given")
 
     def pieces(self, index, size: int) -> tuple[Tensor, list[tuple[Tensor, int]]]:
         """Cut the items that `index` selects into runs [(items, width)], sorted by length.
@@ -218,21 +195,19 @@ class RaggedParts:
             return parts.where(self.real(items, width)[:, :, None], 0) if self.ragged(items, width) else parts
 
         if self.parts.requires_grad:
-            whole = self.parts[torch.cat([items for items, _ in runs])].split(
-                [len(items) for items, _ in runs]
-            )
+            whole = self.parts[torch.cat([items for items, _ in runs])]
+            whole = whole.split([len(items) for items, _ in runs])
             return [clean(parts, *run) for parts, run in zip(whole, runs)].__getitem__
         return lambda k: clean(self.parts[runs[k][0], :runs[k][1]], *runs[k])
 
     def grams(self) -> Tensor:
         """Products of all parts of each item with one another: (N, P, P)."""
         runs = [(items, self.parts.shape[1]) for items in torch.arange(len(self.parts)).split(256)]
-        return torch.cat(
-            [x @ x.transpose(1, 2) for x in map(self.parts_of(runs), range(len(runs)))]
-        )
+        parts = map(self.parts_of(runs), range(len(runs)))
+        return torch.cat([x @ x.transpose(1, 2) for x in parts])
 
 
-class RegionEmbedding(nn.Module):
+class RegionEmbedding(LinearEmbedding):
     """f_emb of SCAN's images: one linear layer for every region (3.2). (B, P, F) -> (B, P, D).
 
     `weight_norm` writes its matrix as a scale times a direction, with one scale for the whole
@@ -240,10 +215,9 @@ class RegionEmbedding(nn.Module):
     """
 
     def __init__(self, inputs: int, embed_size: int, weight_norm: bool = False):
-        super().__init__()
-        self.dim = embed_size
-        layer = vsepp_linear(inputs, embed_size)
-        self.fc = nn.utils.parametrizations.weight_norm(layer, dim=None) if weight_norm else layer
+        super().__init__(inputs, embed_size)
+        if weight_norm:
+            nn.utils.parametrizations.weight_norm(self.fc, dim=None)
 
     def forward(self, regions: Tensor, lengths=None) -> Latent:
         return Latent.of_parts(self.fc(regions))
@@ -262,8 +236,7 @@ class WordStates(nn.Module):
         self.rnn = nn.GRU(inputs, embed_size, num_layers, batch_first=True, bidirectional=bi_gru)
 
     def forward(self, words: Tensor, lengths: Tensor) -> Latent:
-        packed = pack_padded_sequence(words, lengths.cpu(), batch_first=True, enforce_sorted=False)
-        states, _ = pad_packed_sequence(self.rnn(packed)[0], batch_first=True,
+        states, _ = pad_packed_sequence(self.rnn(pack(words, lengths))[0], batch_first=True,
                                         total_length=words.shape[1])
         states = states.unflatten(2, (-1, self.dim)).mean(2)          # (B, T, D | 2 D) -> (B, T, D)
         return Latent(states, lengths.to(states.device))

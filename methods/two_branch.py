@@ -19,15 +19,20 @@ from encoders import BatchNorm, Dropout, Latent, vsepp_linear
 from similarities import PairNetwork, unit
 
 
+def fc(inputs: int, outputs: int) -> list[nn.Module]:
+    """Linear, BatchNorm, ReLU."""
+    return [vsepp_linear(inputs, outputs), BatchNorm(outputs), nn.ReLU()]
+
+
 class BranchEmbedding(nn.Module):
     """f_emb of a branch: linear, BatchNorm, ReLU, dropout, linear. (B, F) -> (B, D). The paper's
     hidden size is 2048 and its D 512."""
 
-    def __init__(self, inputs: int, hidden: int, embed_size: int, dropout: float = 0.5):
+    def __init__(self, inputs: int, hidden: int, embed_size: int):
         super().__init__()
         self.dim = embed_size
-        self.layers = nn.Sequential(vsepp_linear(inputs, hidden), BatchNorm(hidden), nn.ReLU(),
-                                    Dropout(dropout), vsepp_linear(hidden, embed_size))
+        self.layers = nn.Sequential(*fc(inputs, hidden), Dropout(0.5),
+                                    vsepp_linear(hidden, embed_size))
 
     def forward(self, features: Tensor, lengths=None) -> Latent:
         return Latent(self.layers(features))
@@ -53,10 +58,7 @@ class TwoBranchLoss(nn.Module):
     pairs of one image are drawn.
     """
 
-    def __init__(self, margin: float = 0.05, weights: Sequence[float] = (1.5, 1.0, 0.05),
-                 top: int = 10):
-        super().__init__()
-        self.margin, self.weights, self.top = margin, tuple(weights), top
+    margin, weights, top = 0.05, (1.5, 1.0, 0.05), 10
 
     def forward(self, image, caption, batch) -> Tensor:
         """image, caption: model.Encoded with unit means (B, D), pair by pair. batch.image_index
@@ -133,11 +135,7 @@ class ProductNetwork(PairNetwork):
         super().__init__()
         sizes = [dim, *hidden]
         self.widest = max(sizes)
-        layers = [
-            layer
-            for a, b in zip(sizes, hidden)
-            for layer in (vsepp_linear(a, b), BatchNorm(b), nn.ReLU())
-        ]
+        layers = [layer for a, b in zip(sizes, hidden) for layer in fc(a, b)]
         self.network = nn.Sequential(*layers, vsepp_linear(sizes[-1], 1))
 
     def read(self, captions):

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from cli import InputError
+from cli import check
 from data import Batch, Split, check_extractors, read_split
-from inputs import NoImages, Photos
 from methods.jwae import learns_alone
 
 
@@ -42,18 +41,15 @@ class ShuffledItems:
         rounds = places // len(self)
         items = np.concatenate([self.shuffled(k)[places[rounds == k] % len(self)]
                                 for k in range(rounds[0], rounds[-1] + 1)])
-        by_source = [(source, items[self.source[items] == k]) for k,
-                     source in enumerate(self.sources)]
-        return [(source, self.row[index], self.image[index]) for source,
-                index in by_source if len(index)]
+        drawn = [(source, items[self.source[items] == k]) for k, source in enumerate(self.sources)]
+        return [(source, self.row[index], self.image[index]) for source, index in drawn
+                if len(index)]
 
     def shuffled(self, k: int) -> np.ndarray:
         """The order of the items in round k, (n,)."""
         if self.round != k:
-            self.round, self.order = (
-                k,
-                np.random.default_rng([*self.seed, k]).permutation(len(self)),
-            )
+            self.round, rng = k, np.random.default_rng([*self.seed, k])
+            self.order = rng.permutation(len(self))
         return self.order
 
 
@@ -65,12 +61,8 @@ class Unpaired:
                  data: dict | None = None, field: str = "unpaired"):
         """data: fingerprints of the data sets that are read for it. field: the field of data.Batch
         that holds the added items, "unpaired" or "negatives"."""
-        self.images, self.captions, self.count, self.data, self.field = images, captions, count, data or {}, field
-
-    def added_to(self, batch: Batch, step: int, share=None) -> Batch:
-        """The batch with the unpaired items of step `step` (from 0) added to it. share: see
-        `batch`."""
-        return batch._replace(**{self.field: self.batch(step, share)})
+        self.images, self.captions, self.count = images, captions, count
+        self.data, self.field = data or {}, field
 
     def batch(self, step: int, share=None) -> Batch:
         """The unpaired items of step `step` (from 0) as a Batch of their own. share: the
@@ -79,18 +71,15 @@ class Unpaired:
         first, last, _ = (share.rows if share else slice(None)).indices(self.count)
         if self.images:
             drawn = self.images.draw(step, self.count)
-            ends = np.cumsum([0, *(len(rows) for _, rows, _ in drawn)])
-            own = [slice(*np.clip((first - start, last - start), 0, None)) for start in ends]
-            images = torch.cat([source.gather(rows[some]) for (source, rows, _),
-                                some in zip(drawn, own)])
+            starts = np.cumsum([0, *(len(rows) for _, rows, _ in drawn)])
+            images = torch.cat([source.gather(rows[max(0, first - start):max(0, last - start)])
+                                for (source, rows, _), start in zip(drawn, starts)])
         if self.captions:
             drawn = self.captions.draw(step, self.count)
             read = [source.batch(rows) for source, rows, _ in drawn]           # ((b, T), (b,)) each
             longest = [max(sizes) for sizes in zip(*(x.shape[1:] for x, _ in read))]
-            # to the largest T (and K)
-            padded = [F.pad(x,
-                            [n for size, most in zip(x.shape[:0:-1], longest[::-1])
-                             for n in (0, most - size)]) for x, _ in read]
+            padded = [F.pad(x, [n for size, most in zip(x.shape[:0:-1], longest[::-1])
+                                for n in (0, most - size)]) for x, _ in read]     # to T (and K)
             tokens, lengths = torch.cat(padded), torch.cat([length for _, length in read])
             owner = torch.from_numpy(np.concatenate([image for *_, image in drawn]))
         return Batch(images, tokens, lengths, owner, None, share=share)
@@ -114,49 +103,43 @@ def build_unpaired(opt, split: Split, tokens, pairs: np.ndarray, vocab) -> Unpai
     everything = np.arange(len(split.captions))
     if opt.loss == "nll" and opt.negative_source == "set":
         captions = ShuffledItems([(tokens, everything, split.caption_image)], (opt.seed, 2))
-        if opt.negatives > len(captions):
-            raise InputError(f"--negatives {opt.negatives} is more than the {len(captions):,} "
-                             "training captions; give fewer")
+        check(opt.negatives <= len(captions), f"--negatives {opt.negatives} is more than the "
+                                              f"{len(captions):,} training captions; give fewer")
         return Unpaired(None, captions, opt.negatives, field="negatives")
-    image_sources, caption_sources, data = [], [], {}
+    sources, data = {"images": [], "captions": []}, {}
     rest = np.setdiff1d(everything, pairs)
     if len(rest):
         left = np.unique(split.caption_image[rest])
         if learns_alone(vars(opt), "images"):
-            image_sources.append((split.images, left, left))
+            sources["images"].append((split.images, left, left))
         if learns_alone(vars(opt), "captions"):
-            caption_sources.append((tokens, rest, split.caption_image[rest]))
+            sources["captions"].append((tokens, rest, split.caption_image[rest]))
     if opt.unpaired_images:
         other = read_split(opt.data_path, opt.unpaired_images, "train").require_sound()
-        if isinstance(other.images,
-                      (Photos,
-                       NoImages)) or other.images.array.shape[1:] != split.images.array.shape[1:]:
-            shape = "photos" if isinstance(other.images, Photos) else other.images.array.shape[1:]
-            raise InputError(f"--unpaired_images {opt.unpaired_images} has {shape} an image, "
-                             f"{opt.data_name} {split.images.array.shape[1:]}; use features of "
-                             "the same extractor")
+        check((other.images.dim, other.images.regions) == (split.images.dim, split.images.regions),
+              f"--unpaired_images {opt.unpaired_images} has {other.images.describe()}, "
+              f"{opt.data_name} {split.images.describe()}; use features of the same extractor")
         check_extractors(split.extractors, other, None, opt.data_name)
         rows, data["images"] = np.arange(len(other.images)), other.fingerprint()
-        image_sources.append((other.images, rows, np.full(len(rows), -1)))
+        sources["images"].append((other.images, rows, np.full(len(rows), -1)))
     if opt.unpaired_captions:
         other = read_split(opt.data_path, opt.unpaired_captions, "train", text_only=True,
                            text_features=opt.text_features).require_sound()
         read = other.encode(vocab, known=False)
-        rows = np.flatnonzero(~read.unknown) if other.text is None else np.arange(
-            len(other.captions))
-        if not len(rows):
-            raise InputError(f"--unpaired_captions {opt.unpaired_captions} has no caption with a "
-                             "known word; use captions of the same language")
-        if other.text is not None and other.text.dim != split.text.dim:
-            raise InputError(f"--unpaired_captions {opt.unpaired_captions} has features of width "
-                             f"{other.text.dim}, {opt.data_name} of width {split.text.dim}; use "
-                             "features of the same extractor")
+        rows = np.arange(len(other.captions))
+        if other.text is None:
+            rows = np.flatnonzero(~read.unknown)
+        check(len(rows), f"--unpaired_captions {opt.unpaired_captions} has no caption with a known "
+                         "word; use captions of the same language")
+        if other.text is not None:
+            check(other.text.dim == split.text.dim,
+                  f"--unpaired_captions {opt.unpaired_captions} has features of width "
+                  f"{other.text.dim}, {opt.data_name} of width {split.text.dim}; use features of "
+                  "the same extractor")
         check_extractors({**(split.extractors or {}), "ims": None}, other, opt.text_features,
                          opt.data_name)
-        caption_sources.append((read, rows, np.full(len(rows), -1)))
+        sources["captions"].append((read, rows, np.full(len(rows), -1)))
         data["captions"] = other.fingerprint()
-    if not image_sources and not caption_sources:
-        return None
-    return Unpaired(ShuffledItems(image_sources, (opt.seed, 0)) if image_sources else None,
-                    ShuffledItems(caption_sources, (opt.seed, 1)) if caption_sources else None,
-                    opt.batch_size, data)
+    images, captions = (ShuffledItems(some, (opt.seed, k)) if some else None
+                        for k, some in enumerate(sources.values()))
+    return Unpaired(images, captions, opt.batch_size, data) if images or captions else None

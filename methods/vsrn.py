@@ -11,9 +11,9 @@ with the attention of Bahdanau et al. 2015. It serves training only; retrieval n
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import pad_packed_sequence
 
-from encoders import BatchNorm, Latent, vsepp_linear
+from encoders import BatchNorm, Latent, pack, vsepp_linear
 from similarities import unit
 from text import END, PAD, START, UNK
 
@@ -55,10 +55,7 @@ class Captioner(nn.Module):
         # the softmax would take a bias out again
         self.weight = nn.Linear(dim_hidden, 1, bias=False)
         self.cell = nn.GRUCell(word_dim + dim_hidden, dim_hidden)
-        self.drop_input, self.dropout = (
-            nn.Dropout(0.2 if original else 0.0),
-            nn.Dropout(0.0 if original else 0.5),
-        )
+        self.drop_input, self.dropout = map(nn.Dropout, (0.2, 0.0) if original else (0.0, 0.5))
         self.out = nn.Linear(dim_hidden, vocab_size)
 
     def forward(self, image, caption, batch) -> Tensor:
@@ -79,8 +76,8 @@ class Captioner(nn.Module):
         torch packs them.
         """
         steps = lengths.cpu().clamp(max=self.max_len) - 1          # (B,): tokens that are predicted
-        inputs, targets = (pack_padded_sequence(x, steps, batch_first=True, enforce_sorted=False)
-                           for x in (tokens[:, :-1], tokens[:, 1:]))       # (B, T - 1) -> (S,) each
+        # (B, T - 1) -> (S,) each
+        inputs, targets = (pack(x, steps) for x in (tokens[:, :-1], tokens[:, 1:]))
         states, keys, h = (x[inputs.sorted_indices] for x in self.read(regions))
         outputs = []
         # (S, W) -> (n, W), n <= B
@@ -115,18 +112,11 @@ class Captioner(nn.Module):
         context = self.drop_input((attention[:, None] @ states)[:, 0])
         return self.cell(torch.cat([words, context], 1), h)           # (B, W + H), (B, H) -> (B, H)
 
-    def greedy(self, regions: Tensor) -> list[list[int]]:
-        """Captions of (B, P, D) by the likeliest next word at each step.
+    def beam(self, regions: Tensor, width: int = 3) -> list[list[int]]:
+        """Captions of (B, P, D) by beam search, in eval mode. Of width 1 it takes the likeliest
+        next word at each step, and none is less likely than that of width 1.
 
         A caption is a list of word numbers without `<start>`, and with `<end>` if it was reached.
-        Call it in eval mode, like `beam`.
-        """
-        return self.search(regions, 1)[0]
-
-    def beam(self, regions: Tensor, width: int = 3) -> list[list[int]]:
-        """Captions of (B, P, D) by beam search, in the form of `greedy`. None is less likely than
-        that of `greedy`.
-
         There is no length rule: captions compare by the log p of all their tokens, `<end>` among
         them, which is the quantity of the loss, without average or bonus. A finished caption keeps
         its place among the `width` until others push it out.
@@ -134,10 +124,8 @@ class Captioner(nn.Module):
         captions, log_p = self.search(regions, width)
         if width > 1:                     # the greedy caption may have fallen out of the beam early
             others, other_log_p = self.search(regions, 1)
-            captions = [
-                b if q > p else a
-                for a, b, p, q in zip(captions, others, log_p.tolist(), other_log_p.tolist())
-            ]
+            better = (other_log_p > log_p).tolist()
+            captions = [b if take else a for a, b, take in zip(captions, others, better)]
         return captions
 
     @torch.no_grad()
@@ -155,9 +143,7 @@ class Captioner(nn.Module):
         for _ in range(self.max_len - 1):
             h = self.step(self.embed(words[:, :, -1].flatten()), h, states, keys)
             # (B, K, V)
-            following = (
-                self.out(self.dropout(h)).float().log_softmax(1).unflatten(0, (count, width))
-            )
+            following = self.out(h).float().log_softmax(1).unflatten(0, (count, width))
             following[:, :, NEVER_WRITTEN] = -torch.inf
             following[done] = -torch.inf                          # a finished one goes on as it is,
             # with padding that costs nothing

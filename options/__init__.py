@@ -14,21 +14,18 @@ FLAG, SWITCH = "store_true", argparse.BooleanOptionalAction     # --x alone; --x
 METAVARS = {filename: "FILE", whole: "N", bounded: "X", number: "X", sizes: "SIZES"}
 
 
-class Use(NamedTuple):
+Uses = tuple[tuple[Callable, str], ...]
+
+
+def needs(rule: Callable, where: str) -> Uses:
     """What an option needs to have an effect: a rule on all options, and its words."""
-    rule: Callable
-    where: str
+    return ((rule, where),)
 
 
-def needs(rule: Callable, where: str) -> tuple[Use]:
-    return (Use(rule, where),)
-
-
-def only(name: str, *values: str) -> tuple[Use]:
+def only(name: str, *values: str) -> Uses:
     """Of an option that counts where another has one of these values; none: where it is given."""
-    words = " and ".join(filter(None, [", ".join(values[:-1]), *values[-1:]]))
     return needs(lambda opt: getattr(opt, name) in values if values else getattr(opt, name),
-                 f"--{name} {words}".strip())
+                 f"--{name} {' and '.join(values)}".strip())
 
 
 class Option(NamedTuple):
@@ -38,7 +35,7 @@ class Option(NamedTuple):
     kind: Callable | str | Collection
     default: object
     help: str
-    used_by: tuple[Use, ...] = ()
+    used_by: Uses = ()
     common: bool = False
     metavar: str | None = None
     nargs: str | None = None
@@ -76,7 +73,7 @@ class Option(NamedTuple):
         group.add_argument(*flags, default=self.default, help=text, **how)
 
 
-def flag(name: str, text: str, used_by: tuple[Use, ...] = (), common: bool = False) -> Option:
+def flag(name: str, text: str, used_by: Uses = (), common: bool = False) -> Option:
     """The row of an option without a value, which is False where it is not given."""
     return Option(name, FLAG, False, text, used_by, common)
 
@@ -111,13 +108,13 @@ class Table:
         """Raise InputError where an option was given that changes nothing. implied: what options
         are where they are not given, by all others, if that is not the default of their row."""
         for name, row in self.rows.items():
-            use = next((use for use in row.used_by if not use.rule(opt)), None)
+            where = next((where for rule, where in row.used_by if not rule(opt)), None)
             value = getattr(opt, name)
             usual = implied[name](opt) if implied and name in implied else row.default
-            if use and value != usual:
+            if where and value != usual:
                 flag = f"--{'no-' * (value is False)}{name}"
                 shown = flag if row.switch else f"{flag} {value}"
-                raise InputError(self.unused.format(flag=flag, shown=shown, where=use.where))
+                raise InputError(self.unused.format(flag=flag, shown=shown, where=where))
 
 
 class Help(argparse.Action):

@@ -8,10 +8,10 @@ from cli import (
     data_set,
     filename,
     natural,
-    number,
     positive,
     split_name,
     up_to,
+    within,
     workers,
 )
 from options import SWITCH, Option, Table, flag, needs, only, refuse
@@ -26,13 +26,19 @@ def wanted(opt) -> bool:
     return bool(opt.confidence or opt.sets or opt.absent or opt.judgements)
 
 
+def ready(opt) -> str | None:
+    """The file of embeddings or scores that is evaluated; nothing for a run."""
+    return opt.embeddings or opt.scores
+
+
 SURE = needs(wanted, "--confidence, --sets, --absent or --judgements")
+share = within(lambda x: 0 < x < 1, "a number between 0 and 1, such as 0.1")
 
 
 def group(text: str) -> str:
     """The type of an item of --compare: a path, or those of several seeds of one model, joined by
     commas."""
-    return ",".join(path and filename(path) for path in text.split(","))
+    return ",".join(map(filename, text.split(",")))
 
 
 EVALUATE = Table("Evaluate image-caption retrieval.", {
@@ -57,7 +63,7 @@ EVALUATE = Table("Evaluate image-caption retrieval.", {
         Option("regions", filename, None, "of runs on phrases: other proposals of the photos, and "
                "their features, {split}_NAME.npy (default: those of the training)", metavar="NAME"),
         Option("dev_images", natural, None, "images of the dev split to take; 0 takes all "
-               "(default: as in the training)"),
+               "(default: as in the training)", needs(lambda o: o.split in ("dev", "val"), "--split dev")),
         Option("vocab", filename, None, "vocabulary of an original VSE++ or VSRN checkpoint "
                "(python vocab.py convert writes it)", metavar="FILE.json"),
     ],
@@ -77,7 +83,7 @@ EVALUATE = Table("Evaluate image-caption retrieval.", {
                "eccv_caption_to_image.json", metavar="FOLDER"),
         Option("positives", filename, None, 'recalls, R-precision and mAP@R of your own matches: '
                '{"i2t": {image id: [caption ids]}, "t2i": {...}}', metavar="FILE.json"),
-        Option("rerank", int, 0, "for --sim scan: also rank in two stages. The cosine of the "
+        Option("rerank", natural, 0, "for --sim scan: also rank in two stages. The cosine of the "
                "means keeps the K nearest items of each query, and attention re-ranks them; "
                "reports what this loses and saves", metavar="K"),
         Option("bank", split_name, None, "also rank with query-bank normalisation: what an item "
@@ -94,9 +100,10 @@ EVALUATE = Table("Evaluate image-caption retrieval.", {
                "scatter of its nearest training items of the other modality (knn), or Laplace's "
                "approximation of the last linear layers (laplace); the scores stay"),
         Option("neighbours", up_to(10_000, least=2), 10, "with --variances knn: how many nearest "
-               "items", only("variances"), metavar="K"),
+               "items", only("variances", "knn"), metavar="K"),
         Option("variances_from", filename, None, "with --variances and --embeddings: the same "
-               "model's embeddings of training pairs", only("variances"), metavar="FILE.npz"),
+               "model's embeddings of training pairs", only("variances") + only("embeddings"),
+               metavar="FILE.npz"),
         Option("control", SWITCH, True, "with --uncertainty: also rank with variances that are "
                "dealt to other items", only("uncertainty")),
         flag("confidence", "how sure the first answers are: probabilities calibrated on dev, and "
@@ -105,16 +112,19 @@ EVALUATE = Table("Evaluate image-caption retrieval.", {
         Option("judgements", filename, None, "what people said of pairs, as Flickr8k's "
                "annotations have it: do scores and measures of uncertainty follow them",
                metavar="FILE", nargs="+"),
-        Option("sets", number, None, "sets of answers that hold a right one for 1 - ALPHA of the "
+        Option("sets", share, None, "sets of answers that hold a right one for 1 - ALPHA of the "
                "queries (split-conformal)", metavar="ALPHA"),
-        Option("absent", number, None, "queries whose answer is taken out of the gallery: can one "
+        Option("absent", share, None, "queries whose answer is taken out of the gallery: can one "
                "tell, and from which confidence up are at most RATE of them answered",
                metavar="RATE"),
         Option("negatives", filename, None, "with --absent: captions that no image shows, one per "
-               "line, to certify the threshold on instead of dev", metavar="FILE.txt"),
+               "line, to certify the threshold on instead of dev",
+               needs(lambda o: o.absent and not ready(o), "--absent of a trained run"),
+               metavar="FILE.txt"),
         Option("calibration", filename, None, "with --embeddings or --scores: the same of dev, to "
-               "calibrate on", SURE),
-        Option("calibrate_on", number, None, "calibrate on a random share of the images, and judge "
+               "calibrate on", SURE + needs(ready, "--embeddings or --scores: a run is calibrated on "
+               "its dev split")),
+        Option("calibrate_on", share, None, "calibrate on a random share of the images, and judge "
                "on the others", SURE, metavar="SHARE"),
         Option("photos", filename, None, "with --uncertainty or --confidence: folder of the photos "
                "to draw where the data are precomputed features", DRAWN, metavar="FOLDER"),
@@ -145,13 +155,7 @@ EVALUATE = Table("Evaluate image-caption retrieval.", {
 
 def conflicts(opt):
     """Pairs: whether something cannot work, and the sentence that says so, formatted with the
-    options, the split `judged`, and the `file` of embeddings or scores, if it is no run."""
-    ready = opt.embeddings or opt.scores
-    yield opt.rerank < 0, (
-        "--rerank {rerank} is no number of items to keep; give at least 1, 100 is usual, or leave "
-        "it out")
-    yield opt.dev_images is not None and opt.split not in ("dev", "val"), (
-        "--dev_images {dev_images} cuts the dev split, and the split is {judged}; leave it out")
+    options, and the `file` of embeddings or scores, if it is no run."""
     for one, other in itertools.combinations(SOURCES, 2):
         yield getattr(opt, one) and getattr(opt, other), (
             f"--{one} and --{other} both name what to evaluate; give one of them")
@@ -162,22 +166,15 @@ def conflicts(opt):
                          ("ranks", "compare")):
         yield getattr(opt, name) and getattr(opt, source), (
             f"--{name} does not go with --{source}; evaluate a single model for it")
-    for name in ("sets", "absent", "calibrate_on"):
-        share = getattr(opt, name)
-        yield share is not None and not 0 < share < 1, (
-            f"--{name} {{{name}:g}} is no share; give a number between 0 and 1, such as 0.1")
-    yield opt.negatives and (ready or not opt.absent), (
-        "--negatives {negatives} is for --absent of a trained run, which can embed its captions; "
-        "leave it out")
     if wanted(opt):
-        yield from of_calibration(opt, ready)
+        yield from of_calibration(opt)
     if opt.variances:
         yield from of_variances(opt)
     yield opt.sim and opt.scores, (
         "--sim {sim} does not go with --scores, a matrix of ready scores; leave it out")
 
 
-def of_calibration(opt, ready: str | None):
+def of_calibration(opt):
     yield opt.compare, (
         "--confidence, --sets, --absent and --judgements do not go with --compare; evaluate each "
         "by itself")
@@ -186,13 +183,10 @@ def of_calibration(opt, ready: str | None):
         "judges all that people saw; calibrate on other items with --calibration FILE")
     yield opt.calibration and opt.calibrate_on, (
         "--calibration and --calibrate_on both name what to calibrate on; give one of them")
-    yield opt.calibration and not ready, (
-        "--calibration {calibration} is for --embeddings and --scores: a run is calibrated on its "
-        "dev split; leave it out")
-    yield ready and not opt.calibration and not opt.calibrate_on, (
+    yield ready(opt) and not opt.calibration and not opt.calibrate_on, (
         "{file} has to be calibrated on other items; give those of dev with --calibration FILE, "
         "or --calibrate_on 0.5 to take half of its images")
-    yield not ready and not opt.calibrate_on and opt.split in ("dev", "val"), (
+    yield not ready(opt) and not opt.calibrate_on and opt.split in ("dev", "val"), (
         "--split {split} is what a run is calibrated on; judge another split, or give "
         "--calibrate_on 0.5 (images and captions only)")
 
@@ -206,15 +200,10 @@ def of_variances(opt):
     yield opt.embeddings and not opt.variances_from, (
         "--variances {variances} needs the training pairs of the same model, and {embeddings} "
         "holds those that are judged; give them with --variances_from FILE.npz")
-    yield opt.variances_from and not opt.embeddings, (
-        "--variances_from {variances_from} is for --embeddings: a run takes pairs of its own "
-        "training split; leave it out")
     files = opt.variances_from, opt.calibration
     yield all(files) and len({*map(os.path.realpath, files)}) == 1, (
         "--variances_from and --calibration are both {calibration}; calibration needs other "
         "items, so give training pairs for the one and dev for the other")
-    yield opt.neighbours != EVALUATE.defaults["neighbours"] and opt.variances != "knn", (
-        "--neighbours {neighbours} is for --variances knn; leave it out")
     yield opt.sim and SIMILARITIES[opt.sim].gaussian_sides, (
         "--sim {sim} ranks by variances, and those of --variances {variances} change no score; "
         "leave one of the two out")
@@ -236,7 +225,7 @@ def parse_args(argv=None) -> argparse.Namespace:
     opt = p.parse_args(argv)
     opt.eccv = opt.eccv or opt.eccv_path is not None
     try:
-        refuse(conflicts(opt), opt, judged=opt.split or "test", file=opt.embeddings or opt.scores)
+        refuse(conflicts(opt), opt, file=ready(opt))
         EVALUATE.refuse_unused(opt)
     except InputError as error:
         p.error(str(error))

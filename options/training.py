@@ -2,6 +2,7 @@
 import os
 
 from cli import (
+    LARGEST,
     above_zero,
     at_least_zero,
     below_one,
@@ -22,15 +23,17 @@ from data import DEV_IMAGES
 from devices.feeding import WHERE
 from encoders import CNNS
 from files.phrases import Labels, Regions
-from files.tars import WINDOW, has_tars
+from files.tars import WINDOW, splits_of
 from losses import OBJECTIVES, PRIOR_LOSSES
 from methods import ADVICE, METHODS
+from methods.jwae import LATENT_NORMS, learns_alone
 from methods.scan import AGGREGATES, DIRECTIONS, NORMS
 from model import ALL_SIMILARITIES, IMAGE_ENCODERS, SHAPES, TEXT_ENCODERS
-from options import SWITCH, Option, Table, Use, flag, needs, only
+from options import SWITCH, Option, Table, Uses, flag, needs, only
 
 SIDES = ("images", "captions")
 NETWORKS = ("product", "cite")        # similarities that read each pair by themselves, unit vectors
+GIVEN_MEANS = ("probvlm", "volume")   # objectives that learn variances around means that are given
 
 
 # ---- what rows ask of the options
@@ -44,55 +47,73 @@ def prior(opt) -> bool:
     return bool(opt.prior_images or opt.prior_captions)
 
 
-def decodes(opt, what: str) -> bool:
-    """Whether captions are reconstructed as what: a vector, or words."""
-    return bool(opt.recon_captions) and TEXT_ENCODERS[opt.txt_enc].decoder == what
+def one_vector(opt) -> bool:
+    """Whether the image embedding reads one vector per image."""
+    return opt.pool == "mean" and (opt.img_enc == "auto" or IMAGE_ENCODERS[opt.img_enc].layers)
 
 
 def has_layers(opt) -> bool:
     """Whether --layer_style changes a network: there are hidden layers, or, of tanh, a last layer
     of one vector per item."""
     hidden = any(layers not in (None, "0") for layers in (opt.img_layers, opt.txt_layers))
-    vectors = opt.img_enc in ("auto", "precomp", "cnn") and opt.pool == "mean"
-    one_vector = vectors or opt.txt_enc in ("mean", "sum", "features")
-    return hidden or opt.layer_style == "tanh" and one_vector
+    vectors = one_vector(opt) or opt.txt_enc in ("mean", "sum", "features")
+    return hidden or opt.layer_style == "tanh" and vectors
 
 
 CAPTIONS = needs(lambda o: not o.localise, "images and captions")
 PHRASES = needs(lambda o: o.localise, "phrases in photos (a data set with Annotations/)")
-TARS = needs(lambda o: o.train_shards or has_tars(os.path.join(o.data_path, o.data_name)),
+TARS = needs(lambda o: o.train_shards or splits_of(os.path.join(o.data_path, o.data_name)),
              "photos in tar shards")
 PHOTOS = needs(lambda o: o.img_dim is None, "photos")
 GAUSSIAN = needs(gaussians, "Gaussian heads")
-UNNORMED = needs(lambda o: o.sim not in ("mil", *NETWORKS),
-                 "similarities that do not normalise by themselves")
+BOTH = needs(lambda o: gaussians(o) == 2, "Gaussian heads on both sides")
+UNNORMED = needs(lambda o: not (o.sim in ("mil", *NETWORKS) or o.loss == "two_branch"
+                                or o.text_anchor),
+                 "what does not compare unit vectors by itself")
 NO_PROBVLM = needs(lambda o: o.loss != "probvlm",
                    "objectives other than probvlm, which has a network of its own")
-PAIRS = needs(lambda o: (o.loss not in ("mse", "two_branch", "probvlm", "volume")
+PAIRS = needs(lambda o: (o.loss not in ("mse", "two_branch", *GIVEN_MEANS)
                          and o.negative_source == "batch"),
               "objectives over the pairs of a batch")
 NO_PARTS = needs(lambda o: o.sim != "scan", "order embeddings")
-IMAGE_LAYERS = needs(lambda o: (o.pool != "gpo" and
-                                (o.img_enc == "auto" or IMAGE_ENCODERS[o.img_enc].layers)),
-                     "embeddings of one vector per image")
+IMAGE_LAYERS = needs(one_vector, "embeddings of one vector per image")
 TEXT_LAYERS = needs(lambda o: TEXT_ENCODERS[o.txt_enc].layers,
                     "--txt_enc mean, sum, features and trigrams")
-ANCHORED = (*only("text_features"), *IMAGE_LAYERS,
-            *only("loss", "infonce", "match", "probvlm", "volume"))
+ANCHORED = (*only("text_features"), *IMAGE_LAYERS, *only("loss", "infonce", "match", *GIVEN_MEANS),
+            *needs(lambda o: not (prior(o) or o.recon_images or o.recon_captions or o.vae),
+                   "models without reconstruction, prior and --vae"),
+            *needs(lambda o: (o.var_layers or o.loss == "probvlm"
+                              or "ellipsoidal" not in (o.image_head, o.text_head)),
+                   "points, spherical heads and --var_layers"))
+NO_TRIGRAMS = needs(lambda o: TEXT_ENCODERS[o.txt_enc].reads != "trigrams",
+                    "features and word vectors, not letter trigrams")
+READS_WORDS = needs(lambda o: TEXT_ENCODERS[o.txt_enc].reads == "words",
+                    "text encoders that read words, such as gru")
+POINTS = only("sim", "cosine", "dot")
+LATENTS = only("sim", "cosine", "dot", "scan", *NETWORKS)            # compared by their direction
+DECODED = {
+    "recon_images": needs(lambda o: (o.pool == "mean" and
+                                     (o.img_enc == "auto" or IMAGE_ENCODERS[o.img_enc].decoder)),
+                          "--pool mean with --img_enc precomp or cnn, and --sim scan"),
+    "recon_captions": needs(lambda o: (TEXT_ENCODERS[o.txt_enc].decoder and
+                                       (o.freeze_words or o.txt_enc not in ("mean", "sum"))),
+                            "--txt_enc gru, bigru and features, and mean and sum with "
+                            "--freeze_words")}
 LAYERS = needs(has_layers, "--img_layers and --txt_layers")
 ONE_STATE = needs(lambda o: o.txt_enc == "gru" and o.sim != "scan",
                   "--txt_enc gru and one vector per caption")
-VECTORS = needs(lambda o: o.recon_images or decodes(o, "vector"),
+WORDS = needs(lambda o: o.recon_captions and TEXT_ENCODERS[o.txt_enc].decoder == "words",
+              "--recon_captions with --txt_enc gru or bigru")
+VECTORS = needs(lambda o: (o.recon_images or
+                           o.recon_captions and TEXT_ENCODERS[o.txt_enc].decoder == "vector"),
                 "--recon_images, and --recon_captions with --txt_enc mean or features")
-WORDS = needs(lambda o: decodes(o, "words"), "--recon_captions with --txt_enc gru or bigru")
 PRIOR = needs(prior, "--prior_images and --prior_captions")
-CRITIC = needs(lambda o: prior(o) and o.prior_loss == "gan",
-               "--prior_images and --prior_captions with --prior_loss gan")
+CRITIC = PRIOR + only("prior_loss", "gan")
 SCAN, CITE, VSRN = only("sim", "scan"), only("sim", "cite"), only("img_enc", "vsrn")
 HINGE, NLL, CAPTIONER = only("loss", "hinge"), only("loss", "nll"), only("captioner")
 
 
-def term(name: str, text: str, used_by: tuple[Use, ...] = ()) -> Option:
+def term(name: str, text: str, used_by: Uses = ()) -> Option:
     """The weight of a term beside the objective."""
     return Option(name, at_least_zero, 0.0, text, used_by, metavar="WEIGHT")
 
@@ -114,15 +135,21 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
         Option("dev_images", natural, DEV_IMAGES, "dev images of precomputed data and COCO; 0: all",
                CAPTIONS),
         Option("supervised_fraction", fraction, 1.0, "share of the training images whose pairs are "
-               "known; the others join the terms that need no pairs"),
+               "known; the others join the terms that need no pairs", CAPTIONS),
         flag("held_out", "train on the pairs that --supervised_fraction leaves out; with the "
-             "fraction and the seed of --init_from, on those that it has not learned"),
+             "fraction and the seed of --init_from, on those that it has not learned",
+             needs(lambda o: o.supervised_fraction < 1, "a --supervised_fraction below 1")),
         *(Option(f"unpaired_{side}", data_set, None, "data set below --data_path whose training "
-                 f"{side} join the terms that need no pairs", metavar="NAME") for side in SIDES),
+                 f"{side} join the terms that need no pairs",
+                 CAPTIONS + needs(lambda o, side=side: learns_alone(vars(o), side),
+                                  f"--recon_{side}, --prior_{side} and --vae"), metavar="NAME")
+          for side in SIDES),
         Option("train_shards", shards_text, None, "tar shards of the training split in "
                "WebDataset's layout, paths or addresses such as 'pipe:cat "
                "/x/train-{00000..00009}.tar' (a pipe runs its command, so only the command line "
-               "can give it, also when a run goes on)", CAPTIONS, metavar="SHARDS"),
+               "can give it, also when a run goes on)",
+               CAPTIONS + needs(lambda o: not o.text_features, "photos, beside which no "
+                                "--text_features lie"), metavar="SHARDS"),
         Option("shuffle_window", positive, WINDOW, "tar shards are read one after another, and "
                "captions shuffled among so many samples, whose photos are held in memory as they "
                "are stored", TARS, metavar="SAMPLES"),
@@ -147,10 +174,11 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
                "mean, with such hidden layers, as 256 or 512-512 (default: a second copy of the "
                "embedding; 256 where --img_layers 0 or --txt_layers 0 leaves nothing to copy)",
                NO_PROBVLM + GAUSSIAN),
-        flag("freeze_means", "learn variances alone; the means stay those of --init_from"),
+        flag("freeze_means", "learn variances alone; the means stay those of --init_from",
+             needs(lambda o: o.init_from or o.resume is not None, "--init_from RUN") + GAUSSIAN),
         Option("logvar_norm", SWITCH, False, "give log-variances norm 1", GAUSSIAN),
-        Option("logvar_init", number, None, "where log-variances start (default: 0, mls: -2.5; csd "
-               "with --loss match: -6)", GAUSSIAN),
+        Option("logvar_init", number, None, "where log-variances start (default: 0; mls: -2.5, "
+               "vmf: -4.6, --loss volume: -7)", GAUSSIAN),
         Option("var_min", above_zero, None, "smallest variance (default: 0.1; mls: 1e-4, "
                "match_prob: 1e-6)"),
         Option("var_max", above_zero, 10.0, "largest variance", GAUSSIAN),
@@ -175,7 +203,8 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
                "features (vsrn: the output of its first linear layer; the original does not on "
                "Flickr30K)"),
         Option("pool", ["mean", "gpo"], "mean", "pooling of regions: the mean of the features, or "
-               "generalised pooling of their embeddings (VSE-infinity)"),
+               "generalised pooling of their embeddings (VSE-infinity)",
+               only("img_enc", "auto", "precomp")),
         Option("region_norm", ["entries", "regions"], "entries",
                "vsrn: scale regions to entries of order 1, or, as the original code, each feature "
                "to norm 1 over the regions", VSRN),
@@ -200,12 +229,16 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
         Option("text_features", str, None, "read captions as ready features, {split}_NAME.npy",
                metavar="NAME"),
         Option("text_anchor", below_one, 0.0, "share of the similarity that compares the features of "
-               "--text_features themselves with what an image's layer expects them to be (0.5: "
+               "--text_features themselves with what an image's layer expects them to be (0.7: "
                "scores agree more with people)", ANCHORED, metavar="SHARE"),
         Option("txt_dim", positive, None, "size of the features of --text_features (default: read "
                "from the data)"),
-        Option("word_vectors", filename, None, "start words from word2vec or GloVe vectors"),
-        flag("freeze_words", "keep the vectors of --word_vectors as they are"),
+        Option("word_vectors", filename, None, "start words from word2vec or GloVe vectors",
+               READS_WORDS + needs(lambda o: not o.init_from or o.resume is not None,
+                                   "runs whose words are not those of --init_from")),
+        flag("freeze_words", "keep the vectors of --word_vectors as they are",
+             needs(lambda o: o.word_vectors or o.init_from,
+                   "--word_vectors FILE and --init_from RUN")),
         Option("word_dim", width, 300, "size of the word vectors", common=True),
         Option("num_layers", up_to(64), 1, "layers of the GRU",
                only("txt_enc", "gru", "bigru", "pie")),
@@ -215,7 +248,8 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
     "similarities of parts, of samples and by networks": [
         Option("effective_dim", above_zero, 4.0, "mls: where its learned number of dimensions "
                "starts", only("sim", "mls"), metavar="K"),
-        Option("n_embeds", up_to(1024), None, "mil: embeddings per item (default: 2)", metavar="K"),
+        Option("n_embeds", up_to(1024), None, "mil: embeddings per item (default: 2)",
+               only("sim", "mil"), metavar="K"),
         Option("n_samples", up_to(1024), 7, "match_prob: samples of every Gaussian",
                only("sim", "match_prob"), metavar="J"),
         Option("concepts", up_to(1024), 4, "cite: concepts that a phrase mixes", CITE, metavar="K"),
@@ -260,15 +294,20 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
         Option("margin", at_least_zero, 0.2, "margin of the hinge (VSE++ and VSRN: 0.2; ucmr's "
                "VSRN: 0.1)", HINGE, common=True),
         Option("max_violation", SWITCH, None, "hinge: the hardest negatives and not the sum over "
-               "all (default: on for similarities of Gaussians)", common=True),
-        Option("vse_mean_warmup_epochs", natural, 0, "first N epochs: the sum of violations"),
-        flag("mask_same_image", "do not count other captions of an image as negatives", PAIRS),
+               "all (default: on for similarities of Gaussians)", HINGE, common=True),
+        Option("vse_mean_warmup_epochs", natural, 0, "first N epochs: the sum of violations",
+               only("max_violation")),
+        flag("mask_same_image", "do not count other captions of an image as negatives",
+             PAIRS + CAPTIONS),
         Option("gamma", above_zero, 10.0, "nll: smoothing factor of the softmax", NLL),
         Option("negatives", positive, 40, "nll: captions that the true one is compared with", NLL),
         Option("negative_source", ["batch", "set"], "batch",
-               "nll: from the batch or all captions", NLL),
+               "nll: from the batch or all captions",
+               NLL + needs(lambda o: not (o.unpaired_images or o.unpaired_captions
+                                          or o.supervised_fraction < 1),
+                           "training without unpaired data")),
         term("pseudo_positives", "match: weight of pairs that score above the true one and then "
-             "count as matches (PCME++: 0.1)", only("loss", "match")),
+             "count as matches (PCME++: 0.1)", only("loss", "match") + CAPTIONS),
         Option("label_smoothing", below_one, None, "infonce, match: share of the targets spread "
                "over all pairs (default: 0; 1e-4 with --pseudo_positives)",
                only("loss", "infonce", "match")),
@@ -277,12 +316,13 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
                only("loss", "mse")),
     ],
     "terms beside the objective, off at a weight of 0": [
-        *(term(f"{name}_{side}", f"jWAE: {what}") for side in SIDES for name, what in
+        *(term(f"{name}_{side}", f"jWAE: {what}",
+               LATENTS + DECODED.get(f"{name}_{side}", ())) for side in SIDES for name, what in
           (("recon", f"reconstruct {side}"), ("prior", "latents follow N(0, I)"))),
         Option("prior_loss", PRIOR_LOSSES, "gan", "what tells latents from the prior: gan, a "
                "critic (jWAE), or mmd, a maximum mean discrepancy (both of Tolstikhin et al. 2018)",
                PRIOR),
-        Option("latent_norm", ["batch", "sphere", "none"], None,
+        Option("latent_norm", LATENT_NORMS, None,
                "scale of latents. sphere: norm sqrt(embed_size), the direction that the cosine "
                "compares; batch: mean 0 and variance 1 per dimension over a batch (default with a "
                "prior: sphere, and batch for --loss mse, whose latents shrink otherwise; none "
@@ -290,32 +330,34 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
         Option("recon_norm", [1, 2], 2, "norm of the error of a reconstructed image",
                only("recon_images")),
         Option("decoder_dim", width, 1024, "hidden size of the decoders of vectors", VECTORS),
-        Option("word_dropout", at_least_zero, 0.2, "share of words hidden from the caption decoder",
+        Option("word_dropout", below_one, 0.2, "share of words hidden from the caption decoder",
                WORDS),
         Option("critic_learning_rate", above_zero, 5e-05, "learning rate of the critic's own Adam",
                CRITIC),
         term("vae", "sample every latent from a Gaussian of its own, with this weight of its KL to "
-             "N(0, I) (the VAE that jWAE is compared with)"),
-        term("captioner", "vsrn: generate the caption, too (1)"),
+             "N(0, I) (the VAE that jWAE is compared with)", POINTS),
+        term("captioner", "vsrn: generate the caption, too (1)", VSRN + READS_WORDS),
         flag("captioner_original", "captioner: attend as VSRN's code does, with the state alone "
              "(default: with the word before, too)", CAPTIONER),
         Option("dim_hidden", width, 512, "captioner: size of its GRUs", CAPTIONER),
         Option("max_len", up_to(10000, least=2), 60, "captioner: cut captions after so many "
                "tokens, <start> and <end> among them", CAPTIONER),
         term("vib", "KL of every Gaussian to N(0, I), in nats, averaged over items (PCME: 5e-6; "
-             "PCME++ averages over dimensions, too: its 1e-4 is 1e-4 / embed_size here)"),
+             "PCME++ averages over dimensions, too: its 1e-4 is 1e-4 / embed_size here)",
+             GAUSSIAN + needs(lambda o: not o.vae, "models without --vae, which has the same KL")),
         term("inclusion", "draw the Gaussians of captions to include those of their images "
-             "(ProLIP)"),
+             "(ProLIP)", BOTH + CAPTIONS),
         term("diversity", "mil: keep the K embeddings apart (PVSE: 0.1 beside a hinge averaged "
-             "over the batch; ours is summed, so 0.1 x batch size)"),
+             "over the batch; ours is summed, so 0.1 x batch size)",
+             needs(lambda o: o.n_embeds > 1, "--sim mil with --n_embeds 2 or more")),
         term("mmd", "draw the distributions of image and caption embeddings together (PVSE: 0.01, "
-             "so here 0.01 x batch size)"),
+             "so here 0.01 x batch size)", CAPTIONS),
     ],
     "optimisation": [
         Option("dropout", below_one, 0.0, "share of the numbers of features and word vectors that "
-               "are dropped in training"),
+               "are dropped in training", NO_TRIGRAMS),
         Option("feature_noise", at_least_zero, 0.0, "normal noise added to features and word "
-               "vectors in training, its norm as a share of theirs", metavar="SHARE"),
+               "vectors in training, its norm as a share of theirs", NO_TRIGRAMS, metavar="SHARE"),
         Option("weight_decay", at_least_zero, 0.0, "decay of matrices, apart from the gradient "
                "(AdamW)"),
         Option("schedule", ["step", "cosine"], "step", "learning rate: tenfold down every "
@@ -323,8 +365,8 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
         Option("warmup", at_least_zero, 0.0, "epochs over which the learning rate rises from 0",
                metavar="EPOCHS"),
         Option("num_epochs", positive, 30, "epochs", common=True),
-        Option("batch_size", positive, 128, "pairs per batch; of phrases about so many, in whole "
-               "photos", common=True),
+        Option("batch_size", up_to(LARGEST, least=2), 128,
+               "pairs per batch; of phrases about so many, in whole photos", common=True),
         Option("optimizer", ["adam", "sgd"], "adam", "sgd is plain, as in DMSM, at --learning_rate "
                "0.5"),
         Option("learning_rate", above_zero, 0.0002, "initial learning rate", common=True),
@@ -363,7 +405,7 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
         Option("init_from", filename, None, "start from the weights and vocabulary of RUN",
                common=True, metavar="RUN"),
         Option("vocab", filename, None, "vocabulary of an --init_from checkpoint of the original "
-               "VSE++ or VSRN (python vocab.py convert)", metavar="FILE.json"),
+               "VSE++ or VSRN (python vocab.py convert)", only("init_from"), metavar="FILE.json"),
         flag("overwrite", "replace the run that --logger_name already holds", common=True),
         Option("config", filename, None, "YAML file of options; the command line comes before it",
                common=True),

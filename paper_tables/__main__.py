@@ -6,10 +6,9 @@ hours.
 import importlib
 
 import cli
-from cli import InputError
 from evaluation.report import FORMATS, render
-from paper_tables.common import Table, arguments, build_place, gpu_hours, settle, unique
-from paper_tables.runs import run_steps
+from paper_tables.common import Table, arguments, build_place, gpu_hours, unique
+from paper_tables.runs import complete, run_steps
 
 NAMES = ("pmrl_table1", "pmrl_table2", "pmrl_table3", "pmrl_section34", "ucmr_table1",
          "ucmr_table2", "ucmr_table3", "ucmr_table4", "ucmr_fig2", "ucmr_table5", "ucmr_table6",
@@ -27,9 +26,8 @@ def state(name: str, opt) -> tuple[str, list[str]]:
     and its state in words."""
     made = table(name)
     runs = unique(made.rows, opt.seeds or made.seeds)
-    steps = [run_steps(run, seed, build_place(opt))[0] for _, run, seed in runs]
-    done = sum(found[-1].done and all(step.done for step in found if step.folder)
-               for found in steps)
+    steps = [run_steps(run, seed, build_place(opt)) for _, run, seed in runs]
+    done = sum(map(complete, steps))
     lacks = sorted({step.lacks for found in steps for step in found if step.lacks
                     and not step.done})
     says = made.later or (lacks[0] if lacks else "ready" if done < len(runs) else "done")
@@ -41,12 +39,7 @@ def state(name: str, opt) -> tuple[str, list[str]]:
 def main(argv=None) -> None:
     p = arguments(__doc__)
     p.add_argument("--list", action="store_true", help="list the tables (the default)")
-    opt = p.parse_args(argv)
-    try:
-        settle(opt)
-    except InputError as error:
-        p.error(str(error))
-    cli.run(p.prog, list_tables, opt)
+    cli.run(p.prog, list_tables, p.parse_args(argv))
 
 
 def list_tables(opt) -> None:

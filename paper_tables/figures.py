@@ -24,14 +24,11 @@ import torch
 
 import cli
 import evaluate
-from checkpoints import load_checkpoint
-from cli import Arguments, InputError, data_set, filename, natural, split_name, torch_device, up_to, workers
-from evaluation.encode import encode
-from evaluation.open import Where, load_run, output_file
+from cli import Arguments, check, data_set, filename, natural, split_name, torch_device, up_to, workers
+from evaluation.open import How, Where, load_run, output_file
 from evaluation.pictures import OWN, THUMBNAIL, Cell, Row, draw_rows, drawing, picture_file, show_photo
 from evaluation.subjects import columns_within
 from files.reading import is_drawn
-from inputs import Photos
 from runs import is_results
 from show import photos_of
 from similarities import Embedding
@@ -45,134 +42,122 @@ def chosen(given: list[int] | None, total: int, count: int, seed: int, what: str
     that does not exist.
 
     `what`: the option that gives them, "images" or "captions", for the message."""
-    wrong = next((n for n in given or () if not 0 <= n < total), None)
-    if wrong is not None:
-        raise InputError(f"--{what} {wrong}: the split has {what} 0 to {total - 1}; give numbers "
-                         "of these")
-    return (
-        given
-        or np.random.default_rng(seed).choice(total, min(count, total), replace=False).tolist()
-    )
+    for n in given or ():
+        check(n < total, f"--{what} {n}: the split has {what} 0 to {total - 1}; give numbers of "
+                         "these")
+    rng = np.random.default_rng(seed)
+    return given or rng.choice(total, min(count, total), replace=False).tolist()
 
 
 @torch.no_grad()
-def rankings(runs: list[str], opt) -> tuple:
-    """What the pictures show: the split, the rows of images, the rows of captions, and a tuple per
-    run.
-
-    The tuple holds the best image of each caption, the best captions of each image, and, with
-    --neighbours, the other images that are most similar to each image (else None). Raises
-    InputError where runs have different splits.
+def rankings(opt) -> tuple:
+    """What the pictures show: the split, the rows of images, the rows of captions, and for each run
+    the best image of each caption, the best captions of each image, the other images that are most
+    similar to each image (with --neighbours), and whether it is Gaussian. Raises InputError where
+    runs have different splits.
     """
-    device, first, found = torch_device(opt.device), None, []
-    for path in runs:
+    first, device, found = None, torch_device(opt.device), []
+    for path in opt.checkpoint:
         run = load_run(path, Where(opt.data_path, opt.data_name, opt.split))
-        model, split, first = run.trained.to(device).model, run.split, first or run.split
-        if split.captions != first.captions or not np.array_equal(
-            split.caption_image, first.caption_image
-        ):
-            raise InputError(f"{path} has {len(split.images)} images and {len(split.captions)} "
-                             f"captions of {split.source}, {runs[0]} has {len(first.images)} and "
-                             f"{len(first.captions)} of {first.source}; draw runs on the same "
-                             "split with --data_name and --split")
-        images, captions = encode(model, split, run.tokens(), device, workers=opt.workers)
-        rows = chosen(opt.images, len(split.images), opt.count, opt.seed, "images")
-        texts = chosen(opt.captions, len(split.captions), opt.count, opt.seed, "captions")
-        found.append(
-            (
-                model.similarity(images, captions.rows(torch.tensor(texts, device=device)))
-                .argmax(0)
-                .tolist(),
-                model.similarity(images.rows(torch.tensor(rows, device=device)), captions)
-                .topk(min(TOP, len(split.captions)))
-                .indices.tolist(),
-                neighbours(model.similarity, images, rows) if opt.neighbours else None,
-            )
-        )
+        split, similarity = run.split, run.trained.similarity
+        if first is None:
+            first = split
+            rows = chosen(opt.images, len(split.images), opt.count, opt.seed, "images")
+            texts = chosen(opt.captions, len(split.captions), opt.count, opt.seed, "captions")
+        check(split.captions == first.captions
+              and np.array_equal(split.caption_image, first.caption_image),
+              f"{path} has {len(split.images)} images and {len(split.captions)} captions of "
+              f"{split.source}, {opt.checkpoint[0]} has {len(first.images)} and "
+              f"{len(first.captions)} of {first.source}; draw runs on the same split with "
+              "--data_name and --split")
+        images, captions = run.encode(How(device, workers=opt.workers))
+        found.append((
+            similarity(images, captions.rows(texts)).argmax(0).tolist(),
+            similarity(images.rows(rows), captions).topk(min(TOP, len(split.captions)))
+            .indices.tolist(),
+            neighbours(similarity, images, rows) if opt.neighbours else None,
+            any(e.log_var is not None for e in (images, captions))))
     return first, rows, texts, found
 
 
 def neighbours(similarity, images: Embedding, rows: list[int]) -> list[list[int]]:
     """For each image of `rows`, the NEAREST other images, the most similar first."""
-    score, count = (
-        columns_within(similarity, images)(slice(None)),
-        min(NEAREST, len(images.mean) - 1),
-    )
-    scores = torch.cat([score(slice(n, n + 1)) for n in rows])                      # (R, N)
-    return scores.scatter(1, torch.tensor(rows, device=scores.device)[:, None],
-                          -torch.inf).topk(count).indices.tolist()
+    at = torch.tensor(rows, device=images.mean.device)
+    scores = columns_within(similarity, images)(slice(None))(at)                    # (R, N)
+    scores.scatter_(1, at[:, None], -torch.inf)
+    return scores.topk(min(NEAREST, len(images.mean) - 1)).indices.tolist()
 
 
-def draw(opt) -> str:
+def draw(opt) -> None:
     target = picture_file(output_file(opt.output, opt.checkpoint[0], "retrieval.png", is_drawn),
                           opt.checkpoint)
-    beside = None
+    beside = os.path.join(os.path.dirname(target), "neighbours" + os.path.splitext(target)[1])
     if opt.neighbours:
-        beside = picture_file(os.path.join(os.path.dirname(target),
-                                           "neighbours" + os.path.splitext(target)[1]),
-                              opt.checkpoint)
-        if os.path.abspath(beside) == os.path.abspath(target):
-            raise InputError(f"--output {target} is where --neighbours draws its picture; name "
-                             "another file")
-    split, rows, texts, found = rankings(opt.checkpoint, opt)
+        check(os.path.abspath(picture_file(beside, opt.checkpoint)) != os.path.abspath(target),
+              f"--output {target} is where --neighbours draws its picture; name another file")
+    split, rows, texts, found = rankings(opt)
     photos = photos_of(split, opt.photos)
     names = ["/".join(os.path.normpath(run).split(os.sep)[-1 if os.path.isdir(run) else -2:])
              for run in opt.checkpoint]
-    if beside:
-        draw_neighbours(beside, rows, found, names, photos)
+    if opt.neighbours:                # a row for each image and model
+        draw_rows(beside, "an image, and the images that a model finds most similar to it", [
+            Row(name, "", [Cell(photos.open(shown, THUMBNAIL)) for shown in (image, *near[k])])
+            for k, image in enumerate(rows) for name, (_, _, near, _) in zip(names, found)],
+            1 + NEAREST)
     lines, across = len(texts) + len(rows), 1 + len(found)
     with drawing(target, lines, across, (3.6 * across, 2.2 * lines), tight=True) as (_, axes):
-        draw_answers(split, rows, texts, found, names, photos, axes)
-    said = (f"{len(texts)} captions with their best image and {len(rows)} images with their best "
-            f"{TOP} captions in {target}")
-    return said + f"\n{len(rows)} images with the images most similar to them in {beside}" * bool(
-        beside)
+        for name, axis in zip(["query", *names], axes[0]):
+            axis.set_title(name, fontsize=9)
+        draw_answers(axes, split, rows, texts, found, photos)
+    print(f"{len(texts)} captions with their best image and {len(rows)} images with their best "
+          f"{TOP} captions in {target}")
+    if opt.neighbours:
+        print(f"{len(rows)} images with the images most similar to them in {beside}")
+    for run, (*_, gaussian) in zip(opt.checkpoint, found):
+        if opt.uncertain or opt.cxc or opt.cxc_path:
+            if gaussian:
+                draw_uncertain(run, opt)
+            else:
+                print(f"{run} compares points, which have no uncertainty: no picture of uncertain "
+                      "items")
 
 
-def draw_neighbours(path: str, rows, found, names, photos: Photos) -> None:
-    """Draw a row for each image and model: the model's name, the image, and its neighbours."""
-    draw_rows(path, "an image, and the images that a model finds most similar to it", [
-        Row(name, "", [Cell(photos.open(shown, THUMBNAIL)) for shown in (image, *near[k])])
-        for k, image in enumerate(rows) for name, (*_, near) in zip(names, found)], 1 + NEAREST)
-
-
-def draw_answers(split, rows, texts, found, names, photos: Photos, axes) -> None:
+def draw_answers(axes, split, rows, texts, found, photos) -> None:
+    """Draw captions with the best image of each run, below them images with their best
+    captions."""
     owner = split.caption_image
-    for axis in axes.flat:
-        axis.axis("off")
 
-    def write(axis, y: float, text: str, own: bool = False) -> float:
-        lines = textwrap.wrap(text, 46)
-        axis.text(0.02, y, "\n".join(lines), fontsize=8, va="top",
-                  color="green" if own else "black", transform=axis.transAxes)
-        return y - 0.085 * len(lines) - 0.05
+    def write(axis, y: float, lines: list[tuple[str, bool]]) -> None:
+        axis.axis("off")
+        for text, own in lines:
+            text = textwrap.wrap(text, 46)
+            axis.text(0.02, y, "\n".join(text), fontsize=8, va="top",
+                      color="green" if own else "black", transform=axis.transAxes)
+            y -= 0.085 * len(text) + 0.05
 
     def show(axis, image: int, own: bool) -> None:
-        axis.axis("on")
         show_photo(axis, photos.open(image, THUMBNAIL), OWN if own else None, 3)
-    for name, axis in zip(["query", *names], axes[0]):
-        axis.set_title(name, fontsize=9)
     for k, caption in enumerate(texts):
-        write(axes[k, 0], 0.9, split.captions[caption])
+        write(axes[k, 0], 0.9, [(split.captions[caption], False)])
         for axis, (best, *_) in zip(axes[k, 1:], found):
             show(axis, best[k], best[k] == owner[caption])
     for k, (image, row) in enumerate(zip(rows, axes[len(texts):])):
         show(row[0], image, False)
-        for axis, (_, best, _) in zip(row[1:], found):
-            y = 0.98
-            for caption in best[k]:
-                y = write(axis, y, f"- {split.captions[caption]}", owner[caption] == image)
+        for axis, (_, best, *_) in zip(row[1:], found):
+            write(axis, 0.98, [(f"- {split.captions[caption]}", owner[caption] == image)
+                               for caption in best[k]])
 
 
-def uncertain(run: str, opt) -> None:
+def draw_uncertain(run: str, opt) -> None:
     """Let evaluate.py draw the most and the least uncertain items with their matches (`ucmr` Fig.
     4-7)."""
-    target = output_file(None, run, os.path.join("uncertain", "results.json"), is_results)
-    words = ["--checkpoint", run, "--uncertainty", "--no-control", "--split", opt.split, "--device",
-             opt.device, "--output", target, "--workers", str(opt.workers)]
-    for name in ("data_path", "data_name", "photos", "cxc_path"):
-        words += [f"--{name}", getattr(opt, name)] if getattr(opt, name) else []
-    evaluate.run(evaluate.parse_args([*words, *["--cxc"] * bool(opt.cxc or opt.cxc_path)]))
+    output = output_file(None, run, os.path.join("uncertain", "results.json"), is_results)
+    given = {"checkpoint": run, "output": output, **{
+        name: getattr(opt, name) for name in ("split", "device", "workers", "data_path",
+                                              "data_name", "photos", "cxc_path")}}
+    words = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    evaluate.run(evaluate.parse_args([*words, "--uncertainty", "--no-control",
+                                      *["--cxc"] * bool(opt.cxc or opt.cxc_path)]))
 
 
 def main(argv=None) -> None:
@@ -204,21 +189,7 @@ def main(argv=None) -> None:
         help="folder of the csv files of Crisscrossed Captions (default: DATA_PATH/cxc)")
     add("--output", type=filename, metavar="FILE.png",
         help="picture to write (default: retrieval.png in the first run)")
-    cli.run(p.prog, draw_all, p.parse_args(argv))
-
-
-def draw_all(opt) -> None:
-    print(draw(opt))
-    for run in opt.checkpoint if opt.uncertain or opt.cxc or opt.cxc_path else ():
-        trained = load_checkpoint(run)["options"]
-        if trained.get("vae") or (trained["image_head"], trained["text_head"]) == (
-            "point",
-            "point",
-        ):
-            print(
-                f"{run} compares points, which have no uncertainty: no picture of uncertain items")
-        else:
-            uncertain(run, opt)
+    cli.run(p.prog, draw, p.parse_args(argv))
 
 
 if __name__ == "__main__":

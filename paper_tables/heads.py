@@ -18,7 +18,8 @@ from cli import Arguments, data_set, filename, fraction, positive
 from evaluation.report import FORMATS, render
 from files.reading import holds_keys, read_json
 from files.writing import output, save_json
-from paper_tables.runs import Step, Stopped, execute
+from paper_tables.runs import Step, make
+from results import value
 
 ENCODER = "--text_features minilm --txt_layers 1024 --embed_size 512"
 POINT = ("--sim cosine --loss infonce --mask_same_image --batch_size 512 --num_epochs 8 "
@@ -42,89 +43,64 @@ COLUMNS = [("rsum", "protocols/full/rsum"),
                       ("high", "stacked/above_without_sigma/high")))]
 
 
-def steps(opt, seed: int) -> dict[str, tuple[list[Step], str]]:
-    """{row: (its steps in order, the file of its results)}."""
-    where = ["--data_name", opt.data_name, "--data_path", opt.data_path]
-    common = [*where, "--seed", str(seed), *opt.encoder.split()]
-    given = f"--text_features {opt.given} --img_layers 0 --txt_layers 0 --embed_size {opt.embed_size}".split()
-    base = os.path.join(opt.runs, f"point_seed{seed}")
-    share = ["--supervised_fraction", str(opt.fraction)]
-    first = [] if opt.given else [trained([*common, *POINT.split(), *share], base)]
-    frozen = [*share, "--held_out", "--init_from", base, "--freeze_means"]
-    found = {} if opt.given else {"the points": evaluated(first, base, base, [])}
+def steps(opt, seed: int) -> dict[str, list[Step]]:
+    """{row: its steps in order}. The target of the last one is the file of its results."""
+    def run(row: str) -> str:
+        return os.path.join(opt.runs, f"{row}_seed{seed}")
+
+    def trained(words: list[str], folder: str) -> Step:
+        return Step(["train.py", *where, *words, "--logger_name", folder, "--workers", "0"], "",
+                    f"{folder}.txt", folder)
+
+    def evaluated(folder: str, name: str, *words: str) -> Step:
+        results = f"{name}_confidence.json"
+        return Step(["evaluate.py", "--checkpoint", folder, "--confidence", *words, "--output",
+                     results], results, f"{name}.txt", after=os.path.join(folder, "model_best.pt"))
+
+    where = ["--data_name", opt.data_name, "--data_path", opt.data_path, "--seed", str(seed)]
+    base, share = run("point"), f"--supervised_fraction {opt.fraction}"
+    rows, first = {}, []
+    head = (f"--text_features {opt.given} --img_layers 0 --txt_layers 0 "
+            f"--embed_size {opt.embed_size}").split()
+    if not opt.given:
+        first = [trained(f"{opt.encoder} {POINT} {share}".split(), base)]
+        rows["the points"] = [*first, evaluated(base, base)]
+        head = [*f"{opt.encoder} {share} --held_out".split(), "--init_from", base, "--freeze_means"]
     for row, flags in HEADS.items():
-        folder = os.path.join(opt.runs, f"{row.split(' (')[0].replace(', ', '_').replace(' ', '_')}_seed{seed}")
-        words = [*([*where, "--seed", str(seed), *given] if opt.given else [*common, *frozen]),
-                 *TRAINED.split(), *flags.split(), *["--var_layers", "256"]
-                 * ("var_layers" not in flags and "probvlm" not in flags)]
-        found[row] = evaluated([*first, trained(words, folder)], folder, folder, [])
-    for row, kind in WITHOUT_TRAINING.items() if not opt.given else ():
-        found[row] = evaluated(first, base, os.path.join(opt.runs, f"{kind}_seed{seed}"),
-                               ["--variances", kind])
-    return found
+        folder = run(row.split(" (")[0].replace(", ", "_").replace(" ", "_"))
+        own = "" if "var_layers" in flags or "probvlm" in flags else "--var_layers 256"
+        rows[row] = [*first, trained([*head, *f"{TRAINED} {flags} {own}".split()], folder),
+                     evaluated(folder, folder)]
+    for row, kind in WITHOUT_TRAINING.items() if first else ():
+        rows[row] = [*first, evaluated(base, run(kind), "--variances", kind)]
+    return rows
 
 
-def trained(words: list[str], folder: str) -> Step:
-    return Step(["train.py", *words, "--logger_name", folder, "--workers", "0"], "",
-                f"{folder}.txt", folder)
-
-
-def evaluated(before: list[Step], run: str, name: str, words: list[str]) -> tuple[list[Step], str]:
-    results = f"{name}_confidence.json"
-    return [*before,
-            Step(["evaluate.py", "--checkpoint", run, "--confidence", *words, "--output", results],
-                 results, f"{name}.txt", after=os.path.join(run, "model_best.pt"))], results
-
-
-def value(stored: dict, path: str) -> float | None:
-    for key in path.split("/"):
-        stored = stored.get(key) if isinstance(stored, dict) else None
-    return stored
-
-
-def rows(opt) -> list[tuple[str, list[str]]]:
-    """The table's lines: mean over the seeds that have results."""
-    made = {}
-    for seed in range(opt.seeds):
-        for row, (_, path) in steps(opt, seed).items():
-            stored = read_json(path,
-                               "delete it, and it is made again") if os.path.exists(path) else {}
-            made.setdefault(row, []).append([value(stored, column) for _, column in COLUMNS])
-    lines = []
-    for row, seeds in made.items():
-        cells = [[number for number in column if number is not None] for column in zip(*seeds)]
-        lines.append((row, [(f"{mean(c):.1f}" if name == "rsum" else f"{mean(c):.3f}") if c else "-"
-                            for c, (name, _) in zip(cells, COLUMNS)]))
-    return lines
+def cells(files: list[str]) -> list[str]:
+    """A line of the table: means over the seeds that have results."""
+    stored = [read_json(path, "delete it, and it is made again") for path in files
+              if os.path.exists(path)]
+    line = []
+    for name, path in COLUMNS:
+        numbers = [x for x in (value(results, path) for results in stored) if x is not None]
+        line.append(f"{mean(numbers):.{1 if name == 'rsum' else 3}f}" if numbers else "-")
+    return line
 
 
 def run(opt) -> int:
     if opt.output:
         output(opt.output, holds_keys("columns", "rows"))
+    seeds = [steps(opt, seed) for seed in range(opt.seeds)]
+    failed = make([(f"{row}, seed {seed}", made) for seed, rows in enumerate(seeds)
+                   for row, made in rows.items()], opt.dry_run)
     if opt.dry_run:
-        said = [step.shown for seed in range(opt.seeds) for made, _ in steps(opt, seed).values()
-                for step in made]
-        print("\n".join(dict.fromkeys(said)))
         return 0
-    failed = []
-    for seed in range(opt.seeds):
-        for row, (made, _) in steps(opt, seed).items():
-            for step in (step for step in made if not step.done):
-                print(f"{row}, seed {seed}: {step.shown}", file=sys.stderr, flush=True)
-                try:
-                    wrong = execute(step)
-                except Stopped:
-                    sys.exit(f"stopped at {row}, seed {seed}; the same command goes on")
-                if wrong:
-                    failed.append(f"{row}, seed {seed}: {wrong}")
-                    break
-    lines = rows(opt)
-    print(render([("AUROC of whether the first answer is right",
-                   [("", [name for name, _ in COLUMNS])], lines)], opt.format))
+    names = [name for name, _ in COLUMNS]
+    lines = {row: cells([rows[row][-1].target for rows in seeds]) for row in seeds[0]}
+    print(render([("AUROC of whether the first answer is right", [("", names)],
+                   list(lines.items()))], opt.format))
     if opt.output:
-        save_json({"columns": [name for name, _ in COLUMNS], "rows": dict(lines)}, opt.output)
-    for sentence in failed:
-        print(f"failed: {sentence}", file=sys.stderr)
+        save_json({"columns": names, "rows": lines}, opt.output)
     return int(bool(failed))
 
 

@@ -11,13 +11,12 @@ from dataclasses import replace
 from paper_tables import pmrl_table1
 from paper_tables.common import Row, Table, main, recalls
 
-TUNE = "--finetune --freeze_bn --learning_rate {} --num_epochs 15"
-
 
 def tuned(run, rate: str = "2e-5"):
     """`run`, continued with its image network trained too, at the learning rate `rate`."""
-    return replace(run, data=f"{run.data} tuned", train=f"{run.train} {TUNE.format(rate)}",
-                   start=run)
+    start = replace(run, data=f"{run.data} tuned")
+    tune = f"--finetune --freeze_bn --learning_rate {rate} --num_epochs 15"
+    return replace(start, train=f"{run.train} {tune}", start=start)
 
 
 NUMBERS = (

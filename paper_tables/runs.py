@@ -4,26 +4,24 @@ A run's folder is named after its options. Tables therefore share runs, and a st
 where it was. The name does not depend on --data_path, so other data need another --runs folder.
 """
 import fcntl
-import hashlib
 import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+import tempfile
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from checkpoints import MAY_CHANGE
-from cli import InputError
-from files.reading import SOURCES, read_yaml
+from files.reading import SOURCES, read_yaml, sha256
 from methods import flags
 from options.rules import resolve
 from options.training import TRAIN
 
 # defaults of embedding, captioner, word vectors
 SIZE, HIDDEN, WORDS = "--embed_size 1024", " --dim_hidden 512", 300
-VG = "vg_experiments."
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Run:
     text: str = ""                  # features in place of captions, or word vectors: a key of TEXTS
     test: str = ""            # data set to evaluate on, a key of DATA (default: the training set's)
     tool: str = "train.py"
-    judge: str = "evaluate.py"        # or vg_experiments.NAME
+    judge: str = ""                   # a module of vg_experiments, in place of evaluate.py
 
     def __post_init__(self):
         object.__setattr__(self, "train", flags(self.train))
@@ -90,42 +88,42 @@ SCALES = {
 DEMO_SIZE = 200                       # training images; the test set has half as many
 
 
-def places(full: str, train: str, evaluate: str, demo: str, f8k: str = "f8k_precomp",
+def places(full: str, train: str = "", evaluate: str = "", demo: str = "demo_precomp",
            photos: str = "") -> dict:
     """Scale -> (folder below --data_path, options of train.py, options of evaluate.py)."""
+    f8k = re.sub("^(demo|other)", "f8k", demo)
     return {"full": (full, train, evaluate), "demo": (demo, photos, ""), "f8k": (f8k, photos, "")}
 
 
 LITE = "--cnn_type efficientnet_lite0 --crop_size 64"
-PHOTOS = {"coco": "--cnn_type resnet152 --use_restval", "f30k": "--cnn_type resnet152"}
-SPLIT = {"coco": "--split testall", "f30k": ""}
-DATA = {f"{name}{kind}": place for name, demo in (("coco", "demo"), ("f30k", "other")) for kind, place in {
-    "": places(name, PHOTOS[name], "", f"{demo}_precomp"),                  # photos, frozen network
-    " tuned": places(name, PHOTOS[name], "", demo, "f8k", LITE),           # photos, trained network
-    " cells": places(name, PHOTOS[name], "", f"{demo}_region_precomp", "f8k_region_precomp"),
-    " regions": places(f"{name}_precomp", "", SPLIT[name], f"{demo}_region_precomp", "f8k_region_precomp"),
-    " fc6": places(f"{name}_vgg_precomp", "", "", f"{demo}_precomp")}.items()}
+DATA = {}
+for name, demo, network, split in (
+        ("coco", "demo", "--cnn_type resnet152 --use_restval", "--split testall"),
+        ("f30k", "other", "--cnn_type resnet152", "")):
+    DATA |= {name: places(name, network, demo=f"{demo}_precomp"),                   # frozen network
+             f"{name} tuned": places(name, network, demo=demo, photos=LITE),
+             f"{name} cells": places(name, network, demo=f"{demo}_region_precomp"),
+             f"{name} regions": places(f"{name}_precomp", "", split, f"{demo}_region_precomp"),
+             f"{name} fc6": places(f"{name}_vgg_precomp", demo=f"{demo}_precomp")}
 # FC7 of val2014 in halves
-DATA["coco halves"] = places("coco_halves_precomp", "--dev_images 0", "", "demo_precomp")
-DATA["coco halves fc6"] = places("coco_halves_fc6_precomp", "--dev_images 0", "", "demo_precomp")
-DATA["f30k phrases"] = places("f30k_entities", "", "", "demo_entities")
+DATA["coco halves"] = places("coco_halves_precomp", "--dev_images 0")
+DATA["coco halves fc6"] = places("coco_halves_fc6_precomp", "--dev_images 0")
+DATA["f30k phrases"] = places("f30k_entities", demo="demo_entities")
 TEXTS = {"w2v": "--text_features w2v", "hglmm": "--text_features hglmm",
          "own": "--word_vectors {data}/{folder}/own.txt"}
-REGIONS = ["--kind", "cnn", "--cnn_type", "vgg16", "--layer", "fc7"]        # of proposals' features
 VECTORS = "GoogleNews-vectors-negative300.bin"
 # estimated minutes of an epoch on COCO, for gpu_hours
-MINUTES = {"": 5, " tuned": 5, " cells": 5, " regions": 10, " fc6": 0.5, " halves": 0.5,
-           " halves fc6": 0.5, " phrases": 12}
+MINUTES = {"": 5, "tuned": 5, "cells": 5, "regions": 10, "fc6": 0.5, "halves": 0.5,
+           "halves fc6": 0.5, "phrases": 12}
 
 
 def resized(options: str, k: int) -> str:
     """Options whose sizes of embeddings and layers are divided by k. No size falls below 4, and 0
     stays 0."""
     def smaller(found):
-        numbers = [n if n == "0" else str(max(4, int(n) // k)) for n in found[2].split("-")]
-        return f"--{found[1]} {'-'.join(numbers)}"
-    return re.sub(r"--(embed_size|word_dim|img_layers|txt_layers|decoder_dim|dim_hidden|cite_layers) ([\d-]+)", smaller,
-                  options)
+        return re.sub(r"[1-9]\d*", lambda n: str(max(4, int(n[0]) // k)), found[0])
+    return re.sub("--(embed_size|word_dim|img_layers|txt_layers|decoder_dim|dim_hidden|cite_layers) "
+                  r"[\d-]+", smaller, options)
 
 
 def training_options(run: Run, scale: str, also: str = "") -> str:
@@ -136,9 +134,9 @@ def training_options(run: Run, scale: str, also: str = "") -> str:
                     TEXTS.get(run.text, "")])
     tuned = "--finetune" in own
     folder, of_data, _ = DATA[run.data][scale]
-    words = [f"--data_name {folder}", resized(own, size.divide), size.train,
-             size.tune if tuned else size.rate * ("sgd" not in own) + f" {size.start}"
-             * run.data.endswith("tuned"), of_data]
+    rate = (size.tune if tuned else size.rate * ("sgd" not in own)
+            + f" {size.start}" * run.data.endswith("tuned"))
+    words = [f"--data_name {folder}", resized(own, size.divide), size.train, rate, of_data]
     hardest = (re.search(r"--max_violation|--sim (kl|minkl|mahalanobis|wasserstein)", own)
                and "--no-max_violation" not in f"{own} {also}")
     if size.warmup and hardest and not tuned:
@@ -169,10 +167,6 @@ def evaluation_options(run: Run, scale: str) -> str:
     return " ".join(f"{words} {f'--data_name {folder}' * bool(run.test)}".split())
 
 
-def short(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
 # ---- steps: commands and the files that they write
 
 class Place(NamedTuple):
@@ -193,7 +187,8 @@ class Place(NamedTuple):
 
 @dataclass
 class Step:
-    """A command, the file that shows that it has been run, and what is missing to run it."""
+    """A command, the file that shows that it has been run, and what is missing to run it. Without
+    words: data that have to be there."""
     words: list
     target: str
     log: str = ""
@@ -218,24 +213,17 @@ class Step:
         path = os.path.join(self.folder, "config.yaml")
         if not os.path.exists(path):
             return []
-        try:
-            stored = dict(read_yaml(path)["options"])
-        except (TypeError, KeyError, ValueError):
-            return ["config.yaml"]
         try:                             # the run of --init_from may be gone by now: it is not read
+            stored = dict(read_yaml(path)["options"])
             opt = TRAIN.parser().parse_args(self.words[1:])
             resolve(opt)
-        except (SystemExit, InputError):
+        except (SystemExit, TypeError, KeyError, ValueError):
             return ["config.yaml"]
         wanted = vars(opt)
         for options in (wanted, stored):                    # paths to the same folder may differ
-            options.update(
-                {
-                    key: os.path.basename(options[key])
-                    for key in ("init_from", "word_vectors")
-                    if options.get(key)
-                }
-            )
+            for key in ("init_from", "word_vectors"):
+                if options.get(key):
+                    options[key] = os.path.basename(options[key])
         by_data = {"img_enc", "img_dim", "n_regions", "txt_dim", *MAY_CHANGE}
         return [f"--{key} {value}, now {wanted[key]}" for key, value in stored.items()
                 if key in wanted and key not in by_data and wanted[key] != value]
@@ -257,7 +245,15 @@ class Step:
         changed = ""
         if self.folder and self.differs:
             changed = f"# {self.folder} was trained with {'; '.join(self.differs)}\n"
-        return changed + shlex.join(["python", *self.command]) if self.words else f"# {self.lacks}"
+        return changed + shlex.join(["python", *self.command])
+
+    @property
+    def listed(self) -> str:
+        """What a dry run prints: the command, whether it is done, and what is missing."""
+        if self.words and self.done:
+            return f"# done: {self.shown}"
+        needs = f"# {self.lacks}" * bool(self.lacks)
+        return "  ".join(filter(None, [self.shown, needs])) if self.words else needs
 
 
 def trained(folder: str) -> bool:
@@ -271,74 +267,9 @@ def trained(folder: str) -> bool:
         return False
 
 
-def preparations(run: Run, place: Place) -> list[Step]:
-    """The steps that a run needs before it: demo data, extracted features, word vectors, the
-    manifest of `vg`."""
-    steps, data = [], place.data
-    for key in dict.fromkeys([run.data, run.test or run.data]):
-        folder = DATA[key][place.scale][0]
-        path = os.path.join(data, folder)
-        if place.scale == "demo":
-            scenes = folder.split("_")[0]
-            steps.append(Step(["-m", "demo", "--data_path", data, "--size", str(DEMO_SIZE),
-                               "--scenes", scenes], os.path.join(data, scenes, "scenes.json")))
-        elif re.search(r"_(vgg|halves|halves_fc6)_precomp$", folder):
-            photos, source = "coco_halves" if "halves" in folder else folder.split("_")[
-                0], folder.split("_")[0]
-            lacks = missing(data, source)
-            if photos != source:
-                dealt = os.path.join(data, photos, "dataset_coco_halves.json")
-                lacks = "" if os.path.exists(dealt) else lacks
-                steps.append(Step(["-m", "paper_tables.coco_halves", "--data_path", data], dealt,
-                                  lacks=lacks))
-            layer = "fc7" if folder == "coco_halves_precomp" else "fc6"
-            steps.append(Step(["-m", "features.extract", "images", "--data_path", data,
-                               "--data_name", photos, "--output_name", folder, "--cnn_type",
-                               "vgg19", "--layer", layer, *["--use_restval"] * (photos == "coco")],
-                              os.path.join(path, "test_ims.npy"), lacks=lacks))
-        else:
-            steps.append(Step([], path, lacks=missing(data, folder)))
-        if folder.endswith("_entities"):
-            steps += proposals(data, folder, ["--kind", "demo"] if place.scale == "demo" else REGIONS)
-        if run.text == "own":
-            steps.append(Step(["-m", "features.word_vectors", "--data_path", data, "--data_name",
-                               folder, "--dim", str(WORDS // SCALES[place.scale].divide), "--output",
-                               f"{path}/own.txt"], f"{path}/own.txt"))
-        elif run.text:
-            vectors, small = os.path.join(data, VECTORS), place.scale != "full"
-            if small:                         # one file for all sets, as a model fits one extractor
-                vectors = os.path.join(data, f"{place.scale}_words.txt")
-                steps.append(Step(["-m", "features.word_vectors", "--data_path", data,
-                                   "--data_name", DATA["coco"][place.scale][0], "--dim", "48",
-                                   "--output", vectors], vectors))
-                if place.scale == "demo":
-                    steps.insert(-1, replace(steps[0], words=[*steps[0].words[:-1], "demo"],
-                                             target=os.path.join(data, "demo", "scenes.json")))
-            kind = ["--kind", "hglmm",
-                    *(["--n_clusters", "4"] if small else ["--ica", "--pca", "6000"])]
-            steps.append(Step(["-m", "features.extract", "captions", "--data_path", data,
-                               "--data_name", folder, "--name", run.text, "--word_vectors", vectors,
-                               *kind * (run.text == "hglmm"),
-                               *["--content_words"] * folder.endswith("_entities")], f"{path}/test_{run.text}.npy",
-                              lacks="" if small else missing(data, VECTORS)))
-    if run.judge.startswith(VG):
-        folder = "vg" if place.scale == "full" else "demo_vg"
-        lacks = missing(data, folder) if place.scale == "full" else ""
-        steps.append(Step(["-m", VG + "prepare", "--vg", os.path.join(data, folder), "--output",
-                           place.manifest], place.manifest, lacks=lacks))
-    return steps
-
-
-def proposals(data: str, folder: str, network: list[str]) -> list[Step]:
-    """200 proposals a photo and 500 of the test photos, and their features."""
-    steps, where = [], ["--data_path", data, "--data_name", folder]
-    for count, splits in ((200, ["train", "val", "test"]), (500, ["test"])):
-        name, common = f"edgeboxes{count}", ["--splits", *splits]
-        steps += [Step(["-m", "features.proposals", *where, "--count", str(count), "--name", name,
-                        *common], os.path.join(data, folder, f"test_{name}.npz")),
-                  Step(["-m", "features.extract", "regions", *where, "--proposals", name, *network,
-                        *common], os.path.join(data, folder, f"test_{name}_ims.npy"))]
-    return steps
+def complete(steps: list[Step]) -> bool:
+    """Whether a run has its results, those of the training of today."""
+    return steps[-1].done and all(step.done for step in steps if step.folder)
 
 
 def missing(data: str, name: str) -> str:
@@ -349,49 +280,162 @@ def missing(data: str, name: str) -> str:
     return f"{path} is not there; put there {SOURCES.get(name, 'the data set')}, or try --demo"
 
 
-def run_steps(run: Run, seed: int, place: Place) -> tuple[list[Step], str]:
-    """All steps of a run in order, and the path of its results."""
+def spelled(command: str, **paths: str) -> list[str]:
+    """The words of a command; a word in braces stands for a path, which may hold blanks."""
+    return [word.format(**paths) for word in command.split()]
+
+
+def tool(place: Place, command: str, target: str, lacks: str = "") -> Step:
+    """A step that calls a module on the data, which the command names {data}. target: the file that
+    it writes below them."""
+    name, dashes, options = command.partition("--")
+    return Step(spelled(f"-m {name} --data_path {{data}} {dashes}{options}", data=place.data),
+                os.path.join(place.data, target), lacks=lacks)
+
+
+def preparations(run: Run, place: Place) -> list[Step]:
+    """The steps that a run needs before it: data, proposals, vectors, the manifest of `vg`."""
+    steps = []
+    for key in dict.fromkeys([run.data, run.test or run.data]):
+        folder = DATA[key][place.scale][0]
+        steps += data_set(folder, place)
+        if folder.endswith("_entities"):
+            steps += proposals(folder, place)
+        if run.text:
+            steps += vectors(run.text, folder, place)
+    if run.judge:
+        vg = "vg" if place.scale == "full" else "demo_vg"
+        words = spelled("-m vg_experiments.prepare --vg {vg} --output {manifest}",
+                        vg=os.path.join(place.data, vg), manifest=place.manifest)
+        steps.append(Step(words, place.manifest,
+                          lacks=missing(place.data, vg) if vg == "vg" else ""))
+    return steps
+
+
+def data_set(folder: str, place: Place) -> list[Step]:
+    """The demo's scenes, features of VGG-19 where they are the data, or a folder that has to be
+    there."""
+    data = place.data
+    name, _, kind = folder.removesuffix("_precomp").partition("_")
+    if place.scale == "demo":
+        return [tool(place, f"demo --size {DEMO_SIZE} --scenes {name}", f"{name}/scenes.json")]
+    if kind not in ("vgg", "halves", "halves_fc6"):
+        return [Step([], os.path.join(data, folder), lacks=missing(data, folder))]
+    steps, photos, lacks = [], name, missing(data, name)
+    if kind != "vgg":
+        photos, dealt = "coco_halves", "coco_halves/dataset_coco_halves.json"
+        lacks = "" if os.path.exists(os.path.join(data, dealt)) else lacks
+        steps.append(tool(place, "paper_tables.coco_halves", dealt, lacks))
+    layer, more = "fc7" if kind == "halves" else "fc6", "--use_restval" * (photos == "coco")
+    return [*steps, tool(place, f"features.extract images --data_name {photos} --output_name "
+                         f"{folder} --cnn_type vgg19 --layer {layer} {more}",
+                         f"{folder}/test_ims.npy", lacks)]
+
+
+def proposals(folder: str, place: Place) -> list[Step]:
+    """200 proposals a photo and 500 of the test photos, and their features."""
+    steps = []
+    network = "demo" if place.scale == "demo" else "cnn --cnn_type vgg16 --layer fc7"
+    for count, splits in ((200, "train val test"), (500, "test")):
+        name = f"edgeboxes{count}"
+        steps += [tool(place, f"features.proposals --data_name {folder} --count {count} --name "
+                       f"{name} --splits {splits}", f"{folder}/test_{name}.npz"),
+                  tool(place, f"features.extract regions --data_name {folder} --proposals {name} "
+                       f"--kind {network} --splits {splits}", f"{folder}/test_{name}_ims.npy")]
+    return steps
+
+
+def vectors(kind: str, folder: str, place: Place) -> list[Step]:
+    """Word vectors of a data set's own captions, or vectors of its captions, of this kind of TEXTS.
+    """
+    scale, words, before = place.scale, VECTORS, []
+    if kind == "own":
+        return [tool(place, f"features.word_vectors --data_name {folder} --dim "
+                     f"{WORDS // SCALES[scale].divide} --output {{data}}/{folder}/own.txt",
+                     f"{folder}/own.txt")]
+    if scale != "full":                   # one file for all sets, as a model fits one extractor
+        words, of = f"{scale}_words.txt", DATA["coco"][scale][0]
+        before = [*data_set(of, place),
+                  tool(place, f"features.word_vectors --data_name {of} --dim 48 --output "
+                       f"{{data}}/{words}", words)]
+    size = "--n_clusters 4" if before else "--ica --pca 6000"
+    hglmm = f"--kind hglmm {size}" if kind == "hglmm" else ""
+    content = "--content_words" * folder.endswith("_entities")
+    return [*before, tool(place, f"features.extract captions --data_name {folder} --name {kind} "
+                          f"--word_vectors {{data}}/{words} {hglmm} {content}",
+                          f"{folder}/test_{kind}.npy",
+                          "" if before else missing(place.data, VECTORS))]
+
+
+def run_steps(run: Run, seed: int, place: Place) -> list[Step]:
+    """All steps of a run in order. The target of the last one is the file of its results."""
     steps, options = preparations(run, place), training_options(run, place.scale, place.also)
-    told = {"data": place.data, "folder": DATA[run.data][place.scale][0],
-            "start": place.folder}
+    data, other = (DATA[key][place.scale][0] if key else "" for key in (run.data, run.test))
     # the run that it starts from is trained, not evaluated
-    before = run_steps(replace(run.start, data=run.data), seed, place)[0][:-1] if run.start else []
+    before = run_steps(run.start, seed, place)[:-1] if run.start else []
     if before:
         options = f"{options} --init_from {{start}}/{os.path.basename(before[-1].folder)}"
+    kind = ["cosine", *re.findall(r"--sim (\S+)", options)][-1]
     if run.tool == "cca.py":
-        options = f"--data_name {told['folder']} --text {run.text} {run.train}".strip()
-    sim = re.findall(r"--sim (\S+)", options)
-    kind = "cca" if run.tool == "cca.py" else sim[-1] if sim else "cosine"
-    name = f"{told['folder']}_{kind}_{short(' '.join(sorted(listed(options))))}_seed{seed}"
+        kind, options = "cca", f"--data_name {data} --text {run.text} {run.train}".strip()
+    name = f"{data}_{kind}_{sha256(' '.join(sorted(listed(options))))[:8]}_seed{seed}"
     folder = os.path.join(place.folder, name)
     log = f"{folder}.txt"                               # beside the folder, which is train.py's own
-    words = [run.tool, "--data_path", place.data,
-             *(word.format(**told) for word in options.split())]
+    paths = {"data": place.data, "folder": data, "start": place.folder, "run": folder,
+             "out": os.path.join(folder, "vg"), "manifest": place.manifest,
+             "cache": os.path.join(place.folder, "vg", "cache")}
+    command = f"{run.tool} --data_path {{data}} {options}"
     if run.tool == "cca.py":
-        other = ["--test_name", DATA[run.test][place.scale][0]] if run.test else []
-        output = os.path.join(folder, "_".join(["cca", *other[1:]]) + ".npz")
-        steps.append(Step([*words, *other, "--output", output], output, log))
-        subject = ["--embeddings", output]
+        paths["made"] = made = os.path.join(folder, f"cca_{other}.npz" if other else "cca.npz")
+        command += f" --test_name {other}" * bool(other) + " --output {made}"
+        steps.append(Step(spelled(command, **paths), made, log))
+        subject = "--embeddings {made}"
     else:
-        training = Step([*words, "--seed", str(seed), "--logger_name", folder], "", log, folder)
+        made, subject = os.path.join(folder, "model_best.pt"), "--checkpoint {run}"
+        training = Step(spelled(f"{command} --seed {seed} --logger_name {{run}}", **paths), "", log,
+                        folder)
         steps += [training] if training.done else [*before, training]    # done: `start` may be gone
-        output, subject = os.path.join(folder, "model_best.pt"), ["--checkpoint", folder]
-    if run.judge.startswith(VG):
-        name, out = run.judge[len(VG):], os.path.join(folder, "vg")
-        results = os.path.join(out, f"{name}.json")
-        words = ["-m", run.judge, *subject, "--manifest", place.manifest, "--cache",
-                 os.path.join(place.folder, "vg", "cache"), "--output", out]
-        steps.append(Step(words, results, log, after=output))
-        return steps, results
+    if run.judge:
+        words = spelled(f"-m vg_experiments.{run.judge} {subject} --manifest {{manifest}} --cache "
+                        "{cache} --output {out}", **paths)
+        return [*steps, Step(words, os.path.join(paths["out"], f"{run.judge}.json"), log,
+                             after=made)]
     options = evaluation_options(run, place.scale)
-    results = os.path.join(folder, f"results_{short(options)}.json")
-    options = [word.format(**told) for word in options.split()]
-    words = ["evaluate.py", *subject, "--data_path", place.data, *options, "--output", results]
-    files = {"--cxc": "cxc",
-             "--pmrp": "coco/annotations/instances_val2014.json"} if place.scale != "demo" else {}
-    needs = [missing(place.data, file) for word, file in files.items() if word in run.evaluate]
-    steps.append(Step(words, results, log, lacks=next(filter(None, needs), ""), after=output))
-    return steps, results
+    results = os.path.join(folder, f"results_{sha256(options)[:8]}.json")
+    words = spelled(f"evaluate.py {subject} --data_path {{data}} {options} --output {{results}}",
+                    results=results, **paths)
+    files = {"--cxc": "cxc", "--pmrp": "coco/annotations/instances_val2014.json"}
+    needs = [missing(place.data, file) for word, file in files.items()
+             if word in run.evaluate and place.scale != "demo"]
+    return [*steps, Step(words, results, log, lacks=next(filter(None, needs), ""), after=made)]
+
+
+# ---- running them
+
+def make(todo: list[tuple[str, list[Step]]], dry_run: bool) -> list[str]:
+    """Run what is not done of each run, (its name, its steps in order), or print the commands.
+    Returns a sentence for each run that failed."""
+    failed = []
+    if dry_run:
+        for line in dict.fromkeys(step.listed for _, steps in todo for step in steps if step.listed):
+            print(line)
+        return failed
+    for k, (name, steps) in enumerate(todo, 1):
+        where = f"[{k}/{len(todo)}] {name}"
+        # nothing is trained that cannot be tested
+        wrong = next((step.lacks for step in steps
+                      if step.lacks and not os.path.exists(step.target)), "")
+        for step in steps:
+            if not wrong and not step.done:
+                print(f"{where}: {step.shown}", file=sys.stderr, flush=True)
+                try:
+                    wrong = execute(step)
+                except Stopped:
+                    sys.exit(f"stopped at {name}; the same command goes on")
+        if wrong:
+            failed.append(f"{name}: {wrong}")
+            print(f"{where}: {wrong}", file=sys.stderr, flush=True)
+    return failed
 
 
 class Stopped(Exception):
@@ -401,42 +445,33 @@ class Stopped(Exception):
 def execute(step: Step) -> str:
     """Run a step. Returns one line on what went wrong, or "". The command's output goes to
     step.log. Raises Stopped."""
-    if step.lacks and not os.path.exists(step.target):
-        return step.lacks
-    if not step.words:
-        return ""
-    for path in (step.log, step.target):
+    for path in filter(None, [step.log, step.target]):
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     received = []
-    with open(step.log or os.devnull, "a", encoding="utf-8") as log:
-        if step.log:
-            try:                         # the command holds the lock too, beyond this process's end
-                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return f"another process is at work in {os.path.splitext(step.log)[0]}; wait for it, or stop it"
+    with (open(step.log, "a+", encoding="utf-8", errors="replace") if step.log
+          else tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")) as log:
+        try:                             # the command holds the lock too, beyond this process's end
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return (f"another process is at work in {os.path.splitext(step.log)[0]}; wait for it, "
+                    "or stop it")
         start = log.tell()
-        child = subprocess.Popen([sys.executable, "-u", *step.command],
-                                 stdout=log if step.log else subprocess.PIPE,
-                                 stderr=subprocess.STDOUT, text=True, start_new_session=True)
+        child = subprocess.Popen([sys.executable, "-u", *step.command], stdout=log,
+                                 stderr=subprocess.STDOUT, start_new_session=True)
 
         def stop(number, frame):                            # train.py saves after its step
             received.append(number)
             child.send_signal(signal.SIGTERM)
         before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         try:
-            said = child.communicate()[0]
+            status = child.wait()
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+        log.seek(start)
+        said = [line for line in log.read().splitlines() if line.strip()]
     if received:
         raise Stopped
-    if child.returncode == 0:
-        return ""
-    if child.returncode < 0:
-        return f"{step.words[0]} was ended by signal {-child.returncode} ({signal.Signals(-child.returncode).name})"
-    if step.log:
-        with open(step.log, encoding="utf-8", errors="replace") as f:
-            f.seek(start)
-            said = f.read()
-    return ([line for line in (said or "").splitlines() if line.strip()]
-            or [f"exit status {child.returncode}"])[-1]
+    if status < 0:
+        return f"{step.words[0]} was ended by signal {-status} ({signal.Signals(-status).name})"
+    return (said or [f"exit status {status}"])[-1] if status else ""

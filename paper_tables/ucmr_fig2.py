@@ -8,10 +8,9 @@ direction that the paper reports.
     python -m paper_tables.ucmr_fig2 --data_path D
 """
 from paper_tables.common import Columns, Row, Run, Table, main
-from paper_tables.runs import VG
 
 PERCENT = (10, 20, 30, 40, 50)
-RUN = Run("coco", "gcie_wasserstein", judge=VG + "uncertainty")
+RUN = Run("coco", "gcie_wasserstein", judge="uncertainty")
 
 
 def panel(side: str) -> Columns:

@@ -21,9 +21,10 @@ from statistics import mean, stdev
 import cli
 import methods
 from checkpoints import load_checkpoint
-from cli import Arguments, InputError, filename
+from cli import Arguments, check, filename
 from files.reading import read_json, read_text, read_yaml
 from files.writing import save_json, save_lines
+from results import value
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LOCAL = {"data_path", "vocab_path", "logger_name", "device", "workers", "log_step", "val_step",
@@ -32,102 +33,77 @@ KEPT = ("data_name", "models", "split", "similarity", "images", "captions", "pro
         "best_ranks", "neighbours", "confidence", "sets", "absent_queries", "ambiguity",
         "other_truths", "bank", "variances", "localisation", "proposals", "people")
 DROPPED = ("reliability", "galleries", "by_type", "by_boxes", "macro")   # parts that no table shows
+SIDES = ("i2t", "t2i")
 RECALLS = [(f"{side} R@{k}" if k == 1 else f"R@{k}", f"protocols/full/{side}/r{k}")
-           for side in ("i2t", "t2i") for k in (1, 5, 10)]
-COLUMNS = {"recalls": RECALLS, "short": [RECALLS[k] for k in (0, 2, 3, 5)],
-           "rsum": [("rsum", "protocols/full/rsum")],
-           "means": [("rsum, means only", "protocols/mean_only/rsum")],
-           "dev": [("dev rsum", "dev_rsum")],
-           "ranks": [("HBR", "best_ranks/i2t/hbr"), ("ABR", "best_ranks/i2t/abr")],
-           "neighbours": [("neighbours, %", "neighbours/jaccard"), ("chance", "neighbours/chance")],
-           **{f"sure_{side}": [(head, f"confidence/{side}/{path}") for head, path in (
-               ("posterior", f"{best}/auroc"), ("max", "max/auroc"),
-               ("log det Sigma", "log_det_query/auroc"), ("logistic of all", "stacked/auroc"),
-               ("AURC under flat, %", f"{best}/under_flat"),
-               ("ECE", f"{best}/ece"), ("its floor", f"{best}/ece_floor"))]
-              for side, best in (("t2i", "posterior"), ("i2t", "posterior_grouped"))},
-           "sets": [(f"{side} {head}", f"sets/{side}/lac/{key}") for side in ("i2t", "t2i")
-                    for head, key in (("coverage", "coverage"), ("mean size", "mean_size"))]}
-COLUMNS["bank"] = [
-    (f"{head}{with_it}", f"protocols/{name}/{path}")
-    for head, path in (
-        ("rsum", "rsum"),
-        ("i2t R@1", "i2t/r1"),
-        ("i2t R@10", "i2t/r10"),
-        ("t2i R@1", "t2i/r1"),
-        ("t2i R@10", "t2i/r10"),
-    )
-    for name, with_it in (("full", ""), ("bank", ", bank"))
-]
-COLUMNS["ambiguity"] = [(head, f"ambiguity/{path}") for head, path in (
-    ("captions: entropy", "captions/entropy/rho"),
-    ("given words", "captions/entropy/rho_given_words"),
-    ("in levels", "captions/entropy/rho_within_levels"), ("maximum", "captions/max/rho"),
-    ("log det Sigma", "captions/log_det_query/rho"), ("trace", "captions/trace_query/rho"),
-    ("images: entropy", "images/entropy/rho"), ("each caption", "images/entropy_each/rho"),
-    ("deviation", "images/std/rho"), ("log det Sigma", "images/log_det_query/rho"))]
-COLUMNS["sure"] = [
-    (f"{side} {head}" if head == "posterior" else head, f"confidence/{side}/{path or best}/auroc")
-    for side, best in (("t2i", "posterior"), ("i2t", "posterior_grouped"))
-    for head, path in (
-        ("posterior", ""),
-        ("log det Sigma", "log_det_query"),
-        ("without Sigma", "stacked_without_sigma"),
-        ("with", "stacked"),
-    )
-]
-COLUMNS["people"] = [
-    ("captions: log det Sigma", "people/captions/measures/log_det_query/rho"),
-    ("given words", "people/captions/measures/log_det_query/rho_given_words"),
-    ("expected, votes", "people/captions/measures/expected_by_votes/rho"),
-    ("own pairs", "people/captions/measures/expected/rho"),
-    ("maximum", "people/captions/measures/max/rho"),
-    ("entropy", "people/captions/measures/entropy/rho"),
-    ("images: log det Sigma", "people/images/measures/log_det_query/rho")]
-COLUMNS["unfamiliar"] = [
-    (f"{side}: {head}", f"other_truths/unfamiliar/{side}/{key}/rho")
-    for side in ("captions", "images")
-    for head, key in (("log det Sigma", "log_det_query"), ("entropy", "entropy"), ("maximum", "max"))]
-COLUMNS["fits"] = [
-    ("rsum", "protocols/full/rsum"),
-    ("experts, tau-c", "people/files/ExpertAnnotations.txt/tau"),
-    ("crowd, tau-b", "people/files/CrowdFlowerAnnotations.txt/tau"),
-    ("NLL of a vote", "people/pairs/fitted/nll"), ("with Sigma", "people/pairs/with Sigma/nll"),
-    ("ECE", "people/pairs/with Sigma/ece"), ("its floor", "people/pairs/with Sigma/ece_floor")]
-COLUMNS["difference"] = [(head, f"comparison/{key}") for head, key in (
-    ("rsum of the first", "a"), ("of the second", "b"), ("difference", "difference"),
-    ("95% from", "low"), ("to", "high"), ("pairs of seeds", "pairs"))]
-COLUMNS["first"] = RECALLS[::3]
-COLUMNS["banked"] = [("rsum, bank", "protocols/bank/rsum")]
-COLUMNS["truth"] = [
-    (f"{side} {head}{whose}", f"protocols/positives{of}/{side}/{key}")
-    for side in ("i2t", "t2i")
-    for head, key, whose, of in (
-        ("P@1", "r1", "", ""),
-        ("R-P", "rp", "", ""),
-        ("R-P", "rp", ", means", "_mean_only"),
-        ("R-P", "rp", ", dealt", "_shuffled"),
-    )
-]
-COLUMNS["localisation"] = [
-    *((head, f"localisation/{key}") for head, key in (
-        ("R@1", "r1"), ("R@5", "r5"), ("R@10", "r10"), ("pointing", "pointing"), ("IoU", "iou"))),
-    *((head, f"confidence/phrases/{path}") for head, path in (
-        ("AUROC of all boxes there", "overlap/auroc"), ("of the first box", "posterior/auroc"),
-        ("log det Sigma", "log_det_query/auroc"), ("ECE", "overlap/ece")))]
+           for side in SIDES for k in (1, 5, 10)]
+BEST = {"t2i": "posterior", "i2t": "posterior_grouped"}     # the confidence that is shown
+PEOPLE = "people/captions/measures"
+COLUMNS = {
+    "flags": [], "n": [],                                   # no numbers of results
+    "recalls": RECALLS,
+    "first": RECALLS[::3],
+    "short": [column for k, column in enumerate(RECALLS) if k % 3 != 1],
+    "rsum": [("rsum", "protocols/full/rsum")],
+    "banked": [("rsum, bank", "protocols/bank/rsum")],
+    "means": [("rsum, means only", "protocols/mean_only/rsum")],
+    "dev": [("dev rsum", "dev_rsum")],
+    "ranks": [("HBR", "best_ranks/i2t/hbr"), ("ABR", "best_ranks/i2t/abr")],
+    "neighbours": [("neighbours, %", "neighbours/jaccard"), ("chance", "neighbours/chance")],
+    **{f"sure_{side}": [(head, f"confidence/{side}/{path}") for head, path in (
+        ("posterior", f"{best}/auroc"), ("max", "max/auroc"),
+        ("log det Sigma", "log_det_query/auroc"), ("logistic of all", "stacked/auroc"),
+        ("AURC under flat, %", f"{best}/under_flat"),
+        ("ECE", f"{best}/ece"), ("its floor", f"{best}/ece_floor"))]
+       for side, best in BEST.items()},
+    "sure": [(head, f"confidence/{side}/{path}/auroc") for side, best in BEST.items()
+             for head, path in ((f"{side} posterior", best), ("log det Sigma", "log_det_query"),
+                                ("without Sigma", "stacked_without_sigma"), ("with", "stacked"))],
+    "sets": [(f"{side} {head}", f"sets/{side}/lac/{key}") for side in SIDES
+             for head, key in (("coverage", "coverage"), ("mean size", "mean_size"))],
+    "bank": [(f"{path.replace('/r', ' R@')}{head}", f"protocols/{name}/{path}")
+             for path in ("rsum", "i2t/r1", "i2t/r10", "t2i/r1", "t2i/r10")
+             for name, head in (("full", ""), ("bank", ", bank"))],
+    "ambiguity": [(head, f"ambiguity/{path}") for head, path in (
+        ("captions: entropy", "captions/entropy/rho"),
+        ("given words", "captions/entropy/rho_given_words"),
+        ("in levels", "captions/entropy/rho_within_levels"), ("maximum", "captions/max/rho"),
+        ("log det Sigma", "captions/log_det_query/rho"), ("trace", "captions/trace_query/rho"),
+        ("images: entropy", "images/entropy/rho"), ("each caption", "images/entropy_each/rho"),
+        ("deviation", "images/std/rho"), ("log det Sigma", "images/log_det_query/rho"))],
+    "people": [
+        ("captions: log det Sigma", f"{PEOPLE}/log_det_query/rho"),
+        ("given words", f"{PEOPLE}/log_det_query/rho_given_words"),
+        ("expected, votes", f"{PEOPLE}/expected_by_votes/rho"),
+        ("own pairs", f"{PEOPLE}/expected/rho"), ("maximum", f"{PEOPLE}/max/rho"),
+        ("entropy", f"{PEOPLE}/entropy/rho"),
+        ("images: log det Sigma", "people/images/measures/log_det_query/rho")],
+    "unfamiliar": [
+        (f"{side}: {head}", f"other_truths/unfamiliar/{side}/{key}/rho")
+        for side in ("captions", "images") for head, key in (
+            ("log det Sigma", "log_det_query"), ("entropy", "entropy"), ("maximum", "max"))],
+    "fits": [
+        ("rsum", "protocols/full/rsum"),
+        ("experts, tau-c", "people/files/ExpertAnnotations.txt/tau"),
+        ("crowd, tau-b", "people/files/CrowdFlowerAnnotations.txt/tau"),
+        ("NLL of a vote", "people/pairs/fitted/nll"), ("with Sigma", "people/pairs/with Sigma/nll"),
+        ("ECE", "people/pairs/with Sigma/ece"), ("its floor", "people/pairs/with Sigma/ece_floor")],
+    "difference": [(head, f"comparison/{key}") for head, key in (
+        ("rsum of the first", "a"), ("of the second", "b"), ("difference", "difference"),
+        ("95% from", "low"), ("to", "high"), ("pairs of seeds", "pairs"))],
+    "truth": [(f"{side} {head}", f"protocols/positives{of}/{side}/{key}")
+              for side in SIDES for head, of, key in (
+                  ("P@1", "", "r1"), ("R-P", "", "rp"), ("R-P, means", "_mean_only", "rp"),
+                  ("R-P, dealt", "_shuffled", "rp"))],
+    "localisation": [
+        ("R@1", "localisation/r1"), ("R@5", "localisation/r5"), ("R@10", "localisation/r10"),
+        ("pointing", "localisation/pointing"), ("IoU", "localisation/iou"),
+        ("AUROC of all boxes there", "confidence/phrases/overlap/auroc"),
+        ("of the first box", "confidence/phrases/posterior/auroc"),
+        ("log det Sigma", "confidence/phrases/log_det_query/auroc"),
+        ("ECE", "confidence/phrases/overlap/ece")]}
 THREE_DIGITS = ("auroc", "ece", "ece_floor", "coverage", "rho", "words", "levels", "nll")
 BLOCK = re.compile(r"^<!-- results: (\S+) -->\n(.*?)^<!-- /results -->$", re.DOTALL | re.MULTILINE)
 METHODS_BLOCK = re.compile(r"<!-- methods -->\n.*?<!-- /methods -->", re.S)
-
-
-def value(part: dict, path: str) -> float | None:
-    """The number at a path of keys, or None where it is not defined, as what Sigma knows is for a
-    point."""
-    for key in path.split("/"):
-        if key == "under_flat":                   # how far AURC is below its value in random order
-            return 100 * (1 - part["aurc"] / part["aurc_flat"])
-        part = part.get(key) if isinstance(part, dict) else None
-    return part
 
 
 def cell(name: str, path: str, runs: list[dict], counted: bool) -> str:
@@ -136,17 +112,18 @@ def cell(name: str, path: str, runs: list[dict], counted: bool) -> str:
     values = [value(run, path) for run in runs]
     if None in values:                                    # a point is its own mean and has no Sigma
         return ""
-    digits = 2 if name == "HBR" else 3 if path.endswith(THREE_DIGITS) else 0 if path.endswith("pairs") else 1
-    if not path.endswith(("rsum", "auroc", "localisation/r1")) or len(values) == 1:
-        return f"{mean(values):.{digits}f}"
-    return f"{mean(values):.{digits}f} ± {stdev(values):.{digits}f}" + f" ({len(values)})" * counted
+    digits = (2 if name == "HBR" else 3 if path.endswith(THREE_DIGITS)
+              else 0 if path.endswith("pairs") else 1)
+    shown = f"{mean(values):.{digits}f}"
+    if path.endswith(("rsum", "auroc", "localisation/r1")) and len(values) > 1:
+        shown += f" ± {stdev(values):.{digits}f}" + f" ({len(values)})" * counted
+    return shown
 
 
 def lines(table: dict) -> list[str]:
     """A table of rows.yaml in Markdown, below the command that trained its runs."""
     flags, counted = ("flags" in table["columns"]), ("n" in table["columns"])
-    columns = [column for kind in table["columns"] if kind not in ("flags", "n")
-               for column in COLUMNS[kind]]
+    columns = [column for kind in table["columns"] for column in COLUMNS[kind]]
     heads = [table["of"], *["FLAGS"] * flags, *["n"] * counted, *(name for name, _ in columns)]
     output = ["```", f"python {table.get('script', 'train.py')} {table['command']} FLAGS"
               + " --seed SEED" * ("script" not in table), "```", ""] if "command" in table else []
@@ -168,15 +145,13 @@ def tables() -> dict[str, list[str]]:
 
 
 def whole(table: dict, specs: dict[str, dict]) -> dict:
-    """A table; one that is like others takes the named rows from them, and has rows of its own beside
-    them. Of several each has a command of its own."""
-    if "like" not in table:
-        return table
-    others = [specs[name] for name in table["like"].split()]
+    """A table; one that is like others takes the named rows from them, and has rows of its own
+    beside them. Of several each has a command of its own."""
+    others = [specs[name] for name in table.get("like", "").split()]
     rows = {row[0]: row for other in others for row in other["rows"]}
-    first = others[0] if len(others) == 1 else {"of": table["of"]}
-    return {**first, "columns": table["columns"],
-            "rows": [rows[of] if isinstance(of, str) else of for of in table["rows"]]}
+    first = others[0] if len(others) == 1 else {}
+    return {**first, **table, "rows": [rows[of] if isinstance(of, str) else of
+                                       for of in table["rows"]]}
 
 
 def documents() -> list[str]:
@@ -187,15 +162,15 @@ def documents() -> list[str]:
 def filled(path: str, texts: dict[str, list[str]]) -> str:
     """A document's text with every block of results as it is printed."""
     def block(match):
-        if match[1] not in texts:
-            raise InputError(f"{path} shows a table {match[1]}; there are {', '.join(texts)}")
+        check(match[1] in texts,
+              f"{path} shows a table {match[1]}; there are {', '.join(texts)}")
         return "\n".join([f"<!-- results: {match[1]} -->", *texts[match[1]], "<!-- /results -->"])
     every = "\n".join(["<!-- methods -->", *methods.table(), "<!-- /methods -->"])
     text = METHODS_BLOCK.sub(lambda _: every, read_text(path))
-    if not (text.count("<!-- results: ") == text.count("<!-- /results -->")
-            == len(BLOCK.findall(text))):
-        raise InputError(f"{path} has a block of results that does not open and close; write "
-                         "<!-- results: NAME --> and <!-- /results --> on lines of their own")
+    check(text.count("<!-- results: ") == text.count("<!-- /results -->")
+          == len(BLOCK.findall(text)),
+          f"{path} has a block of results that does not open and close; write <!-- results: NAME "
+          "--> and <!-- /results --> on lines of their own")
     return BLOCK.sub(block, text)
 
 
@@ -206,43 +181,41 @@ def evaluated(path: str) -> dict:
         found, = results["comparisons"]
         return {"comparison": {**found["metrics"]["full rsum"], "seeds": found["seeds"],
                                "pairs": found["seeds"][0] if found["pairs"] else None}}
-    if not results.get("checkpoints"):
-        raise InputError(f"{path} is no results.json of a run, of an ensemble or of embeddings, and "
-                         "no comparison of two; give what evaluate.py wrote")
+    check(results.get("checkpoints"),
+          f"{path} is no results.json of a run, of an ensemble or of embeddings, and no comparison "
+          "of two; give what evaluate.py wrote")
     if len(results["checkpoints"]) > 1:
         results["models"] = len(results["checkpoints"])     # an ensemble of seeds
-    if "confidence" in results:
-        results["confidence"] = {
-            side: {name: {key: number for key, number in of.items() if key not in DROPPED}
-                   for name, of in sides.items() if name not in DROPPED}
-            for side, sides in results["confidence"].items()}
-    if "localisation" in results:
-        results["localisation"] = {key: x for key, x in results["localisation"].items()
-                                   if key not in DROPPED}
-    return {name: results[name] for name in KEPT if name in results}
+    return {name: kept(results[name]) if name in ("confidence", "localisation") else results[name]
+            for name in KEPT if name in results}
 
 
-def stored(run: str, path: str | None = None) -> dict:
-    """What a run's row is made of, without the places of the machine that made it; `path`: see
-    --results."""
-    results = evaluated(path or os.path.join(run, "results.json"))
+def kept(part):
+    """What tables show of a part of the results."""
+    if not isinstance(part, dict):
+        return part
+    return {key: kept(value) for key, value in part.items() if key not in DROPPED}
+
+
+def stored(run: str, path: str) -> dict:
+    """What a run's row is made of, without the places of the machine that made it; `path`: what
+    evaluate.py wrote of the run."""
+    results = evaluated(path)
     config = read_yaml(os.path.join(run, "config.yaml"))
-    words, arguments = shlex.split(config["command"])[2:], []
-    while words:                                     # --name value ... without those of the machine
-        take = 1 + next((k for k, word in enumerate(words[1:]) if word.startswith("--")),
-                        len(words) - 1)
-        arguments += words[:take] * (words[0].lstrip("-") not in LOCAL)
-        words = words[take:]
-    start = config["options"].get("init_from")              # a run's or file's name is enough
-    arguments = [os.path.basename(os.path.normpath(word))
-                 if word == start or os.path.isabs(word) else word for word in arguments]
+    start, arguments, local = config["options"].get("init_from"), [], False
+    for word in shlex.split(config["command"])[2:]:
+        if word.startswith("--"):
+            local = word.lstrip("-") in LOCAL
+        if word == start or os.path.isabs(word):            # a run's or file's name is enough
+            word = os.path.basename(os.path.normpath(word))
+        arguments += [word] * (not local)
     known = not subprocess.run(["git", "merge-base", "--is-ancestor", config["git_commit"], "HEAD"],
                                cwd=HERE, check=False, capture_output=True).returncode
+    if "models" not in results:
+        results = {"dev_rsum": load_checkpoint(run)["state"]["best_rsum"], **results}
     return {"train": shlex.join(["python", "train.py", *arguments]),
             "git_commit": config["git_commit"] if known else "unknown",
-            "versions": config["versions"],
-            **({} if "models" in results
-               else {"dev_rsum": load_checkpoint(run)["state"]["best_rsum"]}), **results}
+            "versions": config["versions"], **results}
 
 
 def main(argv=None) -> None:
@@ -265,10 +238,11 @@ def command(opt) -> None:
     if opt.add:
         name, run = opt.add
         path = os.path.join(HERE, f"{name}.json")
-        if os.sep in name or os.path.lexists(path):
-            raise InputError(f"--add {name}: it has to be the name of a new file in results/, "
-                             "without .json; name another, or remove the file first")
-        save_json({"train": opt.by, **evaluated(run)} if opt.by else stored(run, opt.results), path)
+        check(os.sep not in name and not os.path.lexists(path),
+              f"--add {name}: it has to be the name of a new file in results/, without .json; name "
+              "another, or remove the file first")
+        save_json({"train": opt.by, **evaluated(run)} if opt.by
+                  else stored(run, opt.results or os.path.join(run, "results.json")), path)
         return
     texts = tables()
     if opt.write:
@@ -277,9 +251,8 @@ def command(opt) -> None:
         for path, text in new.items():
             save_lines(path, text.splitlines())
         return
-    wrong = next((name for name in opt.table if name not in texts), None)
-    if wrong:
-        raise InputError(f"there is no table {wrong}; there are {', '.join(texts)}")
+    for name in opt.table:
+        check(name in texts, f"there is no table {name}; there are {', '.join(texts)}")
     print("\n\n".join("\n".join([f"{name}:", "", *texts[name]]) for name in opt.table or texts))
 
 

@@ -95,7 +95,7 @@ class Flat:
     Raises InputError on other files."""
 
     def __init__(self, path: str):
-        array = read_array(path, AGAIN, "vectors")
+        array = read_array(path, AGAIN)
         if array.ndim != 2 or array.dtype not in (np.float16, np.float32):
             raise InputError(f"{path} holds {array.dtype} of shape {array.shape} and no vectors; "
                              f"{AGAIN}")

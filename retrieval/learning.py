@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from cli import InputError, check, reason
-from evaluation.people import Fits
 from evaluation.posterior import temperature
 from evaluation.promises import place
 from evaluation.volume import logistic
@@ -155,8 +154,8 @@ def fit_votes(trust: Trust, scores: torch.Tensor, spread: torch.Tensor, judged: 
     """The probability that a photo fits, by votes: scores (Q, N), the queries' mean log-variances
     (Q,), which photos were judged and which of these fit (Q, N) bool. Where there is one already,
     its logit is scaled and shifted. With it the number that fit, and below which none does."""
-    old = Fits(*(trust.fits or (1.0, 0.0, 0.0)))
-    x = old.slope * scores + old.log_det * spread[:, None] + old.bias               # (Q, N)
+    old = trust.fits or (1.0, 0.0, 0.0)                     # slope, log_det, bias
+    x = old[0] * scores + old[1] * spread[:, None] + old[2]                         # (Q, N)
     before, after = x.sigmoid(), torch.empty_like(x)
     if trust.fits is None:
         before[:] = fits[judged].double().mean()
@@ -174,7 +173,7 @@ def fit_votes(trust: Trust, scores: torch.Tensor, spread: torch.Tensor, judged: 
     losses = [float(torch.nn.functional.binary_cross_entropy(p[judged], fits[judged].double()))
               for p in (before, after)]
     better = losses[1] < losses[0] and slope > 0
-    trust = trust._replace(fits=[slope * old.slope, slope * old.log_det, slope * old.bias + bias])
+    trust = trust._replace(fits=[slope * old[0], slope * old[1], slope * old[2] + bias])
     made = [Fit("photos that fit, log loss of a vote", *losses, better, trust),
             Fit(f"photos that fit of those judged, {fits.sum() / len(x):.1f} a question",
                 *(float(p[judged].sum() / len(x)) for p in (before, after)), better, trust)]

@@ -37,7 +37,7 @@ class Trust(NamedTuple):
     limit: float | None               # and holds the images with -log p up to this
     log_det: list[float] | None = None    # quantiles of log det Sigma of the captions of dev
     set_gallery: int | None = None    # how many images the limit was fitted on; None: as many
-    fits: list[float] | None = None   # slope, log_det and bias of `people.Fits`; None: no votes
+    fits: list[float] | None = None   # slope, log_det and bias of a `Sigmoid`; None: no votes
     none: float = NONE                # below this expected number, none is said to fit
 
     def chances(self, scores: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import tempfile
 import time
 from multiprocessing import util
 
+import numpy as np
 import pytest
 import torch
 
@@ -50,6 +51,12 @@ def fit(*words) -> None:
 def fit_steps(*words) -> None:
     """The same of STEPS."""
     fit(*STEPS, *words)
+
+
+def having(module, **values):
+    """A module with other values of its attributes than those of its class."""
+    vars(module).update(values)
+    return module
 
 
 def refused(capsys, main, words, message) -> None:
@@ -100,6 +107,12 @@ def for_each(names: str, rows):
         every.__signature__ = inspect.Signature(parameters)
         return every
     return decorated
+
+
+def vectors_in(path) -> dict[str, np.ndarray]:
+    """{word: vector} of a file in word2vec's text form."""
+    with open(path, encoding="utf-8") as f:
+        return {word: np.array(values, np.float32) for word, *values in map(str.split, [*f][1:])}
 
 
 def unwritable(folder) -> list[str]:

@@ -1,5 +1,4 @@
 """Every part of the benchmark runs and measures something, at a small size; what it compares with is right."""
-import argparse
 import json
 
 import numpy as np
@@ -12,19 +11,18 @@ from metrics import retrieval
 from similarities import SIMILARITIES, Embedding
 from tests import references
 from tests.helpers import processes_of
-from timing import epoch, precision, scale
-from timing import epoch as train_steps
+from timing import Setting, Sizes, epoch, precision, records, scale
+from timing import features as features_timing
 from timing import localisation as localisation_timing
 from timing import search as search_timing
 
 SIZES = {"DIM": 8, "SCORES": (20, 40), "SLICE": 2, "SAMPLE": (6, 8), "ORIGINAL": 2, "ATTENTION": (6, 10, 4),
-         "TIMED_CAPTIONS": (4, 2), "BATCH": 6, "FEATURES": 12, "WORDS": 40, "REGION_STEP": ((4, 12), 8),
-         "BLOCKS": (8, 5, 3), "EXTRACTED": (6, 1), "ELEMENTS": (64, 128), "CALIBRATED": ((20, 100), (30, 150)),
-         "PHRASES": (30, 6, 90, 8),
+         "TIMED_CAPTIONS": (4, 2), "SIZES": Sizes(6, (12,), 8, 40), "REGION_STEP": {"shape": (4, 12)},
+         "BLOCKS": (8, 5, 3), "ELEMENTS": (64, 128), "CALIBRATED": ((20, 100), (30, 150)),
          "FILES": {"features": ((10, 12), np.float32), "regions": ((10, 4, 12), np.float16)}}
 
 # Whose two steps and one to warm up are more than an epoch.
-EPOCH = {"IMAGES": 5, "BATCH": 16, "DIM": 8, "WORDS": 40, "DRAWN": 3, "PROFILED": 1,
+EPOCH = {"IMAGES": 5, "SIZES": Sizes(16, dim=8, words=40), "DRAWN": 3, "PROFILED": 1,
          "KINDS": {name: kind._replace(shape=(*kind.shape[:-1], 12)) for name, kind in epoch.KINDS.items()}}
 SEARCH = {"DIM": 8, "LATENT": 6, "CLUSTERS": 5, "LEARNED": 40, "TUNED": 20, "TRIED": 20, "ASKED": (1, 3)}
 
@@ -37,7 +35,7 @@ def in_processes(count: int, words: list[str], seed: int, alone=scale.in_process
     """scale.in_processes where one alone is started anew; several are forked, which load torch no more."""
     if count == 1:
         return alone(count, words, seed)
-    with processes_of(count, timed, words, scale.SIZES, seed) as ranks:
+    with processes_of(count, timed, words, scale.SIZES, scale.STEPS, seed) as ranks:
         (status, out, err), *_ = [rank.ended() for rank in ranks]
     assert status == 0, err
     return json.loads(out)
@@ -50,7 +48,10 @@ def test_every_part_measures(part, monkeypatch, capsys):
     size = (1400, 1400) if part == "suite" else (20, 100)   # its ECCV part asks for the matches of 1,332 queries
     monkeypatch.setattr(benchmark, "EVALUATION", size)
     monkeypatch.setattr("evaluation.subjects.FOLD", size[0] // 5)
-    monkeypatch.setattr(benchmark, "records", [])
+    monkeypatch.setattr(features_timing, "EXTRACTED", 6)
+    monkeypatch.setattr(features_timing, "WORKERS", 1)
+    monkeypatch.setattr(localisation_timing, "PHRASES", (30, 6, 90, 8))
+    records.clear()
     for name, value in SEARCH.items():
         monkeypatch.setattr(search_timing, name, value)
     for module in (benchmark, search_timing, localisation_timing):
@@ -60,13 +61,14 @@ def test_every_part_measures(part, monkeypatch, capsys):
     for name, value in EPOCH.items():
         monkeypatch.setattr(epoch, name, value)
     monkeypatch.setattr(precision, "SAMPLE", (6, 12))
-    monkeypatch.setattr(train_steps, "compile_parts", lambda model, device: compile_parts(model, device, "eager"))
-    monkeypatch.setattr(scale, "SIZES", scale.Sizes(4, 6, 8, 20, 2, 4, 1))
+    monkeypatch.setattr(precision, "DIM", 8)
+    monkeypatch.setattr(epoch, "compile_parts", lambda model, device: compile_parts(model, device, "eager"))
+    monkeypatch.setattr(scale, "SIZES", Sizes(4, (6,), 8, 20, (2, 4)))
+    monkeypatch.setattr(scale, "STEPS", 1)
     monkeypatch.setattr(scale, "in_processes", in_processes)
     monkeypatch.setattr(scale, "KINDS", {"point": scale.KINDS["point"]})
-    opt = argparse.Namespace(repeats=1, seed=0, device="cpu", size=1200, steps=None, profile=part == "epoch")
-    benchmark.PARTS[part](opt, torch.device("cpu"))
-    assert benchmark.records and all(np.isfinite(record["value"]) for record in benchmark.records)
+    benchmark.PARTS[part](Setting(1, 0, torch.device("cpu"), 1200, profile=part == "epoch"))
+    assert records and all(np.isfinite(record["value"]) for record in records)
     assert part in capsys.readouterr().out
 
 

@@ -90,15 +90,15 @@ def test_defaults_are_vsepps():
     (["--sim", "cosine", "--head", "ellipsoidal"], "--sim cosine compares points, not .*ellipsoidal.*wasserstein"),
     (["--sim", "euclid"], "invalid choice: 'euclid'.*wasserstein"),
     (["--head", "round"], "invalid choice: 'round'"),
-    (["--batch_size", "1"], "--batch_size 1 has no negatives"),
+    (["--batch_size", "1"], "--batch_size: '1' is not a whole number of at least 2"),
     (["--batch_size", "-3"], "'-3' is not a whole number"),
     (["--num_epochs", "two"], "'two' is not a whole number"),
     (["--no_such_flag"], "unrecognized arguments: --no_such_flag"),
     (["--embed", "5"], "unrecognized arguments: --embed"),
-    (["--vse_mean_warmup_epochs", "1"], "delays --max_violation, which is off"),
+    (["--vse_mean_warmup_epochs", "1"], "is for --max_violation, and has no effect here"),
     (["--amp", "fp16", "--device", "cpu"], "--amp fp16 needs CUDA"),
     (["--learning_rate", "-1"], "--learning_rate: '-1' is out of range; give a number above 0"),
-    (["--config", "nowhere.yaml"], "--config nowhere.yaml cannot be read"),
+    (["--config", "nowhere.yaml"], "nowhere.yaml cannot be read"),
     (["--resume", "nowhere"], "there is no checkpoint nowhere"),
     (["--init_from", "nowhere"], "there is no checkpoint nowhere"),
 ])
@@ -114,7 +114,7 @@ def test_config_file(tmp_path, capsys):
     opt = train.parse_args(["--config", str(path), "--margin", "0.3"])
     assert (opt.sim, opt.margin, opt.max_violation, opt.use_restval, opt.finetune) == ("kl", 0.3, False, True, False)
     for text, message in (("simm: kl", "'simm', which is no option"), ("sim: nope", "invalid choice: 'nope'"),
-                          ("- a", "'list'"), ("a: [", "cannot be read")):
+                          ("- a", "holds no options"), ("a: [", "cannot be read")):
         path.write_text(text)
         refused(capsys, train.main, ["--config", path], message)
 
@@ -123,8 +123,8 @@ def test_config_file(tmp_path, capsys):
 
 @for_each("words,message", [
     (["--data_name", "absent"], "there is no folder .*absent"),
-    (["--img_dim", "7"], "--img_dim 7 differs from the \\d+ of"),
-    (["--img_enc", "cnn"], "--img_enc cnn reads photos, and demo_precomp has one vector per image"),
+    (["--img_dim", "7"], "has features of width \\d+, .* reads width 7 .--img_dim."),
+    (["--img_enc", "cnn"], "--img_enc cnn .* reads photos, and the images are vectors in .*train_ims.npy"),
     (["--finetune"], "--finetune is for photos, and has no effect here"),
     (["--data_name", "demo", "--cnn_weights", "absent.pt", "--cnn_type", "resnet18"], "there is no file absent.pt"),
 ])
@@ -178,7 +178,7 @@ def test_a_folder_that_holds_a_run_is_kept(runs, demo_path, capsys):
 def test_a_run_folder_that_cannot_be_made_is_a_sentence(tmp_path, demo_path, capsys):
     for path in unwritable(tmp_path)[1:]:
         refused(capsys, train.main, [*SMALL, "--data_path", demo_path, "--logger_name", path],
-                "config.yaml cannot be written")
+                "no file was left half written: make room or choose another folder")
 
 
 def test_overwrite_replaces_a_run(tmp_path, demo_path):
@@ -293,8 +293,8 @@ def test_bad_evaluations_are_refused(runs, tmp_path, monkeypatch, demo_path, cap
     refused(capsys, evaluate.main, [], "no run is in runs/")
     run = runs / "wasserstein"
     refused(capsys, evaluate.main, ["--checkpoint", run, "--fold5"], "--fold5 needs 5 x 1,000 images and .* has 24")
-    refused(capsys, evaluate.main, ["--checkpoint", run, "--data_name", "demo_region_precomp"], "trained on width")
-    refused(capsys, evaluate.main, ["--checkpoint", run, "--data_name", "demo"], "trained on precomputed features")
+    refused(capsys, evaluate.main, ["--checkpoint", run, "--data_name", "demo_region_precomp"], "reads width")
+    refused(capsys, evaluate.main, ["--checkpoint", run, "--data_name", "demo"], "reads vectors or regions, .* photos")
     for name, regions in (("global", ()), ("few", (4,)), ("many", (5,))):          # the width of the demo
         os.makedirs(name)
         for split in ("train", "dev", "test"):
@@ -308,9 +308,9 @@ def test_bad_evaluations_are_refused(runs, tmp_path, monkeypatch, demo_path, cap
     np.save("global/dev_ims.npy", np.ones((4, 100), np.float32))
     refused(capsys, train.main, ["--data_path", ".", "--data_name", "global"], "dev_ims.npy has features of width 100")
     words = ["--checkpoint", "regional", "--data_path", "."]
-    refused(capsys, evaluate.main, [*words, "--data_name", "many"], "has 5 regions an image, regional was trained on 4")
+    refused(capsys, evaluate.main, [*words, "--data_name", "many"], "has 5 regions an image, regional reads 4")
     refused(capsys, evaluate.main, [*words, "--data_name", "global"],
-            "has no regions an image, regional was trained on 4")
+            "has no regions an image, regional reads 4")
     refused(capsys, evaluate.main, ["--checkpoint", run, "--split", "nope"], "there is no file .*nope_caps.txt")
     refused(capsys, evaluate.main, ["--checkpoint", run, runs / "cosine", "--export", "e.npz"],
             "--export writes one model's")

@@ -319,7 +319,7 @@ def test_positives_of_the_user(ev, exported, capsys):
     numbers = ev("--embeddings", "e.npz", "--positives", "p.json", "--uncertainty")["protocols"]
     found = numbers["positives"]
     shown = capsys.readouterr().out
-    assert "image to text: 3 matches of 2 queries; 1 queries list none and do not count" in shown
+    assert "image to text: 3 matches of 2 queries; 1 queries without a match do not count" in shown
     assert re.search(r"R@1 +R@5 +R@10 +medr +meanr +R-P +mAP@R +queries +no match\n", shown)
     scores = SIMILARITIES["wasserstein"]()(*sides(e)).numpy()
     ranks = [np.sum(scores[0] >= max(scores[0, 50], scores[0, 3])) - 1, np.sum(scores[4] >= scores[4, 9]) - 1]
@@ -409,7 +409,7 @@ def test_results_of_other_data_or_splits_have_their_own_file(runs, demo_path, tm
         before = set(os.listdir(run))
         evaluate.run(evaluate.parse_args(["--checkpoint", *map(str, words)]))
         assert set(os.listdir(run)) - before == {f"{name}.json"}
-    refused(capsys, ["--checkpoint", run, f"{run}/."], "names a model twice")
+    refused(capsys, ["--checkpoint", run, f"{run}/."], "--checkpoint names .*run more than once")
 
 
 def test_a_comparison_of_other_runs_or_splits_has_a_file_of_its_own(runs, tmp_path, monkeypatch, capsys):
@@ -616,6 +616,14 @@ def test_groups_of_seeds(runs, ev, everything, capsys):
     assert not found["comparisons"][0]["pairs"] and "over images and seeds" in capsys.readouterr().out
 
 
+def test_a_constant_model_can_be_compared(ev, exported, everything):
+    """Its correlations with ratings do not exist, so no mean of them stands among those of the seeds."""
+    e = exported("cosine0")
+    np.savez("zeros.npz", **{**e, "image_mean": np.ones((24, 16)), "caption_mean": np.ones((120, 16))})
+    found = ev("--compare", "e.npz", "zeros.npz", *everything)
+    assert "cxc sts rho x 100" in found["groups"]["e.npz"] and "cxc sts rho x 100" not in found["groups"]["zeros.npz"]
+
+
 def test_names_of_groups(runs, ev, capsys):
     """What the last parts of their paths share; a run is the same under another spelling."""
     found = ev("--compare", f"{runs}/cosine0,{runs}/wasserstein0", runs / "spherical")
@@ -623,7 +631,7 @@ def test_names_of_groups(runs, ev, capsys):
     for paths, name in ((["a/b0", "a/b1/"], "a/b"), (["a0/b", "a1/b"], "a0/b"), (["x", "y"], "x"),
                         (["a/w-1"], "a/w-1")):
         assert compare.common_name(paths) == name
-    refused(capsys, ["--compare", runs / "cosine0", f"{runs}/cosine0/"], "names '.*cosine0' more than once")
+    refused(capsys, ["--compare", runs / "cosine0", f"{runs}/cosine0/"], "names .*cosine0 more than once")
 
 
 def test_different_splits_are_not_compared(runs, exported, capsys):

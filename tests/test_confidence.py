@@ -19,7 +19,7 @@ from demo import __main__ as demo
 from evaluation import ambiguity, calibration, certainty, confidence, pictures, plots, promises
 from evaluation.encode import encode
 from evaluation.open import How, Models, Where, load_run, open_run
-from evaluation.posterior import answers, answers_of_both, rows_of, sample_scores
+from evaluation.posterior import answers, answers_of_both, part, rows_of, sample_scores
 from evaluation.subjects import Subject
 from files.reading import is_drawn
 from metrics import spearman
@@ -67,13 +67,14 @@ def slow_answers(subject, side, t, images=None, absent=False):
 @pytest.mark.parametrize("side", SIDES)
 def test_answers_are_those_of_a_loop_over_queries(monkeypatch, side, images, absent):
     monkeypatch.setattr("evaluation.posterior.ELEMENTS", 250)                 # several blocks, the last one smaller
-    subject = drawn()
-    rows = rows_of(subject, side, images=None if images is None else np.array(images))
+    subject, kept = drawn(), np.array(images or range(40))
+    rows = rows_of(part(subject, kept), side)
     found, slow = answers(rows, 12.0, absent), slow_answers(subject, side, 12.0, images, absent)
     assert len(slow) == rows.queries
     for name in ("right", "max", "margin", "std", "posterior", "entropy"):
         assert np.allclose(getattr(found, name), [of[name] for of in slow], atol=2e-6), name
-    assert rows.items[found.first].tolist() == [of["first"] for of in slow]
+    items = kept if side == "t2i" else np.flatnonzero(np.isin(subject.caption_image, kept))
+    assert items[found.first].tolist() == [of["first"] for of in slow] and len(items) == rows.gallery
     assert (found.grouped is None) == (side == "t2i")
     if side == "i2t":
         assert np.allclose(found.grouped, [of["grouped"] for of in slow], atol=2e-6)
@@ -86,13 +87,13 @@ def test_answers_of_both_directions_at_once_are_those_of_each(monkeypatch, image
     subject = drawn(n=41)
     subject.scores[:, 40] = subject.scores[:, 40].round(1)                  # items that tie, of several blocks
     subject.caption_image[subject.caption_image == 6] = 5                   # an image without captions
-    t, images = {"t2i": 12.0, "i2t": 9.0}, None if images is None else np.array(images)
-    for side, (rows, found) in answers_of_both(subject, t, images, each=4.0).items():
-        alone = rows_of(subject, side, images=images)
+    t, subject = {"t2i": 12.0, "i2t": 9.0}, part(subject, np.array(images or range(41)))
+    for side, (rows, found) in answers_of_both(subject, t, each=4.0).items():
+        alone = rows_of(subject, side)
         one = answers(alone, t[side])
         if side == "i2t":
             one = one._replace(entropy_each=answers(alone, 4.0).entropy)
-        assert rows.asked.tolist() == alone.asked.tolist() and rows.items.tolist() == alone.items.tolist()
+        assert rows.asked.tolist() == alone.asked.tolist() and rows.gallery == alone.gallery
         for name, values in one._asdict().items():
             other = getattr(found, name)
             assert values is other is None or np.allclose(values, other, atol=2e-6), name
@@ -136,9 +137,9 @@ def test_rows_of_some_queries_are_those_of_all():
     for side in SIDES:
         rows, chosen = rows_of(subject, side), np.array([2, 7, 31])
         few = rows_of(subject, side, queries=chosen)
-        assert torch.equal(few.scores(0, 3), rows.scores(0, rows.queries)[chosen])
+        assert torch.equal(few.score(few.asked), rows.score(rows.asked)[chosen])
         scores, right = sample_scores(few)
-        assert torch.equal(scores, few.scores(0, 3)) and right.sum(1).tolist() == [1 if side == "t2i" else 3] * 3
+        assert torch.equal(scores, few.score(few.asked)) and right.sum(1).tolist() == [1 if side == "t2i" else 3] * 3
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -326,12 +327,13 @@ def test_what_cannot_be_calibrated_ends_in_a_sentence(runs, tmp_path, monkeypatc
             ([*point, "--calibration", "cosine_dev.npz"], "has no effect without --confidence"),
             ([*point, "--confidence", "--calibration", other], "is of another model"),
             ([*point, "--confidence", "--calibration", "cosine_test.npz"], "share .* images"),
-            ([*point, "--confidence", "--calibrate_on", 1.5], "--calibrate_on 1.5 is no share"),
+            ([*point, "--confidence", "--calibrate_on", 1.5], "--calibrate_on: '1.5' is out of range"),
             ([*point, "--confidence", "--calibrate_on", 0.001], "leaves 0 of"),
             ([*point, "--confidence", "--calibrate_on", 0.5, "--calibration", other], "both name what to calibrate on"),
             (["--checkpoint", runs / "cosine", "--confidence", "--split", "dev"], "is what a run is calibrated on"),
-            (["--checkpoint", runs / "cosine", "--sets", 1], "--sets 1 is no share"),
-            (["--checkpoint", runs / "cosine", "--confidence", "--negatives", "x.txt"], "is for --absent of a trained"),
+            (["--checkpoint", runs / "cosine", "--sets", 1], "--sets: '1' is out of range"),
+            (["--checkpoint", runs / "cosine", "--confidence", "--negatives", "x.txt"],
+             "--negatives has no effect without --absent of a trained run"),
             (["--checkpoint", runs / "cosine", "--sets", 0.001], "needs at least 999 images to calibrate on"),
             (["--checkpoint", runs / "cosine", "--absent", 0.001], "needs at least 2,995 queries without an answer"),
             (["--checkpoint", runs / "cosine", "--confidence", "--calibration", other], "calibrated on its dev split"),
@@ -346,7 +348,7 @@ def test_what_cannot_be_calibrated_ends_in_a_sentence(runs, tmp_path, monkeypatc
 def test_a_subject_whose_answers_are_all_right(tmp_path):
     subject = drawn(noise=0.0)
     with pytest.raises(ValueError, match="all of the 120 first answers .* are right, so no confidence can tell"):
-        confidence.refuse_one_class(confidence.Seen("drawn", {}, np.ones(120, bool), *[None] * 3, 40), "t2i")
+        confidence.with_features(confidence.Seen("drawn", {}, np.ones(120, bool), *[None] * 3, 40), "t2i")
     with pytest.raises(ValueError, match="no temperature fits|first answers"):
         confidence.fit(subject)
 
@@ -368,9 +370,10 @@ def test_probabilities_never_promise_certainty():
 def test_examples_are_of_all_kinds_and_each_once():
     p = np.linspace(0.99, 0.01, 40)
     right = np.arange(40) % 2 == 0
-    assert list(plots.pick(p, right).values()) == [[0, 2, 4, 6], [1, 3, 5], [18, 19, 20], [37, 38, 39]]
+    assert list(plots.pick(p, right, plots.SHOWN, range(40)).values()) == [
+        [0, 2, 4, 6], [1, 3, 5], [18, 19, 20], [39, 38, 37]]
     for n in (2, 5, 9):                                     # too few for all headings
-        shown = sum(plots.pick(p[:n], right[:n]).values(), [])
+        shown = sum(plots.pick(p[:n], right[:n], plots.SHOWN, range(n)).values(), [])
         assert sorted(shown) == sorted(set(shown)) and len(shown) >= min(n, 5)
 
 

@@ -52,7 +52,7 @@ def test_vocabulary_file_round_trip_and_bad_files(tmp_path):
     vocab = Vocabulary([*SPECIALS, "naïve", "“"])
     vocab.save(str(tmp_path / "v.json"))
     assert Vocabulary.load(str(tmp_path / "v.json")).words == vocab.words
-    for content, message in (("not json", "not a JSON vocabulary"), ('{"words": [1]}', 'no list "words"'),
+    for content, message in (("not json", "is not JSON"), ('{"words": [1]}', 'no list "words"'),
                              ('{"words": ["a"]}', "a vocabulary starts with")):
         (tmp_path / "bad.json").write_text(content)
         with pytest.raises(InputError, match=message):
@@ -154,6 +154,14 @@ def test_worker_processes_give_the_same_batches(tmp_path, monkeypatch):
     assert all(torch.equal(x, y) for a, b in zip(alone, together, strict=True) for x, y in zip(a[:5], b[:5]))
 
 
+def test_worker_processes_read_a_dev_split_that_was_cut(tmp_path, monkeypatch):
+    """They map the whole file."""
+    write_precomp(tmp_path / "x", FEATURES, captions(20), "dev")
+    images = read_split(str(tmp_path), "x", "dev", dev_images=3).images
+    monkeypatch.setattr(Features, "parallel", True)
+    assert torch.cat(list(inputs.image_batches(images, 2, workers=1))).equal(torch.from_numpy(FEATURES[:3]))
+
+
 # ---- photos: Karpathy's JSON and COCO
 
 def test_karpathy_layout(demo_path):
@@ -192,7 +200,7 @@ def test_karpathy_photos_of_one_name_in_two_folders(tmp_path):
     split = karpathy(tmp_path, [{"filepath": "a", "filename": "1.jpg"}, {"filepath": "b", "filename": "1.jpg"}])
     assert split.caption_image.tolist() == [0, 0, 1, 1] and split.image_ids == [os.path.join(f, "1.jpg") for f in "ab"]
     assert [p.split(os.sep)[-2] for p in split.images.paths] == ["a", "b"]
-    with pytest.raises(InputError, match="gives the images 0.jpg and 1.jpg one cocoid, 7; give each its own"):
+    with pytest.raises(InputError, match="lists the images 0.jpg and 1.jpg of split .test. as one, 7; list each once"):
         karpathy(tmp_path, [{"cocoid": 7}, {"cocoid": 7}])
 
 

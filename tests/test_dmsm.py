@@ -53,7 +53,7 @@ def test_the_whole_set_as_negatives_makes_the_full_softmax():
     owner = torch.tensor([0, 0, 1, 2, 2, 2, 3, 3, 1])
     batch = torch.tensor([1, 2, 4, 6])                      # one caption of each image
     outside = every.masked_fill(owner == torch.arange(4)[:, None], -torch.inf)
-    got = SampledNLL(5, 9, outside=True)(every[:, batch], None, outside)["nll"]
+    got = SampledNLL(5, 9)(every[:, batch], None, outside)["nll"]
     slow = [-5 * every[i, batch[i]] + math.log(math.exp(5 * every[i, batch[i]]) + sum(
         math.exp(5 * every[i, c]) for c in range(9) if owner[c] != i)) for i in range(4)]
     assert float(got) == pytest.approx(float(sum(slow)) / 4)

@@ -99,7 +99,7 @@ def test_false_files_are_refused_in_a_sentence(tmp_path):
     path = tmp_path / "false.npy"
     for data in (b"", pickle.dumps(print), b"\x93NUMPY" + bytes(200), good[:-1], good[:40]):
         path.write_bytes(data)
-        with pytest.raises(InputError, match="is not a whole .npy file of vectors .*; make it again with search.py"):
+        with pytest.raises(InputError, match="is not a whole .npy file of numbers .*; make it again with search.py"):
             Flat(str(path))
     for array in (np.zeros(3, np.float32), np.zeros((2, 2)), np.array([[None]])):
         np.save(path, array)

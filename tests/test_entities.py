@@ -203,7 +203,7 @@ def test_faulty_files_of_a_photo_are_refused_in_one_sentence(photo, message, tmp
         read_entities(root, "val")
     assert "\n" not in str(refusal.value) and len(str(refusal.value)) < 500
     assert read_entities(root, "test").phrases == ["Cars"]
-    faults = [text for kind, text in check_entities(root) if kind == "fault"]
+    _, faults = check_entities(root)
     assert len(faults) >= 1 and re.search(message, faults[0])
 
 
@@ -236,7 +236,7 @@ def test_a_fault_of_one_entry_costs_that_alone(photo, message, tmp_path):
     assert e.phrases[-1:] == ["A man"] and e.truth[-1].tolist() == [2, 2, 8, 8]
     assert re.search(message, " ".join(e.faults)) and all("\n" not in text and len(text) < 500 for text in e.faults)
     assert e.dropped["fault"] == 1 and len(e.phrases) <= 2
-    assert [text for kind, text in check_entities(root) if kind == "fault"] == e.faults
+    assert check_entities(root)[1] == e.faults
 
 
 def test_boxes_may_lie_one_pixel_outside(tmp_path):
@@ -248,7 +248,7 @@ def test_boxes_may_lie_one_pixel_outside(tmp_path):
     assert read_entities(over, "val").truth.tolist() == [[0, 0, 100, 80]]
     with pytest.raises(InputError, match="no phrase of its 1 photos has a box"):
         read_entities(over, "val", origin=0)
-    assert any("the box 1, 1, 101, 81" in text for _, text in check_entities(over, origin=0))
+    assert any("the box 1, 1, 101, 81" in text for text in check_entities(over, origin=0)[1])
 
 
 def test_a_chain_keeps_its_boxes_beside_a_flag_and_notvisual_needs_no_entry(tmp_path):
@@ -275,7 +275,7 @@ def test_faulty_splits_are_refused_in_one_sentence(splits, split, message, tmp_p
     with pytest.raises(InputError, match=message):
         read_entities(root, split)
     if split in SPLITS:
-        assert any(re.search(message, text) for kind, text in check_entities(root) if kind == "fault")
+        assert any(re.search(message, text) for text in check_entities(root)[1])
 
 
 def test_files_that_are_missing_or_no_text_are_refused(tmp_path):
@@ -295,25 +295,24 @@ def test_files_that_are_missing_or_no_text_are_refused(tmp_path):
 
 
 def test_a_check_tells_everything_and_finds_all_faults(tmp_path, demo_path):
-    lines = check_entities(os.path.join(demo_path, "demo_entities"))
+    lines, none = check_entities(os.path.join(demo_path, "demo_entities"))
     e = read_entities(os.path.join(demo_path, "demo_entities"), "train")
-    assert [kind for kind, _ in lines] == ["line"] * 9
+    assert len(lines) == 9 and not none
     assert re.fullmatch(rf"train +48 photos +{len(set(zip(e.phrase_photo.tolist(), e.sentence.tolist())))} sentences "
-                        rf"with phrases +{len(e.phrases)} phrases +{e.n_boxes.mean():.2f} boxes a phrase", lines[0][1])
-    assert f"round {sum('round' in kinds for kinds in e.types)}" in lines[1][1]
-    assert lines[2][1].strip() == "left out: " + ", ".join(f"{why} {n}" for why, n in e.dropped.items())
+                        rf"with phrases +{len(e.phrases)} phrases +{e.n_boxes.mean():.2f} boxes a phrase", lines[0])
+    assert f"round {sum('round' in kinds for kinds in e.types)}" in lines[1]
+    assert lines[2].strip() == "left out: " + ", ".join(f"{why} {n}" for why, n in e.dropped.items())
 
     root = made(tmp_path / "d", splits=(("train", "2000 1000 1000 5000"), ("test", "4000 2000")),
                 photo_1000=(DOG, annotation()), photo_4000=(DOG, "<"))
     (tmp_path / "d/images/2000.jpg").unlink()
-    found = check_entities(root)
-    faults = [text for kind, text in found if kind == "fault"]
+    lines, faults = check_entities(root)
     for message in (
             "'1000' twice", "test.txt and .*train.txt both name 1", "1000.txt, sentence 1: 'A dog' is of chain 7",
             "there is no file .*5000.xml", "train.txt: no phrase of its", "no photo .*2000.jpg",
             "there is no file .*val.txt", "4000.xml is not whole XML", "test.txt: no phrase"):
         assert any(re.search(message, text) for text in faults), (message, faults)
-    assert len(faults) == 9 and len([kind for kind, _ in found if kind == "line"]) == 6
+    assert len(faults) == 9 and len(lines) == 6
 
 
 # ---- the demo in this layout

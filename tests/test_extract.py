@@ -16,8 +16,8 @@ from encoders import CNN
 from features import extract, hglmm, networks, store
 from features.store import by_cores
 from features.word_vectors import train_vectors, write_vectors
-from files.vectors import read_vectors, table_for
-from tests.helpers import refused
+from files.vectors import table_for
+from tests.helpers import refused, vectors_in
 from tests.references import fisher_vectors
 
 
@@ -240,10 +240,10 @@ def test_a_split_between_two_extractions_is_not_read(folder, weights, monkeypatc
         with monkeypatch.context() as patch:
             real = getattr({"os": os, "extract": extract, "store": store}[name.split(".")[-2]], name.split(".")[-1])
 
-            def broken(*args, name=name, real=real):
+            def broken(*args, name=name, real=real, **how):
                 if str(args[-1]).endswith("test_ims.npy") if ".os." in name else not str(args[-1]).endswith(".part"):
                     raise KeyboardInterrupt
-                return real(*args)
+                return real(*args, **how)
             patch.setattr(name, broken)
             with pytest.raises(KeyboardInterrupt):
                 images(folder, weights, *COMMON, "--splits", "test")
@@ -314,7 +314,7 @@ def unit(x):
 
 def test_mean_of_word_vectors(folder):
     captions(folder, "--name", "w2v", "--word_vectors", folder / "v.txt")
-    vector = dict(zip(*read_vectors(str(folder / "v.txt"))))
+    vector = vectors_in(folder / "v.txt")
     for name in ("train", "dev", "test"):
         split, rows = read_split(str(folder), "x", name, dev_images=0), np.load(folder / "x" / f"{name}_w2v.npy")
         assert rows.shape == (len(split.captions), 12) and rows.dtype == np.float32
@@ -345,7 +345,7 @@ def test_fisher_vectors_follow_the_recipe(folder, capsys, ica):
     assert "mixture: mean log-likelihood" in capsys.readouterr().out
     stored = dict(np.load(folder / "x" / "hglmm_model.npz"))
     split, rows = read_split(str(folder), "x", "test"), np.load(folder / "x" / "test_hglmm.npy")
-    vector = dict(zip(*read_vectors(str(folder / "v.txt"))))
+    vector = vectors_in(folder / "v.txt")
     words = np.stack([unit(vector[word]) for word in split.words[3] if word in vector])
     if ica:
         words = unit((words - stored["ica_mean"]) @ stored["ica_axes"].T)

@@ -9,6 +9,7 @@ import torch
 import train
 from checkpoints import load_checkpoint, load_model
 from paper_tables import heads
+from paper_tables import runs as running
 from tests.helpers import STEPS, fit, fit_steps, refused
 from tests.test_paper_tables import in_this_process
 
@@ -76,7 +77,7 @@ def test_weights_that_do_not_fit_are_refused(point, tmp_path, demo_path, capsys)
 @pytest.mark.usefixtures("undrawn")
 def test_one_command_compares_heads(tmp_path, demo_path, monkeypatch, capsys):
     """On a point model, and on vectors that are given; what is complete is not made again."""
-    monkeypatch.setattr(heads, "execute", in_this_process)
+    monkeypatch.setattr(running, "execute", in_this_process)
     monkeypatch.setattr(heads, "TRAINED", "--num_epochs 1 --batch_size 16 --device cpu")
     monkeypatch.setattr(heads, "POINT", "--loss infonce --num_epochs 8 --batch_size 16 --learning_rate 0.01")
     monkeypatch.setattr(heads, "HEADS", {name: heads.HEADS[name] for name in (
@@ -91,7 +92,7 @@ def test_one_command_compares_heads(tmp_path, demo_path, monkeypatch, capsys):
     assert cells["von Mises-Fisher (AsymVLM)"]["i2t log det"] == "-"        # images are points
     for row in ("generalised Gaussian (ProbVLM)", *heads.WITHOUT_TRAINING):        # the means alone rank
         assert cells[row]["rsum"] == cells["the points"]["rsum"] and cells[row]["t2i log det"] != "-"
-    monkeypatch.setattr(heads, "execute", lambda step: pytest.fail(f"made again: {step.shown}"))
+    monkeypatch.setattr(running, "execute", lambda step: pytest.fail(f"made again: {step.shown}"))
     assert run_heads(words, capsys) == made
 
 

@@ -276,7 +276,8 @@ def items_cases(world) -> dict:
         "ids of other captions": (with_(caption_id=arrays["caption_id"] + 1), split, "its 120 captions"),
         "ids twice": (with_(["image_name"], image_id=np.r_[arrays["image_id"][:23], arrays["image_id"][:1]]), split,
                       "by their ids it lacks 1 of its 24 images"),
-        "owners against ids": (with_(caption_image=arrays["caption_image"][::-1].copy()), split, "to different images"),
+        "owners against ids": (with_(caption_image=arrays["caption_image"][::-1].copy()), split,
+                                "to other images .* wrong about whose they are"),
         "another split": (with_(["image_id", "image_name", "caption_id"], split=np.array("train")), split,
                           "is of the train split and .* of the test split of demo_precomp"),
         "too few": ({"image_mean": arrays["image_mean"][:20], "caption_mean": arrays["caption_mean"]}, split,
@@ -340,7 +341,7 @@ def test_dev_is_not_compared_with_test(refused, world, tmp_path):
     ("resume: runs/x", "holds 'resume'"),
     ("dry_run: true", "holds 'dry_run'"),
     ("a: &a [x]\nb: *a", "refers to another place"), ("sim: [kl]", "sim is a list"),
-    ("margin: {a: 1}", "margin is a dict"), ("simm: kl", "'simm', which is no option"), ("- a", "holds 'list'"),
+    ("margin: {a: 1}", "margin is a dict"), ("simm: kl", "'simm', which is no option"), ("- a", "holds no options"),
     ("sim: nope", "invalid choice: 'nope'"), ("a: [", "cannot be read"),
     ("seed: !!python/object/apply:os.getcwd []", "cannot be read"),
     ("x: " + "[" * 3000, "cannot be read"), ("# " + "x" * (1 << 20), "at most 1,048,576 are read"),
@@ -371,7 +372,7 @@ def test_options_of_a_file(refused, tmp_path, text, message):
     (["--model_name", "x"], "--model_name: SCAN's folder of checkpoints is the run folder here, --logger_name"),
     (["--lr", "1"], "--lr: --learning_rate"), (["--num_embeds=2"], "--num_embeds: --n_embeds, with --sim mil"),
     (["--bi_gru"], "--bi_gru is for --sim scan, and has no effect here; leave it out"),
-    (["--vocab", "v.json"], "--vocab v.json is the vocabulary of an original checkpoint that --init_from names")])
+    (["--vocab", "v.json"], "--vocab v.json is for --init_from, and has no effect here")])
 def test_options_of_the_command_line(refused, words, message):
     refused("train", words, message)
 
@@ -561,7 +562,7 @@ def test_names_in_an_ids_file_outside_the_photos(refused, world, tmp_path, name)
 @for_each("images, message", [
     ([{"filename": "1.jpg", "sentences": []}, {"filename": "2.jpg", "sentences": []}],
      "has 2 images of split 'train' and not one"),
-    ([{"filename": "1.jpg"}, {"filename": "1.jpg"}], "lists the image 1.jpg twice in split 'train'"),
+    ([{"filename": "1.jpg"}, {"filename": "1.jpg"}], "lists the images 1.jpg and 1.jpg of split 'train' as one, 1.jpg"),
     ([{"filename": "1.jpg", "sentences": [{"raw": "a", "sentid": 2 ** 70}]}],
      "the sentid 1180591620717411303424, which is no whole"),
     ([{"filename": "1.jpg", "imgid": 2 ** 70}], "the imgid 1180591620717411303424"),
@@ -590,11 +591,12 @@ def test_captions_in_a_file_that_may_not_be_read(refused, world, tmp_path):
     ({"i2t": {"1": "12"}}, "not a table of ids and lists of ids"), ({"T2I": {}},
                                                      "no positives under the names i2t and t2i but "
                                                      "'T2I'"),
-    ({"i2t": {}, "T2I": {}}, "but 'T2I'"), ({"i2t": {"1": [50950.7]}}, "50950.7 is no whole number"),
-    ({"i2t": {"1": [True]}}, "True is no whole number"),
+    ({"i2t": {}, "T2I": {}}, "but 'T2I'"), ({"i2t": {"1": [50950.7]}}, "id 50950.7, which is no whole number"),
+    ({"i2t": {"1": [True]}}, "id True, which is no whole number"),
     ({"i2t": {"1": [2 ** 70]}}, "is no whole number of at most 64 bits"),
-    ({"i2t": {"x": [1]}}, "'x' is no whole number"), ([], "no positives"), ({"i2t": [1]}, "not a table"),
-    ({"i2t": {"1": [[1]]}}, r"\[1\] is no whole number"), ({"i2t": {}, "levels": 3}, '"levels" is 3, no table'),
+    ({"i2t": {"x": [1]}}, "id 'x', which is no whole number"), ([], "no positives"), ({"i2t": [1]}, "not a table"),
+    ({"i2t": {"1": [[1]]}}, r"id \[1\], which is no whole number"),
+    ({"i2t": {}, "levels": 3}, '"levels" is 3, no table'),
     ({"i2t": {}, "levels": {"1": 0.5}}, "the level of caption 1 is 0.5"), ({"levels": {}}, "holds no positives"),
     ("i2t twice", "'1' stands twice in one object")])
 def test_positives_that_are_none(refused, world, tmp_path, content, message):
@@ -796,7 +798,7 @@ def test_a_pipe_is_not_waited_for(refused, tmp_path, command, words):
     ("evaluate", ["--split", ""], "is no name of a split"),
     ("evaluate", ["--split", "../demo_precomp/test"], "is no name"),
     ("evaluate", ["--checkpoint", "RUN", "--dev_images", "3"],
-     "--dev_images 3 cuts the dev split, and the split is test"),
+     "--dev_images has no effect without --split dev"),
     ("train", [*SMALL, "--config", "help.yaml"], "holds 'help', which is no option")])
 def test_values_that_were_taken_for_others_are_refused(refused, world, tmp_path, command, words, message):
     (tmp_path / "help.yaml").write_text("help: true\n")

@@ -101,7 +101,7 @@ def test_means_alone_take_the_split_for_granted_and_say_so(exported, ev, demo_pa
     assert "note: x.npz does not say which images and captions it is about: those of " in shown
     assert "order, assumed" in shown
     found, shown = ev(means)
-    assert "note: x.npz does not say whose caption each is: five captions per image, in order, assumed" in shown
+    assert "note: x.npz does not say whose caption each is: 5 per image, in order, assumed" in shown
     assert found["split"] is None and found["protocols"] == results["protocols"]
     found, shown = ev({**means, "caption_image": arrays["caption_image"]}, *split_of(demo_path))
     assert "does not say which images and captions" in shown
@@ -112,7 +112,7 @@ def test_scores_are_taken_in_order_and_say_so(tmp_path, monkeypatch, capsys):
     np.save("s.npy", np.random.default_rng(0).random((8, 24)))
     evaluate.main(["--scores", "s.npy"])
     shown = capsys.readouterr().out
-    assert "note: s.npy does not say whose caption each is: 3 captions per image, in order, assumed" in shown
+    assert "note: s.npy does not say whose caption each is: 3 per image, in order, assumed" in shown
     assert "float32" not in shown and "all, scores" in shown
     np.save("s.npy", 1 + 1e-9 * np.random.default_rng(0).random((8, 24)))
     evaluate.main(["--scores", "s.npy"])

@@ -1,10 +1,10 @@
 """jWAE: every term against loops and finite differences, a critic that shares no gradient, and latents against the
 prior."""
-import functools
 import os
 import re
 import shutil
 import signal
+from functools import partial
 
 import numpy as np
 import pytest
@@ -109,7 +109,7 @@ def test_parts_meet_the_prior_one_by_one_without_padding():
     means = torch.stack([latent[0].mean(0), latent[1, 0], latent[2, :2].mean(0)])
     torch.testing.assert_close(mean_rows(latent, n_parts), means)
     seen, side = [], Encoded(None, None, Latent(latent, n_parts), None)
-    of_latents(seen.append)(side, None)                     # what the prior and the critic are given
+    of_latents(seen.append, side, None)                     # what the prior and the critic are given
     assert torch.equal(seen[0], rows.float())
 
 
@@ -125,7 +125,8 @@ SIDE_TERMS = {
     "recon_mse": lambda: Reconstruction(VectorDecoder(4, 7, 6).double(), None),
     "caption_nll": lambda: CaptionNLL(CaptionDecoder(4, 34, 5, 0.2).double().eval()), "kl": lambda: posterior_kl,
     "mse": lambda: lambda side, batch: PairMSE()(encoded(numbers(5, 4, seed=4)), side, batch),
-    "prior": lambda: of_latents(functools.partial(fool, Critic(4, 8).double())), "mmd": lambda: of_latents(prior_mmd)}
+    "prior": lambda: partial(of_latents, partial(fool, Critic(4, 8).double())),
+    "mmd": lambda: partial(of_latents, prior_mmd)}
 
 
 @pytest.mark.parametrize("which", SIDE_TERMS)
@@ -371,29 +372,29 @@ def test_energy_distance_equals_a_double_loop():
 @for_each("words, said", [
     (["--recon_images", "-1"], "--recon_images: '-1' is out of range; give a number of at least 0"),
     (["--supervised_fraction", "0"], "more than 0 and at most 1"), (["--supervised_fraction", "1.5"], "at most 1"),
-    (["--unpaired_images", "x", "--prior_captions", "1"], "give a weight, such as --recon_images"),
-    (["--unpaired_captions", "x", "--recon_images", "1"], "nothing is learned from captions without partners"),
-    (["--sim", "wasserstein", "--prior_images", "1"], "is for points"),
-    (["--sim", "order", "--recon_images", "1"], "is for points compared by their direction, not for --sim order"),
-    (["--sim", "product", "--vae", "1"], "is for points compared by their direction, not for --sim product"),
-    (["--recon_images", "1", "--pool", "gpo"], "one latent of all regions"),
-    (["--vae", "1", "--vib", "1"], "leave --vib out"),
+    (["--unpaired_images", "x", "--prior_captions", "1"], "is for --recon_images, --prior_images and --vae"),
+    (["--unpaired_captions", "x", "--recon_images", "1"], "is for --recon_captions, --prior_captions and --vae"),
+    (["--sim", "wasserstein", "--prior_images", "1"], "is for --sim cosine and dot and scan"),
+    (["--sim", "order", "--recon_images", "1"], "--recon_images 1.0 is for --sim cosine and dot and scan"),
+    (["--sim", "product", "--vae", "1"], "--vae 1.0 is for --sim cosine and dot"),
+    (["--recon_images", "1", "--pool", "gpo"], "--recon_images 1.0 is for --pool mean"),
+    (["--vae", "1", "--vib", "1"], "--vib 1.0 is for models without --vae"),
     (["--vae", "1", "--head", "point"], "--vae 1.0 needs a Gaussian on both sides"),
     (["--txt_enc", "bigru", "--embed_size", "31"], "--embed_size 31 is odd, and --txt_enc bigru joins"),
-    (["--txt_enc", "mean", "--recon_captions", "1"], "move its own target"),
-    (["--txt_enc", "trigram_conv", "--recon_captions", "1"], "has no decoder"),
+    (["--txt_enc", "mean", "--recon_captions", "1"], "and mean and sum with --freeze_words"),
+    (["--txt_enc", "trigram_conv", "--recon_captions", "1"], "--recon_captions 1.0 is for --txt_enc gru"),
     (["--sim", "order", "--loss", "mse"], "--sim cosine"),
     (["--loss", "nll", "--negatives", "128"], "a batch of 128 captions has one less"),
-    (["--vae", "1", "--sim", "scan"], "compares parts"),
+    (["--vae", "1", "--sim", "scan"], "--vae 1.0 is for --sim cosine"),
     (["--sim", "product", "--loss", "hinge"], "give both or neither"),
     (["--loss", "two_branch", "--batch_size", "7"], "even number"),
     (["--word_vectors", "nowhere.txt"], "there is no file nowhere.txt"),
-    (["--freeze_words"], "give --word_vectors FILE or --init_from RUN too"),
-    (["--word_vectors", "x", "--init_from", "y"], "the words are those of --init_from y; leave it out"),
-    (["--loss", "two_branch", "--no_imgnorm"], "compares unit vectors; leave it out"),
+    (["--freeze_words"], "is for --word_vectors FILE and --init_from RUN"),
+    (["--word_vectors", "x", "--init_from", "y"], "is for runs whose words are not those of --init_from"),
+    (["--loss", "two_branch", "--no_imgnorm"], "is for what does not compare unit vectors by itself"),
     (["--txt_enc", "features"], "give both or neither"), (["--img_layers", "12-x"], "no list of layer sizes"),
     (["--img_layers", "5-00"], "no list of layer sizes"), (["--txt_layers", "12"], "leave it out"),
-    (["--word_dropout", "1"], "--word_dropout 1.0 is a share of the words; give less than 1")])
+    (["--word_dropout", "1"], "'1' is out of range; give at least 0 and less than 1")])
 def test_what_cannot_work_is_one_sentence(words, said, capsys):
     refused(capsys, train.parse_args, words, re.escape(said))
 

@@ -19,7 +19,7 @@ from methods.labelled import (
 from methods.two_branch import ProductNetwork, TwoBranchLoss
 from model import Encoded, build_model
 from similarities import SIMILARITIES, Embedding
-from tests.helpers import for_each, options
+from tests.helpers import for_each, having, options
 from text import END, SPECIALS, START, Vocabulary
 
 R, M = 9, 6
@@ -145,7 +145,7 @@ def test_two_branch_equals_loops(top):
             apart = [k for k in range(M) if k not in siblings and any(labels[i, k] < 0 for i in positives)]
             total[2] += largest(max(d(y[j], y[k]) for k in siblings), [d(y[j], y[k]) for k in apart])
         expected = sum(weight * value for weight, value in zip(weights, total)) / M
-        got = two_branch(LabelledTwoBranch(margin, weights, top), x, y, labels)
+        got = two_branch(having(LabelledTwoBranch(), margin=margin, weights=weights, top=top), x, y, labels)
         assert float(got) == pytest.approx(expected, rel=1e-9) and expected > 0
 
 
@@ -157,8 +157,9 @@ def test_with_matching_pairs_alone_they_are_the_objectives_of_the_same_name():
         torch.testing.assert_close(mine(smoothing=0.1).double()(s, labels), other(smoothing=0.1).double()(s))
     x, y = F.normalize(numbers(M, 4), dim=1), F.normalize(numbers(M, 4, seed=1), dim=1)
     for top in (2, 10):
-        torch.testing.assert_close(two_branch(LabelledTwoBranch(0.4, (1.5, 1.0, 0.5), top), x, y, labels),
-                                   two_branch(TwoBranchLoss(0.4, (1.5, 1.0, 0.5), top), x, y))
+        torch.testing.assert_close(*(
+            two_branch(having(kind(), margin=0.4, weights=(1.5, 1.0, 0.5), top=top), x, y, *more)
+            for kind, *more in ((LabelledTwoBranch, labels), (TwoBranchLoss,))))
 
 
 OBJECTIVES = [LabelledHinge(0.5), LabelledHinge(0.5, True), LabelledLogistic(), LabelledMatch(), LabelledMatch(True),
@@ -184,7 +185,7 @@ def test_gradients_are_right_and_of_labelled_pairs_alone(objective):
 
 def test_gradients_of_two_branch():
     x, y = numbers(R, 4).requires_grad_(), numbers(M, 4, seed=1).requires_grad_()
-    loss = LabelledTwoBranch(0.3, (1.5, 1.0, 0.5), 2)
+    loss = having(LabelledTwoBranch(), margin=0.3, weights=(1.5, 1.0, 0.5), top=2)
     assert torch.autograd.gradcheck(lambda a, b: two_branch(loss, F.normalize(a, dim=1), F.normalize(b, dim=1),
                                                             some_labels()), (x, y))
     same = torch.ones(M, 4).requires_grad_()
@@ -292,10 +293,10 @@ def test_terms_are_those_of_regions_and_phrases():
     sides = model.encode(batch)
     images, captions = sides["images"], sides["captions"]
     assert len(images.features) == 20 and len(captions.features) == 6
-    decoder = model.side_terms["recon_images"].loss.decoder
+    decoder = model.beside["recon_images"].loss.decoder
     expected = sum(float((decoder(z) - x).norm()) for z, x in zip(images.latent.value, images.features))
     assert terms["recon_images"] == pytest.approx(0.5 * expected, rel=1e-4)
-    told = model.side_terms["recon_captions"].loss.decoder
+    told = model.beside["recon_captions"].loss.decoder
     expected = sum(float(told(captions.latent.value[j:j + 1], batch.tokens[j:j + 1], batch.lengths[j:j + 1]))
                    for j in range(6))
     assert terms["recon_captions"] == pytest.approx(0.005 * expected, rel=1e-4)
@@ -317,5 +318,5 @@ def test_labels_move_with_their_batch():
 def test_options_without_the_word_train_on_matching_pairs():
     """Runs from before there were labels have no option `localise`."""
     assert isinstance(built(localise=False).objective, Hinge) and isinstance(built().objective, LabelledHinge)
-    assert type(built("--loss", "two_branch", localise=False).pair_terms["two_branch"][1]) is TwoBranchLoss
-    assert type(built("--loss", "two_branch").pair_terms["two_branch"][1]) is LabelledTwoBranch
+    assert type(built("--loss", "two_branch", localise=False).beside["two_branch"].loss) is TwoBranchLoss
+    assert type(built("--loss", "two_branch").beside["two_branch"].loss) is LabelledTwoBranch

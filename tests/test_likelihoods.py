@@ -8,10 +8,9 @@ from torch.nn.functional import normalize
 
 from evaluation.subjects import Member, columns_within, image_text
 from losses import InfoNCE, build_objective
-from methods.likelihoods import MLS
 from options.rules import resolve
 from options.training import TRAIN
-from similarities import Cosine, Embedding
+from similarities import MLS, Cosine, Embedding
 from tests.helpers import for_each
 
 BOUNDS = math.log(1e-4), math.log(10)

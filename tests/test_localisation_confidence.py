@@ -8,15 +8,15 @@ from PIL import Image
 from cli import InputError
 from evaluation import calibration, localisation, pictures
 from evaluation.confidence import MEASURES
-from evaluation.localisation import ACROSS, KINDS, Phrases, choose, fit, judge_phrases, padded, phrase_examples
-from evaluation.phrases import BoxSplit, locate, photo_by_photo
-from evaluation.plots import diagrams
+from evaluation.localisation import ACROSS, KINDS, Phrases, fit, judge_phrases, padded, phrase_examples
+from evaluation.phrases import locate, photo_by_photo
+from evaluation.plots import diagrams, pick
 from evaluation.posterior import temperature
 from evaluation.report import render
 from files.phrases import iou, shares
 from files.reading import is_drawn
 from metrics import spearman
-from tests.test_localisation import drawn_scores, made, rows_of, slow_iou
+from tests.test_localisation import BoxSplit, drawn_scores, made, rows_of, slow_iou
 
 RNG = np.random.default_rng
 
@@ -208,14 +208,15 @@ def test_photos_without_proposals_are_said():
 def test_choice_takes_one_phrase_of_each_photo():
     rng = RNG(0)
     sure, right, photo = rng.random(400), rng.random(400) < 0.5, rng.integers(60, size=400)
-    chosen = choose(sure, right, photo, 4)
+    counts = dict.fromkeys(KINDS, 4)
+    chosen = pick(sure, right, counts, photo)
     taken = sum(chosen.values(), [])
     assert [len(of) for of in chosen.values()] == [4, 4, 4] and len(set(photo[taken])) == 12
     first, wrong, least = (chosen[kind] for kind in KINDS)
     assert right[first].all() and not right[wrong].any() and first[0] == np.argmax(np.where(right, sure, -1))
     assert (np.diff(sure[first]) <= 0).all() and (np.diff(sure[least]) >= 0).all()
-    assert chosen == choose(sure, right, photo, 4)
-    assert choose(np.ones(2), np.array([True, True]), np.array([0, 0])) == {next(iter(KINDS)): [0]}     # one photo
+    assert chosen == pick(sure, right, counts, photo)
+    assert pick(np.ones(2), np.array([True, True]), counts, [0, 0]) == {next(iter(KINDS)): [0]}     # one photo
 
 
 def test_phrases_are_drawn_with_their_boxes(tmp_path, monkeypatch):

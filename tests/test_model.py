@@ -96,15 +96,28 @@ def test_an_anchor_shares_out_the_cosine_and_regresses_on_captions(words):
     for i in range(6):
         given = net.given.fc(features[i])
         for c in range(6):
-            near, far = (float(F.cosine_similarity(a, b, 0)) for a, b in (
-                (net.learned.fc(features[i]), model.text_tower.mean.learned.layers(F.normalize(batch.tokens[c], dim=0))),
-                (given, batch.tokens[c])))
-            assert float(image.mean[i] @ caption.mean[c]) == pytest.approx(0.7 * near + 0.3 * far, abs=1e-6)
+            learned = model.text_tower.mean.learned.layers(F.normalize(batch.tokens[c], dim=0))
+            near, far = (F.cosine_similarity(a, b, 0).item() for a, b in (
+                (net.learned.fc(features[i]), learned), (given, batch.tokens[c])))
+            assert (image.mean[i] @ caption.mean[c]).item() == pytest.approx(0.7 * near + 0.3 * far, abs=1e-6)
             expected += (1 - far) / 6 * (i == c)
     assert float(terms["anchor"]) == pytest.approx(expected, abs=1e-6) and set(terms) == {"infonce", "anchor"}
     terms["anchor"].backward()
     learns = {name for name, p in model.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
     assert learns == {"image_tower.mean.given.fc.weight", "image_tower.mean.given.fc.bias"}
+
+
+def test_noise_and_dropout_leave_the_anchor_of_captions_as_it_is():
+    model, batch = anchored("--dropout", "0.5", "--feature_noise", "0.5")
+
+    def embedded(mode: bool):
+        net = model.train(mode)
+        return net.embed_captions(batch.tokens, batch.lengths).mean, net.embed_images(batch.images).mean
+    (drawn, blurred), (plain, clear) = map(embedded, (True, False))
+    torch.testing.assert_close(F.normalize(drawn[:, 12:], dim=1), F.normalize(batch.tokens, dim=1))
+    torch.testing.assert_close(plain[:, 12:], 0.3 ** 0.5 * F.normalize(batch.tokens, dim=1))
+    assert not torch.allclose(drawn[:, :12], plain[:, :12])
+    assert not torch.allclose(blurred[:, 12:], clear[:, 12:])
 
 
 def test_a_gaussian_has_two_copies_of_the_embedding_that_share_only_the_trunk():
@@ -467,9 +480,9 @@ def test_vsrn_takes_regions_only(tmp_path, capsys):
     vsrn = ["--img_enc", "vsrn", "--data_name", "x"]
     for words, images, message in (
             (vsrn, flat,
-             "--img_enc vsrn reads regions, and .* has one vector per image in .*flat.npy; take --img_enc precomp"),
-            (vsrn, Photos(["a.png"]), "--img_enc vsrn reads regions, and x has photos; take --img_enc cnn"),
-            ([*vsrn, "--img_dim", "7"], regions, "--img_dim 7 differs")):
+             "--img_enc vsrn with --sim cosine reads regions, and the images are vectors in .*flat.npy; .*--img_enc"),
+            (vsrn, Photos(["a.png"]), "--img_enc vsrn .* reads regions, and the images are photos; .*--img_enc"),
+            ([*vsrn, "--img_dim", "7"], regions, "has features of width 9, .* reads width 7 .--img_dim.; use")):
         with pytest.raises(InputError, match=message):
             fit_to_data(train.parse_args(words), images, None)
     opt = train.parse_args([*vsrn, "--finetune"])

@@ -15,45 +15,20 @@ from tests.helpers import ROOT, for_each
 REFUSED = """
 --sim mil --img_enc precomp
 --sim mil --txt_enc gru
---n_embeds 2
---diversity 1
 --txt_enc bigru --embed_size 31
 --img_enc scan
---sim scan --text_features w2v
 --sim scan --img_enc precomp
 --sim scan --txt_enc bigru
---sim scan --pool gpo
 --txt_enc features
 --txt_enc trigram_conv --txt_layers 0
---txt_enc trigram_conv --dropout 0.1
---txt_enc trigram_bag --feature_noise 0.1
---word_vectors x --txt_enc trigram_bag
---word_vectors x --init_from RUN
 --word_vectors x
---freeze_words
 --layer_style branch --img_layers 9-9
 --layer_style branch --txt_enc features --text_features w2v --txt_layers 9-9
---img_enc vsrn --recon_images 1
---pool gpo --recon_images 1
---txt_enc trigram_conv --recon_captions 1
---txt_enc mean --recon_captions 1
---sim order --recon_images 1
---sim order --recon_captions 1
---sim order --prior_images 1
---sim order --prior_captions 1
---sim order --vae 1
---sim scan --vae 1
---recon_captions 1 --word_dropout 1
---text_anchor 0.5 --text_features w2v --loss infonce --vae 1
---unpaired_images NAME
---unpaired_captions NAME
 --sim order --loss mse
---loss two_branch --no_imgnorm
 --loss two_branch --batch_size 7
 --loss logistic
 --sim cite --cite_layers 64
 --loss nll --negatives 128
---loss nll --negative_source set --supervised_fraction 0.5
 --vae 1 --head point
 --head ellipsoidal
 --sim mahalanobis --head ellipsoidal
@@ -61,45 +36,24 @@ REFUSED = """
 --sim mls --head ellipsoidal
 --sim vmf --text_head ellipsoidal
 --sim wasserstein --loss probvlm
---text_anchor 0.5 --text_features w2v --loss infonce --no_imgnorm
---text_anchor 0.5 --text_features w2v --loss infonce --sim kl
 --sim wasserstein --var_layers 0
---sim wasserstein --freeze_means
---freeze_means --init_from RUN
 --loss probvlm
---held_out
---inclusion 1
---vae 1 --vib 1
---vib 1
+--loss probvlm --freeze_means --init_from RUN --head spherical_avg
 --localise --loss nll
---localise --sim wasserstein --inclusion 1
---localise --img_enc vsrn --captioner 1
---localise --sim mil --n_embeds 2 --diversity 1
---localise --mmd 1
---localise --sim csd --loss match --pseudo_positives 0.1
---localise --mask_same_image
 --localise --sim scan
 --localise --img_enc vsrn
---localise --supervised_fraction 0.5
 --localise --select hbr
 --localise
 --no-localise --data_path PHRASES --data_name x
 --localise --data_path PHRASES --data_name x --negative_iou 0.8
 --var_min 20
---loss infonce --max_violation
---vse_mean_warmup_epochs 1
 --average ema --num_epochs 2
 --average swa --num_epochs 5
---captioner 1
---captioner 1 --img_enc vsrn --txt_enc trigram_conv
---batch_size 1
 --warmup 30
 --amp fp16 --device cpu
 --tf32 --device cpu
 --features_on device --device cpu
 --deterministic --finetune
---vocab FILE
---train_shards x-0.tar --text_features w2v
 """.strip().splitlines()
 
 
@@ -134,28 +88,49 @@ def test_every_conflict_can_be_met(phrases):
     assert [sentence for k, (_, sentence) in enumerate(conflicts(opt)) if k not in met] == []
 
 
-# What makes an option useless, where it is not so by default.
+# What makes an option useless, where it is not so by default: for one of its uses, or for all others.
 USELESS = {"lambda_lse": "--sim scan --agg_func Mean", "no_imgnorm": "--sim mil", "mask_same_image": "--loss mse",
            "num_layers": "--txt_enc mean", "margin": "--loss infonce", "txt_fc": "--txt_enc mean",
            "lr_update": "--schedule cosine", "use_abs": "--sim scan", "img_layers": "--img_enc vsrn",
-           "use_restval": "--data_path PHRASES --data_name x", "dev_images": "--data_path PHRASES --data_name x",
-           "train_shards": "--data_path PHRASES --data_name x"}
+           "max_violation": "--loss infonce", "vse_mean_warmup_epochs": "--no-max_violation",
+           "word_vectors": "--txt_enc trigram_bag", "dropout": "--txt_enc trigram_bag",
+           "feature_noise": "--txt_enc trigram_bag", "recon_images": "--sim order", "recon_captions": "--sim order",
+           "prior_images": "--sim order", "prior_captions": "--sim order", "vae": "--sim order",
+           "text_anchor": "--text_features w2v", "pool": "--img_enc vsrn", "freeze_means": "--sim wasserstein"}
+OF_USE = {("lambda_lse", "--sim scan"): "",
+          ("negative_source", "training without"): "--loss nll --supervised_fraction 0.5",
+          ("var_layers", "objectives other"): "--loss probvlm --freeze_means --init_from RUN",
+          ("text_anchor", "--text_features"): "",
+          ("text_anchor", "embeddings of"): "--text_features w2v --img_enc vsrn --loss infonce",
+          ("text_anchor", "models without"): "--text_features w2v --loss infonce --vae 1",
+          ("text_anchor", "points"): "--text_features w2v --loss infonce --sim kl",
+          ("train_shards", "photos, beside"): "--text_features w2v",
+          ("freeze_means", "Gaussian heads"): "--init_from RUN", ("recon_images", "--pool mean"): "--pool gpo",
+          ("recon_captions", "--txt_enc gru"): "--txt_enc mean", ("captioner", "text encoders"):
+          "--img_enc vsrn --txt_enc trigram_bag", ("vib", "models without"): "--vae 1",
+          ("inclusion", "images and captions"): "--sim csd",
+          ("critic_learning_rate", "--prior_loss"): "--prior_images 1 --prior_loss mmd",
+          ("pseudo_positives", "images and captions"): "--sim csd --loss match"}
 VALUES = {"layer_style": "branch", "word_dropout": "0.5", "label_smoothing": "0.5", "positive_iou": "0.5",
-          "negative_iou": "0.5", "text_anchor": "0.5"}
+          "negative_iou": "0.5", "text_anchor": "0.5", "supervised_fraction": "0.5", "dropout": "0.5",
+          "word_vectors": os.path.join(ROOT, "README.md")}
 
 
-@for_each("name, where", [(name, use.where) for name, row in TRAIN.rows.items() for use in row.used_by])
+@for_each("name, where", [(name, where) for name, row in TRAIN.rows.items() for _, where in row.used_by])
 def test_what_has_no_effect_is_refused(name, where, phrases):
     """An option that needs another one is refused by name where that is not so."""
-    row, other = TRAIN.rows[name], USELESS.get(name, "") if where != "--sim scan" else ""
-    if name == "var_layers" and "other" in where:
-        other = "--loss probvlm --freeze_means --init_from RUN"
-    if name == "text_anchor" and where != "--text_features":
-        other = "--text_features w2v" + " --img_enc vsrn --loss infonce" * ("vector" in where)
+    row, other = TRAIN.rows[name], USELESS.get(name, "")
+    for (option, begins), words in OF_USE.items():
+        if option == name and where.startswith(begins):
+            other = words
+    if name == "word_vectors" and "init_from" in where:
+        other = "--init_from RUN"
+    if where == "images and captions":
+        other = f"{OF_USE.get((name, where), '')} --data_path {phrases} --data_name x"
     value = "3" if callable(row.kind) else next((str(x) for x in row.kind if x != row.default), "3")
     words = [f"--{'no-' * (row.default is True)}{name}"]
     words += [] if row.switch else [VALUES.get(name, value)]
-    opt = TRAIN.parser().parse_args([*other.replace("PHRASES", phrases).split(), *words])
+    opt = TRAIN.parser().parse_args([*other.split(), *words])
     if name in ("finetune", "cnn_weights", "cnn_type", "crop_size"):                # photos are seen when data are read
         opt.img_dim = 9
     with pytest.raises(InputError, match=f"--(no-)?{name}.* is for {re.escape(where)}, and has no effect here; leave"):

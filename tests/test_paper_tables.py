@@ -26,6 +26,7 @@ from paper_tables import coco_halves, common, figures
 from paper_tables import runs as running
 from paper_tables.common import Columns, Row, Table, recalls
 from paper_tables.runs import DATA, SCALES, Run, Step
+from results import value
 from tests.helpers import for_each
 
 ROOT = os.path.join(os.path.dirname(__file__), "..")
@@ -58,7 +59,7 @@ def test_options_of_every_row_parse(name, scale, tmp_path, monkeypatch):
         os.makedirs(tmp_path / "data" / folder / "Annotations")
     said = opt(tmp_path, *([f"--{scale}"] * (scale != "full")))
     for run in runs(TABLES[name]):
-        for step in running.run_steps(run, 3, common.build_place(said))[0]:
+        for step in running.run_steps(run, 3, common.build_place(said)):
             assert not re.search(r"[{}]", " ".join(step.words))
             if step.words[:1] == ["train.py"]:
                 if "--word_vectors" in step.words:
@@ -141,7 +142,7 @@ def test_cca_is_kleins_but_in_the_tuned_rows(tmp_path, monkeypatch, label, expec
     said, seen = common.build_place(opt(tmp_path)), []
     monkeypatch.setattr(cca, "fit_and_embed", seen.append)
     for run in next(row for row in TABLES["jwae_table3"].rows if row.label == label).runs:
-        for step in running.run_steps(run, 0, said)[0]:
+        for step in running.run_steps(run, 0, said):
             if step.words[:1] == ["cca.py"]:
                 cca.main(step.words[1:])
     assert [(one.eta_image, one.eta_text, one.dim) for one in seen] == [expected] * 2, "Klein's regularisation"
@@ -157,10 +158,10 @@ def test_small_sizes_divide_the_rows_own(tmp_path):
 
 def test_tables_share_runs(tmp_path):
     said = common.build_place(opt(tmp_path))
-    one, two, three = (running.run_steps(TABLES[name].rows[k].runs[0], 0, said)[0][-2].folder for name, k in (
+    one, two, three = (running.run_steps(TABLES[name].rows[k].runs[0], 0, said)[-2].folder for name, k in (
         ("pmrl_table1", 10), ("ucmr_table1", 2), ("ucmr_fig2", 0)))
     assert one == two == three
-    tuned = running.run_steps(TABLES["pmrl_table2"].rows[10].runs[0], 0, said)[0]
+    tuned = running.run_steps(TABLES["pmrl_table2"].rows[10].runs[0], 0, said)
     assert tuned[-3].folder == one and tuned[-2].words[tuned[-2].words.index("--init_from") + 1] == one
 
 
@@ -238,16 +239,21 @@ def test_methods_are_listed(capsys):
 # ---- published numbers
 
 def test_printed_sums_are_those_of_their_parts():
-    """To the rounding of seven numbers; where a paper misprints one, its row is named and the difference is not
-    small."""
+    """To the rounding of seven numbers; where a paper misprints one, a note of the table says so."""
     checked = 0
     for table in TABLES.values():
-        for at, parts in table.sums:
+        if [path.split("/")[-1] for path in table.columns[0].paths] == [*2 * ["r1", "r5", "r10"], "rsum"]:
             for row in table.rows:
-                off = abs(sum(row.published[k] for k in parts) - row.published[at])
-                assert (off > 5) if row.label in table.misprints else off < 0.11, (table.title, row.label, off)
+                off = abs(sum(row.published[:6]) - row.published[6])
+                misprinted = any(note.startswith(f"{row.label}: rsum is printed as") for note in table.notes)
+                assert (off > 5) if misprinted else off < 0.11, (table.title, row.label, off)
                 checked += 1
     assert checked == 31
+
+
+def test_labels_name_one_row_and_notes_are_sentences():
+    for table in TABLES.values():
+        assert len({row.label for row in table.rows}) == len(table.rows) and isinstance(table.notes, tuple)
 
 
 def test_same_rows_in_two_papers_differ_only_where_the_notes_say():
@@ -366,16 +372,15 @@ def test_number_of_seeds_is_that_of_the_columns(tmp_path):
 
 def test_values_of_small_sizes_come_from_the_whole_split():
     stored = {"protocols": {"full": {"rsum": 1}, "cxc": {"rsum": 2}, "folds5": {"rsum": 3}}}
-    assert common.value(stored, "protocols/folds5/rsum") == 3 and common.value(stored, "protocols/folds5/rsum",
-                                                                               False) == 1
-    assert common.value(stored, "protocols/cxc_folds5/rsum", False) == 2 and common.value(stored,
-                                                                                          "protocols/a/b/c") is None
-    assert common.value({"models": {"x": {"a": 4}}}, "models/*/a") == 4
+    for name, small in (("folds5", 1), ("cxc_folds5", 2)):
+        assert value(stored, common.of_whole(f"protocols/{name}/rsum")) == small
+    assert value(stored, "protocols/folds5/rsum") == 3
+    assert value(stored, "protocols/a/b/c") is None and value({"models": {"x": {"a": 4}}}, "models/*/a") == 4
 
 
 @for_each("words, sentence", [
     (["--only", "nothing"], "--only nothing is no row of pmrl Table 1"),
-    (["--seeds", "0"], "--seeds 0 leaves nothing to run"),
+    (["--seeds", "0"], "--seeds: '0' is not a whole number of at least 1"),
     (["--also", "{x}"], "holds braces or quotes"), (["--also", "--cnn_weights 'a b'"], "holds braces or quotes")])
 def test_wrong_options_are_one_sentence(words, sentence, capsys):
     with pytest.raises(SystemExit):
@@ -456,7 +461,7 @@ def in_this_process(step: Step) -> str:
 @pytest.fixture
 def table_command(tmp_path, demo_path, monkeypatch, capsys):
     """Stdout and stderr of a small table's command."""
-    monkeypatch.setattr(common, "execute", in_this_process)
+    monkeypatch.setattr(running, "execute", in_this_process)
     told = {"__name__": "table"}
     exec(SMALL_TABLE, told)
 
@@ -569,7 +574,7 @@ def test_a_finished_run_needs_neither_its_start_nor_another_spelling_of_it(tmp_p
     """Of a fine-tuned run the folders are written by hand: its configuration, and the last line of its log."""
     monkeypatch.setattr(train, "load_checkpoint", lambda *_, **__: None)
     run = TABLES["pmrl_table2"].rows[10].runs[0]
-    steps, _ = running.run_steps(run, 0, common.build_place(opt(tmp_path)))
+    steps = running.run_steps(run, 0, common.build_place(opt(tmp_path)))
     start, tuned = (step for step in steps if step.folder)
     os.makedirs(tuned.folder)
     words = tuned.words[1:]
@@ -582,7 +587,7 @@ def test_a_finished_run_needs_neither_its_start_nor_another_spelling_of_it(tmp_p
     for name, text in (("log.txt", "done: best dev rsum 1.0"), ("model_best.pt", "")):
         with open(os.path.join(tuned.folder, name), "w", encoding="utf-8") as f:
             f.write(text)
-    again, _ = running.run_steps(run, 0, common.build_place(opt(tmp_path)))
+    again = running.run_steps(run, 0, common.build_place(opt(tmp_path)))
     assert tuned.done and start.folder not in [step.folder for step in again]
 
 
@@ -622,7 +627,8 @@ def test_failing_command_is_told_in_one_line(tmp_path, monkeypatch):
     step = Step(["-c", "import sys; print('words'); sys.exit('the last "
                        "line')"], str(tmp_path / "x"), str(tmp_path / "log"))
     assert running.execute(step) == "the last line"
-    assert running.execute(Step([], str(tmp_path / "x"), lacks="nothing there")) == "nothing there"
+    made = running.make([("a", [step]), ("b", [step, Step([], str(tmp_path / "y"), lacks="nothing there")])], False)
+    assert made == ["a: the last line", "b: nothing there"]
 
 
 def test_failures_are_told_by_this_run_of_the_command(tmp_path):

@@ -17,7 +17,7 @@ from evaluation import people, promises, volume
 from evaluation.calibration import read_calibration
 from evaluation.encode import encode
 from evaluation.open import Where, load_run
-from evaluation.posterior import expected, of_pairs, rows_of
+from evaluation.posterior import answers, expected, of_pairs, rows_of
 from evaluation.subjects import Items
 from evaluation.volume import Sigmoid, logistic
 from files.layouts import read_precomputed
@@ -72,7 +72,7 @@ def test_expected_numbers_are_sums_over_the_gallery(monkeypatch, side):
         slow = []
         for q in rows.asked:
             total = 0.0
-            for item in rows.items:
+            for item in range(rows.gallery):
                 i, c = (item, q) if side == "t2i" else (q, item)
                 if not (absent and subject.caption_image[c] == i):
                     total += sigmoid(30 * float(subject.scores[i, c]) - 2)
@@ -86,7 +86,9 @@ def test_the_expected_number_and_the_ceiling_of_the_maximum_tell_absent_queries(
     dev, test = drawn(0), drawn(1)
     pair = of_pairs(rows_of(dev, "t2i"))
     of = promises.judge_absent(dev, test, "t2i", 30.0, 0.3, pair)
-    here, gone, number, left = promises.both_ways(test, "t2i", 30.0, 2, pair)
+    rows = promises.one_each(test, "t2i", 2)
+    (here, number), (gone, left) = ((answers(rows, 30.0, absent), expected(rows, pair, absent))
+                                    for absent in (False, True))
     assert (here.max == gone.max).tolist() == (~here.right).tolist()
     assert of["ceiling"] == pytest.approx(1 - np.mean(~here.right) ** 2 / 2) and of["auroc"]["max"] < of["ceiling"]
     wins = [(a > b) + (a == b) / 2 for a in number for b in left]
@@ -270,7 +272,7 @@ def test_rhos_are_spearmans_with_intervals_of_one_bootstrap():
     rng = np.random.default_rng(0)
     truth, words = rng.poisson(3, 200).astype(float), rng.integers(4, 12, 200)
     values = {"expected": truth + rng.normal(size=200), "max": -truth - words, "words": -words}
-    found = people.rhos(values, truth, words)
+    found = people.rhos(values, truth)
     for name, x in values.items():
         assert found[name]["rho"] == pytest.approx(stats.spearmanr(x, truth).statistic)
         assert found[name]["low"] < found[name]["rho"] < found[name]["high"]
@@ -291,8 +293,8 @@ def test_the_probability_of_a_caption_is_learned_from_votes_on_others():
     asked = half[of.caption]
     moved = of._replace(yes=np.where(asked, of.votes - of.yes, of.yes))             # the votes on one half turned round
     for name, learn in (("judged", half), ("others", ~half)):
-        maps = [people.fit(scores[x.image, x.caption][learn[x.caption]], x.yes[learn[x.caption]],
-                           x.votes[learn[x.caption]]) for x in (of, moved)]
+        maps = [Sigmoid.fit(scores[x.image, x.caption][learn[x.caption]], (x.yes / x.votes)[learn[x.caption]],
+                            x.votes[learn[x.caption]]) for x in (of, moved)]
         assert (maps[0] == maps[1]) == (name == "others")
     assert "with Sigma" not in people.probabilities([of], scores, Sigmoid(5.0, 1.0), None)
 
@@ -300,8 +302,8 @@ def test_the_probability_of_a_caption_is_learned_from_votes_on_others():
 def test_the_shifted_map_has_the_mean_of_the_votes():
     of, scores, *_ = made()
     s = scores[of.image, of.caption]
-    found = people.shift(Sigmoid(9.0, 4.0), s, of.yes, of.votes)
-    assert found.slope == 9 and (of.votes * found(s)).sum() == pytest.approx(of.yes.sum())
+    found = people.shift(Sigmoid(9.0, 4.0), s, of.yes / of.votes, of.votes)
+    assert found.slope == 9 and (of.votes * found(s).numpy()).sum() == pytest.approx(of.yes.sum())
 
 
 def test_numbers_are_sums_over_all_photos():
@@ -316,10 +318,10 @@ def test_numbers_are_sums_over_all_photos():
         for i in range(30):
             judged = [(a / b, b) for j, k, a, b in zip(of.image, of.caption, of.yes, of.votes) if (j, k) == (i, c)]
             share, weight = judged[0] if judged else (0.9 * (owner[c] == i), people.USUAL)
-            s, v, y, n = s + [scores[i, c]], v + [wide[c]], y + [share * weight], n + [weight]
-    learned = people.fit(*map(np.array, (s, y, n, v)))
+            s, v, y, n = s + [scores[i, c]], v + [wide[c]], y + [share], n + [weight]
+    learned = Sigmoid.fit(*map(np.array, (s, y, n, v)))
     c = int(np.flatnonzero(half & (np.arange(24) != 3))[0])
-    assert count[c] == pytest.approx(sum(learned(scores[i, c], wide[c]) for i in range(30)), rel=1e-6)
+    assert count[c] == pytest.approx(sum(float(learned(scores[i, c], wide[c])) for i in range(30)), rel=1e-6)
     shares = sum(a / b for k, a, b in zip(of.caption, of.yes, of.votes) if k == c)
     assert truth[c] == pytest.approx(0.9 + shares) and fits != learned
     parts = people.levels(count[~np.isnan(count)], truth[~np.isnan(truth)])

@@ -245,7 +245,7 @@ def test_scores_are_the_models_own_photo_by_photo(root, run, most):
     model, vocab, _ = load_model(load_checkpoint(folder), folder, phrases=True)
     model.eval()
     tokens = split.encode(vocab)
-    whole = PhraseScores([model, model], [(split.images, tokens)] * 2, split, "cpu", most)
+    whole = PhraseScores([(model, split.images, tokens)] * 2, split, "cpu", most)
     for n in range(4):
         columns = split.columns(n)
         rows = np.arange(split.start[n], split.start[n + 1])
@@ -439,10 +439,10 @@ def test_features_of_other_phrases_are_refused(own):
     assert read_split(own, "demo_entities", "test", text_features="texts").text.dim == 4
     with open(os.path.join(folder, "test_texts.json"), "w") as f:
         json.dump({"captions_sha256": "of others"}, f)
-    with pytest.raises(InputError, match="extracted from other phrases"):
+    with pytest.raises(InputError, match="extracted from other captions"):
         read_split(own, "demo_entities", "test", text_features="texts")
     np.save(os.path.join(folder, "test_texts.npy"), np.ones((3, 4), np.float32))
-    with pytest.raises(InputError, match="for the .* phrases of .*; give one row a phrase"):
+    with pytest.raises(InputError, match="for the .* captions of .*; give one row a caption"):
         read_split(own, "demo_entities", "test", text_features="texts")
 
 

@@ -12,11 +12,10 @@ import torch.nn.functional as F
 
 import checkpoints
 import evaluate
-import runs
 import similarities
 import train
 from cli import InputError
-from data import Batch, Split, read_split
+from data import Batch, read_split
 from encoders import CNN, Latent, Words
 from evaluation import encode, subjects
 from files.photos import import_torchvision
@@ -25,7 +24,7 @@ from losses import MMD, Diversity, Match
 from methods.pvse_pcme import BiGRU, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
 from metrics import retrieval_blocks
 from model import SHAPES, Encoded, JointEmbedding, build_model
-from options.rules import fit_to_data
+from options.rules import check_fits, fit_to_data
 from similarities import SIMILARITIES, Embedding
 from tests import helpers
 from tests.helpers import for_each
@@ -253,7 +252,7 @@ def test_mil_equals_loops_in_blocks_of_any_size(elements, monkeypatch):
 def test_mil_of_one_part_is_the_cosine_and_points_are_refused():
     images, captions = several(4, 1, seed=1), several(5, 1, seed=2)
     torch.testing.assert_close(MaxOverParts()(images, captions), SIMILARITIES["cosine"]()(images, captions))
-    with pytest.raises(ValueError, match="--img_enc pie --txt_enc pie"):
+    with pytest.raises(ValueError, match="MaxOverParts compares the parts of items"):
         MaxOverParts()(Embedding(images.mean), captions)
 
 
@@ -556,17 +555,17 @@ def test_stop_and_resume_equal_an_unbroken_run_with_fresh_noise(tmp_path, demo_p
 @for_each("words,message", [
     ([*PVSE, "--n_embeds", "0"], "'0' is not a whole number of at least 1"),
     ([*PCME, "--n_samples", "0"], "'0' is not a whole number of at least 1"),
-    ([*PCME, "--n_embeds", "2"], "--n_embeds 2 is for --sim mil, and --sim match_prob"),
+    ([*PCME, "--n_embeds", "2"], "--n_embeds 2 is for --sim mil, and has no effect"),
     ([*PVSE, "--head", "ellipsoidal"], "--sim mil compares points, .*leave the heads out, or choose a similarity of "
                         "Gaussians"),
     ([*PCME, "--head", "point"], "--sim match_prob needs a Gaussian on both sides"),
-    ([*PVSE, "--img_enc", "vsrn"], "--img_enc vsrn makes one; leave --img_enc out"),
-    ([*PVSE, "--txt_enc", "gru"], "--txt_enc gru makes one; leave --txt_enc out"),
+    ([*PVSE, "--img_enc", "vsrn"], "parts of an item, which --img_enc vsrn does not keep; leave --img_enc out"),
+    ([*PVSE, "--txt_enc", "gru"], "which --txt_enc gru does not keep; leave --txt_enc out"),
     ([*PCME, "--embed_size", "13"], "--embed_size 13 is odd"),
-    ([*PCME, "--diversity", "1"], "--diversity 1.0 keeps several embeddings .* there is one"),
-    ([*PVSE, "--n_embeds", "1", "--diversity", "1"], "there is one"),
+    ([*PCME, "--diversity", "1"], "--diversity 1.0 is for --sim mil with --n_embeds 2 or more"),
+    ([*PVSE, "--n_embeds", "1", "--diversity", "1"], "--diversity 1.0 is for --sim mil with"),
     ([*PVSE, "--mmd", "-1"], "--mmd: '-1' is out of range; give a number of at least 0"),
-    ([*PVSE, "--vib", "1"], "needs a Gaussian side"),
+    ([*PVSE, "--vib", "1"], "--vib 1.0 is for Gaussian heads"),
     ([*PCME, "--var_min", "0"], "--var_min: '0' is out of range; give a number above 0"),
 ])
 def test_options_that_cannot_work_are_refused_in_a_sentence(words, message, capsys):
@@ -579,26 +578,23 @@ def test_pie_takes_regions_and_photos_and_refuses_global_features(tmp_path):
     for name, shape in (("flat", (10, 9)), ("regions", (10, 5, 9))):
         np.save(tmp_path / f"{name}.npy", np.zeros(shape, np.float32))
     flat, regions = (Features(str(tmp_path / f"{name}.npy")) for name in ("flat", "regions"))
-
-    def shown(images) -> Split:
-        return Split("test", images, [], np.zeros(0, np.int64), "")
-    for words, fix in ((PVSE, "take another --sim"), (PCME, "take another --sim")):
-        message = f"reads regions or photos, and .* has one vector per image in .*flat.npy.*{fix}"
+    for words in (PVSE, PCME):
+        message = "reads regions, and the images are vectors in .*flat.npy.*another --img_enc or --sim"
         with pytest.raises(InputError, match=message):
             fit_to_data(train.parse_args(words), flat, None)
         opt = train.parse_args(words)
         fit_to_data(opt, regions, None)
         assert (opt.img_enc, opt.img_dim) == ("pie", 9)
-        runs.check_fits(opt, shown(regions), "run")
-        for other, message in ((flat, "reasons over regions"), (Photos(["a.png"]), "trained on region features")):
+        check_fits(opt, regions, None, "run")
+        for other, message in ((flat, "run reads regions, .* vectors"), (Photos(["a.png"]), "regions, .* photos")):
             with pytest.raises(InputError, match=message):
-                runs.check_fits(opt, shown(other), "run")
+                check_fits(opt, other, None, "run")
         opt = train.parse_args(words)
         fit_to_data(opt, Photos(["a.png"]), None)
         assert (opt.img_enc, opt.img_dim) == ("pie", None)
-        runs.check_fits(opt, shown(Photos(["a.png"])), "run")
-        with pytest.raises(InputError, match="was trained on photos"):
-            runs.check_fits(opt, shown(regions), "run")
+        check_fits(opt, Photos(["a.png"]), None, "run")
+        with pytest.raises(InputError, match="run reads photos"):
+            check_fits(opt, regions, None, "run")
     opt = train.parse_args([*PCME, "--img_enc", "precomp"])                     # any Gaussians have a match probability
     fit_to_data(opt, flat, None)
     assert opt.img_enc == "precomp"

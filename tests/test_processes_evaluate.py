@@ -107,8 +107,8 @@ def stopped_by_another() -> None:
 def outcomes() -> dict:
     """What functions give that spread their work."""
     split = SimpleNamespace(images=Regions(), name="x")
-    length, flat = np.array(LENGTHS), np.arange(sum(LENGTHS)) % 11
-    tokens = Tokens(flat, np.cumsum(length) - length, length, np.zeros(len(length), bool))
+    numbers = np.split(np.arange(sum(LENGTHS)) % 11, np.cumsum(LENGTHS)[:-1])
+    tokens = Tokens(numbers, np.zeros(len(LENGTHS), bool))
     found = {"whole": encode(Model(), split, tokens, "cpu", 3), "read": list(split.images.read)}
     few = Gallery(np.array([5, 2]), np.array([6, 0, 3]))    # one batch of images, two of captions
     found["few"] = encode(Model(), split, tokens, "cpu", 2, part=few)
@@ -253,8 +253,7 @@ def test_only_the_first_process_writes(tmp_path, second):
     writing.save_state({"a": torch.zeros(2)}, str(tmp_path / "a.pt"), "")
     with writing.locked(str(tmp_path), "writing"):
         assert os.listdir(tmp_path) == ["kept"] and (tmp_path / "kept").read_text() == "kept"
-    with writing.by_each():
-        writing.save_json([1], str(tmp_path / "own"))
+    writing.save_json([1], str(tmp_path / "own"), by_each=True)
     assert (tmp_path / "own").exists()
     with pytest.raises(AssertionError), writing.mapped(str(tmp_path / "m.npy"), (2,), float):
         pass

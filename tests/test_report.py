@@ -36,7 +36,7 @@ def cells(table, form):
 
 @pytest.mark.parametrize("form", report.FORMATS)
 def test_every_number_is_in_its_place(form):
-    made = report.tables({"runs/a": protocols()})
+    made = report.tables({"runs/a": {"protocols": protocols()}})
     titles = [title for title, _, _ in made]
     assert [title.split(":")[0] for title in titles] == ["", "Crisscrossed Captions; rsum 2.0", "Crisscrossed Captions",
                                                          "Plausible Match R-Precision", "positives of --positives"]
@@ -53,7 +53,7 @@ def test_every_number_is_in_its_place(form):
 
 
 def test_heads_stand_above_their_columns():
-    table = report.tables({"a": protocols()})[0]
+    table = report.tables({"a": {"protocols": protocols()}})[0]
     heads = ["R@1", "R@5", "R@10", "medr", "meanr"]
     both = [f"{side} {head}" for side in ("image to text", "text to image") for head in heads]
     assert cells(table, "markdown")[""] == [*both, "rsum"]
@@ -69,11 +69,11 @@ def test_heads_stand_above_their_columns():
 
 def test_several_runs_stand_side_by_side():
     second = {key: value for key, value in protocols(50).items() if key in ("full", "cxc")}
-    plain, cxc, *_ = report.tables({"a": protocols(), "b_1": second})
+    plain, cxc, *_ = report.tables({"a": {"protocols": protocols()}, "b_1": {"protocols": second}})
     assert list(cells(plain, "text"))[1:] == ["a: all", "b_1: all", "a: all, cosine of the means"]
     assert cells(cxc, "markdown")["b_1: image to text"][0] == "50.2"
     assert r"b\_1: image to text" in cells(cxc, "latex")
-    assert report.tables({"a": {}}) == []
+    assert report.tables({"a": {"protocols": {}}}) == []
 
 
 def test_comparisons_and_seeds():

@@ -53,7 +53,7 @@ def test_a_run_that_was_killed_before_its_first_step_begins_anew(run, demo_path,
     folder.mkdir()
     shutil.copy(run / "config.yaml", folder)
     refused(capsys, train.main, ["--resume", folder],
-            "has no checkpoint.pt: it was stopped before its first step.*config.yaml")
+            "there is no checkpoint .*checkpoint.pt; give a run folder that holds")
     assert trained("--data_path", demo_path, "--logger_name", folder) == 0
 
 

@@ -28,10 +28,12 @@ def test_auroc_brier_and_nll_are_those_of_scikit_learn(ties):
         weights = np.random.default_rng(seed).integers(0, 4, len(right)).astype(float)
         assert selective.aurocs(confidence, right, weights[None])[0] == pytest.approx(
             roc_auc_score(right, confidence, sample_weight=weights), abs=1e-12)
-        assert selective.brier(confidence, right) == pytest.approx(brier_score_loss(right, confidence), abs=1e-12)
         inside = np.clip(confidence, 0.01, 0.99)
-        assert selective.nll(inside, right) == pytest.approx(log_loss(right, inside), abs=1e-9)
-    assert np.isnan(selective.auroc([0.1, 0.2], [True, True]))
+        found = selective.probability(inside, right)
+        assert found["brier"] == pytest.approx(brier_score_loss(right, inside), abs=1e-12)
+        assert found["nll"] == pytest.approx(log_loss(right, inside), abs=1e-9)
+        assert np.isfinite(selective.probability(np.float32(right), ~right)["nll"])
+    assert np.isnan(selective.auroc(np.array([0.1, 0.2]), np.array([True, True])))
 
 
 def slow_nauc(confidence, values):
@@ -56,7 +58,7 @@ def test_nauc_follows_its_definition():
         shares = np.random.default_rng(seed).random(len(right))             # any number per query, such as NDCG
         assert selective.abstention_nauc(confidence, shares) == pytest.approx(slow_nauc(confidence, shares), abs=1e-9)
     assert selective.abstention_nauc(right, right) == pytest.approx(1)
-    assert np.isnan(selective.abstention_nauc([0.1, 0.2, 0.3], [1, 1, 1]))
+    assert np.isnan(selective.abstention_nauc(np.array([0.1, 0.2, 0.3]), np.ones(3)))
 
 
 def test_coverage_at_risk():
@@ -77,11 +79,10 @@ def test_calibration_error_and_its_floor():
     for k in range(15):
         part = order[k * 200:(k + 1) * 200]
         slow += abs(sum(p[q] for q in part) / 200 - sum(right[q] for q in part) / 200) / 15
-    assert selective.calibration_error(p, right) == pytest.approx(slow, abs=1e-12)
-    floor = selective.calibration_floor(p)
+    error, floor = (selective.probability(p, right)[name] for name in ("ece", "ece_floor"))
+    assert error == pytest.approx(slow, abs=1e-12)
     assert floor == pytest.approx(0.8 * np.mean(np.sqrt(p * (1 - p) * 15 / 3000)), rel=0.1)
-    assert selective.calibration_error(p, right) < 2 * floor
-    assert selective.calibration_error(np.sqrt(p), right) > 4 * floor       # overconfident
+    assert error < 2 * floor and selective.probability(np.sqrt(p), right)["ece"] > 4 * floor       # overconfident
     bins = selective.reliability(p, right)
     assert sum(abs(a - b) for a, b in zip(bins["p"], bins["right"])) / 15 == pytest.approx(slow)
     assert bins["queries"] == [200] * 15

@@ -125,7 +125,7 @@ def test_the_death_of_one_ends_the_other_with_a_sentence(demo_path, tmp_path, ca
     capsys.readouterr()
     words = ["--resume", str(run), "--data_path", demo_path, "--num_epochs", str(before // 15 + 1)]
     assert train.train(train.parse_args(words)) == 0
-    assert "note: the run went on so far in 2 processes and goes on in 1" in capsys.readouterr().out
+    assert "note: processes so far 2, now 1: sums over a batch" in capsys.readouterr().out
 
 
 def test_torchrun_itself(demo_path, tmp_path):

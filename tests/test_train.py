@@ -345,11 +345,11 @@ def test_a_longer_run_averages_over_its_own_last_third(tmp_path, demo_path):
     (["--word_dropout", "0.3"], "is for --recon_captions"), (["--critic_learning_rate", "1"], "is for --prior_images"),
     (["--dim_hidden", "9"], "is for --captioner"), (["--n_samples", "9"], "is for --sim match_prob"),
     (["--var_max", "9"], "is for Gaussian heads"),
-    (["--sim", "mil", "--no_imgnorm"], "is for similarities that do not"),
+    (["--sim", "mil", "--no_imgnorm"], "is for what does not compare unit vectors"),
     (["--sim", "scan", "--agg_func", "Mean", "--lambda_lse", "5"], "is for --agg_func LogSumExp"),
     (["--layer_style", "branch"], "is for --img_layers and --txt_layers"),
     (["--txt_enc", "mean", "--num_layers", "2"], "is for --txt_enc gru"),
-    (["--loss", "infonce", "--max_violation"], "--max_violation is for --loss hinge, not infonce"),
+    (["--loss", "infonce", "--max_violation"], "--max_violation is for --loss hinge, and has no effect"),
     (["--learning_rate", "inf"], "'inf' is not a finite number"),
     (["--logvar_init", "nan"], "'nan' is not a finite number")])
 def test_options_without_effect_or_meaning_are_refused(words, said, capsys):

@@ -57,9 +57,9 @@ def slow_bag(net: TrigramBag, words: list[str]) -> torch.Tensor:
     return slow_layers(torch.tanh(dense(net.table.weight, 1) @ total + net.bias), getattr(net.layers, "layers", []))
 
 
-def network(kind, *sizes, **window):
+def network(kind, *sizes):
     torch.manual_seed(0)
-    net = kind(len(VOCAB.trigrams), list(sizes[:-1]), sizes[-1], **window).double()
+    net = kind(len(VOCAB.trigrams), list(sizes[:-1]), sizes[-1]).double()
     torch.nn.init.uniform_(net.bias, -0.1, 0.1)
     return net
 
@@ -99,7 +99,7 @@ def test_repeats_count_and_specials_do_not():
 
 @pytest.mark.parametrize("index", [[0], [1], [3, 0, 4], [5], [6, 1, 5, 0], [0, 0, 2]])
 def test_batches_equal_a_loop(index):
-    tokens = TrigramTokens.of(CAPTIONS, VOCAB)
+    tokens = TrigramTokens(CAPTIONS, VOCAB)
     ids, lengths = tokens.batch(np.array(index))
     chosen = [VOCAB.hash(CAPTIONS[m]) for m in index]
     assert ids.dtype == lengths.dtype == torch.int64 and lengths.tolist() == [len(c) for c in chosen]
@@ -111,22 +111,22 @@ def test_batches_equal_a_loop(index):
 
 
 def test_lengths_and_unknown_captions():
-    tokens = TrigramTokens.of([*CAPTIONS, []], VOCAB)
+    tokens = TrigramTokens([*CAPTIONS, []], VOCAB)
     assert tokens.length.tolist() == [9, 1, 2, 4, 5, 2, 3, 0] and tokens.length.dtype == np.int64
     assert np.flatnonzero(tokens.unknown).tolist() == [5, 7] and tokens.unknown.dtype == bool
-    assert len(tokens.table) == len({word for caption in CAPTIONS for word in caption})
-    assert TrigramTokens.of([["zzz"], []], VOCAB).unknown.all() and TrigramTokens.of([[]], VOCAB).unknown.all()
-    ids, lengths = TrigramTokens.of([["zzz"], []], VOCAB).batch(np.array([0, 1]))
+    assert len(tokens.table) == 1 + len({word for caption in CAPTIONS for word in caption})      # row 0 is padding
+    assert TrigramTokens([["zzz"], []], VOCAB).unknown.all() and TrigramTokens([[]], VOCAB).unknown.all()
+    ids, lengths = TrigramTokens([["zzz"], []], VOCAB).batch(np.array([0, 1]))
     assert ids.shape == (2, 1, 1) and not ids.any() and lengths.tolist() == [1, 0]
 
 
 # ---- networks
 
 @for_each("sizes", [(5,), (7, 5), (8, 7, 6, 5)])
-@pytest.mark.parametrize("kind,window", [*((TrigramConv, k) for k in (1, 2, 3, 5)), (TrigramBag, 1)])
-def test_networks_equal_dense_counts_and_loops(kind, window, sizes):
-    net = network(kind, *sizes, **({"window": window} if kind is TrigramConv else {}))
-    ids, lengths = TrigramTokens.of(CAPTIONS, VOCAB).batch(np.arange(len(CAPTIONS)))
+@pytest.mark.parametrize("kind", [TrigramConv, TrigramBag])
+def test_networks_equal_dense_counts_and_loops(kind, sizes):
+    net = network(kind, *sizes)
+    ids, lengths = TrigramTokens(CAPTIONS, VOCAB).batch(np.arange(len(CAPTIONS)))
     slow = slow_conv if kind is TrigramConv else slow_bag
     told, expected = net(ids, lengths).value, torch.stack([slow(net, words) for words in CAPTIONS])
     assert told.shape == (len(CAPTIONS), net.dim) and net.dim == sizes[-1]
@@ -142,7 +142,7 @@ def test_networks_equal_dense_counts_and_loops(kind, window, sizes):
 @pytest.mark.parametrize("kind", [TrigramConv, TrigramBag])
 def test_gradcheck(kind):
     net = network(kind, 4, 3)
-    ids, lengths = TrigramTokens.of(CAPTIONS, VOCAB).batch(np.array([3, 1, 4]))
+    ids, lengths = TrigramTokens(CAPTIONS, VOCAB).batch(np.array([3, 1, 4]))
     names, values = zip(*net.named_parameters())
     assert torch.autograd.gradcheck(lambda
                                     *x: torch.func.functional_call(net, dict(zip(names, x)), (ids, lengths)).value,
@@ -151,7 +151,7 @@ def test_gradcheck(kind):
 
 @pytest.mark.parametrize("kind", [TrigramConv, TrigramBag])
 def test_padding_and_batch_order_change_nothing(kind):
-    net, tokens = network(kind, 6, 5), TrigramTokens.of(CAPTIONS, VOCAB)
+    net, tokens = network(kind, 6, 5), TrigramTokens(CAPTIONS, VOCAB)
     together = net(*tokens.batch(np.arange(len(CAPTIONS)))).value
     order = np.array([4, 0, 6, 2, 5, 3, 1])
     torch.testing.assert_close(net(*tokens.batch(order)).value, together[order], rtol=0, atol=1e-14)
@@ -166,7 +166,7 @@ def test_unlisted_words_are_heard_and_unknown_trigrams_are_not():
     net = network(TrigramConv, 6, 5)
 
     def told(*captions):
-        return net(*TrigramTokens.of([c.split() for c in captions], VOCAB).batch(np.arange(len(captions)))).value
+        return net(*TrigramTokens([c.split() for c in captions], VOCAB).batch(np.arange(len(captions)))).value
     near, same, other, unheard = told("the horses", "the horse", "the man", "the qqq")
     assert "horses" not in VOCAB.index
     assert not torch.allclose(near, same) and (near - same).norm() < (other - same).norm()
@@ -175,7 +175,7 @@ def test_unlisted_words_are_heard_and_unknown_trigrams_are_not():
 
 
 def test_word_order_matters_to_the_convolution_alone():
-    ids, lengths = TrigramTokens.of([["man", "rides", "horse"], ["horse", "rides", "man"]], VOCAB).batch(np.arange(2))
+    ids, lengths = TrigramTokens([["man", "rides", "horse"], ["horse", "rides", "man"]], VOCAB).batch(np.arange(2))
     a, b = network(TrigramBag, 6, 5)(ids, lengths).value
     torch.testing.assert_close(a, b)
     a, b = network(TrigramConv, 6, 5)(ids, lengths).value
@@ -211,7 +211,7 @@ def test_trigrams_of_flickr8k(real_path):
     train, dev = (read_split(real_path, "f8k_precomp", name) for name in ("train", "dev"))
     vocab = Trigrams.build(train.words)
     assert 2000 < len(vocab.trigrams) < 4000 < len(Trigrams.build(train.words, 1).trigrams) < 8000
-    tokens = TrigramTokens.of(dev.words, vocab)
+    tokens = TrigramTokens(dev.words, vocab)
     assert not tokens.unknown.any() and tokens.length.sum() == sum(map(len, dev.words))
     words = {word for caption in dev.words for word in caption}
     unlisted = [word for word in words if word not in vocab.index]

@@ -14,7 +14,7 @@ from methods.two_branch import BranchEmbedding, ProductNetwork, TwoBranchLoss, d
 from metrics import retrieval_blocks
 from model import Encoded
 from similarities import Embedding
-from tests.helpers import for_each
+from tests.helpers import for_each, having
 
 
 def points(n, d=5, seed=0, dtype=torch.float64) -> torch.Tensor:
@@ -72,7 +72,7 @@ def test_two_branch_loss_equals_loops_over_triples(name, top):
                             (0.6, (0.0, 1.0, 0.0)),
                             (3.0, (1.0, 2.0, 4.0))):
         images, captions = pairs(owner)
-        got = loss_of(TwoBranchLoss(margin, weights, top), images, captions, owner)
+        got = loss_of(having(TwoBranchLoss(), margin=margin, weights=weights, top=top), images, captions, owner)
         expected = slow_two_branch(images.mean, captions.mean, owner, margin, weights, top)
         assert float(got) == pytest.approx(expected, rel=1e-9, abs=1e-12)
     assert (expected > 0) == (len(set(owner)) > 1)                          # no distance is as large as the last margin
@@ -93,12 +93,12 @@ def test_captions_of_one_image_are_never_negatives():
 def test_the_farthest_sibling_is_the_positive_and_repeated_images_count_once():
     captions = torch.eye(4, dtype=torch.float64)[:, :3].clone()                     # the last one is at the origin
     captions[1] = captions[0]
-    within = TwoBranchLoss(0.0, (0.0, 0.0, 1.0), top=10)
+    within = having(TwoBranchLoss(), margin=0.0, weights=(0.0, 0.0, 1.0))
     near = loss_of(within, Embedding(captions), Embedding(captions), [0, 0, 1, 2])
     far = loss_of(within, Embedding(captions), Embedding(captions), [0, 1, 0, 2])
     assert float(near) == 0 < float(far)
     images, words = pairs([0, 1, 2])
-    loss = TwoBranchLoss(0.6, (1.0, 0.0, 0.0), top=2)
+    loss = having(TwoBranchLoss(), margin=0.6, weights=(1.0, 0.0, 0.0), top=2)
     alone = loss_of(loss, images, words, [0, 1, 2])
     again = [0, 0, 1, 1, 2, 2]
     twice = loss_of(loss, images.rows(again), words.rows(again), again)
@@ -108,7 +108,7 @@ def test_the_farthest_sibling_is_the_positive_and_repeated_images_count_once():
 def test_two_branch_gradients():
     owner = [0, 0, 1, 1, 2, 3]
     x, y = (e.mean.clone().requires_grad_() for e in pairs(owner))
-    loss = TwoBranchLoss(0.3, (1.5, 1.0, 0.5), 2)
+    loss = having(TwoBranchLoss(), margin=0.3, weights=(1.5, 1.0, 0.5), top=2)
     assert torch.autograd.gradcheck(lambda a, b: loss_of(loss, Embedding(a), Embedding(b), owner), (x, y))
     x = points(40, dtype=torch.float32).requires_grad_()                            # captions lie on their images
     loss_of(loss, Embedding(x), Embedding(x), np.arange(40) // 2).backward()
@@ -153,7 +153,7 @@ def test_branch_equals_its_parts():
     branch, x = BranchEmbedding(7, 11, 4), torch.randn(6, 7)
     assert branch.dim == 4 and branch(x[:1]).value.shape == (1, 4)                        # a batch of one row too
     first, norm, _, drop, last = branch.layers
-    assert drop.p == 0.5 and BranchEmbedding(7, 11, 4, dropout=0.0).layers[3].p == 0
+    assert drop.p == 0.5
     drop.p = 0.0
     h = x @ first.weight.T + first.bias
     h = (h - h.mean(0)) / (h.var(0, unbiased=False) + norm.eps).sqrt()
@@ -253,14 +253,14 @@ def test_pair_logistic_equals_a_loop_over_labelled_pairs():
             for j in range(6):
                 if i != j and (same is None or not same[i, j]):
                     terms += 2 * [math.log1p(math.exp(float(scores[i, j])))]     # once for the row, once for the column
-        got = PairLogistic(n_negatives=9)(scores, same)
+        got = having(PairLogistic(), n_negatives=9)(scores, same)
         assert set(got) == {"logistic"} and float(got["logistic"]) == pytest.approx(sum(terms) / len(terms), rel=1e-12)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_negatives_are_drawn_evenly_from_the_global_generator(n):
     owner = torch.tensor([0, 0, 1, 2, 3, 4])
-    same, loss, drawn = owner[:, None] == owner, PairLogistic(n), torch.zeros(6, 6)
+    same, loss, drawn = owner[:, None] == owner, having(PairLogistic(), n_negatives=n), torch.zeros(6, 6)
     for seed in range(300):
         torch.manual_seed(seed)
         scores = torch.zeros(6, 6, requires_grad=True)

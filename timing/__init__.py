@@ -1,5 +1,6 @@
-"""What benchmark.py measures, and by what all its parts measure: how long functions take that take
-turns, and how much memory.
+"""What all parts of benchmark.py measure by: how long functions take that take turns, how much
+memory, and whether a measure meets its target. Each part is a function of a Setting that prints its
+measures, and this folder has those that need more than a page.
 """
 
 import contextlib
@@ -9,10 +10,58 @@ import statistics
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
+from typing import NamedTuple
 
 import torch
 
 MIB = 2 ** 20
+# Targets: speed beside the product and beside the loop, MiB, percent, seconds on an H100 or H200.
+AT_MOST = {"product": 2.5, "mls": 1.6, "minkl": 2.0, "error": 1e-5, "evaluation": 1.5,
+           "memory": 600, "suite": 25, "suite memory": 1229, "confidence": 4.0, "step": 2.2,
+           "attention memory": 150, "extraction": 15, "phrases": 10, "phrases memory": 1024,
+           "epoch point": 12, "epoch gaussian": 20, "input": 5, "scale": 1.25,
+           "exact search": 1.3, "search memory": 6144}
+AT_LEAST = {"loop": 40, "batches": 20, "equal": 1, "original": 8, "attention": 4, "recall": 0.98,
+            "search rate": 1000, "search rate of many": 200}
+records: list[dict] = []              # every measurement of this run
+
+
+class Setting(NamedTuple):
+    """What a part is asked for."""
+    repeats: int                      # rounds in which the things compared take turns
+    seed: int
+    device: torch.device
+    size: int = 100_000               # vectors of the part search
+    steps: int | None = None          # that the part epoch times, 0: all; None: its own number
+    profile: bool = False             # whether the part epoch shows kernels
+
+
+class Sizes(NamedTuple):
+    """Of what a step of training reads. COCO's captions have mostly 8 to 20 words."""
+    pairs: int = 128                  # of a batch
+    shape: tuple[int, ...] = (2048,)  # of an image's features
+    dim: int = 1024
+    words: int = 10_000               # in the vocabulary
+    lengths: tuple[int, int] = (8, 20)                      # of the shortest and longest caption
+
+
+def cell(name: str, value: float, form: str, kind: str | None = None) -> str:
+    """A value, the target that its kind has and whether it is met, as text of one width; kept for
+    --output."""
+    most, least = AT_MOST.get(kind), AT_LEAST.get(kind)
+    ok, target = None, ""
+    if most is not None:
+        ok, target = bool(value <= most), f"<= {most:g}"
+    elif least is not None:
+        ok, target = bool(value >= least), f">= {least:g}"
+    records.append({"name": name, "value": float(value), "at_most": most, "at_least": least,
+                    "ok": ok})
+    verdict = {None: "", True: "ok", False: "MISSED"}[ok]
+    return f"{value:>8{form}} {target:9}{verdict:8}"
+
+
+def line(name: str, value: float, form: str, kind: str | None = None) -> None:
+    print(f"  {name:84}{cell(name, value, form, kind)}".rstrip(), flush=True)
 
 
 def resident(field: str) -> int:
@@ -41,21 +90,26 @@ def peak(work, device) -> float:
     return ((torch.cuda.max_memory_allocated(device) if cuda else resident("VmHWM")) - before) / MIB
 
 
-def race(runs: dict, repeats: int, device) -> dict:
-    """Least seconds of each function, over rounds in which all take turns, after one round that
-    does not count."""
-    return {name: min(seconds) for name, seconds in rounds(runs, repeats, device).items()}
+def settle(device) -> None:
+    """Wait until a device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
-def rounds(runs: dict, repeats: int, device) -> dict:
-    """The seconds of each function in each of these rounds."""
+def race(runs: dict, how: Setting, most: int = sys.maxsize) -> dict:
+    """Least seconds of each function, over `rounds`."""
+    return {name: min(seconds) for name, seconds in rounds(runs, how, most).items()}
+
+
+def rounds(runs: dict, how: Setting, most: int = sys.maxsize) -> dict:
+    """The seconds of each function in each round, at most so many, in which all take turns, after
+    one round that does not count."""
     seconds = {name: [] for name in runs}
-    for _ in range(repeats + 1):
+    for _ in range(min(how.repeats, most) + 1):
         for name, run in runs.items():
             start = time.perf_counter()
             run()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            settle(how.device)
             seconds[name].append(time.perf_counter() - start)
     return {name: times[1:] for name, times in seconds.items()}
 

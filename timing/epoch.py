@@ -1,10 +1,12 @@
-"""How long a training step and an epoch at the size of COCO take, and what of it is input: benchmark.py's
-parts of training.
+"""How long a training step and an epoch at the size of COCO take, and what of it is input:
+benchmark.py's parts of training.
 
 The loop is that of train.py. Captions are of 8 to 20 words from a vocabulary of 10,000; features
 are random. A few steps are timed and scaled to an epoch; the file then holds no more images than
 these steps can read.
 """
+import contextlib
+import itertools
 import math
 import os
 import tempfile
@@ -28,27 +30,52 @@ from options.rules import fit_to_data
 from runs import Data
 from similarities import Embedding
 from text import SPECIALS, Vocabulary
-from timing import MIB
+from timing import MIB, Setting, Sizes, line, settle
+
+# ---- what is read and what learns
+
+def random_vocabulary(words: int) -> Vocabulary:
+    return Vocabulary([*SPECIALS, *map(str, range(words - len(SPECIALS)))])
 
 
-def training(words: list[str], shape: tuple, dim: int, sizes: tuple, seed: int, device) -> dict:
-    """Functions that run one training step on precomputed features of a shape, and its parts each
-    alone. sizes: of a batch, of the vocabulary, and of the shortest and the longest caption."""
-    pairs, n_words, lengths_of = sizes
-    words = words if "match_prob" in words else ["--max_violation", *words]
-    options = train.parse_args(["--img_dim", str(shape[-1]), "--embed_size", str(dim), *words])
+def random_captions(path: str, sizes: Sizes, seed: int) -> tuple[Split, Tokens]:
+    """The images of a feature file, and EACH captions of random words for each of them."""
+    rng, features = np.random.default_rng(seed), Features(path)
+    m = EACH * len(features)
+    length = rng.integers(*sizes.lengths, m, endpoint=True)
+    tokens = [rng.integers(len(SPECIALS), sizes.words, n) for n in length]
+    return (Split("train", features, [""] * m, np.arange(m) // EACH, path),
+            Tokens(tokens, np.zeros(m, bool)))
+
+
+def random_batch(sizes: Sizes) -> Batch:
+    least, most = sizes.lengths
+    lengths, index = torch.randint(least, most + 1, (sizes.pairs,)), torch.arange(sizes.pairs)
+    tokens = torch.randint(len(SPECIALS), sizes.words, (sizes.pairs, most))
+    tokens = tokens * (torch.arange(most) < lengths[:, None])
+    return Batch(torch.rand(sizes.pairs, *sizes.shape), tokens, lengths, index, index)
+
+
+def random_learner(words: list[str], sizes: Sizes, seed: int, device) -> train.Learner:
+    """A new model of precomputed features, with these options of train.py, and its optimisers."""
+    options = train.parse_args(["--img_dim", str(sizes.shape[-1]), "--embed_size", str(sizes.dim),
+                                "--device", device.type, *words])
     options.img_enc = "precomp" if options.img_enc == "auto" else options.img_enc
     torch.manual_seed(seed)
-    model = build_model(options, Vocabulary(
-        [*SPECIALS, *map(str, range(n_words - len(SPECIALS)))])).to(device).train()
+    model = build_model(options, random_vocabulary(sizes.words)).to(device).train()
     if options.compile:
         compile_parts(model, device)
-    learner = train.build_learner(options, model, device)
-    lengths = torch.randint(lengths_of[0], lengths_of[1] + 1, (pairs,))
-    tokens = torch.randint(len(SPECIALS), n_words, (pairs, lengths_of[1]))
-    tokens = tokens * (torch.arange(lengths_of[1]) < lengths[:, None])
-    batch = Batch(torch.rand(pairs, *shape), tokens, lengths, torch.arange(pairs),
-                  torch.arange(pairs)).to(device)
+    return train.build_learner(options, model, device)
+
+
+# ---- a step
+
+def training(words: list[str], sizes: Sizes, how: Setting) -> dict:
+    """Functions that run one training step on precomputed features, and its parts each alone."""
+    words = words if "match_prob" in words else ["--max_violation", *words]
+    learner = random_learner(words, sizes, how.seed, how.device)
+    model, optimizer = learner.model, learner.optimizers["optimizer"]
+    batch = random_batch(sizes).to(how.device)
 
     def embed():
         return model.embed_images(batch.images), model.embed_captions(batch.tokens, batch.lengths)
@@ -65,14 +92,14 @@ def training(words: list[str], shape: tuple, dim: int, sizes: tuple, seed: int, 
         sum(model.objective(model.similarity(*leaves)).values()).backward()
 
     def networks():
-        learner.optimizers["optimizer"].zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         outputs = [(x, leaf.grad) for e, own in zip(embed(), leaves) for x, leaf in zip(e, own)
                    if learned(x) and leaf.grad is not None]
-        torch.autograd.backward([x for x, _ in outputs], [grad for _, grad in outputs])
+        torch.autograd.backward(*zip(*outputs))
 
     def update():
-        torch.nn.utils.clip_grad_norm_(learner.parameters, options.grad_clip)
-        learner.optimizers["optimizer"].step()
+        torch.nn.utils.clip_grad_norm_(learner.parameters, learner.grad_clip)
+        optimizer.step()
 
     step = partial(train.train_step, learner, batch, "a step")
     return {"objective": objective, "networks": networks, "update": update, "step": step}
@@ -81,7 +108,7 @@ def training(words: list[str], shape: tuple, dim: int, sizes: tuple, seed: int, 
 # ---- an epoch
 
 IMAGES, EACH = 113_287, 5             # COCO's training images, captions of each: 566,435 pairs
-WORDS, LENGTHS, BATCH, DIM = 10_000, (8, 20), 128, 1024
+SIZES = Sizes()                       # but for the features
 DRAWN = 512                           # images that differ; the others repeat them
 STEPS = {"cpu": 2, "cuda": 200}       # that are timed, after WARM others
 WARM = {"cpu": 1, "cuda": 10}
@@ -99,8 +126,6 @@ KINDS = {"vse++": Kind("--method vse++", (2048,), "epoch point"),
          "vse++, gaussian": Kind("--method gcie_wasserstein", (2048,), "epoch gaussian"),
          "vsrn": Kind("--method vsrn", (36, 2048)), "scan": Kind("--method scan_t2i", (36, 2048))}
 PRECISIONS = {"fp32": "", "tf32": "--tf32", "bf16": "--amp bf16"}
-# Targets on an H100 or H200: seconds, percent.
-MOST = {"epoch point": 12, "epoch gaussian": 20, "input": 5}
 
 
 def write_features(path: str, count: int, shape: tuple[int, ...], seed: int) -> None:
@@ -113,61 +138,42 @@ def write_features(path: str, count: int, shape: tuple[int, ...], seed: int) -> 
     array.flush()
 
 
-def build_random_data(path: str, opt, seed: int) -> Data:
-    """What a run reads: the images of a feature file, and captions of random words."""
-    rng, features = np.random.default_rng(seed), Features(path)
-    m = EACH * len(features)
-    length = rng.integers(*LENGTHS, m, endpoint=True)
-    tokens = Tokens(rng.integers(len(SPECIALS), WORDS, length.sum()), np.cumsum(length) - length,
-                    length, np.zeros(m, bool))
-    split = Split("train", features, [""] * m, np.arange(m) // EACH, path)
-    fit_to_data(opt, features, None)
-    vocab = Vocabulary([*SPECIALS, *map(str, range(WORDS - len(SPECIALS)))])
-    return Data(split, split, vocab, "random", {"train": tokens}, np.arange(m), None, {},
-                opt.batch_size, opt.seed, opt.workers)
+def build_run(words: str, path: str, how: Setting) -> train.Training:
+    """A new run on the images of a feature file, with these options of train.py."""
+    opt = train.parse_args([*words.split(), "--device", how.device.type])
+    split, tokens = random_captions(path, SIZES, how.seed)
+    fit_to_data(opt, split.images, None)
+    data = Data(split, split, random_vocabulary(SIZES.words), "random", {"train": tokens},
+                np.arange(len(split.captions)), None, {}, opt.batch_size, opt.seed, opt.workers)
+    run = train.Training(opt, data, None, train.set_device(opt))
+    data.feed(run.device, opt.features_on)
+    run.model.train()
+    return run
 
 
-class Timed(NamedTuple):
-    """Of one step, on average."""
-    seconds: float
-    waiting: float                    # of them, for the batch
-
-
-class Loop:
-    """The epochs of train.run_epochs without logs and validations."""
-
-    def __init__(self, run: train.Training):
-        self.run, self.batches = run, None
-        run.model.train()
-
-    def step(self) -> float:
-        """One step. Returns the seconds that its batch was waited for."""
-        run, start = self.run, time.perf_counter()
-        if run.state["step"] == run.data.steps:
-            run.end_epoch()
-            self.batches = None
-        self.batches = self.batches or on_device(
-            run.data.batches(run.state), run.device, run.data.ahead
-        )
-        batch = next(self.batches)
-        wait = time.perf_counter() - start
-        run.step(batch)
-        return wait
-
-    def timed(self, steps: int) -> Timed:
-        self.settle()
+def stepping(run: train.Training):
+    """Train on and on, as train.run_epochs does but for logs and validations. Yields after each
+    step the seconds that its batch was waited for."""
+    while True:
         start = time.perf_counter()
-        wait = sum(self.step() for _ in range(steps))
-        self.settle()
-        return Timed((time.perf_counter() - start) / steps, wait / steps)
+        with contextlib.closing(on_device(run.data.batches(run.state), run.device,
+                                          run.data.ahead)) as batches:
+            for batch in batches:
+                wait = time.perf_counter() - start
+                run.step(batch)
+                yield wait
+                start = time.perf_counter()
+        run.end_epoch()
 
-    def settle(self) -> None:
-        if self.run.device.type == "cuda":
-            torch.cuda.synchronize(self.run.device)
 
-    def close(self) -> None:
-        if self.batches is not None:
-            self.batches.close()
+def timed(waits, steps: int, device) -> tuple[float, float]:
+    """Seconds of one of the next steps of `stepping`, on average, and those of them for the
+    batch."""
+    settle(device)
+    start = time.perf_counter()
+    wait = sum(itertools.islice(waits, steps))
+    settle(device)
+    return (time.perf_counter() - start) / steps, wait / steps
 
 
 def products(run: train.Training) -> float:
@@ -185,14 +191,12 @@ def products(run: train.Training) -> float:
     return counter.get_total_flops()
 
 
-def kernels(loop: Loop) -> list[tuple[str, float, float]]:
-    """The SHOWN most expensive kernels, or operations of a CPU: name, milliseconds a step, percent
-    of all of them."""
-    cuda = loop.run.device.type == "cuda"
+def kernels(waits, device) -> list[tuple[str, float, float]]:
+    """The SHOWN most expensive kernels, or operations of a CPU, of the next steps of `stepping`:
+    name, milliseconds a step, percent of all of them."""
+    cuda = device.type == "cuda"
     with profile(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * cuda]) as profiler:
-        for _ in range(PROFILED):
-            loop.step()
-        loop.settle()
+        timed(waits, PROFILED, device)
     total = {event.key: event.self_device_time_total if cuda else event.self_cpu_time_total  # in us
              for event in profiler.key_averages()
              if not cuda or event.device_type == DeviceType.CUDA}
@@ -201,58 +205,47 @@ def kernels(loop: Loop) -> list[tuple[str, float, float]]:
             for name, time in most]
 
 
-def title() -> str:
-    return f"{IMAGES * EACH:,} pairs, batch of {BATCH}, D = {DIM:,}, features of float16"
-
-
-def epoch_times(steps: int | None, shown: bool, seed: int, device):
-    """Yield (name, value, format, target) of an epoch of every kind in every precision. steps: how
-    many are timed (0: the whole epoch; None: STEPS). shown: also of the kernels."""
-    cuda, whole = device.type == "cuda", math.ceil(IMAGES * EACH / BATCH)
-    warm = WARM[device.type]
-    steps = STEPS[device.type] if steps is None else steps or whole
+def epoch(how: Setting) -> None:
+    """An epoch of every kind in every precision, on CUDA with its features on the device and on the
+    host."""
+    cuda, whole = how.device.type == "cuda", math.ceil(IMAGES * EACH / SIZES.pairs)
+    steps = STEPS[how.device.type] if how.steps is None else how.steps or whole
+    count = min(IMAGES, SIZES.pairs * (steps + WARM[how.device.type]))
+    print(f"\nepoch: {IMAGES * EACH:,} pairs, batch of {SIZES.pairs}, D = {SIZES.dim:,}, features "
+          "of float16", flush=True)
+    variants = [*itertools.product(PRECISIONS, ("device", "host"))] if cuda else [("fp32", "host")]
     with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "features.npy")
         for name, kind in KINDS.items():
-            path = os.path.join(folder, "features.npy")
-            write_features(path, min(IMAGES, BATCH * (steps + warm)), kind.shape, seed)
-            for precision, flags in PRECISIONS.items() if cuda else [("fp32", "")]:
-                for where in ("device", "host") if cuda else ("host",):
-                    yield from one_epoch(name, kind, precision, flags, where, path,
-                                         (steps, warm, whole), shown, seed, device)
+            write_features(path, count, kind.shape, how.seed)
+            for precision, where in variants:
+                title = f"{name}, {precision}" + f", features on the {where}" * cuda
+                words = (f"{kind.flags} {PRECISIONS[precision]} --embed_size {SIZES.dim} "
+                         f"--batch_size {SIZES.pairs} --seed {how.seed} --features_on {where}")
+                aims = ("input", kind.aim if precision == "tf32" else None)
+                one_epoch(title, build_run(words, path, how), steps, whole,
+                          aims if cuda and where == "device" else (None, None), how)
 
 
-def one_epoch(name: str, kind: Kind, precision: str, flags: str, where: str, path: str,
-              counts: tuple, shown: bool, seed: int, device):
-    """Yield the measures of one kind and precision, with its features on the device or on the host.
-    counts: how many steps are timed, warm up, and make an epoch."""
-    steps, warm, whole = counts
-    words = (f"{kind.flags} {flags} --embed_size {DIM} --batch_size {BATCH} --seed {seed} "
-             f"--features_on {where}")
-    opt = train.parse_args([*words.split(), "--device", device.type])
-    data = build_random_data(path, opt, seed)
-    run = train.Training(opt, data, None, train.set_device(opt))
-    data.feed(run.device, opt.features_on)
-    title = f"{name}, {precision}" + f", features on the {where}" * (device.type == "cuda")
-    flops = products(run) if where == "host" else None
-    loop = Loop(run)
-    try:
-        loop.timed(warm)
+def one_epoch(title: str, run: train.Training, steps: int, whole: int, aims: tuple,
+              how: Setting) -> None:
+    """Time some steps of a run whose epoch has `whole`. aims: targets of the share of the input,
+    and of the seconds of an epoch."""
+    device = run.device
+    flops = products(run) if run.opt.features_on == "host" else None
+    with contextlib.closing(stepping(run)) as waits:
+        timed(waits, WARM[device.type], device)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        step = loop.timed(steps)
-        aimed = device.type == "cuda" and where == "device"
-        yield f"{title}: milliseconds a step", 1000 * step.seconds, ".1f", None
-        yield (f"{title}: seconds an epoch of {whole:,} steps", step.seconds * whole, ".1f",
-               kind.aim if aimed and precision == "tf32" else None)
-        yield (f"{title}: percent of the time in which a batch is waited for",
-               100 * step.waiting / step.seconds, ".1f", "input" if aimed else None)
+        seconds, waiting = timed(waits, steps, device)
+        line(f"{title}: milliseconds a step", 1000 * seconds, ".1f")
+        line(f"{title}: seconds an epoch of {whole:,} steps", seconds * whole, ".1f", aims[1])
+        line(f"{title}: percent of the time in which a batch is waited for",
+             100 * waiting / seconds, ".1f", aims[0])
         if flops:
-            yield f"{title}: products of matrices, TFLOP a step", flops / 1e12, ".3f", None
-            yield f"{title}: the same, TFLOP a second", flops / 1e12 / step.seconds, ".3f", None
+            line(f"{title}: products of matrices, TFLOP a step", flops / 1e12, ".3f")
+            line(f"{title}: the same, TFLOP a second", flops / 1e12 / seconds, ".3f")
         if device.type == "cuda":
-            yield (f"{title}: peak memory, MiB",
-                   torch.cuda.max_memory_allocated(device) / MIB, ".0f", None)
-        for kernel, milliseconds, share in kernels(loop) if shown else ():
-            yield f"{title}: {kernel[:40]}, ms a step ({share:.0f}%)", milliseconds, ".2f", None
-    finally:
-        loop.close()
+            line(f"{title}: peak memory, MiB", torch.cuda.max_memory_allocated(device) / MIB, ".0f")
+        for kernel, milliseconds, share in kernels(waits, device) if how.profile else ():
+            line(f"{title}: {kernel[:40]}, ms a step ({share:.0f}%)", milliseconds, ".2f")

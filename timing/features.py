@@ -8,27 +8,27 @@ import tempfile
 import numpy as np
 from PIL import Image
 
-from data import Split, pair_batches
+from data import pair_batches
 from features import regions
 from features.folder import find_photos
 from features.networks import compute, network, region_network
 from features.store import ALL, How, PhotoFeatures, RowStore, by_cores
-from files.entities import Entities
 from files.phrases import Proposals
-from inputs import Features, Photos, Tokens, chunks, eval_transform, image_batches
-from text import SPECIALS
-from timing import MIB, percent_outside, race, resident, rounds
+from inputs import Photos, chunks, eval_transform, image_batches
+from timing import MIB, Setting, Sizes, line, percent_outside, race, resident, rounds
+from timing.epoch import random_captions
 
+EXTRACTED, WORKERS = 480, 2           # photos, processes that read them
 SIZE = (500, 375)                     # width and height of a photo, as most of COCO's and Flickr's
-WORDS = 10000                         # in the vocabulary of streamed captions
 BATCH = 8                             # photos per step, as features.extract takes on a CPU
 PROPOSALS = 200                       # boxes in each of them
 
 
 def write_photos(folder: str, count: int, seed: int) -> list[str]:
-    """Write JPEGs of smooth random colours, about as large as real photos, and return their
-    paths."""
-    rng = np.random.default_rng(seed)
+    """Write JPEGs of smooth random colours, about as large as real photos, into photos/ of a
+    folder, and return their paths."""
+    rng, folder = np.random.default_rng(seed), os.path.join(folder, "photos")
+    os.mkdir(folder)
     for n in range(count):
         coarse = Image.fromarray(
             rng.integers(0, 256, (SIZE[1] // 4, SIZE[0] // 4, 3)).astype(np.uint8))
@@ -37,17 +37,23 @@ def write_photos(folder: str, count: int, seed: int) -> list[str]:
     return [os.path.join(folder, name) for name in find_photos(folder)[0]]
 
 
-def extraction_times(count: int, workers: int, repeats: int, seed: int, device):
-    """Yield (name, value, format, target) of the extraction of `count` photos by resnet18 with
-    random weights.
+def extraction(how: Setting) -> None:
+    """Features of photos and of boxes, by resnet18 with random weights.
 
     The network's own time is that of the same photos, decoded before. What a whole extraction takes
     beyond it is reading, decoding, moving between processes, and writing.
     """
+    print(f"\nextraction: {EXTRACTED} photos of 500 x 375 by resnet18, read by {WORKERS} processes",
+          flush=True)
+    photo_times(EXTRACTED, how)
+    region_times(-(-EXTRACTED // 8), how)                   # a photo's boxes take 8 times as long
+
+
+def photo_times(count: int, how: Setting) -> None:
+    device = how.device
     net = network("resnet18", pretrained=False)[0].to(device)
     with tempfile.TemporaryDirectory() as folder:
-        os.mkdir(os.path.join(folder, "photos"))
-        paths = write_photos(os.path.join(folder, "photos"), count, seed)
+        paths = write_photos(folder, count, how.seed)
         images, runs = Photos(paths), iter(range(10 ** 6))
         decoded = list(image_batches(images, BATCH))
 
@@ -61,68 +67,60 @@ def extraction_times(count: int, workers: int, repeats: int, seed: int, device):
             work = store(f"{ALL}{next(runs)}")
             with contextlib.redirect_stdout(io.StringIO()):
                 work.prepare()
-            compute(work, images, net, eval_transform(), None, How(device, BATCH, workers, False))
+            compute(work, images, net, eval_transform(), None, How(device, BATCH, WORKERS, False))
             work.commit(lambda sound: None)
 
         seconds = rounds({"network": alone, "whole": whole,
-                          "decoding": lambda: list(image_batches(images, BATCH))}, repeats, device)
+                          "decoding": lambda: list(image_batches(images, BATCH))}, how)
         last = store(f"{ALL}0")
-        again = race({"again": last.complete}, repeats, device)["again"]
+        again = race({"again": last.complete}, how)["again"]
         assert last.complete() and len(decoded) == len(chunks(paths, BATCH))
-    yield "photos a second", count / min(seconds["whole"]), ".1f", None
-    yield ("decoding in this process: milliseconds a photo",
-           1000 * min(seconds["decoding"]) / count, ".1f", None)
-    yield (f"percent of the time outside the network, {workers} workers",
-           percent_outside(seconds), ".1f", "extraction")
-    yield "a call that finds nothing to do: milliseconds a photo", 1000 * again / count, ".3f", None
+    line("photos a second", count / min(seconds["whole"]), ".1f")
+    line("decoding in this process: milliseconds a photo",
+         1000 * min(seconds["decoding"]) / count, ".1f")
+    line(f"percent of the time outside the network, {WORKERS} workers", percent_outside(seconds),
+         ".1f", "extraction")
+    line("a call that finds nothing to do: milliseconds a photo", 1000 * again / count, ".3f")
 
 
-def epoch(path: str, batch: int, lengths: tuple[int, int], seed: int):
-    """A function that streams one epoch of batches of so many pairs, five captions an image, from a
-    feature file; and the number of its captions. lengths: words of the shortest and of the
-    longest."""
-    rng, features = np.random.default_rng(seed), Features(path)
-    m = 5 * len(features)
-    length = rng.integers(*lengths, m, endpoint=True)
-    words = rng.integers(len(SPECIALS), WORDS, length.sum())
-    tokens = Tokens(words, np.cumsum(length) - length, length, np.zeros(m, bool))
-    split, order = Split("train", features, [""] * m, np.arange(m) // 5, path), rng.permutation(m)
-    return lambda: sum(len(one.lengths) for one in pair_batches(split, tokens, order, batch)), m
+def streamed(path: str, sizes: Sizes, seed: int):
+    """A function that streams one epoch of batches, five captions an image, from a feature file;
+    and the number of its captions."""
+    split, tokens = random_captions(path, sizes, seed)
+    order = np.random.default_rng(seed).permutation(len(split.captions))
+    return lambda: sum(len(one.lengths) for one in pair_batches(split, tokens, order, sizes.pairs)
+                       ), len(order)
 
 
-def streaming_memory(path: str, batch: int, lengths: tuple[int, int], seed: int) -> list[float]:
+def streaming_memory(path: str, sizes: Sizes, seed: int) -> list[float]:
     """MiB by which an epoch makes this process grow: memory of its own, and pages of the mapped
     file."""
-    stream, fields = epoch(path, batch, lengths, seed)[0], ("RssAnon", "RssFile")
+    stream, fields = streamed(path, sizes, seed)[0], ("RssAnon", "RssFile")
     before = [resident(field) for field in fields]
     stream()
     return [(resident(field) - start) / MIB for field, start in zip(fields, before)]
 
 
-def random_proposals(count: int, rng) -> tuple[Entities, Proposals]:
-    """PROPOSALS random boxes, at least 8 pixels wide and high, in each of `count` photos of SIZE,
-    and no phrases."""
+def random_proposals(count: int, rng) -> Proposals:
+    """PROPOSALS random boxes, at least 8 pixels wide and high, in each of `count` photos of
+    SIZE."""
     corner = rng.random((count * PROPOSALS, 2)) * (np.array(SIZE) - 8)
     far = corner + 7 + rng.random(corner.shape) * (np.array(SIZE) - 8 - corner)
-    boxes, none = np.concatenate([corner, far], 1).astype(np.float32), np.zeros(0, np.int64)
-    photos = Entities([str(n) for n in range(count)], np.tile(SIZE, (count, 1)), [], none, none, [],
-                      [], np.zeros((0, 4)), none, {})
-    score = np.zeros(len(boxes), np.float32)
-    return photos, Proposals(boxes, np.arange(count + 1) * PROPOSALS, score, score > 0, {})
+    score = np.zeros(len(corner), np.float32)
+    boxes = np.concatenate([corner, far], 1).astype(np.float32)
+    return Proposals(boxes, np.arange(count + 1) * PROPOSALS, score, score > 0, {})
 
 
-def region_times(count: int, workers: int, repeats: int, seed: int, device):
-    """Yield (name, value, format, target) of the features of PROPOSALS boxes in each of `count`
-    photos, by resnet18 with random weights. The network's own time is that of the same photos and
-    boxes, decoded before, with its RoI pooling."""
-    net = region_network("resnet18", None, None, regions.PHOTO_SIDE, pretrained=False)[0]
-    encoder, step = (regions.NetworkRegions(net, "timed", regions.PHOTO_SIDE, device),
-                     regions.BATCH[device.type])
-    entities, proposals = random_proposals(count, np.random.default_rng(seed))
+def region_times(count: int, how: Setting) -> None:
+    """The features of PROPOSALS boxes in each of `count` photos; the network's own time has its RoI
+    pooling."""
+    device, side = how.device, regions.PHOTO_SIDE
+    net = region_network("resnet18", None, None, side, pretrained=False)[0]
+    encoder, step = regions.NetworkRegions(net, "timed", side, device), regions.BATCH[device.type]
+    proposals = random_proposals(count, np.random.default_rng(how.seed))
     with tempfile.TemporaryDirectory() as folder:
-        os.mkdir(os.path.join(folder, "photos"))
-        paths = write_photos(os.path.join(folder, "photos"), count, seed)
-        reader = regions.RegionReader(paths, entities.sizes, proposals, encoder.read)
+        paths = write_photos(folder, count, how.seed)
+        reader = regions.RegionReader(paths, np.tile(SIZE, (count, 1)), proposals, encoder.read)
         ready = [[reader(n) for n in some] for some in chunks(range(count), step)]
 
         def alone():
@@ -131,15 +129,9 @@ def region_times(count: int, workers: int, repeats: int, seed: int, device):
         def whole():
             rows = RowStore(os.path.join(folder, "rows"), paths, paths, "timed", (net.dim,),
                             np.float16, proposals.start).prepare()
-            rows.run(reader, encoder.encode, How(device, step, workers), "timed")
+            rows.run(reader, encoder.encode, How(device, step, WORKERS), "timed")
             rows.clean()
-        seconds = rounds({"network": alone, "whole": whole}, repeats, device)
-    yield f"photos with {PROPOSALS} boxes a second", count / min(seconds["whole"]), ".1f", None
-    yield (f"boxes: percent of the time outside the network, {workers} workers",
-           percent_outside(seconds), ".1f", "extraction")
-
-
-def feature_times(*size):
-    """What `extraction_times` and `region_times` yield, one after the other."""
-    yield from extraction_times(*size)
-    yield from region_times(-(-size[0] // 8), *size[1:])    # a photo's boxes take 8 times as long
+        seconds = rounds({"network": alone, "whole": whole}, how)
+    line(f"photos with {PROPOSALS} boxes a second", count / min(seconds["whole"]), ".1f")
+    line(f"boxes: percent of the time outside the network, {WORKERS} workers",
+         percent_outside(seconds), ".1f", "extraction")

@@ -1,15 +1,18 @@
 """How long the evaluation of phrase localisation takes beyond the encoding, and its memory.
 benchmark.py shows it."""
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from evaluation.localisation import Phrases, judge_phrases
-from evaluation.phrases import BoxSplit, largest_first, locate, measures
-from timing import MIB, in_fresh_process, race, resident
+from evaluation.phrases import largest_first, locate, measures
+from timing import MIB, Setting, in_fresh_process, line, race, resident
 
+# photos, proposals of each, phrases of all, D: the test of Flickr30k Entities
+PHRASES = (1000, 200, 14500, 512)
 SIZE = (500, 375)                     # width and height of a photo, as most of Flickr30k's
 NOISE = 8                      # length of what is added to a proposal's unit vector: R@1 is near 40
 
@@ -25,10 +28,11 @@ def drawn(name: str, photos: int, proposals: int, phrases: int, dim: int, seed: 
     truth = boxes[rows] + rng.integers(-5, 6, (phrases, 4))
     truth[:, 2:] = np.maximum(truth[:, :2], truth[:, 2:])
     kinds = np.array(["people", "clothing", "animals", "other"])[rng.integers(4, size=phrases)]
-    split = BoxSplit([str(n) for n in range(photos)], np.tile(SIZE, (photos, 1)), boxes,
-                     np.arange(photos + 1) * proposals, ["two words"] * phrases, photo,
-                     truth.astype(np.float64), [(kind,) for kind in kinds],
-                     rng.integers(1, 4, phrases))
+    split = SimpleNamespace(  # what is read of a PhraseSplit
+        ids=[str(n) for n in range(photos)], sizes=np.tile(SIZE, (photos, 1)), boxes=boxes,
+        start=np.arange(photos + 1) * proposals, phrases=["two words"] * phrases,
+        phrase_photo=photo, truth=truth.astype(np.float64), types=[(kind,) for kind in kinds],
+        n_boxes=rng.integers(1, 4, phrases), added=np.zeros(len(boxes), bool))
     regions = torch.randn(photos * proposals, dim, generator=generator)
     regions /= regions.norm(dim=1, keepdim=True)                                            # (R, D)
     words = F.normalize(torch.randn(phrases, dim, generator=generator) * NOISE / dim ** 0.5
@@ -45,38 +49,33 @@ def evaluated(of: Phrases) -> dict:
     return measures(locate(of.split, of.scores_of), of.split) | {"largest": largest_first(of.split)}
 
 
-def whole_memory(sizes: tuple, seed: int) -> float:
-    """MiB of this process at its peak, the vectors of dev and of test included."""
-    dev, test = (drawn(name, *sizes, seed + k) for k, name in enumerate(("dev", "test")))
+def memory(names: tuple, sizes: tuple, seed: int) -> float:
+    """MiB of this process at its peak, the vectors included: of the tables of the last of these
+    sets, and, where there are two, of the confidence that is fitted on the first."""
+    *dev, test = (drawn(name, *sizes, seed + k) for k, name in enumerate(names))
     evaluated(test)
-    judge_phrases(dev, test)
+    for other in dev:
+        judge_phrases(other, test)
     return resident("VmHWM") / MIB
 
 
-def plain_memory(sizes: tuple, seed: int) -> float:
-    """MiB of this process at its peak when it computes the tables alone."""
-    evaluated(drawn("test", *sizes, seed))
-    return resident("VmHWM") / MIB
-
-
-def localisation_times(photos: int, proposals: int, phrases: int, dim: int, repeats: int, seed: int,
-                       device):
-    """Yield (name, value, format, target) of an evaluation with cosines of random vectors, on the
-    CPU."""
-    sizes = (photos, proposals, phrases, dim)
-    dev, test = (drawn(name, *sizes, seed + k) for k, name in enumerate(("dev", "test")))
+def phrases(how: Setting) -> None:
+    """An evaluation with cosines of random vectors, on the CPU."""
+    print("\nphrases: {:,} photos x {:,} proposals, {:,} phrases, D = {:,}, cosine".format(
+        *PHRASES), flush=True)
+    dev, test = (drawn(name, *PHRASES, how.seed + k) for k, name in enumerate(("dev", "test")))
 
     def products() -> None:
         _, low = np.unique(test.split.phrase_photo, return_index=True)
-        for columns in np.split(np.arange(phrases), low[1:]):
+        for columns in np.split(np.arange(len(test.split.phrase_photo)), low[1:]):
             test.scores_of(int(test.split.phrase_photo[columns[0]]), columns)
 
     best = race({"products": products, "plain": partial(evaluated, test),
-                 "sure": partial(judge_phrases, dev, test)}, repeats, device)
-    yield "the scores alone, seconds", best["products"], ".2f", None
-    yield "ranks, measures, both baselines, seconds", best["plain"], ".2f", "phrases"
-    yield "confidence, fitted on as many phrases of dev, seconds", best["sure"], ".2f", "phrases"
-    yield ("peak memory of the process, vectors included, MiB",
-           in_fresh_process(plain_memory, sizes, seed), ".0f", "phrases memory")
-    yield ("the same with the confidence and the vectors of dev, MiB",
-           in_fresh_process(whole_memory, sizes, seed), ".0f", None)
+                 "sure": partial(judge_phrases, dev, test)}, how, 2)
+    line("the scores alone, seconds", best["products"], ".2f")
+    line("ranks, measures, both baselines, seconds", best["plain"], ".2f", "phrases")
+    line("confidence, fitted on as many phrases of dev, seconds", best["sure"], ".2f", "phrases")
+    line("peak memory of the process, vectors included, MiB",
+         in_fresh_process(memory, ("test",), PHRASES, how.seed), ".0f", "phrases memory")
+    line("the same with the confidence and the vectors of dev, MiB",
+         in_fresh_process(memory, ("dev", "test"), PHRASES, how.seed), ".0f")

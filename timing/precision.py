@@ -10,11 +10,12 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from methods.heads import VonMisesFisher
-from methods.likelihoods import MLS
 from methods.pvse_pcme import MatchProbability, MaxOverParts
 from methods.scan import CrossAttention
-from similarities import LOG_VAR_BOUNDS, SIMILARITIES, Embedding, Similarity
+from similarities import LOG_VAR_BOUNDS, MLS, SIMILARITIES, Embedding, Similarity
+from timing import Setting, cell
 
+DIM = 1024
 BITS = {"bf16": 7, "tf32": 10}        # of the mantissa; float32 has 23
 SAMPLE = (100, 200)                   # images, captions
 PARTS = 12                            # regions of an image, words of a caption
@@ -105,15 +106,14 @@ def score_errors(name: str, dim: int, seed: int) -> dict[str, tuple[float, float
             for kind, error in off.items()}
 
 
-def score_precision(dim: int, seed: int):
-    """Yield a table line by line, each with its measurements (name, value, format, target)."""
-    yield (f"\nprecision: D = {dim:,}, {SAMPLE[0]} x {SAMPLE[1]}; largest error against float64, "
-           "relative / in standard deviations of the scores", [])
+def precision(how: Setting) -> None:
+    print(f"\nprecision: D = {DIM:,}, {SAMPLE[0]} x {SAMPLE[1]}; largest error against float64, "
+          "relative / in standard deviations of the scores", flush=True)
     for name in COMPARED:
-        errors = score_errors(name, dim, seed)
-        measures = [(f"{name}, {kind}: {how}", value, ".1e",
-                     "error" * ((kind, how) == ("float32", "relative")) or None)
-                    for kind, values in errors.items()
-                    for how, value in zip(("relative", "in deviations"), values)]
-        yield f"  {name:16}" + "   ".join(
-            f"{kind} {a:.1e} / {b:.1e}" for kind, (a, b) in errors.items()), measures
+        errors = score_errors(name, DIM, how.seed)
+        print(f"  {name:16}" + "   ".join(
+            f"{kind} {a:.1e} / {b:.1e}" for kind, (a, b) in errors.items()), flush=True)
+        for kind, (relative, deviations) in errors.items():
+            target = "error" if kind == "float32" else None
+            cell(f"{name}, {kind}: relative", relative, ".1e", target)
+            cell(f"{name}, {kind}: in deviations", deviations, ".1e")

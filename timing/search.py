@@ -21,7 +21,7 @@ from torch import Tensor
 from retrieval.engines import CONVERTED, WHOLE, Flat, build, top_of, writing
 from retrieval.ranking import LiftedVectors
 from similarities import SIMILARITIES, Embedding, unit
-from timing import MIB, in_fresh_process, race, resident
+from timing import AT_LEAST, MIB, Setting, in_fresh_process, line, race, resident
 
 DIM, LATENT = 1024, 256
 TOP = 10
@@ -30,8 +30,6 @@ ASKED = (1, 16, 256)                  # queries that are searched for at once, e
 LEARNED, TUNED, TRIED = 4000, 1000, 1000
 TOGETHER = 64                         # queries that candidates are sought for at once
 MANY = 300_000                        # vectors from which on fewer queries a second are expected
-MOST = {"exact search": 1.3, "search memory": 6144}         # targets: times the bare product, MiB
-LEAST = {"recall": 0.98, "search rate": 1000, "search rate of many": 200}  # share, queries a second
 CLUSTERS, WITHIN = 2000, 0.5          # WITHIN: share of the latent variance that is within clusters
 DECAY, FLAT_UP_TO = 1.8, 12           # the variance of latent dimension i is (i + 12) ** -1.8
 NOISE = 0.05                          # share of the variance that is the same in all dimensions
@@ -128,7 +126,7 @@ def approximate_times(path: str, method: str, queries: Tensor, best: np.ndarray,
     start = time.perf_counter()
     index = build(flat, method, queries[:LEARNED], seed=seed)
     built = time.perf_counter()
-    index.tune(flat, queries[LEARNED:LEARNED + TUNED], LEAST["recall"])
+    index.tune(flat, queries[LEARNED:LEARNED + TUNED], AT_LEAST["recall"])
     index.save(file)
     tuned, asked = time.perf_counter(), queries[LEARNED + TUNED:]
     rows = [answers(index, flat, some) for some in asked.split(TOGETHER)]           # also warms up
@@ -143,16 +141,17 @@ def approximate_times(path: str, method: str, queries: Tensor, best: np.ndarray,
             "peak": resident("VmHWM") / MIB}
 
 
-def search_times(n: int, repeats: int, seed: int, device):
-    """Yield (name, value, format, target) of exact and approximate search among n images."""
+def search(how: Setting) -> None:
+    """Exact and approximate search among `size` images."""
+    n, seed = how.size, how.seed
     print(f"\nsearch: {n:,} lifted Gaussians, 2 x {DIM:,} + 4 numbers each in float16, the file "
           "cached", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "vectors.npy")
         seconds, memory = in_fresh_process(written, path, n, seed)
-        yield "drawing and writing the file, seconds", seconds, ".1f", None
-        yield ("drawing and writing the file, peak memory of the process, MiB", memory, ".0f",
-               "search memory")
+        line("drawing and writing the file, seconds", seconds, ".1f")
+        line("drawing and writing the file, peak memory of the process, MiB", memory, ".0f",
+             "search memory")
         # warm: pages that are mapped stay in the cache
         flat, warm, source = Flat(path), Flat(path), Drawn(seed)
         source.generator.manual_seed(seed + 1)             # other captions of the same latent space
@@ -160,23 +159,23 @@ def search_times(n: int, repeats: int, seed: int, device):
         for q in ASKED:
             best = race({
                 "bare": partial(bare, warm, queries[:q]),
-                "exact": lambda q=q: top_of(flat.products(queries[:q]), TOP)}, repeats, device)
-            yield (f"exact, {q} queries at once: milliseconds a query",
-                   1000 * best["exact"] / q, ".2f", None)
-            yield (f"exact, {q} queries at once / the bare product",
-                   best["exact"] / best["bare"], ".2f", "exact search")
+                "exact": lambda q=q: top_of(flat.products(queries[:q]), TOP)}, how)
+            line(f"exact, {q} queries at once: milliseconds a query", 1000 * best["exact"] / q,
+                 ".2f")
+            line(f"exact, {q} queries at once / the bare product", best["exact"] / best["bare"],
+                 ".2f", "exact search")
         truth = top_of(flat.products(queries[LEARNED + TUNED:]), TOP)[1].numpy()
         for method in ("hnsw", "ivfpq"):
             of = in_fresh_process(approximate_times, path, method, queries, truth, seed)
-            yield f"{method}: building, seconds", of["built"], ".1f", None
-            yield f"{method}: choosing the effort, seconds", of["tuned"], ".1f", None
-            yield f"{method}: size of its file, MiB", of["file"], ".0f", None
-            yield (f"{method}: effort, with {of['depth']} candidates scored exactly",
-                   of["effort"], ".0f", None)
-            yield (f"{method}: recall@1 of exact search, of other queries than were tuned on",
-                   of["recall1"], ".3f", None)
-            yield f"{method}: recall@10", of["recall10"], ".3f", "recall"
-            yield (f"{method}: queries a second, {TOGETHER} at once, candidates scored exactly",
-                   of["rate"], ".0f", "search rate" if n < MANY else "search rate of many")
-            yield (f"{method}: peak memory of the process, building and searching, MiB",
-                   of["peak"], ".0f", "search memory")
+            line(f"{method}: building, seconds", of["built"], ".1f")
+            line(f"{method}: choosing the effort, seconds", of["tuned"], ".1f")
+            line(f"{method}: size of its file, MiB", of["file"], ".0f")
+            line(f"{method}: effort, with {of['depth']} candidates scored exactly", of["effort"],
+                 ".0f")
+            line(f"{method}: recall@1 of exact search, of other queries than were tuned on",
+                 of["recall1"], ".3f")
+            line(f"{method}: recall@10", of["recall10"], ".3f", "recall")
+            line(f"{method}: queries a second, {TOGETHER} at once, candidates scored exactly",
+                 of["rate"], ".0f", "search rate" if n < MANY else "search rate of many")
+            line(f"{method}: peak memory of the process, building and searching, MiB", of["peak"],
+                 ".0f", "search memory")
