@@ -32,7 +32,7 @@ from demo import scenes
 from encoders import CNN, CNNS, Precomputed
 from features.networks import network
 from files.photos import import_torchvision, read_photo
-from files.reading import checksum, read_array, reading, sha256
+from files.reading import checksum, read_array, refusing, sha256
 from files.writing import save_array
 from inputs import chunks, encode_captions, whole_transform
 from similarities import Embedding, Similarity
@@ -121,7 +121,8 @@ def cut(photo: Image.Image, box, side: int, fit: str) -> Image.Image:
 @functools.cache
 def digest(path: str) -> str:
     """The sha256 of a photo. Raises InputError if it cannot be read."""
-    with reading(path) as f:
+    with (refusing(f"{path} cannot be read", "check its name and its permissions", OSError),
+          open(path, "rb") as f):
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 

@@ -36,7 +36,7 @@ import cli
 from cli import Arguments, InputError, check, data_set, filename, natural, number, reason
 from data import read_split
 from files.layouts import Split
-from files.reading import FAULTS, below, need, read_json, reading
+from files.reading import FAULTS, below, need, read_json, refusing
 from files.writing import output, save_json
 
 FORMAT = 1                            # of the manifest
@@ -110,7 +110,8 @@ def stream(path: str):
     """
     decoder = json.JSONDecoder()
     try:
-        with reading(path, "r", "utf-8") as f:
+        with (refusing(f"{path} cannot be read", "check its name and its permissions", OSError),
+              open(path, encoding="utf-8") as f):
             text = f.read(READ)
             at, read = GAP.match(text).end(), len(text)
             if text[at:at + 1] != "[":
