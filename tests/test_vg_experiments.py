@@ -14,11 +14,10 @@ import train
 from checkpoints import load_checkpoint, load_model
 from cli import InputError
 from data import read_split
-from demo import scenes
 from encoders import CNN
 from features.networks import network
 from files.writing import FORMAT
-from inputs import eval_transform
+from inputs import eval_transform, whole_transform
 from model import build_model
 from options.rules import fit_to_data
 from similarities import Embedding, uncertainty
@@ -58,6 +57,10 @@ def call(runs, tmp_path, monkeypatch):
     return command
 
 
+def encoder(runs, name):
+    return encoding.Encoder(str(runs / name), CPU, str(runs / "cache"))
+
+
 def refused(command, message, *words, **named):
     with pytest.raises(SystemExit) as stop:
         command(*words, **named)
@@ -85,12 +88,11 @@ def photo_checkpoint(folder, vocab, seed=0, network_of=None, recorded=None):
 
 @pytest.mark.parametrize("data_name, run", [("demo_precomp", "wasserstein"), ("demo_region_precomp", "regions")])
 def test_a_whole_image_has_the_features_that_the_model_was_trained_on(runs, demo_path, data_name, run):
-    split, model = read_split(demo_path, data_name, "test"), encoding.Encoder(str(runs / run), CPU)
+    split, model = read_split(demo_path, data_name, "test"), encoder(runs, run)
     paths = [os.path.join(demo_path, "demo", "images", name) for name in split.photo_names[:6]]
     e = model.crops([(path, (0, 0, 128, 128)) for path in paths])
     features = split.images.gather(np.arange(6))
-    np.testing.assert_array_equal(model.cache.rows([encoding.key_of(model.content(p), (0, 0, 128, 128), "pad")
-                                                    for p in paths]),
+    np.testing.assert_array_equal(model.cache.rows([encoding.key_of(p, (0, 0, 128, 128), "pad") for p in paths]),
                                   features.numpy())
     torch.testing.assert_close(e.mean, model.model.embed_images(features).mean)
 
@@ -104,12 +106,11 @@ def test_how_crops_are_fitted(tmp_path):
     for size in ((100, 60), (33, 77), (50, 50)):
         box = (10, 5, *size)
         expected = eval_transform()(photo.crop((10, 5, 10 + size[0], 5 + size[1])))
-        mine = encoding.cut(photo, box, 224, "centre").transpose(2, 0, 1).astype(np.float32) / 255
-        np.testing.assert_allclose((mine - encoding.MEAN) / encoding.STD, expected, atol=1e-5)
-    padded = encoding.cut(photo, (10, 5, 100, 60), 128, "pad")
+        torch.testing.assert_close(whole_transform()(encoding.cut(photo, box, 224, "centre")), expected, rtol=0, atol=0)
+    padded = np.asarray(encoding.cut(photo, (10, 5, 100, 60), 128, "pad"))
     np.testing.assert_array_equal(padded[34:94, 14:114], np.asarray(crop))
     assert (padded[34:94, :14] == padded[34:94, 14:15]).all() and (padded[94:] == padded[93]).all()
-    assert encoding.cut(photo, (0, 0, 150, 90), 100, "pad").shape == (100, 100, 3)
+    assert encoding.cut(photo, (0, 0, 150, 90), 100, "pad").size == (100, 100)
 
 
 def test_features_are_cached_by_content_and_extractor(runs, demo_path, tmp_path, capsys, monkeypatch):
@@ -119,7 +120,7 @@ def test_features_are_cached_by_content_and_extractor(runs, demo_path, tmp_path,
     wanted = [(path, (3 * k, 2, 40 + k, 50)) for path in paths for k in range(9)]
     cache = str(tmp_path / "cache")
     first = encoding.Encoder(str(runs / "wasserstein"), CPU, cache)
-    e = first.crops(wanted, batch=32)
+    e = first.crops(wanted)
     assert "81 crops by demo_scenes global (pad)" in capsys.readouterr().out and e.mean.shape == (81, 16)
     other = encoding.Encoder(str(runs / "cosine"), CPU, cache)
     again = encoding.Encoder(str(runs / "wasserstein"), CPU, cache).crops(wanted[::-1])
@@ -172,18 +173,20 @@ def test_models_of_photos_and_of_recorded_features(demo_path, tmp_path, capsys):
                                    atol=1e-5)
     old = photo_checkpoint(tmp_path / "d", vocab, recorded=line.replace("sha256:", "sha256:0"))
     with pytest.raises(InputError, match="was trained on features by .* and the network at hand is"):
-        encoding.Encoder(old, CPU)
+        encoding.Encoder(old, CPU, str(tmp_path / "cache"))
     with pytest.raises(InputError, match="cannot be made of new crops here; the networks that can"):
-        encoding.Encoder(photo_checkpoint(tmp_path / "e", vocab, recorded="bottom-up attention"), CPU)
+        encoding.Encoder(photo_checkpoint(tmp_path / "e", vocab, recorded="bottom-up attention"), CPU, "cache")
     with pytest.raises(InputError, match="leave the option out"):
-        encoding.Encoder(run, CPU, extractor="demo")
-    with pytest.raises(InputError, match="gives 960 numbers"):
-        encoding.Encoder(features, CPU, extractor="demo")
+        encoding.Encoder(run, CPU, "cache", extractor="demo")
+    with pytest.raises(InputError, match="the network at hand is 'demo_scenes global"):
+        encoding.Encoder(features, CPU, "cache", extractor="demo")
     stored = torch.load(os.path.join(features, "model_best.pt"), weights_only=True)
     torch.save({**stored, "data": {}}, os.path.join(features, "model_best.pt"))
     with pytest.raises(InputError, match="trained on the features of own, and no features.json"):
-        encoding.Encoder(features, CPU)
-    assert encoding.Encoder(features, CPU, extractor="efficientnet_lite0 pooled").extractor.name == line
+        encoding.Encoder(features, CPU, "cache")
+    with pytest.raises(InputError, match="gives 1 x 960 numbers an image, .* was trained on 1 x 1280"):
+        encoding.Encoder(features, CPU, "cache", extractor="demo")
+    assert encoding.Encoder(features, CPU, "cache", extractor="efficientnet_lite0 pooled").extractor.name == line
 
 
 # ---- uncertainty
@@ -209,13 +212,13 @@ def test_the_paired_test_and_its_verdicts():
 def test_the_uncertainty_of_crops_and_captions(call, runs, capsys):
     report = call(figure2, ["wasserstein", "gce"], "--output", "o", numbers="o/uncertainty.json")
     shown = capsys.readouterr().out
-    manifest, model = prepare.read_manifest(str(runs / "m.json")), encoding.Encoder(str(runs / "wasserstein"), CPU)
+    manifest, model = prepare.read_manifest(str(runs / "m.json")), encoder(runs, "wasserstein")
     triplets = manifest["triplets"]["40"]
     assert report["triplets"] == len(triplets) and os.path.getsize("o/uncertainty.png") > 10_000
     for side, sign in (("images", 1), ("captions", -1)):
         values = {}
         for which in "ac":
-            e = (model.crops([(encoding.photo_path(manifest, t["image"], None), tuple(t[which])) for t in triplets])
+            e = (model.crops([(encoding.photo_path(manifest, t["image"]), tuple(t[which])) for t in triplets])
                  if side == "images" else model.captions([t[f"caption_{which}"] for t in triplets]))
             values[which] = uncertainty(e).double().numpy()
         entry = report["models"]["wasserstein"][side]["40"]
@@ -226,11 +229,12 @@ def test_the_uncertainty_of_crops_and_captions(call, runs, capsys):
     others = [f"{t['caption_a']} and {other['caption_b']}" for t, other in zip(items, items[1:] + items[:1])]
     a, d = (uncertainty(model.captions(texts)).double().numpy() for texts in ([t["caption_a"] for t in items], others))
     assert entry["other"]["mean"] == pytest.approx((d - a).mean(), abs=1e-4)
-    assert "d" not in report["models"]["wasserstein"]["images"]["40"] and "; D - A " in shown
+    assert "d" not in report["models"]["wasserstein"]["images"]["40"]
+    assert f"{entry['other']['mean']:+.2f} [" in next(line for line in shown.splitlines() if "captions, 40%" in line)
     assert "images" not in report["models"]["gce"] and set(report["models"]["gce"]["captions"]) == {"20", "40"}
     assert len(re.findall("as in the paper|AGAINST the paper|no difference found", shown)) == 6
     refused(call, "is a point model .--sim cosine. and has no uncertainty; train one", figure2, ["cosine"])
-    refused(call, "no manifest of format 1", figure2, ["wasserstein"], "--manifest", "nowhere.json")
+    refused(call, "there is no file nowhere.json; write one", figure2, ["wasserstein"], "--manifest", "nowhere.json")
 
 
 def test_a_model_that_compares_points_is_refused_though_it_has_variances(call, runs, demo_path):
@@ -247,11 +251,11 @@ def test_a_model_that_compares_points_is_refused_though_it_has_variances(call, r
 
 def test_selection_is_that_of_a_slow_loop(call, runs):
     report = call(selection, ["cosine", "wasserstein"], "--output", "o", numbers="o/selection.json")
-    manifest, model = prepare.read_manifest(str(runs / "m.json")), encoding.Encoder(str(runs / "wasserstein"), CPU)
+    manifest, model = prepare.read_manifest(str(runs / "m.json")), encoder(runs, "wasserstein")
 
     def margins(image, small, large, short, long):
         """Of queries small, large, short, long: by how much the right choice scores more."""
-        s = {(i, c): model.model.similarity(model.crops([(encoding.photo_path(manifest, image, None), tuple(box))]),
+        s = {(i, c): model.model.similarity(model.crops([(encoding.photo_path(manifest, image), tuple(box))]),
                                             model.captions([text])).item()
              for i, box in (("s", small), ("l", large)) for c, text in (("s", short), ("l", long))}
         return [s["s", "s"] - s["s", "l"], s["l", "l"] - s["l", "s"], s["s", "s"] - s["l", "s"],
@@ -263,7 +267,7 @@ def test_selection_is_that_of_a_slow_loop(call, runs):
         clear = np.abs(reference) > 1e-5
         assert clear.mean() > 0.8
         np.testing.assert_array_equal(hits[clear], reference[clear] > 0)
-    hits = selection.table4(model, manifest, manifest["triplets"], None, 0)[""]
+    hits = selection.table4(model, manifest, manifest["triplets"], 0)[""]
     same(hits, [[margins(t["image"], t["a"], t["c"], t["caption_a"], t["caption_c"]) for t in triplets]
                 for triplets in manifest["triplets"].values()])
     for triplets, found in zip(manifest["triplets"].values(), hits):
@@ -273,13 +277,14 @@ def test_selection_is_that_of_a_slow_loop(call, runs):
         shares = report["table4_by_threshold"][percent]["wasserstein"].values()
         assert list(shares) == pytest.approx(list(100 * found.mean(1)))
     row = report["table4"]["wasserstein"]
-    assert [row[q]["percent"] for q in selection.QUERIES["table4"]] == pytest.approx(list(100 * hits.mean((0, 2))))
+    assert [row[q]["percent"] for q in selection.COLUMNS["table4"][:4]] == pytest.approx(list(100 * hits.mean((0, 2))))
     assert row["images to text"]["percent"] == pytest.approx((row["crop A"]["percent"] + row["crop C"]["percent"]) / 2)
-    hits = selection.section34(model, manifest, manifest["wholes"], None, 0)[""]
+    hits = selection.section34(model, manifest, manifest["wholes"], 0)[""]
     same(hits[:, [2, 3, 0, 1]],
          [[margins(w["image"], w["crops"][k], encoding.whole_box(manifest, w["image"]), w["captions"][k],
                                           w["description"]) for w in manifest["wholes"]] for k in range(3)])
-    assert [report["section34"]["wasserstein"][q]["percent"] for q in selection.QUERIES["section34"]] == pytest.approx(
+    row = report["section34"]["wasserstein"]
+    assert [row[q]["percent"] for q in selection.COLUMNS["section34"][:4]] == pytest.approx(
         list(100 * hits.mean((0, 2))))
     assert list(report["table4"]) == ["cosine", "wasserstein", "wasserstein means only", "wasserstein variances dealt"]
     for entry in report["table4"]["cosine"].values():
@@ -287,7 +292,7 @@ def test_selection_is_that_of_a_slow_loop(call, runs):
 
 
 def test_a_model_without_opinion_is_never_right(runs):
-    model = encoding.Encoder(str(runs / "cosine"), CPU)
+    model = encoder(runs, "cosine")
     same = Embedding(torch.ones(6, 16) / 4)
     k = np.arange(3)
     assert not selection.correct_choices(model.similarity, same, same, k, k + 3, k, k + 3).any()
@@ -346,7 +351,3 @@ def test_crops_of_a_photo_and_examples(call, demo_path, capsys):
             ("no word of 'xyzzy'", ["--image", photo, "--boxes", "1,1,5,5", "--captions", "a", "xyzzy"]),
             ("has triplets at 20, 40", ["--examples", "2", "--threshold", "33"])):
         refused(call, message, crops, ["cosine"], *changed)
-
-
-def test_demo_extractors_are_named_after_their_width():
-    assert scenes.region_features(np.zeros((1, 128, 128, 3), np.uint8)).shape[2] in encoding.DEMO

@@ -26,12 +26,13 @@ from matplotlib.patches import Rectangle
 
 import cli
 from cli import Arguments, check, filename, natural, number, up_to
+from evaluation import report
 from evaluation.pictures import drawing, picture_file
+from files.photos import read_photo
 from files.reading import holds_keys
 from files.writing import output, save_json
-from inputs import Photos
-from similarities import uncertainty
-from vg_experiments.encoding import Encoder, build_encoders, model_arguments, names, photo_path
+from similarities import Embedding, uncertainty
+from vg_experiments.encoding import Encoder, build_encoders, model_arguments, photo_path
 from vg_experiments.prepare import random_order, read_manifest
 
 COLOURS = {"a": "red", "b": "blue", "c": "black"}
@@ -61,15 +62,15 @@ def scores_and_uncertainties(model: Encoder, path: str, boxes: list[tuple],
     Returns "scores" (crops, captions) and the uncertainties "crop" and "caption", (K,) or None.
     Raises InputError for a caption without a known word.
     """
-    unknown = model.unknown(texts)
-    check(not unknown.any(),
-          f"no word of '{texts[unknown.argmax()]}' is in the vocabulary of {model.path}, "
-          f"{len(model.vocab)} words; use words of its training set")
-    images, captions = model.crops([(path, box) for box in boxes]), model.captions(texts)
-    scores = model.similarity(images, captions).detach().float().cpu().numpy()
-    return {"scores": scores.tolist(),
-            **{kind: None if e.log_var is None else uncertainty(e).tolist()
-               for kind, e in (("crop", images), ("caption", captions))}}
+    captions = model.captions(texts, any_words=False)
+    images = model.crops([(path, box) for box in boxes])
+    scores = model.similarity(images, captions).detach().float()
+    return {"scores": scores.tolist(), "crop": listed(images), "caption": listed(captions)}
+
+
+def listed(e: Embedding) -> list[float] | None:
+    """The uncertainties of N items, None of points."""
+    return None if e.log_var is None else uncertainty(e).tolist()
 
 
 def places(scores: np.ndarray) -> np.ndarray:
@@ -78,29 +79,28 @@ def places(scores: np.ndarray) -> np.ndarray:
     return (scores >= scores.diagonal()[:, None]).sum(1)
 
 
-def table(texts: list[str], boxes: list[tuple], results: dict[str, dict]):
-    """The lines of Table 3 with ranks, one per caption and model. results: {model:
+def table(texts: list[str], boxes: list[tuple], results: dict[str, dict]) -> tuple:
+    """Table 3 with ranks (`evaluation.report`), one row per caption and model. results: {model:
     `scores_and_uncertainties`}."""
-    model_width, width = max(map(len, results)), max(20, *(min(len(text), 60) for text in texts))
-    yield (f"{'caption':<{width}}  {'crop':<19}  {'model':<{model_width}}  "
-           f"{'log det Sigma: caption':>22}  {'crop':>8}  rank of the caption for the crop  of "
-           "the crop for the caption")
+    rows = []
     for k, (text, box) in enumerate(zip(texts, boxes)):
         for name, entry in results.items():
             scores = np.array(entry["scores"])
-            caption, crop = ("-" if entry[kind] is None else f"{entry[kind][k]:.2f}"
-                             for kind in ("caption", "crop"))
-            yield (f"{textwrap.shorten(text, width, placeholder='...'):<{width}}  "
-                   f"{','.join(map(str, box)):<19}  {name:<{model_width}}  {caption:>22}  "
-                   f"{crop:>8}  {places(scores)[k]:>22} of {len(texts)}{places(scores.T)[k]:>21} "
-                   f"of {len(texts)}")
+            unsure = ["-" if entry[kind] is None else f"{entry[kind][k]:.2f}"
+                      for kind in ("caption", "crop")]
+            rows.append((textwrap.shorten(text, 60, placeholder="..."), [
+                ",".join(map(str, box)), name, *unsure,
+                *(f"{places(x)[k]} of {len(texts)}" for x in (scores, scores.T))]))
+    columns = [("", ["crop", "model"]), ("log det Sigma", ["caption", "crop"]),
+               ("rank for each other", ["caption", "crop"])]
+    return "", columns, rows
 
 
 def draw(path: str, boxes: list[tuple], texts: list[str], results: dict[str, dict],
          target: str) -> None:
     """One row per crop and one column per model, with the captions from the best to the worst; the
     crop's own is green."""
-    photo = Photos([path]).open(0)
+    photo = read_photo(path)
     size = 3 + 4.5 * len(results), 2.4 * len(boxes)
     with drawing(target, len(boxes), 1 + len(results), size, tight=True) as (figure, axes):
         for k, (row, (x, y, w, h)) in enumerate(zip(axes, boxes)):
@@ -129,19 +129,10 @@ def draw_ranking(axis, name: str, entry: dict, texts: list[str], k: int) -> None
         at -= 0.115 * len(wrapped) + 0.03
 
 
-def draw_triplets(manifest: dict, triplets: list[dict], folder: str | None, models: list[Encoder],
-                  target: str) -> None:
-    """Whole images with the boxes A, B and C, their captions, and the models' uncertainties of A
-    and C."""
-    with drawing(target, 1, len(triplets), (4 * len(triplets), 5.2)) as (figure, axes):
-        for axis, triplet in zip(axes[0], triplets):
-            draw_triplet(axis, triplet, photo_path(manifest, triplet["image"], folder), models)
-        figure.subplots_adjust(0.02, 0.38, 0.98, 0.98, wspace=0.1)
-
-
-def draw_triplet(axis, triplet: dict, path: str, models: list[Encoder]) -> None:
-    """Draw one triplet: the image, its boxes and its captions with the models' uncertainties."""
-    axis.imshow(np.asarray(Photos([path]).open(0)))
+def draw_triplet(axis, triplet: dict, path: str, models: dict[str, Encoder]) -> None:
+    """Draw one triplet: the whole image with the boxes A, B and C, its captions, and the models'
+    uncertainties of A and C."""
+    axis.imshow(np.asarray(read_photo(path)))
     axis.axis("off")
     lines = []
     for which, colour in COLOURS.items():
@@ -149,47 +140,50 @@ def draw_triplet(axis, triplet: dict, path: str, models: list[Encoder]) -> None:
         axis.add_patch(Rectangle((x - 0.5, y - 0.5), w, h, fill=False, edgecolor=colour,
                                  linewidth=2, linestyle="--" if which == "c" else "-"))
         lines.append(f"{which.upper()} ({colour}): {triplet[f'caption_{which}']}")
-    for name, model in zip(names(models), models):
+    for name, model in models.items():
         images = model.crops([(path, tuple(triplet[which])) for which in "ac"])
         captions = model.captions([triplet["caption_a"], triplet["caption_c"]])
-        for kind, e in (("crops", images), ("captions", captions)):
-            if e.log_var is not None:
-                a, c = uncertainty(e).tolist()
-                lines.append(f"{name}, {kind}: A {a:.1f}, C {c:.1f}")
+        for kind, values in (("crops", listed(images)), ("captions", listed(captions))):
+            if values:
+                lines.append(f"{name}, {kind}: A {values[0]:.1f}, C {values[1]:.1f}")
     wrapped = (textwrap.fill(line, 48, subsequent_indent="   ") for line in lines)
     axis.text(0, -0.03, "\n".join(wrapped), va="top", fontsize=8, transform=axis.transAxes)
 
 
-def own_photo(opt, models: list[Encoder]) -> None:
+def own_photo(opt, models: dict[str, Encoder]) -> None:
     """Table, picture and numbers for --image, --boxes and --captions."""
     boxes, texts = opt.boxes or [], opt.captions or []
     check(len(texts) == len(boxes) + 1 and boxes,
           f"--boxes has {len(boxes)} and --captions {len(texts)}; give at least one box, one "
           "caption for the whole photo, and one for each box")
-    width, height = Photos([opt.image]).open(0).size
+    width, height = read_photo(opt.image).size
     boxes = [(0, 0, width, height), *read_boxes(boxes, width, height)]
     results = {name: scores_and_uncertainties(model, opt.image, boxes, texts)
-               for name, model in zip(names(models), models)}
-    print("\n".join(table(texts, boxes, results)))
+               for name, model in models.items()}
+    print(report.text(table(texts, boxes, results)))
     draw(opt.image, boxes, texts, results, opt.output)
     numbers = numbers_of(opt.output)
     save_json({"image": opt.image, "boxes": boxes, "captions": texts,
-               "models": {name: {**model.facts, **result}
-                          for model, (name, result) in zip(models, results.items())}}, numbers)
+               "models": {name: {**models[name].facts, **result} for name, result in results.items()}},
+              numbers)
     print(f"picture in {opt.output}, numbers in {numbers}")
 
 
-def examples(opt, models: list[Encoder]) -> None:
+def examples(opt, models: dict[str, Encoder]) -> None:
     """The picture of example triplets for --manifest and --examples."""
-    manifest = read_manifest(opt.manifest)
+    manifest = read_manifest(opt.manifest, opt.vg)
     triplets = manifest["triplets"].get(f"{opt.threshold:g}")
     check(triplets is not None and opt.examples >= 1,
           f"--threshold {opt.threshold:g}, --examples {opt.examples}: {opt.manifest} has triplets "
           f"at {', '.join(manifest['triplets'])} percent; name one of them, and at least 1 example")
     order = random_order(np.array([t["image"] for t in triplets]), np.ones(len(triplets), bool),
                          opt.seed, "examples")
-    draw_triplets(manifest, [triplets[k] for k in order[:opt.examples]], opt.vg, models, opt.output)
-    print(f"{min(opt.examples, len(order))} triplets at {opt.threshold:g} percent in {opt.output}")
+    chosen = [triplets[k] for k in order[:opt.examples]]
+    with drawing(opt.output, 1, len(chosen), (4 * len(chosen), 5.2)) as (figure, axes):
+        for axis, triplet in zip(axes[0], chosen):
+            draw_triplet(axis, triplet, photo_path(manifest, triplet["image"]), models)
+        figure.subplots_adjust(0.02, 0.38, 0.98, 0.98, wspace=0.1)
+    print(f"{len(chosen)} triplets at {opt.threshold:g} percent in {opt.output}")
 
 
 def main(argv=None) -> None:

@@ -9,11 +9,14 @@ only its tower. Ways to fit a crop:
     centre    VSE++'s transform of photos: shorter side to 256, then the middle 224 x 224
     pad       never enlarged, in the middle of the input, edge pixels repeated (demo: things keep their size)
 """
+import functools
+import glob
 import hashlib
 import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -23,60 +26,34 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from checkpoints import Trained
-from cli import Arguments, InputError, check, filename, natural, torch_device
+from cli import Arguments, check, filename, natural, torch_device
+from demo import extractor as drawn
 from demo import scenes
-from encoders import CNN, CNNS
+from encoders import CNN, CNNS, Precomputed
 from features.networks import network
-from files.reading import checksum, read_array
+from files.photos import import_torchvision, read_photo
+from files.reading import checksum, read_array, refusing, sha256
 from files.writing import save_array
-from inputs import Photos, encode_captions
+from inputs import chunks, encode_captions, whole_transform
 from similarities import Embedding, Similarity
 from text import tokenize
 
 FITS = ("stretch", "centre", "pad")
-MEAN, STD = np.array([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]], np.float32)[..., None, None]
 SIDE = 224                            # of a network's input, pixels
 BATCH = 64                            # crops or pairs a step
+EMBEDDED = 128                        # crops that pass the tower at a time
 SHARD = 4096                          # crops a file of the cache
-DEMO = {960: "demo_scenes global", 192: "demo_scenes regions"}
-DEMO_FOLDERS = [
-    f"{world}{kind}" for world in scenes.WORLDS for kind in ("_precomp", "_region_precomp")
-]
 
 
 # ---- extractors
 
 class Extractor(NamedTuple):
-    """Turns batches of crops into features.
-
-    name: what is recorded of it. side: of the input, in pixels. fit: one of FITS. compute: (n,
-    side, side, 3) uint8 -> features.
-    """
-    name: str
+    """A network that makes features of crops."""
+    net: nn.Module                    # (n, ...) crops as `transform` prepares them -> features
+    transform: Callable               # of a crop of side x side pixels
+    name: str                         # what is recorded of it
     side: int
-    fit: str
-    compute: Callable
-
-
-def demo_extractor(regions: bool, fit: str) -> Extractor:
-    """The demo's fixed features of (n, 128, 128, 3) uint8: (n, 960), or (n, 36, 192) with
-    regions."""
-    def compute(pixels):
-        cells = scenes.region_features(pixels)
-        return cells.astype(np.float16) if regions else scenes.global_features(cells)
-    return Extractor(DEMO[192 if regions else 960], scenes.CANVAS, fit, compute)
-
-
-def cnn_extractor(cnn: nn.Module, name: str, fit: str, device) -> Extractor:
-    """A network's features of (n, 224, 224, 3) uint8: (n, F) float32 or (n, P, F) float16."""
-    cnn = cnn.to(device).eval()
-
-    @torch.no_grad()
-    def compute(pixels):
-        x = (pixels.transpose(0, 3, 1, 2).astype(np.float32) / 255 - MEAN) / STD  # (n, 3, 224, 224)
-        y = cnn(torch.from_numpy(x).to(device)).float().cpu().numpy()
-        return y.astype(np.float16) if y.ndim == 3 else y
-    return Extractor(name, SIDE, fit, compute)
+    fit: str                          # one of FITS
 
 
 def extractor_for(model: Trained, name: str | None, fit: str | None,
@@ -91,156 +68,100 @@ def extractor_for(model: Trained, name: str | None, fit: str | None,
     if isinstance(tower.trunk, CNN):                        # a model of photos
         check(not name, f"--extractor {name}: {run} reads photos with its own {trained.cnn_type}; "
                         "leave the option out")
-        trunk, tower.trunk = tower.trunk, Passed()
-        state = (x.detach().cpu().numpy() for x in trunk.state_dict().values())
-        line = f"{trained.cnn_type} trunk{' cells' * trunk.cells} {checksum(state)}"
-        return cnn_extractor(trunk, line, fit or "stretch", model.device)
+        net, tower.trunk = tower.trunk, Precomputed(tower.trunk.dim, normalise=False, average=False)
+        state = (x.detach().cpu().numpy() for x in net.state_dict().values())
+        line = f"{trained.cnn_type} trunk{' cells' * net.cells} {checksum(state)}"
+        return Extractor(net, whole_transform(), line, SIDE, fit or "stretch")
     recorded = model.extractors.get("ims")
-    line = name or recorded or ("demo" if trained.data_name in DEMO_FOLDERS else None)
+    world, _, kind = trained.data_name.partition("_")
+    of_demo = world in scenes.WORLDS and kind in ("precomp", "region_precomp")
+    line = name or recorded or ("demo" if of_demo else None)
     check(line, f"{run} was trained on the features of {trained.data_name}, and no features.json "
                 "beside them said what made them; name network and layer with --extractor, such as "
                 "'resnet152 pooled', or demo")
-    if line.split()[0].startswith("demo"):
-        check(trained.img_dim in DEMO,
-              f"--extractor {line} gives 960 numbers an image or 36 x 192, {run} was trained on "
-              f"{trained.img_dim}; name the extractor of its training set")
-        return demo_extractor(trained.img_dim == 192, fit or "pad")
     cnn_type, layer, *_ = [*line.split(), None]
-    check(cnn_type in CNNS, f"{run}: features by '{line}' cannot be made of new crops here; the "
-                            f"networks that can are {', '.join(CNNS)}, or demo")
-    cnn, at_hand = network(cnn_type, layer, weights)
-    check(not recorded or recorded == at_hand,
-          f"{run} was trained on features by '{recorded}' and the network at hand is '{at_hand}'; "
+    if cnn_type.startswith("demo"):
+        net, transform = drawn.Photos(bool(trained.n_regions)), drawn.transform
+        made_by, side, usual = net.line, scenes.CANVAS, "pad"
+    else:
+        check(cnn_type in CNNS, f"{run}: features by '{line}' cannot be made of new crops here; the "
+                                f"networks that can are {', '.join(CNNS)}, or demo")
+        net, made_by = network(cnn_type, layer, weights)
+        transform, side, usual = whole_transform(), SIDE, "stretch"
+    check(recorded in (None, made_by),
+          f"{run} was trained on features by '{recorded}' and the network at hand is '{made_by}'; "
           "give the same weights with --cnn_weights")
-    regions = trained.n_regions or 0
-    check((cnn.dim, 49 if cnn.cells else 0) == (trained.img_dim, regions),
-          f"{at_hand} gives {'49 x ' * cnn.cells}{cnn.dim} numbers an image, {run} was trained on "
-          f"{f'{regions} x ' if regions else ''}{trained.img_dim}; name with --extractor what made "
-          "its training set")
-    return cnn_extractor(cnn, at_hand, fit or "stretch", model.device)
-
-
-class Passed(nn.Module):
-    """Stands in for a trunk whose output was computed before."""
-
-    def forward(self, features: Tensor, lengths=None) -> Tensor:
-        return features
+    check((net.regions, net.dim) == (trained.n_regions, trained.img_dim),
+          f"{made_by} gives {net.regions or 1} x {net.dim} numbers an image, {run} was trained on "
+          f"{trained.n_regions or 1} x {trained.img_dim}; name with --extractor what made its "
+          "training set")
+    return Extractor(net.to(model.device).eval(), transform, made_by.split(",")[0], side, fit or usual)
 
 
 # ---- crops
 
-def cut(photo: Image.Image, box, side: int, fit: str) -> np.ndarray:
-    """The box (x, y, width, height) of a photo as (side, side, 3) uint8."""
+def cut(photo: Image.Image, box, side: int, fit: str) -> Image.Image:
+    """The box (x, y, width, height) of a photo, in side x side pixels."""
     x, y, w, h = box
     crop = photo.crop((x, y, x + w, y + h))
     if fit == "stretch":
-        return np.asarray(crop.resize((side, side), Image.Resampling.BILINEAR))
+        return crop.resize((side, side), Image.Resampling.BILINEAR)
     if fit == "centre":
-        scale = side * 256 / SIDE / min(w, h)
-        w, h = (round(side * 256 / SIDE) if n == min(box[2:]) else int(n * scale) for n in (w, h))
-        left, top = round((w - side) / 2), round((h - side) / 2)
-        crop = crop.resize((w, h), Image.Resampling.BILINEAR)
-        return np.asarray(crop.crop((left, top, left + side, top + side)))
+        import_torchvision()
+        from torchvision.transforms import functional as t
+        return t.center_crop(t.resize(crop, round(side * 256 / SIDE)), side)
     if max(w, h) > side:
         w, h = (max(1, round(n * side / max(w, h))) for n in (w, h))
         crop = crop.resize((w, h), Image.Resampling.BILINEAR)
     left, top = (side - w) // 2, (side - h) // 2
-    return np.pad(np.asarray(crop), ((top, side - h - top), (left, side - w - left), (0, 0)),
-                  mode="edge")
+    return Image.fromarray(np.pad(
+        np.asarray(crop), ((top, side - h - top), (left, side - w - left), (0, 0)), mode="edge"))
 
 
-def key_of(content: str, box, fit: str) -> str:
+@functools.cache
+def digest(path: str) -> str:
+    """The sha256 of a photo. Raises InputError if it cannot be read."""
+    with (refusing(f"{path} cannot be read", "check its name and its permissions", OSError),
+          open(path, "rb") as f):
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def key_of(path: str, box, fit: str) -> str:
     """The key of a crop in the cache: sha256 of the photo's digest, the box and the fit."""
-    return hashlib.sha256(f"{content} {' '.join(map(str, box))} {fit}".encode()).hexdigest()
+    return sha256(f"{digest(path)} {' '.join(map(str, box))} {fit}")
 
 
 class Cache:
-    """Features of the crops of one extractor, in files of up to 4,096 crops below a folder; with
-    folder None, in memory."""
+    """Features of the crops of one extractor, in files of up to 4,096 crops below a folder."""
 
-    def __init__(self, folder: str | None, extractor: Extractor):
-        name = hashlib.sha256(extractor.name.encode()).hexdigest()[:12]
-        self.folder = folder and os.path.join(folder, f"{extractor.name.split()[0]}_{name}")
-        self.place, self.arrays, self.read = {}, [], set()      # key -> (file, row); names of files
-        if self.folder:
-            os.makedirs(self.folder, exist_ok=True)
+    def __init__(self, folder: str, extractor: str):
+        name = f"{extractor.split()[0]}_{sha256(extractor)[:12]}"
+        self.folder = os.path.join(folder, name)
+        self.place, self.read = {}, set()                # key -> (array, row); files of keys
 
     def refresh(self) -> None:
-        """Read files that others have written since: another model of this run, or another
-        process."""
-        for file in sorted(os.listdir(self.folder)) if self.folder else ():
-            if file.endswith("_keys.npy") and not file.startswith(".") and file not in self.read:
-                fix = f"delete {self.folder}, it is computed again"
-                keys, array = (read_array(os.path.join(self.folder, name), fix)
-                               for name in (file, file.replace("_keys", "")))
-                check(keys.ndim == 1 and keys.dtype.kind == "U" and len(keys) == len(array),
-                      f"{os.path.join(self.folder, file)} does not list the rows of the file "
-                      f"beside it; {fix}")
-                self.take(file, keys.tolist(), array)
-
-    def take(self, file: str, keys: list[str], array: np.ndarray) -> None:
-        """Add the rows of one file."""
-        self.place.update((key, (len(self.arrays), row)) for row, key in enumerate(keys))
-        self.arrays.append(array)
-        self.read.add(file)
+        """Read the files that were written since, also by another model or another process."""
+        for file in sorted(set(glob.glob(f"{glob.escape(self.folder)}/*_keys.npy")) - self.read):
+            fix = f"delete {self.folder}, it is computed again"
+            keys = read_array(file, fix)
+            array = read_array(file.removesuffix("_keys.npy") + ".npy", fix)
+            check(keys.ndim == 1 and keys.dtype.kind == "U" and len(keys) == len(array),
+                  f"{file} does not list the rows of the file beside it; {fix}")
+            self.place.update((key, (array, row)) for row, key in enumerate(keys.tolist()))
+            self.read.add(file)
 
     def add(self, keys: list[str], features: np.ndarray) -> None:
         """Write the features of new crops. The keys are written last, so a file without keys, from
         a run that was stopped, is overwritten."""
-        name = hashlib.sha256("".join(keys).encode()).hexdigest()[:16]
-        if self.folder:
-            path = os.path.join(self.folder, name)
-            save_array(f"{path}.npy", features)
-            save_array(f"{path}_keys.npy", np.array(keys))
-            features = read_array(f"{path}.npy", "free some room")
-        self.take(f"{name}_keys.npy", keys, features)
+        path = os.path.join(self.folder, sha256("".join(keys))[:16])
+        save_array(f"{path}.npy", features)
+        save_array(f"{path}_keys.npy", np.array(keys))
+        self.refresh()
 
     def rows(self, keys: list[str]) -> np.ndarray:
         """The features of these crops, (B, ...) float32."""
         places = (self.place[key] for key in keys)
-        return np.stack([self.arrays[file][row] for file, row in places]).astype(np.float32)
-
-
-def fill(cache: Cache, extractor: Extractor, wanted: list[tuple[str, tuple, str]]) -> dict:
-    """Compute the features of those crops (path of the photo, box, key) that the cache lacks.
-
-    A thread cuts the next crops while the network works. Returns {"crops", "seconds",
-    "network_seconds"}.
-    """
-    cache.refresh()
-    missing = {key: (path, box) for path, box, key in wanted if key not in cache.place}
-    work = sorted(missing.items(), key=lambda item: item[1])             # those of a photo together
-    began, busy, keys, features = time.perf_counter(), 0.0, [], []
-    opened = {}
-
-    def load(chunk):
-        pixels = []
-        for _, (path, box) in chunk:
-            if path not in opened:
-                opened.clear()
-                opened[path] = Photos([path]).open(0)
-            pixels.append(cut(opened[path], box, extractor.side, extractor.fit))
-        return np.stack(pixels)
-    chunks = [work[k:k + BATCH] for k in range(0, len(work), BATCH)]
-    with (
-        ThreadPoolExecutor(1) as pool,
-        tqdm(
-            total=len(work), desc=f"crops, {extractor.name.split()[0]}", disable=None, leave=False
-        ) as bar,
-    ):
-        coming = pool.submit(load, chunks[0]) if chunks else None
-        for k, chunk in enumerate(chunks):
-            pixels = coming.result()
-            coming = pool.submit(load, chunks[k + 1]) if k + 1 < len(chunks) else None
-            start = time.perf_counter()
-            features.append(extractor.compute(pixels))
-            busy += time.perf_counter() - start
-            keys += [key for key, _ in chunk]
-            if len(keys) >= SHARD or k + 1 == len(chunks):
-                cache.add(keys, np.concatenate(features))
-                keys, features = [], []
-            bar.update(len(chunk))
-    return {"crops": len(work), "seconds": time.perf_counter() - began, "network_seconds": busy}
+        return np.stack([array[row] for array, row in places]).astype(np.float32)
 
 
 # ---- models
@@ -248,11 +169,11 @@ def fill(cache: Cache, extractor: Extractor, wanted: list[tuple[str, tuple, str]
 class Encoder(Trained):
     """A trained model with the extractor of its training set: crops and captions -> Embedding.
 
-    Raises InputError if the model reads ready features of captions, or its extractor is not to be
-    had.
+    cache: the folder that keeps features of crops. Raises InputError if the model reads ready
+    features of captions, or its extractor is not to be had.
     """
 
-    def __init__(self, run: str, device, cache: str | None = None, extractor: str | None = None,
+    def __init__(self, run: str, device, cache: str, extractor: str | None = None,
                  fit: str | None = None, weights: str | None = None, vocab: str | None = None):
         super().__init__(run, device, vocab=vocab)
         check(
@@ -260,13 +181,7 @@ class Encoder(Trained):
             f"{run} reads ready features of captions and knows no words; give a model of words",
         )
         self.extractor = extractor_for(self, extractor, fit, weights)
-        self.cache, self.contents = Cache(cache, self.extractor), {}
-
-    @property
-    def name(self) -> str:
-        """The name of the run folder."""
-        folder = self.path if os.path.isdir(self.path) else os.path.dirname(self.path)
-        return os.path.basename(os.path.normpath(folder))
+        self.cache = Cache(cache, self.extractor.name)
 
     @property
     def facts(self) -> dict:
@@ -274,40 +189,57 @@ class Encoder(Trained):
         return {"checkpoint": self.path, "sim": self.options.sim,
                 "extractor": self.extractor.name, "fit": self.extractor.fit}
 
-    def content(self, path: str) -> str:
-        """The sha256 of a photo. Raises InputError if it cannot be read."""
-        if path not in self.contents:
-            try:
-                with open(path, "rb") as f:
-                    self.contents[path] = hashlib.file_digest(f, "sha256").hexdigest()
-            except OSError as error:
-                raise InputError(f"the photo {path} cannot be read ({error.strerror}); fetch it "
-                                 "again, or prepare with --skip_missing") from error
-        return self.contents[path]
-
-    def crops(self, wanted: list[tuple[str, tuple]], batch: int = 128) -> Embedding:
+    def crops(self, wanted: list[tuple[str, tuple]]) -> Embedding:
         """Embedding of N crops: [(path, box (x, y, width, height))] of length N -> Embedding of
         N."""
-        keys = [key_of(self.content(path), box, self.extractor.fit) for path, box in wanted]
-        took = fill(self.cache, self.extractor, [(*pair, key) for pair, key in zip(wanted, keys)])
+        keys = [key_of(*crop, self.extractor.fit) for crop in wanted]
+        self.fill(dict(zip(keys, wanted)))
         unique, place = distinct(keys)
-        embedded = Embedding.cat([self.images(self.cache.rows(unique[k:k + batch]))
-                                  for k in range(0, len(unique), batch)])
-        if took["crops"]:
-            outside = 1 - took["network_seconds"] / took["seconds"]
-            print(f"{self.path}: features of {took['crops']:,} crops by {self.extractor.name} "
-                  f"({self.extractor.fit}) in {took['seconds']:.1f} s, {100 * outside:.0f}% of it "
-                  f"outside the extractor; {len(unique) - took['crops']:,} were at hand")
-        return embedded.rows(place.to(self.device))
+        return Embedding.cat([self.images(self.cache.rows(some))
+                              for some in chunks(unique, EMBEDDED)]).rows(place.to(self.device))
 
-    def captions(self, texts: list[str]) -> Embedding:
-        """Embedding of N texts. Words that are not in the vocabulary are <unk>."""
+    @torch.no_grad()
+    def fill(self, wanted: dict[str, tuple]) -> None:
+        """Compute the features of those crops, {key: (path of the photo, box)}, that the cache
+        lacks. A thread cuts the next crops while the network works."""
+        net, transform, name, side, fit = self.extractor
+        self.cache.refresh()
+        # sorted, so that the crops of a photo stand together and it is read once
+        work = sorted((crop, key) for key, crop in wanted.items() if key not in self.cache.place)
+        parts, photo = chunks(work, BATCH), functools.lru_cache(1)(read_photo)
+        began, busy, keys, features = time.perf_counter(), 0.0, [], []
+
+        def load(part):
+            return torch.stack([transform(cut(photo(path), box, side, fit))
+                                for (path, box), _ in part])
+        with (
+            ThreadPoolExecutor(1) as pool,
+            tqdm(total=len(work), desc=f"crops, {name.split()[0]}", disable=None, leave=False) as bar,
+        ):
+            coming = (pool.submit(load, part) for part in parts)
+            ready = next(coming, None)
+            for part in parts:
+                pixels, ready = ready.result(), next(coming, None)
+                start = time.perf_counter()
+                y = net(pixels.to(self.device)).float().cpu().numpy()      # (n, F) or (n, P, F)
+                features.append(y.astype(np.float16) if y.ndim == 3 else y)
+                busy += time.perf_counter() - start
+                keys += [key for _, key in part]
+                if len(keys) >= SHARD or part is parts[-1]:
+                    self.cache.add(keys, np.concatenate(features))
+                    keys, features = [], []
+                bar.update(len(part))
+        if work:
+            seconds = time.perf_counter() - began
+            print(f"{self.path}: features of {len(work):,} crops by {name} ({fit}) in {seconds:.1f} "
+                  f"s, {100 * (1 - busy / seconds):.0f}% of it outside the extractor; "
+                  f"{len(wanted) - len(work):,} were at hand")
+
+    def captions(self, texts: list[str], any_words: bool = True) -> Embedding:
+        """Embedding of N texts. Words that are not in the vocabulary are <unk>; without any_words a
+        text of nothing else raises InputError."""
         unique, place = distinct(texts)
-        return self.texts(unique, any_words=True).rows(place.to(self.device))
-
-    def unknown(self, texts: list[str]) -> np.ndarray:
-        """(N,) bool: whether no word of a text is known."""
-        return encode_captions([tokenize(text) for text in texts], self.vocab).unknown
+        return self.texts(unique, any_words=any_words).rows(place.to(self.device))
 
 
 @torch.no_grad()
@@ -319,17 +251,16 @@ def pair_scores(similarity: Similarity, images: Embedding, captions: Embedding, 
     A pair that occurs again has the same score to the last bit, so equal choices are ties.
     """
     pairs, where = np.unique(np.stack([i, c]), axis=1, return_inverse=True)         # (2, P), (K,)
-    i, c = torch.from_numpy(pairs).to(images.mean.device)
-    blocks = [slice(k, k + BATCH) for k in range(0, len(i), BATCH)]
-    scores = [similarity(images.rows(i[block]), captions.rows(c[block])).diagonal()
-              for block in blocks]
+    blocks = zip(*(x.split(BATCH) for x in torch.from_numpy(pairs).to(images.mean.device)))
+    scores = [similarity(images.rows(i), captions.rows(c)).diagonal() for i, c in blocks]
     return torch.cat(scores).float().cpu().numpy()[where.ravel()]
 
 
 def distinct(items: list[str]) -> tuple[list[str], Tensor]:
     """The different ones of N items, in their order, and the place of each item there (N,)."""
-    place = {item: k for k, item in enumerate(dict.fromkeys(items))}
-    return list(place), torch.tensor([place[item] for item in items])
+    place = {}
+    rows = [place.setdefault(item, len(place)) for item in items]
+    return list(place), torch.tensor(rows)
 
 
 # ---- what the commands share
@@ -368,56 +299,54 @@ def model_arguments(p: Arguments) -> None:
         help="auto takes CUDA if there is a GPU")
 
 
-def build_encoders(opt) -> list[Encoder]:
-    """The Encoders of --checkpoint."""
+def build_encoders(opt) -> dict[str, Encoder]:
+    """The Encoders of --checkpoint, by the names of their run folders, or by their paths where two
+    folders have one name."""
     device = torch_device(opt.device)
-    return [Encoder(run, device, opt.cache, opt.extractor, opt.fit, opt.cnn_weights, opt.vocab)
-            for run in opt.checkpoint]
+    folders = (run if os.path.isdir(run) else os.path.dirname(run) for run in opt.checkpoint)
+    names = [os.path.basename(os.path.normpath(folder)) for folder in folders]
+    return {name: Encoder(run, device, opt.cache, opt.extractor, opt.fit, opt.cnn_weights, opt.vocab)
+            for name, run in zip(names if len(set(names)) == len(names) else opt.checkpoint,
+                                 opt.checkpoint)}
 
 
-def names(models) -> list[str]:
-    """Short names of runs, all different."""
-    short = [model.name for model in models]
-    return short if len(set(short)) == len(short) else [model.path for model in models]
-
-
-def photo_path(manifest: dict, image: int, folder: str | None) -> str:
+def photo_path(manifest: dict, image: int) -> str:
     """The path of the photo of an image of the manifest."""
-    return os.path.join(folder or manifest["folder"], manifest["images"][str(image)]["file"])
-
-
-def all_known(items: list[dict], texts, models: list[Encoder]) -> np.ndarray:
-    """(N,) bool: whether every model knows a word of each of texts(item). All items have the same
-    number of texts."""
-    flat = [text for item in items for text in texts(item)]
-    unknown = np.any([model.unknown(flat) for model in models], 0)
-    return ~unknown.reshape(len(items), -1).any(1)
-
-
-def usable_triplets(manifest: dict, models: list[Encoder]) -> tuple[dict[str, list[dict]], int]:
-    """The triplets {threshold: [triplet]} of the images that can be used, and the number of images
-    left out.
-
-    An image is used if, at every threshold, every model knows a word of captions A and B. Raises
-    InputError if none is left.
-    """
-    keep = np.all([all_known(items, lambda t: (t["caption_a"], t["caption_b"]), models)
-                   for items in manifest["triplets"].values()], 0)
-    check(keep.any(),
-          f"no triplet is left: {', '.join(model.path for model in models)} know no word of the "
-          "captions; give models of the manifest's language")
-    return ({percent: [t for t, good in zip(items, keep) if good]
-             for percent, items in manifest["triplets"].items()}, int((~keep).sum()))
-
-
-def ends_of(manifest: dict, triplets_at: dict[str, list[dict]], folder: str | None) -> tuple:
-    """Crops (path, box) and captions of n triplets, all A and then all C, 2 n of each."""
-    both = [(which, t) for which in "ac" for items in triplets_at.values() for t in items]
-    boxes = [(photo_path(manifest, t["image"], folder), tuple(t[which])) for which, t in both]
-    return boxes, [t[f"caption_{which}"] for which, t in both]
+    return os.path.join(manifest["folder"], manifest["images"][str(image)]["file"])
 
 
 def whole_box(manifest: dict, image: int) -> tuple:
     """The box (x, y, width, height) of a whole image."""
     size = manifest["images"][str(image)]
     return 0, 0, size["width"], size["height"]
+
+
+def known_only(models: dict[str, Encoder], items: list, texts: Callable) -> list:
+    """Those of the items of which every model knows a word of each of texts(item)."""
+    words = {text: tokenize(text) for item in items for text in texts(item)}
+    unknown = set()
+    for model in models.values() if words else ():
+        unknown.update(compress(words, encode_captions(list(words.values()), model.vocab).unknown))
+    return [item for item in items if unknown.isdisjoint(texts(item))]
+
+
+def usable_triplets(manifest: dict,
+                    models: dict[str, Encoder]) -> tuple[dict[str, list[dict]], int]:
+    """The triplets {threshold: [triplet]} of the images that can be used, and the number of images
+    left out.
+
+    An image is used if, at every threshold, every model knows a word of captions A and B. Raises
+    InputError if none is left.
+    """
+    images = list(zip(*manifest["triplets"].values()))      # the triplets of an image at all thresholds
+    kept = known_only(models, images, lambda own: [t[f"caption_{x}"] for t in own for x in "ab"])
+    check(kept, f"no triplet is left: {', '.join(models)} know no word of the captions; give models "
+                "of the manifest's language")
+    return dict(zip(manifest["triplets"], map(list, zip(*kept)))), len(images) - len(kept)
+
+
+def ends_of(manifest: dict, triplets_at: dict[str, list[dict]]) -> tuple[list[tuple], list[str]]:
+    """Crops (path, box) and captions of n triplets, all A and then all C, 2 n of each."""
+    both = [(which, t) for which in "ac" for items in triplets_at.values() for t in items]
+    boxes = [(photo_path(manifest, t["image"]), tuple(t[which])) for which, t in both]
+    return boxes, [t[f"caption_{which}"] for which, t in both]

@@ -25,7 +25,9 @@ import hashlib
 import json
 import os
 import re
-from dataclasses import dataclass
+from array import array
+from collections import defaultdict
+from dataclasses import dataclass, replace
 
 import numpy as np
 from tqdm import tqdm
@@ -34,7 +36,7 @@ import cli
 from cli import Arguments, InputError, check, data_set, filename, natural, number, reason
 from data import read_split
 from files.layouts import Split
-from files.reading import FAULTS, below, holds_keys, need, read_json
+from files.reading import FAULTS, below, need, read_json, refusing
 from files.writing import output, save_json
 
 FORMAT = 1                            # of the manifest
@@ -43,6 +45,7 @@ CROPS, SHARE = 3, 20       # crops of an image and their greatest area in percen
 DRAWN, SHARES = 40, (0.02, 0.55)      # boxes drawn in a photo, and their shares of it
 FOLDERS = ("images", "VG_100K", "VG_100K_2", "")       # where photos lie
 SOURCE = "get it from Visual Genome, or write demo data with python -m demo"
+AS_SHIPPED = "give the file as Visual Genome ships it"
 READ = 1 << 24                        # characters read at a time
 LONGEST = 1 << 27                     # characters of an entry of the annotations, at most
 GAP = re.compile(r"[\s,]*")
@@ -50,21 +53,51 @@ GAP = re.compile(r"[\s,]*")
 
 @dataclass
 class Regions:
-    """R usable regions of N images; those of an image are together, the largest first, equally
-    large ones as in the file."""
+    """R regions of N images. `usable` keeps those that can be used, the regions of an image
+    together, the largest first, equally large ones as in the file."""
+    folder: str                       # of the photos
     image_ids: np.ndarray             # (N,) int64
     sizes: np.ndarray                 # (N, 2) int64: width, height
-    files: list                       # N photos' base names as image_data.json gives them, or None
-    start: np.ndarray          # (N + 1,) int64: regions start[i] .. start[i + 1] - 1 are of image i
-    boxes: np.ndarray                 # (R, 4) int32: x, y, width, height, within the image
+    files: list                       # N photos, below the folder; None where one is missing
+    image: np.ndarray                 # (R,) int32: the image of each region
+    boxes: np.ndarray                 # (R, 4) int32: x, y, width, height
     region_ids: np.ndarray            # (R,) int64
-    phrases: list                     # R
+    phrases: list                     # R; None: the captions of the image take their place
     counts: dict                      # of what there was and what was dropped, and why
+    captions: list | None = None      # the captions of each of N images
 
     @property
     def area(self) -> np.ndarray:
         """Areas of the regions in pixels, (R,) int64."""
         return self.boxes[:, 2].astype(np.int64) * self.boxes[:, 3]                 # (R,)
+
+    def usable(self) -> "Regions":
+        """Clip boxes to their images, drop what cannot be used, each region counted for one reason,
+        and sort the rest."""
+        low = np.maximum(self.boxes[:, :2], 0)
+        high = np.minimum(self.boxes[:, :2] + self.boxes[:, 2:], self.sizes[self.image])    # (R, 2)
+        flat, outside = (self.boxes[:, 2:] <= 0).any(1), (high <= low).any(1)
+        empty = np.array([phrase == "" for phrase in self.phrases], bool)
+        keep = ~(flat | outside | empty)
+        clipped = np.concatenate([low, high - low], 1).astype(np.int32)             # (R, 4)
+        rows = np.flatnonzero(keep)
+        area = clipped[rows, 2].astype(np.int64) * clipped[rows, 3]
+        rows = rows[np.lexsort((-area, self.image[rows]))]      # stable: equals stay as in the file
+        n = np.bincount(self.image[rows], minlength=len(self.image_ids))
+        cases = {
+            "images_kept": n > 0,
+            "images_without_regions": n == 0,
+            "regions_without_area": flat,
+            "regions_outside": outside & ~flat,
+            "regions_without_phrase": empty & ~flat & ~outside,
+            "regions_kept": keep,
+            "regions_clipped": keep & (clipped != self.boxes).any(1),
+        }
+        counts = {case: int(mask.sum()) for case, mask in cases.items()}
+        return replace(self, image=self.image[rows], boxes=clipped[rows],
+                       region_ids=self.region_ids[rows],
+                       phrases=[self.phrases[k] for k in rows.tolist()],
+                       counts={**self.counts, **counts, "regions_read": len(self.boxes)})
 
 
 # ---- annotations
@@ -73,201 +106,132 @@ def stream(path: str):
     """The objects of a JSON array one after the other, with the number of characters read so far;
     never all at once.
 
-    Raises InputError if the file is missing or is not a JSON array.
+    Raises InputError if the file is not a JSON array.
     """
-    need(path, SOURCE)
-    decoder, text, at, read, opened = json.JSONDecoder(), "", 0, 0, False
+    decoder = json.JSONDecoder()
     try:
-        with open(path, encoding="utf-8") as f:
+        with (refusing(f"{path} cannot be read", "check its name and its permissions", OSError),
+              open(path, encoding="utf-8") as f):
+            text = f.read(READ)
+            at, read = GAP.match(text).end(), len(text)
+            if text[at:at + 1] != "[":
+                raise ValueError(f"it starts with {text[at:at + 20]!r} and not with a list")
+            at += 1
             while True:
                 at = GAP.match(text, at).end()
-                if at < len(text) and not opened:
-                    check(text[at] == "[",
-                          f"{path} starts with {text[at:at + 20]!r} and not with a list; fetch it "
-                          "again")
-                    at, opened = at + 1, True
-                    continue
-                if at < len(text) and text[at] == "]":
+                if text[at:at + 1] == "]":
                     return
                 try:
                     entry, at = decoder.raw_decode(text, at)
                     yield entry, read
-                except RecursionError as error:
-                    raise InputError(f"{path} is not whole JSON (it is nested hundreds of levels "
-                                     "deep); fetch it again") from error
                 except json.JSONDecodeError as error:
                     more = f.read(READ)
                     if not more or len(text) - at > LONGEST:
-                        raise InputError(f"{path} is not whole JSON ({error.msg} near character "
-                                         f"{read - len(text) + error.pos}); fetch it again") from error
+                        raise ValueError(f"{error.msg} near character "
+                                         f"{read - len(text) + error.pos}") from error
                     text, at, read = text[at:] + more, 0, read + len(more)
     except InputError:
         raise
-    except ValueError as error:            # bytes that are no text, a number of thousands of digits
-        raise InputError(
-            f"{path} is not JSON in UTF-8 ({reason(error)}); fetch it again") from error
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be read ({reason(error)}); check its permissions") from error
+    # also bytes that are no text, a number of thousands of digits, hundreds of levels
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not whole JSON ({reason(error)}); fetch it again") from error
 
 
-def number_of(entry: dict, names: tuple, path: str, what: str) -> int:
-    """The id under the first of the names that is there. Raises InputError if none is."""
-    check(isinstance(entry, dict),
-          f"{path}: {what} is a {type(entry).__name__} and no object; give the file as Visual "
-          "Genome ships it")
-    for name in names:
-        if type(entry.get(name)) is int and abs(entry[name]) < 2 ** 63:
-            return entry[name]
-    raise InputError(f"{path}: {what} has no whole number under {' or '.join(names)}, only "
-                     f"{', '.join(list(entry)[:6])}; give the file as Visual Genome ships it")
+def image_id(entry, path: str) -> int:
+    """The id of the image of an entry. Raises InputError if it has none."""
+    number = entry.get("image_id", entry.get("id")) if isinstance(entry, dict) else None
+    check(type(number) is int and abs(number) < 2 ** 63,
+          f"{path} has an entry with no whole number under image_id or id; {AS_SHIPPED}")
+    return number
 
 
-def read_images(path: str, counts: dict) -> tuple[np.ndarray, np.ndarray, list]:
-    """Ids (N,), sizes (N, 2) and names of the photos of the images that are not in COCO, sorted by
-    id; updates counts.
+def read_images(folder: str, counts: dict) -> tuple[np.ndarray, np.ndarray, list]:
+    """Ids (N,) and sizes (N, 2) of the images that are not in COCO, sorted by id, and their photos
+    below the folder or None; updates counts.
 
     Raises InputError if the file is not as Visual Genome ships it or no image is left.
     """
+    path, there, rows = os.path.join(folder, "image_data.json"), {}, {}
     listed = read_json(need(path, SOURCE))
-    check(isinstance(listed, list) and all(isinstance(entry, dict) for entry in listed),
-          f"{path} is no list of images; give image_data.json as Visual Genome ships it")
-    rows = []
+    check(isinstance(listed, list), f"{path} is no list of images; {AS_SHIPPED}")
+    for below_it in filter(os.path.isdir, (os.path.join(folder, name) for name in FOLDERS)):
+        for name in os.listdir(below_it):
+            there.setdefault(name, os.path.relpath(os.path.join(below_it, name), folder))
     for entry in listed:
-        number = number_of(entry, ("image_id", "id"), path, "an image")
-        size, url = (entry.get("width"), entry.get("height")), entry.get("url") or ""
-        if not isinstance(url, str):
-            raise InputError(f"{path}: the url of image {number} is {ascii(url)[:40]} and no text; "
-                             "give the file as Visual Genome ships it")
+        number, size = image_id(entry, path), (entry.get("width"), entry.get("height"))
         if entry.get("coco_id") is not None:
             counts["images_in_coco"] += 1
         elif not all(type(side) is int and 0 < side < 2 ** 31 for side in size):
             counts["images_without_size"] += 1
-        else:
-            rows.append((number, *size, os.path.basename(url) or None))
-    rows.sort(key=lambda row: row[0])
+        elif number in rows:
+            counts["images_twice"] += 1
+        else:                                  # the photo has the name that url gives, or its id
+            names = os.path.basename(str(entry.get("url"))), f"{number}.jpg", f"{number}.png"
+            rows[number] = size, next((there[name] for name in names if name in there), None)
     counts["images_listed"] = len(listed)
-    counts["images_twice"] = sum(a[0] == b[0] for a, b in zip(rows, rows[1:]))
-    rows = [row for k, row in enumerate(rows) if not k or rows[k - 1][0] != row[0]]
     check(rows,
           f"{path}: none of its {len(listed)} images has a size and no coco_id, so none is left; "
           "give the whole file of Visual Genome")
-    ids, width, height, files = zip(*rows)
-    return np.array(ids, np.int64), np.array([width, height], np.int64).T, list(files)
+    ids = sorted(rows)
+    sizes, files = zip(*(rows[number] for number in ids))
+    return np.array(ids, np.int64), np.array(sizes, np.int64), list(files)
 
 
 def read_regions(folder: str) -> Regions:
-    """Read both annotation files of a folder. Every region is kept, or dropped and counted for one
-    reason."""
+    """All regions of both annotation files of a folder."""
     counts = dict.fromkeys(("images_listed", "images_in_coco", "images_without_size",
                             "images_twice", "images_kept", "images_without_regions",
-                            "regions_of_other_images", "regions_read", "regions_without_area",
-                            "regions_outside", "regions_without_phrase", "regions_kept",
-                            "regions_clipped"), 0)
-    image_ids, sizes, files = read_images(os.path.join(folder, "image_data.json"), counts)
+                            "regions_of_other_images", "regions_read"), 0)
+    image_ids, sizes, files = read_images(folder, counts)
     place = {number: i for i, number in enumerate(image_ids.tolist())}
-    path = os.path.join(folder, "region_descriptions.json")
-    # of a thousand images or so, then packed into done
-    images, numbers, ids, phrases, done = [], [], [], [], []
-    with tqdm(total=os.path.getsize(path) if os.path.isfile(path) else 0, unit="B", unit_scale=True,
-              desc="regions", disable=None) as bar:
+    path = need(os.path.join(folder, "region_descriptions.json"), SOURCE)
+    image, numbers, ids, phrases = array("i"), array("d"), array("q"), []
+    with tqdm(total=os.path.getsize(path), unit="B", unit_scale=True, desc="regions",
+              disable=None) as bar:
         for k, (entry, read) in enumerate(stream(path)):
-            i = place.get(number_of(entry, ("image_id", "id"), path, "an entry"))
+            i = place.get(image_id(entry, path))
             try:
                 regions = entry["regions"]
                 if i is None:
                     counts["regions_of_other_images"] += len(regions)
                     continue
-                numbers += [(r["x"], r["y"], r["width"], r["height"]) for r in regions]
-                phrases += [(r["phrase"] or "").strip() for r in regions]
-                ids += [r["region_id"] if "region_id" in r else r["id"] for r in regions]
-                images += [i] * len(regions)
-                if len(images) > 100_000:
-                    done.append(packed(path, images, numbers, ids))
-                    images, numbers, ids = [], [], []
-            except (KeyError, TypeError, AttributeError) as error:
+                for r in regions:
+                    numbers.extend((r["x"], r["y"], r["width"], r["height"]))
+                    ids.append(r["region_id"] if "region_id" in r else r["id"])
+                    phrases.append((r["phrase"] or "").strip())
+                image.extend([i] * len(regions))
+            except (KeyError, TypeError, AttributeError, OverflowError) as error:
                 raise InputError(f"{path}: entry {k + 1} has regions that are not as Visual Genome "
                                  f"ships them ({error!r}); each needs region_id or id, x, y, "
                                  "width, height and phrase") from error
             bar.update(read - bar.n)
-        done.append(packed(path, images, numbers, ids))
-    image, boxes, ids = (np.concatenate(parts) for parts in zip(*done))         # (R,), (R, 4), (R,)
-    empty = np.array([not phrase for phrase in phrases], bool)
-    return sorted_by_size(image_ids, sizes, files, image, boxes, ids, phrases, empty, counts)
-
-
-def packed(path: str, images: list, numbers: list, ids: list) -> tuple:
-    """Lists -> image (r,) int32, box (r, 4) int32 in whole pixels, region id (r,) int64. Raises
-    InputError for bad numbers."""
-    try:
-        boxes, ids = np.array(numbers, np.float64).reshape(-1, 4), np.array(ids, np.int64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"{path} has a box or an id that is no number ({error}); give the file as "
-                         "Visual Genome ships it") from error
-    check(np.isfinite(boxes).all() and not (np.abs(boxes) > 1e6).any(),
-          f"{path} has a box of no finite number of pixels; give the file as Visual Genome ships "
-          "it")
-    return np.array(images, np.int32), np.rint(boxes).astype(np.int32), ids
-
-
-def sorted_by_size(image_ids, sizes, files, image, boxes, ids, phrases, empty, counts) -> Regions:
-    """Clip boxes to their images, drop unusable ones, and put the regions of an image together, the
-    largest first."""
-    low = np.maximum(boxes[:, :2], 0)
-    high = np.minimum(boxes[:, :2] + boxes[:, 2:], sizes[image])                    # (R, 2)
-    flat, outside = (boxes[:, 2:] <= 0).any(1), (high <= low).any(1)
-    keep = ~(flat | outside | empty)
-    clipped = np.concatenate([low, high - low], 1).astype(np.int32)                 # (R, 4)
-    rows = np.flatnonzero(keep)
-    area = clipped[rows, 2].astype(np.int64) * clipped[rows, 3]
-    rows = rows[np.lexsort((-area, image[rows]))]               # stable: equals stay as in the file
-    n = np.bincount(image[rows], minlength=len(image_ids))
-    cases = {
-        "images_kept": n > 0,
-        "images_without_regions": n == 0,
-        "regions_without_area": flat,
-        "regions_outside": outside & ~flat,
-        "regions_without_phrase": empty & ~flat & ~outside,
-        "regions_kept": keep,
-        "regions_clipped": keep & (clipped != boxes).any(1),
-    }
-    counts.update({case: int(mask.sum()) for case, mask in cases.items()}, regions_read=len(boxes))
-    return Regions(image_ids, sizes, files, np.concatenate([[0], np.cumsum(n)]), clipped[rows],
-                   ids[rows], [phrases[k] for k in rows.tolist()], counts)
-
-
-def of_genome(folder: str) -> tuple[str, Regions, list, None]:
-    """The folder of photos, the regions, the photos' files below it, and no captions of their own."""
-    regions = read_regions(folder)
-    return folder, regions, photo_files(folder, regions), None
+    boxes = np.asarray(numbers).reshape(-1, 4)
+    check(-1e6 <= boxes.min(initial=0) and boxes.max(initial=0) <= 1e6,
+          f"{path} has a box of no finite number of pixels; {AS_SHIPPED}")
+    boxes = np.rint(boxes, out=boxes).astype(np.int32)
+    return Regions(folder, image_ids, sizes, files, np.asarray(image), boxes, np.asarray(ids),
+                   phrases, counts)
 
 
 # ---- photos with captions
 
-def of_photos(split: Split, instances: str | None,
-              seed: int) -> tuple[str, Regions, list, list[list[str]]]:
-    """The same of the photos of a split, and the captions of each. Raises InputError where none has
-    two."""
-    regions = regions_of_photos(split, instances, seed)
-    folder = os.path.commonpath([os.path.dirname(path) for path in regions.files])
-    own = [[strip_full_stop(split.captions[m]) for m in np.flatnonzero(split.caption_image == i)]
-           for i in range(len(regions.files))]
-    check(max(map(len, own)) > 1,
-          "no photo has two captions, and A and B are two of one photo; give other data")
-    return folder, regions, [os.path.relpath(path, folder) for path in regions.files], own
-
-
-def regions_of_photos(split: Split, instances: str | None, seed: int) -> Regions:
+def of_photos(split: Split, instances: str | None, seed: int) -> Regions:
     """Regions of the photos of a split: COCO's instances, of the file `instances`, or boxes drawn at
-    random in shape and place. Raises InputError where the file holds none of these photos."""
+    random in shape and place. Raises InputError where no photo has two captions, and where the file
+    lacks one of these photos."""
     n, photos = len(split.images), split.images
     sizes = np.array([photos.open(i).size for i in tqdm(range(n), desc="photos", disable=None)])
     boxes = (boxes_of_instances(instances, [photos.name(i) for i in range(n)]) if instances
              else [drawn_boxes(size, np.random.default_rng([seed, i])) for i, size in enumerate(sizes)])
+    captions = [[split.captions[m] for m in np.flatnonzero(split.caption_image == i)]
+                for i in range(n)]
+    check(max(map(len, captions)) > 1,
+          "no photo has two captions, and A and B are two of one photo; give other data")
+    folder = os.path.commonpath([os.path.dirname(path) for path in photos.paths])
     image = np.repeat(np.arange(n), [len(own) for own in boxes])                    # (R,)
-    flat = np.rint(np.concatenate(boxes)).astype(np.int32)                          # (R, 4)
-    return sorted_by_size(np.arange(n), sizes, list(photos.paths), image, flat, np.arange(len(image)),
-                          [""] * len(image), np.zeros(len(image), bool), {"images_listed": n})
+    return Regions(folder, np.arange(n), sizes, [os.path.relpath(path, folder) for path in photos.paths],
+                   image, np.rint(np.concatenate(boxes)).astype(np.int32), np.arange(len(image)),
+                   [None] * len(image), {"images_listed": n}, captions)
 
 
 def drawn_boxes(size: np.ndarray, rng) -> np.ndarray:
@@ -280,21 +244,19 @@ def drawn_boxes(size: np.ndarray, rng) -> np.ndarray:
 
 def boxes_of_instances(path: str, names: list[str]) -> list[np.ndarray]:
     """The boxes (k, 4) of COCO's instances in each photo of these names."""
-    stored = read_json(need(path, "give COCO's instances_val2014.json"))
+    stored, listed = read_json(need(path, "give COCO's instances_val2014.json")), defaultdict(list)
     try:
-        place = {os.path.basename(image["file_name"]): image["id"] for image in stored["images"]}
-        boxes = {number: [] for number in place.values()}
         for thing in stored["annotations"]:
-            boxes[thing["image_id"]].append(thing["bbox"])
-        missing = [name for name in names if name not in place]
-        found = [np.array(boxes[place[name]], np.float64).reshape(-1, 4)
-                 for name in names if not missing]
+            listed[thing["image_id"]].append(thing["bbox"])
+        boxes = {os.path.basename(image["file_name"]):
+                 np.array(listed[image["id"]], np.float64).reshape(-1, 4) for image in stored["images"]}
     except FAULTS as error:
         raise InputError(f"{path} is no file of COCO's instances ({reason(error)}); give "
                          "instances_val2014.json") from error
-    check(not missing, f"{path} lacks {len(missing):,} of the {len(names):,} photos, the first is "
-                       f"{missing and missing[0]}; give the instances of these photos")
-    return found
+    missing = [name for name in names if name not in boxes]
+    check(not missing, f"{path} lacks {len(missing):,} of the {len(names):,} photos: "
+                       f"{', '.join(missing[:3])}; give the instances of these photos")
+    return [boxes[name] for name in names]
 
 
 # ---- choice
@@ -306,12 +268,12 @@ def largest(regions: Regions, percent: float, strict: bool) -> np.ndarray:
     percent: the limit in percent of the image; strict: below it, otherwise at most that. As regions
     are sorted by size, these follow the ones that are too large.
     """
-    n = len(regions.sizes)
-    image = np.repeat(np.arange(n), np.diff(regions.start))                         # (R,)
-    share, limit = 100 * regions.area, (percent * regions.sizes.prod(1))[image]
+    n, image = len(regions.sizes), regions.image
+    share, limit = 100 * regions.area, (percent * regions.sizes.prod(1))[image]     # (R,)
     over = np.bincount(image[share >= limit if strict else share > limit], minlength=n)
-    table = (regions.start[:-1] + over)[:, None] + np.arange(LARGEST)               # (N, 10)
-    return np.where(table < regions.start[1:, None], table, -1)
+    start = np.searchsorted(image, np.arange(n + 1))                                # (N + 1,)
+    table = (start[:-1] + over)[:, None] + np.arange(LARGEST)                       # (N, 10)
+    return np.where(table < start[1:, None], table, -1)
 
 
 def overlap(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -380,50 +342,37 @@ def join_phrases(phrases: list[str]) -> str:
     return " and ".join(map(strip_full_stop, phrases))
 
 
-def photo_files(folder: str, regions: Regions) -> list:
-    """The path of each image's photo below the folder, or None: by its name in image_data.json, or
-    by its id."""
-    there = {}
-    for sub in FOLDERS:
-        path = os.path.join(folder, sub)
-        for name in os.listdir(path) if os.path.isdir(path) else ():
-            there.setdefault(name, f"{sub}/{name}" if sub else name)
-    return [there.get(name) or there.get(f"{number}.jpg") or there.get(f"{number}.png")
-            for name, number in zip(regions.files, regions.image_ids.tolist())]
-
-
-def sample(regions: Regions, files: list, usable: np.ndarray, count: int, seed: int, what: str,
-           skip_missing: bool, folder: str) -> tuple[np.ndarray, int]:
-    """The first `count` usable images in random order that have a photo, and the number of images
-    skipped for want of one.
+def sample(regions: Regions, usable: np.ndarray, count: int, seed: int, what: str,
+           skip_missing: bool) -> np.ndarray:
+    """The first `count` usable images in random order that have a photo; counts those that are
+    passed over for want of one.
 
     Raises InputError if a photo is missing and skip_missing is not set.
     """
     order = random_order(regions.image_ids, usable, seed, what)
-    there = np.array([files[i] is not None for i in order], bool)
-    if skip_missing:
-        last = np.flatnonzero(there)[:count]
-        looked = last[-1] + 1 if len(last) == count else len(there)
-        return order[there][:count], int((~there[:looked]).sum())
-    missing = order[:count][~there[:count]]
-    first = [regions.files[i] or regions.image_ids[i] for i in missing[:1]]
-    check(not first,
-          f"{len(missing)} of the {min(count, len(order))} photos drawn are not in {folder}, the "
-          f"first is {first and first[0]}; fetch them, or go on without with --skip_missing")
-    return order[:count], 0
+    there = np.array([regions.files[i] is not None for i in order], bool)
+    gone = regions.image_ids[order[:count][~there[:count]]].tolist()
+    check(skip_missing or not gone,
+          f"{len(gone)} of the {min(count, len(order))} photos drawn are not in {regions.folder}, "
+          f"those of the images {', '.join(map(str, gone[:5]))}; fetch them, or go on without "
+          "with --skip_missing")
+    regions.counts[f"photos_missing_{what}"] = int((~there & (there.cumsum() < count)).sum())
+    return order[there][:count]
 
 
-def with_all(pairs: dict[float, tuple], usable: np.ndarray, counts: dict) -> np.ndarray:
-    """Which of the usable images (N,) have a triplet at every threshold; updates counts. Raises
-    InputError where none has."""
+def with_all(pairs: dict[float, tuple], regions: Regions) -> np.ndarray:
+    """Which of the images (N,) have a triplet at every threshold, and two captions where these take
+    the place of phrases; updates counts. Raises InputError where none has."""
+    usable = np.array([own is None or len(own) > 1
+                       for own in regions.captions or [None] * len(regions.sizes)])
     for percent, (_, b) in pairs.items():
-        counts[f"images_with_triplet_{percent:g}"] = int((b >= 0).sum())
-        usable = usable & (b >= 0)
-        others = " and a triplet at every smaller one" * bool((b >= 0).any())
+        regions.counts[f"images_with_triplet_{percent:g}"] = int((b >= 0).sum())
+        usable &= b >= 0
         check(usable.any(),
               f"--thresholds {' '.join(f'{t:g}' for t in pairs)}: at {percent:g} no image has two "
-              f"regions smaller than {percent:g} percent of it{others}; give larger thresholds")
-    counts["images_with_all_triplets"] = int(usable.sum())
+              f"regions smaller than {percent:g} percent of it, and two at every smaller threshold; "
+              "give larger thresholds")
+    regions.counts["images_with_all_triplets"] = int(usable.sum())
     return usable
 
 
@@ -442,31 +391,27 @@ def prepare(folder: str, images: int = 2000, wholes: int = 950, thresholds=(10, 
           and 0 <= max_iou <= 1,
           f"--images {images}, --wholes {wholes}, --thresholds {percents}, --max_iou {max_iou}: "
           "give at least 1 and 0 images, percents above 0 up to 100, and an IoU from 0 to 1")
-    folder, regions, files, own = (of_photos(split, instances, seed) if split
-                                   else of_genome(folder))
-    counts, wholes = regions.counts, 0 if own else wholes
+    regions = (of_photos(split, instances, seed) if split else read_regions(folder)).usable()
+    counts = regions.counts
     pairs = {percent: triplets(regions, percent) for percent in sorted(set(thresholds))}
-    usable = with_all(pairs, np.array([not own or len(own[i]) > 1 for i in range(len(files))]), counts)
-    picked, counts["photos_missing_triplets"] = sample(
-        regions, files, usable, images, seed, "triplets", skip_missing, folder
-    )
+    usable = with_all(pairs, regions)
+    picked = sample(regions, usable, images, seed, "triplets", skip_missing)
     for percent, (a, b) in pairs.items():                  # their crops A and C are one
         box_a, box_b = regions.boxes[a[picked]], regions.boxes[b[picked]]
         inside = (around(box_a, box_b) == box_a).all(1)
         counts[f"triplets_with_b_inside_a_{percent:g}"] = int(inside.sum())
     three = crops(regions, max_iou)
-    counts["images_with_three_crops"] = int((three[:, 0] >= 0).sum())
-    whole, counts["photos_missing_wholes"] = sample(
-        regions, files, three[:, 0] >= 0, wholes, seed, "wholes", skip_missing, folder
-    )
+    with_three = three[:, 0] >= 0
+    counts["images_with_three_crops"] = int(with_three.sum())
+    wholes = 0 if split else wholes                        # nothing describes the crops of a photo
+    whole = sample(regions, with_three, wholes, seed, "wholes", skip_missing)
     check(len(picked),
-          f"none of the {int(usable.sum())} images with triplets has a photo in {folder}; put the "
-          f"photos in {', '.join(FOLDERS[:3])} below it")
-
+          f"none of the {int(usable.sum())} images with triplets has a photo in {regions.folder}; "
+          f"put the photos in {', '.join(FOLDERS[:3])} below it")
     used = sorted({*picked.tolist(), *whole.tolist()})
     return {
         "format": FORMAT,
-        "folder": os.path.abspath(folder),
+        "folder": os.path.abspath(regions.folder),
         "seed": seed,
         "thresholds": list(pairs),
         "asked": {"images": images, "wholes": wholes, "skip_missing": skip_missing},
@@ -475,22 +420,22 @@ def prepare(folder: str, images: int = 2000, wholes: int = 950, thresholds=(10, 
         "crop_percent": SHARE,
         "max_iou": max_iou,
         "counts": counts,
-        "images": {str(regions.image_ids[i]): {"file": files[i], "width": width, "height": height}
+        "images": {str(regions.image_ids[i]): {"file": regions.files[i], "width": width,
+                                               "height": height}
                    for i, (width, height) in zip(used, regions.sizes[used].tolist())},
-        "triplets": {f"{percent:g}": [
-            described_triplet(regions, i, a[i], b[i], own and [
-                own[i][(k + j) % len(own[i])] for j in range(2)]) for i in picked]
-            for k, (percent, (a, b)) in enumerate(pairs.items())},
+        "triplets": {f"{percent:g}": [described_triplet(regions, i, a[i], b[i], k) for i in picked]
+                     for k, (percent, (a, b)) in enumerate(pairs.items())},
         "wholes": [described_whole(regions, i, three[i]) for i in whole],
     }
 
 
-def described_triplet(regions: Regions, i: int, a: int, b: int,
-                      captions: list[str] | None = None) -> dict:
-    """What the manifest holds of the regions a and b of image i, and of C around both. captions: A
-    and B, where they are not the regions' phrases."""
+def described_triplet(regions: Regions, i: int, a: int, b: int, k: int) -> dict:
+    """What the manifest holds of the regions a and b of image i, and of C around both. An image with
+    captions of its own gives two of these, another pair at each threshold k."""
     box_a, box_b = regions.boxes[[a, b]]
-    captions = captions or [strip_full_stop(regions.phrases[k]) for k in (a, b)]
+    own = regions.captions and regions.captions[i]
+    captions = [strip_full_stop(own[(k + j) % len(own)] if own else regions.phrases[region])
+                for j, region in enumerate((a, b))]
     return {"image": int(regions.image_ids[i]), "regions": regions.region_ids[[a, b]].tolist(),
             "a": box_a.tolist(), "b": box_b.tolist(), "c": around(box_a, box_b).tolist(),
             "iou": round(float(overlap(box_a, box_b)), 4), "caption_a": captions[0],
@@ -505,31 +450,30 @@ def described_whole(regions: Regions, i: int, three: np.ndarray) -> dict:
             "description": join_phrases(phrases)}
 
 
-def read_manifest(path: str) -> dict:
-    """The manifest that `prepare` made. Raises InputError if the file is not one."""
-    manifest = read_json(path) if os.path.isfile(path) else None
+def read_manifest(path: str, folder: str | None = None) -> dict:
+    """The manifest that `prepare` made, of the photos in `folder` (None: where they were). Raises
+    InputError if the file is not one."""
+    fix = "write one with python -m vg_experiments.prepare"
+    manifest = read_json(need(path, fix), fix)
     try:
-        sound = manifest["format"] == FORMAT and isinstance(manifest["folder"], str)
-        for photo in manifest["images"].values():
-            below(manifest["folder"], photo["file"] or "", path)
-            sound = sound and all(type(photo[side]) is int for side in ("width", "height"))
-        items = [t for triplets in manifest["triplets"].values() for t in triplets]
-        sound = sound and all(
-            str(t["image"]) in manifest["images"]
-            and all(len(t[x]) == 4 and isinstance(t[f"caption_{x}"], str) for x in "abc")
-            for t in items
+        images = manifest["images"]
+        for photo in images.values():
+            below(manifest["folder"], photo["file"], path)
+        sound = (
+            manifest["format"] == FORMAT
+            and all(type(photo[side]) is int for photo in images.values()
+                    for side in ("width", "height"))
+            and all(str(t["image"]) in images
+                    and all(len(t[x]) == 4 and isinstance(t[f"caption_{x}"], str) for x in "abc")
+                    for triplets in manifest["triplets"].values() for t in triplets)
+            and all(str(w["image"]) in images and isinstance(w["description"], str)
+                    and len(w["crops"]) == len(w["captions"]) == manifest["crops"]
+                    for w in manifest["wholes"])
         )
-        sound = sound and all(
-            str(w["image"]) in manifest["images"]
-            and isinstance(w["description"], str)
-            and len(w["crops"]) == len(w["captions"]) == manifest["crops"]
-            for w in manifest["wholes"]
-        )
-        why = ""
-    except (TypeError, KeyError, AttributeError) as error:
-        sound, why = False, f" ({reason(error)})"
-    check(sound, f"{path} is no manifest of format {FORMAT}; write one with python -m "
-                 f"vg_experiments.prepare{why}")
+    except (TypeError, KeyError, AttributeError):
+        sound = False
+    check(sound, f"{path} is no manifest of format {FORMAT}; {fix}")
+    manifest["folder"] = folder or manifest["folder"]
     return manifest
 
 
@@ -564,7 +508,7 @@ def main(argv=None) -> None:
 
 def choose(opt) -> None:
     """The command: write the manifest and print its counts."""
-    output(opt.output, holds_keys("format", "triplets", "wholes"))
+    output(opt.output, read_manifest)
     check(opt.data_name or not opt.instances, f"--instances {opt.instances} is for the photos of "
                                               "--data_name; name these, or leave it out")
     split = opt.data_name and read_split(opt.data_path, opt.data_name, opt.split, dev_images=0)

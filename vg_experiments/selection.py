@@ -24,6 +24,7 @@ import numpy as np
 
 import cli
 from cli import Arguments
+from evaluation import report
 from evaluation.assess import deal_variances
 from files.reading import holds_keys
 from files.writing import output, save_json
@@ -32,10 +33,9 @@ from paper_tables import pmrl_section34, ucmr_table4
 from similarities import Cosine, Embedding, Similarity
 from vg_experiments.encoding import (
     Encoder,
-    all_known,
     build_encoders,
     ends_of,
-    names,
+    known_only,
     pair_scores,
     photo_path,
     run_arguments,
@@ -44,14 +44,13 @@ from vg_experiments.encoding import (
 )
 from vg_experiments.prepare import read_manifest
 
-QUERIES = {"table4": ("crop A", "crop C", "caption A", "caption C"),
-           "section34": ("crop description", "image description", "crop", "image")}
+# the four queries, and the means of the first two and of the last two
+COLUMNS = {"table4": ("crop A", "crop C", "caption A", "caption C", "images to text", "text to images"),
+           "section34": ("crop description", "image description", "crop", "image", "text to images",
+                         "images to text")}
 TITLES = {"table4": "triplets (`ucmr` Table 4), mean over the thresholds",
           "section34": "images and crops (`pmrl` 3.4)"}
-PAPERS = {kind: {f"{table.title.split()[0]}: {row.label}": row.published for row in table.rows}     # percent
-          for kind, table in (("table4", ucmr_table4.TABLE), ("section34", pmrl_section34.TABLE))}
-MEANS = {"table4": ("images to text", "text to images"),
-         "section34": ("text to images", "images to text")}
+PAPERS = {"table4": ucmr_table4.TABLE, "section34": pmrl_section34.TABLE}           # in percent
 
 
 def correct_choices(similarity: Similarity, images: Embedding, captions: Embedding,
@@ -82,8 +81,8 @@ def variants(similarity: Similarity, images: Embedding, captions: Embedding,
 
 def firsts(items: list) -> np.ndarray:
     """(N,): the position where each item occurs first."""
-    place = {item: k for k, item in reversed(list(enumerate(items)))}
-    return np.array([place[item] for item in items])
+    place = {}
+    return np.array([place.setdefault(item, k) for k, item in enumerate(items)])
 
 
 def judge(model: Encoder, boxes: list, texts: list[str], seed: int,
@@ -97,26 +96,23 @@ def judge(model: Encoder, boxes: list, texts: list[str], seed: int,
             for name, judged in variants(model.similarity, *sides, seed).items()}
 
 
-def table4(model: Encoder, manifest: dict, triplets_at: dict[str, list[dict]], folder: str | None,
-           seed: int) -> dict:
+def table4(model: Encoder, manifest: dict, triplets_at: dict[str, list[dict]], seed: int) -> dict:
     """{variant: (thresholds, 4, images) bool}; the queries are crop A, crop C, caption A, caption
     C."""
-    boxes, texts = ends_of(manifest, triplets_at, folder)
+    boxes, texts = ends_of(manifest, triplets_at)
     a, c = np.arange(len(texts)).reshape(2, -1)
     hits = judge(model, boxes, texts, seed, (a, c, a, c))
     return {name: np.stack(np.split(values, len(triplets_at), 1)) for name, values in hits.items()}
 
 
-def section34(model: Encoder, manifest: dict, wholes: list[dict], folder: str | None,
-              seed: int) -> dict:
+def section34(model: Encoder, manifest: dict, wholes: list[dict], seed: int) -> dict:
     """{variant: (crops, 4, images) bool}; the queries are crop description, image description,
     crop, image."""
     n, m = len(wholes), manifest["crops"]
-    paths = [photo_path(manifest, w["image"], folder) for w in wholes]
-    boxes = [(path, tuple(w["crops"][j])) for j in range(m) for path, w in zip(paths, wholes)]
-    boxes += [(path, whole_box(manifest, w["image"])) for path, w in zip(paths, wholes)]
-    texts = [w["captions"][j] for j in range(m) for w in wholes]
-    texts += [w["description"] for w in wholes]
+    parts = [(w, j) for j in range(m) for w in wholes]
+    boxes = [(photo_path(manifest, w["image"]), tuple(w["crops"][j])) for w, j in parts]
+    boxes += [(photo_path(manifest, w["image"]), whole_box(manifest, w["image"])) for w in wholes]
+    texts = [w["captions"][j] for w, j in parts] + [w["description"] for w in wholes]
     crop, image = np.arange(m * n), m * n + np.tile(np.arange(n), m)
     hits = judge(model, boxes, texts, seed, (crop, image, crop, image))
     return {name: np.stack(np.split(values[[2, 3, 0, 1]], m, 1)) for name, values in hits.items()}
@@ -130,17 +126,15 @@ def table(kind: str, hits: dict[str, np.ndarray]) -> dict:
     """
     def totals(values):
         each = 100.0 * values.sum(0)                                                # (4, N)
-        pairs = {MEANS[kind][k]: each[2 * k:2 * k + 2].mean(0) for k in (0, 1)}
+        columns = [*each, each[:2].mean(0), each[2:].mean(0)]
         counts = np.full(values.shape[2], float(len(values)))
-        every = {**dict(zip(QUERIES[kind], each)), **pairs}
-        return {name: (total, counts) for name, total in every.items()}
+        return {name: (total, counts) for name, total in zip(COLUMNS[kind], columns)}
     first = totals(next(iter(hits.values())))
     result = {}
     for row, values in hits.items():
         this = totals(values)
-        alone = paired_bootstrap({k: (np.zeros_like(v), n) for k, (v, n) in this.items()}, this, {},
-                                 samples=2000)
-        both = paired_bootstrap(first, this, {}, samples=2000)
+        nothing = {k: (np.zeros_like(total), n) for k, (total, n) in this.items()}
+        alone, both = (paired_bootstrap(other, this, {}, samples=2000) for other in (nothing, first))
         result[row] = {
             k: {"percent": alone[k]["b"], "low": alone[k]["low"], "high": alone[k]["high"],
                 "difference": {x: both[k][x] for x in ("difference", "low", "high", "p")}}
@@ -149,23 +143,22 @@ def table(kind: str, hits: dict[str, np.ndarray]) -> dict:
     return result
 
 
-def lines(kind: str, rows: dict):
-    """Lines of the table: one per model, below it its differences from the first model, and the
-    rows of the papers at the end."""
-    columns = (*QUERIES[kind], *MEANS[kind])
-    width = max(28, *map(len, rows))
-    yield f"{'query':<{width}}" + "".join(f"{column:>21}" for column in columns)
-    for k, (row, entries) in enumerate(rows.items()):
-        yield f"{row:<{width}}" + "".join(
-            f"{e['percent']:6.1f} [{e['low']:.1f}, {e['high']:.1f}]".rjust(21)
-            for e in entries.values())
-        if k:
-            yield f"{'  less the first':<{width}}" + "".join(
-                f"{e['difference']['difference']:+6.1f} (p {e['difference']['p']:.3f})".rjust(21)
-                for e in entries.values())
-    for row, values in PAPERS[kind].items():
-        means = [sum(values[:2]) / 2, sum(values[2:]) / 2]
-        yield f"{row:<{width}}" + "".join(f"{value:.1f}".rjust(21) for value in (*values, *means))
+def printed(kind: str, title: str, rows: dict) -> str:
+    """The table: one row per model, below it its differences from the first model, and the rows of
+    the papers at the end."""
+    lines = []
+    for row, entries in rows.items():
+        lines.append((row, [f"{e['percent']:.1f} [{e['low']:.1f}, {e['high']:.1f}]"
+                            for e in entries.values()]))
+        if len(lines) > 1:
+            lines.append(("  less the first", [
+                f"{e['difference']['difference']:+.1f} (p {e['difference']['p']:.3f})"
+                for e in entries.values()]))
+    for row in PAPERS[kind].rows:
+        means = [sum(row.published[:2]) / 2, sum(row.published[2:]) / 2]
+        lines.append((f"{PAPERS[kind].title.split()[0]}: {row.label}",
+                      [f"{value:.1f}" for value in (*row.published, *means)]))
+    return report.text((title, [("", COLUMNS[kind])], lines))
 
 
 def main(argv=None) -> None:
@@ -179,33 +172,29 @@ def select(opt) -> None:
     path = output(os.path.join(opt.output, "selection.json"),
                   holds_keys("manifest", "seed", "images", "unknown", "models",
                              "table4_by_threshold", optional=("table4", "section34")))
-    manifest, models = read_manifest(opt.manifest), build_encoders(opt)
+    manifest, models = read_manifest(opt.manifest, opt.vg), build_encoders(opt)
     triplets_at, without = usable_triplets(manifest, models)
-    wholes = manifest["wholes"]
-    known = (all_known(wholes, lambda w: (*w["captions"], w["description"]), models) if wholes
-             else np.zeros(0, bool))
-    wholes = [w for w, keep in zip(wholes, known) if keep]
+    wholes = known_only(models, manifest["wholes"], lambda w: (*w["captions"], w["description"]))
     hits = {"table4": {}, "section34": {}}
-    for name, model in zip(names(models), models):
-        both = {"table4": table4(model, manifest, triplets_at, opt.vg, opt.seed),
-                "section34": section34(model, manifest, wholes, opt.vg, opt.seed) if wholes else {}}
-        for kind, rows in both.items():
-            hits[kind].update({name + variant: values for variant, values in rows.items()})
+    for name, model in models.items():
+        both = (table4(model, manifest, triplets_at, opt.seed),
+                section34(model, manifest, wholes, opt.seed) if wholes else {})
+        for rows, judged in zip(hits.values(), both):
+            rows.update({name + variant: values for variant, values in judged.items()})
     tables = {kind: table(kind, rows) for kind, rows in hits.items() if rows}
-    each = {percent: {row: dict(zip(QUERIES["table4"], (100 * values[g].mean(1)).tolist())) for row,
-                      values in hits["table4"].items()} for g, percent in enumerate(triplets_at)}
-    counts = {"table4": (len(next(iter(triplets_at.values()))), without),
-              "section34": (len(wholes), int((~known).sum()))}
+    each = {percent: {row: dict(zip(COLUMNS["table4"], (100 * values[g].mean(1)).tolist()))
+                      for row, values in hits["table4"].items()}
+            for g, percent in enumerate(triplets_at)}
+    images = {"table4": len(next(iter(triplets_at.values()))), "section34": len(wholes)}
+    unknown = {"table4": without, "section34": len(manifest["wholes"]) - len(wholes)}
     for kind, rows in tables.items():
-        print(f"\n{TITLES[kind]}: {counts[kind][0]:,} images; {counts[kind][1]} without a word "
-              "that all models know left out")
-        print("\n".join(lines(kind, rows)))
+        title = (f"{TITLES[kind]}: {images[kind]:,} images; {unknown[kind]} without a word that all "
+                 "models know left out")
+        print(f"\n{printed(kind, title, rows)}")
     print("\nevery model is one run: intervals and p cover the choice of images for its very "
           "weights, and two seeds of one method differ as much")
-    save_json({"manifest": opt.manifest, "seed": opt.seed,
-               "images": {kind: n for kind, (n, _) in counts.items()},
-               "unknown": {kind: n for kind, (_, n) in counts.items()},
-               "models": {name: model.facts for name, model in zip(names(models), models)},
+    save_json({"manifest": opt.manifest, "seed": opt.seed, "images": images, "unknown": unknown,
+               "models": {name: model.facts for name, model in models.items()},
                **tables, "table4_by_threshold": each}, path)
     print(f"\nnumbers, also by threshold, in {path}")
 

@@ -23,20 +23,14 @@ from scipy import stats
 
 import cli
 from cli import Arguments, check
+from evaluation import report
 from evaluation.pictures import drawing, picture_file
 from files.reading import holds_keys
 from files.writing import output, save_json
 from metrics import spearman
 from similarities import uncertainty
 from text import tokenize
-from vg_experiments.encoding import (
-    build_encoders,
-    ends_of,
-    names,
-    run_arguments,
-    usable_triplets,
-    whole_box,
-)
+from vg_experiments.encoding import build_encoders, ends_of, run_arguments, usable_triplets, whole_box
 from vg_experiments.prepare import join_phrases, read_manifest
 
 SIGNS = {"images": 1, "captions": -1}            # of C - A, as `ucmr` 4.6 finds it
@@ -74,54 +68,52 @@ def compare(a: np.ndarray, c: np.ndarray, d: np.ndarray, sign: int, rng) -> dict
             "control": paired(dealt[:len(a)], dealt[len(a):], sign), **of_d}
 
 
-def measure(model, manifest: dict, triplets_at: dict[str, list[dict]], folder: str | None,
-            seed: int = 0) -> dict:
+def measure(model, manifest: dict, triplets_at: dict[str, list[dict]], seed: int = 0) -> dict:
     """{"images" | "captions": {percent: result of `compare`}, "rho_area", "rho_words"} of one
     model.
 
     A side without variances is left out. Raises InputError for a point model and for one trained
     with --vae.
     """
-    report, rng = {}, np.random.default_rng(seed)
-    boxes, texts = ends_of(manifest, triplets_at, folder)
-    n, bounds = len(texts) // 2, np.cumsum([0, *map(len, triplets_at.values())])
-    texts += [join_phrases([t["caption_a"], other["caption_b"]]) for items in triplets_at.values()
-              for t, other in zip(items, items[1:] + items[:1])]
     check(not model.options.vae,
           f"{model.path} samples points from its Gaussians in training (--vae) and compares "
           "points, whose uncertainty no score uses; train a model of Gaussians, such as --sim "
           "wasserstein, or give this one to vg_experiments.selection")
+    result, rng = {}, np.random.default_rng(seed)
+    boxes, texts = ends_of(manifest, triplets_at)
+    n, bounds = len(texts) // 2, np.cumsum([0, *map(len, triplets_at.values())])
 
     def add(side: str, embedding, rho: str, trivial: list) -> None:
         # all A, then all C, then, of captions of several images, all D
         values = uncertainty(embedding).double().cpu().numpy()                      # (2 n or 3 n,)
-        report[side] = {
+        result[side] = {
             percent: compare(*(values[k * n + low:k * n + high] for k in range(3)), SIGNS[side], rng)
             for percent, low, high in zip(triplets_at, bounds, bounds[1:])
         }
-        report[rho] = spearman(values[:2 * n], np.array(trivial))
+        result[rho] = spearman(values[:2 * n], np.array(trivial))
     if model.model.image_tower.gaussian:
-        images = [t["image"] for _ in "ac" for items in triplets_at.values() for t in items]
+        images = [t["image"] for items in triplets_at.values() for t in items] * 2
         areas = [w * h / np.prod(whole_box(manifest, image)[2:])
                  for (_, (_, _, w, h)), image in zip(boxes, images)]
         add("images", model.crops(boxes), "rho_area", areas)
     if model.model.text_tower.gaussian:
-        add("captions", model.captions(texts), "rho_words", [len(tokenize(x)) for x in texts[:2 * n]])
-    check(report,
+        others = [join_phrases([t["caption_a"], other["caption_b"]])
+                  for items in triplets_at.values() for t, other in zip(items, items[1:] + items[:1])]
+        add("captions", model.captions(texts + others), "rho_words", [len(tokenize(x)) for x in texts])
+    check(result,
           f"{model.path} is a point model (--sim {model.options.sim}) and has no uncertainty; "
           "train one with a Gaussian head, such as --sim wasserstein, or give this one to "
           "vg_experiments.selection")
-    return report
+    return result
 
 
 def draw(reports: dict[str, dict], path: str) -> None:
     """Fig. 2a (images) and 2b (captions), one row per model."""
     with drawing(path, len(reports), 2, (9, 3.4 * len(reports)), tight=True) as (_, axes):
-        for row, (name, report) in zip(axes, reports.items()):
-            for axis, side in zip(row, SIGNS):
-                title = f"{name}: {'crops' if side == 'images' else 'captions'}"
-                axis.set_title(title, fontsize=10)
-                draw_side(axis, side, report.get(side))
+        for row, (name, sides) in zip(axes, reports.items()):
+            for axis, side, what in zip(row, SIGNS, ("crops", "captions")):
+                axis.set_title(f"{name}: {what}", fontsize=10)
+                draw_side(axis, side, sides.get(side))
 
 
 def draw_side(axis, side: str, entries: dict | None) -> None:
@@ -129,16 +121,15 @@ def draw_side(axis, side: str, entries: dict | None) -> None:
     if entries is None:
         axis.text(0.5, 0.5, "points: no uncertainty", ha="center", transform=axis.transAxes)
         return
-    percents = [float(percent) for percent in entries]
-    means = {}
-    shown = {"a": "tab:blue", "c": "tab:red", "d": "tab:gray"}
-    for which, colour in shown.items() if "d" in next(iter(entries.values())) else [*shown.items()][:2]:
-        mean, low, high = (np.array([entry[which][key] for entry in entries.values()])
-                           for key in ("mean", "low", "high"))
-        axis.errorbar(percents, mean, [mean - low, high - mean], color=colour, marker="o",
-                      capsize=3, label="A and another photo's B" if which == "d"
-                      else f"{side[:-1]} {which.upper()}")
-        means[which] = mean
+    percents, means = [float(percent) for percent in entries], {}
+    for which, label, colour in (("a", f"{side[:-1]} A", "tab:blue"), ("c", f"{side[:-1]} C", "tab:red"),
+                                 ("d", "A and another photo's B", "tab:gray")):
+        if which in next(iter(entries.values())):
+            mean, low, high = (np.array([entry[which][key] for entry in entries.values()])
+                               for key in ("mean", "low", "high"))
+            axis.errorbar(percents, mean, [mean - low, high - mean], color=colour, marker="o",
+                          capsize=3, label=label)
+            means[which] = mean
     pooled = (means["a"] + means["c"]) / 2
     half = np.array([entry["control"]["mean"] / 2 for entry in entries.values()])
     for sign, colour in ((-1, "tab:blue"), (1, "tab:red")):
@@ -153,21 +144,24 @@ def draw_side(axis, side: str, entries: dict | None) -> None:
 WORDS = {"holds": "as in the paper", "opposite": "AGAINST the paper", "open": "no difference found"}
 
 
-def lines(name: str, report: dict):
-    """Lines of text about one model, one per side and threshold."""
+def with_interval(entry: dict, sign: str = "") -> str:
+    """A cell: a mean with its interval."""
+    mean, low, high = (f"{entry[key]:{sign}.2f}" for key in ("mean", "low", "high"))
+    return f"{mean} [{low}, {high}]"
+
+
+def table(name: str, sides: dict) -> tuple:
+    """The table of one model (`evaluation.report`), a row for each side and threshold."""
+    rows = []
     for side in SIGNS:
-        for percent, entry in report.get(side, {}).items():
-            a, c, d, control = (entry[key] for key in ("a", "c", "difference", "control"))
-            yield (f"{name:<16} {side:<9} {percent:>4}%  A {a['mean']:8.2f} [{a['low']:.2f}, "
-                   f"{a['high']:.2f}]  C {c['mean']:8.2f} [{c['low']:.2f}, {c['high']:.2f}]  C - "
-                   f"A {d['mean']:+7.2f} [{d['low']:+.2f}, {d['high']:+.2f}] p "
-                   f"{max(d['p'], 1e-99):.0e} in {d['share']:.0f}%: {WORDS[d['verdict']]}; "
-                   f"control {control['mean']:+.2f} p {control['p']:.2f}"
-                   + (f"; D - A {entry['other']['mean']:+.2f} [{entry['other']['low']:+.2f}, "
-                      f"{entry['other']['high']:+.2f}]" if "other" in entry else ""))
-    what = {"rho_area": "the area of a crop", "rho_words": "the words of a caption"}
-    trivial = [f"rho with {what[key]} {report[key]:+.2f}" for key in what if key in report]
-    yield f"{name:<16} {', '.join(trivial)}"
+        for percent, e in sides.get(side, {}).items():
+            d, control = e["difference"], e["control"]
+            rows.append((f"{side}, {percent}%", [
+                with_interval(e["a"]), with_interval(e["c"]), with_interval(d, "+"),
+                f"{max(d['p'], 1e-99):.0e}", f"{d['share']:.0f}%", WORDS[d["verdict"]],
+                f"{control['mean']:+.2f} (p {control['p']:.2f})",
+                with_interval(e["other"], "+") if "other" in e else "-"]))
+    return name, [("", ["A", "C", "C - A", "p", "pairs", "verdict", "control", "D - A"])], rows
 
 
 def main(argv=None) -> None:
@@ -182,18 +176,21 @@ def measure_all(opt) -> None:
     picture = picture_file(os.path.join(opt.output, "uncertainty.png"))
     numbers = output(os.path.join(opt.output, "uncertainty.json"),
                      holds_keys("manifest", "triplets", "unknown", "seed", "models"))
-    manifest, models = read_manifest(opt.manifest), build_encoders(opt)
+    manifest, models = read_manifest(opt.manifest, opt.vg), build_encoders(opt)
     triplets_at, without = usable_triplets(manifest, models)
     n = len(next(iter(triplets_at.values())))
-    reports = {name: measure(model, manifest, triplets_at, opt.vg, opt.seed)
-               for name, model in zip(names(models), models)}
+    reports = {name: measure(model, manifest, triplets_at, opt.seed)
+               for name, model in models.items()}
     print(f"{n:,} triplets at each threshold; {without} images without a word that all models know "
           "left out")
-    for name, report in reports.items():
-        print("\n".join(lines(name, report)))
+    for name, sides in reports.items():
+        print(f"\n{report.text(table(name, sides))}")
+        for rho, what in (("rho_area", "the area of a crop"), ("rho_words", "the words of a caption")):
+            if rho in sides:
+                print(f"rho with {what} {sides[rho]:+.2f}")
     save_json({"manifest": opt.manifest, "triplets": n, "unknown": without, "seed": opt.seed,
-               "models": {name: {**model.facts, **report}
-                          for model, (name, report) in zip(models, reports.items())}}, numbers)
+               "models": {name: {**models[name].facts, **sides} for name, sides in reports.items()}},
+              numbers)
     draw(reports, picture)
     print(f"figure in {picture}, numbers in {numbers}")
 
