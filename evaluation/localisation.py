@@ -42,7 +42,7 @@ from evaluation.plots import PICTURES, diagrams, pick
 from evaluation.posterior import FITTED, temperature
 from files.entities import photo_paths
 from files.phrases import PhraseSplit, shares
-from files.reading import FAULTS, read_json, read_yaml
+from files.reading import FAULTS, read_json, read_yaml, refusing
 from metrics import sampled_spearman, spearman
 
 SIDE = "phrases"                      # the name of this direction in results and pictures
@@ -105,7 +105,11 @@ def fitting_of(split: PhraseSplit) -> np.ndarray | None:
     """How many things of its photo the words of each phrase fit, (M,), where the data set knows it
     (the demo does)."""
     path = os.path.join(split.root, f"{split.name}_fitting.json")
-    return np.array(read_json(path)["count"], float) if os.path.isfile(path) else None
+    if not os.path.isfile(path):
+        return None
+    with refusing(f"{path} does not list how many things fit each of {len(split.phrases)} phrases",
+                  "write it again, or remove it"):
+        return np.array(read_json(path)["count"], float).reshape(len(split.phrases))
 
 
 def results_of(of: Phrases, found: Located) -> dict:

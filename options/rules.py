@@ -239,8 +239,11 @@ def fit_to_data(opt, images, text) -> None:
         opt.img_enc = "cnn" if photos else "precomp"
     of_data = {"img_dim": images.dim, "n_regions": images.regions, "txt_dim": text and text.dim}
     vars(opt).update({name: value for name, value in of_data.items()
-                      if photos or getattr(opt, name) is None})
+                      if getattr(opt, name) is None or photos and name == "img_dim"})
     refuse([
+        (opt.n_regions not in (None, images.regions) and photos,
+         "--n_regions {n_regions} is for features of regions, and {data_name} has photos; leave it "
+         "out"),
         (photos and (opt.unpaired_images or opt.supervised_fraction < 1),
          "--unpaired_images and --supervised_fraction need precomputed features, and {data_name} "
          "has photos; extract features first: features.extract images"),

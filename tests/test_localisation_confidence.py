@@ -1,4 +1,6 @@
 """How sure a model is of the first box: confidences against loops, what is fitted on val, and pictures of phrases."""
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,7 @@ from evaluation.report import render
 from files.phrases import iou, shares
 from files.reading import is_drawn
 from metrics import spearman
+from tests.helpers import for_each
 from tests.test_localisation import BoxSplit, drawn_scores, made, rows_of, slow_iou
 
 RNG = np.random.default_rng
@@ -179,6 +182,17 @@ def test_phrases_whose_fitting_is_unknown_are_left_out():
         assert "ambiguity" not in judge_phrases(dev, test._replace(fitting=nothing))[0].results
     sure = judge_phrases(dev, test._replace(fitting=np.ones(len(fitting))))[0]
     assert "no correlation is defined" in sure.lines[-1]
+
+
+@for_each("content", ["", "[]", "{}", '{"count": 3}', '{"count": [1]}', '{"count": ["a", "b"]}'])
+def test_a_damaged_list_of_how_many_things_fit_is_refused(tmp_path, content):
+    split = SimpleNamespace(root=str(tmp_path), name="test", phrases=["a dog", "a cat"])
+    assert localisation.fitting_of(split) is None
+    (tmp_path / "test_fitting.json").write_text(content)
+    with pytest.raises(InputError, match="test_fitting.json (does not list how many things fit|is not JSON)"):
+        localisation.fitting_of(split)
+    (tmp_path / "test_fitting.json").write_text('{"count": [1, 2]}')
+    assert localisation.fitting_of(split).tolist() == [1, 2]
 
 
 def test_what_cannot_be_calibrated_is_refused_in_a_sentence():
