@@ -72,7 +72,7 @@ def places(items: Items) -> tuple[dict[str, int], dict[str, int]]:
                              "name a line into {split}_ids.txt beside the features")
     names = [os.path.basename(name) for name in items.image_names]
     captions = items.caption_names or [          # those of a photo in their order
-        f"{name}#{k}" for name, k in numbered((names[row],) for row in items.owner)]
+        f"{names[row]}#{k}" for row, _, k in numbered(items.owner, [""] * len(items.owner))]
     return ({name: row for row, name in enumerate(names)},
             {name: row for row, name in enumerate(captions)})
 

@@ -76,15 +76,8 @@ def of_split(split, data_name: str) -> Items:
 def order_like(mine: Items, theirs: Items) -> Order:
     """The rows of `mine` that put its items in the order of `theirs`. Raises InputError where they
     are other items, or where they contradict each other and nothing tells which is right."""
-    here, there = ((items.n_images, len(items.owner)) for items in (mine, theirs))
-    check(here == there, f"{mine.source} has {here[0]} images and {here[1]} captions where what it "
-                         f"meets has {there[0]} and {there[1]} of {theirs.source}; compare runs on "
-                         "the same split with --data_name and --split")
+    refuse_other_split(mine, theirs)
     foreign = unlike(mine.data_name, theirs.data_name)
-    check(foreign or not unlike(mine.split, theirs.split),
-          f"{mine.source} is of the {mine.split} split and {theirs.source} of the {theirs.split} "
-          f"split of {mine.data_name or theirs.data_name or 'some data'}; they must be about the "
-          "same items, so give both of one split")
     notes, rows, columns = [], np.arange(mine.n_images), np.arange(len(mine.owner))
     if mine.captions is not None and mine.captions == theirs.captions and np.array_equal(mine.owner, theirs.owner):
         for kind in ("image_ids", "caption_ids"):     # SCAN numbers rows where VSE++ has COCO's ids
@@ -138,6 +131,17 @@ def order_like(mine: Items, theirs: Items) -> Order:
         notes.append(f"{mine.source} does not say which {' and '.join(unknown)} it is about: those "
                      f"of {theirs.source} in their order, assumed")
     return Order(rows, columns, notes)
+
+
+def refuse_other_split(mine: Items, theirs: Items) -> None:
+    here, there = ((items.n_images, len(items.owner)) for items in (mine, theirs))
+    check(here == there, f"{mine.source} has {here[0]} images and {here[1]} captions where what it "
+                         f"meets has {there[0]} and {there[1]} of {theirs.source}; compare runs on "
+                         "the same split with --data_name and --split")
+    check(unlike(mine.data_name, theirs.data_name) or not unlike(mine.split, theirs.split),
+          f"{mine.source} is of the {mine.split} split and {theirs.source} of the {theirs.split} "
+          f"split of {mine.data_name or theirs.data_name or 'some data'}; they must be about the "
+          "same items, so give both of one split")
 
 
 def unlike(one: str, other: str) -> bool:

@@ -409,7 +409,7 @@ def test_rerank_of_what_has_no_parts_is_refused(capsys, tmp_path, demo_path):
     np.save(tmp_path / "s.npy", np.random.default_rng(0).random((4, 20), np.float32))
     for words, message in ((["--scores", str(tmp_path / "s.npy"), "--rerank", "3"],
                             "--rerank 3 saves time where words"),
-                           (["--rerank", "-1"], "--rerank -1 is no number")):
+                           (["--rerank", "-1"], "--rerank: '-1' is not a whole number of at least 0")):
         with pytest.raises(SystemExit) as stop:
             evaluate.main(words)
         shown = capsys.readouterr().err + str(stop.value.code)

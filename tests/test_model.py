@@ -80,7 +80,7 @@ def anchored(*words) -> tuple[JointEmbedding, Batch]:
     """A model of which a share of 0.3 compares captions' features (B, 5) themselves, and a batch."""
     opt = options("--text_features", "x", "--txt_layers", "8", "--loss", "infonce", "--text_anchor", "0.3", *words)
     opt.txt_dim = 5
-    torch.manual_seed(0)                       # of few hidden units all may be 0, and then nothing is learned of a caption
+    torch.manual_seed(0)                       # of few hidden units all may be 0
     batch = pairs()
     return build_model(opt, VOCAB), batch._replace(tokens=torch.randn(6, 5, generator=torch.Generator().manual_seed(1)))
 
@@ -483,7 +483,7 @@ def test_vsrn_takes_regions_only(tmp_path, capsys):
             (vsrn, flat,
              "--img_enc vsrn with --sim cosine reads regions, and the images are vectors in .*flat.npy; .*--img_enc"),
             (vsrn, Photos(["a.png"]), "--img_enc vsrn .* reads regions, and the images are photos; .*--img_enc"),
-            (["--n_regions", "7", "--data_name", "x"], Photos(["a.png"]), "--n_regions 7 is for features of regions, and"),
+            (["--n_regions", "7", "--data_name", "x"], Photos(["a.png"]), "--n_regions 7 is for features of regions"),
             ([*vsrn, "--img_dim", "7"], regions, "has features of width 9, .* reads width 7 .--img_dim.; use")):
         with pytest.raises(InputError, match=message):
             fit_to_data(train.parse_args(words), images, None)
