@@ -568,7 +568,7 @@ def test_captions_read_fast_are_read_the_same():
               "'s", "'",
               '"',
               "(", "$", "é", "’", ":", ";", "...", "\t", "n't", "A"]
-    for _ in range(20_000):
+    for _ in range(5_000):
         text = "".join(rng.choice(pieces, rng.integers(0, 9)))
         assert tokenize(text) == word_tokenize(text.lower(), preserve_line=True), text
 
@@ -577,6 +577,7 @@ def test_real_captions_read_fast_are_read_the_same(real_path):
     from nltk.tokenize import word_tokenize
     texts = open(os.path.join(real_path, "coco_text", "test_caps.txt"), encoding="utf-8").read().splitlines()
     texts += open(os.path.join(real_path, "f8k_precomp", "train_caps.txt"), encoding="utf-8").read().splitlines()[:5000]
+    texts = texts[::3]
     assert all(tokenize(text) == word_tokenize(text.lower(), preserve_line=True) for text in texts)
 
 

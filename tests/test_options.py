@@ -1,11 +1,10 @@
 """The tables of options: every row can be met, and says what it is about."""
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 
+import train
 from cli import InputError
 from options.rules import conflicts, resolve
 from options.training import TRAIN
@@ -137,10 +136,15 @@ def test_what_has_no_effect_is_refused(name, where, phrases):
         resolve(opt)
 
 
-def test_the_short_help_is_a_screen_and_names_the_whole_one():
+def test_the_short_help_is_a_screen_and_names_the_whole_one(monkeypatch, capsys):
     """Every flag is in --help all; the options of most runs, with --help, in 60 lines of 80 columns."""
-    short, whole = (subprocess.run([sys.executable, "train.py", "--help", *words], cwd=ROOT, text=True, check=True,
-                                   stdout=subprocess.PIPE, env={**os.environ, "COLUMNS": "80"}).stdout
-                    for words in ([], ["all"]))
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def shown(*words):
+        with pytest.raises(SystemExit) as stop:
+            train.main(["--help", *words])
+        assert not stop.value.code
+        return capsys.readouterr().out
+    short, whole = shown(), shown("all")
     assert len(short.splitlines()) <= 60 and "--help all" in short and "--learning_rate" in short
     assert all(f"--{name}" in whole for name in TRAIN.rows)
