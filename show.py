@@ -120,7 +120,7 @@ def draw_retrieval(opt) -> None:
         if trust:
             sure = float(trust.chances(score[None]).max())
             if trust.fits:
-                fits = trust.fitting(score[None], queries.rows([q]).to("cpu")).sum()
+                fits = trust.number(score[None], queries.rows([q]).to("cpu"))[0]
                 facts.append(how_many(fits.item(), len(score), text))
             said = badge_of(sure, opt.unsure)
             cells[0] = cells[0]._replace(badge=said, sure=sure >= (opt.unsure or 0))

@@ -22,7 +22,7 @@ from evaluation.promises import place
 from evaluation.volume import logistic
 from files.reading import FAULTS, read_json, read_lines
 from files.writing import remove, save_json
-from retrieval.trust import Trust, from_json
+from retrieval.trust import Trust, counted, from_json
 
 ANSWERS, LEARNED = "answers.jsonl", "learned.json"
 FORMAT = 1                            # of learned.json
@@ -178,9 +178,9 @@ def fit_votes(trust: Trust, scores: torch.Tensor, spread: torch.Tensor, judged: 
             Fit(f"photos that fit of those judged, {fits.sum() / len(x):.1f} a question",
                 *(float(p[judged].sum() / len(x)) for p in (before, after)), better, trust)]
     if better and min(none.sum(), (~none).sum()) >= FEW:
-        expected, n = after.sum(1), (slope * x + bias).sigmoid().sum(1)             # (Q,)
+        expected, n = counted(after), counted((slope * x + bias).sigmoid())          # (Q,)
         cuts = [limit_of(expected[others[q]], none[others[q]]) for q in every]
-        made.append(Fit("whether any fits, balanced accuracy", balanced(before.sum(1) < trust.none, none),
+        made.append(Fit("whether any fits, balanced accuracy", balanced(counted(before) < trust.none, none),
                         balanced(expected < torch.tensor(cuts), none), better,
                         trust._replace(none=limit_of(n, none))))
     return made
@@ -194,7 +194,7 @@ def balanced(said: torch.Tensor, true: torch.Tensor) -> float:
 def limit_of(expected: torch.Tensor, none: torch.Tensor) -> float:
     """The expected number (Q,) below which it is said best that none fits, (Q,) bool: halfway, of
     their logarithms, between two of them."""
-    order = expected.double().sort().values.log()
+    order = expected.double().clamp(min=1e-6).sort().values.log()
     cuts = ((order[1:] + order[:-1]) / 2).exp().tolist()
     return max(cuts, key=lambda cut: balanced(expected < cut, none))
 

@@ -230,7 +230,7 @@ class Ranker:
         best = scores.topk(top, dim=1)
         total, in_set, fit = None, None, None
         if trust is not None:
-            fit = trust.fitting(scores, asked.embedding).sum(1) if trust.fits else None
+            fit = trust.number(scores, asked.embedding) if trust.fits else None
             logits = trust.temperature * scores.double()
             total = logits.logsumexp(1)
             if trust.limit is not None:
@@ -275,7 +275,7 @@ class Ranker:
             rest = trust.temperature * self.scores_of(asked, sample, block)[others].double()
             stands = (self.count - len(rows)) / max(1, len(rest))  # each for so many
             if trust.fits:
-                known, unknown = (trust.fitting(s[None], asked.embedding).sum()
+                known, unknown = (trust.number(s[None], asked.embedding)[0]
                                   for s in (scores, rest / trust.temperature))
                 fit = known + stands * unknown
             if len(rest):

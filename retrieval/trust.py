@@ -23,6 +23,7 @@ from similarities import Embedding
 SENTENCE = 4                          # words from which a number of photos is more than a bound
 OWN = "its own training"              # data of a temperature that a network brings
 NONE = 0.5                            # an expected number of photos below which none fits
+COUNTED = 0.02       # of a probability that is less, thousands of photos would sum to some that fit
 EMPTY = ("no set: even the first photo is less probable than those that sets hold, so the right "
          "one may not be here")
 
@@ -50,6 +51,10 @@ class Trust(NamedTuple):
         spread = 0 if of.log_var is None else of.log_var.mean(1, keepdim=True).double()
         return (slope * scores.double() + log_det * spread + bias).sigmoid()
 
+    def number(self, scores: Tensor, of: Embedding) -> Tensor:
+        """How many images fit captions (Q,), by scores (Q, n)."""
+        return counted(self.fitting(scores, of))
+
     def wider_than(self, log_det: float) -> float | None:
         """The share of those captions whose log det Sigma is smaller, 0..1."""
         levels = self.log_det
@@ -76,13 +81,19 @@ class Trust(NamedTuple):
         return [f"the percentages {', and '.join(what)}"] if what else []
 
 
+def counted(p: Tensor) -> Tensor:
+    """The expected number (Q,) of images that fit with probabilities (Q, n). People voted on pairs
+    that some model had found alike, so what is improbable by their votes is less than that."""
+    return p.masked_fill(p < COUNTED, 0).sum(1)
+
+
 # ---- what is said
 
 def how_many(expected: float, count: int, query: str, none: float = NONE) -> str:
     """What is said of the number of photos among `count` that fit a query. Of a few words it is far
     too low, as people voted on sentences (docs/search.md)."""
     if expected < none:
-        return "probably none fits" + f" (expected number {expected:.2g})" * (expected < NONE)
+        return "probably none fits" + f" (expected number {expected:.2g})" * (0 < expected < NONE)
     n, least = max(1, round(expected)), len(query.split()) < SENTENCE
     return f"{'at least' if least else 'about'} {n:,} of {count:,} photos fit{'s' * (n == 1)}"
 

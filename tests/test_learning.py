@@ -12,7 +12,7 @@ from cli import InputError
 from retrieval import learning
 from retrieval.learning import answered, fit_meant, fit_sets, fit_votes, forget, keep, limit_of
 from retrieval.searcher import Searcher
-from retrieval.trust import Trust
+from retrieval.trust import Trust, counted
 from tests.helpers import refused
 
 BEFORE = Trust(2.0, 100, "other", None, None, fits=[1.0, 0.0, -1.0])
@@ -106,7 +106,7 @@ def test_votes_scale_and_shift_what_was_there():
     p, y = after[judged], fits[judged].double()
     assert first.after == pytest.approx(float(-(y * p.log() + (1 - y) * (1 - p).log()).mean()), rel=1e-3)
     assert number.after == pytest.approx(float(p.sum()) / 36, rel=1e-3) and first.better and first.after < first.before
-    none, n = ~fits.any(1), (slope * scores + bias).sigmoid().sum(1)
+    none, n = ~fits.any(1), counted((slope * scores + bias).sigmoid())
     assert whether.trust.none == pytest.approx(float(limit_of(n, none)), rel=1e-3)
     rightly = [float((n[none] < cut).double().mean() + (n[~none] >= cut).double().mean()) / 2 for cut in n]
     said = float((n[none] < whether.trust.none).double().mean() + (n[~none] >= whether.trust.none).double().mean()) / 2

@@ -500,5 +500,9 @@ def test_a_search_has_the_probability_of_the_votes():
         for n in range(2):
             assert float(found[q, n]) == pytest.approx(
                 sigmoid(3 * float(scores[q, n]) + 0.5 * float(log_var[q].mean()) - 1), rel=1e-6)
+    low, of = trust._replace(fits=[6.0, 0.5, -3.0]), Embedding(torch.zeros(2, 2), log_var)
+    each = low.fitting(scores, of).tolist()                                     # less than 2% is not counted
+    assert low.number(scores, of).tolist() == [sum(p for p in row if p >= 0.02) for row in each]
+    assert min(min(row) for row in each) < 0.02 < max(max(row) for row in each)
     points = trust.fitting(scores, Embedding(torch.zeros(2, 2)))
     assert points[0, 0].item() == pytest.approx(sigmoid(0.3 - 1), rel=1e-6)
