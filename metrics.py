@@ -353,10 +353,15 @@ def retrieval(scores, caption_image) -> dict:
 def spearman(x, y) -> float:
     """Spearman's rank correlation of x (K,) and y (K,) in [-1, 1]. Ties get their mean rank. NaN
     where x or y is constant."""
-    return _spearman(*(np.unique(v, return_inverse=True)[1] for v in (x, y)))
+    return spearman_of_codes(*map(codes, (x, y)))
 
 
-def _spearman(x: np.ndarray, y: np.ndarray) -> float:
+def codes(x) -> np.ndarray:
+    """Whole numbers from 0 in the order of x (K,), equal ones for ties."""
+    return np.unique(x, return_inverse=True)[1]
+
+
+def spearman_of_codes(x: np.ndarray, y: np.ndarray) -> float:
     """`spearman` of values that are given as whole numbers from 0 in the same order, with or
     without gaps.
 
@@ -386,8 +391,8 @@ def sampled_spearman(query, x, y, samples: int = 1000, seed: int = 0) -> dict:
     for _ in range(samples):
         items = rng.choice(len(start), max(2, len(start) // 2), replace=False, shuffle=False)
         pair = start[items] + rng.integers(count[items])
-        values.append(_spearman(x[pair], y[pair]))
-        control = control if len(values) > 1 else _spearman(x[pair], rng.permutation(y[pair]))
+        values.append(spearman_of_codes(x[pair], y[pair]))
+        control = control if len(values) > 1 else spearman_of_codes(x[pair], rng.permutation(y[pair]))
     return {"spearman": float(np.mean(values)), "std": float(np.std(values)), "shuffled": control,
             "pairs": len(x), "items": len(start)}
 

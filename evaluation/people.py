@@ -31,7 +31,7 @@ from evaluation.report import number
 from evaluation.subjects import Items, Subject, numbered, score_matrix
 from evaluation.volume import Sigmoid
 from files.reading import read_lines
-from metrics import spearman
+from metrics import codes, spearman, spearman_of_codes
 
 FORM = ("a line is a photo, a caption NAME#K and ratings, or a share of yes, how many said yes and "
         "how many no, with tabs between, as Flickr8k's annotations have them")
@@ -141,8 +141,9 @@ def rhos(unsure: dict[str, np.ndarray], truth: np.ndarray) -> dict:
     with how many fit (Q,), with 95% intervals of a bootstrap over queries, the same for all; and
     "above": the difference from that of the expected number, and its interval."""
     draws = np.random.default_rng(0).integers(0, len(truth), (SAMPLES, len(truth)))
-    drawn = {name: np.array([spearman(x[rows], truth[rows]) for rows in draws])
-             for name, x in unsure.items()}
+    order, ranks = codes(truth), {name: codes(x) for name, x in unsure.items()}   # sorted but once
+    drawn = {name: np.array([spearman_of_codes(x[rows], order[rows]) for rows in draws])
+             for name, x in ranks.items()}
     results = {}
     for name, x in unsure.items():
         results[name] = {"rho": spearman(x, truth), **selective.interval(drawn[name])}
