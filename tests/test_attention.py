@@ -354,7 +354,8 @@ def subject_of(n=6, m=15, seed=0, equal=False):
     """Images and captions of unlike number, one image without captions."""
     images, captions = (side(k, 4, seed=seed + s, dtype=torch.float32) for s, k in enumerate((n, m)))
     if equal:
-        images, captions = (Embedding(torch.ones(k, 6), None, torch.ones(k, 1, 6), torch.ones(k).long())
+        one = torch.eye(6)[:1]                              # whose products are 1 to the bit on every processor
+        images, captions = (Embedding(one.expand(k, 6), None, one.expand(k, 1, 6), torch.ones(k).long())
                             for k in (n, m))
     owner = np.random.default_rng(seed).integers(n - 1, size=m)
     return subjects.Subject("s", "scan", owner, n, [subjects.Member(CrossAttention(), images, captions)])
