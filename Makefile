@@ -30,9 +30,8 @@ photos: .venv/photos
 	@test -n "$(PHOTOS)" || { echo "name the folder of your photos: make photos PHOTOS=~/Pictures"; exit 1; }
 	$(PY) search.py photos "$(PHOTOS)" --data_path $(DATA)
 
-# Three at a time on two cores, as many wait for processes that they start.
 test: .venv/dev
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 3 --dist worksteal
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
 
 # On a Milvus server of its own, which the package `milvus` brings for Linux on x86-64.
 test-milvus: .venv/dev
