@@ -1,14 +1,11 @@
 """What several test files share: a small model, runs of it, processes, and how a command refuses."""
 import contextlib
-import functools
-import inspect
 import itertools
 import json
 import multiprocessing
 import os
 import random
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -69,44 +66,6 @@ def refused(capsys, main, words, message) -> None:
     assert len(shown.strip().splitlines()) == 1, shown
     assert re.search(message, shown), shown
     assert "Traceback" not in shown
-
-
-def for_each(names: str, rows):
-    """pytest.mark.parametrize within one case: the test runs with every row, and all rows that fail are named. Each row
-    has a tmp_path of its own, in which it works if the case does, and undoes what it patches."""
-    names, rows = [name.strip() for name in names.split(",")], list(rows)
-
-    def decorated(test):
-        @functools.wraps(test)
-        def every(**fixtures):
-            failures, skips = {}, []
-            for number, row in enumerate(rows):
-                values = dict(zip(names, row if len(names) > 1 else [row], strict=True))
-                with contextlib.ExitStack() as stack:
-                    own = {**fixtures, **values}
-                    if "tmp_path" in fixtures:
-                        own["tmp_path"] = fixtures["tmp_path"] / str(number)
-                        own["tmp_path"].mkdir()
-                        stack.callback(shutil.rmtree, own["tmp_path"], ignore_errors=True)
-                        if os.getcwd() == str(fixtures["tmp_path"]):
-                            stack.enter_context(contextlib.chdir(own["tmp_path"]))
-                    if "monkeypatch" in fixtures:
-                        own["monkeypatch"] = stack.enter_context(pytest.MonkeyPatch.context())
-                    try:
-                        test(**own)
-                    except pytest.skip.Exception as skip:
-                        skips.append(skip)
-                    except (Exception, pytest.fail.Exception) as failure:
-                        failures[number, str(values)[:200]] = failure
-            if failures:
-                said = "\n".join(f"row {at[0]}, {at[1]}: {failure!r:.2000}" for at, failure in failures.items())
-                raise AssertionError(f"{len(failures)} of {len(rows)} rows fail\n{said}") from [*failures.values()][0]
-            if len(skips) == len(rows):
-                raise skips[0]
-        parameters = [p for p in inspect.signature(test).parameters.values() if p.name not in names]
-        every.__signature__ = inspect.Signature(parameters)
-        return every
-    return decorated
 
 
 def vectors_in(path) -> dict[str, np.ndarray]:

@@ -10,7 +10,6 @@ from cli import InputError
 from data import read_split
 from evaluation import annotations
 from evaluation.annotations import Index, Pairs
-from tests.helpers import for_each
 
 IMAGES, CAPTIONS = [30, 10, 20], [105, 101, 104, 102, 103, 106, 107]       # neither sorted
 OWNER = np.array([0, 0, 1, 2, 2, 1, 2])                                     # unequal, not in runs
@@ -118,7 +117,7 @@ def test_a_pair_rated_three_times_counts_with_the_mean_of_all(cxc):
 ROW = "COCO_val2014:sentid:105,COCO_val2014_000000000030.jpg"
 
 
-@for_each("text,message", [
+@pytest.mark.parametrize("text,message", [
     ("caption,photo,agg_score\n", "has no column 'image', its columns are caption, photo, agg_score"),
     ("caption,image\n", "has no column 'agg_score'"),
     ("", "has no column 'caption', its columns are none"),
@@ -181,7 +180,7 @@ def test_instances(tmp_path):
     assert annotations.read_instances(str(path), index()[0]).astype(int).tolist() == [[0, 1, 0], [0, 0, 0], [1, 0, 1]]
 
 
-@for_each("content,message", [
+@pytest.mark.parametrize("content,message", [
     (json.dumps(coco([(10, 1)], images=[10, 20])), "lacks 1 of the 3 images of split, the first is 30"),
     (json.dumps(coco([], images=[7])), "lacks 3 of the 3 images"),
     (json.dumps(coco([(10, 5)])), r"KeyError\(5\) is missing"),
@@ -223,7 +222,7 @@ def test_levels_beside_positives(tmp_path):
         105: -1, 101: 0, 104: -1, 102: -1, 103: -1, 106: 4, 107: 99}
 
 
-@for_each("levels,message", [
+@pytest.mark.parametrize("levels,message", [
     ([0, 1], r'"levels" is \[0, 1\], no table'), (None, '"levels" is None, no table'),
     ({"x": 1}, "id 'x', which is no whole number"),
     ({"9" * 19: 1}, "id 9999999999999999999, which is no whole number"),
@@ -240,7 +239,7 @@ def test_bad_levels(tmp_path, levels, message):
             "holds no positives under the names i2t and t2i; give JSON")
 
 
-@for_each("content,message", [
+@pytest.mark.parametrize("content,message", [
     ({"i2t": {"30": [105, 101, 105]}}, "lists a positive of image 30 twice"),
     ({"i2t": {"31": [105]}}, "names 1 images that split lacks, the first is 31"),
     ({"t2i": {"105": [30, 31]}}, "names 1 images that split lacks, the first is 31"),

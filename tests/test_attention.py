@@ -21,7 +21,6 @@ from model import build_model
 from options.rules import fit_to_data
 from similarities import Embedding
 from tests import helpers
-from tests.helpers import for_each
 from tests.references import pair_score
 from text import SPECIALS, Vocabulary
 
@@ -57,7 +56,7 @@ def garbage(e, extra=2, value=float("nan")):
 
 # ---- scores
 
-@for_each("direction,norm,aggregate", EVERY)
+@pytest.mark.parametrize("direction,norm,aggregate", EVERY)
 def test_scores_are_those_of_a_loop_over_pairs(direction, norm, aggregate):
     images, captions = side(4, 5), side(6, 7, seed=1)
     expected = by_pairs(images, captions, direction, norm, aggregate)
@@ -76,7 +75,7 @@ def test_weights_of_the_sums_and_parts_without_unit_norm(direction):
     torch.testing.assert_close(similarity(images, captions), expected, rtol=1e-9, atol=1e-9)
 
 
-@for_each("direction,norm,aggregate", EVERY)
+@pytest.mark.parametrize("direction,norm,aggregate", EVERY)
 def test_one_word_and_one_region(direction, norm, aggregate):
     """A context of a single part is attended to whole, so every cosine is that of word and region."""
     images, captions = side(3, 1), side(4, 1, seed=1)
@@ -84,8 +83,8 @@ def test_one_word_and_one_region(direction, norm, aggregate):
     torch.testing.assert_close(scores, images.parts[:, 0] @ captions.parts[:, 0].T, rtol=1e-9, atol=1e-9)
 
 
-@for_each("value", [float("nan"), float("inf"), 1e30])
-@for_each("direction,norm", itertools.product(DIRECTIONS, NORMS))
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+@pytest.mark.parametrize("direction,norm", [*itertools.product(DIRECTIONS, NORMS)])
 def test_padding_changes_nothing_and_gets_no_gradient(direction, norm, value):
     images, captions = side(5, 4, dtype=torch.float32), side(6, 7, seed=1, dtype=torch.float32)
     similarity = CrossAttention(direction, norm)
@@ -101,7 +100,7 @@ def test_padding_changes_nothing_and_gets_no_gradient(direction, norm, value):
         assert torch.isfinite(x.grad[real]).all() and (x.grad[~real] == 0).all()
 
 
-@for_each("direction,norm,aggregate", EVERY)
+@pytest.mark.parametrize("direction,norm,aggregate", EVERY)
 def test_gradients(direction, norm, aggregate):
     images, captions = side(2, 3, d=3), side(3, 3, d=3, seed=1)
     similarity = CrossAttention(direction, norm, aggregate, elements=9)
@@ -111,7 +110,7 @@ def test_gradients(direction, norm, aggregate):
     assert torch.autograd.gradcheck(scores, [e.parts.requires_grad_() for e in (images, captions)])
 
 
-@pytest.mark.parametrize("direction,norm", itertools.product(DIRECTIONS, NORMS))
+@pytest.mark.parametrize("direction,norm", [*itertools.product(DIRECTIONS, NORMS)])
 def test_zero_and_equal_parts_give_finite_scores_and_gradients(direction, norm):
     v, w = torch.zeros(2, 3, 4), torch.zeros(2, 2, 4)
     v[0, 1:], w[0] = 0.5, 0.5
@@ -122,7 +121,7 @@ def test_zero_and_equal_parts_give_finite_scores_and_gradients(direction, norm):
     assert torch.isfinite(scores).all() and all(torch.isfinite(x.grad).all() for x in leaves)
 
 
-@for_each("elements", [1, 40, 400, 10 ** 6])
+@pytest.mark.parametrize("elements", [1, 40, 400, 10 ** 6])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_blocks_and_tiles_equal_the_whole(direction, elements):
     images, captions = side(7, 4), side(11, 6, seed=1)
@@ -145,7 +144,7 @@ def test_gradients_do_not_depend_on_the_blocks(direction):
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
 
 
-@for_each("given", [lambda e: (e._replace(parts=None), e), lambda e: (e, e._replace(parts=None))])
+@pytest.mark.parametrize("given", [lambda e: (e._replace(parts=None), e), lambda e: (e, e._replace(parts=None))])
 def test_sides_without_parts_are_refused(given):
     with pytest.raises(ValueError, match="a side given has means only; .*--sim scan"):
         CrossAttention()(*given(side(2, 3)))
@@ -223,7 +222,7 @@ def test_weight_norm_starts_as_the_plain_layer_and_has_one_scale():
     assert sorted(p.numel() for p in normed.parameters()) == [1, 12, 108]
 
 
-@for_each("words,message", [
+@pytest.mark.parametrize("words,message", [
     (["--head", "ellipsoidal"], "--sim scan compares points, .*wasserstein"),
     (["--img_enc", "vsrn"], "--img_enc vsrn does not keep; leave --img_enc out"),
     (["--txt_enc", "pie"], "--txt_enc pie does not keep"),
@@ -377,8 +376,8 @@ def test_keeping_everything_is_the_full_ranking(equal):
         np.testing.assert_array_equal(record["rerank", direction, "rank"], full["full", direction, "rank"])
 
 
-@for_each("keep", [1, 2, 5, 8])
-@for_each("seed", [0, 1, 2])
+@pytest.mark.parametrize("keep", [1, 2, 5, 8])
+@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_two_stages_against_sorting_each_query_twice(keep, seed):
     subject = subject_of(seed=seed)
     (_, images, captions), owner = subject.members[0], subject.caption_image

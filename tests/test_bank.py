@@ -17,7 +17,6 @@ from evaluation.open import Where, load_run
 from evaluation.subjects import Bank, Member, Order, Record, Subject
 from similarities import SIMILARITIES, Cosine, Dot, Embedding
 from tests import helpers, references
-from tests.helpers import for_each
 
 N, M, D = 7, 24, 5
 NAMES = ["cosine", "dot", "wasserstein", "kl", "elk"]
@@ -76,7 +75,7 @@ def recall_sums(scores: np.ndarray, owner: np.ndarray) -> dict:
 # ---- the formula
 
 @pytest.mark.parametrize("name", NAMES)
-@for_each("block", [3, 1000])
+@pytest.mark.parametrize("block", [3, 1000])
 def test_terms_are_those_of_a_double_loop(name, block):
     one, queries = member(name, 0), member(name, 10, 9, 11)
     betas = [0.3, 2.0, 40.0]
@@ -397,7 +396,7 @@ def test_results_with_a_bank_have_their_own_file(small_run, tmp_path, monkeypatc
     assert [name for name in os.listdir() if name.startswith("comparison")] == ["comparison_run_run_bank_train.json"]
 
 
-@for_each("words,message", [
+@pytest.mark.parametrize("words,message", [
     (["--bank", "train", "--split", "train"], "--bank train holds queries of the split that is evaluated, .*another"),
     (["--bank", "test"], "--bank test holds queries of the split that is evaluated, .*give train"),
     (["--bank", "testall"], "--bank testall holds queries of the split that is evaluated"),

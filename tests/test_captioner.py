@@ -23,7 +23,7 @@ from model import Encoded, build_model
 from options.rules import resolve
 from options.training import TRAIN
 from show import word_precision
-from tests.helpers import for_each, refused, unwritable
+from tests.helpers import refused, unwritable
 from text import END, PAD, SPECIALS, START, UNK, Vocabulary, is_function
 
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
@@ -73,8 +73,8 @@ def slow_nll(net, regions, caption) -> float:
     return total
 
 
-@for_each("original", [False, True])
-@for_each("max_len", [60, 5])
+@pytest.mark.parametrize("original", [False, True])
+@pytest.mark.parametrize("max_len", [60, 5])
 def test_loss_against_loops(max_len, original):
     net, batch = small(max_len=max_len, original=original).double(), pairs()
     regions = batch.images.double()

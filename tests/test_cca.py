@@ -13,7 +13,7 @@ from cli import InputError
 from data import Split, read_split
 from inputs import Features, NoImages
 from metrics import retrieval
-from tests.helpers import for_each, unwritable
+from tests.helpers import unwritable
 
 
 def views(n=90, f=7, g=5, seed=0, repeats=1):
@@ -246,7 +246,7 @@ def test_flickr8k(real_path, tmp_path, capsys):
 
 # ---- bad input
 
-@for_each("change,message", [
+@pytest.mark.parametrize("change,message", [
     (dict(dim=6), "6 directions cannot be had from 7 and 5 features; give from 1 to 5"),
     (dict(dim=0), "0 directions cannot be had"),
     (dict(y=np.ones((4, 5))), "90 rows x, 4 rows y and 90 owners make no pairs; give"),
@@ -261,7 +261,7 @@ def test_fit_refuses_in_a_sentence(change, message):
         fit(**{"x": x, "y": y, "dim": 2, **change})
 
 
-@for_each("words,message", [
+@pytest.mark.parametrize("words,message", [
     (["--eta_image", "0"], "'0' is neither a number above 0 and at most 1e6 nor auto"),
     (["--eta_image", "1e308"], "'1e308' is neither a number above 0 and at most 1e6 nor auto"),
     (["--eta_text", "1_0"], "'1_0' is neither a number above 0 and at most 1e6 nor auto"),

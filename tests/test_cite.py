@@ -18,7 +18,7 @@ from model import Encoded, build_model
 from retrieval.searcher import Searcher
 from search import main as search
 from similarities import Embedding
-from tests.helpers import for_each, options
+from tests.helpers import options
 from text import SPECIALS, Vocabulary
 
 SMALL = ["--sim", "cite", "--concepts", "3", "--cite_layers", "8-6"]
@@ -63,8 +63,8 @@ def slow_scores(net, x, y, pairs, training):
     return torch.tensor(scores, dtype=torch.float64), logits
 
 
-@for_each("training", [False, True])
-@for_each("concepts", [1, 3])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("concepts", [1, 3])
 @torch.no_grad()
 def test_network_equals_a_loop_over_pairs_and_concepts(concepts, training):
     x, y = 3 * points(4), 2 * points(6, seed=1)

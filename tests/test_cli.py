@@ -24,7 +24,7 @@ from evaluation import encode, pictures, subjects
 from files.reading import first_line, holds_keys
 from files.writing import output
 from similarities import SIMILARITIES, Embedding
-from tests.helpers import ROOT, SMALL, fit, for_each, refused, unwritable
+from tests.helpers import ROOT, SMALL, fit, refused, unwritable
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_defaults_are_vsepps():
             for words in ([], ["--embed_size", "9"])] == [2048, 9]
 
 
-@for_each("words,message", [
+@pytest.mark.parametrize("words,message", [
     (["--sim", "kl", "--head", "point"], "--sim kl needs a Gaussian on both sides, not image head 'point'.*; give "
                           "both"),
     (["--sim", "wasserstein", "--image_head", "point"], "image head 'point' and text head 'ellipsoidal'"),
@@ -121,7 +121,7 @@ def test_config_file(tmp_path, capsys):
 
 # ---- training: what must not start writes nothing
 
-@for_each("words,message", [
+@pytest.mark.parametrize("words,message", [
     (["--data_name", "absent"], "there is no folder .*absent"),
     (["--img_dim", "7"], "has features of width \\d+, .* reads width 7 .--img_dim."),
     (["--img_enc", "cnn"], "--img_enc cnn .* reads photos, and the images are vectors in .*train_ims.npy"),
@@ -134,7 +134,7 @@ def test_training_that_cannot_start_writes_nothing(capsys, tmp_path, monkeypatch
     assert os.listdir(tmp_path) == []
 
 
-@for_each("fault,message", [
+@pytest.mark.parametrize("fault,message", [
     ("nan", "holds NaN or infinity in row 3"), ("object", "not a whole .npy file"), ("cut", "not a whole .npy file"),
     ("empty", "caption 4 is empty"), ("unknown", "no word of 'qqq'"), ("count", "must be the same number of captions"),
 ])

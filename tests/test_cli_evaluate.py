@@ -14,7 +14,7 @@ import metrics
 import train
 from evaluation import assess, compare, subjects
 from similarities import SIMILARITIES, Embedding
-from tests.helpers import for_each, unwritable
+from tests.helpers import unwritable
 
 SMALL = ["--data_name", "demo_precomp", "--embed_size", "16", "--word_dim", "8", "--num_epochs", "1", "--batch_size",
          "32",
@@ -152,7 +152,7 @@ def test_unequal_captions_an_image(ev, exported, everything):
     assert found["full"]["i2t"]["queries"] == len(set(owner.tolist())) < 24 and found["full"]["t2i"]["queries"] == 70
 
 
-@for_each("change,message", [
+@pytest.mark.parametrize("change,message", [
     ({"image_mean": np.zeros((24, 16), object)}, "is no .npz file of plain arrays"),
     ({"image_mean": None}, "needs image_mean of shape"), ({"caption_mean": None}, "needs caption_mean"),
     ({"image_mean": np.zeros(24)}, r"needs image_mean .* it holds .*image_mean \(24,\)"),
@@ -181,7 +181,7 @@ def test_wrong_embeddings_are_refused(exported, everything, capsys, change, mess
     assert not os.path.exists("x_results.json")
 
 
-@for_each("matrix,message", [
+@pytest.mark.parametrize("matrix,message", [
     (np.zeros((24, 120), object), "is not a whole .npy file of numbers"), (np.zeros((24, 120), int), "holds int64"),
     (np.zeros(120), r"of shape \(120,\); scores are floats, images x captions"),
     (np.zeros((120, 24)), "24 captions for 120 images"),
@@ -215,7 +215,7 @@ def test_files_of_another_kind_are_refused(exported, capsys, demo_path):
     refused(capsys, ["--embeddings", "e.npz", "--export", "f.npz"], "--export does not go with --embeddings")
 
 
-@for_each("words,message", [
+@pytest.mark.parametrize("words,message", [
     (["--instances", "i.json"], "--instances has no effect without --pmrp"),
     (["--cxc_path", "x"], "--cxc_path has no effect without --cxc"),
     (["--cxc_rule", "eccv"], "--cxc_rule has no effect without --cxc"),
@@ -423,7 +423,7 @@ def test_a_comparison_of_other_runs_or_splits_has_a_file_of_its_own(runs, tmp_pa
 
 
 @pytest.mark.parametrize("option", ["--ranks", "--export"])
-@for_each("name", ["uncertainty.png", "uncertain_images.png", "results.json"])
+@pytest.mark.parametrize("name", ["uncertainty.png", "uncertain_images.png", "results.json"])
 def test_no_two_things_are_written_to_one_file(runs, tmp_path, monkeypatch, capsys, option, name):
     monkeypatch.chdir(tmp_path)
     os.mkdir("u")

@@ -26,7 +26,7 @@ from metrics import spearman
 from retrieval.trust import Trust, from_json
 from runs import PICTURES
 from similarities import uncertainty
-from tests.helpers import for_each, refused
+from tests.helpers import refused
 
 SIDES = ("t2i", "i2t")
 
@@ -62,8 +62,8 @@ def slow_answers(subject, side, t, images=None, absent=False):
     return found
 
 
-@for_each("absent", [False, True])
-@for_each("images", [None, [3, 5, 6, 20, 21, 33]])
+@pytest.mark.parametrize("absent", [False, True])
+@pytest.mark.parametrize("images", [None, [3, 5, 6, 20, 21, 33]])
 @pytest.mark.parametrize("side", SIDES)
 def test_answers_are_those_of_a_loop_over_queries(monkeypatch, side, images, absent):
     monkeypatch.setattr("evaluation.posterior.ELEMENTS", 250)                 # several blocks, the last one smaller

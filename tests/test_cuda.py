@@ -20,7 +20,7 @@ from methods.labelled import LabelledHinge, LabelledInfoNCE, LabelledLogistic, L
 from metrics import ranks_by_blocks, retrieval_blocks
 from runs import build_data
 from similarities import Embedding
-from tests.helpers import fit, for_each, options, same_weights
+from tests.helpers import fit, options, same_weights
 from tests.pretending import Generator
 from tests.tiny import tiny
 from timing import precision
@@ -87,7 +87,7 @@ def step(model, batch) -> tuple[dict, dict]:
 # ---- similarities and objectives
 
 @pytest.mark.parametrize("device", DEVICES)
-@for_each("name", precision.COMPARED)
+@pytest.mark.parametrize("name", precision.COMPARED)
 def test_scores_and_their_gradients(name, device):
     results = []
     for where in ("cpu", device):
@@ -103,7 +103,7 @@ def test_scores_and_their_gradients(name, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@for_each("kind, name", [*(("pairs", name) for name in OBJECTIVES), *(("labels", x) for x in LABELLED)])
+@pytest.mark.parametrize("kind, name", [*(("pairs", name) for name in OBJECTIVES), *(("labels", x) for x in LABELLED)])
 def test_objectives(kind, name, device):
     generator = torch.Generator().manual_seed(0)
     scores = real["randn"](8, 8, generator=generator)
@@ -125,7 +125,7 @@ def test_objectives(kind, name, device):
 # ---- methods
 
 @pytest.mark.parametrize("device", DEVICES)
-@for_each("name", METHODS)
+@pytest.mark.parametrize("name", METHODS)
 def test_a_step_of_every_method(name, device, tmp_path):
     """Terms, gradients (jWAE's critic and decoders among them), and then embeddings and scores in evaluation."""
     (tmp_path / "vectors").write_bytes(b"")
@@ -150,7 +150,7 @@ def test_a_step_of_every_method(name, device, tmp_path):
 # ---- evaluation
 
 @pytest.mark.parametrize("device", DEVICES)
-@for_each("name", precision.COMPARED)
+@pytest.mark.parametrize("name", precision.COMPARED)
 def test_ranks_by_blocks(name, device):
     """Ranks differ by no more than the pairs that float32 cannot tell apart."""
     sides, similarity = precision.sides(name, 24, 0), precision.COMPARED[name]().eval()

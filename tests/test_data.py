@@ -15,7 +15,6 @@ from cli import InputError
 from data import pair_batches, read_split
 from evaluation.annotations import Index
 from inputs import Features, Photos
-from tests.helpers import for_each
 from text import END, SPECIALS, START, UNK, Vocabulary, tokenize
 
 
@@ -61,9 +60,9 @@ def test_vocabulary_file_round_trip_and_bad_files(tmp_path):
 
 # ---- precomputed features
 
-@for_each("dtype", [np.float16, np.float32])
-@for_each("regions", [False, True])
-@for_each("repeated", [False, True])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("regions", [False, True])
+@pytest.mark.parametrize("repeated", [False, True])
 def test_both_row_layouts(tmp_path, dtype, regions, repeated):
     features = (FEATURES if not regions else np.random.default_rng(1).standard_normal((4, 3, 6))).astype(dtype)
     write_precomp(tmp_path / "x_precomp", features.repeat(5, 0) if repeated else features, captions(20))
@@ -217,7 +216,7 @@ def test_karpathy_numbers_are_ids_where_all_have_their_own(tmp_path, fields, ima
     assert split.photo_names == (["0.jpg", "1.jpg"] if image_ids == [30, 9] else None)
 
 
-@for_each("source,what,advice", [
+@pytest.mark.parametrize("source,what,advice", [
     ("d/dataset_k.json", "image", "give every image of the split an integer cocoid or imgid of its own"),
     ("d/dataset_k.json", "caption", "give every sentence of the split an integer sentid of its own"),
     ("e.npz", "caption", "store them in order as caption_id"),
@@ -331,7 +330,7 @@ def test_rows_repeated_for_some_images_only(tmp_path):
     refused(tmp_path, "some images of .*train_ims.npy stand in 5 equal rows and others do not .the one up to row 56.")
 
 
-@for_each("k", [2, 3, 4, 6, 20])
+@pytest.mark.parametrize("k", [2, 3, 4, 6, 20])
 @pytest.mark.parametrize("shape", [(60, 6), (60, 3, 2)])
 def test_rows_repeated_any_number_of_times(tmp_path, shape, k):
     rows = np.random.default_rng(0).standard_normal(shape).astype(np.float32)

@@ -28,7 +28,6 @@ from demo.captions import (
 from demo.scenes import COLOURS, WORLDS, Scene, Thing, global_features, random_scene, region_features
 from files import writing
 from files.entities import read_entities
-from tests.helpers import for_each
 
 PRECOMP = ("demo_precomp", "demo_region_precomp")
 METHODS = {"sts": {"c2c_cocaption", "c2c_isim"}, "sis": {"i2i_csim"}, "sits": {"c2i_original", "c2i_intrasim"}}
@@ -172,8 +171,8 @@ def test_ids_beside_features_are_those_of_coco(demo_path):
     assert sorted(seen) == sorted(photos)
 
 
-@for_each("split", ["val", "test"])
-@for_each("kind", METHODS)
+@pytest.mark.parametrize("split", ["val", "test"])
+@pytest.mark.parametrize("kind", METHODS)
 def test_every_line_of_the_ratings(demo_path, kind, split):
     folder = os.path.join(demo_path, "demo_precomp")
     images, anns = (np.load(f"{folder}/{'dev' if split == 'val' else split}_{x}_ids.npy").tolist()

@@ -22,7 +22,7 @@ from inputs import Features, Photos
 from methods.labelled import running_sums
 from model import Head, Tower
 from similarities import SIMILARITIES, Embedding
-from tests.helpers import fit, for_each, log_of, options, same_runs
+from tests.helpers import fit, log_of, options, same_runs
 from tests.pretending import CUDA, Pretending, mark, pretended_cuda
 from tests.tiny import tiny
 from timing.precision import RoundedProducts, rounded
@@ -142,9 +142,9 @@ def feature_file(tmp_path, dtype=np.float16, shape=(6, 3, 4), step=1) -> Feature
     return features
 
 
-@for_each("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
 @pytest.mark.parametrize("shape", [(6, 4), (6, 3, 4)])
-@for_each("step", [1, 5])
+@pytest.mark.parametrize("step", [1, 5])
 def test_kept_features_are_those_of_the_file(tmp_path, monkeypatch, dtype, shape, step):
     monkeypatch.setattr(feeding, "AT_ONCE", 40)
     features = feature_file(tmp_path, dtype, shape, step)
@@ -173,7 +173,7 @@ def test_a_run_on_kept_features_is_the_run_on_the_file(demo_path, tmp_path, monk
     assert "\nfeatures: kept\n" in (tmp_path / "kept" / "log.txt").read_text()
 
 
-@for_each("free, where, kept, said", [
+@pytest.mark.parametrize("free, where, kept, said", [
     (10 ** 6, "auto", True, "0.0 GiB kept on cuda"), (10 ** 6, "device", True, "kept on cuda"),
     (10 ** 6, "host", False, ""),
     (200, "auto", False, "read from the file, as 0.0 GiB are free on cuda and at most 60%"),
@@ -368,7 +368,7 @@ def test_compiling_is_refused_where_it_gains_nothing_or_cannot_be():
 
 # ---- threads that share cores
 
-@for_each("threads, busy, quota, said", [
+@pytest.mark.parametrize("threads, busy, quota, said", [
     (2, 5, "inf", ""), (1, 20, "inf", ""), (2, 17, "inf", "other processes keep 1.2 of 2 cores busy"),
     (4, 5, "inf", "this process may use 2 cores"), (2, 5, 1.5, "this process may use 1.5 cores")])
 def test_threads_that_share_cores_are_told_of_once(monkeypatch, threads, busy, quota, said):

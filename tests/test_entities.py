@@ -15,7 +15,6 @@ from demo.scenes import COLOURS, DEMO, OUTLINES, RADII, TEXTURES, WORLDS
 from files import entities
 from files.entities import check_entities, enclosing, photo_paths, read_entities
 from files.phrases import areas, iou
-from tests.helpers import for_each
 
 SPLITS = ("train", "val", "test")
 
@@ -158,8 +157,8 @@ def slow(root, split):
     return rows, dropped
 
 
-@for_each("split", SPLITS)
-@for_each("where", ["hand", "demo"])
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("where", ["hand", "demo"])
 def test_the_reader_against_a_slow_twin(where, split, tmp_path, demo_path):
     root = made(tmp_path / "d") if where == "hand" else os.path.join(demo_path, "demo_entities")
     e, (rows, dropped) = read_entities(root, split), slow(root, split)
@@ -178,7 +177,7 @@ def test_the_reader_against_a_slow_twin(where, split, tmp_path, demo_path):
 DOG = ["[/EN#7/animals A dog] ."]
 
 
-@for_each("photo, message", [
+@pytest.mark.parametrize("photo, message", [
     ((DOG, "<annotation><size>"), r"3000\.xml is not whole XML \(no element found.*\); fetch"),
     ((DOG, "no XML"), "is not whole XML"),
     ((DOG, "<" * 1000), "is not whole XML"),
@@ -210,7 +209,7 @@ def test_faulty_files_of_a_photo_are_refused_in_one_sentence(photo, message, tmp
 SOUND = ["[/EN#1/people A man] ."]
 
 
-@for_each("photo, message", [
+@pytest.mark.parametrize("photo, message", [
     ((DOG, annotation(thing("7 8", 5, 5, 4, 9))),
      "the photo 3000 has 100 x 80 pixels, and the box 4, 4, 3, 8 .* of chain 7, 8 is inverted or lies more than 1 "
      "pixel outside, and is passed over; correct"),
@@ -259,7 +258,7 @@ def test_a_chain_keeps_its_boxes_beside_a_flag_and_notvisual_needs_no_entry(tmp_
     assert e.phrases == ["A dog"] and e.dropped == {"notvisual": 2, "scene": 0, "no box": 0, "fault": 0}
 
 
-@for_each("splits, split, message", [
+@pytest.mark.parametrize("splits, split, message", [
     ((("train", "1000"),), "val", r"there is no file .*val\.txt; Flickr30k Entities has"),
     ((("train", "1000"), ("val", "")), "val", r"val\.txt names no photo; fetch"),
     ((("val", "3000 1000 3000"),), "val", r"val\.txt names the photo '3000' twice; name each once"),
@@ -393,7 +392,7 @@ def test_phrases_of_the_demo_name_the_things_of_the_scenes(name, both):
 
 
 @pytest.mark.parametrize("name", WORLDS)
-@for_each("split", ["val", "test"])
+@pytest.mark.parametrize("split", ["val", "test"])
 def test_what_the_words_of_a_phrase_fit(name, split, both):
     root, entries = both[name]
     e, told = read_entities(str(root), split), json.load(open(root / f"{split}_fitting.json"))

@@ -26,7 +26,7 @@ from methods.heads import (
 )
 from model import Head, Tower
 from similarities import Embedding
-from tests.helpers import for_each, having
+from tests.helpers import having
 
 DIMS = [2, 16, 256, 1024]
 KAPPAS = np.logspace(-2, 4, 25)
@@ -159,16 +159,16 @@ def double_loop(images, captions):
     return scores
 
 
-@for_each("gaussian", ["images", "captions"])
-@for_each("dim", [2, 16, 100])
+@pytest.mark.parametrize("gaussian", ["images", "captions"])
+@pytest.mark.parametrize("dim", [2, 16, 100])
 def test_similarity_equals_double_loop(gaussian, dim):
     images, captions = sides(gaussian, dim=dim)
     scores = VonMisesFisher()(images, captions)
     torch.testing.assert_close(scores, double_loop(images, captions), rtol=1e-9, atol=2e-9)
 
 
-@for_each("gaussian", ["images", "captions"])
-@for_each("dim", [64, 1024])
+@pytest.mark.parametrize("gaussian", ["images", "captions"])
+@pytest.mark.parametrize("dim", [64, 1024])
 def test_similarity_in_float32(gaussian, dim):
     images, captions = sides(gaussian, 40, 60, dim, torch.float32)
     single = VonMisesFisher()(images, captions).double()
@@ -216,9 +216,9 @@ def test_similarity_gradcheck(dim):
     assert torch.autograd.gradcheck(scores, [x.clone().requires_grad_() for x in inputs], atol=1e-6)
 
 
-@for_each("log_var", [-20.0, -9.2, 0.0, 20.0])
-@for_each("means", ["equal", "zero"])
-@for_each("dim", [2, 1024])
+@pytest.mark.parametrize("log_var", [-20.0, -9.2, 0.0, 20.0])
+@pytest.mark.parametrize("means", ["equal", "zero"])
+@pytest.mark.parametrize("dim", [2, 1024])
 def test_similarity_gradients_are_finite_in_float32(dim, means, log_var):
     mean = torch.zeros(4, dim) if means == "zero" else drawn(4, dim).float()
     inputs = [x.clone().requires_grad_() for x in (mean, mean, torch.full((4, 1), log_var))]
@@ -336,7 +336,7 @@ def test_vib_takes_variances_where_public_code_takes_standard_deviations():
 SHAPES = [(alpha, beta) for alpha in (1e-3, 0.2, 10.0) for beta in (0.5, 1.0, 1.7, 2.0, 4.0)]
 
 
-@for_each("alpha, beta", SHAPES)
+@pytest.mark.parametrize("alpha, beta", SHAPES)
 def test_gg_nll_and_variance_equal_scipys(alpha, beta):
     residual = torch.tensor([-1.0, -0.05, 0.0, 1e-9, 0.3, 2.0], dtype=torch.float64)
     log_alpha, log_beta = (torch.full_like(residual, math.log(x)) for x in (alpha, beta))
@@ -375,9 +375,9 @@ def test_gg_gradcheck():
     assert torch.autograd.gradcheck(gg_log_var, inputs[1:])
 
 
-@for_each("log_alpha", LOG_ALPHA_BOUNDS)
-@for_each("log_beta", LOG_BETA_BOUNDS)
-@for_each("residual", [0.0, 1e-30, -1e-9, 1.0, -2.0])
+@pytest.mark.parametrize("log_alpha", LOG_ALPHA_BOUNDS)
+@pytest.mark.parametrize("log_beta", LOG_BETA_BOUNDS)
+@pytest.mark.parametrize("residual", [0.0, 1e-30, -1e-9, 1.0, -2.0])
 def test_gg_gradients_are_finite_at_the_bounds_in_float32(residual, log_alpha, log_beta):
     inputs = [torch.tensor([x], requires_grad=True) for x in (residual, log_alpha, log_beta)]
     nll = gg_nll(*inputs)

@@ -7,7 +7,6 @@ import pytest
 from cli import InputError
 from features import hglmm
 from features.hglmm import HGLMM, fit_ica, fit_pca, project, signed_square_root, weighted_median
-from tests.helpers import for_each
 from tests.references import fisher_vectors
 
 
@@ -142,7 +141,7 @@ def test_more_clusters_than_words_are_refused():
 
 
 @pytest.mark.parametrize("shape", [(40, 12), (12, 40)])
-@for_each("exact", [3000, 0])
+@pytest.mark.parametrize("exact", [3000, 0])
 def test_pca(shape, exact, monkeypatch):
     monkeypatch.setattr(hglmm, "EXACT", exact)
     rng = np.random.default_rng(0)

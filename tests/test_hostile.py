@@ -31,7 +31,7 @@ from demo import __main__ as demo
 from evaluation import annotations
 from features import extract, word_vectors
 from paper_tables import coco_halves
-from tests.helpers import SMALL, for_each
+from tests.helpers import SMALL
 from vg_experiments import prepare, selection
 
 MAINS = {"train": train.main, "evaluate": evaluate.main, "check": lambda words: data.main(["check", *words]),
@@ -126,7 +126,7 @@ PLACES = ("features.json", "dataset.json", "captions", "instances", "positives",
 
 
 @pytest.mark.parametrize("place", PLACES)
-@for_each("kind", BAD_JSON)
+@pytest.mark.parametrize("kind", BAD_JSON)
 def test_files_that_are_no_json(refused, world, tmp_path, place, kind):
     path, (command, words) = json_places(world, tmp_path)[place]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -158,7 +158,7 @@ BAD_NPY = {
 
 
 @pytest.mark.parametrize("place", ["features", "ids", "scores", "caption features", "coco ids"])
-@for_each("kind", BAD_NPY)
+@pytest.mark.parametrize("kind", BAD_NPY)
 def test_files_that_are_no_array(refused, world, tmp_path, place, kind):
     shutil.copytree(world / "data" / "demo_precomp", tmp_path / "one")
     mine = [*SMALL, "--data_path", tmp_path, "--data_name", "one"]
@@ -231,14 +231,14 @@ NPZ = ("none", "cut", "flipped", "encrypted", "method", "lying", "foreign member
        "ids as floats", "similarity")
 
 
-@for_each("kind", NPZ)
+@pytest.mark.parametrize("kind", NPZ)
 def test_files_that_are_no_embeddings(refused, world, tmp_path, kind):
     content, message = npz_cases(world)[kind]
     (tmp_path / "x.npz").write_bytes(content)
     refused("evaluate", ["--embeddings", "x.npz"], f"x.npz.*{message}")
 
 
-@for_each("kind", ["none", "cut", "flipped", "encrypted", "objects"])
+@pytest.mark.parametrize("kind", ["none", "cut", "flipped", "encrypted", "objects"])
 def test_files_that_are_no_fitted_model(refused, world, tmp_path, kind):
     (tmp_path / "m.npz").write_bytes(npz_cases(world)[kind][0])
     words = ["captions", "--data_path", world / "data", "--data_name", "demo_precomp", "--fitted", "m.npz"]
@@ -284,10 +284,10 @@ def items_cases(world) -> dict:
                     "20 images and 120 captions, demo_precomp test has 24 and 120")}
 
 
-@for_each("kind", ["other captions first", "ids of other images", "names of other images",
+@pytest.mark.parametrize("kind", ["other captions first", "ids of other images", "names of other images",
                    "ids of other captions",
                    "ids twice", "owners against ids", "another split", "too few"])
-@for_each("how", ["embeddings", "compare"])
+@pytest.mark.parametrize("how", ["embeddings", "compare"])
 def test_embeddings_of_other_items(refused, world, tmp_path, kind, how):
     arrays, split, message = items_cases(world)[kind]
     np.savez(tmp_path / "x.npz", **arrays)
@@ -327,7 +327,7 @@ def test_dev_is_not_compared_with_test(refused, world, tmp_path):
 
 # ---- options in YAML
 
-@for_each("text, message", [
+@pytest.mark.parametrize("text, message", [
     ("max_violation: 'false'", "max_violation is 'false', and a switch is true or false, without quotes"),
     ("mask_same_image: 'False'", "mask_same_image is 'False'"),
     ("max_violation: 2", "max_violation is 2, and a switch"),
@@ -355,7 +355,7 @@ def test_options_of_a_file(refused, tmp_path, text, message):
     refused("train", ["--config", "c.yaml"], message)
 
 
-@for_each("words, message", [
+@pytest.mark.parametrize("words, message", [
     (["--embed_size", "1000000000"], "'1000000000' is not a whole number of at least 1 and at most 65,536"),
     (["--word_dim", "99999999"], "at most 65,536"), (["--crop_size", "20000"], "at most 4,096"),
     (["--seed", str(2 ** 64)], "at most 9,223,372,036,854,775,807"), (["--seed", "9" * 100], "is not a whole number"),
@@ -422,14 +422,14 @@ CHECKPOINTS = ("options list", "options tuple", "sim number", "sim unknown", "si
                "state empty", "state tuple", "data list", "extractors", "format", "format nested")
 
 
-@for_each("kind", CHECKPOINTS)
+@pytest.mark.parametrize("kind", CHECKPOINTS)
 def test_checkpoints_with_foreign_contents(refused, world, tmp_path, kind):
     stored = torch.load(world / "cosine" / "model_best.pt", weights_only=True)
     torch.save({**stored, **checkpoint_cases(stored)[kind]}, tmp_path / "x.pt")
     refused("evaluate", ["--checkpoint", "x.pt"], "x.pt|a vocabulary lists each word once")
 
 
-@for_each("kind, message", [
+@pytest.mark.parametrize("kind, message", [
     ("packed", "contents are compressed"), ("text", "damaged or no checkpoint"),
     ("call", "wants to call posix.system|wants to call os"),
     ("empty", "damaged or no checkpoint"), ("pickle", "damaged or no checkpoint")])
@@ -449,7 +449,7 @@ def test_files_that_are_no_checkpoint(refused, world, tmp_path, kind, message):
     refused("evaluate", ["--checkpoint", "x.pt"], message)
 
 
-@for_each("kind, message", [
+@pytest.mark.parametrize("kind, message", [
     ("model_best.pt", "model_best.pt holds a model but no optimizer, .*--init_from"),
     ("epoch1.pt", "has a checkpoint.pt of its own, at step 8 .* where .*epoch1.pt is at step 8; .*--logger_name NEW"),
     ("optimizer", "optimisers or random states of something else"),
@@ -504,7 +504,7 @@ BAD_PHOTOS = {"bomb": (png(50_000, 50_000), "more than 178,956,970 pixels"), "te
 
 
 @pytest.mark.parametrize("command", ["extract", "train", "check", "draw"])
-@for_each("kind", BAD_PHOTOS)
+@pytest.mark.parametrize("kind", BAD_PHOTOS)
 def test_photos_that_are_none(refused, world, tmp_path, capsys, command, kind):
     content, message = BAD_PHOTOS[kind]
     shutil.copytree(world / "data" / "demo", tmp_path / "photos")
@@ -544,7 +544,7 @@ def karpathy(tmp_path, **fields):
     return ["--data_path", tmp_path, "--data_name", "k"]
 
 
-@for_each("fields", [{"filename": "/etc/passwd"}, {"filename": "../../x.jpg"}, {"filepath": "/etc"},
+@pytest.mark.parametrize("fields", [{"filename": "/etc/passwd"}, {"filename": "../../x.jpg"}, {"filepath": "/etc"},
                      {"filepath": "a/../../.."}, {"filename": "a\\..\\..\\x.jpg"}, {"filename": "a\0b"}])
 def test_photos_named_outside_the_data(refused, tmp_path, fields):
     refused("train", karpathy(tmp_path, **fields), "dataset_k.json names the file .* which lies outside")
@@ -559,7 +559,7 @@ def test_names_in_an_ids_file_outside_the_photos(refused, world, tmp_path, name)
     refused("draw", [*words, "--output", "x.png"], "names the file .*etc/passwd.*lies outside")
 
 
-@for_each("images, message", [
+@pytest.mark.parametrize("images, message", [
     ([{"filename": "1.jpg", "sentences": []}, {"filename": "2.jpg", "sentences": []}],
      "has 2 images of split 'train' and not one"),
     ([{"filename": "1.jpg"}, {"filename": "1.jpg"}], "lists the images 1.jpg and 1.jpg of split 'train' as one, 1.jpg"),
@@ -587,7 +587,7 @@ def test_captions_in_a_file_that_may_not_be_read(refused, world, tmp_path):
 
 # ---- judgements
 
-@for_each("content, message", [
+@pytest.mark.parametrize("content, message", [
     ({"i2t": {"1": "12"}}, "not a table of ids and lists of ids"), ({"T2I": {}},
                                                      "no positives under the names i2t and t2i but "
                                                      "'T2I'"),
@@ -605,7 +605,7 @@ def test_positives_that_are_none(refused, world, tmp_path, content, message):
     refused("evaluate", ["--embeddings", world / "cosine.npz", "--positives", "p.json"], message)
 
 
-@for_each("row, message", [
+@pytest.mark.parametrize("row, message", [
     ("COCO_val2014:sentid:" + "9" * 30 + ",COCO_val2014_000000000001.jpg,3,x", "no whole number of at most 64 bits"),
     ("x" * 200_000 + ",b,3,x", "are not two ids and a rating"), ("a,b", "has fewer cells than the header"),
     ("COCO_val2014:sentid:1,COCO_val2014_1.jpg,nan,x", "outside 0 to 5"),
@@ -620,7 +620,7 @@ def test_ratings_that_are_none(tmp_path, row, message):
 # ---- outputs that would replace something
 
 @pytest.mark.parametrize("option", ["--output", "--export", "--ranks"])
-@for_each("target", ["embeddings", "checkpoint", "captions", "notes", "folder"])
+@pytest.mark.parametrize("target", ["embeddings", "checkpoint", "captions", "notes", "folder"])
 def test_an_output_never_replaces_another_file(refused, world, tmp_path, option, target):
     shutil.copytree(world / "cosine", tmp_path / "run")
     shutil.copy(world / "data" / "demo_precomp" / "test_caps.txt", tmp_path)
@@ -633,7 +633,7 @@ def test_an_output_never_replaces_another_file(refused, world, tmp_path, option,
             "is there already and is none that|cannot be written")
 
 
-@for_each("command, words", [
+@pytest.mark.parametrize("command, words", [
     ("evaluate", ["--embeddings", "e.npz", "--output", "e.npz"]),
     ("evaluate", ["--scores", "s.npy", "--ranks", "s.npy"]),
     ("evaluate", ["--compare", "e.npz", "e2.npz", "--output", "e2.npz"]),
@@ -662,8 +662,8 @@ def test_outputs_and_inputs_are_different_files(refused, world, tmp_path, comman
 
 # ---- folders that are nobody's to clear
 
-@for_each("held", ["results_paper.csv", "log.txt", "config.yaml", "checkpoint.pt", "results"])
-@for_each("more", [[], ["--overwrite"]])
+@pytest.mark.parametrize("held", ["results_paper.csv", "log.txt", "config.yaml", "checkpoint.pt", "results"])
+@pytest.mark.parametrize("more", [[], ["--overwrite"]])
 def test_a_folder_that_is_no_run_is_left_alone(refused, world, tmp_path, held, more):
     (tmp_path / "exp").mkdir()
     if held == "results":
@@ -680,7 +680,7 @@ def test_the_working_directory_is_no_run(refused, world, tmp_path):
             "holds results_2024.csv and is no run")
 
 
-@for_each("name", ["demo", "other", "demo_vg", "demo_cxc"])
+@pytest.mark.parametrize("name", ["demo", "other", "demo_vg", "demo_cxc"])
 def test_the_demo_never_clears_a_folder_that_it_did_not_write(refused, tmp_path, name):
     (tmp_path / "data" / name / "images").mkdir(parents=True)
     (tmp_path / "data" / name / "images" / "mine.jpg").write_bytes(b"a photo of mine")
@@ -699,7 +699,7 @@ OURS = {
     "ranks and a column": ("evaluate", ["--checkpoint", "RUN", "--ranks", "mine.csv", "--output", "r.json"])}
 
 
-@for_each("kind", list(OURS))
+@pytest.mark.parametrize("kind", list(OURS))
 def test_files_that_look_like_ours_are_not_replaced(refused, world, tmp_path, kind):
     run, other = world / "cosine", world / "wasserstein"
     command, words = OURS[kind]
@@ -738,7 +738,7 @@ def test_overwriting_a_run_leaves_files_of_the_users_whatever_their_names(world,
     assert {"uncertainty_for_the_paper.png", "results_of_my_study.json"} <= set(os.listdir(tmp_path / "run"))
 
 
-@for_each("value, message", [(np.array(["wasserstein"]), None), (np.array(b"wasserstein"), None),
+@pytest.mark.parametrize("value, message", [(np.array(["wasserstein"]), None), (np.array(b"wasserstein"), None),
                              (np.array(["a", "b"]), "similarity must hold one text"),
                              (np.array(3), "similarity must hold one text")])
 def test_a_similarity_is_read_in_every_form_or_refused(refused, world, tmp_path, value, message):
@@ -788,7 +788,7 @@ def test_a_pipe_is_not_waited_for(refused, tmp_path, command, words):
         MAINS[command](words)
 
 
-@for_each("command, words, message", [
+@pytest.mark.parametrize("command, words, message", [
     ("train", [*SMALL, "--learning_rate", "１"], "is not a finite number"),
     ("train", [*SMALL, "--margin", "1_0"], "finite"),
     ("train", [*SMALL, "--margin", " 0.1"], "is not a finite number"),

@@ -11,7 +11,7 @@ import evaluate
 import train
 from cli import InputError
 from evaluation import subjects
-from tests.helpers import SMALL, for_each
+from tests.helpers import SMALL
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +59,8 @@ def split_of(demo_path):
     return "--data_path", demo_path, *SPLIT
 
 
-@for_each("images, captions", [(True, False), (False, True), (True, True)])
-@for_each("by", ["ids", "names"])
+@pytest.mark.parametrize("images, captions", [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("by", ["ids", "names"])
 def test_a_file_in_another_order_is_put_in_the_order_of_the_split(exported, ev, demo_path, images, captions, by):
     """With --data_name its recalls, and CxC's, are those of the run; without it too, as it says whose captions are
     whose."""

@@ -22,7 +22,7 @@ from losses import Critic, PairMSE, critic_loss, fool, mean_rows, pair_mse, prio
 from methods.jwae import CaptionDecoder, CaptionNLL, Reconstruction, VectorDecoder, of_latents, posterior_kl
 from methods.unpaired import build_unpaired, choose_pairs
 from model import Encoded, build_model
-from tests.helpers import STEPS, for_each, log_of, refused, same_weights
+from tests.helpers import STEPS, log_of, refused, same_weights
 from tests.helpers import fit_steps as fit
 from text import END, PAD, SPECIALS, START, UNK, Vocabulary
 
@@ -79,7 +79,7 @@ def test_word_dropout_hides_words_in_training_only():
     assert (seen[0] == hidden[:, :-1]).double().mean() > 0.9 and ((seen[0] == PAD) == (tokens[:, :-1] == PAD)).all()
 
 
-@for_each("norm", [1, 2, None])
+@pytest.mark.parametrize("norm", [1, 2, None])
 @pytest.mark.parametrize("shape", [(5,), (5, 3)])
 def test_reconstruction_equals_a_loop(norm, shape):
     torch.manual_seed(0)
@@ -369,7 +369,7 @@ def test_energy_distance_equals_a_double_loop():
     assert got == pytest.approx((2 * mean(z, x) - mean(z, z) - mean(x, x)) / 3 ** 0.5)
 
 
-@for_each("words, said", [
+@pytest.mark.parametrize("words, said", [
     (["--recon_images", "-1"], "--recon_images: '-1' is out of range; give a number of at least 0"),
     (["--supervised_fraction", "0"], "more than 0 and at most 1"), (["--supervised_fraction", "1.5"], "at most 1"),
     (["--unpaired_images", "x", "--prior_captions", "1"], "is for --recon_images, --prior_images and --vae"),

@@ -19,7 +19,7 @@ from methods.labelled import (
 from methods.two_branch import ProductNetwork, TwoBranchLoss
 from model import Encoded, build_model
 from similarities import SIMILARITIES, Embedding
-from tests.helpers import for_each, having, options
+from tests.helpers import having, options
 from text import END, SPECIALS, START, Vocabulary
 
 R, M = 9, 6
@@ -60,8 +60,8 @@ def slow_hinge(s, labels, margin, hardest):
     return total
 
 
-@for_each("hardest", [False, True])
-@for_each("margin", [0.0, 0.2, 3.0])
+@pytest.mark.parametrize("hardest", [False, True])
+@pytest.mark.parametrize("margin", [0.0, 0.2, 3.0])
 def test_hinge_equals_loops(margin, hardest):
     for seed in range(4):
         s, labels = numbers(R, M, seed=seed), some_labels(seed)
@@ -86,8 +86,8 @@ def test_logistic_equals_a_loop():
     assert float(LabelledLogistic()(s, labels)["logistic"]) == pytest.approx(sum(terms) / len(terms))
 
 
-@for_each("logits", [False, True])
-@for_each("smoothing", [0.0, 0.01])
+@pytest.mark.parametrize("logits", [False, True])
+@pytest.mark.parametrize("smoothing", [0.0, 0.01])
 def test_match_equals_a_loop(logits, smoothing):
     s, labels, total = numbers(R, M) - 1, some_labels(), 0.0
     for i, j in labels.nonzero().tolist():

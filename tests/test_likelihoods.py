@@ -11,7 +11,6 @@ from losses import InfoNCE, build_objective
 from options.rules import resolve
 from options.training import TRAIN
 from similarities import MLS, Cosine, Embedding
-from tests.helpers import for_each
 
 BOUNDS = math.log(1e-4), math.log(10)
 
@@ -45,7 +44,7 @@ KINDS = [("random", "random"), ("point", "random"), ("random", "point"), ("low",
 
 
 @pytest.mark.parametrize("kinds", KINDS)
-@for_each("k", [1.0, 4.4, 300.0])
+@pytest.mark.parametrize("k", [1.0, 4.4, 300.0])
 def test_mls_equals_a_loop(kinds, k):
     images, captions = embedding(5, 6, 1, kinds[0]), embedding(7, 6, 2, kinds[1])
     torch.testing.assert_close(MLS(k).double()(images, captions), loop(images, captions, k), rtol=1e-6, atol=1e-6)
@@ -63,7 +62,7 @@ def test_in_all_dimensions_it_is_the_log_of_the_expected_likelihood():
 
 
 @pytest.mark.parametrize("kinds", KINDS)
-@for_each("d", [64, 2048])
+@pytest.mark.parametrize("d", [64, 2048])
 def test_float32_is_close_to_float64(kinds, d):
     images, captions = embedding(40, d, 1, kinds[0]), embedding(60, d, 2, kinds[1])
     exact = MLS().double()(images, captions)

@@ -18,7 +18,6 @@ from evaluation.report import render
 from files.phrases import iou, shares
 from files.reading import is_drawn
 from metrics import spearman
-from tests.helpers import for_each
 from tests.test_localisation import BoxSplit, drawn_scores, made, rows_of, slow_iou
 
 RNG = np.random.default_rng
@@ -184,7 +183,7 @@ def test_phrases_whose_fitting_is_unknown_are_left_out():
     assert "no correlation is defined" in sure.lines[-1]
 
 
-@for_each("content", ["", "[]", "{}", '{"count": 3}', '{"count": [1]}', '{"count": ["a", "b"]}'])
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"count": 3}', '{"count": [1]}', '{"count": ["a", "b"]}'])
 def test_a_damaged_list_of_how_many_things_fit_is_refused(tmp_path, content):
     split = SimpleNamespace(root=str(tmp_path), name="test", phrases=["a dog", "a cat"])
     assert localisation.fitting_of(split) is None

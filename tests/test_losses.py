@@ -11,7 +11,6 @@ import metrics
 from evaluation.assess import deal_variances
 from losses import hinge
 from similarities import LOG_VAR_BOUNDS, SIMILARITIES, Embedding, Separable, uncertainty
-from tests.helpers import for_each
 from tests.references import broadcasts
 
 LOW, HIGH = LOG_VAR_BOUNDS
@@ -97,7 +96,7 @@ def test_every_similarity_has_a_reference():
         broadcasts(name, *sides(name, embedding(2, 4), embedding(2, 4)))
 
 
-@for_each("kind", ["random", "bounds", "high", "low"])
+@pytest.mark.parametrize("kind", ["random", "bounds", "high", "low"])
 @pytest.mark.parametrize("name", SIMILARITIES)
 def test_similarity_equals_double_loop(name, kind):
     images, captions = embedding(5, 16, kind, 1), embedding(7, 16, kind, 2)
@@ -123,11 +122,11 @@ def test_kl_equals_full_covariance_formula():
             assert float(scores[i, c]) == pytest.approx(-float(kl_divergence(p, q)), rel=1e-9)
 
 
-@for_each("d", [64, 2048])
-@for_each("kinds", [("random", "random"), ("bounds", "bounds"), ("low", "high"), ("high", "low"),
+@pytest.mark.parametrize("d", [64, 2048])
+@pytest.mark.parametrize("kinds", [("random", "random"), ("bounds", "bounds"), ("low", "high"), ("high", "low"),
                     ("high", "high"), ("low", "low"), ("shared", "shared"), ("items", "items")])
 @pytest.mark.parametrize("name", SIMILARITIES)
-@for_each("spherical", [False, True])
+@pytest.mark.parametrize("spherical", [False, True])
 def test_float32_is_close_to_float64(name, kinds, d, spherical):
     images, captions = sides(name, embedding(40, d, kinds[0], 5, spherical=spherical),
                              embedding(60, d, kinds[1], 6, spherical=spherical))
@@ -149,7 +148,7 @@ def test_lift_is_an_inner_product_that_ranks_like_the_score(name):
     assert (raw.argsort(1) == scores.argsort(1)).all()
 
 
-@for_each("spherical", [False, True])
+@pytest.mark.parametrize("spherical", [False, True])
 @pytest.mark.parametrize("name", [n for n, s in SIMILARITIES.items() if issubclass(s, Separable)])
 def test_an_origin_changes_no_score_of_an_index(name, spherical):
     """Also one that is of other items; and each row is lifted without the others."""
@@ -216,9 +215,9 @@ def test_gradcheck(name):
     assert torch.autograd.gradcheck(scores, inputs, atol=1e-6)
 
 
-@for_each("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("case", ["equal", "zero", "low", "high"])
-@for_each("name", SIMILARITIES)
+@pytest.mark.parametrize("name", SIMILARITIES)
 def test_gradients_are_finite(name, case, dtype):
     e = embedding(4, 8, case if case in ("low", "high") else "random", seed=1, dtype=dtype)
     mean = torch.zeros_like(e.mean) if case == "zero" else e.mean
@@ -276,8 +275,8 @@ def triple_loop(scores, margin, max_violation, same):
     return total
 
 
-@for_each("masked", [False, True])
-@for_each("max_violation", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("max_violation", [False, True])
 def test_hinge_equals_loops(max_violation, masked):
     g = torch.Generator().manual_seed(0)
     scores = torch.randn(9, 9, generator=g, dtype=torch.float64)

@@ -12,7 +12,6 @@ import torch
 
 import metrics
 from similarities import SIMILARITIES, Embedding
-from tests.helpers import for_each
 
 
 def reference_rank(row, positives):
@@ -74,8 +73,8 @@ def test_medr_is_the_floor_of_the_median_plus_one():
     assert metrics.summary([0, 2, 7])["medr"] == 3.0
 
 
-@for_each("seed", range(4))
-@for_each("ties", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("ties", [False, True])
 def test_retrieval_equals_definition(seed, ties):
     rng = np.random.default_rng(seed)
     caption_image = rng.integers(0, 23, 61)  # unequal numbers of captions, shuffled, some images with none
@@ -204,8 +203,8 @@ def as_pairs(sets):
     return np.array(pairs, np.int64).reshape(-1, 2).T
 
 
-@for_each("digits", [0, 1, 6])
-@for_each("seed", range(3))
+@pytest.mark.parametrize("digits", [0, 1, 6])
+@pytest.mark.parametrize("seed", range(3))
 def test_pairs_of_positives_equal_definition(seed, digits):
     scores, sets = random_problem(seed, digits)
     query, item = as_pairs(sets)
@@ -225,8 +224,8 @@ def test_r_precision_of_a_whole_gallery_is_one():
     assert metrics.average_precision_at_r(scores, np.ones((3, 8), bool)).tolist() == [1, 1, 1]
 
 
-@for_each("digits", [0, 1, 6])
-@for_each("seed", range(3))
+@pytest.mark.parametrize("digits", [0, 1, 6])
+@pytest.mark.parametrize("seed", range(3))
 def test_average_precision_equals_definition(seed, digits):
     scores, sets = random_problem(seed, digits)
     lists = [sorted(s) for s in sets[1:]]

@@ -28,7 +28,7 @@ from retrieval.milvus import (
     photos_stored,
     stored_width,
 )
-from tests.helpers import Command, for_each
+from tests.helpers import Command
 
 pymilvus = pytest.importorskip("pymilvus", reason="pymilvus is not installed (requirements-milvus.txt)")
 pytest.importorskip("milvus_lite", reason="milvus-lite is not installed (requirements-milvus.txt)")
@@ -345,7 +345,7 @@ def test_what_others_made_is_left_alone(address, tmp_path, world):
     assert os.listdir(folder) == ["holiday.jpg"]
 
 
-@for_each("uri, text", [
+@pytest.mark.parametrize("uri, text", [
     ("photos", "ends in .db"), ("ftp://host:1", "ftp://"), ("http://", "no address"), ("http://a b", "no address"),
     ("http://me:secret@host:19530", "--token_file"), ("none.db", "no milvus-lite folder"),
     ("file.db", "is a file")])
@@ -451,7 +451,7 @@ def test_half_is_sent_and_read_as_pymilvus_wants_it(world):
 
 
 @pytest.mark.parametrize("method", INDEXES)
-@for_each("half", [False, True])
+@pytest.mark.parametrize("half", [False, True])
 def test_stored_vectors_keep_inner_products_and_have_one_norm(world, method, half):
     given, queries = world.vectors[0].numpy() * 3 - 200, world.queries[0].numpy()
     frame = frame_of(given[:100], method, half)               # the others may lie beyond R

@@ -20,7 +20,7 @@ from methods.vsrn import RegionGraph, RegionGRU
 from model import SHAPES, JointEmbedding, Tower, build_model
 from options.rules import IMPLIED, fit_to_data
 from options.training import TRAIN
-from tests.helpers import for_each, refused
+from tests.helpers import refused
 from text import SPECIALS, Vocabulary
 
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
@@ -42,7 +42,7 @@ def pairs(n=6, regions=None, seed=0) -> Batch:
     return Batch(torch.randn(shape, generator=g), tokens, lengths, torch.arange(n) // 2, torch.arange(n))
 
 
-@for_each("regions", [None, 5])
+@pytest.mark.parametrize("regions", [None, 5])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_shapes_of_every_head(shape, regions):
     needs = {"point": "cosine"}.get(shape, "wasserstein")
@@ -85,7 +85,7 @@ def anchored(*words) -> tuple[JointEmbedding, Batch]:
     return build_model(opt, VOCAB), batch._replace(tokens=torch.randn(6, 5, generator=torch.Generator().manual_seed(1)))
 
 
-@for_each("words", [(), ("--sim", "mls"), ("--sim", "kl", "--var_layers", "7")])
+@pytest.mark.parametrize("words", [(), ("--sim", "mls"), ("--sim", "kl", "--var_layers", "7")])
 def test_an_anchor_shares_out_the_cosine_and_regresses_on_captions(words):
     model, batch = anchored(*words)
     image, caption = model.embed_images(batch.images), model.embed_captions(batch.tokens, batch.lengths)
@@ -358,9 +358,9 @@ def slow_graph(trunk, images, first_norm, across, training):
     return np.array([norm(image) for image in batch])
 
 
-@for_each("training", [True, False])
-@for_each("across", [False, True])
-@for_each("first_norm", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("across", [False, True])
+@pytest.mark.parametrize("first_norm", [True, False])
 def test_region_graph_against_loops(first_norm, across, training):
     torch.manual_seed(0)
     trunk = moved(RegionGraph(9, 6, first_norm, across)).double()
@@ -408,7 +408,7 @@ def test_region_embedding_is_the_last_state_of_a_gru_run_region_by_region():
     torch.testing.assert_close(embed(regions).value, h)
 
 
-@for_each("flags", [[], ["--region_norm", "regions"], ["--no-feature_norm", "--region_bn"]])
+@pytest.mark.parametrize("flags", [[], ["--region_norm", "regions"], ["--no-feature_norm", "--region_bn"]])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_vsrn_with_every_head(shape, flags):
     needs = {"point": "cosine"}.get(shape, "wasserstein")

@@ -14,7 +14,6 @@ from models import make
 from retrieval.encoder import Encoder
 from retrieval.trust import trust_in
 from search import SHIPPED
-from tests.helpers import for_each
 
 FILE = os.path.join(SHIPPED, "model_best.pt")
 
@@ -83,7 +82,7 @@ def test_classes_stand_beside_the_photos(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "g" / "features.json").read_text()) == {"ims": "x"}
 
 
-@for_each("words", [{"cnn_type": "resnet18"}, {"cnn_type": "resnet18", "whole": True},
+@pytest.mark.parametrize("words", [{"cnn_type": "resnet18"}, {"cnn_type": "resnet18", "whole": True},
                     {"cnn_type": "resnet18", "grid": 6}, {"cnn_type": "resnet18", "layer": "cells"}])
 def test_the_line_of_a_network_gives_its_recipe(words):
     _, line = network(words["cnn_type"], words.get("layer"), pretrained=False, grid=words.get("grid"),

@@ -8,7 +8,7 @@ import train
 from cli import InputError
 from options.rules import conflicts, resolve
 from options.training import TRAIN
-from tests.helpers import ROOT, for_each
+from tests.helpers import ROOT
 
 # Command lines that cannot work, each for one reason: together they meet every row of `conflicts`.
 REFUSED = """
@@ -74,7 +74,7 @@ def refusal(line: str, phrases: str) -> tuple[int, str, str]:
     return row, sentence.format(**vars(opt)), str(error.value)
 
 
-@for_each("line", REFUSED)
+@pytest.mark.parametrize("line", REFUSED)
 def test_a_conflict_is_said_in_its_sentence(line, phrases):
     _, expected, said = refusal(line, phrases)
     assert said == expected and "{" not in said and "; " in said                   # what is wrong; and the fix
@@ -115,7 +115,7 @@ VALUES = {"layer_style": "branch", "word_dropout": "0.5", "label_smoothing": "0.
           "word_vectors": os.path.join(ROOT, "README.md")}
 
 
-@for_each("name, where", [(name, where) for name, row in TRAIN.rows.items() for _, where in row.used_by])
+@pytest.mark.parametrize("name, where", [(name, where) for name, row in TRAIN.rows.items() for _, where in row.used_by])
 def test_what_has_no_effect_is_refused(name, where, phrases):
     """An option that needs another one is refused by name where that is not so."""
     row, other = TRAIN.rows[name], USELESS.get(name, "")

@@ -32,7 +32,6 @@ from evaluation import encode
 from files import writing
 from files.photos import import_torchvision
 from model import build_model
-from tests.helpers import for_each
 from text import SPECIALS, Vocabulary
 
 WORDS = [*SPECIALS, *(f"w{k}" for k in range(40))]
@@ -246,7 +245,7 @@ VARIANTS = {"VSE++": {}, "VSE0": {"no_imgnorm": True},
             "Order++": {"measure": "order", "max_violation": True}}
 
 
-@for_each("changes", VARIANTS.values())
+@pytest.mark.parametrize("changes", VARIANTS.values())
 def test_vsepp_on_features_ranks_as_the_original(tmp_path, changes):
     opt = namespace(**changes)
     stored = checkpoint(opt, precomp_state(opt))
@@ -266,8 +265,8 @@ def test_vsepp_on_features_ranks_as_the_original(tmp_path, changes):
     assert type(converted["state"]["best_rsum"]) is float
 
 
-@for_each("data_name", ["coco_precomp", "f30k_precomp"])
-@for_each("ticks", [True, False])
+@pytest.mark.parametrize("data_name", ["coco_precomp", "f30k_precomp"])
+@pytest.mark.parametrize("ticks", [True, False])
 def test_vsrn_ranks_as_the_original(tmp_path, data_name, ticks):
     opt = namespace(data_name=data_name, dim_vid=2048, max_len=60, rnn_type="gru", max_violation=True)
     del opt.cnn_type, opt.finetune
@@ -404,7 +403,7 @@ def test_file_formats(tmp_path, how):
         assert b"cnumpy.core.multiarray\nscalar" in content and b"X\x05\x00\x00\x00model" not in content
 
 
-@for_each("value",
+@pytest.mark.parametrize("value",
           [np.float64(1.5), np.float32(-2.5), np.int64(-7), np.int32(9), np.dtype(">f8").type(4)])
 def test_numpy_scalars_become_plain_numbers(tmp_path, value):
     opt = namespace()
@@ -430,8 +429,8 @@ ATTACKS = {"system": (Calls(os.system, f"touch {MARKER}"), r"(posix|nt)\.system"
            "numpy": (Calls(np.memmap, MARKER, np.uint8, "w+", 0, 4), r"numpy\.memmap")}
 
 
-@for_each("zipped", [True, False])
-@for_each("attack", ATTACKS)
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("attack", ATTACKS)
 def test_checkpoints_that_want_to_run_code_are_refused(tmp_path, monkeypatch, attack, zipped):
     monkeypatch.chdir(tmp_path)
     bomb, name = ATTACKS[attack]
@@ -484,7 +483,7 @@ BAD = {
 }
 
 
-@for_each("stored,words,message", BAD.values())
+@pytest.mark.parametrize("stored,words,message", BAD.values())
 def test_checkpoints_that_do_not_fit_are_refused(stored, words, message):
     with pytest.raises(InputError, match=message) as error:
         checkpoints.load_model(checkpoints.convert(stored, words, "c.pth.tar"), "c.pth.tar")
@@ -545,8 +544,8 @@ def convert(tmp_path, content, capsys):
     return Vocabulary.load(str(new)).words, capsys.readouterr().err
 
 
-@for_each("module", ["vocab", "__main__"])
-@for_each("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("module", ["vocab", "__main__"])
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_pickled_vocabularies(tmp_path, capsys, pickled, module, protocol):
     words = [*WORDS, "café", "naïve", "'s", "\u2026"]
     assert convert(tmp_path, pickled(words, module, protocol), capsys) == (words, "")
@@ -576,8 +575,8 @@ def test_json_of_scan(tmp_path, capsys):
     assert convert(tmp_path, content.encode(), capsys) == (WORDS, "")
 
 
-@for_each("attack", ATTACKS)
-@for_each("protocol", [0, 1, 2])
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("protocol", [0, 1, 2])
 def test_vocabularies_that_want_to_run_code_are_refused(tmp_path, monkeypatch, capsys, pickled, attack, protocol):
     monkeypatch.chdir(tmp_path)
     bomb, name = ATTACKS[attack]
@@ -589,7 +588,7 @@ def test_vocabularies_that_want_to_run_code_are_refused(tmp_path, monkeypatch, c
     assert words is None and "wants to call" in said and os.listdir(".") == ["old.pkl"]
 
 
-@for_each("content,name", [
+@pytest.mark.parametrize("content,name", [
     (b"ccollections\nCounter\n(tR.", "collections.Counter"), (b"cos\nsystem\n.", "os.system"),
     (b"cvocab\nVocabulary.__init__.__globals__\n.", "vocab.Vocabulary.__init__"),
     (b"c__builtin__\ngetattr\n.", "__builtin__.getattr"),
@@ -605,7 +604,7 @@ def scan(**changes):
     return json.dumps({**fields, **changes}).encode()
 
 
-@for_each("content,message", [
+@pytest.mark.parametrize("content,message", [
     (b"", "neither a pickled vocabulary nor JSON"), (b"\x80\x02}q", "neither a pickled"),
     (b'{"word2idx": ', "old.pkl is not JSON"),
     (b'\xef\xbb\xbf{"word2idx": ', "old.pkl is not JSON"), (b'{"word2idx": {"\\ud800": 4}}', "half a surrogate pair"),

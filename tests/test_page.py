@@ -22,7 +22,7 @@ from retrieval.learning import Said, answered
 from retrieval.searcher import ANY, Answer, Found, Searcher, Wanted
 from retrieval.trust import EMPTY, of_the_set
 from tests import browser
-from tests.helpers import Command, for_each
+from tests.helpers import Command
 
 pytest.importorskip("flask", reason="Flask is not installed (pip install -r requirements-search.txt)")
 COLOURS = ["crimson", "seagreen", "royalblue", "orange", "purple", "teal", "gold", "hotpink"]
@@ -257,7 +257,7 @@ def test_the_model_is_asked_by_one_thread_at_a_time(made_up):
 
 # ---- what is refused
 
-@for_each("address, status, sentence", [
+@pytest.mark.parametrize("address, status, sentence", [
     ("/search", 400, "there is no query; give a text with"), ("/search?q=+", 400, "there is no query"),
     (f"/search?q={'a' * 10_001}", 400, "the query has 10,001 letters, and at most 10,000 are read"),
     ("/search?q=a&row=1", 400, "both q and row are given"), ("/search?q=xyzzy", 400, "no word of 'xyzzy' is in the v"),
@@ -294,7 +294,7 @@ def huge() -> bytes:
     return file.getvalue()
 
 
-@for_each("body, status, sentence", [
+@pytest.mark.parametrize("body, status, sentence", [
     (lambda: b"", 400, "there is no photo; send the file as the body"), (lambda: b"<svg/>", 400, "is no whole photo"),
     (damaged, 400, "is no whole photo"), (huge, 400, "has 80,010,000 pixels, and at most 80,000,000"),
     (lambda: bytes(10_000_001), 413, "the request has more than 10,000,000 bytes")])
@@ -340,7 +340,7 @@ def test_a_photo_that_became_something_else_is_not_sent(tmp_path):
         said(client.get(f"/{where}/1", base_url="http://localhost"), 404)
 
 
-@for_each("headers, status", [
+@pytest.mark.parametrize("headers, status", [
     ({"Host": "127.0.0.1:8000"}, 200), ({"Host": "localhost:8000"}, 200), ({"Host": "evil.example:8000"}, 403),
     ({"Host": "127.0.0.1:8001"}, 403), ({"Host": "127.0.0.1"}, 403), ({"Host": "localhost:8000.evil.example"}, 403),
     ({"Host": ""}, 403), ({"Origin": "http://127.0.0.1:8000"}, 200), ({"Origin": "http://localhost:8000"}, 403),
@@ -349,7 +349,7 @@ def test_a_photo_that_became_something_else_is_not_sent(tmp_path):
     ({"Sec-Fetch-Site": "cross-site"}, 403), ({"Sec-Fetch-Site": "same-site"}, 403),
     ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}, 403),
     ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}, "a link")])
-@for_each("method", ["GET", "POST"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
 def test_other_hosts_and_other_sites_are_refused(client, headers, status, method):
     address = "/thumb/0" if method == "GET" else "/photo-query"
     body = None

@@ -27,7 +27,6 @@ from paper_tables import runs as running
 from paper_tables.common import Columns, Row, Table, recalls
 from paper_tables.runs import DATA, SCALES, Run, Step
 from results import value
-from tests.helpers import for_each
 
 ROOT = os.path.join(os.path.dirname(__file__), "..")
 PAPERS = os.path.join(ROOT, "..", "shared", "papers")
@@ -48,7 +47,7 @@ def runs(table):
 
 # ---- rows
 
-@for_each("scale", SCALES)
+@pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", TABLES)
 def test_options_of_every_row_parse(name, scale, tmp_path, monkeypatch):
     """Those of training and those of evaluation; the run's folder and its seed are those of the row."""
@@ -127,7 +126,7 @@ RECIPES = [
      DMSM | {"img_layers": "2000-1000", "txt_layers": "4000-2000-1000-500"}, "dmsm 4.2, Table 1")]
 
 
-@for_each("table, label, expected, section", RECIPES)
+@pytest.mark.parametrize("table, label, expected, section", RECIPES)
 def test_recipes_are_those_of_the_papers(monkeypatch, table, label, expected, section):
     monkeypatch.setattr("train.load_checkpoint", lambda *_, **__: None)             # --init_from of the fine-tuned rows
     run = next(row for row in TABLES[table].rows if row.label == label).runs[0]
@@ -136,8 +135,9 @@ def test_recipes_are_those_of_the_papers(monkeypatch, table, label, expected, se
     assert {name: found[name] for name in expected} == expected, section
 
 
-@for_each("label, expected", [("CCA (VGG+HGLMM)", (1e-4, 1e-4, 256)), ("CCA (Mean Vector)", (1e-4, 1e-4, 256)),
-                              ("CCA (Mean Vector), tuned", ("auto", "auto", "auto"))])
+@pytest.mark.parametrize("label, expected", [
+    ("CCA (VGG+HGLMM)", (1e-4, 1e-4, 256)), ("CCA (Mean Vector)", (1e-4, 1e-4, 256)),
+    ("CCA (Mean Vector), tuned", ("auto", "auto", "auto"))])
 def test_cca_is_kleins_but_in_the_tuned_rows(tmp_path, monkeypatch, label, expected):
     said, seen = common.build_place(opt(tmp_path)), []
     monkeypatch.setattr(cca, "fit_and_embed", seen.append)
@@ -378,7 +378,7 @@ def test_values_of_small_sizes_come_from_the_whole_split():
     assert value(stored, "protocols/a/b/c") is None and value({"models": {"x": {"a": 4}}}, "models/*/a") == 4
 
 
-@for_each("words, sentence", [
+@pytest.mark.parametrize("words, sentence", [
     (["--only", "nothing"], "--only nothing is no row of pmrl Table 1"),
     (["--seeds", "0"], "--seeds: '0' is not a whole number of at least 1"),
     (["--also", "{x}"], "holds braces or quotes"), (["--also", "--cnn_weights 'a b'"], "holds braces or quotes")])

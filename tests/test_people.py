@@ -26,7 +26,7 @@ from methods.heads import Volume
 from retrieval.searcher import Found
 from retrieval.trust import Trust, how_many, how_sure
 from similarities import SIMILARITIES, Embedding
-from tests.helpers import fit, for_each, refused
+from tests.helpers import fit, refused
 from tests.test_confidence import drawn
 from tests.test_heads import Side
 
@@ -39,7 +39,7 @@ def sigmoid(x: float) -> float:
 
 # ---- the probability of a pair
 
-@for_each("counted", [False, True])
+@pytest.mark.parametrize("counted", [False, True])
 def test_logistic_has_the_least_log_loss(counted):
     rng = np.random.default_rng(0)
     x, count = rng.normal(size=(2, 300)) * [[1e-2], [50]] + 3, rng.integers(1, 9, 300)
@@ -56,14 +56,14 @@ def test_logistic_has_the_least_log_loss(counted):
     assert bias == pytest.approx(w[2] - 3 * weights[0] - 3 * weights[1], rel=1e-4)
 
 
-@for_each("y", [[0.0, 0, 0], [1.0, 1, 1], None])
+@pytest.mark.parametrize("y", [[0.0, 0, 0], [1.0, 1, 1], None])
 def test_a_probability_that_nothing_tells_is_refused(y):
     x = torch.tensor([[1.0, 2, 3] if y else [2.0, 2, 2]])
     with pytest.raises(InputError, match="no probability of a pair fits"):
         logistic(x, torch.tensor(y or [0.0, 1, 0]))
 
 
-@for_each("side", ["t2i", "i2t"])
+@pytest.mark.parametrize("side", ["t2i", "i2t"])
 def test_expected_numbers_are_sums_over_the_gallery(monkeypatch, side):
     monkeypatch.setattr("evaluation.posterior.ELEMENTS", 250)
     subject, pair = drawn(n=20), Sigmoid(30.0, -2.0)
@@ -190,7 +190,7 @@ def test_judgements_of_both_kinds_are_read(tmp_path):
     assert people.places(named)[1] == {"y.jpg#4": 0, "x.jpg#2": 1}
 
 
-@for_each("text,message", [
+@pytest.mark.parametrize("text,message", [
     ("", "holds no judgement; a line is a photo, a caption NAME#K and ratings"),
     ("x.jpg\ty.jpg#0\n", "line 1: 'x.jpg.*' is no judgement; a line is"),
     ("x.jpg\ty.jpg#0\tyes\n", "line 1: .* is no judgement"),
@@ -240,7 +240,7 @@ def slow_tau(x, y, kind: str) -> float:
     return 100 * (same - different) / math.sqrt((count - tied_x) * (count - tied_y))
 
 
-@for_each("crowd", [True, False])
+@pytest.mark.parametrize("crowd", [True, False])
 def test_agreement_is_that_of_loops_over_pairs_of_pairs(crowd):
     of, scores, *_ = made(crowd=crowd, pairs=120)
     found = people.agreement(of, scores)
@@ -255,7 +255,7 @@ def test_agreement_is_that_of_loops_over_pairs_of_pairs(crowd):
     assert found["auroc"] == pytest.approx(np.mean(wins)) and found["pairs"] == len(s)
 
 
-@for_each("side", ["t2i", "i2t"])
+@pytest.mark.parametrize("side", ["t2i", "i2t"])
 def test_what_fits_by_people_is_the_sum_of_shares(side):
     of, scores, *_ = made()
     other, *_ = made(1, crowd=False)
@@ -346,7 +346,7 @@ def test_captions_are_read_by_the_names_of_their_photos(tmp_path):
     assert "1 captions of" in split.notes[0]
 
 
-@for_each("captions,names,message", [
+@pytest.mark.parametrize("captions,names,message", [
     ("x.jpg#0 a dog\n", "x.jpg\ny.jpg\n", "line 1: 'x.jpg#0 a dog' is no new NAME#K, tab, text; write every "
                                             "caption once"),
     ("x.jpg\ta dog\n", "x.jpg\ny.jpg\n", "line 1: .* is no new NAME#K"),
@@ -453,7 +453,7 @@ def test_ratings_alone_give_no_map(judged, small_run, tmp_path):
     assert not (tmp_path / "r_people.png").exists()
 
 
-@for_each("words,message", [
+@pytest.mark.parametrize("words,message", [
     (["--judgements", "x", "--calibrate_on", "0.5"], "leaves items out of the judgement, and --judgements judges all"),
     (["--judgements", "none.txt"], "none.txt")])
 def test_what_does_not_go_with_judgements_is_refused(judged, small_run, capsys, words, message):

@@ -21,7 +21,7 @@ from features import proposals
 from features.extract import main as extract
 from files.entities import read_entities
 from files.phrases import Labels, Regions, draw, geometry_of, learnable, read_proposals
-from tests.helpers import for_each, log_of, refused, same_weights
+from tests.helpers import log_of, refused, same_weights
 from text import is_function, tokenize
 
 SMALL = ["--data_name", "demo_entities", "--embed_size", "24", "--word_dim", "12", "--num_epochs", "10", "--batch_size",
@@ -351,7 +351,7 @@ def test_features_of_phrases_are_extracted_and_trained_on(root, run, capsys, tmp
 
 # ---- what is refused
 
-@for_each("words, message", [
+@pytest.mark.parametrize("words, message", [
     (["--fold5"], "--fold5 is for images and captions, and .* was trained on phrases"),
     (["--sim", "cosine"], "--sim is for images and captions"),
     (["--data_name", "demo_precomp"], "is no folder|there is no folder|holds none"),

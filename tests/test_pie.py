@@ -27,7 +27,6 @@ from model import SHAPES, Encoded, JointEmbedding, build_model
 from options.rules import check_fits, fit_to_data
 from similarities import SIMILARITIES, Embedding
 from tests import helpers
-from tests.helpers import for_each
 from text import SPECIALS, Vocabulary
 
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
@@ -89,7 +88,7 @@ def states(rnn, words):
     return torch.cat(found)
 
 
-@for_each("k", [1, 3])
+@pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("side", ["image", "text"])
 def test_pienet_and_variance_equal_a_loop_over_samples(side, k):
     torch.manual_seed(0)
@@ -139,8 +138,8 @@ def test_padding_and_batch_order_change_nothing(words):
                 torch.testing.assert_close(moved[order.tolist().index(k)], whole[k])
 
 
-@for_each("regions", [36, 49])
-@for_each("k", [1, 2, 4])
+@pytest.mark.parametrize("regions", [36, 49])
+@pytest.mark.parametrize("k", [1, 2, 4])
 def test_shapes_of_pvse(regions, k):
     model, batch = model_of(*PVSE, "--n_embeds", str(k)), pairs(regions=regions)
     for e in (model.embed_images(batch.images), model.embed_captions(batch.tokens, batch.lengths)):
@@ -288,8 +287,8 @@ def evaluation_noise(similarity, images, captions):
     return [similarity.noise(e, side) for side, e in enumerate((images, captions))]
 
 
-@for_each("elements", [1, 300, 2 ** 20])
-@for_each("training", [False, True])
+@pytest.mark.parametrize("elements", [1, 300, 2 ** 20])
+@pytest.mark.parametrize("training", [False, True])
 def test_match_probability_equals_loops_in_blocks_of_any_size(training, elements, monkeypatch):
     monkeypatch.setitem(similarities.ELEMENTS, "cpu", elements)
     similarity, images, captions = MatchProbability(4).double().train(training), gaussians(5, seed=1), gaussians(6,
@@ -552,7 +551,7 @@ def test_stop_and_resume_equal_an_unbroken_run_with_fresh_noise(tmp_path, demo_p
 
 # ---- options
 
-@for_each("words,message", [
+@pytest.mark.parametrize("words,message", [
     ([*PVSE, "--n_embeds", "0"], "'0' is not a whole number of at least 1"),
     ([*PCME, "--n_samples", "0"], "'0' is not a whole number of at least 1"),
     ([*PCME, "--n_embeds", "2"], "--n_embeds 2 is for --sim mil, and has no effect"),

@@ -21,7 +21,7 @@ from files.entities import read_entities
 from files.phrases import Proposals, iou, read_proposals, read_region_features, recall
 from files.writing import save_arrays
 from inputs import whole_transform
-from tests.helpers import Command, for_each, refused
+from tests.helpers import Command, refused
 
 opencv = pytest.mark.skipif(importlib.util.find_spec("cv2") is None,
                             reason="OpenCV is an optional package (requirements-localise.txt)")
@@ -294,7 +294,7 @@ def test_boxes_of_ones_own(root, capsys):
     assert found.added.tolist() == sum(([False] * k + [True] * 4 for k in (2, 4, 4)), [])
 
 
-@for_each("change, message", [
+@pytest.mark.parametrize("change, message", [
     ({"p1": [[0, 0, 120, 20]]}, "the box \\[0, 0, 120, 20\\] of p1 leaves the photo, 120 x 130 pixels; .* at most 119"),
     ({"p1": [[-1, 0, 20, 20]]}, "of p1 is empty, inverted or outside"),
     ({"p1": [[9, 0, 5, 20]]}, "the box \\[9, 0, 5, 20\\] of p1 is empty, inverted or outside"),

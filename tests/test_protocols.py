@@ -10,7 +10,6 @@ from evaluation.annotations import Crisscrossed, Pairs, Ratings
 from evaluation.assess import Judgements, Protocol, Task
 from evaluation.subjects import Member, Record, Subject, score_matrix
 from similarities import SIMILARITIES, Embedding
-from tests.helpers import for_each
 
 N, M, D = 15, 52, 6
 
@@ -292,8 +291,8 @@ def test_original_pairs_equal_definition(small):
     assert record["full", "i2t", "rank"][3] != record["full", "i2t", "rank"][3]             # NaN: no captions, no query
 
 
-@for_each("sides", [("i2t",), ("t2i",), ("i2t", "t2i")])
-@for_each("folds", [False, True])
+@pytest.mark.parametrize("sides", [("i2t",), ("t2i",), ("i2t", "t2i")])
+@pytest.mark.parametrize("folds", [False, True])
 def test_positives_of_one_direction_or_both(small, sides, folds):
     subject, scores, _, pairs = problem("cosine")
     pairs, record = {side: pairs[side] for side in sides}, Record()
@@ -306,8 +305,8 @@ def test_positives_of_one_direction_or_both(small, sides, folds):
         check(found, record, "mine", side, scores, pairs, parts, "rp")
 
 
-@for_each("digits", [0, 1, 6])
-@for_each("folds", [False, True])
+@pytest.mark.parametrize("digits", [0, 1, 6])
+@pytest.mark.parametrize("folds", [False, True])
 def test_average_precision_of_positives_equals_definition(small, digits, folds):
     """mAP@R beside R@1 and R-precision; scores with ties, which count against the model, and queries without a
     match."""

@@ -10,7 +10,7 @@ from encoders import Corruption
 from losses import InfoNCE
 from model import IMAGE_ENCODERS, build_tower
 from optimisation import build_optimizers
-from tests.helpers import fit_steps, for_each, options, refused
+from tests.helpers import fit_steps, options, refused
 
 
 def log_of(run):
@@ -105,7 +105,7 @@ def test_a_run_with_all_of_it_resumes_bit_for_bit(tmp_path, demo_path, monkeypat
     assert all(torch.equal(a, b) for a, b in zip(*(state.values() for state in states)))
 
 
-@for_each("words, said", [
+@pytest.mark.parametrize("words, said", [
     (["--dropout", "1"], "at least 0 and less than 1"), (["--label_smoothing", "0.1"], "--loss infonce and match"),
     (["--warmup", "30"], "as long as the training of --num_epochs 30"),
     (["--schedule", "cosine", "--lr_update", "5"], "--schedule step"),

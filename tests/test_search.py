@@ -29,7 +29,7 @@ from retrieval.milvus import Milvus
 from retrieval.ranking import NEAR
 from retrieval.searcher import Searcher, Wanted
 from retrieval.trust import Trust
-from tests.helpers import Command, for_each, in_a_process, refused
+from tests.helpers import Command, in_a_process, refused
 
 GAUSSIAN = ["--sim", "wasserstein"]
 KINDS = {"cosine": [], "wasserstein": GAUSSIAN, "kl": ["--sim", "kl"], "minkl": ["--sim", "minkl"],
@@ -71,8 +71,8 @@ def scores_by_model(folder, demo_path, texts):
 
 # ---- answers
 
-@for_each("half", [False, True])
-@for_each("kind", KINDS)
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
 def test_answers_are_those_of_the_model(make, demo_path, kind, half):
     folder = make(*KINDS[kind], options=["--float16"] * half)
     scores, split = scores_by_model(folder, demo_path, TEXTS)
@@ -638,7 +638,7 @@ def edit(folder, /, **values):
     writing.save_json({**stored, **values}, str(path))
 
 
-@for_each("values, message", [
+@pytest.mark.parametrize("values, message", [
     ({"index": 1}, "is of format 1, and this version reads format 2; make it again with search.py index"),
     ({"index": "x" * 500}, "is of format x{20},"),
     ({"generation": "000009"}, "items.json cannot be read"), ({"generation": "../x"}, "names no folder"),
@@ -692,7 +692,7 @@ def test_a_manifest_without_its_dimension(make, tmp_path, capsys):
     refused(capsys, search.main, ["query", folder, "a star"], "vectors of .* numbers, and its manifest says")
 
 
-@for_each("words, message", [
+@pytest.mark.parametrize("words, message", [
     (["xyzzy plugh"], "no word of 'xyzzy plugh' is in the vocabulary"), (["  "], "nothing to search for"),
     ([], "nothing to search for"), (["a star", "--sets"], "--sets needs a calibration"),
     (["a star", "--sheet", "x.doc"], "x.doc ends in none of"), (["--photo", "no.jpg"], "no.jpg cannot be read"),
@@ -713,7 +713,7 @@ def test_unknown_words_are_named(make, capsys):
     assert "unknown words, which are left out: xyzzy" in capsys.readouterr().out
 
 
-@for_each("text, said", [
+@pytest.mark.parametrize("text, said", [
     ("un chien sur la plage", "5 of its 5 words"), ("a red chien sur plage", "3 of its 5 words"),
     ("a red chien plage", ""), ("astronaut", ""), ("a red circle .", "")])
 def test_a_question_in_another_language_is_told_by_the_words_of_the_training(make, monkeypatch, text, said):
@@ -725,7 +725,7 @@ def test_a_question_in_another_language_is_told_by_the_words_of_the_training(mak
     assert (model.note_on(text) or "").startswith(said) and bool(model.note_on(text)) == bool(said)
 
 
-@for_each("words, message", [
+@pytest.mark.parametrize("words, message", [
     (["--output", "OLD"], "is an index already"), (["--output", "FOREIGN"], "holds notes.txt and is no index"),
     (["--output", "FOREIGN/notes.txt"], "is no folder"), (["--images", "nothing"], "there is no folder"),
     (["--images", "demo_region_precomp"], "reads|was trained on"), (["--images", "demo"], "reads features of photos"),
@@ -899,7 +899,7 @@ def test_milvus_goes_on_after_a_stop(server, own, monkeypatch):
     there.index.close()
 
 
-@for_each("words, message", [
+@pytest.mark.parametrize("words, message", [
     (["--engine", "milvus"], "--engine milvus needs --uri"), (["--uri", "x.db"], "--engine milvus needs --uri"),
     (["--collection", "x"], "--collection x is for --engine milvus"),
     (["--diskann"], "--diskann is an index of Milvus"),

@@ -19,7 +19,7 @@ from files.reading import read_json
 from files.shards import Shards, numbered, read_rows
 from inputs import Features, image_batches
 from tests import helpers
-from tests.helpers import fit, for_each, refused, same_runs
+from tests.helpers import fit, refused, same_runs
 
 CUTS = {"train": (5, 6, 31), "dev": (2, 7), "test": (1, 2, 3)}           # where the shards of a split begin
 
@@ -135,7 +135,7 @@ def rows(*shape, dtype=np.float32):
 REPEATED = np.repeat(rows(2, 3), 5, axis=0)
 
 
-@for_each("parts, message", [
+@pytest.mark.parametrize("parts, message", [
     ([(0, rows(1, 3)), (2, rows(1, 3))], r"x holds train_ims-2.npy and no shard 1 of train_ims.npy; shards are numb"),
     ([(1, rows(1, 3)), (2, rows(1, 3))], r"x holds train_ims-1.npy and no shard 0 of train_ims.npy; shards are numb"),
     ([(0, rows(1, 3)), ("000", rows(1, 3))], r"train_ims-0(00)?.npy and train_ims-0(00)?.npy in .*x are both shard 0"),

@@ -17,7 +17,7 @@ import train
 from checkpoints import load_checkpoint
 from cli import InputError
 from runs import Data
-from tests.helpers import FORKS, STEPS, Command, for_each, in_a_process, log_of, options, refused, same_weights, started
+from tests.helpers import FORKS, STEPS, Command, in_a_process, log_of, options, refused, same_weights, started
 from tests.helpers import fit_steps as fit
 
 
@@ -335,7 +335,7 @@ def test_a_longer_run_averages_over_its_own_last_third(tmp_path, demo_path):
     assert rsums("run")[3:6] == rsums("plain")[3:6] and rsums("run")[6:] != rsums("plain")[6:]
 
 
-@for_each("words, said", [
+@pytest.mark.parametrize("words, said", [
     (["--loss", "infonce", "--margin", "0.3"], "--margin 0.3 is for --loss hinge"),
     (["--gamma", "5"], "is for --loss nll"),
     (["--negatives", "5"], "is for --loss nll"),

@@ -9,7 +9,6 @@ from cli import InputError
 from data import read_split
 from inputs import TrigramTokens
 from methods.dmsm import TanhLayers, TrigramBag, TrigramConv, TrigramWords
-from tests.helpers import for_each
 from text import SPECIALS, Trigrams, trigrams_of
 
 WORDS = "a man rides the brown horse banana nanana on".split()
@@ -122,7 +121,7 @@ def test_lengths_and_unknown_captions():
 
 # ---- networks
 
-@for_each("sizes", [(5,), (7, 5), (8, 7, 6, 5)])
+@pytest.mark.parametrize("sizes", [(5,), (7, 5), (8, 7, 6, 5)])
 @pytest.mark.parametrize("kind", [TrigramConv, TrigramBag])
 def test_networks_equal_dense_counts_and_loops(kind, sizes):
     net = network(kind, *sizes)

@@ -14,7 +14,6 @@ from demo import truth
 from demo.captions import Caption, caption_statement, five_captions, scene_statement, shared_weight
 from demo.scenes import COLOURS, DEMO, WORLDS, Scene, Thing, random_scene
 from evaluation.annotations import Index, read_positives
-from tests.helpers import for_each
 
 PARTS = [("demo_precomp", "dev"), ("demo_precomp", "test"), ("demo_region_precomp", "test")]
 
@@ -207,7 +206,7 @@ def is_true(told, entry):
                for chosen in permutations(things, len(told["things"])))
 
 
-@for_each("text, expected", [
+@pytest.mark.parametrize("text, expected", [
     ("A picture of two crosses , a disc and six hearts .", {"counts": [("cross", 2), ("circle", 1), ("heart", 6)]}),
     ("several things in front of grass and sky .", {"least": 4, "background": "grass"}),
     ("a couple of objects .", {"counts": [("any", 2)]}), ("one purple thing .", {"counts": [("purple", 1)]}),

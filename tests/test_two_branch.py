@@ -14,7 +14,7 @@ from methods.two_branch import BranchEmbedding, ProductNetwork, TwoBranchLoss, d
 from metrics import retrieval_blocks
 from model import Encoded
 from similarities import Embedding
-from tests.helpers import for_each, having
+from tests.helpers import having
 
 
 def points(n, d=5, seed=0, dtype=torch.float64) -> torch.Tensor:
@@ -64,7 +64,7 @@ def slow_two_branch(images, captions, owner, margin, weights, top):
     return sum(weight * value / n for weight, value in zip(weights, total))
 
 
-@for_each("top", [1, 3, 10])
+@pytest.mark.parametrize("top", [1, 3, 10])
 @pytest.mark.parametrize("name", OWNERS)
 def test_two_branch_loss_equals_loops_over_triples(name, top):
     owner = OWNERS[name]
@@ -175,8 +175,8 @@ def network(dim=5, hidden=(8, 6), seed=0) -> ProductNetwork:
     return net.requires_grad_(True)
 
 
-@for_each("training", [False, True])
-@for_each("hidden", [(8,), (8, 6)])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("hidden", [(8,), (8, 6)])
 def test_product_network_equals_a_loop_over_pairs(hidden, training):
     net, x, y = network(hidden=hidden).train(training), 3 * points(4), 2 * points(6, seed=1)
     stack = [layer for layer in net.network if not isinstance(layer, torch.nn.ReLU)]

@@ -17,7 +17,7 @@ from evaluation.variances import Activations
 from losses import InfoNCE
 from model import build_model
 from similarities import SIMILARITIES, Embedding, uncertainty, unit
-from tests.helpers import fit_steps, for_each, refused
+from tests.helpers import fit_steps, refused
 from tests.test_model import VOCAB, options, pairs
 
 P, Q, N, M = 5, 4, 6, 9
@@ -432,7 +432,7 @@ def test_results_with_variances_have_their_own_files(small_run, tmp_path, monkey
     assert set(os.listdir(run)) - before == {"results_laplace.json", "results_knn.json", "results_knn3.json"}
 
 
-@for_each("words,message", [
+@pytest.mark.parametrize("words,message", [
     (["--variances", "knn", "--neighbours", "1"], "'1' is not a whole number of at least 2"),
     (["--variances", "knn", "--neighbours", "120"], "--neighbours 120 are more than the 100 images"),
     (["--variances", "laplace", "--neighbours", "5"], "--neighbours has no effect without --variances knn"),

@@ -7,7 +7,6 @@ from methods.scan import CrossAttention
 from model import OF_VECTORS
 from retrieval.ranking import LiftedVectors, WholeVectors, form_of, vectors_of
 from similarities import Cosine, Embedding
-from tests.helpers import for_each
 
 N, Q, D = 40, 6, 48
 
@@ -39,8 +38,8 @@ def origin_of(images):
     return Embedding(*(None if x is None else x.mean(0, keepdim=True) for x in images))
 
 
-@for_each("half", [False, True])
-@for_each("spherical", [False, True])
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("spherical", [False, True])
 @pytest.mark.parametrize("name", OF_VECTORS)
 def test_scores_are_those_of_the_similarity(name, spherical, half):
     similarity = OF_VECTORS[name]()

@@ -12,7 +12,7 @@ from PIL import Image
 
 from cli import InputError
 from data import read_split
-from tests.helpers import for_each, refused
+from tests.helpers import refused
 from vg_experiments import prepare
 
 IMAGES, THRESHOLDS = 60, (10, 20, 30, 40, 50)
@@ -115,8 +115,8 @@ def in_order(ids, seed, what):
     return sorted(ids, key=lambda number: hashlib.sha256(f"{seed}-{what}-{number}".encode()).digest())
 
 
-@for_each("seed", [0, 1])
-@for_each("read", [50, 1 << 24])
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("read", [50, 1 << 24])
 def test_the_manifest_is_that_of_the_slow_reference(tmp_path, monkeypatch, seed, read):
     listed, told = annotations(tmp_path, seed)
     monkeypatch.setattr(prepare, "READ", read)              # characters at a time; an object is many of them

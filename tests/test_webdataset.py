@@ -30,7 +30,7 @@ from files import tars
 from files.reading import read_json
 from files.tars import expand, samples
 from runs import build_data
-from tests.helpers import SMALL, Command, for_each, fork_readers, in_a_process, options, refused, same_runs
+from tests.helpers import SMALL, Command, fork_readers, in_a_process, options, refused, same_runs
 from text import Vocabulary
 
 pytest.importorskip("webdataset", reason="webdataset is an optional package (requirements-webdataset.txt)")
@@ -401,7 +401,7 @@ def replaced(name: str, content) -> list:
     return [(n, content if n == name else c) for n, c in SOUND if not (n == name and content is None)]
 
 
-@for_each("files, message", [
+@pytest.mark.parametrize("files, message", [
     (replaced("b.json", None), r"holds no captions of the key 'b'; KEY.txt holds one a line in UTF-8, KEY.json"),
     (replaced("a.txt", " \n "), "holds no captions of the key 'a'"),
     (replaced("b.json", '{"width": 3}'), "holds no captions of the key 'b'"),
@@ -468,7 +468,7 @@ def test_truncated_and_damaged_tars(tmp_path, pipe):
     assert len(list(samples(shard))) == 4
 
 
-@for_each("command, message", [
+@pytest.mark.parametrize("command, message", [
     ("false", "status 1"), ("exit 7", "status 7"), ("cat /nowhere/x.tar 2>/dev/null", "status 1"),
     ("cat {whole}; exit 3", "status 3"), ("head -c 1500 {whole}; exit 4", "status 4"),
     ("echo text", "truncated header"),

@@ -13,7 +13,6 @@ from encoders import CNN
 from features import word_cnn
 from features.word_cnn import WordCNN, average_precision, chance_precision, content_words, whole_state, word_labels
 from files.photos import import_torchvision
-from tests.helpers import for_each
 
 # ---- average precision
 
@@ -153,7 +152,7 @@ def test_the_same_seed_gives_the_same_file_with_workers_too(tmp_path, demo_path,
     assert all(torch.equal(x, b[key]) for key, x in a.items())
 
 
-@for_each("words,message", [
+@pytest.mark.parametrize("words,message", [
     (["--data_name", "demo_precomp"], "demo_precomp has features .* fine-tuned on photos in files; give a data set "
                        "that has them"),
     (["--learning_rate", "0"], "--learning_rate 0 is not a positive number"),

@@ -10,7 +10,7 @@ from features import word_vectors
 from features.word_vectors import neighbours, train_vectors, write_vectors
 from files import vectors as vectors_of_files
 from files.vectors import table_for
-from tests.helpers import for_each, refused, unwritable, vectors_in
+from tests.helpers import refused, unwritable, vectors_in
 
 WORDS = ["the", "naïve", "dog", "“", "1984"]
 VECTORS = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
@@ -62,7 +62,7 @@ def test_words_with_blanks_and_repeated_words(tmp_path):
     assert vectors.tolist() == [[1, 2], [3, 4], [7, 8]]
 
 
-@for_each("content, message", [
+@pytest.mark.parametrize("content, message", [
     (b"", "v has a vector for none of the"),
     (b"3 4\n", "v has 0 words where its first line announces 3"),
     (b"\x80\x04\x95 junk \x00\x00\n\xff\xfe", "holds no word vectors: its first line is not a word and numbers"),
