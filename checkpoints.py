@@ -179,8 +179,6 @@ class Trained:
         self.state, self.notes = stored["state"], list(stored.get("notes", ()))
         data = stored.get("data", {})
         self.extractors = data.get("extractors") or {}      # of its features, by name
-        self.clip = data.get("open_clip")                   # the network that it is (models.clip)
-        self.temperature = data.get("temperature")          # and its own, of its scores
         self.to(device)
 
     def to(self, device: torch.device | str) -> "Trained":
@@ -196,7 +194,7 @@ class Trained:
     def weights(self) -> str:
         """A digest of the weights, by which a model is known wherever its run folder lies."""
         own = [x.cpu().contiguous().numpy() for x in self.model.state_dict().values()]
-        return checksum(own or [str(self.extractors).encode()])     # CLIP as it is has none of its own
+        return checksum(own or [str(self.extractors).encode()])     # a model of ready vectors has none of its own
 
     @torch.no_grad()
     def texts(self, texts: list[str], network: Callable[[list[str]], Tensor] | None = None,

@@ -20,7 +20,6 @@ from data import Split, read_split
 from devices import processes
 from features.hglmm import HGLMM, fit_ica, fit_pca, project, signed_square_root, unit
 from features.minilm import MiniLM
-from features.openclip import ClipCaptions
 from files.reading import checksum
 from files.vectors import table_for
 from inputs import chunks
@@ -238,7 +237,7 @@ class Sentences:
     """
     names, arrays = (), {}
 
-    def __init__(self, network: MiniLM | ClipCaptions):
+    def __init__(self, network: MiniLM):
         self.network, self.size, self.line = network, network.size, network.line
 
     def encode(self, split: Split) -> tuple[np.ndarray, Iterator]:
@@ -258,8 +257,7 @@ class Sentences:
                 yield start + index, self.network([pieces[m] for m in index]).cpu().numpy()
 
 
-KINDS = {"mean": MeanVectors, "hglmm": FisherVectors, "tfidf": TfIdf, "minilm": Sentences,
-         "open_clip": Sentences}
+KINDS = {"mean": MeanVectors, "hglmm": FisherVectors, "tfidf": TfIdf, "minilm": Sentences}
 
 
 def of_words(kind: str, splits: list[Split], train: list[list[str]], word_vectors: str | None,

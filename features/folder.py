@@ -34,7 +34,7 @@ ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".webp", "
            ".avif")
 HEIF = (".heic", ".heif")             # where pillow-heif is installed
 CAPTIONS = "captions.csv"
-FILES = ("cnn_weights", "weights", "boxes")       # values of a recipe that are files
+FILES = ("cnn_weights", "boxes")       # values of a recipe that are files
 LISTED = 8                            # endings of other files that are named
 # split: below which share a photo's hash, 0 to 1, lies
 PARTS = {"train": 0.8, "dev": 0.9, "test": 1.0}
@@ -259,7 +259,7 @@ def stored_list(folder: str) -> dict:
     if not isinstance(listing, dict):
         return {}
     if isinstance(listing.get("recipe"), dict):
-        listing["recipe"] = {"whole": None, **listing["recipe"]}        # older lists lack it
+        listing["recipe"] = {name: listing["recipe"].get(name) for name in RECIPE}     # older lists have others
     return listing
 
 

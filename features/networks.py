@@ -19,14 +19,12 @@ from cli import check
 from demo import extractor as drawn
 from encoders import CNN, CNNS
 from features.boxes import PhotoBoxes
-from features.openclip import ClipPhotos
 from features.store import How, PhotoFeatures
 from files.reading import checksum
 from inputs import Photos, eval_transform, whole_transform
 
 SIDE = 7                    # cells a side of the last map of every network, for photos of 224 x 224
-RECIPE = ("kind", "cnn_type", "layer", "cnn_weights", "grid", "boxes", "whole", "model", "weights",
-          "tag")
+RECIPE = ("kind", "cnn_type", "layer", "cnn_weights", "grid", "boxes", "whole")
 # what `cnn_of` says of a network, from which `recipe_of` takes its recipe
 LINE = re.compile(r"(\w+) (?:(pooled|fc6|fc7|cells)|grid (\d)x\3)(, photos resized to 224x224,)? sha256:\w+")
 
@@ -177,17 +175,12 @@ def cnn_of(recipe: dict) -> tuple:
     return net, whole_transform() if recipe["boxes"] or recipe.get("whole") else eval_transform(), line
 
 
-def clip_of(recipe: dict) -> tuple:
-    net = ClipPhotos(recipe["model"], recipe["weights"], recipe["tag"])
-    return net, net.transform, net.line
-
-
 def drawn_of(recipe: dict) -> tuple:
     net = drawn.Photos(bool(recipe["grid"]))
     return net, drawn.transform, net.line
 
 
-KINDS = {"cnn": cnn_of, "open_clip": clip_of, "demo": drawn_of}
+KINDS = {"cnn": cnn_of, "demo": drawn_of}
 
 
 def recipe_of(line: str) -> dict | None:
@@ -225,9 +218,7 @@ def shape_of(net: nn.Module, boxes: PhotoBoxes | None) -> tuple[tuple, type]:
 
 def weights_file(net: nn.Module, recipe: dict) -> list | None:
     """[path, bytes, time] of the file of a network's weights; None for a kind without any."""
-    if recipe["kind"] == "cnn":
-        return stamp(getattr(net, "cnn", net).net.weights_file)
-    return recipe["weights"] and stamp(recipe["weights"])
+    return stamp(getattr(net, "cnn", net).net.weights_file) if recipe["kind"] == "cnn" else None
 
 
 def stamp(path: str) -> list | None:

@@ -47,7 +47,6 @@ LEARNT, TRIED = 4000, 300             # queries that approximate indexes learn f
 TARGET = 0.98                         # share of the ten best photos that the candidates hold
 DEEPEST = 3200                        # candidates of a query at most
 BEST = 10
-OF_CLIP = dict.fromkeys(RECIPE) | {"kind": "open_clip"}
 WHOLE = dict.fromkeys(RECIPE) | {"kind": "cnn", "cnn_type": "efficientnet_lite0", "layer": "pooled", "whole": True}
 
 
@@ -361,7 +360,7 @@ def of_folder(photos: str, output: str, run: str, data_path: str, how: How,
     encoder, name = Encoder(run, device=how.device, data_path=data_path), None
     if not encoder.reads_photos:
         line = encoder.extractors.get("ims", "")
-        recipe = OF_CLIP | encoder.clip if encoder.clip else recipe_of(line)
+        recipe = recipe_of(line)
         check(recipe,
               f"{run} was trained on features of photos of {ascii(line) if line else 'an unnamed network'}, and those "
               "of other photos cannot be computed from that alone; write them with features.extract "

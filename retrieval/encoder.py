@@ -20,7 +20,6 @@ from features.captions import TfIdf, word_counts
 from features.folder import network_of
 from features.hglmm import load_arrays
 from features.minilm import MiniLM
-from features.openclip import ClipCaptions
 from files.reading import checksum
 from inputs import Photos, eval_transform
 from retrieval.engines import AGAIN
@@ -98,15 +97,12 @@ class Encoder(Trained):
                                  f"('{line}'); give the old file")
             return lambda texts: torch.from_numpy(words.rows(word_counts(
                 [tokenize(text) for text in texts], words.index)))
-        if line.startswith("minilm"):
-            network = MiniLM(self.text_weights)
-        elif line.startswith("open_clip"):
-            network = ClipCaptions(line.split()[1], self.text_weights or (self.clip or {}).get("weights"), None)
-        else:
+        if not line.startswith("minilm"):
             raise InputError(f"{self.path} reads the features of captions '{name}' "
-                             f"({line or 'of an unknown network'}), and only those of minilm, "
-                             "open_clip and tfidf can be computed for a caption of one's own; "
+                             f"({line or 'of an unknown network'}), and only those of minilm "
+                             "and tfidf can be computed for a caption of one's own; "
                              "train a run on words, or on one of these")
+        network = MiniLM(self.text_weights)
         if network.line != line:
             raise InputError(f"{self.path} was trained on captions of '{line}', and the network "
                              f"here is '{network.line}'; "

@@ -22,7 +22,6 @@ from retrieval.ranking import Asked, Ranker, Ranking, vectors_of
 from retrieval.trust import (
     EMPTY,
     NONE,
-    OWN,
     Trust,
     badge_of,
     calibration_of,
@@ -136,8 +135,6 @@ class Searcher:
         if not self.trust and not manifest["bank"]:
             known = calibration_of(run, calibration)
             self.trust = known and trust_in(known, run, manifest["weights"], manifest["similarity"])
-        if not self.trust and self.encoder.temperature and not manifest["bank"]:
-            self.trust = Trust(self.encoder.temperature, len(self.index), OWN, None, None)
         self.before = self.trust
         self.trust = learned(index, manifest) or self.trust
         self.count, self.folder = len(self.index), manifest["folder"] or ""

@@ -21,7 +21,6 @@ from evaluation.subjects import Member, Subject, score_matrix
 from similarities import Embedding
 
 SENTENCE = 4                          # words from which a number of photos is more than a bound
-OWN = "its own training"              # data of a temperature that a network brings
 NONE = 0.5                            # an expected number of photos below which none fits
 COUNTED = 0.02       # of a probability that is less, thousands of photos would sum to some that fit
 EMPTY = ("no set: even the first photo is less probable than those that sets hold, so the right "
@@ -72,9 +71,6 @@ class Trust(NamedTuple):
 
     def notes(self, data: str, count: int) -> list[str]:
         """A sentence on answers from other data, or from a gallery of another size."""
-        if self.data == OWN:
-            return ["the percentages are by the network's own temperature, which was fitted to no photos of yours; "
-                    "search.py calibrate fits it to your answers"]
         what = ["assume that the photo you want is in this folder"] * (data != self.data)
         if count != self.gallery:
             what.append(f"were fitted with {self.gallery:,} photos, and you search {count:,}")

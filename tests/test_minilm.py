@@ -255,11 +255,10 @@ def test_refusals_of_files(folder, files, capsys):
                            (["--weights", folder / "nowhere"], "nowhere does not give .*No such file"),
                            (["--weights", files, "--word_vectors", "v.txt"],
                             "--word_vectors v.txt is for --kind mean and hglmm, not for --kind minilm; leave it out"),
-                           (["--model", "ViT-B-32"], "--model ViT-B-32 is for --kind open_clip, not for --kind minilm"),
                            (["--pca", 3], "--pca is for fitting --kind hglmm, not for --kind minilm")):
         refused(capsys, lambda words: command(folder, *words), words, message)
     refused(capsys, lambda words: command(folder, *words), ["--kind", "tfidf", "--device", "cpu"],
-            "--device cpu is for --kind minilm and open_clip, not for --kind tfidf; leave it out")
+            "--device cpu is for --kind minilm, not for --kind tfidf; leave it out")
     assert not (folder / "x" / "features.json").exists()
 
 
