@@ -32,7 +32,6 @@ from evaluation.subjects import Member
 from features.captions import TfIdf, word_counts
 from features.hglmm import svd, unit
 from files.phrases import refuse_phrases
-from files.shards import there
 from files.writing import output
 from inputs import Features, NoImages, chunks
 from metrics import chance, retrieval_blocks
@@ -224,8 +223,9 @@ def build_views(opt, splits: dict[tuple, Split]) -> dict[tuple, tuple]:
     views = {}
     for (folder, name), split in splits.items():
         path = os.path.join(opt.data_path, folder, f"{name}_{opt.text}.npy")
-        check(words or there(path), f"there is no file {path}; --text takes tfidf, words, or the "
-                                    "NAME of {split}_NAME.npy files")
+        check(words or os.path.isfile(path),
+              f"there is no file {path}; --text takes tfidf, words, or the NAME of "
+              "{split}_NAME.npy files")
         check_extractors(train.extractors, split, None if words else opt.text, opt.data_name)
         views[folder, name] = (
             Rows(split.images, opt.feature_norm, len(split.images)),

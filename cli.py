@@ -154,12 +154,6 @@ def filename(text: str) -> str:
     return os.path.expanduser(text)
 
 
-def shards_text(text: str) -> str:
-    """--train_shards, which `files.tars.expand` reads."""
-    check(text and "\0" not in text, "an empty name is no shard")
-    return text
-
-
 def data_set(text: str) -> str:
     """A data set's name: a folder below --data_path. Absolute paths and names with .. are
     refused."""

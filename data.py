@@ -1,16 +1,11 @@
 """Reads a split of a data set, makes batches of it, and checks data folders.
 
     python data.py check --data_path data --data_name f8k_precomp
-    python data.py index --data_path data --data_name mine
-
-The second command lists what the tar shards of a data set hold, once, for training and evaluation
-to read.
 
 The files in a folder decide how it is read: `{split}_caps.txt` and `{split}_ims.npy` (precomputed
 features), `annotations/` with COCO's captions and ids files, a `dataset_*.json` in Karpathy's
-layout beside `images/` (all three in files/layouts.py), `{split}-00000.tar` and on, WebDataset's
-shards (files/tars.py), or `Annotations/` and `Sentences/` of Flickr30k Entities, whose images are
-regions and whose captions are phrases (files/phrases.py).
+layout beside `images/` (all three in files/layouts.py), or `Annotations/` and `Sentences/` of
+Flickr30k Entities, whose images are regions and whose captions are phrases (files/phrases.py).
 """
 if __name__ == "__main__":
     import cli
@@ -27,13 +22,12 @@ from torch import Tensor
 
 import cli
 import inputs
-from cli import Arguments, InputError, data_set, filename, shards_text
+from cli import Arguments, InputError, data_set, filename
 from devices.share import Share
 from files.entities import SPLITS, check_entities
 from files.layouts import Batch, Split, first_images, read_coco_layout, read_karpathy, read_precomputed
 from files.phrases import DrawnRegions, Labels, PhraseSplit, Regions, draw_phrases, has_phrases, read_phrases
 from files.reading import advice
-from files.tars import expand, index_file, read_tars, shards_of, splits_of, write_index
 from files.writing import refuse_changing
 from inputs import Features, Photos, Tokens, train_transform
 from text import Vocabulary
@@ -43,8 +37,7 @@ DEV_IMAGES = 1000       # VSE++ cuts the dev split of precomputed data and of CO
 
 def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool = False,
                dev_images: int = DEV_IMAGES, text_only: bool = False,
-               text_features: str | None = None, regions: Regions | None = None,
-               train_shards: str | None = None) -> Split:
+               text_features: str | None = None, regions: Regions | None = None) -> Split:
     """Read one split of data_path/data_name. Raises InputError, with one sentence, where it cannot
     be read.
 
@@ -52,7 +45,7 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
     precomputed data or COCO are kept, as in VSE++; 0 keeps all. text_only: {split}_caps.txt may
     stand there without features. text_features: the name in {split}_{name}.npy, which holds
     features of the captions of precomputed data. regions: which proposals are read of a data set of
-    phrases. train_shards: the tar shards that the training split is read from, wherever they are.
+    phrases.
     """
     root = os.path.join(data_path, data_name)
     cli.check(re.fullmatch(r"[\w-]+", split), f"'{split}' is no name of a split; give train, dev, "
@@ -68,27 +61,23 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
     cli.check(precomputed or not text_features,
               f"--text_features {text_features}: {root} holds photos, and features of captions lie "
               "beside precomputed ones; extract both with features.extract")
-    if train_shards and split == "train":
-        return read_tars(data_path, data_name, split, train_shards)
     if os.path.isdir(os.path.join(root, "annotations")):
         result = read_coco_layout(root, split, use_restval)
     elif karpathy:
         return read_karpathy(root, karpathy[0], split, use_restval)
     elif precomputed:
         result = read_precomputed(root, split, text_only, text_features)
-    elif splits_of(root):
-        return read_tars(data_path, data_name, split)
     else:
         raise InputError(f"{root} holds no data set: looked for {split}_caps.txt and "
-                         f"{split}_ims.npy (precomputed), annotations/ (COCO), dataset_*.json "
-                         f"(Karpathy) and {split}-00000.tar (shards); {advice(data_name)}")
+                         f"{split}_ims.npy (precomputed), annotations/ (COCO) and dataset_*.json "
+                         f"(Karpathy); {advice(data_name)}")
     cut = dev_images and split in ("dev", "val")
     return first_images(result, dev_images) if cut else result
 
 
 def features_in(root: str) -> list[str]:
-    """Files of precomputed features of images, or shards of such files."""
-    return glob.glob(os.path.join(root, "*_ims[.-]*npy"))
+    """Files of precomputed features of images."""
+    return glob.glob(os.path.join(root, "*_ims.npy"))
 
 
 class _PairFetcher:
@@ -101,13 +90,12 @@ class _PairFetcher:
         self.seed, self.process = seed, process
 
     def __getitem__(self, chunk) -> tuple[np.ndarray, Tensor]:
-        chunk, source = chunk if isinstance(chunk, tuple) else (chunk, self.images)
         index = chunk[Share.of(len(chunk), *self.process).rows]
-        if self.crop_size and isinstance(source, Photos):
-            return chunk, self.augmented(source, index)
-        return chunk, source.gather(self.caption_image[index])
+        if self.crop_size and isinstance(self.images, Photos):
+            return chunk, self.augmented(index)
+        return chunk, self.images.gather(self.caption_image[index])
 
-    def augmented(self, source: Photos, index) -> Tensor:
+    def augmented(self, index) -> Tensor:
         """Photos, cropped and flipped at random by (seed, epoch, caption) alone; workers or
         resuming change nothing."""
         transform = train_transform(self.crop_size)
@@ -117,7 +105,7 @@ class _PairFetcher:
                 seed = np.random.SeedSequence([*self.seed, int(caption)])
                 # torch.manual_seed would seed CUDA's generators too
                 torch.default_generator.manual_seed(int(seed.generate_state(1, np.uint64)[0]))
-                photos.append(transform(source.open(int(image))))
+                photos.append(transform(self.images.open(int(image))))
         return torch.stack(photos)                                    # (B, 3, crop_size, crop_size)
 
 
@@ -128,12 +116,10 @@ def pair_batches(split: Split, tokens: Tokens, order, batch_size: int, *, worker
     left out (resuming).
 
     With crop_size, photos are augmented as in training, at random by `seed`; without it they are
-    cropped as in tests. Tar shards are read in an order by `seed`, which that of captions should
-    follow (`Images.windows`). process: which of how many processes share each batch; only its share
-    is read, of tar shards only its share decoded.
+    cropped as in tests. process: which of how many processes share each batch; only its share is
+    read.
     """
     chunks = inputs.chunks(np.ascontiguousarray(order), batch_size)[skip:]
-    chunks = split.images.supply(chunks, split.caption_image.__getitem__, seed)
     fetch = _PairFetcher(split, crop_size, seed, process)
     for chunk, images in inputs.stream(fetch, chunks, workers * split.images.parallel):
         yield Batch(images, *tokens.batch(chunk), torch.from_numpy(split.caption_image[chunk]),
@@ -198,14 +184,12 @@ def report(found: str, faults: list[str]) -> int:
 
 
 def check(data_path: str, data_name: str, vocab_path: str | None = None,
-          text_features: str | None = None, regions: Regions = Regions(),      # noqa: B008
-          train_shards: str | None = None) -> int:
+          text_features: str | None = None, regions: Regions = Regions()) -> int:      # noqa: B008
     """Print what a data folder holds and every fault in it. Returns the number of faults."""
     root = os.path.join(data_path, data_name)
     if has_phrases(root):
-        for name, value in (("vocab", vocab_path), ("train_shards", train_shards)):
-            cli.check(not value, f"--{name} {value} is for images and captions, and {root} has "
-                                 "phrases; leave it out")
+        cli.check(not vocab_path, f"--vocab {vocab_path} is for images and captions, and {root} "
+                                  "has phrases; leave it out")
         return check_phrases(root, regions, text_features)
     vocab = Vocabulary.load(vocab_path) if vocab_path else None
     faults, splits, first = [], 0, {}
@@ -214,7 +198,7 @@ def check(data_path: str, data_name: str, vocab_path: str | None = None,
     for name in ("train", "restval", "dev", "test", "testall"):
         try:
             split = read_split(data_path, data_name, name, dev_images=0, text_only=text_only,
-                               text_features=text_features, train_shards=train_shards)
+                               text_features=text_features)
         except InputError as error:
             faults += [str(error)] * (name in required)
             continue
@@ -241,28 +225,10 @@ def check(data_path: str, data_name: str, vocab_path: str | None = None,
     return report(f"{root}: {splits} splits, ", faults if splits else faults[:1])
 
 
-def index(data_path: str, data_name: str, train_shards: str | None) -> None:
-    """Write the index of every split that a data set has in tar shards; of the training split those
-    of `train_shards`, where they are given. Raises InputError."""
-    root = os.path.join(data_path, data_name)
-    cli.check(os.path.isdir(root), f"there is no folder {root} for the index; make it, with the "
-                                   "shards of dev and test in it")
-    shards = {"train": expand(train_shards)} if train_shards else {}
-    shards.update((name, shards_of(root, name)) for name in splits_of(root) if name not in shards)
-    cli.check(shards, f"{root} holds no shards train-00000.tar, ...; put them there, or name those "
-                      "of the training split with --train_shards")
-    for name, paths in shards.items():
-        images, captions = write_index(root, name, paths)
-        print(f"{name:8}{len(paths):>8,} shards {images:>8,} images {captions:>8,} captions  "
-              f"{index_file(root, name)}", flush=True)
-
-
 def main(argv=None) -> None:
-    parser = Arguments("Check a data set, or list what its tar shards hold.")
-    parser.add_argument("command", choices=["check", "index"],
-                        help="check: print what the data set holds, and every fault; index: read "
-                             "all tar shards once and write {split}_shards.json, which training "
-                             "and evaluation need")
+    parser = Arguments("Check a data set.")
+    parser.add_argument("command", choices=["check"],
+                        help="check: print what the data set holds, and every fault")
     parser.add_argument(
         "--data_path", type=filename, default="data", help="folder that holds the data sets"
     )
@@ -279,19 +245,10 @@ def main(argv=None) -> None:
     parser.add_argument("--vocab", type=filename,
                         help="vocabulary whose coverage is measured (default: words of the "
                              "training captions)")
-    parser.add_argument("--train_shards", type=shards_text, metavar="SHARDS",
-                        help="tar shards of the training split, as in train.py")
     opt = parser.parse_args(argv)
-    if opt.command == "index":
-        for name in ("text_features", "regions", "box_origin", "vocab"):
-            if getattr(opt, name) != parser.get_default(name):
-                parser.error(f"--{name} is for check, and index reads tar shards alone; leave it "
-                             "out")
-        sys.exit(cli.run("data.py", index, opt.data_path, opt.data_name, opt.train_shards))
     regions = Regions(opt.regions, origin=opt.box_origin)
     sys.exit(cli.run("data.py", lambda: int(check(
-        opt.data_path, opt.data_name, opt.vocab, opt.text_features, regions,
-        opt.train_shards) > 0)))
+        opt.data_path, opt.data_name, opt.vocab, opt.text_features, regions) > 0)))
 
 
 if __name__ == "__main__":

@@ -14,8 +14,7 @@ from tqdm import tqdm
 from cli import InputError, check
 from devices.feeding import stream
 from files.photos import import_torchvision, read_photo
-from files.reading import HELP, read_json, sha256
-from files.shards import Shards, read_rows
+from files.reading import HELP, read_array, read_json, sha256
 from text import UNK, Trigrams, Vocabulary
 
 SCAN_BYTES = 4 << 30             # feature files up to this size are checked for NaN before training
@@ -28,26 +27,16 @@ class Images:
     parallel = False                  # whether reading is so slow that worker processes help
     keeps = False                     # whether a device can hold it (devices.feeding)
     dim = regions = None            # numbers of a vector; vectors of an image, where it has several
-    step = 1                          # the row of image i is i * step
 
     def faults(self, deep: bool):
         return ()
 
-    def windows(self, owner: np.ndarray, size: int, seed: tuple) -> list[np.ndarray]:
-        """The rows of `owner` (m,), which are images, in the runs within which an epoch may shuffle
-        them: all together, unless images cannot be read by their numbers."""
-        return [np.arange(len(owner))]
-
-    def supply(self, chunks, images_of, seed: tuple | None = None):
-        """The chunks (arrays of rows) as `stream` takes them. Where images cannot be read by their
-        numbers, those that a chunk needs, images_of(chunk), are added to it."""
-        return chunks
-
 
 class Features(Images):
-    """A file of image features, (N, F) or (N, P, F), float16 or float32, or its shards. It is
-    mapped and never read whole."""
+    """A file of image features, (N, F) or (N, P, F), float16 or float32. It is mapped and never
+    read whole."""
     keeps = True                      # a device can hold it (devices.feeding)
+    step = 1                          # the row of image i is i * step
 
     def __init__(self, path: str):
         self.path = path
@@ -58,12 +47,10 @@ class Features(Images):
               "(images, F) or (images, regions, F)")
 
     def map(self) -> None:
-        """Map the file, or its shards."""
-        self.array = read_rows(self.path, "write it again with np.save(path, "
-                               "array.astype(np.float32))")
-        parts = self.array.parts if isinstance(self.array, Shards) else [self.array]
-        # the mmap.mmap below each
-        self.mappings, self.unreturned = [part.base for part in parts], 0
+        """Map the file."""
+        self.array = read_array(self.path, "write it again with np.save(path, "
+                                "array.astype(np.float32))")
+        self.mapping, self.unreturned = self.array.base, 0          # the mmap.mmap below the array
 
     def cut(self, n: int) -> None:
         """Keep the first n images."""
@@ -71,7 +58,7 @@ class Features(Images):
 
     def __getstate__(self) -> dict:
         """What a worker process is given: it maps the file itself."""
-        return {**self.__dict__, "array": (self.array.shape, self.array.dtype), "mappings": None}
+        return {**self.__dict__, "array": (self.array.shape, self.array.dtype), "mapping": None}
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
@@ -103,10 +90,6 @@ class Features(Images):
         """Whether reading is so slow that worker processes help."""
         return self.array.nbytes > RESIDENT_BYTES
 
-    def place(self, row: int) -> tuple[str, int]:
-        """The file that holds a row, and its number there."""
-        return self.array.place(row) if isinstance(self.array, Shards) else (self.path, int(row))
-
     def gather(self, index) -> Tensor:
         """The features of images `index` (B,), as (B, F) or (B, P, F) float32. Raises InputError on
         NaN or infinity."""
@@ -115,13 +98,11 @@ class Features(Images):
         if not torch.isfinite(features.sum()):
             bad = rows[~torch.isfinite(features).flatten(1).all(1).numpy()]
             if len(bad):
-                path, row = self.place(bad[0])
-                raise InputError(f"{path} holds NaN or infinity in row {row}; every feature has to "
-                                 "be a finite number, so extract that image again")
+                raise InputError(f"{self.path} holds NaN or infinity in row {bad[0]}; every feature "
+                                 "has to be a finite number, so extract that image again")
         self.unreturned += features.nbytes
         if self.unreturned > RESIDENT_BYTES:    # keeps memory small; the system may cache the file
-            for mapping in self.mappings:
-                mapping.madvise(mmap.MADV_DONTNEED)
+            self.mapping.madvise(mmap.MADV_DONTNEED)
             self.unreturned = 0
         return features
 
@@ -138,7 +119,7 @@ class Features(Images):
         """Yield sentences on what is wrong. `deep` reads every row, however large the file is, and
         also reports rows of zeros. Where rows should be `distinct`, it also reports a file in which
         most images have equal rows."""
-        zero, extreme, seen = [], None, set()
+        zero, extreme, seen = [], False, set()
         if deep or self.array.nbytes <= SCAN_BYTES:
             for chunk in np.array_split(np.arange(len(self)), max(1, self.array.nbytes >> 28)):
                 if deep and distinct:
@@ -150,24 +131,22 @@ class Features(Images):
                     continue
                 zero += chunk[most == 0].tolist()
                 odd = np.flatnonzero((most > SQUARABLE[1]) | (most > 0) & (most < SQUARABLE[0]))
-                if len(odd) and extreme is None:
-                    extreme = self.place(chunk[odd[0]] * self.step)
-                    yield (f"{extreme[0]} has values of {most[odd[0]]:.0e} in row {extreme[1]}, "
-                           "whose squares are beyond float32; scale the features, or extract "
-                           "them again")
+                if len(odd) and not extreme:
+                    extreme = True
+                    yield (f"{self.path} has values of {most[odd[0]]:.0e} in row "
+                           f"{chunk[odd[0]] * self.step}, whose squares are beyond float32; scale "
+                           "the features, or extract them again")
         if deep and distinct and 2 * len(seen) < len(self):
             yield (f"{self.path} holds only {len(seen)} different rows for {len(self)} images; "
                    "their extraction failed, or they do not stand one image after another")
         if deep and zero:
-            path, row = self.place(zero[0] * self.step)
             yield (f"{self.path} holds only zeros in {len(zero) * self.step} of {len(self.array)} "
-                   f"rows, the first is row {row}{f' of {path}' * (path != self.path)}; their "
-                   "extraction failed, so extract them again")
+                   f"rows, the first is row {zero[0] * self.step}; their extraction failed, so "
+                   "extract them again")
 
     def describe(self) -> str:
         some = self.array[np.linspace(0, len(self.array) - 1, 256).astype(int)].astype(np.float32)
-        shards = f" in {len(self.mappings)} shards" * isinstance(self.array, Shards)
-        return (f"features {tuple(self.array.shape)} {self.array.dtype}{shards}, mean l2 norm "
+        return (f"features {self.array.shape} {self.array.dtype}, mean l2 norm "
                 f"{np.linalg.norm(some, axis=-1).mean():.2f}"
                 + (f", each row repeated {self.step} times" if self.step > 1 else ""))
 
@@ -335,10 +314,7 @@ def rows_per_image(images: Features) -> int:
             raise InputError(f"{images.path} holds the same {period} rows {times} times one after "
                              "another; let the rows of an image stand together (np.repeat, not "
                              "np.tile), or give each image once")
-    step = step if turns else 5 if rows % 5 == 0 else 1               # no turns: all rows are equal
-    if isinstance(images.array, Shards):
-        images.array.refuse_cut(step)
-    return step
+    return step if turns else 5 if rows % 5 == 0 else 1               # no turns: all rows are equal
 
 
 def extractors(folder: str) -> dict[str, str]:
@@ -364,10 +340,8 @@ class _ImageFetcher:
     def __init__(self, images):
         self.images = images
 
-    def __getitem__(self, chunk) -> Tensor:
-        # what `Images.supply` added to it is read from
-        index, images = chunk if isinstance(chunk, tuple) else (chunk, self.images)
-        return images.gather(index)
+    def __getitem__(self, index) -> Tensor:
+        return self.images.gather(index)
 
 
 def chunks(order, batch_size: int) -> list[np.ndarray]:
@@ -378,5 +352,4 @@ def image_batches(images, batch_size: int, workers: int = 0, rows=None):
     """Yield all images of a split, or those of `rows` (K,), in batches, each image once, in
     order."""
     rows = np.arange(len(images)) if rows is None else rows
-    return stream(_ImageFetcher(images), images.supply(chunks(rows, batch_size), np.asarray),
-                  workers * images.parallel)
+    return stream(_ImageFetcher(images), chunks(rows, batch_size), workers * images.parallel)

@@ -28,7 +28,6 @@ from devices.share import Share
 from files.log import Load, Log
 from files.phrases import Labels, learnable
 from files.reading import holds_keys, is_drawn, read_yaml, recognised
-from files.tars import WINDOW
 from files.writing import atomic, clear, locked, same_file, save_state
 from inputs import Photos
 from methods.two_branch import sibling_order
@@ -47,8 +46,7 @@ from options.training import TRAIN
 from text import Vocabulary
 
 # Options that a file of options never holds: those that say which run it is, or start a command.
-COMMAND_LINE = {"logger_name", "overwrite", "resume", "config", "dry_run", "methods",
-                "train_shards"}
+COMMAND_LINE = {"logger_name", "overwrite", "resume", "config", "dry_run", "methods"}
 NOT_KEPT = COMMAND_LINE - {"logger_name"}     # options that no checkpoint holds
 CHECKPOINTS = ("checkpoint.pt", "model_best.pt")
 PICTURES = ("uncertain", "confidence", "retrieval")         # how their names begin
@@ -302,7 +300,6 @@ class Data:
     seed: int
     workers: int = 0
     crop_size: int | None = None
-    window: int = WINDOW              # samples of tar shards among which captions are shuffled
     siblings: bool = False            # captions of an image stand side by side
     labels: Labels | None = None      # of phrases: which regions fit one
     fed: Split | None = None          # `train` with its features on a device, after `feed`
@@ -313,16 +310,14 @@ class Data:
         return -(-len(self.order(0)) // self.batch_size)
 
     def order(self, epoch: int) -> np.ndarray:
-        """The captions of an epoch: `pairs` shuffled, in tar shards among the samples of a window.
-        Of phrases: the photos that have some of `pairs`, shuffled."""
+        """The captions of an epoch: `pairs` shuffled. Of phrases: the photos that have some of
+        `pairs`, shuffled."""
         rng = np.random.default_rng([self.seed, epoch])
         if self.labels:
             return rng.permutation(np.unique(self.train.phrase_photo[self.pairs]))
-        owner = self.train.caption_image[self.pairs]
-        windows = self.train.images.windows(owner, self.window, (self.seed, epoch))
-        return self.pairs[np.concatenate([
-            rows[sibling_order(owner[rows], rng) if self.siblings else rng.permutation(len(rows))]
-            for rows in windows])]
+        if self.siblings:
+            return self.pairs[sibling_order(self.train.caption_image[self.pairs], rng)]
+        return self.pairs[rng.permutation(len(self.pairs))]
 
     def feed(self, device, where: str) -> str:
         """Keep the features of the training images on a device where that can be
@@ -361,7 +356,7 @@ def build_data(opt, start: dict | None) -> Data:
     options and checkpoint do not fit."""
     train, dev = (read_split(opt.data_path, opt.data_name, name, use_restval=opt.use_restval,
                              dev_images=opt.dev_images, text_features=opt.text_features,
-                             regions=regions_of(opt), train_shards=opt.train_shards)
+                             regions=regions_of(opt))
                   .require_sound() for name in ("train", "dev"))
     for split in (train, dev):
         check(len(split.images) >= 2,
@@ -397,7 +392,7 @@ def build_data(opt, start: dict | None) -> Data:
           f"ones, are not those of the run in {opt.logger_name}; give its --data_path, or start a "
           "new run with --init_from")
     return Data(train, dev, vocab, source, tokens, pairs, unpaired, fingerprints, size, opt.seed,
-                opt.workers, opt.crop_size, opt.shuffle_window, opt.loss == "two_branch", labels)
+                opt.workers, opt.crop_size, opt.loss == "two_branch", labels)
 
 
 def build_word_list(opt, train: Split) -> tuple[list[str], str]:

@@ -175,10 +175,6 @@ class Kept:
         index = torch.from_numpy(np.ascontiguousarray(index))
         return self.rows[index.to(self.rows.device, non_blocking=True)].float()
 
-    def supply(self, chunks, images_of, seed: tuple | None = None):
-        """As inputs.Images."""
-        return chunks
-
 
 def kept_type(images) -> torch.dtype:
     return torch.float16 if images.array.itemsize == 2 else torch.float32

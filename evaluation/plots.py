@@ -9,7 +9,6 @@ from evaluation.confidence import MEASURES, Seen, best_name, percent, title
 from evaluation.pictures import THUMBNAIL, Cell, Row, draw_rows, drawing, wrapped
 from evaluation.report import SIDES as DIRECTIONS
 from files.reading import below
-from files.tars import TarPhotos
 from inputs import Photos
 from metrics import risk_coverage
 
@@ -240,8 +239,6 @@ def locate(photos: Photos | list[str] | None, folder: str | None) -> Photos | No
 
     photos: those of a split, or their file names in `folder`.
     """
-    if isinstance(photos, TarPhotos):
-        return photos
     paths = photos.paths if isinstance(photos, Photos) else [
         below(folder, name, "the list of photos") for name in (photos or () if folder else ())]
     absent = [path for path in paths if not os.path.isfile(path)]

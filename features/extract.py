@@ -54,7 +54,6 @@ from features.store import ALL, SPLITS, How, PhotoFeatures, extracting, own_fold
 from files.entities import SPLITS as PHRASE_SPLITS
 from files.layouts import named_splits
 from files.reading import checksum, holds_arrays
-from files.shards import numbered
 from files.writing import mapped, output, save_array, save_arrays, save_json, save_lines
 from inputs import Photos, extractors, told_of
 
@@ -241,15 +240,14 @@ def of_data_set(splits: list[Split], to: str, recipe: dict, how: How,
 
 
 def check_own(folder: str, splits: list[Split]) -> None:
-    """Raise InputError if the folder holds files of a split, shards of one or a folder of photos
-    that no extraction of a data set wrote.
+    """Raise InputError if the folder holds files of a split or a folder of photos that no
+    extraction of a data set wrote.
 
     (`record_extractor` reports features of another, or an unknown, extractor.)
     """
     paths = [os.path.join(folder, f"{ALL}_photos.json")]
     for split in splits:
         of = os.path.join(folder, f"{split.name}_{{}}").format
-        paths += numbered(of("ims.npy"))
         if "ims" not in extractors(folder) and not os.path.isfile(of("ims.npy")):
             paths += map(of, ("caps.txt", "ids.txt", "img_ids.npy", "ann_ids.npy"))
     first = next(filter(os.path.exists, paths), None)

@@ -34,7 +34,6 @@ from cli import (
 from data import Split, pair_batches, read_split
 from encoders import CNN, CNNS, vsepp_linear
 from features.captions import places
-from files.tars import TarPhotos
 from files.writing import output, save_state
 from inputs import Photos, image_batches
 from text import SPECIALS, Vocabulary, is_function
@@ -178,7 +177,7 @@ def run(opt) -> list[float]:
     output(opt.output)
     device = torch_device(opt.device)
     train, dev = (read_split(opt.data_path, opt.data_name, name) for name in ("train", "dev"))
-    check(isinstance(train.images, Photos) and not isinstance(train.images, TarPhotos),
+    check(isinstance(train.images, Photos),
           f"{opt.data_name} has {train.images.describe()}, and a network is fine-tuned on photos "
           "in files; give a data set that has them, such as coco, f30k or demo")
     train.require_sound(), dev.require_sound()

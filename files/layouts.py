@@ -19,7 +19,6 @@ from tqdm import tqdm
 import inputs
 from cli import InputError, check
 from devices.share import Share
-from files import shards
 from files.reading import (
     INT64,
     advice,
@@ -157,8 +156,8 @@ def read_text_features(root: str, split: str, name: str, captions: list[str],
     where there are none, or of others. source: where the captions stand."""
     start = os.path.join(root, f"{split}_{name}")
     path, facts = f"{start}.npy", f"{start}.json"
-    check(shards.there(path), f"there is no file {path} of --text_features; `python -m "
-                              "features.extract captions` makes it")
+    check(os.path.isfile(path), f"there is no file {path} of --text_features; `python -m "
+                                "features.extract captions` makes it")
     text = Features(path)
     check(text.array.shape[:-1] == (len(captions),),
           f"{path} has shape {text.array.shape} for the {len(captions)} captions of {source}; "
@@ -187,7 +186,7 @@ def first_images(split: Split, n: int) -> Split:
 # ---- readers
 
 def _need(path: str) -> str:
-    if not shards.there(path):
+    if not os.path.isfile(path):
         raise InputError(f"there is no file {path}; "
                          f"{advice(os.path.basename(os.path.dirname(path)))}")
     return path
@@ -206,7 +205,7 @@ def read_precomputed(root: str, split: str, text_only: bool = False,
           "`features.extract images --photos` a captions.csv")
     captions, notes = read_lines(_need(source)), []
     ids, names = _read_ids(f"{start}_img_ids.npy"), _read_ids(f"{start}_ids.txt")
-    if text_only and not shards.there(f"{start}_ims.npy"):
+    if text_only and not os.path.isfile(f"{start}_ims.npy"):
         images = NoImages(len(ids or captions[::5]))
     else:
         images = Features(_need(f"{start}_ims.npy"))
@@ -243,7 +242,7 @@ def read_named(root: str, split: str, text_features: str | None = None) -> Split
     InputError on a line of another form, a name twice, and where no caption is of a photo."""
     source, start = os.path.join(root, NAMED), os.path.join(root, split)
     others = ", ".join(named_splits(root))
-    check(shards.there(f"{start}_ims.npy"),
+    check(os.path.isfile(f"{start}_ims.npy"),
           f"{root} has no features {split}_ims.npy; its captions are of {others or 'no split'}, so "
           f"give --split {others or 'NAME'}")
     names, images = read_lines(_need(f"{start}_ids.txt")), Features(f"{start}_ims.npy")

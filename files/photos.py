@@ -2,7 +2,6 @@
 and scales them."""
 import contextlib
 import functools
-import io
 import os
 import re
 import sys
@@ -19,16 +18,15 @@ from files.reading import FAULTS
 PHOTO_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
 
 
-def read_photo(path: str, most: int | None = None, content: bytes | None = None) -> Image.Image:
-    """A photo in RGB of 8 bits, turned as its EXIF tag says: the file `path`, or `content` that
-    goes by that name. Raises InputError where it cannot be read.
+def read_photo(path: str, most: int | None = None) -> Image.Image:
+    """Read a photo in RGB of 8 bits, turned as its EXIF tag says. Raises InputError where it cannot
+    be read.
 
     With `most` it is made smaller, to at most so many pixels a side. A large JPEG is then never
     decoded whole, which takes a fraction of the time and memory.
     """
     try:
-        with Image.open(path if content is None else io.BytesIO(content),
-                        formats=photo_formats()) as image:
+        with Image.open(path, formats=photo_formats()) as image:
             if most:
                 image.draft(None, (most, most))
             photo = in_rgb(ImageOps.exif_transpose(image))               # also grey, CMYK, palettes
@@ -36,9 +34,8 @@ def read_photo(path: str, most: int | None = None, content: bytes | None = None)
         raise InputError(f"the photo {path} has more than {2 * Image.MAX_IMAGE_PIXELS:,} pixels, "
                          "which is the limit; make a smaller copy of it") from error
     except FAULTS as error:
-        message = re.sub(" <_io.BytesIO.*>", "", reason(error))
-        raise InputError(f"the photo {path} cannot be read ({message}); replace it or "
-                         "fetch it again") from error
+        raise InputError(f"the photo {path} cannot be read ({reason(error)}); replace it or fetch "
+                         "it again") from error
     if most:
         photo.thumbnail((most, most))
     return photo

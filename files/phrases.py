@@ -23,8 +23,7 @@ from torch import Tensor
 from cli import InputError, check
 from files.entities import Entities, read_entities
 from files.layouts import Split, read_text_features
-from files.reading import need, read_arrays, read_json, sha256
-from files.shards import read_rows, there
+from files.reading import need, read_array, read_arrays, read_json, sha256
 from inputs import Features, NoImages, extractors
 
 AGAIN = "write them again with python -m features.proposals"
@@ -140,14 +139,14 @@ def read_region_features(root: str, split: str, name: str, features: str,
     they are missing, of other proposals, or not (R, F) float16 or float32."""
     start = file_of(root, split, f"{name}_{features}")
     for path in (f"{start}.npy", f"{start}.json"):
-        check(there(path), f"there is no file {path} of features of the proposals {name}; write "
-                           f"them with python -m features.extract regions --proposals {name} "
-                           f"--name {features}")
+        check(os.path.isfile(path),
+              f"there is no file {path} of features of the proposals {name}; write them with "
+              f"python -m features.extract regions --proposals {name} --name {features}")
     facts = read_facts(f"{start}.json", "extractor", EXTRACT)
     check(facts.get("boxes_sha256") == proposals.facts["boxes_sha256"],
           f"{start}.npy is of other boxes than those that {file_of(root, split, name)}.npz holds "
           f"now; delete it, and {EXTRACT}")
-    check_features(f"{start}.npy", read_rows(f"{start}.npy", EXTRACT), proposals,
+    check_features(f"{start}.npy", read_array(f"{start}.npy", EXTRACT), proposals,
                    f"delete it, and {EXTRACT}")
     return f"{start}.npy"
 

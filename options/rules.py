@@ -9,7 +9,6 @@ import os
 import cli
 from cli import check
 from files.phrases import Regions, has_phrases
-from files.tars import TarPhotos
 from inputs import NoImages, Photos
 from model import ALL_SIMILARITIES, IMAGE_ENCODERS, SHAPES, TEXT_ENCODERS
 from options import refuse
@@ -247,10 +246,9 @@ def fit_to_data(opt, images, text) -> None:
         (photos and (opt.unpaired_images or opt.supervised_fraction < 1),
          "--unpaired_images and --supervised_fraction need precomputed features, and {data_name} "
          "has photos; extract features first: features.extract images"),
-        (opt.use_restval and (not photos or isinstance(images, TarPhotos)),
-         "--use_restval adds COCO's restval photos, and {data_name} has "
-         f"{'photos in tar shards' if photos else 'precomputed features'}, whose train split is "
-         "what it is; leave it out"),
+        (opt.use_restval and not photos,
+         "--use_restval adds COCO's restval photos, and {data_name} has precomputed features, whose "
+         "train split is what it is; leave it out"),
         (opt.pool == "gpo" and images.regions is None,
          f"--pool gpo pools regions, and {{data_name}} has none; give {SHAPE}, or leave it out")],
         opt)

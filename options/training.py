@@ -12,7 +12,6 @@ from cli import (
     natural,
     number,
     positive,
-    shards_text,
     sizes,
     split_names,
     up_to,
@@ -23,7 +22,6 @@ from data import DEV_IMAGES
 from devices.feeding import WHERE
 from encoders import CNNS
 from files.phrases import Labels, Regions
-from files.tars import WINDOW, splits_of
 from losses import OBJECTIVES, PRIOR_LOSSES
 from methods import ADVICE, METHODS
 from methods.jwae import LATENT_NORMS, learns_alone
@@ -62,8 +60,6 @@ def has_layers(opt) -> bool:
 
 CAPTIONS = needs(lambda o: not o.localise, "images and captions")
 PHRASES = needs(lambda o: o.localise, "phrases in photos (a data set with Annotations/)")
-TARS = needs(lambda o: o.train_shards or splits_of(os.path.join(o.data_path, o.data_name)),
-             "photos in tar shards")
 PHOTOS = needs(lambda o: o.img_dim is None, "photos")
 GAUSSIAN = needs(gaussians, "Gaussian heads")
 BOTH = needs(lambda o: gaussians(o) == 2, "Gaussian heads on both sides")
@@ -144,15 +140,6 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
                  CAPTIONS + needs(lambda o, side=side: learns_alone(vars(o), side),
                                   f"--recon_{side}, --prior_{side} and --vae"), metavar="NAME")
           for side in SIDES),
-        Option("train_shards", shards_text, None, "tar shards of the training split in "
-               "WebDataset's layout, paths or addresses such as 'pipe:cat "
-               "/x/train-{00000..00009}.tar' (a pipe runs its command, so only the command line "
-               "can give it, also when a run goes on)",
-               CAPTIONS + needs(lambda o: not o.text_features, "photos, beside which no "
-                                "--text_features lie"), metavar="SHARDS"),
-        Option("shuffle_window", positive, WINDOW, "tar shards are read one after another, and "
-               "captions shuffled among so many samples, whose photos are held in memory as they "
-               "are stored", TARS, metavar="SAMPLES"),
         Option("workers", workers, min(10, os.cpu_count() or 1),
                "processes that read photos or large files", common=True),
     ],

@@ -103,7 +103,6 @@ OF_USE = {("lambda_lse", "--sim scan"): "",
           ("text_anchor", "embeddings of"): "--text_features w2v --img_enc vsrn --loss infonce",
           ("text_anchor", "models without"): "--text_features w2v --loss infonce --vae 1",
           ("text_anchor", "points"): "--text_features w2v --loss infonce --sim kl",
-          ("train_shards", "photos, beside"): "--text_features w2v",
           ("freeze_means", "Gaussian heads"): "--init_from RUN", ("recon_images", "--pool mean"): "--pool gpo",
           ("recon_captions", "--txt_enc gru"): "--txt_enc mean", ("captioner", "text encoders"):
           "--img_enc vsrn --txt_enc trigram_bag", ("vib", "models without"): "--vae 1",

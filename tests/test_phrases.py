@@ -84,17 +84,6 @@ def own(root, tmp_path) -> str:
     return str(tmp_path)
 
 
-def test_features_of_proposals_in_shards(root, own):
-    for split in ("train", "val", "test"):
-        path = os.path.join(own, "demo_entities", f"{split}_edgeboxes200_ims")
-        for k, part in enumerate(np.split(np.load(f"{path}.npy"), [3, 50])):
-            np.save(f"{path}-{k}.npy", part)
-        os.remove(f"{path}.npy")
-        a, b = (read_split(folder, "demo_entities", split) for folder in (root, own))
-        assert a.fingerprint() == b.fingerprint() and len(b.images.mappings) == 3
-        assert a.images.gather(range(len(a.boxes))).equal(b.images.gather(range(len(a.boxes))))
-
-
 @pytest.fixture(scope="module")
 def run(root, tmp_path_factory):
     """run(*words): the folder of a run on it, trained once."""
