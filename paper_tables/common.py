@@ -19,7 +19,6 @@ from cli import Arguments, InputError, filename, up_to
 from evaluation.report import FORMATS, NAMES, SIDES, render
 from files.reading import read_json
 from paper_tables.runs import MINUTES, SCALES, Place, Run, complete, make, run_steps
-from results import value
 
 # ---- what a table is
 
@@ -80,6 +79,16 @@ def recalls(protocol: str = "folds5", title: str = "", run: int = 0, rsum: bool 
 
 
 # ---- collecting and printing
+
+def value(part, path: str) -> float | None:
+    """The number at a path of keys, or None where it is not defined, as log det Sigma of a point.
+    `*` stands for the first key."""
+    for key in path.split("/"):
+        if not isinstance(part, dict):
+            return None
+        part = next(iter(part.values()), None) if key == "*" else part.get(key)
+    return part
+
 
 def collect(table: Table, rows: list[Row], opt) -> list[dict]:
     """What the seeds of each row gave.

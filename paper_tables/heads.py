@@ -18,8 +18,8 @@ from cli import Arguments, data_set, filename, fraction, positive
 from evaluation.report import FORMATS, render
 from files.reading import holds_keys, read_json
 from files.writing import output, save_json
+from paper_tables.common import value
 from paper_tables.runs import Step, make
-from results import value
 
 ENCODER = "--text_features minilm --txt_layers 1024 --embed_size 512"
 POINT = ("--sim cosine --loss infonce --mask_same_image --batch_size 512 --num_epochs 8 "

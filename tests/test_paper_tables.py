@@ -26,7 +26,6 @@ from paper_tables import coco_halves, common, figures
 from paper_tables import runs as running
 from paper_tables.common import Columns, Row, Table, recalls
 from paper_tables.runs import DATA, SCALES, Run, Step
-from results import value
 
 ROOT = os.path.join(os.path.dirname(__file__), "..")
 PAPERS = os.path.join(ROOT, "..", "shared", "papers")
@@ -373,9 +372,10 @@ def test_number_of_seeds_is_that_of_the_columns(tmp_path):
 def test_values_of_small_sizes_come_from_the_whole_split():
     stored = {"protocols": {"full": {"rsum": 1}, "cxc": {"rsum": 2}, "folds5": {"rsum": 3}}}
     for name, small in (("folds5", 1), ("cxc_folds5", 2)):
-        assert value(stored, common.of_whole(f"protocols/{name}/rsum")) == small
-    assert value(stored, "protocols/folds5/rsum") == 3
-    assert value(stored, "protocols/a/b/c") is None and value({"models": {"x": {"a": 4}}}, "models/*/a") == 4
+        assert common.value(stored, common.of_whole(f"protocols/{name}/rsum")) == small
+    assert common.value(stored, "protocols/folds5/rsum") == 3
+    assert common.value(stored, "protocols/a/b/c") is None
+    assert common.value({"models": {"x": {"a": 4}}}, "models/*/a") == 4
 
 
 @pytest.mark.parametrize("words, sentence", [
