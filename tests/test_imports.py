@@ -1,0 +1,29 @@
+"""The product does not import its tests, and no modules import each other in a circle."""
+import ast
+import os
+from glob import glob
+
+from tests.helpers import ROOT
+
+PATHS = [path for path in glob("**/*.py", root_dir=ROOT, recursive=True) if path.split(os.sep)[0] != "tests"]
+MODULES = {path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in PATHS}
+
+
+def imports(path: str) -> set[str]:
+    with open(os.path.join(ROOT, path), encoding="utf-8") as f:
+        nodes = list(ast.walk(ast.parse(f.read())))
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            full = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= full if full <= set(MODULES) else {node.module} | full
+    return names
+
+
+def test_imports():
+    needs = {name: imports(path) for name, path in MODULES.items()}
+    assert not [name for name, names in needs.items() if any(n.split(".")[0] == "tests" for n in names)]
+    while leaves := [name for name, names in needs.items() if not (names - {name}) & set(needs)]:
+        for name in leaves:
+            del needs[name]
+    assert not needs, f"these import each other in a circle: {', '.join(needs)}"
