@@ -34,14 +34,7 @@ from methods.two_branch import sibling_order
 from methods.unpaired import Unpaired, build_unpaired, choose_pairs
 from model import build_vocabulary
 from options import SWITCH
-from options.rules import (
-    IMPLIED,
-    check_fits,
-    default_run,
-    fit_to_data,
-    regions_of,
-    resolve,
-)
+from options.rules import check_fits, default_run, fit_to_data, regions_of, resolve
 from options.training import TRAIN
 from text import Vocabulary
 
@@ -363,7 +356,6 @@ def build_data(opt, start: dict | None) -> Data:
               f"{split.source} has one image, and there is nothing that a caption of it could be "
               f"taken for by mistake; a {split.name} split needs two or more")
     fit_to_data(opt, train.images, train.text)
-    TRAIN.refuse_unused(opt, IMPLIED)
     check_fits(opt, dev.images, dev.text, "the model")
     fingerprints = {**train.fingerprint(), "dev": dev.fingerprint()}
     extractors = start["data"].get("extractors") if start and "data" in start else None

@@ -1,7 +1,6 @@
 """A command's options as a table: each is declared once, as a row.
 
-A row says the option's type, default and help, and what it needs to have an effect. From the rows
-come the parser, the help, and the refusal of an option that has none.
+A row holds the option's type, default and help. From the rows come the parser and the help.
 """
 import argparse
 import re
@@ -14,28 +13,13 @@ FLAG, SWITCH = "store_true", argparse.BooleanOptionalAction     # --x alone; --x
 METAVARS = {filename: "FILE", whole: "N", bounded: "X", number: "X", sizes: "SIZES"}
 
 
-Uses = tuple[tuple[Callable, str], ...]
-
-
-def needs(rule: Callable, where: str) -> Uses:
-    """What an option needs to have an effect: a rule on all options, and its words."""
-    return ((rule, where),)
-
-
-def only(name: str, *values: str) -> Uses:
-    """Of an option that counts where another has one of these values; none: where it is given."""
-    return needs(lambda opt: getattr(opt, name) in values if values else getattr(opt, name),
-                 f"--{name} {' and '.join(values)}".strip())
-
-
 class Option(NamedTuple):
     """A row. kind: a function that reads a word, the values that can be chosen, FLAG or SWITCH.
-    used_by: what it needs to have an effect. common: whether the short help shows it."""
+    common: whether the short help shows it."""
     name: str
     kind: Callable | str | Collection
     default: object
     help: str
-    used_by: Uses = ()
     common: bool = False
     metavar: str | None = None
     nargs: str | None = None
@@ -45,17 +29,6 @@ class Option(NamedTuple):
     def switch(self) -> bool:
         """Whether it is true or false."""
         return self.kind in (FLAG, SWITCH)
-
-    def takes(self, value) -> bool:
-        """Whether it can have a value: None where that is its default, else what a word is read
-        as."""
-        if value is None or self.switch:
-            return value is self.default or isinstance(value, bool)
-        try:
-            return not isinstance(value, bool) and (
-                self.kind(str(value)) == value if callable(self.kind) else value in self.kind)
-        except ValueError:
-            return False
 
     def add_to(self, group, short: bool) -> None:
         """Declare it to argparse. short: with the beginning of its help alone."""
@@ -73,26 +46,27 @@ class Option(NamedTuple):
         group.add_argument(*flags, default=self.default, help=text, **how)
 
 
-def flag(name: str, text: str, used_by: Uses = (), common: bool = False) -> Option:
+def flag(name: str, text: str, common: bool = False) -> Option:
     """The row of an option without a value, which is False where it is not given."""
-    return Option(name, FLAG, False, text, used_by, common)
+    return Option(name, FLAG, False, text, common)
 
 
 class Table:
-    """The options of a command. groups: {title: rows}. unused: the sentence about an option that
-    has no effect, formatted with its `flag`, flag and value as `shown`, and `where` it has one."""
+    """The options of a command. groups: {title: rows}. settled: names of values that the data give,
+    which are stored with the options and are no options themselves."""
 
-    def __init__(self, description: str, groups: dict[str, list[Option]], unused: str,
-                 advice: dict[str, str] | None = None):
-        self.description, self.groups = description, groups
-        self.unused, self.advice = unused, advice
+    def __init__(self, description: str, groups: dict[str, list[Option]],
+                 advice: dict[str, str] | None = None, settled: tuple[str, ...] = ()):
+        self.description, self.groups, self.advice = description, groups, advice
         self.rows = {row.name: row for rows in groups.values() for row in rows}
-        self.defaults = {name: row.default for name, row in self.rows.items()}
+        self.settled = dict.fromkeys(settled)
+        self.defaults = {name: row.default for name, row in self.rows.items()} | self.settled
 
     def parser(self, short: bool = False) -> Arguments:
         """The parser of all options, or, short, of the common ones, to print its help."""
         p = Arguments(self.description, self.advice, add_help=False, usage="%(prog)s [options]")
         p.table = self
+        p.set_defaults(**self.settled)
         p.add_argument("-h", "--help", action=Help, nargs="?", choices=["all"], metavar="all",
                        default=argparse.SUPPRESS, help="show this; --help all: all options")
         for title, rows in self.groups.items():
@@ -103,18 +77,6 @@ class Table:
         if short:
             p.epilog = f"`{p.prog} --help all` explains all {len(self.rows)} options."
         return p
-
-    def refuse_unused(self, opt, implied: dict[str, Callable] | None = None) -> None:
-        """Raise InputError where an option was given that changes nothing. implied: what options
-        are where they are not given, by all others, if that is not the default of their row."""
-        for name, row in self.rows.items():
-            where = next((where for rule, where in row.used_by if not rule(opt)), None)
-            value = getattr(opt, name)
-            usual = implied[name](opt) if implied and name in implied else row.default
-            if where and value != usual:
-                flag = f"--{'no-' * (value is False)}{name}"
-                shown = flag if row.switch else f"{flag} {value}"
-                raise InputError(self.unused.format(flag=flag, shown=shown, where=where))
 
 
 class Help(argparse.Action):

@@ -14,11 +14,10 @@ from cli import (
     within,
     workers,
 )
-from options import SWITCH, Option, Table, flag, needs, only, refuse
+from options import SWITCH, Option, Table, flag, refuse
 from similarities import SIMILARITIES
 
 SOURCES = ("checkpoint", "compare", "embeddings", "scores")
-DRAWN = needs(lambda o: o.uncertainty or o.confidence, "--uncertainty or --confidence")
 
 
 def wanted(opt) -> bool:
@@ -31,7 +30,6 @@ def ready(opt) -> str | None:
     return opt.embeddings or opt.scores
 
 
-SURE = needs(wanted, "--confidence, --sets, --absent or --judgements")
 share = within(lambda x: 0 < x < 1, "a number between 0 and 1, such as 0.1")
 
 
@@ -63,7 +61,7 @@ EVALUATE = Table("Evaluate image-caption retrieval.", {
         Option("regions", filename, None, "of runs on phrases: other proposals of the photos, and "
                "their features, {split}_NAME.npy (default: those of the training)", metavar="NAME"),
         Option("dev_images", natural, None, "images of the dev split to take; 0 takes all "
-               "(default: as in the training)", needs(lambda o: o.split in ("dev", "val"), "--split dev")),
+               "(default: as in the training)"),
         Option("vocab", filename, None, "vocabulary of an original VSE++ or VSRN checkpoint "
                "(python vocab.py convert writes it)", metavar="FILE.json"),
     ],
@@ -71,13 +69,12 @@ EVALUATE = Table("Evaluate image-caption retrieval.", {
         flag("fold5", "also give the mean over five folds of 1,000 images (COCO 1K)"),
         flag("cxc", "Crisscrossed Captions: all four directions, RPC2, STS, SIS and SITS"),
         Option("cxc_path", filename, None, "folder of its csv files (default: DATA_PATH/cxc)",
-               only("cxc"), metavar="FOLDER"),
+               metavar="FOLDER"),
         Option("cxc_rule", ["ucmr", "eccv"], "ucmr", "which images and captions match: ucmr, "
-               "original pairs and those rated 3 or more; eccv, only the latter", only("cxc")),
+               "original pairs and those rated 3 or more; eccv, only the latter"),
         flag("pmrp", "Plausible Match R-Precision, from the instances of COCO"),
         Option("instances", filename, None, "COCO's instances of the images of the split (default: "
-               "DATA_PATH/DATA_NAME/annotations/instances_val2014.json)",
-               only("pmrp"), metavar="FILE.json"),
+               "DATA_PATH/DATA_NAME/annotations/instances_val2014.json)", metavar="FILE.json"),
         flag("eccv", "ECCV Caption, from --eccv_path or the package eccv_caption"),
         Option("eccv_path", filename, None, "folder of eccv_image_to_caption.json and "
                "eccv_caption_to_image.json", metavar="FOLDER"),
@@ -90,7 +87,7 @@ EVALUATE = Table("Evaluate image-caption retrieval.", {
                "scores with queries of this split, usually train, is taken from its scores, so "
                "that no item is near every query; its beta is chosen on dev", metavar="SPLIT"),
         Option("bank_size", positive, 10_000, "with --bank: how many captions are drawn at most, "
-               "and how many images", only("bank")),
+               "and how many images"),
     ],
     "how sure": [
         flag("uncertainty", "what log det Sigma tells about recall: bins, risk and coverage, "
@@ -100,12 +97,11 @@ EVALUATE = Table("Evaluate image-caption retrieval.", {
                "scatter of its nearest training items of the other modality (knn), or Laplace's "
                "approximation of the last linear layers (laplace); the scores stay"),
         Option("neighbours", up_to(10_000, least=2), 10, "with --variances knn: how many nearest "
-               "items", only("variances", "knn"), metavar="K"),
+               "items", metavar="K"),
         Option("variances_from", filename, None, "with --variances and --embeddings: the same "
-               "model's embeddings of training pairs", only("variances") + only("embeddings"),
-               metavar="FILE.npz"),
+               "model's embeddings of training pairs", metavar="FILE.npz"),
         Option("control", SWITCH, True, "with --uncertainty: also rank with variances that are "
-               "dealt to other items", only("uncertainty")),
+               "dealt to other items"),
         flag("confidence", "how sure the first answers are: probabilities calibrated on dev, and "
              "what every measure of confidence is worth; writes calibration.json and pictures "
              "beside the results"),
@@ -118,16 +114,13 @@ EVALUATE = Table("Evaluate image-caption retrieval.", {
                "tell, and from which confidence up are at most RATE of them answered",
                metavar="RATE"),
         Option("negatives", filename, None, "with --absent: captions that no image shows, one per "
-               "line, to certify the threshold on instead of dev",
-               needs(lambda o: o.absent and not ready(o), "--absent of a trained run"),
-               metavar="FILE.txt"),
+               "line, to certify the threshold on instead of dev", metavar="FILE.txt"),
         Option("calibration", filename, None, "with --embeddings or --scores: the same of dev, to "
-               "calibrate on", SURE + needs(ready, "--embeddings or --scores: a run is calibrated on "
-               "its dev split")),
+               "calibrate on"),
         Option("calibrate_on", share, None, "calibrate on a random share of the images, and judge "
-               "on the others", SURE, metavar="SHARE"),
+               "on the others", metavar="SHARE"),
         Option("photos", filename, None, "with --uncertainty or --confidence: folder of the photos "
-               "to draw where the data are precomputed features", DRAWN, metavar="FOLDER"),
+               "to draw where the data are precomputed features", metavar="FOLDER"),
     ],
     "what is written": [
         Option("ranks", filename, None, "write the rank of every query to this file",
@@ -148,7 +141,7 @@ EVALUATE = Table("Evaluate image-caption retrieval.", {
                "number of processes that read photos"),
         Option("device", ["auto", "cpu", "cuda"], "auto", "auto takes CUDA where it is present"),
     ],
-}, "{flag} has no effect without {where}; give both or neither")
+})
 
 
 # ---- what cannot go together
@@ -181,6 +174,9 @@ def of_calibration(opt):
     yield opt.judgements and opt.calibrate_on, (
         "--calibrate_on {calibrate_on:g} leaves items out of the judgement, and --judgements "
         "judges all that people saw; calibrate on other items with --calibration FILE")
+    yield opt.calibration and not ready(opt), (
+        "--calibration {calibration} is for --embeddings or --scores, and a run is calibrated on its "
+        "dev split; leave it out")
     yield opt.calibration and opt.calibrate_on, (
         "--calibration and --calibrate_on both name what to calibrate on; give one of them")
     yield ready(opt) and not opt.calibration and not opt.calibrate_on, (
@@ -226,7 +222,6 @@ def parse_args(argv=None) -> argparse.Namespace:
     opt.eccv = opt.eccv or opt.eccv_path is not None
     try:
         refuse(conflicts(opt), opt, file=ready(opt))
-        EVALUATE.refuse_unused(opt)
     except InputError as error:
         p.error(str(error))
     return opt

@@ -1,4 +1,4 @@
-"""Rules of train.py that rows of options cannot say: what follows from what, and what cannot work.
+"""Rules of train.py: what follows from what, and what cannot work.
 
 IMPLIED says what an option is where it was not given. `conflicts` and its like give pairs: whether
 something cannot work, and the sentence that says so, formatted with the options. `resolve` goes
@@ -12,12 +12,26 @@ from files.phrases import Regions, has_phrases
 from inputs import NoImages, Photos
 from model import ALL_SIMILARITIES, IMAGE_ENCODERS, SHAPES, TEXT_ENCODERS
 from options import refuse
-from options.training import GIVEN_MEANS, NETWORKS, TRAIN, gaussians, prior
+
+NETWORKS = ("product", "cite")        # similarities that read each pair by themselves, unit vectors
+GIVEN_MEANS = ("probvlm", "volume")   # objectives that learn variances around means that are given
+POINTS = ("cosine", "dot")
+LATENTS = (*POINTS, "scan", *NETWORKS)                      # compare latents by their direction
+
 
 # ---- what options say of a model
 
 def similarity(opt):
     return ALL_SIMILARITIES[opt.sim]
+
+
+def gaussians(opt) -> int:
+    """How many sides are Gaussian."""
+    return (opt.image_head != "point") + (opt.text_head != "point")
+
+
+def prior(opt) -> bool:
+    return bool(opt.prior_images or opt.prior_captions)
 
 
 def needed_gaussians(opt) -> int:
@@ -86,7 +100,6 @@ def resolve(opt) -> None:
     if opt.no_imgnorm and opt.sim == "cosine":      # VSE0: its cosine is an inner product
         opt.sim = "dot"
     refuse(conflicts(opt), opt)
-    TRAIN.refuse_unused(opt, IMPLIED)
 
 
 # ---- what cannot work together
@@ -94,6 +107,8 @@ def resolve(opt) -> None:
 def conflicts(opt):
     yield from of_networks(opt)
     yield from of_objectives(opt)
+    yield from of_terms(opt)
+    yield from of_phrases(opt)
     yield opt.localise != has_phrases_of(opt), (
         f"--{'no-' * (not opt.localise)}localise: phrases and regions are learned of a data set "
         "with Annotations/, as Flickr30k Entities, and of no other, and this is {data_name}; "
@@ -102,6 +117,9 @@ def conflicts(opt):
         yield opt.average == kind and opt.num_epochs < fewest, (
             f"--average {kind} averages over the last third of the epochs, and of --num_epochs "
             f"{{num_epochs}} that is not enough; give at least {fewest}")
+    yield opt.held_out and opt.supervised_fraction == 1, (
+        "--held_out trains on what --supervised_fraction 1 leaves out, which is nothing; give a "
+        "fraction below 1")
     yield opt.warmup >= opt.num_epochs, (
         "--warmup {warmup:g} is as long as the training of --num_epochs {num_epochs}; give less")
     for on_cuda, sentence in (
@@ -130,6 +148,9 @@ def of_networks(opt):
     yield (opt.txt_enc == "features") != bool(opt.text_features), (
         "--txt_enc {txt_enc} and --text_features {text_features}: features are read by --txt_enc "
         "features, from the files that --text_features names; give both or neither")
+    yield opt.txt_layers and not TEXT_ENCODERS[opt.txt_enc].layers, (
+        "--txt_layers {txt_layers}: --txt_enc {txt_enc} has no such layers; give --text_features NAME "
+        "or --txt_enc mean or sum, or leave it out")
     yield TEXT_ENCODERS[opt.txt_enc].reads == "trigrams" and opt.txt_layers == "0", (
         "--txt_layers 0: --txt_enc {txt_enc} needs a layer; give sizes, or leave it out for a "
         "single one")
@@ -137,6 +158,21 @@ def of_networks(opt):
     yield opt.word_vectors and fresh and not os.path.isfile(opt.word_vectors), (
         "there is no file {word_vectors} of word vectors; `python -m features.word_vectors` "
         "learns some from the captions")
+    yield opt.word_vectors and opt.init_from and opt.resume is None, (
+        "--word_vectors {word_vectors} and --init_from {init_from} both say where the words start; "
+        "leave one out")
+    yield opt.freeze_words and not (opt.word_vectors or opt.init_from), (
+        "--freeze_words keeps word vectors that were learned before; give --word_vectors FILE or "
+        "--init_from RUN")
+    yield opt.bi_gru and opt.sim != "scan", (
+        "--bi_gru averages the states of --sim scan, and this is --sim {sim}; take --txt_enc bigru")
+    yield (opt.dropout or opt.feature_noise) and TEXT_ENCODERS[opt.txt_enc].reads == "trigrams", (
+        "--dropout {dropout:g} and --feature_noise {feature_noise:g} change features and word "
+        "vectors, and --txt_enc {txt_enc} reads letter trigrams; leave them out")
+    yield opt.n_embeds > 1 and opt.sim != "mil" or opt.diversity and opt.n_embeds < 2, (
+        "--n_embeds {n_embeds}, --diversity {diversity:g} and --sim {sim}: several embeddings an "
+        "item are compared by --sim mil, and --diversity keeps two or more apart; take --sim mil "
+        "with --n_embeds 2, or leave both out")
     for name in ("img_layers", "txt_layers"):
         yield opt.layer_style == "branch" and "-" in (getattr(opt, name) or ""), (
             f"--{name} {{{name}}}: --layer_style branch has one hidden layer; give one size")
@@ -187,6 +223,45 @@ def of_objectives(opt):
         "--init_from RUN, or --text_features NAME with --img_layers 0 --txt_layers 0")
     yield opt.loss == "probvlm" and kinds != {"ellipsoidal"}, (
         f"--loss probvlm has a variance per dimension, not {HEADS}; leave the heads out")
+    yield opt.freeze_means and not (gaussians(opt) and (opt.init_from or opt.resume is not None)), (
+        "--freeze_means learns variances around the means of a trained run; give --init_from RUN "
+        "and a Gaussian head")
+
+
+def of_terms(opt):
+    recon, beside = opt.recon_images or opt.recon_captions, prior(opt) or opt.vae
+    yield (recon or prior(opt)) and opt.sim not in LATENTS, (
+        "--recon_images, --recon_captions, --prior_images and --prior_captions are for latents that "
+        "are compared by their direction, not --sim {sim}; take --sim cosine")
+    one_vector = opt.pool == "mean" and opt.img_enc in ("auto", "precomp", "cnn")
+    yield opt.recon_images and not one_vector and opt.img_enc != "scan", (
+        "--recon_images cannot reconstruct what --img_enc {img_enc} --pool {pool} reads; take "
+        "--pool mean with --img_enc precomp or cnn, or --sim scan")
+    yield opt.recon_captions and not (TEXT_ENCODERS[opt.txt_enc].decoder and (
+        opt.freeze_words or opt.txt_enc not in ("mean", "sum"))), (
+        "--recon_captions cannot reconstruct what --txt_enc {txt_enc} reads; take gru, bigru or "
+        "features, or mean or sum with --freeze_words")
+    yield opt.vae and opt.sim not in POINTS, (
+        "--vae {vae:g} samples latents that are compared as points, and --sim {sim} does not; take "
+        "--sim cosine")
+    yield opt.vib and (opt.vae or not gaussians(opt)), (
+        "--vib {vib:g} is the KL of Gaussian embeddings, and there are none (with --vae its own "
+        "weight counts); take a similarity of Gaussians, or leave --vib out")
+    words = TEXT_ENCODERS[opt.txt_enc].reads == "words"
+    yield opt.captioner and not (opt.img_enc == "vsrn" and words), (
+        "--captioner {captioner:g} writes the words of a caption from VSRN's regions, not --img_enc "
+        "{img_enc} --txt_enc {txt_enc}; take --img_enc vsrn with --txt_enc gru, or leave it out")
+    copied = "ellipsoidal" in (opt.image_head, opt.text_head) and not (
+        opt.var_layers or opt.loss == "probvlm")
+    yield opt.text_anchor and not (
+        opt.text_features and one_vector and opt.loss in ("infonce", "match", *GIVEN_MEANS)
+        and not recon and not beside and not copied), (
+        "--text_anchor {text_anchor:g} needs --text_features, one vector per image, --loss infonce, "
+        "match or volume, points, spherical heads or --var_layers, and neither reconstruction, "
+        "prior nor --vae; change what differs, or leave it out")
+
+
+def of_phrases(opt):
     here = "and {data_name} has phrases and the regions of their photos; leave it out"
     yield opt.localise and opt.loss in ("nll", "mse", *GIVEN_MEANS), (
         "--loss {loss} needs pairs that match one to one, and a phrase fits several regions of "
@@ -196,6 +271,8 @@ def of_objectives(opt):
     yield opt.localise and opt.img_enc not in ("auto", "precomp"), (
         f"--img_enc {{img_enc}} does not read one vector an image, {here}")
     yield opt.localise and opt.select == "hbr", f"--select hbr ranks captions for images, {here}"
+    yield opt.localise and opt.supervised_fraction < 1, (
+        f"--supervised_fraction {{supervised_fraction:g}} is for images and captions, {here}")
     yield opt.localise and opt.negative_iou > opt.positive_iou, (
         "--negative_iou {negative_iou} lies above --positive_iou {positive_iou}; give a smaller "
         "one")
@@ -243,6 +320,9 @@ def fit_to_data(opt, images, text) -> None:
         (opt.n_regions not in (None, images.regions) and photos,
          "--n_regions {n_regions} is for features of regions, and {data_name} has photos; leave it "
          "out"),
+        (opt.finetune and not photos,
+         "--finetune trains the network for photos, and {data_name} has precomputed features; leave "
+         "it out"),
         (photos and (opt.unpaired_images or opt.supervised_fraction < 1),
          "--unpaired_images and --supervised_fraction need precomputed features, and {data_name} "
          "has photos; extract features first: features.extract images"),

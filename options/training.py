@@ -1,4 +1,4 @@
-"""The options of train.py as rows, and what a row asks of the others to have an effect."""
+"""The options of train.py as rows."""
 import os
 
 from cli import (
@@ -24,97 +24,17 @@ from encoders import CNNS
 from files.phrases import Labels, Regions
 from losses import OBJECTIVES, PRIOR_LOSSES
 from methods import ADVICE, METHODS
-from methods.jwae import LATENT_NORMS, learns_alone
+from methods.jwae import LATENT_NORMS
 from methods.scan import AGGREGATES, DIRECTIONS, NORMS
 from model import ALL_SIMILARITIES, IMAGE_ENCODERS, SHAPES, TEXT_ENCODERS
-from options import SWITCH, Option, Table, Uses, flag, needs, only
+from options import SWITCH, Option, Table, flag
 
 SIDES = ("images", "captions")
-NETWORKS = ("product", "cite")        # similarities that read each pair by themselves, unit vectors
-GIVEN_MEANS = ("probvlm", "volume")   # objectives that learn variances around means that are given
 
 
-# ---- what rows ask of the options
-
-def gaussians(opt) -> int:
-    """How many sides are Gaussian."""
-    return (opt.image_head != "point") + (opt.text_head != "point")
-
-
-def prior(opt) -> bool:
-    return bool(opt.prior_images or opt.prior_captions)
-
-
-def one_vector(opt) -> bool:
-    """Whether the image embedding reads one vector per image."""
-    return opt.pool == "mean" and (opt.img_enc == "auto" or IMAGE_ENCODERS[opt.img_enc].layers)
-
-
-def has_layers(opt) -> bool:
-    """Whether --layer_style changes a network: there are hidden layers, or, of tanh, a last layer
-    of one vector per item."""
-    hidden = any(layers not in (None, "0") for layers in (opt.img_layers, opt.txt_layers))
-    vectors = one_vector(opt) or opt.txt_enc in ("mean", "sum", "features")
-    return hidden or opt.layer_style == "tanh" and vectors
-
-
-CAPTIONS = needs(lambda o: not o.localise, "images and captions")
-PHRASES = needs(lambda o: o.localise, "phrases in photos (a data set with Annotations/)")
-PHOTOS = needs(lambda o: o.img_dim is None, "photos")
-GAUSSIAN = needs(gaussians, "Gaussian heads")
-BOTH = needs(lambda o: gaussians(o) == 2, "Gaussian heads on both sides")
-UNNORMED = needs(lambda o: not (o.sim in ("mil", *NETWORKS) or o.loss == "two_branch"
-                                or o.text_anchor),
-                 "what does not compare unit vectors by itself")
-NO_PROBVLM = needs(lambda o: o.loss != "probvlm",
-                   "objectives other than probvlm, which has a network of its own")
-PAIRS = needs(lambda o: (o.loss not in ("mse", "two_branch", *GIVEN_MEANS)
-                         and o.negative_source == "batch"),
-              "objectives over the pairs of a batch")
-NO_PARTS = needs(lambda o: o.sim != "scan", "order embeddings")
-IMAGE_LAYERS = needs(one_vector, "embeddings of one vector per image")
-TEXT_LAYERS = needs(lambda o: TEXT_ENCODERS[o.txt_enc].layers,
-                    "--txt_enc mean, sum, features and trigrams")
-ANCHORED = (*only("text_features"), *IMAGE_LAYERS, *only("loss", "infonce", "match", *GIVEN_MEANS),
-            *needs(lambda o: not (prior(o) or o.recon_images or o.recon_captions or o.vae),
-                   "models without reconstruction, prior and --vae"),
-            *needs(lambda o: (o.var_layers or o.loss == "probvlm"
-                              or "ellipsoidal" not in (o.image_head, o.text_head)),
-                   "points, spherical heads and --var_layers"))
-NO_TRIGRAMS = needs(lambda o: TEXT_ENCODERS[o.txt_enc].reads != "trigrams",
-                    "features and word vectors, not letter trigrams")
-READS_WORDS = needs(lambda o: TEXT_ENCODERS[o.txt_enc].reads == "words",
-                    "text encoders that read words, such as gru")
-POINTS = only("sim", "cosine", "dot")
-LATENTS = only("sim", "cosine", "dot", "scan", *NETWORKS)            # compared by their direction
-DECODED = {
-    "recon_images": needs(lambda o: (o.pool == "mean" and
-                                     (o.img_enc == "auto" or IMAGE_ENCODERS[o.img_enc].decoder)),
-                          "--pool mean with --img_enc precomp or cnn, and --sim scan"),
-    "recon_captions": needs(lambda o: (TEXT_ENCODERS[o.txt_enc].decoder and
-                                       (o.freeze_words or o.txt_enc not in ("mean", "sum"))),
-                            "--txt_enc gru, bigru and features, and mean and sum with "
-                            "--freeze_words")}
-LAYERS = needs(has_layers, "--img_layers and --txt_layers")
-ONE_STATE = needs(lambda o: o.txt_enc == "gru" and o.sim != "scan",
-                  "--txt_enc gru and one vector per caption")
-WORDS = needs(lambda o: o.recon_captions and TEXT_ENCODERS[o.txt_enc].decoder == "words",
-              "--recon_captions with --txt_enc gru or bigru")
-VECTORS = needs(lambda o: (o.recon_images or
-                           o.recon_captions and TEXT_ENCODERS[o.txt_enc].decoder == "vector"),
-                "--recon_images, and --recon_captions with --txt_enc mean or features")
-PRIOR = needs(prior, "--prior_images and --prior_captions")
-CRITIC = PRIOR + only("prior_loss", "gan")
-SCAN, CITE, VSRN = only("sim", "scan"), only("sim", "cite"), only("img_enc", "vsrn")
-HINGE, NLL, CAPTIONER = only("loss", "hinge"), only("loss", "nll"), only("captioner")
-
-
-def term(name: str, text: str, used_by: Uses = ()) -> Option:
+def term(name: str, text: str) -> Option:
     """The weight of a term beside the objective."""
-    return Option(name, at_least_zero, 0.0, text, used_by, metavar="WEIGHT")
-
-
-# ---- the rows
+    return Option(name, at_least_zero, 0.0, text, metavar="WEIGHT")
 
 TRAIN = Table("Train a joint embedding of images and captions.", {
     "data": [
@@ -127,19 +47,14 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
         Option("vocab_splits", split_names, "train", "splits whose words count (original: "
                "train,dev)"),
         Option("vocab_threshold", positive, 4, "keep words that are seen at least this often"),
-        flag("use_restval", "train on COCO's restval images, too", CAPTIONS),
-        Option("dev_images", natural, DEV_IMAGES, "dev images of precomputed data and COCO; 0: all",
-               CAPTIONS),
+        flag("use_restval", "train on COCO's restval images, too"),
+        Option("dev_images", natural, DEV_IMAGES, "dev images of precomputed data and COCO; 0: all"),
         Option("supervised_fraction", fraction, 1.0, "share of the training images whose pairs are "
-               "known; the others join the terms that need no pairs", CAPTIONS),
+               "known; the others join the terms that need no pairs"),
         flag("held_out", "train on the pairs that --supervised_fraction leaves out; with the "
-             "fraction and the seed of --init_from, on those that it has not learned",
-             needs(lambda o: o.supervised_fraction < 1, "a --supervised_fraction below 1")),
+             "fraction and the seed of --init_from, on those that it has not learned"),
         *(Option(f"unpaired_{side}", data_set, None, "data set below --data_path whose training "
-                 f"{side} join the terms that need no pairs",
-                 CAPTIONS + needs(lambda o, side=side: learns_alone(vars(o), side),
-                                  f"--recon_{side}, --prior_{side} and --vae"), metavar="NAME")
-          for side in SIDES),
+                 f"{side} join the terms that need no pairs", metavar="NAME") for side in SIDES),
         Option("workers", workers, min(10, os.cpu_count() or 1),
                "processes that read photos or large files", common=True),
     ],
@@ -154,35 +69,30 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
         Option("text_head", SHAPES, None, "the same for captions (GCE: Gaussian here only)"),
         Option("embed_size", width, None, "size of the joint embedding, D (default: 1024; vsrn: "
                "2048)", common=True),
-        flag("use_abs", "take absolute values of the embeddings (order embeddings)", NO_PARTS),
-        flag("no_imgnorm", "do not normalise image means; 'cosine' is then their inner product",
-             UNNORMED),
+        flag("use_abs", "take absolute values of the embeddings (order embeddings)"),
+        flag("no_imgnorm", "do not normalise image means; 'cosine' is then their inner product"),
         Option("var_layers", sizes, None, "variances from a network of their own that reads the "
                "mean, with such hidden layers, as 256 or 512-512 (default: a second copy of the "
-               "embedding; 256 where --img_layers 0 or --txt_layers 0 leaves nothing to copy)",
-               NO_PROBVLM + GAUSSIAN),
-        flag("freeze_means", "learn variances alone; the means stay those of --init_from",
-             needs(lambda o: o.init_from or o.resume is not None, "--init_from RUN") + GAUSSIAN),
-        Option("logvar_norm", SWITCH, False, "give log-variances norm 1", GAUSSIAN),
+               "embedding; 256 where --img_layers 0 or --txt_layers 0 leaves nothing to copy)"),
+        flag("freeze_means", "learn variances alone; the means stay those of --init_from"),
+        Option("logvar_norm", SWITCH, False, "give log-variances norm 1"),
         Option("logvar_init", number, None, "where log-variances start (default: 0; mls: -2.5, "
-               "vmf: -4.6, --loss volume: -7)", GAUSSIAN),
+               "vmf: -4.6, --loss volume: -7)"),
         Option("var_min", above_zero, None, "smallest variance (default: 0.1; mls: 1e-4, "
                "match_prob: 1e-6)"),
-        Option("var_max", above_zero, 10.0, "largest variance", GAUSSIAN),
+        Option("var_max", above_zero, 10.0, "largest variance"),
     ],
     "images": [
         Option("img_enc", ["auto", *IMAGE_ENCODERS], "auto",
                "image encoder. auto: precomp or cnn, whichever fits the data, or what --sim needs; "
                "vsrn: graph and GRU over regions; pie: attention to regions or to a network's last "
                "map (PVSE, PCME); scan: every region by itself (SCAN)", common=True),
-        Option("cnn_type", CNNS, "vgg19", "network for photos", PHOTOS, common=True),
+        Option("cnn_type", CNNS, "vgg19", "network for photos", common=True),
         Option("cnn_weights", filename, None, "file with the network's weights (default: torch's "
-               "cache, nothing is fetched; with --init_from or --resume those of the run)", PHOTOS),
-        flag("finetune", "train the network for photos, too", PHOTOS, common=True),
-        flag("freeze_bn", "with --finetune: its BatchNorms keep their statistics, as in VSE++",
-             only("finetune")),
-        Option("crop_size", up_to(4096), 224, "side of the random crops of training photos",
-               PHOTOS),
+               "cache, nothing is fetched; with --init_from or --resume those of the run)"),
+        flag("finetune", "train the network for photos, too", common=True),
+        flag("freeze_bn", "with --finetune: its BatchNorms keep their statistics, as in VSE++"),
+        Option("crop_size", up_to(4096), 224, "side of the random crops of training photos"),
         Option("img_dim", positive, None, "size of the image features (default: read from the "
                "data)"),
         Option("n_regions", positive, None, "regions per image (default: read from the data)"),
@@ -190,16 +100,15 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
                "features (vsrn: the output of its first linear layer; the original does not on "
                "Flickr30K)"),
         Option("pool", ["mean", "gpo"], "mean", "pooling of regions: the mean of the features, or "
-               "generalised pooling of their embeddings (VSE-infinity)",
-               only("img_enc", "auto", "precomp")),
+               "generalised pooling of their embeddings (VSE-infinity)"),
         Option("region_norm", ["entries", "regions"], "entries",
                "vsrn: scale regions to entries of order 1, or, as the original code, each feature "
-               "to norm 1 over the regions", VSRN),
-        flag("region_bn", "vsrn: BatchNorm after the GRU, as the original on Flickr30K", VSRN),
+               "to norm 1 over the regions"),
+        flag("region_bn", "vsrn: BatchNorm after the GRU, as the original on Flickr30K"),
         Option("img_layers", sizes, None, "hidden layers of the image embedding, as 1024 or "
-               "2000-1000 (0: no layer at all; default: one linear layer)", IMAGE_LAYERS),
+               "2000-1000 (0: no layer at all; default: one linear layer)"),
         Option("precomp_enc_type", ["basic", "weight_norm"], "basic",
-               "scan: linear layer of the regions, plain or weight-normalised", SCAN),
+               "scan: linear layer of the regions, plain or weight-normalised"),
     ],
     "captions": [
         Option("txt_enc", TEXT_ENCODERS, None, "text encoder (default: gru, or what --sim needs). "
@@ -207,69 +116,60 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
                "vectors; features: --text_features; trigram_conv, trigram_bag: letter trigrams "
                "(DMSM, DSSM)", common=True),
         flag("txt_fc", "gru: a linear layer behind each GRU, as in pmrl's equations; variances of "
-             "captions then reach --var_min and --var_max", ONE_STATE),
+             "captions then reach --var_min and --var_max"),
         Option("txt_layers", sizes, None, "hidden layers for mean, sum, features and trigrams, as "
-               "in --img_layers", TEXT_LAYERS),
+               "in --img_layers"),
         Option("layer_style", ["relu", "tanh", "branch"], "relu",
                "hidden layers: relu (jWAE); tanh, the last layer, too (DMSM); branch: one, with "
-               "BatchNorm, ReLU and dropout (two-branch networks)", LAYERS),
+               "BatchNorm, ReLU and dropout (two-branch networks)"),
         Option("text_features", str, None, "read captions as ready features, {split}_NAME.npy",
                metavar="NAME"),
         Option("text_anchor", below_one, 0.0, "share of the similarity that compares the features of "
                "--text_features themselves with what an image's layer expects them to be (0.7: "
-               "scores agree more with people)", ANCHORED, metavar="SHARE"),
+               "scores agree more with people)", metavar="SHARE"),
         Option("txt_dim", positive, None, "size of the features of --text_features (default: read "
                "from the data)"),
-        Option("word_vectors", filename, None, "start words from word2vec or GloVe vectors",
-               READS_WORDS + needs(lambda o: not o.init_from or o.resume is not None,
-                                   "runs whose words are not those of --init_from")),
-        flag("freeze_words", "keep the vectors of --word_vectors as they are",
-             needs(lambda o: o.word_vectors or o.init_from,
-                   "--word_vectors FILE and --init_from RUN")),
+        Option("word_vectors", filename, None, "start words from word2vec or GloVe vectors"),
+        flag("freeze_words", "keep the vectors of --word_vectors as they are"),
         Option("word_dim", width, 300, "size of the word vectors", common=True),
-        Option("num_layers", up_to(64), 1, "layers of the GRU",
-               only("txt_enc", "gru", "bigru", "pie")),
-        flag("bi_gru", "scan: read the words in both directions and average", SCAN),
-        flag("no_txtnorm", "scan: do not normalise word states", SCAN),
+        Option("num_layers", up_to(64), 1, "layers of the GRU"),
+        flag("bi_gru", "scan: read the words in both directions and average"),
+        flag("no_txtnorm", "scan: do not normalise word states"),
     ],
     "similarities of parts, of samples and by networks": [
         Option("effective_dim", above_zero, 4.0, "mls: where its learned number of dimensions "
-               "starts", only("sim", "mls"), metavar="K"),
-        Option("n_embeds", up_to(1024), None, "mil: embeddings per item (default: 2)",
-               only("sim", "mil"), metavar="K"),
-        Option("n_samples", up_to(1024), 7, "match_prob: samples of every Gaussian",
-               only("sim", "match_prob"), metavar="J"),
-        Option("concepts", up_to(1024), 4, "cite: concepts that a phrase mixes", CITE, metavar="K"),
+               "starts", metavar="K"),
+        Option("n_embeds", up_to(1024), None, "mil: embeddings per item (default: 2)", metavar="K"),
+        Option("n_samples", up_to(1024), 7, "match_prob: samples of every Gaussian", metavar="J"),
+        Option("concepts", up_to(1024), 4, "cite: concepts that a phrase mixes", metavar="K"),
         Option("cite_layers", sizes, "1024-256", "cite: sizes of the layer that all concepts share "
-               "and of the layer of each", CITE),
+               "and of the layer of each"),
         Option("cross_attn", DIRECTIONS, "t2i", "scan: words attend to regions (t2i) or the "
-               "reverse", SCAN),
+               "reverse"),
         Option("raw_feature_norm", NORMS, "clipped_l2norm", "scan: norm of the products of words "
-               "and regions before the softmax", SCAN),
+               "and regions before the softmax"),
         Option("agg_func", AGGREGATES, "LogSumExp", "scan: how the cosines of all words (i2t: "
-               "regions) with what they attend to become a score", SCAN),
-        Option("lambda_lse", above_zero, 6.0, "scan: sharpness of LogSumExp",
-               SCAN + only("agg_func", "LogSumExp")),
+               "regions) with what they attend to become a score"),
+        Option("lambda_lse", above_zero, 6.0, "scan: sharpness of LogSumExp"),
         Option("lambda_softmax", above_zero, 9.0, "scan: sharpness of the attention (SCAN has 4 "
-               "for i2t)", SCAN),
+               "for i2t)"),
     ],
     "phrases in photos": [
         Option("localise", SWITCH, None, "learn which region of its photo a phrase means (default: "
                "where the data set has Annotations/, as Flickr30k Entities)"),
         Option("regions", filename, Regions().name, "proposals and their features, "
-               "{split}_NAME.npy", PHRASES, metavar="NAME"),
+               "{split}_NAME.npy", metavar="NAME"),
         Option("box_geometry", SWITCH, True, "read where a box lies, five numbers, beside its "
-               "features", PHRASES),
+               "features"),
         Option("box_origin", [1, 0], 1, "is subtracted from the annotations' coordinates, as by "
-               "the data set's Python parser (1) or its Matlab parser (0)", PHRASES),
+               "the data set's Python parser (1) or its Matlab parser (0)"),
         Option("positive_iou", fraction, Labels().positive, "overlap from which a region fits a "
-               "phrase (jWAE: 0.7, CITE: 0.6)", PHRASES),
-        flag("all_positives", "draw every region that fits a phrase, as CITE, not one", PHRASES),
-        Option("negative_iou", fraction, Labels().negative, "overlap below which it does not",
-               PHRASES),
+               "phrase (jWAE: 0.7, CITE: 0.6)"),
+        flag("all_positives", "draw every region that fits a phrase, as CITE, not one"),
+        Option("negative_iou", fraction, Labels().negative, "overlap below which it does not"),
         Option("region_negatives", positive, Labels().drawn,
                "regions that do not fit a phrase, drawn for each that is drawn and does; those of "
-               "the other phrases of the photo count, too (CITE: 2)", PHRASES),
+               "the other phrases of the photo count, too (CITE: 2)"),
     ],
     "objective": [
         Option("loss", OBJECTIVES, None, "what is minimised. hinge (VSE++), infonce (CLIP), match: "
@@ -279,72 +179,58 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
                "given means: of what matches, and of how many photos fit). "
                "Default: hinge, or what --sim needs", common=True),
         Option("margin", at_least_zero, 0.2, "margin of the hinge (VSE++ and VSRN: 0.2; ucmr's "
-               "VSRN: 0.1)", HINGE, common=True),
+               "VSRN: 0.1)", common=True),
         Option("max_violation", SWITCH, None, "hinge: the hardest negatives and not the sum over "
-               "all (default: on for similarities of Gaussians)", HINGE, common=True),
-        Option("vse_mean_warmup_epochs", natural, 0, "first N epochs: the sum of violations",
-               only("max_violation")),
-        flag("mask_same_image", "do not count other captions of an image as negatives",
-             PAIRS + CAPTIONS),
-        Option("gamma", above_zero, 10.0, "nll: smoothing factor of the softmax", NLL),
-        Option("negatives", positive, 40, "nll: captions that the true one is compared with", NLL),
+               "all (default: on for similarities of Gaussians)", common=True),
+        Option("vse_mean_warmup_epochs", natural, 0, "first N epochs: the sum of violations"),
+        flag("mask_same_image", "do not count other captions of an image as negatives"),
+        Option("gamma", above_zero, 10.0, "nll: smoothing factor of the softmax"),
+        Option("negatives", positive, 40, "nll: captions that the true one is compared with"),
         Option("negative_source", ["batch", "set"], "batch",
-               "nll: from the batch or all captions",
-               NLL + needs(lambda o: not (o.unpaired_images or o.unpaired_captions
-                                          or o.supervised_fraction < 1),
-                           "training without unpaired data")),
+               "nll: from the batch or all captions"),
         term("pseudo_positives", "match: weight of pairs that score above the true one and then "
-             "count as matches (PCME++: 0.1)", only("loss", "match") + CAPTIONS),
+             "count as matches (PCME++: 0.1)"),
         Option("label_smoothing", below_one, None, "infonce, match: share of the targets spread "
-               "over all pairs (default: 0; 1e-4 with --pseudo_positives)",
-               only("loss", "infonce", "match")),
+               "over all pairs (default: 0; 1e-4 with --pseudo_positives)"),
         Option("mse_weight", above_zero, 1.0, "mse: weight of the squared distance per dimension, "
-               "summed over the batch (embed_size gives jWAE's eq. 7 per item)",
-               only("loss", "mse")),
+               "summed over the batch (embed_size gives jWAE's eq. 7 per item)"),
     ],
     "terms beside the objective, off at a weight of 0": [
-        *(term(f"{name}_{side}", f"jWAE: {what}",
-               LATENTS + DECODED.get(f"{name}_{side}", ())) for side in SIDES for name, what in
+        *(term(f"{name}_{side}", f"jWAE: {what}") for side in SIDES for name, what in
           (("recon", f"reconstruct {side}"), ("prior", "latents follow N(0, I)"))),
         Option("prior_loss", PRIOR_LOSSES, "gan", "what tells latents from the prior: gan, a "
-               "critic (jWAE), or mmd, a maximum mean discrepancy (both of Tolstikhin et al. 2018)",
-               PRIOR),
+               "critic (jWAE), or mmd, a maximum mean discrepancy (both of Tolstikhin et al. 2018)"),
         Option("latent_norm", LATENT_NORMS, None,
                "scale of latents. sphere: norm sqrt(embed_size), the direction that the cosine "
                "compares; batch: mean 0 and variance 1 per dimension over a batch (default with a "
                "prior: sphere, and batch for --loss mse, whose latents shrink otherwise; none "
                "without a prior)"),
-        Option("recon_norm", [1, 2], 2, "norm of the error of a reconstructed image",
-               only("recon_images")),
-        Option("decoder_dim", width, 1024, "hidden size of the decoders of vectors", VECTORS),
-        Option("word_dropout", below_one, 0.2, "share of words hidden from the caption decoder",
-               WORDS),
-        Option("critic_learning_rate", above_zero, 5e-05, "learning rate of the critic's own Adam",
-               CRITIC),
+        Option("recon_norm", [1, 2], 2, "norm of the error of a reconstructed image"),
+        Option("decoder_dim", width, 1024, "hidden size of the decoders of vectors"),
+        Option("word_dropout", below_one, 0.2, "share of words hidden from the caption decoder"),
+        Option("critic_learning_rate", above_zero, 5e-05, "learning rate of the critic's own Adam"),
         term("vae", "sample every latent from a Gaussian of its own, with this weight of its KL to "
-             "N(0, I) (the VAE that jWAE is compared with)", POINTS),
-        term("captioner", "vsrn: generate the caption, too (1)", VSRN + READS_WORDS),
+             "N(0, I) (the VAE that jWAE is compared with)"),
+        term("captioner", "vsrn: generate the caption, too (1)"),
         flag("captioner_original", "captioner: attend as VSRN's code does, with the state alone "
-             "(default: with the word before, too)", CAPTIONER),
-        Option("dim_hidden", width, 512, "captioner: size of its GRUs", CAPTIONER),
+             "(default: with the word before, too)"),
+        Option("dim_hidden", width, 512, "captioner: size of its GRUs"),
         Option("max_len", up_to(10000, least=2), 60, "captioner: cut captions after so many "
-               "tokens, <start> and <end> among them", CAPTIONER),
+               "tokens, <start> and <end> among them"),
         term("vib", "KL of every Gaussian to N(0, I), in nats, averaged over items (PCME: 5e-6; "
-             "PCME++ averages over dimensions, too: its 1e-4 is 1e-4 / embed_size here)",
-             GAUSSIAN + needs(lambda o: not o.vae, "models without --vae, which has the same KL")),
+             "PCME++ averages over dimensions, too: its 1e-4 is 1e-4 / embed_size here)"),
         term("inclusion", "draw the Gaussians of captions to include those of their images "
-             "(ProLIP)", BOTH + CAPTIONS),
+             "(ProLIP)"),
         term("diversity", "mil: keep the K embeddings apart (PVSE: 0.1 beside a hinge averaged "
-             "over the batch; ours is summed, so 0.1 x batch size)",
-             needs(lambda o: o.n_embeds > 1, "--sim mil with --n_embeds 2 or more")),
+             "over the batch; ours is summed, so 0.1 x batch size)"),
         term("mmd", "draw the distributions of image and caption embeddings together (PVSE: 0.01, "
-             "so here 0.01 x batch size)", CAPTIONS),
+             "so here 0.01 x batch size)"),
     ],
     "optimisation": [
         Option("dropout", below_one, 0.0, "share of the numbers of features and word vectors that "
-               "are dropped in training", NO_TRIGRAMS),
+               "are dropped in training"),
         Option("feature_noise", at_least_zero, 0.0, "normal noise added to features and word "
-               "vectors in training, its norm as a share of theirs", NO_TRIGRAMS, metavar="SHARE"),
+               "vectors in training, its norm as a share of theirs", metavar="SHARE"),
         Option("weight_decay", at_least_zero, 0.0, "decay of matrices, apart from the gradient "
                "(AdamW)"),
         Option("schedule", ["step", "cosine"], "step", "learning rate: tenfold down every "
@@ -357,8 +243,7 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
         Option("optimizer", ["adam", "sgd"], "adam", "sgd is plain, as in DMSM, at --learning_rate "
                "0.5"),
         Option("learning_rate", above_zero, 0.0002, "initial learning rate", common=True),
-        Option("lr_update", positive, 15, "epochs between tenfold reductions of the learning rate",
-               only("schedule", "step")),
+        Option("lr_update", positive, 15, "epochs between tenfold reductions of the learning rate"),
         Option("grad_clip", at_least_zero, 2.0, "largest norm of the gradient; 0: no limit"),
         Option("average", ["none", "ema", "swa"], "none", "average weights over the last third of "
                "the epochs: exponentially (0.999) per step, or evenly per epoch"),
@@ -392,11 +277,11 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
         Option("init_from", filename, None, "start from the weights and vocabulary of RUN",
                common=True, metavar="RUN"),
         Option("vocab", filename, None, "vocabulary of an --init_from checkpoint of the original "
-               "VSE++ or VSRN (python vocab.py convert)", only("init_from"), metavar="FILE.json"),
+               "VSE++ or VSRN (python vocab.py convert)", metavar="FILE.json"),
         flag("overwrite", "replace the run that --logger_name already holds", common=True),
         Option("config", filename, None, "YAML file of options; the command line comes before it",
                common=True),
         flag("methods", "list the methods and their options, and end", common=True),
         flag("dry_run", "check everything, print sizes and options, write nothing", common=True),
     ],
-}, "{shown} is for {where}, and has no effect here; leave it out", ADVICE)
+}, ADVICE)

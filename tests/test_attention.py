@@ -226,12 +226,9 @@ def test_weight_norm_starts_as_the_plain_layer_and_has_one_scale():
     (["--head", "ellipsoidal"], "--sim scan compares points, .*wasserstein"),
     (["--img_enc", "vsrn"], "--img_enc vsrn does not keep; leave --img_enc out"),
     (["--txt_enc", "pie"], "--txt_enc pie does not keep"),
-    (["--use_abs"], "--use_abs is for order"),
     (["--lambda_softmax", "0"], "--lambda_softmax: '0' is out of range; give a number above 0"),
     (["--lambda_lse", "-1"], "--lambda_lse: '-1' is out of range"),
     (["--lambda_lse", "nan"], "'nan' is not a finite number"),
-    (["--sim", "cosine", "--agg_func", "Mean"], "--agg_func Mean is for --sim scan, and has no effect"),
-    (["--sim", "cosine", "--no_txtnorm"], "--no_txtnorm is for --sim scan"),
     (["--sim", "cosine", "--img_enc", "scan"], "--img_enc scan keeps every region"),
 ])
 def test_options_that_cannot_work_are_refused(words, message, capsys):

@@ -407,7 +407,6 @@ def test_results_with_a_bank_have_their_own_file(small_run, tmp_path, monkeypatc
     (["--bank", "none"], "no file .*none_caps.txt"), (["--bank", "../x"], "'../x' is no name of a split"),
     (["--bank", "train", "--bank_size", "3"], "--bank_size 3 is less than the 5 captions of one image"),
     (["--bank", "train", "--bank_size", "0"], "'0' is not a whole number of at least 1"),
-    (["--bank_size", "50"], "--bank_size has no effect without --bank"),
 ])
 def test_what_cannot_be_normalised_is_refused(small_run, capsys, words, message):
     run = small_run("--sim", "cosine")

@@ -355,8 +355,9 @@ def test_output_that_cannot_be_written_is_said_before_the_work(tmp_path):
 
 
 def test_bad_input_is_refused_in_a_sentence(run, demo_path, tmp_path, capsys):
-    for words, message in ((["--captioner", "1"], "--captioner 1.0 is for --img_enc vsrn, and has no effect"),
-                           (["--captioner", "1", "--img_enc", "vsrn", "--txt_enc", "trigram_bag"], "that read words")):
+    trigrams = ["--img_enc", "vsrn", "--txt_enc", "trigram_bag"]
+    for words, message in ((["--captioner", "1"], "--captioner 1 writes .* VSRN's regions, not --img_enc auto"),
+                           (["--captioner", "1", *trigrams], "--txt_enc trigram_bag; take")):
         with pytest.raises(InputError, match=message):
             resolve(TRAIN.parser().parse_args(words))
         with pytest.raises(SystemExit):

@@ -95,7 +95,6 @@ def test_defaults_are_vsepps():
     (["--num_epochs", "two"], "'two' is not a whole number"),
     (["--no_such_flag"], "unrecognized arguments: --no_such_flag"),
     (["--embed", "5"], "unrecognized arguments: --embed"),
-    (["--vse_mean_warmup_epochs", "1"], "is for --max_violation, and has no effect here"),
     (["--amp", "fp16", "--device", "cpu"], "--amp fp16 needs CUDA"),
     (["--learning_rate", "-1"], "--learning_rate: '-1' is out of range; give a number above 0"),
     (["--config", "nowhere.yaml"], "nowhere.yaml cannot be read"),
@@ -125,7 +124,7 @@ def test_config_file(tmp_path, capsys):
     (["--data_name", "absent"], "there is no folder .*absent"),
     (["--img_dim", "7"], "has features of width \\d+, .* reads width 7 .--img_dim."),
     (["--img_enc", "cnn"], "--img_enc cnn .* reads photos, and the images are vectors in .*train_ims.npy"),
-    (["--finetune"], "--finetune is for photos, and has no effect here"),
+    (["--finetune"], "--finetune trains the network for photos, and demo_precomp has precomputed features"),
     (["--data_name", "demo", "--cnn_weights", "absent.pt", "--cnn_type", "resnet18"], "there is no file absent.pt"),
 ])
 def test_training_that_cannot_start_writes_nothing(capsys, tmp_path, monkeypatch, demo_path, words, message):

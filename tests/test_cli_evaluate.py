@@ -216,11 +216,6 @@ def test_files_of_another_kind_are_refused(exported, capsys, demo_path):
 
 
 @pytest.mark.parametrize("words,message", [
-    (["--instances", "i.json"], "--instances has no effect without --pmrp"),
-    (["--cxc_path", "x"], "--cxc_path has no effect without --cxc"),
-    (["--cxc_rule", "eccv"], "--cxc_rule has no effect without --cxc"),
-    (["--photos", "x"], "--photos has no effect without --uncertainty or --confidence"),
-    (["--no-control"], "--no-control has no effect without --uncertainty"),
     (["--scores", "s.npy", "--sim", "cosine"], "--sim cosine does not go with --scores"),
     (["--scores", "s.npy", "--vocab", "v.json"],
      "--vocab v.json is for original checkpoints of VSE.. and VSRN, and none is"),

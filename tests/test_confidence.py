@@ -324,7 +324,6 @@ def test_what_cannot_be_calibrated_ends_in_a_sentence(runs, tmp_path, monkeypatc
     capsys.readouterr()
     for words, said in (
             ([*point, "--confidence"], "has to be calibrated on other items"),
-            ([*point, "--calibration", "cosine_dev.npz"], "has no effect without --confidence"),
             ([*point, "--confidence", "--calibration", other], "is of another model"),
             ([*point, "--confidence", "--calibration", "cosine_test.npz"], "share .* images"),
             ([*point, "--confidence", "--calibrate_on", 1.5], "--calibrate_on: '1.5' is out of range"),
@@ -332,8 +331,6 @@ def test_what_cannot_be_calibrated_ends_in_a_sentence(runs, tmp_path, monkeypatc
             ([*point, "--confidence", "--calibrate_on", 0.5, "--calibration", other], "both name what to calibrate on"),
             (["--checkpoint", runs / "cosine", "--confidence", "--split", "dev"], "is what a run is calibrated on"),
             (["--checkpoint", runs / "cosine", "--sets", 1], "--sets: '1' is out of range"),
-            (["--checkpoint", runs / "cosine", "--confidence", "--negatives", "x.txt"],
-             "--negatives has no effect without --absent of a trained run"),
             (["--checkpoint", runs / "cosine", "--sets", 0.001], "needs at least 999 images to calibrate on"),
             (["--checkpoint", runs / "cosine", "--absent", 0.001], "needs at least 2,995 queries without an answer"),
             (["--checkpoint", runs / "cosine", "--confidence", "--calibration", other], "calibrated on its dev split"),

@@ -371,8 +371,7 @@ def test_options_of_a_file(refused, tmp_path, text, message):
     (["--reset_train"], "unrecognized arguments: --reset_train; --reset_train: leave it out"),
     (["--model_name", "x"], "--model_name: SCAN's folder of checkpoints is the run folder here, --logger_name"),
     (["--lr", "1"], "--lr: --learning_rate"), (["--num_embeds=2"], "--num_embeds: --n_embeds, with --sim mil"),
-    (["--bi_gru"], "--bi_gru is for --sim scan, and has no effect here; leave it out"),
-    (["--vocab", "v.json"], "--vocab v.json is for --init_from, and has no effect here")])
+    (["--bi_gru"], "--bi_gru averages the states of --sim scan, and this is --sim cosine; take")])
 def test_options_of_the_command_line(refused, words, message):
     refused("train", words, message)
 
@@ -797,8 +796,6 @@ def test_a_pipe_is_not_waited_for(refused, tmp_path, command, words):
     ("vocab", ["--vocab_splits", "../x/train"], "is no name of a split"), ("cca", ["--split", "test+test"], "twice"),
     ("evaluate", ["--split", ""], "is no name of a split"),
     ("evaluate", ["--split", "../demo_precomp/test"], "is no name"),
-    ("evaluate", ["--checkpoint", "RUN", "--dev_images", "3"],
-     "--dev_images has no effect without --split dev"),
     ("train", [*SMALL, "--config", "help.yaml"], "holds 'help', which is no option")])
 def test_values_that_were_taken_for_others_are_refused(refused, world, tmp_path, command, words, message):
     (tmp_path / "help.yaml").write_text("help: true\n")

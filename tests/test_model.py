@@ -18,9 +18,7 @@ from inputs import Features, Photos
 from methods import vsrn
 from methods.vsrn import RegionGraph, RegionGRU
 from model import SHAPES, JointEmbedding, Tower, build_model
-from options.rules import IMPLIED, fit_to_data
-from options.training import TRAIN
-from tests.helpers import refused
+from options.rules import fit_to_data
 from text import SPECIALS, Vocabulary
 
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
@@ -447,8 +445,6 @@ def test_a_linear_layer_behind_the_gru_lets_variances_of_captions_leave_the_rang
                 p.mul_(50)                                   # states saturate
         log_var = model.embed_captions(batch.tokens, batch.lengths).log_var
         assert log_var.abs().max().item() == pytest.approx(widest, abs=1e-3)
-    with pytest.raises(SystemExit):
-        options("--txt_fc", "--txt_enc", "bigru")
 
 
 def test_vsrn_copies_share_the_graph_alone():
@@ -474,7 +470,7 @@ def test_vsrn_trains_on_a_batch_of_one_and_on_zero_features():
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
 
 
-def test_vsrn_takes_regions_only(tmp_path, capsys):
+def test_vsrn_takes_regions_only(tmp_path):
     for name, shape in (("flat", (10, 9)), ("regions", (10, 5, 9))):
         np.save(tmp_path / f"{name}.npy", np.zeros(shape, np.float32))
     flat, regions = (Features(str(tmp_path / f"{name}.npy")) for name in ("flat", "regions"))
@@ -484,15 +480,10 @@ def test_vsrn_takes_regions_only(tmp_path, capsys):
              "--img_enc vsrn with --sim cosine reads regions, and the images are vectors in .*flat.npy; .*--img_enc"),
             (vsrn, Photos(["a.png"]), "--img_enc vsrn .* reads regions, and the images are photos; .*--img_enc"),
             (["--n_regions", "7", "--data_name", "x"], Photos(["a.png"]), "--n_regions 7 is for features of regions"),
+            ([*vsrn, "--finetune"], regions, "--finetune trains the network for photos, and x has precomputed"),
             ([*vsrn, "--img_dim", "7"], regions, "has features of width 9, .* reads width 7 .--img_dim.; use")):
         with pytest.raises(InputError, match=message):
             fit_to_data(train.parse_args(words), images, None)
-    opt = train.parse_args([*vsrn, "--finetune"])
-    fit_to_data(opt, regions, None)
-    with pytest.raises(InputError, match="--finetune is for photos, and has no effect here"):
-        TRAIN.refuse_unused(opt, IMPLIED)
-    for words in (["--region_bn"], ["--region_norm", "regions"]):
-        refused(capsys, train.parse_args, words, f"{words[0]}.* is for --img_enc vsrn, and has no effect here")
     opt = train.parse_args(vsrn)
     fit_to_data(opt, regions, None)
     assert (opt.img_enc, opt.img_dim, opt.region_norm, opt.region_bn, opt.feature_norm) == ("vsrn", 9, "entries",

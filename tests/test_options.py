@@ -1,14 +1,10 @@
 """The tables of options: every row can be met, and says what it is about."""
-import os
-import re
-
 import pytest
 
 import train
 from cli import InputError
 from options.rules import conflicts, resolve
 from options.training import TRAIN
-from tests.helpers import ROOT
 
 # Command lines that cannot work, each for one reason: together they meet every row of `conflicts`.
 REFUSED = """
@@ -19,8 +15,15 @@ REFUSED = """
 --sim scan --img_enc precomp
 --sim scan --txt_enc bigru
 --txt_enc features
+--txt_layers 12
 --txt_enc trigram_conv --txt_layers 0
 --word_vectors x
+--word_vectors x --init_from RUN
+--freeze_words
+--bi_gru
+--txt_enc trigram_bag --dropout 0.5
+--diversity 1
+--held_out
 --layer_style branch --img_layers 9-9
 --layer_style branch --txt_enc features --text_features w2v --txt_layers 9-9
 --sim order --loss mse
@@ -38,10 +41,19 @@ REFUSED = """
 --sim wasserstein --var_layers 0
 --loss probvlm
 --loss probvlm --freeze_means --init_from RUN --head spherical_avg
+--freeze_means --sim wasserstein
+--sim order --prior_images 1
+--recon_images 1 --pool gpo
+--recon_captions 1 --txt_enc sum
+--sim order --vae 1
+--vib 1
+--captioner 1
+--text_anchor 0.5
 --localise --loss nll
 --localise --sim scan
 --localise --img_enc vsrn
 --localise --select hbr
+--localise --supervised_fraction 0.5
 --localise
 --no-localise --data_path PHRASES --data_name x
 --localise --data_path PHRASES --data_name x --negative_iou 0.8
@@ -85,54 +97,6 @@ def test_every_conflict_can_be_met(phrases):
     opt = TRAIN.parser().parse_args([])
     resolve(opt)
     assert [sentence for k, (_, sentence) in enumerate(conflicts(opt)) if k not in met] == []
-
-
-# What makes an option useless, where it is not so by default: for one of its uses, or for all others.
-USELESS = {"lambda_lse": "--sim scan --agg_func Mean", "no_imgnorm": "--sim mil", "mask_same_image": "--loss mse",
-           "num_layers": "--txt_enc mean", "margin": "--loss infonce", "txt_fc": "--txt_enc mean",
-           "lr_update": "--schedule cosine", "use_abs": "--sim scan", "img_layers": "--img_enc vsrn",
-           "max_violation": "--loss infonce", "vse_mean_warmup_epochs": "--no-max_violation",
-           "word_vectors": "--txt_enc trigram_bag", "dropout": "--txt_enc trigram_bag",
-           "feature_noise": "--txt_enc trigram_bag", "recon_images": "--sim order", "recon_captions": "--sim order",
-           "prior_images": "--sim order", "prior_captions": "--sim order", "vae": "--sim order",
-           "text_anchor": "--text_features w2v", "pool": "--img_enc vsrn", "freeze_means": "--sim wasserstein"}
-OF_USE = {("lambda_lse", "--sim scan"): "",
-          ("negative_source", "training without"): "--loss nll --supervised_fraction 0.5",
-          ("var_layers", "objectives other"): "--loss probvlm --freeze_means --init_from RUN",
-          ("text_anchor", "--text_features"): "",
-          ("text_anchor", "embeddings of"): "--text_features w2v --img_enc vsrn --loss infonce",
-          ("text_anchor", "models without"): "--text_features w2v --loss infonce --vae 1",
-          ("text_anchor", "points"): "--text_features w2v --loss infonce --sim kl",
-          ("freeze_means", "Gaussian heads"): "--init_from RUN", ("recon_images", "--pool mean"): "--pool gpo",
-          ("recon_captions", "--txt_enc gru"): "--txt_enc mean", ("captioner", "text encoders"):
-          "--img_enc vsrn --txt_enc trigram_bag", ("vib", "models without"): "--vae 1",
-          ("inclusion", "images and captions"): "--sim csd",
-          ("critic_learning_rate", "--prior_loss"): "--prior_images 1 --prior_loss mmd",
-          ("pseudo_positives", "images and captions"): "--sim csd --loss match"}
-VALUES = {"layer_style": "branch", "word_dropout": "0.5", "label_smoothing": "0.5", "positive_iou": "0.5",
-          "negative_iou": "0.5", "text_anchor": "0.5", "supervised_fraction": "0.5", "dropout": "0.5",
-          "word_vectors": os.path.join(ROOT, "README.md")}
-
-
-@pytest.mark.parametrize("name, where", [(name, where) for name, row in TRAIN.rows.items() for _, where in row.used_by])
-def test_what_has_no_effect_is_refused(name, where, phrases):
-    """An option that needs another one is refused by name where that is not so."""
-    row, other = TRAIN.rows[name], USELESS.get(name, "")
-    for (option, begins), words in OF_USE.items():
-        if option == name and where.startswith(begins):
-            other = words
-    if name == "word_vectors" and "init_from" in where:
-        other = "--init_from RUN"
-    if where == "images and captions":
-        other = f"{OF_USE.get((name, where), '')} --data_path {phrases} --data_name x"
-    value = "3" if callable(row.kind) else next((str(x) for x in row.kind if x != row.default), "3")
-    words = [f"--{'no-' * (row.default is True)}{name}"]
-    words += [] if row.switch else [VALUES.get(name, value)]
-    opt = TRAIN.parser().parse_args([*other.split(), *words])
-    if name in ("finetune", "cnn_weights", "cnn_type", "crop_size"):                # photos are seen when data are read
-        opt.img_dim = 9
-    with pytest.raises(InputError, match=f"--(no-)?{name}.* is for {re.escape(where)}, and has no effect here; leave"):
-        resolve(opt)
 
 
 def test_the_short_help_is_a_screen_and_names_the_whole_one(monkeypatch, capsys):

@@ -554,17 +554,17 @@ def test_stop_and_resume_equal_an_unbroken_run_with_fresh_noise(tmp_path, demo_p
 @pytest.mark.parametrize("words,message", [
     ([*PVSE, "--n_embeds", "0"], "'0' is not a whole number of at least 1"),
     ([*PCME, "--n_samples", "0"], "'0' is not a whole number of at least 1"),
-    ([*PCME, "--n_embeds", "2"], "--n_embeds 2 is for --sim mil, and has no effect"),
+    ([*PCME, "--n_embeds", "2"], "--n_embeds 2, --diversity 0 and --sim match_prob: several"),
     ([*PVSE, "--head", "ellipsoidal"], "--sim mil compares points, .*leave the heads out, or choose a similarity of "
                         "Gaussians"),
     ([*PCME, "--head", "point"], "--sim match_prob needs a Gaussian on both sides"),
     ([*PVSE, "--img_enc", "vsrn"], "parts of an item, which --img_enc vsrn does not keep; leave --img_enc out"),
     ([*PVSE, "--txt_enc", "gru"], "which --txt_enc gru does not keep; leave --txt_enc out"),
     ([*PCME, "--embed_size", "13"], "--embed_size 13 is odd"),
-    ([*PCME, "--diversity", "1"], "--diversity 1.0 is for --sim mil with --n_embeds 2 or more"),
-    ([*PVSE, "--n_embeds", "1", "--diversity", "1"], "--diversity 1.0 is for --sim mil with"),
+    ([*PCME, "--diversity", "1"], "--diversity 1 and --sim match_prob: .* take --sim mil with --n_embeds 2"),
+    ([*PVSE, "--n_embeds", "1", "--diversity", "1"], "--n_embeds 1, --diversity 1 and --sim mil"),
     ([*PVSE, "--mmd", "-1"], "--mmd: '-1' is out of range; give a number of at least 0"),
-    ([*PVSE, "--vib", "1"], "--vib 1.0 is for Gaussian heads"),
+    ([*PVSE, "--vib", "1"], "--vib 1 is the KL of Gaussian embeddings, and there are none"),
     ([*PCME, "--var_min", "0"], "--var_min: '0' is out of range; give a number above 0"),
 ])
 def test_options_that_cannot_work_are_refused_in_a_sentence(words, message, capsys):

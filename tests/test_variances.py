@@ -435,10 +435,6 @@ def test_results_with_variances_have_their_own_files(small_run, tmp_path, monkey
 @pytest.mark.parametrize("words,message", [
     (["--variances", "knn", "--neighbours", "1"], "'1' is not a whole number of at least 2"),
     (["--variances", "knn", "--neighbours", "120"], "--neighbours 120 are more than the 100 images"),
-    (["--variances", "laplace", "--neighbours", "5"], "--neighbours has no effect without --variances knn"),
-    (["--neighbours", "5"], "--neighbours has no effect without --variances"),
-    (["--variances_from", "x.npz"], "--variances_from has no effect without --variances"),
-    (["--variances", "knn", "--variances_from", "x.npz"], "--variances_from has no effect without --embeddings"),
     (["--variances", "knn", "--split", "train"], "is fitted on the train split, so it must not be judged there"),
     (["--variances", "knn", "--sim", "csd"], "--sim csd ranks by variances, and those of --variances knn change no"),
     (["--variances", "laplace", "--sim", "dot"], "is for the cosine of one vector .* is scored by Dot; take .* knn")])
