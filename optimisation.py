@@ -1,13 +1,12 @@
-"""How a model learns: optimisers, the course of the learning rate, averages of weights."""
+"""How a model learns: optimisers and the course of the learning rate."""
 import math
 from collections.abc import Callable
 
 import torch
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_avg_fn
 
 from cli import check
 
-EMA = 0.999                           # share of the average that a step keeps
+CRITIC_RATE = 5e-5                    # learning rate of jWAE's critic (`jwae` 5.1)
 
 
 def build_schedule(opt, steps: int) -> Callable[[int, int], float]:
@@ -23,19 +22,6 @@ def build_schedule(opt, steps: int) -> Callable[[int, int], float]:
             return 0.5 + 0.5 * math.cos(turn)
         return 0.1 ** (epoch // opt.lr_update)
     return share
-
-
-def averaged(model, kind: str):
-    """A copy of the model that averages its weights, or None; BatchNorm's statistics are averaged
-    with them."""
-    if kind == "none":
-        return None
-    # swa by name: left to itself torch takes a function on CUDA that cannot average BatchNorm's
-    # counter of batches
-    how = {"avg_fn": get_swa_avg_fn()}
-    if kind == "ema":
-        how = {"multi_avg_fn": get_ema_multi_avg_fn(EMA)}
-    return AveragedModel(model, use_buffers=True, **how)
 
 
 def build_optimizers(opt, model) -> dict[str, torch.optim.Optimizer]:
@@ -55,8 +41,7 @@ def build_optimizers(opt, model) -> dict[str, torch.optim.Optimizer]:
                   for decays in (True, False)]
     optimizers = {"optimizer": kind(groups, lr=rate, fused=True)}
     if model.critic:
-        rate = opt.critic_learning_rate
-        groups = [{"params": list(model.critic.parameters()), "initial_lr": rate}]
-        optimizers["critic_optimizer"] = torch.optim.Adam(groups, lr=rate, betas=(0.5, 0.999),
-                                                          fused=True)
+        groups = [{"params": list(model.critic.parameters()), "initial_lr": CRITIC_RATE}]
+        optimizers["critic_optimizer"] = torch.optim.Adam(groups, lr=CRITIC_RATE,
+                                                          betas=(0.5, 0.999), fused=True)
     return optimizers

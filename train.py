@@ -34,7 +34,7 @@ from files.vectors import table_for
 from files.writing import FORMAT
 from methods import METHODS
 from model import build_model
-from optimisation import averaged, build_optimizers, build_schedule
+from optimisation import build_optimizers, build_schedule
 from options.rules import refuse_several, resolve
 from options.training import TRAIN
 from runs import COMMAND_LINE, NOT_KEPT, Data, Folder, Options, build_data, config_arguments
@@ -193,31 +193,17 @@ class Training:
             load_weights(self.model, start, opt.init_from or opt.logger_name,
                          means=opt.freeze_means and opt.resume is None)
         self.compiled = compile_parts(self.model, device) if opt.compile else []
-        self.average = averaged(self.model, opt.average)
         self.state = {"epoch": 0, "step": 0, "iteration": 0, "best_rsum": 0.0, "best_hbr": 0.0,
                       "best_r1": -1.0, "waited": 0, "loss_sum": 0.0, "loss_count": 0, "due": 0}
         self.learner = build_learner(opt, self.model, device)
         self.rate = build_schedule(opt, data.steps)
         # what a run that goes on needs, by its name in a checkpoint
         self.stateful = {**self.learner.optimizers, "scaler": self.learner.scaler}
-        if self.average:
-            self.stateful["average"] = self.average
         if opt.resume is not None:
             self.restore(start)
         if opt.loss == "volume":
             self.model.terms["volume"].shares = training_shares(
                 self.model, data.train, data.dev, data.tokens, device)
-
-    @property
-    def judged(self):
-        """What is validated and kept as the best: averaged weights once there are any."""
-        return self.average.module if self.average and self.average.n_averaged else self.model
-
-    def update_average(self, kind: str) -> None:
-        """Let the average take the weights in, if it is of this kind, in the last third of the
-        epochs."""
-        if self.opt.average == kind and 3 * self.state["epoch"] >= 2 * self.opt.num_epochs:
-            self.average.update_parameters(self.model)
 
     def step(self, batch) -> tuple[dict[str, float], int]:
         """Set the learning rates, learn from a batch and count it. Returns the terms of the loss
@@ -231,7 +217,6 @@ class Training:
             self.model.objective.max_violation = opt.max_violation and warm
         terms = train_step(self.learner, batch,
                            f"epoch {state['epoch'] + 1} step {state['step'] + 1}")
-        self.update_average("ema")
         pairs = len(batch.lengths)
         state["step"] += 1
         state["iteration"] += 1
@@ -240,7 +225,6 @@ class Training:
         return terms, pairs
 
     def end_epoch(self) -> None:
-        self.update_average("swa")
         self.state.update(epoch=self.state["epoch"] + 1, step=0, loss_sum=0.0, loss_count=0)
 
     def stopping(self) -> int | None:
@@ -260,7 +244,7 @@ class Training:
             folder.save(self)
         try:
             with contextlib.nullcontext() if several else self.stop.at_once(), full_float32():
-                result = validate(self.judged.eval(), data.dev, data.tokens["dev"], self.device,
+                result = validate(self.model.eval(), data.dev, data.tokens["dev"], self.device,
                                   opt.workers)
         except Stopped:
             torch.set_rng_state(before)
@@ -297,7 +281,7 @@ class Training:
         options = {name: value for name, value in vars(self.opt).items() if name not in NOT_KEPT}
         stored = {"format": FORMAT, "options": options, "vocabulary": self.data.vocab.words,
                   "state": dict(self.state), "data": self.data.fingerprints,
-                  "model": (self.model if whole else self.judged).state_dict()}
+                  "model": self.model.state_dict()}
         if whole:
             stored |= {name: part.state_dict() for name, part in self.stateful.items()}
             cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
@@ -316,10 +300,8 @@ class Training:
               f"training writes; {fix}")
         try:
             for name, part in self.stateful.items():
-                # with another number of epochs the last third begins elsewhere
-                other = name == "average" and opt.num_epochs != resumed["options"]["num_epochs"]
                 # empty of a scaler that was not needed, as with bf16 on a CPU
-                if not other and resumed[name]:
+                if resumed[name]:
                     part.load_state_dict(resumed[name])
             torch.set_rng_state(resumed["rng"])
             if self.device.type == "cuda" and resumed["cuda_rng"]:

@@ -113,10 +113,6 @@ def conflicts(opt):
         f"--{'no-' * (not opt.localise)}localise: phrases and regions are learned of a data set "
         "with Annotations/, as Flickr30k Entities, and of no other, and this is {data_name}; "
         "leave it out")
-    for kind, fewest in (("ema", 3), ("swa", 6)):           # whose last third can be averaged
-        yield opt.average == kind and opt.num_epochs < fewest, (
-            f"--average {kind} averages over the last third of the epochs, and of --num_epochs "
-            f"{{num_epochs}} that is not enough; give at least {fewest}")
     yield opt.held_out and opt.supervised_fraction == 1, (
         "--held_out trains on what --supervised_fraction 1 leaves out, which is nothing; give a "
         "fraction below 1")

@@ -208,7 +208,6 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
         Option("recon_norm", [1, 2], 2, "norm of the error of a reconstructed image"),
         Option("decoder_dim", width, 1024, "hidden size of the decoders of vectors"),
         Option("word_dropout", below_one, 0.2, "share of words hidden from the caption decoder"),
-        Option("critic_learning_rate", above_zero, 5e-05, "learning rate of the critic's own Adam"),
         term("vae", "sample every latent from a Gaussian of its own, with this weight of its KL to "
              "N(0, I) (the VAE that jWAE is compared with)"),
         term("captioner", "vsrn: generate the caption, too (1)"),
@@ -245,8 +244,6 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
         Option("learning_rate", above_zero, 0.0002, "initial learning rate", common=True),
         Option("lr_update", positive, 15, "epochs between tenfold reductions of the learning rate"),
         Option("grad_clip", at_least_zero, 2.0, "largest norm of the gradient; 0: no limit"),
-        Option("average", ["none", "ema", "swa"], "none", "average weights over the last third of "
-               "the epochs: exponentially (0.999) per step, or evenly per epoch"),
         Option("select", ["rsum", "hbr", "r1"], "rsum", "which model is best on dev: the one with "
                "the highest sum of recalls, the lowest harmonic mean of the images' best ranks "
                "(DMSM), or the highest R@1 (CITE; of captions the sum of both directions)"),

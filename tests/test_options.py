@@ -58,8 +58,6 @@ REFUSED = """
 --no-localise --data_path PHRASES --data_name x
 --localise --data_path PHRASES --data_name x --negative_iou 0.8
 --var_min 20
---average ema --num_epochs 2
---average swa --num_epochs 5
 --warmup 30
 --amp fp16 --device cpu
 --tf32 --device cpu

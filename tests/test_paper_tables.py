@@ -89,7 +89,7 @@ TUNED = {**VSEPP, "num_epochs": 15, "learning_rate": 2e-5, "finetune": True, "fr
 REGIONS = {"img_enc": "vsrn", "num_epochs": 30, "learning_rate": 2e-4, "lr_update": 15, "batch_size": 128,
            "embed_size": 2048,
            "word_dim": 300, "region_norm": "regions", "captioner": 1.0, "captioner_original": True}
-JWAE = {"learning_rate": 1e-4, "critic_learning_rate": 5e-5, "batch_size": 128}
+JWAE = {"learning_rate": 1e-4, "batch_size": 128}
 RAW = {"feature_norm": False}
 MH = {"latent_norm": "sphere", "recon_images": 0.5, "recon_captions": 0.005, "prior_images": 0.01,
       "prior_captions": 0.01,

@@ -40,7 +40,7 @@ TOWARDS = {                           # name -> options: every objective and eve
                      "--prior_captions 0.01 --supervised_fraction 0.5 --decoder_dim 8 --latent_norm batch",
     "jwae_mmd": "--txt_enc mean --txt_layers 8 --img_layers 8 --prior_images 1 --prior_captions 1 --prior_loss mmd",
     "vae": "--txt_enc mean --vae 1e-3 --recon_images 0.5 --decoder_dim 8 --var_min 1e-6 --logvar_init -6",
-    "corrupted": "--sim csd --dropout 0.2 --feature_noise 0.2 --weight_decay 0.01 --average ema --num_epochs 3",
+    "corrupted": "--sim csd --dropout 0.2 --feature_noise 0.2 --weight_decay 0.01",
     "vsrn": "--data_name demo_region_precomp --img_enc vsrn --captioner 1 --dim_hidden 8 --region_bn --max_violation",
     "scan": "--data_name demo_region_precomp --sim scan --cross_attn t2i --bi_gru --max_violation",
     "scan_jwae": "--data_name demo_region_precomp --sim scan --cross_attn i2t --agg_func Mean --recon_images 0.5 "

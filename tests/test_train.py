@@ -23,7 +23,7 @@ from tests.helpers import fit_steps as fit
 
 @pytest.mark.parametrize("sim, more", [
     *((sim, ["--no-max_violation"]) for sim in ("cosine", "order", "mahalanobis", "kl", "minkl", "wasserstein", "csd")),
-    ("cosine", ["--loss", "infonce"]), ("wasserstein", ["--loss", "infonce", "--average", "ema"]),
+    ("cosine", ["--loss", "infonce"]), ("wasserstein", ["--loss", "infonce"]),
     ("csd", ["--loss", "match", "--var_min", "1e-5", "--logvar_init", "-6"]),
     ("csd", ["--loss", "match", "--vib", "1e-4", "--pseudo_positives", "0.1", "--var_min", "1e-5", "--logvar_init",
              "-6"])])
@@ -263,76 +263,6 @@ def peak() -> int:
     """The most that this process has had in memory, KiB."""
     with open("/proc/self/status", encoding="ascii") as f:
         return next(int(line.split()[1]) for line in f if line.startswith("VmHWM"))
-
-
-@pytest.mark.parametrize("kind", ["ema", "swa"])
-def test_averaged_weights_are_the_average_and_survive_a_stop(tmp_path, demo_path, monkeypatch, kind):
-    common = ["--data_path", demo_path, "--num_epochs", 6, "--average", kind]
-    step, seen, steps = train.train_step, [], []
-
-    def watched(learner, *args):
-        loss = step(learner, *args)
-        seen.append({name: p.detach().clone() for name, p in learner.model.state_dict().items()})
-        return loss
-    monkeypatch.setattr(train, "train_step", watched)
-    fit(*common, "--logger_name", tmp_path / "whole")
-    epoch = len(seen) // 6
-    last = seen[4 * epoch:]                                  # the last third: of six epochs the last two
-    if kind == "swa":
-        expected = {name: (value + last[-1][name]) / 2 if value.is_floating_point() else value
-                    for name, value in last[epoch - 1].items()}
-    else:
-        expected = last[0]
-        for weights in last[1:]:
-            expected = {name: 0.999 * expected[name] + 0.001 * value for name, value in weights.items()}
-    stored = load_checkpoint(str(tmp_path / "whole"), "checkpoint.pt")
-    for name, value in expected.items():
-        torch.testing.assert_close(stored["average"][f"module.{name}"], value)
-
-    def interrupted(*args):
-        steps.append(1)
-        if len(steps) == 4 * epoch + 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return step(*args)
-    monkeypatch.setattr(train, "train_step", interrupted)
-    opt = train.parse_args([*STEPS, *map(str, common), "--logger_name", str(tmp_path / "broken")])
-    assert train.train(opt) == 128 + signal.SIGTERM
-    assert train.train(train.parse_args(["--resume", str(tmp_path / "broken")])) == 0
-    again = load_checkpoint(str(tmp_path / "broken"), "checkpoint.pt")
-    assert all(torch.equal(again["average"][name], value) for name, value in stored["average"].items())
-    assert same_weights(tmp_path / "whole", tmp_path / "broken", "model_best.pt")
-
-
-@pytest.mark.parametrize("kind", ["ema", "swa"])
-def test_averages_take_batch_norm_on_the_way_that_cuda_takes(kind, monkeypatch):
-    """There torch averages many tensors at once, by a kernel that fails for the whole numbers of BatchNorm's
-    counter."""
-    monkeypatch.setattr(torch.optim.swa_utils, "_get_foreach_kernels_supported_devices", lambda: ["cpu", "cuda"])
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
-    average = train.averaged(model, kind)
-    for _ in range(3):
-        model(torch.randn(5, 3))
-        average.update_parameters(model)
-    assert all(torch.isfinite(value).all() for value in average.state_dict().values())
-
-
-@pytest.mark.parametrize("kind, epochs, fewest", [("ema", 2, 3), ("swa", 5, 6)])
-def test_too_few_epochs_for_an_average_are_refused(kind, epochs, fewest, capsys):
-    with pytest.raises(SystemExit):
-        train.parse_args(["--average", kind, "--num_epochs", str(epochs)])
-    assert f"--num_epochs {epochs} that is not enough; give at least {fewest}" in capsys.readouterr().err
-
-
-def test_a_longer_run_averages_over_its_own_last_third(tmp_path, demo_path):
-    """What is validated before that is the model itself, not the average of the shorter run."""
-    common = ["--data_path", demo_path, "--average", "ema"]
-    fit(*common, "--num_epochs", 3, "--logger_name", tmp_path / "run")
-    assert train.train(train.parse_args(["--resume", str(tmp_path / "run"), "--num_epochs", "9"])) == 0
-    fit("--data_path", demo_path, "--num_epochs", 9, "--logger_name", tmp_path / "plain")
-
-    def rsums(name):
-        return [line["rsum"] for line in log_of(tmp_path / name, lambda line: line["kind"] == "validation")]
-    assert rsums("run")[3:6] == rsums("plain")[3:6] and rsums("run")[6:] != rsums("plain")[6:]
 
 
 @pytest.mark.parametrize("words, said", [
