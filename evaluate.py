@@ -26,7 +26,7 @@ import checkpoints
 import cli
 from cli import InputError, check, torch_device
 from devices import processes
-from evaluation import bank, certainty, localisation, plots, variances
+from evaluation import bank, certainty, localisation, plots, volume
 from evaluation.annotations import Pairs
 from evaluation.assess import Asked, Judgements, assess, read_judgements, without_nan
 from evaluation.certainty import assess_certainty
@@ -34,18 +34,17 @@ from evaluation.compare import common_name, compare, refuse_repeats
 from evaluation.open import (
     How,
     Models,
-    PostHoc,
     Where,
     bank_of,
     export,
-    give_variances,
+    give_volume,
     is_embeddings,
     kind_of,
     newest_run,
     open_embeddings,
     open_run,
     open_scores,
-    variances_of,
+    volumes_of,
     whole,
 )
 from evaluation.plots import curves, extremes, locate
@@ -89,7 +88,7 @@ def sentences(results: dict):
     if "bank" in results:
         yield bank.sentence(results["bank"])
     if "variances" in results:
-        yield variances.sentence(results["variances"])
+        yield volume.sentence(results["variances"])
     for side, u in results.get("uncertainty", {}).items():
         yield f"uncertainty log det Sigma of the {side}: mean {u['mean']:.2f}, standard deviation {u['std']:.2f} nats"
         if "recall_bins" in u:
@@ -211,7 +210,7 @@ def asked_of(opt) -> tuple[Where, How]:
 def opened(paths: list[str], opt, kind: str) -> Subject:
     """What is evaluated: runs, embeddings or scores (`open.kind_of`), with the bank and the
     variances that the options name; prints a line per run."""
-    (where, how), models, asked = asked_of(opt), Models(paths, opt.sim, opt.vocab), taken(PostHoc, opt)
+    (where, how), models = asked_of(opt), Models(paths, opt.sim, opt.vocab)
     if kind != "run":
         check(not opt.bank, f"--bank {opt.bank} needs a model that embeds the bank, and {paths[0]} is "
                             "of the items of one split; leave --bank out, or evaluate a trained run "
@@ -219,12 +218,12 @@ def opened(paths: list[str], opt, kind: str) -> Subject:
         subject = (open_scores(paths[0], where) if kind == "scores" else
                    open_embeddings(paths[0], where, opt.sim))
         if opt.variances:
-            give_variances(subject, where, opt.sim, asked)
+            give_volume(subject, where, opt.sim, opt.variances_from, opt.calibration)
         return subject
     if opt.bank:
         bank.check_splits(opt.bank, opt.split or "test")
     subject = open_run(models, where, how,
-                       variances_of(models, where, how, asked) if opt.variances else None)
+                       volumes_of(models, where, how) if opt.variances else None)
     print("\n".join(subject.models))
     if opt.bank:
         subject.bank = bank_of(subject, models, where, how, opt.bank, opt.bank_size)
@@ -251,7 +250,7 @@ def open_dev(subject: Subject, paths: list[str], opt) -> Subject:
     dev = open_embeddings(opt.calibration, where,
                           opt.sim) if opt.embeddings else open_scores(opt.calibration, where)
     if opt.variances:
-        give_variances(dev, where, opt.sim, taken(PostHoc, opt), subject.variances)
+        give_volume(dev, where, opt.sim, opt.variances_from, opt.calibration, subject.variances)
     refuse_other_kind(subject, dev, "--calibration",
                       "calibrate on other items, or take half of these with --calibrate_on 0.5")
     return dev
@@ -426,10 +425,9 @@ def of_split(opt, data_name: str = "") -> str:
 def suffixes(opt) -> str:
     """The part of a file's name that names the proposals, the bank and the given variances; empty
     without."""
-    size, near = ("" if getattr(opt, name) == EVALUATE.defaults[name] else getattr(opt, name)
-                  for name in ("bank_size", "neighbours"))
+    size = "" if opt.bank_size == EVALUATE.defaults["bank_size"] else opt.bank_size
     return (f"_{opt.regions}" * bool(opt.regions) + f"_bank_{opt.bank}{size}" * bool(opt.bank)
-            + f"_{opt.variances}{near}" * bool(opt.variances))
+            + f"_{opt.variances}" * bool(opt.variances))
 
 
 def beside(name: str, target: str, ending: str = "png") -> str:

@@ -34,7 +34,6 @@ from evaluation.calibration import Calibration, calibration_file
 from evaluation.encode import encode
 from evaluation.open import Run, Where, load_run, newest_run, output_file
 from evaluation.pictures import OWN, THUMBNAIL, Cell, Row, draw_rows, picture_file
-from evaluation.variances import View
 from files.reading import below, holds_keys, is_drawn
 from files.writing import output, save_json
 from inputs import Photos, image_batches
@@ -247,11 +246,17 @@ def group(text: str) -> tuple[str, set[str]]:
 
 # ---- latents: how near they are to the prior
 
-class Latents(View):
-    """What a model's towers make of items before any normalisation, in place of embeddings."""
+class Latents:
+    """A model that gives latents, before any normalisation, in place of embeddings."""
 
-    def of(self, side: str, tower, *batch):
-        return tower(*batch).latent
+    def __init__(self, model):
+        self.model = model
+
+    def embed_images(self, images):
+        return self.model.image_tower(images).latent
+
+    def embed_captions(self, tokens, lengths):
+        return self.model.text_tower(tokens, lengths).latent
 
 
 def prior_report(z: Tensor, generator: torch.Generator,

@@ -25,8 +25,7 @@ def encode(model, split: Split, tokens: Tokens | None, device, batch_size: int =
            workers: int = 0, part: Gallery | None = None) -> tuple:
     """Embeddings of all images (N, D) and all captions (M, D) of a split, or of a part of it, in
     their order. The model must be in eval mode; it may be anything with JointEmbedding's
-    embed_images and embed_captions, such as one that gives tuples of another kind
-    (`variances.Opened`).
+    embed_images and embed_captions, such as one that gives latents (`show.Latents`).
 
     None stands for images that are not at hand, and for captions where `tokens` is None. Several
     processes encode and read a part of the batches each, the same batches that one would make, and
@@ -55,7 +54,7 @@ def encode(model, split: Split, tokens: Tokens | None, device, batch_size: int =
 
 
 def _join(batches: list, order: np.ndarray):
-    """One Embedding (or Activations) of the batches of all processes, which hold the items
+    """One Embedding (or Latent) of the batches of all processes, which hold the items
     order[0], order[1], ...: item k in row k, parts zero-padded. None where there are none."""
     batches = processes.gathered(batches)
     if not batches:

@@ -17,10 +17,9 @@ from checkpoints import Trained
 from cli import InputError, check
 from data import Split, check_extractors, read_split
 from devices import processes
-from evaluation import bank, subjects, variances, volume
+from evaluation import bank, subjects, volume
 from evaluation.encode import encode
 from evaluation.subjects import Bank, Gallery, Member, Subject, Variances, refuse_other_kind
-from evaluation.variances import Activations, Fit, Opened, Widened
 from files.layouts import named_splits
 from files.phrases import refuse_phrases
 from files.reading import FAULTS, holds_arrays, read_array, read_arrays
@@ -55,14 +54,6 @@ class Models(NamedTuple):
     paths: list[str]                  # run folders or checkpoint files
     sim: str | None = None            # the similarity, in place of their own
     vocab: str | None = None          # the vocabulary of original checkpoints
-
-
-class PostHoc(NamedTuple):
-    """Variances for points that are trained already: options of evaluate.py, by their names."""
-    variances: str                    # volume, laplace or knn
-    neighbours: int
-    variances_from: str | None = None          # of embeddings: a file of those of training pairs
-    calibration: str | None = None    # and one that the temperature is fitted on, in place of these
 
 
 def newest_run(root: str = "runs") -> str:
@@ -107,12 +98,10 @@ class Run(NamedTuple):
     def similarity(self, sim: str | None) -> Similarity:
         return SIMILARITIES[sim]() if sim else self.trained.similarity
 
-    def encode(self, how: How, part: Gallery | None = None, view=None) -> tuple:
-        """`encode` of the split, or of a part of it, by the model or by a view of it
-        (`variances`)."""
-        model = self.trained.to(how.device).model
-        return encode(view or model, self.split, self.tokens(), self.trained.device, how.batch_size,
-                      how.workers, part)
+    def encode(self, how: How, part: Gallery | None = None) -> tuple:
+        """`encode` of the split, or of a part of it, by the model."""
+        return encode(self.trained.to(how.device).model, self.split, self.tokens(),
+                      self.trained.device, how.batch_size, how.workers, part)
 
 
 def load_run(path: str, where: Where, first: Run | None = None, *, vocab: str | None = None,
@@ -151,16 +140,14 @@ def load_run(path: str, where: Where, first: Run | None = None, *, vocab: str | 
     return Run(trained, folder, split)
 
 
-def members_of(models: Models, where: Where, how: How, part=lambda split: None,
-               given: Variances | None = None):
-    """Yields (run, member) for every model: what it made of a split, or of part(split), a Gallery;
-    with the variances `given`. Raises InputError as `open_run` does."""
+def members_of(models: Models, where: Where, how: How, part=lambda split: None):
+    """Yields (run, member) for every model: what it made of a split, or of part(split), a Gallery.
+    Raises InputError as `open_run` does."""
     first = None
-    for k, path in enumerate(models.paths):
+    for path in models.paths:
         run = load_run(path, where, first, vocab=models.vocab)
         first = first or run
-        images, captions = run.encode(how, part(run.split),
-                                      given and Widened(run.trained.model, given.sides[k]))
+        images, captions = run.encode(how, part(run.split))
         similarity = run.similarity(models.sim)
         if models.sim and images is not None:
             check_similarity(similarity, (images, captions), models.sim, path)
@@ -176,17 +163,17 @@ def check_similarity(similarity: Similarity, sides, sim: str, path: str) -> None
 
 
 def open_run(models: Models, where: Where, how: How, given: Variances | None = None) -> Subject:
-    """Encodes a split by trained models. given: variances for their points (`variances_of`). Raises
+    """Encodes a split by trained models. given: variances for their points (`volumes_of`). Raises
     InputError where a model cannot take the data, or the similarity its embeddings."""
     subject = None
-    for run, member in members_of(models, where, how, given=given):
+    for k, (run, member) in enumerate(members_of(models, where, how)):
         split, trained, mine = run.split, run.trained, run.trained.options
         subject = subject or of_split(split, " + ".join(models.paths), run.folder)
         subject.notes += [note for note in run.notes if note not in subject.notes]
         if run.foreign and split.text is None:
             subject.unknown_words = split.unknown_words(trained.vocab)
         subject.seed = None if subject.members else mine.seed          # of an ensemble there is none
-        subject.members.append(member)
+        subject.members.append(widened(member, given.sides[k]) if given else member)
         subject.weights.append(trained.weights)
         subject.similarity = models.sim or " + ".join(
             dict.fromkeys([*filter(None, [subject.similarity]), mine.sim]))
@@ -229,52 +216,53 @@ def bank_of(subject: Subject, models: Models, where: Where, how: How, split: str
                               split, how.block)
 
 
-def variances_of(models: Models, where: Where, how: How, asked: PostHoc) -> Variances:
-    """Variances for the points of runs, fitted to items of the training split of each one's own
-    data set, drawn as a bank is. Raises InputError on a run with variances of its own, and where
-    Laplace's approximation does not fit its similarity."""
+def refuse_gaussian(gaussian: bool, name: str) -> None:
+    check(not gaussian, f"--variances volume gives variances to points, and {name} has variances of "
+                        "its own; leave it out, or evaluate a point model")
+
+
+def volumes_of(models: Models, where: Where, how: How) -> Variances:
+    """Fit variances for the points of runs to captions of the training split of each one's own data
+    set, and to its dev split. Raises InputError on a run with variances of its own."""
     fits, own = [], where._replace(data_name=None, split="train", text_only=False)
     for path in models.paths:
         run, one = load_run(path, own, vocab=models.vocab), models._replace(paths=[path])
         model, split = run.trained.model, run.split
-        variances.refuse_gaussian(model.image_tower.gaussian or model.text_tower.gaussian, path,
-                                  asked.variances)
-        fits.append(fitted(asked, path, f"{run.folder[1]} train", run.similarity(models.sim),
-                           split.caption_image, len(split.images), partial(run.encode, how),
-                           partial(members_on, one, own, how, "dev"), model))
-    return variances.gathered(asked.variances, fits)
+        refuse_gaussian(model.image_tower.gaussian or model.text_tower.gaussian, path)
+        drawn = bank.draw(split.caption_image, len(split.images), volume.BANK)
+        captions = run.encode(how, Gallery(drawn.images[:0], drawn.captions))[1]
+        dev = members_on(one, own, how, "dev")
+        sides = volume.fit(run.similarity(models.sim), captions, split.caption_image[drawn.captions],
+                           dev.members[0].captions, dev.caption_image)
+        fits.append(Fit(path, sides, f"{run.folder[1]} train", *map(len, drawn)))
+    return given_variances(fits)
 
 
-def fitted(asked: PostHoc, name: str, source: str, similarity: Similarity, owner: np.ndarray,
-           n_images: int, encoded, dev, model=None) -> Fit:
-    """The variances of one model, fitted to training pairs of `source`: the images, and captions
-    with the image of each, owner (M,).
+class Fit(NamedTuple):
+    """The variances of one model, and what they were fitted to."""
+    name: str                         # of the model
+    sides: tuple[volume.Volume, volume.Volume]              # of images and of captions
+    fitted_on: str
+    images: int
+    captions: int
 
-    encoded(drawn), encoded(drawn, view): what the model, or a view of it, makes of a part of them;
-    dev(): a Subject of other pairs, for a temperature and a volume. model: None for embeddings
-    without their model, of which all tell the volume.
-    """
-    drawn, scale = bank.draw(owner, n_images), None
-    if asked.variances == "volume":
-        drawn = bank.draw(owner, n_images, volume.BANK if model else max(n_images, len(owner)))
-        other = dev()
-        sides = volume.fit(similarity, encoded(drawn)[1], owner[drawn.captions],
-                           other.members[0].captions, other.caption_image)
-    elif asked.variances == "knn":
-        sides = variances.fit_knn(similarity, *encoded(drawn), asked.neighbours)
-    else:
-        variances.refuse_no_cosine(similarity, name)
-        scale = model and variances.scale_of(model.objective) or variances.fitted_scale(dev())
-        (drawn, owner), layers, weights = variances.pairs(drawn, owner), {}, {}
-        if model:
-            opened = Opened(model)
-            both = encoded(drawn, view=opened)
-            layers = opened.layers = processes.from_first(dict, opened.layers)
-            weights = opened.weights()
-        else:
-            both = [Activations(e.mean, e.mean) for e in encoded(drawn)]
-        sides = variances.fit_laplace(*both, owner, scale, layers, weights)
-    return Fit(name, sides, source, *map(len, drawn), scale)
+
+def given_variances(fits: list[Fit]) -> Variances:
+    """The variances of all members, and what results.json says of them."""
+    of_photo = [fit.sides[0].of_photo[:2] for fit in fits]
+    notes = [f"{fit.name}: captions of one photo of dev lie no nearer to each other than to those "
+             "of others, so that these variances say nothing of how many photos fit"
+             for fit, (slope, _) in zip(fits, of_photo) if slope <= 0]
+    report = {name: [getattr(fit, name) for fit in fits] for name in ("fitted_on", "images", "captions")}
+    return Variances([fit.sides for fit in fits],
+                     {"kind": "volume", "of_photo": of_photo, **report}, notes)
+
+
+def widened(member: Member, sides: tuple[volume.Volume, volume.Volume]) -> Member:
+    """A member whose points, of images where there are any, have the variances of both sides."""
+    images, captions = (e and volume.widened(e, side)
+                        for e, side in zip((member.images, member.captions), sides))
+    return Member(member.similarity, images, captions)
 
 
 def of_split(split: Split, name: str, folder: tuple[str, str]) -> Subject:
@@ -364,25 +352,24 @@ def embedding_of(arrays: dict, side: str, path: str) -> Embedding:
     return e
 
 
-def give_variances(subject: Subject, where: Where, sim: str | None, asked: PostHoc,
-                   given: Variances | None = None) -> None:
-    """Gives the points of a file variances: those `given`, else as fitted to training pairs. Raises
-    InputError where the file has variances of its own, or the training pairs are the same items or
-    of another model."""
-    variances.refuse_gaussian(subject.gaussian, subject.name, asked.variances)
+def give_volume(subject: Subject, where: Where, sim: str | None, train_file: str,
+                dev_file: str | None, given: Variances | None = None) -> None:
+    """Give the points of a file variances: those `given`, else as fitted to the training pairs of
+    train_file and the pairs of dev_file (None: the same pairs). Raises InputError where the file has
+    variances of its own, or the training pairs are the same items or of another model."""
+    refuse_gaussian(subject.gaussian, subject.name)
     elsewhere = where._replace(data_name=None, split=None)
-    train = open_embeddings(asked.variances_from, elsewhere, sim)
+    train = open_embeddings(train_file, elsewhere, sim)
     refuse_other_kind(subject, train, "--variances_from", "give embeddings of training pairs")
-    similarity, *both = train.members[0]
     if given is None:
-        given = variances.gathered(asked.variances, [fitted(
-            asked, train.name, train.name, similarity, train.caption_image, train.n_images,
-            lambda drawn: [e.rows(torch.from_numpy(rows)) for e, rows in zip(both, drawn)],
-            lambda: open_embeddings(asked.calibration, elsewhere, sim) if asked.calibration else train)])
+        similarity, _, captions = train.members[0]
+        dev = open_embeddings(dev_file, elsewhere, sim) if dev_file else train
+        sides = volume.fit(similarity, captions, train.caption_image, dev.members[0].captions,
+                           dev.caption_image)
+        given = given_variances([Fit(train.name, sides, train.name, train.n_images, len(captions.mean))])
     subject.variances = given
     subject.notes += given.notes
-    subject.members = [Member(m.similarity, *map(variances.widened, (m.images, m.captions), sides))
-                       for m, sides in zip(subject.members, given.sides)]
+    subject.members = list(map(widened, subject.members, given.sides))
 
 
 def text_of(arrays: dict, name: str, path: str) -> str:

@@ -253,8 +253,8 @@ class Bank(NamedTuple):
 
 
 class Variances(NamedTuple):
-    """Variances that point models were given after their training, see `variances`."""
-    sides: list[tuple]      # for each member what gives them to its images and what to its captions
+    """Variances that point models were given after their training, see `volume`."""
+    sides: list[tuple]                # of each member: the Volume of its images, of its captions
     report: dict                      # of which kind, fitted to what: "variances" of results.json
     notes: list[str]                  # for the reader
 

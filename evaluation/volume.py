@@ -22,6 +22,7 @@ BANK = 50_000         # captions of the training split that tell what is covered
 NEAREST = 50          # captions that tell what an image covers
 FITTED = 2 ** 22      # pairs of a caption and a photo that a probability is fitted to
 ELEMENTS = 2 ** 26    # scores that are computed at a time, 256 MiB
+ROWS = 1024           # items that are given variances at a time
 
 
 # ---- the probability of a pair, from its score
@@ -101,9 +102,8 @@ class Volume(NamedTuple):
     of_photo: Sigmoid                 # a and b
     shares: Tensor                    # (M,) log shares of the captions
     images: bool                      # whether images are given variances
-    layer: str | None = None          # it needs none
 
-    def log_var(self, e: Embedding, *activations) -> Tensor:
+    def log_var(self, e: Embedding) -> Tensor:
         """(B, D) -> (B, 1)."""
         if self.images:
             nearest = self.similarity(e, self.captions).topk(
@@ -112,6 +112,11 @@ class Volume(NamedTuple):
         cosines = unit(e.mean) @ unit(self.captions.mean).T                         # (B, M)
         photos = int(self.owner.max()) + 1
         return log_share(nearest_caption(cosines, self.owner, photos), self.of_photo)[:, None]
+
+
+def widened(e: Embedding, side: Volume) -> Embedding:
+    """Points (N, D) with the variances (N, 1) of a side."""
+    return e._replace(log_var=torch.cat([side.log_var(part) for part in e.split(ROWS)]))
 
 
 def without_own(captions: Embedding, owner: Tensor, itself: bool):
@@ -137,7 +142,7 @@ def fit(similarity: Similarity, captions: Embedding, owner: np.ndarray, dev: Emb
                         for x in (owner, dev_owner))
     check(torch.bincount(dev_owner).max() > 1,
           "--variances volume learns from a photo's captions how alike they are, and no photo of "
-          "the dev split has two; take --variances knn")
+          "the dev split has two; leave it out")
     order = torch.from_numpy(np.random.default_rng(0).permutation(len(dev_owner)))
     few = order[:max(2, FITTED // (int(dev_owner.max()) + 1))]
     seen, right = [], []
@@ -166,3 +171,12 @@ def training_shares(model: JointEmbedding, train, dev, tokens: dict, device) -> 
                     captions(dev, "dev"), dev.caption_image)
     model.train()
     return volume.shares.to(device)
+
+
+def sentence(report: dict) -> str:
+    """Sentence of the report on given variances, their source and what they leave unchanged."""
+    on = " and ".join(dict.fromkeys(
+        f"{n:,} images and {m:,} captions of {name}"
+        for n, m, name in zip(report["images"], report["captions"], report["fitted_on"])))
+    return (f"variances: the share that an item covers of the photos of {on}; the scores are those "
+            "of the points")

@@ -10,7 +10,6 @@ from cli import (
     natural,
     positive,
     split_name,
-    up_to,
     within,
     workers,
 )
@@ -92,12 +91,8 @@ EVALUATE = Table("Evaluate image-caption retrieval.", {
     "how sure": [
         flag("uncertainty", "what log det Sigma tells about recall: bins, risk and coverage, "
              "pictures"),
-        Option("variances", ["volume", "laplace", "knn"], None, "give a point model variances "
-               "without training: the share of the training photos that an item fits (volume), the "
-               "scatter of its nearest training items of the other modality (knn), or Laplace's "
-               "approximation of the last linear layers (laplace); the scores stay"),
-        Option("neighbours", up_to(10_000, least=2), 10, "with --variances knn: how many nearest "
-               "items", metavar="K"),
+        Option("variances", ["volume"], None, "give a point model variances without training: the "
+               "share of the training photos that an item fits; the scores stay"),
         Option("variances_from", filename, None, "with --variances and --embeddings: the same "
                "model's embeddings of training pairs", metavar="FILE.npz"),
         Option("control", SWITCH, True, "with --uncertainty: also rank with variances that are "

@@ -146,7 +146,7 @@ def test_shares_are_those_of_loops_over_photos(monkeypatch):
 
 def test_dev_photos_with_one_caption_each_are_refused():
     x = Embedding(torch.eye(4))
-    with pytest.raises(InputError, match="no photo of the dev split has two; take --variances knn"):
+    with pytest.raises(InputError, match="no photo of the dev split has two; leave it out"):
         volume.fit(SIMILARITIES["cosine"](), x, np.arange(4), x, np.arange(4))
 
 
