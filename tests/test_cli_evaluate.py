@@ -11,31 +11,28 @@ import torch
 
 import evaluate
 import metrics
-import train
 from evaluation import assess, compare, subjects
 from similarities import SIMILARITIES, Embedding
-from tests.helpers import unwritable
+from tests.helpers import fit, unwritable
+from tests.helpers import refused as refuses
 
-SMALL = ["--data_name", "demo_precomp", "--embed_size", "16", "--word_dim", "8", "--num_epochs", "1", "--batch_size",
-         "32",
-         "--vocab_threshold", "1", "--device", "cpu"]
 MODELS = {"wasserstein0": ["--sim", "wasserstein"], "wasserstein1": ["--sim", "wasserstein", "--seed", "1"],
           "cosine0": ["--sim", "cosine"], "cosine1": ["--sim", "cosine", "--seed", "1"],
           "spherical": ["--sim", "kl", "--head", "spherical_one"], "gce": ["--sim", "mahalanobis"],
           "mls": ["--sim", "mls"], "vmf": ["--sim", "vmf"]}
 
 
-def fit(*words) -> None:
-    assert train.train(train.parse_args([*SMALL, *map(str, words)])) == 0
-
-
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, demo_path):
+def runs(tmp_path_factory, small_run):
     """Small runs on the demo features; the folder that holds them."""
     root = tmp_path_factory.mktemp("runs")
     for name, words in MODELS.items():
-        fit(*words, "--data_path", demo_path, "--logger_name", root / name)
+        small_run(*words, to=root / name)
     return root
+
+
+def refused(capsys, words, message) -> None:
+    refuses(capsys, evaluate.main, words, message)
 
 
 @pytest.fixture
@@ -67,16 +64,6 @@ def exported(ev, runs):
         with np.load("e.npz", allow_pickle=False) as stored:
             return dict(stored)
     return call
-
-
-def refused(capsys, words, message):
-    """Non-zero exit and one line on stderr that says it."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        evaluate.main([str(word) for word in words])
-    shown = capsys.readouterr().err + (stop.value.code if isinstance(stop.value.code, str) else "")
-    assert stop.value.code not in (0, None)
-    assert len(shown.strip().splitlines()) == 1 and re.search(message, shown), shown
 
 
 def sides(e):
@@ -153,25 +140,18 @@ def test_unequal_captions_an_image(ev, exported, everything):
 
 
 @pytest.mark.parametrize("change,message", [
-    ({"image_mean": np.zeros((24, 16), object)}, "is no .npz file of plain arrays"),
-    ({"image_mean": None}, "needs image_mean of shape"), ({"caption_mean": None}, "needs caption_mean"),
+    ({"image_mean": None}, "needs image_mean of shape"),
     ({"image_mean": np.zeros(24)}, r"needs image_mean .* it holds .*image_mean \(24,\)"),
-    ({"image_log_var": np.zeros((24, 7))}, "needs image_mean of shape .*image_log_var"),
     ({"caption_log_var": None}, "does not fit --sim wasserstein: .*needs variances"),
     ({"image_mean": np.zeros((24, 5)), "image_log_var": np.zeros((24, 1))}, r"\b5\b.*\b16\b"),
     ({"image_mean": np.full((24, 16), np.nan)}, "NaN or infinity"),
-    ({"caption_log_var": np.full((120, 1), np.inf)}, "NaN or infinity"),
+    ({"image_mean": np.full((24, 16), 1e25)}, "squares float32 cannot add up"),
     ({"caption_image": np.arange(120)}, "caption_image must hold 120 whole numbers from 0 to 23"),
-    ({"caption_image": np.arange(120) // 5 - 1}, "caption_image must hold"),
-    ({"caption_image": np.zeros(119, int)}, "caption_image must hold"),
-    ({"caption_image": np.zeros(120)}, "caption_image must hold 120 whole numbers"),
     ({"caption_image": None, "caption_mean": np.zeros((119, 16)), "caption_log_var": np.zeros((119, 1))},
      "119 captions for 24 images"),
+    ({"caption_images": np.zeros(120)}, "'caption_images'.*mean caption_image"),
     ({"similarity": np.array("euclid")}, "has similarity 'euclid', which cannot .* another similarity with --sim, one"),
-    ({"image_id": None}, "has no image ids"),
-    ({"caption_id": np.arange(120).astype(str)}, "caption_id must hold 120 whole numbers"),
-    ({"image_id": np.zeros(24, int)}, "lists image id 0 twice"),
-    ({"image_id": np.arange(25)}, "image_id"), ({"image_id": np.array(5)}, "image_id"),
+    ({"image_id": None}, "has no image ids"), ({"image_id": np.zeros(24, int)}, "lists image id 0 twice"),
     ({"caption_id": np.arange(119)}, "caption_id"),
 ])
 def test_wrong_embeddings_are_refused(exported, everything, capsys, change, message):
@@ -182,11 +162,9 @@ def test_wrong_embeddings_are_refused(exported, everything, capsys, change, mess
 
 
 @pytest.mark.parametrize("matrix,message", [
-    (np.zeros((24, 120), object), "is not a whole .npy file of numbers"), (np.zeros((24, 120), int), "holds int64"),
+    (np.zeros((24, 120), int), "holds int64"), (np.full((24, 120), np.nan), "NaN or infinity"),
     (np.zeros(120), r"of shape \(120,\); scores are floats, images x captions"),
-    (np.zeros((120, 24)), "24 captions for 120 images"),
-    (np.zeros((24, 119)), "119 captions for 24 images"), (np.zeros((0, 5)), "for 0 images"),
-    (np.full((24, 120), np.nan), "NaN or infinity"), (np.full((24, 120), np.inf, np.float16), "NaN or infinity"),
+    (np.zeros((24, 119)), "119 captions for 24 images"),
 ])
 def test_wrong_scores_are_refused(tmp_path, monkeypatch, capsys, matrix, message):
     monkeypatch.chdir(tmp_path)
@@ -196,16 +174,9 @@ def test_wrong_scores_are_refused(tmp_path, monkeypatch, capsys, matrix, message
 
 
 def test_files_of_another_kind_are_refused(exported, capsys, demo_path):
-    e = exported("cosine0")
-    np.save("m.npy", e["image_mean"])
-    for name, cut in (("e.npz", "cut.npz"), ("m.npy", "cut.npy")):
-        with open(name, "rb") as f, open(cut, "wb") as g:
-            g.write(f.read()[:700])
-    for words in (["--embeddings", "cut.npz"], ["--embeddings", "none.npz"], ["--embeddings", "."],
-                  ["--embeddings", "m.npy"]):
-        refused(capsys, words, "is no .npz file of plain arrays")
-    for words in (["--scores", "cut.npy"], ["--scores", "none.npy"], ["--scores", "."], ["--scores", "e.npz"]):
-        refused(capsys, words, "is not a whole .npy file")
+    np.save("m.npy", exported("cosine0")["image_mean"])
+    refused(capsys, ["--embeddings", "m.npy"], "is no .npz file of plain arrays")
+    refused(capsys, ["--scores", "e.npz"], "is not a whole .npy file")
     refused(capsys,
             ["--embeddings", "e.npz", "--data_path", demo_path, "--data_name", "demo_precomp", "--split", "dev"],
             "--split dev: e.npz says that it is of the split test")
@@ -213,24 +184,6 @@ def test_files_of_another_kind_are_refused(exported, capsys, demo_path):
     refused(capsys, ["--embeddings", "e.npz", "--cxc", "--cxc_path", "."], "there is no file .*sts_test.csv")
     refused(capsys, ["--embeddings", "e.npz", "--scores", "m.npy"], "--embeddings and --scores both name")
     refused(capsys, ["--embeddings", "e.npz", "--export", "f.npz"], "--export does not go with --embeddings")
-
-
-@pytest.mark.parametrize("words,message", [
-    (["--scores", "s.npy", "--sim", "cosine"], "--sim cosine does not go with --scores"),
-    (["--scores", "s.npy", "--vocab", "v.json"],
-     "--vocab v.json is for original checkpoints of VSE.. and VSRN, and none is"),
-])
-def test_options_without_effect_are_refused(capsys, words, message):
-    refused(capsys, words, message)
-
-
-def test_a_vocabulary_is_for_original_checkpoints(runs, capsys):
-    for words in (["--checkpoint", runs / "cosine0"],
-                  ["--checkpoint", runs / "cosine0" / "model_best.pt", runs / "cosine1"],
-                  ["--compare", f"{runs / 'cosine0'},{runs / 'cosine1'}", runs / "gce"]):
-        refused(capsys, [*words, "--vocab", runs / "cosine0" / "vocab.json"],
-                "vocab.json is for original checkpoints of VSE")
-    refused(capsys, ["--checkpoint", "absent.pt", "--vocab", "v.json"], "there is no checkpoint absent.pt")
 
 
 def test_files_that_cannot_be_written_are_named_before_the_work(runs, tmp_path, monkeypatch, capsys):
@@ -332,11 +285,6 @@ def test_positives_of_the_user(ev, exported, capsys):
         scores = similarity(*both).numpy()
         ranks = [np.sum(scores[0] >= max(scores[0, 50], scores[0, 3])) - 1, np.sum(scores[4] >= scores[4, 9]) - 1]
         assert numbers[f"positives_{name}"]["i2t"]["meanr"] == pytest.approx(np.mean(ranks) + 1)
-    for stored, message in (({"i2t": {1: [captions[0]]}}, "names 1 images that e.npz lacks, the first is 1"),
-                            ([], "holds no positives"), ({"i2t": {images[0]: []}}, "has a match in its gallery")):
-        with open("p.json", "w", encoding="utf-8") as f:
-            json.dump(stored, f)
-        refused(capsys, ["--embeddings", "e.npz", "--positives", "p.json"], message)
 
 
 def test_text_only_splits(runs, ev, everything, demo_path, capsys):
@@ -417,30 +365,6 @@ def test_a_comparison_of_other_runs_or_splits_has_a_file_of_its_own(runs, tmp_pa
     refused(capsys, ["--compare", "cosine0", runs / "wasserstein0"], f"{name}.json is there already and")
 
 
-@pytest.mark.parametrize("option", ["--ranks", "--export"])
-@pytest.mark.parametrize("name", ["uncertainty.png", "uncertain_images.png", "results.json"])
-def test_no_two_things_are_written_to_one_file(runs, tmp_path, monkeypatch, capsys, option, name):
-    monkeypatch.chdir(tmp_path)
-    os.mkdir("u")
-    refused(capsys,
-            ["--checkpoint", runs / "wasserstein0", "--uncertainty", "--output", "u/results.json", option, f"u/{name}"],
-            f"name one file .*{name}.* for two things")
-    assert not os.listdir("u")
-
-
-def test_standard_output_is_no_file_to_put_ranks_into(runs, capsys):
-    refused(capsys, ["--checkpoint", runs / "cosine0", "--ranks", "/dev/stdout"],
-            "/dev/stdout cannot be written .it is no pl")
-
-
-@pytest.mark.parametrize("results, picture", [("run/results.json", "run/uncertainty.png"),
-                                              ("r.json", "r_uncertainty.png"),
-                                              ("CLIP_results.json", "CLIP_uncertainty.png"),
-                                              ("run/results_f8k_dev.json", "run/uncertainty_f8k_dev.png")])
-def test_pictures_of_other_data_or_splits_have_their_own_files(results, picture):
-    assert evaluate.beside("uncertainty", results) == picture
-
-
 def test_a_file_of_means_does_not_hold_a_learned_similarity(ev, demo_path, capsys):
     fit("--data_path", demo_path, "--sim", "product", "--logger_name", "run")
     ev("--checkpoint", "run", "--export", "e.npz")
@@ -506,13 +430,6 @@ def test_variances_of_other_items(ev, exported):
     assert constant["shuffled"] == constant["full"]
 
 
-def test_pictures_show_photos_where_they_are(runs, ev, demo_path):
-    ev("--checkpoint", runs / "wasserstein0", "--uncertainty")
-    without = os.path.getsize("r_uncertain_images.png")
-    ev("--checkpoint", runs / "wasserstein0", "--uncertainty", "--photos", f"{demo_path}/demo/images")
-    assert os.path.getsize("r_uncertain_images.png") != without
-
-
 @pytest.mark.usefixtures("undrawn")
 def test_photos_that_are_not_there_are_said(runs, ev, demo_path, monkeypatch, capsys):
     words = ["--checkpoint", runs / "wasserstein0", "--uncertainty", "--photos"]
@@ -546,17 +463,6 @@ def test_json_on_standard_output_parses(runs, ev, everything, capsys):
     assert json.loads(capsys.readouterr().out) == results
     results = ev("--compare", runs / "wasserstein0", runs / "cosine0", "--format", "json")
     assert json.loads(capsys.readouterr().out) == results
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_results_are_json_for_any_reader(runs, ev):
-    """Correlations that do not exist (a constant) are no bare NaN, which jq and others refuse."""
-    ev("--checkpoint", runs / "spherical", "--uncertainty")
-
-    def bare(word):
-        raise AssertionError(f"r.json holds {word}")
-    with open("r.json", encoding="utf-8") as f:
-        json.load(f, parse_constant=bare)
 
 
 # ---- comparisons
@@ -639,9 +545,3 @@ def test_different_splits_are_not_compared(runs, exported, capsys):
     np.savez("other.npz", **{**e, "caption_image": e["caption_image"][::-1]})
     refused(capsys, ["--compare", "e.npz", "other.npz"], "compare runs on the same split")
     assert not os.path.exists("comparison.json")
-
-
-def test_folders_are_made(runs, ev):
-    """Nothing is lost after minutes of scoring because a folder is not there."""
-    ev("--checkpoint", runs / "cosine0", "--ranks", "new/a/r.csv", "--export", "new/b/e.npz")
-    assert os.path.exists("new/a/r.csv") and os.path.exists("new/b/e.npz")
