@@ -298,10 +298,8 @@ def evaluate_captions(
     judged = read_judgements(subject, asked)
     sure = None
     if wanted(opt):                           # first, as it may find that nothing can be calibrated
-        models = (checkpoints.Trained(path, torch_device(opt.device), vocab=opt.vocab)
-                  for path in paths)
-        sure = assess_certainty(subject, judged, taken(certainty.Asked, opt),
-                                lambda: open_dev(subject, paths, opt), models)
+        sure = assess_certainty(subject, taken(certainty.Asked, opt),
+                                lambda: open_dev(subject, paths, opt))
     results, record, uncertainties = assess(subject, judged, asked)
     all_tables = tables({subject.name: results})
     lines = [*judged.lines(subject.n_images, len(subject.caption_image)), *sentences(results)]

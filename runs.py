@@ -238,9 +238,8 @@ def best_of(source: str, best_rsum: float) -> str | None:
 is_results = holds_keys(
     "checkpoints", "data_name", "split", "images", "captions", "protocols",
     optional=("similarity", "chance", "notes", "best_ranks", "absent", "neighbours",
-              "unknown_words", "uncertainty", "confidence", "sets", "absent_queries", "ambiguity",
-              "other_truths", "bank", "variances", "localisation", "proposals", "baselines",
-              "calibration", "people"))
+              "unknown_words", "uncertainty", "confidence", "sets", "bank", "variances",
+              "localisation", "proposals", "baselines", "calibration", "people"))
 is_calibration = holds_keys(
     "calibration", "checkpoints", "data_name", "split", "similarity", "images", "captions", "t2i",
     "i2t", optional=("weights", "sets", "log_det", "pair", "fits"))

@@ -18,7 +18,6 @@ from files.reading import SOURCES, integers, need, read_coco, read_json, read_li
 
 MATCH = {"sits": 3.0, "sts": 3.0, "sis": 2.5}       # least rating of a match (Parekh et al. 2021)
 POSITIVES = 'give JSON {"i2t": {image id: [caption ids]}, "t2i": {caption id: [image ids]}}'
-LEVELS = '"levels" is {caption id: whole number from 0 to 99}; correct it, or leave it out'
 COLUMNS = {"sts": ("caption1", "caption2"), "sis": ("image1", "image2"),
            "sits": ("caption", "image")}
 
@@ -73,13 +72,6 @@ class Listed(NamedTuple):
     """Matches of one direction that a file lists."""
     pairs: Pairs
     without: int                      # queries that it names and lists no match of
-
-
-class Positives(dict[str, Listed]):
-    """Matches of i2t, t2i or both that a file lists, {direction: Listed}, and the levels that it
-    gives captions."""
-    # (M,) int64: a level of each caption, 0 to 99, -1: none given; None: no levels
-    levels: np.ndarray | None = None
 
 
 class Index:
@@ -280,13 +272,12 @@ def read_eccv(folder: str | None, images: Index, captions: Index) -> dict[str, P
     return found
 
 
-def read_positives(path: str, images: Index, captions: Index) -> Positives:
+def read_positives(path: str, images: Index, captions: Index) -> dict[str, Listed]:
     """The user's own matches: JSON {"i2t": {image id: [caption ids]}, "t2i": {caption id: [image
     ids]}}, one or both.
 
-    Beside these may stand "levels", {caption id: whole number from 0 to 99}, such as how much a
-    caption says, of any of the captions. Raises InputError on a file that is missing, has another
-    form, names an id twice or names ids that the split lacks.
+    The "levels" of detail that the demo writes beside these are not read. Raises InputError on a
+    file that is missing, has another form, names an id twice or names ids that the split lacks.
     """
     need(path, "name the file of your matches with --positives")
     stored = read_json(path, POSITIVES, unique=True)
@@ -296,23 +287,7 @@ def read_positives(path: str, images: Index, captions: Index) -> Positives:
         wrong = f" but {ascii(next(iter(names - set(ends))))[:40]}" if names else ""
         raise InputError(f"{path} holds no positives under the names i2t and t2i{wrong}; "
                          f"{POSITIVES}, or one of the two")
-    positives = Positives({side: _read_positives(path, stored[side], *ends[side]) for side in stored
-                           if side in ends})
-    if "levels" in stored:
-        positives.levels = _read_levels(path, stored["levels"], captions)
-    return positives
-
-
-def _read_levels(path: str, stored, captions: Index) -> np.ndarray:
-    """(M,) int64: the levels of {caption id: level}, -1 for captions that it leaves out."""
-    check(isinstance(stored, dict),
-          f"{path}: \"levels\" is {ascii(stored)[:40]}, no table of captions; {LEVELS}")
-    for key, level in stored.items():
-        check(type(level) is int and 0 <= level <= 99,
-              f"{path}: the level of caption {key} is {ascii(level)[:40]}; {LEVELS}")
-    levels = np.full(len(captions.ids), -1)
-    levels[_keys(path, stored, captions)] = list(stored.values())
-    return levels
+    return {side: _read_positives(path, stored[side], *ends[side]) for side in stored if side in ends}
 
 
 def decimal(value):

@@ -17,7 +17,7 @@ import torch
 import metrics
 from cli import check
 from evaluation import annotations, protocols, subjects
-from evaluation.annotations import MATCH, Crisscrossed, Pairs, Positives
+from evaluation.annotations import MATCH, Crisscrossed, Listed, Pairs
 from evaluation.report import SIDES
 from evaluation.subjects import Gallery, Member, Record, Subject, means_only
 from similarities import Cosine, Embedding, uncertainty
@@ -136,9 +136,8 @@ def read_eccv(subject: Subject, asked: Asked) -> dict[str, Pairs]:
                                  subject.items.image_index, subject.items.caption_index)
 
 
-def read_positives(subject: Subject, asked: Asked) -> Positives:
-    """The user's own matches, of one direction or both, and the levels of captions where the file
-    gives them."""
+def read_positives(subject: Subject, asked: Asked) -> dict[str, Listed]:
+    """The user's own matches, of one direction or both."""
     return annotations.read_positives(asked.positives, subject.items.image_index,
                                       subject.items.caption_index)
 

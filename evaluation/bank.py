@@ -34,7 +34,6 @@ from evaluation.subjects import (
     score_matrix,
     slices,
 )
-from similarities import Embedding, unit
 
 SIZE = 10_000                         # captions of a bank at most, and images
 # Values of beta that are tried, times the standard deviation of the scores, which similarities
@@ -44,7 +43,6 @@ ITEMS = {"t2i": "images", "i2t": "captions"}    # what each direction searches
 SIDES = tuple(ITEMS)
 # dev has two names; the images of test are among those of testall
 SAME = {"val": "dev", "testall": "test"}
-NEAREST = 50                          # items of the bank that a query's distance is taken from
 
 
 def check_splits(split: str, evaluated: str) -> None:
@@ -129,18 +127,6 @@ def choose(dev: Subject, queries: list[Member], block: int = 1000) -> dict:
     return {"beta": beta, "dev_rsum": sum(best.values()), "dev_rsum_without": sum(without.values())}
 
 
-def distance(queries: list[Embedding], seen: list[Embedding], block: int) -> torch.Tensor:
-    """How unfamiliar queries are: 1 - the mean cosine of a query's mean with those of the NEAREST
-    items of its own kind in the bank, the mean over models -> (Q,). queries, seen: (Q, D) and
-    (B, D) of each model."""
-    near = 0
-    for q, bank in zip(queries, seen):
-        known, k = unit(bank.mean), min(NEAREST, len(bank.mean))
-        near = near + torch.cat([(unit(part) @ known.T).topk(k, 1).values.mean(1)
-                                 for part in q.mean.split(block)]) / len(seen)      # (Q,)
-    return 1 - near.cpu()
-
-
 def normalisation(members: list[Member], dev: Subject, queries: list[Member], split: str,
                   block: int = 1000) -> Bank:
     """The normalisation of the mean scores of `members` by the bank `queries` of a split, with the
@@ -151,9 +137,7 @@ def normalisation(members: list[Member], dev: Subject, queries: list[Member], sp
              item_terms(members, queries, [beta], side, block)[0]
              for side, beta in chosen["beta"].items()}
     sizes = {"captions": len(queries[0].captions.mean), "images": len(queries[0].images.mean)}
-    far = {side: distance([getattr(m, kind) for m in members], [getattr(q, kind) for q in queries], block)
-           for side, kind in zip(SIDES, ("captions", "images"))}
-    return Bank(terms["t2i"], terms["i2t"], {"split": split, **sizes, **chosen}, far)
+    return Bank(terms["t2i"], terms["i2t"], {"split": split, **sizes, **chosen})
 
 
 def sentence(report: dict) -> str:

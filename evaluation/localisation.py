@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 import metrics
 from checkpoints import load_checkpoint
 from cli import InputError, check
-from evaluation import ambiguity, compare, confidence, report
+from evaluation import compare, confidence, report
 from evaluation.certainty import Certainty
 from evaluation.confidence import Fitted, Seen, percent, title
 from evaluation.open import How, Where, load_run
@@ -42,11 +42,9 @@ from evaluation.plots import PICTURES, diagrams, pick
 from evaluation.posterior import FITTED, temperature
 from files.entities import photo_paths
 from files.phrases import PhraseSplit, shares
-from files.reading import FAULTS, read_json, read_yaml, refusing
-from metrics import sampled_spearman, spearman
+from files.reading import FAULTS, read_yaml
 
 SIDE = "phrases"                      # the name of this direction in results and pictures
-FEWEST = 4  # photos with a known number of things that fit, for a correlation
 
 
 # ---- what is evaluated
@@ -68,9 +66,6 @@ class Phrases(NamedTuple):
     split: PhraseSplit
     scores_of: ScoresOf
     phrase_log_det: np.ndarray | None = None      # (M,), None where phrases are points
-    region_log_det: np.ndarray | None = None      # (R,), None where regions are points
-    # (M,) how many things of the photo the words fit, NaN: unknown
-    fitting: np.ndarray | None = None
     facts: dict = {"notes": []}                   # what results.json says of it
     seed: int | None = None                       # of the first run's training
 
@@ -97,19 +92,7 @@ def open_phrases(paths: list[str], where: Where, how: How) -> Phrases:
              "similarity": first.trained.options.sim, "notes": first.notes}
     return Phrases(f"{first.folder[1]} {split.name}", split, scores,
                    scores.phrase_log_det if first.trained.model.text_tower.gaussian else None,
-                   scores.region_log_det if first.trained.model.image_tower.gaussian else None,
-                   fitting_of(split), facts, first.trained.options.seed)
-
-
-def fitting_of(split: PhraseSplit) -> np.ndarray | None:
-    """How many things of its photo the words of each phrase fit, (M,), where the data set knows it
-    (the demo does)."""
-    path = os.path.join(split.root, f"{split.name}_fitting.json")
-    if not os.path.isfile(path):
-        return None
-    with refusing(f"{path} does not list how many things fit each of {len(split.phrases)} phrases",
-                  "write it again, or remove it"):
-        return np.array(read_json(path)["count"], float).reshape(len(split.phrases))
+                   facts, first.trained.options.seed)
 
 
 def results_of(of: Phrases, found: Located) -> dict:
@@ -246,39 +229,27 @@ def look(of: Phrases, found: Located) -> Seen:
     asked = np.flatnonzero(found.first >= 0)
     first = found.first[asked]
     values = {name: value[asked] for name, value in found.confidences.items()}
-    for name, log_det, places in (("log_det_query", of.phrase_log_det, asked),
-                                  ("log_det_answer", of.region_log_det, first)):
-        if log_det is not None:
-            values[name] = -np.asarray(log_det, np.float64)[places]
+    if of.phrase_log_det is not None:
+        values["log_det_query"] = -np.asarray(of.phrase_log_det, np.float64)[asked]
     return Seen(of.name, values, found.right[asked], asked, first, of.split.phrase_photo[asked],
                 int(found.proposals.max()))
 
 
 def fit(dev: Phrases) -> Fitted:
-    """The temperature of the posterior over the proposals, and the maps to the probability that the
-    first box is right.
-
-    Raises InputError where no temperature fits, and where all first boxes are right, or all wrong.
-    """
+    """The temperature of the posterior over the proposals. Raises InputError where none fits."""
     photos = list(photo_by_photo(dev.split, dev.scores_of))
-    t = temperature(*padded(dev.name, photos))
-    return confidence.fit_maps(look(dev, located(dev.split, photos, t)), SIDE, t)
+    seen = look(dev, located(dev.split, photos))
+    return Fitted(temperature(*padded(dev.name, photos)), len(seen.right), seen.gallery)
 
 
 def judge_phrases(dev: Phrases, test: Phrases) -> tuple[Certainty, Located]:
     """What is fitted on dev and judged on test, and what was found for the phrases of test."""
     fitted = fit(dev)
     found = locate(test.split, test.scores_of, fitted.temperature)
-    worth, seen = confidence.judge(look(test, found), SIDE, fitted)
+    worth, seen = confidence.judge(look(test, found))
     results, made = {"confidence": {SIDE: worth}}, confidence.tables({SIDE: worth})
     lines = list(sure_sentences(worth, fitted, dev, test, seen))
-    known = [] if test.fitting is None else np.flatnonzero(~np.isnan(test.fitting[seen.asked]))
-    if len(np.unique(seen.owner[known])) >= FEWEST:
-        results["ambiguity"] = of_fitting(test, seen, known)
-        made += ambiguity.tables({"fitting": {SIDE: results["ambiguity"][SIDE]}})
-        if "log_det" in results["ambiguity"]:
-            lines.append(in_words(results["ambiguity"]["log_det"]))
-    return Certainty(results, made, lines, {"split": dev.name, SIDE: fitted.plain()},
+    return Certainty(results, made, lines, {"split": dev.name, SIDE: fitted._asdict()},
                      {SIDE: seen}), found
 
 
@@ -287,59 +258,17 @@ def sure_sentences(worth: dict, fitted: Fitted, dev: Phrases, test: Phrases, see
     best = confidence.best_name(seen.values)
     without = len(test.split.phrase_photo) - len(seen.right)
     yield from confidence.LEGEND
-    yield confidence.in_words(SIDE, worth)
+    yield confidence.in_words(SIDE, worth, seen)
     yield (f"calibrated on {len(dev.split.phrase_photo):,} phrases of {dev.name}, judged on "
            f"{len(test.split.phrase_photo):,} of {test.name}; T = {fitted.temperature:.4g}, over "
            f"up to {fitted.gallery:,} proposals of a photo")
     if without:
         yield (f"{without:,} phrases of photos without proposals have no first box and are not "
                "among these")
-    for name in (best, "isotonic"):
-        mean = percent(float(np.mean(seen.values[name])))
-        yield (f"{title(name, SIDE)}: mean {mean}, {100 * seen.right.mean():.1f}"
-               f"% are right, ECE {worth[name]['ece']:.3f} (by chance alone "
-               f"{worth[name]['ece_floor']:.3f}), AUROC {worth[name]['auroc']:.3f}")
-    above = worth["max"]["above_posterior"]
-    yield (f"AUROC of the maximum score less that of the {title(best, SIDE)}: "
-           f"{above['difference']:+.3f}, 95% interval {above['low']:+.3f} to {above['high']:+.3f} "
-           "by a bootstrap over photos")
-    yield from confidence.of_sigma(SIDE, worth)
-
-
-def of_fitting(of: Phrases, seen: Seen, known: np.ndarray) -> dict:
-    """Is the model unsure where the words fit several things of the photo? {"phrases": {measure:
-    {"rho", "rho_given_words"}}, "log_det": {"spearman", "std", "low", "high", "rho", ...}}.
-
-    known (K,): the queries of which the number of things is known. "log_det" is Spearman's
-    correlation of log det Sigma of the phrase with that number: the mean, deviation and 95%
-    interval over samples of photos, with one phrase of each (`metrics.sampled_spearman`, whose
-    deviation over halves is that of the whole), and "rho" of all phrases. It is left out for
-    points.
-    """
-    asked = seen.asked[known]
-    fitting, words = of.fitting[asked], [len(of.split.phrases[m].split()) for m in asked]
-    results = {SIDE: {name: ambiguity.correlations(-value[known], fitting, np.array(words))
-                      for name, value in seen.values.items()}}
-    if "log_det_query" in seen.values:
-        log_det = -seen.values["log_det_query"][known]
-        sampled = sampled_spearman(seen.owner[known], fitting, log_det)
-        results["log_det"] = {**sampled, "low": sampled["spearman"] - 1.96 * sampled["std"],
-                              "high": sampled["spearman"] + 1.96 * sampled["std"],
-                              "rho": spearman(log_det, fitting)}
-    return results
-
-
-def in_words(of: dict) -> str:
-    """What `of_fitting` found of log det Sigma."""
-    what = "log det Sigma of the phrase and the number of things that its words fit: "
-    if np.isnan(of["spearman"]):
-        return (f"{what}no correlation is defined, as one of the two is the same for all phrases "
-                "of a sample of photos")
-    verdict = ("wider" if of["low"] > 0 else "narrower" if of["high"] < 0 else
-               "no wider and no narrower beyond chance")
-    return (f"{what}Spearman's rho {of['spearman']:+.3f}, 95% interval {of['low']:+.3f} to "
-            f"{of['high']:+.3f} over {of['items']:,} photos, one phrase of each ({of['rho']:+.3f} "
-            f"over all {of['pairs']:,} phrases): {verdict} where more things fit")
+    mean = percent(float(np.mean(seen.values[best])))
+    yield (f"{title(best, SIDE)}: mean {mean}, {100 * seen.right.mean():.1f}"
+           f"% are right, ECE {worth[best]['ece']:.3f} (by chance alone "
+           f"{worth[best]['ece_floor']:.3f}), AUROC {worth[best]['auroc']:.3f}")
 
 
 # ---- a picture of phrases in their photos
@@ -355,8 +284,8 @@ KINDS = {"the surest of the right": LEGEND,
 
 def phrase_examples(path: str, split: PhraseSplit, found: Located, seen: Seen, photos: list[str],
                     heading: str) -> None:
-    """Draw phrases with their photos, their boxes and the calibrated probability that the first one
-    is right. photos: the file of each of the N photos, which may be gone."""
+    """Draw phrases with their photos, their boxes and how sure the model is that the first one is
+    right. photos: the file of each of the N photos, which may be gone."""
     def cell(q: int) -> Cell:
         m = int(seen.asked[q])
         n = split.phrase_photo[m]
@@ -364,11 +293,11 @@ def phrase_examples(path: str, split: PhraseSplit, found: Located, seen: Seen, p
         boxes = ((shares(split.boxes[found.first[m]], split.sizes[n]), colour),
                  (shares(split.truth[m], split.sizes[n]), OWN))
         outcome = f"IoU {found.iou[m]:.2f}" if found.rank[m] >= 0 else "out of reach"
-        sure = f"{percent(seen.values['isotonic'][q])} sure, {outcome}"
+        sure = f"{percent(p[q])} sure, {outcome}"
         label = f"{wrapped(split.phrases[m], LETTERS, 2)}\n{sure}"
         return Cell(small(photos[n]), label, boxes=boxes)
+    p = seen.values[confidence.best_name(seen.values)]
     # one of each photo, as the same words stand in several of its sentences
-    chosen = pick(seen.values[confidence.best_name(seen.values)], seen.right,
-                  dict.fromkeys(KINDS, ACROSS), seen.owner)
+    chosen = pick(p, seen.right, dict.fromkeys(KINDS, ACROSS), seen.owner)
     draw_rows(path, heading, [Row(kind, KINDS[kind], list(map(cell, some)))
                               for kind, some in chosen.items()], ACROSS)

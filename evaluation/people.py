@@ -22,10 +22,9 @@ from scipy.optimize import brentq
 
 from cli import check
 from evaluation import selective
-from evaluation.ambiguity import partial_spearman, summed, word_counts
 from evaluation.assess import uncertainties, without_nan
 from evaluation.calibration import SIDES
-from evaluation.confidence import table, title
+from evaluation.confidence import table
 from evaluation.posterior import answers, expected, rows_of
 from evaluation.report import number
 from evaluation.subjects import Items, Subject, numbered, score_matrix
@@ -133,7 +132,17 @@ def fitting(files: list[Judged], side: str, queries: int) -> np.ndarray:
     where a file has them -> (Q,), NaN where none was judged."""
     shares = [of for of in files if of.ratings is None] or files
     query = np.concatenate([of.caption if side == "t2i" else of.image for of in shares])
-    return summed(query, np.concatenate([of.opinion for of in shares]), queries)
+    opinion = np.concatenate([of.opinion for of in shares])
+    judged = np.bincount(query, minlength=queries) > 0
+    return np.where(judged, np.bincount(query, opinion, minlength=queries), np.nan)
+
+
+def partial_spearman(x, y, given) -> float:
+    """Spearman's correlation of x (K,) and y (K,) at equal `given` (K,): the partial correlation of
+    their ranks. NaN where one of the three is constant, or where `given` determines x or y."""
+    xy, xz, yz = spearman(x, y), spearman(x, given), spearman(y, given)
+    left = (1 - xz ** 2) * (1 - yz ** 2)
+    return float((xy - xz * yz) / np.sqrt(left)) if left > 1e-12 else float("nan")
 
 
 def rhos(unsure: dict[str, np.ndarray], truth: np.ndarray) -> dict:
@@ -262,7 +271,8 @@ def judge(subject: Subject, files: list[Judged], t: dict[str, float],
     direction; pair: the probability of own pairs (`posterior.of_pairs`)."""
     scores = score_matrix(subject, BLOCK)                                           # (N, M)
     results = {"files": {os.path.basename(of.path): agreement(of, scores) for of in files}}
-    words = word_counts(subject.items.captions)
+    texts = subject.items.captions
+    words = texts and np.array([len(text.split()) for text in texts])               # (M,)
     spread = uncertainties(subject, lambda e: e.log_var.mean(1)).get("captions")
     fits = both = None
     if any(of.votes is not None for of in files):
@@ -288,7 +298,11 @@ def judge(subject: Subject, files: list[Judged], t: dict[str, float],
 
 MEASURES = {"expected": "expected number, by own pairs of dev",
             "expected_by_votes": "expected number, by votes on other captions",
-            "words": "how few words it has"}                # beside those of confidence.py
+            "words": "how few words it has", "posterior": "posterior of the answer",
+            "entropy": "entropy of the posterior", "max": "maximum score",
+            "margin": "margin to the second", "std": "deviation of the scores",
+            "log_det_query": "log det Sigma of the query",
+            "log_det_answer": "log det Sigma of the answer"}
 MAPS = {"own pairs": "own pairs of dev", "shifted": "the same, shifted", "fitted": "fitted to votes",
         "with Sigma": "fitted to votes, with Sigma"}
 
@@ -318,6 +332,6 @@ def tables(results: dict) -> list:
             said.append(table(
                 f"{name} as queries: Spearman's rho with how many fit by people "
                 f"({results[name]['queries']:,} queries, {results[name]['mean']:.1f} on average)",
-                columns, {MEASURES.get(measure) or title(measure, side).lstrip("-"): of
+                columns, {MEASURES[measure]: of
                           for measure, of in results[name]["measures"].items()}))
     return said

@@ -137,24 +137,17 @@ def confidences_of(photo: Scored, top: np.ndarray,
     """How sure the scores are of the first box, {measure: (m,)}, more where surer. top (m,): the
     position of that box.
 
-    "max" is its score, "margin" how far it is above the best box elsewhere (intersection over union
-    with the first below 0.5; where there is none, above the lowest score), "std" the deviation of
-    the scores. With a temperature T also "posterior", its share of softmax(T s); "overlap", that of
-    all boxes at its place, since the proposals of one object share the mass; "entropy", minus the
-    entropy of that softmax in nats.
+    "max" is its score. With a temperature T also "posterior", its share of softmax(T s), and
+    "overlap", that of all boxes at its place (intersection over union with the first of 0.5 and
+    more), since the proposals of one object share the mass.
     """
     scores, each = photo.scores.astype(np.float64), np.arange(len(top))
-    best = scores[each, top]
-    there = iou(photo.boxes[top], photo.boxes) >= RIGHT                             # (m, P)
-    elsewhere = np.where(there, -np.inf, scores).max(1)
-    margin = best - np.where(there.all(1), scores.min(1), elsewhere)
-    values = {}
+    values = {"max": scores[each, top]}
     if temperature is not None:
-        log_p = torch.from_numpy(temperature * scores).log_softmax(1).numpy()
-        p = np.exp(log_p)
-        values = {"posterior": p[each, top], "overlap": (p * there).sum(1).clip(max=1),
-                  "entropy": (p * log_p).sum(1)}
-    return values | {"max": best, "margin": margin, "std": scores.std(1)}
+        p = np.exp(torch.from_numpy(temperature * scores).log_softmax(1).numpy())
+        there = iou(photo.boxes[top], photo.boxes) >= RIGHT                         # (m, P)
+        values |= {"posterior": p[each, top], "overlap": (p * there).sum(1).clip(max=1)}
+    return values
 
 
 # ---- measures
@@ -231,16 +224,15 @@ class PhraseScores:
     """The scores of a photo's proposals for its phrases; of several models their mean.
 
     Photos are encoded some at a time, in order, and forgotten: of the real test split the
-    embeddings of all proposals would take a gigabyte. `region_log_det` (R,) and `phrase_log_det`
-    (M,) are log det Sigma of what has been encoded, by the first model, NaN of points; `alike` the
-    mean cosines of the first regions and phrases.
+    embeddings of all proposals would take a gigabyte. `phrase_log_det` (M,) is log det Sigma
+    of the phrases that have been encoded, by the first model, NaN of points; `alike` the mean
+    cosines of the first regions and phrases.
     """
 
     def __init__(self, models: list[tuple], split: PhraseSplit, device, most: int = REGIONS):
         """models: each with the regions (a split's images) and the phrases (its tokens) as it reads
         them. most: regions that are encoded at a time, of one photo at least."""
         self.models, self.split, self.device, self.most = models, split, device, most
-        self.region_log_det = np.full(len(split.boxes), np.nan)
         self.phrase_log_det = np.full(len(split.phrases), np.nan)
         self.scores, self.alike = {}, {}
 
@@ -265,10 +257,8 @@ class PhraseScores:
             words, lengths = tokens.batch(columns)
             phrases = model.embed_captions(words.to(self.device), lengths)
             if not k:
-                for e, log_det, index in ((regions, self.region_log_det, rows),
-                                          (phrases, self.phrase_log_det, columns)):
-                    if e.log_var is not None:
-                        log_det[index] = uncertainty(e).cpu().numpy()
+                if phrases.log_var is not None:
+                    self.phrase_log_det[columns] = uncertainty(phrases).cpu().numpy()
                 self.alike = self.alike or {"regions": metrics.mean_cosine(regions.mean),
                                             "phrases": metrics.mean_cosine(phrases.mean)}
             for n in range(first, last):

@@ -8,6 +8,7 @@ import numpy as np
 from evaluation.confidence import MEASURES, Seen, best_name, percent, title
 from evaluation.pictures import THUMBNAIL, Cell, Row, draw_rows, drawing, wrapped
 from evaluation.report import SIDES as DIRECTIONS
+from evaluation.selective import reliability
 from files.reading import below
 from inputs import Photos
 from metrics import risk_coverage
@@ -16,8 +17,7 @@ PICTURES = ("confidence", "confidence_examples")
 NUMBERS = "people"                    # the picture of `fitting`
 SIDES = DIRECTIONS | {"phrases": "phrases to boxes"}
 LABELS = {"posterior_grouped": "posterior, summed over its image's captions",
-          "overlap": "posterior, summed over the boxes at its place",
-          "stacked": "logistic of all measures"}
+          "overlap": "posterior, summed over the boxes at its place"}
 SHOWN = {"the surest of the right": 4, "the surest of the wrong": 3, "around the median": 3,
          "the least sure": 3}
 FRAME = {True: "forestgreen", False: "firebrick"}                  # of right and wrong answers
@@ -110,7 +110,7 @@ def diagrams(results: dict, seen: dict[str, Seen], path: str) -> None:
     by coverage of all measures. results: what `confidence.judge` said, by direction."""
     with drawing(path, len(seen), 2, (14.5, 4.6 * len(seen))) as (figure, axes):
         for (left, right), (side, of) in zip(axes, seen.items()):
-            draw_reliability(results[side][best_name(of.values)], SIDES[side], left)
+            draw_reliability(of, results[side], side, left)
             draw_risks(of, side, right)
             for axis in (left, right):
                 axis.grid(alpha=0.3)
@@ -118,12 +118,13 @@ def diagrams(results: dict, seen: dict[str, Seen], path: str) -> None:
                                hspace=0.28)
 
 
-def draw_reliability(numbers: dict, name: str, axis) -> None:
-    """The diagram of one direction. numbers: of a probability, with "reliability", "ece" and
-    "ece_floor"."""
+def draw_reliability(of: Seen, results: dict, side: str, axis) -> None:
+    """The diagram of one direction. results: what `confidence.judge` said of it."""
     from scipy import stats  # takes a second to import
 
-    p, share, size = (np.array(numbers["reliability"][key]) for key in ("p", "right", "queries"))
+    best = best_name(of.values)
+    numbers, bins = results[best], reliability(of.values[best], of.right)
+    p, share, size = (np.array(bins[key]) for key in ("p", "right", "queries"))
     bounds = np.array([stats.binomtest(round(right * n), n).proportion_ci(method="exact")
                        for right, n in zip(share, size.tolist())]).T                       # (2, B)
     # a model that is never sure fills the picture too
@@ -136,7 +137,7 @@ def draw_reliability(numbers: dict, name: str, axis) -> None:
                   "with 95% intervals")
     axis.set(xlim=(0, top), ylim=(-0.02 * top, top), xlabel="how sure the model says it is: mean "
              "posterior, percent", ylabel="right first answers, percent",
-             title=f"{name}: ECE {numbers['ece']:.3f} (by chance alone {numbers['ece_floor']:.3f})")
+             title=f"{SIDES[side]}: ECE {numbers['ece']:.3f} (by chance alone {numbers['ece_floor']:.3f})")
     axis.legend(fontsize=8, loc="lower right")
 
 

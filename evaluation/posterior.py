@@ -4,8 +4,7 @@ of rows.
 The posterior of item j for query q is p_qj = exp(T s_qj) / sum_k exp(T s_qk) (Hama et al. 2021,
 arXiv 1904.08504), with a temperature T for each direction that is fitted on the dev split (Guo et
 al. 2017). `Rows` gives the scores of one direction row by row; `answers` reduces each row to a few
-numbers, and `answers_of_both` those of both directions, with each score computed once. No matrix of
-scores is ever held.
+numbers. No matrix of scores is ever held.
 """
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from scipy import optimize
-from scipy.special import entr
 
 from cli import check
 from evaluation.annotations import Pairs
@@ -101,12 +99,10 @@ class Answers(NamedTuple):
     right: np.ndarray                 # (Q,) bool: it is right, and no wrong item ties (`within`)
     max: np.ndarray                   # (Q,) its score
     margin: np.ndarray                # (Q,) by how much it is above the second
-    mean: np.ndarray                  # (Q,) of the scores
     std: np.ndarray                   # (Q,) deviation of the scores
     posterior: np.ndarray             # (Q,) of it, in [0, 1]
     grouped: np.ndarray | None        # (Q,) posterior of its group; None: each item is by itself
     entropy: np.ndarray               # (Q,) of the posterior, in nats
-    entropy_each: np.ndarray | None   # (Q,) of that at a second temperature, if there is one
 
     @classmethod
     def cat(cls, parts) -> "Answers":
@@ -115,83 +111,23 @@ class Answers(NamedTuple):
 
 
 @torch.no_grad()
-def answers(rows: Rows, temperature: float, absent: bool = False) -> Answers:
-    """What each row says at a temperature T.
-
-    absent: the right items are taken out of the gallery first, as if the query had no answer there;
-    `right` is False everywhere.
-    """
+def answers(rows: Rows, temperature: float) -> Answers:
+    """The first answers of all rows at a temperature T."""
     groups = None if rows.group is None else group_table(rows.group)
-    return Answers.cat(part for start, scores in rows.blocks() for part in row_answers(
-        scores, rows, start, temperature, groups, absent=absent))
+    return Answers.cat(part for start, scores in rows.blocks()
+                       for part in row_answers(scores, rows, start, temperature, groups))
 
 
-def row_answers(scores: torch.Tensor, rows: Rows, start: int, t: float, groups,
-                each: float | None = None, absent: bool = False):
+def row_answers(scores: torch.Tensor, rows: Rows, start: int, t: float, groups):
     """Yields the answers of the queries from `start` on, some at a time; their scores (b, G) are
     overwritten."""
     for few in scores.split(max(1, CACHED // scores.shape[1])):
-        query, item = rows.right_of(start, few)
-        if absent:
-            few[query, item] = -torch.inf
-        yield block_answers(few, t, query, item, groups, each, absent)
+        yield block_answers(few, t, *rows.right_of(start, few), groups)
         start += len(few)
 
 
-@torch.no_grad()
-def answers_of_both(subject: Subject, temperature: dict[str, float],
-                    each: float | None = None) -> dict[str, tuple[Rows, Answers]]:
-    """The rows of both directions and their answers: {"t2i" | "i2t": ...}.
-
-    each: a second temperature, of `Answers.entropy_each` of image to text. Every score is computed
-    once. A block has some images as its rows: all that the answers to an image need, and a part of
-    the gallery of every caption.
-    """
-    t2i, i2t = rows_of(subject, "t2i"), rows_of(subject, "i2t", np.arange(subject.n_images))
-    groups, own = group_table(i2t.group), torch.from_numpy(t2i.right.item)
-    of_images, of_captions = [], None
-    for start, scores in i2t.blocks():
-        parts, step = [], max(1, CACHED // len(scores))
-        for low in range(0, t2i.queries, step):
-            few = scores[:, low:low + step].T.clone(memory_format=torch.contiguous_format)
-            item = own[low:low + step] - start
-            query = torch.nonzero((item >= 0) & (item < len(scores)))[:, 0]
-            parts.append(block_answers(few, temperature["t2i"], query.to(few.device),
-                                       item[query].to(few.device)))
-        of_part = Answers.cat(parts)
-        of_part = of_part._replace(first=of_part.first + start)
-        of_captions = merged(of_captions, of_part, start, len(scores),
-                             temperature["t2i"]) if start else of_part
-        of_images += row_answers(scores, i2t, start, temperature["i2t"], groups, each)
-    # images without captions are items, no queries
-    queries = np.unique(subject.caption_image)
-    asked = Answers(*(None if x is None else x[queries] for x in Answers.cat(of_images)))
-    return {"t2i": (t2i, of_captions), "i2t": (i2t.some(queries), asked)}
-
-
-def merged(a: Answers, b: Answers, n: int, m: int, t: float) -> Answers:
-    """The answers of a gallery from those of its first n items and of the m others, none of them
-    grouped."""
-    best = np.maximum(a.max, b.max)
-    others = [x.max - x.margin for x, size in ((a, n), (b, m)) if size > 1]
-    second = np.maximum.reduce([np.minimum(a.max, b.max), *others])
-    # mass beside the best's
-    of_a, of_b = (np.exp(t * (x.max - best)) / x.posterior for x in (a, b))
-    share, part, gap = of_b / (of_a + of_b), m / (n + m), b.mean - a.mean
-    variance = (1 - part) * a.std ** 2 + part * b.std ** 2 + part * (1 - part) * gap ** 2
-    entropy = (1 - share) * a.entropy + share * b.entropy + entr(share) + entr(1 - share)
-    std, ahead = np.sqrt(variance), b.max - a.max
-    tie = within(best, std)
-    right = np.where(abs(ahead) <= tie, a.right & b.right, np.where(ahead > 0, b.right, a.right))
-    margin = np.where(best - second <= tie, 0, best - second)
-    return Answers(np.where(ahead > tie, b.first, a.first), right, best, margin,
-                   a.mean + part * gap, std, 1 / (of_a + of_b), None, entropy, None)
-
-
-def block_answers(scores: torch.Tensor, t: float, query, item, groups=None,
-                  each: float | None = None, absent: bool = False) -> Answers:
-    """The answers of one block (b, G), which is overwritten. query, item (P,): the right items;
-    each: a second temperature; absent: the right items are at -inf."""
+def block_answers(scores: torch.Tensor, t: float, query, item, groups=None) -> Answers:
+    """The answers of one block (b, G), which is overwritten. query, item (P,): the right items."""
     best, first = scores.max(1)                                                     # (b,)
     second = best
     if scores.shape[1] > 1:
@@ -201,26 +137,14 @@ def block_answers(scores: torch.Tensor, t: float, query, item, groups=None,
     below = scores.sub_(best[:, None])  # (b, G), at most 0
     mass = masses(below, t)
     total = mass.sum(1)
-    count = torch.full_like(total, scores.shape[1])
-    if absent:  # what is not in the gallery adds nothing
-        below[query, item] = 0
-        count.index_add_(0, query, count.new_full(query.shape, -1))
-    entropy, entropy_each = entropy_of(mass, below, total, t), None
-    if each is not None:
-        wider = masses(below, each)
-        entropy_each = entropy_of(wider, below, wider.sum(1), each)
-    mean = below.sum(1) / count
+    entropy = total.log() - t * torch.linalg.vecdot(mass, below) / total
+    mean = below.sum(1) / scores.shape[1]
     centred = below.sub_(mean[:, None])
-    if absent:
-        centred[query, item] = 0
-    std = (torch.linalg.vecdot(centred, centred) / count).sqrt()
+    std = (torch.linalg.vecdot(centred, centred) / scores.shape[1]).sqrt()
     gap, grouped = within(best, std), None
     right, ties = torch.zeros_like(first), torch.ones_like(first)
     near = best - second <= gap
-    if absent:
-        centred[query, item] = -torch.inf
-    else:
-        right.index_add_(0, query, (behind <= gap[query]).long())
+    right.index_add_(0, query, (behind <= gap[query]).long())
     tied = centred[near] >= -(mean + gap)[near, None]
     ties[near], first[near] = tied.sum(1), tied.int().argmax(1)
     if groups is not None:
@@ -228,8 +152,8 @@ def block_answers(scores: torch.Tensor, t: float, query, item, groups=None,
         members = table[of_group[first.cpu()]].to(scores.device)  # (b, most), -1: none
         grouped = (mass.gather(1, members.clamp(min=0)) * (members >= 0)).sum(1) / total
     right = (right > 0) & (right == ties)  # a wrong item that ties counts against the model
-    return Answers(first, right, best, (best - second).masked_fill(near, 0), best + mean, std,
-                   1 / total, grouped, entropy, entropy_each)
+    return Answers(first, right, best, (best - second).masked_fill(near, 0), std, 1 / total, grouped,
+                   entropy)
 
 
 def within(best, std):
@@ -243,12 +167,6 @@ def masses(below: torch.Tensor, t: float) -> torch.Tensor:
     """exp(T (s - max s)) from s - max s, at most 0, of any shape: the posterior times a number that
     a query has."""
     return (t * below).clamp_(min=NOTHING).exp_()
-
-
-def entropy_of(mass: torch.Tensor, below: torch.Tensor, total: torch.Tensor,
-               t: float) -> torch.Tensor:
-    """The entropy (b,) of mass / total, where mass = exp(T below): (b, G), (b, G), (b,)."""
-    return total.log() - t * torch.linalg.vecdot(mass, below) / total
 
 
 def group_table(group: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
@@ -282,13 +200,11 @@ def deviation(scores: torch.Tensor) -> float:
     return float((inside - inside.nanmean(1, keepdim=True)).square().nanmean(1).mean().sqrt())
 
 
-def temperature(scores: torch.Tensor, right: torch.Tensor, each: bool = False) -> float:
+def temperature(scores: torch.Tensor, right: torch.Tensor) -> float:
     """T = argmin_T -1/Q sum_q log sum_{j in right(q)} p_qj.
 
     scores (Q, G), where -inf is not in the gallery of the query; right (Q, G) bool, at least one in
-    each row. With one right item per query the mean is convex in T. each: instead, the mean of -log
-    p_qj over all right pairs. Then the posterior has to find all right items of a query and not
-    only one, so it is wider where there are several. A grid on log T finds the neighbourhood of the
+    each row. With one right item per query the mean is convex in T. A grid on log T finds the neighbourhood of the
     minimum, and Brent's method the minimum itself, in float64: a loss is flat there, and the last
     bits of float32 would move T by 1e-3. Raises InputError where the scores do not differ, or where
     no T within SPREADS is best, which means that they do not tell what is right.
@@ -306,8 +222,6 @@ def temperature(scores: torch.Tensor, right: torch.Tensor, each: bool = False) -
     def loss(log_t: float, kind=torch.float64) -> float:
         t = float(np.exp(log_t))
         mass = torch.cat([masses(part.to(kind), t).sum(1) for part in parts]).double()
-        if each:
-            return float((mass.log()[query] - t * of_right).mean())
         mass_right = torch.zeros_like(mass).index_add_(0, query, masses(below_best, t))
         return float((mass.log() - t * best - mass_right.log()).mean())
     grid = np.linspace(*np.log(np.array(SPREADS) / spread), 41)
@@ -334,8 +248,6 @@ def of_pairs(rows: Rows) -> Sigmoid:
 
 
 @torch.no_grad()
-def expected(rows: Rows, pair: Sigmoid, absent: bool = False) -> np.ndarray:
-    """How many items of the gallery fit each query: the sum of their probabilities (Q,). absent:
-    of a gallery without its right items."""
-    return np.concatenate([pair(scores).masked_fill(right & absent, 0).sum(1).cpu().numpy()
-                           for scores, right in rows.whole()])
+def expected(rows: Rows, pair: Sigmoid) -> np.ndarray:
+    """How many items of the gallery fit each query: the sum of their probabilities (Q,)."""
+    return np.concatenate([pair(scores).sum(1).cpu().numpy() for _, scores in rows.blocks()])

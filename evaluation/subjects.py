@@ -244,12 +244,10 @@ class Bank(NamedTuple):
     images: torch.Tensor              # (N,)
     captions: torch.Tensor            # (M,)
     report: dict                    # whose queries, and how beta was chosen: "bank" of results.json
-    far: dict[str, torch.Tensor] = {}    # how far each query lies from the bank, by "t2i" and "i2t"
 
     def take(self, rows) -> "Bank":
         """The items in the order `rows` (an Order)."""
-        far = {side: x[rows.captions if side == "t2i" else rows.images] for side, x in self.far.items()}
-        return Bank(self.images[rows.images], self.captions[rows.captions], self.report, far)
+        return Bank(self.images[rows.images], self.captions[rows.captions], self.report)
 
 
 class Variances(NamedTuple):

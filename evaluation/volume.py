@@ -47,10 +47,10 @@ class Sigmoid(NamedTuple):
         return cls(slope, bias, *log_det)
 
 
-def logistic(x: Tensor, y, count=None, ridge: float = 0) -> tuple[list[float], float]:
-    """Weights w (F,) and the bias of p = sigmoid(w . x + b) of least mean log loss + ridge |w|^2,
-    the w of standardised x: x (F, K), y (K,) in [0, 1], how often each counts (K,). Newton's method
-    in float64; the loss is convex. Raises InputError where nothing can be told apart."""
+def logistic(x: Tensor, y, count=None) -> tuple[list[float], float]:
+    """Weights w (F,) and the bias of p = sigmoid(w . x + b) of least mean log loss: x (F, K), y (K,)
+    in [0, 1], how often each counts (K,). Newton's method in float64; the loss is convex. Raises
+    InputError where nothing can be told apart."""
     x, y = x.double(), torch.as_tensor(y).double()
     n = torch.ones_like(y) if count is None else torch.as_tensor(count).double()
     mean, std, share = x.mean(1), x.std(1, correction=0), float((n * y).sum() / n.sum())
@@ -58,12 +58,12 @@ def logistic(x: Tensor, y, count=None, ridge: float = 0) -> tuple[list[float], f
           "all scores are equal, or all pairs right or wrong, so no probability of a pair fits "
           "them")
     z = torch.cat([(x - mean[:, None]) / std[:, None], torch.ones_like(y)[None]])   # (F + 1, K)
-    w, penalty = z.new_zeros(len(z)), z.new_full((len(z),), 2 * ridge * float(n.sum()))
-    w[-1], penalty[-1] = torch.tensor(share).logit(), 0
+    w = z.new_zeros(len(z))
+    w[-1] = torch.tensor(share).logit()
     for _ in range(100):
         p = (w @ z).sigmoid()
-        bend = (z * (n * p * (1 - p) + 1e-9)) @ z.T + penalty.diag()
-        step = torch.linalg.solve(bend, z @ (n * (p - y)) + penalty * w)
+        bend = (z * (n * p * (1 - p) + 1e-9)) @ z.T
+        step = torch.linalg.solve(bend, z @ (n * (p - y)))
         w = w - step.clamp(-5, 5)
         if step.abs().max() < 1e-9:
             break

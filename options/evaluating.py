@@ -21,7 +21,7 @@ SOURCES = ("checkpoint", "compare", "embeddings", "scores")
 
 def wanted(opt) -> bool:
     """Whether anything is calibrated."""
-    return bool(opt.confidence or opt.sets or opt.absent or opt.judgements)
+    return bool(opt.confidence or opt.sets or opt.judgements)
 
 
 def ready(opt) -> str | None:
@@ -105,11 +105,6 @@ EVALUATE = Table("Evaluate image-caption retrieval.", {
                metavar="FILE", nargs="+"),
         Option("sets", share, None, "sets of answers that hold a right one for 1 - ALPHA of the "
                "queries (split-conformal)", metavar="ALPHA"),
-        Option("absent", share, None, "queries whose answer is taken out of the gallery: can one "
-               "tell, and from which confidence up are at most RATE of them answered",
-               metavar="RATE"),
-        Option("negatives", filename, None, "with --absent: captions that no image shows, one per "
-               "line, to certify the threshold on instead of dev", metavar="FILE.txt"),
         Option("calibration", filename, None, "with --embeddings or --scores: the same of dev, to "
                "calibrate on"),
         Option("calibrate_on", share, None, "calibrate on a random share of the images, and judge "
@@ -164,7 +159,7 @@ def conflicts(opt):
 
 def of_calibration(opt):
     yield opt.compare, (
-        "--confidence, --sets, --absent and --judgements do not go with --compare; evaluate each "
+        "--confidence, --sets and --judgements do not go with --compare; evaluate each "
         "by itself")
     yield opt.judgements and opt.calibrate_on, (
         "--calibrate_on {calibrate_on:g} leaves items out of the judgement, and --judgements "
@@ -205,7 +200,7 @@ def of_variances(opt):
 
 # Options for images and captions alone, not for phrases in photos.
 OF_CAPTIONS = ("sim", "dev_images", "vocab", "fold5", "cxc", "pmrp", "eccv", "positives", "rerank",
-               "bank", "uncertainty", "variances", "judgements", "sets", "absent", "calibration", "calibrate_on",
+               "bank", "uncertainty", "variances", "judgements", "sets", "calibration", "calibrate_on",
                "photos", "ranks", "export", "block")
 
 

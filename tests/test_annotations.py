@@ -211,30 +211,12 @@ def test_positives(tmp_path):
     assert named(read["i2t"][0], IMAGES, CAPTIONS) == {(20, 107), (20, 105)} and read["i2t"][1] == 2
     assert named(read["t2i"][0], CAPTIONS, IMAGES) == {(106, 10), (106, 20), (106, 30)} and read["t2i"][1] == 0
     assert set(annotations.read_positives(write_json(path, {"t2i": stored["t2i"]}), *index())) == {"t2i"}
-    assert read.levels is None
 
 
-def test_levels_beside_positives(tmp_path):
-    """A whole number of any of the captions; -1 where none is given. They are no direction of retrieval."""
-    stored = {"levels": {"106": 4, "101": 0, "107": 99}, "t2i": {"106": [10]}}
-    read = annotations.read_positives(write_json(tmp_path / "p.json", stored), *index())
-    assert set(read) == {"t2i"} and dict(zip(CAPTIONS, read.levels.tolist(), strict=True)) == {
-        105: -1, 101: 0, 104: -1, 102: -1, 103: -1, 106: 4, 107: 99}
-
-
-@pytest.mark.parametrize("levels,message", [
-    ([0, 1], r'"levels" is \[0, 1\], no table'), (None, '"levels" is None, no table'),
-    ({"x": 1}, "id 'x', which is no whole number"),
-    ({"9" * 19: 1}, "id 9999999999999999999, which is no whole number"),
-    ({"30": 1}, "names 1 captions that split lacks, the first is 30"),
-    ({"105": -1}, "the level of caption 105 is -1; .*0 to 99"), ({"105": 100}, "of caption 105 is 100"),
-    ({"105": 1.0}, "of caption 105 is 1.0"), ({"105": True}, "of caption 105 is True"),
-    ({"105": "1"}, "of caption 105 is '1'"), ({"105": None}, "of caption 105 is None"),
-    ({"105": 1, "0105": 1}, "under two spellings"),
-])
-def test_bad_levels(tmp_path, levels, message):
-    path = write_json(tmp_path / "p.json", {"t2i": {"106": [10]}, "levels": levels})
-    refused(lambda: annotations.read_positives(path, *index()), message)
+def test_levels_beside_positives_are_not_read(tmp_path):
+    """They are no direction of retrieval."""
+    stored = {"levels": {"106": 4}, "t2i": {"106": [10]}}
+    assert set(annotations.read_positives(write_json(tmp_path / "p.json", stored), *index())) == {"t2i"}
     refused(lambda: annotations.read_positives(write_json(tmp_path / "p.json", {"levels": {"105": 1}}), *index()),
             "holds no positives under the names i2t and t2i; give JSON")
 

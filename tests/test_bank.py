@@ -144,23 +144,6 @@ def test_items_in_another_order_keep_their_numbers():
     np.testing.assert_allclose(after.numpy(), before.numpy()[rows.images][:, rows.captions], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("nearest", [3, 1_000])
-def test_how_far_a_query_lies_from_the_bank(nearest, monkeypatch):
-    """Against a sort of each query's cosines with items of its own kind, of two models; also in another order."""
-    monkeypatch.setattr(bank, "NEAREST", nearest)
-    members, queries = ([member("cosine", k), member("wasserstein", k + 3)] for k in (0, 20))
-    taken = bank.normalisation(members, Subject("dev", "", owners(), N, members), queries, "train", block=5)
-    rows = Order(np.random.default_rng(0).permutation(N), np.random.default_rng(1).permutation(M), [])
-    for side, kind, order in (("t2i", "captions", rows.captions), ("i2t", "images", rows.images)):
-        expected = 0
-        for m, q in zip(members, queries):
-            a, b = ([x / np.linalg.norm(x) for x in getattr(of, kind).mean.double().numpy()] for of in (m, q))
-            expected = expected + np.array([1 - np.mean(sorted((x @ y for y in b), reverse=True)[:nearest])
-                                            for x in a]) / 2
-        np.testing.assert_allclose(taken.far[side].numpy(), expected, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(taken.take(rows).far[side].numpy(), expected[order], rtol=1e-5, atol=1e-6)
-
-
 def test_folds_take_the_numbers_of_their_items(monkeypatch):
     monkeypatch.setattr(subjects, "FOLD", 3)
     one, queries, owner = member("cosine", 0, 15, 52), member("cosine", 10), owners(15, 52)
@@ -337,18 +320,6 @@ def test_the_whole_matrix_gives_the_same(small_run, ev, demo_path):
     words = ["--checkpoint", small_run("--sim", "wasserstein"), "--bank", "train"]
     pmrp = ["--pmrp", "--instances", f"{demo_path}/demo_coco/annotations/instances_val2014.json"]
     assert ev(*words)["protocols"]["bank"] == ev(*words, *pmrp, "--block", "7")["protocols"]["bank"]
-
-
-def test_which_measures_say_how_unfamiliar_a_query_is(small_run, ev, capsys):
-    """--confidence with a bank: rho of log det Sigma with the distance to the training items, by hand."""
-    run = small_run("--sim", "wasserstein")
-    found = ev("--checkpoint", run, "--bank", "train", "--confidence")["other_truths"]["unfamiliar"]
-    assert "captions as queries: Spearman's rho of uncertainty and how unfamiliar it is" in capsys.readouterr().out
-    (one, _), (queries, _) = (members_on(run, split) for split in ("test", "train"))
-    for kind in ("captions", "images"):
-        e, far = getattr(one, kind), bank.distance([getattr(one, kind)], [getattr(queries, kind)], 7)
-        rho = metrics.spearman(e.log_var.mean(1).numpy(), far.numpy())
-        assert found[kind]["log_det_query"]["rho"] == pytest.approx(rho, abs=1e-3) and abs(rho) > 0.01
 
 
 def test_an_ensemble_and_a_comparison(small_run, ev):

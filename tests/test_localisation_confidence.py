@@ -1,5 +1,4 @@
 """How sure a model is of the first box: confidences against loops, what is fitted on val, and pictures of phrases."""
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from evaluation.posterior import temperature
 from evaluation.report import render
 from files.phrases import iou, shares
 from files.reading import is_drawn
-from metrics import spearman
 from tests.test_localisation import BoxSplit, drawn_scores, made, rows_of, slow_iou
 
 RNG = np.random.default_rng
@@ -26,7 +24,7 @@ RNG = np.random.default_rng
 def knowing(seed: int, photos: int = 150, sigma: bool = False) -> Phrases:
     """Phrases whose scores are the IoU with their truth, or with another box of the photo, and noise, more for some
     phrases than for others. With `sigma` log det Sigma tells how likely it was that another box is meant, which the
-    scores do not show, and as many things fit."""
+    scores do not show."""
     rng = RNG(seed)
     boxes, start, photo, named = [], [0], [], []
     for n in range(photos):
@@ -49,31 +47,25 @@ def knowing(seed: int, photos: int = 150, sigma: bool = False) -> Phrases:
         near = iou(split.boxes[start[n]:start[n + 1]], meant[columns])
         return (near + noise[columns] * RNG([seed, n]).standard_normal(near.shape)).astype(np.float32)
     of = Phrases(f"made {seed}", split, scores_of)
-    return of._replace(phrase_log_det=np.log(doubt), region_log_det=rng.standard_normal(len(split.boxes)),
-                       fitting=np.ceil(8 * doubt)) if sigma else of
+    return of._replace(phrase_log_det=np.log(doubt)) if sigma else of
 
 
 def test_confidences_are_those_of_a_loop():
     split, t = made(1), 7.0
     scores_of, whole = drawn_scores(split, 1, 50)
     located = locate(split, scores_of, t)
-    assert list(located.confidences) == ["posterior", "overlap", "entropy", "max", "margin", "std"]
-    none_elsewhere = 0
+    assert list(located.confidences) == ["max", "posterior", "overlap"]
     for m in np.flatnonzero(located.first >= 0):
         rows = rows_of(split, m)
         s = whole[rows, m].astype(np.float32).astype(float)
         first = rows.index(located.first[m])
         p = np.exp(t * s) / sum(np.exp(t * s))
         there = [slow_iou(split.boxes[r], split.boxes[located.first[m]]) >= 0.5 for r in rows]
-        elsewhere = [value for value, near in zip(s, there) if not near]
-        none_elsewhere += not elsewhere
         slow = {"posterior": p[first], "overlap": sum(value for value, near in zip(p, there) if near),
-                "entropy": sum(p * np.log(p)), "max": s[first], "std": np.std(s),
-                "margin": s[first] - max(elsewhere or [min(s)])}
+                "max": s[first]}
         assert {name: located.confidences[name][m] for name in slow} == pytest.approx(slow, abs=1e-9)
-    assert none_elsewhere                                   # photos with one place
     assert (located.confidences["overlap"] >= located.confidences["posterior"] - 1e-12).all()
-    assert list(locate(split, scores_of).confidences) == ["max", "margin", "std"]
+    assert list(locate(split, scores_of).confidences) == ["max"]
 
 
 def test_padding_changes_no_temperature():
@@ -130,9 +122,9 @@ def test_report_of_points():
     dev, test = knowing(4), knowing(5)
     sure, located = judge_phrases(dev, test)
     found = sure.results["confidence"]["phrases"]
-    assert set(found) == {"posterior", "overlap", "entropy", "max", "margin", "std", "isotonic", "stacked"}
-    assert found["overlap"]["auroc"] > 0.6 and found["isotonic"]["ece"] < found["isotonic"]["ece_floor"] + 0.08
-    assert found["overlap"]["ece"] < 0.2 and "reliability" in found["overlap"] and list(sure.results) == ["confidence"]
+    assert set(found) == {"posterior", "overlap", "max"}
+    assert found["overlap"]["auroc"] > 0.6
+    assert found["overlap"]["ece"] < 0.2 and list(sure.results) == ["confidence"]
     of = sure.seen["phrases"]
     assert (of.answers == located.first).all() and (of.right == located.right).all()
     slow = np.mean([a > b for a in of.values["overlap"][of.right] for b in of.values["overlap"][~of.right]])
@@ -141,57 +133,13 @@ def test_report_of_points():
     assert "posterior of all boxes at its place" in text and "Sigma" not in text
     assert f"judged on {len(test.split.phrases):,} of made 5" in text and "T = " in text
     assert sure.calibration["split"] == "made 4"
-    assert calibration.Isotonic(**sure.calibration["phrases"]["isotonic"]) == fit(dev).isotonic
+    assert calibration.Fitted.of(sure.calibration["phrases"]) == fit(dev)
 
 
 def test_nothing_of_test_is_fitted():
     dev, test = knowing(4), knowing(5)
     other = judge_phrases(dev, knowing(6))[0]
     assert judge_phrases(dev, test)[0].calibration == other.calibration
-
-
-def test_log_det_that_knows_the_noise_adds_to_the_scores_and_tells_how_many_things_fit():
-    dev, test = knowing(7, 300, sigma=True), knowing(8, 300, sigma=True)
-    sure, located = judge_phrases(dev, test)
-    found = sure.results["confidence"]["phrases"]
-    assert found["stacked"]["above_without_sigma"]["low"] > 0
-    assert any(line.endswith("it adds") for line in sure.lines)
-    values, unsure = sure.seen["phrases"].values, sure.results["ambiguity"]
-    assert np.allclose(values["log_det_query"], -test.phrase_log_det, atol=1e-3)
-    assert np.allclose(values["log_det_answer"], -test.region_log_det[located.first], atol=1e-3)    # close ones join
-    assert unsure["log_det"]["rho"] == pytest.approx(spearman(test.phrase_log_det, test.fitting), abs=1e-4)
-    assert unsure["log_det"]["low"] < unsure["log_det"]["rho"] < unsure["log_det"]["high"] <= 1.05
-    assert unsure["phrases"]["log_det_query"]["rho_given_words"] > 0.9
-    assert "wider where more things fit" in sure.lines[-1] and "phrases as queries" in render(sure.tables)
-    blind = [of._replace(phrase_log_det=RNG(9).permutation(of.phrase_log_det)) for of in (dev, test)]
-    sure = judge_phrases(*blind)[0]
-    assert sure.results["confidence"]["phrases"]["stacked"]["above_without_sigma"]["low"] <= 0
-    assert "no wider and no narrower beyond chance" in sure.lines[-1]
-
-
-def test_phrases_whose_fitting_is_unknown_are_left_out():
-    dev, test = knowing(7, sigma=True), knowing(8, sigma=True)
-    fitting = np.where(np.arange(len(test.fitting)) % 2, np.nan, test.fitting)
-    of = judge_phrases(dev, test._replace(fitting=fitting))[0].results["ambiguity"]["log_det"]
-    assert of["pairs"] == (len(fitting) + 1) // 2
-    known = ~np.isnan(fitting)
-    assert of["rho"] == pytest.approx(spearman(test.phrase_log_det[known], fitting[known]))
-    few = np.where(test.split.phrase_photo <= test.split.phrase_photo[0], fitting, np.nan)
-    for nothing in (few, np.full(len(fitting), np.nan)):
-        assert "ambiguity" not in judge_phrases(dev, test._replace(fitting=nothing))[0].results
-    sure = judge_phrases(dev, test._replace(fitting=np.ones(len(fitting))))[0]
-    assert "no correlation is defined" in sure.lines[-1]
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"count": 3}', '{"count": [1]}', '{"count": ["a", "b"]}'])
-def test_a_damaged_list_of_how_many_things_fit_is_refused(tmp_path, content):
-    split = SimpleNamespace(root=str(tmp_path), name="test", phrases=["a dog", "a cat"])
-    assert localisation.fitting_of(split) is None
-    (tmp_path / "test_fitting.json").write_text(content)
-    with pytest.raises(InputError, match="test_fitting.json (does not list how many things fit|is not JSON)"):
-        localisation.fitting_of(split)
-    (tmp_path / "test_fitting.json").write_text('{"count": [1, 2]}')
-    assert localisation.fitting_of(split).tolist() == [1, 2]
 
 
 def test_what_cannot_be_calibrated_is_refused_in_a_sentence():
@@ -201,11 +149,6 @@ def test_what_cannot_be_calibrated_is_refused_in_a_sentence():
         fit(of._replace(split=far))
     with pytest.raises(InputError, match="all scores of a query are equal"):
         fit(of._replace(scores_of=lambda n, c: np.zeros((of.split.start[n + 1] - of.split.start[n], len(c)))))
-
-    def perfect(n, columns):
-        return iou(of.split.boxes[of.split.start[n]:of.split.start[n + 1]], of.split.truth[columns])
-    with pytest.raises(InputError, match=r"none of the \d+ first answers of bad \(phrases\) is right"):
-        judge_phrases(of, of._replace(name="bad", scores_of=lambda n, c: -perfect(n, c)))
 
 
 def test_photos_without_proposals_are_said():

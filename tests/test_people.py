@@ -13,11 +13,11 @@ import evaluate
 import show
 import train
 from cli import InputError
-from evaluation import people, promises, volume
+from evaluation import people, volume
 from evaluation.calibration import read_calibration
 from evaluation.encode import encode
 from evaluation.open import Where, load_run
-from evaluation.posterior import answers, expected, of_pairs, rows_of
+from evaluation.posterior import expected, rows_of
 from evaluation.subjects import Items
 from evaluation.volume import Sigmoid, logistic
 from files.layouts import read_precomputed
@@ -68,33 +68,22 @@ def test_expected_numbers_are_sums_over_the_gallery(monkeypatch, side):
     monkeypatch.setattr("evaluation.posterior.ELEMENTS", 250)
     subject, pair = drawn(n=20), Sigmoid(30.0, -2.0)
     rows = rows_of(subject, side)
-    for absent in (False, True):
-        slow = []
-        for q in rows.asked:
-            total = 0.0
-            for item in range(rows.gallery):
-                i, c = (item, q) if side == "t2i" else (q, item)
-                if not (absent and subject.caption_image[c] == i):
-                    total += sigmoid(30 * float(subject.scores[i, c]) - 2)
-            slow.append(total)
-        assert np.allclose(expected(rows, pair, absent), slow, rtol=1e-5)
+    slow = []
+    for q in rows.asked:
+        pairs = [(item, q) if side == "t2i" else (q, item) for item in range(rows.gallery)]
+        slow.append(sum(sigmoid(30 * float(subject.scores[pair]) - 2) for pair in pairs))
+    assert np.allclose(expected(rows, pair), slow, rtol=1e-5)
 
 
-def test_the_expected_number_and_the_ceiling_of_the_maximum_tell_absent_queries():
-    """No order of queries by their largest scores is better than the ceiling: where the first answer is wrong, it is
-    the same with and without the right one."""
-    dev, test = drawn(0), drawn(1)
-    pair = of_pairs(rows_of(dev, "t2i"))
-    of = promises.judge_absent(dev, test, "t2i", 30.0, 0.3, pair)
-    rows = promises.one_each(test, "t2i", 2)
-    (here, number), (gone, left) = ((answers(rows, 30.0, absent), expected(rows, pair, absent))
-                                    for absent in (False, True))
-    assert (here.max == gone.max).tolist() == (~here.right).tolist()
-    assert of["ceiling"] == pytest.approx(1 - np.mean(~here.right) ** 2 / 2) and of["auroc"]["max"] < of["ceiling"]
-    wins = [(a > b) + (a == b) / 2 for a in number for b in left]
-    assert of["auroc"]["expected"] == pytest.approx(np.mean(wins), abs=2e-3) and (number > left).all()
-    said = list(promises.absent_sentences({"t2i": of}))
-    assert "expected number" in said[0] and f"above {of['ceiling']:.3f}" in said[0]
+def test_partial_correlation_is_that_of_residuals():
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=300)
+    x, y = z + rng.normal(size=300), z + rng.normal(size=300)
+    ranks = [np.argsort(np.argsort(v)).astype(float) for v in (x, y, z)]
+    a, b = (v - np.polyval(np.polyfit(ranks[2], v, 1), ranks[2]) for v in ranks[:2])
+    assert people.partial_spearman(x, y, z) == pytest.approx(np.corrcoef(a, b)[0, 1], abs=1e-9)
+    assert abs(people.partial_spearman(x, y, z)) < 0.15
+    assert np.isnan(people.partial_spearman(x, y, x))
 
 
 # ---- the share of the photos that an item covers
