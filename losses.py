@@ -250,24 +250,15 @@ class Match(nn.Module):
 
 
 class SampledNLL(nn.Module):
-    """-log P(T+ | I) among the true caption and N others (`dmsm` eq. 2-3), mean over the images, in
-    nats.
-
-    The others are drawn from the batch (`losses.sampled_nll`); or, where `outside` (B, N) is given,
-    are N captions drawn from the whole training set, which the images of a batch share, -inf where
-    one belongs to the image itself.
-    """
+    """-log P(T+ | I) among the true caption and N others of the batch (`sampled_nll`), mean over
+    the images, in nats."""
 
     def __init__(self, gamma: float = 10.0, negatives: int = 40):
         super().__init__()
         self.gamma, self.negatives = gamma, negatives
 
-    def forward(self, scores: Tensor, same: Tensor | None = None,
-                outside: Tensor | None = None) -> dict[str, Tensor]:
-        if outside is None:
-            return {"nll": sampled_nll(scores, self.gamma, self.negatives, own=same).mean()}
-        logits = self.gamma * torch.cat([scores.diagonal()[:, None], outside], 1)   # (B, 1 + N)
-        return {"nll": (logits.logsumexp(1) - logits[:, 0]).mean()}
+    def forward(self, scores: Tensor, same: Tensor | None = None) -> dict[str, Tensor]:
+        return {"nll": sampled_nll(scores, self.gamma, self.negatives, own=same).mean()}
 
 
 def vib(e: Embedding) -> Tensor:

@@ -242,10 +242,10 @@ class JointEmbedding(nn.Module):
 
     def forward(self, batch) -> dict[str, Tensor]:
         """Terms of the training loss, to be summed. `batch` is a data.Batch: B matching pairs, and
-        what stands beside them."""
-        parts = batch, batch.unpaired, batch.negatives
-        pairs, alone, others = map(self.encode, parts)
-        losses = self.rank(batch, **pairs, others=others.get("captions"))
+        perhaps unpaired items beside them."""
+        parts = batch, batch.unpaired
+        pairs, alone = map(self.encode, parts)
+        losses = self.rank(batch, **pairs)
         if self.beside:
             pairs, alone = (gathered(encoded, part and part.share)
                             for encoded, part in zip((pairs, alone), parts))
@@ -258,11 +258,9 @@ class JointEmbedding(nn.Module):
                 losses[name] = (losses[name] + more) / (2 if term.mean else 1)
         return losses
 
-    def rank(self, batch, images: Encoded, captions: Encoded,
-             others: Encoded | None = None) -> dict[str, Tensor]:
-        """The objective's terms. others: captions (N) of the whole training set, of which none of
-        an image's own counts. Where a batch has labels (R, M), only labelled pairs are scored, and
-        the others have 0."""
+    def rank(self, batch, images: Encoded, captions: Encoded) -> dict[str, Tensor]:
+        """The objective's terms. Where a batch has labels (R, M), only labelled pairs are scored,
+        and the others have 0."""
         if self.objective is None:
             return {}
         images, captions = images.embedding, captions.embedding
@@ -277,13 +275,8 @@ class JointEmbedding(nn.Module):
             compare = functools.partial(scored, self.similarity, learned=learned)
             index = batch.image_index[:, None]                                      # (B, 1)
             same = index == batch.image_index if self.mask_same_image else None     # (B, B)
-            inside = by_rows(compare, images, captions, batch.share, batch.share)   # (B, B)
-            if others is None:
-                return self.objective(inside, same)
-            more = batch.negatives
-            outside = by_rows(compare, images, others.embedding, batch.share, more.share)  # (B, N)
-            own = index == more.image_index
-            return self.objective(inside, same, outside.masked_fill(own, -torch.inf))
+            scores = by_rows(compare, images, captions, batch.share, batch.share)   # (B, B)
+            return self.objective(scores, same)
 
 
 # ---- encoders by name

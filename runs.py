@@ -24,7 +24,6 @@ from cli import InputError, check, reason
 from data import Split, check_extractors, pair_batches, phrase_batches, read_split
 from devices import processes
 from devices.feeding import keep
-from devices.share import Share
 from files.log import Load, Log
 from files.phrases import Labels, learnable
 from files.reading import holds_keys, is_drawn, read_yaml, recognised
@@ -336,10 +335,7 @@ class Data:
         batches = pair_batches(self.fed or self.train, tokens, order, self.batch_size,
                                crop_size=self.crop_size, process=process, **how)
         for iteration, batch in enumerate(batches, state["iteration"]):  # state may lag behind
-            if more := self.unpaired:
-                added = more.batch(iteration, Share.of(more.count, *process))
-                batch = batch._replace(**{more.field: added})
-            yield batch
+            yield batch._replace(unpaired=self.unpaired and self.unpaired.batch(iteration))
 
 
 def build_data(opt, start: dict | None) -> Data:

@@ -49,8 +49,6 @@ class Batch(NamedTuple):
     caption_index: Tensor             # (B,) int64, the row of each caption
     # images and captions that do not belong together (jWAE); fields that it lacks are None
     unpaired: "Batch | None" = None
-    # captions from the whole training set that the images are compared with (DMSM)
-    negatives: "Batch | None" = None
     # (R, M) int8: a region fits a phrase, 1; does not, -1; is not compared with it, 0
     labels: Tensor | None = None
     # where several processes share a batch: which of its items these are

@@ -1,88 +1,75 @@
-"""Training items without their partners: unpaired images and captions (`jwae` is semi-supervised),
-and DMSM's negative captions.
+"""Unpaired training images and captions, which `jwae` learns from beside its pairs.
 
     python train.py --data_name f8k_precomp --supervised_fraction 0.3 --txt_enc bigru \\
         --img_layers 1024 --recon_images 0.5 --recon_captions 0.005 --prior_images 0.01 \\
         --prior_captions 0.01
 
-Mahajan et al. 2019, Joint Wasserstein Autoencoders for Aligning Multimodal Embeddings (`jwae`); He
-et al. 2015, Joint Learning of Distributed Representations for Images and Texts (`dmsm`). What a
-step adds depends only on the seed and the number of the step, so a resumed run continues exactly.
+Mahajan et al. 2019, Joint Wasserstein Autoencoders for Aligning Multimodal Embeddings (`jwae`),
+sections 3.2 and 3.3: X and Y are unpaired, S is paired. What a step adds depends only on the seed
+and the number of the step, so a resumed run continues exactly.
 """
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from cli import check
 from data import Batch, Split, check_extractors, read_split
+from inputs import Features
 from methods.jwae import learns_alone
 
 
 class ShuffledItems:
-    """Items of several sources in an endless shuffled order. All items come once before any comes
-    again."""
+    """Images or captions of one or two data sets in an endless shuffled order. All come once before
+    any comes again. sources: pairs of a reader and rows (n,) of it."""
 
     def __init__(self, sources: list[tuple], seed: tuple):
-        """sources: (what to read from, rows of its items (n,), image of each item or -1 (n,)).
-        seed: numbers for the random generator."""
-        self.sources, self.seed = [source for source, *_ in sources], seed
-        self.row = np.concatenate([index for _, index, _ in sources])               # (n,)
-        self.image = np.concatenate([image for *_, image in sources])               # (n,)
-        self.source = np.repeat(np.arange(len(sources)), [len(index) for _, index, _ in sources])
+        self.readers, self.seed = [reader for reader, _ in sources], seed
+        self.row = np.concatenate([rows for _, rows in sources])                    # (n,)
+        self.source = np.repeat(np.arange(len(sources)), [len(rows) for _, rows in sources])
         self.round, self.order = None, None
 
-    def __len__(self) -> int:
-        return len(self.row)
-
     def draw(self, step: int, count: int) -> list[tuple]:
-        """Items step * count ... (step + 1) * count - 1 of the endless order, by source: [(source,
-        rows, images)]."""
-        places = np.arange(step * count, (step + 1) * count)
-        rounds = places // len(self)
-        items = np.concatenate([self.shuffled(k)[places[rounds == k] % len(self)]
-                                for k in range(rounds[0], rounds[-1] + 1)])
-        drawn = [(source, items[self.source[items] == k]) for k, source in enumerate(self.sources)]
-        return [(source, self.row[index], self.image[index]) for source, index in drawn
-                if len(index)]
+        """Items step * count ... (step + 1) * count - 1 of the order: [(reader, rows), ...]."""
+        rounds, places = np.divmod(np.arange(step * count, (step + 1) * count), len(self.row))
+        items = np.concatenate([self.shuffled(k)[places[rounds == k]] for k in np.unique(rounds)])
+        rows = [self.row[items[self.source[items] == k]] for k in range(len(self.readers))]
+        return [(reader, own) for reader, own in zip(self.readers, rows) if len(own)]
 
     def shuffled(self, k: int) -> np.ndarray:
         """The order of the items in round k, (n,)."""
         if self.round != k:
             self.round, rng = k, np.random.default_rng([*self.seed, k])
-            self.order = rng.permutation(len(self))
+            self.order = rng.permutation(len(self.row))
         return self.order
 
 
 class Unpaired:
-    """What each training step adds to its pairs: up to `count` images and `count` captions that do
-    not belong together."""
+    """`count` images and `count` captions a step, or one of the two, that do not belong together.
+    data: fingerprints of the data sets that are read for it."""
 
     def __init__(self, images: ShuffledItems | None, captions: ShuffledItems | None, count: int,
-                 data: dict | None = None, field: str = "unpaired"):
-        """data: fingerprints of the data sets that are read for it. field: the field of data.Batch
-        that holds the added items, "unpaired" or "negatives"."""
-        self.images, self.captions, self.count = images, captions, count
-        self.data, self.field = data or {}, field
+                 data: dict):
+        self.images, self.captions, self.count, self.data = images, captions, count, data
 
-    def batch(self, step: int, share=None) -> Batch:
-        """The unpaired items of step `step` (from 0) as a Batch of their own. share: the
-        devices.share.Share of the `count` items whose images are read; None: all."""
-        images = tokens = lengths = owner = None
-        first, last, _ = (share.rows if share else slice(None)).indices(self.count)
+    def batch(self, step: int) -> Batch:
+        """The unpaired items of step `step`, from 0."""
+        images = tokens = lengths = None
         if self.images:
-            drawn = self.images.draw(step, self.count)
-            starts = np.cumsum([0, *(len(rows) for _, rows, _ in drawn)])
-            images = torch.cat([source.gather(rows[max(0, first - start):max(0, last - start)])
-                                for (source, rows, _), start in zip(drawn, starts)])
+            images = torch.cat([reader.gather(rows)
+                                for reader, rows in self.images.draw(step, self.count)])
         if self.captions:
-            drawn = self.captions.draw(step, self.count)
-            read = [source.batch(rows) for source, rows, _ in drawn]           # ((b, T), (b,)) each
-            longest = [max(sizes) for sizes in zip(*(x.shape[1:] for x, _ in read))]
-            padded = [F.pad(x, [n for size, most in zip(x.shape[:0:-1], longest[::-1])
-                                for n in (0, most - size)]) for x, _ in read]     # to T (and K)
-            tokens, lengths = torch.cat(padded), torch.cat([length for _, length in read])
-            owner = torch.from_numpy(np.concatenate([image for *_, image in drawn]))
-        return Batch(images, tokens, lengths, owner, None, share=share)
+            parts, lengths = zip(*(reader.batch(rows)
+                                   for reader, rows in self.captions.draw(step, self.count)))
+            tokens, lengths = padded(parts), torch.cat(lengths)
+        return Batch(images, tokens, lengths, None, None)
+
+
+def padded(parts: list[Tensor]) -> Tensor:
+    """Join (b, T) or (b, T, K) of several b, T and K, zero-padded to the largest T and K."""
+    sizes = [max(size) for size in zip(*(part.shape[1:] for part in parts))]
+    return torch.cat([F.pad(part, [n for most, size in zip(sizes[::-1], part.shape[:0:-1])
+                                   for n in (0, most - size)]) for part in parts])
 
 
 def choose_pairs(split: Split, fraction: float, seed: int, others: bool = False) -> np.ndarray:
@@ -94,52 +81,36 @@ def choose_pairs(split: Split, fraction: float, seed: int, others: bool = False)
 
 
 def build_unpaired(opt, split: Split, tokens, pairs: np.ndarray, vocab) -> Unpaired | None:
-    """What the options add to `pairs` (m,), the captions of `split` that are trained as pairs, or
-    None if they add nothing.
+    """Unpaired items: the images and captions of `split` beside its `pairs` (m,), and those of
+    --unpaired_images and --unpaired_captions. None without any. Raises InputError where another
+    data set does not fit the model."""
+    rest = np.setdiff1d(np.arange(len(split.captions)), pairs)
+    own = {"images": (split.images, np.unique(split.caption_image[rest])),
+           "captions": (tokens, rest)}
+    sides, data = [], {}
+    for k, (side, source) in enumerate(own.items()):
+        sources = [source] if len(rest) and learns_alone(vars(opt), side) else []
+        if getattr(opt, f"unpaired_{side}"):
+            reader, rows, data[side] = read_unpaired(opt, side, split, source[0], vocab)
+            sources.append((reader, rows))
+        sides.append(ShuffledItems(sources, (opt.seed, k)) if sources else None)
+    return Unpaired(*sides, opt.batch_size, data) if any(sides) else None
 
-    Raises InputError if the items of another data set do not fit the model, or there are fewer
-    captions than --negatives.
-    """
-    everything = np.arange(len(split.captions))
-    if opt.loss == "nll" and opt.negative_source == "set":
-        captions = ShuffledItems([(tokens, everything, split.caption_image)], (opt.seed, 2))
-        check(opt.negatives <= len(captions), f"--negatives {opt.negatives} is more than the "
-                                              f"{len(captions):,} training captions; give fewer")
-        return Unpaired(None, captions, opt.negatives, field="negatives")
-    sources, data = {"images": [], "captions": []}, {}
-    rest = np.setdiff1d(everything, pairs)
-    if len(rest):
-        left = np.unique(split.caption_image[rest])
-        if learns_alone(vars(opt), "images"):
-            sources["images"].append((split.images, left, left))
-        if learns_alone(vars(opt), "captions"):
-            sources["captions"].append((tokens, rest, split.caption_image[rest]))
-    if opt.unpaired_images:
-        other = read_split(opt.data_path, opt.unpaired_images, "train").require_sound()
-        check((other.images.dim, other.images.regions) == (split.images.dim, split.images.regions),
-              f"--unpaired_images {opt.unpaired_images} has {other.images.describe()}, "
-              f"{opt.data_name} {split.images.describe()}; use features of the same extractor")
-        check_extractors(split.extractors, other, None, opt.data_name)
-        rows, data["images"] = np.arange(len(other.images)), other.fingerprint()
-        sources["images"].append((other.images, rows, np.full(len(rows), -1)))
-    if opt.unpaired_captions:
-        other = read_split(opt.data_path, opt.unpaired_captions, "train", text_only=True,
-                           text_features=opt.text_features).require_sound()
-        read = other.encode(vocab, known=False)
-        rows = np.arange(len(other.captions))
-        if other.text is None:
-            rows = np.flatnonzero(~read.unknown)
-        check(len(rows), f"--unpaired_captions {opt.unpaired_captions} has no caption with a known "
-                         "word; use captions of the same language")
-        if other.text is not None:
-            check(other.text.dim == split.text.dim,
-                  f"--unpaired_captions {opt.unpaired_captions} has features of width "
-                  f"{other.text.dim}, {opt.data_name} of width {split.text.dim}; use features of "
-                  "the same extractor")
-        check_extractors({**(split.extractors or {}), "ims": None}, other, opt.text_features,
-                         opt.data_name)
-        sources["captions"].append((read, rows, np.full(len(rows), -1)))
-        data["captions"] = other.fingerprint()
-    images, captions = (ShuffledItems(some, (opt.seed, k)) if some else None
-                        for k, some in enumerate(sources.values()))
-    return Unpaired(images, captions, opt.batch_size, data) if images or captions else None
+
+def read_unpaired(opt, side: str, split: Split, paired, vocab) -> tuple:
+    """(reader, its rows, fingerprint) of the training images or captions of another data set.
+    paired: the reader of this side of `split`. Raises InputError where it does not fit."""
+    name, captions = getattr(opt, f"unpaired_{side}"), side == "captions"
+    kind = opt.text_features if captions else "ims"
+    other = read_split(opt.data_path, name, "train", text_only=captions,
+                       text_features=kind if captions else None).require_sound()
+    reader = other.encode(vocab, known=False) if captions else other.images
+    shapes = [getattr(x, "shape", "another kind") for x in (reader, paired)]
+    check(shapes[0] == shapes[1], f"--unpaired_{side} {name} has features of {shapes[0]}, "
+          f"{opt.data_name} of {shapes[1]}; use features of the same extractor")
+    check_extractors({kind: (split.extractors or {}).get(kind)}, other, kind, opt.data_name)
+    rows = (np.arange(len(reader)) if isinstance(reader, Features)
+            else np.flatnonzero(~reader.unknown))
+    check(len(rows), f"--unpaired_captions {name} has no caption with a known word; use captions of "
+                     "the same language")
+    return reader, rows, other.fingerprint()

@@ -200,10 +200,9 @@ def of_objectives(opt):
     yield (opt.sim in NETWORKS) != (opt.loss == "logistic"), (
         "--sim {sim} and --loss {loss}: the Similarity Network is --sim product with --loss "
         "logistic, and CITE --sim cite with it; give both or neither")
-    few = opt.negative_source == "batch" and opt.negatives >= opt.batch_size
-    yield opt.loss == "nll" and few, (
+    yield opt.loss == "nll" and opt.negatives >= opt.batch_size, (
         "--negatives {negatives}: a batch of {batch_size} captions has one less to compare with; "
-        "give fewer, a larger --batch_size, or --negative_source set")
+        "give fewer, or a larger --batch_size")
     sides, kinds = gaussians(opt), {opt.image_head, opt.text_head}
     yield opt.sim in ("mls", "vmf") and "ellipsoidal" in kinds, (
         f"--sim {{sim}} has one variance per item, not {HEADS}; leave the heads out, or make one "

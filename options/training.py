@@ -186,8 +186,6 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
         flag("mask_same_image", "do not count other captions of an image as negatives"),
         Option("gamma", above_zero, 10.0, "nll: smoothing factor of the softmax"),
         Option("negatives", positive, 40, "nll: captions that the true one is compared with"),
-        Option("negative_source", ["batch", "set"], "batch",
-               "nll: from the batch or all captions"),
         term("pseudo_positives", "match: weight of pairs that score above the true one and then "
              "count as matches (PCME++: 0.1)"),
         Option("label_smoothing", below_one, None, "infonce, match: share of the targets spread "

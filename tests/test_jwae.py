@@ -419,30 +419,6 @@ def test_a_spherical_vae_draws_a_number_for_every_dimension():
     assert noise.std(1).min() > 0.3
 
 
-def test_drawn_negatives_are_the_objectives_alone():
-    """DMSM's captions from the whole set enter neither jWAE's terms nor the negatives of their own image."""
-    model, batch = model_and_batch(*JWAE, "--loss", "nll", "--negative_source", "set", "--negatives", "4")
-    model.eval()
-    tokens, lengths = sentences(4, seed=5)
-
-    def losses(owner):
-        torch.manual_seed(3)
-        return model(batch._replace(negatives=Batch(None, tokens, lengths, torch.tensor(owner), None)))
-    plain, others, own = losses([7, 7, 7, 7]), losses([8, 8, 8, 8]), losses([0, 7, 7, 7])
-    torch.manual_seed(3)
-    alone = model(batch)
-    assert all(torch.equal(plain[name], alone[name]) for name in plain if name != "nll" and "critic" not in name)
-    assert torch.equal(plain["nll"], others["nll"])
-    images, captions = model.embed_images(batch.images), model.embed_captions(batch.tokens, batch.lengths)
-    drawn = model.embed_captions(tokens, lengths)
-    expected = 0.0
-    for n, image in enumerate(batch.image_index.tolist()):
-        held = [k for k, owner in enumerate([0, 7, 7, 7]) if owner != image]
-        scores = 10 * torch.stack([images.mean[n] @ x for x in (captions.mean[n], *drawn.mean[held])])
-        expected += float(scores.logsumexp(0) - scores[0]) / len(batch.image_index)
-    assert float(own["nll"].detach()) == pytest.approx(expected, rel=1e-5) and float(own["nll"]) < float(plain["nll"])
-
-
 def linked(tmp_path, demo_path, name: str, *, scale: float = 1.0, captions: str | None = None) -> str:
     """A data set of a few of the demo's training images, and captions of its own."""
     folder, source = tmp_path / name, os.path.join(demo_path, "demo_precomp")
@@ -469,10 +445,10 @@ def test_items_enter_only_terms_that_there_are(tmp_path, demo_path):
     assert found.images and not found.captions
     found = unpaired("--supervised_fraction", "0.5", "--prior_captions", "1")
     assert found.captions and not found.images
-    assert len(unpaired("--unpaired_captions", "more", "--prior_captions", "1").captions) == 15
+    assert len(unpaired("--unpaired_captions", "more", "--prior_captions", "1").captions.row) == 15
     os.remove(tmp_path / "more" / "train_ims.npy")          # captions are all that is asked of it
     found = unpaired("--unpaired_captions", "more", "--prior_captions", "1")
-    assert len(found.captions) == 15 and found.images is None
+    assert len(found.captions.row) == 15 and found.images is None
 
 
 def test_resuming_on_other_unpaired_data_is_refused(tmp_path, demo_path):

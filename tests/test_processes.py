@@ -24,9 +24,6 @@ TOWARDS = {                           # name -> options: every objective and eve
     "match": "--sim csd --loss match --pseudo_positives 0.1 --vib 1e-4 --label_smoothing 0.1 --mask_same_image",
     "inclusion": "--sim csd --loss match --inclusion 0.1",
     "nll_batch": "--loss nll --negatives 4 --mask_same_image",
-    "nll_set": "--loss nll --negatives 7 --negative_source set --txt_enc trigram_conv --txt_layers 8 --layer_style "
-               "tanh --img_layers 8 --optimizer sgd --learning_rate 0.1",
-    "nll_few": "--loss nll --negatives 2 --negative_source set",
     "mse": "--loss mse --mse_weight 16 --mmd 2 --txt_enc mean --txt_layers 8 --img_layers 8",
     "two_branch": "--loss two_branch --batch_size 8 --txt_enc mean --txt_layers 8 --img_layers 8 --layer_style "
                   "branch",
@@ -36,8 +33,6 @@ TOWARDS = {                           # name -> options: every objective and eve
     "volume": "--loss volume --freeze_means --init_from {run}",
     "jwae": "--max_violation --txt_enc bigru --img_layers 8 --recon_images 0.5 --recon_captions 0.005 --prior_images "
             "0.01 --prior_captions 0.01 --decoder_dim 8",
-    "jwae_unpaired": "--txt_enc bigru --img_layers 8 --recon_images 0.5 --recon_captions 0.005 --prior_images 0.01 "
-                     "--prior_captions 0.01 --supervised_fraction 0.5 --decoder_dim 8 --latent_norm batch",
     "jwae_mmd": "--txt_enc mean --txt_layers 8 --img_layers 8 --prior_images 1 --prior_captions 1 --prior_loss mmd",
     "vae": "--txt_enc mean --vae 1e-3 --recon_images 0.5 --decoder_dim 8 --var_min 1e-6 --logvar_init -6",
     "corrupted": "--sim csd --dropout 0.2 --feature_noise 0.2 --weight_decay 0.01",
@@ -82,7 +77,7 @@ def doubled(batch):
     return batch._replace(
         images=None if batch.images is None else batch.images.double(),
         tokens=batch.tokens.double() if batch.tokens is not None and batch.tokens.is_floating_point() else batch.tokens,
-        unpaired=batch.unpaired and doubled(batch.unpaired), negatives=batch.negatives and doubled(batch.negatives))
+        unpaired=batch.unpaired and doubled(batch.unpaired))
 
 
 @pytest.fixture(scope="module")
