@@ -1,0 +1,326 @@
+"""Golden record: what the commands compute on the demo at 48 images, to prove that a rebuild changes no number.
+
+    python tests/golden.py record before.json                    # about ten minutes on one core
+    python tests/golden.py record after.json --repo CHECKOUT     # the same of another checkout
+    python tests/golden.py compare before.json after.json        # exits with 1 where they differ
+    python tests/golden.py compare before.json after.json --tolerance 1e-9
+
+Every command is called as a user types it, in one process and one folder. The record holds the losses of 20
+steps, dev rsum and the state dict's names and shapes of every method; results of evaluations with every
+protocol; a confidence, the Visual Genome chain, phrases, extraction, answers of a photo index, and the commands
+of all paper tables. Two records of one checkout are equal bit for bit.
+"""
+import argparse
+import contextlib
+import csv
+import glob
+import hashlib
+import io
+import json
+import math
+import os
+import runpy
+import shutil
+import sys
+import tempfile
+import traceback
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+REMOVED = {"vmf"}                     # methods that the second edition does not have
+SMALL = ("--embed_size 32 --word_dim 16 --num_epochs 2 --batch_size 24 --vocab_threshold 1 --log_step 1 "
+         "--device cpu --workers 0 --data_path data --vocab_path none")
+LAYERS = {"dmsm": "--txt_layers 64-32 --img_layers 48 --negatives 20", "devise": "--negatives 20",
+          "dmsm_bag": "--txt_layers 64-32 --img_layers 48 --negatives 20"}
+NOT_COMPARED = {"seconds", "seconds_full", "batch_time", "data_time", "time", "iteration", "lr", "kind", "Eit",
+                "versions", "git_commit", "command", "sha256", "path", "notes", "checkpoints", "mtime", "output",
+                "folder"}
+
+
+def call(repo: str, command: str) -> str:
+    """Standard output of a command such as "train.py --seed 1" or "-m demo --size 48". Raises where it fails."""
+    words, out = command.split(), io.StringIO()
+    sys.argv = words[1:] if words[0] == "-m" else [os.path.join(repo, words[0]), *words[1:]]
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()) as err:
+        try:
+            if words[0] == "-m":
+                runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(sys.argv[0], run_name="__main__")
+        except SystemExit as end:
+            if end.code not in (0, None):
+                raise RuntimeError(f"{command}: {end.code}: {err.getvalue()[-600:]}") from None
+    return out.getvalue()
+
+
+def plain(value):
+    """A value of JSON without what differs from call to call."""
+    if isinstance(value, dict):
+        return {key: plain(x) for key, x in value.items() if key not in NOT_COMPARED}
+    return [plain(x) for x in value] if isinstance(value, list) else value
+
+
+def read_json(path: str):
+    with open(path, encoding="utf-8") as f:
+        return plain(json.load(f))
+
+
+def digest(array) -> list:
+    """Shape, type and hash of an array's bytes."""
+    return [list(array.shape), str(array.dtype), hashlib.sha256(array.tobytes()).hexdigest()[:16]]
+
+
+def arrays(path: str) -> dict:
+    """Shape and hash of each array of an .npz or .npy file."""
+    import numpy as np
+    loaded = np.load(path, allow_pickle=False)
+    named = dict(loaded) if path.endswith(".npz") else {"array": loaded}
+    return {name: digest(x) if x.size > 20 else x.tolist() for name, x in named.items()}
+
+
+def training(run: str) -> dict:
+    """Loss terms of each step, dev results, and the state dict's names and shapes of a run's folder."""
+    import torch
+    with open(f"{run}/log.jsonl", encoding="utf-8") as f:
+        lines = [json.loads(line) for line in f]
+    state = torch.load(f"{run}/checkpoint.pt", weights_only=True)["model"]
+    shapes = {name: list(x.shape) for name, x in state.items()}
+    weights = hashlib.sha256(b"".join(x.contiguous().numpy().tobytes() for x in state.values())).hexdigest()[:16]
+    return {"steps": [plain(line) for line in lines if line["kind"] == "step"],
+            "dev": [plain(line) for line in lines if line["kind"] == "validation"],
+            "shapes": shapes, "weights": weights}
+
+
+class Recorder:
+    """Collects records by name; a command that fails is recorded with the end of its error."""
+
+    def __init__(self, repo: str):
+        self.repo, self.record = repo, {}
+
+    def __call__(self, name: str, command: str, result=None) -> None:
+        """Call a command and keep result(its standard output) under a name; without result: that it worked."""
+        try:
+            out = call(self.repo, command)
+            self.record[name] = result(out) if result else "ok"
+        except Exception as error:
+            self.record[name] = f"failed: {str(error)[-300:]}"
+            if not isinstance(error, RuntimeError):
+                traceback.print_exc()
+        print(f"{name}: {str(self.record[name])[:100]}", flush=True)
+
+
+def write_inputs(repo: str) -> None:
+    """Demo data, word vectors, weights of a CNN, ECCV's files, and embeddings of 5,000 images."""
+    import numpy as np
+    import torch
+    call(repo, "-m demo --data_path data --size 48")
+    captions = {split: open(f"data/demo_precomp/{split}_caps.txt", encoding="utf-8").read()
+                for split in ("train", "dev", "test")}
+    words = sorted(set(" ".join(captions.values()).replace("\n", " ").split()))
+    rng = np.random.default_rng(0)
+    with open("words300.txt", "w", encoding="utf-8") as f:
+        for word in words:
+            f.write(" ".join([word, *(f"{x:.5f}" for x in rng.standard_normal(300) / 10)]) + "\n")
+    os.makedirs("eccv")
+    positives = json.load(open("data/demo_precomp/test_positives.json", encoding="utf-8"))
+    for side, name in (("i2t", "image_to_caption"), ("t2i", "caption_to_image")):
+        with open(f"eccv/eccv_{name}.json", "w", encoding="utf-8") as f:
+            json.dump(positives[side], f)
+    with open("questions.txt", "w", encoding="utf-8") as f:
+        f.write("\n".join(captions["test"].splitlines()[:100:5]) + "\n")
+    images = rng.standard_normal((5000, 8)).astype(np.float32)
+    own = np.repeat(np.arange(5000), 5)
+    texts = images[own] + rng.standard_normal((25000, 8)).astype(np.float32)
+    np.savez("many.npz", image_mean=images, caption_mean=texts, caption_image=own)
+    with contextlib.suppress(RuntimeError):                 # beside a torch without CUDA its wheel misses these
+        for name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float threshold) -> Tensor")
+    import torchvision
+    torch.manual_seed(0)
+    torch.save(torchvision.models.resnet18(weights=None).state_dict(), "resnet18.pth")
+
+
+def record_features(keep: Recorder) -> None:
+    """Features of captions, of photos and of regions; fine-tuning a CNN on words."""
+    keep("features/words", "-m features.word_vectors --data_path data --data_name demo_precomp --dim 48 "
+                           "--output data/words.txt")
+    for name in ("demo_precomp", "demo_entities"):
+        for kind, more in (("hglmm", "--n_clusters 4 --word_vectors data/words.txt"), ("minilm", ""), ("tfidf", ""),
+                           ("mean", "--word_vectors data/words.txt")):
+            keep(f"features/{name}/{kind}", f"-m features.extract captions --data_path data --data_name {name} "
+                 f"--kind {kind} --name {kind} {more}",
+                 lambda _, kind=kind, name=name: {os.path.basename(path): arrays(path)
+                                                  for path in sorted(glob.glob(f"data/{name}/*_{kind}.npy"))})
+    keep("features/regions", "-m features.proposals --data_path data --data_name demo_entities --count 50")
+    keep("features/regions/ims", "-m features.extract regions --data_path data --data_name demo_entities "
+         "--proposals edgeboxes50 --kind demo --workers 0",
+         lambda _: {os.path.basename(path): arrays(path) for path in sorted(glob.glob("data/demo_entities/*ims.npy"))})
+    keep("features/photos", "-m features.extract images --data_path data --photos data/demo_coco/images/val2014 "
+         "--kind demo --output_name photos --workers 0",
+         lambda _: {os.path.basename(path): arrays(path) for path in sorted(glob.glob("data/photos/*.npy"))})
+    keep("features/word_cnn", "-m features.word_cnn --data_path data --data_name demo --cnn_type resnet18 "
+         "--cnn_weights resnet18.pth --n_words 20 --num_epochs 1 --batch_size 16 --crop_size 64 --workers 0 "
+         "--device cpu --output word_cnn.pt", lambda _: weights_of("word_cnn.pt"))
+
+
+def weights_of(path: str) -> dict:
+    """Names, shapes and hashes of the tensors of a checkpoint."""
+    import torch
+    stored = torch.load(path, weights_only=True)
+    stored = stored.get("model", stored.get("state_dict", stored))
+    return {name: digest(x.numpy()) for name, x in stored.items() if torch.is_tensor(x)}
+
+
+def record_training(keep: Recorder) -> None:
+    """Every method that stays, 20 steps; photos through a CNN; a resumed run equals an uninterrupted one."""
+    from methods import METHODS
+    for name in sorted(set(METHODS) - REMOVED):
+        needs = METHODS[name]["needs"] if isinstance(METHODS[name], dict) else METHODS[name].needs
+        data = "demo_region_precomp" if needs.startswith("features of regions") else "demo_precomp"
+        more = "--text_features hglmm " * needs.startswith("features of captions")
+        more += "--word_vectors words300.txt --embed_size 300 " * (name == "devise")
+        small = SMALL.replace("--embed_size 32 ", "") if name == "devise" else SMALL
+        small = small.replace("--word_dim 16 ", "") if name == "devise" or name.startswith("dmsm") else small
+        keep(f"train/{name}", f"train.py --method {name} --data_name {data} {small} {LAYERS.get(name, '')} {more}"
+             f"--logger_name runs/{name}", lambda _, name=name: training(f"runs/{name}"))
+    for name, words in {
+            "unpaired": "--method jwae_mh --supervised_fraction 0.5", "masked": "--sim wasserstein --mask_same_image",
+            "bag": "--loss infonce --txt_enc sum --mask_same_image", "minilm": "--loss infonce --text_features minilm",
+            "anchor": "--loss infonce --text_features minilm --text_anchor 0.7",
+            "volume": "--loss volume --freeze_means --init_from runs/minilm --head spherical_one --var_layers 16 "
+                      "--text_features minilm",
+            "seed1": "--method gcie_wasserstein --seed 1", "seed1_vse": "--method vse++ --seed 1",
+            "learned": "--sim mls --mask_same_image --num_epochs 12 --learning_rate 0.005 --log_step 100",
+            "unpaired_other": "--method jwae_mh --unpaired_captions demo --unpaired_images demo_precomp"}.items():
+        keep(f"train/{name}", f"train.py --data_name demo_precomp {SMALL} {words} --logger_name runs/{name}",
+             lambda _, name=name: training(f"runs/{name}"))
+    for name, words in {"photos": "", "finetuned": "--finetune --freeze_bn --init_from runs/photos"}.items():
+        keep(f"train/{name}", "train.py --data_name demo --cnn_type resnet18 --cnn_weights resnet18.pth --crop_size 64 "
+             f"{SMALL} --num_epochs 1 {words} --logger_name runs/{name}", lambda _, name=name: training(f"runs/{name}"))
+    keep("train/resumed", f"train.py --method mls --data_name demo_precomp {SMALL} --num_epochs 1 "
+                          "--logger_name runs/resumed")
+    keep("train/resumed", "train.py --resume runs/resumed --num_epochs 2", lambda _: training("runs/resumed"))
+    keep("train/phrases", "train.py --data_name demo_entities --method jwae_mh_cite --cite_layers 32-16 "
+         f"--text_features hglmm --img_layers 32 --txt_layers 32 {SMALL} --regions edgeboxes50_ims "
+         "--logger_name runs/phrases", lambda _: training("runs/phrases"))
+
+
+def record_evaluation(keep: Recorder) -> None:
+    """Protocols on a point, a Gaussian, an ensemble, a file of embeddings and scores; a comparison; a confidence."""
+    protocols = ("--cxc --cxc_path data/demo_cxc --pmrp --instances data/demo_coco/annotations/instances_val2014.json "
+                 "--eccv --eccv_path eccv --positives data/demo_precomp/test_positives.json ")
+    common = "--device cpu --workers 0"
+
+    def evaluate(name: str, words: str, more=lambda: {}) -> None:
+        keep(f"evaluate/{name}", f"evaluate.py {words} {common} --output {name}.json",
+             lambda _: {"results": read_json(f"{name}.json"), **more()})
+    evaluate("point", f"--checkpoint runs/vse++ {protocols} --export point.npz", lambda: arrays("point.npz"))
+    evaluate("gaussian", f"--checkpoint runs/gcie_wasserstein {protocols} --uncertainty --export gaussian.npz "
+             "--ranks ranks.csv", lambda: {**arrays("gaussian.npz"), "ranks": list(csv.reader(open("ranks.csv")))[1:]})
+    for split in ("dev", "test"):
+        evaluate(f"learned_{split}", f"--checkpoint runs/learned --split {split} --export learned_{split}.npz",
+                 lambda split=split: arrays(f"learned_{split}.npz"))
+    evaluate("mls", f"--checkpoint runs/learned {protocols} --uncertainty --confidence --sets 0.1 --bank train")
+    evaluate("ensemble", f"--checkpoint runs/vse++ runs/gcie_wasserstein {protocols}")
+    evaluate("scan", "--checkpoint runs/scan_t2i")
+    evaluate("pcme", "--checkpoint runs/pcme --uncertainty")
+    evaluate("embeddings", f"--embeddings learned_test.npz --data_path data --data_name demo_precomp {protocols}"
+                           "--uncertainty --confidence --calibration learned_dev.npz")
+    evaluate("folds", "--embeddings many.npz --sim cosine --fold5")
+    evaluate("volume", "--checkpoint runs/minilm --variances volume --uncertainty")
+    evaluate("compare", "--compare runs/vse++,runs/seed1_vse runs/gcie_wasserstein,runs/seed1")
+    evaluate("phrases", "--checkpoint runs/phrases --confidence")
+    keep("cca", "cca.py --data_path data --data_name demo_precomp --text tfidf --dim 32 --output cca.npz",
+         lambda _: arrays("cca.npz"))
+
+
+def record_extras(keep: Recorder) -> None:
+    """Visual Genome's chain, photo indexes, and the commands of all tables."""
+    runs = "--checkpoint runs/gcie_wasserstein runs/learned"
+    keep("vg/prepare", "-m vg_experiments.prepare --vg data/demo_vg --output vg/manifest.json",
+         lambda _: read_json("vg/manifest.json"))
+    for name in ("uncertainty", "selection"):
+        keep(f"vg/{name}", f"-m vg_experiments.{name} {runs} --manifest vg/manifest.json --vg data/demo_vg --output vg "
+                           "--cache vg/cache --device cpu", lambda _, name=name: read_json(f"vg/{name}.json"))
+    keep("photos/index", "search.py index --checkpoint runs/learned --data_path data --images photos --output index "
+                         "--device cpu --workers 0")
+    keep("photos/query", "search.py query index --captions questions.txt --top 10 --json --device cpu",
+         lambda out: plain(json.loads(out)))
+    keep("photos/shipped", "search.py photos data/demo_coco/images/val2014 --index_only --data_path data "
+                           "--output shipped")
+    keep("photos/shipped/query", "search.py query shipped --captions questions.txt --top 10 --json",
+         lambda out: plain(json.loads(out)))
+    for path in sorted(glob.glob(os.path.join(keep.repo, "paper_tables", "*.py"))):
+        name = os.path.basename(path)[:-3]
+        if name not in ("__init__", "__main__", "common", "runs", "run", "runner", "heads", "coco_halves", "figures"):
+            for scale in ("", "--demo", "--f8k"):
+                keep(f"tables/{name}{scale}", f"-m paper_tables.{name} --dry_run {scale}",
+                     lambda out: [" ".join(line.split()) for line in out.splitlines() if "train.py" in line
+                                  or "evaluate.py" in line or "features." in line or "cca" in line])
+
+
+def make_record(target: str, repo: str) -> None:
+    target, repo = os.path.abspath(target), os.path.abspath(repo)
+    sys.path.insert(0, repo)
+    folder = tempfile.mkdtemp()
+    os.chdir(folder)
+    import torch
+    torch.set_num_threads(1)
+    keep = Recorder(repo)
+    write_inputs(repo)
+    for part in (record_features, record_training, record_evaluation, record_extras):
+        part(keep)
+    with open(target, "w", encoding="utf-8") as f:
+        json.dump(keep.record, f, indent=0, sort_keys=True)
+    os.chdir("/")
+    shutil.rmtree(folder)
+    without = {name for name in keep.record if name.endswith("--f8k")}        # tables that Flickr8k cannot serve
+    failed = [name for name, value in keep.record.items() if str(value).startswith("failed") and name not in without]
+    print(f"{len(keep.record)} records in {target}, {len(failed)} failed: {' '.join(failed)}")
+
+
+def differences(a, b, tolerance: float, path: str = ""):
+    """Paths at which two records differ, each with both values."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in {**a, **b}:
+            if key not in a or key not in b:
+                yield f"{path}/{key}", "absent" if key not in a else "there", "absent" if key not in b else "there"
+            else:
+                yield from differences(a[key], b[key], tolerance, f"{path}/{key}")
+    elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        for k, (x, y) in enumerate(zip(a, b)):
+            yield from differences(x, y, tolerance, f"{path}/{k}")
+    elif a != b:
+        numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in (a, b))
+        if not (numbers and math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance)):
+            yield path, str(a)[:100], str(b)[:100]
+
+
+def compare_records(a: str, b: str, tolerance: float) -> int:
+    """Print where two records differ. Returns the number of differences."""
+    with open(a, encoding="utf-8") as f, open(b, encoding="utf-8") as g:
+        found = list(differences(json.load(f), json.load(g), tolerance))
+    for path, x, y in found:
+        print(f"{path}: {x} | {y}")
+    print(f"{len(found)} differences")
+    return len(found)
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = p.add_subparsers(dest="command", required=True)
+    record = commands.add_parser("record")
+    record.add_argument("output")
+    record.add_argument("--repo", default=os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    compare = commands.add_parser("compare")
+    compare.add_argument("files", nargs=2)
+    compare.add_argument("--tolerance", type=float, default=0.0)
+    opt = p.parse_args()
+    if opt.command == "record":
+        make_record(opt.output, opt.repo)
+    else:
+        sys.exit(bool(compare_records(*opt.files, opt.tolerance)))
+
+
+if __name__ == "__main__":
+    main()
