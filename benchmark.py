@@ -14,7 +14,6 @@ batches     reading batches from a mapped feature file against the pace of train
 extraction  features of photos and of boxes: what of the time is not the network
 phrases     phrase localisation in 200 proposals of each of 1,000 photos, and its confidence; peak memory
 epoch       an epoch at the size of COCO: VSE++, VSRN, SCAN in each precision; what of it is input; peak memory
-scale       a training step in two processes against one with two threads; bytes that GPUs would move
 precision   scores whose inputs or products have the digits of bf16 or tf32, against float64
 search      exact and approximate search in --size drawn Gaussians: time, recall against exact search, peak memory
 
@@ -53,7 +52,6 @@ from timing.epoch import epoch, training
 from timing.features import extraction, streamed, streaming_memory
 from timing.localisation import phrases
 from timing.precision import each, precision
-from timing.scale import scale
 from timing.search import search
 
 SIZES = Sizes()                       # of a training step
@@ -379,7 +377,7 @@ def batches(how: Setting) -> None:
 
 
 PARTS = {f.__name__: f for f in (scores, attention, evaluation, suite, confidence, step, regions,
-                                 batches, extraction, phrases, epoch, scale, precision, search)}
+                                 batches, extraction, phrases, epoch, precision, search)}
 
 
 def main(argv=None) -> None:

@@ -17,7 +17,6 @@ NAMES = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP"}
 SIGNALS = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
 LARGEST = 2 ** 63 - 1                 # the largest whole number that an option takes
 BEGAN = time.monotonic()              # when the command began, before it imported torch
-SPOKEN = 5.0                          # seconds in which torchrun ends all processes after the first
 IMPATIENT = 1.0             # seconds after which another Ctrl-C ends a process that is still saving
 
 
@@ -77,7 +76,6 @@ class Arguments(argparse.ArgumentParser):
         super().exit(status, message)
 
     def error(self, message: str):
-        let_the_first_speak()
         if message.startswith("unrecognized arguments: "):
             flags = [word.split("=")[0] for word in message.split()[2:]]
             message += "".join(f"; {flag}: {self.advice[flag]}" for flag in flags
@@ -236,39 +234,13 @@ class Stop:
             self.later = True
 
 
-# ---- several processes, started by torchrun, which gives each its number
-
-def count() -> int:
-    """How many processes there are."""
-    started = {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= set(os.environ)
-    return int(os.environ["WORLD_SIZE"]) if started else 1
-
-
-def rank() -> int:
-    """The number of this one, from 0."""
-    return int(os.environ["RANK"]) if count() > 1 else 0
-
-
-def first() -> bool:
-    """Whether this process writes and speaks."""
-    return rank() == 0
-
-
-def let_the_first_speak() -> None:
-    """Of several processes of torchrun, which all find the same fault, only the first tells it: it
-    ends, and torchrun ends the others while they wait here. One that found it alone speaks then."""
-    if not first():
-        time.sleep(SPOKEN)
-
-
 def starting() -> None:
     """Answer a signal with one line while a command loads, since importing torch takes seconds.
     `run` takes over later. A script calls this before its other imports."""
     def stop(number: int, frame) -> None:
         with contextlib.suppress(OSError):
-            if first():
-                print(f"{program()}: stopped by {NAMES[signal.Signals(number).name]} before it "
-                      "began", file=sys.stderr)
+            print(f"{program()}: stopped by {NAMES[signal.Signals(number).name]} before it "
+                  "began", file=sys.stderr)
         os._exit(128 + number)
     for number in SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
@@ -317,40 +289,22 @@ def unsignalled():
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def run(prog: str, work, *args, several: bool = False) -> int:
+def run(prog: str, work, *args) -> int:
     """Call work(*args), the work of a command, and return its status, or 0 where it returns none.
     Where a user can mend what went wrong, the process ends with one line and status 1. On signal n
-    it ends with status 128 + n. several: the processes of torchrun share the work; else they are
-    refused, as all would do the whole of it. A process that was in a group
-    (`devices.processes.joined`) ends here."""
-    try:
-        status = _attempt(prog, work, args, several)
-    except BaseException as error:
-        if not leaves:
-            raise
-        status = _told(error)
-    if leaves:
-        leave(status)
-    return status
-
-
-def _attempt(prog: str, work, args: tuple, several: bool) -> int:
+    it ends with status 128 + n."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # a terminal that cannot show a letter of a caption must not end the command
             stream.reconfigure(errors="backslashreplace")
     try:
-        if count() > 1 and not several:
-            raise InputError(f"torchrun started {count()} processes, which would all do the same; "
-                             "this command works in one, so call it with python")
         with Stop():
             status = work(*args)
             written()
     except Stopped as stop:
         with contextlib.suppress(OSError):                  # SIGHUP: the terminal is gone
-            if first():
-                name = NAMES[signal.Signals(stop.number).name]
-                print(f"{prog}: stopped by {name}; {stop.advice}", file=sys.stderr)
+            name = NAMES[signal.Signals(stop.number).name]
+            print(f"{prog}: stopped by {name}; {stop.advice}", file=sys.stderr)
         sys.exit(128 + stop.number)
     except BrokenPipeError:
         unread()
@@ -358,7 +312,6 @@ def _attempt(prog: str, work, args: tuple, several: bool) -> int:
         sentence = mendable(error)
         if sentence is None:
             raise
-        let_the_first_speak()
         sys.exit(f"{prog}: {sentence}")
     return status or 0
 
@@ -376,31 +329,6 @@ def mendable(error: Exception) -> str | None:
         return (f"it needs more memory than there is ({reason(error)}); give smaller sizes, "
                 "batches or blocks")
     return None
-
-
-leaves = []                           # holds something once this process has been in a group
-
-
-def leave(status: int) -> None:
-    """End this process by its exit handlers, and not by the end of the interpreter. That would
-    destroy the group while it holds Python's lock, and wait for the group's threads, of which one
-    may wait for that lock."""
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):
-            stream.flush()
-    os._exit(status)
-
-
-def _told(error: BaseException) -> int:
-    """The exit status for an exception, of which the interpreter would have told as much on
-    stderr."""
-    if not isinstance(error, SystemExit):
-        sys.excepthook(type(error), error, error.__traceback__)
-        return 1
-    if isinstance(error.code, str):
-        print(error.code, file=sys.stderr)
-    return 1 if isinstance(error.code, str) else error.code or 0
 
 
 def reason(error: BaseException, most: int = 160) -> str:

@@ -23,7 +23,6 @@ from torch import Tensor
 import cli
 import inputs
 from cli import Arguments, InputError, data_set, filename
-from devices.share import Share
 from files.entities import SPLITS, check_entities
 from files.layouts import Batch, Split, first_images, read_coco_layout, read_karpathy, read_precomputed
 from files.phrases import DrawnRegions, Labels, PhraseSplit, Regions, draw_phrases, has_phrases, read_phrases
@@ -81,19 +80,17 @@ def features_in(root: str) -> list[str]:
 
 
 class _PairFetcher:
-    """Turns caption indices (B,) into them and their images; of several processes (which one, of
-    how many) those of its share. A worker process is given no captions, which the process that asks
-    has."""
+    """Turns caption indices (B,) into them and their images. A worker process is given no captions,
+    which the process that asks has."""
 
-    def __init__(self, split: Split, crop_size: int | None, seed: tuple, process: tuple[int, int]):
-        self.images, self.caption_image, self.crop_size = split.images, split.caption_image, crop_size
-        self.seed, self.process = seed, process
+    def __init__(self, split: Split, crop_size: int | None, seed: tuple):
+        self.images, self.caption_image = split.images, split.caption_image
+        self.crop_size, self.seed = crop_size, seed
 
-    def __getitem__(self, chunk) -> tuple[np.ndarray, Tensor]:
-        index = chunk[Share.of(len(chunk), *self.process).rows]
+    def __getitem__(self, index) -> tuple[np.ndarray, Tensor]:
         if self.crop_size and isinstance(self.images, Photos):
-            return chunk, self.augmented(index)
-        return chunk, self.images.gather(self.caption_image[index])
+            return index, self.augmented(index)
+        return index, self.images.gather(self.caption_image[index])
 
     def augmented(self, index) -> Tensor:
         """Photos, cropped and flipped at random by (seed, epoch, caption) alone; workers or
@@ -110,20 +107,18 @@ class _PairFetcher:
 
 
 def pair_batches(split: Split, tokens: Tokens, order, batch_size: int, *, workers: int = 0,
-                 crop_size: int | None = None, seed: tuple = (0,), skip: int = 0,
-                 process: tuple[int, int] = (0, 1)):
+                 crop_size: int | None = None, seed: tuple = (0,), skip: int = 0):
     """Yield batches of matching pairs in the given order of captions. The first `skip` batches are
     left out (resuming).
 
     With crop_size, photos are augmented as in training, at random by `seed`; without it they are
-    cropped as in tests. process: which of how many processes share each batch; only its share is
-    read.
+    cropped as in tests.
     """
     chunks = inputs.chunks(np.ascontiguousarray(order), batch_size)[skip:]
-    fetch = _PairFetcher(split, crop_size, seed, process)
+    fetch = _PairFetcher(split, crop_size, seed)
     for chunk, images in inputs.stream(fetch, chunks, workers * split.images.parallel):
         yield Batch(images, *tokens.batch(chunk), torch.from_numpy(split.caption_image[chunk]),
-                    torch.from_numpy(chunk), share=Share.of(len(chunk), *process))
+                    torch.from_numpy(chunk))
 
 
 def phrase_batches(split: PhraseSplit, tokens: Tokens, photos, size: int, labels: Labels, *,

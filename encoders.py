@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from cli import InputError
-from devices.share import Dropout, drawn, dropout, shared, total  # noqa: F401 (Dropout: for encoders of methods/)
 from files.photos import import_torchvision
 from similarities import unit
 from text import UNK
@@ -81,34 +80,19 @@ class Corruption(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.training and self.noise:
             size = self.noise * x.norm(dim=-1, keepdim=True) / x.shape[-1] ** 0.5
-            x = x + size * drawn(torch.randn_like, x)
-        return dropout(x, self.dropout, self.training)
+            x = x + size * torch.randn_like(x)
+        return F.dropout(x, self.dropout, self.training)
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """BatchNorm over rows (N, D), in training over those of all processes. For a training batch of
-    a single row it uses its running statistics."""
+    """BatchNorm over rows (N, D). For a training batch of a single row it uses its running
+    statistics."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and shared():
-            return self.of_all(x)
         if len(x) > 1:
             return super().forward(x)
         return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias,
                             eps=self.eps)
-
-    def of_all(self, x: Tensor) -> Tensor:
-        """By the mean and variance of the rows of all processes, (n, D) -> (n, D)."""
-        count = total(x.new_tensor(float(len(x)), dtype=self.running_mean.dtype))
-        mean = total(x.sum(0, dtype=count.dtype)) / count                           # (D,)
-        centred = x - mean
-        variance = total(centred.square().sum(0)) / count                           # (D,)
-        with torch.no_grad():
-            self.num_batches_tracked += 1
-            self.running_mean.lerp_(mean, self.momentum)
-            self.running_var.lerp_(variance * count / (count - 1), self.momentum)
-        y = centred * (variance + self.eps).rsqrt()
-        return (y if self.weight is None else y * self.weight + self.bias).to(x.dtype)
 
 
 class CNN(nn.Module):

@@ -25,7 +25,6 @@ import numpy as np
 import checkpoints
 import cli
 from cli import InputError, check, torch_device
-from devices import processes
 from evaluation import bank, certainty, localisation, plots, volume
 from evaluation.annotations import Pairs
 from evaluation.assess import Asked, Judgements, assess, read_judgements, without_nan
@@ -128,18 +127,15 @@ def show_and_save(results: dict, all_tables: list, lines, target: str, opt) -> N
 
 def run(opt) -> dict:
     """Evaluates as the options say; returns what results.json holds. Raises InputError on wrong
-    options and files. Several processes encode and rank a part each, and all have the results."""
-    device = processes.local(torch_device(opt.device if processes.count() > 1 else "cpu"))
-    with processes.joined(device):
-        # of a process that is not the first, what it prints is not shown from here on
-        out, as_json = sys.stdout, opt.format == "json"
-        with contextlib.redirect_stdout(sys.stderr if as_json else out):
-            check_vocab(opt)
-            check(not opt.photos or os.path.isdir(opt.photos), f"--photos {opt.photos} is no folder; "
-                  "give the folder of the photos, or leave it out")
-            results = compare_many(opt) if opt.compare else evaluate_one(opt)
-        if as_json:
-            print(json.dumps(results, indent=1), file=out)
+    options and files."""
+    out, as_json = sys.stdout, opt.format == "json"
+    with contextlib.redirect_stdout(sys.stderr if as_json else out):
+        check_vocab(opt)
+        check(not opt.photos or os.path.isdir(opt.photos), f"--photos {opt.photos} is no folder; "
+              "give the folder of the photos, or leave it out")
+        results = compare_many(opt) if opt.compare else evaluate_one(opt)
+    if as_json:
+        print(json.dumps(results, indent=1), file=out)
     return results
 
 
@@ -260,7 +256,7 @@ def evaluate_one(opt) -> dict:
     """Evaluates one subject (a run, an ensemble, embeddings or scores), prints tables and writes
     the results; returns what results.json holds."""
     file = ready(opt)
-    paths = [file] if file else opt.checkpoint or [processes.from_first(newest_run)]
+    paths = [file] if file else opt.checkpoint or [newest_run()]
     if not file and not opt.checkpoint:
         print(f"no --checkpoint given, taking the newest run: {paths[0]}")
     refuse_repeats("--checkpoint", paths)
@@ -440,7 +436,7 @@ def beside(name: str, target: str, ending: str = "png") -> str:
 
 def main(argv=None) -> None:
     opt = parse_args(argv)
-    cli.run("evaluate.py", lambda: run(opt) and None, several=True)
+    cli.run("evaluate.py", lambda: run(opt) and None)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ least as high as its best positive. It is 0-based, and ties count against the mo
 another item are compared by their scores in the same matrix. Scores of fewer bits than float32 are
 converted to float32 first (in bfloat16, 13% of rows hold ties).
 """
-from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +12,6 @@ import torch
 from scipy import special
 
 from cli import InputError, check
-from devices import processes
 
 RECALLS = (1, 5, 10)
 NOT_FINITE = ("the scores hold NaN or infinity, or numbers beyond float32, so they cannot be "
@@ -256,8 +254,7 @@ def ranks_by_blocks(columns, caption_image, n_images: int,
 
     Captions are taken in the order of their images, so all positives lie in the blocks on the
     diagonal. These come first and fix each query's best positive. Every other block only counts,
-    and no score is computed twice. Several processes compute a part of the blocks each, and all get
-    the same ranks.
+    and no score is computed twice.
     """
     caption_image = np.asarray(caption_image)
     check(len(caption_image), "there are no captions to rank")
@@ -271,33 +268,26 @@ def ranks_by_blocks(columns, caption_image, n_images: int,
     caption_blocks = [torch.from_numpy(c) for c in np.split(order, cuts)]
     image_of = torch.from_numpy(caption_image.astype(np.int64))
     i2t, t2i = torch.zeros(n_images, dtype=torch.int64), torch.zeros(len(order), dtype=torch.int64)
-    blocks, best = range(len(starts)), []
+    best = []
 
     def count(scores, i, c, of_image, of_caption):
         # int32 sums are much faster
         i2t[i] += (scores >= of_image[:, None]).sum(1, dtype=torch.int32).cpu()
         t2i[c] += (scores >= of_caption).sum(0, dtype=torch.int32).cpu()
 
-    with processes.all_or_none():
-        for k in processes.part(blocks):
-            i, c = image_blocks[k], caption_blocks[k]
-            scores = _finite(columns(c)(i))                                         # (n, m)
-            row = (image_of[c] - i.start).to(scores.device)   # (m,) the row of each caption's image
-            of_caption = scores.gather(0, row[None])[0]
-            of_image = scores.new_full((len(scores),), -torch.inf).scatter_reduce(
-                0, row, of_caption, "amax")
-            best.append(_Best(of_image, of_caption))
-            # positives do not count
-            count(scores.scatter(0, row[None], -torch.inf), i, c, *best[-1])
-    best = processes.gathered(best)
-    pairs = [(k, j) for k in blocks for j in blocks if j != k and len(caption_blocks[k])]
-    with processes.all_or_none():
-        for k, others in groupby(processes.part(pairs), lambda pair: pair[0]):
-            score, c = columns(caption_blocks[k]), caption_blocks[k]
-            for _, j in others:
-                i = image_blocks[j]
+    for i, c in zip(image_blocks, caption_blocks):
+        scores = _finite(columns(c)(i))                                             # (n, m)
+        row = (image_of[c] - i.start).to(scores.device)       # (m,) the row of each caption's image
+        of_caption = scores.gather(0, row[None])[0]
+        of_image = scores.new_full((len(scores),), -torch.inf).scatter_reduce(
+            0, row, of_caption, "amax")
+        best.append(_Best(of_image, of_caption))
+        count(scores.scatter(0, row[None], -torch.inf), i, c, *best[-1])    # positives do not count
+    for k, c in enumerate(caption_blocks):
+        score = columns(c) if len(c) and len(image_blocks) > 1 else None
+        for j, i in enumerate(image_blocks) if score else ():
+            if j != k:
                 count(_finite(score(i)), i, c, best[j].image, best[k].caption)
-    i2t, t2i = processes.summed(i2t), processes.summed(t2i)
     i2t[torch.cat([block.image for block in best]).cpu() == -torch.inf] = -1
     return i2t.numpy(), t2i.numpy()
 

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from cli import check
 from devices.feeding import both
 from devices.precision import scored
-from devices.share import by_rows, gathered, sharing
 from encoders import (
     CNN,
     Anchored,
@@ -31,7 +30,6 @@ from encoders import (
     ReLULayers,
     Unchanged,
     Words,
-    drawn,
     pack,
     vsepp_linear,
 )
@@ -164,7 +162,7 @@ class Tower(nn.Module):
             posterior, centre = (latent.value, log_var), latent.value
             noise = 0
             if self.training:
-                noise = (log_var / 2).exp() * drawn(torch.randn_like, centre)     # (B, D) | (B, 1)
+                noise = (log_var / 2).exp() * torch.randn_like(centre)            # (B, D) | (B, 1)
             latent, log_var = latent._replace(value=centre + noise), None
         embedding = Embedding(*(x.float() if x is not None and x.is_floating_point() else x
                                 for x in self.compared(latent, log_var)))
@@ -227,28 +225,19 @@ class JointEmbedding(nn.Module):
         return self.text_tower(tokens, lengths).embedding
 
     def encode(self, batch) -> dict[str, Encoded]:
-        """"images" and "captions", where there is a batch and it has any; of a shared batch the own
-        ones."""
-        if batch is None:
-            return {}
-        encoded, share = {}, batch.share
-        with sharing(share):
-            if batch.images is not None:
-                encoded["images"] = self.image_tower(batch.images)
-            if batch.tokens is not None:
-                own = share.rows if share else slice(None)
-                encoded["captions"] = self.text_tower(batch.tokens[own], batch.lengths[own])
+        """"images" and "captions", where there is a batch and it has any."""
+        encoded = {}
+        if batch is not None and batch.images is not None:
+            encoded["images"] = self.image_tower(batch.images)
+        if batch is not None and batch.tokens is not None:
+            encoded["captions"] = self.text_tower(batch.tokens, batch.lengths)
         return encoded
 
     def forward(self, batch) -> dict[str, Tensor]:
         """Terms of the training loss, to be summed. `batch` is a data.Batch: B matching pairs, and
         perhaps unpaired items beside them."""
-        parts = batch, batch.unpaired
-        pairs, alone = map(self.encode, parts)
+        pairs, alone = map(self.encode, (batch, batch.unpaired))
         losses = self.rank(batch, **pairs)
-        if self.beside:
-            pairs, alone = (gathered(encoded, part and part.share)
-                            for encoded, part in zip((pairs, alone), parts))
         for name, term in self.beside.items():
             sides = [pairs[term.side]] if term.side else pairs.values()
             losses[name] = term.weight * term.loss(*sides, batch)
@@ -275,8 +264,7 @@ class JointEmbedding(nn.Module):
             compare = functools.partial(scored, self.similarity, learned=learned)
             index = batch.image_index[:, None]                                      # (B, 1)
             same = index == batch.image_index if self.mask_same_image else None     # (B, B)
-            scores = by_rows(compare, images, captions, batch.share, batch.share)   # (B, B)
-            return self.objective(scores, same)
+            return self.objective(compare(images, captions), same)                  # (B, B)
 
 
 # ---- encoders by name

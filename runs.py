@@ -22,7 +22,6 @@ import yaml
 from checkpoints import MAY_CHANGE, check_values, load_checkpoint
 from cli import InputError, check, reason
 from data import Split, check_extractors, pair_batches, phrase_batches, read_split
-from devices import processes
 from devices.feeding import keep
 from files.log import Load, Log
 from files.phrases import Labels, learnable
@@ -96,8 +95,8 @@ def clear_old(folder: str) -> None:
 
 
 class Folder:
-    """The folder of a run: its description, logs and checkpoints. Of several processes the first
-    writes. resume: the checkpoint or run to go on from; held: what keeps the folder's lock.
+    """The folder of a run: its description, logs and checkpoints.
+    resume: the checkpoint or run to go on from; held: what keeps the folder's lock.
 
     Raises InputError where the folder cannot be written to or gone on from. A run that goes on in
     its own folder locks it."""
@@ -106,9 +105,9 @@ class Folder:
                  held: contextlib.ExitStack):
         self.path, self.resume, self.overwrite, self.held = path, resume, overwrite, held
         self.goes_on = resume is not None and same_file(path, run_folder(resume))
-        if processes.first() and not self.goes_on:
+        if not self.goes_on:
             check_new(path, overwrite)
-        elif processes.first():
+        else:
             check(is_run(path), f"--resume {resume} lies in a folder that is no run; name a new "
                                 "folder to go on in with --logger_name")
             if not dry_run:
@@ -117,11 +116,10 @@ class Folder:
 
     def begin(self, run) -> None:
         """Describe a run (train.Training) in the folder, and open its log."""
-        if processes.first() and self.goes_on:
+        if self.goes_on:
             self.describe(run)
-        elif processes.first():
+        else:
             self.replace(run)
-        processes.wait()                    # the others until it has; where it fails they end, too
         self.log = Log(self.path, run.state, run.opt.num_epochs)
         self.load = Load(torch.get_num_threads() if run.device.type == "cpu" else 1)
 
@@ -176,8 +174,7 @@ class Folder:
             clear(os.path.join(self.path, name))
 
     def save(self, run, name: str = "checkpoint.pt", whole: bool = True) -> None:
-        if processes.first():
-            save_state(run.content(whole), os.path.join(self.path, name), "make room and --resume")
+        save_state(run.content(whole), os.path.join(self.path, name), "make room and --resume")
 
     def log_step(self, run, terms: dict[str, float], pairs: int, batch_time: float,
                  data_time: float, terminal: bool) -> None:
@@ -201,14 +198,12 @@ class Folder:
     def stopped(self, run) -> None:
         """Write a checkpoint, and say how to go on."""
         self.save(run)
-        processes.wait()            # for the checkpoint, since torchrun ends all with the first
         due = ", before a validation" * run.state["due"]
         self.log.say(f"stopped at {self.log.where(run.state, run.data.steps)}{due}; go on with: "
                      f"python train.py --resume {self.path}")
 
     def done(self, state: dict, select: str) -> int:
         """Say how to evaluate the run. Returns the exit status, 1 where no model came out."""
-        processes.wait()
         if os.path.isfile(os.path.join(self.path, "model_best.pt")):
             hbr = f", HBR {state['best_hbr']:.2f}, which chose it" if select == "hbr" else ""
             self.log.say(f"done: best dev rsum {state['best_rsum']:.1f}{hbr}; evaluate with: "
@@ -325,7 +320,7 @@ class Data:
 
     def batches(self, state: dict):
         """The batches of the current epoch that are still to come."""
-        epoch, process = state["epoch"], (processes.rank(), processes.count())
+        epoch = state["epoch"]
         how = {"workers": self.workers, "seed": (self.seed, epoch), "skip": state["step"]}
         tokens, order = self.tokens["train"], self.order(epoch)
         if self.labels:
@@ -333,7 +328,7 @@ class Data:
                                       **how)
             return
         batches = pair_batches(self.fed or self.train, tokens, order, self.batch_size,
-                               crop_size=self.crop_size, process=process, **how)
+                               crop_size=self.crop_size, **how)
         for iteration, batch in enumerate(batches, state["iteration"]):  # state may lag behind
             yield batch._replace(unpaired=self.unpaired and self.unpaired.batch(iteration))
 

@@ -24,7 +24,6 @@ import metrics
 import runs
 from checkpoints import load_checkpoint, load_weights
 from cli import InputError, Stop, Stopped, check, torch_device
-from devices import processes
 from devices.feeding import on_device
 from devices.precision import always_alike, compile_parts, full_float32, use_tf32
 from evaluation.encode import validate
@@ -35,7 +34,7 @@ from files.writing import FORMAT
 from methods import METHODS
 from model import build_model
 from optimisation import build_optimizers, build_schedule
-from options.rules import refuse_several, resolve
+from options.rules import resolve
 from options.training import TRAIN
 from runs import COMMAND_LINE, NOT_KEPT, Data, Folder, Options, build_data, config_arguments
 
@@ -46,7 +45,7 @@ COMPUTE = ("feature_norm", "region_norm", "pool", "layer_style", "no_imgnorm", "
 
 
 def main(argv=None) -> None:
-    sys.exit(cli.run("train.py", train, parse_args(argv), several=True))
+    sys.exit(cli.run("train.py", train, parse_args(argv)))
 
 
 # ---- the training
@@ -54,10 +53,9 @@ def main(argv=None) -> None:
 def train(opt) -> int:
     """Train as the options say. Return the exit status: 0; 1 where no model came out; 128 + signal
     after a wished stop."""
-    device = processes.local(set_device(opt))
+    device = set_device(opt)
     # held: the lock of the run folder, the hold of signals
-    with processes.joined(device), contextlib.ExitStack() as held:
-        refuse_several(opt, processes.count())
+    with contextlib.ExitStack() as held:
         folder = Folder(opt.logger_name, opt.resume, opt.overwrite, opt.dry_run, held)
         start = folder.checkpoint
         if opt.init_from and not start:
@@ -66,9 +64,8 @@ def train(opt) -> int:
         run = Training(opt, data, start, device)
         facts = described(opt, data, run, start)
         if opt.dry_run:
-            if processes.first():
-                print(yaml.safe_dump(vars(opt), sort_keys=True) + facts
-                      + "\ndry run: nothing was written")
+            print(yaml.safe_dump(vars(opt), sort_keys=True) + facts
+                  + "\ndry run: nothing was written")
             return 0
         run.stop = held.enter_context(Stop(later=True))
         fed = data.feed(device, opt.features_on)
@@ -119,8 +116,7 @@ def run_epochs(run: "Training", folder: Folder) -> int:
 
 
 class Learner(NamedTuple):
-    """What a step of the training needs. model: gives the terms of the loss, and, where several
-    processes share the batch, mean gradients."""
+    """What a step of the training needs. model: gives the terms of the loss."""
     model: torch.nn.Module
     optimizers: dict[str, torch.optim.Optimizer]
     scaler: torch.amp.GradScaler
@@ -136,7 +132,7 @@ def build_learner(opt, model: torch.nn.Module, device: torch.device) -> Learner:
     # bf16 on CUDA, too: GRUs compute in float16 there
     scaled = opt.amp == "fp16" or opt.amp == "bf16" and device.type == "cuda"
     scaler = torch.amp.GradScaler(device.type, enabled=scaled)
-    return Learner(processes.together(model), optimizers, scaler, parameters, amp, opt.grad_clip)
+    return Learner(model, optimizers, scaler, parameters, amp, opt.grad_clip)
 
 
 def train_step(learner: Learner, batch, where: str) -> dict[str, float]:
@@ -186,7 +182,7 @@ class Training:
         """start: the checkpoint whose weights are taken; where --resume is given, it goes on."""
         torch.manual_seed(opt.seed)
         self.opt, self.data, self.device = opt, data, device
-        self.stop, self.signal = Stop(), None               # signal: that all processes stop for
+        self.stop, self.signal = Stop(), None               # signal: that the run stops for
         vectors = None if start else table_for
         self.model = build_model(opt, data.vocab, start is None, vectors).to(device)
         if start:
@@ -228,22 +224,18 @@ class Training:
         self.state.update(epoch=self.state["epoch"] + 1, step=0, loss_sum=0.0, loss_count=0)
 
     def stopping(self) -> int | None:
-        """The signal that came to any process, the same to all. One that comes while they agree
-        counts next time."""
-        self.signal = self.signal or processes.agreed(self.stop.received, self.device)
+        """The signal that has come, or None."""
+        self.signal = self.signal or self.stop.received
         return self.signal
 
     def validate(self, folder: Folder) -> None:
         """Rank the dev split, and write a checkpoint. At the ends of epochs the recalls choose the
         best model, as in VSE++. A validation that a signal breaks off is due again when the run
-        goes on. Several processes cannot break it off together, so a checkpoint stands before
-        it."""
+        goes on."""
         state, data, opt = self.state, self.data, self.opt
-        state["due"], before, several = 1, torch.get_rng_state(), processes.count() > 1
-        if several:
-            folder.save(self)
+        state["due"], before = 1, torch.get_rng_state()
         try:
-            with contextlib.nullcontext() if several else self.stop.at_once(), full_float32():
+            with self.stop.at_once(), full_float32():
                 result = validate(self.model.eval(), data.dev, data.tokens["dev"], self.device,
                                   opt.workers)
         except Stopped:
@@ -285,8 +277,7 @@ class Training:
         if whole:
             stored |= {name: part.state_dict() for name, part in self.stateful.items()}
             cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
-            stored |= {"processes": processes.count(), "rng": torch.get_rng_state(),
-                       "cuda_rng": cuda}
+            stored |= {"rng": torch.get_rng_state(), "cuda_rng": cuda}
         return stored
 
     def restore(self, resumed: dict) -> None:
@@ -332,12 +323,10 @@ def described(opt, data: Data, run: Training, start: dict | None) -> str:
              f"text head {opt.text_head}, {objective}, embed_size {opt.embed_size}, "
              f"{trainable:,} trainable parameters, {run.device}{', tf32' * opt.tf32}"
              f"{', deterministic' * opt.deterministic}, seed {opt.seed}")
-    count, start = processes.count(), start or {}
-    if count > 1:
-        facts += f", {count} processes that share each batch of {opt.batch_size}"
+    start = start or {}
     if run.compiled:
         facts += f"\ncompiled: {', '.join(run.compiled)}"
-    notes, before = [*start.get("notes", ())], start.get("processes", count)
+    notes = [*start.get("notes", ())]
     theirs = start.get("options", {}) if opt.resume is None else {}
     unlike = [f"{name} {theirs[name]} and not {getattr(opt, name)}" for name in COMPUTE
               if name in theirs and theirs[name] != getattr(opt, name)]
@@ -345,9 +334,6 @@ def described(opt, data: Data, run: Training, start: dict | None) -> str:
         notes.append(f"{opt.init_from} was trained with {', '.join(unlike)}, so its weights do not "
                      "embed as they did")
     notes += [*data.train.notes, *data.dev.notes]
-    if opt.resume is not None and before != count:
-        notes.append(f"processes so far {before}, now {count}: sums over a batch are rounded "
-                     "otherwise from here on, all else is as it would have been")
     return "\n".join([facts, *(f"note: {note}" for note in notes)])
 
 

@@ -7,7 +7,6 @@ from tqdm import tqdm
 
 import metrics
 from data import Split
-from devices import processes
 from evaluation.phrases import validate_phrases
 from files.phrases import PhraseSplit
 from inputs import NoImages, Tokens, chunks, image_batches
@@ -27,9 +26,7 @@ def encode(model, split: Split, tokens: Tokens | None, device, batch_size: int =
     their order. The model must be in eval mode; it may be anything with JointEmbedding's
     embed_images and embed_captions, such as one that gives latents (`show.Latents`).
 
-    None stands for images that are not at hand, and for captions where `tokens` is None. Several
-    processes encode and read a part of the batches each, the same batches that one would make, and
-    all get the whole.
+    None stands for images that are not at hand, and for captions where `tokens` is None.
     """
     text_only = isinstance(split.images, NoImages)
     part = part or Gallery(np.arange(len(split.images)),
@@ -37,16 +34,13 @@ def encode(model, split: Split, tokens: Tokens | None, device, batch_size: int =
     sizes = () if tokens is None else tokens.length[part.captions]
     rows = part.images[:0 if text_only else None]
     order = np.argsort(sizes, kind="stable")                       # similar lengths: little padding
-    of_images, of_captions = (np.concatenate([x[:0], *processes.part(chunks(x, batch_size))])
-                              for x in (rows, order))
     images, captions = [], []
-    with tqdm(total=len(of_images) + len(of_captions), desc=f"encode {split.name}", disable=None,
-              leave=False) as bar, processes.all_or_none():
-        for batch in image_batches(split.images, batch_size, workers,
-                                   of_images) if len(of_images) else ():
+    with tqdm(total=len(rows) + len(order), desc=f"encode {split.name}", disable=None,
+              leave=False) as bar:
+        for batch in image_batches(split.images, batch_size, workers, rows) if len(rows) else ():
             images.append(model.embed_images(batch.to(device)))
             bar.update(len(batch))
-        for index in chunks(of_captions, batch_size):
+        for index in chunks(order, batch_size):
             numbers, lengths = tokens.batch(part.captions[index])
             captions.append(model.embed_captions(numbers.to(device), lengths))
             bar.update(len(lengths))
@@ -54,9 +48,8 @@ def encode(model, split: Split, tokens: Tokens | None, device, batch_size: int =
 
 
 def _join(batches: list, order: np.ndarray):
-    """One Embedding (or Latent) of the batches of all processes, which hold the items
-    order[0], order[1], ...: item k in row k, parts zero-padded. None where there are none."""
-    batches = processes.gathered(batches)
+    """One Embedding (or Latent) of batches, which hold the items order[0], order[1],
+    ...: item k in row k, parts zero-padded. None where there are none."""
     if not batches:
         return None
     places, fields = torch.from_numpy(order).split([len(e[0]) for e in batches]), []

@@ -16,7 +16,6 @@ import torch
 from checkpoints import Trained
 from cli import InputError, check
 from data import Split, check_extractors, read_split
-from devices import processes
 from evaluation import bank, subjects, volume
 from evaluation.encode import encode
 from evaluation.subjects import Bank, Gallery, Member, Subject, Variances, refuse_other_kind
@@ -113,8 +112,6 @@ def load_run(path: str, where: Where, first: Run | None = None, *, vocab: str | 
     data.
     """
     trained = Trained(path, vocab=vocab, phrases=phrases)
-    processes.same(trained.state, f"{path} changed while the processes read it; call the command "
-                   "again")
     mine = trained.options
     folder = where.data_path or mine.data_path, where.data_name or mine.data_name
     lead = first.trained.options if first else mine

@@ -9,7 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
-from itertools import chain, groupby
+from itertools import chain
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -17,7 +17,6 @@ from tqdm import tqdm
 
 from cli import check
 from data import Split, read_split
-from devices import processes
 from features.hglmm import HGLMM, fit_ica, fit_pca, project, signed_square_root, unit
 from features.minilm import MiniLM
 from files.reading import checksum
@@ -246,14 +245,10 @@ class Sentences:
         return np.zeros(len(split.captions), bool), self.batches(split.captions)
 
     def batches(self, captions: list[str]) -> Iterator:
-        """Those of this process, of all that there are."""
-        starts = range(0, len(captions), SORTED)
-        every = [(start, k) for start in starts
-                 for k in range(-(-min(SORTED, len(captions) - start) // BATCH))]
-        for start, some in groupby(processes.part(every), lambda pair: pair[0]):
+        for start in range(0, len(captions), SORTED):
             pieces = self.network.pieces(captions[start:start + SORTED])
-            order = chunks(np.argsort([-len(numbers) for numbers in pieces], kind="stable"), BATCH)
-            for index in (order[k] for _, k in some):
+            order = np.argsort([-len(numbers) for numbers in pieces], kind="stable")
+            for index in chunks(order, BATCH):
                 yield start + index, self.network([pieces[m] for m in index]).cpu().numpy()
 
 

@@ -33,7 +33,6 @@ if __name__ == "__main__":
     import cli
     cli.starting()
 
-import contextlib
 import os
 import re
 import sys
@@ -45,7 +44,6 @@ from tqdm import tqdm
 import cli
 from cli import Arguments, check, data_set, filename, positive, torch_device, up_to, workers
 from data import Split, read_split
-from devices import processes
 from encoders import CNNS
 from features import captions, folder, networks, regions
 from features.boxes import PhotoBoxes
@@ -60,7 +58,6 @@ from inputs import Photos, extractors, told_of
 DEFAULT = ["train", "dev", "test"]    # splits to read where none are named
 BATCH = {"cuda": 64, "cpu": 8}       # photos per step; larger maps cost a CPU memory anew each time
 GRID = 6                              # cells a side of --grid
-WEEK = 7 * 24 * 60.0                  # minutes: processes wait for the slowest
 NOT_NAMES = ("ims", "caps", "ids", "img_ids", "ann_ids")
 
 
@@ -232,7 +229,7 @@ def of_data_set(splits: list[Split], to: str, recipe: dict, how: How,
                 print(f"{work.path}: done already")
                 continue
             networks.compute(work.prepare(), split.images, net, transform, own_boxes, how)
-            processes.from_first(work.commit, partial(write_texts, to, split, order, own))
+            work.commit(partial(write_texts, to, split, order, own))
             sound, total = len(work.sound()), len(own)
             print(f"{work.path}: {(sound, *work.shape[1:])} of {line}, "
                   f"{len(order) * sound // total:,} captions")
@@ -322,9 +319,6 @@ def extract_captions(opt, kinds: dict) -> None:
           f"--kind {kind} needs --word_vectors FILE (word2vec, GloVe); `python -m "
           "features.word_vectors` learns one")
     arrays = load_arrays(opt.fitted, of_kind.names) if opt.fitted else None
-    check(processes.count() <= 1 or of_kind is captions.Sentences,
-          f"--kind {kind} takes one process, and torchrun started {processes.count()}; call the "
-          "command with python")
     to = os.path.join(opt.data_path, opt.data_name)
     present = [split for split in SPLITS if os.path.isfile(os.path.join(to, f"{split}_caps.txt"))]
     read = partial(captions.read_words, opt.data_path, opt.data_name, opt.content_words)
@@ -351,7 +345,7 @@ def write_captions(features, kind: str, name: str, splits, to: str, fitted: str)
     """
     if features.names:
         features.line += f", fitted {checksum(features.arrays[key] for key in features.names)}"
-    processes.from_first(record_extractor, to, name, features.line)
+    record_extractor(to, name, features.line)
     if features.names:
         path = os.path.join(to, f"{name}_model.npz")
         output(path, holds_arrays("kind", *features.names), [fitted])
@@ -370,17 +364,12 @@ def write_captions(features, kind: str, name: str, splits, to: str, fitted: str)
 
 def write_rows(path: str, shape: tuple, blocks, title: str) -> None:
     """Write blocks of rows, pairs (which rows, their values), to a .npy file of this shape in
-    float32, which has its name only when it is complete. Each row comes once, in one process."""
-    with (mapped(path, shape, np.float32) if processes.first() else contextlib.nullcontext() as array,
+    float32, which has its name only when it is complete. Each row comes once."""
+    with (mapped(path, shape, np.float32) as array,
           tqdm(total=shape[0], desc=title, disable=None, leave=False) as bar):
-        out = np.lib.format.open_memmap(processes.from_first(lambda: array.filename), "r+")
-        with processes.all_or_none() as look:
-            for which, rows in blocks:
-                out[which] = rows
-                bar.update(len(rows))
-                look()
-        out.flush()
-        processes.wait()
+        for which, rows in blocks:
+            array[which] = rows
+            bar.update(len(rows))
 
 
 # ---- regions
@@ -396,14 +385,6 @@ def extract_regions(opt, kinds: dict) -> None:
         torch_device(opt.device), opt.batch_size, opt.workers)
 
 
-def spread(work, opt, kinds: dict) -> None:
-    """work(opt, kinds), over the processes that there are, each with a device of its own."""
-    device = torch_device((opt.device or "auto") if processes.count() > 1 else "cpu")
-    processes.refuse_machines()
-    with processes.joined(processes.local(device), minutes=WEEK):
-        work(opt, kinds)
-
-
 COMMANDS = {"images": (of_images, extract_images), "captions": (of_captions, extract_captions),
             "regions": (of_regions, extract_regions)}
 
@@ -416,8 +397,7 @@ def main(argv=None) -> None:
         p.add_argument("what", choices=COMMANDS, help="what to write features of")
         p.parse_args(argv[:1])
     p, table = arguments(argv[0])
-    cli.run("features.extract", spread, COMMANDS[argv[0]][1], p.parse_args(argv[1:]), table,
-            several=True)
+    cli.run("features.extract", COMMANDS[argv[0]][1], p.parse_args(argv[1:]), table)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from typing import NamedTuple
 import numpy as np
 
 from cli import InputError, check, reason
-from devices import processes
 from features.boxes import PhotoBoxes
 from features.networks import RECIPE, compute, network_of, shape_of, stamp, weights_file
 from features.store import AGAIN, ALL, How, PhotoFeatures, copy_rows, extracting, is_note, refuse_broken
@@ -157,7 +156,7 @@ def extract(photos: str, folder: str, recipe: dict, how: How, table: str | None,
     as it was then.
     """
     path = check_folder(photos, folder)
-    names, notes = processes.from_first(find_photos, photos, how.skip_broken)
+    names, notes = find_photos(photos, how.skip_broken)
     check(names,
           f"--photos {photos} holds no photo ({'; '.join(notes) or 'it is empty'}); photos are "
           "files whose names end with .jpg, .png, .webp or another ending of photos")
@@ -170,13 +169,13 @@ def extract(photos: str, folder: str, recipe: dict, how: How, table: str | None,
           "--captions FILE.csv")
     captions = Captions(table, names, per_image) if table else None
     boxes = recipe["boxes"] and PhotoBoxes(recipe["boxes"], names)
-    before = processes.from_first(check_output, folder, path)
+    before = check_output(folder, path)
     about = {"folder": path,
              "recipe": {name: os.path.abspath(value) if value and name in FILES else value
                         for name, value in recipe.items()},
              "weights_file": before.get("weights_file"),
              "captions": captions.facts if captions else before.get("captions")}
-    parts, form = None, processes.from_first(recorded, folder, before, about["recipe"])
+    parts, form = None, recorded(folder, before, about["recipe"])
     if form is None:
         parts = network_of(recipe, how.device)
         form = parts[2], *shape_of(parts[0], boxes)
@@ -195,7 +194,7 @@ def extract(photos: str, folder: str, recipe: dict, how: How, table: str | None,
         if missing:
             net, transform, _ = parts or network_of({**recipe, "extractor": form[0]}, how.device)
             compute(work, images, net, transform, boxes, how)
-        processes.from_first(replace, work, captions, before.get("captions"), done)
+        replace(work, captions, before.get("captions"), done)
     print(f"{work.path}: {(len(work.sound()), *work.shape[1:])} of {work.made}, "
           f"{f'{missing:,} new or changed' if missing else 'nothing was computed'}")
     work.warn()

@@ -14,7 +14,6 @@ from tqdm import tqdm
 
 from cli import check
 from demo import extractor as drawn
-from devices import processes
 from features.networks import region_network
 from features.proposals import NAME, read_sized
 from features.store import How, RowStore
@@ -85,7 +84,7 @@ def extract(data_path: str, data_name: str, proposals: str, name: str, splits: l
         if given:
             for split, (_, boxes) in contents.items():
                 path = file_of(root, split, f"{proposals}_{name}")
-                processes.from_first(write_given, given, path, boxes)
+                write_given(given, path, boxes)
             return
         encoder = (drawn.Regions() if kind == "demo"
                    else NetworkRegions(*region_network(**network), side, device))
@@ -149,9 +148,8 @@ def write_split(path: str, split: str, paths: list[str], entities: Entities, pro
               split)
     shape = store.shape
     del store.array                                         # its values are in the file
-    processes.from_first(place, path, encoder.line, proposals, shape,
-                         lambda target: os.replace(store.part, target))
-    processes.from_first(store.clean)
+    place(path, encoder.line, proposals, shape, lambda target: os.replace(store.part, target))
+    store.clean()
 
 
 def write_given(given: str, path: str, proposals: Proposals) -> None:

@@ -1,7 +1,6 @@
 """Rows of values computed from photos, in a file that survives every stop; and the record of what
 made a file."""
 import contextlib
-import glob
 import itertools
 import os
 import sys
@@ -17,7 +16,6 @@ import torch
 from tqdm import tqdm
 
 from cli import InputError, Stopped, check
-from devices import processes
 from files.reading import file_digest, read_array, read_json
 from files.writing import CHANGING, allocate, locked, mapped, output, remove, save_json
 from inputs import chunks, extractors, stream
@@ -58,7 +56,7 @@ def extracting(folder: str, line: str):
     makes. Raises what `own_folder` and `record_extractor` raise."""
     own_folder(folder)
     with locked(folder, "extracting into"):
-        processes.from_first(record_extractor, folder, "ims", line)
+        record_extractor(folder, "ims", line)
         yield
 
 
@@ -147,15 +145,13 @@ class _Reader:
 class RowStore:
     """The rows of N photos in a hidden file beside the file `path` that they are to become.
 
-    Every process notes in a list of its own which photos are done. After any stop the next call
-    goes on, whatever the number of processes; a photo whose file or key has changed is done again.
-    Notes are of no use where something else `made` the rows, a plain value.
+    A list beside it notes which photos are done. After any stop the next call goes on; a photo
+    whose file or key has changed is done again. Notes are of no use where something else `made` the
+    rows, a plain value.
 
     shape: of one photo's values, (...) in an array (N, ...). With `start` (N + 1,) photo n has the
     rows start[n]:start[n + 1] of an array (start[N], ...) instead. keys (N,): what else, beside its
     file, the values of a photo hang on. `notes` (N,): None where a photo is to do.
-
-    Several processes `prepare` together and `run` a part of the photos each.
     """
 
     def __init__(self, path: str, paths: list[str], names: list[str], made, shape: tuple, dtype,
@@ -170,10 +166,6 @@ class RowStore:
         # The second where photos came or went meanwhile.
         self.parts = [f"{hidden}.part", f"{hidden}.2.part"]
         self.part = self.parts[0]
-
-    def others(self) -> list[str]:
-        """The lists that other processes than the first have left."""
-        return glob.glob(f"{glob.escape(self.list)}.*")
 
     def listed(self, path: str) -> tuple[list, dict]:
         """The notes of a list and the whole of it; [] and {} where something else made the rows."""
@@ -200,18 +192,8 @@ class RowStore:
         return [*note[:2], stat.st_mtime_ns, *note[3:]]
 
     def prepare(self) -> "RowStore":
-        """Open the hidden file, with all that is known. Returns self."""
-        self.part, self.notes = processes.from_first(self._begin)
-        self.array = np.lib.format.open_memmap(self.part, "r+")
-        return self
-
-    def _begin(self) -> tuple[str, list]:
-        """Take over what earlier calls computed. Returns the hidden file and the notes."""
-        others = self.others()
-        (earlier, record), *more = map(self.listed, (self.list, *others))
-        earlier = _merged([earlier, *(notes for notes, own in more
-                                      if own.get("file") == record.get("file")
-                                      and len(notes) == len(earlier))])
+        """Open the hidden file, with all that earlier calls computed. Returns self."""
+        earlier, record = self.listed(self.list)
         old = next((part for part in self.parts if os.path.basename(part) == record.get("file")),
                    self.parts[0])
         hidden = self._array(old, earlier)
@@ -224,10 +206,10 @@ class RowStore:
             self.array = allocate(self.part, self.shape, self.dtype)
             self._take(hidden, earlier)
         self._take_older()
-        if self.part != old or others or processes.count() > 1:
+        if self.part != old:
             self.save()
-        remove(*others, *([old] if self.part != old else []))    # they stand in the first list now
-        return self.part, self.notes
+            remove(old)
+        return self
 
     def _array(self, path: str, notes: list) -> np.ndarray | None:
         """The array in a file, if it has the rows of these notes."""
@@ -257,7 +239,7 @@ class RowStore:
         what `read` and `encode` raise, and, unless skip_broken is None, `refuse_broken`.
         """
         todo, saved = np.flatnonzero([note is None for note in self.notes]), time.monotonic()
-        parts, done = processes.part(chunks(todo, how.batch_size)), len(self.notes) - len(todo)
+        parts, done = chunks(todo, how.batch_size), len(self.notes) - len(todo)
         reader = _Reader(self, read, join, how.skip_broken is not None)
 
         def step(batch):
@@ -265,9 +247,8 @@ class RowStore:
             return notes, encode(ready) if len(ready) else ()
         try:
             refuse_broken(self.notes, how.skip_broken)
-            with (processes.all_or_none() as look,
-                  tqdm(total=done + sum(map(len, parts)), initial=done, desc=title, disable=None,
-                       leave=False) as bar):
+            with tqdm(total=len(self.notes), initial=done, desc=title, disable=None,
+                      leave=False) as bar:
                 batches = by_cores(step, stream(reader, parts, how.workers), how.device)
                 for part, (notes, values) in zip(parts, batches):
                     values = iter(values)
@@ -278,7 +259,6 @@ class RowStore:
                         self.notes[n] = note
                     refuse_broken(notes, how.skip_broken)
                     bar.update(len(part))
-                    look()
                     if time.monotonic() - saved > SAVE:
                         self.save()
                         saved = time.monotonic()
@@ -288,24 +268,16 @@ class RowStore:
             raise
         finally:
             self.save()
-        self.notes = _merged(processes.from_all(self.notes))
 
     def save(self) -> None:
-        """Write down which photos this process has done."""
+        """Write down which photos are done."""
         self.array.flush()
         save_json({"extractor": self.made, "photos": self.notes,
-                   "file": os.path.basename(self.part)},
-                  self.list if processes.first() else f"{self.list}.{processes.rank()}", by_each=True)
+                   "file": os.path.basename(self.part)}, self.list)
 
     def clean(self) -> None:
-        """Remove the hidden files, the first process's list last: the others are nothing without.
-        """
-        remove(*self.parts, *self.others(), self.list)
-
-
-def _merged(lists: list[list]) -> list:
-    """What stands in any of the lists of equal length, which have None elsewhere."""
-    return [next((x for x in values if x is not None), None) for values in zip(*lists)]
+        """Remove the hidden files, the list last."""
+        remove(*self.parts, self.list)
 
 
 class PhotoFeatures(RowStore):
@@ -325,10 +297,6 @@ class PhotoFeatures(RowStore):
 
     def complete(self) -> bool:
         """Whether nothing is left to do. Only sizes and times of unchanged files are read."""
-        done, self.notes = processes.from_first(lambda: (self._is_complete(), self.notes))
-        return done
-
-    def _is_complete(self) -> bool:
         notes = self.listed(self.list)[0]
         if (notes and all(notes) and os.path.exists(self.changing) and os.path.isfile(self.path)
                 and not any(map(os.path.exists, self.parts))):

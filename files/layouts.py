@@ -18,7 +18,6 @@ from tqdm import tqdm
 
 import inputs
 from cli import InputError, check
-from devices.share import Share
 from files.reading import (
     INT64,
     advice,
@@ -41,7 +40,6 @@ LONGEST = 10_000                   # words of a caption; a longer one would take
 
 class Batch(NamedTuple):
     """B matching pairs; or, with `labels`, R regions and M phrases of several photos."""
-    # of a shared batch this process's images, and all captions
     images: Tensor                    # (B, F) features | (B, P, F) regions | (B, 3, H, W) photos
     tokens: Tensor                    # (B, T) int64 word numbers, zero-padded
     lengths: Tensor                   # (B,) int64, on the CPU (packing needs them there)
@@ -51,15 +49,13 @@ class Batch(NamedTuple):
     unpaired: "Batch | None" = None
     # (R, M) int8: a region fits a phrase, 1; does not, -1; is not compared with it, 0
     labels: Tensor | None = None
-    # where several processes share a batch: which of its items these are
-    share: Share | None = None
 
     def to(self, device) -> "Batch":
         return self.map(lambda x: x.to(device, non_blocking=True))
 
     def map(self, f) -> "Batch":
         """f of every tensor but the lengths."""
-        return Batch(*(x if x is self.lengths or x is None or isinstance(x, Share) else x.map(f)
+        return Batch(*(x if x is self.lengths or x is None else x.map(f)
                        if isinstance(x, Batch) else f(x) for x in self))
 
 

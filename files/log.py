@@ -7,20 +7,17 @@ import time
 
 from tqdm import tqdm
 
-from cli import first
 from files.reading import read_lines
 from files.writing import save_lines
 
 
 class Log:
     """log.txt for people, log.jsonl for programs, tensorboard events; and the terminal. Epochs are
-    counted from 1. Of several processes only the first one's says anything."""
+    counted from 1."""
 
     def __init__(self, folder: str, state: dict, epochs: int):
         """epochs: of the whole training."""
         self.epochs = epochs
-        if not first():
-            return
         import tensorboard_logger
 
         self.events = tensorboard_logger.Logger(folder, flush_secs=5)
@@ -41,8 +38,6 @@ class Log:
         return f"epoch {state['epoch'] + 1}/{self.epochs} step {state['step']}/{steps}"
 
     def say(self, line: str, terminal: bool = True) -> None:
-        if not first():
-            return
         if terminal:
             with contextlib.suppress(OSError):              # the terminal is gone, the run goes on
                 tqdm.write(line)
@@ -69,8 +64,6 @@ class Log:
                     epoch=state["epoch"] + (state["step"] > 0), step=state["step"] or steps)
 
     def record(self, iteration: int, scalars: dict, **fields) -> None:
-        if not first():
-            return
         self.json.write(json.dumps({"iteration": iteration, **fields, **scalars}) + "\n")
         self.json.flush()
         for name, value in scalars.items():

@@ -1,11 +1,7 @@
 """Writing files so that nothing is lost: a file is replaced in one step or not at all, and none
 unasked.
-
-Of several processes (cli.first) only the first one writes: the others come through here with
-nothing left behind.
 """
 import contextlib
-import io
 import json
 import os
 import re
@@ -14,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from cli import InputError, check, first
+from cli import InputError, check
 from files.reading import recognised, refusing
 
 try:
@@ -26,26 +22,12 @@ FORMAT = 1                            # of checkpoint.pt and model_best.pt
 CHANGING = ".{}_changing"      # stands in a folder while the files of a split are replaced together
 
 
-class _Nowhere(io.RawIOBase):
-    """A file that keeps nothing. The null device would not do: it says that it stands at 0 after
-    every write."""
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data) -> int:
-        return memoryview(data).nbytes
-
-
 @contextlib.contextmanager
-def atomic(path: str, mode: str = "w", sync: bool = True, by_each: bool = False):
+def atomic(path: str, mode: str = "w", sync: bool = True):
     """An open file that becomes `path` when it is complete. If anything fails before that, `path`
     stays as it was and no other file is left. The folder is created. A link stays a link. Without
     `sync` a power cut may leave an empty file; this is for thousands of small files whose contents
-    are checked elsewhere. by_each: every process writes, a file that belongs to it alone."""
-    if not (first() or by_each):
-        yield _Nowhere() if "b" in mode else io.TextIOWrapper(_Nowhere(), encoding="utf-8")
-        return
+    are checked elsewhere."""
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
     with replaced(path) as part, open(part, mode, **text) as f:
         yield f
@@ -113,8 +95,8 @@ def save_state(state: dict, path: str, advice: str) -> None:
         torch.save(state, f)
 
 
-def save_json(value, path: str, by_each: bool = False) -> None:
-    with atomic(path, by_each=by_each) as f:
+def save_json(value, path: str) -> None:
+    with atomic(path) as f:
         json.dump(value, f, indent=1)
         f.write("\n")
 
@@ -151,8 +133,7 @@ def allocate(path: str, shape: tuple, dtype) -> np.ndarray:
 @contextlib.contextmanager
 def mapped(path: str, shape: tuple, dtype):
     """A mapped array that becomes the .npy file `path` when it is complete, under the rules of
-    `atomic`. For the first process: the others may map the file that this one has made."""
-    assert first(), path
+    `atomic`."""
     with replaced(path) as part:
         array = allocate(part, shape, dtype)
         yield array
@@ -173,10 +154,8 @@ def output(path: str, ours: Callable[[str], bool] | None = None, inputs=()) -> s
 
     The folder is created. Raises InputError where `path` cannot be written, where it is one of
     `inputs`, and where another file is there already. ours(path) tells whether the command wrote
-    that file (None: any file is refused). The first process looks for all.
+    that file (None: any file is refused).
     """
-    if not first():
-        return path
     check(not any(same_file(path, source) for source in inputs),
           f"{path} is to be read and cannot be written too; name another file for what comes out")
     with refusing(f"{path} cannot be written", "name a file in a folder that takes new files",
@@ -205,11 +184,8 @@ def same_file(a: str, b: str) -> bool:
 @contextlib.contextmanager
 def locked(folder: str, doing: str):
     """A context that keeps other commands out of a folder. Raises InputError where another process
-    is at work there. The lock ends with this process, however it ends; the first one holds it for
-    all that share the work. `doing`: what the other process does, for the message."""
-    if not first():
-        yield
-        return
+    is at work there. The lock ends with this process, however it ends. `doing`: what the
+    other process does, for the message."""
     with refusing(f"{folder} takes no new files", "name a folder that does", OSError):
         holder = open(os.path.join(folder, ".lock"), "a+", encoding="utf-8")
     with holder:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from encoders import Dropout, Latent, ReLULayers
+from encoders import Latent, ReLULayers
 from similarities import Embedding, Separable, unit
 
 # ---- von Mises-Fisher: one side a direction with a concentration, the other a point on the sphere
@@ -188,7 +188,7 @@ class GeneralisedGaussian(nn.Module):
         super().__init__()
         self.dim = inputs
         self.layers = nn.Sequential(nn.Linear(inputs, 256), nn.ReLU(), nn.Linear(256, 256),
-                                    nn.ReLU(), Dropout(0.1), nn.Linear(256, 3 * inputs))
+                                    nn.ReLU(), nn.Dropout(0.1), nn.Linear(256, 3 * inputs))
         nn.init.zeros_(self.layers[-1].weight)
         nn.init.zeros_(self.layers[-1].bias)
 

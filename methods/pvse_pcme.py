@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from encoders import Latent, drawn, pack, vsepp_linear
+from encoders import Latent, pack, vsepp_linear
 from losses import real_parts
 from similarities import Embedding, Similarity, block_side, by_blocks, unit
 
@@ -183,9 +183,8 @@ class MatchProbability(Similarity):
         n, dim, like = *e.mean.shape, e.mean
         if self.training:
             generator = torch.Generator(like.device).manual_seed(int(torch.randint(2 ** 62, ())))
-            return drawn(lambda x: torch.randn(self.n_samples, *x.shape, generator=generator,
-                                               device=x.device, dtype=x.dtype).transpose(0, 1),
-                         like).transpose(0, 1)
+            return torch.randn(self.n_samples, n, dim, generator=generator, device=like.device,
+                               dtype=like.dtype)
         shared = torch.randn(self.n_samples, 1, dim, generator=torch.Generator().manual_seed(side))
         return shared.to(like).expand(-1, n, -1)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from devices.precision import scored
-from encoders import BatchNorm, Dropout, Latent, vsepp_linear
+from encoders import BatchNorm, Latent, vsepp_linear
 from similarities import PairNetwork, unit
 
 
@@ -31,7 +31,7 @@ class BranchEmbedding(nn.Module):
     def __init__(self, inputs: int, hidden: int, embed_size: int):
         super().__init__()
         self.dim = embed_size
-        self.layers = nn.Sequential(*fc(inputs, hidden), Dropout(0.5),
+        self.layers = nn.Sequential(*fc(inputs, hidden), nn.Dropout(0.5),
                                     vsepp_linear(hidden, embed_size))
 
     def forward(self, features: Tensor, lengths=None) -> Latent:

@@ -273,28 +273,6 @@ def of_phrases(opt):
         "one")
 
 
-# ---- what several processes cannot share; n is their number
-
-def refuse_several(opt, processes: int) -> None:
-    """Raises InputError where resolved options cannot be trained by so many processes."""
-    if processes == 1:
-        return
-    alone = "and there are {n}; train in one, without torchrun"
-    refuse([
-        (processes > opt.batch_size,
-         "--batch_size {batch_size} is shared by {n} processes, so that some have nothing to do; "
-         "give a larger one, or fewer processes (--nproc_per_node)"),
-        (opt.localise, f"{{data_name}} has phrases, whose photos processes do not share, {alone}"),
-        (opt.sim == "cite",
-         f"--sim cite normalises captions by the batch of one process, {alone}"),
-        (opt.finetune and not opt.freeze_bn,
-         "--finetune takes the statistics of BatchNorm from the batch of one process, and there "
-         "are {n}; give --freeze_bn, which VSE++ had in effect"),
-        (opt.captioner and opt.captioner_original,
-         f"--captioner_original drops other numbers at each word in each process, {alone}")],
-        opt, n=processes)
-
-
 # ---- what the data settle, and what data a trained model can take
 
 READ_BY = {"vector": ("vectors", "regions"), "regions": ("regions",), "photos": ("photos",)}

@@ -180,21 +180,6 @@ def as_command(work, words, env: dict, outputs: list, readers: bool) -> None:
 
 
 @contextlib.contextmanager
-def processes_of(count: int, work, *words):
-    """`work` in so many processes, as torchrun starts them: Commands, of which each can be signalled alone."""
-    port, ranks = free_port(), []
-    try:
-        for rank in range(count):
-            env = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count,
-                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            ranks.append(Command(work, *words, env={name: str(value) for name, value in env.items()}))
-        yield ranks
-    finally:
-        for process in ranks:
-            process.kill()
-
-
-@contextlib.contextmanager
 def started(*words, **options):
     """A Python command as users start it, which does not outlive the block, and does not keep a failed test waiting."""
     process = subprocess.Popen([sys.executable, *map(str, words)], text=True,

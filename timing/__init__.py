@@ -19,7 +19,7 @@ MIB = 2 ** 20
 AT_MOST = {"product": 2.5, "mls": 1.6, "minkl": 2.0, "error": 1e-5, "evaluation": 1.5,
            "memory": 600, "suite": 25, "suite memory": 1229, "confidence": 4.0, "step": 2.2,
            "attention memory": 150, "extraction": 15, "phrases": 10, "phrases memory": 1024,
-           "epoch point": 12, "epoch gaussian": 20, "input": 5, "scale": 1.25,
+           "epoch point": 12, "epoch gaussian": 20, "input": 5,
            "exact search": 1.3, "search memory": 6144}
 AT_LEAST = {"loop": 40, "batches": 20, "equal": 1, "original": 8, "attention": 4, "recall": 0.98,
             "search rate": 1000, "search rate of many": 200}
