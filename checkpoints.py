@@ -33,9 +33,8 @@ from text import Vocabulary, tokenize
 BATCH = 64                            # captions per step
 
 # Options that a resumed run may set anew.
-MAY_CHANGE = {"data_path", "num_epochs", "workers", "log_step", "val_step", "device", "logger_name",
-              "resume", "overwrite", "dry_run", "config", "word_vectors", "cnn_weights", "vocab",
-              "features_on"}
+MAY_CHANGE = {"data_path", "num_epochs", "workers", "amp", "log_step", "val_step", "device", "logger_name",
+              "resume", "overwrite", "dry_run", "config", "word_vectors", "cnn_weights", "vocab"}
 
 
 def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = None) -> dict:

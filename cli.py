@@ -298,6 +298,8 @@ def run(prog: str, work, *args) -> int:
             # a terminal that cannot show a letter of a caption must not end the command
             stream.reconfigure(errors="backslashreplace")
     try:
+        if "torch" in sys.modules:
+            use_full_float32()
         with Stop():
             status = work(*args)
             written()
@@ -337,15 +339,18 @@ def reason(error: BaseException, most: int = 160) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
+def use_full_float32() -> None:
+    """Compute float32 convolutions and GRUs in float32 on CUDA, where torch begins with tf32."""
+    import torch
+
+    torch.backends.cudnn.conv.fp32_precision = torch.backends.cudnn.rnn.fp32_precision = "ieee"
+
+
 def torch_device(name: str):
     """The torch.device that --device names; "auto" is CUDA when present. Raises InputError where
-    there is no CUDA.
+    there is no CUDA."""
+    import torch
 
-    GRUs and convolutions compute in float32 from then on; torch begins with tf32 for them on
-    CUDA."""
-    import torch  # takes seconds to load; this module has to answer signals before that
-
-    torch.backends.cudnn.rnn.fp32_precision = torch.backends.cudnn.conv.fp32_precision = "ieee"
     present = name != "cpu" and torch.cuda.is_available()
     if name == "cuda" and not present:
         raise InputError("--device cuda: no CUDA device is here; use --device cpu")

@@ -25,7 +25,6 @@ SQUARABLE = 1e-18, 1e18                # float32 can sum the squares of numbers 
 class Images:
     """What a split's images are read from."""
     parallel = False                  # whether reading is so slow that worker processes help
-    keeps = False                     # whether a device can hold it (devices.feeding)
     dim = regions = None            # numbers of a vector; vectors of an image, where it has several
 
     def faults(self, deep: bool):
@@ -35,7 +34,6 @@ class Images:
 class Features(Images):
     """A file of image features, (N, F) or (N, P, F), float16 or float32. It is mapped and never
     read whole."""
-    keeps = True                      # a device can hold it (devices.feeding)
     step = 1                          # the row of image i is i * step
 
     def __init__(self, path: str):

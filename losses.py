@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from devices.precision import scored
 from similarities import SIMILARITIES, Embedding, Separable, Similarity, uncertainty, unit  # noqa: F401 (part of this module)
 
 
@@ -149,7 +148,7 @@ def prior_mmd(latents: Tensor) -> Tensor:
     def kernel(a: Tensor, b: Tensor) -> Tensor:
         """Sum over all pairs."""
         squares = a.square().sum(1)[:, None] + b.square().sum(1)                    # (R, R)
-        squared = (squares - scored(torch.matmul, 2 * a, b.T)).clamp(min=0)
+        squared = (squares - 2 * a @ b.T).clamp(min=0)
         return sum((c / (c + squared)).sum()
                    for c in (2 * a.shape[1] * s for s in (0.1, 0.2, 0.5, 1, 2, 5, 10)))
     n = max(len(x), 2)   # 14: the 7 kernels of each x and of each y with itself, which are left out
@@ -352,7 +351,7 @@ class MMD(nn.Module):
                      for e in (image, caption)]
         # (B K, D) each
         x, y = (e.mean if e.parts is None else real_rows(e.parts, e.n_parts) for e in sides)
-        return sum(sign * (-0.5 * scored(torch.cdist, a, b)).exp().sum() / (len(a) * len(b))
+        return sum(sign * (-0.5 * torch.cdist(a, b)).exp().sum() / (len(a) * len(b))
                    for sign, a, b in ((1, x, x), (-2, x, y), (1, y, y)))
 
 

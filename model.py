@@ -14,8 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from cli import check
-from devices.feeding import both
-from devices.precision import scored
 from encoders import (
     CNN,
     Anchored,
@@ -152,7 +150,7 @@ class Tower(nn.Module):
             latent = self.mean(read, lengths)                            # value: (B, D) | (B, P, D)
         else:
             read = pack(read, lengths) if getattr(self.mean, "packs", False) else read
-            latent, spread = both(self.mean, self.log_var, read, lengths)
+            latent, spread = self.mean(read, lengths), self.log_var(read, lengths)
         if self.latent_norm is not None:
             latent = latent._replace(value=self.scaled(latent))
         if self.log_var is not None:
@@ -253,18 +251,16 @@ class JointEmbedding(nn.Module):
         if self.objective is None:
             return {}
         images, captions = images.embedding, captions.embedding
-        learned = [*self.similarity.parameters()]
-        # scores are compared in float32, and never in tf32
+        # scores are compared in float32
         with torch.autocast(batch.tokens.device.type, enabled=False):
             if batch.labels is not None:
                 i, j = batch.labels.nonzero(as_tuple=True)                          # (K,) each
-                chosen = scored(self.similarity.at, images, captions, i, j, learned=learned)
+                chosen = self.similarity.at(images, captions, i, j)
                 scores = chosen.new_zeros(batch.labels.shape).index_put((i, j), chosen)
                 return self.objective(scores, batch.labels)                         # (R, M)
-            compare = functools.partial(scored, self.similarity, learned=learned)
             index = batch.image_index[:, None]                                      # (B, 1)
             same = index == batch.image_index if self.mask_same_image else None     # (B, B)
-            return self.objective(compare(images, captions), same)                  # (B, B)
+            return self.objective(self.similarity(images, captions), same)          # (B, B)
 
 
 # ---- encoders by name

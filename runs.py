@@ -5,7 +5,6 @@ a new run may replace in it, and how a run goes on.
 """
 import argparse
 import contextlib
-import dataclasses
 import functools
 import os
 import shlex
@@ -22,12 +21,10 @@ import yaml
 from checkpoints import MAY_CHANGE, check_values, load_checkpoint
 from cli import InputError, check, reason
 from data import Split, check_extractors, pair_batches, phrase_batches, read_split
-from devices.feeding import keep
 from files.log import Load, Log
 from files.phrases import Labels, learnable
 from files.reading import holds_keys, is_drawn, read_yaml, recognised
 from files.writing import atomic, clear, locked, same_file, save_state
-from inputs import Photos
 from methods.two_branch import sibling_order
 from methods.unpaired import Unpaired, build_unpaired, choose_pairs
 from model import build_vocabulary
@@ -288,7 +285,6 @@ class Data:
     crop_size: int | None = None
     siblings: bool = False            # captions of an image stand side by side
     labels: Labels | None = None      # of phrases: which regions fit one
-    fed: Split | None = None          # `train` with its features on a device, after `feed`
 
     @functools.cached_property
     def steps(self) -> int:
@@ -305,19 +301,6 @@ class Data:
             return self.pairs[sibling_order(self.train.caption_image[self.pairs], rng)]
         return self.pairs[rng.permutation(len(self.pairs))]
 
-    def feed(self, device, where: str) -> str:
-        """Keep the features of the training images on a device where that can be
-        (devices.feeding.keep). Returns a line for the log, or nothing."""
-        images, line = keep(self.train.images, device, where)
-        self.fed = dataclasses.replace(self.train, images=images)
-        return line
-
-    @property
-    def ahead(self) -> bool:
-        """Whether a thread may make batches: random crops that this process makes take torch's
-        generator."""
-        return self.workers > 0 or not isinstance(self.train.images, Photos)
-
     def batches(self, state: dict):
         """The batches of the current epoch that are still to come."""
         epoch = state["epoch"]
@@ -327,7 +310,7 @@ class Data:
             yield from phrase_batches(self.train, tokens, order, self.batch_size, self.labels,
                                       **how)
             return
-        batches = pair_batches(self.fed or self.train, tokens, order, self.batch_size,
+        batches = pair_batches(self.train, tokens, order, self.batch_size,
                                crop_size=self.crop_size, **how)
         for iteration, batch in enumerate(batches, state["iteration"]):  # state may lag behind
             yield batch._replace(unpaired=self.unpaired and self.unpaired.batch(iteration))
@@ -409,7 +392,8 @@ def resumed_options(p: argparse.ArgumentParser, given: Options, argv: list[str])
     to."""
     start = given.resume or given.logger_name or default_run(given)
     checkpoint = load_resumable(start)
-    stored = {name: value for name, value in checkpoint["options"].items() if name not in NOT_KEPT}
+    stored = {name: value for name, value in checkpoint["options"].items()
+              if name in TRAIN.rows and name not in NOT_KEPT}       # older ones hold others, too
     check_values(stored, start)
     p.set_defaults(**stored)
     opt = p.parse_args(argv, Options())
@@ -435,7 +419,7 @@ def load_resumable(path: str) -> dict:
     """A checkpoint that holds all that going on needs. Raises InputError."""
     stored = load_checkpoint(path, "checkpoint.pt")
     parts = {**stored, **stored.get("state", {})}
-    for name in ("optimizer", "scaler", "rng", "state", "data", "step", "iteration", "loss_sum",
+    for name in ("optimizer", "rng", "state", "data", "step", "iteration", "loss_sum",
                  "loss_count"):
         check(name in parts, f"{path} holds a model but no {name}, so training cannot go on "
                              "exactly; resume the run's checkpoint.pt (--resume RUN), or start a "

@@ -24,8 +24,6 @@ import metrics
 import runs
 from checkpoints import load_checkpoint, load_weights
 from cli import InputError, Stop, Stopped, check, torch_device
-from devices.feeding import on_device
-from devices.precision import always_alike, compile_parts, full_float32, use_tf32
 from evaluation.encode import validate
 from evaluation.phrases import rsum_by_chance
 from evaluation.volume import training_shares
@@ -53,7 +51,7 @@ def main(argv=None) -> None:
 def train(opt) -> int:
     """Train as the options say. Return the exit status: 0; 1 where no model came out; 128 + signal
     after a wished stop."""
-    device = set_device(opt)
+    device = torch_device(opt.device)
     # held: the lock of the run folder, the hold of signals
     with contextlib.ExitStack() as held:
         folder = Folder(opt.logger_name, opt.resume, opt.overwrite, opt.dry_run, held)
@@ -68,9 +66,8 @@ def train(opt) -> int:
                   + "\ndry run: nothing was written")
             return 0
         run.stop = held.enter_context(Stop(later=True))
-        fed = data.feed(device, opt.features_on)
         folder.begin(run)
-        folder.log.say("\n".join(filter(None, [facts, fed, f"run folder {folder.path}"])))
+        folder.log.say(f"{facts}\nrun folder {folder.path}")
         return run_epochs(run, folder)
 
 
@@ -86,9 +83,9 @@ def run_epochs(run: "Training", folder: Folder) -> int:
         with tqdm(total=data.steps, initial=state["step"], disable=None, leave=False,
                   desc=f"epoch {state['epoch'] + 1}/{opt.num_epochs}") as bar:
             clock = time.perf_counter()
-            for batch in on_device(data.batches(state), run.device, data.ahead):
+            for batch in data.batches(state):
                 data_time = time.perf_counter() - clock
-                terms, pairs = run.step(batch)
+                terms, pairs = run.step(batch.to(run.device))
                 batch_time, clock = time.perf_counter() - clock, time.perf_counter()
                 bar.set_postfix_str(f"loss {sum(terms.values()):.2f}, "
                                     f"{pairs / batch_time:,.0f} pairs/s", refresh=False)
@@ -119,20 +116,15 @@ class Learner(NamedTuple):
     """What a step of the training needs. model: gives the terms of the loss."""
     model: torch.nn.Module
     optimizers: dict[str, torch.optim.Optimizer]
-    scaler: torch.amp.GradScaler
     parameters: list[torch.nn.Parameter]                    # without those of the critic
-    amp: torch.dtype | None
+    amp: bool                         # the networks compute in bf16
     grad_clip: float
 
 
-def build_learner(opt, model: torch.nn.Module, device: torch.device) -> Learner:
+def build_learner(opt, model: torch.nn.Module) -> Learner:
     optimizers = build_optimizers(opt, model)
     parameters = [p for group in optimizers["optimizer"].param_groups for p in group["params"]]
-    amp = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}[opt.amp]
-    # bf16 on CUDA, too: GRUs compute in float16 there
-    scaled = opt.amp == "fp16" or opt.amp == "bf16" and device.type == "cuda"
-    scaler = torch.amp.GradScaler(device.type, enabled=scaled)
-    return Learner(model, optimizers, scaler, parameters, amp, opt.grad_clip)
+    return Learner(model, optimizers, parameters, opt.amp == "bf16", opt.grad_clip)
 
 
 def train_step(learner: Learner, batch, where: str) -> dict[str, float]:
@@ -141,36 +133,26 @@ def train_step(learner: Learner, batch, where: str) -> dict[str, float]:
 
     The critic's terms and the others share the backward pass and no gradient: see losses.py.
     """
-    model, optimizers, scaler, parameters, amp, grad_clip = learner
-    with torch.autocast(batch.tokens.device.type, amp or torch.bfloat16, enabled=amp is not None):
+    model, optimizers, parameters, amp, grad_clip = learner
+    with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=amp):
         terms = model(batch)
         loss = sum(terms.values())
     values = torch.stack([*terms.values()]).detach()
     for optimizer in optimizers.values():
         optimizer.zero_grad(set_to_none=True)
-    scaler.scale(loss).backward()
-    scaler.unscale_(optimizers["optimizer"])
+    loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(parameters, grad_clip or torch.inf)
     *values, norm = torch.cat([values, norm[None]]).tolist()    # where a step waits for the device
     terms = dict(zip(terms, values))
     wrong = [(f"the term '{name}'", x) for name, x in terms.items() if not math.isfinite(x)]
-    if not math.isfinite(norm) and not scaler.is_enabled():     # the scaler skips such a step
+    if not math.isfinite(norm):
         wrong.append(("the gradient", norm))
     if wrong:
         raise InputError(f"{wrong[0][0]} of the loss became {wrong[0][1]} at {where}; the last "
                          "checkpoint is whole: lower --learning_rate or use --amp off")
     for optimizer in optimizers.values():
-        scaler.step(optimizer)
-    scaler.update()
+        optimizer.step()
     return terms
-
-
-def set_device(opt) -> torch.device:
-    """Choose the device, the precision of its products, and whether it adds in the same order."""
-    always_alike(opt.deterministic)                         # before CUDA begins
-    device = torch_device(opt.device)
-    use_tf32(opt.tf32)
-    return device
 
 
 # ---- what learns
@@ -188,13 +170,10 @@ class Training:
         if start:
             load_weights(self.model, start, opt.init_from or opt.logger_name,
                          means=opt.freeze_means and opt.resume is None)
-        self.compiled = compile_parts(self.model, device) if opt.compile else []
         self.state = {"epoch": 0, "step": 0, "iteration": 0, "best_rsum": 0.0, "best_hbr": 0.0,
                       "best_r1": -1.0, "waited": 0, "loss_sum": 0.0, "loss_count": 0, "due": 0}
-        self.learner = build_learner(opt, self.model, device)
+        self.learner = build_learner(opt, self.model)
         self.rate = build_schedule(opt, data.steps)
-        # what a run that goes on needs, by its name in a checkpoint
-        self.stateful = {**self.learner.optimizers, "scaler": self.learner.scaler}
         if opt.resume is not None:
             self.restore(start)
         if opt.loss == "volume":
@@ -235,7 +214,7 @@ class Training:
         state, data, opt = self.state, self.data, self.opt
         state["due"], before = 1, torch.get_rng_state()
         try:
-            with self.stop.at_once(), full_float32():
+            with self.stop.at_once():
                 result = validate(self.model.eval(), data.dev, data.tokens["dev"], self.device,
                                   opt.workers)
         except Stopped:
@@ -275,7 +254,7 @@ class Training:
                   "state": dict(self.state), "data": self.data.fingerprints,
                   "model": self.model.state_dict()}
         if whole:
-            stored |= {name: part.state_dict() for name, part in self.stateful.items()}
+            stored |= {name: part.state_dict() for name, part in self.learner.optimizers.items()}
             cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
             stored |= {"rng": torch.get_rng_state(), "cuda_rng": cuda}
         return stored
@@ -290,10 +269,8 @@ class Training:
               f"{at['iteration']} in all, with {at['loss_count']} pairs of it seen, which no "
               f"training writes; {fix}")
         try:
-            for name, part in self.stateful.items():
-                # empty of a scaler that was not needed, as with bf16 on a CPU
-                if resumed[name]:
-                    part.load_state_dict(resumed[name])
+            for name, optimizer in self.learner.optimizers.items():
+                optimizer.load_state_dict(resumed[name])
             torch.set_rng_state(resumed["rng"])
             if self.device.type == "cuda" and resumed["cuda_rng"]:
                 torch.cuda.set_rng_state(resumed["cuda_rng"][0], self.device)
@@ -321,11 +298,8 @@ def described(opt, data: Data, run: Training, start: dict | None) -> str:
     facts = (f"{opt.data_name}: {learned}, {judged} (rsum by chance {chance:.1f}), "
              f"{len(data.vocab):,} words of {data.source}\n{opt.sim}, image head {opt.image_head}, "
              f"text head {opt.text_head}, {objective}, embed_size {opt.embed_size}, "
-             f"{trainable:,} trainable parameters, {run.device}{', tf32' * opt.tf32}"
-             f"{', deterministic' * opt.deterministic}, seed {opt.seed}")
+             f"{trainable:,} trainable parameters, {run.device}, seed {opt.seed}")
     start = start or {}
-    if run.compiled:
-        facts += f"\ncompiled: {', '.join(run.compiled)}"
     notes = [*start.get("notes", ())]
     theirs = start.get("options", {}) if opt.resume is None else {}
     unlike = [f"{name} {theirs[name]} and not {getattr(opt, name)}" for name in COMPUTE

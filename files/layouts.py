@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 from tqdm import tqdm
 
@@ -51,7 +52,8 @@ class Batch(NamedTuple):
     labels: Tensor | None = None
 
     def to(self, device) -> "Batch":
-        return self.map(lambda x: x.to(device, non_blocking=True))
+        pin = torch.device(device).type == "cuda"           # so that the copy need not wait
+        return self.map(lambda x: (x.pin_memory() if pin else x).to(device, non_blocking=True))
 
     def map(self, f) -> "Batch":
         """f of every tensor but the lengths."""

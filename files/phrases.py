@@ -178,7 +178,6 @@ class RegionFeatures(Features):
     """Features of the proposals, (R, F), and where each lies in its photo: x1 / W, y1 / H, x2 / W,
     y2 / H and the share of the photo's area (CITE), so (R, F + 5); the corners that the box
     includes count whole."""
-    keeps = False
 
     def __init__(self, path: str, proposals: Proposals, sizes: np.ndarray, geometry: bool):
         """sizes: width and height of each photo (N, 2)."""

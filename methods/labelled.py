@@ -56,16 +56,8 @@ class LabelledHinge(nn.Module):
         falling = -ordered.detach().contiguous()
         count = torch.searchsorted(falling, -level.detach())            # (m, n): how many lie above
         # (m, 1 + n): of the highest
-        sums = F.pad(running_sums(ordered.masked_fill(ordered.isinf(), 0)), (1, 0))
+        sums = F.pad(ordered.masked_fill(ordered.isinf(), 0).cumsum(1), (1, 0))
         return (sums.gather(1, count) - count * level).T.to(scores.dtype)
-
-
-def running_sums(x: Tensor) -> Tensor:
-    """Along the rows of x (m, n). torch has no cumsum of floats on CUDA that always adds in the
-    same order."""
-    if x.is_cuda and torch.are_deterministic_algorithms_enabled():
-        return x @ x.new_ones(x.shape[1], x.shape[1]).triu()
-    return x.cumsum(1)
 
 
 class LabelledLogistic(nn.Module):

@@ -173,7 +173,7 @@ class MatchProbability(Similarity):
 
     def __init__(self, n_samples: int = 7):
         super().__init__()
-        self.n_samples, self.log_odds = n_samples, LogOdds()
+        self.n_samples = n_samples
         self.scale = nn.Parameter(torch.tensor(15.0))
         self.shift = nn.Parameter(torch.tensor(15.0))
 
@@ -200,21 +200,18 @@ class MatchProbability(Similarity):
         noise = self.noise(captions, 1)
         pieces = (self.samples(piece, noise[:, k * step:(k + 1) * step])
                   for k, piece in enumerate(captions.split(step)))
-        return by_blocks(lambda a, b: self.log_odds(a, b, self.scale, self.shift), x, pieces,
+        return by_blocks(lambda a, b: log_odds(a, b, self.scale, self.shift), x, pieces,
                          len(captions.mean), step)
 
 
-class LogOdds(nn.Module):
+def log_odds(x: Tensor, y: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """Samples (J, n, D), (J, p, D) -> (n, p): log(sum of sigmoid(2 s)) - log(sum of sigmoid(-2 s)),
     in log space."""
-    compiles = True                   # gains by torch.compile (devices.precision)
-
-    def forward(self, x: Tensor, y: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-        a, b = x.flatten(0, 1), y.flatten(0, 1)                                 # (J n, D), (J p, D)
-        # (J n, J p)
-        squared = (a.square().sum(1)[:, None] + b.square().sum(1)).addmm(a, b.T, alpha=-2)
-        distance = (squared.clamp(min=0) + 1e-6).sqrt()
-        odds = 2 * (shift - scale * distance).view(*x.shape[:2], *y.shape[:2])        # (J, n, J, p)
-        match = F.logsigmoid(odds)
-        # logsigmoid(-x) = logsigmoid(x) - x
-        return match.logsumexp((0, 2)) - (match - odds).logsumexp((0, 2))
+    a, b = x.flatten(0, 1), y.flatten(0, 1)                                     # (J n, D), (J p, D)
+    # (J n, J p)
+    squared = (a.square().sum(1)[:, None] + b.square().sum(1)).addmm(a, b.T, alpha=-2)
+    distance = (squared.clamp(min=0) + 1e-6).sqrt()
+    odds = 2 * (shift - scale * distance).view(*x.shape[:2], *y.shape[:2])            # (J, n, J, p)
+    match = F.logsigmoid(odds)
+    # logsigmoid(-x) = logsigmoid(x) - x
+    return match.logsumexp((0, 2)) - (match - odds).logsumexp((0, 2))

@@ -124,8 +124,6 @@ class CrossAttention(Similarity):
 class Attended(nn.Module):
     """The scores of one block of contexts and queries. norm: one of NORMS; aggregate: one of
     AGGREGATES."""
-    compiles = True                   # gains by torch.compile (devices.precision)
-
     def __init__(self, norm: Callable, lambda_softmax: float, aggregate: Callable,
                  lambda_lse: float):
         super().__init__()

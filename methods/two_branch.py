@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from devices.precision import scored
 from encoders import BatchNorm, Latent, vsepp_linear
 from similarities import PairNetwork, unit
 
@@ -95,7 +94,7 @@ class TwoBranchLoss(nn.Module):
 def distance(x: Tensor, y: Tensor) -> Tensor:
     """sqrt(|x - y|^2 + 1e-4): (N, D), (M, D) -> (N, M), float32 under autocast; smooth where x =
     y."""
-    return (scored(torch.cdist, x, y).square() + 1e-4).sqrt()
+    return (torch.cdist(x, y).square() + 1e-4).sqrt()
 
 
 def sibling_order(caption_image: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -6,7 +6,6 @@ through them before any data is read, `fit_to_data` after.
 """
 import os
 
-import cli
 from cli import check
 from files.phrases import Regions, has_phrases
 from inputs import NoImages, Photos
@@ -118,15 +117,6 @@ def conflicts(opt):
         "fraction below 1")
     yield opt.warmup >= opt.num_epochs, (
         "--warmup {warmup:g} is as long as the training of --num_epochs {num_epochs}; give less")
-    for on_cuda, sentence in (
-            (opt.amp == "fp16", "--amp fp16 needs CUDA; on this device use --amp bf16 or off"),
-            (opt.tf32, "--tf32 needs CUDA, as a CPU has no tf32; leave it out"),
-            (opt.features_on == "device",
-             "--features_on device needs CUDA; on this device use auto or host")):
-        yield on_cuda and cli.torch_device(opt.device).type != "cuda", sentence
-    yield opt.deterministic and opt.finetune and opt.cnn_type.startswith("vgg"), (
-        "--deterministic: torch has no deterministic gradient of {cnn_type}'s pooling on CUDA; "
-        "take a resnet, or leave --finetune or --deterministic out")
 
 
 def of_networks(opt):

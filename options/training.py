@@ -19,7 +19,6 @@ from cli import (
     workers,
 )
 from data import DEV_IMAGES
-from devices.feeding import WHERE
 from encoders import CNNS
 from files.phrases import Labels, Regions
 from losses import OBJECTIVES, PRIOR_LOSSES
@@ -247,15 +246,7 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
                "(DMSM), or the highest R@1 (CITE; of captions the sum of both directions)"),
         Option("patience", positive, None, "stop after N epochs in a row without a better model "
                "on dev (CITE: 5; default: go on to --num_epochs)", metavar="N"),
-        Option("amp", ["off", "bf16", "fp16"], "off", "precision of the networks (fp16: CUDA only)",
-               common=True),
-        flag("tf32", "CUDA: float32 products of networks in tf32, whose mantissas have 10 bits; "
-             "those of similarities never are"),
-        flag("compile", "compile what gains by it (torch.compile); the first steps take longer"),
-        flag("deterministic", "CUDA: the same numbers in every run on the same device, more "
-             "slowly"),
-        Option("features_on", WHERE, "auto", "CUDA: keep precomputed features on the device, or "
-               "read each batch's ahead from the host (auto: on the device where they fit)"),
+        Option("amp", ["off", "bf16"], "off", "precision of the networks", common=True),
         Option("device", ["auto", "cpu", "cuda"], "auto", "where to train (auto: CUDA when "
                "present)", common=True),
         Option("seed", natural, 0, "seed of initialisation, batch order and crops", common=True),

@@ -59,10 +59,6 @@ REFUSED = """
 --localise --data_path PHRASES --data_name x --negative_iou 0.8
 --var_min 20
 --warmup 30
---amp fp16 --device cpu
---tf32 --device cpu
---features_on device --device cpu
---deterministic --finetune
 """.strip().splitlines()
 
 
