@@ -48,7 +48,7 @@ from encoders import CNNS
 from features import captions, folder, networks, regions
 from features.boxes import PhotoBoxes
 from features.hglmm import load_arrays
-from features.store import ALL, SPLITS, How, PhotoFeatures, extracting, own_folder, record_extractor, refuse_broken
+from features.store import ALL, SPLITS, How, PhotoFeatures, begin, own_folder, record_extractor, refuse_broken
 from files.entities import SPLITS as PHRASE_SPLITS
 from files.layouts import named_splits
 from files.reading import checksum, holds_arrays
@@ -215,25 +215,24 @@ def of_data_set(splits: list[Split], to: str, recipe: dict, how: How,
     boxes = [recipe["boxes"] and PhotoBoxes(recipe["boxes"], own) for own in names]
     net, transform, line = networks.network_of(recipe, how.device)
     check_own(to, splits)
-    with extracting(to, line):
-        for split, order, own, own_boxes in zip(splits, orders, names, boxes):
-            for note in split.notes:
-                print(f"note: {note}")
-            work = PhotoFeatures(to, split.name, split.images.paths, own, line,
-                                 *networks.shape_of(net, own_boxes),
-                                 own_boxes and own_boxes.digests)
-            if work.complete():
-                refuse_broken(work.notes, how.skip_broken)
-                write_texts(to, split, order, own, work.sound())
-                work.update_list()
-                print(f"{work.path}: done already")
-                continue
-            networks.compute(work.prepare(), split.images, net, transform, own_boxes, how)
-            work.commit(partial(write_texts, to, split, order, own))
-            sound, total = len(work.sound()), len(own)
-            print(f"{work.path}: {(sound, *work.shape[1:])} of {line}, "
-                  f"{len(order) * sound // total:,} captions")
-            work.warn(" with their captions")
+    begin(to, line)
+    for split, order, own, own_boxes in zip(splits, orders, names, boxes):
+        for note in split.notes:
+            print(f"note: {note}")
+        work = PhotoFeatures(to, split.name, split.images.paths, own, line,
+                             *networks.shape_of(net, own_boxes), own_boxes and own_boxes.digests)
+        if work.complete():
+            refuse_broken(work.notes, how.skip_broken)
+            write_texts(to, split, order, own, work.sound())
+            work.save_list()
+            print(f"{work.path}: done already")
+            continue
+        networks.compute(work, split.images, net, transform, own_boxes, how)
+        work.commit(partial(write_texts, to, split, order, own))
+        sound, total = len(work.sound()), len(own)
+        print(f"{work.path}: {(sound, *work.shape)} of {line}, "
+              f"{len(order) * sound // total:,} captions")
+        work.warn(" with their captions")
 
 
 def check_own(folder: str, splits: list[Split]) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from cli import InputError, check, reason
 from features.boxes import PhotoBoxes
 from features.networks import RECIPE, compute, network_of, shape_of, stamp, weights_file
-from features.store import AGAIN, ALL, How, PhotoFeatures, copy_rows, extracting, is_note, refuse_broken
+from features.store import AGAIN, ALL, How, PhotoFeatures, begin, copy_rows, is_note, refuse_broken
 from files.photos import photo_formats
 from files.reading import file_digest, need, read_array, read_json, read_lines, read_text, sha256
 from files.writing import CHANGING, remove, save_lines
@@ -180,22 +180,19 @@ def extract(photos: str, folder: str, recipe: dict, how: How, table: str | None,
         parts = network_of(recipe, how.device)
         form = parts[2], *shape_of(parts[0], boxes)
         about["weights_file"] = weights_file(parts[0], recipe)
-    with extracting(folder, form[0]):
-        images = Photos([os.path.join(path, name) for name in names])
-        work = PhotoFeatures(folder, ALL, images.paths, names, *form,
-                             boxes and boxes.digests, about)
-        done = work.complete()
-        if not done:
-            work.prepare()
-            if not captions and about["captions"]:      # a call with captions makes splits again
-                about["captions"] = {**about["captions"], "digest": None}
-        missing = work.notes.count(None)
-        refuse_broken(work.notes, how.skip_broken)
-        if missing:
-            net, transform, _ = parts or network_of({**recipe, "extractor": form[0]}, how.device)
-            compute(work, images, net, transform, boxes, how)
-        replace(work, captions, before.get("captions"), done)
-    print(f"{work.path}: {(len(work.sound()), *work.shape[1:])} of {work.made}, "
+    begin(folder, form[0])
+    images = Photos([os.path.join(path, name) for name in names])
+    work = PhotoFeatures(folder, ALL, images.paths, names, *form, boxes and boxes.digests, about)
+    done = work.complete()
+    if not done and not captions and about["captions"]:     # a call with captions makes splits again
+        about["captions"] = {**about["captions"], "digest": None}
+    missing = work.notes.count(None)
+    refuse_broken(work.notes, how.skip_broken)
+    if missing:
+        net, transform, _ = parts or network_of({**recipe, "extractor": form[0]}, how.device)
+        compute(work, images, net, transform, boxes, how)
+    replace(work, captions, before.get("captions"), done)
+    print(f"{work.path}: {(len(work.sound()), *work.shape)} of {work.made}, "
           f"{f'{missing:,} new or changed' if missing else 'nothing was computed'}")
     work.warn()
     if not captions and about["captions"]:
@@ -217,15 +214,16 @@ def replace(work: PhotoFeatures, captions: "Captions | None", before: dict | Non
         parts, lines = captions.parts(names)                # raises before anything is replaced
         for mark in marks:
             open(mark, "w").close()
-    if not done:
-        work.commit(lambda sound: save_lines(os.path.join(folder, f"{ALL}_ids.txt"), names))
+    if done:
+        work.save_list()
+    else:
+        work.commit(lambda _: save_lines(os.path.join(folder, f"{ALL}_ids.txt"), names))
     for part, entries in parts.items():
         start = os.path.join(folder, part)
         save_lines(f"{start}_caps.txt", [text for _, _, texts in entries for text in texts])
         save_lines(f"{start}_ids.txt", [name for _, name, _ in entries])
         copy_rows(f"{start}_ims.npy", read_array(work.path, "extract again"),
                   np.array([row for row, _, _ in entries]))
-    work.update_list()
     remove(*(marks if parts else ()))
     for line in lines:
         print(line)
@@ -245,7 +243,7 @@ def check_output(folder: str, photos: str) -> dict:
           "--output_name of their own")
     inside = sorted(os.listdir(folder)) if os.path.isdir(folder) else ()
     files = [name for name in inside if name.endswith(("_ims.npy", "_caps.txt", "_ids.txt"))]
-    check(not files or {f"{ALL}_photos.json", f".{ALL}_ims_photos.part"} & set(inside),
+    check(not files or {f"{ALL}_photos.json", CHANGING.format(ALL)} & set(inside),
           f"{os.path.join(folder, *files[:1])} is there already and is none that --photos wrote; "
           "give --output_name a folder of its own")
     return before

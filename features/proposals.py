@@ -31,7 +31,7 @@ from files.entities import SPLITS, Entities, photo_paths, read_entities
 from files.photos import read_photo
 from files.phrases import THRESHOLDS, Proposals, file_of, ids_sha256, read_facts, read_proposals, recall
 from files.reading import file_digest, need, recognised, sha256
-from files.writing import locked, output, save_arrays, save_json
+from files.writing import output, remove, save_arrays, save_json
 
 SETTINGS = {"alpha": 0.65, "beta": 0.65, "minScore": 0.01}     # as the code of pl-clc sets them
 LEAST = 256                           # pixels: a smaller photo's longer side is enlarged to this
@@ -153,18 +153,15 @@ def edge_boxes(photo: np.ndarray, count: int, model: str | None = None) -> np.nd
 
 
 class Finder(NamedTuple):
-    """Finds the proposals of photo n: `finder(n)` is (limit, 5) float32, see `edge_boxes`, where
-    NaN stands for those that it has not. Raises InputError for a photo that cannot be read or has
-    another size than its annotations say."""
+    """Finds the proposals of photo n: `finder(n)` is (k, 5) float32, see `edge_boxes`. Raises
+    InputError for a photo that cannot be read or has another size than its annotations say."""
     paths: list[str]
     sizes: np.ndarray                 # (N, 2): width, height
     limit: int
     model: str | None
 
     def __call__(self, n: int) -> np.ndarray:
-        photo = np.array(read_sized(self.paths[n], self.sizes[n]))
-        rows = edge_boxes(photo, self.limit, self.model)
-        return np.pad(rows, ((0, self.limit - len(rows)), (0, 0)), constant_values=np.nan)
+        return edge_boxes(np.array(read_sized(self.paths[n], self.sizes[n])), self.limit, self.model)
 
 
 def read_sized(path: str, size) -> object:
@@ -226,8 +223,8 @@ def write_split(root: str, split: str, name: str, method: str, count: int, origi
                 find) -> None:
     """Write the proposals of a split, unless they are there.
 
-    find(entities, asked, path): the boxes of each photo, (k, 5), and a store of them to clean up or
-    None. Raises InputError for other proposals of this name.
+    find(entities, asked, path): the boxes of each photo, (k, 5), and a part file of them to remove
+    or "". Raises InputError for other proposals of this name.
     """
     entities, path = read_entities(root, split, origin), file_of(root, split, name)
     asked = {"method": method, "count": count, "ids_sha256": ids_sha256(entities.ids)}
@@ -246,7 +243,7 @@ def write_split(root: str, split: str, name: str, method: str, count: int, origi
         return
     for end in (".npz", ".json"):
         output(path + end, lambda _: True)
-    rows, store = find(split, entities, asked, path)
+    rows, part = find(split, entities, asked, path)
     proposals = joined(rows, entities, add=split == "train")
     save_arrays(f"{path}.npz", {key: getattr(proposals, key)
                                 for key in ("boxes", "start", "score", "added")})
@@ -256,8 +253,7 @@ def write_split(root: str, split: str, name: str, method: str, count: int, origi
              "phrases": len(entities.phrases),
              "recall": {f"{t:g}": round(recall(proposals, entities, t), 2) for t in THRESHOLDS}}
     save_json(facts, f"{path}.json")
-    if store:
-        store.clean()
+    remove(part)
     print(f"{path}.npz: {facts['boxes']:,} boxes of {facts['photos']:,} photos"
           + f", {facts['added']:,} of them added from the phrases" * (split == "train"))
     report(facts)
@@ -290,15 +286,14 @@ def write_all(opt) -> None:
 
     def find(split: str, entities: Entities, asked: dict, path: str) -> tuple:
         if opt.given:
-            return given_boxes(opt.given, entities, opt.count), None
+            return given_boxes(opt.given, entities, opt.count), ""
         paths = photo_paths(root, entities.ids)
-        store = RowStore(path, paths, entities.ids, asked, (opt.count, 5), np.float32).prepare()
+        store = RowStore(path, paths, entities.ids, asked, (5,), np.float32)
         store.run(Finder(paths, entities.sizes, opt.count, opt.model), list,
                   How(None, BATCH, opt.workers), split)
-        return [rows[~np.isnan(rows[:, 0])] for rows in store.array], store
-    with locked(root, "writing proposals into"):
-        for split in dict.fromkeys("val" if split == "dev" else split for split in opt.splits):
-            write_split(root, split, name, method, opt.count, opt.box_origin, find)
+        return [*store.values()], store.part
+    for split in dict.fromkeys("val" if split == "dev" else split for split in opt.splits):
+        write_split(root, split, name, method, opt.count, opt.box_origin, find)
 
 
 def arguments() -> Arguments:

@@ -20,7 +20,7 @@ from features.store import How, RowStore
 from files.entities import SPLITS, Entities, photo_paths, read_entities
 from files.phrases import Proposals, check_features, file_of, read_facts, read_proposals, read_region_features, shares
 from files.reading import file_digest, read_array, recognised
-from files.writing import atomic, locked, output, remove, save_json
+from files.writing import atomic, output, remove, save_json
 from inputs import whole_transform
 
 STEP = 32                             # pixels of a photo for each cell of the last map
@@ -80,23 +80,20 @@ def extract(data_path: str, data_name: str, proposals: str, name: str, splits: l
           f"--given {given} holds the features of one split; name it with --splits")
     splits = dict.fromkeys("val" if split == "dev" else split for split in splits or SPLITS)
     contents = {split: read_split(root, split, proposals) for split in splits}
-    with locked(root, "extracting into"):
-        if given:
-            for split, (_, boxes) in contents.items():
-                path = file_of(root, split, f"{proposals}_{name}")
-                write_given(given, path, boxes)
-            return
-        encoder = (drawn.Regions() if kind == "demo"
-                   else NetworkRegions(*region_network(**network), side, device))
-        how = How(encoder.device, batch_size or BATCH[device.type], workers)
-        for split, (entities, boxes) in contents.items():
-            path = file_of(root, split, f"{proposals}_{name}")
-            check_own(path, encoder.line)
-            if recognised(read_region_features, root, split, proposals, name, boxes):
-                print(f"{path}.npy: done already")
-            else:
-                write_split(path, split, photo_paths(root, entities.ids),
-                            entities, boxes, encoder, how)
+    if given:
+        for split, (_, boxes) in contents.items():
+            write_given(given, file_of(root, split, f"{proposals}_{name}"), boxes)
+        return
+    encoder = (drawn.Regions() if kind == "demo"
+               else NetworkRegions(*region_network(**network), side, device))
+    how = How(encoder.device, batch_size or BATCH[device.type], workers)
+    for split, (entities, boxes) in contents.items():
+        path = file_of(root, split, f"{proposals}_{name}")
+        check_own(path, encoder.line)
+        if recognised(read_region_features, root, split, proposals, name, boxes):
+            print(f"{path}.npy: done already")
+        else:
+            write_split(path, split, photo_paths(root, entities.ids), entities, boxes, encoder, how)
 
 
 def read_split(root: str, split: str, name: str) -> tuple[Entities, Proposals]:
@@ -142,14 +139,11 @@ def write_split(path: str, split: str, paths: list[str], entities: Entities, pro
                 encoder, how: How) -> None:
     """Write the features of a split's proposals. paths: of its photos."""
     facts = {"extractor": encoder.line, "boxes_sha256": proposals.facts["boxes_sha256"]}
-    store = RowStore(f"{path}.npy", paths, entities.ids, facts, (encoder.dim,), np.float16,
-                     proposals.start).prepare()
+    store = RowStore(f"{path}.npy", paths, entities.ids, facts, (encoder.dim,), np.float16)
     store.run(RegionReader(paths, entities.sizes, proposals, encoder.read), encoder.encode, how,
               split)
-    shape = store.shape
-    del store.array                                         # its values are in the file
-    place(path, encoder.line, proposals, shape, lambda target: os.replace(store.part, target))
-    store.clean()
+    place(path, encoder.line, proposals, (len(proposals.boxes), encoder.dim), lambda _: store.write())
+    remove(store.part)
 
 
 def write_given(given: str, path: str, proposals: Proposals) -> None:

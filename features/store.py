@@ -1,12 +1,13 @@
-"""Rows of values computed from photos, in a file that survives every stop; and the record of what
+"""Values computed from photos, with what is done kept through every stop; and the record of what
 made a file."""
 import contextlib
 import itertools
+import json
+import math
 import os
 import sys
-import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from stat import S_ISREG
 from typing import NamedTuple
@@ -17,11 +18,10 @@ from tqdm import tqdm
 
 from cli import InputError, Stopped, check
 from files.reading import file_digest, read_array, read_json
-from files.writing import CHANGING, allocate, locked, mapped, output, remove, save_json
+from files.writing import CHANGING, mapped, output, remove, save_json
 from inputs import chunks, extractors, stream
 
 ROWS = 1024                           # rows copied at a time
-SAVE = 20.0                           # seconds between notes of what is done
 ALL = "all"                           # the split that holds a folder of photos
 SPLITS = ("train", "restval", "dev", "val", "test", "testall")
 AGAIN = "delete it and extract again"
@@ -50,14 +50,11 @@ def record_extractor(folder: str, suffix: str, line: str) -> None:
         save_json({**recorded, suffix: line}, os.path.join(folder, "features.json"))
 
 
-@contextlib.contextmanager
-def extracting(folder: str, line: str):
-    """A context that keeps other commands out of a folder of features of images, which `line`
-    makes. Raises what `own_folder` and `record_extractor` raise."""
+def begin(folder: str, line: str) -> None:
+    """Make a folder of features of images, which `line` makes. Raises what `own_folder` and
+    `record_extractor` raise."""
     own_folder(folder)
-    with locked(folder, "extracting into"):
-        record_extractor(folder, "ims", line)
-        yield
+    record_extractor(folder, "ims", line)
 
 
 # ---- batches through a network
@@ -143,40 +140,51 @@ class _Reader:
 
 
 class RowStore:
-    """The rows of N photos in a hidden file beside the file `path` that they are to become.
+    """Values of N photos, which become the file `path`: one or more rows of each.
 
-    A list beside it notes which photos are done. After any stop the next call goes on; a photo
-    whose file or key has changed is done again. Notes are of no use where something else `made` the
-    rows, a plain value.
-
-    shape: of one photo's values, (...) in an array (N, ...). With `start` (N + 1,) photo n has the
-    rows start[n]:start[n + 1] of an array (start[N], ...) instead. keys (N,): what else, beside its
-    file, the values of a photo hang on. `notes` (N,): None where a photo is to do.
+    A part file beside it holds what is done. After any stop the next call goes on; a photo whose
+    file or key has changed is done again. `notes` (N,): None where a photo is to do.
     """
 
     def __init__(self, path: str, paths: list[str], names: list[str], made, shape: tuple, dtype,
-                 start: np.ndarray | None = None, keys: list[str] | None = None):
+                 keys: list[str] | None = None):
+        """made: a plain value that names what makes the values. shape: of a row. keys (N,): what
+        else, beside its file, the values of a photo depend on."""
         self.path, self.paths, self.names, self.made = path, paths, names, made
-        self.start, self.keys, self.dtype = start, keys or [""] * len(paths), np.dtype(dtype)
-        self.shape = (len(paths) if start is None else int(start[-1]), *shape)
-        self.notes = [None] * len(paths)
+        self.keys, self.shape, self.dtype = keys or [""] * len(paths), shape, np.dtype(dtype)
         folder, name = os.path.split(path)
-        hidden = os.path.join(folder, f".{name.removesuffix('.npy')}")
-        self.list = f"{hidden}_photos.part"
-        # The second where photos came or went meanwhile.
-        self.parts = [f"{hidden}.part", f"{hidden}.2.part"]
-        self.part = self.parts[0]
+        self.part = os.path.join(folder, f".{name.removesuffix('.npy')}.part")
+        self.header = json.dumps([made, shape, self.dtype.str]).encode() + b"\n"
+        self.notes = [None] * len(paths)
+        self.places = [None] * len(paths)       # of the values: file, offset in it, number of rows
+        self.take(self.read_part())
 
-    def listed(self, path: str) -> tuple[list, dict]:
-        """The notes of a list and the whole of it; [] and {} where something else made the rows."""
-        record = read_json(path, AGAIN) if os.path.isfile(path) else {}
-        if not isinstance(record, dict) or record.get("extractor") != self.made:
-            return [], {}
-        notes, broken = record.get("photos"), record.get("broken", [])
-        if (not isinstance(notes, list) or not isinstance(broken, list)
-                or not all(note is None or is_note(note) for note in [*notes, *broken])):
-            return [], {}
-        return notes, record
+    def read_part(self) -> dict[str, tuple]:
+        """The records of the part file, {name: (note, place)}. A stop may have left half a record,
+        which is cut off; of values that something else made, nothing is left."""
+        records, end, size = {}, 0, math.prod(self.shape) * self.dtype.itemsize
+        if not os.path.isfile(self.part):
+            return records
+        with open(self.part, "r+b") as f, contextlib.suppress(ValueError):    # half a line of JSON
+            length = os.path.getsize(self.part)
+            line = f.readline()
+            while line and (end or line == self.header):
+                if end:
+                    note, rows = json.loads(line)
+                    if f.tell() + rows * size > length:
+                        break
+                    records[note[0]] = note, (self.part, f.tell(), rows)
+                    f.seek(rows * size, os.SEEK_CUR)
+                end, line = f.tell(), f.readline()
+        os.truncate(self.part, end)
+        return records
+
+    def take(self, records: dict[str, tuple]) -> None:
+        """Take over what is recorded of photos that have not changed since."""
+        for n, name in enumerate(self.names):
+            note, place = records.get(name, (None, None))
+            if note := self.current(n, note):
+                self.notes[n], self.places[n] = note, place
 
     def current(self, n: int, note: list | None) -> list | None:
         """The note with the time that photo n has now, if it describes the photo still, or None."""
@@ -191,93 +199,71 @@ class RowStore:
             return None
         return [*note[:2], stat.st_mtime_ns, *note[3:]]
 
-    def prepare(self) -> "RowStore":
-        """Open the hidden file, with all that earlier calls computed. Returns self."""
-        earlier, record = self.listed(self.list)
-        old = next((part for part in self.parts if os.path.basename(part) == record.get("file")),
-                   self.parts[0])
-        hidden = self._array(old, earlier)
-        if (hidden is not None and len(earlier) == len(self.names)
-                and all(not note or note[0] == name for note, name in zip(earlier, self.names))):
-            self.part, self.array = old, np.lib.format.open_memmap(old, "r+")
-            self.notes = [self.current(n, note) for n, note in enumerate(earlier)]
-        else:
-            self.part = self.parts[old == self.parts[0] and bool(earlier)]
-            self.array = allocate(self.part, self.shape, self.dtype)
-            self._take(hidden, earlier)
-        self._take_older()
-        if self.part != old:
-            self.save()
-            remove(old)
-        return self
-
-    def _array(self, path: str, notes: list) -> np.ndarray | None:
-        """The array in a file, if it has the rows of these notes."""
-        array = read_array(path, AGAIN) if any(notes) and os.path.isfile(path) else None
-        shape = (len(notes) if self.start is None else self.shape[0], *self.shape[1:])
-        fits = array is not None and array.shape == shape and array.dtype == self.dtype
-        return array if fits else None
-
-    def _take(self, array: np.ndarray | None, notes: list) -> None:
-        """Copy the rows of photos that have none yet from an array with these notes."""
-        if array is None or self.start is not None:
-            return
-        row_of = {note[0]: k for k, note in enumerate(notes) if note}
-        for n, name in enumerate(self.names):
-            if self.notes[n] is None and name in row_of:
-                self.notes[n] = self.current(n, notes[row_of[name]])
-                if self.notes[n]:
-                    self.array[n] = array[row_of[name]]
-
-    def _take_older(self) -> None:
-        """Copy what the hidden file lacks from where rows stood before."""
-
     def run(self, read, encode, how: How, title: str, join=list) -> None:
         """Compute what is missing: the values of some photos are encode(join([read(n), ...])).
 
-        `read` and `join` run in worker processes. What is done stays, whatever ends this. Raises
-        what `read` and `encode` raise, and, unless skip_broken is None, `refuse_broken`.
+        `read` and `join` run in worker processes. Raises what `read` and `encode` raise, and,
+        unless skip_broken is None, `refuse_broken`.
         """
-        todo, saved = np.flatnonzero([note is None for note in self.notes]), time.monotonic()
-        parts, done = chunks(todo, how.batch_size), len(self.notes) - len(todo)
+        todo = np.flatnonzero([note is None for note in self.notes])
         reader = _Reader(self, read, join, how.skip_broken is not None)
+        parts, done = chunks(todo, how.batch_size), len(self.notes) - len(todo)
 
         def step(batch):
             notes, ready = batch
             return notes, encode(ready) if len(ready) else ()
+        refuse_broken(self.notes, how.skip_broken)
         try:
-            refuse_broken(self.notes, how.skip_broken)
-            with tqdm(total=len(self.notes), initial=done, desc=title, disable=None,
-                      leave=False) as bar:
+            with open(self.part, "ab") as f, tqdm(total=len(self.notes), initial=done, desc=title,
+                                                  disable=None, leave=False) as bar:
+                f.write(b"" if f.tell() else self.header)
                 batches = by_cores(step, stream(reader, parts, how.workers), how.device)
                 for part, (notes, values) in zip(parts, batches):
                     values = iter(values)
                     for n, note in zip(part.tolist(), notes):
-                        if not fault(note):
-                            rows = n if self.start is None else slice(*self.start[n:n + 2])
-                            self.array[rows] = next(values)
+                        rows = np.zeros((0, *self.shape)) if fault(note) else next(values)
+                        rows = np.asarray(rows, self.dtype).reshape(-1, *self.shape)
+                        f.write(json.dumps([note, len(rows)]).encode() + b"\n")
+                        self.places[n] = self.part, f.tell(), len(rows)
+                        f.write(rows.tobytes())
+                    f.flush()
+                    for n, note in zip(part.tolist(), notes):
                         self.notes[n] = note
                     refuse_broken(notes, how.skip_broken)
                     bar.update(len(part))
-                    if time.monotonic() - saved > SAVE:
-                        self.save()
-                        saved = time.monotonic()
         except Stopped as stop:
             stop.advice = (f"{len(self.notes) - self.notes.count(None):,} of {len(self.notes):,} "
                            f"photos of {title} are done, and the same command goes on")
             raise
-        finally:
-            self.save()
 
-    def save(self) -> None:
-        """Write down which photos are done."""
-        self.array.flush()
-        save_json({"extractor": self.made, "photos": self.notes,
-                   "file": os.path.basename(self.part)}, self.list)
+    def sound(self) -> np.ndarray:
+        """Which photos could be read. Raises InputError if none could."""
+        sound = np.flatnonzero([not fault(note) for note in self.notes])
+        check(len(sound), f"not one of the {len(self.notes)} photos of "
+                          f"{os.path.basename(self.path)} can be read; the first: "
+                          f"{fault(self.notes[0])}")
+        return sound
 
-    def clean(self) -> None:
-        """Remove the hidden files, the list last."""
-        remove(*self.parts, self.list)
+    def values(self) -> Iterator[np.ndarray]:
+        """Yield the values (r, *shape) of each photo that could be read."""
+        with contextlib.ExitStack() as stack:
+            files = {}
+            for path, offset, rows in (self.places[n] for n in self.sound()):
+                if path not in files:
+                    files[path] = stack.enter_context(open(path, "rb"))
+                files[path].seek(offset)
+                flat = np.fromfile(files[path], self.dtype, rows * math.prod(self.shape))
+                yield flat.reshape(rows, *self.shape)
+
+    def write(self, beside: Callable = lambda: None) -> None:
+        """Write the file: the rows of all photos that could be read. beside(): writes what belongs
+        to it, just before the file is replaced."""
+        count, row = sum(self.places[n][2] for n in self.sound()), 0
+        with mapped(self.path, (count, *self.shape), self.dtype) as out:
+            for rows in self.values():
+                out[row:row + len(rows)] = rows
+                row += len(rows)
+            beside()
 
 
 class PhotoFeatures(RowStore):
@@ -290,45 +276,36 @@ class PhotoFeatures(RowStore):
     def __init__(self, folder: str, split: str, paths: list[str], names: list[str], made: str,
                  shape: tuple, dtype, keys: list[str] | None = None, about: dict | None = None):
         super().__init__(os.path.join(folder, f"{split}_ims.npy"), paths, names, made, shape, dtype,
-                         keys=keys)
+                         keys)
         self.split, self.about = split, about or {}
-        self.final = os.path.join(folder, f"{split}_photos.json")
+        self.list = os.path.join(folder, f"{split}_photos.json")
         self.changing = os.path.join(folder, CHANGING.format(split))
+        records = self.read_list()
+        self.order = [place for _, place in records.values() if place]
+        self.take(records)
+
+    def read_list(self) -> dict[str, tuple]:
+        """The records of the list, {name: (note, place)}, in the order of the rows. Empty unless it
+        is of this extractor and of the file."""
+        record = read_json(self.list, AGAIN) if os.path.isfile(self.list) else None
+        if (not isinstance(record, dict) or record.get("extractor") != self.made
+                or not os.path.isfile(self.path) or os.path.exists(self.changing)):
+            return {}
+        photos, broken = record.get("photos"), record.get("broken", [])
+        if (not isinstance(photos, list) or not isinstance(broken, list)
+                or not all(map(is_note, [*photos, *broken]))):
+            return {}
+        array = read_array(self.path, AGAIN)
+        if array.shape != (len(photos), *self.shape) or array.dtype != self.dtype:
+            return {}
+        places = ((self.path, array.offset + k * array.strides[0], 1) for k in range(len(photos)))
+        return {note[0]: (note, place) for note, place in
+                [*zip(photos, places), *((note, None) for note in broken)]}
 
     def complete(self) -> bool:
-        """Whether nothing is left to do. Only sizes and times of unchanged files are read."""
-        notes = self.listed(self.list)[0]
-        if (notes and all(notes) and os.path.exists(self.changing) and os.path.isfile(self.path)
-                and not any(map(os.path.exists, self.parts))):
-            self.update_list(notes)                         # a stop came just before
-            os.remove(self.list)
-        notes, record = self.listed(self.final)
-        if os.path.exists(self.changing) or self._array(self.path, notes) is None:
-            return False
-        note_of = {note[0]: note for note in (*notes, *record.get("broken", [])) if note}
-        now = [self.current(n, note_of.get(name)) for n, name in enumerate(self.names)]
-        order = [note and note[0] for note in notes]
-        if not all(now) or [note[0] for note in now if not fault(note)] != order:
-            return False
-        self.notes = now
-        self.clean()
-        return True
-
-    def _take_older(self) -> None:
-        notes = self.listed(self.final)[0]
-        array = self._array(self.path, notes)
-        if os.path.isfile(self.path) and array is None and not any(self.notes):
-            print(f"{self.path}: nothing tells which photos its rows are of, "
-                  "so they are computed again")
-        self._take(array, notes)
-
-    def sound(self) -> np.ndarray:
-        """Which photos could be read. Raises InputError if none could."""
-        sound = np.flatnonzero([not fault(note) for note in self.notes])
-        check(len(sound),
-              f"not one of the {len(self.notes)} photos of {self.split} can be read; the first: "
-              f"{fault(self.notes[0])}")
-        return sound
+        """Whether the file and its list are those of the photos as they are now."""
+        return None not in self.notes and bool(self.order) and self.order == [
+            place for note, place in zip(self.notes, self.places) if not fault(note)]
 
     def warn(self, beside: str = "") -> None:
         """Say on stderr which photos are left out, with what stands `beside` them."""
@@ -340,31 +317,22 @@ class PhotoFeatures(RowStore):
 
     def commit(self, write) -> None:
         """Put features, texts and list in place; write(photos) writes the texts of those photos.
-
-        Readers refuse the split meanwhile. Raises InputError if no photo could be read.
-        """
+        Readers refuse the split meanwhile. Raises InputError if no photo could be read."""
         sound = self.sound()
-        self.save()                                         # the only list from here on
-        open(self.changing, "w").close()
-        write(sound)
-        remove(self.final)                      # after a stop it would pass for that of new rows
-        if len(sound) < len(self.notes):
-            copy_rows(self.path, self.array, sound)
-        else:
-            self.array.flush()
-            os.replace(self.part, self.path)
-        self.update_list()
-        self.clean()
+
+        def beside():
+            open(self.changing, "w").close()
+            write(sound)
+        self.write(beside)
+        self.save_list()
         remove(self.changing)
 
-    def update_list(self, notes: list | None = None) -> None:
-        """Write the list of the notes, by default its own, unless it stands there as it is."""
-        notes = notes or self.notes
-        broken = [note for note in notes if fault(note)]
-        now = {"extractor": self.made, "photos": [note for note in notes if not fault(note)],
-               **({"broken": broken} if broken else {}), **self.about}
-        if now != self.listed(self.final)[1]:
-            save_json(now, self.final)
+    def save_list(self) -> None:
+        """Write the list. The part file, all of which it names, is gone then."""
+        broken = [note for note in self.notes if fault(note)]
+        save_json({"extractor": self.made, "photos": [n for n in self.notes if not fault(n)],
+                   **({"broken": broken} if broken else {}), **self.about}, self.list)
+        remove(self.part)
 
 
 def copy_rows(path: str, array: np.ndarray, rows: np.ndarray) -> None:

@@ -45,8 +45,8 @@ def images(mine, output="out"):
 
 
 def files(mine, output="out"):
-    """{name: contents} of the output, without the lock."""
-    return {path.name: path.read_bytes() for path in (mine / "data" / output).iterdir() if path.name != ".lock"}
+    """{name: contents} of the output."""
+    return {path.name: path.read_bytes() for path in (mine / "data" / output).iterdir()}
 
 
 def features_of(path):
@@ -380,7 +380,8 @@ def test_broken_photos_are_named_skipped_and_counted(mine, monkeypatch, capsys):
     for path in photos.glob("**/*.png"):
         path.write_bytes(b"x")
     whole = files(mine)
-    refused(capsys, lambda words: run(mine, *words), [*words, "--skip_broken"], "not one of the 12 photos of all can")
+    refused(capsys, lambda words: run(mine, *words), [*words, "--skip_broken"],
+            "not one of the 12 photos of all_ims.npy can")
     assert {name: whole[name] for name in whole if name[0] != "."} == \
         {name: text for name, text in files(mine).items() if name[0] != "."}
 
