@@ -1,14 +1,9 @@
-"""The plain way of what the project does fast: formulas as the papers print them, loops as the original code has them.
-
-The tests compare results with these, benchmark.py their times.
-"""
+"""Slow twins of what the project does fast: formulas as the papers print them, loops as the originals have them."""
 import numpy as np
 import torch
 import torch.nn.functional as F
 from scipy.sparse import csr_array
 from torch import Tensor
-
-from similarities import Embedding
 
 # ---- similarities
 
@@ -38,13 +33,6 @@ BROADCASTS = {
 }
 
 
-def suited(name: str, images: Embedding, captions: Embedding) -> tuple[Embedding, Embedding]:
-    """The sides as a similarity takes them: point images, or one variance per item."""
-    if name == "mls":
-        images, captions = (e._replace(log_var=e.log_var[:, :1]) for e in (images, captions))
-    return Embedding(images.mean) if name == "mahalanobis" else images, captions
-
-
 def broadcasts(name: str, images, captions) -> Tensor:
     """Embeddings of images one by one against those of all captions -> (N, M)."""
     assert name in BROADCASTS, f"{name} has no slow twin; write it as a line of BROADCASTS in tests/references.py"
@@ -54,22 +42,6 @@ def broadcasts(name: str, images, captions) -> Tensor:
 
 
 # ---- cross-attention of words and regions (SCAN)
-
-def attended(direction: str, images, captions) -> Tensor:
-    """SCAN's defaults: captions one by one against images in runs of 128, attended vectors formed -> (N, M)."""
-    rows = []
-    for regions in images.parts.split(128):
-        columns = []
-        for words, length in zip(captions.parts, captions.n_parts.tolist()):
-            words = words[:length].expand(len(regions), -1, -1)                     # (n, T, D)
-            query, context = (words, regions) if direction == "t2i" else (regions, words)
-            attention = F.leaky_relu(context @ query.transpose(1, 2), 0.1)          # (n, C, Q)
-            attention = (9 * F.normalize(attention, dim=2)).softmax(1)
-            mixed = attention.transpose(1, 2) @ context                             # (n, Q, D)
-            columns.append((6 * F.cosine_similarity(query, mixed, dim=2)).logsumexp(1) / 6)
-        rows.append(torch.stack(columns, 1))
-    return torch.cat(rows)
-
 
 def pair_score(regions, words, direction, norm, aggregate, scale=6.0, sharpness=9.0):
     """One image (P, D) and one caption (T, D), one query part after the other, as SCAN's paper and code define it."""
@@ -92,20 +64,6 @@ def pair_score(regions, words, direction, norm, aggregate, scale=6.0, sharpness=
 
 
 # ---- ranks as the original code bases find them: float64, one product and one sort a query
-
-def image_ranks(images: np.ndarray, captions: np.ndarray, caption_image: np.ndarray, queries: int) -> list[int]:
-    """Of the first `queries` images (N, D): 0-based rank of the best of their own captions (M, D)."""
-    ranks = []
-    for i in range(queries):
-        order = np.argsort(images[i] @ captions.T)[::-1]
-        ranks.append(min(np.flatnonzero(order == c)[0] for c in np.flatnonzero(caption_image == i)))
-    return ranks
-
-
-def caption_ranks(images: np.ndarray, captions: np.ndarray, caption_image: np.ndarray, queries: int) -> list[int]:
-    """Of the first `queries` captions: 0-based rank of their image."""
-    return [np.flatnonzero(np.argsort(captions[c] @ images.T)[::-1] == caption_image[c])[0] for c in range(queries)]
-
 
 def fisher_vectors(mixture, sets: list) -> np.ndarray:
     """Fisher vectors (n_sets, 2 K D) of sets of word vectors (T, D), each word counted once where it stands."""

@@ -12,7 +12,6 @@ from cli import InputError
 from retrieval import engines
 from retrieval.engines import Approximate, Projection, build
 from tests.test_engines import written
-from timing.search import rescored
 
 faiss = pytest.importorskip("faiss", reason="FAISS is an optional package (requirements-search.txt)")
 METHODS = ("hnsw", "ivfpq")
@@ -50,11 +49,6 @@ def test_candidates_hold_the_best(tmp_path, photos, method):
     asked = captions[1400:1500]
     best, rows = true_best(images, asked, 10), index.candidates(asked, tuned.depth)
     assert rows.shape == (100, tuned.depth) and rows.dtype == np.int64 and recall(best, rows) > 0.96
-    scores = rescored(flat, torch.from_numpy(asked), rows)
-    truth = np.take_along_axis(asked.astype(np.float64) @ images.T, rows, 1)
-    np.testing.assert_allclose(scores, np.where(rows < 0, -np.inf, truth), rtol=1e-4, atol=1e-3)
-    found = np.take_along_axis(rows, scores.argsort(1, descending=True)[:, :10].numpy(), 1)
-    assert recall(best, found) == pytest.approx(recall(best, rows))
     index.save(path)
     again = Approximate.open(path)
     assert again.tuned == tuned and (again.candidates(asked, 20) == index.candidates(asked, 20)).all()
@@ -118,7 +112,6 @@ def test_few_vectors(tmp_path, n):
     index = build(flat, "hnsw", captions[:1])
     rows = index.candidates(captions, 40)
     assert [set(of) for of in rows.tolist()] == [{*range(n), -1}] * n
-    assert (rescored(flat, torch.from_numpy(captions), rows) == -np.inf).sum() == n * (40 - n)
     assert index.tune(flat, captions).recall10 == 1
     with pytest.raises(InputError, match=f"at least 1,000 vectors, and there are {n}; compare all"):
         build(flat, "ivfpq", captions)

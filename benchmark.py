@@ -1,0 +1,152 @@
+"""Time a training step, an evaluation and an exact search, each beside the plain way, as ratios.
+
+    python benchmark.py
+
+The plain way is written here as the field's code has it. The two take turns, and a line shows the
+median of each and the median ratio, plain / ours: above 1 ours is faster. Device: the CPU.
+"""
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import train
+from files.layouts import Batch
+from metrics import retrieval_blocks
+from model import build_model
+from similarities import SIMILARITIES, Embedding
+from text import SPECIALS, Vocabulary
+
+
+class Sizes(NamedTuple):
+    """Default: VSE++ on COCO's 1K test."""
+    batch: int = 128
+    features: int = 2048              # of an image
+    words: int = 10_000               # in the vocabulary
+    length: int = 14                  # words of a caption
+    dim: int = 1024
+    images: int = 1000                # of the evaluation, with five captions each
+    photos: int = 20_000              # that are searched
+    timed: int = 40                   # queries that the plain way is timed on, scaled to all
+
+
+def compare(name: str, ours: Callable, plain: Callable, rounds: int, share: float = 1) -> None:
+    """Time two functions in turn and print the medians; share: of the work that `plain` does."""
+    def measure(run: Callable) -> float:
+        start = time.perf_counter()
+        run()
+        return 1000 * (time.perf_counter() - start)
+    times = [(measure(ours), measure(plain) / share) for _ in range(rounds + 1)][1:]    # warm
+    own, other = map(statistics.median, zip(*times))
+    ratio = statistics.median(b / a for a, b in times)
+    print(f"{name:39}{own:9.1f} ms, plain {other:9.1f} ms, ratio {ratio:6.2f}", flush=True)
+
+
+class Plain(nn.Module):
+    """VSE++ in its fewest lines: a linear layer, a GRU, cosine, the hinge of hardest negatives."""
+
+    def __init__(self, sizes: Sizes):
+        super().__init__()
+        self.image = nn.Linear(sizes.features, sizes.dim)
+        self.words = nn.Embedding(sizes.words, 300)
+        self.gru = nn.GRU(300, sizes.dim, batch_first=True)
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        packed = nn.utils.rnn.pack_padded_sequence(self.words(batch.tokens), batch.lengths, True)
+        scores = F.normalize(self.image(batch.images)) @ F.normalize(self.gru(packed)[1][0]).T
+        own, others = scores.diag(), 1 - torch.eye(len(scores))
+        captions = (0.2 + scores - own[:, None]).clamp(min=0) * others                  # (B, B)
+        images = (0.2 + scores - own).clamp(min=0) * others
+        return {"hinge": captions.amax(1).sum() + images.amax(0).sum()}
+
+
+def build_step(model: nn.Module, batch: Batch) -> Callable[[], None]:
+    """A function that learns from the batch once."""
+    optimizer = torch.optim.Adam(model.parameters(), 2e-4)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        sum(model(batch).values()).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 2.0)
+        optimizer.step()
+    return step
+
+
+def compare_steps(sizes: Sizes, rounds: int) -> None:
+    """A training step of points and of Gaussians against one of `Plain`."""
+    b, rows = sizes.batch, torch.arange(sizes.batch)
+    tokens = torch.randint(len(SPECIALS), sizes.words, (b, sizes.length))
+    batch = Batch(torch.rand(b, sizes.features), tokens, torch.full((b,), sizes.length), rows, rows)
+    vocab = Vocabulary([*SPECIALS, *map(str, range(sizes.words - len(SPECIALS)))])
+    plain = build_step(Plain(sizes), batch)
+    for sim in ("cosine", "wasserstein"):
+        opt = train.parse_args(["--sim", sim, "--img_dim", str(sizes.features), "--img_enc",
+                                "precomp", "--embed_size", str(sizes.dim), "--max_violation"])
+        ours = build_step(build_model(opt, vocab).train(), batch)
+        compare(f"training step, {sim}", ours, plain, rounds)
+
+
+def draw(n: int, dim: int) -> Embedding:
+    """n random Gaussians (n, dim)."""
+    return Embedding(F.normalize(torch.randn(n, dim), dim=1), torch.randn(n, dim).clamp(-2, 2))
+
+
+def score_plainly(sim: str, query: Embedding, items: Embedding) -> Tensor:
+    """The formula for one query (1, D) and all items (M, D) -> (M,)."""
+    if sim == "cosine":
+        return items.mean @ query.mean[0]
+    spread = (items.log_var / 2).exp() - (query.log_var / 2).exp()
+    return -((items.mean - query.mean).square() + spread.square()).sum(1)
+
+
+@torch.no_grad()
+def compare_evaluations(sizes: Sizes, rounds: int) -> None:
+    """Scores and ranks in both directions against a loop that sorts the scores of each query."""
+    n, m = sizes.images, 5 * sizes.images
+    images, captions, caption_image = draw(n, sizes.dim), draw(m, sizes.dim), torch.arange(m) // 5
+
+    def plain(sim: str) -> None:
+        for c in range(sizes.timed):
+            order = score_plainly(sim, captions.rows([c]), images).argsort(descending=True)
+            (order == caption_image[c]).nonzero()[0]
+            if c % 5 == 0:
+                order = score_plainly(sim, images.rows([c // 5]), captions).argsort(descending=True)
+                (caption_image[order] == c // 5).nonzero()[0]
+    for sim in ("cosine", "wasserstein"):
+        compare(f"evaluation, {n:,} x {m:,}, {sim}",
+                lambda sim=sim: retrieval_blocks(SIMILARITIES[sim](), images, captions,
+                                                 caption_image.numpy()),
+                lambda sim=sim: plain(sim), rounds, sizes.timed / m)
+
+
+@torch.no_grad()
+def compare_searches(sizes: Sizes, rounds: int) -> None:
+    """The ten best photos of each query, in one product for all against one query at a time."""
+    photos, queries = draw(sizes.photos, sizes.dim), draw(sizes.timed, sizes.dim)
+
+    def plain(sim: str) -> None:
+        for k in range(sizes.timed):
+            score_plainly(sim, queries.rows([k]), photos).topk(10)
+    for sim in ("cosine", "wasserstein"):
+        compare(f"search of {sizes.photos:,}, {sim}",
+                lambda sim=sim: SIMILARITIES[sim]()(photos, queries).topk(10, dim=0),
+                lambda sim=sim: plain(sim), rounds)
+
+
+def main(argv: list[str] | None = None, sizes: Sizes | None = None) -> None:
+    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p.add_argument("--rounds", type=int, default=5, help="in which ours and plain take turns")
+    rounds = p.parse_args(argv).rounds
+    torch.manual_seed(0)
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
+    for part in (compare_steps, compare_evaluations, compare_searches):
+        part(sizes or Sizes(), rounds)
+
+
+if __name__ == "__main__":
+    main()
