@@ -290,6 +290,18 @@ class ReLULayers(nn.Module):
         return Latent(self.layers(features))
 
 
+class VarianceLayers(ReLULayers):
+    """f_emb of variances that reads the means alone, (..., F) -> (..., outputs). `outputs`: D, or 1
+    of a spherical head.
+
+    The last layer starts at 0, so that all variances start at --logvar_init, whatever the means.
+    """
+
+    def __init__(self, inputs: int, sizes: list[int], outputs: int):
+        super().__init__(inputs, sizes, outputs)
+        nn.init.zeros_(self.layers[-1].weight)
+
+
 class Anchored(nn.Module):
     """f_emb that leaves a share of the similarity to the captions' features as they are: (B, F) ->
     (B, D + A), of norm 1.

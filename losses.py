@@ -213,7 +213,7 @@ class InfoNCE(nn.Module):
 class Match(nn.Module):
     """Binary cross-entropy of every pair of the batch: does it match? PCME++ eq. 2-4, in nats.
 
-    Summed over the B pairs of an item and averaged over items, as in SigLIP and ProLIP: a mean over
+    Summed over the B pairs of an item and averaged over items, as in SigLIP: a mean over
     all B x B pairs is the same objective with gradients B times smaller, of which Adam's epsilon
     leaves little. The probability of a match is sigmoid(scale * score + shift), both learned;
     `logits` says that scores are logits already, as PCME's are. One matrix serves both directions,
@@ -274,7 +274,7 @@ OBJECTIVES = {
     "match": lambda opt, sim: Match(sim.logits, opt.pseudo_positives, opt.label_smoothing),
     "nll": lambda opt, _: SampledNLL(opt.gamma, opt.negatives),
     "mse": lambda *_: None, "two_branch": lambda *_: None, "logistic": lambda *_: PairLogistic(),
-    "probvlm": lambda *_: None, "volume": lambda *_: None}
+    "volume": lambda *_: None}
 
 
 def build_objective(opt, similarity: Similarity) -> nn.Module | None:
@@ -314,6 +314,23 @@ class Anchor(nn.Module):
     def forward(self, image, caption, batch) -> Tensor:
         x, y = (e.latent.value[:, -self.size:].float() for e in (image, caption))   # (B, A) each
         return 1 - (x * y).sum(1).mean() / self.share
+
+
+class Volume(nn.Module):
+    """Draws the variances of both sides to the share of photos that an item covers: the mean over
+    pairs and sides of (v - log share)^2, v the mean log-variance over dimensions, in nats.
+
+    shares (M,): the log shares of the captions of the training split, which train.py computes
+    before the first step (evaluation.volume.training_shares). An image has those of its captions.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("shares", torch.zeros(0), persistent=False)
+
+    def forward(self, image, caption, batch) -> Tensor:
+        wanted = self.shares[batch.caption_index.to(self.shares.device)]            # (B,)
+        return sum((e.embedding.log_var.mean(1) - wanted).square().mean() for e in (image, caption))
 
 
 class Diversity(nn.Module):

@@ -27,6 +27,7 @@ from encoders import (
     Precomputed,
     ReLULayers,
     Unchanged,
+    VarianceLayers,
     Words,
     pack,
     vsepp_linear,
@@ -37,6 +38,7 @@ from losses import (
     Diversity,
     PairMSE,
     Term,
+    Volume,
     build_objective,
     mean_rows,
     real_parts,
@@ -45,14 +47,6 @@ from losses import (
 from methods import jwae
 from methods.cite import PENALTY, ConditionalNetwork
 from methods.dmsm import TanhLayers, TrigramBag, TrigramConv, TrigramWords
-from methods.heads import (
-    GeneralisedGaussian,
-    Inclusion,
-    ProbVLMLoss,
-    VarianceLayers,
-    Volume,
-    VonMisesFisher,
-)
 from methods.labelled import LABELLED_OBJECTIVES, LabelledTwoBranch
 from methods.pvse_pcme import BiGRU, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
 from methods.scan import CrossAttention, RegionEmbedding, WordStates
@@ -63,7 +57,7 @@ from text import Trigrams, Vocabulary
 
 # Every similarity by name: those of one vector or Gaussian per item, those of parts and of samples,
 # and a learned one.
-OF_VECTORS = {**SIMILARITIES, "mls": MLS, "vmf": VonMisesFisher}
+OF_VECTORS = {**SIMILARITIES, "mls": MLS}
 ALL_SIMILARITIES = {
     **OF_VECTORS, "mil": MaxOverParts, "match_prob": MatchProbability, "scan": CrossAttention,
     "product": ProductNetwork, "cite": ConditionalNetwork,
@@ -89,7 +83,6 @@ class Encoded(NamedTuple):
     latent: Latent                                   # of f_emb, before it is normalised
     # centre (B, D) and log-variance of a sampled latent (`--vae`)
     posterior: tuple[Tensor, Tensor] | None = None
-    spread: Latent | None = None                  # what the second copy gives, before it is bounded
 
 
 class Head(NamedTuple):
@@ -145,17 +138,17 @@ class Tower(nn.Module):
         features = self.trunk(inputs, lengths)
         # the same for mean and variance
         read = features if self.corruption is None else self.corruption(features)
-        log_var = posterior = spread = None
+        log_var = posterior = second = None
         if self.log_var is None or self.head.on_mean:
             latent = self.mean(read, lengths)                            # value: (B, D) | (B, P, D)
         else:
             read = pack(read, lengths) if getattr(self.mean, "packs", False) else read
-            latent, spread = self.mean(read, lengths), self.log_var(read, lengths)
+            latent, second = self.mean(read, lengths), self.log_var(read, lengths)
         if self.latent_norm is not None:
             latent = latent._replace(value=self.scaled(latent))
         if self.log_var is not None:
-            spread = spread or self.log_var(self.compared(latent).mean, lengths)
-            log_var = self.bounded_log_var(spread.value)
+            second = second or self.log_var(self.compared(latent).mean, lengths)
+            log_var = self.bounded_log_var(second.value)
         if self.head.sample:
             posterior, centre = (latent.value, log_var), latent.value
             noise = 0
@@ -164,7 +157,7 @@ class Tower(nn.Module):
             latent, log_var = latent._replace(value=centre + noise), None
         embedding = Embedding(*(x.float() if x is not None and x.is_floating_point() else x
                                 for x in self.compared(latent, log_var)))
-        return Encoded(embedding, features, latent, posterior, spread)
+        return Encoded(embedding, features, latent, posterior)
 
     def compared(self, latent: Latent, log_var: Tensor | None = None) -> Embedding:
         """The embedding of a latent; of parts (B, P, D) the mean of the real ones is its mean."""
@@ -377,8 +370,6 @@ TEXT_ENCODERS = {
 def build_log_var(opt, encoder: Encoder, inputs: int, head: str, dim: int) -> nn.Module:
     """The network of the variances: one that reads the mean (B, dim), one of the encoder's own, or a
     second copy of f_emb."""
-    if opt.loss == "probvlm":
-        return GeneralisedGaussian(dim)
     if opt.var_layers:
         outputs = 1 if head == "spherical_one" else dim
         return VarianceLayers(dim, layer_sizes(opt.var_layers), outputs)
@@ -403,8 +394,7 @@ def build_tower(opt, encoder: Encoder, head: str, normalise: bool,
     return Tower(trunk, mean, log_var,
                  Head(head, normalise, opt.use_abs, opt.logvar_norm, opt.logvar_init,
                       (math.log(opt.var_min), math.log(opt.var_max)), sample=opt.vae > 0,
-                      on_mean=bool(opt.var_layers) or opt.loss == "probvlm",
-                      freeze=opt.freeze_means),
+                      on_mean=bool(opt.var_layers), freeze=opt.freeze_means),
                  jwae.LATENT_NORMS[opt.latent_norm](opt.embed_size),
                  corruption)
 
@@ -427,12 +417,10 @@ def build_pair_terms(opt, vocab, regions: int, similarity: Similarity) -> dict[s
         "mse": (opt.mse_weight * (opt.loss == "mse"), PairMSE),
         "two_branch": (1.0 * (opt.loss == "two_branch"), two_branch),
         "concepts": (PENALTY * (opt.sim == "cite"), lambda: similarity.penalty),
-        "probvlm": (1.0 * (opt.loss == "probvlm"), ProbVLMLoss),
         "volume": (1.0 * (opt.loss == "volume"), Volume),
         "anchor": (1.0 * (opt.text_anchor > 0 and not opt.freeze_means),
                    lambda: Anchor(opt.txt_dim, opt.text_anchor)),
         "vib": (opt.vib, lambda: information_bottleneck),
-        "inclusion": (opt.inclusion, Inclusion),
         "captioner": (opt.captioner, lambda: Captioner(
             regions, len(vocab), opt.dim_hidden, opt.max_len, original=opt.captioner_original)),
         "diversity": (opt.diversity, Diversity),

@@ -347,7 +347,7 @@ def build_data(opt, start: dict | None) -> Data:
         photos = len(np.unique(train.phrase_photo[pairs]))
         size = max(1, round(size * photos / len(pairs)))
     else:
-        pairs = choose_pairs(train, opt.supervised_fraction, opt.seed, others=opt.held_out)
+        pairs = choose_pairs(train, opt.supervised_fraction, opt.seed)
     unpaired = build_unpaired(opt, train, tokens["train"], pairs, vocab)
     if unpaired and unpaired.data:
         fingerprints["unpaired"] = unpaired.data

@@ -4,7 +4,7 @@ A photo of the training split is known by its captions, and a caption covers it 
 nearest of these is of the same photo: p = sigmoid(a s + b), s the largest cosine with one of them.
 An item's log-variance is the log of the share of the photos that it covers, so that its volume is
 that share: log det Sigma = D log share. `evaluate.py --variances volume` gives these variances to
-points that are trained already, and `--loss volume` (methods/heads.py) trains heads that predict
+points that are trained already, and `--loss volume` (losses.Volume) trains heads that predict
 them from the item alone.
 """
 from typing import NamedTuple

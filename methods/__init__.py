@@ -79,7 +79,6 @@ METHODS = {
     "infonce": Method("VSE++ with InfoNCE", "CLIP", "--loss infonce"),
     "mls": Method("mutual likelihood in an effective dimension", "Shi and Jain 2019", "--sim mls"),
     "mls_captions": Method("the same, images as points", "Shi and Jain 2019", "--sim mls --image_head point"),
-    "vmf": Method("von Mises-Fisher captions, images as points", "Ju et al. 2025", "--sim vmf"),
     "jwae_mh": Method("jWAE-MH, bidirectional GRU", "jwae", f"{AUTOENCODER} {PRIORS}"),
     "jwae_mh_vectors": Method("jWAE-MH, caption vectors",
                               "jwae", f"--max_violation --txt_layers 1024 --img_layers 1024 "

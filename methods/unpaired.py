@@ -72,12 +72,12 @@ def padded(parts: list[Tensor]) -> Tensor:
                                    for n in (0, most - size)]) for part in parts])
 
 
-def choose_pairs(split: Split, fraction: float, seed: int, others: bool = False) -> np.ndarray:
+def choose_pairs(split: Split, fraction: float, seed: int) -> np.ndarray:
     """The captions (m,) of a random `fraction` of the images, of at least one image: the pairs that
-    are known to match. others: those of all other images instead."""
+    are known to match."""
     n = len(split.images)
     images = np.random.default_rng([seed, n]).permutation(n)[:max(1, round(fraction * n))]
-    return np.flatnonzero(np.isin(split.caption_image, images, invert=others))
+    return np.flatnonzero(np.isin(split.caption_image, images))
 
 
 def build_unpaired(opt, split: Split, tokens, pairs: np.ndarray, vocab) -> Unpaired | None:

@@ -13,7 +13,6 @@ from model import ALL_SIMILARITIES, IMAGE_ENCODERS, SHAPES, TEXT_ENCODERS
 from options import refuse
 
 NETWORKS = ("product", "cite")        # similarities that read each pair by themselves, unit vectors
-GIVEN_MEANS = ("probvlm", "volume")   # objectives that learn variances around means that are given
 POINTS = ("cosine", "dot")
 LATENTS = (*POINTS, "scan", *NETWORKS)                      # compare latents by their direction
 
@@ -35,8 +34,8 @@ def prior(opt) -> bool:
 
 def needed_gaussians(opt) -> int:
     """How many sides must be Gaussian. With --vae both, whose samples are then compared as points,
-    and with --loss probvlm or volume both, whose means are."""
-    return 2 if opt.vae or opt.loss in GIVEN_MEANS else similarity(opt).gaussian_sides
+    and with --loss volume both, whose means are."""
+    return 2 if opt.vae or opt.loss == "volume" else similarity(opt).gaussian_sides
 
 
 def has_phrases_of(opt) -> bool:
@@ -73,7 +72,7 @@ IMPLIED = {
     "txt_enc": lambda o: "features" if o.text_features else "gru",
     "n_embeds": lambda o: 1,
     "loss": lambda o: "hinge",
-    "var_min": lambda o: 1e-6 if o.loss in GIVEN_MEANS else 0.1,
+    "var_min": lambda o: 1e-6 if o.loss == "volume" else 0.1,
     "logvar_init": lambda o: -7.0 if o.loss == "volume" else 0.0,
     # of means that are given
     "var_layers": lambda o: "256" if (o.img_layers == "0" and o.image_head != "point" or
@@ -112,9 +111,6 @@ def conflicts(opt):
         f"--{'no-' * (not opt.localise)}localise: phrases and regions are learned of a data set "
         "with Annotations/, as Flickr30k Entities, and of no other, and this is {data_name}; "
         "leave it out")
-    yield opt.held_out and opt.supervised_fraction == 1, (
-        "--held_out trains on what --supervised_fraction 1 leaves out, which is nothing; give a "
-        "fraction below 1")
     yield opt.warmup >= opt.num_epochs, (
         "--warmup {warmup:g} is as long as the training of --num_epochs {num_epochs}; give less")
 
@@ -182,7 +178,7 @@ NEEDS = [                             # Gaussian sides of a model, in words, and
 
 
 def of_objectives(opt):
-    yield opt.loss in ("mse", "two_branch", *GIVEN_MEANS) and opt.sim not in ("cosine", "dot"), (
+    yield opt.loss in ("mse", "two_branch", "volume") and opt.sim not in ("cosine", "dot"), (
         "--loss {loss} compares points, and --sim {sim} does not; take --sim cosine")
     yield opt.loss == "two_branch" and opt.batch_size % 2 and not opt.localise, (
         "--loss two_branch learns from pairs of captions, and --batch_size {batch_size} splits "
@@ -193,22 +189,20 @@ def of_objectives(opt):
     yield opt.loss == "nll" and opt.negatives >= opt.batch_size, (
         "--negatives {negatives}: a batch of {batch_size} captions has one less to compare with; "
         "give fewer, or a larger --batch_size")
-    sides, kinds = gaussians(opt), {opt.image_head, opt.text_head}
-    yield opt.sim in ("mls", "vmf") and "ellipsoidal" in kinds, (
-        f"--sim {{sim}} has one variance per item, not {HEADS}; leave the heads out, or make one "
+    sides = gaussians(opt)
+    yield opt.sim == "mls" and "ellipsoidal" in (opt.image_head, opt.text_head), (
+        f"--sim mls has one variance per item, not {HEADS}; leave the heads out, or make one "
         "side a point (--image_head point)")
-    who = "vae" if opt.vae else "loss" if opt.loss in GIVEN_MEANS else "sim"
+    who = "vae" if opt.vae else "loss" if opt.loss == "volume" else "sim"
     fits = similarity(opt).point_side and sides
     for needed, wants, fix in NEEDS:
         yield needed_gaussians(opt) == needed != sides and not fits, (
             f"--{who} {{{who}}} {wants}, not {HEADS}; {fix}")
     ready = opt.img_layers == opt.txt_layers == "0" and opt.txt_enc == "features"
-    yield opt.loss in GIVEN_MEANS and not (opt.freeze_means or ready), (
-        "--loss {loss} learns variances around means that are given; give --freeze_means with "
+    yield opt.loss == "volume" and not (opt.freeze_means or ready), (
+        "--loss volume learns variances around means that are given; give --freeze_means with "
         "--init_from RUN, or --text_features NAME with --img_layers 0 --txt_layers 0")
-    yield opt.loss == "probvlm" and kinds != {"ellipsoidal"}, (
-        f"--loss probvlm has a variance per dimension, not {HEADS}; leave the heads out")
-    yield opt.freeze_means and not (gaussians(opt) and (opt.init_from or opt.resume is not None)), (
+    yield opt.freeze_means and not (sides and (opt.init_from or opt.resume is not None)), (
         "--freeze_means learns variances around the means of a trained run; give --init_from RUN "
         "and a Gaussian head")
 
@@ -236,10 +230,9 @@ def of_terms(opt):
     yield opt.captioner and not (opt.img_enc == "vsrn" and words), (
         "--captioner {captioner:g} writes the words of a caption from VSRN's regions, not --img_enc "
         "{img_enc} --txt_enc {txt_enc}; take --img_enc vsrn with --txt_enc gru, or leave it out")
-    copied = "ellipsoidal" in (opt.image_head, opt.text_head) and not (
-        opt.var_layers or opt.loss == "probvlm")
+    copied = "ellipsoidal" in (opt.image_head, opt.text_head) and not opt.var_layers
     yield opt.text_anchor and not (
-        opt.text_features and one_vector and opt.loss in ("infonce", "match", *GIVEN_MEANS)
+        opt.text_features and one_vector and opt.loss in ("infonce", "match", "volume")
         and not recon and not beside and not copied), (
         "--text_anchor {text_anchor:g} needs --text_features, one vector per image, --loss infonce, "
         "match or volume, points, spherical heads or --var_layers, and neither reconstruction, "
@@ -248,7 +241,7 @@ def of_terms(opt):
 
 def of_phrases(opt):
     here = "and {data_name} has phrases and the regions of their photos; leave it out"
-    yield opt.localise and opt.loss in ("nll", "mse", *GIVEN_MEANS), (
+    yield opt.localise and opt.loss in ("nll", "mse", "volume"), (
         "--loss {loss} needs pairs that match one to one, and a phrase fits several regions of "
         "its photo; take hinge, infonce, match, two_branch, or logistic with --sim cite")
     yield opt.localise and opt.sim in ("mil", "match_prob", "scan"), (

@@ -50,8 +50,6 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
         Option("dev_images", natural, DEV_IMAGES, "dev images of precomputed data and COCO; 0: all"),
         Option("supervised_fraction", fraction, 1.0, "share of the training images whose pairs are "
                "known; the others join the terms that need no pairs"),
-        flag("held_out", "train on the pairs that --supervised_fraction leaves out; with the "
-             "fraction and the seed of --init_from, on those that it has not learned"),
         *(Option(f"unpaired_{side}", data_set, None, "data set below --data_path whose training "
                  f"{side} join the terms that need no pairs", metavar="NAME") for side in SIDES),
         Option("workers", workers, min(10, os.cpu_count() or 1),
@@ -76,7 +74,7 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
         flag("freeze_means", "learn variances alone; the means stay those of --init_from"),
         Option("logvar_norm", SWITCH, False, "give log-variances norm 1"),
         Option("logvar_init", number, None, "where log-variances start (default: 0; mls: -2.5, "
-               "vmf: -4.6, --loss volume: -7)"),
+               "--loss volume: -7)"),
         Option("var_min", above_zero, None, "smallest variance (default: 0.1; mls: 1e-4, "
                "match_prob: 1e-6)"),
         Option("var_max", above_zero, 10.0, "largest variance"),
@@ -174,8 +172,8 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
         Option("loss", OBJECTIVES, None, "what is minimised. hinge (VSE++), infonce (CLIP), match: "
                "cross-entropy of every pair (PCME, PCME++), nll: softmax over sampled captions "
                "(DMSM), mse: squared distance of matching pairs (jWAE), two_branch (Embedding "
-               "Network), logistic (Similarity Network, CITE), probvlm and volume (variances of "
-               "given means: of what matches, and of how many photos fit). "
+               "Network), logistic (Similarity Network, CITE), volume (variances of given means: of "
+               "how many photos fit). "
                "Default: hinge, or what --sim needs", common=True),
         Option("margin", at_least_zero, 0.2, "margin of the hinge (VSE++ and VSRN: 0.2; ucmr's "
                "VSRN: 0.1)", common=True),
@@ -215,8 +213,6 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
                "tokens, <start> and <end> among them"),
         term("vib", "KL of every Gaussian to N(0, I), in nats, averaged over items (PCME: 5e-6; "
              "PCME++ averages over dimensions, too: its 1e-4 is 1e-4 / embed_size here)"),
-        term("inclusion", "draw the Gaussians of captions to include those of their images "
-             "(ProLIP)"),
         term("diversity", "mil: keep the K embeddings apart (PVSE: 0.1 beside a hinge averaged "
              "over the batch; ours is summed, so 0.1 x batch size)"),
         term("mmd", "draw the distributions of image and caption embeddings together (PVSE: 0.01, "

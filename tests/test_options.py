@@ -23,7 +23,6 @@ REFUSED = """
 --bi_gru
 --txt_enc trigram_bag --dropout 0.5
 --diversity 1
---held_out
 --layer_style branch --img_layers 9-9
 --layer_style branch --txt_enc features --text_features w2v --txt_layers 9-9
 --sim order --loss mse
@@ -36,11 +35,9 @@ REFUSED = """
 --sim mahalanobis --head ellipsoidal
 --sim wasserstein --head point
 --sim mls --head ellipsoidal
---sim vmf --text_head ellipsoidal
---sim wasserstein --loss probvlm
+--sim wasserstein --loss volume
 --sim wasserstein --var_layers 0
---loss probvlm
---loss probvlm --freeze_means --init_from RUN --head spherical_avg
+--loss volume
 --freeze_means --sim wasserstein
 --sim order --prior_images 1
 --recon_images 1 --pool gpo

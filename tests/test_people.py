@@ -3,6 +3,7 @@ import json
 import math
 import os
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,13 +23,12 @@ from evaluation.subjects import Items
 from evaluation.volume import Sigmoid, logistic
 from files.layouts import read_precomputed
 from files.reading import is_drawn
-from methods.heads import Volume
+from losses import Volume
 from retrieval.searcher import Found
 from retrieval.trust import Trust, how_many, how_sure
 from similarities import SIMILARITIES, Embedding
 from tests.helpers import fit, refused
 from tests.test_confidence import drawn
-from tests.test_heads import Side
 
 PAIRS = "CrowdFlowerAnnotations.txt"
 
@@ -144,14 +144,15 @@ def test_the_term_is_the_squared_distance_of_log_variances_to_log_shares():
     values = [torch.from_numpy(rng.normal(size=shape)).requires_grad_() for shape in ((5, 1), (5, 6))]
     term, batch = Volume(), type("Batch", (), {"caption_index": torch.tensor([3, 1, 1, 7, 0])})()
     term.shares = torch.from_numpy(rng.normal(size=8))
-    sides = [Side(Embedding(torch.zeros(5, 6), x)) for x in values]
-    loss, slow = term(*sides, batch), 0.0
+
+    def loss_of(*log_vars):
+        return term(*(SimpleNamespace(embedding=Embedding(torch.zeros(5, 6), x)) for x in log_vars), batch)
+    loss, slow = loss_of(*values), 0.0
     for x in values:
         for k, c in enumerate(batch.caption_index):
             slow += (float(x[k].mean().detach()) - float(term.shares[c])) ** 2 / 5
     assert float(loss.detach()) == pytest.approx(slow)
-    assert torch.autograd.gradcheck(
-        lambda a, b: term(*(Side(Embedding(torch.zeros(5, 6), x)) for x in (a, b)), batch), values)
+    assert torch.autograd.gradcheck(loss_of, values)
 
 
 # ---- what people said

@@ -22,7 +22,7 @@ def gaussians(n, seed, spherical=False, shared=1.0, parts=0):
 
 def sides(name, spherical=False):
     """Images and captions that the similarity takes."""
-    images, captions = (gaussians(n, k, spherical or name in ("mls", "vmf")) for k, n in enumerate((N, Q)))
+    images, captions = (gaussians(n, k, spherical or name == "mls") for k, n in enumerate((N, Q)))
     wanted = OF_VECTORS[name].gaussian_sides
     return images if wanted == 2 else Embedding(images.mean), captions if wanted else Embedding(captions.mean)
 
