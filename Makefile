@@ -13,14 +13,14 @@ demo: .venv/runtime
 	$(PY) evaluate.py --checkpoint $(RUN) --uncertainty --photos $(DATA)/demo/images --cxc --cxc_path $(DATA)/demo_cxc \
 		--pmrp --instances $(DATA)/demo_coco/annotations/instances_val2014.json \
 		--confidence --sets 0.1 --positives $(DATA)/demo_precomp/test_positives.json
-	$(PY) show.py retrieval --checkpoint $(RUN) --photos $(DATA)/demo/images --output $(RUN)/retrieval.png
+	$(PY) show.py retrieval --checkpoint $(RUN) --photos $(DATA)/demo/images --output $(RUN)/retrieval.png --overwrite
 
 # The photos are those of dev and test, which the model has not seen.
 search-demo: .venv/search $(RUN)/calibration.json
 	$(PY) -m features.extract images --photos $(DATA)/demo_coco/images/val2014 --kind demo --data_path $(DATA) \
 		--output_name demo_photos
 	$(PY) search.py index --checkpoint $(RUN) --data_path $(DATA) --images demo_photos --output $(RUN)_index --overwrite
-	$(PY) search.py query $(RUN)_index --captions demo/questions.txt --top 5 --sheet $(RUN)/search.png
+	$(PY) search.py query $(RUN)_index --captions demo/questions.txt --top 5 --sheet $(RUN)/search.png --overwrite
 	@echo "now: . .venv/bin/activate; python search.py serve $(RUN)_index"
 
 $(RUN)/calibration.json:

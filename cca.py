@@ -26,7 +26,7 @@ import cli
 from cli import Arguments, InputError, check, data_set, filename, number, positive, split_names
 from data import Split, check_extractors, read_split
 from encoders import Precomputed
-from evaluation.open import export, is_embeddings, of_split
+from evaluation.open import export, of_split
 from evaluation.report import foreign_words
 from evaluation.subjects import Member
 from features.captions import TfIdf, word_counts
@@ -242,7 +242,7 @@ def build_views(opt, splits: dict[tuple, Split]) -> dict[tuple, tuple]:
 def fit_and_embed(opt) -> None:
     """Fits to the training split, prints the recalls of the split to embed and writes its
     embeddings."""
-    output(opt.output, is_embeddings)
+    output(opt.output, overwrite=opt.overwrite)
     values, target = (opt.dim, opt.eta_image, opt.eta_text), opt.test_name or opt.data_name
     train, dev = (opt.data_name, "train"), (opt.data_name, "dev")
     gallery = [(target, name) for name in opt.split.split("+")]
@@ -313,6 +313,7 @@ def main(argv=None) -> None:
         "fitted)")
     add("--output", type=filename, default="cca_test.npz", metavar="FILE.npz",
         help="file of embeddings to write, for evaluate.py --embeddings")
+    add("--overwrite", action="store_true", help="replace the file that is there")
     opt = p.parse_args(argv)
     automatic = "auto" if opt.eta_image == "auto" else None
     opt.dim, opt.eta_text = opt.dim or automatic or 256, opt.eta_text or automatic or 1e-4

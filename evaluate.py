@@ -37,7 +37,6 @@ from evaluation.open import (
     bank_of,
     export,
     give_volume,
-    is_embeddings,
     kind_of,
     newest_run,
     open_embeddings,
@@ -47,14 +46,13 @@ from evaluation.open import (
     whole,
 )
 from evaluation.plots import curves, extremes, locate
-from evaluation.report import SIDES, comparisons, doubts, foreign_words, is_comparison, render, seed_tables, tables
+from evaluation.report import SIDES, comparisons, doubts, foreign_words, render, seed_tables, tables
 from evaluation.subjects import Record, Subject, refuse_other_kind
-from files.reading import first_line, is_drawn, read_json, repeated
+from files.reading import repeated
 from files.writing import atomic, output, save_json
 from inputs import Photos
 from model import OF_VECTORS
 from options.evaluating import EVALUATE, parse_args, ready, refuse_of_captions, wanted
-from runs import is_calibration, is_results
 
 UNCERTAINTY = ("uncertainty", "uncertain_images", "uncertain_captions")       # its pictures
 RANKS = ["protocol", "direction", "query", "id", "rank_from_0"]     # columns of --ranks
@@ -352,39 +350,32 @@ def draw_extremes(subject: Subject, uncertainties: dict, judged: Judgements, pho
 
 def check_outputs(paths: list[str], opt) -> str:
     """The file of results. Raises InputError, before the work, where a file cannot be written, is
-    not ours to replace, or is named for two things."""
+    named for two things, or was named and is there without --overwrite."""
     inputs = [path for path in (*paths, opt.vocab, opt.positives, opt.instances, opt.variances_from)
               if path]
     folder = paths[0] if os.path.isdir(paths[0]) else os.path.dirname(paths[0])
     target = opt.output or os.path.join(folder, default_name(paths, opt))
     pictures = [*UNCERTAINTY * opt.uncertainty, *plots.PICTURES * opt.confidence,
                 *[plots.NUMBERS] * bool(opt.judgements)]
-    outputs = [(opt.export, is_embeddings), (opt.ranks, first_line(",".join(RANKS))),
-               (target, is_results), *((beside(name, target), is_drawn) for name in pictures)]
-    if wanted(opt):
-        outputs.append((beside("calibration", target, "json"), is_calibration))
-    outputs = [(path, ours) for path, ours in outputs if path]
-    twice = repeated(os.path.realpath(path) for path, _ in outputs)
+    named = [path for path in (opt.export, opt.ranks, opt.output) if path]
+    outputs = [*named, *[target] * (not opt.output), *(beside(name, target) for name in pictures),
+               *[beside("calibration", target, "json")] * wanted(opt)]
+    twice = repeated(map(os.path.realpath, outputs))
     check(twice is None, f"--export, --ranks, --output or a picture beside it name one file ({twice}) "
                          "for two things; name another")
-    for path, ours in outputs:                    # beside a run that does not exist nothing is tried
-        if path in (opt.export, opt.ranks, opt.output) or os.path.exists(paths[0]):
-            output(path, ours, inputs)
+    for path in outputs:                          # beside a run that does not exist nothing is tried
+        if path in named or os.path.exists(paths[0]):
+            output(path, inputs, opt.overwrite or path not in named)
     return target
 
 
 def comparison_file(opt) -> str:
-    """The file of a comparison. Raises InputError where it cannot be written, or holds another
-    one."""
+    """The file of a comparison. Raises InputError as `output` does."""
     paths = [path for group in opt.compare for path in group.split(",")]
     name = "_".join(os.path.basename(os.path.splitext(common_name(group.split(",")))[0])
                     for group in opt.compare)
     default = f"comparison_{name[:80]}{of_split(opt)}{suffixes(opt)}.json".replace(os.sep, "_")
-
-    def is_ours(path):
-        return is_comparison(path) and (bool(opt.output) or set(read_json(path)["runs"])
-                                        == set(paths))
-    return output(opt.output or default, is_ours, paths)
+    return output(opt.output or default, paths, opt.overwrite or not opt.output)
 
 
 def default_name(paths: list[str], opt) -> str:

@@ -23,7 +23,7 @@ from cli import InputError, check, reason
 from data import Split, check_extractors, pair_batches, phrase_batches, read_split
 from files.log import Load, Log
 from files.phrases import Labels, learnable
-from files.reading import holds_keys, is_drawn, read_yaml, recognised
+from files.reading import read_yaml, readable
 from files.writing import atomic, clear, locked, same_file, save_state
 from methods.two_branch import sibling_order
 from methods.unpaired import Unpaired, build_unpaired, choose_pairs
@@ -55,7 +55,7 @@ def is_run(folder: str) -> bool:
     if {"command", "versions", "data", "options"} <= set(description_in(folder)):
         return True
     path, log = (os.path.join(folder, name) for name in ("checkpoint.pt", "log.jsonl"))
-    return os.path.isfile(path) and os.path.isfile(log) and recognised(load_checkpoint, path)
+    return os.path.isfile(path) and os.path.isfile(log) and readable(load_checkpoint, path)
 
 
 def check_new(folder: str, overwrite: bool) -> None:
@@ -85,9 +85,8 @@ def clear_old(folder: str) -> None:
         path = os.path.join(folder, name)
         if os.path.isfile(path) and (
                 name in first or name.startswith("events.out.tfevents")
-                or name.startswith(PICTURES) and recognised(is_drawn, path)
-                or fnmatch(name, "results*.json") and recognised(is_results, path)
-                or fnmatch(name, "calibration*.json") and recognised(is_calibration, path)):
+                or name.startswith(PICTURES) and name.endswith(".png")
+                or fnmatch(name, "results*.json") or fnmatch(name, "calibration*.json")):
             os.remove(path)
 
 
@@ -223,17 +222,6 @@ def best_of(source: str, best_rsum: float) -> str | None:
     if not best_rsum or not os.path.isfile(path):
         return None
     return path if load_checkpoint(path)["state"]["best_rsum"] == best_rsum else None
-
-
-# Which files hold results of one subject, and what its confidences were calibrated to.
-is_results = holds_keys(
-    "checkpoints", "data_name", "split", "images", "captions", "protocols",
-    optional=("similarity", "chance", "notes", "best_ranks", "absent", "neighbours",
-              "unknown_words", "uncertainty", "confidence", "sets", "bank", "variances",
-              "localisation", "proposals", "baselines", "calibration", "people"))
-is_calibration = holds_keys(
-    "calibration", "checkpoints", "data_name", "split", "similarity", "images", "captions", "t2i",
-    "i2t", optional=("weights", "sets", "log_det", "pair", "fits"))
 
 
 def config_arguments(path: str) -> list[str]:

@@ -208,7 +208,7 @@ def query(opt) -> None:
     if not texts and not opt.photo:
         raise InputError("nothing to search for; give a text, --photo FILE or --captions FILE")
     files = [*opt.photo, *filter(None, [opt.captions])]
-    sheet = opt.sheet and picture_file(opt.sheet, files)
+    sheet = opt.sheet and picture_file(opt.sheet, files, opt.overwrite)
     start = time.perf_counter()
     searcher = opened(opt)
     if opt.sets and (searcher.trust is None or searcher.trust.alpha is None):
@@ -402,6 +402,7 @@ def query_options(p: Arguments) -> None:
     p.add_argument("--sets", action="store_true",
                    help="mark the set that holds the right photo with a known chance")
     p.add_argument("--sheet", type=filename, metavar="FILE.png", help="also draw the answers")
+    p.add_argument("--overwrite", action="store_true", help="replace the file of --sheet that is there")
     p.add_argument("--json", action="store_true", help="print JSON")
     p.add_argument("--time", action="store_true", help="say on stderr where the time went")
 

@@ -32,9 +32,9 @@ from cli import (
 )
 from evaluation.calibration import Calibration, calibration_file
 from evaluation.encode import encode
-from evaluation.open import Run, Where, load_run, newest_run, output_file
+from evaluation.open import Run, Where, beside_model, load_run, newest_run
 from evaluation.pictures import OWN, THUMBNAIL, Cell, Row, draw_rows, picture_file
-from files.reading import below, holds_keys, is_drawn
+from files.reading import below
 from files.writing import output, save_json
 from inputs import Photos, image_batches
 from losses import real_rows
@@ -81,7 +81,8 @@ def draw_retrieval(opt) -> None:
     the most uncertain. Where the run was calibrated, it says how sure each first answer is.
     """
     device, path = torch_device(opt.device), opt.checkpoint or newest_run()
-    target = picture_file(output_file(opt.output, path, "retrieval.png", is_drawn), [path])
+    target = picture_file(opt.output or beside_model(path, "retrieval.png"), [path],
+                          opt.overwrite or not opt.output)
     calibration = calibration_to_show(path, opt)
     run = opened(path, opt)
     trust = calibration and trust_in(calibration, path, run.trained.weights,
@@ -191,8 +192,7 @@ def write_captions(opt) -> None:
           f"--words names a group twice among {', '.join(groups)}; give each another name")
     device, run = torch_device(opt.device), opt.checkpoint or newest_run()
     if opt.output:
-        output(opt.output, holds_keys("checkpoint", "data_name", "split", "beam", "precision",
-                                      "captions"), [run])
+        output(opt.output, [run], opt.overwrite)
     trained, (_, name), split = opened(run, opt)
     check("captioner" in trained.model.terms,
           f"{run} was trained without a captioner (--captioner 0); train one with train.py "
@@ -352,6 +352,7 @@ def main(argv=None) -> None:
         help="mark first answers of a lower probability as not sure; needs a calibration")
     add("--output", type=filename, metavar="FILE.png",
         help="picture to write (default: retrieval.png in the run folder)")
+    add("--overwrite", action="store_true", help="replace the file that is there")
 
     captions = command("captions", write_captions, "Write captions of images with the captioner of "
                        "a VSRN model, and count how many of their words are true.",
@@ -367,6 +368,7 @@ def main(argv=None) -> None:
         help="also count these groups of words, for example colour=red,green,blue")
     add("--output", type=filename, metavar="FILE.json",
         help="file to write all captions, generated and true, and the counts to")
+    add("--overwrite", action="store_true", help="replace the file that is there")
 
     add = command("latents", print_latents,
                   "Measure how near the latents of a run are to the prior N(0, I).",

@@ -96,7 +96,7 @@ def _unpickle(content: bytes, path: str) -> dict:
 def convert(opt) -> None:
     vocab = Vocabulary(read_original(opt.old))
     vocab.origin = f"converted from {os.path.basename(opt.old)}"
-    output(opt.new, inputs=[opt.old])
+    output(opt.new, [opt.old], opt.overwrite)
     vocab.save(opt.new)
     print(f"{opt.new}: the {len(vocab):,} words of {opt.old}")
     raw = [word for word in vocab.words if word[:2] in ("b'", 'b"')]
@@ -108,12 +108,10 @@ def convert(opt) -> None:
 
 def build(opt) -> None:
     target = os.path.join(opt.vocab_path, f"{opt.data_name}_vocab.json")
-    check(not os.path.lexists(target), f"{target} is there already, and train.py reads it; move it "
-                                       "away, or name another folder with --vocab_path")
+    output(target, overwrite=opt.overwrite)
     splits = [read_split(opt.data_path, opt.data_name, name.strip(), use_restval=opt.use_restval,
                          dev_images=0).require_sound()
               for name in opt.vocab_splits.split(",")]
-    output(target)
     vocab = Vocabulary.build((words for split in splits for words in split.words),
                              opt.vocab_threshold)
     vocab.origin = f"built from {opt.data_name} {opt.vocab_splits}, words seen {opt.vocab_threshold} times"
@@ -131,6 +129,7 @@ def main(argv=None) -> None:
         parser.add_argument("old", metavar="OLD", type=filename, help="their file, such as "
                             "coco_precomp_vocab.pkl")
         parser.add_argument("new", metavar="NEW.json", type=filename, help="file to write")
+        parser.add_argument("--overwrite", action="store_true", help="replace the file that is there")
         run("vocab.py", convert, parser.parse_args(argv[1:]))
         return
     parser = Arguments("Build a vocabulary from the captions of a data set (or convert one: see "
@@ -147,6 +146,7 @@ def main(argv=None) -> None:
                         "at least this often")
     parser.add_argument("--use_restval", action="store_true", help="count COCO's restval captions "
                         "as part of train")
+    parser.add_argument("--overwrite", action="store_true", help="replace the file that is there")
     run("vocab.py", build, parser.parse_args(argv))
 
 

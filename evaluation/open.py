@@ -21,8 +21,8 @@ from evaluation.encode import encode
 from evaluation.subjects import Bank, Gallery, Member, Subject, Variances, refuse_other_kind
 from files.layouts import named_splits
 from files.phrases import refuse_phrases
-from files.reading import FAULTS, holds_arrays, read_array, read_arrays
-from files.writing import output, save_arrays
+from files.reading import FAULTS, read_array, read_arrays
+from files.writing import save_arrays
 from inputs import SQUARABLE, Photos
 from model import OF_VECTORS
 from options.rules import check_fits, regions_of
@@ -64,11 +64,9 @@ def newest_run(root: str = "runs") -> str:
     return os.path.dirname(max(paths, key=os.path.getmtime))
 
 
-def output_file(asked: str | None, run: str, name: str, ours, inputs=()) -> str:
-    """`asked`, else `name` in a run folder or beside a file. Raises InputError as `files.output`
-    does; a run that does not exist is not tried."""
-    path = asked or os.path.join(run if os.path.isdir(run) else os.path.dirname(run), name)
-    return output(path, ours, inputs) if asked or os.path.exists(run) else path
+def beside_model(run: str, name: str) -> str:
+    """The file `name` in a run folder, or beside a checkpoint file."""
+    return os.path.join(run if os.path.isdir(run) else os.path.dirname(run), name)
 
 
 # ---- trained models
@@ -277,8 +275,6 @@ def of_split(split: Split, name: str, folder: tuple[str, str]) -> Subject:
 ARRAYS = ("image_mean", "caption_mean", "image_log_var", "caption_log_var", "caption_image",
           "image_id", "caption_id", "image_name", "similarity", "effective_dim", "data_name",
           "split")
-is_embeddings = holds_arrays("image_mean", "caption_mean", "caption_image", "similarity",
-                             optional=ARRAYS)
 
 
 def export(path: str, subject: Subject) -> None:

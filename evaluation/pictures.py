@@ -17,10 +17,8 @@ from PIL import Image
 
 from cli import InputError, check
 from files.photos import read_photo
-from files.reading import DRAWN, is_drawn
 from files.writing import atomic, output
 
-# these say who drew them, so that no photo is ever replaced
 FORMATS = ("png", "pdf", "svg", "ps", "eps")
 DPI, LARGEST = 80, 2 ** 16 - 1        # pixels an inch, and of a side: what matplotlib can draw
 THUMBNAIL = 256                       # pixels a side of a photo within a picture
@@ -30,12 +28,12 @@ OWN, IN_SET = "limegreen", "tab:blue"                       # frames
 TILE, LINE, GAP, TITLE = 2.0, 0.16, 0.14, 0.42
 
 
-def picture_file(path: str, inputs=()) -> str:
+def picture_file(path: str, inputs=(), overwrite: bool = True) -> str:
     """`path`, where a picture can be drawn. Raises InputError, before the work, where it cannot
-    be."""
+    be, and as `output` does."""
     check(format_of(path) in FORMATS, f"{path} ends in none of .{', .'.join(FORMATS)}, which "
                                       "pictures are drawn as; give it such an ending")
-    return output(path, is_drawn, inputs)
+    return output(path, inputs, overwrite)
 
 
 def format_of(path: str) -> str:
@@ -64,8 +62,7 @@ def figure_in(path: str, size: tuple[float, float], tight: bool = False):
         if tight:
             figure.tight_layout()
         with atomic(path, "wb") as f:
-            key = "Creator" if format_of(path) in ("ps", "eps") else "Title"
-            figure.savefig(f, format=format_of(path), dpi=DPI, metadata={key: DRAWN})
+            figure.savefig(f, format=format_of(path), dpi=DPI)
 
 
 @contextlib.contextmanager

@@ -6,9 +6,6 @@ A table is (title, groups of columns, rows): groups [(heading, [column, ...])], 
 """
 from itertools import islice
 
-from files.reading import holds_keys
-
-is_comparison = holds_keys("runs", "groups", "comparisons")
 # Head of the column of each number, in the order of the columns.
 NAMES = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "medr", "meanr": "meanr", "rsum": "rsum",
          "rpc2": "RPC2", "rp": "R-P", "map_at_r": "mAP@R", "pmrp": "PMRP", "zeta0": "zeta 0",

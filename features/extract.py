@@ -51,7 +51,7 @@ from features.hglmm import load_arrays
 from features.store import ALL, SPLITS, How, PhotoFeatures, begin, own_folder, record_extractor, refuse_broken
 from files.entities import SPLITS as PHRASE_SPLITS
 from files.layouts import named_splits
-from files.reading import checksum, holds_arrays
+from files.reading import checksum
 from files.writing import mapped, output, save_array, save_arrays, save_json, save_lines
 from inputs import Photos, extractors, told_of
 
@@ -347,7 +347,7 @@ def write_captions(features, kind: str, name: str, splits, to: str, fitted: str)
     record_extractor(to, name, features.line)
     if features.names:
         path = os.path.join(to, f"{name}_model.npz")
-        output(path, holds_arrays("kind", *features.names), [fitted])
+        output(path, [fitted])
         save_arrays(path, {"kind": np.array(kind), **features.arrays})
     for split in splits:
         empty, blocks = features.encode(split)

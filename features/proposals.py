@@ -30,7 +30,7 @@ from features.store import How, RowStore
 from files.entities import SPLITS, Entities, photo_paths, read_entities
 from files.photos import read_photo
 from files.phrases import THRESHOLDS, Proposals, file_of, ids_sha256, read_facts, read_proposals, recall
-from files.reading import file_digest, need, recognised, sha256
+from files.reading import file_digest, need, readable, sha256
 from files.writing import output, remove, save_arrays, save_json
 
 SETTINGS = {"alpha": 0.65, "beta": 0.65, "minScore": 0.01}     # as the code of pl-clc sets them
@@ -211,14 +211,6 @@ def joined(rows: list[np.ndarray], entities: Entities, add: bool) -> Proposals:
                      np.concatenate(added), {})
 
 
-def is_ours(path: str) -> bool:
-    """Whether proposals of this name (without ending) are of this command, so that it may write
-    them again."""
-    if os.path.exists(f"{path}.json"):
-        return recognised(lambda p: "boxes_sha256" in read_facts(p, "method", ""), f"{path}.json")
-    return not os.path.exists(f"{path}.npz")
-
-
 def write_split(root: str, split: str, name: str, method: str, count: int, origin: int,
                 find) -> None:
     """Write the proposals of a split, unless they are there.
@@ -229,20 +221,20 @@ def write_split(root: str, split: str, name: str, method: str, count: int, origi
     entities, path = read_entities(root, split, origin), file_of(root, split, name)
     asked = {"method": method, "count": count, "ids_sha256": ids_sha256(entities.ids)}
     record = {**asked, "origin": origin, "truth_sha256": sha256(entities.truth)}
-    check(is_ours(path),
-          f"{path}.npz or .json is there and not of features.proposals; give another --name")
+    check(os.path.exists(f"{path}.json") or not os.path.exists(f"{path}.npz"),
+          f"{path}.npz is there without its .json and may be anybody's; give another --name")
     facts = read_facts(f"{path}.json", "method", "") if os.path.exists(f"{path}.json") else record
     for key in ("method", "count", "origin"):
         check(facts.get(key) == record[key],
               f"{path}.npz is of {key} '{facts.get(key)}' and not '{record[key]}'; give another "
               "--name, or delete the old files")
     if (record.items() <= facts.items() and "recall" in facts
-            and recognised(read_proposals, root, split, name, entities)):
+            and readable(read_proposals, root, split, name, entities)):
         print(f"{path}.npz: done already")
         report(facts)
         return
     for end in (".npz", ".json"):
-        output(path + end, lambda _: True)
+        output(path + end)
     rows, part = find(split, entities, asked, path)
     proposals = joined(rows, entities, add=split == "train")
     save_arrays(f"{path}.npz", {key: getattr(proposals, key)

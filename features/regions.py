@@ -19,7 +19,7 @@ from features.proposals import NAME, read_sized
 from features.store import How, RowStore
 from files.entities import SPLITS, Entities, photo_paths, read_entities
 from files.phrases import Proposals, check_features, file_of, read_facts, read_proposals, read_region_features, shares
-from files.reading import file_digest, read_array, recognised
+from files.reading import file_digest, read_array, readable
 from files.writing import atomic, output, remove, save_json
 from inputs import whole_transform
 
@@ -90,7 +90,7 @@ def extract(data_path: str, data_name: str, proposals: str, name: str, splits: l
     for split, (entities, boxes) in contents.items():
         path = file_of(root, split, f"{proposals}_{name}")
         check_own(path, encoder.line)
-        if recognised(read_region_features, root, split, proposals, name, boxes):
+        if readable(read_region_features, root, split, proposals, name, boxes):
             print(f"{path}.npy: done already")
         else:
             write_split(path, split, photo_paths(root, entities.ids), entities, boxes, encoder, how)
@@ -120,7 +120,7 @@ def check_own(path: str, line: str) -> None:
           f"{path}.npy is of '{before}' and these are of '{line}'; give another --name, or delete "
           "the old files")
     for end in (".npy", ".json"):
-        output(path + end, lambda _: True)
+        output(path + end)
 
 
 def place(path: str, line: str, proposals: Proposals, shape: tuple, put=None) -> None:

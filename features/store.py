@@ -29,7 +29,7 @@ AGAIN = "delete it and extract again"
 
 def own_folder(folder: str) -> None:
     """Make a folder of features. Raises InputError unless its features.json can be written."""
-    output(os.path.join(folder, "features.json"), lambda _: extractors(folder) is not None)
+    output(os.path.join(folder, "features.json"))
 
 
 def record_extractor(folder: str, suffix: str, line: str) -> None:

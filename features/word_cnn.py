@@ -170,11 +170,7 @@ def run(opt) -> list[float]:
     """
     check(0 < opt.learning_rate < math.inf,
           f"--learning_rate {opt.learning_rate:g} is not a positive number; 1e-4 is usual")
-    check(
-        not os.path.exists(opt.output),
-        f"--output {opt.output} is there already; name another file, or delete it first",
-    )
-    output(opt.output)
+    output(opt.output, overwrite=opt.overwrite)
     device = torch_device(opt.device)
     train, dev = (read_split(opt.data_path, opt.data_name, name) for name in ("train", "dev"))
     check(isinstance(train.images, Photos),
@@ -241,7 +237,8 @@ def main(argv=None) -> None:
     add("--crop_size", type=up_to(4096), default=224,
         help="width and height of the random crops of training photos")
     add("--output", type=filename, metavar="FILE.pt", default="cnn.pt",
-        help="new file for the weights, written after each epoch")
+        help="file for the weights, written after each epoch")
+    add("--overwrite", action="store_true", help="replace the file that is there")
     add("--workers", type=workers, default=min(10, os.cpu_count() or 1),
         help="number of processes that read photos")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto",

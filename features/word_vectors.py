@@ -79,7 +79,7 @@ def neighbours(words: list[str], vectors: np.ndarray, word: str, count: int = 5)
 def learn(opt) -> None:
     """The command: learn vectors, write them, and print the nearest words of some frequent content
     words."""
-    output(opt.output)                     # a file of vectors may be anybody's, so none is replaced
+    output(opt.output, overwrite=opt.overwrite)
     split = read_split(opt.data_path, opt.data_name, "train", text_only=True).require_sound()
     words, vectors = train_vectors(split.words, opt.dim, opt.vocab_threshold, opt.window)
     write_vectors(opt.output, words, vectors)
@@ -107,6 +107,7 @@ def main(argv=None) -> None:
         help="give a vector to words that occur at least this often")
     add("--output", type=filename, required=True, metavar="FILE.txt",
         help="file to write, in word2vec's text form")
+    add("--overwrite", action="store_true", help="replace the file that is there")
     cli.run("features.word_vectors", learn, p.parse_args(argv))
 
 

@@ -5,13 +5,12 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Callable
 
 import numpy as np
 import torch
 
 from cli import InputError, check
-from files.reading import recognised, refusing
+from files.reading import refusing
 
 try:
     import fcntl
@@ -148,14 +147,10 @@ def refuse_changing(root: str, split: str) -> None:
           "images` or `demo` was stopped while it put them in their places; call it again")
 
 
-def output(path: str, ours: Callable[[str], bool] | None = None, inputs=()) -> str:
-    """Return `path` if results may be written there. To be called before the work; it leaves no
-    file behind.
-
-    The folder is created. Raises InputError where `path` cannot be written, where it is one of
-    `inputs`, and where another file is there already. ours(path) tells whether the command wrote
-    that file (None: any file is refused).
-    """
+def output(path: str, inputs=(), overwrite: bool = True) -> str:
+    """Return `path` if results may be written there. To be called before the work; it leaves no file
+    behind. The folder is created. Raises InputError where `path` cannot be written, where it is one
+    of `inputs` and, without `overwrite`, where a file is there already."""
     check(not any(same_file(path, source) for source in inputs),
           f"{path} is to be read and cannot be written too; name another file for what comes out")
     with refusing(f"{path} cannot be written", "name a file in a folder that takes new files",
@@ -170,10 +165,8 @@ def output(path: str, ours: Callable[[str], bool] | None = None, inputs=()) -> s
         part = part_of(os.path.realpath(path))
         open(part, "ab").close()
         os.remove(part)
-    free = not os.path.lexists(path) or not os.path.getsize(path)
-    check(free or ours and recognised(ours, path),
-          f"{path} is there already{' and is none that this command wrote' * bool(ours)}; name "
-          "another file, or move that one away")
+    check(overwrite or not os.path.lexists(path),
+          f"{path} is there already; replace it with --overwrite, or name another file")
     return path
 
 

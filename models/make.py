@@ -110,7 +110,7 @@ def make(opt) -> None:
     pack(runs[1], opt.output)
     told = os.path.join(runs[1], "people.json")
     called("evaluate.py", "--checkpoint", opt.output, "--data_path", data, "--data_name", PEOPLE, "--split", "photos",
-           "--judgements", *judged, "--confidence", "--output", told)
+           "--judgements", *judged, "--confidence", "--output", told, "--overwrite")
     calibration = read_json(told.replace(".json", "_calibration.json"))
     save_json({**calibration, "checkpoints": ["models/photos"]}, os.path.join(opt.output, "calibration.json"))
     size = os.path.getsize(os.path.join(opt.output, "model_best.pt"))

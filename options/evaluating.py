@@ -121,6 +121,7 @@ EVALUATE = Table("Evaluate image-caption retrieval.", {
         Option("output", filename, None, "file of the results (default: results.json in the run "
                "folder, or results_SIM_DATA_SPLIT.json for another similarity, data set or split "
                "than those of the run)"),
+        flag("overwrite", "replace the files of --output, --export and --ranks that are there"),
     ],
     "speed and memory": [
         Option("batch_size", positive, 128, "images or captions that are encoded at once; of "

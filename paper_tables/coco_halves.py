@@ -15,7 +15,7 @@ import numpy as np
 
 import cli
 from cli import Arguments, InputError, filename
-from files.reading import holds_keys, read_json
+from files.reading import read_json
 from files.writing import output, save_json
 
 
@@ -63,8 +63,7 @@ def write(data_path: str) -> None:
     if not os.path.lexists(photos):
         os.symlink(os.path.join("..", "coco", "images"), photos)
     path = os.path.join(folder, "dataset_coco_halves.json")
-    save_json({"dataset": "coco_halves", "images": found},
-              output(path, holds_keys("dataset", "images")))
+    save_json({"dataset": "coco_halves", "images": found}, output(path))
     counts = [sum(image["split"] == name for image in found) for name in ("train", "val", "test")]
     print("{}: {:,} images to train on, {:,} dev, {:,} test".format(folder, *counts))
 

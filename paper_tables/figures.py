@@ -25,11 +25,9 @@ import torch
 import cli
 import evaluate
 from cli import Arguments, check, data_set, filename, natural, split_name, torch_device, up_to, workers
-from evaluation.open import How, Where, load_run, output_file
+from evaluation.open import How, Where, beside_model, load_run
 from evaluation.pictures import OWN, THUMBNAIL, Cell, Row, draw_rows, drawing, picture_file, show_photo
 from evaluation.subjects import columns_within
-from files.reading import is_drawn
-from runs import is_results
 from show import photos_of
 from similarities import Embedding
 
@@ -89,8 +87,8 @@ def neighbours(similarity, images: Embedding, rows: list[int]) -> list[list[int]
 
 
 def draw(opt) -> None:
-    target = picture_file(output_file(opt.output, opt.checkpoint[0], "retrieval.png", is_drawn),
-                          opt.checkpoint)
+    target = picture_file(opt.output or beside_model(opt.checkpoint[0], "retrieval.png"),
+                          opt.checkpoint, opt.overwrite or not opt.output)
     beside = os.path.join(os.path.dirname(target), "neighbours" + os.path.splitext(target)[1])
     if opt.neighbours:
         check(os.path.abspath(picture_file(beside, opt.checkpoint)) != os.path.abspath(target),
@@ -151,12 +149,12 @@ def draw_answers(axes, split, rows, texts, found, photos) -> None:
 def draw_uncertain(run: str, opt) -> None:
     """Let evaluate.py draw the most and the least uncertain items with their matches (`ucmr` Fig.
     4-7)."""
-    output = output_file(None, run, os.path.join("uncertain", "results.json"), is_results)
+    output = beside_model(run, os.path.join("uncertain", "results.json"))
     given = {"checkpoint": run, "output": output, **{
         name: getattr(opt, name) for name in ("split", "device", "workers", "data_path",
                                               "data_name", "photos", "cxc_path")}}
     words = [f"--{name}={value}" for name, value in given.items() if value is not None]
-    evaluate.run(evaluate.parse_args([*words, "--uncertainty", "--no-control",
+    evaluate.run(evaluate.parse_args([*words, "--uncertainty", "--no-control", "--overwrite",
                                       *["--cxc"] * bool(opt.cxc or opt.cxc_path)]))
 
 
@@ -189,6 +187,7 @@ def main(argv=None) -> None:
         help="folder of the csv files of Crisscrossed Captions (default: DATA_PATH/cxc)")
     add("--output", type=filename, metavar="FILE.png",
         help="picture to write (default: retrieval.png in the first run)")
+    add("--overwrite", action="store_true", help="replace the file that is there")
     cli.run(p.prog, draw, p.parse_args(argv))
 
 

@@ -231,8 +231,11 @@ class Step:
     @property
     def command(self) -> list:
         """The words of the command, with --resume or --overwrite where the run's folder holds an
-        earlier start."""
-        if not self.folder or not os.path.exists(os.path.join(self.folder, "config.yaml")):
+        earlier start, or the target is an older one."""
+        if not self.folder:
+            again = self.target in self.words and os.path.exists(self.target)
+            return [*self.words, *["--overwrite"] * again]
+        if not os.path.exists(os.path.join(self.folder, "config.yaml")):
             return self.words
         return [*self.words,
                 "--resume" if os.path.exists(os.path.join(self.folder, "checkpoint.pt"))

@@ -10,7 +10,6 @@ import torch
 
 from demo import __main__ as demo
 from files.photos import import_torchvision
-from files.reading import DRAWN
 from tests import helpers
 
 REAL = os.path.join(os.path.dirname(__file__), "..", "..", "shared", "data")
@@ -73,12 +72,9 @@ def weights(tmp_path_factory):
 
 @pytest.fixture
 def undrawn(monkeypatch):
-    """evaluate.py writes the mark of its pictures alone: to draw them takes most of its time on few items."""
-    def mark(*words) -> None:
-        with open(words[-1], "w", encoding="utf-8") as f:
-            f.write(DRAWN)
+    """evaluate.py draws no pictures, which takes most of its time on few items."""
     for name in ("curves", "extremes", "plots.diagrams", "plots.examples", "plots.fitting"):
-        monkeypatch.setattr(f"evaluate.{name}", mark)
+        monkeypatch.setattr(f"evaluate.{name}", lambda *_: None)
 
 
 @pytest.fixture(scope="session")

@@ -294,7 +294,7 @@ def runs(tmp_path_factory, demo_path):
 
 
 def judged(root, *words):
-    return evaluate.run(evaluate.parse_args([*map(str, words), "--output", str(root / "r.json")]))
+    return evaluate.run(evaluate.parse_args([*map(str, words), "--output", str(root / "r.json"), "--overwrite"]))
 
 
 def test_a_run_evaluates_as_its_own_validation(runs):

@@ -275,7 +275,7 @@ def ev(tmp_path, monkeypatch):
     """evaluate.run on words; its results, which it wrote to r.json, comparisons to c.json. In an empty folder."""
     monkeypatch.chdir(tmp_path)
     return lambda *words: evaluate.run(evaluate.parse_args(
-        [*map(str, words), "--output", "c.json" if "--compare" in words else "r.json"]))
+        [*map(str, words), "--output", "c.json" if "--compare" in words else "r.json", "--overwrite"]))
 
 
 def members_on(run, split: str) -> tuple[Member, np.ndarray]:

@@ -343,9 +343,9 @@ def test_a_folder_that_is_no_run_is_left_alone(refused, world, tmp_path, more):
 
 def test_overwriting_a_run_leaves_other_files(world, tmp_path):
     shutil.copytree(world / "cosine", tmp_path / "run")
-    (tmp_path / "run" / "results_of_my_study.json").write_text('{"protocols": "of my study"}')
+    (tmp_path / "run" / "my_study.json").write_text("mine")
     fit("--data_path", world / "data", "--logger_name", tmp_path / "run", "--overwrite")
-    assert (tmp_path / "run" / "results_of_my_study.json").exists()
+    assert (tmp_path / "run" / "my_study.json").exists()
 
 
 def test_the_demo_never_clears_a_folder_that_it_did_not_write(refused, tmp_path):

@@ -36,7 +36,7 @@ def ev(tmp_path, monkeypatch, capsys):
         capsys.readouterr()
         given = [how, "x.npz"] if how == "--embeddings" else [how, *words[:1], "x.npz"]
         options = map(str, [*given, *words[how != "--embeddings":]])
-        results = evaluate.run(evaluate.parse_args([*options, "--output", "r.json"]))
+        results = evaluate.run(evaluate.parse_args([*options, "--output", "r.json", "--overwrite"]))
         return results, capsys.readouterr().out
     return call
 

@@ -14,8 +14,7 @@ import show
 import train
 from checkpoints import load_checkpoint
 from cli import InputError
-from files.reading import holds_keys
-from files.writing import atomic, locked, output, part_of, save_json
+from files.writing import atomic, locked, part_of, save_json
 from options.rules import default_run
 from tests.helpers import in_a_process, log_of, refused, same_runs, trained
 from train import parse_args
@@ -37,8 +36,7 @@ def test_overwriting_a_run_keeps_what_train_did_not_write(run, demo_path, tmp_pa
     folder = tmp_path / "run"
     shutil.copytree(run, folder)
     mine = {"results_paper.csv": "1,2", "resultsfolder.tex": "x", "notes.txt": "mine",
-            "uncertainty_of_mine.png": "a photo",
-            "results_of_mine.json": '{"mine": 1}', "log_old.txt": "old"}
+            "log_old.txt": "old"}
     for name, text in mine.items():
         (folder / name).write_text(text)
     assert trained("--data_path", demo_path, "--logger_name", folder, "--overwrite") == 0
@@ -190,7 +188,6 @@ def test_results_by_another_similarity_leave_those_of_the_run(run, tmp_path, dem
                                                "shuffled": json.loads(before)["protocols"]["shuffled"]}
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_two_files_in_a_folder_have_results_and_pictures_of_their_own(run, tmp_path, demo_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     evaluate.main(["--checkpoint", str(run), "--export", "a.npz", "--output", "r.json"])
@@ -250,16 +247,6 @@ def test_a_lock_is_of_one_process_and_ends_with_it(tmp_path):
     assert other() == 0 and other() == 0
     with pytest.raises(InputError, match="takes no new files"), locked(str(tmp_path / "absent"), "training"):
         pass
-
-
-def test_outputs_know_their_own_kind(tmp_path):
-    path = str(tmp_path / "r.json")
-    save_json({"protocols": {}}, path)
-    assert output(path, holds_keys("protocols")) == path
-    with pytest.raises(InputError, match="none that this command wrote"):
-        output(path, holds_keys("comparisons"))
-    (tmp_path / "empty").write_text("")
-    assert output(str(tmp_path / "empty"))
 
 
 def test_is_a_run(run, tmp_path):

@@ -35,7 +35,7 @@ def point(runs):
 def ev(tmp_path, monkeypatch, undrawn):
     """evaluate.run on words, in an empty folder; its results, which it wrote to r.json."""
     monkeypatch.chdir(tmp_path)
-    return lambda *words: evaluate.run(evaluate.parse_args([*map(str, words), "--output", "r.json"]))
+    return lambda *words: evaluate.run(evaluate.parse_args([*map(str, words), "--output", "r.json", "--overwrite"]))
 
 
 def parsed(*words):

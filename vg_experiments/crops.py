@@ -29,7 +29,6 @@ from cli import Arguments, check, filename, natural, number, up_to
 from evaluation import report
 from evaluation.pictures import drawing, picture_file
 from files.photos import read_photo
-from files.reading import holds_keys
 from files.writing import output, save_json
 from similarities import Embedding, uncertainty
 from vg_experiments.encoding import Encoder, build_encoders, model_arguments, photo_path
@@ -207,6 +206,7 @@ def main(argv=None) -> None:
     add("--seed", type=natural, default=0, help="random seed that draws the examples")
     add("--output", type=filename, default="runs/vg/crops.png", metavar="FILE.png",
         help="picture to write")
+    add("--overwrite", action="store_true", help="replace the file that is there")
     cli.run(p.prog, show, p.parse_args(argv))
 
 
@@ -216,10 +216,9 @@ def show(opt) -> None:
           "give either --image FILE with --boxes and --captions, or --examples N with --manifest")
     check(not opt.image or os.path.isfile(opt.image),
           f"--image {opt.image}: there is no such file; give a photo")
-    picture_file(opt.output, [opt.image or opt.manifest])
+    picture_file(opt.output, [opt.image or opt.manifest], opt.overwrite)
     if opt.image:
-        output(numbers_of(opt.output), holds_keys("image", "boxes", "captions", "models"),
-               [opt.image])
+        output(numbers_of(opt.output), [opt.image], opt.overwrite)
     (own_photo if opt.image else examples)(opt, build_encoders(opt))
 
 

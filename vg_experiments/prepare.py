@@ -491,6 +491,7 @@ def main(argv=None) -> None:
         help="boxes of --data_name, in the form of COCO's instances (default: drawn at random)")
     add("--output", type=filename, default="runs/vg/manifest.json", metavar="FILE.json",
         help="manifest to write")
+    add("--overwrite", action="store_true", help="replace the file that is there")
     add("--images", type=natural, default=2000, help="number of images with triplets, "
         "at most")
     add("--wholes", type=natural, default=950, help="number of images with three crops "
@@ -508,7 +509,7 @@ def main(argv=None) -> None:
 
 def choose(opt) -> None:
     """The command: write the manifest and print its counts."""
-    output(opt.output, read_manifest)
+    output(opt.output, overwrite=opt.overwrite)
     check(opt.data_name or not opt.instances, f"--instances {opt.instances} is for the photos of "
                                               "--data_name; name these, or leave it out")
     split = opt.data_name and read_split(opt.data_path, opt.data_name, opt.split, dev_images=0)

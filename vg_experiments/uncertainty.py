@@ -25,7 +25,6 @@ import cli
 from cli import Arguments, check
 from evaluation import report
 from evaluation.pictures import drawing, picture_file
-from files.reading import holds_keys
 from files.writing import output, save_json
 from metrics import spearman
 from similarities import uncertainty
@@ -174,8 +173,7 @@ def main(argv=None) -> None:
 def measure_all(opt) -> None:
     """The command: print the results, draw the figure and write uncertainty.json."""
     picture = picture_file(os.path.join(opt.output, "uncertainty.png"))
-    numbers = output(os.path.join(opt.output, "uncertainty.json"),
-                     holds_keys("manifest", "triplets", "unknown", "seed", "models"))
+    numbers = output(os.path.join(opt.output, "uncertainty.json"))
     manifest, models = read_manifest(opt.manifest, opt.vg), build_encoders(opt)
     triplets_at, without = usable_triplets(manifest, models)
     n = len(next(iter(triplets_at.values())))
