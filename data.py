@@ -25,7 +25,7 @@ import inputs
 from cli import Arguments, InputError, data_set, filename
 from files.entities import SPLITS, check_entities
 from files.layouts import Batch, Split, first_images, read_coco_layout, read_karpathy, read_precomputed
-from files.phrases import DrawnRegions, Labels, PhraseSplit, Regions, draw_phrases, has_phrases, read_phrases
+from files.phrases import REGIONS, DrawnRegions, Labels, PhraseSplit, draw_phrases, has_phrases, read_phrases
 from files.reading import advice
 from files.writing import refuse_changing
 from inputs import Features, Photos, Tokens, train_transform
@@ -36,7 +36,7 @@ DEV_IMAGES = 1000       # VSE++ cuts the dev split of precomputed data and of CO
 
 def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool = False,
                dev_images: int = DEV_IMAGES, text_only: bool = False,
-               text_features: str | None = None, regions: Regions | None = None) -> Split:
+               text_features: str | None = None, regions: str = REGIONS) -> Split:
     """Read one split of data_path/data_name. Raises InputError, with one sentence, where it cannot
     be read.
 
@@ -54,7 +54,7 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
                          f"{data_name}); {advice(data_name)}")
     refuse_changing(root, split)
     if has_phrases(root):
-        return read_phrases(root, split, regions or Regions(), text_features, text_only)
+        return read_phrases(root, split, regions, text_features, text_only)
     karpathy = sorted(glob.glob(os.path.join(root, "dataset*.json")))
     precomputed = glob.glob(os.path.join(root, "*_caps.txt")) or features_in(root)
     cli.check(precomputed or not text_features,
@@ -147,16 +147,16 @@ def check_extractors(trained: dict | None, split: Split, text_features: str | No
                              "network or vectors")
 
 
-def check_phrases(root: str, regions: Regions, text_features: str | None) -> int:
+def check_phrases(root: str, regions: str, text_features: str | None) -> int:
     """Print what a folder of Flickr30k Entities holds, the proposals and features in it, too, and
     every fault. Those of the usual name may be missing. Returns the number of faults."""
-    lines, faults = check_entities(root, regions.origin)
+    lines, faults = check_entities(root)
     for line in lines:
         print(line)
-    proposals = regions.name.rpartition("_")[0]
+    proposals = regions.rpartition("_")[0]
     for name in () if faults else SPLITS:
         boxes = os.path.join(root, f"{name}_{proposals}.npz")
-        if regions.name == Regions().name and not os.path.isfile(boxes):
+        if regions == REGIONS and not os.path.isfile(boxes):
             print(f"{name:8}no proposals {proposals} yet: python -m features.proposals writes them")
             continue
         try:
@@ -179,7 +179,7 @@ def report(found: str, faults: list[str]) -> int:
 
 
 def check(data_path: str, data_name: str, vocab_path: str | None = None,
-          text_features: str | None = None, regions: Regions = Regions()) -> int:      # noqa: B008
+          text_features: str | None = None, regions: str = REGIONS) -> int:
     """Print what a data folder holds and every fault in it. Returns the number of faults."""
     root = os.path.join(data_path, data_name)
     if has_phrases(root):
@@ -232,18 +232,15 @@ def main(argv=None) -> None:
     parser.add_argument(
         "--text_features", metavar="NAME", help="also check features of captions, {split}_NAME.npy"
     )
-    parser.add_argument("--regions", type=filename, default=Regions().name, metavar="NAME",
+    parser.add_argument("--regions", type=filename, default=REGIONS, metavar="NAME",
                         help="phrases in photos: check these proposals and features, "
                              "{split}_NAME.npy, too")
-    parser.add_argument("--box_origin", type=int, choices=[1, 0], default=1,
-                        help="phrases in photos: is subtracted from the annotations' coordinates")
     parser.add_argument("--vocab", type=filename,
                         help="vocabulary whose coverage is measured (default: words of the "
                              "training captions)")
     opt = parser.parse_args(argv)
-    regions = Regions(opt.regions, origin=opt.box_origin)
     sys.exit(cli.run("data.py", lambda: int(check(
-        opt.data_path, opt.data_name, opt.vocab, opt.text_features, regions) > 0)))
+        opt.data_path, opt.data_name, opt.vocab, opt.text_features, opt.regions) > 0)))
 
 
 if __name__ == "__main__":

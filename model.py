@@ -393,7 +393,7 @@ def build_tower(opt, encoder: Encoder, head: str, normalise: bool,
     log_var = None if head == "point" else build_log_var(opt, encoder, trunk.dim, head, mean.dim)
     return Tower(trunk, mean, log_var,
                  Head(head, normalise, opt.use_abs, opt.logvar_norm, opt.logvar_init,
-                      (math.log(opt.var_min), math.log(opt.var_max)), sample=opt.vae > 0,
+                      (math.log(opt.var_min), LOG_VAR_BOUNDS[1]), sample=opt.vae > 0,
                       on_mean=bool(opt.var_layers), freeze=opt.freeze_means),
                  jwae.LATENT_NORMS[opt.latent_norm](opt.embed_size),
                  corruption)

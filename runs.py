@@ -29,7 +29,7 @@ from methods.two_branch import sibling_order
 from methods.unpaired import Unpaired, build_unpaired, choose_pairs
 from model import build_vocabulary
 from options import SWITCH
-from options.rules import check_fits, default_run, fit_to_data, regions_of, resolve
+from options.rules import check_fits, default_run, fit_to_data, resolve
 from options.training import TRAIN
 from text import Vocabulary
 
@@ -234,7 +234,8 @@ def config_arguments(path: str) -> list[str]:
     check(isinstance(values, dict), f"{where} holds no options by their names")
     if isinstance(values.get("options"), dict):
         values = values["asked"] if isinstance(values.get("asked"), dict) else values["options"]
-        values = {name: value for name, value in values.items() if name not in COMMAND_LINE}
+        values = {name: value for name, value in values.items()
+                  if name in TRAIN.rows and name not in COMMAND_LINE}
     for name, value in values.items():
         row = TRAIN.rows.get(name)
         check(row, f"{where} holds {ascii(name)[:60]}, which is no option; options are those of "
@@ -310,7 +311,7 @@ def build_data(opt, start: dict | None) -> Data:
     options and checkpoint do not fit."""
     train, dev = (read_split(opt.data_path, opt.data_name, name, use_restval=opt.use_restval,
                              dev_images=opt.dev_images, text_features=opt.text_features,
-                             regions=regions_of(opt))
+                             regions=opt.regions)
                   .require_sound() for name in ("train", "dev"))
     for split in (train, dev):
         check(len(split.images) >= 2,
@@ -327,7 +328,7 @@ def build_data(opt, start: dict | None) -> Data:
     tokens = {"train": train.encode(vocab), "dev": dev.encode(vocab)}
     labels, size = None, opt.batch_size
     if opt.localise:
-        labels = Labels(opt.positive_iou, opt.negative_iou, opt.region_negatives, opt.all_positives)
+        labels = Labels(opt.positive_iou, opt.all_positives)
         pairs = learnable(train, opt.positive_iou)
         check(len(pairs), f"no proposal of {opt.regions} overlaps a phrase of {opt.data_name} by "
                           f"--positive_iou {opt.positive_iou}; give a smaller one, or better "
@@ -360,7 +361,7 @@ def build_word_list(opt, train: Split) -> tuple[list[str], str]:
                   "--vocab_path")
         return Vocabulary.load(path).words, path
     splits = [train if name == "train" else
-              read_split(opt.data_path, opt.data_name, name, dev_images=0, regions=regions_of(opt))
+              read_split(opt.data_path, opt.data_name, name, dev_images=0, regions=opt.regions)
               for name in opt.vocab_splits.split(",")]
     captions = (words for split in splits for words in split.words)
     return Vocabulary.build(captions, opt.vocab_threshold).words, "the captions"
@@ -381,7 +382,7 @@ def resumed_options(p: argparse.ArgumentParser, given: Options, argv: list[str])
     start = given.resume or given.logger_name or default_run(given)
     checkpoint = load_resumable(start)
     stored = {name: value for name, value in checkpoint["options"].items()
-              if name in TRAIN.rows and name not in NOT_KEPT}       # older ones hold others, too
+              if name in TRAIN.defaults and name not in NOT_KEPT}   # older ones hold others, too
     check_values(stored, start)
     p.set_defaults(**stored)
     opt = p.parse_args(argv, Options())

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-LOG_VAR_BOUNDS = (math.log(0.1), math.log(10.0))  # variances in [0.1, 10]: `pmrl` 3.1, `ucmr` 4.2
+VAR_MAX = 10.0                        # variances lie in [0.1, 10]: `pmrl` 3.1, `ucmr` 4.2
+LOG_VAR_BOUNDS = (math.log(0.1), math.log(VAR_MAX))
 PIECE = 256              # captions lifted and scored at once, so that temporaries stay in the cache
 
 
@@ -435,19 +436,19 @@ class MLS(Lifted):
     p q, but for the constant -D/2 log 2 pi (PFE eq. 3, of one variance per item). Embeddings do not
     fill their D dimensions: their squared distances hardly vary beside D, which pins v to |mu_i -
     mu_c|^2 / D of every pair. So k, the effective dimension, is learned. It starts at
-    `effective_dim`.
+    4.
 
     With point images a caption's variance shifts and scales all its scores alike: text to image
     ranks as the cosine of unit means does.
     """
     gaussian_sides, point_side, centred = 2, True, ("mean",)
-    log_likelihood, options = True, ("effective_dim",)
+    log_likelihood = True
     within_modality = False           # a point side has no variance to compare with
     implies = {"loss": "infonce", "head": "spherical_one", "var_min": 1e-4, "logvar_init": -2.5}
 
-    def __init__(self, effective_dim: float = 4.0):
+    def __init__(self, k: float = 4.0):
         super().__init__()
-        self.log_k = nn.Parameter(torch.tensor(math.log(effective_dim)))
+        self.log_k = nn.Parameter(torch.tensor(math.log(k)))
 
     @property
     def k(self) -> Tensor:

@@ -39,7 +39,7 @@ from runs import COMMAND_LINE, NOT_KEPT, Data, Folder, Options, build_data, conf
 COLLAPSED = 0.98      # mean cosine of two items from which on a side is nearly one point
 # Options that change embeddings and no weight's shape.
 COMPUTE = ("feature_norm", "region_norm", "pool", "layer_style", "no_imgnorm", "use_abs",
-           "logvar_norm", "var_min", "var_max", "no_txtnorm", "raw_feature_norm", "text_anchor")
+           "logvar_norm", "var_min", "no_txtnorm", "raw_feature_norm", "text_anchor")
 
 
 def main(argv=None) -> None:

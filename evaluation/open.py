@@ -25,7 +25,7 @@ from files.reading import FAULTS, read_array, read_arrays
 from files.writing import save_arrays
 from inputs import SQUARABLE, Photos
 from model import OF_VECTORS
-from options.rules import check_fits, regions_of
+from options.rules import check_fits
 from similarities import SIMILARITIES, Cosine, Embedding, Similarity
 
 
@@ -118,13 +118,13 @@ def load_run(path: str, where: Where, first: Run | None = None, *, vocab: str | 
                          f"{os.path.join(*first.folder)}; an ensemble needs one split, so name "
                          "the data of both with --data_name")
     folder = first.folder if first else folder
-    if first and mine.text_features == lead.text_features and regions_of(mine) == regions_of(lead):
+    if first and mine.text_features == lead.text_features and mine.regions == lead.regions:
         split = first.split
     else:
         split = read_split(*folder, where.split or "test", text_only=where.text_only,
                            text_features=mine.text_features, dev_images=lead.dev_images
                            if where.dev_images is None else where.dev_images,
-                           regions=regions_of(mine, where.regions)).require_sound()
+                           regions=where.regions or mine.regions).require_sound()
         of = partial(subjects.of_split, data_name=folder[1])
         if first and not subjects.order_like(of(split), of(first.split)).same:
             raise InputError(f"{split.source} stands in another order than {first.split.source}; "

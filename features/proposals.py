@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 import cli
-from cli import Arguments, InputError, check, data_set, filename, positive, reason, up_to, workers
+from cli import Arguments, InputError, check, data_set, filename, positive, reason, workers
 from features.boxes import LARGEST, read_boxes
 from features.store import How, RowStore
 from files.entities import SPLITS, Entities, photo_paths, read_entities
@@ -211,20 +211,19 @@ def joined(rows: list[np.ndarray], entities: Entities, add: bool) -> Proposals:
                      np.concatenate(added), {})
 
 
-def write_split(root: str, split: str, name: str, method: str, count: int, origin: int,
-                find) -> None:
+def write_split(root: str, split: str, name: str, method: str, count: int, find) -> None:
     """Write the proposals of a split, unless they are there.
 
     find(entities, asked, path): the boxes of each photo, (k, 5), and a part file of them to remove
     or "". Raises InputError for other proposals of this name.
     """
-    entities, path = read_entities(root, split, origin), file_of(root, split, name)
+    entities, path = read_entities(root, split), file_of(root, split, name)
     asked = {"method": method, "count": count, "ids_sha256": ids_sha256(entities.ids)}
-    record = {**asked, "origin": origin, "truth_sha256": sha256(entities.truth)}
+    record = {**asked, "truth_sha256": sha256(entities.truth)}
     check(os.path.exists(f"{path}.json") or not os.path.exists(f"{path}.npz"),
           f"{path}.npz is there without its .json and may be anybody's; give another --name")
     facts = read_facts(f"{path}.json", "method", "") if os.path.exists(f"{path}.json") else record
-    for key in ("method", "count", "origin"):
+    for key in ("method", "count"):
         check(facts.get(key) == record[key],
               f"{path}.npz is of {key} '{facts.get(key)}' and not '{record[key]}'; give another "
               "--name, or delete the old files")
@@ -285,7 +284,7 @@ def write_all(opt) -> None:
                   How(None, BATCH, opt.workers), split)
         return [*store.values()], store.part
     for split in dict.fromkeys("val" if split == "dev" else split for split in opt.splits):
-        write_split(root, split, name, method, opt.count, opt.box_origin, find)
+        write_split(root, split, name, method, opt.count, find)
 
 
 def arguments() -> Arguments:
@@ -302,9 +301,6 @@ def arguments() -> Arguments:
         help="boxes per photo; fewer where there are no more")
     add("--name", metavar="NAME",
         help="of the proposals, part of their files' names (default: edgeboxesN)")
-    add("--box_origin", type=up_to(1, least=0), default=1,
-        help="what is taken off the coordinates of the annotations: 1 as the data set's "
-             "Python parser does, 0 as its Matlab parser")
     add("--model", type=filename, metavar="FILE",
         help="model.yml.gz of OpenCV's structured forests (default: edges are image gradients)")
     add("--from", type=filename, metavar="FILE.json", dest="given",

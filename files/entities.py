@@ -60,19 +60,17 @@ def refuse(fault: str) -> None:
     raise InputError(fault)
 
 
-def read_entities(root: str, split: str, origin: int = 1,
-                  report: Callable[[str], None] = refuse) -> Entities:
+def read_entities(root: str, split: str, report: Callable[[str], None] = refuse) -> Entities:
     """The phrases of one split (train, val = dev, or test) of the data set in the folder `root`.
 
-    origin: what is taken off the coordinates of the XML. 1 gives boxes that count pixels from 0, as
-    the data set's Python parser does; 0 leaves them as they are, as its Matlab parser does. report:
-    is given every fault of a file; where it returns, the photo is left out. A fault of one mention
-    or box costs that alone, and is counted.
+    Boxes count pixels from 0, so 1 is taken off the coordinates of the XML, as the data set's Python
+    parser does; its Matlab parser does not. report: is given every fault of a file; where it
+    returns, the photo is left out. A fault of one mention or box costs that alone, and is counted.
     """
     ids, sizes, rows, dropped, faults = [], [], [], Counter(dict.fromkeys(DROPPED, 0)), []
     for photo in _photo_ids(root, split, report):
         try:
-            size, own = _photo(root, photo, origin, dropped, faults)
+            size, own = _photo(root, photo, dropped, faults)
         except InputError as error:
             report(str(error))
             continue
@@ -106,7 +104,7 @@ def photo_paths(root: str, ids: list[str], report: Callable[[str], None] = refus
     return paths
 
 
-def check_entities(root: str, origin: int = 1) -> tuple[list[str], list[str]]:
+def check_entities(root: str) -> tuple[list[str], list[str]]:
     """Lines on what a data set holds, split by split, and its faults.
 
     Every photo with a fault is named, with the first fault of its files. Photos are looked for
@@ -115,7 +113,7 @@ def check_entities(root: str, origin: int = 1) -> tuple[list[str], list[str]]:
     lines, faults = [], {}                                  # a dict holds each once
     for split in SPLITS:
         severe = []
-        e = read_entities(root, split, origin, severe.append)
+        e = read_entities(root, split, severe.append)
         if e.ids:
             types = Counter(kind for kinds in e.types for kind in kinds)
             sentences = len(set(zip(e.phrase_photo.tolist(), e.sentence.tolist())))
@@ -184,8 +182,7 @@ def enclosing(boxes: np.ndarray) -> np.ndarray:
     return np.concatenate([boxes[:, :2].min(0), boxes[:, 2:].max(0)])
 
 
-def _photo(root: str, photo: str, origin: int, dropped: Counter,
-           faults: list[str]) -> tuple[tuple, list[tuple]]:
+def _photo(root: str, photo: str, dropped: Counter, faults: list[str]) -> tuple[tuple, list[tuple]]:
     """(width, height) of a photo and its phrases [(sentence from 0, chain, types, words, truth,
     number of boxes)]. dropped: in it phrases that are left out are counted; faults: to it sentences
     on single mentions and boxes are added. Raises InputError."""
@@ -194,7 +191,7 @@ def _photo(root: str, photo: str, origin: int, dropped: Counter,
     for path in (annotations, sentences):
         check(os.path.isfile(path), f"there is no file {path} of the photo {photo}, which a split "
                                     f"names; {FETCH}, or remove the photo from the split")
-    size, boxes, flags = _annotations(annotations, photo, origin, faults)
+    size, boxes, flags = _annotations(annotations, photo, faults)
     rows, lines = [], [line for line in read_lines(sentences) if line.strip()]
     check(lines, f"{sentences} holds no sentence; {FETCH}")
     for k, line in enumerate(lines):
@@ -221,9 +218,8 @@ def _photo(root: str, photo: str, origin: int, dropped: Counter,
     return size, rows
 
 
-def _annotations(path: str, photo: str, origin: int,
-                 faults: list[str]) -> tuple[tuple, dict, dict]:
-    """(width, height), {chain: its boxes (k, 4) less `origin`} and {chain without a box: "scene" or
+def _annotations(path: str, photo: str, faults: list[str]) -> tuple[tuple, dict, dict]:
+    """(width, height), {chain: its boxes (k, 4)} and {chain without a box: "scene" or
     "no box"} of a photo. Raises InputError, also where the XML declares entities, which can grow
     without limit."""
     text = read_text(path, XML_BYTES)
@@ -251,7 +247,7 @@ def _annotations(path: str, photo: str, origin: int,
             flags.update((chain, "scene" if scene else "no box")
                          for chain in chains if flags.get(chain) != "scene")
             continue
-        box = [whole(corners, side) - origin for side in ("xmin", "ymin", "xmax", "ymax")]
+        box = [whole(corners, side) - 1 for side in ("xmin", "ymin", "xmax", "ymax")]
         x1, y1, x2, y2 = box
         if not (-BEYOND <= x1 <= x2 < width + BEYOND and -BEYOND <= y1 <= y2 < height + BEYOND):
             faults.append(f"{path}: the photo {photo} has {width} x {height} pixels, and the box"

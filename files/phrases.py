@@ -78,9 +78,7 @@ def read_proposals(root: str, split: str, name: str, entities: Entities) -> Prop
           f"{start}.npz is of other photos, or of the same in another order, than {split}.txt names "
           f"now; delete it, and {AGAIN}")
     check(facts.get("truth_sha256") in (None, sha256(entities.truth)),
-          f"{start}.npz was written for other boxes of the phrases, by another --box_origin or "
-          f"before the annotations changed; give --box_origin {facts.get('origin', 1)}, or delete "
-          f"it, and {AGAIN}")
+          f"{start}.npz was written before the annotations changed; delete it, and {AGAIN}")
     rows = len(p.boxes)
     shapes = [x.shape for x in (p.boxes, p.score, p.added, p.start)]
     check(shapes == [(rows, 4), (rows,), (rows,), (photos + 1,)] and p.start[0] == 0
@@ -162,16 +160,10 @@ def check_features(path: str, array, proposals: Proposals, fix: str) -> None:
 
 # ---- pairs of regions and phrases
 
+REGIONS = "edgeboxes200_ims"          # proposals and their features, {split}_{REGIONS}.npy
 GEOMETRY = 5                          # numbers that say where a box lies
-
-
-class Regions(NamedTuple):
-    """Which proposals and features are read, and how."""
-
-    # what stands between the split's name and .npy: proposals, then features
-    name: str = "edgeboxes200_ims"
-    geometry: bool = True             # the five numbers of the box behind the features (CITE)
-    origin: int = 1                   # is subtracted from the annotations' coordinates, 1 or 0
+NEGATIVE_IOU = 0.3     # below which a region does not fit; in between it is not compared (CITE)
+DRAWN = 2              # regions that do not fit, drawn for each that is drawn and does (CITE)
 
 
 class RegionFeatures(Features):
@@ -179,19 +171,17 @@ class RegionFeatures(Features):
     y2 / H and the share of the photo's area (CITE), so (R, F + 5); the corners that the box
     includes count whole."""
 
-    def __init__(self, path: str, proposals: Proposals, sizes: np.ndarray, geometry: bool):
+    def __init__(self, path: str, proposals: Proposals, sizes: np.ndarray):
         """sizes: width and height of each photo (N, 2)."""
         super().__init__(path)
-        self.proposals, self.sizes, self.geometry = proposals, sizes, geometry
+        self.proposals, self.sizes = proposals, sizes
 
     @property
     def dim(self) -> int:
-        return self.array.shape[-1] + GEOMETRY * self.geometry
+        return self.array.shape[-1] + GEOMETRY
 
     def gather(self, index) -> Tensor:
         features, index = super().gather(index), np.asarray(index)
-        if not self.geometry:
-            return features
         photo = np.searchsorted(self.proposals.start, index, side="right") - 1
         return torch.cat([features, torch.from_numpy(
             geometry_of(self.proposals.boxes[index], self.sizes[photo]))], 1)
@@ -243,22 +233,22 @@ def has_phrases(root: str) -> bool:
     return os.path.isdir(os.path.join(root, "Annotations"))
 
 
-def read_phrases(root: str, split: str, regions: Regions, text_features: str | None = None,
+def read_phrases(root: str, split: str, regions: str = REGIONS, text_features: str | None = None,
                  text_only: bool = False) -> PhraseSplit:
     """A split of a folder of Flickr30k Entities, with the proposals and features that `regions`
     names; with `text_only` without them. Raises InputError."""
     split = "val" if split == "dev" else split
-    entities = read_entities(root, split, regions.origin)
+    entities = read_entities(root, split)
     result = PhraseSplit(
         split, NoImages(len(entities.ids)), entities.phrases, entities.phrase_photo,
         os.path.join(root, "Sentences"), extractors=extractors(root) or None, entities=entities,
         root=root)
     if text_only:
         return result
-    name = proposals_of(root, split, regions.name)
+    name = proposals_of(root, split, regions)
     result.proposals = read_proposals(root, split, name, entities)
-    path = read_region_features(root, split, name, regions.name[len(name) + 1:], result.proposals)
-    result.images = RegionFeatures(path, result.proposals, entities.sizes, regions.geometry)
+    path = read_region_features(root, split, name, regions[len(name) + 1:], result.proposals)
+    result.images = RegionFeatures(path, result.proposals, entities.sizes)
     made_by = read_json(path.removesuffix(".npy") + ".json", "extract again")["extractor"]
     result.extractors = {**(result.extractors or {}), "ims": made_by}
     result.caption_image = np.concatenate([result.start[n] + result.overlap(n).argmax(0)
@@ -304,10 +294,8 @@ def proposals_of(root: str, split: str, name: str) -> str:
 # ---- batches
 
 class Labels(NamedTuple):
-    """Which proposals fit a phrase and which do not, and how many are drawn."""
+    """Which proposals fit a phrase, and how many are drawn."""
     positive: float = 0.7             # IoU from which a proposal fits (`jwae` 5.2)
-    negative: float = 0.3        # IoU below which it does not (CITE); in between it is not compared
-    drawn: int = 2      # proposals that do not fit, drawn for each that is drawn and does (CITE)
     every: bool = False               # every proposal that fits is drawn, not one a phrase (CITE)
 
 
@@ -325,7 +313,7 @@ def draw_phrases(split: PhraseSplit, rule: Labels, seed: tuple,
                  photos) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of photos (G,): proposals (R,), phrases (M,), and which of them fit, labels (R, M) int8.
 
-    For each phrase one proposal that fits, or every one, and for each of them `drawn` that do not
+    For each phrase one proposal that fits, or every one, and for each of them DRAWN that do not
     are drawn, by (seed, photo) alone. All pairs of a proposal and a phrase of one photo are labelled
     then, so a phrase is compared with what was drawn for the others, too.
     """
@@ -344,11 +332,11 @@ def draw(split: PhraseSplit, rule: Labels, seed: tuple,
     usable = fits.any(0)
     overlap, fits, columns = overlap[:, usable], fits[:, usable], split.columns(n)[usable]
     lot = rng.random(overlap.shape)
-    apart = overlap < rule.negative
+    apart = overlap < NEGATIVE_IOU
     mask = np.zeros(len(overlap), bool)
     mask[fits.any(1) if rule.every else np.where(fits, lot, -1).argmax(0)] = True
     order = np.where(apart, lot, -1).argsort(0)[::-1]                               # (P, m)
-    most = rule.drawn * (fits.sum(0) if rule.every else 1)                          # (m,) or 1
+    most = DRAWN * (fits.sum(0) if rule.every else 1)                          # (m,) or 1
     mask[order[np.take_along_axis(apart, order, 0) & (np.arange(len(order))[:, None] < most)]] = True
     rows = np.flatnonzero(mask)
     return split.start[n] + rows, columns, fits[rows].astype(np.int8) - apart[rows]

@@ -31,12 +31,13 @@ class ConditionalNetwork(PairNetwork):
     from the features of the phrase. The original normalises a feature over the boxes of an image;
     here each vector has norm 1.
     """
-    options = ("embed_size", "concepts", "cite_layers")
+    options, concepts = ("embed_size", "cite_layers"), 4
 
-    def __init__(self, dim: int, concepts: int = 4, layers: str = "1024-256"):
+    def __init__(self, dim: int, layers: str = "1024-256"):
         super().__init__()
         joint, hidden = (int(size) for size in layers.split("-"))
-        self.dim, self.concepts, self.widest = dim, concepts, max(dim, joint, concepts * hidden)
+        concepts = self.concepts
+        self.dim, self.widest = dim, max(dim, joint, concepts * hidden)
         self.joint = nn.Sequential(*fc(dim, joint))
         # of all concepts, side by side
         self.branches = nn.Sequential(*fc(joint, concepts * hidden))

@@ -33,11 +33,12 @@ from text import PAD, UNK
 class VectorDecoder(nn.Module):
     """g of images, and of captions that are vectors: two linear layers with a ReLU between them,
     (..., D) -> (..., F)."""
+    hidden = 1024
 
-    def __init__(self, latent: int, hidden: int, outputs: int):
+    def __init__(self, latent: int, outputs: int):
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(latent, hidden), nn.ReLU(),
-                                    nn.Linear(hidden, outputs))
+        self.layers = nn.Sequential(nn.Linear(latent, self.hidden), nn.ReLU(),
+                                    nn.Linear(self.hidden, outputs))
 
     def forward(self, latent: Tensor) -> Tensor:
         return self.layers(latent)
@@ -48,13 +49,13 @@ class CaptionDecoder(nn.Module):
     (`jwae` 4.2, eq. 5).
 
     Word dropout: in training each input word, `<start>` included, is replaced by `<unk>` with
-    probability `word_dropout`, so that the decoder must use the latent (Bowman et al. 2016). (The
-    original predicts the input word and not the next one.)
+    probability 0.2, so that the decoder must use the latent (Bowman et al. 2016). (The original
+    predicts the input word and not the next one.)
     """
+    word_dropout = 0.2
 
-    def __init__(self, latent: int, vocab_size: int, word_dim: int, word_dropout: float):
+    def __init__(self, latent: int, vocab_size: int, word_dim: int):
         super().__init__()
-        self.word_dropout = word_dropout
         self.words = nn.Embedding(vocab_size, word_dim, padding_idx=PAD)
         self.rnn = nn.GRU(word_dim, latent, batch_first=True)
         self.out = nn.Linear(latent, vocab_size)
@@ -63,7 +64,7 @@ class CaptionDecoder(nn.Module):
         """-log p(w_1 ... w_M, `<end>` | latent) in nats, >= 0: latents (B, D), `<start> ...` (B,
         T), lengths (B,) -> (B,)."""
         inputs = tokens[:, :-1]                                                     # (B, T - 1)
-        if self.training and self.word_dropout:
+        if self.training:
             dropped = torch.rand(inputs.shape, device=inputs.device) < self.word_dropout
             inputs = inputs.masked_fill(dropped & (inputs != PAD), UNK)
         words = pack(self.words(inputs), lengths - 1)
@@ -82,22 +83,21 @@ class Reconstruction(nn.Module):
     """|x - g(f(x))| summed over the batch, where x is the input of the encoder (`jwae` eq. 6, first
     sum).
 
-    norm: 1 or 2 for images, the norm of the difference; for regions, its mean over the regions of
-    the image. None for captions that are vectors: the squared l2 norm (`jwae` 4.2, below eq. 6).
+    For images the l2 norm of the difference; for regions, its mean over the regions of the image.
+    squared: the squared norm, for captions that are vectors (`jwae` 4.2, below eq. 6).
     """
 
-    def __init__(self, decoder: VectorDecoder, norm: int | None):
+    def __init__(self, decoder: VectorDecoder, squared: bool):
         super().__init__()
-        self.decoder, self.norm = decoder, norm
+        self.decoder, self.squared = decoder, squared
 
     def forward(self, encoded, batch) -> Tensor:
         target = encoded.features.detach().float()                              # (B, F) | (B, P, F)
         residual = self.decoder(encoded.latent.value).float()
         # else they would broadcast
         assert residual.shape == target.shape, (residual.shape, target.shape)
-        residual = residual - target
-        error = residual.abs().sum(-1) if self.norm == 1 else residual.square().sum(-1)
-        if self.norm == 2:
+        error = (residual - target).square().sum(-1)
+        if not self.squared:
             error = (error + 1e-12).sqrt()                             # its gradient is finite at 0
         return (error.mean(1) if error.ndim == 2 else error).sum()
 
@@ -155,15 +155,13 @@ def build_side_terms(opt, vocab, image_dim: int, text_dim: int,
     terms, priors = {}, {"images": opt.prior_images, "captions": opt.prior_captions}
     critic = Critic(opt.embed_size) if any(priors.values()) and opt.prior_loss == "gan" else None
     if opt.recon_images:
-        loss = Reconstruction(VectorDecoder(opt.embed_size, opt.decoder_dim, image_dim),
-                              opt.recon_norm)
+        loss = Reconstruction(VectorDecoder(opt.embed_size, image_dim), squared=False)
         terms["recon_images"] = Term(opt.recon_images, loss, "images")
     if opt.recon_captions:
         if decoder == "words":
-            loss = CaptionNLL(CaptionDecoder(opt.embed_size, len(vocab), opt.word_dim,
-                                             opt.word_dropout))
+            loss = CaptionNLL(CaptionDecoder(opt.embed_size, len(vocab), opt.word_dim))
         else:
-            loss = Reconstruction(VectorDecoder(opt.embed_size, opt.decoder_dim, text_dim), None)
+            loss = Reconstruction(VectorDecoder(opt.embed_size, text_dim), squared=True)
         terms["recon_captions"] = Term(opt.recon_captions, loss, "captions")
     for side, weight in priors.items():
         if weight:

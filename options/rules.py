@@ -7,10 +7,11 @@ through them before any data is read, `fit_to_data` after.
 import os
 
 from cli import check
-from files.phrases import Regions, has_phrases
+from files.phrases import NEGATIVE_IOU, has_phrases
 from inputs import NoImages, Photos
 from model import ALL_SIMILARITIES, IMAGE_ENCODERS, SHAPES, TEXT_ENCODERS
 from options import refuse
+from similarities import VAR_MAX
 
 NETWORKS = ("product", "cite")        # similarities that read each pair by themselves, unit vectors
 POINTS = ("cosine", "dot")
@@ -41,11 +42,6 @@ def needed_gaussians(opt) -> int:
 def has_phrases_of(opt) -> bool:
     """Whether the data are phrases and the regions of their photos."""
     return has_phrases(os.path.join(opt.data_path, opt.data_name))
-
-
-def regions_of(opt, name: str | None = None) -> Regions:
-    """Which proposals and features of them are read; name: others than those of the options."""
-    return Regions(name or opt.regions, opt.box_geometry, opt.box_origin)
 
 
 def default_run(opt) -> str:
@@ -107,10 +103,6 @@ def conflicts(opt):
     yield from of_objectives(opt)
     yield from of_terms(opt)
     yield from of_phrases(opt)
-    yield opt.localise != has_phrases_of(opt), (
-        f"--{'no-' * (not opt.localise)}localise: phrases and regions are learned of a data set "
-        "with Annotations/, as Flickr30k Entities, and of no other, and this is {data_name}; "
-        "leave it out")
     yield opt.warmup >= opt.num_epochs, (
         "--warmup {warmup:g} is as long as the training of --num_epochs {num_epochs}; give less")
 
@@ -163,8 +155,8 @@ def of_networks(opt):
         "each; give two sizes, such as 1024-256")
     yield opt.var_layers == "0", (
         "--var_layers 0: variances need a hidden layer; give a size, such as 256")
-    yield opt.var_min >= opt.var_max, (
-        "--var_min {var_min} and --var_max {var_max} are not in order; give a smaller --var_min")
+    yield opt.var_min >= VAR_MAX, (
+        f"--var_min {{var_min}} is not below the largest variance, {VAR_MAX:g}; give a smaller one")
 
 
 KINDS = ", ".join(kind for kind in SHAPES if kind != "point")
@@ -251,9 +243,9 @@ def of_phrases(opt):
     yield opt.localise and opt.select == "hbr", f"--select hbr ranks captions for images, {here}"
     yield opt.localise and opt.supervised_fraction < 1, (
         f"--supervised_fraction {{supervised_fraction:g}} is for images and captions, {here}")
-    yield opt.localise and opt.negative_iou > opt.positive_iou, (
-        "--negative_iou {negative_iou} lies above --positive_iou {positive_iou}; give a smaller "
-        "one")
+    yield opt.localise and opt.positive_iou < NEGATIVE_IOU, (
+        f"--positive_iou {{positive_iou:g}} lies below {NEGATIVE_IOU}, where a region no longer fits "
+        "a phrase; give a larger one")
 
 
 # ---- what the data settle, and what data a trained model can take
@@ -263,19 +255,15 @@ SHAPE = "features of shape (images, regions, F)"
 
 
 def fit_to_data(opt, images, text) -> None:
-    """Settle --img_enc, --img_dim, --n_regions and --txt_dim by a split's images and the features
-    of its captions (None: the model reads words). Raise InputError where options and data do not
+    """Settle --img_enc, img_dim, n_regions and txt_dim by a split's images and the features of its
+    captions (None: the model reads words). Raise InputError where options and data do not
     fit."""
     photos = isinstance(images, Photos)
     if opt.img_enc == "auto":
         opt.img_enc = "cnn" if photos else "precomp"
     of_data = {"img_dim": images.dim, "n_regions": images.regions, "txt_dim": text and text.dim}
-    vars(opt).update({name: value for name, value in of_data.items()
-                      if getattr(opt, name) is None or photos and name == "img_dim"})
+    vars(opt).update({name: x for name, x in of_data.items() if getattr(opt, name) is None})
     refuse([
-        (opt.n_regions not in (None, images.regions) and photos,
-         "--n_regions {n_regions} is for features of regions, and {data_name} has photos; leave it "
-         "out"),
         (opt.finetune and not photos,
          "--finetune trains the network for photos, and {data_name} has precomputed features; leave "
          "it out"),
@@ -312,8 +300,8 @@ def check_fits(opt, images, text, path: str) -> None:
     if photos:
         return
     check(images.dim == opt.img_dim,
-          f"{images.path} has features of width {images.dim}, {path} reads width {opt.img_dim} "
-          "(--img_dim); use features of the same extractor")
+          f"{images.path} has features of width {images.dim}, {path} reads width {opt.img_dim}; "
+          "use features of the same extractor")
     check(opt.n_regions == images.regions or not opt.n_regions and opt.img_enc != "precomp",
           f"{images.path} has {images.regions or 'no'} regions an image, {path} reads "
           f"{opt.n_regions or 'one vector an image'}; use features of the same extractor")

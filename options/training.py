@@ -20,7 +20,7 @@ from cli import (
 )
 from data import DEV_IMAGES
 from encoders import CNNS
-from files.phrases import Labels, Regions
+from files.phrases import REGIONS, Labels
 from losses import OBJECTIVES, PRIOR_LOSSES
 from methods import ADVICE, METHODS
 from methods.jwae import LATENT_NORMS
@@ -77,7 +77,6 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
                "--loss volume: -7)"),
         Option("var_min", above_zero, None, "smallest variance (default: 0.1; mls: 1e-4, "
                "match_prob: 1e-6)"),
-        Option("var_max", above_zero, 10.0, "largest variance"),
     ],
     "images": [
         Option("img_enc", ["auto", *IMAGE_ENCODERS], "auto",
@@ -90,9 +89,6 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
         flag("finetune", "train the network for photos, too", common=True),
         flag("freeze_bn", "with --finetune: its BatchNorms keep their statistics, as in VSE++"),
         Option("crop_size", up_to(4096), 224, "side of the random crops of training photos"),
-        Option("img_dim", positive, None, "size of the image features (default: read from the "
-               "data)"),
-        Option("n_regions", positive, None, "regions per image (default: read from the data)"),
         Option("feature_norm", SWITCH, True, "l2-normalise precomputed features, as VSE++ does CNN "
                "features (vsrn: the output of its first linear layer; the original does not on "
                "Flickr30K)"),
@@ -113,7 +109,7 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
                "vectors; features: --text_features; trigram_conv, trigram_bag: letter trigrams "
                "(DMSM, DSSM)", common=True),
         flag("txt_fc", "gru: a linear layer behind each GRU, as in pmrl's equations; variances of "
-             "captions then reach --var_min and --var_max"),
+             "captions then reach --var_min and 10"),
         Option("txt_layers", sizes, None, "hidden layers for mean, sum, features and trigrams, as "
                "in --img_layers"),
         Option("layer_style", ["relu", "tanh", "branch"], "relu",
@@ -124,8 +120,6 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
         Option("text_anchor", below_one, 0.0, "share of the similarity that compares the features of "
                "--text_features themselves with what an image's layer expects them to be (0.7: "
                "scores agree more with people)", metavar="SHARE"),
-        Option("txt_dim", positive, None, "size of the features of --text_features (default: read "
-               "from the data)"),
         Option("word_vectors", filename, None, "start words from word2vec or GloVe vectors"),
         flag("freeze_words", "keep the vectors of --word_vectors as they are"),
         Option("word_dim", width, 300, "size of the word vectors", common=True),
@@ -134,11 +128,8 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
         flag("no_txtnorm", "scan: do not normalise word states"),
     ],
     "similarities of parts, of samples and by networks": [
-        Option("effective_dim", above_zero, 4.0, "mls: where its learned number of dimensions "
-               "starts", metavar="K"),
         Option("n_embeds", up_to(1024), None, "mil: embeddings per item (default: 2)", metavar="K"),
         Option("n_samples", up_to(1024), 7, "match_prob: samples of every Gaussian", metavar="J"),
-        Option("concepts", up_to(1024), 4, "cite: concepts that a phrase mixes", metavar="K"),
         Option("cite_layers", sizes, "1024-256", "cite: sizes of the layer that all concepts share "
                "and of the layer of each"),
         Option("cross_attn", DIRECTIONS, "t2i", "scan: words attend to regions (t2i) or the "
@@ -152,21 +143,11 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
                "for i2t)"),
     ],
     "phrases in photos": [
-        Option("localise", SWITCH, None, "learn which region of its photo a phrase means (default: "
-               "where the data set has Annotations/, as Flickr30k Entities)"),
-        Option("regions", filename, Regions().name, "proposals and their features, "
+        Option("regions", filename, REGIONS, "proposals and their features, "
                "{split}_NAME.npy", metavar="NAME"),
-        Option("box_geometry", SWITCH, True, "read where a box lies, five numbers, beside its "
-               "features"),
-        Option("box_origin", [1, 0], 1, "is subtracted from the annotations' coordinates, as by "
-               "the data set's Python parser (1) or its Matlab parser (0)"),
         Option("positive_iou", fraction, Labels().positive, "overlap from which a region fits a "
                "phrase (jWAE: 0.7, CITE: 0.6)"),
         flag("all_positives", "draw every region that fits a phrase, as CITE, not one"),
-        Option("negative_iou", fraction, Labels().negative, "overlap below which it does not"),
-        Option("region_negatives", positive, Labels().drawn,
-               "regions that do not fit a phrase, drawn for each that is drawn and does; those of "
-               "the other phrases of the photo count, too (CITE: 2)"),
     ],
     "objective": [
         Option("loss", OBJECTIVES, None, "what is minimised. hinge (VSE++), infonce (CLIP), match: "
@@ -200,9 +181,6 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
                "compares; batch: mean 0 and variance 1 per dimension over a batch (default with a "
                "prior: sphere, and batch for --loss mse, whose latents shrink otherwise; none "
                "without a prior)"),
-        Option("recon_norm", [1, 2], 2, "norm of the error of a reconstructed image"),
-        Option("decoder_dim", width, 1024, "hidden size of the decoders of vectors"),
-        Option("word_dropout", below_one, 0.2, "share of words hidden from the caption decoder"),
         term("vae", "sample every latent from a Gaussian of its own, with this weight of its KL to "
              "N(0, I) (the VAE that jWAE is compared with)"),
         term("captioner", "vsrn: generate the caption, too (1)"),
@@ -266,4 +244,4 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
         flag("methods", "list the methods and their options, and end", common=True),
         flag("dry_run", "check everything, print sizes and options, write nothing", common=True),
     ],
-}, ADVICE)
+}, ADVICE, settled=("localise", "img_dim", "n_regions", "txt_dim"))

@@ -122,7 +122,7 @@ def resized(options: str, k: int) -> str:
     stays 0."""
     def smaller(found):
         return re.sub(r"[1-9]\d*", lambda n: str(max(4, int(n[0]) // k)), found[0])
-    return re.sub("--(embed_size|word_dim|img_layers|txt_layers|decoder_dim|dim_hidden|cite_layers) "
+    return re.sub("--(embed_size|word_dim|img_layers|txt_layers|dim_hidden|cite_layers) "
                   r"[\d-]+", smaller, options)
 
 

@@ -21,7 +21,7 @@ from similarities import Embedding
 from tests.helpers import options
 from text import SPECIALS, Vocabulary
 
-SMALL = ["--sim", "cite", "--concepts", "3", "--cite_layers", "8-6"]
+SMALL = ["--sim", "cite", "--cite_layers", "8-6"]
 
 
 def points(n, d=5, seed=0) -> torch.Tensor:
@@ -31,7 +31,8 @@ def points(n, d=5, seed=0) -> torch.Tensor:
 def network(dim=5, concepts=3, layers="8-6", seed=0) -> ConditionalNetwork:
     """With BatchNorms that do something."""
     torch.manual_seed(seed)
-    net = ConditionalNetwork(dim, concepts, layers).double()
+    kind = type("Network", (ConditionalNetwork,), {"concepts": concepts})
+    net = kind(dim, layers).double()
     for layer in net.modules():
         if isinstance(layer, torch.nn.BatchNorm1d):
             for values in (layer.weight, layer.bias, layer.running_mean):
@@ -163,7 +164,7 @@ def test_the_penalty_is_a_term_of_its_own():
     assert float(alone.detach()) == pytest.approx(expected, rel=1e-5)
     terms["concepts"].backward()
     assert net.mixture[3].weight.grad.abs().sum() > 0 and net.out.weight.grad is None
-    assert "concepts" not in built("--sim", "product", "--concepts", "4", "--cite_layers", "1024-256")(batch)
+    assert "concepts" not in built("--sim", "product")(batch)
 
 
 def test_reconstructions_and_priors_stand_beside_it():
@@ -187,7 +188,7 @@ def test_it_learns_which_region_a_phrase_means():
     phrases = torch.eye(12)                                                         # kind k, value v: 4 k + v
     fits = regions @ phrases.T > 0                                                  # (64, 12)
     torch.manual_seed(0)
-    net = ConditionalNetwork(12, 4, "32-16")
+    net = ConditionalNetwork(12, "32-16")
     adam, (i, j) = torch.optim.Adam(net.parameters(), lr=3e-3), (torch.ones(64, 12).nonzero(as_tuple=True))
     labels, values = torch.where(fits, 1.0, -1.0)[i, j], []
     for _ in range(60):

@@ -104,7 +104,6 @@ def test_config_file(tmp_path):
 
 @pytest.mark.parametrize("words,message", [
     (["--data_name", "absent"], "there is no folder .*absent"),
-    (["--img_dim", "7"], "has features of width \\d+, .* reads width 7 .--img_dim."),
     (["--img_enc", "cnn"], "--img_enc cnn .* reads photos, and the images are vectors in .*train_ims.npy"),
     (["--finetune"], "--finetune trains the network for photos, and demo_precomp has precomputed features"),
     (["--data_name", "demo", "--cnn_weights", "absent.pt", "--cnn_type", "resnet18"], "there is no file absent.pt"),

@@ -255,7 +255,7 @@ JWAE = ["--recon_images", "0.5", "--recon_captions", "0.005", "--prior_images", 
 MODELS = {
     "hinge": [], "hardest": ["--max_violation"], "infonce": ["--loss", "infonce"], "match": ["--loss", "match"],
     "two_branch": ["--loss", "two_branch"], "similarity network": ["--sim", "product"],
-    "cite": ["--sim", "cite", "--concepts", "2", "--cite_layers", "16-8"],
+    "cite": ["--sim", "cite", "--cite_layers", "16-8"],
     "jwae": ["--max_violation", *JWAE], "jwae cite": ["--sim", "cite", "--cite_layers", "16-8",
                                                     *METHODS["jwae_mh_cite"].flags.split()[-8:]],
     "wasserstein": ["--sim", "wasserstein"], "kl": ["--sim", "kl"], "mls": ["--sim", "mls"],

@@ -46,14 +46,12 @@ REFUSED = """
 --vib 1
 --captioner 1
 --text_anchor 0.5
---localise --loss nll
---localise --sim scan
---localise --img_enc vsrn
---localise --select hbr
---localise --supervised_fraction 0.5
---localise
---no-localise --data_path PHRASES --data_name x
---localise --data_path PHRASES --data_name x --negative_iou 0.8
+PHRASES --loss nll
+PHRASES --sim scan
+PHRASES --img_enc vsrn
+PHRASES --select hbr
+PHRASES --supervised_fraction 0.5
+PHRASES --positive_iou 0.2
 --var_min 20
 --warmup 30
 """.strip().splitlines()
@@ -69,7 +67,7 @@ def phrases(tmp_path_factory) -> str:
 
 def refusal(line: str, phrases: str) -> tuple[int, str, str]:
     """The first row that a command line meets, its sentence with the options, and what `resolve` says."""
-    opt = TRAIN.parser().parse_args(line.replace("PHRASES", phrases).split())
+    opt = TRAIN.parser().parse_args(line.replace("PHRASES", f"--data_path {phrases} --data_name x").split())
     with pytest.raises(InputError) as error:
         resolve(opt)
     row, sentence = next(((k, said) for k, (wrong, said) in enumerate(conflicts(opt)) if wrong), (None, None))

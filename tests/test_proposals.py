@@ -326,7 +326,6 @@ def test_files_of_others_stay(given, capsys):
     before = bytes_of(given, "train_mine.npz", "train_mine.json")
     refused(capsys, mine, ["--name", "mine", "--count", 3],
             "train_mine.npz is of count '200' and not '3'; give another --name")
-    refused(capsys, mine, ["--name", "mine", "--box_origin", 0], "is of origin '1' and not '0'")
     refused(capsys, lambda words: propose(given, "--from", boxes_file(given, count=6), *words), ["--name", "mine"],
             "is of method 'given in boxes.json \\w+' and not 'given in")
     for name in ("train_other.npz", "train_text.json"):

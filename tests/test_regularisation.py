@@ -47,7 +47,8 @@ def test_corruption_is_of_the_size_it_says_and_in_training_only():
 
 
 def test_mean_and_variance_read_the_same_corrupted_features():
-    opt = options("--sim", "wasserstein", "--dropout", "0.5", "--img_dim", "40")
+    opt = options("--sim", "wasserstein", "--dropout", "0.5")
+    opt.img_dim = 40
     opt.img_enc = "precomp"
     tower = build_tower(opt, IMAGE_ENCODERS[opt.img_enc], opt.image_head, True, True)
     with torch.no_grad():

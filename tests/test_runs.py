@@ -98,7 +98,7 @@ def test_configurations_of_older_runs_are_read(run, tmp_path):
     del stored["asked"]
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(stored))
     assert vars(parse_args(["--config", str(tmp_path / "c.yaml"), "--logger_name", "x"])) == {
-        **stored["options"], "config": str(tmp_path / "c.yaml"), "logger_name": "x"}
+        **stored["options"], "config": str(tmp_path / "c.yaml"), "logger_name": "x", "img_dim": None}
 
 
 def test_a_configuration_of_a_run_that_was_resumed_starts_a_new_one(run, tmp_path, demo_path):
