@@ -11,7 +11,6 @@ import signal
 import sys
 import threading
 import time
-from datetime import date
 
 NAMES = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP"}
 SIGNALS = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
@@ -134,15 +133,6 @@ def sizes(text: str) -> str:
           f"'{text}' is no list of layer sizes; give numbers below 100,000 joined by '-', as "
           "2000-1000, or 0 for none")
     return text
-
-
-def day(text: str) -> str:
-    """A year, a month or a day of the calendar, as in 2024-07-31."""
-    with contextlib.suppress(ValueError):
-        if re.fullmatch(r"\d{4}(-\d\d){0,2}", text):
-            date.fromisoformat(f"{text}-01-01"[:10])
-            return text
-    raise InputError(f"{ascii(text)} is no day; write it as 2024, 2024-07 or 2024-07-31")
 
 
 def filename(text: str) -> str:

@@ -10,13 +10,12 @@
     python search.py add indexes/mine                 # after another features.extract: what is new
     python search.py remove indexes/mine --gone       # photos whose files are no longer there
 
-An index is one folder, which `index` writes and all other commands read (retrieval/index.py).
+An index is one file, mine.npz, which `index` writes and all other commands read (retrieval/index.py).
 """
 if __name__ == "__main__":
     import cli
     cli.starting()
 
-import contextlib
 import json
 import os
 import re
@@ -29,7 +28,6 @@ from cli import (
     Arguments,
     InputError,
     data_set,
-    day,
     filename,
     probability,
     split_name,
@@ -45,30 +43,15 @@ from features import store
 from features.folder import CAPTIONS
 from files.reading import need, read_lines, read_text
 from inputs import Photos
-from retrieval import learning
-from retrieval.build import (
-    WHOLE,
-    Kind,
-    add,
-    features_of,
-    folder_name,
-    make,
-    of_folder,
-    remove,
-    removed_from,
-)
-from retrieval.index import Index, lost_photos
-from retrieval.milvus import Milvus, open_index
+from retrieval.build import WHOLE, add, features_of, folder_name, make, of_folder, remove
+from retrieval.index import Index, file_of
 from retrieval.page import serve
-from retrieval.searcher import Found, Searcher, Wanted, contact_sheet
+from retrieval.searcher import Found, Searcher, contact_sheet
 from runs import called
 
 TOP = 1000                            # answers to a query at most
 BATCH = 8                             # photos that a network of features reads at a time
 SHIPPED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "models", "photos")
-METHODS = {"flat": "all photos are compared", "hnsw": "a graph proposes candidates",
-           "ivfpq": "short codes propose candidates",
-           "diskann": "a graph on disk proposes candidates (Milvus)"}
 
 
 # ---- index, add, remove, info
@@ -87,18 +70,12 @@ def index(opt) -> None:
     if opt.sets is not None and not opt.bank:
         raise InputError(f"--sets {opt.sets:g} belongs to --bank, which is calibrated here; "
                          "without a bank the sets are those of evaluate.py --confidence --sets")
-    if (opt.engine == "milvus") != bool(opt.uri):
-        raise InputError("--engine milvus needs --uri, a milvus-lite folder such as photos.db or "
-                         "http://HOST:19530; without it leave --uri out")
     if opt.collection and not opt.uri:
-        raise InputError(f"--collection {opt.collection} is for --engine milvus; leave it out")
-    if opt.method == "diskann" and not opt.uri:
-        raise InputError("--diskann is an index of Milvus; give --engine milvus --uri, or --hnsw "
-                         "or --ivfpq")
-    name = re.sub(r"\W", "_", f"photos_{os.path.basename(os.path.abspath(opt.output))}")
-    kind = Kind(opt.float16, opt.method, opt.bank, opt.sets, opt.uri, opt.collection or name)
+        raise InputError(f"--collection {opt.collection} is for --uri; leave it out")
+    name = opt.collection or re.sub(r"\W", "_", f"photos_{os.path.basename(file_of(opt.output))[:-4]}")
     make(opt.output, opt.checkpoint or newest_run(), Where(opt.data_path, opt.images, opt.split),
-         opt.photos, kind, how_of(opt), overwrite=opt.overwrite, token=token_of(opt))
+         opt.photos, how_of(opt), half=opt.float16, bank=opt.bank, sets=opt.sets,
+         milvus=opt.uri and (opt.uri, name), overwrite=opt.overwrite, token=token_of(opt))
     print_info(opt.output, token_of(opt))
 
 
@@ -134,44 +111,37 @@ def search_photos(opt) -> None:
         serve_page(opt)
 
 
-def described(folder: str, made: Index | Milvus) -> list[str]:
+def described(index: Index) -> list[str]:
     """What an index is, in lines."""
-    of, (_, names, _) = made.manifest, made.listed()
-    form, place = of["vectors"], f"in {made.where}" if isinstance(made, Milvus) else size_of(made)
-    lines = [f"{folder}: {len(made):,} photos of {of['data']} in {of['folder'] or 'no folder'}",
-             f"  {of['similarity']}, {' and '.join(map(str, form['widths']))} numbers each in "
-             f"{'float16' if of['half'] else 'float32'}, {place}; {of['method']}: "
-             f"{METHODS[of['method']]}",
-             f"  run {of['run']}, {of['weights']}"]
+    of, path = index.manifest, index.path
+    place = " and ".join(str(x.shape[1]) for x in index.entries.vectors) + " numbers each"
+    if of["milvus"]:
+        place = "vectors in the collection {1} at {0}".format(*of["milvus"])
+    place += f" in {'float16' if of['half'] else 'float32'}, {os.path.getsize(path) / 2 ** 20:,.1f} MiB"
+    lines = [f"{path}: {len(index):,} photos of {of['data']} in {of['folder'] or 'no folder'}",
+             f"  {of['similarity']}, {place}", f"  run {of['run']}, {of['weights']}"]
     if of["extractor"]:
         lines.append(f"  features: {of['extractor']}")
     if of["bank"]:
         lines.append(f"  query bank: {of['bank']['captions']:,} captions of {of['bank']['split']}, "
                      f"beta {of['bank']['beta']:.3g}")
-    lines += [f"  {line}" for line in of.get("check", [])]
-    removed = removed_from(folder)
-    if removed:
-        lines.append(f"  {len(removed):,} photos were removed, the first is {removed[0]}; "
-                     f"search.py add {folder} NAME takes them in again")
-    lost = lost_photos(folder, of)
+    if of["removed"]:
+        lines.append(f"  {len(of['removed']):,} photos were removed, the first is {of['removed'][0]}; "
+                     f"search.py add {path} NAME takes them in again")
+    lost = index.lost_photos()
     if lost:
         return [*lines, f"  {lost}"]
-    gone = [name for name in names
+    gone = [name for name in index.names
             if of["folder"] and not os.path.isfile(os.path.join(of["folder"], name))]
     if gone:
         lines.append(f"  {len(gone):,} photos are gone, the first is {gone[0]}; search.py remove "
-                     f"{folder} --gone takes them out")
+                     f"{path} --gone takes them out")
     return lines
 
 
-def size_of(made: Index) -> str:
-    size = sum(os.path.getsize(made.file(name)) for name in os.listdir(made.path))
-    return f"{size / 2 ** 20:,.1f} MiB"
-
-
-def print_info(folder: str, token: str, names: bool = False) -> None:
-    with contextlib.closing(open_index(folder, token)) as made:
-        print("\n".join(made.listed()[1] if names else described(folder, made)))
+def print_info(path: str, token: str, names: bool = False) -> None:
+    index = Index.open(path, token)
+    print("\n".join(index.names if names else described(index)))
 
 
 def info(opt) -> None:
@@ -189,8 +159,7 @@ def remove_photos(opt) -> None:
     if not opt.names and not opt.gone:
         raise InputError("nothing to remove; give names or patterns such as 'beach/*', or --gone "
                          "for photos whose files are no longer there")
-    count, left = remove(opt.index, opt.names, opt.gone, How(torch_device(opt.device)),
-                         opt.checkpoint, token_of(opt))
+    count, left = remove(opt.index, opt.names, opt.gone, token_of(opt))
     print(f"{opt.index}: {count:,} photos removed, {left:,} left")
 
 
@@ -218,11 +187,9 @@ def query(opt) -> None:
             f"write it with evaluate.py --checkpoint {searcher.encoder.path} --confidence --sets "
             "0.1"))
     ready = time.perf_counter()
-    wanted = Wanted(*map(tuple, (opt.also, opt.without, opt.only)), opt.since or "",
-                    opt.until or "", opt.once)
-    found = searcher.find_texts(texts, opt.top, wanted=wanted) if texts else []
+    found = searcher.find_texts(texts, opt.top, without=opt.without) if texts else []
     photos = Photos(opt.photo)
-    found += [searcher.find_photo(photos.open(k), opt.top, name=path, wanted=wanted)
+    found += [searcher.find_photo(photos.open(k), opt.top, name=path, without=opt.without)
               for k, path in enumerate(opt.photo)]
     done = time.perf_counter()
     if opt.json:
@@ -269,15 +236,6 @@ def as_json(found: Found, searcher: Searcher) -> dict:
     return {**found._asdict(), "answers": answers, "notes": [*found.notes, *always]}
 
 
-def calibrate_index(opt) -> None:
-    """The command `calibrate`."""
-    if opt.undo:
-        learning.forget(opt.index)
-        print(f"{opt.index}: what was learned is gone; the answers are kept in {learning.ANSWERS}")
-    else:
-        print("\n".join(learning.calibrate(opened(opt))))
-
-
 def serve_page(opt) -> None:
     """The command `serve`."""
     searcher = opened(opt)
@@ -290,7 +248,7 @@ def serve_page(opt) -> None:
 # ---- the command
 
 SHARED = {
-    "index": dict(type=filename, metavar="INDEX", help="folder of the index"),
+    "index": dict(type=filename, metavar="INDEX", help="file of the index, with or without .npz"),
     "--checkpoint": dict(type=filename, metavar="RUN",
                          help="run folder (default: where the index was made)"),
     "--device": dict(choices=["auto", "cpu", "cuda"], default="auto",
@@ -298,7 +256,7 @@ SHARED = {
     "--workers": dict(type=workers, default=0,
                       help="processes that read photos or large feature files"),
     "--token_file": dict(type=filename, metavar="FILE",
-                         help="milvus: file with USER:PASSWORD or an API key")}
+                         help="file with USER:PASSWORD or an API key of Milvus")}
 OF_INDEX = "index", "--checkpoint", "--device", "--token_file"
 
 
@@ -321,7 +279,7 @@ def index_options(p: Arguments) -> None:
     p.add_argument("--photos", type=filename, metavar="FOLDER",
                    help="folder of the photos (default: where the features were extracted from)")
     p.add_argument("--output", type=filename, required=True, metavar="INDEX",
-                   help="folder to write")
+                   help="file to write, NAME or NAME.npz")
     p.add_argument("--overwrite", action="store_true", help="replace the index that is there")
     p.add_argument("--float16", action="store_true", help="store float16, half the space")
     p.add_argument("--bank", type=split_name, metavar="SPLIT",
@@ -331,17 +289,10 @@ def index_options(p: Arguments) -> None:
                    help="with --bank: also calibrate sets that miss the right photo in this "
                         "share of the queries")
     share(p, "--device", "--workers")
-    p.set_defaults(method="flat", names=False)
-    methods = p.add_mutually_exclusive_group()
-    for name in ("hnsw", "ivfpq", "diskann"):
-        methods.add_argument(f"--{name}", dest="method", action="store_const", const=name,
-                             help=METHODS[name])
-    p.add_argument("--engine", choices=["faiss", "milvus"], default="faiss",
-                   help="faiss: files in the folder INDEX; milvus: a server, or milvus-lite")
     p.add_argument("--uri", metavar="URI",
-                   help="milvus: a milvus-lite folder NAME.db, or http://HOST:19530")
+                   help="Milvus that holds the vectors: http://HOST:19530, or a folder NAME.db of milvus-lite")
     p.add_argument("--collection", metavar="NAME",
-                   help="milvus: the collection (default: named after INDEX)")
+                   help="with --uri: the collection (default: named after INDEX)")
     share(p, "--token_file")
 
 
@@ -353,7 +304,7 @@ def add_options(p: Arguments) -> None:
 
 
 def remove_options(p: Arguments) -> None:
-    share(p, *OF_INDEX)
+    share(p, "index", "--token_file")
     p.add_argument("names", nargs="*", metavar="NAME",
                    help="names of photos below their folder, or patterns with * and ?")
     p.add_argument("--gone", action="store_true", help="photos whose files are no longer there")
@@ -387,17 +338,8 @@ def query_options(p: Arguments) -> None:
                    help="photos to search for")
     p.add_argument("--captions", type=filename, metavar="FILE.txt",
                    help="texts to search for, one per line")
-    p.add_argument("--and", dest="also", nargs="+", default=[], metavar="TEXT",
-                   help="texts that the photos have to fit, too; beside --photo, what the photo lacks")
     p.add_argument("--not", dest="without", nargs="+", default=[], metavar="TEXT",
-                   help="texts that they should not fit")
-    p.add_argument("--only", nargs="+", default=[], metavar="NAME",
-                   help="search these photos alone: folders, names, or patterns with * and ?")
-    p.add_argument("--since", type=day, metavar="DAY",
-                   help="and those taken on this day or later, by EXIF or else the file's date: "
-                        "2024, 2024-07 or 2024-07-31")
-    p.add_argument("--until", type=day, metavar="DAY", help="and not later than this")
-    p.add_argument("--once", action="store_true", help="show photos that are nearly equal once")
+                   help="texts that the photos should not fit")
     p.add_argument("--top", type=up_to(TOP), default=10, metavar="K", help="answers to each query")
     p.add_argument("--sets", action="store_true",
                    help="mark the set that holds the right photo with a known chance")
@@ -410,7 +352,7 @@ def query_options(p: Arguments) -> None:
 def photos_options(p: Arguments) -> None:
     p.add_argument("photos", type=filename, metavar="FOLDER", help="folder of your photos")
     p.add_argument("--output", type=filename, metavar="INDEX",
-                   help="folder of the index (default: indexes/NAME, after the folder of the photos; each run has "
+                   help="file of the index (default: indexes/NAME.npz, after the folder of the photos; each run has "
                         "its own)")
     p.add_argument("--data_path", type=filename, default="data",
                    help="folder to which the features of the photos are written")
@@ -426,11 +368,6 @@ def photos_options(p: Arguments) -> None:
     p.add_argument("--workers", type=workers, default=min(4, os.cpu_count() or 1),
                    help="processes that read photos")
     model_options(p)
-
-
-def calibrate_options(p: Arguments) -> None:
-    answer_options(p)
-    p.add_argument("--undo", action="store_true", help="take back what was learned")
 
 
 def serve_options(p: Arguments) -> None:
@@ -451,7 +388,6 @@ COMMANDS = {
     "remove": ("Take photos out of an index.", remove_options, remove_photos),
     "info": ("Say what an index holds.", info_options, info),
     "query": ("Find photos for texts or photos.", query_options, query),
-    "calibrate": ("Fit the probabilities to what you answered on the page.", calibrate_options, calibrate_index),
     "serve": ("Open a page to search with, on this machine alone.", serve_options, serve_page)}
 
 

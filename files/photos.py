@@ -2,10 +2,7 @@
 and scales them."""
 import contextlib
 import functools
-import os
-import re
 import sys
-from datetime import date
 
 import numpy as np
 import torch
@@ -39,19 +36,6 @@ def read_photo(path: str, most: int | None = None) -> Image.Image:
     if most:
         photo.thumbnail((most, most))
     return photo
-
-
-def day_of(path: str) -> str:
-    """The day on which a photo was taken, YYYY-MM-DD: that of its EXIF record, else that of its
-    file; "" where this is gone."""
-    text = ""
-    with contextlib.suppress(*FAULTS), Image.open(path, formats=photo_formats()) as image:
-        exif = image.getexif()
-        text = exif.get_ifd(0x8769).get(0x9003) or exif.get(0x0132, "")     # taken, or changed
-    day = re.match(r"([12]\d{3})[:-](\d\d)[:-](\d\d)", str(text))
-    with contextlib.suppress(OSError):
-        return "-".join(day.groups()) if day else date.fromtimestamp(os.path.getmtime(path)).isoformat()
-    return ""
 
 
 @functools.cache

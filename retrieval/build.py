@@ -1,15 +1,14 @@
 """Makes and changes an index: embeds photos by a run and writes their vectors."""
-import contextlib
+import fnmatch
 import os
 import re
 import shlex
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
-import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from cli import InputError, check
@@ -22,42 +21,15 @@ from features.networks import RECIPE, recipe_of
 from files.reading import read_json, sha256
 from inputs import Features, NoImages, Photos, image_batches
 from retrieval.encoder import Encoder
-from retrieval.engines import Approximate, build
-from retrieval.index import (
-    FORMAT,
-    Block,
-    Index,
-    Items,
-    changing,
-    fitting,
-    in_text,
-    is_state,
-    lost_photos,
-    manifest_of,
-    writing_alone,
-)
-from retrieval.milvus import Milvus, is_folder, open_index
-from retrieval.ranking import Asked, LiftedVectors, Ranker, WholeVectors, form_of, vectors_of
+from retrieval.index import FORMAT, Entries, Index, file_of, stored
+from retrieval.milvus import Collection
+from retrieval.ranking import LiftedVectors, WholeVectors, form_of, vectors_of
 from retrieval.trust import BankColumn
 from similarities import Embedding, uncertainty
 
-ROWS = 1024                           # photos that are written at a time
+ROWS = 1024                           # photos that are embedded at a time
 FIRST = 256                           # photos that the origin of an index is the average of
-LEARNT, TRIED = 4000, 300             # queries that approximate indexes learn from, are tried with
-TARGET = 0.98                         # share of the ten best photos that the candidates hold
-DEEPEST = 3200                        # candidates of a query at most
-BEST = 10
 WHOLE = dict.fromkeys(RECIPE) | {"kind": "cnn", "cnn_type": "efficientnet_lite0", "layer": "pooled", "whole": True}
-
-
-class Kind(NamedTuple):
-    """How an index holds its photos."""
-    half: bool = False                # in float16
-    method: str = "flat"              # hnsw, ivfpq, diskann
-    bank: str | None = None       # the split whose captions normalise the scores
-    sets: float | None = None     # with a bank: sets miss the right photo in this share of queries
-    uri: str | None = None        # of Milvus; None: in files
-    collection: str | None = None
 
 
 # ---- photos to be indexed
@@ -173,166 +145,82 @@ class Work:
                     yield rows[done:count].tolist(), Embedding.cat(batches)
                     batches, done = [], count
 
-    def lifted(self, rows: list[int], e: Embedding) -> tuple[Block, Items]:
-        """What an index holds of the photos `rows`, whose embeddings are given."""
-        terms = None if self.bank is None else self.bank.of(e)
-        spread = np.full(len(rows), np.nan) if e.log_var is None else uncertainty(e).numpy()
-        parts = self.vectors.images(e, terms if self.vectors.takes_bank else None)
-        gallery = self.gallery
-        return Block(*parts), Items(
-            [gallery.names[i] for i in rows], [gallery.digests[i] for i in rows], spread,
-            np.zeros(len(rows)) if terms is None else terms.numpy())
+    def centre(self, half: bool) -> tuple[dict, Embedding, Embedding]:
+        """Choose the form of the vectors, and centre them on the average of the first photos: the same numbers for
+        all photos change no score, and near the average they are small. Returns the form, that origin, and the
+        embeddings of these photos."""
+        similarity = self.encoder.similarity.cpu()
+        _, e = next(self.embedded(np.arange(len(self.gallery.names))[:FIRST]))
+        centred = {name: getattr(e, name).mean(0, keepdim=True)
+                   for name in getattr(similarity, "centred", ()) if getattr(e, name) is not None}
+        form, origin = form_of(similarity, e), Embedding(centred.get("mean"), centred.get("log_var"))
+        self.vectors = vectors_of(similarity, origin, half, form)
+        return form, origin, e
 
-    def write(self, new, rows: np.ndarray, old: Index | None = None) -> None:
-        """Add the photos `rows` to a new state of an index, and put it in place. old: see
-        propose."""
-        for here, e in self.embedded(rows) if len(rows) else ():
-            new.add(*self.lifted(here, e))
-        new.finish(lambda index: self.propose(index, old))
-
-    # ---- approximate indexes, checked against the comparison of all photos
-
-    def queries(self) -> tuple[Asked, Asked, str]:
-        """Queries to learn from, queries to try, and what they are: captions of train and of dev,
-        or, where the run's data are not at hand, photos of the index."""
-        data, vectors = self.encoder.options.data_name, self.vectors
-        try:
-            asked = [vectors.queries(self.captions(*of))
-                     for of in (("train", LEARNT), ("dev", TRIED))]
-            return *asked, f"captions of {data} dev"
-        except InputError:
-            rows = np.random.default_rng(0).permutation(len(self.gallery.names))[:LEARNT + TRIED]
-            e = Embedding.cat([e for _, e in self.embedded(rows)])
-            cut = max(1, len(rows) - max(1, min(TRIED, len(rows) // 4)))
-            asked = [vectors.queries(e.rows(part), of_images=True)
-                     for part in (slice(cut), slice(cut, None))]
-            return *asked, ("photos of the index, which are found more easily than captions "
-                            f"(those of {data} are not at hand)")
-
-    def captions(self, split: str, most: int) -> Embedding:
-        """The embeddings of at most `most` captions of a split of the run's own data, drawn at
-        random. Raises InputError where the data are not at hand."""
-        data = self.encoder.options.data_name
-        texts = read_split(self.encoder.data_path, data, split, text_only=True).captions
-        rows = np.sort(np.random.default_rng(0).permutation(len(texts))[:most])
-        return self.encoder.captions([texts[m] for m in rows]).to("cpu")
-
-    def propose(self, index: Index, old: Index | None = None) -> dict:
-        """Build the approximate indexes of a new state, and return how many candidates they need
-        and what they find, for its manifest. old: a state of which the new one holds all photos
-        first, to go on from."""
-        ranker, count = Ranker(self.vectors, index), len(index)
-        learnt, tried, what = self.queries()
-        exact, slow = timed(ranker, tried)
-        began = time.perf_counter()
-        for c, flat in enumerate(index.channels):
-            if old is None:
-                one = build(flat, index.manifest["method"], learnt.vectors[c])
-            else:
-                one = Approximate.open(old.file(f"approximate{c}.npz"))
-                one.add(flat)
-            one.tune(flat, tried.vectors[c], TARGET)
-            one.save(index.file(f"approximate{c}.npz"))
-            index.approximate.append(one)
-        seconds = time.perf_counter() - began
-        index.exact = False
-        index.depth = min(count, max(one.tuned.depth for one in index.approximate))
-        while True:
-            rows, fast = timed(ranker, tried)
-            recall = np.mean([np.isin(a, b).mean() for a, b in zip(exact, rows)])
-            if recall >= TARGET or index.depth >= min(count, DEEPEST):
-                break
-            index.depth = min(count, 2 * index.depth)
-        first = np.mean(exact[:, 0] == rows[:, 0])
-        return {"depth": index.depth, "check": [
-            f"{one.method} proposes {index.depth:,} candidates, built in {seconds:,.0f} s",
-            f"of the {exact.shape[1]} best photos it finds {100 * recall:.1f}%, of the first "
-            f"{100 * first:.1f}%, for {len(exact)} {what}",
-            f"{fast:,.0f} queries per second, and {slow:,.0f} by comparing all photos, with "
-            f"{torch.get_num_threads()} threads"]}
-
-
-def timed(ranker: Ranker, asked: Asked) -> tuple[np.ndarray, float]:
-    """The rows of the best photos of queries (Q, BEST), and queries per second."""
-    began = time.perf_counter()
-    rows = ranker.rank(asked, min(BEST, ranker.count)).rows
-    return rows, len(rows) / (time.perf_counter() - began)
+    def entries(self, rows: np.ndarray) -> Iterator[Entries]:
+        """What an index holds of the photos `rows` (m,), in runs of at most ROWS."""
+        half, takes_bank = self.vectors.half, self.vectors.takes_bank
+        for here, e in self.embedded(rows):
+            names, terms = [self.gallery.names[i] for i in here], None if self.bank is None else self.bank.of(e)
+            vectors, rest = self.vectors.images(e, terms if takes_bank else None)
+            yield Entries(
+                names, [self.gallery.digests[i] for i in here],
+                np.full(len(here), np.nan) if e.log_var is None else uncertainty(e).numpy(),
+                np.zeros(len(here)) if terms is None else terms.numpy(),
+                [stored(x, half, names) for x in vectors], None if rest is None else stored(rest, half, names))
 
 
 # ---- a new index
 
-def make(output: str, run: str, where: Where, photos: str | None, kind: Kind, how: How, *,
+def make(output: str, run: str, where: Where, photos: str | None, how: How, *, half: bool = False,
+         bank: str | None = None, sets: float | None = None, milvus: tuple[str, str] | None = None,
          overwrite: bool = False, token: str = "") -> None:
-    """A new index in the folder `output` of the photos that `where` and `photos`, their folder,
-    name. Raises InputError where there is one already."""
+    """A new index in the file `output` of the photos that `where` and `photos`, their folder, name.
+
+    half: in float16. bank: the split whose captions normalise the scores. sets: with a bank, sets miss the right photo
+    in this share of queries. milvus: URI and collection that hold the vectors. Raises InputError where there is a file
+    already, unless with `overwrite`.
+    """
+    path = file_of(output)
+    check(not os.path.isdir(path), f"{path} is a folder; name a file with --output")
+    check(overwrite or not os.path.exists(path),
+          f"{path} is there already; change it with search.py add or remove, replace it with --overwrite, or name "
+          "another file with --output")
     encoder = Encoder(run, device=how.device, data_path=where.data_path)
-    refuse_foreign(output)
-    if os.path.exists(os.path.join(output, "manifest.json")) and not overwrite:
-        raise InputError(f"{output} is an index already; change it with search.py add or remove, "
-                         "replace it with --overwrite, or name another folder")
-    if photos and not os.path.isdir(photos):
-        raise InputError(f"--photos {photos} is no folder; give the one that holds the photos")
+    check(not photos or os.path.isdir(photos),
+          f"--photos {photos} is no folder; give the one that holds the photos")
     gallery = gallery_of(encoder, where, photos)
-    bank = kind.bank and BankColumn(encoder, kind.bank, how, kind.sets)
-    if bank and bank.beta is None:
-        print(f"note: no beta of the query bank of {kind.bank} helps on dev, so nothing is taken "
+    collection = milvus and Collection(*milvus, token)
+    column = bank and BankColumn(encoder, bank, how, sets)
+    if column and column.beta is None:
+        print(f"note: no beta of the query bank of {bank} helps on dev, so nothing is taken "
               "from the scores")
-        bank = None
-    no_set = bank and bank.trust.no_set(len(gallery.names))
+        column = None
+    no_set = column and column.trust.no_set(len(gallery.names))
     if no_set:
         print(f"note: {no_set}")
-    manifest = {"index": FORMAT, "engine": "milvus" if kind.uri else "faiss",
-                "run": os.path.abspath(run), "weights": encoder.weights,
-                "similarity": encoder.options.sim, "half": kind.half, "method": kind.method,
+    work, rows = Work(encoder, gallery, how, column), np.arange(len(gallery.names))
+    form, origin, first = work.centre(half)
+    manifest = {"index": FORMAT, "run": os.path.abspath(run), "weights": encoder.weights,
+                "similarity": encoder.options.sim, "half": half, "form": form, "milvus": milvus,
                 "folder": gallery.folder, "extractor": gallery.extractor, "recipe": gallery.recipe,
-                "data": gallery.data, "removed": [], "bank": bank and bank.report,
+                "data": gallery.data, "removed": [], "bank": column and column.report,
                 "images": [os.path.abspath(where.data_path), where.data_name, where.split],
-                "trust": bank and bank.trust._asdict()}
-    with writing_alone(output):
-        if kind.uri:
-            uri = os.path.abspath(kind.uri) if is_folder(kind.uri) else kind.uri
-            pointer = {name: manifest[name] for name in ("index", "engine", "removed")}
-            pointer |= {"uri": uri, "collection": kind.collection}
-            place = contextlib.closing(Milvus.create(output, manifest, pointer, token))
-        else:
-            place = changing(output, manifest, len(gallery.names))
-        with place as new:
-            fill(new, Work(encoder, gallery, how, bank))
+                "trust": column and column.trust._asdict()}
+    parts = []
 
-
-def fill(new, work: Work) -> None:
-    """Embed all photos of a gallery into a new index, and put it in place. Its origin is the
-    average of some of them, of what the similarity centres: the same numbers for all items change
-    no score, and near the average they are small."""
-    similarity, rows = work.encoder.similarity.cpu(), np.arange(len(work.gallery.names))
-    some, e = next(work.embedded(rows[:FIRST]))
-    centred = {name: getattr(e, name).mean(0, keepdim=True)
-               for name in getattr(similarity, "centred", ()) if getattr(e, name) is not None}
-    form = form_of(similarity, e)
-    work.vectors = vectors_of(similarity, Embedding(centred.get("mean"), centred.get("log_var")),
-                              new.manifest["half"], form)
-    block, _ = work.lifted(some, e)
-    form |= {"widths": [x.shape[1] for x in block.vectors],
-             "rest": 0 if block.rest is None else block.rest.shape[1]}
-    new.manifest |= {"vectors": form, "origin": {k: in_text(x.numpy()) for k, x in centred.items()}}
-    work.write(new, rows[new.begin(work.vectors, block):])
-
-
-def refuse_foreign(folder: str) -> None:
-    """Raises InputError where a folder holds other files than those of an index."""
-    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-    if os.path.exists(folder) and not os.path.isdir(folder):
-        raise InputError(f"{folder} is no folder; name another with --output")
-    states = [name for name in names if is_state(os.path.join(folder, name))]
-    with contextlib.suppress(InputError, TypeError):        # JSON of another thing
-        manifest = os.path.join(folder, "manifest.json")
-        if "manifest.json" in names and (states or "index" in read_json(manifest)):
-            return
-    partial = r"\.lock|\.([0-9]{6}|manifest\.json)\.\d+\.part"  # what a killed process leaves
-    other = [name for name in names if name not in states and not re.fullmatch(partial, name)]
-    if other:
-        raise InputError(f"{folder} holds {other[0]} and is no index; "
-                         "name a folder of its own with --output")
+    def vectors() -> Iterator[tuple[list[str], Tensor]]:
+        for part in work.entries(rows):
+            parts.append(part._replace(vectors=[]))
+            yield part.names, part.vectors[0]
+    if collection:
+        lifted, rest = work.vectors.images(first)
+        check(len(lifted) == 1 and rest is None, "Milvus searches by one inner product, and "
+                                                 f"{encoder.options.sim} is none; leave --uri out")
+        collection.build(lifted[0].shape[1], vectors(), overwrite)
+    else:
+        parts = [*work.entries(rows)]
+    Index(path, manifest, origin, Entries.cat(parts), collection).save()
 
 
 # ---- a folder of one's own, in one step
@@ -354,7 +242,7 @@ def features_of(photos: str, recipe: dict, data_path: str, reading: store.How) -
 
 def of_folder(photos: str, output: str, run: str, data_path: str, how: How,
               reading: store.How) -> list[str]:
-    """An index in the folder `output` of the photos below a folder as they are now, by a run whose
+    """An index in the file `output` of the photos below a folder as they are now, by a run whose
     features of photos are computed first. Returns what is said of it, in lines. Raises InputError
     where the run does not tell how to compute them."""
     encoder, name = Encoder(run, device=how.device, data_path=data_path), None
@@ -366,63 +254,56 @@ def of_folder(photos: str, output: str, run: str, data_path: str, how: How,
               "of other photos cannot be computed from that alone; write them with features.extract "
               "images --photos, and index them with search.py index --images NAME")
         name = features_of(photos, recipe, data_path, reading)
-    if os.path.exists(os.path.join(output, "manifest.json")):
+    if os.path.exists(file_of(output)):
         return add(output, [], how, run)
-    make(output, run, Where(data_path, name, None), None if name else photos, Kind(), how)
+    make(output, run, Where(data_path, name, None), None if name else photos, how)
     return []
 
 
 # ---- changes
 
-@contextlib.contextmanager
-def changed(folder: str, token: str):
-    """Yields an index, and what opens a new state of it: change(rows to leave out, how many come,
-    which names stay out)."""
-    manifest_of(folder)
-    with (writing_alone(folder),
-          contextlib.closing(open_index(folder, token, writing=True)) as old):
-        @contextlib.contextmanager
-        def change(out: np.ndarray, more: int, removed: set[str]):
-            place = (contextlib.nullcontext(old) if isinstance(old, Milvus)
-                     else changing(folder, old.manifest, len(old) - len(out) + more))
-            with place as new:
-                new.leave_out(old, out, removed)
-                yield new
-        yield old, change
+def fitting(patterns: Iterable[str], names: set[str], which: str, fix: str) -> set[str]:
+    """The names that patterns are, or that fit them. Raises InputError where one fits none."""
+    fits = set()
+    for pattern in patterns:
+        some = {pattern} & names or set(fnmatch.filter(names, pattern))
+        check(some, f"no photo {which} is named {pattern}; {fix}")
+        fits |= some
+    return fits
 
 
-def add(folder: str, names: list[str], how: How, run: str | None = None,
-        token: str = "") -> list[str]:
+def add(path: str, names: list[str], how: How, run: str | None = None, token: str = "") -> list[str]:
     """Take new and changed photos into an index, but for those that `remove` took out, unless they
     fit a pattern of `names`. run: where it is no longer where the index was made. Returns what is
     said of it, in lines. Raises InputError where a pattern fits none of them."""
-    with changed(folder, token) as (old, change):
-        work = reopened(folder, old, run, how)
-        gallery, (rows, own, digests) = work.gallery, old.listed()
-        place = {name: (row, digest) for row, name, digest in zip(rows.tolist(), own, digests)}
-        removed = set(removed_from(folder))
-        removed -= fitting(names, removed, f"that was removed from {folder}",
-                           "'*' names all of them")
-        new_names = [name for name in gallery.names if name not in place]
-        fresh = [i for i, name in enumerate(gallery.names)
-                 if name not in place and name not in removed]
-        other = [i for i, name in enumerate(gallery.names)
-                 if name in place and place[name][1] != gallery.digests[i]]
-        if fresh or other:
-            bank = old.manifest["bank"]
-            work.bank = bank and BankColumn(work.encoder, bank["split"], how)
-            out = np.array([place[gallery.names[i]][0] for i in other], np.int64)
-            with change(out, len(fresh) + len(other), removed) as new:
-                work.write(new, np.array(sorted(fresh + other)), None if other else old)
+    index = Index.open(path, token)
+    of, old, work = index.manifest, index.entries, reopened(index, run, how)
+    gallery, place = work.gallery, {name: row for row, name in enumerate(old.names)}
+    removed = set(of["removed"])
+    removed -= fitting(names, removed, f"that was removed from {path}", "'*' names all of them")
+    new_names = [name for name in gallery.names if name not in place]
+    fresh = [i for i, name in enumerate(gallery.names) if name not in place and name not in removed]
+    other = [i for i, name in enumerate(gallery.names)
+             if name in place and old.digests[place[name]] != gallery.digests[i]]
+    if fresh or other:
+        work.bank = of["bank"] and BankColumn(work.encoder, of["bank"]["split"], how)
+        new = Entries.cat([*work.entries(np.array(sorted(fresh + other)))])
+        if index.collection:
+            index.collection.add(new.names, new.vectors[0])
+            new = new._replace(vectors=[])
+        out = [place[gallery.names[i]] for i in other]
+        index.entries = Entries.cat([old.take(np.setdiff1d(np.arange(len(index)), out)), new])
+        of["removed"] = sorted(removed)
+        index.save()
     absent, stay = len(place) + len(new_names) - len(gallery.names), len(new_names) - len(fresh)
-    sentence = f"{folder}: {len(fresh):,} photos added, {len(other):,} changed"
+    sentence = f"{path}: {len(fresh):,} photos added, {len(other):,} changed"
     if absent:
         sentence += (f"; {absent:,} are no longer among those indexed, "
                      "and stay until search.py remove takes them out")
     if stay:
         sentence += (f"; {stay:,} stay out as search.py remove took them out, "
                      "until search.py add names them")
-    return [sentence, *waiting(gallery, *old.manifest["images"][:2])]
+    return [sentence, *waiting(gallery, *of["images"][:2])]
 
 
 def waiting(gallery: Gallery, data_path: str, images: str) -> list[str]:
@@ -440,41 +321,32 @@ def waiting(gallery: Gallery, data_path: str, images: str) -> list[str]:
             f"python -m features.extract images {words}"] if pending else []
 
 
-def removed_from(folder: str) -> list[str]:
-    """The photos that `remove` took out of an index by their names, and `add` leaves out."""
-    return manifest_of(folder)["removed"]
-
-
-def remove(folder: str, names: list[str], gone: bool, how: How, run: str | None = None,
-           token: str = "") -> tuple[int, int]:
+def remove(path: str, names: list[str], gone: bool, token: str = "") -> tuple[int, int]:
     """Take photos out of an index: those whose names fit a pattern of `names`, which stay out, or,
     with `gone`, those whose files are gone, which come back with them. Returns how many, and how
     many are left. Raises InputError where a pattern fits none."""
-    with changed(folder, token) as (old, change):
-        rows, own, _ = old.listed()
-        photos, lost = old.manifest["folder"] or "", lost_photos(folder, old.manifest)
-        if gone and lost:
-            raise InputError(lost)
-        matches = fitting(names, set(own), f"of {folder}",
-                          f"search.py info {folder} --names lists them")
-        out = [k for k, name in enumerate(own)
-               if name in matches or gone and not os.path.isfile(os.path.join(photos, name))]
-        if len(out) == len(own):
-            raise InputError(f"this would leave no photo in {folder}; delete the folder instead")
-        if out:
-            with change(rows[out], 0, {*removed_from(folder), *matches}) as new:
-                new.finish(lambda index: reopened(folder, old, run, how).propose(index))
-        return len(out), len(own) - len(out)
+    index = Index.open(path, token)
+    photos, own, lost = index.manifest["folder"] or "", index.names, index.lost_photos()
+    check(not gone or not lost, lost)
+    matches = fitting(names, {*own}, f"of {path}", f"search.py info {path} --names lists them")
+    out = [k for k, name in enumerate(own)
+           if name in matches or gone and not os.path.isfile(os.path.join(photos, name))]
+    check(len(out) < len(own), f"this would leave no photo in {path}; delete the file instead")
+    if out:
+        index.entries = index.entries.take(np.setdiff1d(np.arange(len(own)), out))
+        index.manifest["removed"] = sorted({*index.manifest["removed"], *matches})
+        index.save()
+        if index.collection:
+            index.collection.remove([own[k] for k in out])
+    return len(out), len(own) - len(out)
 
 
-def reopened(folder: str, old: Index | Milvus, run: str | None, how: How) -> Work:
+def reopened(index: Index, run: str | None, how: How) -> Work:
     """The run that an index was made by, its vectors, and its photos as they are now. Raises
     InputError where the weights of the run are others now."""
-    manifest = old.manifest
-    where = Where(*manifest["images"])
-    encoder = Encoder(run or manifest["run"], manifest["recipe"], device=how.device,
-                      data_path=where.data_path)
-    encoder.refuse_other_weights(folder, manifest["weights"])
-    vectors = vectors_of(encoder.similarity.cpu(), old.origin, manifest["half"],
-                         manifest["vectors"])
-    return Work(encoder, gallery_of(encoder, where, manifest["folder"]), how, vectors=vectors)
+    of = index.manifest
+    where = Where(*of["images"])
+    encoder = Encoder(run or of["run"], of["recipe"], device=how.device, data_path=where.data_path)
+    encoder.refuse_other_weights(index.path, of["weights"])
+    vectors = vectors_of(encoder.similarity.cpu(), index.origin, of["half"], of["form"])
+    return Work(encoder, gallery_of(encoder, where, of["folder"]), how, vectors=vectors)

@@ -22,7 +22,7 @@ from features.hglmm import load_arrays
 from features.minilm import MiniLM
 from files.reading import checksum
 from inputs import Photos, eval_transform
-from retrieval.engines import AGAIN
+from retrieval.index import AGAIN
 from similarities import Embedding
 from text import tokenize
 

@@ -1,307 +1,141 @@
-"""An index on disk: the vectors of photos in .npy files, beside their names.
+"""A photo index: an .npz file with the vectors and names of photos, and of which run they are.
 
-    INDEX/manifest.json             of which model and photos it is, which folder holds it, and
-                                    which photos were removed and do not come back by themselves
-    INDEX/000001/items.json         the names of the photos, and digests by which a change is known
-    INDEX/000001/numbers.npz        (N,) log det Sigma, and what a query bank takes from scores
-    INDEX/000001/vectors0.npy ...   a file of every channel (`ranking`); rest.npy, approximate0.npz
+    manifest                       JSON as bytes: the run, the photos, names, digests, what was removed
+    vectors0, vectors1             (N, K) float32 or float16 of each channel (`ranking`); none where Milvus holds them
+    rest                           (N, R) what the similarity needs beside them
+    uncertainty, bank              (N,) log det Sigma, NaN for points, and what a query bank takes from scores
+    origin_mean, origin_log_var    (1, D) what the vectors are centred on
 
-Every change writes a new folder and then the manifest, in one step. So a stop at any moment leaves
-the old index or the new one. One process writes at a time; readers never wait.
+Every change writes the whole file under a temporary name and renames it, so a stop at any moment leaves
+the old index or the new one.
 """
-import base64
-import contextlib
-import fnmatch
-import functools
+import json
 import os
-import re
 import shlex
-import shutil
-from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from cli import InputError, reason
-from files.reading import FAULTS, read_arrays, read_json
-from files.writing import alive, locked, save_arrays, save_json
-from retrieval.engines import AGAIN, Approximate, Flat, writing
+from cli import InputError, check, reason
+from files.reading import FAULTS, need, read_arrays
+from files.writing import save_arrays
+from retrieval.milvus import Collection
 from retrieval.trust import from_json
 from similarities import Embedding
 
-FORMAT = 2                            # of manifest.json
-KINDS = {"index": int, "engine": str, "run": str, "weights": str, "similarity": str,
-         "vectors": dict, "origin": dict, "half": bool, "method": str, "folder": str | None,
-         "extractor": str | None, "recipe": dict | None, "data": str, "images": list,
-         "bank": dict | None, "trust": object, "removed": list}
-POINTER = "uri", "collection", "removed"
-SAMPLE = 2048                     # photos that stand for all others in a sum over the gallery
-ROWS = 1024                       # photos that are copied at a time
-DEPTH = 200                       # candidates at least that an index proposes, unless it was tuned
-# Files of a state, in format 1 too.
-STATE = r"items\.json|numbers\.npz|(rest|vectors\d+)\.(npy|faiss)|approximate\d+\.npz"
+FORMAT = 3
+AGAIN = "make it again with search.py index"
+CONVERTED = 2 << 20       # bytes of float32 vectors that are multiplied at once: what a cache holds
 
 
-class Items(NamedTuple):
-    """What is known of the N photos of an index beside their vectors."""
+class Entries(NamedTuple):
+    """N photos as an index holds them."""
     names: list[str]                  # paths below the photo folder
     digests: list[str | None]         # of their files, where they are known
     uncertainty: np.ndarray           # (N,) log det Sigma in nats; NaN for points
     bank: np.ndarray                  # (N,) what a query bank takes from their scores
+    vectors: list[Tensor]             # (N, K) of every channel; empty where Milvus holds them
+    rest: Tensor | None               # (N, R)
 
-    def take(self, rows) -> "Items":
+    def take(self, rows) -> "Entries":
         """The photos at `rows`, an array of integers."""
-        return Items([self.names[i] for i in rows], [self.digests[i] for i in rows],
-                     self.uncertainty[rows], self.bank[rows])
+        return Entries([self.names[i] for i in rows], [self.digests[i] for i in rows], self.uncertainty[rows],
+                       self.bank[rows], [x[rows] for x in self.vectors], None if self.rest is None else self.rest[rows])
+
+    @classmethod
+    def cat(cls, parts: list["Entries"]) -> "Entries":
+        names, digests, uncertainty, bank, vectors, rest = zip(*parts)
+        return cls([*chain(*names)], [*chain(*digests)], np.concatenate(uncertainty), np.concatenate(bank),
+                   [torch.cat(x) for x in zip(*vectors)], None if rest[0] is None else torch.cat(rest))
 
 
-class Block(NamedTuple):
-    """Some photos on their way into an index."""
-    vectors: list[torch.Tensor]       # (n, K) of every channel
-    rest: torch.Tensor | None         # (n, R)
-
-
-def in_text(numbers: np.ndarray) -> str:
-    """Numbers as text of a manifest, float32 to the bit."""
-    return base64.b64encode(numbers.astype("<f4").tobytes()).decode()
-
-
-def of_text(text: str) -> np.ndarray:
-    """The numbers (n,) that `in_text` wrote. Raises ValueError or TypeError on other text."""
-    return np.frombuffer(base64.b64decode(text, validate=True), "<f4")
-
-
-def origin_of(manifest: dict) -> Embedding:
-    """The origin of an index (`ranking`)."""
-    texts = manifest["origin"]
-    return Embedding(*(torch.tensor(of_text(texts[name]))[None] if name in texts else None
-                       for name in ("mean", "log_var")))
-
-
-def known(x: np.floating) -> float | None:
-    """A number of `Items`, None for NaN."""
-    return None if np.isnan(x) else float(x)
-
-
-def manifest_of(folder: str) -> dict:
-    """The manifest of an index. Raises InputError where there is none, or one of another
-    version."""
-    path = os.path.join(folder, "manifest.json")
-    if not os.path.isfile(path):
-        raise InputError(f"{folder} is no index; make one with search.py index --output {folder}")
-    return check_manifest(read_json(path, AGAIN), path)
-
-
-def check_manifest(manifest, path: str) -> dict:
-    """A manifest. Raises InputError where it is none, or one of another version."""
-    if not isinstance(manifest, dict) or "index" not in manifest:
-        raise InputError(f"{path} describes no index; {AGAIN}")
-    if manifest["index"] != FORMAT:
-        raise InputError(f"{path} is of format {str(manifest['index'])[:20]}, and this version "
-                         f"reads format {FORMAT}; {AGAIN}")
-    for name in POINTER if "uri" in manifest else KINDS:
-        value = manifest.get(name, "missing")
-        if (not isinstance(value, KINDS.get(name, str)) or name == "images" and len(value) != 3
-                or name == "removed" and not all(isinstance(x, str) for x in value)):
-            raise InputError(f"{path} is damaged: {name} is {str(value)[:20]}; {AGAIN}")
-    return manifest
-
-
-def fitting(patterns: Iterable[str], names: set[str], which: str, fix: str) -> set[str]:
-    """The names that patterns are, or that fit them, or that lie in the folder of that name. Raises
-    InputError where one fits none."""
-    fits = set()
-    for pattern in patterns:
-        some = ({pattern} & names or set(fnmatch.filter(names, pattern))
-                or set(fnmatch.filter(names, f"{pattern.rstrip('/')}/*")))
-        if not some:
-            raise InputError(f"no photo {which} is named {pattern}; {fix}")
-        fits |= some
-    return fits
-
-
-def is_state(path: str) -> bool:
-    """Whether a folder is a state of an index and not someone's photos of a month: by its name, and
-    what is in it."""
-    named = re.fullmatch("[0-9]{6}", os.path.basename(path)) and not os.path.islink(path)
-    names = os.listdir(path) if named and os.path.isdir(path) else []
-    return bool(names) and all(re.fullmatch(STATE, name) for name in names)
-
-
-def lost_photos(folder: str, manifest: dict) -> str | None:
-    """What is said where the photos of an index in `folder`, of this manifest, are no longer in
-    their folder, as it was moved; None where the folder is there, or none is known."""
-    if not manifest["folder"] or os.path.isdir(manifest["folder"]):
-        return None
-    options = dict(zip(("data_path", "images", "split"), manifest["images"]))
-    options["bank"] = (manifest["bank"] or {}).get("split")
-    words = "".join(f" --{name} {shlex.quote(value)}" for name, value in options.items() if value)
-    words += (" --float16" * manifest["half"]
-              + f" --{manifest['method']}" * (manifest["method"] != "flat"))
-    words += " --engine milvus --uri URI --collection OTHER" * (manifest["engine"] == "milvus")
-    return (f"the folder of the photos, {manifest['folder']}, is not there, so all look gone; put "
-            "it back, or make the index again with where they are now: search.py index "
-            f"--checkpoint {shlex.quote(manifest['run'])}{words} --photos FOLDER --output "
-            f"{shlex.quote(folder)} --overwrite")
+def file_of(index: str) -> str:
+    """The file of an index that is named with or without its ending."""
+    return index if index.endswith(".npz") else f"{index}.npz"
 
 
 class Index:
-    """The photos of an index in files, whose vectors are mapped and not read. Raises InputError
-    where a file is missing or damaged.
+    """The photos of an index. collection: that of Milvus, where it holds the vectors."""
 
-    manifest, path: those of a state that is not in place yet. exact: whether all photos are
-    compared; otherwise an approximate index of every channel proposes candidates, `depth` of them
-    at least.
-    """
+    def __init__(self, path: str, manifest: dict, origin: Embedding, entries: Entries, collection: Collection | None):
+        self.path, self.manifest, self.origin = path, manifest, origin
+        self.entries, self.collection, self.trust = entries, collection, from_json(manifest["trust"])
 
-    def __init__(self, folder: str, manifest: dict | None = None, path: str | None = None):
-        self.folder, self.manifest = folder, manifest or manifest_of(folder)
-        self.path = path or os.path.join(folder, str(self.manifest.get("generation")))
+    @property
+    def names(self) -> list[str]:
+        return self.entries.names
+
+    @classmethod
+    def open(cls, path: str, token: str = "") -> "Index":
+        """Raises InputError where the file is missing, damaged or of another format, and where Milvus is away."""
+        path = file_of(path)
+        arrays = read_arrays(need(path, f"make an index with search.py index --output {path}"), AGAIN)
         try:
-            if not path and not re.fullmatch("[0-9]{6}", os.path.basename(self.path)):
-                raise ValueError("its manifest names no folder of it")
-            self.origin, self.trust = origin_of(self.manifest), from_json(self.manifest["trust"])
-            items = read_json(self.file("items.json"), AGAIN)
-            arrays = read_arrays(self.file("numbers.npz"), AGAIN)
-            self.items = Items(items["names"], items["digests"], arrays["uncertainty"],
-                               arrays["bank"])
-            if not all(isinstance(name, str) for name in self.items.names):
-                raise ValueError("a name is no text")
-            widths = self.manifest["vectors"]["widths"]
-            self.channels = [Flat(self.file(f"vectors{c}.npy")) for c in range(len(widths))]
-            self.rest = Flat(self.file("rest.npy")) if self.manifest["vectors"]["rest"] else None
-            counts = {*map(len, self.items), *(flat.n for flat in self.channels)}
-        except InputError:
-            raise
+            manifest = json.loads(arrays["manifest"].tobytes())
+            if manifest["index"] != FORMAT:
+                raise ValueError(f"it is of format {manifest['index']}, and this version reads {FORMAT}")
+            names, digests = manifest.pop("names"), manifest.pop("digests")
+            vectors = [torch.from_numpy(arrays[f"vectors{c}"]) for c in range(manifest["channels"])]
+            rest = torch.from_numpy(arrays["rest"]) if "rest" in arrays else None
+            entries = Entries(names, digests, arrays["uncertainty"], arrays["bank"], vectors, rest)
+            if {*map(len, entries[:4]), *map(len, vectors)} != {len(names)}:
+                raise ValueError("its arrays are of different lengths")
+            origin = Embedding(*(torch.from_numpy(arrays[name]) if name in arrays else None
+                                 for name in ("origin_mean", "origin_log_var")))
+            index = cls(path, manifest, origin, entries, None)
         except FAULTS as error:
-            raise InputError(f"{self.path} is no whole index ({reason(error)}); {AGAIN}") from error
-        count, lengths = self.manifest["count"], [flat.k for flat in self.channels]
-        if counts != {count} or lengths != widths:
-            raise InputError(f"{self.path} holds {min(counts):,} vectors of {lengths} numbers, and "
-                             f"its manifest says {count} of {widths}; {AGAIN}")
-        self.bank = self.items.bank if self.manifest["bank"] else None              # (N,)
-        self.rows = count                                   # they are below this
-        self.exact = bool(path) or self.manifest["method"] == "flat"
-        self.depth = self.manifest.get("depth", DEPTH)
-        files = [self.file(f"approximate{c}.npz") for c in range(0 if self.exact else len(widths))]
-        self.approximate = [Approximate.open(file) for file in files]
+            raise InputError(f"{path} is no whole index ({reason(error)}); {AGAIN}") from error
+        if manifest["milvus"]:
+            index.collection = Collection(*manifest["milvus"], token)
+        return index
+
+    def save(self) -> None:
+        of = self.entries
+        manifest = {**self.manifest, "names": of.names, "digests": of.digests, "channels": len(of.vectors)}
+        arrays = {f"vectors{c}": x for c, x in enumerate(of.vectors)}
+        arrays |= {"rest": of.rest, "origin_mean": self.origin.mean, "origin_log_var": self.origin.log_var,
+                   "uncertainty": of.uncertainty, "bank": of.bank,
+                   "manifest": np.frombuffer(json.dumps(manifest).encode(), np.uint8)}
+        save_arrays(self.path, {name: np.asarray(x) for name, x in arrays.items() if x is not None})
 
     def __len__(self) -> int:
-        return self.rows
+        return len(self.names)
 
-    def file(self, name: str) -> str:
-        return os.path.join(self.path, name)
+    def products(self, queries: list[Tensor]) -> list[Tensor]:
+        """Inner products (Q, N) of queries (Q, K) of every channel with all photos."""
+        if self.collection:
+            return [self.collection.products(queries[0], self.names)]
+        return [torch.cat([q @ part.float().T for part in x.split(max(1, CONVERTED // (4 * x.shape[1])))], 1)
+                for q, x in zip(queries, self.entries.vectors)]
 
-    def listed(self) -> tuple[np.ndarray, list[str], list[str | None]]:
-        """The rows, names and digests of all photos."""
-        return np.arange(len(self)), self.items.names, self.items.digests
+    def fetch(self, rows) -> tuple[list[Tensor], Tensor | None]:
+        """The vectors (n, K) of every channel and the rest (n, R) of the photos `rows` (n,), in float32."""
+        if self.collection:
+            return [self.collection.fetch([self.names[row] for row in rows])], None
+        rows = torch.as_tensor(rows)
+        return ([x[rows].float() for x in self.entries.vectors],
+                None if self.entries.rest is None else self.entries.rest[rows].float())
 
-    def close(self) -> None:
-        """Nothing: mapped files are closed with the object."""
-
-    def facts(self, rows: list[int]) -> list[tuple[str, float | None]]:
-        """The names of photos, and their log det Sigma in nats, None for points."""
-        return [(self.items.names[row], known(self.items.uncertainty[row])) for row in rows]
-
-    def products(self, vectors: list[torch.Tensor]) -> Iterator[tuple[int, list[torch.Tensor]]]:
-        """Products of queries (Q, K) of every channel with all photos: (first row, (Q, b) of every
-        channel)."""
-        for blocks in zip(*(flat.products(x) for flat, x in zip(self.channels, vectors))):
-            yield blocks[0][0], [block for _, block in blocks]
-
-    def fetch(self, rows: np.ndarray) -> Block:
-        """The photos `rows` (m,) as they are stored."""
-        return Block([flat.rows(rows) for flat in self.channels],
-                     None if self.rest is None else self.rest.rows(rows))
-
-    @functools.cached_property
-    def sample(self) -> tuple[np.ndarray, Block]:
-        """Rows of photos that were drawn at random, the same ones always, and the photos."""
-        rows = np.sort(np.random.default_rng(0).permutation(len(self))[:SAMPLE])
-        return rows, self.fetch(rows)
-
-    def candidates(self, vectors: list[torch.Tensor], r: int) -> np.ndarray:
-        """Rows of photos that may have the best scores: (Q, R), -1 where there are fewer."""
-        rows = [one.candidates(x, r) for one, x in zip(self.approximate, vectors)]
-        return np.concatenate(rows, 1)
+    def lost_photos(self) -> str | None:
+        """What is said where the folder of the photos was moved; None where it is there, or none is known."""
+        of = self.manifest
+        if not of["folder"] or os.path.isdir(of["folder"]):
+            return None
+        options = dict(zip(("data_path", "images", "split"), of["images"])) | {"bank": (of["bank"] or {}).get("split")}
+        options |= dict(zip(("uri", "collection"), of["milvus"] or ()))
+        words = "".join(f" --{name} {shlex.quote(value)}" for name, value in options.items() if value)
+        return (f"the folder of the photos, {of['folder']}, is not there, so all look gone; put it back, or make the "
+                f"index again with where they are now: search.py index --checkpoint {shlex.quote(of['run'])}{words}"
+                f"{' --float16' * of['half']} --photos FOLDER --output {shlex.quote(self.path)} --overwrite")
 
 
-class Generation:
-    """A new state of an index on its way to the disk: `begin`, `add` blocks, and `finish` puts it
-    in place."""
-
-    def __init__(self, folder: str, path: str, manifest: dict, files: contextlib.ExitStack):
-        self.folder, self.path, self.manifest, self.files = folder, path, manifest, files
-        self.writers, self.items = {}, []
-
-    def begin(self, vectors, block: Block) -> int:
-        """How many photos are there already, after a stop: none."""
-        return 0
-
-    def leave_out(self, old: Index, rows: np.ndarray, removed: set[str]) -> None:
-        """Copy the photos of the old state, but for these. removed: the names of those that were
-        taken out, and do not come back by themselves."""
-        self.manifest["removed"] = sorted(removed)
-        others = np.setdiff1d(np.arange(len(old)), rows)
-        for k in range(0, len(others), ROWS):
-            self.add(old.fetch(others[k:k + ROWS]), old.items.take(others[k:k + ROWS]))
-
-    def add(self, block: Block, items: Items) -> None:
-        """Write some photos behind those before."""
-        self.items.append(items)
-        parts = {f"vectors{c}": x for c, x in enumerate(block.vectors)}
-        parts |= {} if block.rest is None else {"rest": block.rest}
-        for name, x in parts.items():
-            if name not in self.writers:
-                file, of = os.path.join(self.path, f"{name}.npy"), self.manifest
-                writer = writing(file, of["count"], x.shape[1], of["half"])
-                self.writers[name] = self.files.enter_context(writer)
-            self.writers[name](x)
-
-    def finish(self, propose) -> None:
-        """Close the files, write names and numbers, and make this the index. propose(index): builds
-        the approximate indexes that the manifest asks for, and returns what it notes of them."""
-        self.files.close()
-        names, digests, spreads, banks = zip(*self.items)
-        save_arrays(os.path.join(self.path, "numbers.npz"),
-                    {"uncertainty": np.concatenate(spreads), "bank": np.concatenate(banks)})
-        save_json({"names": [*chain(*names)], "digests": [*chain(*digests)]},
-                  os.path.join(self.path, "items.json"))
-        if self.manifest["method"] != "flat":
-            self.manifest |= propose(Index(self.folder, self.manifest, self.path))
-        name = self.manifest["generation"]
-        os.rename(self.path, os.path.join(self.folder, name))
-        save_json(self.manifest, os.path.join(self.folder, "manifest.json"))
-        for old in os.listdir(self.folder):
-            if old != name and is_state(os.path.join(self.folder, old)):
-                # errors: readers may have its files open
-                shutil.rmtree(os.path.join(self.folder, old), ignore_errors=True)
-
-
-@contextlib.contextmanager
-def changing(folder: str, manifest: dict, count: int):
-    """Yields a Generation of `count` photos to fill and to finish, in a folder whose lock this
-    process holds (`writing_alone`). Whatever fails leaves the index as it was."""
-    for name in os.listdir(folder):                         # of a process that was killed
-        match = re.fullmatch(r"\.[0-9]{6}\.(\d+)\.part", name)
-        if match and not alive(int(match[1])):
-            shutil.rmtree(os.path.join(folder, name))
-    states = sorted(name for name in os.listdir(folder) if re.fullmatch("[0-9]{6}", name))
-    number = f"{int(states[-1]) + 1 if states else 1:06d}"
-    path = os.path.join(folder, f".{number}.{os.getpid()}.part")
-    os.mkdir(path)
-    try:
-        with contextlib.ExitStack() as files:
-            manifest = {**manifest, "generation": number, "count": count}
-            yield Generation(folder, path, manifest, files)
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def writing_alone(folder: str):
-    """A context that keeps other processes from writing this index: from before its state is read,
-    so that no change of theirs is lost. Raises InputError where one writes."""
-    os.makedirs(folder, exist_ok=True)
-    return locked(folder, "writing the index")
+def stored(x: Tensor, half: bool, names: list[str]) -> Tensor:
+    """Numbers (n, K) as an index stores them. Raises InputError where some are not finite, or beyond float16."""
+    x = x.half() if half else x
+    finite = torch.isfinite(x).all(1)
+    check(finite.all(), f"{names[int(finite.long().argmin())]} has a number that float{16 if half else 32} cannot "
+                        f"hold; {'leave --float16 out' if half else 'its features or the model are broken'}")
+    return x

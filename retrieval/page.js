@@ -1,11 +1,11 @@
 // The search page. What is asked stands in the address: ?q=TEXT or ?row=N or ?photo=NUMBER, with first and top, and
-// what else is wanted: and, not, only, since, until, once.
+// not, what photos should not show.
 // Answers come as JSON; every text is set as text, never as HTML.
 
 const $ = (id) => document.getElementById(id);
 const photos = new Map();             // photos that were dropped since the page was opened, by the time of their arrival
 let about = null;                     // what is searched
-const wanted = [...$("more").querySelectorAll("input")];   // the fields of what else is wanted
+const without = $("without").querySelector("input");
 let latest = 0;                       // number of the latest question: answers to an older one are not shown
 
 const percent = (p) => p < 0.005 ? "under 1%" : p >= 0.995 ? "over 99%" : `${Math.round(100 * p)}%`;
@@ -55,9 +55,7 @@ async function show() {
   $("start").hidden = fields !== null;
   $("error").hidden = true;
   $("text").value = fields?.q ?? "";
-  for (const input of wanted) input.type === "checkbox" ? input.checked = input.name in (fields ?? {})
-    : input.value = fields?.[input.name] ?? "";
-  $("more").open ||= wanted.some((input) => input.name in (fields ?? {}));
+  without.value = fields?.not ?? "";
   document.title = fields?.q ? `${fields.q} - ${about.title}` : about.title;
   if (!fields) return clear();
   $("found").setAttribute("aria-busy", "true");
@@ -77,7 +75,7 @@ async function show() {
 
 function clear() {
   for (const id of ["asked", "notes", "answers", "facts"]) $(id).replaceChildren();
-  for (const id of ["verdict", "pages", "learn"]) $(id).hidden = true;
+  for (const id of ["verdict", "pages"]) $(id).hidden = true;
 }
 
 function draw(fields, found) {
@@ -98,42 +96,6 @@ function draw(fields, found) {
   $("answers").start = found.first + 1;
   $("answers").append(...found.answers.map((answer, k) => card(answer, found.first + k + 1, fields, found)));
   drawPages(fields, found);
-  drawLearn(fields, found);
-}
-
-// What the user may say of the answers to a text alone, which probabilities are of.
-function drawLearn(fields, found) {
-  const of = fields.q !== undefined && found.plain && found.answers.length > 0, cards = [...$("answers").children];
-  const rows = (some) => found.answers.filter((_, k) => some(cards[k])).map((answer) => answer.row);
-  const chosen = (li) => li.querySelector(".fits").checked;
-  $("learn").hidden = !of;
-  for (const li of cards) li.querySelector(".learn").hidden = !of;
-  if (!of) return;
-  $("kept").textContent = "Mark the photos that fit, or the one you meant:";
-  $("undo").hidden = $("fit").disabled = true;
-  $("none").disabled = false;
-  cards.forEach((li, k) => {
-    li.querySelector(".fits").onchange = () => {
-      li.classList.toggle("chosen", chosen(li));
-      $("fit").disabled = !cards.some(chosen);
-      $("none").disabled = !$("fit").disabled;
-    };
-    li.querySelector(".meant").onclick = () => tell({query: fields.q, meant: found.answers[k].row});
-  });
-  $("fit").onclick = $("none").onclick = () => tell({query: fields.q, fit: rows(chosen), shown: rows(() => true)});
-  $("undo").onclick = () => tell({query: fields.q, withdrawn: true});
-}
-
-async function tell(said) {
-  const mine = latest;
-  try {
-    const kept = await read(await fetch("/answer", {method: "POST", body: JSON.stringify(said)}));
-    if (mine !== latest) return;
-    $("kept").textContent = said.withdrawn ? "taken back" : kept.said;
-    $("undo").hidden = said.withdrawn === true;
-  } catch (error) {
-    if (mine === latest) $("kept").textContent = error.message;
-  }
 }
 
 function drawQuery(fields, found) {
@@ -220,12 +182,6 @@ function searchWith(file) {
   go({photo: key, ...size()});
 }
 
-// What else is wanted, as the fields say it.
-function more() {
-  return Object.fromEntries(wanted.filter((input) => input.type === "checkbox" ? input.checked : input.value.trim())
-    .map((input) => [input.name, input.value.trim()]));
-}
-
 // The number of answers at a time, where the address gives one.
 function size() {
   const fields = asked();
@@ -238,7 +194,7 @@ $("form").addEventListener("submit", (event) => {
   event.preventDefault();
   const q = $("text").value.trim();
   const fields = asked(), of = q ? {q} : fields?.row ? {row: fields.row} : fields?.photo ? {photo: fields.photo} : null;
-  if (of) go({...of, ...more(), ...size()});
+  if (of) go({...of, ...(without.value.trim() && {not: without.value.trim()}), ...size()});
 });
 $("file").addEventListener("change", () => {
   searchWith($("file").files[0]);

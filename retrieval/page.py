@@ -5,9 +5,7 @@
     GET  /search?q=TEXT           the answers to a text; with top=N and first=N, from 0
     GET  /search?row=N            more like photo N
     POST /photo-query             the answers to the photo in the body; with top and first
-        all three also with and=, not= (texts, a comma between them), only=, since=, until=, once=1
-    POST /answer                  what is said of the answers to a text, as JSON: {"query", and
-                                  "meant": row, or "fit": rows, "shown": rows, or "withdrawn": true}
+        all three also with not=, texts that the photos should not fit, a comma between them
     GET  /thumb/ROW, /photo/ROW   a photo of the index, small and whole
 
 It is for the one person at this computer. It listens on 127.0.0.1 alone, and answers neither pages
@@ -18,7 +16,6 @@ import errno
 import functools
 import hashlib
 import io
-import json
 import os
 import re
 import signal
@@ -29,16 +26,15 @@ from collections.abc import Mapping
 
 from PIL import Image, ImageOps
 
-from cli import InputError, Stopped, day
+from cli import InputError, Stopped
 from files.photos import PHOTO_FORMATS, in_rgb, photo_formats, read_photo
 from files.reading import FAULTS
-from retrieval.learning import NEEDED, keep
-from retrieval.searcher import ANY, Found, Searcher, Wanted
+from retrieval.searcher import Found, Searcher
 
 # The most of a text, of a request in bytes, of a photo.
 LETTERS, BODY, PIXELS = 10_000, 10_000_000, 80_000_000
 TOO_MUCH = f"the request has more than {BODY:,} bytes; send a smaller copy of the photo"
-PARTS = 20                            # texts of a question beside the first
+PARTS = 20                            # texts that photos should not fit
 TOP, MOST = 10, 100                   # answers at a time, unless asked for otherwise, and at most
 THUMBNAIL, DRAWN_AT_ONCE = 400, 4     # pixels a side; thumbnails
 # Browsers show these as they are.
@@ -88,7 +84,7 @@ class Page:
         if "row" in asked:
             row = self.row(asked["row"])
             with self.lock:
-                return self.plain(self.searcher.find_row(row, *part), *part)
+                return self.plain(self.searcher.find_row(row, *part), *part[:2])
         text = asked.get("q", "").strip()
         if not text:
             raise Refused(400, "there is no query; give a text with ?q=")
@@ -96,71 +92,38 @@ class Page:
             raise Refused(400, f"the query has {len(text):,} letters, and at most {LETTERS:,} are "
                                "read; give a shorter one")
         with self.lock:
-            return self.plain(self.searcher.find_texts([text], *part)[0], *part)
+            return self.plain(self.searcher.find_texts([text], *part)[0], *part[:2])
 
     def photo_query(self, asked: Mapping[str, str], body: bytes) -> dict:
         """The answers to the photo in the file `body`."""
-        top, first, wanted = self.part(asked)
+        top, first, without = self.part(asked)
         if len(body) > BODY:          # of a request that did not say how long it would be
             raise Refused(413, TOO_MUCH)
         photo = photo_in(body)
         with self.lock:
-            found = self.searcher.find_photo(photo, top, first, wanted=wanted)
-            return self.plain(found, top, first, wanted)
+            return self.plain(self.searcher.find_photo(photo, top, first, without=without), top, first)
 
-    def answer(self, body: bytes) -> dict:
-        """Keeps what is said of the answers to a text."""
-        try:
-            said = json.loads(body)
-            query = said["query"]
-            if not isinstance(query, str) or not 0 < len(query) <= LETTERS:
-                raise ValueError
-            line, of = {"query": query}, self.searcher
-            if "meant" in said:
-                line["meant"] = of.name_of(self.row(str(said["meant"])))
-            elif "shown" in said:
-                line |= {name: [of.name_of(self.row(str(row))) for row in said[name]]
-                         for name in ("fit", "shown")}
-            elif said["withdrawn"] is True:
-                line["withdrawn"] = True
-            else:
-                raise ValueError
-        except (ValueError, KeyError, TypeError) as error:
-            if isinstance(error, Refused):
-                raise
-            raise Refused(400, 'an answer is JSON with "query" and one of "meant", "shown" with '
-                               '"fit", or "withdrawn"') from error
-        with self.lock:
-            count = keep(of.index.folder, line)
-        return {"said": f"kept: {count:,} question{'s' * (count != 1)} answered" + (
-            f"; search.py calibrate {of.index.folder} fits the percentages to them" if count >= NEEDED else
-            f", and {NEEDED} are needed to fit the percentages to them")}
-
-    def part(self, asked: Mapping[str, str]) -> tuple[int, int, Wanted]:
-        """Which answers are wanted: (top, first, what else)."""
-        also, without, only = (tuple(filter(None, map(str.strip, asked.get(name, "").split(","))))
-                               for name in ("and", "not", "only"))
-        since, until = (asked[name] and day(asked[name]) if name in asked else "" for name in ("since", "until"))
-        if len(also) + len(without) > PARTS:
-            raise Refused(400, f"and= and not= have {len(also) + len(without)} texts, and at most {PARTS} are read")
+    def part(self, asked: Mapping[str, str]) -> tuple[int, int, list[str]]:
+        """Which answers are wanted: (top, first, texts that they should not fit)."""
+        without = [*filter(None, map(str.strip, asked.get("not", "").split(",")))]
+        if len(without) > PARTS:
+            raise Refused(400, f"not= has {len(without)} texts, and at most {PARTS} are read")
         return (number(asked, "top", TOP, 1, MOST),
-                number(asked, "first", 0, 0, max(0, self.searcher.count - 1)),
-                Wanted(also, without, only, since, until, asked.get("once") == "1"))
+                number(asked, "first", 0, 0, max(0, self.searcher.count - 1)), without)
 
     def row(self, text: str) -> int:
         """The row that a request names."""
-        if not re.fullmatch("[0-9]{1,12}", text) or int(text) >= self.searcher.rows:
+        if not re.fullmatch("[0-9]{1,12}", text) or int(text) >= self.searcher.count:
             raise Refused(404, f"{ascii(text)[:40]} is no photo of the index; its rows are 0 to "
-                               f"{self.searcher.rows - 1:,}")
+                               f"{self.searcher.count - 1:,}")
         return int(text)
 
-    def plain(self, result: Found, top: int, first: int, wanted: Wanted) -> dict:
+    def plain(self, result: Found, top: int, first: int) -> dict:
         answers = [{**answer._asdict(), "unsure": answer.p is not None
                     and (result.sure if answer.copy else answer.p) < self.unsure}
                    for answer in result.answers]
         return {**result._asdict(), "answers": answers, "top": top, "first": first,
-                "plain": wanted == ANY, "said": result.said(self.unsure), "query_said": result.query_said,
-                "set_said": result.set_said}
+                "said": result.said(self.unsure), "query_said": result.query_said, "set_said": result.set_said}
 
     def file_of(self, row: int) -> str:
         """The file of a row. Raises Refused where it is gone, and where a link leads out of the
@@ -263,9 +226,6 @@ def application(searcher: Searcher, unsure: float = 0.0):
     app.add_url_rule("/photo-query", "photo_query", methods=["POST"],
                      view_func=lambda: page.photo_query(
                          flask.request.args, flask.request.get_data(cache=False)))
-
-    app.add_url_rule("/answer", "answer", methods=["POST"],
-                     view_func=lambda: page.answer(flask.request.get_data(cache=False)))
 
     def picture(row: str, draw):
         path = page.file_of(page.row(row))

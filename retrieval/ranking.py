@@ -10,10 +10,8 @@ is an inner product, too), and the similarity itself gives the scores.
 A float16 vector holds the numbers that sum up a whole item, such as -|mu|^2, in two columns, their
 rounded value and what rounding took: they are large, and float16 has three digits.
 """
-import math
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,9 +25,6 @@ PHOTOS = 4096                         # photos whose whole embeddings are compar
 # (cosine 0.87, wasserstein 0.90, mls 0.92, kl 0.979 at most), nor are two of the demo's 1,900
 # scenes (0.956).
 ALIKE = 0.98
-# And above this they are shown once where that is asked for: mirrored, brighter, or cropped by a
-# twentieth. Two of 1,400 photos of Flickr8k are as near by a cosine that models/photos learned.
-NEAR = 0.92
 
 
 # ---- vectors
@@ -178,7 +173,7 @@ def vectors_of(similarity: Similarity, origin: Embedding, half: bool,
 
 class Ranking(NamedTuple):
     """The best photos of Q queries."""
-    rows: np.ndarray              # (Q, top) int64, the best first; -1 where there are fewer
+    rows: Tensor                  # (Q, top) the best first
     scores: Tensor                # (Q, top)
     log_total: Tensor | None      # (Q,) log sum_j exp(T s_j) over the gallery, with a temperature
     in_set: Tensor | None         # (Q,) how many photos have -log p up to the limit of the sets
@@ -186,47 +181,31 @@ class Ranking(NamedTuple):
 
 
 class Ranker:
-    """The photos of an index (`index.Index`, `milvus.Milvus`), compared by `vectors`."""
+    """The photos of an `index.Index`, compared by `vectors`."""
 
     def __init__(self, vectors: LiftedVectors | WholeVectors, index):
         self.vectors, self.index, self.count = vectors, index, len(index)
         self.bank = None              # (N,) what a query bank takes, where no vector can hold it
-        if index.bank is not None and not vectors.takes_bank:
-            self.bank = torch.from_numpy(index.bank)
+        if index.manifest["bank"] and not vectors.takes_bank:
+            self.bank = torch.from_numpy(index.entries.bank)
 
     @torch.no_grad()
-    def rank(self, asked: Asked, top: int, trust: Trust | None = None,
-             among: Tensor | None = None) -> Ranking:
-        """The best `top` photos of every query, by exact scores of all photos or of the candidates
-        of the index. among (N,) bool: the gallery, and all others are not in it."""
-        rank = (self.rank_candidates if not self.index.exact and among is None else
-                lambda some, *of: self.rank_scores(self.all_scores(some), some, *of, among))
-        step = max(1, SCORES // self.count)
-        parts = [rank(asked.rows(slice(q, q + step)), min(top, self.count), trust)
-                 for q in range(0, len(asked.embedding.mean), step)]
-        rows, *fields = zip(*parts)
-        return Ranking(np.concatenate(rows),
-                       *(None if x[0] is None else torch.cat(x) for x in fields))
+    def rank(self, asked: Asked, top: int, trust: Trust | None = None, without: list[Asked] = ()) -> Ranking:
+        """The best `top` photos of every query.
 
-    @torch.no_grad()
-    def rank_parts(self, parts: list[Asked], without: list[Asked], top: int,
-                   among: Tensor | None = None) -> Ranking:
-        """The best photos of one query of several parts, each an Asked of one: the sum of z(part)
-        less that of max(0, z(part)) of those `without` which photos are wanted.
-
-        z is the score less its mean over all photos, over its deviation: so texts and photos, which
-        other similarities compare, weigh alike, and a photo that is far from what is not wanted
-        gains nothing by being farther.
+        without: what photos should not show, each an Asked of one. The score is then z(query) less max(0, z(part)) of
+        each, where z is the score less its mean over all photos, over its deviation: a photo that is far from what is
+        not wanted gains nothing by being farther.
         """
-        scores = sum((standard(self.all_scores(part)) for part in parts), torch.zeros(1, 1))
-        scores = scores - sum(standard(self.all_scores(part)).clamp(min=0) for part in without)
-        return self.rank_scores(scores, parts[0], min(top, self.count), None, among)
+        step = 1 if without else max(1, SCORES // self.count)
+        parts = [self.rank_some(asked.rows(slice(q, q + step)), min(top, self.count), trust, without)
+                 for q in range(0, len(asked.embedding.mean), step)]
+        return Ranking(*(None if x[0] is None else torch.cat(x) for x in zip(*parts)))
 
-    def rank_scores(self, scores: Tensor, asked: Asked, top: int, trust: Trust | None,
-                    among: Tensor | None = None) -> Ranking:
-        """The ranking by scores (Q, N) of all photos."""
-        if among is not None:
-            scores = scores.masked_fill(~among, -math.inf)
+    def rank_some(self, asked: Asked, top: int, trust: Trust | None, without: list[Asked]) -> Ranking:
+        scores = self.all_scores(asked)                                             # (Q, N)
+        if without:
+            scores = standard(scores) - sum(standard(self.all_scores(part)).clamp(min=0) for part in without)
         best = scores.topk(top, dim=1)
         total, in_set, fit = None, None, None
         if trust is not None:
@@ -235,74 +214,22 @@ class Ranker:
             total = logits.logsumexp(1)
             if trust.limit is not None:
                 in_set = (total[:, None] - logits <= trust.limit).sum(1)
-        rows = best.indices.masked_fill(best.values == -math.inf, -1)
-        return Ranking(rows.numpy(), best.values, total, in_set, fit)
+        return Ranking(best.indices, best.values, total, in_set, fit)
 
     def all_scores(self, asked: Asked) -> Tensor:
         """Scores (Q, N) of all photos."""
-        scores = torch.empty(len(asked.embedding.mean), self.count)
         if isinstance(self.vectors, LiftedVectors):
-            for start, products in self.index.products(asked.vectors):
-                here = slice(start, start + products[0].shape[1])
-                scores[:, here] = self.vectors.scores(products, asked)
+            scores = self.vectors.scores(self.index.products(asked.vectors), asked)
         else:
-            for rows in torch.arange(self.count).split(PHOTOS):
-                scores[:, rows] = self.vectors.scores_of(*self.index.fetch(rows), asked)
+            scores = torch.cat([self.vectors.scores_of(*self.index.fetch(rows), asked)
+                                for rows in torch.arange(self.count).split(PHOTOS)], 1)
         return scores if self.bank is None else scores - self.bank
 
-    def rank_candidates(self, asked: Asked, top: int, trust: Trust | None) -> Ranking:
-        candidates = self.index.candidates(asked.vectors, max(top, self.index.depth))       # (Q, R)
-        parts = [self.rank_some(asked.rows(slice(q, q + 1)), np.unique(rows[rows >= 0]), top, trust)
-                 for q, rows in enumerate(candidates)]
-        rows, *fields = zip(*parts)
-        return Ranking(np.stack(rows), *(None if x[0] is None else torch.stack(x) for x in fields))
-
-    def rank_some(self, asked: Asked, rows: np.ndarray, top: int, trust: Trust | None) -> Ranking:
-        """The ranking of one query among the photos `rows` (R,), without the axis of queries. A sum
-        over the gallery, and the size of a set, is that of these photos, and of a random sample of
-        the others times how many of them each stands for."""
-        scores = self.scores_of(asked, rows, self.index.fetch(rows))                # (R,)
-        best = scores.topk(min(top, len(rows)))
-        first, values = np.full(top, -1), torch.full((top,), -math.inf)
-        first[:len(best.indices)] = rows[best.indices.numpy()]
-        values[:len(best.values)] = best.values
-        total, in_set, fit = None, None, None
-        if trust is not None:
-            logits = trust.temperature * scores.double()
-            total = logits.logsumexp(0)
-            sample, block = self.index.sample
-            others = torch.from_numpy(~np.isin(sample, rows))
-            rest = trust.temperature * self.scores_of(asked, sample, block)[others].double()
-            stands = (self.count - len(rows)) / max(1, len(rest))  # each for so many
-            if trust.fits:
-                known, unknown = (trust.number(s[None], asked.embedding)[0]
-                                  for s in (scores, rest / trust.temperature))
-                fit = known + stands * unknown
-            if len(rest):
-                total = torch.logaddexp(total, rest.logsumexp(0) + math.log(stands))
-            if trust.limit is not None:
-                in_set = (total - logits <= trust.limit).sum()
-                in_set += torch.round(stands * (total - rest <= trust.limit).sum()).long()
-        return Ranking(first, values, total, in_set, fit)
-
-    def copies(self, rows: np.ndarray) -> np.ndarray:
-        """Which of the photos `rows` (R,) are copies of the first of them, as that itself is: (R,)
-        bool."""
-        x = self.index.fetch(rows).vectors[0]                                       # (R, K)
+    def copies(self, rows: Tensor) -> list[int]:
+        """Which of the photos `rows` (R,) are copies of the first of them, as that itself is: their places."""
+        x, = self.index.fetch(rows)[0][:1]                                          # (R, K)
         alike = torch.cosine_similarity(x, x[:1]) > ALIKE
-        return alike.index_fill(0, torch.tensor([0]), True).numpy()
-
-    def once(self, rows: np.ndarray) -> np.ndarray:
-        """Which of the photos `rows` (R,) are nearly equal to none before them: (R,) bool."""
-        x = torch.nn.functional.normalize(self.index.fetch(rows).vectors[0], dim=1)  # (R, K)
-        kl = "kl" in self.index.manifest["similarity"]      # its vectors are near for all photos
-        return ~(x @ x.T > (ALIKE if kl else NEAR)).tril(-1).any(1).numpy()
-
-    def scores_of(self, asked: Asked, rows: np.ndarray, block) -> Tensor:
-        """Exact scores (n,) of one query and the photos of a Block, which are `rows` (n,) of the
-        index."""
-        scores = self.vectors.scores_of(*block, asked)[0]
-        return scores if self.bank is None else scores - self.bank[torch.from_numpy(rows)]
+        return alike.index_fill(0, torch.tensor([0]), True).nonzero()[:, 0].tolist()
 
 
 def standard(scores: Tensor) -> Tensor:

@@ -1,24 +1,20 @@
 """What a search answers: photos of an index for a text or a photo, with how sure each answer is."""
 import copy
-import functools
+import math
 import os
 from itertools import zip_longest
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from PIL import Image
 
 from cli import InputError, check
 from evaluation.confidence import percent
 from evaluation.pictures import IN_SET, Cell, Row, draw_rows, drawable, picture_file, small
-from files.photos import day_of
 from inputs import Photos
 from retrieval.encoder import Encoder
-from retrieval.index import fitting, lost_photos
-from retrieval.learning import learned
-from retrieval.milvus import Milvus, open_index
-from retrieval.ranking import Asked, Ranker, Ranking, vectors_of
+from retrieval.index import Index
+from retrieval.ranking import Asked, Ranker, vectors_of
 from retrieval.trust import (
     EMPTY,
     NONE,
@@ -34,26 +30,8 @@ from retrieval.trust import (
 from similarities import Embedding, uncertainty
 
 COPIES = 50                           # answers at least among which copies of the first are sought
-ONCE = 4                              # times as many are sought where near-equal ones are left out
-SEVERAL = "a question of several parts has scores alone"
+SCORES = "answers without what is not wanted have scores alone"
 ACROSS, NAME = 5, 28                  # photos in a line of a sheet, letters of a name
-
-
-class Wanted(NamedTuple):
-    """What is asked beside a text or a photo, and which photos may answer."""
-    also: tuple[str, ...] = ()        # texts that photos have to fit, too
-    without: tuple[str, ...] = ()     # texts that they should not fit
-    only: tuple[str, ...] = ()        # names, patterns or folders of the photos that are searched
-    since: str = ""                   # their first day, YYYY, YYYY-MM or YYYY-MM-DD
-    until: str = ""                   # their last day, in the same form
-    once: bool = False                # whether near-equal photos are shown once
-
-    def of(self, query: str) -> str:
-        """A query in words, with its other parts."""
-        return ", not ".join([" and ".join([query, *self.also]), *self.without])
-
-
-ANY = Wanted()
 
 
 class Answer(NamedTuple):
@@ -82,18 +60,16 @@ class Found(NamedTuple):
     no_set: str | None = None     # why no set is given, where one was calibrated
     copies: int = 1               # how often the first photo is there: copies share its probability
     expected: float | None = None # how many photos fit, by people's votes; None without these
-    none: float = NONE            # below this expected number, none is said to fit
 
     def said(self, unsure: float) -> str | None:
         """How many photos fit, where that is known, and how sure the first answer is, unless none
         fits. unsure: less than this is not sure."""
-        fit = None if self.expected is None else how_many(self.expected, self.gallery, self.query,
-                                                            self.none)
+        fit = None if self.expected is None else how_many(self.expected, self.gallery, self.query)
         return fit if self.none_fits or self.sure is None else how_sure(self.sure, unsure, self.copies, fit)
 
     @property
     def none_fits(self) -> bool:
-        return self.expected is not None and self.expected < self.none
+        return self.expected is not None and self.expected < NONE
 
     @property
     def set_said(self) -> str | None:
@@ -119,7 +95,7 @@ class Searcher:
 
     def __init__(self, index: str, *, checkpoint: str | None = None, calibration: str | None = None,
                  device="auto", text_weights: str | None = None, token: str = ""):
-        self.index = open_index(index, token)
+        self.index = Index.open(index, token)
         manifest = self.index.manifest
         run = checkpoint or manifest["run"]
         self.encoder = Encoder(run, manifest["recipe"], device=device, text_weights=text_weights,
@@ -130,13 +106,11 @@ class Searcher:
                              f"all scores; leave --calibration {calibration} out")
         similarity = copy.deepcopy(self.encoder.similarity).cpu()       # vectors are compared there
         self.vectors = vectors_of(similarity, self.index.origin, manifest["half"],
-                                  manifest["vectors"])
+                                  manifest["form"])
         self.trust: Trust | None = self.index.trust
         if not self.trust and not manifest["bank"]:
             known = calibration_of(run, calibration)
             self.trust = known and trust_in(known, run, manifest["weights"], manifest["similarity"])
-        self.before = self.trust
-        self.trust = learned(index, manifest) or self.trust
         self.count, self.folder = len(self.index), manifest["folder"] or ""
         self.calibrated = self.trust is not None
         self.title = os.path.basename(self.folder) or manifest["data"]
@@ -147,139 +121,81 @@ class Searcher:
 
     # ---- queries
 
-    def scores_of(self, texts: list[str]) -> tuple[torch.Tensor, np.ndarray]:
-        """Scores (Q, N) of all photos, and the mean log-variances (Q,) of the texts, 0 of points."""
-        self.refuse_candidates("what was learned")
-        e = self.encoder.captions(texts).to("cpu")
-        spread = np.zeros(len(texts)) if e.log_var is None else e.log_var.mean(1).double().numpy()
-        return self.ranker.all_scores(self.vectors.queries(e)), spread
-
-    def refuse_candidates(self, what: str) -> None:
-        """Raises InputError where not all photos can be compared."""
-        check(not isinstance(self.index, Milvus),
-              f"{self.index.folder} lies in Milvus, which compares a few candidates alone; {what} "
-              "needs an index in files: make one without --engine milvus")
-
     def find_texts(self, texts: list[str], top: int = 10, first: int = 0,
-                   wanted: Wanted = ANY) -> list[Found]:
+                   without: list[str] = ()) -> list[Found]:
+        """without: texts that the photos should not fit."""
         if not all(text.strip() for text in texts):
             raise InputError("a query of blanks alone finds nothing; "
                              "describe a photo in a few words")
         e = self.encoder.captions(texts).to("cpu")
         notes = [self.encoder.note_on(text) for text in texts]
-        return self.found(texts, e, self.vectors.queries(e), top, first, self.trust, notes, wanted)
+        return self.found(texts, e, self.vectors.queries(e), top, first, self.trust, notes, without)
 
     def find_photo(self, photo: Image.Image, top: int = 10, first: int = 0,
-                   name: str = "a photo", wanted: Wanted = ANY) -> Found:
+                   name: str = "a photo", without: list[str] = ()) -> Found:
         """photo: in RGB."""
         e = self.encoder.photos([photo]).to("cpu")
         note = "photos found by a photo have no probability: a run is calibrated for captions"
         return self.found([name], e, self.vectors.queries(e, of_images=True), top, first, None,
-                          [note], wanted)[0]
+                          [note], without)[0]
 
-    def find_row(self, row: int, top: int = 10, first: int = 0, wanted: Wanted = ANY) -> Found:
+    def find_row(self, row: int, top: int = 10, first: int = 0, without: list[str] = ()) -> Found:
         """More like a photo of the index."""
         path = self.path_of(row)
         if not os.path.isfile(path):
             raise InputError(f"the photo {path} is gone, so nothing can be compared with it")
-        return self.find_photo(Photos([path]).open(0), top, first, self.name_of(row), wanted)
+        return self.find_photo(Photos([path]).open(0), top, first, self.name_of(row), without)
 
     @property
     def withdrawn(self) -> str | None:
         """Why there are no sets though some were calibrated."""
         return self.trust and self.trust.no_set(self.count)
 
-    @property
-    def rows(self) -> int:
-        """Rows of the index are below this."""
-        return self.index.rows
-
     def name_of(self, row: int) -> str:
-        return self.index.facts([row])[0][0]
+        return self.index.names[row]
 
     def path_of(self, row: int) -> str:
         """folder/name of a photo. The file may be there no more."""
-        if not 0 <= row < self.rows:
-            raise InputError(f"there is no photo {row} in the index; its photos are 0 to "
-                             f"{self.rows - 1}")
+        check(0 <= row < self.count,
+              f"there is no photo {row} in the index; its photos are 0 to {self.count - 1}")
         return os.path.join(self.folder, self.name_of(row))
 
     # ---- ranking
 
-    @functools.cached_property
-    def days(self) -> np.ndarray:
-        """(N,) the days on which the photos were taken, YYYY-MM-DD; "" where a file is gone."""
-        return np.array([day_of(os.path.join(self.folder, name))
-                         for name in self.index.listed()[1]])
-
-    def among(self, wanted: Wanted) -> torch.Tensor | None:
-        """Which photos may answer, (N,) bool; None: all. Raises InputError where none may."""
-        if not (wanted.only or wanted.since or wanted.until):
-            return None
-        names = self.index.listed()[1]
-        of = fitting(wanted.only or ["*"], set(names), f"of {self.title}",
-                     f"search.py info {self.index.folder} --names lists them")
-        among = np.array([name in of for name in names])
-        if wanted.since or wanted.until:
-            low, high = wanted.since or "1", wanted.until or "9"
-            among &= (self.days >= low) & (self.days.astype(f"U{len(high)}") <= high)
-        check(among.any(), f"no photo of {self.title} is from {wanted.since or 'the first day'} to "
-                           f"{wanted.until or 'today'}{' among those of --only' * bool(wanted.only)}; "
-                           "give other days")
-        return torch.from_numpy(among)
-
-    def ranked(self, asked: Asked, top: int, trust: Trust | None, wanted: Wanted,
-               among: torch.Tensor | None) -> Ranking:
-        """The ranking of queries with all that is wanted beside them."""
-        if not wanted.also and not wanted.without:
-            return self.ranker.rank(asked, top, trust, among)
-        also, without = ([self.vectors.queries(self.encoder.captions([text]).to("cpu"))
-                          for text in texts] for texts in (wanted.also, wanted.without))
-        each = [self.ranker.rank_parts([asked.rows(slice(q, q + 1)), *also], without, top, among)
-                for q in range(len(asked.embedding.mean))]
-        return Ranking(np.concatenate([one.rows for one in each]),
-                       torch.cat([one.scores for one in each]), None, None, None)
-
     def found(self, queries: list[str], e: Embedding, asked: Asked, top: int, first: int,
-              trust: Trust | None, notes: list[str | None], wanted: Wanted) -> list[Found]:
-        if wanted._replace(once=False) != ANY:
-            self.refuse_candidates("a question of several parts, of folders or of days")
-        several, among = wanted.also or wanted.without, self.among(wanted)
-        if several:
-            trust, notes = None, [note or SEVERAL for note in notes]
+              trust: Trust | None, notes: list[str | None], without: list[str]) -> list[Found]:
+        if without:
+            check(not self.index.collection, "Milvus gives the best photos alone, and --not compares all; leave --not "
+                                             "out, or make the index without --uri")
+            trust, notes = None, [note or SCORES for note in notes]
         if trust and self.withdrawn:
             trust = trust._replace(alpha=None, limit=None)
-        lost = lost_photos(self.index.folder, self.index.manifest)
-        most = max(first + top, COPIES) * (ONCE if wanted.once else 1)
-        ranking = self.ranked(asked, most, trust, wanted, among)
-        spreads = None if e.log_var is None or several else uncertainty(e).tolist()
-        gallery = self.count if among is None else int(among.sum())
+        lost = self.index.lost_photos()
+        ranking = self.ranker.rank(asked, max(first + top, COPIES), trust, [
+            self.vectors.queries(self.encoder.captions([text]).to("cpu")) for text in without])
+        spreads = None if e.log_var is None or without else uncertainty(e).tolist()
         results = []
         for q, query in enumerate(queries):
-            rows = [row for row in ranking.rows[q].tolist() if row >= 0]
-            places = np.arange(len(rows))
-            if wanted.once:
-                places = places[self.ranker.once(np.array(rows))]
-            places = places[first:first + top].tolist()
-            result = Found(wanted.of(query), [], gallery, None, spreads and spreads[q], None,
+            scores = ranking.scores[q][ranking.scores[q] > -torch.inf]
+            rows = ranking.rows[q][:len(scores)]
+            result = Found(", not ".join([query, *without]), [], self.count, None, spreads and spreads[q], None,
                            [note for note in (notes[q], lost) if note])
             p, copies = None, []
             if trust is not None:
-                copies = self.ranker.copies(np.array(rows)).nonzero()[0].tolist()
-                logits = trust.temperature * ranking.scores[q].double()
-                p = (logits - ranking.log_total[q]).exp().tolist()
+                copies = self.ranker.copies(rows)
+                p = (trust.temperature * scores.double() - ranking.log_total[q]).exp().tolist()
                 size = None if ranking.in_set is None else int(ranking.in_set[q]) or None
                 no_set = None if size else self.withdrawn if trust.alpha is None else EMPTY
                 result = result._replace(
                     sure=sum(p[k] for k in copies), copies=len(copies), in_set=size, no_set=no_set,
-                    expected=None if ranking.expected is None else float(ranking.expected[q]), none=trust.none,
+                    expected=None if ranking.expected is None else float(ranking.expected[q]),
                     level=size and 1 - trust.alpha, wider=spreads and trust.wider_than(spreads[q]))
-            facts = self.index.facts([rows[k] for k in places])
-            result.answers.extend(
-                Answer(rows[k], name, float(ranking.scores[q, k]), p and p[k],
-                       bool(self.folder) and not os.path.isfile(os.path.join(self.folder, name)),
-                       result.in_set and k < result.in_set, spread, k in copies)
-                for k, (name, spread) in zip(places, facts))
+            for k, row in list(enumerate(rows.tolist()))[first:first + top]:
+                name, spread = self.name_of(row), float(self.index.entries.uncertainty[row])
+                result.answers.append(Answer(
+                    row, name, float(scores[k]), p and p[k],
+                    bool(self.folder) and not os.path.isfile(os.path.join(self.folder, name)),
+                    result.in_set and k < result.in_set, None if math.isnan(spread) else spread, k in copies))
             results.append(result)
         return results
 

@@ -38,7 +38,6 @@ class Trust(NamedTuple):
     log_det: list[float] | None = None    # quantiles of log det Sigma of the captions of dev
     set_gallery: int | None = None    # how many images the limit was fitted on; None: as many
     fits: list[float] | None = None   # slope, log_det and bias of a `Sigmoid`; None: no votes
-    none: float = NONE                # below this expected number, none is said to fit
 
     def chances(self, scores: Tensor) -> Tensor:
         """The probabilities (Q, N) of the images of a whole gallery."""
@@ -85,11 +84,11 @@ def counted(p: Tensor) -> Tensor:
 
 # ---- what is said
 
-def how_many(expected: float, count: int, query: str, none: float = NONE) -> str:
+def how_many(expected: float, count: int, query: str) -> str:
     """What is said of the number of photos among `count` that fit a query. Of a few words it is far
     too low, as people voted on sentences (docs/search.md)."""
-    if expected < none:
-        return "probably none fits" + f" (expected number {expected:.2g})" * (0 < expected < NONE)
+    if expected < NONE:
+        return "probably none fits" + f" (expected number {expected:.2g})" * (expected > 0)
     n, least = max(1, round(expected)), len(query.split()) < SENTENCE
     return f"{'at least' if least else 'about'} {n:,} of {count:,} photos fit{'s' * (n == 1)}"
 

@@ -473,7 +473,6 @@ def test_what_is_said_of_how_many_fit():
     text = "a dog on grass"
     assert how_many(0.03, 1900, text) == "probably none fits (expected number 0.03)"
     assert how_many(0.6, 1900, text) == "about 1 of 1,900 photos fits"
-    assert how_many(1.6, 1900, text, none=2.0) == "probably none fits"
     assert how_many(12.4, 1900, "a dog") == "at least 12 of 1,900 photos fit"       # of few words it is too low
     assert how_sure(0.08, 0.3, 1, how_many(12.4, 1900, text)) == (
         "about 12 of 1,900 photos fit; 8% sure that the first is the one you mean")
