@@ -276,6 +276,8 @@ OBJECTIVES = {
     "mse": lambda *_: None, "two_branch": lambda *_: None, "logistic": lambda *_: PairLogistic(),
     "volume": lambda *_: None}
 
+SUMMED = ("hinge", "mse")             # objectives that are sums over the pairs; others are means
+
 
 def build_objective(opt, similarity: Similarity) -> nn.Module | None:
     """The objective that the options name, for the scores of a similarity."""

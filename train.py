@@ -29,6 +29,7 @@ from evaluation.phrases import rsum_by_chance
 from evaluation.volume import training_shares
 from files.vectors import table_for
 from files.writing import FORMAT
+from losses import SUMMED
 from methods import METHODS
 from model import build_model
 from optimisation import build_optimizers, build_schedule
@@ -66,6 +67,9 @@ def train(opt) -> int:
                   + "\ndry run: nothing was written")
             return 0
         run.stop = held.enter_context(Stop(later=True))
+        if opt.loss == "volume":
+            run.model.terms["volume"].shares = training_shares(
+                run.model, data.train, data.dev, data.tokens, device)
         folder.begin(run)
         folder.log.say(f"{facts}\nrun folder {folder.path}")
         return run_epochs(run, folder)
@@ -176,9 +180,6 @@ class Training:
         self.rate = build_schedule(opt, data.steps)
         if opt.resume is not None:
             self.restore(start)
-        if opt.loss == "volume":
-            self.model.terms["volume"].shares = training_shares(
-                self.model, data.train, data.dev, data.tokens, device)
 
     def step(self, batch) -> tuple[dict[str, float], int]:
         """Set the learning rates, learn from a batch and count it. Returns the terms of the loss
@@ -195,7 +196,7 @@ class Training:
         pairs = len(batch.lengths)
         state["step"] += 1
         state["iteration"] += 1
-        state["loss_sum"] += sum(terms.values())
+        state["loss_sum"] += sum(terms.values()) * (1 if opt.loss in SUMMED else pairs)
         state["loss_count"] += pairs
         return terms, pairs
 

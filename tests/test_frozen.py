@@ -90,3 +90,9 @@ def test_variance_layers_on_frozen_embeddings_make_a_tower(head, outputs, width)
     torch.testing.assert_close(embedding.log_var, torch.full((5, width), -2.0))
     assert all(p.requires_grad for p in tower.parameters())
     assert {name.split(".")[0] for name, _ in tower.named_parameters()} == {"log_var"}    # the points stay
+
+
+def test_a_dry_run_encodes_nothing(point, tmp_path, demo_path, monkeypatch):
+    monkeypatch.setattr("evaluation.volume.encode", None)
+    fit(*STEPS, "--data_path", demo_path, "--logger_name", tmp_path / "run", "--init_from", point, "--freeze_means",
+        "--loss", "volume", "--dry_run")

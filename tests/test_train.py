@@ -16,6 +16,7 @@ import inputs
 import train
 from checkpoints import load_checkpoint
 from cli import InputError
+from files.reading import read_text
 from runs import Data
 from tests.helpers import FORKS, STEPS, Command, in_a_process, log_of, options, refused, same_weights, started
 from tests.helpers import fit_steps as fit
@@ -222,6 +223,19 @@ def test_bf16_training_runs_and_stays_close(tmp_path, demo_path):
         fit("--data_path", demo_path, "--num_epochs", 1, "--amp", amp, "--logger_name", tmp_path / amp)
     off, bf16 = ([line["Le"] for line in log_of(tmp_path / a, lambda x: x["kind"] == "step")] for a in ("off", "bf16"))
     assert bf16 != off and bf16[0] == pytest.approx(off[0], rel=0.05)
+
+
+@pytest.mark.parametrize("loss", ["hinge", "infonce"])
+def test_the_loss_of_an_epoch_is_the_mean_over_its_pairs(tmp_path, demo_path, loss):
+    """A hinge is a sum over the batch, InfoNCE a mean. The last batch is smaller."""
+    fit("--data_path", demo_path, "--logger_name", tmp_path / "run", "--loss", loss, "--batch_size", 21)
+    log = log_of(tmp_path / "run")
+    total = len(read_text(os.path.join(demo_path, "demo_precomp", "train_caps.txt")).splitlines())
+    steps = [line["Le"] for line in log if line["kind"] == "step"]
+    epoch, = (line["epoch_loss"] for line in log if line["kind"] == "epoch")
+    pairs = np.array([21] * (len(steps) - 1) + [total - 21 * (len(steps) - 1)])
+    assert 0 < pairs[-1] < 21
+    assert epoch == pytest.approx(np.sum(steps * (1 if loss == "hinge" else pairs)) / total)
 
 
 def test_log_has_vsepps_names(tmp_path, small_run):
