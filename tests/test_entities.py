@@ -11,8 +11,7 @@ import pytest
 
 from cli import InputError
 from demo import __main__ as demo
-from demo.scenes import COLOURS, DEMO, OUTLINES, RADII, TEXTURES, WORLDS
-from files import entities
+from demo.scenes import COLOURS, OUTLINES, RADII, TEXTURES, WORLDS
 from files.entities import check_entities, enclosing, photo_paths, read_entities
 from files.phrases import areas, iou
 
@@ -178,20 +177,10 @@ DOG = ["[/EN#7/animals A dog] ."]
 
 @pytest.mark.parametrize("photo, message", [
     ((DOG, "<annotation><size>"), r"3000\.xml is not whole XML \(no element found.*\); fetch"),
-    ((DOG, "no XML"), "is not whole XML"),
-    ((DOG, "<" * 1000), "is not whole XML"),
-    ((DOG, ""), "is not whole XML"),
     ((DOG, f"<!DOCTYPE a [<!ENTITY x 'x'>]>{annotation(thing('7', 1, 1, 2, 2))}"), "has a DOCTYPE, .* not read; rem"),
-    ((DOG, annotation(thing("7", 1, 1, 2, 2), " " * (1 << 20))), "bytes, and at most 1,048,576 are read"),
     ((DOG, annotation(thing("7", 1, 1, 2, 2), size="")), "3000.xml gives no <width>, where a whole number"),
-    ((DOG, annotation(thing("7", 1, 1, 2, 2), size="<size><width>9</width></size>")), "gives no <height>"),
     ((DOG, annotation(thing("7", 1, 1, 2, 2), size=SIZE.replace("80", "eighty"))), "gives 'eighty' as <height>"),
-    ((DOG, annotation(thing("7", 1, 1, 2, 2), size=SIZE.replace("80", ""))), "gives '' as <height>"),
-    ((DOG, annotation(thing("7", 1, 1, 2, 2), size=SIZE.replace("80", "0"))), "gives the photo 100 x 0 pixels"),
     ((DOG, annotation(thing("7", 1, 1, "2.5", 2))), "gives '2.5' as <xmax>"),
-    ((DOG, annotation(thing("7", 1, 1, 2, "1" * 5000))), "gives '1111.* as <ymax>"),
-    ((DOG, annotation(thing("7", flags="<bndbox><xmin>1</xmin></bndbox>"))), "gives no <ymin>"),
-    ((DOG, annotation(thing("7", flags="<scene>yes</scene>"))), "gives 'yes' as <scene>"),
     (([""], annotation(thing("7", 1, 1, 2, 2))), r"3000\.txt holds no sentence"),
     ((["Nothing ."], annotation(thing("7", 1, 1, 2, 2))), r"val\.txt: no phrase of its 1 photos has a box \(left out: "
      r"notvisual 0, scene 0, no box 0, fault 0\), and at least one must")])
@@ -212,19 +201,12 @@ SOUND = ["[/EN#1/people A man] ."]
     ((DOG, annotation(thing("7 8", 5, 5, 4, 9))),
      "the photo 3000 has 100 x 80 pixels, and the box 4, 4, 3, 8 .* of chain 7, 8 is inverted or lies more than 1 "
      "pixel outside, and is passed over; correct"),
-    ((DOG, annotation(thing("7", 5, 5, 9, 4))), "is inverted or lies"),
     ((DOG, annotation(thing("7", -1, 1, 9, 9))), "the box -2, 0, 8, 8"),
-    ((DOG, annotation(thing("7", 1, 1, 102, 9))), "the box 0, 0, 101, 8"),
-    ((DOG, annotation(thing("7", 1, 1, 9, 82))), "the box 0, 0, 8, 81"),
     ((["A cat .", "[/EN#8/animals A cat] ."], annotation(thing("7", 1, 1, 9, 9))),
      r"3000\.txt, sentence 2: 'A cat' is of chain 8, of which .*3000\.xml has neither a sound box nor a flag; the "
      "phrase is left out: fetch"),
     ((["[/EN#7/animals A dog"], annotation(thing("7", 1, 1, 2, 2))), r"sentence 1: the mark of a phrase at '\[/EN#7"),
-    ((["[/EN#7/animals A [/EN#8/other big] dog]"], annotation(thing("7 8", 1, 1, 2, 2))), "none stands within another"),
-    ((["[/EN#7/animals ] ."], annotation(thing("7", 1, 1, 2, 2))), "is not whole"),
-    ((["[/EN#7 A dog] ."], annotation(thing("7", 1, 1, 2, 2))), "is not whole"),
-    ((["[/EN#x/animals A dog] ."], annotation(thing("7", 1, 1, 2, 2))), "is not whole"),
-    ((["EN#7/animals A dog] /EN#7"], annotation(thing("7", 1, 1, 2, 2))), "is not whole")])
+    ((["[/EN#7/animals ] ."], annotation(thing("7", 1, 1, 2, 2))), "is not whole")])
 def test_a_fault_of_one_entry_costs_that_alone(photo, message, tmp_path):
     """Beside it stands a sound phrase, which stays; `data.py check` names every fault."""
     sentences, xml = photo
@@ -257,15 +239,11 @@ def test_a_chain_keeps_its_boxes_beside_a_flag_and_notvisual_needs_no_entry(tmp_
 
 @pytest.mark.parametrize("splits, split, message", [
     ((("train", "1000"),), "val", r"there is no file .*val\.txt; Flickr30k Entities has"),
-    ((("train", "1000"), ("val", "")), "val", r"val\.txt names no photo; fetch"),
     ((("val", "3000 1000 3000"),), "val", r"val\.txt names the photo '3000' twice; name each once"),
     ((("train", "1000 3000"), ("val", "4000 3000"), ("test", "2000")), "val",
      r"train\.txt and .*val\.txt both name 1 photos, one is '3000'; a photo is of one split"),
-    ((("train", "1000"), ("val", "3000 4000"), ("test", "4000")), "test", "both name 1 photos"),
     ((("val", "3000 ../1000"),), "val", r"names the photo '\.\./1000'; an id is of letters"),
-    ((("val", "3000 5000"),), "val", r"there is no file .*Annotations.5000\.xml of the photo 5000, which"),
-    ((("val", "3000"),), "testall", "'testall' is no split of phrases; give train, val"),
-    ((("val", "3000"),), "../val", "is no split of phrases")])
+    ((("val", "3000"),), "testall", "'testall' is no split of phrases; give train, val")])
 def test_faulty_splits_are_refused_in_one_sentence(splits, split, message, tmp_path):
     root = made(tmp_path / "d", splits=splits)
     with pytest.raises(InputError, match=message):
@@ -283,11 +261,6 @@ def test_files_that_are_missing_or_no_text_are_refused(tmp_path):
     path.unlink()
     with pytest.raises(InputError, match=r"there is no file .*Sentences.3000\.txt of the photo 3000"):
         read_entities(root, "val")
-    (tmp_path / "d" / "val.txt").write_bytes(b"\xff")
-    with pytest.raises(InputError, match=r"val\.txt is not UTF-8 text"):
-        read_entities(root, "val")
-    with pytest.raises(InputError, match="there is no file"):
-        read_entities(str(tmp_path / "nowhere"), "val")
 
 
 def test_a_check_tells_everything_and_finds_all_faults(tmp_path, demo_path):
@@ -386,35 +359,3 @@ def test_phrases_of_the_demo_name_the_things_of_the_scenes(name, both):
                     several += len(own) > 1
                 assert not left                                                    # every thing of a caption is named
     assert several > 20
-
-
-@pytest.mark.parametrize("name", WORLDS)
-@pytest.mark.parametrize("split", ["val", "test"])
-def test_what_the_words_of_a_phrase_fit(name, split, both):
-    root, entries = both[name]
-    e, told = read_entities(str(root), split), json.load(open(root / f"{split}_fitting.json"))
-    assert told["phrases"] == e.phrases and [len(boxes) for boxes in told["boxes"]] == told["count"]
-    for photo, phrase, truth, boxes in zip(e.phrase_photo, e.phrases, e.truth.tolist(), told["boxes"], strict=True):
-        said, number = meant(phrase)
-        fits = [corners(thing["box"]) for thing in entries[split][photo]["objects"] if said.items() <= thing.items()]
-        assert boxes == (fits if number == 1 else [around(fits)]) and truth in boxes
-    assert 1 in told["count"] and not (root / "train_fitting.json").exists()
-    assert split == "val" or max(told["count"]) > 1
-
-
-def test_chains_and_flags_of_the_demo(both):
-    """In a photo one chain is one set of things in all sentences; grounds, skies and backgrounds are scenes."""
-    root, _ = both["demo"]
-    for split in SPLITS:
-        e, seen = read_entities(str(root), split), {}
-        for photo, chain, truth, n in zip(e.ids and e.phrase_photo.tolist(), e.chains, e.truth.tolist(), e.n_boxes):
-            assert seen.setdefault(chain, (photo, truth, n)) == (photo, truth, n)
-        assert len({(photo, tuple(truth), n) for photo, truth, n in seen.values()}) == len(seen)
-    text = "".join(path.read_text() for path in (root / "Sentences").iterdir())
-    kinds = {}
-    for chain, kind, words in re.findall(r"\[/EN#(\d+)/([a-z]+)[^ ]* ([^]]+)\]", text):
-        kinds.setdefault("0" if chain == "0" else kind, set()).add(words.lower().split()[-1])
-    assert kinds["scene"] == {"grass", "sand", "water", "sky", "background"}
-    assert kinds["0"] <= {"middle", "centre", "corner", "left", "right", "top", "bottom"} and len(kinds["0"]) > 4
-    assert kinds["other"] == {words.split()[1] for words in DEMO.openings if words.startswith("a")}
-    assert entities.DROPPED == tuple(read_entities(str(root), "val").dropped)

@@ -11,12 +11,11 @@ import torch
 
 import inputs
 from cli import InputError
-from data import Photos, Split, read_split
+from data import read_split
 from encoders import CNN
-from features import extract, hglmm, networks, store
+from features import extract, hglmm, networks
 from features.store import by_cores
 from features.word_vectors import train_vectors, write_vectors
-from files.vectors import table_for
 from tests.helpers import refused, vectors_in
 from tests.references import fisher_vectors
 
@@ -68,15 +67,6 @@ def test_features_of_photos_are_what_the_network_gives(folder, weights, name):
     made = json.loads((folder / "new" / "features.json").read_text())
     assert list(made) == ["ims"] and made["ims"].startswith("resnet18 pooled sha256:")
     assert not [file for file in os.listdir(folder / "new") if file.endswith((".tmp", ".part"))]
-
-
-def test_photos_of_one_name_in_several_folders_keep_both_names(tmp_path):
-    paths = [str(tmp_path / name) for name in ("a/1.png", "b/1.png", "b/2.png")]
-    for images, names in ((paths, "a/1.png b/1.png b/2.png"), (paths[1:], "1.png 2.png")):
-        split = Split("test", Photos(images), ["x"] * len(images), np.arange(len(images)), "")
-        extract.write_texts(str(tmp_path), split, np.arange(len(images)), extract.photo_names(split.images.paths),
-                            np.arange(len(images)))
-        assert (tmp_path / "test_ids.txt").read_text().split() == names.split()
 
 
 def test_cells_are_regions(folder, weights):
@@ -181,18 +171,6 @@ def test_rows_follow_their_photos(folder, weights, monkeypatch, capsys):
     np.testing.assert_allclose(rows_of(folder), first[[7, 5, 9, 0, 1]], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("photos", [3, {}, [3], [[]], [[["a"], 1, 2, "c"]], [["x.jpg", 1, 2, "c"]], [None, None]])
-@pytest.mark.usefixtures("small_photos")
-def test_a_list_of_photos_that_tells_nothing_is_not_believed(folder, weights, photos):
-    describe(folder, own_photos(folder))
-    images(folder, weights, *COMMON, "--splits", "test")
-    first, path = rows_of(folder), folder / "new" / "test_photos.json"
-    np.save(folder / "new" / "test_ims.npy", np.zeros_like(first))
-    path.write_text(json.dumps({**json.loads(path.read_text()), "photos": photos}))
-    images(folder, weights, *COMMON, "--splits", "test")
-    np.testing.assert_array_equal(rows_of(folder), first)
-
-
 @pytest.mark.usefixtures("small_photos")
 def test_broken_photos_are_skipped_and_counted(folder, weights, monkeypatch, capsys):
     entries = own_photos(folder)
@@ -227,35 +205,6 @@ def test_broken_photos_are_skipped_and_counted(folder, weights, monkeypatch, cap
 
 
 @pytest.mark.usefixtures("small_photos")
-def test_a_split_between_two_extractions_is_not_read(folder, weights, monkeypatch):
-    """Stopped while files are put in their places: readers refuse the mixture, and the next call mends it."""
-    entries = own_photos(folder)
-    describe(folder, entries)
-    images(folder, weights, *COMMON, "--splits", "test")
-    first = rows_of(folder)
-    order = [3, 2, 1, 0, 9, 8, 7, 6, 5, 4]
-    for turn, name in enumerate(("features.extract.save_lines", "features.store.os.replace",
-                                 "features.store.save_json")):
-        describe(folder, [entries[k] for k in order])
-        with monkeypatch.context() as patch:
-            real = getattr({"os": os, "extract": extract, "store": store}[name.split(".")[-2]], name.split(".")[-1])
-
-            def broken(*args, name=name, real=real, **how):
-                if str(args[-1]).endswith("test_ims.npy") if ".os." in name else not str(args[-1]).endswith(".part"):
-                    raise KeyboardInterrupt
-                return real(*args, **how)
-            patch.setattr(name, broken)
-            with pytest.raises(KeyboardInterrupt):
-                images(folder, weights, *COMMON, "--splits", "test")
-        with pytest.raises(InputError, match="the files of split 'test' do not belong together, as .* call it again"):
-            read_split(str(folder), "new", "test")
-        images(folder, weights, *COMMON, "--splits", "test")
-        np.testing.assert_array_equal(rows_of(folder), first[order])
-        assert read_split(str(folder), "new", "test").captions[::2] == [f"a photo {k} ." for k in order]
-        order = np.random.default_rng(turn).permutation(10).tolist()
-
-
-@pytest.mark.usefixtures("small_photos")
 def test_images_with_different_numbers_of_captions(folder, weights, capsys):
     """Refused, or the first of each; captions of an image come together, whatever their order was."""
     entries = [{**entry, "sentences": [{"raw": f"caption {k}\nof {i}"} for k in range(2 + i % 2)]}
@@ -287,17 +236,10 @@ def test_refusals_of_images(folder, weights, capsys):
     common = ["--data_name", "demo", "--output_name"]
     for words, message in (
             ([*common, "demo"], "--output_name demo is the folder of the photos"),
-            (["--data_name", "x", "--output_name", "new"], "--data_name x holds features, not photos"),
             (["--data_name", "none", "--output_name", "new"], "there is no folder .*none"),
             ([*common, "x"], "x/train_ims.npy is of 'an extractor that no features.json names' and .*another name"),
             ([*common, "new", "--layer", "fc7"], "--layer fc7 is no layer of resnet18; it has pooled, cells"),
             ([*common, "new", "--cnn_weights", str(folder / "v.txt")], "v.txt does not hold the weights of resnet18"),
-            ([*common, "new", "--cnn_weights", "nowhere"], "there is no file nowhere"),
-            ([*common, "new", "--batch_size", "0"], "--batch_size: '0' is not a whole number of at least 1"),
-            ([*common, "new", "--batch_size", "-3"], "--batch_size: '-3' is not a whole number"),
-            ([*common, "new", "--captions_per_image", "0"],
-             "--captions_per_image: '0' is not a whole number of at least 1"),
-            ([*common, "new", "--workers", "-1"], "--workers: '-1' is not a whole number"),
             ([*common, "v.txt"], "v.txt/features.json cannot be written")):
         refused(capsys, run, words, message)
     assert not (folder / "new").exists()
@@ -395,15 +337,6 @@ def test_captions_without_a_known_word_are_counted_and_zero(folder, capsys):
         assert not rows[2:4].any() and np.isfinite(rows).all() and rows[[0, 1, 4]].any(1).all()
 
 
-def test_a_new_fit_replaces_all_files_of_the_old(folder, capsys):
-    common = ["--kind", "hglmm", "--word_vectors", folder / "v.txt", "--n_clusters", 2]
-    captions(folder, *common)
-    captions(folder, *common, "--seed", 1, "--n_words", 50, "--splits", "train")
-    assert not (folder / "x" / "test_hglmm.npy").exists()                     # it was of another mixture
-    refused(capsys, lambda words: captions(folder, *words), [*common[:-1], 3],
-            "train_hglmm.npy is of 'hglmm 2 clusters, vec.* and these are of 'hglmm 3 clusters, .*give another name")
-
-
 def test_refusals_of_captions(folder, capsys):
     (folder / "junk.bin").write_bytes(b"\x00\x01\x02" * 100)
     (folder / "junk.npz").write_bytes(b"PK\x03\x04junk")
@@ -415,34 +348,15 @@ def test_refusals_of_captions(folder, capsys):
             (["--word_vectors", folder / "junk.bin"], "junk.bin holds no word vectors"),
             (["--word_vectors", folder / "strange.txt"], "strange.txt has a vector for none of the .* words"),
             ([*vectors, "--name", "ims"], "--name ims cannot name features of captions"),
-            ([*vectors, "--name", "a/b"], "--name a/b cannot name"),
-            ([*vectors, "--kind", "hglmm", "--n_clusters", 0], "--n_clusters 0 is too small; give 1 or more"),
             ([*vectors, "--kind", "hglmm", "--n_clusters", 9999],
              "9999 clusters and 10 iterations on .* different word"),
-            ([*vectors, "--kind", "hglmm", "--n_clusters", 2, "--pca", 999],
-             "999 principal axes of 240 rows of 48 values"),
             (["--kind", "tfidf", "--vocab_threshold", 9999], "no word stands 9999 times"),
-            ([*vectors, "--pca", 3], "--pca is for fitting --kind hglmm, not for --kind mean; leave it out"),
-            ([*vectors, "--ica"], "--ica is for fitting --kind hglmm, not for --kind mean"),
-            (["--kind", "tfidf", "--n_clusters", 3], "--n_clusters is for fitting --kind hglmm, not for --kind tfidf"),
-            ([*vectors, "--kind", "hglmm", "--vocab_threshold", 2], "--vocab_threshold is for fitting --kind tfidf"),
-            ([*vectors, "--kind", "tfidf"], "v.txt is for --kind mean and hglmm, not for --kind tfidf; leave it out"),
             ([*vectors, "--data_name", "demo"],
              "demo holds photos, and .*; write those first with features.extract images"),
-            ([*vectors, "--data_name", "demo_coco"], "--data_name demo_coco holds photos"),
             ([*vectors, "--fitted", folder / "junk.npz"], "junk.npz is no .npz file of plain arrays"),
-            ([*vectors, "--data_name", "none"], "there is no folder .*none"),
-            ([*vectors, "--splits", "testall"], "there is no file .*testall_caps.txt")):
+            ([*vectors, "--data_name", "none"], "there is no folder .*none")):
         refused(capsys, lambda words: captions(folder, *words), words, message)
     assert not (folder / "x" / "features.json").exists()
-    (folder / "x" / "features.json").write_text("[]")
-    refused(capsys, lambda words: captions(folder, *words), vectors, "features.json is not a JSON object")
-    refused(capsys, extract.main, ["videos"], "invalid choice: 'videos'")
-
-
-def test_wrong_dimension_is_a_sentence(folder):
-    with pytest.raises(InputError, match="have 12 values and 300 are asked for"):
-        table_for(["red", "blue"], str(folder / "v.txt"), 300)
 
 
 # ---- real data
@@ -464,18 +378,6 @@ def test_real_photos_give_the_shipped_features(real_path, tmp_path):
     assert cosine.argmax(1).tolist() == list(range(12)) and np.diag(cosine).mean() > 0.8
 
 
-def test_mean_vectors_of_real_captions(real_path, tmp_path):
-    """Captions of an image are nearer to each other than to those of the next image."""
-    os.makedirs(tmp_path / "x")
-    for name in ("test_caps.txt", "test_ims.npy"):
-        os.symlink(os.path.abspath(os.path.join(real_path, "f8k_precomp", name)), tmp_path / "x" / name)
-    write_vectors(str(tmp_path / "v.txt"), *train_vectors(read_split(str(tmp_path), "x", "test").words, 50))
-    captions(tmp_path, "--word_vectors", tmp_path / "v.txt")
-    rows = np.load(tmp_path / "x" / "test_mean.npy").reshape(500, 5, 50)
-    own, other = (rows[:, 0] * rows[:, 1]).sum(1), (rows[:-1, 0] * rows[1:, 1]).sum(1)
-    assert own.mean() > other.mean() + 0.1
-
-
 def test_features_of_captions_that_changed_are_not_read(folder, tmp_path):
     captions(tmp_path, "--kind", "tfidf", "--vocab_threshold", "1")
     assert read_split(str(tmp_path), "x", "test", text_features="tfidf").text is not None
@@ -487,16 +389,6 @@ def test_features_of_captions_that_changed_are_not_read(folder, tmp_path):
         read_split(str(tmp_path), "x", "test", text_features="tfidf")
     captions(tmp_path, "--kind", "tfidf", "--vocab_threshold", "1")
     assert read_split(str(tmp_path), "x", "test", text_features="tfidf").text is not None
-
-
-@pytest.mark.parametrize("name", ["test_ids.txt", "test_img_ids.npy", "test_ann_ids.npy", "test_caps.txt"])
-def test_files_of_a_split_that_it_did_not_write_are_never_replaced(folder, weights, capsys, name):
-    (folder / f"own_{name}").mkdir()
-    (folder / f"own_{name}" / name).write_bytes(b"mine")
-    refused(capsys, lambda words: images(folder, weights, *words),
-            ["--data_name", "demo", "--splits", "test", "--output_name",
-            f"own_{name}"], f"{name} is there already, and features.extract did not write it")
-    assert os.listdir(folder / f"own_{name}") == [name] and (folder / f"own_{name}" / name).read_bytes() == b"mine"
 
 
 def test_batches_pass_side_by_side_in_order_and_by_one_thread_each():

@@ -462,25 +462,15 @@ BAD = {
     "no words": (changed(), None, r"python vocab.py convert OLD NEW.json.*--vocab NEW.json"),
     "leftover image": (changed(image={"cap.weight": torch.zeros(2)}), WORDS,
                        r"cap.weight is \(2,\) there and absent here"),
-    "leftover text": (changed(text={"rnn.weight_ih_l0_reverse": torch.zeros(2)}), WORDS,
-                      r"rnn.weight_ih_l0_reverse is \(2,\) there and absent here"),
     "leftover graph": (changed(image={"Rs_GCN_5.g.weight": torch.zeros(2)}), WORDS,
                        r"trunk.layers.0.\S+ is absent there"),
-    "missing": (changed(image={"fc.bias": None}), WORDS, r"fc.bias is absent there"),
-    "no matrix": (changed(image={"fc.weight": torch.zeros(3)}), WORDS, r"no matrix fc.weight"),
-    "no embed": (changed(text={"embed.weight": None}), WORDS, r"no matrix embed.weight"),
     "layers": (changed(opt={"num_layers": 2}), WORDS, r"rnn.\w+_l1 is absent there"),
     "scan": (changed(opt={"cross_attn": "t2i"}), WORDS, r"is a checkpoint of SCAN"),
     "measure": (changed(opt={"measure": "l1"}), WORDS, r"--measure l1; cosine and order"),
-    "network": (changed(opt={"cnn_type": "alexnet"}), WORDS, r"--cnn_type alexnet.*resnet152"),
     "option": (changed(opt={"margin": "wide"}), WORDS, r"margin = 'wide', which is no float"),
-    "option tensor": (changed(opt={"use_abs": torch.ones(2)}), WORDS, r"use_abs = .*no bool"),
-    "rsum": (changed(best_rsum="high"), WORDS, r"best_rsum = 'high', which is no number"),
     "three": (changed(model=[{}, {}, {}]), WORDS, r"a list of 3 under 'model'"),
-    "no tensors": (changed(model=[{"fc.weight": 3}, {}]), WORDS, r"store the weights of an image and of a text"),
     "twice": (changed(image={"cnn.module.conv1.weight": torch.zeros(1), "cnn.conv1.weight": torch.zeros(1)}), WORDS,
-              r"twice"),
-}
+              r"twice")}
 
 
 @pytest.mark.parametrize("stored,words,message", BAD.values())
@@ -559,15 +549,6 @@ def test_vocabularies_that_python_2_wrote(tmp_path, capsys, pickled, protocol):
     assert convert(tmp_path, content, capsys) == (WORDS, "")
 
 
-def test_vocabulary_of_a_class_without_base(tmp_path, capsys):
-    """Python 2's `class Vocabulary:` in protocol 0, instruction by instruction."""
-    words = list(SPECIALS)
-    items = "".join(f"sV{w}\nI{i}\n" for i, w in enumerate(words)).replace("s", "", 1)
-    back = "".join(f"sI{i}\nV{w}\n" for i, w in enumerate(words)).replace("s", "", 1)
-    content = f"(i__main__\nVocabulary\n(dVword2idx\n(d{items}ssVidx2word\n(d{back}ssVidx\nI4\nsb."
-    assert convert(tmp_path, content.encode(), capsys) == (words, "")
-
-
 def test_json_of_scan(tmp_path, capsys):
     fields = {"word2idx": {w: i for i, w in enumerate(WORDS)}, "idx2word": dict(enumerate(WORDS)), "idx": len(WORDS)}
     content = json.dumps(fields)
@@ -590,9 +571,7 @@ def test_vocabularies_that_want_to_run_code_are_refused(tmp_path, monkeypatch, c
 
 @pytest.mark.parametrize("content,name", [
     (b"ccollections\nCounter\n(tR.", "collections.Counter"), (b"cos\nsystem\n.", "os.system"),
-    (b"cvocab\nVocabulary.__init__.__globals__\n.", "vocab.Vocabulary.__init__"),
-    (b"c__builtin__\ngetattr\n.", "__builtin__.getattr"),
-    (b"cvocab\nmain\n(tR.", "vocab.main"), (b"(i__main__\nOther\n.", "__main__.Other")])
+    (b"cvocab\nVocabulary.__init__.__globals__\n.", "vocab.Vocabulary.__init__")])
 def test_anything_but_the_plain_class_is_refused(tmp_path, capsys, content, name):
     words, said = convert(tmp_path, content, capsys)
     assert words is None and f"wants to call {name}" in said
@@ -605,39 +584,15 @@ def scan(**changes):
 
 
 @pytest.mark.parametrize("content,message", [
-    (b"", "neither a pickled vocabulary nor JSON"), (b"\x80\x02}q", "neither a pickled"),
-    (b'{"word2idx": ', "old.pkl is not JSON"),
-    (b'\xef\xbb\xbf{"word2idx": ', "old.pkl is not JSON"), (b'{"word2idx": {"\\ud800": 4}}', "half a surrogate pair"),
-    (b"(lp0\n.", "lacks one of word2idx"), (scan(idx="44"), "lacks one of"), (scan(idx2word=WORDS), "lacks one of"),
+    (b"", "neither a pickled vocabulary nor JSON"), (b'{"word2idx": ', "old.pkl is not JSON"),
+    (b"(lp0\n.", "lacks one of word2idx"),
     (json.dumps({"words": WORDS}).encode(), "vocabulary of this project already"),
-    (scan(idx=45), "numbers 44 words, lists 44 and counts 45"), (scan(idx2word={"0": "<pad>"}), "lists 1"),
-    (scan(idx2word={str(i + 1): w for i, w in enumerate(WORDS)}), "from 0 without a gap"),
-    (scan(idx2word={f"{i}.": w for i, w in enumerate(WORDS)}), "no whole numbers"),
+    (scan(idx=45), "numbers 44 words, lists 44 and counts 45"),
     (scan(idx2word={str(i): "w1" if i == 6 else w for i, w in enumerate(WORDS)}), "'w1' at index 6 and another"),
-    (scan(idx2word={str(i): 5 if i == 6 else w for i, w in enumerate(WORDS)}), "5 at index 6"),
-    (scan(word2idx={"a": 0}, idx2word={"0": "a"}, idx=1), "a vocabulary starts with <pad>"),
-])
+    (scan(word2idx={"a": 0}, idx2word={"0": "a"}, idx=1), "a vocabulary starts with <pad>")])
 def test_vocabularies_that_are_none_are_refused(tmp_path, capsys, content, message):
     words, said = convert(tmp_path, content, capsys)
     assert words is None and message in said and said.startswith("vocab.py: ")
-
-
-def test_words_read_as_bytes_are_warned_of(tmp_path, capsys, pickled):
-    words = [*WORDS, "b'a", 'b"the', "dog"]
-    found, said = convert(tmp_path, pickled(words), capsys)
-    assert found == words and said.startswith("warning: 2 of its words look like b'a") and len(said.splitlines()) == 1
-
-
-def test_convert_overwrites_nothing_and_the_plain_command_stays(tmp_path, capsys, pickled, demo_path):
-    content = pickled(WORDS)
-    convert(tmp_path, content, capsys)
-    for words, message in (([tmp_path / "old.pkl", tmp_path / "new.json"], "is there already"),
-                           ([tmp_path / "none.pkl", tmp_path / "a.json"], "cannot be read")):
-        with pytest.raises(SystemExit) as stop:
-            vocab.main(["convert", *map(str, words)])
-        assert message in stop.value.code
-    vocab.main(["--data_path", demo_path, "--data_name", "demo_precomp", "--vocab_path", str(tmp_path / "v")])
-    assert os.listdir(tmp_path / "v") == ["demo_precomp_vocab.json"]
 
 
 # ---- whole commands on an original checkpoint
@@ -686,19 +641,3 @@ def test_an_original_is_evaluated_drawn_and_trained_further(tmp_path, stored, ca
         assert stop.value.code == 0 and (told in capsys.readouterr().out) == note
     evaluate.main(["--checkpoint", str(tmp_path / "run"), *folder, "--output", str(tmp_path / "after.json")])
     assert json.loads((tmp_path / "after.json").read_text())["protocols"]["full"]["rsum"] == first
-
-
-def test_a_vocabulary_that_was_built_here_is_refused(tmp_path, stored, capsys):
-    """It may be as long, and every word would get the vector of another."""
-    words, folder = stored
-    vocab.main([*folder[:4], "--vocab_path", str(tmp_path / "built"), "--vocab_threshold", "1"])
-    built = tmp_path / "built" / "f8k_precomp_vocab.json"
-    for main, more in ((evaluate.main, ["--checkpoint"]),
-                       (lambda words: show.main(["retrieval", *words]), ["--checkpoint"]),
-                       (train.main, ["--init_from"])):
-        for vocabulary, message in ((["--vocab", str(built)],
-                                     "was built from f8k_precomp train, words seen 1 times: the orig"),
-                                    ([], "convert its vocabulary with .* and give it with --vocab")):
-            with pytest.raises(SystemExit) as stop:
-                main([*folder, *more, words[0], *vocabulary])
-            assert re.search(message, capsys.readouterr().err + str(stop.value.code))

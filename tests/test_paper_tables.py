@@ -2,30 +2,24 @@
 resuming."""
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 
 import pytest
-import torch
-import yaml
 
 import cca
 import evaluate
-import similarities
 import train
 from data import read_split
-from demo import __main__ as demo
 from methods import METHODS
 from paper_tables import __main__ as listing
 from paper_tables import coco_halves, common, figures
 from paper_tables import runs as running
 from paper_tables.common import Columns, Row, Table, recalls
-from paper_tables.runs import DATA, SCALES, Run, Step
+from paper_tables.runs import SCALES, Run, Step
 
 ROOT = os.path.join(os.path.dirname(__file__), "..")
 PAPERS = os.path.join(ROOT, "..", "shared", "papers")
@@ -147,30 +141,6 @@ def test_cca_is_kleins_but_in_the_tuned_rows(tmp_path, monkeypatch, label, expec
     assert [(one.eta_image, one.eta_text, one.dim) for one in seen] == [expected] * 2, "Klein's regularisation"
 
 
-def test_small_sizes_divide_the_rows_own(tmp_path):
-    assert running.resized("--embed_size 2048 --img_layers 2000-1000 --txt_layers 0 --margin 16", 16) == (
-        "--embed_size 128 --img_layers 125-62 --txt_layers 0 --margin 16")
-    assert running.last("--a 1 --b --a 2 --no-c") == "--a 2 --b --no-c"
-    wide, point = (running.training_options(TABLES["ucmr_table1"].rows[k].runs[0], "demo") for k in (1, 0))
-    assert "--embed_size 128" in wide and wide.replace("128", "64") == point
-
-
-def test_tables_share_runs(tmp_path):
-    said = common.build_place(opt(tmp_path))
-    one, two, three = (running.run_steps(TABLES[name].rows[k].runs[0], 0, said)[-2].folder for name, k in (
-        ("pmrl_table1", 10), ("ucmr_table1", 2), ("ucmr_fig2", 0)))
-    assert one == two == three
-    tuned = running.run_steps(TABLES["pmrl_table2"].rows[10].runs[0], 0, said)
-    assert tuned[-3].folder == one and tuned[-2].words[tuned[-2].words.index("--init_from") + 1] == one
-
-
-EXCEPTIONS = {                                              # methods that no paper's table has, and why
-    "vse0": "VSE++'s own baseline", "order0": "VSE++'s own baseline", "order++": "VSE++'s own baseline",
-    "infonce": "later", "vse_infinity": "later", "dmsm_bag": "DSSM's bag, in no row",
-    "mls": "later", "mls_captions": "later",
-    "scan_i2t": "with LogSumExp; jwae_table3 has the mean, as SCAN's own best"}
-
-
 @pytest.mark.parametrize("written, options", [
     ("", ""), ("--sim manhattan", "--sim manhattan"), ("vse++", "--max_violation"), ("mse --loss mse", None),
     ("dmsm --img_layers 9", None), ("gcie_kl gcie_minkl_one --margin 0.1",
@@ -182,33 +152,6 @@ def test_a_row_names_methods_before_its_own_options(written, options):
     run = Run("coco", written)
     assert run.train == options and dataclasses.replace(run, data="f30k").train == options
     assert Run("coco", options) == run                      # however it is written, it is one run in one folder
-
-
-def test_a_row_of_an_unknown_method_is_refused():
-    with pytest.raises(KeyError, match="vse_plus"):
-        Run("coco", "vse_plus --margin 0.1")
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_tables_write_no_flags_of_methods(name):
-    """Those that say what a method computes stand in METHODS alone; a table has the sizes and recipes of its rows."""
-    with open(sys.modules[f"paper_tables.{name}"].__file__, encoding="utf-8") as f:
-        found = re.findall(r"--(?:sim|head|image_head|text_head|img_enc|txt_enc|loss|max_violation|margin|captioner|"
-                           r"region_norm|cross_attn|bi_gru|recon_\w+|prior_\w+|vae|vib|mmd|mse_weight|layer_style)\b",
-                           f.read())
-    assert not found
-
-
-def words_of(options: str) -> set[str]:
-    return set(re.findall(r"--[\w-]+(?: (?!--)\S+)?", options))
-
-
-def test_methods_are_rows():
-    """The options of every method are among those of a row of a table, or the method is a named exception."""
-    trained = [words_of(running.training_options(part, "full")) for table in TABLES.values() for run in runs(table)
-               for part in (run, run.start) if part]
-    rows = {name for name, method in METHODS.items() if any(words_of(method.flags) <= row for row in trained)}
-    assert set(METHODS) - rows == set(EXCEPTIONS)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -227,51 +170,7 @@ def test_a_method_is_its_options_and_a_flag_comes_before_it(name, tmp_path):
             train.parse_args(["--method", name])
 
 
-def test_methods_are_listed(capsys):
-    with pytest.raises(SystemExit) as stop:
-        train.parse_args(["--methods"])
-    out = capsys.readouterr().out
-    assert not stop.value.code
-    assert all(f"{name}: {m.title} ({m.paper})\n    {m.flags}" in out for name, m in METHODS.items())
-
-
 # ---- published numbers
-
-def test_printed_sums_are_those_of_their_parts():
-    """To the rounding of seven numbers; where a paper misprints one, a note of the table says so."""
-    checked = 0
-    for table in TABLES.values():
-        if [path.split("/")[-1] for path in table.columns[0].paths] == [*2 * ["r1", "r5", "r10"], "rsum"]:
-            for row in table.rows:
-                off = abs(sum(row.published[:6]) - row.published[6])
-                misprinted = any(note.startswith(f"{row.label}: rsum is printed as") for note in table.notes)
-                assert (off > 5) if misprinted else off < 0.11, (table.title, row.label, off)
-                checked += 1
-    assert checked == 31
-
-
-def test_labels_name_one_row_and_notes_are_sentences():
-    for table in TABLES.values():
-        assert len({row.label for row in table.rows}) == len(table.rows) and isinstance(table.notes, tuple)
-
-
-def test_same_rows_in_two_papers_differ_only_where_the_notes_say():
-    def published(name, label):
-        return next(row.published for row in TABLES[name].rows if row.label == label)
-    tuned = published("pmrl_table2", "VSE++, cosine")
-    assert tuned == published("jwae_table3", "VSE++ (ResNet+GRU)")[6:]
-    assert published("ucmr_table3", "VSE++ft") == published("jwae_table3", "VSE++ (ResNet+GRU)")[:6]
-    for label in ("VSE++ (ResNet+GRU)", "jwae_table4"), ("jWAE-MH (ResNet+GRU)", "jwae_table4"):
-        long = published("jwae_table3", label[0])[6:]
-        short = next(row.published for row in TABLES["jwae_table4"].rows if row.label.split()[0] == label[0].split()[0])
-        assert short == (*long[:2], *long[3:5])
-    for theirs, ours, allowed in ((tuned, "VSE++ft", []), (published("pmrl_table1", "VSE++, cosine"), "VSE++", [3]),
-                                  (published("pmrl_table2", "GCIE ellipsoidal, min KL"), "VSE++ft ours", [1]),
-                                  (published("pmrl_table1", "GCIE ellipsoidal, Wasserstein"), "VSE++ ours",
-                                   [0, 1, 2, 3, 5])):
-        mine = published("ucmr_table1", ours)[1:4] + published("ucmr_table1", ours)[5:8]
-        assert [k for k in range(6) if theirs[k] != mine[k]] == allowed
-
 
 @pytest.mark.parametrize("name", [name for name in TABLES if name not in ("ucmr_fig2", "pmrl_section34")])
 def test_numbers_stand_in_the_papers(name):
@@ -295,25 +194,6 @@ def test_numbers_stand_in_the_papers(name):
         place = found.find(f" {' '.join(form.format(x) for x in numbers)} ", at + 1)
         assert place > at, row.label
         at = place
-
-
-def test_both_extractions_of_ucmr_agree():
-    """The second one has columns where the first has rows; what it keeps of rows is compared: Tables 3, 4, 6 and three
-    recalls of Tables 1 and 2."""
-    if not os.path.isdir(PAPERS):
-        pytest.skip("the papers (../shared/papers) are not on this machine")
-    with open(os.path.join(PAPERS, FILES["ucmr"][1]), encoding="utf-8") as f:
-        found = " " + " ".join(re.findall(r"(?<![\d.])\d+\.\d+(?!\d)", f.read())) + " "
-    spans = {"ucmr_table1": ((1, 4), (9, 12)), "ucmr_table2": ((1, 4), (9, 12)), "ucmr_table3": ((0, 3), (3, 6)),
-             "ucmr_table4": ((0, 1), (3, 4)), "ucmr_table6": ((0, 3), (3, 6))}
-    for name, parts in spans.items():
-        for row in (row for row in TABLES[name].rows if any(row.published)):
-            for low, high in parts:
-                assert f" {' '.join(f'{x:.1f}' for x in row.published[low:high])} " in found, (name, row.label)
-    for k in range(7):                                      # Table 5: nine rows of a model stand as columns
-        rows = [row.published[k] for row in TABLES["ucmr_table5"].rows]
-        for models in (rows[:9], rows[9:18]) + ((rows[18:],) if k >= 2 else ()):
-            assert f" {' '.join(f'{x:.1f}' for x in models)} " in found, k
 
 
 # ---- printing
@@ -352,41 +232,12 @@ a note"""
                                      opt(tmp_path, "--format", "json")))["rows"] == json.loads(json.dumps(found))
 
 
-def test_other_printouts_keep_what_their_form_would_eat(tmp_path):
-    odd = Table("t", (Columns("", (("10%", (("A", "x"),)),)),), (Row("300 | 300", (2.0,)),), notes=("a note",))
-    found = [{"label": "300 | 300", "seeds": 1, "ours": [(1.96, 0.0, 1)], "published": [2.0], "runs": True}]
-    assert r"{10\%}" in common.printed(odd, found, opt(tmp_path, "--format", "latex"))
-    assert r"| 300 \| 300: ours (1) | 2.0 |" in common.printed(odd, found, opt(tmp_path, "--format", "markdown"))
-    assert "difference           +0.0" in common.printed(odd, found, opt(tmp_path))        # 1.96 - 2.0 is no -0.0
-    assert json.loads(common.printed(odd, found, opt(tmp_path, "--format", "json")))["notes"] == ["a note"]
-
-
 def test_number_of_seeds_is_that_of_the_columns(tmp_path):
     """A row of two runs, the first with two seeds and the second with one."""
     found = [{"label": "a", "seeds": 2, "ours": [(1.0, 0.5, 2)] * 5 + [(3.0, 0.0, 1)], "published": [None] * 6,
               "runs": True}]
     said = common.printed(TINY, found, opt(tmp_path))
     assert said.count("a: ours (2)") == 1 and said.count("a: ours (1)") == 1
-
-
-def test_values_of_small_sizes_come_from_the_whole_split():
-    stored = {"protocols": {"full": {"rsum": 1}, "cxc": {"rsum": 2}, "folds5": {"rsum": 3}}}
-    for name, small in (("folds5", 1), ("cxc_folds5", 2)):
-        assert common.value(stored, common.of_whole(f"protocols/{name}/rsum")) == small
-    assert common.value(stored, "protocols/folds5/rsum") == 3
-    assert common.value(stored, "protocols/a/b/c") is None
-    assert common.value({"models": {"x": {"a": 4}}}, "models/*/a") == 4
-
-
-@pytest.mark.parametrize("words, sentence", [
-    (["--only", "nothing"], "--only nothing is no row of pmrl Table 1"),
-    (["--seeds", "0"], "--seeds: '0' is not a whole number of at least 1"),
-    (["--also", "{x}"], "holds braces or quotes"), (["--also", "--cnn_weights 'a b'"], "holds braces or quotes")])
-def test_wrong_options_are_one_sentence(words, sentence, capsys):
-    with pytest.raises(SystemExit):
-        common.main(TABLES["pmrl_table1"], "", words)
-    said = capsys.readouterr().err
-    assert sentence in said and said.count("\n") == 1
 
 
 def test_missing_data_are_named_and_the_published_numbers_printed(tmp_path, capsys):
@@ -397,25 +248,6 @@ def test_missing_data_are_named_and_the_published_numbers_printed(tmp_path, caps
     assert "58.3" in out and "78.0" in out and "94.0" not in out
 
 
-def test_dry_run_names_all_that_is_missing(tmp_path, capsys):
-    common.main(TABLES["jwae_table3"], "", ["--data_path", str(tmp_path), "--dry_run"])
-    said = capsys.readouterr().out
-    for name in ("f30k", "coco", "f30k_precomp", "coco_precomp", "GoogleNews-vectors-negative300.bin"):
-        assert f"# {tmp_path / name} is not there" in said, name
-    assert not re.search(r"^python$", said, re.MULTILINE)
-
-
-def test_nothing_is_trained_that_cannot_be_tested(tmp_path, capsys):
-    """COCO is there, Crisscrossed Captions and the instances are not."""
-    (tmp_path / "coco").mkdir()
-    for name, lacks in (("ucmr_table2", "cxc is not there; put there the csv files"),
-                        ("ucmr_table1", "instances_val2014.json is not")):
-        with pytest.raises(SystemExit, match=lacks):
-            common.main(TABLES[name], "",
-                        ["--data_path", str(tmp_path), "--only", "1", "--runs", str(tmp_path / "runs")])
-        assert "train.py" not in capsys.readouterr().err and not (tmp_path / "runs").exists()
-
-
 def test_list_and_hours(capsys, tmp_path):
     listing.main(["--runs", str(tmp_path)])
     said = capsys.readouterr().out
@@ -424,14 +256,6 @@ def test_list_and_hours(capsys, tmp_path):
         told = re.findall(r"bout\s+(\d+)\s+GPU\s+hours", sys.modules[f"paper_tables.{name}"].__doc__)
         assert told == [f"{common.gpu_hours(table):.0f}"] or (not told
                                                               and not any(run.train for run in runs(table))), name
-
-
-def test_no_machines_path():
-    for folder, _, files in os.walk(os.path.join(ROOT, "paper_tables")):
-        for file in files:
-            if file.endswith(".py"):
-                with open(os.path.join(folder, file), encoding="utf-8") as f:
-                    assert not re.search(r"/(home|work|tmp|root|mnt|Users)\b", f.read()), file
 
 
 # ---- running
@@ -517,80 +341,6 @@ def test_a_table_runs_resumes_and_skips(tmp_path, demo_path, table_command):
     assert "--overwrite" in dry and "was trained with --margin 0.3, now 0.2" in dry
 
 
-def test_pictures_of_runs_on_different_data_are_refused(tmp_path, demo_path):
-    """The captions of the second data set are shifted by three, the features of the third are of another extractor."""
-    for name in ("one", "two", "three"):
-        shutil.copytree(os.path.join(demo_path, "demo_precomp"), tmp_path / name)
-        (tmp_path / name / "features.json").write_text('{"ims": "net %s"}' % ("B" if name == "three" else "A"))
-    captions = (tmp_path / "two" / "test_caps.txt").read_text().splitlines()
-    (tmp_path / "two" / "test_caps.txt").write_text("\n".join([*captions[3:], *captions[:3]]) + "\n")
-    small = ["--data_path", str(tmp_path), "--embed_size", "16", "--word_dim", "8", "--num_epochs", "1",
-             "--batch_size", "32",
-             "--vocab_threshold", "1", "--device", "cpu"]
-    for name in ("one", "two"):
-        assert train.train(train.parse_args([*small, "--data_name", name, "--logger_name",
-                                             str(tmp_path / f"run_{name}")])) == 0
-    one, two = (str(tmp_path / f"run_{name}" / "model_best.pt") for name in ("one", "two"))
-    for words, message in (([two], "run_two.model_best.pt has 24 images and 120 captions .* draw runs on the same "
-                                   "split with"),
-                           (["--data_name", "three"], "were made by 'net B'")):
-        with pytest.raises(SystemExit, match=message):
-            figures.main(["--checkpoint", one, *words])
-    figures.main(["--checkpoint", one, two, "--data_name", "two", "--photos", os.path.join(demo_path, "demo", "images"),
-                  "--count", "1", "--neighbours"])
-    with pytest.raises(SystemExit, match="neighbours.png is where --neighbours draws its picture; name another file"):
-        figures.main(["--checkpoint", one, "--photos", os.path.join(demo_path, "demo", "images"), "--neighbours",
-                      "--output",
-                      str(tmp_path / "neighbours.png")])
-    for name in ("retrieval", "neighbours"):                # beside a file that is given
-        assert (tmp_path / "run_one" / f"{name}.png").stat().st_size > 10_000
-
-
-def test_neighbours_are_the_images_most_alike_without_the_image_itself():
-    mean = torch.nn.functional.normalize(torch.randn(9, 4, generator=torch.Generator().manual_seed(0)), dim=1)
-    for similarity, log_var in ((similarities.Cosine(), None), (similarities.KL(), torch.zeros(9, 4))):
-        near = figures.neighbours(similarity, similarities.Embedding(mean, log_var), [2, 7])
-        for n, row in zip((2, 7), near):                    # equal variances: KL ranks as the cosine of unit means
-            assert row == [k for k in (mean @ mean[n]).argsort(descending=True).tolist() if k != n][:figures.NEAREST]
-
-
-@pytest.mark.parametrize("words, sides", [(["--sim", "mahalanobis"], ["captions"]),
-                                          (["--sim", "mahalanobis", "--image_head", "ellipsoidal"], ["images"]),
-                                          (["--sim", "wasserstein"], ["images", "captions"]), (["--sim", "cosine"], []),
-                                          (["--max_violation", "--vae", "0.001", "--var_min", "1e-6"], [])])
-def test_uncertain_items_are_drawn_of_the_sides_that_are_gaussian(tmp_path, demo_path, small_run, capsys, words, sides):
-    small_run(*words, to=tmp_path / "run")
-    capsys.readouterr()
-    figures.main(["--checkpoint", str(tmp_path / "run"), "--photos", os.path.join(demo_path, "demo", "images"),
-                  "--count", "1",
-                  "--uncertain"])
-    drawn = [side for side in ("images", "captions")
-             if (tmp_path / "run" / "uncertain" / f"uncertain_{side}.png").exists()]
-    assert drawn == sides
-    assert ("compares points, which have no uncertainty" in capsys.readouterr().out) == (not sides)
-
-
-def test_a_finished_run_needs_neither_its_start_nor_another_spelling_of_it(tmp_path, monkeypatch):
-    """Of a fine-tuned run the folders are written by hand: its configuration, and the last line of its log."""
-    monkeypatch.setattr(train, "load_checkpoint", lambda *_, **__: None)
-    run = TABLES["pmrl_table2"].rows[10].runs[0]
-    steps = running.run_steps(run, 0, common.build_place(opt(tmp_path)))
-    start, tuned = (step for step in steps if step.folder)
-    os.makedirs(tuned.folder)
-    words = tuned.words[1:]
-    at = words.index("--init_from")
-    stored = {**vars(train.parse_args(words[:at] + words[at + 2:])),
-              "init_from": os.path.join("elsewhere", words[at + 1])}
-    with open(os.path.join(tuned.folder, "config.yaml"), "w", encoding="utf-8") as f:
-        yaml.safe_dump({"options": stored}, f)
-    assert tuned.command[-1] == "--overwrite" and not tuned.differs and not tuned.done
-    for name, text in (("log.txt", "done: best dev rsum 1.0"), ("model_best.pt", "")):
-        with open(os.path.join(tuned.folder, name), "w", encoding="utf-8") as f:
-            f.write(text)
-    again = running.run_steps(run, 0, common.build_place(opt(tmp_path)))
-    assert tuned.done and start.folder not in [step.folder for step in again]
-
-
 def test_halves_of_val2014_are_disjoint_and_even(tmp_path, demo_path, capsys):
     os.symlink(os.path.join(demo_path, "demo_coco"), tmp_path / "coco")
     words = ["--data_path", str(tmp_path)]
@@ -610,18 +360,6 @@ def test_halves_of_val2014_are_disjoint_and_even(tmp_path, demo_path, capsys):
         coco_halves.main(["--data_path", str(tmp_path / "nowhere")])
 
 
-def test_demo_data_that_were_stopped_are_written_again(tmp_path, monkeypatch):
-    said = opt(tmp_path, "--demo")
-    steps = running.preparations(runs(TABLES["pmrl_table1"])[0], common.build_place(said))
-    step = next(s for s in steps if s.words[:2] == ["-m", "demo"])
-    demo.write(said.data_path, size=8, progress=False)
-    assert step.done
-    monkeypatch.setattr(demo, "write_cxc", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        demo.write(said.data_path, size=8, seed=1, progress=False)
-    assert not step.done
-
-
 def test_failing_command_is_told_in_one_line(tmp_path, monkeypatch):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)   # what is printed first is received first without it, too
     step = Step(["-c", "import sys; print('words'); sys.exit('the last "
@@ -629,24 +367,3 @@ def test_failing_command_is_told_in_one_line(tmp_path, monkeypatch):
     assert running.execute(step) == "the last line"
     made = running.make([("a", [step]), ("b", [step, Step([], str(tmp_path / "y"), lacks="nothing there")])], False)
     assert made == ["a: the last line", "b: nothing there"]
-
-
-def test_failures_are_told_by_this_run_of_the_command(tmp_path):
-    log = tmp_path / "log"
-    log.write_text("a line of an earlier run\n")
-    ended = Step(["-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"], str(tmp_path / "x"), str(log))
-    assert running.execute(ended) == "-c was ended by signal 9 (SIGKILL)"
-    assert running.execute(Step(["-c", "raise SystemExit(3)"], str(tmp_path / "x"), str(log))) == "exit status 3"
-
-
-def test_two_processes_do_not_share_a_run_folder(tmp_path):
-    step = Step(["-c", "print('ran')"], str(tmp_path / "x"), str(tmp_path / "log"))
-    with open(tmp_path / "log", "a") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        assert running.execute(step).startswith("another process is at work in") and not (tmp_path / "log").read_text()
-    assert running.execute(step) == "" and (tmp_path / "log").read_text() == "ran\n"
-
-
-def test_every_data_set_has_a_place_at_every_size():
-    assert {run.data for table in TABLES.values() for run in runs(table)} <= set(DATA)
-    assert all(set(places) == set(SCALES) for places in DATA.values())

@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-import cca
 import data
 import evaluate
 import search
 import train
 from checkpoints import load_checkpoint, load_model
-from cli import InputError
 from data import phrase_batches, read_split
 from evaluation.phrases import PhraseScores, rsum_by_chance, validate_phrases
 from features import proposals
@@ -200,12 +198,6 @@ def test_what_is_drawn_depends_on_the_seed_and_the_photo_alone(root):
     assert drawn == set(split.start[4] + np.flatnonzero(compared))                  # over epochs all that can be drawn
 
 
-def test_phrases_that_no_proposal_fits(root, capsys, monkeypatch):
-    monkeypatch.setattr("runs.learnable", lambda split, positive: np.arange(0))
-    refused(capsys, train.main, [*SMALL, "--data_path", root, "--positive_iou", "0.99", "--dry_run"],
-            "no proposal of edgeboxes200_ims overlaps a phrase of demo_entities by --positive_iou 0.99")
-
-
 # ---- training and evaluation
 
 KINDS = [("--max_violation",), ("--sim", "csd", "--loss", "match", "--var_min", "1e-5", "--logvar_init", "-6"),
@@ -356,39 +348,6 @@ def test_search_refuses_a_run_on_phrases(run, root, tmp_path, capsys):
                                   "demo_entities", "--output", tmp_path / "index"], "was trained on phrases")
 
 
-def test_what_is_of_images_and_captions_refuses_phrases(root, demo_path, small_run, tmp_path, capsys):
-    message = "is of images and captions, and .*demo_entities has phrases"
-    words = ["--data_path", root, "--data_name", "demo_entities"]
-    refused(capsys, evaluate.main, ["--checkpoint", small_run(), *words, "--output", tmp_path / "r.json"], message)
-    refused(capsys, cca.main, [*words, "--text", "tfidf", "--output", tmp_path / "cca.npz"], message)
-
-
-def test_regions_are_for_phrases_only(demo_path, small_run, capsys):
-    refused(capsys, evaluate.main, ["--checkpoint", small_run(), "--regions", "x_y"],
-            "--regions x_y is for runs on phrases")
-
-
-def test_runs_of_two_text_encoders(root, run, small_run, capsys, tmp_path, monkeypatch):
-    """An ensemble reads phrases as each run was trained; kinds of runs do not mix; a comparison keeps its file."""
-    monkeypatch.chdir(tmp_path)
-    folder, other = run(*KINDS[0]), run("--txt_enc", "mean")
-    both, _ = report(capsys, "--checkpoint", folder, other, "--output", "both.json")
-    assert both["localisation"]["r1"] > both["localisation"]["chance"]["r1"]
-    for first, second in ((folder, small_run()), (small_run(), folder)):
-        refused(capsys, evaluate.main, ["--checkpoint", first, second], "was trained on .*(apart|another run)")
-        refused(capsys, evaluate.main, ["--compare", first, second], "was trained on .*(apart|another run)")
-    report(capsys, "--compare", folder, other)
-    report(capsys, "--compare", folder, other, "--regions", "edgeboxes200_ims")
-    names = sorted(name for name in os.listdir() if name.startswith("comparison"))
-    assert len(names) == 2 and names[1] == names[0].replace(".json", "_edgeboxes200_ims.json")
-
-
-def test_photos_may_be_gone(own, run, capsys, tmp_path):
-    shutil.rmtree(os.path.join(own, "demo_entities", "images"))
-    report(capsys, "--checkpoint", run(*KINDS[0]), "--data_path", own, "--confidence", "--output", tmp_path / "r.json")
-    assert (tmp_path / "r_confidence_examples.png").stat().st_size > 5000
-
-
 @pytest.mark.parametrize("change, message", [
     (lambda path: os.remove(f"{path}/train_edgeboxes200.npz"), "has no proposals train_edgeboxes200.npz"),
     (lambda path: os.remove(f"{path}/train_edgeboxes200_ims.npy"), "train_edgeboxes200_ims.npy"),
@@ -398,35 +357,9 @@ def test_what_train_refuses(own, capsys, change, message):
     refused(capsys, train.main, [*SMALL, "--data_path", own, "--dry_run"], message)
 
 
-def first(path: str) -> str:
-    with open(os.path.join(path, "train.txt")) as f:
-        return f.readline().strip()
-
-
-def test_single_faults_are_passed_over_and_told(own):
-    folder = os.path.join(own, "demo_entities")
-    append(f"{folder}/Sentences/{first(folder)}.txt", "[/EN#9/people a man\n")
-    notes = read_split(own, "demo_entities", "train").notes
-    assert any(note.startswith("1 faults of the annotations of train are passed over") for note in notes)
-
-
 def append(path: str, text: str) -> None:
     with open(path, "a") as f:
         f.write(text)
-
-
-def test_features_of_other_phrases_are_refused(own):
-    folder = os.path.join(own, "demo_entities")
-    split = read_split(own, "demo_entities", "test")
-    np.save(os.path.join(folder, "test_texts.npy"), np.ones((len(split.phrases), 4), np.float32))
-    assert read_split(own, "demo_entities", "test", text_features="texts").text.dim == 4
-    with open(os.path.join(folder, "test_texts.json"), "w") as f:
-        json.dump({"captions_sha256": "of others"}, f)
-    with pytest.raises(InputError, match="extracted from other captions"):
-        read_split(own, "demo_entities", "test", text_features="texts")
-    np.save(os.path.join(folder, "test_texts.npy"), np.ones((3, 4), np.float32))
-    with pytest.raises(InputError, match="for the .* captions of .*; give one row a caption"):
-        read_split(own, "demo_entities", "test", text_features="texts")
 
 
 def test_the_check_of_a_folder(own, capsys):

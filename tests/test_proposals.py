@@ -4,7 +4,6 @@ import importlib.util
 import json
 import os
 import random
-import sys
 
 import numpy as np
 import pytest
@@ -16,12 +15,11 @@ from demo import extractor, scenes
 from encoders import CNN
 from features import extract, proposals, regions
 from features.networks import RegionPooling, region_network, roi_align
-from features.store import How, RowStore
 from files.entities import read_entities
-from files.phrases import Proposals, iou, read_proposals, read_region_features, recall
+from files.phrases import iou, read_proposals, read_region_features, recall
 from files.writing import save_arrays
 from inputs import whole_transform
-from tests.helpers import Command, refused
+from tests.helpers import refused
 
 opencv = pytest.mark.skipif(importlib.util.find_spec("cv2") is None,
                             reason="OpenCV is an optional package (requirements-localise.txt)")
@@ -125,14 +123,6 @@ def test_edge_boxes_find_the_rectangles(root, capsys):
     assert bytes_of(root, "train_edgeboxes50.npz", "train_edgeboxes50.json") == before
 
 
-@opencv
-def test_the_command_reads_with_worker_processes(root):
-    words = ["--data_path", os.path.dirname(root), "--data_name", "x", "--count", "5", "--workers", "1"]
-    with Command(proposals.main, words, readers=True) as process:
-        status, out, err = process.ended()
-    assert status == 0 and "boxes of 3 photos" in out, err
-
-
 def test_recall_is_the_loop(given):
     shares = []
     for split in SIZES:
@@ -177,22 +167,6 @@ def test_a_stop_changes_no_byte(root, capsys, monkeypatch):
     assert calls == [0, 1, 2, 0, 0, 1] and bytes_of(root, *names) == whole and not left(root)
 
 
-def test_a_photo_that_changed_meanwhile_is_done_again(root, monkeypatch):
-    paths = [os.path.join(root, "images", f"p{n}.png") for n in range(2)]
-    work = RowStore(os.path.join(root, "y"), paths, paths, {"method": "sum"}, (1,), np.float32)
-    work.run(lambda n: np.full((1, 1), n + 1), list, How(None, 1, 0), "y")
-    Image.new("RGB", (120, 130)).save(paths[1])
-    for made, done in (({"method": "sum"}, [True, False]), ({"method": "mean"}, [False, False])):
-        again = RowStore(os.path.join(root, "y"), paths, paths, made, (1,), np.float32)
-        assert [note is not None for note in again.notes] == done
-
-
-@opencv
-def test_photos_without_an_edge_have_one_box():
-    found = proposals.edge_boxes(np.full((40, 70, 3), 90, np.uint8), 10)
-    assert found.tolist() == [[0, 0, 69, 39, 0]]
-
-
 @opencv
 def test_boxes_lie_in_photos_of_any_size():
     rng = np.random.default_rng(0)
@@ -217,11 +191,6 @@ def test_thinned_edges_are_ridges_and_directions_lie_across():
     assert ((thin[middle] > 0.5).sum(1) <= 3).all() and (thin[middle].argmax(1) == strength[middle].argmax(1)).all()
     angle = across[middle][strength[middle] > 0.8]          # the normal of x = 30 + y / 4 is (1, -1/4)
     assert np.abs(np.cos(angle - np.arctan2(-0.25, 1))).min() > 0.98
-
-
-def test_missing_opencv_is_said(root, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "cv2", None)
-    refused(capsys, lambda words: propose(root, *words), [], "pip install -r requirements-localise.txt")
 
 
 # A tree of one question, whether the gradient in the middle of a patch is strong, and one answer, an edge there.
@@ -263,25 +232,6 @@ def test_a_structured_forest_finds_edges_too(root, tmp_path):
     assert " of the structured forest " in found.facts["method"] and recall(found, entities, 0.5) >= 75
 
 
-@opencv
-def test_wrong_forests(root, capsys, tmp_path):
-    whole = gzip.compress(FOREST.encode())
-    for content in (b"", b"no forest", b"\x1f\x8b\x08\x00", whole[:len(whole) // 2],
-                    gzip.compress(FOREST.replace("numberOfTrees:", "trees:").encode())):
-        (tmp_path / "model.yml.gz").write_bytes(content)
-        proposals.forest_of.cache_clear()
-        refused(capsys, lambda words: propose(root, *words), ["--model", tmp_path / "model.yml.gz"],
-                "model.yml.gz holds no structured forest")
-    refused(capsys, lambda words: propose(root, *words), ["--model", tmp_path / "none"], "there is no file .*none")
-
-
-@opencv
-def test_photos_of_another_size_are_refused(root, capsys):
-    Image.new("RGB", (60, 65)).save(os.path.join(root, "images", "p1.png"))
-    refused(capsys, lambda words: propose(root, *words), [],
-            "p1.png has 60 x 65 pixels and its annotations say 120 x 130")
-
-
 def test_boxes_of_ones_own(root, capsys):
     path = boxes_file(root, {"p0": [[0, 0, 119, 129], [1, 2, 3.5, 4]],
                              "p1": [[1, 1, 9, k, k % 7] for k in range(2, 12)]})
@@ -296,43 +246,13 @@ def test_boxes_of_ones_own(root, capsys):
 
 @pytest.mark.parametrize("change, message", [
     ({"p1": [[0, 0, 120, 20]]}, "the box \\[0, 0, 120, 20\\] of p1 leaves the photo, 120 x 130 pixels; .* at most 119"),
-    ({"p1": [[-1, 0, 20, 20]]}, "of p1 is empty, inverted or outside"),
     ({"p1": [[9, 0, 5, 20]]}, "the box \\[9, 0, 5, 20\\] of p1 is empty, inverted or outside"),
     ({"p1": []}, "has no boxes of 1 of 3 photos, the first is p1"),
-    ({"p1": None}, "has no boxes of 1 of 3 photos, the first is p1"),
-    ({"p1": [[0, 0, 5]]}, "\\[0, 0, 5\\] of p1 is no box"),
-    ({"p1": [[0, 0, 5, 5], [0, 0, 5, 5, 1]]}, "gives p1 no list of boxes of equally many numbers"),
-    ({"p1": 7}, "gives p1 no list of boxes"),
-    ({"p1": [[0, 0, True, 5]]}, "\\[0, 0, True, 5\\] of p1 is no box"),
-    ({"p1": [["a", 0, 5, 5]]}, "of p1 is no box")])
+    ({"p1": [[0, 0, 5]]}, "\\[0, 0, 5\\] of p1 is no box"), ({"p1": [["a", 0, 5, 5]]}, "of p1 is no box")])
 def test_wrong_boxes_of_ones_own(root, capsys, change, message):
     words = ["--from", boxes_file(root, change), "--name", "mine"]
     refused(capsys, lambda words: propose(root, *words), words, message)
     assert not os.path.exists(os.path.join(root, "train_mine.npz"))
-
-
-def test_options_that_do_not_fit(root, capsys):
-    path = boxes_file(root)
-    for words, message in ((["--from", path], "needs --name NAME"),
-                           (["--from", path, "--name", "a", "--model", path], "leave one out"),
-                           (["--from", path, "--name", "a b"], "--name a b cannot name proposals"),
-                           (["--from", path, "--name", "a/b"], "--name a/b cannot name proposals"),
-                           (["--data_name", "none", "--from", path, "--name", "a"], "there is no folder .*none")):
-        refused(capsys, lambda words: propose(root, *words), words, message)
-
-
-def test_files_of_others_stay(given, capsys):
-    mine = lambda words: propose(given, "--from", boxes_file(given), *words)      # noqa: E731
-    before = bytes_of(given, "train_mine.npz", "train_mine.json")
-    refused(capsys, mine, ["--name", "mine", "--count", 3],
-            "train_mine.npz is of count '200' and not '3'; give another --name")
-    refused(capsys, lambda words: propose(given, "--from", boxes_file(given, count=6), *words), ["--name", "mine"],
-            "is of method 'given in boxes.json \\w+' and not 'given in")
-    for name in ("train_other.npz", "train_text.json"):
-        with open(os.path.join(given, name), "w") as f:
-            f.write("{}")
-        refused(capsys, mine, ["--name", name[6:-4].rstrip(".")], "is there and not of features.proposals")
-    assert bytes_of(given, "train_mine.npz", "train_mine.json", "train_text.json") == [*before, b"{}"]
 
 
 def test_proposals_of_other_photos_and_broken_files_are_refused(given):
@@ -343,11 +263,9 @@ def test_proposals_of_other_photos_and_broken_files_are_refused(given):
     with pytest.raises(InputError, match="there is no file .*test_none.npz"):
         read_proposals(given, "test", "none", entities)
     good = {"boxes": found.boxes, "start": found.start, "score": found.score, "added": found.added}
-    for change, message in (({"boxes": found.boxes + np.float32(0.25)}, "not those that its .json was written for"),
-                            ({"boxes": found.boxes.astype(np.float64)}, "holds other arrays than boxes float32"),
-                            ({"start": found.start[:-1]}, "do not give each of 2 photos at least one of 10"),
-                            ({"start": np.array([0, 0, 10])}, "do not give each of 2 photos at least one"),
-                            ({"start": np.array([0, 5, 11])}, "do not give each of 2")):
+    for change, message in (
+            ({"boxes": found.boxes + np.float32(0.25)}, "not those that its .json was written for"),
+            ({"start": found.start[:-1]}, "do not give each of 2 photos at least one of 10")):
         save_arrays(path, {**good, **change})
         with pytest.raises(InputError, match=message):
             read_proposals(given, "test", "mine", entities)
@@ -355,19 +273,6 @@ def test_proposals_of_other_photos_and_broken_files_are_refused(given):
         f.write(b"PK")
     with pytest.raises(InputError, match="no .npz file"):
         read_proposals(given, "test", "mine", entities)
-
-
-def test_annotations_that_changed_are_written_again(given, capsys):
-    path = os.path.join(given, "Annotations", "p0.xml")
-    with open(path) as f:
-        text = f.read()
-    with open(path, "w") as f:
-        f.write(text.replace("<xmin>5</xmin>", "<xmin>6</xmin>"))
-    capsys.readouterr()
-    propose(given, "--from", boxes_file(given), "--name", "mine")
-    assert capsys.readouterr().out.count("done already") == 2
-    _, found = load(given, "train")
-    assert [5, 6, 40, 50] in found.boxes[found.added].tolist()
 
 
 # ---- features of boxes
@@ -483,28 +388,6 @@ def test_demo_features_are_those_of_a_loop():
         np.testing.assert_allclose(row[384:], mean, rtol=1e-3, atol=1e-3)
 
 
-def test_features_of_other_proposals_are_refused(given, capsys):
-    words = ["--proposals", "mine", "--kind", "demo"]
-    describe(given, *words)
-    entities, found = load(given, "test")
-    for path in ("test_mine.npz", "test_mine.json"):
-        os.remove(os.path.join(given, path))
-    propose(given, "--from", boxes_file(given, {"p4": [[1, 2, 30, 40, 1]] * 5}), "--name", "mine", "--splits", "test")
-    _, other = load(given, "test")
-    assert len(other.boxes) == len(found.boxes)
-    with pytest.raises(InputError, match="test_mine_ims.npy is of other boxes than those that .*test_mine.npz holds"):
-        read_region_features(given, "test", "mine", "ims", other)
-    with pytest.raises(InputError, match="there is no file .*test_mine_none.npy"):
-        read_region_features(given, "test", "mine", "none", other)
-    capsys.readouterr()
-    describe(given, *words)                                 # only these are extracted again
-    assert capsys.readouterr().out.count("done already") == 2
-    path = read_region_features(given, "test", "mine", "ims", other)
-    np.save(path, np.load(path)[1:])
-    with pytest.raises(InputError, match="holds float16 of shape \\(9, 576\\), and 10 boxes have features"):
-        read_region_features(given, "test", "mine", "ims", other)
-
-
 def test_features_of_ones_own(given, capsys, tmp_path):
     rng, path = np.random.default_rng(0), tmp_path / "fc6.npy"
     entities, found = load(given, "val")
@@ -521,25 +404,11 @@ def test_features_of_ones_own(given, capsys, tmp_path):
     assert np.array_equal(np.load(path), features) and np.array_equal(np.load(stored), features)
     broken = features.copy()
     broken[3, 2] = np.nan
-    for array, message in ((features[1:], "holds float32 of shape \\(4, 12\\), and 5 boxes"),
-                           (features.astype(np.float64), "holds float64"), (broken, "NaN or infinity in row 3"),
-                           (features * 2, "is of 'given in fc6.npy .*' and these are of 'given in new.npy")):
+    for array, message in (
+            (features[1:], "holds float32 of shape \\(4, 12\\), and 5 boxes"),
+            (broken, "NaN or infinity in row 3"),
+            (features * 2, "is of 'given in fc6.npy .*' and these are of 'given in new.npy")):
         np.save(tmp_path / "new.npy", array)
         refused(capsys, lambda words: describe(given, *words),
                 [*words, "--splits", "val", "--given", tmp_path / "new.npy"], message)
     assert np.array_equal(np.load(stored), features)
-
-
-def test_options_of_regions_that_do_not_fit(given, capsys, tmp_path, weights):
-    for words, message in ((["--side", 50], "--side 50 is no multiple of 32"),
-                           (["--kind", "demo", "--cnn_type", "vgg16"], "--cnn_type vgg16 is for --kind cnn"),
-                           (["--kind", "demo", "--side", 64], "--side 64 is for --kind cnn"),
-                           (["--name", "a b"], "--name a b cannot be a name"),
-                           (["--proposals", "none", "--kind", "demo"], "has no proposals none of train; write them"),
-                           (["--cnn_type", "resnet18", "--layer", "fc6"], "--layer fc6 is no layer of regions of res")):
-        refused(capsys, lambda words: describe(given, *words), ["--proposals", "mine", *words], message)
-    describe(given, "--proposals", "mine", "--kind", "demo", "--splits", "dev")
-    assert isinstance(load(given, "dev")[1], Proposals)
-    refused(capsys, lambda words: describe(given, *words),
-            ["--proposals", "mine", "--cnn_type", "resnet18", "--cnn_weights", weights, "--splits", "val"],
-            "val_mine_ims.npy is of 'demo_scenes boxes, .*' and these are of 'resnet18 RoI cells")
