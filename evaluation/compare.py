@@ -31,7 +31,7 @@ def compare(names: list[str], opened: Callable[[str], Subject], asked: Asked) ->
         if first is None:
             first, judged = subject, read_judgements(subject, asked)
         else:
-            take_order_of(first, subject)
+            take_items_of(first, subject)
         results, record, _ = assess(subject, judged, asked)
         return {**results, "seed": subject.seed}, record.totals(first.caption_image, first.n_images)
     runs, totals, comparisons = side_by_side(names, assessed)
@@ -110,14 +110,11 @@ def over_seeds(totals: list[dict], protocols: list[dict]) -> dict[str, tuple[flo
             for name, v in values.items()}
 
 
-def take_order_of(first: Subject, subject: Subject) -> None:
-    """Put a subject's items in the order of another's. Raises InputError where they are other
-    items."""
-    rows = subjects.order_like(subject.items, first.items)
-    if not rows.same:
-        subject.take(rows)
+def take_items_of(first: Subject, subject: Subject) -> None:
+    """Give a subject the items of another. Raises InputError where they are other items."""
+    notes = subjects.refuse_other_items(subject.items, first.items)
     subject.caption_image, subject.items, subject.photos = first.caption_image, first.items, first.photos
-    subject.notes += [note for note in rows.notes if note not in subject.notes]
+    subject.notes += [note for note in notes if note not in subject.notes]
 
 
 def common_name(paths: list[str]) -> str:

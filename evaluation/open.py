@@ -7,7 +7,6 @@ import difflib
 import glob
 import os
 import zipfile
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -16,9 +15,19 @@ import torch
 from checkpoints import Trained
 from cli import InputError, check
 from data import Split, check_extractors, read_split
-from evaluation import bank, subjects, volume
+from evaluation import bank, volume
 from evaluation.encode import encode
-from evaluation.subjects import Bank, Gallery, Member, Subject, Variances, refuse_other_kind
+from evaluation.subjects import (
+    Bank,
+    Gallery,
+    Items,
+    Member,
+    Subject,
+    Variances,
+    items_of_split,
+    refuse_other_items,
+    refuse_other_kind,
+)
 from files.layouts import named_splits
 from files.phrases import refuse_phrases
 from files.reading import FAULTS, read_array, read_arrays
@@ -125,10 +134,8 @@ def load_run(path: str, where: Where, first: Run | None = None, *, vocab: str | 
                            text_features=mine.text_features, dev_images=lead.dev_images
                            if where.dev_images is None else where.dev_images,
                            regions=where.regions or mine.regions).require_sound()
-        of = partial(subjects.of_split, data_name=folder[1])
-        if first and not subjects.order_like(of(split), of(first.split)).same:
-            raise InputError(f"{split.source} stands in another order than {first.split.source}; "
-                             "an ensemble needs one split")
+        if first:
+            refuse_other_items(*(items_of_split(of, folder[1]) for of in (split, first.split)))
     refuse_phrases(split if not phrases else None, path)
     check_fits(mine, split.images, split.text, path)
     check_extractors(trained.extractors, split, mine.text_features, path)
@@ -262,7 +269,7 @@ def widened(member: Member, sides: tuple[volume.Volume, volume.Volume]) -> Membe
 
 def of_split(split: Split, name: str, folder: tuple[str, str]) -> Subject:
     """A subject of the items of a split that has no members yet. folder: (data_path, data_name)."""
-    known = subjects.of_split(split, folder[1])
+    known = items_of_split(split, folder[1])
     return Subject(name, "", split.caption_image, len(split.images), items=known,
                    photos=split.images if isinstance(split.images, Photos) else split.photo_names,
                    data_name=folder[1], split=known.split, folder=os.path.join(*folder),
@@ -314,14 +321,13 @@ def open_embeddings(path: str, where: Where, sim: str | None = None) -> Subject:
     name = sim or text_of(arrays, "similarity", path) or "cosine"
     similarity = named_similarity(name, arrays, path)
     check_similarity(similarity, sides, name, path)
-    subject, order = described(path, where, len(sides[0].mean), len(sides[1].mean), arrays)
+    subject = described(path, where, len(sides[0].mean), len(sides[1].mean), arrays)
     if not sim and "similarity" not in arrays:
         unused = ", and its variances are not used" * any(e.log_var is not None for e in sides)
         subject.notes.append(f"{path} names no similarity: the cosine of the means is "
                              f"taken{unused} (--sim takes another)")
     subject.notes += lengths(path, sides, isinstance(similarity, Cosine))
     subject.similarity, subject.members = name, [Member(similarity, *sides)]
-    subject.take(order)
     return subject
 
 
@@ -420,7 +426,7 @@ def open_scores(path: str, where: Where) -> Subject:
     check(scores.ndim == 2 and scores.dtype.kind == "f",
           f"{path} holds {scores.dtype} of shape {scores.shape}; scores are floats, images x captions")
     # it names no items: their order is that of the split
-    subject, _ = described(path, where, *scores.shape, {})
+    subject = described(path, where, *scores.shape, {})
     for what, lines in (("image", scores), ("caption", scores.T)):
         some = lines[np.linspace(0, len(lines) - 1, min(len(lines), 50)).astype(int)]
         with np.errstate(over="ignore"):                    # ranking finds infinity in our words
@@ -437,9 +443,8 @@ def open_scores(path: str, where: Where) -> Subject:
 
 # ---- the items of a file
 
-def described(path: str, where: Where, n: int, m: int, arrays: dict) -> tuple[Subject, subjects.Order]:
-    """The items that a file of N images and M captions is about, as a subject without members, and
-    the rows that put the file's arrays in their order.
+def described(path: str, where: Where, n: int, m: int, arrays: dict) -> Subject:
+    """The items that a file of N images and M captions is about, as a subject without members.
 
     With a data_name they are those of the split, with which all that the file says is compared.
     Else they are what the file says, else M / N captions per image, in order. Raises InputError
@@ -457,10 +462,9 @@ def described(path: str, where: Where, n: int, m: int, arrays: dict) -> tuple[Su
         check(there == (n, m), f"{path} has {n} images and {m} captions, {where.data_name} {asked} "
                                f"has {there[0]} and {there[1]}; they must be the same items")
         mine = items_of(arrays, n, m, path, split, any_owner=True)
-        order = subjects.order_like(mine, subjects.of_split(data, where.data_name))
         subject = of_split(data, path, folder)
-        subject.notes += order.notes
-        return subject, order
+        subject.notes += refuse_other_items(mine, subject.items)
+        return subject
     mine = items_of(arrays, n, m, path, split)
     subject = Subject(path, "", mine.owner, n, items=mine, photos=mine.image_names,
                       data_name=os.path.basename(path), split=split or where.split or "",
@@ -472,11 +476,11 @@ def described(path: str, where: Where, n: int, m: int, arrays: dict) -> tuple[Su
     if mine.assumed:
         subject.notes.append(f"{path} does not say whose caption each is: {m // n} per image, in "
                              "order, assumed (caption_image says it)")
-    return subject, subjects.Order(np.arange(n), np.arange(m), [])
+    return subject
 
 
 def items_of(arrays: dict, n: int, m: int, path: str, split: str,
-             any_owner: bool = False) -> subjects.Items:
+             any_owner: bool = False) -> Items:
     """What a file of N images and M captions says of its items. any_owner: the split says whose
     captions they are, so the file need not. Raises InputError on arrays of other shapes or
     types."""
@@ -497,7 +501,7 @@ def items_of(arrays: dict, n: int, m: int, path: str, split: str,
                   f"{path}: {key} must hold {count} {what}, one for each, and has shape {x.shape} of "
                   f"{x.dtype}; leave it out or write it again")
             known[f"{key}s"] = x.tolist()
-    return subjects.Items(path, owner.astype(np.int64), n, **known, split=split, assumed=assumed,
+    return Items(path, owner.astype(np.int64), n, **known, split=split, assumed=assumed,
                           data_name=text_of(arrays, "data_name", path))
 
 

@@ -14,7 +14,9 @@ counts with the share of yes that own pairs have, and a pair that nobody judged 
 that might fit were shown. Maps are fitted to the votes on half of the captions, and judged on the
 others.
 """
+import itertools
 import os
+from collections import defaultdict
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +29,7 @@ from evaluation.calibration import SIDES
 from evaluation.confidence import table
 from evaluation.posterior import answers, expected, rows_of
 from evaluation.report import number
-from evaluation.subjects import Items, Subject, numbered, score_matrix
+from evaluation.subjects import Items, Subject, score_matrix
 from evaluation.volume import Sigmoid
 from files.reading import read_lines
 from metrics import codes, spearman, spearman_of_codes
@@ -70,8 +72,9 @@ def places(items: Items) -> tuple[dict[str, int], dict[str, int]]:
     check(items.image_names, f"{items.source} does not name its photos, and judgements do; put one "
                              "name a line into {split}_ids.txt beside the features")
     names = [os.path.basename(name) for name in items.image_names]
+    count = defaultdict(itertools.count)
     captions = items.caption_names or [          # those of a photo in their order
-        f"{names[row]}#{k}" for row, _, k in numbered(items.owner, [""] * len(items.owner))]
+        f"{names[row]}#{next(count[row])}" for row in items.owner.tolist()]
     return ({name: row for row, name in enumerate(names)},
             {name: row for row, name in enumerate(captions)})
 

@@ -16,7 +16,7 @@ from scipy import optimize
 
 from cli import check
 from evaluation.annotations import Pairs
-from evaluation.subjects import Order, Subject
+from evaluation.subjects import Bank, Member, Subject
 from evaluation.volume import Sigmoid
 
 ELEMENTS = 2 ** 22                    # scores that are computed at a time, 16 MiB
@@ -70,10 +70,14 @@ def part(subject: Subject, images: np.ndarray) -> Subject:
     """The images at positions `images` (n,), rising, and their captions, as a subject of their
     own."""
     captions = np.flatnonzero(np.isin(subject.caption_image, images))
-    some = replace(subject, items=None, n_images=len(images),
-                   caption_image=np.searchsorted(images, subject.caption_image[captions]))
-    some.take(Order(images, captions, []))
-    return some
+    own, terms = subject.scores, subject.bank
+    return replace(
+        subject, items=None, n_images=len(images),
+        caption_image=np.searchsorted(images, subject.caption_image[captions]),
+        members=[Member(m.similarity, m.images.rows(images), m.captions.rows(captions))
+                 for m in subject.members],
+        scores=None if own is None else own[images][:, captions],
+        bank=terms and Bank(terms.images[images], terms.captions[captions], terms.report))
 
 
 def rows_of(subject: Subject, side: str, queries: np.ndarray | None = None) -> Rows:

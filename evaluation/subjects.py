@@ -3,13 +3,10 @@ query's outcome; and which images and captions these are.
 
 A `Subject` is anything that scores images and captions: trained models, embeddings of any model, or
 a ready matrix of scores. Embeddings meet a split, a run meets another run, the members of an
-ensemble meet each other: where both sides know their `Items`, by ids, names or texts, they are
-compared and put in one order. Differences are reported. Where nothing can be compared, the report
-says what is assumed, so that a number is never about other items than those named.
+ensemble meet each other: all have to be of one split, in one order. Where ids, names or texts of
+both sides are known they are compared; where none is, the report says what is assumed.
 """
-import itertools
 import os
-from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -18,7 +15,7 @@ import numpy as np
 import torch
 
 import metrics
-from cli import InputError, check, reason
+from cli import InputError, check
 from evaluation.annotations import Index
 from evaluation.encode import Gallery
 from inputs import Photos
@@ -50,19 +47,7 @@ class Items:
         return Index(self.caption_ids, "caption", self.source)
 
 
-class Order(NamedTuple):
-    """Rows of images (N,) and captions (M,) that put items in the order of others, and notes for
-    the reader."""
-    images: np.ndarray
-    captions: np.ndarray
-    notes: list[str]
-
-    @property
-    def same(self) -> bool:
-        return all((rows == np.arange(len(rows))).all() for rows in self[:2])
-
-
-def of_split(split, data_name: str) -> Items:
+def items_of_split(split, data_name: str) -> Items:
     """The items of a `data.Split`."""
     ids = split.image_ids
     numbered = ids is not None and all(isinstance(i, (int, np.integer)) for i in ids)
@@ -73,158 +58,43 @@ def of_split(split, data_name: str) -> Items:
                  else split.name, caption_names=split.caption_names)
 
 
-def order_like(mine: Items, theirs: Items) -> Order:
-    """The rows of `mine` that put its items in the order of `theirs`. Raises InputError where they
-    are other items, or where they contradict each other and nothing tells which is right."""
-    refuse_other_split(mine, theirs)
-    foreign = unlike(mine.data_name, theirs.data_name)
-    notes, rows, columns = [], np.arange(mine.n_images), np.arange(len(mine.owner))
-    if mine.captions is not None and mine.captions == theirs.captions and np.array_equal(mine.owner, theirs.owner):
-        for kind in ("image_ids", "caption_ids"):     # SCAN numbers rows where VSE++ has COCO's ids
-            ids, others = getattr(mine, kind), getattr(theirs, kind)
-            if ids is not None and others is not None and list(ids) != list(others):
-                notes.append(f"{mine.source} and {theirs.source} have other "
-                             f"{kind.replace('_', ' ')}; their captions are the same word for "
-                             "word, so the items are taken for the same")
-        return Order(rows, columns, notes)
-    unknown = []                                            # what no name tells the order of
-    by_names = alike(mine.image_names, theirs.image_names)
-    known = {"ids": (mine.image_ids, theirs.image_ids), "names": by_names}
-    images = matched(mine, theirs, "image", known, notes)
-    if images is None:
-        unknown.append("images")
-    else:
-        rows = images
-    place = np.argsort(rows)                                # (N,) of each of mine among theirs
-    known = {"ids": (mine.caption_ids, theirs.caption_ids),
-             "texts": (numbered(place[mine.owner], mine.captions),
-                       numbered(theirs.owner, theirs.captions))}
-    captions = matched(mine, theirs, "caption", known, notes)
-    if captions is None:
-        unknown.append("captions")
-    else:
-        columns = captions
-    if mine.assumed:
-        check(len(unknown) != 1 or Order(rows, columns, []).same,
-              f"{mine.source} has its {'images' if captions is None else 'captions'} in another "
-              f"order than {theirs.source}, by their ids or names, and does not say which "
-              f"{''.join(unknown)} they belong to; add caption_image, whose caption each is, or "
-              f"the ids of the {''.join(unknown)}")
-    else:
-        wrong = np.flatnonzero(place[mine.owner[columns]] != theirs.owner)
-        check(not len(wrong), f"{mine.source} gives {len(wrong)} of its {len(columns)} captions to "
-                              f"other images than {theirs.source}: one of the two is wrong about "
-                              "whose they are, or no ids tell the order of its captions; compare "
-                              "runs on the same split, or add caption_id")
-        if unknown == ["images"]:
-            unknown = []                   # the same captions, of images that must be the same, too
-    notes += contradictions(mine, theirs, rows, columns)
-    if foreign:
-        check(not unknown, f"{mine.source} is of {mine.data_name} and {theirs.source} of "
-                           f"{theirs.data_name}, and no ids tell that their "
-                           f"{' and '.join(unknown)} are the same; compare what is of one data "
-                           "set, or give both ids")
-        notes.append(f"{mine.source} is of {mine.data_name} and {theirs.source} of "
-                     f"{theirs.data_name}; what else is known of their items agrees, so they are "
-                     "taken for the same")
-    if unknown:
-        notes.append(f"{mine.source} does not say which {' and '.join(unknown)} it is about: those "
-                     f"of {theirs.source} in their order, assumed")
-    return Order(rows, columns, notes)
-
-
-def refuse_other_split(mine: Items, theirs: Items) -> None:
+def refuse_other_items(mine: Items, theirs: Items) -> list[str]:
+    """Raise InputError where two sources are of other items, or have them in another order. Returns
+    notes on what is assumed."""
     here, there = ((items.n_images, len(items.owner)) for items in (mine, theirs))
     check(here == there, f"{mine.source} has {here[0]} images and {here[1]} captions where what it "
                          f"meets has {there[0]} and {there[1]} of {theirs.source}; compare runs on "
                          "the same split with --data_name and --split")
-    check(unlike(mine.data_name, theirs.data_name) or not unlike(mine.split, theirs.split),
+    foreign = differ(mine.data_name, theirs.data_name)
+    check(foreign or not differ(mine.split, theirs.split),
           f"{mine.source} is of the {mine.split} split and {theirs.source} of the {theirs.split} "
-          f"split of {mine.data_name or theirs.data_name or 'some data'}; they must be about the "
-          "same items, so give both of one split")
+          f"split of {mine.data_name or theirs.data_name or 'some data'}; give files of one split")
+    check(mine.assumed or np.array_equal(mine.owner, theirs.owner),
+          f"{mine.source} gives captions to other images than {theirs.source}; give files of one "
+          "split, in its order")
+    if mine.captions is not None and mine.captions == theirs.captions:
+        return []       # whatever the ids: SCAN numbers rows where VSE++ has COCO's
+    known = set()
+    for what in ("image ids", "image names", "caption ids"):
+        ids, others = (getattr(items, what.replace(" ", "_")) for items in (mine, theirs))
+        if ids is not None and others is not None:
+            if what == "image names":
+                ids, others = (list(map(os.path.basename, names)) for names in (ids, others))
+            check(list(ids) == list(others),
+                  f"{mine.source} and {theirs.source} have other {what}, or the same in another "
+                  "order; give files of one split, in its order")
+            known.add(f"{what.split()[0]}s")
+    unknown = [what for what in ("images", "captions") if what not in known]
+    check(not (foreign and unknown),
+          f"{mine.source} is of {mine.data_name} and {theirs.source} of {theirs.data_name}, and no "
+          f"ids tell that their {' and '.join(unknown)} are the same; give files of one split")
+    return [f"{mine.source} does not say which {' and '.join(unknown)} it is about: those of "
+            f"{theirs.source} in their order, assumed"] if unknown else []
 
 
-def unlike(one: str, other: str) -> bool:
+def differ(one: str, other: str) -> bool:
     """Whether two names are known and differ."""
     return bool(one and other) and one != other
-
-
-def matched(mine: Items, theirs: Items, what: str, known: dict[str, tuple],
-            notes: list[str]) -> np.ndarray | None:
-    """The rows of mine in the order of theirs, by the first kind of name that both have; None where
-    both have none.
-
-    known: {kind: (names of mine, of theirs)}. Adds to `notes` where rows move. Raises InputError
-    where mine lacks an item of theirs, or has a name twice.
-    """
-    for kind, (names, others) in known.items():
-        if names is None or others is None:
-            continue
-        if list(names) == list(others):
-            return np.arange(len(names))
-        row = {name: k for k, name in enumerate(names)}
-        absent = [name for name in others if name not in row]
-        if absent or len(row) < len(names):
-            lacks = f"the {what}s, as it names some twice"
-            if absent:
-                first = absent[0][1] if kind == "texts" else absent[0]
-                lacks = (f"{len(absent)} of its {len(others)} {what}s, the first is "
-                         f"{reason(ValueError(first), 60)}")
-            raise InputError(f"{mine.source} is about other items than {theirs.source}: by their "
-                             f"{kind} it lacks {lacks}; compare runs on the same split, and give "
-                             "embeddings of it")
-        rows = np.array([row[name] for name in others])
-        moved = np.count_nonzero(rows != np.arange(len(rows)))
-        if moved:
-            notes.append(f"{mine.source}: {moved:,} of {len(rows):,} {what}s stood in another "
-                         f"order and were put in that of {theirs.source} by their {kind}")
-        return rows
-    return None
-
-
-def contradictions(mine: Items, theirs: Items, rows: np.ndarray, columns: np.ndarray) -> list[str]:
-    """Notes on matched items of which the two sides know different things. Raises InputError where
-    that shows other items under the same ids, as two data sets have that both count from 0."""
-    notes = []
-    for what, names, others, order in (
-        ("image names", *alike(mine.image_names, theirs.image_names), rows),
-        ("captions", mine.captions, theirs.captions, columns),
-    ):
-        if names is None or others is None:
-            continue
-        pairs = [(names[k], name) for k, name in zip(order, others)
-                 if letters(names[k]) != letters(name)]
-        if len(pairs) > len(others) / 10:
-            first, second = (reason(ValueError(name), 40) for name in pairs[0])
-            raise InputError(f"{mine.source} and {theirs.source} have the same ids and other "
-                             f"{what}, {len(pairs)} of {len(others)}, as '{first}' and "
-                             f"'{second}': they are other items; compare runs on the same split")
-        if pairs:
-            notes.append(f"{mine.source} and {theirs.source} have other {what} in {len(pairs)} of "
-                         f"{len(others)} places; their ids agree, so the items are taken for the "
-                         "same")
-    return notes
-
-
-def letters(name) -> str:
-    """The letters and digits of a name, in small letters: the captions of one data set come in
-    several spellings."""
-    return "".join(filter(str.isalnum, str(name).lower()))
-
-
-def alike(mine: list[str] | None, theirs: list[str] | None) -> tuple:
-    """File names as they are where they agree, else without their folders where these leave no two
-    names alike."""
-    if mine is None or theirs is None or set(mine) == set(theirs):
-        return mine, theirs
-    short = [[os.path.basename(str(name)) for name in names] for names in (mine, theirs)]
-    return tuple(short) if all(len(set(names)) == len(names) for names in short) else (mine, theirs)
-
-
-def numbered(owner: np.ndarray, texts: list[str] | None) -> list[tuple] | None:
-    """Names of captions (M,): (image, text, count of equal ones before it); None without texts."""
-    count = defaultdict(itertools.count)
-    return texts and [(*key, next(count[key])) for key in zip(owner.tolist(), texts)]
 
 
 # ---- what is evaluated
@@ -244,10 +114,6 @@ class Bank(NamedTuple):
     images: torch.Tensor              # (N,)
     captions: torch.Tensor            # (M,)
     report: dict                    # whose queries, and how beta was chosen: "bank" of results.json
-
-    def take(self, rows) -> "Bank":
-        """The items in the order `rows` (an Order)."""
-        return Bank(self.images[rows.images], self.captions[rows.captions], self.report)
 
 
 class Variances(NamedTuple):
@@ -275,19 +141,12 @@ class Subject:
     seed: int | None = None                       # of the training, None where no one is known
     folder: str = ""                              # folder of the data set
     unknown_words: dict | None = None             # on a data set other than that of the training
-    # what was assumed, left out or put in another order
+    # what was assumed or left out
     notes: list[str] = field(default_factory=list)
     # a sentence on each model, none of other embeddings and scores
     models: list[str] = field(default_factory=list)
     # digests of the models, none of other embeddings and scores
     weights: list[str] = field(default_factory=list)
-
-    def take(self, rows) -> None:
-        """Put images and captions in the order `rows` (an Order)."""
-        self.members = [Member(m.similarity, m.images and m.images.rows(rows.images),
-                               m.captions and m.captions.rows(rows.captions)) for m in self.members]
-        self.scores = None if self.scores is None else self.scores[rows.images][:, rows.captions]
-        self.bank = self.bank and self.bank.take(rows)
 
     @property
     def columns(self):

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from cli import InputError, check
 from data import read_split
 from evaluation.open import How, Where
-from evaluation.subjects import of_split
+from evaluation.subjects import items_of_split
 from features import store
 from features.folder import extract, find_photos, read_images
 from features.networks import RECIPE, recipe_of
@@ -91,7 +91,7 @@ def gallery_of_split(where: Where, folder: str | None) -> Gallery:
         folder = folder or os.path.commonpath([os.path.dirname(path) for path in paths])
         names = [os.path.relpath(path, folder) for path in paths]
     else:
-        names = of_split(split, where.data_name).image_names
+        names = items_of_split(split, where.data_name).image_names
         names = names or [str(x) for x in split.image_ids or range(len(split.images))]
     return Gallery(split.images, names, [None] * len(names), folder, None,
                    (split.extractors or {}).get("ims"), f"{where.data_name} {split.name}")

@@ -14,7 +14,7 @@ from cli import InputError
 from evaluation import bank, protocols, subjects
 from evaluation.encode import encode
 from evaluation.open import Where, load_run
-from evaluation.subjects import Bank, Member, Order, Record, Subject
+from evaluation.subjects import Bank, Member, Record, Subject
 from similarities import SIMILARITIES, Cosine, Dot, Embedding
 from tests import helpers, references
 
@@ -130,18 +130,6 @@ def test_an_ensemble_is_normalised_by_its_mean_scores():
     np.testing.assert_allclose(found, [term(row, 3.0) for row in mean], rtol=1e-5)
     each = [bank.item_terms([m], [q], [3.0], "t2i")[0].numpy() for m, q in zip(members, queries)]
     assert np.abs(found - sum(each) / 2).max() > 0.01
-
-
-def test_items_in_another_order_keep_their_numbers():
-    rng = np.random.default_rng(0)
-    one, queries, owner = member("kl", 0), member("kl", 10), owners()
-    taken = Bank(*(bank.item_terms([one], [queries], [1.0], side)[0] for side in ("t2i", "i2t")), {})
-    subject = Subject("x", "kl", owner, N, [one], bank=taken)
-    before = subjects.normalised(subjects.image_text([one]), taken)(slice(None))(slice(None))
-    rows = Order(rng.permutation(N), rng.permutation(M), [])
-    subject.take(rows)
-    after = subjects.normalised(subjects.image_text(subject.members), subject.bank)(slice(None))(slice(None))
-    np.testing.assert_allclose(after.numpy(), before.numpy()[rows.images][:, rows.captions], rtol=1e-5, atol=1e-5)
 
 
 def test_folds_take_the_numbers_of_their_items(monkeypatch):

@@ -541,5 +541,5 @@ def test_different_splits_are_not_compared(runs, exported, capsys):
     refused(capsys, ["--compare", runs / "wasserstein0", runs / "none"], "there is no checkpoint")
     e = exported("wasserstein0")
     np.savez("other.npz", **{**e, "caption_image": e["caption_image"][::-1]})
-    refused(capsys, ["--compare", "e.npz", "other.npz"], "compare runs on the same split")
+    refused(capsys, ["--compare", "e.npz", "other.npz"], "give files of one split")
     assert not os.path.exists("comparison.json")
