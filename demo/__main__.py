@@ -70,14 +70,12 @@ from demo.scenes import (
     WORLDS,
     between,
     draw,
-    global_features,
     mask,
     random_scene,
-    record_extractors,
-    region_features,
     shuffled,
 )
 from demo.truth import LARGEST, positives
+from features.filters import EXTRACTORS, global_features, region_features
 from files.reading import read_json
 from files.writing import CHANGING, atomic, save_array, save_lines
 
@@ -265,6 +263,19 @@ def write_positives(precomp, split, entries):
     save_json(first, positives([entry[1:] for entry in entries],
                                [photo_id(split, k) for k in range(len(entries))], numbers))
     link(first, second)
+
+
+def record_extractors(folders):
+    """Say in features.json of the folders of both features, global and regions, what made them.
+
+    What it says of features of captions stays.
+    """
+    for folder, line in zip(folders, EXTRACTORS.values(), strict=True):
+        path = folder / "features.json"
+        content = read_json(str(path), "delete it") if path.is_file() else {}
+        content = content if isinstance(content, dict) else {}
+        if content.get("ims") != line:
+            save_json(path, {**content, "ims": line})
 
 
 def write_vg(folder, seed, world, count, bar):

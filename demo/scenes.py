@@ -1,20 +1,14 @@
-"""Scenes of coloured shapes: random scenes, their pixels, and features of the pixels.
+"""Scenes of coloured shapes: random scenes and their pixels.
 
-`random_scene` draws a Scene from a random stream and `draw` paints it. `region_features` and
-`global_features` see only the pixels. A `World` is a distribution of scenes and of captions
-(captions.py). WORLDS holds the demo's own and another one, to test a model on scenes unlike those
-it was trained on. All arithmetic is exact, so a random stream gives the same results on every
-machine.
+`random_scene` draws a Scene from a random stream and `draw` paints it. A `World` is a distribution
+of scenes and of captions (captions.py). WORLDS holds the demo's own and another one, to test a
+model on scenes unlike those it was trained on. All arithmetic is exact, so a random stream gives
+the same results on every machine.
 """
 import functools
-import os
-import random
 from dataclasses import dataclass
 
 import numpy as np
-
-from files.reading import read_json
-from files.writing import save_json
 
 CANVAS = 128                     # width and height of an image, pixels
 MAX_OBJECTS = 6
@@ -232,147 +226,3 @@ def draw(scene):
         pixels[y:y + h, x:x + w][inside] = np.where(
             dark[..., None], colour * 2 // 5, colour)[inside]
     return pixels
-
-
-# ---- features
-
-GRID = 6                         # regions a side
-# Hue (each on 13 maps), fine figure, coarse figure, texture, plain colour.
-FILTERS = (9, 23, 22, 15, 15)
-WIDTHS = FILTERS[0] * 13, *FILTERS[1:]   # responses of each kind, 192 in all
-SCALES = (4096, 256, 8192, 8, 128)   # powers of two that bring each kind to the order of one
-USUAL = (0.75, 4, 3, 2.5, 1.5)   # the mean of each kind in global features, roughly
-# What features.json says of the features below. To be changed whenever they change.
-EXTRACTORS = {"global": "demo_scenes global, 960 numbers of photos resized to 128x128",
-              "regions": "demo_scenes regions, 36 x 192 numbers of photos resized to 128x128"}
-HUE_REACH = 160                  # distance, of 255, at which a colour no longer counts as a hue
-
-
-@functools.cache
-def colour_table():
-    """(32768, 14) uint8 from 0 to 8: for RGB in 32 steps per channel, the closeness to 12 hues and
-    white; the last column is 8.
-
-    A colour counts as if its strongest channel were full, so that the dark pixels of a texture keep
-    their hue.
-    """
-    rgb = np.stack(np.meshgrid(*[np.arange(4, 256, 8)] * 3, indexing="ij"), -1).reshape(-1, 3)
-    pure = rgb * 255 // rgb.max(-1, keepdims=True)
-    rise = (0, 128, 255, 255, 255, 255, 255, 128, 0, 0, 0, 0)   # one channel round the colour wheel
-    wheel = ([(rise[(i + 4) % 12], rise[i], rise[(i + 8) % 12]) for i in range(12)]
-             + [(255, 255, 255)])
-    distance = np.abs(pure[:, None] - np.array(wheel)).max(-1)              # (32768, 13)
-    near = np.maximum(HUE_REACH - distance, 0) * 8 // HUE_REACH
-    return np.pad(near, ((0, 0), (0, 1)), constant_values=8).astype(np.uint8)
-
-
-def shrink(maps, step):
-    """Sums over blocks of step x step pixels: (n, 128, 128, ...) -> (n, 128 / step, 128 / step,
-    ...) of the same type."""
-    maps = sum(maps[:, i::step] for i in range(step))
-    return sum(maps[:, :, i::step] for i in range(step))
-
-
-def windows(maps, width, stride=1):
-    """The surroundings of each cell, 0 outside: (n, h, h) -> (n, h / stride, h / stride, width **
-    2) float32."""
-    before = width // 2
-    maps = np.pad(maps, ((0, 0), (before, width - 1 - before), (before, width - 1 - before)))
-    views = np.lib.stride_tricks.sliding_window_view(
-        maps, (width, width), axis=(1, 2))[:, ::stride, ::stride]
-    return views.reshape(*views.shape[:3], width ** 2).astype(np.float32)
-
-
-def input_maps(pixels):
-    """Maps that the filters see, from (n, 128, 128, 3) uint8.
-
-    Hues (n, 32, 32, 13) and figure (n, 32, 32), both from 0 to 128; figure (n, 64, 64) from 0 to 4;
-    texture (n, 128, 128), -1 dark, 1 light, 0 background; colour (n, 32, 32, 3) from -128 to 127.
-    """
-    # nothing covers the leftmost column
-    figure = np.abs(pixels.astype(np.int16) - pixels[:, :, :1]).sum(-1) > 40
-    step = (pixels >> 3).astype(np.int32)
-    hues = shrink(colour_table()[step[..., 0] << 10 | step[..., 1] << 5 | step[..., 2]]
-                  * figure[..., None], 4)
-    return (hues[..., :-1], hues[..., -1], shrink(figure.astype(np.uint8), 2),
-            np.where(pixels.max(-1) > 128, 1, -1) * figure,
-            shrink(pixels.astype(np.int32), 4) // 16 - 128)
-
-
-def exemplars(stream, maps, width, count):
-    """(width ** 2, count) float32 filters of whole numbers: centred patches of the maps, neither
-    empty nor full."""
-    patches, maps = [], maps.astype(np.int64)
-    while len(patches) < count:
-        image, row, column = (stream.randint(limit)
-                              for limit in np.array(maps.shape) - (0, width, width))
-        patch = maps[image, row:row + width, column:column + width].ravel()
-        if 0.2 < patch.sum() / (patch.size * maps.max()) < 0.8:
-            patch = patch * patch.size - patch.sum()
-            patches.append(np.rint(patch * 64 / np.sqrt((patch ** 2).sum())))
-    return np.array(patches, np.float32).T
-
-
-@functools.cache
-def filters():
-    """One float32 matrix per kind, (numbers in a window, filters), from 200 scenes that do not
-    depend on any seed."""
-    stream = np.random.RandomState(0)
-    scenes = [random_scene(random.Random(f"filters-{i}")) for i in range(200)]
-    _, coarse, fine, _, _ = input_maps(np.stack([draw(scene) for scene in scenes]))
-    texture = stream.randint(-3, 4, (36, FILTERS[3]))
-    return (exemplars(stream, coarse, 5, FILTERS[0]), exemplars(stream, fine, 11, FILTERS[1]),
-            exemplars(stream, coarse, 10, FILTERS[2]),
-            np.rint(texture - texture.sum(0) / 36).astype(np.float32),
-            stream.randint(-2, 3, (3, FILTERS[4])).astype(np.float32))
-
-
-def responses(pixels):
-    """The response to each filter, at least 0, around each cell: (n, 128, 128, 3) uint8 -> one
-    array (n, h, h, filters) float32 per kind of filter. h is 64 for textures and 32 for the
-    others."""
-    hues, coarse, fine, texture, colour = input_maps(pixels)
-    hue_f, fine_f, coarse_f, texture_f, colour_f = filters()
-    by_hue = np.concatenate([windows(hues[..., i], 5) @ hue_f for i in range(hues.shape[-1])], -1)
-    products = (by_hue, windows(fine, 11, stride=2) @ fine_f, windows(coarse, 10) @ coarse_f,
-                windows(texture, 6, stride=2) @ texture_f, colour.astype(np.float32) @ colour_f)
-    return [np.maximum(response, 0) / np.float32(scale)
-            for response, scale in zip(products, SCALES, strict=True)]
-
-
-def region_features(pixels):
-    """The strongest response to each filter, at least 0, in each of 6 x 6 cells, row by row.
-
-    (n, 128, 128, 3) uint8 -> (n, 36, 192) float32.
-    """
-    cells = []
-    for response in responses(pixels):                             # (n, h, h, filters of this kind)
-        starts = np.arange(GRID) * response.shape[1] // GRID
-        cells.append(np.maximum.reduceat(
-            np.maximum.reduceat(response, starts, axis=1), starts, axis=2))
-    return np.concatenate(cells, -1).reshape(len(pixels), GRID ** 2, -1)
-
-
-def global_features(regions):
-    """The strongest responses in the image and in each of its quarters, less the usual value of
-    their kind of filter.
-
-    (n, 36, 192) -> (n, 960) float32.
-    """
-    n, half = len(regions), GRID // 2
-    quarters = regions.reshape(n, 2, half, 2, half, -1).max((2, 4)).reshape(n, 4, -1)
-    usual = np.repeat(np.float32(USUAL), WIDTHS)                                    # (192,)
-    return (np.concatenate([quarters.max(1, keepdims=True), quarters], 1) - usual).reshape(n, -1)
-
-
-def record_extractors(folders):
-    """Say in features.json of the folders of both features, global and regions, what made them.
-
-    What it says of features of captions stays.
-    """
-    for folder, line in zip(folders, EXTRACTORS.values(), strict=True):
-        path = os.path.join(folder, "features.json")
-        content = read_json(path, "delete it") if os.path.isfile(path) else {}
-        content = content if isinstance(content, dict) else {}
-        if content.get("ims") != line:
-            save_json({**content, "ims": line}, path)

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cli import check
-from demo import extractor as drawn
 from encoders import CNN, CNNS
+from features import filters
 from features.boxes import PhotoBoxes
 from features.store import How, PhotoFeatures
 from files.reading import checksum
@@ -176,8 +176,8 @@ def cnn_of(recipe: dict) -> tuple:
 
 
 def drawn_of(recipe: dict) -> tuple:
-    net = drawn.Photos(bool(recipe["grid"]))
-    return net, drawn.transform, net.line
+    net = filters.Photos(bool(recipe["grid"]))
+    return net, filters.transform, net.line
 
 
 KINDS = {"cnn": cnn_of, "demo": drawn_of}
@@ -190,8 +190,8 @@ def recipe_of(line: str) -> dict | None:
         grid = found[3] and int(found[3])
         return recipe | {"kind": "cnn", "cnn_type": found[1], "layer": found[2], "grid": grid,
                          "whole": bool(found[4]) or None}
-    regions = {drawn.Photos(of).line: of for of in (False, True)}
-    return recipe | {"kind": "demo", "grid": drawn.scenes.GRID * regions[line] or None} if line in regions else None
+    regions = {filters.Photos(of).line: of for of in (False, True)}
+    return recipe | {"kind": "demo", "grid": filters.GRID * regions[line] or None} if line in regions else None
 
 
 def network_of(recipe: dict, device) -> tuple:

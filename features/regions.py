@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from cli import check
-from demo import extractor as drawn
+from features import filters
 from features.networks import region_network
 from features.proposals import NAME, read_sized
 from features.store import How, RowStore
@@ -84,7 +84,7 @@ def extract(data_path: str, data_name: str, proposals: str, name: str, splits: l
         for split, (_, boxes) in contents.items():
             write_given(given, file_of(root, split, f"{proposals}_{name}"), boxes)
         return
-    encoder = (drawn.Regions() if kind == "demo"
+    encoder = (filters.Regions() if kind == "demo"
                else NetworkRegions(*region_network(**network), side, device))
     how = How(encoder.device, batch_size or BATCH[device.type], workers)
     for split, (entities, boxes) in contents.items():

@@ -25,7 +25,8 @@ from demo.captions import (
     scene_statement,
     shared_weight,
 )
-from demo.scenes import COLOURS, WORLDS, Scene, Thing, global_features, random_scene, region_features
+from demo.scenes import COLOURS, WORLDS, Scene, Thing, random_scene
+from features.filters import global_features, region_features
 from files import writing
 from files.entities import read_entities
 

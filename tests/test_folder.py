@@ -13,9 +13,8 @@ from PIL import Image
 
 from cli import InputError
 from data import Split, check, check_extractors, read_split
-from demo import extractor, scenes
 from encoders import CNN
-from features import extract, folder, networks, store
+from features import extract, filters, folder, networks, store
 from features.networks import network_of
 from inputs import Features, Photos, eval_transform, whole_transform
 from tests.helpers import Command, refused
@@ -52,19 +51,19 @@ def files(mine, output="out"):
 def features_of(path):
     """The demo's features of a photo, from the definition."""
     photo = Image.open(path).convert("RGB").resize((128, 128), Image.Resampling.BILINEAR)
-    return scenes.global_features(scenes.region_features(np.asarray(photo)[None]))[0]
+    return filters.global_features(filters.region_features(np.asarray(photo)[None]))[0]
 
 
 def counted(monkeypatch, stop_after=None):
     """How many photos the network sees at a time; it ends with Ctrl-C's exception at a batch."""
-    seen, forward = [], extractor.Photos.forward
+    seen, forward = [], filters.Photos.forward
 
     def watched(self, photos):
         if stop_after is not None and len(seen) == stop_after:
             raise KeyboardInterrupt
         seen.append(len(photos))
         return forward(self, photos)
-    monkeypatch.setattr(extractor.Photos, "forward", watched)
+    monkeypatch.setattr(filters.Photos, "forward", watched)
     return seen
 
 

@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 
 from cli import InputError, Stopped
-from demo import extractor, scenes
+from demo import scenes
 from encoders import CNN
-from features import extract, proposals, regions
+from features import extract, filters, proposals, regions
 from features.networks import RegionPooling, region_network, roi_align
 from files.entities import read_entities
 from files.phrases import iou, read_proposals, read_region_features, recall
@@ -361,10 +361,10 @@ def test_a_stopped_extraction_goes_on_with_the_same_bytes(given, capsys, monkeyp
 def test_demo_features_are_those_of_a_loop():
     pixels = scenes.draw(scenes.random_scene(random.Random(3)))
     boxes = np.float32([[0, 0, 1, 1], [.1, .2, .45, .8], [.5, .5, .51, .51], [.7, .1, 1, .3]])
-    found = extractor.Regions.read(Image.fromarray(pixels), boxes)
-    assert found.shape == (4, extractor.Regions.dim)
+    found = filters.Regions.read(Image.fromarray(pixels), boxes)
+    assert found.shape == (4, filters.Regions.dim)
     maps = []
-    for response in (x[0] for x in scenes.responses(pixels[None])):
+    for response in (x[0] for x in filters.responses(pixels[None])):
         step = len(response) // 32
         maps.append(np.array([[response[step * i:step * i + step, step * j:step * j + step].max((0, 1))
                                for j in range(32)] for i in range(32)]))

@@ -27,9 +27,8 @@ from tqdm import tqdm
 
 from checkpoints import Trained
 from cli import Arguments, check, filename, natural, torch_device
-from demo import extractor as drawn
-from demo import scenes
 from encoders import CNN, CNNS, Precomputed
+from features import filters
 from features.networks import network
 from files.photos import import_torchvision, read_photo
 from files.reading import checksum, read_array, refusing, sha256
@@ -73,16 +72,14 @@ def extractor_for(model: Trained, name: str | None, fit: str | None,
         line = f"{trained.cnn_type} trunk{' cells' * net.cells} {checksum(state)}"
         return Extractor(net, whole_transform(), line, SIDE, fit or "stretch")
     recorded = model.extractors.get("ims")
-    world, _, kind = trained.data_name.partition("_")
-    of_demo = world in scenes.WORLDS and kind in ("precomp", "region_precomp")
-    line = name or recorded or ("demo" if of_demo else None)
+    line = name or recorded
     check(line, f"{run} was trained on the features of {trained.data_name}, and no features.json "
                 "beside them said what made them; name network and layer with --extractor, such as "
                 "'resnet152 pooled', or demo")
     cnn_type, layer, *_ = [*line.split(), None]
     if cnn_type.startswith("demo"):
-        net, transform = drawn.Photos(bool(trained.n_regions)), drawn.transform
-        made_by, side, usual = net.line, scenes.CANVAS, "pad"
+        net, transform = filters.Photos(bool(trained.n_regions)), filters.transform
+        made_by, side, usual = net.line, filters.SIDE, "pad"
     else:
         check(cnn_type in CNNS, f"{run}: features by '{line}' cannot be made of new crops here; the "
                                 f"networks that can are {', '.join(CNNS)}, or demo")
