@@ -75,13 +75,6 @@ def sentences(results: dict):
         yield (f"the {near['k']} nearest images to each of {near['images']:,} share "
                f"{near['jaccard']:.1f}% of their categories with it (random images: "
                f"{near['chance']:.1f}%)")
-    if "rerank" in results["protocols"]:
-        r = results["protocols"]["rerank"]
-        yield (f"re-ranking the {r['keep']:,} nearest by the cosine of the means: "
-               f"{r['i2t']['lost']:.2f}% of the images and {r['t2i']['lost']:.2f}% of the "
-               f"captions lose all their matches; {r['seconds']:.2f} s against "
-               f"{r['seconds_full']:.2f} s in full, {r['seconds_full'] / r['seconds']:.1f} times "
-               "as fast")
     if "bank" in results:
         yield bank.sentence(results["bank"])
     if "variances" in results:
@@ -198,7 +191,7 @@ def taken(kind: type, opt):
 def asked_of(opt) -> tuple[Where, How]:
     where = Where(opt.data_path, opt.data_name, opt.split, opt.dev_images, opt.regions,
                   text_only=opt.cxc)
-    return where, How(torch_device(opt.device), opt.batch_size, opt.workers, opt.block)
+    return where, How(torch_device(opt.device), opt.batch_size, opt.workers)
 
 
 def opened(paths: list[str], opt, kind: str) -> Subject:

@@ -5,7 +5,6 @@ collected.
 folds.
 """
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -57,9 +56,7 @@ def matches(side: str, pairs: Pairs, without: int = 0) -> str:
 
 class Asked(NamedTuple):
     """What is asked about a subject: options of evaluate.py, by their names."""
-    block: int = 1000                 # images that are scored at once
     fold5: bool = False
-    rerank: int = 0
     uncertainty: bool = False
     control: bool = True
     pmrp: bool = False
@@ -74,20 +71,19 @@ class Asked(NamedTuple):
 
 @dataclass
 class Task:
-    """One subject and what is asked about it. Protocols read all but the last three, and add to
+    """One subject and what is asked about it. Protocols read all but the last two, and add to
     these."""
     subject: Subject
     judged: Judgements
     asked: Asked
     record: Record = field(default_factory=Record)
     absent: list[str] = field(default_factory=list)           # sentences on what cannot be had
-    seconds: dict[str, float] = field(default_factory=dict)   # that protocols took, by name
 
     @cached_property
     def scores(self) -> np.ndarray:
         """The whole matrix of scores (N, M). It is computed at first use and kept until
         `release`."""
-        return subjects.score_matrix(self.subject, self.asked.block)
+        return subjects.score_matrix(self.subject)
 
     @property
     def columns(self):
@@ -197,23 +193,14 @@ def uses_control(task: Task) -> bool:
 def each(run: Callable[[Task, list[Gallery], str], dict]) -> Callable[[Task, dict], dict]:
     """A protocol that runs over everything and then over the folds, each by itself."""
     def over_all(task: Task, galleries: dict[str, list[Gallery]]) -> dict[str, dict]:
-        results = {}
-        for name, parts in galleries.items():
-            began = time.perf_counter()
-            results[name] = run(task, parts, name)
-            task.seconds[name] = time.perf_counter() - began
-        return results
+        return {name: run(task, parts, name) for name, parts in galleries.items()}
     return over_all
 
 
 def recalls(columns: Callable[[Task], Callable]) -> Callable[[Task, dict], dict]:
     """A protocol of recalls of the original pairs by the scores columns(task), in blocks."""
     return each(lambda task, galleries, name: protocols.recalls(
-        task.subject, columns(task), galleries, task.asked.block, task.record, name))
-
-
-def run_rerank(task: Task, galleries: list[Gallery], name: str) -> dict:
-    return protocols.two_stages(task.subject, task.asked.rerank, galleries, task.record, name)
+        task.subject, columns(task), galleries, task.record, name))
 
 
 def run_pmrp(task: Task, galleries: list[Gallery], name: str) -> dict:
@@ -229,7 +216,7 @@ def run_positives(task: Task, galleries: list[Gallery], name: str, members=None)
     """members: what takes the place of the subject's own, as a function of the subject."""
     listed = task.judged["positives"]
     scores = task.scores if members is None else subjects.score_matrix(
-        replace(task.subject, members=members(task.subject)), task.asked.block)
+        replace(task.subject, members=members(task.subject)))
     numbers = protocols.recalls_of_matches(
         scores, {side: of.pairs for side, of in listed.items()}, galleries, task.record, name, "rp",
         "map_at_r")
@@ -272,7 +259,6 @@ PROTOCOLS: dict[str, Protocol] = {
                           uses_variances),
     "shuffled": Protocol(recalls(lambda task: subjects.image_text(shuffled(task.subject))),
                          uses_control, folds=False),
-    "rerank": Protocol(each(run_rerank), lambda task: task.asked.rerank > 0),
     "pmrp": Protocol(each(run_pmrp), lambda task: task.asked.pmrp, read_instances, "PMRP",
                      matrix=True),
     "eccv": Protocol(each(run_eccv), lambda task: task.asked.eccv, read_eccv, "ECCV Caption",
@@ -291,20 +277,11 @@ PROTOCOLS: dict[str, Protocol] = {
 
 
 def refuse_unfit(subject: Subject, asked: Asked) -> None:
-    """Raises InputError on --fold5, --rerank and --uncertainty where the subject does not allow
-    them."""
-    n, m = subject.n_images, len(subject.caption_image)
-    in_parts = subject.members and all(member.similarity.parts for member in subject.members)
+    """Raises InputError on --fold5 and --uncertainty where the subject does not allow them."""
+    n = subject.n_images
     check(not asked.fold5 or n >= 5 * subjects.FOLD,
           f"--fold5 needs 5 x 1,000 images and {subject.name} has {n:,}; leave it out or name a "
           "larger split (COCO: testall for precomputed features)")
-    check(not asked.rerank or in_parts,
-          f"--rerank {asked.rerank} saves time where words are compared with regions, and "
-          f"{subject.name} is scored by {subject.similarity}; leave it out, or evaluate a model of "
-          "--sim scan")
-    check(asked.rerank < max(n, m),
-          f"--rerank {asked.rerank} keeps all of {n:,} images and {m:,} captions, so nothing is "
-          "saved; give fewer, 100 is usual, or leave it out")
     check(not asked.uncertainty or subject.gaussian,
           f"--uncertainty: {subject.name} has points, which have no uncertainty; evaluate a "
           "Gaussian model, or give them variances with --variances")
@@ -327,9 +304,6 @@ def run_protocols(task: Task) -> dict[str, dict]:
             galleries["folds5" if name == "full" else f"{name}_folds5"] = subjects.folds(
                 task.subject)
         results |= protocol.run(task, galleries)
-    if "rerank" in results:
-        results["rerank"] |= {"seconds": task.seconds["rerank"],
-                              "seconds_full": task.seconds["full"]}
     return results
 
 

@@ -24,6 +24,7 @@ import metrics
 from cli import InputError, check
 from evaluation.report import SIDES as TITLES
 from evaluation.subjects import (
+    BLOCK,
     Bank,
     Gallery,
     Member,
@@ -74,7 +75,7 @@ def draw(caption_image: np.ndarray, n_images: int, size: int = SIZE) -> Gallery:
 
 @torch.no_grad()
 def log_mean_exp(columns, n: int, m: int, betas: list[float], of: str,
-                 block: int = 1000) -> torch.Tensor:
+                 block: int = BLOCK) -> torch.Tensor:
     """1 / beta log mean exp(beta s) of scores (N, M) in blocks, one row per beta: (B, N) over the
     captions for every image (of "images"), or (B, M) over the images for every caption (of
     "captions"). No more than a block is held."""
@@ -89,7 +90,7 @@ def log_mean_exp(columns, n: int, m: int, betas: list[float], of: str,
 
 
 def item_terms(members: list[Member], queries: list[Member], betas: list[float], side: str,
-               block: int = 1000) -> torch.Tensor:
+               block: int = BLOCK) -> torch.Tensor:
     """The numbers that the direction `side` takes from the scores of its items, one row per beta:
     (B, N) of the images of `members` for t2i, (B, M) of their captions for i2t. queries: the bank,
     by the same models."""
@@ -101,7 +102,7 @@ def item_terms(members: list[Member], queries: list[Member], betas: list[float],
 
 
 @torch.no_grad()
-def choose(dev: Subject, queries: list[Member], block: int = 1000) -> dict:
+def choose(dev: Subject, queries: list[Member], block: int = BLOCK) -> dict:
     """{"beta": {"t2i", "i2t"}, "dev_rsum", "dev_rsum_without"}: for each direction the beta of GRID
     with the highest sum of its recalls on dev, or None where none is above that without a bank; the
     lower of two betas that are equal.
@@ -128,7 +129,7 @@ def choose(dev: Subject, queries: list[Member], block: int = 1000) -> dict:
 
 
 def normalisation(members: list[Member], dev: Subject, queries: list[Member], split: str,
-                  block: int = 1000) -> Bank:
+                  block: int = BLOCK) -> Bank:
     """The normalisation of the mean scores of `members` by the bank `queries` of a split, with the
     betas of `choose`. A direction without a beta takes nothing from its items. Raises InputError on
     scores that are not finite."""

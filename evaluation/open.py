@@ -54,7 +54,6 @@ class How(NamedTuple):
     device: torch.device | str = "cpu"
     batch_size: int = 128             # images or captions that are encoded at once
     workers: int = 0                  # processes that read photos
-    block: int = 1000                 # images that are scored at once
 
 
 class Models(NamedTuple):
@@ -215,7 +214,7 @@ def bank_of(subject: Subject, models: Models, where: Where, how: How, split: str
     queries = members_on(models, where, how, split,
                          lambda s: bank.draw(s.caption_image, len(s.images), size)).members
     return bank.normalisation(subject.members, members_on(models, where, how, "dev"), queries,
-                              split, how.block)
+                              split)
 
 
 def refuse_gaussian(gaussian: bool, name: str) -> None:

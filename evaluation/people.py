@@ -40,7 +40,6 @@ SAMPLES = 1000                        # of the bootstrap over queries
 FITTED = 2 ** 22                      # pairs that a map is fitted to
 LEVELS = 5                            # parts of the captions whose expected numbers are judged
 USUAL = 3.0                           # votes that a pair counts for which nobody judged
-BLOCK = 1000                          # images that are scored at once
 
 
 class Judged(NamedTuple):
@@ -272,7 +271,7 @@ def judge(subject: Subject, files: list[Judged], t: dict[str, float],
     """What results.json holds of judgements, the map that calibration.json keeps, and the expected
     numbers and people's of all captions (`numbers`), None without votes. t: the temperatures by
     direction; pair: the probability of own pairs (`posterior.of_pairs`)."""
-    scores = score_matrix(subject, BLOCK)                                           # (N, M)
+    scores = score_matrix(subject)                                                  # (N, M)
     results = {"files": {os.path.basename(of.path): agreement(of, scores) for of in files}}
     texts = subject.items.captions
     words = texts and np.array([len(text.split()) for text in texts])               # (M,)

@@ -17,16 +17,7 @@ import metrics
 from cli import check
 from evaluation.annotations import Pairs, Ratings
 from evaluation.selective import levelled
-from evaluation.subjects import (
-    Gallery,
-    Record,
-    Subject,
-    finite,
-    image_text,
-    means_only,
-    slices,
-    within_modality,
-)
+from evaluation.subjects import BLOCK, Gallery, Record, Subject, finite, slices, within_modality
 
 ROWS = 250                            # queries whose whole rows of scores are ranked at once
 ZETAS = (0, 1, 2)                     # by how many categories a match may differ (PMRP)
@@ -45,8 +36,8 @@ def columns_of_gallery(columns, images: np.ndarray, captions: np.ndarray):
     return column
 
 
-def recalls(subject: Subject, columns, galleries: list[Gallery], block: int, record: Record,
-            name: str) -> dict:
+def recalls(subject: Subject, columns, galleries: list[Gallery], record: Record, name: str,
+            block: int = BLOCK) -> dict:
     """Recalls of both directions, `metrics.both_directions`, as the mean over galleries.
 
     columns: scores in blocks. The ranks are kept in `record` under `name`. Raises InputError on
@@ -57,69 +48,12 @@ def recalls(subject: Subject, columns, galleries: list[Gallery], block: int, rec
         ranks = metrics.ranks_by_blocks(columns_of_gallery(columns, images, captions),
                                         subject.caption_image[captions] - images[0], len(images),
                                         block)
-        results.append(of_ranks(subject, (images, captions), ranks, record, name))
+        for side, count, queries, rank in zip(("i2t", "t2i"), (subject.n_images, len(subject.caption_image)),
+                                              (images, captions), ranks):
+            record.add(name, side, count, queries, rank=rank)
+        i2t, t2i = ranks
+        results.append(metrics.both_directions(i2t[i2t >= 0], t2i))
     return metrics.average(results)
-
-
-def of_ranks(subject: Subject, gallery, ranks, record: Record, name: str) -> dict:
-    """`metrics.both_directions` of the ranks of a gallery's images and captions, -1 for no query.
-    They are kept in `record`."""
-    for side, count, queries, rank in zip(("i2t", "t2i"), (subject.n_images, len(subject.caption_image)),
-                                          gallery, ranks):
-        record.add(name, side, count, queries, rank=rank)
-    i2t, t2i = ranks
-    return metrics.both_directions(i2t[i2t >= 0], t2i)
-
-
-def shortlist(rows, matches: Pairs, n_queries: int, keep: int) -> tuple[np.ndarray, np.ndarray]:
-    """The `keep` items that score best for every query, (Q, K), and the 0-based rank of its best
-    match, (Q,), -1 where a query has no match. rows(start, stop) returns the scores of queries
-    against the whole gallery."""
-    kept, rank = [], np.full(n_queries, -1)
-    for some in slices(n_queries, ROWS):
-        scores = rows(some.start, some.stop)                                        # (b, G)
-        kept.append(scores.topk(min(keep, scores.shape[1]), sorted=False).indices.cpu().numpy())
-        rank[some] = metrics.best_ranks_of_pairs(finite(scores.cpu().numpy()), *matches.of_block(some))
-    return np.concatenate(kept), rank
-
-
-@torch.no_grad()
-def two_stages(subject: Subject, keep: int, galleries: list[Gallery], record: Record,
-               name: str) -> dict:
-    """Recalls of both directions in two stages, as the mean over galleries.
-
-    The cosine of the means keeps the `keep` best items of every query, and the similarity puts
-    these in order. All others stay below them, in the order of the cosine. "lost" is the percentage
-    of queries none of whose matches was kept. An image meets all captions that it keeps or is kept
-    by at once, so a pair is scored once for both directions.
-    """
-    near, exact, results = image_text(means_only(subject)), image_text(subject.members), []
-    for images, captions in galleries:
-        n, m, owner = len(images), len(captions), subject.caption_image[captions] - images[0]
-        i, c = torch.from_numpy(images), torch.from_numpy(captions)
-        matches, score = Pairs.of(owner, np.arange(m)), near(c)
-        of_images, image_rank = shortlist(lambda a, b: score(i[a:b]), matches, n, keep)     # noqa: B023
-        of_captions, caption_rank = shortlist(lambda a, b: near(c[a:b])(i).T,               # noqa: B023
-                                              matches.swapped(), m, keep)
-        kept = {"i2t": (np.arange(n)[:, None] * m + of_images, image_rank),  # image x m + caption
-                "t2i": (of_captions * m + np.arange(m)[:, None], caption_rank)}
-        # (pairs,), by image
-        wanted = np.unique(np.concatenate([pair.ravel() for pair, _ in kept.values()]))
-        runs = np.split(wanted % m, np.searchsorted(wanted, np.arange(1, n) * m))
-        scores = np.concatenate([exact(c[torch.from_numpy(run)])(i[k:k + 1])[0].float().cpu().numpy()
-                                 for k, run in enumerate(runs)])
-        ranks, lost = [], {}
-        for side, (pair, rank) in kept.items():
-            fine = finite(scores[np.searchsorted(wanted, pair)])                    # (Q, K)
-            match = owner[pair % m] == pair // m
-            best = np.where(match, fine, -np.inf).max(1)
-            inside = np.count_nonzero((fine >= best[:, None]) & ~match, axis=1)
-            ranks.append(np.where(match.any(1), inside, rank))
-            lost[side] = float(100 * np.mean(~match.any(1)[rank >= 0]))
-        results.append(of_ranks(subject, (images, captions), ranks, record, name))
-        for side, share in lost.items():
-            results[-1][side]["lost"] = share
-    return {**metrics.average(results), "keep": keep}
 
 
 # ---- rules with several matches

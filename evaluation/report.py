@@ -18,8 +18,7 @@ RECALLS = ("r1", "r5", "r10", "medr", "meanr")
 ROWS = {"full": "all", "folds5": "mean of five folds of 1,000", "bank": "all, with the bank",
         "bank_folds5": "five folds, with the bank", "mean_only": "all, cosine of the means",
         "mean_only_folds5": "five folds, cosine of the means", "shuffled": "all, variances of "
-        "other items", "rerank": "all, the nearest re-ranked", "rerank_folds5": "five folds, the "
-        "nearest re-ranked"}
+        "other items"}
 # All other protocols have tables of their own, in this order: the title of each table.
 TITLES = {"cxc": "Crisscrossed Captions", "cxc_folds5": "Crisscrossed Captions, mean of five folds "
           "of 1,000", "pmrp": "Plausible Match R-Precision", "pmrp_folds5": "Plausible Match "

@@ -100,6 +100,7 @@ def differ(one: str, other: str) -> bool:
 # ---- what is evaluated
 
 FOLD = 1000                           # images per fold; COCO 1K is the mean of five folds
+BLOCK = 1000                          # images that are scored at once
 
 
 class Member(NamedTuple):
@@ -279,7 +280,7 @@ def columns_within(similarity: Similarity, e: Embedding):
 
 
 @torch.no_grad()
-def score_matrix(subject: Subject, block: int) -> np.ndarray:
+def score_matrix(subject: Subject, block: int = BLOCK) -> np.ndarray:
     """All scores between images and captions, (N, M) in float32: the one copy that rules with
     several matches need."""
     if subject.scores is not None:

@@ -79,9 +79,6 @@ EVALUATE = Table("Evaluate image-caption retrieval.", {
                "eccv_caption_to_image.json", metavar="FOLDER"),
         Option("positives", filename, None, 'recalls, R-precision and mAP@R of your own matches: '
                '{"i2t": {image id: [caption ids]}, "t2i": {...}}', metavar="FILE.json"),
-        Option("rerank", natural, 0, "for --sim scan: also rank in two stages. The cosine of the "
-               "means keeps the K nearest items of each query, and attention re-ranks them; "
-               "reports what this loses and saves", metavar="K"),
         Option("bank", split_name, None, "also rank with query-bank normalisation: what an item "
                "scores with queries of this split, usually train, is taken from its scores, so "
                "that no item is near every query; its beta is chosen on dev", metavar="SPLIT"),
@@ -126,8 +123,6 @@ EVALUATE = Table("Evaluate image-caption retrieval.", {
     "speed and memory": [
         Option("batch_size", positive, 128, "images or captions that are encoded at once; of "
                "regions 32 times as many"),
-        Option("block", positive, 1000, "number of images that are scored at once; memory grows "
-               "with it, results do not change"),
         Option("workers", workers, min(10, os.cpu_count() or 1),
                "number of processes that read photos"),
         Option("device", ["auto", "cpu", "cuda"], "auto", "auto takes CUDA where it is present"),
@@ -200,9 +195,9 @@ def of_variances(opt):
 
 
 # Options for images and captions alone, not for phrases in photos.
-OF_CAPTIONS = ("sim", "dev_images", "vocab", "fold5", "cxc", "pmrp", "eccv", "positives", "rerank",
+OF_CAPTIONS = ("sim", "dev_images", "vocab", "fold5", "cxc", "pmrp", "eccv", "positives",
                "bank", "uncertainty", "variances", "judgements", "sets", "calibration", "calibrate_on",
-               "photos", "ranks", "export", "block")
+               "photos", "ranks", "export")
 
 
 def parse_args(argv=None) -> argparse.Namespace:

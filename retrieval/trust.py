@@ -177,7 +177,7 @@ class BankColumn:
         self.report = {"split": split, "captions": captions, "beta": self.beta}
         if self.beta is not None:
             terms = bank.item_terms(dev.members, self.queries, [self.beta], "t2i")[0]  # (N,)
-            scores = score_matrix(dev, how.block) - terms.numpy()[:, None]  # (N, M)
+            scores = score_matrix(dev) - terms.numpy()[:, None]  # (N, M)
             whole = Subject(dev.name, "", dev.caption_image, dev.n_images, scores=scores)
             t = temperature(*sample_scores(rows_of(whole, "t2i")))
             limit = alpha and promises.calibrate_sets(whole, "t2i", t, alpha)[0]["lac"]

@@ -11,7 +11,7 @@ import evaluate
 import train
 from checkpoints import load_checkpoint, load_model
 from data import Batch, pair_batches, read_split
-from evaluation import encode, protocols, subjects
+from evaluation import encode
 from inputs import image_batches
 from methods.scan import AGGREGATES, DIRECTIONS, NORMS, CrossAttention, RegionEmbedding, WordStates
 from metrics import retrieval
@@ -279,72 +279,10 @@ def train_images(split):
 
 
 @pytest.mark.parametrize("name", [["t2i"], ["i2t"], ["t2i", "i2t"]])
-def test_all_protocols_of_a_run_and_of_an_ensemble(name, runs, demo_path, capsys):
+def test_all_protocols_of_a_run_and_of_an_ensemble(name, runs, demo_path):
     results = judged(runs, "--checkpoint", *(runs / n for n in name), "--cxc", "--cxc_path", f"{demo_path}/demo_cxc",
                      "--pmrp",
-                     "--instances", f"{demo_path}/demo_coco/annotations/instances_val2014.json", "--rerank", 5)
+                     "--instances", f"{demo_path}/demo_coco/annotations/instances_val2014.json")
     found = results["protocols"]
-    assert {"full", "rerank", "cxc", "pmrp"} <= set(found) and "mean_only" not in found
+    assert {"full", "cxc", "pmrp"} <= set(found) and "mean_only" not in found
     assert {"i2t", "t2i", "t2t", "i2i", "sts", "sis", "sits"} <= set(found["cxc"])
-    rerank, shown = found["rerank"], capsys.readouterr().out
-    assert rerank["keep"] == 5 and rerank["seconds"] > 0 and rerank["seconds_full"] > 0
-    assert f"re-ranking the 5 nearest by the cosine of the means: {rerank['i2t']['lost']:.2f}% of the images" in shown
-    assert "all, the nearest re-ranked" in shown
-
-
-# ---- two stages
-
-def subject_of(n=6, m=15, seed=0, equal=False):
-    """Images and captions of unlike number, one image without captions."""
-    images, captions = (side(k, 4, seed=seed + s, dtype=torch.float32) for s, k in enumerate((n, m)))
-    if equal:
-        one = torch.eye(6)[:1]                              # whose products are 1 to the bit on every processor
-        images, captions = (Embedding(one.expand(k, 6), None, one.expand(k, 1, 6), torch.ones(k).long())
-                            for k in (n, m))
-    owner = np.random.default_rng(seed).integers(n - 1, size=m)
-    return subjects.Subject("s", "scan", owner, n, [subjects.Member(CrossAttention(), images, captions)])
-
-
-def two_stages(subject, keep):
-    record = subjects.Record()
-    return protocols.two_stages(subject, keep, subjects.everything(subject), record, "rerank"), record
-
-
-@pytest.mark.parametrize("equal", [False, True])
-def test_keeping_everything_is_the_full_ranking(equal):
-    subject = subject_of(equal=equal)
-    (found, record), full = two_stages(subject, 99), subjects.Record()
-    columns = subjects.image_text(subject.members)
-    expected = protocols.recalls(subject, columns, subjects.everything(subject), 1000, full, "full")
-    assert found["rsum"] == expected["rsum"] and found["i2t"]["lost"] == found["t2i"]["lost"] == 0
-    for direction in ("i2t", "t2i"):
-        np.testing.assert_array_equal(record["rerank", direction, "rank"], full["full", direction, "rank"])
-
-
-@pytest.mark.parametrize("keep", [1, 2, 5, 8])
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_two_stages_against_sorting_each_query_twice(keep, seed):
-    subject = subject_of(seed=seed)
-    (_, images, captions), owner = subject.members[0], subject.caption_image
-    near, exact = F.normalize(images.mean, dim=1) @ F.normalize(captions.mean, dim=1).T, CrossAttention()(images,
-                                                                                                          captions)
-    found, record = two_stages(subject, keep)
-    for direction, first, second in (("i2t", near, exact), ("t2i", near.T, exact.T)):
-        lost, queries = 0, 0
-        for q in range(len(first)):
-            matches = set(np.flatnonzero(owner == q) if direction == "i2t" else [owner[q]])
-            order = first[q].argsort(descending=True).tolist()
-            order = sorted(order[:keep], key=lambda item: -second[q, item]) + order[keep:]       # noqa: B023
-            place = min((order.index(item) for item in matches), default=np.nan)
-            np.testing.assert_equal(record["rerank", direction, "rank"][q], place)
-            queries += bool(matches)
-            lost += bool(matches) and not matches & set(order[:keep])
-        assert found[direction]["lost"] == pytest.approx(100 * lost / queries)
-
-
-def test_folds_are_galleries_of_their_own():
-    subject = subject_of(n=6, m=15)
-    parts = [(np.arange(k, k + 3), np.flatnonzero(subject.caption_image // 3 == k // 3)) for k in (0, 3)]
-    found, full = protocols.two_stages(subject, 99, parts, subjects.Record(), "rerank"), subjects.Record()
-    expected = protocols.recalls(subject, subjects.image_text(subject.members), parts, 2, full, "full")
-    assert found["rsum"] == pytest.approx(expected["rsum"])

@@ -138,7 +138,7 @@ def test_folds_take_the_numbers_of_their_items(monkeypatch):
     taken = Bank(*(bank.item_terms([one], [queries], [4.0], side)[0] for side in ("t2i", "i2t")), {})
     subject, record = Subject("x", "cosine", owner, 15, [one], bank=taken), Record()
     columns = subjects.normalised(subjects.image_text([one]), taken)
-    protocols.recalls(subject, columns, subjects.folds(subject), 2, record, "bank_folds5")
+    protocols.recalls(subject, columns, subjects.folds(subject), record, "bank_folds5", 2)
     scores = exact("cosine", *one[1:]) - taken.images.numpy()[:, None] - taken.captions.numpy()
     for k in range(0, 15, 3):
         captions = np.flatnonzero((owner >= k) & (owner < k + 3))
@@ -302,12 +302,6 @@ def test_the_command_reports_both(small_run, ev, capsys):
     assert "bank of 240 captions and 48 images of train: beta " in shown
     with open("ranks.csv", encoding="utf-8") as f:
         assert sum(line.startswith("bank,t2i,") for line in f) == 120
-
-
-def test_the_whole_matrix_gives_the_same(small_run, ev, demo_path):
-    words = ["--checkpoint", small_run("--sim", "wasserstein"), "--bank", "train"]
-    pmrp = ["--pmrp", "--instances", f"{demo_path}/demo_coco/annotations/instances_val2014.json"]
-    assert ev(*words)["protocols"]["bank"] == ev(*words, *pmrp, "--block", "7")["protocols"]["bank"]
 
 
 def test_an_ensemble_and_a_comparison(small_run, ev):

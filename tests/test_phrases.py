@@ -337,8 +337,7 @@ def test_features_of_phrases_are_extracted_and_trained_on(root, run, capsys, tmp
     (["--data_name", "demo_precomp"], "is no folder|there is no folder|holds none"),
     (["--regions", "none_ims"], "has no proposals test_none.npz .but test_edgeboxes200.npz"),
     (["--regions", "edgeboxes200"], "names proposals alone; .* such as edgeboxes200_ims"),
-    (["--export", "x.npz"], "--export is for images and captions"),
-    (["--block", "10"], "--block is for images and captions")])
+    (["--export", "x.npz"], "--export is for images and captions")])
 def test_what_evaluate_refuses(run, capsys, words, message):
     refused(capsys, evaluate.main, ["--checkpoint", run(*KINDS[0]), "--device", "cpu", *words], message)
 

@@ -259,7 +259,7 @@ def test_a_ready_matrix_on_disk(small, tmp_path, dtype):
                             ("cxc_folds5", galleries(subject.caption_image, 3, 5))):
         for side in ("i2t", "t2i"):
             check(found[protocol], record, protocol, side, scores, pairs, parts, "rpc2")
-    recalls = protocols.recalls(subject, subjects.image_text_of(stored), whole(), 4, record, "full")
+    recalls = protocols.recalls(subject, subjects.image_text_of(stored), whole(), record, "full", 4)
     assert recalls["rsum"] == metrics.retrieval(np.array(stored, np.float32), subject.caption_image)["rsum"]
 
 
@@ -285,7 +285,7 @@ def test_original_pairs_equal_definition(small):
     columns = subjects.image_text(subject.members)
     for name, parts, given in (("full", galleries(subject.caption_image, None, 1), whole()),
                                ("folds5", galleries(subject.caption_image, 3, 5), subjects.folds(subject))):
-        found = protocols.recalls(subject, columns, given, 2, record, name)
+        found = protocols.recalls(subject, columns, given, record, name, 2)
         for side in ("i2t", "t2i"):
             check(found, record, name, side, scores, pairs, parts, None)
     assert record["full", "i2t", "rank"][3] != record["full", "i2t", "rank"][3]             # NaN: no captions, no query
