@@ -141,6 +141,7 @@ ADVICE = {"--reset_train": "leave it out, everything that learns is in training 
           "--txt_finetune": "leave --freeze_words out", "--wemb_type": "--word_vectors FILE of "
           "GloVe or word2vec", "--amsgrad": "leave it out, Adam is VSE++'s",
           "--dim_word": "--word_dim", "--dim_vid": "leave it out, it is --embed_size",
+          "--img_dim": "leave it out, it is read from the data",
           "--bidirectional": "--txt_enc bigru",
           "--rnn_type": "leave it out, the captioner has GRUs",
           "--input_dropout_p": "leave it out, the captioner has VSRN's 0.2",

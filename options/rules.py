@@ -39,11 +39,6 @@ def needed_gaussians(opt) -> int:
     return 2 if opt.vae or opt.loss == "volume" else similarity(opt).gaussian_sides
 
 
-def has_phrases_of(opt) -> bool:
-    """Whether the data are phrases and the regions of their photos."""
-    return has_phrases(os.path.join(opt.data_path, opt.data_name))
-
-
 def default_run(opt) -> str:
     return os.path.join("runs", f"{opt.data_name}_{opt.sim}_seed{opt.seed}".replace("/", "_"))
 
@@ -63,7 +58,8 @@ def heads(opt) -> tuple[str, str]:
 # nothing else
 
 IMPLIED = {
-    "localise": has_phrases_of,
+    # phrases and the regions of their photos
+    "localise": lambda o: has_phrases(os.path.join(o.data_path, o.data_name)),
     "embed_size": lambda o: 2048 if o.img_enc == "vsrn" else 1024,
     "txt_enc": lambda o: "features" if o.text_features else "gru",
     "n_embeds": lambda o: 1,
@@ -102,9 +98,10 @@ def conflicts(opt):
     yield from of_networks(opt)
     yield from of_objectives(opt)
     yield from of_terms(opt)
-    yield from of_phrases(opt)
     yield opt.warmup >= opt.num_epochs, (
         "--warmup {warmup:g} is as long as the training of --num_epochs {num_epochs}; give less")
+    if opt.localise:
+        yield from of_phrases(opt)
 
 
 def of_networks(opt):
@@ -122,16 +119,12 @@ def of_networks(opt):
     yield (opt.txt_enc == "features") != bool(opt.text_features), (
         "--txt_enc {txt_enc} and --text_features {text_features}: features are read by --txt_enc "
         "features, from the files that --text_features names; give both or neither")
-    yield opt.txt_layers and not TEXT_ENCODERS[opt.txt_enc].layers, (
-        "--txt_layers {txt_layers}: --txt_enc {txt_enc} has no such layers; give --text_features NAME "
-        "or --txt_enc mean or sum, or leave it out")
-    yield TEXT_ENCODERS[opt.txt_enc].reads == "trigrams" and opt.txt_layers == "0", (
-        "--txt_layers 0: --txt_enc {txt_enc} needs a layer; give sizes, or leave it out for a "
-        "single one")
-    fresh = not opt.init_from and opt.resume is None
-    yield opt.word_vectors and fresh and not os.path.isfile(opt.word_vectors), (
-        "there is no file {word_vectors} of word vectors; `python -m features.word_vectors` "
-        "learns some from the captions")
+    text = TEXT_ENCODERS[opt.txt_enc]
+    trigrams = text.reads == "trigrams"
+    yield opt.txt_layers and (not text.layers or trigrams and opt.txt_layers == "0"), (
+        "--txt_layers {txt_layers} does not fit --txt_enc {txt_enc}, as sizes are for "
+        "--text_features NAME, --txt_enc mean, sum and trigrams, and 0 not for the last; leave it "
+        "out")
     yield opt.word_vectors and opt.init_from and opt.resume is None, (
         "--word_vectors {word_vectors} and --init_from {init_from} both say where the words start; "
         "leave one out")
@@ -140,7 +133,7 @@ def of_networks(opt):
         "--init_from RUN")
     yield opt.bi_gru and opt.sim != "scan", (
         "--bi_gru averages the states of --sim scan, and this is --sim {sim}; take --txt_enc bigru")
-    yield (opt.dropout or opt.feature_noise) and TEXT_ENCODERS[opt.txt_enc].reads == "trigrams", (
+    yield (opt.dropout or opt.feature_noise) and trigrams, (
         "--dropout {dropout:g} and --feature_noise {feature_noise:g} change features and word "
         "vectors, and --txt_enc {txt_enc} reads letter trigrams; leave them out")
     yield opt.n_embeds > 1 and opt.sim != "mil" or opt.diversity and opt.n_embeds < 2, (
@@ -208,8 +201,9 @@ def of_terms(opt):
     yield opt.recon_images and not one_vector and opt.img_enc != "scan", (
         "--recon_images cannot reconstruct what --img_enc {img_enc} --pool {pool} reads; take "
         "--pool mean with --img_enc precomp or cnn, or --sim scan")
-    yield opt.recon_captions and not (TEXT_ENCODERS[opt.txt_enc].decoder and (
-        opt.freeze_words or opt.txt_enc not in ("mean", "sum"))), (
+    text = TEXT_ENCODERS[opt.txt_enc]
+    learned = opt.txt_enc in ("mean", "sum") and not opt.freeze_words
+    yield opt.recon_captions and (not text.decoder or learned), (
         "--recon_captions cannot reconstruct what --txt_enc {txt_enc} reads; take gru, bigru or "
         "features, or mean or sum with --freeze_words")
     yield opt.vae and opt.sim not in POINTS, (
@@ -218,8 +212,7 @@ def of_terms(opt):
     yield opt.vib and (opt.vae or not gaussians(opt)), (
         "--vib {vib:g} is the KL of Gaussian embeddings, and there are none (with --vae its own "
         "weight counts); take a similarity of Gaussians, or leave --vib out")
-    words = TEXT_ENCODERS[opt.txt_enc].reads == "words"
-    yield opt.captioner and not (opt.img_enc == "vsrn" and words), (
+    yield opt.captioner and (opt.img_enc != "vsrn" or text.reads != "words"), (
         "--captioner {captioner:g} writes the words of a caption from VSRN's regions, not --img_enc "
         "{img_enc} --txt_enc {txt_enc}; take --img_enc vsrn with --txt_enc gru, or leave it out")
     copied = "ellipsoidal" in (opt.image_head, opt.text_head) and not opt.var_layers
@@ -232,18 +225,16 @@ def of_terms(opt):
 
 
 def of_phrases(opt):
-    here = "and {data_name} has phrases and the regions of their photos; leave it out"
-    yield opt.localise and opt.loss in ("nll", "mse", "volume"), (
+    yield opt.loss in ("nll", "mse", "volume"), (
         "--loss {loss} needs pairs that match one to one, and a phrase fits several regions of "
         "its photo; take hinge, infonce, match, two_branch, or logistic with --sim cite")
-    yield opt.localise and opt.sim in ("mil", "match_prob", "scan"), (
-        f"--sim {{sim}} compares the parts or samples of an item, {here}")
-    yield opt.localise and opt.img_enc not in ("auto", "precomp"), (
-        f"--img_enc {{img_enc}} does not read one vector an image, {here}")
-    yield opt.localise and opt.select == "hbr", f"--select hbr ranks captions for images, {here}"
-    yield opt.localise and opt.supervised_fraction < 1, (
-        f"--supervised_fraction {{supervised_fraction:g}} is for images and captions, {here}")
-    yield opt.localise and opt.positive_iou < NEGATIVE_IOU, (
+    for name, wrong in (("sim", opt.sim in ("mil", "match_prob", "scan")),
+                        ("img_enc", opt.img_enc not in ("auto", "precomp")),
+                        ("select", opt.select == "hbr"),
+                        ("supervised_fraction", opt.supervised_fraction < 1)):
+        yield wrong, (f"--{name} {{{name}}} is for images and captions, and {{data_name}} has "
+                      "phrases and the regions of their photos; leave it out")
+    yield opt.positive_iou < NEGATIVE_IOU, (
         f"--positive_iou {{positive_iou:g}} lies below {NEGATIVE_IOU}, where a region no longer fits "
         "a phrase; give a larger one")
 

@@ -35,6 +35,7 @@ def term(name: str, text: str) -> Option:
     """The weight of a term beside the objective."""
     return Option(name, at_least_zero, 0.0, text, metavar="WEIGHT")
 
+
 TRAIN = Table("Train a joint embedding of images and captions.", {
     "data": [
         Option("data_path", filename, "data", "folder that holds the data sets", common=True,
@@ -154,8 +155,7 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
                "cross-entropy of every pair (PCME, PCME++), nll: softmax over sampled captions "
                "(DMSM), mse: squared distance of matching pairs (jWAE), two_branch (Embedding "
                "Network), logistic (Similarity Network, CITE), volume (variances of given means: of "
-               "how many photos fit). "
-               "Default: hinge, or what --sim needs", common=True),
+               "how many photos fit). Default: hinge, or what --sim needs", common=True),
         Option("margin", at_least_zero, 0.2, "margin of the hinge (VSE++ and VSRN: 0.2; ucmr's "
                "VSRN: 0.1)", common=True),
         Option("max_violation", SWITCH, None, "hinge: the hardest negatives and not the sum over "

@@ -17,7 +17,6 @@ REFUSED = """
 --txt_enc features
 --txt_layers 12
 --txt_enc trigram_conv --txt_layers 0
---word_vectors x
 --word_vectors x --init_from RUN
 --freeze_words
 --bi_gru
@@ -83,7 +82,7 @@ def test_a_conflict_is_said_in_its_sentence(line, phrases):
 
 def test_every_conflict_can_be_met(phrases):
     met = {refusal(line, phrases)[0] for line in REFUSED}
-    opt = TRAIN.parser().parse_args([])
+    opt = TRAIN.parser().parse_args(["--data_path", phrases, "--data_name", "x"])
     resolve(opt)
     assert [sentence for k, (_, sentence) in enumerate(conflicts(opt)) if k not in met] == []
 
