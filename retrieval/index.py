@@ -90,6 +90,7 @@ class Index:
             raise InputError(f"{path} is no whole index ({reason(error)}); {AGAIN}") from error
         if manifest["milvus"]:
             index.collection = Collection(*manifest["milvus"], token)
+            index.collection.load()
         return index
 
     def save(self) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cli import InputError, check, reason
 
-CONNECT, REPLY = 8, 300               # seconds within which a server has to answer at first, and later
+CONNECT, REPLY = 6, 300               # seconds within which a server has to answer at first, and later
 BATCH_BYTES = 16 << 20                # of a request; a server takes 64 MiB
 LARGEST_TOP = 16_384                  # answers to one query (Milvus Limits)
 NAME_BYTES = 4096                     # of a photo's name
@@ -56,7 +56,7 @@ class Collection:
               f"'{name}' is no name of a collection; give at most 200 letters, digits and _, no digit first")
         self.uri, self.name, self.token = check_address(uri), name, token
         pymilvus = import_pymilvus()
-        with self.mending(f"no Milvus server answers at {uri} within 10 seconds, or it refuses the token", "start it, "
+        with self.mending(f"no Milvus server answers at {uri} within {CONNECT} seconds, or it refuses the token", "start it, "
                           "or give its address with --uri and its token with --token_file"):
             # An alias of its own: connections of one address are otherwise shared, and close together.
             self.client = pymilvus.MilvusClient(uri=self.uri, token=token, timeout=CONNECT, alias=uuid.uuid4().hex)
@@ -68,7 +68,8 @@ class Collection:
         try:
             yield
         except Exception as error:                          # of pymilvus, of gRPC, of milvus-lite
-            text = str(error).replace(self.token, "***") if self.token else str(error)
+            text = getattr(error, "message", "") or str(error)
+            text = text.replace(self.token, "***") if self.token else text
             raise InputError(f"{what} ({reason(RuntimeError(text))}); {fix}") from None
 
     def ask(self, request: str, *words, **more):
@@ -98,6 +99,9 @@ class Collection:
         self.ask("drop_collection", whole)
         self.ask("rename_collection", self.name, whole)
         self.name = whole
+        self.load()
+
+    def load(self) -> None:
         self.ask("load_collection", self.name)
 
     def add(self, names: list[str], vectors: Tensor) -> None:

@@ -1,6 +1,6 @@
 """Vectors of an index on a real Milvus server, of the package `milvus` (2.3.5).
 
-    make test-milvus                          # python -m pytest -m milvus; `make test` leaves it out
+    make test-milvus                          # `make test` leaves it out
 """
 import os
 import signal
