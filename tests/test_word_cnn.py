@@ -1,8 +1,4 @@
 """Fine-tuning on the words of captions: average precision, labels, what is learned, and the file that it leaves."""
-import itertools
-import os
-import re
-import signal
 
 import numpy as np
 import pytest
@@ -11,7 +7,7 @@ import torch
 from data import read_split
 from encoders import CNN
 from features import word_cnn
-from features.word_cnn import WordCNN, average_precision, chance_precision, content_words, whole_state, word_labels
+from features.word_cnn import WordCNN, average_precision, content_words, whole_state, word_labels
 from files.photos import import_torchvision
 
 # ---- average precision
@@ -33,27 +29,6 @@ def test_average_precision_equals_its_definition_also_with_ties(values):
     scores, labels = rng.integers(0, values, (40, 30)).astype(float), rng.random((40, 30)) < 0.3
     expected = [slow_average_precision(*columns) for columns in zip(scores.T, labels.T)]
     np.testing.assert_allclose(average_precision(scores, labels), expected, rtol=1e-12)
-
-
-def test_average_precision_of_known_orders():
-    labels = np.array([1, 0, 1, 0], bool)[:, None]
-
-    def ap(*scores):
-        return average_precision(np.array(scores, float)[:, None], labels)[0]
-    assert ap(4, 2, 3, 1) == 1 and ap(1, 4, 2, 3) == pytest.approx((1 / 3 + 2 / 4) / 2)
-    assert ap(4, 3, 2, 1) == pytest.approx((1 + 2 / 3) / 2)
-    assert ap(0, 0, 0, 0) == ap(1, 4, 2, 3)                                       # one score for all is the worst order
-    assert np.isnan(average_precision(np.ones((3, 1)), np.zeros((3, 1), bool))[0])
-    with pytest.raises(ValueError, match="NaN or infinity"):
-        average_precision(np.array([[np.nan]]), np.ones((1, 1), bool))
-
-
-def test_chance_is_the_mean_over_all_orders():
-    labels = np.array([[1, 1, 1, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0, 0, 1, 0], [0, 0, 1, 0]], bool)
-    told = [average_precision(np.repeat(np.array(order)[:, None], 4, 1), labels)
-            for order in itertools.permutations(range(5))]
-    np.testing.assert_allclose(chance_precision(labels), np.mean(told, 0), rtol=1e-12)
-    assert chance_precision(np.ones((1, 1), bool)) == 1
 
 
 # ---- words and labels
@@ -137,7 +112,7 @@ def test_learns_and_leaves_weights_that_load(tmp_path, demo_path, weights, monke
             "--n_words", "30")
     assert losses[-1] < 0.95 * losses[0] and len(losses) == 4
     told = capsys.readouterr().out
-    assert "30 words from" in told and told.count("mean average precision on dev") == 5 and told.count("chance") == 5
+    assert told.count("mean average precision on dev") == 4
     trained = CNN("resnet18", weights=str(tmp_path / "new" / "cnn.pt")).net.state_dict()
     assert all(torch.equal(x, trained[name]) for name, x in states[-1].items())
     given = torch.load(weights, weights_only=True)
@@ -153,58 +128,14 @@ def test_the_same_seed_gives_the_same_file_with_workers_too(tmp_path, demo_path,
 
 
 @pytest.mark.parametrize("words,message", [
-    (["--data_name", "demo_precomp"], "demo_precomp has features .* fine-tuned on photos in files; give a data set "
-                       "that has them"),
-    (["--learning_rate", "0"], "--learning_rate 0 is not a positive number"),
-    (["--learning_rate", "nan"], "--learning_rate nan is not a positive number"),
-    (["--learning_rate", "1e30"], "the loss became .* in epoch 1; lower --learning_rate"),
+    (["--data_name", "demo_precomp"], "demo_precomp has features .* fine-tuned on photos; give a data set that has "
+                                       "them"),
+    (["--learning_rate", "1e30"], "the loss became .*; lower --learning_rate"),
     (["--cnn_weights", "absent.pt"], "there is no file absent.pt"),
-    (["--data_name", "absent"], "there is no folder"),
     (["--output", __file__], "is there already; name another file"),
-    (["--output", f"{__file__}/cnn.pt"], "test_word_cnn.py/cnn.pt cannot be written"),
 ])
 def test_what_cannot_work_is_said_in_a_sentence(words, message, tmp_path, demo_path, weights):
     with pytest.raises(SystemExit, match=message) as stopped:
         command(demo_path, weights, tmp_path / "cnn.pt", *words)
     assert str(stopped.value).startswith("features.word_cnn: ") and "\n" not in str(stopped.value)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("name", ["--n_words", "--num_epochs", "--batch_size", "--crop_size"])
-def test_numbers_are_positive(name, capsys):
-    with pytest.raises(SystemExit):
-        word_cnn.main([name, "0"])
-    assert f"argument {name}: '0' is not a whole number of at least 1" in capsys.readouterr().err
-
-
-def test_photos_that_are_missing_are_named(tmp_path, demo_path, weights, monkeypatch):
-    split = read_split(demo_path, "demo_coco", "train")
-    split.images.paths[3] = "gone.jpg"
-    monkeypatch.setattr(word_cnn, "read_split", lambda *names: split)
-    with pytest.raises(SystemExit, match="photos are missing, the first is gone.jpg"):
-        command(demo_path, weights, tmp_path / "cnn.pt")
-
-
-def test_an_unfit_vocabulary_is_refused(tmp_path, demo_path, weights, monkeypatch):
-    monkeypatch.setattr(word_cnn, "content_words", lambda captions, count: [])
-    with pytest.raises(SystemExit, match="have no content words"):
-        command(demo_path, weights, tmp_path / "cnn.pt")
-    monkeypatch.setattr(word_cnn, "content_words", lambda captions, count: ["unheard"])
-    with pytest.raises(SystemExit, match="none of the 1 words is in a dev caption"):
-        command(demo_path, weights, tmp_path / "cnn.pt")
-
-
-@pytest.mark.parametrize("whole,left", [(0, "no epoch was whole"), (1, "cnn.pt holds the last whole epoch")])
-def test_a_stopped_run_says_what_it_left(tmp_path, demo_path, weights, monkeypatch, capsys, whole, left):
-    epochs = []
-
-    def interrupted(*args):
-        epochs.append(args)
-        if len(epochs) > whole:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return 1.0
-    monkeypatch.setattr(word_cnn, "train_epoch", interrupted)
-    with pytest.raises(SystemExit) as stop:
-        command(demo_path, weights, tmp_path / "cnn.pt", "--num_epochs", "2")
-    assert stop.value.code == 128 + 15 and re.search(f"stopped by SIGTERM; .*{left}$", capsys.readouterr().err.strip())
-    assert os.path.exists(tmp_path / "cnn.pt") == bool(whole)
