@@ -1,14 +1,11 @@
 """Values computed from photos, with what is done kept through every stop; and the record of what
 made a file."""
 import contextlib
-import itertools
 import json
 import math
 import os
 import sys
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from stat import S_ISREG
 from typing import NamedTuple
 
@@ -55,34 +52,6 @@ def begin(folder: str, line: str) -> None:
     `record_extractor` raise."""
     own_folder(folder)
     record_extractor(folder, "ims", line)
-
-
-# ---- batches through a network
-
-def by_cores(step: Callable, batches: Iterable, device: torch.device | None):
-    """Yield step(batch) for every batch, in order. step: computes no gradients.
-
-    On a CPU as many go at a time as torch has threads, each by one thread: two batches side by side
-    take less time than one after the other by all cores, and no value depends on their number.
-    device None: one after the other. Where a step fails, the generator `batches` is closed, which
-    ends the processes that read for it.
-    """
-    cores, step = torch.get_num_threads(), torch.no_grad()(step)    # each thread has to be told so
-    try:
-        if device is None or device.type != "cpu" or cores == 1:
-            yield from map(step, batches)
-            return
-        with ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            coming = (pool.submit(step, batch) for batch in batches)
-            running = deque(itertools.islice(coming, cores))
-            while running:
-                done = running.popleft().result()
-                running.extend(itertools.islice(coming, 1))
-                yield done
-    finally:
-        torch.set_num_threads(cores)                    # later threads would compute by one, too
-        if isinstance(batches, Generator):
-            batches.close()
 
 
 # ---- rows
@@ -209,17 +178,15 @@ class RowStore:
         reader = _Reader(self, read, join, how.skip_broken is not None)
         parts, done = chunks(todo, how.batch_size), len(self.notes) - len(todo)
 
-        def step(batch):
-            notes, ready = batch
-            return notes, encode(ready) if len(ready) else ()
         refuse_broken(self.notes, how.skip_broken)
         try:
-            with open(self.part, "ab") as f, tqdm(total=len(self.notes), initial=done, desc=title,
-                                                  disable=None, leave=False) as bar:
+            with (open(self.part, "ab") as f, torch.no_grad(),
+                  contextlib.closing(stream(reader, parts, how.workers)) as batches,
+                  tqdm(total=len(self.notes), initial=done, desc=title, disable=None,
+                       leave=False) as bar):
                 f.write(b"" if f.tell() else self.header)
-                batches = by_cores(step, stream(reader, parts, how.workers), how.device)
-                for part, (notes, values) in zip(parts, batches):
-                    values = iter(values)
+                for part, (notes, ready) in zip(parts, batches):
+                    values = iter(encode(ready) if len(ready) else ())
                     for n, note in zip(part.tolist(), notes):
                         rows = np.zeros((0, *self.shape)) if fault(note) else next(values)
                         rows = np.asarray(rows, self.dtype).reshape(-1, *self.shape)

@@ -3,7 +3,6 @@ sentence."""
 import json
 import os
 import shutil
-import threading
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from cli import InputError
 from data import read_split
 from encoders import CNN
 from features import extract, hglmm, networks
-from features.store import by_cores
 from features.word_vectors import train_vectors, write_vectors
 from tests.helpers import refused, vectors_in
 from tests.references import fisher_vectors
@@ -389,35 +387,3 @@ def test_features_of_captions_that_changed_are_not_read(folder, tmp_path):
         read_split(str(tmp_path), "x", "test", text_features="tfidf")
     captions(tmp_path, "--kind", "tfidf", "--vocab_threshold", "1")
     assert read_split(str(tmp_path), "x", "test", text_features="tfidf").text is not None
-
-
-def test_batches_pass_side_by_side_in_order_and_by_one_thread_each():
-    """Whatever the number of threads, which stays what it was, also where a batch fails; the rest is not read."""
-    running, most, read, meeting = set(), set(), [], [threading.Barrier(3, timeout=60)]
-
-    def step(n):
-        running.add(n)
-        for three in meeting:                               # none goes on before three run side by side
-            three.wait()
-        most.add((len(running), torch.get_num_threads(), torch.is_grad_enabled()))
-        running.remove(n)
-        if n == 13:
-            raise InputError("13")
-        return n * n
-
-    def batches(count):
-        for n in range(count):
-            read.append(n)
-            yield n
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        assert list(by_cores(step, batches(12), torch.device("cpu"))) == [n * n for n in range(12)]
-        assert {threads for _, threads, _ in most} == {1} and {grad for *_, grad in most} == {False}
-        assert max(many for many, *_ in most) == 3
-        meeting.clear(), read.clear()
-        with pytest.raises(InputError, match="13"):
-            list(by_cores(step, batches(100), torch.device("cpu")))
-        assert torch.get_num_threads() == 3 and max(read) < 20
-    finally:
-        torch.set_num_threads(before)
