@@ -4,7 +4,6 @@ A run folder holds a description, logs and checkpoints. This file says whether a
 a new run may replace in it, and how a run goes on.
 """
 import argparse
-import contextlib
 import functools
 import os
 import shlex
@@ -24,7 +23,7 @@ from data import Split, check_extractors, pair_batches, phrase_batches, read_spl
 from files.log import Load, Log
 from files.phrases import Labels, learnable
 from files.reading import read_yaml, readable
-from files.writing import atomic, clear, locked, same_file, save_state
+from files.writing import atomic, clear, same_file, save_state
 from methods.two_branch import sibling_order
 from methods.unpaired import Unpaired, build_unpaired, choose_pairs
 from model import build_vocabulary
@@ -65,8 +64,7 @@ def check_new(folder: str, overwrite: bool) -> None:
     if not os.path.lexists(folder):
         return
     check(os.path.isdir(folder), f"{folder} is no folder; name another one with --logger_name")
-    files = [name for name in sorted(os.listdir(folder))
-             if name != ".lock" and not name.endswith(".part")]
+    files = [name for name in sorted(os.listdir(folder)) if not name.endswith(".part")]
     if not files:
         return
     check(is_run(folder), f"{folder} holds {files[0]} and is no run that train.py made; name a "
@@ -91,23 +89,17 @@ def clear_old(folder: str) -> None:
 
 
 class Folder:
-    """The folder of a run: its description, logs and checkpoints.
-    resume: the checkpoint or run to go on from; held: what keeps the folder's lock.
+    """The folder of a run: its description, logs and checkpoints. resume: the checkpoint or run to
+    go on from. Raises InputError where the folder cannot be written to or gone on from."""
 
-    Raises InputError where the folder cannot be written to or gone on from. A run that goes on in
-    its own folder locks it."""
-
-    def __init__(self, path: str, resume: str | None, overwrite: bool, dry_run: bool,
-                 held: contextlib.ExitStack):
-        self.path, self.resume, self.overwrite, self.held = path, resume, overwrite, held
+    def __init__(self, path: str, resume: str | None, overwrite: bool):
+        self.path, self.resume, self.overwrite = path, resume, overwrite
         self.goes_on = resume is not None and same_file(path, run_folder(resume))
         if not self.goes_on:
             check_new(path, overwrite)
         else:
             check(is_run(path), f"--resume {resume} lies in a folder that is no run; name a new "
                                 "folder to go on in with --logger_name")
-            if not dry_run:
-                held.enter_context(locked(path, "training"))
         self.checkpoint = None if resume is None else load_resumable(resume)
 
     def begin(self, run) -> None:
@@ -120,12 +112,10 @@ class Folder:
         self.load = Load(torch.get_num_threads() if run.device.type == "cpu" else 1)
 
     def replace(self, run) -> None:
-        """Begin a new run: lock the folder, and write the first checkpoint, so that the run can
-        always go on, the description, and the best model so far of the run gone on from. What a run
-        before has left goes when that checkpoint is on the disk."""
+        """Begin a new run: write the first checkpoint, so that the run can always go on, the
+        description, and the best model so far of the run gone on from. What a run before has left
+        goes when that checkpoint is on the disk."""
         os.makedirs(self.path, exist_ok=True)
-        self.held.enter_context(locked(self.path, "training"))
-        check_new(self.path, self.overwrite)                # another process may have been faster
         best = self.resume and best_of(self.resume, run.state["best_rsum"])
         if not best:
             run.state.update(best_rsum=0.0, best_hbr=0.0, best_r1=-1.0)

@@ -9,7 +9,6 @@ if __name__ == "__main__":
     import cli
     cli.starting()
 
-import contextlib
 import math
 import sys
 import time
@@ -53,20 +52,17 @@ def train(opt) -> int:
     """Train as the options say. Return the exit status: 0; 1 where no model came out; 128 + signal
     after a wished stop."""
     device = torch_device(opt.device)
-    # held: the lock of the run folder, the hold of signals
-    with contextlib.ExitStack() as held:
-        folder = Folder(opt.logger_name, opt.resume, opt.overwrite, opt.dry_run, held)
-        start = folder.checkpoint
-        if opt.init_from and not start:
-            start = load_checkpoint(opt.init_from, vocab=opt.vocab)
-        data = build_data(opt, start)
-        run = Training(opt, data, start, device)
-        facts = described(opt, data, run, start)
-        if opt.dry_run:
-            print(yaml.safe_dump(vars(opt), sort_keys=True) + facts
-                  + "\ndry run: nothing was written")
-            return 0
-        run.stop = held.enter_context(Stop(later=True))
+    folder = Folder(opt.logger_name, opt.resume, opt.overwrite)
+    start = folder.checkpoint
+    if opt.init_from and not start:
+        start = load_checkpoint(opt.init_from, vocab=opt.vocab)
+    data = build_data(opt, start)
+    run = Training(opt, data, start, device)
+    facts = described(opt, data, run, start)
+    if opt.dry_run:
+        print(yaml.safe_dump(vars(opt), sort_keys=True) + facts + "\ndry run: nothing was written")
+        return 0
+    with Stop(later=True) as run.stop:
         if opt.loss == "volume":
             run.model.terms["volume"].shares = training_shares(
                 run.model, data.train, data.dev, data.tokens, device)

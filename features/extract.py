@@ -48,7 +48,7 @@ from encoders import CNNS
 from features import captions, folder, networks, regions
 from features.boxes import PhotoBoxes
 from features.hglmm import load_arrays
-from features.store import ALL, SPLITS, How, PhotoFeatures, begin, own_folder, record_extractor, refuse_broken
+from features.store import ALL, SPLITS, How, PhotoFeatures, record_extractor, refuse_broken
 from files.entities import SPLITS as PHRASE_SPLITS
 from files.layouts import named_splits
 from files.reading import checksum
@@ -215,7 +215,7 @@ def of_data_set(splits: list[Split], to: str, recipe: dict, how: How,
     boxes = [recipe["boxes"] and PhotoBoxes(recipe["boxes"], own) for own in names]
     net, transform, line = networks.network_of(recipe, how.device)
     check_own(to, splits)
-    begin(to, line)
+    record_extractor(to, "ims", line)
     for split, order, own, own_boxes in zip(splits, orders, names, boxes):
         for note in split.notes:
             print(f"note: {note}")
@@ -326,7 +326,7 @@ def extract_captions(opt, kinds: dict) -> None:
     check(not any(isinstance(split.images, Photos) for split in splits.values()),
           f"--data_name {opt.data_name} holds photos, and features of captions are read beside "
           "precomputed ones; write those first with features.extract images, and name their folder")
-    own_folder(to)
+    output(os.path.join(to, "features.json"))
     if of_kind is captions.Sentences:
         device = torch_device(opt.device or "auto")
         features = captions.Sentences(captions.MiniLM(opt.weights).to(device))

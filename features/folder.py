@@ -21,7 +21,7 @@ import numpy as np
 from cli import InputError, check, reason
 from features.boxes import PhotoBoxes
 from features.networks import RECIPE, compute, network_of, shape_of, stamp, weights_file
-from features.store import AGAIN, ALL, How, PhotoFeatures, begin, copy_rows, is_note, refuse_broken
+from features.store import AGAIN, ALL, How, PhotoFeatures, copy_rows, is_note, record_extractor, refuse_broken
 from files.photos import photo_formats
 from files.reading import file_digest, need, read_array, read_json, read_lines, read_text, sha256
 from files.writing import CHANGING, remove, save_lines
@@ -180,7 +180,7 @@ def extract(photos: str, folder: str, recipe: dict, how: How, table: str | None,
         parts = network_of(recipe, how.device)
         form = parts[2], *shape_of(parts[0], boxes)
         about["weights_file"] = weights_file(parts[0], recipe)
-    begin(folder, form[0])
+    record_extractor(folder, "ims", form[0])
     images = Photos([os.path.join(path, name) for name in names])
     work = PhotoFeatures(folder, ALL, images.paths, names, *form, boxes and boxes.digests, about)
     done = work.complete()

@@ -24,17 +24,13 @@ SPLITS = ("train", "restval", "dev", "val", "test", "testall")
 AGAIN = "delete it and extract again"
 
 
-def own_folder(folder: str) -> None:
-    """Make a folder of features. Raises InputError unless its features.json can be written."""
-    output(os.path.join(folder, "features.json"))
-
-
 def record_extractor(folder: str, suffix: str, line: str) -> None:
-    """Write to features.json what makes {split}_{suffix}.npy in this folder.
+    """Write to features.json what makes {split}_{suffix}.npy in this folder, which is made.
 
-    Raises InputError if such files of another extractor are there. Files of an earlier fit by the
-    same recipe are deleted, so that a folder never mixes two fits.
+    Raises InputError where it cannot be written, and if such files of another extractor are there.
+    Files of an earlier fit by the same recipe are deleted, so that a folder never mixes two fits.
     """
+    output(os.path.join(folder, "features.json"))
     recorded = extractors(folder)
     files = list(filter(os.path.isfile, (os.path.join(folder, f"{split}_{suffix}.npy")
                                          for split in (*SPLITS, ALL))))
@@ -45,13 +41,6 @@ def record_extractor(folder: str, suffix: str, line: str) -> None:
     if recorded.get(suffix) != line:
         remove(*files)
         save_json({**recorded, suffix: line}, os.path.join(folder, "features.json"))
-
-
-def begin(folder: str, line: str) -> None:
-    """Make a folder of features of images, which `line` makes. Raises what `own_folder` and
-    `record_extractor` raise."""
-    own_folder(folder)
-    record_extractor(folder, "ims", line)
 
 
 # ---- rows

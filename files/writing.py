@@ -9,13 +9,8 @@ import re
 import numpy as np
 import torch
 
-from cli import InputError, check
+from cli import check
 from files.reading import refusing
-
-try:
-    import fcntl
-except ImportError:                   # a system without POSIX locks: nothing is locked
-    fcntl = None
 
 FORMAT = 1                            # of checkpoint.pt and model_best.pt
 CHANGING = ".{}_changing"      # stands in a folder while the files of a split are replaced together
@@ -172,28 +167,3 @@ def output(path: str, inputs=(), overwrite: bool = True) -> str:
 
 def same_file(a: str, b: str) -> bool:
     return os.path.exists(a) and os.path.exists(b) and os.path.samefile(a, b)
-
-
-@contextlib.contextmanager
-def locked(folder: str, doing: str):
-    """A context that keeps other commands out of a folder. Raises InputError where another process
-    is at work there. The lock ends with this process, however it ends. `doing`: what the
-    other process does, for the message."""
-    with refusing(f"{folder} takes no new files", "name a folder that does", OSError):
-        holder = open(os.path.join(folder, ".lock"), "a+", encoding="utf-8")
-    with holder:
-        if fcntl:
-            try:
-                # It is held by this process, not by its children.
-                fcntl.lockf(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (PermissionError, BlockingIOError) as error:
-                holder.seek(0)
-                raise InputError(f"another process is {doing} {folder} (number "
-                                 f"{holder.read(20).strip() or 'unknown'}); wait for it or stop "
-                                 "it, or name another folder") from error
-            except OSError:           # a file system without locks
-                pass
-        holder.truncate(0)
-        holder.write(f"{os.getpid()}\n")
-        holder.flush()
-        yield

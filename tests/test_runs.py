@@ -2,7 +2,6 @@
 import json
 import os
 import shutil
-import sys
 
 import pytest
 import torch
@@ -13,8 +12,7 @@ import runs
 import show
 import train
 from checkpoints import load_checkpoint
-from cli import InputError
-from files.writing import atomic, locked, part_of, save_json
+from files.writing import atomic, part_of, save_json
 from options.rules import default_run
 from tests.helpers import in_a_process, log_of, refused, same_runs, trained
 from train import parse_args
@@ -229,24 +227,6 @@ def test_what_a_killed_process_left_is_cleared_by_the_next(tmp_path):
         f.write("whole")
     assert sorted(os.listdir(tmp_path)) == sorted([f".a.txt.{os.getppid()}.part", ".b.txt.1.part", "a.txt"])
     assert os.path.basename(part_of(path)) == f".a.txt.{os.getpid()}.part"
-
-
-def lock(folder: str, holder: int) -> None:
-    try:
-        with locked(folder, "training"):
-            sys.exit(0)
-    except InputError as error:
-        sys.exit(1 if f"another process is training {folder} (number {holder})" in str(error) else 2)
-
-
-def test_a_lock_is_of_one_process_and_ends_with_it(tmp_path):
-    def other() -> int:
-        return in_a_process(lock, str(tmp_path), os.getpid()).exitcode
-    with locked(str(tmp_path), "training"):
-        assert other() == 1
-    assert other() == 0 and other() == 0
-    with pytest.raises(InputError, match="takes no new files"), locked(str(tmp_path / "absent"), "training"):
-        pass
 
 
 def test_is_a_run(run, tmp_path):

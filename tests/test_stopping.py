@@ -1,7 +1,6 @@
 """Stops at any instant: kills after each change of a file, signals to a group of processes in every phase, two at
 once."""
 import functools
-import json
 import os
 import shutil
 import signal
@@ -15,12 +14,11 @@ import torch
 import evaluate
 import inputs
 import train
-from checkpoints import load_checkpoint
 from cli import Stop, Stopped
 from encoders import CNN
 from features import extract
-from files import log, writing
-from tests.helpers import FORKS, ROOT, STEPS, Command, fork_readers, in_a_process, refused, same_runs, started
+from files import log
+from tests.helpers import FORKS, ROOT, STEPS, Command, fork_readers, in_a_process, same_runs, started
 
 WORDS = [*STEPS, "--embed_size", "8", "--word_dim", "8", "--num_epochs", "2", "--sim", "wasserstein", "--val_step",
          "5", "--batch_size", "40", "--log_step", "3"]
@@ -59,8 +57,7 @@ def instants(at: int | None) -> list:
             return result
         setattr(owner, name, call)
     for owner, names in ((os, ("replace", "fsync", "remove", "makedirs")), (torch, ("save",)),
-                         (log.Log, ("say", "record")),
-                         (writing, ("locked",))):
+                         (log.Log, ("say", "record"))):
         for name in names:
             watched(owner, name)
     return seen
@@ -337,24 +334,3 @@ def test_a_repeated_signal_does_not_break_off_the_save():
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(1)
     assert stopped.value.number == signal.SIGTERM
-
-
-# ---- two processes, one folder
-
-def test_a_folder_that_another_process_trains_in_is_left_alone(tmp_path, demo_path, capsys):
-    run = tmp_path / "run"
-    words = [*WORDS, "--data_path", demo_path, "--logger_name", str(run), "--num_epochs", "100000"]
-
-    with Command(train.main, words) as process:
-        process.said("epoch 2/100000 done")                                     # the first is saved
-        for other, message in (([*words, "--seed", "1"], "already holds"), (["--resume", run], "training"),
-                               ([*words, "--overwrite"],
-                                f"another process is training {run} .number {process.pid}.; wait")):
-            refused(capsys, train.main, other, message)
-        os.kill(process.pid, signal.SIGTERM)
-        assert process.ended()[0] == 143
-    lines = [json.loads(line) for line in open(run / "log.jsonl")]
-    steps = [line["iteration"] for line in lines if line["kind"] == "step"]
-    assert steps == sorted(set(steps))
-    epochs = load_checkpoint(str(run), "checkpoint.pt")["state"]["epoch"]
-    assert trained(["--resume", run, "--num_epochs", epochs + 1]) == 0              # the lock went with the process

@@ -132,7 +132,7 @@ def test_the_same_seed_gives_the_same_file_with_workers_too(tmp_path, demo_path,
                                        "them"),
     (["--learning_rate", "1e30"], "the loss became .*; lower --learning_rate"),
     (["--cnn_weights", "absent.pt"], "there is no file absent.pt"),
-    (["--output", __file__], "is there already; name another file"),
+    (["--output", __file__], "is there already; replace it with --overwrite, or name another file"),
 ])
 def test_what_cannot_work_is_said_in_a_sentence(words, message, tmp_path, demo_path, weights):
     with pytest.raises(SystemExit, match=message) as stopped:
