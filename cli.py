@@ -1,7 +1,6 @@
 """Holds what all commands share: errors as sentences, types of arguments, and how a command ends or
 is stopped."""
 import argparse
-import atexit
 import contextlib
 import functools
 import math
@@ -12,11 +11,9 @@ import sys
 import threading
 import time
 
-NAMES = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP"}
-SIGNALS = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
 LARGEST = 2 ** 63 - 1                 # the largest whole number that an option takes
 BEGAN = time.monotonic()              # when the command began, before it imported torch
-IMPATIENT = 1.0             # seconds after which another Ctrl-C ends a process that is still saving
+SPINS = "300"                         # rounds of a loop in which a thread of libgomp waits before it sleeps
 
 
 class InputError(argparse.ArgumentTypeError, ValueError):
@@ -69,10 +66,6 @@ class Arguments(argparse.ArgumentParser):
                 self.error(f"the argument {ascii(word)} is no UTF-8 text; rename the file, or type "
                            "it in UTF-8")
         return super().parse_known_args(words, namespace)
-
-    def exit(self, status=0, message=None):
-        written()
-        super().exit(status, message)
 
     def error(self, message: str):
         if message.startswith("unrecognized arguments: "):
@@ -166,146 +159,65 @@ def split_names(text: str, between: str = ",") -> str:
     return between.join(names)
 
 
-# ---- the end of a command
+# ---- the beginning and the end of a command
 
-class Stopped(BaseException):
-    """A signal asks the command to end. It is not an Exception, so that no handler takes it for a
-    fault of the data."""
-
-    advice = "no file was left half written"
-
-    def __init__(self, number: int):
-        super().__init__(number)
-        self.number = number
-
-
-class Stop:
-    """A context in which Ctrl-C, SIGTERM and SIGHUP raise Stopped. With `later` they raise nothing:
-    the signal is kept in `received` until the command looks at it. Signals that were ignored before
-    (nohup) stay ignored. Repeated signals are ignored too, because `timeout` and batch systems
-    signal a process and then its whole group. Only another Ctrl-C, at least a second later, ends
-    the process at once."""
-
-    def __init__(self, later: bool = False):
-        self.later, self.received, self.since, self.before = later, None, 0.0, {}
-
-    def __enter__(self) -> "Stop":
-        if threading.current_thread() is threading.main_thread():
-            self.before = {number: handler for number in SIGNALS
-                           if (handler := signal.getsignal(number)) not in (signal.SIG_IGN, None)}
-            for number in self.before:
-                signal.signal(number, self.wish)
-        return self
-
-    def __exit__(self, *_):
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-
-    def wish(self, number: int, frame) -> None:
-        now = time.monotonic()
-        if self.received is None:
-            self.received, self.since = number, now
-            if not self.later:
-                raise Stopped(number)
-        elif number == signal.SIGINT and now - self.since > IMPATIENT:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-
-    @contextlib.contextmanager
-    def at_once(self):
-        """A context for work that may be given up at any point. Raises Stopped, also for a signal
-        that came before."""
-        if self.received is not None:
-            raise Stopped(self.received)
-        self.later = False
-        try:
-            yield
-        finally:
-            self.later = True
+def set_threads() -> None:
+    """Choose how torch's threads work, before torch is imported: no more of them than this process
+    has cores, and none that spins for long while it waits, since beside other work on the same
+    cores threads that spin wait for each other. What the user has set stays."""
+    cores = count_cores()
+    if cores < count_cores(quota=False):                    # of which torch knows nothing
+        os.environ.setdefault("OMP_NUM_THREADS", str(cores))
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
 
 
-def starting() -> None:
-    """Answer a signal with one line while a command loads, since importing torch takes seconds.
-    `run` takes over later. A script calls this before its other imports."""
-    def stop(number: int, frame) -> None:
-        with contextlib.suppress(OSError):
-            print(f"{program()}: stopped by {NAMES[signal.Signals(number).name]} before it "
-                  "began", file=sys.stderr)
-        os._exit(128 + number)
-    for number in SIGNALS:
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, stop)
-    sys.excepthook = lambda kind, *of: (
-        unread() if kind is BrokenPipeError else sys.__excepthook__(kind, *of))
-    atexit.register(ending)
-
-
-def ending() -> None:
-    """Ignore signals once the work is done, so that they do not change the exit status while the
-    interpreter ends."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-
-
-def written() -> None:
-    """Write what was printed and is still held. Where nobody reads it, the process ends
-    (`unread`)."""
-    try:
-        print(end="", flush=True)
-    except BrokenPipeError:
-        unread()
-    except OSError:
-        pass                          # a full disk: the interpreter says so when it ends
-
-
-def unread() -> None:
-    """End as programs do whose output is read no further: `| head` has seen enough."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    sys.exit(128 + 13)                                      # as of SIGPIPE
-
-
-@contextlib.contextmanager
-def unsignalled():
-    """A context in which new processes start with SIGNALS blocked; only the main process receives
-    them. A batch system signals a whole group, and a worker that dies would end the main process
-    before it has saved."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def count_cores(quota: bool = True) -> int:
+    """How many cores this process may use: by its affinity, and by the quota of its container."""
+    affinity = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
+    cores, group = len(affinity(0)), "/sys/fs/cgroup"
+    for paths in ((f"{group}/cpu.max",),
+                  (f"{group}/cpu/cpu.cfs_quota_us", f"{group}/cpu/cpu.cfs_period_us")):
+        with contextlib.suppress(OSError, ValueError):      # "max" or -1: no quota
+            allowed, period = map(int, " ".join(open(path).read() for path in paths).split())
+            if quota and allowed > 0:
+                cores = max(1, min(cores, allowed // period))
+    return cores
 
 
 def run(prog: str, work, *args) -> int:
     """Call work(*args), the work of a command, and return its status, or 0 where it returns none.
-    Where a user can mend what went wrong, the process ends with one line and status 1. On signal n
-    it ends with status 128 + n."""
+    Where a user can mend what went wrong, the process ends with one line and status 1; on Ctrl-C
+    with one line and status 130, on SIGTERM 143."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # a terminal that cannot show a letter of a caption must not end the command
             stream.reconfigure(errors="backslashreplace")
+    if "torch" in sys.modules:
+        use_full_float32()
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, interrupt)
     try:
-        if "torch" in sys.modules:
-            use_full_float32()
-        with Stop():
-            status = work(*args)
-            written()
-    except Stopped as stop:
-        with contextlib.suppress(OSError):                  # SIGHUP: the terminal is gone
-            name = NAMES[signal.Signals(stop.number).name]
-            print(f"{prog}: stopped by {name}; {stop.advice}", file=sys.stderr)
-        sys.exit(128 + stop.number)
-    except BrokenPipeError:
-        unread()
+        status = work(*args)
+        print(end="", flush=True)
+    except KeyboardInterrupt as stop:
+        number = stop.args[0] if stop.args else signal.SIGINT
+        print(f"{prog}: stopped by {signal.Signals(number).name}; no file was left half written",
+              file=sys.stderr)
+        sys.exit(128 + number)
+    except BrokenPipeError:                                 # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(128 + signal.SIGPIPE)
     except Exception as error:
         sentence = mendable(error)
         if sentence is None:
             raise
         sys.exit(f"{prog}: {sentence}")
     return status or 0
+
+
+def interrupt(number: int, frame) -> None:
+    raise KeyboardInterrupt(number)
 
 
 def mendable(error: Exception) -> str | None:

@@ -9,7 +9,7 @@ Flickr30k Entities, whose images are regions and whose captions are phrases (fil
 """
 if __name__ == "__main__":
     import cli
-    cli.starting()
+    cli.set_threads()
 
 import glob
 import os

@@ -1,18 +1,21 @@
 """Reads what models take as input: image features, photos, and captions as numbers or as
 features."""
+import atexit
 import math
 import mmap
 import os
+import signal
+import sys
 from itertools import chain
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from cli import InputError, check
-from devices.feeding import stream
 from files.photos import import_torchvision, read_photo
 from files.reading import HELP, read_array, read_json, sha256
 from text import UNK, Trigrams, Vocabulary
@@ -340,6 +343,53 @@ class _ImageFetcher:
 
     def __getitem__(self, index) -> Tensor:
         return self.images.gather(index)
+
+
+class _Reader:
+    """Reads in a worker process, and returns an InputError: raised there, it would arrive as a
+    traceback."""
+
+    def __init__(self, fetch):
+        self.fetch = fetch
+
+    def __getitem__(self, chunk):
+        try:
+            return self.fetch[chunk]
+        except InputError as error:
+            return error
+
+
+def _unchanged(batch):
+    return batch
+
+
+def _ignore_signals(worker: int) -> None:
+    """In a worker process: its parent, which gets the same Ctrl-C, first saves, then ends it."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def stream(fetch, chunks, workers: int):
+    """Yield fetch[chunk] for every chunk, in order, read by `workers` processes (0: by this one),
+    each with a copy of `fetch`. Raises an InputError of theirs."""
+    if not workers:
+        yield from (fetch[chunk] for chunk in chunks)
+        return
+    loader = DataLoader(_Reader(fetch), sampler=chunks, batch_size=None, num_workers=workers,
+                        collate_fn=_unchanged, worker_init_fn=_ignore_signals,
+                        generator=torch.Generator(),        # torch's own is the training's
+                        multiprocessing_context="fork" if sys.platform == "linux" else None)
+    results = iter(loader)
+    end = results._shutdown_workers
+    atexit.register(end)            # multiprocessing would wait for them, who ignore its signal
+    try:
+        for result in results:
+            if isinstance(result, InputError):
+                raise result
+            yield result
+    finally:
+        end()
+        atexit.unregister(end)
 
 
 def chunks(order, batch_size: int) -> list[np.ndarray]:

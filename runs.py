@@ -20,7 +20,7 @@ import yaml
 from checkpoints import MAY_CHANGE, check_values, load_checkpoint
 from cli import InputError, check, reason
 from data import Split, check_extractors, pair_batches, phrase_batches, read_split
-from files.log import Load, Log
+from files.log import Log
 from files.phrases import Labels, learnable
 from files.reading import read_yaml, readable
 from files.writing import atomic, clear, same_file, save_state
@@ -93,7 +93,7 @@ class Folder:
     go on from. Raises InputError where the folder cannot be written to or gone on from."""
 
     def __init__(self, path: str, resume: str | None, overwrite: bool):
-        self.path, self.resume, self.overwrite = path, resume, overwrite
+        self.path, self.resume = path, resume
         self.goes_on = resume is not None and same_file(path, run_folder(resume))
         if not self.goes_on:
             check_new(path, overwrite)
@@ -109,13 +109,11 @@ class Folder:
         else:
             self.replace(run)
         self.log = Log(self.path, run.state, run.opt.num_epochs)
-        self.load = Load(torch.get_num_threads() if run.device.type == "cpu" else 1)
 
     def replace(self, run) -> None:
         """Begin a new run: write the first checkpoint, so that the run can always go on, the
         description, and the best model so far of the run gone on from. What a run before has left
         goes when that checkpoint is on the disk."""
-        os.makedirs(self.path, exist_ok=True)
         best = self.resume and best_of(self.resume, run.state["best_rsum"])
         if not best:
             run.state.update(best_rsum=0.0, best_hbr=0.0, best_r1=-1.0)
@@ -178,15 +176,12 @@ class Folder:
             "Le": loss, "lr": run.learner.optimizers["optimizer"].param_groups[0]["lr"],
             "batch_time": batch_time, "data_time": data_time, **(terms if several else {})},
             kind="step")
-        if note := self.load.note():
-            self.log.say(f"{note} {self.path}")
 
     def stopped(self, run) -> None:
         """Write a checkpoint, and say how to go on."""
         self.save(run)
-        due = ", before a validation" * run.state["due"]
-        self.log.say(f"stopped at {self.log.where(run.state, run.data.steps)}{due}; go on with: "
-                     f"python train.py --resume {self.path}")
+        self.log.say(f"stopped at {self.log.where(run.state, run.data.steps)}; go on with: "
+                     f"{sys.executable} train.py --resume {self.path}")
 
     def done(self, state: dict, select: str) -> int:
         """Say how to evaluate the run. Returns the exit status, 1 where no model came out."""

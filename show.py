@@ -8,7 +8,7 @@
 """
 if __name__ == "__main__":
     import cli
-    cli.starting()
+    cli.set_threads()
 
 import argparse
 import os

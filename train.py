@@ -7,10 +7,13 @@ Writes runs/NAME/: config.yaml, vocab.json, log.txt, log.jsonl, tensorboard even
 """
 if __name__ == "__main__":
     import cli
-    cli.starting()
+    cli.set_threads()
 
+import contextlib
 import math
+import signal
 import sys
+import threading
 import time
 from typing import NamedTuple
 
@@ -22,7 +25,7 @@ import cli
 import metrics
 import runs
 from checkpoints import load_checkpoint, load_weights
-from cli import InputError, Stop, Stopped, check, torch_device
+from cli import InputError, check, torch_device
 from evaluation.encode import validate
 from evaluation.phrases import rsum_by_chance
 from evaluation.volume import training_shares
@@ -62,24 +65,43 @@ def train(opt) -> int:
     if opt.dry_run:
         print(yaml.safe_dump(vars(opt), sort_keys=True) + facts + "\ndry run: nothing was written")
         return 0
-    with Stop(later=True) as run.stop:
-        if opt.loss == "volume":
-            run.model.terms["volume"].shares = training_shares(
-                run.model, data.train, data.dev, data.tokens, device)
+    if opt.loss == "volume":
+        run.model.terms["volume"].shares = training_shares(
+            run.model, data.train, data.dev, data.tokens, device)
+    with delayed_signals() as received:
         folder.begin(run)
         folder.log.say(f"{facts}\nrun folder {folder.path}")
-        return run_epochs(run, folder)
+        return run_epochs(run, folder, received)
 
 
-def run_epochs(run: "Training", folder: Folder) -> int:
+@contextlib.contextmanager
+def delayed_signals():
+    """A context in which Ctrl-C and SIGTERM only add their number to the list that it gives, so
+    that the training saves after the step at hand, and --resume goes on exactly. A second Ctrl-C
+    ends it at once."""
+    received, before = [], {}
+
+    def receive(number: int, frame) -> None:
+        if number == signal.SIGINT and number in received:
+            raise KeyboardInterrupt
+        received.append(number)
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)
+                  if signal.getsignal(number) != signal.SIG_IGN}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run_epochs(run: "Training", folder: Folder, received: list[int]) -> int:
     """The loop over epochs and batches. A validation and a checkpoint follow each epoch, and every
-    --val_step steps."""
+    --val_step steps. received: signals that ask it to stop."""
     opt, data, state = run.opt, run.data, run.state
     run.model.train()
-    if state["due"]:                                        # a signal broke the last validation off
-        run.validate(folder)
     waits = opt.patience or torch.inf       # epochs without a better model
-    while state["epoch"] < opt.num_epochs and not run.stopping() and state["waited"] < waits:
+    while state["epoch"] < opt.num_epochs and not received and state["waited"] < waits:
         with tqdm(total=data.steps, initial=state["step"], disable=None, leave=False,
                   desc=f"epoch {state['epoch'] + 1}/{opt.num_epochs}") as bar:
             clock = time.perf_counter()
@@ -94,18 +116,18 @@ def run_epochs(run: "Training", folder: Folder) -> int:
                     folder.log_step(run, terms, pairs, batch_time, data_time, bar.disable)
                 if state["iteration"] % opt.val_step == 0 and state["step"] < data.steps:
                     run.validate(folder)
-                if run.stopping():
+                if received:
                     break
-        if run.signal:
+        if received:
             break
         loss = state["loss_sum"] / state["loss_count"]
         folder.log.record(state["iteration"], {"epoch_loss": loss}, kind="epoch",
                           epoch=state["epoch"] + 1)
         run.end_epoch()
         run.validate(folder)
-    if run.stopping():
+    if received:
         folder.stopped(run)
-        return 128 + run.signal
+        return 128 + received[0]
     if state["epoch"] < opt.num_epochs:
         folder.log.say(f"no better model on dev in {opt.patience} epochs, so epoch {state['epoch']} "
                        "was the last")
@@ -164,14 +186,13 @@ class Training:
         """start: the checkpoint whose weights are taken; where --resume is given, it goes on."""
         torch.manual_seed(opt.seed)
         self.opt, self.data, self.device = opt, data, device
-        self.stop, self.signal = Stop(), None               # signal: that the run stops for
         vectors = None if start else table_for
         self.model = build_model(opt, data.vocab, start is None, vectors).to(device)
         if start:
             load_weights(self.model, start, opt.init_from or opt.logger_name,
                          means=opt.freeze_means and opt.resume is None)
         self.state = {"epoch": 0, "step": 0, "iteration": 0, "best_rsum": 0.0, "best_hbr": 0.0,
-                      "best_r1": -1.0, "waited": 0, "loss_sum": 0.0, "loss_count": 0, "due": 0}
+                      "best_r1": -1.0, "waited": 0, "loss_sum": 0.0, "loss_count": 0}
         self.learner = build_learner(opt, self.model)
         self.rate = build_schedule(opt, data.steps)
         if opt.resume is not None:
@@ -199,27 +220,12 @@ class Training:
     def end_epoch(self) -> None:
         self.state.update(epoch=self.state["epoch"] + 1, step=0, loss_sum=0.0, loss_count=0)
 
-    def stopping(self) -> int | None:
-        """The signal that has come, or None."""
-        self.signal = self.signal or self.stop.received
-        return self.signal
-
     def validate(self, folder: Folder) -> None:
         """Rank the dev split, and write a checkpoint. At the ends of epochs the recalls choose the
-        best model, as in VSE++. A validation that a signal breaks off is due again when the run
-        goes on."""
+        best model, as in VSE++."""
         state, data, opt = self.state, self.data, self.opt
-        state["due"], before = 1, torch.get_rng_state()
-        try:
-            with self.stop.at_once():
-                result = validate(self.model.eval(), data.dev, data.tokens["dev"], self.device,
-                                  opt.workers)
-        except Stopped:
-            torch.set_rng_state(before)
-            return
-        finally:
-            self.model.train()
-        state["due"] = 0
+        result = validate(self.model.eval(), data.dev, data.tokens["dev"], self.device, opt.workers)
+        self.model.train()
         folder.log.validation(state, data.steps, result)
         side, cosine = max(result["alike"].items(), key=lambda pair: pair[1])
         # before the second epoch a model may not have begun to learn

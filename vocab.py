@@ -6,7 +6,7 @@ text.py holds the class.
 """
 if __name__ == "__main__":
     import cli
-    cli.starting()
+    cli.set_threads()
 
 import io
 import os

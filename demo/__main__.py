@@ -44,7 +44,7 @@ of more than 5,000 images have none: their number is a square.
 """
 if __name__ == "__main__":
     import cli
-    cli.starting()
+    cli.set_threads()
 
 import csv
 import itertools
@@ -58,7 +58,7 @@ import numpy as np
 from tqdm import tqdm
 
 import cli
-from cli import Arguments, InputError, Stopped, natural
+from cli import Arguments, InputError, natural
 from demo import SPLITS, caption_ids, link, photo_id, save_json, save_picture
 from demo.captions import caption_statement, five_captions, region_phrases, scene_statement, shared_weight
 from demo.entities import write_entities
@@ -475,10 +475,6 @@ def main(argv=None):
     def work():
         try:
             write(args.data_path, args.size, args.seed, scenes=args.scenes)
-        except Stopped as stop:
-            stop.advice = ("what there is of the demo data is not read before the same command "
-                           "has written all of them")
-            raise
         except OSError as error:
             raise InputError(f"--data_path {args.data_path} cannot be written "
                              f"({cli.reason(error)}); give a folder that can") from error

@@ -31,7 +31,7 @@ phrases.
 """
 if __name__ == "__main__":
     import cli
-    cli.starting()
+    cli.set_threads()
 
 import os
 import re

@@ -12,7 +12,7 @@ find. After a stop the same command goes on.
 """
 if __name__ == "__main__":
     import cli
-    cli.starting()
+    cli.set_threads()
 
 import functools
 import gzip

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from cli import InputError, Stopped, check
+from cli import InputError, check
 from files.reading import file_digest, read_array, read_json
 from files.writing import CHANGING, mapped, output, remove, save_json
 from inputs import chunks, extractors, stream
@@ -168,29 +168,24 @@ class RowStore:
         parts, done = chunks(todo, how.batch_size), len(self.notes) - len(todo)
 
         refuse_broken(self.notes, how.skip_broken)
-        try:
-            with (open(self.part, "ab") as f, torch.no_grad(),
-                  contextlib.closing(stream(reader, parts, how.workers)) as batches,
-                  tqdm(total=len(self.notes), initial=done, desc=title, disable=None,
-                       leave=False) as bar):
-                f.write(b"" if f.tell() else self.header)
-                for part, (notes, ready) in zip(parts, batches):
-                    values = iter(encode(ready) if len(ready) else ())
-                    for n, note in zip(part.tolist(), notes):
-                        rows = np.zeros((0, *self.shape)) if fault(note) else next(values)
-                        rows = np.asarray(rows, self.dtype).reshape(-1, *self.shape)
-                        f.write(json.dumps([note, len(rows)]).encode() + b"\n")
-                        self.places[n] = self.part, f.tell(), len(rows)
-                        f.write(rows.tobytes())
-                    f.flush()
-                    for n, note in zip(part.tolist(), notes):
-                        self.notes[n] = note
-                    refuse_broken(notes, how.skip_broken)
-                    bar.update(len(part))
-        except Stopped as stop:
-            stop.advice = (f"{len(self.notes) - self.notes.count(None):,} of {len(self.notes):,} "
-                           f"photos of {title} are done, and the same command goes on")
-            raise
+        with (open(self.part, "ab") as f, torch.no_grad(),
+              contextlib.closing(stream(reader, parts, how.workers)) as batches,
+              tqdm(total=len(self.notes), initial=done, desc=title, disable=None,
+                   leave=False) as bar):
+            f.write(b"" if f.tell() else self.header)
+            for part, (notes, ready) in zip(parts, batches):
+                values = iter(encode(ready) if len(ready) else ())
+                for n, note in zip(part.tolist(), notes):
+                    rows = np.zeros((0, *self.shape)) if fault(note) else next(values)
+                    rows = np.asarray(rows, self.dtype).reshape(-1, *self.shape)
+                    f.write(json.dumps([note, len(rows)]).encode() + b"\n")
+                    self.places[n] = self.part, f.tell(), len(rows)
+                    f.write(rows.tobytes())
+                f.flush()
+                for n, note in zip(part.tolist(), notes):
+                    self.notes[n] = note
+                refuse_broken(notes, how.skip_broken)
+                bar.update(len(part))
 
     def sound(self) -> np.ndarray:
         """Which photos could be read. Raises InputError if none could."""

@@ -6,7 +6,7 @@ step (`dmsm` 3.1).
 """
 if __name__ == "__main__":
     import cli
-    cli.starting()
+    cli.set_threads()
 
 import math
 import os

@@ -8,7 +8,7 @@ download. They stand in for vectors of news text, and know nothing beyond the ca
 """
 if __name__ == "__main__":
     import cli
-    cli.starting()
+    cli.set_threads()
 
 
 import numpy as np

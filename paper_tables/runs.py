@@ -3,7 +3,6 @@
 A run's folder is named after its options. Tables therefore share runs, and a stopped run continues
 where it was. The name does not depend on --data_path, so other data need another --runs folder.
 """
-import fcntl
 import os
 import re
 import shlex
@@ -431,50 +430,31 @@ def make(todo: list[tuple[str, list[Step]]], dry_run: bool) -> list[str]:
         for step in steps:
             if not wrong and not step.done:
                 print(f"{where}: {step.shown}", file=sys.stderr, flush=True)
-                try:
-                    wrong = execute(step)
-                except Stopped:
-                    sys.exit(f"stopped at {name}; the same command goes on")
+                wrong = execute(step)
         if wrong:
             failed.append(f"{name}: {wrong}")
             print(f"{where}: {wrong}", file=sys.stderr, flush=True)
     return failed
 
 
-class Stopped(Exception):
-    """The user stopped the table. The command that ran has saved its state."""
-
-
 def execute(step: Step) -> str:
     """Run a step. Returns one line on what went wrong, or "". The command's output goes to
-    step.log. Raises Stopped."""
+    step.log."""
     for path in filter(None, [step.log, step.target]):
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    received = []
     with (open(step.log, "a+", encoding="utf-8", errors="replace") if step.log
           else tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")) as log:
-        try:                             # the command holds the lock too, beyond this process's end
-            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return (f"another process is at work in {os.path.splitext(step.log)[0]}; wait for it, "
-                    "or stop it")
         start = log.tell()
         child = subprocess.Popen([sys.executable, "-u", *step.command], stdout=log,
                                  stderr=subprocess.STDOUT, start_new_session=True)
-
-        def stop(number, frame):                            # train.py saves after its step
-            received.append(number)
-            child.send_signal(signal.SIGTERM)
-        before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         try:
             status = child.wait()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        except KeyboardInterrupt:                           # train.py saves after its step
+            child.terminate()
+            child.wait()
+            raise
         log.seek(start)
         said = [line for line in log.read().splitlines() if line.strip()]
-    if received:
-        raise Stopped
     if status < 0:
         return f"{step.words[0]} was ended by signal {-status} ({signal.Signals(-status).name})"
     return (said or [f"exit status {status}"])[-1] if status else ""

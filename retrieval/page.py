@@ -12,13 +12,13 @@ It is for the one person at this computer. It listens on 127.0.0.1 alone, and an
 of other sites nor requests under another host's name. Files are served by their row in the index:
 no path from a request is ever opened.
 """
+import contextlib
 import errno
 import functools
 import hashlib
 import io
 import os
 import re
-import signal
 import socket
 import sys
 import threading
@@ -26,7 +26,7 @@ from collections.abc import Mapping
 
 from PIL import Image, ImageOps
 
-from cli import InputError, Stopped
+from cli import InputError
 from files.photos import PHOTO_FORMATS, in_rgb, photo_formats, read_photo
 from files.reading import FAULTS
 from retrieval.searcher import Found, Searcher
@@ -323,9 +323,6 @@ def serve(searcher: Searcher, port: int, unsure: float) -> None:
     http = server(application(searcher, unsure), port)
     print(f"{searcher.title}: the page is at http://127.0.0.1:{http.port}/ (Ctrl-C ends it)",
           flush=True)
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         http.serve_forever()
-    except Stopped as stop:
-        if stop.number != signal.SIGINT:
-            raise
     print("the page is closed", file=sys.stderr)

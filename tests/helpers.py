@@ -1,6 +1,5 @@
 """What several test files share: a small model, runs of it, processes, and how a command refuses."""
 import contextlib
-import itertools
 import json
 import multiprocessing
 import os
@@ -12,13 +11,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from multiprocessing import util
 
 import numpy as np
 import pytest
 import torch
 
-import inputs
 import train
 from checkpoints import load_checkpoint
 
@@ -80,13 +77,10 @@ def unwritable(folder) -> list[str]:
     return [str(folder), str(folder / "file" / "below"), "/proc/x/y"]
 
 
-# Processes are forked from one that has loaded torch, the commands and what these load later (torch._inductor for
-# deterministic algorithms, torchvision for photos: 2 s and more each), and runs no threads. The tests' own process has
-# threads of servers and of browsers, and a fork would have their locks without them. It begins before a test reads with
-# worker processes, which would begin it with less.
+# Processes are forked from one that has loaded torch and the commands, and runs no threads. The tests' own process has
+# threads of servers and of browsers, and a fork would have their locks without them.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["tests.test_stopping", "tests.test_train", "devices.vision", "torch._inductor.config",
-                              "tensorboard_logger"])
+FORKS.set_forkserver_preload(["tests.test_stopping", "tests.test_train", "tensorboard_logger"])
 
 
 def in_a_process(work, *words, seconds: float = 200):
@@ -101,36 +95,14 @@ def in_a_process(work, *words, seconds: float = 200):
     return process
 
 
-def fork_readers() -> None:
-    """Start the server of this process's worker processes (devices.feeding) as a fork of it, which loads nothing anew.
-    It is called before this process has threads."""
-    spawn = util.spawnv_passfds
-
-    def fork(path, words, kept) -> int:
-        if "forkserver" not in words[-1]:
-            return spawn(path, words, kept)
-        if pid := os.fork():
-            return pid
-        try:
-            for low, high in itertools.pairwise(sorted([2, *kept, os.sysconf("SC_OPEN_MAX")])):
-                os.closerange(low + 1, high)
-            exec(words[-1])                                 # what a new Python would run
-        finally:
-            os._exit(0)
-    util.spawnv_passfds = fork
-    list(inputs.stream([0], [0], 1))
-    util.spawnv_passfds = spawn
-
-
 class Command:
     """A function of a module in a process of its own, as a command has it: with its outputs, its signals and its part
-    of the environment. It costs no import, as a new Python does; tests that prove that commands start use `started`.
-    readers: whether it has worker processes."""
+    of the environment. It costs no import, as a new Python does; tests that prove that commands start use `started`."""
 
-    def __init__(self, work, *words, env: dict | None = None, readers: bool = False):
+    def __init__(self, work, *words, env: dict | None = None):
         self.files = [tempfile.NamedTemporaryFile("r") for _ in "12"]
         self.process = FORKS.Process(target=as_command,
-                                     args=(work, words, env or {}, [f.name for f in self.files], readers))
+                                     args=(work, words, env or {}, [f.name for f in self.files]))
         self.process.start()
         self.pid = self.process.pid
 
@@ -164,7 +136,7 @@ class Command:
             file.close()
 
 
-def as_command(work, words, env: dict, outputs: list, readers: bool) -> None:
+def as_command(work, words, env: dict, outputs: list) -> None:
     os.environ.update(env)
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -174,8 +146,6 @@ def as_command(work, words, env: dict, outputs: list, readers: bool) -> None:
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), stream)
     sys.stdout, sys.stderr = (os.fdopen(stream, "w", buffering=1) for stream in (1, 2))
     torch.set_num_threads(1)
-    if readers:
-        fork_readers()
     work(*words)
 
 

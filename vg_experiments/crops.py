@@ -15,7 +15,7 @@ same numbers.
 """
 if __name__ == "__main__":
     import cli
-    cli.starting()
+    cli.set_threads()
 
 import os
 import re

@@ -1,1 +1,0 @@
-"""Worker processes that read, and what a device keeps and computes."""
