@@ -627,8 +627,7 @@ def test_an_original_is_evaluated_drawn_and_trained_further(tmp_path, stored, ca
 
     for more in ([], ["--captions", "w1 w2 w3"]):
         show.main(["retrieval", "--checkpoint", *words, *folder, "--photos", str(tmp_path / "photos"),
-                   "--output", str(tmp_path / "p.png"),
-                   *more])
+                   "--output", str(tmp_path / "p.png"), "--overwrite", *more])
         assert "unchecked" in capsys.readouterr().out and (tmp_path / "p.png").stat().st_size > 10000
 
     run = [*folder, "--init_from", *words, "--logger_name", str(tmp_path / "run"), "--embed_size", "12", "--word_dim",

@@ -329,9 +329,6 @@ def test_a_table_runs_resumes_and_skips(tmp_path, demo_path, table_command):
     with pytest.raises(SystemExit, match="--images 99: the split has images 0 to 23"):
         figures.main(["--checkpoint", str(folder), "--photos", os.path.join(demo_path, "demo", "images"), "--images",
                       "99"])
-    for words, message in ((["--output", str(tmp_path)], "cannot be written"), (["--workers", "-1"], "2")):
-        with pytest.raises(SystemExit, match=message):
-            figures.main(["--checkpoint", str(folder), *words])
     spelt, _ = table_command("--print_only", "--runs", f"{tmp_path}/./runs", *also)
     assert spelt == skipped
     config = (folder / "config.yaml").read_text()
