@@ -79,7 +79,7 @@ def original(stored: dict, path: str, vocab: str | None) -> dict:
 
 
 # whole numbers of a checkpoint's state
-COUNTS = {"epoch", "step", "iteration", "loss_count", "due", "waited"}
+COUNTS = {"epoch", "step", "iteration", "loss_count", "waited"}
 
 
 def is_dense(value) -> bool:

@@ -280,7 +280,7 @@ class Training:
         except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             raise InputError(f"the checkpoint {opt.resume} holds optimisers or random states of "
                              f"something else ({cli.reason(error)}); {fix}") from error
-        self.state.update(at)
+        self.state.update((name, at[name]) for name in self.state if name in at)
 
 
 # ---- the first lines of the log
