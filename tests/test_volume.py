@@ -166,7 +166,7 @@ def test_other_subjects_are_refused(point, small_run, ev, capsys):
             ([*mine, "--variances_from", "none.npz"], "none.npz"),
             ([*mine, "--variances_from", "dev.npz", "--calibration", "dev.npz", "--confidence"],
              "--variances_from and --calibration are both dev.npz")):
-        refused(capsys, evaluate.main, [*words, "--output", "r.json"], message)
+        refused(capsys, evaluate.main, [*words, "--output", "new.json"], message)
     refused(capsys, evaluate.main, [*mine, "--variances_from", "train.npz", "--output", "train.npz"], "train.npz")
     assert os.path.getsize("train.npz") == size
 
