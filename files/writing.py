@@ -1,6 +1,4 @@
-"""Writing files so that nothing is lost: a file is replaced in one step or not at all, and none
-unasked.
-"""
+"""Writing files so that nothing is lost: a file is replaced in one step or not at all."""
 import contextlib
 import json
 import os
