@@ -85,8 +85,9 @@ def compare_steps(sizes: Sizes, rounds: int) -> None:
     vocab = Vocabulary([*SPECIALS, *map(str, range(sizes.words - len(SPECIALS)))])
     plain = build_step(Plain(sizes), batch)
     for sim in ("cosine", "wasserstein"):
-        opt = train.parse_args(["--sim", sim, "--img_dim", str(sizes.features), "--img_enc",
-                                "precomp", "--embed_size", str(sizes.dim), "--max_violation"])
+        opt = train.parse_args(["--sim", sim, "--img_enc", "precomp", "--max_violation",
+                                "--embed_size", str(sizes.dim)])
+        opt.img_dim = sizes.features                        # elsewhere read from the data
         ours = build_step(build_model(opt, vocab).train(), batch)
         compare(f"training step, {sim}", ours, plain, rounds)
 

@@ -1,5 +1,4 @@
-"""The command that lists the tables of the papers: how far each has been run, and its estimated GPU
-hours.
+"""The command that lists the tables of the papers, and how far each has been run.
 
     python -m paper_tables --list
 """
@@ -7,7 +6,7 @@ import importlib
 
 import cli
 from evaluation.report import FORMATS, render
-from paper_tables.common import Table, arguments, build_place, gpu_hours, unique
+from paper_tables.common import Table, arguments, build_place, unique
 from paper_tables.runs import complete, run_steps
 
 NAMES = ("pmrl_table1", "pmrl_table2", "pmrl_table3", "pmrl_section34", "ucmr_table1",
@@ -22,8 +21,8 @@ def table(name: str) -> Table:
 
 def state(name: str, opt) -> tuple[str, list[str]]:
     """A line of the list: the table's name and its cells. These are the numbers of rows and of rows
-    that can be run, how many runs have their results, GPU hours, whether --f8k can serve the table,
-    and its state in words."""
+    that can be run, how many runs have their results, whether --f8k can serve the table, and its
+    state in words."""
     made = table(name)
     runs = unique(made.rows, opt.seeds or made.seeds)
     steps = [run_steps(run, seed, build_place(opt)) for _, run, seed in runs]
@@ -32,8 +31,7 @@ def state(name: str, opt) -> tuple[str, list[str]]:
                     and not step.done})
     says = made.later or (lacks[0] if lacks else "ready" if done < len(runs) else "done")
     return name, [str(len(made.rows)), str(sum(bool(row.runs) for row in made.rows)),
-                  f"{done} of {len(runs)}", f"{gpu_hours(made):.0f}", "yes" if made.f8k else "",
-                  says]
+                  f"{done} of {len(runs)}", "yes" if made.f8k else "", says]
 
 
 def main(argv=None) -> None:
@@ -46,13 +44,11 @@ def list_tables(opt) -> None:
     form = opt.format if opt.format in FORMATS else "text"
     lines = [state(name, opt) for name in NAMES]
     widest = max(len(cells[-1]) for _, cells in lines)
-    heads = ["rows", "to run", "runs done", "GPU h", "--f8k", "state".ljust(widest)]
+    heads = ["rows", "to run", "runs done", "--f8k", "state".ljust(widest)]
     lines = [(name, [*cells[:-1], cells[-1].ljust(widest)]) for name, cells in lines]
     title = "tables of the papers, each run by python -m paper_tables.NAME --data_path D"
     print(render([(title, [("", heads)], lines)], form))
-    print("\nThe GPU hours of a full run are estimates for one present-day GPU; none of them is "
-          "measured. Tables share runs, so their sum counts some runs twice. --demo runs any "
-          "table in minutes on two cores.")
+    print("\nTables share runs. --demo runs any table small.")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ what the data set and the size need.
 """
 import argparse
 import json
-import re
 import sys
 from dataclasses import dataclass
 from statistics import mean, stdev
@@ -18,7 +17,7 @@ import cli
 from cli import Arguments, InputError, filename, up_to
 from evaluation.report import FORMATS, NAMES, SIDES, render
 from files.reading import read_json
-from paper_tables.runs import MINUTES, SCALES, Place, Run, complete, make, run_steps
+from paper_tables.runs import SCALES, Place, Run, complete, make, run_steps
 
 # ---- what a table is
 
@@ -47,8 +46,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a paper. `title` names the paper and the table; its script's docstring says what a
-    full run needs."""
+    """A table of a paper. `title` names the paper and the table; its script's docstring says what
+    data it needs."""
     title: str
     columns: tuple
     rows: tuple
@@ -264,18 +263,3 @@ def run_table(table: Table, rows: list[Row], opt) -> None:
         print(printed(table, collect(table, rows, opt), opt))
         if failed:
             sys.exit(f"{len(failed)} of {len(todo)} runs failed; the first: {failed[0]}")
-
-
-def gpu_hours(table: Table) -> float:
-    """GPU hours of all runs of a table, each counted once per seed. This is an estimate; none of it
-    has been measured."""
-    trainings = {(run.data, run.train, run.text): run for row in table.rows for run in row.runs
-                 if run.tool == "train.py"}
-    hours = 0.0
-    for part in (part for run in trainings.values() for part in (run, run.start) if part):
-        name, _, kind = part.data.partition(" ")
-        epochs = [30, *map(int, re.findall(r"--num_epochs (\d+)", part.train))][-1]
-        factor = (0.25 if name == "f30k" else 1) * (2 if "--sim scan" in part.train else 1) * (
-            4 if "--finetune" in part.train else 1)
-        hours += epochs * MINUTES[kind] * factor / 60
-    return hours * table.seeds

@@ -2,8 +2,7 @@
 similarity models and DeViSE.
 
 Needs COCO's photos and annotations in D/coco, and torchvision's VGG-19 weights. The command deals
-val2014 evenly to a dev and a test set (coco_halves.py) and extracts features (3 GiB). A run takes
-about 2 GPU hours per seed. Sizes and hours are estimates.
+val2014 evenly to a dev and a test set (coco_halves.py) and extracts features.
 
     python -m paper_tables.dmsm_table1 --data_path D
 """

@@ -2,8 +2,7 @@
 Flickr30K and COCO.
 
 Needs COCO's and Flickr30k's photos in D/coco and D/f30k, SCAN's regions in D/coco_precomp and
-D/f30k_precomp (90 GiB together), and word2vec's Google News vectors in D. The command extracts
-VGG-19's fc6 features. A run takes about 58 GPU hours per seed. Sizes and hours are estimates.
+D/f30k_precomp, and word2vec's Google News vectors in D. The command extracts VGG-19's fc6 features.
 
     python -m paper_tables.jwae_table3 --data_path D
 """

@@ -1,7 +1,6 @@
 """`jwae` Table 4: VSE++ with a joint Wasserstein autoencoder or a variational autoencoder, on COCO.
 
-Needs the data of pmrl_table1. A run takes about 22 GPU hours per seed; two thirds of them are
-shared with jwae_table3. All are estimates.
+Needs the data of pmrl_table1 and shares runs with jwae_table3.
 
     python -m paper_tables.jwae_table4 --data_path D
 """

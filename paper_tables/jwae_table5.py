@@ -1,7 +1,6 @@
 """`jwae` Table 5: trained on Flickr30K, tested on COCO.
 
-Needs the data of jwae_table3 and shares its runs. These take about 5 GPU hours per seed, which is
-an estimate.
+Needs the data of jwae_table3 and shares its runs.
 
     python -m paper_tables.jwae_table5 --data_path D
 """

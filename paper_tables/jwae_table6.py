@@ -1,7 +1,6 @@
 """`jwae` Table 6: trained on COCO, tested on Flickr30K.
 
-Needs the data of jwae_table3 and shares its runs. These take about 14 GPU hours per seed, which is
-an estimate.
+Needs the data of jwae_table3 and shares its runs.
 
     python -m paper_tables.jwae_table6 --data_path D
 """

@@ -3,10 +3,9 @@
 
 Needs the annotations, sentences, splits and photos of Flickr30K Entities in D/f30k_entities,
 weights of VGG-16 in torch's cache, and word2vec's Google News vectors in D. The command makes the
-proposals (EdgeBoxes) and extracts their features, fc7. A run takes about 20 GPU hours per seed if
-no early stop ends it, an estimate. The paper's features are fc7 of a Fast R-CNN on VGG-16, tuned on
-PASCAL VOC (CITE's code names voc_2007_trainvaltest_2012 vgg16_fast_rcnn): with `features.extract
-regions --given FILE.npy` its features, or others, take the place of ours.
+proposals (EdgeBoxes) and extracts their features, fc7. The paper's features are fc7 of a Fast R-CNN
+on VGG-16, tuned on PASCAL VOC (CITE's code names voc_2007_trainvaltest_2012 vgg16_fast_rcnn): with
+`features.extract regions --given FILE.npy` its features, or others, take the place of ours.
 
     python -m paper_tables.jwae_table7 --data_path D
     python -m paper_tables.jwae_table7 --demo

@@ -2,7 +2,7 @@
 captions.
 
 Needs the data of pmrl_table1, and Visual Genome's image_data.json, region_descriptions.json and
-photos in D/vg (about 15 GiB). The two models take about 5 GPU hours. All are estimates.
+photos in D/vg.
 
     python -m paper_tables.pmrl_section34 --data_path D
 """

@@ -1,9 +1,8 @@
 """`pmrl` Table 1: VSE++ with Gaussians for captions, for images and for both, on COCO, with a
 frozen ResNet-152.
 
-Needs COCO's photos and annotations and VSE++'s ids in D/coco (about 20 GiB), and torchvision's
-ResNet-152 weights. A run takes about 28 GPU hours per seed, and its runs fill 20 GiB. All are
-estimates.
+Needs COCO's photos and annotations and VSE++'s ids in D/coco, and torchvision's ResNet-152
+weights.
 
     python -m paper_tables.pmrl_table1 --data_path D
 """

@@ -2,7 +2,6 @@
 too.
 
 Needs the data of pmrl_table1. It starts from the runs of Table 1 and trains those that are missing.
-With them, a run takes about 82 GPU hours per seed, and its runs fill 30 GiB. All are estimates.
 
     python -m paper_tables.pmrl_table2 --data_path D
 """

@@ -13,11 +13,8 @@ import tempfile
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from checkpoints import MAY_CHANGE
-from files.reading import SOURCES, read_yaml, sha256
+from files.reading import SOURCES, sha256
 from methods import flags
-from options.rules import resolve
-from options.training import TRAIN
 
 # defaults of embedding, captioner, word vectors
 SIZE, HIDDEN, WORDS = "--embed_size 1024", " --dim_hidden 512", 300
@@ -111,9 +108,6 @@ DATA["f30k phrases"] = places("f30k_entities", demo="demo_entities")
 TEXTS = {"w2v": "--text_features w2v", "hglmm": "--text_features hglmm",
          "own": "--word_vectors {data}/{folder}/own.txt"}
 VECTORS = "GoogleNews-vectors-negative300.bin"
-# estimated minutes of an epoch on COCO, for gpu_hours
-MINUTES = {"": 5, "tuned": 5, "cells": 5, "regions": 10, "fc6": 0.5, "halves": 0.5,
-           "halves fc6": 0.5, "phrases": 12}
 
 
 def resized(options: str, k: int) -> str:
@@ -198,34 +192,12 @@ class Step:
     @property
     def done(self) -> bool:
         if self.folder:
-            return trained(self.folder) and not self.differs
+            return trained(self.folder)
         return os.path.exists(self.target) and not (
             self.after
             and os.path.exists(self.after)
             and os.path.getmtime(self.after) > os.path.getmtime(self.target)
         )
-
-    @property
-    def differs(self) -> list[str]:
-        """The options in which the configuration of a run's folder differs from the step's options
-        of today: only "config.yaml" where that file cannot be read, nothing where there is none."""
-        path = os.path.join(self.folder, "config.yaml")
-        if not os.path.exists(path):
-            return []
-        try:                             # the run of --init_from may be gone by now: it is not read
-            stored = dict(read_yaml(path)["options"])
-            opt = TRAIN.parser().parse_args(self.words[1:])
-            resolve(opt)
-        except (SystemExit, TypeError, KeyError, ValueError):
-            return ["config.yaml"]
-        wanted = vars(opt)
-        for options in (wanted, stored):                    # paths to the same folder may differ
-            for key in ("init_from", "word_vectors"):
-                if options.get(key):
-                    options[key] = os.path.basename(options[key])
-        by_data = {"img_enc", "img_dim", "n_regions", "txt_dim", *MAY_CHANGE}
-        return [f"--{key} {value}, now {wanted[key]}" for key, value in stored.items()
-                if key in wanted and key not in by_data and wanted[key] != value]
 
     @property
     def command(self) -> list:
@@ -238,16 +210,12 @@ class Step:
             return self.words
         return [*self.words,
                 "--resume" if os.path.exists(os.path.join(self.folder, "checkpoint.pt"))
-                and not self.differs else "--overwrite"]
+                else "--overwrite"]
 
     @property
     def shown(self) -> str:
-        """The command as a user types it. A comment before it tells where an old run differs from
-        the row of today."""
-        changed = ""
-        if self.folder and self.differs:
-            changed = f"# {self.folder} was trained with {'; '.join(self.differs)}\n"
-        return changed + shlex.join(["python", *self.command])
+        """The command as a user types it."""
+        return shlex.join(["python", *self.command])
 
     @property
     def listed(self) -> str:
@@ -454,7 +422,7 @@ def execute(step: Step) -> str:
             child.wait()
             raise
         log.seek(start)
-        said = [line for line in log.read().splitlines() if line.strip()]
+        lines = [line for line in log.read().splitlines() if line.strip()]
     if status < 0:
         return f"{step.words[0]} was ended by signal {-status} ({signal.Signals(-status).name})"
-    return (said or [f"exit status {status}"])[-1] if status else ""
+    return (lines or [f"exit status {status}"])[-1] if status else ""

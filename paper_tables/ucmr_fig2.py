@@ -1,9 +1,8 @@
 """`ucmr` Fig. 2: mean uncertainty (log det Sigma, nats) of crops A and C and of captions A and C,
 per area threshold.
 
-Needs the data of ucmr_table4. The model takes about 2 GPU hours, which is an estimate. The figure
-itself is vg/uncertainty.png in the run's folder. It shows intervals and a paired test of the
-direction that the paper reports.
+Needs the data of ucmr_table4. The figure itself is vg/uncertainty.png in the run's folder. It shows
+intervals and a paired test of the direction that the paper reports.
 
     python -m paper_tables.ucmr_fig2 --data_path D
 """

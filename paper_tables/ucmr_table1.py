@@ -2,8 +2,7 @@
 Recalls and PMRP.
 
 Needs COCO's photos, its annotations (with instances_val2014.json) and VSE++'s ids in D/coco, and
-SCAN's regions with image and caption ids in D/coco_precomp (51 GiB together). A run takes about 45
-GPU hours per seed, and its runs fill 30 GiB. All are estimates.
+SCAN's regions with image and caption ids in D/coco_precomp.
 
     python -m paper_tables.ucmr_table1 --data_path D
 """

@@ -2,8 +2,7 @@
 and RPC2.
 
 Needs the data of ucmr_table1 (without the instances) and the csv files of Crisscrossed Captions in
-D/cxc. It shares the runs of Table 1. Without them it takes about 35 GPU hours per seed. All are
-estimates.
+D/cxc. It shares the runs of Table 1.
 
     python -m paper_tables.ucmr_table2 --data_path D
 """

@@ -1,7 +1,7 @@
 """`ucmr` Table 3: VSE++ and VSRN with points, with wider points and with Gaussians, on Flickr30K.
 
 Needs Flickr30k's photos and Karpathy's dataset_flickr30k.json in D/f30k, and SCAN's regions in
-D/f30k_precomp (13 GiB together). A run takes about 9 GPU hours per seed. All are estimates.
+D/f30k_precomp.
 
     python -m paper_tables.ucmr_table3 --data_path D
 """

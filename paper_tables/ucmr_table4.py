@@ -1,7 +1,7 @@
 """`ucmr` Table 4: a caption selects crop A or crop C, and a crop selects one of their two captions.
 
 Needs COCO's photos, and Visual Genome's image_data.json, region_descriptions.json and photos in
-D/vg (about 15 GiB). The two models take about 5 GPU hours. All are estimates.
+D/vg.
 
     python -m paper_tables.ucmr_table4 --data_path D
 """

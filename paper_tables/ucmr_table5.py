@@ -1,8 +1,7 @@
 """`ucmr` Table 5: VSE++ and VSRN with every similarity and every shape of Gaussians, on COCO's
 validation set.
 
-Needs COCO's photos in D/coco and SCAN's regions in D/coco_precomp (51 GiB together). A run takes
-about 135 GPU hours per seed, and its runs fill 80 GiB. All are estimates.
+Needs COCO's photos in D/coco and SCAN's regions in D/coco_precomp.
 
     python -m paper_tables.ucmr_table5 --data_path D
 """

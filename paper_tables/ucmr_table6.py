@@ -1,7 +1,6 @@
 """`ucmr` Table 6: KL in the other direction, KL(caption || image), on COCO's validation set.
 
-The reference is the image's Gaussian. Needs the data of ucmr_table5. A run takes about 15 GPU hours
-per seed, which is an estimate.
+The reference is the image's Gaussian. Needs the data of ucmr_table5.
 
     python -m paper_tables.ucmr_table6 --data_path D
 """

@@ -1,8 +1,7 @@
 """`ucmr` Tables 7 and 8: mean and deviation of rsum over five seeds of VSE++ and VSRN, with points
 and with Gaussians.
 
-Needs the data of ucmr_table1 and ucmr_table3. The five seeds take about 94 GPU hours, and their
-runs fill 100 GiB. All are estimates.
+Needs the data of ucmr_table1 and ucmr_table3.
 
     python -m paper_tables.ucmr_table7_8 --data_path D
 """

@@ -248,14 +248,10 @@ def test_missing_data_are_named_and_the_published_numbers_printed(tmp_path, caps
     assert "58.3" in out and "78.0" in out and "94.0" not in out
 
 
-def test_list_and_hours(capsys, tmp_path):
+def test_list(capsys, tmp_path):
     listing.main(["--runs", str(tmp_path)])
     said = capsys.readouterr().out
-    assert all(f"\n{name} " in said for name in TABLES) and "estimates" in said
-    for name, table in TABLES.items():
-        told = re.findall(r"bout\s+(\d+)\s+GPU\s+hours", sys.modules[f"paper_tables.{name}"].__doc__)
-        assert told == [f"{common.gpu_hours(table):.0f}"] or (not told
-                                                              and not any(run.train for run in runs(table))), name
+    assert all(f"\n{name} " in said for name in TABLES)
 
 
 # ---- running
@@ -331,11 +327,6 @@ def test_a_table_runs_resumes_and_skips(tmp_path, demo_path, table_command):
                       "99"])
     spelt, _ = table_command("--print_only", "--runs", f"{tmp_path}/./runs", *also)
     assert spelt == skipped
-    config = (folder / "config.yaml").read_text()
-    (folder / "config.yaml").write_text(config.replace("margin: 0.2", "margin: 0.3"))   # not what the row says
-    assert "a: published" in table_command("--print_only", *also)[0]
-    dry, _ = table_command("--dry_run", *also)
-    assert "--overwrite" in dry and "was trained with --margin 0.3, now 0.2" in dry
 
 
 def test_halves_of_val2014_are_disjoint_and_even(tmp_path, demo_path, capsys):
