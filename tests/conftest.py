@@ -3,7 +3,6 @@ import contextlib
 import json
 import os
 import shutil
-from multiprocessing import forkserver
 
 import pytest
 import torch
@@ -15,8 +14,6 @@ from tests import helpers
 REAL = os.path.join(os.path.dirname(__file__), "..", "..", "shared", "data")
 os.environ["OMP_NUM_THREADS"] = "1"   # of the commands that tests start; small tensors are slower on more threads
 torch.set_num_threads(1)
-helpers.heed()
-forkserver.ensure_running()           # of helpers.FORKS
 
 
 @pytest.fixture(scope="session", autouse=True)

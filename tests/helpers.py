@@ -1,13 +1,9 @@
 """What several test files share: a small model, runs of it, processes, and how a command refuses."""
-import contextlib
 import json
 import multiprocessing
 import os
-import random
 import re
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -77,10 +73,9 @@ def unwritable(folder) -> list[str]:
     return [str(folder), str(folder / "file" / "below"), "/proc/x/y"]
 
 
-# Processes are forked from one that has loaded torch and the commands, and runs no threads. The tests' own process has
-# threads of servers and of browsers, and a fork would have their locks without them.
+# Its processes are forked from one that has loaded torch and the commands, and runs no threads.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["tests.test_stopping", "tests.test_train", "tensorboard_logger"])
+FORKS.set_forkserver_preload(["train", "evaluate", "features.extract", "tensorboard_logger"])
 
 
 def in_a_process(work, *words, seconds: float = 200):
@@ -96,13 +91,11 @@ def in_a_process(work, *words, seconds: float = 200):
 
 
 class Command:
-    """A function of a module in a process of its own, as a command has it: with its outputs, its signals and its part
-    of the environment. It costs no import, as a new Python does; tests that prove that commands start use `started`."""
+    """A function of a module in a process of its own, with a session, outputs and signals as a command has them."""
 
-    def __init__(self, work, *words, env: dict | None = None):
+    def __init__(self, work, *words):
         self.files = [tempfile.NamedTemporaryFile("r") for _ in "12"]
-        self.process = FORKS.Process(target=as_command,
-                                     args=(work, words, env or {}, [f.name for f in self.files]))
+        self.process = FORKS.Process(target=as_command, args=(work, words, [f.name for f in self.files]))
         self.process.start()
         self.pid = self.process.pid
 
@@ -136,8 +129,7 @@ class Command:
             file.close()
 
 
-def as_command(work, words, env: dict, outputs: list) -> None:
-    os.environ.update(env)
+def as_command(work, words, outputs: list) -> None:
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
@@ -147,37 +139,6 @@ def as_command(work, words, env: dict, outputs: list) -> None:
     sys.stdout, sys.stderr = (os.fdopen(stream, "w", buffering=1) for stream in (1, 2))
     torch.set_num_threads(1)
     work(*words)
-
-
-@contextlib.contextmanager
-def started(*words, **options):
-    """A Python command as users start it, which does not outlive the block, and does not keep a failed test waiting."""
-    process = subprocess.Popen([sys.executable, *map(str, words)], text=True,
-                               **{"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options})
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        for stream in (process.stdin, process.stdout, process.stderr):
-            if stream is not None:
-                stream.close()
-
-
-def heed() -> None:
-    """Signals that are ignored, as where the tests run by nohup or in the background, are caught and then forgotten. So
-    the programs that this process starts do not ignore them either, as those of a terminal do not."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) == signal.SIG_IGN:
-            signal.signal(number, lambda *_: None)
-
-
-def free_port() -> int:
-    """A port below those that the system gives to connections, so that none of these takes it before it is used."""
-    while True:
-        with socket.socket() as s, contextlib.suppress(OSError):
-            s.bind(("127.0.0.1", port := random.SystemRandom().randrange(10_000, 32_000)))
-            return port
 
 
 def log_of(folder, keep=lambda line: True) -> list[dict]:

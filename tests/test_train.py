@@ -4,9 +4,7 @@ import re
 import resource
 import shutil
 import signal
-import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -18,7 +16,7 @@ from checkpoints import load_checkpoint
 from cli import InputError
 from files.reading import read_text
 from runs import Data
-from tests.helpers import FORKS, STEPS, Command, in_a_process, log_of, options, refused, same_weights, started
+from tests.helpers import FORKS, STEPS, Command, in_a_process, log_of, options, refused, same_weights
 from tests.helpers import fit_steps as fit
 
 
@@ -68,22 +66,6 @@ def test_stop_and_resume_equal_an_unbroken_run(tmp_path, demo_path, monkeypatch,
     assert log_of(tmp_path / "broken") == log_of(tmp_path / "whole")
     for name in ("checkpoint.pt", "model_best.pt"):
         assert same_weights(tmp_path / "broken", tmp_path / "whole", name)
-
-
-def test_kill_at_any_instant_leaves_a_checkpoint_that_resumes(tmp_path, demo_path):
-    """SIGKILL, which nothing can catch, of a command as users start it; then the end equals an unbroken run's.
-    (test_stopping.py kills at fifty instants.)"""
-    words = [*STEPS, "--data_path", demo_path, "--num_epochs", "3", "--sim", "kl", "--val_step", "4"]
-    run = tmp_path / "killed"
-    with started("train.py", *words, "--logger_name", run, stderr=subprocess.DEVNULL) as process:
-        assert any(line.startswith("epoch") and "dev rsum" in line for line in process.stdout)
-        time.sleep(0.05)
-    assert process.returncode == -signal.SIGKILL
-    assert load_checkpoint(str(run), "checkpoint.pt")["state"]["epoch"] < 3
-    assert train.train(train.parse_args(["--resume", str(run)])) == 0
-    fit(*words[len(STEPS):], "--logger_name", tmp_path / "whole")
-    assert same_weights(run, tmp_path / "whole")
-    assert log_of(run) == log_of(tmp_path / "whole")
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, demo_path):
