@@ -56,8 +56,8 @@ class Collection:
               f"'{name}' is no name of a collection; give at most 200 letters, digits and _, no digit first")
         self.uri, self.name, self.token = check_address(uri), name, token
         pymilvus = import_pymilvus()
-        with self.mending(f"no Milvus server answers at {uri} within {CONNECT} seconds, or it refuses the token", "start it, "
-                          "or give its address with --uri and its token with --token_file"):
+        with self.mending(f"no Milvus server answers at {uri} within {CONNECT} seconds, or it refuses the token",
+                          "start it, or give its address with --uri and its token with --token_file"):
             # An alias of its own: connections of one address are otherwise shared, and close together.
             self.client = pymilvus.MilvusClient(uri=self.uri, token=token, timeout=CONNECT, alias=uuid.uuid4().hex)
             self.client.get_server_version(timeout=CONNECT)

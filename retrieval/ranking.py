@@ -1,11 +1,8 @@
-"""Ranks the photos of an index for queries, by inner products of vectors that give scores, or
-propose what is then scored.
+"""Ranks the photos of an index for queries by the inner products of vectors, or by the similarity.
 
-An index is asked for the largest inner products. A separable similarity is one, so `Lifted` vectors
-give its scores themselves: an image is the row [A, a] and a query the row [B, 1], and the query's
-own number b is added afterwards. min KL is the larger of two such products, each a *channel*. All
-other similarities hold what they compare, `Whole` embeddings: the means propose (the nearest mean
-is an inner product, too), and the similarity itself gives the scores.
+A separable similarity is an inner product: an image is the row [A, a] and a query the row [B, 1] (`LiftedVectors`), and
+the query's own number b is added afterwards. min KL is the larger of two such products, each a *channel*. For all other
+similarities an index holds what they compare (`WholeVectors`).
 
 A float16 vector holds the numbers that sum up a whole item, such as -|mu|^2, in two columns, their
 rounded value and what rounding took: they are large, and float16 has three digits.
@@ -102,8 +99,8 @@ class LiftedVectors:
 
 
 class WholeVectors:
-    """Vectors for the nearest means, mu_i . mu_c - |mu_i|^2 / 2, and beside them all that the
-    similarity compares.
+    """The means, with -|mu|^2 / 2 behind them, by which copies are known, and beside them all else
+    that the similarity compares.
 
     dim: D; log_var: how many numbers a log-variance has, 0 for points; parts: (P, D) of every item,
     or None.
@@ -135,8 +132,7 @@ class WholeVectors:
         similarity = self.similarity
         if of_images and not similarity.within_modality:
             similarity, e = Cosine(), Embedding(e.mean)
-        return Asked([asking(e.mean, self.dim, self.half)], [e.mean.new_zeros(len(e.mean))], e,
-                     similarity)
+        return Asked([], [], e, similarity)
 
     def scores_of(self, vectors: list[Tensor], rest: Tensor | None, asked: Asked) -> Tensor:
         """Scores (Q, n) of images whose vectors (n, K) and rest (n, R) are given."""

@@ -86,15 +86,6 @@ def test_parts_are_held_whole(half):
     assert (scores_of(vectors, images, captions) - exact).abs().max() < (2e-3 if half else 1e-6)
 
 
-@pytest.mark.parametrize("name", ["mls", "order", "mahalanobis"])
-def test_the_products_of_whole_embeddings_propose_the_nearest_means(name):
-    similarity = OF_VECTORS[name]()
-    images, captions = sides(name)
-    vectors = vectors_of(similarity, origin_of(images), False, form_of(similarity, images))
-    products = vectors.queries(captions).vectors[0] @ vectors.images(images)[0][0].T
-    assert torch.equal(products.argsort(1, descending=True), torch.cdist(captions.mean, images.mean).argsort(1))
-
-
 @pytest.mark.parametrize("name", ["mls", "mahalanobis", "csd", "wasserstein"])
 def test_a_photo_as_a_query(name):
     """By the similarity where it compares two images, else by the cosine of the means."""
