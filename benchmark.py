@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 import train
 from files.layouts import Batch
+from losses import SIMILARITIES, Embedding
 from metrics import retrieval_blocks
 from model import build_model
-from similarities import SIMILARITIES, Embedding
 from text import SPECIALS, Vocabulary
 
 
@@ -120,7 +120,7 @@ def compare_evaluations(sizes: Sizes, rounds: int) -> None:
                 (caption_image[order] == c // 5).nonzero()[0]
     for sim in ("cosine", "wasserstein"):
         compare(f"evaluation, {n:,} x {m:,}, {sim}",
-                lambda sim=sim: retrieval_blocks(SIMILARITIES[sim](), images, captions,
+                lambda sim=sim: retrieval_blocks(SIMILARITIES[sim], images, captions,
                                                  caption_image.numpy()),
                 lambda sim=sim: plain(sim), rounds, sizes.timed / m)
 
@@ -135,7 +135,7 @@ def compare_searches(sizes: Sizes, rounds: int) -> None:
             score_plainly(sim, queries.rows([k]), photos).topk(10)
     for sim in ("cosine", "wasserstein"):
         compare(f"search of {sizes.photos:,}, {sim}",
-                lambda sim=sim: SIMILARITIES[sim]()(photos, queries).topk(10, dim=0),
+                lambda sim=sim: SIMILARITIES[sim](photos, queries).topk(10, dim=0),
                 lambda sim=sim: plain(sim), rounds)
 
 

@@ -34,8 +34,8 @@ from features.hglmm import svd, unit
 from files.phrases import refuse_phrases
 from files.writing import output
 from inputs import Features, NoImages, chunks
+from losses import Embedding, cosine
 from metrics import chance, retrieval_blocks
-from similarities import Cosine, Embedding
 
 BLOCK = 4096                          # rows that are read at a time
 # the values that "auto" tries on the dev split
@@ -195,7 +195,7 @@ def choose(cca: CCA, x, y, caption_image: np.ndarray, dims, etas_x,
         cca.solve(max(dims), *etas)
         for dim in dims:
             sides = (points(cca.project(side, rows, dim)) for side, rows in enumerate((x, y)))
-            rsums[(dim, *etas)] = retrieval_blocks(Cosine(), *sides, caption_image)["rsum"]
+            rsums[(dim, *etas)] = retrieval_blocks(cosine, *sides, caption_image)["rsum"]
         print("{:9g} {:9g}".format(*etas)
               + "".join(f"{rsums[(dim, *etas)]:10.1f}" for dim in dims), flush=True)
     return max(rsums, key=rsums.get)
@@ -263,7 +263,7 @@ def fit_and_embed(opt) -> None:
     tested = one_gallery([splits[key] for key in gallery])
     sides = [points(np.concatenate([cca.project(side, views[key][side]) for key in gallery]))
              for side in (0, 1)]
-    result = retrieval_blocks(Cosine(), *sides, tested.caption_image)
+    result = retrieval_blocks(cosine, *sides, tested.caption_image)
     recalls = ", ".join("{} {r1:.1f} / {r5:.1f} / {r10:.1f}".format(side, **result[side])
                         for side in ("i2t", "t2i"))
     print(f"{target} {opt.split}, {len(tested.images):,} images, {len(tested.captions):,} "
@@ -272,7 +272,7 @@ def fit_and_embed(opt) -> None:
     for note in tested.notes:
         print(f"note: {note}")
     subject = of_split(tested, opt.output, (opt.data_path, target))
-    subject.similarity, subject.members = "cosine", [Member(Cosine(), *sides)]
+    subject.similarity, subject.members = "cosine", [Member(cosine, *sides)]
     export(opt.output, subject)
     print(f"embeddings in {opt.output}")
 

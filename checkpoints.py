@@ -24,10 +24,10 @@ from encoders import CNNS
 from files.reading import checksum
 from files.writing import FORMAT
 from inputs import encode_captions
+from losses import Embedding
 from model import JointEmbedding, build_model, build_vocabulary
 from options.rules import IMPLIED, resolve
 from options.training import TRAIN
-from similarities import Embedding, Similarity
 from text import Vocabulary, tokenize
 
 BATCH = 64                            # captions per step
@@ -186,7 +186,7 @@ class Trained:
         return self
 
     @property
-    def similarity(self) -> Similarity:
+    def similarity(self):
         return self.model.similarity
 
     @functools.cached_property

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from cli import InputError
 from files.photos import import_torchvision
-from similarities import unit
+from losses import unit
 from text import UNK
 
 

@@ -51,7 +51,7 @@ from evaluation.subjects import Record, Subject, refuse_other_kind
 from files.reading import repeated
 from files.writing import atomic, output, save_json
 from inputs import Photos
-from model import OF_VECTORS
+from losses import formulas
 from options.evaluating import EVALUATE, parse_args, ready, refuse_of_captions, wanted
 
 UNCERTAINTY = ("uncertainty", "uncertain_images", "uncertain_captions")       # its pictures
@@ -217,7 +217,7 @@ def opened(paths: list[str], opt, kind: str) -> Subject:
     if opt.export:
         export(opt.export, subject)
         note = (f": means{' and log-variances' * subject.gaussian} only, from which its similarity "
-                f"'{subject.similarity}' cannot be recomputed") * (subject.similarity not in OF_VECTORS)
+                f"'{subject.similarity}' cannot be recomputed") * (subject.similarity not in (*formulas(), "mls"))
         print(f"embeddings in {opt.export}{note}")
     return subject
 

@@ -1,12 +1,13 @@
-"""What a model learns from: the ranking objectives, the GAN of jWAE, and terms that stand beside an
-objective.
+"""Similarities of points and Gaussians, ranking losses, and the GAN of the joint Wasserstein autoencoder.
 
-An objective turns the scores of a batch of matching pairs (B, B), with matches on the diagonal,
-into a loss. The similarities that give those scores are in similarities.py and can be imported from
-here, too.
+A similarity is a function of N images and M captions, two Embeddings, that returns scores (N, M), higher is better:
+a distance is negated. All but order, elk and bhattacharyya are made of matrix products, so that nothing of size
+N x M x D is held. The same function serves a training batch (B x B) and an evaluation. float32 loses digits where large
+terms cancel, so a distance is taken from the centre of the captions.
 
-Papers: `pmrl` Probabilistic Multimodal Representation Learning; `jwae` Mahajan et al. 2019; `dmsm`
-He et al. 2015; VSE++ Faghri et al. 2018; PCME++ Chun 2024.
+A ranking loss reads the scores (B, B) of a batch of matching pairs, which are on the diagonal.
+
+Papers: pmrl, ucmr, jwae, dmsm (README.md); VSE++ Faghri et al. 2018; PCME++ Chun 2024.
 """
 import math
 from collections.abc import Callable
@@ -16,11 +17,45 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from similarities import SIMILARITIES, Embedding, Separable, Similarity, uncertainty, unit  # noqa: F401 (part of this module)
+VAR_MAX = 10.0                        # variances lie in [0.1, 10]: pmrl 3.1, ucmr 4.2
+LOG_VAR_BOUNDS = (math.log(0.1), math.log(VAR_MAX))
+NUMBERS = {"cpu": 2 ** 18, "cuda": 2 ** 25}       # in the largest temporary of a block of pairs: what a cache holds
+
+
+class Embedding(NamedTuple):
+    """A batch of points or of diagonal Gaussians."""
+    mean: Tensor                      # (N, D)
+    log_var: Tensor | None = None     # (N, D) ellipsoidal | (N, 1) spherical | None: a point
+    parts: Tensor | None = None       # (N, P, D) regions, words, or K embeddings
+    n_parts: Tensor | None = None     # (N,) number of parts that are no padding
+
+    def rows(self, index) -> "Embedding":
+        """The items that a slice, list or tensor selects."""
+        return Embedding(*(None if x is None else x[index] for x in self))
+
+    def to(self, device) -> "Embedding":
+        return Embedding(*(None if x is None else x.to(device) for x in self))
+
+    @staticmethod
+    def cat(batches: list["Embedding"]) -> "Embedding":
+        """Concatenate batches; parts are zero-padded to the largest number of parts."""
+        def join(values):
+            if values[0] is None:
+                return None
+            if values[0].ndim == 3:
+                most = max(x.shape[1] for x in values)
+                values = [F.pad(x, (0, 0, 0, most - x.shape[1])) for x in values]
+            return torch.cat(values)
+        return batches[0] if len(batches) == 1 else Embedding(*map(join, zip(*batches)))
+
+
+def unit(x: Tensor, dim: int = -1) -> Tensor:
+    """l2-normalise vectors (..., D); eps bounds the gradient of a zero vector by 1e6."""
+    return F.normalize(x, dim=dim, eps=1e-6)
 
 
 def real_parts(parts: Tensor, n_parts: Tensor) -> Tensor:
-    """Which parts are real and no padding: (B, P, ...), (B,) -> (B, P) bool."""
+    """Mask of the parts that are no padding: (B, P, ...), (B,) -> (B, P)."""
     return torch.arange(parts.shape[1], device=parts.device) < n_parts.to(parts.device)[:, None]
 
 
@@ -36,60 +71,461 @@ def mean_rows(rows: Tensor, n_parts: Tensor | None) -> Tensor:
     return (rows * real_parts(rows, n_parts)[:, :, None]).sum(1) / n_parts[:, None]
 
 
-def own_pairs(scores: Tensor, same: Tensor | None = None) -> Tensor:
-    """Which scores (B, B) are those of matching pairs, or of others of one image, `same` (B, B):
-    bool."""
+def uncertainty(e: Embedding) -> Tensor:
+    """log det Sigma of each item in nats (ucmr 3.3): (N,); a spherical variance counts D times. Raises ValueError for
+    points."""
+    if e.log_var is None:
+        raise ValueError("a point has no uncertainty; train with a Gaussian head (--head ellipsoidal)")
+    return e.log_var.expand_as(e.mean).sum(1)
+
+
+# ---- helpers of the similarities
+
+def traits(**values):
+    """Decorator: state what a similarity needs or is, where it differs from TRAITS."""
+    def decorate(similarity):
+        for name, value in values.items():
+            setattr(similarity, name, value)
+        return similarity
+    return decorate
+
+
+TRAITS = {
+    "gaussian_sides": 0,              # how many of image and caption must be Gaussian
+    "point_side": False,              # of two Gaussian sides one may be a point
+    "parts": False,                   # compares parts (words, regions), which both sides must have
+    "logits": False,                  # scores are log-odds of a match
+    "log_likelihood": False,          # scores are in nats, so a softmax starts at temperature 1
+    "within_modality": True,          # also compares images with images; else the cosine does
+    "implies": {},                    # defaults of other options of train.py
+}
+
+
+def check_sides(similarity, name: str, images: Embedding, captions: Embedding) -> None:
+    """Raise ValueError where two sides lack what the similarity of that name compares."""
+    if trait(similarity, "parts") and (images.parts is None or captions.parts is None):
+        raise ValueError(f"{name} compares the parts of items, such as regions with words, and a side given has means "
+                         "only; embed both by a model of --sim scan or mil, or compare means: cosine")
+    needed, gaussian = trait(similarity, "gaussian_sides"), sum(e.log_var is not None for e in (images, captions))
+    one = trait(similarity, "point_side")
+    if needed not in (0, gaussian) and not (one and gaussian == 1):
+        raise ValueError(f"{name} needs variances on {needed} of the two sides, images and captions{', or on 1' * one}"
+                         f"; {gaussian} of those given have them")
+
+
+def trait(similarity, name: str):
+    """A trait of a similarity, a function or a module."""
+    return getattr(similarity, name, TRAITS[name])
+
+
+def squared_distance(x: Tensor, y: Tensor, dim: int) -> Tensor:
+    """|x_i - y_j|^2 in `dim` dimensions: (N, D), (M, D), or (N, 1), (M, 1) for D equal numbers -> (N, M), >= 0.
+
+    The mean of the y and then the mean of each row are subtracted: |x - y|^2 = |x' - y'|^2 + D (mean x - mean y)^2.
+    """
+    centre = y.detach().mean(0)
+    x, y = x - centre, y - centre
+    x_mean, y_mean = x.mean(1, keepdim=True), y.mean(1, keepdim=True)               # (N, 1), (M, 1)
+    x, y = x - x_mean, y - y_mean
+    apart = (x_mean - y_mean.T).square().mul_(dim)                                  # (N, M)
+    apart += x.square().sum(1)[:, None] + y.square().sum(1)
+    return torch.addmm(apart, x, y.T, alpha=-2)
+
+
+def negative_root(square: Tensor) -> Tensor:
+    """-sqrt of squared distances; the clamp keeps the gradient finite where the distance is 0."""
+    return square.clamp(min=torch.finfo(square.dtype).eps ** 2).sqrt().neg()
+
+
+def variance(e: Embedding, power: float = 1.0) -> Tensor:
+    """Variances, or standard deviations at power 0.5: (N, D), or spherical (N, 1)."""
+    return (power * e.log_var).exp()
+
+
+def score_blocks(score, n: int, m: int, per_pair: int, device="cpu") -> Tensor:
+    """Scores (N, M) of score(rows, columns) -> (n, m) for two slices, in blocks; a pair takes `per_pair` numbers."""
+    side = max(1, math.isqrt(NUMBERS["cpu" if torch.device(device).type == "cpu" else "cuda"] // per_pair))
+    rows, columns = ([slice(k, k + side) for k in range(0, max(1, count), side)] for count in (n, m))
+    return torch.cat([torch.cat([score(i, j) for j in columns], 1) for i in rows])
+
+
+def pairwise(score, images: Embedding, captions: Embedding) -> Tensor:
+    """Scores (N, M) of a formula that is no matrix product: score of embeddings (n, 1, D) and (m, D) -> (n, m)."""
+    def block(i, j):
+        x, y = (e._replace(log_var=None if e.log_var is None else e.log_var.expand_as(e.mean))
+                for e in (images.rows(i), captions.rows(j)))
+        return score(Embedding(x.mean[:, None], None if x.log_var is None else x.log_var[:, None]), y)
+    return score_blocks(block, len(images.mean), len(captions.mean), images.mean.shape[1], images.mean.device)
+
+
+# ---- similarities: N images, M captions -> scores (N, M)
+
+def dot(images: Embedding, captions: Embedding) -> Tensor:
+    """Inner product of the means, VSE++'s score: the cosine of unit vectors."""
+    return images.mean @ captions.mean.T
+
+
+def cosine(images: Embedding, captions: Embedding) -> Tensor:
+    """Cosine of the means, in [-1, 1] (VSE++ 3.1)."""
+    return unit(images.mean) @ unit(captions.mean).T
+
+
+def order(images: Embedding, captions: Embedding) -> Tensor:
+    """-|max(0, caption - image)|: order violation of the means (Vendrov et al. 2016, VSE++ 4.4)."""
+    return pairwise(lambda x, y: negative_root((y.mean - x.mean).clamp(min=0).square().sum(2)), images, captions)
+
+
+@traits(gaussian_sides=1, within_modality=False)
+def mahalanobis(images: Embedding, captions: Embedding) -> Tensor:
+    """-sqrt((x - mu)^T Sigma^-1 (x - mu)), mu and Sigma of the one Gaussian side: pmrl eq. 6 (GCE: the captions) and
+    eq. 10 (GIE: the images)."""
+    if captions.log_var is None:
+        return mahalanobis(captions, images).T
+    centre, precision = captions.mean.detach().mean(0), variance(captions, -1).expand_as(captions.mean)
+    x, y = images.mean - centre, captions.mean - centre
+    square = (precision * y.square()).sum(1) + x.square() @ precision.T             # (N, M)
+    return negative_root(torch.addmm(square, x, (precision * y).T, alpha=-2))
+
+
+@traits(gaussian_sides=2)
+def kl(images: Embedding, captions: Embedding) -> Tensor:
+    """-KL(image || caption) in nats, <= 0: pmrl eq. 15, ucmr eq. 4."""
+    return -divergence(standardise(images, captions), standardise(captions, captions))
+
+
+@traits(gaussian_sides=2)
+def kl_reverse(images: Embedding, captions: Embedding) -> Tensor:
+    """-KL(caption || image) in nats, <= 0: the other direction, ucmr Table 6."""
+    return -divergence(standardise(captions, captions), standardise(images, captions)).T
+
+
+@traits(gaussian_sides=2)
+def minkl(images: Embedding, captions: Embedding) -> Tensor:
+    """-min(KL(image || caption), KL(caption || image)) in nats, <= 0: pmrl eq. 16."""
+    image, caption = standardise(images, captions), standardise(captions, captions)
+    return -torch.minimum(divergence(image, caption), divergence(caption, image).T)
+
+
+def standardise(e: Embedding, reference: Embedding) -> tuple[Tensor, Tensor, Tensor]:
+    """Means (N, D), log-variances (N, D) less the average of their item, and that average, the item's level (N, 1), in
+    units of the average Gaussian of `reference`."""
+    middle, log_scale = reference.mean.detach().mean(0), reference.log_var.detach().mean(0)
+    mean, log_var = (e.mean - middle).mul_((-log_scale / 2).exp()), e.log_var - log_scale
+    level = log_var.mean(1, keepdim=True)
+    return mean, log_var.sub_(level).expand_as(mean), level
+
+
+def divergence(p: tuple[Tensor, Tensor, Tensor], q: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """KL(p_i || q_j) in nats, (N, M), of standardised Gaussians.
+
+    2 KL = sum_d [v_p / v_q - 1 - log(v_p / v_q) + (mu_p - mu_q)^2 / v_q]. For log-variances l and levels L, with
+    x = e^l_p - 1, y = e^-l_q - 1 and r = L_p - L_q: v_p / v_q - 1 = e^r (x y + x + y) + e^r - 1. No large terms cancel.
+    """
+    (mu_p, l_p, level_p), (mu_q, l_q, level_q) = p, q
+    scale, shrink = level_p.exp(), (-level_q).exp()                                 # (N, 1), (M, 1)
+    square = torch.addcmul(l_p.expm1() * scale, mu_p, mu_p)                         # (N, D)
+    y = (-l_q).expm1_() * shrink                                                    # (M, D)
+    scaled = (y + shrink) * mu_q                                                    # mu_q / v_q: (M, D)
+    ratio = level_p - level_q.T                                                     # r: (N, M)
+    total = (ratio.expm1() - ratio).mul_(mu_p.shape[1])
+    total += square.sum(1, keepdim=True) * shrink.T + scale * y.sum(1)
+    total += torch.addcmul(l_q, mu_q, scaled).sum(1) - l_p.sum(1)[:, None]
+    total = torch.addmm(total, square, y.T)
+    return torch.addmm(total, mu_p, scaled.T, alpha=-2) / 2
+
+
+@traits(gaussian_sides=2)
+def wasserstein(images: Embedding, captions: Embedding, power: float = 0.5) -> Tensor:
+    """-sqrt(|mu_i - mu_c|^2 + |sigma_i - sigma_c|^2), sigma standard deviations, <= 0: pmrl eq. 17 = ucmr eq. 7."""
+    dim = images.mean.shape[1]
+    return negative_root(squared_distance(images.mean, captions.mean, dim)
+                         + squared_distance(variance(images, power), variance(captions, power), dim))
+
+
+@traits(gaussian_sides=2)
+def wasserstein_var(images: Embedding, captions: Embedding) -> Tensor:
+    """-sqrt(|mu_i - mu_c|^2 + |sigma_i^2 - sigma_c^2|^2), <= 0: ucmr eq. 8 as printed, which contradicts its eq. 7."""
+    return wasserstein(images, captions, power=1.0)
+
+
+@traits(gaussian_sides=2)
+def csd(images: Embedding, captions: Embedding) -> Tensor:
+    """-(|mu_i - mu_c|^2 + tr(Sigma_i + Sigma_c)), <= 0: closed-form sampled distance, PCME++ eq. 1."""
+    image_trace, caption_trace = (variance(e).expand_as(e.mean).sum(1) for e in (images, captions))     # (N,), (M,)
+    return -squared_distance(images.mean, captions.mean, images.mean.shape[1]) - (image_trace[:, None] + caption_trace)
+
+
+@traits(gaussian_sides=2)
+def elk(images: Embedding, captions: Embedding) -> Tensor:
+    """log of the expected likelihood kernel, the integral of p q, in nats (Jebara et al. 2004)."""
+    def score(x, y):
+        total = x.log_var.exp() + y.log_var.exp()                                   # (n, m, D)
+        return -0.5 * ((x.mean - y.mean).square() / total + total.log() + math.log(2 * math.pi)).sum(2)
+    return pairwise(score, images, captions)
+
+
+@traits(gaussian_sides=2)
+def bhattacharyya(images: Embedding, captions: Embedding) -> Tensor:
+    """Minus the Bhattacharyya distance, in nats, <= 0: log of the integral of sqrt(p q).
+
+    -sum_d [(mu_i - mu_c)^2 / (v_i + v_c) / 4 + log cosh(h) / 2] with h = (log v_i - log v_c) / 2.
+    """
+    def score(x, y):
+        half = (x.log_var - y.log_var) / 2                                        # (n, m, D)
+        square = (x.mean - y.mean).square() / (x.log_var.exp() + y.log_var.exp())
+        return -0.25 * (square + half.sinh().square().log1p()).sum(2)         # log cosh h = log(1 + sinh(h)^2) / 2
+    return pairwise(score, images, captions)
+
+
+SIMILARITIES = {f.__name__: f for f in (cosine, dot, order, mahalanobis, kl, kl_reverse, minkl, wasserstein,
+                                        wasserstein_var, csd, elk, bhattacharyya)}
+
+
+def formulas() -> dict:
+    """The similarities without parameters, by name: those that a file of embeddings can be ranked by."""
+    return {name: similarity for name, similarity in SIMILARITIES.items() if not isinstance(similarity, type)}
+
+
+class MLS(nn.Module):
+    """-(|mu_i - mu_c|^2 / v + k log v) / 2 with v = v_i + v_c, in nats, any real number; a point has variance 0.
+
+    The mutual likelihood score of Shi and Jain 2019 (eq. 3) in k dimensions, for one variance an item. At k = D this is
+    the log of the integral of p q, less a constant; but embeddings do not fill their D dimensions, so k, the effective
+    dimension, is learned. Where images are points, a caption's variance changes all its scores alike.
+    """
+    gaussian_sides, point_side, log_likelihood, within_modality = 2, True, True, False
+    implies = {"loss": "infonce", "head": "spherical_one", "var_min": 1e-4, "logvar_init": -2.5}
+
+    def __init__(self, effective_dim: float = 4.0):
+        super().__init__()
+        self.log_k = nn.Parameter(torch.tensor(math.log(effective_dim)))
+
+    @property
+    def k(self) -> Tensor:
+        """The effective dimension, above 0."""
+        return self.log_k.exp()
+
+    def forward(self, images: Embedding, captions: Embedding) -> Tensor:
+        image_var = 0 if images.log_var is None else variance(images)               # (N, 1)
+        caption_var = 0 if captions.log_var is None else variance(captions).T       # (1, M)
+        var = image_var + caption_var                                               # (N, M), (N, 1) or (1, M)
+        distance = squared_distance(images.mean, captions.mean, images.mean.shape[1])
+        return -0.5 * (distance / var + self.k * var.log())
+
+
+SIMILARITIES["mls"] = MLS
+
+
+# ---- ranking losses: scores (B, B) of matching pairs, which are on the diagonal -> scalar
+
+def own_pairs(scores: Tensor, same_image: Tensor | None = None) -> Tensor:
+    """Mask (B, B) of the diagonal, and of other pairs of one image where same_image (B, B) marks them."""
     own = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
-    return own if same is None else own | same
+    return own if same_image is None else own | same_image
 
 
-def valid_pairs(scores: Tensor, same: Tensor | None) -> Tensor:
-    """Which scores (B, B) count, where pairs of one image, `same`, do not unless they match:
-    bool."""
-    return torch.ones_like(scores, dtype=torch.bool) if same is None else own_pairs(scores, ~same)
+def counted_pairs(scores: Tensor, same_image: Tensor | None) -> Tensor:
+    """Mask (B, B) of the diagonal and of pairs of two images; without same_image, of all pairs."""
+    return torch.ones_like(scores, dtype=torch.bool) if same_image is None else own_pairs(scores, ~same_image)
 
 
-def hinge(scores: Tensor, margin: float = 0.2, max_violation: bool = False,
-          same_image: Tensor | None = None) -> Tensor:
-    """Triplet ranking loss with in-batch negatives, summed over the batch, >= 0: VSE++ eq. 6,
-    `pmrl` eq. 1-2.
+class RankingLoss(nn.Module):
+    """Base of the ranking losses. `options`: its options of train.py, {name: (type, default, help)}; they are its
+    arguments. same_image (B, B) marks pairs of one image, which are no negatives."""
+    options: dict[str, tuple] = {}
 
-    scores (B, B): matching pairs on the diagonal. `max_violation` keeps the hardest negative of
-    each row and column instead of their sum. `same_image` (B, B) bool marks pairs of one image that
-    must not count as negatives.
+    @classmethod
+    def build(cls, opt, similarity) -> "RankingLoss":
+        return cls(*(getattr(opt, name) for name in cls.options))
+
+    def forward(self, scores: Tensor, same_image: Tensor | None = None) -> Tensor:
+        raise NotImplementedError
+
+
+class Hinge(RankingLoss):
+    """Triplet ranking loss, summed over the batch, >= 0: VSE++ eq. 5-6, pmrl eq. 1-2."""
+    options = {"margin": (float, 0.2, "margin of the hinge"),
+               "max_violation": (bool, None, "hardest negatives in place of their sum")}
+
+    def __init__(self, margin: float = 0.2, max_violation: bool = False):
+        super().__init__()
+        self.margin, self.max_violation = margin, max_violation
+
+    def forward(self, scores: Tensor, same_image: Tensor | None = None) -> Tensor:
+        positive, own = scores.diagonal(), own_pairs(scores, same_image)            # (B,), (B, B)
+        captions = (self.margin + scores - positive[:, None]).clamp(min=0).masked_fill(own, 0)
+        images = (self.margin + scores - positive).clamp(min=0).masked_fill(own, 0)
+        if self.max_violation:
+            return captions.max(1).values.sum() + images.max(0).values.sum()
+        return captions.sum() + images.sum()
+
+
+class InfoNCE(RankingLoss):
+    """Symmetric cross-entropy of each caption among the captions and each image among the images, in nats (CLIP).
+
+    The temperature e^-log_scale is learned and stays above 0.01. smoothing: share of a target spread over all pairs.
     """
-    positive, own = scores.diagonal(), own_pairs(scores, same_image)                # (B,), (B, B)
-    # image vs other captions
-    captions = (margin + scores - positive[:, None]).clamp(min=0).masked_fill(own, 0)
-    # caption vs other images
-    images = (margin + scores - positive).clamp(min=0).masked_fill(own, 0)
-    if max_violation:
-        return captions.max(1).values.sum() + images.max(0).values.sum()
-    return captions.sum() + images.sum()
+
+    def __init__(self, temperature: float = 0.07, smoothing: float = 0.0):
+        super().__init__()
+        self.log_scale, self.smoothing = nn.Parameter(torch.tensor(math.log(1 / temperature))), smoothing
+
+    @classmethod
+    def build(cls, opt, similarity):
+        return cls(1.0 if trait(similarity, "log_likelihood") else 0.07, opt.label_smoothing)
+
+    def logits(self, scores: Tensor) -> Tensor:
+        return scores * self.log_scale.clamp(max=math.log(100)).exp()
+
+    def forward(self, scores: Tensor, same_image: Tensor | None = None) -> Tensor:
+        logits, counted = self.logits(scores), counted_pairs(scores, same_image)
+        return (self.cross_entropy(logits, counted) + self.cross_entropy(logits.T, counted.T)) / 2
+
+    def cross_entropy(self, logits: Tensor, counted: Tensor) -> Tensor:
+        """Of the diagonal among the counted columns of each row, mean over rows."""
+        own = torch.arange(len(logits), device=logits.device)
+        loss = F.cross_entropy(logits.masked_fill(~counted, -torch.inf), own, reduction="sum") / len(logits)
+        if not self.smoothing:
+            return loss
+        even = logits.diagonal() - logits.masked_fill(~counted, 0).sum(1) / counted.sum(1)      # (B,)
+        return loss + self.smoothing * even.mean()
 
 
-def sampled_nll(scores: Tensor, gamma: float = 10.0, negatives: int = 40,
-                generator: torch.Generator | None = None, own: Tensor | None = None) -> Tensor:
-    """-log P(T+ | I) of every image (row) among its own caption and `negatives` others drawn from
-    the batch without repeats, P the softmax of gamma R (`dmsm` eq. 2-3), in nats: (B, B), matching
-    pairs on the diagonal -> (B,).
+class Match(RankingLoss):
+    """Binary cross-entropy of every pair, summed over the pairs of an item, mean over items, in nats: PCME++ eq. 2-4.
 
-    own (B, B) bool marks further captions of a row's image, which are never drawn. Rows with fewer
-    others take them all: then this is the full softmax over the batch.
+    The logit of a pair is scale * score + shift, both learned, or the score itself where `logits`. pseudo_positives
+    is the weight of pairs that score as high as a true pair of their row or column, taken as matches.
     """
-    logits = gamma * scores
-    never, positive = own_pairs(scores, own), logits.diagonal()                     # (B, B), (B,)
-    lot = torch.rand(scores.shape, generator=generator, device=scores.device)
-    count = min(negatives, scores.shape[1] - 1)
-    chosen = lot.masked_fill(never, -1).topk(count, 1).indices                    # (B, B) -> (B, N)
-    others = logits.gather(1, chosen).masked_fill(never.gather(1, chosen), -torch.inf)
-    return torch.cat([positive[:, None], others], 1).logsumexp(1) - positive
+
+    def __init__(self, logits: bool = False, pseudo_positives: float = 0.0, smoothing: float = 0.0):
+        super().__init__()
+        self.pseudo_positives, self.smoothing = pseudo_positives, smoothing
+        self.scale = None if logits else nn.Parameter(torch.tensor(5.0))
+        self.shift = None if logits else nn.Parameter(torch.tensor(5.0))
+
+    @classmethod
+    def build(cls, opt, similarity):
+        return cls(trait(similarity, "logits"), opt.pseudo_positives, opt.label_smoothing)
+
+    def logits(self, scores: Tensor) -> Tensor:
+        return scores if self.scale is None else self.scale * scores + self.shift
+
+    def forward(self, scores: Tensor, same_image: Tensor | None = None) -> Tensor:
+        logits, own, counted = self.logits(scores), own_pairs(scores), counted_pairs(scores, same_image)
+        loss = self.cross_entropy(logits, own)[counted].sum()
+        if self.pseudo_positives:
+            best = scores.diagonal()                                                # (B,)
+            nearer = ((scores >= best[:, None]) | (scores >= best)) & ~own & counted
+            loss = loss + self.pseudo_positives * (F.softplus(-logits) * nearer).sum()
+        return loss / len(scores)
+
+    def cross_entropy(self, logits: Tensor, matches: Tensor) -> Tensor:
+        """Of each pair: logits (N, M), matches (N, M) bool -> (N, M)."""
+        target = matches.to(logits.dtype) * (1 - 2 * self.smoothing) + self.smoothing
+        return F.binary_cross_entropy_with_logits(logits, target, reduction="none")
 
 
-def pair_mse(images: Tensor, captions: Tensor) -> Tensor:
-    """Mean over N pairs of |f_v(x) - f_t(y)|^2, >= 0: (N, D), (N, D) -> scalar (`jwae` eq. 7)."""
-    return (images - captions).square().sum(1).mean()
+class SampledNLL(RankingLoss):
+    """-log P(own caption | image) among it and `negatives` others of the batch, drawn without repeats, in nats, mean
+    over images: dmsm eq. 2-3, P the softmax of gamma times the score."""
+    options = {"gamma": (float, 10.0, "factor of the scores in the softmax of --loss nll"),
+               "negatives": (int, 40, "captions drawn for each image by --loss nll")}
 
+    def __init__(self, gamma: float = 10.0, negatives: int = 40):
+        super().__init__()
+        self.gamma, self.negatives = gamma, negatives
+
+    def forward(self, scores: Tensor, same_image: Tensor | None = None) -> Tensor:
+        return self.nll(scores, same_image).mean()
+
+    def nll(self, scores: Tensor, same_image: Tensor | None = None) -> Tensor:
+        """Of each image: (B, B) -> (B,)."""
+        logits, never = self.gamma * scores, own_pairs(scores, same_image)          # (B, B)
+        lot = torch.rand(scores.shape, device=scores.device).masked_fill(never, -1)
+        chosen = lot.topk(min(self.negatives, len(scores) - 1), 1).indices          # (B, n)
+        others = logits.gather(1, chosen).masked_fill(never.gather(1, chosen), -torch.inf)
+        positive = logits.diagonal()                                                # (B,)
+        return torch.cat([positive[:, None], others], 1).logsumexp(1) - positive
+
+
+class PairLogistic(RankingLoss):
+    """Logistic loss of labelled pairs, mean of log(1 + e^(-y s)), in nats: for similarities that are log-odds (CITE).
+
+    The diagonal is positive. Negatives are, for each item, two others of its row and two of its column, drawn
+    without repeats from the CPU's generator.
+    """
+    n_negatives = 2
+
+    def forward(self, scores: Tensor, same_image: Tensor | None = None) -> Tensor:
+        n, never = len(scores), own_pairs(scores, same_image)
+        count = torch.zeros_like(scores)                                            # (B, B): times that a pair is drawn
+        for axis in (1, 0):
+            lot = torch.rand(scores.shape).to(scores.device).masked_fill(never, -1)
+            lot, chosen = lot.topk(min(self.n_negatives, n), axis)                  # (B, 2) or (2, B)
+            count.scatter_add_(axis, chosen, (lot >= 0).to(count.dtype))
+        total = F.softplus(-scores.diagonal()).sum() + (count * F.softplus(scores)).sum()
+        return total / (n + count.sum())
+
+
+SUMMED = ("hinge", "mse")             # losses that are sums over the pairs; others are means
+LOSSES = {"hinge": Hinge, "infonce": InfoNCE, "match": Match, "nll": SampledNLL, "logistic": PairLogistic}
+OTHER_LOSSES = ("mse", "two_branch", "volume")   # of --loss: terms in place of a ranking loss (model.build_pair_terms)
+
+
+# ---- jWAE: the GAN that draws latents to the prior N(0, I), and what stands in for it
+
+class Critic(nn.Module):
+    """Log-odds that a latent is a sample of the prior N(0, I): (R, D) -> (R,). Both sides share it (jwae 4.2)."""
+
+    def __init__(self, latent: int, hidden: int = 256):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(latent, hidden), nn.LeakyReLU(0.2), nn.Linear(hidden, hidden),
+                                    nn.LeakyReLU(0.2), nn.Linear(hidden, 1))
+
+    def forward(self, latent: Tensor) -> Tensor:
+        return self.layers(latent)[:, 0]
+
+
+def generator_loss(critic: Critic, latents: Tensor) -> Tensor:
+    """Generator loss of the GAN: -log sigmoid(critic), mean over latents (R, D), in nats: jwae eq. 6, D_JS in its
+    non-saturating form. The critic learns nothing here."""
+    frozen = {name: p.detach() for name, p in critic.named_parameters()}
+    return F.softplus(-torch.func.functional_call(critic, frozen, latents.float()).float()).mean()
+
+
+def critic_loss(critic: Critic, latents: Tensor) -> Tensor:
+    """Binary cross-entropy of the critic on latents (R, D) and as many samples of N(0, I), in nats; log 2 where it
+    cannot tell them apart. The encoders learn nothing here, so one backward pass serves them and the critic."""
+    latents = latents.detach().float()
+    real, fake = critic(torch.cat([torch.randn_like(latents), latents])).float().chunk(2)        # (R,) each
+    return (F.softplus(-real).mean() + F.softplus(fake).mean()) / 2
+
+
+def prior_mmd(latents: Tensor) -> Tensor:
+    """Squared maximum mean discrepancy of latents (R, D) and samples of N(0, I), unbiased: WAE-MMD, the other choice of
+    Tolstikhin et al. 2018 (jwae ref. 39). Kernels C / (C + |x - y|^2), C = 2 D s s = 0.1 to 10."""
+    x, n = latents.float(), max(len(latents), 2)
+    y = torch.randn_like(x)
+
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
+        """Sum over all pairs."""
+        squares = a.square().sum(1)[:, None] + b.square().sum(1)                    # (R, R)
+        squared = (squares - 2 * a @ b.T).clamp(min=0)
+        return sum((c / (c + squared)).sum() for c in (2 * a.shape[1] * s for s in (0.1, 0.2, 0.5, 1, 2, 5, 10)))
+    itself = 14 * len(x)                                        # 7 kernels of each x and y with itself
+    return (kernel(x, x) + kernel(y, y) - itself) / (n * (n - 1)) - 2 * kernel(x, y) / n ** 2
+
+
+PRIOR_LOSSES = ("gan", "mmd")
+
+
+def standard_kl(mean: Tensor, log_var: Tensor) -> Tensor:
+    """KL(N(mean, Sigma) || N(0, I)) by dimensions, in nats: (N, D), (N, D) or (N, 1) -> (N, D)."""
+    return 0.5 * (log_var.exp() - log_var + mean.square() - 1)
+
+
+# ---- terms beside the ranking loss: (images, captions, batch) -> scalar, of two model.Encoded
 
 class Term(NamedTuple):
     """A term of the loss beside the objective. loss: (image, caption, batch) -> scalar, of what the
@@ -102,192 +538,14 @@ class Term(NamedTuple):
     mean: bool = False
 
 
-# ---- jWAE: the GAN that draws latents to the prior N(0, I), and what stands in for it
+def information_bottleneck(images, captions, batch) -> Tensor:
+    """KL(N(mean, Sigma) || N(0, I)) of each Gaussian item, mean over items, in nats (PCME, PCME++)."""
+    gaussians = [e.embedding for e in (images, captions) if e.embedding.log_var is not None]
+    return sum(standard_kl(e.mean, e.log_var).sum(1).mean() for e in gaussians)
 
-
-class Critic(nn.Module):
-    """Log-odds that a latent is a sample of the prior N(0, I): three linear layers with leaky ReLUs
-    between, (R, D) -> (R,). One critic for both sides, which share the prior (`jwae` 4.2)."""
-
-    def __init__(self, latent: int, hidden: int = 256):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(latent, hidden), nn.LeakyReLU(0.2),
-                                    nn.Linear(hidden, hidden), nn.LeakyReLU(0.2),
-                                    nn.Linear(hidden, 1))
-
-    def forward(self, latent: Tensor) -> Tensor:
-        return self.layers(latent)[:, 0]
-
-
-def fool(critic: Critic, latents: Tensor) -> Tensor:
-    """What an encoder is told so that its latents pass for samples of the prior: -log
-    sigmoid(critic), mean over latents (R, D), in nats: `jwae` eq. 6, D_JS in its non-saturating
-    form. The critic learns nothing here."""
-    frozen = {name: p.detach() for name, p in critic.named_parameters()}
-    return F.softplus(-torch.func.functional_call(critic, frozen, latents.float()).float()).mean()
-
-
-def critic_loss(critic: Critic, latents: Tensor) -> Tensor:
-    """Binary cross-entropy of the critic: latents (R, D) against as many samples of N(0, I), mean,
-    in nats; log 2 where it cannot tell them apart. The encoders learn nothing here, so one backward
-    pass serves them and the critic."""
-    latents = latents.detach().float()
-    # (R,) each
-    real, fake = critic(torch.cat([torch.randn_like(latents), latents])).float().chunk(2)
-    return (F.softplus(-real).mean() + F.softplus(fake).mean()) / 2
-
-
-def prior_mmd(latents: Tensor) -> Tensor:
-    """Maximum mean discrepancy of latents (R, D) and as many samples of the prior N(0, I): the
-    unbiased estimate of its square, about 0 where both are alike. This is the WAE-MMD of Tolstikhin
-    et al. 2018 (`jwae` ref. 39), the sum of the kernels k(x, y) = C / (C + |x - y|^2) at C = 2 D s,
-    s = 0.1, 0.2, 0.5, 1, 2, 5, 10."""
-    x = latents.float()
-    y = torch.randn_like(x)
-
-    def kernel(a: Tensor, b: Tensor) -> Tensor:
-        """Sum over all pairs."""
-        squares = a.square().sum(1)[:, None] + b.square().sum(1)                    # (R, R)
-        squared = (squares - 2 * a @ b.T).clamp(min=0)
-        return sum((c / (c + squared)).sum()
-                   for c in (2 * a.shape[1] * s for s in (0.1, 0.2, 0.5, 1, 2, 5, 10)))
-    n = max(len(x), 2)   # 14: the 7 kernels of each x and of each y with itself, which are left out
-    return (kernel(x, x) + kernel(y, y) - 14 * len(x)) / (n * (n - 1)) - 2 * kernel(x, y) / n ** 2
-
-
-PRIOR_LOSSES = ("gan", "mmd")
-
-
-def standard_kl(mean: Tensor, log_var: Tensor) -> Tensor:
-    """KL(N(mean, Sigma) || N(0, I)) by dimensions, in nats: (N, D), (N, D) or (N, 1) -> (N, D)."""
-    return 0.5 * (log_var.exp() - log_var + mean.square() - 1)
-
-
-# ---- objectives
-
-class Hinge(nn.Module):
-    """Triplet ranking loss, VSE++ eq. 5-6: `losses.hinge`."""
-
-    def __init__(self, margin: float = 0.2, max_violation: bool = False):
-        super().__init__()
-        self.margin, self.max_violation = margin, max_violation
-
-    def forward(self, scores: Tensor, same: Tensor | None = None) -> dict[str, Tensor]:
-        return {"hinge": hinge(scores, self.margin, self.max_violation, same)}
-
-
-class InfoNCE(nn.Module):
-    """Symmetric cross-entropy of each caption among the batch's captions and each image among its
-    images (CLIP), in nats.
-
-    A learned temperature, e^-log_scale, stays above 0.01. It starts at 0.07 for cosines, and at 1
-    for scores that are log-likelihoods. smoothing: the share of each target that is spread evenly
-    over all pairs that count.
-    """
-
-    def __init__(self, temperature: float = 0.07, smoothing: float = 0.0):
-        super().__init__()
-        self.log_scale, self.smoothing = nn.Parameter(torch.tensor(math.log(1 / temperature))), smoothing
-
-    def forward(self, scores: Tensor, same: Tensor | None = None) -> dict[str, Tensor]:
-        logits, counts = self.scaled(scores), valid_pairs(scores, same)
-        captions = self.cross_entropy(logits, counts)
-        return {"infonce": (captions + self.cross_entropy(logits.T, counts.T)) / 2}
-
-    def scaled(self, scores: Tensor) -> Tensor:
-        """Scores divided by the temperature."""
-        return scores * self.log_scale.clamp(max=math.log(100)).exp()
-
-    def cross_entropy(self, logits: Tensor, counts: Tensor) -> Tensor:
-        """Of each row's own column, the diagonal, among those that count, mean over rows: (B, B),
-        (B, B) bool."""
-        own = torch.arange(len(logits), device=logits.device)
-        loss = F.cross_entropy(logits.masked_fill(~counts, -torch.inf), own,
-                               reduction="sum") / len(logits)
-        if not self.smoothing:
-            return loss
-        even = logits.diagonal() - logits.masked_fill(~counts, 0).sum(1) / counts.sum(1)      # (B,)
-        return loss + self.smoothing * even.mean()
-
-
-class Match(nn.Module):
-    """Binary cross-entropy of every pair of the batch: does it match? PCME++ eq. 2-4, in nats.
-
-    Summed over the B pairs of an item and averaged over items, as in SigLIP: a mean over
-    all B x B pairs is the same objective with gradients B times smaller, of which Adam's epsilon
-    leaves little. The probability of a match is sigmoid(scale * score + shift), both learned;
-    `logits` says that scores are logits already, as PCME's are. One matrix serves both directions,
-    which are equal. pseudo_positives > 0 adds, at that weight, pairs that score at least as high as
-    the true one of their row or column as if they matched. smoothing keeps targets off 0 and 1.
-    """
-
-    def __init__(self, logits: bool = False, pseudo_positives: float = 0.0, smoothing: float = 0.0):
-        super().__init__()
-        self.pseudo_positives, self.smoothing = pseudo_positives, smoothing
-        self.scale = None if logits else nn.Parameter(torch.tensor(5.0))
-        self.shift = None if logits else nn.Parameter(torch.tensor(5.0))
-
-    def scaled(self, scores: Tensor) -> Tensor:
-        """The logits of pairs."""
-        return scores if self.scale is None else self.scale * scores + self.shift
-
-    def forward(self, scores: Tensor, same: Tensor | None = None) -> dict[str, Tensor]:
-        logits = self.scaled(scores)
-        own, counts, n = own_pairs(scores), valid_pairs(scores, same), len(scores)
-        terms = {"match": self.cross_entropy(logits, own)[counts].sum() / n}
-        if self.pseudo_positives:
-            best = scores.diagonal()                                                # (B,)
-            nearer = ((scores >= best[:, None]) | (scores >= best)) & ~own & counts
-            nearest = (F.softplus(-logits) * nearer).sum()
-            terms["pseudo_positives"] = self.pseudo_positives * nearest / n
-        return terms
-
-    def cross_entropy(self, logits: Tensor, matches: Tensor) -> Tensor:
-        """Of each pair: logits (N, M), whether it matches (N, M) bool -> (N, M)."""
-        target = matches.to(logits.dtype) * (1 - 2 * self.smoothing) + self.smoothing
-        return F.binary_cross_entropy_with_logits(logits, target, reduction="none")
-
-
-class SampledNLL(nn.Module):
-    """-log P(T+ | I) among the true caption and N others of the batch (`sampled_nll`), mean over
-    the images, in nats."""
-
-    def __init__(self, gamma: float = 10.0, negatives: int = 40):
-        super().__init__()
-        self.gamma, self.negatives = gamma, negatives
-
-    def forward(self, scores: Tensor, same: Tensor | None = None) -> dict[str, Tensor]:
-        return {"nll": sampled_nll(scores, self.gamma, self.negatives, own=same).mean()}
-
-
-def vib(e: Embedding) -> Tensor:
-    """KL(N(mean, Sigma) || N(0, I)) of each item, averaged, in nats: the information bottleneck of
-    PCME and PCME++."""
-    return standard_kl(e.mean, e.log_var).sum(1).mean()
-
-
-# (options, similarity) -> the objective for its scores, or None: what is trained is no function of
-# the scores, and is among the terms of model.build_pair_terms.
-OBJECTIVES = {
-    "hinge": lambda opt, _: Hinge(opt.margin, opt.max_violation),
-    "infonce": lambda opt, sim: InfoNCE(1.0 if sim.log_likelihood else 0.07, opt.label_smoothing),
-    "match": lambda opt, sim: Match(sim.logits, opt.pseudo_positives, opt.label_smoothing),
-    "nll": lambda opt, _: SampledNLL(opt.gamma, opt.negatives),
-    "mse": lambda *_: None, "two_branch": lambda *_: None, "logistic": lambda *_: PairLogistic(),
-    "volume": lambda *_: None}
-
-SUMMED = ("hinge", "mse")             # objectives that are sums over the pairs; others are means
-
-
-def build_objective(opt, similarity: Similarity) -> nn.Module | None:
-    """The objective that the options name, for the scores of a similarity."""
-    return OBJECTIVES[opt.loss](opt, similarity)
-
-
-# ---- pair terms beside the objective: (image, caption, batch) -> scalar, of two model.Encoded
 
 class PairMSE(nn.Module):
-    """`pair_mse` of the latents (`jwae` eq. 7) over their dimension D, summed over the batch.
+    """|f_v(x) - f_t(y)|^2 of the latents (jwae eq. 7) over their dimension D, summed over the batch.
 
     Over D, since at the prior's scale eq. 7 grows with D: --mse_weight D is eq. 7 per item. It is a
     mean over pairs, so beside it all of eq. 6 counts per item, too: the weights of the priors,
@@ -298,7 +556,7 @@ class PairMSE(nn.Module):
     def forward(self, image, caption, batch) -> Tensor:
         # (B, D) each
         x, y = (mean_rows(e.latent.value, e.latent.n_parts).float() for e in (image, caption))
-        return pair_mse(x, y) * len(x) / x.shape[1]
+        return (x - y).square().sum(1).mean() * len(x) / x.shape[1]
 
 
 class Anchor(nn.Module):
@@ -333,67 +591,3 @@ class Volume(nn.Module):
     def forward(self, image, caption, batch) -> Tensor:
         wanted = self.shares[batch.caption_index.to(self.shares.device)]            # (B,)
         return sum((e.embedding.log_var.mean(1) - wanted).square().mean() for e in (image, caption))
-
-
-class Diversity(nn.Module):
-    """Keeps an item's K attentions apart: |G - diag(G)|_F / K^2, G the cosines of its residuals,
-    averaged over the items, of images plus of captions, in [0, 0.71] (PVSE)."""
-
-    def forward(self, image, caption, batch) -> Tensor:
-        return sum(self.alike(e.latent.residual.float()) for e in (image, caption))
-
-    @staticmethod
-    def alike(residual: Tensor) -> Tensor:
-        k = residual.shape[1]
-        x = unit(residual)                                                          # (B, K, D)
-        gram = (x[:, :, None] * x[:, None]).sum(3)               # (B, K, K), float32 under autocast
-        gram = gram.masked_fill(torch.eye(k, dtype=torch.bool, device=x.device), 0)
-        return torch.linalg.vector_norm(gram, dim=(1, 2)).mean() / k ** 2
-
-
-class MMD(nn.Module):
-    """Maximum mean discrepancy between a batch's image and caption embeddings, mean of k(x, x') - 2
-    k(x, y) + k(y, y'), with k = exp(-|x - y| / 2); the distance is not squared (PVSE's code). All K
-    embeddings of an item count; >= 0.
-
-    `latents` takes the embeddings before their norm, at distances divided by sqrt(D) (the MMD-MSE
-    that jWAE compares with)."""
-
-    def __init__(self, latents: bool = False):
-        super().__init__()
-        self.latents = latents
-
-    def forward(self, image, caption, batch) -> Tensor:
-        sides = [e.embedding for e in (image, caption)]
-        if self.latents:
-            sides = [Embedding(e.latent.value.float() / e.latent.value.shape[1] ** 0.5)
-                     for e in (image, caption)]
-        # (B K, D) each
-        x, y = (e.mean if e.parts is None else real_rows(e.parts, e.n_parts) for e in sides)
-        return sum(sign * (-0.5 * torch.cdist(a, b)).exp().sum() / (len(a) * len(b))
-                   for sign, a, b in ((1, x, x), (-2, x, y), (1, y, y)))
-
-
-class PairLogistic(nn.Module):
-    """Logistic loss of labelled pairs, mean of log(1 + e^(-y s)), in nats, >= 0: an objective for
-    log-odds s (CITE's loss).
-
-    Positives, y = 1, are the B pairs of the diagonal; negatives, y = -1, for each of them
-    `n_negatives` other captions of its row and as many other images of its column, drawn without
-    repeats from torch's global generator; fewer where there are fewer. Pairs marked in `same` are
-    never drawn. All labelled pairs weigh the same, and one drawn both ways counts twice.
-    """
-
-    n_negatives = 2
-
-    def forward(self, scores: Tensor, same: Tensor | None = None) -> dict[str, Tensor]:
-        n = scores.shape[1]
-        count = scores.new_zeros(n, n)                        # (B, B): how often each pair is drawn
-        barred = own_pairs(scores, same)
-        for axis in (1, 0):
-            # from the CPU's generator
-            keys = torch.rand(count.shape).to(scores.device).masked_fill(barred, -1)
-            keys, chosen = keys.topk(min(self.n_negatives, n), axis)              # (B, n) or (n, B)
-            count.scatter_add_(axis, chosen, (keys >= 0).to(count.dtype))
-        total = F.softplus(-scores.diagonal()).sum() + (count * F.softplus(scores)).sum()
-        return {"logistic": total / (n + count.sum())}

@@ -310,15 +310,24 @@ def mean_cosine(means: torch.Tensor) -> float:
     return float(pairs / max(1, len(rows) * (len(rows) - 1)))
 
 
+def score_columns(similarity, images, captions):
+    """Scores in blocks, of embeddings whose score matrix is too large to hold: score_columns(...)(c)(i) is the block of
+    the images `i` and the captions `c`, each a slice or an integer tensor."""
+    def column(c):
+        block = captions.rows(c)
+        return lambda i: similarity(images.rows(i), block)
+    return column
+
+
 def retrieval_blocks(similarity, images, captions, caption_image, block: int = 1000) -> dict:
     """The results of `retrieval` from embeddings. It computes one block of the score matrix at a
     time.
 
-    similarity: one of similarities.py; images, captions: the `Embedding` of N images and that of M
+    similarity: one of losses.SIMILARITIES; images, captions: the `Embedding` of N images and that of M
     captions.
     """
     with torch.no_grad():
-        i2t, t2i = ranks_by_blocks(similarity.columns(images, captions), caption_image,
+        i2t, t2i = ranks_by_blocks(score_columns(similarity, images, captions), caption_image,
                                    len(images.mean), block)
     return both_directions(i2t[i2t >= 0], t2i)
 

@@ -33,35 +33,35 @@ from encoders import (
     vsepp_linear,
 )
 from losses import (
-    MMD,
+    LOG_VAR_BOUNDS,
+    LOSSES,
+    SIMILARITIES,
     Anchor,
-    Diversity,
+    Embedding,
     PairMSE,
     Term,
     Volume,
-    build_objective,
+    information_bottleneck,
     mean_rows,
     real_parts,
-    vib,
+    trait,
+    unit,
 )
 from methods import jwae
 from methods.cite import PENALTY, ConditionalNetwork
 from methods.dmsm import TanhLayers, TrigramBag, TrigramConv, TrigramWords
-from methods.labelled import LABELLED_OBJECTIVES, LabelledTwoBranch
-from methods.pvse_pcme import BiGRU, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
+from methods.labelled import LABELLED_OBJECTIVES, LabelledTwoBranch, labelled_scores
+from methods.pvse_pcme import MMD, BiGRU, Diversity, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
 from methods.scan import CrossAttention, RegionEmbedding, WordStates
 from methods.two_branch import BranchEmbedding, ProductNetwork, TwoBranchLoss
 from methods.vsrn import Captioner, RegionGraph, RegionGRU
-from similarities import LOG_VAR_BOUNDS, MLS, SIMILARITIES, Embedding, Similarity, unit
 from text import Trigrams, Vocabulary
 
-# Every similarity by name: those of one vector or Gaussian per item, those of parts and of samples,
-# and a learned one.
-OF_VECTORS = {**SIMILARITIES, "mls": MLS}
-ALL_SIMILARITIES = {
-    **OF_VECTORS, "mil": MaxOverParts, "match_prob": MatchProbability, "scan": CrossAttention,
+# Similarities of parts, of samples and by networks.
+SIMILARITIES.update({
+    "mil": MaxOverParts, "match_prob": MatchProbability, "scan": CrossAttention,
     "product": ProductNetwork, "cite": ConditionalNetwork,
-}
+})
 # Heads by name: what becomes of the second copy's output, bounded log-variances (B, D).
 SHAPES = {
     "point": None,
@@ -196,13 +196,14 @@ class JointEmbedding(nn.Module):
     critic: jWAE's, which has an optimiser of its own.
     """
 
-    def __init__(self, image_tower: Tower, text_tower: Tower, similarity: Similarity,
+    def __init__(self, image_tower: Tower, text_tower: Tower, similarity: Callable,
                  objective: nn.Module | None, beside: dict[str, Term],
-                 critic: nn.Module | None = None, mask_same_image: bool = False):
+                 critic: nn.Module | None = None, mask_same_image: bool = False,
+                 loss_name: str = "loss"):
         super().__init__()
         self.image_tower, self.text_tower, self.similarity = image_tower, text_tower, similarity
         self.objective, self.beside = objective, beside
-        self.critic, self.mask_same_image = critic, mask_same_image
+        self.critic, self.mask_same_image, self.loss_name = critic, mask_same_image, loss_name
         self.terms = nn.ModuleDict({name: term.loss for name, term in beside.items()
                                     if isinstance(term.loss, nn.Module)})
 
@@ -239,21 +240,19 @@ class JointEmbedding(nn.Module):
         return losses
 
     def rank(self, batch, images: Encoded, captions: Encoded) -> dict[str, Tensor]:
-        """The objective's terms. Where a batch has labels (R, M), only labelled pairs are scored,
-        and the others have 0."""
+        """The ranking loss by its name. Where a batch has labels (R, M), only labelled pairs are scored."""
         if self.objective is None:
             return {}
         images, captions = images.embedding, captions.embedding
-        # scores are compared in float32
-        with torch.autocast(batch.tokens.device.type, enabled=False):
+        with torch.autocast(batch.tokens.device.type, enabled=False):       # scores are compared in float32
             if batch.labels is not None:
-                i, j = batch.labels.nonzero(as_tuple=True)                          # (K,) each
-                chosen = self.similarity.at(images, captions, i, j)
-                scores = chosen.new_zeros(batch.labels.shape).index_put((i, j), chosen)
-                return self.objective(scores, batch.labels)                         # (R, M)
-            index = batch.image_index[:, None]                                      # (B, 1)
-            same = index == batch.image_index if self.mask_same_image else None     # (B, B)
-            return self.objective(self.similarity(images, captions), same)          # (B, B)
+                loss = self.objective(labelled_scores(self.similarity, images, captions, batch.labels), batch.labels)
+            else:
+                same = None
+                if self.mask_same_image:
+                    same = batch.image_index[:, None] == batch.image_index  # (B, B)
+                loss = self.objective(self.similarity(images, captions), same)              # (B, B) -> scalar
+        return {self.loss_name: loss}
 
 
 # ---- encoders by name
@@ -305,7 +304,7 @@ def build_cnn(opt, pretrained: bool, cells: bool = False) -> CNN:
 
 def build_pie(opt, inputs: int, summary: nn.Module) -> PIENet:
     return PIENet(inputs, opt.embed_size, summary, opt.n_embeds,
-                  parts=ALL_SIMILARITIES[opt.sim].parts)
+                  parts=trait(SIMILARITIES[opt.sim], "parts"))
 
 
 def build_words(opt, vocab, table) -> Words:
@@ -404,12 +403,22 @@ def build_vocabulary(opt, words: list[str]) -> Vocabulary:
     return (Trigrams if TEXT_ENCODERS[opt.txt_enc].reads == "trigrams" else Vocabulary)(words)
 
 
-def information_bottleneck(image: Encoded, caption: Encoded, batch) -> Tensor:
-    """`losses.vib` of whichever sides are Gaussian."""
-    return sum(vib(e.embedding) for e in (image, caption) if e.embedding.log_var is not None)
+def build_similarity(opt):
+    """The similarity that the options name: a function, or a module with parameters."""
+    similarity = SIMILARITIES[opt.sim]
+    if isinstance(similarity, type):
+        return similarity(*(getattr(opt, name) for name in getattr(similarity, "options", ())))
+    return similarity
 
 
-def build_pair_terms(opt, vocab, regions: int, similarity: Similarity) -> dict[str, Term]:
+def build_objective(opt, similarity) -> nn.Module | None:
+    """The ranking loss that the options name; None where a term of another kind stands in its place."""
+    if opt.localise:
+        return LABELLED_OBJECTIVES[opt.loss](opt, similarity)
+    return LOSSES[opt.loss].build(opt, similarity) if opt.loss in LOSSES else None
+
+
+def build_pair_terms(opt, vocab, regions: int, similarity) -> dict[str, Term]:
     """What is trained on pairs beside the objective, only what has a weight. regions: the width of
     the image trunk."""
     two_branch = LabelledTwoBranch if opt.localise else TwoBranchLoss
@@ -433,7 +442,7 @@ def build_model(opt, vocab, pretrained: bool = True,
     """The model that resolved options (options.rules.resolve) describe. `pretrained=False` leaves a
     CNN's weights to a checkpoint that is about to be loaded. vectors: reads --word_vectors
     (files.vectors.table_for). Raises InputError where the options do not fit the data."""
-    similarity = ALL_SIMILARITIES[opt.sim].build(opt)
+    similarity = build_similarity(opt)
     image = build_tower(opt, IMAGE_ENCODERS[opt.img_enc], opt.image_head, not opt.no_imgnorm,
                         pretrained)
     table = None
@@ -444,7 +453,7 @@ def build_model(opt, vocab, pretrained: bool = True,
     text = build_tower(opt, encoder, opt.text_head, not opt.no_txtnorm, vocab, table)
     width = image.trunk.dim
     terms, critic = jwae.build_side_terms(opt, vocab, width, text.trunk.dim, encoder.decoder)
-    objective = (LABELLED_OBJECTIVES[opt.loss](opt, similarity) if opt.localise else
-                 build_objective(opt, similarity))
+    objective = build_objective(opt, similarity)
     terms |= build_pair_terms(opt, vocab, width, similarity)
-    return JointEmbedding(image, text, similarity, objective, terms, critic, opt.mask_same_image)
+    return JointEmbedding(image, text, similarity, objective, terms, critic, opt.mask_same_image,
+                          opt.loss)

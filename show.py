@@ -37,9 +37,8 @@ from evaluation.pictures import OWN, THUMBNAIL, Cell, Row, draw_rows, picture_fi
 from files.reading import below
 from files.writing import output, save_json
 from inputs import Photos, image_batches
-from losses import real_rows
+from losses import real_rows, uncertainty, unit
 from retrieval.trust import badge_of, calibration_of, how_many, trust_in
-from similarities import uncertainty, unit
 from text import END, is_function
 
 # ---- retrieval: captions and their best images, with scores and uncertainties

@@ -19,7 +19,7 @@ from evaluation import annotations, protocols, subjects
 from evaluation.annotations import MATCH, Crisscrossed, Listed, Pairs
 from evaluation.report import SIDES
 from evaluation.subjects import Gallery, Member, Record, Subject, means_only
-from similarities import Cosine, Embedding, uncertainty
+from losses import Embedding, cosine, uncertainty
 
 # the dev and test images of COCO's splits are of its 2014 validation set
 INSTANCES = "instances_val2014.json"
@@ -180,7 +180,7 @@ def uses_variances(task: Task) -> bool:
     variances that points were given later rank nothing."""
     subject = task.subject
     return subject.gaussian and subject.variances is None and not all(
-        isinstance(m.similarity, Cosine) for m in subject.members)
+        m.similarity is cosine for m in subject.members)
 
 
 def uses_control(task: Task) -> bool:

@@ -72,7 +72,7 @@ def validate(model: JointEmbedding, split: Split, tokens: Tokens, device, worker
     if isinstance(split, PhraseSplit):
         return validate_phrases(model, split, tokens, device)
     images, captions = encode(model, split, tokens, device, workers=workers)
-    columns = model.similarity.columns(images, captions)
+    columns = metrics.score_columns(model.similarity, images, captions)
     i2t, t2i = metrics.ranks_by_blocks(columns, split.caption_image, len(images.mean))
     i2t = i2t[i2t >= 0]
     return {**metrics.both_directions(i2t, t2i), "hbr": metrics.best_rank_means(i2t)["hbr"],

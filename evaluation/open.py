@@ -33,9 +33,8 @@ from files.phrases import refuse_phrases
 from files.reading import FAULTS, read_array, read_arrays
 from files.writing import save_arrays
 from inputs import SQUARABLE, Photos
-from model import OF_VECTORS
+from losses import SIMILARITIES, Embedding, check_sides, cosine, formulas
 from options.rules import check_fits
-from similarities import SIMILARITIES, Cosine, Embedding, Similarity
 
 
 class Where(NamedTuple):
@@ -100,7 +99,7 @@ class Run(NamedTuple):
         words alone."""
         return self.split.encode(self.trained.vocab, known=not self.foreign)
 
-    def similarity(self, sim: str | None) -> Similarity:
+    def similarity(self, sim: str | None):
         return SIMILARITIES[sim]() if sim else self.trained.similarity
 
     def encode(self, how: How, part: Gallery | None = None) -> tuple:
@@ -155,10 +154,10 @@ def members_of(models: Models, where: Where, how: How, part=lambda split: None):
         yield run, Member(similarity, images, captions)
 
 
-def check_similarity(similarity: Similarity, sides, sim: str, path: str) -> None:
+def check_similarity(similarity, sides, sim: str, path: str) -> None:
     """Raises InputError where a similarity cannot compare the embeddings of a model or a file."""
     try:
-        similarity.check(*sides)
+        check_sides(similarity, sim, *sides)
     except ValueError as error:
         raise InputError(f"{path} does not fit --sim {sim}: {error}") from error
 
@@ -325,7 +324,7 @@ def open_embeddings(path: str, where: Where, sim: str | None = None) -> Subject:
         unused = ", and its variances are not used" * any(e.log_var is not None for e in sides)
         subject.notes.append(f"{path} names no similarity: the cosine of the means is "
                              f"taken{unused} (--sim takes another)")
-    subject.notes += lengths(path, sides, isinstance(similarity, Cosine))
+    subject.notes += lengths(path, sides, similarity is cosine)
     subject.similarity, subject.members = name, [Member(similarity, *sides)]
     return subject
 
@@ -387,7 +386,7 @@ def lengths(path: str, sides: list[Embedding], normalised: bool) -> list[str]:
     notes = []
     for side, e in zip(("image", "caption"), sides):
         largest = e.mean.abs().amax(1)                                              # (N,)
-        least = 1e-6 if normalised else 0.0             # below, `similarities.unit` does not divide
+        least = 1e-6 if normalised else 0.0             # below, `losses.unit` does not divide
         odd = (largest > SQUARABLE[1]) | (largest > 0) & (e.mean.norm(dim=1) < least)
         if odd.any():
             k = int(odd.nonzero()[0])
@@ -401,18 +400,18 @@ def lengths(path: str, sides: list[Embedding], normalised: bool) -> list[str]:
     return notes
 
 
-def named_similarity(name: str, arrays: dict, path: str) -> Similarity:
+def named_similarity(name: str, arrays: dict, path: str):
     """The similarity of this name, with what it learned. Raises InputError where the file does not
     tell that."""
     learned = arrays.get("effective_dim")
     if name == "mls" and learned is not None and learned.ndim == 0 and learned.dtype.kind in "fiu" and learned > 0:
-        return OF_VECTORS[name](float(learned))
-    if name in OF_VECTORS and name != "mls":
-        return OF_VECTORS[name]()
+        return SIMILARITIES[name](float(learned))
+    if name in formulas():
+        return formulas()[name]
     lacks = ("and no number 'effective_dim' above 0, which it learned" if name == "mls" else
              "which cannot be computed from a file of embeddings")
     raise InputError(f"{path} has similarity '{name}', {lacks}; evaluate the run, or rank by "
-                     f"another similarity with --sim, one of {', '.join(SIMILARITIES)}")
+                     f"another similarity with --sim, one of {', '.join(formulas())}")
 
 
 # ---- scores

@@ -19,7 +19,7 @@ from cli import InputError, check
 from evaluation.annotations import Index
 from evaluation.encode import Gallery
 from inputs import Photos
-from similarities import Cosine, Embedding, Similarity
+from losses import Embedding, cosine, trait
 
 # ---- whose images and captions
 
@@ -105,7 +105,7 @@ BLOCK = 1000                          # images that are scored at once
 
 class Member(NamedTuple):
     """One model of an ensemble: how it compares, and what it made of the items."""
-    similarity: Similarity
+    similarity: object                # one of losses.SIMILARITIES, built
     images: Embedding | None          # N items, or None where the images are not at hand
     captions: Embedding | None        # M items
 
@@ -231,12 +231,12 @@ def mean_of(columns: list):
 
 def image_text(members: list[Member]):
     """Scores between images and captions, in blocks: those of one model, or the mean of several."""
-    return mean_of([m.similarity.columns(m.images, m.captions) for m in members])
+    return mean_of([metrics.score_columns(m.similarity, m.images, m.captions) for m in members])
 
 
 def means_only(subject: Subject) -> list[Member]:
     """The members as points, compared by the cosine: the row that shows what the variances do."""
-    return [Member(Cosine(), Embedding(m.images.mean), Embedding(m.captions.mean))
+    return [Member(cosine, Embedding(m.images.mean), Embedding(m.captions.mean))
             for m in subject.members]
 
 
@@ -268,15 +268,15 @@ def within_modality(subject: Subject, side: str):
     return mean_of([columns_within(m.similarity, getattr(m, side)) for m in subject.members])
 
 
-def columns_within(similarity: Similarity, e: Embedding):
+def columns_within(similarity, e: Embedding):
     """Scores among the items of one modality, in blocks.
 
     Some similarities need an image and a caption: the Mahalanobis distance takes one Gaussian and
     one point, cross-attention takes regions and words. There the cosine of the means serves.
     """
-    if not similarity.within_modality:
-        similarity, e = Cosine(), Embedding(e.mean)
-    return similarity.columns(e, e)
+    if not trait(similarity, "within_modality"):
+        similarity, e = cosine, Embedding(e.mean)
+    return metrics.score_columns(similarity, e, e)
 
 
 @torch.no_grad()

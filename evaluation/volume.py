@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from cli import check
 from evaluation.encode import Gallery, encode
+from losses import Embedding, cosine, unit
 from model import JointEmbedding
-from similarities import Cosine, Embedding, Similarity, unit
 
 BANK = 50_000         # captions of the training split that tell what is covered
 NEAREST = 50          # captions that tell what an image covers
@@ -96,7 +96,7 @@ class Volume(NamedTuple):
     b), s the largest cosine of c with a caption of the photo. An image covers what its NEAREST
     captions of the bank cover: the mean of their log shares, each without its own photo.
     """
-    similarity: Similarity
+    similarity: object                # one of losses.SIMILARITIES, built
     captions: Embedding               # (M, D)
     owner: Tensor                     # (M,) the photo of each, from 0
     of_photo: Sigmoid                 # a and b
@@ -116,7 +116,7 @@ class Volume(NamedTuple):
 
 def widened(e: Embedding, side: Volume) -> Embedding:
     """Points (N, D) with the variances (N, 1) of a side."""
-    return e._replace(log_var=torch.cat([side.log_var(part) for part in e.split(ROWS)]))
+    return e._replace(log_var=torch.cat([side.log_var(e.rows(rows)) for rows in torch.arange(len(e.mean)).split(ROWS)]))
 
 
 def without_own(captions: Embedding, owner: Tensor, itself: bool):
@@ -133,7 +133,7 @@ def without_own(captions: Embedding, owner: Tensor, itself: bool):
 
 
 @torch.no_grad()
-def fit(similarity: Similarity, captions: Embedding, owner: np.ndarray, dev: Embedding,
+def fit(similarity, captions: Embedding, owner: np.ndarray, dev: Embedding,
         dev_owner: np.ndarray) -> tuple[Volume, Volume]:
     """captions (M, D): of the photos of the training split, owner (M,). a and b are fitted to the
     captions of dev: own photo, the caption itself left out, against all others. Raises InputError
@@ -167,7 +167,7 @@ def training_shares(model: JointEmbedding, train, dev, tokens: dict, device) -> 
         part = Gallery(np.arange(0), np.arange(len(split.captions)))
         return encode(model, split, tokens[name], device, part=part)[1]
     model.eval()
-    _, volume = fit(Cosine(), captions(train, "train"), train.caption_image,
+    _, volume = fit(cosine, captions(train, "train"), train.caption_image,
                     captions(dev, "dev"), dev.caption_image)
     model.train()
     return volume.shares.to(device)

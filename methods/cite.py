@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from encoders import vsepp_linear
-from methods.two_branch import fc
-from similarities import PairNetwork, unit
+from losses import unit
+from methods.two_branch import PairNetwork, fc
 
 PENALTY = 5e-5                        # weight of ConditionalNetwork.penalty
 

@@ -24,8 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from encoders import BatchNorm, pack
-from losses import Critic, Term, critic_loss, fool, mean_rows, prior_mmd, real_rows, standard_kl
-from similarities import unit
+from losses import Critic, Term, critic_loss, generator_loss, mean_rows, prior_mmd, real_rows, standard_kl, unit
 from text import PAD, UNK
 
 # ---- decoders
@@ -165,7 +164,7 @@ def build_side_terms(opt, vocab, image_dim: int, text_dim: int,
         terms["recon_captions"] = Term(opt.recon_captions, loss, "captions")
     for side, weight in priors.items():
         if weight:
-            loss = partial(fool, critic) if critic else prior_mmd
+            loss = partial(generator_loss, critic) if critic else prior_mmd
             terms[f"prior_{side}"] = Term(weight, partial(of_latents, loss), side, mean=True)
         if weight and critic:
             loss = partial(of_latents, partial(critic_loss, critic))

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from losses import InfoNCE, Match
+from losses import InfoNCE, Match, trait
 from methods.two_branch import TwoBranchLoss, distance
 
 
@@ -34,11 +34,11 @@ class LabelledHinge(nn.Module):
         super().__init__()
         self.margin, self.max_violation = margin, max_violation
 
-    def forward(self, scores: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
         negative = labels < 0
         # (R, M)
         violations = self.violations(scores, negative) + self.violations(scores.T, negative.T).T
-        return {"hinge": (shares(labels, scores.dtype) * violations).sum()}
+        return (shares(labels, scores.dtype) * violations).sum()
 
     def violations(self, scores: Tensor, negative: Tensor) -> Tensor:
         """Of each entry (n, m), were it a positive, by the negatives of its column: (n, m), (n, m)
@@ -64,17 +64,17 @@ class LabelledLogistic(nn.Module):
     """log(1 + e^(-y s)) of log-odds s and labels y, mean over the labelled pairs, in nats, >= 0:
     CITE's loss."""
 
-    def forward(self, scores: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        return {"logistic": F.softplus(-labels * scores)[labels != 0].mean()}
+    def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
+        return F.softplus(-labels * scores)[labels != 0].mean()
 
 
 class LabelledMatch(Match):
     """Binary cross-entropy of the labelled pairs, summed over the pairs of a phrase and averaged
     over phrases, in nats: `losses.Match`, without pseudo-positives."""
 
-    def forward(self, scores: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        each = self.cross_entropy(self.scaled(scores), labels > 0)                  # (R, M)
-        return {"match": each[labels != 0].sum() / labels.shape[1]}
+    def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
+        each = self.cross_entropy(self.logits(scores), labels > 0)                  # (R, M)
+        return each[labels != 0].sum() / labels.shape[1]
 
 
 class LabelledInfoNCE(InfoNCE):
@@ -85,11 +85,11 @@ class LabelledInfoNCE(InfoNCE):
     The temperature and `smoothing` are those of `losses.InfoNCE`.
     """
 
-    def forward(self, scores: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        logits = self.scaled(scores)
+    def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
+        logits = self.logits(scores)
         both = (labels > 0).any(1) & (labels < 0).any(1)                            # (R,)
         phrases, regions = self.missed(logits.T, labels.T), self.missed(logits[both], labels[both])
-        return {"infonce": (phrases.mean() + regions.sum() / both.sum().clamp(min=1)) / 2}
+        return (phrases.mean() + regions.sum() / both.sum().clamp(min=1)) / 2
 
     def missed(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Of each row, which has a positive: (n, m), (n, m) -> (n,)."""
@@ -130,13 +130,20 @@ class LabelledTwoBranch(TwoBranchLoss):
         return sum(weight * term for weight, term in zip(self.weights, terms))
 
 
+def labelled_scores(similarity, images, captions, labels: Tensor) -> Tensor:
+    """Scores (R, M) of the pairs whose label is not 0; the others have 0."""
+    i, j = labels.nonzero(as_tuple=True)                                            # (K,) each
+    chosen = similarity.at(images, captions, i, j) if hasattr(similarity, "at") else similarity(images, captions)[i, j]
+    return chosen.new_zeros(labels.shape).index_put((i, j), chosen)
+
+
 # ---- by options
 
-# As losses.OBJECTIVES, of (scores, labels) (R, M). None: what is trained is LabelledTwoBranch, a
+# As losses.LOSSES, of (scores, labels) (R, M). None: what is trained is LabelledTwoBranch, a
 # pair term. options/rules.py refuses objectives that need matching pairs.
 LABELLED_OBJECTIVES = {
     "hinge": lambda opt, _: LabelledHinge(opt.margin, opt.max_violation),
-    "infonce": lambda opt, sim: LabelledInfoNCE(1.0 if sim.log_likelihood else 0.07,
+    "infonce": lambda opt, sim: LabelledInfoNCE(1.0 if trait(sim, "log_likelihood") else 0.07,
                                                 opt.label_smoothing),
-    "match": lambda opt, sim: LabelledMatch(sim.logits, 0.0, opt.label_smoothing),
+    "match": lambda opt, sim: LabelledMatch(trait(sim, "logits"), 0.0, opt.label_smoothing),
     "logistic": lambda *_: LabelledLogistic(), "two_branch": lambda *_: None}

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from encoders import Latent, pack, vsepp_linear
-from losses import real_parts
-from similarities import Embedding, Similarity, block_side, by_blocks, unit
+from losses import Embedding, real_parts, real_rows, score_blocks, unit
 
 
 class SelfAttention(nn.Module):
@@ -121,7 +120,7 @@ class PIEVariance(nn.Module):
         return Latent(self.fc(attended) + self.summary(local, lengths))             # (B, D)
 
 
-class MaxOverParts(Similarity):
+class MaxOverParts(nn.Module):
     """Cosine of the two most similar of an image's K and a caption's L embeddings, in [-1, 1].
 
     This is PVSE's multiple-instance learning: it is enough if one pair of embeddings matches.
@@ -131,10 +130,9 @@ class MaxOverParts(Similarity):
     implies = {"img_enc": "pie", "txt_enc": "pie", "n_embeds": 2}
 
     def forward(self, images, captions):
-        self.check(images, captions)
         x, y = self.unit_parts(images), self.unit_parts(captions)             # (K, N, D), (L, M, D)
-        step = block_side(x, len(x) * len(y))
-        return by_blocks(self.best, x, y.split(step, 1), y.shape[1], step)
+        return score_blocks(lambda i, j: self.best(x[:, i], y[:, j]), x.shape[1], y.shape[1],
+                            len(x) * len(y), x.device)
 
     @staticmethod
     def unit_parts(e: Embedding) -> Tensor:
@@ -151,7 +149,7 @@ class MaxOverParts(Similarity):
         return cosines.view(*x.shape[:2], *y.shape[:2]).amax((0, 2))        # (K, n, L, p) -> (n, p)
 
 
-class MatchProbability(Similarity):
+class MatchProbability(nn.Module):
     """Log-odds of PCME's match probability: any real number, 0 where p = 1/2.
 
     p is the mean of sigmoid(2 s), s = shift - scale |z_i - z_c|, over J x J pairs of samples
@@ -194,14 +192,10 @@ class MatchProbability(Similarity):
         return e.mean + (e.log_var / 2).exp() * noise                           # (N, D) + (J, N, D)
 
     def forward(self, images, captions):
-        self.check(images, captions)
-        step = block_side(images.mean, self.n_samples ** 2)
         x = self.samples(images, self.noise(images, 0))                             # (J, N, D)
-        noise = self.noise(captions, 1)
-        pieces = (self.samples(piece, noise[:, k * step:(k + 1) * step])
-                  for k, piece in enumerate(captions.split(step)))
-        return by_blocks(lambda a, b: log_odds(a, b, self.scale, self.shift), x, pieces,
-                         len(captions.mean), step)
+        y = self.samples(captions, self.noise(captions, 1))                         # (J, M, D)
+        return score_blocks(lambda i, j: log_odds(x[:, i], y[:, j], self.scale, self.shift),
+                            x.shape[1], y.shape[1], self.n_samples ** 2, x.device)
 
 
 def log_odds(x: Tensor, y: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
@@ -215,3 +209,44 @@ def log_odds(x: Tensor, y: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     match = F.logsigmoid(odds)
     # logsigmoid(-x) = logsigmoid(x) - x
     return match.logsumexp((0, 2)) - (match - odds).logsumexp((0, 2))
+
+
+# ---- terms beside the loss: (images, captions, batch) -> scalar
+
+class Diversity(nn.Module):
+    """Keeps an item's K attentions apart: |G - diag(G)|_F / K^2, G the cosines of its residuals,
+    averaged over the items, of images plus of captions, in [0, 0.71] (PVSE)."""
+
+    def forward(self, image, caption, batch) -> Tensor:
+        return sum(self.alike(e.latent.residual.float()) for e in (image, caption))
+
+    @staticmethod
+    def alike(residual: Tensor) -> Tensor:
+        k = residual.shape[1]
+        x = unit(residual)                                                          # (B, K, D)
+        gram = (x[:, :, None] * x[:, None]).sum(3)               # (B, K, K), float32 under autocast
+        gram = gram.masked_fill(torch.eye(k, dtype=torch.bool, device=x.device), 0)
+        return torch.linalg.vector_norm(gram, dim=(1, 2)).mean() / k ** 2
+
+
+class MMD(nn.Module):
+    """Maximum mean discrepancy between a batch's image and caption embeddings, mean of k(x, x') - 2
+    k(x, y) + k(y, y'), with k = exp(-|x - y| / 2); the distance is not squared (PVSE's code). All K
+    embeddings of an item count; >= 0.
+
+    `latents` takes the embeddings before their norm, at distances divided by sqrt(D) (the MMD-MSE
+    that jWAE compares with)."""
+
+    def __init__(self, latents: bool = False):
+        super().__init__()
+        self.latents = latents
+
+    def forward(self, image, caption, batch) -> Tensor:
+        sides = [e.embedding for e in (image, caption)]
+        if self.latents:
+            sides = [Embedding(e.latent.value.float() / e.latent.value.shape[1] ** 0.5)
+                     for e in (image, caption)]
+        # (B K, D) each
+        x, y = (e.mean if e.parts is None else real_rows(e.parts, e.n_parts) for e in sides)
+        return sum(sign * (-0.5 * torch.cdist(a, b)).exp().sum() / (len(a) * len(b))
+                   for sign, a, b in ((1, x, x), (-2, x, y), (1, y, y)))

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_packed_sequence
 
 from encoders import Latent, LinearEmbedding, pack
-from similarities import Embedding, Similarity
+from losses import Embedding
 
 DIRECTIONS = ("t2i", "i2t")           # words attend to regions; regions attend to words
 # products of parts per block: what fits the cache, or the device
@@ -64,7 +64,7 @@ AGGREGATES = {
 }
 
 
-class CrossAttention(Similarity):
+class CrossAttention(nn.Module):
     """Score of the parts of images (N, P, D) and captions (M, T, D) -> (N, M). Padding has no
     effect.
 
@@ -89,36 +89,25 @@ class CrossAttention(Similarity):
                               lambda_lse)
 
     def forward(self, images: Embedding, captions: Embedding) -> Tensor:
-        return self.columns(images, captions)(slice(None))(slice(None))
-
-    def columns(self, images: Embedding, captions: Embedding):
-        """As in `Similarity`.
-
-        A block of scores is cut into blocks of at most about `elements` products, with items of
-        similar length together. The Gram matrices of the context are computed once for all.
-        """
-        self.check(images, captions)
+        """Scores are cut into blocks of about `elements` products, with items of similar length together."""
         sides = RaggedParts(images), RaggedParts(captions)
         context, query = sides if self.by_words else sides[::-1]
         gram = context.grams()                                                    # (contexts, C, C)
         elements = self.elements or ELEMENTS.get(images.parts.device.type, ELEMENTS["cuda"])
         size = max(1, int(elements ** 0.5))                          # parts of each side in a block
-
-        def score(i, c):
-            rows, contexts = context.pieces(i if self.by_words else c, size)
-            columns, queries = query.pieces(c if self.by_words else i, size)
-            context_parts, query_parts = context.parts_of(contexts), query.parts_of(queries)
-            blocks = []
-            for j, run in enumerate(queries):
-                parts = query_parts(j).transpose(0, 1).flatten(0, 1)         # (q, Q, D) -> (Q q, D)
-                real = query.real(*run).T                                        # (Q, q)
-                blocks.append(torch.cat([
-                    self.block(context_parts(k), gram[items, :width, :width], parts, real,
-                               context.real(items, width) if context.ragged(items, width) else None)
-                    for k, (items, width) in enumerate(contexts)]))
-            scores = torch.cat(blocks, 1)[rows][:, columns]
-            return scores if self.by_words else scores.T
-        return lambda c: lambda i: score(i, c)
+        rows, contexts = context.pieces(size)
+        columns, queries = query.pieces(size)
+        context_parts, query_parts = context.parts_of(contexts), query.parts_of(queries)
+        blocks = []
+        for j, run in enumerate(queries):
+            parts = query_parts(j).transpose(0, 1).flatten(0, 1)             # (q, Q, D) -> (Q q, D)
+            real = query.real(*run).T                                        # (Q, q)
+            blocks.append(torch.cat([
+                self.block(context_parts(k), gram[items, :width, :width], parts, real,
+                           context.real(items, width) if context.ragged(items, width) else None)
+                for k, (items, width) in enumerate(contexts)]))
+        scores = torch.cat(blocks, 1)[rows][:, columns]                      # (contexts, queries)
+        return scores if self.by_words else scores.T
 
 
 class Attended(nn.Module):
@@ -158,20 +147,16 @@ class RaggedParts:
     def __init__(self, e: Embedding):
         self.parts, self.count = e.parts, e.n_parts.cpu()
 
-    def pieces(self, index, size: int) -> tuple[Tensor, list[tuple[Tensor, int]]]:
-        """Cut the items that `index` selects into runs [(items, width)], sorted by length.
-
-        A run has at most `size` parts, or a single item. Also returns where among the runs each
-        item of `index` is.
-        """
-        index = index.cpu() if torch.is_tensor(index) else torch.arange(len(self.count))[index]
-        order = self.count[index].argsort(stable=True)
-        count, cuts = self.count[index][order].tolist(), [0]
+    def pieces(self, size: int) -> tuple[Tensor, list[tuple[Tensor, int]]]:
+        """Cut the items into runs [(items, width)], sorted by length, of at most `size` parts or a single item. Also
+        returns where among the runs each item is."""
+        order = self.count.argsort(stable=True)
+        count, cuts = self.count[order].tolist(), [0]
         for k, width in enumerate(count):
             if (k - cuts[-1] + 1) * width > size and k > cuts[-1]:
                 cuts.append(k)
         runs = zip(cuts, [*cuts[1:], len(count)])
-        return order.argsort(), [(index[order[a:b]], count[b - 1] if b else 1) for a, b in runs]
+        return order.argsort(), [(order[a:b], count[b - 1] if b else 1) for a, b in runs]
 
     def real(self, items: Tensor, width: int) -> Tensor:
         """Which of the first `width` parts of some items are real: (n, W) bool."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from encoders import BatchNorm, Latent, vsepp_linear
-from similarities import PairNetwork, unit
+from losses import NUMBERS, score_blocks, unit
 
 
 def fc(inputs: int, outputs: int) -> list[nn.Module]:
@@ -116,6 +116,38 @@ def sibling_order(caption_image: np.ndarray, rng: np.random.Generator) -> np.nda
 
 
 # ---- the similarity network
+
+class PairNetwork(nn.Module):
+    """Log-odds of a match, any real number, from a network that reads each pair by itself.
+
+    A subclass defines `widest`, the size of its widest layer; read(captions), what it reads of each
+    caption, (M, C); and score(x, y), of unit means of images (..., D) and of what is read of
+    captions (..., C) -> (...), broadcast.
+
+    In training all pairs asked for are held at once, and BatchNorm sees them and no others. In
+    evaluation it uses its running statistics, and blocks have bounded size.
+    """
+    logits, within_modality, implies = True, False, {"loss": "logistic"}
+    widest: int
+
+    def read(self, captions) -> Tensor:
+        raise NotImplementedError
+
+    def score(self, x: Tensor, y: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, images, captions):
+        x, y = unit(images.mean), self.read(captions)                               # (N, D), (M, C)
+        if self.training:
+            return self.score(x[:, None], y)                                        # (N, M)
+        return score_blocks(lambda i, j: self.score(x[i, None], y[j]), len(x), len(y), self.widest, x.device)
+
+    def at(self, images, captions, rows, columns):
+        """Scores (K,) of the images `rows` (K,) with the captions `columns` (K,)."""
+        x, y = unit(images.mean), self.read(captions)                               # (N, D), (M, C)
+        step = len(rows) if self.training else max(1, NUMBERS["cpu"] // self.widest)
+        return torch.cat([self.score(x[i], y[j])
+                          for i, j in zip(rows.split(step), columns.split(step))])            # (K,)
 
 class ProductNetwork(PairNetwork):
     """Log-odds of a match, any real number, from a network that reads the product of two unit

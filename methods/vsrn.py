@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_packed_sequence
 
 from encoders import BatchNorm, Latent, pack, vsepp_linear
-from similarities import unit
+from losses import unit
 from text import END, PAD, START, UNK
 
 NEVER_WRITTEN = [PAD, START, UNK]     # by a generated caption

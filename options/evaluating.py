@@ -13,8 +13,8 @@ from cli import (
     within,
     workers,
 )
+from losses import formulas, trait
 from options import SWITCH, Option, Table, flag, refuse
-from similarities import SIMILARITIES
 
 SOURCES = ("checkpoint", "compare", "embeddings", "scores")
 
@@ -49,7 +49,7 @@ EVALUATE = Table("Evaluate image-caption retrieval.", {
                "writes", metavar="FILE.npz"),
         Option("scores", filename, None, "a matrix of scores, images x captions; higher scores are "
                "better", metavar="FILE.npy"),
-        Option("sim", SIMILARITIES, None, "similarity of the embeddings of --embeddings (default: "
+        Option("sim", formulas(), None, "similarity of the embeddings of --embeddings (default: "
                "the one that the file names, else cosine), or of a run's means and variances, in "
                "place of its own"),
         Option("data_path", filename, None, "folder that holds the data sets (default: that of the "
@@ -186,7 +186,7 @@ def of_variances(opt):
     yield all(files) and len({*map(os.path.realpath, files)}) == 1, (
         "--variances_from and --calibration are both {calibration}; calibration needs other "
         "items, so give training pairs for the one and dev for the other")
-    yield opt.sim and SIMILARITIES[opt.sim].gaussian_sides, (
+    yield opt.sim and trait(formulas()[opt.sim], "gaussian_sides"), (
         "--sim {sim} ranks by variances, and those of --variances {variances} change no score; "
         "leave one of the two out")
     yield opt.split == "train", (

@@ -9,9 +9,9 @@ import os
 from cli import check
 from files.phrases import NEGATIVE_IOU, has_phrases
 from inputs import NoImages, Photos
-from model import ALL_SIMILARITIES, IMAGE_ENCODERS, SHAPES, TEXT_ENCODERS
+from losses import SIMILARITIES, VAR_MAX, trait
+from model import IMAGE_ENCODERS, SHAPES, TEXT_ENCODERS
 from options import refuse
-from similarities import VAR_MAX
 
 NETWORKS = ("product", "cite")        # similarities that read each pair by themselves, unit vectors
 POINTS = ("cosine", "dot")
@@ -21,7 +21,7 @@ LATENTS = (*POINTS, "scan", *NETWORKS)                      # compare latents by
 # ---- what options say of a model
 
 def similarity(opt):
-    return ALL_SIMILARITIES[opt.sim]
+    return SIMILARITIES[opt.sim]
 
 
 def gaussians(opt) -> int:
@@ -36,7 +36,7 @@ def prior(opt) -> bool:
 def needed_gaussians(opt) -> int:
     """How many sides must be Gaussian. With --vae both, whose samples are then compared as points,
     and with --loss volume both, whose means are."""
-    return 2 if opt.vae or opt.loss == "volume" else similarity(opt).gaussian_sides
+    return 2 if opt.vae or opt.loss == "volume" else trait(similarity(opt), "gaussian_sides")
 
 
 def default_run(opt) -> str:
@@ -46,8 +46,8 @@ def default_run(opt) -> str:
 def heads(opt) -> tuple[str, str]:
     """Of images and of captions: what was asked for, else what the similarity needs."""
     image, text = opt.image_head or opt.head, opt.text_head or opt.head
-    usual = similarity(opt).implies.get("head", "ellipsoidal")
-    if similarity(opt).gaussian_sides == 1:         # GCE, unless the image side is asked for
+    usual = trait(similarity(opt), "implies").get("head", "ellipsoidal")
+    if trait(similarity(opt), "gaussian_sides") == 1:         # GCE, unless the image side is asked for
         image = image or (usual if text == "point" else "point")
         return image, text or (usual if image == "point" else "point")
     usual = usual if needed_gaussians(opt) else "point"
@@ -71,7 +71,7 @@ IMPLIED = {
                                       o.txt_layers == "0" and o.text_head != "point") else None,
     "label_smoothing": lambda o: 1e-4 if o.pseudo_positives else 0.0,
     "latent_norm": lambda o: "none" if not prior(o) else "batch" if o.loss == "mse" else "sphere",
-    "max_violation": lambda o: similarity(o).gaussian_sides > 0 and o.loss == "hinge",
+    "max_violation": lambda o: trait(similarity(o), "gaussian_sides") > 0 and o.loss == "hinge",
     "logger_name": default_run,
 }
 
@@ -81,7 +81,7 @@ def resolve(opt) -> None:
     read."""
     opt.image_head, opt.text_head = heads(opt)
     opt.head = opt.image_head if opt.image_head == opt.text_head else None
-    for name, value in similarity(opt).implies.items():
+    for name, value in trait(similarity(opt), "implies").items():
         if name != "head" and getattr(opt, name) in (None, "auto"):
             setattr(opt, name, value)
     for name, implied in IMPLIED.items():
@@ -106,7 +106,7 @@ def conflicts(opt):
 
 def of_networks(opt):
     for name in ("img_enc", "txt_enc"):
-        needed = similarity(opt).parts and similarity(opt).implies[name]
+        needed = trait(similarity(opt), "parts") and trait(similarity(opt), "implies")[name]
         yield needed and getattr(opt, name) != needed, (
             f"--sim {{sim}} compares the parts of an item, which --{name} {{{name}}} does not "
             f"keep; leave --{name} out")
@@ -179,7 +179,7 @@ def of_objectives(opt):
         f"--sim mls has one variance per item, not {HEADS}; leave the heads out, or make one "
         "side a point (--image_head point)")
     who = "vae" if opt.vae else "loss" if opt.loss == "volume" else "sim"
-    fits = similarity(opt).point_side and sides
+    fits = trait(similarity(opt), "point_side") and sides
     for needed, wants, fix in NEEDS:
         yield needed_gaussians(opt) == needed != sides and not fits, (
             f"--{who} {{{who}}} {wants}, not {HEADS}; {fix}")

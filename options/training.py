@@ -21,11 +21,11 @@ from cli import (
 from data import DEV_IMAGES
 from encoders import CNNS
 from files.phrases import REGIONS, Labels
-from losses import OBJECTIVES, PRIOR_LOSSES
+from losses import LOSSES, OTHER_LOSSES, PRIOR_LOSSES, SIMILARITIES
 from methods import ADVICE, METHODS
 from methods.jwae import LATENT_NORMS
 from methods.scan import AGGREGATES, DIRECTIONS, NORMS
-from model import ALL_SIMILARITIES, IMAGE_ENCODERS, SHAPES, TEXT_ENCODERS
+from model import IMAGE_ENCODERS, SHAPES, TEXT_ENCODERS
 from options import SWITCH, Option, Table, flag
 
 SIDES = ("images", "captions")
@@ -59,7 +59,7 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
     "method": [
         Option("method", METHODS, None, "take the options of a method of the papers (see "
                "--methods); other options given come before them", common=True, metavar="NAME"),
-        Option("sim", ALL_SIMILARITIES, "cosine", "similarity of image and caption",
+        Option("sim", SIMILARITIES, "cosine", "similarity of image and caption",
                common=True, alias="--measure"),
         Option("head", SHAPES, None, "points or Gaussians, for both sides (default: what --sim "
                "needs)", common=True),
@@ -151,7 +151,7 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
         flag("all_positives", "draw every region that fits a phrase, as CITE, not one"),
     ],
     "objective": [
-        Option("loss", OBJECTIVES, None, "what is minimised. hinge (VSE++), infonce (CLIP), match: "
+        Option("loss", (*LOSSES, *OTHER_LOSSES), None, "what is minimised. hinge (VSE++), infonce (CLIP), match: "
                "cross-entropy of every pair (PCME, PCME++), nll: softmax over sampled captions "
                "(DMSM), mse: squared distance of matching pairs (jWAE), two_branch (Embedding "
                "Network), logistic (Similarity Network, CITE), volume (variances of given means: of "

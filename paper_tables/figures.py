@@ -28,8 +28,8 @@ from cli import Arguments, check, data_set, filename, natural, split_name, torch
 from evaluation.open import How, Where, beside_model, load_run
 from evaluation.pictures import OWN, THUMBNAIL, Cell, Row, draw_rows, drawing, picture_file, show_photo
 from evaluation.subjects import columns_within
+from losses import Embedding
 from show import photos_of
-from similarities import Embedding
 
 TOP = 4                               # captions per image, as in `jwae` Table 2
 NEAREST = 6                           # neighbours per image

@@ -20,12 +20,12 @@ from features.folder import extract, find_photos, read_images
 from features.networks import RECIPE, recipe_of
 from files.reading import read_json, sha256
 from inputs import Features, NoImages, Photos, image_batches
+from losses import Embedding, uncertainty
 from retrieval.encoder import Encoder
 from retrieval.index import FORMAT, Entries, Index, file_of, stored
 from retrieval.milvus import Collection
-from retrieval.ranking import LiftedVectors, WholeVectors, form_of, vectors_of
+from retrieval.ranking import InnerProducts, WholeVectors, form_of, on_cpu, vectors_of
 from retrieval.trust import BankColumn
-from similarities import Embedding, uncertainty
 
 ROWS = 1024                           # photos that are embedded at a time
 FIRST = 256                           # photos that the origin of an index is the average of
@@ -128,7 +128,7 @@ class Work:
     become. bank: what is taken from their scores."""
 
     def __init__(self, encoder: Encoder, gallery: Gallery, how: How, bank: BankColumn | None = None,
-                 vectors: LiftedVectors | WholeVectors | None = None):
+                 vectors: InnerProducts | WholeVectors | None = None):
         self.encoder, self.gallery, self.how = encoder, gallery, how
         self.bank, self.vectors = bank, vectors
 
@@ -145,15 +145,14 @@ class Work:
                     yield rows[done:count].tolist(), Embedding.cat(batches)
                     batches, done = [], count
 
-    def centre(self, half: bool) -> tuple[dict, Embedding, Embedding]:
+    def centre(self, half: bool, products: bool) -> tuple[dict, Embedding, Embedding]:
         """Choose the form of the vectors, and centre them on the average of the first photos: the same numbers for
         all photos change no score, and near the average they are small. Returns the form, that origin, and the
         embeddings of these photos."""
-        similarity = self.encoder.similarity.cpu()
+        similarity = on_cpu(self.encoder.similarity)
         _, e = next(self.embedded(np.arange(len(self.gallery.names))[:FIRST]))
-        centred = {name: getattr(e, name).mean(0, keepdim=True)
-                   for name in getattr(similarity, "centred", ()) if getattr(e, name) is not None}
-        form, origin = form_of(similarity, e), Embedding(centred.get("mean"), centred.get("log_var"))
+        origin = Embedding(e.mean.mean(0, keepdim=True), None if e.log_var is None else e.log_var.mean(0, keepdim=True))
+        form = form_of(similarity, e, products)
         self.vectors = vectors_of(similarity, origin, half, form)
         return form, origin, e
 
@@ -167,7 +166,7 @@ class Work:
                 names, [self.gallery.digests[i] for i in here],
                 np.full(len(here), np.nan) if e.log_var is None else uncertainty(e).numpy(),
                 np.zeros(len(here)) if terms is None else terms.numpy(),
-                [stored(x, half, names) for x in vectors], None if rest is None else stored(rest, half, names))
+                [stored(x, half, names) for x in vectors], None if rest is None else stored(rest, False, names))
 
 
 # ---- a new index
@@ -200,7 +199,7 @@ def make(output: str, run: str, where: Where, photos: str | None, how: How, *, h
     if no_set:
         print(f"note: {no_set}")
     work, rows = Work(encoder, gallery, how, column), np.arange(len(gallery.names))
-    form, origin, first = work.centre(half)
+    form, origin, first = work.centre(half, products=collection is not None)
     manifest = {"index": FORMAT, "run": os.path.abspath(run), "weights": encoder.weights,
                 "similarity": encoder.options.sim, "half": half, "form": form, "milvus": milvus,
                 "folder": gallery.folder, "extractor": gallery.extractor, "recipe": gallery.recipe,
@@ -348,5 +347,5 @@ def reopened(index: Index, run: str | None, how: How) -> Work:
     where = Where(*of["images"])
     encoder = Encoder(run or of["run"], of["recipe"], device=how.device, data_path=where.data_path)
     encoder.refuse_other_weights(index.path, of["weights"])
-    vectors = vectors_of(encoder.similarity.cpu(), index.origin, of["half"], of["form"])
+    vectors = vectors_of(on_cpu(encoder.similarity), index.origin, of["half"], of["form"])
     return Work(encoder, gallery_of(encoder, where, of["folder"]), how, vectors=vectors)

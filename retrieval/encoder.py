@@ -22,8 +22,8 @@ from features.hglmm import load_arrays
 from features.minilm import MiniLM
 from files.reading import checksum
 from inputs import Photos, eval_transform
+from losses import Embedding
 from retrieval.index import AGAIN
-from similarities import Embedding
 from text import tokenize
 
 BROAD = 1000                          # words of a training whose language can be told by them

@@ -22,9 +22,9 @@ from torch import Tensor
 from cli import InputError, check, reason
 from files.reading import FAULTS, need, read_arrays
 from files.writing import save_arrays
+from losses import Embedding
 from retrieval.milvus import Collection
 from retrieval.trust import from_json
-from similarities import Embedding
 
 FORMAT = 3
 AGAIN = "make it again with search.py index"

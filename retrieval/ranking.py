@@ -1,19 +1,19 @@
 """Ranks the photos of an index for queries by the inner products of vectors, or by the similarity.
 
-A separable similarity is an inner product: an image is the row [A, a] and a query the row [B, 1] (`LiftedVectors`), and
-the query's own number b is added afterwards. min KL is the larger of two such products, each a *channel*. For all other
-similarities an index holds what they compare (`WholeVectors`).
+A similarity of INNER_PRODUCTS is one: an image is the row [A, a] and a query the row [B, 1], and the query's own
+number b is added afterwards. For all others an index holds what they compare (`WholeVectors`).
 
 A float16 vector holds the numbers that sum up a whole item, such as -|mu|^2, in two columns, their
 rounded value and what rounding took: they are large, and float16 has three digits.
 """
+import copy
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from losses import Embedding, cosine, negative_root, trait, unit
 from retrieval.trust import Trust
-from similarities import Cosine, Embedding, MinKL, Separable, Similarity
 
 SCORES = 2 ** 26                      # scores that are held at a time, 256 MiB
 PHOTOS = 4096                         # photos whose whole embeddings are compared at a time
@@ -31,7 +31,7 @@ class Asked(NamedTuple):
     vectors: list[Tensor]             # (Q, K) float32 of each channel
     terms: list[Tensor]               # (Q,) of each channel: what a product lacks to the raw score
     embedding: Embedding              # what was asked
-    similarity: Similarity            # what compares it with whole embeddings
+    similarity: object                # what compares it with whole embeddings
 
     def rows(self, index) -> "Asked":
         """The queries that `index` (a slice) selects."""
@@ -57,45 +57,75 @@ def asking(B: Tensor, dim: int, half: bool) -> Tensor:
     return torch.cat([B[:, :whole], numbers, *([numbers] if half else [])], 1)
 
 
-class LiftedVectors:
-    """Vectors whose inner products are the raw scores of a separable similarity, or of the two that
-    min KL takes the larger of. origin: see `similarities.Lifted`; half: the index stores
-    float16."""
+# Similarities that are inner products of one vector an item: (means x and standard deviations s, both from the
+# origin, variances v) -> columns of the image, its number, columns of the caption, its number.
 
-    def __init__(self, similarity: Similarity, origin: Embedding, half: bool):
-        self.similarity, self.origin, self.half = similarity, origin, half
-        both = isinstance(similarity, MinKL)
-        self.parts = [similarity.kl, similarity.kl_reverse] if both else [similarity]
+def distance_vectors(*blocks: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """-|x - y|^2 of the blocks (N, D) side by side = 2 x . y - |x|^2 - |y|^2."""
+    x = torch.cat(blocks, 1)                                                        # (N, K)
+    square = -x.square().sum(1)
+    return 2 * x, square, x, square
+
+
+def kl_vectors(x: Tensor, log_var: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """-KL(p || q), but for D / 2: columns and number as p, and as q."""
+    precision, level = (-log_var).exp(), log_var.sum(1) / 2                         # (N, D), (N,)
+    as_q = torch.cat([precision, x * precision], 1)
+    return (torch.cat([-(log_var.exp() + x.square()) / 2, x], 1), level + x.shape[1] / 2,
+            as_q, -level - (x.square() * precision).sum(1) / 2)
+
+
+def index_vectors(name: str, e: Embedding, origin: Embedding) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Columns (N, K) and number (N,) of items as images, and as captions, of a similarity of INNER_PRODUCTS."""
+    if name in ("cosine", "dot"):
+        x, zero = unit(e.mean) if name == "cosine" else e.mean, e.mean.new_zeros(len(e.mean))
+        return x, zero, x, zero
+    x, log_var = e.mean - origin.mean, e.log_var.expand_as(e.mean)
+    if name in ("kl", "kl_reverse"):
+        as_p, of_p, as_q, of_q = kl_vectors(x, log_var)
+        return (as_p, of_p, as_q, of_q) if name == "kl" else (as_q, of_q, as_p, of_p)
+    if name == "csd":
+        columns, square, others, _ = distance_vectors(x)
+        number = square - log_var.exp().sum(1)
+        return columns, number, others, number
+    power = POWERS[name]
+    return distance_vectors(x, (power * log_var).exp() - (power * origin.log_var).exp())
+
+
+POWERS = {"wasserstein": 0.5, "wasserstein_var": 1.0}       # roots of squared distances
+INNER_PRODUCTS = ("cosine", "dot", "kl", "kl_reverse", "csd", *POWERS)
+
+
+class InnerProducts:
+    """Vectors whose inner products are the scores of a similarity, or for `POWERS` their squares. origin: average
+    embedding (1, D), which keeps the numbers small; half: the index stores float16."""
+
+    def __init__(self, similarity, origin: Embedding, half: bool):
+        self.similarity, self.origin, self.half, self.name = similarity, origin, half, similarity.__name__
 
     @property
     def takes_bank(self) -> bool:
-        """Whether a number that is taken from all scores of an item can lie in its vector: a score
-        that is no product but a root of one would not hold it."""
-        return all(type(part).finish is Separable.finish for part in self.parts)
+        """Whether an item's vector can hold a number that is taken from its scores: not where they are roots."""
+        return self.name not in POWERS
 
-    def images(self, e: Embedding,
-               bank: Tensor | None = None) -> tuple[list[Tensor], Tensor | None]:
-        """What the index holds of N images: (N, K) of every channel, and the rest. bank (N,): taken
-        from the scores."""
-        lifts = [part.images(e, self.origin) for part in self.parts]
-        return [joined(A, a if bank is None else a - bank, e.mean.shape[1], self.half)
-                for A, a in lifts], None
+    def images(self, e: Embedding, bank: Tensor | None = None) -> tuple[list[Tensor], Tensor | None]:
+        """Vectors (N, K) of N images, and no rest. bank (N,): taken from the scores."""
+        A, a, _, _ = index_vectors(self.name, e, self.origin)
+        return [joined(A, a if bank is None else a - bank, e.mean.shape[1], self.half)], None
 
     def queries(self, e: Embedding, of_images: bool = False) -> Asked:
         """Captions, or images that stand for captions, as queries."""
-        lifts = [part.captions(e, self.origin) for part in self.parts]
-        return Asked([asking(B, e.mean.shape[1], self.half) for B, _ in lifts],
-                     [b for _, b in lifts], e, self.similarity)
+        _, _, B, b = index_vectors(self.name, e, self.origin)
+        return Asked([asking(B, e.mean.shape[1], self.half)], [b], e, self.similarity)
 
     def scores(self, products: list[Tensor], asked: Asked) -> Tensor:
-        """Scores (Q, n) of the products (Q, n) of every channel with some images."""
-        finished = [part.finish(x + b[:, None])
-                    for part, x, b in zip(self.parts, products, asked.terms)]
-        return finished[0] if len(finished) == 1 else torch.maximum(*finished)
+        """Scores (Q, n) of the products (Q, n) with some images."""
+        raw = products[0] + asked.terms[0][:, None]
+        return negative_root(-raw) if self.name in POWERS else raw
 
     def scores_of(self, vectors: list[Tensor], rest: Tensor | None, asked: Asked) -> Tensor:
-        """Scores (Q, n) of images whose vectors (n, K) of every channel are given."""
-        return self.scores([query @ x.T for query, x in zip(asked.vectors, vectors)], asked)
+        """Scores (Q, n) of images whose vectors (n, K) are given."""
+        return self.scores([asked.vectors[0] @ vectors[0].T], asked)
 
 
 class WholeVectors:
@@ -107,7 +137,7 @@ class WholeVectors:
     """
     takes_bank = False
 
-    def __init__(self, similarity: Similarity, half: bool, dim: int, log_var: int,
+    def __init__(self, similarity, half: bool, dim: int, log_var: int,
                  parts: list[int] | None):
         self.similarity, self.half, self.dim = similarity, half, dim
         self.log_var, self.parts = log_var, parts
@@ -130,14 +160,14 @@ class WholeVectors:
         """Captions, or images, as queries. Where the similarity needs an image and a caption, the
         cosine of the means compares two images."""
         similarity = self.similarity
-        if of_images and not similarity.within_modality:
-            similarity, e = Cosine(), Embedding(e.mean)
+        if of_images and not trait(similarity, "within_modality"):
+            similarity, e = cosine, Embedding(e.mean)
         return Asked([], [], e, similarity)
 
     def scores_of(self, vectors: list[Tensor], rest: Tensor | None, asked: Asked) -> Tensor:
         """Scores (Q, n) of images whose vectors (n, K) and rest (n, R) are given."""
         images = Embedding(vectors[0][:, :self.dim])
-        if not isinstance(asked.similarity, Cosine):
+        if asked.similarity is not cosine:
             if self.log_var:
                 images = images._replace(log_var=rest[:, :self.log_var])
             if self.parts is not None:
@@ -146,22 +176,24 @@ class WholeVectors:
         return asked.similarity(images, asked.embedding).T
 
 
-def form_of(similarity: Similarity, like: Embedding) -> dict:
-    """What an index notes of its vectors. like: some of the embeddings. Mahalanobis separates, but
-    compares a Gaussian with a point, so it holds whole embeddings: photos are then found by photos,
-    too."""
-    separable = isinstance(similarity, Separable) and similarity.within_modality
-    return {"kind": "lifted" if separable or isinstance(similarity, MinKL) else "whole",
-            "dim": like.mean.shape[1],
+def on_cpu(similarity):
+    """A similarity on the CPU, where vectors are compared: a copy of a module, or the function itself."""
+    return copy.deepcopy(similarity).cpu() if isinstance(similarity, torch.nn.Module) else similarity
+
+
+def form_of(similarity, like: Embedding, products: bool) -> dict:
+    """The part of an index's manifest that describes its vectors. like: some of the embeddings. products: hold inner
+    products where the similarity is one, as Milvus needs."""
+    lifted = products and getattr(similarity, "__name__", None) in INNER_PRODUCTS
+    return {"kind": "lifted" if lifted else "whole", "dim": like.mean.shape[1],
             "log_var": 0 if like.log_var is None else like.log_var.shape[1],
             "parts": None if like.parts is None else list(like.parts.shape[1:])}
 
 
-def vectors_of(similarity: Similarity, origin: Embedding, half: bool,
-               form: dict) -> LiftedVectors | WholeVectors:
+def vectors_of(similarity, origin: Embedding, half: bool, form: dict) -> InnerProducts | WholeVectors:
     """The vectors of a similarity, of the form that an index notes."""
     if form["kind"] == "lifted":
-        return LiftedVectors(similarity, origin, half)
+        return InnerProducts(similarity, origin, half)
     return WholeVectors(similarity, half, form["dim"], form["log_var"], form["parts"])
 
 
@@ -179,7 +211,7 @@ class Ranking(NamedTuple):
 class Ranker:
     """The photos of an `index.Index`, compared by `vectors`."""
 
-    def __init__(self, vectors: LiftedVectors | WholeVectors, index):
+    def __init__(self, vectors: InnerProducts | WholeVectors, index):
         self.vectors, self.index, self.count = vectors, index, len(index)
         self.bank = None              # (N,) what a query bank takes, where no vector can hold it
         if index.manifest["bank"] and not vectors.takes_bank:
@@ -214,7 +246,7 @@ class Ranker:
 
     def all_scores(self, asked: Asked) -> Tensor:
         """Scores (Q, N) of all photos."""
-        if isinstance(self.vectors, LiftedVectors):
+        if isinstance(self.vectors, InnerProducts):
             scores = self.vectors.scores(self.index.products(asked.vectors), asked)
         else:
             scores = torch.cat([self.vectors.scores_of(*self.index.fetch(rows), asked)

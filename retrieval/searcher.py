@@ -1,5 +1,4 @@
 """What a search answers: photos of an index for a text or a photo, with how sure each answer is."""
-import copy
 import math
 import os
 from itertools import zip_longest
@@ -12,9 +11,10 @@ from cli import InputError, check
 from evaluation.confidence import percent
 from evaluation.pictures import IN_SET, Cell, Row, draw_rows, drawable, picture_file, small
 from inputs import Photos
+from losses import Embedding, uncertainty
 from retrieval.encoder import Encoder
 from retrieval.index import Index
-from retrieval.ranking import Asked, Ranker, vectors_of
+from retrieval.ranking import Asked, Ranker, on_cpu, vectors_of
 from retrieval.trust import (
     EMPTY,
     NONE,
@@ -27,7 +27,6 @@ from retrieval.trust import (
     of_the_set,
     trust_in,
 )
-from similarities import Embedding, uncertainty
 
 COPIES = 50                           # answers at least among which copies of the first are sought
 SCORES = "answers without what is not wanted have scores alone"
@@ -104,7 +103,7 @@ class Searcher:
         if calibration and manifest["bank"]:
             raise InputError(f"{index} was calibrated when it was made, as its query bank changes "
                              f"all scores; leave --calibration {calibration} out")
-        similarity = copy.deepcopy(self.encoder.similarity).cpu()       # vectors are compared there
+        similarity = on_cpu(self.encoder.similarity)
         self.vectors = vectors_of(similarity, self.index.origin, manifest["half"],
                                   manifest["form"])
         self.trust: Trust | None = self.index.trust

@@ -18,7 +18,7 @@ from evaluation.confidence import percent
 from evaluation.open import How, Models, Where, members_on
 from evaluation.posterior import rows_of, sample_scores, temperature
 from evaluation.subjects import Member, Subject, score_matrix
-from similarities import Embedding
+from losses import Embedding
 
 SENTENCE = 4                          # words from which a number of photos is more than a bound
 NONE = 0.5                            # an expected number of photos below which none fits

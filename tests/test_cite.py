@@ -8,16 +8,16 @@ import torch
 import torch.nn.functional as F
 
 import evaluate
+import model
 import train
 from data import Batch
-from losses import PairLogistic
+from losses import Embedding, PairLogistic
 from methods.cite import PENALTY, ConditionalNetwork
 from methods.two_branch import ProductNetwork
 from metrics import retrieval_blocks
 from model import Encoded, build_model
 from retrieval.searcher import Searcher
 from search import main as search
-from similarities import Embedding
 from tests.helpers import options
 from text import SPECIALS, Vocabulary
 
@@ -79,11 +79,11 @@ def test_network_equals_a_loop_over_pairs_and_concepts(concepts, training):
 
 
 def test_sizes_are_the_originals():
-    net = ConditionalNetwork.build(options("--sim", "cite", "--embed_size", "1024"))
+    net = model.build_similarity(options("--sim", "cite", "--embed_size", "1024"))
     assert [tuple(layer.weight.shape) for layer in (net.joint[0], net.branches[0], net.out, net.mixture[0],
                                                     net.mixture[3])] == [
         (1024, 1024), (4 * 256, 1024), (1, 256), (1024, 1024), (4, 1024)]
-    assert net.logits and net.gaussian_sides == 0 and not net.within_modality and PENALTY == 5e-5
+    assert net.logits and not net.within_modality and PENALTY == 5e-5
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -105,10 +105,9 @@ def test_evaluation_in_blocks_equals_the_whole(monkeypatch):
     whole, owner = net(x, y), np.arange(31) % 23
     rows, columns = torch.tensor([4, 22, 4, 0, 7]), torch.tensor([30, 0, 3, 0, 11])
     for elements in (1, 100, 10 ** 9):
-        monkeypatch.setattr("similarities.ELEMENTS", {"cpu": elements, "cuda": elements})
+        monkeypatch.setattr("losses.NUMBERS", {"cpu": elements, "cuda": elements})
         torch.testing.assert_close(net(x, y), whole)
         torch.testing.assert_close(net.at(x, y, rows, columns), whole[rows, columns])
-    torch.testing.assert_close(net.columns(x, y)(torch.tensor([4, 1]))(slice(3, 9)), whole[3:9][:, [4, 1]])
     assert retrieval_blocks(net, x, y, owner, 7) == retrieval_blocks(net, x, y, owner, 1000)
 
 
@@ -134,7 +133,7 @@ def test_gradients():
         assert torch.autograd.gradcheck(lambda a, b, net=net: net(Embedding(a), Embedding(b)), (x, y))
         assert torch.autograd.gradcheck(lambda a, b, net=net: net.at(Embedding(a), Embedding(b), rows, columns), (x, y))
     net = network().train()
-    PairLogistic()(net(Embedding(x), Embedding(y)))["logistic"].backward()
+    PairLogistic()(net(Embedding(x), Embedding(y))).backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
 
 

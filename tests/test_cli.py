@@ -22,8 +22,10 @@ from cli import InputError
 from demo import __main__ as demo
 from evaluation import subjects
 from files.writing import output
-from similarities import SIMILARITIES, Embedding
+from losses import Embedding, formulas
 from tests.helpers import ROOT, SMALL, fit, refused, unwritable
+
+FORMULAS = formulas()
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +184,7 @@ def test_five_folds_are_the_mean_of_sequential_thousands():
     images = torch.randn(5000, 8, generator=g)
     caption_image = np.arange(10000) // 2
     captions = images[caption_image] + torch.randn(10000, 8, generator=g)
-    member = subjects.Member(SIMILARITIES["cosine"](), Embedding(images), Embedding(captions))
+    member = subjects.Member(FORMULAS["cosine"], Embedding(images), Embedding(captions))
     subject = subjects.Subject("random", "cosine", caption_image, 5000, [member])
     opt = evaluate.parse_args(["--fold5"])
     got = evaluate.assess(subject, evaluate.Judgements(), opt)[0]["protocols"]["folds5"]

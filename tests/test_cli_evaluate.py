@@ -12,9 +12,11 @@ import torch
 import evaluate
 import metrics
 from evaluation import assess, compare, subjects
-from similarities import SIMILARITIES, Embedding
+from losses import Embedding, formulas
 from tests.helpers import fit, unwritable
 from tests.helpers import refused as refuses
+
+FORMULAS = formulas()
 
 MODELS = {"wasserstein0": ["--sim", "wasserstein"], "wasserstein1": ["--sim", "wasserstein", "--seed", "1"],
           "cosine0": ["--sim", "cosine"], "cosine1": ["--sim", "cosine", "--seed", "1"],
@@ -93,7 +95,7 @@ def test_sim_overrides_that_of_the_file(ev, exported):
     for name in ("kl", "csd"):
         found = ev("--embeddings", "e.npz", "--sim", name)
         assert found["similarity"] == name
-        assert found["protocols"]["full"] == metrics.retrieval(SIMILARITIES[name]()(*sides(e)), e["caption_image"])
+        assert found["protocols"]["full"] == metrics.retrieval(FORMULAS[name](*sides(e)), e["caption_image"])
     del e["similarity"], e["image_log_var"], e["caption_log_var"]               # cosine of the means
     np.savez("plain.npz", **e)
     assert ev("--embeddings", "plain.npz")["protocols"]["full"] == ev("--embeddings", "e.npz")["protocols"]["mean_only"]
@@ -112,7 +114,7 @@ def test_embeddings_of_a_split_take_its_captions_and_ids(ev, exported, everythin
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
 def test_scores_give_the_results_of_their_model(runs, ev, exported, everything, demo_path, dtype):
-    matrix = SIMILARITIES["wasserstein"]()(*sides(exported("wasserstein0"))).numpy().astype(dtype)
+    matrix = FORMULAS["wasserstein"](*sides(exported("wasserstein0"))).numpy().astype(dtype)
     np.save("s.npy", matrix)
     words = ["--scores", "s.npy", "--data_path", demo_path, "--data_name", "demo_precomp", *everything]
     assert isinstance(evaluate.opened(["s.npy"], evaluate.parse_args(words), "scores").scores, np.memmap)
@@ -134,7 +136,7 @@ def test_unequal_captions_an_image(ev, exported, everything):
     owner = e["caption_image"][kept]
     found = ev("--embeddings", "some.npz", "--pmrp", *everything[-2:])["protocols"]
     image, caption = sides(e)
-    scores = SIMILARITIES["wasserstein"]()(image, caption.rows(torch.from_numpy(kept)))
+    scores = FORMULAS["wasserstein"](image, caption.rows(torch.from_numpy(kept)))
     assert found["full"] == metrics.retrieval(scores, owner)
     assert found["full"]["i2t"]["queries"] == len(set(owner.tolist())) < 24 and found["full"]["t2i"]["queries"] == 70
 
@@ -217,7 +219,7 @@ def test_crisscrossed_captions_by_the_ids_of_the_split(runs, ev, exported, capsy
     assert "image to text: 123 matches of 24 queries\n" in shown
     assert "text to text: 482 matches of 120 queries\n" in shown
     assert "image to image: 2 matches of 2 queries; 22 queries without a match do not count" in shown
-    scores = SIMILARITIES["wasserstein"]()(*sides(e)).numpy()
+    scores = FORMULAS["wasserstein"](*sides(e)).numpy()
     match = np.arange(120) // 5 == np.arange(24)[:, None]
     for caption, image in ((0, 5), (0, 6), (7, 0)):
         match[image, caption] = True
@@ -244,7 +246,7 @@ def test_pmrp_by_the_instances_of_the_split(ev, exported, capsys):
             {"id": n, "image_id": ids[k], "category_id": c}
             for n, (k, c) in enumerate(((0, 3), (1, 5), (2, 5), (2, 3)))]}, f)
     found = ev("--embeddings", "e.npz", "--pmrp", "--instances", "i.json")["protocols"]["pmrp"]
-    scores = SIMILARITIES["wasserstein"]()(*sides(e)).numpy()[:3, :15]
+    scores = FORMULAS["wasserstein"](*sides(e)).numpy()[:3, :15]
     exact = [np.mean(np.argsort(-row)[:5] // 5 == k) for k, row in enumerate(scores)]
     near = [np.mean(np.argsort(-scores[k])[:10] // 5 != 1 - k) for k in (0, 1)]  # 0 and 1 differ in two categories
     assert found["i2t"] == pytest.approx({"zeta0": 100 * np.mean(exact), "zeta1": 100 * np.mean([*near, 1]),
@@ -269,7 +271,7 @@ def test_positives_of_the_user(ev, exported, capsys):
     shown = capsys.readouterr().out
     assert "image to text: 3 matches of 2 queries; 1 queries without a match do not count" in shown
     assert re.search(r"R@1 +R@5 +R@10 +medr +meanr +R-P +mAP@R +queries +no match\n", shown)
-    scores = SIMILARITIES["wasserstein"]()(*sides(e)).numpy()
+    scores = FORMULAS["wasserstein"](*sides(e)).numpy()
     ranks = [np.sum(scores[0] >= max(scores[0, 50], scores[0, 3])) - 1, np.sum(scores[4] >= scores[4, 9]) - 1]
     top = np.argsort(-scores[0])[:2].tolist()
     assert set(found) == {"i2t"} and found["i2t"]["meanr"] == pytest.approx(np.mean(ranks) + 1)
@@ -281,7 +283,7 @@ def test_positives_of_the_user(ev, exported, capsys):
     assert found["i2t"]["r1"] == 100 * np.mean([hit[0], ranks[1] == 0])
     for name, others in (("mean_only", assess.means_only), ("shuffled", assess.shuffled)):
         (similarity, *both), = others(subjects.Subject("", "", e["caption_image"], 24, [subjects.Member(
-            SIMILARITIES["wasserstein"](), *sides(e))]))
+            FORMULAS["wasserstein"], *sides(e))]))
         scores = similarity(*both).numpy()
         ranks = [np.sum(scores[0] >= max(scores[0, 50], scores[0, 3])) - 1, np.sum(scores[4] >= scores[4, 9]) - 1]
         assert numbers[f"positives_{name}"]["i2t"]["meanr"] == pytest.approx(np.mean(ranks) + 1)
@@ -303,7 +305,7 @@ def test_an_ensemble_has_all_protocols(runs, ev, exported, everything):
     scores = 0
     for name in ("wasserstein0", "spherical"):
         e = exported(name)
-        scores = scores + SIMILARITIES[str(e["similarity"])]()(*sides(e)).numpy() / 2
+        scores = scores + FORMULAS[str(e["similarity"])](*sides(e)).numpy() / 2
     found = ev("--checkpoint", runs / "wasserstein0", runs / "spherical", *everything)["protocols"]
     np.save("mean.npy", scores)
     split = ["--data_path", os.path.dirname(everything[2]), "--data_name", "demo_precomp"]
@@ -400,7 +402,7 @@ def test_rank_files_agree_with_the_recalls(runs, ev, exported, everything):
 def test_uncertainty_numbers_and_pictures(runs, ev, exported, capsys, name):
     e = exported(name)
     found = ev("--checkpoint", runs / name, "--uncertainty")["uncertainty"]
-    scores = SIMILARITIES[str(e["similarity"])]()(*sides(e)).numpy()
+    scores = FORMULAS[str(e["similarity"])](*sides(e)).numpy()
     hits = {"images": np.argmax(scores, 1) // 5 == np.arange(24),
             "captions": np.argmax(scores, 0) == np.arange(120) // 5}
     for side, hit in hits.items():

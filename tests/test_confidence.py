@@ -20,9 +20,9 @@ from evaluation.encode import encode
 from evaluation.open import Where, load_run
 from evaluation.posterior import answers, part, rows_of, sample_scores
 from evaluation.subjects import Subject
+from losses import uncertainty
 from retrieval.trust import Trust, from_json
 from runs import PICTURES
-from similarities import uncertainty
 from tests.helpers import refused
 
 SIDES = ("t2i", "i2t")

@@ -8,7 +8,7 @@ import torch
 
 import evaluate
 from inputs import Features, encode_captions
-from losses import sampled_nll
+from losses import SampledNLL
 from methods.unpaired import ShuffledItems, Unpaired, choose_pairs
 from tests.helpers import fit_steps as fit
 from tests.helpers import log_of, same_weights
@@ -23,17 +23,18 @@ def slow_nll(scores, gamma, row, others) -> float:
 
 def test_all_negatives_make_the_full_softmax():
     full = torch.nn.functional.cross_entropy(10 * SCORES, torch.arange(6), reduction="none")
-    torch.testing.assert_close(sampled_nll(SCORES, 10, 5), full)
-    torch.testing.assert_close(sampled_nll(SCORES, 10, 500), full)
+    torch.testing.assert_close(SampledNLL(10, 5).nll(SCORES), full)
+    torch.testing.assert_close(SampledNLL(10, 500).nll(SCORES), full)
 
 
 def test_samples_are_those_of_the_definition_and_all_are_drawn():
     expected = {row: {round(slow_nll(SCORES, 3, row, others), 9)
                       for others in itertools.combinations(set(range(6)) - {row}, 2)}
                 for row in range(6)}
-    g, seen = torch.Generator().manual_seed(1), {row: set() for row in range(6)}
+    torch.manual_seed(1)
+    seen = {row: set() for row in range(6)}
     for _ in range(300):
-        for row, value in enumerate(sampled_nll(SCORES, 3, 2, g).tolist()):
+        for row, value in enumerate(SampledNLL(3, 2).nll(SCORES).tolist()):
             seen[row].add(round(value, 9))
     assert seen == expected
 
@@ -41,10 +42,10 @@ def test_samples_are_those_of_the_definition_and_all_are_drawn():
 def test_captions_of_the_same_image_are_never_drawn():
     own = torch.zeros(6, 6, dtype=torch.bool)
     own[0, 1] = own[1, 0] = True
-    got = sampled_nll(SCORES, 3, 5, own=own)
+    got = SampledNLL(3, 5).nll(SCORES, own)
     assert float(got[0]) == pytest.approx(slow_nll(SCORES, 3, 0, [2, 3, 4, 5]))
     assert float(got[2]) == pytest.approx(slow_nll(SCORES, 3, 2, [0, 1, 3, 4, 5]))
-    assert torch.autograd.gradcheck(lambda s: sampled_nll(s, 3, 5, own=own), SCORES.clone().requires_grad_())
+    assert torch.autograd.gradcheck(lambda s: SampledNLL(3, 5).nll(s, own), SCORES.clone().requires_grad_())
 
 
 def test_a_pool_gives_every_item_once_before_any_comes_again():

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from data import Batch
-from losses import Hinge, InfoNCE, Match
+from losses import Embedding, Hinge, InfoNCE, Match, formulas, trait
 from methods import METHODS
 from methods.labelled import (
     LabelledHinge,
@@ -15,12 +15,14 @@ from methods.labelled import (
     LabelledLogistic,
     LabelledMatch,
     LabelledTwoBranch,
+    labelled_scores,
 )
 from methods.two_branch import ProductNetwork, TwoBranchLoss
 from model import Encoded, build_model
-from similarities import SIMILARITIES, Embedding
 from tests.helpers import having, options
 from text import END, SPECIALS, START, Vocabulary
+
+FORMULAS = formulas()
 
 R, M = 9, 6
 
@@ -66,7 +68,7 @@ def test_hinge_equals_loops(margin, hardest):
     for seed in range(4):
         s, labels = numbers(R, M, seed=seed), some_labels(seed)
         got = LabelledHinge(margin, hardest)(s, labels)
-        assert set(got) == {"hinge"} and float(got["hinge"]) == pytest.approx(slow_hinge(s, labels, margin, hardest))
+        assert float(got) == pytest.approx(slow_hinge(s, labels, margin, hardest))
 
 
 def test_the_sum_of_violations_keeps_its_precision():
@@ -76,14 +78,14 @@ def test_the_sum_of_violations_keeps_its_precision():
     expected = sum(((0.2 - s[i, j].double() + s[:, j].double()).clamp(min=0)[labels[:, j] < 0].sum()
                     + (0.2 - s[i, j].double() + s[i].double()).clamp(min=0)[labels[i] < 0].sum())
                    / (labels[:, j] > 0).sum() for i, j in (labels > 0).nonzero().tolist())
-    assert float(LabelledHinge()(s, labels)["hinge"]) == pytest.approx(float(expected), rel=1e-6)
+    assert float(LabelledHinge()(s, labels)) == pytest.approx(float(expected), rel=1e-6)
 
 
 def test_logistic_equals_a_loop():
     s, labels = 3 * numbers(R, M), some_labels()
     terms = [math.log1p(math.exp(-int(labels[i, j]) * float(s[i, j]))) for i in range(R) for j in range(M)
              if labels[i, j]]
-    assert float(LabelledLogistic()(s, labels)["logistic"]) == pytest.approx(sum(terms) / len(terms))
+    assert float(LabelledLogistic()(s, labels)) == pytest.approx(sum(terms) / len(terms))
 
 
 @pytest.mark.parametrize("logits", [False, True])
@@ -95,7 +97,7 @@ def test_match_equals_a_loop(logits, smoothing):
         target = 1 - smoothing if labels[i, j] > 0 else smoothing
         total -= target * math.log(p) + (1 - target) * math.log(1 - p)
     loss = LabelledMatch(logits, smoothing=smoothing).double()
-    assert float(loss(s, labels)["match"].detach()) == pytest.approx(total / M, rel=1e-6)
+    assert float(loss(s, labels).detach()) == pytest.approx(total / M, rel=1e-6)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -109,12 +111,12 @@ def test_infonce_equals_loops(smoothing):
     phrases = [missed(s[:, j], labels[:, j]) for j in range(M)]
     regions = [missed(s[i], labels[i]) for i in range(R) if {1, -1} <= set(labels[i].tolist())]
     expected = (sum(phrases) / M + sum(regions) / len(regions)) / 2
-    got = LabelledInfoNCE(smoothing=smoothing).double()(s, labels)["infonce"]
+    got = LabelledInfoNCE(smoothing=smoothing).double()(s, labels)
     assert 0 < len(regions) < R and float(got.detach()) == pytest.approx(expected, rel=1e-6)
     without = labels.clone()
     without[:, 1:] = without[:, 1:].clamp(min=0)                                    # no region has negative phrases
     without[without[:, 0] < 0, 1:] = 0
-    alone = LabelledInfoNCE(smoothing=smoothing).double()(s, without)["infonce"]
+    alone = LabelledInfoNCE(smoothing=smoothing).double()(s, without)
     expected = sum(missed(s[:, j], without[:, j]) for j in range(M)) / M / 2
     assert float(alone.detach()) == pytest.approx(expected, rel=1e-6)
 
@@ -170,15 +172,14 @@ OBJECTIVES = [LabelledHinge(0.5), LabelledHinge(0.5, True), LabelledLogistic(), 
 def test_gradients_are_right_and_of_labelled_pairs_alone(objective):
     s, labels = numbers(R, M).requires_grad_(), some_labels()
     objective = objective.double()
-    assert torch.autograd.gradcheck(lambda s: sum(objective(s, labels).values()), (s,))
-    sum(objective(s, labels).values()).backward()
+    assert torch.autograd.gradcheck(lambda s: objective(s, labels), (s,))
+    objective(s, labels).backward()
     assert (s.grad[labels == 0] == 0).all() and (s.grad != 0).any()
     changed = torch.where(labels == 0, 100.0, s.detach())
-    assert objective(changed, labels).keys() == objective(s, labels).keys()
-    torch.testing.assert_close(*(sum(objective(x, labels).values()) for x in (changed, s)))
+    torch.testing.assert_close(*(objective(x, labels) for x in (changed, s)))
     for far in (torch.full((R, M), -1e4), torch.full((R, M), 1e4), torch.zeros(R, M)):
         far = far.requires_grad_()
-        value = sum(objective.float()(far, labels).values())
+        value = objective.float()(far, labels)
         value.backward()
         assert value.isfinite() and far.grad.isfinite().all()
 
@@ -195,15 +196,16 @@ def test_gradients_of_two_branch():
 
 # ---- which pairs are scored
 
-@pytest.mark.parametrize("name", SIMILARITIES)
+@pytest.mark.parametrize("name", FORMULAS)
 def test_scores_of_chosen_pairs_are_those_of_the_matrix(name):
-    similarity = SIMILARITIES[name]()
+    similarity = FORMULAS[name]
     x, y = (Embedding(F.normalize(numbers(n, 4, seed=n), dim=1),
-                      numbers(n, 4, seed=n + 1) / 4 if k < similarity.gaussian_sides else None)
+                      numbers(n, 4, seed=n + 1) / 4 if k < trait(similarity, "gaussian_sides") else None)
             for k, n in enumerate((5, 7)))
     rows, columns = torch.tensor([4, 0, 0, 2]), torch.tensor([6, 6, 1, 2])
-    expected = [float(similarity(x, y)[i, j]) for i, j in zip(rows, columns)]
-    assert similarity.at(x, y, rows, columns).tolist() == pytest.approx(expected)
+    labels = torch.zeros(5, 7).index_put((rows, columns), torch.tensor([1.0, -1, 1, -1]))
+    expected = similarity(x, y).masked_fill(labels == 0, 0)
+    torch.testing.assert_close(labelled_scores(similarity, x, y, labels), expected)
 
 
 def test_the_product_network_computes_and_normalises_over_labelled_pairs_alone():

@@ -6,11 +6,11 @@ import torch
 from torch.distributions import MultivariateNormal
 from torch.nn.functional import normalize
 
+import model
 from evaluation.subjects import Member, columns_within, image_text
-from losses import InfoNCE, build_objective
+from losses import MLS, Embedding, InfoNCE, check_sides, cosine
 from options.rules import resolve
 from options.training import TRAIN
-from similarities import MLS, Cosine, Embedding
 
 BOUNDS = math.log(1e-4), math.log(10)
 
@@ -72,17 +72,17 @@ def test_float32_is_close_to_float64(kinds, d):
 
 def test_of_point_images_it_ranks_text_to_image_as_the_cosine_and_not_image_to_text():
     images, captions = embedding(30, 8, 1, "point"), embedding(40, 8, 2)
-    scores, cosine = MLS().double()(images, captions), Cosine()(images, captions)
-    assert torch.equal(scores.argsort(0), cosine.argsort(0))
-    assert not torch.equal(scores.argsort(1), cosine.argsort(1))
+    scores, plain = MLS().double()(images, captions), cosine(images, captions)
+    assert torch.equal(scores.argsort(0), plain.argsort(0))
+    assert not torch.equal(scores.argsort(1), plain.argsort(1))
 
 
 def test_two_points_are_refused_and_one_side_is_compared_by_the_cosine():
     points = embedding(3, 4, 1, "point")
     with pytest.raises(ValueError, match="on 2 of the two sides, images and captions, or on 1; 0 of those"):
-        MLS()(points, points)
+        check_sides(MLS(), "mls", points, points)
     within = columns_within(MLS(), points)(slice(None))(slice(None))
-    torch.testing.assert_close(within, Cosine()(points, points))
+    torch.testing.assert_close(within, cosine(points, points))
 
 
 def test_blocks_are_the_whole():
@@ -118,5 +118,5 @@ def test_what_the_option_implies():
     assert (opt.loss, opt.image_head, opt.text_head, opt.logvar_init) == ("infonce", *["spherical_one"] * 2, -2.5)
     assert resolved("--image_head", "point").text_head == "spherical_one"
     assert resolved("--logvar_init", "0").logvar_init == 0
-    objective = build_objective(opt, MLS())
+    objective = model.build_objective(opt, MLS())
     assert isinstance(objective, InfoNCE) and objective.log_scale == 0

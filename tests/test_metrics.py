@@ -11,7 +11,9 @@ import scipy.stats
 import torch
 
 import metrics
-from similarities import SIMILARITIES, Embedding
+from losses import Embedding, formulas, trait
+
+FORMULAS = formulas()
 
 
 def reference_rank(row, positives):
@@ -95,11 +97,11 @@ def test_blocks_equal_whole(block):
 @pytest.mark.parametrize("name", ["cosine", "wasserstein", "kl", "minkl", "order"])
 def test_retrieval_blocks_equals_retrieval(name):
     g = torch.Generator().manual_seed(0)
-    gaussian = SIMILARITIES[name].gaussian_sides == 2
+    gaussian = trait(FORMULAS[name], "gaussian_sides") == 2
     images = Embedding(torch.randn(30, 8, generator=g), torch.randn(30, 8, generator=g) if gaussian else None)
     captions = Embedding(torch.randn(150, 8, generator=g), torch.randn(150, 8, generator=g) if gaussian else None)
     caption_image = np.random.default_rng(0).permutation(np.arange(150) // 5)
-    similarity = SIMILARITIES[name]()
+    similarity = FORMULAS[name]
     whole = reference(similarity(images, captions).numpy(), caption_image)
     for block in (7, 30, 1000):
         same(metrics.retrieval_blocks(similarity, images, captions, caption_image, block=block), whole)

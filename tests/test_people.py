@@ -22,12 +22,13 @@ from evaluation.posterior import expected, rows_of
 from evaluation.subjects import Items
 from evaluation.volume import Sigmoid, logistic
 from files.layouts import read_precomputed
-from losses import Volume
+from losses import Embedding, Volume, formulas
 from retrieval.searcher import Found
 from retrieval.trust import Trust, how_many, how_sure
-from similarities import SIMILARITIES, Embedding
 from tests.helpers import fit, refused
 from tests.test_confidence import drawn
+
+FORMULAS = formulas()
 
 PAIRS = "CrowdFlowerAnnotations.txt"
 
@@ -110,7 +111,7 @@ def test_shares_are_those_of_loops_over_photos(monkeypatch):
     centres = rng.normal(size=(10, 6))
     bank, dev = (centres[of] + 0.4 * rng.normal(size=(len(of), 6)) for of in (owner, dev_owner))
     images, captions = rng.normal(size=(2, 5, 6))
-    similarity = SIMILARITIES["cosine"]()
+    similarity = FORMULAS["cosine"]
     of_images, of_captions = volume.fit(similarity, Embedding(torch.from_numpy(bank)), owner,
                                         Embedding(torch.from_numpy(dev)), dev_owner)
     x, y = [], []                                           # what the map is fitted to
@@ -135,7 +136,7 @@ def test_shares_are_those_of_loops_over_photos(monkeypatch):
 def test_dev_photos_with_one_caption_each_are_refused():
     x = Embedding(torch.eye(4))
     with pytest.raises(InputError, match="no photo of the dev split has two; leave it out"):
-        volume.fit(SIMILARITIES["cosine"](), x, np.arange(4), x, np.arange(4))
+        volume.fit(FORMULAS["cosine"], x, np.arange(4), x, np.arange(4))
 
 
 def test_the_term_is_the_squared_distance_of_log_variances_to_log_shares():

@@ -12,21 +12,22 @@ import torch.nn.functional as F
 
 import checkpoints
 import evaluate
-import similarities
+import losses
 import train
 from cli import InputError
 from data import Batch, read_split
 from encoders import CNN, Latent, Words
 from files.photos import import_torchvision
 from inputs import Features, Photos
-from losses import MMD, Diversity, Match
-from methods.pvse_pcme import BiGRU, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
+from losses import Embedding, Match, check_sides, formulas
+from methods.pvse_pcme import MMD, BiGRU, Diversity, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
 from metrics import retrieval_blocks
 from model import SHAPES, Encoded, JointEmbedding, build_model
 from options.rules import check_fits, fit_to_data
-from similarities import SIMILARITIES, Embedding
 from tests import helpers
 from text import SPECIALS, Vocabulary
+
+FORMULAS = formulas()
 
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
 REGIONS = ["--data_name", "demo_region_precomp", "--log_step", "100"]
@@ -202,19 +203,17 @@ def slow_mil(images, captions):
 
 @pytest.mark.parametrize("elements", [1, 50, 2 ** 20])
 def test_mil_equals_loops_in_blocks_of_any_size(elements, monkeypatch):
-    monkeypatch.setitem(similarities.ELEMENTS, "cpu", elements)
+    monkeypatch.setitem(losses.NUMBERS, "cpu", elements)
     images, captions = several(7, 3, seed=1), several(9, 2, seed=2)
     scores = MaxOverParts()(images, captions)
     torch.testing.assert_close(scores, slow_mil(images, captions), rtol=1e-9, atol=1e-9)
-    columns, chosen = MaxOverParts().columns(images, captions), torch.tensor([8, 0, 3])
-    torch.testing.assert_close(columns(chosen)(slice(2, 6)), scores[2:6, chosen])
 
 
 def test_mil_of_one_part_is_the_cosine_and_points_are_refused():
     images, captions = several(4, 1, seed=1), several(5, 1, seed=2)
-    torch.testing.assert_close(MaxOverParts()(images, captions), SIMILARITIES["cosine"]()(images, captions))
-    with pytest.raises(ValueError, match="MaxOverParts compares the parts of items"):
-        MaxOverParts()(Embedding(images.mean), captions)
+    torch.testing.assert_close(MaxOverParts()(images, captions), FORMULAS["cosine"](images, captions))
+    with pytest.raises(ValueError, match="mil compares the parts of items"):
+        check_sides(MaxOverParts(), "mil", Embedding(images.mean), captions)
 
 
 def test_gradients_of_mil():
@@ -252,7 +251,7 @@ def evaluation_noise(similarity, images, captions):
 @pytest.mark.parametrize("elements", [1, 300, 2 ** 20])
 @pytest.mark.parametrize("training", [False, True])
 def test_match_probability_equals_loops_in_blocks_of_any_size(training, elements, monkeypatch):
-    monkeypatch.setitem(similarities.ELEMENTS, "cpu", elements)
+    monkeypatch.setitem(losses.NUMBERS, "cpu", elements)
     similarity, images, captions = MatchProbability(4).double().train(training), gaussians(5, seed=1), gaussians(6,
                                                                                                                  seed=2)
     torch.manual_seed(3)
@@ -277,7 +276,7 @@ def test_log_odds_are_exact_far_beyond_where_probabilities_end():
     scores = several_samples(Embedding(*inputs[:2]), Embedding(*inputs[2:]))
     exact = MatchProbability(7).double().eval()(*(Embedding(e.mean.double(), e.log_var.double()) for e in wide))
     assert exact.max() < -200 and ((scores - exact) / exact).abs().max() < 1e-5
-    loss = Match(logits=True)(scores[:, :20])["match"]
+    loss = Match(logits=True)(scores[:, :20])
     loss.backward()
     assert loss.isfinite() and all(x.grad.isfinite().all() for x in inputs)
 
@@ -286,8 +285,8 @@ def test_noise_repeats_in_evaluation_and_depends_on_the_pair_alone():
     similarity, images, captions = MatchProbability().eval(), gaussians(9, seed=1), gaussians(11, seed=2)
     scores = similarity(images, captions)
     assert torch.equal(scores, MatchProbability().eval()(images, captions))
-    columns, chosen = similarity.columns(images, captions), torch.tensor([10, 2, 3])
-    torch.testing.assert_close(columns(chosen)(slice(4, 9)), scores[4:9, chosen])
+    chosen = torch.tensor([10, 2, 3])
+    torch.testing.assert_close(similarity(images.rows(slice(4, 9)), captions.rows(chosen)), scores[4:9, chosen])
     order = torch.randperm(11)
     torch.testing.assert_close(similarity(images, captions.rows(order)), scores[:, order])
     noise = evaluation_noise(similarity, images, captions)
@@ -315,7 +314,7 @@ def test_objective_is_pcmes_soft_contrastive_loss():
     similarity, images, captions = MatchProbability(3).double().eval(), gaussians(5, seed=1), gaussians(5, seed=2)
     p = slow_probability(similarity, images, captions, evaluation_noise(similarity, images, captions))
     expected = sum(-math.log(p[i, c] if i == c else 1 - p[i, c]) for i in range(5) for c in range(5)) / 5
-    assert float(Match(logits=True)(similarity(images, captions))["match"]) == pytest.approx(expected, rel=1e-7)
+    assert float(Match(logits=True)(similarity(images, captions))) == pytest.approx(expected, rel=1e-7)
 
 
 def test_gradients_of_match_probability():

@@ -9,7 +9,9 @@ from evaluation import annotations, assess, protocols, report, subjects
 from evaluation.annotations import Crisscrossed, Pairs, Ratings
 from evaluation.assess import Judgements, Protocol, Task
 from evaluation.subjects import Member, Record, Subject, score_matrix
-from similarities import SIMILARITIES, Embedding
+from losses import Embedding, formulas
+
+FORMULAS = formulas()
 
 N, M, D = 15, 52, 6
 
@@ -53,7 +55,7 @@ def embeddings(name, seed=0):
 
 
 def member(name, sides):
-    return Member(SIMILARITIES[name](), *(Embedding(*(None if x is None else torch.from_numpy(x) for x in side))
+    return Member(FORMULAS[name], *(Embedding(*(None if x is None else torch.from_numpy(x) for x in side))
                                           for side in sides))
 
 
@@ -217,7 +219,7 @@ def test_a_query_is_never_in_its_own_gallery(small):
     caption = torch.randn(M // 2, D, generator=torch.Generator().manual_seed(0)).repeat_interleave(2, 0)
     caption += 0.01 * torch.randn(M, D, generator=torch.Generator().manual_seed(1))
     twins = Subject("model", "cosine", np.arange(M) // 2, M // 2,
-                    [Member(SIMILARITIES["cosine"](), Embedding(caption[::2]), Embedding(caption))])
+                    [Member(FORMULAS["cosine"], Embedding(caption[::2]), Embedding(caption))])
     empty = Ratings(*(np.zeros(0, int),) * 2, np.zeros(0))
     own = Pairs.of(np.arange(M), np.arange(M) ^ 1)
     ranks, _, _ = protocols.same_modality(subjects.within_modality(twins, "captions"), own, M, [], empty)
@@ -465,7 +467,7 @@ def test_neighbours_share_what_a_double_loop_says():
     codes, means = rng.random((9, 4)) < 0.4, rng.standard_normal((9, 3)).astype(np.float32)
     codes[4] = False                                        # shows nothing: left out
     embedding = Embedding(torch.from_numpy(means))
-    subject = Subject("x", "cosine", np.arange(9), 9, [Member(SIMILARITIES["cosine"](), embedding, embedding)])
+    subject = Subject("x", "cosine", np.arange(9), 9, [Member(FORMULAS["cosine"], embedding, embedding)])
     got, shown, near, chance = protocols.neighbours(subject, codes, 3), [n for n in range(9) if codes[n].any()], [], []
     for i in shown:
         others = [j for j in shown if j != i]

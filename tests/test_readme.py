@@ -32,7 +32,7 @@ def test_own_similarity_objective_encoder_and_protocol(tmp_path, demo_path):
     with open(os.path.join(ROOT, "docs", "paper_tables.md"), encoding="utf-8") as f:
         row, = re.findall(r'^(Row\("mine".*)$', f.read(), re.M)
     recipes = CODE.findall(text)
-    assert [path for path, _ in recipes] == ["similarities.py", "tests/references.py", "losses.py", "model.py",
+    assert [path for path, _ in recipes] == ["losses.py", "tests/references.py", "losses.py", "model.py",
                                              "evaluation/assess.py", "evaluation/report.py"]
     modules = [name for name in os.listdir(ROOT) if name.endswith((".py", ".toml"))]
     folders = ("files options methods evaluation features paper_tables results demo retrieval "

@@ -9,11 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from data import Batch
-from losses import PairLogistic
+from losses import Embedding, PairLogistic
 from methods.two_branch import BranchEmbedding, ProductNetwork, TwoBranchLoss, distance, sibling_order
 from metrics import retrieval_blocks
 from model import Encoded
-from similarities import Embedding
 from tests.helpers import having
 
 
@@ -188,22 +187,21 @@ def test_product_network_equals_a_loop_over_pairs(hidden, training):
         mean, var = (h.mean(0), h.var(0, unbiased=False)) if training else (mean, var)
         h = ((h - mean) / (var + norm.eps).sqrt() * norm.weight + norm.bias).clamp(min=0)
     torch.testing.assert_close(got, (h @ stack[-1].weight.T + stack[-1].bias).view(4, 6))
-    assert net.logits and net.gaussian_sides == 0 and got.shape == (4, 6)
+    assert net.logits and got.shape == (4, 6)
 
 
 def test_blocks_equal_the_whole_and_pairs_do_not_depend_on_others(monkeypatch):
     net, x, y = network().eval(), Embedding(points(23)), Embedding(points(31, seed=1))
     whole = net(x, y)
     for elements in (1, 100, 10 ** 9):
-        monkeypatch.setattr("similarities.ELEMENTS", {"cpu": elements, "cuda": elements})
+        monkeypatch.setattr("losses.NUMBERS", {"cpu": elements, "cuda": elements})
         torch.testing.assert_close(net(x, y), whole)
-    torch.testing.assert_close(net.columns(x, y)(torch.tensor([4, 1]))(slice(3, 9)), whole[3:9][:, [4, 1]])
     torch.testing.assert_close(net(y, x).T, whole)                                  # the product knows no sides
     owner = np.arange(31) % 23
     assert retrieval_blocks(net, x, y, owner, 7) == retrieval_blocks(net, x, y, owner, 1000)
     net.train()
     together = net(x, y)                                                            # one pass over all pairs
-    monkeypatch.setattr("similarities.ELEMENTS", {"cpu": 1, "cuda": 1})
+    monkeypatch.setattr("losses.NUMBERS", {"cpu": 1, "cuda": 1})
     assert torch.equal(together, net(x, y))
 
 
@@ -213,7 +211,7 @@ def test_product_network_gradients():
         net = network().train(training)
         assert torch.autograd.gradcheck(lambda a, b, net=net: net(Embedding(a), Embedding(b)), (x, y))
     net = network().train()
-    PairLogistic()(net(Embedding(x), Embedding(y)))["logistic"].backward()
+    PairLogistic()(net(Embedding(x), Embedding(y))).backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
     assert net(Embedding(x[:1]), Embedding(y[:1])).shape == (1, 1)                  # a last batch of a single pair
 
@@ -231,7 +229,7 @@ def test_product_network_starts_with_logits_near_one_and_learns():
     values = []
     for _ in range(80):
         adam.zero_grad()
-        value = loss(net(Embedding(x), Embedding(y)))["logistic"]
+        value = loss(net(Embedding(x), Embedding(y)))
         value.backward()
         adam.step()
         values.append(value.item())
@@ -254,7 +252,7 @@ def test_pair_logistic_equals_a_loop_over_labelled_pairs():
                 if i != j and (same is None or not same[i, j]):
                     terms += 2 * [math.log1p(math.exp(float(scores[i, j])))]     # once for the row, once for the column
         got = having(PairLogistic(), n_negatives=9)(scores, same)
-        assert set(got) == {"logistic"} and float(got["logistic"]) == pytest.approx(sum(terms) / len(terms), rel=1e-12)
+        assert float(got) == pytest.approx(sum(terms) / len(terms), rel=1e-12)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
@@ -264,7 +262,7 @@ def test_negatives_are_drawn_evenly_from_the_global_generator(n):
     for seed in range(300):
         torch.manual_seed(seed)
         scores = torch.zeros(6, 6, requires_grad=True)
-        value = loss(scores, same)["logistic"]
+        value = loss(scores, same)
         value.backward()
         count = (scores.grad * 2 * (6 + 12 * n)).round()                            # gradient of log(1 + e^s) at 0: 1/2
         assert value.item() == pytest.approx(math.log(2)) and (count.diagonal() == -1).all()
@@ -272,7 +270,7 @@ def test_negatives_are_drawn_evenly_from_the_global_generator(n):
         assert count.sum() == 12 * n and count.min() == 0 and count.max() <= 2 and not count[same].any()
         drawn += count
         torch.manual_seed(seed)
-        assert torch.equal(loss(scores, same)["logistic"], value)
+        assert torch.equal(loss(scores, same), value)
     share = drawn / 300                                                            # n / negatives of its row and column
     negatives = (~same).sum(1)
     expected = (n / negatives[:, None] + n / negatives).masked_fill(same, 0)
@@ -284,10 +282,10 @@ def test_logistic_gradients_and_large_logits():
 
     def value(s):
         torch.manual_seed(3)
-        return PairLogistic()(s)["logistic"]
+        return PairLogistic()(s)
     assert torch.autograd.gradcheck(value, scores)
     big = torch.full((4, 4), 1e4, requires_grad=True)
-    loss = PairLogistic()(big)["logistic"]
+    loss = PairLogistic()(big)
     loss.backward()
     assert loss.isfinite() and big.grad.isfinite().all()
-    assert float(PairLogistic()(torch.tensor([[0.0]]))["logistic"]) == pytest.approx(math.log(2))
+    assert float(PairLogistic()(torch.tensor([[0.0]]))) == pytest.approx(math.log(2))

@@ -18,9 +18,9 @@ from encoders import CNN
 from features.networks import network
 from files.writing import FORMAT
 from inputs import eval_transform, whole_transform
+from losses import Embedding, uncertainty
 from model import build_model
 from options.rules import fit_to_data
-from similarities import Embedding, uncertainty
 from text import Vocabulary
 from train import parse_args
 from vg_experiments import crops, encoding, prepare, selection

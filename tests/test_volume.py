@@ -9,8 +9,10 @@ import torch
 import evaluate
 from demo import __main__ as demo
 from evaluation import bank, certainty, volume
-from similarities import SIMILARITIES, Embedding, uncertainty
+from losses import Embedding, formulas, uncertainty
 from tests.helpers import fit_steps, refused
+
+FORMULAS = formulas()
 
 SIDES = ("images", "captions")
 VOLUME = ["--variances", "volume"]
@@ -48,7 +50,7 @@ def opened(run, *words):
 
 def test_blocks_of_items_do_not_change_their_variances(monkeypatch):
     x, owner = Embedding(torch.randn(20, 8, generator=torch.Generator().manual_seed(0))), np.arange(20) // 2
-    sides = volume.fit(SIMILARITIES["cosine"](), x, owner, x, owner)
+    sides = volume.fit(FORMULAS["cosine"], x, owner, x, owner)
     whole = [volume.widened(x, side) for side in sides]
     monkeypatch.setattr(volume, "ROWS", 3)
     for side, e in zip(sides, whole):

@@ -30,7 +30,7 @@ from evaluation import report
 from evaluation.pictures import drawing, picture_file
 from files.photos import read_photo
 from files.writing import output, save_json
-from similarities import Embedding, uncertainty
+from losses import Embedding, uncertainty
 from vg_experiments.encoding import Encoder, build_encoders, model_arguments, photo_path
 from vg_experiments.prepare import random_order, read_manifest
 

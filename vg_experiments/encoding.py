@@ -34,7 +34,7 @@ from files.photos import import_torchvision, read_photo
 from files.reading import checksum, read_array, refusing, sha256
 from files.writing import save_array
 from inputs import chunks, encode_captions, whole_transform
-from similarities import Embedding, Similarity
+from losses import Embedding
 from text import tokenize
 
 FITS = ("stretch", "centre", "pad")
@@ -240,7 +240,7 @@ class Encoder(Trained):
 
 
 @torch.no_grad()
-def pair_scores(similarity: Similarity, images: Embedding, captions: Embedding, i,
+def pair_scores(similarity, images: Embedding, captions: Embedding, i,
                 c) -> np.ndarray:
     """Similarity of image i[k] and caption c[k]: (K,) float32, computed in blocks of which the
     diagonals are kept.

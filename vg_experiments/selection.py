@@ -27,9 +27,9 @@ from cli import Arguments
 from evaluation import report
 from evaluation.assess import deal_variances
 from files.writing import output, save_json
+from losses import Embedding, cosine
 from metrics import paired_bootstrap
 from paper_tables import pmrl_section34, ucmr_table4
-from similarities import Cosine, Embedding, Similarity
 from vg_experiments.encoding import (
     Encoder,
     build_encoders,
@@ -52,7 +52,7 @@ TITLES = {"table4": "triplets (`ucmr` Table 4), mean over the thresholds",
 PAPERS = {"table4": ucmr_table4.TABLE, "section34": pmrl_section34.TABLE}           # in percent
 
 
-def correct_choices(similarity: Similarity, images: Embedding, captions: Embedding,
+def correct_choices(similarity, images: Embedding, captions: Embedding,
                     small: np.ndarray, large: np.ndarray, short: np.ndarray,
                     long: np.ndarray) -> np.ndarray:
     """(4, K) bool: whether a similarity chooses right on item k.
@@ -67,13 +67,13 @@ def correct_choices(similarity: Similarity, images: Embedding, captions: Embeddi
     return np.stack([ss > sl, ll > ls, ss > ls, ll > sl])
 
 
-def variants(similarity: Similarity, images: Embedding, captions: Embedding,
+def variants(similarity, images: Embedding, captions: Embedding,
              seed: int) -> dict[str, tuple]:
     """A model's similarity and, if it is of Gaussians, its controls: {suffix of the row:
     (similarity, images, captions)}."""
     rows = {"": (similarity, images, captions)}
     if images.log_var is not None or captions.log_var is not None:
-        rows[" means only"] = (Cosine(), Embedding(images.mean), Embedding(captions.mean))
+        rows[" means only"] = (cosine, Embedding(images.mean), Embedding(captions.mean))
         rows[" variances dealt"] = (similarity, *deal_variances(images, captions, seed))
     return rows
 

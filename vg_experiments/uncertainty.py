@@ -26,8 +26,8 @@ from cli import Arguments, check
 from evaluation import report
 from evaluation.pictures import drawing, picture_file
 from files.writing import output, save_json
+from losses import uncertainty
 from metrics import spearman
-from similarities import uncertainty
 from text import tokenize
 from vg_experiments.encoding import build_encoders, ends_of, run_arguments, usable_triplets, whole_box
 from vg_experiments.prepare import join_phrases, read_manifest
