@@ -123,6 +123,8 @@ def squared_distance(x: Tensor, y: Tensor, dim: int) -> Tensor:
 
     The mean of the y and then the mean of each row are subtracted: |x - y|^2 = |x' - y'|^2 + D (mean x - mean y)^2.
     """
+    if x.shape[1] != y.shape[1]:
+        x, y = x.expand(-1, dim), y.expand(-1, dim)
     centre = y.detach().mean(0)
     x, y = x - centre, y - centre
     x_mean, y_mean = x.mean(1, keepdim=True), y.mean(1, keepdim=True)               # (N, 1), (M, 1)

@@ -100,7 +100,7 @@ class Run(NamedTuple):
         return self.split.encode(self.trained.vocab, known=not self.foreign)
 
     def similarity(self, sim: str | None):
-        return SIMILARITIES[sim]() if sim else self.trained.similarity
+        return SIMILARITIES[sim] if sim else self.trained.similarity
 
     def encode(self, how: How, part: Gallery | None = None) -> tuple:
         """`encode` of the split, or of a part of it, by the model."""

@@ -215,7 +215,7 @@ def test_auto_takes_the_best_of_its_table(demo_path, tmp_path, capsys):
     dim, eta_x, eta_y = re.search(r"dim (\d+), eta_image ([\d.]+), eta_text ([\d.]+) \(chosen on dev\)", out).groups()
     row = next(row for row in table if row[:2] == [eta_x, eta_y])
     assert float(row[2 + dims.index(int(dim))]) == best == float(re.findall(r"rsum ([\d.]+)", out)[-1])
-    cca.main([*words, "--dim", "8", "--eta_text", "auto", "--eta_image", "0.1"])
+    cca.main([*words, "--dim", "8", "--eta_text", "auto", "--eta_image", "0.1", "--overwrite"])
     assert capsys.readouterr().out.count("dim 8") == 2
 
 
@@ -232,7 +232,7 @@ def test_stored_features_of_captions(demo_path, tmp_path, capsys):
     cca.main([*words, "--text", "same"])
     assert "1,280" not in capsys.readouterr().out
     with pytest.raises(SystemExit, match=r"train_short.npy has \d+ rows for \d+ captions; there must be one for each"):
-        cca.main([*words, "--text", "short"])
+        cca.main([*words, "--text", "short", "--overwrite"])
 
 
 def test_flickr8k(real_path, tmp_path, capsys):

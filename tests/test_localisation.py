@@ -146,10 +146,8 @@ def test_ties_and_edges_by_hand():
     assert one([], right, []).first == -1
 
 
-def test_the_margin_is_to_another_place():
+def test_the_overlap_is_the_mass_of_the_boxes_at_the_place_of_the_first():
     here, near, there = [0, 0, 9, 9], [0, 0, 9, 8], [10, 10, 19, 19]
-    assert one([here, near, there], here, [3, 2, 0.5]).confidences["margin"] == 2.5
-    assert one([here, near], here, [3, 2]).confidences["margin"] == 1       # no other place: to the lowest score
     found = one([here, near, there], here, [3, 2, 1], temperature=1.0).confidences
     assert found["overlap"] == pytest.approx((np.exp(3) + np.exp(2)) / np.exp([3, 2, 1]).sum())
 

@@ -147,6 +147,14 @@ def test_columns_equal_the_whole_matrix(name):
 
 
 @pytest.mark.parametrize("name", GAUSSIAN)
+def test_one_side_may_be_spherical(name):
+    images, captions = embedding(4, 10, seed=1), embedding(5, 10, seed=2, spherical=True)
+    wide = Embedding(captions.mean, captions.log_var.expand(-1, 10).contiguous())
+    torch.testing.assert_close(FORMULAS[name](images, captions), FORMULAS[name](images, wide))
+    torch.testing.assert_close(FORMULAS[name](captions, images), FORMULAS[name](wide, images))
+
+
+@pytest.mark.parametrize("name", GAUSSIAN)
 def test_spherical_is_ellipsoidal_with_a_repeated_value(name):
     images, captions = embedding(4, 10, seed=1, spherical=True), embedding(5, 10, seed=2, spherical=True)
     wide = [Embedding(e.mean, e.log_var.expand_as(e.mean).contiguous()) for e in (images, captions)]

@@ -174,10 +174,10 @@ def test_a_run_goes_on_with_its_own_configuration(tmp_path, small_run):
 def test_a_non_finite_loss_stops_with_the_name_of_the_term(tmp_path, demo_path, monkeypatch):
     calls = []
 
-    def broken(scores, *_):
+    def broken(self, scores, *_):
         calls.append(1)
         return scores.sum() * (float("nan") if len(calls) == 3 else 0.0)
-    monkeypatch.setattr("losses.hinge", broken)
+    monkeypatch.setattr("losses.Hinge.forward", broken)
     with pytest.raises(InputError, match="the term 'hinge' of the loss became nan at epoch 1 step 3"):
         fit("--data_path", demo_path, "--num_epochs", 1, "--logger_name", tmp_path / "run")
 

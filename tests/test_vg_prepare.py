@@ -210,8 +210,9 @@ def test_what_cannot_work_is_one_sentence(tmp_path, capsys):
 
 def test_the_demo_gives_a_manifest(demo_path, tmp_path, capsys):
     output = tmp_path / "m.json"
-    for seed in ("1", "3"):                                  # a manifest may take the place of another
-        prepare.main(["--vg", os.path.join(demo_path, "demo_vg"), "--output", str(output), "--seed", seed])
+    for seed in ("1", "3"):
+        prepare.main(["--vg", os.path.join(demo_path, "demo_vg"), "--output", str(output), "--seed", seed,
+                      "--overwrite"])
     shown = capsys.readouterr().out
     manifest = prepare.read_manifest(str(output))
     assert manifest["seed"] == 3 and manifest["thresholds"] == [10, 20, 30, 40, 50] and "images in coco" in shown

@@ -157,7 +157,7 @@ def test_the_command(tmp_path, demo_path, capsys, monkeypatch):
     np.testing.assert_array_equal(table_for(words, out)[0], vectors)
     refused(capsys, word_vectors.main,
             ["--data_path", demo_path, "--data_name", "demo", "--dim", "20", "--output", out],
-            "v.txt is there already; name another file")
+            "v.txt is there already; replace it with --overwrite, or name another file")
     out = str(tmp_path / "new" / "w.txt")
     for words, message in ((["--data_name", "demo", "--dim", 9999], "vectors of 9999 values cannot be learned"),
                            (["--data_name", "none"], "there is no folder .*none"),
