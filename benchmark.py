@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import train
-from files.layouts import Batch
+from data import Batch
 from losses import SIMILARITIES, Embedding
 from metrics import retrieval_blocks
 from model import build_model
-from text import SPECIALS, Vocabulary
+from vocab import SPECIALS, Vocabulary
 
 
 class Sizes(NamedTuple):

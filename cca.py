@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 import cli
 from cli import Arguments, InputError, check, data_set, filename, number, positive, split_names
-from data import Split, check_extractors, read_split
+from data import Features, NoImages, Split, check_extractors, chunks, read_split
 from encoders import Precomputed
 from evaluation.open import export, of_split
 from evaluation.report import foreign_words
@@ -33,7 +33,6 @@ from features.captions import TfIdf, word_counts
 from features.hglmm import svd, unit
 from files.phrases import refuse_phrases
 from files.writing import output
-from inputs import Features, NoImages, chunks
 from losses import Embedding, cosine
 from metrics import chance, retrieval_blocks
 

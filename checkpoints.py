@@ -20,15 +20,15 @@ import torch
 from torch import Tensor
 
 from cli import InputError, check, reason
+from data import encode_captions
 from encoders import CNNS
 from files.reading import checksum
 from files.writing import FORMAT
-from inputs import encode_captions
 from losses import Embedding
 from model import JointEmbedding, build_model, build_vocabulary
 from options.rules import IMPLIED, resolve
 from options.training import TRAIN
-from text import Vocabulary, tokenize
+from vocab import Vocabulary, tokenize
 
 BATCH = 64                            # captions per step
 

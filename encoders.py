@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from cli import InputError
-from files.photos import import_torchvision
+from data import import_torchvision
 from losses import unit
-from text import UNK
+from vocab import UNK
 
 
 def vsepp_linear(inputs: int, outputs: int) -> nn.Linear:

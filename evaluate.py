@@ -25,6 +25,7 @@ import numpy as np
 import checkpoints
 import cli
 from cli import InputError, check, torch_device
+from data import Photos
 from evaluation import bank, certainty, localisation, plots, volume
 from evaluation.annotations import Pairs
 from evaluation.assess import Asked, Judgements, assess, read_judgements, without_nan
@@ -50,7 +51,6 @@ from evaluation.report import SIDES, comparisons, doubts, foreign_words, render,
 from evaluation.subjects import Record, Subject, refuse_other_kind
 from files.reading import repeated
 from files.writing import atomic, output, save_json
-from inputs import Photos
 from losses import formulas
 from options.evaluating import EVALUATE, parse_args, ready, refuse_of_captions, wanted
 

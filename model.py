@@ -55,7 +55,7 @@ from methods.pvse_pcme import MMD, BiGRU, Diversity, MatchProbability, MaxOverPa
 from methods.scan import CrossAttention, RegionEmbedding, WordStates
 from methods.two_branch import BranchEmbedding, ProductNetwork, TwoBranchLoss
 from methods.vsrn import Captioner, RegionGraph, RegionGRU
-from text import Trigrams, Vocabulary
+from vocab import Trigrams, Vocabulary
 
 # Similarities of parts, of samples and by networks.
 SIMILARITIES.update({

@@ -19,9 +19,9 @@ import yaml
 
 from checkpoints import MAY_CHANGE, check_values, load_checkpoint
 from cli import InputError, check, reason
-from data import Split, check_extractors, pair_batches, phrase_batches, read_split
+from data import Split, check_extractors, pair_batches, read_split
 from files.log import Log
-from files.phrases import Labels, learnable
+from files.phrases import Labels, learnable, phrase_batches
 from files.reading import read_yaml, readable
 from files.writing import atomic, clear, same_file, save_state
 from methods.two_branch import sibling_order
@@ -30,7 +30,7 @@ from model import build_vocabulary
 from options import SWITCH
 from options.rules import check_fits, default_run, fit_to_data, resolve
 from options.training import TRAIN
-from text import Vocabulary
+from vocab import Vocabulary
 
 # Options that a file of options never holds: those that say which run it is, or start a command.
 COMMAND_LINE = {"logger_name", "overwrite", "resume", "config", "dry_run", "methods"}

@@ -35,6 +35,7 @@ from cli import (
     up_to,
     workers,
 )
+from data import Photos
 from evaluation.calibration import calibration_file
 from evaluation.confidence import percent
 from evaluation.open import How, Where, newest_run
@@ -42,7 +43,6 @@ from evaluation.pictures import picture_file
 from features import store
 from features.folder import CAPTIONS
 from files.reading import need, read_lines, read_text
-from inputs import Photos
 from retrieval.build import WHOLE, add, features_of, folder_name, make, of_folder, remove
 from retrieval.index import Index, file_of
 from retrieval.page import serve

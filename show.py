@@ -30,16 +30,16 @@ from cli import (
     torch_device,
     up_to,
 )
+from data import Photos, image_batches
 from evaluation.calibration import Calibration, calibration_file
 from evaluation.encode import encode
 from evaluation.open import Run, Where, beside_model, load_run, newest_run
 from evaluation.pictures import OWN, THUMBNAIL, Cell, Row, draw_rows, picture_file
 from files.reading import below
 from files.writing import output, save_json
-from inputs import Photos, image_batches
 from losses import real_rows, uncertainty, unit
 from retrieval.trust import badge_of, calibration_of, how_many, trust_in
-from text import END, is_function
+from vocab import END, is_function
 
 # ---- retrieval: captions and their best images, with scores and uncertainties
 

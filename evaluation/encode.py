@@ -6,10 +6,9 @@ import torch
 from tqdm import tqdm
 
 import metrics
-from data import Split
+from data import NoImages, Split, Tokens, chunks, image_batches
 from evaluation.phrases import validate_phrases
 from files.phrases import PhraseSplit
-from inputs import NoImages, Tokens, chunks, image_batches
 from model import JointEmbedding
 
 

@@ -14,7 +14,7 @@ import torch
 
 from checkpoints import Trained
 from cli import InputError, check
-from data import Split, check_extractors, read_split
+from data import SQUARABLE, Photos, Split, check_extractors, named_splits, read_split
 from evaluation import bank, volume
 from evaluation.encode import encode
 from evaluation.subjects import (
@@ -28,11 +28,9 @@ from evaluation.subjects import (
     refuse_other_items,
     refuse_other_kind,
 )
-from files.layouts import named_splits
 from files.phrases import refuse_phrases
 from files.reading import FAULTS, read_array, read_arrays
 from files.writing import save_arrays
-from inputs import SQUARABLE, Photos
 from losses import SIMILARITIES, Embedding, check_sides, cosine, formulas
 from options.rules import check_fits
 

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from cli import InputError, check
-from files.photos import read_photo
+from data import read_photo
 from files.writing import atomic, output
 
 FORMATS = ("png", "pdf", "svg", "ps", "eps")

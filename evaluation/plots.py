@@ -5,12 +5,12 @@ import sys
 
 import numpy as np
 
+from data import Photos
 from evaluation.confidence import MEASURES, Seen, best_name, percent, title
 from evaluation.pictures import THUMBNAIL, Cell, Row, draw_rows, drawing, wrapped
 from evaluation.report import SIDES as DIRECTIONS
 from evaluation.selective import reliability
 from files.reading import below
-from inputs import Photos
 from metrics import risk_coverage
 
 PICTURES = ("confidence", "confidence_examples")

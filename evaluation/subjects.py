@@ -16,9 +16,9 @@ import torch
 
 import metrics
 from cli import InputError, check
+from data import Photos
 from evaluation.annotations import Index
 from evaluation.encode import Gallery
-from inputs import Photos
 from losses import Embedding, cosine, trait
 
 # ---- whose images and captions

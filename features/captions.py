@@ -16,13 +16,12 @@ from scipy.sparse import csr_array
 from tqdm import tqdm
 
 from cli import check
-from data import Split, read_split
+from data import Split, chunks, read_split
 from features.hglmm import HGLMM, fit_ica, fit_pca, project, signed_square_root, unit
 from features.minilm import MiniLM
 from files.reading import checksum
 from files.vectors import table_for
-from inputs import chunks
-from text import Vocabulary, is_function
+from vocab import Vocabulary, is_function
 
 SCALE = 10                            # of unit word vectors before the mixture, as in the originals
 ROWS = 1024                           # captions whose features of words are held at a time

@@ -19,15 +19,14 @@ from typing import NamedTuple
 import numpy as np
 
 from cli import InputError, check, reason
+from data import Features, Photos, extractors, photo_formats
 from features.boxes import PhotoBoxes
 from features.networks import RECIPE, compute, network_of, shape_of, stamp, weights_file
 from features.store import AGAIN, ALL, How, PhotoFeatures, copy_rows, is_note, record_extractor, refuse_broken
-from files.photos import photo_formats
 from files.reading import file_digest, need, read_array, read_json, read_lines, read_text, sha256
 from files.writing import CHANGING, remove, save_lines
-from inputs import Features, Photos, extractors
 
-# The endings of inputs.PHOTO_FORMATS.
+# The endings of data.PHOTO_FORMATS.
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".webp", ".gif", ".bmp",
            ".dib", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".pfm", ".jp2", ".j2k", ".jpx",
            ".avif")

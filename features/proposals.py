@@ -25,10 +25,10 @@ import numpy as np
 
 import cli
 from cli import Arguments, InputError, check, data_set, filename, positive, reason, workers
+from data import read_photo
 from features.boxes import LARGEST, read_boxes
 from features.store import How, RowStore
 from files.entities import SPLITS, Entities, photo_paths, read_entities
-from files.photos import read_photo
 from files.phrases import THRESHOLDS, Proposals, file_of, ids_sha256, read_facts, read_proposals, recall
 from files.reading import file_digest, need, readable, sha256
 from files.writing import output, remove, save_arrays, save_json

@@ -13,6 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from cli import check
+from data import whole_transform
 from features import filters
 from features.networks import region_network
 from features.proposals import NAME, read_sized
@@ -21,7 +22,6 @@ from files.entities import SPLITS, Entities, photo_paths, read_entities
 from files.phrases import Proposals, check_features, file_of, read_facts, read_proposals, read_region_features, shares
 from files.reading import file_digest, read_array, readable
 from files.writing import atomic, output, remove, save_json
-from inputs import whole_transform
 
 STEP = 32                             # pixels of a photo for each cell of the last map
 PHOTO_SIDE = 448                     # pixels: the last map has 14 x 14 cells, as boxes may be small

@@ -14,9 +14,9 @@ import torch
 from tqdm import tqdm
 
 from cli import InputError, check
+from data import chunks, extractors, stream
 from files.reading import file_digest, read_array, read_json
 from files.writing import CHANGING, mapped, output, remove, save_json
-from inputs import chunks, extractors, stream
 
 ROWS = 1024                           # rows copied at a time
 ALL = "all"                           # the split that holds a folder of photos

@@ -19,12 +19,11 @@ from tqdm import tqdm
 
 import cli
 from cli import Arguments, above_zero, check, data_set, filename, natural, positive, torch_device, up_to, workers
-from data import Split, pair_batches, read_split
+from data import Photos, Split, Tokens, image_batches, pair_batches, read_split
 from encoders import CNN, CNNS, vsepp_linear
 from features.captions import places
 from files.writing import output, save_state
-from inputs import Photos, Tokens, image_batches
-from text import SPECIALS, Vocabulary, is_function
+from vocab import SPECIALS, Vocabulary, is_function
 
 
 def content_words(captions, count: int) -> list[str]:

@@ -21,7 +21,7 @@ from data import read_split
 from features.captions import places
 from features.hglmm import unit
 from files.writing import atomic, output
-from text import SPECIALS, Vocabulary, is_function
+from vocab import SPECIALS, Vocabulary, is_function
 
 
 def train_vectors(captions: list[list[str]], dim: int, threshold: int = 1,

@@ -21,10 +21,9 @@ import torch
 from torch import Tensor
 
 from cli import InputError, check
-from files.entities import Entities, read_entities
-from files.layouts import Split, read_text_features
+from data import Batch, Features, NoImages, Split, Tokens, chunks, extractors, read_text_features, stream
+from files.entities import SPLITS, Entities, check_entities, read_entities
 from files.reading import need, read_array, read_arrays, read_json, sha256
-from inputs import Features, NoImages, extractors
 
 AGAIN = "write them again with python -m features.proposals"
 EXTRACT = "write them again with python -m features.extract regions"
@@ -346,3 +345,39 @@ def learnable(split: PhraseSplit, positive: float) -> np.ndarray:
     """The phrases that a proposal fits, (m,): the others cannot be learned from."""
     best = np.concatenate([split.overlap(n).max(0) for n in range(len(split.ids))])
     return np.flatnonzero(best >= positive)
+
+
+def phrase_batches(split: PhraseSplit, tokens: Tokens, photos, size: int, labels: Labels, *,
+                   workers: int = 0, seed: tuple = (0,), skip: int = 0):
+    """Yield labelled batches of the proposals and phrases of `size` photos each, in the given order
+    of photos. The first `skip` batches are left out (resuming)."""
+    groups = chunks(np.ascontiguousarray(photos), size)[skip:]
+    drawn = (draw_phrases(split, labels, seed, chunk) for chunk in groups)
+    for (rows, columns, label), regions in stream(
+        DrawnRegions(split.images), drawn, workers * split.images.parallel
+    ):
+        yield Batch(regions, *tokens.batch(columns), torch.from_numpy(rows),
+                    torch.from_numpy(columns), labels=torch.from_numpy(label))
+
+
+def check_phrases(root: str, regions: str, text_features: str | None) -> list[str]:
+    """Print what a folder of Flickr30k Entities holds, the proposals and features in it, too, and
+    those of the usual name may be missing. Returns the faults."""
+    lines, faults = check_entities(root)
+    for line in lines:
+        print(line)
+    proposals = regions.rpartition("_")[0]
+    for name in () if faults else SPLITS:
+        boxes = os.path.join(root, f"{name}_{proposals}.npz")
+        if regions == REGIONS and not os.path.isfile(boxes):
+            print(f"{name:8}no proposals {proposals} yet: python -m features.proposals writes them")
+            continue
+        try:
+            split = read_phrases(root, name, regions, text_features)
+        except InputError as error:
+            faults.append(str(error))
+            continue
+        print(f"{name:8}{len(split.boxes):>8,} proposals  {split.images.describe()}")
+        for x in filter(None, (split.images, split.text)):
+            faults += x.faults(deep=True, distinct=False)
+    return faults

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from encoders import BatchNorm, pack
 from losses import Critic, Term, critic_loss, generator_loss, mean_rows, prior_mmd, real_rows, standard_kl, unit
-from text import PAD, UNK
+from vocab import PAD, UNK
 
 # ---- decoders
 

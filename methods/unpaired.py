@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cli import check
-from data import Batch, Split, check_extractors, read_split
-from inputs import Features
+from data import Batch, Features, Split, check_extractors, read_split
 from methods.jwae import learns_alone
 
 

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_packed_sequence
 
 from encoders import BatchNorm, Latent, pack, vsepp_linear
 from losses import unit
-from text import END, PAD, START, UNK
+from vocab import END, PAD, START, UNK
 
 NEVER_WRITTEN = [PAD, START, UNK]     # by a generated caption
 

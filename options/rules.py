@@ -7,8 +7,8 @@ through them before any data is read, `fit_to_data` after.
 import os
 
 from cli import check
+from data import NoImages, Photos
 from files.phrases import NEGATIVE_IOU, has_phrases
-from inputs import NoImages, Photos
 from losses import SIMILARITIES, VAR_MAX, trait
 from model import IMAGE_ENCODERS, SHAPES, TEXT_ENCODERS
 from options import refuse

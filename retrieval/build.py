@@ -12,14 +12,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from cli import InputError, check
-from data import read_split
+from data import Features, NoImages, Photos, image_batches, read_split
 from evaluation.open import How, Where
 from evaluation.subjects import items_of_split
 from features import store
 from features.folder import extract, find_photos, read_images
 from features.networks import RECIPE, recipe_of
 from files.reading import read_json, sha256
-from inputs import Features, NoImages, Photos, image_batches
 from losses import Embedding, uncertainty
 from retrieval.encoder import Encoder
 from retrieval.index import FORMAT, Entries, Index, file_of, stored

@@ -16,15 +16,15 @@ from torch import Tensor
 
 from checkpoints import BATCH, Trained
 from cli import InputError, torch_device
+from data import Photos, eval_transform
 from features.captions import TfIdf, word_counts
 from features.folder import network_of
 from features.hglmm import load_arrays
 from features.minilm import MiniLM
 from files.reading import checksum
-from inputs import Photos, eval_transform
 from losses import Embedding
 from retrieval.index import AGAIN
-from text import tokenize
+from vocab import tokenize
 
 BROAD = 1000                          # words of a training whose language can be told by them
 

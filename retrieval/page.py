@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from PIL import Image, ImageOps
 
 from cli import InputError
-from files.photos import PHOTO_FORMATS, in_rgb, photo_formats, read_photo
+from data import PHOTO_FORMATS, in_rgb, photo_formats, read_photo
 from files.reading import FAULTS
 from retrieval.searcher import Found, Searcher
 

@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 
 from cli import InputError, check
+from data import Photos
 from evaluation.confidence import percent
 from evaluation.pictures import IN_SET, Cell, Row, draw_rows, drawable, picture_file, small
-from inputs import Photos
 from losses import Embedding, uncertainty
 from retrieval.encoder import Encoder
 from retrieval.index import Index

@@ -10,9 +10,8 @@ import torch.nn.functional as F
 import evaluate
 import train
 from checkpoints import load_checkpoint, load_model
-from data import Batch, pair_batches, read_split
+from data import Batch, image_batches, pair_batches, read_split
 from evaluation import encode
-from inputs import image_batches
 from losses import Embedding
 from methods.scan import AGGREGATES, DIRECTIONS, NORMS, CrossAttention, RegionEmbedding, WordStates
 from metrics import retrieval
@@ -20,7 +19,7 @@ from model import build_model
 from options.rules import fit_to_data
 from tests import helpers
 from tests.references import pair_score
-from text import SPECIALS, Vocabulary
+from vocab import SPECIALS, Vocabulary
 
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
 # Norms and aggregates are functions of their own: each beside the default of the other, and one pair of two others.

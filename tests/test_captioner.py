@@ -18,7 +18,7 @@ from methods.vsrn import Captioner
 from model import Encoded, build_model
 from show import word_precision
 from tests.helpers import refused
-from text import END, PAD, SPECIALS, START, Vocabulary, is_function
+from vocab import END, PAD, SPECIALS, START, Vocabulary, is_function
 
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
 RUN = ["--data_name", "demo_region_precomp", "--img_enc", "vsrn", "--captioner", "1", "--dim_hidden", "16",

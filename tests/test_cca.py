@@ -10,8 +10,7 @@ import cca
 import evaluate
 from cca import CCA, WordRows
 from cli import InputError
-from data import Split, read_split
-from inputs import Features, NoImages
+from data import Features, NoImages, Split, read_split
 from metrics import retrieval
 from tests.helpers import unwritable
 

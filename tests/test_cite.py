@@ -19,7 +19,7 @@ from model import Encoded, build_model
 from retrieval.searcher import Searcher
 from search import main as search
 from tests.helpers import options
-from text import SPECIALS, Vocabulary
+from vocab import SPECIALS, Vocabulary
 
 SMALL = ["--sim", "cite", "--cite_layers", "8-6"]
 

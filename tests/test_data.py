@@ -10,11 +10,9 @@ import torch
 from PIL import Image
 
 import data
-import inputs
 from cli import InputError
-from data import pair_batches, read_split
-from inputs import Features, Photos
-from text import END, SPECIALS, START, UNK, Vocabulary, tokenize
+from data import Features, Photos, pair_batches, read_split
+from vocab import END, SPECIALS, START, UNK, Vocabulary, tokenize
 
 
 def write_precomp(folder, features, captions, split="train", ids=None):
@@ -333,7 +331,7 @@ def test_bad_photos_are_named(tmp_path, demo_path):
         assert len(list(split.faults(deep=True))) == 1
         for workers in (0, 2):                                # the sentence crosses the process border whole
             with pytest.raises(InputError, match="^the photo .* cannot be read") as error:
-                list(inputs.image_batches(split.images, 4, workers=workers))
+                list(data.image_batches(split.images, 4, workers=workers))
             assert "Traceback" not in str(error.value)
     os.remove(split.images.paths[0])
     refused(tmp_path, "1 of 48 photos are missing, the first is .*" + os.path.basename(split.images.paths[0]))
@@ -352,14 +350,14 @@ def test_coco_ids_that_the_captions_lack(tmp_path, demo_path):
 
 
 def test_check_prints_what_is_there_and_every_fault(tmp_path, demo_path, capsys):
-    assert data.check(demo_path, "demo_precomp") == 0
+    assert data.check_data_set(demo_path, "demo_precomp") == 0
     shown = capsys.readouterr().out
     assert "train" in shown and "48 images" in shown and "vocabulary" in shown and "3 splits, 0 faults" in shown
     broken = FEATURES.copy()
     broken[1] = np.nan
     write_precomp(tmp_path / "x", broken, ["", *captions(19)])
     write_precomp(tmp_path / "x", FEATURES, captions(18), "dev")
-    assert data.check(str(tmp_path), "x") == 4               # empty caption, NaN, 18 captions for 4 rows, no test split
+    assert data.check_data_set(str(tmp_path), "x") == 4      # empty caption, NaN, 18 captions for 4 rows, no test split
     shown = capsys.readouterr().out
     for part in ("caption 1 is empty", "row 1", "18 captions for the 4 rows", "test_caps.txt"):
         assert part in shown
@@ -372,7 +370,7 @@ def test_check_compares_splits_and_finds_rows_of_zeros(tmp_path, capsys):
                                    ("test", FEATURES.reshape(4, 2, 3), 2)):
         write_precomp(tmp_path / "x", features, captions(20), split)
         np.save(tmp_path / "x" / f"{split}_w2v.npy", np.ones((20, width), np.float32))
-    assert data.check(str(tmp_path), "x") == 3
+    assert data.check_data_set(str(tmp_path), "x") == 3
     shown = capsys.readouterr().out
     for part in (r"train_ims.npy holds only zeros in 10 of 20 rows, the first is row 5; ",
                  r"dev_ims.npy has rows of \(5,\), .*train_ims.npy of \(6,\); ",
@@ -388,7 +386,7 @@ def test_worker_processes_leave_the_generator_of_training_alone(demo_path):
     """Dropout draws from it, and a resumed run starts its batches anew."""
     split = data.read_split(demo_path, "demo", "test")
     before = torch.get_rng_state()
-    for _ in inputs.image_batches(split.images, 16, workers=1):
+    for _ in data.image_batches(split.images, 16, workers=1):
         pass
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -445,7 +443,7 @@ def test_images_without_sentences_are_counted_and_said(tmp_path, capsys):
     assert len(split.images) == 6
     assert split.notes == [f"{tmp_path}/x/dataset_x.json: 2 of 8 images of split 'test' have no sentence and are left "
                            "out"]
-    data.check(str(tmp_path), "x")
+    data.check_data_set(str(tmp_path), "x")
     assert f"note: {split.notes[0]}\n" in capsys.readouterr().out
 
 
@@ -514,7 +512,7 @@ def test_rows_that_were_tiled_are_refused(tmp_path):
 
 def test_check_tells_ids_that_name_several_things_and_images_that_look_the_same(tmp_path, capsys):
     grouped(tmp_path, img_ids=np.zeros(6, int), ann_ids=np.arange(30) // 2, rows=np.ones((6, 4), np.float32))
-    data.check(str(tmp_path), "g")
+    data.check_data_set(str(tmp_path), "g")
     shown = capsys.readouterr().out
     assert "5 of 6 images have the id or name of another one" in shown
     assert "15 of 30 captions have the id or name of another one" in shown

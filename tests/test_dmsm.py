@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import evaluate
-from inputs import Features, encode_captions
+from data import Features, encode_captions
 from losses import SampledNLL
 from methods.unpaired import ShuffledItems, Unpaired, choose_pairs
 from tests.helpers import fit_steps as fit
 from tests.helpers import log_of, same_weights
-from text import SPECIALS, Trigrams, Vocabulary
+from vocab import SPECIALS, Trigrams, Vocabulary
 
 SCORES = torch.rand(6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 2 - 1
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-import inputs
+import data
 from cli import InputError
 from data import read_split
 from encoders import CNN
@@ -33,8 +33,8 @@ def folder(tmp_path, demo_path):
 @pytest.fixture
 def small_photos(monkeypatch):
     """Photos of 64 x 64, for tests of which of them are read when."""
-    real = inputs._transform
-    monkeypatch.setattr(inputs, "_transform", lambda first: real(lambda t: [t.Resize(64), t.CenterCrop(64)]))
+    real = data._transform
+    monkeypatch.setattr(data, "_transform", lambda first: real(lambda t: [t.Resize(64), t.CenterCrop(64)]))
 
 
 def images(folder, weights, *words):

@@ -10,11 +10,10 @@ import torch
 from PIL import Image
 
 from cli import InputError
-from data import Split, check, check_extractors, read_split
+from data import Photos, Split, check_data_set, check_extractors, eval_transform, read_split, whole_transform
 from encoders import CNN
 from features import extract, filters, folder, networks, store
 from features.networks import network_of
-from inputs import Photos, eval_transform, whole_transform
 from tests.helpers import Command, refused
 
 
@@ -478,7 +477,7 @@ def test_captions_make_a_data_set_whose_splits_stay(mine, demo_path, capsys):
     run(mine)
     said = capsys.readouterr().out
     assert "captions.csv: train " in said and "note: photos without a caption, in no split: 4, the first: 't" in said
-    assert check(str(mine / "data"), "out") == 0
+    assert check_data_set(str(mine / "data"), "out") == 0
     out, of = images(mine), {}
     for part in ("train", "dev", "test"):
         split = read_split(str(mine / "data"), "out", part)

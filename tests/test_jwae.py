@@ -24,7 +24,7 @@ from methods.unpaired import build_unpaired, choose_pairs
 from model import Encoded, build_model
 from tests.helpers import STEPS, log_of, refused, same_weights
 from tests.helpers import fit_steps as fit
-from text import END, PAD, SPECIALS, START, UNK, Vocabulary
+from vocab import END, PAD, SPECIALS, START, UNK, Vocabulary
 
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
 JWAE = ["--recon_images", "0.5", "--recon_captions", "0.05", "--prior_images", "0.1", "--prior_captions", "0.2"]

@@ -20,7 +20,7 @@ from methods.labelled import (
 from methods.two_branch import ProductNetwork, TwoBranchLoss
 from model import Encoded, build_model
 from tests.helpers import having, options
-from text import END, SPECIALS, START, Vocabulary
+from vocab import END, SPECIALS, START, Vocabulary
 
 FORMULAS = formulas()
 

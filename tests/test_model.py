@@ -10,14 +10,12 @@ import torch.nn.functional as F
 import encoders
 import train
 from cli import InputError
-from data import Batch
+from data import Batch, Features, Photos, import_torchvision
 from encoders import CNN, GRUEmbedding, LinearEmbedding, Precomputed, Words
-from files.photos import import_torchvision
-from inputs import Features, Photos
 from methods.vsrn import RegionGraph, RegionGRU
 from model import SHAPES, JointEmbedding, Tower, build_model
 from options.rules import fit_to_data
-from text import SPECIALS, Vocabulary
+from vocab import SPECIALS, Vocabulary
 
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
 

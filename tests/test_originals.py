@@ -27,12 +27,11 @@ import show
 import train
 import vocab
 from cli import InputError
-from data import read_split
+from data import import_torchvision, read_split
 from evaluation import encode
 from files import writing
-from files.photos import import_torchvision
 from model import build_model
-from text import SPECIALS, Vocabulary
+from vocab import SPECIALS, Vocabulary
 
 WORDS = [*SPECIALS, *(f"w{k}" for k in range(40))]
 MARKER = "ran.txt"                    # what a malicious file would leave in the working directory

@@ -14,6 +14,7 @@ import evaluate
 import show
 import train
 from cli import InputError
+from data import read_precomputed
 from evaluation import people, volume
 from evaluation.calibration import read_calibration
 from evaluation.encode import encode
@@ -21,7 +22,6 @@ from evaluation.open import Where, load_run
 from evaluation.posterior import expected, rows_of
 from evaluation.subjects import Items
 from evaluation.volume import Sigmoid, logistic
-from files.layouts import read_precomputed
 from losses import Embedding, Volume, formulas
 from retrieval.searcher import Found
 from retrieval.trust import Trust, how_many, how_sure

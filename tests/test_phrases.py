@@ -13,14 +13,14 @@ import evaluate
 import search
 import train
 from checkpoints import load_checkpoint, load_model
-from data import phrase_batches, read_split
+from data import read_split
 from evaluation.phrases import PhraseScores, rsum_by_chance, validate_phrases
 from features import proposals
 from features.extract import main as extract
 from files.entities import read_entities
-from files.phrases import Labels, draw, geometry_of, learnable, read_proposals
+from files.phrases import Labels, draw, geometry_of, learnable, phrase_batches, read_proposals
 from tests.helpers import log_of, refused, same_weights
-from text import is_function, tokenize
+from vocab import is_function, tokenize
 
 SMALL = ["--data_name", "demo_entities", "--embed_size", "24", "--word_dim", "12", "--num_epochs", "10", "--batch_size",
          "48", "--vocab_threshold", "1", "--device", "cpu", "--workers", "0", "--learning_rate", "0.005"]
@@ -364,12 +364,12 @@ def append(path: str, text: str) -> None:
 def test_the_check_of_a_folder(own, capsys):
     refused(capsys, data.main, ["check", "--data_path", own, "--data_name", "demo_entities", "--vocab", "v.json"],
             "--vocab v.json is for images and captions")
-    assert data.check(own, "demo_entities") == 0
+    assert data.check_data_set(own, "demo_entities") == 0
     said = capsys.readouterr().out
     assert "proposals" in said and "phrases" in said and said.rstrip().endswith("0 faults")
     with open(os.path.join(own, "demo_entities", "test_edgeboxes200_ims.npy"), "r+b") as f:
         f.seek(-2, os.SEEK_END)
         f.write(np.float16(np.nan).tobytes())
     os.remove(os.path.join(own, "demo_entities", "val_edgeboxes200.json"))
-    assert data.check(own, "demo_entities") == 2
+    assert data.check_data_set(own, "demo_entities") == 2
     assert "NaN or infinity" in capsys.readouterr().out

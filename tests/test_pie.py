@@ -15,17 +15,15 @@ import evaluate
 import losses
 import train
 from cli import InputError
-from data import Batch, read_split
+from data import Batch, Features, Photos, import_torchvision, read_split
 from encoders import CNN, Latent, Words
-from files.photos import import_torchvision
-from inputs import Features, Photos
 from losses import Embedding, Match, check_sides, formulas
 from methods.pvse_pcme import MMD, BiGRU, Diversity, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
 from metrics import retrieval_blocks
 from model import SHAPES, Encoded, JointEmbedding, build_model
 from options.rules import check_fits, fit_to_data
 from tests import helpers
-from text import SPECIALS, Vocabulary
+from vocab import SPECIALS, Vocabulary
 
 FORMULAS = formulas()
 

@@ -11,13 +11,12 @@ import pytest
 import data
 import evaluate
 import train
-from data import read_split
+from data import first_images, read_split
 from features import extract
-from files.layouts import first_images
 from files.reading import read_lines
 from retrieval.encoder import Encoder
 from search import SHIPPED
-from text import Vocabulary, tokenize
+from vocab import Vocabulary, tokenize
 
 SIZE = ["--embed_size", "64", "--word_dim", "64", "--num_epochs", "1", "--learning_rate", "0.002", "--seed", "0",
          "--device", "cpu"]
@@ -31,7 +30,7 @@ def fit_and_evaluate(path, name, run, *words) -> dict:
 
 def test_flickr8k_has_no_faults(real_path, capsys):
     for name in ("f8k_precomp", "f8k_region_precomp"):
-        assert data.check(real_path, name) == 0
+        assert data.check_data_set(real_path, name) == 0
     shown = capsys.readouterr().out
     assert "6,000 images   30,000 captions" in shown and "(2400, 36, 256) float16" in shown
 

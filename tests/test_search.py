@@ -13,14 +13,13 @@ import torch
 import search
 from checkpoints import load_checkpoint
 from cli import InputError
-from data import read_split
+from data import Photos, read_split
 from evaluation.bank import item_terms
 from evaluation.encode import encode
 from evaluation.open import How
 from features import extract
 from features.networks import recipe_of
 from files import writing
-from inputs import Photos
 from retrieval import build, encoder, index, searcher
 from retrieval.encoder import Encoder
 from retrieval.index import Index

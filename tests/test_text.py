@@ -18,7 +18,7 @@ from files.vectors import table_for
 from model import build_model
 from tests.helpers import STEPS
 from tests.helpers import fit_steps as fit
-from text import SPECIALS, Vocabulary, tokenize
+from vocab import SPECIALS, Vocabulary, tokenize
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-import inputs
+import data
 import train
 from checkpoints import load_checkpoint
 from cli import InputError
@@ -245,7 +245,7 @@ def test_a_large_feature_file_is_not_read_into_memory(tmp_path):
 
 
 def train_big(tmp_path, told) -> None:
-    inputs.RESIDENT_BYTES = 64 << 20
+    data.RESIDENT_BYTES = 64 << 20
     with open("/proc/self/clear_refs", "w", encoding="ascii") as f:
         f.write("5")                                        # the peak starts at what is resident now
     before = peak()
@@ -276,7 +276,7 @@ def test_a_run_keeps_its_options_when_they_come_from_its_own_configuration(tmp_p
 
 
 def test_an_epoch_of_two_branch_has_siblings_side_by_side():
-    split = type("Split", (), {"caption_image": np.arange(60) // 5, "images": inputs.NoImages(12)})
+    split = type("Split", (), {"caption_image": np.arange(60) // 5, "images": data.NoImages(12)})
     order = Data(split, split, None, "", {}, np.arange(60), None, {}, 16, 0, siblings=True).order(0)
     lead, sibling = split.caption_image[order].reshape(-1, 2).T
     assert (lead == sibling).all() and (order[::2] != order[1::2]).all()

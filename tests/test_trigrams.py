@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from cli import InputError
-from data import read_split
-from inputs import TrigramTokens
+from data import TrigramTokens, read_split
 from methods.dmsm import TanhLayers, TrigramBag, TrigramConv, TrigramWords
-from text import SPECIALS, Trigrams, trigrams_of
+from vocab import SPECIALS, Trigrams, trigrams_of
 
 WORDS = "a man rides the brown horse banana nanana on".split()
 VOCAB = Trigrams([*SPECIALS, *WORDS])

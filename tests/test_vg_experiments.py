@@ -13,18 +13,17 @@ from scipy.stats import ttest_rel
 import train
 from checkpoints import load_checkpoint, load_model
 from cli import InputError
-from data import read_split
+from data import eval_transform, read_split, whole_transform
 from encoders import CNN
 from features.networks import network
 from files.writing import FORMAT
-from inputs import eval_transform, whole_transform
 from losses import Embedding, uncertainty
 from model import build_model
 from options.rules import fit_to_data
-from text import Vocabulary
 from train import parse_args
 from vg_experiments import crops, encoding, prepare, selection
 from vg_experiments import uncertainty as figure2
+from vocab import Vocabulary
 
 MODELS = {"wasserstein": ["--sim", "wasserstein"], "cosine": ["--sim", "cosine"], "gce": ["--sim", "mahalanobis"],
           "regions": ["--sim", "kl", "--data_name", "demo_region_precomp"]}

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from data import read_split
+from data import import_torchvision, read_split
 from encoders import CNN
 from features import word_cnn
 from features.word_cnn import WordCNN, average_precision, content_words, whole_state, word_labels
-from files.photos import import_torchvision
 
 # ---- average precision
 

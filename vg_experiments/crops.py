@@ -26,9 +26,9 @@ from matplotlib.patches import Rectangle
 
 import cli
 from cli import Arguments, check, filename, natural, number, up_to
+from data import read_photo
 from evaluation import report
 from evaluation.pictures import drawing, picture_file
-from files.photos import read_photo
 from files.writing import output, save_json
 from losses import Embedding, uncertainty
 from vg_experiments.encoding import Encoder, build_encoders, model_arguments, photo_path

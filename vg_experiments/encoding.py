@@ -27,15 +27,14 @@ from tqdm import tqdm
 
 from checkpoints import Trained
 from cli import Arguments, check, filename, natural, torch_device
+from data import chunks, encode_captions, import_torchvision, read_photo, whole_transform
 from encoders import CNN, CNNS, Precomputed
 from features import filters
 from features.networks import network
-from files.photos import import_torchvision, read_photo
 from files.reading import checksum, read_array, refusing, sha256
 from files.writing import save_array
-from inputs import chunks, encode_captions, whole_transform
 from losses import Embedding
-from text import tokenize
+from vocab import tokenize
 
 FITS = ("stretch", "centre", "pad")
 SIDE = 224                            # of a network's input, pixels

@@ -34,8 +34,7 @@ from tqdm import tqdm
 
 import cli
 from cli import Arguments, InputError, check, data_set, filename, natural, number, reason
-from data import read_split
-from files.layouts import Split
+from data import Split, read_split
 from files.reading import FAULTS, below, need, read_json, refusing
 from files.writing import output, save_json
 

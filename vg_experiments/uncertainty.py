@@ -28,9 +28,9 @@ from evaluation.pictures import drawing, picture_file
 from files.writing import output, save_json
 from losses import uncertainty
 from metrics import spearman
-from text import tokenize
 from vg_experiments.encoding import build_encoders, ends_of, run_arguments, usable_triplets, whole_box
 from vg_experiments.prepare import join_phrases, read_manifest
+from vocab import tokenize
 
 SIGNS = {"images": 1, "captions": -1}            # of C - A, as `ucmr` 4.6 finds it
 SIGNIFICANT = 0.05                               # p below which a direction counts
