@@ -11,12 +11,11 @@ shows above the table, if any. docs/results.md says how a row is added.
 
 A document shows a table between the lines <!-- results: NAME --> and <!-- /results -->.
 """
-import argparse
 import csv
 import re
-import sys
 from pathlib import Path
 
+import cli
 import methods
 
 HERE = Path(__file__).resolve().parent
@@ -46,8 +45,8 @@ def fill(text: str, tables: dict[str, list[list[str]]]) -> str:
     def block(match: re.Match) -> str:
         name = match[1]
         if name not in tables:
-            sys.exit(f"a document shows the table {name}; its CSV file holds "
-                     f"{', '.join(tables) or 'none'}")
+            raise cli.InputError(f"a document shows the table {name}; its CSV file holds "
+                                 f"{', '.join(tables) or 'none'}")
         return f"<!-- results: {name} -->\n{render(tables[name])}\n<!-- /results -->"
     text = BLOCK.sub(block, text)
     return METHODS_BLOCK.sub(lambda m: m[1] + "\n".join(methods.table()) + m[2], text)
@@ -61,10 +60,14 @@ def list_documents() -> dict[str, Path]:
 
 def main(argv: list[str] | None = None) -> None:
     documents = [name for name in list_documents() if (HERE / f"{name}.csv").exists()]
-    p = argparse.ArgumentParser(prog="python -m results", description=__doc__.split("\n")[0])
+    p = cli.Arguments(__doc__.split("\n")[0])
     p.add_argument("document", nargs="?", choices=documents, help="whose tables (default: all)")
     p.add_argument("--write", action="store_true", help="write the tables into the documents")
-    opt = p.parse_args(argv)
+    cli.run("results", show, p.parse_args(argv), documents)
+
+
+def show(opt, documents: list[str]) -> None:
+    """Print the tables of one document or of all, or write them into the documents."""
     if opt.write:
         for name, path in list_documents().items():
             tables = read_tables(name) if name in documents else {}

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from cli import InputError
 from files.reading import read_text
 from results import __main__ as results
 
@@ -44,7 +45,7 @@ def test_tables_are_written_between_their_marks():
         "<!-- /results -->\n\nend\n")
     lines[0][0] = "command"
     assert results.render(lines) == "| model | rsum |\n|---|---|\n| a | 101.0 |"
-    with pytest.raises(SystemExit, match="a document shows the table u; its CSV file holds t"):
+    with pytest.raises(InputError, match="a document shows the table u; its CSV file holds t"):
         results.fill("<!-- results: u -->\n<!-- /results -->\n", {"t": lines})
 
 
