@@ -6,12 +6,12 @@ a new run may replace in it, and how a run goes on.
 import argparse
 import functools
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
-from fnmatch import fnmatch
 
 import numpy as np
 import torch
@@ -36,7 +36,10 @@ from vocab import Vocabulary
 COMMAND_LINE = {"logger_name", "overwrite", "resume", "config", "dry_run", "methods"}
 NOT_KEPT = COMMAND_LINE - {"logger_name"}     # options that no checkpoint holds
 CHECKPOINTS = ("checkpoint.pt", "model_best.pt")
-PICTURES = ("uncertain", "confidence", "retrieval")         # how their names begin
+# Files that evaluate.py and show.py write into a run folder, and the events of tensorboard.
+MADE_OF_RUN = re.compile(
+    r"(results|calibration)(_.+)?\.json|retrieval\.png|events\.out\.tfevents\..+"
+    r"|(uncertainty|uncertain_images|uncertain_captions|confidence|people)(_.+)?\.png")
 
 
 def description_in(folder: str) -> dict:
@@ -75,16 +78,12 @@ def check_new(folder: str, overwrite: bool) -> None:
 
 
 def clear_old(folder: str) -> None:
-    """Remove what a run left and a new one replaces: checkpoints first, so that none ever stands
-    under a new description, then logs, events, and the results and pictures that evaluate.py and
-    show.py made of it. Other files stay."""
-    first = [*CHECKPOINTS, "log.txt", "log.jsonl"]
-    for name in [*first, *sorted(os.listdir(folder))]:
+    """Remove the files of a run: checkpoints first, so that none ever stands under a new
+    description, then logs and `MADE_OF_RUN`. Other files stay."""
+    made = [name for name in sorted(os.listdir(folder)) if MADE_OF_RUN.fullmatch(name)]
+    for name in [*CHECKPOINTS, "log.txt", "log.jsonl", *made]:
         path = os.path.join(folder, name)
-        if os.path.isfile(path) and (
-                name in first or name.startswith("events.out.tfevents")
-                or name.startswith(PICTURES) and name.endswith(".png")
-                or fnmatch(name, "results*.json") or fnmatch(name, "calibration*.json")):
+        if os.path.isfile(path):
             os.remove(path)
 
 

@@ -238,7 +238,9 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
                common=True, metavar="RUN"),
         Option("vocab", filename, None, "vocabulary of an --init_from checkpoint of the original "
                "VSE++ or VSRN (python vocab.py convert)", metavar="FILE.json"),
-        flag("overwrite", "replace the run that --logger_name already holds", common=True),
+        flag("overwrite", "remove a run before: checkpoints, logs, events, results[_*].json, "
+             "calibration[_*].json, retrieval.png and the pictures confidence, people, "
+             "uncertainty and uncertain_SIDE[_*].png", common=True),
         Option("config", filename, None, "YAML file of options; the command line comes before it",
                common=True),
         flag("methods", "list the methods and their options, and end", common=True),

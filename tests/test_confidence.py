@@ -22,7 +22,7 @@ from evaluation.posterior import answers, part, rows_of, sample_scores
 from evaluation.subjects import Subject
 from losses import uncertainty
 from retrieval.trust import Trust, from_json
-from runs import PICTURES
+from runs import MADE_OF_RUN
 from tests.helpers import refused
 
 SIDES = ("t2i", "i2t")
@@ -326,7 +326,7 @@ def test_pictures_of_a_run(runs, tmp_path, figures):
     words = ["--checkpoint", runs / "wasserstein", "--confidence", "--output", tmp_path / "results.json"]
     results = judged([*words, "--photos", runs / "data" / "demo" / "images"])["confidence"]
     assert all((tmp_path / f"{name}.png").stat().st_size > 10_000 for name in plots.PICTURES)
-    assert all(name.startswith(PICTURES) for name in plots.PICTURES)      # they go with a run replaced
+    assert all(MADE_OF_RUN.fullmatch(f"{name}.png") for name in plots.PICTURES)      # they go with a run replaced
     for (left, right), side in zip(figures["confidence.png"], SIDES):
         best = results[side]["posterior_grouped" if side == "i2t" else "posterior"]
         points = left.containers[0].lines[0].get_xydata()   # bins of equal mass

@@ -34,7 +34,7 @@ def test_overwriting_a_run_keeps_what_train_did_not_write(run, demo_path, tmp_pa
     folder = tmp_path / "run"
     shutil.copytree(run, folder)
     mine = {"results_paper.csv": "1,2", "resultsfolder.tex": "x", "notes.txt": "mine",
-            "log_old.txt": "old"}
+            "log_old.txt": "old", "results2.json": "{}", "uncertain.png": "mine", "retrieval_paper.png": "mine"}
     for name, text in mine.items():
         (folder / name).write_text(text)
     assert trained("--data_path", demo_path, "--logger_name", folder, "--overwrite") == 0
