@@ -25,7 +25,6 @@ from tqdm import tqdm
 import cli
 from cli import Arguments, InputError, check, data_set, filename, number, positive, split_names
 from data import Features, NoImages, Split, check_extractors, chunks, read_split
-from encoders import Precomputed
 from evaluation.open import export, of_split
 from evaluation.report import foreign_words
 from evaluation.subjects import Member
@@ -35,6 +34,7 @@ from files.phrases import refuse_phrases
 from files.writing import output
 from losses import Embedding, cosine
 from metrics import chance, retrieval_blocks
+from model import Precomputed
 
 BLOCK = 4096                          # rows that are read at a time
 # the values that "auto" tries on the dev split

@@ -21,11 +21,10 @@ from torch import Tensor
 
 from cli import InputError, check, reason
 from data import encode_captions
-from encoders import CNNS
 from files.reading import checksum
 from files.writing import FORMAT
 from losses import Embedding
-from model import JointEmbedding, build_model, build_vocabulary
+from model import CNNS, VSE, build_model, build_vocabulary
 from options.rules import IMPLIED, resolve
 from options.training import TRAIN
 from vocab import Vocabulary, tokenize
@@ -117,7 +116,7 @@ def check_contents(stored: dict, path: str) -> None:
 MEANS = tuple(f"{side}_tower.{part}." for side in ("image", "text") for part in ("trunk", "mean"))
 
 
-def load_weights(model: JointEmbedding, stored: dict, path: str = "the checkpoint",
+def load_weights(model: VSE, stored: dict, path: str = "the checkpoint",
                  means: bool = False) -> None:
     """Give a model the weights of a checkpoint. means: only of what makes the means; the rest stays
     as it is. Raises InputError where the names or shapes are others."""
@@ -134,7 +133,7 @@ def load_weights(model: JointEmbedding, stored: dict, path: str = "the checkpoin
 
 
 def load_model(stored: dict, path: str = "the checkpoint",
-               phrases: bool = False) -> tuple[JointEmbedding, Vocabulary, argparse.Namespace]:
+               phrases: bool = False) -> tuple[VSE, Vocabulary, argparse.Namespace]:
     """The model of a checkpoint, in eval mode on the CPU, its vocabulary and its options. phrases:
     one that was trained on phrases and regions will do. Raises InputError."""
     check_values(stored["options"], path)

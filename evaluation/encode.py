@@ -9,7 +9,7 @@ import metrics
 from data import NoImages, Split, Tokens, chunks, image_batches
 from evaluation.phrases import validate_phrases
 from files.phrases import PhraseSplit
-from model import JointEmbedding
+from model import VSE
 
 
 class Gallery(NamedTuple):
@@ -22,7 +22,7 @@ class Gallery(NamedTuple):
 def encode(model, split: Split, tokens: Tokens | None, device, batch_size: int = 128,
            workers: int = 0, part: Gallery | None = None) -> tuple:
     """Embeddings of all images (N, D) and all captions (M, D) of a split, or of a part of it, in
-    their order. The model must be in eval mode; it may be anything with JointEmbedding's
+    their order. The model must be in eval mode; it may be anything with VSE's
     embed_images and embed_captions, such as one that gives latents (`show.Latents`).
 
     None stands for images that are not at hand, and for captions where `tokens` is None.
@@ -64,7 +64,7 @@ def _join(batches: list, order: np.ndarray):
 
 
 @torch.no_grad()
-def validate(model: JointEmbedding, split: Split, tokens: Tokens, device, workers: int = 0) -> dict:
+def validate(model: VSE, split: Split, tokens: Tokens, device, workers: int = 0) -> dict:
     """Recalls of one split as `metrics.retrieval` returns them. "hbr" is DMSM's harmonic mean of
     the best ranks of images, "alike" the mean cosine of two images and that of two captions, 1
     where all are one point. Of phrases: as `validate_phrases`."""

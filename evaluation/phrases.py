@@ -17,7 +17,7 @@ import metrics
 from cli import check
 from files.phrases import PhraseSplit, areas, iou
 from losses import uncertainty
-from model import JointEmbedding
+from model import VSE
 
 RIGHT = 0.5  # the least intersection over union of a right box with the truth
 # boxes of a phrase: (least, most) of each group
@@ -268,7 +268,7 @@ class PhraseScores:
                     self.scores[n] += scores.float().cpu().numpy() / len(self.models)
 
 
-def validate_phrases(model: JointEmbedding, split: PhraseSplit, tokens, device) -> dict:
+def validate_phrases(model: VSE, split: PhraseSplit, tokens, device) -> dict:
     """The `measures` of a split, and "alike", the mean cosine of two regions and of two phrases."""
     scores = PhraseScores([(model, split.images, tokens)], split, device)
     return {**measures(locate(split, scores), split), "alike": scores.alike}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from cli import check
 from evaluation.encode import Gallery, encode
 from losses import Embedding, cosine, unit
-from model import JointEmbedding
+from model import VSE
 
 BANK = 50_000         # captions of the training split that tell what is covered
 NEAREST = 50          # captions that tell what an image covers
@@ -159,7 +159,7 @@ def fit(similarity, captions: Embedding, owner: np.ndarray, dev: Embedding,
                  for images in (True, False))
 
 
-def training_shares(model: JointEmbedding, train, dev, tokens: dict, device) -> Tensor:
+def training_shares(model: VSE, train, dev, tokens: dict, device) -> Tensor:
     """The log shares (M,) of the captions of a training split, each without its own photo, for
     `--loss volume`: of a model whose means stay. train, dev: the splits; tokens: their captions by
     "train" and "dev"."""

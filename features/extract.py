@@ -44,7 +44,6 @@ from tqdm import tqdm
 import cli
 from cli import Arguments, check, data_set, filename, positive, torch_device, up_to, workers
 from data import Photos, Split, extractors, named_splits, read_split, told_of
-from encoders import CNNS
 from features import captions, folder, networks, regions
 from features.boxes import PhotoBoxes
 from features.hglmm import load_arrays
@@ -52,6 +51,7 @@ from features.store import ALL, SPLITS, How, PhotoFeatures, record_extractor, re
 from files.entities import SPLITS as PHRASE_SPLITS
 from files.reading import checksum
 from files.writing import mapped, output, save_array, save_arrays, save_json, save_lines
+from model import CNNS
 
 DEFAULT = ["train", "dev", "test"]    # splits to read where none are named
 BATCH = {"cuda": 64, "cpu": 8}       # photos per step; larger maps cost a CPU memory anew each time

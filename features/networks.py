@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from cli import check
 from data import Photos, eval_transform, whole_transform
-from encoders import CNN, CNNS
 from features import filters
 from features.boxes import PhotoBoxes
 from features.store import How, PhotoFeatures
 from files.reading import checksum
+from model import CNN, CNNS
 
 SIDE = 7                    # cells a side of the last map of every network, for photos of 224 x 224
 RECIPE = ("kind", "cnn_type", "layer", "cnn_weights", "grid", "boxes", "whole")

@@ -20,9 +20,10 @@ from tqdm import tqdm
 import cli
 from cli import Arguments, above_zero, check, data_set, filename, natural, positive, torch_device, up_to, workers
 from data import Photos, Split, Tokens, image_batches, pair_batches, read_split
-from encoders import CNN, CNNS, vsepp_linear
 from features.captions import places
 from files.writing import output, save_state
+from layers import vsepp_linear
+from model import CNN, CNNS
 from vocab import SPECIALS, Vocabulary, is_function
 
 

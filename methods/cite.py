@@ -11,7 +11,7 @@ branches are those of the towers (--layer_style branch, whose dropout the origin
 import torch
 from torch import Tensor, nn
 
-from encoders import vsepp_linear
+from layers import vsepp_linear
 from losses import unit
 from methods.two_branch import PairNetwork, fc
 
@@ -58,7 +58,7 @@ class ConditionalNetwork(PairNetwork):
 
     def penalty(self, image, caption, batch) -> Tensor:
         """L1 norm of a phrase's concept logits, before the softmax, mean over the phrases as in the
-        original, >= 0: a pair term of model.JointEmbedding. The logits are computed again, in
+        original, >= 0: a pair term of model.VSE. The logits are computed again, in
         float32, so the BatchNorm of their branch counts each batch twice."""
         y = caption.embedding.mean
         with torch.autocast(y.device.type, enabled=False):

@@ -15,9 +15,8 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 
-from encoders import Latent, pack, vsepp_linear
+from layers import Latent, vsepp_linear
 from losses import Embedding, real_parts, real_rows, score_blocks, unit
 
 
@@ -52,24 +51,6 @@ class MeanLinear(nn.Module):
         return self.fc(local.mean(1))                                # (B, P, F) -> (B, F) -> (B, D)
 
 
-class BiGRU(nn.Module):
-    """Global view of a caption: the final states of both directions of a GRU, D / 2 + D / 2, (B, T,
-    F) -> (B, D).
-
-    The originals take both directions at the last word, where the backward one has read only that
-    word. Here each has read the whole caption.
-    """
-
-    def __init__(self, inputs: int, embed_size: int, num_layers: int = 1):
-        super().__init__()
-        self.rnn = nn.GRU(inputs, embed_size // 2, num_layers, batch_first=True, bidirectional=True)
-
-    def forward(self, words: Tensor | PackedSequence, lengths: Tensor) -> Tensor:
-        # last layer: (B, D / 2) each
-        forward, backward = self.rnn(pack(words, lengths))[1][-2:]
-        return torch.cat([forward, backward], 1)                                    # (B, D)
-
-
 class PIENet(nn.Module):
     """f_emb of PVSE and PCME: LayerNorm(global + sigmoid(fc(attended locals))). (B, P, F) -> (B, K,
     D).
@@ -92,7 +73,7 @@ class PIENet(nn.Module):
         residual = self.fc(self.attention(local, lengths)).sigmoid()        # (B, K, F) -> (B, K, D)
         out = self.norm(self.summary(local, lengths)[:, None] + residual)    # (B, 1, D) + (B, K, D)
         return (
-            Latent.of_parts(out, residual) if self.parts else Latent(out[:, 0], residual=residual)
+            Latent.from_parts(out, residual) if self.parts else Latent(out[:, 0], residual=residual)
         )
 
 

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_packed_sequence
 
-from encoders import Latent, LinearEmbedding, pack
+from layers import GRU, Latent, pack, vsepp_linear
 from losses import Embedding
 
 DIRECTIONS = ("t2i", "i2t")           # words attend to regions; regions attend to words
@@ -190,20 +190,20 @@ class RaggedParts:
         return torch.cat([x @ x.transpose(1, 2) for x in parts])
 
 
-class RegionEmbedding(LinearEmbedding):
+class RegionEmbedding(nn.Module):
     """f_emb of SCAN's images: one linear layer for every region (3.2). (B, P, F) -> (B, P, D).
 
-    `weight_norm` writes its matrix as a scale times a direction, with one scale for the whole
-    matrix.
+    `weight_norm` writes its matrix as a scale times a direction, one scale for the whole matrix.
     """
 
     def __init__(self, inputs: int, embed_size: int, weight_norm: bool = False):
-        super().__init__(inputs, embed_size)
+        super().__init__()
+        self.dim, self.fc = embed_size, vsepp_linear(inputs, embed_size)
         if weight_norm:
             nn.utils.parametrizations.weight_norm(self.fc, dim=None)
 
     def forward(self, regions: Tensor, lengths=None) -> Latent:
-        return Latent.of_parts(self.fc(regions))
+        return Latent.from_parts(self.fc(regions))
 
 
 class WordStates(nn.Module):
@@ -216,7 +216,7 @@ class WordStates(nn.Module):
     def __init__(self, inputs: int, embed_size: int, num_layers: int = 1, bi_gru: bool = False):
         super().__init__()
         self.dim = embed_size
-        self.rnn = nn.GRU(inputs, embed_size, num_layers, batch_first=True, bidirectional=bi_gru)
+        self.rnn = GRU(inputs, embed_size, num_layers, batch_first=True, bidirectional=bi_gru)
 
     def forward(self, words: Tensor, lengths: Tensor) -> Latent:
         states, _ = pad_packed_sequence(self.rnn(pack(words, lengths))[0], batch_first=True,

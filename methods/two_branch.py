@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from encoders import BatchNorm, Latent, vsepp_linear
+from layers import BatchNorm, Latent, vsepp_linear
 from losses import NUMBERS, score_blocks, unit
 
 
@@ -40,7 +40,7 @@ class BranchEmbedding(nn.Module):
 # ---- the embedding network
 
 class TwoBranchLoss(nn.Module):
-    """Triplet loss across modalities and within the captions, >= 0: a term of model.JointEmbedding
+    """Triplet loss across modalities and within the captions, >= 0: a term of model.VSE
     that replaces its objective.
 
     With d(x, y) = sqrt(|x - y|^2 + 1e-4) and, for each of the B pairs, v = max(0, margin +

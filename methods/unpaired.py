@@ -15,7 +15,6 @@ from torch import Tensor
 
 from cli import check
 from data import Batch, Features, Split, check_extractors, read_split
-from methods.jwae import learns_alone
 
 
 class ShuffledItems:
@@ -79,6 +78,11 @@ def choose_pairs(split: Split, fraction: float, seed: int) -> np.ndarray:
     return np.flatnonzero(np.isin(split.caption_image, images))
 
 
+def has_side_term(opt, side: str) -> bool:
+    """Whether some term of the loss learns from "images" or "captions" alone."""
+    return any(getattr(opt, name) for name in (f"recon_{side}", f"prior_{side}", "vae"))
+
+
 def build_unpaired(opt, split: Split, tokens, pairs: np.ndarray, vocab) -> Unpaired | None:
     """Unpaired items: the images and captions of `split` beside its `pairs` (m,), and those of
     --unpaired_images and --unpaired_captions. None without any. Raises InputError where another
@@ -88,7 +92,7 @@ def build_unpaired(opt, split: Split, tokens, pairs: np.ndarray, vocab) -> Unpai
            "captions": (tokens, rest)}
     sides, data = [], {}
     for k, (side, source) in enumerate(own.items()):
-        sources = [source] if len(rest) and learns_alone(vars(opt), side) else []
+        sources = [source] if len(rest) and has_side_term(opt, side) else []
         if getattr(opt, f"unpaired_{side}"):
             reader, rows, data[side] = read_unpaired(opt, side, split, source[0], vocab)
             sources.append((reader, rows))

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_packed_sequence
 
-from encoders import BatchNorm, Latent, pack, vsepp_linear
+from layers import GRU, BatchNorm, Latent, pack, vsepp_linear
 from losses import unit
 from vocab import END, PAD, START, UNK
 
@@ -48,7 +48,7 @@ class Captioner(nn.Module):
         super().__init__()
         self.max_len, self.original = max_len, original
         self.squeeze = nn.Sequential(nn.Linear(region_dim, dim_hidden), nn.Dropout(0.2))
-        self.reader = nn.GRU(dim_hidden, dim_hidden, batch_first=True)
+        self.reader = GRU(dim_hidden, dim_hidden, batch_first=True)
         self.words = nn.Embedding(vocab_size, word_dim)
         self.key = nn.Linear(dim_hidden, dim_hidden, bias=False)
         self.query = nn.Linear((0 if original else word_dim) + dim_hidden, dim_hidden)
@@ -59,7 +59,7 @@ class Captioner(nn.Module):
         self.out = nn.Linear(dim_hidden, vocab_size)
 
     def forward(self, image, caption, batch) -> Tensor:
-        """A pair term of model.JointEmbedding: mean over the B captions of -log p(caption |
+        """A pair term of model.VSE: mean over the B captions of -log p(caption |
         regions), in nats, >= 0.
 
         image.features: (B, P, D). The sum runs over all words and `<end>`, so long captions weigh
@@ -224,7 +224,7 @@ class RegionGRU(nn.Module):
     def __init__(self, inputs: int, embed_size: int, batch_norm: bool = False):
         super().__init__()
         self.dim = embed_size
-        self.rnn = nn.GRU(inputs, embed_size, batch_first=True)
+        self.rnn = GRU(inputs, embed_size, batch_first=True)
         self.norm = BatchNorm(embed_size) if batch_norm else nn.Identity()
 
     def forward(self, regions: Tensor, lengths=None) -> Latent:

@@ -23,9 +23,9 @@ import cli
 from checkpoints import load_checkpoint
 from cli import Arguments, filename
 from data import extractors, import_torchvision
-from encoders import CNN
 from files.reading import need, read_array, read_json, read_lines
 from files.writing import save_array, save_json, save_lines, save_state
+from model import CNN
 from runs import called
 
 HERE = os.path.dirname(os.path.abspath(__file__))

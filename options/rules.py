@@ -10,7 +10,7 @@ from cli import check
 from data import NoImages, Photos
 from files.phrases import NEGATIVE_IOU, has_phrases
 from losses import SIMILARITIES, VAR_MAX, trait
-from model import IMAGE_ENCODERS, SHAPES, TEXT_ENCODERS
+from model import HEADS, IMAGE_ENCODERS, TEXT_ENCODERS
 from options import refuse
 
 NETWORKS = ("product", "cite")        # similarities that read each pair by themselves, unit vectors
@@ -152,8 +152,8 @@ def of_networks(opt):
         f"--var_min {{var_min}} is not below the largest variance, {VAR_MAX:g}; give a smaller one")
 
 
-KINDS = ", ".join(kind for kind in SHAPES if kind != "point")
-HEADS = "image head '{image_head}' and text head '{text_head}'"
+KINDS = ", ".join(kind for kind in HEADS if kind != "point")
+STATED_HEADS = "image head '{image_head}' and text head '{text_head}'"
 NEEDS = [                             # Gaussian sides of a model, in words, and the fix
     (0, "compares points",
      "leave the heads out, or choose a similarity of Gaussians such as wasserstein"),
@@ -176,13 +176,13 @@ def of_objectives(opt):
         "give fewer, or a larger --batch_size")
     sides = gaussians(opt)
     yield opt.sim == "mls" and "ellipsoidal" in (opt.image_head, opt.text_head), (
-        f"--sim mls has one variance per item, not {HEADS}; leave the heads out, or make one "
+        f"--sim mls has one variance per item, not {STATED_HEADS}; leave the heads out, or make one "
         "side a point (--image_head point)")
     who = "vae" if opt.vae else "loss" if opt.loss == "volume" else "sim"
     fits = trait(similarity(opt), "point_side") and sides
     for needed, wants, fix in NEEDS:
         yield needed_gaussians(opt) == needed != sides and not fits, (
-            f"--{who} {{{who}}} {wants}, not {HEADS}; {fix}")
+            f"--{who} {{{who}}} {wants}, not {STATED_HEADS}; {fix}")
     ready = opt.img_layers == opt.txt_layers == "0" and opt.txt_enc == "features"
     yield opt.loss == "volume" and not (opt.freeze_means or ready), (
         "--loss volume learns variances around means that are given; give --freeze_means with "

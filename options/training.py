@@ -19,13 +19,11 @@ from cli import (
     workers,
 )
 from data import DEV_IMAGES
-from encoders import CNNS
 from files.phrases import REGIONS, Labels
 from losses import LOSSES, OTHER_LOSSES, PRIOR_LOSSES, SIMILARITIES
 from methods import ADVICE, METHODS
-from methods.jwae import LATENT_NORMS
 from methods.scan import AGGREGATES, DIRECTIONS, NORMS
-from model import IMAGE_ENCODERS, SHAPES, TEXT_ENCODERS
+from model import CNNS, HEADS, IMAGE_ENCODERS, LATENT_NORMS, TEXT_ENCODERS
 from options import SWITCH, Option, Table, flag
 
 SIDES = ("images", "captions")
@@ -61,10 +59,10 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
                "--methods); other options given come before them", common=True, metavar="NAME"),
         Option("sim", SIMILARITIES, "cosine", "similarity of image and caption",
                common=True, alias="--measure"),
-        Option("head", SHAPES, None, "points or Gaussians, for both sides (default: what --sim "
+        Option("head", HEADS, None, "points or Gaussians, for both sides (default: what --sim "
                "needs)", common=True),
-        Option("image_head", SHAPES, None, "the same for images (GIE: Gaussian here only)"),
-        Option("text_head", SHAPES, None, "the same for captions (GCE: Gaussian here only)"),
+        Option("image_head", HEADS, None, "the same for images (GIE: Gaussian here only)"),
+        Option("text_head", HEADS, None, "the same for captions (GCE: Gaussian here only)"),
         Option("embed_size", width, None, "size of the joint embedding, D (default: 1024; vsrn: "
                "2048)", common=True),
         flag("use_abs", "take absolute values of the embeddings (order embeddings)"),

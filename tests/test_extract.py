@@ -11,9 +11,9 @@ import torch
 import data
 from cli import InputError
 from data import read_split
-from encoders import CNN
 from features import extract, hglmm, networks
 from features.word_vectors import train_vectors, write_vectors
+from model import CNN
 from tests.helpers import refused, vectors_in
 from tests.references import fisher_vectors
 

@@ -11,9 +11,9 @@ from PIL import Image
 
 from cli import InputError
 from data import Photos, Split, check_data_set, check_extractors, eval_transform, read_split, whole_transform
-from encoders import CNN
 from features import extract, filters, folder, networks, store
 from features.networks import network_of
+from model import CNN
 from tests.helpers import Command, refused
 
 

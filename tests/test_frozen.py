@@ -5,8 +5,7 @@ import torch
 
 import train
 from checkpoints import load_checkpoint, load_model
-from encoders import Precomputed, Unchanged, VarianceLayers
-from model import Head, Tower
+from model import Precomputed, Tower, Unchanged, VarianceLayers
 from tests.helpers import STEPS, fit, fit_steps, refused
 
 HEADS = {"mls": ["--sim", "mls"], "csd": ["--sim", "csd", "--loss", "match"], "volume": ["--loss", "volume"],
@@ -83,7 +82,7 @@ def test_variance_layers_start_at_zero_and_learn():
 
 @pytest.mark.parametrize("head, outputs, width", [("ellipsoidal", 6, 6), ("spherical_logavg", 1, 1)])
 def test_variance_layers_on_frozen_embeddings_make_a_tower(head, outputs, width):
-    tower = Tower(Precomputed(6), Unchanged(6), VarianceLayers(6, [8], outputs), Head(head, logvar_init=-2.0))
+    tower = Tower(Precomputed(6), Unchanged(6), VarianceLayers(6, [8], outputs), head, logvar_init=-2.0)
     features = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
     embedding = tower(features).embedding
     torch.testing.assert_close(embedding.mean, torch.nn.functional.normalize(features))

@@ -16,12 +16,22 @@ import show
 import train
 from checkpoints import load_checkpoint
 from data import Batch, read_split
-from encoders import Latent
 from evaluation import encode
-from losses import Critic, PairMSE, critic_loss, generator_loss, mean_rows, prior_mmd, real_rows
-from methods.jwae import CaptionDecoder, CaptionNLL, Reconstruction, VectorDecoder, of_latents, posterior_kl
+from layers import Latent
+from losses import Critic, PairMSE, critic_loss, mean_rows, prior_mmd, real_rows
 from methods.unpaired import build_unpaired, choose_pairs
-from model import Encoded, build_model
+from model import (
+    CaptionDecoder,
+    CaptionNLL,
+    Encoded,
+    Reconstruction,
+    VectorDecoder,
+    build_model,
+    gan_prior,
+    latent_rows,
+    mmd_prior,
+    posterior_kl,
+)
 from tests.helpers import STEPS, log_of, refused, same_weights
 from tests.helpers import fit_steps as fit
 from vocab import END, PAD, SPECIALS, START, UNK, Vocabulary
@@ -108,9 +118,7 @@ def test_parts_meet_the_prior_one_by_one_without_padding():
     assert torch.equal(rows, torch.cat([latent[0], latent[1, :1], latent[2, :2]]))
     means = torch.stack([latent[0].mean(0), latent[1, 0], latent[2, :2].mean(0)])
     torch.testing.assert_close(mean_rows(latent, n_parts), means)
-    seen, side = [], Encoded(None, None, Latent(latent, n_parts), None)
-    of_latents(seen.append, side, None)                     # what the prior and the critic are given
-    assert torch.equal(seen[0], rows.float())
+    assert torch.equal(latent_rows(Encoded(None, None, Latent(latent, n_parts), None)), rows.float())
 
 
 @pytest.fixture
@@ -124,8 +132,7 @@ SIDE_TERMS = {
     "recon_mse": lambda: Reconstruction(VectorDecoder(4, 6).double(), squared=True),
     "caption_nll": lambda: CaptionNLL(CaptionDecoder(4, 34, 5).double().eval()), "kl": lambda: posterior_kl,
     "mse": lambda: lambda side, batch: PairMSE()(encoded(numbers(5, 4, seed=4)), side, batch),
-    "prior": lambda: partial(of_latents, partial(generator_loss, Critic(4, 8).double())),
-    "mmd": lambda: partial(of_latents, prior_mmd)}
+    "prior": lambda: partial(gan_prior, Critic(4, 8).double()), "mmd": lambda: mmd_prior}
 
 
 @pytest.mark.parametrize("which", SIDE_TERMS)

@@ -295,10 +295,10 @@ def test_terms_are_those_of_regions_and_phrases():
     sides = model.encode(batch)
     images, captions = sides["images"], sides["captions"]
     assert len(images.features) == 20 and len(captions.features) == 6
-    decoder = model.beside["recon_images"].loss.decoder
+    decoder = model.extra_terms["recon_images"].loss.decoder
     expected = sum(float((decoder(z) - x).norm()) for z, x in zip(images.latent.value, images.features))
     assert terms["recon_images"] == pytest.approx(0.5 * expected, rel=1e-4)
-    told = model.beside["recon_captions"].loss.decoder
+    told = model.extra_terms["recon_captions"].loss.decoder
     expected = sum(float(told(captions.latent.value[j:j + 1], batch.tokens[j:j + 1], batch.lengths[j:j + 1]))
                    for j in range(6))
     assert terms["recon_captions"] == pytest.approx(0.005 * expected, rel=1e-4)
@@ -320,5 +320,5 @@ def test_labels_move_with_their_batch():
 def test_options_without_the_word_train_on_matching_pairs():
     """Runs from before there were labels have no option `localise`."""
     assert isinstance(built(localise=False).objective, Hinge) and isinstance(built().objective, LabelledHinge)
-    assert type(built("--loss", "two_branch", localise=False).beside["two_branch"].loss) is TwoBranchLoss
-    assert type(built("--loss", "two_branch").beside["two_branch"].loss) is LabelledTwoBranch
+    assert type(built("--loss", "two_branch", localise=False).extra_terms["two_branch"].loss) is TwoBranchLoss
+    assert type(built("--loss", "two_branch").extra_terms["two_branch"].loss) is LabelledTwoBranch

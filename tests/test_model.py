@@ -7,13 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import encoders
 import train
 from cli import InputError
 from data import Batch, Features, Photos, import_torchvision
-from encoders import CNN, GRUEmbedding, LinearEmbedding, Precomputed, Words
+from methods.vse_infinity import GeneralisedPooling
 from methods.vsrn import RegionGraph, RegionGRU
-from model import SHAPES, JointEmbedding, Tower, build_model
+from model import CNN, HEADS, VSE, GRUEmbedding, LinearEmbedding, Precomputed, Tower, Words, build_model
 from options.rules import fit_to_data
 from vocab import SPECIALS, Vocabulary
 
@@ -37,7 +36,7 @@ def pairs(n=6, regions=None, seed=0) -> Batch:
 
 
 @pytest.mark.parametrize("regions", [None, 5])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", HEADS)
 def test_shapes_of_every_head(shape, regions):
     needs = {"point": "cosine"}.get(shape, "wasserstein")
     model, batch = build_model(options("--sim", needs, "--head", shape), VOCAB), pairs(regions=regions)
@@ -52,8 +51,8 @@ def test_shapes_of_every_head(shape, regions):
 
 def test_spherical_shapes_average_what_they_say():
     raw = torch.tensor([[-0.5, 0.25, 1.0]])
-    assert float(SHAPES["spherical_logavg"](raw)) == pytest.approx(0.25)
-    assert float(SHAPES["spherical_avg"](raw).exp()) == pytest.approx(float(raw.exp().mean()))
+    assert float(HEADS["spherical_logavg"](raw)) == pytest.approx(0.25)
+    assert float(HEADS["spherical_avg"](raw).exp()) == pytest.approx(float(raw.exp().mean()))
 
 
 @pytest.mark.parametrize("words",
@@ -70,7 +69,7 @@ def test_every_parameter_gets_a_gradient_and_is_listed_once(words):
         assert p.grad is not None and p.grad.abs().sum() > 0, name
 
 
-def anchored(*words) -> tuple[JointEmbedding, Batch]:
+def anchored(*words) -> tuple[VSE, Batch]:
     """A model of which a share of 0.3 compares captions' features (B, 5) themselves, and a batch."""
     opt = options("--text_features", "x", "--txt_layers", "8", "--loss", "infonce", "--text_anchor", "0.3", *words)
     opt.txt_dim = 5
@@ -220,7 +219,7 @@ def test_a_cnn_trunk(tmp_path):
 def test_a_vgg_ends_before_its_classifier(monkeypatch):
     """Of shapes alone: its 138 million weights are nowhere in memory."""
     read = []
-    monkeypatch.setattr(encoders, "_read_weights", lambda net, *words: read.append((dict(net.state_dict()), *words)))
+    monkeypatch.setattr("model.read_cnn_weights", lambda net, *words: read.append((dict(net.state_dict()), *words)))
     with torch.device("meta"):
         trunk, photos = CNN("vgg16", True, "w.pt"), torch.empty(2, 3, 224, 224)
         assert trunk(photos).shape == (2, 4096) == (2, trunk.dim)
@@ -270,7 +269,7 @@ def test_scores_are_compared_in_float32_under_autocast():
     model, batch = build_model(options("--sim", "wasserstein"), VOCAB), pairs()
     with torch.autocast("cpu", torch.bfloat16):
         assert model.embed_images(batch.images).mean.dtype == torch.float32
-        assert isinstance(model, JointEmbedding) and model(batch)["hinge"].dtype == torch.float32
+        assert isinstance(model, VSE) and model(batch)["hinge"].dtype == torch.float32
 
 
 def test_zero_features_train():
@@ -360,7 +359,7 @@ def test_region_embedding_is_the_last_state_of_a_gru_run_region_by_region():
 
 
 @pytest.mark.parametrize("flags", [[], ["--region_norm", "regions"], ["--no-feature_norm", "--region_bn"]])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", HEADS)
 def test_vsrn_with_every_head(shape, flags):
     needs = {"point": "cosine"}.get(shape, "wasserstein")
     torch.manual_seed(0)
@@ -451,7 +450,7 @@ def test_vsrn_is_trained_and_resumed_by_the_command(tmp_path, demo_path):
 
 def test_generalised_pooling_weighs_sorted_values():
     torch.manual_seed(0)
-    pool, parts = encoders.GeneralisedPooling().double(), torch.randn(3, 5, 4, dtype=torch.float64)
+    pool, parts = GeneralisedPooling().double(), torch.randn(3, 5, 4, dtype=torch.float64)
     theta = pool.weights(5, "cpu").double()
     assert float(theta.detach().sum()) == pytest.approx(1) and (theta > 0).all()
     for b in range(3):

@@ -16,11 +16,11 @@ import losses
 import train
 from cli import InputError
 from data import Batch, Features, Photos, import_torchvision, read_split
-from encoders import CNN, Latent, Words
+from layers import BiGRU, Latent
 from losses import Embedding, Match, check_sides, formulas
-from methods.pvse_pcme import MMD, BiGRU, Diversity, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
+from methods.pvse_pcme import MMD, Diversity, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
 from metrics import retrieval_blocks
-from model import SHAPES, Encoded, JointEmbedding, build_model
+from model import CNN, HEADS, VSE, Encoded, Words, build_model
 from options.rules import check_fits, fit_to_data
 from tests import helpers
 from vocab import SPECIALS, Vocabulary
@@ -32,7 +32,7 @@ REGIONS = ["--data_name", "demo_region_precomp", "--log_step", "100"]
 PVSE, PCME = ["--sim", "mil"], ["--sim", "match_prob"]
 
 
-def model_of(*words, img_dim=9) -> JointEmbedding:
+def model_of(*words, img_dim=9) -> VSE:
     opt = train.parse_args(["--embed_size", "12", "--word_dim", "7", *words])
     opt.img_dim = img_dim
     torch.manual_seed(0)
@@ -132,7 +132,7 @@ def test_padding_and_batch_order_change_nothing(words):
 
 
 @pytest.mark.parametrize("sim,shape", [("cosine", "point"), *(
-    (sim, shape) for sim in ("wasserstein", "csd", "kl", "mahalanobis", "match_prob") for shape in SHAPES
+    (sim, shape) for sim in ("wasserstein", "csd", "kl", "mahalanobis", "match_prob") for shape in HEADS
     if shape != "point")])
 def test_pienet_with_every_head_and_other_similarities(sim, shape):
     needs = {"cosine": 0, "mahalanobis": 1}.get(sim, 2)

@@ -13,12 +13,12 @@ from PIL import Image
 from cli import InputError
 from data import whole_transform
 from demo import scenes
-from encoders import CNN
 from features import extract, filters, proposals, regions
 from features.networks import RegionPooling, region_network, roi_align
 from files.entities import read_entities
 from files.phrases import iou, read_proposals, read_region_features, recall
 from files.writing import save_arrays
+from model import CNN
 from tests.helpers import refused
 
 opencv = pytest.mark.skipif(importlib.util.find_spec("cv2") is None,

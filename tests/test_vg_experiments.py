@@ -14,11 +14,10 @@ import train
 from checkpoints import load_checkpoint, load_model
 from cli import InputError
 from data import eval_transform, read_split, whole_transform
-from encoders import CNN
 from features.networks import network
 from files.writing import FORMAT
 from losses import Embedding, uncertainty
-from model import build_model
+from model import CNN, build_model
 from options.rules import fit_to_data
 from train import parse_args
 from vg_experiments import crops, encoding, prepare, selection

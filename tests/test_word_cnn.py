@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from data import import_torchvision, read_split
-from encoders import CNN
 from features import word_cnn
 from features.word_cnn import WordCNN, average_precision, content_words, whole_state, word_labels
+from model import CNN
 
 # ---- average precision
 
