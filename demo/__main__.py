@@ -18,17 +18,14 @@ where dev has size // 4 images and test size // 2:
                           (N, 960) float32, with features.json, and the ids of demo_coco:
                           _img_ids.npy, (N,) int64, and _ann_ids.npy, (M,) int64; of dev and test
                           _positives.json: all pairs of a caption and an image of which it is true,
-                          in the form of evaluate.py --positives, and "levels", {caption id: level
-                          of detail}
+                          in the form of evaluate.py --positives
     demo_region_precomp/  the same, with _ims.npy (N, 36, 192) float16
     demo_cxc/             {sts,sis,sits}_{val,test}.csv: ratings from 0 to 5 of pairs of captions,
                           of pairs of images, and of a caption and an image, with the columns and
                           ids of Crisscrossed Captions; val is the dev split
     demo_entities/        images/*.png, {train,val,test}.txt, Sentences/*.txt and
                           Annotations/*.xml: the noun phrases of the captions with the boxes of what
-                          they name, in the layout of Flickr30k Entities; of val (the dev split) and
-                          test _fitting.json: how many things of its photo each phrase fits, in the
-                          order of `files.entities.read_entities`, and their boxes
+                          they name, in the layout of Flickr30k Entities; val is the dev split
     demo_vg/              images/*.png, image_data.json and region_descriptions.json: size // 2 more
                           scenes with phrases of their regions, in the layout of Visual Genome
 
@@ -79,7 +76,7 @@ from features.filters import EXTRACTORS, global_features, region_features
 from files.reading import read_json
 from files.writing import CHANGING, atomic, save_array, save_lines
 
-VERSION = 3                      # raise it whenever the same seed would give other files
+VERSION = 4                      # raise it whenever the same seed would give other files
 # What follows the name of the scenes in the names of the folders.
 FOLDERS = ("", "_coco", "_cxc", "_entities", "_vg", "_precomp", "_region_precomp")
 # training images; up to the larger the ids of images and captions are unique
@@ -253,7 +250,7 @@ def write_cxc(folder, seed, entries):
 
 
 def write_positives(precomp, split, entries):
-    """Write the true pairs of a split and the levels of its captions beside both kinds of features.
+    """Write the true pairs of a split beside both kinds of features.
 
     entries: [(file name, scene, captions)].
     """

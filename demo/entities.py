@@ -3,29 +3,19 @@ captions, with boxes.
 
 A phrase names one thing ("a small red circle"), several ("three circles"), the ground, the sky or
 the background (a flag <scene> in place of a box), the picture itself ("a drawing of", flag
-<nobndbox>), or a place ("the top left corner", chain 0). What the words of the phrases fit is known
-and written too: {val,test}_fitting.json.
+<nobndbox>), or a place ("the top left corner", chain 0).
 """
-from demo import SPLITS, link, photo_id, save_json
-from demo.captions import ATTRIBUTES
+from demo import SPLITS, link, photo_id
 from demo.scenes import CANVAS
-from files.entities import enclosing
 from files.writing import atomic, save_lines
 
 NAMES = {"train": "train", "dev": "val", "test": "test"}     # of the demo's splits in this layout
-FITTING = "{}_fitting.json"           # of val and test
 # the types of things
 FAMILIES = {"circle": "round", "ring": "round", "square": "angular", "triangle": "angular",
             "diamond": "angular", "cross": "angular", "star": "figure", "heart": "figure"}
 SCENE, NO_BOX, NOT_VISUAL = ("ground", "sky", "background"), "picture", "place"
 TYPES = {**dict.fromkeys(SCENE, "scene"), NO_BOX: "other", NOT_VISUAL: "notvisual"}
 CHAINS = 100                          # more than a photo ever has
-
-
-def corners(thing):
-    """[x1, y1, x2, y2] of a thing, pixels from 0, both corners inside."""
-    x, y, w, h = thing.box
-    return [x, y, x + w - 1, y + h - 1]
 
 
 def chains(captions, photo):
@@ -59,9 +49,9 @@ def annotation(scene, filename, numbers):
     for index, thing in enumerate(scene.things):
         own = [chain for mention, chain in numbers.items()
                if not isinstance(mention, str) and index in mention]
-        box = "".join(
-            f"<{side}>{at + 1}</{side}>"
-            for side, at in zip(("xmin", "ymin", "xmax", "ymax"), corners(thing), strict=True))
+        x, y, w, h = thing.box
+        box = (f"<xmin>{x + 1}</xmin><ymin>{y + 1}</ymin>"
+               f"<xmax>{x + w}</xmax><ymax>{y + h}</ymax>")
         if own:
             lines += ["\t<object>", *(f"\t\t<name>{chain}</name>" for chain in own),
                       f"\t\t<bndbox>{box}</bndbox>", "\t</object>"]
@@ -71,30 +61,6 @@ def annotation(scene, filename, numbers):
                          f"<scene>{int(mention in SCENE)}</scene>"
                          f"<nobndbox>{int(mention == NO_BOX)}</nobndbox></object>")
     return [*lines, "</annotation>"]
-
-
-def fitting(scene, caption):
-    """[(phrase, boxes)] of the phrases with a box: the phrase, and of what in the photo its words
-    are true.
-
-    The words of one thing fit every thing that has all attributes they say; each has its box. The
-    words of several fit those alone, since their number is that of all things of the kind; the box
-    is the one around them.
-    """
-    attributes, fits = dict(caption.says), []
-    for mention, text in zip(caption.mentions, caption.marked.split("[")[1:], strict=True):
-        if isinstance(mention, str):
-            continue
-        if len(mention) == 1:
-            thing = scene.things[mention[0]]
-            alike = [other for other in scene.things
-                     if all(getattr(other, a) == getattr(thing, a)
-                            for a in ATTRIBUTES if a in attributes[mention[0]])]
-            boxes = [corners(other) for other in alike]
-        else:
-            boxes = [enclosing([corners(scene.things[i]) for i in mention]).astype(int).tolist()]
-        fits.append((text.split("]")[0], boxes))
-    return fits
 
 
 def write_entities(folder, photos, entries):
@@ -114,13 +80,6 @@ def write_entities(folder, photos, entries):
                         [sentence(scene, c, numbers) for c in captions])
         save_lines(folder / f"{NAMES[split]}.txt",
                    [str(photo_id(split, k)) for k in range(len(entries[split]))])
-        if split != "train":
-            fits = [fit for _, scene, captions in entries[split] for caption in captions
-                    for fit in fitting(scene, caption)]
-            save_json(folder / FITTING.format(NAMES[split]),
-                      {"phrases": [phrase for phrase, _ in fits],
-                       "count": [len(boxes) for _, boxes in fits],
-                       "boxes": [boxes for _, boxes in fits]})
 
 
 def write_small(path, lines):

@@ -106,20 +106,16 @@ def true_pairs(scenes):
 
 
 def positives(scenes, image_ids, caption_ids):
-    """The true pairs as `evaluate.py --positives` reads them, and the level of detail, 0 to 4, of
-    each caption.
+    """The true pairs as `evaluate.py --positives` reads them.
 
     scenes: the (scene, captions) of each image. image_ids, of the N images, and caption_ids, of the
-    M captions: ids. Returns {"i2t": {image id: [caption ids]}, "t2i": {caption id: [image ids]},
-    "levels": {caption id: level}}, all in the order of the split.
+    M captions: ids. Returns {"i2t": {image id: [caption ids]}, "t2i": {caption id: [image ids]}},
+    both in the order of the split.
     """
     caption, image = true_pairs(scenes)
     order = np.argsort(image, kind="stable")
-    levels = [caption.level for _, captions in scenes for caption in captions]
     return {"i2t": listed(image[order], caption[order], image_ids, caption_ids),
-            "t2i": listed(caption, image, caption_ids, image_ids),
-            "levels": {str(number): level
-                       for number, level in zip(caption_ids, levels, strict=True)}}
+            "t2i": listed(caption, image, caption_ids, image_ids)}
 
 
 def listed(query, item, query_ids, item_ids):

@@ -276,18 +276,18 @@ def read_positives(path: str, images: Index, captions: Index) -> dict[str, Liste
     """The user's own matches: JSON {"i2t": {image id: [caption ids]}, "t2i": {caption id: [image
     ids]}}, one or both.
 
-    The "levels" of detail that the demo writes beside these are not read. Raises InputError on a
-    file that is missing, has another form, names an id twice or names ids that the split lacks.
+    Raises InputError on a file that is missing, has another form, names an id twice or names ids
+    that the split lacks.
     """
     need(path, "name the file of your matches with --positives")
     stored = read_json(path, POSITIVES, unique=True)
     ends = {"i2t": (images, captions), "t2i": (captions, images)}
-    names = set(stored) - {"levels"} if isinstance(stored, dict) else set()
+    names = set(stored) if isinstance(stored, dict) else set()
     if not names or names - set(ends):
         wrong = f" but {ascii(next(iter(names - set(ends))))[:40]}" if names else ""
         raise InputError(f"{path} holds no positives under the names i2t and t2i{wrong}; "
                          f"{POSITIVES}, or one of the two")
-    return {side: _read_positives(path, stored[side], *ends[side]) for side in stored if side in ends}
+    return {side: _read_positives(path, stored[side], *ends[side]) for side in stored}
 
 
 def decimal(value):

@@ -213,14 +213,6 @@ def test_positives(tmp_path):
     assert set(annotations.read_positives(write_json(path, {"t2i": stored["t2i"]}), *index())) == {"t2i"}
 
 
-def test_levels_beside_positives_are_not_read(tmp_path):
-    """They are no direction of retrieval."""
-    stored = {"levels": {"106": 4}, "t2i": {"106": [10]}}
-    assert set(annotations.read_positives(write_json(tmp_path / "p.json", stored), *index())) == {"t2i"}
-    refused(lambda: annotations.read_positives(write_json(tmp_path / "p.json", {"levels": {"105": 1}}), *index()),
-            "holds no positives under the names i2t and t2i; give JSON")
-
-
 @pytest.mark.parametrize("content,message", [
     ({"i2t": {"30": [105, 101, 105]}}, "lists a positive of image 30 twice"),
     ({"i2t": {"31": [105]}}, "names 1 images that split lacks, the first is 31"),

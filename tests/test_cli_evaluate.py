@@ -261,8 +261,7 @@ def test_pmrp_by_the_instances_of_the_split(ev, exported, capsys):
 def test_positives_of_the_user(ev, exported, capsys):
     e = exported("wasserstein0")
     images, captions = e["image_id"].tolist(), e["caption_id"].tolist()
-    write = {"i2t": {images[0]: [captions[50], captions[3]], images[4]: [captions[9]], images[5]: []},
-             "levels": {captions[50]: 4}}
+    write = {"i2t": {images[0]: [captions[50], captions[3]], images[4]: [captions[9]], images[5]: []}}
     with open("p.json", "w", encoding="utf-8") as f:
         json.dump(write, f)
     capsys.readouterr()

@@ -232,7 +232,6 @@ def test_positives_equal_the_twin_on_all_pairs(demo_path, name, split):
     with open(os.path.join(demo_path, "demo", "scenes.json"), encoding="utf-8") as file:
         entries = [entry for entry in json.load(file) if entry["split"] == split]
     told = [caption for entry in entries for caption in entry["captions"]]
-    assert found["levels"] == {str(k): caption["level"] for k, caption in zip(captions, told, strict=True)}
     claims = [parsed(caption["raw"]) for caption in told]
     expected = {str(k): [image for image, entry in zip(images, entries, strict=True) if is_true(said, entry)]
                 for k, said in zip(captions, claims)}
@@ -243,11 +242,11 @@ def test_positives_equal_the_twin_on_all_pairs(demo_path, name, split):
     assert list(found["i2t"]) == [str(i) for i in images] and list(found["t2i"]) == [str(k) for k in captions]
 
 
-def test_evaluation_reads_the_positives_with_their_levels(demo_path):
+def test_evaluation_reads_the_positives(demo_path):
     found, images, captions = stored(demo_path, "demo_precomp", "test")
     path = os.path.join(demo_path, "demo_precomp", "test_positives.json")
     read = read_positives(path, Index(images, "image", "the split"), Index(captions, "caption", "the split"))
-    assert set(read) == {"i2t", "t2i"} and read.levels.tolist() == [found["levels"][str(k)] for k in captions]
+    assert set(read) == {"i2t", "t2i"}
     assert len(read["t2i"].pairs.query) == len(read["i2t"].pairs.query) == sum(map(len, found["t2i"].values()))
 
 
