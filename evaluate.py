@@ -26,7 +26,7 @@ import checkpoints
 import cli
 from cli import InputError, check, torch_device
 from data import Photos
-from evaluation import bank, certainty, localisation, plots, volume
+from evaluation import bank, certainty, plots, volume
 from evaluation.annotations import Pairs
 from evaluation.assess import Asked, Judgements, assess, read_judgements, without_nan
 from evaluation.certainty import assess_certainty
@@ -52,7 +52,7 @@ from evaluation.subjects import Record, Subject, refuse_other_kind
 from files.reading import repeated
 from files.writing import atomic, output, save_json
 from losses import formulas
-from options.evaluating import EVALUATE, parse_args, ready, refuse_of_captions, wanted
+from options.evaluating import EVALUATE, parse_args, ready, wanted
 
 UNCERTAINTY = ("uncertainty", "uncertain_images", "uncertain_captions")       # its pictures
 RANKS = ["protocol", "direction", "query", "id", "rank_from_0"]     # columns of --ranks
@@ -130,16 +130,6 @@ def run(opt) -> dict:
     return results
 
 
-def of_phrases(path: str, opt) -> bool:
-    """Whether a path was trained on phrases and the regions of their photos."""
-    if not ready(opt) and localisation.is_of_phrases(path):
-        refuse_of_captions(opt, path)
-        return True
-    check(not opt.regions, f"--regions {opt.regions} is for runs on phrases and the regions of their "
-                           "photos; leave it out")
-    return False
-
-
 def check_vocab(opt) -> None:
     """Raises InputError on --vocab where no checkpoint is of the original code of VSE++ or VSRN."""
     paths = opt.checkpoint or [path for group in opt.compare or () for path in group.split(",")]
@@ -154,14 +144,10 @@ def check_vocab(opt) -> None:
 def compare_many(opt) -> dict:
     """Compares what --compare names, prints tables and writes the results; returns what the file
     holds."""
-    phrases = of_phrases(opt.compare[0].split(",")[0], opt)
     target = comparison_file(opt)
-    if phrases:
-        results, all_tables, lines = localisation.compare_all(opt.compare, *asked_of(opt))
-    else:
-        results = compare(opt.compare, lambda path: opened([path], opt, kind_of(path)),
-                          taken(Asked, opt))
-        all_tables, lines = told_of(results)
+    results = compare(opt.compare, lambda path: opened([path], opt, kind_of(path)),
+                      taken(Asked, opt))
+    all_tables, lines = told_of(results)
     results = without_nan(results)
     pairs = results["comparisons"]
     show_and_save(results, all_tables + comparisons(pairs), [*lines, *doubts(pairs)], target, opt)
@@ -189,7 +175,7 @@ def taken(kind: type, opt):
 
 
 def asked_of(opt) -> tuple[Where, How]:
-    where = Where(opt.data_path, opt.data_name, opt.split, opt.dev_images, opt.regions,
+    where = Where(opt.data_path, opt.data_name, opt.split, opt.dev_images,
                   text_only=opt.cxc)
     return where, How(torch_device(opt.device), opt.batch_size, opt.workers)
 
@@ -253,19 +239,12 @@ def evaluate_one(opt) -> dict:
     refuse_repeats("--checkpoint", paths)
     check(not opt.export or len(paths) == 1, f"--export writes one model's embeddings, and "
                                              f"{len(paths)} checkpoints were given; export each alone")
-    phrases = of_phrases(paths[0], opt)
     target = check_outputs(paths, opt)
-    if phrases:
-        results, all_tables, lines, draw = localisation.evaluate(
-            paths, *asked_of(opt), opt.confidence
-        )
-    else:
-        results, all_tables, lines, draw = evaluate_captions(paths, opt)
+    results, all_tables, lines, draw = evaluate_captions(paths, opt)
     results = without_nan(results)
     print(
         f"\n{' '.join(filter(None, [results['data_name'], results['split']]))}: "
-        f"{results['images']:,} {'photos' if phrases else 'images'}, {results['captions']:,} "
-        f"{'phrases' if phrases else 'captions'}"
+        f"{results['images']:,} images, {results['captions']:,} captions"
         + (f", mean of the scores of {len(paths)} models" if len(paths) > 1 else "")
     )
     show_and_save(results, all_tables, lines, target, opt)
@@ -401,10 +380,9 @@ def of_split(opt, data_name: str = "") -> str:
 
 
 def suffixes(opt) -> str:
-    """The part of a file's name that names the proposals, the bank and the given variances; empty
-    without."""
+    """The part of a file's name that names the bank and the given variances; empty without."""
     size = "" if opt.bank_size == EVALUATE.defaults["bank_size"] else opt.bank_size
-    return (f"_{opt.regions}" * bool(opt.regions) + f"_bank_{opt.bank}{size}" * bool(opt.bank)
+    return (f"_bank_{opt.bank}{size}" * bool(opt.bank)
             + f"_{opt.variances}" * bool(opt.variances))
 
 

@@ -44,7 +44,6 @@ from losses import (
     unit,
 )
 from methods.cite import PENALTY, ConditionalNetwork
-from methods.labelled import LABELLED_OBJECTIVES, LabelledTwoBranch, labelled_scores
 from methods.pvse_pcme import MMD, Diversity, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
 from methods.scan import CrossAttention, RegionEmbedding, WordStates
 from methods.two_branch import BranchEmbedding, ProductNetwork, TwoBranchLoss
@@ -212,11 +211,8 @@ class VSE(nn.Module):
     forward = loss
 
     def ranking_loss(self, images: Embedding, captions: Embedding, batch) -> Tensor:
-        """The objective of the scores, in float32; of a batch with labels (R, M), only labelled pairs are scored."""
+        """The objective of the scores, in float32."""
         with torch.autocast(images.mean.device.type, enabled=False):
-            if batch.labels is not None:
-                scores = labelled_scores(self.similarity, images, captions, batch.labels)           # (R, M)
-                return self.objective(scores, batch.labels)
             same_image = None
             if self.mask_same_image:
                 same_image = batch.image_index[:, None] == batch.image_index        # (B, B)
@@ -843,8 +839,6 @@ def build_similarity(opt):
 
 def build_objective(opt, similarity) -> nn.Module | None:
     """The ranking loss of --loss; None where an extra term stands in its place."""
-    if opt.localise:
-        return LABELLED_OBJECTIVES[opt.loss](opt, similarity)
     return LOSSES[opt.loss].build(opt, similarity) if opt.loss in LOSSES else None
 
 
@@ -872,10 +866,9 @@ def build_side_terms(opt, vocab, image_dim: int, text_dim: int, critic: Critic |
 
 def build_pair_terms(opt, vocab, image_dim: int, similarity) -> dict[str, Term]:
     """Terms of pairs beside the ranking loss, or in its place, those that have a weight."""
-    two_branch = LabelledTwoBranch if opt.localise else TwoBranchLoss
     terms = {
         "mse": (opt.mse_weight * (opt.loss == "mse"), PairMSE),
-        "two_branch": (1.0 * (opt.loss == "two_branch"), two_branch),
+        "two_branch": (1.0 * (opt.loss == "two_branch"), TwoBranchLoss),
         "concepts": (PENALTY * (opt.sim == "cite"), lambda: similarity.penalty),
         "volume": (1.0 * (opt.loss == "volume"), Volume),
         "anchor": (1.0 * (opt.text_anchor > 0 and not opt.freeze_means), lambda: Anchor(opt.txt_dim, opt.text_anchor)),

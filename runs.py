@@ -17,17 +17,17 @@ import numpy as np
 import torch
 import yaml
 
+import metrics
 from checkpoints import MAY_CHANGE, check_values, load_checkpoint
 from cli import InputError, check, reason
 from data import Split, check_extractors, pair_batches, read_split
 from files.log import Log
-from files.phrases import Labels, learnable, phrase_batches
 from files.reading import read_yaml, readable
 from files.writing import atomic, clear, same_file, save_state
 from methods.two_branch import sibling_order
 from methods.unpaired import Unpaired, build_unpaired, choose_pairs
 from model import build_vocabulary
-from options import SWITCH
+from options import SWITCH, Table
 from options.rules import check_fits, default_run, fit_to_data, resolve
 from options.training import TRAIN
 from vocab import Vocabulary
@@ -89,10 +89,11 @@ def clear_old(folder: str) -> None:
 
 class Folder:
     """The folder of a run: its description, logs and checkpoints. resume: the checkpoint or run to
-    go on from. Raises InputError where the folder cannot be written to or gone on from."""
+    go on from. program: trains it. Raises InputError where the folder cannot be written to or gone
+    on from."""
 
-    def __init__(self, path: str, resume: str | None, overwrite: bool):
-        self.path, self.resume = path, resume
+    def __init__(self, path: str, resume: str | None, overwrite: bool, program: str = "train.py"):
+        self.path, self.resume, self.program = path, resume, program
         self.goes_on = resume is not None and same_file(path, run_folder(resume))
         if not self.goes_on:
             check_new(path, overwrite)
@@ -139,7 +140,7 @@ class Folder:
         home = os.path.dirname(os.path.abspath(__file__))
         commit = subprocess.run(["git", "rev-parse", "--verify", "-q", "HEAD"], cwd=home, text=True,
                                 capture_output=True, check=False)
-        command = shlex.join(["python", "train.py", *sys.argv[1:]])
+        command = shlex.join(["python", *self.program.split(), *sys.argv[1:]])
         description = {
             "command": command, "git_commit": commit.stdout.strip() or "unknown",
             "versions": {"python": sys.version.split()[0], "torch": str(torch.__version__),
@@ -180,19 +181,20 @@ class Folder:
         """Write a checkpoint, and say how to go on."""
         self.save(run)
         self.log.say(f"stopped at {self.log.where(run.state, run.data.steps)}; go on with: "
-                     f"{sys.executable} train.py --resume {self.path}")
+                     f"{sys.executable} {self.program} --resume {self.path}")
 
     def done(self, state: dict, select: str) -> int:
         """Say how to evaluate the run. Returns the exit status, 1 where no model came out."""
+        evaluate = self.program.replace("train", "evaluate")
         if os.path.isfile(os.path.join(self.path, "model_best.pt")):
             hbr = f", HBR {state['best_hbr']:.2f}, which chose it" if select == "hbr" else ""
             self.log.say(f"done: best dev rsum {state['best_rsum']:.1f}{hbr}; evaluate with: "
-                         f"python evaluate.py --checkpoint {self.path}")
+                         f"python {evaluate} --checkpoint {self.path}")
             return 0
         if state["best_rsum"]:
             self.log.say(f"done, but model_best.pt, of dev rsum {state['best_rsum']:.1f}, is not "
                          f"in {self.path} any more; evaluate the last weights with: python "
-                         f"evaluate.py --checkpoint {self.path}/checkpoint.pt")
+                         f"{evaluate} --checkpoint {self.path}/checkpoint.pt")
         else:
             self.log.say(f"done, but dev rsum was 0 after every epoch, so {self.path} holds no "
                          "model: nothing of what was learned finds one match; look at log.txt and "
@@ -208,7 +210,7 @@ def best_of(source: str, best_rsum: float) -> str | None:
     return path if load_checkpoint(path)["state"]["best_rsum"] == best_rsum else None
 
 
-def config_arguments(path: str) -> list[str]:
+def config_arguments(path: str, table: Table = TRAIN) -> list[str]:
     """The options of a YAML file as command-line words, so that they are checked like typed ones.
 
     A run's config.yaml gives the options that it was asked for, from which others follow, and never
@@ -219,9 +221,9 @@ def config_arguments(path: str) -> list[str]:
     if isinstance(values.get("options"), dict):
         values = values["asked"] if isinstance(values.get("asked"), dict) else values["options"]
         values = {name: value for name, value in values.items()
-                  if name in TRAIN.rows and name not in COMMAND_LINE}
+                  if name in table.rows and name not in COMMAND_LINE}
     for name, value in values.items():
-        row = TRAIN.rows.get(name)
+        row = table.rows.get(name)
         check(row, f"{where} holds {ascii(name)[:60]}, which is no option; options are those of "
                    "train.py --help all")
         check(name not in COMMAND_LINE,
@@ -257,7 +259,6 @@ class Data:
     workers: int = 0
     crop_size: int | None = None
     siblings: bool = False            # captions of an image stand side by side
-    labels: Labels | None = None      # of phrases: which regions fit one
 
     @functools.cached_property
     def steps(self) -> int:
@@ -265,24 +266,23 @@ class Data:
         return -(-len(self.order(0)) // self.batch_size)
 
     def order(self, epoch: int) -> np.ndarray:
-        """The captions of an epoch: `pairs` shuffled. Of phrases: the photos that have some of
-        `pairs`, shuffled."""
+        """The captions of an epoch: `pairs` shuffled."""
         rng = np.random.default_rng([self.seed, epoch])
-        if self.labels:
-            return rng.permutation(np.unique(self.train.phrase_photo[self.pairs]))
         if self.siblings:
             return self.pairs[sibling_order(self.train.caption_image[self.pairs], rng)]
         return self.pairs[rng.permutation(len(self.pairs))]
+
+    def describe(self) -> str:
+        """What is learned from and validated on, in a line."""
+        chance = metrics.chance(self.dev.caption_image, len(self.dev.images))["rsum"]
+        return (f"{len(self.pairs):,} training pairs of {len(self.train.images):,} images, "
+                f"{len(self.dev.images):,} dev images (rsum by chance {chance:.1f})")
 
     def batches(self, state: dict):
         """The batches of the current epoch that are still to come."""
         epoch = state["epoch"]
         how = {"workers": self.workers, "seed": (self.seed, epoch), "skip": state["step"]}
         tokens, order = self.tokens["train"], self.order(epoch)
-        if self.labels:
-            yield from phrase_batches(self.train, tokens, order, self.batch_size, self.labels,
-                                      **how)
-            return
         batches = pair_batches(self.train, tokens, order, self.batch_size,
                                crop_size=self.crop_size, **how)
         for iteration, batch in enumerate(batches, state["iteration"]):  # state may lag behind
@@ -294,8 +294,7 @@ def build_data(opt, start: dict | None) -> Data:
     words are taken, and which goes on where --resume is given. Raises InputError where data,
     options and checkpoint do not fit."""
     train, dev = (read_split(opt.data_path, opt.data_name, name, use_restval=opt.use_restval,
-                             dev_images=opt.dev_images, text_features=opt.text_features,
-                             regions=opt.regions)
+                             dev_images=opt.dev_images, text_features=opt.text_features)
                   .require_sound() for name in ("train", "dev"))
     for split in (train, dev):
         check(len(split.images) >= 2,
@@ -310,17 +309,7 @@ def build_data(opt, start: dict | None) -> Data:
                      else build_word_list(opt, train))
     vocab = build_vocabulary(opt, words)
     tokens = {"train": train.encode(vocab), "dev": dev.encode(vocab)}
-    labels, size = None, opt.batch_size
-    if opt.localise:
-        labels = Labels(opt.positive_iou, opt.all_positives)
-        pairs = learnable(train, opt.positive_iou)
-        check(len(pairs), f"no proposal of {opt.regions} overlaps a phrase of {opt.data_name} by "
-                          f"--positive_iou {opt.positive_iou}; give a smaller one, or better "
-                          "proposals")
-        photos = len(np.unique(train.phrase_photo[pairs]))
-        size = max(1, round(size * photos / len(pairs)))
-    else:
-        pairs = choose_pairs(train, opt.supervised_fraction, opt.seed)
+    pairs = choose_pairs(train, opt.supervised_fraction, opt.seed)
     unpaired = build_unpaired(opt, train, tokens["train"], pairs, vocab)
     if unpaired and unpaired.data:
         fingerprints["unpaired"] = unpaired.data
@@ -329,8 +318,8 @@ def build_data(opt, start: dict | None) -> Data:
           f"the training data in {os.path.join(opt.data_path, opt.data_name)}, or the unpaired "
           f"ones, are not those of the run in {opt.logger_name}; give its --data_path, or start a "
           "new run with --init_from")
-    return Data(train, dev, vocab, source, tokens, pairs, unpaired, fingerprints, size, opt.seed,
-                opt.workers, opt.crop_size, opt.loss == "two_branch", labels)
+    return Data(train, dev, vocab, source, tokens, pairs, unpaired, fingerprints,
+                opt.batch_size, opt.seed, opt.workers, opt.crop_size, opt.loss == "two_branch")
 
 
 def build_word_list(opt, train: Split) -> tuple[list[str], str]:
@@ -345,7 +334,7 @@ def build_word_list(opt, train: Split) -> tuple[list[str], str]:
                   "--vocab_path")
         return Vocabulary.load(path).words, path
     splits = [train if name == "train" else
-              read_split(opt.data_path, opt.data_name, name, dev_images=0, regions=opt.regions)
+              read_split(opt.data_path, opt.data_name, name, dev_images=0)
               for name in opt.vocab_splits.split(",")]
     captions = (words for split in splits for words in split.words)
     return Vocabulary.build(captions, opt.vocab_threshold).words, "the captions"
@@ -366,7 +355,7 @@ def resumed_options(p: argparse.ArgumentParser, given: Options, argv: list[str])
     start = given.resume or given.logger_name or default_run(given)
     checkpoint = load_resumable(start)
     stored = {name: value for name, value in checkpoint["options"].items()
-              if name in TRAIN.defaults and name not in NOT_KEPT}   # older ones hold others, too
+              if name in p.table.defaults and name not in NOT_KEPT}   # older ones hold others, too
     check_values(stored, start)
     p.set_defaults(**stored)
     opt = p.parse_args(argv, Options())

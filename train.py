@@ -22,12 +22,10 @@ import yaml
 from tqdm import tqdm
 
 import cli
-import metrics
 import runs
 from checkpoints import load_checkpoint, load_weights
 from cli import InputError, check, torch_device
 from evaluation.encode import validate
-from evaluation.phrases import rsum_by_chance
 from evaluation.volume import training_shares
 from files.vectors import table_for
 from files.writing import FORMAT
@@ -35,6 +33,7 @@ from losses import SUMMED
 from methods import METHODS
 from model import build_model
 from optimisation import build_optimizers, build_schedule
+from options import Table
 from options.rules import resolve
 from options.training import TRAIN
 from runs import COMMAND_LINE, NOT_KEPT, Data, Folder, Options, build_data, config_arguments
@@ -187,7 +186,7 @@ class Training:
         torch.manual_seed(opt.seed)
         self.opt, self.data, self.device = opt, data, device
         vectors = None if start else table_for
-        self.model = build_model(opt, data.vocab, start is None, vectors).to(device)
+        self.model = self.build_model(start is None, vectors).to(device)
         if start:
             load_weights(self.model, start, opt.init_from or opt.logger_name,
                          means=opt.freeze_means and opt.resume is None)
@@ -197,6 +196,13 @@ class Training:
         self.rate = build_schedule(opt, data.steps)
         if opt.resume is not None:
             self.restore(start)
+
+    def build_model(self, pretrained: bool, vectors) -> torch.nn.Module:
+        return build_model(self.opt, self.data.vocab, pretrained, vectors)
+
+    def rank_dev(self) -> dict:
+        """Recalls of the dev split."""
+        return validate(self.model, self.data.dev, self.data.tokens["dev"], self.device, self.opt.workers)
 
     def step(self, batch) -> tuple[dict[str, float], int]:
         """Set the learning rates, learn from a batch and count it. Returns the terms of the loss
@@ -224,7 +230,8 @@ class Training:
         """Rank the dev split, and write a checkpoint. At the ends of epochs the recalls choose the
         best model, as in VSE++."""
         state, data, opt = self.state, self.data, self.opt
-        result = validate(self.model.eval(), data.dev, data.tokens["dev"], self.device, opt.workers)
+        self.model.eval()
+        result = self.rank_dev()
         self.model.train()
         folder.log.validation(state, data.steps, result)
         side, cosine = max(result["alike"].items(), key=lambda pair: pair[1])
@@ -287,19 +294,11 @@ class Training:
 
 def described(opt, data: Data, run: Training, start: dict | None) -> str:
     """What is trained on what, in lines for the log. start: the checkpoint that is begun from."""
-    if opt.localise:
-        learned = (f"{len(data.pairs):,} training phrases of {len(data.order(0)):,} photos, "
-                   f"{data.batch_size} a batch")
-        judged, chance = f"{len(data.dev.ids):,} dev photos", rsum_by_chance(data.dev)
-    else:
-        learned = f"{len(data.pairs):,} training pairs of {len(data.train.images):,} images"
-        judged = f"{len(data.dev.images):,} dev images"
-        chance = metrics.chance(data.dev.caption_image, len(data.dev.images))["rsum"]
     violations = "hardest negative" if opt.max_violation else "sum of violations"
     objective = f"{violations}, margin {opt.margin}" if opt.loss == "hinge" else opt.loss
     trainable = sum(p.numel() for p in run.learner.parameters)
-    facts = (f"{opt.data_name}: {learned}, {judged} (rsum by chance {chance:.1f}), "
-             f"{len(data.vocab):,} words of {data.source}\n{opt.sim}, image head {opt.image_head}, "
+    facts = (f"{opt.data_name}: {data.describe()}, {len(data.vocab):,} words of {data.source}\n"
+             f"{opt.sim}, image head {opt.image_head}, "
              f"text head {opt.text_head}, {objective}, embed_size {opt.embed_size}, "
              f"{trainable:,} trainable parameters, {run.device}, seed {opt.seed}")
     start = start or {}
@@ -316,14 +315,14 @@ def described(opt, data: Data, run: Training, start: dict | None) -> str:
 
 # ---- the options of a run
 
-def parse_args(argv=None) -> Options:
+def parse_args(argv=None, table: Table = TRAIN) -> Options:
     """The options of the command line, resolved: heads, objective and run folder are filled in.
     Exits on wrong ones.
 
     What comes later wins: the options of --method, those of --config, the command line.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    p = TRAIN.parser()
+    p = table.parser()
     opt = p.parse_args(argv, Options())
     if opt.methods:
         for name, m in METHODS.items():
@@ -331,7 +330,7 @@ def parse_args(argv=None) -> Options:
                   + f"\n    needs {m.needs}" * bool(m.needs))
         p.exit()
     try:
-        words = [*(config_arguments(opt.config) if opt.config else ()), *argv]
+        words = [*(config_arguments(opt.config, table) if opt.config else ()), *argv]
         opt = p.parse_args(words, Options())
         if opt.method:
             opt = p.parse_args([*METHODS[opt.method].flags.split(), *words], Options())

@@ -1,4 +1,4 @@
-"""The demo in the layout of Flickr30k Entities (files/entities.py): the noun phrases of its
+"""The demo in the layout of Flickr30k Entities (phrases/entities.py): the noun phrases of its
 captions, with boxes.
 
 A phrase names one thing ("a small red circle"), several ("three circles"), the ground, the sky or

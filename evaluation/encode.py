@@ -7,8 +7,6 @@ from tqdm import tqdm
 
 import metrics
 from data import NoImages, Split, Tokens, chunks, image_batches
-from evaluation.phrases import validate_phrases
-from files.phrases import PhraseSplit
 from model import VSE
 
 
@@ -67,9 +65,7 @@ def _join(batches: list, order: np.ndarray):
 def validate(model: VSE, split: Split, tokens: Tokens, device, workers: int = 0) -> dict:
     """Recalls of one split as `metrics.retrieval` returns them. "hbr" is DMSM's harmonic mean of
     the best ranks of images, "alike" the mean cosine of two images and that of two captions, 1
-    where all are one point. Of phrases: as `validate_phrases`."""
-    if isinstance(split, PhraseSplit):
-        return validate_phrases(model, split, tokens, device)
+    where all are one point."""
     images, captions = encode(model, split, tokens, device, workers=workers)
     columns = metrics.score_columns(model.similarity, images, captions)
     i2t, t2i = metrics.ranks_by_blocks(columns, split.caption_image, len(images.mean))

@@ -28,7 +28,6 @@ from evaluation.subjects import (
     refuse_other_items,
     refuse_other_kind,
 )
-from files.phrases import refuse_phrases
 from files.reading import FAULTS, read_array, read_arrays
 from files.writing import save_arrays
 from losses import SIMILARITIES, Embedding, check_sides, cosine, formulas
@@ -42,7 +41,6 @@ class Where(NamedTuple):
     data_name: str | None = None
     split: str | None = None          # None: test
     dev_images: int | None = None     # of dev, 0 all; None: as in the training
-    regions: str | None = None        # of phrases: the proposals
     text_only: bool = False           # whether images may be missing
 
 
@@ -106,15 +104,13 @@ class Run(NamedTuple):
                       self.trained.device, how.batch_size, how.workers, part)
 
 
-def load_run(path: str, where: Where, first: Run | None = None, *, vocab: str | None = None,
-             phrases: bool = False) -> Run:
+def load_run(path: str, where: Where, first: Run | None = None, *, vocab: str | None = None) -> Run:
     """The model of a run on a split.
 
     first: the first run of an ensemble, whose split is shared; vocab: the vocabulary of an original
-    checkpoint; phrases: the run is on phrases. Raises InputError where the model cannot take the
-    data.
+    checkpoint. Raises InputError where the model cannot take the data.
     """
-    trained = Trained(path, vocab=vocab, phrases=phrases)
+    trained = Trained(path, vocab=vocab)
     mine = trained.options
     folder = where.data_path or mine.data_path, where.data_name or mine.data_name
     lead = first.trained.options if first else mine
@@ -123,16 +119,14 @@ def load_run(path: str, where: Where, first: Run | None = None, *, vocab: str | 
                          f"{os.path.join(*first.folder)}; an ensemble needs one split, so name "
                          "the data of both with --data_name")
     folder = first.folder if first else folder
-    if first and mine.text_features == lead.text_features and mine.regions == lead.regions:
+    if first and mine.text_features == lead.text_features:
         split = first.split
     else:
         split = read_split(*folder, where.split or "test", text_only=where.text_only,
                            text_features=mine.text_features, dev_images=lead.dev_images
-                           if where.dev_images is None else where.dev_images,
-                           regions=where.regions or mine.regions).require_sound()
+                           if where.dev_images is None else where.dev_images).require_sound()
         if first:
             refuse_other_items(*(items_of_split(of, folder[1]) for of in (split, first.split)))
-    refuse_phrases(split if not phrases else None, path)
     check_fits(mine, split.images, split.text, path)
     check_extractors(trained.extractors, split, mine.text_features, path)
     return Run(trained, folder, split)

@@ -53,10 +53,15 @@ def word_counts(captions: list[list[str]], index: dict[str, int]) -> csr_array:
     return csr_array((np.ones(pairs.shape[1], np.float32), pairs), (len(captions), len(index)))
 
 
-def read_words(data_path: str, data_name: str, content: bool, split: str) -> Split:
+def read_text(data_path: str, data_name: str, split: str) -> Split:
+    """A split whose captions are read alone."""
+    return read_split(data_path, data_name, split, dev_images=0, text_only=True)
+
+
+def read_words(data_path: str, data_name: str, content: bool, split: str, read=read_text) -> Split:
     """A split whose captions are read alone. content: their function words and punctuation do not
     count."""
-    found = read_split(data_path, data_name, split, dev_images=0, text_only=True)
+    found = read(data_path, data_name, split)
     if content:
         found.words = [[word for word in words if not is_function(word)] for words in found.words]
     return found

@@ -12,8 +12,6 @@ are read from.
     python -m features.extract captions --data_name f30k_vgg_precomp \\
         --fitted data/coco_vgg_precomp/hglmm_model.npz --word_vectors FILE
     python -m features.extract captions --data_name coco_vgg_precomp --kind minilm
-    python -m features.extract regions --data_name f30k_entities --proposals edgeboxes200 \\
-        --cnn_type vgg19 --layer fc6
 
 `images --photos FOLDER` takes all photos below a folder of yours, named by their paths in it
 (folder.py); captions.csv makes them a data set to train on. `images --data_name` takes the photos
@@ -25,9 +23,6 @@ command continues, and when called again it computes only the photos that are ne
 says in one line what made each file, with checksums, because a model fits only features of its own
 extractor. A mixture, PCA or idf fitted on the training captions goes to {name}_model.npz; --fitted
 takes it for another data set.
-
-`regions` writes features of box proposals (regions.py), one row a box, for the localisation of
-phrases.
 """
 if __name__ == "__main__":
     import cli
@@ -44,11 +39,10 @@ from tqdm import tqdm
 import cli
 from cli import Arguments, check, data_set, filename, positive, torch_device, up_to, workers
 from data import Photos, Split, extractors, named_splits, read_split, told_of
-from features import captions, folder, networks, regions
+from features import captions, folder, networks
 from features.boxes import PhotoBoxes
 from features.hglmm import load_arrays
 from features.store import ALL, SPLITS, How, PhotoFeatures, record_extractor, refuse_broken
-from files.entities import SPLITS as PHRASE_SPLITS
 from files.reading import checksum
 from files.writing import mapped, output, save_array, save_arrays, save_json, save_lines
 from model import CNNS
@@ -64,7 +58,7 @@ NOT_NAMES = ("ims", "caps", "ids", "img_ids", "ann_ids")
 def arguments(what: str) -> tuple[Arguments, dict[str, tuple]]:
     """The options of the command `what`, and {option: (the kinds of features that it is for, its
     default)}."""
-    p, kinds = Arguments(f"Write features of {'box proposals' if what == 'regions' else what}."), {}
+    p, kinds = Arguments(f"Write features of {what}."), {}
     p.prog += f" {what}"
 
     def add(name: str, text: str, *only: str, **settings) -> None:
@@ -77,7 +71,7 @@ def arguments(what: str) -> tuple[Arguments, dict[str, tuple]]:
         add("cnn_weights", "weights of the network (default: ImageNet's, as in train.py)", "cnn",
             type=filename, metavar="FILE")
         add("batch_size", "number of photos per step (default: 64 on a GPU, 8 on a CPU, where more "
-            "are slower; of regions 16 and 2)", type=positive, metavar="N")
+            "are slower)", type=positive, metavar="N")
         add("workers", "number of processes that read photos", type=workers,
             default=min(4, os.cpu_count() or 1))
         add("device", "auto takes CUDA if there is a GPU", choices=["auto", "cpu", "cuda"],
@@ -137,28 +131,12 @@ def of_captions(add) -> None:
             **{"action": "store_true"} if default is False else {"type": int})
 
 
-def of_regions(add) -> None:
-    add("data_name", "a data set with proposals (features.proposals), a folder below --data_path",
-        type=data_set, required=True)
-    add("proposals", "name of the proposals", default="edgeboxes200", metavar="NAME")
-    add("name", "name of the features, for files {split}_PROPOSALS_NAME.npy", default="ims")
-    add("splits", "splits to write (default: all)", nargs="+", choices=(*PHRASE_SPLITS, "dev"))
-    add("kind", "kind of features: RoI pooling of a CNN, or of the demo data, which need no "
-        "weights", choices=regions.KINDS, default="cnn")
-    add("layer", "what is pooled: the last map (cells), or 7 x 7 bins of it for fc6 or fc7 (VGG; "
-        "default fc6, of others cells)", "cnn", choices=["fc6", "fc7", "cells"])
-    add("side", f"photos are resized to this width and height, a multiple of {regions.STEP} "
-        f"(default: {regions.PHOTO_SIDE})", "cnn", type=up_to(4096), metavar="PIXELS")
-    add("given", "take features of your own for one split, (R, F), one row a box in the order of "
-        "the proposals", type=filename, metavar="FILE.npy")
-
-
 def refuse_other_kinds(opt, kinds: dict[str, tuple], instead: str | None = None) -> None:
     """Raise InputError if an option is given that is for other kinds of features, or, with
     `instead`, one that fits what that names already."""
     for name, (only, default) in kinds.items():
         value, fits = getattr(opt, name), name in captions.FITTING
-        taken = instead and (fits or "given" in opt)
+        taken = instead and fits
         check(value == default or not taken and opt.kind in only,
               f"--{name} {'is for fitting' if fits else f'{value} is for'} --kind "
               f"{' and '.join(only)}, not for {instead if taken else f'--kind {opt.kind}'}; leave "
@@ -293,9 +271,9 @@ def write_texts(folder: str, split: Split, order: np.ndarray, names: list[str],
 
 # ---- captions
 
-def extract_captions(opt, kinds: dict) -> None:
-    """The command `captions`. Raises InputError if the data set holds photos or the options do not
-    fit it or each other."""
+def extract_captions(opt, kinds: dict, read=captions.read_text) -> None:
+    """The command `captions`. read: (data_path, data_name, split) -> Split. Raises InputError if the
+    data set holds photos or the options do not fit it or each other."""
     kind = opt.kind or "mean"
     if opt.fitted:
         kind = str(load_arrays(opt.fitted, ["kind"])["kind"])
@@ -318,7 +296,7 @@ def extract_captions(opt, kinds: dict) -> None:
     arrays = load_arrays(opt.fitted, of_kind.names) if opt.fitted else None
     to = os.path.join(opt.data_path, opt.data_name)
     present = [split for split in SPLITS if os.path.isfile(os.path.join(to, f"{split}_caps.txt"))]
-    read = partial(captions.read_words, opt.data_path, opt.data_name, opt.content_words)
+    read = partial(captions.read_words, opt.data_path, opt.data_name, opt.content_words, read=read)
     splits = {split: read(split).require_sound(images=False)
               for split in opt.splits or present or named_splits(to) or DEFAULT}
     check(not any(isinstance(split.images, Photos) for split in splits.values()),
@@ -369,28 +347,14 @@ def write_rows(path: str, shape: tuple, blocks, title: str) -> None:
             bar.update(len(rows))
 
 
-# ---- regions
-
-def extract_regions(opt, kinds: dict) -> None:
-    """The command `regions`. Raises InputError for options that cannot work together, and for
-    missing proposals."""
-    refuse_other_kinds(opt, kinds, opt.given and "--given")
-    regions.extract(
-        opt.data_path, opt.data_name, opt.proposals, opt.name, opt.splits, opt.given, opt.kind,
-        {"cnn_type": opt.cnn_type or "vgg19", "layer": opt.layer, "weights": opt.cnn_weights,
-         "side": opt.side or regions.PHOTO_SIDE},
-        torch_device(opt.device), opt.batch_size, opt.workers)
-
-
-COMMANDS = {"images": (of_images, extract_images), "captions": (of_captions, extract_captions),
-            "regions": (of_regions, extract_regions)}
+COMMANDS = {"images": (of_images, extract_images), "captions": (of_captions, extract_captions)}
 
 
 def main(argv=None) -> None:
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] not in [[name] for name in COMMANDS]:
-        p = Arguments("Write features of photos, of captions or of box proposals; `features.extract"
-                      " images --help`, `captions --help` and `regions --help` say more.")
+        p = Arguments("Write features of photos or of captions; `features.extract images --help` and "
+                      "`captions --help` say more.")
         p.add_argument("what", choices=COMMANDS, help="what to write features of")
         p.parse_args(argv[:1])
     p, table = arguments(argv[0])

@@ -57,8 +57,6 @@ EVALUATE = Table("Evaluate image-caption retrieval.", {
         Option("data_name", data_set, None, "data set (default: that of the training)"),
         Option("split", split_name, None, "train, dev, test or testall (default: the split that a "
                "file of embeddings names, else test)"),
-        Option("regions", filename, None, "of runs on phrases: other proposals of the photos, and "
-               "their features, {split}_NAME.npy (default: those of the training)", metavar="NAME"),
         Option("dev_images", natural, None, "images of the dev split to take; 0 takes all "
                "(default: as in the training)"),
         Option("vocab", filename, None, "vocabulary of an original VSE++ or VSRN checkpoint "
@@ -121,8 +119,7 @@ EVALUATE = Table("Evaluate image-caption retrieval.", {
         flag("overwrite", "replace the files of --output, --export and --ranks that are there"),
     ],
     "speed and memory": [
-        Option("batch_size", positive, 128, "images or captions that are encoded at once; of "
-               "regions 32 times as many"),
+        Option("batch_size", positive, 128, "images or captions that are encoded at once"),
         Option("workers", workers, min(10, os.cpu_count() or 1),
                "number of processes that read photos"),
         Option("device", ["auto", "cpu", "cuda"], "auto", "auto takes CUDA where it is present"),
@@ -170,7 +167,7 @@ def of_calibration(opt):
         "or --calibrate_on 0.5 to take half of its images")
     yield not ready(opt) and not opt.calibrate_on and opt.split in ("dev", "val"), (
         "--split {split} is what a run is calibrated on; judge another split, or give "
-        "--calibrate_on 0.5 (images and captions only)")
+        "--calibrate_on 0.5")
 
 
 def of_variances(opt):
@@ -194,12 +191,6 @@ def of_variances(opt):
         "give another --split")
 
 
-# Options for images and captions alone, not for phrases in photos.
-OF_CAPTIONS = ("sim", "dev_images", "vocab", "fold5", "cxc", "pmrp", "eccv", "positives",
-               "bank", "uncertainty", "variances", "judgements", "sets", "calibration", "calibrate_on",
-               "photos", "ranks", "export")
-
-
 def parse_args(argv=None) -> argparse.Namespace:
     """The options of the command line. End the program with a sentence where they do not go
     together."""
@@ -211,10 +202,3 @@ def parse_args(argv=None) -> argparse.Namespace:
     except InputError as error:
         p.error(str(error))
     return opt
-
-
-def refuse_of_captions(opt, path: str) -> None:
-    """Raise InputError where options for images and captions are given for a run on phrases."""
-    refuse(((getattr(opt, name) != EVALUATE.defaults[name],
-             f"--{name} is for images and captions, and {{path}} was trained on phrases and the "
-             "regions of their photos; leave it out") for name in OF_CAPTIONS), opt, path=path)

@@ -8,7 +8,6 @@ import os
 
 from cli import check
 from data import NoImages, Photos
-from files.phrases import NEGATIVE_IOU, has_phrases
 from losses import SIMILARITIES, VAR_MAX, trait
 from model import HEADS, IMAGE_ENCODERS, TEXT_ENCODERS
 from options import refuse
@@ -58,8 +57,6 @@ def heads(opt) -> tuple[str, str]:
 # nothing else
 
 IMPLIED = {
-    # phrases and the regions of their photos
-    "localise": lambda o: has_phrases(os.path.join(o.data_path, o.data_name)),
     "embed_size": lambda o: 2048 if o.img_enc == "vsrn" else 1024,
     "txt_enc": lambda o: "features" if o.text_features else "gru",
     "n_embeds": lambda o: 1,
@@ -100,8 +97,6 @@ def conflicts(opt):
     yield from of_terms(opt)
     yield opt.warmup >= opt.num_epochs, (
         "--warmup {warmup:g} is as long as the training of --num_epochs {num_epochs}; give less")
-    if opt.localise:
-        yield from of_phrases(opt)
 
 
 def of_networks(opt):
@@ -165,7 +160,7 @@ NEEDS = [                             # Gaussian sides of a model, in words, and
 def of_objectives(opt):
     yield opt.loss in ("mse", "two_branch", "volume") and opt.sim not in ("cosine", "dot"), (
         "--loss {loss} compares points, and --sim {sim} does not; take --sim cosine")
-    yield opt.loss == "two_branch" and opt.batch_size % 2 and not opt.localise, (
+    yield opt.loss == "two_branch" and opt.batch_size % 2, (
         "--loss two_branch learns from pairs of captions, and --batch_size {batch_size} splits "
         "one; give an even number")
     yield (opt.sim in NETWORKS) != (opt.loss == "logistic"), (
@@ -222,21 +217,6 @@ def of_terms(opt):
         "--text_anchor {text_anchor:g} needs --text_features, one vector per image, --loss infonce, "
         "match or volume, points, spherical heads or --var_layers, and neither reconstruction, "
         "prior nor --vae; change what differs, or leave it out")
-
-
-def of_phrases(opt):
-    yield opt.loss in ("nll", "mse", "volume"), (
-        "--loss {loss} needs pairs that match one to one, and a phrase fits several regions of "
-        "its photo; take hinge, infonce, match, two_branch, or logistic with --sim cite")
-    for name, wrong in (("sim", opt.sim in ("mil", "match_prob", "scan")),
-                        ("img_enc", opt.img_enc not in ("auto", "precomp")),
-                        ("select", opt.select == "hbr"),
-                        ("supervised_fraction", opt.supervised_fraction < 1)):
-        yield wrong, (f"--{name} {{{name}}} is for images and captions, and {{data_name}} has "
-                      "phrases and the regions of their photos; leave it out")
-    yield opt.positive_iou < NEGATIVE_IOU, (
-        f"--positive_iou {{positive_iou:g}} lies below {NEGATIVE_IOU}, where a region no longer fits "
-        "a phrase; give a larger one")
 
 
 # ---- what the data settle, and what data a trained model can take

@@ -19,7 +19,6 @@ from cli import (
     workers,
 )
 from data import DEV_IMAGES
-from files.phrases import REGIONS, Labels
 from losses import LOSSES, OTHER_LOSSES, PRIOR_LOSSES, SIMILARITIES
 from methods import ADVICE, METHODS
 from methods.scan import AGGREGATES, DIRECTIONS, NORMS
@@ -141,13 +140,6 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
         Option("lambda_softmax", above_zero, 9.0, "scan: sharpness of the attention (SCAN has 4 "
                "for i2t)"),
     ],
-    "phrases in photos": [
-        Option("regions", filename, REGIONS, "proposals and their features, "
-               "{split}_NAME.npy", metavar="NAME"),
-        Option("positive_iou", fraction, Labels().positive, "overlap from which a region fits a "
-               "phrase (jWAE: 0.7, CITE: 0.6)"),
-        flag("all_positives", "draw every region that fits a phrase, as CITE, not one"),
-    ],
     "objective": [
         Option("loss", (*LOSSES, *OTHER_LOSSES), None, "what is minimised. hinge (VSE++), infonce (CLIP), match: "
                "cross-entropy of every pair (PCME, PCME++), nll: softmax over sampled captions "
@@ -207,7 +199,7 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
                metavar="EPOCHS"),
         Option("num_epochs", positive, 30, "epochs", common=True),
         Option("batch_size", up_to(LARGEST, least=2), 128,
-               "pairs per batch; of phrases about so many, in whole photos", common=True),
+               "pairs per batch", common=True),
         Option("optimizer", ["adam", "sgd"], "adam", "sgd is plain, as in DMSM, at --learning_rate "
                "0.5"),
         Option("learning_rate", above_zero, 0.0002, "initial learning rate", common=True),
@@ -244,4 +236,4 @@ TRAIN = Table("Train a joint embedding of images and captions.", {
         flag("methods", "list the methods and their options, and end", common=True),
         flag("dry_run", "check everything, print sizes and options, write nothing", common=True),
     ],
-}, ADVICE, settled=("localise", "img_dim", "n_regions", "txt_dim"))
+}, ADVICE, settled=("img_dim", "n_regions", "txt_dim"))

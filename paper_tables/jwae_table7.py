@@ -5,7 +5,7 @@ Needs the annotations, sentences, splits and photos of Flickr30K Entities in D/f
 weights of VGG-16 in torch's cache, and word2vec's Google News vectors in D. The command makes the
 proposals (EdgeBoxes) and extracts their features, fc7. The paper's features are fc7 of a Fast R-CNN
 on VGG-16, tuned on PASCAL VOC (CITE's code names voc_2007_trainvaltest_2012 vgg16_fast_rcnn): with
-`features.extract regions --given FILE.npy` its features, or others, take the place of ours.
+`phrases.regions --given FILE.npy` its features, or others, take the place of ours.
 
     python -m paper_tables.jwae_table7 --data_path D
     python -m paper_tables.jwae_table7 --demo
@@ -25,7 +25,7 @@ PLACES = (("", "edgeboxes200_ims"), ("500", "edgeboxes500_ims"))
 def runs(options: str) -> tuple[Run, ...]:
     """A model tested on 200 proposals a photo, and the same on 500."""
     return tuple(Run("f30k phrases", f"{options} {RATE}", f"--regions {name}" * bool(count),
-                     text="hglmm") for count, name in PLACES)
+                     text="hglmm", tool="-m phrases.train", evaluator="-m phrases.evaluate") for count, name in PLACES)
 
 
 def columns(title: str, run: int) -> Columns:

@@ -35,6 +35,7 @@ class Run:
     text: str = ""                  # features in place of captions, or word vectors: a key of TEXTS
     test: str = ""            # data set to evaluate on, a key of DATA (default: the training set's)
     tool: str = "train.py"
+    evaluator: str = "evaluate.py"
     judge: str = ""                   # a module of vg_experiments, in place of evaluate.py
 
     def __post_init__(self):
@@ -308,9 +309,9 @@ def proposals(folder: str, place: Place) -> list[Step]:
     network = "demo" if place.scale == "demo" else "cnn --cnn_type vgg16 --layer fc7"
     for count, splits in ((200, "train val test"), (500, "test")):
         name = f"edgeboxes{count}"
-        steps += [tool(place, f"features.proposals --data_name {folder} --count {count} --name "
+        steps += [tool(place, f"phrases.proposals --data_name {folder} --count {count} --name "
                        f"{name} --splits {splits}", f"{folder}/test_{name}.npz"),
-                  tool(place, f"features.extract regions --data_name {folder} --proposals {name} "
+                  tool(place, f"phrases.regions --data_name {folder} --proposals {name} "
                        f"--kind {network} --splits {splits}", f"{folder}/test_{name}_ims.npy")]
     return steps
 
@@ -331,7 +332,8 @@ def vectors(kind: str, folder: str, place: Place) -> list[Step]:
     size = "--n_clusters 4" if before else "--ica --pca 6000"
     hglmm = f"--kind hglmm {size}" if kind == "hglmm" else ""
     content = "--content_words" * folder.endswith("_entities")
-    return [*before, tool(place, f"features.extract captions --data_name {folder} --name {kind} "
+    program = "phrases.captions" if content else "features.extract captions"
+    return [*before, tool(place, f"{program} --data_name {folder} --name {kind} "
                           f"--word_vectors {{data}}/{words} {hglmm} {content}",
                           f"{folder}/test_{kind}.npy",
                           "" if before else missing(place.data, VECTORS))]
@@ -372,7 +374,7 @@ def run_steps(run: Run, seed: int, place: Place) -> list[Step]:
                              after=made)]
     options = evaluation_options(run, place.scale)
     results = os.path.join(folder, f"results_{sha256(options)[:8]}.json")
-    words = spelled(f"evaluate.py {subject} --data_path {{data}} {options} --output {{results}}",
+    words = spelled(f"{run.evaluator} {subject} --data_path {{data}} {options} --output {{results}}",
                     results=results, **paths)
     files = {"--cxc": "cxc", "--pmrp": "coco/annotations/instances_val2014.json"}
     needs = [missing(place.data, file) for word, file in files.items()

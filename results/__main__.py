@@ -53,9 +53,10 @@ def fill(text: str, tables: dict[str, list[list[str]]]) -> str:
 
 
 def list_documents() -> dict[str, Path]:
-    """README.md and the pages of docs/ by name."""
+    """README.md, the pages of docs/ and the packages' README.md by name."""
     root = HERE.parent
-    return {path.stem: path for path in [root / "README.md", *sorted(root.glob("docs/*.md"))]}
+    return {**{path.stem: path for path in [root / "README.md", *sorted(root.glob("docs/*.md"))]},
+            **{path.parent.name: path for path in sorted(root.glob("[a-z]*/README.md"))}}
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -144,15 +144,15 @@ def record_features(keep: Recorder) -> None:
     """Features of captions, of photos and of regions; fine-tuning a CNN on words."""
     keep("features/words", "-m features.word_vectors --data_path data --data_name demo_precomp --dim 48 "
                            "--output data/words.txt")
-    for name in ("demo_precomp", "demo_entities"):
+    for name, program in (("demo_precomp", "features.extract captions"), ("demo_entities", "phrases.captions")):
         for kind, more in (("hglmm", "--n_clusters 4 --word_vectors data/words.txt"), ("minilm", ""), ("tfidf", ""),
                            ("mean", "--word_vectors data/words.txt")):
-            keep(f"features/{name}/{kind}", f"-m features.extract captions --data_path data --data_name {name} "
+            keep(f"features/{name}/{kind}", f"-m {program} --data_path data --data_name {name} "
                  f"--kind {kind} --name {kind} {more}",
                  lambda _, kind=kind, name=name: {os.path.basename(path): arrays(path)
                                                   for path in sorted(glob.glob(f"data/{name}/*_{kind}.npy"))})
-    keep("features/regions", "-m features.proposals --data_path data --data_name demo_entities --count 50")
-    keep("features/regions/ims", "-m features.extract regions --data_path data --data_name demo_entities "
+    keep("features/regions", "-m phrases.proposals --data_path data --data_name demo_entities --count 50")
+    keep("features/regions/ims", "-m phrases.regions --data_path data --data_name demo_entities "
          "--proposals edgeboxes50 --kind demo --workers 0",
          lambda _: {os.path.basename(path): arrays(path) for path in sorted(glob.glob("data/demo_entities/*ims.npy"))})
     keep("features/photos", "-m features.extract images --data_path data --photos data/demo_coco/images/val2014 "
@@ -200,7 +200,7 @@ def record_training(keep: Recorder) -> None:
     keep("train/resumed", f"train.py --method mls --data_name demo_precomp {SMALL} --num_epochs 1 "
                           "--logger_name runs/resumed")
     keep("train/resumed", "train.py --resume runs/resumed --num_epochs 2", lambda _: training("runs/resumed"))
-    keep("train/phrases", "train.py --data_name demo_entities --method jwae_mh_cite --cite_layers 32-16 "
+    keep("train/phrases", "-m phrases.train --data_name demo_entities --method jwae_mh_cite --cite_layers 32-16 "
          f"--text_features hglmm --img_layers 32 --txt_layers 32 {SMALL} --regions edgeboxes50_ims "
          "--logger_name runs/phrases", lambda _: training("runs/phrases"))
 
@@ -229,7 +229,8 @@ def record_evaluation(keep: Recorder) -> None:
     evaluate("folds", "--embeddings many.npz --sim cosine --fold5")
     evaluate("volume", "--checkpoint runs/minilm --variances volume --uncertainty")
     evaluate("compare", "--compare runs/vse++,runs/seed1_vse runs/gcie_wasserstein,runs/seed1")
-    evaluate("phrases", "--checkpoint runs/phrases --confidence")
+    keep("evaluate/phrases", "-m phrases.evaluate --checkpoint runs/phrases --confidence --device cpu "
+         "--output phrases.json", lambda _: {"results": read_json("phrases.json")})
     keep("cca", "cca.py --data_path data --data_name demo_precomp --text tfidf --dim 32 --output cca.npz",
          lambda _: arrays("cca.npz"))
 
@@ -256,7 +257,8 @@ def record_extras(keep: Recorder) -> None:
             for scale in ("", "--demo", "--f8k"):
                 keep(f"tables/{name}{scale}", f"-m paper_tables.{name} --dry_run {scale}",
                      lambda out: [" ".join(line.split()) for line in out.splitlines() if "train.py" in line
-                                  or "evaluate.py" in line or "features." in line or "cca" in line])
+                                  or "evaluate.py" in line or "features." in line or "phrases." in line
+                                  or "cca" in line])
 
 
 def make_record(target: str, repo: str) -> None:

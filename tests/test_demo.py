@@ -28,7 +28,7 @@ from demo.captions import (
 from demo.scenes import COLOURS, WORLDS, Scene, Thing, random_scene
 from features.filters import global_features, region_features
 from files import writing
-from files.entities import read_entities
+from phrases.entities import read_entities
 
 PRECOMP = ("demo_precomp", "demo_region_precomp")
 METHODS = {"sts": {"c2c_cocaption", "c2c_isim"}, "sis": {"i2i_csim"}, "sits": {"c2i_original", "c2i_intrasim"}}

@@ -12,8 +12,8 @@ import pytest
 from cli import InputError
 from demo import __main__ as demo
 from demo.scenes import COLOURS, OUTLINES, RADII, TEXTURES, WORLDS
-from files.entities import check_entities, enclosing, photo_paths, read_entities
-from files.phrases import areas, iou
+from phrases.data import areas, iou
+from phrases.entities import check_entities, enclosing, photo_paths, read_entities
 
 SPLITS = ("train", "val", "test")
 
@@ -208,7 +208,7 @@ SOUND = ["[/EN#1/people A man] ."]
     ((["[/EN#7/animals A dog"], annotation(thing("7", 1, 1, 2, 2))), r"sentence 1: the mark of a phrase at '\[/EN#7"),
     ((["[/EN#7/animals ] ."], annotation(thing("7", 1, 1, 2, 2))), "is not whole")])
 def test_a_fault_of_one_entry_costs_that_alone(photo, message, tmp_path):
-    """Beside it stands a sound phrase, which stays; `data.py check` names every fault."""
+    """Beside it stands a sound phrase, which stays; `phrases.data` names every fault."""
     sentences, xml = photo
     objects = xml.replace("</annotation>", thing("1", 3, 3, 9, 9) + "</annotation>")
     root = made(tmp_path / "d", photo_3000=([*sentences, *SOUND], objects))

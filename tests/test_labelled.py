@@ -6,19 +6,22 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from data import Batch
+import data
+import model
 from losses import Embedding, Hinge, InfoNCE, Match, formulas, trait
 from methods import METHODS
-from methods.labelled import (
+from methods.two_branch import ProductNetwork, TwoBranchLoss
+from model import Encoded
+from phrases.data import Batch
+from phrases.losses import (
     LabelledHinge,
     LabelledInfoNCE,
     LabelledLogistic,
     LabelledMatch,
     LabelledTwoBranch,
+    build_model,
     labelled_scores,
 )
-from methods.two_branch import ProductNetwork, TwoBranchLoss
-from model import Encoded, build_model
 from tests.helpers import having, options
 from vocab import END, SPECIALS, START, Vocabulary
 
@@ -122,7 +125,8 @@ def test_infonce_equals_loops(smoothing):
 
 
 def two_branch(loss, regions, phrases, labels=None):
-    batch = Batch(None, None, None, torch.arange(len(phrases)), None, labels=labels)
+    batch = (data.Batch(*[None] * 3, torch.arange(len(phrases)), None) if labels is None else
+             Batch(*[None] * 3, labels, None, None))
     return loss(*(Encoded(Embedding(x), None, None) for x in (regions, phrases)), batch)
 
 
@@ -228,11 +232,9 @@ KINDS = 5
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(KINDS))])
 
 
-def built(*words, localise=True):
+def built(*words):
     opt = options("--learning_rate", "0.005", *words)
     opt.img_dim, opt.img_enc = 8, "precomp"
-    if localise:
-        opt.localise = True
     torch.manual_seed(0)
     return build_model(opt, VOCAB)
 
@@ -250,7 +252,7 @@ def photos(n=8, seed=0) -> Batch:
     labels = torch.where(same & ~left_out, torch.where(fits, 1, -1), 0).to(torch.int8)
     tokens = torch.stack([torch.full_like(phrase, START), phrase + len(SPECIALS), torch.full_like(phrase, END)], 1)
     return Batch(kinds[region] + 0.3 * torch.randn(len(region), 8, generator=g), tokens, torch.full((len(tokens),), 3),
-                 None, None, labels=labels)
+                 labels, None, None)
 
 
 JWAE = ["--recon_images", "0.5", "--recon_captions", "0.005", "--prior_images", "0.01", "--prior_captions", "0.01"]
@@ -314,11 +316,14 @@ def test_labels_move_with_their_batch():
     batch = photos(1)
     moved = batch.to("meta")
     assert moved.labels.device.type == moved.images.device.type == "meta" and moved.lengths.device.type == "cpu"
-    assert batch.labels.dtype == torch.int8 and Batch(*batch[:5]).labels is None
+    assert batch.labels.dtype == torch.int8
 
 
-def test_options_without_the_word_train_on_matching_pairs():
-    """Runs from before there were labels have no option `localise`."""
-    assert isinstance(built(localise=False).objective, Hinge) and isinstance(built().objective, LabelledHinge)
-    assert type(built("--loss", "two_branch", localise=False).extra_terms["two_branch"].loss) is TwoBranchLoss
+def test_the_model_has_the_weights_of_that_for_matching_pairs():
+    """So that evaluation loads it without its objective."""
+    for name in ("hinge", "infonce", "match", "two_branch", "jwae cite"):
+        opt = options(*MODELS[name])
+        opt.img_dim, opt.img_enc = 8, "precomp"
+        plain, own = (build(opt, VOCAB).state_dict() for build in (model.build_model, build_model))
+        assert [(k, v.shape) for k, v in plain.items()] == [(k, v.shape) for k, v in own.items()]
     assert type(built("--loss", "two_branch").extra_terms["two_branch"].loss) is LabelledTwoBranch

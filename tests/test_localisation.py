@@ -9,8 +9,8 @@ import torch
 import metrics
 from cli import InputError
 from evaluation import report
-from evaluation.localisation import SUMS, sentence, tables, totals
-from evaluation.phrases import centres_within, chance, largest_first, locate, measures
+from phrases.evaluate import SUMS, sentence, tables, totals
+from phrases.ranking import centres_within, chance, largest_first, locate, measures
 
 KINDS = ("animals", "clothing", "people")
 

@@ -8,14 +8,15 @@ from matplotlib import colors
 from PIL import Image
 
 from cli import InputError
-from evaluation import calibration, localisation, pictures
+from evaluation import calibration, pictures
 from evaluation.confidence import MEASURES
-from evaluation.localisation import ACROSS, KINDS, Phrases, fit, judge_phrases, padded, phrase_examples
-from evaluation.phrases import locate, photo_by_photo
 from evaluation.plots import diagrams, pick
 from evaluation.posterior import temperature
 from evaluation.report import render
-from files.phrases import iou, shares
+from phrases import evaluate
+from phrases.data import iou, shares
+from phrases.evaluate import ACROSS, KINDS, Phrases, fit, judge_phrases, padded, phrase_examples
+from phrases.ranking import locate, photo_by_photo
 from tests.test_localisation import BoxSplit, drawn_scores, made, rows_of, slow_iou
 
 RNG = np.random.default_rng
@@ -103,7 +104,7 @@ def test_the_temperature_is_that_of_the_least_loss_of_the_right_boxes():
 
 def test_few_phrases_are_drawn_where_there_would_be_too_many_scores(monkeypatch):
     of = knowing(2)
-    monkeypatch.setattr(localisation, "FITTED", 10 * np.diff(of.split.start).max() + 1)
+    monkeypatch.setattr(evaluate, "FITTED", 10 * np.diff(of.split.start).max() + 1)
     assert len(padded(of.name, list(photo_by_photo(of.split, of.scores_of)))[0]) == 10
 
 

@@ -8,23 +8,27 @@ import numpy as np
 import pytest
 import torch
 
-import data
-import evaluate
-import search
-import train
+import train as core
 from checkpoints import load_checkpoint, load_model
-from data import read_split
-from evaluation.phrases import PhraseScores, rsum_by_chance, validate_phrases
-from features import proposals
-from features.extract import main as extract
-from files.entities import read_entities
-from files.phrases import Labels, draw, geometry_of, learnable, phrase_batches, read_proposals
+from cli import InputError
+from phrases import captions, data, evaluate, proposals, train
+from phrases.data import Labels, draw, geometry_of, learnable, read_proposals
+from phrases.entities import read_entities
+from phrases.ranking import PhraseScores, rsum_by_chance, validate_phrases
 from tests.helpers import log_of, refused, same_weights
-from vocab import is_function, tokenize
+from vocab import Vocabulary, is_function, tokenize
 
 SMALL = ["--data_name", "demo_entities", "--embed_size", "24", "--word_dim", "12", "--num_epochs", "10", "--batch_size",
          "48", "--vocab_threshold", "1", "--device", "cpu", "--workers", "0", "--learning_rate", "0.005"]
 WIDTH = 12                            # of the made-up features
+
+
+def options(words):
+    return core.parse_args(list(map(str, words)), train.OPTIONS)
+
+
+def read(root: str, split: str, **more):
+    return data.read_phrases(os.path.join(root, "demo_entities"), split, **more)
 
 
 def slow_iou(a, b) -> float:
@@ -90,7 +94,7 @@ def run(root, tmp_path_factory):
     def call(*words) -> str:
         if words not in made:
             made[words] = str(tmp_path_factory.mktemp("run") / "run")
-            assert train.train(train.parse_args([*SMALL, "--data_path", root, *words, "--logger_name",
+            assert train.train(options([*SMALL, "--data_path", root, *words, "--logger_name",
                                                  made[words]])) == 0
         return made[words]
     return call
@@ -108,7 +112,7 @@ def report(capsys, *words) -> tuple[dict, str]:
 # ---- what is read
 
 def test_a_split_is_phrases_and_the_regions_of_their_photos(root):
-    split = read_split(root, "demo_entities", "dev")
+    split = read(root, "dev")
     assert split.name == "val" and split.captions == split.entities.phrases and len(split.images) == len(split.boxes)
     for m in range(0, len(split.captions), 7):
         n = split.phrase_photo[m]
@@ -124,7 +128,7 @@ def test_a_split_is_phrases_and_the_regions_of_their_photos(root):
 def test_geometry_is_five_shares_of_the_photo(root):
     boxes, sizes = np.array([[0, 0, 99, 49], [10, 5, 10, 5]], np.float32), np.array([[100, 50], [100, 50]])
     np.testing.assert_allclose(geometry_of(boxes, sizes), [[0, 0, 1, 1, 1], [0.1, 0.1, 0.11, 0.12, 2e-4]], rtol=1e-6)
-    split = read_split(root, "demo_entities", "test")
+    split = read(root, "test")
     rows = np.array([3, 0, len(split.boxes) - 1])
     gathered = split.images.gather(rows)
     features = np.load(split.images.path)[rows].astype(np.float32)
@@ -148,13 +152,13 @@ def labels_by_loop(split, photos, rows, columns, labels: Labels) -> np.ndarray:
 
 @pytest.mark.parametrize("labels", [Labels(), Labels(0.6), Labels(1.0), Labels(0.6, True)])
 def test_labels_are_those_of_a_loop(root, labels):
-    split = read_split(root, "demo_entities", "train")
-    tokens = split.encode(data.Vocabulary.build(split.words))
+    split = read(root, "train")
+    tokens = split.encode(Vocabulary.build(split.words))
     phrases = learnable(split, labels.positive)
     photos = np.unique(split.phrase_photo[phrases])[:6]
     seen = set()
-    for batch in phrase_batches(split, tokens, photos, 2, labels, seed=(0, 3)):
-        rows, columns = batch.image_index.numpy(), batch.caption_index.numpy()
+    for batch in data.batches(split, tokens, photos, 2, labels, (0, 3)):
+        rows, columns = batch.rows, batch.columns
         np.testing.assert_array_equal(batch.labels, labels_by_loop(split, photos, rows, columns, labels))
         assert len(set(rows)) == len(rows) and (batch.labels == 1).any(0).all()     # every phrase has one that fits
         assert torch.equal(batch.images, split.images.gather(rows))
@@ -177,7 +181,7 @@ def test_labels_are_those_of_a_loop(root, labels):
 def test_every_region_that_fits_and_twice_as_many_that_do_not(root):
     """By a loop over the phrases of each photo: CITE draws for each that fits two that do not, where there are so
     many."""
-    split = read_split(root, "demo_entities", "train")
+    split = read(root, "train")
     for n in range(12):
         overlap, (rows, _, _) = split.overlap(n), draw(split, Labels(0.6, True), (0, 0), n)
         inside = np.isin(np.arange(len(overlap)), rows - split.start[n])
@@ -188,7 +192,7 @@ def test_every_region_that_fits_and_twice_as_many_that_do_not(root):
 
 
 def test_what_is_drawn_depends_on_the_seed_and_the_photo_alone(root):
-    split = read_split(root, "demo_entities", "train")
+    split = read(root, "train")
     one = draw(split, Labels(), (0, 1), 4)
     draw(split, Labels(), (0, 1), 5)
     assert all(np.array_equal(a, b) for a, b in zip(one, draw(split, Labels(), (0, 1), 4)))
@@ -208,7 +212,7 @@ KINDS = [("--max_violation",), ("--sim", "csd", "--loss", "match", "--var_min", 
 def test_a_run_learns_which_region_is_meant(root, run, words, capsys):
     folder = run(*words)
     lines = log_of(folder, lambda line: line["kind"] == "validation")
-    chance = rsum_by_chance(read_split(root, "demo_entities", "dev"))
+    chance = rsum_by_chance(read(root, "dev"))
     assert lines[-1]["rsum"] > 1.3 * chance and lines[-1]["r1"] > 40
     results, said = report(capsys, "--checkpoint", folder)
     of = results["localisation"]
@@ -221,8 +225,8 @@ def test_a_run_learns_which_region_is_meant(root, run, words, capsys):
 def test_scores_are_the_models_own_photo_by_photo(root, run, most):
     """However many photos are encoded at a time, and of two models the mean."""
     folder = run(*KINDS[0])
-    split = read_split(root, "demo_entities", "test")
-    model, vocab, _ = load_model(load_checkpoint(folder), folder, phrases=True)
+    split = read(root, "test")
+    model, vocab, _ = load_model(load_checkpoint(folder), folder)
     model.eval()
     tokens = split.encode(vocab)
     whole = PhraseScores([(model, split.images, tokens)] * 2, split, "cpu", most)
@@ -238,18 +242,18 @@ def test_scores_are_the_models_own_photo_by_photo(root, run, most):
 
 
 def test_a_stopped_run_ends_as_the_unbroken_one(root, run, tmp_path, monkeypatch):
-    step, seen = train.train_step, []
+    step, seen = core.train_step, []
 
     def stops(*args):
         seen.append(1)
         if len(seen) == 5:
             os.kill(os.getpid(), 15)
         return step(*args)
-    monkeypatch.setattr(train, "train_step", stops)
+    monkeypatch.setattr(core, "train_step", stops)
     words = [*SMALL, "--data_path", root, *KINDS[0], "--logger_name", str(tmp_path / "run")]
-    assert train.train(train.parse_args(words)) == 143
-    monkeypatch.setattr(train, "train_step", step)
-    assert train.train(train.parse_args(["--resume", str(tmp_path / "run")])) == 0
+    assert train.train(options(words)) == 143
+    monkeypatch.setattr(core, "train_step", step)
+    assert train.train(options(["--resume", str(tmp_path / "run")])) == 0
     assert same_weights(tmp_path / "run", run(*KINDS[0]))
 
 
@@ -260,10 +264,10 @@ def test_a_run_that_no_longer_gains_stops(root, tmp_path, monkeypatch, capsys):
     def validate(*_):
         r1 = next(accuracy)
         return {"r1": r1, "r5": 0, "r10": 0, "upper": 100, "pointing": 0, "rsum": 100 - r1, "alike": {"regions": 0}}
-    monkeypatch.setattr(train, "validate", validate)
+    monkeypatch.setattr(train, "validate_phrases", validate)
     words = [*SMALL, "--data_path", root, "--num_epochs", "9", "--select", "r1", "--patience", "2", "--logger_name",
              str(tmp_path / "run")]
-    assert train.train(train.parse_args(words)) == 0
+    assert train.train(options(words)) == 0
     best, last = (load_checkpoint(str(tmp_path / "run"), name)["state"]
                   for name in ("model_best.pt", "checkpoint.pt"))
     assert (best["epoch"], best["best_r1"], best["best_rsum"]) == (2, 30, 70)
@@ -304,17 +308,17 @@ def test_other_proposals_are_judged_by_name(root, run, capsys):
 
 
 def test_features_of_phrases_are_extracted_and_trained_on(root, run, capsys, tmp_path):
-    words = sorted({word for phrase in read_split(root, "demo_entities", "train").words for word in phrase})
+    words = sorted({word for phrase in read(root, "train").words for word in phrase})
     with open(tmp_path / "words.txt", "w") as f:
         f.writelines(f"{word} {' '.join(f'{x:.4f}' for x in np.random.default_rng(k).standard_normal(8))}\n"
                      for k, word in enumerate(words))
-    extract(["captions", "--data_path", root, "--data_name", "demo_entities", "--name", "mean", "--word_vectors",
+    captions.main(["--data_path", root, "--data_name", "demo_entities", "--name", "mean", "--word_vectors",
              str(tmp_path / "words.txt")])
-    split = read_split(root, "demo_entities", "test", text_features="mean")
+    split = read(root, "test", text_features="mean")
     assert len(split.text) == len(split.phrases) and split.extractors["mean"].startswith("mean")
-    extract(["captions", "--data_path", root, "--data_name", "demo_entities", "--name", "content", "--word_vectors",
+    captions.main(["--data_path", root, "--data_name", "demo_entities", "--name", "content", "--word_vectors",
              str(tmp_path / "words.txt"), "--content_words"])
-    content = read_split(root, "demo_entities", "test", text_features="content")
+    content = read(root, "test", text_features="content")
     assert content.extractors["content"].endswith("content words")
     m, n = (next(k for k, phrase in enumerate(split.phrases) if (phrase.split()[0] in ("a", "the")) == known)
             for known in (True, False))
@@ -332,19 +336,13 @@ def test_features_of_phrases_are_extracted_and_trained_on(root, run, capsys, tmp
 # ---- what is refused
 
 @pytest.mark.parametrize("words, message", [
-    (["--fold5"], "--fold5 is for images and captions, and .* was trained on phrases"),
-    (["--sim", "cosine"], "--sim is for images and captions"),
-    (["--data_name", "demo_precomp"], "is no folder|there is no folder|holds none"),
+    (["--data_name", "demo_precomp"], "is no data set of phrases"),
+    (["--split", "val", "--confidence"], "--split val is what the confidence is calibrated on"),
+    (["--compare", "a", "b"], "--checkpoint and --compare both name"),
     (["--regions", "none_ims"], "has no proposals test_none.npz .but test_edgeboxes200.npz"),
-    (["--regions", "edgeboxes200"], "names proposals alone; .* such as edgeboxes200_ims"),
-    (["--export", "x.npz"], "--export is for images and captions")])
+    (["--regions", "edgeboxes200"], "names proposals alone; .* such as edgeboxes200_ims")])
 def test_what_evaluate_refuses(run, capsys, words, message):
     refused(capsys, evaluate.main, ["--checkpoint", run(*KINDS[0]), "--device", "cpu", *words], message)
-
-
-def test_search_refuses_a_run_on_phrases(run, root, tmp_path, capsys):
-    refused(capsys, search.main, ["index", "--checkpoint", run(*KINDS[0]), "--data_path", root, "--images",
-                                  "demo_entities", "--output", tmp_path / "index"], "was trained on phrases")
 
 
 @pytest.mark.parametrize("change, message", [
@@ -362,14 +360,27 @@ def append(path: str, text: str) -> None:
 
 
 def test_the_check_of_a_folder(own, capsys):
-    refused(capsys, data.main, ["check", "--data_path", own, "--data_name", "demo_entities", "--vocab", "v.json"],
-            "--vocab v.json is for images and captions")
-    assert data.check_data_set(own, "demo_entities") == 0
+    def check() -> int:
+        with pytest.raises(SystemExit) as stop:
+            data.main(["--data_path", own, "--data_name", "demo_entities"])
+        return stop.value.code
+    assert check() == 0
     said = capsys.readouterr().out
     assert "proposals" in said and "phrases" in said and said.rstrip().endswith("0 faults")
     with open(os.path.join(own, "demo_entities", "test_edgeboxes200_ims.npy"), "r+b") as f:
         f.seek(-2, os.SEEK_END)
         f.write(np.float16(np.nan).tobytes())
     os.remove(os.path.join(own, "demo_entities", "val_edgeboxes200.json"))
-    assert data.check_data_set(own, "demo_entities") == 2
-    assert "NaN or infinity" in capsys.readouterr().out
+    assert check() == 1
+    said = capsys.readouterr().out
+    assert "NaN or infinity" in said and said.rstrip().endswith("2 faults")
+
+
+@pytest.mark.parametrize("words, message", [
+    ("--loss nll", "needs pairs that match one to one"), ("--sim scan", "--sim scan is for images and captions"),
+    ("--img_enc vsrn", "--img_enc vsrn is for"), ("--select hbr", "--select hbr is for"),
+    ("--supervised_fraction 0.5", "--supervised_fraction 0.5 is for"),
+    ("--positive_iou 0.2", "--positive_iou 0.2 lies below 0.3")])
+def test_options_that_phrases_have_no_use_for(words, message):
+    with pytest.raises(InputError, match=message):
+        train.train(options(["--data_name", "demo_entities", *words.split()]))

@@ -13,16 +13,17 @@ from PIL import Image
 from cli import InputError
 from data import whole_transform
 from demo import scenes
-from features import extract, filters, proposals, regions
+from features import filters
 from features.networks import RegionPooling, region_network, roi_align
-from files.entities import read_entities
-from files.phrases import iou, read_proposals, read_region_features, recall
 from files.writing import save_arrays
 from model import CNN
+from phrases import proposals, regions
+from phrases.data import iou, read_proposals, read_region_features, recall
+from phrases.entities import read_entities
 from tests.helpers import refused
 
 opencv = pytest.mark.skipif(importlib.util.find_spec("cv2") is None,
-                            reason="OpenCV is an optional package (requirements-localise.txt)")
+                            reason="OpenCV is an optional package (phrases/requirements.txt)")
 THINGS = ((4, 6, 40, 50), (60, 20, 110, 60), (20, 80, 70, 120))    # boxes of a photo of 120 x 130, from 0
 SIZES = {"train": 3, "val": 1, "test": 2}
 
@@ -58,7 +59,7 @@ def propose(root, *words):
 
 
 def describe(root, *words):
-    extract.main(["regions", "--data_path", os.path.dirname(root), "--data_name", "x", "--workers", "0", "--device",
+    regions.main(["--data_path", os.path.dirname(root), "--data_name", "x", "--workers", "0", "--device",
                   "cpu", *map(str, words)])
 
 

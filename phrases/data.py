@@ -2,17 +2,23 @@
 Entities as a Split: the images are proposals, the captions are phrases.
 
 A phrase belongs to one photo and is compared with that photo's proposals alone (`jwae` 5.2).
-files/entities.py reads the annotations. features.proposals and features.extract write beside the
-split:
+entities.py reads the annotations. proposals.py and regions.py write beside the split:
 
 {split}_{name}.npz holds boxes (R, 4) float32 x1, y1, x2, y2 in pixels from 0 with both corners
 inside, start (N + 1,) int64, score (R,) float32 and added (R,) bool; the boxes of photo n are rows
 start[n]:start[n + 1]. {split}_{name}.json says what made them, for which photos, and what share of
 the phrases they can find. Features of them are {split}_{name}_{features}.npy, (R, F), with a .json
 that holds the checksum of their boxes.
+
+    python -m phrases.data --data_name f30k_entities      # prints what the folder holds, and every fault
 """
+if __name__ == "__main__":
+    import cli
+    cli.set_threads()
+
 import fnmatch
 import os
+import sys
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,13 +26,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cli import InputError, check
-from data import Batch, Features, NoImages, Split, Tokens, chunks, extractors, read_text_features, stream
-from files.entities import SPLITS, Entities, check_entities, read_entities
+import cli
+from cli import Arguments, InputError, check, data_set, filename
+from data import Features, NoImages, Split, chunks, extractors, read_text_features
 from files.reading import need, read_array, read_arrays, read_json, sha256
+from phrases.entities import SPLITS, Entities, check_entities, read_entities
 
-AGAIN = "write them again with python -m features.proposals"
-EXTRACT = "write them again with python -m features.extract regions"
+AGAIN = "write them again with python -m phrases.proposals"
+EXTRACT = "write them again with python -m phrases.regions"
 ARRAYS = {"boxes": "float32", "start": "int64", "score": "float32", "added": "bool"}
 THRESHOLDS = (0.5, 0.7)            # of the intersection over union, at which the recall is recorded
 
@@ -65,7 +72,7 @@ def read_proposals(root: str, split: str, name: str, entities: Entities) -> Prop
     than `entities`."""
     start = file_of(root, split, name)
     for end in (".npz", ".json"):
-        need(start + end, "box proposals are written with python -m features.proposals --data_name "
+        need(start + end, "box proposals are written with python -m phrases.proposals --data_name "
                           f"{os.path.basename(os.path.normpath(root))} --name {name}")
     facts = read_facts(f"{start}.json", "method", AGAIN)
     arrays, photos = read_arrays(f"{start}.npz", AGAIN), len(entities.ids)
@@ -138,7 +145,7 @@ def read_region_features(root: str, split: str, name: str, features: str,
     for path in (f"{start}.npy", f"{start}.json"):
         check(os.path.isfile(path),
               f"there is no file {path} of features of the proposals {name}; write them with "
-              f"python -m features.extract regions --proposals {name} --name {features}")
+              f"python -m phrases.regions --proposals {name} --name {features}")
     facts = read_facts(f"{start}.json", "extractor", EXTRACT)
     check(facts.get("boxes_sha256") == proposals.facts["boxes_sha256"],
           f"{start}.npy is of other boxes than those that {file_of(root, split, name)}.npz holds "
@@ -227,15 +234,13 @@ class PhraseSplit(Split):
         return iou(self.boxes[self.start[n]:self.start[n + 1]], self.truth[self.columns(n)])
 
 
-def has_phrases(root: str) -> bool:
-    """Whether a folder is laid out as Flickr30k Entities."""
-    return os.path.isdir(os.path.join(root, "Annotations"))
-
-
 def read_phrases(root: str, split: str, regions: str = REGIONS, text_features: str | None = None,
                  text_only: bool = False) -> PhraseSplit:
     """A split of a folder of Flickr30k Entities, with the proposals and features that `regions`
     names; with `text_only` without them. Raises InputError."""
+    check(os.path.isdir(os.path.join(root, "Annotations")),
+          f"{root} is no data set of phrases in photos; give --data_name a folder with Annotations/, Sentences/ "
+          "and train.txt, val.txt and test.txt, as Flickr30k Entities has them")
     split = "val" if split == "dev" else split
     entities = read_entities(root, split)
     result = PhraseSplit(
@@ -261,18 +266,9 @@ def read_phrases(root: str, split: str, regions: str = REGIONS, text_features: s
                             f"are left out ({kinds})")
     if entities.faults:
         result.notes.append(f"{len(entities.faults):,} faults of the annotations of {split} are "
-                            f"passed over (python data.py check names them), the first: "
+                            f"passed over (python -m phrases.data names them), the first: "
                             f"{entities.faults[0]}")
     return result
-
-
-def refuse_phrases(split: Split | None, reader: str) -> None:
-    """Raise InputError where what reads a split wants images and captions, and the split has
-    phrases and regions."""
-    if isinstance(split, PhraseSplit):
-        raise InputError(f"{reader} is of images and captions, and {split.root} has phrases and the "
-                         "regions of their photos, which train.py and evaluate.py read; name other "
-                         "data with --data_name")
 
 
 def proposals_of(root: str, split: str, name: str) -> str:
@@ -286,8 +282,8 @@ def proposals_of(root: str, split: str, name: str) -> str:
                                               f"features behind them, such as {name}_ims")
     raise InputError(f"--regions {name}: {root} has no proposals "
                      f"{split}_{name.rpartition('_')[0] or name}.npz (but {', '.join(files) or 'none'}"
-                     "); make them with `python -m features.proposals`, then their features with "
-                     "`python -m features.extract regions`")
+                     "); make them with `python -m phrases.proposals`, then their features with "
+                     "`python -m phrases.regions`")
 
 
 # ---- batches
@@ -298,14 +294,27 @@ class Labels(NamedTuple):
     every: bool = False               # every proposal that fits is drawn, not one a phrase (CITE)
 
 
-class DrawnRegions:
-    """Adds the regions to what was drawn of photos: (proposals, ...) -> (it, regions)."""
+class Batch(NamedTuple):
+    """R regions and M phrases of several photos, and which of them fit."""
+    images: Tensor                    # (R, F) features
+    tokens: Tensor                    # (M, T) int64 word numbers, zero-padded | (M, F) features
+    lengths: Tensor                   # (M,) int64, on the CPU
+    labels: Tensor                    # (R, M) int8: a region fits a phrase, 1; does not, -1; is not compared, 0
+    rows: np.ndarray                  # (R,) of the regions in the split
+    columns: np.ndarray               # (M,) of the phrases
+    unpaired: None = None
 
-    def __init__(self, images: RegionFeatures):
-        self.images = images
+    def to(self, device) -> "Batch":
+        images, tokens, labels = (x.to(device) for x in (self.images, self.tokens, self.labels))
+        return self._replace(images=images, tokens=tokens, labels=labels)
 
-    def __getitem__(self, drawn: tuple) -> tuple[tuple, Tensor]:
-        return drawn, self.images.gather(drawn[0])
+
+def batches(split: PhraseSplit, tokens, photos, size: int, labels: Labels, seed: tuple = (0,), skip: int = 0):
+    """Yield batches of the proposals and phrases of `size` photos each, in the given order of photos.
+    The first `skip` batches are left out (resuming)."""
+    for chunk in chunks(np.ascontiguousarray(photos), size)[skip:]:
+        rows, columns, label = draw_phrases(split, labels, seed, chunk)
+        yield Batch(split.images.gather(rows), *tokens.batch(columns), torch.from_numpy(label), rows, columns)
 
 
 def draw_phrases(split: PhraseSplit, rule: Labels, seed: tuple,
@@ -347,37 +356,42 @@ def learnable(split: PhraseSplit, positive: float) -> np.ndarray:
     return np.flatnonzero(best >= positive)
 
 
-def phrase_batches(split: PhraseSplit, tokens: Tokens, photos, size: int, labels: Labels, *,
-                   workers: int = 0, seed: tuple = (0,), skip: int = 0):
-    """Yield labelled batches of the proposals and phrases of `size` photos each, in the given order
-    of photos. The first `skip` batches are left out (resuming)."""
-    groups = chunks(np.ascontiguousarray(photos), size)[skip:]
-    drawn = (draw_phrases(split, labels, seed, chunk) for chunk in groups)
-    for (rows, columns, label), regions in stream(
-        DrawnRegions(split.images), drawn, workers * split.images.parallel
-    ):
-        yield Batch(regions, *tokens.batch(columns), torch.from_numpy(rows),
-                    torch.from_numpy(columns), labels=torch.from_numpy(label))
+# ---- the check of a folder
 
-
-def check_phrases(root: str, regions: str, text_features: str | None) -> list[str]:
-    """Print what a folder of Flickr30k Entities holds, the proposals and features in it, too, and
-    those of the usual name may be missing. Returns the faults."""
+def check_folder(opt) -> int:
+    """Print what a data set holds, its proposals and features, too, and every fault. Returns 1 where there
+    are faults."""
+    root = os.path.join(opt.data_path, opt.data_name)
     lines, faults = check_entities(root)
-    for line in lines:
-        print(line)
-    proposals = regions.rpartition("_")[0]
+    print("\n".join(lines))
+    proposals = opt.regions.rpartition("_")[0]
     for name in () if faults else SPLITS:
-        boxes = os.path.join(root, f"{name}_{proposals}.npz")
-        if regions == REGIONS and not os.path.isfile(boxes):
-            print(f"{name:8}no proposals {proposals} yet: python -m features.proposals writes them")
+        if opt.regions == REGIONS and not os.path.isfile(os.path.join(root, f"{name}_{proposals}.npz")):
+            print(f"{name:8}no proposals {proposals} yet: python -m phrases.proposals writes them")
             continue
         try:
-            split = read_phrases(root, name, regions, text_features)
+            split = read_phrases(root, name, opt.regions, opt.text_features)
         except InputError as error:
             faults.append(str(error))
             continue
         print(f"{name:8}{len(split.boxes):>8,} proposals  {split.images.describe()}")
         for x in filter(None, (split.images, split.text)):
             faults += x.faults(deep=True, distinct=False)
-    return faults
+    for fault in faults:
+        print(f"fault: {fault}")
+    print(f"{root}: {len(faults)} faults")
+    return int(bool(faults))
+
+
+def main(argv=None) -> None:
+    p = Arguments("Check a data set of phrases in photos.")
+    p.add_argument("--data_path", type=filename, default="data", help="folder that holds the data sets")
+    p.add_argument("--data_name", type=data_set, required=True, help="folder of the data set below --data_path")
+    p.add_argument("--text_features", metavar="NAME", help="also check features of phrases, {split}_NAME.npy")
+    p.add_argument("--regions", type=filename, default=REGIONS, metavar="NAME",
+                   help="proposals and features to check, {split}_NAME.npy")
+    sys.exit(cli.run("phrases.data", check_folder, p.parse_args(argv)))
+
+
+if __name__ == "__main__":
+    main()

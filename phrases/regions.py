@@ -1,5 +1,11 @@
-"""Features of box proposals, one row a box, as {split}_{proposals}_{name}.npy. extract.py has the
-command."""
+"""Write features of box proposals, one row a box, as {split}_{proposals}_{name}.npy.
+
+    python -m phrases.regions --data_name f30k_entities --proposals edgeboxes200 --cnn_type vgg19 --layer fc6
+"""
+if __name__ == "__main__":
+    import cli
+    cli.set_threads()
+
 import os
 import re
 import shutil
@@ -12,20 +18,23 @@ from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
-from cli import check
+import cli
+from cli import Arguments, check, data_set, filename, positive, torch_device, up_to
+from cli import workers as worker_count
 from data import whole_transform
 from features import filters
 from features.networks import region_network
-from features.proposals import NAME, read_sized
 from features.store import How, RowStore
-from files.entities import SPLITS, Entities, photo_paths, read_entities
-from files.phrases import Proposals, check_features, file_of, read_facts, read_proposals, read_region_features, shares
 from files.reading import file_digest, read_array, readable
 from files.writing import atomic, output, remove, save_json
+from model import CNNS
+from phrases.data import Proposals, check_features, file_of, read_facts, read_proposals, read_region_features, shares
+from phrases.entities import SPLITS, Entities, photo_paths, read_entities
+from phrases.proposals import NAME, read_sized
 
 STEP = 32                             # pixels of a photo for each cell of the last map
 PHOTO_SIDE = 448                     # pixels: the last map has 14 x 14 cells, as boxes may be small
-BATCH = {"cuda": 16, "cpu": 2}        # photos per step, see extract.py
+BATCH = {"cuda": 16, "cpu": 2}        # photos per step
 BLOCK = 4096                          # rows that are checked at a time
 KINDS = ("cnn", "demo")
 
@@ -102,9 +111,9 @@ def read_split(root: str, split: str, name: str) -> tuple[Entities, Proposals]:
           f"there is no folder {root} (--data_path, --data_name); give a data set of phrases in "
           "photos")
     path, fix = (f"{file_of(root, split, name)}.json",
-                 "write them first, with python -m features.proposals")
+                 "write them first, with python -m phrases.proposals")
     check(os.path.isfile(path), f"{root} has no proposals {name} of {split}; {fix}")
-    entities = read_entities(root, split, int(read_facts(path, "method", fix).get("origin") != 0))
+    entities = read_entities(root, split)
     return entities, read_proposals(root, split, name, entities)
 
 
@@ -169,3 +178,51 @@ def link(source: str, target: str) -> None:
     except OSError:
         with open(source, "rb") as contents, atomic(target, "wb") as f:
             shutil.copyfileobj(contents, f)
+
+
+def arguments() -> Arguments:
+    p = Arguments("Write features of box proposals.")
+    add = p.add_argument
+    add("--data_path", type=filename, default="data", help="folder that holds the data sets")
+    add("--data_name", type=data_set, required=True,
+        help="a data set with proposals (phrases.proposals), a folder below --data_path")
+    add("--proposals", default="edgeboxes200", metavar="NAME", help="name of the proposals")
+    add("--name", default="ims", help="name of the features, for files {split}_PROPOSALS_NAME.npy")
+    add("--splits", nargs="+", choices=(*SPLITS, "dev"), help="splits to write (default: all)")
+    add("--kind", choices=KINDS, default="cnn",
+        help="kind of features: RoI pooling of a CNN, or of the demo data, which need no weights")
+    add("--layer", choices=["fc6", "fc7", "cells"],
+        help="what is pooled: the last map (cells), or 7 x 7 bins of it for fc6 or fc7 (VGG; default fc6, of others "
+             "cells)")
+    add("--side", type=up_to(4096), metavar="PIXELS",
+        help=f"photos are resized to this width and height, a multiple of {STEP} (default: {PHOTO_SIDE})")
+    add("--given", type=filename, metavar="FILE.npy",
+        help="take features of your own for one split, (R, F), one row a box in the order of the proposals")
+    add("--cnn_type", choices=CNNS, help="network that computes the features (default: vgg19)")
+    add("--cnn_weights", type=filename, metavar="FILE",
+        help="weights of the network (default: ImageNet's, as in train.py)")
+    add("--batch_size", type=positive, metavar="N", help="photos per step (default: 16 on a GPU, 2 on a CPU)")
+    add("--workers", type=worker_count, default=min(4, os.cpu_count() or 1),
+        help="number of processes that read photos")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto takes CUDA if there is a GPU")
+    return p
+
+
+def write_all(opt) -> None:
+    """The command. Raises InputError for options that cannot work together."""
+    for name in ("layer", "side", "cnn_type", "cnn_weights"):
+        check(not getattr(opt, name) or opt.kind == "cnn" and not opt.given,
+              f"--{name} {getattr(opt, name)} is for --kind cnn, not for "
+              f"{'--given' if opt.given else '--kind demo'}; leave it out")
+    extract(opt.data_path, opt.data_name, opt.proposals, opt.name, opt.splits, opt.given, opt.kind,
+            {"cnn_type": opt.cnn_type or "vgg19", "layer": opt.layer, "weights": opt.cnn_weights,
+             "side": opt.side or PHOTO_SIDE}, torch_device(opt.device), opt.batch_size, opt.workers)
+
+
+def main(argv=None) -> None:
+    cli.run("phrases.regions", write_all, arguments().parse_args(argv))
+
+
+if __name__ == "__main__":
+    from phrases.regions import main  # whose classes worker processes find by name
+    main()

@@ -15,9 +15,9 @@ from scipy import special
 
 import metrics
 from cli import check
-from files.phrases import PhraseSplit, areas, iou
 from losses import uncertainty
 from model import VSE
+from phrases.data import PhraseSplit, areas, iou
 
 RIGHT = 0.5  # the least intersection over union of a right box with the truth
 # boxes of a phrase: (least, most) of each group

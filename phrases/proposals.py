@@ -1,13 +1,13 @@
 """Write box proposals of the photos of Flickr30k Entities, or of data in its layout.
 
-    python -m features.proposals --data_name f30k_entities
-    python -m features.proposals --data_name f30k_entities --count 500 --model model.yml.gz
-    python -m features.proposals --data_name f30k_entities --name mine --from boxes.json
+    python -m phrases.proposals --data_name f30k_entities
+    python -m phrases.proposals --data_name f30k_entities --count 500 --model model.yml.gz
+    python -m phrases.proposals --data_name f30k_entities --name mine --from boxes.json
 
 They are EdgeBoxes (Zitnick and Dollar 2014) by OpenCV's ximgproc, boxes that wholly hold many
 edges: edges of image gradients or, with --model, of a structured forest. Or they are boxes of your
 own. The boxes of the phrases are added to those of train. {split}_{name}.npz and .json hold them
-(files/phrases.py), and the recall is printed: what share of the phrases a perfect ranking would
+(data.py), and the recall is printed: what share of the phrases a perfect ranking would
 find. After a stop the same command goes on.
 """
 if __name__ == "__main__":
@@ -28,10 +28,10 @@ from cli import Arguments, InputError, check, data_set, filename, positive, reas
 from data import read_photo
 from features.boxes import LARGEST, read_boxes
 from features.store import How, RowStore
-from files.entities import SPLITS, Entities, photo_paths, read_entities
-from files.phrases import THRESHOLDS, Proposals, file_of, ids_sha256, read_facts, read_proposals, recall
 from files.reading import file_digest, need, readable, sha256
 from files.writing import output, remove, save_arrays, save_json
+from phrases.data import THRESHOLDS, Proposals, file_of, ids_sha256, read_facts, read_proposals, recall
+from phrases.entities import SPLITS, Entities, photo_paths, read_entities
 
 SETTINGS = {"alpha": 0.65, "beta": 0.65, "minScore": 0.01}     # as the code of pl-clc sets them
 LEAST = 256                           # pixels: a smaller photo's longer side is enlarged to this
@@ -41,7 +41,7 @@ FOREST = {"options", "stride", "shrinkNumber", "patchSize", "patchInnerSize",
           "numberOfGradientOrientations", "selfsimilarityGridSize", "numberOfTrees",
           "numberOfTreesToEvaluate", "childs", "featureIds", "thresholds", "edgeBoundaries",
           "edgeBins"}                 # what OpenCV reads of a forest's file
-INSTALL = "EdgeBoxes needs OpenCV's contributed modules: pip install -r requirements-localise.txt"
+INSTALL = "EdgeBoxes needs OpenCV's contributed modules: pip install -r phrases/requirements.txt"
 BATCH = 4                             # photos that a process is given at a time
 NAME = r"[A-Za-z0-9_-]+"              # of proposals and of their features, part of names of files
 FORM = ('give {"photo id": [[x1, y1, x2, y2, score], ...], ...}, pixels from 0, the score as you '
@@ -312,9 +312,9 @@ def arguments() -> Arguments:
 
 
 def main(argv=None) -> None:
-    cli.run("features.proposals", write_all, arguments().parse_args(argv))
+    cli.run("phrases.proposals", write_all, arguments().parse_args(argv))
 
 
 if __name__ == "__main__":
-    from features.proposals import main  # whose classes worker processes find by name
+    from phrases.proposals import main  # whose classes worker processes find by name
     main()

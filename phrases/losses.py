@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from losses import InfoNCE, Match, trait
+import model
+from losses import InfoNCE, Match, Term, trait
 from methods.two_branch import TwoBranchLoss, distance
 
 
@@ -137,13 +138,31 @@ def labelled_scores(similarity, images, captions, labels: Tensor) -> Tensor:
     return chosen.new_zeros(labels.shape).index_put((i, j), chosen)
 
 
-# ---- by options
+# ---- the model that is trained with them
 
-# As losses.LOSSES, of (scores, labels) (R, M). None: what is trained is LabelledTwoBranch, a
-# pair term. options/rules.py refuses objectives that need matching pairs.
-LABELLED_OBJECTIVES = {
+OBJECTIVES = {
     "hinge": lambda opt, _: LabelledHinge(opt.margin, opt.max_violation),
     "infonce": lambda opt, sim: LabelledInfoNCE(1.0 if trait(sim, "log_likelihood") else 0.07,
                                                 opt.label_smoothing),
     "match": lambda opt, sim: LabelledMatch(trait(sim, "logits"), 0.0, opt.label_smoothing),
-    "logistic": lambda *_: LabelledLogistic(), "two_branch": lambda *_: None}
+    "logistic": lambda *_: LabelledLogistic(),
+    "two_branch": lambda *_: None}    # a pair term, LabelledTwoBranch
+
+
+class PhraseVSE(model.VSE):
+    """A joint embedding of regions and phrases. objective: scores and labels (R, M) -> scalar."""
+
+    def ranking_loss(self, regions, phrases, batch) -> Tensor:
+        """The objective of the labelled pairs, in float32."""
+        with torch.autocast(regions.mean.device.type, enabled=False):
+            return self.objective(labelled_scores(self.similarity, regions, phrases, batch.labels), batch.labels)
+
+
+def build_model(opt, vocab, pretrained: bool = True, vectors=None) -> PhraseVSE:
+    """model.build_model with the objective for labelled pairs in the place of that for matching pairs."""
+    plain = model.build_model(opt, vocab, pretrained, vectors)
+    terms = dict(plain.extra_terms)
+    if opt.loss == "two_branch":
+        terms["two_branch"] = Term(1.0, LabelledTwoBranch())
+    return PhraseVSE(plain.image_tower, plain.text_tower, plain.similarity,
+                     OBJECTIVES[opt.loss](opt, plain.similarity), terms, plain.critic, loss_name=opt.loss)

@@ -1,12 +1,18 @@
-"""Evaluates runs that were trained on phrases and the regions of their photos: what evaluate.py
-does with these.
+"""Evaluate runs of phrases.train: each phrase ranks the box proposals of its own photo.
 
-Each phrase ranks the proposals of its own photo (`phrases`). Reported are the recalls at IoU 0.5
-beside the most that the proposals allow, by type and number of boxes; with --confidence how sure
-the first boxes are, calibrated on the phrases of val; with --compare a paired bootstrap over
-photos. The confidence to use is "overlap", the posterior of all proposals at the place of the
+    python -m phrases.evaluate                                   # the newest run, the test split
+    python -m phrases.evaluate --checkpoint runs/A runs/B --regions edgeboxes500_ims
+    python -m phrases.evaluate --compare runs/A runs/B           # a paired bootstrap over photos
+    python -m phrases.evaluate --confidence                      # how sure the first boxes are
+
+Prints the recalls at IoU 0.5 beside the most that the proposals allow, by type and number of boxes, and
+writes results.json. The confidence to use is "overlap", the posterior of all proposals at the place of the
 first: the proposals of one object share the mass.
 """
+if __name__ == "__main__":
+    import cli
+    cli.set_threads()
+
 import contextlib
 import os
 import sys
@@ -17,14 +23,24 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+import cli
 import metrics
-from checkpoints import load_checkpoint
-from cli import InputError, check
+from checkpoints import Trained
+from cli import Arguments, InputError, check, data_set, filename, positive, split_name, torch_device
+from data import check_extractors
 from evaluation import compare, confidence, report
+from evaluation.assess import without_nan
 from evaluation.certainty import Certainty
 from evaluation.confidence import Fitted, Seen, percent, title
-from evaluation.open import How, Where, load_run
-from evaluation.phrases import (
+from evaluation.open import newest_run
+from evaluation.pictures import IN_SET, OWN, Cell, Row, draw_rows, small, wrapped
+from evaluation.plots import PICTURES, diagrams, pick
+from evaluation.posterior import FITTED, temperature
+from files.writing import output, save_json
+from options.rules import check_fits
+from phrases.data import PhraseSplit, read_phrases, shares
+from phrases.entities import photo_paths
+from phrases.ranking import (
     RIGHT,
     Located,
     PhraseScores,
@@ -37,28 +53,11 @@ from evaluation.phrases import (
     outcomes,
     photo_by_photo,
 )
-from evaluation.pictures import IN_SET, OWN, Cell, Row, draw_rows, small, wrapped
-from evaluation.plots import PICTURES, diagrams, pick
-from evaluation.posterior import FITTED, temperature
-from files.entities import photo_paths
-from files.phrases import PhraseSplit, shares
-from files.reading import FAULTS, read_yaml
 
 SIDE = "phrases"                      # the name of this direction in results and pictures
 
 
 # ---- what is evaluated
-
-def is_of_phrases(path: str) -> bool:
-    """Whether a run was trained on phrases, by its config.yaml. A file without one is asked itself;
-    what is no run of ours is none on phrases."""
-    config = os.path.join(path if os.path.isdir(path) else os.path.dirname(path), "config.yaml")
-    try:
-        run = read_yaml(config) if os.path.isfile(config) else load_checkpoint(path)
-        return bool(run["options"].get("localise"))
-    except FAULTS:                              # whoever reads it says what is wrong
-        return False
-
 
 class Phrases(NamedTuple):
     """The phrases of a split, what scores them, and, of Gaussians, log det Sigma in nats."""
@@ -70,29 +69,35 @@ class Phrases(NamedTuple):
     seed: int | None = None                       # of the first run's training
 
 
-def open_phrases(paths: list[str], where: Where, how: How) -> Phrases:
+def open_phrases(paths: list[str], opt, split_name: str) -> Phrases:
     """Runs, one or an ensemble, on a split of phrases. Raises InputError where they are not of
     these, or where they read other boxes."""
-    runs = []
+    device, models, split = torch_device(opt.device), [], None
     for path in paths:
-        check(is_of_phrases(path), f"{path} was trained on images and captions, and {paths[0]} is "
-                                   "judged on phrases; evaluate them apart")
-        runs.append(load_run(path, where, runs[0] if runs else None, phrases=True))
-        first, split, mine = runs[0], runs[0].split, runs[-1].split
-        check(isinstance(mine, PhraseSplit),
-              f"{path} was trained on phrases, and {os.path.join(*first.folder)} holds none; name "
-              "data with phrases, or a run on images and captions")
-        check(np.array_equal(mine.truth, split.truth) and np.array_equal(mine.boxes, split.boxes),
+        trained = Trained(path, device)
+        own = trained.options
+        check("positive_iou" in vars(own),
+              f"{path} was trained on images and captions; evaluate it with evaluate.py")
+        folder = opt.data_path or own.data_path, opt.data_name or own.data_name
+        mine = read_phrases(os.path.join(*folder), split_name, opt.regions or own.regions, own.text_features)
+        mine.require_sound()
+        check_fits(own, mine.images, mine.text, path)
+        check_extractors(trained.extractors, mine, own.text_features, path)
+        if not models:
+            first, split, name = trained, mine, folder[1]
+        check(mine.phrases == split.phrases and mine.ids == split.ids,
+              f"{path} is judged on other phrases than {paths[0]}; name one split with --data_name")
+        check(np.array_equal(mine.boxes, split.boxes),
               f"{path} reads other boxes than {paths[0]}, and an ensemble needs the same; name "
               "proposals for all with --regions")
-    models = [(run.trained.to(how.device).model, run.split.images, run.tokens()) for run in runs]
-    scores = PhraseScores(models, split, how.device, 32 * how.batch_size)
-    facts = {"checkpoints": paths, "data_name": first.folder[1], "split": split.name,
+        tokens = mine.encode(trained.vocab, known=name == own.data_name)
+        models.append((trained.model, mine.images, tokens))
+    scores = PhraseScores(models, split, device, 32 * opt.batch_size)
+    facts = {"checkpoints": paths, "data_name": name, "split": split.name,
              "images": len(split.ids), "captions": len(split.phrases), "protocols": {},
-             "similarity": first.trained.options.sim, "notes": first.notes}
-    return Phrases(f"{first.folder[1]} {split.name}", split, scores,
-                   scores.phrase_log_det if first.trained.model.text_tower.gaussian else None,
-                   facts, first.trained.options.seed)
+             "similarity": first.options.sim, "notes": [*first.notes, *split.notes]}
+    return Phrases(f"{name} {split.name}", split, scores,
+                   scores.phrase_log_det if first.model.text_tower.gaussian else None, facts, first.options.seed)
 
 
 def results_of(of: Phrases, found: Located) -> dict:
@@ -103,13 +108,12 @@ def results_of(of: Phrases, found: Located) -> dict:
 
 # ---- the commands
 
-def evaluate(paths: list[str], where: Where, how: How,
-             sure: bool) -> tuple[dict, list, list[str], Callable[[Callable[[str], str]], None]]:
-    """(results, tables, sentences, what draws the pictures where `sure`: it takes a function that
+def evaluate(paths: list[str], opt) -> tuple[dict, list, list[str], Callable[[Callable[[str], str]], None]]:
+    """(results, tables, sentences, what draws the pictures with --confidence: it takes a function that
     names files)."""
-    test = open_phrases(paths, where, how)
+    test, sure = open_phrases(paths, opt, opt.split), opt.confidence
     if sure:
-        of, found = judge_phrases(open_phrases(paths, where._replace(split="dev"), how), test)
+        of, found = judge_phrases(open_phrases(paths, opt, "val"), test)
     else:
         found = locate(test.split, test.scores_of)
     results = results_of(test, found)
@@ -133,14 +137,14 @@ def evaluate(paths: list[str], where: Where, how: How,
     return results, made, lines, draw
 
 
-def compare_all(groups: list[str], where: Where, how: How) -> tuple[dict, list, list[str]]:
+def compare_all(groups: list[str], opt) -> tuple[dict, list, list[str]]:
     """(what a comparison's file holds, tables, sentences): the first run, or seeds joined by
     commas, against each of the others by a paired bootstrap over photos."""
     first = None
 
     def assessed(path: str) -> tuple[dict, dict]:
         nonlocal first
-        of = open_phrases([path], where, how)
+        of = open_phrases([path], opt, opt.split)
         first = first or of.split
         check(of.split.phrases == first.phrases and of.split.ids == first.ids,
               f"{path} is judged on other phrases than {groups[0]}; name one split with --data_name")
@@ -301,3 +305,73 @@ def phrase_examples(path: str, split: PhraseSplit, found: Located, seen: Seen, p
     chosen = pick(p, seen.right, dict.fromkeys(KINDS, ACROSS), seen.owner)
     draw_rows(path, heading, [Row(kind, KINDS[kind], list(map(cell, some)))
                               for kind, some in chosen.items()], ACROSS)
+
+
+# ---- the command
+
+def run(opt) -> None:
+    """Evaluate as the options say. Raises InputError on wrong options and files."""
+    check(not (opt.checkpoint and opt.compare), "--checkpoint and --compare both name what to evaluate; give one")
+    check(not opt.compare or len(opt.compare) > 1 and not opt.confidence,
+          "--compare needs two runs or more, and is of their recalls alone; leave --confidence out")
+    check(not opt.confidence or opt.split not in ("val", "dev"),
+          f"--split {opt.split} is what the confidence is calibrated on; judge another split")
+    paths = [path for group in opt.compare for path in group.split(",")] if opt.compare else opt.checkpoint
+    paths = paths or [newest_run()]
+    target = output(opt.output or default_file(paths, opt), paths, opt.overwrite or not opt.output)
+    if opt.compare:
+        results, tables, lines = compare_all(opt.compare, opt)
+        pairs = results["comparisons"]
+        tables, lines = tables + report.comparisons(pairs), [*lines, *report.doubts(pairs)]
+    else:
+        results, tables, lines, draw = evaluate(paths, opt)
+        print(f"{results['data_name']} {results['split']}: {results['images']:,} photos, "
+              f"{results['captions']:,} phrases"
+              + f", mean of the scores of {len(paths)} models" * (len(paths) > 1))
+    print("\n" + report.render(tables, opt.format))
+    print("\n".join(lines))
+    save_json(without_nan(results), target)
+    print(f"written to {target}")
+    if opt.confidence:
+        stem, _ = os.path.splitext(os.path.basename(target))
+        stem = stem if "results" in stem else f"results_{stem}"
+        draw(lambda name: os.path.join(os.path.dirname(target), f"{stem.replace('results', name, 1)}.png"))
+
+
+def default_file(paths: list[str], opt) -> str:
+    """The file of the results: results.json holds those of a run on its own data, proposals and test split."""
+    several = "_".join(os.path.basename(os.path.normpath(path)) for path in paths)[:80] if len(paths) > 1 else ""
+    words = filter(None, ["comparison" if opt.compare else "results", several, opt.data_name, opt.regions,
+                          opt.split if opt.split != "test" else ""])
+    folder = paths[0] if os.path.isdir(paths[0]) else os.path.dirname(paths[0])
+    return os.path.join("" if opt.compare else folder, f"{'_'.join(words)}.json")
+
+
+def parse_args(argv=None):
+    p = Arguments("Evaluate the localisation of phrases.")
+    add = p.add_argument
+    add("--checkpoint", type=filename, metavar="RUN", nargs="+",
+        help="run folders or checkpoint files; several are an ensemble (default: the newest run)")
+    add("--compare", metavar="RUN", nargs="+",
+        help="compare each run, or seeds joined by commas, with the first by a paired bootstrap over photos")
+    add("--data_path", type=filename, help="folder that holds the data sets (default: that of the training)")
+    add("--data_name", type=data_set, help="data set (default: that of the training)")
+    add("--split", type=split_name, default="test", help="train, val or test")
+    add("--regions", type=filename, metavar="NAME",
+        help="other proposals of the photos, and their features, {split}_NAME.npy")
+    add("--confidence", action="store_true",
+        help="how sure the first boxes are, calibrated on val, with pictures beside the results")
+    add("--format", choices=report.FORMATS, default="text", help="format of the tables")
+    add("--output", type=filename, help="file of the results (default: results.json in the run folder)")
+    add("--overwrite", action="store_true", help="replace the file of --output")
+    add("--batch_size", type=positive, default=128, help="32 times as many regions are encoded at once")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto takes CUDA where it is present")
+    return p.parse_args(argv)
+
+
+def main(argv=None) -> None:
+    cli.run("phrases.evaluate", run, parse_args(argv))
+
+
+if __name__ == "__main__":
+    main()

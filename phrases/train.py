@@ -1,0 +1,137 @@
+"""Train a joint embedding of regions and phrases: which region of a photo does a phrase mean?
+
+    python -m phrases.train --data_name f30k_entities --method cite --text_features hglmm
+
+The options are those of train.py and three of its own. The run folder is as train.py's: config.yaml,
+vocab.json, log.txt, log.jsonl, checkpoint.pt (to --resume from) and model_best.pt, for phrases.evaluate.
+"""
+if __name__ == "__main__":
+    import cli
+    cli.set_threads()
+
+import os
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import yaml
+
+import cli
+import train as core
+from checkpoints import load_checkpoint
+from cli import check, filename, fraction, torch_device
+from data import check_extractors
+from methods import ADVICE
+from model import build_vocabulary
+from options import Option, Table, flag, refuse
+from options.rules import check_fits, fit_to_data
+from options.training import TRAIN
+from phrases.data import NEGATIVE_IOU, REGIONS, Labels, batches, learnable, read_phrases
+from phrases.losses import OBJECTIVES, build_model
+from phrases.ranking import rsum_by_chance, validate_phrases
+from runs import Data, Folder, build_word_list
+
+OPTIONS = Table("Train a joint embedding of regions and phrases.", {**TRAIN.groups, "phrases in photos": [
+    Option("regions", filename, REGIONS, "proposals and their features, {split}_NAME.npy", metavar="NAME"),
+    Option("positive_iou", fraction, Labels().positive, "overlap from which a region fits a phrase (jWAE: 0.7, "
+           "CITE: 0.6)"),
+    flag("all_positives", "draw every region that fits a phrase, as CITE, not one")]}, ADVICE, tuple(TRAIN.settled))
+
+
+@dataclass
+class PhraseData(Data):
+    """Data whose batches are the proposals and phrases of whole photos. `pairs` are the phrases that a
+    proposal fits, `batch_size` counts photos."""
+    labels: Labels = Labels()
+
+    def order(self, epoch: int) -> np.ndarray:
+        """The photos of an epoch that have some of `pairs`, shuffled."""
+        rng = np.random.default_rng([self.seed, epoch])
+        return rng.permutation(np.unique(self.train.phrase_photo[self.pairs]))
+
+    def batches(self, state: dict):
+        """The batches of the current epoch that are still to come."""
+        return batches(self.train, self.tokens["train"], self.order(state["epoch"]), self.batch_size, self.labels,
+                       (self.seed, state["epoch"]), state["step"])
+
+    def describe(self) -> str:
+        return (f"{len(self.pairs):,} training phrases of {len(self.order(0)):,} photos, {self.batch_size} a batch, "
+                f"{len(self.dev.ids):,} dev photos (rsum by chance {rsum_by_chance(self.dev):.1f})")
+
+
+class PhraseTraining(core.Training):
+    """A training on labelled pairs, validated by the localisation of the phrases of val."""
+
+    def build_model(self, pretrained: bool, vectors):
+        return build_model(self.opt, self.data.vocab, pretrained, vectors)
+
+    def rank_dev(self) -> dict:
+        return validate_phrases(self.model, self.data.dev, self.data.tokens["dev"], self.device)
+
+
+def build_data(opt, start: dict | None) -> PhraseData:
+    """Read train and val. start: a checkpoint whose words are taken, and which goes on where --resume is
+    given. Raises InputError where data, options and checkpoint do not fit."""
+    train, dev = (read_phrases(os.path.join(opt.data_path, opt.data_name), name, opt.regions,
+                               opt.text_features).require_sound() for name in ("train", "val"))
+    fit_to_data(opt, train.images, train.text)
+    check_fits(opt, dev.images, dev.text, "the model")
+    fingerprints = {**train.fingerprint(), "dev": dev.fingerprint()}
+    stored = start.get("data", {}) if start else {}
+    check_extractors(stored.get("extractors"), train, opt.text_features, str(opt.init_from))
+    check(opt.resume is None or all(stored.get(name, x) == x for name, x in fingerprints.items()),
+          f"the training data in {train.root} are not those of the run in {opt.logger_name}; give its "
+          "--data_path, or start a new run with --init_from")
+    words, source = (start["vocabulary"], opt.init_from or opt.logger_name) if start else build_word_list(opt, train)
+    vocab = build_vocabulary(opt, words)
+    pairs = learnable(train, opt.positive_iou)
+    check(len(pairs), f"no proposal of {opt.regions} overlaps a phrase of {opt.data_name} by --positive_iou "
+                      f"{opt.positive_iou}; give a smaller one, or better proposals")
+    photos = len(np.unique(train.phrase_photo[pairs]))
+    return PhraseData(train, dev, vocab, source, {"train": train.encode(vocab), "dev": dev.encode(vocab)}, pairs, None,
+                      fingerprints, max(1, round(opt.batch_size * photos / len(pairs))), opt.seed,
+                      labels=Labels(opt.positive_iou, opt.all_positives))
+
+
+def conflicts(opt):
+    yield opt.loss not in OBJECTIVES, (
+        "--loss {loss} needs pairs that match one to one, and a phrase fits several regions of its photo; take "
+        "hinge, infonce, match, two_branch, or logistic with --sim cite")
+    for name, wrong in (("sim", opt.sim in ("mil", "match_prob", "scan")),
+                        ("img_enc", opt.img_enc not in ("auto", "precomp")),
+                        ("select", opt.select == "hbr"),
+                        ("supervised_fraction", opt.supervised_fraction < 1),
+                        ("unpaired_images", opt.unpaired_images), ("unpaired_captions", opt.unpaired_captions)):
+        yield wrong, (f"--{name} {{{name}}} is for images and captions, and {{data_name}} has phrases and the regions "
+                      "of their photos; leave it out")
+    yield opt.positive_iou < NEGATIVE_IOU, (
+        f"--positive_iou {{positive_iou:g}} lies below {NEGATIVE_IOU}, where a region no longer fits a phrase; give a "
+        "larger one")
+
+
+def train(opt) -> int:
+    """Train as the options say. Return the exit status, as train.train does."""
+    refuse(conflicts(opt), opt)
+    device = torch_device(opt.device)
+    folder = Folder(opt.logger_name, opt.resume, opt.overwrite, "-m phrases.train")
+    start = folder.checkpoint
+    if opt.init_from and not start:
+        start = load_checkpoint(opt.init_from)
+    data = build_data(opt, start)
+    run = PhraseTraining(opt, data, start, device)
+    facts = core.described(opt, data, run, start)
+    if opt.dry_run:
+        print(yaml.safe_dump(vars(opt), sort_keys=True) + facts + "\ndry run: nothing was written")
+        return 0
+    with core.delayed_signals() as received:
+        folder.begin(run)
+        folder.log.say(f"{facts}\nrun folder {folder.path}")
+        return core.run_epochs(run, folder, received)
+
+
+def main(argv=None) -> None:
+    sys.exit(cli.run("phrases.train", train, core.parse_args(argv, OPTIONS)))
+
+
+if __name__ == "__main__":
+    main()
