@@ -25,8 +25,7 @@ from files.reading import checksum
 from files.writing import FORMAT
 from losses import Embedding
 from model import CNNS, VSE, build_model, build_vocabulary
-from options.rules import IMPLIED, resolve
-from options.training import TRAIN
+from options import defaults, imply, list_options, resolve, training_parser
 from vocab import Vocabulary, tokenize
 
 BATCH = 64                            # captions per step
@@ -137,10 +136,8 @@ def load_model(stored: dict,
     """The model of a checkpoint, in eval mode on the CPU, its vocabulary and its options. Raises
     InputError."""
     check_values(stored["options"], path)
-    opt = argparse.Namespace(**{**TRAIN.defaults, **stored["options"]})
-    for name, implied in IMPLIED.items():          # options that are younger than the checkpoint
-        if name not in stored["options"]:
-            setattr(opt, name, implied(opt))
+    opt = argparse.Namespace(**{**defaults(training_parser()), **stored["options"]})
+    imply(opt)                                     # options that are younger than the checkpoint
     vocab = build_vocabulary(opt, stored["vocabulary"])
     try:
         model = build_model(opt, vocab, pretrained=False)
@@ -224,13 +221,14 @@ class Trained:
 def check_values(stored: dict, path: str) -> None:
     """Raise InputError on options of a checkpoint that the command line would not have taken: no
     model can be built of them."""
+    known = list_options(training_parser())
     for name, value in stored.items():
-        row = TRAIN.rows.get(name)
-        if row is None or value is None or name in MAY_CHANGE:
+        option = known.get(name)
+        if option is None or value is None or name in MAY_CHANGE:
             continue
         try:
-            right = (isinstance(value, bool) if row.switch else
-                     row.kind(str(value)) == value if callable(row.kind) else value in row.kind)
+            right = (isinstance(value, bool) if option.nargs == 0 else value in option.choices if option.choices
+                     else (option.type or str)(str(value)) == value)
         except ValueError:
             right = False
         check(right, f"{path} has the option {name} = {ascii(value)[:40]}, which train.py would not "
@@ -341,7 +339,7 @@ SAME = {"data_name": str, "margin": float, "max_violation": bool, "num_epochs": 
 def _options(theirs: argparse.Namespace, path: str) -> dict:
     """Our options, complete and resolved, for those of the original; paths and the like keep our
     defaults."""
-    ours = TRAIN.parser().parse_args([])
+    ours = training_parser().parse_args([])
     for name, kind in SAME.items():
         value = getattr(theirs, name, getattr(ours, name))
         if value is not getattr(ours, name):

@@ -52,7 +52,8 @@ from evaluation.subjects import Record, Subject, refuse_other_kind
 from files.reading import repeated
 from files.writing import atomic, output, save_json
 from losses import formulas
-from options.evaluating import EVALUATE, parse_args, ready, wanted
+from options import evaluation_parser, ready, wanted
+from options import parse_evaluation as parse_args
 
 UNCERTAINTY = ("uncertainty", "uncertain_images", "uncertain_captions")       # its pictures
 RANKS = ["protocol", "direction", "query", "id", "rank_from_0"]     # columns of --ranks
@@ -381,7 +382,7 @@ def of_split(opt, data_name: str = "") -> str:
 
 def suffixes(opt) -> str:
     """The part of a file's name that names the bank and the given variances; empty without."""
-    size = "" if opt.bank_size == EVALUATE.defaults["bank_size"] else opt.bank_size
+    size = "" if opt.bank_size == evaluation_parser().get_default("bank_size") else opt.bank_size
     return (f"_bank_{opt.bank}{size}" * bool(opt.bank)
             + f"_{opt.variances}" * bool(opt.variances))
 

@@ -27,13 +27,20 @@ from files.writing import atomic, clear, same_file, save_state
 from methods.two_branch import sibling_order
 from methods.unpaired import Unpaired, build_unpaired, choose_pairs
 from model import build_vocabulary
-from options import SWITCH, Table
-from options.rules import check_fits, default_run, fit_to_data, resolve
-from options.training import TRAIN
+from options import (
+    COMMAND_LINE,
+    Options,
+    check_fits,
+    default_run,
+    defaults,
+    fit_to_data,
+    list_options,
+    resolve,
+    spell,
+    training_parser,
+)
 from vocab import Vocabulary
 
-# Options that a file of options never holds: those that say which run it is, or start a command.
-COMMAND_LINE = {"logger_name", "overwrite", "resume", "config", "dry_run", "methods"}
 NOT_KEPT = COMMAND_LINE - {"logger_name"}     # options that no checkpoint holds
 CHECKPOINTS = ("checkpoint.pt", "model_best.pt")
 # Files that evaluate.py and show.py write into a run folder, and the events of tensorboard.
@@ -210,35 +217,23 @@ def best_of(source: str, best_rsum: float) -> str | None:
     return path if load_checkpoint(path)["state"]["best_rsum"] == best_rsum else None
 
 
-def config_arguments(path: str, table: Table = TRAIN) -> list[str]:
+def config_arguments(path: str, p: argparse.ArgumentParser) -> list[str]:
     """The options of a YAML file as command-line words, so that they are checked like typed ones.
 
     A run's config.yaml gives the options that it was asked for, from which others follow, and never
     its folder.
     """
-    values, words, where = read_yaml(path), [], f"--config {path}"
+    values, where = read_yaml(path), f"--config {path}"
     check(isinstance(values, dict), f"{where} holds no options by their names")
     if isinstance(values.get("options"), dict):
         values = values["asked"] if isinstance(values.get("asked"), dict) else values["options"]
-        values = {name: value for name, value in values.items()
-                  if name in table.rows and name not in COMMAND_LINE}
-    for name, value in values.items():
-        row = table.rows.get(name)
-        check(row, f"{where} holds {ascii(name)[:60]}, which is no option; options are those of "
-                   "train.py --help all")
+        known = list_options(p)
+        values = {name: value for name, value in values.items() if name in known and name not in COMMAND_LINE}
+    for name in values:
         check(name not in COMMAND_LINE,
-              f"{where} holds '{name}', which only the command line can say, so that a file of "
-              "options never names or replaces a run, nor starts a command; leave it out and give "
-              f"--{name}")
-        check(not isinstance(value, (dict, list)),
-              f"{where}: {name} is a {type(value).__name__}; give a single value")
-        if row.switch and value is not None:
-            check(isinstance(value, bool), f"{where}: {name} is {ascii(value)[:40]}, and a switch "
-                                           "is true or false, without quotes")
-            words += [f"--{name}"] if value else [f"--no-{name}"] * (row.kind is SWITCH)
-        elif value is not None:
-            words.append(f"--{name}={value}")
-    return words
+              f"{where} holds '{name}', which only the command line can say, so that a file of options never names or "
+              f"replaces a run, nor starts a command; leave it out and give --{name}")
+    return spell(values, p, where)
 
 
 # ---- what a run is trained on
@@ -328,7 +323,7 @@ def build_word_list(opt, train: Split) -> tuple[list[str], str]:
     path = os.path.join(opt.vocab_path, f"{opt.data_name}_vocab.json")
     if os.path.isfile(path):
         for name in ("vocab_threshold", "vocab_splits"):
-            check(getattr(opt, name) == TRAIN.defaults[name],
+            check(getattr(opt, name) == training_parser().get_default(name),
                   f"--{name} {getattr(opt, name)} counts words of the captions, and {path} lists "
                   "the words already; leave it out, delete the file, or name another folder with "
                   "--vocab_path")
@@ -342,25 +337,21 @@ def build_word_list(opt, train: Split) -> tuple[list[str], str]:
 
 # ---- options that come from a file: a --config, the run that --resume goes on with
 
-class Options(argparse.Namespace):
-    """The options of train.py, resolved. `asked`, which is not among vars(): the same as they were
-    asked for."""
-    __slots__ = ("asked",)
-
-
 def resumed_options(p: argparse.ArgumentParser, given: Options, argv: list[str]) -> Options:
     """The options of a run that goes on: those of its checkpoint and, of what may change, those
     given in `argv`. `resume` becomes the checkpoint to read, `logger_name` the folder to write
     to."""
     start = given.resume or given.logger_name or default_run(given)
     checkpoint = load_resumable(start)
+    known = defaults(p)
     stored = {name: value for name, value in checkpoint["options"].items()
-              if name in p.table.defaults and name not in NOT_KEPT}   # older ones hold others, too
+              if name in known and name not in NOT_KEPT}   # older ones hold others, too
     check_values(stored, start)
     p.set_defaults(**stored)
     opt = p.parse_args(argv, Options())
     opt.resume, opt.logger_name = start, given.logger_name or run_folder(start)
     resolve(opt)
+    opt.asked = {name: value for name, value in vars(opt).items() if name not in COMMAND_LINE}
     changed = [key for key in stored if key in vars(opt) and key not in MAY_CHANGE
                and getattr(opt, key) not in (stored[key], "auto")]  # auto: what the data need
     if changed:

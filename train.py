@@ -33,10 +33,8 @@ from losses import SUMMED
 from methods import METHODS
 from model import build_model
 from optimisation import build_optimizers, build_schedule
-from options import Table
-from options.rules import resolve
-from options.training import TRAIN
-from runs import COMMAND_LINE, NOT_KEPT, Data, Folder, Options, build_data, config_arguments
+from options import Options, parse_words, resolve, training_parser
+from runs import NOT_KEPT, Data, Folder, build_data, config_arguments
 
 COLLAPSED = 0.98      # mean cosine of two items from which on a side is nearly one point
 # Options that change embeddings and no weight's shape.
@@ -315,28 +313,24 @@ def described(opt, data: Data, run: Training, start: dict | None) -> str:
 
 # ---- the options of a run
 
-def parse_args(argv=None, table: Table = TRAIN) -> Options:
+def parse_args(argv=None, p: cli.Arguments | None = None) -> Options:
     """The options of the command line, resolved: heads, objective and run folder are filled in.
     Exits on wrong ones.
 
     What comes later wins: the options of --method, those of --config, the command line.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    p = table.parser()
-    opt = p.parse_args(argv, Options())
+    p = p or training_parser()
+    opt = p.parse_args(argv)
     if opt.methods:
         for name, m in METHODS.items():
-            print(f"{name}: {m.title} ({m.paper})\n    {m.flags}"
-                  + f"\n    needs {m.needs}" * bool(m.needs))
+            print(f"{name}: {m.title} ({m.paper})\n    {m.flags}" + f"\n    needs {m.needs}" * bool(m.needs))
         p.exit()
     try:
-        words = [*(config_arguments(opt.config, table) if opt.config else ()), *argv]
-        opt = p.parse_args(words, Options())
-        if opt.method:
-            opt = p.parse_args([*METHODS[opt.method].flags.split(), *words], Options())
+        words = [*(config_arguments(opt.config, p) if opt.config else ()), *argv]
+        opt = parse_words(p, words)
         if opt.resume is not None:
             opt = runs.resumed_options(p, opt, words)
-        opt.asked = {name: value for name, value in vars(opt).items() if name not in COMMAND_LINE}
         resolve(opt)
         if opt.init_from and opt.resume is None:    # a wrong one is refused before data is read
             load_checkpoint(opt.init_from, vocab=opt.vocab)

@@ -31,7 +31,7 @@ from evaluation.subjects import (
 from files.reading import FAULTS, read_array, read_arrays
 from files.writing import save_arrays
 from losses import SIMILARITIES, Embedding, check_sides, cosine, formulas
-from options.rules import check_fits
+from options import check_fits
 
 
 class Where(NamedTuple):

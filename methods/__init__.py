@@ -4,107 +4,118 @@ A method is written down here once. `train.py --methods`, the table of docs/meth
 of paper_tables/ are read from METHODS, by name. Each file of this folder holds the networks of one
 paper.
 """
+import re
 from typing import NamedTuple
 
 
 class Method(NamedTuple):
     title: str
-    paper: str                  # pmrl, ucmr, jwae, dmsm (README.md names them), or authors and year
-    flags: str                        # options of train.py
+    paper: str                        # pmrl, ucmr, jwae, dmsm (README.md names them), or authors and year
+    options: dict                     # of train.py
     needs: str = ""                   # what the data must have, or what the user has to give
+
+    @property
+    def flags(self) -> str:
+        """The options as they are typed."""
+        words = [f"--{name}" if value is True else f"--no-{name}" if value is False else f"--{name} {value}"
+                 for name, value in self.options.items()]
+        return re.sub(r"(?<=\de-)0", "", " ".join(words))                             # 1e-05: 1e-5
 
 
 REGIONS = "features of regions"
 VECTORS = "features of captions (--text_features NAME)"
-VSRN = "--img_enc vsrn --embed_size {} --max_violation --captioner 1"
-VSRN_ORIGINAL = f"{VSRN} --region_norm regions --captioner_original"
-SCAN = "--sim scan --bi_gru --max_violation"
-SCAN_I2T_MEAN = f"{SCAN} --cross_attn i2t --lambda_softmax 4 --agg_func Mean"
-PRIORS = "--prior_images 0.01 --prior_captions 0.01"
-RECONSTRUCTIONS = "--recon_images 0.5 --recon_captions 0.005"
-AUTOENCODER = f"--max_violation --txt_enc bigru --num_layers 2 --img_layers 1024 {RECONSTRUCTIONS}"
+VSRN = {"img_enc": "vsrn", "embed_size": 2048, "max_violation": True, "captioner": 1}
+VSRN_ORIGINAL = {**VSRN, "region_norm": "regions", "captioner_original": True}
+SCAN = {"sim": "scan", "bi_gru": True, "max_violation": True}
+SCAN_I2T_MEAN = {**SCAN, "cross_attn": "i2t", "lambda_softmax": 4, "agg_func": "Mean"}
+PRIORS = {"prior_images": 0.01, "prior_captions": 0.01}
+RECONSTRUCTIONS = {"recon_images": 0.5, "recon_captions": 0.005}
+AUTOENCODER = {"max_violation": True, "txt_enc": "bigru", "num_layers": 2, "img_layers": 1024, **RECONSTRUCTIONS}
 # Eq. 7 is a mean over pairs, so the terms beside it count per item, too: docs/methods.md tells how
 # they are converted.
-SQUARED = "--loss mse --mse_weight 1024 --txt_layers 1024 --img_layers 1024 --recon_images 1 --recon_captions 1"
-DMSM = ("--loss nll --txt_enc {} --txt_layers 4000-2000-1000-500 --img_layers 2000-1000 "
-        "--layer_style tanh --embed_size 300 --gamma 10 --negatives 40 --optimizer sgd "
-        "--learning_rate 0.5 --lr_update 1000 --no-feature_norm --select hbr")
-BRANCHES = "--txt_layers 2048 --img_layers 2048 --layer_style branch --embed_size 512"
-CITE = "--sim cite --loss logistic --txt_layers 1024 --img_layers 1024 --layer_style branch"
+SQUARED = {"loss": "mse", "mse_weight": 1024, "txt_layers": 1024, "img_layers": 1024, "recon_images": 1,
+           "recon_captions": 1}
+DMSM = {"txt_layers": "4000-2000-1000-500", "img_layers": "2000-1000", "layer_style": "tanh", "embed_size": 300,
+        "gamma": 10, "negatives": 40, "optimizer": "sgd", "learning_rate": 0.5, "lr_update": 1000,
+        "feature_norm": False, "select": "hbr"}
+BRANCHES = {"txt_layers": 2048, "img_layers": 2048, "layer_style": "branch", "embed_size": 512}
+CITE = {"sim": "cite", "loss": "logistic", "txt_layers": 1024, "img_layers": 1024, "layer_style": "branch"}
+PRODUCT = {"sim": "product", "loss": "logistic", **BRANCHES}
 # Beside a mean over pairs: the weights of `jwae` eq. 6 over a batch of 128.
-PER_ITEM = "--recon_images 4e-3 --recon_captions 4e-5 --prior_images 8e-5 --prior_captions 8e-5"
+PER_ITEM = {"recon_images": 4e-3, "recon_captions": 4e-5, "prior_images": 8e-5, "prior_captions": 8e-5}
 SIMILARITIES = {"wasserstein": "Wasserstein", "kl": "KL", "minkl": "min KL"}
-SHAPES = {                            # end of the name -> in words, paper, flags
-    "": ("ellipsoidal", "pmrl, ucmr", ""),
-    "_spherical": ("spherical", "pmrl", " --head spherical_logavg"),
-    "_avgpool": ("spherical by average pooling", "ucmr", " --head spherical_avg"),
-    "_one": ("spherical with one output", "ucmr", " --head spherical_one")}
-GCIE = {f"gcie_{sim}{end}": Method(f"GCIE, {name}, {shape}", paper, f"--sim {sim}{head}")
+SHAPES = {                            # end of the name -> in words, paper, options
+    "": ("ellipsoidal", "pmrl, ucmr", {}),
+    "_spherical": ("spherical", "pmrl", {"head": "spherical_logavg"}),
+    "_avgpool": ("spherical by average pooling", "ucmr", {"head": "spherical_avg"}),
+    "_one": ("spherical with one output", "ucmr", {"head": "spherical_one"})}
+GCIE = {f"gcie_{sim}{end}": Method(f"GCIE, {name}, {shape}", paper, {"sim": sim, **head})
         for end, (shape, paper, head) in SHAPES.items() for sim, name in SIMILARITIES.items()}
 
 METHODS = {
-    "vse0": Method("VSE0", "VSE++", "--no_imgnorm"),
-    "vse++": Method("VSE++", "VSE++", "--max_violation"),
-    "vse++_wide": Method("VSE++, higher capacity", "ucmr", "--max_violation --embed_size 2048"),
-    "order0": Method("Order0", "VSE++", "--sim order --use_abs --margin .05 --learning_rate .001"),
-    "order++": Method("Order++", "VSE++", "--sim order --max_violation"),
-    "gce": Method("GCE, ellipsoidal", "pmrl", "--sim mahalanobis"),
-    "gce_spherical": Method("GCE, spherical", "pmrl", "--sim mahalanobis --text_head spherical_logavg"),
-    "gie": Method("GIE, ellipsoidal", "pmrl", "--sim mahalanobis --image_head ellipsoidal"),
-    "gie_spherical": Method("GIE, spherical", "pmrl", "--sim mahalanobis --image_head spherical_logavg"),
+    "vse0": Method("VSE0", "VSE++", {"no_imgnorm": True}),
+    "vse++": Method("VSE++", "VSE++", {"max_violation": True}),
+    "vse++_wide": Method("VSE++, higher capacity", "ucmr", {"max_violation": True, "embed_size": 2048}),
+    "order0": Method("Order0", "VSE++", {"sim": "order", "use_abs": True, "margin": 0.05, "learning_rate": 0.001}),
+    "order++": Method("Order++", "VSE++", {"sim": "order", "max_violation": True}),
+    "gce": Method("GCE, ellipsoidal", "pmrl", {"sim": "mahalanobis"}),
+    "gce_spherical": Method("GCE, spherical", "pmrl", {"sim": "mahalanobis", "text_head": "spherical_logavg"}),
+    "gie": Method("GIE, ellipsoidal", "pmrl", {"sim": "mahalanobis", "image_head": "ellipsoidal"}),
+    "gie_spherical": Method("GIE, spherical", "pmrl", {"sim": "mahalanobis", "image_head": "spherical_logavg"}),
     **GCIE,
-    "gcie_kl_reverse": Method("GCIE, KL(caption || image)", "ucmr Table 6", "--sim kl_reverse"),
-    "gcie_kl_reverse_avgpool": Method("GCIE, KL(caption || image), spherical by average pooling",
-                                      "ucmr Table 6", "--sim kl_reverse --head spherical_avg"),
-    "gcie_wasserstein_var": Method("GCIE, Wasserstein as ucmr eq. 8 prints it", "ucmr", "--sim wasserstein_var"),
-    "vsrn": Method("VSRN", "Li et al. 2019", VSRN.format(2048), REGIONS),
-    "vsrn_original": Method("VSRN, as the original code computes it",
-                            "Li et al. 2019", VSRN_ORIGINAL.format(2048), REGIONS),
-    "vsrn_wide": Method("VSRN, higher capacity, as the original code computes it",
-                        "ucmr", VSRN_ORIGINAL.format(4096), REGIONS),
-    "vsrn_gaussian": Method("VSRN with Gaussians",
-                            "ucmr", f"{VSRN.format(2048)} --sim wasserstein --margin 0.1", REGIONS),
-    "vsrn_gaussian_original": Method("VSRN with Gaussians, as the original code computes it",
-                                     "ucmr", f"{VSRN_ORIGINAL.format(2048)} --sim wasserstein --margin 0.1", REGIONS),
-    "scan_t2i": Method("SCAN, text to image", "Lee et al. 2018", f"{SCAN} --cross_attn t2i", REGIONS),
+    "gcie_kl_reverse": Method("GCIE, KL(caption || image)", "ucmr Table 6", {"sim": "kl_reverse"}),
+    "gcie_kl_reverse_avgpool": Method("GCIE, KL(caption || image), spherical by average pooling", "ucmr Table 6",
+                                      {"sim": "kl_reverse", "head": "spherical_avg"}),
+    "gcie_wasserstein_var": Method("GCIE, Wasserstein as ucmr eq. 8 prints it", "ucmr", {"sim": "wasserstein_var"}),
+    "vsrn": Method("VSRN", "Li et al. 2019", VSRN, REGIONS),
+    "vsrn_original": Method("VSRN, as the original code computes it", "Li et al. 2019", VSRN_ORIGINAL, REGIONS),
+    "vsrn_wide": Method("VSRN, higher capacity, as the original code computes it", "ucmr",
+                        {**VSRN_ORIGINAL, "embed_size": 4096}, REGIONS),
+    "vsrn_gaussian": Method("VSRN with Gaussians", "ucmr", {**VSRN, "sim": "wasserstein", "margin": 0.1}, REGIONS),
+    "vsrn_gaussian_original": Method("VSRN with Gaussians, as the original code computes it", "ucmr",
+                                     {**VSRN_ORIGINAL, "sim": "wasserstein", "margin": 0.1}, REGIONS),
+    "scan_t2i": Method("SCAN, text to image", "Lee et al. 2018", {**SCAN, "cross_attn": "t2i"}, REGIONS),
     "scan_i2t": Method("SCAN, image to text", "Lee et al. 2018",
-                       f"{SCAN} --cross_attn i2t --lambda_softmax 4 --lambda_lse 5", REGIONS),
+                       {**SCAN, "cross_attn": "i2t", "lambda_softmax": 4, "lambda_lse": 5}, REGIONS),
     "scan_i2t_mean": Method("SCAN, image to text, mean over regions", "Lee et al. 2018", SCAN_I2T_MEAN, REGIONS),
     "pvse": Method("PVSE", "Song and Soleymani 2019",
-                   "--sim mil --n_embeds 2 --margin 0.1 --max_violation --batch_size 256 "
-                   "--diversity 25.6 --mmd 2.56", f"{REGIONS}, or photos"),
-    "pcme": Method("PCME", "Chun et al. 2021", "--sim match_prob --n_samples 7 --vib 5e-6", f"{REGIONS}, or photos"),
-    "pcme++": Method("PCME++", "Chun 2024", "--sim csd --loss match --vib 1e-7 --var_min 1e-5 --logvar_init -6"),
-    "vse_infinity": Method("generalised pooling of regions", "Chen et al. 2021", "--pool gpo --max_violation", REGIONS),
-    "infonce": Method("VSE++ with InfoNCE", "CLIP", "--loss infonce"),
-    "mls": Method("mutual likelihood in an effective dimension", "Shi and Jain 2019", "--sim mls"),
-    "mls_captions": Method("the same, images as points", "Shi and Jain 2019", "--sim mls --image_head point"),
-    "jwae_mh": Method("jWAE-MH, bidirectional GRU", "jwae", f"{AUTOENCODER} {PRIORS}"),
-    "jwae_mh_vectors": Method("jWAE-MH, caption vectors",
-                              "jwae", f"--max_violation --txt_layers 1024 --img_layers 1024 "
-                              f"{RECONSTRUCTIONS} {PRIORS}", VECTORS),
-    "jwae_mh_scan": Method("jWAE-MH on SCAN", "jwae", f"{SCAN} --cross_attn t2i {RECONSTRUCTIONS} {PRIORS}", REGIONS),
-    "jwae_mh_scan_i2t": Method("jWAE-MH on SCAN, image to text, mean over regions",
-                               "jwae", f"{SCAN_I2T_MEAN} {RECONSTRUCTIONS} {PRIORS}", REGIONS),
-    "jwae_mse": Method("jWAE-MSE", "jwae", f"{SQUARED} --prior_images 25.6 --prior_captions 25.6", VECTORS),
+                   {"sim": "mil", "n_embeds": 2, "margin": 0.1, "max_violation": True, "batch_size": 256,
+                    "diversity": 25.6, "mmd": 2.56}, f"{REGIONS}, or photos"),
+    "pcme": Method("PCME", "Chun et al. 2021", {"sim": "match_prob", "n_samples": 7, "vib": 5e-6},
+                   f"{REGIONS}, or photos"),
+    "pcme++": Method("PCME++", "Chun 2024",
+                     {"sim": "csd", "loss": "match", "vib": 1e-7, "var_min": 1e-5, "logvar_init": -6}),
+    "vse_infinity": Method("generalised pooling of regions", "Chen et al. 2021",
+                           {"pool": "gpo", "max_violation": True}, REGIONS),
+    "infonce": Method("VSE++ with InfoNCE", "CLIP", {"loss": "infonce"}),
+    "mls": Method("mutual likelihood in an effective dimension", "Shi and Jain 2019", {"sim": "mls"}),
+    "mls_captions": Method("the same, images as points", "Shi and Jain 2019", {"sim": "mls", "image_head": "point"}),
+    "jwae_mh": Method("jWAE-MH, bidirectional GRU", "jwae", {**AUTOENCODER, **PRIORS}),
+    "jwae_mh_vectors": Method("jWAE-MH, caption vectors", "jwae",
+                              {"max_violation": True, "txt_layers": 1024, "img_layers": 1024, **RECONSTRUCTIONS,
+                               **PRIORS}, VECTORS),
+    "jwae_mh_scan": Method("jWAE-MH on SCAN", "jwae", {**SCAN, "cross_attn": "t2i", **RECONSTRUCTIONS, **PRIORS},
+                           REGIONS),
+    "jwae_mh_scan_i2t": Method("jWAE-MH on SCAN, image to text, mean over regions", "jwae",
+                               {**SCAN_I2T_MEAN, **RECONSTRUCTIONS, **PRIORS}, REGIONS),
+    "jwae_mse": Method("jWAE-MSE", "jwae", {**SQUARED, "prior_images": 25.6, "prior_captions": 25.6}, VECTORS),
     "mse": Method("MSE", "jwae", SQUARED, VECTORS),
-    "mmd_mse": Method("MMD-MSE", "jwae", f"{SQUARED} --mmd 128", VECTORS),
-    "vae_mh": Method("VAE-MH", "jwae", f"{AUTOENCODER} --vae 1e-5 --var_min 1e-6 --logvar_init -6"),
-    "dmsm": Method("DMSM", "dmsm", DMSM.format("trigram_conv")),
-    "dmsm_bag": Method("DMSM without the order of words", "dmsm", DMSM.format("trigram_bag")),
-    "devise": Method("DeViSE", "dmsm", "--loss nll --txt_enc sum --freeze_words --txt_layers 0 --embed_size 300",
+    "mmd_mse": Method("MMD-MSE", "jwae", {**SQUARED, "mmd": 128}, VECTORS),
+    "vae_mh": Method("VAE-MH", "jwae", {**AUTOENCODER, "vae": 1e-5, "var_min": 1e-6, "logvar_init": -6}),
+    "dmsm": Method("DMSM", "dmsm", {"loss": "nll", "txt_enc": "trigram_conv", **DMSM}),
+    "dmsm_bag": Method("DMSM without the order of words", "dmsm", {"loss": "nll", "txt_enc": "trigram_bag", **DMSM}),
+    "devise": Method("DeViSE", "dmsm",
+                     {"loss": "nll", "txt_enc": "sum", "freeze_words": True, "txt_layers": 0, "embed_size": 300},
                      "word vectors of 300 numbers (--word_vectors FILE)"),
     "embedding_network": Method("Embedding Network", "Wang et al. 2019",
-                                f"--loss two_branch {BRANCHES} --batch_size 1000", VECTORS),
-    "similarity_network": Method("Similarity Network", "Wang et al. 2019",
-                                 f"--sim product --loss logistic {BRANCHES}", VECTORS),
+                                {"loss": "two_branch", **BRANCHES, "batch_size": 1000}, VECTORS),
+    "similarity_network": Method("Similarity Network", "Wang et al. 2019", PRODUCT, VECTORS),
     "cite": Method("CITE", "Plummer et al. 2018", CITE, VECTORS),
     # CITE's loss is a mean over pairs: the weights of eq. 6, divided by a batch of 128.
-    "jwae_mh_cite": Method("jWAE on CITE", "jwae", f"{CITE} {PER_ITEM}", VECTORS),
-    "jwae_mh_embedding": Method("jWAE-MH on the Embedding Network", "jwae", f"--loss two_branch {BRANCHES} {PER_ITEM}",
-                                VECTORS),
-    "jwae_mh_similarity": Method("jWAE-MH on the Similarity Network", "jwae",
-                                 f"--sim product --loss logistic {BRANCHES} {PER_ITEM}", VECTORS),
+    "jwae_mh_cite": Method("jWAE on CITE", "jwae", {**CITE, **PER_ITEM}, VECTORS),
+    "jwae_mh_embedding": Method("jWAE-MH on the Embedding Network", "jwae",
+                                {"loss": "two_branch", **BRANCHES, **PER_ITEM}, VECTORS),
+    "jwae_mh_similarity": Method("jWAE-MH on the Similarity Network", "jwae", {**PRODUCT, **PER_ITEM}, VECTORS),
 }
 
 

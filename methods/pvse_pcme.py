@@ -147,7 +147,8 @@ class MatchProbability(nn.Module):
     are ranked. (The original draws noise for every item, and its test scores change from run to
     run.)
     """
-    gaussian_sides, logits, options = 2, True, ("n_samples",)
+    gaussian_sides, logits = 2, True
+    options = {"n_samples": (int, 7, "match_prob: samples of every Gaussian")}
     implies = {"img_enc": "pie", "txt_enc": "pie", "loss": "match", "var_min": 1e-6}
 
     def __init__(self, n_samples: int = 7):

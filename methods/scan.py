@@ -77,7 +77,13 @@ class CrossAttention(nn.Module):
     Raises ValueError if a side has no parts.
     """
     parts, within_modality = True, False
-    options = ("cross_attn", "raw_feature_norm", "agg_func", "lambda_lse", "lambda_softmax")
+    options = {
+        "cross_attn": (DIRECTIONS, "t2i", "scan: words attend to regions (t2i) or the reverse"),
+        "raw_feature_norm": (NORMS, "clipped_l2norm", "scan: norm of the products of words and regions before the "
+        "softmax"),
+        "agg_func": (AGGREGATES, "LogSumExp", "scan: how the cosines of the parts become a score"),
+        "lambda_lse": (float, 6.0, "scan: sharpness of LogSumExp"),
+        "lambda_softmax": (float, 9.0, "scan: sharpness of the attention (SCAN has 4 for i2t)")}
     implies = {"img_enc": "scan", "txt_enc": "gru"}
 
     def __init__(self, cross_attn: str = "t2i", raw_feature_norm: str = "clipped_l2norm",

@@ -37,7 +37,7 @@ from evaluation.pictures import IN_SET, OWN, Cell, Row, draw_rows, small, wrappe
 from evaluation.plots import PICTURES, diagrams, pick
 from evaluation.posterior import FITTED, temperature
 from files.writing import output, save_json
-from options.rules import check_fits
+from options import check_fits
 from phrases.data import PhraseSplit, read_phrases, shares
 from phrases.entities import photo_paths
 from phrases.ranking import (

@@ -17,25 +17,27 @@ import numpy as np
 import yaml
 
 import cli
+import options
 import train as core
 from checkpoints import load_checkpoint
 from cli import check, filename, fraction, torch_device
 from data import check_extractors
-from methods import ADVICE
 from model import build_vocabulary
-from options import Option, Table, flag, refuse
-from options.rules import check_fits, fit_to_data
-from options.training import TRAIN
+from options import check_fits, fit_to_data
 from phrases.data import NEGATIVE_IOU, REGIONS, Labels, batches, learnable, read_phrases
 from phrases.losses import OBJECTIVES, build_model
 from phrases.ranking import rsum_by_chance, validate_phrases
 from runs import Data, Folder, build_word_list
 
-OPTIONS = Table("Train a joint embedding of regions and phrases.", {**TRAIN.groups, "phrases in photos": [
-    Option("regions", filename, REGIONS, "proposals and their features, {split}_NAME.npy", metavar="NAME"),
-    Option("positive_iou", fraction, Labels().positive, "overlap from which a region fits a phrase (jWAE: 0.7, "
-           "CITE: 0.6)"),
-    flag("all_positives", "draw every region that fits a phrase, as CITE, not one")]}, ADVICE, tuple(TRAIN.settled))
+
+def training_parser() -> cli.Arguments:
+    p = options.training_parser()
+    add = p.add_argument_group("phrases in photos").add_argument
+    add("--regions", type=filename, default=REGIONS, metavar="NAME", help="proposals and features, {split}_NAME.npy")
+    add("--positive_iou", type=fraction, default=Labels().positive, metavar="X", help="overlap from which a region "
+        "fits a phrase (jWAE: 0.7, CITE: 0.6)")
+    add("--all_positives", action="store_true", help="draw every region that fits a phrase, as CITE, not one")
+    return p
 
 
 @dataclass
@@ -93,25 +95,26 @@ def build_data(opt, start: dict | None) -> PhraseData:
                       labels=Labels(opt.positive_iou, opt.all_positives))
 
 
-def conflicts(opt):
-    yield opt.loss not in OBJECTIVES, (
-        "--loss {loss} needs pairs that match one to one, and a phrase fits several regions of its photo; take "
-        "hinge, infonce, match, two_branch, or logistic with --sim cite")
+def refuse_misfits(opt) -> None:
+    """Raise InputError where a training on phrases cannot work."""
+    check(opt.loss in OBJECTIVES,
+          f"--loss {opt.loss} needs pairs that match one to one, and a phrase fits several regions of its photo; take "
+          "hinge, infonce, match, two_branch, or logistic with --sim cite")
     for name, wrong in (("sim", opt.sim in ("mil", "match_prob", "scan")),
                         ("img_enc", opt.img_enc not in ("auto", "precomp")),
                         ("select", opt.select == "hbr"),
                         ("supervised_fraction", opt.supervised_fraction < 1),
                         ("unpaired_images", opt.unpaired_images), ("unpaired_captions", opt.unpaired_captions)):
-        yield wrong, (f"--{name} {{{name}}} is for images and captions, and {{data_name}} has phrases and the regions "
-                      "of their photos; leave it out")
-    yield opt.positive_iou < NEGATIVE_IOU, (
-        f"--positive_iou {{positive_iou:g}} lies below {NEGATIVE_IOU}, where a region no longer fits a phrase; give a "
-        "larger one")
+        check(not wrong, f"--{name} {getattr(opt, name)} is for images and captions, and {opt.data_name} has phrases "
+                         "and the regions of their photos; leave it out")
+    check(opt.positive_iou >= NEGATIVE_IOU,
+          f"--positive_iou {opt.positive_iou:g} lies below {NEGATIVE_IOU}, where a region no longer fits a phrase; "
+          "give a larger one")
 
 
 def train(opt) -> int:
     """Train as the options say. Return the exit status, as train.train does."""
-    refuse(conflicts(opt), opt)
+    refuse_misfits(opt)
     device = torch_device(opt.device)
     folder = Folder(opt.logger_name, opt.resume, opt.overwrite, "-m phrases.train")
     start = folder.checkpoint
@@ -130,7 +133,7 @@ def train(opt) -> int:
 
 
 def main(argv=None) -> None:
-    sys.exit(cli.run("phrases.train", train, core.parse_args(argv, OPTIONS)))
+    sys.exit(cli.run("phrases.train", train, core.parse_args(argv, training_parser())))
 
 
 if __name__ == "__main__":

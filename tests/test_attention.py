@@ -16,7 +16,7 @@ from losses import Embedding
 from methods.scan import AGGREGATES, DIRECTIONS, NORMS, CrossAttention, RegionEmbedding, WordStates
 from metrics import retrieval
 from model import build_model
-from options.rules import fit_to_data
+from options import fit_to_data
 from tests import helpers
 from tests.references import pair_score
 from vocab import SPECIALS, Vocabulary

@@ -9,8 +9,7 @@ from torch.nn.functional import normalize
 import model
 from evaluation.subjects import Member, columns_within, image_text
 from losses import MLS, Embedding, InfoNCE, check_sides, cosine
-from options.rules import resolve
-from options.training import TRAIN
+from options import resolve, training_parser
 
 BOUNDS = math.log(1e-4), math.log(10)
 
@@ -108,7 +107,7 @@ def test_gradients_are_right_and_finite_where_a_pair_is_one_point():
 
 
 def resolved(*words):
-    opt = TRAIN.parser().parse_args(["--sim", "mls", *words])
+    opt = training_parser().parse_args(["--sim", "mls", *words])
     resolve(opt)
     return opt
 

@@ -13,7 +13,7 @@ from data import Batch, Features, Photos, import_torchvision
 from methods.vse_infinity import GeneralisedPooling
 from methods.vsrn import RegionGraph, RegionGRU
 from model import CNN, HEADS, VSE, GRUEmbedding, LinearEmbedding, Precomputed, Tower, Words, build_model
-from options.rules import fit_to_data
+from options import fit_to_data
 from vocab import SPECIALS, Vocabulary
 
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])

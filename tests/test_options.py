@@ -1,12 +1,13 @@
-"""The tables of options: every row can be met, and says what it is about."""
+"""Options: what cannot work is refused in a sentence, help, options of a script and of a loss of one's own."""
 import pytest
 
+import losses
 import train
 from cli import InputError
-from options.rules import conflicts, resolve
-from options.training import TRAIN
+from methods import METHODS
+from options import list_options, options, resolve, training_parser
 
-# Command lines that cannot work, each for one reason: together they meet every row of `conflicts`.
+# Command lines that cannot work, each for one reason.
 REFUSED = """
 --sim mil --img_enc precomp
 --sim mil --txt_enc gru
@@ -50,27 +51,40 @@ REFUSED = """
 """.strip().splitlines()
 
 
-def refusal(line: str) -> tuple[int, str, str]:
-    """The first row that a command line meets, its sentence with the options, and what `resolve` says."""
-    opt = TRAIN.parser().parse_args(line.split())
-    with pytest.raises(InputError) as error:
-        resolve(opt)
-    row, sentence = next(((k, said) for k, (wrong, said) in enumerate(conflicts(opt)) if wrong), (None, None))
-    assert row is not None, f"{line}: {error.value}"
-    return row, sentence.format(**vars(opt)), str(error.value)
-
-
 @pytest.mark.parametrize("line", REFUSED)
-def test_a_conflict_is_said_in_its_sentence(line):
-    _, expected, said = refusal(line)
-    assert said == expected and "{" not in said and "; " in said                   # what is wrong; and the fix
+def test_what_cannot_work_is_refused_in_a_sentence_with_the_fix(line):
+    with pytest.raises(InputError, match="--") as error:
+        resolve(training_parser().parse_args(line.split()))
+    assert "; " in str(error.value) and "{" not in str(error.value)                 # what is wrong; and the fix
 
 
-def test_every_conflict_can_be_met():
-    met = {refusal(line)[0] for line in REFUSED}
-    opt = TRAIN.parser().parse_args([])
-    resolve(opt)
-    assert [sentence for k, (_, sentence) in enumerate(conflicts(opt)) if k not in met] == []
+def test_options_of_a_script_are_checked_like_typed_ones():
+    opt = options(sim="wasserstein", data_name="x", margin=0.1, feature_norm=False, seed=3)
+    assert (opt.text_head, opt.margin, opt.feature_norm, opt.logger_name) == (
+        "ellipsoidal", 0.1, False, "runs/x_wasserstein_seed3")
+    assert vars(options(method="vsrn")) == {**vars(options(**METHODS["vsrn"].options)), "method": "vsrn",
+                                            "logger_name": "runs/coco_precomp_vsrn_seed0"}
+    for values, message in (({"margins": 1}, "options.. holds 'margins', which is no option"),
+                            ({"margin": "wide"}, "'wide' is not a finite number"),
+                            ({"finetune": "yes"}, "finetune is 'yes', and a switch is true or false"),
+                            ({"sim": "kl", "head": "point"}, "--sim kl needs a Gaussian on both sides")):
+        with pytest.raises(InputError, match=message):
+            options(**values)
+
+
+def test_an_option_of_a_loss_is_declared_beside_it_alone(monkeypatch):
+    class Sharp(losses.Hinge):
+        options = {"sharpness": (float, 2.0, "how sharp"), "kind": (["soft", "hard"], "soft", "which"),
+                   "turned": (bool, False, "whether")}
+
+        def __init__(self, *values):
+            super().__init__()
+            self.values = values
+    monkeypatch.setitem(losses.LOSSES, "sharp", Sharp)
+    opt = options(loss="sharp", sharpness=0.5, turned=True)
+    assert losses.LOSSES[opt.loss].build(opt, None).values == (0.5, "soft", True)
+    with pytest.raises(InputError, match="'-1' is out of range"):
+        options(sharpness=-1)
 
 
 def test_the_short_help_is_a_screen_and_names_the_whole_one(monkeypatch, capsys):
@@ -84,4 +98,4 @@ def test_the_short_help_is_a_screen_and_names_the_whole_one(monkeypatch, capsys)
         return capsys.readouterr().out
     short, whole = shown(), shown("all")
     assert len(short.splitlines()) <= 60 and "--help all" in short and "--learning_rate" in short
-    assert all(f"--{name}" in whole for name in TRAIN.rows)
+    assert all(f"--{name}" in whole for name in list_options(training_parser()))

@@ -24,7 +24,7 @@ WIDTH = 12                            # of the made-up features
 
 
 def options(words):
-    return core.parse_args(list(map(str, words)), train.OPTIONS)
+    return core.parse_args(list(map(str, words)), train.training_parser())
 
 
 def read(root: str, split: str, **more):

@@ -21,7 +21,7 @@ from losses import Embedding, Match, check_sides, formulas
 from methods.pvse_pcme import MMD, Diversity, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
 from metrics import retrieval_blocks
 from model import CNN, HEADS, VSE, Encoded, Words, build_model
-from options.rules import check_fits, fit_to_data
+from options import check_fits, fit_to_data
 from tests import helpers
 from vocab import SPECIALS, Vocabulary
 

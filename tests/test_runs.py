@@ -13,7 +13,7 @@ import show
 import train
 from checkpoints import load_checkpoint
 from files.writing import atomic, part_of, save_json
-from options.rules import default_run
+from options import default_run
 from tests.helpers import in_a_process, log_of, refused, same_runs, trained
 from train import parse_args
 

@@ -18,7 +18,7 @@ from features.networks import network
 from files.writing import FORMAT
 from losses import Embedding, uncertainty
 from model import CNN, build_model
-from options.rules import fit_to_data
+from options import fit_to_data
 from train import parse_args
 from vg_experiments import crops, encoding, prepare, selection
 from vg_experiments import uncertainty as figure2

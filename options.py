@@ -1,0 +1,684 @@
+"""Options of train.py and evaluate.py: the parsers, what an option implies, and which combinations are refused.
+
+A loss or similarity with options of its own declares them beside its code, in `options`; they are added here by
+themselves. `options(sim="wasserstein")` gives the options of a training to a script.
+"""
+import argparse
+import functools
+import itertools
+import os
+import re
+
+from cli import (
+    LARGEST,
+    Arguments,
+    InputError,
+    above_zero,
+    at_least_zero,
+    below_one,
+    check,
+    data_set,
+    filename,
+    fraction,
+    natural,
+    number,
+    positive,
+    sizes,
+    split_name,
+    split_names,
+    up_to,
+    width,
+    within,
+    workers,
+)
+from data import DEV_IMAGES, NoImages, Photos
+from losses import LOSSES, OTHER_LOSSES, PRIOR_LOSSES, SIMILARITIES, VAR_MAX, formulas, trait
+from methods import ADVICE, METHODS
+from model import CNNS, HEADS, IMAGE_ENCODERS, LATENT_NORMS, TEXT_ENCODERS
+
+FLAG, SWITCH = {"action": "store_true"}, {"action": argparse.BooleanOptionalAction}
+WEIGHT = {"type": at_least_zero, "default": 0.0, "metavar": "WEIGHT"}
+METAVARS = {filename: "FILE", number: "X", sizes: "SIZES", **dict.fromkeys((natural, positive, width, workers), "N"),
+            **dict.fromkeys((above_zero, at_least_zero, below_one, fraction), "X")}
+# Options that no file of options holds, since they say which run it is or start a command.
+COMMAND_LINE = {"logger_name", "overwrite", "resume", "config", "dry_run", "methods"}
+SHORT = {"data_path", "data_name", "workers", "method", "sim", "head", "embed_size", "img_enc", "cnn_type", "finetune",
+         "txt_enc", "word_dim", "loss", "margin", "max_violation", "num_epochs", "batch_size", "learning_rate", "amp",
+         "device", "seed", "logger_name", "resume", "init_from", "overwrite", "config", "methods", "dry_run"}
+
+
+class Options(argparse.Namespace):
+    """Options of train.py. `asked`, which is not among vars(): the same as they were given, before `resolve`."""
+    __slots__ = ("asked",)
+
+
+# ---- the parsers
+
+class Help(argparse.Action):
+    """--help: the options named in `const`, with the beginning of their texts; --help all: all."""
+
+    def __call__(self, parser, namespace, value, flag=None):
+        for action in parser._actions if value not in (None, "all") else ():
+            short = action.dest in value or action is self
+            action.help = re.split(r"[.;] | \(", action.help)[0] if short else argparse.SUPPRESS
+            if action.choices and len(action.choices) > 3:
+                action.metavar = "NAME"
+        if value not in (None, "all"):
+            parser.epilog = f"`{parser.prog} --help all` explains all {len(parser._actions) - 1} options."
+        parser.print_help()
+        parser.exit()
+
+
+def build_parser(description: str, advice: dict | None = None, short: set | None = None) -> Arguments:
+    p = Arguments(description, advice, add_help=False, usage="%(prog)s [options]")
+    p.add_argument("-h", "--help", action=Help, nargs="?", choices=["all"], metavar="all", const=short,
+                   default=argparse.SUPPRESS, help="show this; --help all: all options")
+    return p
+
+
+def name_values(p: Arguments) -> Arguments:
+    """Name the values in the help by their types."""
+    for action in p._actions:
+        if action.nargs != 0 and not action.choices and action.metavar is None:
+            action.metavar = METAVARS.get(action.type, "N" if isinstance(action.type, functools.partial) else None)
+    return p
+
+
+def add_declared(p: Arguments, add, owners) -> None:
+    """Add the options that losses and similarities declare: {name: (type, default, help)}. A float is to be at least 0
+    and an int at least 1; a type may also be bool, a list of values, or a function that reads a word."""
+    kinds = {float: {"type": at_least_zero}, int: {"type": positive}, bool: SWITCH}
+    for owner in owners:
+        declared = getattr(owner, "options", {})
+        for name, (kind, default, text) in declared.items() if isinstance(declared, dict) else ():
+            if name not in {action.dest for action in p._actions}:
+                how = {"type": kind} if callable(kind) else {"choices": kind}
+                add(f"--{name}", default=default, help=text, **(kinds.get(kind, how) if callable(kind) else how))
+
+
+def training_parser() -> Arguments:
+    p = build_parser("Train a joint embedding of images and captions.", ADVICE, SHORT)
+    add = p.add_argument_group("data").add_argument
+    add("--data_path", type=filename, default="data", metavar="FOLDER", help="folder that holds the data sets")
+    add("--data_name", type=data_set, default="coco_precomp", metavar="NAME", help="folder of the data set")
+    add("--vocab_path", type=filename, default="./vocab/", metavar="FOLDER", help="folder of {data_name}_vocab.json; "
+        "the vocabulary is built when the file is not there")
+    add("--vocab_splits", type=split_names, default="train", help="splits whose words count (original: train,dev)")
+    add("--vocab_threshold", type=positive, default=4, help="keep words that are seen at least this often")
+    add("--use_restval", **FLAG, help="train on COCO's restval images, too")
+    add("--dev_images", type=natural, default=DEV_IMAGES, help="dev images of precomputed data and COCO; 0: all")
+    add("--supervised_fraction", type=fraction, default=1.0, help="share of the training images whose pairs are known; "
+        "the others join the terms that need no pairs")
+    for side in ("images", "captions"):
+        add(f"--unpaired_{side}", type=data_set, metavar="NAME", help=f"data set whose training {side} join these "
+            "terms")
+    add("--workers", type=workers, default=min(10, os.cpu_count() or 1), help="processes that read photos")
+
+    add = p.add_argument_group("method").add_argument
+    add("--method", choices=METHODS, metavar="NAME", help="options of a method of the papers (see --methods); other "
+        "options given come before them")
+    add("--sim", "--measure", choices=SIMILARITIES, default="cosine", help="similarity of image and caption")
+    add("--head", choices=HEADS, help="points or Gaussians, for both sides (default: what --sim needs)")
+    add("--image_head", choices=HEADS, help="the same for images (GIE: Gaussian here only)")
+    add("--text_head", choices=HEADS, help="the same for captions (GCE: Gaussian here only)")
+    add("--embed_size", type=width, help="size of the joint embedding, D (default: 1024; vsrn: 2048)")
+    add("--use_abs", **FLAG, help="take absolute values of the embeddings (order embeddings)")
+    add("--no_imgnorm", **FLAG, help="do not normalise image means; 'cosine' is then their inner product")
+    add("--var_layers", type=sizes, help="variances from hidden layers that read the mean, as 512-512 (default: a "
+        "second copy of the embedding; 256 where --img_layers 0 or --txt_layers 0 leaves nothing to copy)")
+    add("--freeze_means", **FLAG, help="learn variances alone; the means stay those of --init_from")
+    add("--logvar_norm", **SWITCH, default=False, help="give log-variances norm 1")
+    add("--logvar_init", type=number, help="where log-variances start (default: 0; mls: -2.5, --loss volume: -7)")
+    add("--var_min", type=above_zero, help="smallest variance (default: 0.1; mls: 1e-4, match_prob: 1e-6)")
+
+    add = p.add_argument_group("images").add_argument
+    add("--img_enc", choices=["auto", *IMAGE_ENCODERS], default="auto", help="image encoder. auto: precomp or cnn by "
+        "the data, or what --sim needs; vsrn: graph and GRU over regions; pie: attention (PVSE, PCME); scan: every "
+        "region")
+    add("--cnn_type", choices=CNNS, default="vgg19", help="network for photos")
+    add("--cnn_weights", type=filename, help="the network's weights (default: torch's cache, nothing is fetched)")
+    add("--finetune", **FLAG, help="train the network for photos, too")
+    add("--freeze_bn", **FLAG, help="with --finetune: its BatchNorms keep their statistics, as in VSE++")
+    add("--crop_size", type=up_to(4096), default=224, help="side of the random crops of training photos")
+    add("--feature_norm", **SWITCH, default=True, help="l2-normalise precomputed features, as VSE++ does CNN features "
+        "(vsrn: the output of its first layer)")
+    add("--pool", choices=["mean", "gpo"], default="mean", help="pooling of regions: mean, or generalised "
+        "(VSE-infinity)")
+    add("--region_norm", choices=["entries", "regions"], default="entries", help="vsrn: scale regions to entries of "
+        "order 1, or, as the original code, each feature to norm 1 over the regions")
+    add("--region_bn", **FLAG, help="vsrn: BatchNorm after the GRU, as the original on Flickr30K")
+    add("--img_layers", type=sizes, help="hidden layers of images, as 2000-1000 (default: one linear layer; 0: none)")
+
+    add = p.add_argument_group("captions").add_argument
+    add("--txt_enc", choices=TEXT_ENCODERS, help="text encoder (default: gru, or what --sim needs). bigru: jWAE's; "
+        "pie: attention (PVSE, PCME); mean, sum: of word vectors; trigram_conv, trigram_bag: letter trigrams (DMSM, "
+        "DSSM)")
+    add("--txt_fc", **FLAG, help="gru: a linear layer behind each GRU, as in pmrl's equations")
+    add("--txt_layers", type=sizes, help="hidden layers for mean, sum, features and trigrams, as in --img_layers")
+    add("--layer_style", choices=["relu", "tanh", "branch"], default="relu", help="hidden layers of jWAE, of DMSM "
+        "(tanh, the last, too) or of two-branch networks (one, with BatchNorm, ReLU and dropout)")
+    add("--text_features", metavar="NAME", help="read captions as ready features, {split}_NAME.npy")
+    add("--text_anchor", type=below_one, default=0.0, metavar="SHARE", help="share of the similarity that compares the "
+        "features of --text_features with what an image expects them to be (0.7: scores agree more with people)")
+    add("--word_vectors", type=filename, help="start words from word2vec or GloVe vectors")
+    add("--freeze_words", **FLAG, help="keep the vectors of --word_vectors as they are")
+    add("--word_dim", type=width, default=300, help="size of the word vectors")
+    add("--num_layers", type=up_to(64), default=1, help="layers of the GRU")
+    add("--bi_gru", **FLAG, help="scan: read the words in both directions and average")
+
+    add = p.add_argument_group("similarities of parts, of samples and by networks").add_argument
+    add("--n_embeds", type=up_to(1024), metavar="K", help="mil: embeddings per item (default: 2)")
+    add("--cite_layers", type=sizes, default="1024-256", help="cite: sizes of the layer of all concepts and of each "
+        "one")
+    add("--precomp_enc_type", choices=["basic", "weight_norm"], default="basic", help="scan: linear layer of the "
+        "regions")
+    add("--no_txtnorm", **FLAG, help="scan: do not normalise word states")
+    add_declared(p, add, SIMILARITIES.values())
+
+    add = p.add_argument_group("objective").add_argument
+    add("--loss", choices=[*LOSSES, *OTHER_LOSSES], help="what is minimised. hinge (VSE++), infonce (CLIP), match "
+        "(PCME, PCME++), nll (DMSM), mse (jWAE), two_branch, logistic (CITE), volume (variances of given means: of how "
+        "many photos fit). Default: hinge, or what --sim needs")
+    add_declared(p, add, LOSSES.values())
+    add("--vse_mean_warmup_epochs", type=natural, default=0, help="hinge: the sum of violations for N epochs")
+    add("--mask_same_image", **FLAG, help="do not count other captions of an image as negatives")
+    add("--pseudo_positives", **WEIGHT, help="match: weight of pairs that score above the true one (PCME++: 0.1)")
+    add("--label_smoothing", type=below_one, help="infonce, match: share of the targets spread over all pairs "
+        "(default: 0; 1e-4 with --pseudo_positives)")
+    add("--mse_weight", type=above_zero, default=1.0, help="mse: weight of the squared distance per dimension, summed "
+        "over the batch (embed_size gives jWAE's eq. 7 per item)")
+
+    add = p.add_argument_group("terms beside the objective, off at a weight of 0").add_argument
+    for side in ("images", "captions"):
+        add(f"--recon_{side}", **WEIGHT, help=f"jWAE: reconstruct {side}")
+        add(f"--prior_{side}", **WEIGHT, help=f"jWAE: latents of {side} follow N(0, I)")
+    add("--prior_loss", choices=PRIOR_LOSSES, default="gan", help="a critic (jWAE) or a maximum mean discrepancy")
+    add("--latent_norm", choices=LATENT_NORMS, help="scale of latents. sphere: norm sqrt(embed_size); batch: mean 0 "
+        "and variance 1 per dimension over a batch (default with a prior: sphere, and batch for --loss mse; else none)")
+    add("--vae", **WEIGHT, help="sample every latent from a Gaussian; weight of its KL to N(0, I) (jWAE's VAE)")
+    add("--captioner", **WEIGHT, help="vsrn: generate the caption, too (1)")
+    add("--captioner_original", **FLAG, help="captioner: attend as VSRN's code, without the word before")
+    add("--dim_hidden", type=width, default=512, help="captioner: size of its GRUs")
+    add("--max_len", type=up_to(10000, least=2), default=60, help="captioner: cut captions after so many tokens")
+    add("--vib", **WEIGHT, help="KL of every Gaussian to N(0, I), in nats, averaged over items (PCME: 5e-6; PCME++'s "
+        "1e-4 is a mean over dimensions, too: 1e-4 / embed_size here)")
+    add("--diversity", **WEIGHT, help="mil: keep the K embeddings apart (PVSE: 0.1 x batch size, as the loss is a sum)")
+    add("--mmd", **WEIGHT, help="draw image and caption embeddings together as a whole (PVSE: 0.01 x batch size)")
+
+    add = p.add_argument_group("optimisation").add_argument
+    add("--dropout", type=below_one, default=0.0, help="share of features and word vectors that is dropped")
+    add("--feature_noise", type=at_least_zero, default=0.0, metavar="SHARE", help="normal noise added to features and "
+        "word vectors in training, its norm as a share of theirs")
+    add("--weight_decay", type=at_least_zero, default=0.0, help="decay of matrices, apart from the gradient (AdamW)")
+    add("--schedule", choices=["step", "cosine"], default="step", help="learning rate: tenfold down every --lr_update "
+        "epochs, or half a cosine to 0 at the end")
+    add("--warmup", type=at_least_zero, default=0.0, metavar="EPOCHS", help="epochs in which the rate rises from 0")
+    add("--num_epochs", type=positive, default=30, help="epochs")
+    add("--batch_size", type=up_to(LARGEST, least=2), default=128, help="pairs per batch")
+    add("--optimizer", choices=["adam", "sgd"], default="adam", help="sgd is DMSM's, at --learning_rate 0.5")
+    add("--learning_rate", type=above_zero, default=0.0002, help="initial learning rate")
+    add("--lr_update", type=positive, default=15, help="epochs between tenfold reductions of the learning rate")
+    add("--grad_clip", type=at_least_zero, default=2.0, help="largest norm of the gradient; 0: no limit")
+    add("--select", choices=["rsum", "hbr", "r1"], default="rsum", help="the best model on dev has the highest sum of "
+        "recalls, the lowest harmonic mean of the images' best ranks (DMSM), or the highest R@1 of both directions")
+    add("--patience", type=positive, help="stop after N epochs in a row without a better model on dev (CITE: 5)")
+    add("--amp", choices=["off", "bf16"], default="off", help="precision of the networks")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="where to train (auto: CUDA when present)")
+    add("--seed", type=natural, default=0, help="seed of initialisation, batch order and crops")
+
+    add = p.add_argument_group("run").add_argument
+    add("--logger_name", type=filename, metavar="FOLDER", help="run folder (default: runs/DATA_METHOD_seedN, of "
+        "--method, else of --sim)")
+    add("--log_step", type=positive, default=10, help="steps between log lines")
+    add("--val_step", type=positive, default=500, help="steps between validations within an epoch")
+    add("--resume", type=lambda text: text and filename(text), metavar="RUN", nargs="?", const="", help="go on exactly "
+        "where RUN, or the run in --logger_name, stopped; a checkpoint file goes on in a new folder, --logger_name NEW")
+    add("--init_from", type=filename, metavar="RUN", help="start from the weights and vocabulary of RUN")
+    add("--vocab", type=filename, metavar="FILE.json", help="vocabulary of an --init_from of the original VSE++ or "
+        "VSRN")
+    add("--overwrite", **FLAG, help="remove a run before: checkpoints, logs, events, results[_*].json, "
+        "calibration[_*].json, retrieval.png and the pictures confidence, people, uncertainty and "
+        "uncertain_SIDE[_*].png")
+    add("--config", type=filename, help="YAML file of options; the command line comes before it")
+    add("--methods", **FLAG, help="list the methods and their options, and end")
+    add("--dry_run", **FLAG, help="check everything, print sizes and options, write nothing")
+    # what the data settle, stored with the options
+    p.set_defaults(img_dim=None, n_regions=None, txt_dim=None)
+    return name_values(p)
+
+
+def list_options(p: Arguments) -> dict[str, argparse.Action]:
+    """The options of a parser by name."""
+    return {action.dest: action for action in p._actions if action.dest != "help"}
+
+
+def defaults(p: Arguments) -> dict:
+    """The options of a parser where none is given, with what the data settle."""
+    return vars(p.parse_args([]))
+
+
+# ---- options of a training from the command line, a file or a script
+
+def parse_words(p: Arguments, words: list[str]) -> Options:
+    """The options that words of a command line give; those of --method come before the others."""
+    opt = p.parse_args(words, Options())
+    if opt.method:
+        opt = p.parse_args([*METHODS[opt.method].flags.split(), *words], Options())
+    opt.asked = {name: value for name, value in vars(opt).items() if name not in COMMAND_LINE}
+    return opt
+
+
+def options(**values) -> Options:
+    """Resolved options of a training: options(sim="wasserstein", data_name="coco_precomp"). Raises InputError."""
+    p = training_parser()
+
+    def refuse(message: str):
+        raise InputError(message)
+    p.error = refuse
+    opt = parse_words(p, spell(values, p, "options()"))
+    resolve(opt)
+    return opt
+
+
+def spell(values: dict, p: Arguments, where: str) -> list[str]:
+    """Options by name as words of a command line, so that they are checked like typed ones. None is the default."""
+    words, known = [], list_options(p)
+    for name, value in values.items():
+        check(name in known, f"{where} holds {ascii(name)[:60]}, which is no option; options are those of train.py "
+                             "--help all")
+        check(not isinstance(value, (dict, list)),
+              f"{where}: {name} is a {type(value).__name__}; give a single value")
+        if value is None:
+            continue
+        if known[name].nargs != 0:
+            words.append(f"--{name}={value}")
+            continue
+        check(isinstance(value, bool), f"{where}: {name} is {ascii(value)[:40]}, and a switch is true or false, "
+                                       "without quotes")
+        off = f"--no-{name}"
+        words += [f"--{name}"] if value else [off] * (off in known[name].option_strings)
+    return words
+
+
+# ---- what options imply
+
+def similarity_trait(opt, name: str):
+    return trait(SIMILARITIES[opt.sim], name)
+
+
+def needed_gaussians(opt) -> int:
+    """How many sides must be Gaussian: both with --vae, whose samples are compared as points, and --loss volume, whose
+    means are."""
+    return 2 if opt.vae or opt.loss == "volume" else similarity_trait(opt, "gaussian_sides")
+
+
+def heads(opt) -> tuple[str, str]:
+    """Heads of images and of captions: those given, else what the similarity needs."""
+    image, text = opt.image_head or opt.head, opt.text_head or opt.head
+    usual = similarity_trait(opt, "implies").get("head", "ellipsoidal")
+    if similarity_trait(opt, "gaussian_sides") == 1:            # GCE, unless the image side is asked for
+        image = image or (usual if text == "point" else "point")
+        return image, text or (usual if image == "point" else "point")
+    usual = usual if needed_gaussians(opt) else "point"
+    return image or usual, text or usual
+
+
+def default_run(opt) -> str:
+    """Folder of a run that is given none."""
+    return os.path.join("runs", f"{opt.data_name}_{opt.method or opt.sim}_seed{opt.seed}".replace("/", "_"))
+
+
+def imply(opt) -> None:
+    """Fill in what was not given: first what the similarity implies, then what other options do."""
+    def default(name: str, value) -> None:
+        if getattr(opt, name) in (None, "auto"):
+            setattr(opt, name, value)
+    opt.image_head, opt.text_head = heads(opt)
+    opt.head = opt.image_head if opt.image_head == opt.text_head else None
+    for name, value in similarity_trait(opt, "implies").items():
+        if name != "head":
+            default(name, value)
+    default("embed_size", 2048 if opt.img_enc == "vsrn" else 1024)
+    default("txt_enc", "features" if opt.text_features else "gru")
+    default("n_embeds", 1)
+    default("loss", "hinge")
+    default("var_min", 1e-6 if opt.loss == "volume" else 0.1)
+    default("logvar_init", -7.0 if opt.loss == "volume" else 0.0)
+    nothing_to_copy = (opt.img_layers == "0" and opt.image_head != "point"
+                       or opt.txt_layers == "0" and opt.text_head != "point")
+    default("var_layers", "256" if nothing_to_copy else None)
+    default("label_smoothing", 1e-4 if opt.pseudo_positives else 0.0)
+    prior = opt.prior_images or opt.prior_captions
+    default("latent_norm", "none" if not prior else "batch" if opt.loss == "mse" else "sphere")
+    default("max_violation", similarity_trait(opt, "gaussian_sides") > 0 and opt.loss == "hinge")
+    default("logger_name", default_run(opt))
+    if opt.no_imgnorm and opt.sim == "cosine":                  # VSE0: its cosine is an inner product
+        opt.sim = "dot"
+
+
+def resolve(opt) -> None:
+    """Fill in what the options imply. Raise InputError where they cannot work, before any data is read."""
+    imply(opt)
+    refuse_misfits(opt)
+
+
+# ---- what cannot work
+
+def refuse_misfits(opt) -> None:
+    """Raise InputError with the first reason why a training with these options cannot work."""
+    for name in ("img_enc", "txt_enc"):
+        value, needed = getattr(opt, name), similarity_trait(opt, "parts") and similarity_trait(opt, "implies")[name]
+        check(value == needed or not needed, f"--sim {opt.sim} compares the parts of an item, which --{name} {value} "
+                                             f"does not keep; leave --{name} out")
+    check(opt.img_enc != "scan" or opt.sim == "scan",
+          f"--img_enc scan keeps every region of an image, and --sim {opt.sim} does not compare them; take --sim scan, "
+          "or leave --img_enc out")
+    check(opt.txt_enc not in ("pie", "bigru") or opt.embed_size % 2 == 0,
+          f"--embed_size {opt.embed_size} is odd, and --txt_enc {opt.txt_enc} joins two directions of a GRU of half "
+          "that size; give an even one")
+    check((opt.txt_enc == "features") == bool(opt.text_features),
+          f"--txt_enc {opt.txt_enc} and --text_features {opt.text_features}: features are read by --txt_enc features, "
+          "from the files that --text_features names; give both or neither")
+    text = TEXT_ENCODERS[opt.txt_enc]
+    check(not opt.txt_layers or text.layers and not (text.reads == "trigrams" and opt.txt_layers == "0"),
+          f"--txt_layers {opt.txt_layers} does not fit --txt_enc {opt.txt_enc}, as sizes are for --text_features NAME, "
+          "--txt_enc mean, sum and trigrams, and 0 not for the last; leave it out")
+    check(not (opt.word_vectors and opt.init_from) or opt.resume is not None,
+          f"--word_vectors {opt.word_vectors} and --init_from {opt.init_from} both say where the words start; leave "
+          "one out")
+    check(not opt.freeze_words or opt.word_vectors or opt.init_from,
+          "--freeze_words keeps word vectors that were learned before; give --word_vectors FILE or --init_from RUN")
+    check(not opt.bi_gru or opt.sim == "scan",
+          f"--bi_gru averages the states of --sim scan, and this is --sim {opt.sim}; take --txt_enc bigru")
+    check(not (opt.n_embeds > 1 and opt.sim != "mil" or opt.diversity and opt.n_embeds < 2),
+          f"--n_embeds {opt.n_embeds}, --diversity {opt.diversity:g} and --sim {opt.sim}: several embeddings an item "
+          "are compared by --sim mil, and --diversity keeps two or more apart; take --sim mil with --n_embeds 2, or "
+          "leave both out")
+    branch = [name for name in ("img_layers", "txt_layers") if "-" in (getattr(opt, name) or "")]
+    check(opt.layer_style != "branch" or not branch,
+          f"--layer_style branch has one hidden layer, and --{'--'.join(branch[:1])} has several; give one size")
+    check(opt.sim != "cite" or opt.cite_layers.count("-") == 1,
+          f"--cite_layers {opt.cite_layers}: --sim cite has a layer that all concepts share, and one for each; give "
+          "two sizes, such as 1024-256")
+    check(opt.var_layers != "0", "--var_layers 0: variances need a hidden layer; give a size, such as 256")
+    check(opt.var_min < VAR_MAX,
+          f"--var_min {opt.var_min} is not below the largest variance, {VAR_MAX:g}; give a smaller one")
+    check(opt.loss not in ("mse", "two_branch", "volume") or opt.sim in ("cosine", "dot"),
+          f"--loss {opt.loss} compares points, and --sim {opt.sim} does not; take --sim cosine")
+    check(opt.loss != "two_branch" or opt.batch_size % 2 == 0,
+          f"--loss two_branch learns from pairs of captions, and --batch_size {opt.batch_size} splits one; give an "
+          "even number")
+    check((opt.sim in ("product", "cite")) == (opt.loss == "logistic"),
+          f"--sim {opt.sim} and --loss {opt.loss}: the Similarity Network is --sim product with --loss logistic, and "
+          "CITE --sim cite with it; give both or neither")
+    check(opt.loss != "nll" or opt.negatives < opt.batch_size,
+          f"--negatives {opt.negatives}: a batch of {opt.batch_size} captions has one less to compare with; give "
+          "fewer, or a larger --batch_size")
+    check(opt.warmup < opt.num_epochs,
+          f"--warmup {opt.warmup:g} is as long as the training of --num_epochs {opt.num_epochs}; give less")
+    refuse_heads(opt)
+    refuse_terms(opt)
+
+
+def refuse_heads(opt) -> None:
+    given = f"image head '{opt.image_head}' and text head '{opt.text_head}'"
+    gaussians = (opt.image_head != "point") + (opt.text_head != "point")
+    check(opt.sim != "mls" or "ellipsoidal" not in (opt.image_head, opt.text_head),
+          f"--sim mls has one variance per item, not {given}; leave the heads out, or make one side a point "
+          "(--image_head point)")
+    kinds = ", ".join(kind for kind in HEADS if kind != "point")
+    reason = f"--vae {opt.vae}" if opt.vae else "--loss volume" if opt.loss == "volume" else f"--sim {opt.sim}"
+    needed = needed_gaussians(opt)
+    wants, fix = {0: ("compares points", "leave the heads out, or choose a similarity of Gaussians such as "
+        "wasserstein"),
+                  1: ("needs one Gaussian side and one point",
+                      f"give one of --image_head (GIE) and --text_head (GCE) one of {kinds}"),
+                  2: ("needs a Gaussian on both sides", f"give both sides one of {kinds}")}[needed]
+    check(needed == gaussians or gaussians and similarity_trait(opt, "point_side"),
+          f"{reason} {wants}, not {given}; {fix}")
+    ready = opt.img_layers == opt.txt_layers == "0" and opt.txt_enc == "features"
+    check(opt.loss != "volume" or opt.freeze_means or ready,
+          "--loss volume learns variances around means that are given; give --freeze_means with --init_from RUN, or "
+          "--text_features NAME with --img_layers 0 --txt_layers 0")
+    check(not opt.freeze_means or gaussians and (opt.init_from or opt.resume is not None),
+          "--freeze_means learns variances around the means of a trained run; give --init_from RUN and a Gaussian head")
+    check(not opt.vib or gaussians and not opt.vae,
+          f"--vib {opt.vib:g} is the KL of Gaussian embeddings, and there are none (with --vae its own weight counts); "
+          "take a similarity of Gaussians, or leave --vib out")
+    check(not opt.vae or opt.sim in ("cosine", "dot"),
+          f"--vae {opt.vae:g} samples latents that are compared as points, and --sim {opt.sim} does not; take --sim "
+          "cosine")
+
+
+def refuse_terms(opt) -> None:
+    text, recon = TEXT_ENCODERS[opt.txt_enc], opt.recon_images or opt.recon_captions
+    prior = opt.prior_images or opt.prior_captions
+    check(not (recon or prior) or opt.sim in ("cosine", "dot", "scan", "product", "cite"),
+          "--recon_images, --recon_captions, --prior_images and --prior_captions are for latents that are compared by "
+          f"their direction, not --sim {opt.sim}; take --sim cosine")
+    one_vector = opt.pool == "mean" and opt.img_enc in ("auto", "precomp", "cnn")
+    check(not opt.recon_images or one_vector or opt.img_enc == "scan",
+          f"--recon_images cannot reconstruct what --img_enc {opt.img_enc} --pool {opt.pool} reads; take --pool mean "
+          "with --img_enc precomp or cnn, or --sim scan")
+    learned = opt.txt_enc in ("mean", "sum") and not opt.freeze_words
+    check(not opt.recon_captions or text.decoder and not learned,
+          f"--recon_captions cannot reconstruct what --txt_enc {opt.txt_enc} reads; take gru, bigru or features, or "
+          "mean or sum with --freeze_words")
+    check(not opt.captioner or opt.img_enc == "vsrn" and text.reads == "words",
+          f"--captioner {opt.captioner:g} writes the words of a caption from VSRN's regions, not --img_enc "
+          f"{opt.img_enc} --txt_enc {opt.txt_enc}; take --img_enc vsrn with --txt_enc gru, or leave it out")
+    check(text.reads != "trigrams" or not (opt.dropout or opt.feature_noise),
+          f"--dropout {opt.dropout:g} and --feature_noise {opt.feature_noise:g} change features and word vectors, and "
+          f"--txt_enc {opt.txt_enc} reads letter trigrams; leave them out")
+    copied = "ellipsoidal" in (opt.image_head, opt.text_head) and not opt.var_layers
+    check(not opt.text_anchor or opt.text_features and one_vector and opt.loss in ("infonce", "match", "volume")
+          and not (recon or prior or opt.vae or copied),
+          f"--text_anchor {opt.text_anchor:g} needs --text_features, one vector per image, --loss infonce, match or "
+          "volume, points, spherical heads or --var_layers, and neither reconstruction, prior nor --vae; change what "
+          "differs, or leave it out")
+
+
+# ---- what the data settle, and what data a trained model can take
+
+READ_BY = {"vector": ("vectors", "regions"), "regions": ("regions",), "photos": ("photos",)}
+SHAPE = "features of shape (images, regions, F)"
+
+
+def fit_to_data(opt, images, text) -> None:
+    """Settle --img_enc, img_dim, n_regions and txt_dim by a split's images and the features of its captions (None: the
+    model reads words). Raise InputError where options and data do not fit."""
+    photos = isinstance(images, Photos)
+    if opt.img_enc == "auto":
+        opt.img_enc = "cnn" if photos else "precomp"
+    for name, value in (("img_dim", images.dim), ("n_regions", images.regions), ("txt_dim", text and text.dim)):
+        if getattr(opt, name) is None:
+            setattr(opt, name, value)
+    check(photos or not opt.finetune, f"--finetune trains the network for photos, and {opt.data_name} has precomputed "
+                                      "features; leave it out")
+    check(not photos or not opt.unpaired_images and opt.supervised_fraction == 1,
+          f"--unpaired_images and --supervised_fraction need precomputed features, and {opt.data_name} has photos; "
+          "extract features first: features.extract images")
+    check(photos or not opt.use_restval,
+          f"--use_restval adds COCO's restval photos, and {opt.data_name} has precomputed features, whose train split "
+          "is what it is; leave it out")
+    check(opt.pool != "gpo" or images.regions is not None,
+          f"--pool gpo pools regions, and {opt.data_name} has none; give {SHAPE}, or leave it out")
+    check_fits(opt, images, text, f"--method {opt.method}" if opt.method else
+               f"--img_enc {opt.img_enc} with --sim {opt.sim}")
+
+
+def check_fits(opt, images, text, path: str) -> None:
+    """Raise InputError on images or features of captions that the model of path, trained with these options, cannot
+    take."""
+    if text is not None:
+        check(text.dim == opt.txt_dim, f"{text.path} has features of width {text.dim}, {path} reads width "
+                                       f"{opt.txt_dim}; use features of the same vectors")
+    if isinstance(images, NoImages):
+        return
+    reads = IMAGE_ENCODERS[opt.img_enc].reads
+    if reads == "cells":
+        reads = "regions" if opt.img_dim else "photos"
+    photos = isinstance(images, Photos)
+    kind = "photos" if photos else "vectors" if images.regions is None else "regions"
+    check(kind in READ_BY[reads],
+          f"{path} reads {' or '.join(READ_BY[reads])}, and the images are {kind}"
+          + ("" if photos else f" in {images.path}") + "; name other data with --data_name, or take another --img_enc "
+          f"or --sim (regions are {SHAPE})")
+    if photos:
+        return
+    check(images.dim == opt.img_dim, f"{images.path} has features of width {images.dim}, {path} reads width "
+                                     f"{opt.img_dim}; use features of the same extractor")
+    check(opt.n_regions == images.regions or not opt.n_regions and opt.img_enc != "precomp",
+          f"{images.path} has {images.regions or 'no'} regions an image, {path} reads "
+          f"{opt.n_regions or 'one vector an image'}; use features of the same extractor")
+
+
+# ---- evaluate.py
+
+share = within(lambda x: 0 < x < 1, "a number between 0 and 1, such as 0.1")
+
+
+def seeds(text: str) -> str:
+    """The type of an item of --compare: a path, or those of several seeds of one model, joined by commas."""
+    return ",".join(map(filename, text.split(",")))
+
+
+def evaluation_parser() -> Arguments:
+    p = build_parser("Evaluate image-caption retrieval.")
+    add = p.add_argument_group("what is evaluated").add_argument
+    add("--checkpoint", type=filename, metavar="RUN", nargs="+", help="run folders or checkpoint files; several are an "
+        "ensemble (default: the newest run)")
+    add("--compare", type=seeds, metavar="RUN", nargs="+", help="evaluate runs, .npz embeddings or .npy scores, and "
+        "compare each with the first by a paired bootstrap; A0,A1,A2 are seeds of one model")
+    add("--embeddings", type=filename, metavar="FILE.npz", help="embeddings of any model, as --export writes them")
+    add("--scores", type=filename, metavar="FILE.npy", help="scores, images x captions; higher scores are better")
+    add("--sim", choices=formulas(), help="similarity of --embeddings (default: the one that the file names, else "
+        "cosine), or of a run's means and variances, in place of its own")
+    add("--data_path", type=filename, metavar="FOLDER", help="folder of the data sets (default: that of the training)")
+    add("--data_name", type=data_set, help="data set (default: that of the training)")
+    add("--split", type=split_name, help="train, dev, test or testall (default: what a file names, else test)")
+    add("--dev_images", type=natural, help="images of the dev split to take; 0: all (default: as in the training)")
+    add("--vocab", type=filename, metavar="FILE.json", help="vocabulary of an original VSE++ or VSRN checkpoint")
+
+    add = p.add_argument_group("protocols").add_argument
+    add("--fold5", **FLAG, help="also give the mean over five folds of 1,000 images (COCO 1K)")
+    add("--cxc", **FLAG, help="Crisscrossed Captions: all four directions, RPC2, STS, SIS and SITS")
+    add("--cxc_path", type=filename, metavar="FOLDER", help="folder of its csv files (default: DATA_PATH/cxc)")
+    add("--cxc_rule", choices=["ucmr", "eccv"], default="ucmr", help="which images and captions match: ucmr, original "
+        "pairs and those rated 3 or more; eccv, only the latter")
+    add("--pmrp", **FLAG, help="Plausible Match R-Precision, from the instances of COCO")
+    add("--instances", type=filename, metavar="FILE.json", help="COCO's instances of the images of the split (default: "
+        "DATA_PATH/DATA_NAME/annotations/instances_val2014.json)")
+    add("--eccv", **FLAG, help="ECCV Caption, from --eccv_path or the package eccv_caption")
+    add("--eccv_path", type=filename, metavar="FOLDER", help="folder of its two JSON files")
+    add("--positives", type=filename, metavar="FILE.json", help='recalls, R-precision and mAP@R of your own matches: '
+        '{"i2t": {image id: [caption ids]}, "t2i": {...}}')
+    add("--bank", type=split_name, metavar="SPLIT", help="also rank with query-bank normalisation by queries of this "
+        "split, usually train, so that no item is near every query; its beta is chosen on dev")
+    add("--bank_size", type=positive, default=10_000, help="with --bank: captions and images that are drawn at most")
+
+    add = p.add_argument_group("how sure").add_argument
+    add("--uncertainty", **FLAG, help="what log det Sigma tells about recall: bins, risk and coverage, pictures")
+    add("--variances", choices=["volume"], help="give a point model variances without training: the share of the "
+        "training photos that an item fits; the scores stay")
+    add("--variances_from", type=filename, metavar="FILE.npz", help="with --variances: embeddings of training pairs")
+    add("--control", **SWITCH, default=True, help="with --uncertainty: also rank with the variances of other items")
+    add("--confidence", **FLAG, help="how sure the first answers are: probabilities calibrated on dev, and what every "
+        "measure of confidence is worth; writes calibration.json and pictures beside the results")
+    add("--judgements", type=filename, metavar="FILE", nargs="+", help="what people said of pairs, as Flickr8k's "
+        "annotations have it: do scores and measures of uncertainty follow them")
+    add("--sets", type=share, metavar="ALPHA", help="sets of answers that hold a right one for 1 - ALPHA of the "
+        "queries")
+    add("--calibration", type=filename, help="with --embeddings or --scores: the same of dev, to calibrate on")
+    add("--calibrate_on", type=share, metavar="SHARE", help="calibrate on a random share of the images, judge on "
+        "others")
+    add("--photos", type=filename, metavar="FOLDER", help="photos to draw where the data are precomputed features")
+
+    add = p.add_argument_group("what is written").add_argument
+    add("--ranks", type=filename, metavar="FILE.csv", help="write the rank of every query to this file")
+    add("--export", type=filename, metavar="FILE.npz", help="write the embeddings to this file")
+    add("--format", choices=["text", "markdown", "latex", "json"], default="text", help="format of what is printed")
+    add("--output", type=filename, help="file of the results (default: results.json in the run folder, or "
+        "results_SIM_DATA_SPLIT.json for another similarity, data set or split than those of the run)")
+    add("--overwrite", **FLAG, help="replace the files of --output, --export and --ranks that are there")
+
+    add = p.add_argument_group("speed and memory").add_argument
+    add("--batch_size", type=positive, default=128, help="images or captions that are encoded at once")
+    add("--workers", type=workers, default=min(10, os.cpu_count() or 1), help="processes that read photos")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto takes CUDA where it is present")
+    return name_values(p)
+
+
+def parse_evaluation(argv=None) -> argparse.Namespace:
+    """The options of evaluate.py. End the program with a sentence where they do not go together."""
+    p = evaluation_parser()
+    opt = p.parse_args(argv)
+    opt.eccv = opt.eccv or opt.eccv_path is not None
+    try:
+        refuse_sources(opt)
+        if wanted(opt):
+            refuse_calibration(opt)
+        if opt.variances:
+            refuse_variances(opt)
+    except InputError as error:
+        p.error(str(error))
+    return opt
+
+
+def wanted(opt) -> bool:
+    """Whether anything is calibrated."""
+    return bool(opt.confidence or opt.sets or opt.judgements)
+
+
+def ready(opt) -> str | None:
+    """The file of embeddings or scores that is evaluated; nothing for a run."""
+    return opt.embeddings or opt.scores
+
+
+def refuse_sources(opt) -> None:
+    for one, other in itertools.combinations(("checkpoint", "compare", "embeddings", "scores"), 2):
+        check(not (getattr(opt, one) and getattr(opt, other)),
+              f"--{one} and --{other} both name what to evaluate; give one of them")
+    check(not opt.compare or len(opt.compare) > 1, f"--compare {(opt.compare or [''])[0]} has nothing to compare with; "
+                                                   "give at least two runs, or use --checkpoint")
+    for name, source in (("export", "compare"), ("export", "embeddings"), ("export", "scores"), ("ranks", "compare")):
+        check(not (getattr(opt, name) and getattr(opt, source)),
+              f"--{name} does not go with --{source}; evaluate a single model for it")
+    check(not (opt.sim and opt.scores),
+          f"--sim {opt.sim} does not go with --scores, a matrix of ready scores; leave it out")
+
+
+def refuse_calibration(opt) -> None:
+    check(not opt.compare, "--confidence, --sets and --judgements do not go with --compare; evaluate each by itself")
+    check(not (opt.judgements and opt.calibrate_on),
+          f"--calibrate_on {opt.calibrate_on} leaves items out of the judgement, and --judgements judges all that "
+          "people saw; calibrate on other items with --calibration FILE")
+    check(not opt.calibration or ready(opt),
+          f"--calibration {opt.calibration} is for --embeddings or --scores, and a run is calibrated on its dev split; "
+          "leave it out")
+    check(not (opt.calibration and opt.calibrate_on),
+          "--calibration and --calibrate_on both name what to calibrate on; give one of them")
+    check(not ready(opt) or opt.calibration or opt.calibrate_on,
+          f"{ready(opt)} has to be calibrated on other items; give those of dev with --calibration FILE, or "
+          "--calibrate_on 0.5 to take half of its images")
+    check(ready(opt) or opt.calibrate_on or opt.split not in ("dev", "val"),
+          f"--split {opt.split} is what a run is calibrated on; judge another split, or give --calibrate_on 0.5 "
+          "(images and captions only)")
+
+
+def refuse_variances(opt) -> None:
+    check(not opt.scores, f"--variances {opt.variances} does not go with --scores: ready scores have no embeddings")
+    check(not opt.compare, f"--variances {opt.variances} does not go with --compare: variances change no score, so "
+                           "there is nothing to compare; evaluate each by itself")
+    check(not opt.embeddings or opt.variances_from,
+          f"--variances {opt.variances} needs the training pairs of the same model, and {opt.embeddings} holds those "
+          "that are judged; give them with --variances_from FILE.npz")
+    files = opt.variances_from, opt.calibration
+    check(not all(files) or len({*map(os.path.realpath, files)}) > 1,
+          f"--variances_from and --calibration are both {opt.calibration}; calibration needs other items, so give "
+          "training pairs for the one and dev for the other")
+    check(not (opt.sim and trait(formulas()[opt.sim], "gaussian_sides")),
+          f"--sim {opt.sim} ranks by variances, and those of --variances {opt.variances} change no score; leave one of "
+          "the two out")
+    check(opt.split != "train", f"--variances {opt.variances} is fitted on the train split, so it must not be judged "
+                                "there; give another --split")
