@@ -881,7 +881,7 @@ def build_pair_terms(opt, vocab, image_dim: int, similarity) -> dict[str, Term]:
 
 
 def build_model(opt, vocab, pretrained: bool = True, vectors: Callable | None = None) -> VSE:
-    """The model of resolved options (options.rules.resolve). Raises InputError where they do not fit the data.
+    """The model of resolved options (options.resolve). Raises InputError where they do not fit the data.
 
     pretrained=False: a checkpoint will be loaded, so a CNN needs no weights. vectors: reads --word_vectors
     (files.vectors.table_for).
