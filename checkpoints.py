@@ -1,7 +1,6 @@
 """Checkpoints as models: those that train.py wrote, and those of the original VSE++ and VSRN code.
 
-    python vocab.py convert coco_precomp_vocab.pkl vocab.json
-    python evaluate.py --checkpoint model_best.pth.tar --vocab vocab.json --data_name coco_precomp
+    python evaluate.py --checkpoint model_best.pth.tar --vocab coco_precomp_vocab.pkl --data_name coco_precomp
 
 Loading runs no code from a file: torch's restricted unpickler reads both. The originals pickle an
 argparse.Namespace and two state dicts; reading them calls nothing but the few names in ADMITTED.
@@ -67,9 +66,8 @@ def original(stored: dict, path: str, vocab: str | None) -> dict:
     if words and (words.origin or "").startswith("built"):
         raise InputError(f"{path} cannot belong to the vocabulary {vocab}, which was "
                          f"{words.origin}: the originals number words in an order that cannot be "
-                         "built again, so every word would get another one's vector; convert the "
-                         "vocabulary that it was trained with (python vocab.py convert OLD "
-                         "NEW.json)")
+                         "built again, so every word would get another one's vector; give the "
+                         "vocabulary that it was trained with")
     unchecked = (f"{path} holds no words: its vocabulary is taken to be {vocab} since that has as "
                  "many; whether they stand in its order is unchecked, and recalls near chance "
                  "would say that they do not")
@@ -276,9 +274,8 @@ def convert(stored: dict, words: list[str] | None, path: str) -> dict:
     """A VSE++ or VSRN checkpoint, as `read` returned it, -> one of ours: format, options,
     vocabulary, model, state.
 
-    `words` are its vocabulary in the order of the indices, which the file does not hold (`python
-    vocab.py convert`). Raises InputError if the two do not fit or the checkpoint holds anything
-    that cannot be carried over.
+    `words` are its vocabulary in the order of the indices, which the file does not hold.
+    Raises InputError if the two do not fit or the checkpoint holds anything that cannot be carried over.
     """
     parts = [dict(part) if isinstance(part, Mapping) else {} for part in stored["model"]]
     check(len(parts) == 2 and all(named(part, is_dense) for part in parts),
@@ -293,12 +290,12 @@ def convert(stored: dict, words: list[str] | None, path: str) -> dict:
               f"{path} has no matrix {name}, which every VSE++ and VSRN checkpoint has; take "
               "another one")
     check(words is not None,
-          f"{path} is an original checkpoint, which holds no words; convert its vocabulary with "
-          "`python vocab.py convert OLD NEW.json` and give it with --vocab NEW.json")
+          f"{path} is an original checkpoint, which holds no words; give the vocabulary that it was trained with: "
+          "--vocab FILE")
     vectors = text["embed.weight"]
     check(len(words) == len(vectors),
           f"{path} has vectors for {len(vectors):,} words and the vocabulary lists {len(words):,}; "
-          "convert the one it was trained with")
+          "give the one it was trained with")
     for name in [name for name in image if name.endswith(".running_var")]:   # came with torch 0.4.1
         image.setdefault(name.replace("running_var", "num_batches_tracked"), torch.tensor(0))
     settings = _options(stored["opt"], path)

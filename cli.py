@@ -264,9 +264,8 @@ def run_arguments(p: argparse.ArgumentParser, split: str) -> None:
     --split."""
     p.add_argument("--checkpoint", type=filename, metavar="RUN",
                    help="run folder or checkpoint file (default: the newest run)")
-    p.add_argument("--vocab", type=filename, metavar="FILE.json",
-                   help="vocabulary of an original VSE++ or VSRN checkpoint "
-                   "(python vocab.py convert)")
+    p.add_argument("--vocab", type=filename, metavar="FILE", help="vocabulary of an original VSE++ or VSRN "
+                   "checkpoint")
     p.add_argument("--data_path", type=filename,
                    help="folder that holds the data sets (default: that of the training)")
     p.add_argument("--data_name", type=data_set, help="data set (default: that of the training)")

@@ -20,7 +20,7 @@ import yaml
 import metrics
 from checkpoints import MAY_CHANGE, check_values, load_checkpoint
 from cli import InputError, check, reason
-from data import Split, check_extractors, pair_batches, read_split
+from data import Split, check_extractors, read_split
 from files.log import Log
 from files.reading import read_yaml, readable
 from files.writing import atomic, clear, same_file, save_state
@@ -278,7 +278,7 @@ class Data:
         epoch = state["epoch"]
         how = {"workers": self.workers, "seed": (self.seed, epoch), "skip": state["step"]}
         tokens, order = self.tokens["train"], self.order(epoch)
-        batches = pair_batches(self.train, tokens, order, self.batch_size,
+        batches = self.train.batches(tokens, order, self.batch_size,
                                crop_size=self.crop_size, **how)
         for iteration, batch in enumerate(batches, state["iteration"]):  # state may lag behind
             yield batch._replace(unpaired=self.unpaired and self.unpaired.batch(iteration))

@@ -27,7 +27,6 @@ from checkpoints import load_checkpoint, load_weights
 from cli import InputError, check, torch_device
 from evaluation.encode import validate
 from evaluation.volume import training_shares
-from files.vectors import table_for
 from files.writing import FORMAT
 from losses import SUMMED
 from methods import METHODS
@@ -35,6 +34,7 @@ from model import build_model
 from optimisation import build_optimizers, build_schedule
 from options import Options, parse_words, resolve, training_parser
 from runs import NOT_KEPT, Data, Folder, build_data, config_arguments
+from vocab import table_for
 
 COLLAPSED = 0.98      # mean cosine of two items from which on a side is nearly one point
 # Options that change embeddings and no weight's shape.

@@ -1,13 +1,11 @@
-"""Vocabularies: the command that builds one from captions, or converts one of the originals.
+"""Words and their numbers: the tokenizer, vocabularies, letter trigrams, and files of word vectors.
 
     python vocab.py --data_path data --data_name coco_precomp      # writes ./vocab/coco_precomp_vocab.json
-    python vocab.py convert coco_precomp_vocab.pkl new.json        # converts one of VSE++, VSRN or SCAN
 """
 if __name__ == "__main__":
     import cli
     cli.set_threads()
 
-import io
 import json
 import os
 import pickle
@@ -17,24 +15,33 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 
+import numpy as np
+from tqdm import tqdm
+
 from cli import Arguments, InputError, check, data_set, filename, positive, run, split_names
-from files.reading import plain_file, read_json, refusing
+from files.reading import need, plain_file, read_json, refusing
 from files.writing import atomic, output
 
 TOKENIZER = "nltk.word_tokenize(preserve_line=True), lower case"
 SPECIALS = ("<pad>", "<start>", "<end>", "<unk>")
 PAD, START, END, UNK = range(4)
-# Captions in which the tokenizer would only split off commas and a final full stop. 98% of real
-# captions are such, and without the tokenizer they are read 14 times as fast.
+# Captions in which the tokenizer would only split off commas and a final full stop. 98% of real captions are such, and
+# without the tokenizer they are read 14 times as fast.
 PLAIN = re.compile(r"(?:[a-z0-9 ]|-(?!-)|,(?= ))*\.?")
 SPLIT = re.compile("cannot|gimme|gonna|gotta|lemme|wanna")    # words that the tokenizer takes apart
+# Words that stand in nearly any caption. They and punctuation are counted separately.
+FUNCTION_WORDS = frozenset(
+    "a about above across after along an and another any around as at be been before behind being below beneath beside "
+    "between but by down each for from had has have he her his i in inside into is it its near next no of off on onto "
+    "or other our out outside over she so some such that the their them there these they this those through to toward "
+    "towards under up upon was we were what when where which while who whose with within without you your".split())
 
 
 def tokenize(caption: str) -> list[str]:
     """The words and punctuation marks of a caption in lower case.
 
-    `preserve_line=True` needs no downloaded sentence model. It differs from VSE++'s call only where
-    a full stop stands inside a caption (53 of 200,000 real captions tried).
+    `preserve_line=True` needs no downloaded sentence model. It differs from VSE++'s call only where a full stop stands
+    inside a caption (53 of 200,000 real captions tried).
     """
     text = caption.lower()
     if PLAIN.fullmatch(text) and not SPLIT.search(text):
@@ -44,18 +51,21 @@ def tokenize(caption: str) -> list[str]:
     return word_tokenize(text, preserve_line=True)
 
 
+def is_function(word: str) -> bool:
+    return word in FUNCTION_WORDS or not any(letter.isalnum() for letter in word)
+
+
 class Vocabulary:
-    """A list of V words and their numbers 0..V-1.
+    """V words and their numbers 0..V-1; 0..3 are `<pad> <start> <end> <unk>`, as in VSE++.
 
-    Numbers 0..3 are `<pad> <start> <end> <unk>`, as in VSE++. `origin`: where the words come from,
-    if that is known. Raises InputError where the words start otherwise or one is repeated.
+    origin: where the words come from, if that is known. Raises InputError where the words start otherwise or one is
+    repeated.
     """
-
     origin: str | None = None
 
     def __init__(self, words: list[str]):
-        check(tuple(words[:4]) == SPECIALS, f"a vocabulary starts with {' '.join(SPECIALS)}, this "
-                                            f"one starts with {ascii(words[:4])[:80]}")
+        check(tuple(words[:4]) == SPECIALS, f"a vocabulary starts with {' '.join(SPECIALS)}, this one starts with "
+                                            f"{ascii(words[:4])[:80]}")
         repeats = len(words) - len(set(words))
         check(not repeats, f"a vocabulary lists each word once, this one has {repeats} repeats")
         self.words = list(words)
@@ -65,69 +75,45 @@ class Vocabulary:
         return len(self.words)
 
     @classmethod
-    def build(cls, tokenized, threshold: int = 4) -> "Vocabulary":
-        """A vocabulary of the words that occur at least `threshold` times in an iterable of token
-        lists.
-
-        Frequent words come first, and equally frequent ones are in alphabetical order.
-        """
+    def build(cls, tokenized: Iterable[list[str]], threshold: int = 4) -> "Vocabulary":
+        """A vocabulary of the words that occur at least `threshold` times, by count, then by the alphabet."""
         counts = Counter(word for tokens in tokenized for word in tokens)
-        kept = sorted((w for w, n in counts.items() if n >= threshold and w not in SPECIALS),
-                      key=lambda w: (-counts[w], w))
-        return cls([*SPECIALS, *kept])
+        words = sorted((w for w, n in counts.items() if n >= threshold and w not in SPECIALS),
+                       key=lambda w: (-counts[w], w))
+        return cls([*SPECIALS, *words])
 
     def encode(self, tokens: list[str]) -> list[int]:
-        """The numbers of `<start> tokens <end>`. A word that is not listed becomes `<unk>`."""
+        """The numbers of `<start> tokens <end>`; a word that is not listed becomes `<unk>`."""
         return [START, *(self.index.get(token, UNK) for token in tokens), END]
 
     def save(self, path: str) -> None:
-        stored = {"tokenizer": TOKENIZER, **({"origin": self.origin} if self.origin else {}),
-                  "words": self.words}
+        stored = {"tokenizer": TOKENIZER, **({"origin": self.origin} if self.origin else {}), "words": self.words}
         with atomic(path) as f:
             json.dump(stored, f, ensure_ascii=False, indent=0)
 
     @classmethod
     def load(cls, path: str) -> "Vocabulary":
-        stored = read_json(path, "build a vocabulary with `python vocab.py`, or convert one of the "
-                           "originals with `python vocab.py convert`")
+        """Read a vocabulary of ours, or of VSE++, VSRN (pickles) and SCAN (JSON). Raises InputError."""
+        fix = "build a vocabulary with `python vocab.py`, or give one of VSE++, VSRN or SCAN"
+        with refusing(f"{path} cannot be read", fix, OSError), open(plain_file(path), "rb") as f:
+            pickled = f.read(1) in b"\x80c(}]"          # how pickles of protocols 0 to 5 begin
+        stored = unpickle(path) if pickled else read_json(path, fix)
         stored = stored if isinstance(stored, dict) else {}
+        if "word2idx" in stored:
+            stored = {"words": original_words(stored, path), "origin": f"taken from {os.path.basename(path)}"}
         words, origin = map(stored.get, ("words", "origin"))
         check(isinstance(words, list) and all(isinstance(word, str) for word in words),
-              f'{path} has no list "words" of strings; build a vocabulary with `python vocab.py`')
-        made = cls(words)
-        made.origin = origin if isinstance(origin, str) else None
-        return made
-
-
-# Words that are found in nearly any caption. They and punctuation are counted separately.
-FUNCTION_WORDS = frozenset("a about above across after along an and another any around as at be "
-                           "been before behind being below beneath beside between but by down each "
-                           "for from had has have he her his i in inside into is it its near next "
-                           "no of off on onto or other our out outside over she so some such that "
-                           "the their them there these they this those through to toward towards "
-                           "under up upon was we were what when where which while who whose with "
-                           "within without you your".split())
-
-
-def is_function(word: str) -> bool:
-    return word in FUNCTION_WORDS or not any(letter.isalnum() for letter in word)
-
-
-def trigrams_of(word: str) -> list[str]:
-    """The letter trigrams of #word#, in order and with repeats, such as #ca, cat, at# for "cat".
-
-    This is the word hashing of Huang et al. 2013.
-    """
-    marked = f"#{word}#"
-    return [marked[k:k + 3] for k in range(len(marked) - 2)]
+              f'{path} has neither a list "words" of strings nor the word2idx of an original; {fix}')
+        vocab = cls(words)
+        vocab.origin = origin if isinstance(origin, str) else None
+        return vocab
 
 
 class Trigrams(Vocabulary):
-    """A vocabulary that turns words into letter trigrams.
+    """A vocabulary that turns words into letter trigrams (dmsm 3.2).
 
-    Its trigrams are those of its words without the four specials. They are numbered from 1 in order
-    of first appearance, and 0 is padding. It is saved and loaded as a list of words, like any
-    vocabulary.
+    Its trigrams are those of its words without the four specials. They are numbered from 1 in order of first
+    appearance, and 0 is padding. It is saved and loaded as a list of words, like any vocabulary.
     """
 
     def __init__(self, words: list[str]):
@@ -136,101 +122,176 @@ class Trigrams(Vocabulary):
         self.trigram_index = {trigram: k for k, trigram in enumerate(self.trigrams, 1)}
 
     def hash(self, words: Iterable[str]) -> list[list[int]]:
-        """For each word, the numbers of its known trigrams, with repeats. The word need not be
-        listed here.
-
-        A word without known trigrams gets an empty list.
-        """
+        """The numbers of the known trigrams of each word, with repeats; the word need not be listed."""
         index = self.trigram_index
         return [[index[t] for t in trigrams_of(word) if t in index] for word in words]
 
 
-# ---- the command
+def trigrams_of(word: str) -> list[str]:
+    """The letter trigrams of #word#, in order and with repeats, such as #ca, cat, at# (Huang et al. 2013)."""
+    marked = f"#{word}#"
+    return [marked[k:k + 3] for k in range(len(marked) - 2)]
+
+
+# ---- vocabularies of the originals
 
 TUPLES = 20        # at most in a pickled vocabulary; nested ones could double in size without limit
 
 
-def read_original(path: str) -> list[str]:
-    """The words of an original vocabulary in the order of their indices.
+def unpickle(path: str) -> dict:
+    """The fields of a vocabulary that VSE++ or VSRN pickled, under Python 2 or 3.
 
-    VSE++ and VSRN pickled theirs (under Python 2 or 3), and SCAN wrote JSON. No code from the file
-    is run. Raises InputError if the file is not such a vocabulary.
-    """
-    give = "give a vocabulary of VSE++, VSRN or SCAN"
-    with refusing(f"{path} cannot be read", give, OSError), open(plain_file(path), "rb") as f:
-        content = f.read()
-    # a pickle can fail in as many ways as there are instructions in it
-    with refusing(f"{path} is neither a pickled vocabulary nor JSON", give, Exception):
-        text = content.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{"
-        fields = read_json(path, give) if text else _unpickle(content, path)
-    fields = fields if isinstance(fields, dict) else {}
-    check("words" not in fields,
-          f"{path} is a vocabulary of this project already; use it as it is")
-    index, words, size = map(fields.get, ("word2idx", "idx2word", "idx"))
-    check(isinstance(index, dict) and isinstance(words, dict) and type(size) is int,
-          f"{path} lacks one of word2idx, idx2word (dictionaries) and idx (a number), which a "
-          "vocabulary of VSE++, VSRN or SCAN has")
-    check(all(type(key) is int or isinstance(key, str) and re.fullmatch("[0-9]{1,9}", key)
-              for key in words),
-          f"{path} has indices that are no whole numbers; they have to run from 0 without a gap")
-    words = {int(key): word for key, word in words.items()}    # JSON has turned SCAN's into strings
-    check(size == len(index) and sorted(words) == list(range(size)),
-          f"{path} numbers {len(index)} words, lists {len(words)} and counts {size}; the indices "
-          "have to run from 0 without a gap")
-    words = [words[i] for i in range(size)]
-    for i, word in enumerate(words):
-        if not isinstance(word, str) or index.get(word) != i:
-            said = repr(word) if isinstance(word, (str, int, float)) else f"a {type(word).__name__}"
-            raise InputError(f"{path} has {said} at index {i} and another index for it in "
-                             "word2idx; each word needs one")
-    return words
-
-
-def _unpickle(content: bytes, path: str) -> dict:
-    """The fields of a pickled Vocabulary.
-
-    Only plain values and one plain class are admitted, so that no code from the pickle can run.
-    Raises InputError on anything else.
+    Plain values and one plain class are admitted, so no code from the pickle can run. Raises InputError.
     """
     class Fields:
-        """Takes the place of the pickled class. It is made anew for each file, so that no file can
-        change it."""
+        """Takes the place of the pickled class. It is made anew for each file, so that no file can change it."""
 
-    def reconstruct(kind, *_):        # protocols 0 and 1 make objects by this call
-        return Fields()
+    admitted = {**dict.fromkeys([("vocab", "Vocabulary"), ("__main__", "Vocabulary")], Fields),
+                **dict.fromkeys([("copy_reg", "_reconstructor"), ("copyreg", "_reconstructor")],
+                                lambda kind, *_: Fields()),            # how protocols 0 and 1 make objects
+                **dict.fromkeys([("__builtin__", "object"), ("builtins", "object")], object)}
 
     class Reader(pickle.Unpickler):
         def find_class(self, module, name):
-            match module, name:
-                case ("vocab" | "__main__"), "Vocabulary":
-                    return Fields
-                case ("copy_reg" | "copyreg"), "_reconstructor":
-                    return reconstruct
-                case ("__builtin__" | "builtins"), "object":
-                    return object
-            raise InputError(f"{path} wants to call {module}.{name}, which no vocabulary needs; "
-                             "nothing of it was run, and it is better deleted")
+            check((module, name) in admitted, f"{path} wants to call {module}.{name}, which no vocabulary needs; "
+                                              "nothing of it was run, and it is better deleted")
+            return admitted[module, name]
 
-    tuples = sum("TUPLE" in code.name or code.name == "FROZENSET" for code,
-                 *_ in pickletools.genops(content))
-    check(tuples <= TUPLES, f"{path} holds {tuples:,} tuples, which no vocabulary has; nothing of "
-                            "it was run, and it is better deleted")
-    found = Reader(io.BytesIO(content), encoding="utf-8").load()
-    return vars(found) if isinstance(found, Fields) else found
+    # a pickle can fail in as many ways as there are instructions in it
+    with (refusing(f"{path} is no pickled vocabulary", "give one of VSE++ or VSRN", Exception),
+          open(path, "rb") as f):
+        tuples = sum("TUPLE" in code.name or code.name == "FROZENSET" for code, *_ in pickletools.genops(f))
+        check(tuples <= TUPLES, f"{path} holds {tuples:,} tuples, which no vocabulary has; nothing of it was run, and "
+                                "it is better deleted")
+        f.seek(0)
+        stored = Reader(f, encoding="utf-8").load()
+    return vars(stored) if isinstance(stored, Fields) else stored
 
 
-def convert(opt) -> None:
-    vocab = Vocabulary(read_original(opt.old))
-    vocab.origin = f"converted from {os.path.basename(opt.old)}"
-    output(opt.new, [opt.old], opt.overwrite)
-    vocab.save(opt.new)
-    print(f"{opt.new}: the {len(vocab):,} words of {opt.old}")
-    raw = [word for word in vocab.words if word[:2] in ("b'", 'b"')]
+def original_words(stored: dict, path: str) -> list[str]:
+    """The words of an original vocabulary in the order of their indices. Raises InputError."""
+    index, words, size = map(stored.get, ("word2idx", "idx2word", "idx"))
+    check(isinstance(index, dict) and isinstance(words, dict) and type(size) is int,
+          f"{path} lacks one of word2idx, idx2word (dictionaries) and idx (a number), which a vocabulary of VSE++, "
+          "VSRN or SCAN has")
+    words = {str(key): word for key, word in words.items()}           # JSON has turned SCAN's into strings
+    check(size == len(index) == len(words) and all(str(i) in words for i in range(size)),
+          f"{path} numbers {len(index)} words, lists {len(words)} and counts {size}; the indices have to run from 0 "
+          "without a gap")
+    words = [words[str(i)] for i in range(size)]
+    for i, word in enumerate(words):
+        if not isinstance(word, str) or index.get(word) != i:
+            shown = repr(word) if isinstance(word, (str, int, float)) else f"a {type(word).__name__}"
+            raise InputError(f"{path} has {shown} at index {i} and another index for it in word2idx; each word needs "
+                             "one")
+    raw = [word for word in words if word[:2] in ("b'", 'b"')]
     if raw:
-        print(f"warning: {len(raw)} of its words look like {raw[0]}: they come from captions that "
-              "Python 3 read as bytes, and captions read as text hardly contain them",
-              file=sys.stderr)
+        print(f"warning: {len(raw)} words of {path} look like {raw[0]}: they come from captions that Python 3 read as "
+              "bytes, and captions read as text hardly contain them", file=sys.stderr)
+    return words
 
+
+# ---- files of word vectors
+
+LONGEST = 1 << 12                     # bytes of a word in a binary file; a longer one is none
+COMPRESSED = {b"\x1f\x8b": "gunzip", b"PK": "unzip", b"BZ": "bunzip2"}
+FORMS = "word vectors are word2vec's text or .bin form or GloVe's text"
+
+
+def table_for(words: list[str], path: str, dim: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Vectors (V, D) float32 of a vocabulary, zeros for words without one, and which words have one, (V,) bool.
+
+    The file is word2vec's text (`n D`, then lines `word x1 ... xD`), GloVe's text (the same without the first line) or
+    word2vec's binary form, as in GoogleNews. Words are compared letter by letter; captions are lower-cased. Of a word
+    that stands twice the first vector counts. Raises InputError on another format, rows of different lengths, NaN, a
+    header that does not agree with the rows, if D is not `dim`, and if no word has a vector.
+    """
+    need(path, f"{FORMS}, and `python -m features.word_vectors` learns a file from captions")
+    row, vectors = {word.encode(): i for i, word in enumerate(words)}, {}
+    with refusing(f"{path} cannot be read", "check its permissions", OSError), open(path, "rb") as f:
+        begin = 3 * (f.read(3) == b"\xef\xbb\xbf")          # some editors write a mark first
+        f.seek(begin)
+        start = f.read(1 << 16)
+        check(start[:2] not in COMPRESSED or b"\0" not in start,
+              f"{path} is compressed; {FORMS}, so unpack it first ({COMPRESSED.get(start[:2])})")
+        header = re.match(rb"(?:\s*(\d{1,12})[ \t]+([1-9]\d{0,8})[ \t]*\r?\n)?", start)
+        count, size = (number and int(number) for number in header.groups())        # None in GloVe
+        f.seek(begin + header.end())
+        line = start[header.end():].split(b"\n")[0].split()
+        text = count is None or b"\0" not in start and (
+            not line or is_number(line[-1]) or all(part.isascii() for part in line))
+        rows = (text_rows if text else binary_rows)(f, path, count, size)
+        for place, word, values in tqdm(rows, total=count, desc="word vectors", disable=None, leave=False):
+            if word in row and row[word] not in vectors:
+                vectors[row[word]] = vector_of(f"{path}, {place}", values)
+    check(vectors, f"{path} has a vector for none of the {len(row)} words of the vocabulary; give a file with words of "
+                   "the captions' language, in lower case")
+    numbers, values = [*vectors], np.stack([*vectors.values()])
+    size = values.shape[1]
+    check(dim in (None, size), f"the word vectors of {path} have {size} values and {dim} are asked for; give the word "
+                               f"dimension {size}, or another file")
+    table, known = np.zeros((len(words), size), np.float32), np.zeros(len(words), bool)
+    table[numbers], known[numbers] = values, True
+    return table, known
+
+
+def is_number(text: bytes) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def text_rows(f, path: str, count: int | None, dim: int | None):
+    """Yield (place, word, values (D,)) of a text file after its header. GloVe 840B has words with blanks."""
+    rows, header = 0, count is not None
+    for number, line in enumerate(f, 1 + header):
+        parts = line.split()                                # at ASCII blanks only
+        if not parts:
+            continue
+        if dim is None:                                     # GloVe: the first line decides
+            check(b"\0" not in line and len(parts) > 1 and all(map(is_number, parts[1:])),
+                  f"{path} holds no word vectors: its first line is not a word and numbers; {FORMS}")
+            dim = len(parts) - 1
+        rows += 1
+        check(len(parts) > dim and not any(map(is_number, parts[1:-dim])),           # of the row, not a word
+              f"{path}, line {number}: {len(parts) - 1} values where the first line says {dim}; every word has the "
+              "same number of values, so fetch or write the file again")
+        yield f"line {number}", b" ".join(parts[:-dim]), parts[-dim:]
+    check(not header or rows == count, f"{path} has {rows} words where its first line announces {count}; it was cut or "
+                                       "changed, so fetch or write it again")
+
+
+def binary_rows(f, path: str, count: int, dim: int):
+    """Yield (place, word, values (D,)) of a binary file after its header."""
+    size = os.path.getsize(path)
+    check(count * (4 * dim + 1) <= size, f"{path} announces {count} words of {dim} values, which needs more than the "
+                                         f"file's {size} bytes; it was cut or is no word2vec file, so fetch it again")
+    for row in range(1, count + 1):
+        word = bytearray()
+        while (letter := f.read(1)) not in (b" ", b"") and len(word) < LONGEST:
+            word += letter
+        values = f.read(4 * dim)
+        check(letter == b" " and len(values) == 4 * dim,
+              f"{path} is broken off or is no word2vec file: no word and {dim} values at row {row} of the {count} that "
+              "its first line announces; fetch it again")
+        yield f"row {row}", bytes(word).lstrip(b"\n"), np.frombuffer(values, "<f4")  # the original ends rows with \n
+    check(not f.read(2).strip(), f"{path} goes on behind the {count} words that its first line announces; fetch it "
+                                 "again")
+
+
+def vector_of(place: str, values) -> np.ndarray:
+    """The vector (D,) of a word, from numbers or texts. Raises InputError for other values."""
+    if isinstance(values, list):
+        values = [float(x) if is_number(x) else np.nan for x in values]
+    check(np.isfinite(values).all() and np.abs(values).max() <= 1e30,
+          f"{place} has values that are no finite numbers; a word and D numbers are allowed, so fetch or write the "
+          "file again")
+    return np.array(values, np.float32)
+
+
+# ---- the command
 
 def build(opt) -> None:
     from data import read_split  # it imports this module
@@ -238,42 +299,25 @@ def build(opt) -> None:
     target = os.path.join(opt.vocab_path, f"{opt.data_name}_vocab.json")
     output(target, overwrite=opt.overwrite)
     splits = [read_split(opt.data_path, opt.data_name, name.strip(), use_restval=opt.use_restval,
-                         dev_images=0).require_sound()
-              for name in opt.vocab_splits.split(",")]
-    vocab = Vocabulary.build((words for split in splits for words in split.words),
-                             opt.vocab_threshold)
+                         dev_images=0).require_sound() for name in opt.vocab_splits.split(",")]
+    vocab = Vocabulary.build((words for split in splits for words in split.words), opt.vocab_threshold)
     vocab.origin = f"built from {opt.data_name} {opt.vocab_splits}, words seen {opt.vocab_threshold} times"
     vocab.save(target)
-    print(f"{target}: {len(vocab):,} words seen at least {opt.vocab_threshold} times "
-          f"in {sum(len(s.captions) for s in splits):,} captions")
+    print(f"{target}: {len(vocab):,} words seen at least {opt.vocab_threshold} times in "
+          f"{sum(len(split.captions) for split in splits):,} captions")
 
 
 def main(argv=None) -> None:
-    argv = list(sys.argv[1:] if argv is None else argv)
-    if argv[:1] == ["convert"]:
-        parser = Arguments("Convert a vocabulary of VSE++, VSRN (pickle) or SCAN (JSON) to this "
-                           "project's JSON.")
-        parser.prog += " convert"
-        parser.add_argument("old", metavar="OLD", type=filename, help="their file, such as "
-                            "coco_precomp_vocab.pkl")
-        parser.add_argument("new", metavar="NEW.json", type=filename, help="file to write")
-        parser.add_argument("--overwrite", action="store_true", help="replace the file that is there")
-        run("vocab.py", convert, parser.parse_args(argv[1:]))
-        return
-    parser = Arguments("Build a vocabulary from the captions of a data set (or convert one: see "
-                       "`vocab.py convert --help`).")
-    parser.add_argument("--data_path", type=filename, default="data", help="folder that holds the "
-                        "data sets")
+    parser = Arguments("Build a vocabulary from the captions of a data set.")
+    parser.add_argument("--data_path", type=filename, default="data", help="folder that holds the data sets")
     parser.add_argument("--data_name", type=data_set, default="coco_precomp",
                         help="folder of the data set below --data_path")
     parser.add_argument("--vocab_path", type=filename, default="./vocab/",
                         help="folder to write {data_name}_vocab.json to")
-    parser.add_argument("--vocab_splits", type=split_names, default="train", help="comma-separated "
-                        "splits whose words are counted (the originals counted train,dev)")
-    parser.add_argument("--vocab_threshold", type=positive, default=4, help="keep words that occur "
-                        "at least this often")
-    parser.add_argument("--use_restval", action="store_true", help="count COCO's restval captions "
-                        "as part of train")
+    parser.add_argument("--vocab_splits", type=split_names, default="train", help="comma-separated splits whose words "
+                        "are counted (the originals counted train,dev)")
+    parser.add_argument("--vocab_threshold", type=positive, default=4, help="keep words that occur at least this often")
+    parser.add_argument("--use_restval", action="store_true", help="count COCO's restval captions as part of train")
     parser.add_argument("--overwrite", action="store_true", help="replace the file that is there")
     run("vocab.py", build, parser.parse_args(argv))
 

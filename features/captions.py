@@ -20,8 +20,7 @@ from data import Split, chunks, read_split
 from features.hglmm import HGLMM, fit_ica, fit_pca, project, signed_square_root, unit
 from features.minilm import MiniLM
 from files.reading import checksum
-from files.vectors import table_for
-from vocab import Vocabulary, is_function
+from vocab import Vocabulary, is_function, table_for
 
 SCALE = 10                            # of unit word vectors before the mixture, as in the originals
 ROWS = 1024                           # captions whose features of words are held at a time

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cli import InputError, check, reason
-from data import Features, Photos, extractors, photo_formats
+from data import NO_CAPTION, Features, Photos, composed, extractors, photo_formats
 from features.boxes import PhotoBoxes
 from features.networks import RECIPE, compute, network_of, shape_of, stamp, weights_file
 from features.store import AGAIN, ALL, How, PhotoFeatures, copy_rows, is_note, record_extractor, refuse_broken
@@ -31,6 +31,9 @@ ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".webp", "
            ".dib", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".pfm", ".jp2", ".j2k", ".jpx",
            ".avif")
 HEIF = (".heic", ".heif")             # where pillow-heif is installed
+# folders of a NAS or of Windows: thumbnails and what was deleted
+NO_PHOTOS = {"@eadir", "@recycle", "#recycle", "#snapshot", "$recycle.bin", "recycler",
+             "system volume information", "lost+found", "__macosx"}
 CAPTIONS = "captions.csv"
 FILES = ("cnn_weights", "boxes")       # values of a recipe that are files
 LISTED = 8                            # endings of other files that are named
@@ -45,7 +48,7 @@ def find_photos(folder: str, skip_broken: bool = False) -> tuple[list[str], list
     """All photos below a folder, by the endings of their names, and notes on what was left out.
 
     Photos are paths in the folder with /, in the order of their characters. Hidden files and
-    folders are ignored. Left out and counted are other files; names that are no UTF-8 or could not
+    folders and NO_PHOTOS are ignored. Left out and counted are other files; names that are no UTF-8 or could not
     stand in a line; and symbolic links, unless to a photo within the folder that is not found under
     its own name. Raises InputError for a folder that cannot be read; with `skip_broken` only for
     `folder` itself.
@@ -56,7 +59,8 @@ def find_photos(folder: str, skip_broken: bool = False) -> tuple[list[str], list
         inside = folders.pop()
         try:
             with os.scandir(os.path.join(root, inside)) as entries:
-                entries = [entry for entry in entries if not entry.name.startswith(".")]
+                entries = [entry for entry in entries if not entry.name.startswith(".")
+                           and entry.name.lower() not in NO_PHOTOS]
         except OSError as error:
             if not inside or not skip_broken:
                 raise InputError(f"the folder {ascii(os.path.join(folder, inside))} cannot be read "
@@ -316,13 +320,15 @@ class Captions:
     """
 
     def __init__(self, path: str, names: list[str], per_image: int | None):
-        self.path, self.per_image = path, per_image
-        self.of_photo, photos, self.unknown = defaultdict(list), set(names), []
+        self.path, self.per_image, self.missing = path, per_image, 0
+        self.of_photo, photos, self.unknown = defaultdict(list), {composed(name): name for name in names}, []
         for name, caption in read_table(path):
-            name = name if name in photos else name.replace("\\", "/")
-            if name not in photos:
+            name = photos.get(composed(name), photos.get(composed(name.replace("\\", "/")), name))
+            if composed(name) not in photos:
                 self.unknown.append(name)
-            elif caption:
+            elif caption.lower() in NO_CAPTION:
+                self.missing += 1
+            else:
                 self.of_photo[name].append(caption)
         first = (f"; its first name is {ascii(self.unknown[0])}, a photo's is {ascii(names[0])}"
                  if self.unknown else "")
@@ -357,6 +363,8 @@ class Captions:
             if which:
                 lines.append(f"note: {what}: {len(which):,}, the first: {ascii(which[0])}")
         surplus = sum(max(0, count - least) for count in counts)
+        if self.missing:
+            lines.append(f"note: {self.missing:,} captions that are empty or nan, null or None count as missing")
         if surplus:
             lines.append(f"note: {surplus:,} captions left out, as every photo needs the same "
                          f"number, {least}; --captions_per_image N asks for N and leaves out photos"

@@ -80,7 +80,7 @@ class _Reader:
         self.paths, self.names, self.keys = store.paths, store.names, store.keys
         self.read, self.join, self.note_faults = read, join, note_faults
 
-    def __getitem__(self, index) -> tuple[list[list], object]:
+    def __call__(self, index) -> tuple[list[list], object]:
         notes, ready = [], []
         for n in map(int, index):
             note = [self.names[n], 0, 0, "", *filter(None, [self.keys[n]])]

