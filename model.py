@@ -54,14 +54,14 @@ from vocab import PAD, UNK, Trigrams, Vocabulary
 SIMILARITIES.update({"mil": MaxOverParts, "match_prob": MatchProbability, "scan": CrossAttention,
                      "product": ProductNetwork, "cite": ConditionalNetwork})
 
-# Heads by name: log-variances (B, D), bounded, -> those of the embedding. The one of spherical_one is (B, 1) before.
+# Heads by name: what becomes of the bounded log-variances of the second copy of f_emb.
 HEADS = {
     "point": None,
-    "ellipsoidal": lambda log_var: log_var,                                         # (B, D): pmrl 3.1, ucmr 3.1
-    "spherical_logavg": lambda log_var: log_var.mean(1, keepdim=True),              # (B, 1): pmrl 3.1
-    "spherical_avg": lambda log_var: (                                              # log of the mean variance: ucmr 4.2
-        log_var.logsumexp(1, keepdim=True) - math.log(log_var.shape[1])),
-    "spherical_one": lambda log_var: log_var,                                       # one learned output: ucmr 4.2
+    "ellipsoidal": lambda log_var: log_var,                                 # (B, D): a variance for each dimension
+    "spherical_logavg": lambda log_var: log_var.mean(1, keepdim=True),      # (B, D) -> (B, 1): pmrl 3.1
+    "spherical_avg": lambda log_var: (                                      # log of the mean variance: ucmr 4.2
+        log_var.logsumexp(1, keepdim=True) - math.log(log_var.shape[1])),   # (B, D) -> (B, 1)
+    "spherical_one": lambda log_var: log_var,                               # (B, 1), of Tower.one: ucmr 4.2
 }
 
 
@@ -69,7 +69,7 @@ HEADS = {
 
 class Encoded(NamedTuple):
     """Outputs of a tower."""
-    embedding: Embedding              # in float32, also under autocast
+    embedding: Embedding              # float32, also under autocast
     features: Tensor                  # of the trunk, (B, ...): the target of a reconstruction
     latent: Latent                    # of f_emb, at the scale of the prior where there is a latent_norm
     posterior: tuple[Tensor, Tensor] | None = None      # of a VAE: centre (B, D) and log-variance
@@ -78,7 +78,7 @@ class Encoded(NamedTuple):
 class Tower(nn.Module):
     """Inputs of one modality -> Encoded.
 
-    mean, log_var: the copies of f_emb; a point has one. head: one of HEADS. latent_norm: one of LATENT_NORMS.
+    mean, log_var: the copies of f_emb; a point has one. head: a name of HEADS. latent_norm: one of LATENT_NORMS.
     corruption: noise on what f_emb reads. normalise: means have norm 1. use_abs: means are absolute values (order
     embeddings). logvar_norm: log-variances have norm 1 before logvar_init is added and they are bounded. reads_mean:
     log_var reads the mean and not the features. sample: the embedding is a point drawn from the Gaussian (a VAE).
@@ -96,14 +96,13 @@ class Tower(nn.Module):
         self.one = vsepp_linear(log_var.dim, 1) if head == "spherical_one" and not reads_mean else None
         self.normalise, self.use_abs = normalise, use_abs
         self.logvar_norm, self.logvar_init, self.bounds = logvar_norm, logvar_init, bounds
-        self.reads_mean, self.sample = reads_mean, sample
-        self.frozen = (trunk, mean) if freeze else ()
-        for part in self.frozen:
+        self.reads_mean, self.sample, self.freeze = reads_mean, sample, freeze
+        for part in (trunk, mean) if freeze else ():
             part.requires_grad_(False)
 
     def train(self, mode: bool = True):
         super().train(mode)
-        for part in self.frozen:
+        for part in (self.trunk, self.mean) if self.freeze else ():
             part.eval()
         return self
 
@@ -146,7 +145,7 @@ class Tower(nn.Module):
         return centre + (log_var / 2).exp() * torch.randn_like(centre) if self.training else centre
 
     def to_embedding(self, latent: Latent, log_var: Tensor | None = None) -> Embedding:
-        """Normalised mean (B, D) of a latent, float32; the mean of an item with parts is that of its real parts."""
+        """Embedding of a latent, its mean normalised, in float32; parts (B, P, D) are averaged."""
         mean, parts = latent.value.float(), None
         if latent.n_parts is not None:
             parts = unit(mean) if self.normalise else mean
@@ -192,8 +191,10 @@ class VSE(nn.Module):
         return encoded
 
     def loss(self, batch) -> dict[str, Tensor]:
-        """Terms of the training loss by name, to be summed, of B matching pairs (data.Batch) and of unpaired items
-        beside them, from which the terms of one side learn, too (jwae 3.3)."""
+        """Terms of the training loss by name, to be summed.
+
+        batch: data.Batch of B matching pairs. Terms of one side learn from its unpaired items, too (jwae 3.3).
+        """
         pairs = self.encode(batch)
         unpaired = {} if batch.unpaired is None else self.encode(batch.unpaired)
         losses = {}
@@ -211,7 +212,7 @@ class VSE(nn.Module):
     forward = loss
 
     def ranking_loss(self, images: Embedding, captions: Embedding, batch) -> Tensor:
-        """The objective of the scores, in float32."""
+        """The objective of the scores, in float32; mask_same_image: pairs of one image are no negatives."""
         with torch.autocast(images.mean.device.type, enabled=False):
             same_image = None
             if self.mask_same_image:

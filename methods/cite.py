@@ -1,12 +1,11 @@
-"""CITE: a network that scores pairs, with layers for several concepts that each phrase mixes in its
-own way.
+"""CITE: a network that scores pairs, with layers for several concepts that each phrase mixes in its own way.
 
     python train.py --data_name f30k_entities --method cite --text_features hglmm
     python train.py --data_name f8k_precomp --sim cite --txt_enc mean --img_layers 1024 \\
         --txt_layers 1024 --layer_style branch
 
-Plummer et al. 2018, Conditional Image-Text Embedding Networks, after their public code. Its
-branches are those of the towers (--layer_style branch, whose dropout the original lacks).
+Plummer et al. 2018, Conditional Image-Text Embedding Networks, after their public code. Its branches are those of the
+towers (--layer_style branch, whose dropout the original lacks).
 """
 import torch
 from torch import Tensor, nn
@@ -19,17 +18,14 @@ PENALTY = 5e-5                        # weight of ConditionalNetwork.penalty
 
 
 class ConditionalNetwork(PairNetwork):
-    """Log-odds of a match, any real number: sum_k p_k(y) h_k(x * y), read by a linear layer.
+    """Log-odds of a match, any real number: a linear layer of sum_k p_k(y) h_k(x * y).
 
-    x, y: unit means of an image, or region, and of a caption, or phrase (D,). x * y, element by
-    element and times D as in ProductNetwork, goes through linear, BatchNorm, ReLU of size `joint`;
-    h_k is linear, BatchNorm, ReLU of size `hidden` behind it, one for each of K concepts. p is the
-    softmax of K concept logits of the phrase: of y by linear, BatchNorm, ReLU of size `joint` and a
-    linear layer. With one concept p = 1, and this is ProductNetwork. layers: "joint-hidden".
+    x, y: unit means of a region and a phrase (D,). x * y, times D as in ProductNetwork, goes through linear, BatchNorm,
+    ReLU of size `joint`, and h_k, one for each of K concepts, is the same of size `hidden` behind it. p is the softmax
+    of K logits of y. layers: "joint-hidden".
 
-    A similarity sees embeddings, so p is read from the phrase's; in the original by a third branch,
-    from the features of the phrase. The original normalises a feature over the boxes of an image;
-    here each vector has norm 1.
+    In the original a third branch reads p from the features of the phrase, and a feature is normalised over the boxes
+    of an image; here each vector has norm 1.
     """
     options, concepts = ("embed_size", "cite_layers"), 4
 
@@ -39,8 +35,7 @@ class ConditionalNetwork(PairNetwork):
         concepts = self.concepts
         self.dim, self.widest = dim, max(dim, joint, concepts * hidden)
         self.joint = nn.Sequential(*fc(dim, joint))
-        # of all concepts, side by side
-        self.branches = nn.Sequential(*fc(joint, concepts * hidden))
+        self.branches = nn.Sequential(*fc(joint, concepts * hidden))                # of all concepts, side by side
         self.out = vsepp_linear(hidden, 1)
         self.mixture = nn.Sequential(*fc(dim, joint), vsepp_linear(joint, concepts))
 
@@ -57,9 +52,10 @@ class ConditionalNetwork(PairNetwork):
                                      h.unflatten(1, (self.concepts, -1)))).view(pairs)
 
     def penalty(self, image, caption, batch) -> Tensor:
-        """L1 norm of a phrase's concept logits, before the softmax, mean over the phrases as in the
-        original, >= 0: a pair term of model.VSE. The logits are computed again, in
-        float32, so the BatchNorm of their branch counts each batch twice."""
+        """L1 norm of a phrase's concept logits, mean over phrases as in the original: an extra term of model.VSE.
+
+        The logits are computed again, in float32, so the BatchNorm of their branch counts each batch twice.
+        """
         y = caption.embedding.mean
         with torch.autocast(y.device.type, enabled=False):
             return self.mixture(unit(y)).abs().sum(1).mean()

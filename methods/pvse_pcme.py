@@ -1,14 +1,12 @@
-"""PVSE and PCME: embeddings that attend to regions and words (PIE-Net), and match probabilities of
-sampled Gaussians.
+"""PVSE and PCME: attention to regions and words (PIE-Net), and match probabilities of sampled Gaussians.
 
     python train.py --data_name f8k_region_precomp --sim mil          # PVSE: K = 2 points per item
     python train.py --data_name f8k_region_precomp --sim match_prob   # PCME: one Gaussian per item
 
-PVSE: Song and Soleymani 2019, Polysemous Visual-Semantic Embedding for Cross-Modal Retrieval. PCME:
-Chun et al. 2021, Probabilistic Embeddings for Cross-Modal Retrieval.
+PVSE: Song and Soleymani 2019, Polysemous Visual-Semantic Embedding for Cross-Modal Retrieval. PCME: Chun et al. 2021,
+Probabilistic Embeddings for Cross-Modal Retrieval.
 
-The "locals" are what the networks attend to: regions or grid cells of an image, word vectors of a
-caption (not the states of the GRU).
+The networks attend to locals: regions or grid cells of an image, word vectors of a caption (not the states of the GRU).
 """
 import math
 
@@ -21,10 +19,7 @@ from losses import Embedding, real_parts, real_rows, score_blocks, unit
 
 
 class SelfAttention(nn.Module):
-    """K weighted means of the locals (PVSE): (B, P, F) -> (B, K, F).
-
-    The weights are a softmax over positions of W2 tanh(W1 x).
-    """
+    """K weighted means of the locals (PVSE), (B, P, F) -> (B, K, F), by a softmax over positions of W2 tanh(W1 x)."""
 
     def __init__(self, inputs: int, heads: int):
         super().__init__()
@@ -52,12 +47,9 @@ class MeanLinear(nn.Module):
 
 
 class PIENet(nn.Module):
-    """f_emb of PVSE and PCME: LayerNorm(global + sigmoid(fc(attended locals))). (B, P, F) -> (B, K,
-    D).
+    """f_emb of PVSE and PCME: LayerNorm(global + sigmoid(fc(attended locals))), (B, P, F) -> (B, K, D).
 
-    `summary` makes the global view (B, D). The residual is the part after the sigmoid; `Diversity`
-    keeps the residuals of an item apart. parts=False requires K = 1 and returns the embedding as
-    one vector (B, D).
+    summary: the global view (B, D). parts=False: K = 1, and the embedding is one vector (B, D).
     """
 
     def __init__(self, inputs: int, embed_size: int, summary: nn.Module, n_embeds: int = 1,
@@ -72,21 +64,15 @@ class PIENet(nn.Module):
     def forward(self, local: Tensor, lengths: Tensor | None = None) -> Latent:
         residual = self.fc(self.attention(local, lengths)).sigmoid()        # (B, K, F) -> (B, K, D)
         out = self.norm(self.summary(local, lengths)[:, None] + residual)    # (B, 1, D) + (B, K, D)
-        return (
-            Latent.from_parts(out, residual) if self.parts else Latent(out[:, 0], residual=residual)
-        )
+        return Latent.from_parts(out, residual) if self.parts else Latent(out[:, 0], residual=residual)
 
 
 class PIEVariance(nn.Module):
-    """Log-variances of PCME: fc(attended locals) + global, without sigmoid and LayerNorm. (B, P, F)
-    -> (B, D).
+    """Log-variances of PCME: fc(attended locals) + global, (B, P, F) -> (B, D).
 
-    It has its own attention and its own global view (`summary`). The original uses this output as
-    the log of the standard deviation where it samples and as the log of the variance in its
-    information bottleneck; here it is log_var in both. The original starts near variance 1, which
-    adds up to D next to means of norm 1: until the noise has shrunk, every pair looks hopeless,
-    only matching pairs have a gradient, and the means may collapse to one point. Here the variances
-    initially add up to 0.1.
+    The original reads this output as the log of the standard deviation where it samples and as that of the variance in
+    its information bottleneck; here it is log_var in both. The original starts near variance 1, D in all beside means
+    of norm 1, so only matching pairs have a gradient and the means may collapse; here variances add up to 0.1 first.
     """
 
     def __init__(self, inputs: int, embed_size: int, summary: nn.Module):
@@ -102,11 +88,7 @@ class PIEVariance(nn.Module):
 
 
 class MaxOverParts(nn.Module):
-    """Cosine of the two most similar of an image's K and a caption's L embeddings, in [-1, 1].
-
-    This is PVSE's multiple-instance learning: it is enough if one pair of embeddings matches.
-    Raises ValueError if a side has no parts.
-    """
+    """Highest cosine of an image's K and a caption's L embeddings, in [-1, 1]: PVSE's multiple-instance learning."""
     parts = True
     implies = {"img_enc": "pie", "txt_enc": "pie", "n_embeds": 2}
 
@@ -117,8 +99,7 @@ class MaxOverParts(nn.Module):
 
     @staticmethod
     def unit_parts(e: Embedding) -> Tensor:
-        """Unit vectors (N, P, D) -> (P, N, D). The first part replaces padding, which never changes
-        a maximum."""
+        """Unit vectors (N, P, D) -> (P, N, D); the first part in place of padding changes no maximum."""
         real = real_parts(e.parts, e.n_parts)[:, :, None]                           # (N, P, 1)
         parts = torch.where(real, e.parts, e.parts[:, :1])
         return unit(parts).transpose(0, 1)                                  # (N, P, D) -> (P, N, D)
@@ -131,21 +112,14 @@ class MaxOverParts(nn.Module):
 
 
 class MatchProbability(nn.Module):
-    """Log-odds of PCME's match probability: any real number, 0 where p = 1/2.
+    """Log-odds of PCME's match probability, any real number.
 
-    p is the mean of sigmoid(2 s), s = shift - scale |z_i - z_c|, over J x J pairs of samples
-    (PCME's e^s / (e^s + e^-s)). Samples are z = mean + std * noise, J per side, and are not
-    normalised again. scale and shift are learned and start at 15. The logit is used instead of p,
-    so that hopeless pairs still have a rank, and losses.Match(logits=True) is PCME's soft
-    contrastive loss: -log p of matching pairs, -log(1 - p) of all others. (The original sums it
-    over the pairs and over two equal directions, 2 B times ours.)
+    p is the mean of sigmoid(2 s), s = shift - scale |z_i - z_c|, over J x J pairs of samples z = mean + std * noise,
+    which are not normalised again. Log-odds still rank pairs whose p is 0, and losses.Match(logits=True) of them is
+    PCME's soft contrastive loss (the original sums it over pairs and two equal directions, 2 B times ours).
 
-    In training every item gets fresh noise, seeded from torch's global generator. In evaluation all
-    images share J fixed noise vectors, and all captions share J others. Each pair's estimate is
-    then as if its noise were independent. The score of a pair depends only on its two items, not on
-    their positions, their block or the run, and the noise that items share partly cancels when they
-    are ranked. (The original draws noise for every item, and its test scores change from run to
-    run.)
+    In training every item gets fresh noise. In evaluation all images share J noise vectors and all captions J others,
+    so a score depends on its two items alone; in the original test scores change from run to run.
     """
     gaussian_sides, logits = 2, True
     options = {"n_samples": (int, 7, "match_prob: samples of every Gaussian")}
@@ -158,8 +132,7 @@ class MatchProbability(nn.Module):
         self.shift = nn.Parameter(torch.tensor(15.0))
 
     def noise(self, e: Embedding, side: int) -> Tensor:
-        """Standard normal numbers (J, N, D): fresh ones per item in training, those of the side (0
-        or 1) in evaluation."""
+        """Standard normal numbers (J, N, D); in evaluation those of the side, 0 or 1."""
         n, dim, like = *e.mean.shape, e.mean
         if self.training:
             generator = torch.Generator(like.device).manual_seed(int(torch.randint(2 ** 62, ())))
@@ -181,8 +154,7 @@ class MatchProbability(nn.Module):
 
 
 def log_odds(x: Tensor, y: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """Samples (J, n, D), (J, p, D) -> (n, p): log(sum of sigmoid(2 s)) - log(sum of sigmoid(-2 s)),
-    in log space."""
+    """log(sum of sigmoid(2 s)) - log(sum of sigmoid(-2 s)) of samples (J, n, D), (J, p, D) -> (n, p)."""
     a, b = x.flatten(0, 1), y.flatten(0, 1)                                     # (J n, D), (J p, D)
     # (J n, J p)
     squared = (a.square().sum(1)[:, None] + b.square().sum(1)).addmm(a, b.T, alpha=-2)
@@ -196,8 +168,7 @@ def log_odds(x: Tensor, y: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 # ---- terms beside the loss: (images, captions, batch) -> scalar
 
 class Diversity(nn.Module):
-    """Keeps an item's K attentions apart: |G - diag(G)|_F / K^2, G the cosines of its residuals,
-    averaged over the items, of images plus of captions, in [0, 0.71] (PVSE)."""
+    """|G - diag(G)|_F / K^2, G the cosines of an item's residuals, mean over items, images plus captions (PVSE)."""
 
     def forward(self, image, caption, batch) -> Tensor:
         return sum(self.alike(e.latent.residual.float()) for e in (image, caption))
@@ -212,12 +183,11 @@ class Diversity(nn.Module):
 
 
 class MMD(nn.Module):
-    """Maximum mean discrepancy between a batch's image and caption embeddings, mean of k(x, x') - 2
-    k(x, y) + k(y, y'), with k = exp(-|x - y| / 2); the distance is not squared (PVSE's code). All K
-    embeddings of an item count; >= 0.
+    """Maximum mean discrepancy of a batch's image and caption embeddings, >= 0.
 
-    `latents` takes the embeddings before their norm, at distances divided by sqrt(D) (the MMD-MSE
-    that jWAE compares with)."""
+    Mean of k(x, x') - 2 k(x, y) + k(y, y'), k = exp(-|x - y| / 2), of all K embeddings of an item; the distance is not
+    squared, as in PVSE's code. latents: of the latents, at distances divided by sqrt(D) (jWAE's MMD-MSE).
+    """
 
     def __init__(self, latents: bool = False):
         super().__init__()

@@ -1,24 +1,20 @@
-"""SCAN: cross-attention between words and regions. Lee et al. 2018, Stacked Cross Attention for
-Image-Text Matching.
+"""SCAN: cross-attention between words and regions.
 
     python train.py --data_name f8k_region_precomp --sim scan --bi_gru --max_violation
 
-Each part q of one side, the query, attends to the parts c_1 ... c_C of the other side, the context,
-and is compared with the mixture v that it gets. With the products s_j = c_j . q of unit vectors
-(SCAN eq. 1-4):
+Lee et al. 2018, Stacked Cross Attention for Image-Text Matching. Each part q of one side, the query, attends to the
+parts c_1 ... c_C of the other, the context, and is compared with the mixture v that it gets. With the products
+s_j = c_j . q of unit vectors (eq. 1-4):
 
-    a_j = norm(s_j)                     `raw_feature_norm`: by default [s_j]+, of unit norm along the QUERY's parts
+    a_j = norm(s_j)                     raw_feature_norm: by default [s_j]+, of unit norm along the QUERY's parts
     w_j = softmax_j(lambda_softmax a_j)
     v   = sum_j w_j c_j
     r   = cosine(q, v) = sum_j w_j s_j / (|q| sqrt(sum_jk w_j w_k G_jk)),   G_jk = c_j . c_k
 
-The score of an image and a caption aggregates r over the parts of the query (eq. 5-6). The attended
-vectors v, D numbers for every image, caption and part, are never formed. Their products with q are
-sums of products that exist already, and their norms come from the Gram matrix G of each context,
-which is C x C whatever D is.
+The score of an image and a caption aggregates r over the parts of the query (eq. 5-6). The vectors v, D numbers for
+every image, caption and part, are never formed: q . v is a sum of products that exist already, and |v| comes from the
+Gram matrix G of the context, C x C.
 """
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -28,8 +24,7 @@ from layers import GRU, Latent, pack, vsepp_linear
 from losses import Embedding
 
 DIRECTIONS = ("t2i", "i2t")           # words attend to regions; regions attend to words
-# products of parts per block: what fits the cache, or the device
-ELEMENTS = {"cpu": 2 ** 20, "cuda": 2 ** 26}
+ELEMENTS = {"cpu": 2 ** 20, "cuda": 2 ** 26}      # products of parts in a block: what a cache or the device holds
 
 
 def clip(raw: Tensor) -> Tensor:
@@ -38,14 +33,13 @@ def clip(raw: Tensor) -> Tensor:
 
 
 def l2norm(raw: Tensor, scale: float) -> Tensor:
-    """Scale (c, C, Q, q) to norm `scale` over the query's parts Q. The clamp keeps parts with only
-    zero products, and their gradients, finite."""
+    """Scale (c, C, Q, q) to norm `scale` over the query's parts Q; parts with only zero products stay finite."""
     square = raw.square().sum(2, keepdim=True)                                      # (c, C, 1, q)
     return raw * (scale * square.clamp(min=torch.finfo(raw.dtype).eps ** 2).rsqrt())
 
 
-# Logits of the softmax over the context. s (c, C, Q, q): products of context and query parts, 0
-# where the query part is padding. real (Q, q): whether a query part is real. scale: lambda_softmax.
+# Logits of the softmax over the context. s (c, C, Q, q): products of context and query parts, 0 where the query part is
+# padding. real (Q, q): query parts that are no padding. scale: lambda_softmax.
 NORMS = {
     "clipped_l2norm": lambda s, real, scale: l2norm(clip(s), scale),
     "l2norm": lambda s, real, scale: l2norm(s, scale),
@@ -53,11 +47,9 @@ NORMS = {
     "softmax": lambda s, real, scale: scale * s.masked_fill(~real, -torch.inf).softmax(2),
     "no_norm": lambda s, real, scale: scale * s,
 }
-# Scores (c, q) from the cosines r (c, Q, q) of the query's parts (SCAN eq. 5-6). real (Q, q);
-# scale: lambda_lse.
+# Scores (c, q) from the cosines r (c, Q, q) of the query's parts (eq. 5-6). scale: lambda_lse.
 AGGREGATES = {
-    "LogSumExp": lambda r, real, scale: (
-        (scale * r).masked_fill(~real, -torch.inf).logsumexp(1) / scale),
+    "LogSumExp": lambda r, real, scale: (scale * r).masked_fill(~real, -torch.inf).logsumexp(1) / scale,
     "Mean": lambda r, real, scale: (r * real).sum(1) / real.sum(0),
     "Max": lambda r, real, scale: r.masked_fill(~real, -torch.inf).amax(1),
     "Sum": lambda r, real, scale: (r * real).sum(1),
@@ -65,16 +57,11 @@ AGGREGATES = {
 
 
 class CrossAttention(nn.Module):
-    """Score of the parts of images (N, P, D) and captions (M, T, D) -> (N, M). Padding has no
-    effect.
+    """Score of the parts of images (N, P, D) and captions (M, T, D) -> (N, M); padding has no effect.
 
-    cross_attn: "t2i", words attend to regions, or "i2t", regions attend to words. raw_feature_norm:
-    a key of NORMS. agg_func: a key of AGGREGATES. r lies in [-1, 1], and so do "Mean" and "Max";
-    "Sum" lies within the number of query parts, and "LogSumExp", log(sum exp(lambda_lse r)) /
-    lambda_lse, within [-1, 1 + log(parts) / lambda_lse]. elements: products of parts per block
-    (default: by device).
-
-    Raises ValueError if a side has no parts.
+    cross_attn: "t2i", words attend to regions, or "i2t", regions attend to words. raw_feature_norm: one of NORMS.
+    agg_func: one of AGGREGATES. r, "Mean" and "Max" lie in [-1, 1], "LogSumExp" in [-1, 1 + log(parts) / lambda_lse].
+    elements: products of parts in a block (default: by device).
     """
     parts, within_modality = True, False
     options = {
@@ -86,76 +73,62 @@ class CrossAttention(nn.Module):
         "lambda_softmax": (float, 9.0, "scan: sharpness of the attention (SCAN has 4 for i2t)")}
     implies = {"img_enc": "scan", "txt_enc": "gru"}
 
-    def __init__(self, cross_attn: str = "t2i", raw_feature_norm: str = "clipped_l2norm",
-                 agg_func: str = "LogSumExp", lambda_lse: float = 6.0, lambda_softmax: float = 9.0,
-                 elements: int | None = None):
+    def __init__(self, cross_attn: str = "t2i", raw_feature_norm: str = "clipped_l2norm", agg_func: str = "LogSumExp",
+                 lambda_lse: float = 6.0, lambda_softmax: float = 9.0, elements: int | None = None):
         super().__init__()
         self.by_words, self.elements = DIRECTIONS.index(cross_attn) == 0, elements
-        self.block = Attended(NORMS[raw_feature_norm], lambda_softmax, AGGREGATES[agg_func],
-                              lambda_lse)
+        self.norm, self.lambda_softmax = NORMS[raw_feature_norm], lambda_softmax
+        self.aggregate, self.lambda_lse = AGGREGATES[agg_func], lambda_lse
 
     def forward(self, images: Embedding, captions: Embedding) -> Tensor:
-        """Scores are cut into blocks of about `elements` products, with items of similar length together."""
+        """Scores in blocks of about `elements` products, with items of similar length together."""
         sides = RaggedParts(images), RaggedParts(captions)
         context, query = sides if self.by_words else sides[::-1]
-        gram = context.grams()                                                    # (contexts, C, C)
+        gram = context.grams()                                                      # (contexts, C, C)
         elements = self.elements or ELEMENTS.get(images.parts.device.type, ELEMENTS["cuda"])
-        size = max(1, int(elements ** 0.5))                          # parts of each side in a block
+        size = max(1, int(elements ** 0.5))                                         # parts of each side in a block
         rows, contexts = context.pieces(size)
         columns, queries = query.pieces(size)
         context_parts, query_parts = context.parts_of(contexts), query.parts_of(queries)
         blocks = []
         for j, run in enumerate(queries):
-            parts = query_parts(j).transpose(0, 1).flatten(0, 1)             # (q, Q, D) -> (Q q, D)
-            real = query.real(*run).T                                        # (Q, q)
+            parts = query_parts(j).transpose(0, 1).flatten(0, 1)                    # (q, Q, D) -> (Q q, D)
+            real = query.real(*run).T                                               # (Q, q)
             blocks.append(torch.cat([
-                self.block(context_parts(k), gram[items, :width, :width], parts, real,
-                           context.real(items, width) if context.ragged(items, width) else None)
+                self.score_block(context_parts(k), gram[items, :width, :width], parts, real,
+                                 context.real(items, width) if context.ragged(items, width) else None)
                 for k, (items, width) in enumerate(contexts)]))
-        scores = torch.cat(blocks, 1)[rows][:, columns]                      # (contexts, queries)
+        scores = torch.cat(blocks, 1)[rows][:, columns]                             # (contexts, queries)
         return scores if self.by_words else scores.T
 
+    def score_block(self, context: Tensor, gram: Tensor, query: Tensor, real: Tensor,
+                    present: Tensor | None = None) -> Tensor:
+        """Scores (c, q) of contexts (c, C, D), their Gram matrices (c, C, C) and query parts (Q q, D).
 
-class Attended(nn.Module):
-    """The scores of one block of contexts and queries. norm: one of NORMS; aggregate: one of
-    AGGREGATES."""
-    def __init__(self, norm: Callable, lambda_softmax: float, aggregate: Callable,
-                 lambda_lse: float):
-        super().__init__()
-        self.norm, self.lambda_softmax = norm, lambda_softmax
-        self.aggregate, self.lambda_lse = aggregate, lambda_lse
-
-    def forward(self, context: Tensor, gram: Tensor, query: Tensor, real: Tensor,
-                present: Tensor | None = None) -> Tensor:
-        """Scores (c, q).
-
-        context (c, C, D) and its Gram matrices gram (c, C, C); query parts (Q q, D). real (Q, q)
-        says which query parts are real and present (c, C) which context parts are; present=None:
-        all of them.
+        real (Q, q), present (c, C): which query and context parts are no padding; present=None: all.
         """
         shape = *context.shape[:2], *real.shape
-        s = (context.flatten(0, 1) @ query.T).view(shape)               # (c C, Q q) -> (c, C, Q, q)
+        s = (context.flatten(0, 1) @ query.T).view(shape)                           # (c C, Q q) -> (c, C, Q, q)
         w = self.norm(s, real, self.lambda_softmax)
         if present is not None:
             w = w.masked_fill(~present[:, :, None, None], -torch.inf)
         w = w.softmax(1)
-        dot = (w * s).sum(1)                                                      # q . v: (c, Q, q)
-        square = ((gram @ w.flatten(2)).view(shape) * w).sum(1)                   # |v|^2: (c, Q, q)
+        dot = (w * s).sum(1)                                                        # q . v: (c, Q, q)
+        square = ((gram @ w.flatten(2)).view(shape) * w).sum(1)                     # |v|^2: (c, Q, q)
         square = square * query.square().sum(1).view(real.shape)                    # |v|^2 |q|^2
-        cosine = dot * square.clamp(min=1e-16).rsqrt()            # lengths below 1e-8 count as 1e-8
+        cosine = dot * square.clamp(min=1e-16).rsqrt()                              # lengths below 1e-8 count as 1e-8
         return self.aggregate(cosine, real, self.lambda_lse)                        # (c, q)
 
 
 class RaggedParts:
-    """Parts (N, P, D) of one side, with the number of real parts of each item, 1 to P, on the CPU,
-    where tiles are planned."""
+    """Parts (N, P, D) of one side, cut into runs of items of similar numbers of real parts, 1 to P."""
 
     def __init__(self, e: Embedding):
-        self.parts, self.count = e.parts, e.n_parts.cpu()
+        self.parts, self.count = e.parts, e.n_parts.cpu()                           # runs are planned on the CPU
 
     def pieces(self, size: int) -> tuple[Tensor, list[tuple[Tensor, int]]]:
-        """Cut the items into runs [(items, width)], sorted by length, of at most `size` parts or a single item. Also
-        returns where among the runs each item is."""
+        """Where each item is among the runs, and the runs [(items, width)], by rising width, of at most `size` parts or
+        one item."""
         order = self.count.argsort(stable=True)
         count, cuts = self.count[order].tolist(), [0]
         for k, width in enumerate(count):
@@ -165,7 +138,7 @@ class RaggedParts:
         return order.argsort(), [(order[a:b], count[b - 1] if b else 1) for a, b in runs]
 
     def real(self, items: Tensor, width: int) -> Tensor:
-        """Which of the first `width` parts of some items are real: (n, W) bool."""
+        """Mask of the first `width` parts of items that are no padding: (n, W)."""
         return (torch.arange(width) < self.count[items, None]).to(self.parts.device)
 
     def ragged(self, items: Tensor, width: int) -> bool:
@@ -173,11 +146,9 @@ class RaggedParts:
         return bool((self.count[items] < width).any())
 
     def parts_of(self, runs: list[tuple[Tensor, int]]):
-        """A function from the number of a run to its parts (n, W, D), with zeros in place of
-        padding.
+        """A function from the number of a run to its parts (n, W, D), zeros in place of padding.
 
-        Parts are copied when they are asked for. If they need a gradient they are copied all at
-        once, so that the gradient is put together once.
+        Parts that need a gradient are copied all at once, so that the gradient is put together once.
         """
         def clean(parts, items, width):
             parts = parts[:, :width]
@@ -197,9 +168,9 @@ class RaggedParts:
 
 
 class RegionEmbedding(nn.Module):
-    """f_emb of SCAN's images: one linear layer for every region (3.2). (B, P, F) -> (B, P, D).
+    """f_emb of SCAN's images: one linear layer for every region (3.2), (B, P, F) -> (B, P, D).
 
-    `weight_norm` writes its matrix as a scale times a direction, one scale for the whole matrix.
+    weight_norm: its matrix is a direction times one scale.
     """
 
     def __init__(self, inputs: int, embed_size: int, weight_norm: bool = False):
@@ -213,10 +184,9 @@ class RegionEmbedding(nn.Module):
 
 
 class WordStates(nn.Module):
-    """f_emb of SCAN's captions: the state of a GRU at every word (3.2). (B, T, F) -> (B, T, D).
+    """f_emb of SCAN's captions: the state of a GRU at every word (3.2), (B, T, F) -> (B, T, D); padding is 0.
 
-    `bi_gru` reads the words in both directions and averages the two states of each word. Padding is
-    zero.
+    bi_gru: the average of the states of both directions.
     """
 
     def __init__(self, inputs: int, embed_size: int, num_layers: int = 1, bi_gru: bool = False):

@@ -1,12 +1,10 @@
-"""Two-branch networks: an embedding network trained with triplets across and within modalities, and
-a network that scores pairs.
+"""Two-branch networks: an embedding network trained with triplets, and a network that scores pairs.
 
     python train.py --data_name f8k_precomp --loss two_branch --txt_enc mean --txt_layers 2048 \\
         --img_layers 2048 --layer_style branch --embed_size 512
 
-Wang et al. 2019, Learning Two-Branch Neural Networks for Image-Text Matching Tasks. The similarity
-network (--sim product) has no public code. Where the text of the paper leaves it open, it follows
-its successor CITE (Plummer et al. 2018) with one concept.
+Wang et al. 2019, Learning Two-Branch Neural Networks for Image-Text Matching Tasks. The similarity network (--sim
+product) has no public code; what the paper leaves open follows its successor CITE with one concept.
 """
 from collections.abc import Sequence
 
@@ -24,8 +22,7 @@ def fc(inputs: int, outputs: int) -> list[nn.Module]:
 
 
 class BranchEmbedding(nn.Module):
-    """f_emb of a branch: linear, BatchNorm, ReLU, dropout, linear. (B, F) -> (B, D). The paper's
-    hidden size is 2048 and its D 512."""
+    """f_emb of a branch: linear, BatchNorm, ReLU, dropout, linear, (B, F) -> (B, D); 2048 hidden, D = 512."""
 
     def __init__(self, inputs: int, hidden: int, embed_size: int):
         super().__init__()
@@ -40,28 +37,25 @@ class BranchEmbedding(nn.Module):
 # ---- the embedding network
 
 class TwoBranchLoss(nn.Module):
-    """Triplet loss across modalities and within the captions, >= 0: a term of model.VSE
-    that replaces its objective.
+    """Triplet loss across modalities and within the captions, >= 0: an extra term in place of the ranking loss.
 
-    With d(x, y) = sqrt(|x - y|^2 + 1e-4) and, for each of the B pairs, v = max(0, margin +
-    d(anchor, positive) - d(anchor, negative)), the loss is the sum of three terms:
+    With d(x, y) = sqrt(|x - y|^2 + 1e-4) and v = max(0, margin + d(anchor, positive) - d(anchor, negative)), the loss
+    is the sum of three terms:
 
         weights[0]   anchor: the caption, positive: its image, negatives: the other images
         weights[1]   anchor: the image, positive: the caption, negatives: captions of other images
         weights[2]   anchor: the caption, positive: the farthest caption of its image in the batch, which may be itself,
                      negatives: captions of other images
 
-    For each anchor the `top` largest v are averaged, or all of them if it has fewer negatives; then
-    the B anchors are averaged. An image counts as one negative however many of its captions are in
-    the batch, and no caption is a negative of its own image. In the original it can be, if two
-    pairs of one image are drawn.
+    The `top` largest v of an anchor are averaged, or all of fewer negatives, then the B anchors. An image counts as one
+    negative however many of its captions are in the batch, and no caption is a negative of its own image, as it can be
+    in the original.
     """
 
     margin, weights, top = 0.05, (1.5, 1.0, 0.05), 10
 
     def forward(self, image, caption, batch) -> Tensor:
-        """image, caption: model.Encoded with unit means (B, D), pair by pair. batch.image_index
-        (B,) says whose caption each one is."""
+        """image, caption: model.Encoded with unit means (B, D); batch.image_index (B,): whose caption each one is."""
         images, captions, index = image.embedding.mean, caption.embedding.mean, batch.image_index
         every = torch.arange(len(index), device=index.device)
         same = index[:, None] == index                                        # (B, B): of one image
@@ -78,9 +72,8 @@ class TwoBranchLoss(nn.Module):
                 anchor: Tensor | None = None) -> Tensor:
         """Mean of the largest violations of each pair, 0 if its anchor has no negatives: (K,).
 
-        positive (K,): distance of an anchor to a positive. others (A, n): distances of the anchors
-        to all items. negative (A, n) bool: which of these are negatives. anchor (K,): whose
-        distance each is, by default 0 ... A - 1.
+        positive (K,): distances of anchors to positives. others, negative (A, n): distances of the anchors to all
+        items, and which are negatives. anchor (K,): whose distance each is, by default 0 ... A - 1.
         """
         nearest = others.masked_fill(~negative, torch.inf)
         # (A, n) -> (A, top)
@@ -92,19 +85,13 @@ class TwoBranchLoss(nn.Module):
 
 
 def distance(x: Tensor, y: Tensor) -> Tensor:
-    """sqrt(|x - y|^2 + 1e-4): (N, D), (M, D) -> (N, M), float32 under autocast; smooth where x =
-    y."""
+    """sqrt(|x - y|^2 + 1e-4), smooth where x = y: (N, D), (M, D) -> (N, M), float32 under autocast."""
     return (torch.cdist(x, y).square() + 1e-4).sqrt()
 
 
 def sibling_order(caption_image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """An epoch's order of captions, (M,) -> (2 M,): each caption followed by a random other one of
-    its image, pairs shuffled.
-
-    Every caption leads one pair, as in the original, whose epoch draws a sibling for each caption.
-    A caption that is the only one of its image follows itself. So all pairs start at even
-    positions, and a batch of an even size splits no pair.
-    """
+    """An epoch's order of captions, (M,) -> (2 M,): each followed by a random other one of its image, or by itself
+    where there is none; pairs shuffled. A batch of an even size splits no pair."""
     caption_image = np.asarray(caption_image)
     order = np.argsort(caption_image, kind="stable")                 # (M,): captions image by image
     _, start, group, count = np.unique(caption_image[order], return_index=True, return_inverse=True,
@@ -120,12 +107,9 @@ def sibling_order(caption_image: np.ndarray, rng: np.random.Generator) -> np.nda
 class PairNetwork(nn.Module):
     """Log-odds of a match, any real number, from a network that reads each pair by itself.
 
-    A subclass defines `widest`, the size of its widest layer; read(captions), what it reads of each
-    caption, (M, C); and score(x, y), of unit means of images (..., D) and of what is read of
-    captions (..., C) -> (...), broadcast.
-
-    In training all pairs asked for are held at once, and BatchNorm sees them and no others. In
-    evaluation it uses its running statistics, and blocks have bounded size.
+    A subclass defines `widest`, the size of its widest layer; read(captions) -> (M, C); and score(x, y) of unit means
+    of images (..., D) and what is read of captions (..., C) -> (...), broadcast. In training BatchNorm sees all pairs
+    of a batch at once; an evaluation goes in blocks.
     """
     logits, within_modality, implies = True, False, {"loss": "logistic"}
     widest: int
@@ -149,16 +133,12 @@ class PairNetwork(nn.Module):
         return torch.cat([self.score(x[i], y[j])
                           for i, j in zip(rows.split(step), columns.split(step))])            # (K,)
 
+
 class ProductNetwork(PairNetwork):
-    """Log-odds of a match, any real number, from a network that reads the product of two unit
-    vectors.
+    """Log-odds of a match, any real number, from the product x * y of two unit vectors, element by element.
 
-    The input is x * y element by element; then come linear, BatchNorm and ReLU for each size in
-    `hidden`, then a linear layer to one number. The product is multiplied by D, which the first
-    layer could do as well: its elements have size 1 / D, and after an untrained layer their
-    variance is less than what BatchNorm adds to it.
-
-    Every pair passes through the network, with N * M times D * hidden[0] + ... multiplications.
+    Linear, BatchNorm and ReLU for each size in `hidden`, then a linear layer. The product is multiplied by D: its
+    elements have size 1 / D, whose variance after an untrained layer is less than what BatchNorm adds to it.
     """
     options = ("embed_size",)
 

@@ -1,12 +1,11 @@
-"""Unpaired training images and captions, which `jwae` learns from beside its pairs.
+"""Unpaired training images and captions, from which jwae learns beside its pairs.
 
     python train.py --data_name f8k_precomp --supervised_fraction 0.3 --txt_enc bigru \\
         --img_layers 1024 --recon_images 0.5 --recon_captions 0.005 --prior_images 0.01 \\
         --prior_captions 0.01
 
-Mahajan et al. 2019, Joint Wasserstein Autoencoders for Aligning Multimodal Embeddings (`jwae`),
-sections 3.2 and 3.3: X and Y are unpaired, S is paired. What a step adds depends only on the seed
-and the number of the step, so a resumed run continues exactly.
+jwae 3.2 and 3.3: X and Y are unpaired, S is paired. What a step adds depends on the seed and the number of the step
+alone, so a resumed run continues exactly.
 """
 import numpy as np
 import torch
@@ -18,8 +17,10 @@ from data import Batch, Features, Split, check_extractors, read_split
 
 
 class ShuffledItems:
-    """Images or captions of one or two data sets in an endless shuffled order. All come once before
-    any comes again. sources: pairs of a reader and rows (n,) of it."""
+    """Images or captions of one or two data sets in an endless order; all come once before any comes again.
+
+    sources: pairs of a reader and rows (n,) of it.
+    """
 
     def __init__(self, sources: list[tuple], seed: tuple):
         self.readers, self.seed = [reader for reader, _ in sources], seed
@@ -44,7 +45,9 @@ class ShuffledItems:
 
 class Unpaired:
     """`count` images and `count` captions a step, or one of the two, that do not belong together.
-    data: fingerprints of the data sets that are read for it."""
+
+    data: fingerprints of the data sets that are read for it.
+    """
 
     def __init__(self, images: ShuffledItems | None, captions: ShuffledItems | None, count: int,
                  data: dict):
@@ -71,8 +74,7 @@ def padded(parts: list[Tensor]) -> Tensor:
 
 
 def choose_pairs(split: Split, fraction: float, seed: int) -> np.ndarray:
-    """The captions (m,) of a random `fraction` of the images, of at least one image: the pairs that
-    are known to match."""
+    """The captions (m,) of a random `fraction` of the images, at least one: the pairs that are known to match."""
     n = len(split.images)
     images = np.random.default_rng([seed, n]).permutation(n)[:max(1, round(fraction * n))]
     return np.flatnonzero(np.isin(split.caption_image, images))
@@ -84,9 +86,8 @@ def has_side_term(opt, side: str) -> bool:
 
 
 def build_unpaired(opt, split: Split, tokens, pairs: np.ndarray, vocab) -> Unpaired | None:
-    """Unpaired items: the images and captions of `split` beside its `pairs` (m,), and those of
-    --unpaired_images and --unpaired_captions. None without any. Raises InputError where another
-    data set does not fit the model."""
+    """Images and captions of `split` beside its `pairs` (m,), and those of --unpaired_images and --unpaired_captions;
+    None without any. Raises InputError where another data set does not fit the model."""
     rest = np.setdiff1d(np.arange(len(split.captions)), pairs)
     own = {"images": (split.images, np.unique(split.caption_image[rest])),
            "captions": (tokens, rest)}
@@ -101,8 +102,10 @@ def build_unpaired(opt, split: Split, tokens, pairs: np.ndarray, vocab) -> Unpai
 
 
 def read_unpaired(opt, side: str, split: Split, paired, vocab) -> tuple:
-    """(reader, its rows, fingerprint) of the training images or captions of another data set.
-    paired: the reader of this side of `split`. Raises InputError where it does not fit."""
+    """(reader, rows, fingerprint) of the training images or captions of another data set.
+
+    paired: the reader of this side of `split`. Raises InputError where it does not fit.
+    """
     name, captions = getattr(opt, f"unpaired_{side}"), side == "captions"
     kind = opt.text_features if captions else "ims"
     other = read_split(opt.data_path, name, "train", text_only=captions,

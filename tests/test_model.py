@@ -10,6 +10,7 @@ import torch.nn.functional as F
 import train
 from cli import InputError
 from data import Batch, Features, Photos, import_torchvision
+from layers import GRU, pack
 from methods.vse_infinity import GeneralisedPooling
 from methods.vsrn import RegionGraph, RegionGRU
 from model import CNN, HEADS, VSE, GRUEmbedding, LinearEmbedding, Precomputed, Tower, Words, build_model
@@ -270,6 +271,19 @@ def test_scores_are_compared_in_float32_under_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         assert model.embed_images(batch.images).mean.dtype == torch.float32
         assert isinstance(model, VSE) and model(batch)["hinge"].dtype == torch.float32
+
+
+def test_a_gru_leaves_autocast_on_cuda():
+    """The switch of CUDA alone, as there is no GPU here: states are float32 whatever comes in."""
+    gru, x = GRU(3, 4, batch_first=True), torch.randn(2, 5, 3)
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        states, last = gru(x.bfloat16())
+        packed, _ = gru(pack(x.bfloat16(), torch.tensor([5, 2])), last)
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+    assert states.dtype == last.dtype == packed.data.dtype == torch.float32
+    assert torch.equal(states, gru(x.bfloat16().float())[0])
 
 
 def test_zero_features_train():
