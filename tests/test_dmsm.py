@@ -9,7 +9,7 @@ import torch
 import evaluate
 from data import Features, encode_captions
 from losses import SampledNLL
-from methods.unpaired import ShuffledItems, Unpaired, choose_pairs
+from methods.unpaired import Unpaired, choose_pairs
 from tests.helpers import fit_steps as fit
 from tests.helpers import log_of, same_weights
 from vocab import SPECIALS, Trigrams, Vocabulary
@@ -49,18 +49,19 @@ def test_captions_of_the_same_image_are_never_drawn():
 
 
 def test_a_pool_gives_every_item_once_before_any_comes_again():
-    pool, again = (ShuffledItems([("a", np.arange(3)), ("b", np.array([7, 9]))], (0,)) for _ in range(2))
-    drawn = np.concatenate([rows for step in range(5) for _, rows in pool.draw(step, 3)])
+    sources = {"images": [("a", np.arange(3)), ("b", np.array([7, 9]))]}
+    late = Unpaired(sources, 3, 0, {}).draw("images", 4)
+    drawn = [Unpaired(sources, 3, 0, {}).draw("images", step) for step in range(5)]
+    assert repr(drawn[-1]) == repr(late)                    # whatever was drawn before
+    drawn = np.concatenate([rows for parts in drawn for _, rows in parts])
     assert all(sorted(drawn.tolist()).count(k) == 3 for k in (0, 1, 2, 7, 9))
-    late, after = ([rows.tolist() for _, rows in p.draw(4, 3)] for p in (again, pool))
-    assert late == after                                    # whatever was drawn before
 
 
 def test_unpaired_captions_of_two_sources_are_padded_to_one_length():
     vocab = Vocabulary([*SPECIALS, "a", "b"])
     for words in (vocab, Trigrams([*SPECIALS, "a", "bbb"])):
         one, other = encode_captions([["a"], ["a", "b"]], words), encode_captions([["b"] * 5], words)
-        batch = Unpaired(None, ShuffledItems([(one, np.arange(2)), (other, np.arange(1))], (0,)), 3, {}).batch(0)
+        batch = Unpaired({"images": [], "captions": [(one, np.arange(2)), (other, np.arange(1))]}, 3, 0, {}).batch(0)
         assert batch.images is None and len(batch.tokens) == 3 and batch.tokens.shape[1] == batch.lengths.max()
 
 

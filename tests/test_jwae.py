@@ -366,13 +366,14 @@ def test_items_enter_only_terms_that_there_are(tmp_path, demo_path):
     assert unpaired("--supervised_fraction", "0.5") is None
     assert unpaired("--supervised_fraction", "0.5", "--latent_norm", "batch") is None
     found = unpaired("--supervised_fraction", "0.5", "--recon_images", "1")
-    assert found.images and not found.captions
+    assert found.sources["images"] and not found.sources["captions"]
     found = unpaired("--supervised_fraction", "0.5", "--prior_captions", "1")
-    assert found.captions and not found.images
-    assert len(unpaired("--unpaired_captions", "more", "--prior_captions", "1").captions.row) == 15
+    assert found.sources["captions"] and not found.sources["images"]
+    found = unpaired("--unpaired_captions", "more", "--prior_captions", "1")
+    assert [len(rows) for _, rows in found.sources["captions"]] == [15]
     os.remove(tmp_path / "more" / "train_ims.npy")          # captions are all that is asked of it
     found = unpaired("--unpaired_captions", "more", "--prior_captions", "1")
-    assert len(found.captions.row) == 15 and found.images is None
+    assert [len(rows) for _, rows in found.sources["captions"]] == [15] and not found.sources["images"]
 
 
 def test_resuming_on_other_unpaired_data_is_refused(tmp_path, demo_path):
