@@ -62,8 +62,8 @@ from vocab import UNK, Trigrams, Vocabulary, tokenize
 DEV_IMAGES = 1000                     # VSE++ cuts the dev split of precomputed data and of COCO to 5,000 captions
 NAMED = "captions.tsv"
 LONGEST = 10_000                      # words of a caption; a longer one would take the network minutes
-NO_CAPTION = {"": "empty", **{word: f"'{word}', which stands for a missing one" for word in ("nan", "null", "none")}}
-NAMED_LINE = re.compile(r"\S+#\d+\t|\S+\.(jpe?g|png)(#\d+)?\s*[\t|,;]", re.IGNORECASE)       # a photo, then its caption
+NO_CAPTION = {"", "nan", "null", "none", "n/a", "#n/a", "<na>", "undefined"}      # as tables write a missing one
+NAMED_LINE = re.compile(r"(\S+#)?\d+\t|\S+\.(jpe?g|png)(#\d+)?\s*[\t|,;]", re.IGNORECASE)   # a photo, then its caption
 SCAN_BYTES = 4 << 30                  # feature files up to this size are checked for NaN before training
 RESIDENT_BYTES = 1 << 30              # bytes read from a mapped file before its memory pages are released
 SQUARABLE = 1e-18, 1e18               # float32 can sum the squares of numbers between these
@@ -229,7 +229,8 @@ class Photos:
 
         The random numbers follow from (seed, caption) alone; workers or resuming change nothing.
         """
-        transform, photos = train_transform(crop_size), []
+        photos = []
+        transform = _transform(lambda t: [t.RandomResizedCrop(crop_size), t.RandomHorizontalFlip()])
         with torch.random.fork_rng(devices=[]):
             for caption, image in pairs:
                 state = np.random.SeedSequence([*seed, int(caption)]).generate_state(1, np.uint64)
@@ -243,10 +244,7 @@ class Photos:
             yield f"{len(missing)} of {len(self)} photos are missing, the first is {missing[0]}; {HELP}"
         for i in tqdm(range(len(self)), desc="photos", disable=None) if deep else ():
             if os.path.isfile(self.paths[i]):
-                try:
-                    self.open(i)
-                except InputError as error:
-                    yield str(error)
+                yield from fault_of(self.open, i)
 
     def describe(self) -> str:
         return f"photos in {os.path.dirname(self.paths[0])}"
@@ -323,6 +321,15 @@ def in_rgb(image: Image.Image) -> Image.Image:
     return Image.fromarray(np.rint(255 * np.clip(values / white, 0, 1)).astype(np.uint8)).convert("RGB")
 
 
+def fault_of(read, *args) -> list[str]:
+    """The sentence of the InputError that read(*args) raises, if it does."""
+    try:
+        read(*args)
+    except InputError as error:
+        return [str(error)]
+    return []
+
+
 def import_torchvision():
     """Import torchvision, even beside a CPU-only torch, where the compiled part of its wheel cannot load.
 
@@ -344,10 +351,6 @@ def import_torchvision():
 
 def eval_transform():
     return _transform(lambda t: [t.Resize(256), t.CenterCrop(224)])
-
-
-def train_transform(crop_size: int):
-    return _transform(lambda t: [t.RandomResizedCrop(crop_size), t.RandomHorizontalFlip()])
 
 
 def whole_transform(side: int = 224):
@@ -486,10 +489,10 @@ class Split:
         """Yield sentences on what is wrong with the contents. `deep` opens every photo and reads every feature. Without
         `images` only the captions are checked."""
         for m, caption in enumerate(self.captions):
-            why = NO_CAPTION.get(caption.strip().lower())
-            if why:
-                yield (f"{self.source}, {self.place(m)}: the caption is {why}; every caption needs a word, so fill or "
-                       "remove it")
+            if caption.strip().lower() in NO_CAPTION:
+                shown = ascii(caption.strip()) if caption.strip() else "empty"
+                yield (f"{self.source}, {self.place(m)}: the caption is {shown}; every caption needs words, so write "
+                       "or remove it")
             elif len(caption) > LONGEST and (len(caption) > 10 * LONGEST or len(caption.split()) > LONGEST):
                 yield (f"{self.source}, {self.place(m)} has {len(caption.split()):,} words in {len(caption):,} "
                        f"letters; at most {LONGEST:,} words in {10 * LONGEST:,} letters are read, so shorten or remove "
@@ -639,9 +642,9 @@ def read_precomputed(root: str, split: str, text_only: bool = False, text_featur
           f"{root} holds photos without captions, which can be searched; to train on them give `features.extract "
           "images --photos` a captions.csv")
     captions, notes = read_lines(need(source, advice(os.path.basename(root)))), []
-    ids, names = read_ids(f"{start}_img_ids.npy"), read_ids(f"{start}_ids.txt")
+    names = read_ids(f"{start}_ids.txt")
     if text_only and not os.path.isfile(f"{start}_ims.npy"):
-        images = NoImages(len(ids or captions[::5]))
+        images = NoImages(len(read_ids(f"{start}_img_ids.npy") or captions[::5]))
     else:
         images = Features(need(f"{start}_ims.npy", advice(os.path.basename(root))))
     count, rows = len(captions), len(images)
@@ -655,7 +658,7 @@ def read_precomputed(root: str, split: str, text_only: bool = False, text_featur
     if n < count == len(names) and len(set(names)) == count:          # of captions
         notes.append(f"{start}_ids.txt names every caption differently, so it does not say which the images are")
         names = []
-    ids = one_an_image(ids, n, count, f"{start}_img_ids.npy")
+    ids = one_an_image(read_ids(f"{start}_img_ids.npy"), n, count, f"{start}_img_ids.npy")
     names = one_an_image(names, n, count, f"{start}_ids.txt")
     path = f"{start}_ann_ids.npy"
     path = path if os.path.isfile(path) else f"{start}_capids.txt"
@@ -895,10 +898,7 @@ def check_data_set(data_path: str, data_name: str, vocab_path: str | None = None
               f"{100 * np.mean(known):.2f}% of the words are in the vocabulary of {len(vocab):,}")
         faults += split.faults(deep=True)
         if all(caption.strip() for caption in split.captions):
-            try:
-                split.encode(vocab)
-            except InputError as error:
-                faults.append(str(error))
+            faults += fault_of(split.encode, vocab)
     faults = faults if splits else faults[:1]               # no data at all is one fault
     for fault in faults:
         print(f"fault: {fault}")

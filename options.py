@@ -234,7 +234,7 @@ def training_parser() -> Arguments:
     add("--resume", type=lambda text: text and filename(text), metavar="RUN", nargs="?", const="", help="go on exactly "
         "where RUN, or the run in --logger_name, stopped; a checkpoint file goes on in a new folder, --logger_name NEW")
     add("--init_from", type=filename, metavar="RUN", help="start from the weights and vocabulary of RUN")
-    add("--vocab", type=filename, metavar="FILE.json", help="vocabulary of an --init_from of the original VSE++ or "
+    add("--vocab", type=filename, metavar="FILE", help="vocabulary of an --init_from of the original VSE++ or "
         "VSRN")
     add("--overwrite", **FLAG, help="remove a run before: checkpoints, logs, events, results[_*].json, "
         "calibration[_*].json, retrieval.png and the pictures confidence, people, uncertainty and "
@@ -558,7 +558,7 @@ def evaluation_parser() -> Arguments:
     add("--data_name", type=data_set, help="data set (default: that of the training)")
     add("--split", type=split_name, help="train, dev, test or testall (default: what a file names, else test)")
     add("--dev_images", type=natural, help="images of the dev split to take; 0: all (default: as in the training)")
-    add("--vocab", type=filename, metavar="FILE.json", help="vocabulary of an original VSE++ or VSRN checkpoint")
+    add("--vocab", type=filename, metavar="FILE", help="vocabulary of an original VSE++ or VSRN checkpoint")
 
     add = p.add_argument_group("protocols").add_argument
     add("--fold5", **FLAG, help="also give the mean over five folds of 1,000 images (COCO 1K)")

@@ -364,7 +364,7 @@ class Captions:
                 lines.append(f"note: {what}: {len(which):,}, the first: {ascii(which[0])}")
         surplus = sum(max(0, count - least) for count in counts)
         if self.missing:
-            lines.append(f"note: {self.missing:,} captions that are empty or nan, null or None count as missing")
+            lines.append(f"note: {self.missing:,} captions that are empty, nan, null or None count as missing")
         if surplus:
             lines.append(f"note: {surplus:,} captions left out, as every photo needs the same "
                          f"number, {least}; --captions_per_image N asks for N and leaves out photos"

@@ -321,8 +321,10 @@ def test_empty_and_unknown_captions(tmp_path):
 
 
 @pytest.mark.parametrize("line, message", [
-    ("nan", "line 8: the caption is 'nan', which stands for a missing one"), ("NULL", "line 8: the caption is 'null'"),
-    ("None", "line 8: the caption is 'none'"), ("1.jpg#0\ta dog", r"line 8: '1.jpg#0\\ta dog' begins with the name of"),
+    ("nan", "line 8: the caption is 'nan'; every caption needs words"), ("NULL", "line 8: the caption is 'NULL'"),
+    ("None", "line 8: the caption is 'None'"), ("<NA>", "line 8: the caption is '<NA>'"),
+    ("1.jpg#0\ta dog", r"line 8: '1.jpg#0\\ta dog' begins with the name of"),
+    ("391895\ta dog", "line 8: .* begins with the name of a photo"),
     ("1.PNG| 0| a dog", "line 8: .* begins with the name of a photo, as do 1 of 20"),
     ("ok\n", "21 captions for the 4 rows .*; its line 9 is empty")])
 def test_captions_that_are_none(tmp_path, line, message):
