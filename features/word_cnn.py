@@ -1,5 +1,4 @@
-"""Fine-tune a network for photos to predict the words of an image's captions. DMSM starts with this
-step (`dmsm` 3.1).
+"""Fine-tune a network for photos to predict the words of an image's captions, as DMSM does first (`dmsm` 3.1).
 
     python -m features.word_cnn --data_name coco --cnn_type vgg19 --n_words 1000 --output cnn.pt
     python train.py --data_name coco --cnn_type vgg19 --cnn_weights cnn.pt ...
@@ -28,8 +27,8 @@ from vocab import SPECIALS, Vocabulary, is_function
 
 
 def content_words(captions, count: int) -> list[str]:
-    """The `count` most frequent content words of tokenised captions, by count, then alphabetically:
-    no function words, punctuation or pieces with an apostrophe ('s, n't)."""
+    """The `count` most frequent content words of tokenised captions, by count, then alphabetically: no function words,
+    punctuation or pieces with an apostrophe ('s, n't)."""
     return [word for word in Vocabulary.build(captions, 1).words[len(SPECIALS):]
             if not is_function(word) and "'" not in word][:count]
 
@@ -43,46 +42,39 @@ def word_labels(split: Split, words: list[str]) -> np.ndarray:
 
 
 def average_precision(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Average precision of each word over N images, in 0..1: (N, W), (N, W) bool -> (W,); NaN for a
-    word that no image has. Ties count against the model."""
-    order = np.lexsort((labels, -scores), axis=0)                 # (N, W), the last key counts most
+    """Average precision of each word over N images, in 0..1: (N, W), (N, W) bool -> (W,). Every word has an image. Ties
+    count against the model."""
+    order = np.lexsort((labels, -scores), axis=0)                                   # (N, W), the last key counts most
     relevant = np.take_along_axis(labels, order, axis=0)
     precision = relevant.cumsum(0) / np.arange(1, len(labels) + 1)[:, None]
-    with np.errstate(invalid="ignore"):
-        return (precision * relevant).sum(0) / labels.sum(0)
+    return (precision * relevant).sum(0) / labels.sum(0)
 
 
-class WordCNN(nn.Module):
-    """A network without its classifier, and a linear layer to the logits of W words: (B, 3, H, W) ->
-    (B, W). Its biases start at the log-odds of `share` (W,), the share of images with a word."""
-
-    def __init__(self, cnn: CNN, share: np.ndarray):
-        super().__init__()
-        self.cnn, self.words = cnn, vsepp_linear(cnn.dim, len(share))
-        with torch.no_grad():
-            self.words.bias.copy_(torch.logit(torch.from_numpy(share), eps=1e-6))
-
-    def forward(self, photos):
-        return self.words(self.cnn(photos))                       # (B, 3, H, W) -> (B, F) -> (B, W)
+def with_words(cnn: CNN, share: np.ndarray) -> nn.Sequential:
+    """A network and a linear layer to the logits of W words: (B, 3, H, W) -> (B, F) -> (B, W). Its biases start at the
+    log-odds of `share` (W,), the share of images with a word."""
+    linear = vsepp_linear(cnn.dim, len(share))
+    with torch.no_grad():
+        linear.bias.copy_(torch.logit(torch.from_numpy(share), eps=1e-6))
+    return nn.Sequential(cnn, linear)
 
 
 def whole_state(cnn: CNN, cnn_type: str) -> dict:
-    """The state dict of a network of 1,000 classes, on the CPU, as --cnn_weights takes it, with
-    zeros for the classifier of ImageNet, which was removed."""
+    """The state dict of a network of 1,000 classes, as --cnn_weights takes it, on the CPU, with zeros for ImageNet's
+    classifier."""
     last = {"vgg": "classifier.6", "res": "fc", "eff": "_fc"}[cnn_type[:3]]
     state = {name: x.cpu() for name, x in cnn.net.state_dict().items()}
-    return {**state, f"{last}.weight": torch.zeros(1000, cnn.dim),
-            f"{last}.bias": torch.zeros(1000)}
+    return {**state, f"{last}.weight": torch.zeros(1000, cnn.dim), f"{last}.bias": torch.zeros(1000)}
 
 
-def train_epoch(model: WordCNN, optimizer, batches, labels: np.ndarray, device) -> float:
-    """Train on batches of pairs; labels (N, W). Returns the mean loss per image in nats: the binary
-    cross-entropy, summed over the words. Raises InputError if it is not finite."""
+def train_epoch(model: nn.Module, optimizer, batches, labels: np.ndarray, device) -> float:
+    """Train on batches of pairs; labels (N, W). Returns the mean loss of an image in nats: the binary cross-entropy,
+    summed over the words. Raises InputError if it is not finite."""
     model.train()
     total, count = 0.0, 0
     for batch in tqdm(batches, desc="steps", disable=None, leave=False):
-        target = torch.from_numpy(labels[batch.image_index.numpy()]).to(device, torch.float32)
-        logits = model(batch.images.to(device))                                     # (B, W)
+        target = torch.from_numpy(labels[batch.image_index.numpy()]).to(device, torch.float32)              # (B, W)
+        logits = model(batch.images.to(device))
         loss = F.binary_cross_entropy_with_logits(logits, target, reduction="sum") / len(target)
         check(math.isfinite(loss.item()), f"the loss became {loss.item()}; lower --learning_rate "
                                           f"{optimizer.param_groups[0]['lr']:g}")
@@ -94,43 +86,42 @@ def train_epoch(model: WordCNN, optimizer, batches, labels: np.ndarray, device) 
 
 
 @torch.no_grad()
-def validate(model: WordCNN, batches, truth: np.ndarray, device) -> float:
+def validate(model: nn.Module, batches, truth: np.ndarray, device) -> float:
     """Mean average precision in percent over the words that occur in `truth` (N, W)."""
     model.eval()
     scores = np.concatenate([model(photos.to(device)).cpu().numpy() for photos in batches])
-    occurs = truth.any(0)                                                           # (W,)
+    occurs = truth.any(0)                                                                                   # (W,)
     return 100 * float(average_precision(scores[:, occurs], truth[:, occurs]).mean())
 
 
 def run(opt) -> None:
-    """Train, and save after each epoch. Raises InputError if an option or the data set does not
-    fit."""
+    """Train, and save after each epoch. Raises InputError if an option or the data set does not fit."""
     output(opt.output, overwrite=opt.overwrite)
     device = torch_device(opt.device)
     train, dev = (read_split(opt.data_path, opt.data_name, name) for name in ("train", "dev"))
     check(isinstance(train.images, Photos),
-          f"{opt.data_name} has {train.images.describe()}, and a network is fine-tuned on photos; "
-          "give a data set that has them, such as coco, f30k or demo")
+          f"{opt.data_name} has {train.images.describe()}, and a network is fine-tuned on photos; give a data set that "
+          "has them, such as coco, f30k or demo")
     train.require_sound(), dev.require_sound()
     words = content_words(train.words, opt.n_words)
     labels, truth = word_labels(train, words), word_labels(dev, words)
-    check(truth.any(), f"none of the {len(words)} content words is in a dev caption of "
-                       f"{opt.data_name}; raise --n_words")
+    check(truth.any(),
+          f"none of the {len(words)} content words is in a dev caption of {opt.data_name}; raise --n_words")
     torch.manual_seed(opt.seed)
     cnn = CNN(opt.cnn_type, True, opt.cnn_weights, normalise=False)
-    model = WordCNN(cnn, labels.mean(0)).to(device)
+    model = with_words(cnn, labels.mean(0)).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=opt.learning_rate)
-    one = np.unique(train.caption_image, return_index=True)[1]          # a caption of each image
+    first = np.unique(train.caption_image, return_index=True)[1]                    # (N,), a caption of each image
     unread = Tokens([[0]] * len(train.captions), [False] * len(train.captions))
     for epoch in range(opt.num_epochs):
-        order = np.random.default_rng([opt.seed, epoch]).permutation(one)
-        batches = train.batches(unread, order, opt.batch_size, workers=opt.workers,
-                               crop_size=opt.crop_size, seed=(opt.seed, epoch))
+        order = np.random.default_rng([opt.seed, epoch]).permutation(first)
+        batches = train.batches(unread, order, opt.batch_size, workers=opt.workers, crop_size=opt.crop_size,
+                                seed=(opt.seed, epoch))
         loss = train_epoch(model, optimizer, batches, labels, device)
         save_state(whole_state(cnn, opt.cnn_type), opt.output, "make room and name another --output")
-        dev_photos = image_batches(dev.images, opt.batch_size, opt.workers)
-        print(f"epoch {epoch + 1}, training loss {loss:.3f} nats an image: mean average precision on "
-              f"dev {validate(model, dev_photos, truth, device):.2f}%", flush=True)
+        precision = validate(model, image_batches(dev.images, opt.batch_size, opt.workers), truth, device)
+        print(f"epoch {epoch + 1}, training loss {loss:.3f} nats an image: mean average precision on dev "
+              f"{precision:.2f}%", flush=True)
     print(f"weights for train.py --cnn_type {opt.cnn_type} --cnn_weights {opt.output}")
 
 
@@ -138,27 +129,19 @@ def main(argv=None) -> None:
     p = Arguments("Fine-tune a network for photos to predict the words of an image's captions.")
     add = p.add_argument
     add("--data_path", type=filename, default="data", help="folder that holds the data sets")
-    add("--data_name", type=data_set, default="coco",
-        help="folder of the data set below --data_path; it must hold photos")
+    add("--data_name", type=data_set, default="coco", help="data set of photos, a folder below --data_path")
     add("--cnn_type", choices=list(CNNS), default="vgg19", help="network to fine-tune")
-    add("--cnn_weights", type=filename, metavar="FILE",
-        help="weights to start from (default: those in torch's cache; nothing is downloaded)")
-    add("--n_words", type=positive, default=1000,
-        help="number of words to predict: the most frequent content words of the training captions")
-    add("--num_epochs", type=positive, default=2, help="number of passes over the training images")
+    add("--cnn_weights", type=filename, metavar="FILE", help="weights to start from (default: those in torch's cache)")
+    add("--n_words", type=positive, default=1000, help="words to predict: the most frequent content words in training")
+    add("--num_epochs", type=positive, default=2, help="passes over the training images")
     add("--learning_rate", type=above_zero, default=1e-4, help="learning rate of Adam")
-    add("--batch_size", type=positive, default=64, help="number of images per step")
-    add("--crop_size", type=up_to(4096), default=224,
-        help="width and height of the random crops of training photos")
-    add("--output", type=filename, metavar="FILE.pt", default="cnn.pt",
-        help="file for the weights, written after each epoch")
+    add("--batch_size", type=positive, default=64, help="images per step")
+    add("--crop_size", type=up_to(4096), default=224, help="side of the random crops of training photos, in pixels")
+    add("--output", type=filename, metavar="FILE.pt", default="cnn.pt", help="weights, written after each epoch")
     add("--overwrite", action="store_true", help="replace the file that is there")
-    add("--workers", type=workers, default=min(10, os.cpu_count() or 1),
-        help="number of processes that read photos")
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto",
-        help="auto takes CUDA if there is a GPU")
-    add("--seed", type=natural, default=0,
-        help="random seed of the initialisation, the order and the crops")
+    add("--workers", type=workers, default=min(10, os.cpu_count() or 1), help="processes that read photos")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto takes CUDA if there is a GPU")
+    add("--seed", type=natural, default=0, help="random seed of the initialisation, the order and the crops")
     cli.run("features.word_cnn", run, p.parse_args(argv))
 
 

@@ -6,7 +6,7 @@ import torch
 
 from data import import_torchvision, read_split
 from features import word_cnn
-from features.word_cnn import WordCNN, average_precision, content_words, whole_state, word_labels
+from features.word_cnn import average_precision, content_words, whole_state, with_words, word_labels
 from model import CNN
 
 # ---- average precision
@@ -72,10 +72,10 @@ def command(demo_path, weights, output, *more):
 
 def test_starts_at_the_share_of_each_word():
     share = np.array([0.1, 0.5, 1.0])
-    model = WordCNN(CNN("resnet18", True, pretrained=False, normalise=False), share)
-    torch.testing.assert_close(torch.sigmoid(model.words.bias).detach(), torch.tensor(share).float(), rtol=0, atol=1e-5)
+    model = with_words(CNN("resnet18", True, pretrained=False, normalise=False), share)
+    torch.testing.assert_close(torch.sigmoid(model[1].bias).detach(), torch.tensor(share).float(), rtol=0, atol=1e-5)
     assert model(torch.randn(2, 3, 64, 64)).shape == (2, 3)
-    assert all(p.requires_grad for p in model.parameters()) and model.train().cnn.net.training
+    assert all(p.requires_grad for p in model.parameters()) and model.train()[0].net.training
 
 
 @pytest.mark.parametrize("cnn_type", ["resnet18", "efficientnet_lite0"])
@@ -104,7 +104,7 @@ def test_learns_and_leaves_weights_that_load(tmp_path, demo_path, weights, monke
 
     def watched(model, *args):
         losses.append(epoch(model, *args))
-        states.append({name: x.clone() for name, x in model.cnn.net.state_dict().items()})
+        states.append({name: x.clone() for name, x in model[0].net.state_dict().items()})
         return losses[-1]
     monkeypatch.setattr(word_cnn, "train_epoch", watched)
     command(demo_path, weights, tmp_path / "new" / "cnn.pt", "--num_epochs", "4", "--learning_rate", "3e-4",
