@@ -25,9 +25,8 @@ from tqdm import tqdm
 import cli
 from cli import Arguments, InputError, check, data_set, filename, number, positive, split_names
 from data import Features, NoImages, Split, check_extractors, chunks, read_split
-from evaluation.open import export, of_split
+from evaluation.embeddings import Member, export, items_of
 from evaluation.report import foreign_words
-from evaluation.subjects import Member
 from features.captions import TfIdf, word_counts
 from features.hglmm import svd, unit
 from files.writing import output
@@ -267,9 +266,9 @@ def fit_and_embed(opt) -> None:
           f"{chance(tested.caption_image, len(tested.images))['rsum']:.1f})")
     for note in tested.notes:
         print(f"note: {note}")
-    subject = of_split(tested, opt.output, (opt.data_path, target))
-    subject.similarity, subject.members = "cosine", [Member(cosine, *sides)]
-    export(opt.output, subject)
+    e = items_of(tested, target)
+    e.similarity, e.members = "cosine", [Member(cosine, *sides)]
+    export(opt.output, e)
     print(f"embeddings in {opt.output}")
 
 

@@ -22,33 +22,27 @@ from functools import partial
 
 import numpy as np
 
-import checkpoints
 import cli
+from checkpoints import Trained
 from cli import InputError, check, torch_device
-from data import Photos
-from evaluation import bank, certainty, plots, volume
+from data import named_splits
+from evaluation import bank, confidence, plots, volume
 from evaluation.annotations import Pairs
-from evaluation.assess import Asked, Judgements, assess, read_judgements, without_nan
-from evaluation.certainty import assess_certainty
 from evaluation.compare import common_name, compare, refuse_repeats
-from evaluation.open import (
-    How,
-    Models,
-    Where,
-    bank_of,
+from evaluation.embeddings import (
+    Embeddings,
+    check_other_items,
+    embed,
     export,
-    give_volume,
+    has_testall,
     kind_of,
+    load_embeddings,
+    load_scores,
     newest_run,
-    open_embeddings,
-    open_run,
-    open_scores,
-    volumes_of,
-    whole,
+    uncertainties,
 )
-from evaluation.plots import curves, extremes, locate
-from evaluation.report import SIDES, comparisons, doubts, foreign_words, render, seed_tables, tables
-from evaluation.subjects import Record, Subject, refuse_other_kind
+from evaluation.protocols import Record, assess, read_judgements, replace_nan
+from evaluation.report import comparisons, count_judgements, doubts, render, seed_tables, sentences, tables
 from files.reading import repeated
 from files.writing import atomic, output, save_json
 from losses import formulas
@@ -59,45 +53,9 @@ UNCERTAINTY = ("uncertainty", "uncertain_images", "uncertain_captions")       # 
 RANKS = ["protocol", "direction", "query", "id", "rank_from_0"]     # columns of --ranks
 
 
-def rho(value: float | None) -> str:
-    """A correlation for a sentence; None where one side is constant."""
-    return "undefined" if value is None else f"{value:.3f}"
-
-
-def sentences(results: dict):
-    """Sentences on what the tables do not show."""
-    if "unknown_words" in results:
-        yield foreign_words(results["data_name"], results["unknown_words"])
-    for side, ranks in results.get("best_ranks", {}).items():
-        yield (f"best ranks, {SIDES[side]}: harmonic mean {ranks['hbr']:.2f} (HBR), arithmetic "
-               f"mean {ranks['abr']:.1f} (ABR)")
-    if "neighbours" in results:
-        near = results["neighbours"]
-        yield (f"the {near['k']} nearest images to each of {near['images']:,} share "
-               f"{near['jaccard']:.1f}% of their categories with it (random images: "
-               f"{near['chance']:.1f}%)")
-    if "bank" in results:
-        yield bank.sentence(results["bank"])
-    if "variances" in results:
-        yield volume.sentence(results["variances"])
-    for side, u in results.get("uncertainty", {}).items():
-        yield f"uncertainty log det Sigma of the {side}: mean {u['mean']:.2f}, standard deviation {u['std']:.2f} nats"
-        if "recall_bins" in u:
-            bins, risk = u["recall_bins"], u["risk_coverage"]
-            yield ("  R@1 from the surest to the least sure tenth: "
-                   f"{' '.join(f'{r:.0f}' for r in bins['recall'])}; Spearman's rho "
-                   f"{rho(bins['rho'])} over tenths, {rho(bins['rho_queries'])} over queries")
-            yield (f"  answering only the surest: area under risk-coverage {risk['area']:.1f} (no "
-                   f"knowledge {risk['area_random']:.1f}, perfect {risk['area_best']:.1f}; lower "
-                   "is better)")
-    for reason in results.get("absent", ()):
-        yield f"not computed: {reason}"
-
-
-def write_ranks(path: str, subject: Subject, record: Record) -> None:
-    """Writes the rank of every query as CSV: protocol, direction, query, its id, 0-based rank of
-    its best match."""
-    ids = {"i": subject.items.image_ids, "t": subject.items.caption_ids}
+def write_ranks(path: str, e: Embeddings, record: Record) -> None:
+    """Write the rank of every query as CSV: protocol, direction, query, its id, 0-based rank of its best match."""
+    ids = {"i": e.ids.get("image_id"), "t": e.ids.get("caption_id")}
     with atomic(path) as f:
         rows = csv.writer(f)
         rows.writerow(RANKS)
@@ -122,7 +80,6 @@ def run(opt) -> dict:
     options and files."""
     out, as_json = sys.stdout, opt.format == "json"
     with contextlib.redirect_stdout(sys.stderr if as_json else out):
-        check_vocab(opt)
         check(not opt.photos or os.path.isdir(opt.photos), f"--photos {opt.photos} is no folder; "
               "give the folder of the photos, or leave it out")
         results = compare_many(opt) if opt.compare else evaluate_one(opt)
@@ -131,26 +88,117 @@ def run(opt) -> dict:
     return results
 
 
-def check_vocab(opt) -> None:
-    """Raises InputError on --vocab where no checkpoint is of the original code of VSE++ or VSRN."""
-    paths = opt.checkpoint or [path for group in opt.compare or () for path in group.split(",")]
-    if opt.vocab and all(map(os.path.exists, paths)):
-        files = [path for path in paths
-                 if os.path.isfile(path) and not path.endswith((".npz", ".npy"))]
-        check(any(checkpoints.is_original(checkpoints.read(file)) for file in files),
-              f"--vocab {opt.vocab} is for original checkpoints of VSE++ and VSRN, and none is given; "
-              "leave it out")
+# ---- what is evaluated
 
+def load_models(paths: list[str], opt) -> dict[str, Trained]:
+    """{path: model} on the device of the options. Raises InputError on --vocab where no checkpoint is of the original
+    code of VSE++ or VSRN,"""
+    models = {path: Trained(path, torch_device(opt.device), vocab=opt.vocab) for path in paths}
+    check(not opt.vocab or any(model.notes for model in models.values()),       # which converted ones have
+          f"--vocab {opt.vocab} is for original checkpoints of VSE++ and VSRN, and none is given; leave it out")
+    return models
+
+
+def choose_split(models: dict[str, Trained], opt) -> None:
+    """Set --split to testall for the protocols that judge 5,000 images, where it was not given and the folder has
+    testall."""
+    asked = [f"--{name}" for name in ("cxc", "pmrp", "eccv", "fold5") if getattr(opt, name)]
+    for model in list(models.values())[:1] if asked and not opt.split else ():
+        folder = os.path.join(opt.data_path or model.options.data_path, opt.data_name or model.options.data_name)
+        if has_testall(folder):
+            opt.split = "testall"
+            print(f"{' and '.join(asked)}: taking the split testall of {folder} (--split test takes a part of it)")
+
+
+def how_to_encode(opt) -> dict:
+    """What `embed` is told of data and speed."""
+    return {name: getattr(opt, name) for name in ("data_path", "dev_images", "batch_size", "workers")}
+
+
+def load_file(path: str, kind: str, opt, **other) -> Embeddings:
+    """Embeddings or scores of a file, of the split that the options name, or other ones."""
+    data = {name: getattr(opt, name) for name in ("data_path", "data_name", "split", "dev_images")} | other
+    return load_scores(path, **data) if kind == "scores" else load_embeddings(path, opt.sim, **data)
+
+
+def open_file(path: str, kind: str, opt) -> Embeddings:
+    """Embeddings or scores of a file, with the variances that the options name."""
+    check(not opt.bank, f"--bank {opt.bank} needs a model that embeds the bank, and {path} is of the items of one "
+                        "split; leave --bank out, or evaluate a trained run with --checkpoint")
+    e = load_file(path, kind, opt)
+    if opt.variances:
+        data = {"data_path": opt.data_path, "dev_images": opt.dev_images}
+        volume.widen(e, *volume.fit_file(e, opt.variances_from, opt.calibration, opt.sim, **data))
+    return e
+
+
+def open_runs(models: list[Trained], opt) -> Embeddings:
+    """Embeddings of the split by models, with the bank and the variances that the options name; prints a line per
+    model, and writes what --export names."""
+    how = how_to_encode(opt)
+    if opt.bank:
+        bank.check_splits(opt.bank, opt.split or "test")
+    variances = volume.fit_runs(models, **how) if opt.variances else None
+    e = embed(models, opt.split or "test", sim=opt.sim, data_name=opt.data_name, text_only=opt.cxc, **how)
+    if variances:
+        volume.widen(e, *variances)
+    for model in models:
+        mine = model.options
+        print(f"{model.path}: {mine.sim}, image head {mine.image_head}, text head {mine.text_head}, epoch "
+              f"{model.state['epoch']}, dev rsum {model.state['best_rsum']:.1f}")
+    if opt.bank:
+        check(e.has_images, f"--bank {opt.bank} normalises scores of images and captions, and {e.name} has no images "
+                            "to score; leave --bank out, or give a split with features or photos")
+        how["data_name"] = other_splits(e, opt)
+        queries = embed(models, opt.bank, lambda s: bank.draw(s.caption_image, len(s.images), opt.bank_size),
+                        sim=opt.sim, **how)
+        e.bank, e.report["bank"] = bank.normalisation(e.members, embed(models, "dev", sim=opt.sim, **how),
+                                                      queries.members, opt.bank)
+    if opt.export:
+        export(opt.export, e)
+        note = (f": means{' and log-variances' * e.gaussian} only, from which its similarity "
+                f"'{e.similarity}' cannot be recomputed") * (e.similarity not in (*formulas(), "mls"))
+        print(f"embeddings in {opt.export}{note}")
+    return e
+
+
+def other_splits(e: Embeddings, opt) -> str | None:
+    """The data set of the other splits: photos by name have none beside them, and take those of the training."""
+    return None if named_splits(e.folder) else opt.data_name
+
+
+def open_dev(e: Embeddings, opt) -> Embeddings:
+    """What is calibrated on: a run's dev split, or for embeddings and scores the file of --calibration."""
+    if opt.calibration:
+        dev = load_file(opt.calibration, "embeddings" if opt.embeddings else "scores", opt, data_name=None, split=None)
+    else:
+        try:
+            dev = embed(e.models, "dev", sim=opt.sim, data_name=other_splits(e, opt), **how_to_encode(opt))
+        except InputError as error:
+            raise InputError(f"no dev split to calibrate on: {error}; or give --calibrate_on 0.5") from error
+    if e.volumes:
+        volume.widen(dev, e.volumes, e.report["variances"])
+    if opt.calibration:
+        check_other_items(e, dev, "--calibration",
+                          "calibrate on other items, or take half of these with --calibrate_on 0.5")
+    return dev
+
+
+# ---- the two commands
 
 def compare_many(opt) -> dict:
-    """Compares what --compare names, prints tables and writes the results; returns what the file
-    holds."""
+    """Compare what --compare names, print tables and write the results; returns what the file holds."""
+    paths = [path for group in opt.compare for path in group.split(",")]
+    refuse_repeats("--compare", paths)
+    models = load_models([path for path in paths if kind_of(path) == "run"], opt)
+    choose_split(models, opt)
     target = comparison_file(opt)
-    results = compare(opt.compare, lambda path: opened([path], opt, kind_of(path)),
-                      taken(Asked, opt))
-    all_tables, lines = told_of(results)
-    results = without_nan(results)
-    pairs = results["comparisons"]
+    results = replace_nan(compare(opt.compare, lambda path: open_runs([models[path]], opt) if path in models else
+                                  open_file(path, kind_of(path), opt), opt))
+    runs, pairs = results["runs"], results["comparisons"]
+    all_tables = tables(runs) + (seed_tables(results["groups"]) if len(runs) > len(results["groups"]) else [])
+    lines = [f"{name}: {line}" for name, r in runs.items() for line in sentences(r)]
+    lines += dict.fromkeys(f"note: {note}" for r in runs.values() for note in r.get("notes", ()))
     show_and_save(results, all_tables + comparisons(pairs), [*lines, *doubts(pairs)], target, opt)
     if opt.uncertainty:
         draw_curves({name: r.get("uncertainty", {}) for name, r in results["runs"].items()},
@@ -158,81 +206,9 @@ def compare_many(opt) -> dict:
     return results
 
 
-def told_of(results: dict) -> tuple[list, list[str]]:
-    """The tables and sentences of several subjects."""
-    runs = results["runs"]
-    all_tables = tables(runs)
-    if len(runs) > len(results["groups"]):
-        all_tables += seed_tables(results["groups"])
-    lines = [f"{name}: {line}" for name, r in runs.items() for line in sentences(r)]
-    return all_tables, [*lines,
-                        *dict.fromkeys(f"note: {note}" for r in runs.values()
-                                       for note in r.get("notes", ()))]
-
-
-def taken(kind: type, opt):
-    """The options of the names of a NamedTuple's fields, as such a tuple."""
-    return kind(*(getattr(opt, name) for name in kind._fields))
-
-
-def asked_of(opt) -> tuple[Where, How]:
-    where = Where(opt.data_path, opt.data_name, opt.split, opt.dev_images,
-                  text_only=opt.cxc)
-    return where, How(torch_device(opt.device), opt.batch_size, opt.workers)
-
-
-def opened(paths: list[str], opt, kind: str) -> Subject:
-    """What is evaluated: runs, embeddings or scores (`open.kind_of`), with the bank and the
-    variances that the options name; prints a line per run."""
-    (where, how), models = asked_of(opt), Models(paths, opt.sim, opt.vocab)
-    if kind != "run":
-        check(not opt.bank, f"--bank {opt.bank} needs a model that embeds the bank, and {paths[0]} is "
-                            "of the items of one split; leave --bank out, or evaluate a trained run "
-                            "with --checkpoint")
-        subject = (open_scores(paths[0], where) if kind == "scores" else
-                   open_embeddings(paths[0], where, opt.sim))
-        if opt.variances:
-            give_volume(subject, where, opt.sim, opt.variances_from, opt.calibration)
-        return subject
-    if opt.bank:
-        bank.check_splits(opt.bank, opt.split or "test")
-    subject = open_run(models, where, how,
-                       volumes_of(models, where, how) if opt.variances else None)
-    print("\n".join(subject.models))
-    if opt.bank:
-        subject.bank = bank_of(subject, models, where, how, opt.bank, opt.bank_size)
-    if opt.export:
-        export(opt.export, subject)
-        note = (f": means{' and log-variances' * subject.gaussian} only, from which its similarity "
-                f"'{subject.similarity}' cannot be recomputed") * (subject.similarity not in (*formulas(), "mls"))
-        print(f"embeddings in {opt.export}{note}")
-    return subject
-
-
-def open_dev(subject: Subject, paths: list[str], opt) -> Subject:
-    """What a subject is calibrated on: a run on its dev split, embeddings and scores on
-    --calibration."""
-    where, how = asked_of(opt)
-    if not opt.calibration:
-        try:
-            return open_run(Models(paths, opt.sim, opt.vocab),
-                            whole(where, subject)._replace(split="dev"), how, subject.variances)
-        except InputError as error:
-            raise InputError(
-                f"no dev split to calibrate on: {error}; or give --calibrate_on 0.5") from error
-    where = where._replace(data_name=None, split=None)
-    dev = open_embeddings(opt.calibration, where,
-                          opt.sim) if opt.embeddings else open_scores(opt.calibration, where)
-    if opt.variances:
-        give_volume(dev, where, opt.sim, opt.variances_from, opt.calibration, subject.variances)
-    refuse_other_kind(subject, dev, "--calibration",
-                      "calibrate on other items, or take half of these with --calibrate_on 0.5")
-    return dev
-
-
 def evaluate_one(opt) -> dict:
-    """Evaluates one subject (a run, an ensemble, embeddings or scores), prints tables and writes
-    the results; returns what results.json holds."""
+    """Evaluate a run, an ensemble, embeddings or scores, print tables and write the results; returns what results.json
+    holds."""
     file = ready(opt)
     paths = [file] if file else opt.checkpoint or [newest_run()]
     if not file and not opt.checkpoint:
@@ -240,9 +216,11 @@ def evaluate_one(opt) -> dict:
     refuse_repeats("--checkpoint", paths)
     check(not opt.export or len(paths) == 1, f"--export writes one model's embeddings, and "
                                              f"{len(paths)} checkpoints were given; export each alone")
-    target = check_outputs(paths, opt)
-    results, all_tables, lines, draw = evaluate_captions(paths, opt)
-    results = without_nan(results)
+    models = {} if file else load_models(paths, opt)
+    choose_split(models, opt)
+    target = check_outputs(paths, models, opt)
+    results, all_tables, lines, draw = evaluate_captions(list(models.values()), opt)
+    results = replace_nan(results)
     print(
         f"\n{' '.join(filter(None, [results['data_name'], results['split']]))}: "
         f"{results['images']:,} images, {results['captions']:,} captions"
@@ -254,45 +232,41 @@ def evaluate_one(opt) -> dict:
     return results
 
 
-def evaluate_captions(
-    paths: list[str], opt
-) -> tuple[dict, list, list[str], Callable[[Callable], None]]:
-    """(results, tables, sentences, what writes all else: it takes a function that names the
-    files)."""
-    subject = opened(paths, opt, "embeddings" if opt.embeddings else "scores" if opt.scores
-                     else "run")
-    asked = taken(Asked, opt)
-    judged = read_judgements(subject, asked)
+def evaluate_captions(models: list[Trained], opt) -> tuple[dict, list, list[str], Callable[[Callable], None]]:
+    """(results, tables, sentences, what writes all else: it takes a function that names the files)."""
+    e = open_runs(models, opt) if models else open_file(ready(opt), "embeddings" if opt.embeddings else "scores", opt)
+    e.judged = read_judgements(e, opt)
     sure = None
     if wanted(opt):                           # first, as it may find that nothing can be calibrated
-        sure = assess_certainty(subject, taken(certainty.Asked, opt),
-                                lambda: open_dev(subject, paths, opt))
-    results, record, uncertainties = assess(subject, judged, asked)
-    all_tables = tables({subject.name: results})
-    lines = [*judged.lines(subject.n_images, len(subject.caption_image)), *sentences(results)]
+        check(e.has_images, f"{e.name} has no images to answer with, so there is no confidence to calibrate; "
+                            "name a split with images")
+        sure = confidence.calibrate(e, opt, None if opt.calibrate_on else open_dev(e, opt))
+    results, record = assess(e, opt)
+    all_tables, lines = tables({e.name: results}), [*count_judgements(e), *sentences(results)]
     if sure:
         results, all_tables, lines = results | sure.results, all_tables + sure.tables, lines + sure.lines
 
     def draw(named: Callable[..., str]) -> None:
         if opt.ranks:
-            write_ranks(opt.ranks, subject, record)
+            write_ranks(opt.ranks, e, record)
             print(f"ranks of all queries in {opt.ranks}")
         if sure:
-            save_json(without_nan(sure.calibration), named("calibration", ending="json"))
+            save_json(replace_nan(sure.calibration), named("calibration", ending="json"))
             print(f"calibration in {named('calibration', ending='json')}")
-        photos = locate(subject.photos, opt.photos) if opt.uncertainty or opt.confidence else None
+        photos = (plots.locate(e.photos or e.ids.get("image_name"), opt.photos) if opt.uncertainty or opt.confidence
+                  else None)
         if opt.uncertainty:
-            draw_curves({subject.name: results["uncertainty"]}, named)
-            draw_extremes(subject, uncertainties, judged, photos, named)
+            draw_curves({e.name: results["uncertainty"]}, named)
+            draw_extremes(e, photos, named)
         if opt.confidence:
             curves, shown = map(named, plots.PICTURES)
             plots.diagrams(sure.results["confidence"], sure.seen, curves)
-            plots.examples(sure.seen, subject.items.captions, subject.caption_image, photos, shown)
+            plots.examples(sure.seen, e.ids.get("caption"), e.caption_image, photos, shown)
             print(f"reliability, risk and coverage in {curves}\nanswers and how sure they are in "
                   f"{shown}", file=sys.stderr)
         if sure and sure.numbers:
             path = named(plots.NUMBERS)
-            plots.fitting(*sure.numbers, subject.items.captions, path)
+            plots.fitting(*sure.numbers, e.ids.get("caption"), path)
             print(f"ten captions and how many photos fit them in {path}", file=sys.stderr)
     lines += [f"note: {note}" for note in results.get("notes", ())]
     return results, all_tables, lines, draw
@@ -303,31 +277,30 @@ def draw_curves(reports: dict, named: Callable[[str], str]) -> None:
     path = named("uncertainty")
     if not any("recall_bins" in side for report in reports.values() for side in report.values()):
         return                                              # a text-only split has no recalls
-    curves(reports, path)
+    plots.curves(reports, path)
     print(f"recall by uncertainty in {path}", file=sys.stderr)
 
 
-def draw_extremes(subject: Subject, uncertainties: dict, judged: Judgements, photos: Photos | None,
-                  named: Callable[[str], str]) -> None:
-    """Draws `plots.extremes` of both sides beside the results, and says where."""
-    pairs = Pairs.of(subject.caption_image, np.arange(len(subject.caption_image)))
-    matches = judged["cxc"].pairs if "cxc" in judged else {"i2t": pairs, "t2i": pairs.swapped()}
-    for side, values in uncertainties.items():
+def draw_extremes(e: Embeddings, photos, named: Callable[[str], str]) -> None:
+    """Draw `plots.extremes` of both sides beside the results, and say where."""
+    pairs = Pairs.of(e.caption_image, np.arange(len(e.caption_image)))
+    matches = e.judged["cxc"].pairs if "cxc" in e.judged else {"i2t": pairs, "t2i": pairs.swapped()}
+    for side, values in uncertainties(e).items():
         path = named(f"uncertain_{side}")
-        extremes(values, matches["i2t" if side == "images" else "t2i"], subject.items.captions,
-                 photos, subject.caption_image, side == "images", path)
+        plots.extremes(values, matches["i2t" if side == "images" else "t2i"], e.ids.get("caption"),
+                       photos, e.caption_image, side == "images", path)
         print(f"most and least uncertain {side} in {path}", file=sys.stderr)
 
 
 # ---- the files that are written: their names, and what is refused before the work begins
 
-def check_outputs(paths: list[str], opt) -> str:
+def check_outputs(paths: list[str], models: dict[str, Trained], opt) -> str:
     """The file of results. Raises InputError, before the work, where a file cannot be written, is
     named for two things, or was named and is there without --overwrite."""
     inputs = [path for path in (*paths, opt.vocab, opt.positives, opt.instances, opt.variances_from)
               if path]
     folder = paths[0] if os.path.isdir(paths[0]) else os.path.dirname(paths[0])
-    target = opt.output or os.path.join(folder, default_name(paths, opt))
+    target = opt.output or os.path.join(folder, default_name(paths, models, opt))
     pictures = [*UNCERTAINTY * opt.uncertainty, *plots.PICTURES * opt.confidence,
                 *[plots.NUMBERS] * bool(opt.judgements)]
     named = [path for path in (opt.export, opt.ranks, opt.output) if path]
@@ -351,7 +324,7 @@ def comparison_file(opt) -> str:
     return output(opt.output or default, paths, opt.overwrite or not opt.output)
 
 
-def default_name(paths: list[str], opt) -> str:
+def default_name(paths: list[str], models: dict[str, Trained], opt) -> str:
     """The file name of the results. results.json holds those of a run's own similarity on the test
     split of its own data; all others say in their names what they hold."""
     of_sim, of_data, file = f"_{opt.sim}" * bool(opt.sim), of_split(opt), os.path.basename(paths[0])
@@ -365,10 +338,10 @@ def default_name(paths: list[str], opt) -> str:
     else:
         name = f"results_{file.split('.')[0]}"
     if (of_data or of_sim) and not ready(opt):
-        trained = checkpoints.load_checkpoint(paths[0], vocab=opt.vocab)["options"]
-        own = opt.data_name in (None, trained["data_name"]) and opt.split in (None, "test")
-        of_data = "" if own else of_split(opt, trained["data_name"])
-        of_sim *= opt.sim != trained["sim"]
+        trained = models[paths[0]].options
+        own = opt.data_name in (None, trained.data_name) and opt.split in (None, "test")
+        of_data = "" if own else of_split(opt, trained.data_name)
+        of_sim *= opt.sim != trained.sim
     return f"{name}{of_sim}{of_data}{suffixes(opt)}.json".replace(os.sep, "_")
 
 

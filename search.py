@@ -38,12 +38,12 @@ from cli import (
 from data import Photos
 from evaluation.calibration import calibration_file
 from evaluation.confidence import percent
-from evaluation.open import How, Where, newest_run
+from evaluation.embeddings import newest_run
 from evaluation.pictures import picture_file
 from features import store
 from features.folder import CAPTIONS
 from files.reading import need, read_lines, read_text
-from retrieval.build import WHOLE, add, features_of, folder_name, make, of_folder, remove
+from retrieval.build import WHOLE, How, Where, add, features_of, folder_name, make, of_folder, remove
 from retrieval.index import Index, file_of
 from retrieval.page import serve
 from retrieval.searcher import Found, Searcher, contact_sheet

@@ -20,6 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 import cli
+from checkpoints import Trained
 from cli import (
     Arguments,
     check,
@@ -30,10 +31,10 @@ from cli import (
     torch_device,
     up_to,
 )
-from data import Photos, image_batches
+from data import Photos, Split, image_batches
 from evaluation.calibration import Calibration, calibration_file
+from evaluation.embeddings import beside_model, newest_run, split_of
 from evaluation.encode import encode
-from evaluation.open import Run, Where, beside_model, load_run, newest_run
 from evaluation.pictures import OWN, THUMBNAIL, Cell, Row, draw_rows, picture_file
 from files.reading import below
 from files.writing import output, save_json
@@ -67,8 +68,15 @@ def calibration_to_show(run: str, opt) -> Calibration | None:
     return calibration
 
 
-def opened(path: str, opt) -> Run:
-    return load_run(path, Where(opt.data_path, opt.data_name, opt.split), vocab=opt.vocab)
+def load_run(path: str, opt) -> tuple[Trained, Split, str]:
+    """The model of a run, the split that the options name, and the name of its data set."""
+    model = Trained(path, torch_device(opt.device), vocab=opt.vocab)
+    return model, split_of(model, opt.split, opt.data_path, opt.data_name), opt.data_name or model.options.data_name
+
+
+def tokens_of(model: Trained, split: Split, name: str):
+    """The captions as the model reads them. Those of another data set may consist of unknown words alone."""
+    return split.encode(model.vocab, known=name == model.options.data_name)
 
 
 @torch.no_grad()
@@ -83,15 +91,13 @@ def draw_retrieval(opt) -> None:
     target = picture_file(opt.output or beside_model(path, "retrieval.png"), [path],
                           opt.overwrite or not opt.output)
     calibration = calibration_to_show(path, opt)
-    run = opened(path, opt)
-    trust = calibration and trust_in(calibration, path, run.trained.weights,
-                                     run.trained.options.sim)
-    trained, split = run.trained.to(device), run.split
+    trained, split, name = load_run(path, opt)
+    trust = calibration and trust_in(calibration, path, trained.weights, trained.options.sim)
     check(not opt.captions or split.text is None,
           f"{path} reads ready features of captions and knows no words, so --captions cannot be "
           "embedded; leave it out")
     photos = photos_of(split, opt.photos)
-    images, captions = encode(trained.model, split, None if opt.captions else run.tokens(), device,
+    images, captions = encode(trained.model, split, None if opt.captions else tokens_of(trained, split, name), device,
                               workers=opt.workers)
     if opt.captions:
         texts, owner = opt.captions, [None] * len(opt.captions)
@@ -126,9 +132,9 @@ def draw_retrieval(opt) -> None:
             print(f"{text} -> {photos.name(ranking[0])}, {said}")
         rows.append(Row(text, "; ".join(facts), cells))
     legend = "" if opt.captions else "; green: its own"
-    draw_rows(target, f"{run.folder[1]} {opt.split}, {trained.options.sim}: the best {top} of "
+    draw_rows(target, f"{name} {opt.split}, {trained.options.sim}: the best {top} of "
               f"{len(split.images):,} images for a caption{legend}", rows, top)
-    for note in [*run.notes, *(calibration.notes(run.folder[1], len(split.images))
+    for note in [*trained.notes, *split.notes, *(calibration.notes(name, len(split.images))
                                if calibration else ())]:
         print(f"note: {note}")
     print(f"picture of {len(texts)} captions and their best {top} images in {target}")
@@ -192,7 +198,7 @@ def write_captions(opt) -> None:
     device, run = torch_device(opt.device), opt.checkpoint or newest_run()
     if opt.output:
         output(opt.output, [run], opt.overwrite)
-    trained, (_, name), split = opened(run, opt)
+    trained, split, name = load_run(run, opt)
     check("captioner" in trained.model.terms,
           f"{run} was trained without a captioner (--captioner 0); train one with train.py "
           "--img_enc vsrn --captioner 1")
@@ -206,7 +212,7 @@ def write_captions(opt) -> None:
     captions = [
         [trained.vocab.words[number] for number in caption if number != END]
         for caption in caption_images(
-            trained.to(device).model, split.images, opt.beam, device, opt.workers
+            trained.model, split.images, opt.beam, device, opt.workers
         )
     ]
     names = split.photo_names or split.image_ids or [None] * count
@@ -303,9 +309,8 @@ def print_latents(opt) -> None:
     """The command `latents`: a table of `prior_report` for both sides and for samples of the prior
     itself. An item with several parts gives a latent per part, because their mean is none."""
     path, device = opt.checkpoint or newest_run(), torch_device(opt.device)
-    run = opened(path, opt)
-    both = encode(Latents(run.trained.to(device).model), run.split, run.tokens(), device,
-                  workers=opt.workers)
+    trained, split, name = load_run(path, opt)
+    both = encode(Latents(trained.model), split, tokens_of(trained, split, name), device, workers=opt.workers)
     rows = {}
     for side, latent in zip(("images", "captions"), both):
         z = real_rows(latent.value.float(), latent.n_parts).cpu()                   # (R, D)
@@ -314,7 +319,7 @@ def print_latents(opt) -> None:
         rows[side] = prior_report(z[some], generator)
     samples = torch.randn(min(opt.rows, len(z)), z.shape[1], generator=generator)
     rows["samples of N(0, I)"] = prior_report(samples, generator)
-    print(f"{path}: latents of {run.folder[1]} {opt.split}, before the l2 norm, {z.shape[1]} "
+    print(f"{path}: latents of {name} {opt.split}, before the l2 norm, {z.shape[1]} "
           "numbers each")
     print(f"{'':22}" + "".join(f"{side:>20}" for side in rows))
     for key in rows["images"]:

@@ -22,19 +22,8 @@ import torch
 
 import metrics
 from cli import InputError, check
-from evaluation.report import SIDES as TITLES
-from evaluation.subjects import (
-    BLOCK,
-    Bank,
-    Gallery,
-    Member,
-    Subject,
-    image_text,
-    image_text_of,
-    normalised,
-    score_matrix,
-    slices,
-)
+from evaluation.embeddings import Embeddings, Member
+from evaluation.encode import Gallery
 
 SIZE = 10_000                         # captions of a bank at most, and images
 # Values of beta that are tried, times the standard deviation of the scores, which similarities
@@ -74,77 +63,59 @@ def draw(caption_image: np.ndarray, n_images: int, size: int = SIZE) -> Gallery:
 
 
 @torch.no_grad()
-def log_mean_exp(columns, n: int, m: int, betas: list[float], of: str,
-                 block: int = BLOCK) -> torch.Tensor:
-    """1 / beta log mean exp(beta s) of scores (N, M) in blocks, one row per beta: (B, N) over the
-    captions for every image (of "images"), or (B, M) over the images for every caption (of
-    "captions"). No more than a block is held."""
-    total = torch.full((len(betas), n if of == "images" else m), -torch.inf)
-    for c in slices(m, block):
-        score = columns(c)
-        for i in slices(n, block):
-            scores, here = (score(i), i) if of == "images" else (score(i).T, c)  # (items, queries)
-            part = torch.stack([torch.logsumexp(beta * scores.float(), 1) for beta in betas])
-            total[:, here] = torch.logaddexp(total[:, here], part.cpu())
-    return (total - math.log(m if of == "images" else n)) / torch.tensor(betas)[:, None]
+def log_mean_exp(blocks, n: int, m: int, betas: list[float], side: str) -> torch.Tensor:
+    """1 / beta log mean exp(beta s) of scores (N, M), one row per beta: (B, N) over the captions for every image (side
+    "images"), or (B, M) over the images for every caption ("captions"). blocks: as `metrics.score_blocks` yields
+    them."""
+    total = torch.full((len(betas), n if side == "images" else m), -torch.inf)
+    for rows, scores in blocks:
+        scores, here = (scores, rows) if side == "images" else (scores.T, slice(None))     # (items, queries)
+        part = torch.stack([torch.logsumexp(beta * scores.float(), 1) for beta in betas])
+        total[:, here] = torch.logaddexp(total[:, here], part.cpu())
+    return (total - math.log(m if side == "images" else n)) / torch.tensor(betas)[:, None]
 
 
 def item_terms(members: list[Member], queries: list[Member], betas: list[float], side: str,
-               block: int = BLOCK) -> torch.Tensor:
-    """The numbers that the direction `side` takes from the scores of its items, one row per beta:
-    (B, N) of the images of `members` for t2i, (B, M) of their captions for i2t. queries: the bank,
-    by the same models."""
+               block: int = 1000) -> torch.Tensor:
+    """The numbers that the direction `side` takes from the scores of its items, one row per beta: (B, N) of the images
+    of `members` for t2i, (B, M) of their captions for i2t. queries: the bank, by the same models."""
     kind = ITEMS[side]
-    sides = [(m.images, q.captions) if kind == "images" else (q.images, m.captions)
+    pairs = [(m.similarity, m.images, q.captions) if kind == "images" else (m.similarity, q.images, m.captions)
              for m, q in zip(members, queries)]
-    columns = image_text([Member(m.similarity, *pair) for m, pair in zip(members, sides)])
-    return log_mean_exp(columns, *(len(e.mean) for e in sides[0]), betas, kind, block)
+    return log_mean_exp(metrics.score_blocks(pairs, block), *(len(e.mean) for e in pairs[0][1:]), betas, kind)
 
 
 @torch.no_grad()
-def choose(dev: Subject, queries: list[Member], block: int = BLOCK) -> dict:
-    """{"beta": {"t2i", "i2t"}, "dev_rsum", "dev_rsum_without"}: for each direction the beta of GRID
-    with the highest sum of its recalls on dev, or None where none is above that without a bank; the
-    lower of two betas that are equal.
+def choose(dev: Embeddings, queries: list[Member], block: int = 1000) -> dict:
+    """{"beta": {"t2i", "i2t"}, "dev_rsum", "dev_rsum_without"}: for each direction the beta of GRID with the highest
+    sum of its recalls on dev, or None where none is above that without a bank; the lower of two betas that are equal.
 
-    dev: the models on the dev split; queries: the bank, by the same models. Raises InputError on
-    scores that are not finite.
+    dev: the models on the dev split; queries: the bank, by the same models. Raises InputError on scores that are not
+    finite.
     """
-    scores = score_matrix(dev, block)                                               # (N, M)
-    columns, n = image_text_of(scores), dev.n_images
-
-    def sums(columns) -> dict[str, float]:
-        i2t, t2i = metrics.ranks_by_blocks(columns, dev.caption_image, n, block)
+    def sums(scores) -> dict[str, float]:
+        i2t, t2i = metrics.ranks(scores, dev.caption_image)
         result = metrics.both_directions(i2t[i2t >= 0], t2i)
         return {side: sum(result[side][f"r{k}"] for k in metrics.RECALLS) for side in SIDES}
-    without, spread = sums(columns), float(scores[::1 + n // 1000].std(dtype=np.float64))
+    without, spread = sums(dev.scores), float(dev.scores[::1 + dev.n_images // 1000].std(dtype=np.float64))
     betas = [value / spread for value in GRID] if spread > 0 else []
-    terms = [item_terms(dev.members, queries, betas, side, block) for side in SIDES if betas]
+    terms = [item_terms(dev.members, queries, betas, side, block).numpy() for side in SIDES if betas]
     best, beta = dict(without), dict.fromkeys(SIDES)
-    for value, *numbers in zip(betas, *terms):
-        for side, found in sums(normalised(columns, Bank(*numbers, {}))).items():
+    for value, images, captions in zip(betas, *terms):
+        for side, found in sums(dev.scores - images[:, None] - captions).items():
             if found > best[side]:
                 best[side], beta[side] = found, value
     return {"beta": beta, "dev_rsum": sum(best.values()), "dev_rsum_without": sum(without.values())}
 
 
-def normalisation(members: list[Member], dev: Subject, queries: list[Member], split: str,
-                  block: int = BLOCK) -> Bank:
-    """The normalisation of the mean scores of `members` by the bank `queries` of a split, with the
-    betas of `choose`. A direction without a beta takes nothing from its items. Raises InputError on
-    scores that are not finite."""
+def normalisation(members: list[Member], dev: Embeddings, queries: list[Member], split: str,
+                  block: int = 1000) -> tuple[tuple[torch.Tensor, torch.Tensor], dict]:
+    """What the bank `queries` of a split takes from the mean scores of `members`, of images (N,) and of captions (M,),
+    with the betas of `choose`, and the "bank" of results.json. A direction without a beta takes nothing from its items.
+    Raises InputError on scores that are not finite."""
     chosen = choose(dev, queries, block)
     terms = {side: torch.zeros(len(getattr(members[0], ITEMS[side]).mean)) if beta is None else
              item_terms(members, queries, [beta], side, block)[0]
              for side, beta in chosen["beta"].items()}
     sizes = {"captions": len(queries[0].captions.mean), "images": len(queries[0].images.mean)}
-    return Bank(terms["t2i"], terms["i2t"], {"split": split, **sizes, **chosen})
-
-
-def sentence(report: dict) -> str:
-    """What the report says of the bank: whose queries, which betas, and what dev had."""
-    betas = [f"{'none' if report['beta'][side] is None else format(report['beta'][side], '.3g')} "
-             f"for {TITLES[side]}" for side in SIDES]
-    return (f"bank of {report['captions']:,} captions and {report['images']:,} images of "
-            f"{report['split']}: beta {' and '.join(betas)}, chosen on dev, whose rsum is "
-            f"{report['dev_rsum']:.1f} with it and {report['dev_rsum_without']:.1f} without")
+    return (terms["t2i"], terms["i2t"]), {"split": split, **sizes, **chosen}

@@ -6,8 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cli import InputError, check
-from evaluation.assess import uncertainties
-from evaluation.subjects import Subject
+from evaluation.embeddings import Embeddings, uncertainties
 from files.reading import FAULTS, read_json
 
 FORMAT = 1                            # of calibration.json
@@ -31,7 +30,7 @@ class Fitted(NamedTuple):
         return of
 
 
-def stored(dev: Subject, split: str, fitted: dict[str, Fitted]) -> dict:
+def stored(dev: Embeddings, split: str, fitted: dict[str, Fitted]) -> dict:
     """What calibration.json holds but for "sets", the limits of conformal sets: what was fitted, on
     what, at what size of the gallery. split: the name of what was calibrated on."""
     return {"calibration": FORMAT, "checkpoints": dev.name.split(" + "),
@@ -41,7 +40,7 @@ def stored(dev: Subject, split: str, fitted: dict[str, Fitted]) -> dict:
             **{side: of._asdict() for side, of in fitted.items()}, **quantiles(dev)}
 
 
-def quantiles(dev: Subject) -> dict:
+def quantiles(dev: Embeddings) -> dict:
     """{"log_det": LEVELS quantiles of the log det Sigma of the captions, from the least to the
     largest}, by which that of a query is told to be small or large; {} where captions are
     points."""

@@ -2,39 +2,39 @@
 paired bootstraps."""
 import os
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 import metrics
 from cli import check
-from evaluation import subjects
-from evaluation.assess import Asked, assess, read_judgements
+from evaluation.embeddings import Embeddings, check_same_items
+from evaluation.protocols import assess, read_judgements
 from evaluation.report import RATINGS
-from evaluation.subjects import Subject
 from files.reading import repeated
 
 
-def compare(names: list[str], opened: Callable[[str], Subject], asked: Asked) -> dict:
-    """Compares what `names` names, a path each, or the seeds of one model ("A0,A1,A2"); the first
-    is the base of all others.
+def compare(names: list[str], load: Callable[[str], Embeddings], opt) -> dict:
+    """Compare what `names` names, a path each, or the seeds of one model ("A0,A1,A2"); the first is the base of all
+    others.
 
-    opened(path): opens one. Returns {"runs": {path: its results}, "groups": {label: {metric: (mean,
-    deviation, seeds)}}, "comparisons": [{"a", "b", "seeds", "pairs": whether these are of equal
-    seeds, "metrics": what `metrics.paired_bootstrap` returns}]}. Raises InputError on paths that stand
-    there twice, and on subjects of other items.
+    load(path): its embeddings. Returns {"runs": {path: its results}, "groups": {label: {metric: (mean, deviation,
+    seeds)}}, "comparisons": [{"a", "b", "seeds", "pairs": whether these are of equal seeds, "metrics": what
+    `metrics.paired_bootstrap` returns}]}. Raises InputError on paths that stand there twice, and on other items.
     """
-    first, judged = None, None
+    first = None
 
-    def assessed(path: str) -> tuple[dict, dict]:
-        nonlocal first, judged
-        subject = opened(path)
+    def assess_path(path: str) -> tuple[dict, dict]:
+        nonlocal first
+        e = load(path)
         if first is None:
-            first, judged = subject, read_judgements(subject, asked)
+            e.judged = read_judgements(e, opt)
+            first = replace(e, members=[], matrix=None)
         else:
-            take_items_of(first, subject)
-        results, record, _ = assess(subject, judged, asked)
-        return {**results, "seed": subject.seed}, record.totals(first.caption_image, first.n_images)
-    runs, totals, comparisons = side_by_side(names, assessed)
+            take_items(e, first)
+        results, record = assess(e, opt)
+        return {**results, "seed": e.seed}, record.totals(first.caption_image, first.n_images)
+    runs, totals, comparisons = side_by_side(names, assess_path)
     seeds = {label: over_seeds(of, [runs[path]["protocols"] for path in group.split(",")])
              for group, (label, of) in zip(names, totals.items())}
     return {"runs": runs, "groups": seeds, "comparisons": comparisons}
@@ -110,11 +110,11 @@ def over_seeds(totals: list[dict], protocols: list[dict]) -> dict[str, tuple[flo
             for name, v in values.items()}
 
 
-def take_items_of(first: Subject, subject: Subject) -> None:
-    """Give a subject the items of another. Raises InputError where they are other items."""
-    notes = subjects.refuse_other_items(subject.items, first.items)
-    subject.caption_image, subject.items, subject.photos = first.caption_image, first.items, first.photos
-    subject.notes += [note for note in notes if note not in subject.notes]
+def take_items(e: Embeddings, first: Embeddings) -> None:
+    """Give embeddings the items and judgements of others. Raises InputError where they are of other items."""
+    notes = check_same_items(e, first)
+    e.caption_image, e.ids, e.photos, e.judged = first.caption_image, first.ids, first.photos, first.judged
+    e.notes += [note for note in notes if note not in e.notes]
 
 
 def common_name(paths: list[str]) -> str:

@@ -4,16 +4,17 @@ what each is worth (`evaluate.py --confidence`).
 
 `fit` sees the queries to calibrate on, `judge` those to report on.
 """
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from evaluation import report, selective
-from evaluation.assess import uncertainties, without_nan
-from evaluation.calibration import SIDES, Fitted
-from evaluation.posterior import answers, rows_of, sample_scores, temperature
-from evaluation.subjects import Subject
+from cli import check
+from evaluation import people, promises, selective
+from evaluation.calibration import SIDES, Fitted, stored
+from evaluation.embeddings import Embeddings, uncertainties
+from evaluation.posterior import answers, expected, of_pairs, rows_of, sample_scores, temperature
+from evaluation.report import digits, table
+from evaluation.volume import Sigmoid
 
 SHOWN = ("overlap", "posterior_grouped", "posterior")      # users see the first that there is
 
@@ -53,13 +54,13 @@ def percent(p: float) -> str:
     return "under 1%" if p < 0.005 else "over 99%" if p >= 0.995 else f"{100 * p:.0f}%"
 
 
-def look(subject: Subject, t: dict[str, float]) -> dict[str, Seen]:
+def look(e: Embeddings, t: dict[str, float]) -> dict[str, Seen]:
     """The first answers of both directions at temperatures t, with log det Sigma of the query where
     it is Gaussian."""
-    spread = uncertainties(subject)
-    name, seen = f"{subject.data_name} {subject.split}".strip() or subject.name, {}
+    spread = uncertainties(e)
+    name, seen = f"{e.data_name} {e.split}".strip() or e.name, {}
     for side, (queries, _) in SIDES.items():
-        rows = rows_of(subject, side)
+        rows = rows_of(e, side)
         of = answers(rows, t[side])
         values = {"posterior": of.posterior, "posterior_grouped": of.grouped, "max": of.max,
                   "log_det_query": -spread[queries][rows.asked] if queries in spread else None}
@@ -74,10 +75,10 @@ def best_name(values: dict) -> str:
     return next(name for name in SHOWN if name in values)
 
 
-def fit(subject: Subject) -> dict[str, Fitted]:
+def fit(e: Embeddings) -> dict[str, Fitted]:
     """The temperature of each direction: {"t2i": ..., "i2t": ...}. Raises InputError where none
     fits."""
-    rows = {side: rows_of(subject, side) for side in SIDES}
+    rows = {side: rows_of(e, side) for side in SIDES}
     return {side: Fitted(temperature(*sample_scores(of)), of.queries, of.gallery)
             for side, of in rows.items()}
 
@@ -110,18 +111,6 @@ TITLES = {"t2i": "text to image: is the first answer right?",
 def title(name: str, side: str) -> str:
     """What a measure is called in the tables of one kind of queries."""
     return side == "phrases" and MEASURES[name].of_boxes or MEASURES[name].title
-
-
-def digits(key: str, numbers: dict, kind: str = "rho") -> str:
-    """A cell: the number of this name with the digits of a correlation, empty where it is missing."""
-    return report.number(without_nan(numbers[key]), kind) if key in numbers else ""
-
-
-def table(heading: str, columns: dict[str, str], rows: dict[str, dict],
-          cell: Callable[[str, dict], str] = digits) -> tuple:
-    """A table as report.py has them. columns: {name of a number: its head}; rows: {label: numbers}."""
-    return heading, [("", list(columns.values()))], [
-        (label, [cell(key, numbers) for key in columns]) for label, numbers in rows.items()]
 
 
 def tables(results: dict) -> list:
@@ -157,3 +146,81 @@ def in_words(side: str, of: dict, seen: Seen) -> str:
     return (f"{side}: {100 - of[best]['aurc_flat']:.1f}% of the first answers are right, "
             f"{100 * right[-1]:.0f}% of the {queries[-1]:,} surest and {100 * right[0]:.0f}% of "
             f"the {queries[0]:,} least sure")
+
+
+# ---- all that --confidence, --sets and --judgements ask
+
+class Report(NamedTuple):
+    """What was fitted and what it is worth."""
+    results: dict                     # parts of results.json
+    tables: list                      # for the reader, as report.py has them
+    lines: list[str]                  # sentences beside them
+    calibration: dict                 # calibration.json
+    seen: dict[str, Seen]             # of each direction, with --confidence; for pictures
+    # how many photos fit each caption (M,), expected and by people; None without votes
+    numbers: list[np.ndarray] | None = None
+
+
+def split_images(e: Embeddings, share: float) -> tuple[Embeddings, Embeddings, np.ndarray]:
+    """A random share of the images to calibrate on, the others to judge, and the positions of these."""
+    order = np.random.default_rng(0).permutation(e.n_images)
+    cut = round(share * e.n_images)
+    check(0 < cut < e.n_images, f"--calibrate_on {share:g} leaves {cut} of {e.n_images} images to calibrate on; "
+                                "give a share that leaves some on both sides")
+    judged = np.sort(order[cut:])
+    return e.subset(np.sort(order[:cut])), e.subset(judged), judged
+
+
+def calibrate(e: Embeddings, opt, dev: Embeddings | None) -> Report:
+    """Fit what the options ask for on dev, or where it is None on a share of the images, and judge it on the rest.
+    Raises InputError where nothing can be fitted."""
+    test, images, on = e, np.arange(e.n_images), opt.calibration or dev and f"{dev.data_name} {dev.split}"
+    if dev is None:
+        dev, test, images = split_images(e, opt.calibrate_on)
+        on = f"a random {opt.calibrate_on:g} of the images"
+    fitted, results, made, seen = fit(dev), {}, [], {}
+    pair, numbers = of_pairs(rows_of(dev, "t2i")), None
+    calibration = stored(dev, on, fitted) | {"pair": {"slope": pair.slope, "bias": pair.bias}}
+    lines = [f"calibrated on {dev.n_images:,} images and {len(dev.caption_image):,} captions "
+             f"({on}), judged on {test.n_images:,} and {len(test.caption_image):,}"]
+    t = {side: x.temperature for side, x in fitted.items()}
+    if opt.confidence:
+        worth, seen = {}, look(test, t)
+        for side in seen:
+            worth[side], seen[side] = judge(seen[side])
+        places = {"images": images, "captions": np.flatnonzero(np.isin(e.caption_image, images))}
+        seen = {side: x._replace(asked=places[SIDES[side][0]][x.asked], answers=places[SIDES[side][1]][x.answers],
+                                 owner=images[x.owner]) for side, x in seen.items()}
+        made += tables(worth)
+        lines += sentences(worth, fitted, seen)
+        lines += [in_numbers(side, expected(rows_of(test, side), pair), pair) for side in SIDES]
+        results["confidence"] = worth
+    if opt.sets:
+        if dev.n_images != test.n_images:
+            dev, test = to_one_size(dev, test)
+            lines.append(f"a promise holds for galleries of one size, so {test.n_images:,} images at "
+                         "random are taken of the larger side")
+        results["sets"], calibration["sets"] = promises.sets(dev, test, t, opt.sets)
+        made += promises.set_tables(results["sets"])
+    if opt.judgements:
+        files = [people.read(path, e) for path in opt.judgements]
+        results["people"], fits, numbers = people.judge(e, files, t, pair)
+        calibration |= {"fits": fits._asdict()} if fits else {}
+        made += people.tables(results["people"])
+    return Report(results, made, lines, calibration, seen, numbers)
+
+
+def in_numbers(side: str, count: np.ndarray, pair: Sigmoid) -> str:
+    """Sentence on the expected number of items that fit each query (Q,)."""
+    low, middle, high = np.quantile(count, (0.05, 0.5, 0.95))
+    return (f"{side}: by p(pair) = sigmoid({pair.slope:.4g} s {pair.bias:+.4g}), fitted to own pairs "
+            f"of dev against all others, {middle:.2g} items fit a query (median; 90% of the queries "
+            f"{low:.2g} to {high:.2g})")
+
+
+def to_one_size(dev: Embeddings, test: Embeddings) -> tuple[Embeddings, Embeddings]:
+    """Both with as many images as the smaller one has, drawn at random: a limit that was found among few items would
+    promise too much among many."""
+    size = min(dev.n_images, test.n_images)
+    return tuple(e if e.n_images == size else e.subset(np.sort(
+        np.random.default_rng(1).permutation(e.n_images)[:size])) for e in (dev, test))

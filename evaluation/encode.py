@@ -67,8 +67,8 @@ def validate(model: VSE, split: Split, tokens: Tokens, device, workers: int = 0)
     the best ranks of images, "alike" the mean cosine of two images and that of two captions, 1
     where all are one point."""
     images, captions = encode(model, split, tokens, device, workers=workers)
-    columns = metrics.score_columns(model.similarity, images, captions)
-    i2t, t2i = metrics.ranks_by_blocks(columns, split.caption_image, len(images.mean))
+    scores = metrics.score_matrix([(model.similarity, images, captions)])           # (N, M)
+    i2t, t2i = metrics.ranks(scores, split.caption_image)
     i2t = i2t[i2t >= 0]
     return {**metrics.both_directions(i2t, t2i), "hbr": metrics.best_rank_means(i2t)["hbr"],
             "alike": {side: metrics.mean_cosine(e.mean) for side,

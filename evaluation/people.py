@@ -24,12 +24,11 @@ from scipy.optimize import brentq
 
 from cli import check
 from evaluation import selective
-from evaluation.assess import uncertainties, without_nan
 from evaluation.calibration import SIDES
-from evaluation.confidence import table
+from evaluation.embeddings import Embeddings, uncertainties
 from evaluation.posterior import answers, expected, rows_of
-from evaluation.report import number
-from evaluation.subjects import Items, Subject, score_matrix
+from evaluation.protocols import replace_nan
+from evaluation.report import number, table
 from evaluation.volume import Sigmoid
 from files.reading import read_lines
 from metrics import codes, spearman, spearman_of_codes
@@ -65,23 +64,23 @@ class Judged(NamedTuple):
 
 # ---- reading
 
-def places(items: Items) -> tuple[dict[str, int], dict[str, int]]:
+def places(e: Embeddings) -> tuple[dict[str, int], dict[str, int]]:
     """The rows of photos by file name, and of captions by NAME#K. Raises InputError where the split
     names no photos."""
-    check(items.image_names, f"{items.source} does not name its photos, and judgements do; put one "
+    check("image_name" in e.ids, f"{e.source} does not name its photos, and judgements do; put one "
                              "name a line into {split}_ids.txt beside the features")
-    names = [os.path.basename(name) for name in items.image_names]
+    names = [os.path.basename(name) for name in e.ids["image_name"]]
     count = defaultdict(itertools.count)
-    captions = items.caption_names or [          # those of a photo in their order
-        f"{names[row]}#{next(count[row])}" for row in items.owner.tolist()]
+    captions = e.ids.get("caption_name") or [          # those of a photo in their order
+        f"{names[row]}#{next(count[row])}" for row in e.caption_image.tolist()]
     return ({name: row for row, name in enumerate(names)},
             {name: row for row, name in enumerate(captions)})
 
 
-def read(path: str, items: Items) -> Judged:
+def read(path: str, e: Embeddings) -> Judged:
     """The judgements of a file. Raises InputError on a line of another form, and where none is of
     the split's photos and captions."""
-    photos, captions = places(items)
+    photos, captions = places(e)
     at, numbers = [], []
     for k, line in enumerate(read_lines(path), 1):
         photo, *rest = line.split("\t")
@@ -96,10 +95,10 @@ def read(path: str, items: Items) -> Judged:
     check(at, f"{path} holds no judgement; {FORM}")
     at, numbers = np.array(at), np.array(numbers)
     known = (at >= 0).all(1)
-    is_own = known & (items.owner[at[:, 1]] == at[:, 0])
+    is_own = known & (e.caption_image[at[:, 1]] == at[:, 0])
     own, elsewhere, kept = int(is_own.sum()), int((~known).sum()), known & ~is_own
     check(kept.any(), f"none of the {len(at):,} pairs of {path} is of a photo and another photo's "
-                      f"caption of {items.source}; name the split that was judged with --data_name "
+                      f"caption of {e.source}; name the split that was judged with --data_name "
                       "and --split")
     image, caption = at[kept].T
     votes = numbers[:, 1:].sum(1)                           # where there are shares
@@ -251,13 +250,13 @@ def shift(pair: Sigmoid, s, share, votes) -> Sigmoid:
 
 # ---- all of it
 
-def measures(subject: Subject, side: str, t: float, pair: Sigmoid) -> dict[str, np.ndarray]:
+def measures(e: Embeddings, side: str, t: float, pair: Sigmoid) -> dict[str, np.ndarray]:
     """What a model says of every query of one direction: the expected number of items that fit, by
     the map of own pairs, log det Sigma, and what the scores say, each (Q,)."""
-    queries = np.arange(len(subject.caption_image) if side == "t2i" else subject.n_images)
-    rows = rows_of(subject, side, queries)
+    queries = np.arange(len(e.caption_image) if side == "t2i" else e.n_images)
+    rows = rows_of(e, side, queries)
     of, values = answers(rows, t), {"expected": np.log(expected(rows, pair))}
-    for name, spread in uncertainties(subject).items():
+    for name, spread in uncertainties(e).items():
         if name == SIDES[side][0]:
             values["log_det_query"] = spread
         else:
@@ -266,24 +265,24 @@ def measures(subject: Subject, side: str, t: float, pair: Sigmoid) -> dict[str, 
                      for name in ("entropy", "max", "margin", "std", "posterior")}
 
 
-def judge(subject: Subject, files: list[Judged], t: dict[str, float],
+def judge(e: Embeddings, files: list[Judged], t: dict[str, float],
           pair: Sigmoid) -> tuple[dict, Sigmoid | None, list[np.ndarray] | None]:
     """What results.json holds of judgements, the map that calibration.json keeps, and the expected
     numbers and people's of all captions (`numbers`), None without votes. t: the temperatures by
     direction; pair: the probability of own pairs (`posterior.of_pairs`)."""
-    scores = score_matrix(subject)                                                  # (N, M)
+    scores = e.scores                                                  # (N, M)
     results = {"files": {os.path.basename(of.path): agreement(of, scores) for of in files}}
-    texts = subject.items.captions
+    texts = e.ids.get("caption")
     words = texts and np.array([len(text.split()) for text in texts])               # (M,)
-    spread = uncertainties(subject, lambda e: e.log_var.mean(1)).get("captions")
+    spread = uncertainties(e, lambda e: e.log_var.mean(1)).get("captions")
     fits = both = None
     if any(of.votes is not None for of in files):
         results["pairs"] = probabilities(files, scores, pair, spread)
-        *both, fits = numbers(files, scores, subject.caption_image, spread)
+        *both, fits = numbers(files, scores, e.caption_image, spread)
         known = ~np.isnan(both[0])
         results["number"] = levels(*(x[known] for x in both))
     for side, (name, _) in SIDES.items():
-        values = measures(subject, side, t[side], pair)
+        values = measures(e, side, t[side], pair)
         if side == "t2i":
             values |= {"expected_by_votes": np.log(both[0])} if both else {}
             values |= {} if words is None else {"words": -words}
@@ -313,7 +312,7 @@ def tables(results: dict) -> list:
     """The tables of `judge`."""
     said = [("people's judgements of pairs", [("", ["pairs", "own, left out", "tau", "of", "AUROC"])],
              [(name, [f"{of['pairs']:,}", f"{of['own']:,}", number(of["tau"]), f"tau-{of['kind']}",
-                      number(without_nan(of["auroc"]), "rho")])
+                      number(replace_nan(of["auroc"]), "rho")])
               for name, of in results["files"].items()])]
     if "pairs" in results:
         said.append(table(

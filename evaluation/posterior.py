@@ -4,10 +4,9 @@ of rows.
 The posterior of item j for query q is p_qj = exp(T s_qj) / sum_k exp(T s_qk) (Hama et al. 2021,
 arXiv 1904.08504), with a temperature T for each direction that is fitted on the dev split (Guo et
 al. 2017). `Rows` gives the scores of one direction row by row; `answers` reduces each row to a few
-numbers. No matrix of scores is ever held.
+numbers.
 """
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ from scipy import optimize
 
 from cli import check
 from evaluation.annotations import Pairs
-from evaluation.subjects import Bank, Member, Subject
+from evaluation.embeddings import Embeddings
 from evaluation.volume import Sigmoid
 
 ELEMENTS = 2 ** 22                    # scores that are computed at a time, 16 MiB
@@ -66,33 +65,18 @@ class Rows(NamedTuple):
             yield scores, right
 
 
-def part(subject: Subject, images: np.ndarray) -> Subject:
-    """The images at positions `images` (n,), rising, and their captions, as a subject of their
-    own."""
-    captions = np.flatnonzero(np.isin(subject.caption_image, images))
-    own, terms = subject.scores, subject.bank
-    return replace(
-        subject, items=None, n_images=len(images),
-        caption_image=np.searchsorted(images, subject.caption_image[captions]),
-        members=[Member(m.similarity, m.images.rows(images), m.captions.rows(captions))
-                 for m in subject.members],
-        scores=None if own is None else own[images][:, captions],
-        bank=terms and Bank(terms.images[images], terms.captions[captions], terms.report))
-
-
-def rows_of(subject: Subject, side: str, queries: np.ndarray | None = None) -> Rows:
+def rows_of(e: Embeddings, side: str, queries: np.ndarray | None = None) -> Rows:
     """The rows of one direction, "i2t" or "t2i": of all queries, or of those at positions `queries`
     (q,), rising."""
-    columns, owner, every = subject.columns, subject.caption_image, slice(None)
+    owner = e.caption_image
     if side == "t2i":
         queries = np.arange(len(owner)) if queries is None else queries
         right = Pairs(np.arange(len(queries)), owner[queries])
-        return Rows(lambda asked: columns(torch.from_numpy(asked))(every).float().T.contiguous(),
-                    queries, subject.n_images, right, None, owner[queries])
+        return Rows(lambda asked: torch.from_numpy(np.ascontiguousarray(e.scores[:, asked].T)),
+                    queries, e.n_images, right, None, owner[queries])
     queries, items = np.unique(owner) if queries is None else queries, np.arange(len(owner))
-    block, right = columns(every), Pairs.of(owner, items).among(queries, items)
-    return Rows(lambda asked: block(torch.from_numpy(asked)).float(), queries, len(owner), right,
-                owner, queries)
+    right = Pairs.of(owner, items).among(queries, items)
+    return Rows(lambda asked: torch.from_numpy(e.scores[asked]), queries, len(owner), right, owner, queries)
 
 
 # ---- the first answers

@@ -10,28 +10,27 @@ import numpy as np
 import torch
 
 from cli import check
-from evaluation.confidence import table
+from evaluation.embeddings import Embeddings
 from evaluation.posterior import Rows, rows_of
-from evaluation.report import SIDES
-from evaluation.subjects import Subject
+from evaluation.report import SIDES, table
 
 SCORES = 2 ** 25  # scores that sets are counted in; of larger galleries fewer queries are taken
 METHODS = {"lac": "least mass by the posterior (LAC)"}
 
 
-def one_each(subject: Subject, side: str, seed: int = 0) -> Rows:
+def one_each(e: Embeddings, side: str, seed: int = 0) -> Rows:
     """The rows of exchangeable queries: one random caption of each image, or the images, and at
     most SCORES scores."""
-    rng, owner = np.random.default_rng(seed), subject.caption_image
+    rng, owner = np.random.default_rng(seed), e.caption_image
     order = rng.permutation(len(owner))
     queries, gallery = np.unique(owner), len(owner)
     if side == "t2i":                                       # a random caption of each image
         first = np.unique(owner[order], return_index=True)[1]
-        queries, gallery = np.sort(order[first]), subject.n_images
+        queries, gallery = np.sort(order[first]), e.n_images
     most = max(1, SCORES // gallery)
     if len(queries) > most:
         queries = np.sort(rng.choice(queries, most, replace=False))
-    return rows_of(subject, side, queries)
+    return rows_of(e, side, queries)
 
 
 def strangeness(scores: torch.Tensor, right: torch.Tensor, t: float) -> torch.Tensor:
@@ -53,11 +52,11 @@ def place(n: int, alpha: float) -> int:
 
 
 @torch.no_grad()
-def calibrate_sets(subject: Subject, side: str, t: float,
+def calibrate_sets(e: Embeddings, side: str, t: float,
                    alpha: float) -> tuple[dict[str, float], int]:
     """{"lac": the largest strangeness that a set for 1 - alpha holds}, from n queries, and n.
     Raises InputError where n is too small for alpha."""
-    rows = one_each(subject, side)
+    rows = one_each(e, side)
     n = rows.queries
     check(place(n, alpha) <= n,
           f"--sets {alpha:g} needs at least {math.ceil(1 / alpha) - 1:,} images to calibrate on, "
@@ -67,7 +66,7 @@ def calibrate_sets(subject: Subject, side: str, t: float,
 
 
 @torch.no_grad()
-def judge_sets(subject: Subject, side: str, t: float, alpha: float, limits: dict[str, float],
+def judge_sets(e: Embeddings, side: str, t: float, alpha: float, limits: dict[str, float],
                n: int) -> dict:
     """Coverage and size of the sets: {"lac": {"alpha", "coverage", "low", "high",
     "mean_size", "median_size", "singletons", "singletons_right", "queries"}}, shares in [0, 1].
@@ -78,7 +77,7 @@ def judge_sets(subject: Subject, side: str, t: float, alpha: float, limits: dict
     """
     from scipy import stats  # takes a second to import, and a search needs none of it
 
-    rows, k = one_each(subject, side, seed=2), place(n, alpha)
+    rows, k = one_each(e, side, seed=2), place(n, alpha)
     low, high = stats.betabinom(rows.queries, k, n + 1 - k).ppf([0.025, 0.975]) / rows.queries
     limit = limits["lac"]
     parts = [(set_sizes(scores, t, limit), strangeness(scores, right, t) <= limit)
@@ -96,7 +95,7 @@ def share(right: np.ndarray) -> float:
     return float(right.mean()) if len(right) else float("nan")
 
 
-def sets(dev: Subject, test: Subject, t: dict[str, float], alpha: float) -> tuple[dict, dict]:
+def sets(dev: Embeddings, test: Embeddings, t: dict[str, float], alpha: float) -> tuple[dict, dict]:
     """{direction: `judge_sets` on test of what dev calibrates}, and what calibration.json holds of
     it. t: the temperature of each direction."""
     results, limits = {}, {"alpha": alpha, "images": dev.n_images}

@@ -4,7 +4,12 @@ side by side.
 A table is (title, groups of columns, rows): groups [(heading, [column, ...])], rows [(label, [cell,
 ...])]. Cells are text.
 """
+from collections.abc import Callable
 from itertools import islice
+
+import numpy as np
+
+from evaluation.annotations import MATCH, Pairs
 
 # Head of the column of each number, in the order of the columns.
 NAMES = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "medr", "meanr": "meanr", "rsum": "rsum",
@@ -46,6 +51,19 @@ def tables(runs: dict[str, dict]) -> list:
                    if of["protocols"].get(name)}
         all_tables += table_of_matches(title, results) + table_of_ratings(title, results)
     return all_tables
+
+
+def digits(key: str, numbers: dict, kind: str = "rho") -> str:
+    """A cell: the number of this name with the digits of a correlation, empty where it is missing."""
+    value = numbers.get(key)
+    return number(None if isinstance(value, float) and value != value else value, kind) if key in numbers else ""
+
+
+def table(heading: str, columns: dict[str, str], rows: dict[str, dict],
+          cell: Callable[[str, dict], str] = digits) -> tuple:
+    """A table of columns {name of a number: its head} and rows {label: numbers}."""
+    return heading, [("", list(columns.values()))], [
+        (label, [cell(key, numbers) for key in columns]) for label, numbers in rows.items()]
 
 
 def label(run: str, text: str, several: bool) -> str:
@@ -147,6 +165,8 @@ def seed_tables(groups: dict[str, dict]) -> list:
              rows)]
 
 
+# ---- sentences on what the tables do not show
+
 def foreign_words(data_name: str, u: dict) -> str:
     """A sentence on the unknown words of a data set other than that of the vocabulary, as
     data.Split.unknown_words counts them."""
@@ -155,6 +175,86 @@ def foreign_words(data_name: str, u: dict) -> str:
             f"{100 * u['unknown_words'] / u['words']:.2f}% of all words; "
             f"{u['captions_without']:,} captions have no known word")
 
+
+def describe_bank(report: dict) -> str:
+    """What the report says of the bank: whose queries, which betas, and what dev had."""
+    betas = [f"{'none' if report['beta'][side] is None else format(report['beta'][side], '.3g')} "
+             f"for {SIDES[side]}" for side in report["beta"]]
+    return (f"bank of {report['captions']:,} captions and {report['images']:,} images of "
+            f"{report['split']}: beta {' and '.join(betas)}, chosen on dev, whose rsum is "
+            f"{report['dev_rsum']:.1f} with it and {report['dev_rsum_without']:.1f} without")
+
+
+def describe_variances(report: dict) -> str:
+    """Sentence of the report on given variances, their source and what they leave unchanged."""
+    on = " and ".join(dict.fromkeys(
+        f"{n:,} images and {m:,} captions of {name}"
+        for n, m, name in zip(report["images"], report["captions"], report["fitted_on"])))
+    return (f"variances: the share that an item covers of the photos of {on}; the scores are those "
+            "of the points")
+
+
+def rho(value: float | None) -> str:
+    """A correlation for a sentence; None where one side is constant."""
+    return "undefined" if value is None else f"{value:.3f}"
+
+
+def count_judgements(e):
+    """Sentences on the matches and ratings that were read."""
+    n, m = e.n_images, len(e.caption_image)
+
+    def matches(side: str, pairs: Pairs, without: int = 0) -> str:
+        told = f"{SIDES[side]}: {len(pairs.query):,} matches of {len(np.unique(pairs.query)):,} queries"
+        return told + f"; {without:,} queries without a match do not count" * (without > 0)
+    ratings, pairs = e.judged.get("cxc", ({}, {}))
+    for kind, rated in ratings.items():
+        high = int((rated.score >= MATCH[kind]).sum())
+        yield f"{kind.upper()}: {len(rated.score):,} rated pairs, {high:,} of them {MATCH[kind]:g} or more"
+    for side, x in pairs.items():
+        yield f"CxC {matches(side, x, (n if side[0] == 'i' else m) - len(np.unique(x.query)))}"
+    if "pmrp" in e.judged:
+        shown, categories = int(e.judged["pmrp"].any(1).sum()), e.judged["pmrp"].shape[1]
+        yield f"PMRP: {shown:,} of {n:,} images show at least one of {categories} categories"
+    for side, x in e.judged.get("eccv", {}).items():
+        yield f"ECCV {matches(side, x)}"
+    for side, x in e.judged.get("positives", {}).items():
+        yield f"positives {matches(side, *x)}"
+
+
+def sentences(results: dict):
+    """Sentences on what the tables do not show."""
+    if "unknown_words" in results:
+        yield foreign_words(results["data_name"], results["unknown_words"])
+    for side, ranks in results.get("best_ranks", {}).items():
+        yield (f"best ranks, {SIDES[side]}: harmonic mean {ranks['hbr']:.2f} (HBR), arithmetic "
+               f"mean {ranks['abr']:.1f} (ABR)")
+    if "neighbours" in results:
+        near = results["neighbours"]
+        yield (f"the {near['k']} nearest images to each of {near['images']:,} share "
+               f"{near['jaccard']:.1f}% of their categories with it (random images: "
+               f"{near['chance']:.1f}%)")
+    if "bank" in results:
+        yield describe_bank(results["bank"])
+    if "variances" in results:
+        yield describe_variances(results["variances"])
+    for side, u in results.get("uncertainty", {}).items():
+        yield f"uncertainty log det Sigma of the {side}: mean {u['mean']:.2f}, standard deviation {u['std']:.2f} nats"
+        if "recall_bins" in u:
+            bins, risk = u["recall_bins"], u["risk_coverage"]
+            yield ("  R@1 from the surest to the least sure tenth: "
+                   f"{' '.join(f'{r:.0f}' for r in bins['recall'])}; Spearman's rho "
+                   f"{rho(bins['rho'])} over tenths, {rho(bins['rho_queries'])} over queries")
+            yield (f"  answering only the surest: area under risk-coverage {risk['area']:.1f} (no "
+                   f"knowledge {risk['area_random']:.1f}, perfect {risk['area_best']:.1f}; lower "
+                   "is better)")
+        if "rho_positives" in u:
+            yield ("  Spearman's rho of log det Sigma with the number of positives of a query: "
+                   f"{rho(u['rho_positives'])}")
+    for reason in results.get("absent", ()):
+        yield f"not computed: {reason}"
+
+
+# ---- formats
 
 def text(table) -> str:
     """A table for a terminal."""

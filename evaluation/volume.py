@@ -13,7 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from checkpoints import Trained
 from cli import check
+from evaluation import bank
+from evaluation.embeddings import Embeddings, Member, check_other_items, embed, load_embeddings, split_of
 from evaluation.encode import Gallery, encode
 from losses import Embedding, cosine, unit
 from model import VSE
@@ -159,6 +162,61 @@ def fit(similarity, captions: Embedding, owner: np.ndarray, dev: Embedding,
                  for images in (True, False))
 
 
+def check_points(gaussian: bool, name: str) -> None:
+    check(not gaussian, f"--variances volume gives variances to points, and {name} has variances of "
+                        "its own; leave it out, or evaluate a point model")
+
+
+def fit_runs(models: list[Trained], batch_size: int = 128, workers: int = 0, **data) -> tuple[list[tuple], dict]:
+    """Fit variances for the points of models to captions of the training split of each one's own data set, and to its
+    dev split. Returns the Volume of images and of captions of each, and the "variances" of results.json. data: as
+    `split_of` takes them. Raises InputError on a model with variances of its own."""
+    fits, facts = [], []
+    for model in models:
+        check_points(model.model.image_tower.gaussian or model.model.text_tower.gaussian, model.path)
+        split = split_of(model, "train", **data)
+        drawn = bank.draw(split.caption_image, len(split.images), BANK)
+        captions = encode(model.model, split, split.encode(model.vocab), model.device, batch_size, workers,
+                          Gallery(drawn.images[:0], drawn.captions))[1]
+        dev = embed([model], "dev", batch_size=batch_size, workers=workers, **data)
+        fits.append(fit(model.similarity, captions, split.caption_image[drawn.captions], dev.members[0].captions,
+                        dev.caption_image))
+        facts.append((f"{model.options.data_name} train", *map(len, drawn)))
+    return fits, describe(fits, facts)
+
+
+def fit_file(e: Embeddings, path: str, dev_path: str | None, sim: str | None, **data) -> tuple[list[tuple], dict]:
+    """The same for the points of a file, from those of training pairs in another and of dev in a third (None: the
+    training pairs). Raises InputError where e has variances, or the files are of the same items or other models."""
+    check_points(e.gaussian, e.name)
+    train = load_embeddings(path, sim, **data)
+    check_other_items(e, train, "--variances_from", "give embeddings of training pairs")
+    dev, captions = load_embeddings(dev_path, sim, **data) if dev_path else train, train.members[0].captions
+    fits = [fit(train.members[0].similarity, captions, train.caption_image, dev.members[0].captions, dev.caption_image)]
+    return fits, describe(fits, [(train.name, train.n_images, len(captions.mean))])
+
+
+def describe(fits: list[tuple], facts: list[tuple]) -> dict:
+    """The "variances" of results.json. facts: what the variances of each model were fitted to, how many images and
+    captions."""
+    return {"kind": "volume", "of_photo": [images.of_photo[:2] for images, _ in fits],
+            **dict(zip(("fitted_on", "images", "captions"), map(list, zip(*facts))))}
+
+
+def widen(e: Embeddings, fits: list[tuple], report: dict) -> None:
+    """Give the points of images, where there are any, and captions their variances, with a note where these say
+    nothing. Raises InputError where they have variances."""
+    check_points(e.gaussian, e.name)
+    e.volumes = fits
+    e.members = [Member(m.similarity, m.images and widened(m.images, images), widened(m.captions, captions))
+                 for m, (images, captions) in zip(e.members, fits)]
+    e.report["variances"] = report
+    e.notes += [f"{name}: captions of one photo of dev lie no nearer to each other than to those of others, so that "
+                "these variances say nothing of how many photos fit"
+                for name, (slope, _) in zip([model.path for model in e.models] or report["fitted_on"],
+                                            report["of_photo"]) if slope <= 0]
+
+
 def training_shares(model: VSE, train, dev, tokens: dict, device) -> Tensor:
     """The log shares (M,) of the captions of a training split, each without its own photo, for
     `--loss volume`: of a model whose means stay. train, dev: the splits; tokens: their captions by
@@ -171,12 +229,3 @@ def training_shares(model: VSE, train, dev, tokens: dict, device) -> Tensor:
                     captions(dev, "dev"), dev.caption_image)
     model.train()
     return volume.shares.to(device)
-
-
-def sentence(report: dict) -> str:
-    """Sentence of the report on given variances, their source and what they leave unchanged."""
-    on = " and ".join(dict.fromkeys(
-        f"{n:,} images and {m:,} captions of {name}"
-        for n, m, name in zip(report["images"], report["captions"], report["fitted_on"])))
-    return (f"variances: the share that an item covers of the photos of {on}; the scores are those "
-            "of the points")

@@ -24,10 +24,11 @@ import torch
 
 import cli
 import evaluate
+from checkpoints import Trained
 from cli import Arguments, check, data_set, filename, natural, split_name, torch_device, up_to, workers
-from evaluation.open import How, Where, beside_model, load_run
+from evaluation.embeddings import beside_model, split_of, within_modality
+from evaluation.encode import encode
 from evaluation.pictures import OWN, THUMBNAIL, Cell, Row, draw_rows, drawing, picture_file, show_photo
-from evaluation.subjects import columns_within
 from losses import Embedding
 from show import photos_of
 
@@ -56,8 +57,8 @@ def rankings(opt) -> tuple:
     """
     first, device, found = None, torch_device(opt.device), []
     for path in opt.checkpoint:
-        run = load_run(path, Where(opt.data_path, opt.data_name, opt.split))
-        split, similarity = run.split, run.trained.similarity
+        model = Trained(path, device)
+        split, similarity = split_of(model, opt.split, opt.data_path, opt.data_name), model.similarity
         if first is None:
             first = split
             rows = chosen(opt.images, len(split.images), opt.count, opt.seed, "images")
@@ -68,7 +69,9 @@ def rankings(opt) -> tuple:
               f"{split.source}, {opt.checkpoint[0]} has {len(first.images)} and "
               f"{len(first.captions)} of {first.source}; draw runs on the same split with "
               "--data_name and --split")
-        images, captions = run.encode(How(device, workers=opt.workers))
+        foreign = opt.data_name not in (None, model.options.data_name)
+        images, captions = encode(model.model, split, split.encode(model.vocab, known=not foreign), device,
+                                  workers=opt.workers)
         found.append((
             similarity(images, captions.rows(texts)).argmax(0).tolist(),
             similarity(images.rows(rows), captions).topk(min(TOP, len(split.captions)))
@@ -81,7 +84,8 @@ def rankings(opt) -> tuple:
 def neighbours(similarity, images: Embedding, rows: list[int]) -> list[list[int]]:
     """For each image of `rows`, the NEAREST other images, the most similar first."""
     at = torch.tensor(rows, device=images.mean.device)
-    scores = columns_within(similarity, images)(slice(None))(at)                    # (R, N)
+    similarity, images = within_modality(similarity, images)
+    scores = similarity(images.rows(at), images)                                    # (R, N)
     scores.scatter_(1, at[:, None], -torch.inf)
     return scores.topk(min(NEAREST, len(images.mean) - 1)).indices.tolist()
 

@@ -29,13 +29,12 @@ from checkpoints import Trained
 from cli import Arguments, InputError, check, data_set, filename, positive, split_name, torch_device
 from data import check_extractors
 from evaluation import compare, confidence, report
-from evaluation.assess import without_nan
-from evaluation.certainty import Certainty
 from evaluation.confidence import Fitted, Seen, percent, title
-from evaluation.open import newest_run
+from evaluation.embeddings import newest_run
 from evaluation.pictures import IN_SET, OWN, Cell, Row, draw_rows, small, wrapped
 from evaluation.plots import PICTURES, diagrams, pick
 from evaluation.posterior import FITTED, temperature
+from evaluation.protocols import replace_nan
 from files.writing import output, save_json
 from options import check_fits
 from phrases.data import PhraseSplit, read_phrases, shares
@@ -191,7 +190,7 @@ def tables(runs: dict[str, dict], baselines: dict[str, dict] | None = None) -> l
         if groups:
             made.append((heading, {report.label(run, group, len(runs) > 1): of
                                    for group, each in groups.items() for run, of in each.items()}))
-    return [confidence.table(heading, COLUMNS, rows, lambda key, of: confidence.digits(
+    return [report.table(heading, COLUMNS, rows, lambda key, of: report.digits(
         key, of, "queries" * (key == "phrases"))) for heading, rows in made]
 
 
@@ -246,14 +245,14 @@ def fit(dev: Phrases) -> Fitted:
     return Fitted(temperature(*padded(dev.name, photos)), len(seen.right), seen.gallery)
 
 
-def judge_phrases(dev: Phrases, test: Phrases) -> tuple[Certainty, Located]:
+def judge_phrases(dev: Phrases, test: Phrases) -> tuple[confidence.Report, Located]:
     """What is fitted on dev and judged on test, and what was found for the phrases of test."""
     fitted = fit(dev)
     found = locate(test.split, test.scores_of, fitted.temperature)
     worth, seen = confidence.judge(look(test, found))
     results, made = {"confidence": {SIDE: worth}}, confidence.tables({SIDE: worth})
     lines = list(sure_sentences(worth, fitted, dev, test, seen))
-    return Certainty(results, made, lines, {"split": dev.name, SIDE: fitted._asdict()},
+    return confidence.Report(results, made, lines, {"split": dev.name, SIDE: fitted._asdict()},
                      {SIDE: seen}), found
 
 
@@ -330,7 +329,7 @@ def run(opt) -> None:
               + f", mean of the scores of {len(paths)} models" * (len(paths) > 1))
     print("\n" + report.render(tables, opt.format))
     print("\n".join(lines))
-    save_json(without_nan(results), target)
+    save_json(replace_nan(results), target)
     print(f"written to {target}")
     if opt.confidence:
         stem, _ = os.path.splitext(os.path.basename(target))

@@ -13,8 +13,7 @@ from tqdm import tqdm
 
 from cli import InputError, check
 from data import Features, NoImages, Photos, image_batches, read_split
-from evaluation.open import How, Where
-from evaluation.subjects import items_of_split
+from evaluation.embeddings import items_of
 from features import store
 from features.folder import extract, find_photos, read_images
 from features.networks import RECIPE, recipe_of
@@ -29,6 +28,20 @@ from retrieval.trust import BankColumn
 ROWS = 1024                           # photos that are embedded at a time
 FIRST = 256                           # photos that the origin of an index is the average of
 WHOLE = dict.fromkeys(RECIPE) | {"kind": "cnn", "cnn_type": "efficientnet_lite0", "layer": "pooled", "whole": True}
+
+
+class Where(NamedTuple):
+    """Which items."""
+    data_path: str | None = None
+    data_name: str | None = None
+    split: str | None = None
+
+
+class How(NamedTuple):
+    """On what machine, in what portions. No result depends on it."""
+    device: object = "cpu"           # a torch.device or its name
+    batch_size: int = 128             # images or captions that are encoded at once
+    workers: int = 0                  # processes that read photos
 
 
 # ---- photos to be indexed
@@ -90,7 +103,7 @@ def gallery_of_split(where: Where, folder: str | None) -> Gallery:
         folder = folder or os.path.commonpath([os.path.dirname(path) for path in paths])
         names = [os.path.relpath(path, folder) for path in paths]
     else:
-        names = items_of_split(split, where.data_name).image_names
+        names = items_of(split, where.data_name).ids.get("image_name")
         names = names or [str(x) for x in split.image_ids or range(len(split.images))]
     return Gallery(split.images, names, [None] * len(names), folder, None,
                    (split.extractors or {}).get("ims"), f"{where.data_name} {split.name}")

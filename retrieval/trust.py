@@ -11,13 +11,13 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
+from checkpoints import Trained
 from cli import InputError
 from evaluation import bank, promises
 from evaluation.calibration import Calibration, calibration_file, quantiles, read_calibration
 from evaluation.confidence import percent
-from evaluation.open import How, Models, Where, members_on
+from evaluation.embeddings import Embeddings, Member, embed
 from evaluation.posterior import rows_of, sample_scores, temperature
-from evaluation.subjects import Member, Subject, score_matrix
 from losses import Embedding
 
 SENTENCE = 4                          # words from which a number of photos is more than a bound
@@ -166,19 +166,19 @@ class BankColumn:
     alpha: of its sets.
     """
 
-    def __init__(self, run, split: str, how: How, alpha: float | None = None):
+    def __init__(self, run, split: str, how, alpha: float | None = None):
         bank.check_splits(split, "test")
-        source = Models([run.path]), Where(run.data_path), how
-        self.queries = members_on(
-            *source, split, lambda s: bank.draw(s.caption_image, len(s.images))).members
-        dev = members_on(*source, "dev")
+        model = Trained(run.path, how.device)
+        source = {"data_path": run.data_path, "batch_size": how.batch_size, "workers": how.workers}
+        self.queries = embed([model], split, lambda s: bank.draw(s.caption_image, len(s.images)), **source).members
+        dev = embed([model], "dev", **source)
         self.beta, self.trust = bank.choose(dev, self.queries)["beta"]["t2i"], None
         captions = len(self.queries[0].captions.mean)
         self.report = {"split": split, "captions": captions, "beta": self.beta}
         if self.beta is not None:
             terms = bank.item_terms(dev.members, self.queries, [self.beta], "t2i")[0]  # (N,)
-            scores = score_matrix(dev) - terms.numpy()[:, None]  # (N, M)
-            whole = Subject(dev.name, "", dev.caption_image, dev.n_images, scores=scores)
+            scores = dev.scores - terms.numpy()[:, None]  # (N, M)
+            whole = Embeddings(dev.name, dev.caption_image, dev.n_images, matrix=scores)
             t = temperature(*sample_scores(rows_of(whole, "t2i")))
             limit = alpha and promises.calibrate_sets(whole, "t2i", t, alpha)[0]["lac"]
             self.trust = Trust(t, dev.n_images, run.options.data_name, alpha, limit,

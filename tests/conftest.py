@@ -70,8 +70,8 @@ def weights(tmp_path_factory):
 @pytest.fixture
 def undrawn(monkeypatch):
     """evaluate.py draws no pictures, which takes most of its time on few items."""
-    for name in ("curves", "extremes", "plots.diagrams", "plots.examples", "plots.fitting"):
-        monkeypatch.setattr(f"evaluate.{name}", lambda *_: None)
+    for name in ("curves", "extremes", "diagrams", "examples", "fitting"):
+        monkeypatch.setattr(f"evaluate.plots.{name}", lambda *_: None)
 
 
 @pytest.fixture(scope="session")

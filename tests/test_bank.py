@@ -9,12 +9,13 @@ import torch
 
 import evaluate
 import metrics
-from checkpoints import load_checkpoint
+from checkpoints import Trained, load_checkpoint
 from cli import InputError
-from evaluation import bank, protocols, subjects
+from evaluation import bank, protocols
+from evaluation.embeddings import Embeddings, Member, embed, split_of
 from evaluation.encode import encode
-from evaluation.open import Where, load_run
-from evaluation.subjects import Bank, Member, Record, Subject
+from evaluation.protocols import Record
+from evaluation.report import describe_bank
 from losses import Embedding, cosine, dot, formulas
 from tests import helpers, references
 
@@ -93,7 +94,8 @@ def test_terms_are_those_of_a_double_loop(name, block):
 def test_large_scores_neither_overflow_nor_vanish(level):
     """exp(beta s) is infinite or 0 in float32, and in float64 too."""
     scores = np.float32(level) + np.random.default_rng(0).normal(0, 50, (N, M)).astype(np.float32)
-    found = bank.log_mean_exp(lambda c: lambda i: torch.from_numpy(scores[i, c]), N, M, [0.5], "images", 4)[0]
+    blocks = [(rows, torch.from_numpy(scores[rows])) for rows in (slice(0, 4), slice(4, N))]
+    found = bank.log_mean_exp(blocks, N, M, [0.5], "images")[0]
     np.testing.assert_allclose(found.numpy(), [term(row, 0.5) for row in scores.astype(float)], rtol=1e-6)
 
 
@@ -105,9 +107,8 @@ def test_one_matrix_serves_both_directions(name):
     scores = exact(name, one.images, one.captions)
     expected = {"t2i": ranks_of(scores - images[:, None], owner)["t2i"],
                 "i2t": ranks_of(scores - captions, owner)["i2t"]}
-    taken = Bank(*(bank.item_terms([one], [queries], [beta[side]], side)[0] for side in ("t2i", "i2t")), {})
-    columns = subjects.normalised(subjects.image_text([one]), taken)
-    found = metrics.ranks_by_blocks(columns, owner, N, block=3)
+    taken = [bank.item_terms([one], [queries], [beta[side]], side)[0].numpy() for side in ("t2i", "i2t")]
+    found = metrics.ranks(metrics.score_matrix([one]) - taken[0][:, None] - taken[1], owner, block=3)
     assert [found[0].tolist(), found[1].tolist()] == [expected["i2t"], expected["t2i"]]
     assert expected != ranks_of(scores, owner)                                  # else nothing is tested
 
@@ -123,13 +124,12 @@ def test_an_ensemble_is_normalised_by_its_mean_scores():
 
 
 def test_folds_take_the_numbers_of_their_items(monkeypatch):
-    monkeypatch.setattr(subjects, "FOLD", 3)
+    monkeypatch.setattr(protocols, "FOLD", 3)
     one, queries, owner = member("cosine", 0, 15, 52), member("cosine", 10), owners(15, 52)
-    taken = Bank(*(bank.item_terms([one], [queries], [4.0], side)[0] for side in ("t2i", "i2t")), {})
-    subject, record = Subject("x", "cosine", owner, 15, [one], bank=taken), Record()
-    columns = subjects.normalised(subjects.image_text([one]), taken)
-    protocols.recalls(subject, columns, subjects.folds(subject), record, "bank_folds5", 2)
-    scores = exact("cosine", *one[1:]) - taken.images.numpy()[:, None] - taken.captions.numpy()
+    taken = tuple(bank.item_terms([one], [queries], [4.0], side)[0] for side in ("t2i", "i2t"))
+    e, record = Embeddings("x", owner, 15, [one], bank=taken), Record()
+    protocols.bank(e, None, protocols.folds(e), record, "bank_folds5")
+    scores = exact("cosine", *one[1:]) - taken[0].numpy()[:, None] - taken[1].numpy()
     for k in range(0, 15, 3):
         captions = np.flatnonzero((owner >= k) & (owner < k + 3))
         expected = ranks_of(scores[k:k + 3, captions], owner[captions] - k)["t2i"]
@@ -138,8 +138,8 @@ def test_folds_take_the_numbers_of_their_items(monkeypatch):
 
 # ---- the choice of beta
 
-def subject_of(one: Member, owner) -> Subject:
-    return Subject("x", "", owner, len(one.images.mean), [one])
+def subject_of(one: Member, owner) -> Embeddings:
+    return Embeddings("x", owner, len(one.images.mean), [one])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -178,11 +178,11 @@ def test_nothing_is_taken_where_dev_does_not_gain():
     """Perfect on dev; or every score the same, which has no spread."""
     points = Embedding(torch.eye(D))
     for one in (Member(cosine, points, points), Member(dot, points, Embedding(torch.ones(D, D)))):
-        found = bank.normalisation([one], subject_of(one, np.arange(D)), [member("dot", 0, 4, 6)], "train")
-        assert found.report["beta"] == {"t2i": None, "i2t": None}
-        assert found.report["dev_rsum"] == found.report["dev_rsum_without"]
-        assert not found.images.any() and not found.captions.any()
-        assert "beta none for text to image and none for image to text" in bank.sentence(found.report)
+        terms, found = bank.normalisation([one], subject_of(one, np.arange(D)), [member("dot", 0, 4, 6)], "train")
+        assert found["beta"] == {"t2i": None, "i2t": None}
+        assert found["dev_rsum"] == found["dev_rsum_without"]
+        assert not terms[0].any() and not terms[1].any()
+        assert "beta none for text to image and none for image to text" in describe_bank(found)
 
 
 def hubs(n: int, seed: int) -> tuple[Embedding, Embedding, np.ndarray]:
@@ -200,13 +200,14 @@ def test_a_hub_no_longer_takes_the_first_rank():
     (images, captions, owner), (dev_images, dev_captions, _), (bank_images, bank_captions, _) = (
         hubs(40, seed) for seed in range(3))
     one = Member(cosine, images, captions)
-    taken = bank.normalisation([one], subject_of(Member(cosine, dev_images, dev_captions), owner),
-                               [Member(cosine, bank_images, bank_captions)], "train")
-    columns = subjects.image_text([one])
-    before = metrics.ranks_by_blocks(columns, owner, 41)[1]
-    after = metrics.ranks_by_blocks(subjects.normalised(columns, taken), owner, 41)[1]
+    (of_images, of_captions), report = bank.normalisation(
+        [one], subject_of(Member(cosine, dev_images, dev_captions), owner),
+        [Member(cosine, bank_images, bank_captions)], "train")
+    scores = metrics.score_matrix([one])
+    before = metrics.ranks(scores, owner)[1]
+    after = metrics.ranks(scores - of_images.numpy()[:, None] - of_captions.numpy(), owner)[1]
     assert np.mean(before == 0) == 0 and np.mean(after == 0) == 1
-    assert taken.images.argmax() == 40 and taken.report["dev_rsum"] > taken.report["dev_rsum_without"] + 99
+    assert of_images.argmax() == 40 and report["dev_rsum"] > report["dev_rsum_without"] + 99
 
 
 @pytest.mark.parametrize("side", ["images", "captions"])
@@ -236,9 +237,10 @@ def test_a_bank_is_of_whole_images(size):
 
 
 def test_a_part_is_embedded_as_within_the_whole(small_run):
-    run = load_run(str(small_run("--sim", "wasserstein")), Where(split="train"))
-    part = bank.draw(run.split.caption_image, len(run.split.images), 40)
-    whole, some = (encode(run.trained.model, run.split, run.tokens(), torch.device("cpu"), 7, part=p)
+    run = Trained(str(small_run("--sim", "wasserstein")))
+    split = split_of(run, "train")
+    part = bank.draw(split.caption_image, len(split.images), 40)
+    whole, some = (encode(run.model, split, split.encode(run.vocab), torch.device("cpu"), 7, part=p)
                    for p in (None, part))
     assert len(some[0].mean) == 40 and len(some[1].mean) == 40 and len(whole[1].mean) == 240
     for all_items, few, rows in zip(whole, some, part):
@@ -257,8 +259,8 @@ def ev(tmp_path, monkeypatch):
 
 
 def members_on(run, split: str) -> tuple[Member, np.ndarray]:
-    subject = evaluate.opened([str(run)], evaluate.parse_args(["--split", split, "--device", "cpu"]), "run")
-    return subject.members[0], subject.caption_image
+    e = embed([Trained(str(run))], split)
+    return e.members[0], e.caption_image
 
 
 def test_the_command_reports_both(small_run, ev, capsys):
@@ -288,7 +290,7 @@ def test_the_command_reports_both(small_run, ev, capsys):
             expected = recall_sums(scores, owner)[side]
         assert sum(found["protocols"]["bank"][side][f"r{k}"] for k in (1, 5, 10)) == pytest.approx(expected), side
     assert told["beta"] != {"t2i": None, "i2t": None}                           # else nothing is tested
-    assert "all, with the bank" in shown and bank.sentence(told) in shown
+    assert "all, with the bank" in shown and describe_bank(told) in shown
     assert "bank of 240 captions and 48 images of train: beta " in shown
     with open("ranks.csv", encoding="utf-8") as f:
         assert sum(line.startswith("bank,t2i,") for line in f) == 120

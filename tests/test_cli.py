@@ -20,7 +20,8 @@ import vocab
 from checkpoints import load_checkpoint
 from cli import InputError
 from demo import __main__ as demo
-from evaluation import subjects
+from evaluation import protocols
+from evaluation.embeddings import Embeddings, Member
 from files.writing import output
 from losses import Embedding, formulas
 from tests.helpers import ROOT, SMALL, fit, refused, unwritable
@@ -184,10 +185,9 @@ def test_five_folds_are_the_mean_of_sequential_thousands():
     images = torch.randn(5000, 8, generator=g)
     caption_image = np.arange(10000) // 2
     captions = images[caption_image] + torch.randn(10000, 8, generator=g)
-    member = subjects.Member(FORMULAS["cosine"], Embedding(images), Embedding(captions))
-    subject = subjects.Subject("random", "cosine", caption_image, 5000, [member])
-    opt = evaluate.parse_args(["--fold5"])
-    got = evaluate.assess(subject, evaluate.Judgements(), opt)[0]["protocols"]["folds5"]
+    member = Member(FORMULAS["cosine"], Embedding(images), Embedding(captions))
+    e = Embeddings("random", caption_image, 5000, [member])
+    got = protocols.assess(e, evaluate.parse_args(["--fold5"]))[0]["protocols"]["folds5"]
     rsums = [metrics.retrieval(member[0](Embedding(images[k:k + 1000]), Embedding(captions[2 * k:2 * k + 2000])),
                                         caption_image[:2000])["rsum"] for k in range(0, 5000, 1000)]
     assert got["rsum"] == pytest.approx(np.mean(rsums)) and got["t2i"]["queries"] == 10000

@@ -7,11 +7,13 @@ import shutil
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 
 import evaluate
 import metrics
-from evaluation import assess, compare, subjects
+from evaluation import compare, protocols
+from evaluation.embeddings import Member, load_scores
 from losses import Embedding, formulas
 from tests.helpers import fit, unwritable
 from tests.helpers import refused as refuses
@@ -117,7 +119,7 @@ def test_scores_give_the_results_of_their_model(runs, ev, exported, everything, 
     matrix = FORMULAS["wasserstein"](*sides(exported("wasserstein0"))).numpy().astype(dtype)
     np.save("s.npy", matrix)
     words = ["--scores", "s.npy", "--data_path", demo_path, "--data_name", "demo_precomp", *everything]
-    assert isinstance(evaluate.opened(["s.npy"], evaluate.parse_args(words), "scores").scores, np.memmap)
+    assert load_scores("s.npy").scores.flags.writeable == (dtype != np.float32)         # which is mapped, not read
     found = ev(*words)["protocols"]
     assert {"full", "cxc", "pmrp"} <= set(found) and "mean_only" not in found
     assert set(found["cxc"]) == {"i2t", "t2i", "rsum", "sits"}
@@ -189,13 +191,14 @@ def test_files_of_another_kind_are_refused(exported, capsys, demo_path):
 
 
 def test_files_that_cannot_be_written_are_named_before_the_work(runs, tmp_path, monkeypatch, capsys):
-    for name in ("open_run", "compare"):
+    for name in ("open_runs", "compare"):
         monkeypatch.setattr(evaluate, name, None)
     for path in unwritable(tmp_path):
         for option in ("--output", "--export", "--ranks"):
             refused(capsys, ["--checkpoint", runs / "cosine0", option, path], f"{path} cannot be written")
         refused(capsys, ["--compare", runs / "cosine0", runs / "gce", "--output", path], f"{path} cannot be written")
     (tmp_path / "run" / "results.json").mkdir(parents=True)
+    shutil.copy(runs / "cosine0" / "model_best.pt", tmp_path / "run")
     refused(capsys, ["--checkpoint", tmp_path / "run"], "run/results.json cannot be written .it is a folder")
 
 
@@ -280,12 +283,49 @@ def test_positives_of_the_user(ev, exported, capsys):
     assert found["i2t"]["map_at_r"] == pytest.approx(
         100 * np.mean([(hit[0] + hit[1] * sum(hit) / 2) / 2, ranks[1] == 0]))
     assert found["i2t"]["r1"] == 100 * np.mean([hit[0], ranks[1] == 0])
-    for name, others in (("mean_only", assess.means_only), ("shuffled", assess.shuffled)):
-        (similarity, *both), = others(subjects.Subject("", "", e["caption_image"], 24, [subjects.Member(
-            FORMULAS["wasserstein"], *sides(e))]))
+    for name, others in (("mean_only", protocols.means_only), ("shuffled", protocols.shuffle_variances)):
+        (similarity, *both), = others([Member(FORMULAS["wasserstein"], *sides(e))])
         scores = similarity(*both).numpy()
         ranks = [np.sum(scores[0] >= max(scores[0, 50], scores[0, 3])) - 1, np.sum(scores[4] >= scores[4, 9]) - 1]
         assert numbers[f"positives_{name}"]["i2t"]["meanr"] == pytest.approx(np.mean(ranks) + 1)
+
+
+def test_uncertainty_is_compared_with_the_number_of_positives(ev, exported, capsys):
+    e = exported("wasserstein0")
+    images, captions, rng = e["image_id"].tolist(), e["caption_id"].tolist(), np.random.default_rng(0)
+    count = rng.integers(0, 6, 120)
+    with open("p.json", "w", encoding="utf-8") as f:
+        json.dump({"t2i": {c: rng.permutation(images)[:n].tolist() for c, n in zip(captions, count)}}, f)
+    capsys.readouterr()
+    found = ev("--embeddings", "e.npz", "--positives", "p.json", "--uncertainty")["uncertainty"]
+    spread = e["caption_log_var"].sum(1)
+    rho = scipy.stats.spearmanr(spread[count > 0], count[count > 0]).statistic
+    assert found["captions"]["rho_positives"] == pytest.approx(rho, abs=1e-3) and "rho_positives" not in found["images"]
+    assert (f"rho of log det Sigma with the number of positives of a query: {found['captions']['rho_positives']:.3f}"
+            in capsys.readouterr().out)
+    assert "rho_positives" not in ev("--embeddings", "e.npz", "--positives", "p.json")["uncertainty"]["captions"]
+
+
+def test_protocols_of_5000_images_take_testall(runs, ev, everything, demo_path, tmp_path, capsys):
+    """VSE++'s and SCAN's `test` is a fifth of it."""
+    shutil.copytree(f"{demo_path}/demo_precomp", tmp_path / "all")
+    for path in (tmp_path / "all").glob("test_*"):
+        shutil.copy(path, path.with_name(path.name.replace("test_", "testall_")))
+    data = ["--data_path", tmp_path, "--data_name", "all"]
+    capsys.readouterr()
+    found = ev("--checkpoint", runs / "cosine0", *data, *everything)
+    assert found["split"] == "testall" and "cxc" in found["protocols"]
+    assert "--cxc and --pmrp: taking the split testall of" in capsys.readouterr().out
+    assert ev("--checkpoint", runs / "cosine0", *data, *everything, "--split", "test")["split"] == "test"
+    assert ev("--checkpoint", runs / "cosine0", *data)["split"] == "test"
+    np.save("s.npy", np.zeros((24, 120), np.float32))
+    for name in ("test_ims.npy", "test_caps.txt"):
+        os.remove(tmp_path / "all" / name)
+    shutil.copy(f"{demo_path}/demo_precomp/dev_caps.txt", tmp_path / "all" / "test_caps.txt")
+    shutil.copy(f"{demo_path}/demo_precomp/dev_ims.npy", tmp_path / "all" / "test_ims.npy")
+    for path in (tmp_path / "all").glob("test_*ids*"):
+        os.remove(path)
+    assert ev("--scores", "s.npy", *data)["split"] == "testall"             # the one of as many items
 
 
 def test_text_only_splits(runs, ev, everything, demo_path, capsys):
@@ -436,7 +476,7 @@ def test_photos_that_are_not_there_are_said(runs, ev, demo_path, monkeypatch, ca
     os.remove("some/test_00003.png")
     ev(*words, "some")
     assert "--photos some: 1 of 24 photos are missing, the first is some/test_00003.png; the" in capsys.readouterr().err
-    monkeypatch.setattr(evaluate, "open_run", None)
+    monkeypatch.setattr(evaluate, "open_runs", None)
     refused(capsys, [*words, "nofolder"], "--photos nofolder is no folder; give the folder of the photos")
 
 

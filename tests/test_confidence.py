@@ -14,12 +14,12 @@ import evaluate
 import search
 import show
 import train
+from checkpoints import Trained
 from demo import __main__ as demo
-from evaluation import calibration, certainty, confidence, pictures, plots, promises
+from evaluation import calibration, confidence, pictures, plots, promises
+from evaluation.embeddings import Embeddings, split_of
 from evaluation.encode import encode
-from evaluation.open import Where, load_run
-from evaluation.posterior import answers, part, rows_of, sample_scores
-from evaluation.subjects import Subject
+from evaluation.posterior import answers, rows_of, sample_scores
 from losses import uncertainty
 from retrieval.trust import Trust, from_json
 from runs import MADE_OF_RUN
@@ -33,7 +33,7 @@ def drawn(seed=0, n=40, each=3, noise=0.9, scale=0.1):
     rng = np.random.default_rng(seed)
     owner = rng.permutation(np.repeat(np.arange(n), each))
     scores = scale * ((np.arange(n)[:, None] == owner) + noise * rng.normal(size=(n, n * each)))
-    return Subject("drawn", "scores", owner, n, scores=scores.astype(np.float32))
+    return Embeddings("drawn", owner, n, matrix=scores.astype(np.float32))
 
 
 def slow_answers(subject, side, t, images=None):
@@ -63,7 +63,7 @@ def slow_answers(subject, side, t, images=None):
 def test_answers_are_those_of_a_loop_over_queries(monkeypatch, side, images):
     monkeypatch.setattr("evaluation.posterior.ELEMENTS", 250)                 # several blocks, the last one smaller
     subject, kept = drawn(), np.array(images or range(40))
-    rows = rows_of(part(subject, kept), side)
+    rows = rows_of(subject.subset(kept), side)
     found, slow = answers(rows, 12.0), slow_answers(subject, side, 12.0, images)
     assert len(slow) == rows.queries
     for name in ("right", "max", "margin", "std", "posterior", "entropy"):
@@ -87,11 +87,10 @@ def test_figures_do_not_hang_on_the_last_bits_of_scores():
     subject, rng = drawn(seed=11, n=120), np.random.default_rng(0)
     subject.scores[:, rng.choice(360, 120, replace=False)] = subject.scores[:, rng.choice(360, 120)]
     subject.scores[rng.choice(120, 20, replace=False)] = subject.scores[rng.choice(120, 20)]
-    asked = certainty.Asked(confidence=True, sets=0.2, calibrate_on=0.5)
+    opt = evaluate.parse_args(["--scores", "x", "--confidence", "--sets", "0.2", "--calibrate_on", "0.5"])
 
     def figures(scores):
-        whole = replace(subject, scores=scores)
-        sure = certainty.assess_certainty(whole, asked, None)
+        sure = confidence.calibrate(replace(subject, matrix=scores), opt, None)
         assert sure.results.keys() == {"confidence", "sets"}
         shown = sure.results | {side: {"T": sure.calibration[side]["temperature"]} for side in SIDES}
         return {name: np.array(value, float) for name, value in leaves(shown) if not isinstance(value, str)}
@@ -103,7 +102,7 @@ def test_figures_do_not_hang_on_the_last_bits_of_scores():
 
 
 def test_a_wrong_item_that_ties_is_no_right_answer():
-    subject = Subject("x", "scores", np.array([0, 0, 1]), 2, scores=np.array([[1, 1, 0.5], [0.2, 1, 1]], np.float32))
+    subject = Embeddings("x", np.array([0, 0, 1]), 2, matrix=np.array([[1, 1, 0.5], [0.2, 1, 1]], np.float32))
     assert answers(rows_of(subject, "i2t"), 1.0).right.tolist() == [True, False]     # right ones tie; a wrong one ties
     assert answers(rows_of(subject, "t2i"), 1.0).right.tolist() == [True, False, True]
 
@@ -292,8 +291,9 @@ def figures(monkeypatch):
 @pytest.mark.parametrize("side", SIDES)
 def test_answers_of_a_part_are_shown_by_their_places_in_the_whole(side):
     subject = drawn(seed=5)
-    kept = certainty.to_calibrate_on(subject, 0.5, None)[2]
-    sure = certainty.assess_certainty(subject, certainty.Asked(confidence=True, calibrate_on=0.5), None)
+    kept = confidence.split_images(subject, 0.5)[2]
+    opt = evaluate.parse_args(["--scores", "x", "--confidence", "--calibrate_on", "0.5"])
+    sure = confidence.calibrate(subject, opt, None)
     seen, t = sure.seen[side], sure.calibration[side]["temperature"]
     found = slow_answers(subject, side, t, kept.tolist())
     captions = [c for c in range(len(subject.caption_image)) if subject.caption_image[c] in kept]
@@ -459,9 +459,10 @@ def test_search_says_how_sure_it_is(runs, tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     stored = json.loads((folder / "calibration.json").read_text())
     t, limit = stored["t2i"]["temperature"], stored["sets"]["t2i"]["lac"]
-    run = load_run(str(folder), Where(split="dev"))
-    images, captions = encode(run.trained.model, run.split, run.tokens(), "cpu")
-    p = (t * run.trained.similarity(images, captions).T[:6].double()).softmax(1)
+    run = Trained(str(folder))
+    split = split_of(run, "dev")
+    images, captions = encode(run.model, split, split.encode(run.vocab), "cpu")
+    p = (t * run.similarity(images, captions).T[:6].double()).softmax(1)
     log_det = uncertainty(captions)
     for k, of in enumerate(found):
         held = int((-p[k].log() <= limit).sum())

@@ -9,8 +9,8 @@ import data
 import evaluate
 import train
 from cli import InputError
-from evaluation import subjects
-from tests.helpers import SMALL
+from evaluation.embeddings import Embeddings, check_same_items
+from tests.helpers import SMALL, refused
 
 
 @pytest.fixture(scope="module")
@@ -122,24 +122,25 @@ def test_chance_stands_beside_recalls(exported, ev):
 
 def made(n=3, each=2, **known):
     owner = np.repeat(np.arange(n), each)
-    return subjects.Items(known.pop("source", "a"), known.pop("owner", owner), n, **known)
+    given = {name: known.pop(name, "") for name in ("data_set", "split")}
+    return Embeddings("", owner, n, source=known.pop("source", "a"), ids=known, **given)
 
 
 def test_the_same_words_are_the_same_items_whatever_their_numbers():
     """SCAN numbers the rows of its files where VSE++ has COCO's ids."""
     texts = [f"caption {k}" for k in range(6)]
-    theirs = made(captions=texts, image_ids=[391895, 7, 9], source="b")
-    assert subjects.refuse_other_items(made(captions=texts, image_ids=[0, 1, 2]), theirs) == []
+    theirs = made(caption=texts, image_id=[391895, 7, 9], source="b")
+    assert check_same_items(made(caption=texts, image_id=[0, 1, 2]), theirs) == []
 
 
 def test_splits_of_one_set_are_not_of_each_other():
-    ids = {"image_ids": [1, 2, 3], "caption_ids": list(range(6))}
-    mine = made(data_name="x", split="dev", **ids)
+    ids = {"image_id": [1, 2, 3], "caption_id": list(range(6))}
+    mine = made(data_set="x", split="dev", **ids)
     with pytest.raises(InputError, match="a is of the dev split and b of the test split of x"):
-        subjects.refuse_other_items(mine, made(data_name="x", split="test", source="b", **ids))
-    assert subjects.refuse_other_items(mine, made(data_name="y", split="testall", source="b", **ids)) == []
+        check_same_items(mine, made(data_set="x", split="test", source="b", **ids))
+    assert check_same_items(mine, made(data_set="y", split="testall", source="b", **ids)) == []
     with pytest.raises(InputError, match="a is of x and b of y, and no ids tell that their captions are the same"):
-        subjects.refuse_other_items(mine, made(data_name="y", image_ids=[1, 2, 3], source="b"))
+        check_same_items(mine, made(data_set="y", image_id=[1, 2, 3], source="b"))
 
 
 def test_an_ensemble_of_other_items_is_refused(exported, tmp_path, demo_path, monkeypatch):
@@ -157,9 +158,69 @@ def test_an_ensemble_of_other_items_is_refused(exported, tmp_path, demo_path, mo
         if kwargs.get("text_features"):
             split.caption_ids, split.captions = split.caption_ids + 1, split.captions[::-1]
         return split
-    monkeypatch.setattr("evaluation.open.read_split", changed)
+    monkeypatch.setattr("evaluation.embeddings.read_split", changed)
     opt = evaluate.parse_args(["--checkpoint", str(root / "run"), str(tmp_path / "r"), *mine,
                                "--output", str(tmp_path / "o")])
     message = "have other caption ids, or the same in another order; give files of one split"
     with pytest.raises(InputError, match=message):
         evaluate.run(opt)
+
+
+# ---- layouts and meanings that fit in shape alone
+
+@pytest.fixture
+def layouts(tmp_path, monkeypatch):
+    """Embeddings of 20 images and 100 captions by the names of files, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    z = rng.standard_normal((20, 16)).astype(np.float32)
+    x = z + 0.6 * rng.standard_normal(z.shape).astype(np.float32)
+    y = np.repeat(z, 5, 0) + 0.6 * rng.standard_normal((100, 16)).astype(np.float32)
+    return x, y
+
+
+def evaluate_file(option: str, path: str, capsys) -> tuple[dict, str]:
+    capsys.readouterr()
+    results = evaluate.run(evaluate.parse_args([option, path, "--overwrite", "--output", "o.json"]))
+    return results, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ids", [{}, {"caption_image": np.arange(100), "image_id": np.arange(100) // 5}])
+def test_rows_of_vse_pp_are_images(layouts, capsys, ids):
+    """An image's row stands once for each of its captions."""
+    x, y = layouts
+    np.savez("plain.npz", image_mean=x, caption_mean=y)
+    np.savez("repeated.npz", image_mean=np.repeat(x, 5, 0), caption_mean=y, **ids)
+    found, shown = evaluate_file("--embeddings", "repeated.npz", capsys)
+    assert found["images"] == 20 and "its 100 rows of images are 20 images, each repeated 5 times" in shown
+    assert found["protocols"] == evaluate_file("--embeddings", "plain.npz", capsys)[0]["protocols"]
+    np.save("repeated.npy", np.repeat(x, 5, 0) @ y.T)
+    found, shown = evaluate_file("--scores", "repeated.npy", capsys)
+    assert found["images"] == 20 and "are 20 images" in shown and found["protocols"]["full"]["t2i"]["r1"] > 40
+
+
+def test_one_caption_an_image_is_no_repetition(layouts, capsys):
+    x, _ = layouts
+    x[3] = x[2]                                             # a photo that stands there twice
+    np.savez("pairs.npz", image_mean=x, caption_mean=x)
+    assert evaluate_file("--embeddings", "pairs.npz", capsys)[0]["images"] == 20
+
+
+@pytest.mark.parametrize("repeat", [1, 5])
+def test_scores_on_their_side_are_told(layouts, demo_path, capsys, repeat):
+    x, y = layouts
+    np.save("turned.npy", y @ np.repeat(x, repeat, 0).T)
+    refused(capsys, evaluate.main, ["--scores", "turned.npy"], "turned on its side: .*np.save.path, scores.T")
+    np.save("turned.npy", np.zeros((120, 24), np.float32))
+    refused(capsys, evaluate.main, ["--scores", "turned.npy", "--data_path", demo_path, "--data_name", "demo_precomp"],
+            "turned on its side")
+
+
+def test_distances_are_told(layouts, capsys):
+    x, y = layouts
+    for sign, told in ((1, False), (-1, True)):
+        np.save("s.npy", sign * x @ y.T)
+        assert ("far worse than chance (10): scores are higher where items fit better, so negate distances"
+                in evaluate_file("--scores", "s.npy", capsys)[1]) == told
+    np.save("s.npy", np.random.default_rng(0).standard_normal((20, 100)))
+    assert "worse than chance" not in evaluate_file("--scores", "s.npy", capsys)[1]

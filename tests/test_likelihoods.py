@@ -7,8 +7,9 @@ from torch.distributions import MultivariateNormal
 from torch.nn.functional import normalize
 
 import model
-from evaluation.subjects import Member, columns_within, image_text
+from evaluation.embeddings import within_modality
 from losses import MLS, Embedding, InfoNCE, check_sides, cosine
+from metrics import score_blocks
 from options import resolve, training_parser
 
 BOUNDS = math.log(1e-4), math.log(10)
@@ -80,15 +81,14 @@ def test_two_points_are_refused_and_one_side_is_compared_by_the_cosine():
     points = embedding(3, 4, 1, "point")
     with pytest.raises(ValueError, match="on 2 of the two sides, images and captions, or on 1; 0 of those"):
         check_sides(MLS(), "mls", points, points)
-    within = columns_within(MLS(), points)(slice(None))(slice(None))
-    torch.testing.assert_close(within, cosine(points, points))
+    similarity, side = within_modality(MLS(), points)
+    torch.testing.assert_close(similarity(side, side), cosine(points, points))
 
 
 def test_blocks_are_the_whole():
     images, captions = embedding(9, 8, 1), embedding(11, 8, 2)
-    columns = image_text([Member(MLS().double(), images, captions)])
-    rows = torch.tensor([4, 0, 7])
-    torch.testing.assert_close(columns(slice(2, 9))(rows), MLS().double()(images, captions)[rows, 2:9])
+    for rows, scores in score_blocks([(MLS().double(), images, captions)], 4):
+        torch.testing.assert_close(scores, MLS().double()(images, captions)[rows])
 
 
 def test_gradients_are_right_and_finite_where_a_pair_is_one_point():

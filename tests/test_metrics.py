@@ -90,7 +90,7 @@ def test_retrieval_equals_definition(seed, ties):
 def test_blocks_equal_whole(block):
     rng = np.random.default_rng(0)
     scores, caption_image = np.round(rng.standard_normal((20, 50)), 1), rng.integers(0, 20, 50)
-    i2t, t2i = metrics.ranks_by_blocks(lambda c: lambda i: torch.from_numpy(scores)[i, c], caption_image, 20, block)
+    i2t, t2i = metrics.ranks(scores, caption_image, block)
     same(metrics.both_directions(i2t[i2t >= 0], t2i), reference(scores, caption_image))
 
 
@@ -250,7 +250,8 @@ def test_positives_tied_with_all_others_get_nothing():
 def test_eccv_equals_the_package_of_its_authors():
     """R@1, R-precision and mAP@R over the real query sets, on random scores of which half the positives are raised."""
     package = pytest.importorskip("eccv_caption")
-    from evaluation import annotations, protocols, subjects
+    from evaluation import annotations, protocols
+    from evaluation.embeddings import Embeddings
     owner = json.load(open(os.path.join(annotations.eccv_folder(), "original_caption_to_image.json")))
     captions = np.load(os.path.join(annotations.eccv_folder(), "coco_test_ids.npy")).tolist()
     images = list(dict.fromkeys(owner[str(c)][0] for c in captions))
@@ -272,7 +273,8 @@ def test_eccv_equals_the_package_of_its_authors():
     theirs = judge.compute_all_metrics(
         ranked["i2t"], ranked["t2i"], target_metrics=("eccv_r1", "eccv_map_at_r", "eccv_rprecision"), Ks=(1,),
         verbose=False)
-    ours = protocols.eccv(scores, pairs, subjects.Record())
+    e = Embeddings("drawn", np.zeros(len(captions), int), len(images), matrix=scores, judged={"eccv": pairs})
+    ours = protocols.eccv(e, None, protocols.everything(e), protocols.Record(), "eccv")
     assert (ours["i2t"]["queries"], ours["t2i"]["queries"]) == (1261, 1332)
     for side in ("i2t", "t2i"):
         for name, key in (("eccv_r1", "r1"), ("eccv_rprecision", "rp"), ("eccv_map_at_r", "map_at_r")):

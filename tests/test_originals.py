@@ -226,8 +226,7 @@ def compare(model, words, split, images, captions, opt):
     np.testing.assert_allclose(ours[0].mean, images, atol=2e-5)
     np.testing.assert_allclose(ours[1].mean, captions, atol=2e-5)
     expected = original_ranks(images, captions, opt)
-    columns = metrics.score_columns(model.similarity, *ours)
-    found = metrics.ranks_by_blocks(columns, split.caption_image, len(split.images), 7)
+    found = metrics.ranks(metrics.score_matrix([(model.similarity, *ours)], 7), split.caption_image)
     for side in range(2):
         np.testing.assert_array_equal(found[side], expected[side])
     result = encode.validate(model, split, split.encode(words), torch.device("cpu"))

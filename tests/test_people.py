@@ -13,14 +13,14 @@ from scipy import optimize, stats
 import evaluate
 import show
 import train
+from checkpoints import Trained
 from cli import InputError
 from data import read_precomputed
 from evaluation import people, volume
 from evaluation.calibration import read_calibration
+from evaluation.embeddings import Embeddings, split_of
 from evaluation.encode import encode
-from evaluation.open import Where, load_run
 from evaluation.posterior import expected, rows_of
-from evaluation.subjects import Items
 from evaluation.volume import Sigmoid, logistic
 from losses import Embedding, Volume, formulas
 from retrieval.searcher import Found
@@ -157,7 +157,7 @@ def test_the_term_is_the_squared_distance_of_log_variances_to_log_shares():
 
 # ---- what people said
 
-ITEMS = Items("somewhere", np.array([0, 1, 0, 2]), 3, None, ["a/x.jpg", "y.jpg", "z.jpg"])
+ITEMS = Embeddings("", np.array([0, 1, 0, 2]), 3, source="somewhere", ids={"image_name": ["a/x.jpg", "y.jpg", "z.jpg"]})
 CROWD = "x.jpg\tx.jpg#0\t1.0\t3\t0\nx.jpg\ty.jpg#0\t0.333\t1\t2\nz.jpg\tx.jpg#1\t0\t0\t4\nq.jpg\tx.jpg#0\t0\t0\t3\n"
 EXPERT = "y.jpg\tx.jpg#0\t1\t1\t2\nz.jpg\ty.jpg#0\t4\t3\t4\nx.jpg\tx.jpg#1\t4\t4\t4\nx.jpg\tz.jpg#0\t1\t2\t3\n"
 
@@ -176,7 +176,8 @@ def test_judgements_of_both_kinds_are_read(tmp_path):
     assert (expert.image.tolist(), expert.caption.tolist(), expert.own) == ([1, 2, 0], [0, 1, 3], 1)
     assert expert.ratings.tolist() == [[1, 1, 2], [4, 3, 4], [1, 2, 3]] and expert.votes is None
     assert expert.opinion == pytest.approx([1 / 9, 8 / 9, 1 / 3])
-    named = Items("somewhere", np.array([1, 0]), 3, None, ITEMS.image_names, caption_names=["y.jpg#4", "x.jpg#2"])
+    named = Embeddings(
+        "", np.array([1, 0]), 3, source="somewhere", ids=ITEMS.ids | {"caption_name": ["y.jpg#4", "x.jpg#2"]})
     assert people.places(named)[1] == {"y.jpg#4": 0, "x.jpg#2": 1}
 
 
@@ -195,7 +196,7 @@ def test_what_is_no_judgement_is_refused(tmp_path, text, message):
 
 def test_items_without_names_are_refused(tmp_path):
     with pytest.raises(InputError, match="somewhere does not name its photos, and judgements do; put one name a line"):
-        people.read(written(tmp_path, CROWD), ITEMS.__class__("somewhere", np.array([0]), 1))
+        people.read(written(tmp_path, CROWD), Embeddings("", np.array([0]), 1, source="somewhere"))
 
 
 def made(seed=0, n=30, m=24, crowd=True, pairs=300):
@@ -396,14 +397,14 @@ def test_a_run_is_judged_by_people(judged, small_run, tmp_path, demo_path, capsy
     assert {"log_det_query", "expected", "expected_by_votes", "words"} <= set(found["captions"]["measures"])
     fits = read_calibration(str(run / "calibration_named_photos.json")).fits
     assert len(fits) == 3 and fits[1] != 0 and (run / "people_named_photos.png").exists()
-    rows, opened = [], load_run(str(run), Where(split="test"))                      # and show.py says it
+    rows, opened = [], Trained(str(run))                      # and show.py says it
     monkeypatch.setattr(show, "draw_rows", lambda path, title, found, top: rows.extend(found))
     show.main(["retrieval", "--checkpoint", str(run), "--photos", f"{demo_path}/demo/images", "--captions",
                "a red circle .", "--calibration", str(run / "calibration_named_photos.json"), "--device", "cpu"])
     with torch.no_grad():
-        asked = opened.trained.texts(["a red circle ."])
-        images = encode(opened.trained.model, opened.split, None, torch.device("cpu"))[0]
-        scores = opened.trained.similarity(images, asked)[:, 0].double().tolist()
+        asked = opened.texts(["a red circle ."])
+        images = encode(opened.model, split_of(opened), None, torch.device("cpu"))[0]
+        scores = opened.similarity(images, asked)[:, 0].double().tolist()
     expected = sum(1 / (1 + np.exp(-(fits[0] * s + fits[1] * float(asked.log_var.mean()) + fits[2]))) for s in scores)
     assert how_many(expected, len(scores), "a red circle .") in rows[0].facts.split("; ")
 
@@ -462,10 +463,11 @@ def test_the_shares_that_heads_learn_are_those_of_the_frozen_means(small_run, de
     assert all(torch.equal(best[name], last[name]) and "shares" not in name for name in last)
     opt = train.parse_args(["--data_path", demo_path, "--resume", str(tmp_path / "run"), "--num_epochs", "3"])
     assert train.train(opt) == 0
-    own, dev = (load_run(str(tmp_path / "run"), Where(split=split)) for split in ("train", "dev"))
-    shares = volume.training_shares(own.trained.model, own.split, dev.split,
-                                    {"train": own.tokens(), "dev": dev.tokens()}, "cpu")
-    assert len(shares) == len(own.split.captions) and (shares < 0).all() and shares.std() > 0
+    model = Trained(str(tmp_path / "run"))
+    own, dev = (split_of(model, split) for split in ("train", "dev"))
+    tokens = {"train": own.encode(model.vocab), "dev": dev.encode(model.vocab)}
+    shares = volume.training_shares(model.model, own, dev, tokens, "cpu")
+    assert len(shares) == len(own.captions) and (shares < 0).all() and shares.std() > 0
 
 
 # ---- what a search says

@@ -5,10 +5,11 @@ import torch
 
 import evaluate
 import metrics
-from evaluation import annotations, assess, protocols, report, subjects
+from evaluation import annotations, protocols, report
 from evaluation.annotations import Crisscrossed, Pairs, Ratings
-from evaluation.assess import Judgements, Protocol, Task
-from evaluation.subjects import Member, Record, Subject, score_matrix
+from evaluation.embeddings import Embeddings, Member, blocks_within, load_scores
+from evaluation.encode import Gallery
+from evaluation.protocols import Record
 from losses import Embedding, formulas
 
 FORMULAS = formulas()
@@ -68,14 +69,14 @@ def matrix(function, left, right):
 
 
 def problem(name, **more):
-    """A subject of one model, its scores of all kinds, and random ratings and matches of Crisscrossed Captions."""
+    """Embeddings of one model, its scores of all kinds, and random ratings and matches of Crisscrossed Captions."""
     (image, caption), owner = embeddings(name)
     between, within = SCORE[name]
     scores = {"i2t": matrix(between, image, caption), "t2t": matrix(within, caption, caption),
               "i2i": matrix(within, image, image)}
     scores["t2i"] = scores["i2t"].T
-    subject = Subject("model", name, owner, N, [member(name, (image, caption))], **more)
-    return subject, scores, *judgements(owner)
+    e = Embeddings("model", owner, N, [member(name, (image, caption))], similarity=name, **more)
+    return e, scores, *judgements(owner)
 
 
 def judgements(owner):
@@ -89,17 +90,15 @@ def judgements(owner):
     return ratings, annotations.cxc_pairs(ratings, owner, "ucmr")
 
 
-def cxc(subject, scores, ratings, pairs, fold5, record, samples=50):
-    """Both halves of Crisscrossed Captions, as `assess` joins them."""
-    galleries = {"cxc": subjects.everything(subject), **({"cxc_folds5": subjects.folds(subject)} if fold5 else {})}
-    between = {} if scores is None else protocols.cxc_between(scores, ratings, pairs, galleries, record, samples)
-    within = protocols.cxc_within(subject, ratings, pairs, galleries, record, samples) if subject.members else {}
-    return {name: {**between.get(name, {}), **within.get(name, {})} for name in galleries}
+def cxc(e, ratings, pairs, fold5, record, samples=50):
+    """Crisscrossed Captions of everything, and of the folds."""
+    e.judged["cxc"] = Crisscrossed(ratings, pairs)
+    galleries = {"cxc": protocols.everything(e), **({"cxc_folds5": protocols.folds(e)} if fold5 else {})}
+    return {name: protocols.cxc(e, None, parts, record, name, samples) for name, parts in galleries.items()}
 
 
-def task_of(subject, judged, *words):
-    """What evaluate.py asks about a subject with these options."""
-    return Task(subject, Judgements(judged), evaluate.taken(assess.Asked, evaluate.parse_args(list(words))))
+def options(*words):
+    return evaluate.parse_args(list(words))
 
 
 # ---- the definitions
@@ -169,7 +168,7 @@ def check(found, record, name, side, scores, pairs, parts, precision):
 @pytest.fixture
 def small(monkeypatch):
     """Folds of 3 images, blocks of 4 queries, so that all loops turn several times."""
-    monkeypatch.setattr(subjects, "FOLD", 3)
+    monkeypatch.setattr(protocols, "FOLD", 3)
     monkeypatch.setattr(protocols, "ROWS", 4)
 
 
@@ -180,7 +179,7 @@ def test_cxc_equals_definition(small, monkeypatch, name):
     subject, scores, ratings, pairs = problem(name)
     record, rated, correlate = Record(), [], metrics.sampled_spearman
     monkeypatch.setattr(metrics, "sampled_spearman", lambda *given: rated.append(given) or correlate(*given))
-    found = cxc(subject, score_matrix(subject, 7), ratings, pairs, True, record, samples=50)
+    found = cxc(subject, ratings, pairs, True, record, samples=50)
     assert set(found) == {"cxc", "cxc_folds5"}
     for protocol, parts in (("cxc", galleries(subject.caption_image, None, 1)),
                             ("cxc_folds5", galleries(subject.caption_image, 3, 5))):
@@ -200,11 +199,11 @@ def test_cxc_equals_definition(small, monkeypatch, name):
 @pytest.mark.parametrize("rows", [1, 5, 1000])
 def test_blocks_do_not_change_the_results(monkeypatch, rows):
     subject, _, ratings, pairs = problem("wasserstein")
-    monkeypatch.setattr(subjects, "FOLD", 3)
-    scores, results = score_matrix(subject, 4), []
+    monkeypatch.setattr(protocols, "FOLD", 3)
+    results = []
     for size in (rows, 7):
         monkeypatch.setattr(protocols, "ROWS", size)
-        results.append(cxc(subject, scores, ratings, pairs, True, Record(), 5))
+        results.append(cxc(subject, ratings, pairs, True, Record(), 5))
     assert results[0] == results[1]
 
 
@@ -213,16 +212,15 @@ def test_a_query_is_never_in_its_own_gallery(small):
     first."""
     subject, scores, ratings, pairs = problem("kl")
     assert (np.diag(scores["t2t"]) == 0).all() and (scores["t2t"] < 0).sum() == M * M - M
-    found = cxc(subject, score_matrix(subject, 7), ratings, pairs, False, Record(), 5)["cxc"]
+    found = cxc(subject, ratings, pairs, False, Record(), 5)["cxc"]
     assert found["t2t"]["r1"] > 20
     # mutual nearest neighbours all: with themselves left out every query finds its twin first
     caption = torch.randn(M // 2, D, generator=torch.Generator().manual_seed(0)).repeat_interleave(2, 0)
     caption += 0.01 * torch.randn(M, D, generator=torch.Generator().manual_seed(1))
-    twins = Subject("model", "cosine", np.arange(M) // 2, M // 2,
-                    [Member(FORMULAS["cosine"], Embedding(caption[::2]), Embedding(caption))])
-    empty = Ratings(*(np.zeros(0, int),) * 2, np.zeros(0))
+    twins = Embeddings("model", np.arange(M) // 2, M // 2,
+                       [Member(FORMULAS["cosine"], Embedding(caption[::2]), Embedding(caption))])
     own = Pairs.of(np.arange(M), np.arange(M) ^ 1)
-    ranks, _, _ = protocols.same_modality(subjects.within_modality(twins, "captions"), own, M, [], empty)
+    ranks, _ = protocols.ranks_within(twins, "captions", np.arange(M), own)
     assert (ranks == 0).all()
 
 
@@ -230,50 +228,50 @@ def test_text_only_subjects_lack_what_needs_images(small):
     subject, scores, ratings, pairs = problem("wasserstein")
     subject.members = [subject.members[0]._replace(images=None)]
     record = Record()
-    found = cxc(subject, None, ratings, pairs, True, record, 20)
+    found = cxc(subject, ratings, pairs, True, record, 20)
     assert not subject.has_images and subject.gaussian
     assert set(found["cxc"]) == {"t2t", "sts"} and set(found["cxc_folds5"]) == {"t2t"}
-    task = task_of(subject, {"cxc": Crisscrossed(ratings, pairs)}, "--cxc", "--fold5")
-    assert set(assess.run_protocols(task)) == {"cxc", "cxc_folds5"}
-    assert task.absent == ["image to text and text to image: there are no images",
+    opt = options("--cxc", "--fold5")
+    assert set(protocols.run_protocols(subject, opt)[0]) == {"cxc", "cxc_folds5"}
+    assert protocols.list_absent(subject, opt) == ["image to text and text to image: there are no images",
                            "image-text and image-image retrieval, SITS and SIS: there are no images"]
     check(found["cxc"], record, "cxc", "t2t", scores, pairs, galleries(subject.caption_image, None, 1), None)
     check(found["cxc_folds5"], record, "cxc_folds5", "t2t", scores, pairs, galleries(subject.caption_image, 3, 5), None)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ">f4"])
-def test_a_ready_matrix_on_disk(small, tmp_path, dtype):
-    """Mapped, never changed; what lies within a modality is named as absent."""
+def test_a_ready_matrix_on_disk(small, tmp_path, monkeypatch, dtype):
+    """Mapped where it is float32, never changed; what lies within a modality is named as absent."""
     subject, scores, ratings, pairs = problem("cosine")
     np.save(tmp_path / "s.npy", np.round(scores["i2t"], 2).astype(dtype))
-    stored = np.load(tmp_path / "s.npy", mmap_mode="r")
+    monkeypatch.setattr("evaluation.embeddings.identify_items", lambda *given: subject)
+    stored = load_scores(str(tmp_path / "s.npy")).matrix
     scores = {"i2t": np.asarray(stored, np.float64), "t2i": np.asarray(stored, np.float64).T}
-    subject.members, subject.scores = [], stored
-    record = Record()
-    assert isinstance(stored, np.memmap) and score_matrix(subject, 7) is stored
-    found = cxc(subject, stored, ratings, pairs, True, record, 20)
+    subject.members, record = [], Record()
+    assert subject.scores is stored and stored.dtype == np.float32 and not (dtype == np.float32 and
+                                                                            stored.flags.writeable)
+    found = cxc(subject, ratings, pairs, True, record, 20)
     assert set(found["cxc"]) == {"i2t", "t2i", "rsum", "sits"}
-    task = task_of(subject, {"cxc": Crisscrossed(ratings, pairs)}, "--cxc", "--fold5")
-    assert {"full", "folds5", "cxc", "cxc_folds5"} <= set(assess.run_protocols(task))
-    assert task.absent == [
+    opt = options("--cxc", "--fold5")
+    assert {"full", "folds5", "cxc", "cxc_folds5"} <= set(protocols.run_protocols(subject, opt)[0])
+    assert protocols.list_absent(subject, opt) == [
         "text-text and image-image retrieval, STS and SIS: a score matrix holds image-text scores only"]
     for protocol, parts in (("cxc", galleries(subject.caption_image, None, 1)),
                             ("cxc_folds5", galleries(subject.caption_image, 3, 5))):
         for side in ("i2t", "t2i"):
             check(found[protocol], record, protocol, side, scores, pairs, parts, "rpc2")
-    recalls = protocols.recalls(subject, subjects.image_text_of(stored), whole(), record, "full", 4)
+    recalls = protocols.recalls(stored, subject.caption_image, whole(), record, "full")
     assert recalls["rsum"] == metrics.retrieval(np.array(stored, np.float32), subject.caption_image)["rsum"]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_scores_that_are_no_numbers_raise(bad):
     subject, _, ratings, pairs = problem("cosine")
-    scores = score_matrix(subject, 7)
-    scores[2, 5] = bad
-    for call in (lambda: cxc(subject, scores, ratings, pairs, False, Record(), 5),
-                 lambda: protocols.pmrp(scores, np.ones((N, 2), bool), subject.caption_image, whole(), Record(),
-                                        "pmrp"),
-                 lambda: protocols.eccv(scores, {"t2i": pairs["t2i"]}, Record())):
+    subject.scores[2, 5] = bad
+    subject.judged = {"pmrp": np.ones((N, 2), bool), "eccv": {"t2i": pairs["t2i"]}}
+    for call in (lambda: cxc(subject, ratings, pairs, False, Record(), 5),
+                 lambda: protocols.pmrp(subject, None, whole(), Record(), "pmrp"),
+                 lambda: protocols.eccv(subject, None, whole(), Record(), "eccv")):
         with pytest.raises(ValueError, match="NaN or infinity"):
             call()
 
@@ -284,10 +282,9 @@ def test_original_pairs_equal_definition(small):
     subject, scores, _, _ = problem("wasserstein")
     own = Pairs.of(subject.caption_image, np.arange(M))
     pairs, record = {"i2t": own, "t2i": own.swapped()}, Record()
-    columns = subjects.image_text(subject.members)
     for name, parts, given in (("full", galleries(subject.caption_image, None, 1), whole()),
-                               ("folds5", galleries(subject.caption_image, 3, 5), subjects.folds(subject))):
-        found = protocols.recalls(subject, columns, given, record, name, 2)
+                               ("folds5", galleries(subject.caption_image, 3, 5), protocols.folds(subject))):
+        found = protocols.full(subject, None, given, record, name)
         for side in ("i2t", "t2i"):
             check(found, record, name, side, scores, pairs, parts, None)
     assert record["full", "i2t", "rank"][3] != record["full", "i2t", "rank"][3]             # NaN: no captions, no query
@@ -299,7 +296,7 @@ def test_positives_of_one_direction_or_both(small, sides, folds):
     subject, scores, _, pairs = problem("cosine")
     pairs, record = {side: pairs[side] for side in sides}, Record()
     parts = galleries(subject.caption_image, 3 if folds else None, 5)
-    found = protocols.recalls_of_matches(score_matrix(subject, 7), pairs,
+    found = protocols.recalls_of_matches(subject.scores, pairs,
                                          [tuple(map(np.array, part)) for part in parts],
                                          record, "mine", "rp")
     assert set(found) == {*sides, *(["rsum"] if len(sides) == 2 else [])}
@@ -345,14 +342,15 @@ def test_an_ensemble_is_the_mean_of_scores(small):
         between = between + matrix(SCORE[name][0], *sides) / 3
         within = within + matrix(SCORE[name][1], sides[1], sides[1]) / 3
     _, owner = embeddings("cosine")
-    subject = Subject("three", "mixed", owner, N, members)
-    assert score_matrix(subject, 4) == pytest.approx(between, abs=1e-5)
-    score = subjects.within_modality(subject, "captions")(slice(None))
-    others = np.arange(2, 9)[:, None] != np.arange(M)                    # a caption's score with itself is not used
-    assert score(slice(2, 9)).numpy()[others] == pytest.approx(within[2:9][others], abs=1e-5)
+    subject = Embeddings("three", owner, N, members)
+    assert subject.scores == pytest.approx(between, abs=1e-5)
+    assert metrics.score_matrix(members, 4) == pytest.approx(between, abs=1e-5)
+    others = ~np.eye(M, dtype=bool)                                      # a caption's score with itself is not used
+    for rows, score in blocks_within(subject, "captions", np.arange(M), 7):
+        assert score.numpy()[others[rows]] == pytest.approx(within[rows][others[rows]], abs=1e-5)
     ratings, pairs = judgements(owner)
     record = Record()
-    found = cxc(subject, score_matrix(subject, 4), ratings, pairs, False, record, 5)
+    found = cxc(subject, ratings, pairs, False, record, 5)
     scores = {"i2t": between, "t2i": between.T, "t2t": within}
     for side, precision in (("i2t", "rpc2"), ("t2i", "rpc2"), ("t2t", None)):
         check(found["cxc"], record, "cxc", side, scores, pairs, galleries(owner, None, 1), precision)
@@ -362,7 +360,7 @@ def test_totals_of_images_give_the_averages(small):
     """What is handed to the bootstrap: sums and numbers of queries by image."""
     subject, _, ratings, pairs = problem("wasserstein")
     record = Record()
-    found = cxc(subject, score_matrix(subject, 7), ratings, pairs, False, record, 5)["cxc"]
+    found = cxc(subject, ratings, pairs, False, record, 5)["cxc"]
     totals = record.totals(subject.caption_image, N)
     assert len(totals) == 4 * 4 + 2
     for key, (total, count) in totals.items():
@@ -377,7 +375,7 @@ def test_totals_of_images_give_the_averages(small):
 # ---- PMRP
 
 def whole():
-    return [(np.arange(N), np.arange(M))]
+    return [Gallery(np.arange(N), np.arange(M))]
 
 
 def test_pmrp_equals_definition(small):
@@ -391,9 +389,10 @@ def test_pmrp_equals_definition(small):
     shown = {i for i in range(N) if codes[i].any()}
     code = {"i": [set(np.flatnonzero(row)) for row in codes], "t": [set(np.flatnonzero(codes[i])) for i in owner]}
     for name, given, parts in (("pmrp", whole(), galleries(owner, None, 1)),
-                               ("pmrp_folds5", subjects.folds(subject), galleries(owner, 3, 5))):
+                               ("pmrp_folds5", protocols.folds(subject), galleries(owner, 3, 5))):
         record = Record()
-        found = protocols.pmrp(score_matrix(subject, 7), codes, owner, given, record, name)
+        subject.judged["pmrp"] = codes
+        found = protocols.pmrp(subject, None, given, record, name)
         parts = [([i for i in images if i in shown], [m for m in captions if owner[m] in shown])
                  for images, captions in parts]
         for side in ("i2t", "t2i"):
@@ -421,15 +420,17 @@ def test_pmrp_by_hand():
     """Images show {0}, {0, 1}, {0, 1, 2, 3}; a caption each; scores rank captions 0, 1, 2 for every image."""
     codes = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]], bool)
     scores = np.array([[3.0, 2, 1]] * 3)
-    found = protocols.pmrp(scores, codes, np.arange(3), [(np.arange(3), np.arange(3))], Record(), "pmrp")
+    e = Embeddings("drawn", np.arange(3), 3, matrix=scores, judged={"pmrp": codes})
+    found = protocols.pmrp(e, None, protocols.everything(e), Record(), "pmrp")
     # zeta 0: each matches itself: 1, 0, 0. zeta 1: {0, 1}, {0, 1}, {2}: 1, 1, 0. zeta 2: {0, 1}, all, {1, 2}: 1, 1, 1/2
     assert found["i2t"] == pytest.approx({"pmrp": 100 * (1 / 3 + 2 / 3 + 5 / 6) / 3, "zeta0": 100 / 3, "zeta1": 200 / 3,
                                           "zeta2": 250 / 3, "queries": 3})
 
 
 def test_pmrp_without_any_instance_raises():
+    e = Embeddings("drawn", np.zeros(M, int), N, matrix=np.zeros((N, M)), judged={"pmrp": np.zeros((N, 3), bool)})
     with pytest.raises(ValueError, match="no image of a gallery has an instance"):
-        protocols.pmrp(np.zeros((N, M)), np.zeros((N, 3), bool), np.zeros(M, int), whole(), Record(), "pmrp")
+        protocols.pmrp(e, None, whole(), Record(), "pmrp")
 
 
 # ---- ECCV Caption, uncertainty
@@ -439,7 +440,8 @@ def test_eccv_equals_definition():
     even = Pairs.of(*(x[pairs["i2t"].query % 2 == 0] for x in pairs["i2t"]))         # only some images are queries
     pairs = {"i2t": even, "t2i": pairs["t2i"]}
     record = Record()
-    found = protocols.eccv(score_matrix(subject, 7), pairs, record)
+    subject.judged["eccv"] = pairs
+    found = protocols.eccv(subject, None, whole(), record, "eccv")
     for side, n in (("i2t", N), ("t2i", M)):
         matches = sets_of(pairs[side])
         ranks, precisions = expected(scores[side], matches, sorted(matches), range(scores[side].shape[1]))
@@ -467,8 +469,9 @@ def test_neighbours_share_what_a_double_loop_says():
     codes, means = rng.random((9, 4)) < 0.4, rng.standard_normal((9, 3)).astype(np.float32)
     codes[4] = False                                        # shows nothing: left out
     embedding = Embedding(torch.from_numpy(means))
-    subject = Subject("x", "cosine", np.arange(9), 9, [Member(FORMULAS["cosine"], embedding, embedding)])
-    got, shown, near, chance = protocols.neighbours(subject, codes, 3), [n for n in range(9) if codes[n].any()], [], []
+    subject = Embeddings("x", np.arange(9), 9, [Member(FORMULAS["cosine"], embedding, embedding)],
+                         judged={"pmrp": codes})
+    got, shown, near, chance = protocols.neighbours(subject, 3), [n for n in range(9) if codes[n].any()], [], []
     for i in shown:
         others = [j for j in shown if j != i]
         alike = {j: (codes[i] & codes[j]).sum() / (codes[i] | codes[j]).sum() for j in others}
@@ -487,30 +490,32 @@ def test_a_protocol_is_added_by_a_function_a_reader_and_a_line(small, monkeypatc
     path = tmp_path / "wanted.txt"
     path.write_text("0 5")
 
-    def read_wanted(subject, asked):
+    def read_wanted(e, opt):
         return np.array([int(row) for row in path.read_text().split()])
 
-    def run_wanted(task, galleries, name):
+    def wanted(e, opt, galleries, record, name):
         """Mean reciprocal rank of the wanted images: 100 over the 1-based rank of their best caption, on average."""
         results = []
         for images, captions in galleries:
-            queries = np.intersect1d(task.judged["wanted"], images)
-            own = task.subject.caption_image[captions] == queries[:, None]
-            places = 1 + metrics.best_ranks(task.scores[np.ix_(queries, captions)], own)
+            queries = np.intersect1d(e.judged["wanted"], images)
+            own = e.caption_image[captions] == queries[:, None]
+            places = 1 + metrics.best_ranks(e.scores[np.ix_(queries, captions)], own)
             results.append({"i2t": {"mrr": float(np.mean(100 / places)), "queries": len(queries)}})
-        task.record.add(name, "i2t", task.subject.n_images, queries, mrr=100 / places)
+        record.add(name, "i2t", e.n_images, queries, mrr=100 / places)
         return metrics.average(results)
 
-    one = Protocol(assess.each(run_wanted), lambda task: task.asked.pmrp, read_wanted, matrix=True)
-    monkeypatch.setattr(assess, "PROTOCOLS", {"full": assess.PROTOCOLS["full"], "wanted": one})
+    monkeypatch.setattr(protocols, "PROTOCOLS", {"full": protocols.full, "wanted": wanted})
+    monkeypatch.setattr(protocols, "READERS", {"wanted": read_wanted})
+    monkeypatch.setattr(protocols, "FOLDED", (*protocols.FOLDED, "wanted"))
     monkeypatch.setitem(report.TITLES, "wanted", "Wanted images")
     monkeypatch.setitem(report.NAMES, "mrr", "MRR")
     subject, scores, _, _ = problem("cosine")
-    monkeypatch.setattr(subjects, "folds", lambda s: [subjects.Gallery(*map(np.array, part)) for part in
-                                                      galleries(s.caption_image, 5, 2)])
-    subject.items = subjects.Items("here", subject.caption_image, N)
-    asked = assess.Asked(pmrp=True, fold5=True)
-    results, record, _ = assess.assess(subject, assess.read_judgements(subject, asked), asked)
+    monkeypatch.setattr(protocols, "folds", lambda e: [Gallery(*map(np.array, part))
+                                                       for part in galleries(e.caption_image, 5, 2)])
+    opt = options("--fold5")
+    opt.wanted = True
+    subject.judged = protocols.read_judgements(subject, opt)
+    results, record = protocols.assess(subject, opt)
     ranks = {q: expected(scores["i2t"], {q: set(np.flatnonzero(subject.caption_image == q))}, [q], range(M))[0][q]
              for q in (0, 5)}
     assert set(results["protocols"]) == {"full", "folds5", "wanted", "wanted_folds5"}
@@ -520,5 +525,5 @@ def test_a_protocol_is_added_by_a_function_a_reader_and_a_line(small, monkeypatc
     table = report.tables({"run": results})[-1]
     assert table == ("Wanted images", [("", ["queries", "MRR"])], [("image to text", ["2", f"{value:.1f}"])])
     # what was not read is not asked for
-    asked = assess.Asked()
-    assert set(assess.assess(subject, assess.read_judgements(subject, asked), asked)[0]["protocols"]) == {"full"}
+    subject.judged = {}
+    assert set(protocols.assess(subject, options())[0]["protocols"]) == {"full"}

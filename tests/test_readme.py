@@ -33,7 +33,7 @@ def test_own_similarity_objective_encoder_and_protocol(tmp_path, demo_path):
         row, = re.findall(r'^(Row\("mine".*)$', f.read(), re.M)
     recipes = CODE.findall(text)
     assert [path for path, _ in recipes] == ["losses.py", "tests/references.py", "losses.py", "model.py",
-                                             "evaluation/assess.py", "evaluation/report.py"]
+                                             "evaluation/protocols.py", "evaluation/report.py"]
     modules = [name for name in os.listdir(ROOT) if name.endswith((".py", ".toml"))]
     folders = ("files methods evaluation features paper_tables results demo retrieval "
                "tests").split()

@@ -16,7 +16,6 @@ from cli import InputError
 from data import Photos, read_split
 from evaluation.bank import item_terms
 from evaluation.encode import encode
-from evaluation.open import How
 from features import extract
 from features.networks import recipe_of
 from files import writing
@@ -166,7 +165,7 @@ def test_a_bank_is_taken_from_the_scores(make, demo_path, kind, monkeypatch, cap
     scores, split = scores_by_model(folder, demo_path, TEXTS)
     made = Index.open(str(folder)).manifest
     assert "note: no set: sets that were calibrated among 12 photos" in capsys.readouterr().out
-    bank = build.BankColumn(Encoder(made["run"]), "train", How())
+    bank = build.BankColumn(Encoder(made["run"]), "train", build.How())
     images, _ = encode(Encoder(made["run"]).model, split, None, "cpu")
     taken = item_terms([bank.queries[0]._replace(images=images)], bank.queries, [2.0], "t2i")[0]
     found = Searcher(str(folder))

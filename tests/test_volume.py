@@ -8,7 +8,8 @@ import torch
 
 import evaluate
 from demo import __main__ as demo
-from evaluation import bank, certainty, volume
+from evaluation import bank, confidence, volume
+from evaluation.report import describe_variances
 from losses import Embedding, formulas, uncertainty
 from tests.helpers import fit_steps, refused
 
@@ -45,7 +46,8 @@ def parsed(*words):
 
 
 def opened(run, *words):
-    return evaluate.opened([str(run)], parsed(*words), "run")
+    opt = parsed(*words)
+    return evaluate.open_runs(list(evaluate.load_models([str(run)], opt).values()), opt)
 
 
 def test_blocks_of_items_do_not_change_their_variances(monkeypatch):
@@ -65,7 +67,7 @@ def test_a_run_and_its_report(point, ev, capsys):
     shown, told = capsys.readouterr().out, found["variances"]
     assert found["protocols"] == plain["protocols"]                                 # no row of means, or of dealt ones
     assert told["kind"] == "volume" and told["fitted_on"] == ["demo_precomp train"]
-    assert (told["images"], told["captions"]) == ([100], [500]) and volume.sentence(told) in shown
+    assert (told["images"], told["captions"]) == ([100], [500]) and describe_variances(told) in shown
     assert ("captions of one photo of dev lie no nearer" in shown) == (told["of_photo"][0][0] < 0)
     for side in ("t2i", "i2t"):
         sure = found["confidence"][side]
@@ -79,19 +81,17 @@ def test_a_run_and_its_report(point, ev, capsys):
 
 def test_dev_is_calibrated_on_with_the_same_variances(point, monkeypatch):
     opt = parsed("--checkpoint", point, "--confidence", *VOLUME)
-    subject, expected = evaluate.opened([str(point)], opt, "run"), opened(point, "--split", "dev", *VOLUME)
-    monkeypatch.setattr(evaluate, "volumes_of", None)                                # they are fitted once
-    dev = evaluate.open_dev(subject, [str(point)], opt)
-    assert dev.variances is subject.variances
+    subject, expected = opened(point, "--confidence", *VOLUME), opened(point, "--split", "dev", *VOLUME)
+    monkeypatch.setattr(volume, "fit_runs", None)                                    # they are fitted once
+    dev = evaluate.open_dev(subject, opt)
+    assert dev.volumes is subject.volumes
     for side in SIDES:
         torch.testing.assert_close(getattr(dev.members[0], side).log_var, getattr(expected.members[0], side).log_var)
 
 
 def test_half_of_the_images_can_be_calibrated_on(point):
-    opt = parsed("--checkpoint", point, "--confidence", "--calibrate_on", "0.5", *VOLUME)
-    subject = evaluate.opened([str(point)], opt, "run")
-    dev, judged, kept = certainty.to_calibrate_on(subject, opt.calibrate_on,
-                                                  lambda: evaluate.open_dev(subject, [str(point)], opt))
+    subject = opened(point, "--confidence", "--calibrate_on", "0.5", *VOLUME)
+    dev, judged, kept = confidence.split_images(subject, 0.5)
     assert torch.equal(judged.members[0].images.log_var, subject.members[0].images.log_var[kept])
     assert len(dev.members[0].images.log_var) == len(kept) == 25
 
@@ -101,7 +101,7 @@ def test_an_ensemble_has_the_variances_of_each(runs, ev, capsys):
     capsys.readouterr()
     found = ev("--checkpoint", *both, *VOLUME)
     alone = [opened(run, *VOLUME) for run in both]
-    assert found["variances"]["of_photo"] == [list(x.variances.report["of_photo"][0]) for x in alone]
+    assert found["variances"]["of_photo"] == [list(x.report["variances"]["of_photo"][0]) for x in alone]
     logs = [uncertainty(x.members[0].captions).mean() for x in alone]
     assert found["uncertainty"]["captions"]["mean"] == pytest.approx(float(sum(logs) / 2), rel=1e-4)
     assert capsys.readouterr().out.count("500 captions of demo_precomp train") == 1
@@ -118,7 +118,7 @@ def test_embeddings_take_training_pairs_from_a_file(point, ev):
     words = ["--embeddings", "test.npz", *VOLUME, "--variances_from", "train.npz", "--confidence"]
     found = ev(*words, "--calibration", "dev.npz")
     assert found["variances"]["fitted_on"] == ["train.npz"] and found["variances"]["captions"] == [500]
-    subject = evaluate.opened(["test.npz"], parsed(*words, "--calibration", "dev.npz"), "embeddings")
+    subject = evaluate.open_file("test.npz", "embeddings", parsed(*words, "--calibration", "dev.npz"))
     own = opened(point, *VOLUME)
     for side in SIDES:
         torch.testing.assert_close(getattr(subject.members[0], side).log_var,
@@ -176,5 +176,5 @@ def test_other_subjects_are_refused(point, small_run, ev, capsys):
 def test_few_items_are_drawn_as_for_a_bank(point, monkeypatch):
     draw = bank.draw
     monkeypatch.setattr(bank, "draw", lambda caption_image, n, size: draw(caption_image, n, 50))
-    report = opened(point, *VOLUME).variances.report
+    report = opened(point, *VOLUME).report["variances"]
     assert (report["images"], report["captions"]) == ([50], [50])

@@ -25,7 +25,7 @@ import numpy as np
 import cli
 from cli import Arguments
 from evaluation import report
-from evaluation.assess import deal_variances
+from evaluation.protocols import deal_variances
 from files.writing import output, save_json
 from losses import Embedding, cosine
 from metrics import paired_bootstrap
