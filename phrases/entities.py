@@ -1,17 +1,13 @@
-"""Reads Flickr30k Entities: the noun phrases of the sentences of photos, and the boxes of what they
-name.
+"""Reads Flickr30k Entities: noun phrases of the sentences of photos, and the boxes of what they name.
 
-A folder holds {train,val,test}.txt (the ids of the photos, one a line), Sentences/ID.txt (five
-sentences), and Annotations/ID.xml (the size of the photo, and boxes). In the sentences a phrase is
-marked as
+A folder holds {train,val,test}.txt (ids of photos, one a line), Sentences/ID.txt (five sentences) and
+Annotations/ID.xml (the size of the photo, and boxes). In the sentences a phrase is marked as
 
-    [/EN#283585/people A man] in [/EN#283586/clothing a blue shirt] stands on
-    [/EN#283587/bodyparts/other tiptoe] .
+    [/EN#283585/people A man] in [/EN#283586/clothing a blue shirt] stands on [/EN#283587/bodyparts/other tiptoe] .
 
-The number is that of a chain: all mentions, in any of the five sentences, of one thing or of
-several that are named together. Chain 0 is nothing that could be seen. The XML lists boxes, each
-with the chains that it belongs to. A chain without a box is listed with a flag instead: <scene>
-(the whole photo) or <nobndbox>.
+The number is that of a chain: all mentions, in any sentence, of one thing or of several that are named together. Chain
+0 is nothing that could be seen. The XML lists boxes with the chains that they belong to; a chain without a box has a
+flag instead, <scene> (the whole photo) or <nobndbox>.
 """
 import os
 import re
@@ -29,9 +25,9 @@ from files.writing import refuse_changing
 SPLITS = ("train", "val", "test")
 NOT_VISUAL = "0"                      # the chain of phrases that name nothing to be seen
 DROPPED = ("notvisual", "scene", "no box", "fault")     # why a phrase is left out
-BEYOND = 1         # pixels that a box may lie outside its photo: coordinates count from 0 or from 1
+BEYOND = 1                            # pixels that a box may lie outside: coordinates count from 0 or from 1
 XML_BYTES = 1 << 20                   # of one photo's annotations, which have some thousand
-PUBLISHED = 14_481                    # test phrases with a box of Flickr30k Entities, as papers count
+PUBLISHED = 14_481                    # test phrases with a box, as papers count
 PHOTO_ENDINGS = (".jpg", ".jpeg", ".png")
 PHRASE = re.compile(r"\[/EN#([0-9]+)((?:/[^\s/\[\]]+)+)\s+([^\s\[\]][^\[\]]*)\]")
 PHOTO_ID = re.compile(r"[\w-][\w.-]*")
@@ -40,20 +36,18 @@ FETCH = "fetch the data set again"
 
 @dataclass
 class Entities:
-    """The M phrases with a box of the N photos of a split. Each mention in each sentence is a
-    phrase of its own."""
+    """The M phrases with a box of the N photos of a split; each mention in each sentence is a phrase."""
     ids: list[str]                    # N, in the order of the split's file
-    sizes: np.ndarray                 # (N, 2) int64: width and height of each photo, pixels
+    sizes: np.ndarray                 # (N, 2) int64 width and height, pixels
     phrases: list[str]                # M, the words as they stand in the sentence
-    phrase_photo: np.ndarray        # (M,) int64, ascending: the place of each phrase's photo in ids
-    sentence: np.ndarray              # (M,) int64: which sentence of its photo it stands in, from 0
+    phrase_photo: np.ndarray          # (M,) int64 position of each phrase's photo in ids, rising
+    sentence: np.ndarray              # (M,) int64 sentence of its photo, from 0
     types: list[tuple[str, ...]]      # M, such as ("people",); a few phrases have more than one
-    chains: list[str]                 # M, the number of each phrase's chain
-    truth: np.ndarray      # (M, 4) float64: x1, y1, x2, y2 of the box around all boxes of the chain
-    n_boxes: np.ndarray               # (M,) int64: how many boxes the chain has
-    dropped: dict[str, int]           # {one of DROPPED: how many phrases were left out}
-    # what is wrong with single entries, which are passed over
-    faults: list[str] = field(default_factory=list)
+    chains: list[str]                 # M
+    truth: np.ndarray                 # (M, 4) float64 x1, y1, x2, y2 of the box around all boxes of the chain
+    n_boxes: np.ndarray               # (M,) int64 boxes of the chain
+    dropped: dict[str, int]           # {one of DROPPED: phrases left out}
+    faults: list[str] = field(default_factory=list)         # of single entries, which are passed over
 
 
 def refuse(fault: str) -> None:
@@ -61,16 +55,16 @@ def refuse(fault: str) -> None:
 
 
 def read_entities(root: str, split: str, report: Callable[[str], None] = refuse) -> Entities:
-    """The phrases of one split (train, val = dev, or test) of the data set in the folder `root`.
+    """Read the phrases of train, val (= dev) or test.
 
-    Boxes count pixels from 0, so 1 is taken off the coordinates of the XML, as the data set's Python
-    parser does; its Matlab parser does not. report: is given every fault of a file; where it
-    returns, the photo is left out. A fault of one mention or box costs that alone, and is counted.
+    Boxes count pixels from 0, so 1 is taken off the XML's coordinates, as in the data set's Python parser (not in its
+    Matlab parser). report is given every fault of a file; where it returns, the photo is left out. A fault of one
+    mention or box costs that alone.
     """
     ids, sizes, rows, dropped, faults = [], [], [], Counter(dict.fromkeys(DROPPED, 0)), []
-    for photo in _photo_ids(root, split, report):
+    for photo in read_ids(root, split, report):
         try:
-            size, own = _photo(root, photo, dropped, faults)
+            size, own = read_photo(root, photo, dropped, faults)
         except InputError as error:
             report(str(error))
             continue
@@ -78,19 +72,16 @@ def read_entities(root: str, split: str, report: Callable[[str], None] = refuse)
         ids.append(photo)
         sizes.append(size)
     if ids and not rows:
-        report(f"{_split_file(root, split)}: no phrase of its {len(ids):,} photos has a box (left "
-               f"out: {_counts(dropped)}), and at least one must; "
-               "give the annotations of these photos")
-    owner, sentence, chains, types, phrases, truth, counts = (
-        [row[k] for row in rows] for k in range(7))
-    return Entities(ids, np.array(sizes, np.int64).reshape(-1, 2), phrases,
-                    np.array(owner, np.int64), np.array(sentence, np.int64), types, chains,
-                    np.array(truth, np.float64).reshape(-1, 4), np.array(counts, np.int64),
-                    dict(dropped), faults)
+        report(f"{split_file(root, split)}: no phrase of its {len(ids):,} photos has a box (left out: "
+               f"{list_counts(dropped)}), and at least one must; give the annotations of these photos")
+    owner, sentence, chains, types, phrases, truth, counts = ([row[k] for row in rows] for k in range(7))
+    return Entities(ids, np.array(sizes, np.int64).reshape(-1, 2), phrases, np.array(owner, np.int64),
+                    np.array(sentence, np.int64), types, chains, np.array(truth, np.float64).reshape(-1, 4),
+                    np.array(counts, np.int64), dict(dropped), faults)
 
 
 def photo_paths(root: str, ids: list[str], report: Callable[[str], None] = refuse) -> list[str]:
-    """The file below root/images of each photo; `report` is told of those that are missing."""
+    """Files below root/images of the photos; report is given those that are missing."""
     folder, paths = os.path.join(root, "images"), []
     inside = set(os.listdir(folder)) if os.path.isdir(folder) else ()
     for photo in ids:
@@ -98,19 +89,14 @@ def photo_paths(root: str, ids: list[str], report: Callable[[str], None] = refus
         if names:
             paths.append(os.path.join(folder, names[0]))
         else:
-            report(f"there is no photo {os.path.join(folder, photo)}.jpg (nor .jpeg, nor .png); put"
-                   " the photos of the data set into that folder, or make it a link to where they "
-                   "lie")
+            report(f"there is no photo {os.path.join(folder, photo)}.jpg (nor .jpeg, nor .png); put the photos of the "
+                   "data set into that folder, or make it a link to where they lie")
     return paths
 
 
 def check_entities(root: str) -> tuple[list[str], list[str]]:
-    """Lines on what a data set holds, split by split, and its faults.
-
-    Every photo with a fault is named, with the first fault of its files. Photos are looked for
-    where there is a folder images; features of them need none.
-    """
-    lines, faults = [], {}                                  # a dict holds each once
+    """Lines on the splits of a data set, and its faults. Photos are looked for where there is a folder images."""
+    lines, faults = [], {}                                  # a dict holds each fault once
     for split in SPLITS:
         severe = []
         e = read_entities(root, split, severe.append)
@@ -119,41 +105,35 @@ def check_entities(root: str) -> tuple[list[str], list[str]]:
             sentences = len(set(zip(e.phrase_photo.tolist(), e.sentence.tolist())))
             boxes = f"{e.n_boxes.mean():.2f} boxes a phrase" if e.phrases else "no box"
             known = f" (papers: {PUBLISHED:,})" * (split == "test" and len(e.ids) == 1000)
-            lines += [f"{split:8}{len(e.ids):>8,} photos {sentences:>8,} sentences with phrases "
-                      f"{len(e.phrases):>8,} phrases{known}  {boxes}",
-                      f"{'':8}types: {_counts(dict(types.most_common()))}",
-                      f"{'':8}left out: {_counts(e.dropped)}"]
+            lines += [f"{split:8}{len(e.ids):>8,} photos {sentences:>8,} sentences with phrases {len(e.phrases):>8,} "
+                      f"phrases{known}  {boxes}", f"{'':8}types: {list_counts(dict(types.most_common()))}",
+                      f"{'':8}left out: {list_counts(e.dropped)}"]
             if os.path.isdir(os.path.join(root, "images")):
                 photo_paths(root, e.ids, severe.append)
         faults |= dict.fromkeys(e.faults + severe)
     return lines, list(faults)
 
 
-def _counts(of_kinds: dict[str, int]) -> str:
-    return ", ".join(f"{kind} {n:,}" for kind, n in of_kinds.items())
+def list_counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{kind} {n:,}" for kind, n in counts.items())
 
 
 # ---- one split
 
-def _split_file(root: str, split: str) -> str:
-    """The file that lists the photos of a split."""
-    name = called("val" if split == "dev" else split,
-                  lambda name: os.path.isfile(os.path.join(root, f"{name}.txt")))
+def split_file(root: str, split: str) -> str:
+    name = called("val" if split == "dev" else split, lambda name: os.path.isfile(os.path.join(root, f"{name}.txt")))
     return os.path.join(root, f"{name}.txt")
 
 
-def _photo_ids(root: str, split: str, report: Callable[[str], None]) -> list[str]:
-    """The ids of a split's photos, each once. An id that stands twice, or in the file of another
-    split, is a fault."""
+def read_ids(root: str, split: str, report: Callable[[str], None]) -> list[str]:
+    """Ids of a split's photos, each once. An id that stands twice, or in another split's file, is a fault."""
     try:
-        check(split in (*SPLITS, "dev"),
-              f"'{split}' is no split of phrases; give train, val (= dev) or test")
+        check(split in (*SPLITS, "dev"), f"'{split}' is no split of phrases; give train, val (= dev) or test")
         refuse_changing(root, split)
-        path = need(_split_file(root, split), "Flickr30k Entities has train.txt, val.txt and "
-                    "test.txt, which list the ids of the photos")
+        path = need(split_file(root, split),
+                    "Flickr30k Entities has train.txt, val.txt and test.txt, which list the ids of the photos")
         ids_of = {file: [line.strip() for line in read_lines(file) if line.strip()]
-                  for file in (path, *(_split_file(root, name) for name in SPLITS))
-                  if os.path.isfile(file)}
+                  for file in (path, *(split_file(root, name) for name in SPLITS)) if os.path.isfile(file)}
     except InputError as error:
         report(str(error))
         return []
@@ -163,97 +143,87 @@ def _photo_ids(root: str, split: str, report: Callable[[str], None]) -> list[str
     if (twice := repeated(ids)) is not None:
         report(f"{path} names the photo {shown(twice)} twice; name each once")
     for other, theirs in ids_of.items():
-        if both := set(ids) & set(theirs):
+        if common := set(ids) & set(theirs):
             first, second = sorted((path, other))
-            report(f"{first} and {second} both name {len(both):,} photos, one is {min(both)!a:.60};"
-                   " a photo is of one split, so remove it from the other")
+            report(f"{first} and {second} both name {len(common):,} photos, one is {min(common)!a:.60}; a photo is of "
+                   "one split, so remove it from the other")
     sound = [photo for photo in dict.fromkeys(ids) if PHOTO_ID.fullmatch(photo)]
     for photo in set(ids) - set(sound):
-        report(f"{path} names the photo {shown(photo)}; an id is of letters, digits, '-', '_' and "
-               "'.'")
+        report(f"{path} names the photo {shown(photo)}; an id is of letters, digits, '-', '_' and '.'")
     return sound
 
 
 # ---- one photo
 
 def enclosing(boxes: np.ndarray) -> np.ndarray:
-    """The smallest box that holds all k of them: (k, 4) -> (4,) float64, k at least 1."""
+    """The smallest box around boxes (k, 4) -> (4,) float64, k at least 1."""
     boxes = np.asarray(boxes, np.float64)
     return np.concatenate([boxes[:, :2].min(0), boxes[:, 2:].max(0)])
 
 
-def _photo(root: str, photo: str, dropped: Counter, faults: list[str]) -> tuple[tuple, list[tuple]]:
-    """(width, height) of a photo and its phrases [(sentence from 0, chain, types, words, truth,
-    number of boxes)]. dropped: in it phrases that are left out are counted; faults: to it sentences
-    on single mentions and boxes are added. Raises InputError."""
+def read_photo(root: str, photo: str, dropped: Counter, faults: list[str]) -> tuple[tuple, list[tuple]]:
+    """Read (width, height) of a photo and its phrases [(sentence, chain, types, words, truth, number of boxes)].
+
+    Counts phrases that are left out in dropped, and appends faults of single mentions and boxes. Raises InputError.
+    """
     annotations = os.path.join(root, "Annotations", f"{photo}.xml")
     sentences = os.path.join(root, "Sentences", f"{photo}.txt")
     for path in (annotations, sentences):
-        check(os.path.isfile(path), f"there is no file {path} of the photo {photo}, which a split "
-                                    f"names; {FETCH}, or remove the photo from the split")
-    size, boxes, flags = _annotations(annotations, photo, faults)
+        check(os.path.isfile(path), f"there is no file {path} of the photo {photo}, which a split names; {FETCH}, or "
+                                    "remove the photo from the split")
+    size, boxes, flags = read_annotations(annotations, photo, faults)
     rows, lines = [], [line for line in read_lines(sentences) if line.strip()]
     check(lines, f"{sentences} holds no sentence; {FETCH}")
     for k, line in enumerate(lines):
         for chain, types, words in PHRASE.findall(line):
             types, words = tuple(types[1:].split("/")), " ".join(words.split())
             if chain != NOT_VISUAL and chain in boxes:
-                own = boxes[chain]
-                rows.append((k, chain, types, words, enclosing(own), len(own)))
+                rows.append((k, chain, types, words, enclosing(boxes[chain]), len(boxes[chain])))
                 continue
-            why = "notvisual" if chain == NOT_VISUAL or "notvisual" in types else flags.get(chain)
-            dropped[why or "fault"] += 1
-            if not why:
-                faults.append(f"{sentences}, sentence {k + 1}: '{words}' is of chain {chain}, of "
-                              f"which {annotations} has neither a sound box nor a flag; the phrase "
-                              f"is left out: {FETCH}, or list the chain with "
-                              "<nobndbox>1</nobndbox>")
+            why = "notvisual" if chain == NOT_VISUAL or "notvisual" in types else flags.get(chain, "fault")
+            dropped[why] += 1
+            if why == "fault":
+                faults.append(f"{sentences}, sentence {k + 1}: '{words}' is of chain {chain}, of which {annotations} "
+                              f"has neither a sound box nor a flag; the phrase is left out: {FETCH}, or list the chain "
+                              "with <nobndbox>1</nobndbox>")
         rest = PHRASE.sub("", line)
         if "[" in rest or "/EN#" in rest:
             dropped["fault"] += 1
-            mark = rest[max(rest.find("["), 0):][:40].strip()
-            faults.append(f"{sentences}, sentence {k + 1}: the mark of a phrase at '{mark}' is not "
-                          "whole, and is passed over; a phrase is written [/EN#283585/people A "
-                          "man], and none stands within another")
+            faults.append(f"{sentences}, sentence {k + 1}: the mark of a phrase at "
+                          f"'{rest[max(rest.find('['), 0):][:40].strip()}' is not whole, and is passed over; a phrase "
+                          "is written [/EN#283585/people A man], and none stands within another")
     return size, rows
 
 
-def _annotations(path: str, photo: str, faults: list[str]) -> tuple[tuple, dict, dict]:
-    """(width, height), {chain: its boxes (k, 4)} and {chain without a box: "scene" or
-    "no box"} of a photo. Raises InputError, also where the XML declares entities, which can grow
-    without limit."""
+def read_annotations(path: str, photo: str, faults: list[str]) -> tuple[tuple, dict, dict]:
+    """Read (width, height), {chain: its boxes [(4,)]} and {chain without a box: "scene" or "no box"} of a photo. Raises
+    InputError, also where the XML declares entities, which can grow without limit."""
     text = read_text(path, XML_BYTES)
-    check("<!DOCTYPE" not in text,
-          f"{path} has a DOCTYPE, which may declare entities and is not read; remove it")
+    check("<!DOCTYPE" not in text, f"{path} has a DOCTYPE, which may declare entities and is not read; remove it")
     with refusing(f"{path} is not whole XML", FETCH):       # ParseError is a SyntaxError
         root = ElementTree.fromstring(text)
 
     def whole(parent: ElementTree.Element, name: str) -> int:
         text = parent.findtext(name)
-        if text is None or not re.fullmatch("-?[0-9]{1,9}", text.strip()):
-            value = "no" if text is None else f"{shown(text.strip())} as"
-            raise InputError(f"{path} gives {value} <{name.split('/')[-1]}>, where a whole number "
-                             f"of pixels belongs; {FETCH}")
+        value = "no" if text is None else f"{shown(text.strip())} as"
+        check(text and re.fullmatch("-?[0-9]{1,9}", text.strip()),
+              f"{path} gives {value} <{name.split('/')[-1]}>, where a whole number of pixels belongs; {FETCH}")
         return int(text)
     width, height = whole(root, "size/width"), whole(root, "size/height")
-    check(min(width, height) >= 1,
-          f"{path} gives the photo {width} x {height} pixels; give the size that it has")
+    check(min(width, height) >= 1, f"{path} gives the photo {width} x {height} pixels; give the size that it has")
     boxes, flags = {}, {}
     for item in root.findall("object"):
         chains = [(name.text or "").strip() for name in item.findall("name")]
         corners = item.find("bndbox")
         if corners is None:
             scene = item.find("scene") is not None and whole(item, "scene") > 0
-            flags.update((chain, "scene" if scene else "no box")
-                         for chain in chains if flags.get(chain) != "scene")
+            flags.update((chain, "scene" if scene else "no box") for chain in chains if flags.get(chain) != "scene")
             continue
-        box = [whole(corners, side) - 1 for side in ("xmin", "ymin", "xmax", "ymax")]
-        x1, y1, x2, y2 = box
+        x1, y1, x2, y2 = box = [whole(corners, side) - 1 for side in ("xmin", "ymin", "xmax", "ymax")]
         if not (-BEYOND <= x1 <= x2 < width + BEYOND and -BEYOND <= y1 <= y2 < height + BEYOND):
-            faults.append(f"{path}: the photo {photo} has {width} x {height} pixels, and the box"
-                          f" {x1}, {y1}, {x2}, {y2} (x1, y1, x2, y2 from 0) of chain "
-                          f"{', '.join(chains)} is inverted or lies more than {BEYOND} pixel "
-                          "outside, and is passed over; correct the box or the size")
+            faults.append(f"{path}: the photo {photo} has {width} x {height} pixels, and the box {x1}, {y1}, {x2}, "
+                          f"{y2} (x1, y1, x2, y2 from 0) of chain {', '.join(chains)} is inverted or lies more than "
+                          f"{BEYOND} pixel outside, and is passed over; correct the box or the size")
             continue
         for chain in chains:
             boxes.setdefault(chain, []).append(box)

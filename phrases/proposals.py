@@ -1,14 +1,12 @@
-"""Write box proposals of the photos of Flickr30k Entities, or of data in its layout.
+"""Write box proposals of the photos of Flickr30k Entities, or of data in its layout, and print their recall.
 
-    python -m phrases.proposals --data_name f30k_entities
-    python -m phrases.proposals --data_name f30k_entities --count 500 --model model.yml.gz
+    python -m phrases.proposals --data_name f30k_entities --model model.yml.gz
+    python -m phrases.proposals --data_name f30k_entities --count 500
     python -m phrases.proposals --data_name f30k_entities --name mine --from boxes.json
 
-They are EdgeBoxes (Zitnick and Dollar 2014) by OpenCV's ximgproc, boxes that wholly hold many
-edges: edges of image gradients or, with --model, of a structured forest. Or they are boxes of your
-own. The boxes of the phrases are added to those of train. {split}_{name}.npz and .json hold them
-(data.py), and the recall is printed: what share of the phrases a perfect ranking would
-find. After a stop the same command goes on.
+EdgeBoxes (Zitnick and Dollar 2014) by OpenCV's ximgproc: boxes that wholly hold many edges, those of image gradients
+or, with --model, of a structured forest. The boxes of the phrases are added to those of train. {split}_{name}.npz and
+.json hold them (data.py). After a stop the same command goes on.
 """
 if __name__ == "__main__":
     import cli
@@ -30,17 +28,16 @@ from features.boxes import LARGEST, read_boxes
 from features.store import How, RowStore
 from files.reading import file_digest, need, readable, sha256
 from files.writing import output, remove, save_arrays, save_json
-from phrases.data import THRESHOLDS, Proposals, file_of, ids_sha256, read_facts, read_proposals, recall
+from phrases.data import ARRAYS, THRESHOLDS, Proposals, file_of, ids_sha256, read_facts, read_proposals, recall
 from phrases.entities import SPLITS, Entities, photo_paths, read_entities
 
 SETTINGS = {"alpha": 0.65, "beta": 0.65, "minScore": 0.01}     # as the code of pl-clc sets them
 LEAST = 256                           # pixels: a smaller photo's longer side is enlarged to this
 SMOOTH = 4                            # pixels of the photo: finer textures have no edges
 THIN = 1.01                           # an edge stays that is not weaker than its neighbours by more
-FOREST = {"options", "stride", "shrinkNumber", "patchSize", "patchInnerSize",
-          "numberOfGradientOrientations", "selfsimilarityGridSize", "numberOfTrees",
-          "numberOfTreesToEvaluate", "childs", "featureIds", "thresholds", "edgeBoundaries",
-          "edgeBins"}                 # what OpenCV reads of a forest's file
+FOREST = ("options", "stride", "shrinkNumber", "patchSize", "patchInnerSize", "numberOfGradientOrientations",
+          "selfsimilarityGridSize", "numberOfTrees", "numberOfTreesToEvaluate", "childs", "featureIds", "thresholds",
+          "edgeBoundaries", "edgeBins")         # what OpenCV reads of a forest's file
 INSTALL = "EdgeBoxes needs OpenCV's contributed modules: pip install -r phrases/requirements.txt"
 BATCH = 4                             # photos that a process is given at a time
 NAME = r"[A-Za-z0-9_-]+"              # of proposals and of their features, part of names of files
@@ -51,51 +48,44 @@ FORM = ('give {"photo id": [[x1, y1, x2, y2, score], ...], ...}, pixels from 0, 
 # ---- EdgeBoxes
 
 def opencv():
-    """The module cv2, kept to one thread: photos are spread over processes. Raises InputError where
-    it is missing."""
+    """The module cv2, kept to one thread: photos are spread over processes. Raises InputError where it is missing."""
     try:
         import cv2
     except ImportError as error:
         raise InputError(f"{INSTALL} ({reason(error)})") from error
-    check(hasattr(cv2, "ximgproc"),
-          f"this OpenCV has no module ximgproc. {INSTALL}, in place of the other opencv package")
+    check(hasattr(cv2, "ximgproc"), f"this OpenCV has no ximgproc. {INSTALL}, in place of the other opencv package")
     cv2.setNumThreads(1)
     return cv2
 
 
 @functools.cache
-def forest_of(path: str):
-    """The structured forest in a file. Raises InputError if it holds none."""
+def read_forest(path: str):
+    """Read a structured forest. Raises InputError if the file holds none."""
     cv2, fix = opencv(), "model.yml.gz of opencv_extra/testdata/cv/ximgproc"
     try:
-        with (gzip.open if path.endswith(".gz") else open)(
-                need(path, f"--model is {fix}"), "rb") as f:
+        with (gzip.open if path.endswith(".gz") else open)(need(path, f"--model is {fix}"), "rb") as f:
             keys = {match[1].decode() for line in f if (match := re.match(rb"\s*(\w+):", line))}
-        if FOREST - keys:                                   # OpenCV would divide by 0 trees
-            raise OSError(f"it has no {', '.join(sorted(FOREST - keys))}")
+        if lacks := [key for key in FOREST if key not in keys]:                # OpenCV would divide by 0 trees
+            raise OSError(f"it has no {', '.join(lacks)}")
         return cv2.ximgproc.createStructuredEdgeDetection(path)
     except (OSError, EOFError, zlib.error, cv2.error) as error:
-        raise InputError(f"{path} holds no structured forest ({reason(error)}); give {fix}"
-                         ) from error
+        raise InputError(f"{path} holds no structured forest ({reason(error)}); give {fix}") from error
 
 
-def method_of(model: str | None) -> str:
-    """What makes the boxes, in one line. model: the file of a structured forest, or None for
-    gradients. Raises InputError where OpenCV is missing or the file is no forest."""
-    cv2 = opencv()
+def describe_method(model: str | None) -> str:
+    """One line on what makes the boxes. model: file of a structured forest, None for gradients. Raises InputError."""
     if model:
-        forest_of(model)
+        read_forest(model)
     edges = (f"the structured forest {file_digest(model)}" if model
              else f"gradients of the strongest colour, smoothed by a triangle of radius {SMOOTH}")
     settings = ", ".join(f"{name} {value}" for name, value in SETTINGS.items())
-    return (f"EdgeBoxes ({settings}) of {edges}, longer side at least {LEAST}, "
-            f"OpenCV {cv2.__version__}")
+    return f"EdgeBoxes ({settings}) of {edges}, longer side at least {LEAST}, OpenCV {opencv().__version__}"
 
 
 def gradients(photo: np.ndarray, radius: int) -> tuple[np.ndarray, np.ndarray]:
-    """Edges of a photo (H, W, 3) uint8 by Sobel's filters, after smoothing by a triangle of this
-    radius in pixels: strength in 0 to 1 and the direction across the edge in 0 to pi, both (H, W)
-    float32. Of the three colours the one of the strongest gradient counts, pixel by pixel."""
+    """Edges of a photo (H, W, 3) uint8 by Sobel's filters after smoothing by a triangle of this radius in pixels:
+    strength in [0, 1] and direction across the edge in [0, pi], both (H, W) float32, of the colour of the strongest
+    gradient at each pixel."""
     cv2 = opencv()
     triangle = radius + 1 - np.abs(np.arange(-radius, radius + 1, dtype=np.float32))
     triangle /= triangle.sum()
@@ -108,53 +98,43 @@ def gradients(photo: np.ndarray, radius: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def thinned(strength: np.ndarray, across: np.ndarray) -> np.ndarray:
-    """Edges one or two pixels wide: 0 where one of the two neighbours across the edge is stronger.
-    (H, W) -> (H, W)."""
+    """Edges one or two pixels wide, (H, W) -> (H, W): 0 where a neighbour across the edge is stronger."""
     cv2 = opencv()
     y, x = np.mgrid[:strength.shape[0], :strength.shape[1]].astype(np.float32)
-    beside = [cv2.remap(strength, x + sign * np.cos(across), y + sign * np.sin(across),
-                        cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE) for sign in (1, -1)]
+    beside = [cv2.remap(strength, x + sign * np.cos(across), y + sign * np.sin(across), cv2.INTER_LINEAR,
+                        borderMode=cv2.BORDER_REPLICATE) for sign in (1, -1)]
     return np.where(THIN * strength < np.maximum(*beside), np.float32(0), strength)
 
 
 def edge_boxes(photo: np.ndarray, count: int, model: str | None = None) -> np.ndarray:
-    """At most `count` boxes of a photo (H, W, 3) uint8, best first: (k, 5) float32, x1, y1, x2, y2
-    in pixels from 0 with both corners inside, and the score.
-
-    A photo without an edge has one box, the whole of it, of score 0, so that every photo has one to
-    rank.
-    """
+    """At most `count` boxes of a photo (H, W, 3) uint8, best first: (k, 5) float32 x1, y1, x2, y2 in pixels from 0 with
+    both corners inside, and the score. A photo without an edge has one box, the whole of it, of score 0."""
     cv2, (height, width) = opencv(), photo.shape[:2]
     scale = max(1.0, LEAST / max(height, width))
     if scale > 1:
         size = (max(1, round(width * scale)), max(1, round(height * scale)))
         photo = cv2.resize(photo, size, interpolation=cv2.INTER_CUBIC)
     if model:
-        forest = forest_of(model)
+        forest = read_forest(model)
         strength = forest.detectEdges(photo.astype(np.float32) / 255)
         across = forest.computeOrientation(strength)
         strength = forest.edgesNms(strength, across)
     else:
         strength, across = gradients(photo, round(SMOOTH * scale))
         strength = thinned(strength, across)
-    finder = cv2.ximgproc.createEdgeBoxes(maxBoxes=count, **SETTINGS)
-    boxes, scores = finder.getBoundingBoxes(
-        np.ascontiguousarray(strength, np.float32), np.ascontiguousarray(across, np.float32)
-    )
+    boxes, scores = cv2.ximgproc.createEdgeBoxes(maxBoxes=count, **SETTINGS).getBoundingBoxes(
+        np.ascontiguousarray(strength, np.float32), np.ascontiguousarray(across, np.float32))
     if not len(boxes):
         return np.array([[0, 0, width - 1, height - 1, 0]], np.float32)
     corner, size = np.split(np.asarray(boxes, np.float64).reshape(-1, 4), 2, 1)     # (k, 2)
-    share = np.divide([width, height], photo.shape[1::-1])
-    most = np.array([width, height]) - 1
+    share, most = np.divide([width, height], photo.shape[1::-1]), np.array([width, height]) - 1
     first = np.clip(corner * share, 0, most)
     last = np.clip((corner + size) * share - 1, first, most)
-    rows = np.concatenate([first, last, np.reshape(scores, (-1, 1))], 1)            # (k, 5)
-    return rows.astype(np.float32)[:count]
+    return np.concatenate([first, last, np.reshape(scores, (-1, 1))], 1).astype(np.float32)[:count]      # (k, 5)
 
 
 class Finder(NamedTuple):
-    """Finds the proposals of photo n: `finder(n)` is (k, 5) float32, see `edge_boxes`. Raises
-    InputError for a photo that cannot be read or has another size than its annotations say."""
+    """Finds the proposals of photo n: `finder(n)` is (k, 5) float32, see `edge_boxes`."""
     paths: list[str]
     sizes: np.ndarray                 # (N, 2): width, height
     limit: int
@@ -164,31 +144,26 @@ class Finder(NamedTuple):
         return edge_boxes(np.array(read_sized(self.paths[n], self.sizes[n])), self.limit, self.model)
 
 
-def read_sized(path: str, size) -> object:
-    """A photo in RGB. Raises InputError unless it has this (width, height)."""
+def read_sized(path: str, size):
+    """Read a photo in RGB. Raises InputError unless it has this (width, height)."""
     photo = read_photo(path)
     check(photo.size == tuple(size),
-          f"the photo {path} has {photo.size[0]} x {photo.size[1]} pixels and its annotations say "
-          f"{size[0]} x {size[1]}; the boxes would not fit, so take the photos of this data set")
+          f"the photo {path} has {photo.size[0]} x {photo.size[1]} pixels and its annotations say {size[0]} x "
+          f"{size[1]}; the boxes would not fit, so take the photos of this data set")
     return photo
 
 
-# ---- proposals of one's own
-
-def given_boxes(path: str, entities: Entities, count: int) -> list[np.ndarray]:
-    """The boxes of each photo in a JSON file, (k, 5) float32 with the score, 0 where there is none.
-
-    Where a photo has more than `count`, those of the highest score, of equal scores the earlier.
-    Raises InputError for every fault, such as a box that leaves its photo.
-    """
+def read_own_boxes(path: str, entities: Entities, count: int) -> list[np.ndarray]:
+    """Read the boxes of each photo from a JSON file, (k, 5) float32 with the score (0 where there is none), at most
+    `count`, those of the highest score. Raises InputError."""
     result = []
     for photo, size, boxes in zip(entities.ids, entities.sizes,
                                   read_boxes(path, entities.ids, FORM, (4, 5), thin=True)):
         rows = np.array(boxes, np.float64)
-        check(not (outside := (rows[:, 2:4] > size - 1).any(1)).any(),
-              f"{path}: the box {boxes[outside.argmax()][:4]} of {photo} leaves the photo, "
-              f"{size[0]} x {size[1]} pixels; pixels count from 0, so x2 is at most {size[0] - 1} "
-              f"and y2 at most {size[1] - 1}")
+        outside = (rows[:, 2:4] > size - 1).any(1)
+        check(not outside.any(),
+              f"{path}: the box {boxes[outside.argmax()][:4]} of {photo} leaves the photo, {size[0]} x {size[1]} "
+              f"pixels; pixels count from 0, so x2 is at most {size[0] - 1} and y2 at most {size[1] - 1}")
         rows = np.pad(rows, ((0, 0), (0, 5 - rows.shape[1]))).astype(np.float32)
         result.append(rows[np.argsort(-rows[:, 4], kind="stable")[:count]])
     return result
@@ -196,13 +171,13 @@ def given_boxes(path: str, entities: Entities, count: int) -> list[np.ndarray]:
 
 # ---- the command
 
-def joined(rows: list[np.ndarray], entities: Entities, add: bool) -> Proposals:
-    """Proposals of all photos from those of each (k, 5), with the boxes of each photo's phrases
-    behind its own if `add`, each box once."""
+def join_photos(rows: list[np.ndarray], entities: Entities, add: bool) -> Proposals:
+    """Proposals of all photos from those of each (k, 5), with the boxes of each photo's phrases behind its own if
+    `add`, each box once."""
     blocks, first = [], np.searchsorted(entities.phrase_photo, np.arange(len(rows) + 1))
     for n, own in enumerate(rows):
         truth = np.unique(entities.truth[first[n]:first[n + 1] if add else first[n]], axis=0)
-        most = np.tile(entities.sizes[n] - 1, 2)            # annotations leave some by a pixel
+        most = np.tile(entities.sizes[n] - 1, 2)            # annotations leave some photos by a pixel
         extra = np.pad(np.clip(truth, 0, most), ((0, 0), (0, 1)))       # (t, 4) -> (t, 5), score 0
         blocks.append(np.concatenate([own, extra]).astype(np.float32))
     added = [np.arange(len(block)) >= len(own) for block, own in zip(blocks, rows)]
@@ -211,103 +186,76 @@ def joined(rows: list[np.ndarray], entities: Entities, add: bool) -> Proposals:
                      np.concatenate(added), {})
 
 
-def write_split(root: str, split: str, name: str, method: str, count: int, find) -> None:
-    """Write the proposals of a split, unless they are there.
-
-    find(entities, asked, path): the boxes of each photo, (k, 5), and a part file of them to remove
-    or "". Raises InputError for other proposals of this name.
-    """
+def write_split(opt, root: str, split: str, name: str, method: str) -> None:
+    """Write the proposals of a split, unless they are there. Raises InputError for other proposals of this name."""
     entities, path = read_entities(root, split), file_of(root, split, name)
-    asked = {"method": method, "count": count, "ids_sha256": ids_sha256(entities.ids)}
-    record = {**asked, "truth_sha256": sha256(entities.truth)}
-    check(os.path.exists(f"{path}.json") or not os.path.exists(f"{path}.npz"),
-          f"{path}.npz is there without its .json and may be anybody's; give another --name")
-    facts = read_facts(f"{path}.json", "method", "") if os.path.exists(f"{path}.json") else record
-    for key in ("method", "count"):
-        check(facts.get(key) == record[key],
-              f"{path}.npz is of {key} '{facts.get(key)}' and not '{record[key]}'; give another "
-              "--name, or delete the old files")
-    if (record.items() <= facts.items() and "recall" in facts
-            and readable(read_proposals, root, split, name, entities)):
-        print(f"{path}.npz: done already")
-        report(facts)
-        return
+    asked = {"method": method, "count": opt.count, "ids_sha256": ids_sha256(entities.ids)}
+    facts = {**asked, "truth_sha256": sha256(entities.truth)}
+    if os.path.exists(f"{path}.json"):
+        stored = read_facts(f"{path}.json", "method", "")
+        for key in ("method", "count"):
+            check(stored.get(key) == facts[key], f"{path}.npz is of {key} '{stored.get(key)}' and not '{facts[key]}'; "
+                                                 "give another --name, or delete the old files")
+        if facts.items() <= stored.items() and readable(read_proposals, root, split, name, entities):
+            print(f"{path}.npz: done already")
+            return
+    else:
+        check(not os.path.exists(f"{path}.npz"),
+              f"{path}.npz is there without its .json and may be anybody's; give another --name")
     for end in (".npz", ".json"):
         output(path + end)
-    rows, part = find(split, entities, asked, path)
-    proposals = joined(rows, entities, add=split == "train")
-    save_arrays(f"{path}.npz", {key: getattr(proposals, key)
-                                for key in ("boxes", "start", "score", "added")})
-    facts = {**record, "boxes_sha256": sha256(proposals.boxes), "boxes": len(proposals.boxes),
-             "photos": len(rows), "added": int(proposals.added.sum()),
-             "fewer": sum(len(own) < count for own in rows), "least": min(map(len, rows)),
-             "phrases": len(entities.phrases),
-             "recall": {f"{t:g}": round(recall(proposals, entities, t), 2) for t in THRESHOLDS}}
+    part = ""
+    if opt.given:
+        rows = read_own_boxes(opt.given, entities, opt.count)
+    else:
+        paths = photo_paths(root, entities.ids)
+        store = RowStore(path, paths, entities.ids, asked, (5,), np.float32)
+        store.run(Finder(paths, entities.sizes, opt.count, opt.model), list, How(None, BATCH, opt.workers), split)
+        rows, part = [*store.values()], store.part
+    proposals = join_photos(rows, entities, add=split == "train")
+    save_arrays(f"{path}.npz", {key: getattr(proposals, key) for key in ARRAYS})
+    facts |= {"boxes_sha256": sha256(proposals.boxes), "boxes": len(proposals.boxes), "photos": len(rows),
+              "added": int(proposals.added.sum()), "fewer": sum(len(own) < opt.count for own in rows),
+              "least": min(map(len, rows)), "phrases": len(entities.phrases),
+              "recall": {f"{t:g}": round(recall(proposals, entities, t), 2) for t in THRESHOLDS}}
     save_json(facts, f"{path}.json")
     remove(part)
     print(f"{path}.npz: {facts['boxes']:,} boxes of {facts['photos']:,} photos"
           + f", {facts['added']:,} of them added from the phrases" * (split == "train"))
-    report(facts)
-
-
-def report(facts: dict) -> None:
-    """Print what the proposals of a split can find, and whether photos have fewer than asked for.
-    """
-    shares = ", ".join(f"{share:.1f}% at IoU {least}" for least, share in facts["recall"].items())
-    print(f"  recall of {facts['phrases']:,} phrases: {shares}, without added boxes")
+    reached = ", ".join(f"{percent:.1f}% at IoU {least}" for least, percent in facts["recall"].items())
+    print(f"  recall of {facts['phrases']:,} phrases: {reached}, without added boxes")
     if facts["fewer"]:
-        print(f"  {facts['fewer']:,} of {facts['photos']:,} photos have fewer than "
-              f"{facts['count']} proposals, the least {facts['least']}")
+        print(f"  {facts['fewer']:,} of {facts['photos']:,} photos have fewer than {opt.count} proposals, the least "
+              f"{facts['least']}")
 
 
 def write_all(opt) -> None:
-    """The command. Raises InputError for options that cannot work together."""
+    """Write the splits. Raises InputError for options that cannot work together."""
     check(not (opt.given and opt.model),
-          f"--model {opt.model} is for EdgeBoxes, and --from {opt.given} gives the boxes; leave "
-          "one out")
-    check(not opt.given or opt.name,
-          f"--from {opt.given} needs --name NAME, a name for your proposals")
+          f"--model {opt.model} is for EdgeBoxes, and --from {opt.given} gives the boxes; leave one out")
+    check(not opt.given or opt.name, f"--from {opt.given} needs --name NAME, a name for your proposals")
     name, root = opt.name or f"edgeboxes{opt.count}", os.path.join(opt.data_path, opt.data_name)
-    check(re.fullmatch(NAME, name),
-          f"--name {name} cannot name proposals; give letters, digits, - and _")
+    check(re.fullmatch(NAME, name), f"--name {name} cannot name proposals; give letters, digits, - and _")
     method = (f"given in {os.path.basename(opt.given)} {file_digest(opt.given)}" if opt.given
-              else method_of(opt.model))
-    check(os.path.isdir(root),
-          f"there is no folder {root}; --data_name is a data set below --data_path {opt.data_path}")
-
-    def find(split: str, entities: Entities, asked: dict, path: str) -> tuple:
-        if opt.given:
-            return given_boxes(opt.given, entities, opt.count), ""
-        paths = photo_paths(root, entities.ids)
-        store = RowStore(path, paths, entities.ids, asked, (5,), np.float32)
-        store.run(Finder(paths, entities.sizes, opt.count, opt.model), list,
-                  How(None, BATCH, opt.workers), split)
-        return [*store.values()], store.part
+              else describe_method(opt.model))
     for split in dict.fromkeys("val" if split == "dev" else split for split in opt.splits):
-        write_split(root, split, name, method, opt.count, find)
+        write_split(opt, root, split, name, method)
 
 
 def arguments() -> Arguments:
-    p = Arguments(
-        "Write box proposals of photos whose phrases are to be localised, and print their recall.")
+    p = Arguments("Write box proposals of photos whose phrases are to be localised, and print their recall.")
     add = p.add_argument
-    add("--data_path", type=filename, default="data",
-        help="folder that holds the data sets")
-    add("--data_name", type=data_set, required=True,
-        help="a data set in the layout of Flickr30k Entities, with images/")
-    add("--splits", nargs="+", choices=(*SPLITS, "dev"), default=list(SPLITS),
-        help="splits to write")
-    add("--count", type=positive, default=200, metavar="N",
-        help="boxes per photo; fewer where there are no more")
-    add("--name", metavar="NAME",
-        help="of the proposals, part of their files' names (default: edgeboxesN)")
+    add("--data_path", type=filename, default="data", help="folder that holds the data sets")
+    add("--data_name", type=data_set, required=True, help="a data set like Flickr30k Entities, with images/")
+    add("--splits", nargs="+", choices=(*SPLITS, "dev"), default=list(SPLITS), help="splits to write")
+    add("--count", type=positive, default=200, metavar="N", help="boxes per photo; fewer where there are no more")
+    add("--name", metavar="NAME", help="of the proposals, part of their files' names (default: edgeboxesN)")
     add("--model", type=filename, metavar="FILE",
         help="model.yml.gz of OpenCV's structured forests (default: edges are image gradients)")
     add("--from", type=filename, metavar="FILE.json", dest="given",
-        help="take boxes of your own: a JSON object, id of a photo to its [[x1, y1, "
-             "x2, y2], ...], each perhaps with a score behind, in pixels from 0")
-    add("--workers", type=workers, default=os.cpu_count() or 1,
-        help="number of processes that find boxes")
+        help="take boxes of your own: a JSON object, id of a photo to its [[x1, y1, x2, y2], ...], each perhaps with a "
+             "score behind, in pixels from 0")
+    add("--workers", type=workers, default=os.cpu_count() or 1, help="processes that find boxes")
     return p
 
 

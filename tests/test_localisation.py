@@ -9,7 +9,7 @@ import torch
 import metrics
 from cli import InputError
 from evaluation import report
-from phrases.evaluate import SUMS, sentence, tables, totals
+from phrases.evaluate import SUMS, reach_sentence, tables_of, totals
 from phrases.ranking import centres_within, chance, largest_first, locate, measures
 
 KINDS = ("animals", "clothing", "people")
@@ -195,7 +195,7 @@ def test_groups_without_phrases_are_left_out():
     split = split._replace(n_boxes=np.ones(len(split.phrases), int), types=[()] * len(split.phrases))
     found = measures(locate(split, drawn_scores(split, 6)[0]), split)
     assert list(found["by_boxes"]) == ["1"] and found["by_type"] == {} and found["macro"] == {}
-    assert len(tables({"a": found})) == 2
+    assert len(tables_of({"a": found})) == 2
 
 
 def test_no_phrases_are_refused():
@@ -254,7 +254,7 @@ def test_the_bootstrap_draws_photos_with_all_their_phrases():
 def test_tables_and_sentences_say_what_bounds_the_results():
     split = made(10)
     runs = {name: measures(locate(split, drawn_scores(split, seed)[0]), split) for seed, name in enumerate("ab")}
-    made_tables = tables(runs, {"largest box first": largest_first(split)})
+    made_tables = tables_of(runs, {"largest box first": largest_first(split)})
     for form in report.FORMATS:
         text = report.render(made_tables, form)
         for word in ("any box", "largest box first", "proposals in random order", "a: people", "b: more", "macro",
@@ -262,4 +262,4 @@ def test_tables_and_sentences_say_what_bounds_the_results():
             assert word in text, form
     rows = {label: cells for label, cells in made_tables[0][2]}
     assert rows["a"][0] == f"{runs['a']['r1']:.1f}" and rows["a"][4] == f"{runs['a']['upper']:.1f}"
-    assert f"right box for {runs['a']['upper']:.1f}% of {len(split.phrases)} phrases of " in sentence(runs["a"])
+    assert f"right box for {runs['a']['upper']:.1f}% of {len(split.phrases)} phrases of " in reach_sentence(runs["a"])

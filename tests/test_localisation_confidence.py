@@ -8,14 +8,14 @@ from matplotlib import colors
 from PIL import Image
 
 from cli import InputError
-from evaluation import calibration, pictures
-from evaluation.confidence import MEASURES
-from evaluation.plots import diagrams, pick
+from evaluation import pictures
+from evaluation.plots import pick
 from evaluation.posterior import temperature
 from evaluation.report import render
-from phrases import evaluate
+from phrases import confidence
+from phrases.confidence import ACROSS, KINDS, assess, calibrate, draw_phrases, pad_scores
 from phrases.data import iou, shares
-from phrases.evaluate import ACROSS, KINDS, Phrases, fit, judge_phrases, padded, phrase_examples
+from phrases.evaluate import Phrases
 from phrases.ranking import locate, photo_by_photo
 from tests.test_localisation import BoxSplit, drawn_scores, made, rows_of, slow_iou
 
@@ -47,8 +47,8 @@ def knowing(seed: int, photos: int = 150, sigma: bool = False) -> Phrases:
     def scores_of(n, columns):
         near = iou(split.boxes[start[n]:start[n + 1]], meant[columns])
         return (near + noise[columns] * RNG([seed, n]).standard_normal(near.shape)).astype(np.float32)
-    of = Phrases(f"made {seed}", split, scores_of)
-    return of._replace(phrase_log_det=np.log(doubt)) if sigma else of
+    scores_of.phrase_log_det = np.log(doubt)
+    return Phrases(f"made {seed}", split, scores_of, gaussian=sigma)
 
 
 def test_confidences_are_those_of_a_loop():
@@ -83,12 +83,12 @@ def test_padding_changes_no_temperature():
 
 def test_the_temperature_is_that_of_the_least_loss_of_the_right_boxes():
     of = knowing(1)
-    scores, right = padded(of.name, list(photo_by_photo(of.split, of.scores_of)))
+    scores, right = pad_scores(of.name, list(photo_by_photo(of.split, of.scores_of)))
     located = locate(of.split, of.scores_of)
     assert len(scores) == (located.hits > 0).sum() and right.sum() == located.hits.sum()
     assert scores.shape[1] == np.diff(of.split.start).max()
     assert torch.isneginf(scores).any() and not right[torch.isneginf(scores)].any()
-    t = fit(of).temperature
+    t = calibrate(of)["temperature"]
 
     def loss(t):
         total = 0
@@ -104,8 +104,8 @@ def test_the_temperature_is_that_of_the_least_loss_of_the_right_boxes():
 
 def test_few_phrases_are_drawn_where_there_would_be_too_many_scores(monkeypatch):
     of = knowing(2)
-    monkeypatch.setattr(evaluate, "FITTED", 10 * np.diff(of.split.start).max() + 1)
-    assert len(padded(of.name, list(photo_by_photo(of.split, of.scores_of)))[0]) == 10
+    monkeypatch.setattr(confidence, "FITTED", 10 * np.diff(of.split.start).max() + 1)
+    assert len(pad_scores(of.name, list(photo_by_photo(of.split, of.scores_of)))[0]) == 10
 
 
 def test_scores_are_computed_once():
@@ -114,50 +114,45 @@ def test_scores_are_computed_once():
     def counted(n, columns):
         calls.append(n)
         return of.scores_of(n, columns)
-    found = fit(of._replace(scores_of=counted))
+    found = calibrate(of._replace(scores_of=counted))
     assert sorted(calls) == sorted(set(of.split.phrase_photo.tolist()))
-    assert found == fit(of)
+    assert found == calibrate(of)
 
 
-def test_report_of_points():
+def test_confidences_of_points():
     dev, test = knowing(4), knowing(5)
-    sure, located = judge_phrases(dev, test)
-    found = sure.results["confidence"]["phrases"]
+    results, located, seen, table, sentence = assess(dev, test)
+    found = results["confidence"]["phrases"]
     assert set(found) == {"posterior", "overlap", "max"}
-    assert found["overlap"]["auroc"] > 0.6
-    assert found["overlap"]["ece"] < 0.2 and list(sure.results) == ["confidence"]
-    of = sure.seen["phrases"]
-    assert (of.answers == located.first).all() and (of.right == located.right).all()
-    slow = np.mean([a > b for a in of.values["overlap"][of.right] for b in of.values["overlap"][~of.right]])
+    assert found["overlap"]["auroc"] > 0.6 and found["overlap"]["ece"] < 0.2
+    assert (located.first[seen.phrases] >= 0).all() and (seen.right == located.right[seen.phrases]).all()
+    slow = np.mean([a > b for a in seen.values["overlap"][seen.right] for b in seen.values["overlap"][~seen.right]])
     assert found["overlap"]["auroc"] == pytest.approx(slow, abs=1e-3)       # but for ties
-    text = render(sure.tables) + "\n".join(sure.lines)
+    text = render([table]) + sentence
     assert "posterior of all boxes at its place" in text and "Sigma" not in text
     assert f"judged on {len(test.split.phrases):,} of made 5" in text and "T = " in text
-    assert sure.calibration["split"] == "made 4"
-    assert calibration.Fitted.of(sure.calibration["phrases"]) == fit(dev)
+    assert results["calibration"] == {"split": "made 4", "phrases": calibrate(dev)}
 
 
-def test_nothing_of_test_is_fitted():
-    dev, test = knowing(4), knowing(5)
-    other = judge_phrases(dev, knowing(6))[0]
-    assert judge_phrases(dev, test)[0].calibration == other.calibration
+def test_variances_of_phrases_are_judged_beside_the_scores():
+    found = assess(knowing(4, sigma=True), knowing(5, sigma=True))[0]["confidence"]["phrases"]
+    assert found["log_det_query"]["auroc"] > 0.6
 
 
 def test_what_cannot_be_calibrated_is_refused_in_a_sentence():
     of = knowing(4)
     far = of.split._replace(truth=np.tile([0., 0, 1, 1], (len(of.split.truth), 1)))
     with pytest.raises(InputError, match="no phrase of made 4 has a proposal of IoU 0.5"):
-        fit(of._replace(split=far))
+        calibrate(of._replace(split=far))
     with pytest.raises(InputError, match="all scores of a query are equal"):
-        fit(of._replace(scores_of=lambda n, c: np.zeros((of.split.start[n + 1] - of.split.start[n], len(c)))))
+        calibrate(of._replace(scores_of=lambda n, c: np.zeros((of.split.start[n + 1] - of.split.start[n], len(c)))))
 
 
-def test_photos_without_proposals_are_said():
+def test_photos_without_proposals_have_no_first_box():
     dev, split = knowing(4), made(12, photos=150)
-    sure, located = judge_phrases(dev, Phrases("some", split, drawn_scores(split, 12)[0]))
-    assert (located.first == -1).sum() == 2 == len(split.phrases) - len(sure.seen["phrases"].right)
-    assert any(line.startswith("2 phrases of photos without proposals") for line in sure.lines)
-    assert set(MEASURES) >= set(sure.seen["phrases"].values)
+    _, located, seen, _, sentence = assess(dev, Phrases("some", split, drawn_scores(split, 12)[0]))
+    assert (located.first == -1).sum() == 2 == len(split.phrases) - len(seen.right)
+    assert "2 have no proposal" in sentence
 
 
 # ---- pictures
@@ -178,7 +173,7 @@ def test_choice_takes_one_phrase_of_each_photo():
 
 def test_phrases_are_drawn_with_their_boxes(tmp_path, monkeypatch):
     dev, test = knowing(4), knowing(5, 40)
-    sure, located = judge_phrases(dev, test)
+    _, located, seen, _, _ = assess(dev, test)
     photos = [str(tmp_path / f"{n}.png") for n in range(40)]
     for path in photos[1:]:
         Image.new("RGB", (300, 300), "grey").save(path)
@@ -186,7 +181,7 @@ def test_phrases_are_drawn_with_their_boxes(tmp_path, monkeypatch):
     monkeypatch.setattr(pictures, "draw_boxes", lambda axis, size, boxes: (drawn.append((size, boxes)),
                                                                            real(axis, size, boxes)))
     path = str(tmp_path / "phrases.png")
-    phrase_examples(path, test.split, located, sure.seen["phrases"], photos, "made")
+    draw_phrases(path, test.split, located, seen, photos, "made")
     assert os.path.getsize(path) > 10_000 and ACROSS <= len(drawn) <= 3 * ACROSS
     for size, ((first, colour), (truth, own)) in drawn:
         assert size == (256, 256) and own == pictures.OWN
@@ -214,10 +209,3 @@ def test_boxes_stand_where_they_are_in_the_photo(tmp_path):
     low, high = black.min(0), black.max(0)
     middle = (low + high) / 2
     assert abs(green.min(0) - middle).max() < 4 and abs(green.max(0) - high).max() < 4
-
-
-def test_diagrams_draw_phrases_too(tmp_path):
-    sure, _ = judge_phrases(knowing(4, sigma=True), knowing(5, sigma=True))
-    path = str(tmp_path / "confidence.png")
-    diagrams(sure.results["confidence"], sure.seen, path)
-    assert os.path.getsize(path) > 10_000
