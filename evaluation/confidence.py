@@ -16,26 +16,21 @@ from evaluation.posterior import answers, expected, of_pairs, rows_of, sample_sc
 from evaluation.report import digits, table
 from evaluation.volume import Sigmoid
 
-SHOWN = ("overlap", "posterior_grouped", "posterior")      # users see the first that there is
+SHOWN = ("posterior_grouped", "posterior")      # users see the first that there is
 
 
 class Measure(NamedTuple):
     """A confidence, more where surer."""
     title: str                        # in tables
     look: tuple[str, str]             # colour and style of its curve
-    of_boxes: str = ""                # its title where queries are phrases and answers boxes
     probability: bool = False
 
 
 MEASURES = {
-    "posterior": Measure("posterior of the answer", ("tab:blue", "-"),
-                         "posterior of the first box", True),
-    "posterior_grouped": Measure("the same, summed over its image's captions", ("tab:blue", "-"),
-                                 probability=True),
-    "overlap": Measure("", ("tab:blue", "-"), "posterior of all boxes at its place", True),
+    "posterior": Measure("posterior of the answer", ("tab:blue", "-"), True),
+    "posterior_grouped": Measure("the same, summed over its image's captions", ("tab:blue", "-"), True),
     "max": Measure("maximum score", ("tab:green", "-")),
-    "log_det_query": Measure("-log det Sigma of the query", ("tab:red", "-"),
-                             "-log det Sigma of the phrase")}
+    "log_det_query": Measure("-log det Sigma of the query", ("tab:red", "-"))}
 
 
 class Seen(NamedTuple):
@@ -104,18 +99,12 @@ LEGEND = (
     "ECE: distance of probabilities from the share that is right; floor: the ECE of perfect "
     "probabilities; all: docs/confidence.md")
 TITLES = {"t2i": "text to image: is the first answer right?",
-          "i2t": "image to text: is the first answer right?",
-          "phrases": "phrases: is the first box right?"}
-
-
-def title(name: str, side: str) -> str:
-    """What a measure is called in the tables of one kind of queries."""
-    return side == "phrases" and MEASURES[name].of_boxes or MEASURES[name].title
+          "i2t": "image to text: is the first answer right?"}
 
 
 def tables(results: dict) -> list:
     """Tables of what `judge` said, {direction: ...}."""
-    return [table(heading, COLUMNS, {title(name, side): of for name, of in results[side].items()
+    return [table(heading, COLUMNS, {MEASURES[name].title: of for name, of in results[side].items()
                                      if name in MEASURES}, cell)
             for side, heading in TITLES.items() if side in results]
 

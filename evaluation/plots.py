@@ -6,18 +6,16 @@ import sys
 import numpy as np
 
 from data import Photos
-from evaluation.confidence import MEASURES, Seen, best_name, percent, title
+from evaluation.confidence import MEASURES, Seen, best_name, percent
 from evaluation.pictures import THUMBNAIL, Cell, Row, draw_rows, drawing, wrapped
-from evaluation.report import SIDES as DIRECTIONS
+from evaluation.report import SIDES
 from evaluation.selective import reliability
 from files.reading import below
 from metrics import risk_coverage
 
 PICTURES = ("confidence", "confidence_examples")
 NUMBERS = "people"                    # the picture of `fitting`
-SIDES = DIRECTIONS | {"phrases": "phrases to boxes"}
-LABELS = {"posterior_grouped": "posterior, summed over its image's captions",
-          "overlap": "posterior, summed over the boxes at its place"}
+LABELS = {"posterior_grouped": "posterior, summed over its image's captions"}
 SHOWN = {"the surest of the right": 4, "the surest of the wrong": 3, "around the median": 3,
          "the least sure": 3}
 FRAME = {True: "forestgreen", False: "firebrick"}                  # of right and wrong answers
@@ -150,7 +148,7 @@ def draw_risks(of: Seen, side: str, axis) -> None:
         if name == "posterior" != best:
             color, style = "navy", (0, (1, 1))
         axis.plot(100 * np.array(risk["coverage"]), risk["risk"], color=color, linestyle=style,
-                  label=f"{risk['area']:.1f}  {LABELS.get(name) or title(name, side)}",
+                  label=f"{risk['area']:.1f}  {LABELS.get(name) or MEASURES[name].title}",
                   **({"linewidth": 3, "zorder": 3} if name == best
                      else {"linewidth": 1.1, "zorder": 2, "alpha": 0.7}))
     axis.axhline(perfect["area_random"], color="black", linestyle=":", linewidth=1.2,

@@ -1,10 +1,9 @@
-"""Objectives for labelled pairs of regions and phrases: phrase localisation (`jwae` 5.2).
+"""Objectives for labelled pairs of regions and phrases (jwae 5.2).
 
-A batch has R regions and M phrases of several photos. labels (R, M): 1 where a region fits a
-phrase, -1 where it does not, 0 where the two are not compared. An objective reads scores (R, M)
-where labels are not 0. A phrase has one or more positives, so each weighs 1 / their number, and a
-phrase as much as a caption has in the objective of the same name in losses.py. Those are what these
-become where each phrase fits one region and all other pairs are negatives.
+A batch has R regions and M phrases of several photos. labels (R, M): 1 where a region fits a phrase, -1 where it does
+not, 0 where the two are not compared. An objective reads scores (R, M) where labels are not 0. Each positive of a
+phrase weighs 1 / their number, so that a phrase weighs as much as a caption has in the objective of the same name in
+losses.py, which these become where each phrase fits one region and all other pairs are negatives.
 """
 import torch
 import torch.nn.functional as F
@@ -22,13 +21,11 @@ def shares(labels: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class LabelledHinge(nn.Module):
-    """Triplet ranking loss of labelled pairs, >= 0: VSE++ eq. 5-6 (`losses.hinge`).
+    """Triplet ranking loss of labelled pairs, >= 0 (VSE++ eq. 5-6).
 
-    For each positive pair (i, j), [margin - s_ij + s_kj]+ over the negative regions k of phrase j
-    and [margin - s_ij + s_il]+ over the negative phrases l of region i: their sum, or with
-    `max_violation` the largest of each. Averaged over the positives of a phrase and summed over
-    phrases, as VSE++'s is over captions: learning rates and the weights of jWAE's terms, which are
-    sums as well, keep their meaning.
+    For each positive pair (i, j), [margin - s_ij + s_kj]+ over the negative regions k of phrase j and [margin - s_ij +
+    s_il]+ over the negative phrases l of region i: their sum, or with max_violation the largest of each. Averaged over
+    the positives of a phrase and summed over phrases, as VSE++'s is over captions.
     """
 
     def __init__(self, margin: float = 0.2, max_violation: bool = False):
@@ -37,17 +34,14 @@ class LabelledHinge(nn.Module):
 
     def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
         negative = labels < 0
-        # (R, M)
-        violations = self.violations(scores, negative) + self.violations(scores.T, negative.T).T
+        violations = self.violations(scores, negative) + self.violations(scores.T, negative.T).T     # (R, M)
         return (shares(labels, scores.dtype) * violations).sum()
 
     def violations(self, scores: Tensor, negative: Tensor) -> Tensor:
-        """Of each entry (n, m), were it a positive, by the negatives of its column: (n, m), (n, m)
-        bool -> (n, m).
+        """Violations of each entry, were it a positive, by the negatives of its column: (n, m), (n, m) bool -> (n, m).
 
-        The sum over negatives v above t = s - margin is (sum of those v) - t (their number), and
-        both are read from the sorted column: n x m numbers in all, in float64 because the terms
-        cancel.
+        The sum over negatives v above t = s - margin is (sum of those v) - t (their number); both are read from the
+        sorted column, in float64 because the terms cancel.
         """
         others = scores.masked_fill(~negative, -torch.inf)
         if self.max_violation:
@@ -56,22 +50,19 @@ class LabelledHinge(nn.Module):
         ordered = others.double().T.sort(1, descending=True).values                 # (m, n)
         falling = -ordered.detach().contiguous()
         count = torch.searchsorted(falling, -level.detach())            # (m, n): how many lie above
-        # (m, 1 + n): of the highest
-        sums = F.pad(ordered.masked_fill(ordered.isinf(), 0).cumsum(1), (1, 0))
+        sums = F.pad(ordered.masked_fill(ordered.isinf(), 0).cumsum(1), (1, 0))     # (m, 1 + n): of the highest
         return (sums.gather(1, count) - count * level).T.to(scores.dtype)
 
 
 class LabelledLogistic(nn.Module):
-    """log(1 + e^(-y s)) of log-odds s and labels y, mean over the labelled pairs, in nats, >= 0:
-    CITE's loss."""
+    """CITE's loss: log(1 + e^(-y s)) of log-odds s and labels y, mean over the labelled pairs, in nats, >= 0."""
 
     def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
         return F.softplus(-labels * scores)[labels != 0].mean()
 
 
 class LabelledMatch(Match):
-    """Binary cross-entropy of the labelled pairs, summed over the pairs of a phrase and averaged
-    over phrases, in nats: `losses.Match`, without pseudo-positives."""
+    """Binary cross-entropy of labelled pairs, summed over the pairs of a phrase, mean over phrases, in nats."""
 
     def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
         each = self.cross_entropy(self.logits(scores), labels > 0)                  # (R, M)
@@ -79,11 +70,10 @@ class LabelledMatch(Match):
 
 
 class LabelledInfoNCE(InfoNCE):
-    """Half of: -log of the share that its positives have of a phrase's labelled regions, mean over
-    phrases; and the same of a region among phrases, mean over the regions that have positives and
-    negatives, 0 without any. In nats.
+    """InfoNCE of labelled pairs, in nats, with the temperature and smoothing of losses.InfoNCE.
 
-    The temperature and `smoothing` are those of `losses.InfoNCE`.
+    Half of: -log of the share that its positives have of a phrase's labelled regions, mean over phrases; and the same
+    of a region among phrases, mean over the regions that have positives and negatives.
     """
 
     def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
@@ -93,7 +83,7 @@ class LabelledInfoNCE(InfoNCE):
         return (phrases.mean() + regions.sum() / both.sum().clamp(min=1)) / 2
 
     def missed(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Of each row, which has a positive: (n, m), (n, m) -> (n,)."""
+        """-log of the positives' share of each row, which has one: (n, m), (n, m) -> (n,)."""
         counts = labels != 0
         own = logits.masked_fill(labels <= 0, -torch.inf).logsumexp(1)              # (n,)
         loss = logits.masked_fill(~counts, -torch.inf).logsumexp(1) - own
@@ -102,21 +92,18 @@ class LabelledInfoNCE(InfoNCE):
 
 
 class LabelledTwoBranch(TwoBranchLoss):
-    """`TwoBranchLoss` of labelled pairs: a pair term, its distances, weights and `top` largest
-    violations.
+    """TwoBranchLoss of labelled pairs, with its distances, weights and `top` largest violations.
 
         weights[0]   anchor: the phrase, positive: each of its regions, negatives: its negative regions
         weights[1]   anchor: the region, positive: each of its phrases, negatives: its negative phrases
         weights[2]   anchor: the phrase, positive: the farthest phrase that fits a region of its own, which may be
                      itself, negatives: other phrases that some region of its own does not fit
 
-    Averaged over the positives of a phrase, then over phrases. Reads batch.labels (R, M). Distances
-    and labels of phrases with phrases take M x M numbers.
+    Averaged over the positives of a phrase, then over phrases.
     """
 
     def forward(self, image, caption, batch) -> Tensor:
-        """image, caption: model.Encoded of the regions (R, D) and the phrases (M, D), with unit
-        means."""
+        """image, caption: model.Encoded of regions (R, D) and phrases (M, D), with unit means; batch.labels (R, M)."""
         regions, phrases, labels = image.embedding.mean, caption.embedding.mean, batch.labels
         across, within = distance(regions, phrases), distance(phrases, phrases)     # (R, M), (M, M)
         i, j = (labels > 0).nonzero(as_tuple=True)                                  # (K,) each

@@ -2,8 +2,7 @@
 
     python -m phrases.train --data_name f30k_entities --method cite --text_features hglmm
 
-The options are those of train.py and three of its own. The run folder is as train.py's: config.yaml,
-vocab.json, log.txt, log.jsonl, checkpoint.pt (to --resume from) and model_best.pt, for phrases.evaluate.
+The options are those of train.py and three of its own, and so is the run folder, which phrases.evaluate reads.
 """
 if __name__ == "__main__":
     import cli
@@ -42,8 +41,8 @@ def training_parser() -> cli.Arguments:
 
 @dataclass
 class PhraseData(Data):
-    """Data whose batches are the proposals and phrases of whole photos. `pairs` are the phrases that a
-    proposal fits, `batch_size` counts photos."""
+    """Batches are the proposals and phrases of whole photos: `pairs` are the phrases that a proposal fits, `batch_size`
+    counts photos."""
     labels: Labels = Labels()
 
     def order(self, epoch: int) -> np.ndarray:
@@ -72,8 +71,7 @@ class PhraseTraining(core.Training):
 
 
 def build_data(opt, start: dict | None) -> PhraseData:
-    """Read train and val. start: a checkpoint whose words are taken, and which goes on where --resume is
-    given. Raises InputError where data, options and checkpoint do not fit."""
+    """Read train and val. start: a checkpoint whose words are taken. Raises InputError where they do not fit."""
     train, dev = (read_phrases(os.path.join(opt.data_path, opt.data_name), name, opt.regions,
                                opt.text_features).require_sound() for name in ("train", "val"))
     fit_to_data(opt, train.images, train.text)
