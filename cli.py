@@ -7,6 +7,7 @@ import math
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -274,3 +275,28 @@ def run_arguments(p: argparse.ArgumentParser, split: str) -> None:
                    help="auto: CUDA when present")
     p.add_argument("--workers", type=workers, default=min(10, os.cpu_count() or 1),
                    help="processes that read photos or large feature files")
+
+
+# ---- what a command says and calls
+
+def announce_start() -> None:
+    """Say at once that the command has begun, since torch takes its time to load; --help and --dry_run say only what
+    they are asked for."""
+    if not {"-h", "--help", "--methods", "--dry_run"} & {*sys.argv[1:]}:
+        print("loading torch", flush=True)
+
+
+def announce(opt, text: str) -> None:
+    """Say what a training is about to do, before it has a log."""
+    if not opt.dry_run:
+        print(text, flush=True)
+
+
+def called(*words: str) -> None:
+    """Runs a command of this repository, which says what it does. Raises InputError where it fails."""
+    print(f"$ python {' '.join(words)}", flush=True)
+    here = os.path.dirname(os.path.abspath(__file__))
+    own = [os.path.join(here, word) if word.endswith(".py") else word for word in words]
+    done = subprocess.run([sys.executable, *own], check=False, env=os.environ | {"PYTHONPATH": here})
+    check(done.returncode == 0,
+          f"python {' '.join(words)} failed, as it says above; mend that and call this again")

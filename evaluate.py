@@ -23,7 +23,7 @@ from functools import partial
 import numpy as np
 
 import cli
-from checkpoints import Trained
+from checkpoint import Trained
 from cli import InputError, check, torch_device
 from data import named_splits
 from evaluation import bank, confidence, plots, volume

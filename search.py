@@ -27,6 +27,7 @@ import cli
 from cli import (
     Arguments,
     InputError,
+    called,
     data_set,
     filename,
     probability,
@@ -47,7 +48,6 @@ from retrieval.build import WHOLE, How, Where, add, features_of, folder_name, ma
 from retrieval.index import Index, file_of
 from retrieval.page import serve
 from retrieval.searcher import Found, Searcher, contact_sheet
-from runs import called
 
 TOP = 1000                            # answers to a query at most
 BATCH = 8                             # photos that a network of features reads at a time

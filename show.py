@@ -20,7 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 import cli
-from checkpoints import Trained
+from checkpoint import Trained
 from cli import (
     Arguments,
     check,

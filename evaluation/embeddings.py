@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 import metrics
-from checkpoints import Trained
+from checkpoint import Trained
 from cli import InputError, check
 from data import SQUARABLE, Photos, Split, check_extractors, read_split
 from evaluation.annotations import Index

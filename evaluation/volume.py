@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from checkpoints import Trained
+from checkpoint import Trained
 from cli import check
 from evaluation import bank
 from evaluation.embeddings import Embeddings, Member, check_other_items, embed, load_embeddings, split_of

@@ -20,13 +20,12 @@ import numpy as np
 import torch
 
 import cli
-from checkpoints import load_checkpoint
-from cli import Arguments, filename
+from checkpoint import load_checkpoint
+from cli import Arguments, called, filename
 from data import extractors, import_torchvision
 from files.reading import need, read_array, read_json, read_lines
 from files.writing import save_array, save_json, save_lines, save_state
 from model import CNN
-from runs import called
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PHOTOS, TRAINED, PEOPLE = "f8k_precomp", "f8k_classes_precomp", "f8k_people"

@@ -24,7 +24,7 @@ import torch
 
 import cli
 import evaluate
-from checkpoints import Trained
+from checkpoint import Trained
 from cli import Arguments, check, data_set, filename, natural, split_name, torch_device, up_to, workers
 from evaluation.embeddings import beside_model, split_of, within_modality
 from evaluation.encode import encode

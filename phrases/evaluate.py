@@ -19,7 +19,7 @@ import numpy as np
 
 import cli
 import metrics
-from checkpoints import Trained
+from checkpoint import Trained
 from cli import Arguments, check, data_set, filename, positive, torch_device
 from data import check_extractors
 from evaluation import report

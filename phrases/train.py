@@ -13,20 +13,18 @@ import sys
 from dataclasses import dataclass
 
 import numpy as np
-import yaml
 
 import cli
 import options
 import train as core
-from checkpoints import load_checkpoint
-from cli import check, filename, fraction, torch_device
+from cli import check, filename, fraction
 from data import check_extractors
 from model import build_vocabulary
 from options import check_fits, fit_to_data
 from phrases.data import NEGATIVE_IOU, REGIONS, Labels, batches, learnable, read_phrases
 from phrases.losses import OBJECTIVES, build_model
 from phrases.ranking import rsum_by_chance, validate_phrases
-from runs import Data, Folder, build_word_list
+from train import Data, build_word_list
 
 
 def training_parser() -> cli.Arguments:
@@ -62,6 +60,10 @@ class PhraseData(Data):
 
 class PhraseTraining(core.Training):
     """A training on labelled pairs, validated by the localisation of the phrases of val."""
+    program = "-m phrases.train"
+
+    def read_data(self, start: dict | None) -> PhraseData:
+        return build_data(self.opt, start)
 
     def build_model(self, pretrained: bool, vectors):
         return build_model(self.opt, self.data.vocab, pretrained, vectors)
@@ -113,21 +115,7 @@ def refuse_misfits(opt) -> None:
 def train(opt) -> int:
     """Train as the options say. Return the exit status, as train.train does."""
     refuse_misfits(opt)
-    device = torch_device(opt.device)
-    folder = Folder(opt.logger_name, opt.resume, opt.overwrite, "-m phrases.train")
-    start = folder.checkpoint
-    if opt.init_from and not start:
-        start = load_checkpoint(opt.init_from)
-    data = build_data(opt, start)
-    run = PhraseTraining(opt, data, start, device)
-    facts = core.described(opt, data, run, start)
-    if opt.dry_run:
-        print(yaml.safe_dump(vars(opt), sort_keys=True) + facts + "\ndry run: nothing was written")
-        return 0
-    with core.delayed_signals() as received:
-        folder.begin(run)
-        folder.log.say(f"{facts}\nrun folder {folder.path}")
-        return core.run_epochs(run, folder, received)
+    return core.train(opt, PhraseTraining)
 
 
 def main(argv=None) -> None:

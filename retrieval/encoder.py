@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from checkpoints import BATCH, Trained
+from checkpoint import BATCH, Trained
 from cli import InputError, torch_device
 from data import Photos, eval_transform
 from features.captions import TfIdf, word_counts

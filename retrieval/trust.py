@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from checkpoints import Trained
+from checkpoint import Trained
 from cli import InputError
 from evaluation import bank, promises
 from evaluation.calibration import Calibration, calibration_file, quantiles, read_calibration

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import train
-from checkpoints import load_checkpoint
+from checkpoint import load_checkpoint
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # One epoch of a small model on the demo's features. A ./vocab is not read, as commands are called in ROOT, too.

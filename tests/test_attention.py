@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import evaluate
 import train
-from checkpoints import load_checkpoint, load_model
+from checkpoint import load_checkpoint, load_model
 from data import Batch, image_batches, read_split
 from evaluation import encode
 from losses import Embedding

@@ -9,7 +9,7 @@ import torch
 
 import evaluate
 import metrics
-from checkpoints import Trained, load_checkpoint
+from checkpoint import Trained, load_checkpoint
 from cli import InputError
 from evaluation import bank, protocols
 from evaluation.embeddings import Embeddings, Member, embed, split_of

@@ -12,7 +12,7 @@ import torch
 
 import show
 import train
-from checkpoints import load_checkpoint, load_model
+from checkpoint import load_checkpoint, load_model
 from data import Batch, read_split
 from methods.vsrn import Captioner
 from model import Encoded, build_model

@@ -17,7 +17,7 @@ import metrics
 import show
 import train
 import vocab
-from checkpoints import load_checkpoint
+from checkpoint import load_checkpoint
 from cli import InputError
 from demo import __main__ as demo
 from evaluation import protocols

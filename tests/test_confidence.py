@@ -14,7 +14,7 @@ import evaluate
 import search
 import show
 import train
-from checkpoints import Trained
+from checkpoint import MADE_OF_RUN, Trained
 from demo import __main__ as demo
 from evaluation import calibration, confidence, pictures, plots, promises
 from evaluation.embeddings import Embeddings, split_of
@@ -22,7 +22,6 @@ from evaluation.encode import encode
 from evaluation.posterior import answers, rows_of, sample_scores
 from losses import uncertainty
 from retrieval.trust import Trust, from_json
-from runs import MADE_OF_RUN
 from tests.helpers import refused
 
 SIDES = ("t2i", "i2t")

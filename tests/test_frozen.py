@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import train
-from checkpoints import load_checkpoint, load_model
+from checkpoint import load_checkpoint, load_model
 from model import Precomputed, Tower, Unchanged, VarianceLayers
 from tests.helpers import STEPS, fit, fit_steps, refused
 

@@ -1,4 +1,5 @@
 """Bad input of every kind: one sentence that names it, a non-zero exit, no code run, no file written or lost."""
+import argparse
 import io
 import json
 import os
@@ -19,6 +20,7 @@ import evaluate
 import show
 import train
 import vocab
+from checkpoint import load_checkpoint, load_model
 from cli import InputError
 from demo import __main__ as demo
 from features import extract
@@ -211,7 +213,13 @@ CHECKPOINTS = {
     "size": lambda stored: {"options": {**stored["options"], "embed_size": 10 ** 9}},
     "vocabulary": lambda stored: {"vocabulary": stored["vocabulary"] * 2},
     "weights": lambda stored: {"model": {"a": torch.ones(3)}}, "state": lambda stored: {"state": {}},
-    "format": lambda stored: {"format": 0}}
+    "format": lambda stored: {"format": 0},
+    "nan": lambda stored: {"model": {name: x * float("nan") for name, x in stored["model"].items()}},
+    "extractors": lambda stored: {"data": {**stored["data"], "extractors": {"ims": [1]}}},
+    "counts": lambda stored: {"data": {**stored["data"], "images": "many"}},
+    "epoch": lambda stored: {"state": {**stored["state"], "epoch": -5}},
+    "rsum": lambda stored: {"state": {**stored["state"], "best_rsum": float("nan")}},
+    "hbr": lambda stored: {"state": {**stored["state"], "best_hbr": "0.5"}}}
 
 
 @pytest.mark.parametrize("kind", CHECKPOINTS)
@@ -221,9 +229,19 @@ def test_checkpoints_with_foreign_contents(refused, world, tmp_path, kind):
     refused("evaluate", ["--checkpoint", "x.pt"], "x.pt|a vocabulary lists each word once")
 
 
+def test_names_behind_module_and_options_as_a_namespace_are_read(world, tmp_path):
+    """As DataParallel and other programs write them."""
+    stored = torch.load(world / "cosine" / "model_best.pt", weights_only=True)
+    torch.save({**stored, "model": {f"module.{name}": x for name, x in stored["model"].items()},
+                "options": argparse.Namespace(**stored["options"])}, tmp_path / "x.pt")
+    model, _, _ = load_model(load_checkpoint(str(tmp_path / "x.pt")))
+    assert all(torch.equal(x, stored["model"][name]) for name, x in model.state_dict().items())
+
+
 @pytest.mark.parametrize("kind, message", [
     ("packed", "contents are compressed"), ("cut", "damaged or no checkpoint"), ("text", "damaged or no checkpoint"),
-    ("call", "wants to call posix.mkdir|wants to call os"), ("pickle", "damaged or no checkpoint")])
+    ("call", "wants to call posix.mkdir|wants to call os"), ("pickle", "damaged or no checkpoint"),
+    ("page", "x.pt is a web page, not a checkpoint: it begins with '<!DOCTYPE html>.*'; download the file itself")])
 def test_files_that_are_no_checkpoint(refused, world, tmp_path, kind, message):
     class Trap:
         def __reduce__(self):
@@ -237,6 +255,7 @@ def test_files_that_are_no_checkpoint(refused, world, tmp_path, kind, message):
         torch.save({"format": Trap()}, tmp_path / "x.pt")
     else:
         (tmp_path / "x.pt").write_bytes({"cut": whole[:len(whole) // 2], "text": b"hello",
+                                         "page": b"<!DOCTYPE html><title>Quota exceeded</title>",
                                          "pickle": pickle.dumps({"format": 1})}[kind])
     refused("evaluate", ["--checkpoint", "x.pt"], message)
     assert not (tmp_path / "ran").exists()

@@ -14,7 +14,7 @@ from torch.distributions import Normal, kl_divergence
 import evaluate
 import show
 import train
-from checkpoints import load_checkpoint
+from checkpoint import load_checkpoint
 from data import Batch, read_split
 from evaluation import encode
 from layers import Latent

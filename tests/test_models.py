@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from checkpoints import Trained, load_checkpoint
+from checkpoint import Trained, load_checkpoint
 from evaluation.calibration import read_calibration
 from features.networks import RECIPE, network, network_of, recipe_of
 from models import make

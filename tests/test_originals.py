@@ -20,7 +20,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import checkpoints
+import checkpoint
 import evaluate
 import metrics
 import show
@@ -29,6 +29,7 @@ from cli import InputError
 from data import import_torchvision, read_split
 from evaluation import encode
 from files import writing
+from methods import originals
 from model import build_model
 from vocab import SPECIALS, Vocabulary
 
@@ -195,7 +196,7 @@ def vsrn_state(opt, ticks=True):
     return state
 
 
-def checkpoint(opt, image, text=None):
+def original_checkpoint(opt, image, text=None):
     return {"epoch": 3, "model": [image, text or text_state(opt)], "best_rsum": np.float64(123.5), "opt": opt,
             "Eiters": 77}
 
@@ -204,8 +205,8 @@ def load(stored, path, words=WORDS, **how):
     """Save in the originals' way, read, convert, and build by subjects.load_model: (model, vocabulary, options,
     converted)."""
     torch.save(stored, path, **how)
-    converted = checkpoints.convert(checkpoints.read(str(path)), words, str(path))
-    return (*checkpoints.load_model(converted), converted)
+    converted = originals.convert(checkpoint.read(str(path)), words, str(path))
+    return (*checkpoint.load_model(converted), converted)
 
 
 def write_split(root, features, seed=5, repeat=1):
@@ -246,7 +247,7 @@ VARIANTS = {"VSE++": {}, "VSE0": {"no_imgnorm": True},
 @pytest.mark.parametrize("changes", VARIANTS.values())
 def test_vsepp_on_features_ranks_as_the_original(tmp_path, changes):
     opt = namespace(**changes)
-    stored = checkpoint(opt, precomp_state(opt))
+    stored = original_checkpoint(opt, precomp_state(opt))
     model, words, options, converted = load(stored, tmp_path / "model_best.pth.tar")
     features = 3 * torch.randn(40, 9, generator=torch.Generator().manual_seed(3))
     captions = write_split(tmp_path / "d" / "x", features, repeat=5)
@@ -268,7 +269,7 @@ def test_vsepp_on_features_ranks_as_the_original(tmp_path, changes):
 def test_vsrn_ranks_as_the_original(tmp_path, data_name, ticks):
     opt = namespace(data_name=data_name, dim_vid=2048, max_len=60, rnn_type="gru", max_violation=True)
     del opt.cnn_type, opt.finetune
-    stored = checkpoint(opt, vsrn_state(opt, ticks))
+    stored = original_checkpoint(opt, vsrn_state(opt, ticks))
     model, words, options, converted = load(stored, tmp_path / "v.pth.tar")
     regions = torch.rand(16, 36, 9, generator=torch.Generator().manual_seed(3))
     captions = write_split(tmp_path / "d" / "x", regions)
@@ -296,7 +297,7 @@ def test_vsepp_with_a_cnn_ranks_as_the_original(tmp_path, ticks):
         if name.endswith(("running_mean", "running_var")):
             value.copy_(0.2 * torch.rand_like(value) + (1 if name.endswith("var") else 0))
     image = {**tensors({"fc.weight": (12, 512), "fc.bias": (12,)}), **state}
-    model, words, options, _ = load(checkpoint(opt, image), tmp_path / "c.pth.tar")
+    model, words, options, _ = load(original_checkpoint(opt, image), tmp_path / "c.pth.tar")
     assert (options.img_enc, options.img_dim, options.cnn_type, options.crop_size, options.finetune) == \
         ("cnn", None, "resnet18", 192, True)
 
@@ -328,7 +329,7 @@ def test_vgg_names_and_its_older_numbering(old):
         number = {"0": "1", "3": "4"}[number] if old and part == "classifier" else number
         image[f"cnn.{part}.{'module.' if part == 'features' else ''}{number}.{kind}"] = value
     assert ("cnn.classifier.1.weight" in image) == old and "cnn.features.module.0.weight" in image
-    converted = checkpoints.convert({**checkpoint(opt, image), "best_rsum": 123.5}, WORDS, "vgg")
+    converted = originals.convert({**original_checkpoint(opt, image), "best_rsum": 123.5}, WORDS, "vgg")
     with torch.device("meta"):
         model = build_model(argparse.Namespace(**converted["options"]), Vocabulary(WORDS), pretrained=False)
     expected = {name: value.shape for name, value in model.state_dict().items()}
@@ -340,12 +341,12 @@ def test_vgg_names_and_its_older_numbering(old):
 
 def test_options_are_complete_and_resolved(tmp_path):
     """A converted checkpoint carries every option that a run of ours does."""
-    *_, converted = load(checkpoint(namespace(), precomp_state(namespace())), tmp_path / "c.pth.tar")
+    *_, converted = load(original_checkpoint(namespace(), precomp_state(namespace())), tmp_path / "c.pth.tar")
     ours = vars(train.parse_args([]))
     assert set(converted["options"]) == set(ours) - {"resume", "overwrite", "config", "dry_run"}
     assert converted["options"]["data_path"] == ours["data_path"]                   # not that of another machine
     torch.save(converted, tmp_path / "ours.pt")                                     # plain values and tensors only
-    assert checkpoints.load_checkpoint(str(tmp_path / "ours.pt"))["format"] == writing.FORMAT
+    assert checkpoint.load_checkpoint(str(tmp_path / "ours.pt"))["format"] == writing.FORMAT
 
 
 # ---- file formats: torch's zip, its older one, and what Python 2 wrote
@@ -390,7 +391,7 @@ PYTHON2 = types.SimpleNamespace(
 def test_file_formats(tmp_path, how):
     opt = namespace()
     path = tmp_path / "c.pth.tar"
-    stored = checkpoint(opt, precomp_state(opt))
+    stored = original_checkpoint(opt, precomp_state(opt))
     stored["best_rsum"] = np.float64(-math.pi * 100)                                # bytes that are no UTF-8
     model, *_, converted = load(stored, path, **how)
     assert converted["state"]["best_rsum"] == -math.pi * 100
@@ -405,7 +406,7 @@ def test_file_formats(tmp_path, how):
           [np.float64(1.5), np.float32(-2.5), np.int64(-7), np.int32(9), np.dtype(">f8").type(4)])
 def test_numpy_scalars_become_plain_numbers(tmp_path, value):
     opt = namespace()
-    *_, converted = load({**checkpoint(opt, precomp_state(opt)), "best_rsum": value}, tmp_path / "c.pth.tar")
+    *_, converted = load({**original_checkpoint(opt, precomp_state(opt)), "best_rsum": value}, tmp_path / "c.pth.tar")
     found = converted["state"]["best_rsum"]
     assert found == value and type(found) in (int, float)
 
@@ -433,11 +434,11 @@ def test_checkpoints_that_want_to_run_code_are_refused(tmp_path, monkeypatch, at
     monkeypatch.chdir(tmp_path)
     bomb, name = ATTACKS[attack]
     admitted = set(torch.serialization.get_safe_globals())                          # some of torch's own
-    stored = checkpoint(namespace(), precomp_state(namespace()))
+    stored = original_checkpoint(namespace(), precomp_state(namespace()))
     stored["opt"].resume = bomb
     torch.save(stored, "c.pth.tar", _use_new_zipfile_serialization=zipped)
     with pytest.raises(InputError, match=f"c.pth.tar .*wants to call {name},.*nothing of it was run"):
-        checkpoints.read("c.pth.tar")
+        checkpoint.read("c.pth.tar")
     assert os.listdir(".") == ["c.pth.tar"]
     if attack in ("system", "open"):                                                # the bombs are live
         torch.load("c.pth.tar", weights_only=False)
@@ -448,7 +449,8 @@ def test_checkpoints_that_want_to_run_code_are_refused(tmp_path, monkeypatch, at
 def changed(**parts):
     """A checkpoint with one thing wrong."""
     opt = parts.pop("opt", {})
-    stored = {**checkpoint(namespace(**opt), precomp_state(namespace()), text_state(namespace())), "best_rsum": 123.5}
+    whole = original_checkpoint(namespace(**opt), precomp_state(namespace()), text_state(namespace()))
+    stored = {**whole, "best_rsum": 123.5}
     for name, state in (("image", stored["model"][0]), ("text", stored["model"][1])):
         for key, value in parts.pop(name, {}).items():
             state.pop(key) if value is None else state.update({key: value})
@@ -474,14 +476,14 @@ BAD = {
 @pytest.mark.parametrize("stored,words,message", BAD.values())
 def test_checkpoints_that_do_not_fit_are_refused(stored, words, message):
     with pytest.raises(InputError, match=message) as error:
-        checkpoints.load_model(checkpoints.convert(stored, words, "c.pth.tar"), "c.pth.tar")
+        checkpoint.load_model(originals.convert(stored, words, "c.pth.tar"), "c.pth.tar")
     assert len(str(error.value).splitlines()) == 1 and "c.pth.tar" in str(error.value)
 
 
 def test_weights_of_another_network_are_refused():
     stored = changed(opt={"cnn_type": "resnet18"}, image={"cnn.module.strange": torch.zeros(1)})
     with pytest.raises(InputError, match="are not those of a model of these options"):
-        checkpoints.load_model(checkpoints.convert(stored, WORDS, "c"))
+        checkpoint.load_model(originals.convert(stored, WORDS, "c"))
 
 
 def test_what_is_no_checkpoint_is_refused_and_ours_is_told_apart(tmp_path):
@@ -489,10 +491,19 @@ def test_what_is_no_checkpoint_is_refused_and_ours_is_told_apart(tmp_path):
     for content in (b"", b"hello", b"PK\x03\x04", b"\x80\x02]q\x00."):
         path.write_bytes(content)
         with pytest.raises(InputError, match="is damaged or no checkpoint of this project, VSE"):
-            checkpoints.read(str(path))
-    assert checkpoints.is_original(checkpoint(namespace(), precomp_state(namespace())))
-    for other in ({"model": {}, "opt": namespace()}, {"model": [], "opt": {}}, {"format": 1, "model": {}}, [], 3):
-        assert not checkpoints.is_original(other)
+            checkpoint.read(str(path))
+    assert originals.is_original(original_checkpoint(namespace(), precomp_state(namespace())))
+    for other in ({"model": {}, "opt": namespace()}, {"model": [], "opt": 3}, {"format": 1, "model": {}}, [], 3):
+        assert not originals.is_original(other)
+
+
+def test_options_as_a_dict_and_names_behind_module_are_read(tmp_path):
+    opt = namespace()
+    stored = original_checkpoint(opt, precomp_state(opt))
+    plain = load(stored, tmp_path / "plain")[0].state_dict()
+    wrapped = [{f"module.{name}": x for name, x in part.items()} for part in stored["model"]]
+    other = load({**stored, "model": wrapped, "opt": vars(opt)}, tmp_path / "wrapped")[0].state_dict()
+    assert set(plain) == set(other) and all(torch.equal(plain[name], other[name]) for name in plain)
 
 
 # ---- vocabularies
@@ -599,7 +610,7 @@ def stored(tmp_path, capsys, pickled):
 
     load_vocabulary(tmp_path, pickled(WORDS), capsys)
     opt, rng = namespace(data_name="f8k_precomp"), np.random.default_rng(7)
-    torch.save(checkpoint(opt, precomp_state(opt)), tmp_path / "model_best.pth.tar")
+    torch.save(original_checkpoint(opt, precomp_state(opt)), tmp_path / "model_best.pth.tar")
     folder = tmp_path / "data" / "f8k_precomp"
     write_split(folder, rng.normal(size=(6, 9)))
     for part in ("ims.npy", "caps.txt"):

@@ -13,7 +13,7 @@ from scipy import optimize, stats
 import evaluate
 import show
 import train
-from checkpoints import Trained
+from checkpoint import Trained
 from cli import InputError
 from data import read_precomputed
 from evaluation import people, volume

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import train as core
-from checkpoints import load_checkpoint, load_model
+from checkpoint import load_checkpoint, load_model
 from cli import InputError
 from phrases import captions, data, evaluate, proposals, train
 from phrases.data import Labels, draw, geometry_of, learnable, read_proposals

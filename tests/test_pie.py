@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import checkpoints
+import checkpoint
 import evaluate
 import losses
 import train
@@ -408,7 +408,7 @@ def test_overfits_sixty_pairs(words, demo_path):
 @pytest.mark.parametrize("words", [PVSE, PCME])
 def test_a_run_is_evaluated_with_every_report(tmp_path, demo_path, small_run, words):
     small_run(*REGIONS, *words, to=tmp_path / "run")
-    stored = checkpoints.load_checkpoint(str(tmp_path / "run"))["options"]
+    stored = checkpoint.load_checkpoint(str(tmp_path / "run"))["options"]
     assert tuple(stored[name] for name in ("img_enc", "txt_enc", "n_embeds", "loss", "var_min")) == (
         ("pie", "pie", 2, "hinge", 0.1) if words is PVSE else ("pie", "pie", 1, "match", 1e-6))
     more = ["--uncertainty"] if words is PCME else []
@@ -421,7 +421,7 @@ def test_a_run_is_evaluated_with_every_report(tmp_path, demo_path, small_run, wo
             results.append(json.load(f))
     assert results[0]["protocols"] == results[1]["protocols"] and results[0]["protocols"]["full"]["rsum"] > 0
     assert ("mean_only" in results[0]["protocols"]) == (words is PCME)
-    model, _, _ = checkpoints.load_model(checkpoints.load_checkpoint(str(tmp_path / "run")))
+    model, _, _ = checkpoint.load_model(checkpoint.load_checkpoint(str(tmp_path / "run")))
     assert type(model.similarity) is (MaxOverParts if words is PVSE else MatchProbability) and not model.training
 
 

@@ -8,8 +8,8 @@ import torch
 import train
 from losses import InfoNCE
 from model import IMAGE_ENCODERS, Corruption, build_tower
-from optimisation import build_optimizers
 from tests.helpers import fit_steps, options, refused
+from train import build_optimizers
 
 
 def log_of(run):
@@ -94,8 +94,8 @@ def test_a_run_with_all_of_it_resumes_bit_for_bit(tmp_path, demo_path, monkeypat
             raise train.InputError("cut")
         done.append(1)
         return step(*args)
-    checkpoint = train.Folder.log_step
-    monkeypatch.setattr(train.Folder, "log_step", lambda self, *a: (checkpoint(self, *a), self.save(a[0]))[0])
+    logged = train.Log.step
+    monkeypatch.setattr(train.Log, "step", lambda log, run, *a: (logged(log, run, *a), run.save())[0])
     monkeypatch.setattr(train, "train_step", stopped)
     with pytest.raises(train.InputError, match="cut"):
         fit_steps(*words, "--logger_name", tmp_path / "cut")

@@ -8,10 +8,9 @@ import torch
 import yaml
 
 import evaluate
-import runs
 import show
 import train
-from checkpoints import load_checkpoint
+from checkpoint import is_run, load_checkpoint
 from files.writing import atomic, part_of, save_json
 from options import default_run
 from tests.helpers import in_a_process, log_of, refused, same_runs, trained
@@ -230,5 +229,5 @@ def test_what_a_killed_process_left_is_cleared_by_the_next(tmp_path):
 
 
 def test_is_a_run(run, tmp_path):
-    assert runs.is_run(str(run)) and not runs.is_run(str(tmp_path)) and not runs.is_run(str(tmp_path / "absent"))
+    assert is_run(str(run)) and not is_run(str(tmp_path)) and not is_run(str(tmp_path / "absent"))
     assert same_runs(run, run)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import search
-from checkpoints import load_checkpoint
+from checkpoint import load_checkpoint
 from cli import InputError
 from data import Photos, read_split
 from evaluation.bank import item_terms

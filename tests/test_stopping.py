@@ -13,7 +13,6 @@ import torch
 import evaluate
 import train
 from features import extract
-from files import log
 from model import CNN
 from tests.helpers import FORKS, ROOT, STEPS, Command, in_a_process, same_runs
 
@@ -54,7 +53,7 @@ def instants(at: int | None) -> list:
             return result
         setattr(owner, name, call)
     for owner, names in ((os, ("replace", "fsync", "remove", "makedirs")), (torch, ("save",)),
-                         (log.Log, ("say", "record"))):
+                         (train.Log, ("say", "record"))):
         for name in names:
             watched(owner, name)
     return seen

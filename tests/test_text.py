@@ -11,7 +11,7 @@ import torch
 import evaluate
 import show
 import train
-from checkpoints import load_checkpoint, load_model
+from checkpoint import load_checkpoint, load_model
 from data import read_split
 from model import BagOfWords, Words, build_model
 from tests.helpers import STEPS

@@ -12,10 +12,9 @@ import torch
 
 import data
 import train
-from checkpoints import load_checkpoint
+from checkpoint import load_checkpoint
 from cli import InputError
 from files.reading import read_text
-from runs import Data
 from tests.helpers import FORKS, STEPS, Command, in_a_process, log_of, options, refused, same_weights
 from tests.helpers import fit_steps as fit
 
@@ -277,7 +276,7 @@ def test_a_run_keeps_its_options_when_they_come_from_its_own_configuration(tmp_p
 
 def test_an_epoch_of_two_branch_has_siblings_side_by_side():
     split = type("Split", (), {"caption_image": np.arange(60) // 5, "images": data.NoImages(12)})
-    order = Data(split, split, None, "", {}, np.arange(60), None, {}, 16, 0, siblings=True).order(0)
+    order = train.Data(split, split, None, "", {}, np.arange(60), None, {}, 16, 0, siblings=True).order(0)
     lead, sibling = split.caption_image[order].reshape(-1, 2).T
     assert (lead == sibling).all() and (order[::2] != order[1::2]).all()
 

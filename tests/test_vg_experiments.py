@@ -11,7 +11,7 @@ from PIL import Image
 from scipy.stats import ttest_rel
 
 import train
-from checkpoints import load_checkpoint, load_model
+from checkpoint import load_checkpoint, load_model
 from cli import InputError
 from data import eval_transform, read_split, whole_transform
 from features.networks import network

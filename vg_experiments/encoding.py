@@ -25,7 +25,7 @@ from PIL import Image
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from checkpoints import Trained
+from checkpoint import Trained
 from cli import Arguments, check, filename, natural, torch_device
 from data import chunks, encode_captions, import_torchvision, read_photo, whole_transform
 from features import filters
