@@ -42,7 +42,7 @@ from data import Photos, Split, extractors, named_splits, read_split, told_of
 from features import captions, folder, networks
 from features.boxes import PhotoBoxes
 from features.hglmm import load_arrays
-from features.store import ALL, SPLITS, How, PhotoFeatures, record_extractor, refuse_broken
+from features.store import ALL, SPLITS, How, PhotoFeatures, record_extractor
 from files.reading import checksum
 from files.writing import mapped, output, save_array, save_arrays, save_json, save_lines
 from model import CNNS
@@ -196,9 +196,9 @@ def of_data_set(splits: list[Split], to: str, recipe: dict, how: How,
         for note in split.notes:
             print(f"note: {note}")
         work = PhotoFeatures(to, split.name, split.images.paths, own, line,
-                             *networks.shape_of(net, own_boxes), own_boxes and own_boxes.digests)
+                             *networks.shape_of(net, own_boxes), own_boxes and own_boxes.digests,
+                             how.skip_broken)
         if work.complete():
-            refuse_broken(work.notes, how.skip_broken)
             write_texts(to, split, order, own, work.sound())
             work.save_list()
             print(f"{work.path}: done already")

@@ -16,15 +16,13 @@ import os
 from collections import Counter, defaultdict
 from typing import NamedTuple
 
-import numpy as np
-
 from cli import InputError, check, reason
 from data import NO_CAPTION, Features, Photos, composed, extractors, photo_formats
 from features.boxes import PhotoBoxes
 from features.networks import RECIPE, compute, network_of, shape_of, stamp, weights_file
-from features.store import AGAIN, ALL, How, PhotoFeatures, copy_rows, is_note, record_extractor, refuse_broken
+from features.store import AGAIN, ALL, How, PhotoFeatures, as_notes, record_extractor
 from files.reading import file_digest, need, read_array, read_json, read_lines, read_text, sha256
-from files.writing import CHANGING, remove, save_lines
+from files.writing import CHANGING, mapped, remove, save_lines
 
 # The endings of data.PHOTO_FORMATS.
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".webp", ".gif", ".bmp",
@@ -185,12 +183,11 @@ def extract(photos: str, folder: str, recipe: dict, how: How, table: str | None,
         about["weights_file"] = weights_file(parts[0], recipe)
     record_extractor(folder, "ims", form[0])
     images = Photos([os.path.join(path, name) for name in names])
-    work = PhotoFeatures(folder, ALL, images.paths, names, *form, boxes and boxes.digests, about)
+    work = PhotoFeatures(folder, ALL, images.paths, names, *form, boxes and boxes.digests, how.skip_broken, about)
     done = work.complete()
     if not done and not captions and about["captions"]:     # a call with captions makes splits again
         about["captions"] = {**about["captions"], "digest": None}
     missing = work.notes.count(None)
-    refuse_broken(work.notes, how.skip_broken)
     if missing:
         net, transform, _ = parts or network_of({**recipe, "extractor": form[0]}, how.device)
         compute(work, images, net, transform, boxes, how)
@@ -225,8 +222,10 @@ def replace(work: PhotoFeatures, captions: "Captions | None", before: dict | Non
         start = os.path.join(folder, part)
         save_lines(f"{start}_caps.txt", [text for _, _, texts in entries for text in texts])
         save_lines(f"{start}_ids.txt", [name for _, name, _ in entries])
-        copy_rows(f"{start}_ims.npy", read_array(work.path, "extract again"),
-                  np.array([row for row, _, _ in entries]))
+        features = read_array(work.path, "extract again")
+        with mapped(f"{start}_ims.npy", (len(entries), *work.shape), work.dtype) as rows:
+            for k, (row, _, _) in enumerate(entries):
+                rows[k] = features[row]
     remove(*(marks if parts else ()))
     for line in lines:
         print(line)
@@ -402,15 +401,15 @@ def read_images(data_path: str, data_name: str) -> Images:
     for file in (path, ims, ids):
         need(file, f"`{again}` writes it")
     listing = stored_list(root)
-    notes, recipe, folder, line = (listing.get(key)
-                                   for key in ("photos", "recipe", "folder", "extractor"))
+    notes = as_notes(listing.get("photos"))
+    recipe, folder, line = (listing.get(key) for key in ("recipe", "folder", "extractor"))
     check(
-        isinstance(notes, list) and all(map(is_note, notes)) and isinstance(recipe, dict)
+        notes is not None and isinstance(recipe, dict)
         and set(recipe) == set(RECIPE) and isinstance(folder, str) and isinstance(line, str)
         and all(x is None or isinstance(x, (str, int)) for x in recipe.values()),
         f"{path} is no list of a folder of photos; `{again}` writes it",
     )
-    features, names, lines = Features(ims), [note[0] for note in notes], read_lines(ids)
+    features, names, lines = Features(ims), [note.name for note in notes], read_lines(ids)
     check(len(features) == len(names) and lines == names,
           f"{ims} has {len(features):,} rows, {path} lists {len(names):,} photos and {ids} has "
           f"{len(lines):,} lines, which do not belong together; delete {path} and call `{again}`")
