@@ -67,7 +67,7 @@ def write_ranks(path: str, e: Embeddings, record: Record) -> None:
 
 
 def show_and_save(results: dict, all_tables: list, lines, target: str, opt) -> None:
-    """Prints tables and sentences, unless JSON is to be printed; writes the results."""
+    """Print tables and sentences, unless JSON is to be printed; write the results."""
     if opt.format != "json":
         print("\n" + render(all_tables, opt.format))
         print("\n".join(lines))
@@ -76,8 +76,7 @@ def show_and_save(results: dict, all_tables: list, lines, target: str, opt) -> N
 
 
 def run(opt) -> dict:
-    """Evaluates as the options say; returns what results.json holds. Raises InputError on wrong
-    options and files."""
+    """Evaluate as the options say; returns the results. Raises InputError on wrong options and files."""
     out, as_json = sys.stdout, opt.format == "json"
     with contextlib.redirect_stdout(sys.stderr if as_json else out):
         check(not opt.photos or os.path.isdir(opt.photos), f"--photos {opt.photos} is no folder; "
@@ -92,7 +91,7 @@ def run(opt) -> dict:
 
 def load_models(paths: list[str], opt) -> dict[str, Trained]:
     """{path: model} on the device of the options. Raises InputError on --vocab where no checkpoint is of the original
-    code of VSE++ or VSRN,"""
+    code of VSE++ or VSRN."""
     models = {path: Trained(path, torch_device(opt.device), vocab=opt.vocab) for path in paths}
     check(not opt.vocab or any(model.notes for model in models.values()),       # which converted ones have
           f"--vocab {opt.vocab} is for original checkpoints of VSE++ and VSRN, and none is given; leave it out")
@@ -110,8 +109,8 @@ def choose_split(models: dict[str, Trained], opt) -> None:
             print(f"{' and '.join(asked)}: taking the split testall of {folder} (--split test takes a part of it)")
 
 
-def how_to_encode(opt) -> dict:
-    """What `embed` is told of data and speed."""
+def encoding_options(opt) -> dict:
+    """Options of data and speed, as `embed` takes them."""
     return {name: getattr(opt, name) for name in ("data_path", "dev_images", "batch_size", "workers")}
 
 
@@ -135,7 +134,7 @@ def open_file(path: str, kind: str, opt) -> Embeddings:
 def open_runs(models: list[Trained], opt) -> Embeddings:
     """Embeddings of the split by models, with the bank and the variances that the options name; prints a line per
     model, and writes what --export names."""
-    how = how_to_encode(opt)
+    how = encoding_options(opt)
     if opt.bank:
         bank.check_splits(opt.bank, opt.split or "test")
     variances = volume.fit_runs(models, **how) if opt.variances else None
@@ -168,12 +167,12 @@ def other_splits(e: Embeddings, opt) -> str | None:
 
 
 def open_dev(e: Embeddings, opt) -> Embeddings:
-    """What is calibrated on: a run's dev split, or for embeddings and scores the file of --calibration."""
+    """Embeddings to calibrate on: of a run's dev split, or of the file that --calibration names."""
     if opt.calibration:
         dev = load_file(opt.calibration, "embeddings" if opt.embeddings else "scores", opt, data_name=None, split=None)
     else:
         try:
-            dev = embed(e.models, "dev", sim=opt.sim, data_name=other_splits(e, opt), **how_to_encode(opt))
+            dev = embed(e.models, "dev", sim=opt.sim, data_name=other_splits(e, opt), **encoding_options(opt))
         except InputError as error:
             raise InputError(f"no dev split to calibrate on: {error}; or give --calibrate_on 0.5") from error
     if e.volumes:

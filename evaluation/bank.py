@@ -110,7 +110,7 @@ def choose(dev: Embeddings, queries: list[Member], block: int = 1000) -> dict:
 
 def normalisation(members: list[Member], dev: Embeddings, queries: list[Member], split: str,
                   block: int = 1000) -> tuple[tuple[torch.Tensor, torch.Tensor], dict]:
-    """What the bank `queries` of a split takes from the mean scores of `members`, of images (N,) and of captions (M,),
+    """Terms that the bank `queries` of a split takes from the mean scores of `members`, images (N,) and captions (M,),
     with the betas of `choose`, and the "bank" of results.json. A direction without a beta takes nothing from its items.
     Raises InputError on scores that are not finite."""
     chosen = choose(dev, queries, block)

@@ -140,7 +140,7 @@ def in_words(side: str, of: dict, seen: Seen) -> str:
 # ---- all that --confidence, --sets and --judgements ask
 
 class Report(NamedTuple):
-    """What was fitted and what it is worth."""
+    """Fitted numbers, and their worth on other items."""
     results: dict                     # parts of results.json
     tables: list                      # for the reader, as report.py has them
     lines: list[str]                  # sentences beside them

@@ -142,7 +142,7 @@ def beside_model(run: str, name: str) -> str:
 
 
 def kind_of(path: str) -> str:
-    """What a path holds: "embeddings", "scores" or a "run"."""
+    """Tell what a path holds: "embeddings", "scores" or a "run"."""
     if os.path.isfile(path):
         with open(path, "rb") as f:
             if f.read(6) == b"\x93NUMPY":
@@ -363,7 +363,7 @@ def read_side(arrays: dict, side: str, path: str) -> Embedding:
 
 
 def count_repeats(rows: np.ndarray) -> int:
-    """How often each row stands in turn: 5 in VSE++'s layout, where the rows (5N, ...) of images are N images."""
+    """Count how often each row stands in turn: 5 in VSE++'s layout, where the rows (5N, ...) of images are N images."""
     if len(rows) < 2 or not np.array_equal(rows[0], rows[1]):
         return 1
     turns = [k for k in range(1, len(rows)) if not np.array_equal(rows[k], rows[k - 1])]
@@ -493,8 +493,8 @@ def identify_items(path: str, n: int, m: int, arrays: dict, *, split: str | None
 
 
 def read_items(arrays: dict, n: int, m: int, path: str, split: str, any_owner: bool = False) -> Embeddings:
-    """What a file of N images and M captions says of its items. any_owner: the split says whose captions they are, so
-    the file need not. Raises InputError on arrays of other shapes or types."""
+    """Read what a file of N images and M captions says of its items. any_owner: the split says whose captions they
+    are, so the file need not. Raises InputError on arrays of other shapes or types."""
     assumed = "caption_image" not in arrays
     check(any_owner or not assumed or arrays or n <= m, describe_turned(path, (n, m)))
     check(any_owner or not assumed or n and m % n == 0,

@@ -281,7 +281,7 @@ def precisions_of_categories(rows, of_queries: np.ndarray, of_items: np.ndarray)
 
 
 def neighbours(e: Embeddings, k: int = 10) -> dict[str, float]:
-    """How many categories the k images nearest to an image share with it, in percent (`jwae` 1:
+    """Categories that the k images nearest to an image share with it, in percent (`jwae` 1:
     latents that follow a prior should keep such neighbours).
 
     "jaccard" is the size of the intersection of the two sets of categories over that of their
@@ -474,7 +474,7 @@ def list_absent(e: Embeddings, opt) -> list[str]:
 # ---- uncertainty
 
 def uncertainty_report(values: np.ndarray, ranks: np.ndarray) -> dict:
-    """What log det Sigma (Q,) in nats says about R@1 of 0-based ranks (Q,), NaN where a query does
+    """Report on what log det Sigma (Q,) in nats says about R@1 of 0-based ranks (Q,), NaN where a query does
     not count."""
     known = ~np.isnan(ranks)
     values, right = levelled(values[known]), ranks[known] < 1
@@ -491,7 +491,7 @@ def rho_positives(values: np.ndarray, pairs: Pairs) -> float:
 # ---- all that is asked
 
 def chances(e: Embeddings, over_folds: bool) -> dict[str, dict]:
-    """What a random order gives, in the gallery of everything and, where asked, as the mean over the folds."""
+    """Expected results of a random order, in the gallery of everything and, where asked, as the mean over the folds."""
     results = {"full": metrics.chance(e.caption_image, e.n_images)}
     if over_folds:
         results["folds5"] = metrics.average([metrics.chance(e.caption_image[captions] - images[0], len(images))
@@ -522,8 +522,10 @@ def doubt_scores(e: Embeddings, numbers: dict) -> list[str]:
 
 @torch.no_grad()
 def assess(e: Embeddings, opt) -> tuple[dict, Record]:
-    """What results.json holds, and the outcome of every query. e.judged: what `read_judgements` read. Raises InputError
-    where the options do not fit the embeddings."""
+    """Run all that the options ask for: the content of results.json, and the outcome of every query.
+
+    e.judged: as `read_judgements` returns it. Raises InputError where the options do not fit the embeddings.
+    """
     numbers, record = run_protocols(e, opt)
     ranks = {side: record["full", side, "rank"] for side in ("i2t", "t2i") if "full" in numbers}
     parts = {"chance": ranks and chances(e, opt.fold5), **e.report, "notes": [*e.notes, *doubt_scores(e, numbers)],

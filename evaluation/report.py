@@ -177,7 +177,7 @@ def foreign_words(data_name: str, u: dict) -> str:
 
 
 def describe_bank(report: dict) -> str:
-    """What the report says of the bank: whose queries, which betas, and what dev had."""
+    """Sentence on the bank: whose queries, which betas, and what dev had."""
     betas = [f"{'none' if report['beta'][side] is None else format(report['beta'][side], '.3g')} "
              f"for {SIDES[side]}" for side in report["beta"]]
     return (f"bank of {report['captions']:,} captions and {report['images']:,} images of "

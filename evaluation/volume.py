@@ -186,7 +186,7 @@ def fit_runs(models: list[Trained], batch_size: int = 128, workers: int = 0, **d
 
 
 def fit_file(e: Embeddings, path: str, dev_path: str | None, sim: str | None, **data) -> tuple[list[tuple], dict]:
-    """The same for the points of a file, from those of training pairs in another and of dev in a third (None: the
+    """Fit variances for the points of a file to those of training pairs in another and of dev in a third (None: the
     training pairs). Raises InputError where e has variances, or the files are of the same items or other models."""
     check_points(e.gaussian, e.name)
     train = load_embeddings(path, sim, **data)
