@@ -1,15 +1,17 @@
-# make demo: set up, write the demo data, train, evaluate, draw.   make search-demo: search its photos.
+# make demo: set up, write the demo data, train, evaluate, draw; after a stop it goes on.
+# make search-demo: search its photos.
 # make photos PHOTOS=FOLDER: set up, search a folder of your own.   make test, make lint: set up, check.
 PYTHON ?= python3
 DATA ?= data
 RUN ?= runs/demo
 PY := .venv/bin/python
+START = $(if $(wildcard $(RUN)/checkpoint.pt),--resume $(RUN),--config demo.yaml --logger_name $(RUN))
 
 .PHONY: demo search-demo photos test test-milvus lint setup
 
 demo: .venv/runtime
 	$(PY) -m demo --data_path $(DATA)
-	$(PY) train.py --config demo.yaml --data_path $(DATA) --logger_name $(RUN) --overwrite
+	$(PY) train.py $(START) --data_path $(DATA)
 	$(PY) evaluate.py --checkpoint $(RUN) --uncertainty --photos $(DATA)/demo/images --cxc --cxc_path $(DATA)/demo_cxc \
 		--pmrp --instances $(DATA)/demo_coco/annotations/instances_val2014.json \
 		--confidence --sets 0.1 --positives $(DATA)/demo_precomp/test_positives.json

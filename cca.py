@@ -10,7 +10,7 @@ It follows Klein et al. 2015 (Fisher vectors of word vectors), and is the CCA of
 """
 if __name__ == "__main__":
     import cli
-    cli.set_threads()
+    cli.start()
 
 import argparse
 import contextlib

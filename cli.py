@@ -3,6 +3,7 @@ is stopped."""
 import argparse
 import contextlib
 import functools
+import importlib.util
 import math
 import os
 import re
@@ -162,10 +163,18 @@ def split_names(text: str, between: str = ",") -> str:
 
 # ---- the beginning and the end of a command
 
-def set_threads() -> None:
-    """Choose how torch's threads work, before torch is imported: no more of them than this process
-    has cores, and none that spins for long while it waits, since beside other work on the same
-    cores threads that spin wait for each other. What the user has set stays."""
+def start(first_line: str = "") -> None:
+    """Prepare for the import of torch. Say the first line at once, since the import takes its time, unless only help or
+    options are asked for. Exit with a sentence where torch is not installed.
+
+    torch's threads: no more of them than this process has cores, and none that spins for long while it waits, since
+    beside other work on the same cores threads that spin wait for each other. What the user has set stays.
+    """
+    if importlib.util.find_spec("torch") is None:
+        sys.exit(f"{program()}: torch is not installed for {sys.executable}; call the environment's interpreter, "
+                 ".venv/bin/python where `make setup` has been called, or `pip install -r requirements.txt`")
+    if first_line and not {"-h", "--help", "--methods", "--dry_run"} & {*sys.argv[1:]}:
+        print(first_line, flush=True)
     cores = count_cores()
     if cores < count_cores(quota=False):                    # of which torch knows nothing
         os.environ.setdefault("OMP_NUM_THREADS", str(cores))
@@ -278,13 +287,6 @@ def run_arguments(p: argparse.ArgumentParser, split: str) -> None:
 
 
 # ---- what a command says and calls
-
-def announce_start() -> None:
-    """Say at once that the command has begun, since torch takes its time to load; --help and --dry_run say only what
-    they are asked for."""
-    if not {"-h", "--help", "--methods", "--dry_run"} & {*sys.argv[1:]}:
-        print("loading torch", flush=True)
-
 
 def announce(opt, text: str) -> None:
     """Say what a training is about to do, before it has a log."""

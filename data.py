@@ -11,7 +11,7 @@ What a folder holds decides how it is read:
 """
 if __name__ == "__main__":
     import cli
-    cli.set_threads()
+    cli.start()
 
 import atexit
 import contextlib

@@ -10,7 +10,7 @@ Prints tables and writes results.json; `--export FILE.npz` keeps the embeddings.
 """
 if __name__ == "__main__":
     import cli
-    cli.set_threads()
+    cli.start()
 
 import contextlib
 import csv

@@ -14,7 +14,7 @@ An index is one file, mine.npz, which `index` writes and all other commands read
 """
 if __name__ == "__main__":
     import cli
-    cli.set_threads()
+    cli.start()
 
 import json
 import os

@@ -8,7 +8,7 @@
 """
 if __name__ == "__main__":
     import cli
-    cli.set_threads()
+    cli.start()
 
 import argparse
 import os

@@ -9,8 +9,7 @@ model_best.pt (by rsum on the dev split, for evaluate.py). The same from a scrip
 """
 if __name__ == "__main__":
     import cli
-    cli.set_threads()
-    cli.announce_start()
+    cli.start("loading torch")
 
 import contextlib
 import functools

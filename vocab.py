@@ -4,7 +4,7 @@
 """
 if __name__ == "__main__":
     import cli
-    cli.set_threads()
+    cli.start()
 
 import json
 import os

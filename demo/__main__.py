@@ -41,7 +41,7 @@ of more than 5,000 images have none: their number is a square.
 """
 if __name__ == "__main__":
     import cli
-    cli.set_threads()
+    cli.start()
 
 import csv
 import itertools

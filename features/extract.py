@@ -26,7 +26,7 @@ takes it for another data set.
 """
 if __name__ == "__main__":
     import cli
-    cli.set_threads()
+    cli.start()
 
 import os
 import re

@@ -5,7 +5,7 @@
 """
 if __name__ == "__main__":
     import cli
-    cli.set_threads()
+    cli.start()
 
 import math
 import os

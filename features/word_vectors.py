@@ -8,7 +8,7 @@ download. They stand in for vectors of news text, and know nothing beyond the ca
 """
 if __name__ == "__main__":
     import cli
-    cli.set_threads()
+    cli.start()
 
 
 import numpy as np

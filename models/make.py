@@ -11,7 +11,7 @@ photos with the name of the class as their captions.
 """
 if __name__ == "__main__":
     import cli
-    cli.set_threads()
+    cli.start()
 
 import os
 import shutil

@@ -14,7 +14,7 @@ uncertain_captions.png in the folder uncertain/ of each Gaussian run.
 """
 if __name__ == "__main__":
     import cli
-    cli.set_threads()
+    cli.start()
 
 import os
 import textwrap

@@ -7,7 +7,7 @@
 """
 if __name__ == "__main__":
     import cli
-    cli.set_threads()
+    cli.start()
 
 import os
 

@@ -12,7 +12,7 @@ says what made them, for which photos, and the share of phrases they reach. Thei
 """
 if __name__ == "__main__":
     import cli
-    cli.set_threads()
+    cli.start()
 
 import fnmatch
 import os

@@ -9,7 +9,7 @@ Prints the recalls at IoU 0.5 beside the most that the proposals allow, and writ
 """
 if __name__ == "__main__":
     import cli
-    cli.set_threads()
+    cli.start()
 
 import os
 from collections.abc import Callable

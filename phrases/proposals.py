@@ -10,7 +10,7 @@ or, with --model, of a structured forest. The boxes of the phrases are added to 
 """
 if __name__ == "__main__":
     import cli
-    cli.set_threads()
+    cli.start()
 
 import functools
 import gzip

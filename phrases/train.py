@@ -6,7 +6,7 @@ The options are those of train.py and three of its own, and so is the run folder
 """
 if __name__ == "__main__":
     import cli
-    cli.set_threads()
+    cli.start("loading torch")
 
 import os
 import sys

@@ -1,7 +1,10 @@
 """Run folders: nothing of the user's is replaced, files of options vary a run, checkpoint files are gone on from."""
 import json
 import os
+import re
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -13,7 +16,7 @@ import train
 from checkpoint import is_run, load_checkpoint
 from files.writing import atomic, part_of, save_json
 from options import default_run
-from tests.helpers import in_a_process, log_of, refused, same_runs, trained
+from tests.helpers import ROOT, SMALL, in_a_process, log_of, refused, same_runs, trained
 from train import parse_args
 
 
@@ -69,6 +72,42 @@ def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch, demo_path):
     assert evaluate.parse_args(["--compare", "~/a,~/b", "~/c"]).compare == [f"{tmp_path}/home/a,{tmp_path}/home/b",
                                                                           f"{tmp_path}/home/c"]
     assert os.listdir(tmp_path) == ["home"] and {"run", "r.json", "e.npz"} == set(os.listdir(tmp_path / "home"))
+
+
+def test_a_default_folder_is_named_after_the_method_and_the_data_are_looked_at_first(tmp_path, monkeypatch, demo_path,
+                                                                                    capsys):
+    monkeypatch.chdir(tmp_path)
+    for words in (["--method", "vse++"], ["--method", "infonce"]):
+        assert trained("--data_path", demo_path, *words) == 0
+    assert sorted(os.listdir("runs")) == ["demo_precomp_infonce_seed0", "demo_precomp_vse++_seed0"]
+    refused(capsys, train.main, [*SMALL, "--data_path", demo_path, "--method", "vsrn", "--logger_name",
+                                 "runs/demo_precomp_infonce_seed0"],
+            "--method vsrn reads regions, and the images are vectors in .*train_ims.npy")
+
+
+def test_a_second_make_demo_goes_on_and_ends_with_the_pictures(tmp_path):
+    def commands():
+        done = subprocess.run(["make", "-n", "-C", ROOT, "demo", f"RUN={tmp_path}/run"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return [line for line in done.stdout.splitlines() if ".py" in line]
+    start, *rest = commands()
+    assert f"train.py --config demo.yaml --logger_name {tmp_path}/run " in start and "--overwrite" not in start
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoint.pt").touch()
+    again, *same = commands()
+    assert f"train.py --resume {tmp_path}/run " in again and same == rest and "show.py" in rest[-1]
+
+
+def test_a_missing_torch_is_a_sentence_and_the_first_line_comes_before_it(tmp_path):
+    """As python starts a command: in isolated mode without site-packages there is no torch."""
+    script = os.path.join(ROOT, "train.py")
+    done = subprocess.run([sys.executable, "-S", script], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1 and not done.stdout
+    assert re.fullmatch(r"train.py: torch is not installed for .*; call the environment's interpreter.*\n", done.stderr)
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch is imported')")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path,
+                          env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    assert (done.stdout, done.stderr.strip()) == ("loading torch\n", "torch is imported")
 
 
 # ---- files of options

@@ -15,6 +15,7 @@ import train
 from checkpoint import load_checkpoint
 from cli import InputError
 from files.reading import read_text
+from options import options as make_options
 from tests.helpers import FORKS, STEPS, Command, in_a_process, log_of, options, refused, same_weights
 from tests.helpers import fit_steps as fit
 
@@ -36,6 +37,17 @@ def test_overfits_a_tiny_set(tmp_path, sim, more):
     fit("--data_path", tmp_path, "--data_name", "tiny", "--sim", sim, "--num_epochs", 40, "--batch_size", 12,
         "--learning_rate", 0.02, "--lr_update", 100, "--logger_name", tmp_path / "run", "--log_step", 100, *more)
     assert load_checkpoint(str(tmp_path / "run"))["state"]["best_rsum"] == 600
+
+
+def test_a_script_trains_and_gets_the_best_model(tmp_path, demo_path):
+    values = {"sim": "wasserstein", "data_path": demo_path, "data_name": "demo_precomp", "embed_size": 16,
+              "word_dim": 8, "num_epochs": 1, "vocab_threshold": 1, "workers": 0, "device": "cpu"}
+    model, words = train.fit(make_options(**values, logger_name=str(tmp_path / "run")))
+    stored = load_checkpoint(str(tmp_path / "run"))
+    assert words.words == stored["vocabulary"] and not model.training
+    assert all(torch.equal(x, stored["model"][name]) for name, x in model.state_dict().items())
+    with pytest.raises(InputError, match="already holds a run"):
+        train.fit(make_options(**values, logger_name=str(tmp_path / "run")))
 
 
 def test_same_seed_same_log_and_other_seed_another(tmp_path, demo_path):

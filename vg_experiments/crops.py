@@ -15,7 +15,7 @@ same numbers.
 """
 if __name__ == "__main__":
     import cli
-    cli.set_threads()
+    cli.start()
 
 import os
 import re

@@ -19,7 +19,7 @@ own, another pair at each threshold, and regions are COCO's instances or boxes d
 """
 if __name__ == "__main__":
     import cli
-    cli.set_threads()
+    cli.start()
 
 import hashlib
 import json

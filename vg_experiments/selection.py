@@ -16,7 +16,7 @@ model with its variances dealt to other items at random.
 """
 if __name__ == "__main__":
     import cli
-    cli.set_threads()
+    cli.start()
 
 import os
 

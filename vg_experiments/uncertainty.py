@@ -14,7 +14,7 @@ reported too: the area of a crop and the number of words of a caption.
 """
 if __name__ == "__main__":
     import cli
-    cli.set_threads()
+    cli.start()
 
 import os
 
