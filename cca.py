@@ -29,7 +29,7 @@ from evaluation.embeddings import Member, export, items_of
 from evaluation.report import foreign_words
 from features.captions import TfIdf, word_counts
 from features.hglmm import svd, unit
-from files.writing import output
+from files import output
 from losses import Embedding, cosine
 from metrics import chance, retrieval_blocks
 from model import Precomputed

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from cli import InputError, check, reason
 from data import encode_captions
-from files.reading import checksum, read_yaml, readable
-from files.writing import FORMAT
+from files import FORMAT, checksum, read_yaml, readable
 from losses import Embedding
 from methods.originals import convert_file, is_dense, is_original, named, without_module
 from model import VSE, build_model, build_vocabulary

@@ -37,7 +37,7 @@ from tqdm import tqdm
 
 import cli
 from cli import Arguments, InputError, check, data_set, filename
-from files.reading import (
+from files import (
     FAULTS,
     HELP,
     INT64,
@@ -52,11 +52,11 @@ from files.reading import (
     read_coco,
     read_json,
     read_lines,
+    refuse_changing,
     refusing,
     repeated,
     sha256,
 )
-from files.writing import refuse_changing
 from vocab import UNK, Trigrams, Vocabulary, tokenize
 
 DEV_IMAGES = 1000                     # VSE++ cuts the dev split of precomputed data and of COCO to 5,000 captions

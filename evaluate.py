@@ -43,8 +43,7 @@ from evaluation.embeddings import (
 )
 from evaluation.protocols import Record, assess, read_judgements, replace_nan
 from evaluation.report import comparisons, count_judgements, doubts, render, seed_tables, sentences, tables
-from files.reading import repeated
-from files.writing import atomic, output, save_json
+from files import atomic, output, repeated, save_json
 from losses import formulas
 from options import evaluation_parser, ready, wanted
 from options import parse_evaluation as parse_args

@@ -43,7 +43,7 @@ from evaluation.embeddings import newest_run
 from evaluation.pictures import picture_file
 from features import store
 from features.folder import CAPTIONS
-from files.reading import need, read_lines, read_text
+from files import need, read_lines, read_text
 from retrieval.build import WHOLE, How, Where, add, features_of, folder_name, make, of_folder, remove
 from retrieval.index import Index, file_of
 from retrieval.page import serve

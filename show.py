@@ -36,8 +36,7 @@ from evaluation.calibration import Calibration, calibration_file
 from evaluation.embeddings import beside_model, newest_run, split_of
 from evaluation.encode import encode
 from evaluation.pictures import OWN, THUMBNAIL, Cell, Row, draw_rows, picture_file
-from files.reading import below
-from files.writing import output, save_json
+from files import below, output, save_json
 from losses import real_rows, uncertainty, unit
 from retrieval.trust import badge_of, calibration_of, how_many, trust_in
 from vocab import END, is_function

@@ -51,8 +51,7 @@ from cli import InputError, announce, check, torch_device
 from data import Split, check_extractors, read_split
 from evaluation.encode import validate
 from evaluation.volume import training_shares
-from files.reading import read_lines, read_yaml
-from files.writing import FORMAT, atomic, clear, same_file, save_lines, save_state
+from files import FORMAT, atomic, clear, read_lines, read_yaml, same_file, save_lines, save_state
 from losses import SUMMED
 from methods import METHODS
 from methods.two_branch import sibling_order

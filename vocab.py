@@ -19,8 +19,7 @@ import numpy as np
 from tqdm import tqdm
 
 from cli import Arguments, InputError, check, data_set, filename, positive, run, split_names
-from files.reading import need, plain_file, read_json, refusing
-from files.writing import atomic, output
+from files import atomic, need, output, plain_file, read_json, refusing
 
 TOKENIZER = "nltk.word_tokenize(preserve_line=True), lower case"
 SPECIALS = ("<pad>", "<start>", "<end>", "<unk>")

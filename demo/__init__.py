@@ -7,7 +7,7 @@ import shutil
 
 from PIL import Image
 
-from files.writing import atomic
+from files import atomic
 
 SPLITS = ("train", "dev", "test")
 

@@ -73,8 +73,7 @@ from demo.scenes import (
 )
 from demo.truth import LARGEST, positives
 from features.filters import EXTRACTORS, global_features, region_features
-from files.reading import read_json
-from files.writing import CHANGING, atomic, save_array, save_lines
+from files import CHANGING, atomic, read_json, save_array, save_lines
 
 VERSION = 4                      # raise it whenever the same seed would give other files
 # What follows the name of the scenes in the names of the folders.

@@ -7,7 +7,7 @@ the background (a flag <scene> in place of a box), the picture itself ("a drawin
 """
 from demo import SPLITS, link, photo_id
 from demo.scenes import CANVAS
-from files.writing import atomic, save_lines
+from files import atomic, save_lines
 
 NAMES = {"train": "train", "dev": "val", "test": "test"}     # of the demo's splits in this layout
 # the types of things

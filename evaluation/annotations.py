@@ -14,7 +14,7 @@ import numpy as np
 from scipy import sparse
 
 from cli import InputError, check, reason
-from files.reading import SOURCES, integers, need, read_coco, read_json, read_lines, repeated, sha256
+from files import SOURCES, integers, need, read_coco, read_json, read_lines, repeated, sha256
 
 MATCH = {"sits": 3.0, "sts": 3.0, "sis": 2.5}       # least rating of a match (Parekh et al. 2021)
 POSITIVES = 'give JSON {"i2t": {image id: [caption ids]}, "t2i": {caption id: [image ids]}}'

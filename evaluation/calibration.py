@@ -7,7 +7,7 @@ import numpy as np
 
 from cli import InputError, check
 from evaluation.embeddings import Embeddings, uncertainties
-from files.reading import FAULTS, read_json
+from files import FAULTS, read_json
 
 FORMAT = 1                            # of calibration.json
 # direction: (queries, items)

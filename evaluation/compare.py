@@ -11,7 +11,7 @@ from cli import check
 from evaluation.embeddings import Embeddings, check_same_items
 from evaluation.protocols import assess, read_judgements
 from evaluation.report import RATINGS
-from files.reading import repeated
+from files import repeated
 
 
 def compare(names: list[str], load: Callable[[str], Embeddings], opt) -> dict:

@@ -22,8 +22,7 @@ from cli import InputError, check
 from data import SQUARABLE, Photos, Split, check_extractors, read_split
 from evaluation.annotations import Index
 from evaluation.encode import encode
-from files.reading import FAULTS, read_array, read_arrays
-from files.writing import save_arrays
+from files import FAULTS, read_array, read_arrays, save_arrays
 from losses import SIMILARITIES, Embedding, check_sides, cosine, formulas, trait, uncertainty
 from options import check_fits
 

@@ -30,7 +30,7 @@ from evaluation.posterior import answers, expected, rows_of
 from evaluation.protocols import replace_nan
 from evaluation.report import number, table
 from evaluation.volume import Sigmoid
-from files.reading import read_lines
+from files import read_lines
 from metrics import codes, spearman, spearman_of_codes
 
 FORM = ("a line is a photo, a caption NAME#K and ratings, or a share of yes, how many said yes and "

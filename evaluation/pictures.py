@@ -17,7 +17,7 @@ from PIL import Image
 
 from cli import InputError, check
 from data import read_photo
-from files.writing import atomic, output
+from files import atomic, output
 
 FORMATS = ("png", "pdf", "svg", "ps", "eps")
 DPI, LARGEST = 80, 2 ** 16 - 1        # pixels an inch, and of a side: what matplotlib can draw

@@ -10,7 +10,7 @@ from evaluation.confidence import MEASURES, Seen, best_name, percent
 from evaluation.pictures import THUMBNAIL, Cell, Row, draw_rows, drawing, wrapped
 from evaluation.report import SIDES
 from evaluation.selective import reliability
-from files.reading import below
+from files import below
 from metrics import risk_coverage
 
 PICTURES = ("confidence", "confidence_examples")

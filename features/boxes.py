@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from cli import InputError, check
-from files.reading import read_json, sha256
+from files import read_json, sha256
 
 LARGEST = 1e30                        # a coordinate or score, as float32 holds it
 FORM = 'give {"name": [[x1, y1, x2, y2], ...], ...} in pixels, finite numbers'

@@ -19,7 +19,7 @@ from cli import check
 from data import Split, chunks, read_split
 from features.hglmm import HGLMM, fit_ica, fit_pca, project, signed_square_root, unit
 from features.minilm import MiniLM
-from files.reading import checksum
+from files import checksum
 from vocab import Vocabulary, is_function, table_for
 
 SCALE = 10                            # of unit word vectors before the mixture, as in the originals

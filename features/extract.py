@@ -43,8 +43,7 @@ from features import captions, folder, networks
 from features.boxes import PhotoBoxes
 from features.hglmm import load_arrays
 from features.store import ALL, SPLITS, How, PhotoFeatures, record_extractor
-from files.reading import checksum
-from files.writing import mapped, output, save_array, save_arrays, save_json, save_lines
+from files import checksum, mapped, output, save_array, save_arrays, save_json, save_lines
 from model import CNNS
 
 DEFAULT = ["train", "dev", "test"]    # splits to read where none are named

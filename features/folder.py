@@ -21,8 +21,19 @@ from data import NO_CAPTION, Features, Photos, composed, extractors, photo_forma
 from features.boxes import PhotoBoxes
 from features.networks import RECIPE, compute, network_of, shape_of, stamp, weights_file
 from features.store import AGAIN, ALL, How, PhotoFeatures, as_notes, record_extractor
-from files.reading import file_digest, need, read_array, read_json, read_lines, read_text, sha256
-from files.writing import CHANGING, mapped, remove, save_lines
+from files import (
+    CHANGING,
+    file_digest,
+    mapped,
+    need,
+    read_array,
+    read_json,
+    read_lines,
+    read_text,
+    remove,
+    save_lines,
+    sha256,
+)
 
 # The endings of data.PHOTO_FORMATS.
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".webp", ".gif", ".bmp",

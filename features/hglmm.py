@@ -14,7 +14,7 @@ from scipy.sparse import csr_array
 from tqdm import tqdm
 
 from cli import check
-from files.reading import read_arrays
+from files import read_arrays
 
 BLOCK = 1 << 24                       # numbers that a temporary array may hold
 AT_MEDIAN = 1e-4     # scales; a median is the value of a word, whose sign must not hang on rounding

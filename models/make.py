@@ -23,8 +23,7 @@ import cli
 from checkpoint import load_checkpoint
 from cli import Arguments, called, filename
 from data import extractors, import_torchvision
-from files.reading import need, read_array, read_json, read_lines
-from files.writing import save_array, save_json, save_lines, save_state
+from files import need, read_array, read_json, read_lines, save_array, save_json, save_lines, save_state
 from model import CNN
 
 HERE = os.path.dirname(os.path.abspath(__file__))

@@ -15,8 +15,7 @@ import numpy as np
 
 import cli
 from cli import Arguments, InputError, filename
-from files.reading import read_json
-from files.writing import output, save_json
+from files import output, read_json, save_json
 
 
 def images(annotations: str, part: str, names: list[str]) -> list[dict]:

@@ -16,7 +16,7 @@ from statistics import mean, stdev
 import cli
 from cli import Arguments, InputError, filename, up_to
 from evaluation.report import FORMATS, NAMES, SIDES, render
-from files.reading import read_json
+from files import read_json
 from paper_tables.runs import SCALES, Place, Run, complete, make, run_steps
 
 # ---- what a table is

@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from files.reading import SOURCES, sha256
+from files import SOURCES, sha256
 from methods import flags
 
 # defaults of embedding, captioner, word vectors

@@ -27,7 +27,7 @@ from torch import Tensor
 import cli
 from cli import Arguments, InputError, check, data_set, filename
 from data import Features, NoImages, Split, chunks, extractors, read_text_features
-from files.reading import need, read_array, read_arrays, read_json, sha256
+from files import need, read_array, read_arrays, read_json, sha256
 from phrases.entities import SPLITS, Entities, check_entities, read_entities
 
 AGAIN = "delete it, and write it again with python -m phrases.proposals"

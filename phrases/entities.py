@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cli import InputError, check
-from files.reading import called, need, read_lines, read_text, refusing, repeated, shown
-from files.writing import refuse_changing
+from files import called, need, read_lines, read_text, refuse_changing, refusing, repeated, shown
 
 SPLITS = ("train", "val", "test")
 NOT_VISUAL = "0"                      # the chain of phrases that name nothing to be seen

@@ -26,7 +26,7 @@ from evaluation import report
 from evaluation.compare import side_by_side
 from evaluation.embeddings import newest_run
 from evaluation.protocols import replace_nan
-from files.writing import output, save_json
+from files import output, save_json
 from options import check_fits
 from phrases import confidence
 from phrases.data import PhraseSplit, read_phrases

@@ -26,8 +26,7 @@ from cli import Arguments, InputError, check, data_set, filename, positive, reas
 from data import read_photo
 from features.boxes import LARGEST, read_boxes
 from features.store import How, RowStore
-from files.reading import file_digest, need, readable, sha256
-from files.writing import output, remove, save_arrays, save_json
+from files import file_digest, need, output, readable, remove, save_arrays, save_json, sha256
 from phrases.data import ARRAYS, THRESHOLDS, Proposals, file_of, ids_sha256, read_facts, read_proposals, recall
 from phrases.entities import SPLITS, Entities, photo_paths, read_entities
 

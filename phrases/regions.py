@@ -23,8 +23,7 @@ from data import whole_transform
 from features import filters
 from features.networks import region_network
 from features.store import How, RowStore
-from files.reading import file_digest, read_array, readable
-from files.writing import atomic, output, remove, save_json
+from files import atomic, file_digest, output, read_array, readable, remove, save_json
 from model import CNNS
 from phrases.data import Proposals, check_features, file_of, read_facts, read_proposals, read_region_features, shares
 from phrases.entities import SPLITS, Entities, photo_paths, read_entities

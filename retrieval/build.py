@@ -17,7 +17,7 @@ from evaluation.embeddings import items_of
 from features import store
 from features.folder import extract, find_photos, read_images
 from features.networks import RECIPE, recipe_of
-from files.reading import read_json, sha256
+from files import read_json, sha256
 from losses import Embedding, uncertainty
 from retrieval.encoder import Encoder
 from retrieval.index import FORMAT, Entries, Index, file_of, stored

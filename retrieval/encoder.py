@@ -21,7 +21,7 @@ from features.captions import TfIdf, word_counts
 from features.folder import network_of
 from features.hglmm import load_arrays
 from features.minilm import MiniLM
-from files.reading import checksum
+from files import checksum
 from losses import Embedding
 from retrieval.index import AGAIN
 from vocab import tokenize

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from cli import InputError, check, reason
-from files.reading import FAULTS, need, read_arrays
-from files.writing import save_arrays
+from files import FAULTS, need, read_arrays, save_arrays
 from losses import Embedding
 from retrieval.milvus import Collection
 from retrieval.trust import from_json

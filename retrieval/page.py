@@ -28,7 +28,7 @@ from PIL import Image, ImageOps
 
 from cli import InputError
 from data import PHOTO_FORMATS, in_rgb, photo_formats, read_photo
-from files.reading import FAULTS
+from files import FAULTS
 from retrieval.searcher import Found, Searcher
 
 # The most of a text, of a request in bytes, of a photo.

@@ -22,7 +22,7 @@ from cli import InputError
 from demo import __main__ as demo
 from evaluation import protocols
 from evaluation.embeddings import Embeddings, Member
-from files.writing import output
+from files import output
 from losses import Embedding, formulas
 from tests.helpers import ROOT, SMALL, fit, refused, unwritable
 

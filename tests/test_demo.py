@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 import demo as folders
+import files
 from cli import InputError
 from data import read_split
 from demo import __main__ as demo
@@ -27,7 +28,6 @@ from demo.captions import (
 )
 from demo.scenes import COLOURS, WORLDS, Scene, Thing, random_scene
 from features.filters import global_features, region_features
-from files import writing
 from phrases.entities import read_entities
 
 PRECOMP = ("demo_precomp", "demo_region_precomp")
@@ -105,14 +105,14 @@ def test_a_demo_that_was_stopped_is_written_anew_and_files_of_others_stay(tmp_pa
             kept / "demo_coco" / "images" / "cat.png", kept / "demo_entities" / "Sentences" / "mine.txt"]
     for path in mine:
         path.write_bytes(b"mine")
-    written, atomic = [], writing.atomic
+    written, atomic = [], files.atomic
 
     def stopping(path, *args, **kwargs):
         written.append(path)
         if len(written) == after:
             raise KeyboardInterrupt
         return atomic(path, *args, **kwargs)
-    for module in (writing, demo, folders, entities):
+    for module in (files, demo, folders, entities):
         monkeypatch.setattr(module, "atomic", stopping)
     with pytest.raises(KeyboardInterrupt):
         demo.write(kept, size=8, progress=False)

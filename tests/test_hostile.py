@@ -159,7 +159,7 @@ def test_a_file_that_is_no_fitted_model(refused, world, tmp_path):
 
 
 def test_an_archive_of_too_many_bytes_is_not_unpacked(refused, tmp_path, monkeypatch):
-    monkeypatch.setattr("files.reading.NPZ_BYTES", 1 << 20)
+    monkeypatch.setattr("files.NPZ_BYTES", 1 << 20)
     (tmp_path / "x.npz").write_bytes(archive({"image_mean.npy": saved(np.zeros((512, 1024), np.float32))},
                                              zipfile.ZIP_DEFLATED))
     refused("evaluate", ["--embeddings", "x.npz"], "holds 2,097,280 bytes of arrays, and at most 1,048,576 are read")

@@ -22,13 +22,13 @@ import torch.nn.functional as F
 
 import checkpoint
 import evaluate
+import files
 import metrics
 import show
 import train
 from cli import InputError
 from data import import_torchvision, read_split
 from evaluation import encode
-from files import writing
 from methods import originals
 from model import build_model
 from vocab import SPECIALS, Vocabulary
@@ -346,7 +346,7 @@ def test_options_are_complete_and_resolved(tmp_path):
     assert set(converted["options"]) == set(ours) - {"resume", "overwrite", "config", "dry_run"}
     assert converted["options"]["data_path"] == ours["data_path"]                   # not that of another machine
     torch.save(converted, tmp_path / "ours.pt")                                     # plain values and tensors only
-    assert checkpoint.load_checkpoint(str(tmp_path / "ours.pt"))["format"] == writing.FORMAT
+    assert checkpoint.load_checkpoint(str(tmp_path / "ours.pt"))["format"] == files.FORMAT
 
 
 # ---- file formats: torch's zip, its older one, and what Python 2 wrote

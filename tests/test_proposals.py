@@ -15,7 +15,7 @@ from data import whole_transform
 from demo import scenes
 from features import filters
 from features.networks import RegionPooling, region_network, roi_align
-from files.writing import save_arrays
+from files import save_arrays
 from model import CNN
 from phrases import proposals, regions
 from phrases.data import iou, read_proposals, read_region_features, recall

@@ -13,7 +13,7 @@ import evaluate
 import train
 from data import read_split
 from features import extract
-from files.reading import read_lines
+from files import read_lines
 from retrieval.encoder import Encoder
 from search import SHIPPED
 from vocab import Vocabulary, tokenize

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from cli import InputError
-from files.reading import read_text
+from files import read_text
 from results import __main__ as results
 
 ROOT = os.path.join(os.path.dirname(__file__), "..")

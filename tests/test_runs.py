@@ -14,7 +14,7 @@ import evaluate
 import show
 import train
 from checkpoint import is_run, load_checkpoint
-from files.writing import atomic, part_of, save_json
+from files import atomic, part_of, save_json
 from options import default_run
 from tests.helpers import ROOT, SMALL, in_a_process, log_of, refused, same_runs, trained
 from train import parse_args

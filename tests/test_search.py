@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import files
 import search
 from checkpoint import load_checkpoint
 from cli import InputError
@@ -18,7 +19,6 @@ from evaluation.bank import item_terms
 from evaluation.encode import encode
 from features import extract
 from features.networks import recipe_of
-from files import writing
 from retrieval import build, encoder, index, searcher
 from retrieval.encoder import Encoder
 from retrieval.index import Index
@@ -431,7 +431,7 @@ def test_a_stop_at_any_step_leaves_the_old_index(own, monkeypatch, where):
 
 def remove_and_die(folder: str) -> None:
     def save(path: str, arrays: dict) -> None:
-        with writing.atomic(path, "wb") as f:
+        with files.atomic(path, "wb") as f:
             np.savez(f, vectors0=arrays["vectors0"])
             f.flush()
             os.kill(os.getpid(), signal.SIGKILL)

@@ -14,7 +14,7 @@ import data
 import train
 from checkpoint import load_checkpoint
 from cli import InputError
-from files.reading import read_text
+from files import read_text
 from options import options as make_options
 from tests.helpers import FORKS, STEPS, Command, in_a_process, log_of, options, refused, same_weights
 from tests.helpers import fit_steps as fit

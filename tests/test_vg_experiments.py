@@ -15,7 +15,7 @@ from checkpoint import load_checkpoint, load_model
 from cli import InputError
 from data import eval_transform, read_split, whole_transform
 from features.networks import network
-from files.writing import FORMAT
+from files import FORMAT
 from losses import Embedding, uncertainty
 from model import CNN, build_model
 from options import fit_to_data

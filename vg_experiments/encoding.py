@@ -30,8 +30,7 @@ from cli import Arguments, check, filename, natural, torch_device
 from data import chunks, encode_captions, import_torchvision, read_photo, whole_transform
 from features import filters
 from features.networks import network
-from files.reading import checksum, read_array, refusing, sha256
-from files.writing import save_array
+from files import checksum, read_array, refusing, save_array, sha256
 from losses import Embedding
 from model import CNN, CNNS, Precomputed
 from vocab import tokenize

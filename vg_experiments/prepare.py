@@ -35,8 +35,7 @@ from tqdm import tqdm
 import cli
 from cli import Arguments, InputError, check, data_set, filename, natural, number, reason
 from data import Split, read_split
-from files.reading import FAULTS, below, need, read_json, refusing
-from files.writing import output, save_json
+from files import FAULTS, below, need, output, read_json, refusing, save_json
 
 FORMAT = 1                            # of the manifest
 LARGEST = 10                # regions below the threshold that a triplet is chosen from (`ucmr` 4.6)

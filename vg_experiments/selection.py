@@ -26,7 +26,7 @@ import cli
 from cli import Arguments
 from evaluation import report
 from evaluation.protocols import deal_variances
-from files.writing import output, save_json
+from files import output, save_json
 from losses import Embedding, cosine
 from metrics import paired_bootstrap
 from paper_tables import pmrl_section34, ucmr_table4

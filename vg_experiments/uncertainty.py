@@ -25,7 +25,7 @@ import cli
 from cli import Arguments, check
 from evaluation import report
 from evaluation.pictures import drawing, picture_file
-from files.writing import output, save_json
+from files import output, save_json
 from losses import uncertainty
 from metrics import spearman
 from vg_experiments.encoding import build_encoders, ends_of, run_arguments, usable_triplets, whole_box
