@@ -307,7 +307,7 @@ def read_coco(path: str):
           contextlib.redirect_stdout(io.StringIO())):
         coco.createIndex()
     for kind, index in (("annotations", coco.anns), ("images", coco.imgs)):
-        records = coco.dataset.get(kind, ())
+        records = coco.dataset.get(kind, ()) if isinstance(coco.dataset, dict) else ()
         twice = len(index) < len(records) and repeated(record["id"] for record in records)
         check(twice is False, f"{path} has two {kind} with the id {twice}; give each its own")
     return coco
