@@ -6,12 +6,16 @@ Writes runs/NAME/: config.yaml, vocab.json, log.txt, log.jsonl, tensorboard even
 model_best.pt (by rsum on the dev split, for evaluate.py). The same from a script:
 
     model, vocab = train.fit(options(sim="wasserstein", data_name="coco_precomp"))
+
+On two GPUs: torchrun --nproc_per_node 2 train.py ...
 """
 if __name__ == "__main__":
     import cli
     cli.start("loading torch")
 
+import atexit
 import contextlib
+import datetime
 import functools
 import json
 import math
@@ -21,6 +25,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -75,6 +80,9 @@ COLLAPSED = 0.98      # mean cosine of two items from which on a side is nearly 
 # Options that change embeddings and no weight's shape.
 COMPUTE = ("feature_norm", "region_norm", "pool", "layer_style", "no_imgnorm", "use_abs", "logvar_norm", "var_min",
            "no_txtnorm", "raw_feature_norm", "text_anchor")
+
+
+RANK, WORLD = (int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))   # torchrun's
 
 
 def main(argv=None) -> None:
@@ -139,7 +147,7 @@ def fit(opt) -> tuple[VSE, Vocabulary]:
 def train(opt, kind: type["Training"] | None = None) -> int:
     """Train as the options say. Return the exit status: 0; 1 where no model came out; 128 + signal after a wished
     stop."""
-    device = torch_device(opt.device)
+    device = join_processes(opt)
     start = None if opt.resume is None else load_resumable(opt.resume)
     if opt.init_from and not start:
         start = load_checkpoint(opt.init_from, vocab=opt.vocab)
@@ -165,7 +173,7 @@ def run_epochs(run: "Training", received: list[int]) -> int:
     run.model.train()
     waits = opt.patience or torch.inf       # epochs without a better model
     while state["epoch"] < opt.num_epochs and not received and state["waited"] < waits:
-        with tqdm(total=data.steps, initial=state["step"], disable=None, leave=False,
+        with tqdm(total=data.steps, initial=state["step"], disable=RANK > 0 or None, leave=False,
                   desc=f"epoch {state['epoch'] + 1}/{opt.num_epochs}") as bar:
             clock = time.perf_counter()
             for batch in data.batches(state):
@@ -177,15 +185,15 @@ def run_epochs(run: "Training", received: list[int]) -> int:
                 if state["step"] % opt.log_step == 0 or state["step"] == data.steps:
                     log.step(run, terms, pairs, batch_time, data_time, bar.disable)
                 if state["iteration"] % opt.val_step == 0 and state["step"] < data.steps:
-                    run.validate()
-                if received:
+                    validate_on_first(run)
+                if stop_is_asked(received, run.device):
                     break
         if received:
             break
         log.record(state["iteration"], {"epoch_loss": state["loss_sum"] / state["loss_count"]}, kind="epoch",
                    epoch=state["epoch"] + 1)
         state.update(epoch=state["epoch"] + 1, step=0, loss_sum=0.0, loss_count=0)
-        run.validate()
+        validate_on_first(run)
     if received:
         run.save()
         log.say(f"stopped at {log.where(state, data.steps)}; go on with: {sys.executable} {run.program} --resume "
@@ -193,7 +201,7 @@ def run_epochs(run: "Training", received: list[int]) -> int:
         return 128 + received[0]
     if state["epoch"] < opt.num_epochs:
         log.say(f"no better model on dev in {opt.patience} epochs, so epoch {state['epoch']} was the last")
-    return say_end(run)
+    return 0 if RANK else say_end(run)
 
 
 def say_end(run: "Training") -> int:
@@ -231,6 +239,44 @@ def delayed_signals():
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+# ---- several processes: torchrun --nproc_per_node 2 train.py. Each learns from its own share of the pairs, with the
+# negatives of its own batches, and gradients are averaged; rank 0 validates and writes.
+
+def join_processes(opt) -> torch.device:
+    """The device of this process, which joins the others of torchrun; all but the first write into a folder of no
+    account, and say nothing."""
+    device = torch_device(opt.device)
+    if WORLD > 1:
+        if device.type == "cuda":
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            torch.cuda.set_device(device)
+        torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo",
+                                             timeout=datetime.timedelta(hours=2))
+        atexit.register(torch.distributed.destroy_process_group)
+    if RANK:
+        opt.logger_name, sys.stdout = tempfile.mkdtemp(), open(os.devnull, "w")
+        atexit.register(shutil.rmtree, opt.logger_name, ignore_errors=True)
+    return device
+
+
+def validate_on_first(run: "Training") -> None:
+    """Validate and write on rank 0, whose state the others take."""
+    if RANK == 0:
+        run.validate()
+    if WORLD > 1:
+        torch.distributed.broadcast_object_list(states := [run.state])
+        run.state.update(states[0])
+
+
+def stop_is_asked(received: list[int], device: torch.device) -> bool:
+    """Whether a signal has reached any process."""
+    if WORLD > 1:
+        number = torch.tensor(max(received, default=0), device=device)
+        torch.distributed.all_reduce(number, torch.distributed.ReduceOp.MAX)
+        received += [int(number)] * (int(number) > 0)
+    return bool(received)
 
 
 # ---- a step
@@ -272,7 +318,7 @@ def train_step(run: "Training", batch) -> dict[str, float]:
     The critic's terms and the others share the backward pass and no gradient: see losses.py.
     """
     with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=run.opt.amp == "bf16"):
-        terms = run.model(batch)
+        terms = run.network(batch)
         loss = sum(terms.values())
     values = torch.stack([*terms.values()]).detach()
     for optimizer in run.optimizers.values():
@@ -311,6 +357,10 @@ class Training:
         self.parameters = [p for group in self.optimizers["optimizer"].param_groups for p in group["params"]]
         if opt.resume is not None:
             self.restore(start)
+        self.network = self.model
+        if WORLD > 1:
+            self.network = torch.nn.parallel.DistributedDataParallel(self.model)
+            torch.manual_seed(opt.seed + RANK + WORLD * self.state["iteration"])        # noise of its own
 
     def read_data(self, start: dict | None) -> "Data":
         return build_data(self.opt, start)
@@ -588,7 +638,7 @@ class Data:
     @functools.cached_property
     def steps(self) -> int:
         """Per epoch."""
-        return -(-len(self.order(0)) // self.batch_size)
+        return -(-len(self.own_order(0)) // self.batch_size)
 
     def order(self, epoch: int) -> np.ndarray:
         """The captions of an epoch: `pairs` shuffled."""
@@ -596,6 +646,12 @@ class Data:
         if self.siblings:
             return self.pairs[sibling_order(self.train.caption_image[self.pairs], rng)]
         return self.pairs[rng.permutation(len(self.pairs))]
+
+    def own_order(self, epoch: int) -> np.ndarray:
+        """The share of `order` of this process; with several, all shares have one even size."""
+        order = self.order(epoch)
+        size = len(order) if WORLD == 1 else len(order) // WORLD // 2 * 2
+        return order[RANK * size:(RANK + 1) * size]
 
     def describe(self) -> str:
         """What is learned from and validated on, in a line."""
@@ -605,11 +661,11 @@ class Data:
 
     def batches(self, state: dict):
         """The batches of the current epoch that are still to come."""
-        batches = self.train.batches(self.tokens["train"], self.order(state["epoch"]), self.batch_size,
+        batches = self.train.batches(self.tokens["train"], self.own_order(state["epoch"]), self.batch_size,
                                      workers=self.workers, seed=(self.seed, state["epoch"]), skip=state["step"],
                                      crop_size=self.crop_size)
         for iteration, batch in enumerate(batches, state["iteration"]):  # state may lag behind
-            yield batch._replace(unpaired=self.unpaired and self.unpaired.batch(iteration))
+            yield batch._replace(unpaired=self.unpaired and self.unpaired.batch(iteration * WORLD + RANK))
 
 
 def build_data(opt, start: dict | None) -> Data:

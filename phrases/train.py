@@ -50,7 +50,7 @@ class PhraseData(Data):
 
     def batches(self, state: dict):
         """The batches of the current epoch that are still to come."""
-        return batches(self.train, self.tokens["train"], self.order(state["epoch"]), self.batch_size, self.labels,
+        return batches(self.train, self.tokens["train"], self.own_order(state["epoch"]), self.batch_size, self.labels,
                        (self.seed, state["epoch"]), state["step"])
 
     def describe(self) -> str:

@@ -4,6 +4,7 @@ import re
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 
 import numpy as np
@@ -16,7 +17,7 @@ from checkpoint import load_checkpoint
 from cli import InputError
 from files import read_text
 from options import options as make_options
-from tests.helpers import FORKS, STEPS, Command, in_a_process, log_of, options, refused, same_weights
+from tests.helpers import FORKS, ROOT, STEPS, Command, in_a_process, log_of, options, refused, same_weights
 from tests.helpers import fit_steps as fit
 
 
@@ -48,6 +49,25 @@ def test_a_script_trains_and_gets_the_best_model(tmp_path, demo_path):
     assert all(torch.equal(x, stored["model"][name]) for name, x in model.state_dict().items())
     with pytest.raises(InputError, match="already holds a run"):
         train.fit(make_options(**values, logger_name=str(tmp_path / "run")))
+
+
+def test_two_processes_learn_and_go_on(tmp_path, demo_path):
+    """Each from half of the pairs; the first one writes the run."""
+    def torchrun(*words):
+        done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
+                               os.path.join(ROOT, "train.py"), *map(str, words)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+    words = [*STEPS, "--data_path", demo_path, "--method", "jwae_mh", "--no-max_violation", "--img_layers",
+             16, "--num_epochs", 2]
+    said = torchrun(*words, "--logger_name", tmp_path / "run")
+    assert said.count("epoch 2/2 done") == said.count("done: best dev rsum") == 1
+    torchrun("--resume", tmp_path / "run", "--num_epochs", 4)
+    steps = [line for line in log_of(tmp_path / "run") if line["kind"] == "step"]
+    assert [(line["epoch"], line["step"]) for line in steps] == [(e, k) for e in range(1, 5) for k in range(1, 9)]
+    assert sum(line["hinge"] for line in steps[-8:]) < 0.8 * sum(line["hinge"] for line in steps[:8])
+    state = load_checkpoint(str(tmp_path / "run"), "checkpoint.pt")
+    assert state["options"]["logger_name"] == str(tmp_path / "run") and state["state"]["epoch"] == 4
 
 
 def test_same_seed_same_log_and_other_seed_another(tmp_path, demo_path):
