@@ -55,7 +55,6 @@ from checkpoint import (
 from cli import InputError, announce, check, torch_device
 from data import Split, check_extractors, read_split
 from evaluation.encode import validate
-from evaluation.volume import training_shares
 from files import FORMAT, atomic, clear, read_lines, read_yaml, same_file, save_lines, save_state
 from losses import SUMMED
 from methods import METHODS
@@ -158,6 +157,7 @@ def train(opt, kind: type["Training"] | None = None) -> int:
         print(yaml.safe_dump(vars(opt), sort_keys=True) + facts + "\ndry run: nothing was written")
         return 0
     if opt.loss == "volume":
+        from evaluation.volume import training_shares
         run.model.terms["volume"].shares = training_shares(
             run.model, run.data.train, run.data.dev, run.data.tokens, device)
     with delayed_signals() as received:
