@@ -1,7 +1,7 @@
 """VSRN: a graph network over the regions of an image, and a caption generator as a second loss.
 
     python train.py --data_name f8k_region_precomp --img_enc vsrn --captioner 1
-    python show.py captions --checkpoint runs/f8k_region_precomp_cosine --images 10 --beam 3
+    python show.py captions --checkpoint runs/f8k_region_precomp_cosine_seed0 --images 10 --beam 3
 
 Li et al. 2019, Visual Semantic Reasoning for Image-Text Matching. The generator is that of Venugopalan et al. 2015 (one
 GRU reads the regions, another writes) with the attention of Bahdanau et al. 2015. Its loss is added to the ranking
