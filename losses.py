@@ -79,7 +79,7 @@ def uncertainty(e: Embedding) -> Tensor:
     return e.log_var.expand_as(e.mean).sum(1)
 
 
-# ---- helpers of the similarities
+# ---- parts of the similarities
 
 def traits(**values):
     """Decorator: state what a similarity needs or is, where it differs from TRAITS."""
@@ -332,16 +332,16 @@ def counted_pairs(scores: Tensor, same_image: Tensor | None) -> Tensor:
 
 
 class RankingLoss(nn.Module):
-    """Base of the ranking losses. `options`: its options of train.py, {name: (type, default, help)}; they are its
-    arguments. same_image (B, B) marks pairs of one image, which are no negatives."""
+    """Base of the ranking losses: forward(scores (B, B), same_image (B, B) or None) -> scalar.
+
+    same_image marks pairs of one image, which are no negatives. options: {name: (type, default, help)} of train.py;
+    they are the arguments of the class.
+    """
     options: dict[str, tuple] = {}
 
     @classmethod
     def build(cls, opt, similarity) -> "RankingLoss":
         return cls(*(getattr(opt, name) for name in cls.options))
-
-    def forward(self, scores: Tensor, same_image: Tensor | None = None) -> Tensor:
-        raise NotImplementedError
 
 
 class Hinge(RankingLoss):

@@ -114,12 +114,6 @@ class PairNetwork(nn.Module):
     logits, within_modality, implies = True, False, {"loss": "logistic"}
     widest: int
 
-    def read(self, captions) -> Tensor:
-        raise NotImplementedError
-
-    def score(self, x: Tensor, y: Tensor) -> Tensor:
-        raise NotImplementedError
-
     def forward(self, images, captions):
         x, y = unit(images.mean), self.read(captions)                               # (N, D), (M, C)
         if self.training:
