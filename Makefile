@@ -21,16 +21,16 @@ demo: .venv/runtime
 search-demo: .venv/search $(RUN)/calibration.json
 	$(PY) -m features.extract images --photos $(DATA)/demo_coco/images/val2014 --kind demo --data_path $(DATA) \
 		--output_name demo_photos
-	$(PY) search.py index --checkpoint $(RUN) --data_path $(DATA) --images demo_photos --output $(RUN)_index --overwrite
-	$(PY) search.py query $(RUN)_index --captions demo/questions.txt --top 5 --sheet $(RUN)/search.png --overwrite
-	@echo "now: . .venv/bin/activate; python search.py serve $(RUN)_index"
+	$(PY) -m photos index --checkpoint $(RUN) --data_path $(DATA) --images demo_photos --output $(RUN)_index --overwrite
+	$(PY) -m photos query $(RUN)_index --captions demo/questions.txt --top 5 --sheet $(RUN)/search.png --overwrite
+	@echo "now: . .venv/bin/activate; python -m photos serve $(RUN)_index"
 
 $(RUN)/calibration.json:
 	$(MAKE) demo
 
 photos: .venv/photos
 	@test -n "$(PHOTOS)" || { echo "name the folder of your photos: make photos PHOTOS=~/Pictures"; exit 1; }
-	$(PY) search.py photos "$(PHOTOS)" --data_path $(DATA)
+	$(PY) -m photos "$(PHOTOS)" --data_path $(DATA)
 
 test: .venv/dev
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal

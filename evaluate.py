@@ -25,8 +25,10 @@ import numpy as np
 import cli
 from checkpoint import Trained
 from cli import InputError, check, torch_device
+from confidence import measures as confidence
+from confidence import plots, volume
 from data import named_splits
-from evaluation import bank, confidence, plots, volume
+from evaluation import bank
 from evaluation.annotations import Pairs
 from evaluation.compare import common_name, compare, refuse_repeats
 from evaluation.embeddings import (

@@ -31,14 +31,14 @@ from cli import (
     torch_device,
     up_to,
 )
+from confidence.calibration import Calibration, calibration_file
 from data import Photos, Split, image_batches
-from evaluation.calibration import Calibration, calibration_file
 from evaluation.embeddings import beside_model, newest_run, split_of
 from evaluation.encode import encode
 from evaluation.pictures import OWN, THUMBNAIL, Cell, Row, draw_rows, picture_file
 from files import below, output, save_json
 from losses import real_rows, uncertainty, unit
-from retrieval.trust import badge_of, calibration_of, how_many, trust_in
+from photos.trust import badge_of, calibration_of, how_many, trust_in
 from vocab import END, is_function
 
 # ---- retrieval: captions and their best images, with scores and uncertainties

@@ -10,10 +10,10 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from cli import check
+from confidence.plots import pick
+from confidence.posterior import FITTED, temperature
 from evaluation import report, selective
 from evaluation.pictures import IN_SET, OWN, Cell, Row, draw_rows, small, wrapped
-from evaluation.plots import pick
-from evaluation.posterior import FITTED, temperature
 from phrases.data import PhraseSplit, shares
 from phrases.ranking import RIGHT, Located, Scored, locate, locate_scored, photo_by_photo
 

@@ -231,7 +231,7 @@ def record_evaluation(keep: Recorder) -> None:
     evaluate("compare", "--compare runs/vse++,runs/seed1_vse runs/gcie_wasserstein,runs/seed1")
     keep("evaluate/phrases", "-m phrases.evaluate --checkpoint runs/phrases --confidence --device cpu "
          "--output phrases.json", lambda _: {"results": read_json("phrases.json")})
-    keep("cca", "cca.py --data_path data --data_name demo_precomp --text tfidf --dim 32 --output cca.npz",
+    keep("cca", "-m methods.cca --data_path data --data_name demo_precomp --text tfidf --dim 32 --output cca.npz",
          lambda _: arrays("cca.npz"))
 
 
@@ -243,13 +243,13 @@ def record_extras(keep: Recorder) -> None:
     for name in ("uncertainty", "selection"):
         keep(f"vg/{name}", f"-m vg_experiments.{name} {runs} --manifest vg/manifest.json --vg data/demo_vg --output vg "
                            "--cache vg/cache --device cpu", lambda _, name=name: read_json(f"vg/{name}.json"))
-    keep("photos/index", "search.py index --checkpoint runs/learned --data_path data --images photos --output index "
+    keep("photos/index", "-m photos index --checkpoint runs/learned --data_path data --images photos --output index "
                          "--device cpu --workers 0")
-    keep("photos/query", "search.py query index --captions questions.txt --top 10 --json --device cpu",
+    keep("photos/query", "-m photos query index --captions questions.txt --top 10 --json --device cpu",
          lambda out: plain(json.loads(out)))
-    keep("photos/shipped", "search.py photos data/demo_coco/images/val2014 --index_only --data_path data "
+    keep("photos/shipped", "-m photos photos data/demo_coco/images/val2014 --index_only --data_path data "
                            "--output shipped")
-    keep("photos/shipped/query", "search.py query shipped --captions questions.txt --top 10 --json",
+    keep("photos/shipped/query", "-m photos query shipped --captions questions.txt --top 10 --json",
          lambda out: plain(json.loads(out)))
     for path in sorted(glob.glob(os.path.join(keep.repo, "paper_tables", "*.py"))):
         name = os.path.basename(path)[:-3]

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from scipy import linalg, sparse
 
-import cca
 import evaluate
-from cca import CCA, WordRows
 from cli import InputError
 from data import Features, NoImages, Split, read_split
+from methods import cca
+from methods.cca import CCA, WordRows
 from metrics import retrieval
 from tests.helpers import unwritable
 

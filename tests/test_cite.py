@@ -16,8 +16,8 @@ from methods.cite import PENALTY, ConditionalNetwork
 from methods.two_branch import ProductNetwork
 from metrics import retrieval_blocks
 from model import Encoded, build_model
-from retrieval.searcher import Searcher
-from search import main as search
+from photos.__main__ import main as search
+from photos.searcher import Searcher
 from tests.helpers import options
 from vocab import SPECIALS, Vocabulary
 

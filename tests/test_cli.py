@@ -280,14 +280,14 @@ def test_check_command(demo_path, capsys):
 def test_draw_command(runs, demo_path, tmp_path, capsys):
     words = ["--checkpoint", str(runs / "wasserstein"), "--photos", os.path.join(demo_path, "demo", "images")]
     for name, more in (("a.png", []), ("b.png", ["--captions", "a red circle .", "a blue star ."])):
-        show.main(["retrieval", *words, "--output", str(tmp_path / name), *more])
+        show.main(["photos", *words, "--output", str(tmp_path / name), *more])
         assert (tmp_path / name).stat().st_size > 10000
-    refused(capsys, show.main, ["retrieval", *words[:2]], "give the folder of their photos with --photos")
-    refused(capsys, show.main, ["retrieval", *words, "--captions", "xyzzy"], "no word of 'xyzzy'")
-    refused(capsys, show.main, ["retrieval", *words, "--output", tmp_path], "ends in none of .png")
+    refused(capsys, show.main, ["photos", *words[:2]], "give the folder of their photos with --photos")
+    refused(capsys, show.main, ["photos", *words, "--captions", "xyzzy"], "no word of 'xyzzy'")
+    refused(capsys, show.main, ["photos", *words, "--output", tmp_path], "ends in none of .png")
 
 
-@pytest.mark.parametrize("name", ["retrieval", "captions", "latents"])
+@pytest.mark.parametrize("name", ["photos", "captions", "latents"])
 def test_commands_refuse_features_of_another_extractor(runs, demo_path, tmp_path, capsys, name):
     shutil.copytree(os.path.join(demo_path, "demo_precomp"), tmp_path / "two")
     (tmp_path / "two" / "features.json").write_text('{"ims": "net B"}')

@@ -11,17 +11,19 @@ import pytest
 import torch
 
 import evaluate
-import search
 import show
 import train
 from checkpoint import MADE_OF_RUN, Trained
+from confidence import calibration, plots, promises
+from confidence import measures as confidence
+from confidence.posterior import answers, rows_of, sample_scores
 from demo import __main__ as demo
-from evaluation import calibration, confidence, pictures, plots, promises
+from evaluation import pictures
 from evaluation.embeddings import Embeddings, split_of
 from evaluation.encode import encode
-from evaluation.posterior import answers, rows_of, sample_scores
 from losses import uncertainty
-from retrieval.trust import Trust, from_json
+from photos import __main__ as search
+from photos.trust import Trust, from_json
 from tests.helpers import refused
 
 SIDES = ("t2i", "i2t")
@@ -60,7 +62,7 @@ def slow_answers(subject, side, t, images=None):
 @pytest.mark.parametrize("images", [None, [3, 5, 6, 20, 21, 33]])
 @pytest.mark.parametrize("side", SIDES)
 def test_answers_are_those_of_a_loop_over_queries(monkeypatch, side, images):
-    monkeypatch.setattr("evaluation.posterior.ELEMENTS", 250)                 # several blocks, the last one smaller
+    monkeypatch.setattr("confidence.posterior.ELEMENTS", 250)                 # several blocks, the last one smaller
     subject, kept = drawn(), np.array(images or range(40))
     rows = rows_of(subject.subset(kept), side)
     found, slow = answers(rows, 12.0), slow_answers(subject, side, 12.0, images)
@@ -358,7 +360,7 @@ def calibrated(runs, tmp_path_factory):
 
 
 def retrieval(folder, runs, *more):
-    return ["retrieval", "--checkpoint", folder, "--photos", runs / "data" / "demo" / "images", "--device", "cpu",
+    return ["photos", "--checkpoint", folder, "--photos", runs / "data" / "demo" / "images", "--device", "cpu",
             "--workers", 0, *more]
 
 

@@ -14,7 +14,6 @@ import pytest
 import torch
 from PIL import Image
 
-import cca
 import data
 import evaluate
 import show
@@ -24,11 +23,12 @@ from checkpoint import load_checkpoint, load_model
 from cli import InputError
 from demo import __main__ as demo
 from features import extract
+from methods import cca
 from tests.helpers import SMALL, fit
 from vg_experiments import prepare, selection
 
 MAINS = {"train": train.main, "evaluate": evaluate.main, "check": lambda words: data.main(["check", *words]),
-         "draw": lambda words: show.main(["retrieval", *words]), "vocab": vocab.main, "extract": extract.main,
+         "draw": lambda words: show.main(["photos", *words]), "vocab": vocab.main, "extract": extract.main,
          "cca": cca.main, "demo": demo.main, "prepare": prepare.main, "selection": selection.main}
 
 

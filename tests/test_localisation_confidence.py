@@ -8,9 +8,9 @@ from matplotlib import colors
 from PIL import Image
 
 from cli import InputError
+from confidence.plots import pick
+from confidence.posterior import temperature
 from evaluation import pictures
-from evaluation.plots import pick
-from evaluation.posterior import temperature
 from evaluation.report import render
 from phrases import confidence
 from phrases.confidence import ACROSS, KINDS, assess, calibrate, draw_phrases, pad_scores

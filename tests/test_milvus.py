@@ -5,11 +5,11 @@ import time
 import pytest
 import torch
 
-import search
 from cli import InputError
-from retrieval.index import Index
-from retrieval.milvus import Collection, check_address
-from retrieval.searcher import Searcher
+from photos import __main__ as search
+from photos.index import Index
+from photos.milvus import Collection, check_address
+from photos.searcher import Searcher
 from tests.helpers import refused
 from tests.test_search import KINDS, TEXTS, run, trusted
 

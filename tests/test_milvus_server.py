@@ -12,7 +12,7 @@ import time
 import pytest
 
 from cli import InputError
-from retrieval.milvus import Collection
+from photos.milvus import Collection
 from tests.test_milvus import check_collection, check_index
 
 pytest.importorskip("pymilvus", reason="pymilvus is not installed (requirements-milvus.txt)")

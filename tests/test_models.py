@@ -1,4 +1,4 @@
-"""models/photos, the model that comes with the repository, and how it is made."""
+"""photos/model, the model that comes with the repository, and how it is made."""
 import importlib.util
 import json
 import os
@@ -6,14 +6,14 @@ import os
 import numpy as np
 import pytest
 import torch
+from photos import make_model as make
 
 from checkpoint import Trained, load_checkpoint
-from evaluation.calibration import read_calibration
+from confidence.calibration import read_calibration
 from features.networks import RECIPE, network, network_of, recipe_of
-from models import make
-from retrieval.encoder import Encoder
-from retrieval.trust import trust_in
-from search import SHIPPED
+from photos.__main__ import SHIPPED
+from photos.encoder import Encoder
+from photos.trust import trust_in
 
 FILE = os.path.join(SHIPPED, "model_best.pt")
 
@@ -23,7 +23,7 @@ def test_it_is_small_and_names_no_machine():
     assert os.path.getsize(FILE) < 12 * 2 ** 20 and {x.dtype for x in stored["model"].values()} == {torch.float16}
     assert not [x for x in stored["options"].values() if isinstance(x, str) and os.path.isabs(x)]
     with open(os.path.join(SHIPPED, "calibration.json"), encoding="utf-8") as f:
-        assert json.load(f)["checkpoints"] == ["models/photos"]
+        assert json.load(f)["checkpoints"] == ["photos/model"]
 
 
 def test_it_reads_what_the_packages_compute_and_says_how_many_fit():

@@ -15,9 +15,9 @@ from PIL import Image
 
 import cli
 from cli import InputError
-from retrieval import page
-from retrieval.searcher import Answer, Found, Searcher
-from retrieval.trust import EMPTY, of_the_set
+from photos import page
+from photos.searcher import Answer, Found, Searcher
+from photos.trust import EMPTY, of_the_set
 from tests import browser
 from tests.helpers import Command
 

@@ -15,16 +15,16 @@ import show
 import train
 from checkpoint import Trained
 from cli import InputError
+from confidence import people, volume
+from confidence.calibration import read_calibration
+from confidence.posterior import expected, rows_of
+from confidence.volume import Sigmoid, logistic
 from data import read_precomputed
-from evaluation import people, volume
-from evaluation.calibration import read_calibration
 from evaluation.embeddings import Embeddings, split_of
 from evaluation.encode import encode
-from evaluation.posterior import expected, rows_of
-from evaluation.volume import Sigmoid, logistic
 from losses import Embedding, Volume, formulas
-from retrieval.searcher import Found
-from retrieval.trust import Trust, how_many, how_sure
+from photos.searcher import Found
+from photos.trust import Trust, how_many, how_sure
 from tests.helpers import fit, refused
 from tests.test_confidence import drawn
 
@@ -65,7 +65,7 @@ def test_a_probability_that_nothing_tells_is_refused(y):
 
 @pytest.mark.parametrize("side", ["t2i", "i2t"])
 def test_expected_numbers_are_sums_over_the_gallery(monkeypatch, side):
-    monkeypatch.setattr("evaluation.posterior.ELEMENTS", 250)
+    monkeypatch.setattr("confidence.posterior.ELEMENTS", 250)
     subject, pair = drawn(n=20), Sigmoid(30.0, -2.0)
     rows = rows_of(subject, side)
     slow = []
@@ -399,7 +399,7 @@ def test_a_run_is_judged_by_people(judged, small_run, tmp_path, demo_path, capsy
     assert len(fits) == 3 and fits[1] != 0 and (run / "people_named_photos.png").exists()
     rows, opened = [], Trained(str(run))                      # and show.py says it
     monkeypatch.setattr(show, "draw_rows", lambda path, title, found, top: rows.extend(found))
-    show.main(["retrieval", "--checkpoint", str(run), "--photos", f"{demo_path}/demo/images", "--captions",
+    show.main(["photos", "--checkpoint", str(run), "--photos", f"{demo_path}/demo/images", "--captions",
                "a red circle .", "--calibration", str(run / "calibration_named_photos.json"), "--device", "cpu"])
     with torch.no_grad():
         asked = opened.texts(["a red circle ."])

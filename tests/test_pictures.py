@@ -15,7 +15,7 @@ from cli import InputError
 from data import read_photo
 from evaluation import pictures
 from evaluation.pictures import Cell, Row, draw_rows, drawable, drawing, figure_in, picture_file, show_photo
-from retrieval.searcher import Answer, Found, contact_sheet
+from photos.searcher import Answer, Found, contact_sheet
 
 ALPHABETS = ("a dog", "\u00e9t\u00e9 \u0142\u00f3d\u017a", "\u0441\u043e\u0431\u0430\u043a\u0430",
              "\u03c3\u03ba\u03cd\u03bb\u03bf\u03c2", "\u0643\u0644\u0628", "\u05db\u05dc\u05d1",

@@ -14,8 +14,8 @@ import train
 from data import read_split
 from features import extract
 from files import read_lines
-from retrieval.encoder import Encoder
-from search import SHIPPED
+from photos.__main__ import SHIPPED
+from photos.encoder import Encoder
 from vocab import Vocabulary, tokenize
 
 SIZE = ["--embed_size", "64", "--word_dim", "64", "--num_epochs", "1", "--learning_rate", "0.002", "--seed", "0",
@@ -54,7 +54,7 @@ def test_one_epoch_on_flickr8k_is_far_above_chance(real_path, tmp_path):
 
 
 def test_the_model_that_comes_with_the_repository_has_the_figures_of_its_card(real_path, tmp_path):
-    """models/photos on the 1,000 official test photos and 500 of their captions: its card says 309.0 and R@1 18.8."""
+    """photos/model on the 1,000 official test photos and 500 of their captions: its card says 309.0 and R@1 18.8."""
     for package in ("safetensors", "tokenizers"):
         pytest.importorskip(package)
     people = os.path.join(real_path, "f8k_people")

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import files
-import search
 from checkpoint import load_checkpoint
 from cli import InputError
 from data import Photos, read_split
@@ -19,11 +18,12 @@ from evaluation.bank import item_terms
 from evaluation.encode import encode
 from features import extract
 from features.networks import recipe_of
-from retrieval import build, encoder, index, searcher
-from retrieval.encoder import Encoder
-from retrieval.index import Index
-from retrieval.searcher import Searcher
-from retrieval.trust import Trust
+from photos import __main__ as search
+from photos import build, encoder, index, searcher
+from photos.encoder import Encoder
+from photos.index import Index
+from photos.searcher import Searcher
+from photos.trust import Trust
 from tests.helpers import in_a_process, refused
 
 GAUSSIAN = ["--sim", "wasserstein"]
@@ -233,7 +233,7 @@ def test_photos_are_removed(make, tmp_path, capsys):
     assert all_answers(folder) == pytest.approx(left, abs=1e-5)
     assert os.listdir(tmp_path) == ["index.npz"]
     run("add", folder)
-    assert "0 photos added, 0 changed; 2 stay out as search.py remove took them out" in capsys.readouterr().out
+    assert "0 photos added, 0 changed; 2 stay out as python -m photos remove took them out" in capsys.readouterr().out
     run("info", folder)
     assert "2 photos were removed, the first is" in capsys.readouterr().out
     refused(capsys, search.main, ["add", folder, "nothing*"], "no photo that was removed from .* is named nothing")
@@ -347,7 +347,7 @@ def test_own_captions_make_a_run_in_one_command(own, small_run, capsys, monkeypa
         run(*words)
         assert [of[0] for of in asked[1:4]] == ["-m", "train.py", "evaluate.py"] and asked[4][2] == "mine"
         assert asked[2] == ("train.py", "--resume", "mine") if begun else asked[2][-2:] == ("--logger_name", "mine")
-        line = "efficientnet_lite0 pooled, photos resized to 224x224, sha256:ab"    # as models/photos has it
+        line = "efficientnet_lite0 pooled, photos resized to 224x224, sha256:ab"    # as photos/model has it
         assert asked[0][1] == recipe_of(line) and "its_name" in asked[1]
     asked.clear()
     run(*words)
@@ -400,7 +400,7 @@ def test_a_photo_finds_itself(own):
 
 
 def test_the_library_in_a_few_lines(own):
-    """What the docstring of retrieval/encoder.py shows."""
+    """What the docstring of photos/encoder.py shows."""
     made = Index.open(str(own / "index")).manifest
     model = Encoder(made["run"], made["recipe"])
     captions = model.captions(TEXTS)
@@ -410,7 +410,7 @@ def test_the_library_in_a_few_lines(own):
 
 # ---- what can go wrong
 
-@pytest.mark.parametrize("where", ["numpy.savez", "os.replace", "retrieval.build.image_batches"])
+@pytest.mark.parametrize("where", ["numpy.savez", "os.replace", "photos.build.image_batches"])
 def test_a_stop_at_any_step_leaves_the_old_index(own, monkeypatch, where):
     folder = own / "index"
     before = all_answers(folder)
@@ -457,7 +457,7 @@ def changed(path, **values) -> None:
 
 
 @pytest.mark.parametrize("values, message", [
-    ({"index": 2}, "it is of format 2, and this version reads 3.*; make it again with search.py index"),
+    ({"index": 2}, "it is of format 2, and this version reads 3.*; make it again with python -m photos index"),
     ({"folder": None, "names": None}, "is no whole index"), ({"names": ["a"]}, "its arrays are of different lengths"),
     ({"channels": 2}, "is no whole index"), ({"trust": {"temperature": "hot"}}, "is no whole index"),
     ({"weights": "sha256:000000000000"}, "was made by the model with sha256:000000000000"),

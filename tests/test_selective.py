@@ -4,8 +4,8 @@ import pytest
 import torch
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 
+from confidence.posterior import temperature
 from evaluation import selective
-from evaluation.posterior import temperature
 
 
 def answers(seed, n=300, ties=False):

@@ -102,7 +102,7 @@ def test_a_model_of_features_knows_no_words(folder, demo_path):
         folder / "run")
     photos = os.path.join(demo_path, "demo", "images")
     with pytest.raises(SystemExit, match="knows no words"):
-        show.main(["retrieval", "--checkpoint", str(folder / "run"), "--photos", photos, "--captions", "a"])
+        show.main(["photos", "--checkpoint", str(folder / "run"), "--photos", photos, "--captions", "a"])
 
 
 def test_another_data_set_tells_its_unknown_words(folder, capsys):

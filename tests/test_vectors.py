@@ -5,7 +5,7 @@ import torch.nn.functional as F
 
 from losses import MLS, Embedding, cosine, formulas, trait
 from methods.scan import CrossAttention
-from retrieval.ranking import InnerProducts, WholeVectors, form_of, vectors_of
+from photos.ranking import InnerProducts, WholeVectors, form_of, vectors_of
 
 FORMULAS = formulas()
 

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 import evaluate
+from confidence import measures as confidence
+from confidence import volume
 from demo import __main__ as demo
-from evaluation import bank, confidence, volume
+from evaluation import bank
 from evaluation.report import describe_variances
 from losses import Embedding, formulas, uncertainty
 from tests.helpers import fit_steps, refused

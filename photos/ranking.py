@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from losses import Embedding, cosine, negative_root, trait, unit
-from retrieval.trust import Trust
+from photos.trust import Trust
 
 SCORES = 2 ** 26                      # scores that are held at a time, 256 MiB
 PHOTOS = 4096                         # photos whose whole embeddings are compared at a time

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from cli import check
+from confidence.posterior import Rows, rows_of
 from evaluation.embeddings import Embeddings
-from evaluation.posterior import Rows, rows_of
 from evaluation.report import SIDES, table
 
 SCORES = 2 ** 25  # scores that sets are counted in; of larger galleries fewer queries are taken

@@ -8,14 +8,14 @@ import torch
 from PIL import Image
 
 from cli import InputError, check
+from confidence.measures import percent
 from data import Photos
-from evaluation.confidence import percent
 from evaluation.pictures import IN_SET, Cell, Row, draw_rows, drawable, picture_file, small
 from losses import Embedding, uncertainty
-from retrieval.encoder import Encoder
-from retrieval.index import Index
-from retrieval.ranking import Asked, Ranker, on_cpu, vectors_of
-from retrieval.trust import (
+from photos.encoder import Encoder
+from photos.index import Index
+from photos.ranking import Asked, Ranker, on_cpu, vectors_of
+from photos.trust import (
     EMPTY,
     NONE,
     Trust,

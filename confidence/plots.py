@@ -5,8 +5,8 @@ import sys
 
 import numpy as np
 
+from confidence.measures import MEASURES, Seen, best_name, percent
 from data import Photos
-from evaluation.confidence import MEASURES, Seen, best_name, percent
 from evaluation.pictures import THUMBNAIL, Cell, Row, draw_rows, drawing, wrapped
 from evaluation.report import SIDES
 from evaluation.selective import reliability

@@ -132,5 +132,5 @@ class Collection:
         vectors = {row["name"]: row["vector"] for row in
                    self.ask("get", self.name, names, output_fields=["name", "vector"])}
         check(vectors.keys() >= {*names}, f"the collection {self.name} at {self.uri} lacks photos of the index; make "
-                                          "the index again with search.py index --overwrite")
+                                          "the index again with python -m photos index --overwrite")
         return torch.tensor([vectors[name] for name in names])

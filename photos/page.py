@@ -29,7 +29,7 @@ from PIL import Image, ImageOps
 from cli import InputError
 from data import PHOTO_FORMATS, in_rgb, photo_formats, read_photo
 from files import FAULTS
-from retrieval.searcher import Found, Searcher
+from photos.searcher import Found, Searcher
 
 # The most of a text, of a request in bytes, of a photo.
 LETTERS, BODY, PIXELS = 10_000, 10_000_000, 80_000_000

@@ -14,9 +14,9 @@ import torch
 from scipy import optimize
 
 from cli import check
+from confidence.volume import Sigmoid
 from evaluation.annotations import Pairs
 from evaluation.embeddings import Embeddings
-from evaluation.volume import Sigmoid
 
 ELEMENTS = 2 ** 22                    # scores that are computed at a time, 16 MiB
 CACHED = 2 ** 18                      # scores that are passed over at a time: 1 MiB stays cached

@@ -1,6 +1,6 @@
-"""Makes the model that `search.py photos` searches with, from Flickr8k: models/photos.
+"""Makes the model that `python -m photos` searches with, from Flickr8k: photos/model.
 
-    python -m models.make --data_path data
+    python -m photos.make_model --data_path data
 
 It takes the photos of data/f8k (or features of them, data/f8k_precomp, if they are there), and the
 judgements of data/f8k_people, trains two steps and writes the model in float16 with its
@@ -109,18 +109,18 @@ def make(opt) -> None:
     called("evaluate.py", "--checkpoint", opt.output, "--data_path", data, "--data_name", PEOPLE, "--split", "photos",
            "--judgements", *judged, "--confidence", "--output", told, "--overwrite")
     calibration = read_json(told.replace(".json", "_calibration.json"))
-    save_json({**calibration, "checkpoints": ["models/photos"]}, os.path.join(opt.output, "calibration.json"))
+    save_json({**calibration, "checkpoints": ["photos/model"]}, os.path.join(opt.output, "calibration.json"))
     size = os.path.getsize(os.path.join(opt.output, "model_best.pt"))
     print(f"{opt.output}: {size / 2 ** 20:.1f} MiB, and its calibration")
 
 
 def main(argv=None) -> None:
-    p = Arguments("Make the model that search.py photos searches with, from Flickr8k.")
+    p = Arguments("Make the model that python -m photos searches with, from Flickr8k.")
     p.add_argument("--data_path", type=filename, default="data",
                    help="folder that holds f8k or f8k_precomp, and f8k_people")
     p.add_argument("--runs", type=filename, default="runs", help="folder of the runs that are trained")
     p.add_argument("--output", type=filename, default=os.path.join(HERE, "photos"), help="folder of the model")
-    cli.run("models.make", make, p.parse_args(argv))
+    cli.run("photos.make_model", make, p.parse_args(argv))
 
 
 if __name__ == "__main__":

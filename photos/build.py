@@ -19,11 +19,11 @@ from features.folder import extract, find_photos, read_images
 from features.networks import RECIPE, recipe_of
 from files import read_json, sha256
 from losses import Embedding, uncertainty
-from retrieval.encoder import Encoder
-from retrieval.index import FORMAT, Entries, Index, file_of, stored
-from retrieval.milvus import Collection
-from retrieval.ranking import InnerProducts, WholeVectors, form_of, on_cpu, vectors_of
-from retrieval.trust import BankColumn
+from photos.encoder import Encoder
+from photos.index import FORMAT, Entries, Index, file_of, stored
+from photos.milvus import Collection
+from photos.ranking import InnerProducts, WholeVectors, form_of, on_cpu, vectors_of
+from photos.trust import BankColumn
 
 ROWS = 1024                           # photos that are embedded at a time
 FIRST = 256                           # photos that the origin of an index is the average of
@@ -195,8 +195,8 @@ def make(output: str, run: str, where: Where, photos: str | None, how: How, *, h
     path = file_of(output)
     check(not os.path.isdir(path), f"{path} is a folder; name a file with --output")
     check(overwrite or not os.path.exists(path),
-          f"{path} is there already; change it with search.py add or remove, replace it with --overwrite, or name "
-          "another file with --output")
+          f"{path} is there already; change it with python -m photos add or remove, replace it with --overwrite, or "
+          "name another file with --output")
     encoder = Encoder(run, device=how.device, data_path=where.data_path)
     check(not photos or os.path.isdir(photos),
           f"--photos {photos} is no folder; give the one that holds the photos")
@@ -263,7 +263,7 @@ def of_folder(photos: str, output: str, run: str, data_path: str, how: How,
         check(recipe,
               f"{run} was trained on features of photos of {ascii(line) if line else 'an unnamed network'}, and those "
               "of other photos cannot be computed from that alone; write them with features.extract "
-              "images --photos, and index them with search.py index --images NAME")
+              "images --photos, and index them with python -m photos index --images NAME")
         name = features_of(photos, recipe, data_path, reading)
     if os.path.exists(file_of(output)):
         return add(output, [], how, run)
@@ -310,10 +310,10 @@ def add(path: str, names: list[str], how: How, run: str | None = None, token: st
     sentence = f"{path}: {len(fresh):,} photos added, {len(other):,} changed"
     if absent:
         sentence += (f"; {absent:,} are no longer among those indexed, "
-                     "and stay until search.py remove takes them out")
+                     "and stay until python -m photos remove takes them out")
     if stay:
-        sentence += (f"; {stay:,} stay out as search.py remove took them out, "
-                     "until search.py add names them")
+        sentence += (f"; {stay:,} stay out as python -m photos remove took them out, "
+                     "until python -m photos add names them")
     return [sentence, *waiting(gallery, *of["images"][:2])]
 
 
@@ -339,7 +339,7 @@ def remove(path: str, names: list[str], gone: bool, token: str = "") -> tuple[in
     index = Index.open(path, token)
     photos, own, lost = index.manifest["folder"] or "", index.names, index.lost_photos()
     check(not gone or not lost, lost)
-    matches = fitting(names, {*own}, f"of {path}", f"search.py info {path} --names lists them")
+    matches = fitting(names, {*own}, f"of {path}", f"python -m photos info {path} --names lists them")
     out = [k for k, name in enumerate(own)
            if name in matches or gone and not os.path.isfile(os.path.join(photos, name))]
     check(len(out) < len(own), f"this would leave no photo in {path}; delete the file instead")

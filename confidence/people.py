@@ -23,13 +23,13 @@ import numpy as np
 from scipy.optimize import brentq
 
 from cli import check
+from confidence.calibration import SIDES
+from confidence.posterior import answers, expected, rows_of
+from confidence.volume import Sigmoid
 from evaluation import selective
-from evaluation.calibration import SIDES
 from evaluation.embeddings import Embeddings, uncertainties
-from evaluation.posterior import answers, expected, rows_of
 from evaluation.protocols import replace_nan
 from evaluation.report import number, table
-from evaluation.volume import Sigmoid
 from files import read_lines
 from metrics import codes, spearman, spearman_of_codes
 

@@ -9,12 +9,13 @@ from typing import NamedTuple
 import numpy as np
 
 from cli import check
-from evaluation import people, promises, selective
-from evaluation.calibration import SIDES, Fitted, stored
+from confidence import people, promises
+from confidence.calibration import SIDES, Fitted, stored
+from confidence.posterior import answers, expected, of_pairs, rows_of, sample_scores, temperature
+from confidence.volume import Sigmoid
+from evaluation import selective
 from evaluation.embeddings import Embeddings, uncertainties
-from evaluation.posterior import answers, expected, of_pairs, rows_of, sample_scores, temperature
 from evaluation.report import digits, table
-from evaluation.volume import Sigmoid
 
 SHOWN = ("posterior_grouped", "posterior")      # users see the first that there is
 

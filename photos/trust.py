@@ -13,11 +13,12 @@ from torch import Tensor
 
 from checkpoint import Trained
 from cli import InputError
-from evaluation import bank, promises
-from evaluation.calibration import Calibration, calibration_file, quantiles, read_calibration
-from evaluation.confidence import percent
+from confidence import promises
+from confidence.calibration import Calibration, calibration_file, quantiles, read_calibration
+from confidence.measures import percent
+from confidence.posterior import rows_of, sample_scores, temperature
+from evaluation import bank
 from evaluation.embeddings import Embeddings, Member, embed
-from evaluation.posterior import rows_of, sample_scores, temperature
 from losses import Embedding
 
 SENTENCE = 4                          # words from which a number of photos is more than a bound

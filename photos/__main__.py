@@ -1,16 +1,16 @@
 """Search one's own photos by a text or a photo, with how sure each answer is.
 
-    python search.py photos ~/Pictures                # all in one: reads what is new, opens the page
+    python -m photos ~/Pictures                # all in one: reads what is new, opens the page
     python -m features.extract images --photos ~/Pictures --cnn_type efficientnet_lite0 \\
         --output_name mine
-    python search.py index --checkpoint RUN --images mine --output indexes/mine
-    python search.py query indexes/mine "a dog on a beach" --top 5 --sheet dog.png
-    python search.py query indexes/mine --photo dog.jpg --json
-    python search.py serve indexes/mine               # a page at http://127.0.0.1:8000
-    python search.py add indexes/mine                 # after another features.extract: what is new
-    python search.py remove indexes/mine --gone       # photos whose files are no longer there
+    python -m photos index --checkpoint RUN --images mine --output indexes/mine
+    python -m photos query indexes/mine "a dog on a beach" --top 5 --sheet dog.png
+    python -m photos query indexes/mine --photo dog.jpg --json
+    python -m photos serve indexes/mine               # a page at http://127.0.0.1:8000
+    python -m photos add indexes/mine                 # after another features.extract: what is new
+    python -m photos remove indexes/mine --gone       # photos whose files are no longer there
 
-An index is one file, mine.npz, which `index` writes and all other commands read (retrieval/index.py).
+An index is one file, mine.npz, which `index` writes and all other commands read (photos/index.py).
 """
 if __name__ == "__main__":
     import cli
@@ -36,22 +36,22 @@ from cli import (
     up_to,
     workers,
 )
+from confidence.calibration import calibration_file
+from confidence.measures import percent
 from data import Photos
-from evaluation.calibration import calibration_file
-from evaluation.confidence import percent
 from evaluation.embeddings import newest_run
 from evaluation.pictures import picture_file
 from features import store
 from features.folder import CAPTIONS
 from files import need, read_lines, read_text
-from retrieval.build import WHOLE, How, Where, add, features_of, folder_name, make, of_folder, remove
-from retrieval.index import Index, file_of
-from retrieval.page import serve
-from retrieval.searcher import Found, Searcher, contact_sheet
+from photos.build import WHOLE, How, Where, add, features_of, folder_name, make, of_folder, remove
+from photos.index import Index, file_of
+from photos.page import serve
+from photos.searcher import Found, Searcher, contact_sheet
 
 TOP = 1000                            # answers to a query at most
 BATCH = 8                             # photos that a network of features reads at a time
-SHIPPED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "models", "photos")
+SHIPPED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "model")
 
 
 # ---- index, add, remove, info
@@ -106,7 +106,7 @@ def search_photos(opt) -> None:
     else:
         print_info(opt.index, "")
     if opt.index_only:
-        print(f"search them with: python search.py query {shlex.quote(opt.index)} \"a dog on a beach\"")
+        print(f"search them with: python -m photos query {shlex.quote(opt.index)} \"a dog on a beach\"")
     else:
         serve_page(opt)
 
@@ -127,14 +127,14 @@ def described(index: Index) -> list[str]:
                      f"beta {of['bank']['beta']:.3g}")
     if of["removed"]:
         lines.append(f"  {len(of['removed']):,} photos were removed, the first is {of['removed'][0]}; "
-                     f"search.py add {path} NAME takes them in again")
+                     f"python -m photos add {path} NAME takes them in again")
     lost = index.lost_photos()
     if lost:
         return [*lines, f"  {lost}"]
     gone = [name for name in index.names
             if of["folder"] and not os.path.isfile(os.path.join(of["folder"], name))]
     if gone:
-        lines.append(f"  {len(gone):,} photos are gone, the first is {gone[0]}; search.py remove "
+        lines.append(f"  {len(gone):,} photos are gone, the first is {gone[0]}; python -m photos remove "
                      f"{path} --gone takes them out")
     return lines
 
@@ -362,7 +362,7 @@ def photos_options(p: Arguments) -> None:
     p.add_argument("--index_only", action="store_true", help="open no page")
     page_options(p)
     p.add_argument("--checkpoint", type=filename, metavar="RUN",
-                   help="run folder (default: models/photos, which comes with this repository)")
+                   help="run folder (default: photos/model, which comes with this repository)")
     share(p, "--device")
     p.set_defaults(token_file=None)
     p.add_argument("--workers", type=workers, default=min(4, os.cpu_count() or 1),
@@ -405,7 +405,7 @@ def main(argv=None) -> None:
         p.error(f"unrecognized arguments: {' '.join(more)}")
     if more:                          # argparse takes no text behind an option, so it comes here
         getattr(opt, texts).extend(more)
-    cli.run(f"search.py {opt.asked}", COMMANDS[opt.asked][2], opt)
+    cli.run(f"photos {opt.asked}", COMMANDS[opt.asked][2], opt)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A trained run as a function of one's own captions and photos, without the data that it was
 trained on.
 
-    from retrieval.encoder import Encoder
+    from photos.encoder import Encoder
     model = Encoder("runs/demo")
     captions = model.captions(["a red circle .", "a star ."])
     print(model.similarity(model.photos(["one.png", "two.png"]), captions))     # (2, 2)
@@ -23,7 +23,7 @@ from features.hglmm import load_arrays
 from features.minilm import MiniLM
 from files import checksum
 from losses import Embedding
-from retrieval.index import AGAIN
+from photos.index import AGAIN
 from vocab import tokenize
 
 BROAD = 1000                          # words of a training whose language can be told by them

@@ -22,11 +22,11 @@ from torch import Tensor
 from cli import InputError, check, reason
 from files import FAULTS, need, read_arrays, save_arrays
 from losses import Embedding
-from retrieval.milvus import Collection
-from retrieval.trust import from_json
+from photos.milvus import Collection
+from photos.trust import from_json
 
 FORMAT = 3
-AGAIN = "make it again with search.py index"
+AGAIN = "make it again with python -m photos index"
 CONVERTED = 2 << 20       # bytes of float32 vectors that are multiplied at once: what a cache holds
 
 
@@ -71,7 +71,7 @@ class Index:
     def open(cls, path: str, token: str = "") -> "Index":
         """Raises InputError where the file is missing, damaged or of another format, and where Milvus is away."""
         path = file_of(path)
-        arrays = read_arrays(need(path, f"make an index with search.py index --output {path}"), AGAIN)
+        arrays = read_arrays(need(path, f"make an index with python -m photos index --output {path}"), AGAIN)
         try:
             manifest = json.loads(arrays["manifest"].tobytes())
             if manifest["index"] != FORMAT:
@@ -128,7 +128,7 @@ class Index:
         options |= dict(zip(("uri", "collection"), of["milvus"] or ()))
         words = "".join(f" --{name} {shlex.quote(value)}" for name, value in options.items() if value)
         return (f"the folder of the photos, {of['folder']}, is not there, so all look gone; put it back, or make the "
-                f"index again with where they are now: search.py index --checkpoint {shlex.quote(of['run'])}{words}"
+                f"index again with where they are: python -m photos index --checkpoint {shlex.quote(of['run'])}{words}"
                 f"{' --float16' * of['half']} --photos FOLDER --output {shlex.quote(self.path)} --overwrite")
 
 
