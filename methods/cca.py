@@ -2,7 +2,7 @@
 covariances alone.
 
     python -m methods.cca --data_name f8k_precomp --text tfidf --eta_image auto --output cca_test.npz
-    python -m methods.cca --data_name f30k_precomp --test_name coco_precomp --text w2v      # fit to one data set, embed another
+    python -m methods.cca --data_name f30k_precomp --test_name coco_precomp --text w2v   # fit to one, embed another
     python evaluate.py --embeddings cca_test.npz
 
 It follows Klein et al. 2015 (Fisher vectors of word vectors), and is the CCA of `jwae` Table 3

@@ -6,11 +6,11 @@ import os
 import numpy as np
 import pytest
 import torch
-from photos import make_model as make
 
 from checkpoint import Trained, load_checkpoint
 from confidence.calibration import read_calibration
 from features.networks import RECIPE, network, network_of, recipe_of
+from photos import make_model as make
 from photos.__main__ import SHIPPED
 from photos.encoder import Encoder
 from photos.trust import trust_in
