@@ -154,11 +154,11 @@ def split_name(text: str) -> str:
     return text
 
 
-def split_names(text: str, between: str = ",") -> str:
+def split_names(text: str) -> str:
     """A list of splits' names, each given once."""
-    names = [split_name(name.strip()) for name in text.split(between)]
+    names = [split_name(name.strip()) for name in text.split(",")]
     check(len(set(names)) == len(names), f"'{text}' names a split twice; name each once")
-    return between.join(names)
+    return ",".join(names)
 
 
 # ---- the beginning and the end of a command
