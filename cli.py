@@ -20,10 +20,15 @@ SPINS = "300"                         # rounds of a loop in which a thread of li
 
 class InputError(argparse.ArgumentTypeError, ValueError):
     """Something that the user gave cannot be used, an argument or what it names. Its text is one
-    line: what was given, what is allowed, the fix."""
+    line: what was given, what is allowed, the fix. Control characters in it are escaped."""
 
     def __init__(self, message: str):
-        super().__init__(" ".join(message.split()))
+        super().__init__(escape_controls(" ".join(message.split())))
+
+
+def escape_controls(text: str) -> str:
+    """A text as a terminal may show it: its control characters become \\x1b and the like."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", lambda match: ascii(match[0])[1:-1], text)
 
 
 def check(fits, sentence: str) -> None:

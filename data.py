@@ -17,6 +17,7 @@ import atexit
 import contextlib
 import functools
 import glob
+import io
 import math
 import mmap
 import os
@@ -24,13 +25,15 @@ import re
 import signal
 import sys
 import unicodedata
+import warnings
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image
+from PIL.JpegImagePlugin import JpegImageFile
 from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
@@ -69,6 +72,11 @@ RESIDENT_BYTES = 1 << 30              # bytes read from a mapped file before its
 SQUARABLE = 1e-18, 1e18               # float32 can sum the squares of numbers between these
 MANY_REGIONS = 256                    # more vectors an image than numbers a vector: channels stand before regions
 AGAIN = "write it again with np.save(path, array.astype(np.float32))"
+TURNS = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
+         5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
+         8: Image.Transpose.ROTATE_90}               # of EXIF's orientation
+PNG, JPEG, JPEG_END = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"\xff\xd9"                # how their files begin and end
+JPEG_BLOCK = 17                       # rows of pixels that are coded together, and one that is smoothed with them
 # formats whose reading starts no other program
 PHOTO_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
 
@@ -280,17 +288,77 @@ def read_photo(path: str, most: int | None = None) -> Image.Image:
     """Read a photo in RGB of 8 bits, turned as its EXIF tag says. Raises InputError where it cannot be read.
 
     With `most` it is made smaller, to at most so many pixels a side. A large JPEG is then never decoded whole, which
-    takes a fraction of the time and memory.
+    takes a fraction of the time and memory. Faults beside the pixels, in EXIF or texts, count for nothing.
     """
     with (refusing(f"the photo {path} cannot be read", "replace it or fetch it again",
-                   (*FAULTS, Image.DecompressionBombError)),
-          Image.open(plain_file(path), formats=photo_formats()) as image):
-        if most:
-            image.draft(None, (most, most))
-        photo = in_rgb(ImageOps.exif_transpose(image))                # also grey, CMYK, palettes
+                   (*FAULTS, Image.DecompressionBombError)), open(plain_file(path), "rb") as file):
+        return decode_photo(file, most)
+
+
+def decode_photo(file: BinaryIO, most: int | None = None) -> Image.Image:
+    """Decode a photo as `read_photo` does. Raises FAULTS or Image.DecompressionBombError."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")                     # Pillow's name no photo
+        try:
+            photo = in_rgb(turn_upright(open_image(file, most)))
+        except FAULTS:
+            file.seek(0)
+            data = file.read()
+            mend = mend_png if data.startswith(PNG) else mend_jpeg if data.startswith(JPEG) else None
+            if not mend:
+                raise
+            photo = in_rgb(turn_upright(open_image(io.BytesIO(mend(data)), most)))
     if most:
         photo.thumbnail((most, most))
     return photo
+
+
+def open_image(file: BinaryIO, most: int | None = None) -> Image.Image:
+    """Open an image of PHOTO_FORMATS; a JPEG that is larger than Pillow reads, or than `most` a side, is decoded small.
+
+    Raises FAULTS or Image.DecompressionBombError.
+    """
+    first = file.read(len(JPEG))
+    file.seek(0)
+    if first != JPEG:
+        return Image.open(file, formats=photo_formats())
+    image, limit = JpegImageFile(file), 2 * Image.MAX_IMAGE_PIXELS               # Image.open would refuse before draft
+    excess = image.width * image.height / limit
+    scale = 2 ** math.ceil(math.log(excess, 4)) if excess > 1 else 1
+    if most or scale > 1:
+        image.draft(None, (most, most) if most else (image.width // scale, image.height // scale))
+    if image.width * image.height > limit:
+        raise Image.DecompressionBombError(f"it has {excess * limit:,.0f} pixels")
+    return image
+
+
+def turn_upright(image: Image.Image) -> Image.Image:
+    """Turn an image as its EXIF tag says, which a broken EXIF does not."""
+    image.load()
+    orientation = None
+    with contextlib.suppress(*FAULTS):
+        orientation = image.getexif().get(ExifTags.Base.Orientation)
+    return image.transpose(TURNS[orientation]) if orientation in TURNS else image
+
+
+def mend_png(data: bytes) -> bytes:
+    """The chunks of a PNG that its pixels and its orientation need."""
+    parts, start = [PNG], len(PNG)
+    while start < len(data):
+        end = start + 12 + int.from_bytes(data[start:start + 4])
+        if data[start + 4:start + 8] in (b"IHDR", b"PLTE", b"tRNS", b"eXIf", b"IDAT", b"IEND"):
+            parts.append(data[start:end])
+        start = end
+    return b"".join(parts)
+
+
+def mend_jpeg(data: bytes) -> bytes:
+    """A JPEG without its last bytes, with an end. Raises OSError where more than the last row of blocks is lost."""
+    images = [np.asarray(open_image(io.BytesIO(data + rest + JPEG_END))) for rest in (b"", bytes(range(254)))]
+    lost = np.not_equal(*images).reshape(len(images[0]), -1).any(1)             # (H,): it depends on what follows
+    if lost[:-JPEG_BLOCK].any():
+        raise OSError(f"it is cut off at {lost.argmax() / len(lost):.0%} of its height")
+    return data + JPEG_END
 
 
 @functools.cache

@@ -1,0 +1,111 @@
+"""Photos as cameras, phones and editors write them: what stands beside the pixels never refuses them."""
+import io
+import re
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cli import InputError
+from data import read_photo
+
+PHOTO = np.kron(np.random.default_rng(0).integers(0, 256, (30, 40, 3)), np.ones((8, 8, 1))).astype(np.uint8)
+UPRIGHT = struct.pack("<HHLHH", 0x112, 3, 1, 6, 0)          # the camera was held upright
+AFTER = 8 + 2 + 2 * 12 + 4                                  # where values of two EXIF tags stand
+
+
+def exif(*tags, values=b""):
+    return b"II*\0" + struct.pack("<LH", 8, len(tags)) + b"".join(tags) + struct.pack("<L", 0) + values
+
+
+RATIONALS = {"minus one": (10, struct.pack("<ll", -1, 0)), "zero": (5, struct.pack("<LL", 0, 0)),
+             "a text": (2, b"72 dots\0")}
+BROKEN = [exif(UPRIGHT, struct.pack("<HHLL", 0x11a, kind, 8 if kind == 2 else 1, AFTER), values=value)
+          for kind, value in RATIONALS.values()]
+
+
+def file_of(form, **options):
+    file = io.BytesIO()
+    Image.fromarray(PHOTO).save(file, form, **options)
+    return file.getvalue()
+
+
+def jpeg_with(tags):
+    whole = file_of("JPEG")
+    segment = b"Exif\0\0" + tags
+    return whole[:2] + b"\xff\xe1" + struct.pack(">H", len(segment) + 2) + segment + whole[2:]
+
+
+def png_with(*chunks, last=False):
+    """A PNG with chunks (kind, data) behind its header or before its end."""
+    whole = file_of("PNG")
+    new = b"".join(struct.pack(">L", len(data)) + kind + data + struct.pack(">L", zlib.crc32(kind + data))
+                   for kind, data in chunks)
+    place = len(whole) - 12 if last else 33
+    return whole[:place] + new + whole[place:]
+
+
+def read(tmp_path, content, name="photo"):
+    (tmp_path / name).write_bytes(content)
+    return np.asarray(read_photo(str(tmp_path / name)))
+
+
+@pytest.mark.parametrize("tags", BROKEN, ids=RATIONALS)
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
+def test_a_broken_resolution_leaves_the_photo_and_its_rotation(tmp_path, form, tags, recwarn):
+    make = {"JPEG": jpeg_with, "PNG": lambda tags: png_with((b"eXIf", tags)),
+            "WEBP": lambda tags: file_of("WEBP", lossless=True, exif=tags)}[form]
+    plain = read(tmp_path, file_of(form, **{"lossless": True} if form == "WEBP" else {}))
+    assert np.array_equal(read(tmp_path, make(tags)), np.rot90(plain, -1)) and not recwarn.list
+
+
+@pytest.mark.parametrize("content", [
+    png_with((b"eXIf", b"no tags at all")), png_with((b"eXIf", b"II*\0no tags"), last=True),
+    png_with((b"tEXt", b"Raw profile type exif\0\nexif\n  zz\nnothex")),
+    png_with((b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(b"\nexif\n 99\n457869"))),
+    png_with((b"zTXt", b"a\0\0" + zlib.compress(b"x" * 5_000_000))),
+    png_with(*[(b"tEXt", b"a\0" + b"x" * 900_000)] * 90),
+    png_with((b"iCCP", b"a\0\0no profile")), png_with((b"tEXt", b"a\0b")).replace(b"a\0b", b"a\0c"),
+    file_of("WEBP", lossless=True, exif=b"no tags at all")])
+def test_broken_texts_and_profiles_count_for_nothing(tmp_path, content, recwarn):
+    assert np.array_equal(read(tmp_path, content), PHOTO) and not recwarn.list
+
+
+def test_rotation_stays_beside_megabytes_of_text(tmp_path):
+    content = png_with((b"eXIf", exif(UPRIGHT)), (b"zTXt", b"a\0\0" + zlib.compress(b"x" * 5_000_000)))
+    assert np.array_equal(read(tmp_path, content), np.rot90(PHOTO, -1))
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_jpeg_without_its_last_bytes_is_read_and_a_cut_one_refused(tmp_path, progressive):
+    whole = file_of("JPEG", progressive=progressive)
+    assert np.array_equal(read(tmp_path, whole[:-2]), read(tmp_path, whole))
+    for share in (0.2, 0.5, 0.9):
+        with pytest.raises(InputError, match=r"the photo .*cut.jpg cannot be read \(it is cut off at \d+%"):
+            read(tmp_path, whole[:int(share * len(whole))], "cut.jpg")
+
+
+def test_half_a_png_is_refused(tmp_path):
+    with pytest.raises(InputError, match="truncated"):
+        read(tmp_path, file_of("PNG")[:300])
+
+
+def test_large_jpegs_are_decoded_small_and_bombs_refused(tmp_path, monkeypatch):
+    """At a smaller limit; a phone's photo has 200 million pixels and Pillow refuses above 179 million."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 20_000)
+    assert read(tmp_path, file_of("JPEG")).shape == (120, 160, 3)
+    assert np.abs(read(tmp_path, file_of("JPEG")) - PHOTO[::2, ::2].astype(int)).mean() < 12
+    for form in ("PNG", "WEBP"):
+        with pytest.raises(InputError, match="exceeds limit"):
+            read(tmp_path, file_of(form))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(InputError, match="it has 76,800 pixels"):
+        read(tmp_path, file_of("JPEG"))
+
+
+def test_control_characters_of_a_name_are_escaped(tmp_path):
+    with pytest.raises(InputError) as refusal:
+        read(tmp_path, b"no photo", "a\x1b[31m\x07.png")
+    assert r"a\x1b[31m\x07.png" in str(refusal.value) and not re.search(r"[\x00-\x1f]", str(refusal.value))
