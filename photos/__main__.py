@@ -242,7 +242,7 @@ def serve_page(opt) -> None:
     if not searcher.folder:
         raise InputError(f"{opt.index} knows no folder of its photos, so there is nothing to show; "
                          "make it again with --photos FOLDER")
-    serve(searcher, opt.port, opt.unsure)
+    serve(searcher, opt.port, opt.unsure, opt.host)
 
 
 # ---- the command
@@ -377,7 +377,10 @@ def serve_options(p: Arguments) -> None:
 
 def page_options(p: Arguments) -> None:
     p.add_argument("--port", type=up_to(65535, least=0), default=8000,
-                   help="port on 127.0.0.1; 0 takes a free one")
+                   help="port of the page; 0 takes a free one")
+    p.add_argument("--host", default="127.0.0.1", metavar="NAME",
+                   help="address of this computer at which others may open the page, 0.0.0.0 for all addresses; or a "
+                        "name under which a proxy does")
 
 
 COMMANDS = {

@@ -1,29 +1,34 @@
-// The search page. What is asked stands in the address: ?q=TEXT or ?row=N or ?photo=NUMBER, with first and top, and
-// not, what photos should not show.
+// The search page. What is asked stands in the address: ?q=TEXT or ?row=N or ?photo=NUMBER.
 // Answers come as JSON; every text is set as text, never as HTML.
 
 const $ = (id) => document.getElementById(id);
+const BATCH = 50, MOST = 200;         // answers to a request; most of them after a step back
 const photos = new Map();             // photos that were dropped since the page was opened, by the time of their arrival
 let about = null;                     // what is searched
-const without = $("without").querySelector("input");
+let answers = [];                     // what is shown
 let latest = 0;                       // number of the latest question: answers to an older one are not shown
+let current = null;                   // place of the photo in the viewer
 
 const percent = (p) => p < 0.005 ? "under 1%" : p >= 0.995 ? "over 99%" : `${Math.round(100 * p)}%`;
-const count = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
+const format = (n) => n.toLocaleString("en");
 
-// What the address asks: {q | row | photo, first, top} as texts, or null.
-function asked() {
-  const fields = Object.fromEntries(new URLSearchParams(location.search));
-  return "q" in fields || "row" in fields || "photo" in fields ? fields : null;
+// What the address asks: {q}, {row} or {photo} as texts, or null.
+function question() {
+  const fields = new URLSearchParams(location.search);
+  for (const name of ["q", "row", "photo"])
+    if (fields.get(name)?.trim()) return {[name]: fields.get(name).trim()};
+  return null;
 }
-
-const link = (fields) => Object.keys(fields).length ? `/?${new URLSearchParams(fields)}` : "/";
 
 function go(fields) {
-  history.pushState(null, "", link(fields));
+  const at = $("viewer").open ? current : places().indexOf(document.activeElement.closest("#answers li"));
+  history.replaceState({shown: answers.length, y: scrollY, at}, "");
+  history.pushState(null, "", Object.keys(fields).length ? `/?${new URLSearchParams(fields)}` : "/");
   scrollTo(0, 0);
-  show();
+  return show();
 }
+
+// ---- asking
 
 // The JSON of a response. Throws an Error whose message is one sentence.
 async function read(response) {
@@ -31,183 +36,210 @@ async function read(response) {
   try {
     body = await response.json();
   } catch {
-    throw new Error(`The server answers with status ${response.status} and no sentence.`);
+    throw new Error(`the server answers with status ${response.status} and no sentence`);
   }
   if (!response.ok) throw new Error(body.error);
   return body;
 }
 
-// The answers to what is asked.
-async function ask({photo, ...fields}) {
-  const address = new URLSearchParams(fields);
-  if (photo === undefined) return read(await fetch(`/search?${address}`));
+async function ask({photo, ...fields}, offset, top) {
+  const address = `/search?${new URLSearchParams({...fields, offset, top})}`;
+  if (photo === undefined) return read(await fetch(address));
   const file = photos.get(photo);
-  if (!file) throw new Error("The photo of this search is no longer at hand; drop it here again.");
+  if (!file) throw new Error("the photo of this search is no longer at hand; drop it here again");
   if (file.size > about.bytes)
-    throw new Error(`${file.name} has ${file.size.toLocaleString("en")} bytes, and at most ` +
-                    `${about.bytes.toLocaleString("en")} are read; make a smaller copy of it.`);
-  return read(await fetch(`/photo-query?${address}`, {method: "POST", body: file}));
+    throw new Error(`${file.name} has ${format(Math.ceil(file.size / 1e6))} MB, and the page takes up to ` +
+                    `${format(about.bytes / 1e6)}; make a smaller copy of it`);
+  return read(await fetch(address, {method: "POST", body: file}));
 }
 
-// Show the answers to what the address asks.
-async function show() {
-  const fields = asked(), mine = ++latest;
-  $("start").hidden = fields !== null;
-  $("error").hidden = true;
+// Show the answers to what the address asks; of `shown` photos, at least so many.
+async function show(shown = 0) {
+  const fields = question(), mine = ++latest;
+  current = null;
+  $("viewer").close();
   $("text").value = fields?.q ?? "";
-  without.value = fields?.not ?? "";
   document.title = fields?.q ? `${fields.q} - ${about.title}` : about.title;
-  if (!fields) return clear();
-  $("found").setAttribute("aria-busy", "true");
+  $("start").hidden = fields !== null;
+  fail(null);
+  if (!fields) clear();
+  else await load(fields, mine, 0, Math.min(MOST, Math.max(BATCH, shown)));
+}
+
+// Load answers from the place `offset` and append them; the first ones replace what is shown.
+async function load(fields, mine, offset, top) {
+  $("result").setAttribute("aria-busy", "true");
+  $("more").disabled = true;
   try {
-    const found = await ask(fields);
-    if (mine === latest) draw(fields, found);
+    const result = await ask(fields, offset, top);
+    if (mine !== latest) return;
+    if (offset === 0) drawResult(fields, result);
+    $("answers").append(...result.answers.map((answer, k) => card(answer, offset + k)));
+    answers.push(...result.answers);
+    $("more").hidden = !result.answers.length || answers.length >= result.count;
+    $("more").disabled = false;
+    reach.disconnect();                                   // it tells of the button anew, also where it stayed in sight
+    reach.observe($("more"));
+    if ($("viewer").open) view(current);                  // its next photo may be among them
   } catch (error) {
     if (mine !== latest) return;
-    clear();
-    $("error").textContent = error instanceof TypeError
-      ? "The server does not answer; it may have been closed." : error.message;
-    $("error").hidden = false;
+    if (offset === 0) clear();
+    $("more").hidden = true;
+    fail(error instanceof TypeError ? "the server does not answer; it may have been closed" : error.message);
   } finally {
-    if (mine === latest) $("found").setAttribute("aria-busy", "false");
+    if (mine === latest) $("result").setAttribute("aria-busy", "false");
   }
 }
+
+function more() {
+  if (!$("more").hidden && !$("more").disabled) load(question(), latest, answers.length, BATCH);
+}
+
+function fail(sentence) {
+  $("error").hidden = sentence === null;
+  $("error").textContent = sentence ?? "";
+}
+
+// ---- drawing
 
 function clear() {
-  for (const id of ["asked", "notes", "answers", "facts"]) $(id).replaceChildren();
-  for (const id of ["verdict", "pages"]) $(id).hidden = true;
+  answers = [];
+  $("answers").replaceChildren();
+  $("notes").replaceChildren();
+  for (const id of ["fit", "query", "more", "about"]) $(id).hidden = true;
+  $("fit").textContent = $("facts").textContent = "";
 }
 
-function draw(fields, found) {
+function drawResult(fields, result) {
   clear();
-  drawQuery(fields, found);
-  $("verdict").hidden = found.said === null;
-  $("said").textContent = found.said ?? "";
-  bar($("sure"), found.sure ?? 0);
-  const facts = [];
-  if (found.set_said !== null)
-    facts.push(found.in_set === null ? found.set_said : element("b", `${found.set_said} (framed)`));
-  if (found.query_said !== null) facts.push(found.query_said);
-  facts.push(`${count(found.gallery, "photo")} searched`);
-  if (!about.calibrated) facts.push("scores without probabilities: the model was not calibrated");
-  $("facts").append(...facts.flatMap((fact, k) => k ? [" \u00b7 ", fact] : [fact]));
-  const always = about.calibrated && found.sure === null ? [] : about.notes;   // they are about probabilities
-  $("notes").append(...[...always, ...found.notes].map((note) => element("li", note)));
-  $("answers").start = found.first + 1;
-  $("answers").append(...found.answers.map((answer, k) => card(answer, found.first + k + 1, fields, found)));
-  drawPages(fields, found);
+  $("query").hidden = fields.q !== undefined;             // a text stands in the search box
+  const [image, name] = $("query").children, file = photos.get(fields.photo);
+  image.hidden = false;
+  image.src = file ? file.url ??= URL.createObjectURL(file) : fields.row ? `/thumb/${encodeURIComponent(fields.row)}` : "";
+  name.textContent = `Photos like ${file ? file.name : result.query}`;
+  const [fit, ...facts] = (result.said ?? "").split("; ");
+  $("fit").textContent = fit;
+  $("fit").hidden = !fit;
+  $("facts").textContent = [...facts, result.set].filter(Boolean).join("; ");
+  $("about").hidden = about.notes.length === 0 || result.sure === null && about.calibrated;   // they are about numbers
+  $("notes").append(...result.notes.map((note) => {
+    const item = document.createElement("li");
+    item.textContent = note;
+    return item;
+  }));
 }
 
-function drawQuery(fields, found) {
-  if (fields.q !== undefined) return;                     // it stands in the search box
-  const image = document.createElement("img");
-  image.alt = "the photo that is searched with";
-  image.src = fields.row === undefined ? photos.get(fields.photo).url ??= URL.createObjectURL(photos.get(fields.photo))
-    : `/thumb/${encodeURIComponent(fields.row)}`;
-  image.onerror = () => image.remove();
-  const name = fields.row === undefined ? photos.get(fields.photo).name : found.query;
-  $("asked").append(image, element("span", `photos like ${name}`));
-}
-
-function drawPages(fields, found) {
-  const last = found.first + found.answers.length;
-  $("places").textContent = found.answers.length ? `${found.first + 1} to ${last} of ${found.gallery.toLocaleString("en")}`
-    : "no more photos";
-  $("pages").hidden = false;
-  place($("previous"), fields, found.first > 0 ? Math.max(0, found.first - found.top) : null);
-  place($("next"), fields, last < found.gallery && found.answers.length ? last : null);
-}
-
-function place(anchor, fields, first) {
-  if (first === null) anchor.removeAttribute("href");
-  else anchor.href = link({...fields, first});
-}
-
-function card(answer, number, fields, found) {
-  const li = $("card").content.firstElementChild.cloneNode(true), part = (name) => li.querySelector(`.${name}`);
-  const image = li.querySelector("img"), photo = part("photo");
-  const gone = () => {
-    image.remove();
-    part("gone").hidden = false;
-    photo.removeAttribute("href");
+function card(answer, place) {
+  const item = $("card").content.firstElementChild.cloneNode(true), photo = item.querySelector(".photo");
+  const image = item.querySelector("img"), like = item.querySelector(".like"), name = item.querySelector(".name");
+  const lose = () => {
+    answer.gone = true;
+    photo.textContent = "gone";
+    photo.disabled = true;
+    like.remove();
   };
   image.alt = answer.name;
-  image.onerror = gone;
-  Object.assign(photo, {href: `/photo/${answer.row}`, target: "_blank", rel: "noopener"});
-  if (answer.gone) gone();
+  image.onerror = lose;
+  if (answer.gone) lose();
   else image.src = `/thumb/${answer.row}`;
-  const cut = answer.name.lastIndexOf("/") + 1;
-  part("name").textContent = answer.name.slice(cut);
-  part("folder").textContent = answer.name.slice(0, cut);
-  part("name").title = part("folder").title = answer.name;
-  part("score").textContent = answer.score.toFixed(3);
-  part("score").title = "score: higher is better";
-  if (answer.p === null) {
-    part("bar").remove();
-    part("p").remove();
-  } else {
-    part("p").textContent = percent(answer.p);
-    part("bar").ariaLabel = `${percent(answer.p)} likely`;
-    bar(part("bar"), answer.p);
-  }
-  part("unsure").hidden = !answer.unsure;
-  const framed = answer.in_set === true && found.in_set < found.first + found.answers.length;   // not all that are shown
-  li.classList.toggle("of-set", framed);
-  if (framed) li.title = "in the set that is held to have the right photo";
-  part("like").href = link({row: answer.row, ...(fields.top && {top: fields.top})});
-  part("like").ariaLabel = `more like ${answer.name}`;
-  if (answer.uncertainty === null || found.expected !== null) part("uncertainty").remove();
-  else {
-    part("uncertainty").textContent = `unc. ${answer.uncertainty.toFixed(1)}`;
-    part("uncertainty").title = "uncertainty of the photo in nats";
-  }
-  li.value = number;
-  return li;
+  photo.onclick = () => view(place);
+  like.href = `/?row=${answer.row}`;
+  name.textContent = answer.name.slice(answer.name.lastIndexOf("/") + 1);
+  name.title = answer.name;
+  item.querySelector(".p").textContent = answer.p === null ? "" : percent(answer.p);
+  return item;
 }
 
-function bar(outer, p) {
-  outer.firstElementChild.style.width = `${100 * p}%`;
+const places = () => [...$("answers").children];
+const photoAt = (place) => places()[place]?.querySelector(".photo");
+
+// ---- one photo, large
+
+function view(place) {
+  const answer = answers[place];
+  current = place;
+  $("name").textContent = answer.name.slice(answer.name.lastIndexOf("/") + 1);
+  $("place").textContent = `${place + 1} of ${format(about.count)}`;
+  $("path").textContent = answer.path;
+  $("copy").textContent = "Copy the path";
+  $("like").href = `/?row=${answer.row}`;
+  $("previous").disabled = neighbour(-1) === null;
+  $("next").disabled = neighbour(1) === null;
+  if ($("large").getAttribute("src") !== `/photo/${answer.row}`) {
+    $("large").removeAttribute("src");                    // else the photo before it stays until this one is loaded
+    $("large").src = `/photo/${answer.row}`;
+  }
+  $("large").alt = answer.name;
+  if (!$("viewer").open) $("viewer").showModal();
+  if (neighbour(1) !== null) new Image().src = `/photo/${answers[neighbour(1)].row}`;       // it is there at once
+  if (place > answers.length - 5) more();
 }
 
-function element(name, text) {
-  const made = document.createElement(name);
-  made.textContent = text;
-  return made;
+// The place of the next photo (1) or the one before (-1) that is not gone, or null.
+function neighbour(by) {
+  let place = current + by;
+  while (answers[place]?.gone) place += by;
+  return answers[place] ? place : null;
 }
+
+function step(by) {
+  if (neighbour(by) !== null) view(neighbour(by));
+}
+
+async function copyPath() {
+  try {
+    await navigator.clipboard.writeText(answers[current].path);
+    $("copy").textContent = "Copied";
+  } catch {                                               // a page that came over plain http may not
+    getSelection().selectAllChildren($("path"));
+    $("copy").textContent = document.execCommand("copy") ? "Copied" : "Press Ctrl-C";
+  }
+}
+
+$("copy").addEventListener("click", copyPath);
+$("close").addEventListener("click", () => $("viewer").close());
+$("previous").addEventListener("click", () => step(-1));
+$("next").addEventListener("click", () => step(1));
+$("viewer").addEventListener("close", () => photoAt(current)?.focus());
+$("viewer").addEventListener("keydown", (event) => {
+  const by = {ArrowLeft: -1, ArrowRight: 1}[event.key];
+  if (by) step(by);
+});
+
+// ---- what the user does
 
 function searchWith(file) {
   if (!file) return;
   const key = String(Date.now());
   photos.set(key, file);
-  go({photo: key, ...size()});
+  go({photo: key});
 }
-
-// The number of answers at a time, where the address gives one.
-function size() {
-  const fields = asked();
-  return fields?.top ? {top: fields.top} : {};
-}
-
-// ---- what the user does
 
 $("form").addEventListener("submit", (event) => {
   event.preventDefault();
   const q = $("text").value.trim();
-  const fields = asked(), of = q ? {q} : fields?.row ? {row: fields.row} : fields?.photo ? {photo: fields.photo} : null;
-  if (of) go({...of, ...(without.value.trim() && {not: without.value.trim()}), ...size()});
+  go(q ? {q} : {});
 });
 $("file").addEventListener("change", () => {
   searchWith($("file").files[0]);
   $("file").value = "";                                   // the same photo can be chosen again
 });
-document.addEventListener("click", (event) => {           // links within the page, unless they open elsewhere
+document.addEventListener("click", async (event) => {     // links within the page, unless they open elsewhere
   const anchor = event.target.closest("a[href]");
-  if (!anchor || anchor.target || anchor.pathname !== "/" || event.ctrlKey || event.metaKey || event.shiftKey) return;
+  if (!anchor || event.ctrlKey || event.metaKey || event.shiftKey) return;
   event.preventDefault();
-  go(Object.fromEntries(new URL(anchor.href).searchParams));
+  await go(Object.fromEntries(new URL(anchor.href).searchParams));
+  if (question()) photoAt(0)?.focus();
+  else $("text").focus();
+});
+$("answers").addEventListener("keydown", (event) => {
+  const by = {ArrowLeft: -1, ArrowRight: 1}[event.key], here = event.target.closest("li");
+  if (!by || !here) return;
+  event.preventDefault();
+  photoAt(places().indexOf(here) + by)?.focus();
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key !== "/" || event.ctrlKey || event.metaKey || event.target === $("text")) return;
+  if (event.key !== "/" || event.ctrlKey || event.metaKey || event.target === $("text") || $("viewer").open) return;
   event.preventDefault();
   $("text").focus();
   $("text").select();
@@ -230,18 +262,23 @@ addEventListener("drop", (event) => {
   $("drop").hidden = true;
   searchWith(event.dataTransfer.files[0]);
 });
-addEventListener("popstate", show);
+const reach = new IntersectionObserver((seen) => seen.some((entry) => entry.isIntersecting) && more(),
+                                       {rootMargin: "800px"});
+$("query").querySelector("img").addEventListener("error", (event) => event.target.hidden = true);
+addEventListener("popstate", async (event) => {
+  await show(event.state?.shown);
+  photoAt(event.state?.at)?.focus();
+  scrollTo(0, event.state?.y ?? 0);
+});
+history.scrollRestoration = "manual";
 
-(async () => {
-  try {
-    about = await read(await fetch("/about"));
-  } catch (error) {
-    $("error").textContent = error.message;
-    $("error").hidden = false;
-    return;
-  }
+try {
+  about = await read(await fetch("/about"));
   $("title").querySelector("a").textContent = about.title;
-  $("count").textContent = count(about.count, "photo");
+  $("count").textContent = `${format(about.count)} photo${about.count === 1 ? "" : "s"}`;
   $("text").maxLength = about.letters;
-  show();
-})();
+  $("about").querySelector("p").textContent = about.notes.join("; ");
+  await show();
+} catch (error) {
+  fail(error.message);
+}
