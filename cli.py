@@ -1,8 +1,6 @@
-"""Holds what all commands share: errors as sentences, types of arguments, and how a command ends or
-is stopped."""
+"""Commands: errors as sentences, types of arguments, and how a command begins, ends and is stopped."""
 import argparse
 import contextlib
-import functools
 import importlib.util
 import math
 import os
@@ -11,16 +9,14 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 LARGEST = 2 ** 63 - 1                 # the largest whole number that an option takes
-BEGAN = time.monotonic()              # when the command began, before it imported torch
 SPINS = "300"                         # rounds of a loop in which a thread of libgomp waits before it sleeps
 
 
 class InputError(argparse.ArgumentTypeError, ValueError):
-    """Something that the user gave cannot be used, an argument or what it names. Its text is one
-    line: what was given, what is allowed, the fix. Control characters in it are escaped."""
+    """An argument, or a file that it names, cannot be used. The message is one line: the value, what is allowed, the
+    fix. Control characters in it are escaped."""
 
     def __init__(self, message: str):
         super().__init__(escape_controls(" ".join(message.split())))
@@ -32,9 +28,15 @@ def escape_controls(text: str) -> str:
 
 
 def check(fits, sentence: str) -> None:
-    """Raise InputError with the sentence where something does not fit."""
+    """Raise InputError with the sentence unless `fits`."""
     if not fits:
         raise InputError(sentence)
+
+
+def reason(error: BaseException, most: int = 160) -> str:
+    """The text of an exception in one line, cut after `most` characters."""
+    text = " ".join((str(error) or type(error).__name__).split())
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 # ---- arguments
@@ -57,28 +59,25 @@ def program() -> str:
 class Arguments(argparse.ArgumentParser):
     """A parser whose errors are one line without the usage text. Options cannot be abbreviated.
 
-    advice: {flag of another code base: what to do here instead}. The error about such a flag
-    contains this advice.
+    advice: {flag of another code base: what to do here instead}, for the error about such a flag.
     """
 
-    def __init__(self, description: str, advice: dict[str, str] | None = None, **of_subparser):
+    def __init__(self, description: str, advice: dict[str, str] | None = None, **settings):
         super().__init__(**{"prog": program(), "description": description, "allow_abbrev": False,
-                            "formatter_class": _Defaults, **of_subparser})
+                            "formatter_class": _Defaults, **settings})
         self.advice = advice or {}
 
     def parse_known_args(self, args=None, namespace=None):
         words = sys.argv[1:] if args is None else list(args)
         for word in words:
             if any("\ud800" <= letter <= "\udfff" for letter in word):
-                self.error(f"the argument {ascii(word)} is no UTF-8 text; rename the file, or type "
-                           "it in UTF-8")
+                self.error(f"the argument {ascii(word)} is no UTF-8 text; rename the file, or type it in UTF-8")
         return super().parse_known_args(words, namespace)
 
     def error(self, message: str):
         if message.startswith("unrecognized arguments: "):
             flags = [word.split("=")[0] for word in message.split()[2:]]
-            message += "".join(f"; {flag}: {self.advice[flag]}" for flag in flags
-                               if flag in self.advice)
+            message += "".join(f"; {flag}: {self.advice[flag]}" for flag in flags if flag in self.advice)
         self.exit(2, f"{self.prog}: {' '.join(message.split())}\n")
 
 
@@ -91,13 +90,12 @@ def number(text: str) -> float:
     return float(text)
 
 
-def bounded(text: str, fits, allowed: str) -> float:
-    check(fits(number(text)), f"'{text}' is out of range; give {allowed}")
-    return float(text)
-
-
 def within(fits, allowed: str):
-    return functools.partial(bounded, fits=fits, allowed=allowed)
+    """The type of a number x for which fits(x)."""
+    def read(text: str) -> float:
+        check(fits(number(text)), f"'{text}' is out of range; give {allowed}")
+        return float(text)
+    return read
 
 
 at_least_zero = within(lambda x: x >= 0, "a number of at least 0")
@@ -107,55 +105,46 @@ below_one = within(lambda x: 0 <= x < 1, "at least 0 and less than 1")
 fraction = within(lambda x: 0 < x <= 1, "more than 0 and at most 1")
 
 
-def whole(text: str, least: int, most: int) -> int:
-    """A whole number n in decimal digits, least <= n <= most."""
-    decimal = re.fullmatch(r"-?[0-9]{1,20}", text)
-    limits = f"of at least {least}"
-    if decimal and int(text) > most:
-        limits += f" and at most {most:,}"
-    check(decimal and least <= int(text) <= most, f"'{text}' is not a whole number {limits}")
-    return int(text)
-
-
 def up_to(most: int, least: int = 1):
     """The type of a whole number from `least` to `most`."""
-    return functools.partial(whole, least=least, most=most)
+    def read(text: str) -> int:
+        decimal = re.fullmatch(r"-?[0-9]{1,20}", text)
+        limit = f" and at most {most:,}" if decimal and int(text) > most else ""
+        check(decimal and least <= int(text) <= most, f"'{text}' is not a whole number of at least {least}{limit}")
+        return int(text)
+    return read
 
 
 natural, positive = up_to(LARGEST, least=0), up_to(LARGEST)
-width = up_to(2 ** 16)        # of a layer or an embedding: more is a slip that would exhaust memory
+width = up_to(2 ** 16)                # of a layer or an embedding: more is a slip that would exhaust memory
 workers = up_to(256, least=0)         # number of worker processes
 
 
 def sizes(text: str) -> str:
     """Sizes of hidden layers, such as 2000-1000. "0" means no layer."""
     check(re.fullmatch("0|[1-9][0-9]{0,4}(-[1-9][0-9]{0,4}){0,63}", text),
-          f"'{text}' is no list of layer sizes; give numbers below 100,000 joined by '-', as "
-          "2000-1000, or 0 for none")
+          f"'{text}' is no list of layer sizes; give numbers below 100,000 joined by '-', as 2000-1000, or 0 for none")
     return text
 
 
 def filename(text: str) -> str:
-    """A file or folder. ~ is the home folder, also in `--option=~/x`, which the shell does not
-    expand."""
+    """A file or folder. ~ is the home folder, also in `--option=~/x`, which the shell does not expand."""
     check(text and "\0" not in text, "an empty name is no file or folder")
     return os.path.expanduser(text)
 
 
 def data_set(text: str) -> str:
-    """A data set's name: a folder below --data_path. Absolute paths and names with .. are
-    refused."""
+    """A data set's name: a folder below --data_path. Absolute paths and names with .. are refused."""
     outside = os.path.isabs(text) or ".." in text.replace("\\", "/").split("/")
     check(text not in ("", ".", "~") and "\0" not in text and not outside,
-          f"'{text}' is no name of a data set; give a folder below --data_path by its name, and "
-          "the folder above it with --data_path")
+          f"'{text}' is no name of a data set; give a folder below --data_path by its name, and the folder above it "
+          "with --data_path")
     return os.path.normpath(text)
 
 
 def split_name(text: str) -> str:
     """A split's name, which is part of the names of its files."""
-    check(re.fullmatch(r"[A-Za-z0-9_-]+", text),
-          f"'{text}' is no name of a split; give train, dev, test or testall")
+    check(re.fullmatch(r"[A-Za-z0-9_-]+", text), f"'{text}' is no name of a split; give train, dev, test or testall")
     return text
 
 
@@ -169,11 +158,12 @@ def split_names(text: str) -> str:
 # ---- the beginning and the end of a command
 
 def start(first_line: str = "") -> None:
-    """Prepare for the import of torch. Say the first line at once, since the import takes its time, unless only help or
-    options are asked for. Exit with a sentence where torch is not installed.
+    """Prepare for the import of torch. To be called before it.
 
-    torch's threads: no more of them than this process has cores, and none that spins for long while it waits, since
-    beside other work on the same cores threads that spin wait for each other. What the user has set stays.
+    Exits with a sentence where torch is not installed. Says `first_line` at once, since the import takes its time,
+    unless only help or options are asked for. torch gets as many threads as this process may use cores, and none that
+    spins for long while it waits, since threads that spin beside other work wait for each other. What the user has set
+    stays.
     """
     if importlib.util.find_spec("torch") is None:
         sys.exit(f"{program()}: torch is not installed for {sys.executable}; call the environment's interpreter, "
@@ -188,11 +178,10 @@ def start(first_line: str = "") -> None:
 
 
 def count_cores(quota: bool = True) -> int:
-    """How many cores this process may use: by its affinity, and by the quota of its container."""
-    affinity = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
-    cores, group = len(affinity(0)), "/sys/fs/cgroup"
-    for paths in ((f"{group}/cpu.max",),
-                  (f"{group}/cpu/cpu.cfs_quota_us", f"{group}/cpu/cpu.cfs_period_us")):
+    """Number of cores that this process may use: by its affinity, and by the quota of its container."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    group = "/sys/fs/cgroup"
+    for paths in ((f"{group}/cpu.max",), (f"{group}/cpu/cpu.cfs_quota_us", f"{group}/cpu/cpu.cfs_period_us")):
         with contextlib.suppress(OSError, ValueError):      # "max" or -1: no quota
             allowed, period = map(int, " ".join(open(path).read() for path in paths).split())
             if quota and allowed > 0:
@@ -202,8 +191,10 @@ def count_cores(quota: bool = True) -> int:
 
 def run(prog: str, work, *args) -> int:
     """Call work(*args), the work of a command, and return its status, or 0 where it returns none.
-    Where a user can mend what went wrong, the process ends with one line and status 1; on Ctrl-C
-    with one line and status 130, on SIGTERM 143."""
+
+    An error that the user can mend ends the process with one line and status 1, Ctrl-C with one line and status 130,
+    SIGTERM with 143.
+    """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # a terminal that cannot show a letter of a caption must not end the command
@@ -217,14 +208,13 @@ def run(prog: str, work, *args) -> int:
         print(end="", flush=True)
     except KeyboardInterrupt as stop:
         number = stop.args[0] if stop.args else signal.SIGINT
-        print(f"{prog}: stopped by {signal.Signals(number).name}; no file was left half written",
-              file=sys.stderr)
+        print(f"{prog}: stopped by {signal.Signals(number).name}; no file was left half written", file=sys.stderr)
         sys.exit(128 + number)
     except BrokenPipeError:                                 # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(128 + signal.SIGPIPE)
     except Exception as error:
-        sentence = mendable(error)
+        sentence = advise(error)
         if sentence is None:
             raise
         sys.exit(f"{prog}: {sentence}")
@@ -235,25 +225,17 @@ def interrupt(number: int, frame) -> None:
     raise KeyboardInterrupt(number)
 
 
-def mendable(error: Exception) -> str | None:
-    """What a user can do where a command failed; None where it is a fault of ours."""
+def advise(error: Exception) -> str | None:
+    """The sentence for the user about an error that a user can mend, or None."""
     if isinstance(error, InputError):
         return str(error)
     if isinstance(error, OSError):
-        return (f"{reason(error)}; no file was left half written: make room or choose another "
-                "folder, and call it again, train.py with --resume")
-    full = r"can't allocate|out of memory|failed to allocate"
-    if (isinstance(error, MemoryError)
-            or isinstance(error, RuntimeError) and re.search(full, str(error))):
-        return (f"it needs more memory than there is ({reason(error)}); give smaller sizes, "
-                "batches or blocks")
+        return (f"{reason(error)}; no file was left half written: make room or choose another folder, and call it "
+                "again, train.py with --resume")
+    full = re.search(r"can't allocate|out of memory|failed to allocate", str(error))
+    if isinstance(error, MemoryError) or isinstance(error, RuntimeError) and full:
+        return f"it needs more memory than there is ({reason(error)}); give smaller sizes, batches or blocks"
     return None
-
-
-def reason(error: BaseException, most: int = 160) -> str:
-    """The text of an exception in one line, cut after `most` characters."""
-    text = " ".join((str(error) or type(error).__name__).split())
-    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def use_full_float32() -> None:
@@ -263,47 +245,20 @@ def use_full_float32() -> None:
     torch.backends.cudnn.conv.fp32_precision = torch.backends.cudnn.rnn.fp32_precision = "ieee"
 
 
+def call_python(*words: str) -> None:
+    """Print and run a command of this repository. Raises InputError where it fails."""
+    print(f"$ python {' '.join(words)}", flush=True)
+    root = os.path.dirname(os.path.abspath(__file__))
+    paths = [os.path.join(root, word) if word.endswith(".py") else word for word in words]
+    process = subprocess.run([sys.executable, *paths], check=False, env=os.environ | {"PYTHONPATH": root})
+    check(process.returncode == 0,
+          f"python {' '.join(words)} failed, as it says above; mend that and call this again")
+
+
 def torch_device(name: str):
-    """The torch.device that --device names; "auto" is CUDA when present. Raises InputError where
-    there is no CUDA."""
+    """The torch.device that --device names; "auto" is CUDA when present. Raises InputError without CUDA."""
     import torch
 
     present = name != "cpu" and torch.cuda.is_available()
-    if name == "cuda" and not present:
-        raise InputError("--device cuda: no CUDA device is here; use --device cpu")
+    check(present or name != "cuda", "--device cuda: no CUDA device is here; use --device cpu")
     return torch.device(name if name != "auto" else "cuda" if present else "cpu")
-
-
-def run_arguments(p: argparse.ArgumentParser, split: str) -> None:
-    """Add the options that commands share which apply one run to a split. `split`: the help text of
-    --split."""
-    p.add_argument("--checkpoint", type=filename, metavar="RUN",
-                   help="run folder or checkpoint file (default: the newest run)")
-    p.add_argument("--vocab", type=filename, metavar="FILE", help="vocabulary of an original VSE++ or VSRN "
-                   "checkpoint")
-    p.add_argument("--data_path", type=filename,
-                   help="folder that holds the data sets (default: that of the training)")
-    p.add_argument("--data_name", type=data_set, help="data set (default: that of the training)")
-    p.add_argument("--split", type=split_name, default="test", help=split)
-    p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto",
-                   help="auto: CUDA when present")
-    p.add_argument("--workers", type=workers, default=min(10, os.cpu_count() or 1),
-                   help="processes that read photos or large feature files")
-
-
-# ---- what a command says and calls
-
-def announce(opt, text: str) -> None:
-    """Say what a training is about to do, before it has a log."""
-    if not opt.dry_run:
-        print(text, flush=True)
-
-
-def called(*words: str) -> None:
-    """Runs a command of this repository, which says what it does. Raises InputError where it fails."""
-    print(f"$ python {' '.join(words)}", flush=True)
-    here = os.path.dirname(os.path.abspath(__file__))
-    own = [os.path.join(here, word) if word.endswith(".py") else word for word in words]
-    done = subprocess.run([sys.executable, *own], check=False, env=os.environ | {"PYTHONPATH": here})
-    check(done.returncode == 0,
-          f"python {' '.join(words)} failed, as it says above; mend that and call this again")

@@ -1,8 +1,8 @@
-"""Reads a split of a data set, makes batches of it, and checks data folders.
+"""Splits of data sets, their batches, and the check of a data folder.
 
     python data.py check --data_path data --data_name f8k_precomp
 
-What a folder holds decides how it is read:
+The files of a folder decide how it is read:
 
     {split}_ims.npy, {split}_caps.txt   features (N, F) or regions (N, P, F); a caption a line (VSE++, SCAN)
     {split}_ims.npy, captions.tsv       the same; captions by the name of their photo, as in Flickr8k.token.txt
@@ -43,30 +43,28 @@ from cli import Arguments, InputError, check, data_set, filename
 from files import (
     FAULTS,
     HELP,
-    INT64,
+    Caption,
     advice,
     as_integers,
-    below,
-    called,
     integers,
+    karpathy_file,
     need,
     plain_file,
     read_array,
-    read_coco,
+    read_coco_captions,
+    read_ids,
     read_json,
+    read_karpathy_captions,
     read_lines,
     refuse_changing,
     refusing,
-    repeated,
     sha256,
+    split_in_files,
 )
-from vocab import UNK, Trigrams, Vocabulary, tokenize
+from vocab import UNK, Trigrams, Vocabulary, caption_faults, tokenize
 
 DEV_IMAGES = 1000                     # VSE++ cuts the dev split of precomputed data and of COCO to 5,000 captions
-NAMED = "captions.tsv"
-LONGEST = 10_000                      # words of a caption; a longer one would take the network minutes
-NO_CAPTION = {"", "nan", "null", "none", "n/a", "#n/a", "<na>", "undefined"}      # as tables write a missing one
-NAMED_LINE = re.compile(r"(\S+#)?\d+\t|\S+\.(jpe?g|png)(#\d+)?\s*[\t|,;]", re.IGNORECASE)   # a photo, then its caption
+NAMED_CAPTIONS = "captions.tsv"
 SCAN_BYTES = 4 << 30                  # feature files up to this size are checked for NaN before training
 RESIDENT_BYTES = 1 << 30              # bytes read from a mapped file before its memory pages are released
 SQUARABLE = 1e-18, 1e18               # float32 can sum the squares of numbers between these
@@ -133,78 +131,15 @@ class Features:
         """Captions `index` (B,) as features (B, F) and lengths (B,), which are all 1."""
         return self.gather(index), torch.ones(len(index), dtype=torch.int64)
 
-    def faults(self, deep: bool, distinct: bool = True):
-        """Yield sentences on what is wrong. `deep` reads every row, however large the file is, and also reports rows of
-        zeros and, where rows should be `distinct`, a file in which most images have equal rows."""
-        if self.regions and self.regions >= MANY_REGIONS and self.regions > self.dim:
-            yield (f"{self.path} has {self.regions:,} regions of {self.dim} numbers an image: its axes look turned, "
-                   "channels before regions; save array.transpose(0, 2, 1)")
-        zero, extreme, seen = [], False, set()
-        scanned = deep or self.array.nbytes <= SCAN_BYTES
-        for chunk in np.array_split(np.arange(len(self)), max(1, self.array.nbytes >> 28)) if scanned else ():
-            if deep and distinct:
-                seen.update(hash(row.tobytes()) for row in self.array[chunk * self.step])
-            try:
-                most = self.gather(chunk).flatten(1).abs().amax(1).numpy()                  # (n,)
-            except InputError as error:
-                yield str(error)
-                continue
-            zero += chunk[most == 0].tolist()
-            odd = np.flatnonzero((most > SQUARABLE[1]) | (most > 0) & (most < SQUARABLE[0]))
-            if len(odd) and not extreme:
-                extreme = True
-                yield (f"{self.path} has values of {most[odd[0]]:.0e} in row {chunk[odd[0]] * self.step}, whose "
-                       "squares are beyond float32; scale the features, or extract them again")
-        if deep and distinct and 2 * len(seen) < len(self):
-            yield (f"{self.path} holds only {len(seen)} different rows for {len(self)} images; their extraction "
-                   "failed, or they do not stand one image after another")
-        if deep and zero:
-            yield (f"{self.path} holds only zeros in {len(zero) * self.step} of {len(self.array)} rows, the first is "
-                   f"row {zero[0] * self.step}; their extraction failed, so extract them again")
-
     def describe(self) -> str:
         sample = self.array[np.linspace(0, len(self.array) - 1, 256).astype(int)].astype(np.float32)
-        return (f"features {self.array.shape} {self.array.dtype}, mean l2 norm "
-                f"{np.linalg.norm(sample, axis=-1).mean():.2f}"
+        norm = np.linalg.norm(sample, axis=-1).mean()
+        return (f"features {self.array.shape} {self.array.dtype}, mean l2 norm {norm:.2f}"
                 + (f", each row repeated {self.step} times" if self.step > 1 else ""))
 
     def digest(self) -> str:
         sample = np.unique(np.linspace(0, len(self.array) - 1, 64).astype(int))
         return sha256(f"{self.array.shape} {self.array.dtype}", self.array[sample])
-
-
-def repeated_rows(array: np.ndarray, path: str) -> int:
-    """How many equal rows in succession stand for one image, 5 in VSE++'s and SCAN's files, else 1.
-
-    array: (rows, ...), features, embeddings or scores, as many rows as there are captions. The first 128 rows and 32
-    samples of 16 are compared with the row before. Raises InputError where images differ in this number, and where the
-    whole array stands there several times.
-    """
-    rows = len(array)
-    starts = np.linspace(0, max(0, rows - 17), 32).astype(int)[:, None]
-    places = np.union1d(np.arange(1, 128), starts + np.arange(1, 17))
-    places = places[places < rows]
-    turned = np.array([not equal_rows(array[k], array[k - 1]) for k in places], bool)
-    turns = places[turned].tolist()
-    step = math.gcd(rows, *turns)
-    if not turns:                                           # all rows are equal
-        return 5 if rows % 5 == 0 else 1
-    if step == 1 and (~turned).sum() > 0.4 * len(places):
-        odd = next((k for k in [*turns, rows] if k % turns[0]), places[~turned][0] + 1) - 1
-        raise InputError(f"some images of {path} stand in {turns[0]} equal rows and others do not (the one up to row "
-                         f"{odd}); repeat every image once for each of its captions, or none")
-    for times in range(2, 11) if step == 1 else ():
-        period = rows // times
-        check(rows % times or not all(equal_rows(array[k], array[k + period]) for k in (0, period // 2)),
-              f"{path} holds the same {period} rows {times} times one after another; let the rows of an image stand "
-              "together (np.repeat, not np.tile), or give each image once")
-    return step
-
-
-def equal_rows(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two rows are equal but for the last digits of float32; NaN is equal to itself."""
-    largest = np.abs(a).max(where=np.isfinite(a), initial=0)
-    return np.allclose(a, b, rtol=0, atol=1e-6 * float(largest), equal_nan=True)
 
 
 class Photos:
@@ -246,14 +181,6 @@ class Photos:
                 photos.append(transform(self.open(int(image))))
         return torch.stack(photos)
 
-    def faults(self, deep: bool):
-        missing = [path for path in self.paths if not os.path.isfile(path)]
-        if missing:
-            yield f"{len(missing)} of {len(self)} photos are missing, the first is {missing[0]}; {HELP}"
-        for i in tqdm(range(len(self)), desc="photos", disable=None) if deep else ():
-            if os.path.isfile(self.paths[i]):
-                yield from fault_of(self.open, i)
-
     def describe(self) -> str:
         return f"photos in {os.path.dirname(self.paths[0])}"
 
@@ -262,7 +189,7 @@ class Photos:
 
 
 class NoImages:
-    """Takes the place of N images of which only the captions are there (a text-only split)."""
+    """Images of which only captions are there."""
     parallel, dim, regions = False, None, None
 
     def __init__(self, count: int):
@@ -273,9 +200,6 @@ class NoImages:
 
     def cut(self, n: int) -> None:
         self.count = min(n, self.count)
-
-    def faults(self, deep: bool):
-        return ()
 
     def describe(self) -> str:
         return "no images: text only"
@@ -387,15 +311,6 @@ def in_rgb(image: Image.Image) -> Image.Image:
     whites = [65535] if ";16" in image.mode else [1] * (image.mode == "F") + [255, 65535, top]
     white = next(white for white in whites if top <= white)
     return Image.fromarray(np.rint(255 * np.clip(values / white, 0, 1)).astype(np.uint8)).convert("RGB")
-
-
-def fault_of(read, *args) -> list[str]:
-    """The sentence of the InputError that read(*args) raises, if it does."""
-    try:
-        read(*args)
-    except InputError as error:
-        return [str(error)]
-    return []
 
 
 def import_torchvision():
@@ -529,7 +444,7 @@ class Split:
         tokens = encode_captions(self.words, vocab)
         if known and tokens.unknown.any():
             m = int(tokens.unknown.argmax())
-            raise InputError(f"{self.source}, {self.place(m)}: no word of '{self.captions[m]}' is in the vocabulary of "
+            raise InputError(f"{self.place(m)}: no word of '{self.captions[m]}' is in the vocabulary of "
                              f"{len(vocab)} words; remove it, or train with a lower --vocab_threshold")
         return tokens
 
@@ -548,38 +463,29 @@ class Split:
             yield Batch(images, *tokens.batch(part), torch.from_numpy(self.caption_image[part]), torch.from_numpy(part))
 
     def place(self, m: int) -> str:
-        """Where caption m stands in the source, for messages."""
+        """The place of caption m in the source, for messages."""
         if self.caption_names:
-            return f"caption {self.caption_names[m]}"
-        return f"{'line' if self.source.endswith('.txt') else 'caption'} {m + 1}"
+            return f"{self.source}, caption {self.caption_names[m]}"
+        return f"{self.source}, {'line' if self.source.endswith('.txt') else 'caption'} {m + 1}"
 
     def faults(self, deep: bool = False, images: bool = True):
         """Yield sentences on what is wrong with the contents. `deep` opens every photo and reads every feature. Without
         `images` only the captions are checked."""
-        for m, caption in enumerate(self.captions):
-            if caption.strip().lower() in NO_CAPTION:
-                shown = ascii(caption.strip()) if caption.strip() else "empty"
-                yield (f"{self.source}, {self.place(m)}: the caption is {shown}; every caption needs words, so write "
-                       "or remove it")
-            elif len(caption) > LONGEST and (len(caption) > 10 * LONGEST or len(caption.split()) > LONGEST):
-                yield (f"{self.source}, {self.place(m)} has {len(caption.split()):,} words in {len(caption):,} "
-                       f"letters; at most {LONGEST:,} words in {10 * LONGEST:,} letters are read, so shorten or remove "
-                       "it")
-        named = [m for m, caption in enumerate(self.captions) if NAMED_LINE.match(caption)]
-        if named:
-            yield (f"{self.source}, {self.place(named[0])}: {ascii(self.captions[named[0]][:40])} begins with the name "
-                   f"of a photo, as do {len(named):,} of {len(self.captions):,} captions; leave the names out (cut "
-                   f"-f2-), or put lines NAME#K, tab, text into {NAMED} beside {{split}}_ids.txt")
-        yield from self.images.faults(deep) if images else ()
-        for what, ids in (("images", self.image_ids), ("captions", self.caption_ids)) if deep and images else ():
+        yield from caption_faults(self.captions, self.place)
+        if images and isinstance(self.images, Photos):
+            yield from photo_faults(self.images, deep)
+        elif images and isinstance(self.images, Features):
+            yield from feature_faults(self.images, deep)
+        for kind, ids in (("images", self.image_ids), ("captions", self.caption_ids)) if deep and images else ():
             twice = 0 if ids is None else len(ids) - len(set(ids))
             if twice:
-                yield (f"{self.source}: {twice} of {len(ids)} {what} have the id or name of another one; give each its "
+                yield (f"{self.source}: {twice} of {len(ids)} {kind} have the id or name of another one; give each its "
                        "own, or leave the ids out")
         if self.text is not None:
-            yield from self.text.faults(deep, distinct=False)
+            yield from feature_faults(self.text, deep, distinct=False)
 
     def require_sound(self, images: bool = True) -> "Split":
+        """The split. Raises InputError with the first of its faults."""
         for fault in self.faults(images=images):
             raise InputError(fault)
         return self
@@ -599,7 +505,7 @@ class Split:
     def fingerprint(self) -> dict:
         """Sizes and checksums for a run's config.yaml: of all captions, and of the features' shape and 64 rows."""
         facts = {"images": len(self.images), "captions": len(self.captions), "images_sha256": self.images.digest(),
-                 **told_of(self.captions)}
+                 **captions_digest(self.captions)}
         if self.text is not None:
             facts["text_sha256"] = self.text.digest()
         return {**facts, "extractors": self.extractors} if self.extractors else facts
@@ -684,15 +590,14 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
     check(os.path.isdir(root), f"there is no folder {root} (--data_path {data_path}, --data_name {data_name}); "
                                f"{advice(data_name)}")
     refuse_changing(root, split)
-    karpathy = sorted(glob.glob(os.path.join(root, "dataset*.json")))
     precomputed = glob.glob(os.path.join(root, "*_caps.txt")) or glob.glob(os.path.join(root, "*_ims.npy"))
     check(precomputed or not text_features,
           f"--text_features {text_features}: {root} holds photos, and features of captions lie beside precomputed "
           "ones; extract both with features.extract")
     if os.path.isdir(os.path.join(root, "annotations")):
         result = read_coco_layout(root, split, use_restval)
-    elif karpathy:
-        return read_karpathy(root, karpathy[0], split, use_restval)
+    elif karpathy_file(root):
+        return read_karpathy(root, split, use_restval)
     else:
         check(precomputed, f"{root} holds no data set: looked for {split}_caps.txt and {split}_ims.npy (precomputed), "
                            f"annotations/ (COCO) and dataset_*.json (Karpathy); {advice(data_name)}")
@@ -701,20 +606,20 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
 
 
 def read_precomputed(root: str, split: str, text_only: bool = False, text_features: str | None = None) -> Split:
-    split = called(split, lambda name: os.path.isfile(os.path.join(root, f"{name}_caps.txt")))
-    start = os.path.join(root, split)
+    """Features, and a caption a line: count / n captions of each of n images, one image after another."""
+    split = split_in_files(split, lambda name: os.path.isfile(os.path.join(root, f"{name}_caps.txt")))
+    start, help_ = os.path.join(root, split), advice(os.path.basename(root))
     source = f"{start}_caps.txt"
-    if not os.path.isfile(source) and os.path.isfile(os.path.join(root, NAMED)):
+    if not os.path.isfile(source) and os.path.isfile(os.path.join(root, NAMED_CAPTIONS)):
         return read_named(root, split, text_features)
     check(glob.glob(os.path.join(root, "*_caps.txt")) or not os.path.isfile(os.path.join(root, "all_photos.json")),
           f"{root} holds photos without captions, which can be searched; to train on them give `features.extract "
           "images --photos` a captions.csv")
-    captions, notes = read_lines(need(source, advice(os.path.basename(root)))), []
-    names = read_ids(f"{start}_ids.txt")
+    captions = read_lines(need(source, help_))
     if text_only and not os.path.isfile(f"{start}_ims.npy"):
         images = NoImages(len(read_ids(f"{start}_img_ids.npy") or captions[::5]))
     else:
-        images = Features(need(f"{start}_ims.npy", advice(os.path.basename(root))))
+        images = Features(need(f"{start}_ims.npy", help_))
     count, rows = len(captions), len(images)
     blank = next((f"; its line {m} is empty" for m, caption in enumerate(captions, 1) if not caption.strip()), "")
     check(count and count % rows == 0,
@@ -722,36 +627,48 @@ def read_precomputed(root: str, split: str, text_only: bool = False, text_featur
           f"must be the same number of captions for every row{blank}")
     if isinstance(images, Features) and rows == count:
         images.step = repeated_rows(images.array, images.path)
-    n = len(images)
+    n, notes = len(images), []
+    names = read_ids(f"{start}_ids.txt")
     if n < count == len(names) and len(set(names)) == count:          # of captions
         notes.append(f"{start}_ids.txt names every caption differently, so it does not say which the images are")
         names = []
-    ids = one_an_image(read_ids(f"{start}_img_ids.npy"), n, count, f"{start}_img_ids.npy")
-    names = one_an_image(names, n, count, f"{start}_ids.txt")
-    path = f"{start}_ann_ids.npy"
-    path = path if os.path.isfile(path) else f"{start}_capids.txt"
-    caption_ids = read_ids(path)
-    check(len(caption_ids) in (0, count), f"{path} has {len(caption_ids)} ids for the {count} captions of {source}; "
-                                          "there must be one for each caption, in their order")
-    caption_ids = as_integers(caption_ids)                            # None for names such as x.jpg#0
+    names = ids_of_images(names, n, count, f"{start}_ids.txt")
+    image_ids = ids_of_images(read_ids(f"{start}_img_ids.npy"), n, count, f"{start}_img_ids.npy")
+    caption_ids = read_caption_ids(start, source, count, notes)
     return Split(split, images, captions, np.arange(count) // (count // n), source,
-                 ids or as_integers(names) or names or None,
-                 np.array(caption_ids, np.int64) if caption_ids else None, names or None,
+                 image_ids or as_integers(names) or names or None, caption_ids, names or None,
                  text_features and read_text_features(root, split, text_features, captions, source),
-                 extractors(root), notes)
+                 read_extractors(root), notes)
+
+
+def read_caption_ids(start: str, source: str, count: int, notes: list[str]) -> np.ndarray | None:
+    """Ids (count,) of the captions of a precomputed split, or None. Raises InputError for another number of them.
+
+    They stand in {split}_ann_ids.npy, {split}_capids.txt or, of COCO's testall, in VSE++'s coco_test_ids.npy.
+    """
+    paths = [f"{start}_ann_ids.npy", f"{start}_capids.txt"]
+    coco = os.path.join(os.path.dirname(start), "coco_test_ids.npy")
+    path = next(filter(os.path.isfile, paths + [coco] * start.endswith("testall")), paths[1])
+    ids = read_ids(path)
+    check(len(ids) in (0, count), f"{path} has {len(ids)} ids for the {count} captions of {source}; there must be one "
+                                  "for each caption, in their order")
+    if path == coco:
+        notes.append(f"the caption ids of {source} are those of {coco}, in its order")
+    ids = as_integers(ids)                                  # None for names such as x.jpg#0
+    return np.array(ids, np.int64) if ids else None
 
 
 def read_named(root: str, split: str, text_features: str | None = None) -> Split:
-    """Features of photos by name, and the captions of NAMED that are of these photos.
+    """Features of photos by name, and the captions of captions.tsv that are of these photos.
 
     Raises InputError on a line of another form, a name twice, and where no caption is of a photo.
     """
-    source, start = os.path.join(root, NAMED), os.path.join(root, split)
+    source, start = os.path.join(root, NAMED_CAPTIONS), os.path.join(root, split)
     others = ", ".join(named_splits(root))
     check(os.path.isfile(f"{start}_ims.npy"), f"{root} has no features {split}_ims.npy; its captions are of "
                                               f"{others or 'no split'}, so give --split {others or 'NAME'}")
     names, images = read_lines(need(f"{start}_ids.txt", HELP)), Features(f"{start}_ims.npy")
-    row = {composed(name): n for n, name in enumerate(names)}
+    row = {compose_name(name): n for n, name in enumerate(names)}
     check(len(row) == len(names) == len(images),
           f"{start}_ids.txt gives {len(row):,} names in {len(names):,} lines for the {len(images):,} photos of "
           f"{split}_ims.npy; give every photo one of its own")
@@ -762,8 +679,8 @@ def read_named(root: str, split: str, text_features: str | None = None) -> Split
         check(tab and mark and k.isdigit() and name not in rows,
               f"{source}, line {number}: {ascii(line[:60])} is no new NAME#K, tab, text; write every caption once, as "
               "in Flickr8k.token.txt")
-        if composed(photo) in row:
-            rows[name] = row[composed(photo)], text
+        if compose_name(photo) in row:
+            rows[name] = row[compose_name(photo)], text
     check(rows, f"{source} has no caption of the {len(names):,} photos of {split}_ids.txt; give captions and photos "
                 "that belong together")
     owner, captions = map(list, zip(*rows.values()))
@@ -771,23 +688,23 @@ def read_named(root: str, split: str, text_features: str | None = None) -> Split
     notes = [f"{left:,} captions of {source} are of other photos and left out"] if left else []
     return Split(split, images, captions, np.array(owner), source, names, None, names,
                  text_features and read_text_features(root, split, text_features, captions, source),
-                 extractors(root), notes, list(rows))
+                 read_extractors(root), notes, list(rows))
 
 
-def composed(name: str) -> str:
+def compose_name(name: str) -> str:
     """A file's name with letters and accents in one: macOS stores them apart (NFD), tables mostly do not (NFC)."""
     return unicodedata.normalize("NFC", name)
 
 
 def named_splits(root: str) -> list[str]:
-    """The splits whose captions are in NAMED: those with names of photos and no captions of their own."""
-    if not os.path.isfile(os.path.join(root, NAMED)):
+    """The splits whose captions are in captions.tsv: those with names of photos and no captions of their own."""
+    if not os.path.isfile(os.path.join(root, NAMED_CAPTIONS)):
         return []
     starts = [path.removesuffix("_ids.txt") for path in glob.glob(os.path.join(root, "*_ids.txt"))]
     return sorted(os.path.basename(start) for start in starts if not os.path.isfile(f"{start}_caps.txt"))
 
 
-def one_an_image(ids: list, n: int, count: int, path: str) -> list:
+def ids_of_images(ids: list, n: int, count: int, path: str) -> list:
     """One id per image, from ids that may be given per caption, or none.
 
     Raises InputError for another number of ids, and where the captions of one image have different ids: then not every
@@ -805,19 +722,6 @@ def one_an_image(ids: list, n: int, count: int, path: str) -> list:
     return ids[::each]
 
 
-def read_ids(path: str) -> list:
-    """The ids beside a split, from an .npy file of integers or lines of text. Empty if there is no file."""
-    if not os.path.isfile(path):
-        return []
-    if not path.endswith(".npy"):
-        return read_lines(path)
-    array = read_array(path, "fetch or save it again")
-    check(array.ndim == 1 and array.dtype.kind in "iu" and array.max(initial=0) <= INT64.max,
-          f"{path} is not a whole .npy file of integers (it holds {array.dtype} of shape {array.shape}); fetch or save "
-          "it again")
-    return array.tolist()
-
-
 def read_text_features(root: str, split: str, name: str, captions: list[str], source: str) -> Features:
     """Features of the captions of a split, {split}_{name}.npy, one row each. Raises InputError where there are none, or
     of others. source: where the captions stand."""
@@ -828,18 +732,18 @@ def read_text_features(root: str, split: str, name: str, captions: list[str], so
     text = Features(path)
     check(text.array.shape[:-1] == (len(captions),),
           f"{path} has shape {text.array.shape} for the {len(captions)} captions of {source}; give one row a caption")
-    check(not os.path.isfile(facts) or read_json(facts, "extract the features again") == told_of(captions),
+    check(not os.path.isfile(facts) or read_json(facts, "extract the features again") == captions_digest(captions),
           f"{path} was extracted from other captions than {source} holds now; call features.extract captions again")
     return text
 
 
-def told_of(captions: list[str]) -> dict:
-    """What {split}_{name}.json records about the captions whose features were extracted."""
+def captions_digest(captions: list[str]) -> dict:
+    """The record of the captions whose features were extracted, for {split}_{name}.json."""
     return {"captions_sha256": sha256("\n".join(captions))}
 
 
-def extractors(folder: str) -> dict[str, str]:
-    """A folder's features.json: {file suffix: what made the files, in one line}. Empty where there is no such file."""
+def read_extractors(folder: str) -> dict[str, str]:
+    """A folder's features.json: {file suffix: extractor of the files, in one line}. Empty without such a file."""
     path = os.path.join(folder, "features.json")
     stored = read_json(path, "delete it and extract again") if os.path.isfile(path) else {}
     check(isinstance(stored, dict) and all(isinstance(value, str) for value in stored.values()),
@@ -851,54 +755,42 @@ def check_extractors(trained: dict | None, split: Split, text_features: str | No
     """Raise InputError on features whose recorded extractor (features.json) differs from that in training."""
     for kind in ("ims", text_features):
         before, now = ((made or {}).get(kind) for made in (trained, split.extractors))
-        what = "image features" if kind == "ims" else f"caption features '{kind}'"
+        features = "image features" if kind == "ims" else f"caption features '{kind}'"
         check(not before or not now or before == now,
-              f"{split.source}: the {what} beside it were made by '{now}', {path} was trained on those of '{before}'; "
-              "extract them with the same network or vectors")
+              f"{split.source}: the {features} beside it were made by '{now}', {path} was trained on those of "
+              f"'{before}'; extract them with the same network or vectors")
 
 
-def read_karpathy(root: str, path: str, split: str, use_restval: bool) -> Split:
-    parts = {"dev": ["val"], "train": ["train", "restval"][:1 + use_restval]}.get(split, [split])
-    names, numbers, rows = {}, {}, []
-    with refusing(f"{path} is not in Karpathy's layout, of images with split, filename and sentences with raw",
-                  "fetch it again"):
-        for image in read_json(path)["images"]:
-            if image["split"] not in parts:
-                continue
-            name = os.path.join(image.get("filepath", ""), image["filename"])
-            key = image.get("cocoid", name)
-            check(key not in names, f"{path} lists the images {names.get(key)} and {name} of split '{split}' as one, "
-                                    f"{key}; list each once, with all its sentences and a cocoid of its own")
-            names[key], numbers[key] = name, image.get("imgid")
-            photo = below(os.path.join(root, "images"), name, path)
-            rows += [(key, photo, sentence["raw"], sentence.get("sentid")) for sentence in image["sentences"]]
-    check(names, f"{path} has no images of split '{split}'; the splits are train, val (= dev) and test")
-    check(rows, f"{path} has {len(names):,} images of split '{split}' and not one sentence of them; give every image "
-                "at least one")
-    for key, _, caption, _ in rows:
-        check(isinstance(caption, str), f"{path}, image {names[key]}: the raw sentence {ascii(caption)[:40]} is no "
-                                        "string; put its text in quotes")
-    result, ids = group_captions("dev" if split == "val" else split, path, rows)
-    result.caption_ids = distinct_ids(ids, path, "the sentid")
-    if all(key == name for key, name in names.items()):               # no cocoid
-        numbers = distinct_ids([numbers[key] for key in result.image_ids], path, "the imgid")
+def read_karpathy(root: str, split: str, use_restval: bool = False) -> Split:
+    """Photos and captions of a split in Karpathy's JSON. Ids are cocoid, else imgid, and sentid, where all differ."""
+    path, captions, images = read_karpathy_captions(root, split, use_restval)
+    result = group_captions("dev" if split == "val" else split, path, captions)
+    result.caption_ids = distinct_ids([caption.id for caption in captions], path, "the sentid")
+    if not any("cocoid" in image for image in images.values()):
+        numbers = distinct_ids([images[key].get("imgid") for key in result.image_ids], path, "the imgid")
         if numbers is not None:
             result.photo_names, result.image_ids = result.image_ids, numbers.tolist()
-    if without := len(names) - len(result.images):
-        result.notes.append(f"{path}: {without:,} of {len(names):,} images of split '{split}' have no sentence and are "
-                            "left out")
+    if without := len(images) - len(result.images):
+        result.notes.append(f"{path}: {without:,} of {len(images):,} images of split '{split}' have no sentence and "
+                            "are left out")
     return result
 
 
-def group_captions(name: str, source: str, rows: list[tuple]) -> tuple[Split, list]:
-    """A Split of photos, from rows (key of the image, path of its photo, caption, id), and the ids of the captions.
-    Images come in the order of their first appearance."""
-    keys, paths, captions, ids = map(list, zip(*rows))
-    photo = dict(zip(keys, paths))
-    position = {key: n for n, key in enumerate(photo)}
+def read_coco_layout(root: str, split: str, use_restval: bool = False) -> Split:
+    """Photos and captions of a split of VSE++ in COCO's annotations."""
+    path, captions = read_coco_captions(root, split, use_restval)
+    result = group_captions("dev" if split == "val" else split, path, captions)
+    result.caption_ids = np.array([caption.id for caption in captions], np.int64)
+    return result
+
+
+def group_captions(name: str, source: str, captions: list[Caption]) -> Split:
+    """A Split of photos, in the order of their first caption."""
+    photos = {caption.image: caption.photo for caption in captions}
+    position = {key: n for n, key in enumerate(photos)}
     integers([key for key in position if isinstance(key, int)], source, "an image the id")
-    return Split(name, Photos([*photo.values()]), captions, np.array([position[key] for key in keys], np.int64), source,
-                 list(position)), ids
+    return Split(name, Photos([*photos.values()]), [caption.text for caption in captions],
+                 np.array([position[caption.image] for caption in captions], np.int64), source, list(position))
 
 
 def distinct_ids(ids: list, path: str, what: str) -> np.ndarray | None:
@@ -907,32 +799,87 @@ def distinct_ids(ids: list, path: str, what: str) -> np.ndarray | None:
     return integers(ids, path, what) if different else None
 
 
-def read_coco_layout(root: str, split: str, use_restval: bool) -> Split:
-    split = "dev" if split == "val" else split
-    fix = advice(os.path.basename(root))
-    parts, rows = {split: "train2014" if split == "train" else "val2014"}, []
-    if use_restval and split == "train":
-        parts["restval"] = "val2014"                                  # 30,504 images of the 2014 val set
-    for part, folder in parts.items():
-        ids_path = os.path.join(root, "annotations", f"coco_{part}_ids.npy")
-        json_path = need(os.path.join(root, "annotations", f"captions_{folder}.json"), fix)
-        numbers = read_ids(need(ids_path, fix))                         # of captions
-        coco = read_coco(json_path)
-        absent = [i for i in numbers if i not in coco.anns]
-        check(not absent, f"{ids_path} names {len(absent)} captions that {json_path} lacks, the first is "
-                          f"{(absent or [0])[0]}; the two files must belong together")
-        twice = repeated(numbers)
-        check(twice is None, f"{ids_path} names the caption {twice} twice; name each once")
-        photos = os.path.join(root, "images", folder)
-        with refusing(f"{json_path} is no file of COCO's captions, or lacks a field", "fetch it again"):
-            for i in numbers:
-                key, caption = coco.anns[i]["image_id"], coco.anns[i]["caption"]
-                photo = below(photos, coco.imgs[key]["file_name"], json_path)
-                rows.append((key, photo, caption.replace("\n", " ").strip(), i))
-    check(rows, f"{ids_path} names no captions; fetch it again")
-    result, ids = group_captions(split, json_path, rows)
-    result.caption_ids = np.array(ids, np.int64)
-    return result
+# ---- faults of images
+
+def feature_faults(features: Features, deep: bool, distinct: bool = True):
+    """Yield sentences on what is wrong with a file of features.
+
+    `deep` reads every row, however large the file is, and also reports rows of zeros and, where rows should be
+    `distinct`, a file in which most images have equal rows.
+    """
+    path, array, step, n = features.path, features.array, features.step, len(features)
+    if features.regions and features.regions >= MANY_REGIONS and features.regions > features.dim:
+        yield (f"{path} has {features.regions:,} regions of {features.dim} numbers an image: its axes look turned, "
+               "channels before regions; save array.transpose(0, 2, 1)")
+    zero, extreme, seen = [], False, set()
+    scanned = deep or array.nbytes <= SCAN_BYTES
+    for chunk in np.array_split(np.arange(n), max(1, array.nbytes >> 28)) if scanned else ():
+        if deep and distinct:
+            seen.update(hash(row.tobytes()) for row in array[chunk * step])
+        try:
+            most = features.gather(chunk).flatten(1).abs().amax(1).numpy()                  # (n,)
+        except InputError as error:
+            yield str(error)
+            continue
+        zero += chunk[most == 0].tolist()
+        odd = np.flatnonzero((most > SQUARABLE[1]) | (most > 0) & (most < SQUARABLE[0]))
+        if len(odd) and not extreme:
+            extreme = True
+            yield (f"{path} has values of {most[odd[0]]:.0e} in row {chunk[odd[0]] * step}, whose squares are beyond "
+                   "float32; scale the features, or extract them again")
+    if deep and distinct and 2 * len(seen) < n:
+        yield (f"{path} holds only {len(seen)} different rows for {n} images; their extraction failed, or they do not "
+               "stand one image after another")
+    if deep and zero:
+        yield (f"{path} holds only zeros in {len(zero) * step} of {len(array)} rows, the first is row "
+               f"{zero[0] * step}; their extraction failed, so extract them again")
+
+
+def photo_faults(photos: Photos, deep: bool):
+    """Yield sentences on photos that are missing and, where `deep`, on those that cannot be read."""
+    missing = [path for path in photos.paths if not os.path.isfile(path)]
+    if missing:
+        yield f"{len(missing)} of {len(photos)} photos are missing, the first is {missing[0]}; {HELP}"
+    for i in tqdm(range(len(photos)), desc="photos", disable=None) if deep else ():
+        if os.path.isfile(photos.paths[i]):
+            try:
+                photos.open(i)
+            except InputError as error:
+                yield str(error)
+
+
+def repeated_rows(array: np.ndarray, path: str) -> int:
+    """How many equal rows in succession stand for one image, 5 in VSE++'s and SCAN's files, else 1.
+
+    array: (rows, ...), features, embeddings or scores, as many rows as there are captions. The first 128 rows and 32
+    samples of 16 are compared with the row before. Raises InputError where images differ in this number, and where the
+    whole array stands there several times.
+    """
+    rows = len(array)
+    starts = np.linspace(0, max(0, rows - 17), 32).astype(int)[:, None]
+    places = np.union1d(np.arange(1, 128), starts + np.arange(1, 17))
+    places = places[places < rows]
+    turned = np.array([not equal_rows(array[k], array[k - 1]) for k in places], bool)
+    turns = places[turned].tolist()
+    step = math.gcd(rows, *turns)
+    if not turns:                                           # all rows are equal
+        return 5 if rows % 5 == 0 else 1
+    if step == 1 and (~turned).sum() > 0.4 * len(places):
+        odd = next((k for k in [*turns, rows] if k % turns[0]), places[~turned][0] + 1) - 1
+        raise InputError(f"some images of {path} stand in {turns[0]} equal rows and others do not (the one up to row "
+                         f"{odd}); repeat every image once for each of its captions, or none")
+    for times in range(2, 11) if step == 1 else ():
+        period = rows // times
+        check(rows % times or not all(equal_rows(array[k], array[k + period]) for k in (0, period // 2)),
+              f"{path} holds the same {period} rows {times} times one after another; let the rows of an image stand "
+              "together (np.repeat, not np.tile), or give each image once")
+    return step
+
+
+def equal_rows(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two rows are equal but for the last digits of float32; NaN is equal to itself."""
+    largest = np.abs(a).max(where=np.isfinite(a), initial=0)
+    return np.allclose(a, b, rtol=0, atol=1e-6 * float(largest), equal_nan=True)
 
 
 # ---- python data.py check
@@ -965,8 +912,11 @@ def check_data_set(data_path: str, data_name: str, vocab_path: str | None = None
               f"{'':8}captions of {np.mean([len(words) for words in split.words]):.1f} words; "
               f"{100 * np.mean(known):.2f}% of the words are in the vocabulary of {len(vocab):,}")
         faults += split.faults(deep=True)
-        if all(caption.strip() for caption in split.captions):
-            faults += fault_of(split.encode, vocab)
+        try:
+            if all(caption.strip() for caption in split.captions):
+                split.encode(vocab)
+        except InputError as error:
+            faults.append(str(error))
     faults = faults if splits else faults[:1]               # no data at all is one fault
     for fault in faults:
         print(f"fault: {fault}")

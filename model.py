@@ -885,7 +885,7 @@ def build_model(opt, vocab, pretrained: bool = True, vectors: Callable | None = 
     """The model of resolved options (options.resolve). Raises InputError where they do not fit the data.
 
     pretrained=False: a checkpoint will be loaded, so a CNN needs no weights. vectors: reads --word_vectors
-    (vocab.table_for).
+    (methods.word_vectors.read_word_vectors).
     """
     similarity = build_similarity(opt)
     image = build_tower(opt, IMAGE_ENCODERS[opt.img_enc], opt.image_head, not opt.no_imgnorm, pretrained)

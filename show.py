@@ -24,12 +24,14 @@ from checkpoint import Trained
 from cli import (
     Arguments,
     check,
+    data_set,
     filename,
     natural,
     probability,
-    run_arguments,
+    split_name,
     torch_device,
     up_to,
+    workers,
 )
 from confidence.calibration import Calibration, calibration_file
 from data import Photos, Split, image_batches
@@ -326,6 +328,19 @@ def print_latents(opt) -> None:
 
 
 # ---- the command
+
+def run_arguments(p: argparse.ArgumentParser, split: str) -> None:
+    """Add the options that name a run and the split it is applied to. split: the help of --split."""
+    add = p.add_argument
+    add("--checkpoint", type=filename, metavar="RUN", help="run folder or checkpoint file (default: the newest run)")
+    add("--vocab", type=filename, metavar="FILE", help="vocabulary of an original VSE++ or VSRN checkpoint")
+    add("--data_path", type=filename, help="folder that holds the data sets (default: that of the training)")
+    add("--data_name", type=data_set, help="data set (default: that of the training)")
+    add("--split", type=split_name, default="test", help=split)
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
+    add("--workers", type=workers, default=min(10, os.cpu_count() or 1),
+        help="processes that read photos or large feature files")
+
 
 def main(argv=None) -> None:
     p = Arguments("Show what a trained model does.")

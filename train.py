@@ -52,7 +52,7 @@ from checkpoint import (
     resumed_options,
     run_folder,
 )
-from cli import InputError, announce, check, torch_device
+from cli import InputError, check, torch_device
 from data import Split, check_extractors, read_split
 from evaluation.encode import validate
 from files import FORMAT, atomic, clear, read_lines, read_yaml, same_file, save_lines, save_state
@@ -60,6 +60,7 @@ from losses import SUMMED
 from methods import METHODS
 from methods.two_branch import sibling_order
 from methods.unpaired import Unpaired, build_unpaired, choose_pairs
+from methods.word_vectors import read_word_vectors
 from model import VSE, build_model, build_vocabulary
 from options import (
     COMMAND_LINE,
@@ -72,7 +73,7 @@ from options import (
     spell,
     training_parser,
 )
-from vocab import Vocabulary, table_for
+from vocab import Vocabulary
 
 CRITIC_RATE = 5e-5    # learning rate of jWAE's critic (`jwae` 5.1)
 COLLAPSED = 0.98      # mean cosine of two items from which on a side is nearly one point
@@ -336,6 +337,12 @@ def train_step(run: "Training", batch) -> dict[str, float]:
     return terms
 
 
+def announce(opt, text: str) -> None:
+    """Say what the training is about to do, before it has a log."""
+    if not opt.dry_run:
+        print(text, flush=True)
+
+
 class Training:
     """A model that learns: its data, optimisers, place in the training (`state`), folder and log."""
     program = "train.py"
@@ -347,7 +354,7 @@ class Training:
         self.data = self.read_data(start)
         announce(opt, "building the model")
         torch.manual_seed(opt.seed)
-        self.model = self.build_model(start is None, None if start else table_for).to(device)
+        self.model = self.build_model(start is None, None if start else read_word_vectors).to(device)
         if start:
             load_weights(self.model, start, opt.init_from or opt.logger_name,
                          means=opt.freeze_means and opt.resume is None)

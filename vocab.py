@@ -1,4 +1,4 @@
-"""Words and their numbers: the tokenizer, vocabularies, letter trigrams, and files of word vectors.
+"""Words and their numbers: the tokenizer, faults of captions, vocabularies and letter trigrams.
 
     python vocab.py --data_path data --data_name coco_precomp      # writes ./vocab/coco_precomp_vocab.json
 """
@@ -15,11 +15,22 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 
-import numpy as np
-from tqdm import tqdm
-
 from cli import Arguments, InputError, check, data_set, filename, positive, run, split_names
-from files import atomic, need, output, plain_file, read_json, refusing
+from files import (
+    advice,
+    atomic,
+    karpathy_file,
+    need,
+    output,
+    plain_file,
+    read_coco_captions,
+    read_json,
+    read_karpathy_captions,
+    read_lines,
+    refuse_changing,
+    refusing,
+    split_in_files,
+)
 
 TOKENIZER = "nltk.word_tokenize(preserve_line=True), lower case"
 SPECIALS = ("<pad>", "<start>", "<end>", "<unk>")
@@ -28,6 +39,9 @@ PAD, START, END, UNK = range(4)
 # without the tokenizer they are read 14 times as fast.
 PLAIN = re.compile(r"(?:[a-z0-9 ]|-(?!-)|,(?= ))*\.?")
 SPLIT = re.compile("cannot|gimme|gonna|gotta|lemme|wanna")    # words that the tokenizer takes apart
+LONGEST = 10_000                      # words of a caption; a longer one would take the network minutes
+NO_CAPTION = {"", "nan", "null", "none", "n/a", "#n/a", "<na>", "undefined"}      # as tables write a missing one
+NAMED_LINE = re.compile(r"(\S+#)?\d+\t|\S+\.(jpe?g|png)(#\d+)?\s*[\t|,;]", re.IGNORECASE)   # a photo, then its caption
 # Words that stand in nearly any caption. They and punctuation are counted separately.
 FUNCTION_WORDS = frozenset(
     "a about above across after along an and another any around as at be been before behind being below beneath beside "
@@ -48,6 +62,22 @@ def tokenize(caption: str) -> list[str]:
     from nltk.tokenize import word_tokenize  # takes a second to import, and few captions need it
 
     return word_tokenize(text, preserve_line=True)
+
+
+def caption_faults(captions: list[str], place):
+    """Yield sentences on captions that are none. place: m -> file and line of caption m."""
+    for m, caption in enumerate(captions):
+        if caption.strip().lower() in NO_CAPTION:
+            text = ascii(caption.strip()) if caption.strip() else "empty"
+            yield f"{place(m)}: the caption is {text}; every caption needs words, so write or remove it"
+        elif len(caption) > LONGEST and (len(caption) > 10 * LONGEST or len(caption.split()) > LONGEST):
+            yield (f"{place(m)} has {len(caption.split()):,} words in {len(caption):,} letters; at most {LONGEST:,} "
+                   f"words in {10 * LONGEST:,} letters are read, so shorten or remove it")
+    lines = [m for m, caption in enumerate(captions) if NAMED_LINE.match(caption)]
+    if lines:
+        yield (f"{place(lines[0])}: {ascii(captions[lines[0]][:40])} begins with the name of a photo, as do "
+               f"{len(lines):,} of {len(captions):,} captions; leave the names out (cut -f2-), or put lines NAME#K, "
+               "tab, text into captions.tsv beside {split}_ids.txt")
 
 
 def is_function(word: str) -> bool:
@@ -82,7 +112,7 @@ class Vocabulary:
         return cls([*SPECIALS, *words])
 
     def encode(self, tokens: list[str]) -> list[int]:
-        """The numbers of `<start> tokens <end>`; a word that is not listed becomes `<unk>`."""
+        """Numbers of `<start> tokens <end>`; a word that is not listed becomes `<unk>`."""
         return [START, *(self.index.get(token, UNK) for token in tokens), END]
 
     def save(self, path: str) -> None:
@@ -190,120 +220,35 @@ def original_words(stored: dict, path: str) -> list[str]:
     return words
 
 
-# ---- files of word vectors
-
-LONGEST = 1 << 12                     # bytes of a word in a binary file; a longer one is none
-COMPRESSED = {b"\x1f\x8b": "gunzip", b"PK": "unzip", b"BZ": "bunzip2"}
-FORMS = "word vectors are word2vec's text or .bin form or GloVe's text"
-
-
-def table_for(words: list[str], path: str, dim: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Vectors (V, D) float32 of a vocabulary, zeros for words without one, and which words have one, (V,) bool.
-
-    The file is word2vec's text (`n D`, then lines `word x1 ... xD`), GloVe's text (the same without the first line) or
-    word2vec's binary form, as in GoogleNews. Words are compared letter by letter; captions are lower-cased. Of a word
-    that stands twice the first vector counts. Raises InputError on another format, rows of different lengths, NaN, a
-    header that does not agree with the rows, if D is not `dim`, and if no word has a vector.
-    """
-    need(path, f"{FORMS}, and `python -m features.word_vectors` learns a file from captions")
-    row, vectors = {word.encode(): i for i, word in enumerate(words)}, {}
-    with refusing(f"{path} cannot be read", "check its permissions", OSError), open(path, "rb") as f:
-        begin = 3 * (f.read(3) == b"\xef\xbb\xbf")          # some editors write a mark first
-        f.seek(begin)
-        start = f.read(1 << 16)
-        check(start[:2] not in COMPRESSED or b"\0" not in start,
-              f"{path} is compressed; {FORMS}, so unpack it first ({COMPRESSED.get(start[:2])})")
-        header = re.match(rb"(?:\s*(\d{1,12})[ \t]+([1-9]\d{0,8})[ \t]*\r?\n)?", start)
-        count, size = (number and int(number) for number in header.groups())        # None in GloVe
-        f.seek(begin + header.end())
-        line = start[header.end():].split(b"\n")[0].split()
-        text = count is None or b"\0" not in start and (
-            not line or is_number(line[-1]) or all(part.isascii() for part in line))
-        rows = (text_rows if text else binary_rows)(f, path, count, size)
-        for place, word, values in tqdm(rows, total=count, desc="word vectors", disable=None, leave=False):
-            if word in row and row[word] not in vectors:
-                vectors[row[word]] = vector_of(f"{path}, {place}", values)
-    check(vectors, f"{path} has a vector for none of the {len(row)} words of the vocabulary; give a file with words of "
-                   "the captions' language, in lower case")
-    numbers, values = [*vectors], np.stack([*vectors.values()])
-    size = values.shape[1]
-    check(dim in (None, size), f"the word vectors of {path} have {size} values and {dim} are asked for; give the word "
-                               f"dimension {size}, or another file")
-    table, known = np.zeros((len(words), size), np.float32), np.zeros(len(words), bool)
-    table[numbers], known[numbers] = values, True
-    return table, known
-
-
-def is_number(text: bytes) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def text_rows(f, path: str, count: int | None, dim: int | None):
-    """Yield (place, word, values (D,)) of a text file after its header. GloVe 840B has words with blanks."""
-    rows, header = 0, count is not None
-    for number, line in enumerate(f, 1 + header):
-        parts = line.split()                                # at ASCII blanks only
-        if not parts:
-            continue
-        if dim is None:                                     # GloVe: the first line decides
-            check(b"\0" not in line and len(parts) > 1 and all(map(is_number, parts[1:])),
-                  f"{path} holds no word vectors: its first line is not a word and numbers; {FORMS}")
-            dim = len(parts) - 1
-        rows += 1
-        check(len(parts) > dim and not any(map(is_number, parts[1:-dim])),           # of the row, not a word
-              f"{path}, line {number}: {len(parts) - 1} values where the first line says {dim}; every word has the "
-              "same number of values, so fetch or write the file again")
-        yield f"line {number}", b" ".join(parts[:-dim]), parts[-dim:]
-    check(not header or rows == count, f"{path} has {rows} words where its first line announces {count}; it was cut or "
-                                       "changed, so fetch or write it again")
-
-
-def binary_rows(f, path: str, count: int, dim: int):
-    """Yield (place, word, values (D,)) of a binary file after its header."""
-    size = os.path.getsize(path)
-    check(count * (4 * dim + 1) <= size, f"{path} announces {count} words of {dim} values, which needs more than the "
-                                         f"file's {size} bytes; it was cut or is no word2vec file, so fetch it again")
-    for row in range(1, count + 1):
-        word = bytearray()
-        while (letter := f.read(1)) not in (b" ", b"") and len(word) < LONGEST:
-            word += letter
-        values = f.read(4 * dim)
-        check(letter == b" " and len(values) == 4 * dim,
-              f"{path} is broken off or is no word2vec file: no word and {dim} values at row {row} of the {count} that "
-              "its first line announces; fetch it again")
-        yield f"row {row}", bytes(word).lstrip(b"\n"), np.frombuffer(values, "<f4")  # the original ends rows with \n
-    check(not f.read(2).strip(), f"{path} goes on behind the {count} words that its first line announces; fetch it "
-                                 "again")
-
-
-def vector_of(place: str, values) -> np.ndarray:
-    """The vector (D,) of a word, from numbers or texts. Raises InputError for other values."""
-    if isinstance(values, list):
-        values = [float(x) if is_number(x) else np.nan for x in values]
-    check(np.isfinite(values).all() and np.abs(values).max() <= 1e30,
-          f"{place} has values that are no finite numbers; a word and D numbers are allowed, so fetch or write the "
-          "file again")
-    return np.array(values, np.float32)
-
-
 # ---- the command
 
-def build(opt) -> None:
-    from data import read_split  # it imports this module
+def read_captions(data_path: str, data_name: str, split: str, use_restval: bool = False) -> list[str]:
+    """Captions of a split in the layout of its folder. Raises InputError, also on captions that are none."""
+    root, fix = os.path.join(data_path, data_name), advice(data_name)
+    check(os.path.isdir(root), f"there is no folder {root} (--data_path {data_path}, --data_name {data_name}); {fix}")
+    refuse_changing(root, split)
+    if os.path.isdir(os.path.join(root, "annotations")):
+        source, rows = read_coco_captions(root, split, use_restval)
+    elif karpathy_file(root):
+        source, rows, _ = read_karpathy_captions(root, split, use_restval)
+    else:
+        split = split_in_files(split, lambda name: os.path.isfile(os.path.join(root, f"{name}_caps.txt")))
+        source, rows = need(os.path.join(root, f"{split}_caps.txt"), fix), None
+    captions = [row.text for row in rows] if rows else read_lines(source)
+    for fault in caption_faults(captions, lambda m: f"{source}, {'caption' if rows else 'line'} {m + 1}"):
+        raise InputError(fault)
+    return captions
 
+
+def build(opt) -> None:
     target = os.path.join(opt.vocab_path, f"{opt.data_name}_vocab.json")
     output(target, overwrite=opt.overwrite)
-    splits = [read_split(opt.data_path, opt.data_name, name.strip(), use_restval=opt.use_restval,
-                         dev_images=0).require_sound() for name in opt.vocab_splits.split(",")]
-    vocab = Vocabulary.build((words for split in splits for words in split.words), opt.vocab_threshold)
+    captions = [caption for split in opt.vocab_splits.split(",")
+                for caption in read_captions(opt.data_path, opt.data_name, split, opt.use_restval)]
+    vocab = Vocabulary.build(map(tokenize, captions), opt.vocab_threshold)
     vocab.origin = f"built from {opt.data_name} {opt.vocab_splits}, words seen {opt.vocab_threshold} times"
     vocab.save(target)
-    print(f"{target}: {len(vocab):,} words seen at least {opt.vocab_threshold} times in "
-          f"{sum(len(split.captions) for split in splits):,} captions")
+    print(f"{target}: {len(vocab):,} words seen at least {opt.vocab_threshold} times in {len(captions):,} captions")
 
 
 def main(argv=None) -> None:

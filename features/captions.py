@@ -20,7 +20,8 @@ from data import Split, chunks, read_split
 from features.hglmm import HGLMM, fit_ica, fit_pca, project, signed_square_root, unit
 from features.minilm import MiniLM
 from files import checksum
-from vocab import Vocabulary, is_function, table_for
+from methods.word_vectors import read_word_vectors
+from vocab import Vocabulary, is_function
 
 SCALE = 10                            # of unit word vectors before the mixture, as in the originals
 ROWS = 1024                           # captions whose features of words are held at a time
@@ -89,7 +90,7 @@ class MeanVectors(OfWords):
     names = ()
 
     def __init__(self, words: list[str], word_vectors: str):
-        table, has_vector = table_for(words, word_vectors)
+        table, has_vector = read_word_vectors(words, word_vectors)
         self.index = {word: i for i, word in enumerate(
             word for word, has in zip(words, has_vector) if has)}
         self.table, self.arrays, self.size = unit(table[has_vector]), {}, table.shape[1]

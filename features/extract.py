@@ -38,7 +38,7 @@ from tqdm import tqdm
 
 import cli
 from cli import Arguments, check, data_set, filename, positive, torch_device, up_to, workers
-from data import Photos, Split, extractors, named_splits, read_split, told_of
+from data import Photos, Split, captions_digest, named_splits, read_extractors, read_split
 from features import captions, folder, networks
 from features.boxes import PhotoBoxes
 from features.hglmm import load_arrays
@@ -219,7 +219,7 @@ def check_own(folder: str, splits: list[Split]) -> None:
     paths = [os.path.join(folder, f"{ALL}_photos.json")]
     for split in splits:
         of = os.path.join(folder, f"{split.name}_{{}}").format
-        if "ims" not in extractors(folder) and not os.path.isfile(of("ims.npy")):
+        if "ims" not in read_extractors(folder) and not os.path.isfile(of("ims.npy")):
             paths += map(of, ("caps.txt", "ids.txt", "img_ids.npy", "ann_ids.npy"))
     first = next(filter(os.path.exists, paths), None)
     check(not first, f"{first} is there already, and features.extract did not write it with the "
@@ -328,7 +328,7 @@ def write_captions(features, kind: str, name: str, splits, to: str, fitted: str)
         empty, blocks = features.encode(split)
         path, shape = os.path.join(to, f"{split.name}_{name}.npy"), (len(empty), features.size)
         write_rows(path, shape, blocks, split.name)
-        save_json(told_of(split.captions), path.replace(".npy", ".json"))
+        save_json(captions_digest(split.captions), path.replace(".npy", ".json"))
         print(f"{path}: {shape} of {features.line}")
         if empty.any():
             print(f"warning: {empty.sum()} of {len(empty)} captions of {split.name} have no word "

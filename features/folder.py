@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from typing import NamedTuple
 
 from cli import InputError, check, reason
-from data import NO_CAPTION, Features, Photos, composed, extractors, photo_formats
+from data import Features, Photos, compose_name, photo_formats, read_extractors
 from features.boxes import PhotoBoxes
 from features.networks import RECIPE, compute, network_of, shape_of, stamp, weights_file
 from features.store import AGAIN, ALL, How, PhotoFeatures, as_notes, record_extractor
@@ -34,6 +34,7 @@ from files import (
     save_lines,
     sha256,
 )
+from vocab import NO_CAPTION
 
 # The endings of data.PHOTO_FORMATS.
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".webp", ".gif", ".bmp",
@@ -280,7 +281,7 @@ def recorded(folder: str, listing: dict, recipe: dict) -> tuple | None:
     path, weights = os.path.join(folder, f"{ALL}_ims.npy"), listing.get("weights_file")
     line = listing.get("extractor")
     if (listing.get("recipe") != recipe or not os.path.isfile(path) or line is None
-            or line != extractors(folder).get("ims")
+            or line != read_extractors(folder).get("ims")
             or weights != stamp(str((weights or [""])[0]))):
         return None
     array = read_array(path, AGAIN)
@@ -331,10 +332,10 @@ class Captions:
 
     def __init__(self, path: str, names: list[str], per_image: int | None):
         self.path, self.per_image, self.missing = path, per_image, 0
-        self.of_photo, photos, self.unknown = defaultdict(list), {composed(name): name for name in names}, []
+        self.of_photo, photos, self.unknown = defaultdict(list), {compose_name(name): name for name in names}, []
         for name, caption in read_table(path):
-            name = photos.get(composed(name), photos.get(composed(name.replace("\\", "/")), name))
-            if composed(name) not in photos:
+            name = photos.get(compose_name(name), photos.get(compose_name(name.replace("\\", "/")), name))
+            if compose_name(name) not in photos:
                 self.unknown.append(name)
             elif caption.lower() in NO_CAPTION:
                 self.missing += 1
@@ -424,7 +425,7 @@ def read_images(data_path: str, data_name: str) -> Images:
     check(len(features) == len(names) and lines == names,
           f"{ims} has {len(features):,} rows, {path} lists {len(names):,} photos and {ids} has "
           f"{len(lines):,} lines, which do not belong together; delete {path} and call `{again}`")
-    check(extractors(root).get("ims") == line,
+    check(read_extractors(root).get("ims") == line,
           f"{os.path.join(root, 'features.json')} names another extractor than {path}; call "
           f"`{again}` again")
     return Images(features, names, folder, line, {**recipe, "extractor": line})

@@ -13,7 +13,7 @@ import torch
 from tqdm import tqdm
 
 from cli import InputError, check
-from data import chunks, extractors, stream
+from data import chunks, read_extractors, stream
 from files import CHANGING, file_digest, mapped, output, read_array, read_json, remove, save_json
 
 ALL = "all"                           # the split that holds a folder of photos
@@ -28,7 +28,7 @@ def record_extractor(folder: str, suffix: str, line: str) -> None:
     fit by the same recipe are deleted, so that a folder never mixes two fits.
     """
     output(os.path.join(folder, "features.json"))
-    recorded = extractors(folder)
+    recorded = read_extractors(folder)
     paths = [os.path.join(folder, f"{split}_{suffix}.npy") for split in (*SPLITS, ALL)]
     files = [path for path in paths if os.path.isfile(path)]
     before = recorded.get(suffix, "an extractor that no features.json names")

@@ -27,7 +27,7 @@ import cli
 from cli import (
     Arguments,
     InputError,
-    called,
+    call_python,
     data_set,
     filename,
     probability,
@@ -49,6 +49,7 @@ from photos.index import Index, file_of
 from photos.page import serve
 from photos.searcher import Found, Searcher, contact_sheet
 
+BEGAN = time.monotonic()              # when the command began
 TOP = 1000                            # answers to a query at most
 BATCH = 8                             # photos that a network of features reads at a time
 SHIPPED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "model")
@@ -84,11 +85,11 @@ def train_on(photos: str, data_path: str, run: str, reading: store.How) -> None:
     need(os.path.join(photos, CAPTIONS), "list photos and captions in it, with the header name,caption")
     data = "--data_path", data_path
     name = features_of(photos, WHOLE, data_path, reading)
-    called("-m", "features.extract", "captions", *data, "--data_name", name, "--kind", "minilm")
+    call_python("-m", "features.extract", "captions", *data, "--data_name", name, "--kind", "minilm")
     new = ("--data_name", name, "--text_features", "minilm", "--loss", "infonce", "--mask_same_image", "--logger_name")
     begun = os.path.isfile(os.path.join(run, "checkpoint.pt"))
-    called("train.py", *(["--resume"] if begun else [*data, *new]), run)
-    called("evaluate.py", *data, "--checkpoint", run, "--confidence")
+    call_python("train.py", *(["--resume"] if begun else [*data, *new]), run)
+    call_python("evaluate.py", *data, "--checkpoint", run, "--confidence")
 
 
 def search_photos(opt) -> None:
@@ -203,7 +204,7 @@ def query(opt) -> None:
         for note in filter(None, notes):
             print(f"note: {note}")
     if opt.time:
-        print(f"time: {time.monotonic() - cli.BEGAN:.2f} s in all: index and model opened in "
+        print(f"time: {time.monotonic() - BEGAN:.2f} s in all: index and model opened in "
               f"{ready - start:.2f} s, the answers took {done - ready:.3f} s; the rest is Python "
               "and its imports",
               file=sys.stderr)

@@ -21,8 +21,8 @@ import torch
 
 import cli
 from checkpoint import load_checkpoint
-from cli import Arguments, called, filename
-from data import extractors, import_torchvision
+from cli import Arguments, call_python, filename
+from data import import_torchvision, read_extractors
 from files import need, read_array, read_json, read_lines, save_array, save_json, save_lines, save_state
 from model import CNN
 
@@ -76,7 +76,7 @@ def with_classes(photos: str, to: str) -> None:
     save_array(paths[0], np.concatenate([features, *[class_rows(features, rows)] * TIMES]))
     save_lines(paths[1], [*texts, *[text for name in names for text in captions_of(name)] * TIMES])
     save_lines(paths[2], [*ids, *(f"class {k}, {n}" for n in range(TIMES) for k in range(len(names)))])
-    save_json({**extractors(to), "ims": extractors(photos).get("ims", "")}, os.path.join(to, "features.json"))
+    save_json({**read_extractors(to), "ims": read_extractors(photos).get("ims", "")}, os.path.join(to, "features.json"))
 
 
 def pack(run: str, to: str) -> None:
@@ -94,20 +94,20 @@ def make(opt) -> None:
     data, photos, trained = opt.data_path, *(os.path.join(opt.data_path, name) for name in (PHOTOS, TRAINED))
     runs = [os.path.join(opt.runs, name) for name in ("photos_points", "photos_volume")]
     if not os.path.isfile(os.path.join(photos, "train_ims.npy")):
-        called("-m", "features.extract", "images", "--data_path", data, "--data_name", "f8k", "--cnn_type", NETWORK,
-               "--whole", "--output_name", PHOTOS)
+        call_python("-m", "features.extract", "images", "--data_path", data, "--data_name", "f8k", "--cnn_type",
+                    NETWORK, "--whole", "--output_name", PHOTOS)
     judged = [need(os.path.join(data, PEOPLE, f"{name}Annotations.txt"), "Flickr8k's judgements come with its text")
               for name in ("Expert", "CrowdFlower")]
     with_classes(photos, trained)
     for name in (TRAINED, PEOPLE):
-        called("-m", "features.extract", "captions", "--data_path", data, "--data_name", name, "--kind", "minilm")
+        call_python("-m", "features.extract", "captions", "--data_path", data, "--data_name", name, "--kind", "minilm")
     of = ("train.py", "--data_path", data, "--data_name", TRAINED)
-    called(*of, *POINTS, "--logger_name", runs[0])
-    called(*of, *SPREAD, "--init_from", runs[0], "--logger_name", runs[1])
+    call_python(*of, *POINTS, "--logger_name", runs[0])
+    call_python(*of, *SPREAD, "--init_from", runs[0], "--logger_name", runs[1])
     pack(runs[1], opt.output)
     told = os.path.join(runs[1], "people.json")
-    called("evaluate.py", "--checkpoint", opt.output, "--data_path", data, "--data_name", PEOPLE, "--split", "photos",
-           "--judgements", *judged, "--confidence", "--output", told, "--overwrite")
+    call_python("evaluate.py", "--checkpoint", opt.output, "--data_path", data, "--data_name", PEOPLE, "--split",
+                "photos", "--judgements", *judged, "--confidence", "--output", told, "--overwrite")
     calibration = read_json(told.replace(".json", "_calibration.json"))
     save_json({**calibration, "checkpoints": ["photos/model"]}, os.path.join(opt.output, "calibration.json"))
     size = os.path.getsize(os.path.join(opt.output, "model_best.pt"))

@@ -26,7 +26,7 @@ from torch import Tensor
 
 import cli
 from cli import Arguments, InputError, check, data_set, filename
-from data import Features, NoImages, Split, chunks, extractors, read_text_features
+from data import Features, NoImages, Split, chunks, feature_faults, read_extractors, read_text_features
 from files import need, read_array, read_arrays, read_json, sha256
 from phrases.entities import SPLITS, Entities, check_entities, read_entities
 
@@ -216,7 +216,7 @@ def read_phrases(root: str, split: str, regions: str = REGIONS, text_features: s
     split = "val" if split == "dev" else split
     entities = read_entities(root, split)
     result = PhraseSplit(split, NoImages(len(entities.ids)), entities.phrases, entities.phrase_photo,
-                         os.path.join(root, "Sentences"), extractors=extractors(root) or None, entities=entities,
+                         os.path.join(root, "Sentences"), extractors=read_extractors(root) or None, entities=entities,
                          root=root)
     if text_only:
         return result
@@ -332,7 +332,7 @@ def check_folder(opt) -> int:
             continue
         print(f"{name:8}{len(split.boxes):>8,} proposals  {split.images.describe()}")
         for x in filter(None, (split.images, split.text)):
-            faults += x.faults(deep=True, distinct=False)
+            faults += feature_faults(x, deep=True, distinct=False)
     print("\n".join([*(f"fault: {fault}" for fault in faults), f"{root}: {len(faults)} faults"]))
     return int(bool(faults))
 

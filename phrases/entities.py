@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cli import InputError, check
-from files import called, need, read_lines, read_text, refuse_changing, refusing, repeated, shown
+from files import need, quote, read_lines, read_text, refuse_changing, refusing, repeated, split_in_files
 
 SPLITS = ("train", "val", "test")
 NOT_VISUAL = "0"                      # the chain of phrases that name nothing to be seen
@@ -120,7 +120,8 @@ def list_counts(counts: dict[str, int]) -> str:
 # ---- one split
 
 def split_file(root: str, split: str) -> str:
-    name = called("val" if split == "dev" else split, lambda name: os.path.isfile(os.path.join(root, f"{name}.txt")))
+    name = split_in_files("val" if split == "dev" else split,
+                          lambda name: os.path.isfile(os.path.join(root, f"{name}.txt")))
     return os.path.join(root, f"{name}.txt")
 
 
@@ -140,7 +141,7 @@ def read_ids(root: str, split: str, report: Callable[[str], None]) -> list[str]:
     if not ids:
         report(f"{path} names no photo; {FETCH}")
     if (twice := repeated(ids)) is not None:
-        report(f"{path} names the photo {shown(twice)} twice; name each once")
+        report(f"{path} names the photo {quote(twice)} twice; name each once")
     for other, theirs in ids_of.items():
         if common := set(ids) & set(theirs):
             first, second = sorted((path, other))
@@ -148,7 +149,7 @@ def read_ids(root: str, split: str, report: Callable[[str], None]) -> list[str]:
                    "one split, so remove it from the other")
     sound = [photo for photo in dict.fromkeys(ids) if PHOTO_ID.fullmatch(photo)]
     for photo in set(ids) - set(sound):
-        report(f"{path} names the photo {shown(photo)}; an id is of letters, digits, '-', '_' and '.'")
+        report(f"{path} names the photo {quote(photo)}; an id is of letters, digits, '-', '_' and '.'")
     return sound
 
 
@@ -204,7 +205,7 @@ def read_annotations(path: str, photo: str, faults: list[str]) -> tuple[tuple, d
 
     def whole(parent: ElementTree.Element, name: str) -> int:
         text = parent.findtext(name)
-        value = "no" if text is None else f"{shown(text.strip())} as"
+        value = "no" if text is None else f"{quote(text.strip())} as"
         check(text and re.fullmatch("-?[0-9]{1,9}", text.strip()),
               f"{path} gives {value} <{name.split('/')[-1]}>, where a whole number of pixels belongs; {FETCH}")
         return int(text)

@@ -280,14 +280,14 @@ def test_check_command(demo_path, capsys):
 def test_draw_command(runs, demo_path, tmp_path, capsys):
     words = ["--checkpoint", str(runs / "wasserstein"), "--photos", os.path.join(demo_path, "demo", "images")]
     for name, more in (("a.png", []), ("b.png", ["--captions", "a red circle .", "a blue star ."])):
-        show.main(["photos", *words, "--output", str(tmp_path / name), *more])
+        show.main(["retrieval", *words, "--output", str(tmp_path / name), *more])
         assert (tmp_path / name).stat().st_size > 10000
-    refused(capsys, show.main, ["photos", *words[:2]], "give the folder of their photos with --photos")
-    refused(capsys, show.main, ["photos", *words, "--captions", "xyzzy"], "no word of 'xyzzy'")
-    refused(capsys, show.main, ["photos", *words, "--output", tmp_path], "ends in none of .png")
+    refused(capsys, show.main, ["retrieval", *words[:2]], "give the folder of their photos with --photos")
+    refused(capsys, show.main, ["retrieval", *words, "--captions", "xyzzy"], "no word of 'xyzzy'")
+    refused(capsys, show.main, ["retrieval", *words, "--output", tmp_path], "ends in none of .png")
 
 
-@pytest.mark.parametrize("name", ["photos", "captions", "latents"])
+@pytest.mark.parametrize("name", ["retrieval", "captions", "latents"])
 def test_commands_refuse_features_of_another_extractor(runs, demo_path, tmp_path, capsys, name):
     shutil.copytree(os.path.join(demo_path, "demo_precomp"), tmp_path / "two")
     (tmp_path / "two" / "features.json").write_text('{"ims": "net B"}')
@@ -299,7 +299,7 @@ def test_commands_refuse_features_of_another_extractor(runs, demo_path, tmp_path
 
 def test_every_command_starts_from_any_folder(tmp_path):
     """The first as a user starts it; the others in one process, which spares them the loading of torch."""
-    first, *others = (os.path.join(ROOT, f"{name}.py") for name in "train evaluate vocab data show cca".split())
+    first, *others = (os.path.join(ROOT, f"{name}.py") for name in "train evaluate vocab data show".split())
     code = """
 import runpy, sys
 scripts, sys.path[0] = sys.argv[2:], sys.argv[1]                        # as Python has it for a script
@@ -314,7 +314,7 @@ for script in scripts:
     except SystemExit as stop:
         assert stop.code == 0, script
 """
-    others += ["features.extract", "phrases.train", "phrases.evaluate", "phrases.proposals", "demo", "results"]
+    others += ["methods.cca", "features.extract", "phrases.train", "phrases.evaluate", "phrases.proposals", "demo", "results"]
     for words, count in (([first, "--help"], 1), (["-c", code, ROOT, *others], len(others))):
         done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0 and done.stdout.count("usage: ") == count, done.stderr

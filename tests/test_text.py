@@ -13,10 +13,11 @@ import show
 import train
 from checkpoint import load_checkpoint, load_model
 from data import read_split
+from methods.word_vectors import read_word_vectors
 from model import BagOfWords, Words, build_model
 from tests.helpers import STEPS
 from tests.helpers import fit_steps as fit
-from vocab import SPECIALS, Vocabulary, table_for, tokenize
+from vocab import SPECIALS, Vocabulary, tokenize
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def test_words_start_from_the_vectors_of_a_file(tmp_path, freeze):
     opt = train.parse_args([*STEPS, "--word_dim", "6", "--word_vectors", str(tmp_path / "v.txt"), "--txt_enc", "mean",
                             *(["--freeze_words"] if freeze else [])])
     opt.img_dim, opt.img_enc = 9, "precomp"
-    table = build_model(opt, vocab, vectors=table_for).text_tower.trunk.words.table.weight
+    table = build_model(opt, vocab, vectors=read_word_vectors).text_tower.trunk.words.table.weight
     np.testing.assert_allclose(table[4:6].detach(), vectors[[1, 0]], rtol=1e-6)
     assert table.requires_grad != freeze and bool(table[6].abs().sum() == 0) == freeze
     # the file is not needed again
@@ -102,7 +103,7 @@ def test_a_model_of_features_knows_no_words(folder, demo_path):
         folder / "run")
     photos = os.path.join(demo_path, "demo", "images")
     with pytest.raises(SystemExit, match="knows no words"):
-        show.main(["photos", "--checkpoint", str(folder / "run"), "--photos", photos, "--captions", "a"])
+        show.main(["retrieval", "--checkpoint", str(folder / "run"), "--photos", photos, "--captions", "a"])
 
 
 def test_another_data_set_tells_its_unknown_words(folder, capsys):

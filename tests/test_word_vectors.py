@@ -8,8 +8,8 @@ import pytest
 from cli import InputError
 from features import word_vectors
 from features.word_vectors import neighbours, train_vectors, write_vectors
+from methods.word_vectors import read_word_vectors
 from tests.helpers import refused, unwritable, vectors_in
-from vocab import table_for
 
 WORDS = ["the", "naïve", "dog", "“", "1984"]
 VECTORS = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
@@ -36,10 +36,10 @@ FORMS = {"word2vec text":
 def test_every_form_is_read(tmp_path, form):
     path = str(tmp_path / "v")
     open(path, "wb").write(FORMS[form])
-    vectors, known = table_for(WORDS, path)
+    vectors, known = read_word_vectors(WORDS, path)
     assert known.all() and vectors.dtype == np.float32
     np.testing.assert_array_equal(vectors, VECTORS)
-    vectors, known = table_for(["dog", "cat", "naïve"], path)
+    vectors, known = read_word_vectors(["dog", "cat", "naïve"], path)
     assert known.tolist() == [True, False, True] and not vectors[1].any()
     np.testing.assert_array_equal(vectors[[0, 2]], VECTORS[[2, 1]])
 
@@ -48,7 +48,7 @@ def test_a_binary_file_of_many_words(tmp_path):
     many = np.random.default_rng(1).standard_normal((3000, 30)).astype("<f4")
     with open(tmp_path / "v.bin", "wb") as f:
         f.write(b"3000 30\n" + b"".join(b"word%d " % i + row.tobytes() for i, row in enumerate(many)))
-    vectors, known = table_for([f"word{i}" for i in range(3000)], str(tmp_path / "v.bin"))
+    vectors, known = read_word_vectors([f"word{i}" for i in range(3000)], str(tmp_path / "v.bin"))
     assert known.all()
     np.testing.assert_array_equal(vectors, many)
 
@@ -56,7 +56,7 @@ def test_a_binary_file_of_many_words(tmp_path):
 def test_words_with_blanks_and_repeated_words(tmp_path):
     """GloVe 840B has words such as ". . ."; the first of two rows of a word counts."""
     (tmp_path / "v.txt").write_text("a 1.0 2.0\n. . . 3.0 4.0\na 5.0 6.0\n\nb 7.0 8.0\n")
-    vectors, _ = table_for(["a", ". . .", "b"], str(tmp_path / "v.txt"))
+    vectors, _ = read_word_vectors(["a", ". . .", "b"], str(tmp_path / "v.txt"))
     assert vectors.tolist() == [[1, 2], [3, 4], [7, 8]]
 
 
@@ -85,24 +85,24 @@ def test_words_with_blanks_and_repeated_words(tmp_path):
 def test_bad_files_have_their_sentence(tmp_path, content, message):
     (tmp_path / "v").write_bytes(content)
     with pytest.raises(InputError, match=message) as error:
-        table_for([*WORDS, "a", "b"], str(tmp_path / "v"))
+        read_word_vectors([*WORDS, "a", "b"], str(tmp_path / "v"))
     assert "\n" not in str(error.value)
 
 
 def test_a_missing_file():
     with pytest.raises(InputError, match="there is no file nowhere.txt"):
-        table_for(WORDS, "nowhere.txt")
+        read_word_vectors(WORDS, "nowhere.txt")
 
 
 def test_table_for_a_vocabulary(tmp_path):
     (tmp_path / "v").write_bytes(text())
-    table, known = table_for(["<pad>", "dog", "zebra", "the"], str(tmp_path / "v"), 4)
+    table, known = read_word_vectors(["<pad>", "dog", "zebra", "the"], str(tmp_path / "v"), 4)
     assert table.dtype == np.float32 and known.tolist() == [False, True, False, True]
     np.testing.assert_array_equal(table, [np.zeros(4), VECTORS[2], np.zeros(4), VECTORS[0]])
     with pytest.raises(InputError, match="have 4 values and 300 are asked for"):
-        table_for(["dog"], str(tmp_path / "v"), 300)
+        read_word_vectors(["dog"], str(tmp_path / "v"), 300)
     with pytest.raises(InputError, match="for none of the 2 words"):
-        table_for(["zebra", "yak"], str(tmp_path / "v"))
+        read_word_vectors(["zebra", "yak"], str(tmp_path / "v"))
 
 
 CAPTIONS = [f"a {animal} {verb} in the {place}".split() for animal, verb, place in
@@ -149,10 +149,10 @@ def test_the_command(tmp_path, demo_path, capsys, monkeypatch):
     shown = capsys.readouterr().out
     assert "v.txt: vectors of 20 values for" in shown and "near " in shown
     words = [*vectors_in(out)]
-    vectors, known = table_for(words, out)
+    vectors, known = read_word_vectors(words, out)
     assert vectors.shape == (len(words), 20) and known.all() and "circle" in words
     write_vectors(out, words, vectors)
-    np.testing.assert_array_equal(table_for(words, out)[0], vectors)
+    np.testing.assert_array_equal(read_word_vectors(words, out)[0], vectors)
     refused(capsys, word_vectors.main,
             ["--data_path", demo_path, "--data_name", "demo", "--dim", "20", "--output", out],
             "v.txt is there already; replace it with --overwrite, or name another file")

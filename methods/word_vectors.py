@@ -1,0 +1,105 @@
+"""Word vectors of a file: word2vec's text or binary form, or GloVe's text."""
+import os
+import re
+
+import numpy as np
+from tqdm import tqdm
+
+from cli import check
+from files import need, refusing
+
+LONGEST = 1 << 12                     # bytes of a word in a binary file; a longer one is none
+COMPRESSED = {b"\x1f\x8b": "gunzip", b"PK": "unzip", b"BZ": "bunzip2"}
+FORMS = "word vectors are word2vec's text or .bin form or GloVe's text"
+
+
+def read_word_vectors(words: list[str], path: str, dim: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Vectors (V, D) float32 of a vocabulary, zeros for words without one, and which words have one, (V,) bool.
+
+    The file is word2vec's text (`n D`, then lines `word x1 ... xD`), GloVe's text (the same without the first line) or
+    word2vec's binary form, as in GoogleNews. Words are compared letter by letter; captions are lower-cased. Of a word
+    that stands twice the first vector counts. Raises InputError on another format, rows of different lengths, NaN, a
+    header that does not agree with the rows, if D is not `dim`, and if no word has a vector.
+    """
+    need(path, f"{FORMS}, and `python -m features.word_vectors` learns a file from captions")
+    row, vectors = {word.encode(): i for i, word in enumerate(words)}, {}
+    with refusing(f"{path} cannot be read", "check its permissions", OSError), open(path, "rb") as f:
+        begin = 3 * (f.read(3) == b"\xef\xbb\xbf")          # some editors write a mark first
+        f.seek(begin)
+        start = f.read(1 << 16)
+        check(start[:2] not in COMPRESSED or b"\0" not in start,
+              f"{path} is compressed; {FORMS}, so unpack it first ({COMPRESSED.get(start[:2])})")
+        header = re.match(rb"(?:\s*(\d{1,12})[ \t]+([1-9]\d{0,8})[ \t]*\r?\n)?", start)
+        count, size = (number and int(number) for number in header.groups())        # None in GloVe
+        f.seek(begin + header.end())
+        line = start[header.end():].split(b"\n")[0].split()
+        text = count is None or b"\0" not in start and (
+            not line or is_number(line[-1]) or all(part.isascii() for part in line))
+        rows = (text_rows if text else binary_rows)(f, path, count, size)
+        for place, word, values in tqdm(rows, total=count, desc="word vectors", disable=None, leave=False):
+            if word in row and row[word] not in vectors:
+                vectors[row[word]] = parse_vector(f"{path}, {place}", values)
+    check(vectors, f"{path} has a vector for none of the {len(row)} words of the vocabulary; give a file with words of "
+                   "the captions' language, in lower case")
+    size = len(next(iter(vectors.values())))
+    check(dim in (None, size), f"the word vectors of {path} have {size} values and {dim} are asked for; give the word "
+                               f"dimension {size}, or another file")
+    table, known = np.zeros((len(words), size), np.float32), np.zeros(len(words), bool)
+    table[[*vectors]], known[[*vectors]] = np.stack([*vectors.values()]), True
+    return table, known
+
+
+def is_number(text: bytes) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def text_rows(f, path: str, count: int | None, dim: int | None):
+    """Yield (place, word, values (D,)) of a text file after its header. GloVe 840B has words with blanks."""
+    rows, header = 0, count is not None
+    for number, line in enumerate(f, 1 + header):
+        parts = line.split()                                # at ASCII blanks only
+        if not parts:
+            continue
+        if dim is None:                                     # GloVe: the first line decides
+            check(b"\0" not in line and len(parts) > 1 and all(map(is_number, parts[1:])),
+                  f"{path} holds no word vectors: its first line is not a word and numbers; {FORMS}")
+            dim = len(parts) - 1
+        rows += 1
+        check(len(parts) > dim and not any(map(is_number, parts[1:-dim])),           # of the row, not a word
+              f"{path}, line {number}: {len(parts) - 1} values where the first line says {dim}; every word has the "
+              "same number of values, so fetch or write the file again")
+        yield f"line {number}", b" ".join(parts[:-dim]), parts[-dim:]
+    check(not header or rows == count, f"{path} has {rows} words where its first line announces {count}; it was cut or "
+                                       "changed, so fetch or write it again")
+
+
+def binary_rows(f, path: str, count: int, dim: int):
+    """Yield (place, word, values (D,)) of a binary file after its header."""
+    size = os.path.getsize(path)
+    check(count * (4 * dim + 1) <= size, f"{path} announces {count} words of {dim} values, which needs more than the "
+                                         f"file's {size} bytes; it was cut or is no word2vec file, so fetch it again")
+    for row in range(1, count + 1):
+        word = bytearray()
+        while (letter := f.read(1)) not in (b" ", b"") and len(word) < LONGEST:
+            word += letter
+        values = f.read(4 * dim)
+        check(letter == b" " and len(values) == 4 * dim,
+              f"{path} is broken off or is no word2vec file: no word and {dim} values at row {row} of the {count} that "
+              "its first line announces; fetch it again")
+        yield f"row {row}", bytes(word).lstrip(b"\n"), np.frombuffer(values, "<f4")  # the original ends rows with \n
+    check(not f.read(2).strip(), f"{path} goes on behind the {count} words that its first line announces; fetch it "
+                                 "again")
+
+
+def parse_vector(place: str, values) -> np.ndarray:
+    """The vector (D,) of a word, from numbers or texts. Raises InputError for other values."""
+    if isinstance(values, list):
+        values = [float(x) if is_number(x) else np.nan for x in values]
+    check(np.isfinite(values).all() and np.abs(values).max() <= 1e30,
+          f"{place} has values that are no finite numbers; a word and D numbers are allowed, so fetch or write the "
+          "file again")
+    return np.array(values, np.float32)
