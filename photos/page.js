@@ -132,15 +132,15 @@ function drawResult(fields, result) {
 function card(answer, place) {
   const item = $("card").content.firstElementChild.cloneNode(true), photo = item.querySelector(".photo");
   const image = item.querySelector("img"), like = item.querySelector(".like"), name = item.querySelector(".name");
-  const lose = () => {
+  const lose = (why) => {
     answer.gone = true;
-    photo.textContent = "gone";
+    photo.textContent = why;
     photo.disabled = true;
     like.remove();
   };
   image.alt = answer.name;
-  image.onerror = lose;
-  if (answer.gone) lose();
+  image.onerror = () => lose("cannot be shown");
+  if (answer.gone) lose("gone");
   else image.src = `/thumb/${answer.row}`;
   photo.onclick = () => view(place);
   like.href = `/?row=${answer.row}`;
