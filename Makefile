@@ -14,7 +14,8 @@ demo: .venv/runtime
 	$(PY) train.py $(START) --data_path $(DATA)
 	$(PY) evaluate.py --checkpoint $(RUN) --uncertainty --photos $(DATA)/demo/images --cxc --cxc_path $(DATA)/demo_cxc \
 		--pmrp --instances $(DATA)/demo_coco/annotations/instances_val2014.json \
-		--confidence --sets 0.1 --positives $(DATA)/demo_precomp/test_positives.json
+		--positives $(DATA)/demo_precomp/test_positives.json
+	$(PY) -m confidence $(RUN) --sets 0.1 --photos $(DATA)/demo/images
 	$(PY) show.py retrieval --checkpoint $(RUN) --photos $(DATA)/demo/images --output $(RUN)/retrieval.png --overwrite
 
 # The photos are those of dev and test, which the model has not seen.

@@ -253,7 +253,7 @@ NOT_KEPT = COMMAND_LINE - {"logger_name"}     # options that no checkpoint holds
 CHECKPOINTS = ("checkpoint.pt", "model_best.pt")
 # Files that evaluate.py and show.py write into a run folder, and the events of tensorboard.
 MADE_OF_RUN = re.compile(
-    r"(results|calibration)(_.+)?\.json|retrieval\.png|events\.out\.tfevents\..+"
+    r"(results|calibration|confidence|people)(_.+)?\.json|retrieval\.png|events\.out\.tfevents\..+"
     r"|(uncertainty|uncertain_images|uncertain_captions|confidence|people)(_.+)?\.png")
 
 

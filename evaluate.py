@@ -24,16 +24,13 @@ import numpy as np
 
 import cli
 from checkpoint import Trained
-from cli import InputError, check, torch_device
-from confidence import measures as confidence
-from confidence import plots, volume
+from cli import check, torch_device
 from data import named_splits
-from evaluation import bank
+from evaluation import bank, pictures
 from evaluation.annotations import Pairs
 from evaluation.compare import common_name, compare, refuse_repeats
 from evaluation.embeddings import (
     Embeddings,
-    check_other_items,
     embed,
     export,
     has_testall,
@@ -47,7 +44,7 @@ from evaluation.protocols import Record, assess, read_judgements, replace_nan
 from evaluation.report import comparisons, count_judgements, doubts, render, seed_tables, sentences, tables
 from files import atomic, output, repeated, save_json
 from losses import formulas
-from options import evaluation_parser, ready, wanted
+from options import evaluation_parser, ready
 from options import parse_evaluation as parse_args
 
 UNCERTAINTY = ("uncertainty", "uncertain_images", "uncertain_captions")       # its pictures
@@ -115,33 +112,21 @@ def encoding_options(opt) -> dict:
     return {name: getattr(opt, name) for name in ("data_path", "dev_images", "batch_size", "workers")}
 
 
-def load_file(path: str, kind: str, opt, **other) -> Embeddings:
-    """Embeddings or scores of a file, of the split that the options name, or other ones."""
-    data = {name: getattr(opt, name) for name in ("data_path", "data_name", "split", "dev_images")} | other
+def open_file(path: str, kind: str, opt) -> Embeddings:
+    """Embeddings or scores of the file that is evaluated."""
+    check(not opt.bank, f"--bank {opt.bank} needs a model that embeds the bank, and {path} is of the items of one "
+                        "split; leave --bank out, or evaluate a trained run with --checkpoint")
+    data = {name: getattr(opt, name) for name in ("data_path", "data_name", "split", "dev_images")}
     return load_scores(path, **data) if kind == "scores" else load_embeddings(path, opt.sim, **data)
 
 
-def open_file(path: str, kind: str, opt) -> Embeddings:
-    """Embeddings or scores of a file, with the variances that the options name."""
-    check(not opt.bank, f"--bank {opt.bank} needs a model that embeds the bank, and {path} is of the items of one "
-                        "split; leave --bank out, or evaluate a trained run with --checkpoint")
-    e = load_file(path, kind, opt)
-    if opt.variances:
-        data = {"data_path": opt.data_path, "dev_images": opt.dev_images}
-        volume.widen(e, *volume.fit_file(e, opt.variances_from, opt.calibration, opt.sim, **data))
-    return e
-
-
 def open_runs(models: list[Trained], opt) -> Embeddings:
-    """Embeddings of the split by models, with the bank and the variances that the options name; prints a line per
-    model, and writes what --export names."""
+    """Embeddings of the split by models, with the bank that the options name; prints a line per model, and writes what
+    --export names."""
     how = encoding_options(opt)
     if opt.bank:
         bank.check_splits(opt.bank, opt.split or "test")
-    variances = volume.fit_runs(models, **how) if opt.variances else None
     e = embed(models, opt.split or "test", sim=opt.sim, data_name=opt.data_name, text_only=opt.cxc, **how)
-    if variances:
-        volume.widen(e, *variances)
     for model in models:
         mine = model.options
         print(f"{model.path}: {mine.sim}, image head {mine.image_head}, text head {mine.text_head}, epoch "
@@ -149,7 +134,7 @@ def open_runs(models: list[Trained], opt) -> Embeddings:
     if opt.bank:
         check(e.has_images, f"--bank {opt.bank} normalises scores of images and captions, and {e.name} has no images "
                             "to score; leave --bank out, or give a split with features or photos")
-        how["data_name"] = other_splits(e, opt)
+        how["data_name"] = None if named_splits(e.folder) else opt.data_name     # photos by name have no other splits
         queries = embed(models, opt.bank, lambda s: bank.draw(s.caption_image, len(s.images), opt.bank_size),
                         sim=opt.sim, **how)
         e.bank, e.report["bank"] = bank.normalisation(e.members, embed(models, "dev", sim=opt.sim, **how),
@@ -160,28 +145,6 @@ def open_runs(models: list[Trained], opt) -> Embeddings:
                 f"'{e.similarity}' cannot be recomputed") * (e.similarity not in (*formulas(), "mls"))
         print(f"embeddings in {opt.export}{note}")
     return e
-
-
-def other_splits(e: Embeddings, opt) -> str | None:
-    """The data set of the other splits: photos by name have none beside them, and take those of the training."""
-    return None if named_splits(e.folder) else opt.data_name
-
-
-def open_dev(e: Embeddings, opt) -> Embeddings:
-    """Embeddings to calibrate on: of a run's dev split, or of the file that --calibration names."""
-    if opt.calibration:
-        dev = load_file(opt.calibration, "embeddings" if opt.embeddings else "scores", opt, data_name=None, split=None)
-    else:
-        try:
-            dev = embed(e.models, "dev", sim=opt.sim, data_name=other_splits(e, opt), **encoding_options(opt))
-        except InputError as error:
-            raise InputError(f"no dev split to calibrate on: {error}; or give --calibrate_on 0.5") from error
-    if e.volumes:
-        volume.widen(dev, e.volumes, e.report["variances"])
-    if opt.calibration:
-        check_other_items(e, dev, "--calibration",
-                          "calibrate on other items, or take half of these with --calibrate_on 0.5")
-    return dev
 
 
 # ---- the two commands
@@ -227,7 +190,7 @@ def evaluate_one(opt) -> dict:
         + (f", mean of the scores of {len(paths)} models" if len(paths) > 1 else "")
     )
     show_and_save(results, all_tables, lines, target, opt)
-    if opt.ranks or opt.uncertainty or wanted(opt):
+    if opt.ranks or opt.uncertainty:
         draw(partial(beside, target=target))
     return results
 
@@ -236,59 +199,37 @@ def evaluate_captions(models: list[Trained], opt) -> tuple[dict, list, list[str]
     """(results, tables, sentences, what writes all else: it takes a function that names the files)."""
     e = open_runs(models, opt) if models else open_file(ready(opt), "embeddings" if opt.embeddings else "scores", opt)
     e.judged = read_judgements(e, opt)
-    sure = None
-    if wanted(opt):                           # first, as it may find that nothing can be calibrated
-        check(e.has_images, f"{e.name} has no images to answer with, so there is no confidence to calibrate; "
-                            "name a split with images")
-        sure = confidence.calibrate(e, opt, None if opt.calibrate_on else open_dev(e, opt))
     results, record = assess(e, opt)
     all_tables, lines = tables({e.name: results}), [*count_judgements(e), *sentences(results)]
-    if sure:
-        results, all_tables, lines = results | sure.results, all_tables + sure.tables, lines + sure.lines
 
     def draw(named: Callable[..., str]) -> None:
         if opt.ranks:
             write_ranks(opt.ranks, e, record)
             print(f"ranks of all queries in {opt.ranks}")
-        if sure:
-            save_json(replace_nan(sure.calibration), named("calibration", ending="json"))
-            print(f"calibration in {named('calibration', ending='json')}")
-        photos = (plots.locate(e.photos or e.ids.get("image_name"), opt.photos) if opt.uncertainty or opt.confidence
-                  else None)
         if opt.uncertainty:
             draw_curves({e.name: results["uncertainty"]}, named)
-            draw_extremes(e, photos, named)
-        if opt.confidence:
-            curves, shown = map(named, plots.PICTURES)
-            plots.diagrams(sure.results["confidence"], sure.seen, curves)
-            plots.examples(sure.seen, e.ids.get("caption"), e.caption_image, photos, shown)
-            print(f"reliability, risk and coverage in {curves}\nanswers and how sure they are in "
-                  f"{shown}", file=sys.stderr)
-        if sure and sure.numbers:
-            path = named(plots.NUMBERS)
-            plots.fitting(*sure.numbers, e.ids.get("caption"), path)
-            print(f"ten captions and how many photos fit them in {path}", file=sys.stderr)
+            draw_extremes(e, pictures.locate(e.photos or e.ids.get("image_name"), opt.photos), named)
     lines += [f"note: {note}" for note in results.get("notes", ())]
     return results, all_tables, lines, draw
 
 
 def draw_curves(reports: dict, named: Callable[[str], str]) -> None:
-    """Draws `plots.curves` beside the results, and says where."""
+    """Draw `pictures.curves` beside the results, and say where."""
     path = named("uncertainty")
     if not any("recall_bins" in side for report in reports.values() for side in report.values()):
         return                                              # a text-only split has no recalls
-    plots.curves(reports, path)
+    pictures.curves(reports, path)
     print(f"recall by uncertainty in {path}", file=sys.stderr)
 
 
 def draw_extremes(e: Embeddings, photos, named: Callable[[str], str]) -> None:
-    """Draw `plots.extremes` of both sides beside the results, and say where."""
+    """Draw `pictures.extremes` of both sides beside the results, and say where."""
     pairs = Pairs.of(e.caption_image, np.arange(len(e.caption_image)))
     matches = e.judged["cxc"].pairs if "cxc" in e.judged else {"i2t": pairs, "t2i": pairs.swapped()}
     for side, values in uncertainties(e).items():
         path = named(f"uncertain_{side}")
-        plots.extremes(values, matches["i2t" if side == "images" else "t2i"], e.ids.get("caption"),
-                       photos, e.caption_image, side == "images", path)
+        pictures.extremes(values, matches["i2t" if side == "images" else "t2i"], e.ids.get("caption"), photos,
+                          e.caption_image, side == "images", path)
         print(f"most and least uncertain {side} in {path}", file=sys.stderr)
 
 
@@ -297,15 +238,12 @@ def draw_extremes(e: Embeddings, photos, named: Callable[[str], str]) -> None:
 def check_outputs(paths: list[str], models: dict[str, Trained], opt) -> str:
     """The file of results. Raises InputError, before the work, where a file cannot be written, is
     named for two things, or was named and is there without --overwrite."""
-    inputs = [path for path in (*paths, opt.vocab, opt.positives, opt.instances, opt.variances_from)
-              if path]
+    inputs = [path for path in (*paths, opt.vocab, opt.positives, opt.instances) if path]
     folder = paths[0] if os.path.isdir(paths[0]) else os.path.dirname(paths[0])
     target = opt.output or os.path.join(folder, default_name(paths, models, opt))
-    pictures = [*UNCERTAINTY * opt.uncertainty, *plots.PICTURES * opt.confidence,
-                *[plots.NUMBERS] * bool(opt.judgements)]
     named = [path for path in (opt.export, opt.ranks, opt.output) if path]
-    outputs = [*named, *[target] * (not opt.output), *(beside(name, target) for name in pictures),
-               *[beside("calibration", target, "json")] * wanted(opt)]
+    drawn = [beside(name, target) for name in UNCERTAINTY * opt.uncertainty]
+    outputs = [*named, *[target] * (not opt.output), *drawn]
     twice = repeated(map(os.path.realpath, outputs))
     check(twice is None, f"--export, --ranks, --output or a picture beside it name one file ({twice}) "
                          "for two things; name another")
@@ -354,20 +292,19 @@ def of_split(opt, data_name: str = "") -> str:
 
 
 def suffixes(opt) -> str:
-    """The part of a file's name that names the bank and the given variances; empty without."""
+    """The part of a file's name that names the bank; empty without."""
     size = "" if opt.bank_size == evaluation_parser().get_default("bank_size") else opt.bank_size
-    return (f"_bank_{opt.bank}{size}" * bool(opt.bank)
-            + f"_{opt.variances}" * bool(opt.variances))
+    return f"_bank_{opt.bank}{size}" * bool(opt.bank)
 
 
-def beside(name: str, target: str, ending: str = "png") -> str:
+def beside(name: str, target: str) -> str:
     """The file of a picture beside that of the results: NAME_DATA_SPLIT.png beside
     results_DATA_SPLIT.json, CLIP_NAME.png beside CLIP_results.json, mine_NAME.png beside
     mine.json."""
     folder, file = os.path.split(target)
     stem = os.path.splitext(file)[0]
     stem = stem.replace("results", name, 1) if "results" in stem else f"{stem}_{name}"
-    return os.path.join(folder, f"{stem}.{ending}")
+    return os.path.join(folder, f"{stem}.png")
 
 
 def main(argv=None) -> None:

@@ -583,7 +583,7 @@ class Volume(nn.Module):
     pairs and sides of (v - log share)^2, v the mean log-variance over dimensions, in nats.
 
     shares (M,): the log shares of the captions of the training split, which train.py computes
-    before the first step (confidence.volume.training_shares). An image has those of its captions.
+    before the first step (methods.volume.training_shares). An image has those of its captions.
     """
 
     def __init__(self):

@@ -28,7 +28,6 @@ from cli import (
     split_names,
     up_to,
     width,
-    within,
     workers,
 )
 from data import DEV_IMAGES, NoImages, Photos
@@ -237,7 +236,7 @@ def training_parser() -> Arguments:
     add("--vocab", type=filename, metavar="FILE", help="vocabulary of an --init_from of the original VSE++ or "
         "VSRN")
     add("--overwrite", **FLAG, help="remove a run before: checkpoints, logs, events, results[_*].json, "
-        "calibration[_*].json, retrieval.png and the pictures confidence, people, uncertainty and "
+        "calibration[_*].json, confidence[_*].json, retrieval.png and the pictures confidence, people, uncertainty and "
         "uncertain_SIDE[_*].png")
     add("--config", type=filename, help="YAML file of options; the command line comes before it")
     add("--methods", **FLAG, help="list the methods and their options, and end")
@@ -535,9 +534,6 @@ def check_fits(opt, images, text, path: str) -> None:
 
 # ---- evaluate.py
 
-share = within(lambda x: 0 < x < 1, "a number between 0 and 1, such as 0.1")
-
-
 def seeds(text: str) -> str:
     """The type of an item of --compare: a path, or those of several seeds of one model, joined by commas."""
     return ",".join(map(filename, text.split(",")))
@@ -579,19 +575,7 @@ def evaluation_parser() -> Arguments:
 
     add = p.add_argument_group("how sure").add_argument
     add("--uncertainty", **FLAG, help="what log det Sigma tells about recall: bins, risk and coverage, pictures")
-    add("--variances", choices=["volume"], help="give a point model variances without training: the share of the "
-        "training photos that an item fits; the scores stay")
-    add("--variances_from", type=filename, metavar="FILE.npz", help="with --variances: embeddings of training pairs")
     add("--control", **SWITCH, default=True, help="with --uncertainty: also rank with the variances of other items")
-    add("--confidence", **FLAG, help="how sure the first answers are: probabilities calibrated on dev, and what every "
-        "measure of confidence is worth; writes calibration.json and pictures beside the results")
-    add("--judgements", type=filename, metavar="FILE", nargs="+", help="what people said of pairs, as Flickr8k's "
-        "annotations have it: do scores and measures of uncertainty follow them")
-    add("--sets", type=share, metavar="ALPHA", help="sets of answers that hold a right one for 1 - ALPHA of the "
-        "queries")
-    add("--calibration", type=filename, help="with --embeddings or --scores: the same of dev, to calibrate on")
-    add("--calibrate_on", type=share, metavar="SHARE", help="calibrate on a random share of the images, judge on "
-        "others")
     add("--photos", type=filename, metavar="FOLDER", help="photos to draw where the data are precomputed features")
 
     add = p.add_argument_group("what is written").add_argument
@@ -616,18 +600,9 @@ def parse_evaluation(argv=None) -> argparse.Namespace:
     opt.eccv = opt.eccv or opt.eccv_path is not None
     try:
         refuse_sources(opt)
-        if wanted(opt):
-            refuse_calibration(opt)
-        if opt.variances:
-            refuse_variances(opt)
     except InputError as error:
         p.error(str(error))
     return opt
-
-
-def wanted(opt) -> bool:
-    """Whether anything is calibrated."""
-    return bool(opt.confidence or opt.sets or opt.judgements)
 
 
 def ready(opt) -> str | None:
@@ -646,39 +621,3 @@ def refuse_sources(opt) -> None:
               f"--{name} does not go with --{source}; evaluate a single model for it")
     check(not (opt.sim and opt.scores),
           f"--sim {opt.sim} does not go with --scores, a matrix of ready scores; leave it out")
-
-
-def refuse_calibration(opt) -> None:
-    check(not opt.compare, "--confidence, --sets and --judgements do not go with --compare; evaluate each by itself")
-    check(not (opt.judgements and opt.calibrate_on),
-          f"--calibrate_on {opt.calibrate_on} leaves items out of the judgement, and --judgements judges all that "
-          "people saw; calibrate on other items with --calibration FILE")
-    check(not opt.calibration or ready(opt),
-          f"--calibration {opt.calibration} is for --embeddings or --scores, and a run is calibrated on its dev split; "
-          "leave it out")
-    check(not (opt.calibration and opt.calibrate_on),
-          "--calibration and --calibrate_on both name what to calibrate on; give one of them")
-    check(not ready(opt) or opt.calibration or opt.calibrate_on,
-          f"{ready(opt)} has to be calibrated on other items; give those of dev with --calibration FILE, or "
-          "--calibrate_on 0.5 to take half of its images")
-    check(ready(opt) or opt.calibrate_on or opt.split not in ("dev", "val"),
-          f"--split {opt.split} is what a run is calibrated on; judge another split, or give --calibrate_on 0.5 "
-          "(images and captions only)")
-
-
-def refuse_variances(opt) -> None:
-    check(not opt.scores, f"--variances {opt.variances} does not go with --scores: ready scores have no embeddings")
-    check(not opt.compare, f"--variances {opt.variances} does not go with --compare: variances change no score, so "
-                           "there is nothing to compare; evaluate each by itself")
-    check(not opt.embeddings or opt.variances_from,
-          f"--variances {opt.variances} needs the training pairs of the same model, and {opt.embeddings} holds those "
-          "that are judged; give them with --variances_from FILE.npz")
-    files = opt.variances_from, opt.calibration
-    check(not all(files) or len({*map(os.path.realpath, files)}) > 1,
-          f"--variances_from and --calibration are both {opt.calibration}; calibration needs other items, so give "
-          "training pairs for the one and dev for the other")
-    check(not (opt.sim and trait(formulas()[opt.sim], "gaussian_sides")),
-          f"--sim {opt.sim} ranks by variances, and those of --variances {opt.variances} change no score; leave one of "
-          "the two out")
-    check(opt.split != "train", f"--variances {opt.variances} is fitted on the train split, so it must not be judged "
-                                "there; give another --split")

@@ -2,7 +2,7 @@
 
     python show.py retrieval --checkpoint runs/demo --photos data/demo/images
     python show.py retrieval --checkpoint runs/demo --photos data/demo/images --captions "a red circle ." "a star ."
-    python show.py retrieval --unsure 0.5                    # after evaluate.py --confidence: how sure is each answer?
+    python show.py retrieval --unsure 0.5                    # after python -m confidence: how sure is each answer?
     python show.py captions --checkpoint runs/vsrn           # a VSRN model that was trained with --captioner
     python show.py latents --checkpoint runs/jwae            # how near are its latents to the prior N(0, I)?
 """
@@ -65,7 +65,7 @@ def calibration_to_show(run: str, opt) -> Calibration | None:
     calibration = calibration_of(run, opt.calibration)
     check(calibration or opt.unsure is None or not os.path.exists(run),
           f"--unsure {opt.unsure or 0:g} needs calibrated probabilities, and there is no "
-          f"{calibration_file(run)}; write it with evaluate.py --checkpoint {run} --confidence")
+          f"{calibration_file(run)}; write it with python -m confidence {run}")
     return calibration
 
 
@@ -364,7 +364,7 @@ def main(argv=None) -> None:
     add("--top", type=up_to(50), default=5, metavar="N",
         help="number of images to show per caption")
     add("--calibration", type=filename, metavar="FILE.json",
-        help="says how sure each first answer is; evaluate.py --confidence writes it (default: "
+        help="says how sure each first answer is; python -m confidence writes it (default: "
         "calibration.json in the run folder, where there is one)")
     add("--unsure", type=probability, metavar="P",
         help="mark first answers of a lower probability as not sure; needs a calibration")

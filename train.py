@@ -158,7 +158,7 @@ def train(opt, kind: type["Training"] | None = None) -> int:
         print(yaml.safe_dump(vars(opt), sort_keys=True) + facts + "\ndry run: nothing was written")
         return 0
     if opt.loss == "volume":
-        from confidence.volume import training_shares
+        from methods.volume import training_shares
         run.model.terms["volume"].shares = training_shares(
             run.model, run.data.train, run.data.dev, run.data.tokens, device)
     with delayed_signals() as received:

@@ -1,11 +1,11 @@
-"""What is fitted on a dev split so that scores become probabilities, and calibration.json, which
-holds it: a temperature for each direction (`posterior.temperature`)."""
+"""Numbers fitted on a dev split by which scores become probabilities, and calibration.json, which holds them."""
 import os
 from typing import NamedTuple
 
 import numpy as np
 
 from cli import InputError, check
+from confidence.posterior import fit_pairs, rows_of, sample_scores, temperature
 from evaluation.embeddings import Embeddings, uncertainties
 from files import FAULTS, read_json
 
@@ -16,34 +16,42 @@ LEVELS = 101                          # quantiles of log det Sigma that are kept
 
 
 class Fitted(NamedTuple):
-    """What was fitted for one direction, and on how much."""
+    """Temperature of one direction, and what it was fitted to."""
     temperature: float
     queries: int
     gallery: int
 
     @classmethod
-    def of(cls, stored: dict) -> "Fitted":
+    def read(cls, record: dict) -> "Fitted":
         """Raises ValueError, KeyError or TypeError where no calibration holds this."""
-        of = cls(float(stored["temperature"]), int(stored["queries"]), int(stored["gallery"]))
-        if not 0 < of.temperature < np.inf:
-            raise ValueError(f"temperature {of.temperature}")
-        return of
+        fitted = cls(float(record["temperature"]), int(record["queries"]), int(record["gallery"]))
+        if not 0 < fitted.temperature < np.inf:
+            raise ValueError(f"temperature {fitted.temperature}")
+        return fitted
 
 
-def stored(dev: Embeddings, split: str, fitted: dict[str, Fitted]) -> dict:
-    """What calibration.json holds but for "sets", the limits of conformal sets: what was fitted, on
-    what, at what size of the gallery. split: the name of what was calibrated on."""
+def calibrate(dev: Embeddings, name: str) -> dict:
+    """Fit the content of calibration.json to dev: temperatures, the probability of a pair, quantiles of log det Sigma.
+
+    name: of dev, for the reader. Raises InputError where nothing fits. Sets and votes are added by those who fit them.
+    """
+    rows = {side: rows_of(dev, side) for side in SIDES}
+    fitted = {side: Fitted(temperature(*sample_scores(x)), x.queries, x.gallery) for side, x in rows.items()}
+    pair = fit_pairs(rows["t2i"])
     return {"calibration": FORMAT, "checkpoints": dev.name.split(" + "),
-            **({"weights": dev.weights} if dev.weights else {}), "data_name": dev.data_name,
-            "split": split, "similarity": dev.similarity, "images": dev.n_images,
-            "captions": len(dev.caption_image),
-            **{side: of._asdict() for side, of in fitted.items()}, **quantiles(dev)}
+            **({"weights": dev.weights} if dev.weights else {}), "data_name": dev.data_name, "split": name,
+            "similarity": dev.similarity, "images": dev.n_images, "captions": len(dev.caption_image),
+            **{side: x._asdict() for side, x in fitted.items()}, **quantiles(dev),
+            "pair": {"slope": pair.slope, "bias": pair.bias}}
+
+
+def percent(p: float) -> str:
+    """A probability for a reader; never 0% or 100%, which no model can promise."""
+    return "under 1%" if p < 0.005 else "over 99%" if p >= 0.995 else f"{100 * p:.0f}%"
 
 
 def quantiles(dev: Embeddings) -> dict:
-    """{"log_det": LEVELS quantiles of the log det Sigma of the captions, from the least to the
-    largest}, by which that of a query is told to be small or large; {} where captions are
-    points."""
+    """Quantiles of log det Sigma of the captions, {"log_det": LEVELS rising numbers}; {} where captions are points."""
     values = uncertainties(dev).get("captions")
     return {} if values is None else {
         "log_det": np.quantile(values, np.linspace(0, 1, LEVELS)).tolist()}
@@ -64,15 +72,13 @@ class Calibration(NamedTuple):
     fits: list[float] | None          # slope, log_det, bias of a `Sigmoid`; None without judgements
 
     def refuse_other(self, run: str, weights: str) -> None:
-        """Raises InputError unless this is of the model with these weights, which `run` holds."""
+        """Raise InputError unless this is of the model with these weights, which `run` holds."""
         why = (f"is of the weights of {self.models}, and {run} has others" if self.weights else
                f"is of {self.models}, and names no weights by which {run} could be known")
-        check(self.weights == [weights], f"{self.path} {why}; write it again with evaluate.py "
-                                         f"--confidence --checkpoint {run}")
+        check(self.weights == [weights], f"{self.path} {why}; write it again with python -m confidence {run}")
 
     def notes(self, data_name: str, images: int) -> list[str]:
-        """Sentences on images that are searched and were not calibrated on: of other data, or in a
-        gallery of another size."""
+        """Sentences on images of other data, or in a gallery of another size, than those calibrated on."""
         fitted, notes = self.fitted["t2i"].gallery, []
         if data_name != self.data_name:
             notes.append(f"the probabilities were calibrated on {self.data_name} and may not hold "
@@ -85,8 +91,8 @@ class Calibration(NamedTuple):
 
 
 def read_calibration(path: str) -> Calibration:
-    """What `stored` wrote. Raises InputError on any other file."""
-    fix = "write it again with evaluate.py --confidence"
+    """Read a calibration.json. Raises InputError on any other file."""
+    fix = "write it again with python -m confidence RUN"
     file = read_json(path, fix)
     try:
         models = " + ".join(file["checkpoints"])
@@ -100,7 +106,7 @@ def read_calibration(path: str) -> Calibration:
                        for side in SIDES}}
         return Calibration(path, models, file.get("weights"),
                            *(f"{file[name]}" for name in ("data_name", "similarity")),
-                           {side: Fitted.of(file[side]) for side in SIDES}, sets,
+                           {side: Fitted.read(file[side]) for side in SIDES}, sets,
                            file.get("log_det") and sorted(map(float, file["log_det"])),
                            fits and [float(fits[name]) for name in ("slope", "log_det", "bias")])
     except FAULTS as error:
@@ -108,8 +114,7 @@ def read_calibration(path: str) -> Calibration:
 
 
 def calibration_file(run: str) -> str:
-    """The calibration that evaluate.py --confidence writes by itself for a run folder or a
-    checkpoint file."""
+    """The calibration.json of a run folder or a checkpoint file."""
     folder, file = (run, "model_best.pt") if os.path.isdir(run) else os.path.split(run)
     ending = "" if file == "model_best.pt" else f"_{file.split('.')[0]}"
     return os.path.join(folder, f"calibration{ending}.json")

@@ -1,5 +1,7 @@
-"""What people said of photos and captions, beside what a model says of them: `evaluate.py
---judgements FILE ...`.
+"""Agreement of a model with people's judgements of photos and captions.
+
+    python -m confidence.people runs/A --judgements ExpertAnnotations.txt CrowdFlowerAnnotations.txt
+    python -m confidence.people test.npz --dev dev.npz --judgements FILE
 
 A line of a file is a photo, a caption NAME#K (caption K, from 0, of photo NAME) and numbers, with
 tabs between: ratings, as in Flickr8k's ExpertAnnotations.txt (three of 1 to 4), or a share of yes,
@@ -14,23 +16,31 @@ counts with the share of yes that own pairs have, and a pair that nobody judged 
 that might fit were shown. Maps are fitted to the votes on half of the captions, and judged on the
 others.
 """
+if __name__ == "__main__":
+    import cli
+    cli.start()
+
 import itertools
 import os
+import sys
 from collections import defaultdict
 from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import brentq
 
-from cli import check
-from confidence.calibration import SIDES
+import cli
+from cli import Arguments, check, filename
+from confidence import plots, reliability
+from confidence.__main__ import calibrated_on, describe, show_and_save
+from confidence.calibration import SIDES, calibrate
+from confidence.inputs import add_arguments, open_items
 from confidence.posterior import answers, expected, rows_of
-from confidence.volume import Sigmoid
-from evaluation import selective
 from evaluation.embeddings import Embeddings, uncertainties
 from evaluation.protocols import replace_nan
 from evaluation.report import number, table
 from files import read_lines
+from methods.volume import Sigmoid
 from metrics import codes, spearman, spearman_of_codes
 
 FORM = ("a line is a photo, a caption NAME#K and ratings, or a share of yes, how many said yes and "
@@ -123,7 +133,7 @@ def agreement(judged: Judged, scores: np.ndarray) -> dict:
         each = judged.ratings.shape[1]
         kind, tau = "c", kendalltau(np.repeat(s, each), judged.ratings.ravel(), variant="c").statistic
     return {"pairs": len(s), "own": judged.own, "elsewhere": judged.elsewhere, "kind": kind,
-            "tau": 100 * float(tau), "auroc": selective.auroc(s, fits), "fit": float(fits.mean())}
+            "tau": 100 * float(tau), "auroc": reliability.auroc(s, fits), "fit": float(fits.mean())}
 
 
 # ---- how many fit
@@ -156,13 +166,13 @@ def rhos(unsure: dict[str, np.ndarray], truth: np.ndarray) -> dict:
              for name, x in ranks.items()}
     results = {}
     for name, x in unsure.items():
-        results[name] = {"rho": spearman(x, truth), **selective.interval(drawn[name])}
+        results[name] = {"rho": spearman(x, truth), **reliability.interval(drawn[name])}
         if "words" in unsure and name != "words":
             results[name]["rho_given_words"] = partial_spearman(x, truth, unsure["words"])
         if name != "expected":
             results[name]["above"] = {
                 "difference": results[name]["rho"] - spearman(unsure["expected"], truth),
-                **selective.interval(drawn[name] - drawn["expected"])}
+                **reliability.interval(drawn[name] - drawn["expected"])}
     return results
 
 
@@ -184,7 +194,7 @@ def voted(files: list[Judged]) -> tuple[np.ndarray, ...]:
 
 def probabilities(files: list[Judged], scores: np.ndarray, pair: Sigmoid,
                   spread: np.ndarray | None) -> dict[str, dict]:
-    """{map: what `selective.probability` says of it by single votes on judged pairs, and its
+    """{map: what `reliability.judge_probability` says of it by single votes on judged pairs, and its
     AUROC}.
 
     Maps: that of own pairs on dev; the same, shifted; slope and bias fitted to votes; and with the
@@ -204,8 +214,8 @@ def probabilities(files: list[Judged], scores: np.ndarray, pair: Sigmoid,
         for judge, others in halves(scores.shape[1]):
             p[judge[caption]] = learn(others[caption])(s, v)[judge[caption]]
         every = np.repeat(p, votes)
-        results[name] = {**selective.probability(every, single),
-                         "auroc": selective.auroc(every, single)}
+        results[name] = {**reliability.judge_probability(every, single),
+                         "auroc": reliability.auroc(every, single)}
     return results
 
 
@@ -269,7 +279,7 @@ def judge(e: Embeddings, files: list[Judged], t: dict[str, float],
           pair: Sigmoid) -> tuple[dict, Sigmoid | None, list[np.ndarray] | None]:
     """What results.json holds of judgements, the map that calibration.json keeps, and the expected
     numbers and people's of all captions (`numbers`), None without votes. t: the temperatures by
-    direction; pair: the probability of own pairs (`posterior.of_pairs`)."""
+    direction; pair: the probability of own pairs (`posterior.fit_pairs`)."""
     scores = e.scores                                                  # (N, M)
     results = {"files": {os.path.basename(of.path): agreement(of, scores) for of in files}}
     texts = e.ids.get("caption")
@@ -336,3 +346,38 @@ def tables(results: dict) -> list:
                 columns, {MEASURES[measure]: of
                           for measure, of in results[name]["measures"].items()}))
     return said
+
+
+# ---- the command
+
+def run(opt) -> dict:
+    """Judge by people's judgements as the options say; return the results. Raises InputError."""
+    items, files = open_items(opt, ("people",))
+    judgements = [read(path, items.whole) for path in opt.judgements]
+    calibration = calibrate(items.dev, items.source)
+    temperatures = {side: calibration[side]["temperature"] for side in SIDES}
+    people, fits, expected_and_true = judge(items.whole, judgements, temperatures, Sigmoid(**calibration["pair"]))
+    calibration |= {"fits": fits._asdict()} if fits else {}
+    results = describe(items) | {"people": people}
+    show_and_save(results, calibration, tables(people), [calibrated_on(items)], items, files)
+    if expected_and_true:
+        plots.fitting(*expected_and_true, items.whole.ids.get("caption"), files["people"])
+        print(f"ten captions and how many photos fit them in {files['people']}", file=sys.stderr)
+    return results
+
+
+def parse_args(argv=None):
+    p = Arguments("Compare a model with people's judgements of photos and captions.")
+    add_arguments(p)
+    p.add_argument("--judgements", type=filename, metavar="FILE", nargs="+", required=True, help="what people said of "
+                   "pairs, as Flickr8k's annotations have it")
+    p.set_defaults(results="people", calibrate_on=None, variances=None, train=None, export=None, positives=None)
+    return p.parse_args(argv)
+
+
+def main(argv=None) -> None:
+    cli.run("confidence.people", lambda: run(parse_args(argv)) and None)
+
+
+if __name__ == "__main__":
+    main()

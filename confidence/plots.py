@@ -1,16 +1,12 @@
-"""What evaluate.py draws: what the uncertainty tells (`ucmr` Fig. 4-7), how sure a model is, and
-whether rightly."""
-import os
-import sys
-
+"""Pictures: reliability, risk and coverage, queries with their first answers, and numbers of photos that fit."""
 import numpy as np
 
-from confidence.measures import MEASURES, Seen, best_name, percent
+from confidence.calibration import percent
+from confidence.measures import MEASURES, Outcomes
+from confidence.reliability import reliability
 from data import Photos
-from evaluation.pictures import THUMBNAIL, Cell, Row, draw_rows, drawing, wrapped
+from evaluation.pictures import ACROSS, Cell, Row, draw_rows, drawing, shown_by, wrapped
 from evaluation.report import SIDES
-from evaluation.selective import reliability
-from files import below
 from metrics import risk_coverage
 
 PICTURES = ("confidence", "confidence_examples")
@@ -19,93 +15,13 @@ LABELS = {"posterior_grouped": "posterior, summed over its image's captions"}
 SHOWN = {"the surest of the right": 4, "the surest of the wrong": 3, "around the median": 3,
          "the least sure": 3}
 FRAME = {True: "forestgreen", False: "firebrick"}                  # of right and wrong answers
-# items at each end, matches of each, photos and letters in a line
-MOST, MATCHES, ACROSS, LETTERS = 5, 3, 6, 30
-
-
-# ---- uncertainty
-
-def curves(reports: dict[str, dict], path: str) -> None:
-    """Recall by tenths of uncertainty, and risk by coverage: a row of pictures per side, a line per
-    run.
-
-    reports: {run: {"images" | "captions": what `protocols.uncertainty_report` returns}}. A side
-    that was not ranked has no recalls.
-    """
-    sides = {}
-    for run, report in reports.items():
-        for side, of in report.items():
-            if "recall_bins" in of:
-                sides.setdefault(side, {})[run] = of
-    with drawing(path, len(sides), 2, (10, 3.6 * len(sides)), tight=True) as (_, axes):
-        for (left, right), (side, runs) in zip(axes, sides.items()):
-            for run, of in runs.items():
-                bins, risk = of["recall_bins"], of["risk_coverage"]
-                rho = "" if bins["rho"] is None else f" (rho {bins['rho']:.2f})"
-                left.plot(range(1, len(bins["recall"]) + 1), bins["recall"], marker="o",
-                          label=run + rho)
-                line, = right.plot(100 * np.array(risk["coverage"]), risk["risk"],
-                                   label=f"{run} (area {risk['area']:.1f}, perfect "
-                                   f"{risk['area_best']:.1f})")
-                right.axhline(risk["area_random"], color=line.get_color(), linestyle=":",
-                              linewidth=1)
-            left.set(xlabel=f"tenth of the {side}, from the surest to the least sure",
-                     ylabel="R@1, percent", title=f"{side} as queries", ylim=(0, None))
-            right.set(xlabel="coverage, percent: only the surest are answered",
-                      ylabel="wrong first answers, percent",
-                      title="risk and coverage; dotted: no knowledge", ylim=(0, 100))
-            for axis in (left, right):
-                axis.grid(alpha=0.3)
-                # a long name may cover the curves, not squeeze them
-                axis.legend(fontsize=8).set_in_layout(False)
-
-
-def extremes(values: np.ndarray, pairs, texts: list[str] | None, photos: Photos | None,
-             caption_image: np.ndarray, of_images: bool, path: str) -> None:
-    """The most and the least uncertain images, or captions, with their plausible matches.
-
-    values (Q,): log det Sigma of the queries in nats; pairs: their matches (`annotations.Pairs`);
-    texts: all captions; photos: those of all images, or None; caption_image (M,): the row of each
-    caption's image.
-    """
-    texts, image = shown_by(texts, photos, caption_image)
-    order, rows = np.argsort(values, kind="stable"), []
-    for name, queries in (("most uncertain", order[::-1][:MOST]),
-                          ("least uncertain", order[:MOST])):
-        cells = []
-        for q in queries:
-            matches = pairs.item[pairs.query == q]
-            more = f", {MATCHES} of {len(matches)} matches" if len(matches) > MATCHES else ""
-            facts = f"{values[q]:.1f} nats{more}"
-            if of_images:
-                cells.append(image(q, facts, *(texts[m] for m in matches[:MATCHES])))
-            else:
-                rows.append(Row(texts[q], f"{name}: {facts}",
-                                [image(i) for i in matches[:MATCHES]]))
-        rows += [Row(f"{name} images", "", cells)] * of_images
-    draw_rows(path, f"log det Sigma of {'images' if of_images else 'captions'}, and what matches "
-              "them", rows, ACROSS)
-
-
-def shown_by(texts: list[str] | None, photos: Photos | None, caption_image: np.ndarray):
-    """The texts of all captions, and image(i, *lines, frame): a Cell of image i below these lines.
-    Where there are no photos, its number and its first caption stand in it."""
-    texts = texts or [f"caption {m}" for m in range(len(caption_image))]
-    first = dict(zip(caption_image[::-1].tolist(), texts[::-1]))
-
-    def image(i: int, *lines: str, frame: str | None = None) -> Cell:
-        photo = photos.open(int(i), THUMBNAIL) if photos is not None else (
-            f"[image {i}]\n{wrapped(first.get(int(i), ''), 2 * LETTERS // 3, 5)}")
-        label = "\n".join(wrapped(line, LETTERS) for line in lines if line)
-        return Cell(photo, label, frame)
-    return texts, image
 
 
 # ---- confidence
 
-def diagrams(results: dict, seen: dict[str, Seen], path: str) -> None:
+def diagrams(results: dict, seen: dict[str, Outcomes], path: str) -> None:
     """A row for each direction: the reliability of the probability that users are shown, and risk
-    by coverage of all measures. results: what `confidence.judge` said, by direction."""
+    by coverage of all measures. results: what `measures.judge` said, by direction."""
     with drawing(path, len(seen), 2, (14.5, 4.6 * len(seen))) as (figure, axes):
         for (left, right), (side, of) in zip(axes, seen.items()):
             draw_reliability(of, results[side], side, left)
@@ -116,12 +32,12 @@ def diagrams(results: dict, seen: dict[str, Seen], path: str) -> None:
                                hspace=0.28)
 
 
-def draw_reliability(of: Seen, results: dict, side: str, axis) -> None:
-    """The diagram of one direction. results: what `confidence.judge` said of it."""
+def draw_reliability(of: Outcomes, results: dict, side: str, axis) -> None:
+    """The diagram of one direction. results: what `measures.judge` said of it."""
     from scipy import stats  # takes a second to import
 
-    best = best_name(of.values)
-    numbers, bins = results[best], reliability(of.values[best], of.right)
+    best = of.best
+    numbers, bins = results[best], reliability(of.confidences[best], of.right)
     p, share, size = (np.array(bins[key]) for key in ("p", "right", "queries"))
     bounds = np.array([stats.binomtest(round(right * n), n).proportion_ci(method="exact")
                        for right, n in zip(share, size.tolist())]).T                       # (2, B)
@@ -139,10 +55,10 @@ def draw_reliability(of: Seen, results: dict, side: str, axis) -> None:
     axis.legend(fontsize=8, loc="lower right")
 
 
-def draw_risks(of: Seen, side: str, axis) -> None:
+def draw_risks(of: Outcomes, side: str, axis) -> None:
     """The curves of one direction, the legend beside them from the best measure to the worst."""
-    risks = {name: risk_coverage(-value, of.right) for name, value in of.values.items()}
-    perfect, best = risk_coverage(~of.right, of.right), best_name(of.values)
+    risks = {name: risk_coverage(-value, of.right) for name, value in of.confidences.items()}
+    perfect, best = risk_coverage(~of.right, of.right), of.best
     for name, risk in sorted(risks.items(), key=lambda item: item[1]["area"]):
         color, style = MEASURES[name].look
         if name == "posterior" != best:
@@ -178,7 +94,7 @@ def pick(sure: np.ndarray, right: np.ndarray, counts: dict[str, int],
     return chosen
 
 
-def examples(seen: dict[str, Seen], texts: list[str] | None, caption_image: np.ndarray,
+def examples(seen: dict[str, Outcomes], texts: list[str] | None, caption_image: np.ndarray,
              photos: Photos | None, path: str) -> None:
     """Queries with their first answers and how sure the model is of them.
 
@@ -187,8 +103,8 @@ def examples(seen: dict[str, Seen], texts: list[str] | None, caption_image: np.n
     """
     texts, image = shown_by(texts, photos, caption_image)
 
-    def cells(side: str, of: Seen, q: int, p: float) -> list[Cell]:
-        query, answer, right, own = of.asked[q], of.answers[q], bool(of.right[q]), of.owner[q]
+    def cells(side: str, of: Outcomes, q: int, p: float) -> list[Cell]:
+        query, answer, right, own = of.queries[q], of.answers[q], bool(of.right[q]), of.owner[q]
         tied = not right and own == (answer if side == "t2i" else caption_image[answer])
         verdict = "right" if right else "a wrong answer scores the same" if tied else "wrong"
         sure = f"{percent(p)} sure, {verdict}"
@@ -201,7 +117,7 @@ def examples(seen: dict[str, Seen], texts: list[str] | None, caption_image: np.n
         return [first] if right or tied else [first, image(own, "the caption's own")]
     rows = []
     for side, of in seen.items():
-        p = of.values[best_name(of.values)]
+        p = of.confidences[of.best]
         rows += [Row(f"{SIDES[side]}: {heading}", "",
                      [cell for q in queries for cell in cells(side, of, q, p[q])])
                  for heading, queries in pick(p, of.right, SHOWN, range(len(p))).items()]
@@ -231,20 +147,3 @@ def fitting(expected: np.ndarray, people: np.ndarray, texts: list[str] | None, p
                  title="Captions at equal steps from the fewest expected to the most")
         axis.grid(axis="x", alpha=0.3)
         axis.legend(fontsize=8, loc="upper right")
-
-
-def locate(photos: Photos | list[str] | None, folder: str | None) -> Photos | None:
-    """The photos of all images, or None where a file is missing; says so where `folder` is given.
-
-    photos: those of a split, or their file names in `folder`.
-    """
-    paths = photos.paths if isinstance(photos, Photos) else [
-        below(folder, name, "the list of photos") for name in (photos or () if folder else ())]
-    absent = [path for path in paths if not os.path.isfile(path)]
-    if folder and (absent or not paths):
-        what = "none has a name"
-        if paths:
-            what = f"{len(absent):,} of {len(paths):,} photos are missing, the first is {absent[0]}"
-        print(f"--photos {folder}: {what}; the pictures show captions in their place",
-              file=sys.stderr)
-    return None if absent or not paths else Photos(paths)

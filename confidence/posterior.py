@@ -14,9 +14,9 @@ import torch
 from scipy import optimize
 
 from cli import check
-from confidence.volume import Sigmoid
 from evaluation.annotations import Pairs
 from evaluation.embeddings import Embeddings
+from methods.volume import Sigmoid
 
 ELEMENTS = 2 ** 22                    # scores that are computed at a time, 16 MiB
 CACHED = 2 ** 18                      # scores that are passed over at a time: 1 MiB stays cached
@@ -217,7 +217,7 @@ def temperature(scores: torch.Tensor, right: torch.Tensor) -> float:
     check(0 < lowest < len(grid) - 1,
           "no temperature fits: the scores of the dev split do not tell which items are right "
           f"(the best T is {'0' if lowest == 0 else 'infinite'}); "
-          "train longer, or leave --confidence out")
+          "train longer")
     minimum = optimize.minimize_scalar(loss, bounds=(grid[lowest - 1], grid[lowest + 1]),
                                        method="bounded", options={"xatol": 1e-7})
     return float(np.exp(minimum.x))
@@ -226,7 +226,7 @@ def temperature(scores: torch.Tensor, right: torch.Tensor) -> float:
 # ---- the probability of a pair, by itself
 
 @torch.no_grad()
-def of_pairs(rows: Rows) -> Sigmoid:
+def fit_pairs(rows: Rows) -> Sigmoid:
     """The probability that an item is a query's own, from its score alone: fitted to whole rows at
     random, own items against all others."""
     scores, right = sample_scores(rows)

@@ -56,9 +56,8 @@ class Embeddings:
     assumed: bool = False                         # caption_image is a guess: M / N captions for each image, in order
     models: list[Trained] = field(default_factory=list)     # none of a file
     bank: tuple | None = None                     # (N,), (M,) that a query bank takes from the scores
-    volumes: list[tuple] = field(default_factory=list)      # `volume.Volume` of both sides of each member, if given
     judged: dict = field(default_factory=dict)    # matches and ratings of the items, by protocol
-    report: dict = field(default_factory=dict)    # parts of results.json: "bank", "variances", "unknown_words"
+    report: dict = field(default_factory=dict)    # parts of results.json: "bank", "unknown_words"
     notes: list[str] = field(default_factory=list)          # what was assumed or left out
 
     @cached_property

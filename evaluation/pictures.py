@@ -8,6 +8,7 @@ DejaVu Sans, Noto Sans CJK JP`.
 import contextlib
 import functools
 import os
+import sys
 import textwrap
 import unicodedata
 from typing import NamedTuple
@@ -16,8 +17,8 @@ import numpy as np
 from PIL import Image
 
 from cli import InputError, check
-from data import read_photo
-from files import atomic, output
+from data import Photos, read_photo
+from files import atomic, below, output
 
 FORMATS = ("png", "pdf", "svg", "ps", "eps")
 DPI, LARGEST = 80, 2 ** 16 - 1        # pixels an inch, and of a side: what matplotlib can draw
@@ -26,6 +27,8 @@ SIGN = "\u25af"                       # an upright box
 OWN, IN_SET = "limegreen", "tab:blue"                       # frames
 # inches: a photo, a line of text, between rows, the title
 TILE, LINE, GAP, TITLE = 2.0, 0.16, 0.14, 0.42
+# items at each end of `extremes`, matches of each, photos and letters in a line
+MOST, MATCHES, ACROSS, LETTERS = 5, 3, 6, 30
 
 
 def picture_file(path: str, inputs=(), overwrite: bool = True) -> str:
@@ -220,3 +223,98 @@ def small(file: str) -> Image.Image | str:
         return read_photo(file, THUMBNAIL) if os.path.isfile(file) else "gone"
     except InputError:
         return "unreadable"
+
+
+# ---- uncertainty
+
+def curves(reports: dict[str, dict], path: str) -> None:
+    """Recall by tenths of uncertainty, and risk by coverage: a row of pictures per side, a line per
+    run.
+
+    reports: {run: {"images" | "captions": what `protocols.uncertainty_report` returns}}. A side
+    that was not ranked has no recalls.
+    """
+    sides = {}
+    for run, report in reports.items():
+        for side, of in report.items():
+            if "recall_bins" in of:
+                sides.setdefault(side, {})[run] = of
+    with drawing(path, len(sides), 2, (10, 3.6 * len(sides)), tight=True) as (_, axes):
+        for (left, right), (side, runs) in zip(axes, sides.items()):
+            for run, of in runs.items():
+                bins, risk = of["recall_bins"], of["risk_coverage"]
+                rho = "" if bins["rho"] is None else f" (rho {bins['rho']:.2f})"
+                left.plot(range(1, len(bins["recall"]) + 1), bins["recall"], marker="o",
+                          label=run + rho)
+                line, = right.plot(100 * np.array(risk["coverage"]), risk["risk"],
+                                   label=f"{run} (area {risk['area']:.1f}, perfect "
+                                   f"{risk['area_best']:.1f})")
+                right.axhline(risk["area_random"], color=line.get_color(), linestyle=":",
+                              linewidth=1)
+            left.set(xlabel=f"tenth of the {side}, from the surest to the least sure",
+                     ylabel="R@1, percent", title=f"{side} as queries", ylim=(0, None))
+            right.set(xlabel="coverage, percent: only the surest are answered",
+                      ylabel="wrong first answers, percent",
+                      title="risk and coverage; dotted: no knowledge", ylim=(0, 100))
+            for axis in (left, right):
+                axis.grid(alpha=0.3)
+                # a long name may cover the curves, not squeeze them
+                axis.legend(fontsize=8).set_in_layout(False)
+
+
+def extremes(values: np.ndarray, pairs, texts: list[str] | None, photos: Photos | None,
+             caption_image: np.ndarray, of_images: bool, path: str) -> None:
+    """The most and the least uncertain images, or captions, with their plausible matches.
+
+    values (Q,): log det Sigma of the queries in nats; pairs: their matches (`annotations.Pairs`);
+    texts: all captions; photos: those of all images, or None; caption_image (M,): the row of each
+    caption's image.
+    """
+    texts, image = shown_by(texts, photos, caption_image)
+    order, rows = np.argsort(values, kind="stable"), []
+    for name, queries in (("most uncertain", order[::-1][:MOST]),
+                          ("least uncertain", order[:MOST])):
+        cells = []
+        for q in queries:
+            matches = pairs.item[pairs.query == q]
+            more = f", {MATCHES} of {len(matches)} matches" if len(matches) > MATCHES else ""
+            facts = f"{values[q]:.1f} nats{more}"
+            if of_images:
+                cells.append(image(q, facts, *(texts[m] for m in matches[:MATCHES])))
+            else:
+                rows.append(Row(texts[q], f"{name}: {facts}",
+                                [image(i) for i in matches[:MATCHES]]))
+        rows += [Row(f"{name} images", "", cells)] * of_images
+    draw_rows(path, f"log det Sigma of {'images' if of_images else 'captions'}, and what matches "
+              "them", rows, ACROSS)
+
+
+def shown_by(texts: list[str] | None, photos: Photos | None, caption_image: np.ndarray):
+    """The texts of all captions, and image(i, *lines, frame): a Cell of image i below these lines.
+    Where there are no photos, its number and its first caption stand in it."""
+    texts = texts or [f"caption {m}" for m in range(len(caption_image))]
+    first = dict(zip(caption_image[::-1].tolist(), texts[::-1]))
+
+    def image(i: int, *lines: str, frame: str | None = None) -> Cell:
+        photo = photos.open(int(i), THUMBNAIL) if photos is not None else (
+            f"[image {i}]\n{wrapped(first.get(int(i), ''), 2 * LETTERS // 3, 5)}")
+        label = "\n".join(wrapped(line, LETTERS) for line in lines if line)
+        return Cell(photo, label, frame)
+    return texts, image
+
+
+def locate(photos: Photos | list[str] | None, folder: str | None) -> Photos | None:
+    """The photos of all images, or None where a file is missing; says so where `folder` is given.
+
+    photos: those of a split, or their file names in `folder`.
+    """
+    paths = photos.paths if isinstance(photos, Photos) else [
+        below(folder, name, "the list of photos") for name in (photos or () if folder else ())]
+    absent = [path for path in paths if not os.path.isfile(path)]
+    if folder and (absent or not paths):
+        what = "none has a name"
+        if paths:
+            what = f"{len(absent):,} of {len(paths):,} photos are missing, the first is {absent[0]}"
+        print(f"--photos {folder}: {what}; the pictures show captions in their place",
+              file=sys.stderr)
+    return None if absent or not paths else Photos(paths)

@@ -18,7 +18,6 @@ from evaluation import annotations
 from evaluation.annotations import Crisscrossed, Listed, Pairs, Ratings
 from evaluation.embeddings import MOST_SCORES, Embeddings, Member, blocks_within, uncertainties
 from evaluation.encode import Gallery
-from evaluation.selective import levelled
 from losses import Embedding, cosine
 
 FOLD = 1000                           # images per fold; COCO 1K is the mean of five folds
@@ -344,9 +343,8 @@ def deal_variances(images: Embedding, captions: Embedding, seed: int = 0) -> tup
 
 
 def ranks_by_variances(e: Embeddings) -> bool:
-    """Whether any member has variances and compares by them: the cosine looks at means alone, and variances that points
-    were given later rank nothing."""
-    return e.gaussian and "variances" not in e.report and not all(m.similarity is cosine for m in e.members)
+    """Whether any member has variances and compares by them: the cosine looks at means alone."""
+    return e.gaussian and not all(m.similarity is cosine for m in e.members)
 
 
 # ---- readers of judgements, (embeddings, options) -> matches or ratings as positions in the split
@@ -437,7 +435,7 @@ def run_protocols(e: Embeddings, opt) -> tuple[dict[str, dict], Record]:
           "for precomputed features)")
     check(not opt.uncertainty or e.gaussian,
           f"--uncertainty: {e.name} has points, which have no uncertainty; evaluate a Gaussian model, or give them "
-          "variances with --variances")
+          "variances: python -m confidence RUN --variances volume --export FILE.npz")
     results, record = {}, Record()
     versions = {"": e} | (controls(e, opt) if can_rank(e) else {})
     for name, protocol in PROTOCOLS.items():
@@ -477,7 +475,7 @@ def uncertainty_report(values: np.ndarray, ranks: np.ndarray) -> dict:
     """Report on what log det Sigma (Q,) in nats says about R@1 of 0-based ranks (Q,), NaN where a query does
     not count."""
     known = ~np.isnan(ranks)
-    values, right = levelled(values[known]), ranks[known] < 1
+    values, right = metrics.join_rounded(values[known]), ranks[known] < 1
     return {"recall_bins": metrics.recall_in_bins(values, right),
             "risk_coverage": metrics.risk_coverage(values, right)}
 
@@ -485,7 +483,7 @@ def uncertainty_report(values: np.ndarray, ranks: np.ndarray) -> dict:
 def rho_positives(values: np.ndarray, pairs: Pairs) -> float:
     """Spearman's correlation of log det Sigma (Q,) with the number of positives of the queries that have any."""
     count = np.bincount(pairs.query, minlength=len(values))                         # (Q,)
-    return metrics.spearman(levelled(values[count > 0]), count[count > 0])
+    return metrics.spearman(metrics.join_rounded(values[count > 0]), count[count > 0])
 
 
 # ---- all that is asked

@@ -185,15 +185,6 @@ def describe_bank(report: dict) -> str:
             f"{report['dev_rsum']:.1f} with it and {report['dev_rsum_without']:.1f} without")
 
 
-def describe_variances(report: dict) -> str:
-    """Sentence of the report on given variances, their source and what they leave unchanged."""
-    on = " and ".join(dict.fromkeys(
-        f"{n:,} images and {m:,} captions of {name}"
-        for n, m, name in zip(report["images"], report["captions"], report["fitted_on"])))
-    return (f"variances: the share that an item covers of the photos of {on}; the scores are those "
-            "of the points")
-
-
 def rho(value: float | None) -> str:
     """A correlation for a sentence; None where one side is constant."""
     return "undefined" if value is None else f"{value:.3f}"
@@ -235,8 +226,6 @@ def sentences(results: dict):
                f"{near['chance']:.1f}%)")
     if "bank" in results:
         yield describe_bank(results["bank"])
-    if "variances" in results:
-        yield describe_variances(results["variances"])
     for side, u in results.get("uncertainty", {}).items():
         yield f"uncertainty log det Sigma of the {side}: mean {u['mean']:.2f}, standard deviation {u['std']:.2f} nats"
         if "recall_bins" in u:

@@ -36,8 +36,7 @@ from cli import (
     up_to,
     workers,
 )
-from confidence.calibration import calibration_file
-from confidence.measures import percent
+from confidence.calibration import calibration_file, percent
 from data import Photos
 from evaluation.embeddings import newest_run
 from evaluation.pictures import picture_file
@@ -70,7 +69,7 @@ def index(opt) -> None:
     """The command `index`."""
     if opt.sets is not None and not opt.bank:
         raise InputError(f"--sets {opt.sets:g} belongs to --bank, which is calibrated here; "
-                         "without a bank the sets are those of evaluate.py --confidence --sets")
+                         "without a bank the sets are those of python -m confidence --sets")
     if opt.collection and not opt.uri:
         raise InputError(f"--collection {opt.collection} is for --uri; leave it out")
     name = opt.collection or re.sub(r"\W", "_", f"photos_{os.path.basename(file_of(opt.output))[:-4]}")
@@ -89,7 +88,7 @@ def train_on(photos: str, data_path: str, run: str, reading: store.How) -> None:
     new = ("--data_name", name, "--text_features", "minilm", "--loss", "infonce", "--mask_same_image", "--logger_name")
     begun = os.path.isfile(os.path.join(run, "checkpoint.pt"))
     call_python("train.py", *(["--resume"] if begun else [*data, *new]), run)
-    call_python("evaluate.py", *data, "--checkpoint", run, "--confidence")
+    call_python("-m", "confidence", run, *data)
 
 
 def search_photos(opt) -> None:
@@ -185,7 +184,7 @@ def query(opt) -> None:
         bank = searcher.index.manifest["bank"]
         raise InputError("--sets needs a calibration with sets; " + (
             f"make the index again with --bank {bank['split']} --sets 0.1" if bank else
-            f"write it with evaluate.py --checkpoint {searcher.encoder.path} --confidence --sets "
+            f"write it with python -m confidence {searcher.encoder.path} --sets "
             "0.1"))
     ready = time.perf_counter()
     found = searcher.find_texts(texts, opt.top, without=opt.without) if texts else []

@@ -106,8 +106,8 @@ def make(opt) -> None:
     call_python(*of, *SPREAD, "--init_from", runs[0], "--logger_name", runs[1])
     pack(runs[1], opt.output)
     told = os.path.join(runs[1], "people.json")
-    call_python("evaluate.py", "--checkpoint", opt.output, "--data_path", data, "--data_name", PEOPLE, "--split",
-                "photos", "--judgements", *judged, "--confidence", "--output", told, "--overwrite")
+    call_python("-m", "confidence.people", opt.output, "--data_path", data, "--data_name", PEOPLE, "--split", "photos",
+                "--judgements", *judged, "--output", told, "--overwrite")
     calibration = read_json(told.replace(".json", "_calibration.json"))
     save_json({**calibration, "checkpoints": ["photos/model"]}, os.path.join(opt.output, "calibration.json"))
     size = os.path.getsize(os.path.join(opt.output, "model_best.pt"))

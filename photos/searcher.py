@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from cli import InputError, check
-from confidence.measures import percent
+from confidence.calibration import percent
 from data import Photos
 from evaluation.pictures import IN_SET, Cell, Row, draw_rows, drawable, picture_file, small
 from losses import Embedding, uncertainty
@@ -114,8 +114,8 @@ class Searcher:
         self.calibrated = self.trust is not None
         self.title = os.path.basename(self.folder) or manifest["data"]
         self.notes = self.trust.notes(manifest["images"][1], self.count) if self.trust else [
-            f"no probabilities: {run} was not calibrated; write its calibration with evaluate.py "
-            f"--checkpoint {run} --confidence --sets 0.1"]
+            f"no probabilities: {run} was not calibrated; write its calibration with python -m confidence "
+            f"{run} --sets 0.1"]
         self.ranker = Ranker(self.vectors, self.index)
 
     # ---- queries

@@ -1,7 +1,7 @@
 """How far the answers of an index can be trusted: what turns scores into probabilities, the query
 bank's part in them, and what is said of them.
 
-Without a bank this is the calibration that `evaluate.py --confidence` wrote for the run. A bank
+Without a bank this is the calibration that `python -m confidence` wrote for the run. A bank
 changes the scores, so the temperature and the limit of sets are fitted again here, on the dev split
 of the run's own data.
 """
@@ -13,9 +13,8 @@ from torch import Tensor
 
 from checkpoint import Trained
 from cli import InputError
-from confidence import promises
-from confidence.calibration import Calibration, calibration_file, quantiles, read_calibration
-from confidence.measures import percent
+from confidence import conformal
+from confidence.calibration import Calibration, calibration_file, percent, quantiles, read_calibration
 from confidence.posterior import rows_of, sample_scores, temperature
 from evaluation import bank
 from evaluation.embeddings import Embeddings, Member, embed
@@ -127,7 +126,7 @@ def of_the_set(count: int, level: float) -> str:
 # ---- where it comes from
 
 def calibration_of(run: str, path: str | None = None) -> Calibration | None:
-    """The calibration in the file `path`, or where evaluate.py --confidence writes that of a run;
+    """The calibration in the file `path`, or where python -m confidence writes that of a run;
     None where there is none. Raises InputError where it is damaged."""
     file = path or calibration_file(run)
     return read_calibration(file) if path or os.path.isfile(file) else None
@@ -139,7 +138,7 @@ def trust_in(calibration: Calibration, run: str, weights: str, similarity: str) 
     calibration.refuse_other(run, weights)
     if calibration.similarity != similarity:
         raise InputError(f"{calibration.path} is of the similarity {calibration.similarity}, and "
-                         f"the run's is {similarity}; write it again with evaluate.py --confidence "
+                         f"the run's is {similarity}; write it again with python -m confidence "
                          "and without --sim")
     of, sets = calibration.fitted["t2i"], calibration.sets
     limits = (sets["alpha"], sets["t2i"]["lac"]) if sets else (None, None)
@@ -181,7 +180,7 @@ class BankColumn:
             scores = dev.scores - terms.numpy()[:, None]  # (N, M)
             whole = Embeddings(dev.name, dev.caption_image, dev.n_images, matrix=scores)
             t = temperature(*sample_scores(rows_of(whole, "t2i")))
-            limit = alpha and promises.calibrate_sets(whole, "t2i", t, alpha)[0]["lac"]
+            limit = alpha and conformal.calibrate_sets(whole, "t2i", t, alpha)[0]["lac"]
             self.trust = Trust(t, dev.n_images, run.options.data_name, alpha, limit,
                                **quantiles(dev))
 

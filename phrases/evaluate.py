@@ -3,7 +3,6 @@
     python -m phrases.evaluate                                   # the newest run, the test split
     python -m phrases.evaluate --checkpoint runs/A runs/B --regions edgeboxes500_ims
     python -m phrases.evaluate --compare runs/A runs/B           # a paired bootstrap over photos
-    python -m phrases.evaluate --confidence                      # how sure the first boxes are, calibrated on val
 
 Prints the recalls at IoU 0.5 beside the most that the proposals allow, and writes results.json.
 """
@@ -28,9 +27,8 @@ from evaluation.embeddings import newest_run
 from evaluation.protocols import replace_nan
 from files import output, save_json
 from options import check_fits
-from phrases import confidence
 from phrases.data import PhraseSplit, read_phrases
-from phrases.entities import SPLITS, photo_paths
+from phrases.entities import SPLITS
 from phrases.ranking import Located, PhraseScores, largest_first, locate, measures, outcomes
 
 SUMS = {"rsum": [f"r{k}" for k in metrics.RECALLS]}
@@ -47,11 +45,6 @@ class Phrases(NamedTuple):
     scores_of: Callable               # ranking.photo_by_photo
     facts: dict = {}                  # for results.json
     seed: int | None = None           # of the first run's training
-    gaussian: bool = False
-
-    def log_det(self) -> np.ndarray | None:
-        """log det Sigma of the phrases (M,) in nats, None of points."""
-        return self.scores_of.phrase_log_det if self.gaussian else None
 
 
 def open_phrases(paths: list[str], opt, split_name: str) -> Phrases:
@@ -75,7 +68,7 @@ def open_phrases(paths: list[str], opt, split_name: str) -> Phrases:
              "captions": len(split.phrases), "protocols": {}, "similarity": trained.options.sim,
              "notes": [*trained.notes, *split.notes]}
     return Phrases(f"{data_name} {split.name}", split, PhraseScores(models, split, device, 32 * opt.batch_size), facts,
-                   trained.options.seed, trained.model.text_tower.gaussian)
+                   trained.options.seed)
 
 
 def results_of(phrases: Phrases, located: Located) -> dict:
@@ -86,13 +79,10 @@ def results_of(phrases: Phrases, located: Located) -> dict:
 
 # ---- the commands
 
-def evaluate(paths: list[str], opt, target: str) -> tuple[dict, list, list[str]]:
-    """(results, tables, sentences) of a run or an ensemble. With --confidence its picture is drawn beside target."""
+def evaluate(paths: list[str], opt) -> tuple[dict, list, list[str]]:
+    """(results, tables, sentences) of a run or an ensemble."""
     test = open_phrases(paths, opt, opt.split)
-    if opt.confidence:
-        sure, located, seen, table, sentence = confidence.assess(open_phrases(paths, opt, "val"), test)
-    else:
-        located = locate(test.split, test.scores_of)
+    located = locate(test.split, test.scores_of)
     results = results_of(test, located)
     results["baselines"] = {"largest": largest_first(test.split)}
     print(f"{test.name}: {len(test.split.ids):,} photos, {len(test.split.phrases):,} phrases"
@@ -101,13 +91,6 @@ def evaluate(paths: list[str], opt, target: str) -> tuple[dict, list, list[str]]
                        {"the largest proposals first": results["baselines"]["largest"]})
     sentences = [reach_sentence(results["localisation"]), f"proposals: {results['proposals']['method']}",
                  *(f"note: {note}" for note in results["notes"])]
-    if opt.confidence:
-        picture = f"{os.path.splitext(target)[0]}_phrases.png"
-        photos = photo_paths(test.split.root, test.split.ids, report=lambda fault: None)
-        if len(photos) == len(test.split.ids):
-            confidence.draw_phrases(picture, test.split, located, seen, photos, test.name)
-            sentences.append(f"phrases in their photos: {picture}")
-        results, tables, sentences = results | sure, [*tables, table], [*sentences, sentence]
     return results, tables, sentences
 
 
@@ -170,14 +153,11 @@ def reach_sentence(results: dict) -> str:
 def run(opt) -> None:
     """Evaluate as the options say. Raises InputError on wrong options and files."""
     check(not (opt.checkpoint and opt.compare), "--checkpoint and --compare both name what to evaluate; give one")
-    check(not opt.compare or len(opt.compare) > 1 and not opt.confidence,
-          "--compare needs two runs or more, and is of their recalls alone; leave --confidence out")
-    check(not opt.confidence or opt.split != "val",
-          f"--split {opt.split} is what the confidence is calibrated on; judge another split")
+    check(not opt.compare or len(opt.compare) > 1, f"--compare {opt.compare} is one run; give two, or use --checkpoint")
     paths = [path for group in opt.compare for path in group.split(",")] if opt.compare else opt.checkpoint
     paths = paths or [newest_run()]
     target = output(opt.output or default_file(paths, opt), paths, opt.overwrite or not opt.output)
-    results, tables, sentences = compare(opt.compare, opt) if opt.compare else evaluate(paths, opt, target)
+    results, tables, sentences = compare(opt.compare, opt) if opt.compare else evaluate(paths, opt)
     print("\n".join(["", report.render(tables, opt.format), *sentences]))
     save_json(replace_nan(results), target)
     print(f"written to {target}")
@@ -203,7 +183,6 @@ def parse_args(argv=None):
     add("--data_name", type=data_set, help="data set (default: that of the training)")
     add("--split", choices=SPLITS, default="test", help="split")
     add("--regions", type=filename, metavar="NAME", help="other proposals and their features, {split}_NAME.npy")
-    add("--confidence", action="store_true", help="how sure the first boxes are, calibrated on val, with a picture")
     add("--format", choices=report.FORMATS, default="text", help="format of the tables")
     add("--output", type=filename, help="file of the results (default: results.json in the run folder)")
     add("--overwrite", action="store_true", help="replace the file of --output")

@@ -3,7 +3,7 @@
 A box is right where its intersection over union (IoU) with the truth is at least 0.5 (Plummer et al. 2017; jwae 5.2 and
 Table 7). A phrase that no proposal reaches is a miss at every rank, so the recall of the proposals bounds all results.
 """
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +12,6 @@ from scipy import special
 
 import metrics
 from cli import check
-from losses import uncertainty
 from model import VSE
 from phrases.data import PhraseSplit, areas, iou
 
@@ -31,7 +30,6 @@ class Located(NamedTuple):
     proposals: np.ndarray             # (M,) int64 number of proposals
     random_iou: np.ndarray            # (M,) mean IoU of all proposals, that of a random first box
     random_centre: np.ndarray         # (M,) share of the proposals whose centre lies in the truth
-    confidences: dict[str, np.ndarray]          # (M,) each, larger where surer: `confidences_of`
 
     @property
     def right(self) -> np.ndarray:
@@ -70,13 +68,8 @@ def photo_by_photo(split: PhraseSplit, scores_of: Callable) -> Iterator[Scored]:
             yield Scored(phrases, rows, split.boxes[rows], scores, iou(split.truth[phrases], split.boxes[rows]))
 
 
-def locate(split: PhraseSplit, scores_of: Callable, temperature: float | None = None) -> Located:
-    """Rank the proposals of each photo for each of its phrases; scores_of: see `photo_by_photo`."""
-    return locate_scored(split, photo_by_photo(split, scores_of), temperature)
-
-
-def locate_scored(split: PhraseSplit, photos: Iterable[Scored], temperature: float | None = None) -> Located:
-    """Rank scored proposals. temperature: of the posterior over the proposals of a photo.
+def locate(split: PhraseSplit, scores_of: Callable) -> Located:
+    """Rank the proposals of each photo for each of its phrases; scores_of: see `photo_by_photo`.
 
     Ties count against the model: the rank is the number of wrong boxes that score at least as high as the best right
     one, and of boxes that tie for the first place a wrong one is taken. centre_in_truth is the pointing game (Zhang et
@@ -84,8 +77,8 @@ def locate_scored(split: PhraseSplit, photos: Iterable[Scored], temperature: flo
     """
     m = len(split.phrase_photo)
     result = Located(*np.full((2, m), -1), np.zeros(m), np.zeros(m, bool), *np.zeros((2, m), np.int64),
-                     *np.zeros((2, m)), {})
-    for photo in photos:
+                     *np.zeros((2, m)))
+    for photo in photo_by_photo(split, scores_of):
         p, right = photo.phrases, photo.overlap >= RIGHT
         first, every = first_boxes(photo.scores, right), np.arange(len(p))          # (m,)
         inside = centres_within(photo.boxes, split.truth[p])                        # (m, P)
@@ -94,8 +87,6 @@ def locate_scored(split: PhraseSplit, photos: Iterable[Scored], temperature: flo
                   photo.overlap.mean(1), inside.mean(1))
         for target, value in zip(result, values):
             target[p] = value
-        for name, value in confidences_of(photo, first, temperature).items():
-            result.confidences.setdefault(name, np.zeros(m))[p] = value
     return result
 
 
@@ -111,21 +102,6 @@ def centres_within(boxes: np.ndarray, truth: np.ndarray) -> np.ndarray:
     x, y = (boxes[:, :2] + boxes[:, 2:]).astype(np.float64).T / 2                   # (P,) each
     left, top, right, bottom = truth.T[:, :, None]                                  # (m, 1) each
     return (left <= x) & (x <= right) & (top <= y) & (y <= bottom)
-
-
-def confidences_of(photo: Scored, first: np.ndarray, temperature: float | None) -> dict[str, np.ndarray]:
-    """Confidences {measure: (m,)} in the first boxes, at positions first (m,), larger where surer.
-
-    "max" is the score. With a temperature T, "posterior" is the box's share of softmax(T s), and "overlap" that of all
-    boxes with IoU of at least 0.5 with it, since the proposals of one object share the mass.
-    """
-    scores, every = photo.scores.astype(np.float64), np.arange(len(first))
-    values = {"max": scores[every, first]}
-    if temperature is not None:
-        p = np.exp(torch.from_numpy(temperature * scores).log_softmax(1).numpy())
-        near = iou(photo.boxes[first], photo.boxes) >= RIGHT                        # (m, P)
-        values |= {"posterior": p[every, first], "overlap": (p * near).sum(1).clip(max=1)}
-    return values
 
 
 # ---- measures
@@ -192,14 +168,12 @@ class PhraseScores:
     """Scores of a photo's proposals for its phrases; of several models their mean.
 
     Photos are encoded in order, some at a time, and forgotten: all proposals of the real test split would take a
-    gigabyte. phrase_log_det (M,): log det Sigma of the phrases encoded so far by the first model, NaN of points. alike:
-    mean cosines of the first regions and phrases.
+    gigabyte. alike: mean cosines of the first regions and phrases.
     """
 
     def __init__(self, models: list[tuple], split: PhraseSplit, device, regions: int = REGIONS):
         """models: (model, regions as it reads them, phrases as it reads them). regions: encoded at a time."""
         self.models, self.split, self.device, self.regions = models, split, device, regions
-        self.phrase_log_det = np.full(len(split.phrases), np.nan)
         self.scores, self.alike = {}, {}
 
     def __call__(self, n: int, columns: np.ndarray) -> np.ndarray:
@@ -221,8 +195,6 @@ class PhraseScores:
             words, lengths = tokens.batch(columns)
             phrases = model.embed_captions(words.to(self.device), lengths)
             if not k:
-                if phrases.log_var is not None:
-                    self.phrase_log_det[columns] = uncertainty(phrases).cpu().numpy()
                 self.alike = self.alike or {"regions": metrics.mean_cosine(regions.mean),
                                             "phrases": metrics.mean_cosine(phrases.mean)}
             for n in range(first, last):

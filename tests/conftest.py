@@ -69,9 +69,11 @@ def weights(tmp_path_factory):
 
 @pytest.fixture
 def undrawn(monkeypatch):
-    """evaluate.py draws no pictures, which takes most of its time on few items."""
-    for name in ("curves", "extremes", "diagrams", "examples", "fitting"):
-        monkeypatch.setattr(f"evaluate.plots.{name}", lambda *_: None)
+    """evaluate.py and confidence draw no pictures, which takes most of their time on few items."""
+    for name in ("pictures.curves", "pictures.extremes"):
+        monkeypatch.setattr(f"evaluate.{name}", lambda *_: None)
+    for name in ("diagrams", "examples", "fitting"):
+        monkeypatch.setattr(f"confidence.plots.{name}", lambda *_: None)
 
 
 @pytest.fixture(scope="session")

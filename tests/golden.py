@@ -212,22 +212,42 @@ def record_evaluation(keep: Recorder) -> None:
     common = "--device cpu --workers 0"
 
     def evaluate(name: str, words: str, more=lambda: {}) -> None:
-        keep(f"evaluate/{name}", f"evaluate.py {words} {common} --output {name}.json",
-             lambda _: {"results": read_json(f"{name}.json"), **more()})
+        """Keep the results of evaluate.py; those of other commands, {"results": {...}}, are parts of them."""
+        def results(_):
+            others = more()
+            return {"results": read_json(f"{name}.json") | others.pop("results", {}), **others}
+        keep(f"evaluate/{name}", f"evaluate.py {words} {common} --output {name}.json", results)
+
+    def confidence(words: str) -> dict:
+        call(keep.repo, f"-m confidence {words} {common} --output confidence.json --overwrite")
+        stored = read_json("confidence.json")
+        return {"results": {name: stored[name] for name in ("confidence", "sets") if name in stored}}
+
+    def volume() -> dict:
+        """Its scores are too weak for a temperature, so that the variances alone are looked at."""
+        from confidence.__main__ import parse_args
+        from confidence.inputs import open_items
+        words = f"runs/minilm --variances volume --export volume.npz --output confidence.json --overwrite {common}"
+        variances = plain(open_items(parse_args(words.split()), ())[0].variances)
+        call(keep.repo, "evaluate.py --embeddings volume.npz --data_path data --data_name demo_precomp --uncertainty "
+             f"{common} --output uncertainty.json --overwrite")
+        return {"results": {"uncertainty": read_json("uncertainty.json")["uncertainty"], "variances": {
+            name: [value] for name, value in variances.items()}}}
     evaluate("point", f"--checkpoint runs/vse++ {protocols} --export point.npz", lambda: arrays("point.npz"))
     evaluate("gaussian", f"--checkpoint runs/gcie_wasserstein {protocols} --uncertainty --export gaussian.npz "
              "--ranks ranks.csv", lambda: {**arrays("gaussian.npz"), "ranks": list(csv.reader(open("ranks.csv")))[1:]})
     for split in ("dev", "test"):
         evaluate(f"learned_{split}", f"--checkpoint runs/learned --split {split} --export learned_{split}.npz",
                  lambda split=split: arrays(f"learned_{split}.npz"))
-    evaluate("mls", f"--checkpoint runs/learned {protocols} --uncertainty --confidence --sets 0.1 --bank train")
+    evaluate("mls", f"--checkpoint runs/learned {protocols} --uncertainty --bank train",
+             lambda: confidence("runs/learned --sets 0.1"))
     evaluate("ensemble", f"--checkpoint runs/vse++ runs/gcie_wasserstein {protocols}")
     evaluate("scan", "--checkpoint runs/scan_t2i")
     evaluate("pcme", "--checkpoint runs/pcme --uncertainty")
     evaluate("embeddings", f"--embeddings learned_test.npz --data_path data --data_name demo_precomp {protocols}"
-                           "--uncertainty --confidence --calibration learned_dev.npz")
+                           "--uncertainty", lambda: confidence("learned_test.npz --dev learned_dev.npz"))
     evaluate("folds", "--embeddings many.npz --sim cosine --fold5")
-    evaluate("volume", "--checkpoint runs/minilm --variances volume --uncertainty")
+    evaluate("volume", "--checkpoint runs/minilm", volume)
     evaluate("compare", "--compare runs/vse++,runs/seed1_vse runs/gcie_wasserstein,runs/seed1")
     keep("evaluate/phrases", "-m phrases.evaluate --checkpoint runs/phrases --confidence --device cpu "
          "--output phrases.json", lambda _: {"results": read_json("phrases.json")})

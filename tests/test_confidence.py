@@ -1,4 +1,4 @@
-"""Confidences, sets and thresholds of a whole gallery against loops over queries; `evaluate.py --confidence`."""
+"""Confidences, sets and thresholds of a whole gallery against loops over queries; `python -m confidence`."""
 import contextlib
 import json
 import os
@@ -14,8 +14,9 @@ import evaluate
 import show
 import train
 from checkpoint import MADE_OF_RUN, Trained
-from confidence import calibration, plots, promises
-from confidence import measures as confidence
+from confidence import __main__ as confidence
+from confidence import calibration, conformal, measures, plots
+from confidence.inputs import split_items
 from confidence.posterior import answers, rows_of, sample_scores
 from demo import __main__ as demo
 from evaluation import pictures
@@ -88,12 +89,14 @@ def test_figures_do_not_hang_on_the_last_bits_of_scores():
     subject, rng = drawn(seed=11, n=120), np.random.default_rng(0)
     subject.scores[:, rng.choice(360, 120, replace=False)] = subject.scores[:, rng.choice(360, 120)]
     subject.scores[rng.choice(120, 20, replace=False)] = subject.scores[rng.choice(120, 20)]
-    opt = evaluate.parse_args(["--scores", "x", "--confidence", "--sets", "0.2", "--calibrate_on", "0.5"])
 
     def figures(scores):
-        sure = confidence.calibrate(replace(subject, matrix=scores), opt, None)
-        assert sure.results.keys() == {"confidence", "sets"}
-        shown = sure.results | {side: {"T": sure.calibration[side]["temperature"]} for side in SIDES}
+        items = split_items(replace(subject, matrix=scores), 0.5)
+        fitted = calibration.calibrate(items.dev, "half")
+        t = {side: fitted[side]["temperature"] for side in SIDES}
+        outcomes = measures.measure(items.test, t)
+        shown = {"T": t, "sets": conformal.judge_both(items.dev, items.test, t, 0.2)[0],
+                 "confidence": {side: measures.judge(x) for side, x in outcomes.items()}}
         return {name: np.array(value, float) for name, value in leaves(shown) if not isinstance(value, str)}
     exact = figures(subject.scores)
     for seed in range(1, 9):
@@ -123,7 +126,7 @@ def test_sets_are_those_of_a_loop_over_items(side):
     subject, t = drawn(seed=3), 9.0
     rows = rows_of(subject, side)
     scores, right = (torch.cat(x) for x in zip(*rows.whole()))
-    sizes, strange = promises.set_sizes(scores, t, 3.0), promises.strangeness(scores, right, t)
+    sizes, strange = conformal.set_sizes(scores, t, 3.0), conformal.strangeness(scores, right, t)
     for q in range(rows.queries):
         p = (t * scores[q].double()).softmax(0)
         held = {j for j in range(rows.gallery) if -np.log(float(p[j])) <= 3}
@@ -140,7 +143,7 @@ def test_coverage_holds_over_a_thousand_calibrations():
         scores = torch.randn(n + 50, 20, generator=generator)
         right = torch.zeros(n + 50, 20, dtype=torch.bool)
         right[torch.arange(n + 50), torch.multinomial((1.5 * scores).softmax(1), 1, generator=generator)[:, 0]] = True
-        values = promises.strangeness(scores, right, 1.5)
+        values = conformal.strangeness(scores, right, 1.5)
         coverage.append(float((values[n:] <= values[:n].sort().values[k - 1]).float().mean()))
     error = np.std(coverage) / 1000 ** 0.5
     assert 1 - alpha - 3 * error < np.mean(coverage) < 1 - alpha + 1 / (n + 1) + 3 * error
@@ -148,9 +151,9 @@ def test_coverage_holds_over_a_thousand_calibrations():
 
 def test_one_caption_of_each_image_is_calibrated_on():
     subject = drawn()
-    rows = promises.one_each(subject, "t2i")
+    rows = conformal.one_each(subject, "t2i")
     assert sorted(rows.owner) == list(range(40)) and (subject.caption_image[rows.asked] == rows.owner).all()
-    assert promises.one_each(subject, "i2t").asked.tolist() == list(range(40))
+    assert conformal.one_each(subject, "i2t").asked.tolist() == list(range(40))
 
 
 @pytest.fixture(scope="module")
@@ -166,15 +169,21 @@ def runs(tmp_path_factory):
     return root
 
 
-def judged(words):
-    return evaluate.run(evaluate.parse_args([*map(str, words), "--overwrite"]))
+def judged(*words):
+    return confidence.run(confidence.parse_args([*map(str, words), "--device", "cpu", "--overwrite"]))
+
+
+def exported(run, split, path, *words):
+    """Embeddings of a split in a file."""
+    evaluate.run(evaluate.parse_args(["--checkpoint", str(run), "--split", split, "--export", str(path), "--output",
+                                      f"{path}.json", "--overwrite", *words]))
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_gaussian_run(runs, capsys):
-    results = judged(["--checkpoint", runs / "wasserstein", "--confidence", "--sets", 0.2])
+    results = judged(runs / "wasserstein", "--sets", 0.2)
     printed = capsys.readouterr().out
-    assert all(line in printed for line in confidence.LEGEND)
+    assert all(line in printed for line in measures.LEGEND)
     for side in SIDES:
         found = results["confidence"][side]
         grouped = {"posterior_grouped"} if side == "i2t" else set()
@@ -183,33 +192,32 @@ def test_a_gaussian_run(runs, capsys):
         assert f"{side}: {100 - found['posterior']['aurc_flat']:.1f}% of the first answers are right, " in printed
         held = results["sets"][side]["lac"]
         assert held["low"] - 0.1 <= held["coverage"] <= held["high"] + 0.1 and held["low"] < 0.8 < held["high"]
-    assert json.loads((runs / "wasserstein" / "results.json").read_text())["confidence"] == results["confidence"]
+    assert json.loads((runs / "wasserstein" / "confidence.json").read_text())["confidence"] == results["confidence"]
     kept = calibration.read_calibration(str(runs / "wasserstein" / "calibration.json")).fitted
     assert kept["t2i"].temperature > 0 and kept["i2t"].gallery == 5 * kept["t2i"].gallery
-    again = judged(["--checkpoint", runs / "wasserstein", "--confidence"])           # over the same file
+    again = judged(runs / "wasserstein")                                            # over the same file
     assert again["confidence"] == results["confidence"]
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_run_its_embeddings_and_its_scores_agree(runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    direct = judged(["--checkpoint", runs / "cosine", "--confidence", "--sets", 0.2, "--output", "direct.json"])
+    direct = judged(runs / "cosine", "--sets", 0.2, "--output", "direct.json")
     for split in ("dev", "test"):
-        judged(["--checkpoint", runs / "cosine", "--split", split, "--export", f"{split}.npz", "--output",
-                f"{split}.json"])
+        exported(runs / "cosine", split, f"{split}.npz")
         with np.load(f"{split}.npz") as f:
             unit = [f[f"{side}_mean"] / np.linalg.norm(f[f"{side}_mean"], axis=1, keepdims=True)
                     for side in ("image", "caption")]
         np.save(f"{split}.npy", unit[0] @ unit[1].T)
-    embedded = judged(["--embeddings", "test.npz", "--calibration", "dev.npz", "--confidence", "--sets", 0.2])
-    scored = judged(["--scores", "test.npy", "--calibration", "dev.npy", "--confidence", "--sets", 0.2])
+    embedded = judged("test.npz", "--dev", "dev.npz", "--sets", 0.2)
+    scored = judged("test.npy", "--dev", "dev.npy", "--sets", 0.2)
     for other in (embedded, scored):
         for side in SIDES:
             for name, numbers in direct["confidence"][side].items():
                 assert other["confidence"][side][name]["auroc"] == pytest.approx(numbers["auroc"], abs=1e-3)
             for name, numbers in direct["sets"][side].items():
                 assert other["sets"][side][name]["coverage"] == pytest.approx(numbers["coverage"], abs=0.05)
-    half = judged(["--embeddings", "test.npz", "--calibrate_on", 0.5, "--confidence", "--output", "half.json"])
+    half = judged("test.npz", "--calibrate_on", 0.5, "--output", "half.json")
     assert half["confidence"]["t2i"]["posterior"]["auroc"] != direct["confidence"]["t2i"]["posterior"]["auroc"]
     assert json.loads(open("half_calibration.json").read())["images"] == round(direct["images"] / 2)
 
@@ -218,48 +226,42 @@ def test_what_cannot_be_calibrated_ends_in_a_sentence(runs, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     for sim in ("cosine", "wasserstein"):
         for split in ("dev", "test"):
-            judged(["--checkpoint", runs / sim, "--split", split, "--export", f"{sim}_{split}.npz", "--output",
-                    "x.json"])
-    point, other = ["--embeddings", "cosine_test.npz"], "wasserstein_dev.npz"
+            exported(runs / sim, split, f"{sim}_{split}.npz")
+    point, run, other = "cosine_test.npz", runs / "cosine", "wasserstein_dev.npz"
     capsys.readouterr()
     for words, said in (
-            ([*point, "--confidence"], "has to be calibrated on other items"),
-            ([*point, "--confidence", "--calibration", other], "is of another model"),
-            ([*point, "--confidence", "--calibration", "cosine_test.npz"], "share .* images"),
-            ([*point, "--confidence", "--calibrate_on", 1.5], "--calibrate_on: '1.5' is out of range"),
-            ([*point, "--confidence", "--calibrate_on", 0.001], "leaves 0 of"),
-            ([*point, "--confidence", "--calibrate_on", 0.5, "--calibration", other], "both name what to calibrate on"),
-            (["--checkpoint", runs / "cosine", "--confidence", "--split", "dev"], "is what a run is calibrated on"),
-            (["--checkpoint", runs / "cosine", "--sets", 1], "--sets: '1' is out of range"),
-            (["--checkpoint", runs / "cosine", "--sets", 0.001], "needs at least 999 images to calibrate on"),
-            (["--checkpoint", runs / "cosine", "--confidence", "--calibration", other], "calibrated on its dev split"),
-            (["--compare", runs / "cosine", runs / "wasserstein", "--confidence"], "do not go with --compare")):
-        with pytest.raises(SystemExit) as stop:
-            evaluate.main(list(map(str, words)))
-        error = capsys.readouterr().err + (stop.value.code if isinstance(stop.value.code, str) else "")
-        assert stop.value.code not in (0, None)
-        assert any(re.search(said, line) for line in error.splitlines()), (words, error)
+            ([point], "has to be calibrated on other items"),
+            ([point, "--dev", other], "is of another model"),
+            ([point, "--dev", point], "share .* images"),
+            ([point, "--calibrate_on", 1.5], "--calibrate_on: '1.5' is out of range"),
+            ([point, "--calibrate_on", 0.001], "leaves 0 of"),
+            ([point, "--calibrate_on", 0.5, "--dev", other], "both name what to calibrate on"),
+            ([run, "--split", "dev"], "is what a run is calibrated on"),
+            ([run, "--sets", 1], "--sets: '1' is out of range"),
+            ([run, "--sets", 0.001], "needs at least 999 images to calibrate on"),
+            ([run, "--dev", other], "--dev is for embeddings or scores, and .*cosine is a run")):
+        refused(capsys, confidence.main, words, said)
 
 
 def test_answers_that_are_all_right_have_no_auroc():
     right = np.ones(40, bool)
     values = {"posterior": np.linspace(0.5, 0.99, 40), "max": np.arange(40.0)}
-    worth, _ = confidence.judge(confidence.Seen("drawn", values, right, *[None] * 3, 40))
+    worth = measures.judge(measures.Outcomes(values, right, *[None] * 3))
     assert all(np.isnan(of["auroc"]) and of["aurc"] == 0 for of in worth.values())
-    assert "-" in str(confidence.tables({"t2i": worth}))
+    assert "-" in str(measures.tables({"t2i": worth}))
 
 
 def test_other_files_are_no_calibration(tmp_path):
     for text in ("[]", '{"calibration": 2}', '{"calibration": 1, "t2i": {}, "i2t": {}}', "{"):
         (tmp_path / "c.json").write_text(text)
-        with pytest.raises(ValueError, match="write it again with evaluate.py --confidence"):
+        with pytest.raises(ValueError, match="write it again with python -m confidence"):
             calibration.read_calibration(str(tmp_path / "c.json"))
 
 
 # ---- pictures
 
 def test_probabilities_never_promise_certainty():
-    said = [confidence.percent(p) for p in (0, 0.004, 0.006, 0.724, 0.994, 0.996, 1)]
+    said = [calibration.percent(p) for p in (0, 0.004, 0.006, 0.724, 0.994, 0.996, 1)]
     assert said == ["under 1%", "under 1%", "1%", "72%", "99%", "over 99%", "over 99%"]
 
 
@@ -292,26 +294,24 @@ def figures(monkeypatch):
 @pytest.mark.parametrize("side", SIDES)
 def test_answers_of_a_part_are_shown_by_their_places_in_the_whole(side):
     subject = drawn(seed=5)
-    kept = confidence.split_images(subject, 0.5)[2]
-    opt = evaluate.parse_args(["--scores", "x", "--confidence", "--calibrate_on", "0.5"])
-    sure = confidence.calibrate(subject, opt, None)
-    seen, t = sure.seen[side], sure.calibration[side]["temperature"]
-    found = slow_answers(subject, side, t, kept.tolist())
+    items = split_items(subject, 0.5)
+    kept, outcomes = items.images, measures.measure(items.test, dict.fromkeys(SIDES, 7.0))
+    seen, found = measures.place(items, outcomes)[side], slow_answers(subject, side, 7.0, kept.tolist())
     captions = [c for c in range(len(subject.caption_image)) if subject.caption_image[c] in kept]
-    assert seen.asked.tolist() == (captions if side == "t2i" else kept.tolist()) and len(kept) == 20
+    assert seen.queries.tolist() == (captions if side == "t2i" else kept.tolist()) and len(kept) == 20
     assert seen.answers.tolist() == [of["first"] for of in found]
     assert seen.right.tolist() == [of["right"] for of in found]
-    assert seen.owner.tolist() == [subject.caption_image[q] if side == "t2i" else q for q in seen.asked]
+    assert seen.owner.tolist() == [subject.caption_image[q] if side == "t2i" else q for q in seen.queries]
     shown = "posterior" if side == "t2i" else "grouped"
-    assert np.allclose(seen.values[confidence.best_name(seen.values)], [of[shown] for of in found], atol=1e-5)
+    assert np.allclose(seen.confidences[seen.best], [of[shown] for of in found], atol=1e-5)
 
 
 def test_examples_say_what_was_asked_answered_and_how_surely(figures, tmp_path):
     owner, texts, path = np.array([0, 0, 1, 1]), ["a", "b", "c", "d"], str(tmp_path / "p.png")
 
     def shown(side, values, right, asked, answers, of):
-        seen = confidence.Seen("x", {name: np.array(p) for name, p in values.items()}, np.array(right),
-                               np.array(asked), np.array(answers), np.array(of), 4)
+        seen = measures.Outcomes({name: np.array(p) for name, p in values.items()}, np.array(right),
+                                 np.array(asked), np.array(answers), np.array(of))
         plots.examples({side: seen}, texts, owner, None, path)
         return [(cell.photo.splitlines(), cell.label.splitlines()) for row in figures["rows"] for cell in row.cells]
     assert shown("t2i", {"posterior": [0.72, 0.3]}, [True, False], [1, 2], [0, 0], [0, 1]) == [
@@ -324,9 +324,9 @@ def test_examples_say_what_was_asked_answered_and_how_surely(figures, tmp_path):
 
 
 def test_pictures_of_a_run(runs, tmp_path, figures):
-    words = ["--checkpoint", runs / "wasserstein", "--confidence", "--output", tmp_path / "results.json"]
-    results = judged([*words, "--photos", runs / "data" / "demo" / "images"])["confidence"]
-    assert all((tmp_path / f"{name}.png").stat().st_size > 10_000 for name in plots.PICTURES)
+    run = shutil.copytree(runs / "wasserstein", tmp_path / "run")
+    results = judged(run, "--photos", runs / "data" / "demo" / "images")["confidence"]
+    assert all((run / f"{name}.png").stat().st_size > 10_000 for name in plots.PICTURES)
     assert all(MADE_OF_RUN.fullmatch(f"{name}.png") for name in plots.PICTURES)      # they go with a run replaced
     for (left, right), side in zip(figures["confidence.png"], SIDES):
         best = results[side]["posterior_grouped" if side == "i2t" else "posterior"]
@@ -335,15 +335,14 @@ def test_pictures_of_a_run(runs, tmp_path, figures):
         assert abs(points[:, 1].mean() - (100 - best["aurc_flat"])) < 2
         assert abs(abs(points[:, 0] - points[:, 1]).mean() - 100 * best["ece"]) < 1
         labels = [line.get_label() for line in right.lines]
-        measures = [name for name in results[side] if name in confidence.MEASURES]
-        assert len(labels) == len(measures) + 2             # no knowledge and the perfect order
+        assert len(labels) == len(results[side]) + 2             # no knowledge and the perfect order
         strong, = (line for line in right.lines if line.get_linewidth() == 3)
         assert strong.get_label().startswith(f"{best['aurc']:.1f}  posterior")
     cells = [cell for row in figures["rows"] for cell in row.cells]
     sure = [line for cell in cells for line in cell.label.splitlines() if " sure, " in line]
     assert len(sure) >= 20 and all(line.endswith(("right", "wrong")) for line in sure)
     assert not any(isinstance(cell.photo, str) for cell in cells)
-    judged(words)                                           # over its own files, and without photos
+    judged(run)                                             # over its own files, and without photos
     without = [cell for row in figures["rows"] for cell in row.cells]
     assert len(without) == len(cells) and all(cell.photo.startswith("[image ") for cell in without)
 
@@ -355,12 +354,12 @@ def calibrated(runs, tmp_path_factory):
     """A run folder that holds a calibration.json, and the embeddings of its test split."""
     folder = tmp_path_factory.mktemp("calibrated") / "run"
     shutil.copytree(runs / "cosine", folder)
-    judged(["--checkpoint", folder, "--confidence", "--export", folder / "e.npz"])
+    judged(folder, "--export", folder / "e.npz")
     return folder
 
 
 def retrieval(folder, runs, *more):
-    return ["photos", "--checkpoint", folder, "--photos", runs / "data" / "demo" / "images", "--device", "cpu",
+    return ["retrieval", "--checkpoint", folder, "--photos", runs / "data" / "demo" / "images", "--device", "cpu",
             "--workers", 0, *more]
 
 
@@ -383,7 +382,7 @@ def test_retrieval_says_how_sure_it_is(calibrated, runs, tmp_path, capsys):
     draw(calibrated, runs, "--unsure", repr(limit - 1e-6), "--output", tmp_path / "a.png")
     said = capsys.readouterr().out.splitlines()
     for k, (m, row) in enumerate(zip(chosen, scores)):
-        percent = confidence.percent(p[k])
+        percent = calibration.percent(p[k])
         sure = f"not sure ({percent})" if p[k] < limit - 1e-6 else f"{percent} sure"
         assert said[k] == f"{texts[m]} -> {os.path.basename(names[row.argmax()])}, {sure}"
     assert sum("not sure" in line for line in said) == 2
@@ -412,7 +411,7 @@ def test_retrieval_without_a_calibration_is_as_before(runs, calibrated, tmp_path
     assert capsys.readouterr().out == f"picture of 5 captions and their best 5 images in {tmp_path / 'a.png'}\n"
     monkeypatch.setattr(show, "load_run", None)             # it is said before the work
     refused(capsys, show.main, retrieval(tmp_path / "run", runs, "--unsure", 0.5),
-            r"there is no .*run/calibration.json; write it with evaluate.py --checkpoint .*run --confidence")
+            r"there is no .*run/calibration.json; write it with python -m confidence .*run")
     refused(capsys, show.main, retrieval(calibrated / "checkpoint.pt", runs, "--unsure", 0.5),
             r"there is no .*/calibration_checkpoint.json")
     refused(capsys, show.main, retrieval(calibrated, runs, "--unsure", 1.5), "'1.5' is out of range; give a number fro")
@@ -422,7 +421,7 @@ def test_retrieval_without_a_calibration_is_as_before(runs, calibrated, tmp_path
 def test_calibrations_of_other_runs_or_similarities_are_refused(runs, calibrated, tmp_path, capsys):
     file = calibrated / "calibration.json"
     refused(capsys, show.main, retrieval(runs / "wasserstein", runs, "--calibration", file),
-            "is of the weights of .*run, and .*wasserstein has others; write it again with evaluate.py --confidence")
+            "is of the weights of .*run, and .*wasserstein has others; write it again with python -m confidence")
     stored = json.loads(file.read_text())
     older = {name: value for name, value in stored.items() if name != "weights"}
     for change, said in (({"similarity": "kl"}, "is of the similarity kl, and the run's is cosine"),
@@ -448,10 +447,10 @@ def test_calibrations_of_other_runs_or_similarities_are_refused(runs, calibrated
 
 @pytest.mark.usefixtures("undrawn")
 def test_search_says_how_sure_it_is(runs, tmp_path, capsys):
-    """Temperature, limit of the sets and quantiles are those that evaluate.py wrote; other runs' are refused."""
+    """Temperature, limit of the sets and quantiles are those that were written; other runs' are refused."""
     folder, data = tmp_path / "run", runs / "data"
     shutil.copytree(runs / "wasserstein", folder)
-    judged(["--checkpoint", folder, "--confidence", "--sets", "0.2", "--export", folder / "e.npz"])
+    judged(folder, "--sets", "0.2")
     search.main(["index", "--checkpoint", str(folder), "--data_path", str(data), "--images", "demo_precomp", "--split",
                  "dev", "--output", str(tmp_path / "index")])
     texts = (data / "demo_precomp" / "dev_caps.txt").read_text().splitlines()[:6]

@@ -92,6 +92,6 @@ def test_variance_layers_on_frozen_embeddings_make_a_tower(head, outputs, width)
 
 
 def test_a_dry_run_encodes_nothing(point, tmp_path, demo_path, monkeypatch):
-    monkeypatch.setattr("confidence.volume.encode", None)
+    monkeypatch.setattr("methods.volume.encode", None)
     fit(*STEPS, "--data_path", demo_path, "--logger_name", tmp_path / "run", "--init_from", point, "--freeze_means",
         "--loss", "volume", "--dry_run")

@@ -146,12 +146,6 @@ def test_ties_and_edges_by_hand():
     assert one([], right, []).first == -1
 
 
-def test_the_overlap_is_the_mass_of_the_boxes_at_the_place_of_the_first():
-    here, near, there = [0, 0, 9, 9], [0, 0, 9, 8], [10, 10, 19, 19]
-    found = one([here, near, there], here, [3, 2, 1], temperature=1.0).confidences
-    assert found["overlap"] == pytest.approx((np.exp(3) + np.exp(2)) / np.exp([3, 2, 1]).sum())
-
-
 def test_centres_on_the_edge_are_inside():
     boxes, truth = np.array([[0, 0, 8, 8], [0, 0, 9, 8], [4, 0, 4, 0]]), np.array([[4., 4, 9, 9], [0, 0, 4, 4]])
     assert centres_within(boxes, truth).tolist() == [[True, True, False], [True, False, True]]

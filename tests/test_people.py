@@ -10,23 +10,23 @@ import pytest
 import torch
 from scipy import optimize, stats
 
-import evaluate
 import show
 import train
 from checkpoint import Trained
 from cli import InputError
-from confidence import people, volume
+from confidence import people
 from confidence.calibration import read_calibration
 from confidence.posterior import expected, rows_of
-from confidence.volume import Sigmoid, logistic
 from data import read_precomputed
 from evaluation.embeddings import Embeddings, split_of
 from evaluation.encode import encode
 from losses import Embedding, Volume, formulas
+from methods import volume
+from methods.volume import Sigmoid, fit_logistic
 from photos.searcher import Found
 from photos.trust import Trust, how_many, how_sure
 from tests.helpers import fit, refused
-from tests.test_confidence import drawn
+from tests.test_confidence import drawn, exported
 
 FORMULAS = formulas()
 
@@ -51,7 +51,7 @@ def test_logistic_has_the_least_log_loss(counted):
         return float((n * (np.logaddexp(0, z) - y * z)).sum())
     w = optimize.minimize(loss, np.zeros(3), method="Nelder-Mead",
                           options={"xatol": 1e-10, "fatol": 1e-12, "maxiter": 5000}).x
-    weights, bias = logistic(torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(n) if counted else None)
+    weights, bias = fit_logistic(torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(n) if counted else None)
     assert weights == pytest.approx([100 * w[0], w[1] / 50], rel=1e-4)
     assert bias == pytest.approx(w[2] - 3 * weights[0] - 3 * weights[1], rel=1e-4)
 
@@ -60,7 +60,7 @@ def test_logistic_has_the_least_log_loss(counted):
 def test_a_probability_that_nothing_tells_is_refused(y):
     x = torch.tensor([[1.0, 2, 3] if y else [2.0, 2, 2]])
     with pytest.raises(InputError, match="no probability of a pair fits"):
-        logistic(x, torch.tensor(y or [0.0, 1, 0]))
+        fit_logistic(x, torch.tensor(y or [0.0, 1, 0]))
 
 
 @pytest.mark.parametrize("side", ["t2i", "i2t"])
@@ -86,58 +86,7 @@ def test_partial_correlation_is_that_of_residuals():
     assert np.isnan(people.partial_spearman(x, y, x))
 
 
-# ---- the share of the photos that an item covers
-
-def slow_shares(x, owner, bank, bank_owner, of_photo, leave):
-    """log of the mean over the photos of a bank of the probability that captions x cover them; leave(k, photo): whether
-    photo does not count for caption k."""
-    found = []
-    for k, row in enumerate(x):
-        p = []
-        for photo in sorted(set(bank_owner)):
-            cosines = [row @ other / np.linalg.norm(row) / np.linalg.norm(other)
-                       for other, of in zip(bank, bank_owner) if of == photo]
-            if not leave(k, photo):
-                p.append(sigmoid(of_photo.slope * max(cosines) + of_photo.bias))
-        found.append(math.log(np.mean(p)))
-    return found
-
-
-def test_shares_are_those_of_loops_over_photos(monkeypatch):
-    monkeypatch.setattr(volume, "ELEMENTS", 60)                                     # several runs of rows
-    monkeypatch.setattr(volume, "NEAREST", 4)
-    rng = np.random.default_rng(0)
-    owner, dev_owner = np.array([7, 2, 2, 5, 9, 9, 9, 5, 0, 7]), np.array([3, 3, 1, 0, 1, 3, 4])
-    centres = rng.normal(size=(10, 6))
-    bank, dev = (centres[of] + 0.4 * rng.normal(size=(len(of), 6)) for of in (owner, dev_owner))
-    images, captions = rng.normal(size=(2, 5, 6))
-    similarity = FORMULAS["cosine"]
-    of_images, of_captions = volume.fit(similarity, Embedding(torch.from_numpy(bank)), owner,
-                                        Embedding(torch.from_numpy(dev)), dev_owner)
-    x, y = [], []                                           # what the map is fitted to
-    unit = dev / np.linalg.norm(dev, axis=1, keepdims=True)
-    for c in range(len(dev)):
-        for photo in range(5):
-            others = [unit[c] @ unit[k] for k in range(len(dev)) if dev_owner[k] == photo and k != c]
-            if others:
-                x.append(max(others))
-                y.append(dev_owner[c] == photo)
-    map_ = Sigmoid.fit(torch.tensor(x), torch.tensor(y))
-    assert of_images.of_photo == pytest.approx(map_, rel=1e-6)
-    shares = slow_shares(bank, owner, bank, owner, map_, lambda k, photo: photo == owner[k])
-    assert of_images.shares.tolist() == pytest.approx(shares, rel=1e-6)
-    found = of_captions.log_var(Embedding(torch.from_numpy(captions)))[:, 0].tolist()
-    assert found == pytest.approx(slow_shares(captions, None, bank, owner, map_, lambda *_: False), rel=1e-6)
-    scores = similarity(Embedding(torch.from_numpy(images)), Embedding(torch.from_numpy(bank))).numpy()
-    near = [np.mean([shares[k] for k in np.argsort(-row)[:4]]) for row in scores]
-    assert of_images.log_var(Embedding(torch.from_numpy(images)))[:, 0].tolist() == pytest.approx(near, rel=1e-6)
-
-
-def test_dev_photos_with_one_caption_each_are_refused():
-    x = Embedding(torch.eye(4))
-    with pytest.raises(InputError, match="no photo of the dev split has two; leave it out"):
-        volume.fit(FORMULAS["cosine"], x, np.arange(4), x, np.arange(4))
-
+# ---- the term of --loss volume
 
 def test_the_term_is_the_squared_distance_of_log_variances_to_log_shares():
     rng = np.random.default_rng(0)
@@ -353,6 +302,10 @@ def test_captions_of_another_form_are_refused(tmp_path, captions, names, message
 
 # ---- the commands
 
+def judge(*words):
+    return people.run(people.parse_args([*map(str, words), "--overwrite"]))
+
+
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory, demo_path):
     """A folder of the demo's data and `named`, its test split by name with the first two captions of a photo, and
@@ -381,16 +334,14 @@ def judged(tmp_path_factory, demo_path):
 
 def test_a_run_is_judged_by_people(judged, small_run, tmp_path, demo_path, capsys, monkeypatch):
     run = small_run("--sim", "wasserstein", to=tmp_path / "run")
-    words = ["--checkpoint", str(run), "--data_path", str(judged), "--data_name", "named", "--split", "photos",
-             "--judgements", str(judged / "named" / PAIRS)]
-    evaluate.main(words)
+    people.main([str(run), "--data_path", str(judged), "--data_name", "named", "--split", "photos", "--judgements",
+                 str(judged / "named" / PAIRS)])
     shown = capsys.readouterr().out
     for sentence in ("people's judgements of pairs", "tau-b", "the probability that a judged pair fits",
                      "how many photos fit a caption", "captions as queries: Spearman's rho",
                      "log det Sigma of the query", "calibrated on", "(demo_precomp dev)"):
         assert sentence in shown, sentence
-    file, = [x for x in os.listdir(run) if x.startswith("results_") and x.endswith(".json")]
-    found = json.loads((run / file).read_text())["people"]
+    found = json.loads((run / "people_named_photos.json").read_text())["people"]
     images = len(np.load(judged / "named" / "photos_ims.npy"))
     assert found["files"][PAIRS]["pairs"] == 2 * images * (images - 1) and found["files"][PAIRS]["own"] == 2 * images
     assert found["captions"]["queries"] == 2 * images and found["images"]["queries"] == images
@@ -399,7 +350,7 @@ def test_a_run_is_judged_by_people(judged, small_run, tmp_path, demo_path, capsy
     assert len(fits) == 3 and fits[1] != 0 and (run / "people_named_photos.png").exists()
     rows, opened = [], Trained(str(run))                      # and show.py says it
     monkeypatch.setattr(show, "draw_rows", lambda path, title, found, top: rows.extend(found))
-    show.main(["photos", "--checkpoint", str(run), "--photos", f"{demo_path}/demo/images", "--captions",
+    show.main(["retrieval", "--checkpoint", str(run), "--photos", f"{demo_path}/demo/images", "--captions",
                "a red circle .", "--calibration", str(run / "calibration_named_photos.json"), "--device", "cpu"])
     with torch.no_grad():
         asked = opened.texts(["a red circle ."])
@@ -414,20 +365,18 @@ def test_embeddings_are_judged_by_people(judged, small_run, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     words = ["--data_path", str(judged), "--data_name", "named", "--split", "photos"]
     judgements = ["--judgements", str(judged / "named" / PAIRS)]
-    run = ["--checkpoint", small_run("--sim", "cosine"), *words]
-
-    def ev(*words):
-        return evaluate.run(evaluate.parse_args([*map(str, words), "--output", "r.json", "--overwrite"]))
-    direct = ev(*run, *judgements, "--export", "test.npz")
-    ev("--checkpoint", run[1], "--split", "dev", "--data_path", judged, "--export", "dev.npz")
+    run = small_run("--sim", "cosine")
+    direct = judge(run, *words, *judgements)
+    exported(run, "photos", "test.npz", *words[:-2])
+    exported(run, "dev", "dev.npz", "--data_path", str(judged))
     with np.load("test.npz") as f:
         assert list(f["image_name"][:2]) == ["0.jpg", "1.jpg"]
     with pytest.raises(InputError, match="none of the .* pairs of .* is of a photo"):   # captions 1 and 3, not 0 and 1
         (tmp_path / "one.txt").write_text("0.jpg\t1.jpg#3\t1\n")
-        ev("--embeddings", "test.npz", "--calibration", "dev.npz", "--judgements", tmp_path / "one.txt")
+        judge("test.npz", "--dev", "dev.npz", "--judgements", tmp_path / "one.txt")
     text = (judged / "named" / PAIRS).read_text().replace("#1\t", "#0\t").replace("#3\t", "#1\t")
     (tmp_path / PAIRS).write_text(text)
-    again = ev("--embeddings", "test.npz", "--calibration", "dev.npz", "--judgements", tmp_path / PAIRS)
+    again = judge("test.npz", "--dev", "dev.npz", "--judgements", tmp_path / PAIRS)
     assert again["people"]["files"][PAIRS]["tau"] == pytest.approx(direct["people"]["files"][PAIRS]["tau"], abs=1e-3)
     assert "log_det_query" not in again["people"]["captions"]["measures"]
 
@@ -435,22 +384,17 @@ def test_embeddings_are_judged_by_people(judged, small_run, tmp_path, monkeypatc
 def test_ratings_alone_give_no_map(judged, small_run, tmp_path):
     (tmp_path / "ratings.txt").write_text("".join(f"{i}.jpg\t{j}.jpg#1\t{1 + (i + j) % 4}\n"
                                                   for i in range(12) for j in range(12)))
-    found = evaluate.run(evaluate.parse_args(
-        ["--checkpoint", str(small_run("--sim", "cosine")), "--data_path", str(judged), "--data_name", "named",
-         "--split", "photos", "--judgements", str(tmp_path / "ratings.txt"), "--output", str(tmp_path / "r.json"),
-         "--overwrite"]))
+    found = judge(small_run("--sim", "cosine"), "--data_path", judged, "--data_name", "named", "--split", "photos",
+                  "--judgements", tmp_path / "ratings.txt", "--output", tmp_path / "r.json")
     assert found["people"].keys() == {"files", "captions", "images"} and found["people"]["files"]["ratings.txt"][
         "kind"] == "c"
     assert read_calibration(str(tmp_path / "r_calibration.json")).fits is None
     assert not (tmp_path / "r_people.png").exists()
 
 
-@pytest.mark.parametrize("words,message", [
-    (["--judgements", "x", "--calibrate_on", "0.5"], "leaves items out of the judgement, and --judgements judges all"),
-    (["--judgements", "none.txt"], "none.txt")])
-def test_what_does_not_go_with_judgements_is_refused(judged, small_run, capsys, words, message):
-    refused(capsys, evaluate.main, ["--checkpoint", small_run("--sim", "cosine"), "--data_path", judged, "--data_name",
-                                    "named", "--split", "photos", *words], message)
+def test_judgements_that_are_not_there_are_refused(judged, small_run, capsys):
+    refused(capsys, people.main, [small_run("--sim", "cosine"), "--data_path", judged, "--data_name", "named",
+                                  "--split", "photos", "--judgements", "none.txt"], "none.txt")
 
 
 def test_the_shares_that_heads_learn_are_those_of_the_frozen_means(small_run, demo_path, tmp_path):

@@ -331,7 +331,7 @@ def test_own_captions_make_a_run_in_one_command(own, small_run, capsys, monkeypa
 
     def called(*words):
         asked.append(words)
-        if words[0] == "evaluate.py":
+        if words[1] == "confidence":
             (own / "mine" / "calibration.json").write_text("{}")
     monkeypatch.setattr(search, "called", called)
     monkeypatch.setattr(search, "of_folder", lambda *words: asked.append(words) or ["done"])
@@ -345,7 +345,7 @@ def test_own_captions_make_a_run_in_one_command(own, small_run, capsys, monkeypa
             os.remove("mine/calibration.json")
             (own / "mine" / "checkpoint.pt").write_bytes(b"")
         run(*words)
-        assert [of[0] for of in asked[1:4]] == ["-m", "train.py", "evaluate.py"] and asked[4][2] == "mine"
+        assert [of[0] for of in asked[1:4]] == ["-m", "train.py", "-m"] and asked[4][2] == "mine"
         assert asked[2] == ("train.py", "--resume", "mine") if begun else asked[2][-2:] == ("--logger_name", "mine")
         line = "efficientnet_lite0 pooled, photos resized to 224x224, sha256:ab"    # as photos/model has it
         assert asked[0][1] == recipe_of(line) and "its_name" in asked[1]

@@ -14,22 +14,6 @@ LEAST = 1e-12             # a probability of 0 or 1 counts as this far from it i
 DRAWS = 200               # of the right answers that perfect probabilities would show
 
 
-def levelled(values) -> np.ndarray:
-    """Values (Q,) in which those that rounding alone tells apart are equal, for all that looks at
-    their order: equal queries get numbers that differ in their last bits, by the product or the
-    processor that made the scores.
-
-    Neighbours in rising order join where the gap between them is at most a hundredth of deviation /
-    Q. That is above the rounding of some hundred queries, where a tie counts, and joins few by
-    chance however many there are.
-    """
-    order, result = np.argsort(values, kind="stable"), np.empty_like(values)
-    rising = values[order].astype(float)
-    begins = np.append(True, ~(np.diff(rising) <= rising.std() / (100 * len(rising))))
-    result[order] = rising[begins][begins.cumsum() - 1]
-    return result
-
-
 def auroc(confidence, right) -> float:
     """The chance that a right answer has more confidence than a wrong one; ties count half. NaN
     where one is missing."""
@@ -54,7 +38,7 @@ def reliability(p, right) -> dict:
             "queries": list(map(len, parts))}
 
 
-def ranking(confidence, right) -> dict:
+def judge_order(confidence, right) -> dict:
     """Judge a confidence by the order that it gives. AURC and its value in random order ("aurc_flat")
     are in percent, as `metrics.risk_coverage` has them. The AUROC is NaN where all answers are right,
     or all wrong."""
@@ -62,8 +46,8 @@ def ranking(confidence, right) -> dict:
     return {"auroc": auroc(confidence, right), "aurc": risk["area"], "aurc_flat": risk["area_random"]}
 
 
-def probability(p, right) -> dict:
-    """What a probability is judged by beyond `ranking`.
+def judge_probability(p, right) -> dict:
+    """What a probability is judged by beyond `judge_order`.
 
     Brier score: the mean squared distance from what happened. NLL: the mean negative log-likelihood
     of that, in nats. ECE: the mean distance of mean probability and share of right answers in bins

@@ -95,7 +95,7 @@ def share(right: np.ndarray) -> float:
     return float(right.mean()) if len(right) else float("nan")
 
 
-def sets(dev: Embeddings, test: Embeddings, t: dict[str, float], alpha: float) -> tuple[dict, dict]:
+def judge_both(dev: Embeddings, test: Embeddings, t: dict[str, float], alpha: float) -> tuple[dict, dict]:
     """{direction: `judge_sets` on test of what dev calibrates}, and what calibration.json holds of
     it. t: the temperature of each direction."""
     results, limits = {}, {"alpha": alpha, "images": dev.n_images}
@@ -112,7 +112,7 @@ COLUMNS = {"coverage": "coverage", "low": "95% from", "high": "to", "mean_size":
 SIZES = {"mean_size": 1, "median_size": 0}                 # digits; all others are percentages
 
 
-def set_tables(results: dict) -> list:
+def tables(results: dict) -> list:
     """Tables of `judge_sets` by direction."""
     def cell(key: str, of: dict) -> str:
         return (f"{of[key]:.{SIZES[key]}f}" if key in SIZES else

@@ -4,8 +4,8 @@ import pytest
 import torch
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 
+from confidence import reliability
 from confidence.posterior import temperature
-from evaluation import selective
 
 
 def answers(seed, n=300, ties=False):
@@ -21,13 +21,13 @@ def answers(seed, n=300, ties=False):
 def test_auroc_brier_and_nll_are_those_of_scikit_learn(ties):
     for seed in range(5):
         confidence, right = answers(seed, ties=ties)
-        assert selective.auroc(confidence, right) == pytest.approx(roc_auc_score(right, confidence), abs=1e-12)
+        assert reliability.auroc(confidence, right) == pytest.approx(roc_auc_score(right, confidence), abs=1e-12)
         inside = np.clip(confidence, 0.01, 0.99)
-        found = selective.probability(inside, right)
+        found = reliability.judge_probability(inside, right)
         assert found["brier"] == pytest.approx(brier_score_loss(right, inside), abs=1e-12)
         assert found["nll"] == pytest.approx(log_loss(right, inside), abs=1e-9)
-        assert np.isfinite(selective.probability(np.float32(right), ~right)["nll"])
-    assert np.isnan(selective.auroc(np.array([0.1, 0.2]), np.array([True, True])))
+        assert np.isfinite(reliability.judge_probability(np.float32(right), ~right)["nll"])
+    assert np.isnan(reliability.auroc(np.array([0.1, 0.2]), np.array([True, True])))
 
 
 def test_calibration_error_and_its_floor():
@@ -38,11 +38,11 @@ def test_calibration_error_and_its_floor():
     for k in range(15):
         part = order[k * 200:(k + 1) * 200]
         slow += abs(sum(p[q] for q in part) / 200 - sum(right[q] for q in part) / 200) / 15
-    error, floor = (selective.probability(p, right)[name] for name in ("ece", "ece_floor"))
+    error, floor = (reliability.judge_probability(p, right)[name] for name in ("ece", "ece_floor"))
     assert error == pytest.approx(slow, abs=1e-12)
     assert floor == pytest.approx(0.8 * np.mean(np.sqrt(p * (1 - p) * 15 / 3000)), rel=0.1)
-    assert error < 2 * floor and selective.probability(np.sqrt(p), right)["ece"] > 4 * floor       # overconfident
-    bins = selective.reliability(p, right)
+    assert error < 2 * floor and reliability.judge_probability(np.sqrt(p), right)["ece"] > 4 * floor    # overconfident
+    bins = reliability.reliability(p, right)
     assert sum(abs(a - b) for a, b in zip(bins["p"], bins["right"])) / 15 == pytest.approx(slow)
     assert bins["queries"] == [200] * 15
 

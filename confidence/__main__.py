@@ -1,0 +1,124 @@
+"""How sure a model is of its first answers, and whether rightly.
+
+    python -m confidence                                          # the newest run: calibrates on dev, judges on test
+    python -m confidence runs/A --sets 0.1                        # also sets that hold a right answer 9 times in 10
+    python -m confidence clip_test.npz --dev clip_dev.npz         # embeddings of any model
+    python -m confidence clip_test.npz --calibrate_on 0.5         # calibrates on half of its images, judges on the rest
+
+Prints tables and writes confidence.json, calibration.json (python -m photos reads it) and two pictures.
+"""
+if __name__ == "__main__":
+    import cli
+    cli.start()
+
+import sys
+
+import numpy as np
+
+import cli
+from cli import Arguments, filename
+from confidence import conformal, measures, plots
+from confidence.calibration import SIDES, calibrate
+from confidence.inputs import Items, add_arguments, open_items, share
+from confidence.posterior import expected, rows_of
+from confidence.volume import describe_in_words
+from evaluation.pictures import locate
+from evaluation.protocols import replace_nan
+from evaluation.report import render
+from files import save_json
+from methods.volume import Sigmoid
+
+
+def run(opt) -> dict:
+    """Calibrate and judge as the options say; return the results. Raises InputError on wrong options and files."""
+    items, files = open_items(opt, plots.PICTURES)
+    test = items.test
+    calibration = calibrate(items.dev, items.source)
+    pair, temperatures = Sigmoid(**calibration["pair"]), {side: calibration[side]["temperature"] for side in SIDES}
+    outcomes = measures.measure(test, temperatures)
+    results = {**describe(items), "confidence": {side: measures.judge(x) for side, x in outcomes.items()}}
+    tables = measures.tables(results["confidence"])
+    lines = [calibrated_on(items), *measures.sentences(results["confidence"], calibration, outcomes),
+             *(numbers_in_words(side, expected(rows_of(test, side), pair), pair) for side in SIDES)]
+    if opt.sets:
+        dev, test = to_one_size(items.dev, items.test)
+        if dev is not items.dev or test is not items.test:
+            lines.append(f"a promise holds for galleries of one size, so {test.n_images:,} images at random are taken "
+                         "of the larger side")
+        results["sets"], calibration["sets"] = conformal.judge_both(dev, test, temperatures, opt.sets)
+        tables += conformal.tables(results["sets"])
+    show_and_save(results, calibration, tables, lines, items, files)
+    draw(items, outcomes, results["confidence"], opt.photos, files)
+    return results
+
+
+def describe(items: Items) -> dict:
+    """The part of the results that says what was judged."""
+    e = items.whole
+    return {"checkpoints": [e.name], "data_name": e.data_name, "split": e.split or None, "similarity": e.similarity,
+            "images": items.test.n_images, "captions": len(items.test.caption_image), "calibrated_on": items.source,
+            **({"variances": items.variances} if items.variances else {}), "notes": e.notes}
+
+
+def calibrated_on(items: Items) -> str:
+    dev, test = items.dev, items.test
+    return (f"calibrated on {dev.n_images:,} images and {len(dev.caption_image):,} captions ({items.source}), judged "
+            f"on {test.n_images:,} and {len(test.caption_image):,}")
+
+
+def numbers_in_words(side: str, count: np.ndarray, pair: Sigmoid) -> str:
+    """Sentence on the expected number of items that fit each query (Q,)."""
+    low, middle, high = np.quantile(count, (0.05, 0.5, 0.95))
+    return (f"{side}: by p(pair) = sigmoid({pair.slope:.4g} s {pair.bias:+.4g}), fitted to own pairs of dev against "
+            f"all others, {middle:.2g} items fit a query (median; 90% of the queries {low:.2g} to {high:.2g})")
+
+
+def to_one_size(dev, test):
+    """Both with as many images as the smaller, drawn at random: a limit of few items promises too much of many."""
+    size = min(dev.n_images, test.n_images)
+    return tuple(e if e.n_images == size else e.subset(np.sort(
+        np.random.default_rng(1).permutation(e.n_images)[:size])) for e in (dev, test))
+
+
+def show_and_save(results: dict, calibration: dict, tables: list, lines: list[str], items: Items, files) -> None:
+    """Print tables and sentences, and write the results and calibration.json."""
+    if items.variances:
+        lines.append(describe_in_words(items.variances))
+    lines += [f"note: {note}" for note in items.whole.notes]
+    print("\n".join(["", render(tables), *lines]))
+    save_json(replace_nan(results), files["results"])
+    save_json(replace_nan(calibration), files["calibration"])
+    print(f"written to {files['results']}\ncalibration in {files['calibration']}")
+
+
+def draw(items: Items, outcomes: dict, results: dict, folder: str | None, files: dict[str, str]) -> None:
+    """Draw reliability, risk and coverage, and examples with their photos where these are at hand."""
+    curves, shown, whole = *map(files.get, plots.PICTURES), items.whole
+    plots.diagrams(results, outcomes, curves)
+    plots.examples(measures.place(items, outcomes), whole.ids.get("caption"), whole.caption_image,
+                   locate(whole.photos or whole.ids.get("image_name"), folder), shown)
+    print(f"reliability, risk and coverage in {curves}\nanswers and how sure they are in {shown}", file=sys.stderr)
+
+
+def parse_args(argv=None):
+    p = Arguments("Tell how sure a model is of its first answers, and whether rightly.")
+    add_arguments(p)
+    add = p.add_argument
+    add("--calibrate_on", type=share, metavar="SHARE", help="calibrate on a random share of the images, judge the rest")
+    add("--sets", type=share, metavar="ALPHA", help="also sets of answers that hold a right one for 1 - ALPHA of the "
+        "queries")
+    add("--variances", choices=["volume"], help="give points variances without training: the share of the training "
+        "photos that an item fits; the scores stay")
+    add("--train", type=filename, metavar="FILE", help="with a file and --variances: training pairs")
+    add("--photos", type=filename, metavar="FOLDER", help="photos to draw where the data are precomputed features")
+    add("--export", type=filename, metavar="FILE", help="write the embeddings that are judged, with their variances")
+    p.set_defaults(results="confidence", positives=None, judgements=None)
+    return p.parse_args(argv)
+
+
+def main(argv=None) -> None:
+    cli.run("confidence", lambda: run(parse_args(argv)) and None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""Items to judge and items to calibrate on: the test and dev split of a run, or files of any model's embeddings."""
+import os
+from dataclasses import dataclass
+
+import numpy as np
+
+import cli
+from checkpoint import Trained
+from cli import Arguments, InputError, check, data_set, filename, natural, positive, split_name, torch_device, within
+from confidence import volume
+from data import named_splits
+from evaluation.embeddings import (
+    Embeddings,
+    check_other_items,
+    embed,
+    export,
+    kind_of,
+    load_embeddings,
+    load_scores,
+    newest_run,
+)
+from files import output
+from losses import formulas
+
+share = within(lambda x: 0 < x < 1, "a number between 0 and 1, such as 0.1")
+
+
+@dataclass
+class Items:
+    """Embeddings to judge and to calibrate on."""
+    whole: Embeddings                 # all items of the split or file
+    test: Embeddings                  # those that are judged
+    dev: Embeddings                   # those that are calibrated on
+    images: np.ndarray                # positions in `whole` of the images of `test`, rising
+    source: str                       # of dev, for the reader
+    variances: dict | None = None     # description of given variances
+
+
+def add_arguments(p: Arguments) -> None:
+    """Add the options that say what is judged, what calibrates it, and what is written."""
+    add = p.add_argument
+    add("source", type=filename, nargs="?", metavar="RUN", help="run folder or checkpoint file, embeddings of any "
+        "model (.npz) or scores, images x captions (.npy) (default: the newest run)")
+    add("--dev", type=filename, metavar="FILE", help="with a file: the same of other items, to calibrate on")
+    add("--sim", choices=formulas(), help="similarity in place of that of the run or file")
+    add("--data_path", type=filename, metavar="FOLDER", help="folder of the data sets (default: that of the training)")
+    add("--data_name", type=data_set, help="data set (default: that of the training)")
+    add("--split", type=split_name, help="split to judge (default: what a file names, else test)")
+    add("--dev_images", type=natural, help="images of the dev split to take; 0: all (default: as in the training)")
+    add("--output", type=filename, metavar="FILE.json", help="file of the results; other files are named after it "
+        "(default: beside the run or file)")
+    add("--overwrite", action="store_true", help="replace the files of --output and --export that are there")
+    add("--batch_size", type=positive, default=128, help="images or captions that are encoded at once")
+    add("--workers", type=cli.workers, default=min(10, os.cpu_count() or 1), help="processes that read photos")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto takes CUDA where it is present")
+
+
+def open_items(opt, pictures: tuple[str, ...]) -> tuple[Items, dict[str, str]]:
+    """Items of the run or file that the options name, and the files to write by name.
+
+    pictures: names of those that will be drawn. Raises InputError on options, files and outputs that do not fit.
+    """
+    if not opt.source:
+        opt.source = newest_run()
+        print(f"no run given, taking the newest: {opt.source}")
+    kind = kind_of(opt.source)
+    refuse_misfits(opt, kind)
+    model = Trained(opt.source, torch_device(opt.device)) if kind == "run" else None
+    files = {name: name_file(opt, model, name) for name in ("results", "calibration", *pictures)}
+    if os.path.exists(opt.source):                # beside a source that does not exist nothing is tried
+        inputs = [x for x in (opt.source, opt.dev, opt.train, opt.positives, *(opt.judgements or ())) if x]
+        for path in (*files.values(), *[opt.export] * bool(opt.export)):
+            output(path, inputs, opt.overwrite or path not in (opt.output, opt.export))
+    items = open_run(model, opt) if model else open_file(opt, kind)
+    if opt.export:
+        export(opt.export, items.whole)
+        print(f"embeddings in {opt.export}")
+    return items, files
+
+
+def refuse_misfits(opt, kind: str) -> None:
+    """Raise InputError with the first reason why the options do not go together."""
+    run = kind == "run"
+    check(not (run and (opt.dev or opt.train)),
+          f"--{'dev' if opt.dev else 'train'} is for embeddings or scores, and {opt.source} is a run with splits of "
+          "its own; leave it out")
+    check(not (opt.dev and opt.calibrate_on), "--dev and --calibrate_on both name what to calibrate on; give one")
+    check(run or opt.dev or opt.calibrate_on,
+          f"{opt.source} has to be calibrated on other items; give those of dev with --dev FILE, or --calibrate_on 0.5 "
+          "to take half of its images")
+    check(not run or opt.calibrate_on or opt.split not in ("dev", "val"),
+          f"--split {opt.split} is what a run is calibrated on; judge another split, or give --calibrate_on 0.5")
+    check(kind != "scores" or not (opt.sim or opt.variances or opt.export),
+          f"{opt.source} holds ready scores and no embeddings, so --sim, --variances and --export do not go with it")
+    check(run or not opt.variances or opt.train,
+          f"--variances {opt.variances} needs the training pairs of the same model, and {opt.source} holds those that "
+          "are judged; give them with --train FILE.npz")
+    check(not opt.train or opt.variances, f"--train {opt.train} is for --variances volume; give both or neither")
+    check(not opt.variances or opt.split != "train",
+          f"--variances {opt.variances} is fitted on the train split, so it must not be judged there; give another "
+          "--split")
+
+
+def open_run(model: Trained, opt) -> Items:
+    """Items of the splits of a run."""
+    data = {name: getattr(opt, name) for name in ("data_path", "dev_images")}
+    more = {"batch_size": opt.batch_size, "workers": opt.workers}
+    whole = embed([model], opt.split or "test", sim=opt.sim, data_name=opt.data_name, **data, **more)
+    check(whole.has_images, f"{whole.name} has no images to answer with, so there is no confidence to calibrate; name "
+                            "a split with images")
+    if opt.calibrate_on:
+        items = split_items(whole, opt.calibrate_on)
+    else:
+        own = None if named_splits(whole.folder) else opt.data_name         # photos by name have no other splits
+        try:
+            dev = embed([model], "dev", sim=opt.sim, data_name=own, **data, **more)
+        except InputError as error:
+            raise InputError(f"no dev split to calibrate on: {error}; or give --calibrate_on 0.5") from error
+        items = Items(whole, whole, dev, np.arange(whole.n_images), f"{dev.data_name} {dev.split}")
+    if opt.variances:
+        give_variances(items, *volume.fit_run(model, items.dev, **data, **more))
+    return items
+
+
+def open_file(opt, kind: str) -> Items:
+    """Items of files of embeddings or scores."""
+    data = {"data_path": opt.data_path, "dev_images": opt.dev_images}
+
+    def load(path: str, **more) -> Embeddings:
+        return load_scores(path, **data, **more) if kind == "scores" else load_embeddings(path, opt.sim, **data, **more)
+    whole = load(opt.source, data_name=opt.data_name, split=opt.split)
+    if opt.calibrate_on:
+        items = split_items(whole, opt.calibrate_on)
+    else:
+        items = Items(whole, whole, load(opt.dev), np.arange(whole.n_images), opt.dev)
+        check_other_items(whole, items.dev, "--dev", "calibrate on other items, or take half of these with "
+                                                     "--calibrate_on 0.5")
+    if opt.variances:
+        train = load(opt.train)
+        check_other_items(whole, train, "--train", "give embeddings of training pairs")
+        if opt.dev:
+            check_other_items(train, items.dev, "--dev", "calibrate on other items than the training pairs")
+        give_variances(items, *volume.fit_file(train, items.dev))
+    return items
+
+
+def split_items(whole: Embeddings, part: float) -> Items:
+    """A random part of the images to calibrate on, the others to judge."""
+    order = np.random.default_rng(0).permutation(whole.n_images)
+    cut = round(part * whole.n_images)
+    check(0 < cut < whole.n_images, f"--calibrate_on {part:g} leaves {cut} of {whole.n_images} images to calibrate on; "
+                                    "give a share that leaves some on both sides")
+    images = np.sort(order[cut:])
+    return Items(whole, whole.subset(images), whole.subset(np.sort(order[:cut])), images,
+                 f"a random {part:g} of the images")
+
+
+def give_variances(items: Items, fitted: volume.Volume, report: dict) -> None:
+    """Give all items their variances, in place."""
+    items.variances = report
+    for e in {id(e): e for e in (items.whole, items.test, items.dev)}.values():
+        volume.give_variances(e, fitted)
+
+
+def name_file(opt, model: Trained | None, name: str) -> str:
+    """File of the results, of a picture or of the calibration.
+
+    Those of a run's own similarity on the test split of its own data are named after what they hold alone; all others
+    say what else they are of.
+    """
+    ending = "json" if name in ("results", "calibration") else "png"
+    if opt.output:
+        return opt.output if name == "results" else f"{os.path.splitext(opt.output)[0]}_{name}.{ending}"
+    name = opt.results if name == "results" else name
+    if model is None:
+        return f"{os.path.splitext(opt.source)[0]}_{name}.{ending}"
+    folder, file = (opt.source, "model_best.pt") if os.path.isdir(opt.source) else os.path.split(opt.source)
+    own = {"sim": model.options.sim, "data_name": model.options.data_name, "split": "test", "variances": None}
+    words = [getattr(opt, option) for option, value in own.items() if getattr(opt, option) not in (None, value)]
+    words = [name, *[file.split(".")[0]] * (file != "model_best.pt"), *words]
+    return os.path.join(folder, f"{'_'.join(words).replace(os.sep, '_')}.{ending}")

@@ -1,0 +1,142 @@
+"""The share of the photos that a caption covers, which the heads of `--loss volume` learn (losses.Volume).
+
+A photo of the training split is known by its captions, and a caption covers it as probably as the nearest of these is
+of the same photo: p = sigmoid(a s + b), s the largest cosine with one of them, a and b fitted to dev. The share is the
+mean of p over the photos. `confidence.volume` gives it to points as their variances.
+"""
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cli import check
+from evaluation.encode import Gallery, encode
+from losses import Embedding, unit
+from model import VSE
+
+FITTED = 2 ** 22      # pairs of a caption and a photo that a probability is fitted to
+ELEMENTS = 2 ** 26    # scores that are computed at a time, 256 MiB
+
+
+class Sigmoid(NamedTuple):
+    """Probability that a photo fits a caption: sigmoid(slope s + bias + log_det v).
+
+    s is their score and v the mean log-variance of the caption; log_det is 0 where captions are points.
+    """
+    slope: float
+    bias: float
+    log_det: float = 0.0
+
+    def __call__(self, s, v=0.0) -> Tensor:
+        return torch.as_tensor(self.slope * s + self.bias + self.log_det * v).sigmoid()
+
+    @classmethod
+    def fit(cls, s, right, votes=None, v=None) -> "Sigmoid":
+        """Fit by the least mean log loss (Platt 1999) to K pairs.
+
+        s, v (K,): scores and, where given, log-variances; right (K,) in [0, 1]; votes (K,): how often a pair counts.
+        Raises InputError as `fit_logistic` does.
+        """
+        x = torch.stack([torch.as_tensor(values) for values in (s, v) if values is not None])       # (F, K)
+        (slope, *log_det), bias = fit_logistic(x, right, votes)
+        return cls(slope, bias, *log_det)
+
+
+def fit_logistic(x: Tensor, y, count=None) -> tuple[list[float], float]:
+    """Fit weights (F,) and bias of p = sigmoid(w . x + b) by the least mean log loss.
+
+    x (F, K), y (K,) in [0, 1], count (K,): how often each counts. Newton's method in float64; the loss is convex.
+    Raises InputError where nothing can be told apart.
+    """
+    x, y = x.double(), torch.as_tensor(y).double()
+    n = torch.ones_like(y) if count is None else torch.as_tensor(count).double()
+    mean, std, share = x.mean(1), x.std(1, correction=0), float((n * y).sum() / n.sum())
+    check((std > 0).all() and 0 < share < 1,
+          "all scores are equal, or all pairs right or wrong, so no probability of a pair fits them")
+    z = torch.cat([(x - mean[:, None]) / std[:, None], torch.ones_like(y)[None]])   # (F + 1, K)
+    w = z.new_zeros(len(z))
+    w[-1] = torch.tensor(share).logit()
+    for _ in range(100):
+        p = (w @ z).sigmoid()
+        hessian = (z * (n * p * (1 - p) + 1e-9)) @ z.T
+        step = torch.linalg.solve(hessian, z @ (n * (p - y)))
+        w = w - step.clamp(-5, 5)
+        if step.abs().max() < 1e-9:
+            break
+    weights = w[:-1] / std
+    return weights.tolist(), float(w[-1] - weights @ mean)
+
+
+def nearest_captions(scores: Tensor, owner: Tensor, photos: int) -> Tensor:
+    """Largest score of each photo's captions: scores (B, M), owner (M,) -> (B, N); -inf for a photo without."""
+    best = scores.new_full((len(scores), photos), -torch.inf)
+    return best.scatter_reduce(1, owner.to(scores.device).expand_as(scores), scores, "amax")
+
+
+def log_share(nearest: Tensor, sigmoid: Sigmoid) -> Tensor:
+    """Log of the mean probability over N photos, from `nearest_captions` (B, N), -inf left out -> (B,)."""
+    counted = nearest.isfinite().sum(1)
+    return nn.functional.logsigmoid(sigmoid.slope * nearest + sigmoid.bias).logsumexp(1) - counted.log()
+
+
+def blocks_of_others(captions: Embedding, owner: Tensor, keep_own_photo: bool):
+    """Yield (rows, `nearest_captions` (b, N)) of captions among themselves, each left out of its own photo's.
+
+    Without keep_own_photo the whole photo of a caption is left out.
+    """
+    x, photos = unit(captions.mean), int(owner.max()) + 1
+    for rows in torch.arange(len(x)).split(max(1, ELEMENTS // len(x))):
+        scores = x[rows] @ x.T
+        scores[torch.arange(len(rows)), rows] = -torch.inf
+        nearest = nearest_captions(scores, owner, photos)
+        if not keep_own_photo:
+            nearest[torch.arange(len(rows)), owner[rows]] = -torch.inf
+        yield rows, nearest
+
+
+def number_photos(owner: np.ndarray) -> Tensor:
+    """Photos of captions (M,) numbered from 0 without gaps."""
+    return torch.from_numpy(np.unique(owner, return_inverse=True)[1])
+
+
+@torch.no_grad()
+def fit_sigmoid(dev: Embedding, dev_owner: np.ndarray) -> Sigmoid:
+    """Fit a and b to the captions of dev (M, D): own photo against all others, the caption itself left out.
+
+    Raises InputError where no photo has two captions.
+    """
+    owner = number_photos(dev_owner)
+    check(torch.bincount(owner).max() > 1,
+          "volume learns from a photo's captions how alike they are, and no photo of the dev split has two; leave it "
+          "out")
+    order = torch.from_numpy(np.random.default_rng(0).permutation(len(owner)))
+    chosen, scores, right = order[:max(2, FITTED // (int(owner.max()) + 1))], [], []
+    for rows, nearest in blocks_of_others(dev, owner, keep_own_photo=True):
+        nearest = nearest.cpu()
+        known = nearest.isfinite() & torch.isin(rows, chosen)[:, None]                              # (b, N)
+        scores.append(nearest[known])
+        right.append((owner[rows][:, None] == torch.arange(nearest.shape[1]))[known])
+    return Sigmoid.fit(torch.cat(scores), torch.cat(right))
+
+
+@torch.no_grad()
+def shares_of_captions(captions: Embedding, owner: np.ndarray, sigmoid: Sigmoid) -> Tensor:
+    """Log shares (M,) of captions (M, D) of the training split among its photos, each without its own."""
+    blocks = blocks_of_others(captions, number_photos(owner), keep_own_photo=False)
+    return torch.cat([log_share(nearest, sigmoid) for _, nearest in blocks])
+
+
+def training_shares(model: VSE, train, dev, tokens: dict, device) -> Tensor:
+    """Log shares (M,) of the captions of a training split, by a model whose means stay.
+
+    train, dev: the splits; tokens: their captions by "train" and "dev".
+    """
+    def captions(split, name: str) -> Embedding:
+        part = Gallery(np.arange(0), np.arange(len(split.captions)))
+        return encode(model, split, tokens[name], device, part=part)[1]
+    model.eval()
+    sigmoid = fit_sigmoid(captions(dev, "dev"), dev.caption_image)
+    shares = shares_of_captions(captions(train, "train"), train.caption_image, sigmoid)
+    model.train()
+    return shares.to(device)
