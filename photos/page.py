@@ -73,25 +73,24 @@ class Page:
         return {"title": self.searcher.title, "count": self.searcher.count, "notes": self.searcher.notes,
                 "calibrated": self.searcher.calibrated, "letters": LETTERS, "bytes": BYTES}
 
+    def find_text(self, text: str, top: int, offset: int):
+        return self.searcher.find_texts([text], top, offset)[0]
+
     def search(self, fields: Mapping[str, str], stream=None) -> dict:
         """Search by the text or the row in the fields of the address, or by the photo in a stream of bytes."""
         top = read_number(fields, "top", TOP, 1, MOST)
         offset = read_number(fields, "offset", 0, 0, self.searcher.count)
         if stream is not None:
-            photo = self.read_upload(stream)
-            with self.lock:
-                return self.as_json(self.searcher.find_photo(photo, top, offset), offset)
-        if "row" in fields:
-            row = self.read_row(fields["row"])
-            with self.lock:
-                return self.as_json(self.searcher.find_row(row, top, offset), offset)
-        text = fields.get("q", "").strip()
-        if not text:
-            raise Refused(400, "there is nothing to search for; describe a photo in a few words")
-        if len(text) > LETTERS:
-            raise Refused(400, f"the text has {len(text):,} letters, and at most {LETTERS:,} are read; use fewer words")
+            find, query = self.searcher.find_photo, self.read_upload(stream)
+        elif "row" in fields:
+            find, query = self.searcher.find_row, self.read_row(fields["row"])
+        else:
+            find, query = self.find_text, fields.get("q", "").strip()
+            check(query, "there is nothing to search for; describe a photo in a few words")
+            check(len(query) <= LETTERS, f"the text has {len(query):,} letters, and at most {LETTERS:,} are read; use "
+                                         "fewer words")
         with self.lock:
-            return self.as_json(self.searcher.find_texts([text], top, offset)[0], offset)
+            return self.as_json(find(query, top, offset), offset)
 
     def as_json(self, result: Found, offset: int) -> dict:
         answers = [{"row": answer.row, "name": answer.name, "path": self.searcher.path_of(answer.row),

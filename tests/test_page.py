@@ -155,9 +155,9 @@ def test_every_row_has_its_picture_and_a_browser_asks_for_it_once(made_up, get, 
 
 
 def test_another_photo_in_the_place_of_one_is_shown(tmp_path):
-    client, tags = page.application(MadeUp(str(tmp_path), ["a.png"])).test_client(), ["none"]
+    client, tags = page.application(MadeUp(str(tmp_path), ["a.bmp"])).test_client(), ["none"]
     for k, colour in enumerate(("red", "blue")):
-        os.utime(photo_file(tmp_path / "a.png", colour), ns=(1, 1 + k))
+        os.utime(photo_file(tmp_path / "a.bmp", colour), ns=(1, 1 + k))         # of the same size
         response = client.get("/thumb/0", base_url=HOME, headers={"If-None-Match": tags[-1]})
         tags.append(response.headers["ETag"])
         red, _, blue = Image.open(io.BytesIO(response.data)).getpixel((5, 5))
