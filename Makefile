@@ -20,7 +20,7 @@ demo: .venv/runtime
 
 # The photos are those of dev and test, which the model has not seen.
 search-demo: .venv/search $(RUN)/calibration.json
-	$(PY) -m features.extract images --photos $(DATA)/demo_coco/images/val2014 --kind demo --data_path $(DATA) \
+	$(PY) -m features.images --photos $(DATA)/demo_coco/images/val2014 --kind demo --data_path $(DATA) \
 		--output_name demo_photos
 	$(PY) -m photos index --checkpoint $(RUN) --data_path $(DATA) --images demo_photos --output $(RUN)_index --overwrite
 	$(PY) -m photos query $(RUN)_index --captions demo/questions.txt --top 5 --sheet $(RUN)/search.png --overwrite

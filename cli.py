@@ -49,7 +49,7 @@ class _Defaults(argparse.ArgumentDefaultsHelpFormatter):
 
 
 def program() -> str:
-    """The command as it was called, such as "train.py" or "python -m features.extract"."""
+    """The command as it was called, such as "train.py" or "python -m features.images"."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     if spec is None:
         return os.path.basename(sys.argv[0])

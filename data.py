@@ -593,7 +593,7 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
     precomputed = glob.glob(os.path.join(root, "*_caps.txt")) or glob.glob(os.path.join(root, "*_ims.npy"))
     check(precomputed or not text_features,
           f"--text_features {text_features}: {root} holds photos, and features of captions lie beside precomputed "
-          "ones; extract both with features.extract")
+          "ones; extract both with features.images")
     if os.path.isdir(os.path.join(root, "annotations")):
         result = read_coco_layout(root, split, use_restval)
     elif karpathy_file(root):
@@ -613,8 +613,8 @@ def read_precomputed(root: str, split: str, text_only: bool = False, text_featur
     if not os.path.isfile(source) and os.path.isfile(os.path.join(root, NAMED_CAPTIONS)):
         return read_named(root, split, text_features)
     check(glob.glob(os.path.join(root, "*_caps.txt")) or not os.path.isfile(os.path.join(root, "all_photos.json")),
-          f"{root} holds photos without captions, which can be searched; to train on them give `features.extract "
-          "images --photos` a captions.csv")
+          f"{root} holds photos without captions, which can be searched; to train on them give `features.images "
+          "--photos` a captions.csv")
     captions = read_lines(need(source, help_))
     if text_only and not os.path.isfile(f"{start}_ims.npy"):
         images = NoImages(len(read_ids(f"{start}_img_ids.npy") or captions[::5]))
@@ -727,13 +727,13 @@ def read_text_features(root: str, split: str, name: str, captions: list[str], so
     of others. source: where the captions stand."""
     start = os.path.join(root, f"{split}_{name}")
     path, facts = f"{start}.npy", f"{start}.json"
-    check(os.path.isfile(path), f"there is no file {path} of --text_features; `python -m features.extract captions` "
+    check(os.path.isfile(path), f"there is no file {path} of --text_features; `python -m features.captions` "
                                 "makes it")
     text = Features(path)
     check(text.array.shape[:-1] == (len(captions),),
           f"{path} has shape {text.array.shape} for the {len(captions)} captions of {source}; give one row a caption")
     check(not os.path.isfile(facts) or read_json(facts, "extract the features again") == captions_digest(captions),
-          f"{path} was extracted from other captions than {source} holds now; call features.extract captions again")
+          f"{path} was extracted from other captions than {source} holds now; call features.captions again")
     return text
 
 

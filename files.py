@@ -45,8 +45,8 @@ SOURCES = {
                      "(github.com/BryanPlummer/flickr30k_entities), and Flickr30k's photos in images/",
     "f8k": "Flickr8k's photos, Flickr8k_Dataset.zip (by a form of the University of Illinois), and "
            "dataset_flickr8k.json of Karpathy's caption_datasets.zip",
-    "f8k_precomp": "features of Flickr8k's photos (VSE++'s data.tar, or features.extract images)",
-    "f8k_region_precomp": "features of regions or cells of Flickr8k's photos (features.extract images --layer cells)",
+    "f8k_precomp": "features of Flickr8k's photos (VSE++'s data.tar, or features.images)",
+    "f8k_region_precomp": "features of regions or cells of Flickr8k's photos (features.images --layer cells)",
     "coco/annotations/instances_val2014.json": "COCO's instances, in annotations_trainval2014.zip (cocodataset.org)",
     "cxc": "the csv files of Crisscrossed Captions (github.com/google-research-datasets/Crisscrossed-Captions)",
     "vg": "Visual Genome's image_data.json, region_descriptions.json and photos (visualgenome.org)",
@@ -119,7 +119,7 @@ def refuse_changing(root: str, split: str) -> None:
     """Raise InputError where a command has begun to replace the files of a split, and not ended."""
     names = ("dev", "val") if split in ("dev", "val") else (split,)         # two names of one split
     check(not any(os.path.exists(os.path.join(root, CHANGING.format(name))) for name in names),
-          f"{root}: the files of split '{split}' do not belong together, as `features.extract images` or `demo` was "
+          f"{root}: the files of split '{split}' do not belong together, as `features.images` or `demo` was "
           "stopped while it put them in their places; call it again")
 
 

@@ -496,7 +496,7 @@ def fit_to_data(opt, images, text) -> None:
                                       "features; leave it out")
     check(not photos or not opt.unpaired_images and opt.supervised_fraction == 1,
           f"--unpaired_images and --supervised_fraction need precomputed features, and {opt.data_name} has photos; "
-          "extract features first: features.extract images")
+          "extract features first: features.images")
     check(photos or not opt.use_restval,
           f"--use_restval adds COCO's restval photos, and {opt.data_name} has precomputed features, whose train split "
           "is what it is; leave it out")

@@ -4,7 +4,7 @@ vector.
 Klein et al. 2015, Associating Neural Word Embeddings with Deep Image Representations using Fisher
 Vectors. A caption is a set of word vectors. A mixture is fitted to the words of all captions. The
 Fisher vector of a caption says in which direction its words would move each location and scale of
-the mixture. features.extract runs the whole recipe.
+the mixture. features.captions runs the whole recipe.
 """
 from dataclasses import dataclass
 
@@ -157,7 +157,7 @@ def load_arrays(path: str, names) -> dict:
 
     Raises InputError if it is not such a file or an array is missing.
     """
-    fix = "give the .npz file that `python -m features.extract captions` wrote"
+    fix = "give the .npz file that `python -m features.captions` wrote"
     arrays = read_arrays(path, fix)
     lacking = [name for name in names if name not in arrays]
     check(not lacking, f"{path} is no model of features, it lacks {', '.join(lacking)}; {fix}")

@@ -19,7 +19,7 @@ from tqdm import tqdm
 import cli
 from cli import Arguments, above_zero, check, data_set, filename, natural, positive, torch_device, up_to, workers
 from data import Photos, Split, Tokens, image_batches, read_split
-from features.captions import places
+from features.captions import find_words
 from files import output, save_state
 from layers import vsepp_linear
 from model import CNN, CNNS
@@ -36,7 +36,7 @@ def content_words(captions, count: int) -> list[str]:
 def word_labels(split: Split, words: list[str]) -> np.ndarray:
     """(N, W) bool: whether any caption of an image contains a word."""
     labels = np.zeros((len(split.images), len(words)), bool)
-    caption, word = places(split.words, {word: w for w, word in enumerate(words)})
+    caption, word = find_words(split.words, {word: w for w, word in enumerate(words)})
     labels[split.caption_image[caption], word] = True
     return labels
 

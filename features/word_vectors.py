@@ -18,7 +18,7 @@ from scipy.sparse.linalg import eigsh
 import cli
 from cli import Arguments, check, data_set, filename, positive, width
 from data import read_split
-from features.captions import places
+from features.captions import find_words
 from features.hglmm import unit
 from files import atomic, output
 from vocab import SPECIALS, Vocabulary, is_function
@@ -41,7 +41,7 @@ def train_vectors(captions: list[list[str]], dim: int, threshold: int = 1,
           f"vectors of {dim} values cannot be learned from {size} words; at least 1 and at most "
           f"{size - 1} can, so give a smaller --dim or more captions")
     # (2, T): rarer words are left out
-    owner, number = places(captions, {word: i for i, word in enumerate(words)})
+    owner, number = find_words(captions, {word: i for i, word in enumerate(words)})
     near = csr_array((size, size))
     for step in range(1, window + 1):
         same = owner[:-step] == owner[step:]

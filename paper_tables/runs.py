@@ -298,7 +298,7 @@ def data_set(folder: str, place: Place) -> list[Step]:
         lacks = "" if os.path.exists(os.path.join(data, dealt)) else lacks
         steps.append(tool(place, "paper_tables.coco_halves", dealt, lacks))
     layer, more = "fc7" if kind == "halves" else "fc6", "--use_restval" * (photos == "coco")
-    return [*steps, tool(place, f"features.extract images --data_name {photos} --output_name "
+    return [*steps, tool(place, f"features.images --data_name {photos} --output_name "
                          f"{folder} --cnn_type vgg19 --layer {layer} {more}",
                          f"{folder}/test_ims.npy", lacks)]
 
@@ -332,7 +332,7 @@ def vectors(kind: str, folder: str, place: Place) -> list[Step]:
     size = "--n_clusters 4" if before else "--ica --pca 6000"
     hglmm = f"--kind hglmm {size}" if kind == "hglmm" else ""
     content = "--content_words" * folder.endswith("_entities")
-    program = "phrases.captions" if content else "features.extract captions"
+    program = "phrases.captions" if content else "features.captions"
     return [*before, tool(place, f"{program} --data_name {folder} --name {kind} "
                           f"--word_vectors {{data}}/{words} {hglmm} {content}",
                           f"{folder}/test_{kind}.npy",

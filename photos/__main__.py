@@ -1,13 +1,13 @@
 """Search one's own photos by a text or a photo, with how sure each answer is.
 
     python -m photos ~/Pictures                # all in one: reads what is new, opens the page
-    python -m features.extract images --photos ~/Pictures --cnn_type efficientnet_lite0 \\
+    python -m features.images --photos ~/Pictures --cnn_type efficientnet_lite0 \\
         --output_name mine
     python -m photos index --checkpoint RUN --images mine --output indexes/mine
     python -m photos query indexes/mine "a dog on a beach" --top 5 --sheet dog.png
     python -m photos query indexes/mine --photo dog.jpg --json
     python -m photos serve indexes/mine               # a page at http://127.0.0.1:8000
-    python -m photos add indexes/mine                 # after another features.extract: what is new
+    python -m photos add indexes/mine                 # after another features.images: what is new
     python -m photos remove indexes/mine --gone       # photos whose files are no longer there
 
 An index is one file, mine.npz, which `index` writes and all other commands read (photos/index.py).
@@ -79,12 +79,12 @@ def index(opt) -> None:
     print_info(opt.output, token_of(opt))
 
 
-def train_on(photos: str, data_path: str, run: str, reading: store.How) -> None:
+def train_on(photos: str, data_path: str, run: str, reading: store.ComputeConfig) -> None:
     """Trains a run on the photos below a folder that its captions.csv describes, and calibrates it."""
     need(os.path.join(photos, CAPTIONS), "list photos and captions in it, with the header name,caption")
     data = "--data_path", data_path
     name = features_of(photos, WHOLE, data_path, reading)
-    call_python("-m", "features.extract", "captions", *data, "--data_name", name, "--kind", "minilm")
+    call_python("-m", "features.captions", *data, "--data_name", name, "--kind", "minilm")
     new = ("--data_name", name, "--text_features", "minilm", "--loss", "infonce", "--mask_same_image", "--logger_name")
     begun = os.path.isfile(os.path.join(run, "checkpoint.pt"))
     call_python("train.py", *(["--resume"] if begun else [*data, *new]), run)
@@ -97,7 +97,7 @@ def search_photos(opt) -> None:
     run = opt.checkpoint or opt.train or SHIPPED
     own = "" if run == SHIPPED else os.path.realpath(run)       # each run has an index of its own
     opt.index = opt.output or os.path.join("indexes", folder_name(opt.photos, own))
-    reading = store.How(torch_device(opt.device), BATCH, opt.workers, skip_broken=True)
+    reading = store.ComputeConfig(torch_device(opt.device), BATCH, opt.workers, skip_broken=True)
     if opt.train and not os.path.isfile(calibration_file(opt.train)):      # the last that is written
         train_on(opt.photos, opt.data_path, opt.train, reading)
     said = of_folder(opt.photos, opt.index, run, opt.data_path, how_of(opt), reading)
@@ -272,8 +272,8 @@ def index_options(p: Arguments) -> None:
                    help="folder that holds the data sets, also those of the run where they are "
                         "not where it was trained")
     p.add_argument("--images", type=data_set, metavar="NAME",
-                   help="features of photos, a folder below --data_path: what features.extract "
-                        "images --photos wrote, or a split of a data set")
+                   help="features of photos, a folder below --data_path: what features.images "
+                        "--photos wrote, or a split of a data set")
     p.add_argument("--split", type=split_name,
                    help="split to index (default: all photos of a folder, test of a data set)")
     p.add_argument("--photos", type=filename, metavar="FOLDER",

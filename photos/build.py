@@ -15,9 +15,10 @@ from cli import InputError, check
 from data import Features, NoImages, Photos, image_batches, read_split
 from evaluation.embeddings import items_of
 from features import store
-from features.folder import extract, find_photos, read_images
-from features.networks import RECIPE, recipe_of
-from files import read_json, sha256
+from features.folder import find_photos, read_images
+from features.images import extract_folder
+from features.networks import RECIPE, find_recipe
+from files import sha256
 from losses import Embedding, uncertainty
 from photos.encoder import Encoder
 from photos.index import FORMAT, Entries, Index, file_of, stored
@@ -64,11 +65,11 @@ def gallery_of(encoder: Encoder, where: Where, photos: str | None) -> Gallery:
     if where.data_name is None:
         if not photos:
             raise InputError("nothing to index; name features of photos with --images NAME "
-                             "(features.extract images writes them), or a folder of photos with "
+                             "(features.images writes them), or a folder of photos with "
                              "--photos for a run that reads photos")
         if not encoder.reads_photos:
             raise InputError(f"{encoder.path} reads features of photos; write those of {photos} "
-                             "with features.extract images --photos, "
+                             "with features.images --photos, "
                              "and give their name with --images")
         names, folder = find_photos(photos)[0], os.path.abspath(photos)
         paths = [os.path.join(folder, name) for name in names]
@@ -78,10 +79,8 @@ def gallery_of(encoder: Encoder, where: Where, photos: str | None) -> Gallery:
     root = os.path.join(where.data_path, where.data_name)
     if where.split is None and os.path.isfile(os.path.join(root, "all_ims.npy")):
         images = read_images(where.data_path, where.data_name)
-        rows = read_json(os.path.join(root, "all_photos.json"))["photos"]
-        digests = {row[0]: row[3] for row in rows}
         gallery = Gallery(
-            images.features, images.names, [digests.get(name) for name in images.names],
+            images.features, images.names, images.digests,
             os.path.abspath(photos or images.folder), images.recipe, images.extractor,
             where.data_name)
     else:
@@ -117,7 +116,7 @@ def refuse_misfit(encoder: Encoder, gallery: Gallery) -> None:
     if photos != encoder.reads_photos:
         raise InputError(f"{encoder.path} reads {kinds[not photos]}, and {gallery.data} holds "
                          f"{kinds[photos].split()[0]}; "
-                         + ("write them with features.extract images" if photos
+                         + ("write them with features.images" if photos
                             else "name photos with --photos"))
     if photos:
         return
@@ -243,27 +242,27 @@ def folder_name(photos: str, of: object = "") -> str:
     return f"{name or 'photos'}_{sha256(f'{path}{of}')[:6]}"
 
 
-def features_of(photos: str, recipe: dict, data_path: str, reading: store.How) -> str:
+def features_of(photos: str, recipe: dict, data_path: str, reading: store.ComputeConfig) -> str:
     """The name, below data_path, of the features of the photos below a folder as they are now. Photos that cannot be
     read are named and left out."""
     name = folder_name(photos, sorted(recipe.items()))
-    extract(photos, os.path.join(data_path, name), recipe, reading, None, None)
+    extract_folder(photos, os.path.join(data_path, name), recipe, reading)
     return name
 
 
 def of_folder(photos: str, output: str, run: str, data_path: str, how: How,
-              reading: store.How) -> list[str]:
+              reading: store.ComputeConfig) -> list[str]:
     """An index in the file `output` of the photos below a folder as they are now, by a run whose
     features of photos are computed first. Returns what is said of it, in lines. Raises InputError
     where the run does not tell how to compute them."""
     encoder, name = Encoder(run, device=how.device, data_path=data_path), None
     if not encoder.reads_photos:
         line = encoder.extractors.get("ims", "")
-        recipe = recipe_of(line)
+        recipe = find_recipe(line)
         check(recipe,
               f"{run} was trained on features of photos of {ascii(line) if line else 'an unnamed network'}, and those "
-              "of other photos cannot be computed from that alone; write them with features.extract "
-              "images --photos, and index them with python -m photos index --images NAME")
+              "of other photos cannot be computed from that alone; write them with features.images "
+              "--photos, and index them with python -m photos index --images NAME")
         name = features_of(photos, recipe, data_path, reading)
     if os.path.exists(file_of(output)):
         return add(output, [], how, run)
@@ -329,7 +328,7 @@ def waiting(gallery: Gallery, data_path: str, images: str) -> list[str]:
     words = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in options.items())
     return [f"note: the folder holds {len(pending):,} photos whose features were not extracted, "
             f"the first is {pending[0]}; this comes before add: "
-            f"python -m features.extract images {words}"] if pending else []
+            f"python -m features.images {words}"] if pending else []
 
 
 def remove(path: str, names: list[str], gone: bool, token: str = "") -> tuple[int, int]:

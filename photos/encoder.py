@@ -18,9 +18,9 @@ from checkpoint import BATCH, Trained
 from cli import InputError, torch_device
 from data import Photos, eval_transform
 from features.captions import TfIdf, word_counts
-from features.folder import network_of
 from features.hglmm import load_arrays
 from features.minilm import MiniLM
+from features.networks import build_network
 from files import checksum
 from losses import Embedding
 from photos.index import AGAIN
@@ -131,9 +131,9 @@ class Encoder(Trained):
             return (lambda x: x), eval_transform()
         if self.recipe is None:
             raise InputError(f"{self.path} reads features of photos, and those of this index were "
-                             "not written by features.extract images, so a photo cannot be "
+                             "not written by features.images, so a photo cannot be "
                              "embedded; extract them with it")
-        network, transform, line = network_of(self.recipe, self.device)
+        network, transform, line = build_network(self.recipe, self.device)
         self.refuse_other_features(line)
         return network, transform
 

@@ -94,13 +94,13 @@ def make(opt) -> None:
     data, photos, trained = opt.data_path, *(os.path.join(opt.data_path, name) for name in (PHOTOS, TRAINED))
     runs = [os.path.join(opt.runs, name) for name in ("photos_points", "photos_volume")]
     if not os.path.isfile(os.path.join(photos, "train_ims.npy")):
-        call_python("-m", "features.extract", "images", "--data_path", data, "--data_name", "f8k", "--cnn_type",
+        call_python("-m", "features.images", "--data_path", data, "--data_name", "f8k", "--cnn_type",
                     NETWORK, "--whole", "--output_name", PHOTOS)
     judged = [need(os.path.join(data, PEOPLE, f"{name}Annotations.txt"), "Flickr8k's judgements come with its text")
               for name in ("Expert", "CrowdFlower")]
     with_classes(photos, trained)
     for name in (TRAINED, PEOPLE):
-        call_python("-m", "features.extract", "captions", "--data_path", data, "--data_name", name, "--kind", "minilm")
+        call_python("-m", "features.captions", "--data_path", data, "--data_name", name, "--kind", "minilm")
     of = ("train.py", "--data_path", data, "--data_name", TRAINED)
     call_python(*of, *POINTS, "--logger_name", runs[0])
     call_python(*of, *SPREAD, "--init_from", runs[0], "--logger_name", runs[1])

@@ -1,9 +1,9 @@
-"""Write features of phrases, as features.extract does of captions.
+"""Write features of phrases, as features.captions does of captions.
 
     python -m phrases.captions --data_name f30k_entities --kind hglmm --name hglmm --ica --pca 6000 \\
         --word_vectors FILE --content_words
 
-{split}_{name}.npy is (M, F) float32, a row a phrase; the options are those of `features.extract captions`.
+{split}_{name}.npy is (M, F) float32, a row a phrase; the options are those of `features.captions`.
 """
 if __name__ == "__main__":
     import cli
@@ -11,8 +11,7 @@ if __name__ == "__main__":
 
 import os
 
-import cli
-from features.extract import arguments, extract_captions
+from features import captions
 from phrases.data import read_phrases
 
 
@@ -21,9 +20,7 @@ def read_text(data_path: str, data_name: str, split: str):
 
 
 def main(argv=None) -> None:
-    p, kinds = arguments("captions")
-    p.prog = cli.program()
-    cli.run("phrases.captions", extract_captions, p.parse_args(argv), kinds, read_text)
+    captions.main(argv, "phrases.captions", read_text)
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ import cli
 from cli import Arguments, InputError, check, data_set, filename, positive, reason, workers
 from data import read_photo
 from features.boxes import LARGEST, read_boxes
-from features.store import How, RowStore
-from files import file_digest, need, output, readable, remove, save_arrays, save_json, sha256
+from features.store import ComputeConfig, Part, compute
+from files import file_digest, need, output, readable, save_arrays, save_json, sha256
 from phrases.data import ARRAYS, THRESHOLDS, Proposals, file_of, ids_sha256, read_facts, read_proposals, recall
 from phrases.entities import SPLITS, Entities, photo_paths, read_entities
 
@@ -133,14 +133,15 @@ def edge_boxes(photo: np.ndarray, count: int, model: str | None = None) -> np.nd
 
 
 class Finder(NamedTuple):
-    """Finds the proposals of photo n: `finder(n)` is (k, 5) float32, see `edge_boxes`."""
+    """Finds the proposals of photo n: `finder(n)` is (limit, 5) float32, see `edge_boxes`; rows of NaN are no box."""
     paths: list[str]
     sizes: np.ndarray                 # (N, 2): width, height
     limit: int
     model: str | None
 
     def __call__(self, n: int) -> np.ndarray:
-        return edge_boxes(np.array(read_sized(self.paths[n], self.sizes[n])), self.limit, self.model)
+        boxes = edge_boxes(np.array(read_sized(self.paths[n], self.sizes[n])), self.limit, self.model)
+        return np.pad(boxes, ((0, self.limit - len(boxes)), (0, 0)), constant_values=np.nan)
 
 
 def read_sized(path: str, size):
@@ -203,14 +204,15 @@ def write_split(opt, root: str, split: str, name: str, method: str) -> None:
               f"{path}.npz is there without its .json and may be anybody's; give another --name")
     for end in (".npz", ".json"):
         output(path + end)
-    part = ""
+    part = None
     if opt.given:
         rows = read_own_boxes(opt.given, entities, opt.count)
     else:
         paths = photo_paths(root, entities.ids)
-        store = RowStore(path, paths, entities.ids, asked, (5,), np.float32)
-        store.run(Finder(paths, entities.sizes, opt.count, opt.model), list, How(None, BATCH, opt.workers), split)
-        rows, part = [*store.values()], store.part
+        part = Part(path, asked, (opt.count, 5), np.float32)
+        compute(part, entities.ids, Finder(paths, entities.sizes, opt.count, opt.model), list,
+                ComputeConfig(None, BATCH, opt.workers), split)
+        rows = [part[photo][np.isfinite(part[photo][:, 0])] for photo in entities.ids]
     proposals = join_photos(rows, entities, add=split == "train")
     save_arrays(f"{path}.npz", {key: getattr(proposals, key) for key in ARRAYS})
     facts |= {"boxes_sha256": sha256(proposals.boxes), "boxes": len(proposals.boxes), "photos": len(rows),
@@ -218,7 +220,8 @@ def write_split(opt, root: str, split: str, name: str, method: str) -> None:
               "least": min(map(len, rows)), "phrases": len(entities.phrases),
               "recall": {f"{t:g}": round(recall(proposals, entities, t), 2) for t in THRESHOLDS}}
     save_json(facts, f"{path}.json")
-    remove(part)
+    if part:
+        part.remove()
     print(f"{path}.npz: {facts['boxes']:,} boxes of {facts['photos']:,} photos"
           + f", {facts['added']:,} of them added from the phrases" * (split == "train"))
     reached = ", ".join(f"{percent:.1f}% at IoU {least}" for least, percent in facts["recall"].items())

@@ -21,9 +21,9 @@ import cli
 from cli import Arguments, check, data_set, filename, positive, torch_device, up_to, workers
 from data import whole_transform
 from features import filters
-from features.networks import region_network
-from features.store import How, RowStore
-from files import atomic, file_digest, output, read_array, readable, remove, save_json
+from features.networks import load_region_network
+from features.store import ComputeConfig, Part, compute
+from files import atomic, file_digest, mapped, output, read_array, readable, remove, save_json
 from model import CNNS
 from phrases.data import Proposals, check_features, file_of, read_facts, read_proposals, read_region_features, shares
 from phrases.entities import SPLITS, Entities, photo_paths, read_entities
@@ -66,15 +66,28 @@ class RegionReader(NamedTuple):
 
 # ---- files
 
-def write_split(path: str, split: str, root: str, entities: Entities, proposals: Proposals, encoder, how: How) -> None:
+def write_split(path: str, split: str, root: str, entities: Entities, proposals: Proposals, encoder,
+                config: ComputeConfig) -> None:
     """Compute and write the features of a split's proposals; a stopped command goes on where it was."""
     refuse_other(path, encoder.line)
     paths = photo_paths(root, entities.ids)
     facts = {"extractor": encoder.line, "boxes_sha256": proposals.facts["boxes_sha256"]}
-    store = RowStore(f"{path}.npy", paths, entities.ids, facts, (encoder.dim,), np.float16)
-    store.run(RegionReader(paths, entities.sizes, proposals, encoder.read), encoder.encode, how, split)
-    replace(path, encoder.line, proposals, (len(proposals.boxes), encoder.dim), lambda _: store.write())
-    remove(store.part)
+    counts, shape = np.diff(proposals.start), (len(proposals.boxes), encoder.dim)           # counts (N,): boxes a photo
+    part = Part(f"{path}.npy", facts, (int(counts.max()), encoder.dim), np.float16)
+
+    def encode(values: list) -> np.ndarray:
+        padded = np.zeros((len(values), int(counts.max()), encoder.dim), np.float16)
+        for row, features in zip(padded, encoder.encode(values)):
+            row[:len(features)] = features
+        return padded
+
+    def write(target: str) -> None:
+        with mapped(target, shape, np.float16) as rows:
+            for photo, start, count in zip(entities.ids, proposals.start, counts):
+                rows[start:start + count] = part[photo][:count]
+    compute(part, entities.ids, RegionReader(paths, entities.sizes, proposals, encoder.read), encode, config, split)
+    replace(path, encoder.line, proposals, shape, write)
+    part.remove()
 
 
 def write_given(given: str, path: str, proposals: Proposals) -> None:
@@ -148,14 +161,14 @@ def write_all(opt) -> None:
         if opt.given:
             write_given(opt.given, path, boxes)
             continue
-        encoder = encoder or (filters.Regions() if opt.kind == "demo" else NetworkRegions(*region_network(
+        encoder = encoder or (filters.Regions() if opt.kind == "demo" else NetworkRegions(*load_region_network(
             opt.cnn_type or "vgg19", opt.layer, opt.cnn_weights, side), side, device))
         refuse_other(path, encoder.line)
         if readable(read_region_features, root, split, opt.proposals, opt.name, boxes):
             print(f"{path}.npy: done already")
         else:
             write_split(path, split, root, entities, boxes, encoder,
-                        How(encoder.device, opt.batch_size or BATCH[device.type], opt.workers))
+                        ComputeConfig(encoder.device, opt.batch_size or BATCH[device.type], opt.workers))
 
 
 def arguments() -> Arguments:

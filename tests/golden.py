@@ -144,7 +144,7 @@ def record_features(keep: Recorder) -> None:
     """Features of captions, of photos and of regions; fine-tuning a CNN on words."""
     keep("features/words", "-m features.word_vectors --data_path data --data_name demo_precomp --dim 48 "
                            "--output data/words.txt")
-    for name, program in (("demo_precomp", "features.extract captions"), ("demo_entities", "phrases.captions")):
+    for name, program in (("demo_precomp", "features.captions"), ("demo_entities", "phrases.captions")):
         for kind, more in (("hglmm", "--n_clusters 4 --word_vectors data/words.txt"), ("minilm", ""), ("tfidf", ""),
                            ("mean", "--word_vectors data/words.txt")):
             keep(f"features/{name}/{kind}", f"-m {program} --data_path data --data_name {name} "
@@ -155,7 +155,7 @@ def record_features(keep: Recorder) -> None:
     keep("features/regions/ims", "-m phrases.regions --data_path data --data_name demo_entities "
          "--proposals edgeboxes50 --kind demo --workers 0",
          lambda _: {os.path.basename(path): arrays(path) for path in sorted(glob.glob("data/demo_entities/*ims.npy"))})
-    keep("features/photos", "-m features.extract images --data_path data --photos data/demo_coco/images/val2014 "
+    keep("features/photos", "-m features.images --data_path data --photos data/demo_coco/images/val2014 "
          "--kind demo --output_name photos --workers 0",
          lambda _: {os.path.basename(path): arrays(path) for path in sorted(glob.glob("data/photos/*.npy"))})
     keep("features/word_cnn", "-m features.word_cnn --data_path data --data_name demo --cnn_type resnet18 "

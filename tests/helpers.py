@@ -75,7 +75,7 @@ def unwritable(folder) -> list[str]:
 
 # Its processes are forked from one that has loaded torch and the commands, and runs no threads.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["train", "evaluate", "features.extract", "tensorboard_logger"])
+FORKS.set_forkserver_preload(["train", "evaluate", "features.images", "tensorboard_logger"])
 
 
 def in_a_process(work, *words, seconds: float = 200):

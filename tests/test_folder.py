@@ -11,8 +11,9 @@ from PIL import Image
 
 from cli import InputError
 from data import Photos, Split, check_data_set, check_extractors, eval_transform, read_split, whole_transform
-from features import extract, filters, folder, networks, store
-from features.networks import network_of
+from features import filters, folder, networks, store
+from features import images as images_command
+from features.networks import build_network
 from model import CNN
 from tests.helpers import Command, refused
 
@@ -28,7 +29,7 @@ def mine(tmp_path, demo_path):
 
 
 def run(mine, *words, kind=("--kind", "demo"), output="out"):
-    extract.main(["images", "--data_path", str(mine / "data"), "--photos", str(mine / "photos"), "--workers", "0",
+    images_command.main(["--data_path", str(mine / "data"), "--photos", str(mine / "photos"), "--workers", "0",
                   "--output_name", output, "--device", "cpu", *kind, *map(str, words)])
 
 
@@ -193,7 +194,7 @@ def test_an_interrupted_extraction_goes_on_even_if_photos_come_and_go(mine, monk
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         counted(patch, 1)
         run(mine, *batches)
-    with pytest.raises(InputError, match="there is no file .*all_photos.json; `python -m features.extract images"):
+    with pytest.raises(InputError, match="there is no file .*all_photos.json; `python -m features.images"):
         images(mine)
     if moved:
         os.rename(mine / "photos" / "00.png", mine / "photos" / "aa.png")
@@ -208,8 +209,8 @@ def test_only_what_has_changed_is_computed(mine, monkeypatch, capsys):
     photos = mine / "photos"
     run(mine)
     first, seen = files(mine), counted(monkeypatch)
-    for name in ("network_of", "file_digest"):
-        module = folder if name == "network_of" else store
+    for name in ("build_network", "file_digest"):
+        module = folder if name == "build_network" else store
         monkeypatch.setattr(module, name, lambda *_, name=name: pytest.fail(f"{name} was called"))
     capsys.readouterr()
     run(mine)
@@ -288,11 +289,11 @@ def assert_rows(out, photos):
 def test_a_killed_extraction_gives_the_same_bytes(mine, demo_path):
     for n in range(36):
         shutil.copy(os.path.join(demo_path, "demo", "images", f"train_{n:05}.png"), mine / "photos")
-    words = ["images", "--photos", str(mine / "photos"), "--kind", "demo", "--workers", "1", "--batch_size", "2",
+    words = ["--photos", str(mine / "photos"), "--kind", "demo", "--workers", "1", "--batch_size", "2",
              "--data_path", str(mine / "data"), "--output_name", "killed"]
     run(mine, "--batch_size", "2", output="whole")
     hidden = mine / "data" / "killed" / ".all_ims.part"
-    with Command(extract.main, words) as command:
+    with Command(images_command.main, words) as command:
         while command.process.is_alive() and not hidden.exists():
             time.sleep(0.01)
     assert "all_photos.json" not in files(mine, "killed")
@@ -350,10 +351,10 @@ def test_refusals(mine, weights, capsys):
             ([*cnn, "--layer", "fc7"], "--layer fc7 is no layer of resnet18")):
         refused(capsys, lambda words: run(mine, *words), words, message)
     assert not (mine / "data" / "out").exists() and os.listdir(own) == ["train_caps.txt"]
-    refused(capsys, extract.main, ["images", "--data_name", "x", "--captions", "x.csv", "--output_name", "out"],
+    refused(capsys, images_command.main, ["--data_name", "x", "--captions", "x.csv", "--output_name", "out"],
             "--captions x.csv is for --photos FOLDER")
     run(mine)
-    refused(capsys, extract.main, ["images", "--data_path", mine / "data", "--data_name", "out", "--output_name", "b"],
+    refused(capsys, images_command.main, ["--data_path", mine / "data", "--data_name", "out", "--output_name", "b"],
             "out holds photos without captions, which can be searched; to train on them give .* a captions.csv")
 
 
@@ -435,7 +436,7 @@ def test_boxes_are_pooled_as_roi_align_does(mine, weights):
                           + v * (1 - u) * cells[:, a + 1, b] + v * u * cells[:, a + 1, b + 1])
         torch.testing.assert_close(out.features.gather([4])[0, k], total / 49, rtol=2e-3, atol=2e-3)
     torch.testing.assert_close(out.features.gather([4])[0, 0], cells.mean((1, 2)), rtol=2e-3, atol=2e-3)
-    net, transform, _ = network_of(out.recipe, "cpu")
+    net, transform, _ = build_network(out.recipe, "cpu")
     with pytest.raises(InputError, match="are of boxes in photos .*--boxes.*, so a photo alone cannot be embedded"):
         net(torch.stack([transform(Photos([str(mine / "photos" / name)]).open(0))]))
 

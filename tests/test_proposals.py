@@ -14,7 +14,7 @@ from cli import InputError
 from data import whole_transform
 from demo import scenes
 from features import filters
-from features.networks import RegionPooling, region_network, roi_align
+from features.networks import RegionPooling, load_region_network, roi_align
 from files import save_arrays
 from model import CNN
 from phrases import proposals, regions
@@ -297,7 +297,7 @@ def test_roi_align_of_a_linear_map_is_its_value_at_the_centre():
 
 
 def test_the_box_of_the_whole_photo_is_the_mean_of_the_map(weights):
-    net, line = region_network("resnet18", None, weights, 256)
+    net, line = load_region_network("resnet18", None, weights, 256)
     assert line.startswith("resnet18 RoI cells, photos resized to 256x256, sha256:")
     photos = torch.randn(2, 3, 256, 256)
     found = net(photos, [torch.tensor([[0., 0, 1, 1], [0, 0, .5, 1]]), torch.tensor([[0., 0, 1, 1]])])

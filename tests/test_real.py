@@ -12,7 +12,7 @@ import data
 import evaluate
 import train
 from data import read_split
-from features import extract
+from features import captions
 from files import read_lines
 from photos.__main__ import SHIPPED
 from photos.encoder import Encoder
@@ -63,7 +63,7 @@ def test_the_model_that_comes_with_the_repository_has_the_figures_of_its_card(re
     shutil.copytree(people, tmp_path / "f8k_people", copy_function=shutil.copyfile)
     model = Encoder(SHIPPED, device="cpu")
     (tmp_path / "f8k_people" / "features.json").write_text(json.dumps({"ims": model.extractors["ims"]}))
-    extract.main(["captions", "--data_path", str(tmp_path), "--data_name", "f8k_people", "--kind", "minilm"])
+    captions.main(["--data_path", str(tmp_path), "--data_name", "f8k_people", "--kind", "minilm"])
     found = evaluate.run(evaluate.parse_args(["--checkpoint", SHIPPED, "--data_path", str(tmp_path), "--data_name",
                                               "f8k_people", "--split", "photos", "--output", str(tmp_path / "r.json")]))
     full = found["protocols"]["full"]

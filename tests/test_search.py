@@ -16,8 +16,8 @@ from cli import InputError
 from data import Photos, read_split
 from evaluation.bank import item_terms
 from evaluation.encode import encode
-from features import extract
-from features.networks import recipe_of
+from features import images
+from features.networks import find_recipe
 from photos import __main__ as search
 from photos import build, encoder, index, searcher
 from photos.encoder import Encoder
@@ -291,7 +291,7 @@ def own(tmp_path, demo_path, small_run):
 
 
 def extracted(folder, photos):
-    extract.main(["images", "--photos", str(photos), "--kind", "demo", "--data_path", str(folder / "data"),
+    images.main(["--photos", str(photos), "--kind", "demo", "--data_path", str(folder / "data"),
                   "--output_name", "mine", "--workers", "0"])
 
 
@@ -348,7 +348,7 @@ def test_own_captions_make_a_run_in_one_command(own, small_run, capsys, monkeypa
         assert [of[0] for of in asked[1:4]] == ["-m", "train.py", "-m"] and asked[4][2] == "mine"
         assert asked[2] == ("train.py", "--resume", "mine") if begun else asked[2][-2:] == ("--logger_name", "mine")
         line = "efficientnet_lite0 pooled, photos resized to 224x224, sha256:ab"    # as photos/model has it
-        assert asked[0][1] == recipe_of(line) and "its_name" in asked[1]
+        assert asked[0][1] == find_recipe(line) and "its_name" in asked[1]
     asked.clear()
     run(*words)
     assert len(asked) == 1 and asked[0][2] == "mine"
@@ -373,10 +373,10 @@ def test_a_folder_of_photos_from_end_to_end(own, capsys):
     run("add", folder)
     said = capsys.readouterr().out
     assert "0 photos added, 0 changed\nnote: the folder holds 1 photos whose features were not extracted" in said
-    comes_first = shlex.split(re.search("python -m features.extract (.*)", said)[1])
+    comes_first = shlex.split(re.search("python -m features.images (.*)", said)[1])
     shutil.copy(own / "photos" / "4.png", own / "photos" / "0.png")
     os.remove(own / "photos" / "sub" / "3.png")
-    extract.main([*comes_first, "--workers", "0"])
+    images.main([*comes_first, "--workers", "0"])
     run("add", folder)
     assert "1 photos added, 1 changed; 1 are no longer among those indexed" in capsys.readouterr().out
     run("remove", folder, "--gone")
@@ -507,7 +507,7 @@ def test_bad_queries(make, capsys, words, message):
 
 def test_a_photo_where_its_features_cannot_be_computed(make, capsys, demo_path):
     photo = os.path.join(demo_path, "demo", "images", "test_00000.png")
-    refused(capsys, search.main, ["query", make(*GAUSSIAN), "--photo", photo], "were not written by features.extract")
+    refused(capsys, search.main, ["query", make(*GAUSSIAN), "--photo", photo], "were not written by features.images")
 
 
 def test_unknown_words_are_named(make, capsys):

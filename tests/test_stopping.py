@@ -12,7 +12,7 @@ import torch
 
 import evaluate
 import train
-from features import extract
+from features import images
 from model import CNN
 from tests.helpers import FORKS, ROOT, STEPS, Command, in_a_process, same_runs
 
@@ -199,13 +199,13 @@ def test_a_signal_to_the_group_stops_an_evaluation_in_one_line(tmp_path, photos)
 def test_a_signal_to_the_group_stops_an_extraction_which_goes_on(tmp_path, demo_path, weights, monkeypatch):
     number = signal.SIGTERM
     os.symlink(os.path.join(demo_path, "demo"), tmp_path / "demo")
-    words = ["images", "--data_path", tmp_path, "--data_name", "demo", "--output_name", "new", "--splits", "dev",
+    words = ["--data_path", tmp_path, "--data_name", "demo", "--output_name", "new", "--splits", "dev",
              "--device", "cpu", "--cnn_type", "resnet18", "--cnn_weights", weights, "--batch_size", 2, "--workers", 2]
-    line = stopped_in_one_line(signalled(extract.main, "model.CNN.forward", 4, number, *words), number)
+    line = stopped_in_one_line(signalled(images.main, "model.CNN.forward", 4, number, *words), number)
     assert "stopped by SIGTERM; no file was left half written" in line
     forward, batches = CNN.forward, []
     monkeypatch.setattr(CNN, "forward", lambda *args: batches.append(1) or forward(*args))
-    extract.main(list(map(str, words)))
+    images.main(list(map(str, words)))
     assert len(batches) == 3
     assert {name for name in os.listdir(tmp_path / "new") if name.startswith("dev_")} == {
         f"dev_{end}" for end in ("caps.txt", "ids.txt", "img_ids.npy", "ann_ids.npy", "ims.npy", "photos.json")}

@@ -14,7 +14,7 @@ import train
 from checkpoint import load_checkpoint, load_model
 from cli import InputError
 from data import eval_transform, read_split, whole_transform
-from features.networks import network
+from features.networks import load_network
 from files import FORMAT
 from losses import Embedding, uncertainty
 from model import CNN, build_model
@@ -147,7 +147,7 @@ def test_models_of_photos_and_of_recorded_features(demo_path, tmp_path, capsys):
     vocab = Vocabulary.build([["a", "red", "star"]] * 4)
     path = os.path.join(demo_path, "demo", "images", "test_00000.png")
     wanted = [(path, (0, 0, 128, 128)), (path, (20, 20, 60, 40))]
-    cnn, line = network("efficientnet_lite0")
+    cnn, line = load_network("efficientnet_lite0")
     run = photo_checkpoint(tmp_path / "a", vocab, 0, cnn.state_dict())
     whole, _, _ = load_model(load_checkpoint(run))
     model = encoding.Encoder(run, CPU, str(tmp_path / "cache"), fit="centre")

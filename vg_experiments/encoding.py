@@ -29,7 +29,7 @@ from checkpoint import Trained
 from cli import Arguments, check, filename, natural, torch_device
 from data import chunks, encode_captions, import_torchvision, read_photo, whole_transform
 from features import filters
-from features.networks import network
+from features.networks import load_network
 from files import checksum, read_array, refusing, save_array, sha256
 from losses import Embedding
 from model import CNN, CNNS, Precomputed
@@ -81,7 +81,7 @@ def extractor_for(model: Trained, name: str | None, fit: str | None,
     else:
         check(cnn_type in CNNS, f"{run}: features by '{line}' cannot be made of new crops here; the "
                                 f"networks that can are {', '.join(CNNS)}, or demo")
-        net, made_by = network(cnn_type, layer, weights)
+        net, made_by = load_network(cnn_type, layer, weights)
         transform, side, usual = whole_transform(), SIDE, "stretch"
     check(recorded in (None, made_by),
           f"{run} was trained on features by '{recorded}' and the network at hand is '{made_by}'; "

