@@ -314,8 +314,8 @@ for script in scripts:
     except SystemExit as stop:
         assert stop.code == 0, script
 """
-    others += ["methods.cca", "features.images", "features.captions", "phrases.train", "phrases.evaluate", "phrases.proposals", "demo",
-               "results"]
+    others += ["methods.cca", "features.images", "features.captions", "phrases.train", "phrases.evaluate",
+               "phrases.proposals", "demo", "results"]
     for words, count in (([first, "--help"], 1), (["-c", code, ROOT, *others], len(others))):
         done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0 and done.stdout.count("usage: ") == count, done.stderr

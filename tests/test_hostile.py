@@ -22,6 +22,7 @@ import vocab
 from checkpoint import load_checkpoint, load_model
 from cli import InputError
 from demo import __main__ as demo
+from features import captions, images
 from methods import cca
 from tests.helpers import SMALL, fit
 from vg_experiments import prepare, selection
