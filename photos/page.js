@@ -9,7 +9,7 @@ let answers = [];                     // what is shown
 let latest = 0;                       // number of the latest question: answers to an older one are not shown
 let current = null;                   // place of the photo in the viewer
 
-const percent = (p) => p < 0.005 ? "under 1%" : p >= 0.995 ? "over 99%" : `${Math.round(100 * p)}%`;
+const percent = (p) => p < 0.005 ? "<1%" : p >= 0.995 ? ">99%" : `${Math.round(100 * p)}%`;
 const format = (n) => n.toLocaleString("en");
 
 // What the address asks: {q}, {row} or {photo} as texts, or null.

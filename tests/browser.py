@@ -16,33 +16,35 @@ import time
 import urllib.error
 import urllib.request
 
+# the last of them stand for a mouse, which a machine without a window has not
 FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-         "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars"]
+         "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
+         "--blink-settings=primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,availablePointerTypes=4"]
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"             # the key of an element's number in the W3C's protocol
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def programs() -> tuple[str, str] | None:
     """Chromium and its driver, or None where one of them is not installed."""
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    binary = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     driver = shutil.which("chromedriver")
-    return (browser, driver) if browser and driver else None
+    return (binary, driver) if binary and driver else None
 
 
 class Browser:
     """One page in one browser. `open_browser` makes it."""
 
     def __init__(self, driver: str, binary: str, profile: str):
-        self.at = driver
-        wanted = {"browserName": "chrome", "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
+        self.session = driver
+        capabilities = {"browserName": "chrome", "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
                   "goog:chromeOptions": {"binary": binary, "args": [*FLAGS, f"--user-data-dir={profile}"]}}
-        self.at += f"/session/{self.call('/session', capabilities={'alwaysMatch': wanted})['sessionId']}"
+        self.session += "/session/" + self.call("/session", capabilities={"alwaysMatch": capabilities})["sessionId"]
         self.open("about:blank")                            # away from the browser's own first page
 
     def call(self, path: str, method: str = "POST", **fields):
-        """The value that the driver answers. Raises RuntimeError with its sentence where it cannot."""
+        """Give the driver a command, and return its answer. Raises RuntimeError with its sentence."""
         body = json.dumps(fields).encode() if method == "POST" else None
-        request = urllib.request.Request(self.at + path, body, {"Content-Type": "application/json"}, method=method)
+        request = urllib.request.Request(self.session + path, body, {"Content-Type": "application/json"}, method=method)
         try:
             with DIRECT.open(request, timeout=60) as response:
                 return json.load(response)["value"]
@@ -50,7 +52,7 @@ class Browser:
             raise RuntimeError(json.load(error)["value"]["message"]) from error
 
     def look(self, width: int, height: int, dark: bool = False, scale: float = 1) -> None:
-        """The size of the page's window, and whether the system is set to dark."""
+        """Set the size of the page's window, and whether the system is set to dark."""
         self.devtools("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale,
                       mobile=False)
         self.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme",
@@ -63,16 +65,16 @@ class Browser:
         self.call("/url", url=address)
 
     def run(self, script: str, *values):
-        """What a script returns; `values` are its arguments[0], arguments[1], ..."""
+        """Run a script and return its value; `values` are its arguments[0], arguments[1], ..."""
         return self.call("/execute/sync", script=script, args=list(values))
 
     def wait(self, script: str, *values, seconds: float = 15):
-        """What a script returns as soon as that is true. Raises AssertionError if it never is."""
+        """Wait until a script returns something true, and return it. Raises AssertionError after so many seconds."""
         end = time.monotonic() + seconds
-        while not (found := self.run(script, *values)):
+        while not (value := self.run(script, *values)):
             assert time.monotonic() < end, f"after {seconds} s not true: {script}"
             time.sleep(0.05)
-        return found
+        return value
 
     def element(self, selector: str) -> str:
         return "/element/" + self.call("/element", using="css selector", value=selector)[ELEMENT]
@@ -85,12 +87,12 @@ class Browser:
         self.call(self.element(selector) + "/value", text=text)
 
     def press(self, key: str) -> None:
-        """A key for whatever has the focus."""
+        """Press a key for whatever has the focus."""
         self.call("/actions", actions=[{"type": "key", "id": "keys", "actions": [
             {"type": "keyDown", "value": key}, {"type": "keyUp", "value": key}]}])
 
     def log(self, name: str) -> list[dict]:
-        """The lines since the last call: of the "browser", what its console shows."""
+        """The lines of a log since the last call: of "browser" those of its console."""
         return self.call("/se/log", type=name)
 
     def requests(self) -> list[str]:
@@ -105,15 +107,15 @@ class Browser:
 
 @contextlib.contextmanager
 def open_browser():
-    """A new browser, which is closed at the end. Raises RuntimeError where there is none."""
-    found = programs()
-    if not found:
+    """A new browser, which is closed at the end. Raises RuntimeError where none is installed."""
+    if not programs():
         raise RuntimeError("Chromium and chromedriver are not installed")
+    binary, driver_path = programs()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile, \
-            subprocess.Popen([found[1], "--port=0"], stdout=subprocess.PIPE, text=True) as driver:
+            subprocess.Popen([driver_path, "--port=0"], stdout=subprocess.PIPE, text=True) as driver:
         try:
             port = next(filter(None, (re.search(r"successfully on port (\d+)", line) for line in driver.stdout)))[1]
-            browser = Browser(f"http://127.0.0.1:{port}", found[0], profile)
+            browser = Browser(f"http://127.0.0.1:{port}", binary, profile)
             try:
                 yield browser
             finally:
