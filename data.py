@@ -39,7 +39,7 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 import cli
-from cli import Arguments, InputError, check, data_set, filename
+from cli import Arguments, InputError, check, data_set, filename, split_name
 from files import (
     FAULTS,
     HELP,
@@ -426,7 +426,7 @@ class Split:
     caption_ids: np.ndarray | None = None         # (M,) int64 (COCO's, Karpathy's sentid)
     photo_names: list | None = None               # N file names, where neither the photos nor image_ids give them
     text: Features | None = None                  # (M, F) features of the captions, where a model reads them
-    extractors: dict | None = None                # what made the features, {"ims": name, ...}, from features.json
+    extractors: dict | None = None                # {"ims": name, ...}, from features.json
     notes: list[str] = field(default_factory=list)          # sentences for whoever reads a result on this split
     caption_names: list[str] | None = None        # M names NAME#K, where a file gives them
 
@@ -585,47 +585,52 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
     text_features: the name in {split}_{name}.npy, features of the captions of precomputed data.
     """
     root = os.path.join(data_path, data_name)
-    check(re.fullmatch(r"[\w-]+", split), f"'{split}' is no name of a split; give train, dev, test, testall or what a "
-                                          "file of captions begins with")
     check(os.path.isdir(root), f"there is no folder {root} (--data_path {data_path}, --data_name {data_name}); "
                                f"{advice(data_name)}")
-    refuse_changing(root, split)
-    precomputed = glob.glob(os.path.join(root, "*_caps.txt")) or glob.glob(os.path.join(root, "*_ims.npy"))
-    check(precomputed or not text_features,
-          f"--text_features {text_features}: {root} holds photos, and features of captions lie beside precomputed "
-          "ones; extract both with features.images")
+    refuse_changing(root, split_name(split))
+    karpathy, photos = karpathy_file(root), True
     if os.path.isdir(os.path.join(root, "annotations")):
         result = read_coco_layout(root, split, use_restval)
-    elif karpathy_file(root):
-        return read_karpathy(root, split, use_restval)
+    elif karpathy:
+        result = read_karpathy(root, split, use_restval)
     else:
-        check(precomputed, f"{root} holds no data set: looked for {split}_caps.txt and {split}_ims.npy (precomputed), "
-                           f"annotations/ (COCO) and dataset_*.json (Karpathy); {advice(data_name)}")
-        result = read_precomputed(root, split, text_only, text_features)
-    return result.cut(dev_images) if dev_images and split in ("dev", "val") else result
+        result, photos = read_precomputed(root, split), False
+        check(text_only or not isinstance(result.images, NoImages),
+              f"there is no file {os.path.join(root, result.name)}_ims.npy; {advice(data_name)}")
+    check(not text_features or not photos,
+          f"--text_features {text_features}: {root} holds photos, and features of captions lie beside precomputed "
+          "ones; extract both with features.images")
+    result.extractors = read_extractors(root)
+    if text_features:
+        result.text = read_text_features(root, result, text_features)
+    return result.cut(dev_images) if dev_images and split in ("dev", "val") and not karpathy else result
 
 
-def read_precomputed(root: str, split: str, text_only: bool = False, text_features: str | None = None) -> Split:
-    """Features, and a caption a line: count / n captions of each of n images, one image after another."""
+def read_precomputed(root: str, split: str) -> Split:
+    """Read features and captions: a caption a line, count / n of each of n images, one image after another."""
+    fix = advice(os.path.basename(root))
+    texts, features = (glob.glob(os.path.join(root, f"*_{kind}")) for kind in ("caps.txt", "ims.npy"))
+    check(texts or features,
+          f"{root} holds no data set: looked for {split}_caps.txt and {split}_ims.npy (precomputed), annotations/ "
+          f"(COCO) and dataset_*.json (Karpathy); {fix}")
     split = split_in_files(split, lambda name: os.path.isfile(os.path.join(root, f"{name}_caps.txt")))
-    start, help_ = os.path.join(root, split), advice(os.path.basename(root))
+    start = os.path.join(root, split)
     source = f"{start}_caps.txt"
     if not os.path.isfile(source) and os.path.isfile(os.path.join(root, NAMED_CAPTIONS)):
-        return read_named(root, split, text_features)
-    check(glob.glob(os.path.join(root, "*_caps.txt")) or not os.path.isfile(os.path.join(root, "all_photos.json")),
+        return read_named(root, split)
+    check(texts or not os.path.isfile(os.path.join(root, "all_photos.json")),
           f"{root} holds photos without captions, which can be searched; to train on them give `features.images "
           "--photos` a captions.csv")
-    captions = read_lines(need(source, help_))
-    if text_only and not os.path.isfile(f"{start}_ims.npy"):
-        images = NoImages(len(read_ids(f"{start}_img_ids.npy") or captions[::5]))
-    else:
-        images = Features(need(f"{start}_ims.npy", help_))
+    captions = read_lines(need(source, fix))
+    has_features = os.path.isfile(f"{start}_ims.npy")
+    images = Features(f"{start}_ims.npy") if has_features else NoImages(
+        len(read_ids(f"{start}_img_ids.npy") or captions[::5]))
     count, rows = len(captions), len(images)
     blank = next((f"; its line {m} is empty" for m, caption in enumerate(captions, 1) if not caption.strip()), "")
     check(count and count % rows == 0,
-          f"{source} has {count} captions for the {rows} rows of {getattr(images, 'path', 'text-only images')}; there "
-          f"must be the same number of captions for every row{blank}")
-    if isinstance(images, Features) and rows == count:
+          f"{source} has {count} captions for the {rows} rows of {start}_ims.npy; there must be the same number of "
+          f"captions for every row{blank}")
+    if has_features and rows == count:
         images.step = repeated_rows(images.array, images.path)
     n, notes = len(images), []
     names = read_ids(f"{start}_ids.txt")
@@ -634,11 +639,9 @@ def read_precomputed(root: str, split: str, text_only: bool = False, text_featur
         names = []
     names = ids_of_images(names, n, count, f"{start}_ids.txt")
     image_ids = ids_of_images(read_ids(f"{start}_img_ids.npy"), n, count, f"{start}_img_ids.npy")
-    caption_ids = read_caption_ids(start, source, count, notes)
     return Split(split, images, captions, np.arange(count) // (count // n), source,
-                 image_ids or as_integers(names) or names or None, caption_ids, names or None,
-                 text_features and read_text_features(root, split, text_features, captions, source),
-                 read_extractors(root), notes)
+                 image_ids or as_integers(names) or names or None, read_caption_ids(start, source, count, notes),
+                 names or None, notes=notes)
 
 
 def read_caption_ids(start: str, source: str, count: int, notes: list[str]) -> np.ndarray | None:
@@ -658,37 +661,35 @@ def read_caption_ids(start: str, source: str, count: int, notes: list[str]) -> n
     return np.array(ids, np.int64) if ids else None
 
 
-def read_named(root: str, split: str, text_features: str | None = None) -> Split:
-    """Features of photos by name, and the captions of captions.tsv that are of these photos.
+def read_named(root: str, split: str) -> Split:
+    """Read features of photos by name, and the captions in captions.tsv of these photos.
 
     Raises InputError on a line of another form, a name twice, and where no caption is of a photo.
     """
     source, start = os.path.join(root, NAMED_CAPTIONS), os.path.join(root, split)
-    others = ", ".join(named_splits(root))
+    splits = ", ".join(named_splits(root))
     check(os.path.isfile(f"{start}_ims.npy"), f"{root} has no features {split}_ims.npy; its captions are of "
-                                              f"{others or 'no split'}, so give --split {others or 'NAME'}")
+                                              f"{splits or 'no split'}, so give --split {splits or 'NAME'}")
     names, images = read_lines(need(f"{start}_ids.txt", HELP)), Features(f"{start}_ims.npy")
     row = {compose_name(name): n for n, name in enumerate(names)}
     check(len(row) == len(names) == len(images),
           f"{start}_ids.txt gives {len(row):,} names in {len(names):,} lines for the {len(images):,} photos of "
           f"{split}_ims.npy; give every photo one of its own")
-    lines, rows = read_lines(source), {}
+    lines, captions = read_lines(source), {}
     for number, line in enumerate(lines, 1):
-        name, tab, text = line.partition("\t")
-        photo, mark, k = name.rpartition("#")
-        check(tab and mark and k.isdigit() and name not in rows,
+        match = re.fullmatch(r"((.+)#[0-9]+)\t(.*)", line)
+        check(match and match[1] not in captions,
               f"{source}, line {number}: {ascii(line[:60])} is no new NAME#K, tab, text; write every caption once, as "
               "in Flickr8k.token.txt")
-        if compose_name(photo) in row:
-            rows[name] = row[compose_name(photo)], text
-    check(rows, f"{source} has no caption of the {len(names):,} photos of {split}_ids.txt; give captions and photos "
-                "that belong together")
-    owner, captions = map(list, zip(*rows.values()))
-    left = len(lines) - len(rows)
-    notes = [f"{left:,} captions of {source} are of other photos and left out"] if left else []
-    return Split(split, images, captions, np.array(owner), source, names, None, names,
-                 text_features and read_text_features(root, split, text_features, captions, source),
-                 read_extractors(root), notes, list(rows))
+        if compose_name(match[2]) in row:
+            captions[match[1]] = row[compose_name(match[2])], match[3]
+    check(captions, f"{source} has no caption of the {len(names):,} photos of {split}_ids.txt; give captions and "
+                    "photos that belong together")
+    caption_image, texts = map(list, zip(*captions.values()))
+    rest = len(lines) - len(captions)
+    notes = [f"{rest:,} captions of {source} are of other photos and left out"] if rest else []
+    return Split(split, images, texts, np.array(caption_image), source, names, photo_names=names, notes=notes,
+                 caption_names=list(captions))
 
 
 def compose_name(name: str) -> str:
@@ -722,18 +723,19 @@ def ids_of_images(ids: list, n: int, count: int, path: str) -> list:
     return ids[::each]
 
 
-def read_text_features(root: str, split: str, name: str, captions: list[str], source: str) -> Features:
+def read_text_features(root: str, split: Split, name: str) -> Features:
     """Features of the captions of a split, {split}_{name}.npy, one row each. Raises InputError where there are none, or
-    of others. source: where the captions stand."""
-    start = os.path.join(root, f"{split}_{name}")
-    path, facts = f"{start}.npy", f"{start}.json"
-    check(os.path.isfile(path), f"there is no file {path} of --text_features; `python -m features.captions` "
-                                "makes it")
+    of others."""
+    start = os.path.join(root, f"{split.name}_{name}")
+    path, facts, count = f"{start}.npy", f"{start}.json", len(split.captions)
+    check(os.path.isfile(path), f"there is no file {path} of --text_features; `python -m features.captions` makes "
+                                "it")
     text = Features(path)
-    check(text.array.shape[:-1] == (len(captions),),
-          f"{path} has shape {text.array.shape} for the {len(captions)} captions of {source}; give one row a caption")
-    check(not os.path.isfile(facts) or read_json(facts, "extract the features again") == captions_digest(captions),
-          f"{path} was extracted from other captions than {source} holds now; call features.captions again")
+    check(text.array.shape[:-1] == (count,),
+          f"{path} has shape {text.array.shape} for the {count} captions of {split.source}; give one row a caption")
+    stored = read_json(facts, "extract the features again") if os.path.isfile(facts) else None
+    check(stored in (None, captions_digest(split.captions)),
+          f"{path} was extracted from other captions than {split.source} holds now; call features.captions again")
     return text
 
 
