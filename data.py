@@ -14,10 +14,8 @@ if __name__ == "__main__":
     cli.start()
 
 import atexit
-import contextlib
 import functools
 import glob
-import io
 import math
 import mmap
 import os
@@ -25,15 +23,13 @@ import re
 import signal
 import sys
 import unicodedata
-import warnings
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image
-from PIL.JpegImagePlugin import JpegImageFile
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
@@ -41,7 +37,6 @@ from tqdm import tqdm
 import cli
 from cli import Arguments, InputError, check, data_set, filename, split_name
 from files import (
-    FAULTS,
     HELP,
     Caption,
     advice,
@@ -49,7 +44,6 @@ from files import (
     integers,
     karpathy_file,
     need,
-    plain_file,
     read_array,
     read_coco_captions,
     read_ids,
@@ -57,10 +51,10 @@ from files import (
     read_karpathy_captions,
     read_lines,
     refuse_changing,
-    refusing,
     sha256,
     split_in_files,
 )
+from images import eval_transform, read_photo, train_transform
 from vocab import UNK, Trigrams, Vocabulary, caption_faults, tokenize
 
 DEV_IMAGES = 1000                     # VSE++ cuts the dev split of precomputed data and of COCO to 5,000 captions
@@ -70,13 +64,6 @@ RESIDENT_BYTES = 1 << 30              # bytes read from a mapped file before its
 SQUARABLE = 1e-18, 1e18               # float32 can sum the squares of numbers between these
 MANY_REGIONS = 256                    # more vectors an image than numbers a vector: channels stand before regions
 AGAIN = "write it again with np.save(path, array.astype(np.float32))"
-TURNS = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
-         5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
-         8: Image.Transpose.ROTATE_90}               # of EXIF's orientation
-PNG, JPEG, JPEG_END = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"\xff\xd9"                # how their files begin and end
-JPEG_BLOCK = 17                       # rows of pixels that are coded together, and one that is smoothed with them
-# formats whose reading starts no other program
-PHOTO_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
 
 
 # ---- images: features, photos, or none
@@ -173,7 +160,7 @@ class Photos:
         The random numbers follow from (seed, caption) alone; workers or resuming change nothing.
         """
         photos = []
-        transform = _transform(lambda t: [t.RandomResizedCrop(crop_size), t.RandomHorizontalFlip()])
+        transform = train_transform(crop_size)
         with torch.random.fork_rng(devices=[]):
             for caption, image in pairs:
                 state = np.random.SeedSequence([*seed, int(caption)]).generate_state(1, np.uint64)
@@ -206,144 +193,6 @@ class NoImages:
 
     def digest(self) -> str:
         return sha256(f"{self.count} images of which only captions are there")
-
-
-def read_photo(path: str, most: int | None = None) -> Image.Image:
-    """Read a photo in RGB of 8 bits, turned as its EXIF tag says. Raises InputError where it cannot be read.
-
-    With `most` it is made smaller, to at most so many pixels a side. A large JPEG is then never decoded whole, which
-    takes a fraction of the time and memory. Faults beside the pixels, in EXIF or texts, count for nothing.
-    """
-    with (refusing(f"the photo {path} cannot be read", "replace it or fetch it again",
-                   (*FAULTS, Image.DecompressionBombError)), open(plain_file(path), "rb") as file):
-        return decode_photo(file, most)
-
-
-def decode_photo(file: BinaryIO, most: int | None = None) -> Image.Image:
-    """Decode a photo as `read_photo` does. Raises FAULTS or Image.DecompressionBombError."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")                     # Pillow's name no photo
-        try:
-            photo = in_rgb(turn_upright(open_image(file, most)))
-        except FAULTS:
-            file.seek(0)
-            data = file.read()
-            mend = mend_png if data.startswith(PNG) else mend_jpeg if data.startswith(JPEG) else None
-            if not mend:
-                raise
-            photo = in_rgb(turn_upright(open_image(io.BytesIO(mend(data)), most)))
-    if most:
-        photo.thumbnail((most, most))
-    return photo
-
-
-def open_image(file: BinaryIO, most: int | None = None) -> Image.Image:
-    """Open an image of PHOTO_FORMATS; a JPEG that is larger than Pillow reads, or than `most` a side, is decoded small.
-
-    Raises FAULTS or Image.DecompressionBombError.
-    """
-    first = file.read(len(JPEG))
-    file.seek(0)
-    if first != JPEG:
-        return Image.open(file, formats=photo_formats())
-    image, limit = JpegImageFile(file), 2 * Image.MAX_IMAGE_PIXELS               # Image.open would refuse before draft
-    excess = image.width * image.height / limit
-    scale = 2 ** math.ceil(math.log(excess, 4)) if excess > 1 else 1
-    if most or scale > 1:
-        image.draft(None, (most, most) if most else (image.width // scale, image.height // scale))
-    if image.width * image.height > limit:
-        raise Image.DecompressionBombError(f"it has {excess * limit:,.0f} pixels")
-    return image
-
-
-def turn_upright(image: Image.Image) -> Image.Image:
-    """Turn an image as its EXIF tag says, which a broken EXIF does not."""
-    image.load()
-    orientation = None
-    with contextlib.suppress(*FAULTS):
-        orientation = image.getexif().get(ExifTags.Base.Orientation)
-    return image.transpose(TURNS[orientation]) if orientation in TURNS else image
-
-
-def mend_png(data: bytes) -> bytes:
-    """The chunks of a PNG that its pixels and its orientation need."""
-    parts, start = [PNG], len(PNG)
-    while start < len(data):
-        end = start + 12 + int.from_bytes(data[start:start + 4])
-        if data[start + 4:start + 8] in (b"IHDR", b"PLTE", b"tRNS", b"eXIf", b"IDAT", b"IEND"):
-            parts.append(data[start:end])
-        start = end
-    return b"".join(parts)
-
-
-def mend_jpeg(data: bytes) -> bytes:
-    """A JPEG without its last bytes, with an end. Raises OSError where more than the last row of blocks is lost."""
-    images = [np.asarray(open_image(io.BytesIO(data + rest + JPEG_END))) for rest in (b"", bytes(range(254)))]
-    lost = np.not_equal(*images).reshape(len(images[0]), -1).any(1)             # (H,): it depends on what follows
-    if lost[:-JPEG_BLOCK].any():
-        raise OSError(f"it is cut off at {lost.argmax() / len(lost):.0%} of its height")
-    return data + JPEG_END
-
-
-@functools.cache
-def photo_formats() -> list[str]:
-    """The PHOTO_FORMATS that the installed Pillow can read, HEIF by the package pillow-heif."""
-    Image.init()
-    with contextlib.suppress(ImportError):
-        import pillow_heif  # optional: only photos of this format need it
-        pillow_heif.register_heif_opener()
-    return [name for name in PHOTO_FORMATS if name in Image.OPEN]
-
-
-def in_rgb(image: Image.Image) -> Image.Image:
-    """The image in RGB of 8 bits; a plain conversion would cut values of more bits off at 255.
-
-    16-bit values are divided by 257. Images of 32-bit integers or floats do not tell which value is white. White is
-    then the first of 1 (floats only), 255, 65535 and the image's maximum that no pixel exceeds. Raises ValueError.
-    """
-    if not image.mode.startswith(("I", "F")):
-        image.info.pop("transparency", None)                # a palette's, of which Pillow warns
-        return image.convert("RGB")
-    values = np.asarray(image).astype(np.float64)                                           # (H, W)
-    if not np.isfinite(values).all() or values.min(initial=0) < 0:
-        raise ValueError("it has negative pixels, or pixels that are no finite numbers")
-    top = values.max(initial=0)
-    whites = [65535] if ";16" in image.mode else [1] * (image.mode == "F") + [255, 65535, top]
-    white = next(white for white in whites if top <= white)
-    return Image.fromarray(np.rint(255 * np.clip(values / white, 0, 1)).astype(np.uint8)).convert("RGB")
-
-
-def import_torchvision():
-    """Import torchvision, even beside a CPU-only torch, where the compiled part of its wheel cannot load.
-
-    There the import fails at two detection operators that were never registered. Nothing here calls them, so it is
-    enough to declare their signatures.
-    """
-    try:
-        import torchvision
-    except RuntimeError as error:
-        if "torchvision::" not in str(error):
-            raise
-        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-            del sys.modules[name]
-        for name in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        import torchvision
-    return torchvision
-
-
-def eval_transform():
-    return _transform(lambda t: [t.Resize(256), t.CenterCrop(224)])
-
-
-def whole_transform(side: int = 224):
-    return _transform(lambda t: [t.Resize((side, side))])             # the whole photo, out of shape
-
-
-def _transform(first):
-    import_torchvision()
-    from torchvision import transforms as t
-    return t.Compose([*first(t), t.ToTensor(), t.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])])
 
 
 # ---- captions as numbers

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cli import InputError, check
-from data import import_torchvision
+from images import import_torchvision
 from layers import GRU, BatchNorm, BiGRU, Latent, pack, vsepp_linear
 from losses import (
     LOG_VAR_BOUNDS,

@@ -17,8 +17,9 @@ import numpy as np
 from PIL import Image
 
 from cli import InputError, check
-from data import Photos, read_photo
+from data import Photos
 from files import atomic, below, output
+from images import read_photo
 
 FORMATS = ("png", "pdf", "svg", "ps", "eps")
 DPI, LARGEST = 80, 2 ** 16 - 1        # pixels an inch, and of a side: what matplotlib can draw

@@ -12,13 +12,14 @@ from collections import Counter, defaultdict
 from typing import NamedTuple
 
 from cli import InputError, check, reason
-from data import Features, compose_name, photo_formats
+from data import Features, compose_name
 from features.networks import RECIPE
 from features.store import AGAIN, ALL, read_list
 from files import CHANGING, need, read_text, sha256
+from images import photo_formats
 from vocab import NO_CAPTION
 
-# The endings of data.PHOTO_FORMATS.
+# The endings of images.PHOTO_FORMATS.
 ENDINGS = {".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".webp", ".gif", ".bmp", ".dib", ".tif", ".tiff",
            ".ppm", ".pgm", ".pbm", ".pnm", ".pfm", ".jp2", ".j2k", ".jpx", ".avif"}
 HEIF = {".heic", ".heif"}             # where pillow-heif is installed

@@ -25,7 +25,7 @@ from torch import Tensor
 
 import cli
 from cli import Arguments, InputError, check, data_set, filename, positive, torch_device, up_to, workers
-from data import Photos, Split, read_photo, read_split
+from data import Photos, Split, read_split
 from features.folder import CAPTIONS, find_photos, is_line, read_captions
 from features.networks import KINDS, RECIPE, SIDE, build_network, feature_shape
 from features.store import (
@@ -41,6 +41,7 @@ from features.store import (
     stat_photo,
 )
 from files import CHANGING, mapped, read_array, save_array, save_json, save_lines
+from images import read_photo
 from model import CNNS
 
 DEFAULT = ["train", "dev", "test"]    # splits to read where none are named

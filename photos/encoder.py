@@ -16,12 +16,13 @@ from torch import Tensor
 
 from checkpoint import BATCH, Trained
 from cli import InputError, torch_device
-from data import Photos, eval_transform
+from data import Photos
 from features.captions import TfIdf, word_counts
 from features.hglmm import load_arrays
 from features.minilm import MiniLM
 from features.networks import build_network
 from files import checksum
+from images import eval_transform
 from losses import Embedding
 from photos.index import AGAIN
 from vocab import tokenize

@@ -22,8 +22,9 @@ import torch
 import cli
 from checkpoint import load_checkpoint
 from cli import Arguments, call_python, filename
-from data import import_torchvision, read_extractors
+from data import read_extractors
 from files import need, read_array, read_json, read_lines, save_array, save_json, save_lines, save_state
+from images import import_torchvision
 from model import CNN
 
 HERE = os.path.dirname(os.path.abspath(__file__))

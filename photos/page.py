@@ -25,8 +25,8 @@ from collections.abc import Mapping
 from PIL import Image
 
 from cli import InputError, check
-from data import decode_photo, read_photo
 from files import FAULTS
+from images import decode_photo, read_photo
 from photos.searcher import Found, Searcher
 
 LETTERS, TOP, MOST = 2_000, 10, 200   # of a query; answers to a request unless it says how many, and at most

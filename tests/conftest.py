@@ -7,8 +7,8 @@ import shutil
 import pytest
 import torch
 
-from data import import_torchvision
 from demo import __main__ as demo
+from images import import_torchvision
 from tests import helpers
 
 REAL = os.path.join(os.path.dirname(__file__), "..", "..", "shared", "data")

@@ -195,7 +195,7 @@ def test_five_folds_are_the_mean_of_sequential_thousands():
 
 def test_raw_photos_train_evaluate_and_resume(tmp_path, demo_path):
     """COCO's layout through a CNN with local weights, frozen, then the fine-tuning recipe."""
-    from data import import_torchvision
+    from images import import_torchvision
     torch.manual_seed(0)
     torch.save(import_torchvision().models.get_model("resnet18", weights=None).state_dict(), tmp_path / "w.pt")
     words = ["--data_path", demo_path, "--data_name", "demo_coco", "--cnn_type", "resnet18", "--batch_size", "64",

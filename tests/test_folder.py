@@ -11,9 +11,10 @@ import torch
 from PIL import Image
 
 from cli import InputError
-from data import Photos, Split, check_data_set, check_extractors, eval_transform, read_split, whole_transform
+from data import Photos, Split, check_data_set, check_extractors, read_split
 from features import filters, folder, networks
 from features import images as command
+from images import eval_transform, whole_transform
 from model import CNN
 from tests.helpers import Command, refused
 

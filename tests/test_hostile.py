@@ -342,7 +342,7 @@ def test_a_pipe_is_not_waited_for(refused, tmp_path):
                             tmp_path.parent / "out", "--output_name", "mine"], "it is no plain file")
     os.rename(tmp_path / "pipe", tmp_path / "b.png")
     with pytest.raises(InputError, match="b.png cannot be read .it is no plain file"):
-        data.read_photo(str(tmp_path / "b.png"))
+        images.read_photo(str(tmp_path / "b.png"))
 
 
 # ---- files and folders that are kept

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-import data
 from data import read_split
 from features import images as command
 from features import networks
@@ -27,8 +26,8 @@ def folder(tmp_path, demo_path):
 @pytest.fixture
 def small_photos(monkeypatch):
     """Photos of 64 x 64, for tests of which of them are read when."""
-    real = data._transform
-    monkeypatch.setattr(data, "_transform", lambda first: real(lambda t: [t.Resize(64), t.CenterCrop(64)]))
+    real = images.build_transform
+    monkeypatch.setattr(images, "build_transform", lambda first: real(lambda t: [t.Resize(64), t.CenterCrop(64)]))
 
 
 def images(folder, weights, *words):

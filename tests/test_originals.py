@@ -27,8 +27,9 @@ import metrics
 import show
 import train
 from cli import InputError
-from data import import_torchvision, read_split
+from data import read_split
 from evaluation import encode
+from images import import_torchvision
 from methods import originals
 from model import build_model
 from vocab import SPECIALS, Vocabulary

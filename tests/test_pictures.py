@@ -12,9 +12,9 @@ from matplotlib.text import Text
 from PIL import Image
 
 from cli import InputError
-from data import read_photo
 from evaluation import pictures
 from evaluation.pictures import Cell, Row, draw_rows, drawable, drawing, figure_in, picture_file, show_photo
+from images import read_photo
 from photos.searcher import Answer, Found, contact_sheet
 
 ALPHABETS = ("a dog", "\u00e9t\u00e9 \u0142\u00f3d\u017a", "\u0441\u043e\u0431\u0430\u043a\u0430",

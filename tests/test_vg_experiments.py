@@ -13,9 +13,10 @@ from scipy.stats import ttest_rel
 import train
 from checkpoint import load_checkpoint, load_model
 from cli import InputError
-from data import eval_transform, read_split, whole_transform
+from data import read_split
 from features.networks import load_network
 from files import FORMAT
+from images import eval_transform, whole_transform
 from losses import Embedding, uncertainty
 from model import CNN, build_model
 from options import fit_to_data

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from data import import_torchvision, read_split
+from data import read_split
 from features import word_cnn
 from features.word_cnn import average_precision, content_words, whole_state, with_words, word_labels
+from images import import_torchvision
 from model import CNN
 
 # ---- average precision

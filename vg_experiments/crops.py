@@ -26,10 +26,10 @@ from matplotlib.patches import Rectangle
 
 import cli
 from cli import Arguments, check, filename, natural, number, up_to
-from data import read_photo
 from evaluation import report
 from evaluation.pictures import drawing, picture_file
 from files import output, save_json
+from images import read_photo
 from losses import Embedding, uncertainty
 from vg_experiments.encoding import Encoder, build_encoders, model_arguments, photo_path
 from vg_experiments.prepare import random_order, read_manifest
