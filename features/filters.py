@@ -1,8 +1,8 @@
-"""Features by fixed filters of hues, figures, textures and colours, which need no weights: the
-extractor `--kind demo`, for drawn scenes (demo/).
+"""Features by fixed filters of hues, figures, textures and colours, which need no weights: the extractor `--kind demo`,
+for drawn scenes (demo/).
 
-filters.npz holds the filters, whole numbers: patches cut from 200 drawn scenes, and random ones. All
-arithmetic is exact, so that every machine gives the same features.
+filters.npz holds the filters, whole numbers: patches cut from 200 drawn scenes, and random ones. All arithmetic is
+exact, so that every machine gives the same features.
 """
 import functools
 import os
@@ -37,11 +37,10 @@ def filters() -> list[np.ndarray]:
 
 @functools.cache
 def colour_table():
-    """(32768, 14) uint8 from 0 to 8: for RGB in 32 steps per channel, the closeness to 12 hues and
-    white; the last column is 8.
+    """(32768, 14) uint8 from 0 to 8: for RGB in 32 steps per channel, the closeness to 12 hues and white; the last
+    column is 8.
 
-    A colour counts as if its strongest channel were full, so that the dark pixels of a texture keep
-    their hue.
+    A colour counts as if its strongest channel were full, so that the dark pixels of a texture keep their hue.
     """
     rgb = np.stack(np.meshgrid(*[np.arange(4, 256, 8)] * 3, indexing="ij"), -1).reshape(-1, 3)
     pure = rgb * 255 // rgb.max(-1, keepdims=True)
@@ -54,15 +53,14 @@ def colour_table():
 
 
 def shrink(maps, step):
-    """Sums over blocks of step x step pixels: (n, 128, 128, ...) -> (n, 128 / step, 128 / step,
-    ...) of the same type."""
+    """Sums over blocks of step x step pixels: (n, 128, 128, ...) -> (n, 128 / step, 128 / step, ...) of the same type.
+    """
     maps = sum(maps[:, i::step] for i in range(step))
     return sum(maps[:, :, i::step] for i in range(step))
 
 
 def windows(maps, width, stride=1):
-    """The surroundings of each cell, 0 outside: (n, h, h) -> (n, h / stride, h / stride, width **
-    2) float32."""
+    """The surroundings of each cell, 0 outside: (n, h, h) -> (n, h / stride, h / stride, width ** 2) float32."""
     before = width // 2
     maps = np.pad(maps, ((0, 0), (before, width - 1 - before), (before, width - 1 - before)))
     views = np.lib.stride_tricks.sliding_window_view(
@@ -73,8 +71,8 @@ def windows(maps, width, stride=1):
 def input_maps(pixels):
     """Maps that the filters see, from (n, 128, 128, 3) uint8.
 
-    Hues (n, 32, 32, 13) and figure (n, 32, 32), both from 0 to 128; figure (n, 64, 64) from 0 to 4;
-    texture (n, 128, 128), -1 dark, 1 light, 0 background; colour (n, 32, 32, 3) from -128 to 127.
+    Hues (n, 32, 32, 13) and figure (n, 32, 32), both from 0 to 128; figure (n, 64, 64) from 0 to 4; texture (n, 128,
+    128), -1 dark, 1 light, 0 background; colour (n, 32, 32, 3) from -128 to 127.
     """
     # nothing covers the leftmost column
     figure = np.abs(pixels.astype(np.int16) - pixels[:, :, :1]).sum(-1) > 40
@@ -87,9 +85,8 @@ def input_maps(pixels):
 
 
 def responses(pixels):
-    """The response to each filter, at least 0, around each cell: (n, 128, 128, 3) uint8 -> one
-    array (n, h, h, filters) float32 per kind of filter. h is 64 for textures and 32 for the
-    others."""
+    """The response to each filter, at least 0, around each cell: (n, 128, 128, 3) uint8 -> one array (n, h, h, filters)
+    float32 per kind of filter. h is 64 for textures and 32 for the others."""
     hues, coarse, fine, texture, colour = input_maps(pixels)
     hue_f, fine_f, coarse_f, texture_f, colour_f = filters()
     by_hue = np.concatenate([windows(hues[..., i], 5) @ hue_f for i in range(hues.shape[-1])], -1)
@@ -113,8 +110,7 @@ def region_features(pixels):
 
 
 def global_features(regions):
-    """The strongest responses in the image and in each of its quarters, less the usual value of
-    their kind of filter.
+    """The strongest responses in the image and in each of its quarters, less the usual value of their kind of filter.
 
     (n, 36, 192) -> (n, 960) float32.
     """
@@ -153,11 +149,11 @@ class Regions:
 
     @staticmethod
     def read(photo: Image.Image, boxes: np.ndarray) -> np.ndarray:
-        """Boxes (P, 4), shares of width and height -> (P, 576) float32: of each of 192 filters the
-        strongest response in the box, the mean response in it, and the mean around it.
+        """Boxes (P, 4), shares of width and height -> (P, 576) float32: of each of 192 filters the strongest response
+        in the box, the mean response in it, and the mean around it.
 
-        The first tells what is there, and the others whether the box fits it. The responses are
-        computed once per photo.
+        The first tells what is there, and the others whether the box fits it. The responses are computed once per
+        photo.
         """
         maps = []
         for response in responses(transform(photo).numpy()[None]):           # (1, h, h, C)
@@ -172,8 +168,7 @@ class Regions:
 
 
 def strongest(maps: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """The maximum over the cells whose centres lie in each box, at least over one: (h, h, C),
-    (P, 4) -> (P, C)."""
+    """The maximum over the cells whose centres lie in each box, at least over one: (h, h, C), (P, 4) -> (P, C)."""
     side = len(maps)
     first = np.clip(np.ceil(boxes[:, :2] * side - 0.5), 0, side - 1).astype(int)    # (P, 2)
     last = np.clip(np.floor(boxes[:, 2:] * side - 0.5), 0, side - 1).astype(int)
@@ -183,8 +178,8 @@ def strongest(maps: np.ndarray, boxes: np.ndarray) -> np.ndarray:
 
 
 def means(maps: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The mean in each box and the mean around it, where cells count by the share that is covered:
-    (h, h, C), (P, 4) -> twice (P, C) float32. Surroundings outside the photo count as 0."""
+    """The mean in each box and the mean around it, where cells count by the share that is covered: (h, h, C), (P, 4) ->
+    twice (P, C) float32. Surroundings outside the photo count as 0."""
     integral = np.pad(maps, ((1, 0), (1, 0), (0, 0))).astype(np.float64).cumsum(0).cumsum(1)
     centre, half = (boxes[:, :2] + boxes[:, 2:]) / 2, (boxes[:, 2:] - boxes[:, :2]) / 2
     outer = np.clip(np.concatenate([centre - AROUND * half, centre + AROUND * half], 1), 0, 1)
@@ -195,8 +190,8 @@ def means(maps: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def total(integral: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The sum in each box (P, C), and how many cells it covers (P, 1), from the sums (h + 1, h + 1,
-    C) from the corner on."""
+    """The sum in each box (P, C), and how many cells it covers (P, 1), from the sums (h + 1, h + 1, C) from the corner
+    on."""
     side = len(integral) - 1
     x1, y1, x2, y2 = (np.asarray(boxes, np.float64).T * side)
 

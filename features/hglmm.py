@@ -1,10 +1,8 @@
-"""Hybrid Gaussian-Laplacian mixtures and their Fisher vectors, with PCA and ICA: a caption as one
-vector.
+"""Hybrid Gaussian-Laplacian mixtures and their Fisher vectors, with PCA and ICA: a caption as one vector.
 
-Klein et al. 2015, Associating Neural Word Embeddings with Deep Image Representations using Fisher
-Vectors. A caption is a set of word vectors. A mixture is fitted to the words of all captions. The
-Fisher vector of a caption says in which direction its words would move each location and scale of
-the mixture. features.captions runs the whole recipe.
+Klein et al. 2015, Associating Neural Word Embeddings with Deep Image Representations using Fisher Vectors. A caption is
+a set of word vectors. A mixture is fitted to the words of all captions. The Fisher vector of a caption says in which
+direction its words would move each location and scale of the mixture. features.captions runs the whole recipe.
 """
 from dataclasses import dataclass
 
@@ -25,12 +23,10 @@ FLOOR = 0.1                 # smallest scale of a component, in standard deviati
 
 @dataclass
 class HGLMM:
-    """p(x) = sum_k w_k prod_d p_kd(x_d), where each p_kd is a Gaussian or a Laplacian, whichever
-    fits better.
+    """p(x) = sum_k w_k prod_d p_kd(x_d), where each p_kd is a Gaussian or a Laplacian, whichever fits better.
 
-    weight (K,). location and scale (K, D): mean and standard deviation (not variance) of a
-    Gaussian, or median m and mean absolute deviation s of a Laplacian exp(-|x - m| / s) / 2s.
-    laplacian (K, D) bool: which of the two it is.
+    weight (K,). location and scale (K, D): mean and standard deviation (not variance) of a Gaussian, or median m and
+    mean absolute deviation s of a Laplacian exp(-|x - m| / s) / 2s. laplacian (K, D) bool: which of the two it is.
     """
     weight: np.ndarray
     location: np.ndarray
@@ -42,22 +38,19 @@ class HGLMM:
             count: np.ndarray | None = None) -> "HGLMM":
         """Maximum likelihood on x (N, D) by n_iter steps of EM.
 
-        `count` (N,) says how often each row occurs. Words repeat, so distinct words with counts
-        give the same mixture in a fraction of the time. `history` holds the mean log-likelihood in
-        nats before the first step and after each step; no step lowers it. Scales stay above FLOOR
-        standard deviations of their dimension. Without a bound a cluster on a single word, such as
-        "a", would have an infinite likelihood.
+        `count` (N,) says how often each row occurs. Words repeat, so distinct words with counts give the same mixture
+        in a fraction of the time. `history` holds the mean log-likelihood in nats before the first step and after each
+        step; no step lowers it. Scales stay above FLOOR standard deviations of their dimension. Without a bound a
+        cluster on a single word, such as "a", would have an infinite likelihood.
 
         Raises InputError if there are fewer different vectors than clusters.
         """
         x = np.asarray(x, np.float64)
         count = np.ones(len(x)) if count is None else np.asarray(count, np.float64)
-        distinct = (len(np.unique(x[count > 0], axis=0)) if len(x) <= 50 * max(1, n_clusters)
-                    else n_clusters)
+        distinct = len(np.unique(x[count > 0], axis=0)) if len(x) <= 50 * max(1, n_clusters) else n_clusters
         check(n_iter >= 0 and 1 <= n_clusters <= distinct,
-              f"{n_clusters} clusters and {n_iter} iterations on {distinct} different word "
-              "vectors; give 1 or more clusters but no more than different vectors, and 0 or more "
-              "iterations")
+              f"{n_clusters} clusters and {n_iter} iterations on {distinct} different word vectors; give 1 or more "
+              "clusters but no more than different vectors, and 0 or more iterations")
         share = count / count.sum()
         mean = share @ x                                                            # (D,)
         floor = np.maximum(FLOOR * np.sqrt(share @ (x - mean) ** 2), 1e-6)          # (D,)
@@ -75,13 +68,11 @@ class HGLMM:
         return mixture
 
     def _maximise(self, x, part, floor) -> None:
-        """M-step. part (N, K): responsibility times share of the data, with sum 1. floor (D,):
-        least scales.
+        """M-step. part (N, K): responsibility times share of the data, with sum 1. floor (D,): least scales.
 
-        Mean and variance maximise the weighted likelihood of a Gaussian, median and mean absolute
-        deviation that of a Laplacian. Their maxima are -log(sd) - log(2 pi) / 2 - var / 2 sd^2 and
-        -log(2 s) - mad / s, and the greater one wins; var / sd^2 and mad / s are 1 unless the floor
-        holds.
+        Mean and variance maximise the weighted likelihood of a Gaussian, median and mean absolute deviation that of a
+        Laplacian. Their maxima are -log(sd) - log(2 pi) / 2 - var / 2 sd^2 and -log(2 s) - mad / s, and the greater one
+        wins; var / sd^2 and mad / s are 1 unless the floor holds.
         """
         mass = part.sum(0)                                                          # (K,)
         alive = mass > 1e-12                                       # empty clusters stay as they are
@@ -93,8 +84,7 @@ class HGLMM:
             var[k] = unit[:, k] @ (x - mean[k]) ** 2
             mad[k] = unit[:, k] @ np.abs(x - median[k])
         sd, s = np.maximum(np.sqrt(var), floor), np.maximum(mad, floor / np.sqrt(2))
-        laplacian = (-np.log(2 * s) - mad / s
-                     > -np.log(sd) - np.log(2 * np.pi) / 2 - var / (2 * sd ** 2))          # (K', D)
+        laplacian = -np.log(2 * s) - mad / s > -np.log(sd) - np.log(2 * np.pi) / 2 - var / (2 * sd ** 2)      # (K', D)
         self.weight = mass / mass.sum()
         self.laplacian[alive] = laplacian
         self.location[alive] = np.where(laplacian, median, mean)
@@ -107,8 +97,7 @@ class HGLMM:
         rows = max(1, BLOCK // x.shape[1])
         with np.errstate(divide="ignore"):
             constant = np.log(self.weight) - np.where(                                        # (K,)
-                self.laplacian, np.log(2 * self.scale),
-                np.log(self.scale) + np.log(2 * np.pi) / 2).sum(1)
+                self.laplacian, np.log(2 * self.scale), np.log(self.scale) + np.log(2 * np.pi) / 2).sum(1)
         for k, laplacian in enumerate(self.laplacian):
             for start in range(0, len(x), rows):
                 z = np.abs(x[start:start + rows] - self.location[k])
@@ -126,21 +115,19 @@ class HGLMM:
         return np.exp(joint - _log_sum(joint)[:, None])
 
     def fisher_of_counts(self, x: np.ndarray, counts) -> np.ndarray:
-        """Fisher vectors (n_sets, 2 K D) float32, all locations and then all scales, of sets of
-        words, from V different words x (V, D) and how often each occurs in each set: sparse
-        (n_sets, V). An empty set gives zeros.
+        """Fisher vectors (n_sets, 2 K D) float32, all locations and then all scales, of sets of words, from V different
+        words x (V, D) and how often each occurs in each set: sparse (n_sets, V). An empty set gives zeros.
 
-        The gradient of the mean log-likelihood of a set's T words, with each entry divided by the
-        square root of its Fisher information (diagonal, and with posteriors taken as nearly 0 or 1:
-        Perronnin and Dance 2007). With g = p(k | x) and z = (x - location) / scale:
+        The gradient of the mean log-likelihood of a set's T words, with each entry divided by the square root of its
+        Fisher information (diagonal, and with posteriors taken as nearly 0 or 1: Perronnin and Dance 2007). With g =
+        p(k | x) and z = (x - location) / scale:
 
             Gaussian:   sum g z / (T sqrt(w)),       sum g (z^2 - 1) / (T sqrt(2 w))    information w / sd^2, 2 w / sd^2
             Laplacian:  sum g sign(z) / (T sqrt(w)), sum g (|z| - 1) / (T sqrt(w))      information w / s^2, w / s^2
         """
         clusters, dim = self.location.shape
         length = np.asarray(counts.sum(1)).ravel()
-        # (n, V)
-        mean = csr_array(counts.multiply(1 / np.maximum(length, 1)[:, None])).astype(np.float32)
+        mean = csr_array(counts.multiply(1 / np.maximum(length, 1)[:, None])).astype(np.float32)    # (n, V)
         pull = self.posterior(x) / np.sqrt(np.maximum(self.weight, 1e-12))          # (V, K)
         out = np.empty((mean.shape[0], 2, clusters, dim), np.float32)
         for k, laplacian in enumerate(self.laplacian):
@@ -165,15 +152,14 @@ def load_arrays(path: str, names) -> dict:
 
 
 def _log_sum(joint: np.ndarray) -> np.ndarray:
-    """log sum_k exp: (N, K) -> (N,). (scipy's logsumexp takes twice the time and can differ in the
-    last bit.)"""
+    """log sum_k exp: (N, K) -> (N,). (scipy's logsumexp takes twice the time and can differ in the last bit.)"""
     top = joint.max(1)
     return top + np.log(np.exp(joint - top[:, None]).sum(1))
 
 
 def _nearest(x, share, clusters, rng) -> np.ndarray:
-    """Start of EM by k-means++: `clusters` rows far from each other are drawn; returns the nearest
-    one of each row, (N,)."""
+    """Start of EM by k-means++: `clusters` rows far from each other are drawn; returns the nearest one of each row,
+    (N,)."""
     centres = [rng.choice(len(x), p=share)]
     distance, near = np.full(len(x), np.inf), np.zeros(len(x), int)
     for k in range(clusters):
@@ -181,18 +167,16 @@ def _nearest(x, share, clusters, rng) -> np.ndarray:
         near[new < distance] = k
         distance = np.minimum(distance, new)
         chance = distance * share
-        centres.append(rng.choice(len(x), p=chance / chance.sum()) if chance.sum() > 0
-                       else centres[0])
+        centres.append(rng.choice(len(x), p=chance / chance.sum()) if chance.sum() > 0 else centres[0])
     return near
 
 
 def weighted_median(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """The lower median of each column of x (N, D) under each column of weights (N, K) >= 0 -> (K,
-    D).
+    """The lower median of each column of x (N, D) under each column of weights (N, K) >= 0 -> (K, D).
 
-    It is the smallest value with at least half of the weight at or below it, which minimises sum_n
-    weight |x - m|. The columns are taken in blocks, so memory stays bounded. (numpy.quantile with
-    weights gives the same, 2.6 times slower on 10,000 words of 300 values and 30 clusters.)
+    It is the smallest value with at least half of the weight at or below it, which minimises sum_n weight |x - m|. The
+    columns are taken in blocks, so memory stays bounded. (numpy.quantile with weights gives the same, 2.6 times slower
+    on 10,000 words of 300 values and 30 clusters.)
     """
     clusters, dim = weight.shape[1], x.shape[1]
     out = np.empty((clusters, dim))
@@ -202,16 +186,14 @@ def weighted_median(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
         order = np.argsort(x[:, start:start + step], axis=0, kind="stable")         # (N, b)
         below = weight[order]                                                       # (N, b, K)
         np.cumsum(below, axis=0, out=below)
-        # (b, K): rounding cannot pass half
-        place = np.minimum((below < half * (1 - 1e-12)).sum(0), len(x) - 1)
+        place = np.minimum((below < half * (1 - 1e-12)).sum(0), len(x) - 1)         # (b, K): rounding cannot pass half
         column = np.arange(order.shape[1])[:, None]
         out[:, start:start + step] = x[order[place, column], start + column].T
     return out
 
 
 def signed_square_root(fisher: np.ndarray) -> np.ndarray:
-    """Signed square root, then unit norm: (n, F) -> (n, F) (Perronnin et al. 2010). Rows of zeros
-    stay zeros."""
+    """Signed square root, then unit norm: (n, F) -> (n, F) (Perronnin et al. 2010). Rows of zeros stay zeros."""
     return unit(np.sign(fisher) * np.sqrt(np.abs(fisher)))
 
 
@@ -221,9 +203,8 @@ def unit(x: np.ndarray) -> np.ndarray:
 
 
 def svd(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """x (N, F) = (N, K) * (K,) @ (K, F), singular values falling, K = min(N, F). The fast way of
-    LAPACK (gesdd) finds no end for some matrices, by the processor and the number of threads; the
-    slower one (gesvd) does."""
+    """x (N, F) = (N, K) * (K,) @ (K, F), singular values falling, K = min(N, F). The fast way of LAPACK (gesdd) finds
+    no end for some matrices, by the processor and the number of threads; the slower one (gesvd) does."""
     try:
         return linalg.svd(x, full_matrices=False)
     except linalg.LinAlgError:
@@ -233,37 +214,28 @@ def svd(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def fit_pca(x: np.ndarray, size: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Mean (F,) and the first `size` principal axes of x (N, F), orthonormal rows (size, F).
 
-    Exact if the smaller side is at most EXACT. Otherwise four rounds of subspace iteration from
-    `seed` with a tenth more axes (Halko et al. 2011, 4.4), without a centred copy of x. The largest
-    entry of each axis is positive. Raises InputError if there are not so many axes.
+    Exact if the smaller side is at most EXACT. Otherwise four rounds of subspace iteration from `seed` with a tenth
+    more axes (Halko et al. 2011, 4.4), without a centred copy of x. The largest entry of each axis is positive. Raises
+    InputError if there are not so many axes.
     """
     x = np.asarray(x)
     most = min(x.shape[0] - 1, x.shape[1])
-    check(1 <= size <= most,
-          f"{size} principal axes of {x.shape[0]} rows of {x.shape[1]} values; there are at most "
-          f"{max(0, most)}, so give a smaller --pca or more captions")
+    check(1 <= size <= most, f"{size} principal axes of {x.shape[0]} rows of {x.shape[1]} values; there are at most "
+                             f"{max(0, most)}, so give a smaller --pca or more captions")
     mean = x.mean(0, dtype=np.float64).astype(x.dtype)
     wide = min(most, size + max(20, size // 10))
     if min(x.shape) <= EXACT:
         axes = svd(x - mean)[2][:size]
     else:
-        basis = np.random.default_rng(seed).standard_normal(
-            (x.shape[1], wide), dtype=np.float32).astype(x.dtype)
-        for _ in range(4):         # (F, w): x^T x basis, and the mean taken out without a copy of x
-            basis = np.linalg.qr(_centred_back(x, mean, _centred(x, mean, basis)))[0]
-        across = _centred(x, mean, basis)                                           # (N, w)
+        basis = np.random.default_rng(seed).standard_normal((x.shape[1], wide), dtype=np.float32).astype(x.dtype)
+        for _ in range(4):                                  # (F, w): x^T x basis of the centred x, without its copy
+            across = x @ basis - mean @ basis                                       # (N, w)
+            basis = np.linalg.qr(x.T @ across - np.outer(mean, across.sum(0)))[0]
+        across = x @ basis - mean @ basis
         turn = np.linalg.eigh(across.T @ across)[1][:, ::-1]             # (w, w), the largest first
         axes = (basis @ turn[:, :size]).T
-    return mean, axes * np.where(
-        axes[np.arange(size), np.abs(axes).argmax(1)] < 0, -1, 1)[:, None].astype(axes.dtype)
-
-
-def _centred(x, mean, basis):
-    return x @ basis - mean @ basis
-
-
-def _centred_back(x, mean, across):
-    return x.T @ across - np.outer(mean, across.sum(0))
+    sign = np.where(axes[np.arange(size), np.abs(axes).argmax(1)] < 0, -1, 1)                     # (size,)
+    return mean, axes * sign[:, None].astype(axes.dtype)
 
 
 def project(x: np.ndarray, mean: np.ndarray, axes: np.ndarray) -> np.ndarray:
@@ -271,24 +243,20 @@ def project(x: np.ndarray, mean: np.ndarray, axes: np.ndarray) -> np.ndarray:
     return (x - mean) @ axes.T
 
 
-def fit_ica(x: np.ndarray, size: int, seed: int = 0,
-            count: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Mean (D,) and unmixing axes (size, D) of x (N, D): components of unit variance that are as
-    independent as possible.
+def fit_ica(x: np.ndarray, size: int, seed: int = 0, count: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Mean (D,) and unmixing axes (size, D) of x (N, D): components of unit variance that are as independent as
+    possible.
 
-    FastICA (Hyvarinen 1999): whiten x to z. Then, for all rows w of an orthogonal W at once, w <-
-    E[z t] - E[1 - t^2] w with t = tanh(w z), and W <- (W W^T)^-1/2 W, until the cosine of every row
-    with its last value is above 1 - 1e-4. count (N,): how often each row occurs. Raises InputError
-    if x spans fewer dimensions than `size`.
+    FastICA (Hyvarinen 1999): whiten x to z. Then, for all rows w of an orthogonal W at once, w <- E[z t] - E[1 - t^2] w
+    with t = tanh(w z), and W <- (W W^T)^-1/2 W, until the cosine of every row with its last value is above 1 - 1e-4.
+    count (N,): how often each row occurs. Raises InputError if x spans fewer dimensions than `size`.
     """
-    x, share = (x.astype(np.float64),
-                np.full(len(x), 1 / len(x)) if count is None else count / count.sum())
+    x, share = x.astype(np.float64), np.full(len(x), 1 / len(x)) if count is None else count / count.sum()
     mean = share @ x
     value, vector = np.linalg.eigh(((x - mean) * share[:, None]).T @ (x - mean))    # (D,), (D, D)
     spanned = (value > 1e-10 * value[-1]).sum()
-    check(1 <= size <= spanned,
-          f"{size} independent components of word vectors that span {spanned} dimensions; leave "
-          "--ica out, or give vectors of fewer values")
+    check(1 <= size <= spanned, f"{size} independent components of word vectors that span {spanned} dimensions; leave "
+                                "--ica out, or give vectors of fewer values")
     white = (vector[:, ::-1] / np.sqrt(np.maximum(value[::-1], 1e-300)))[:, :size].T    # (size, D)
     z = (x - mean) @ white.T                                                        # (N, size)
     turn = _orthogonal(np.random.default_rng(seed).standard_normal((size, size)))

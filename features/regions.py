@@ -4,9 +4,9 @@
 
 Each source is a TSV file with the columns image_id, image_w, image_h, num_boxes, boxes and features, the last two
 float32 in base64, or a folder with a file an image: .npz with `x`, `features` or `feat`, perhaps with `bbox` or
-`boxes`, or .npy. Of the images that {split}_img_ids.npy or {split}_ids.txt names, in this order and each once, it writes
-{split}_ims.npy, (N, 36, 2048) float32, and, where the sources have boxes, {split}_boxes.npy, (N, 36, 4) in pixels. One
-image is held at a time, so the sources may be larger than memory.
+`boxes`, or .npy. Of the images that {split}_img_ids.npy or {split}_ids.txt names, in this order and each once, it
+writes {split}_ims.npy, (N, 36, 2048) float32, and, where the sources have boxes, {split}_boxes.npy, (N, 36, 4) in
+pixels. One image is held at a time, so the sources may be larger than memory.
 """
 if __name__ == "__main__":
     import cli

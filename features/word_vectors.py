@@ -3,13 +3,12 @@
     python -m features.word_vectors --data_path data --data_name f30k_precomp --dim 300 \\
         --output f30k_vectors.txt
 
-vocab.py reads them, and those of word2vec and GloVe. Vectors learned from captions need no
-download. They stand in for vectors of news text, and know nothing beyond the captions.
+vocab.py reads them, and those of word2vec and GloVe. Vectors learned from captions need no download. They stand in for
+vectors of news text, and know nothing beyond the captions.
 """
 if __name__ == "__main__":
     import cli
     cli.start()
-
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -26,31 +25,27 @@ from vocab import SPECIALS, Vocabulary, is_function
 
 def train_vectors(captions: list[list[str]], dim: int, threshold: int = 1,
                   window: int = 5) -> tuple[list[str], np.ndarray]:
-    """Words (V,) that occur `threshold` times, the most frequent first, and vectors (V, dim)
-    float32 learned from captions.
+    """Words (V,) that occur `threshold` times, the most frequent first, and vectors (V, dim) float32 learned from
+    captions.
 
-    Words that occur near the same words get similar vectors (Levy and Goldberg 2014, 3.3). n_wc
-    says how often c occurs within `window` places of w, M_wc = max(0, log(n_wc n / (n_w n_c))) is
-    the positive pointwise mutual information in nats, M ~ U S V^T is its truncated SVD, and the
-    vectors are U sqrt(S). M is symmetric. The largest entry of each column is made positive. Raises
-    InputError if there are too few words.
+    Words that occur near the same words get similar vectors (Levy and Goldberg 2014, 3.3). n_wc says how often c occurs
+    within `window` places of w, M_wc = max(0, log(n_wc n / (n_w n_c))) is the positive pointwise mutual information in
+    nats, M ~ U S V^T is its truncated SVD, and the vectors are U sqrt(S). M is symmetric. The largest entry of each
+    column is made positive. Raises InputError if there are too few words.
     """
     words = Vocabulary.build(captions, threshold).words[len(SPECIALS):]
     size = len(words)
-    check(1 <= dim < size,
-          f"vectors of {dim} values cannot be learned from {size} words; at least 1 and at most "
-          f"{size - 1} can, so give a smaller --dim or more captions")
-    # (2, T): rarer words are left out
-    owner, number = find_words(captions, {word: i for i, word in enumerate(words)})
+    check(1 <= dim < size, f"vectors of {dim} values cannot be learned from {size} words; at least 1 and at most "
+                           f"{size - 1} can, so give a smaller --dim or more captions")
+    owner, number = find_words(captions, {word: i for i, word in enumerate(words)})       # (2, T), without rarer words
     near = csr_array((size, size))
     for step in range(1, window + 1):
         same = owner[:-step] == owner[step:]
         pairs = number[:-step][same], number[step:][same]
         near = near + csr_array((np.ones(same.sum()), pairs), (size, size))
     near = (near + near.T).tocoo()                                                  # (V, V), n_wc
-    check(near.nnz,
-          f"no two words of the {len(captions)} captions stand within {window} places of each "
-          "other; vectors need captions of several words and a --window of 1 or more")
+    check(near.nnz, f"no two words of the {len(captions)} captions stand within {window} places of each other; vectors "
+                    "need captions of several words and a --window of 1 or more")
     total = np.asarray(near.sum(1)).ravel()                                         # (V,), n_w
     near.data = np.maximum(0, np.log(near.data * total.sum() / (total[near.row] * total[near.col])))
     value, u = eigsh(near.tocsr(), k=dim, v0=np.ones(size), rng=0)       # (D,), (V, D); S = |value|
@@ -77,14 +72,12 @@ def neighbours(words: list[str], vectors: np.ndarray, word: str, count: int = 5)
 
 
 def learn(opt) -> None:
-    """The command: learn vectors, write them, and print the nearest words of some frequent content
-    words."""
+    """The command: learn vectors, write them, and print the nearest words of some frequent content words."""
     output(opt.output, overwrite=opt.overwrite)
     split = read_split(opt.data_path, opt.data_name, "train", text_only=True).require_sound()
     words, vectors = train_vectors(split.words, opt.dim, opt.vocab_threshold, opt.window)
     write_vectors(opt.output, words, vectors)
-    print(f"{opt.output}: vectors of {opt.dim} values for {len(words):,} words of "
-          f"{len(split.captions):,} captions")
+    print(f"{opt.output}: vectors of {opt.dim} values for {len(words):,} words of {len(split.captions):,} captions")
     often = Vocabulary.build(split.words, 10).index
     frequent = [i for i, word in enumerate(words) if word in often and not is_function(word)]
     content = [words[i] for i in frequent]
@@ -93,13 +86,10 @@ def learn(opt) -> None:
 
 
 def main(argv=None) -> None:
-    p = Arguments("Learn word vectors from the training captions of a data set, and print "
-                  "neighbours of a few words.")
+    p = Arguments("Learn word vectors from the training captions of a data set, and print neighbours of a few words.")
     add = p.add_argument
-    add("--data_path", type=filename, default="data",
-        help="folder that holds the data sets")
-    add("--data_name", type=data_set, default="coco_precomp",
-        help="folder of the data set below --data_path")
+    add("--data_path", type=filename, default="data", help="folder that holds the data sets")
+    add("--data_name", type=data_set, default="coco_precomp", help="folder of the data set below --data_path")
     add("--dim", type=width, default=300, help="number of values per vector")
     add("--window", type=positive, default=5,
         help="words count as near if they are at most this many places apart")

@@ -23,10 +23,16 @@ import numpy as np
 
 import cli
 from cli import Arguments, InputError, check, data_set, filename, positive, reason, workers
+<<<<<<< Updated upstream
 from features.boxes import LARGEST, read_boxes
 from features.store import ComputeConfig, Part, compute
 from files import file_digest, need, output, readable, save_arrays, save_json, sha256
 from images import read_photo
+=======
+from data import read_photo
+from features.store import ComputeConfig, Part, compute
+from files import file_digest, need, output, read_json, readable, save_arrays, save_json, sha256
+>>>>>>> Stashed changes
 from phrases.data import ARRAYS, THRESHOLDS, Proposals, file_of, ids_sha256, read_facts, read_proposals, recall
 from phrases.entities import SPLITS, Entities, photo_paths, read_entities
 
@@ -40,6 +46,7 @@ FOREST = ("options", "stride", "shrinkNumber", "patchSize", "patchInnerSize", "n
 INSTALL = "EdgeBoxes needs OpenCV's contributed modules: pip install -r phrases/requirements.txt"
 BATCH = 4                             # photos that a process is given at a time
 NAME = r"[A-Za-z0-9_-]+"              # of proposals and of their features, part of names of files
+LARGEST = 1e30                        # a coordinate or score, as float32 holds it
 FORM = ('give {"photo id": [[x1, y1, x2, y2, score], ...], ...}, pixels from 0, the score as you '
         f"like, numbers below {LARGEST:.0e}")
 
@@ -156,9 +163,19 @@ def read_sized(path: str, size):
 def read_own_boxes(path: str, entities: Entities, count: int) -> list[np.ndarray]:
     """Read the boxes of each photo from a JSON file, (k, 5) float32 with the score (0 where there is none), at most
     `count`, those of the highest score. Raises InputError."""
-    result = []
-    for photo, size, boxes in zip(entities.ids, entities.sizes,
-                                  read_boxes(path, entities.ids, FORM, (4, 5), thin=True)):
+    result, boxes_of = [], read_json(path, FORM, unique=True)
+    check(isinstance(boxes_of, dict), f"{path} is no JSON object of boxes; {FORM}")
+    without = [photo for photo in entities.ids if not boxes_of.get(photo)]
+    check(not without, f"{path} has no boxes of {len(without):,} of {len(entities.ids):,} photos, the first is "
+                       f"{without and without[0]}; every photo needs one or more, under its id")
+    for photo, size in zip(entities.ids, entities.sizes):
+        boxes = boxes_of[photo]
+        for box in boxes if isinstance(boxes, list) else [boxes]:
+            check(isinstance(box, list) and len(box) in (4, 5) and len(box) == len(boxes[0])
+                  and all(type(x) in (int, float) and abs(x) < LARGEST for x in box),
+                  f"{path}: {ascii(box)[:60]} of {photo} is no box, or has a score where others have none; {FORM}")
+            check(min(box[:2]) >= 0 and box[0] <= box[2] and box[1] <= box[3], f"{path}: the box {box[:4]} of {photo} "
+                  "is empty, inverted or outside; give 0 <= x1 <= x2 and 0 <= y1 <= y2 in pixels")
         rows = np.array(boxes, np.float64)
         outside = (rows[:, 2:4] > size - 1).any(1)
         check(not outside.any(),
