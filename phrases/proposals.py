@@ -23,16 +23,9 @@ import numpy as np
 
 import cli
 from cli import Arguments, InputError, check, data_set, filename, positive, reason, workers
-<<<<<<< Updated upstream
-from features.boxes import LARGEST, read_boxes
-from features.store import ComputeConfig, Part, compute
-from files import file_digest, need, output, readable, save_arrays, save_json, sha256
-from images import read_photo
-=======
-from data import read_photo
 from features.store import ComputeConfig, Part, compute
 from files import file_digest, need, output, read_json, readable, save_arrays, save_json, sha256
->>>>>>> Stashed changes
+from images import read_photo
 from phrases.data import ARRAYS, THRESHOLDS, Proposals, file_of, ids_sha256, read_facts, read_proposals, recall
 from phrases.entities import SPLITS, Entities, photo_paths, read_entities
 
