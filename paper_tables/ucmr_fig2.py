@@ -1,33 +1,27 @@
-"""`ucmr` Fig. 2: mean uncertainty (log det Sigma, nats) of crops A and C and of captions A and C,
-per area threshold.
+"""`ucmr` Fig. 2: mean uncertainty (log det Sigma, nats) of crops A and C and of captions A and C, per area threshold.
 
-Needs the data of ucmr_table4. The figure itself is vg/uncertainty.png in the run's folder. It shows
-intervals and a paired test of the direction that the paper reports.
+Needs the data of ucmr_table4. The figure itself is vg/uncertainty.png in the run's folder. It shows intervals and a
+paired test of the direction that the paper reports.
 
     python -m paper_tables.ucmr_fig2 --data_path D
 """
-from paper_tables.common import Columns, Row, Run, Table, main
+from paper_tables.runner import Columns, Row, Table, main
 
 PERCENT = (10, 20, 30, 40, 50)
-RUN = Run("coco", "gcie_wasserstein", judge="uncertainty")
 
 
 def panel(side: str) -> Columns:
-    return Columns(side,
-                   tuple((f"{percent}%",
-                          tuple((item.upper(), f"models/*/{side}/{percent}/{item}/mean")
-                                for item in "ac")) for percent in PERCENT))
+    return Columns(side, tuple((f"{percent}%", tuple((item.upper(), f"models/*/{side}/{percent}/{item}/mean")
+                                                     for item in "ac")) for percent in PERCENT))
 
 
 TABLE = Table(
-    "ucmr Fig. 2: uncertainty by area threshold",
-    (panel("images"), panel("captions")),
-    (Row("VSE++ ours", (None,) * 4 * len(PERCENT), (RUN,)),),
-    notes=(
-        "The paper draws curves and prints no numbers. Image C lies above image A at every "
-        "threshold, caption C below caption A.",
-    ),
-)
+    "ucmr Fig. 2: uncertainty by area threshold", (panel("images"), panel("captions")),
+    (Row("VSE++ ours", (None,) * 4 * len(PERCENT), (
+        ("train.py --data_name coco --method gcie_wasserstein --cnn_type resnet152 --use_restval",
+         "-m vg_experiments.uncertainty"),)),),
+    notes=("The paper draws curves and prints no numbers. Image C lies above image A at every threshold, caption C "
+           "below caption A.",))
 
 if __name__ == "__main__":
     main(TABLE, __doc__)

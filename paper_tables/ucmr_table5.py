@@ -1,19 +1,19 @@
-"""`ucmr` Table 5: VSE++ and VSRN with every similarity and every shape of Gaussians, on COCO's
-validation set.
+"""`ucmr` Table 5: VSE++ and VSRN with every similarity and every shape of Gaussians, on COCO's validation set.
 
 Needs COCO's photos in D/coco and SCAN's regions in D/coco_precomp.
 
     python -m paper_tables.ucmr_table5 --data_path D
 """
-from paper_tables.common import Row, Run, Table, main, recalls
-from paper_tables.pmrl_table2 import tuned
+from paper_tables.runner import Row, Table, main, recalls
 
-# A name in METHODS is one of METRICS followed by one of SHAPES.
-METRICS = {"KL": "gcie_kl", "min KL": "gcie_minkl", "Wasserstein": "gcie_wasserstein"}
-SHAPES = {"spherical-avgpool": "_avgpool", "spherical-one": "_one", "ellipsoidal": ""}
-MODELS = {"VSE++": lambda name: Run("coco", name, "--split dev"),
-          "VSE++ft": lambda name: tuned(Run("coco", name, "--split dev")),
-          "VSRN": lambda name: Run("coco regions", f"vsrn_gaussian_original {name}", "--split dev")}
+TRAIN = "train.py --data_name coco{} --cnn_type resnet152 --use_restval"
+TUNE = ("train.py --data_name coco{} --finetune --freeze_bn --learning_rate 2e-5 --num_epochs 15 --cnn_type resnet152 "
+        "--use_restval --init_from RUN")
+REGIONS = "train.py --data_name coco_precomp --method vsrn_gaussian_original{}"
+TEST = "evaluate.py --split dev"
+MODELS = {"VSE++": (TRAIN, TEST), "VSE++ft": (TRAIN, TUNE, TEST), "VSRN": (REGIONS, TEST)}
+METRICS = {"KL": " --sim kl", "min KL": " --sim minkl", "Wasserstein": " --sim wasserstein"}
+SHAPES = {"spherical-avgpool": " --head spherical_avg", "spherical-one": " --head spherical_one", "ellipsoidal": ""}
 NUMBERS = (              # for each model: KL, min KL, Wasserstein; for each of these: averaged, one value, ellipsoidal
     (57.2, 86.5, 94.0, 43.9, 78.1, 88.9, 448.6),            # VSE++
     (56.2, 86.5, 94.1, 43.5, 77.7, 88.8, 446.8),
@@ -44,23 +44,13 @@ NUMBERS = (              # for each model: KL, min KL, Wasserstein; for each of 
     (77.3, 97.1, 98.7, 63.7, 91.2, 96.0, 524.0))
 SETTINGS = [(model, metric, shape) for model in MODELS for metric in METRICS for shape in SHAPES]
 TABLE = Table(
-    "ucmr Table 5: COCO's validation set",
-    (recalls("full", rsum=True),),
-    tuple(
-        Row(
-            f"{model} ours, {metric}, {shape}",
-            numbers,
-            (MODELS[model](METRICS[metric] + SHAPES[shape]),),
-        )
-        for (model, metric, shape), numbers in zip(SETTINGS, NUMBERS, strict=True)
-    ),
-    f8k=True,
-    notes=(
-        "VSE++ ours, min KL, ellipsoidal: rsum is printed as 446.9, which is the rsum "
-        "of its spherical-avgpool. Its recalls add up to 461.5.",
-        "Our validation set is the first 1,000 images, as in VSE++'s code (--dev_images).",
-    ),
-)
+    "ucmr Table 5: COCO's validation set", (recalls("full", rsum=True),),
+    tuple(Row(f"{model} ours, {metric}, {shape}", numbers,
+              (tuple(command.format(METRICS[metric] + SHAPES[shape]) for command in MODELS[model]),))
+          for (model, metric, shape), numbers in zip(SETTINGS, NUMBERS, strict=True)), f8k=True,
+    notes=("VSE++ ours, min KL, ellipsoidal: rsum is printed as 446.9, which is the rsum of its spherical-avgpool. "
+           "Its recalls add up to 461.5.",
+           "Our validation set is the first 1,000 images, as in VSE++'s code (--dev_images)."))
 
 if __name__ == "__main__":
     main(TABLE, __doc__)

@@ -1,7 +1,6 @@
 """The tables of the papers: rows that can be run, published numbers that are those of the papers, what is printed,
 resuming."""
 import contextlib
-import dataclasses
 import json
 import os
 import re
@@ -15,29 +14,33 @@ import train
 from data import read_split
 from methods import METHODS, cca
 from paper_tables import __main__ as listing
-from paper_tables import coco_halves, common, figures
-from paper_tables import runs as running
-from paper_tables.common import Columns, Row, Table, recalls
-from paper_tables.runs import SCALES, Run, Step
+from paper_tables import coco_halves, figures, runner
+from paper_tables.runner import SCALES, Columns, Place, Row, Step, Table, recalls
 
 ROOT = os.path.join(os.path.dirname(__file__), "..")
 PAPERS = os.path.join(ROOT, "..", "shared", "papers")
 FILES = {"pmrl": ["000_ae996119eff05b8c.txt"], "ucmr": ["001_d36162b73b003c58.txt", "003_d8c7975743234760.txt"],
          "jwae": ["002_e14e6ff358082098.txt"], "dmsm": ["004_b96ec9011b432480.txt"]}
-TABLES = {name: listing.table(name) for name in listing.NAMES}
+TABLES = {name: listing.read_table(name) for name in listing.NAMES}
 
 
-def opt(tmp_path, *words):
-    found = common.arguments("").parse_args(["--runs", str(tmp_path / "runs"), *map(str, words)])
-    found.data_path = found.data_path or str(tmp_path / "data")
-    return found
+def row_of(table: str, label: str) -> Row:
+    return next(row for row in TABLES[table].rows if row.label == label)
 
 
-def runs(table):
-    return [run for row in table.rows for run in row.runs]
+def parse_training(run, command=-2):
+    """The options of one of a run's trainings in the papers' setting."""
+    more = ["--init_from", "RUN"] if "--init_from" in run[command] else []
+    return train.parse_args([*runner.training_options(run[command], run, "full").split(), *more])
 
 
 # ---- rows
+
+def test_a_script_imports_the_runner_alone():
+    for name in TABLES:
+        with open(os.path.join(ROOT, "paper_tables", f"{name}.py"), encoding="utf-8") as f:
+            assert re.findall(r"^(?:from|import) (\S+)", f.read(), re.M) == ["paper_tables.runner"], name
+
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", TABLES)
@@ -48,28 +51,29 @@ def test_options_of_every_row_parse(name, scale, tmp_path, monkeypatch):
     monkeypatch.setattr(train, "load_checkpoint", lambda *_, **__: None)    # of a run to start from
     for folder in ("f30k_entities", "demo_entities"):       # without them options of phrases have no effect
         os.makedirs(tmp_path / "data" / folder / "Annotations")
-    said = opt(tmp_path, *([f"--{scale}"] * (scale != "full")))
-    for run in runs(TABLES[name]):
-        for step in running.run_steps(run, 3, common.build_place(said)):
+    place = Place(str(tmp_path / "data"), str(tmp_path / "runs"), scale)
+    for run in (run for row in TABLES[name].rows for run in row.runs):
+        for step in runner.run_steps(run, 3, place):
             assert not re.search(r"[{}]", " ".join(step.words))
             if step.words[:1] == ["train.py"]:
                 if "--word_vectors" in step.words:
                     vectors = step.words[step.words.index("--word_vectors") + 1]
                     os.makedirs(os.path.dirname(vectors), exist_ok=True)
                     open(vectors, "w").close()
-                found = train.parse_args(step.words[1:])
-                assert found.seed == 3 and found.logger_name == step.folder and found.data_name in step.folder
+                options = train.parse_args(step.words[1:])
+                assert options.seed == 3 and options.logger_name == step.run and options.data_name in step.run
             elif step.words[:1] == ["evaluate.py"]:
                 evaluate.parse_args(step.words[1:])
 
 
-def test_full_rows_keep_the_papers_setting(tmp_path):
-    for run in runs(TABLES["pmrl_table1"]) + runs(TABLES["ucmr_table5"]):
-        found = train.parse_args(running.training_options(run, "full").replace("--finetune --freeze_bn", "").split())
-        width, margin = (2048, 0.1) if found.img_enc == "vsrn" else (1024, 0.2)
-        assert (found.embed_size, found.margin, found.lr_update, found.batch_size, found.max_violation) == (
+def test_full_rows_keep_the_papers_setting(monkeypatch):
+    monkeypatch.setattr("train.load_checkpoint", lambda *_, **__: None)             # --init_from of the fine-tuned rows
+    for row in TABLES["pmrl_table1"].rows + TABLES["ucmr_table5"].rows:
+        options = parse_training(row.runs[0])
+        width, margin = (2048, 0.1) if options.img_enc == "vsrn" else (1024, 0.2)
+        assert (options.embed_size, options.margin, options.lr_update, options.batch_size, options.max_violation) == (
             width, margin, 15, 128, True)
-        assert (found.num_epochs, found.learning_rate) == ((15, 2e-5) if run.start else (30, 2e-4))
+        assert (options.num_epochs, options.learning_rate) == ((15, 2e-5) if options.finetune else (30, 2e-4))
 
 
 # What the papers' experimental sections say, field by field, and how train.py spells it. (Where a paper says nothing,
@@ -120,37 +124,28 @@ RECIPES = [
 
 @pytest.mark.parametrize("table, label, expected, section", RECIPES)
 def test_recipes_are_those_of_the_papers(monkeypatch, table, label, expected, section):
-    monkeypatch.setattr("train.load_checkpoint", lambda *_, **__: None)             # --init_from of the fine-tuned rows
-    run = next(row for row in TABLES[table].rows if row.label == label).runs[0]
-    more = ["--init_from", "RUN"] if run.start else []
-    found = vars(train.parse_args([*running.training_options(run, "full").split(), *more]))
-    assert {name: found[name] for name in expected} == expected, section
+    monkeypatch.setattr("train.load_checkpoint", lambda *_, **__: None)
+    options = vars(parse_training(row_of(table, label).runs[0]))
+    assert {name: options[name] for name in expected} == expected, section
 
 
 @pytest.mark.parametrize("label, expected", [
-    ("CCA (VGG+HGLMM)", (1e-4, 1e-4, 256)), ("CCA (Mean Vector)", (1e-4, 1e-4, 256)),
+    ("CCA (VGG+HGLMM)", (1e-4, 1e-4, None)), ("CCA (Mean Vector)", (1e-4, 1e-4, None)),
     ("CCA (Mean Vector), tuned", ("auto", "auto", "auto"))])
 def test_cca_is_kleins_but_in_the_tuned_rows(tmp_path, monkeypatch, label, expected):
-    said, seen = common.build_place(opt(tmp_path)), []
-    monkeypatch.setattr(cca, "fit_and_embed", seen.append)
-    for run in next(row for row in TABLES["jwae_table3"].rows if row.label == label).runs:
-        for step in running.run_steps(run, 0, said):
-            if step.words[:1] == ["cca.py"]:
-                cca.main(step.words[1:])
-    assert [(one.eta_image, one.eta_text, one.dim) for one in seen] == [expected] * 2, "Klein's regularisation"
+    calls = []
+    monkeypatch.setattr(cca, "fit_and_embed", calls.append)
+    for run in row_of("jwae_table3", label).runs:
+        for step in runner.run_steps(run, 0, Place(str(tmp_path), str(tmp_path / "runs"), "full")):
+            if step.words[:2] == ["-m", "methods.cca"]:
+                cca.main(step.words[2:])
+    assert [(one.eta_image, one.eta_text, one.dim) for one in calls] == [expected] * 2, "Klein's regularisation"
 
 
-@pytest.mark.parametrize("written, options", [
-    ("", ""), ("--sim manhattan", "--sim manhattan"), ("vse++", "--max_violation"), ("mse --loss mse", None),
-    ("dmsm --img_layers 9", None), ("gcie_kl gcie_minkl_one --margin 0.1",
-                                    "--sim kl --sim minkl --head spherical_one --margin 0.1")])
-def test_a_row_names_methods_before_its_own_options(written, options):
-    if options is None:
-        name, own = written.split(" ", 1)
-        options = f"{METHODS[name].flags} {own}"
-    run = Run("coco", written)
-    assert run.train == options and dataclasses.replace(run, data="f30k").train == options
-    assert Run("coco", options) == run                      # however it is written, it is one run in one folder
+def test_features_of_dmsm_are_those_whose_layers_the_table_counts(tmp_path):
+    lines = [" ".join(step.words) for row in TABLES["dmsm_table1"].rows for run in row.runs
+             for step in runner.run_steps(run, 0, Place(str(tmp_path), "runs", "full"))]
+    assert len({line for line in lines if "--cnn_type alexnet --layer fc" in line}) == 2
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -179,19 +174,19 @@ def test_numbers_stand_in_the_papers(name):
         pytest.skip("the papers (../shared/papers) are not on this machine")
     with open(os.path.join(PAPERS, FILES[name.split("_")[0]][0]), encoding="utf-8") as f:
         text = re.sub(r"</?b>|\*\*", "", f.read())
-    found = " " + " ".join(re.findall(r"(?<![\d.])\d+\.\d+(?!\d)",
+    text = " " + " ".join(re.findall(r"(?<![\d.])\d+\.\d+(?!\d)",
                                       re.sub(r"(\d\.\d\d)plus-or-minus\S+", r"\1 ", text))) + " "
     at = -1                                           # of the row before: the order, and so the labels, are the paper's
     for row in TABLES[name].rows:
         if name == "ucmr_table7_8":                         # each beside its deviation
-            assert all(f" {x:.2f} " in found for x in row.published), row.label
+            assert all(f" {x:.2f} " in text for x in row.published), row.label
             continue
         numbers = [x for x in row.published if x is not None]
         if not numbers:                                     # a row of ours
             assert row.label.endswith((", tuned", ", eq. 8", ", ours")) and row.runs, row.label
             continue
         form = "{:.2f}" if name == "pmrl_table3" else "{:.1f}"
-        place = found.find(f" {' '.join(form.format(x) for x in numbers)} ", at + 1)
+        place = text.find(f" {' '.join(form.format(x) for x in numbers)} ", at + 1)
         assert place > at, row.label
         at = place
 
@@ -200,17 +195,16 @@ def test_numbers_stand_in_the_papers(name):
 
 OTHER = Columns("other", (("", (("HBR", "best_ranks/i2t/hbr"),)),), run=1)
 TINY = Table("a table", (recalls("folds5", "1K", ks=(1, 5), rsum=True), OTHER), (
-    Row("ours and theirs", (10.0, 20.5, 1.0, 2.0, 300.0, None), (Run("coco", "--max_violation"),)),
+    Row("ours and theirs", (10.0, 20.5, 1.0, 2.0, 300.0, None), (("train.py --data_name coco", "evaluate.py"),)),
     Row("theirs", (1.0, None, 2.0, 3.0, 4.0, 447.74))), seeds=2, notes=("a note",))
 
 
-def test_golden_printout(tmp_path):
-    said = opt(tmp_path, "--demo")
+def test_printed_table(monkeypatch, capsys):
     ours = [(11.25, 0.5, 2), (20.0, 0.0, 1), None, (4.0, 0.25, 2), (290.0, 2.0, 2), None]
-    found = [{"label": row.label, "seeds": 2 * bool(row.runs), "ours": ours if row.runs else [None] * 6,
-              "runs": bool(row.runs),
-              "published": list(row.published)} for row in TINY.rows]
-    assert common.printed(TINY, found, said) == """\
+    monkeypatch.setattr(runner, "run_all", lambda runs: [])
+    monkeypatch.setattr(runner, "collect", lambda row, *_: ours if row.runs else [None] * 6)
+    runner.main(TINY, "", ["--demo"])
+    assert capsys.readouterr().out == """\
 a table, 1K
                              image to text       text to image
                                    R@1     R@5     R@1         R@5          rsum
@@ -226,51 +220,59 @@ theirs: published only      447.74
 
 ours: mean and standard deviation over the seeds (their number); drawn scenes, small models, a few epochs: shows \
 that the table runs, not what the methods do
-a note"""
-    assert r"\begin{tabular}{lrrrrr}" in common.printed(TINY, found, opt(tmp_path, "--format", "latex"))
-    assert json.loads(common.printed(TINY, found,
-                                     opt(tmp_path, "--format", "json")))["rows"] == json.loads(json.dumps(found))
+a note
+"""
+    runner.main(TINY, "", ["--demo", "--format", "latex"])
+    assert r"\begin{tabular}{lrrrrr}" in capsys.readouterr().out
 
 
-def test_number_of_seeds_is_that_of_the_columns(tmp_path):
+def test_number_of_seeds_is_that_of_the_columns():
     """A row of two runs, the first with two seeds and the second with one."""
-    found = [{"label": "a", "seeds": 2, "ours": [(1.0, 0.5, 2)] * 5 + [(3.0, 0.0, 1)], "published": [None] * 6,
-              "runs": True}]
-    said = common.printed(TINY, found, opt(tmp_path))
-    assert said.count("a: ours (2)") == 1 and said.count("a: ours (1)") == 1
+    row = TINY.rows[0]
+    tables = runner.tabulate(TINY, [(row, [(1.0, 0.5, 2)] * 5 + [(3.0, 0.0, 1)])])
+    assert [lines[0][0] for _, _, lines in tables] == [f"{row.label}: ours (2)", f"{row.label}: ours (1)"]
 
 
 def test_missing_data_are_named_and_the_published_numbers_printed(tmp_path, capsys):
     with pytest.raises(SystemExit, match="2 of 2 runs failed"):
-        common.main(TABLES["pmrl_table1"], "", ["--data_path", str(tmp_path), "--only", "VSE++", "2"])
+        runner.main(TABLES["pmrl_table1"], "", ["--data_path", str(tmp_path), "--only", "VSE++", "2"])
     out, err = capsys.readouterr()
     assert "coco is not there; put there COCO's train2014.zip" in err
     assert "58.3" in out and "78.0" in out and "94.0" not in out
 
 
-def test_list(capsys, tmp_path):
-    listing.main(["--runs", str(tmp_path)])
-    said = capsys.readouterr().out
-    assert all(f"\n{name} " in said for name in TABLES)
+def test_lists_name_rows_and_what_has_to_be_fetched_in_100_columns(capsys):
+    for name in (None, *TABLES):
+        labels = [row.label for row in TABLES[name].rows] if name else TABLES
+        (runner.main(TABLES[name], "", ["--list"]) if name else listing.main(["--list"]))
+        out = capsys.readouterr().out
+        assert max(map(len, out.splitlines())) <= 100 and "No row of any table has been run" in out
+        assert not re.search(r"\bhours?\b", out) and all(label in out for label in labels)
+    runner.main(TABLES["ucmr_table3"], "", ["--list"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "renamed to images/" in out and "f30k_precomp is not there; put there SCAN's region features" in out
+    assert "torch's cache, or in a package: resnet152." in out and "0 of 1 runs done" in out
 
 
 # ---- running
 
 SMALL_TABLE = """
-from paper_tables.common import Row, Run, Table, main, recalls
-ROW = Run("coco", "--sim wasserstein"); POINT = Run("coco", "--max_violation")
-TABLE = Table("t", (recalls(),), (Row("a", (1.0,) * 6, (ROW,)), Row("b", (2.0,) * 6, (POINT,)), Row("c", (3.0,) * 6)))
+from paper_tables.runner import Row, Table, main, recalls
+WASSERSTEIN = "train.py --data_name coco --sim wasserstein", "evaluate.py --fold5"
+POINT = "train.py --data_name coco --max_violation", "evaluate.py --fold5"
+TABLE = Table("t", (recalls(),), (Row("a", (1.0,) * 6, (WASSERSTEIN,)), Row("b", (2.0,) * 6, (POINT,)),
+                                  Row("c", (3.0,) * 6)))
 if __name__ == "__main__":
     main(TABLE)
 """
 
 
 def in_this_process(step: Step) -> str:
-    """running.execute without a process of its own, which would load torch once more."""
+    """runner.execute without a process of its own, which would load torch once more."""
     script, *words = step.command
     main = {"train.py": train, "evaluate.py": evaluate}[script].main
-    os.makedirs(os.path.dirname(step.target) or ".", exist_ok=True)
-    with open(step.log or os.devnull, "a", encoding="utf-8") as log, contextlib.redirect_stdout(log):
+    os.makedirs(os.path.dirname(step.log), exist_ok=True)
+    with open(step.log, "a", encoding="utf-8") as log, contextlib.redirect_stdout(log):
         try:
             main(words)
         except SystemExit as stop:
@@ -281,52 +283,45 @@ def in_this_process(step: Step) -> str:
 @pytest.fixture
 def table_command(tmp_path, demo_path, monkeypatch, capsys):
     """Stdout and stderr of a small table's command."""
-    monkeypatch.setattr(running, "execute", in_this_process)
-    told = {"__name__": "table"}
-    exec(SMALL_TABLE, told)
+    monkeypatch.setattr(runner, "execute", in_this_process)
+    module = {"__name__": "table"}
+    exec(SMALL_TABLE, module)
 
     def call(*more) -> tuple[str, str]:
         capsys.readouterr()
-        with monkeypatch.context() as patch:
-            patch.chdir(ROOT)
-            try:
-                common.main(told["TABLE"], "",
-                            ["--demo", "--data_path", demo_path, "--runs", str(tmp_path / "runs"), *more])
-            except SystemExit as stop:
-                assert not stop.code
-        shown = capsys.readouterr()
-        return shown.out, shown.err
+        with contextlib.chdir(ROOT):
+            runner.main(module["TABLE"], "",
+                        ["--demo", "--data_path", demo_path, "--runs", str(tmp_path / "runs"), *more])
+        captured = capsys.readouterr()
+        return captured.out, captured.err
     return call
 
 
 @pytest.mark.slow
 def test_a_table_runs_resumes_and_skips(tmp_path, demo_path, table_command):
-    also = ["--also=--num_epochs 2 --vse_mean_warmup_epochs 0"]
-    dry, _ = table_command("--dry_run", *also)
+    dry, _ = table_command("--dry_run")
     assert dry.count("train.py") == 2 and dry.count("evaluate.py") == 2 and not (tmp_path / "runs").exists()
     (tmp_path / "table.py").write_text(SMALL_TABLE)         # as a user runs it: three processes
     first = subprocess.run([sys.executable, str(tmp_path / "table.py"), "--demo", "--data_path", demo_path, "--runs",
-                            str(tmp_path / "runs"), "--only", "a", *also], capture_output=True, text=True, cwd=ROOT,
+                            str(tmp_path / "runs"), "--only", "a"], capture_output=True, text=True, cwd=ROOT,
                            env={**os.environ, "PYTHONPATH": ROOT})
     assert first.returncode == 0, first.stderr
     assert "a: ours (1)" in first.stdout and "train.py" in first.stderr and first.stdout.count("difference") == 1
     folder = next(path for path in (tmp_path / "runs" / "demo").iterdir() if path.is_dir())
     log = (folder / "log.txt").read_text().splitlines(keepends=True)
     (folder / "log.txt").write_text("".join(log[:-1]))      # as if it had been stopped before its end
-    again, told = table_command(*also)
-    assert "--resume" in told and "c: published only" in again
-    assert sum("train.py" in line for line in told.splitlines() if line.startswith("[")) == 2
-    skipped, told = table_command(*also)
-    assert "train.py" not in told and again == skipped
+    again, err = table_command()
+    assert "--resume" in err and "c: published only" in again
+    assert sum("train.py" in line for line in err.splitlines() if line.startswith("[")) == 2
+    skipped, err = table_command("--runs", f"{tmp_path}/./runs")
+    assert "train.py" not in err and again == skipped
     figures.main(["--checkpoint", str(folder), "--photos", os.path.join(demo_path, "demo", "images"), "--count", "2",
-                  "--images", "3", "--uncertain", "--output", str(tmp_path / "picture.png")])
-    assert (tmp_path / "picture.png").stat().st_size > 10_000 and (folder / "uncertain"
-                                                                   / "uncertain_captions.png").exists()
+                  "--images", "3", "--uncertain", "--neighbours", "--output", str(tmp_path / "picture.png")])
+    assert (tmp_path / "picture.png").stat().st_size > 10_000 and (tmp_path / "neighbours.png").exists()
+    assert (folder / "uncertain" / "uncertain_captions.png").exists()
     with pytest.raises(SystemExit, match="--images 99: the split has images 0 to 23"):
         figures.main(["--checkpoint", str(folder), "--photos", os.path.join(demo_path, "demo", "images"), "--images",
                       "99"])
-    spelt, _ = table_command("--print_only", "--runs", f"{tmp_path}/./runs", *also)
-    assert spelt == skipped
 
 
 def test_halves_of_val2014_are_disjoint_and_even(tmp_path, demo_path, capsys):
@@ -352,6 +347,6 @@ def test_failing_command_is_told_in_one_line(tmp_path, monkeypatch):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)   # what is printed first is received first without it, too
     step = Step(["-c", "import sys; print('words'); sys.exit('the last "
                        "line')"], str(tmp_path / "x"), str(tmp_path / "log"))
-    assert running.execute(step) == "the last line"
-    made = running.make([("a", [step]), ("b", [step, Step([], str(tmp_path / "y"), lacks="nothing there")])], False)
-    assert made == ["a: the last line", "b: nothing there"]
+    assert runner.execute(step) == "the last line"
+    failures = runner.run_all([("a", [step]), ("b", [step, Step([], str(tmp_path / "y"), lacks="nothing there")])])
+    assert failures == ["a: the last line", "b: nothing there"]

@@ -29,7 +29,7 @@ for name, *words in json.loads(sys.argv[1]):
 def test_own_similarity_objective_encoder_and_protocol(tmp_path, demo_path):
     with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
         text = f.read()
-    with open(os.path.join(ROOT, "docs", "paper_tables.md"), encoding="utf-8") as f:
+    with open(os.path.join(ROOT, "paper_tables", "README.md"), encoding="utf-8") as f:
         row, = re.findall(r'^(Row\("mine".*)$', f.read(), re.M)
     recipes = CODE.findall(text)
     assert [path for path, _ in recipes] == ["losses.py", "tests/references.py", "losses.py", "model.py",
@@ -45,7 +45,7 @@ def test_own_similarity_objective_encoder_and_protocol(tmp_path, demo_path):
         with open(tmp_path / path, "a", encoding="utf-8") as f:
             f.write(f"\n\n{code}")
     (tmp_path / "paper_tables" / "mine.py").write_text(
-        "from paper_tables.common import Row, Run, Table, main, recalls\nPUBLISHED = (1, 2, 3, 4, 5, 6)\n"
+        "from paper_tables.runner import Row, Table, main, recalls\nPUBLISHED = (1, 2, 3, 4, 5, 6)\n"
         f"main(Table('Mine', (recalls(),), ({row},)), 'Mine.')\n")
     data = ["--data_path", demo_path, "--device", "cpu", "--workers", "0"]
     # those that one of the recipes can break

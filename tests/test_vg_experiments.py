@@ -91,8 +91,7 @@ def test_a_whole_image_has_the_features_that_the_model_was_trained_on(runs, demo
     paths = [os.path.join(demo_path, "demo", "images", name) for name in split.photo_names[:6]]
     e = model.crops([(path, (0, 0, 128, 128)) for path in paths])
     features = split.images.gather(np.arange(6))
-    np.testing.assert_array_equal(model.cache.rows([encoding.key_of(p, (0, 0, 128, 128), "pad") for p in paths]),
-                                  features.numpy())
+    np.testing.assert_array_equal(model.crop_features([(path, (0, 0, 128, 128)) for path in paths]), features.numpy())
     torch.testing.assert_close(e.mean, model.model.embed_images(features).mean)
 
 
@@ -112,8 +111,7 @@ def test_how_crops_are_fitted(tmp_path):
     assert encoding.cut(photo, (0, 0, 150, 90), 100, "pad").size == (100, 100)
 
 
-def test_features_are_cached_by_content_and_extractor(runs, demo_path, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(encoding, "SHARD", 64)
+def test_features_are_cached_by_content_and_extractor(runs, demo_path, tmp_path, capsys):
     root = os.path.join(demo_path, "demo_vg", "images")
     paths = [os.path.join(root, name) for name in sorted(os.listdir(root))[:9]]
     wanted = [(path, (3 * k, 2, 40 + k, 50)) for path in paths for k in range(9)]
@@ -134,11 +132,6 @@ def test_features_are_cached_by_content_and_extractor(runs, demo_path, tmp_path,
     encoding.Encoder(str(runs / "regions"), CPU, cache).crops(wanted[:5])
     shown = capsys.readouterr().out
     assert "5 crops by demo_scenes global (stretch)" in shown and "5 crops by demo_scenes regions (pad)" in shown
-    folder = first.cache.folder                              # a file whose keys were never written counts for nothing
-    for name in [name for name in os.listdir(folder) if name.endswith("_keys.npy")]:
-        os.remove(os.path.join(folder, name))
-    encoding.Encoder(str(runs / "wasserstein"), CPU, cache).crops(wanted)
-    assert "81 crops" in capsys.readouterr().out
     with pytest.raises(InputError, match="nowhere.png cannot be read"):
         first.crops([("nowhere.png", (0, 0, 5, 5))])
 
@@ -194,7 +187,7 @@ def test_the_paired_test_and_its_verdicts():
     rng = np.random.default_rng(0)
     a = rng.normal(size=200)
     c = a + 0.3 + rng.normal(size=200)
-    up, down = figure2.paired(a, c, 1), figure2.paired(a, c, -1)
+    up, down = figure2.paired_test(a, c, 1), figure2.paired_test(a, c, -1)
     assert up["verdict"] == "holds" and down["verdict"] == "opposite"
     assert up["share"] + down["share"] == pytest.approx(100)
     reference = ttest_rel(c, a)
@@ -205,7 +198,7 @@ def test_the_paired_test_and_its_verdicts():
     assert set(figure2.compare(a, c, a[:0], 1, rng)) == {"a", "c", "difference", "control"}
     assert entry["a"]["mean"] == pytest.approx(a.mean()) and entry["c"]["mean"] == pytest.approx(c.mean())
     assert entry["control"]["verdict"] == "open" and abs(entry["control"]["mean"]) < 0.3
-    assert figure2.paired(a, a, 1)["verdict"] == "open" and figure2.paired(a, a + 1, 1)["verdict"] == "holds"
+    assert figure2.paired_test(a, a, 1)["verdict"] == "open" and figure2.paired_test(a, a + 1, 1)["verdict"] == "holds"
 
 
 def test_the_uncertainty_of_crops_and_captions(call, runs, capsys):
@@ -295,7 +288,7 @@ def test_a_model_without_opinion_is_never_right(runs):
     same = Embedding(torch.ones(6, 16) / 4)
     k = np.arange(3)
     assert not selection.correct_choices(model.similarity, same, same, k, k + 3, k, k + 3).any()
-    assert selection.firsts(["a", "b", "a", "c", "b"]).tolist() == [0, 1, 0, 3, 1]
+    assert selection.first_rows(["a", "b", "a", "c", "b"]).tolist() == [0, 1, 0, 3, 1]
     random = Embedding(torch.randn(400, 16))               # the same pair again, wherever it stands, has the same score
     i, c = np.random.default_rng(0).integers(0, 400, (2, 500))
     twice = encoding.pair_scores(model.similarity, random, random, np.concatenate([i, i[::-1]]),
@@ -305,7 +298,7 @@ def test_a_model_without_opinion_is_never_right(runs):
     np.testing.assert_allclose(twice[:500], expected, rtol=1e-4, atol=1e-5)
     habit = np.zeros((2, 4, 5), bool)
     habit[:, [0, 2]] = True                                  # always the smaller crop and the shorter caption
-    rows = selection.table("table4", {"habit": habit})["habit"]
+    rows = selection.summarise("table4", {"habit": habit})["habit"]
     assert [round(entry["percent"]) for entry in rows.values()] == [100, 0, 100, 0, 50, 50]
 
 
@@ -339,7 +332,7 @@ def test_crops_of_a_photo_and_examples(call, demo_path, capsys):
     assert len(found["wasserstein"]["crop"]) == len(found["wasserstein"]["caption"]) == 3
     shown = capsys.readouterr().out
     assert len(re.findall(r"\d of 3 +\d of 3", shown)) == 6 and shown.count(" - ") >= 3
-    assert crops.places(np.array([[3, 1, 2], [1, 1, 1], [5, 4, 3]])).tolist() == [1, 3, 3]
+    assert crops.rank_diagonal(np.array([[3, 1, 2], [1, 1, 1], [5, 4, 3]])).tolist() == [1, 3, 3]
     call(crops, ["wasserstein"], "--examples", "2", "--threshold", "40", "--output", "o/t.png")
     assert os.path.getsize("o/t.png") > 10_000
     for message, changed in (

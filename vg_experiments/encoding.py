@@ -1,21 +1,16 @@
-"""Crops of photos as a trained model embeds them, with their features cached by content and
-extractor.
+"""Crops of photos and texts as a trained model embeds them, with the features of crops kept by content and extractor.
 
-A crop is identified by the bytes of its photo, its box, and how it is fitted to the network's
-input. A crop that was seen before costs no network, and a second model on the same extractor costs
-only its tower. Ways to fit a crop:
+A crop is identified by the bytes of its photo, its box, and how it is fitted to the network's input, so a second
+model on the same extractor costs only its tower. Ways to fit a crop:
 
     stretch   the whole crop, resized to the width and height of the input; nothing is lost, but proportions change
     centre    VSE++'s transform of photos: shorter side to 256, then the middle 224 x 224
     pad       never enlarged, in the middle of the input, edge pixels repeated (demo: things keep their size)
 """
 import functools
-import glob
 import hashlib
 import os
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from itertools import compress
 from typing import NamedTuple
 
@@ -30,7 +25,7 @@ from cli import Arguments, check, filename, natural, torch_device
 from data import chunks, encode_captions
 from features import filters
 from features.networks import load_network
-from files import checksum, read_array, refusing, save_array, sha256
+from files import checksum, read_arrays, refusing, save_arrays, sha256
 from images import import_torchvision, read_photo, whole_transform
 from losses import Embedding
 from model import CNN, CNNS, Precomputed
@@ -40,10 +35,7 @@ FITS = ("stretch", "centre", "pad")
 SIDE = 224                            # of a network's input, pixels
 BATCH = 64                            # crops or pairs a step
 EMBEDDED = 128                        # crops that pass the tower at a time
-SHARD = 4096                          # crops a file of the cache
 
-
-# ---- extractors
 
 class Extractor(NamedTuple):
     """A network that makes features of crops."""
@@ -54,47 +46,40 @@ class Extractor(NamedTuple):
     fit: str                          # one of FITS
 
 
-def extractor_for(model: Trained, name: str | None, fit: str | None,
-                  weights: str | None) -> Extractor:
-    """The extractor of a model's training set. For a model of photos the network is taken out of
-    its image tower.
+def build_extractor(model: Trained, name: str | None, fit: str | None, weights: str | None) -> Extractor:
+    """The extractor of a model's training set. For a model of photos the network is taken out of its image tower.
 
-    name: the extractor where the training set does not record it: demo, or a network and a layer
-    such as "resnet152 pooled". Raises InputError if it is unknown or does not fit the model.
+    name: the extractor where the training set does not record it: demo, or a network and a layer such as "resnet152
+    pooled". Raises InputError if it is unknown or does not fit the model.
     """
-    tower, trained, run = model.model.image_tower, model.options, model.path
+    tower, options, run = model.model.image_tower, model.options, model.path
     if isinstance(tower.trunk, CNN):                        # a model of photos
-        check(not name, f"--extractor {name}: {run} reads photos with its own {trained.cnn_type}; "
-                        "leave the option out")
+        check(not name, f"--extractor {name}: {run} reads photos with its own {options.cnn_type}; leave the option out")
         net, tower.trunk = tower.trunk, Precomputed(tower.trunk.dim, normalise=False, average=False)
         state = (x.detach().cpu().numpy() for x in net.state_dict().values())
-        line = f"{trained.cnn_type} trunk{' cells' * net.cells} {checksum(state)}"
+        line = f"{options.cnn_type} trunk{' cells' * net.cells} {checksum(state)}"
         return Extractor(net, whole_transform(), line, SIDE, fit or "stretch")
     recorded = model.extractors.get("ims")
     line = name or recorded
-    check(line, f"{run} was trained on the features of {trained.data_name}, and no features.json "
-                "beside them said what made them; name network and layer with --extractor, such as "
-                "'resnet152 pooled', or demo")
+    check(line, f"{run} was trained on the features of {options.data_name}, and no features.json beside them said what "
+                "made them; name network and layer with --extractor, such as 'resnet152 pooled', or demo")
     cnn_type, layer, *_ = [*line.split(), None]
     if cnn_type.startswith("demo"):
-        net, transform = filters.Photos(bool(trained.n_regions)), filters.transform
+        net, transform = filters.Photos(bool(options.n_regions)), filters.transform
         made_by, side, usual = net.line, filters.SIDE, "pad"
     else:
-        check(cnn_type in CNNS, f"{run}: features by '{line}' cannot be made of new crops here; the "
-                                f"networks that can are {', '.join(CNNS)}, or demo")
+        check(cnn_type in CNNS, f"{run}: features by '{line}' cannot be made of new crops here; the networks that can "
+                                f"are {', '.join(CNNS)}, or demo")
         net, made_by = load_network(cnn_type, layer, weights)
         transform, side, usual = whole_transform(), SIDE, "stretch"
     check(recorded in (None, made_by),
-          f"{run} was trained on features by '{recorded}' and the network at hand is '{made_by}'; "
-          "give the same weights with --cnn_weights")
-    check((net.regions, net.dim) == (trained.n_regions, trained.img_dim),
+          f"{run} was trained on features by '{recorded}' and the network at hand is '{made_by}'; give the same "
+          "weights with --cnn_weights")
+    check((net.regions, net.dim) == (options.n_regions, options.img_dim),
           f"{made_by} gives {net.regions or 1} x {net.dim} numbers an image, {run} was trained on "
-          f"{trained.n_regions or 1} x {trained.img_dim}; name with --extractor what made its "
-          "training set")
+          f"{options.n_regions or 1} x {options.img_dim}; name with --extractor what made its training set")
     return Extractor(net.to(model.device).eval(), transform, made_by.split(",")[0], side, fit or usual)
 
-
-# ---- crops
 
 def cut(photo: Image.Image, box, side: int, fit: str) -> Image.Image:
     """The box (x, y, width, height) of a photo, in side x side pixels."""
@@ -115,145 +100,84 @@ def cut(photo: Image.Image, box, side: int, fit: str) -> Image.Image:
 
 
 @functools.cache
-def digest(path: str) -> str:
+def digest_photo(path: str) -> str:
     """The sha256 of a photo. Raises InputError if it cannot be read."""
-    with (refusing(f"{path} cannot be read", "check its name and its permissions", OSError),
-          open(path, "rb") as f):
+    with (refusing(f"{path} cannot be read", "check its name and its permissions", OSError), open(path, "rb") as f):
         return hashlib.file_digest(f, "sha256").hexdigest()
 
-
-def key_of(path: str, box, fit: str) -> str:
-    """The key of a crop in the cache: sha256 of the photo's digest, the box and the fit."""
-    return sha256(f"{digest(path)} {' '.join(map(str, box))} {fit}")
-
-
-class Cache:
-    """Features of the crops of one extractor, in files of up to 4,096 crops below a folder."""
-
-    def __init__(self, folder: str, extractor: str):
-        name = f"{extractor.split()[0]}_{sha256(extractor)[:12]}"
-        self.folder = os.path.join(folder, name)
-        self.place, self.read = {}, set()                # key -> (array, row); files of keys
-
-    def refresh(self) -> None:
-        """Read the files that were written since, also by another model or another process."""
-        for file in sorted(set(glob.glob(f"{glob.escape(self.folder)}/*_keys.npy")) - self.read):
-            fix = f"delete {self.folder}, it is computed again"
-            keys = read_array(file, fix)
-            array = read_array(file.removesuffix("_keys.npy") + ".npy", fix)
-            check(keys.ndim == 1 and keys.dtype.kind == "U" and len(keys) == len(array),
-                  f"{file} does not list the rows of the file beside it; {fix}")
-            self.place.update((key, (array, row)) for row, key in enumerate(keys.tolist()))
-            self.read.add(file)
-
-    def add(self, keys: list[str], features: np.ndarray) -> None:
-        """Write the features of new crops. The keys are written last, so a file without keys, from
-        a run that was stopped, is overwritten."""
-        path = os.path.join(self.folder, sha256("".join(keys))[:16])
-        save_array(f"{path}.npy", features)
-        save_array(f"{path}_keys.npy", np.array(keys))
-        self.refresh()
-
-    def rows(self, keys: list[str]) -> np.ndarray:
-        """The features of these crops, (B, ...) float32."""
-        places = (self.place[key] for key in keys)
-        return np.stack([array[row] for array, row in places]).astype(np.float32)
-
-
-# ---- models
 
 class Encoder(Trained):
     """A trained model with the extractor of its training set: crops and captions -> Embedding.
 
-    cache: the folder that keeps features of crops. Raises InputError if the model reads ready
+    cache: the folder that keeps features of crops, one .npz an extractor. Raises InputError if the model reads ready
     features of captions, or its extractor is not to be had.
     """
 
-    def __init__(self, run: str, device, cache: str, extractor: str | None = None,
-                 fit: str | None = None, weights: str | None = None, vocab: str | None = None):
+    def __init__(self, run: str, device, cache: str, extractor: str | None = None, fit: str | None = None,
+                 weights: str | None = None, vocab: str | None = None):
         super().__init__(run, device, vocab=vocab)
-        check(
-            not self.options.text_features,
-            f"{run} reads ready features of captions and knows no words; give a model of words",
-        )
-        self.extractor = extractor_for(self, extractor, fit, weights)
-        self.cache = Cache(cache, self.extractor.name)
+        check(not self.options.text_features,
+              f"{run} reads ready features of captions and knows no words; give a model of words")
+        self.extractor = build_extractor(self, extractor, fit, weights)
+        name = self.extractor.name
+        self.cache = os.path.join(cache, f"{name.split()[0]}_{sha256(name)[:12]}.npz")
 
     @property
     def facts(self) -> dict:
-        """What reports say about the model."""
+        """Facts about the model for reports."""
         return {"checkpoint": self.path, "sim": self.options.sim,
                 "extractor": self.extractor.name, "fit": self.extractor.fit}
 
-    def crops(self, wanted: list[tuple[str, tuple]]) -> Embedding:
-        """Embedding of N crops: [(path, box (x, y, width, height))] of length N -> Embedding of
-        N."""
-        keys = [key_of(*crop, self.extractor.fit) for crop in wanted]
-        self.fill(dict(zip(keys, wanted)))
-        unique, place = distinct(keys)
-        return Embedding.cat([self.images(self.cache.rows(some))
-                              for some in chunks(unique, EMBEDDED)]).rows(place.to(self.device))
+    def crops(self, crops: list[tuple[str, tuple]]) -> Embedding:
+        """Embedding of N crops [(path of a photo, box (x, y, width, height))]."""
+        unique, place = number_items(crops)
+        features = self.crop_features(unique)
+        parts = [self.images(features[k:k + EMBEDDED].astype(np.float32)) for k in range(0, len(unique), EMBEDDED)]
+        return Embedding.cat(parts).rows(place.to(self.device))
 
     @torch.no_grad()
-    def fill(self, wanted: dict[str, tuple]) -> None:
-        """Compute the features of those crops, {key: (path of the photo, box)}, that the cache
-        lacks. A thread cuts the next crops while the network works."""
+    def crop_features(self, crops: list[tuple[str, tuple]]) -> np.ndarray:
+        """Features of crops, (N, F) or (N, P, F). Those that the cache lacks are computed and stored."""
         net, transform, name, side, fit = self.extractor
-        self.cache.refresh()
+        keys = [sha256(f"{digest_photo(path)} {' '.join(map(str, box))} {fit}") for path, box in crops]
+        stored = (read_arrays(self.cache, "delete it, it is computed again") if os.path.exists(self.cache)
+                  else {"keys": np.array([], "U64")})
+        row = {key: k for k, key in enumerate(stored["keys"].tolist())}
         # sorted, so that the crops of a photo stand together and it is read once
-        work = sorted((crop, key) for key, crop in wanted.items() if key not in self.cache.place)
-        parts, photo = chunks(work, BATCH), functools.lru_cache(1)(read_photo)
-        began, busy, keys, features = time.perf_counter(), 0.0, [], []
-
-        def load(part):
-            return torch.stack([transform(cut(photo(path), box, side, fit))
-                                for (path, box), _ in part])
-        with (
-            ThreadPoolExecutor(1) as pool,
-            tqdm(total=len(work), desc=f"crops, {name.split()[0]}", disable=None, leave=False) as bar,
-        ):
-            coming = (pool.submit(load, part) for part in parts)
-            ready = next(coming, None)
-            for part in parts:
-                pixels, ready = ready.result(), next(coming, None)
-                start = time.perf_counter()
-                y = net(pixels.to(self.device)).float().cpu().numpy()      # (n, F) or (n, P, F)
-                features.append(y.astype(np.float16) if y.ndim == 3 else y)
-                busy += time.perf_counter() - start
-                keys += [key for _, key in part]
-                if len(keys) >= SHARD or part is parts[-1]:
-                    self.cache.add(keys, np.concatenate(features))
-                    keys, features = [], []
-                bar.update(len(part))
-        if work:
-            seconds = time.perf_counter() - began
-            print(f"{self.path}: features of {len(work):,} crops by {name} ({fit}) in {seconds:.1f} "
-                  f"s, {100 * (1 - busy / seconds):.0f}% of it outside the extractor; "
-                  f"{len(wanted) - len(work):,} were at hand")
+        missing = sorted((crop, key) for key, crop in dict(zip(keys, crops)).items() if key not in row)
+        photo, features = functools.lru_cache(1)(read_photo), [stored["features"]] if row else []
+        for part in tqdm(chunks(missing, BATCH), desc=f"crops, {name.split()[0]}", disable=None, leave=False):
+            pixels = torch.stack([transform(cut(photo(path), box, side, fit)) for (path, box), _ in part])
+            y = net(pixels.to(self.device)).float().cpu().numpy()          # (n, F) or (n, P, F)
+            features.append(y.astype(np.float16) if y.ndim == 3 else y)
+        if missing:
+            stored = {"keys": np.array([*stored["keys"], *(key for _, key in missing)]),
+                      "features": np.concatenate(features)}
+            save_arrays(self.cache, stored)
+            row = {key: k for k, key in enumerate(stored["keys"].tolist())}
+            print(f"{self.path}: features of {len(missing):,} crops by {name} ({fit}); "
+                  f"{len(set(keys)) - len(missing):,} were at hand")
+        return stored["features"][[row[key] for key in keys]]
 
     def captions(self, texts: list[str], any_words: bool = True) -> Embedding:
-        """Embedding of N texts. Words that are not in the vocabulary are <unk>; without any_words a
-        text of nothing else raises InputError."""
-        unique, place = distinct(texts)
+        """Embedding of N texts. Words that are not in the vocabulary are <unk>; without any_words a text of nothing
+        else raises InputError."""
+        unique, place = number_items(texts)
         return self.texts(unique, any_words=any_words).rows(place.to(self.device))
 
 
 @torch.no_grad()
-def pair_scores(similarity, images: Embedding, captions: Embedding, i,
-                c) -> np.ndarray:
-    """Similarity of image i[k] and caption c[k]: (K,) float32, computed in blocks of which the
-    diagonals are kept.
-
-    A pair that occurs again has the same score to the last bit, so equal choices are ties.
-    """
+def pair_scores(similarity, images: Embedding, captions: Embedding, i, c) -> np.ndarray:
+    """Similarity of image i[k] and caption c[k]: (K,) float32, computed in blocks of which the diagonals are kept. A
+    pair that occurs again has the same score to the last bit, so equal choices are ties."""
     pairs, where = np.unique(np.stack([i, c]), axis=1, return_inverse=True)         # (2, P), (K,)
     blocks = zip(*(x.split(BATCH) for x in torch.from_numpy(pairs).to(images.mean.device)))
     scores = [similarity(images.rows(i), captions.rows(c)).diagonal() for i, c in blocks]
     return torch.cat(scores).float().cpu().numpy()[where.ravel()]
 
 
-def distinct(items: list[str]) -> tuple[list[str], Tensor]:
-    """The different ones of N items, in their order, and the place of each item there (N,)."""
+def number_items(items: list) -> tuple[list, Tensor]:
+    """The different ones of N items, in their order, and the place of each item among them (N,)."""
     place = {}
     rows = [place.setdefault(item, len(place)) for item in items]
     return list(place), torch.tensor(rows)
@@ -267,10 +191,8 @@ def run_arguments(p: Arguments) -> None:
     add = p.add_argument
     add("--manifest", type=filename, default="runs/vg/manifest.json",
         help="manifest that python -m vg_experiments.prepare wrote")
-    add("--vg", type=filename, help="folder of the photos (default: the folder that the "
-        "manifest was made from)")
-    add("--output", type=filename, default="runs/vg", metavar="FOLDER",
-        help="folder to write figures and numbers to")
+    add("--vg", type=filename, help="folder of the photos (default: the folder that the manifest was made from)")
+    add("--output", type=filename, default="runs/vg", metavar="FOLDER", help="folder to write figures and numbers to")
     add("--seed", type=natural, default=0, help="random seed of the control")
 
 
@@ -279,31 +201,26 @@ def model_arguments(p: Arguments) -> None:
     add = p.add_argument
     add("--checkpoint", type=filename, required=True, nargs="+", metavar="RUN",
         help="run folders or checkpoint files of the models")
-    add("--cache", type=filename, default="runs/vg/cache", help="folder to keep the "
-        "features of crops in")
-    add("--extractor", help="what made the training features, if no features.json "
-        "beside them says so: demo, or a network and a layer, such as 'resnet152 "
-        "pooled'")
+    add("--cache", type=filename, default="runs/vg/cache", help="folder to keep the features of crops in")
+    add("--extractor", help="what made the training features, if no features.json beside them says so: demo, or a "
+        "network and a layer, such as 'resnet152 pooled'")
     add("--cnn_weights", type=filename, metavar="FILE",
         help="weights of that network (default: those in torch's cache)")
     add("--vocab", type=filename, metavar="FILE.json",
         help="vocabulary of a checkpoint of the original VSE++ or VSRN")
-    add("--fit", choices=FITS, help="how to fit a crop to the input of the network: "
-        "stretch (the whole crop, resized), centre (as VSE++) or pad (default: "
-        "stretch; demo: pad)")
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto",
-        help="auto takes CUDA if there is a GPU")
+    add("--fit", choices=FITS, help="how to fit a crop to the input of the network: stretch (the whole crop, resized), "
+        "centre (as VSE++) or pad (default: stretch; demo: pad)")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto takes CUDA if there is a GPU")
 
 
 def build_encoders(opt) -> dict[str, Encoder]:
-    """The Encoders of --checkpoint, by the names of their run folders, or by their paths where two
-    folders have one name."""
+    """The Encoders of --checkpoint, by the names of their run folders, or by their paths where two folders have one
+    name."""
     device = torch_device(opt.device)
     folders = (run if os.path.isdir(run) else os.path.dirname(run) for run in opt.checkpoint)
     names = [os.path.basename(os.path.normpath(folder)) for folder in folders]
     return {name: Encoder(run, device, opt.cache, opt.extractor, opt.fit, opt.cnn_weights, opt.vocab)
-            for name, run in zip(names if len(set(names)) == len(names) else opt.checkpoint,
-                                 opt.checkpoint)}
+            for name, run in zip(names if len(set(names)) == len(names) else opt.checkpoint, opt.checkpoint)}
 
 
 def photo_path(manifest: dict, image: int) -> str:
@@ -317,7 +234,7 @@ def whole_box(manifest: dict, image: int) -> tuple:
     return 0, 0, size["width"], size["height"]
 
 
-def known_only(models: dict[str, Encoder], items: list, texts: Callable) -> list:
+def filter_known(models: dict[str, Encoder], items: list, texts: Callable) -> list:
     """Those of the items of which every model knows a word of each of texts(item)."""
     words = {text: tokenize(text) for item in items for text in texts(item)}
     unknown = set()
@@ -326,23 +243,21 @@ def known_only(models: dict[str, Encoder], items: list, texts: Callable) -> list
     return [item for item in items if unknown.isdisjoint(texts(item))]
 
 
-def usable_triplets(manifest: dict,
-                    models: dict[str, Encoder]) -> tuple[dict[str, list[dict]], int]:
-    """The triplets {threshold: [triplet]} of the images that can be used, and the number of images
-    left out.
+def usable_triplets(manifest: dict, models: dict[str, Encoder]) -> tuple[dict[str, list[dict]], int]:
+    """The triplets {threshold: [triplet]} of the images that can be used, and the number of images left out.
 
-    An image is used if, at every threshold, every model knows a word of captions A and B. Raises
-    InputError if none is left.
+    An image is used if, at every threshold, every model knows a word of captions A and B. Raises InputError if none is
+    left.
     """
     images = list(zip(*manifest["triplets"].values()))      # the triplets of an image at all thresholds
-    kept = known_only(models, images, lambda own: [t[f"caption_{x}"] for t in own for x in "ab"])
-    check(kept, f"no triplet is left: {', '.join(models)} know no word of the captions; give models "
-                "of the manifest's language")
-    return dict(zip(manifest["triplets"], map(list, zip(*kept)))), len(images) - len(kept)
+    usable = filter_known(models, images, lambda own: [t[f"caption_{x}"] for t in own for x in "ab"])
+    check(usable, f"no triplet is left: {', '.join(models)} know no word of the captions; give models of the "
+                  "manifest's language")
+    return dict(zip(manifest["triplets"], map(list, zip(*usable)))), len(images) - len(usable)
 
 
-def ends_of(manifest: dict, triplets_at: dict[str, list[dict]]) -> tuple[list[tuple], list[str]]:
+def ends_of_triplets(manifest: dict, triplets_at: dict[str, list[dict]]) -> tuple[list[tuple], list[str]]:
     """Crops (path, box) and captions of n triplets, all A and then all C, 2 n of each."""
-    both = [(which, t) for which in "ac" for items in triplets_at.values() for t in items]
-    boxes = [(photo_path(manifest, t["image"]), tuple(t[which])) for which, t in both]
-    return boxes, [t[f"caption_{which}"] for which, t in both]
+    ends = [(letter, t) for letter in "ac" for items in triplets_at.values() for t in items]
+    boxes = [(photo_path(manifest, t["image"]), tuple(t[letter])) for letter, t in ends]
+    return boxes, [t[f"caption_{letter}"] for letter, t in ends]

@@ -1,19 +1,15 @@
-"""Choosing one of two: `ucmr` Table 4 on triplets of crops, and `pmrl` 3.4 on whole images and
-their crops, for several models.
+"""Choosing one of two: `ucmr` Table 4 on triplets of crops, and `pmrl` 3.4 on whole images and their crops.
 
     python -m vg_experiments.selection --checkpoint RUN [RUN ...] --manifest runs/vg/manifest.json
 
-Table 4: the query is crop A or C and the choice is between captions A and C, or the other way
-round. The right choice has the letter of the query; a tie is wrong. `pmrl` 3.4: the query is the
-description of a crop or of the whole image (the descriptions of its crops joined) and the choice is
-between the crop and the image, or the other way round.
+Table 4: the query is crop A or C and the choice is between captions A and C, or the other way round. The right choice
+has the letter of the query; a tie is wrong. `pmrl` 3.4: the query is the description of a crop or of the whole image
+(the descriptions of its crops joined) and the choice is between the crop and the image, or the other way round.
 
-A model that always takes the shorter caption, or the smaller crop, gets 100 and 0 percent. So look
-at the mean of the two queries of a direction, which is 50 by chance and does not reward such a
-habit. Intervals and differences from the first model (95%, p) come from a paired bootstrap over
-images. Each Gaussian model is followed by its means alone (their cosine) and, as a control, by the
-model with its variances dealt to other items at random.
-"""
+A model that always takes the shorter caption, or the smaller crop, gets 100 and 0 percent. So look at the mean of the
+two queries of a direction, which is 50 by chance and does not reward such a habit. Intervals and differences from the
+first model (95%, p) come from a paired bootstrap over images. Each Gaussian model is followed by its means alone
+(their cosine) and, as a control, by the model with its variances dealt to other items at random. """
 if __name__ == "__main__":
     import cli
     cli.start()
@@ -29,12 +25,11 @@ from evaluation.protocols import deal_variances
 from files import output, save_json
 from losses import Embedding, cosine
 from metrics import paired_bootstrap
-from paper_tables import pmrl_section34, ucmr_table4
 from vg_experiments.encoding import (
     Encoder,
     build_encoders,
-    ends_of,
-    known_only,
+    ends_of_triplets,
+    filter_known,
     pair_scores,
     photo_path,
     run_arguments,
@@ -49,17 +44,14 @@ COLUMNS = {"table4": ("crop A", "crop C", "caption A", "caption C", "images to t
                          "images to text")}
 TITLES = {"table4": "triplets (`ucmr` Table 4), mean over the thresholds",
           "section34": "images and crops (`pmrl` 3.4)"}
-PAPERS = {"table4": ucmr_table4.TABLE, "section34": pmrl_section34.TABLE}           # in percent
+PUBLISHED = {"table4": {"ucmr: VSE++": (59.7, 66.0, 74.8, 54.0), "ucmr: VSE++ ours": (58.6, 69.5, 71.7, 58.9)},
+             "section34": {"pmrl: GCIE-best": (61, 77, 82, 53), "pmrl: VSE++": (58, 69, 97, 13)}}       # in percent
 
 
-def correct_choices(similarity, images: Embedding, captions: Embedding,
-                    small: np.ndarray, large: np.ndarray, short: np.ndarray,
-                    long: np.ndarray) -> np.ndarray:
-    """(4, K) bool: whether a similarity chooses right on item k.
-
-    The four queries are image small, image large, caption short, caption long. The arguments (K,)
-    are rows of images and of captions.
-    """
+def correct_choices(similarity, images: Embedding, captions: Embedding, small: np.ndarray, large: np.ndarray,
+                    short: np.ndarray, long: np.ndarray) -> np.ndarray:
+    """(4, K) bool: whether a similarity chooses right on item k, by the queries image small, image large, caption short
+    and caption long. The arguments (K,) are rows of images and of captions."""
     # at once, so that equal pairs tie
     scores = pair_scores(similarity, images, captions, np.concatenate([small, small, large, large]),
                          np.concatenate([short, long, short, long]))
@@ -67,103 +59,76 @@ def correct_choices(similarity, images: Embedding, captions: Embedding,
     return np.stack([ss > sl, ll > ls, ss > ls, ll > sl])
 
 
-def variants(similarity, images: Embedding, captions: Embedding,
-             seed: int) -> dict[str, tuple]:
-    """A model's similarity and, if it is of Gaussians, its controls: {suffix of the row:
-    (similarity, images, captions)}."""
-    rows = {"": (similarity, images, captions)}
+def judge_choices(model: Encoder, boxes: list, texts: list[str], seed: int, rows: tuple) -> dict[str, np.ndarray]:
+    """{variant: (4, K) bool} for K items, by a model and, if it is Gaussian, its controls. rows: (small, large, short,
+    long), each (K,), rows of boxes and of texts."""
+    images, captions, similarity = model.crops(boxes), model.captions(texts), model.similarity
+    box, text = first_rows(boxes), first_rows(texts)
+    variants = {"": (similarity, images, captions)}
     if images.log_var is not None or captions.log_var is not None:
-        rows[" means only"] = (cosine, Embedding(images.mean), Embedding(captions.mean))
-        rows[" variances dealt"] = (similarity, *deal_variances(images, captions, seed))
-    return rows
+        variants[" means only"] = cosine, Embedding(images.mean), Embedding(captions.mean)
+        variants[" variances dealt"] = similarity, *deal_variances(images, captions, seed)
+    return {name: correct_choices(*variant, box[rows[0]], box[rows[1]], text[rows[2]], text[rows[3]])
+            for name, variant in variants.items()}
 
 
-def firsts(items: list) -> np.ndarray:
+def first_rows(items: list) -> np.ndarray:
     """(N,): the position where each item occurs first."""
     place = {}
     return np.array([place.setdefault(item, k) for k, item in enumerate(items)])
 
 
-def judge(model: Encoder, boxes: list, texts: list[str], seed: int,
-          rows: tuple) -> dict[str, np.ndarray]:
-    """{variant: (4, K) bool} for K items. rows: (small, large, short, long), each (K,), rows of
-    boxes and of texts."""
-    box, text = firsts(boxes), firsts(texts)
-    rows = box[rows[0]], box[rows[1]], text[rows[2]], text[rows[3]]
-    sides = model.crops(boxes), model.captions(texts)
-    return {name: correct_choices(*judged, *rows)
-            for name, judged in variants(model.similarity, *sides, seed).items()}
-
-
 def table4(model: Encoder, manifest: dict, triplets_at: dict[str, list[dict]], seed: int) -> dict:
-    """{variant: (thresholds, 4, images) bool}; the queries are crop A, crop C, caption A, caption
-    C."""
-    boxes, texts = ends_of(manifest, triplets_at)
+    """{variant: (thresholds, 4, images) bool}; the queries are crop A, crop C, caption A, caption C."""
+    boxes, texts = ends_of_triplets(manifest, triplets_at)
     a, c = np.arange(len(texts)).reshape(2, -1)
-    hits = judge(model, boxes, texts, seed, (a, c, a, c))
+    hits = judge_choices(model, boxes, texts, seed, (a, c, a, c))
     return {name: np.stack(np.split(values, len(triplets_at), 1)) for name, values in hits.items()}
 
 
 def section34(model: Encoder, manifest: dict, wholes: list[dict], seed: int) -> dict:
-    """{variant: (crops, 4, images) bool}; the queries are crop description, image description,
-    crop, image."""
+    """{variant: (crops, 4, images) bool}; the queries are crop description, image description, crop, image."""
     n, m = len(wholes), manifest["crops"]
     parts = [(w, j) for j in range(m) for w in wholes]
     boxes = [(photo_path(manifest, w["image"]), tuple(w["crops"][j])) for w, j in parts]
     boxes += [(photo_path(manifest, w["image"]), whole_box(manifest, w["image"])) for w in wholes]
     texts = [w["captions"][j] for w, j in parts] + [w["description"] for w in wholes]
     crop, image = np.arange(m * n), m * n + np.tile(np.arange(n), m)
-    hits = judge(model, boxes, texts, seed, (crop, image, crop, image))
+    hits = judge_choices(model, boxes, texts, seed, (crop, image, crop, image))
     return {name: np.stack(np.split(values[[2, 3, 0, 1]], m, 1)) for name, values in hits.items()}
 
 
-def table(kind: str, hits: dict[str, np.ndarray]) -> dict:
-    """{row: {query: result of `paired_bootstrap` beside the first row}}, in percent. hits: {row:
-    (G, 4, N) bool}.
-
-    An image is resampled with all G of its items.
-    """
+def summarise(kind: str, hits: dict[str, np.ndarray]) -> dict:
+    """{row: {query: result of `paired_bootstrap` beside the first row}}, in percent. hits: {row: (G, 4, N) bool}; an
+    image is resampled with all G of its items."""
     def totals(values):
-        each = 100.0 * values.sum(0)                                                # (4, N)
-        columns = [*each, each[:2].mean(0), each[2:].mean(0)]
+        sums = 100.0 * values.sum(0)                                                # (4, N)
         counts = np.full(values.shape[2], float(len(values)))
-        return {name: (total, counts) for name, total in zip(COLUMNS[kind], columns)}
-    first = totals(next(iter(hits.values())))
-    result = {}
+        return {name: (total, counts) for name, total in zip(
+            COLUMNS[kind], [*sums, sums[:2].mean(0), sums[2:].mean(0)])}
+    first, result = totals(next(iter(hits.values()))), {}
     for row, values in hits.items():
         this = totals(values)
         nothing = {k: (np.zeros_like(total), n) for k, (total, n) in this.items()}
-        alone, both = (paired_bootstrap(other, this, {}, samples=2000) for other in (nothing, first))
+        alone, beside = (paired_bootstrap(other, this, {}, samples=2000) for other in (nothing, first))
         result[row] = {
             k: {"percent": alone[k]["b"], "low": alone[k]["low"], "high": alone[k]["high"],
-                "difference": {x: both[k][x] for x in ("difference", "low", "high", "p")}}
-            for k in this
-        }
+                "difference": {x: beside[k][x] for x in ("difference", "low", "high", "p")}} for k in this}
     return result
 
 
-def printed(kind: str, title: str, rows: dict) -> str:
-    """The table: one row per model, below it its differences from the first model, and the rows of
-    the papers at the end."""
+def render_table(kind: str, title: str, rows: dict) -> str:
+    """The table: one row per model, below it its differences from the first model, and the rows of the papers."""
     lines = []
     for row, entries in rows.items():
-        lines.append((row, [f"{e['percent']:.1f} [{e['low']:.1f}, {e['high']:.1f}]"
-                            for e in entries.values()]))
+        lines.append((row, [f"{e['percent']:.1f} [{e['low']:.1f}, {e['high']:.1f}]" for e in entries.values()]))
         if len(lines) > 1:
-            lines.append(("  less the first", [
-                f"{e['difference']['difference']:+.1f} (p {e['difference']['p']:.3f})"
-                for e in entries.values()]))
-    for row in PAPERS[kind].rows:
-        means = [sum(row.published[:2]) / 2, sum(row.published[2:]) / 2]
-        lines.append((f"{PAPERS[kind].title.split()[0]}: {row.label}",
-                      [f"{value:.1f}" for value in (*row.published, *means)]))
+            lines.append(("  less the first", [f"{e['difference']['difference']:+.1f} (p {e['difference']['p']:.3f})"
+                                               for e in entries.values()]))
+    for row, numbers in PUBLISHED[kind].items():
+        means = [sum(numbers[:2]) / 2, sum(numbers[2:]) / 2]
+        lines.append((row, [f"{value:.1f}" for value in (*numbers, *means)]))
     return report.text((title, [("", COLUMNS[kind])], lines))
-
-
-def main(argv=None) -> None:
-    p = Arguments("Test how often models choose the right one of two crops or of two captions.")
-    run_arguments(p)
-    cli.run(p.prog, select, p.parse_args(argv))
 
 
 def select(opt) -> None:
@@ -171,29 +136,34 @@ def select(opt) -> None:
     path = output(os.path.join(opt.output, "selection.json"))
     manifest, models = read_manifest(opt.manifest, opt.vg), build_encoders(opt)
     triplets_at, without = usable_triplets(manifest, models)
-    wholes = known_only(models, manifest["wholes"], lambda w: (*w["captions"], w["description"]))
+    wholes = filter_known(models, manifest["wholes"], lambda w: (*w["captions"], w["description"]))
     hits = {"table4": {}, "section34": {}}
     for name, model in models.items():
-        both = (table4(model, manifest, triplets_at, opt.seed),
-                section34(model, manifest, wholes, opt.seed) if wholes else {})
-        for rows, judged in zip(hits.values(), both):
-            rows.update({name + variant: values for variant, values in judged.items()})
-    tables = {kind: table(kind, rows) for kind, rows in hits.items() if rows}
-    each = {percent: {row: dict(zip(COLUMNS["table4"], (100 * values[g].mean(1)).tolist()))
-                      for row, values in hits["table4"].items()}
-            for g, percent in enumerate(triplets_at)}
+        results = (table4(model, manifest, triplets_at, opt.seed),
+                   section34(model, manifest, wholes, opt.seed) if wholes else {})
+        for rows, result in zip(hits.values(), results):
+            rows.update({name + variant: values for variant, values in result.items()})
+    tables = {kind: summarise(kind, rows) for kind, rows in hits.items() if rows}
+    by_threshold = {percent: {row: dict(zip(COLUMNS["table4"], (100 * values[g].mean(1)).tolist()))
+                              for row, values in hits["table4"].items()} for g, percent in enumerate(triplets_at)}
     images = {"table4": len(next(iter(triplets_at.values()))), "section34": len(wholes)}
     unknown = {"table4": without, "section34": len(manifest["wholes"]) - len(wholes)}
     for kind, rows in tables.items():
-        title = (f"{TITLES[kind]}: {images[kind]:,} images; {unknown[kind]} without a word that all "
-                 "models know left out")
-        print(f"\n{printed(kind, title, rows)}")
-    print("\nevery model is one run: intervals and p cover the choice of images for its very "
-          "weights, and two seeds of one method differ as much")
+        title = (f"{TITLES[kind]}: {images[kind]:,} images; {unknown[kind]} without a word that all models know left "
+                 "out")
+        print(f"\n{render_table(kind, title, rows)}")
+    print("\nevery model is one run: intervals and p cover the choice of images for its very weights, and two seeds of "
+          "one method differ as much")
     save_json({"manifest": opt.manifest, "seed": opt.seed, "images": images, "unknown": unknown,
                "models": {name: model.facts for name, model in models.items()},
-               **tables, "table4_by_threshold": each}, path)
+               **tables, "table4_by_threshold": by_threshold}, path)
     print(f"\nnumbers, also by threshold, in {path}")
+
+
+def main(argv=None) -> None:
+    p = Arguments("Test how often models choose the right one of two crops or of two captions.")
+    run_arguments(p)
+    cli.run(p.prog, select, p.parse_args(argv))
 
 
 if __name__ == "__main__":

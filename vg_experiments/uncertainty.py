@@ -1,17 +1,15 @@
-"""What the uncertainty knows about ambiguity: `ucmr` Fig. 2 on the triplets of a manifest, with a
-test of its direction.
+"""What the uncertainty knows about ambiguity: `ucmr` Fig. 2 on the triplets of a manifest, with a test of its
+direction.
 
     python -m vg_experiments.uncertainty --checkpoint RUN [RUN ...] --manifest runs/vg/manifest.json
 
-For every threshold: the mean of log det Sigma (nats) of crops A and C and of captions A and C with
-95% intervals, and the mean of the paired differences C - A with its interval and the p of a paired
-t-test. `ucmr` finds image C above image A (two things are more ambiguous than one) and caption C
-below caption A (it says more). This command tests whether that holds. The control deals the same
-uncertainties to other items at random; the difference that then remains is chance. Of captions a
-second control, D, joins caption A with the caption B of another image: what D is surer than A, it is
-by how much is said, and not by what goes together. Spearman's rho with two trivial quantities is
-reported too: the area of a crop and the number of words of a caption.
-"""
+For every threshold: the mean of log det Sigma (nats) of crops A and C and of captions A and C with 95% intervals, and
+the mean of the paired differences C - A with its interval and the p of a paired t-test. `ucmr` finds image C above
+image A (two things are more ambiguous than one) and caption C below caption A (it says more). This command tests
+whether that holds. The control deals the same uncertainties to other items at random; the difference that then
+remains is chance. Of captions a second control, D, joins caption A with the caption B of another image: what D is
+surer than A, it is by how much is said, and not by what goes together. Spearman's rho with two trivial quantities is
+reported too: the area of a crop and the number of words of a caption. """
 if __name__ == "__main__":
     import cli
     cli.start()
@@ -28,81 +26,71 @@ from evaluation.pictures import drawing, picture_file
 from files import output, save_json
 from losses import uncertainty
 from metrics import spearman
-from vg_experiments.encoding import build_encoders, ends_of, run_arguments, usable_triplets, whole_box
+from vg_experiments.encoding import build_encoders, ends_of_triplets, run_arguments, usable_triplets, whole_box
 from vg_experiments.prepare import join_phrases, read_manifest
 from vocab import tokenize
 
 SIGNS = {"images": 1, "captions": -1}            # of C - A, as `ucmr` 4.6 finds it
 SIGNIFICANT = 0.05                               # p below which a direction counts
+VERDICTS = {"holds": "as in the paper", "opposite": "AGAINST the paper", "open": "no difference found"}
 
 
 def interval(values: np.ndarray) -> dict:
     """Mean and its 95% interval (Student's t)."""
     mean, n = float(np.mean(values)), len(values)
-    half = (float(stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / np.sqrt(n)) if n > 1
-            else float("nan"))
+    half = (float(stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / np.sqrt(n)) if n > 1 else float("nan"))
     return {"mean": mean, "low": mean - half, "high": mean + half}
 
 
-def paired(a: np.ndarray, c: np.ndarray, sign: int) -> dict:
-    """The differences C - A of n pairs (n,).
+def paired_test(a: np.ndarray, c: np.ndarray, sign: int) -> dict:
+    """Test the differences C - A of n pairs (n,).
 
-    Returns the mean with its interval, p of the two-sided paired t-test, the share of pairs in the
-    direction `sign` in percent, and the verdict: "holds", "opposite" or "open".
+    Returns the mean with its interval, p of the two-sided paired t-test, the share of pairs in the direction `sign` in
+    percent, and the verdict: "holds", "opposite" or "open".
     """
     difference = c - a                                                              # (n,)
     varied = len(a) > 1 and np.ptp(difference) > 1e-9 * np.abs(difference).max()
     p = float(stats.ttest_1samp(difference, 0).pvalue) if varied else float(not difference.any())
     verdict = "open" if p >= SIGNIFICANT else "holds" if sign * difference.mean() > 0 else "opposite"
-    return {**interval(difference), "p": p, "share": float(100 * np.mean(sign * difference > 0)),
-            "verdict": verdict}
+    return {**interval(difference), "p": p, "share": float(100 * np.mean(sign * difference > 0)), "verdict": verdict}
 
 
 def compare(a: np.ndarray, c: np.ndarray, d: np.ndarray, sign: int, rng) -> dict:
-    """What Fig. 2 shows at one threshold, from the uncertainties (n,) of items A and C, and of D (n
-    or none): their means, differences and the controls."""
+    """Means, differences and controls at one threshold, from the uncertainties (n,) of items A and C, and of D (n or
+    none)."""
     dealt = rng.permutation(np.concatenate([a, c]))
-    of_d = {"d": interval(d), "other": paired(a, d, sign)} if len(d) else {}
-    return {"a": interval(a), "c": interval(c), "difference": paired(a, c, sign),
-            "control": paired(dealt[:len(a)], dealt[len(a):], sign), **of_d}
+    of_d = {"d": interval(d), "other": paired_test(a, d, sign)} if len(d) else {}
+    return {"a": interval(a), "c": interval(c), "difference": paired_test(a, c, sign),
+            "control": paired_test(dealt[:len(a)], dealt[len(a):], sign), **of_d}
 
 
 def measure(model, manifest: dict, triplets_at: dict[str, list[dict]], seed: int = 0) -> dict:
-    """{"images" | "captions": {percent: result of `compare`}, "rho_area", "rho_words"} of one
-    model.
-
-    A side without variances is left out. Raises InputError for a point model and for one trained
-    with --vae.
-    """
+    """{"images" | "captions": {percent: result of `compare`}, "rho_area", "rho_words"} of one model, of its sides with
+    variances. Raises InputError for a point model and for one trained with --vae."""
     check(not model.options.vae,
-          f"{model.path} samples points from its Gaussians in training (--vae) and compares "
-          "points, whose uncertainty no score uses; train a model of Gaussians, such as --sim "
-          "wasserstein, or give this one to vg_experiments.selection")
+          f"{model.path} samples points from its Gaussians in training (--vae) and compares points, whose uncertainty "
+          "no score uses; train a model of Gaussians, such as --sim wasserstein, or give this one to "
+          "vg_experiments.selection")
     result, rng = {}, np.random.default_rng(seed)
-    boxes, texts = ends_of(manifest, triplets_at)
+    boxes, texts = ends_of_triplets(manifest, triplets_at)
     n, bounds = len(texts) // 2, np.cumsum([0, *map(len, triplets_at.values())])
 
     def add(side: str, embedding, rho: str, trivial: list) -> None:
         # all A, then all C, then, of captions of several images, all D
         values = uncertainty(embedding).double().cpu().numpy()                      # (2 n or 3 n,)
-        result[side] = {
-            percent: compare(*(values[k * n + low:k * n + high] for k in range(3)), SIGNS[side], rng)
-            for percent, low, high in zip(triplets_at, bounds, bounds[1:])
-        }
+        result[side] = {percent: compare(*(values[k * n + low:k * n + high] for k in range(3)), SIGNS[side], rng)
+                        for percent, low, high in zip(triplets_at, bounds, bounds[1:])}
         result[rho] = spearman(values[:2 * n], np.array(trivial))
     if model.model.image_tower.gaussian:
         images = [t["image"] for items in triplets_at.values() for t in items] * 2
-        areas = [w * h / np.prod(whole_box(manifest, image)[2:])
-                 for (_, (_, _, w, h)), image in zip(boxes, images)]
+        areas = [w * h / np.prod(whole_box(manifest, image)[2:]) for (_, (_, _, w, h)), image in zip(boxes, images)]
         add("images", model.crops(boxes), "rho_area", areas)
     if model.model.text_tower.gaussian:
         others = [join_phrases([t["caption_a"], other["caption_b"]])
                   for items in triplets_at.values() for t, other in zip(items, items[1:] + items[:1])]
         add("captions", model.captions(texts + others), "rho_words", [len(tokenize(x)) for x in texts])
-    check(result,
-          f"{model.path} is a point model (--sim {model.options.sim}) and has no uncertainty; "
-          "train one with a Gaussian head, such as --sim wasserstein, or give this one to "
-          "vg_experiments.selection")
+    check(result, f"{model.path} is a point model (--sim {model.options.sim}) and has no uncertainty; train one with a "
+                  "Gaussian head, such as --sim wasserstein, or give this one to vg_experiments.selection")
     return result
 
 
@@ -110,8 +98,8 @@ def draw(reports: dict[str, dict], path: str) -> None:
     """Fig. 2a (images) and 2b (captions), one row per model."""
     with drawing(path, len(reports), 2, (9, 3.4 * len(reports)), tight=True) as (_, axes):
         for row, (name, sides) in zip(axes, reports.items()):
-            for axis, side, what in zip(row, SIGNS, ("crops", "captions")):
-                axis.set_title(f"{name}: {what}", fontsize=10)
+            for axis, side, items in zip(row, SIGNS, ("crops", "captions")):
+                axis.set_title(f"{name}: {items}", fontsize=10)
                 draw_side(axis, side, sides.get(side))
 
 
@@ -121,26 +109,21 @@ def draw_side(axis, side: str, entries: dict | None) -> None:
         axis.text(0.5, 0.5, "points: no uncertainty", ha="center", transform=axis.transAxes)
         return
     percents, means = [float(percent) for percent in entries], {}
-    for which, label, colour in (("a", f"{side[:-1]} A", "tab:blue"), ("c", f"{side[:-1]} C", "tab:red"),
-                                 ("d", "A and another photo's B", "tab:gray")):
-        if which in next(iter(entries.values())):
-            mean, low, high = (np.array([entry[which][key] for entry in entries.values()])
+    for letter, label, colour in (("a", f"{side[:-1]} A", "tab:blue"), ("c", f"{side[:-1]} C", "tab:red"),
+                                  ("d", "A and another photo's B", "tab:gray")):
+        if letter in next(iter(entries.values())):
+            mean, low, high = (np.array([entry[letter][key] for entry in entries.values()])
                                for key in ("mean", "low", "high"))
-            axis.errorbar(percents, mean, [mean - low, high - mean], color=colour, marker="o",
-                          capsize=3, label=label)
-            means[which] = mean
+            axis.errorbar(percents, mean, [mean - low, high - mean], color=colour, marker="o", capsize=3, label=label)
+            means[letter] = mean
     pooled = (means["a"] + means["c"]) / 2
     half = np.array([entry["control"]["mean"] / 2 for entry in entries.values()])
     for sign, colour in ((-1, "tab:blue"), (1, "tab:red")):
         axis.plot(percents, pooled + sign * half, ":", color=colour, linewidth=1)
-    axis.set(xlabel="area threshold, percent of the image", ylabel="log det Sigma, nats",
-             xticks=percents)
+    axis.set(xlabel="area threshold, percent of the image", ylabel="log det Sigma, nats", xticks=percents)
     axis.grid(alpha=0.3)
     axis.margins(y=0.4)                              # room for the legend
     axis.legend(fontsize=8, title="dotted: dealt at random", title_fontsize=7)
-
-
-WORDS = {"holds": "as in the paper", "opposite": "AGAINST the paper", "open": "no difference found"}
 
 
 def with_interval(entry: dict, sign: str = "") -> str:
@@ -149,25 +132,17 @@ def with_interval(entry: dict, sign: str = "") -> str:
     return f"{mean} [{low}, {high}]"
 
 
-def table(name: str, sides: dict) -> tuple:
+def tabulate(name: str, sides: dict) -> tuple:
     """The table of one model (`evaluation.report`), a row for each side and threshold."""
     rows = []
     for side in SIGNS:
         for percent, e in sides.get(side, {}).items():
             d, control = e["difference"], e["control"]
             rows.append((f"{side}, {percent}%", [
-                with_interval(e["a"]), with_interval(e["c"]), with_interval(d, "+"),
-                f"{max(d['p'], 1e-99):.0e}", f"{d['share']:.0f}%", WORDS[d["verdict"]],
-                f"{control['mean']:+.2f} (p {control['p']:.2f})",
+                with_interval(e["a"]), with_interval(e["c"]), with_interval(d, "+"), f"{max(d['p'], 1e-99):.0e}",
+                f"{d['share']:.0f}%", VERDICTS[d["verdict"]], f"{control['mean']:+.2f} (p {control['p']:.2f})",
                 with_interval(e["other"], "+") if "other" in e else "-"]))
     return name, [("", ["A", "C", "C - A", "p", "pairs", "verdict", "control", "D - A"])], rows
-
-
-def main(argv=None) -> None:
-    p = Arguments("Measure the uncertainty of crops and captions by area threshold, and test the "
-                  "paper's direction.")
-    run_arguments(p)
-    cli.run(p.prog, measure_all, p.parse_args(argv))
 
 
 def measure_all(opt) -> None:
@@ -177,20 +152,23 @@ def measure_all(opt) -> None:
     manifest, models = read_manifest(opt.manifest, opt.vg), build_encoders(opt)
     triplets_at, without = usable_triplets(manifest, models)
     n = len(next(iter(triplets_at.values())))
-    reports = {name: measure(model, manifest, triplets_at, opt.seed)
-               for name, model in models.items()}
-    print(f"{n:,} triplets at each threshold; {without} images without a word that all models know "
-          "left out")
+    reports = {name: measure(model, manifest, triplets_at, opt.seed) for name, model in models.items()}
+    print(f"{n:,} triplets at each threshold; {without} images without a word that all models know left out")
     for name, sides in reports.items():
-        print(f"\n{report.text(table(name, sides))}")
-        for rho, what in (("rho_area", "the area of a crop"), ("rho_words", "the words of a caption")):
+        print(f"\n{report.text(tabulate(name, sides))}")
+        for rho, quantity in (("rho_area", "the area of a crop"), ("rho_words", "the words of a caption")):
             if rho in sides:
-                print(f"rho with {what} {sides[rho]:+.2f}")
+                print(f"rho with {quantity} {sides[rho]:+.2f}")
     save_json({"manifest": opt.manifest, "triplets": n, "unknown": without, "seed": opt.seed,
-               "models": {name: {**models[name].facts, **sides} for name, sides in reports.items()}},
-              numbers)
+               "models": {name: {**models[name].facts, **sides} for name, sides in reports.items()}}, numbers)
     draw(reports, picture)
     print(f"figure in {picture}, numbers in {numbers}")
+
+
+def main(argv=None) -> None:
+    p = Arguments("Measure the uncertainty of crops and captions by area threshold, and test the paper's direction.")
+    run_arguments(p)
+    cli.run(p.prog, measure_all, p.parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,543 @@
+"""Run the rows of a paper's table, and print ours beside the published numbers.
+
+A row's commands stand in the table's script as a person types them, in the papers' setting. Here they get the data
+path, the seed, the folder of the run, the files that come before them, and for --demo and --f8k other data and smaller
+sizes. A run's folder is named after its options, so tables share runs, and a table that was stopped goes on where it
+was. The name does not depend on --data_path: other data need another --runs folder.
+"""
+import argparse
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import textwrap
+from dataclasses import dataclass
+from statistics import mean, stdev
+from typing import NamedTuple
+
+import cli
+from cli import Arguments, InputError, check, filename, up_to
+from evaluation.report import FORMATS, NAMES, SIDES, render
+from files import SOURCES, read_json, sha256
+from methods import METHODS, REGIONS
+
+# ---- what a table is
+
+
+class Columns(NamedTuple):
+    """Columns that are printed as one table: ((heading, ((name of the column, path of its value in the results), ...)),
+    ...)."""
+    title: str
+    groups: tuple
+    run: int = 0                      # which of a row's runs they show
+
+    @property
+    def paths(self) -> list[str]:
+        return [path for _, names in self.groups for _, path in names]
+
+
+class Row(NamedTuple):
+    """One line of a paper's table.
+
+    A run is the commands of one model: trainings, then one that judges. RUN stands for the folder of the training
+    before, {data}/{folder} for that of the data set. A row without runs shows its published numbers only.
+    """
+    label: str
+    published: tuple                  # one number for each column of the table, None where the paper has none
+    runs: tuple[tuple[str, ...], ...] = ()
+
+
+class Table(NamedTuple):
+    """A table of a paper. `title` names paper and table; the docstring of its script says what data it needs."""
+    title: str
+    columns: tuple[Columns, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+    seeds: int = 1
+    f8k: bool = False                 # whether Flickr8k's features can serve it
+
+
+def recalls(protocol: str = "folds5", title: str = "", run: int = 0, rsum: bool = False, ks=(1, 5, 10),
+            before: tuple[str, str] | None = None) -> Columns:
+    """Columns of R@K in both directions, from a protocol of results.json.
+
+    run: which of a row's runs they show. rsum: add the sum of recalls. before: a protocol and a measure in it, such as
+    ("pmrp", "pmrp"), which gets a column before the recalls of each direction.
+    """
+    cells = [*([before] if before else []), *((protocol, f"r{k}") for k in ks)]
+    groups = [(SIDES[side], tuple((NAMES[key], f"protocols/{name}/{side}/{key}") for name, key in cells))
+              for side in ("i2t", "t2i")]
+    return Columns(title, (*groups, *[("", (("rsum", f"protocols/{protocol}/rsum"),))] * rsum), run)
+
+
+# ---- sizes and data
+
+class Scale(NamedTuple):
+    """A size at which all runs are made: `divide` divides sizes of embeddings and layers, the options replace those of
+    the rows."""
+    description: str
+    divide: int = 1
+    train: str = ""
+    rate: str = ""                    # learning rate of Adam, and its reduction
+    start: str = ""                   # further options of a run that fine-tuning starts from
+    tune: str = ""                    # options of fine-tuning, in place of `rate`
+    warmup: int = 0                   # epochs on the sum of violations before a row's hardest negatives
+
+
+SCALES = {
+    "full": Scale("the papers' setting"),
+    "demo": Scale("drawn scenes, small models, a few epochs: shows that the table runs, not what the methods do", 16,
+                  "--num_epochs 4 --batch_size 64 --log_step 1000 --val_step 100000 --workers 0",
+                  "--learning_rate 2e-3 --lr_update 3", "--num_epochs 2", "--num_epochs 1 --learning_rate 1e-4", 2),
+    "f8k": Scale("Flickr8k's features, half the embedding and 10 epochs: not the papers' data", 2,
+                 "--num_epochs 10 --amp bf16", "--learning_rate 1e-3 --lr_update 6", "",
+                 "--num_epochs 3 --learning_rate 1e-4", 1)}
+SIZE, HIDDEN, WORDS = "--embed_size 1024", " --dim_hidden 512", 300     # defaults: embedding, captioner, word vectors
+LITE = "--cnn_type efficientnet_lite0 --crop_size 64"                   # network of fine-tuned rows at small scales
+FULL_ONLY = r" --(cnn_type \w+|dev_images 0|use_restval|split testall|fold5)"           # left out at small scales
+# Features that are extracted: the photos, and how.
+EXTRACTED = {"coco_vgg_precomp": ("coco", "--cnn_type vgg19 --layer fc6 --use_restval"),
+             "f30k_vgg_precomp": ("f30k", "--cnn_type vgg19 --layer fc6"),
+             "coco_halves_precomp": ("coco_halves", "--cnn_type alexnet --layer fc7"),
+             "coco_halves_fc6_precomp": ("coco_halves", "--cnn_type alexnet --layer fc6")}
+VECTORS, INSTANCES = "GoogleNews-vectors-negative300.bin", "coco/annotations/instances_val2014.json"
+# Where the files of a source go, and what is renamed.
+LAYOUT = {"coco": "photos in images/train2014 and images/val2014, annotations and ids in annotations/",
+          "f30k": "the folder of photos renamed to images/",
+          "coco_precomp": "testall_ann_ids.npy holds the first 25,000 of VSE++'s coco_test_ids.npy",
+          "vg": "photos in VG_100K/ and VG_100K_2/"}
+NEVER_RUN = "No row of any table has been run at the papers' size; what that takes has not been measured."
+
+
+class Place(NamedTuple):
+    """Where data and runs lie, and at which of SCALES."""
+    data: str
+    runs: str
+    scale: str
+
+    @property
+    def folder(self) -> str:
+        return os.path.join(self.runs, self.scale)
+
+
+def option(options: str, name: str) -> str:
+    """The value of an option, "" where it is not given."""
+    match = re.search(rf"--{name} (\S+)", options)
+    return match[1] if match else ""
+
+
+def fine_tuned(run: tuple[str, ...]) -> bool:
+    return any("--finetune" in command for command in run)
+
+
+def scale_name(name: str, run: tuple[str, ...], scale: str) -> str:
+    """The data set in the place of `name`: photos where the network is fine-tuned, regions for methods of regions, else
+    one vector for each image."""
+    if scale == "full" or not name:
+        return name
+    if name == "f30k_entities":
+        return "demo_entities"
+    source = "f8k" if scale == "f8k" else "other" if name.startswith("f30k") else "demo"
+    method = option(run[0], "method")
+    regions = name in ("coco_precomp", "f30k_precomp") or method and METHODS[method].needs.startswith(REGIONS)
+    return source if fine_tuned(run) else f"{source}{'_region' * bool(regions)}_precomp"
+
+
+def scale_names(command: str, run: tuple[str, ...], scale: str) -> str:
+    """The options of a command, on the data sets of a scale."""
+    options = "".join(command.partition(" --")[1:])
+    options = options if scale == "full" else re.sub(FULL_ONLY, "", options)
+    return re.sub(r"--(data_name|test_name) (\S+)", lambda m: f"--{m[1]} {scale_name(m[2], run, scale)}",
+                  options).strip()
+
+
+def scale_sizes(options: str, scale: Scale, photos: bool) -> str:
+    """Options of train.py at a small scale."""
+    def divide(match):
+        return re.sub(r"[1-9]\d*", lambda n: str(max(4, int(n[0]) // scale.divide)), match[0])
+    sizes = SIZE + HIDDEN * ("--captioner" in options)
+    options = re.sub(r"(--data_name \S+)", rf"\1 {sizes}", options)
+    options = re.sub(r"--(embed_size|word_dim|img_layers|txt_layers|dim_hidden|cite_layers) [\d-]+", divide, options)
+    tuned = "--finetune" in options
+    rate = scale.tune if tuned else scale.rate * ("sgd" not in options) + f" {scale.start}" * photos
+    hardest = re.search(r"--max_violation|--sim (kl|minkl|mahalanobis|wasserstein)", options)
+    warmup = f"--vse_mean_warmup_epochs {scale.warmup}" * bool(hardest and not tuned)
+    return " ".join([options, scale.train, rate, LITE * photos, warmup])
+
+
+def split_options(options: str) -> list[str]:
+    """Options as a list: ["--name value", ...]."""
+    return re.findall(r"--\S+(?: (?!--)\S+)*", options)
+
+
+def training_options(command: str, run: tuple[str, ...], scale: str) -> str:
+    """Options of train.py that identify a training: all but the data path, the seed, the folder and the start. The last
+    of equal options counts, as in argparse, and stands at the place of the first."""
+    options = re.sub(r"--method (\S+)", lambda m: METHODS[m[1]].flags, scale_names(command, run, scale))
+    options = options.replace(" --init_from RUN", "")
+    if scale != "full":
+        options = scale_sizes(options, SCALES[scale], fine_tuned(run))
+    return " ".join({text.split()[0]: text for text in split_options(options)}.values())
+
+
+# ---- steps: commands and the files that they write
+
+@dataclass
+class Step:
+    """A command, and the file that shows that it has been run. Without words: data that have to be there."""
+    words: list[str]
+    target: str
+    log: str = ""
+    run: str = ""                     # folder of the run that it trains, if any
+    lacks: str = ""                   # of data: what to put there
+    after: str = ""                   # the target has to be newer than this file
+
+    @property
+    def done(self) -> bool:
+        if not os.path.exists(self.target):
+            return False
+        if self.run:
+            with open(os.path.join(self.run, "log.txt"), encoding="utf-8") as f:
+                return "done: best" in (f.readlines() or [""])[-1]
+        return not (os.path.exists(self.after) and os.path.getmtime(self.after) > os.path.getmtime(self.target))
+
+    @property
+    def command(self) -> list[str]:
+        """The words, with --resume or --overwrite where an earlier start or an older result is there."""
+        begun = os.path.exists(os.path.join(self.run, "config.yaml")) if self.run else (
+            self.target in self.words and os.path.exists(self.target))
+        resumable = self.run and os.path.exists(os.path.join(self.run, "checkpoint.pt"))
+        return [*self.words, *["--resume" if resumable else "--overwrite"] * begun]
+
+    @property
+    def line(self) -> str:
+        """The command as a user types it, or the data that are missing."""
+        if not self.words:
+            return "" if self.done else f"# {self.lacks}"
+        return "# done: " * self.done + shlex.join(["python", *self.command])
+
+
+def spell(command: str, **paths: str) -> list[str]:
+    """Take a command apart at blanks; a word in braces stands for a path, which may hold blanks."""
+    return [word.format(**paths) for word in command.split()]
+
+
+def data_there(name: str, place: Place) -> Step:
+    """The step that asks for data, which the user has to fetch."""
+    path, layout = os.path.join(place.data, name), f"; {LAYOUT.get(name)}" * (name in LAYOUT)
+    return Step([], path, lacks=f"{path} is not there; put there {SOURCES.get(name, 'the data set')}{layout}; or try "
+                                "--demo")
+
+
+def tool(place: Place, command: str, target: str, needs: str = "") -> list[Step]:
+    """The step of a module that reads and writes data, called {data} in its command. target: the file that it writes;
+    needs: data that have to be there as long as the target is not."""
+    name, dashes, options = command.partition("--")
+    step = Step(spell(f"-m {name} --data_path {{data}} {dashes}{options}", data=place.data),
+                os.path.join(place.data, target))
+    return [*[data_there(needs, place)] * bool(needs and not step.done), step]
+
+
+def data_set(folder: str, place: Place) -> list[Step]:
+    """The demo's scenes, extracted features, or a folder that has to be there."""
+    if place.scale == "demo":
+        scenes = folder.split("_")[0]
+        return tool(place, f"demo --size 200 --scenes {scenes}", f"{scenes}/scenes.json")
+    if folder not in EXTRACTED:
+        return [data_there(folder, place)]
+    photos, how = EXTRACTED[folder]
+    halves = photos == "coco_halves"
+    deal = tool(place, "paper_tables.coco_halves", "coco_halves/dataset_coco_halves.json", "coco") if halves else []
+    return [*deal, *tool(place, f"features.images --data_name {photos} --output_name {folder} {how}",
+                         f"{folder}/test_ims.npy", "" if halves else photos)]
+
+
+def proposals(folder: str, place: Place) -> list[Step]:
+    """200 proposals a photo, 500 of the test photos, and their features."""
+    kind, steps = "demo" if place.scale == "demo" else "cnn --cnn_type vgg16 --layer fc7", []
+    for count, splits in ((200, "train val test"), (500, "test")):
+        name = f"edgeboxes{count}"
+        steps += tool(place, f"phrases.proposals --data_name {folder} --count {count} --name {name} --splits {splits}",
+                      f"{folder}/test_{name}.npz")
+        steps += tool(place, f"phrases.regions --data_name {folder} --proposals {name} --kind {kind} --splits {splits}",
+                      f"{folder}/test_{name}_ims.npy")
+    return steps
+
+
+def vectors(kind: str, folder: str, place: Place) -> list[Step]:
+    """Word vectors of a data set's own captions ("own"), or features of its captions ("w2v", "hglmm")."""
+    if kind == "own":
+        return tool(place, f"features.word_vectors --data_name {folder} --dim {WORDS // SCALES[place.scale].divide} "
+                           f"--output {{data}}/{folder}/own.txt", f"{folder}/own.txt")
+    words, size, steps = VECTORS, "--ica --pca 6000", []
+    if place.scale != "full":               # one file for all sets, as a model fits one extractor
+        words, size, source = f"{place.scale}_words.txt", "--n_clusters 4", f"{place.scale}_precomp"
+        steps = [*data_set(source, place), *tool(place, f"features.word_vectors --data_name {source} --dim 48 --output "
+                                                        f"{{data}}/{words}", words)]
+    content = "--content_words" * folder.endswith("_entities")
+    program = "phrases.captions" if content else "features.captions"
+    return [*steps, *tool(place, f"{program} --data_name {folder} --name {kind} --word_vectors {{data}}/{words} "
+                                 f"{f'--kind hglmm {size}' * (kind == 'hglmm')} {content}",
+                          f"{folder}/test_{kind}.npy", VECTORS * (words == VECTORS))]
+
+
+def preparations(run: tuple[str, ...], place: Place) -> list[Step]:
+    """The steps before a run: data, proposals, vectors, Visual Genome's manifest."""
+    steps, text = [], re.search(r"--text(?:_features)? (\w+)|/(own)\.txt", run[-2])
+    names = [option(run[-2], "data_name"), option(run[-2], "test_name"), option(run[-1], "data_name")]
+    for folder in dict.fromkeys(scale_name(name, run, place.scale) for name in names if name):
+        steps += data_set(folder, place)
+        if folder.endswith("_entities"):
+            steps += proposals(folder, place)
+        if text:
+            steps += vectors(text[1] or text[2], folder, place)
+    if run[-1].startswith("-m vg_experiments"):
+        vg, target = "vg" if place.scale == "full" else "demo_vg", os.path.join(place.folder, "vg", "manifest.json")
+        steps += [data_there("vg", place)] * (vg == "vg" and not os.path.exists(target))
+        steps.append(Step(spell("-m vg_experiments.prepare --vg {vg} --output {target}",
+                                vg=os.path.join(place.data, vg), target=target), target))
+    return steps
+
+
+def fit_step(command: str, run: tuple[str, ...], start: str, seed: int, place: Place) -> Step:
+    """A training, which starts from the run in the folder `start`, or a fit of CCA."""
+    program, cca = command.partition(" --")[0], "methods.cca" in command
+    options = scale_names(command, run, place.scale) if cca else training_options(command, run, place.scale)
+    options += f" --init_from {{start}}/{os.path.basename(start)}" * bool(start)
+    data, kind = option(options, "data_name"), ["cosine", *re.findall(r"--sim (\S+)", options), *["cca"] * cca][-1]
+    identity = sorted(text for text in split_options(options) if not text.startswith("--test_name"))
+    folder = os.path.join(place.folder, f"{data}_{kind}_{sha256(' '.join(identity))[:8]}_seed{seed}")
+    npz = "_".join(filter(None, ["cca", option(options, "test_name")])) + ".npz"
+    target = os.path.join(folder, npz if cca else "model_best.pt")
+    end = "--output {target}" if cca else f"--seed {seed} --logger_name {{run}}"
+    words = spell(f"{program} --data_path {{data}} {options} {end}", data=place.data, start=os.path.dirname(start),
+                  folder=data, run=folder, target=target)
+    return Step(words, target, f"{folder}.txt", "" if cca else folder)
+
+
+def judging_steps(command: str, run: tuple[str, ...], model: Step, place: Place) -> list[Step]:
+    """The evaluation of a model, or an experiment on Visual Genome, after the data that it needs."""
+    program, folder, vg = command.partition(" --")[0], os.path.dirname(model.target), os.path.join(place.folder, "vg")
+    paths = {"data": place.data, "model": model.run or model.target, "manifest": os.path.join(vg, "manifest.json"),
+             "cache": os.path.join(vg, "cache"), "out": os.path.join(folder, "vg")}
+    subject = "--checkpoint {model}" if model.run else "--embeddings {model}"
+    if program.startswith("-m vg_experiments"):
+        words = f"{program} {subject} --manifest {{manifest}} --cache {{cache}} --output {{out}}"
+        target = os.path.join(paths["out"], f"{program.split('.')[-1]}.json")
+        return [Step(spell(words, **paths), target, model.log, after=model.target)]
+    demo = "demo_" * (place.scale == "demo")
+    options = scale_names(command, run, place.scale).replace("--cxc", f"--cxc --cxc_path {{data}}/{demo}cxc").replace(
+        "--pmrp", f"--pmrp --instances {{data}}/{demo}{INSTANCES}")
+    target = os.path.join(folder, f"results_{sha256(options)[:8]}.json")
+    words = f"{program} {subject} --data_path {{data}} {options} --output {{results}}"
+    needs = [name for flag, name in (("--cxc", "cxc"), ("--pmrp", INSTANCES)) if flag in command and not demo]
+    return [*(data_there(name, place) for name in needs),
+            Step(spell(words, results=target, **paths), target, model.log, after=model.target)]
+
+
+def run_steps(run: tuple[str, ...], seed: int, place: Place) -> list[Step]:
+    """All steps of a run in order. The target of the last one is the file of its results."""
+    *commands, judge = run
+    models = []
+    for command in commands:
+        models.append(fit_step(command, run, models[-1].run if models else "", seed, place))
+    if models[-1].done:                                     # the run that it started from may be gone
+        models = models[-1:]
+    return [*preparations(run, place), *models, *judging_steps(judge, run, models[-1], place)]
+
+
+def complete(steps: list[Step]) -> bool:
+    """Whether a run has its results, those of its training as it is."""
+    return steps[-1].done and all(step.done for step in steps if step.run)
+
+
+# ---- running them
+
+def run_all(runs: list[tuple[str, list[Step]]]) -> list[str]:
+    """Run what is not done of each run, (its name, its steps in order). Returns a sentence for each that failed."""
+    failures = []
+    for k, (name, steps) in enumerate(runs, 1):
+        error = next((step.lacks for step in steps if not step.words and not step.done), "")
+        for step in steps:
+            if not error and not step.done:
+                print(f"[{k}/{len(runs)}] {name}: {step.line}", file=sys.stderr, flush=True)
+                error = execute(step)
+        if error:
+            failures.append(f"{name}: {error}")
+            print(f"[{k}/{len(runs)}] {name}: {error}", file=sys.stderr, flush=True)
+    return failures
+
+
+def execute(step: Step) -> str:
+    """Run a step; its output goes to its log. Returns one line on what went wrong, or ""."""
+    for path in (step.log, "" if step.run else step.target):
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    with (open(step.log, "a+", encoding="utf-8", errors="replace") if step.log
+          else tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")) as log:
+        start = log.tell()
+        child = subprocess.Popen([sys.executable, "-u", *step.command], stdout=log, stderr=subprocess.STDOUT,
+                                 start_new_session=True)
+        try:
+            status = child.wait()
+        except KeyboardInterrupt:                           # train.py saves after its step
+            child.terminate()
+            child.wait()
+            raise
+        log.seek(start)
+        lines = [line for line in log.read().splitlines() if line.strip()]
+    return (lines or [f"{step.words[0]} ended with status {status}"])[-1] if status else ""
+
+
+# ---- results
+
+def value(results, path: str) -> float | None:
+    """The number at a path of keys, None where there is none, as log det Sigma of a point. `*`: the first key."""
+    for key in path.split("/"):
+        if not isinstance(results, dict):
+            return None
+        results = next(iter(results.values()), None) if key == "*" else results.get(key)
+    return results
+
+
+def collect(row: Row, table: Table, seeds: int, place: Place) -> list[tuple | None]:
+    """(mean, standard deviation, number of seeds) for each column of a table, None where there is no result."""
+    cells = []
+    stored = [[read_json(steps[-1].target, "delete it, and it is made again")
+               for steps in (run_steps(run, seed, place) for seed in range(seeds)) if complete(steps)]
+              for run in row.runs]
+    for columns in table.columns:
+        for path in columns.paths:
+            if place.scale != "full":                       # a small test set has no folds
+                path = path.replace("folds5", "full").replace("_full", "")
+            numbers = [value(results, path) for results in (stored[columns.run] if stored else ())]
+            numbers = [x for x in numbers if x is not None]
+            deviation = stdev(numbers) if len(numbers) > 1 else 0.0
+            cells.append((mean(numbers), deviation, len(numbers)) if numbers else None)
+    return cells
+
+
+def tabulate(table: Table, ours: list[tuple[Row, list]]) -> list:
+    """Tables for `render`, with three lines for each row: ours, published and their difference."""
+    tables, start = [], 0
+    for columns in table.columns:
+        span, lines = slice(start, start + len(columns.paths)), []
+        start = span.stop
+        known = [x for row, _ in ours for x in row.published[span] if x is not None]
+        places = 1 if known and all(round(x, 1) == round(x, 2) for x in known) else 2     # as the paper prints them
+
+        def cell(x: float | None, form: str = "z", places: int = places) -> str:          # z: never -0.0
+            return "" if x is None else f"{x:{form}.{places}f}"
+        for row, cells in ours:
+            cells, published = cells[span], [cell(x) for x in row.published[span]]
+            if not any(cells):
+                lines.append((f"{row.label}: published{' only' * (not row.runs)}", published))
+                continue
+            lines.append((f"{row.label}: ours ({max(x[2] for x in cells if x)})",
+                          [cell(x[0]) + f" +- {cell(x[1])}" * (x[2] > 1) if x else "" for x in cells]))
+            if any(published):
+                differences = [cell(x[0] - p, "+z") if x and p is not None else ""
+                               for x, p in zip(cells, row.published[span])]
+                lines += [("  published", published), ("  difference", differences)]
+        tables.append((", ".join(filter(None, (table.title, columns.title))),
+                       [(heading, [name for name, _ in names]) for heading, names in columns.groups], lines))
+    return tables
+
+
+# ---- the command
+
+def select_rows(table: Table, only: list[str] | None) -> list[Row]:
+    """The rows that --only names: by number from 1, by label, or by a part of the label. Without names, all rows.
+    Raises InputError on a name that fits no row."""
+    rows, numbered = [], list(enumerate(table.rows, 1))
+    for name in only or ():
+        matches = ([row for k, row in numbered if name.lower() in (str(k), row.label.lower())]
+                   or [row for row in table.rows if name.lower() in row.label.lower()])
+        check(matches, f"--only {name} is no row of {table.title}; its rows are "
+                       f"{'; '.join(f'{k} {row.label}' for k, row in numbered)}")
+        rows += matches
+    return list(dict.fromkeys(rows)) or list(table.rows)
+
+
+def arguments(description: str) -> Arguments:
+    p = Arguments(description)
+    p.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = p.add_argument
+    add("--data_path", type=filename, help="folder that holds the data sets (default: data; with --demo: "
+        "data/demo_tables, which it writes)")
+    size = p.add_mutually_exclusive_group()
+    for scale in ("demo", "f8k"):
+        size.add_argument(f"--{scale}", action="store_const", const=scale, dest="scale", default="full",
+                          help=SCALES[scale].description)
+    add("--seeds", type=up_to(1000), help="how many seeds each row gets, from 0 on (default: the table's)")
+    add("--runs", type=filename, default="runs/paper_tables", metavar="FOLDER", help="folder that holds the runs")
+    add("--list", action="store_true", help="list how far rows have been run, and the data that are missing")
+    return p
+
+
+def build_place(opt) -> Place:
+    return Place(opt.data_path or ("data/demo_tables" if opt.scale == "demo" else "data"), opt.runs, opt.scale)
+
+
+def seeded_runs(rows, seeds: int) -> list[tuple[str, tuple, int]]:
+    """(label, run, seed) of the runs of rows, each once. All rows of a seed come before the next seed; CCA has one."""
+    return list({(run, seed): (row.label, run, seed) for seed in range(seeds) for row in rows for run in row.runs
+                 if seed == 0 or "methods.cca" not in run[0]}.values())
+
+
+def print_needs(steps: list[Step]) -> None:
+    """Say what has to be fetched before these steps can be run, in lines of 100 letters."""
+    lines = sorted({step.lacks for step in steps if not step.words and not step.done})
+    networks = sorted({name for step in steps if not step.done for name in re.findall(r"--cnn_type (\w+)", step.line)})
+    lines += [f"Weights that have to be in torch's cache, or in a package: {', '.join(networks)}."] * bool(networks)
+    for line in [*lines, NEVER_RUN]:
+        print(textwrap.fill(line, 100, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False))
+
+
+def list_rows(table: Table, rows: list[Row], opt) -> None:
+    """Print rows of a table, how far they have been run, and what has to be fetched."""
+    place, seeds, every = build_place(opt), opt.seeds or table.seeds, []
+    print(table.title)
+    for k, row in enumerate(table.rows, 1):
+        if row in rows:
+            runs = [run_steps(run, seed, place) for _, run, seed in seeded_runs([row], seeds)]
+            every += [step for steps in runs for step in steps]
+            state = f"{sum(map(complete, runs))} of {len(runs)} runs done" if runs else "published only"
+            print(f"{k:>4}  {row.label:<62} {state}")
+    print_needs(every)
+
+
+def run_table(table: Table, rows: list[Row], opt) -> None:
+    """Run what is missing for rows of a table, then print them. Exits with an error if a run failed."""
+    place, seeds = build_place(opt), opt.seeds or table.seeds
+    runs = [(f"{label}, seed {seed}", run_steps(run, seed, place)) for label, run, seed in seeded_runs(rows, seeds)]
+    if opt.dry_run:
+        print(*dict.fromkeys(step.line for _, steps in runs for step in steps if step.line), sep="\n")
+        return
+    failures = run_all(runs)
+    print(render(tabulate(table, [(row, collect(row, table, seeds, place)) for row in rows]), opt.format), end="\n\n")
+    mark = {"text": "", "markdown": "- ", "latex": "% "}[opt.format]
+    for note in (f"ours: mean and standard deviation over the seeds (their number); {SCALES[opt.scale].description}",
+                 *table.notes):
+        print(mark + note)
+    if failures:
+        sys.exit(f"{len(failures)} of {len(runs)} runs failed; the first: {failures[0]}")
+
+
+def main(table: Table, description: str = "", argv=None) -> None:
+    """The command of a table's script. `description`: the script's docstring."""
+    p = arguments(description)
+    add = p.add_argument
+    add("--only", nargs="+", metavar="ROW", help="rows to run and print: number from 1, label, or part of a label")
+    add("--format", choices=FORMATS, default="text", help="format of the printed table")
+    add("--dry_run", action="store_true", help="print the commands, and run nothing")
+    opt = p.parse_args(argv)
+    if opt.scale == "f8k" and not table.f8k:
+        p.error(f"--f8k: Flickr8k has no data for {table.title}; take --demo, or leave it out with the paper's data "
+                "at hand")
+    try:
+        rows = select_rows(table, opt.only)
+    except InputError as error:
+        p.error(str(error))
+    cli.run(p.prog, list_rows if opt.list else run_table, table, rows, opt)
