@@ -8,7 +8,8 @@ The first caption describes the whole photo, the others the boxes x,y,width,heig
 and its crop the table gives log det Sigma in nats (`pmrl` eq. 18; "-": a point), and for every model the rank of the
 caption for the crop and of the crop for the caption. The picture shows the crops and, in one column per model, the
 captions in the order of their scores. Give a Gaussian and a point model to see them side by side. A JSON file beside
-the picture holds the same numbers. """
+the picture holds the same numbers.
+"""
 if __name__ == "__main__":
     import cli
     cli.start()

@@ -15,7 +15,8 @@ phrases joined by " and " describe the whole image. The manifest holds boxes, ca
 counts.
 
 Photos with captions have no phrases of their regions: there captions A and B are two of the photo's own, another pair
-at each threshold, and regions are COCO's instances or boxes drawn at random. """
+at each threshold, and regions are COCO's instances or boxes drawn at random.
+"""
 if __name__ == "__main__":
     import cli
     cli.start()

@@ -9,7 +9,8 @@ has the letter of the query; a tie is wrong. `pmrl` 3.4: the query is the descri
 A model that always takes the shorter caption, or the smaller crop, gets 100 and 0 percent. So look at the mean of the
 two queries of a direction, which is 50 by chance and does not reward such a habit. Intervals and differences from the
 first model (95%, p) come from a paired bootstrap over images. Each Gaussian model is followed by its means alone
-(their cosine) and, as a control, by the model with its variances dealt to other items at random. """
+(their cosine) and, as a control, by the model with its variances dealt to other items at random.
+"""
 if __name__ == "__main__":
     import cli
     cli.start()

@@ -9,7 +9,8 @@ image A (two things are more ambiguous than one) and caption C below caption A (
 whether that holds. The control deals the same uncertainties to other items at random; the difference that then
 remains is chance. Of captions a second control, D, joins caption A with the caption B of another image: what D is
 surer than A, it is by how much is said, and not by what goes together. Spearman's rho with two trivial quantities is
-reported too: the area of a crop and the number of words of a caption. """
+reported too: the area of a crop and the number of words of a caption.
+"""
 if __name__ == "__main__":
     import cli
     cli.start()
