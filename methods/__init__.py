@@ -119,17 +119,6 @@ METHODS = {
 }
 
 
-def flags(row: str) -> str:
-    """The options of train.py for a row of a table: names of methods, which stand for their flags,
-    then options.
-
-    Where an option occurs twice, the later one counts: "vsrn_original gcie_kl" is VSRN with the
-    Gaussians of gcie_kl.
-    """
-    names, dashes, options = row.partition("--")
-    return " ".join([*(METHODS[name].flags for name in names.split()), dashes + options]).strip()
-
-
 def table() -> list[str]:
     """Lines of a Markdown table of all methods."""
     lines = ["| `--method` | method | paper | the same by hand | needs |", "|---|---|---|---|---|"]

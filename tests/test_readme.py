@@ -35,8 +35,7 @@ def test_own_similarity_objective_encoder_and_protocol(tmp_path, demo_path):
     assert [path for path, _ in recipes] == ["losses.py", "tests/references.py", "losses.py", "model.py",
                                              "evaluation/protocols.py", "evaluation/report.py"]
     modules = [name for name in os.listdir(ROOT) if name.endswith((".py", ".toml"))]
-    folders = ("methods evaluation features paper_tables results demo retrieval "
-               "tests").split()
+    folders = "methods evaluation features paper_tables results demo confidence tests".split()
     for name in (*folders, *modules):
         path = os.path.join(ROOT, name)
         (shutil.copytree if os.path.isdir(path) else shutil.copy)(path, tmp_path / name)
