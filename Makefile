@@ -1,10 +1,11 @@
-# make demo: set up, write the demo data, train, evaluate, draw; after a stop it goes on.
+# make demo: set up, write the demo data, train, evaluate, draw; after a stop it goes on. VERBOSE=1 prints all tables.
 # make search-demo: search its photos.
 # make photos PHOTOS=FOLDER: set up, search a folder of your own.   make test, make lint: set up, check.
 PYTHON ?= python3
 DATA ?= data
 RUN ?= runs/demo
 PY := .venv/bin/python
+TABLES = $(if $(VERBOSE),,>> $(RUN)/tables.txt)
 START = $(if $(wildcard $(RUN)/checkpoint.pt),--resume $(RUN),--config demo.yaml --logger_name $(RUN))
 
 .PHONY: demo search-demo photos test test-milvus lint setup
@@ -12,11 +13,13 @@ START = $(if $(wildcard $(RUN)/checkpoint.pt),--resume $(RUN),--config demo.yaml
 demo: .venv/runtime
 	$(PY) -m demo --data_path $(DATA)
 	$(PY) train.py $(START) --data_path $(DATA)
+	@rm -f $(RUN)/tables.txt
 	$(PY) evaluate.py --checkpoint $(RUN) --uncertainty --photos $(DATA)/demo/images --cxc --cxc_path $(DATA)/demo_cxc \
 		--pmrp --instances $(DATA)/demo_coco/annotations/instances_val2014.json \
-		--positives $(DATA)/demo_precomp/test_positives.json
-	$(PY) -m confidence $(RUN) --sets 0.1 --photos $(DATA)/demo/images
-	$(PY) show.py retrieval --checkpoint $(RUN) --photos $(DATA)/demo/images --output $(RUN)/retrieval.png --overwrite
+		--positives $(DATA)/demo_precomp/test_positives.json $(TABLES)
+	$(PY) -m confidence $(RUN) --sets 0.1 --photos $(DATA)/demo/images $(TABLES)
+	$(PY) show.py retrieval --checkpoint $(RUN) --photos $(DATA)/demo/images --output $(RUN)/retrieval.png --overwrite $(TABLES)
+	@$(PY) -m demo.summary $(RUN)
 
 # The photos are those of dev and test, which the model has not seen.
 search-demo: .venv/search $(RUN)/calibration.json

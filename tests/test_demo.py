@@ -27,6 +27,7 @@ from demo.captions import (
     shared_weight,
 )
 from demo.scenes import COLOURS, WORLDS, Scene, Thing, random_scene
+from demo.summary import summarize
 from features.filters import global_features, region_features
 from phrases.entities import read_entities
 
@@ -384,3 +385,18 @@ def test_relations_and_places_count():
     left = caption_statement(scene(a), Caption("a circle on the left .", 1, ((0, ("shape",)),), False,
                                                "relations place"))
     assert left.weight == 4 and share("sits", left, scene_statement(swapped)) == 3 / 4
+
+
+def test_summary_says_recalls_chance_and_the_surest_tenth(tmp_path):
+    sides = {"i2t": {"r1": 74.0, "r10": 94.0}, "t2i": {"r1": 23.9, "r10": 43.6}}
+    files = {"results.json": {"similarity": "mls", "images": 1000, "captions": 5000, "protocols": {"full": sides},
+                              "chance": {"full": {"t2i": {"r1": 0.1, "r10": 1.0}}},
+                              "uncertainty": {"captions": {"recall_bins": {"recall": [84.0, 30.0, 2.0]}}}},
+             "confidence.json": {"confidence": {"t2i": {"posterior": {"auroc": 0.92}}}}}
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(InputError, match="config.yaml.*make demo"):
+        summarize(str(tmp_path))
+    (tmp_path / "config.yaml").write_text("embed_size: 256\nnum_epochs: 12\n")
+    text = "\n".join(summarize(str(tmp_path)))
+    assert all(part in text for part in ("24% of the captions (chance 0.1%)", "74% and 94%", "84%", "in 2%", "92%"))
