@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+import images as photo_module
 from data import read_split
 from features import images as command
 from features import networks
@@ -26,8 +27,8 @@ def folder(tmp_path, demo_path):
 @pytest.fixture
 def small_photos(monkeypatch):
     """Photos of 64 x 64, for tests of which of them are read when."""
-    real = images.build_transform
-    monkeypatch.setattr(images, "build_transform", lambda first: real(lambda t: [t.Resize(64), t.CenterCrop(64)]))
+    real = photo_module.build_transform
+    monkeypatch.setattr(photo_module, "build_transform", lambda first: real(lambda t: [t.Resize(64), t.CenterCrop(64)]))
 
 
 def images(folder, weights, *words):
