@@ -140,42 +140,41 @@ def svd(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 # ---- the command
 
 class FeatureRows:
-    """Stored features as float32 rows (n, F), read by their numbers. As in training, regions are averaged and, with
-    `normalise`, rows l2-normalised. Raises InputError where there are no features, or not `count` rows."""
+    """Stored features as float32 rows (n, F), read by their numbers. As in training, regions are averaged and rows
+    l2-normalised. Raises InputError where there are no features, or not `count` rows."""
 
-    def __init__(self, features, normalise: bool, count: int):
+    def __init__(self, features, count: int):
         check(isinstance(features, Features),
               "CCA takes precomputed features, {split}_ims.npy, and these data are photos or text "
               "only; name data with features (--data_name f8k_precomp)")
         check(len(features) == count, f"{features.path} has {len(features)} rows for {count} "
                                       "captions; there must be one for each")
         self.features, self.shape = features, (count, features.dim)
-        self.trunk = Precomputed(features.dim, normalise)
+        self.trunk = Precomputed(features.dim, normalise=True)
 
     def __getitem__(self, numbers: np.ndarray) -> np.ndarray:
         return self.trunk(self.features.gather(numbers)).numpy()
 
 
 class WordRows:
-    """Captions as sparse rows (M, V) of word counts, l2-normalised. With `tfidf`, counts are multiplied by
-    log(captions / captions with the word) first.
+    """Captions as sparse rows (M, V) of tf-idf: counts of words times log(captions / captions with it), of l2 norm 1.
 
     Words count that stand at least `threshold` times in `train`. A caption without any is a row of zeros. Raises
     InputError where no word is that frequent.
     """
 
-    def __init__(self, train: Split, tfidf: bool, threshold: int = 4):
+    def __init__(self, train: Split, threshold: int = 4):
         words = Vocabulary.build(train.words, threshold).words[len(SPECIALS):]
         check(words, f"no word stands {threshold} times in the training captions; give more captions")
         self.index = {word: i for i, word in enumerate(words)}
         captions_with = Counter(word for caption in train.words for word in set(caption))
-        self.weight = np.array([np.log(len(train.words) / captions_with[word]) if tfidf else 1.0 for word in words])
+        self.idf = np.log(len(train.words) / np.array([captions_with[word] for word in words]))
 
     def __call__(self, split: Split) -> sparse.csr_array:
         pairs = [(m, self.index[word]) for m, words in enumerate(split.words) for word in words if word in self.index]
         places = np.array(pairs, np.int64).reshape(-1, 2).T                                 # (2, T)
         counts = sparse.csr_array((np.ones(places.shape[1]), places), (len(split.words), len(self.index)))
-        rows = counts @ sparse.diags_array(self.weight)                                     # (M, V)
+        rows = counts @ sparse.diags_array(self.idf)                                     # (M, V)
         norm = np.maximum(sparse.linalg.norm(rows, axis=1), 1e-12)
         return (sparse.diags_array(1 / norm) @ rows).tocsr()
 
@@ -202,16 +201,16 @@ def choose(cca: CCA, x, y, caption_image: np.ndarray, dims, etas_x, etas_y) -> t
 def build_views(opt, splits: dict[tuple, Split]) -> dict[tuple, tuple]:
     """{(folder, name): (x, y)} of splits; the first is the one that is fitted to."""
     source, train = next(iter(splits.items()))
-    words = WordRows(train, opt.text == "tfidf") if opt.text in ("tfidf", "words") else None
+    words = WordRows(train) if opt.text == "tfidf" else None
     views = {}
     for (folder, name), split in splits.items():
         path = os.path.join(opt.data_path, folder, f"{name}_{opt.text}.npy")
         check(words or os.path.isfile(path),
-              f"there is no file {path}; --text takes tfidf, words, or the NAME of {{split}}_NAME.npy files")
+              f"there is no file {path}; --text takes tfidf, or the NAME of {{split}}_NAME.npy files")
         check_extractors(train.extractors, split, None if words else opt.text, opt.data_name)
         views[folder, name] = (
-            FeatureRows(split.images, opt.feature_norm, len(split.images)),
-            words(split) if words else FeatureRows(Features(path), opt.feature_norm, len(split.captions)))
+            FeatureRows(split.images, len(split.images)),
+            words(split) if words else FeatureRows(Features(path), len(split.captions)))
         for rows, fitted in zip(views[folder, name], views[source]):
             check(rows.shape[1] == fitted.shape[1],
                   f"{folder} {name} has features of {rows.shape[1]} numbers, {opt.data_name} "
@@ -265,15 +264,13 @@ def main(argv=None) -> None:
     add = p.add_argument
     add("--data_path", type=filename, default="data", help="folder that holds the data sets")
     add("--data_name", type=data_set, default="coco_precomp", help="folder of the data set below --data_path")
-    add("--text", default="tfidf", help="tfidf, words (counts of words), or NAME: files {split}_NAME.npy with a row "
-        "per caption")
+    add("--text", default="tfidf", help="tfidf, or NAME: files {split}_NAME.npy with a row per caption")
     add("--dim", type=lambda text: text if text == "auto" else positive(text),
         help="number of directions, or auto: the best on dev (default: 256, or as many as there are features; auto "
         "with --eta_image auto)")
     add("--eta_image", type=ridge, default=1e-4, help="weight of the identity that is added to the covariance of the "
         "images, in units of its largest eigenvalue, or auto: the best on dev, by rsum")
     add("--eta_text", type=ridge, help="the same for the text (default: 1e-4; auto with --eta_image auto)")
-    add("--feature_norm", action=argparse.BooleanOptionalAction, default=True, help="l2-normalise stored features")
     add("--split", type=split_name, default="test", help="split to embed")
     add("--test_name", type=data_set, metavar="NAME",
         help="data set whose split is embedded (default: --data_name, to which the maps are fitted)")

@@ -1,14 +1,12 @@
-"""Draw the papers' pictures from runs: `jwae` Tables 1 and 2 (retrieval), `jwae` Fig. 2, `ucmr` Fig. 4-7.
+"""Draw the pictures of `jwae` from runs: Tables 1 and 2 (retrieval) and Fig. 2 (neighbours).
 
     python -m paper_tables.figures --checkpoint runs/A runs/B --photos data/demo/images      # models side by side
     python -m paper_tables.figures --checkpoint runs/A runs/B --photos FOLDER --neighbours   # most similar images
-    python -m paper_tables.figures --checkpoint runs/A --cxc --photos FOLDER                 # and Fig. 4-7
 
 The upper part of retrieval.png shows captions and the best image of each model (Table 1), the lower part images and the
 best four captions of each model (Table 2). Matches are green. Items are chosen at random by --seed, or given by number
 with --images and --captions. --neighbours also draws neighbours.png: each row shows an image, and the images that one
-model finds most similar to it (Fig. 2). With --cxc or --uncertain, evaluate.py draws uncertain_images.png and
-uncertain_captions.png in the folder uncertain/ of each Gaussian run.
+model finds most similar to it (Fig. 2). evaluate.py --uncertainty --cxc --photos FOLDER draws `ucmr` Fig. 4-7.
 """
 if __name__ == "__main__":
     import cli
@@ -22,7 +20,6 @@ import numpy as np
 import torch
 
 import cli
-import evaluate
 from checkpoint import Trained
 from cli import Arguments, check, data_set, filename, natural, split_name, torch_device, up_to, workers
 from data import Photos
@@ -41,7 +38,6 @@ class Answers(NamedTuple):
     best_image: list[int]             # of each caption
     best_captions: list[list[int]]    # of each image
     neighbours: list[list[int]]       # of each image, where asked for
-    gaussian: bool
 
 
 def choose_rows(given: list[int] | None, total: int, opt, what: str) -> list[int]:
@@ -74,8 +70,7 @@ def rank_items(opt) -> tuple:
         answers.append(Answers(
             similarity(images, captions.rows(texts)).argmax(0).tolist(),
             similarity(images.rows(rows), captions).topk(min(TOP, len(split.captions))).indices.tolist(),
-            find_neighbours(similarity, images, rows) if opt.neighbours else [],
-            images.log_var is not None or captions.log_var is not None))
+            find_neighbours(similarity, images, rows) if opt.neighbours else []))
     return first, rows, texts, answers
 
 
@@ -118,12 +113,6 @@ def draw(opt) -> None:
         draw_answers(axes, split, rows, texts, answers, photos)
     print(f"{len(texts)} captions with their best image and {len(rows)} images with their best {TOP} captions in "
           f"{target}")
-    if opt.uncertain or opt.cxc:
-        for run, answer in zip(opt.checkpoint, answers):
-            if answer.gaussian:
-                draw_uncertain(run, opt)
-            else:
-                print(f"{run} compares points, which have no uncertainty: no picture of uncertain items")
 
 
 def draw_answers(axes, split, rows, texts, answers, photos) -> None:
@@ -149,15 +138,6 @@ def draw_answers(axes, split, rows, texts, answers, photos) -> None:
                                for caption in answer.best_captions[k]])
 
 
-def draw_uncertain(run: str, opt) -> None:
-    """Let evaluate.py draw the most and the least uncertain items with their matches (`ucmr` Fig. 4-7)."""
-    names = ("split", "device", "workers", "data_path", "data_name", "photos")
-    given = {"checkpoint": run, "output": beside_model(run, os.path.join("uncertain", "results.json")),
-             **{name: getattr(opt, name) for name in names}}
-    words = [f"--{name}={value}" for name, value in given.items() if value is not None]
-    evaluate.run(evaluate.parse_args([*words, "--uncertainty", "--no-control", "--overwrite", *["--cxc"] * opt.cxc]))
-
-
 def main(argv=None) -> None:
     p = Arguments("Draw examples of retrieval, similar images and uncertain items.")
     add = p.add_argument
@@ -173,8 +153,6 @@ def main(argv=None) -> None:
     add("--count", type=up_to(100), default=3, help="how many images and captions to choose at random")
     add("--seed", type=natural, default=0, help="seed of the random choice")
     add("--neighbours", action="store_true", help="also draw the images most similar to each image")
-    add("--uncertain", action="store_true", help="also draw the most and the least uncertain items of Gaussian runs")
-    add("--cxc", action="store_true", help="as --uncertain, with the matches of Crisscrossed Captions in DATA_PATH/cxc")
     add("--output", type=filename, metavar="FILE.png", help="picture to write (default: in the first run)")
     add("--overwrite", action="store_true", help="replace the file that is there")
     cli.run(p.prog, draw, p.parse_args(argv))

@@ -122,18 +122,17 @@ def split_of(*captions) -> Split:
 
 def test_tfidf_equals_a_loop():
     train = split_of("a dog runs", "a dog and a dog", "the cat", "a cat runs", "rare")
-    for tfidf in (True, False):
-        make = WordRows(train, tfidf, threshold=2)
-        rows = make(split_of("a dog a", "cat", "unknown words", "a rare cat")).toarray()
-        assert set(make.index) == {"a", "dog", "runs", "cat"}
-        seen = {"a": 3, "dog": 2, "runs": 2, "cat": 2}
-        for row, words in zip(rows, (["a", "dog", "a"], ["cat"], [], ["a", "cat"])):
-            expected = np.zeros(4)
-            for word in words:
-                expected[make.index[word]] += np.log(5 / seen[word]) if tfidf else 1
-            np.testing.assert_allclose(row, expected / max(np.linalg.norm(expected), 1e-12))
+    make = WordRows(train, threshold=2)
+    rows = make(split_of("a dog a", "cat", "unknown words", "a rare cat")).toarray()
+    assert set(make.index) == {"a", "dog", "runs", "cat"}
+    seen = {"a": 3, "dog": 2, "runs": 2, "cat": 2}
+    for row, words in zip(rows, (["a", "dog", "a"], ["cat"], [], ["a", "cat"])):
+        expected = np.zeros(4)
+        for word in words:
+            expected[make.index[word]] += np.log(5 / seen[word])
+        np.testing.assert_allclose(row, expected / max(np.linalg.norm(expected), 1e-12))
     with pytest.raises(InputError, match="no word stands 9 times"):
-        WordRows(train, True, threshold=9)
+        WordRows(train, threshold=9)
 
 
 # ---- the command
@@ -190,8 +189,7 @@ def test_maps_of_one_data_set_embed_another(demo_path, tmp_path, capsys):
 
 
 def test_auto_takes_the_best_of_its_table(demo_path, tmp_path, capsys):
-    words = ["--data_path", demo_path, "--data_name", "demo_precomp", "--output", str(tmp_path / "e.npz"), "--text",
-             "words"]
+    words = ["--data_path", demo_path, "--data_name", "demo_precomp", "--output", str(tmp_path / "e.npz")]
     cca.main([*words, "--eta_image", "auto", "--split", "dev"])
     out = capsys.readouterr().out
     table = [line.split() for line in out.splitlines() if re.match(r" +[\d.]+ +[\d.]+ +", line)]
@@ -252,7 +250,7 @@ def test_fit_refuses_in_a_sentence(change, message):
     (["--eta_text", "much"], "'much' is neither a number above 0 and at most 1e6 nor auto"),
     (["--dim", "0"], "'0' is not a whole number of at least 1"),
     (["--dim", "5000"], "5000 directions cannot be had"),
-    (["--text", "hglmm"], "there is no file .*train_hglmm.npy; --text takes tfidf, words, or the NAME of"),
+    (["--text", "hglmm"], "there is no file .*train_hglmm.npy; --text takes tfidf, or the NAME of"),
     (["--split", "west"], "west_caps.txt"),
     (["--data_name", "demo"], "CCA takes precomputed features, .*photos"),
 ])
@@ -274,6 +272,6 @@ def test_output_that_cannot_be_written_is_said_before_the_work(tmp_path, monkeyp
 def test_rows_average_regions_and_normalise(tmp_path):
     features = np.random.default_rng(0).normal(size=(6, 4, 3)).astype(np.float32)
     np.save(tmp_path / "f.npy", features)
-    rows = cca.FeatureRows(Features(str(tmp_path / "f.npy")), True, 6)
+    rows = cca.FeatureRows(Features(str(tmp_path / "f.npy")), 6)
     mean = features.mean(1)
     np.testing.assert_allclose(rows[np.arange(6)], mean / np.linalg.norm(mean, axis=1, keepdims=True), rtol=1e-5)

@@ -316,9 +316,8 @@ def test_a_table_runs_resumes_and_skips(tmp_path, demo_path, table_command):
     skipped, err = table_command("--runs", f"{tmp_path}/./runs")
     assert "train.py" not in err and again == skipped
     figures.main(["--checkpoint", str(folder), "--photos", os.path.join(demo_path, "demo", "images"), "--count", "2",
-                  "--images", "3", "--uncertain", "--neighbours", "--output", str(tmp_path / "picture.png")])
+                  "--images", "3", "--neighbours", "--output", str(tmp_path / "picture.png")])
     assert (tmp_path / "picture.png").stat().st_size > 10_000 and (tmp_path / "neighbours.png").exists()
-    assert (folder / "uncertain" / "uncertain_captions.png").exists()
     with pytest.raises(SystemExit, match="--images 99: the split has images 0 to 23"):
         figures.main(["--checkpoint", str(folder), "--photos", os.path.join(demo_path, "demo", "images"), "--images",
                       "99"])
