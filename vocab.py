@@ -23,6 +23,7 @@ from files import (
     need,
     output,
     plain_file,
+    quote,
     read_coco_captions,
     read_json,
     read_karpathy_captions,
@@ -164,7 +165,7 @@ def trigrams_of(word: str) -> list[str]:
 
 # ---- vocabularies of the originals
 
-TUPLES = 20        # at most in a pickled vocabulary; nested ones could double in size without limit
+PICKLED_TUPLES = 20                   # at most in a pickled vocabulary; nested ones could double in size without limit
 
 
 def unpickle(path: str) -> dict:
@@ -175,10 +176,10 @@ def unpickle(path: str) -> dict:
     class Fields:
         """Takes the place of the pickled class. It is made anew for each file, so that no file can change it."""
 
-    admitted = {**dict.fromkeys([("vocab", "Vocabulary"), ("__main__", "Vocabulary")], Fields),
+    admitted = {("vocab", "Vocabulary"): Fields, ("__main__", "Vocabulary"): Fields,
+                ("__builtin__", "object"): object, ("builtins", "object"): object,
                 **dict.fromkeys([("copy_reg", "_reconstructor"), ("copyreg", "_reconstructor")],
-                                lambda kind, *_: Fields()),            # how protocols 0 and 1 make objects
-                **dict.fromkeys([("__builtin__", "object"), ("builtins", "object")], object)}
+                                lambda kind, *_: Fields())}            # how protocols 0 and 1 make objects
 
     class Reader(pickle.Unpickler):
         def find_class(self, module, name):
@@ -190,8 +191,8 @@ def unpickle(path: str) -> dict:
     with (refusing(f"{path} is no pickled vocabulary", "give one of VSE++ or VSRN", Exception),
           open(path, "rb") as f):
         tuples = sum("TUPLE" in code.name or code.name == "FROZENSET" for code, *_ in pickletools.genops(f))
-        check(tuples <= TUPLES, f"{path} holds {tuples:,} tuples, which no vocabulary has; nothing of it was run, and "
-                                "it is better deleted")
+        check(tuples <= PICKLED_TUPLES, f"{path} holds {tuples:,} tuples, which no vocabulary has; nothing of it was "
+                                        "run, and it is better deleted")
         f.seek(0)
         stored = Reader(f, encoding="utf-8").load()
     return vars(stored) if isinstance(stored, Fields) else stored
@@ -209,14 +210,13 @@ def original_words(stored: dict, path: str) -> list[str]:
           "without a gap")
     words = [words[str(i)] for i in range(size)]
     for i, word in enumerate(words):
-        if not isinstance(word, str) or index.get(word) != i:
-            shown = repr(word) if isinstance(word, (str, int, float)) else f"a {type(word).__name__}"
-            raise InputError(f"{path} has {shown} at index {i} and another index for it in word2idx; each word needs "
-                             "one")
-    raw = [word for word in words if word[:2] in ("b'", 'b"')]
-    if raw:
-        print(f"warning: {len(raw)} words of {path} look like {raw[0]}: they come from captions that Python 3 read as "
-              "bytes, and captions read as text hardly contain them", file=sys.stderr)
+        check(isinstance(word, str) and index.get(word) == i,
+              f"{path} has {quote(word) if isinstance(word, (str, int, float)) else f'a {type(word).__name__}'} at "
+              f"index {i} and another index for it in word2idx; each word needs one")
+    byte_words = [word for word in words if word[:2] in ("b'", 'b"')]
+    if byte_words:
+        print(f"warning: {len(byte_words)} words of {path} look like {byte_words[0]}: they come from captions that "
+              "Python 3 read as bytes, and captions read as text hardly contain them", file=sys.stderr)
     return words
 
 

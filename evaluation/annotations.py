@@ -83,7 +83,8 @@ class Index:
         check(ids is not None and all(isinstance(i, (int, np.integer)) for i in ids),
               f"{source} has no {what} ids, which the annotations name; give every {entry} of its "
               f"own in the .json, store them in order as {what}_id in the .npz, or put them in "
-              f"order into {{split}}_{kind}_ids.npy beside the captions")
+              f"order into {{split}}_{kind}_ids.npy beside the captions"
+              + ", or VSE++'s coco_test_ids.npy for COCO's testall" * (what == "caption"))
         self.ids, self.what, self.source = integers(ids, source, f"the {what} id"), what, source
         self.order, twice = np.argsort(self.ids, kind="stable"), repeated(ids)
         check(twice is None, f"{source} lists {what} id {twice} twice; every {what} needs an id of "

@@ -84,6 +84,18 @@ def test_ids_of_images_and_of_captions(tmp_path):
     assert read_split(str(tmp_path), "x", "train").image_ids == [10, 11, 12, 13]
 
 
+def test_caption_ids_of_testall_are_those_of_vsepp(tmp_path):
+    """SCAN's folder has none of its own; its `test` is a part of testall, to which the file does not belong."""
+    for split in ("testall", "test"):
+        write_precomp(tmp_path / "x", FEATURES, captions(20), split)
+    np.save(tmp_path / "x" / "coco_test_ids.npy", np.arange(20) + 700)
+    whole, part = (read_split(str(tmp_path), "x", split) for split in ("testall", "test"))
+    assert whole.caption_ids.tolist() == [*range(700, 720)] and "coco_test_ids.npy" in whole.notes[0]
+    assert part.caption_ids is None and not part.notes
+    np.save(tmp_path / "x" / "coco_test_ids.npy", np.arange(19))
+    refused(tmp_path, "coco_test_ids.npy has 19 ids for the 20 captions", "testall")
+
+
 def test_photo_names_keep_their_zeros(tmp_path):
     write_precomp(tmp_path / "x", FEATURES, captions(20), ids=["007", "010", "5", "0"])
     split = read_split(str(tmp_path), "x", "train")

@@ -632,7 +632,7 @@ def test_an_original_is_evaluated_drawn_and_trained_further(tmp_path, stored, ca
     assert "whether they stand in its order is unchecked, and recalls near chance would say" in capsys.readouterr().out
 
     for more in ([], ["--captions", "w1 w2 w3"]):
-        show.main(["photos", "--checkpoint", *words, *folder, "--photos", str(tmp_path / "photos"),
+        show.main(["retrieval", "--checkpoint", *words, *folder, "--photos", str(tmp_path / "photos"),
                    "--output", str(tmp_path / "p.png"), "--overwrite", *more])
         assert "unchecked" in capsys.readouterr().out and (tmp_path / "p.png").stat().st_size > 10000
 

@@ -26,7 +26,7 @@ def run(tmp_path_factory, demo_path):
     folder = tmp_path_factory.mktemp("runs") / "run"
     assert trained("--data_path", demo_path, "--sim", "wasserstein", "--num_epochs", 2, "--logger_name", folder) == 0
     evaluate.main(["--checkpoint", str(folder), "--uncertainty"])
-    show.main(["photos", "--checkpoint", str(folder), "--photos", os.path.join(demo_path, "demo", "images")])
+    show.main(["retrieval", "--checkpoint", str(folder), "--photos", os.path.join(demo_path, "demo", "images")])
     return folder
 
 
