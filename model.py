@@ -9,6 +9,7 @@ stand in methods/.
 
 Papers: pmrl, ucmr, jwae, dmsm (README.md); VSE++ Faghri et al. 2018; DSSM Huang et al. 2013.
 """
+import importlib
 import math
 import os
 from collections.abc import Callable
@@ -43,16 +44,12 @@ from losses import (
     trait,
     unit,
 )
-from methods.cite import PENALTY, ConditionalNetwork
-from methods.pvse_pcme import MMD, Diversity, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
-from methods.scan import CrossAttention, RegionEmbedding, WordStates
-from methods.two_branch import BranchEmbedding, ProductNetwork, TwoBranchLoss
-from methods.vse_infinity import PooledEmbedding
-from methods.vsrn import Captioner, RegionGraph, RegionGRU
 from vocab import PAD, UNK, Trigrams, Vocabulary
 
-SIMILARITIES.update({"mil": MaxOverParts, "match_prob": MatchProbability, "scan": CrossAttention,
-                     "product": ProductNetwork, "cite": ConditionalNetwork})
+CITE_PENALTY = 5e-5                   # weight of the L1 norm of CITE's concept logits
+# Similarities of the baselines, with the file of methods/ and the class that each stands for.
+BASELINES = {"mil": "pvse_pcme.MaxOverParts", "match_prob": "pvse_pcme.MatchProbability", "scan": "scan.CrossAttention",
+             "product": "two_branch.ProductNetwork", "cite": "cite.ConditionalNetwork"}
 
 # Heads by name: what becomes of the bounded log-variances of the second copy of f_emb.
 HEADS = {
@@ -63,6 +60,17 @@ HEADS = {
         log_var.logsumexp(1, keepdim=True) - math.log(log_var.shape[1])),   # (B, D) -> (B, 1)
     "spherical_one": lambda log_var: log_var,                               # (B, 1), of Tower.one: ucmr 4.2
 }
+
+
+def load_baseline(name: str) -> Callable:
+    """Import a class of methods/ by its file and name, such as "scan.CrossAttention"."""
+    file, name = name.split(".")
+    return getattr(importlib.import_module(f"methods.{file}"), name)
+
+
+def find_similarity(name: str) -> Callable:
+    """The function or class of a name of SIMILARITIES or BASELINES."""
+    return load_baseline(BASELINES[name]) if name in BASELINES else SIMILARITIES[name]
 
 
 # ---- a tower
@@ -181,23 +189,17 @@ class VSE(nn.Module):
         """Word numbers (B, T), trigrams (B, T, K) or features (B, F), lengths (B,) -> Embedding of (B, D), float32."""
         return self.text_tower(tokens, lengths).embedding
 
-    def encode(self, batch) -> dict[str, Encoded]:
-        """"images" and "captions" of a batch, those that it has."""
-        encoded = {}
-        if batch.images is not None:
-            encoded["images"] = self.image_tower(batch.images)
-        if batch.tokens is not None:
-            encoded["captions"] = self.text_tower(batch.tokens, batch.lengths)
-        return encoded
-
     def loss(self, batch) -> dict[str, Tensor]:
         """Terms of the training loss by name, to be summed.
 
         batch: data.Batch of B matching pairs. Terms of one side learn from its unpaired items, too (jwae 3.3).
         """
-        pairs = self.encode(batch)
-        unpaired = {} if batch.unpaired is None else self.encode(batch.unpaired)
-        losses = {}
+        pairs = {"images": self.image_tower(batch.images), "captions": self.text_tower(batch.tokens, batch.lengths)}
+        losses, unpaired = {}, {}
+        if batch.unpaired is not None and batch.unpaired.images is not None:
+            unpaired["images"] = self.image_tower(batch.unpaired.images)
+        if batch.unpaired is not None and batch.unpaired.tokens is not None:
+            unpaired["captions"] = self.text_tower(batch.unpaired.tokens, batch.unpaired.lengths)
         if self.objective is not None:
             losses[self.loss_name] = self.ranking_loss(pairs["images"].embedding, pairs["captions"].embedding, batch)
         for name, term in self.extra_terms.items():
@@ -243,7 +245,8 @@ class Precomputed(nn.Module):
 class CNN(nn.Module):
     """An ImageNet network without its classifier (VSE++): photos (B, 3, H, W) -> (B, F), l2-normalised if `normalise`.
 
-    cells: the last map before pooling, (B, cells, C), each cell normalised; 7 x 7 cells for 224 x 224 pixels. Without
+    cells: the last map before pooling, (B, cells, C), each cell normalised; 7 x 7 cells for 224 x 224 pixels (AlexNet:
+    6 x 6). Without
     `finetune` the network gets no gradient and stays in eval mode. freeze_bn: the BatchNorms of a fine-tuned network
     keep ImageNet's statistics, as in VSE++, whose code is in eval mode from the first validation of an epoch on.
     """
@@ -299,7 +302,7 @@ def build_torchvision(cnn_type: str, weights: str | None, pretrained: bool) -> t
             raise InputError(f"the ImageNet weights of {cnn_type} are not here: fetch {url} and give it with "
                              f"--cnn_weights FILE, or put it into {os.path.dirname(path)}")
         read_cnn_weights(net, path, cnn_type)
-    if cnn_type.startswith("vgg"):
+    if hasattr(net, "classifier"):                                                  # VGG, AlexNet
         net.classifier = net.classifier[:-1]                                        # up to fc7
         return net, 4096
     dim, net.fc = net.fc.in_features, nn.Identity()                                 # 2048, or 512 for resnet18
@@ -332,16 +335,18 @@ def build_efficientnet_lite(cnn_type: str, weights: str | None, pretrained: bool
 def keep_map(net: nn.Module, dim: int) -> int:
     """Remove what follows the last map of one of CNNS, so that it returns C channels of all cells, flat; return C.
 
-    VGG keeps its average pooling, which gives 7 x 7 cells for photos of any size. dim: C of the others.
+    VGG and AlexNet keep their average pooling, which gives 7 x 7 and 6 x 6 cells for photos of any size. dim: C of the
+    others.
     """
     if hasattr(net, "classifier"):
         net.classifier = nn.Identity()
-        return 512
+        return [layer.out_channels for layer in net.features if isinstance(layer, nn.Conv2d)][-1]
     setattr(net, "avgpool" if hasattr(net, "avgpool") else "_avg_pooling", nn.Identity())
     return dim
 
 
-CNNS = {**dict.fromkeys(("vgg19", "resnet152", "vgg16", "resnet18", "resnet50", "resnet101"), build_torchvision),
+CNNS = {**dict.fromkeys(("vgg19", "resnet152", "vgg16", "alexnet", "resnet18", "resnet50", "resnet101"),
+                        build_torchvision),
         **dict.fromkeys(("efficientnet_lite0", "efficientnet_lite2"), build_efficientnet_lite)}
 
 
@@ -716,7 +721,7 @@ def build_layers(opt, inputs: int, hidden: str | None, option: str) -> nn.Module
         return Unchanged(opt.embed_size)
     sizes = layer_sizes(hidden)
     if opt.layer_style == "branch" and sizes:
-        return BranchEmbedding(inputs, sizes[0], opt.embed_size)
+        return load_baseline("two_branch.BranchEmbedding")(inputs, sizes[0], opt.embed_size)
     if opt.layer_style == "tanh":
         return TanhLayers(inputs, sizes, opt.embed_size)
     return ReLULayers(inputs, sizes, opt.embed_size) if sizes else LinearEmbedding(inputs, opt.embed_size)
@@ -724,7 +729,7 @@ def build_layers(opt, inputs: int, hidden: str | None, option: str) -> nn.Module
 
 def build_image_layers(opt, inputs: int) -> nn.Module:
     if opt.pool == "gpo":
-        return PooledEmbedding(inputs, opt.embed_size)
+        return load_baseline("vse_infinity.PooledEmbedding")(inputs, opt.embed_size)
     return build_layers(opt, inputs, opt.img_layers, "--img_layers")
 
 
@@ -741,8 +746,17 @@ def build_cnn(opt, pretrained: bool, cells: bool = False) -> CNN:
                normalise=opt.feature_norm or not cells, freeze_bn=opt.freeze_bn)
 
 
-def build_pie(opt, inputs: int, summary: nn.Module) -> PIENet:
-    return PIENet(inputs, opt.embed_size, summary, opt.n_embeds, parts=trait(SIMILARITIES[opt.sim], "parts"))
+def build_pie(opt, inputs: int, summary: nn.Module) -> nn.Module:
+    return load_baseline("pvse_pcme.PIENet")(inputs, opt.embed_size, summary, opt.n_embeds,
+                                             parts=trait(find_similarity(opt.sim), "parts"))
+
+
+def build_pie_variance(opt, inputs: int, summary: nn.Module) -> nn.Module:
+    return load_baseline("pvse_pcme.PIEVariance")(inputs, opt.embed_size, summary)
+
+
+def build_mean_linear(opt, inputs: int) -> nn.Module:
+    return load_baseline("pvse_pcme.MeanLinear")(inputs, opt.embed_size)
 
 
 def build_words(opt, vocab, table) -> Words:
@@ -755,7 +769,7 @@ def build_trigrams(opt, vocab, table) -> TrigramWords:
 
 def build_gru(opt, inputs: int) -> nn.Module:
     if opt.sim == "scan":                                   # compares every word, so it needs a state at each
-        return WordStates(inputs, opt.embed_size, opt.num_layers, opt.bi_gru)
+        return load_baseline("scan.WordStates")(inputs, opt.embed_size, opt.num_layers, opt.bi_gru)
     return GRUEmbedding(inputs, opt.embed_size, opt.num_layers, opt.txt_fc)
 
 
@@ -767,22 +781,22 @@ IMAGE_ENCODERS = {
     "precomp": Encoder("vector", lambda opt, _: build_features(opt, opt.pool == "mean"), build_image_layers,
                        layers=True, decoder="vector"),
     "cnn": Encoder("photos", build_cnn, build_image_layers, layers=True, decoder="vector"),
-    "vsrn": Encoder("regions", lambda opt, _: RegionGraph(opt.img_dim, opt.embed_size, opt.feature_norm,
-                                                          opt.region_norm == "regions"),
-                    lambda opt, inputs: RegionGRU(inputs, opt.embed_size, opt.region_bn)),
+    "vsrn": Encoder("regions", lambda opt, _: load_baseline("vsrn.RegionGraph")(
+        opt.img_dim, opt.embed_size, opt.feature_norm, opt.region_norm == "regions"),
+                    lambda opt, inputs: load_baseline("vsrn.RegionGRU")(inputs, opt.embed_size, opt.region_bn)),
     "pie": Encoder("cells", lambda opt, pretrained: (build_features(opt) if opt.img_dim else
                                                      build_cnn(opt, pretrained, cells=True)),
-                   lambda opt, inputs: build_pie(opt, inputs, MeanLinear(inputs, opt.embed_size)),
-                   lambda opt, inputs: PIEVariance(inputs, opt.embed_size, MeanLinear(inputs, opt.embed_size))),
-    "scan": Encoder("regions", lambda opt, _: build_features(opt), lambda opt, inputs: RegionEmbedding(
-        inputs, opt.embed_size, opt.precomp_enc_type == "weight_norm"), decoder="vector"),
+                   lambda opt, inputs: build_pie(opt, inputs, build_mean_linear(opt, inputs)),
+                   lambda opt, inputs: build_pie_variance(opt, inputs, build_mean_linear(opt, inputs))),
+    "scan": Encoder("regions", lambda opt, _: build_features(opt), lambda opt, inputs: load_baseline(
+        "scan.RegionEmbedding")(inputs, opt.embed_size), decoder="vector"),
 }
 TEXT_ENCODERS = {
     "gru": Encoder("words", build_words, build_gru, decoder="words"),
     "bigru": Encoder("words", build_words, lambda opt, inputs: BiGRUEmbedding(inputs, opt.embed_size, opt.num_layers),
                      decoder="words"),
     "pie": Encoder("words", build_words, lambda opt, inputs: build_pie(opt, inputs, build_bigru(opt, inputs)),
-                   lambda opt, inputs: PIEVariance(inputs, opt.embed_size, build_bigru(opt, inputs))),
+                   lambda opt, inputs: build_pie_variance(opt, inputs, build_bigru(opt, inputs))),
     "mean": Encoder("words", lambda opt, *words: BagOfWords(build_words(opt, *words), True), build_text_layers,
                     layers=True, decoder="vector"),
     "sum": Encoder("words", lambda opt, *words: BagOfWords(build_words(opt, *words), False), build_text_layers,
@@ -830,19 +844,6 @@ def build_vocabulary(opt, words: list[str]) -> Vocabulary:
     return (Trigrams if TEXT_ENCODERS[opt.txt_enc].reads == "trigrams" else Vocabulary)(words)
 
 
-def build_similarity(opt):
-    """The similarity of --sim: a function, or a module with parameters."""
-    similarity = SIMILARITIES[opt.sim]
-    if isinstance(similarity, type):
-        return similarity(*(getattr(opt, name) for name in getattr(similarity, "options", ())))
-    return similarity
-
-
-def build_objective(opt, similarity) -> nn.Module | None:
-    """The ranking loss of --loss; None where an extra term stands in its place."""
-    return LOSSES[opt.loss].build(opt, similarity) if opt.loss in LOSSES else None
-
-
 def build_side_terms(opt, vocab, image_dim: int, text_dim: int, critic: Critic | None) -> dict[str, Term]:
     """jWAE's terms, each of images or captions alone. image_dim, text_dim: widths of the trunks."""
     terms = {}
@@ -869,31 +870,33 @@ def build_pair_terms(opt, vocab, image_dim: int, similarity) -> dict[str, Term]:
     """Terms of pairs beside the ranking loss, or in its place, those that have a weight."""
     terms = {
         "mse": (opt.mse_weight * (opt.loss == "mse"), PairMSE),
-        "two_branch": (1.0 * (opt.loss == "two_branch"), TwoBranchLoss),
-        "concepts": (PENALTY * (opt.sim == "cite"), lambda: similarity.penalty),
+        "two_branch": (1.0 * (opt.loss == "two_branch"), lambda: load_baseline("two_branch.TwoBranchLoss")()),
+        "concepts": (CITE_PENALTY * (opt.sim == "cite"), lambda: similarity.penalty),
         "volume": (1.0 * (opt.loss == "volume"), Volume),
         "anchor": (1.0 * (opt.text_anchor > 0 and not opt.freeze_means), lambda: Anchor(opt.txt_dim, opt.text_anchor)),
         "vib": (opt.vib, lambda: information_bottleneck),
-        "captioner": (opt.captioner, lambda: Captioner(image_dim, len(vocab), opt.dim_hidden, opt.max_len,
-                                                       original=opt.captioner_original)),
-        "diversity": (opt.diversity, Diversity),
-        "mmd": (opt.mmd, lambda: MMD(latents=opt.loss == "mse"))}
+        "captioner": (opt.captioner, lambda: load_baseline("vsrn.Captioner")(
+            image_dim, len(vocab), opt.dim_hidden, original=opt.captioner_original)),
+        "diversity": (opt.diversity, lambda: load_baseline("pvse_pcme.Diversity")()),
+        "mmd": (opt.mmd, lambda: load_baseline("pvse_pcme.MMD")(latents=opt.loss == "mse"))}
     return {name: Term(weight, build()) for name, (weight, build) in terms.items() if weight}
 
 
-def build_model(opt, vocab, pretrained: bool = True, vectors: Callable | None = None) -> VSE:
-    """The model of resolved options (options.resolve). Raises InputError where they do not fit the data.
+def build_model(opt, vocab, pretrained: bool = True) -> VSE:
+    """Build the model of resolved options (options.resolve). Raises InputError where they do not fit the data.
 
-    pretrained=False: a checkpoint will be loaded, so a CNN needs no weights. vectors: reads --word_vectors
-    (methods.word_vectors.read_word_vectors).
+    pretrained=False: a checkpoint will be loaded, so neither the weights of a CNN nor --word_vectors are read.
     """
-    similarity = build_similarity(opt)
+    similarity = find_similarity(opt.sim)
+    if isinstance(similarity, type):                        # it has parameters or options
+        similarity = similarity(*(getattr(opt, name) for name in getattr(similarity, "options", ())))
     image = build_tower(opt, IMAGE_ENCODERS[opt.img_enc], opt.image_head, not opt.no_imgnorm, pretrained)
-    table = vectors(vocab.words, opt.word_vectors, opt.word_dim) if opt.word_vectors and vectors else None
-    # VSE++ always normalises captions; SCAN has --no_txtnorm
-    text = build_tower(opt, TEXT_ENCODERS[opt.txt_enc], opt.text_head, not opt.no_txtnorm, vocab, table)
+    table = None
+    if opt.word_vectors and pretrained:
+        table = load_baseline("word_vectors.read_word_vectors")(vocab.words, opt.word_vectors, opt.word_dim)
+    text = build_tower(opt, TEXT_ENCODERS[opt.txt_enc], opt.text_head, True, vocab, table)
     critic = Critic(opt.embed_size) if (opt.prior_images or opt.prior_captions) and opt.prior_loss == "gan" else None
     terms = build_side_terms(opt, vocab, image.trunk.dim, text.trunk.dim, critic)
     terms |= build_pair_terms(opt, vocab, image.trunk.dim, similarity)
-    objective = build_objective(opt, similarity)
+    objective = LOSSES[opt.loss].build(opt, similarity) if opt.loss in LOSSES else None    # else a pair term
     return VSE(image, text, similarity, objective, terms, critic, opt.mask_same_image, opt.loss)

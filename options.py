@@ -1,13 +1,11 @@
 """Options of train.py and evaluate.py: the parsers, what an option implies, and which combinations are refused.
 
-A loss or similarity with options of its own declares them beside its code, in `options`; they are added here by
-themselves. `options(sim="wasserstein")` gives the options of a training to a script.
+A loss with options of its own declares them beside its code, in `options`; they are added here by themselves.
+`options(sim="wasserstein")` gives the options of a training to a script.
 """
 import argparse
-import functools
 import itertools
 import os
-import re
 
 from cli import (
     LARGEST,
@@ -31,19 +29,15 @@ from cli import (
     workers,
 )
 from data import DEV_IMAGES, NoImages, Photos
+from files import read_yaml
 from losses import LOSSES, OTHER_LOSSES, PRIOR_LOSSES, SIMILARITIES, VAR_MAX, formulas, trait
 from methods import ADVICE, METHODS
-from model import CNNS, HEADS, IMAGE_ENCODERS, LATENT_NORMS, TEXT_ENCODERS
+from model import BASELINES, CNNS, HEADS, IMAGE_ENCODERS, LATENT_NORMS, TEXT_ENCODERS, find_similarity
 
 FLAG, SWITCH = {"action": "store_true"}, {"action": argparse.BooleanOptionalAction}
 WEIGHT = {"type": at_least_zero, "default": 0.0, "metavar": "WEIGHT"}
-METAVARS = {filename: "FILE", number: "X", sizes: "SIZES", **dict.fromkeys((natural, positive, width, workers), "N"),
-            **dict.fromkeys((above_zero, at_least_zero, below_one, fraction), "X")}
 # Options that no file of options holds, since they say which run it is or start a command.
 COMMAND_LINE = {"logger_name", "overwrite", "resume", "config", "dry_run", "methods"}
-SHORT = {"data_path", "data_name", "workers", "method", "sim", "head", "embed_size", "img_enc", "cnn_type", "finetune",
-         "txt_enc", "word_dim", "loss", "margin", "max_violation", "num_epochs", "batch_size", "learning_rate", "amp",
-         "device", "seed", "logger_name", "resume", "init_from", "overwrite", "config", "methods", "dry_run"}
 
 
 class Options(argparse.Namespace):
@@ -51,72 +45,30 @@ class Options(argparse.Namespace):
     __slots__ = ("asked",)
 
 
-# ---- the parsers
-
-class Help(argparse.Action):
-    """--help: the options named in `const`, with the beginning of their texts; --help all: all."""
-
-    def __call__(self, parser, namespace, value, flag=None):
-        for action in parser._actions if value not in (None, "all") else ():
-            short = action.dest in value or action is self
-            action.help = re.split(r"[.;] | \(", action.help)[0] if short else argparse.SUPPRESS
-            if action.choices and len(action.choices) > 3:
-                action.metavar = "NAME"
-        if value not in (None, "all"):
-            parser.epilog = f"`{parser.prog} --help all` explains all {len(parser._actions) - 1} options."
-        parser.print_help()
-        parser.exit()
-
-
-def build_parser(description: str, advice: dict | None = None, short: set | None = None) -> Arguments:
-    p = Arguments(description, advice, add_help=False, usage="%(prog)s [options]")
-    p.add_argument("-h", "--help", action=Help, nargs="?", choices=["all"], metavar="all", const=short,
-                   default=argparse.SUPPRESS, help="show this; --help all: all options")
-    return p
-
-
-def name_values(p: Arguments) -> Arguments:
-    """Name the values in the help by their types."""
-    for action in p._actions:
-        if action.nargs != 0 and not action.choices and action.metavar is None:
-            action.metavar = METAVARS.get(action.type, "N" if isinstance(action.type, functools.partial) else None)
-    return p
-
-
-def add_declared(p: Arguments, add, owners) -> None:
-    """Add the options that losses and similarities declare: {name: (type, default, help)}. A float is to be at least 0
-    and an int at least 1; a type may also be bool, a list of values, or a function that reads a word."""
-    kinds = {float: {"type": at_least_zero}, int: {"type": positive}, bool: SWITCH}
-    for owner in owners:
-        declared = getattr(owner, "options", {})
-        for name, (kind, default, text) in declared.items() if isinstance(declared, dict) else ():
-            if name not in {action.dest for action in p._actions}:
-                how = {"type": kind} if callable(kind) else {"choices": kind}
-                add(f"--{name}", default=default, help=text, **(kinds.get(kind, how) if callable(kind) else how))
-
+# ---- train.py
 
 def training_parser() -> Arguments:
-    p = build_parser("Train a joint embedding of images and captions.", ADVICE, SHORT)
+    p = Arguments("Train a joint embedding of images and captions.", ADVICE, usage="%(prog)s [options]")
     add = p.add_argument_group("data").add_argument
-    add("--data_path", type=filename, default="data", metavar="FOLDER", help="folder that holds the data sets")
-    add("--data_name", type=data_set, default="coco_precomp", metavar="NAME", help="folder of the data set")
-    add("--vocab_path", type=filename, default="./vocab/", metavar="FOLDER", help="folder of {data_name}_vocab.json; "
-        "the vocabulary is built when the file is not there")
+    add("--data_path", type=filename, default="data", help="folder that holds the data sets")
+    add("--data_name", type=data_set, default="coco_precomp", help="folder of the data set")
+    add("--vocab_path", type=filename, default="./vocab/", help="folder of {data_name}_vocab.json; the vocabulary is "
+        "built when the file is not there")
     add("--vocab_splits", type=split_names, default="train", help="splits whose words count (original: train,dev)")
     add("--vocab_threshold", type=positive, default=4, help="keep words that are seen at least this often")
     add("--use_restval", **FLAG, help="train on COCO's restval images, too")
     add("--dev_images", type=natural, default=DEV_IMAGES, help="dev images of precomputed data and COCO; 0: all")
-    add("--supervised_fraction", type=fraction, default=1.0, help="share of the training images whose pairs are known; "
-        "the others join the terms that need no pairs")
+    add("--supervised_fraction", type=fraction, default=1.0, help="jWAE: share of the training images whose pairs are "
+        "known; the others join the terms that need no pairs")
     for side in ("images", "captions"):
-        add(f"--unpaired_{side}", type=data_set, metavar="NAME", help=f"data set whose training {side} join these "
-            "terms")
+        add(f"--unpaired_{side}", type=data_set, help=f"jWAE: data set whose training {side} join these terms")
     add("--workers", type=workers, default=min(10, os.cpu_count() or 1), help="processes that read photos")
 
     add = p.add_argument_group("method").add_argument
     add("--method", choices=METHODS, metavar="NAME", help="options of a method of the papers (see --methods); other "
         "options given come before them")
-    add("--sim", "--measure", choices=SIMILARITIES, default="cosine", help="similarity of image and caption")
+    add("--sim", "--measure", choices=[*SIMILARITIES, *BASELINES], default="cosine", help="similarity of image and "
+        "caption")
     add("--head", choices=HEADS, help="points or Gaussians, for both sides (default: what --sim needs)")
     add("--image_head", choices=HEADS, help="the same for images (GIE: Gaussian here only)")
     add("--text_head", choices=HEADS, help="the same for captions (GCE: Gaussian here only)")
@@ -163,22 +115,28 @@ def training_parser() -> Arguments:
     add("--freeze_words", **FLAG, help="keep the vectors of --word_vectors as they are")
     add("--word_dim", type=width, default=300, help="size of the word vectors")
     add("--num_layers", type=up_to(64), default=1, help="layers of the GRU")
-    add("--bi_gru", **FLAG, help="scan: read the words in both directions and average")
 
-    add = p.add_argument_group("similarities of parts, of samples and by networks").add_argument
+    add = p.add_argument_group("SCAN, PVSE and CITE").add_argument
+    add("--bi_gru", **FLAG, help="scan: read the words in both directions and average")
+    add("--cross_attn", choices=["t2i", "i2t"], default="t2i", help="scan: words attend to regions, or the reverse")
+    add("--agg_func", choices=["LogSumExp", "Mean"], default="LogSumExp", help="scan: how the cosines of the parts "
+        "become a score")
+    add("--lambda_lse", type=at_least_zero, default=6.0, help="scan: sharpness of LogSumExp")
+    add("--lambda_softmax", type=at_least_zero, default=9.0, help="scan: sharpness of the attention (SCAN has 4 for "
+        "i2t)")
     add("--n_embeds", type=up_to(1024), metavar="K", help="mil: embeddings per item (default: 2)")
     add("--cite_layers", type=sizes, default="1024-256", help="cite: sizes of the layer of all concepts and of each "
         "one")
-    add("--precomp_enc_type", choices=["basic", "weight_norm"], default="basic", help="scan: linear layer of the "
-        "regions")
-    add("--no_txtnorm", **FLAG, help="scan: do not normalise word states")
-    add_declared(p, add, SIMILARITIES.values())
 
     add = p.add_argument_group("objective").add_argument
     add("--loss", choices=[*LOSSES, *OTHER_LOSSES], help="what is minimised. hinge (VSE++), infonce (CLIP), match "
         "(PCME, PCME++), nll (DMSM), mse (jWAE), two_branch, logistic (CITE), volume (variances of given means: of how "
         "many photos fit). Default: hinge, or what --sim needs")
-    add_declared(p, add, LOSSES.values())
+    kinds = {float: {"type": at_least_zero}, int: {"type": positive}, bool: SWITCH}
+    for loss in LOSSES.values():
+        for name, (kind, default, text) in loss.options.items():
+            settings = {"choices": kind} if isinstance(kind, list) else kinds[kind]
+            add(f"--{name}", default=default, help=text, **settings)
     add("--vse_mean_warmup_epochs", type=natural, default=0, help="hinge: the sum of violations for N epochs")
     add("--mask_same_image", **FLAG, help="do not count other captions of an image as negatives")
     add("--pseudo_positives", **WEIGHT, help="match: weight of pairs that score above the true one (PCME++: 0.1)")
@@ -193,12 +151,11 @@ def training_parser() -> Arguments:
         add(f"--prior_{side}", **WEIGHT, help=f"jWAE: latents of {side} follow N(0, I)")
     add("--prior_loss", choices=PRIOR_LOSSES, default="gan", help="a critic (jWAE) or a maximum mean discrepancy")
     add("--latent_norm", choices=LATENT_NORMS, help="scale of latents. sphere: norm sqrt(embed_size); batch: mean 0 "
-        "and variance 1 per dimension over a batch (default with a prior: sphere, and batch for --loss mse; else none)")
+        "and variance 1 per dimension over a batch (default: sphere with a prior and a loss of scores, else none)")
     add("--vae", **WEIGHT, help="sample every latent from a Gaussian; weight of its KL to N(0, I) (jWAE's VAE)")
     add("--captioner", **WEIGHT, help="vsrn: generate the caption, too (1)")
     add("--captioner_original", **FLAG, help="captioner: attend as VSRN's code, without the word before")
     add("--dim_hidden", type=width, default=512, help="captioner: size of its GRUs")
-    add("--max_len", type=up_to(10000, least=2), default=60, help="captioner: cut captions after so many tokens")
     add("--vib", **WEIGHT, help="KL of every Gaussian to N(0, I), in nats, averaged over items (PCME: 5e-6; PCME++'s "
         "1e-4 is a mean over dimensions, too: 1e-4 / embed_size here)")
     add("--diversity", **WEIGHT, help="mil: keep the K embeddings apart (PVSE: 0.1 x batch size, as the loss is a sum)")
@@ -233,33 +190,30 @@ def training_parser() -> Arguments:
     add("--resume", type=lambda text: text and filename(text), metavar="RUN", nargs="?", const="", help="go on exactly "
         "where RUN, or the run in --logger_name, stopped; a checkpoint file goes on in a new folder, --logger_name NEW")
     add("--init_from", type=filename, metavar="RUN", help="start from the weights and vocabulary of RUN")
-    add("--vocab", type=filename, metavar="FILE", help="vocabulary of an --init_from of the original VSE++ or "
-        "VSRN")
-    add("--overwrite", **FLAG, help="remove a run before: checkpoints, logs, events, results[_*].json, "
-        "calibration[_*].json, confidence[_*].json, retrieval.png and the pictures confidence, people, uncertainty and "
-        "uncertain_SIDE[_*].png")
+    add("--vocab", type=filename, metavar="FILE", help="vocabulary of an --init_from of an original code base")
+    add("--overwrite", **FLAG, help="remove a run before: checkpoints, logs, events, and what the commands made of it")
     add("--config", type=filename, help="YAML file of options; the command line comes before it")
     add("--methods", **FLAG, help="list the methods and their options, and end")
     add("--dry_run", **FLAG, help="check everything, print sizes and options, write nothing")
     # what the data settle, stored with the options
     p.set_defaults(img_dim=None, n_regions=None, txt_dim=None)
-    return name_values(p)
+    return p
 
 
 def list_options(p: Arguments) -> dict[str, argparse.Action]:
-    """The options of a parser by name."""
+    """Return the options of a parser by name."""
     return {action.dest: action for action in p._actions if action.dest != "help"}
 
 
 def defaults(p: Arguments) -> dict:
-    """The options of a parser where none is given, with what the data settle."""
+    """Return the options of a parser where none is given, with what the data settle."""
     return vars(p.parse_args([]))
 
 
 # ---- options of a training from the command line, a file or a script
 
 def parse_words(p: Arguments, words: list[str]) -> Options:
-    """The options that words of a command line give; those of --method come before the others."""
+    """Parse the words of a command line; the options of --method come before the others."""
     opt = p.parse_args(words, Options())
     if opt.method:
         opt = p.parse_args([*METHODS[opt.method].flags.split(), *words], Options())
@@ -279,12 +233,28 @@ def options(**values) -> Options:
     return opt
 
 
+def read_config(path: str, p: Arguments) -> list[str]:
+    """Read the options of a YAML file as words of a command line. A run's config.yaml gives those that it was asked
+    for, from which others follow, and never its folder."""
+    values, where = read_yaml(path), f"--config {path}"
+    check(isinstance(values, dict), f"{where} holds no options by their names")
+    if isinstance(values.get("options"), dict):
+        values = values["asked"] if isinstance(values.get("asked"), dict) else values["options"]
+        values = {name: value for name, value in values.items() if name in {*list_options(p)} - COMMAND_LINE}
+    for name in values:
+        check(name not in COMMAND_LINE,
+              f"{where} holds '{name}', which only the command line can say, so that a file of options never names or "
+              f"replaces a run, nor starts a command; leave it out and give --{name}")
+    return spell(values, p, where)
+
+
 def spell(values: dict, p: Arguments, where: str) -> list[str]:
-    """Options by name as words of a command line, so that they are checked like typed ones. None is the default."""
+    """Spell options by name as words of a command line, so that they are checked like typed ones. None is the default.
+    """
     words, known = [], list_options(p)
     for name, value in values.items():
         check(name in known, f"{where} holds {ascii(name)[:60]}, which is no option; options are those of train.py "
-                             "--help all")
+                             "--help")
         check(not isinstance(value, (dict, list)),
               f"{where}: {name} is a {type(value).__name__}; give a single value")
         if value is None:
@@ -301,30 +271,15 @@ def spell(values: dict, p: Arguments, where: str) -> list[str]:
 
 # ---- what options imply
 
-def similarity_trait(opt, name: str):
-    return trait(SIMILARITIES[opt.sim], name)
-
-
-def needed_gaussians(opt) -> int:
-    """How many sides must be Gaussian: both with --vae, whose samples are compared as points, and --loss volume, whose
-    means are."""
-    return 2 if opt.vae or opt.loss == "volume" else similarity_trait(opt, "gaussian_sides")
-
-
-def heads(opt) -> tuple[str, str]:
-    """Heads of images and of captions: those given, else what the similarity needs."""
-    image, text = opt.image_head or opt.head, opt.text_head or opt.head
-    usual = similarity_trait(opt, "implies").get("head", "ellipsoidal")
-    if similarity_trait(opt, "gaussian_sides") == 1:            # GCE, unless the image side is asked for
-        image = image or (usual if text == "point" else "point")
-        return image, text or (usual if image == "point" else "point")
-    usual = usual if needed_gaussians(opt) else "point"
-    return image or usual, text or usual
-
-
 def default_run(opt) -> str:
     """Folder of a run that is given none."""
     return os.path.join("runs", f"{opt.data_name}_{opt.method or opt.sim}_seed{opt.seed}".replace("/", "_"))
+
+
+def count_gaussians(opt) -> int:
+    """Number of sides that must be Gaussian: both with --vae, whose samples are compared as points, and --loss volume,
+    whose means are."""
+    return 2 if opt.vae or opt.loss == "volume" else trait(find_similarity(opt.sim), "gaussian_sides")
 
 
 def imply(opt) -> None:
@@ -332,11 +287,17 @@ def imply(opt) -> None:
     def default(name: str, value) -> None:
         if getattr(opt, name) in (None, "auto"):
             setattr(opt, name, value)
-    opt.image_head, opt.text_head = heads(opt)
+    similarity = find_similarity(opt.sim)
+    implied = dict(trait(similarity, "implies"))
+    head, image, text = implied.pop("head", "ellipsoidal"), opt.image_head or opt.head, opt.text_head or opt.head
+    if trait(similarity, "gaussian_sides") == 1:                # GCE, unless the image side is asked for
+        image = image or (head if text == "point" else "point")
+        text = text or (head if image == "point" else "point")
+    head = head if count_gaussians(opt) else "point"
+    opt.image_head, opt.text_head = image or head, text or head
     opt.head = opt.image_head if opt.image_head == opt.text_head else None
-    for name, value in similarity_trait(opt, "implies").items():
-        if name != "head":
-            default(name, value)
+    for name, value in implied.items():
+        default(name, value)
     default("embed_size", 2048 if opt.img_enc == "vsrn" else 1024)
     default("txt_enc", "features" if opt.text_features else "gru")
     default("n_embeds", 1)
@@ -348,8 +309,8 @@ def imply(opt) -> None:
     default("var_layers", "256" if nothing_to_copy else None)
     default("label_smoothing", 1e-4 if opt.pseudo_positives else 0.0)
     prior = opt.prior_images or opt.prior_captions
-    default("latent_norm", "none" if not prior else "batch" if opt.loss == "mse" else "sphere")
-    default("max_violation", similarity_trait(opt, "gaussian_sides") > 0 and opt.loss == "hinge")
+    default("latent_norm", "sphere" if prior and opt.loss != "mse" else "none")
+    default("max_violation", trait(similarity, "gaussian_sides") > 0 and opt.loss == "hinge")
     default("logger_name", default_run(opt))
     if opt.no_imgnorm and opt.sim == "cosine":                  # VSE0: its cosine is an inner product
         opt.sim = "dot"
@@ -358,15 +319,45 @@ def imply(opt) -> None:
 def resolve(opt) -> None:
     """Fill in what the options imply. Raise InputError where they cannot work, before any data is read."""
     imply(opt)
-    refuse_misfits(opt)
+    check_heads(opt)
+    check_options(opt)
 
 
 # ---- what cannot work
 
-def refuse_misfits(opt) -> None:
-    """Raise InputError with the first reason why a training with these options cannot work."""
+def check_heads(opt) -> None:
+    """Raise InputError where the heads are not those that similarity and loss compare."""
+    heads, needed = (opt.image_head, opt.text_head), count_gaussians(opt)
+    given = f"image head '{opt.image_head}' and text head '{opt.text_head}'"
+    gaussians = 2 - heads.count("point")
+    check(opt.sim != "mls" or "ellipsoidal" not in heads,
+          f"--sim mls has one variance per item, not {given}; leave the heads out, or make one side a point "
+          "(--image_head point)")
+    reason = f"--vae {opt.vae}" if opt.vae else "--loss volume" if opt.loss == "volume" else f"--sim {opt.sim}"
+    wants, fix = {
+        0: ("compares points", "leave the heads out, or choose a similarity of Gaussians such as wasserstein"),
+        1: ("needs one Gaussian side and one point", "give one of --image_head (GIE) and --text_head (GCE)"),
+        2: ("needs a Gaussian on both sides", "leave the heads out, or give --head ellipsoidal")}[needed]
+    check(needed == gaussians or gaussians and trait(find_similarity(opt.sim), "point_side"),
+          f"{reason} {wants}, not {given}; {fix}")
+    ready = opt.img_layers == opt.txt_layers == "0" and opt.txt_enc == "features"
+    check(opt.loss != "volume" or opt.freeze_means or ready,
+          "--loss volume learns variances around means that are given; give --freeze_means with --init_from RUN, or "
+          "--text_features NAME with --img_layers 0 --txt_layers 0")
+    check(not opt.freeze_means or gaussians and (opt.init_from or opt.resume is not None),
+          "--freeze_means learns variances around the means of a trained run; give --init_from RUN and a Gaussian head")
+    check(not opt.vib or gaussians and not opt.vae,
+          f"--vib {opt.vib:g} is the KL of Gaussian embeddings, and there are none (with --vae its own weight counts); "
+          "take a similarity of Gaussians, or leave --vib out")
+    check(opt.var_min < VAR_MAX,
+          f"--var_min {opt.var_min} is not below the largest variance, {VAR_MAX:g}; give a smaller one")
+
+
+def check_options(opt) -> None:
+    """Raise InputError with the first other reason why a training with these options cannot work."""
+    similarity, text = find_similarity(opt.sim), TEXT_ENCODERS[opt.txt_enc]
     for name in ("img_enc", "txt_enc"):
-        value, needed = getattr(opt, name), similarity_trait(opt, "parts") and similarity_trait(opt, "implies")[name]
+        value, needed = getattr(opt, name), trait(similarity, "parts") and trait(similarity, "implies")[name]
         check(value == needed or not needed, f"--sim {opt.sim} compares the parts of an item, which --{name} {value} "
                                              f"does not keep; leave --{name} out")
     check(opt.img_enc != "scan" or opt.sim == "scan",
@@ -378,7 +369,6 @@ def refuse_misfits(opt) -> None:
     check((opt.txt_enc == "features") == bool(opt.text_features),
           f"--txt_enc {opt.txt_enc} and --text_features {opt.text_features}: features are read by --txt_enc features, "
           "from the files that --text_features names; give both or neither")
-    text = TEXT_ENCODERS[opt.txt_enc]
     check(not opt.txt_layers or text.layers and not (text.reads == "trigrams" and opt.txt_layers == "0"),
           f"--txt_layers {opt.txt_layers} does not fit --txt_enc {opt.txt_enc}, as sizes are for --text_features NAME, "
           "--txt_enc mean, sum and trigrams, and 0 not for the last; leave it out")
@@ -391,19 +381,16 @@ def refuse_misfits(opt) -> None:
           f"--bi_gru averages the states of --sim scan, and this is --sim {opt.sim}; take --txt_enc bigru")
     check(not (opt.n_embeds > 1 and opt.sim != "mil" or opt.diversity and opt.n_embeds < 2),
           f"--n_embeds {opt.n_embeds}, --diversity {opt.diversity:g} and --sim {opt.sim}: several embeddings an item "
-          "are compared by --sim mil, and --diversity keeps two or more apart; take --sim mil with --n_embeds 2, or "
-          "leave both out")
-    branch = [name for name in ("img_layers", "txt_layers") if "-" in (getattr(opt, name) or "")]
-    check(opt.layer_style != "branch" or not branch,
-          f"--layer_style branch has one hidden layer, and --{'--'.join(branch[:1])} has several; give one size")
+          "are compared by --sim mil; take --sim mil with --n_embeds 2, or leave both out")
+    layers = f"{opt.img_layers} {opt.txt_layers}"
+    check(opt.layer_style != "branch" or "-" not in layers,
+          f"--layer_style branch has one hidden layer, and --img_layers and --txt_layers are {layers}; give one size")
     check(opt.sim != "cite" or opt.cite_layers.count("-") == 1,
           f"--cite_layers {opt.cite_layers}: --sim cite has a layer that all concepts share, and one for each; give "
           "two sizes, such as 1024-256")
     check(opt.var_layers != "0", "--var_layers 0: variances need a hidden layer; give a size, such as 256")
-    check(opt.var_min < VAR_MAX,
-          f"--var_min {opt.var_min} is not below the largest variance, {VAR_MAX:g}; give a smaller one")
-    check(opt.loss not in ("mse", "two_branch", "volume") or opt.sim in ("cosine", "dot"),
-          f"--loss {opt.loss} compares points, and --sim {opt.sim} does not; take --sim cosine")
+    check(opt.loss not in ("mse", "two_branch", "volume") and not opt.vae or opt.sim in ("cosine", "dot"),
+          f"--loss {opt.loss} and --vae {opt.vae:g} compare points, and --sim {opt.sim} does not; take --sim cosine")
     check(opt.loss != "two_branch" or opt.batch_size % 2 == 0,
           f"--loss two_branch learns from pairs of captions, and --batch_size {opt.batch_size} splits one; give an "
           "even number")
@@ -415,43 +402,7 @@ def refuse_misfits(opt) -> None:
           "fewer, or a larger --batch_size")
     check(opt.warmup < opt.num_epochs,
           f"--warmup {opt.warmup:g} is as long as the training of --num_epochs {opt.num_epochs}; give less")
-    refuse_heads(opt)
-    refuse_terms(opt)
-
-
-def refuse_heads(opt) -> None:
-    given = f"image head '{opt.image_head}' and text head '{opt.text_head}'"
-    gaussians = (opt.image_head != "point") + (opt.text_head != "point")
-    check(opt.sim != "mls" or "ellipsoidal" not in (opt.image_head, opt.text_head),
-          f"--sim mls has one variance per item, not {given}; leave the heads out, or make one side a point "
-          "(--image_head point)")
-    kinds = ", ".join(kind for kind in HEADS if kind != "point")
-    reason = f"--vae {opt.vae}" if opt.vae else "--loss volume" if opt.loss == "volume" else f"--sim {opt.sim}"
-    needed = needed_gaussians(opt)
-    wants, fix = {0: ("compares points", "leave the heads out, or choose a similarity of Gaussians such as "
-        "wasserstein"),
-                  1: ("needs one Gaussian side and one point",
-                      f"give one of --image_head (GIE) and --text_head (GCE) one of {kinds}"),
-                  2: ("needs a Gaussian on both sides", f"give both sides one of {kinds}")}[needed]
-    check(needed == gaussians or gaussians and similarity_trait(opt, "point_side"),
-          f"{reason} {wants}, not {given}; {fix}")
-    ready = opt.img_layers == opt.txt_layers == "0" and opt.txt_enc == "features"
-    check(opt.loss != "volume" or opt.freeze_means or ready,
-          "--loss volume learns variances around means that are given; give --freeze_means with --init_from RUN, or "
-          "--text_features NAME with --img_layers 0 --txt_layers 0")
-    check(not opt.freeze_means or gaussians and (opt.init_from or opt.resume is not None),
-          "--freeze_means learns variances around the means of a trained run; give --init_from RUN and a Gaussian head")
-    check(not opt.vib or gaussians and not opt.vae,
-          f"--vib {opt.vib:g} is the KL of Gaussian embeddings, and there are none (with --vae its own weight counts); "
-          "take a similarity of Gaussians, or leave --vib out")
-    check(not opt.vae or opt.sim in ("cosine", "dot"),
-          f"--vae {opt.vae:g} samples latents that are compared as points, and --sim {opt.sim} does not; take --sim "
-          "cosine")
-
-
-def refuse_terms(opt) -> None:
-    text, recon = TEXT_ENCODERS[opt.txt_enc], opt.recon_images or opt.recon_captions
-    prior = opt.prior_images or opt.prior_captions
+    recon, prior = opt.recon_images or opt.recon_captions, opt.prior_images or opt.prior_captions
     check(not (recon or prior) or opt.sim in ("cosine", "dot", "scan", "product", "cite"),
           "--recon_images, --recon_captions, --prior_images and --prior_captions are for latents that are compared by "
           f"their direction, not --sim {opt.sim}; take --sim cosine")
@@ -540,7 +491,7 @@ def seeds(text: str) -> str:
 
 
 def evaluation_parser() -> Arguments:
-    p = build_parser("Evaluate image-caption retrieval.")
+    p = Arguments("Evaluate image-caption retrieval.", usage="%(prog)s [options]")
     add = p.add_argument_group("what is evaluated").add_argument
     add("--checkpoint", type=filename, metavar="RUN", nargs="+", help="run folders or checkpoint files; several are an "
         "ensemble (default: the newest run)")
@@ -590,7 +541,7 @@ def evaluation_parser() -> Arguments:
     add("--batch_size", type=positive, default=128, help="images or captions that are encoded at once")
     add("--workers", type=workers, default=min(10, os.cpu_count() or 1), help="processes that read photos")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto takes CUDA where it is present")
-    return name_values(p)
+    return p
 
 
 def parse_evaluation(argv=None) -> argparse.Namespace:

@@ -81,7 +81,7 @@ METHODS = {
     "pvse": Method("PVSE", "Song and Soleymani 2019",
                    {"sim": "mil", "n_embeds": 2, "margin": 0.1, "max_violation": True, "batch_size": 256,
                     "diversity": 25.6, "mmd": 2.56}, f"{REGIONS}, or photos"),
-    "pcme": Method("PCME", "Chun et al. 2021", {"sim": "match_prob", "n_samples": 7, "vib": 5e-6},
+    "pcme": Method("PCME", "Chun et al. 2021", {"sim": "match_prob", "vib": 5e-6},
                    f"{REGIONS}, or photos"),
     "pcme++": Method("PCME++", "Chun 2024",
                      {"sim": "csd", "loss": "match", "vib": 1e-7, "var_min": 1e-5, "logvar_init": -6}),

@@ -14,8 +14,6 @@ from layers import vsepp_linear
 from losses import unit
 from methods.two_branch import PairNetwork, fc
 
-PENALTY = 5e-5                        # weight of ConditionalNetwork.penalty
-
 
 class ConditionalNetwork(PairNetwork):
     """Log-odds of a match, any real number: a linear layer of sum_k p_k(y) h_k(x * y).

@@ -7,12 +7,13 @@ They pickle an argparse.Namespace, or a dict, of options and two state dicts, wh
 import argparse
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from checkpoint import has_names, is_dense, without_module
 from cli import InputError, check
 from files import FORMAT
 from model import CNNS
@@ -20,30 +21,11 @@ from options import resolve, training_parser
 from vocab import Vocabulary
 
 
-def is_dense(value) -> bool:
-    """Whether a value is a tensor of ordinary numbers, as weights are: not sparse, quantised or
-    complex."""
-    return (torch.is_tensor(value) and value.layout == torch.strided
-            and not value.is_quantized and not value.is_complex())
-
-
-def named(values, fits: Callable) -> bool:
-    """Whether values are a dict of names, each of which fits."""
-    return isinstance(values, dict) and all(
-        isinstance(name, str) and fits(value) for name, value in values.items())
-
-
 def is_original(stored) -> bool:
     """Whether what a file holds has the layout of VSE++ and its descendants: {"model": [image, text], "opt": options}.
     """
     return (isinstance(stored, dict) and isinstance(stored.get("model"), (list, tuple))
             and isinstance(stored.get("opt"), (argparse.Namespace, dict)))
-
-
-def without_module(state: dict) -> dict:
-    """A state dict without the `module.` that DataParallel puts before all names."""
-    wrapped = bool(state) and all(isinstance(name, str) and name.startswith("module.") for name in state)
-    return {name.removeprefix("module."): value for name, value in state.items()} if wrapped else state
 
 
 def convert_file(stored: dict, path: str, vocab: str | None) -> dict:
@@ -70,7 +52,7 @@ def convert(stored: dict, words: list[str] | None, path: str) -> dict:
     """
     parts = [without_module(dict(part)) if isinstance(part, Mapping) else {} for part in stored["model"]]
     theirs = stored["opt"] if isinstance(stored["opt"], argparse.Namespace) else argparse.Namespace(**stored["opt"])
-    check(len(parts) == 2 and all(named(part, is_dense) for part in parts),
+    check(len(parts) == 2 and all(has_names(part, is_dense) for part in parts),
           f"{path} has a list of {len(parts)} under 'model'; VSE++ and VSRN store the weights of "
           "an image and of a text encoder there")
     check(not hasattr(theirs, "cross_attn"),

@@ -122,7 +122,6 @@ class MatchProbability(nn.Module):
     so a score depends on its two items alone; in the original test scores change from run to run.
     """
     gaussian_sides, logits = 2, True
-    options = {"n_samples": (int, 7, "match_prob: samples of every Gaussian")}
     implies = {"img_enc": "pie", "txt_enc": "pie", "loss": "match", "var_min": 1e-6}
 
     def __init__(self, n_samples: int = 7):

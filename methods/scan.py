@@ -6,7 +6,7 @@ Lee et al. 2018, Stacked Cross Attention for Image-Text Matching. Each part q of
 parts c_1 ... c_C of the other, the context, and is compared with the mixture v that it gets. With the products
 s_j = c_j . q of unit vectors (eq. 1-4):
 
-    a_j = norm(s_j)                     raw_feature_norm: by default [s_j]+, of unit norm along the QUERY's parts
+    a_j = [s_j]+, of unit norm along the QUERY's parts
     w_j = softmax_j(lambda_softmax a_j)
     v   = sum_j w_j c_j
     r   = cosine(q, v) = sum_j w_j s_j / (|q| sqrt(sum_jk w_j w_k G_jk)),   G_jk = c_j . c_k
@@ -23,7 +23,6 @@ from torch.nn.utils.rnn import pad_packed_sequence
 from layers import GRU, Latent, pack, vsepp_linear
 from losses import Embedding
 
-DIRECTIONS = ("t2i", "i2t")           # words attend to regions; regions attend to words
 ELEMENTS = {"cpu": 2 ** 20, "cuda": 2 ** 26}      # products of parts in a block: what a cache or the device holds
 
 
@@ -38,46 +37,30 @@ def l2norm(raw: Tensor, scale: float) -> Tensor:
     return raw * (scale * square.clamp(min=torch.finfo(raw.dtype).eps ** 2).rsqrt())
 
 
-# Logits of the softmax over the context. s (c, C, Q, q): products of context and query parts, 0 where the query part is
-# padding. real (Q, q): query parts that are no padding. scale: lambda_softmax.
-NORMS = {
-    "clipped_l2norm": lambda s, real, scale: l2norm(clip(s), scale),
-    "l2norm": lambda s, real, scale: l2norm(s, scale),
-    "clipped": lambda s, real, scale: scale * clip(s),
-    "softmax": lambda s, real, scale: scale * s.masked_fill(~real, -torch.inf).softmax(2),
-    "no_norm": lambda s, real, scale: scale * s,
-}
-# Scores (c, q) from the cosines r (c, Q, q) of the query's parts (eq. 5-6). scale: lambda_lse.
+# Scores (c, q) from the cosines r (c, Q, q) of the query's parts (eq. 5-6). real (Q, q): query parts that are no
+# padding. scale: lambda_lse.
 AGGREGATES = {
     "LogSumExp": lambda r, real, scale: (scale * r).masked_fill(~real, -torch.inf).logsumexp(1) / scale,
     "Mean": lambda r, real, scale: (r * real).sum(1) / real.sum(0),
-    "Max": lambda r, real, scale: r.masked_fill(~real, -torch.inf).amax(1),
-    "Sum": lambda r, real, scale: (r * real).sum(1),
 }
 
 
 class CrossAttention(nn.Module):
     """Score of the parts of images (N, P, D) and captions (M, T, D) -> (N, M); padding has no effect.
 
-    cross_attn: "t2i", words attend to regions, or "i2t", regions attend to words. raw_feature_norm: one of NORMS.
-    agg_func: one of AGGREGATES. r, "Mean" and "Max" lie in [-1, 1], "LogSumExp" in [-1, 1 + log(parts) / lambda_lse].
+    cross_attn: "t2i", words attend to regions, or "i2t", regions attend to words. agg_func: one of AGGREGATES. r and
+    "Mean" lie in [-1, 1], "LogSumExp" in [-1, 1 + log(parts) / lambda_lse].
     elements: products of parts in a block (default: by device).
     """
     parts, within_modality = True, False
-    options = {
-        "cross_attn": (DIRECTIONS, "t2i", "scan: words attend to regions (t2i) or the reverse"),
-        "raw_feature_norm": (NORMS, "clipped_l2norm", "scan: norm of the products of words and regions before the "
-        "softmax"),
-        "agg_func": (AGGREGATES, "LogSumExp", "scan: how the cosines of the parts become a score"),
-        "lambda_lse": (float, 6.0, "scan: sharpness of LogSumExp"),
-        "lambda_softmax": (float, 9.0, "scan: sharpness of the attention (SCAN has 4 for i2t)")}
+    options = ("cross_attn", "agg_func", "lambda_lse", "lambda_softmax")
     implies = {"img_enc": "scan", "txt_enc": "gru"}
 
-    def __init__(self, cross_attn: str = "t2i", raw_feature_norm: str = "clipped_l2norm", agg_func: str = "LogSumExp",
-                 lambda_lse: float = 6.0, lambda_softmax: float = 9.0, elements: int | None = None):
+    def __init__(self, cross_attn: str = "t2i", agg_func: str = "LogSumExp", lambda_lse: float = 6.0,
+                 lambda_softmax: float = 9.0, elements: int | None = None):
         super().__init__()
-        self.by_words, self.elements = DIRECTIONS.index(cross_attn) == 0, elements
-        self.norm, self.lambda_softmax = NORMS[raw_feature_norm], lambda_softmax
+        self.by_words, self.elements = cross_attn == "t2i", elements
+        self.lambda_softmax = lambda_softmax
         self.aggregate, self.lambda_lse = AGGREGATES[agg_func], lambda_lse
 
     def forward(self, images: Embedding, captions: Embedding) -> Tensor:
@@ -109,7 +92,7 @@ class CrossAttention(nn.Module):
         """
         shape = *context.shape[:2], *real.shape
         s = (context.flatten(0, 1) @ query.T).view(shape)                           # (c C, Q q) -> (c, C, Q, q)
-        w = self.norm(s, real, self.lambda_softmax)
+        w = l2norm(clip(s), self.lambda_softmax)
         if present is not None:
             w = w.masked_fill(~present[:, :, None, None], -torch.inf)
         w = w.softmax(1)
@@ -168,16 +151,11 @@ class RaggedParts:
 
 
 class RegionEmbedding(nn.Module):
-    """f_emb of SCAN's images: one linear layer for every region (3.2), (B, P, F) -> (B, P, D).
+    """f_emb of SCAN's images: one linear layer for every region (3.2), (B, P, F) -> (B, P, D)."""
 
-    weight_norm: its matrix is a direction times one scale.
-    """
-
-    def __init__(self, inputs: int, embed_size: int, weight_norm: bool = False):
+    def __init__(self, inputs: int, embed_size: int):
         super().__init__()
         self.dim, self.fc = embed_size, vsepp_linear(inputs, embed_size)
-        if weight_norm:
-            nn.utils.parametrizations.weight_norm(self.fc, dim=None)
 
     def forward(self, regions: Tensor, lengths=None) -> Latent:
         return Latent.from_parts(self.fc(regions))

@@ -145,9 +145,9 @@ class PhraseVSE(model.VSE):
             return self.objective(labelled_scores(self.similarity, regions, phrases, batch.labels), batch.labels)
 
 
-def build_model(opt, vocab, pretrained: bool = True, vectors=None) -> PhraseVSE:
+def build_model(opt, vocab, pretrained: bool = True) -> PhraseVSE:
     """model.build_model with the objective for labelled pairs in the place of that for matching pairs."""
-    plain = model.build_model(opt, vocab, pretrained, vectors)
+    plain = model.build_model(opt, vocab, pretrained)
     terms = dict(plain.extra_terms)
     if opt.loss == "two_branch":
         terms["two_branch"] = Term(1.0, LabelledTwoBranch())

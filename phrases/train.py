@@ -10,7 +10,6 @@ if __name__ == "__main__":
 
 import os
 import sys
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,13 +17,9 @@ import cli
 import options
 import train as core
 from cli import check, filename, fraction
-from data import check_extractors
-from model import build_vocabulary
-from options import check_fits, fit_to_data
 from phrases.data import NEGATIVE_IOU, REGIONS, Labels, batches, learnable, read_phrases
 from phrases.losses import OBJECTIVES, build_model
 from phrases.ranking import rsum_by_chance, validate_phrases
-from train import Data, build_word_list
 
 
 def training_parser() -> cli.Arguments:
@@ -37,62 +32,47 @@ def training_parser() -> cli.Arguments:
     return p
 
 
-@dataclass
-class PhraseData(Data):
-    """Batches are the proposals and phrases of whole photos: `pairs` are the phrases that a proposal fits, `batch_size`
-    counts photos."""
-    labels: Labels = Labels()
-
-    def order(self, epoch: int) -> np.ndarray:
-        """The photos of an epoch that have some of `pairs`, shuffled."""
-        rng = np.random.default_rng([self.seed, epoch])
-        return rng.permutation(np.unique(self.train.phrase_photo[self.pairs]))
-
-    def batches(self, state: dict):
-        """The batches of the current epoch that are still to come."""
-        return batches(self.train, self.tokens["train"], self.own_order(state["epoch"]), self.batch_size, self.labels,
-                       (self.seed, state["epoch"]), state["step"])
-
-    def describe(self) -> str:
-        return (f"{len(self.pairs):,} training phrases of {len(self.order(0)):,} photos, {self.batch_size} a batch, "
-                f"{len(self.dev.ids):,} dev photos (rsum by chance {rsum_by_chance(self.dev):.1f})")
-
-
 class PhraseTraining(core.Training):
-    """A training on labelled pairs, validated by the localisation of the phrases of val."""
+    """A training on labelled pairs, validated by the localisation of the phrases of val.
+
+    Batches are the proposals and phrases of whole photos: `pairs` are the phrases that a proposal fits, `batch_size`
+    counts photos.
+    """
     program = "-m phrases.train"
 
-    def read_data(self, start: dict | None) -> PhraseData:
-        return build_data(self.opt, start)
+    def read_data(self, start: dict | None) -> None:
+        """Read train and val. start: a checkpoint whose words are taken. Raises InputError where they do not fit."""
+        opt = self.opt
+        train, dev = (read_phrases(os.path.join(opt.data_path, opt.data_name), name, opt.regions,
+                                   opt.text_features).require_sound() for name in ("train", "val"))
+        self.check_data(train, dev, start)
+        self.pairs = learnable(train, opt.positive_iou)
+        check(len(self.pairs), f"no proposal of {opt.regions} overlaps a phrase of {opt.data_name} by --positive_iou "
+                               f"{opt.positive_iou}; give a smaller one, or better proposals")
+        photos = len(np.unique(train.phrase_photo[self.pairs]))
+        self.batch_size = max(1, round(opt.batch_size * photos / len(self.pairs)))
 
-    def build_model(self, pretrained: bool, vectors):
-        return build_model(self.opt, self.data.vocab, pretrained, vectors)
+    def build_model(self, pretrained: bool):
+        return build_model(self.opt, self.vocab, pretrained)
+
+    def order(self, epoch: int) -> np.ndarray:
+        """Photos of an epoch that have some of `pairs`, shuffled."""
+        rng = np.random.default_rng([self.opt.seed, epoch])
+        return rng.permutation(np.unique(self.splits["train"].phrase_photo[self.pairs]))
+
+    def batches(self):
+        """Yield the batches of the current epoch that are still to come."""
+        opt, state = self.opt, self.state
+        return batches(self.splits["train"], self.tokens["train"], self.own_order(), self.batch_size,
+                       Labels(opt.positive_iou, opt.all_positives), (opt.seed, state["epoch"]), state["step"])
+
+    def describe_data(self) -> str:
+        dev = self.splits["dev"]
+        return (f"{len(self.pairs):,} training phrases of {len(self.order(0)):,} photos, {self.batch_size} a batch, "
+                f"{len(dev.ids):,} dev photos (rsum by chance {rsum_by_chance(dev):.1f})")
 
     def rank_dev(self) -> dict:
-        return validate_phrases(self.model, self.data.dev, self.data.tokens["dev"], self.device)
-
-
-def build_data(opt, start: dict | None) -> PhraseData:
-    """Read train and val. start: a checkpoint whose words are taken. Raises InputError where they do not fit."""
-    train, dev = (read_phrases(os.path.join(opt.data_path, opt.data_name), name, opt.regions,
-                               opt.text_features).require_sound() for name in ("train", "val"))
-    fit_to_data(opt, train.images, train.text)
-    check_fits(opt, dev.images, dev.text, "the model")
-    fingerprints = {**train.fingerprint(), "dev": dev.fingerprint()}
-    stored = start.get("data", {}) if start else {}
-    check_extractors(stored.get("extractors"), train, opt.text_features, str(opt.init_from))
-    check(opt.resume is None or all(stored.get(name, x) == x for name, x in fingerprints.items()),
-          f"the training data in {train.root} are not those of the run in {opt.logger_name}; give its "
-          "--data_path, or start a new run with --init_from")
-    words, source = (start["vocabulary"], opt.init_from or opt.logger_name) if start else build_word_list(opt, train)
-    vocab = build_vocabulary(opt, words)
-    pairs = learnable(train, opt.positive_iou)
-    check(len(pairs), f"no proposal of {opt.regions} overlaps a phrase of {opt.data_name} by --positive_iou "
-                      f"{opt.positive_iou}; give a smaller one, or better proposals")
-    photos = len(np.unique(train.phrase_photo[pairs]))
-    return PhraseData(train, dev, vocab, source, {"train": train.encode(vocab), "dev": dev.encode(vocab)}, pairs, None,
-                      fingerprints, max(1, round(opt.batch_size * photos / len(pairs))), opt.seed,
-                      labels=Labels(opt.positive_iou, opt.all_positives))
+        return validate_phrases(self.model, self.splits["dev"], self.tokens["dev"], self.device)
 
 
 def refuse_misfits(opt) -> None:

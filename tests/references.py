@@ -43,24 +43,19 @@ def broadcasts(name: str, images, captions) -> Tensor:
 
 # ---- cross-attention of words and regions (SCAN)
 
-def pair_score(regions, words, direction, norm, aggregate, scale=6.0, sharpness=9.0):
+def pair_score(regions, words, direction, aggregate, scale=6.0, sharpness=9.0):
     """One image (P, D) and one caption (T, D), one query part after the other, as SCAN's paper and code define it."""
     query, context = (words, regions) if direction == "t2i" else (regions, words)
     products = torch.stack([torch.stack([c @ q for q in query]) for c in context])              # (C, Q)
-    if "clipped" in norm:
-        products = torch.where(products > 0, products, 0.1 * products)
-    if norm == "softmax":
-        products = torch.stack([row.exp() / row.exp().sum() for row in products])
-    if norm.endswith("l2norm"):
-        products = torch.stack([row / row.square().sum().sqrt() for row in products])
+    products = torch.where(products > 0, products, 0.1 * products)
+    products = torch.stack([row / row.square().sum().sqrt() for row in products])
     cosines = []
     for k, q in enumerate(query):
         weights = (sharpness * products[:, k]).exp()
         mixed = sum(w * c for w, c in zip(weights / weights.sum(), context))                    # (D,)
         cosines.append(q @ mixed / (q.norm() * mixed.norm()))
     r = torch.stack(cosines)
-    return {"LogSumExp": lambda: (scale * r).exp().sum().log() / scale, "Mean": r.mean, "Max": r.max,
-            "Sum": r.sum}[aggregate]()
+    return {"LogSumExp": (scale * r).exp().sum().log() / scale, "Mean": r.mean()}[aggregate]
 
 
 # ---- ranks as the original code bases find them: float64, one product and one sort a query

@@ -12,7 +12,7 @@ import model
 import train
 from data import Batch
 from losses import Embedding, PairLogistic
-from methods.cite import PENALTY, ConditionalNetwork
+from methods.cite import ConditionalNetwork
 from methods.two_branch import ProductNetwork
 from metrics import retrieval_blocks
 from model import Encoded, build_model
@@ -83,7 +83,7 @@ def test_sizes_are_the_originals():
     assert [tuple(layer.weight.shape) for layer in (net.joint[0], net.branches[0], net.out, net.mixture[0],
                                                     net.mixture[3])] == [
         (1024, 1024), (4 * 256, 1024), (1, 256), (1024, 1024), (4, 1024)]
-    assert net.logits and not net.within_modality and PENALTY == 5e-5
+    assert net.logits and not net.within_modality
 
 
 @pytest.mark.parametrize("training", [False, True])

@@ -87,15 +87,8 @@ def test_an_option_of_a_loss_is_declared_beside_it_alone(monkeypatch):
         options(sharpness=-1)
 
 
-def test_the_short_help_is_a_screen_and_names_the_whole_one(monkeypatch, capsys):
-    """Every flag is in --help all; the options of most runs, with --help, in 60 lines of 80 columns."""
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def shown(*words):
-        with pytest.raises(SystemExit) as stop:
-            train.main(["--help", *words])
-        assert not stop.value.code
-        return capsys.readouterr().out
-    short, whole = shown(), shown("all")
-    assert len(short.splitlines()) <= 60 and "--help all" in short and "--learning_rate" in short
-    assert all(f"--{name}" in whole for name in list_options(training_parser()))
+def test_the_help_names_every_option(capsys):
+    with pytest.raises(SystemExit) as stop:
+        train.main(["--help"])
+    shown = capsys.readouterr().out
+    assert not stop.value.code and all(f"--{name}" in shown for name in list_options(training_parser()))

@@ -53,7 +53,7 @@ def instants(at: int | None) -> list:
             return result
         setattr(owner, name, call)
     for owner, names in ((os, ("replace", "fsync", "remove", "makedirs")), (torch, ("save",)),
-                         (train.Log, ("say", "record"))):
+                         (train.Training, ("say", "record"))):
         for name in names:
             watched(owner, name)
     return seen
@@ -176,7 +176,7 @@ def test_a_signal_to_the_group_before_the_first_step_leaves_nothing(tmp_path, ph
 
 @pytest.mark.slow
 @pytest.mark.parametrize("phase, where, call, number", [
-    ("training", "train.train_step", 3, signal.SIGTERM), ("validating", "evaluation.encode._join", 1, signal.SIGINT),
+    ("training", "train.Training.step", 3, signal.SIGTERM), ("validating", "evaluation.encode._join", 1, signal.SIGINT),
     ("saving", "torch.save", 4, signal.SIGTERM)])
 def test_a_signal_to_the_group_saves_a_training_exactly(tmp_path, photos, phase, where, call, number):
     words, whole = photos

@@ -13,7 +13,6 @@ import show
 import train
 from checkpoint import load_checkpoint, load_model
 from data import read_split
-from methods.word_vectors import read_word_vectors
 from model import BagOfWords, Words, build_model
 from tests.helpers import STEPS
 from tests.helpers import fit_steps as fit
@@ -61,7 +60,7 @@ def test_words_start_from_the_vectors_of_a_file(tmp_path, freeze):
     opt = train.parse_args([*STEPS, "--word_dim", "6", "--word_vectors", str(tmp_path / "v.txt"), "--txt_enc", "mean",
                             *(["--freeze_words"] if freeze else [])])
     opt.img_dim, opt.img_enc = 9, "precomp"
-    table = build_model(opt, vocab, vectors=read_word_vectors).text_tower.trunk.words.table.weight
+    table = build_model(opt, vocab).text_tower.trunk.words.table.weight
     np.testing.assert_allclose(table[4:6].detach(), vectors[[1, 0]], rtol=1e-6)
     assert table.requires_grad != freeze and bool(table[6].abs().sum() == 0) == freeze
     # the file is not needed again

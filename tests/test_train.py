@@ -82,17 +82,17 @@ def test_stop_and_resume_equal_an_unbroken_run(tmp_path, demo_path, monkeypatch,
     common = ["--data_path", demo_path, "--num_epochs", 3, "--sim", "wasserstein", "--val_step", 4, "--lr_update", 2,
               "--vse_mean_warmup_epochs", 1]
     fit(*common, "--logger_name", tmp_path / "whole")
-    step, steps = train.train_step, []
+    step, steps = train.Training.step, []
 
     def interrupted(*args):
         steps.append(1)
         if len(steps) == stop_after:
             os.kill(os.getpid(), signal.SIGTERM)
         return step(*args)
-    monkeypatch.setattr(train, "train_step", interrupted)
+    monkeypatch.setattr(train.Training, "step", interrupted)
     opt = train.parse_args([*STEPS, *map(str, common), "--logger_name", str(tmp_path / "broken")])
     assert train.train(opt) == 128 + signal.SIGTERM and len(steps) == stop_after
-    monkeypatch.setattr(train, "train_step", step)
+    monkeypatch.setattr(train.Training, "step", step)
     assert train.train(train.parse_args(["--resume", str(tmp_path / "broken")])) == 0
     assert log_of(tmp_path / "broken") == log_of(tmp_path / "whole")
     for name in ("checkpoint.pt", "model_best.pt"):
