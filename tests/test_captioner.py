@@ -139,7 +139,7 @@ def test_gradient_only_where_it_should_be():
     rows = set(model.terms["captioner"].words.weight.grad.abs().sum(1).nonzero()[:, 0].tolist())
     assert rows == set(batch.tokens.flatten().tolist()) - {PAD, END}
     assert len({id(p) for p in model.parameters()}) == len(list(model.parameters()))
-    regions = model.encode(batch)["images"].features
+    regions = model.image_tower(batch.images).features
     alone = model.terms["captioner"].nll(regions, batch.tokens, batch.lengths).mean()
     torch.testing.assert_close(model(batch)["captioner"], 2 * alone)
 
@@ -247,18 +247,18 @@ def run(tmp_path_factory, demo_path) -> str:
 
 def test_stop_and_resume_equal_an_unbroken_run_bit_for_bit(tmp_path, demo_path, run, monkeypatch):
     """Dropout draws from torch's generator, whose state the checkpoint holds."""
-    step, steps = train.train_step, []
+    step, steps = train.Training.step, []
 
     def interrupted(*args):
         steps.append(1)
         if len(steps) == 20:
             os.kill(os.getpid(), signal.SIGTERM)
         return step(*args)
-    monkeypatch.setattr(train, "train_step", interrupted)
+    monkeypatch.setattr(train.Training, "step", interrupted)
     folder = str(tmp_path / "broken")
     words = [*RUN, "--data_path", demo_path, "--num_epochs", "2", "--logger_name", folder]
     assert train.train(train.parse_args(words)) == 128 + signal.SIGTERM
-    monkeypatch.setattr(train, "train_step", step)
+    monkeypatch.setattr(train.Training, "step", step)
     assert train.train(train.parse_args(["--resume", folder])) == 0
     for name in ("checkpoint.pt", "model_best.pt"):
         a, b = (load_checkpoint(path, name)["model"] for path in (folder, run))

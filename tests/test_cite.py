@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 
 import evaluate
-import model
 import train
 from data import Batch
 from losses import Embedding, PairLogistic
@@ -79,7 +78,7 @@ def test_network_equals_a_loop_over_pairs_and_concepts(concepts, training):
 
 
 def test_sizes_are_the_originals():
-    net = model.build_similarity(options("--sim", "cite", "--embed_size", "1024"))
+    net = ConditionalNetwork(1024)
     assert [tuple(layer.weight.shape) for layer in (net.joint[0], net.branches[0], net.out, net.mixture[0],
                                                     net.mixture[3])] == [
         (1024, 1024), (4 * 256, 1024), (1, 256), (1024, 1024), (4, 1024)]

@@ -180,6 +180,10 @@ def test_prior_mmd_equals_loops_and_is_about_0_of_the_prior():
     assert -3.5 < distance(z[:1]) < 0                       # a single item is not divided by 0
 
 
+def encode_pairs(model, batch) -> dict:
+    return {"images": model.image_tower(batch.images), "captions": model.text_tower(batch.tokens, batch.lengths)}
+
+
 def model_and_batch(*words):
     opt = train.parse_args([*STEPS, *([] if "scan" in words else ["--img_layers", "16"]), *words])
     opt.img_dim, opt.txt_dim = 9, 9 if opt.text_features else None
@@ -217,7 +221,7 @@ def test_critic_and_encoders_share_a_backward_pass_and_no_gradient(more):
 def test_latents_have_the_mean_and_variance_of_the_prior(words):
     model, batch = model_and_batch(*JWAE, "--latent_norm", "batch", *words)
     batch = batch._replace(images=numbers(6, 4, 9).float()) if words else batch
-    sides = model.encode(batch)
+    sides = encode_pairs(model, batch)
     for side in sides.values():
         rows = real_rows(side.latent.value, side.latent.n_parts).detach()
         torch.testing.assert_close(rows.mean(0), torch.zeros(32), atol=1e-5, rtol=0)
@@ -232,14 +236,15 @@ def test_on_the_sphere_latents_have_the_priors_norm_and_retrieval_is_untouched(w
     sphere, batch = model_and_batch(*JWAE, *words)
     plain, _ = model_and_batch(*JWAE, "--latent_norm", "none", *words)
     batch = batch._replace(images=numbers(6, 4, 9).float()) if words else batch
-    sides = sphere.encode(batch)
+    sides = encode_pairs(sphere, batch)
     for side in sides.values():
         rows = real_rows(side.latent.value, side.latent.n_parts)
         torch.testing.assert_close(rows.norm(dim=1), torch.full((len(rows),), 32 ** 0.5))
     if words:
         latent = sides["captions"].latent.value
         assert not latent[torch.arange(latent.shape[1]) >= batch.lengths[:, None]].any()
-    one, other = (net.similarity(*(side.embedding for side in net.encode(batch).values())) for net in (sphere, plain))
+    one, other = (net.similarity(*(side.embedding for side in encode_pairs(net, batch).values()))
+                  for net in (sphere, plain))
     torch.testing.assert_close(one, other)
 
 
@@ -258,7 +263,7 @@ def test_a_vae_samples_in_training_and_takes_the_mean_otherwise():
     model, batch = model_and_batch("--vae", "0.1", "--txt_enc", "bigru")
     assert not torch.equal(model.embed_images(batch.images).mean, model.embed_images(batch.images).mean)
     model.eval()
-    first, again = model.encode(batch)["images"], model.embed_images(batch.images)
+    first, again = model.image_tower(batch.images), model.embed_images(batch.images)
     assert torch.equal(first.embedding.mean, again.mean) and first.embedding.log_var is None
     torch.testing.assert_close(again.mean, torch.nn.functional.normalize(first.posterior[0], dim=1))
     assert {"vae_images", "vae_captions", "hinge"} == set(model(batch))
@@ -283,7 +288,7 @@ def test_unpaired_items_join_the_terms_that_need_no_pairs():
 def test_kill_and_resume_equals_an_unbroken_run(tmp_path, demo_path, more, monkeypatch):
     words = ["--data_path", demo_path, *JWAE, *more]
     fit(*words, "--num_epochs", 2, "--logger_name", tmp_path / "whole")
-    step, count = train.train_step, [0]
+    step, count = train.Training.step, [0]
 
     def killed(*args):
         loss = step(*args)
@@ -291,10 +296,10 @@ def test_kill_and_resume_equals_an_unbroken_run(tmp_path, demo_path, more, monke
         if count[0] == 3:
             os.kill(os.getpid(), signal.SIGTERM)
         return loss
-    monkeypatch.setattr(train, "train_step", killed)
+    monkeypatch.setattr(train.Training, "step", killed)
     opt = train.parse_args([*STEPS, *map(str, words), "--num_epochs", "2", "--logger_name", str(tmp_path / "parts")])
     assert train.train(opt) == 128 + signal.SIGTERM
-    monkeypatch.setattr(train, "train_step", step)
+    monkeypatch.setattr(train.Training, "step", step)
     assert train.train(train.parse_args(["--resume", str(tmp_path / "parts")])) == 0
     assert same_weights(tmp_path / "whole",
                         tmp_path / "parts") and log_of(tmp_path / "whole") == log_of(tmp_path / "parts")
@@ -335,7 +340,7 @@ def test_energy_distance_equals_a_double_loop():
     (["--vae", "1", "--vib", "1"], "--vib 1 is the KL of Gaussian embeddings, and there are none (with --vae"),
     (["--txt_enc", "bigru", "--embed_size", "31"], "--embed_size 31 is odd, and --txt_enc bigru joins"),
     (["--txt_enc", "mean", "--recon_captions", "1"], "or mean or sum with --freeze_words"),
-    (["--vae", "1", "--sim", "scan"], "--vae 1 samples latents"),
+    (["--vae", "1", "--sim", "scan"], "--vae 1 compare points"),
     (["--loss", "two_branch", "--batch_size", "7"], "even number"),
     (["--freeze_words"], "give --word_vectors FILE or --init_from RUN"),
     (["--img_layers", "12-x"], "no list of layer sizes")])

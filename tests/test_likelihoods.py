@@ -6,7 +6,6 @@ import torch
 from torch.distributions import MultivariateNormal
 from torch.nn.functional import normalize
 
-import model
 from evaluation.embeddings import within_modality
 from losses import MLS, Embedding, InfoNCE, check_sides, cosine
 from metrics import score_blocks
@@ -117,5 +116,5 @@ def test_what_the_option_implies():
     assert (opt.loss, opt.image_head, opt.text_head, opt.logvar_init) == ("infonce", *["spherical_one"] * 2, -2.5)
     assert resolved("--image_head", "point").text_head == "spherical_one"
     assert resolved("--logvar_init", "0").logvar_init == 0
-    objective = model.build_objective(opt, MLS())
+    objective = InfoNCE.build(opt, MLS())
     assert isinstance(objective, InfoNCE) and objective.log_scale == 0

@@ -242,17 +242,17 @@ def test_scores_are_the_models_own_photo_by_photo(root, run, most):
 
 
 def test_a_stopped_run_ends_as_the_unbroken_one(root, run, tmp_path, monkeypatch):
-    step, seen = core.train_step, []
+    step, seen = core.Training.step, []
 
     def stops(*args):
         seen.append(1)
         if len(seen) == 5:
             os.kill(os.getpid(), 15)
         return step(*args)
-    monkeypatch.setattr(core, "train_step", stops)
+    monkeypatch.setattr(core.Training, "step", stops)
     words = [*SMALL, "--data_path", root, *KINDS[0], "--logger_name", str(tmp_path / "run")]
     assert train.train(options(words)) == 143
-    monkeypatch.setattr(core, "train_step", step)
+    monkeypatch.setattr(core.Training, "step", step)
     assert train.train(options(["--resume", str(tmp_path / "run")])) == 0
     assert same_weights(tmp_path / "run", run(*KINDS[0]))
 

@@ -429,16 +429,16 @@ def test_a_run_is_evaluated_with_every_report(tmp_path, demo_path, small_run, wo
 def test_stop_and_resume_equal_an_unbroken_run_with_fresh_noise(tmp_path, demo_path, monkeypatch):
     common = ["--data_path", demo_path, *REGIONS, "--num_epochs", "2", "--val_step", "3", *PCME]
     helpers.fit(*common, "--logger_name", tmp_path / "whole")
-    step, steps = train.train_step, []
+    step, steps = train.Training.step, []
 
     def interrupted(*args):
         steps.append(1)
         if len(steps) == 5:
             os.kill(os.getpid(), signal.SIGTERM)
         return step(*args)
-    monkeypatch.setattr(train, "train_step", interrupted)
+    monkeypatch.setattr(train.Training, "step", interrupted)
     assert helpers.trained(*common, "--logger_name", tmp_path / "broken") == 128 + signal.SIGTERM
-    monkeypatch.setattr(train, "train_step", step)
+    monkeypatch.setattr(train.Training, "step", step)
     assert train.train(train.parse_args(["--resume", str(tmp_path / "broken")])) == 0
     assert helpers.same_weights(tmp_path / "whole", tmp_path / "broken")
 

@@ -87,19 +87,19 @@ def test_a_run_with_all_of_it_resumes_bit_for_bit(tmp_path, demo_path, monkeypat
     words = ["--data_path", demo_path, "--num_epochs", 2, "--sim", "mls", "--schedule", "cosine", "--warmup", 1,
              "--weight_decay", 0.1, "--dropout", 0.2, "--feature_noise", 0.1, "--label_smoothing", 0.1]
     fit_steps(*words, "--logger_name", tmp_path / "whole")
-    step, done = train.train_step, []
+    step, done = train.Training.step, []
 
     def stopped(*args):
         if len(done) == 3:
             raise train.InputError("cut")
         done.append(1)
         return step(*args)
-    logged = train.Log.step
-    monkeypatch.setattr(train.Log, "step", lambda log, run, *a: (logged(log, run, *a), run.save())[0])
-    monkeypatch.setattr(train, "train_step", stopped)
+    log_step = train.log_step
+    monkeypatch.setattr(train, "log_step", lambda run, *more: (log_step(run, *more), run.save())[0])
+    monkeypatch.setattr(train.Training, "step", stopped)
     with pytest.raises(train.InputError, match="cut"):
         fit_steps(*words, "--logger_name", tmp_path / "cut")
-    monkeypatch.setattr(train, "train_step", step)
+    monkeypatch.setattr(train.Training, "step", step)
     assert train.train(train.parse_args(["--resume", str(tmp_path / "cut"), "--data_path", str(demo_path)])) == 0
     states = [torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["model"] for name in ("whole", "cut")]
     assert all(torch.equal(a, b) for a, b in zip(*(state.values() for state in states)))
