@@ -98,10 +98,8 @@ TABLE = Table(
            "HGLMM vectors are reduced to 6,000 numbers, which the paper says of phrase localisation only.",
            "That jWAE-MH takes the hardest negative is our choice. Eq. 8 admits the sum, too.",
            "The paper prints neither epochs nor a schedule: ours are 30, the rate divided by ten after 15.",
-           "Latents of MH lie on the sphere of radius sqrt(D), those of jWAE-MSE go through a BatchNorm, which the "
-           "paper does not have, and those of MSE and MMD-MSE are as they come. The BatchNorm decides its row: on "
-           "Flickr8k MSE has an rsum of 147, with it 68; jWAE-MSE has 74, without it (--latent_norm none) 117. The "
-           "critic sees all latents of a batch, at each step.",
+           "Latents of MH lie on the sphere of radius sqrt(D), those of MSE, jWAE-MSE and MMD-MSE are as they come, as "
+           "in the paper. The critic sees all latents of a batch, at each step.",
            "The paper does not print the weight of MMD, the sizes of jWAE's layers and the size of the latents: they "
            "are 128, 1024 and 1024 here."))
 
