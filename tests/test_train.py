@@ -306,10 +306,11 @@ def test_a_run_keeps_its_options_when_they_come_from_its_own_configuration(tmp_p
         assert again.sim == load_checkpoint(str(tmp_path / str(k)))["options"]["sim"]
 
 
-def test_an_epoch_of_two_branch_has_siblings_side_by_side():
-    split = type("Split", (), {"caption_image": np.arange(60) // 5, "images": data.NoImages(12)})
-    order = train.Data(split, split, None, "", {}, np.arange(60), None, {}, 16, 0, siblings=True).order(0)
-    lead, sibling = split.caption_image[order].reshape(-1, 2).T
+def test_an_epoch_of_two_branch_has_siblings_side_by_side(demo_path):
+    opt = options("--data_path", demo_path, "--loss", "two_branch")
+    run = train.Training(opt, None, torch.device("cpu"))
+    order = run.order(0)
+    lead, sibling = run.splits["train"].caption_image[order].reshape(-1, 2).T
     assert (lead == sibling).all() and (order[::2] != order[1::2]).all()
 
 
