@@ -64,7 +64,7 @@ def find_words(captions: list[list[str]], index: dict[str, int]) -> np.ndarray:
     return np.array(pairs, np.int64).reshape(-1, 2).T
 
 
-def word_counts(captions: list[list[str]], index: dict[str, int]) -> csr_array:
+def count_words(captions: list[list[str]], index: dict[str, int]) -> csr_array:
     """Occurrences of each word of the index in each tokenised caption: sparse (M, V) float32."""
     pairs = find_words(captions, index)
     return csr_array((np.ones(pairs.shape[1], np.float32), pairs), (len(captions), len(index)))
@@ -78,7 +78,7 @@ class WordFeatures:
 
     def encode(self, split: Split) -> tuple[np.ndarray, Iterator]:
         """Whether a caption has no word that counts, (M,) bool, and pairs (a slice of the captions, their features)."""
-        counts = word_counts(split.words, self.index)                                                       # (M, V)
+        counts = count_words(split.words, self.index)                                                       # (M, V)
         empty = np.asarray(counts.sum(1)) == 0                                                              # (M,)
         parts = [slice(start, start + ROWS) for start in range(0, len(empty), ROWS)]
         return empty, ((part, np.where(empty[part, None], 0, self.rows(counts[part]))) for part in parts)
@@ -125,7 +125,7 @@ class FisherVectors(MeanVectors):
         n_words: sample of all occurrences of words, without replacement. pca: values to keep, 0 for no PCA. The other
         arguments are the options of the command. Returns self.
         """
-        counts, rng, arrays = word_counts(train, self.index), np.random.default_rng(seed), self.arrays
+        counts, rng, arrays = count_words(train, self.index), np.random.default_rng(seed), self.arrays
         sampled = np.asarray(counts.sum(0)).astype(np.int64)                                # of counts (M, V): (V,)
         if sampled.sum() > n_words:
             sampled = rng.multivariate_hypergeometric(sampled, n_words, method="marginals")

@@ -24,7 +24,7 @@ RECIPE = ("kind", "cnn_type", "layer", "cnn_weights", "grid", "whole")
 LINE = re.compile(r"(\w+) (?:(pooled|fc6|fc7|cells)|grid (\d)x\3)(, photos resized to 224x224,)? sha256:\w+")
 
 
-def map_of(cells: Tensor) -> Tensor:
+def unfold_map(cells: Tensor) -> Tensor:
     """The last map, (B, h * h, C) -> (B, C, h, h)."""
     side = math.isqrt(cells.shape[1])
     return cells.transpose(1, 2).unflatten(2, (side, side))
@@ -41,7 +41,7 @@ class Grid(nn.Module):
         self.cnn, self.side, self.regions, self.dim = cnn, side, side * side, cnn.dim
 
     def forward(self, photos: Tensor) -> Tensor:
-        return F.adaptive_avg_pool2d(map_of(self.cnn(photos)), self.side).flatten(2).transpose(1, 2)
+        return F.adaptive_avg_pool2d(unfold_map(self.cnn(photos)), self.side).flatten(2).transpose(1, 2)
 
 
 def axis_weights(first: Tensor, last: Tensor, cells: int, bins: int) -> Tensor:
@@ -90,7 +90,7 @@ class RegionPooling(nn.Module):
 
     def forward(self, photos: Tensor, boxes: list[Tensor]) -> list[Tensor]:
         if self.layer == "cells":
-            return [roi_align(*pair).flatten(1) for pair in zip(map_of(self.cnn(photos)), boxes)]
+            return [roi_align(*pair).flatten(1) for pair in zip(unfold_map(self.cnn(photos)), boxes)]
         with torch.no_grad():
             maps = self.cnn.net.features[:-1](photos)                                                 # (B, 512, h, w)
             return [self.cnn.net.classifier(roi_align(*pair, bins=SIDE).flatten(1)) for pair in zip(maps, boxes)]

@@ -26,14 +26,14 @@ from model import CNN, CNNS
 from vocab import SPECIALS, Vocabulary, is_function
 
 
-def content_words(captions, count: int) -> list[str]:
+def choose_words(captions, count: int) -> list[str]:
     """The `count` most frequent content words of tokenised captions, by count, then alphabetically: no function words,
     punctuation or pieces with an apostrophe ('s, n't)."""
     return [word for word in Vocabulary.build(captions, 1).words[len(SPECIALS):]
             if not is_function(word) and "'" not in word][:count]
 
 
-def word_labels(split: Split, words: list[str]) -> np.ndarray:
+def label_images(split: Split, words: list[str]) -> np.ndarray:
     """(N, W) bool: whether any caption of an image contains a word."""
     labels = np.zeros((len(split.images), len(words)), bool)
     caption, word = find_words(split.words, {word: w for w, word in enumerate(words)})
@@ -50,7 +50,7 @@ def average_precision(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return (precision * relevant).sum(0) / labels.sum(0)
 
 
-def with_words(cnn: CNN, share: np.ndarray) -> nn.Sequential:
+def add_word_layer(cnn: CNN, share: np.ndarray) -> nn.Sequential:
     """A network and a linear layer to the logits of W words: (B, 3, H, W) -> (B, F) -> (B, W). Its biases start at the
     log-odds of `share` (W,), the share of images with a word."""
     linear = vsepp_linear(cnn.dim, len(share))
@@ -59,7 +59,7 @@ def with_words(cnn: CNN, share: np.ndarray) -> nn.Sequential:
     return nn.Sequential(cnn, linear)
 
 
-def whole_state(cnn: CNN, cnn_type: str) -> dict:
+def make_state(cnn: CNN, cnn_type: str) -> dict:
     """The state dict of a network of 1,000 classes, as --cnn_weights takes it, on the CPU, with zeros for ImageNet's
     classifier."""
     last = {"vgg": "classifier.6", "res": "fc", "eff": "_fc"}[cnn_type[:3]]
@@ -103,13 +103,13 @@ def run(opt) -> None:
           f"{opt.data_name} has {train.images.describe()}, and a network is fine-tuned on photos; give a data set that "
           "has them, such as coco, f30k or demo")
     train.require_sound(), dev.require_sound()
-    words = content_words(train.words, opt.n_words)
-    labels, truth = word_labels(train, words), word_labels(dev, words)
+    words = choose_words(train.words, opt.n_words)
+    labels, truth = label_images(train, words), label_images(dev, words)
     check(truth.any(),
           f"none of the {len(words)} content words is in a dev caption of {opt.data_name}; raise --n_words")
     torch.manual_seed(opt.seed)
     cnn = CNN(opt.cnn_type, True, opt.cnn_weights, normalise=False)
-    model = with_words(cnn, labels.mean(0)).to(device)
+    model = add_word_layer(cnn, labels.mean(0)).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=opt.learning_rate)
     first = np.unique(train.caption_image, return_index=True)[1]                    # (N,), a caption of each image
     unread = Tokens([[0]] * len(train.captions), [False] * len(train.captions))
@@ -118,7 +118,7 @@ def run(opt) -> None:
         batches = train.batches(unread, order, opt.batch_size, workers=opt.workers, crop_size=opt.crop_size,
                                 seed=(opt.seed, epoch))
         loss = train_epoch(model, optimizer, batches, labels, device)
-        save_state(whole_state(cnn, opt.cnn_type), opt.output, "make room and name another --output")
+        save_state(make_state(cnn, opt.cnn_type), opt.output, "make room and name another --output")
         precision = validate(model, image_batches(dev.images, opt.batch_size, opt.workers), truth, device)
         print(f"epoch {epoch + 1}, training loss {loss:.3f} nats an image: mean average precision on dev "
               f"{precision:.2f}%", flush=True)

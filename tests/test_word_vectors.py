@@ -7,7 +7,7 @@ import pytest
 
 from cli import InputError
 from features import word_vectors
-from features.word_vectors import neighbours, train_vectors, write_vectors
+from features.word_vectors import find_neighbours, train_vectors, write_vectors
 from methods.word_vectors import read_word_vectors
 from tests.helpers import refused, unwritable, vectors_in
 
@@ -130,7 +130,7 @@ def test_learned_vectors_factorise_the_ppmi(window):
     np.testing.assert_allclose(vectors @ vectors.T, (u[:, :6] * s[:6]) @ u[:, :6].T, atol=1e-5)
     assert (vectors.max(0) > 0.99 * np.abs(vectors).max(0)).all()
     np.testing.assert_array_equal(train_vectors(CAPTIONS, 6, window=window)[1], vectors)
-    assert neighbours(words, vectors, "dog", 1) == ["cat"] and neighbours(words, vectors, "bus", 1) == ["car"]
+    assert find_neighbours(words, vectors, "dog", 1) == ["cat"] and find_neighbours(words, vectors, "bus", 1) == ["car"]
 
 
 def test_learning_leaves_rare_words_out_and_refuses_too_many_values():
@@ -172,5 +172,5 @@ def test_the_command(tmp_path, demo_path, capsys, monkeypatch):
 def test_vectors_of_flickr8k_know_colours(real_path, tmp_path):
     captions = [line.lower().split() for line in open(os.path.join(real_path, "f8k_precomp", "train_caps.txt"))]
     words, vectors = train_vectors(captions, 100, threshold=10)
-    order = neighbours(words, vectors, "red", len(words))
+    order = find_neighbours(words, vectors, "red", len(words))
     assert np.median([order.index(colour) for colour in ("green", "yellow", "blue", "orange", "purple", "pink")]) < 50
