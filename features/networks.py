@@ -105,7 +105,7 @@ def load_frozen(cnn_type: str, layer: str | None, layers: tuple, weights: str | 
     cnn = CNN(cnn_type, weights=weights, pretrained=pretrained, cells=layer == "cells", normalise=False).eval()
     cnn.regions = SIDE ** 2 if cnn.cells else None
     if layer == "fc6":
-        cnn.net.classifier = cnn.net.classifier[:2]                                                   # linear, ReLU
+        cnn.net.classifier = cnn.net.classifier[:3 if cnn_type == "alexnet" else 2]       # (dropout,) linear, ReLU
     return cnn, layer, checksum(x.numpy() for x in cnn.net.state_dict().values())
 
 
@@ -113,11 +113,13 @@ def load_network(cnn_type: str, layer: str | None = None, weights: str | None = 
                  grid: int | None = None, whole: bool | None = False) -> tuple[nn.Module, str]:
     """A frozen network that gives the raw activations of a layer, and its one-line name.
 
-    layer: fc7 or fc6 (VGG), (B, 4096) after the ReLU; pooled (the others), (B, F); cells, the last map, (B, 49, C).
+    layer: fc7 or fc6 (VGG, AlexNet), (B, 4096) after the ReLU; pooled (the others), (B, F); cells, the last map, (B,
+    49, C), which AlexNet's is not.
     grid: the last map in N x N cells instead, see `Grid`. whole: of whole photos, out of shape. Raises InputError where
     the network has no such layer.
     """
     layers = ("fc7", "fc6", "cells") if cnn_type.startswith("vgg") else ("pooled", "cells")
+    layers = ("fc7", "fc6") if cnn_type == "alexnet" else layers
     cnn, layer, state = load_frozen(cnn_type, "cells" if grid else layer, layers, weights, pretrained)
     state = ", photos resized to 224x224," * bool(whole) + f" {state}"
     return (Grid(cnn, grid), f"{cnn_type} grid {grid}x{grid}{state}") if grid else (cnn, f"{cnn_type} {layer}{state}")

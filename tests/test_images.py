@@ -203,12 +203,13 @@ def test_images_with_different_numbers_of_captions(folder, weights, capsys):
     assert split.caption_image.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
-def test_layers_of_vgg():
-    net, line = networks.load_network("vgg16", "fc6", pretrained=False)
+@pytest.mark.parametrize("name, linear", [("vgg16", 0), ("alexnet", 1)])
+def test_fc6_is_the_first_linear_layer_with_its_relu(name, linear):
+    net, line = networks.load_network(name, "fc6", pretrained=False)
     photos = torch.randn(1, 3, 224, 224)
     got = net(photos)
-    assert got.shape == (1, 4096) and line.startswith("vgg16 fc6 sha256:") and (got >= 0).all()
-    expected = torch.relu(net.net.classifier[0](net.net.avgpool(net.net.features(photos)).flatten(1)))
+    assert got.shape == (1, 4096) and line.startswith(f"{name} fc6 sha256:") and (got >= 0).all()
+    expected = torch.relu(net.net.classifier[linear](net.net.avgpool(net.net.features(photos)).flatten(1)))
     torch.testing.assert_close(got, expected)
 
 
