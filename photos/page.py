@@ -21,6 +21,7 @@ import tempfile
 import threading
 import webbrowser
 from collections.abc import Mapping
+from functools import partial
 
 from PIL import Image
 
@@ -37,8 +38,7 @@ NO_PHOTO = ("this file cannot be read as a photo; it is damaged, has more than 1
 THUMBNAIL, LARGE = 400, 2048          # pixels a side
 READ_AT_ONCE = 4                      # photos: a large one takes much memory while it is read
 SILENCE = 60                          # seconds after which a client that sends nothing is left
-FILES = {"page.html": "text/html; charset=utf-8", "page.css": "text/css; charset=utf-8",
-         "page.js": "text/javascript; charset=utf-8", "icon.svg": "image/svg+xml"}
+FILES = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
 HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
            "Cross-Origin-Resource-Policy": "same-origin", "Cross-Origin-Opener-Policy": "same-origin",
            "Content-Security-Policy":
@@ -167,7 +167,8 @@ def application(searcher: Searcher, unsure: float = 0.0, host: str = "127.0.0.1"
     app.register_error_handler(InputError, lambda error: ({"error": str(error)}, getattr(error, "status", 400)))
     app.register_error_handler(Exception, lambda error: describe_failure(app, error))
     for name, kind in FILES.items():
-        add_file(app, name, kind)
+        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), name)
+        app.add_url_rule("/" + name.replace("page.html", ""), name, partial(flask.send_file, path, mimetype=kind))
     app.add_url_rule("/about", view_func=page.about)
     app.add_url_rule("/search", "search", lambda: page.search(flask.request.args))
     app.add_url_rule("/search", "search_photo", lambda: page.search(flask.request.args, flask.request.stream),
@@ -185,13 +186,6 @@ def application(searcher: Searcher, unsure: float = 0.0, host: str = "127.0.0.1"
     app.add_url_rule("/thumb/<row>", "thumb", lambda row: picture(row, THUMBNAIL))
     app.add_url_rule("/photo/<row>", "photo", lambda row: picture(row, LARGE))
     return app
-
-
-def add_file(app, name: str, kind: str) -> None:
-    """Serve a file that stands beside this one; page.html at /."""
-    with open(os.path.join(os.path.dirname(__file__), name), "rb") as f:
-        content = f.read()
-    app.add_url_rule("/" if name == "page.html" else f"/{name}", name, lambda: (content, {"Content-Type": kind}))
 
 
 def refuse_foreign(request, host: str) -> None:
