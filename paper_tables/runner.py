@@ -18,7 +18,7 @@ from statistics import mean, stdev
 from typing import NamedTuple
 
 import cli
-from cli import Arguments, InputError, check, filename, up_to
+from cli import Arguments, check, filename, up_to
 from evaluation.report import FORMATS, NAMES, SIDES, render
 from files import SOURCES, read_json, sha256
 from methods import METHODS, REGIONS
@@ -196,10 +196,11 @@ class Step:
 
     @property
     def done(self) -> bool:
-        if not os.path.exists(self.target):
+        log = os.path.join(self.run, "log.txt")
+        if not (os.path.exists(self.target) and (os.path.exists(log) or not self.run)):
             return False
         if self.run:
-            with open(os.path.join(self.run, "log.txt"), encoding="utf-8") as f:
+            with open(log, encoding="utf-8") as f:
                 return "done: best" in (f.readlines() or [""])[-1]
         return not (os.path.exists(self.after) and os.path.getmtime(self.after) > os.path.getmtime(self.target))
 
@@ -495,9 +496,9 @@ def print_needs(steps: list[Step]) -> None:
         print(textwrap.fill(line, 100, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False))
 
 
-def list_rows(table: Table, rows: list[Row], opt) -> None:
+def list_rows(table: Table, opt) -> None:
     """Print rows of a table, how far they have been run, and what has to be fetched."""
-    place, seeds, every = build_place(opt), opt.seeds or table.seeds, []
+    place, seeds, rows, every = build_place(opt), opt.seeds or table.seeds, select_rows(table, opt.only), []
     print(table.title)
     for k, row in enumerate(table.rows, 1):
         if row in rows:
@@ -508,9 +509,9 @@ def list_rows(table: Table, rows: list[Row], opt) -> None:
     print_needs(every)
 
 
-def run_table(table: Table, rows: list[Row], opt) -> None:
+def run_table(table: Table, opt) -> None:
     """Run what is missing for rows of a table, then print them. Exits with an error if a run failed."""
-    place, seeds = build_place(opt), opt.seeds or table.seeds
+    place, seeds, rows = build_place(opt), opt.seeds or table.seeds, select_rows(table, opt.only)
     runs = [(f"{label}, seed {seed}", run_steps(run, seed, place)) for label, run, seed in seeded_runs(rows, seeds)]
     if opt.dry_run:
         print(*dict.fromkeys(step.line for _, steps in runs for step in steps if step.line), sep="\n")
@@ -536,8 +537,4 @@ def main(table: Table, description: str = "", argv=None) -> None:
     if opt.scale == "f8k" and not table.f8k:
         p.error(f"--f8k: Flickr8k has no data for {table.title}; take --demo, or leave it out with the paper's data "
                 "at hand")
-    try:
-        rows = select_rows(table, opt.only)
-    except InputError as error:
-        p.error(str(error))
-    cli.run(p.prog, list_rows if opt.list else run_table, table, rows, opt)
+    cli.run(p.prog, list_rows if opt.list else run_table, table, opt)
