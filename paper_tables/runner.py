@@ -122,13 +122,13 @@ class Place(NamedTuple):
         return os.path.join(self.runs, self.scale)
 
 
-def option(options: str, name: str) -> str:
+def find_option(options: str, name: str) -> str:
     """The value of an option, "" where it is not given."""
     match = re.search(rf"--{name} (\S+)", options)
     return match[1] if match else ""
 
 
-def fine_tuned(run: tuple[str, ...]) -> bool:
+def is_fine_tuned(run: tuple[str, ...]) -> bool:
     return any("--finetune" in command for command in run)
 
 
@@ -140,9 +140,9 @@ def scale_name(name: str, run: tuple[str, ...], scale: str) -> str:
     if name == "f30k_entities":
         return "demo_entities"
     source = "f8k" if scale == "f8k" else "other" if name.startswith("f30k") else "demo"
-    method = option(run[0], "method")
+    method = find_option(run[0], "method")
     regions = name in ("coco_precomp", "f30k_precomp") or method and METHODS[method].needs.startswith(REGIONS)
-    return source if fine_tuned(run) else f"{source}{'_region' * bool(regions)}_precomp"
+    return source if is_fine_tuned(run) else f"{source}{'_region' * bool(regions)}_precomp"
 
 
 def scale_names(command: str, run: tuple[str, ...], scale: str) -> str:
@@ -178,7 +178,7 @@ def training_options(command: str, run: tuple[str, ...], scale: str) -> str:
     options = re.sub(r"--method (\S+)", lambda m: METHODS[m[1]].flags, scale_names(command, run, scale))
     options = options.replace(" --init_from RUN", "")
     if scale != "full":
-        options = scale_sizes(options, SCALES[scale], fine_tuned(run))
+        options = scale_sizes(options, SCALES[scale], is_fine_tuned(run))
     return " ".join({text.split()[0]: text for text in split_options(options)}.values())
 
 
@@ -220,105 +220,106 @@ class Step:
         return "# done: " * self.done + shlex.join(["python", *self.command])
 
 
-def spell(command: str, **paths: str) -> list[str]:
+def split_words(command: str, **paths: str) -> list[str]:
     """Take a command apart at blanks; a word in braces stands for a path, which may hold blanks."""
     return [word.format(**paths) for word in command.split()]
 
 
-def data_there(name: str, place: Place) -> Step:
+def require_data(name: str, place: Place) -> Step:
     """The step that asks for data, which the user has to fetch."""
     path, layout = os.path.join(place.data, name), f"; {LAYOUT.get(name)}" * (name in LAYOUT)
     return Step([], path, lacks=f"{path} is not there; put there {SOURCES.get(name, 'the data set')}{layout}; or try "
                                 "--demo")
 
 
-def tool(place: Place, command: str, target: str, needs: str = "") -> list[Step]:
+def plan_tool(place: Place, command: str, target: str, needs: str = "") -> list[Step]:
     """The step of a module that reads and writes data, called {data} in its command. target: the file that it writes;
     needs: data that have to be there as long as the target is not."""
     name, dashes, options = command.partition("--")
-    step = Step(spell(f"-m {name} --data_path {{data}} {dashes}{options}", data=place.data),
-                os.path.join(place.data, target))
-    return [*[data_there(needs, place)] * bool(needs and not step.done), step]
+    words = split_words(f"-m {name} --data_path {{data}} {dashes}{options}", data=place.data)
+    step = Step(words, os.path.join(place.data, target))
+    return [*[require_data(needs, place)] * bool(needs and not step.done), step]
 
 
-def data_set(folder: str, place: Place) -> list[Step]:
+def plan_data(folder: str, place: Place) -> list[Step]:
     """The demo's scenes, extracted features, or a folder that has to be there."""
     if place.scale == "demo":
         scenes = folder.split("_")[0]
-        return tool(place, f"demo --size 200 --scenes {scenes}", f"{scenes}/scenes.json")
+        return plan_tool(place, f"demo --size 200 --scenes {scenes}", f"{scenes}/scenes.json")
     if folder not in EXTRACTED:
-        return [data_there(folder, place)]
-    photos, how = EXTRACTED[folder]
-    halves = photos == "coco_halves"
-    deal = tool(place, "paper_tables.coco_halves", "coco_halves/dataset_coco_halves.json", "coco") if halves else []
-    return [*deal, *tool(place, f"features.images --data_name {photos} --output_name {folder} {how}",
-                         f"{folder}/test_ims.npy", "" if halves else photos)]
+        return [require_data(folder, place)]
+    (photos, how), steps = EXTRACTED[folder], []
+    if photos == "coco_halves":
+        steps = plan_tool(place, "paper_tables.coco_halves", "coco_halves/dataset_coco_halves.json", "coco")
+    return [*steps, *plan_tool(place, f"features.images --data_name {photos} --output_name {folder} {how}",
+                               f"{folder}/test_ims.npy", "" if steps else photos)]
 
 
-def proposals(folder: str, place: Place) -> list[Step]:
+def plan_proposals(folder: str, place: Place) -> list[Step]:
     """200 proposals a photo, 500 of the test photos, and their features."""
     kind, steps = "demo" if place.scale == "demo" else "cnn --cnn_type vgg16 --layer fc7", []
     for count, splits in ((200, "train val test"), (500, "test")):
         name = f"edgeboxes{count}"
-        steps += tool(place, f"phrases.proposals --data_name {folder} --count {count} --name {name} --splits {splits}",
-                      f"{folder}/test_{name}.npz")
-        steps += tool(place, f"phrases.regions --data_name {folder} --proposals {name} --kind {kind} --splits {splits}",
-                      f"{folder}/test_{name}_ims.npy")
+        for program, target in ((f"proposals --data_name {folder} --count {count} --name {name}", f"{name}.npz"),
+                                (f"regions --data_name {folder} --proposals {name} --kind {kind}", f"{name}_ims.npy")):
+            steps += plan_tool(place, f"phrases.{program} --splits {splits}", f"{folder}/test_{target}")
     return steps
 
 
-def vectors(kind: str, folder: str, place: Place) -> list[Step]:
+def plan_vectors(kind: str, folder: str, place: Place) -> list[Step]:
     """Word vectors of a data set's own captions ("own"), or features of its captions ("w2v", "hglmm")."""
+    learn = "features.word_vectors --data_name {} --dim {} --output {{data}}/{}"
     if kind == "own":
-        return tool(place, f"features.word_vectors --data_name {folder} --dim {WORDS // SCALES[place.scale].divide} "
-                           f"--output {{data}}/{folder}/own.txt", f"{folder}/own.txt")
-    words, size, steps = VECTORS, "--ica --pca 6000", []
+        file = f"{folder}/own.txt"
+        return plan_tool(place, learn.format(folder, WORDS // SCALES[place.scale].divide, file), file)
+    file, size, steps = VECTORS, "--ica --pca 6000", []
     if place.scale != "full":               # one file for all sets, as a model fits one extractor
-        words, size, source = f"{place.scale}_words.txt", "--n_clusters 4", f"{place.scale}_precomp"
-        steps = [*data_set(source, place), *tool(place, f"features.word_vectors --data_name {source} --dim 48 --output "
-                                                        f"{{data}}/{words}", words)]
+        file, size, source = f"{place.scale}_words.txt", "--n_clusters 4", f"{place.scale}_precomp"
+        steps = [*plan_data(source, place), *plan_tool(place, learn.format(source, 48, file), file)]
     content = "--content_words" * folder.endswith("_entities")
     program = "phrases.captions" if content else "features.captions"
-    return [*steps, *tool(place, f"{program} --data_name {folder} --name {kind} --word_vectors {{data}}/{words} "
-                                 f"{f'--kind hglmm {size}' * (kind == 'hglmm')} {content}",
-                          f"{folder}/test_{kind}.npy", VECTORS * (words == VECTORS))]
+    options = f"--kind hglmm {size}" * (kind == "hglmm")
+    return [*steps, *plan_tool(place, f"{program} --data_name {folder} --name {kind} --word_vectors {{data}}/{file} "
+                                      f"{options} {content}", f"{folder}/test_{kind}.npy", VECTORS * (not steps))]
 
 
-def preparations(run: tuple[str, ...], place: Place) -> list[Step]:
+def plan_preparations(run: tuple[str, ...], place: Place) -> list[Step]:
     """The steps before a run: data, proposals, vectors, Visual Genome's manifest."""
     steps, text = [], re.search(r"--text(?:_features)? (\w+)|/(own)\.txt", run[-2])
-    names = [option(run[-2], "data_name"), option(run[-2], "test_name"), option(run[-1], "data_name")]
+    names = [find_option(run[-2], "data_name"), find_option(run[-2], "test_name"), find_option(run[-1], "data_name")]
     for folder in dict.fromkeys(scale_name(name, run, place.scale) for name in names if name):
-        steps += data_set(folder, place)
+        steps += plan_data(folder, place)
         if folder.endswith("_entities"):
-            steps += proposals(folder, place)
+            steps += plan_proposals(folder, place)
         if text:
-            steps += vectors(text[1] or text[2], folder, place)
+            steps += plan_vectors(text[1] or text[2], folder, place)
     if run[-1].startswith("-m vg_experiments"):
         vg, target = "vg" if place.scale == "full" else "demo_vg", os.path.join(place.folder, "vg", "manifest.json")
-        steps += [data_there("vg", place)] * (vg == "vg" and not os.path.exists(target))
-        steps.append(Step(spell("-m vg_experiments.prepare --vg {vg} --output {target}",
-                                vg=os.path.join(place.data, vg), target=target), target))
+        steps += [require_data("vg", place)] * (vg == "vg" and not os.path.exists(target))
+        words = split_words("-m vg_experiments.prepare --vg {vg} --output {target}", vg=os.path.join(place.data, vg),
+                            target=target)
+        steps.append(Step(words, target))
     return steps
 
 
-def fit_step(command: str, run: tuple[str, ...], start: str, seed: int, place: Place) -> Step:
+def plan_training(command: str, run: tuple[str, ...], start: str, seed: int, place: Place) -> Step:
     """A training, which starts from the run in the folder `start`, or a fit of CCA."""
     program, cca = command.partition(" --")[0], "methods.cca" in command
     options = scale_names(command, run, place.scale) if cca else training_options(command, run, place.scale)
     options += f" --init_from {{start}}/{os.path.basename(start)}" * bool(start)
-    data, kind = option(options, "data_name"), ["cosine", *re.findall(r"--sim (\S+)", options), *["cca"] * cca][-1]
+    data = find_option(options, "data_name")
+    kind = ["cosine", *re.findall(r"--sim (\S+)", options), *["cca"] * cca][-1]
     identity = sorted(text for text in split_options(options) if not text.startswith("--test_name"))
     folder = os.path.join(place.folder, f"{data}_{kind}_{sha256(' '.join(identity))[:8]}_seed{seed}")
-    npz = "_".join(filter(None, ["cca", option(options, "test_name")])) + ".npz"
+    npz = "_".join(filter(None, ["cca", find_option(options, "test_name")])) + ".npz"
     target = os.path.join(folder, npz if cca else "model_best.pt")
     end = "--output {target}" if cca else f"--seed {seed} --logger_name {{run}}"
-    words = spell(f"{program} --data_path {{data}} {options} {end}", data=place.data, start=os.path.dirname(start),
-                  folder=data, run=folder, target=target)
+    words = split_words(f"{program} --data_path {{data}} {options} {end}", data=place.data, folder=data,
+                        start=os.path.dirname(start), run=folder, target=target)
     return Step(words, target, f"{folder}.txt", "" if cca else folder)
 
 
-def judging_steps(command: str, run: tuple[str, ...], model: Step, place: Place) -> list[Step]:
+def plan_judging(command: str, run: tuple[str, ...], model: Step, place: Place) -> list[Step]:
     """The evaluation of a model, or an experiment on Visual Genome, after the data that it needs."""
     program, folder, vg = command.partition(" --")[0], os.path.dirname(model.target), os.path.join(place.folder, "vg")
     paths = {"data": place.data, "model": model.run or model.target, "manifest": os.path.join(vg, "manifest.json"),
@@ -327,29 +328,29 @@ def judging_steps(command: str, run: tuple[str, ...], model: Step, place: Place)
     if program.startswith("-m vg_experiments"):
         words = f"{program} {subject} --manifest {{manifest}} --cache {{cache}} --output {{out}}"
         target = os.path.join(paths["out"], f"{program.split('.')[-1]}.json")
-        return [Step(spell(words, **paths), target, model.log, after=model.target)]
+        return [Step(split_words(words, **paths), target, model.log, after=model.target)]
     demo = "demo_" * (place.scale == "demo")
     options = scale_names(command, run, place.scale).replace("--cxc", f"--cxc --cxc_path {{data}}/{demo}cxc").replace(
         "--pmrp", f"--pmrp --instances {{data}}/{demo}{INSTANCES}")
     target = os.path.join(folder, f"results_{sha256(options)[:8]}.json")
     words = f"{program} {subject} --data_path {{data}} {options} --output {{results}}"
     needs = [name for flag, name in (("--cxc", "cxc"), ("--pmrp", INSTANCES)) if flag in command and not demo]
-    return [*(data_there(name, place) for name in needs),
-            Step(spell(words, results=target, **paths), target, model.log, after=model.target)]
+    return [*(require_data(name, place) for name in needs),
+            Step(split_words(words, results=target, **paths), target, model.log, after=model.target)]
 
 
-def run_steps(run: tuple[str, ...], seed: int, place: Place) -> list[Step]:
+def plan_run(run: tuple[str, ...], seed: int, place: Place) -> list[Step]:
     """All steps of a run in order. The target of the last one is the file of its results."""
     *commands, judge = run
     models = []
     for command in commands:
-        models.append(fit_step(command, run, models[-1].run if models else "", seed, place))
+        models.append(plan_training(command, run, models[-1].run if models else "", seed, place))
     if models[-1].done:                                     # the run that it started from may be gone
         models = models[-1:]
-    return [*preparations(run, place), *models, *judging_steps(judge, run, models[-1], place)]
+    return [*plan_preparations(run, place), *models, *plan_judging(judge, run, models[-1], place)]
 
 
-def complete(steps: list[Step]) -> bool:
+def is_complete(steps: list[Step]) -> bool:
     """Whether a run has its results, those of its training as it is."""
     return steps[-1].done and all(step.done for step in steps if step.run)
 
@@ -393,7 +394,7 @@ def execute(step: Step) -> str:
 
 # ---- results
 
-def value(results, path: str) -> float | None:
+def find_value(results, path: str) -> float | None:
     """The number at a path of keys, None where there is none, as log det Sigma of a point. `*`: the first key."""
     for key in path.split("/"):
         if not isinstance(results, dict):
@@ -406,13 +407,13 @@ def collect(row: Row, table: Table, seeds: int, place: Place) -> list[tuple | No
     """(mean, standard deviation, number of seeds) for each column of a table, None where there is no result."""
     cells = []
     stored = [[read_json(steps[-1].target, "delete it, and it is made again")
-               for steps in (run_steps(run, seed, place) for seed in range(seeds)) if complete(steps)]
+               for steps in (plan_run(run, seed, place) for seed in range(seeds)) if is_complete(steps)]
               for run in row.runs]
     for columns in table.columns:
         for path in columns.paths:
             if place.scale != "full":                       # a small test set has no folds
                 path = path.replace("folds5", "full").replace("_full", "")
-            numbers = [value(results, path) for results in (stored[columns.run] if stored else ())]
+            numbers = [find_value(results, path) for results in (stored[columns.run] if stored else ())]
             numbers = [x for x in numbers if x is not None]
             deviation = stdev(numbers) if len(numbers) > 1 else 0.0
             cells.append((mean(numbers), deviation, len(numbers)) if numbers else None)
@@ -461,7 +462,7 @@ def select_rows(table: Table, only: list[str] | None) -> list[Row]:
     return list(dict.fromkeys(rows)) or list(table.rows)
 
 
-def arguments(description: str) -> Arguments:
+def build_parser(description: str) -> Arguments:
     p = Arguments(description)
     p.formatter_class = argparse.RawDescriptionHelpFormatter
     add = p.add_argument
@@ -481,7 +482,7 @@ def build_place(opt) -> Place:
     return Place(opt.data_path or ("data/demo_tables" if opt.scale == "demo" else "data"), opt.runs, opt.scale)
 
 
-def seeded_runs(rows, seeds: int) -> list[tuple[str, tuple, int]]:
+def list_runs(rows, seeds: int) -> list[tuple[str, tuple, int]]:
     """(label, run, seed) of the runs of rows, each once. All rows of a seed come before the next seed; CCA has one."""
     return list({(run, seed): (row.label, run, seed) for seed in range(seeds) for row in rows for run in row.runs
                  if seed == 0 or "methods.cca" not in run[0]}.values())
@@ -502,9 +503,9 @@ def list_rows(table: Table, opt) -> None:
     print(table.title)
     for k, row in enumerate(table.rows, 1):
         if row in rows:
-            runs = [run_steps(run, seed, place) for _, run, seed in seeded_runs([row], seeds)]
+            runs = [plan_run(run, seed, place) for _, run, seed in list_runs([row], seeds)]
             every += [step for steps in runs for step in steps]
-            state = f"{sum(map(complete, runs))} of {len(runs)} runs done" if runs else "published only"
+            state = f"{sum(map(is_complete, runs))} of {len(runs)} runs done" if runs else "published only"
             print(f"{k:>4}  {row.label:<62} {state}")
     print_needs(every)
 
@@ -512,7 +513,7 @@ def list_rows(table: Table, opt) -> None:
 def run_table(table: Table, opt) -> None:
     """Run what is missing for rows of a table, then print them. Exits with an error if a run failed."""
     place, seeds, rows = build_place(opt), opt.seeds or table.seeds, select_rows(table, opt.only)
-    runs = [(f"{label}, seed {seed}", run_steps(run, seed, place)) for label, run, seed in seeded_runs(rows, seeds)]
+    runs = [(f"{label}, seed {seed}", plan_run(run, seed, place)) for label, run, seed in list_runs(rows, seeds)]
     if opt.dry_run:
         print(*dict.fromkeys(step.line for _, steps in runs for step in steps if step.line), sep="\n")
         return
@@ -528,7 +529,7 @@ def run_table(table: Table, opt) -> None:
 
 def main(table: Table, description: str = "", argv=None) -> None:
     """The command of a table's script. `description`: the script's docstring."""
-    p = arguments(description)
+    p = build_parser(description)
     add = p.add_argument
     add("--only", nargs="+", metavar="ROW", help="rows to run and print: number from 1, label, or part of a label")
     add("--format", choices=FORMATS, default="text", help="format of the printed table")

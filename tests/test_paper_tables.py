@@ -53,7 +53,7 @@ def test_options_of_every_row_parse(name, scale, tmp_path, monkeypatch):
         os.makedirs(tmp_path / "data" / folder / "Annotations")
     place = Place(str(tmp_path / "data"), str(tmp_path / "runs"), scale)
     for run in (run for row in TABLES[name].rows for run in row.runs):
-        for step in runner.run_steps(run, 3, place):
+        for step in runner.plan_run(run, 3, place):
             assert not re.search(r"[{}]", " ".join(step.words))
             if step.words[:1] == ["train.py"]:
                 if "--word_vectors" in step.words:
@@ -136,7 +136,7 @@ def test_cca_is_kleins_but_in_the_tuned_rows(tmp_path, monkeypatch, label, expec
     calls = []
     monkeypatch.setattr(cca, "fit_and_embed", calls.append)
     for run in row_of("jwae_table3", label).runs:
-        for step in runner.run_steps(run, 0, Place(str(tmp_path), str(tmp_path / "runs"), "full")):
+        for step in runner.plan_run(run, 0, Place(str(tmp_path), str(tmp_path / "runs"), "full")):
             if step.words[:2] == ["-m", "methods.cca"]:
                 cca.main(step.words[2:])
     assert [(one.eta_image, one.eta_text, one.dim) for one in calls] == [expected] * 2, "Klein's regularisation"
@@ -144,7 +144,7 @@ def test_cca_is_kleins_but_in_the_tuned_rows(tmp_path, monkeypatch, label, expec
 
 def test_features_of_dmsm_are_those_whose_layers_the_table_counts(tmp_path):
     lines = [" ".join(step.words) for row in TABLES["dmsm_table1"].rows for run in row.runs
-             for step in runner.run_steps(run, 0, Place(str(tmp_path), "runs", "full"))]
+             for step in runner.plan_run(run, 0, Place(str(tmp_path), "runs", "full"))]
     assert len({line for line in lines if "--cnn_type alexnet --layer fc" in line}) == 2
 
 
