@@ -62,7 +62,7 @@ def add_word_layer(cnn: CNN, share: np.ndarray) -> nn.Sequential:
 def make_state(cnn: CNN, cnn_type: str) -> dict:
     """The state dict of a network of 1,000 classes, as --cnn_weights takes it, on the CPU, with zeros for ImageNet's
     classifier."""
-    last = {"vgg": "classifier.6", "res": "fc", "eff": "_fc"}[cnn_type[:3]]
+    last = {"vgg": "classifier.6", "ale": "classifier.6", "res": "fc", "eff": "_fc"}[cnn_type[:3]]
     state = {name: x.cpu() for name, x in cnn.net.state_dict().items()}
     return {**state, f"{last}.weight": torch.zeros(1000, cnn.dim), f"{last}.bias": torch.zeros(1000)}
 

@@ -218,16 +218,18 @@ def test_a_cnn_trunk(tmp_path):
     assert drifted and all("running" in k or "num_batches" in k for k in drifted)
 
 
-def test_a_vgg_ends_before_its_classifier(monkeypatch):
+@pytest.mark.parametrize("name, cells", [("vgg16", (49, 512)), ("alexnet", (36, 256))])
+def test_vgg_and_alexnet_end_before_their_classifier(monkeypatch, name, cells):
     """Of shapes alone: its 138 million weights are nowhere in memory."""
     read = []
     monkeypatch.setattr("model.read_cnn_weights", lambda net, *words: read.append((dict(net.state_dict()), *words)))
     with torch.device("meta"):
-        trunk, photos = CNN("vgg16", True, "w.pt"), torch.empty(2, 3, 224, 224)
+        trunk, photos = CNN(name, True, "w.pt"), torch.empty(2, 3, 224, 224)
         assert trunk(photos).shape == (2, 4096) == (2, trunk.dim)
-        whole = import_torchvision().models.get_model("vgg16", weights=None).state_dict()
+        whole = import_torchvision().models.get_model(name, weights=None).state_dict()
+        assert CNN(name, pretrained=False, cells=True)(photos).shape == (2, *cells)
     (given, *words), = read                                 # a file of the whole network is read before it is cut
-    assert words == ["w.pt", "vgg16"] and {k: v.shape for k, v in given.items()} == {k: v.shape for k,
+    assert words == ["w.pt", name] and {k: v.shape for k, v in given.items()} == {k: v.shape for k,
                                                                                      v in whole.items()}
     assert len(given) == len(trunk.net.state_dict()) + 2
 
