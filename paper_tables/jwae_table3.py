@@ -17,17 +17,17 @@ COCO_SCAN = " --num_epochs 20 --learning_rate 5e-4 --lr_update 10"     # SCAN's 
 TESTS = {"f30k": "evaluate.py", "coco": "evaluate.py --fold5"}
 
 
-def trained(command: str, *values: str) -> tuple:
+def make_runs(command: str, *values: str) -> tuple:
     """The runs of a method on Flickr30K and on COCO."""
     return tuple((command.format(data, *values), test) for data, test in TESTS.items())
 
 
-def attention(method: str) -> tuple:
+def make_attention_runs(method: str) -> tuple:
     return ((SCAN.format("f30k", method), "evaluate.py"),
             (SCAN.format("coco", method) + COCO_SCAN, "evaluate.py --split testall --fold5"))
 
 
-def tuned(method: str, before: str, after: str) -> tuple:
+def make_tuned_runs(method: str, before: str, after: str) -> tuple:
     """The same of a network that is trained for 30 epochs, then fine-tuned for 15."""
     return tuple((f"train.py --data_name {data} --method {method} {before} {net}",
                   f"train.py --data_name {data} --method {method} {after} --num_epochs 15 {net} --init_from RUN",
@@ -36,43 +36,43 @@ def tuned(method: str, before: str, after: str) -> tuple:
 
 _ = None
 ROWS = (                                # label, runs, R@1, R@5, R@10 both ways of Flickr30K, then of COCO
-    ("CCA (VGG+HGLMM)", trained(CCA, "hglmm"),
+    ("CCA (VGG+HGLMM)", make_runs(CCA, "hglmm"),
      (34.4, 61.0, 72.3, 24.4, 52.1, 65.6, 37.7, 66.6, 79.1, 24.9, 58.8, 76.5)),
-    ("CCA (Mean Vector)", trained(CCA, "w2v"),
+    ("CCA (Mean Vector)", make_runs(CCA, "w2v"),
      (24.8, 52.5, 64.3, 20.5, 46.3, 59.3, 33.2, 61.8, 75.1, 24.2, 56.4, 72.4)),
-    ("CCA (VGG+HGLMM), tuned", trained(CCA + " --eta_image auto --dim auto", "hglmm"), (_,) * 12),
-    ("CCA (Mean Vector), tuned", trained(CCA + " --eta_image auto --dim auto", "w2v"), (_,) * 12),
-    ("Sim. Network (VGG+HGLMM)", trained(BRANCHES, "similarity_network", "hglmm"),
+    ("CCA (VGG+HGLMM), tuned", make_runs(CCA + " --eta_image auto --dim auto", "hglmm"), (_,) * 12),
+    ("CCA (Mean Vector), tuned", make_runs(CCA + " --eta_image auto --dim auto", "w2v"), (_,) * 12),
+    ("Sim. Network (VGG+HGLMM)", make_runs(BRANCHES, "similarity_network", "hglmm"),
      (16.6, 38.8, 51.0, 7.4, 23.5, 33.3, 30.9, 61.1, 76.2, 14.0, 30.0, 37.8)),
-    ("MMD-MSE (VGG+w2v)", trained(VECTORS, "mmd_mse", "w2v"),
+    ("MMD-MSE (VGG+w2v)", make_runs(VECTORS, "mmd_mse", "w2v"),
      (35.3, 60.8, 72.8, 16.5, 40.2, 52.9, 42.9, 73.8, 84.4, 19.6, 50.2, 66.6)),
-    ("Emb. Network (VGG+w2v)", trained(BRANCHES, "embedding_network", "w2v"),
+    ("Emb. Network (VGG+w2v)", make_runs(BRANCHES, "embedding_network", "w2v"),
      (35.7, 62.9, 74.4, 25.1, 53.9, 66.1, 40.7, 74.2, 85.3, 33.5, 68.7, 83.2)),
-    ("Emb. Network (VGG+HGLMM)", trained(BRANCHES, "embedding_network", "hglmm"),
+    ("Emb. Network (VGG+HGLMM)", make_runs(BRANCHES, "embedding_network", "hglmm"),
      (40.3, 68.9, 79.9, 29.7, 60.1, 72.1, 50.1, 79.7, 89.2, 39.6, 75.2, 86.9)),
     ("2WayNet (VGG+HGLMM)", (), (49.8, 67.5, _, 36.0, 55.6, _, 55.8, 75.2, _, 39.7, 63.3, _)),
-    ("VSE++ (ResNet+GRU)", tuned("vse++", "", "--finetune --freeze_bn --learning_rate 2e-5"),
+    ("VSE++ (ResNet+GRU)", make_tuned_runs("vse++", "", "--finetune --freeze_bn --learning_rate 2e-5"),
      (52.9, 80.5, 87.2, 39.6, 70.1, 79.5, 64.6, 90.0, 95.7, 52.0, 84.3, 92.0)),
     ("GXN (ResNet+GRU)", (), (56.8, _, 89.6, 41.5, _, 80.1, 68.5, _, 97.9, 56.6, _, 94.5)),
     ("SCO (ResNet+GRU)", (), (55.5, 82.0, 89.3, 41.1, 60.5, 80.1, 69.9, 92.9, 97.5, 56.7, 87.5, 94.8)),
-    ("SCAN t-i (ResNet+GRU)", attention("scan_t2i"),
+    ("SCAN t-i (ResNet+GRU)", make_attention_runs("scan_t2i"),
      (61.8, 87.5, 93.7, 45.8, 74.4, 83.0, 70.9, 94.5, 97.8, 56.4, 87.0, 93.9)),
-    ("SCAN i-t (ResNet+GRU)", attention("scan_i2t_mean"),
+    ("SCAN i-t (ResNet+GRU)", make_attention_runs("scan_i2t_mean"),
      (67.9, 89.0, 94.4, 43.9, 74.2, 82.8, 69.2, 93.2, 97.5, 54.4, 86.0, 93.6)),
-    ("MSE (VGG+w2v)", trained(VECTORS, "mse", "w2v"),
+    ("MSE (VGG+w2v)", make_runs(VECTORS, "mse", "w2v"),
      (33.9, 61.3, 73.2, 15.9, 40.3, 52.8, 45.0, 76.5, 87.0, 21.3, 52.3, 68.1)),
-    ("jWAE-MSE (VGG+w2v)", trained(VECTORS, "jwae_mse", "w2v"),
+    ("jWAE-MSE (VGG+w2v)", make_runs(VECTORS, "jwae_mse", "w2v"),
      (35.7, 61.6, 73.6, 17.3, 41.8, 55.3, 43.2, 75.1, 85.7, 21.5, 53.5, 69.3)),
-    ("jWAE-MH (VGG+w2v)", trained(VECTORS, "jwae_mh_vectors", "w2v"),
+    ("jWAE-MH (VGG+w2v)", make_runs(VECTORS, "jwae_mh_vectors", "w2v"),
      (35.4, 62.5, 74.4, 24.1, 50.4, 62.6, 44.2, 77.4, 87.7, 31.3, 66.0, 81.3)),
-    ("jWAE-MSE (VGG+HGLMM)", trained(VECTORS, "jwae_mse", "hglmm"),
+    ("jWAE-MSE (VGG+HGLMM)", make_runs(VECTORS, "jwae_mse", "hglmm"),
      (40.3, 66.3, 77.2, 20.3, 46.5, 58.9, 50.3, 79.4, 88.3, 25.2, 57.5, 73.3)),
     ("jWAE-MH (ResNet+GRU)",
-     tuned("jwae_mh", "--learning_rate 1e-4", "--learning_rate 2e-5 --finetune --freeze_bn"),
+     make_tuned_runs("jwae_mh", "--learning_rate 1e-4", "--learning_rate 2e-5 --finetune --freeze_bn"),
      (53.9, 82.2, 87.4, 40.7, 72.4, 81.9, 66.6, 91.4, 96.6, 53.1, 84.5, 92.0)),
-    ("jWAE-MH+SCAN t-i (ResNet+GRU)", attention("jwae_mh_scan"),
+    ("jWAE-MH+SCAN t-i (ResNet+GRU)", make_attention_runs("jwae_mh_scan"),
      (64.0, 89.4, 95.2, 47.1, 75.9, 84.0, 72.0, 94.5, 98.3, 57.1, 87.5, 94.1)),
-    ("jWAE-MH+SCAN i-t (ResNet+GRU)", attention("jwae_mh_scan_i2t"),
+    ("jWAE-MH+SCAN i-t (ResNet+GRU)", make_attention_runs("jwae_mh_scan_i2t"),
      (68.5, 89.6, 94.2, 44.2, 74.2, 83.2, 69.8, 93.3, 98.1, 54.6, 86.1, 93.2)))
 TABLE = Table(
     "jwae Table 3", (recalls("full", "Flickr30K"), recalls("folds5", "COCO, 1K, mean of five folds", run=1)),

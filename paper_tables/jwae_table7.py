@@ -18,7 +18,7 @@ TRAIN = ("-m phrases.train --data_name f30k_entities --method {} --learning_rate
 TESTS = ("-m phrases.evaluate", "-m phrases.evaluate --regions edgeboxes500_ims")
 
 
-def columns(title: str, run: int) -> Columns:
+def make_columns(title: str, run: int) -> Columns:
     return Columns(title, (("", (*((f"R@{k}", f"localisation/r{k}") for k in (1, 5, 10)),
                                  ("upper bound", "localisation/upper"), ("pointing", "localisation/pointing"))),), run)
 
@@ -39,7 +39,7 @@ ROWS = (                                          # label, method and options, R
     ("Gaussians of PCME++, ours", "pcme++ --txt_layers 1024 --img_layers 1024", (_, _, _)))
 TABLE = Table(
     "jwae Table 7: phrase localisation, recall of a box with IoU of at least 0.5",
-    (columns("200 proposals", 0), columns("500 proposals", 1)),
+    (make_columns("200 proposals", 0), make_columns("500 proposals", 1)),
     tuple(Row(label, (*numbers, *(_,) * 7), tuple((TRAIN.format(method), test) for test in TESTS if method))
           for label, method, numbers in ROWS),
     notes=("The paper does not say which of its rows have 200 proposals and which 500; its numbers stand with 200.",

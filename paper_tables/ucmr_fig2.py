@@ -10,13 +10,13 @@ from paper_tables.runner import Columns, Row, Table, main
 PERCENT = (10, 20, 30, 40, 50)
 
 
-def panel(side: str) -> Columns:
+def make_panel(side: str) -> Columns:
     return Columns(side, tuple((f"{percent}%", tuple((item.upper(), f"models/*/{side}/{percent}/{item}/mean")
                                                      for item in "ac")) for percent in PERCENT))
 
 
 TABLE = Table(
-    "ucmr Fig. 2: uncertainty by area threshold", (panel("images"), panel("captions")),
+    "ucmr Fig. 2: uncertainty by area threshold", (make_panel("images"), make_panel("captions")),
     (Row("VSE++ ours", (None,) * 4 * len(PERCENT), (
         ("train.py --data_name coco --method gcie_wasserstein --cnn_type resnet152 --use_restval",
          "-m vg_experiments.uncertainty"),)),),
