@@ -14,11 +14,10 @@ demo: .venv/runtime
 	$(PY) -m demo --data_path $(DATA)
 	$(PY) train.py $(START) --data_path $(DATA)
 	@rm -f $(RUN)/tables.txt
-	$(PY) evaluate.py --checkpoint $(RUN) --uncertainty --photos $(DATA)/demo/images --cxc --cxc_path $(DATA)/demo_cxc \
+	$(PY) evaluate.py --checkpoint $(RUN) --uncertainty --retrieval --photos $(DATA)/demo/images --cxc --cxc_path $(DATA)/demo_cxc \
 		--pmrp --instances $(DATA)/demo_coco/annotations/instances_val2014.json \
 		--positives $(DATA)/demo_precomp/test_positives.json $(TABLES)
 	$(PY) -m confidence $(RUN) --sets 0.1 --photos $(DATA)/demo/images $(TABLES)
-	$(PY) show.py retrieval --checkpoint $(RUN) --photos $(DATA)/demo/images --output $(RUN)/retrieval.png --overwrite $(TABLES)
 	@$(PY) -m demo.summary $(RUN)
 
 # The photos are those of dev and test, which the model has not seen.

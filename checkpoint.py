@@ -33,8 +33,8 @@ COUNTS = {"epoch", "step", "iteration", "loss_count", "waited"}       # whole nu
 MEANS = tuple(f"{side}_tower.{part}." for side in ("image", "text") for part in ("trunk", "mean"))
 # Files that the commands write into a run folder, and the events of tensorboard.
 MADE_OF_RUN = re.compile(
-    r"(results|calibration|confidence|people)(_.+)?\.json|retrieval\.png|events\.out\.tfevents\..+"
-    r"|(uncertainty|uncertain_images|uncertain_captions|confidence|people)(_.+)?\.png")
+    r"(results|calibration|confidence|people)(_.+)?\.json|events\.out\.tfevents\..+"
+    r"|(uncertainty|uncertain_images|uncertain_captions|retrieval|confidence|people)(_.+)?\.png")
 # Names that a checkpoint may call beside torch's own tensors: best_rsum is a number of numpy's.
 ADMITTED = [(argparse.Namespace, "argparse.Namespace"), (np.dtype, "numpy.dtype"),
             *((np.float64().__reduce__()[0], f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),

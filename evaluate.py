@@ -12,23 +12,17 @@ if __name__ == "__main__":
     import cli
     cli.start()
 
-import contextlib
 import csv
-import json
 import os
 import sys
-from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 
 import cli
 from checkpoint import Trained
 from cli import check, torch_device
-from data import named_splits
-from evaluation import bank, pictures
-from evaluation.annotations import Pairs
-from evaluation.compare import common_name, compare, refuse_repeats
+from data import Photos, named_splits
+from evaluation import pictures
 from evaluation.embeddings import (
     Embeddings,
     embed,
@@ -38,50 +32,74 @@ from evaluation.embeddings import (
     load_embeddings,
     load_scores,
     newest_run,
-    uncertainties,
 )
 from evaluation.protocols import Record, assess, read_judgements, replace_nan
 from evaluation.report import comparisons, count_judgements, doubts, render, seed_tables, sentences, tables
 from files import atomic, output, repeated, save_json
 from losses import formulas
-from options import evaluation_parser, ready
 from options import parse_evaluation as parse_args
 
-UNCERTAINTY = ("uncertainty", "uncertain_images", "uncertain_captions")       # its pictures
 RANKS = ["protocol", "direction", "query", "id", "rank_from_0"]     # columns of --ranks
 
 
-def write_ranks(path: str, e: Embeddings, record: Record) -> None:
-    """Write the rank of every query as CSV: protocol, direction, query, its id, 0-based rank of its best match."""
-    ids = {"i": e.ids.get("image_id"), "t": e.ids.get("caption_id")}
-    with atomic(path) as f:
-        rows = csv.writer(f)
-        rows.writerow(RANKS)
-        for (protocol, side, name), values in record.items():
-            if name == "rank":
-                known = ids[side[0]] or [""] * len(values)
-                rows.writerows((protocol, side, q, known[q], int(values[q]))
-                               for q in np.flatnonzero(~np.isnan(values)))
-
-
-def show_and_save(results: dict, all_tables: list, lines, target: str, opt) -> None:
-    """Print tables and sentences, unless JSON is to be printed; write the results."""
-    if opt.format != "json":
-        print("\n" + render(all_tables, opt.format))
-        print("\n".join(lines))
-    save_json(results, target)
-    print(f"written to {target}")
-
-
 def run(opt) -> dict:
-    """Evaluate as the options say; returns the results. Raises InputError on wrong options and files."""
-    out, as_json = sys.stdout, opt.format == "json"
-    with contextlib.redirect_stdout(sys.stderr if as_json else out):
-        check(not opt.photos or os.path.isdir(opt.photos), f"--photos {opt.photos} is no folder; "
-              "give the folder of the photos, or leave it out")
-        results = compare_many(opt) if opt.compare else evaluate_one(opt)
-    if as_json:
-        print(json.dumps(results, indent=1), file=out)
+    """Evaluate as the options say, print tables and write the results; returns what the file holds. Raises InputError
+    on wrong options and files."""
+    check(not opt.photos or os.path.isdir(opt.photos), f"--photos {opt.photos} is no folder; give the folder of the "
+                                                       "photos, or leave it out")
+    return compare_models(opt) if opt.compare else evaluate_one(opt)
+
+
+def evaluate_one(opt) -> dict:
+    """Evaluate a run, an ensemble, embeddings or scores."""
+    file = opt.embeddings or opt.scores
+    paths = [file] if file else opt.checkpoint or [newest_run()]
+    if not file and not opt.checkpoint:
+        print(f"no --checkpoint given, taking the newest run: {paths[0]}")
+    twice = repeated(map(os.path.realpath, paths))
+    check(twice is None, f"--checkpoint names {twice} more than once; name each run once")
+    check(not opt.export or len(paths) == 1, f"--export writes one model's embeddings, and {len(paths)} checkpoints "
+                                             "were given; export each alone")
+    models = {} if file else load_models(paths, opt)
+    choose_split(models, opt)
+    target = check_outputs(results_file(paths, models, opt), paths, opt)
+    e = embed_split(list(models.values()), opt) if models else load_file(
+        file, "embeddings" if opt.embeddings else "scores", opt)
+    pictured = opt.uncertainty or opt.retrieval
+    if opt.export:
+        export_embeddings(e, opt.export)
+    photos = pictures.find_photos(e.photos or e.ids.get("image_name"), opt.photos) if pictured else None
+    e.judged = read_judgements(e, opt)
+    results, record = assess(e, opt)
+    print(f"\n{' '.join(filter(None, [results['data_name'], e.split]))}: {e.n_images:,} images, "
+          f"{len(e.caption_image):,} captions" + f", mean of the scores of {len(paths)} models" * (len(paths) > 1))
+    lines = [*count_judgements(e), *sentences(results), *(f"note: {note}" for note in results.get("notes", ()))]
+    show_and_save(results, tables({e.name: results}), lines, target, opt)
+    if opt.ranks:
+        write_ranks(opt.ranks, e, record)
+    if pictured:
+        draw_pictures(e, results, photos, target, opt)
+    return results
+
+
+def compare_models(opt) -> dict:
+    """Compare runs, embeddings and scores, or groups of seeds of them, with the first."""
+    from evaluation.compare import compare
+
+    paths = [path for group in opt.compare for path in group.split(",")]
+    models = load_models([path for path in paths if kind_of(path) == "run"], opt)
+    choose_split(models, opt)
+    names = [os.path.splitext(os.path.basename(os.path.normpath(path.split(",")[0])))[0] for path in opt.compare]
+    target = check_outputs(opt.output or join_words("comparison", *names, opt.data_name, opt.split), paths, opt)
+    results = replace_nan(compare(opt.compare, lambda path: embed_split([models[path]], opt) if path in models else
+                                  load_file(path, kind_of(path), opt), opt))
+    runs, pairs = results["runs"], results["comparisons"]
+    all_tables = tables(runs) + (seed_tables(results["groups"]) if len(runs) > len(results["groups"]) else [])
+    lines = [f"{name}: {line}" for name, r in runs.items() for line in sentences(r)]
+    lines += dict.fromkeys(f"note: {note}" for r in runs.values() for note in r.get("notes", ()))
+    show_and_save(results, all_tables + comparisons(pairs), [*lines, *doubts(pairs)], target, opt)
+    if opt.uncertainty:
+        draw_curves({name: r.get("uncertainty", {}) for name, r in runs.items()}, target)
     return results
 
 
@@ -107,26 +125,21 @@ def choose_split(models: dict[str, Trained], opt) -> None:
             print(f"{' and '.join(asked)}: taking the split testall of {folder} (--split test takes a part of it)")
 
 
-def encoding_options(opt) -> dict:
-    """Options of data and speed, as `embed` takes them."""
-    return {name: getattr(opt, name) for name in ("data_path", "dev_images", "batch_size", "workers")}
-
-
-def open_file(path: str, kind: str, opt) -> Embeddings:
-    """Embeddings or scores of the file that is evaluated."""
+def load_file(path: str, kind: str, opt) -> Embeddings:
+    """The "embeddings" or "scores" of a file, of the split that the options name."""
     check(not opt.bank, f"--bank {opt.bank} needs a model that embeds the bank, and {path} is of the items of one "
                         "split; leave --bank out, or evaluate a trained run with --checkpoint")
     data = {name: getattr(opt, name) for name in ("data_path", "data_name", "split", "dev_images")}
     return load_scores(path, **data) if kind == "scores" else load_embeddings(path, opt.sim, **data)
 
 
-def open_runs(models: list[Trained], opt) -> Embeddings:
-    """Embeddings of the split by models, with the bank that the options name; prints a line per model, and writes what
-    --export names."""
-    how = encoding_options(opt)
+def embed_split(models: list[Trained], opt) -> Embeddings:
+    """Embeddings of the split by models, with the bank that the options name; prints a line per model."""
+    data = {name: getattr(opt, name) for name in ("sim", "data_path", "dev_images", "batch_size", "workers")}
     if opt.bank:
+        from evaluation import bank
         bank.check_splits(opt.bank, opt.split or "test")
-    e = embed(models, opt.split or "test", sim=opt.sim, data_name=opt.data_name, text_only=opt.cxc, **how)
+    e = embed(models, opt.split or "test", data_name=opt.data_name, text_only=opt.cxc, **data)
     for model in models:
         mine = model.options
         print(f"{model.path}: {mine.sim}, image head {mine.image_head}, text head {mine.text_head}, epoch "
@@ -134,177 +147,111 @@ def open_runs(models: list[Trained], opt) -> Embeddings:
     if opt.bank:
         check(e.has_images, f"--bank {opt.bank} normalises scores of images and captions, and {e.name} has no images "
                             "to score; leave --bank out, or give a split with features or photos")
-        how["data_name"] = None if named_splits(e.folder) else opt.data_name     # photos by name have no other splits
-        queries = embed(models, opt.bank, lambda s: bank.draw(s.caption_image, len(s.images), opt.bank_size),
-                        sim=opt.sim, **how)
-        e.bank, e.report["bank"] = bank.normalisation(e.members, embed(models, "dev", sim=opt.sim, **how),
-                                                      queries.members, opt.bank)
-    if opt.export:
-        export(opt.export, e)
-        note = (f": means{' and log-variances' * e.gaussian} only, from which its similarity "
-                f"'{e.similarity}' cannot be recomputed") * (e.similarity not in (*formulas(), "mls"))
-        print(f"embeddings in {opt.export}{note}")
+        # photos by name have no other splits beside them, and take those of the training
+        data["data_name"] = None if named_splits(e.folder) else opt.data_name
+        queries = embed(models, opt.bank, lambda split: bank.draw(split.caption_image, len(split.images)), **data)
+        e.bank, e.report["bank"] = bank.normalisation(e.members, embed(models, "dev", **data), queries.members,
+                                                      opt.bank)
     return e
 
 
-# ---- the two commands
+# ---- what is written
 
-def compare_many(opt) -> dict:
-    """Compare what --compare names, print tables and write the results; returns what the file holds."""
-    paths = [path for group in opt.compare for path in group.split(",")]
-    refuse_repeats("--compare", paths)
-    models = load_models([path for path in paths if kind_of(path) == "run"], opt)
-    choose_split(models, opt)
-    target = comparison_file(opt)
-    results = replace_nan(compare(opt.compare, lambda path: open_runs([models[path]], opt) if path in models else
-                                  open_file(path, kind_of(path), opt), opt))
-    runs, pairs = results["runs"], results["comparisons"]
-    all_tables = tables(runs) + (seed_tables(results["groups"]) if len(runs) > len(results["groups"]) else [])
-    lines = [f"{name}: {line}" for name, r in runs.items() for line in sentences(r)]
-    lines += dict.fromkeys(f"note: {note}" for r in runs.values() for note in r.get("notes", ()))
-    show_and_save(results, all_tables + comparisons(pairs), [*lines, *doubts(pairs)], target, opt)
-    if opt.uncertainty:
-        draw_curves({name: r.get("uncertainty", {}) for name, r in results["runs"].items()},
-                    partial(beside, target=target))
-    return results
+def results_file(paths: list[str], models: dict[str, Trained], opt) -> str:
+    """The file of the results: results.json in the run folder for the test split of the run's own data by its own
+    similarity, else results_SIM_DATA_SPLIT.json; NAME_results.json beside a file; --output names another."""
+    folder, file = (paths[0], "") if os.path.isdir(paths[0]) else os.path.split(paths[0])
+    words = [f"{os.path.splitext(file)[0].removesuffix('.pth')}_results" if file else "results"]
+    if len(paths) > 1:
+        words += ["ensemble", *(os.path.basename(os.path.normpath(path)) for path in paths)]
+    if not models:
+        words.append(opt.sim)
+    for model in list(models.values())[:1]:
+        data, own = (opt.data_name or model.options.data_name, opt.split or "test"), model.options
+        words += [opt.sim if opt.sim != own.sim else None, *(data if data != (own.data_name, "test") else ())]
+    return opt.output or os.path.join(folder, join_words(*words))
 
 
-def evaluate_one(opt) -> dict:
-    """Evaluate a run, an ensemble, embeddings or scores, print tables and write the results; returns what results.json
-    holds."""
-    file = ready(opt)
-    paths = [file] if file else opt.checkpoint or [newest_run()]
-    if not file and not opt.checkpoint:
-        print(f"no --checkpoint given, taking the newest run: {paths[0]}")
-    refuse_repeats("--checkpoint", paths)
-    check(not opt.export or len(paths) == 1, f"--export writes one model's embeddings, and "
-                                             f"{len(paths)} checkpoints were given; export each alone")
-    models = {} if file else load_models(paths, opt)
-    choose_split(models, opt)
-    target = check_outputs(paths, models, opt)
-    results, all_tables, lines, draw = evaluate_captions(list(models.values()), opt)
-    results = replace_nan(results)
-    print(
-        f"\n{' '.join(filter(None, [results['data_name'], results['split']]))}: "
-        f"{results['images']:,} images, {results['captions']:,} captions"
-        + (f", mean of the scores of {len(paths)} models" if len(paths) > 1 else "")
-    )
-    show_and_save(results, all_tables, lines, target, opt)
-    if opt.ranks or opt.uncertainty:
-        draw(partial(beside, target=target))
-    return results
+def join_words(*words: str | None) -> str:
+    """The name of a .json file of words; None is left out."""
+    return "_".join(filter(None, words))[:120].replace(os.sep, "_") + ".json"
 
 
-def evaluate_captions(models: list[Trained], opt) -> tuple[dict, list, list[str], Callable[[Callable], None]]:
-    """(results, tables, sentences, what writes all else: it takes a function that names the files)."""
-    e = open_runs(models, opt) if models else open_file(ready(opt), "embeddings" if opt.embeddings else "scores", opt)
-    e.judged = read_judgements(e, opt)
-    results, record = assess(e, opt)
-    all_tables, lines = tables({e.name: results}), [*count_judgements(e), *sentences(results)]
-
-    def draw(named: Callable[..., str]) -> None:
-        if opt.ranks:
-            write_ranks(opt.ranks, e, record)
-            print(f"ranks of all queries in {opt.ranks}")
-        if opt.uncertainty:
-            draw_curves({e.name: results["uncertainty"]}, named)
-            draw_extremes(e, pictures.locate(e.photos or e.ids.get("image_name"), opt.photos), named)
-    lines += [f"note: {note}" for note in results.get("notes", ())]
-    return results, all_tables, lines, draw
+def beside(name: str, target: str) -> str:
+    """The file of a picture beside that of the results: NAME_DATA_SPLIT.png beside results_DATA_SPLIT.json,
+    mine_NAME.png beside mine.json."""
+    folder, file = os.path.split(target)
+    stem = os.path.splitext(file)[0]
+    stem = stem.replace("results", name, 1) if "results" in stem else f"{stem}_{name}"
+    return os.path.join(folder, f"{stem}.png")
 
 
-def draw_curves(reports: dict, named: Callable[[str], str]) -> None:
-    """Draw `pictures.curves` beside the results, and say where."""
-    path = named("uncertainty")
-    if not any("recall_bins" in side for report in reports.values() for side in report.values()):
-        return                                              # a text-only split has no recalls
-    pictures.curves(reports, path)
-    print(f"recall by uncertainty in {path}", file=sys.stderr)
-
-
-def draw_extremes(e: Embeddings, photos, named: Callable[[str], str]) -> None:
-    """Draw `pictures.extremes` of both sides beside the results, and say where."""
-    pairs = Pairs.of(e.caption_image, np.arange(len(e.caption_image)))
-    matches = e.judged["cxc"].pairs if "cxc" in e.judged else {"i2t": pairs, "t2i": pairs.swapped()}
-    for side, values in uncertainties(e).items():
-        path = named(f"uncertain_{side}")
-        pictures.extremes(values, matches["i2t" if side == "images" else "t2i"], e.ids.get("caption"), photos,
-                          e.caption_image, side == "images", path)
-        print(f"most and least uncertain {side} in {path}", file=sys.stderr)
-
-
-# ---- the files that are written: their names, and what is refused before the work begins
-
-def check_outputs(paths: list[str], models: dict[str, Trained], opt) -> str:
-    """The file of results. Raises InputError, before the work, where a file cannot be written, is
-    named for two things, or was named and is there without --overwrite."""
-    inputs = [path for path in (*paths, opt.vocab, opt.positives, opt.instances) if path]
-    folder = paths[0] if os.path.isdir(paths[0]) else os.path.dirname(paths[0])
-    target = opt.output or os.path.join(folder, default_name(paths, models, opt))
+def check_outputs(target: str, paths: list[str], opt) -> str:
+    """The file of results. Raises InputError, before the work, where a file cannot be written, is named for two things,
+    or was named and is there without --overwrite."""
     named = [path for path in (opt.export, opt.ranks, opt.output) if path]
-    drawn = [beside(name, target) for name in UNCERTAINTY * opt.uncertainty]
-    outputs = [*named, *[target] * (not opt.output), *drawn]
+    pictures = [*("uncertainty", "uncertain_images", "uncertain_captions") * opt.uncertainty,
+                *["retrieval"] * opt.retrieval]
+    outputs = [*named, *[target] * (not opt.output), *(beside(name, target) for name in pictures)]
     twice = repeated(map(os.path.realpath, outputs))
-    check(twice is None, f"--export, --ranks, --output or a picture beside it name one file ({twice}) "
-                         "for two things; name another")
+    check(twice is None, f"--export, --ranks, --output or a picture beside it name one file ({twice}) for two things; "
+                         "name another")
+    inputs = [path for path in (*paths, opt.vocab, opt.positives, opt.instances) if path]
     for path in outputs:                          # beside a run that does not exist nothing is tried
         if path in named or os.path.exists(paths[0]):
             output(path, inputs, opt.overwrite or path not in named)
     return target
 
 
-def comparison_file(opt) -> str:
-    """The file of a comparison. Raises InputError as `output` does."""
-    paths = [path for group in opt.compare for path in group.split(",")]
-    name = "_".join(os.path.basename(os.path.splitext(common_name(group.split(",")))[0])
-                    for group in opt.compare)
-    default = f"comparison_{name[:80]}{of_split(opt)}{suffixes(opt)}.json".replace(os.sep, "_")
-    return output(opt.output or default, paths, opt.overwrite or not opt.output)
+def show_and_save(results: dict, all_tables: list, lines, target: str, opt) -> None:
+    """Print tables and sentences; write the results."""
+    print("\n" + render(all_tables, opt.format))
+    print("\n".join(lines))
+    save_json(results, target)
+    print(f"written to {target}")
 
 
-def default_name(paths: list[str], models: dict[str, Trained], opt) -> str:
-    """The file name of the results. results.json holds those of a run's own similarity on the test
-    split of its own data; all others say in their names what they hold."""
-    of_sim, of_data, file = f"_{opt.sim}" * bool(opt.sim), of_split(opt), os.path.basename(paths[0])
-    if ready(opt):
-        name = f"{os.path.splitext(file)[0]}_results"
-    elif len(paths) > 1:
-        runs = "_".join(os.path.basename(os.path.normpath(path)) for path in paths)
-        name = f"results_ensemble_{runs[:80]}"
-    elif os.path.isdir(paths[0]) or file == "model_best.pt":
-        name = "results"
-    else:
-        name = f"results_{file.split('.')[0]}"
-    if (of_data or of_sim) and not ready(opt):
-        trained = models[paths[0]].options
-        own = opt.data_name in (None, trained.data_name) and opt.split in (None, "test")
-        of_data = "" if own else of_split(opt, trained.data_name)
-        of_sim *= opt.sim != trained.sim
-    return f"{name}{of_sim}{of_data}{suffixes(opt)}.json".replace(os.sep, "_")
+def export_embeddings(e: Embeddings, path: str) -> None:
+    """Write the embeddings to a file, and say whether its similarity can be computed from it."""
+    export(path, e)
+    lacks = (f": means{' and log-variances' * e.gaussian} only, from which its similarity '{e.similarity}' cannot be "
+             "recomputed") * (e.similarity not in (*formulas(), "mls"))
+    print(f"embeddings in {path}{lacks}")
 
 
-def of_split(opt, data_name: str = "") -> str:
-    """The part of a file's name that names the data and the split; empty where the options name
-    neither."""
-    few = "" if opt.dev_images is None else str(opt.dev_images)
-    named = filter(None, [opt.data_name or data_name, f"{opt.split or 'test'}{few}"])
-    return "_".join(["", *named]) if opt.data_name or opt.split else ""
+def write_ranks(path: str, e: Embeddings, record: Record) -> None:
+    """Write the rank of every query as CSV: protocol, direction, query, its id, 0-based rank of its best match."""
+    ids = {"i": e.ids.get("image_id"), "t": e.ids.get("caption_id")}
+    with atomic(path) as f:
+        rows = csv.writer(f)
+        rows.writerow(RANKS)
+        for (protocol, side, name), values in record.items():
+            if name == "rank":
+                known = ids[side[0]] or [""] * len(values)
+                rows.writerows((protocol, side, q, known[q], int(values[q]))
+                               for q in np.flatnonzero(~np.isnan(values)))
+    print(f"ranks of all queries in {path}")
 
 
-def suffixes(opt) -> str:
-    """The part of a file's name that names the bank; empty without."""
-    size = "" if opt.bank_size == evaluation_parser().get_default("bank_size") else opt.bank_size
-    return f"_bank_{opt.bank}{size}" * bool(opt.bank)
+def draw_curves(reports: dict, target: str) -> None:
+    """Draw recall by uncertainty beside the results; a text-only split has none."""
+    if any("recall_bins" in side for report in reports.values() for side in report.values()):
+        pictures.draw_curves(reports, beside("uncertainty", target))
+        print(f"recall by uncertainty in {beside('uncertainty', target)}", file=sys.stderr)
 
 
-def beside(name: str, target: str) -> str:
-    """The file of a picture beside that of the results: NAME_DATA_SPLIT.png beside
-    results_DATA_SPLIT.json, CLIP_NAME.png beside CLIP_results.json, mine_NAME.png beside
-    mine.json."""
-    folder, file = os.path.split(target)
-    stem = os.path.splitext(file)[0]
-    stem = stem.replace("results", name, 1) if "results" in stem else f"{stem}_{name}"
-    return os.path.join(folder, f"{stem}.png")
+def draw_pictures(e: Embeddings, results: dict, photos: Photos | None, target: str, opt) -> None:
+    """Draw the pictures that the options name beside the results."""
+    if opt.retrieval and e.has_images:
+        path = beside("retrieval", target)
+        pictures.draw_retrieval(e, photos, path)
+        print(f"captions and their best images in {path}", file=sys.stderr)
+    if opt.uncertainty:
+        draw_curves({e.name: results["uncertainty"]}, target)
+        for side in results["uncertainty"]:
+            path = beside(f"uncertain_{side}", target)
+            pictures.draw_extremes(e, photos, side, path)
+            print(f"most and least uncertain {side} in {path}", file=sys.stderr)
 
 
 def main(argv=None) -> None:

@@ -1,9 +1,9 @@
 """Computes retrieval metrics from arrays of scores, ranks or uncertainties, without a model.
 
-Scores are higher-is-better. The rank of a query is the number of non-positive items that score at
-least as high as its best positive. It is 0-based, and ties count against the model. A positive and
-another item are compared by their scores in the same matrix. Scores of fewer bits than float32 are
-converted to float32 first (in bfloat16, 13% of rows hold ties).
+Scores are higher-is-better. The rank of a query is the number of non-positive items that score at least as high as its
+best positive. It is 0-based, and ties count against the model. A positive and another item are compared by their scores
+in the same matrix. Scores of fewer bits than float32 are converted to float32 first (in bfloat16, 13% of rows hold
+ties).
 """
 import numpy as np
 import torch
@@ -16,150 +16,69 @@ NOT_FINITE = ("the scores hold NaN or infinity, or numbers beyond float32, so th
               "ranked; check them, or the means and variances that they are of")
 
 
-def _pairs(positives, queries: int) -> tuple[np.ndarray, np.ndarray]:
-    """Positives as pairs of indices: query (P,) and item (P,).
+# ---- queries with several positives: scores (Q, G); positives as pairs of indices, query (P,), rising, and item (P,)
 
-    `positives` is a bool matrix (Q, G), or holds one index or several indices for each query.
-    Raises InputError where they do not fit the number of queries, or where a query has none.
-    """
-    check(len(positives) == queries, f"{len(positives)} lists of positives were given for "
-                                     f"{queries} queries; give one for each row of scores")
-    if isinstance(positives, torch.Tensor):
-        positives = positives.detach().cpu().numpy()
-    if isinstance(positives, np.ndarray) and positives.dtype == bool:
-        query, item = np.nonzero(positives)
-    else:
-        items = [np.unique(np.asarray(p, dtype=np.int64).reshape(-1)) for p in positives]
-        query = np.repeat(np.arange(queries), [len(p) for p in items])
-        item = np.concatenate([np.zeros(0, np.int64), *items])
-    missing = np.flatnonzero(np.bincount(query, minlength=queries) == 0)
-    if len(missing):
-        raise InputError(f"{len(missing)} queries have no positive, the first is query "
-                         f"{missing[0]}; leave them out")
-    return query, item
+def best_ranks(scores: np.ndarray, query: np.ndarray, item: np.ndarray) -> np.ndarray:
+    """0-based rank (Q,) int64 of each query's best positive.
 
-
-def _as_scores(scores) -> np.ndarray:
-    """Scores (Q, G) in at least float32. -inf means that the item is not in the gallery of the
-    query.
-
-    Raises InputError on NaN and +inf.
-    """
-    if isinstance(scores, torch.Tensor):
-        scores = scores.detach().to("cpu", torch.promote_types(scores.dtype, torch.float32)).numpy()
-    scores = np.asarray(scores)
-    scores = scores.astype(np.promote_types(scores.dtype, np.float32), copy=False)
-    if np.isnan(scores).any() or np.isposinf(scores).any():
-        raise InputError(NOT_FINITE)
-    return scores
-
-
-def best_ranks(scores, positives) -> np.ndarray:
-    """0-based rank of each query's best positive: scores (Q, G), positives bool (Q, G) or index
-    lists -> (Q,) int64.
-
-    A score of -inf keeps an item, such as the query itself, out of the gallery of a query. Raises
-    InputError, a ValueError, on NaN, on +inf, and on a query without positives in its gallery.
-    """
-    scores = _as_scores(scores)
-    result = best_ranks_of_pairs(scores, *_pairs(positives, len(scores)))
-    if (result < 0).any():
-        raise InputError(f"query {np.flatnonzero(result < 0)[0]} has all its positives outside its "
-                         "gallery (-inf)")
-    return result
-
-
-def r_precision(scores, positives) -> np.ndarray:
-    """Share of positives among the R best items of each query, where R is the number of its
-    positives (`ucmr` 4.3).
-
-    scores (Q, G), positives bool (Q, G) or index lists -> (Q,) in [0, 1]. Where a positive ties
-    with a non-positive, the non-positive stands first. Raises InputError as `best_ranks` does.
-    """
-    scores = _as_scores(scores)
-    return r_precisions_of_sets(scores, [_pairs(positives, len(scores))])[0]
-
-
-def average_precision_at_r(scores, positives) -> np.ndarray:
-    """AP@R of each query: (1 / R) sum_{k <= R} (precision@k if item k is positive, else 0).
-
-    R is the number of the query's positives. The mean over queries is mAP@R (ECCV Caption, Chun et
-    al. 2022). scores (Q, G), positives bool (Q, G) or index lists -> (Q,) in [0, 1]. Where a
-    positive ties with a non-positive, the non-positive stands first. Raises InputError as
-    `best_ranks` does.
-    """
-    scores = _as_scores(scores)
-    return average_precisions_of_pairs(scores, *_pairs(positives, len(scores)))
-
-
-def average_precisions_of_pairs(scores: np.ndarray, query: np.ndarray,
-                                item: np.ndarray) -> np.ndarray:
-    """`average_precision_at_r` for positives given as pairs of indices: scores (Q, G), query (P,),
-    rising, item (P,).
-
-    Returns (Q,), with NaN for a query without positives.
-    """
-    result = np.full(len(scores), np.nan)
-    bounds = np.searchsorted(query, np.arange(len(scores) + 1))
-    for q in np.flatnonzero(np.diff(bounds)):
-        row = scores[q]
-        best = np.sort(row[item[bounds[q]:bounds[q + 1]]])[::-1]    # (R,) of the positives, falling
-        r = len(best)
-        # (R,) the R best of all, rising
-        top = np.sort(np.partition(row, len(row) - r)[len(row) - r:])
-        at_least = r - np.searchsorted(top, best)                # items that score at least as high
-        # ties with the last one included
-        at_least[best == top[0]] = np.count_nonzero(row >= top[0])
-        at_least[best < top[0]] = 2 * len(row)                            # out of the top, wherever
-        others = at_least - np.searchsorted(-best, -best, "right")
-        hits = np.arange(1, r + 1)
-        place = others + hits                                       # 1-based place of each positive
-        result[q] = (hits / place * (place <= r)).sum() / r
-    return result
-
-
-def best_ranks_of_pairs(scores: np.ndarray, query: np.ndarray, item: np.ndarray) -> np.ndarray:
-    """`best_ranks` for positives given as pairs of indices: scores (Q, G), query (P,), item (P,) ->
-    (Q,) int64.
-
-    A query without a positive in its gallery gets -1.
+    A score of -inf keeps an item, such as the query itself, out of the gallery of a query. A query without a positive
+    in its gallery gets -1.
     """
     score = scores[query, item]                                                     # (P,)
     best = np.full(len(scores), -np.inf, scores.dtype)
     np.maximum.at(best, query, score)
     positives = np.bincount(query[score >= best[query]], minlength=len(scores))
-    return np.where(np.isneginf(best), -1, np.count_nonzero(scores >= best[:, None], axis=1)
-                    - positives)
+    return np.where(np.isneginf(best), -1, np.count_nonzero(scores >= best[:, None], axis=1) - positives)
 
 
-def r_precisions_of_sets(scores: np.ndarray, sets) -> list[np.ndarray]:
-    """`r_precision` of one block of scores (Q, G) for several sets of positives, each (query (P,),
-    item (P,)).
+def average_precisions(scores: np.ndarray, query: np.ndarray, item: np.ndarray) -> np.ndarray:
+    """AP@R (Q,) in [0, 1]: (1 / R) sum_{k <= R} (precision@k if item k is positive, else 0); NaN without a positive.
 
-    Returns a list of (Q,), with NaN for a query without positives. The R best items are found
-    without sorting. They are all items with scores above the R-th largest score t. Items that tie
-    with t fill the places left, non-positives first.
+    R is the number of the query's positives. The mean over queries is mAP@R (ECCV Caption, Chun et al. 2022). Where a
+    positive ties with a non-positive, the non-positive stands first.
+    """
+    result = np.full(len(scores), np.nan)
+    bounds = np.searchsorted(query, np.arange(len(scores) + 1))
+    for q in np.flatnonzero(np.diff(bounds)):
+        row = scores[q]
+        best = np.sort(row[item[bounds[q]:bounds[q + 1]]])[::-1]                    # (R,) of the positives, falling
+        r = len(best)
+        top = np.sort(np.partition(row, len(row) - r)[len(row) - r:])               # (R,) the R best of all, rising
+        at_least = r - np.searchsorted(top, best)                                   # items that score at least as high
+        at_least[best == top[0]] = np.count_nonzero(row >= top[0])                  # ties with the last one included
+        at_least[best < top[0]] = 2 * len(row)                                      # out of the top, wherever
+        others = at_least - np.searchsorted(-best, -best, "right")
+        hits = np.arange(1, r + 1)
+        place = others + hits                                                       # 1-based place of each positive
+        result[q] = (hits / place * (place <= r)).sum() / r
+    return result
+
+
+def r_precisions(scores: np.ndarray, sets) -> list[np.ndarray]:
+    """Shares (Q,) of positives among the R best items of each query, R the number of its positives (`ucmr` 4.3).
+
+    sets: several sets of positives, each (query (P,), item (P,)). Returns an array for each, with NaN for a query
+    without positives. The R best items are found without sorting. They are all items with scores above the R-th largest
+    score t. Items that tie with t fill the places left, non-positives first.
     """
     n, gallery = scores.shape
     counts = np.array([np.bincount(query, minlength=n) for query, _ in sets])       # (sets, Q): R
-    place = gallery - np.maximum(counts, 1)                    # of the R-th largest in rising order
-    limits = np.array([np.partition(row, at)[at] for row, at in zip(scores, place.T)])
-    limits = limits.T.reshape(len(sets), n)
+    place = gallery - np.maximum(counts, 1)                                         # of the R-th largest, rising
+    limits = np.array([np.partition(row, at)[at] for row, at in zip(scores, place.T)]).T.reshape(len(sets), n)
     results = []
     for count, t, (query, item) in zip(counts, limits, sets):
         score = scores[query, item]
-        above, tied = (np.bincount(query[which], minlength=n)
-                       for which in (score > t[query], score == t[query]))
+        above, tied = (np.bincount(query[which], minlength=n) for which in (score > t[query], score == t[query]))
         places = count - np.count_nonzero(scores > t[:, None], axis=1)
         others = np.count_nonzero(scores == t[:, None], axis=1) - tied
-        results.append(np.where(count > 0, (above + np.maximum(0, places - others))
-                                / np.maximum(count, 1), np.nan))
+        results.append(np.where(count > 0, (above + np.maximum(0, places - others)) / np.maximum(count, 1), np.nan))
     return results
 
 
+# ---- ranks, and their summaries
+
 def summary(ranks) -> dict:
-    """Recall at 1, 5 and 10 (percent), median and mean rank (1-based) and number of queries, from
-    0-based ranks (Q,).
+    """Recall at 1, 5 and 10 (percent), median and mean rank (1-based) and number of queries, from 0-based ranks (Q,).
 
     Raises InputError where there is no query.
     """
@@ -172,8 +91,7 @@ def summary(ranks) -> dict:
 
 
 def best_rank_means(ranks) -> dict:
-    """Harmonic and arithmetic mean of 1-based ranks: HBR and ABR of `dmsm` 4.2, whose queries are
-    images.
+    """Harmonic and arithmetic mean of 1-based ranks: HBR and ABR of `dmsm` 4.2, whose queries are images.
 
     ranks (Q,): 0-based ranks of the best positives.
     """
@@ -195,8 +113,8 @@ def both_directions(i2t, t2i) -> dict:
 def chance(caption_image, n_images: int) -> dict:
     """The expected results of galleries in random order, in the form of `both_directions`.
 
-    "medr" is the median over all queries and orders. caption_image (M,): the row of each caption's
-    image. Images without a caption do not count as queries.
+    "medr" is the median over all queries and orders. caption_image (M,): the row of each caption's image. Images
+    without a caption do not count as queries.
     """
     captions = np.bincount(caption_image, minlength=n_images)                   # (N,) of each image
     result = {"i2t": _random_order(captions[captions > 0], len(caption_image)),
@@ -205,11 +123,9 @@ def chance(caption_image, n_images: int) -> dict:
 
 
 def _random_order(positives: np.ndarray, gallery: int) -> dict:
-    """The expected `summary` for queries in a gallery of G items in random order. positives (Q,):
-    number of each.
+    """The expected `summary` for queries in a gallery of G items in random order. positives (Q,): number of each.
 
-    The best of c positives has rank k or more (0-based) with probability prod_{j < k} (G - c - j) /
-    (G - j).
+    The best of c positives has rank k or more (0-based) with probability prod_{j < k} (G - c - j) / (G - j).
     """
     counts, share = np.unique(positives, return_counts=True)
     share = share / share.sum()                                                     # (U,)
@@ -224,8 +140,7 @@ def _random_order(positives: np.ndarray, gallery: int) -> dict:
 
 
 def average(results: list[dict]) -> dict:
-    """The mean of every number over several results, such as those of five folds. "queries" is
-    summed instead."""
+    """The mean of every number over several results, such as those of five folds. "queries" is summed instead."""
     def mean(values, key):
         if isinstance(values[0], dict):
             return {k: mean([v[k] for v in values], k) for k in values[0]}
@@ -304,11 +219,10 @@ def retrieval_blocks(similarity, images, captions, caption_image, block: int = 1
 def retrieval(scores, caption_image) -> dict:
     """Image-to-text and text-to-image recall of a whole score matrix.
 
-    scores (N, M): images x captions; caption_image (M,): the row of each caption's image, in any
-    order, with any number of captions per image. Returns {"i2t": {"r1", "r5", "r10", "medr",
-    "meanr", "queries"}, "t2i": {...}, "rsum"} in percent and 1-based ranks. Images without captions
-    do not count as queries. Raises InputError, a ValueError, on scores that are not finite or of
-    another shape.
+    scores (N, M): images x captions; caption_image (M,): the row of each caption's image, in any order, with any number
+    of captions per image. Returns {"i2t": {"r1", "r5", "r10", "medr", "meanr", "queries"}, "t2i": {...}, "rsum"} in
+    percent and 1-based ranks. Images without captions do not count as queries. Raises InputError, a ValueError, on
+    scores that are not finite or of another shape.
     """
     if len(scores.shape) != 2 or scores.shape[1] != len(caption_image):
         raise InputError(f"scores of shape {tuple(scores.shape)} do not fit {len(caption_image)} "
@@ -318,8 +232,8 @@ def retrieval(scores, caption_image) -> dict:
 
 
 def spearman(x, y) -> float:
-    """Spearman's rank correlation of x (K,) and y (K,) in [-1, 1]. Ties get their mean rank. NaN
-    where x or y is constant."""
+    """Spearman's rank correlation of x (K,) and y (K,) in [-1, 1]. Ties get their mean rank. NaN where x or y is
+    constant."""
     return spearman_of_codes(*map(codes, (x, y)))
 
 
@@ -329,8 +243,7 @@ def codes(x) -> np.ndarray:
 
 
 def spearman_of_codes(x: np.ndarray, y: np.ndarray) -> float:
-    """`spearman` of values that are given as whole numbers from 0 in the same order, with or
-    without gaps.
+    """`spearman` of values that are given as whole numbers from 0 in the same order, with or without gaps.
 
     It counts the numbers instead of sorting them.
     """
@@ -343,13 +256,11 @@ def spearman_of_codes(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def sampled_spearman(query, x, y, samples: int = 1000, seed: int = 0) -> dict:
-    """Mean and standard deviation of Spearman's correlation over bootstrap samples of rated pairs
-    (Parekh et al. 2021).
+    """Mean and standard deviation of Spearman's correlation over bootstrap samples of rated pairs (Parekh et al. 2021).
 
-    query (K,), x (K,), y (K,): the item that each pair was rated for, its rating and its score. A
-    sample takes half of the items, and one pair of each, so that items with many pairs do not
-    dominate. "shuffled" is the correlation of the first sample's ratings with its scores in random
-    order. It shows what chance gives.
+    query (K,), x (K,), y (K,): the item that each pair was rated for, its rating and its score. A sample takes half of
+    the items, and one pair of each, so that items with many pairs do not dominate. "shuffled" is the correlation of the
+    first sample's ratings with its scores in random order. It shows what chance gives.
     """
     order = np.argsort(query, kind="stable")
     x, y = (np.unique(np.asarray(v)[order], return_inverse=True)[1] for v in (x, y))
@@ -364,13 +275,13 @@ def sampled_spearman(query, x, y, samples: int = 1000, seed: int = 0) -> dict:
             "pairs": len(x), "items": len(start)}
 
 
-def recall_in_bins(uncertainty, hits, bins: int = 10) -> dict:
-    """Recall of queries in bins of equal size from the least to the most uncertain (PCME++ 4.3), in
-    percent.
+# ---- uncertainty
 
-    uncertainty (Q,), hits (Q,) bool. "rho" is Spearman's correlation of the number of the bin and
-    its recall (-1: recall falls with every bin). "rho_queries" is that of uncertainty and hit of
-    single queries.
+def recall_in_bins(uncertainty, hits, bins: int = 10) -> dict:
+    """Recall of queries in bins of equal size from the least to the most uncertain (PCME++ 4.3), in percent.
+
+    uncertainty (Q,), hits (Q,) bool. "rho" is Spearman's correlation of the number of the bin and its recall (-1:
+    recall falls with every bin). "rho_queries" is that of uncertainty and hit of single queries.
     """
     order = np.argsort(uncertainty, kind="stable")
     means, shares = ([float(part.mean()) for part in np.array_split(x, bins) if len(part)]
@@ -397,11 +308,11 @@ def join_rounded(values) -> np.ndarray:
 def risk_coverage(uncertainty, hits, points: int = 100) -> dict:
     """Risk where only the queries of least uncertainty are answered.
 
-    uncertainty (Q,), hits (Q,) bool -> coverage (points,), risk (points,), area. Coverage is the
-    share of queries that are answered. Risk is the share of wrong answers among those given, in
-    percent. The area is the mean risk over all coverages 1/Q ... 1 (AURC, Geifman and El-Yaniv
-    2017). Also returned are the area that a random order gives ("area_random") and the area that a
-    perfect order gives ("area_best"). Ties in uncertainty share their wrong answers evenly.
+    uncertainty (Q,), hits (Q,) bool -> coverage (points,), risk (points,), area. Coverage is the share of queries that
+    are answered. Risk is the share of wrong answers among those given, in percent. The area is the mean risk over all
+    coverages 1/Q ... 1 (AURC, Geifman and El-Yaniv 2017). Also returned are the area that a random order gives
+    ("area_random") and the area that a perfect order gives ("area_best"). Ties in uncertainty share their wrong answers
+    evenly.
     """
     wrong = 1 - np.asarray(hits, dtype=float)
     _, group, size = np.unique(uncertainty, return_inverse=True, return_counts=True)
@@ -416,22 +327,19 @@ def risk_coverage(uncertainty, hits, points: int = 100) -> dict:
 
 def paired_bootstrap(a: dict | list[dict], b: dict | list[dict], sums: dict, samples: int = 10000,
                      seed: int = 0, pairs: bool = False) -> dict:
-    """Tests whether the difference between two models is more than chance, by a paired bootstrap
-    over images.
+    """Tests whether the difference between two models is more than chance, by a paired bootstrap over images.
 
-    a, b: one run of each model, or a list of its runs with several seeds. A run is {metric: (total
-    (N,), count (N,))}: for each image, the sum over its queries and their number. The metric is
-    total.sum() / count.sum(), as for a recall or a mean rank. sums: {name: metrics to add up}, such
-    as rsum. Returns {metric: {"a", "b", "difference" (b - a), "low" and "high" (95% interval), "p"
-    (two-sided), "least" (true where no sample was on the other side; then p is at most the number
-    given)}}.
+    a, b: one run of each model, or a list of its runs with several seeds. A run is {metric: (total (N,), count (N,))}:
+    for each image, the sum over its queries and their number. The metric is total.sum() / count.sum(), as for a recall
+    or a mean rank. sums: {name: metrics to add up}, such as rsum. Returns {metric: {"a", "b", "difference" (b - a),
+    "low" and "high" (95% interval), "p" (two-sided), "least" (true where no sample was on the other side; then p is at
+    most the number given)}}.
 
-    Images are resampled with replacement, each with all its queries, and every run gets the same
-    sample. Where a model has several seeds, these are resampled too (a hierarchical bootstrap). Few
-    seeds show too little of their spread. Therefore S - 1 of S seeds are drawn (Rao and Wu 1988),
-    and their distance from the mean of all is stretched by Student's t. One run says nothing about
-    other seeds, so its interval covers the choice of images alone. pairs: the runs a[s] and b[s]
-    are of one seed, so the same seeds are drawn of both: what a seed does to both sides, by its
+    Images are resampled with replacement, each with all its queries, and every run gets the same sample. Where a model
+    has several seeds, these are resampled too (a hierarchical bootstrap). Few seeds show too little of their spread.
+    Therefore S - 1 of S seeds are drawn (Rao and Wu 1988), and their distance from the mean of all is stretched by
+    Student's t. One run says nothing about other seeds, so its interval covers the choice of images alone. pairs: the
+    runs a[s] and b[s] are of one seed, so the same seeds are drawn of both: what a seed does to both sides, by its
     start and its batches, is no longer part of the interval.
     """
     a, b = ([side] if isinstance(side, dict) else side for side in (a, b))
@@ -467,8 +375,7 @@ def paired_bootstrap(a: dict | list[dict], b: dict | list[dict], sums: dict, sam
 def _with_other_seeds(draws: np.ndarray, rng, stretch: float) -> np.ndarray:
     """The mean over S seeds for each draw of images: (1 + samples, S, K) -> (1 + samples, K).
 
-    Where there are several seeds, they are drawn too, except for the first row. `stretch`: see
-    `paired_bootstrap`.
+    Where there are several seeds, they are drawn too, except for the first row. `stretch`: see `paired_bootstrap`.
     """
     mean, seeds = draws.mean(1), draws.shape[1]
     if seeds > 1:
@@ -479,8 +386,7 @@ def _with_other_seeds(draws: np.ndarray, rng, stretch: float) -> np.ndarray:
 
 
 def _interval(a: float, b: float, differences: np.ndarray) -> dict:
-    """The result of `paired_bootstrap` for one metric, from its differences (samples,) in the
-    bootstrap samples."""
+    """The result of `paired_bootstrap` for one metric, from its differences (samples,) in the bootstrap samples."""
     differences = differences[~np.isnan(differences)]
     low, high = np.percentile(differences, [2.5, 97.5])
     tail = min(np.count_nonzero(differences <= 0), np.count_nonzero(differences >= 0))

@@ -511,8 +511,6 @@ def evaluation_parser() -> Arguments:
     add("--fold5", **FLAG, help="also give the mean over five folds of 1,000 images (COCO 1K)")
     add("--cxc", **FLAG, help="Crisscrossed Captions: all four directions, RPC2, STS, SIS and SITS")
     add("--cxc_path", type=filename, metavar="FOLDER", help="folder of its csv files (default: DATA_PATH/cxc)")
-    add("--cxc_rule", choices=["ucmr", "eccv"], default="ucmr", help="which images and captions match: ucmr, original "
-        "pairs and those rated 3 or more; eccv, only the latter")
     add("--pmrp", **FLAG, help="Plausible Match R-Precision, from the instances of COCO")
     add("--instances", type=filename, metavar="FILE.json", help="COCO's instances of the images of the split (default: "
         "DATA_PATH/DATA_NAME/annotations/instances_val2014.json)")
@@ -522,17 +520,16 @@ def evaluation_parser() -> Arguments:
         '{"i2t": {image id: [caption ids]}, "t2i": {...}}')
     add("--bank", type=split_name, metavar="SPLIT", help="also rank with query-bank normalisation by queries of this "
         "split, usually train, so that no item is near every query; its beta is chosen on dev")
-    add("--bank_size", type=positive, default=10_000, help="with --bank: captions and images that are drawn at most")
 
-    add = p.add_argument_group("how sure").add_argument
+    add = p.add_argument_group("pictures").add_argument
     add("--uncertainty", **FLAG, help="what log det Sigma tells about recall: bins, risk and coverage, pictures")
-    add("--control", **SWITCH, default=True, help="with --uncertainty: also rank with the variances of other items")
+    add("--retrieval", **FLAG, help="draw captions, from certain to uncertain, with their best images")
     add("--photos", type=filename, metavar="FOLDER", help="photos to draw where the data are precomputed features")
 
     add = p.add_argument_group("what is written").add_argument
     add("--ranks", type=filename, metavar="FILE.csv", help="write the rank of every query to this file")
     add("--export", type=filename, metavar="FILE.npz", help="write the embeddings to this file")
-    add("--format", choices=["text", "markdown", "latex", "json"], default="text", help="format of what is printed")
+    add("--format", choices=["text", "markdown", "latex"], default="text", help="format of the tables")
     add("--output", type=filename, help="file of the results (default: results.json in the run folder, or "
         "results_SIM_DATA_SPLIT.json for another similarity, data set or split than those of the run)")
     add("--overwrite", **FLAG, help="replace the files of --output, --export and --ranks that are there")
@@ -556,18 +553,14 @@ def parse_evaluation(argv=None) -> argparse.Namespace:
     return opt
 
 
-def ready(opt) -> str | None:
-    """The file of embeddings or scores that is evaluated; nothing for a run."""
-    return opt.embeddings or opt.scores
-
-
 def refuse_sources(opt) -> None:
     for one, other in itertools.combinations(("checkpoint", "compare", "embeddings", "scores"), 2):
         check(not (getattr(opt, one) and getattr(opt, other)),
               f"--{one} and --{other} both name what to evaluate; give one of them")
     check(not opt.compare or len(opt.compare) > 1, f"--compare {(opt.compare or [''])[0]} has nothing to compare with; "
                                                    "give at least two runs, or use --checkpoint")
-    for name, source in (("export", "compare"), ("export", "embeddings"), ("export", "scores"), ("ranks", "compare")):
+    for name, source in (("export", "compare"), ("export", "embeddings"), ("export", "scores"), ("ranks", "compare"),
+                         ("retrieval", "compare")):
         check(not (getattr(opt, name) and getattr(opt, source)),
               f"--{name} does not go with --{source}; evaluate a single model for it")
     check(not (opt.sim and opt.scores),

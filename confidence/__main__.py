@@ -22,7 +22,7 @@ from confidence.calibration import SIDES, calibrate
 from confidence.inputs import Items, add_arguments, open_items, share
 from confidence.posterior import expected, rows_of
 from confidence.volume import describe_in_words
-from evaluation.pictures import locate
+from evaluation.pictures import find_photos
 from evaluation.protocols import replace_nan
 from evaluation.report import render
 from files import save_json
@@ -96,7 +96,7 @@ def draw(items: Items, outcomes: dict, results: dict, folder: str | None, files:
     curves, shown, whole = *map(files.get, plots.PICTURES), items.whole
     plots.diagrams(results, outcomes, curves)
     plots.examples(measures.place(items, outcomes), whole.ids.get("caption"), whole.caption_image,
-                   locate(whole.photos or whole.ids.get("image_name"), folder), shown)
+                   find_photos(whole.photos or whole.ids.get("image_name"), folder), shown)
     print(f"reliability, risk and coverage in {curves}\nanswers and how sure they are in {shown}", file=sys.stderr)
 
 

@@ -5,7 +5,7 @@ from confidence.calibration import percent
 from confidence.measures import MEASURES, Outcomes
 from confidence.reliability import reliability
 from data import Photos
-from evaluation.pictures import ACROSS, Cell, Row, draw_rows, drawing, shown_by, wrapped
+from evaluation.pictures import ACROSS, Cell, Row, draw_rows, drawing, image_drawer, wrapped
 from evaluation.report import SIDES
 from metrics import risk_coverage
 
@@ -101,7 +101,7 @@ def examples(seen: dict[str, Outcomes], texts: list[str] | None, caption_image: 
     texts: all captions; caption_image (M,): the row of each caption's image; photos: those of all
     images, or None.
     """
-    texts, image = shown_by(texts, photos, caption_image)
+    texts, image = image_drawer(texts, photos, caption_image)
 
     def cells(side: str, of: Outcomes, q: int, p: float) -> list[Cell]:
         query, answer, right, own = of.queries[q], of.answers[q], bool(of.right[q]), of.owner[q]

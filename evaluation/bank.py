@@ -1,19 +1,15 @@
-"""Query-bank normalisation: what an item scores with a bank of queries is taken from its scores,
-against hubs.
+"""Query-bank normalisation: lower the scores of hubs, items that score high with every query.
 
-A hub is an item that scores high with every query and so keeps others off the first ranks. With
-query q, item j and the bank B of other queries of q's kind,
+With query q, item j and the bank B of other queries of q's kind,
 
     s'(q, j) = s(q, j) - b_j,    b_j = 1 / beta log mean_{k in B} exp(beta s(k, j)).
 
-Text to image takes b_i from every image, with captions as the bank; image to text takes b_c from
-every caption, with images as the bank. A number that is taken from all scores of a query changes no
-rank of this query, so one matrix of s(i, c) - b_i - b_c serves both directions. Of an ensemble the
-mean of the members' scores is normalised, since this is what ranks: a hub is a hub of the mean, and
-there is one beta to choose.
+Text to image takes b_i from every image, with captions as the bank; image to text takes b_c from every caption, with
+images as the bank. A number that is taken from all scores of a query changes no rank of this query, so one matrix of
+s(i, c) - b_i - b_c serves both directions. Of an ensemble the mean of the members' scores is normalised, since this is
+what ranks: a hub is a hub of the mean, and there is one beta to choose.
 
-Papers: Smith et al. 2017 (inverted softmax); Bogolin et al. 2022 (QB-Norm; here for all queries
-alike).
+Papers: Smith et al. 2017 (inverted softmax); Bogolin et al. 2022 (QB-Norm; here for all queries alike).
 """
 import math
 
@@ -26,39 +22,31 @@ from evaluation.embeddings import Embeddings, Member
 from evaluation.encode import Gallery
 
 SIZE = 10_000                         # captions of a bank at most, and images
-# Values of beta that are tried, times the standard deviation of the scores, which similarities
-# differ in.
+# Values of beta that are tried, times the standard deviation of the scores, which similarities differ in.
 GRID = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-ITEMS = {"t2i": "images", "i2t": "captions"}    # what each direction searches
-SIDES = tuple(ITEMS)
-# dev has two names; the images of test are among those of testall
-SAME = {"val": "dev", "testall": "test"}
+ITEMS = {"t2i": "images", "i2t": "captions"}                # what each direction searches
+SAME = {"val": "dev", "testall": "test"}    # dev has two names; the images of test are among those of testall
 
 
 def check_splits(split: str, evaluated: str) -> None:
-    """Raises InputError where the bank is of a split that is evaluated or that beta is chosen
-    on."""
+    """Raise InputError where the bank is of a split that is evaluated or that beta is chosen on."""
     here, there = (SAME.get(name, name) for name in (evaluated, split))
-    check(here != "dev", f"--bank {split} chooses beta on dev, so the split {evaluated} is no test of "
-                         "it; evaluate another split, or leave --bank out")
-    why = "is evaluated" if there == here else "beta is chosen on"
+    check(here != "dev", f"--bank {split} chooses beta on dev, so the split {evaluated} is no test of it; evaluate "
+                         "another split, or leave --bank out")
     check(there not in (here, "dev"),
-          f"--bank {split} holds queries of the split that {why}, and a bank must be of others; give "
-          f"{'another' if here == 'train' else 'train'}")
+          f"--bank {split} holds queries of the split that {'is evaluated' if there == here else 'beta is chosen on'}, "
+          f"and a bank must be of others; give {'another' if here == 'train' else 'train'}")
 
 
 def draw(caption_image: np.ndarray, n_images: int, size: int = SIZE) -> Gallery:
-    """The queries of a bank, from a split of captions (M,) of N images: at most `size` images, and
-    the captions of the first of these, all of each, that are at most `size`. Raises InputError
-    where one image has more captions."""
+    """Draw the queries of a bank from a split of captions (M,) of N images: at most `size` images, and the captions of
+    the first of these, all of each, that are at most `size`. Raises InputError where one image has more captions."""
     order = np.random.default_rng(0).permutation(n_images)
-    # (N,) captions up to each
-    until = np.cumsum(np.bincount(caption_image, minlength=n_images)[order])
-    chosen = order[:np.searchsorted(until, size, "right")]
-    captions = np.flatnonzero(np.isin(caption_image, chosen))
+    total = np.cumsum(np.bincount(caption_image, minlength=n_images)[order])        # (N,) captions up to each
+    captions = np.flatnonzero(np.isin(caption_image, order[:np.searchsorted(total, size, "right")]))
     if not len(captions):
-        raise InputError(f"--bank_size {size} is less than the {until[until > 0][0]} captions of "
-                         f"one image, which are drawn together; {SIZE:,} are usual")
+        raise InputError(f"a bank of {size} captions is less than the {total[total > 0][0]} captions of one image, "
+                         "which are drawn together; name a split with fewer captions an image")
     return Gallery(np.sort(order[:size]), captions)
 
 
@@ -79,10 +67,9 @@ def item_terms(members: list[Member], queries: list[Member], betas: list[float],
                block: int = 1000) -> torch.Tensor:
     """The numbers that the direction `side` takes from the scores of its items, one row per beta: (B, N) of the images
     of `members` for t2i, (B, M) of their captions for i2t. queries: the bank, by the same models."""
-    kind = ITEMS[side]
-    pairs = [(m.similarity, m.images, q.captions) if kind == "images" else (m.similarity, q.images, m.captions)
+    pairs = [(m.similarity, m.images, q.captions) if side == "t2i" else (m.similarity, q.images, m.captions)
              for m, q in zip(members, queries)]
-    return log_mean_exp(metrics.score_blocks(pairs, block), *(len(e.mean) for e in pairs[0][1:]), betas, kind)
+    return log_mean_exp(metrics.score_blocks(pairs, block), *(len(e.mean) for e in pairs[0][1:]), betas, ITEMS[side])
 
 
 @torch.no_grad()
@@ -93,18 +80,18 @@ def choose(dev: Embeddings, queries: list[Member], block: int = 1000) -> dict:
     dev: the models on the dev split; queries: the bank, by the same models. Raises InputError on scores that are not
     finite.
     """
-    def sums(scores) -> dict[str, float]:
+    def recall_sums(scores) -> dict[str, float]:
         i2t, t2i = metrics.ranks(scores, dev.caption_image)
         result = metrics.both_directions(i2t[i2t >= 0], t2i)
-        return {side: sum(result[side][f"r{k}"] for k in metrics.RECALLS) for side in SIDES}
-    without, spread = sums(dev.scores), float(dev.scores[::1 + dev.n_images // 1000].std(dtype=np.float64))
+        return {side: sum(result[side][f"r{k}"] for k in metrics.RECALLS) for side in ITEMS}
+    without, spread = recall_sums(dev.scores), float(dev.scores[::1 + dev.n_images // 1000].std(dtype=np.float64))
     betas = [value / spread for value in GRID] if spread > 0 else []
-    terms = [item_terms(dev.members, queries, betas, side, block).numpy() for side in SIDES if betas]
-    best, beta = dict(without), dict.fromkeys(SIDES)
+    terms = [item_terms(dev.members, queries, betas, side, block).numpy() for side in ITEMS if betas]
+    best, beta = dict(without), dict.fromkeys(ITEMS)
     for value, images, captions in zip(betas, *terms):
-        for side, found in sums(dev.scores - images[:, None] - captions).items():
-            if found > best[side]:
-                best[side], beta[side] = found, value
+        for side, recalls in recall_sums(dev.scores - images[:, None] - captions).items():
+            if recalls > best[side]:
+                best[side], beta[side] = recalls, value
     return {"beta": beta, "dev_rsum": sum(best.values()), "dev_rsum_without": sum(without.values())}
 
 
@@ -114,8 +101,7 @@ def normalisation(members: list[Member], dev: Embeddings, queries: list[Member],
     with the betas of `choose`, and the "bank" of results.json. A direction without a beta takes nothing from its items.
     Raises InputError on scores that are not finite."""
     chosen = choose(dev, queries, block)
-    terms = {side: torch.zeros(len(getattr(members[0], ITEMS[side]).mean)) if beta is None else
-             item_terms(members, queries, [beta], side, block)[0]
-             for side, beta in chosen["beta"].items()}
+    terms = [torch.zeros(len(getattr(members[0], ITEMS[side]).mean)) if beta is None else
+             item_terms(members, queries, [beta], side, block)[0] for side, beta in chosen["beta"].items()]
     sizes = {"captions": len(queries[0].captions.mean), "images": len(queries[0].images.mean)}
-    return (terms["t2i"], terms["i2t"]), {"split": split, **sizes, **chosen}
+    return tuple(terms), {"split": split, **sizes, **chosen}

@@ -1,5 +1,4 @@
-"""Comparison of several subjects on one split, or of several seeds of each: results side by side,
-paired bootstraps."""
+"""Comparison of several models on one split, or of several seeds of each: results side by side, paired bootstraps."""
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,9 +13,8 @@ from evaluation.report import RATINGS
 from files import repeated
 
 
-def compare(names: list[str], load: Callable[[str], Embeddings], opt) -> dict:
-    """Compare what `names` names, a path each, or the seeds of one model ("A0,A1,A2"); the first is the base of all
-    others.
+def compare(groups: list[str], load: Callable[[str], Embeddings], opt) -> dict:
+    """Compare groups, a path each, or the seeds of one model ("A0,A1,A2"); the first is the base of all others.
 
     load(path): its embeddings. Returns {"runs": {path: its results}, "groups": {label: {metric: (mean, deviation,
     seeds)}}, "comparisons": [{"a", "b", "seeds", "pairs": whether these are of equal seeds, "metrics": what
@@ -31,12 +29,13 @@ def compare(names: list[str], load: Callable[[str], Embeddings], opt) -> dict:
             e.judged = read_judgements(e, opt)
             first = replace(e, members=[], matrix=None)
         else:
-            take_items(e, first)
+            e.notes += [note for note in check_same_items(e, first) if note not in e.notes]
+            e.caption_image, e.ids, e.photos, e.judged = first.caption_image, first.ids, first.photos, first.judged
         results, record = assess(e, opt)
         return {**results, "seed": e.seed}, record.totals(first.caption_image, first.n_images)
-    runs, totals, comparisons = side_by_side(names, assess_path)
-    seeds = {label: over_seeds(of, [runs[path]["protocols"] for path in group.split(",")])
-             for group, (label, of) in zip(names, totals.items())}
+    runs, totals, comparisons = side_by_side(groups, assess_path)
+    seeds = {label: over_seeds(runs_of, [runs[path]["protocols"] for path in group.split(",")])
+             for group, (label, runs_of) in zip(groups, totals.items())}
     return {"runs": runs, "groups": seeds, "comparisons": comparisons}
 
 
@@ -50,26 +49,24 @@ def rsums(names) -> dict[str, list[str]]:
     return sums
 
 
-def side_by_side(names: list[str], assessed: Callable[[str], tuple[dict, dict]],
-                 sums: Callable = rsums,
+def side_by_side(groups: list[str], assess_path: Callable[[str], tuple[dict, dict]], sums: Callable = rsums,
                  **about) -> tuple[dict[str, dict], dict[str, list[dict]], list[dict]]:
-    """({path: its results}, {label of a group: totals of each seed}, the comparisons, with what is
-    told `about` each).
+    """({path: its results}, {label of a group: totals of each seed}, the comparisons, each with `about`).
 
-    assessed(path): results with the run's "seed", and {metric: (total (N,), count (N,))} over images
-    as `metrics.paired_bootstrap` takes it; sums(metrics): {name of a sum: its metrics}. Runs of
-    equal seeds are pairs where both groups have the same several seeds, in any order. Raises
-    InputError on paths that stand there twice.
+    assess_path(path): results with the run's "seed", and {metric: (total (N,), count (N,))} over images as
+    `metrics.paired_bootstrap` takes it; sums(metrics): {name of a sum: its metrics}. Runs of equal seeds are pairs
+    where both groups have the same several seeds, in any order. Raises InputError on paths that stand there twice.
     """
-    groups = [group.split(",") for group in names]
-    refuse_repeats("--compare", [path for paths in groups for path in paths])
-    found = {path: assessed(path) for paths in groups for path in paths}
-    labels = [common_name(paths) for paths in groups]
+    paths = [group.split(",") for group in groups]
+    twice = repeated(os.path.realpath(path) for group in paths for path in group)
+    check(twice is None, f"--compare names {twice} more than once; name each run once")
+    assessed = {path: assess_path(path) for group in paths for path in group}
+    labels = [common_name(group) for group in paths]
     if len(set(labels)) < len(labels):
-        labels = names
-    totals = {label: [found[path][1] for path in paths] for label, paths in zip(labels, groups)}
-    (seeds, base), *others = (by_seed([found[path][0]["seed"] for path in paths], totals[label])
-                              for label, paths in zip(labels, groups))
+        labels = groups
+    totals = {label: [assessed[path][1] for path in group] for label, group in zip(labels, paths)}
+    (seeds, base), *others = (sort_by_seed([assessed[path][0]["seed"] for path in group], totals[label])
+                              for label, group in zip(labels, paths))
     comparisons = []
     for label, (other_seeds, other) in zip(labels[1:], others):
         shared = set.intersection(*map(set, [*base, *other]))
@@ -77,10 +74,10 @@ def side_by_side(names: list[str], assessed: Callable[[str], tuple[dict, dict]],
         comparisons.append({
             "a": labels[0], "b": label, **about, "seeds": [len(base), len(other)], "pairs": pairs,
             "metrics": metrics.paired_bootstrap(base, other, sums(shared), pairs=pairs)})
-    return {path: results for path, (results, _) in found.items()}, totals, comparisons
+    return {path: results for path, (results, _) in assessed.items()}, totals, comparisons
 
 
-def by_seed(seeds: list[int | None], totals: list[dict]) -> tuple[list, list[dict]]:
+def sort_by_seed(seeds: list[int | None], totals: list[dict]) -> tuple[list, list[dict]]:
     """Runs by growing seed; as they are, and [None], where a seed is unknown or stands there twice."""
     if None in seeds or len(set(seeds)) < len(seeds):
         return [None], totals
@@ -88,38 +85,23 @@ def by_seed(seeds: list[int | None], totals: list[dict]) -> tuple[list, list[dic
     return [seeds[k] for k in order], [totals[k] for k in order]
 
 
-def refuse_repeats(option: str, paths: list[str]) -> None:
-    """Raises InputError where an option names a path twice."""
-    twice = repeated(map(os.path.realpath, paths))
-    check(twice is None, f"{option} names {twice} more than once; name each run once")
-
-
 def over_seeds(totals: list[dict], protocols: list[dict]) -> dict[str, tuple[float, float, int]]:
-    """{metric: (mean, standard deviation, number of seeds)} of a group. totals: what
-    `Record.totals` returns, per seed; protocols: the "protocols" of the results of each seed, which
-    hold the rank correlations with ratings."""
+    """{metric: (mean, standard deviation, number of seeds)} of a group. totals: what `Record.totals` returns, per seed;
+    protocols: those of the results of each seed, which hold the rank correlations with ratings."""
     names = [name for name in totals[0] if all(name in t for t in totals)]
     values = {name: [t[name][0].sum() / t[name][1].sum() for t in totals] for name in names}
     for name, terms in rsums(names).items():
         values[name] = [sum(seed) for seed in zip(*(values[term] for term in terms))]
     for kind in RATINGS:
-        rated = [p.get("cxc", {}).get(kind, {}).get("spearman") for p in protocols]
-        if None not in rated:
-            values[f"cxc {kind} rho x 100"] = [100 * rho for rho in rated]
+        correlations = [p.get("cxc", {}).get(kind, {}).get("spearman") for p in protocols]
+        if None not in correlations:
+            values[f"cxc {kind} rho x 100"] = [100 * rho for rho in correlations]
     return {name: (float(np.mean(v)), float(np.std(v, ddof=1)) if len(v) > 1 else 0.0, len(v))
             for name, v in values.items()}
 
 
-def take_items(e: Embeddings, first: Embeddings) -> None:
-    """Give embeddings the items and judgements of others. Raises InputError where they are of other items."""
-    notes = check_same_items(e, first)
-    e.caption_image, e.ids, e.photos, e.judged = first.caption_image, first.ids, first.photos, first.judged
-    e.notes += [note for note in notes if note not in e.notes]
-
-
 def common_name(paths: list[str]) -> str:
-    """What the last parts of paths in one folder begin with, else the first path: runs/A0, runs/A1
-    -> runs/A."""
+    """What the last parts of paths in one folder begin with, else the first path: runs/A0, runs/A1 -> runs/A."""
     paths = [os.path.normpath(path) for path in paths]
     shared = paths[0] if len(paths) == 1 else os.path.commonprefix(paths).rstrip("_-.")
     same = {os.path.dirname(path) for path in [shared, *paths]}

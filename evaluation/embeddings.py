@@ -48,14 +48,14 @@ class Embeddings:
     # what is known of the items: "image_id", "image_name", "caption_id", "caption_name" (NAME#K), "caption" (text)
     ids: dict[str, list] = field(default_factory=dict)
     source: str = ""                              # where these are from, for messages
-    data_set: str = ""                            # that they are known to be of
-    data_name: str = ""                           # for the reader: the data set or the file
+    data_name: str = ""                           # the data set; empty where it is not known
     split: str = ""                               # "dev" for val; empty where it is not known
     folder: str = ""                              # of the data set
     photos: Photos | None = None
     assumed: bool = False                         # caption_image is a guess: M / N captions for each image, in order
     models: list[Trained] = field(default_factory=list)     # none of a file
     bank: tuple | None = None                     # (N,), (M,) that a query bank takes from the scores
+    subtracted: tuple | None = None               # (N,), (M,) that `scores` lack
     judged: dict = field(default_factory=dict)    # matches and ratings of the items, by protocol
     report: dict = field(default_factory=dict)    # parts of results.json: "bank", "unknown_words"
     notes: list[str] = field(default_factory=list)          # what was assumed or left out
@@ -63,7 +63,14 @@ class Embeddings:
     @cached_property
     def scores(self) -> np.ndarray:
         """(N, M) in float32."""
-        return metrics.score_matrix(self.members) if self.matrix is None else self.matrix
+        if self.matrix is not None:
+            return self.matrix
+        scores = metrics.score_matrix(self.members)
+        if self.subtracted is not None:
+            images, captions = (terms.numpy() for terms in self.subtracted)         # (N,), (M,)
+            scores -= images[:, None]
+            scores -= captions
+        return scores
 
     @property
     def has_images(self) -> bool:
@@ -226,22 +233,22 @@ def items_of(split: Split, data_name: str) -> Embeddings:
     known = {"image_id": ids if numbered else None, "image_name": names, "caption": split.captions,
              "caption_id": None if split.caption_ids is None else list(map(int, split.caption_ids)),
              "caption_name": split.caption_names}
-    return Embeddings("", split.caption_image, len(split.images), source=split.source, data_set=data_name,
-                      data_name=data_name, ids={name: x for name, x in known.items() if x is not None},
-                      notes=list(split.notes), split={"val": "dev"}.get(split.name, split.name),
+    return Embeddings("", split.caption_image, len(split.images), source=split.source, data_name=data_name,
+                      ids={name: x for name, x in known.items() if x is not None}, notes=list(split.notes),
+                      split={"val": "dev"}.get(split.name, split.name),
                       photos=split.images if isinstance(split.images, Photos) else None)
 
 
 def check_same_items(mine: Embeddings, theirs: Embeddings) -> list[str]:
-    """Raise InputError where two are of other items, or in another order. Returns notes on what is assumed."""
+    """Raise InputError where two are of other items, or in another order. Return notes on what is assumed."""
     here, there = ((e.n_images, len(e.caption_image)) for e in (mine, theirs))
     check(here == there, f"{mine.source} has {here[0]} images and {here[1]} captions where what it meets has "
                          f"{there[0]} and {there[1]} of {theirs.source}; compare runs on the same split with "
                          "--data_name and --split")
-    foreign = bool(mine.data_set and theirs.data_set) and mine.data_set != theirs.data_set
+    foreign = mine.data_name and theirs.data_name and mine.data_name != theirs.data_name
     check(foreign or not (mine.split and theirs.split) or mine.split == theirs.split,
-          f"{mine.source} is of the {mine.split} split and {theirs.source} of the {theirs.split} "
-          f"split of {mine.data_set or theirs.data_set or 'some data'}; give files of one split")
+          f"{mine.source} is of the {mine.split} split and {theirs.source} of the {theirs.split} split; give files of "
+          "one split")
     check(mine.assumed or np.array_equal(mine.caption_image, theirs.caption_image),
           f"{mine.source} gives captions to other images than {theirs.source}; give files of one split, in its order")
     if "caption" in mine.ids and mine.ids["caption"] == theirs.ids.get("caption"):
@@ -253,10 +260,7 @@ def check_same_items(mine: Embeddings, theirs: Embeddings) -> list[str]:
         check(own == others, f"{mine.source} and {theirs.source} have other {key.replace('_', ' ')}s, or the same in "
                              "another order; give files of one split, in its order")
         known.add(f"{key.split('_')[0]}s")
-    unknown = [what for what in ("images", "captions") if what not in known]
-    check(not (foreign and unknown),
-          f"{mine.source} is of {mine.data_set} and {theirs.source} of {theirs.data_set}, and no ids tell that their "
-          f"{' and '.join(unknown)} are the same; give files of one split")
+    unknown = [side for side in ("images", "captions") if side not in known]
     return [f"{mine.source} does not say which {' and '.join(unknown)} it is about: those of {theirs.source} in their "
             "order, assumed"] if unknown else []
 
@@ -264,7 +268,9 @@ def check_same_items(mine: Embeddings, theirs: Embeddings) -> list[str]:
 def check_other_items(e: Embeddings, other: Embeddings, option: str, instead: str) -> None:
     """Raise InputError where two files are of the same items, or of embeddings that are not of one model. option: the
     one that names the other file; instead: what to do."""
-    mine, theirs = describe_kind(e), describe_kind(other)
+    mine, theirs = (", ".join([x.similarity, *(
+        f"{'points' if side.log_var is None else 'Gaussians'} of {side.mean.shape[1]} numbers"
+        for m in x.members for side in m[1:])]) for x in (e, other))
     check(mine == theirs, f"{option} {other.name} ({theirs}) is of another model than {e.name} ({mine}); give "
                           "embeddings of the same model")
     for key in ("image_id", "image_name"):
@@ -272,17 +278,6 @@ def check_other_items(e: Embeddings, other: Embeddings, option: str, instead: st
         check(not shared, f"{option} {other.name} and {e.name} share {len(shared):,} images; {instead}")
     check(os.path.realpath(other.name) != os.path.realpath(e.name),
           f"{option} {other.name} is the file to be judged; {instead}")
-
-
-def describe_kind(e: Embeddings) -> str:
-    """The similarity of a file, and the width and variances of its embeddings."""
-    return ", ".join([e.similarity, *(f"{'points' if x.log_var is None else 'Gaussians'} of {x.mean.shape[1]} numbers"
-                                      for m in e.members for x in (m.images, m.captions))])
-
-
-def has_testall(folder: str) -> bool:
-    """Whether a folder of VSE++'s layout has the split of all 5,000 test images beside `test`, 1,000 of them."""
-    return os.path.isfile(os.path.join(folder, "testall_caps.txt"))
 
 
 # ---- files of embeddings
@@ -318,7 +313,9 @@ def load_embeddings(path: str, sim: str | None = None, **data) -> Embeddings:
         near = "".join(f" (do you mean {x}?)" for x in difflib.get_close_matches(name, ARRAYS, 1, 0.5))
         check(name in ARRAYS, f"{path} has an array '{name[:40]}', which means nothing here{near}; it "
                               f"may hold {', '.join(ARRAYS)}")
-    sides = [read_side(arrays, side, path) for side in ("image", "caption")]
+    name = sim or read_word(arrays, "similarity", path) or "cosine"
+    similarity = named_similarity(name, arrays, path)
+    sides = [read_side(arrays, side, path, similarity is cosine) for side in ("image", "caption")]
     widths = [e.mean.shape[1] for e in sides]
     check(widths[0] == widths[1] > 0, f"{path} has image means of width {widths[0]} and caption means of width "
                                       f"{widths[1]}; they live in one space, so the widths must be equal")
@@ -329,21 +326,20 @@ def load_embeddings(path: str, sim: str | None = None, **data) -> Embeddings:
         arrays = {name: x[::each] if name.startswith("image_") else x // each if name == "caption_image" else x
                   for name, x in arrays.items()}
         notes.append(describe_repeats(path, len(sides[1].mean), each))
-    name = sim or read_word(arrays, "similarity", path) or "cosine"
-    similarity = named_similarity(name, arrays, path)
     check_similarity(similarity, sides, name, path)
     e = identify_items(path, len(sides[0].mean), len(sides[1].mean), arrays, **data)
     if not sim and "similarity" not in arrays:
         unused = ", and its variances are not used" * any(x.log_var is not None for x in sides)
         notes.append(f"{path} names no similarity: the cosine of the means is taken{unused} (--sim takes another)")
-    e.notes += [*notes, *check_lengths(path, sides, similarity is cosine)]
+    e.notes += notes
     e.similarity, e.members = name, [Member(similarity, *sides)]
     return e
 
 
-def read_side(arrays: dict, side: str, path: str) -> Embedding:
-    """The means and log-variances of one side, "image" or "caption", in float32. Raises InputError where their shapes
-    or types do not fit, and on numbers that are not finite."""
+def read_side(arrays: dict, side: str, path: str, normalised: bool) -> Embedding:
+    """The means and log-variances of one side, "image" or "caption", in float32. normalised: whether the similarity
+    divides by the norms. Raises InputError where shapes or types do not fit, and on numbers that are not finite or
+    whose squares are not."""
     mean, log_var = arrays.get(f"{side}_mean"), arrays.get(f"{side}_log_var")
     fits = mean is not None and mean.ndim == 2 and mean.dtype.kind in "fiu"
     if fits and log_var is not None:
@@ -357,6 +353,11 @@ def read_side(arrays: dict, side: str, path: str) -> Embedding:
     for name, x in (("mean", e.mean), ("log_var", e.log_var)):
         check(x is None or torch.isfinite(x).all(),
               f"{path} holds NaN or infinity, or numbers beyond float32, in {side}_{name}; check the embeddings")
+    largest = e.mean.abs().amax(1) if e.mean.shape[1] else torch.zeros(len(e.mean))           # (N,)
+    least = 1e-6 if normalised else 0.0                     # below, `losses.unit` does not divide
+    odd = (largest > SQUARABLE[1]) | (largest > 0) & (e.mean.norm(dim=1) < least)
+    check(not odd.any(), f"{path}: {side}_mean has values of at most {float(largest[odd][:1].sum()):.0e} in a row, "
+                         "whose squares float32 cannot add up; scale all means alike, to norms near 1")
     return e
 
 
@@ -382,36 +383,16 @@ def read_word(arrays: dict, name: str, path: str) -> str:
     return text.decode(errors="replace") if isinstance(text, bytes) else text
 
 
-def check_lengths(path: str, sides: list[Embedding], normalised: bool) -> list[str]:
-    """Notes on means that are all zeros. Raises InputError on means whose norms float32 cannot tell from zero or
-    infinity. normalised: whether the similarity divides by the norms."""
-    notes = []
-    for side, e in zip(("image", "caption"), sides):
-        largest = e.mean.abs().amax(1)                                              # (N,)
-        least = 1e-6 if normalised else 0.0             # below, `losses.unit` does not divide
-        odd = (largest > SQUARABLE[1]) | (largest > 0) & (e.mean.norm(dim=1) < least)
-        if odd.any():
-            k = int(odd.nonzero()[0])
-            raise InputError(f"{path}: {side}_mean has values of at most {float(largest[k]):.0e} in row {k}, whose "
-                             "squares float32 cannot add up; scale all means alike, to norms near 1")
-        zeros = int((largest == 0).sum())
-        if zeros:
-            notes.append(f"{path}: {zeros:,} of {len(largest):,} {side} means are zeros and score "
-                         "alike with everything")
-    return notes
-
-
 def named_similarity(name: str, arrays: dict, path: str):
     """The similarity of this name, with what it learned. Raises InputError where the file does not tell that."""
     learned = arrays.get("effective_dim")
     if name == "mls" and learned is not None and learned.ndim == 0 and learned.dtype.kind in "fiu" and learned > 0:
         return SIMILARITIES[name](float(learned))
-    if name in formulas():
-        return formulas()[name]
     lacks = ("and no number 'effective_dim' above 0, which it learned" if name == "mls" else
              "which cannot be computed from a file of embeddings")
-    raise InputError(f"{path} has similarity '{name}', {lacks}; evaluate the run, or rank by "
-                     f"another similarity with --sim, one of {', '.join(formulas())}")
+    check(name in formulas(), f"{path} has similarity '{name}', {lacks}; evaluate the run, or rank by another "
+                              f"similarity with --sim, one of {', '.join(formulas())}")
+    return formulas()[name]
 
 
 # ---- matrices of scores
@@ -429,19 +410,9 @@ def load_scores(path: str, **data) -> Embeddings:
         if each > 1:
             scores = scores[::each]
             notes.append(describe_repeats(path, n, each))
-    # it names no items: their order is that of the split
-    e = identify_items(path, *scores.shape, {}, **data)
-    for what, lines in (("image", scores), ("caption", scores.T)):
-        some = lines[np.linspace(0, len(lines) - 1, min(len(lines), 50)).astype(int)]
-        with np.errstate(over="ignore"):                    # ranking finds infinity in our words
-            rounded = some.astype(np.float32)
-        lost = sum(len(np.unique(a)) - len(np.unique(b)) for a, b in zip(some, rounded))
-        if lost:
-            notes.append(f"{path}: scores are ranked in float32, where {lost:,} of {some.size:,} looked at are equal "
-                         f"to another one of their {what} that they differ from in the file; ties count against the "
-                         "model")
+    e = identify_items(path, *scores.shape, {}, **data)     # it names no items: their order is that of the split
     e.notes += notes
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):                        # ranking finds infinity in our words
         e.similarity, e.matrix = "scores", scores.astype(np.float32, copy=False)
     return e
 
@@ -453,6 +424,11 @@ def describe_turned(path: str, shape: tuple[int, int]) -> str:
 
 # ---- the items of a file
 
+def has_testall(folder: str) -> bool:
+    """Whether a folder of VSE++'s layout has the split of all 5,000 test images beside `test`, 1,000 of them."""
+    return os.path.isfile(os.path.join(folder, "testall_caps.txt"))
+
+
 def identify_items(path: str, n: int, m: int, arrays: dict, *, split: str | None = None, data_path: str | None = None,
                    data_name: str | None = None, dev_images: int | None = None) -> Embeddings:
     """The items that a file of N images and M captions is about, without embeddings.
@@ -461,26 +437,24 @@ def identify_items(path: str, n: int, m: int, arrays: dict, *, split: str | None
     file says, else M / N captions per image, in order. Raises InputError where the arrays have other shapes, or other
     items.
     """
-    own = read_word(arrays, "split", path)
-    own = {"val": "dev"}.get(own, own)
-    check(not (split and own) or {"val": "dev"}.get(split, split) == own,
-          f"--split {split}: {path} says that it is of the split {own}; leave --split out, or give a file of the other")
-    folder = os.path.join(data_path or "data", data_name or ".")
+    split = {"val": "dev"}.get(split, split)
+    e = read_items(path, n, m, arrays, need_owner=not data_name)
+    check(not (split and e.split) or split == e.split,
+          f"--split {split}: {path} says that it is of the split {e.split}; leave --split out, or give a file of the "
+          "other")
+    e.split, e.folder = e.split or split or "", os.path.join(data_path or "data", data_name or ".")
     if data_name:
-        for asked in [split or own] if split or own else ["test", *["testall"] * has_testall(folder)]:
-            data = read_split(data_path or "data", data_name, asked, dev_images=dev_images or 0, text_only=True)
+        for name in [e.split] if e.split else ["test", *["testall"] * has_testall(e.folder)]:
+            data = read_split(data_path or "data", data_name, name, dev_images=dev_images or 0, text_only=True)
             there = len(data.images), len(data.captions)
             if there == (n, m):
                 break
         check(arrays or there != (m, n) or n == m, describe_turned(path, (n, m)))
-        check(there == (n, m), f"{path} has {n} images and {m} captions, {data_name} {asked} has {there[0]} and "
+        check(there == (n, m), f"{path} has {n} images and {m} captions, {data_name} {name} has {there[0]} and "
                                f"{there[1]}; they must be the same items")
-        mine, e = read_items(arrays, n, m, path, own, any_owner=True), items_of(data, data_name)
-        e.notes += check_same_items(mine, e)
-        e.name, e.folder = path, folder
-        return e
-    e = read_items(arrays, n, m, path, own or split or "")
-    e.folder, e.data_name = folder, os.path.basename(path)
+        theirs = items_of(data, data_name)
+        theirs.notes += check_same_items(e, theirs)
+        return replace(theirs, name=path, folder=e.folder)
     without = n - len(np.unique(e.caption_image))
     if without:
         e.notes.append(f"{path}: {without:,} of {n:,} images have no caption and are no queries, but in the gallery")
@@ -490,25 +464,26 @@ def identify_items(path: str, n: int, m: int, arrays: dict, *, split: str | None
     return e
 
 
-def read_items(arrays: dict, n: int, m: int, path: str, split: str, any_owner: bool = False) -> Embeddings:
-    """Read what a file of N images and M captions says of its items. any_owner: the split says whose captions they
-    are, so the file need not. Raises InputError on arrays of other shapes or types."""
+def read_items(path: str, n: int, m: int, arrays: dict, need_owner: bool) -> Embeddings:
+    """Read what a file of N images and M captions says of its items. need_owner: nothing else says whose captions they
+    are. Raises InputError on arrays of other shapes or types."""
     assumed = "caption_image" not in arrays
-    check(any_owner or not assumed or arrays or n <= m, describe_turned(path, (n, m)))
-    check(any_owner or not assumed or n and m % n == 0,
-          f"{path} has {m} captions for {n} images and does not say whose they are; add "
-          "caption_image, or name the split with --data_path, --data_name and --split")
+    if need_owner and assumed:
+        check(arrays or n <= m, describe_turned(path, (n, m)))
+        check(n and m % n == 0, f"{path} has {m} captions for {n} images and does not say whose they are; add "
+                                "caption_image, or name the split with --data_path, --data_name and --split")
     owner = np.arange(m) // max(1, m // max(1, n)) if assumed else arrays["caption_image"]
-    check(owner.shape == (m,) and owner.dtype.kind in "iu" and m and 0 <= owner.min() and owner.max() < n,
+    check(owner.shape == (m,) and owner.dtype.kind in "iu" and m and 0 <= owner.min() and (assumed or owner.max() < n),
           f"{path}: caption_image must hold {m} whole numbers from 0 to {n - 1}, the row of each one's image")
-    known = {}
-    for key, count, kinds, what in (("image_id", n, "iu", "whole numbers"), ("image_name", n, "U", "names"),
+    ids = {}
+    for key, count, kinds, kind in (("image_id", n, "iu", "whole numbers"), ("image_name", n, "U", "names"),
                                     ("caption_id", m, "iu", "whole numbers")):
         if key in arrays:
             x = arrays[key]
             check(x.shape == (count,) and x.dtype.kind in kinds,
-                  f"{path}: {key} must hold {count} {what}, one for each, and has shape {x.shape} of "
+                  f"{path}: {key} must hold {count} {kind}, one for each, and has shape {x.shape} of "
                   f"{x.dtype}; leave it out or write it again")
-            known[key] = x.tolist()
-    return Embeddings(path, owner.astype(np.int64), n, ids=known, source=path, split=split, assumed=assumed,
-                      data_set=read_word(arrays, "data_name", path))
+            ids[key] = x.tolist()
+    split = read_word(arrays, "split", path)
+    return Embeddings(path, owner.astype(np.int64), n, ids=ids, source=path, assumed=assumed,
+                      split={"val": "dev"}.get(split, split), data_name=read_word(arrays, "data_name", path))

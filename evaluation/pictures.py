@@ -1,16 +1,14 @@
-"""Pictures, and the one way in which they show a query with its best photos.
+"""Pictures: queries with their best photos, and what uncertainties tell (`ucmr` Fig. 4-7).
 
-Letters that no font of matplotlib's has are drawn as SIGN. matplotlib brings DejaVu Sans, which has
-the alphabets of Europe and the Middle East and neither Chinese, Japanese and Korean nor emoji.
-Where a font that has them is installed, a line in matplotlibrc draws with both: `font.family:
-DejaVu Sans, Noto Sans CJK JP`.
+matplotlib brings DejaVu Sans, which has the alphabets of Europe and the Middle East; it draws a box for a letter that
+it lacks. Where a font that has Chinese, Japanese and Korean is installed, a line in matplotlibrc draws with both:
+`font.family: DejaVu Sans, Noto Sans CJK JP`.
 """
 import contextlib
-import functools
 import os
 import sys
 import textwrap
-import unicodedata
+import warnings
 from typing import NamedTuple
 
 import numpy as np
@@ -18,25 +16,25 @@ from PIL import Image
 
 from cli import InputError, check
 from data import Photos
+from evaluation.annotations import Pairs
+from evaluation.embeddings import Embeddings, uncertainties
 from files import atomic, below, output
 from images import read_photo
 
 FORMATS = ("png", "pdf", "svg", "ps", "eps")
 DPI, LARGEST = 80, 2 ** 16 - 1        # pixels an inch, and of a side: what matplotlib can draw
 THUMBNAIL = 256                       # pixels a side of a photo within a picture
-SIGN = "\u25af"                       # an upright box
 OWN, IN_SET = "limegreen", "tab:blue"                       # frames
-# inches: a photo, a line of text, between rows, the title
-TILE, LINE, GAP, TITLE = 2.0, 0.16, 0.14, 0.42
-# items at each end of `extremes`, matches of each, photos and letters in a line
-MOST, MATCHES, ACROSS, LETTERS = 5, 3, 6, 30
+TILE, LINE, GAP, TITLE = 2.0, 0.16, 0.14, 0.42              # inches: a photo, a line of text, between rows, the title
+SPREAD = (0.0, 0.25, 0.5, 0.75, 1.0)  # quantiles of uncertainty whose captions `draw_retrieval` shows
+MOST, MATCHES, ACROSS, LETTERS = 5, 3, 6, 30    # of `draw_extremes`: items, matches of each; photos, letters in a line
 
 
 def picture_file(path: str, inputs=(), overwrite: bool = True) -> str:
-    """`path`, where a picture can be drawn. Raises InputError, before the work, where it cannot
-    be, and as `output` does."""
-    check(format_of(path) in FORMATS, f"{path} ends in none of .{', .'.join(FORMATS)}, which "
-                                      "pictures are drawn as; give it such an ending")
+    """`path`, where a picture can be drawn. Raises InputError, before the work, where it cannot be, and as `output`
+    does."""
+    check(format_of(path) in FORMATS, f"{path} ends in none of .{', .'.join(FORMATS)}, which pictures are drawn as; "
+                                      "give it such an ending")
     return output(path, inputs, overwrite)
 
 
@@ -47,75 +45,53 @@ def format_of(path: str) -> str:
 
 @contextlib.contextmanager
 def figure_in(path: str, size: tuple[float, float], tight: bool = False):
-    """Yields an empty figure of this size in inches, and writes the picture to `path` at the end.
-    tight: give each of its axes the space that its texts need.
+    """Yield an empty figure of this size in inches, and write the picture to `path` at the end. tight: give each of its
+    axes the space that its texts need.
 
-    Neither a window system nor pyplot's state is touched, so importing this file changes nothing in
-    a notebook. Captions and names are drawn as they are, where matplotlib would read two $ as a
-    formula.
+    Neither a window system nor pyplot's state is touched. Captions and names are drawn as they are, where matplotlib
+    would read two $ as a formula.
     """
     import matplotlib  # takes a second to start, and most commands draw nothing
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 
-    with matplotlib.rc_context({"text.parse_math": False}):
+    with matplotlib.rc_context({"text.parse_math": False}), warnings.catch_warnings(), atomic(path, "wb") as f:
+        warnings.filterwarnings("ignore", "Glyph|Matplotlib currently does not support")
         figure = Figure(figsize=size)
         yield figure
         for text in figure.findobj(Text):
             text.set_text(drawable(text.get_text()))
         if tight:
             figure.tight_layout()
-        with atomic(path, "wb") as f:
-            figure.savefig(f, format=format_of(path), dpi=DPI)
+        figure.savefig(f, format=format_of(path), dpi=DPI)
 
 
 @contextlib.contextmanager
 def drawing(path: str, rows: int, columns: int, size: tuple[float, float], tight: bool = False):
-    """Yields (figure, axes (rows, columns)) of `figure_in`."""
+    """Yield (figure, axes (rows, columns)) of `figure_in`."""
     with figure_in(path, size, tight) as figure:
         yield figure, figure.subplots(rows, columns, squeeze=False)
 
 
-# ---- letters
-
 def drawable(text: str) -> str:
-    """The text with SIGN for each letter that no font has. What cannot be seen by itself is left
-    out."""
-    import matplotlib
-
-    known = letters(tuple(matplotlib.rcParams["font.family"]))
-
-    def one(letter: str) -> str:
-        kind = unicodedata.category(letter)
-        if letter == "\n" or ord(letter) in known and kind not in ("Cc", "Cf"):
-            return letter
-        return "" if kind in ("Cc", "Cf", "Mn", "Me", "Sk") else SIGN
-    return "".join(map(one, text))
+    """The text without control characters."""
+    return "".join(letter for letter in text if letter == "\n" or letter.isprintable())
 
 
-@functools.cache
-def letters(families: tuple[str, ...]) -> frozenset[int]:
-    """The numbers of the letters that some font of these families has, upright and in bold."""
-    from matplotlib.font_manager import FontProperties, findfont, get_font
-
-    known = set()
-    for family in families:
-        files = [findfont(FontProperties(family=[family], weight=weight))
-                 for weight in ("normal", "bold")]
-        known |= set.intersection(*(set(get_font(file).get_charmap()) for file in files))
-    return frozenset(known)
+def wrapped(text: str, width: int, lines: int = 3) -> str:
+    """The text in at most so many lines."""
+    return "\n".join(textwrap.wrap(drawable(text), width, max_lines=lines, placeholder=" ..."))
 
 
 # ---- photos, and rows of them
 
 def show_photo(axis, photo: Image.Image | str, frame: str | None = None, thick: float = 4) -> None:
-    """Draw a photo, whole, in a square with a frame of this colour, None: a thin grey one. A word
-    in its place, such as "gone", is drawn on grey."""
+    """Draw a photo, whole, in a square with a frame of this colour, None: a thin grey one. A word in its place, such as
+    "gone", is drawn on grey."""
     width, height = getattr(photo, "size", (1, 1))
     if isinstance(photo, str):
         axis.set(facecolor="gainsboro", aspect="equal")
-        axis.text(0.5, 0.5, photo, transform=axis.transAxes, ha="center", va="center",
-                  color="dimgrey")
+        axis.text(0.5, 0.5, photo, transform=axis.transAxes, ha="center", va="center", color="dimgrey")
     else:
         axis.imshow(np.asarray(photo))
     side = max(width, height)
@@ -126,96 +102,77 @@ def show_photo(axis, photo: Image.Image | str, frame: str | None = None, thick: 
 
 
 class Cell(NamedTuple):
-    """A photo in a row, and what is said of it."""
+    """A photo in a row, and the texts around it."""
     photo: Image.Image | str          # or a word in its place
     label: str = ""                   # above it: name, score, uncertainty
     frame: str | None = None          # OWN, IN_SET
     badge: str = ""                   # on it: how sure the model is of it
     sure: bool = True                 # whether that is sure enough
-    boxes: tuple = ()  # on it: ((left, top, right, bottom) as shares of its sides, colour)
+    boxes: tuple = ()                 # on it: ((left, top, right, bottom) as shares of its sides, colour)
 
 
 class Row(NamedTuple):
     """A query with its photos."""
     query: str                        # a text of any length
-    facts: str                        # what is said of it
+    facts: str                        # a line below it
     cells: list[Cell]
 
 
 def draw_rows(path: str, title: str, rows: list[Row], across: int) -> None:
-    """Draw queries with their photos, `across` in a line. Raises InputError where the picture would
-    be too tall."""
-    width, lines = max(6, TILE * across), []  # lines: (texts above the first photo, cells)
+    """Draw queries with their photos, `across` in a line. Raises InputError where the picture would be too tall."""
+    width, lines = max(6, TILE * across), []                # lines: (texts above the first photo, cells)
     for row in rows:
-        heading = "\n".join(filter(None, (wrapped(text, int(11 * width))
-                                          for text in (row.query, row.facts))))
-        lines += [("" if k else heading, row.cells[k:k + across])
-                  for k in range(0, len(row.cells) or 1, across)]
-    heads = [GAP + LINE * (len(heading.splitlines()) + label_lines(cells))
-             for heading, cells in lines]
+        heading = "\n".join(filter(None, (wrapped(text, int(11 * width)) for text in (row.query, row.facts))))
+        lines += [("" if k else heading, row.cells[k:k + across]) for k in range(0, len(row.cells) or 1, across)]
+    heads = [GAP + LINE * (len(heading.splitlines()) + count_label_lines(cells)) for heading, cells in lines]
     height = TITLE + sum(heads) + TILE * len(lines)
     check(max(width, height) * DPI <= LARGEST,
-          f"{path}: {len(lines):,} lines of photos make a picture of {height * DPI:,.0f} pixels, and "
-          f"at most {LARGEST:,} can be drawn; draw fewer queries, or fewer photos for each")
+          f"{path}: {len(lines):,} lines of photos make a picture of {height * DPI:,.0f} pixels, and at most "
+          f"{LARGEST:,} can be drawn; draw fewer queries, or fewer photos for each")
     with figure_in(path, (width, height)) as figure:
-        figure.suptitle(wrapped(title, int(12 * width), 1), fontsize=10, y=1 - 0.12 / height,
-                        va="top")
+        figure.suptitle(wrapped(title, int(12 * width), 1), fontsize=10, y=1 - 0.12 / height, va="top")
         y = height - TITLE
         for head, (heading, cells) in zip(heads, lines):
             y -= head + TILE
             axes = [figure.add_axes([(k + 0.03) * TILE / width, (y + 0.03 * TILE) / height,
-                                     0.94 * TILE / width, 0.94 * TILE / height])
-                    for k in range(len(cells) or 1)]
+                                     0.94 * TILE / width, 0.94 * TILE / height]) for k in range(len(cells) or 1)]
             draw_line(axes, heading, cells)
 
 
-def label_lines(cells: list[Cell]) -> int:
+def count_label_lines(cells: list[Cell]) -> int:
     return max((len(cell.label.splitlines()) for cell in cells), default=0)
 
 
 def draw_line(axes, heading: str, cells: list[Cell]) -> None:
-    """Draw photos side by side, and a heading above the first. Without photos the axis stays
-    empty."""
+    """Draw photos side by side, and a heading above the first. Without photos the axis stays empty."""
     if not cells:
         axes[0].axis("off")
     for axis, cell in zip(axes, cells):
         show_photo(axis, cell.photo, cell.frame)
         if not isinstance(cell.photo, str):
             draw_boxes(axis, cell.photo.size, cell.boxes)
-        above(axis, cell.label, 3, fontsize=8)
+        write_above(axis, cell.label, 3, fontsize=8)
         if cell.badge:
-            badge(axis, cell.badge, cell.sure)
-    above(axes[0], heading, 4 + 72 * LINE * label_lines(cells), fontsize=9, weight="bold")
+            text, back = ("black", "white") if cell.sure else ("white", "firebrick")
+            axis.text(0.03, 0.03, cell.badge, transform=axis.transAxes, fontsize=9, weight="bold", va="bottom",
+                      zorder=5, color=text, bbox={"facecolor": back, "edgecolor": "none", "boxstyle": "round,pad=0.25"})
+    write_above(axes[0], heading, 4 + 72 * LINE * count_label_lines(cells), fontsize=9, weight="bold")
 
 
 def draw_boxes(axis, size: tuple[int, int], boxes) -> None:
-    """Draw the boxes of a `Cell` on a photo of this width and height. White rims show them on any
-    colour; the rims come first, so that none hides a box."""
+    """Draw the boxes of a `Cell` on a photo of this width and height. White rims show them on any colour; the rims come
+    first, so that none hides a box."""
     rims = [(edges, "white", 3.5) for edges, _ in boxes]
     for edges, colour, thick in [*rims, *((*box, 2) for box in boxes)]:
-        left, top, right, bottom = (share * side - 0.5
-                                    for share, side in zip(edges, (*size, *size)))
-        axis.plot([left, right, right, left, left], [top, top, bottom, bottom, top], color=colour,
-                  linewidth=thick, solid_joinstyle="miter", scalex=False, scaley=False)
+        left, top, right, bottom = (share * side - 0.5 for share, side in zip(edges, (*size, *size)))
+        axis.plot([left, right, right, left, left], [top, top, bottom, bottom, top], color=colour, linewidth=thick,
+                  solid_joinstyle="miter", scalex=False, scaley=False)
 
 
-def above(axis, text: str, points: float, **look) -> None:
+def write_above(axis, text: str, points: float, **look) -> None:
     """Write a text so many points above an axis, however large that is."""
-    axis.annotate(text, (0, 1), (0, points), "axes fraction", "offset points", va="bottom",
-                  annotation_clip=False, **look)
-
-
-def badge(axis, said: str, sure: bool) -> None:
-    """Writes on a picture how sure the model is of it."""
-    text, back = ("black", "white") if sure else ("white", "firebrick")
-    axis.text(0.03, 0.03, said, transform=axis.transAxes, fontsize=9, weight="bold", va="bottom",
-              zorder=5, color=text,
-              bbox={"facecolor": back, "edgecolor": "none", "boxstyle": "round,pad=0.25"})
-
-
-def wrapped(text: str, width: int, lines: int = 3) -> str:
-    """The text in at most so many lines."""
-    return "\n".join(textwrap.wrap(drawable(text), width, max_lines=lines, placeholder=" ..."))
+    axis.annotate(text, (0, 1), (0, points), "axes fraction", "offset points", va="bottom", annotation_clip=False,
+                  **look)
 
 
 def small(file: str) -> Image.Image | str:
@@ -226,96 +183,96 @@ def small(file: str) -> Image.Image | str:
         return "unreadable"
 
 
-# ---- uncertainty
-
-def curves(reports: dict[str, dict], path: str) -> None:
-    """Recall by tenths of uncertainty, and risk by coverage: a row of pictures per side, a line per
-    run.
-
-    reports: {run: {"images" | "captions": what `protocols.uncertainty_report` returns}}. A side
-    that was not ranked has no recalls.
-    """
-    sides = {}
-    for run, report in reports.items():
-        for side, of in report.items():
-            if "recall_bins" in of:
-                sides.setdefault(side, {})[run] = of
-    with drawing(path, len(sides), 2, (10, 3.6 * len(sides)), tight=True) as (_, axes):
-        for (left, right), (side, runs) in zip(axes, sides.items()):
-            for run, of in runs.items():
-                bins, risk = of["recall_bins"], of["risk_coverage"]
-                rho = "" if bins["rho"] is None else f" (rho {bins['rho']:.2f})"
-                left.plot(range(1, len(bins["recall"]) + 1), bins["recall"], marker="o",
-                          label=run + rho)
-                line, = right.plot(100 * np.array(risk["coverage"]), risk["risk"],
-                                   label=f"{run} (area {risk['area']:.1f}, perfect "
-                                   f"{risk['area_best']:.1f})")
-                right.axhline(risk["area_random"], color=line.get_color(), linestyle=":",
-                              linewidth=1)
-            left.set(xlabel=f"tenth of the {side}, from the surest to the least sure",
-                     ylabel="R@1, percent", title=f"{side} as queries", ylim=(0, None))
-            right.set(xlabel="coverage, percent: only the surest are answered",
-                      ylabel="wrong first answers, percent",
-                      title="risk and coverage; dotted: no knowledge", ylim=(0, 100))
-            for axis in (left, right):
-                axis.grid(alpha=0.3)
-                # a long name may cover the curves, not squeeze them
-                axis.legend(fontsize=8).set_in_layout(False)
+def find_photos(photos: Photos | list[str] | None, folder: str | None) -> Photos | None:
+    """The photos of all images, those of a split or their file names in `folder`; None where a file is missing, which
+    is said where `folder` is given."""
+    paths = photos.paths if isinstance(photos, Photos) else [
+        below(folder, name, "the list of photos") for name in (photos or () if folder else ())]
+    absent = [path for path in paths if not os.path.isfile(path)]
+    if folder and (absent or not paths):
+        fault = "none has a name" if not paths else (f"{len(absent):,} of {len(paths):,} photos are missing, the first "
+                                                     f"is {absent[0]}")
+        print(f"--photos {folder}: {fault}; the pictures show captions in their place", file=sys.stderr)
+    return None if absent or not paths else Photos(paths)
 
 
-def extremes(values: np.ndarray, pairs, texts: list[str] | None, photos: Photos | None,
-             caption_image: np.ndarray, of_images: bool, path: str) -> None:
-    """The most and the least uncertain images, or captions, with their plausible matches.
-
-    values (Q,): log det Sigma of the queries in nats; pairs: their matches (`annotations.Pairs`);
-    texts: all captions; photos: those of all images, or None; caption_image (M,): the row of each
-    caption's image.
-    """
-    texts, image = shown_by(texts, photos, caption_image)
-    order, rows = np.argsort(values, kind="stable"), []
-    for name, queries in (("most uncertain", order[::-1][:MOST]),
-                          ("least uncertain", order[:MOST])):
-        cells = []
-        for q in queries:
-            matches = pairs.item[pairs.query == q]
-            more = f", {MATCHES} of {len(matches)} matches" if len(matches) > MATCHES else ""
-            facts = f"{values[q]:.1f} nats{more}"
-            if of_images:
-                cells.append(image(q, facts, *(texts[m] for m in matches[:MATCHES])))
-            else:
-                rows.append(Row(texts[q], f"{name}: {facts}",
-                                [image(i) for i in matches[:MATCHES]]))
-        rows += [Row(f"{name} images", "", cells)] * of_images
-    draw_rows(path, f"log det Sigma of {'images' if of_images else 'captions'}, and what matches "
-              "them", rows, ACROSS)
-
-
-def shown_by(texts: list[str] | None, photos: Photos | None, caption_image: np.ndarray):
-    """The texts of all captions, and image(i, *lines, frame): a Cell of image i below these lines.
-    Where there are no photos, its number and its first caption stand in it."""
+def image_drawer(texts: list[str] | None, photos: Photos | None, caption_image: np.ndarray):
+    """The texts of all captions, and image(i, *lines, frame): a Cell of image i below these lines. Where there are no
+    photos, its number and its first caption stand in it."""
     texts = texts or [f"caption {m}" for m in range(len(caption_image))]
     first = dict(zip(caption_image[::-1].tolist(), texts[::-1]))
 
     def image(i: int, *lines: str, frame: str | None = None) -> Cell:
         photo = photos.open(int(i), THUMBNAIL) if photos is not None else (
             f"[image {i}]\n{wrapped(first.get(int(i), ''), 2 * LETTERS // 3, 5)}")
-        label = "\n".join(wrapped(line, LETTERS) for line in lines if line)
-        return Cell(photo, label, frame)
+        return Cell(photo, "\n".join(wrapped(line, LETTERS) for line in lines if line), frame)
     return texts, image
 
 
-def locate(photos: Photos | list[str] | None, folder: str | None) -> Photos | None:
-    """The photos of all images, or None where a file is missing; says so where `folder` is given.
+# ---- pictures of an evaluation
 
-    photos: those of a split, or their file names in `folder`.
+def draw_retrieval(e: Embeddings, photos: Photos | None, path: str) -> None:
+    """Draw five captions, of a Gaussian model from the least to the most uncertain, each with its five best images."""
+    texts, image = image_drawer(e.ids.get("caption"), photos, e.caption_image)
+    spread, rows = uncertainties(e), []
+    order = np.argsort(spread.get("captions", np.arange(len(texts))), kind="stable")
+    for m in (order[round(q * (len(order) - 1))] for q in SPREAD):
+        score, own = e.scores[:, m], e.caption_image[m]
+        facts = [f"uncertainty {spread['captions'][m]:.1f}"] if "captions" in spread else []
+        facts.append(f"its own image is number {int((score >= score[own]).sum())} of {e.n_images:,}")
+        cells = [image(i, f"{score[i]:.3f}" + (f" (unc. {spread['images'][i]:.1f})" if "images" in spread else ""),
+                       frame=OWN if i == own else None) for i in np.argsort(-score, kind="stable")[:len(SPREAD)]]
+        rows.append(Row(texts[m], "; ".join(facts), cells))
+    draw_rows(path, f"{e.data_name} {e.split}, {e.similarity}: the best of {e.n_images:,} images for a caption; green: "
+                    "its own", rows, len(SPREAD))
+
+
+def draw_curves(reports: dict[str, dict], path: str) -> None:
+    """Draw recall by tenths of uncertainty, and risk by coverage: a row of pictures per side, a line per run.
+
+    reports: {run: {"images" | "captions": what `protocols.report_uncertainty` returns}}. A side that was not ranked has
+    no recalls.
     """
-    paths = photos.paths if isinstance(photos, Photos) else [
-        below(folder, name, "the list of photos") for name in (photos or () if folder else ())]
-    absent = [path for path in paths if not os.path.isfile(path)]
-    if folder and (absent or not paths):
-        what = "none has a name"
-        if paths:
-            what = f"{len(absent):,} of {len(paths):,} photos are missing, the first is {absent[0]}"
-        print(f"--photos {folder}: {what}; the pictures show captions in their place",
-              file=sys.stderr)
-    return None if absent or not paths else Photos(paths)
+    sides = {}
+    for run, report in reports.items():
+        for side, numbers in report.items():
+            if "recall_bins" in numbers:
+                sides.setdefault(side, {})[run] = numbers
+    with drawing(path, len(sides), 2, (10, 3.6 * len(sides)), tight=True) as (_, axes):
+        for (left, right), (side, runs) in zip(axes, sides.items()):
+            for run, numbers in runs.items():
+                bins, risk = numbers["recall_bins"], numbers["risk_coverage"]
+                rho = "" if bins["rho"] is None else f" (rho {bins['rho']:.2f})"
+                left.plot(range(1, len(bins["recall"]) + 1), bins["recall"], marker="o", label=run + rho)
+                line, = right.plot(100 * np.array(risk["coverage"]), risk["risk"], label=f"{run} (area "
+                                   f"{risk['area']:.1f}, perfect {risk['area_best']:.1f})")
+                right.axhline(risk["area_random"], color=line.get_color(), linestyle=":", linewidth=1)
+            left.set(xlabel=f"tenth of the {side}, from the surest to the least sure", ylabel="R@1, percent",
+                     title=f"{side} as queries", ylim=(0, None))
+            right.set(xlabel="coverage, percent: only the surest are answered", ylabel="wrong first answers, percent",
+                      title="risk and coverage; dotted: no knowledge", ylim=(0, 100))
+            for axis in (left, right):
+                axis.grid(alpha=0.3)
+                axis.legend(fontsize=8).set_in_layout(False)    # a long name may cover the curves, not squeeze them
+
+
+def draw_extremes(e: Embeddings, photos: Photos | None, side: str, path: str) -> None:
+    """Draw the most and the least uncertain "images" or "captions" with their matches, those of Crisscrossed Captions
+    where these were read."""
+    texts, image = image_drawer(e.ids.get("caption"), photos, e.caption_image)
+    values, rows = uncertainties(e)[side], []
+    own = Pairs.of(e.caption_image, np.arange(len(e.caption_image)))
+    pairs = e.judged["cxc"].pairs if "cxc" in e.judged else {"i2t": own, "t2i": own.swapped()}
+    query, item = pairs["i2t" if side == "images" else "t2i"]
+    order = np.argsort(values, kind="stable")
+    for name, queries in (("most uncertain", order[::-1][:MOST]), ("least uncertain", order[:MOST])):
+        cells = []
+        for q in queries:
+            matches = item[query == q]
+            facts = f"{values[q]:.1f} nats" + f", {MATCHES} of {len(matches)} matches" * (len(matches) > MATCHES)
+            if side == "images":
+                cells.append(image(q, facts, *(texts[m] for m in matches[:MATCHES])))
+            else:
+                rows.append(Row(texts[q], f"{name}: {facts}", [image(i) for i in matches[:MATCHES]]))
+        rows += [Row(f"{name} images", "", cells)] * (side == "images")
+    draw_rows(path, f"log det Sigma of {side}, and what matches them", rows, ACROSS)

@@ -15,7 +15,7 @@ import torch
 import metrics
 from cli import InputError, check
 from evaluation import annotations
-from evaluation.annotations import Crisscrossed, Listed, Pairs, Ratings
+from evaluation.annotations import Pairs, Ratings
 from evaluation.embeddings import MOST_SCORES, Embeddings, Member, blocks_within, uncertainties
 from evaluation.encode import Gallery
 from losses import Embedding, cosine
@@ -33,8 +33,8 @@ class Record(dict):
     """
 
     def add(self, protocol: str, side: str, count: int, queries: np.ndarray, **values) -> None:
-        """Keep one number for each name of the queries (q,) among `count`; negative numbers mean that a query does not
-        count."""
+        """Keep numbers of the queries (q,) among `count`, one array (q,) for each name; a negative number means that
+        a query does not count."""
         for name, value in values.items():
             numbers = self.setdefault((protocol, side, name), np.full(count, np.nan))
             numbers[queries] = np.where(value < 0, np.nan, value)
@@ -69,52 +69,11 @@ def folds(e: Embeddings) -> list[Gallery]:
             for k in range(0, 5 * FOLD, FOLD)]
 
 
-# ---- recalls of the original pairs
-
-def recalls(scores: np.ndarray, caption_image: np.ndarray, galleries: list[Gallery], record: Record,
-            name: str) -> dict:
-    """Recalls of both directions, `metrics.both_directions`, as the mean over galleries of sequential images.
-
-    scores (N, M). The ranks are kept in `record` under `name`. Raises InputError on scores that are not finite.
-    """
-    results = []
-    for images, captions in galleries:
-        part = scores if scores.shape == (len(images), len(captions)) else scores[np.ix_(images, captions)]
-        i2t, t2i = metrics.ranks(part, caption_image[captions] - images[0])
-        record.add(name, "i2t", len(scores), images, rank=i2t)
-        record.add(name, "t2i", len(caption_image), captions, rank=t2i)
-        results.append(metrics.both_directions(i2t[i2t >= 0], t2i))
-    return metrics.average(results)
-
-
-# ---- rules with several matches
-
-def r_precisions(scores: np.ndarray, query: np.ndarray, item: np.ndarray) -> np.ndarray:
-    """`metrics.r_precision` for positives given as pairs of indices; NaN for a query without."""
-    return metrics.r_precisions_of_sets(scores, [(query, item)])[0]
-
-
-# What is measured of every query, from scores (Q, G) and pairs of matches: ranks and shares.
-OUTCOMES = {"rank": metrics.best_ranks_of_pairs, "rp": r_precisions, "rpc2": r_precisions,
-            "map_at_r": metrics.average_precisions_of_pairs}
-
-
-def outcomes(rows, pairs: Pairs, n_queries: int, names) -> dict[str, np.ndarray]:
-    """OUTCOMES (Q,) of these names; a query without a match gets NaN or -1.
-
-    rows(start, stop) returns the scores of queries against the whole gallery; only rows with a
-    match are scored.
-    """
-    found = {name: np.full(n_queries, np.nan) for name in names}
-
-    def block(some: slice):
-        query, item = pairs.of_block(some)
-        if len(query):
-            scores = rows(some.start, some.stop)
-            for name, values in found.items():
-                values[some] = OUTCOMES[name](scores, query, item)
-    in_threads(block, slices(n_queries, ROWS))
-    return found
+def gallery_scores(scores: np.ndarray, queries: np.ndarray, items: np.ndarray, rows: slice) -> np.ndarray:
+    """Scores (b, G) of the queries `rows` of (Q,) against items (G,), in float32. scores (N, M) or (M, N). Raises
+    InputError on scores that are not finite."""
+    all_items = len(queries) == len(scores) and len(items) == scores.shape[1]
+    return finite(np.ascontiguousarray(scores[rows] if all_items else scores[np.ix_(queries[rows], items)], np.float32))
 
 
 def finite(block: np.ndarray) -> np.ndarray:
@@ -124,62 +83,92 @@ def finite(block: np.ndarray) -> np.ndarray:
     return block
 
 
-def slices(n: int, block: int) -> list[slice]:
-    """0, ..., n - 1 in blocks."""
-    return [slice(k, min(k + block, n)) for k in range(0, n, block)]
-
-
-def in_threads(function, blocks: list[slice]) -> None:
-    """function(block) for every block, on as many threads as torch has; numpy lets them run side by
+def in_blocks(function, n: int) -> None:
+    """Call function(rows) for 0, ..., n - 1 in blocks, on as many threads as torch has: numpy lets them run side by
     side."""
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        list(pool.map(function, blocks))
+        list(pool.map(function, [slice(k, min(k + ROWS, n)) for k in range(0, n, ROWS)]))
 
 
-def rows_of_gallery(scores: np.ndarray, queries: np.ndarray, items: np.ndarray):
-    """rows(start, stop) of some queries and items: the scores (b, G), in float32. The queries are
-    rows of `scores`."""
-    whole = scores.shape == (len(queries), len(items))
+# ---- the original pairs
 
-    def rows(a, b):
-        block = scores[a:b] if whole else scores[np.ix_(queries[a:b], items)]
-        return finite(np.ascontiguousarray(block, np.float32))
-    return rows
+def full(e: Embeddings, galleries: list[Gallery], record: Record, name: str) -> dict:
+    """Recalls of the original pairs in both directions, `metrics.both_directions`, as the mean over galleries."""
+    results = []
+    for images, captions in galleries:
+        part = e.scores if e.scores.shape == (len(images), len(captions)) else e.scores[np.ix_(images, captions)]
+        i2t, t2i = metrics.ranks(part, e.caption_image[captions] - images[0])
+        record.add(name, "i2t", e.n_images, images, rank=i2t)
+        record.add(name, "t2i", len(e.caption_image), captions, rank=t2i)
+        results.append(metrics.both_directions(i2t[i2t >= 0], t2i))
+    return metrics.average(results)
 
 
-def recalls_of_matches(scores: np.ndarray, pairs: dict[str, Pairs], galleries: list[Gallery],
-                       record: Record, name: str, *precisions: str) -> dict:
-    """Recalls and precisions of i2t and t2i, or of one of them, in percent, as the mean over
-    galleries.
+# ---- queries with several matches
 
-    scores (N, M); pairs: the matches of each direction; precisions: which of OUTCOMES. "r1" is the
-    share of queries whose best item is a match, the precision at 1. The outcome of every query is
-    stored in `record` under `name`. "rsum" is there where both directions are. Raises InputError
-    where no query of a direction has a match in its gallery, and on scores that are not finite.
+# Ranks and shares (Q,) of a block of scores (Q, G) and its matches (P,), (P,); a query without a match gets NaN or -1.
+OUTCOMES = {"rank": metrics.best_ranks, "map_at_r": metrics.average_precisions,
+            "rp": lambda scores, *pairs: metrics.r_precisions(scores, [pairs])[0]}
+OUTCOMES["rpc2"] = OUTCOMES["rp"]
+
+
+def recalls_of_matches(scores: np.ndarray, pairs: dict[str, Pairs], galleries: list[Gallery], record: Record,
+                       name: str, *precisions: str) -> dict:
+    """Recalls and precisions of i2t and t2i, or of one of them, in percent, as the mean over galleries.
+
+    scores (N, M); pairs: the matches of each direction; precisions: names of OUTCOMES. "r1" is the share of queries
+    whose best item is a match, the precision at 1. "rsum" is there where both directions are. Raises InputError where
+    no query of a direction has a match in its gallery, and on scores that are not finite.
     """
     results = []
     for images, captions in galleries:
         result = {}
         for side, matches in pairs.items():
-            matrix, queries, items = ((scores, images, captions) if side == "i2t" else
-                                      (scores.T, captions, images))
-            found = outcomes(rows_of_gallery(matrix, queries, items), matches.among(queries, items),
-                             len(queries), ("rank", *precisions))
-            rank = found["rank"][found["rank"] >= 0]
-            check(len(rank), f"no {side} query of '{name}' has a match in its gallery; give at "
-                             "least one, or leave it out")
-            result[side] = metrics.summary(rank) | {key: float(100 * np.nanmean(found[key]))
-                                                    for key in precisions}
-            record.add(name, side, len(matrix), queries, **found)
-        if len(result) == 2:
-            result["rsum"] = metrics.rsum(result)
-        results.append(result)
+            matrix, queries, items = (scores, images, captions) if side == "i2t" else (scores.T, captions, images)
+            outcomes = judge_queries(matrix, queries, items, matches.among(queries, items), ("rank", *precisions))
+            ranks = outcomes["rank"][outcomes["rank"] >= 0]
+            check(len(ranks), f"no {side} query of '{name}' has a match in its gallery; give at least one, or leave it "
+                              "out")
+            result[side] = metrics.summary(ranks) | {key: float(100 * np.nanmean(outcomes[key])) for key in precisions}
+            record.add(name, side, len(matrix), queries, **outcomes)
+        results.append(result | ({"rsum": metrics.rsum(result)} if len(result) == 2 else {}))
     return metrics.average(results)
+
+
+def judge_queries(scores: np.ndarray, queries: np.ndarray, items: np.ndarray, pairs: Pairs,
+                  names) -> dict[str, np.ndarray]:
+    """OUTCOMES (Q,) of these names for queries (Q,) against items (G,). Only rows with a match are scored."""
+    outcomes = {name: np.full(len(queries), np.nan) for name in names}
+
+    def judge(rows: slice) -> None:
+        query, item = pairs.block(rows)
+        if len(query):
+            block = gallery_scores(scores, queries, items, rows)
+            for name, values in outcomes.items():
+                values[rows] = OUTCOMES[name](block, query, item)
+    in_blocks(judge, len(queries))
+    return outcomes
+
+
+def positives(e: Embeddings, galleries: list[Gallery], record: Record, name: str) -> dict:
+    """Recalls, R-precision and mAP@R of the user's own matches."""
+    listed = e.judged["positives"]
+    numbers = recalls_of_matches(e.scores, {side: x.pairs for side, x in listed.items()}, galleries, record, name,
+                                 "rp", "map_at_r")
+    for side, x in listed.items():
+        numbers[side]["without"] = x.without
+    return numbers
+
+
+def eccv(e: Embeddings, galleries: list[Gallery], record: Record, name: str) -> dict:
+    """ECCV Caption: R@1, R-precision and mAP@R of its queries in the whole gallery, in percent."""
+    numbers = recalls_of_matches(e.scores, e.judged["eccv"], galleries, record, name, "rp", "map_at_r")
+    return {side: {key: numbers[side][key] for key in ("r1", "rp", "map_at_r", "queries")} for side in e.judged["eccv"]}
 
 
 # ---- Crisscrossed Captions
 
-def cxc(e: Embeddings, opt, galleries: list[Gallery], record: Record, name: str, samples: int = 1000) -> dict:
+def cxc(e: Embeddings, galleries: list[Gallery], record: Record, name: str, samples: int = 1000) -> dict:
     """Crisscrossed Captions: {i2t, t2i, rsum, t2t, i2i} as means over galleries and, in a gallery of everything, the
     rank correlations of scores with ratings, {sits, sts, sis} (`metrics.sampled_spearman`).
 
@@ -225,102 +214,175 @@ def ranks_within(e: Embeddings, modality: str, items: np.ndarray, pairs: Pairs,
             here = np.flatnonzero((ratings.first >= rows.start) & (ratings.first < rows.stop))
             rated[here] = scores[ratings.first[here] - rows.start, ratings.second[here]]
         np.fill_diagonal(scores[:, rows], -np.inf)
-        ranks[rows] = metrics.best_ranks_of_pairs(scores, *pairs.of_block(rows))
+        ranks[rows] = metrics.best_ranks(scores, *pairs.block(rows))
     return ranks, rated
 
 
-# ---- categories of images, ECCV Caption
+# ---- categories of images
 
-def pmrp(e: Embeddings, opt, galleries: list[Gallery], record: Record, name: str) -> dict:
+def pmrp(e: Embeddings, galleries: list[Gallery], record: Record, name: str) -> dict:
     """Plausible Match R-Precision in percent, as the mean over galleries (PCME 4.1; `ucmr` 4.3).
 
-    An item matches if the sets of categories that the two images show differ in at most zeta
-    categories, zeta in {0, 1, 2}. Images without any instance are left out, and their captions. Returns
-    {"i2t": {"pmrp", "zeta0", "zeta1", "zeta2", "queries"}, "t2i": ...}. Raises InputError where a gallery has no
-    image with an instance, and on scores that are not finite.
+    An item matches if the sets of categories that the two images show differ in at most zeta categories, zeta in
+    {0, 1, 2}. Images without any instance are left out, and their captions. Returns {"i2t": {"pmrp", "zeta0", "zeta1",
+    "zeta2", "queries"}, "t2i": ...}. Raises InputError where a gallery has no image with an instance, and on scores
+    that are not finite.
     """
-    codes, scores, caption_image = e.judged["pmrp"], e.scores, e.caption_image      # (N, K) bool, (N, M), (M,)
-    results, shown, number = [], codes.any(1), codes.astype(np.float32)
+    shown, codes = e.judged["pmrp"].any(1), e.judged["pmrp"].astype(np.float32)     # (N,), (N, K)
+    results = []
     for images, captions in galleries:
-        images, captions = images[shown[images]], captions[shown[caption_image[captions]]]
-        check(len(images) and len(captions), "no image of a gallery has an instance; give the "
-                                             "instances of these images with --instances")
-        of_images, of_captions, result = number[images], number[caption_image[captions]], {}
-        for side, matrix, queries, items, of_queries, of_items in (
-                ("i2t", scores, images, captions, of_images, of_captions),
-                ("t2i", scores.T, captions, images, of_captions, of_images)):
-            precisions = precisions_of_categories(rows_of_gallery(matrix, queries, items),
-                                                  of_queries, of_items)
-            means = {f"zeta{zeta}": float(100 * np.nanmean(precision))
-                     for zeta, precision in zip(ZETAS, precisions)}
-            result[side] = {"pmrp": float(np.mean(list(means.values()))), **means,
-                            "queries": len(queries)}
-            record.add(name, side, len(matrix), queries, pmrp=precisions.mean(0))
+        images, captions = images[shown[images]], captions[shown[e.caption_image[captions]]]
+        check(len(images) and len(captions), "no image of a gallery has an instance; give the instances of these "
+                                             "images with --instances")
+        sides, result = ((images, codes[images]), (captions, codes[e.caption_image[captions]])), {}
+        for side, matrix, (query, item) in (("i2t", e.scores, sides), ("t2i", e.scores.T, sides[::-1])):
+            precisions = precisions_by_categories(matrix, query, item)              # (zetas, Q)
+            means = {f"zeta{zeta}": float(100 * np.nanmean(x)) for zeta, x in zip(ZETAS, precisions)}
+            result[side] = {"pmrp": float(np.mean(list(means.values()))), **means, "queries": len(query[0])}
+            record.add(name, side, len(matrix), query[0], pmrp=precisions.mean(0))
         results.append(result)
     return metrics.average(results)
 
 
-def precisions_of_categories(rows, of_queries: np.ndarray, of_items: np.ndarray) -> np.ndarray:
-    """R-precisions (zetas, Q) in [0, 1] of queries and items that show the categories (Q, K) and
-    (G, K), as 0 and 1 in float32. rows(start, stop) returns the scores of queries against the whole
-    gallery."""
-    result, twice, size = np.empty((len(ZETAS), len(of_queries))), -2 * of_items.T, of_items.sum(1)
+def precisions_by_categories(scores: np.ndarray, query: tuple, item: tuple) -> np.ndarray:
+    """R-precisions (zetas, Q) in [0, 1]. query, item: positions (Q,) and categories (Q, K) as 0 and 1 in float32, and
+    the same of the gallery."""
+    result, (queries, shown), (items, codes) = np.empty((len(ZETAS), len(query[0]))), query, item
+    twice, size = -2 * codes.T, codes.sum(1)
 
-    def block(some: slice):
-        here = of_queries[some]                                                     # (b, K)
-        distance = here @ twice                                             # (b, G), exact integers
+    def judge(rows: slice) -> None:
+        here = shown[rows]                                                          # (b, K)
+        distance = here @ twice                                                     # (b, G), exact integers
         distance += size
         distance += here.sum(1)[:, None]
-        query, item = np.nonzero(distance <= max(ZETAS))
-        far = distance[query, item]
-        sets = [(query[far <= zeta], item[far <= zeta]) for zeta in ZETAS]
-        result[:, some] = metrics.r_precisions_of_sets(rows(some.start, some.stop), sets)
-    in_threads(block, slices(len(of_queries), ROWS))
+        q, g = np.nonzero(distance <= max(ZETAS))
+        far = distance[q, g]
+        sets = [(q[far <= zeta], g[far <= zeta]) for zeta in ZETAS]
+        result[:, rows] = metrics.r_precisions(gallery_scores(scores, queries, items, rows), sets)
+    in_blocks(judge, len(queries))
     return result
 
 
 def neighbours(e: Embeddings, k: int = 10) -> dict[str, float]:
-    """Categories that the k images nearest to an image share with it, in percent (`jwae` 1:
-    latents that follow a prior should keep such neighbours).
+    """Categories that the k images nearest to an image share with it, in percent (`jwae` 1: latents that follow a
+    prior should keep such neighbours).
 
-    "jaccard" is the size of the intersection of the two sets of categories over that of their
-    union, as the mean over neighbours and images; "chance" is the same of random images, in
-    expectation. Images without an instance are left out. Raises InputError where fewer than two are left.
+    "jaccard" is the size of the intersection of the two sets of categories over that of their union, as the mean over
+    neighbours and images; "chance" is the same of random images, in expectation. Images without an instance are left
+    out. Raises InputError where fewer than two are left.
     """
     codes = e.judged["pmrp"]                                                        # (N, C) bool
     shown = np.flatnonzero(codes.any(1))
-    n, number = len(shown), codes[shown].astype(np.float32)
-    check(n > 1, "neighbours among images need two images with instances; give the instances with "
-                 "--instances")
-    size, k, near, chance = number.sum(1), min(k, n - 1), 0.0, 0.0
-    for block, scores in blocks_within(e, "images", shown, ROWS):
+    n, codes = len(shown), codes[shown].astype(np.float32)
+    check(n > 1, "neighbours among images need two images with instances; give the instances with --instances")
+    size, k, near, chance = codes.sum(1), min(k, n - 1), 0.0, 0.0
+    for rows, scores in blocks_within(e, "images", shown, ROWS):
         scores = finite(scores.cpu().numpy())                                       # (b, n)
-        shared = number[block] @ number.T
-        jaccard = shared / (size[block, None] + size - shared)                      # (b, n)
-        np.fill_diagonal(scores[:, block], -np.inf)
+        shared = codes[rows] @ codes.T
+        jaccard = shared / (size[rows, None] + size - shared)                       # (b, n)
+        np.fill_diagonal(scores[:, rows], -np.inf)
         nearest = np.argpartition(-scores, k - 1, axis=1)[:, :k]                    # (b, k)
         near += np.take_along_axis(jaccard, nearest, 1).mean(1).sum()
         chance += ((jaccard.sum(1) - 1) / (n - 1)).sum()
-    return {"jaccard": 100 * float(near) / n, "chance": 100 * float(chance) / n, "k": k,
-            "images": n}
+    return {"jaccard": 100 * float(near) / n, "chance": 100 * float(chance) / n, "k": k, "images": n}
 
 
-def eccv(e: Embeddings, opt, galleries: list[Gallery], record: Record, name: str) -> dict:
-    """ECCV Caption: R@1, R-precision and mAP@R of its queries in the whole gallery, in percent. Raises InputError on
-    scores that are not finite."""
-    result = recalls_of_matches(e.scores, e.judged["eccv"], galleries, record, name, "rp", "map_at_r")
-    return {side: {key: result[side][key] for key in ("r1", "rp", "map_at_r", "queries")} for side in e.judged["eccv"]}
+# ---- the protocols
+
+# To add a protocol, write its function (embeddings, galleries, record, name) -> {"i2t": numbers, "t2i": numbers, ...},
+# which works for one gallery and for five folds and keeps the outcome of every query in `record` under `name`, and name
+# it here. One that reads a file has a reader in READERS under the name of its option, and finds what that returns in
+# e.judged. Titles and columns of its table: report.TITLES and report.NAMES.
+PROTOCOLS = {"full": full, "pmrp": pmrp, "eccv": eccv, "positives": positives, "cxc": cxc}
+READERS = {
+    "pmrp": lambda e, opt: annotations.read_instances(
+        opt.instances or os.path.join(e.folder, "annotations", INSTANCES), e.index("image")),
+    "eccv": lambda e, opt: annotations.read_eccv(
+        opt.eccv_path or annotations.eccv_folder(), e.index("image"), e.index("caption")),
+    "positives": lambda e, opt: annotations.read_positives(opt.positives, e.index("image"), e.index("caption")),
+    "cxc": lambda e, opt: annotations.read_cxc(
+        opt.cxc_path or os.path.normpath(os.path.join(e.folder, "..", "cxc")), "val" if e.split == "dev" else "test",
+        e.index("image"), e.index("caption"), e.caption_image)}
+FOLDED = ("full", "pmrp", "cxc")                                # with --fold5 also over the five folds
+NEED_IMAGES = {"full": "image to text and text to image", "pmrp": "PMRP", "eccv": "ECCV Caption",
+               "positives": "--positives", "cxc": "image-text and image-image retrieval, SITS and SIS"}
+
+
+def read_judgements(e: Embeddings, opt) -> dict:
+    """{protocol: what was read for it} of the protocols that the options name. Raises InputError on files that are
+    missing, broken or of other items."""
+    return {name: read(e, opt) for name, read in READERS.items() if getattr(opt, name)}
+
+
+def list_versions(e: Embeddings, opt) -> dict[str, tuple[Embeddings, tuple[str, ...]]]:
+    """The embeddings as they are, with the bank of queries, and where variances rank as points and (--uncertainty) with
+    the variances of other items: these rows show what the variances do, and whether it matters whose they are. Returns
+    {name: (embeddings, names of protocols)}."""
+    versions = {"": (e, tuple(PROTOCOLS))}
+    if can_rank(e) and e.bank is not None:
+        versions["bank"] = replace(e, bank=None, subtracted=e.bank), ("full",)
+    if can_rank(e) and ranks_by_variances(e):
+        versions["mean_only"] = replace(e, members=means_only(e.members)), ("full", "positives")
+        if opt.uncertainty:
+            versions["shuffled"] = replace(e, members=shuffle_variances(e.members)), ("full", "positives")
+    return versions
+
+
+def run_protocols(e: Embeddings, opt) -> tuple[dict[str, dict], Record]:
+    """The "protocols" of results.json, and the outcome of every query. Raises InputError where the options do not fit
+    the embeddings."""
+    check(not opt.fold5 or e.n_images >= 5 * FOLD,
+          f"--fold5 needs 5 x 1,000 images and {e.name} has {e.n_images:,}; leave it out or name a larger split (COCO: "
+          "testall for precomputed features)")
+    check(not opt.uncertainty or e.gaussian,
+          f"--uncertainty: {e.name} has points, which have no uncertainty; evaluate a Gaussian model, or give them "
+          "variances: python -m confidence RUN --variances volume --export FILE.npz")
+    results, record = {}, Record()
+    for version, (x, names) in list_versions(e, opt).items():
+        for name in names:
+            if name in READERS and name not in e.judged or not (can_rank(e) or name == "cxc"):
+                continue
+            title = "_".join(word for word in (name, version) if word)
+            title = version if name == "full" and version else title
+            results[title] = PROTOCOLS[name](x, everything(e), record, title)
+            if opt.fold5 and name in FOLDED and version != "shuffled":
+                folded = "folds5" if title == "full" else f"{title}_folds5"
+                results[folded] = PROTOCOLS[name](x, folds(e), record, folded)
+        x.__dict__.pop("scores", None)                          # 500 MB for COCO's test split; computed again if needed
+    return results, record
+
+
+def can_rank(e: Embeddings) -> bool:
+    """Whether images and captions are there, and their scores few enough to hold."""
+    return e.has_images and e.n_images * len(e.caption_image) <= MOST_SCORES
+
+
+def list_absent(e: Embeddings, opt) -> list[str]:
+    """Sentences on what cannot be computed."""
+    why = "there are no images"
+    if e.has_images:
+        gigabytes = 4e-9 * e.n_images * len(e.caption_image)
+        why = f"the scores of {e.n_images:,} images and {len(e.caption_image):,} captions take {gigabytes:.0f} GB"
+    absent = [] if can_rank(e) else [f"{title}: {why}" for name, title in NEED_IMAGES.items()
+                                     if name == "full" or getattr(opt, name)]
+    return absent + ["text-text and image-image retrieval, STS and SIS: a score matrix holds image-text scores "
+                     "only"] * bool(opt.cxc and not e.members)
 
 
 # ---- the members as points, and with the variances of other items
 
+def ranks_by_variances(e: Embeddings) -> bool:
+    """Whether any member has variances and compares by them: the cosine looks at means alone."""
+    return e.gaussian and not all(m.similarity is cosine for m in e.members)
+
+
 def means_only(members: list[Member]) -> list[Member]:
-    """The members as points, compared by the cosine: the row that shows what the variances do."""
+    """The members as points, compared by the cosine."""
     return [Member(cosine, Embedding(m.images.mean), Embedding(m.captions.mean)) for m in members]
 
 
 def shuffle_variances(members: list[Member]) -> list[Member]:
-    """The members with the variances of other items: the row that shows whether it matters whose they are."""
+    """The members with the variances of other items."""
     return [Member(m.similarity, *deal_variances(m.images, m.captions)) for m in members]
 
 
@@ -342,171 +404,25 @@ def deal_variances(images: Embedding, captions: Embedding, seed: int = 0) -> tup
     return deal(images), deal(captions)
 
 
-def ranks_by_variances(e: Embeddings) -> bool:
-    """Whether any member has variances and compares by them: the cosine looks at means alone."""
-    return e.gaussian and not all(m.similarity is cosine for m in e.members)
-
-
-# ---- readers of judgements, (embeddings, options) -> matches or ratings as positions in the split
-
-def read_instances(e: Embeddings, opt) -> np.ndarray:
-    """(N, K) bool: the categories that each image shows."""
-    return annotations.read_instances(opt.instances or os.path.join(e.folder, "annotations", INSTANCES),
-                                      e.index("image"))
-
-
-def read_eccv(e: Embeddings, opt) -> dict[str, Pairs]:
-    """The matches of both directions."""
-    return annotations.read_eccv(opt.eccv_path or annotations.eccv_folder(), e.index("image"), e.index("caption"))
-
-
-def read_positives(e: Embeddings, opt) -> dict[str, Listed]:
-    """The user's own matches, of one direction or both."""
-    return annotations.read_positives(opt.positives, e.index("image"), e.index("caption"))
-
-
-def read_cxc(e: Embeddings, opt) -> Crisscrossed:
-    """The ratings of the val or test part, and the matches that follow from them."""
-    folder = opt.cxc_path or os.path.normpath(os.path.join(e.folder, "..", "cxc"))
-    ratings = annotations.read_cxc(folder, "val" if e.split in ("dev", "val") else "test", e.index("image"),
-                                   e.index("caption"))
-    return Crisscrossed(ratings, annotations.cxc_pairs(ratings, e.caption_image, opt.cxc_rule))
-
-
-READERS = {"pmrp": read_instances, "eccv": read_eccv, "positives": read_positives, "cxc": read_cxc}
-
-
-def read_judgements(e: Embeddings, opt) -> dict:
-    """{protocol: what was read for it} of the protocols that the options name. Raises InputError on files that are
-    missing, broken or of other items."""
-    return {name: read(e, opt) for name, read in READERS.items() if getattr(opt, name)}
-
-
-# ---- the protocols, (embeddings, options, galleries, record, name) -> {"i2t": numbers, "t2i": numbers, ...}
-
-def full(e: Embeddings, opt, galleries: list[Gallery], record: Record, name: str) -> dict:
-    """Recalls of the original pairs."""
-    return recalls(e.scores, e.caption_image, galleries, record, name)
-
-
-def bank(e: Embeddings, opt, galleries: list[Gallery], record: Record, name: str) -> dict | None:
-    """Recalls of the original pairs with query-bank normalisation."""
-    if e.bank is None:
-        return None
-    images, captions = (terms.numpy() for terms in e.bank)                          # (N,), (M,)
-    return recalls(e.scores - images[:, None] - captions, e.caption_image, galleries, record, name)
-
-
-def positives(e: Embeddings, opt, galleries: list[Gallery], record: Record, name: str) -> dict:
-    """Recalls, R-precision and mAP@R of the user's own matches."""
-    listed = e.judged["positives"]
-    numbers = recalls_of_matches(e.scores, {side: x.pairs for side, x in listed.items()}, galleries, record, name,
-                                 "rp", "map_at_r")
-    for side, x in listed.items():
-        numbers[side]["without"] = x.without
-    return numbers
-
-
-# To add a protocol, write its function, which works for one gallery and for five folds and keeps the outcome of every
-# query in `record` under `name`, and name it here. One that reads a file has a reader in READERS under the name of its
-# option, and finds what that returns in e.judged. Titles and columns of its table: report.TITLES and report.NAMES.
-PROTOCOLS = {"full": full, "bank": bank, "pmrp": pmrp, "eccv": eccv, "positives": positives, "cxc": cxc}
-FOLDED = ("full", "bank", "mean_only", "pmrp", "cxc")           # with --fold5 also over the five folds
-CONTROLLED = ("full", "positives")                              # also with other variances, see `controls`
-NEED_IMAGES = {"full": "image to text and text to image", "pmrp": "PMRP", "eccv": "ECCV Caption",
-               "positives": "--positives", "cxc": "image-text and image-image retrieval, SITS and SIS"}
-
-
-def controls(e: Embeddings, opt) -> dict[str, Embeddings]:
-    """{"mean_only": the same as points, "shuffled": with the variances of other items}, where variances rank: these
-    rows show what the variances do, and whether it matters whose they are."""
-    if not ranks_by_variances(e):
-        return {}
-    shuffled = {"shuffled": replace(e, members=shuffle_variances(e.members))} if opt.uncertainty and opt.control else {}
-    return {"mean_only": replace(e, members=means_only(e.members))} | shuffled
-
-
-def run_protocols(e: Embeddings, opt) -> tuple[dict[str, dict], Record]:
-    """The "protocols" of results.json, and the outcome of every query. Raises InputError where the options do not fit
-    the embeddings."""
-    n = e.n_images
-    check(not opt.fold5 or n >= 5 * FOLD,
-          f"--fold5 needs 5 x 1,000 images and {e.name} has {n:,}; leave it out or name a larger split (COCO: testall "
-          "for precomputed features)")
-    check(not opt.uncertainty or e.gaussian,
-          f"--uncertainty: {e.name} has points, which have no uncertainty; evaluate a Gaussian model, or give them "
-          "variances: python -m confidence RUN --variances volume --export FILE.npz")
-    results, record = {}, Record()
-    versions = {"": e} | (controls(e, opt) if can_rank(e) else {})
-    for name, protocol in PROTOCOLS.items():
-        if name in READERS and name not in e.judged or not (can_rank(e) or name == "cxc"):
-            continue
-        for version, x in versions.items() if name in CONTROLLED else [("", e)]:
-            title = version if name == "full" and version else "_".join(filter(None, [name, version]))
-            results[title] = protocol(x, opt, everything(e), record, title)
-            if opt.fold5 and title in FOLDED:
-                folded = "folds5" if title == "full" else f"{title}_folds5"
-                results[folded] = protocol(x, opt, folds(e), record, folded)
-            if version:
-                x.__dict__.pop("scores", None)                  # 500 MB for COCO's test split
-    return {name: numbers for name, numbers in results.items() if numbers is not None}, record
-
-
-def can_rank(e: Embeddings) -> bool:
-    """Whether images and captions are there, and their scores few enough to hold."""
-    return e.has_images and e.n_images * len(e.caption_image) <= MOST_SCORES
-
-
-def list_absent(e: Embeddings, opt) -> list[str]:
-    """Sentences on what cannot be computed."""
-    why = "there are no images"
-    if e.has_images:
-        gigabytes = 4e-9 * e.n_images * len(e.caption_image)
-        why = f"the scores of {e.n_images:,} images and {len(e.caption_image):,} captions take {gigabytes:.0f} GB"
-    absent = [] if can_rank(e) else [f"{title}: {why}" for name, title in NEED_IMAGES.items()
-                                     if name == "full" or getattr(opt, name)]
-    return absent + ["text-text and image-image retrieval, STS and SIS: a score matrix holds image-text scores "
-                     "only"] * bool(opt.cxc and not e.members)
-
-
-# ---- uncertainty
-
-def uncertainty_report(values: np.ndarray, ranks: np.ndarray) -> dict:
-    """Report on what log det Sigma (Q,) in nats says about R@1 of 0-based ranks (Q,), NaN where a query does
-    not count."""
-    known = ~np.isnan(ranks)
-    values, right = metrics.join_rounded(values[known]), ranks[known] < 1
-    return {"recall_bins": metrics.recall_in_bins(values, right),
-            "risk_coverage": metrics.risk_coverage(values, right)}
-
-
-def rho_positives(values: np.ndarray, pairs: Pairs) -> float:
-    """Spearman's correlation of log det Sigma (Q,) with the number of positives of the queries that have any."""
-    count = np.bincount(pairs.query, minlength=len(values))                         # (Q,)
-    return metrics.spearman(metrics.join_rounded(values[count > 0]), count[count > 0])
-
-
 # ---- all that is asked
 
-def chances(e: Embeddings, over_folds: bool) -> dict[str, dict]:
-    """Expected results of a random order, in the gallery of everything and, where asked, as the mean over the folds."""
-    results = {"full": metrics.chance(e.caption_image, e.n_images)}
-    if over_folds:
-        results["folds5"] = metrics.average([metrics.chance(e.caption_image[captions] - images[0], len(images))
-                                             for images, captions in folds(e)])
-    return results
-
-
 def report_uncertainty(e: Embeddings, opt, record: Record) -> dict[str, dict]:
-    """{"images" | "captions": mean and deviation of log det Sigma and, with --uncertainty, what it says}."""
+    """{"images" | "captions": mean and deviation of log det Sigma in nats and, with --uncertainty, what it says about
+    R@1 and the number of positives of a query}."""
     results = {}
     for queries, values in uncertainties(e).items():
         side = "i2t" if queries == "images" else "t2i"
         results[queries] = {"mean": float(values.mean()), "std": float(values.std())}
         if opt.uncertainty and ("full", side, "rank") in record:
-            results[queries] |= uncertainty_report(values, record["full", side, "rank"])
+            ranks = record["full", side, "rank"]
+            known = ~np.isnan(ranks)
+            order, hits = metrics.join_rounded(values[known]), ranks[known] < 1
+            results[queries] |= {"recall_bins": metrics.recall_in_bins(order, hits),
+                                 "risk_coverage": metrics.risk_coverage(order, hits)}
         if opt.uncertainty and side in e.judged.get("positives", {}):
-            results[queries]["rho_positives"] = rho_positives(values, e.judged["positives"][side].pairs)
+            count = np.bincount(e.judged["positives"][side].pairs.query, minlength=len(values))
+            order = metrics.join_rounded(values[count > 0])
+            results[queries]["rho_positives"] = metrics.spearman(order, count[count > 0])
     return results
 
 
@@ -525,15 +441,21 @@ def assess(e: Embeddings, opt) -> tuple[dict, Record]:
     e.judged: as `read_judgements` returns it. Raises InputError where the options do not fit the embeddings.
     """
     numbers, record = run_protocols(e, opt)
-    ranks = {side: record["full", side, "rank"] for side in ("i2t", "t2i") if "full" in numbers}
-    parts = {"chance": ranks and chances(e, opt.fold5), **e.report, "notes": [*e.notes, *doubt_scores(e, numbers)],
-             "best_ranks": {side: metrics.best_rank_means(x[~np.isnan(x)]) for side, x in ranks.items()},
-             "absent": list_absent(e, opt), "uncertainty": report_uncertainty(e, opt, record),
-             "neighbours": "pmrp" in e.judged and e.members and can_rank(e) and neighbours(e)}
-    results = {"checkpoints": e.name.split(" + "), "data_name": e.data_name, "split": e.split or None,
-               "similarity": e.similarity, "images": e.n_images, "captions": len(e.caption_image),
-               "protocols": numbers} | {name: part for name, part in parts.items() if part}
-    return replace_nan(results), record
+    results = {"checkpoints": e.name.split(" + "), "data_name": e.data_name or os.path.basename(e.name),
+               "split": e.split or None, "similarity": e.similarity, "images": e.n_images,
+               "captions": len(e.caption_image), "protocols": numbers, **e.report}
+    if "full" in numbers:
+        results["chance"] = {"full": metrics.chance(e.caption_image, e.n_images)}
+        if opt.fold5:
+            results["chance"]["folds5"] = metrics.average([
+                metrics.chance(e.caption_image[captions] - images[0], len(images)) for images, captions in folds(e)])
+        ranks = {side: record["full", side, "rank"] for side in ("i2t", "t2i")}
+        results["best_ranks"] = {side: metrics.best_rank_means(x[~np.isnan(x)]) for side, x in ranks.items()}
+        if "pmrp" in e.judged and e.members:
+            results["neighbours"] = neighbours(e)
+    more = {"notes": [*e.notes, *doubt_scores(e, numbers)], "absent": list_absent(e, opt),
+            "uncertainty": report_uncertainty(e, opt, record)}
+    return replace_nan(results | {name: part for name, part in more.items() if part}), record
 
 
 def replace_nan(value):

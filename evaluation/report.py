@@ -1,8 +1,7 @@
-"""Results as tables for a terminal, in markdown or in LaTeX: one table per protocol, several runs
-side by side.
+"""Results as tables for a terminal, in markdown or in LaTeX: one table per protocol, several runs side by side.
 
-A table is (title, groups of columns, rows): groups [(heading, [column, ...])], rows [(label, [cell,
-...])]. Cells are text.
+A table is (title, groups of columns, rows): groups [(heading, [column, ...])], rows [(label, [cell, ...])]. Cells are
+text.
 """
 from collections.abc import Callable
 from itertools import islice
@@ -12,45 +11,30 @@ import numpy as np
 from evaluation.annotations import MATCH, Pairs
 
 # Head of the column of each number, in the order of the columns.
-NAMES = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "medr", "meanr": "meanr", "rsum": "rsum",
-         "rpc2": "RPC2", "rp": "R-P", "map_at_r": "mAP@R", "pmrp": "PMRP", "zeta0": "zeta 0",
-         "zeta1": "zeta 1", "zeta2": "zeta 2", "queries": "queries", "without": "no match"}
-SIDES = {"i2t": "image to text", "t2i": "text to image", "t2t": "text to text",
-         "i2i": "image to image"}
+NAMES = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "medr", "meanr": "meanr", "rsum": "rsum", "rpc2": "RPC2",
+         "rp": "R-P", "map_at_r": "mAP@R", "pmrp": "PMRP", "zeta0": "zeta 0", "zeta1": "zeta 1", "zeta2": "zeta 2",
+         "queries": "queries", "without": "no match"}
+SIDES = {"i2t": "image to text", "t2i": "text to image", "t2t": "text to text", "i2i": "image to image"}
 RATINGS = {"sts": "STS", "sis": "SIS", "sits": "SITS"}
 RECALLS = ("r1", "r5", "r10", "medr", "meanr")
 # Protocols of the original pairs are rows of the first table: the label of each row.
 ROWS = {"full": "all", "folds5": "mean of five folds of 1,000", "bank": "all, with the bank",
         "bank_folds5": "five folds, with the bank", "mean_only": "all, cosine of the means",
-        "mean_only_folds5": "five folds, cosine of the means", "shuffled": "all, variances of "
-        "other items"}
+        "mean_only_folds5": "five folds, cosine of the means", "shuffled": "all, variances of other items"}
 # All other protocols have tables of their own, in this order: the title of each table.
-TITLES = {"cxc": "Crisscrossed Captions", "cxc_folds5": "Crisscrossed Captions, mean of five folds "
-          "of 1,000", "pmrp": "Plausible Match R-Precision", "pmrp_folds5": "Plausible Match "
-          "R-Precision, mean of five folds of 1,000", "eccv": "ECCV Caption",
+TITLES = {"cxc": "Crisscrossed Captions", "cxc_folds5": "Crisscrossed Captions, mean of five folds of 1,000",
+          "pmrp": "Plausible Match R-Precision",
+          "pmrp_folds5": "Plausible Match R-Precision, mean of five folds of 1,000", "eccv": "ECCV Caption",
           "positives": "positives of --positives",
           "positives_mean_only": "positives of --positives, cosine of the means",
           "positives_shuffled": "positives of --positives, variances of other items"}
 
 
 def number(value, name: str = "") -> str:
-    """A cell: queries as whole numbers, correlations ("rho") with three digits, all others with
-    one; - for None."""
+    """A cell: queries as whole numbers, correlations ("rho") with three digits, all others with one; - for None."""
     if value is None:
         return "-"
     return f"{value:,}" if name in ("queries", "without") else f"{value:.3f}" if name == "rho" else f"{value:.1f}"
-
-
-def tables(runs: dict[str, dict]) -> list:
-    """Tables of one or several results, {name of the run: what results.json holds}: their
-    "protocols", with the "similarity" that ranked the items and the "chance" of a random order."""
-    runs = {label(run, "", len(runs) > 1): of for run, of in runs.items()}
-    all_tables = table_of_pairs(runs)
-    for name, title in TITLES.items():
-        results = {run: of["protocols"][name] for run, of in runs.items()
-                   if of["protocols"].get(name)}
-        all_tables += table_of_matches(title, results) + table_of_ratings(title, results)
-    return all_tables
 
 
 def digits(key: str, numbers: dict, kind: str = "rho") -> str:
@@ -66,34 +50,39 @@ def table(heading: str, columns: dict[str, str], rows: dict[str, dict],
         (label, [cell(key, numbers) for key in columns]) for label, numbers in rows.items()]
 
 
-def label(run: str, text: str, several: bool) -> str:
-    """The label of a row: names the run where there are several."""
-    return f"{run}: {text}" if several else text
+# ---- tables of results
+
+def tables(runs: dict[str, dict]) -> list:
+    """Tables of one or several results, {name of the run: the content of results.json}: their "protocols", with the
+    "similarity" that ranked the items and the "chance" of a random order."""
+    runs = {f"{run}: " * (len(runs) > 1): results for run, results in runs.items()}
+    all_tables = table_of_pairs(runs)
+    for name, title in TITLES.items():
+        results = {run: r["protocols"][name] for run, r in runs.items() if r["protocols"].get(name)}
+        all_tables += table_of_matches(title, results) + table_of_ratings(title, results)
+    return all_tables
 
 
 def table_of_pairs(runs: dict[str, dict]) -> list:
-    """The table of recalls of the original pairs, and of a random order; none where there are no
-    such recalls. runs: results by how a row of each begins."""
+    """The table of recalls of the original pairs, and of a random order; none without such recalls. runs: results by
+    how a row of each begins."""
     def cells(p: dict) -> list[str]:
-        return [*(number(p[side][key]) for side in ("i2t", "t2i") for key in RECALLS),
-                number(p["rsum"])]
+        return [*(number(p[side][key]) for side in ("i2t", "t2i") for key in RECALLS), number(p["rsum"])]
 
     rows = []
     for name, title in ROWS.items():
-        for run, of in runs.items():
-            if name in of["protocols"]:
-                by = of.get("similarity") if name in ("full", "folds5") else None
-                rows.append((run + ", ".join(filter(None, [title, by])), cells(of["protocols"][name])))
+        for run, results in runs.items():
+            if name in results["protocols"]:
+                by = results.get("similarity") if name in ("full", "folds5") else None
+                rows.append((run + ", ".join(filter(None, [title, by])), cells(results["protocols"][name])))
     chance = next(iter(runs.values())).get("chance", {})
     rows += [(f"chance{', five folds' * (name == 'folds5')}", cells(p)) for name, p in chance.items()]
     heads = [NAMES[key] for key in RECALLS]
-    return [("", [*((SIDES[side], heads) for side in ("i2t", "t2i")), ("", ["rsum"])],
-             rows)] if rows else []
+    return [("", [*((SIDES[side], heads) for side in ("i2t", "t2i")), ("", ["rsum"])], rows)] if rows else []
 
 
 def table_of_matches(title: str, results: dict[str, dict]) -> list:
-    """The table of one protocol, numbers by direction: a row per direction and run; none without
-    numbers."""
+    """The table of one protocol, numbers by direction: a row per direction and run; none without numbers."""
     keys = {key for p in results.values() for side in SIDES for key in p.get(side, ())}
     if not keys:
         return []
@@ -101,29 +90,23 @@ def table_of_matches(title: str, results: dict[str, dict]) -> list:
     sums = ", ".join(f"{run}{number(p['rsum'])}" for run, p in results.items() if "rsum" in p)
     rows = [(run + SIDES[side], [number(p[side][key], key) if key in p[side] else "" for key in keys])
             for side in SIDES for run, p in results.items() if side in p]
-    return [(title + (f"; rsum {sums}" if sums else ""), [("", [NAMES[key] for key in keys])], rows)]
+    return [(title + f"; rsum {sums}" * bool(sums), [("", [NAMES[key] for key in keys])], rows)]
 
 
 def table_of_ratings(title: str, results: dict[str, dict]) -> list:
-    """The table of the rank correlations of one protocol with ratings; none where there are
-    none."""
-    kinds = [kind for kind in RATINGS if any(kind in p for p in results.values())]
-    rows = [(f"{run}Spearman's rho", [spread(p[kind]) if kind in p else "" for kind in kinds])
-            for run, p in results.items()]
-    return [(f"{title}: rank correlation with the ratings, mean and deviation of bootstrap samples",
-             [("", [RATINGS[kind] for kind in kinds])], rows)] if kinds else []
-
-
-def spread(value: dict) -> str:
-    """A cell: what `metrics.sampled_spearman` returned."""
-    if value["spearman"] is None:
-        return "undefined"
-    return f"{value['spearman']:.3f} +- {value['std']:.3f} (shuffled {number(value['shuffled'], 'rho')})"
+    """The table of the rank correlations of one protocol with ratings, `metrics.sampled_spearman`; none without."""
+    def cell(kind: str, p: dict) -> str:
+        if p.get(kind, {}).get("spearman") is None:
+            return "undefined" if kind in p else ""
+        return f"{p[kind]['spearman']:.3f} +- {p[kind]['std']:.3f} (shuffled {number(p[kind]['shuffled'], 'rho')})"
+    kinds = {kind: name for kind, name in RATINGS.items() if any(kind in p for p in results.values())}
+    rows = {f"{run}Spearman's rho": p for run, p in results.items()}
+    return [table(f"{title}: rank correlation with the ratings, mean and deviation of bootstrap samples", kinds, rows,
+                  cell)] if kinds else []
 
 
 def comparisons(pairs: list[dict]) -> list:
-    """Tables of what `metrics.paired_bootstrap` returned: [{"a", "b", "seeds": [n, n], "pairs":
-    bool, "metrics": {name: ...}}]."""
+    """Tables of `metrics.paired_bootstrap`: pairs [{"a", "b", "seeds": [n, n], "pairs": bool, "metrics"}]."""
     results = []
     for pair in pairs:
         rows = []
@@ -135,25 +118,9 @@ def comparisons(pairs: list[dict]) -> list:
         over = pair.get("over", "images")
         if max(pair["seeds"]) > 1:
             over += f" and {pair['seeds'][0]} pairs of seeds" if pair["pairs"] else " and seeds"
-        heads = ["first", "second", "difference", "95% interval", "p"]
         results.append((f"{pair['b']} less {pair['a']}, paired bootstrap over {over}",
-                        [("", heads)], rows))
+                        [("", ["first", "second", "difference", "95% interval", "p"])], rows))
     return results
-
-
-def doubts(pairs: list[dict]):
-    """Sentences on what the p values of `comparisons` do not say."""
-    single = [name for pair in pairs for name, n in zip((pair["a"], pair["b"]), pair["seeds"]) if n
-              == 1]
-    if single:
-        yield (f"{', '.join(dict.fromkeys(single))}: one run each, so the interval covers the "
-               "choice of the test images for these very weights and nothing else. Two seeds of "
-               "one method differ as much (two of VSE++ on Flickr8k: R@1 9.0 and 14.0, p = "
-               "0.0036): that one method is better than another takes several seeds of both, "
-               "--compare A0,A1,A2 B0,B1,B2")
-    count = sum(len(pair["metrics"]) for pair in pairs)
-    if count > 1:
-        yield f"{count} p values: where nothing differs, about {0.05 * count:.1f} of them are below 0.05"
 
 
 def seed_tables(groups: dict[str, dict]) -> list:
@@ -161,28 +128,39 @@ def seed_tables(groups: dict[str, dict]) -> list:
     names = list(dict.fromkeys(name for group in groups.values() for name in group))
     rows = [(name, ["{:.1f} +- {:.1f} ({})".format(*group[name]) if name in group else ""
                     for group in groups.values()]) for name in names]
-    return [("mean and standard deviation over seeds (number of seeds)", [("", list(groups))],
-             rows)]
+    return [("mean and standard deviation over seeds (number of seeds)", [("", list(groups))], rows)]
 
 
 # ---- sentences on what the tables do not show
 
+def doubts(pairs: list[dict]):
+    """Sentences on what the p values of `comparisons` do not say."""
+    single = [name for pair in pairs for name, n in zip((pair["a"], pair["b"]), pair["seeds"]) if n == 1]
+    if single:
+        yield (f"{', '.join(dict.fromkeys(single))}: one run each, so the interval covers the choice of the test "
+               "images for these very weights and nothing else. Two seeds of one method differ as much (two of VSE++ "
+               "on Flickr8k: R@1 9.0 and 14.0, p = 0.0036): that one method is better than another takes several seeds "
+               "of both, --compare A0,A1,A2 B0,B1,B2")
+    count = sum(len(pair["metrics"]) for pair in pairs)
+    if count > 1:
+        yield f"{count} p values: where nothing differs, about {0.05 * count:.1f} of them are below 0.05"
+
+
 def foreign_words(data_name: str, u: dict) -> str:
-    """A sentence on the unknown words of a data set other than that of the vocabulary, as
-    data.Split.unknown_words counts them."""
-    return (f"{data_name} against the training vocabulary: {u['unknown_distinct']:,} of "
-            f"{u['distinct']:,} distinct words are unknown, "
-            f"{100 * u['unknown_words'] / u['words']:.2f}% of all words; "
+    """A sentence on the unknown words of a data set other than that of the vocabulary, as data.Split.unknown_words
+    counts them."""
+    return (f"{data_name} against the training vocabulary: {u['unknown_distinct']:,} of {u['distinct']:,} distinct "
+            f"words are unknown, {100 * u['unknown_words'] / u['words']:.2f}% of all words; "
             f"{u['captions_without']:,} captions have no known word")
 
 
 def describe_bank(report: dict) -> str:
-    """Sentence on the bank: whose queries, which betas, and what dev had."""
-    betas = [f"{'none' if report['beta'][side] is None else format(report['beta'][side], '.3g')} "
-             f"for {SIDES[side]}" for side in report["beta"]]
-    return (f"bank of {report['captions']:,} captions and {report['images']:,} images of "
-            f"{report['split']}: beta {' and '.join(betas)}, chosen on dev, whose rsum is "
-            f"{report['dev_rsum']:.1f} with it and {report['dev_rsum_without']:.1f} without")
+    """A sentence on the bank: whose queries, which betas, and the rsum of dev."""
+    betas = [f"{'none' if beta is None else format(beta, '.3g')} for {SIDES[side]}"
+             for side, beta in report["beta"].items()]
+    return (f"bank of {report['captions']:,} captions and {report['images']:,} images of {report['split']}: beta "
+            f"{' and '.join(betas)}, chosen on dev, whose rsum is {report['dev_rsum']:.1f} with it and "
+            f"{report['dev_rsum_without']:.1f} without")
 
 
 def rho(value: float | None) -> str:
@@ -192,20 +170,21 @@ def rho(value: float | None) -> str:
 
 def count_judgements(e):
     """Sentences on the matches and ratings that were read."""
-    n, m = e.n_images, len(e.caption_image)
+    size = {"i": e.n_images, "t": len(e.caption_image)}
 
     def matches(side: str, pairs: Pairs, without: int = 0) -> str:
-        told = f"{SIDES[side]}: {len(pairs.query):,} matches of {len(np.unique(pairs.query)):,} queries"
-        return told + f"; {without:,} queries without a match do not count" * (without > 0)
+        queries = len(np.unique(pairs.query))
+        return (f"{SIDES[side]}: {len(pairs.query):,} matches of {queries:,} queries"
+                + f"; {without:,} queries without a match do not count" * (without > 0))
     ratings, pairs = e.judged.get("cxc", ({}, {}))
     for kind, rated in ratings.items():
         high = int((rated.score >= MATCH[kind]).sum())
         yield f"{kind.upper()}: {len(rated.score):,} rated pairs, {high:,} of them {MATCH[kind]:g} or more"
     for side, x in pairs.items():
-        yield f"CxC {matches(side, x, (n if side[0] == 'i' else m) - len(np.unique(x.query)))}"
+        yield f"CxC {matches(side, x, size[side[0]] - len(np.unique(x.query)))}"
     if "pmrp" in e.judged:
         shown, categories = int(e.judged["pmrp"].any(1).sum()), e.judged["pmrp"].shape[1]
-        yield f"PMRP: {shown:,} of {n:,} images show at least one of {categories} categories"
+        yield f"PMRP: {shown:,} of {e.n_images:,} images show at least one of {categories} categories"
     for side, x in e.judged.get("eccv", {}).items():
         yield f"ECCV {matches(side, x)}"
     for side, x in e.judged.get("positives", {}).items():
@@ -217,25 +196,22 @@ def sentences(results: dict):
     if "unknown_words" in results:
         yield foreign_words(results["data_name"], results["unknown_words"])
     for side, ranks in results.get("best_ranks", {}).items():
-        yield (f"best ranks, {SIDES[side]}: harmonic mean {ranks['hbr']:.2f} (HBR), arithmetic "
-               f"mean {ranks['abr']:.1f} (ABR)")
+        yield (f"best ranks, {SIDES[side]}: harmonic mean {ranks['hbr']:.2f} (HBR), arithmetic mean "
+               f"{ranks['abr']:.1f} (ABR)")
     if "neighbours" in results:
         near = results["neighbours"]
-        yield (f"the {near['k']} nearest images to each of {near['images']:,} share "
-               f"{near['jaccard']:.1f}% of their categories with it (random images: "
-               f"{near['chance']:.1f}%)")
+        yield (f"the {near['k']} nearest images to each of {near['images']:,} share {near['jaccard']:.1f}% of their "
+               f"categories with it (random images: {near['chance']:.1f}%)")
     if "bank" in results:
         yield describe_bank(results["bank"])
     for side, u in results.get("uncertainty", {}).items():
         yield f"uncertainty log det Sigma of the {side}: mean {u['mean']:.2f}, standard deviation {u['std']:.2f} nats"
         if "recall_bins" in u:
             bins, risk = u["recall_bins"], u["risk_coverage"]
-            yield ("  R@1 from the surest to the least sure tenth: "
-                   f"{' '.join(f'{r:.0f}' for r in bins['recall'])}; Spearman's rho "
-                   f"{rho(bins['rho'])} over tenths, {rho(bins['rho_queries'])} over queries")
-            yield (f"  answering only the surest: area under risk-coverage {risk['area']:.1f} (no "
-                   f"knowledge {risk['area_random']:.1f}, perfect {risk['area_best']:.1f}; lower "
-                   "is better)")
+            yield (f"  R@1 from the surest to the least sure tenth: {' '.join(f'{r:.0f}' for r in bins['recall'])}; "
+                   f"Spearman's rho {rho(bins['rho'])} over tenths, {rho(bins['rho_queries'])} over queries")
+            yield (f"  answering only the surest: area under risk-coverage {risk['area']:.1f} (no knowledge "
+                   f"{risk['area_random']:.1f}, perfect {risk['area_best']:.1f}; lower is better)")
         if "rho_positives" in u:
             yield ("  Spearman's rho of log det Sigma with the number of positives of a query: "
                    f"{rho(u['rho_positives'])}")
@@ -253,12 +229,9 @@ def text(table) -> str:
     widths = [2 + max(6, *map(len, column)) for column in zip(*(cells for _, cells in rows))]
     lines = [title] if title else []
     if any(heading for heading, _ in columns):
-        left, spans = iter(widths), " " * first
-        for heading, names in columns:
-            spans += f"{heading:^{sum(islice(left, len(names)))}}"
-        lines.append(spans)
-    for name, cells in rows:
-        lines.append(f"{name:{first}}" + "".join(map("{:>{}}".format, cells, widths)))
+        left = iter(widths)
+        lines.append(" " * first + "".join(f"{heading:^{sum(islice(left, len(names)))}}" for heading, names in columns))
+    lines += [f"{name:{first}}" + "".join(map("{:>{}}".format, cells, widths)) for name, cells in rows]
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -268,30 +241,28 @@ def markdown(table) -> str:
     heads = [f"{heading} {name}".strip() for heading, names in columns for name in names]
     lines = [f"**{title}**", ""] if title else []
     lines += ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
-    return "\n".join([*lines,
-                      *("| " + " | ".join([name.replace("|", r"\|"), *cells]) + " |" for name,
-                        cells in rows)])
+    lines += ["| " + " | ".join([name.replace("|", r"\|"), *cells]) + " |" for name, cells in rows]
+    return "\n".join(lines)
 
 
 def latex(table) -> str:
     """A table in LaTeX, its title as a comment."""
-    title, columns, rows = table
-    heads = [name for _, names in columns for name in names]
-
-    def line(*cells):
-        return " & ".join(map(escaped, cells)) + r" \\"
-
-    def escaped(cell):
+    def escaped(cell: str) -> str:
         return cell.replace("_", r"\_").replace("%", r"\%").replace("+-", r"$\pm$")
 
+    def line(cells) -> str:
+        return " & ".join(cells) + r" \\"
+
+    title, columns, rows = table
+    heads = [name for _, names in columns for name in names]
     lines = [f"% {title}"] if title else []
     lines += [r"\begin{tabular}{l" + "r" * len(heads) + "}", r"\hline"]
     if any(heading for heading, _ in columns):
-        spans = [rf"\multicolumn{{{len(names)}}}{{c}}{{{escaped(heading)}}}" for heading,
-                 names in columns]
-        lines.append(" & ".join(["", *spans]) + r" \\")
-    return "\n".join([*lines, line("", *heads), r"\hline",
-                      *(line(name, *cells) for name, cells in rows), r"\hline", r"\end{tabular}"])
+        lines.append(line(["", *(rf"\multicolumn{{{len(names)}}}{{c}}{{{escaped(heading)}}}"
+                                 for heading, names in columns)]))
+    lines += [line(map(escaped, ["", *heads])), r"\hline"]
+    lines += [line(map(escaped, [name, *cells])) for name, cells in rows]
+    return "\n".join([*lines, r"\hline", r"\end{tabular}"])
 
 
 FORMATS = {"text": text, "markdown": markdown, "latex": latex}

@@ -1,7 +1,6 @@
 """VSRN: a graph network over the regions of an image, and a caption generator as a second loss.
 
     python train.py --data_name f8k_region_precomp --img_enc vsrn --captioner 1
-    python show.py captions --checkpoint runs/f8k_region_precomp_cosine_seed0 --images 10 --beam 3
 
 Li et al. 2019, Visual Semantic Reasoning for Image-Text Matching. The generator is that of Venugopalan et al. 2015 (one
 GRU reads the regions, another writes) with the attention of Bahdanau et al. 2015. Its loss is added to the ranking
@@ -14,13 +13,10 @@ from torch.nn.utils.rnn import pad_packed_sequence
 
 from layers import GRU, BatchNorm, Latent, pack, vsepp_linear
 from losses import unit
-from vocab import END, PAD, START, UNK
-
-NEVER_WRITTEN = [PAD, START, UNK]     # by a generated caption
 
 
 class Captioner(nn.Module):
-    """Caption generator: how likely a caption is given the regions of its image, (B, P, D), and beam search.
+    """Caption generator: the likelihood of a caption given the regions of its image, (B, P, D).
 
     The reader turns regions into states s_p = x_p + GRU(x)_p, x a linear layer of the regions. The writer is a GRU that
     starts from the reader's last state. At each step it attends to the regions with the word before and its state h
@@ -90,46 +86,6 @@ class Captioner(nn.Module):
         attention = self.weight(torch.tanh(keys + query[:, None]))[..., 0].softmax(1)               # (B, P)
         context = self.drop_input((attention[:, None] @ states)[:, 0])              # (B, 1, P) (B, P, H) -> (B, H)
         return self.cell(torch.cat([words, context], 1), h)                         # (B, W + H), (B, H) -> (B, H)
-
-    def beam(self, regions: Tensor, width: int = 3) -> list[list[int]]:
-        """Captions of (B, P, D) by beam search, in eval mode, none less likely than the greedy one (width 1).
-
-        A caption is a list of word numbers without <start>, and with <end> if it was reached. Captions compare by the
-        log p of all their tokens, without a rule for their length.
-        """
-        captions, log_p = self.search(regions, width)
-        if width > 1:                     # the greedy caption may have fallen out of the beam early
-            others, other_log_p = self.search(regions, 1)
-            better = (other_log_p > log_p).tolist()
-            captions = [b if take else a for a, b, take in zip(captions, others, better)]
-        return captions
-
-    @torch.no_grad()
-    def search(self, regions: Tensor, width: int) -> tuple[list[list[int]], Tensor]:
-        """Captions by beam search of width K alone, and their log p (B,)."""
-        count, device = len(regions), regions.device
-        states, keys, h = (x.repeat_interleave(width, 0) for x in self.read(regions))               # (B K, ...) each
-        words = torch.full((count, width, 1), START, device=device)                 # (B, K, t)
-        log_p = torch.full((count, width), -torch.inf, device=device)               # (B, K): one empty caption
-        log_p[:, 0] = 0
-        done = torch.zeros(count, width, dtype=torch.bool, device=device)
-        rows = torch.arange(count, device=device)[:, None]                          # (B, 1)
-        for _ in range(self.max_len - 1):
-            h = self.step(self.embed(words[:, :, -1].flatten()), h, states, keys)
-            following = self.out(h).float().log_softmax(1).unflatten(0, (count, width))             # (B, K, V)
-            following[:, :, NEVER_WRITTEN] = -torch.inf
-            following[done] = -torch.inf                                            # a finished one goes on with
-            following[:, :, PAD] = following[:, :, PAD].where(~done, 0)             # padding that costs nothing
-            size = following.shape[2]
-            log_p, best = (log_p[:, :, None] + following).flatten(1).topk(width)    # (B, K V) -> (B, K)
-            came_from = best // size                                                # (B, K): which caption went on
-            words = torch.cat([words[rows, came_from], (best % size)[:, :, None]], 2)               # (B, K, t + 1)
-            done = done[rows, came_from] | (words[:, :, -1] == END)
-            h = h.unflatten(0, (count, width))[rows, came_from].flatten(0, 1)
-            if done[:, 0].all():                            # log p only falls, so nothing passes a finished best one
-                break
-        captions = [row[1:row.index(END) + 1] if END in row else row[1:] for row in words[:, 0].tolist()]
-        return captions, log_p[:, 0]
 
 
 class GraphLayer(nn.Module):

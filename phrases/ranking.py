@@ -82,7 +82,7 @@ def locate(split: PhraseSplit, scores_of: Callable) -> Located:
         p, right = photo.phrases, photo.overlap >= RIGHT
         first, every = first_boxes(photo.scores, right), np.arange(len(p))          # (m,)
         inside = centres_within(photo.boxes, split.truth[p])                        # (m, P)
-        values = (metrics.best_ranks_of_pairs(photo.scores, *np.nonzero(right)), photo.rows[first],
+        values = (metrics.best_ranks(photo.scores, *np.nonzero(right)), photo.rows[first],
                   photo.overlap[every, first], inside[every, first], right.sum(1), len(photo.rows),
                   photo.overlap.mean(1), inside.mean(1))
         for target, value in zip(result, values):

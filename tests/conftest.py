@@ -70,8 +70,8 @@ def weights(tmp_path_factory):
 @pytest.fixture
 def undrawn(monkeypatch):
     """evaluate.py and confidence draw no pictures, which takes most of their time on few items."""
-    for name in ("pictures.curves", "pictures.extremes"):
-        monkeypatch.setattr(f"evaluate.{name}", lambda *_: None)
+    for name in ("draw_curves", "draw_extremes"):
+        monkeypatch.setattr(f"evaluation.pictures.{name}", lambda *_: None)
     for name in ("diagrams", "examples", "fitting"):
         monkeypatch.setattr(f"confidence.plots.{name}", lambda *_: None)
 

@@ -1,5 +1,4 @@
 """Query-bank normalisation against double loops, what chooses its beta, and evaluate.py --bank as users run it."""
-import json
 import os
 import shutil
 
@@ -127,8 +126,8 @@ def test_folds_take_the_numbers_of_their_items(monkeypatch):
     monkeypatch.setattr(protocols, "FOLD", 3)
     one, queries, owner = member("cosine", 0, 15, 52), member("cosine", 10), owners(15, 52)
     taken = tuple(bank.item_terms([one], [queries], [4.0], side)[0] for side in ("t2i", "i2t"))
-    e, record = Embeddings("x", owner, 15, [one], bank=taken), Record()
-    protocols.bank(e, None, protocols.folds(e), record, "bank_folds5")
+    e, record = Embeddings("x", owner, 15, [one], subtracted=taken), Record()
+    protocols.full(e, protocols.folds(e), record, "bank_folds5")
     scores = exact("cosine", *one[1:]) - taken[0].numpy()[:, None] - taken[1].numpy()
     for k in range(0, 15, 3):
         captions = np.flatnonzero((owner >= k) & (owner < k + 3))
@@ -224,7 +223,7 @@ def test_scores_that_are_not_finite_are_refused(side):
 def test_a_bank_is_of_whole_images(size):
     owner = np.repeat(np.arange(1, N), 4)[np.random.default_rng(0).permutation(24)]     # image 0 has none
     if size < 4:
-        with pytest.raises(InputError, match="--bank_size 1 is less than the 4 captions of one image"):
+        with pytest.raises(InputError, match="a bank of 1 captions is less than the 4 captions of one image"):
             bank.draw(owner, N, size)
         return
     images, captions = bank.draw(owner, N, size)
@@ -298,13 +297,13 @@ def test_the_command_reports_both(small_run, ev, capsys):
 
 def test_an_ensemble_and_a_comparison(small_run, ev):
     runs = [small_run("--sim", "wasserstein"), small_run("--sim", "cosine")]
-    alone = [ev("--checkpoint", run, "--bank", "train", "--bank_size", 50) for run in runs]
-    both = ev("--checkpoint", *runs, "--bank", "train", "--bank_size", 50)
-    assert all(r["bank"]["captions"] == 50 and r["bank"]["images"] == 48 for r in (*alone, both))
+    alone = [ev("--checkpoint", run, "--bank", "train") for run in runs]
+    both = ev("--checkpoint", *runs, "--bank", "train")
+    assert all(r["bank"]["captions"] == 240 and r["bank"]["images"] == 48 for r in (*alone, both))
     dev = [members_on(run, "dev") for run in runs]
     scores = sum(exact(name, *m[1:]) for name, (m, _) in zip(("wasserstein", "cosine"), dev)) / 2
     assert both["bank"]["dev_rsum_without"] == pytest.approx(sum(recall_sums(scores, dev[0][1]).values()))
-    compared = ev("--compare", *runs, "--bank", "train", "--bank_size", 50)
+    compared = ev("--compare", *runs, "--bank", "train")
     assert [r["bank"] for r in compared["runs"].values()] == [r["bank"] for r in alone]
     difference = compared["comparisons"][0]["metrics"]["bank rsum"]["difference"]
     assert difference == pytest.approx(alone[1]["protocols"]["bank"]["rsum"] - alone[0]["protocols"]["bank"]["rsum"])
@@ -327,20 +326,6 @@ def test_beta_is_chosen_on_dev_alone(small_run, ev, demo_path, tmp_path):
         assert (other["bank"] == own["bank"]) == (split == "test")
 
 
-def test_results_with_a_bank_have_their_own_file(small_run, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run, other = small_run("--sim", "cosine", to=tmp_path / "run"), small_run("--sim", "wasserstein")
-    before = set(os.listdir(run))
-    for words in ([], ["--bank", "train"], ["--bank", "train", "--bank_size", "50"]):
-        evaluate.main(["--checkpoint", str(run), *words])
-    names = {"results.json", "results_bank_train.json", "results_bank_train50.json"}
-    assert set(os.listdir(run)) - before == names
-    with open(run / "results.json", encoding="utf-8") as f:
-        assert "bank" not in json.load(f)
-    evaluate.main(["--compare", str(run), str(other), "--bank", "train"])
-    assert [name for name in os.listdir() if name.startswith("comparison")] == ["comparison_run_run_bank_train.json"]
-
-
 @pytest.mark.parametrize("words,message", [
     (["--bank", "train", "--split", "train"], "--bank train holds queries of the split that is evaluated, .*another"),
     (["--bank", "test"], "--bank test holds queries of the split that is evaluated, .*give train"),
@@ -350,8 +335,6 @@ def test_results_with_a_bank_have_their_own_file(small_run, tmp_path, monkeypatc
     (["--bank", "train", "--split", "val"], "chooses beta on dev, so the split val is no test of it"),
     (["--bank", "val"], "--bank val holds queries of the split that beta is chosen on, .*give train"),
     (["--bank", "none"], "no file .*none_caps.txt"), (["--bank", "../x"], "'../x' is no name of a split"),
-    (["--bank", "train", "--bank_size", "3"], "--bank_size 3 is less than the 5 captions of one image"),
-    (["--bank", "train", "--bank_size", "0"], "'0' is not a whole number of at least 1"),
 ])
 def test_what_cannot_be_normalised_is_refused(small_run, capsys, words, message):
     run = small_run("--sim", "cosine")

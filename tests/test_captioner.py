@@ -1,7 +1,5 @@
 """VSRN's captioner: the loss against loops, search against enumeration, and a life in training, evaluation and its
 command."""
-import itertools
-import json
 import math
 import os
 import signal
@@ -10,15 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-import show
 import train
 from checkpoint import load_checkpoint, load_model
-from data import Batch, read_split
+from data import Batch
 from methods.vsrn import Captioner
 from model import Encoded, build_model
-from show import word_precision
 from tests.helpers import refused
-from vocab import END, PAD, SPECIALS, START, Vocabulary, is_function
+from vocab import END, PAD, SPECIALS, START, Vocabulary
 
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
 RUN = ["--data_name", "demo_region_precomp", "--img_enc", "vsrn", "--captioner", "1", "--dim_hidden", "16",
@@ -112,8 +108,6 @@ def test_padding_batch_order_and_company_change_nothing():
     for k in range(6):
         alone = net.nll(*(x[k:k + 1] for x in batch[:3]))
         torch.testing.assert_close(alone[0], together[k])
-    captions = net.beam(batch.images, 3)
-    assert [net.beam(batch.images[k:k + 1], 3)[0] for k in range(6)] == captions
 
 
 def model_of(*words):
@@ -142,97 +136,6 @@ def test_gradient_only_where_it_should_be():
     regions = model.image_tower(batch.images).features
     alone = model.terms["captioner"].nll(regions, batch.tokens, batch.lengths).mean()
     torch.testing.assert_close(model(batch)["captioner"], 2 * alone)
-
-
-# ---- search
-
-def log_p(net, image, caption) -> float:
-    tokens = torch.tensor([[START, *caption]])
-    return -float(net.nll(image[None], tokens, torch.tensor([tokens.shape[1]])).detach())
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_beam_is_exact_on_a_small_vocabulary(seed):
-    """Every caption of up to three of three words, and what is cut after four: 3^4 + 3^3 + 3^2 + 3 + 1."""
-    net, images = small(seed, vocab=7, scale=6.0, max_len=5), pairs(3, seed=seed).images
-    possible = [list(words) + [END] * (n < 4) for n in range(5) for words in itertools.product((4, 5, 6), repeat=n)]
-    for image, found, narrow, greedy in zip(images, net.beam(images, 150), net.beam(images, 2), net.beam(images, 1)):
-        scores = [log_p(net, image, caption) for caption in possible]
-        assert found == possible[int(np.argmax(scores))]
-        assert log_p(net, image, found) >= log_p(net, image, narrow) - 1e-5
-        assert log_p(net, image, narrow) >= log_p(net, image, greedy) - 1e-5
-
-
-def test_greedy_takes_the_likeliest_word_each_time_and_beam_is_never_worse():
-    images = pairs(10, seed=3).images
-    better = 0
-    for seed in range(4):
-        net = small(seed, scale=5.0, max_len=8)
-        for image, greedy, wide in zip(images, net.beam(images, 1), net.beam(images, 3)):
-            caption = []
-            while len(caption) < 7 and END not in caption:
-                ways = torch.tensor([[START, *caption, word] for word in (END, *range(4, 34))])
-                scores = net.nll(image.expand(31, -1, -1), ways, torch.full((31,), ways.shape[1]))
-                caption.append(int(ways[scores.argmin(), -1]))
-            assert caption == greedy
-            gain = log_p(net, image, wide) - log_p(net, image, greedy)
-            assert gain > -1e-4
-            better += gain > 1e-4
-    assert better > 0
-
-
-def test_memorises_twenty_pairs_and_says_them_again(demo_path):
-    split = read_split(demo_path, "demo_region_precomp", "train")
-    vocab = Vocabulary.build(split.words, 1)
-    regions = split.images.gather(range(20))
-    tokens, lengths = split.encode(vocab).batch(np.arange(0, 100, 5) + np.arange(20) % 5)    # one caption of each image
-    torch.manual_seed(0)
-    net = Captioner(regions.shape[2], len(vocab), 64, word_dim=32).eval()            # without dropout
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
-    for _ in range(80):
-        optimizer.zero_grad()
-        loss = net.nll(regions, tokens, lengths).mean()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 2.0)
-        optimizer.step()
-    assert loss.item() < 1
-    expected = [caption[1:n].tolist() for caption, n in zip(tokens, lengths)]
-    assert net.beam(regions, 1) == expected == net.beam(regions, 3)
-
-
-# ---- words that are true
-
-def test_word_precision_by_hand():
-    references = [[["a", "red", "cat", "."], ["one", "cat"]], [["a", "dog", "."]], [["red", "dog", "red"]]]
-    captions = [["a", "cat", "cat", "dog"], ["a", "red", "dog", "."], []]
-    # content: cat cat dog | red dog -> own 1 1 0 0 1; in the other two images 0 0 2 2 1 of 2
-    # function: a | a . -> own 1 1 1; in the other two images 1 1 1 of 2
-    result = word_precision(captions, references)
-    assert result["content"] == {"words": 5, "own": pytest.approx(60), "other": pytest.approx(50)}
-    assert result["function"] == {"words": 3, "own": pytest.approx(100), "other": pytest.approx(50)}
-    # pairs: cat cat, cat dog | red dog -> own 0 0 0; in the other two images 0 0 1 of 2
-    assert result["pairs"] == {"words": 3, "own": 0, "other": pytest.approx(100 / 6)}
-    groups = {"animals": {"cat", "dog"}, "birds": {"crow"}}                         # cat cat dog | dog -> own 1 1 0 1
-    result = word_precision(captions, references, groups)
-    assert result["animals"] == {"words": 4, "own": pytest.approx(75), "other": pytest.approx(37.5)}
-    assert result["birds"]["words"] == 0 and result["content"]["words"] == 5
-    nothing = {"words": 0, "own": None, "other": None}
-    assert word_precision([[]], [[["a"]]]) == {"content": nothing, "function": nothing, "pairs": nothing}
-    assert is_function("the") and is_function(",") and not is_function("cat") and not is_function("2")
-
-
-def test_control_is_the_mean_over_all_other_images():
-    g = np.random.default_rng(0)
-    words = [f"w{k}" for k in range(12)]
-    references = [[list(g.choice(words, 3)) for _ in range(2)] for _ in range(7)]
-    captions = [list(g.choice(words, 4)) for _ in range(7)]
-    slow = [np.mean([[word in sum(references[j], []) for word in captions[i]] for j in range(7) if j != i])
-            for i in range(7)]
-    assert word_precision(captions, references)["content"]["other"] == pytest.approx(100 * np.mean(slow))
-    lines = [[" " + " ".join(text) + " " for text in texts] for texts in references]
-    slow = [any(f" {a} {b} "
-                in line for line in lines[i]) for i in range(7) for a, b in zip(captions[i], captions[i][1:])]
-    assert word_precision(captions, references)["pairs"]["own"] == pytest.approx(100 * np.mean(slow))
 
 
 # ---- trained, stopped, resumed, evaluated
@@ -277,25 +180,5 @@ def test_the_checkpoint_holds_the_captioner_once(run):
     assert net.out.out_features == len(vocab)
 
 
-def test_the_command_writes_captions(run, demo_path, tmp_path, capsys):
-    output = tmp_path / "captions.json"
-    show.main(["captions", "--checkpoint", run, "--data_path", demo_path, "--image_index", "3", "0", "--beam", "2",
-               "--device", "cpu", "--output", str(output)])
-    printed, written = capsys.readouterr().out, json.loads(output.read_text())
-    split = read_split(demo_path, "demo_region_precomp", "test")
-    assert len(written["captions"]) == len(split.images) and written["beam"] == 2
-    assert printed.index("image 3 (test_00003.png)") < printed.index("image 0 (test_00000.png)")
-    assert "image 1 " not in printed
-    assert split.captions[15] in printed and written["captions"][3]["generated"] in printed
-    said = [entry["generated"].split() for entry in written["captions"]]
-    references = [[split.words[m] for m in range(5 * i, 5 * i + 5)] for i in range(len(said))]
-    assert word_precision(said, references) == written["precision"]
-    assert not any(set(words) & {*SPECIALS} for words in said)
-
-
-def test_bad_input_is_refused_in_a_sentence(run, demo_path, capsys):
+def test_bad_input_is_refused_in_a_sentence(capsys):
     refused(capsys, train.parse_args, ["--captioner", "1"], "--captioner 1 writes .* regions, not --img_enc auto")
-    for words, message in ((["--image_index", "24"], "--image_index 24 is no image of .* numbered from 0 to 23"),
-                           (["--data_name", "demo_precomp"], "reads regions, .* are vectors")):
-        with pytest.raises(SystemExit, match=f"show.py captions: .*{message}"):
-            show.main(["captions", "--checkpoint", run, *words, "--data_path", demo_path, "--device", "cpu"])

@@ -14,13 +14,12 @@ import yaml
 import data
 import evaluate
 import metrics
-import show
 import train
 import vocab
 from checkpoint import load_checkpoint
 from cli import InputError
 from demo import __main__ as demo
-from evaluation import protocols
+from evaluation import latents, protocols
 from evaluation.embeddings import Embeddings, Member
 from files import output
 from losses import Embedding, formulas
@@ -277,29 +276,19 @@ def test_check_command(demo_path, capsys):
     assert capsys.readouterr().out.count("fault: ") == 1, "a folder of photos is no data set, once"
 
 
-def test_draw_command(runs, demo_path, tmp_path, capsys):
-    words = ["--checkpoint", str(runs / "wasserstein"), "--photos", os.path.join(demo_path, "demo", "images")]
-    for name, more in (("a.png", []), ("b.png", ["--captions", "a red circle .", "a blue star ."])):
-        show.main(["retrieval", *words, "--output", str(tmp_path / name), *more])
-        assert (tmp_path / name).stat().st_size > 10000
-    refused(capsys, show.main, ["retrieval", *words[:2]], "give the folder of their photos with --photos")
-    refused(capsys, show.main, ["retrieval", *words, "--captions", "xyzzy"], "no word of 'xyzzy'")
-    refused(capsys, show.main, ["retrieval", *words, "--output", tmp_path], "ends in none of .png")
-
-
-@pytest.mark.parametrize("name", ["retrieval", "captions", "latents"])
-def test_commands_refuse_features_of_another_extractor(runs, demo_path, tmp_path, capsys, name):
+@pytest.mark.parametrize("command", [evaluate.main, latents.main])
+def test_commands_refuse_features_of_another_extractor(runs, demo_path, tmp_path, capsys, command):
     shutil.copytree(os.path.join(demo_path, "demo_precomp"), tmp_path / "two")
     (tmp_path / "two" / "features.json").write_text('{"ims": "net B"}')
     stored = torch.load(runs / "cosine" / "model_best.pt", weights_only=True)
     torch.save({**stored, "data": {**stored["data"], "extractors": {"ims": "net A"}}}, tmp_path / "run.pt")
-    words = [name, "--checkpoint", tmp_path / "run.pt", "--data_path", tmp_path, "--data_name", "two"]
-    refused(capsys, show.main, words, "were made by 'net B', .*run.pt was trained on those of 'net A'")
+    words = ["--checkpoint", tmp_path / "run.pt", "--data_path", tmp_path, "--data_name", "two"]
+    refused(capsys, command, words, "were made by 'net B', .*run.pt was trained on those of 'net A'")
 
 
 def test_every_command_starts_from_any_folder(tmp_path):
     """The first as a user starts it; the others in one process, which spares them the loading of torch."""
-    first, *others = (os.path.join(ROOT, f"{name}.py") for name in "train evaluate vocab data show".split())
+    first, *others = (os.path.join(ROOT, f"{name}.py") for name in "train evaluate vocab data".split())
     code = """
 import runpy, sys
 scripts, sys.path[0] = sys.argv[2:], sys.argv[1]                        # as Python has it for a script

@@ -2,7 +2,6 @@
 import contextlib
 import json
 import os
-import re
 import shutil
 from dataclasses import replace
 
@@ -11,7 +10,6 @@ import pytest
 import torch
 
 import evaluate
-import show
 import train
 from checkpoint import MADE_OF_RUN, Trained
 from confidence import __main__ as confidence
@@ -345,102 +343,6 @@ def test_pictures_of_a_run(runs, tmp_path, figures):
     judged(run)                                             # over its own files, and without photos
     without = [cell for row in figures["rows"] for cell in row.cells]
     assert len(without) == len(cells) and all(cell.photo.startswith("[image ") for cell in without)
-
-
-# ---- show.py retrieval
-
-@pytest.fixture(scope="module")
-def calibrated(runs, tmp_path_factory):
-    """A run folder that holds a calibration.json, and the embeddings of its test split."""
-    folder = tmp_path_factory.mktemp("calibrated") / "run"
-    shutil.copytree(runs / "cosine", folder)
-    judged(folder, "--export", folder / "e.npz")
-    return folder
-
-
-def retrieval(folder, runs, *more):
-    return ["retrieval", "--checkpoint", folder, "--photos", runs / "data" / "demo" / "images", "--device", "cpu",
-            "--workers", 0, *more]
-
-
-def draw(*words):
-    show.main([*map(str, retrieval(*words)), "--overwrite"])
-
-
-def test_retrieval_says_how_sure_it_is(calibrated, runs, tmp_path, capsys):
-    with np.load(calibrated / "e.npz") as f:
-        image, caption = (f[f"{side}_mean"] / np.linalg.norm(f[f"{side}_mean"], axis=1, keepdims=True)
-                          for side in ("image", "caption"))
-        names = f["image_name"]
-    t = calibration.read_calibration(str(calibrated / "calibration.json")).fitted["t2i"].temperature
-    texts = (runs / "data" / "demo_precomp" / "test_caps.txt").read_text().splitlines()
-    chosen = [round(q * (len(texts) - 1)) for q in show.SPREAD]      # a point model shows captions in their order
-    scores = caption[chosen] @ image.T
-    p = np.exp(t * scores).max(1) / np.exp(t * scores).sum(1)
-    limit = float(np.sort(p)[2])                            # two of the five are below
-    capsys.readouterr()
-    draw(calibrated, runs, "--unsure", repr(limit - 1e-6), "--output", tmp_path / "a.png")
-    said = capsys.readouterr().out.splitlines()
-    for k, (m, row) in enumerate(zip(chosen, scores)):
-        percent = calibration.percent(p[k])
-        sure = f"not sure ({percent})" if p[k] < limit - 1e-6 else f"{percent} sure"
-        assert said[k] == f"{texts[m]} -> {os.path.basename(names[row.argmax()])}, {sure}"
-    assert sum("not sure" in line for line in said) == 2
-    notes = [line for line in said if line.startswith("note: ")]
-    assert notes == ["note: the probabilities were calibrated on a gallery of 50 and 100 are searched; they hold best "
-                     "for the size that they were calibrated on"]
-    draw(calibrated, runs, "--split", "dev", "--output", tmp_path / "b.png")
-    said = capsys.readouterr().out
-    assert "note: " not in said and " sure" in said and "not sure" not in said
-
-
-def test_retrieval_draws_how_sure_it_is(calibrated, runs, tmp_path, monkeypatch):
-    badges = []
-    monkeypatch.setattr(pictures, "badge", lambda axis, said, sure: badges.append((said, sure)))
-    draw(calibrated, runs, "--captions", "a red circle .", "--unsure", 1, "--output", tmp_path / "a.png")
-    draw(calibrated, runs, "--captions", "a red circle .", "--unsure", 0, "--output", tmp_path / "a.png")
-    (low, _), (high, _) = badges
-    assert re.fullmatch(r"not sure \((.*)\)", low)[1] == high.removesuffix(" sure")
-    assert [sure for _, sure in badges] == [False, True]
-
-
-def test_retrieval_without_a_calibration_is_as_before(runs, calibrated, tmp_path, capsys, monkeypatch):
-    shutil.copytree(calibrated, tmp_path / "run", ignore=shutil.ignore_patterns("calibration.json"))
-    capsys.readouterr()
-    draw(tmp_path / "run", runs, "--output", tmp_path / "a.png")
-    assert capsys.readouterr().out == f"picture of 5 captions and their best 5 images in {tmp_path / 'a.png'}\n"
-    monkeypatch.setattr(show, "load_run", None)             # it is said before the work
-    refused(capsys, show.main, retrieval(tmp_path / "run", runs, "--unsure", 0.5),
-            r"there is no .*run/calibration.json; write it with python -m confidence .*run")
-    refused(capsys, show.main, retrieval(calibrated / "checkpoint.pt", runs, "--unsure", 0.5),
-            r"there is no .*/calibration_checkpoint.json")
-    refused(capsys, show.main, retrieval(calibrated, runs, "--unsure", 1.5), "'1.5' is out of range; give a number fro")
-    refused(capsys, show.main, retrieval(calibrated, runs, "--calibration", tmp_path / "none.json"), "none.json")
-
-
-def test_calibrations_of_other_runs_or_similarities_are_refused(runs, calibrated, tmp_path, capsys):
-    file = calibrated / "calibration.json"
-    refused(capsys, show.main, retrieval(runs / "wasserstein", runs, "--calibration", file),
-            "is of the weights of .*run, and .*wasserstein has others; write it again with python -m confidence")
-    stored = json.loads(file.read_text())
-    older = {name: value for name, value in stored.items() if name != "weights"}
-    for change, said in (({"similarity": "kl"}, "is of the similarity kl, and the run's is cosine"),
-                         ({"checkpoints": [*stored["checkpoints"], "b"], "weights": stored["weights"] * 2},
-                          r"is of .*run \+ b, and "),
-                         ({"checkpoints": []}, "does not say of which model it is"),
-                         ({"weights": []}, "names no weights by which .* could be known")):
-        (tmp_path / "c.json").write_text(json.dumps(stored | change))
-        refused(capsys, show.main, retrieval(calibrated, runs, "--calibration", tmp_path / "c.json", "--output",
-                                             tmp_path / "a.png"), said)
-    copy = shutil.copytree(calibrated, tmp_path / "copy")
-    (tmp_path / "c.json").write_text(json.dumps(stored | {"checkpoints": ["gone/run"], "data_name": "mine"}))
-    draw(calibrated, runs, "--calibration", tmp_path / "c.json", "--output", tmp_path / "a.png")    # moved since
-    assert "calibrated on mine and may not hold on demo_precomp" in capsys.readouterr().out
-    draw(copy, runs, "--output", tmp_path / "a.png")
-    assert "sure" in capsys.readouterr().out
-    (copy / "calibration.json").write_text(json.dumps(older))
-    refused(capsys, show.main, retrieval(copy, runs), "names no weights by which .*copy could be known; write it again")
-    draw(copy, runs, "--calibration", file, "--output", tmp_path / "a.png")
 
 
 # ---- search.py, which reads the same calibration

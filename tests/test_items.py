@@ -79,14 +79,7 @@ def test_scores_are_taken_in_order_and_say_so(tmp_path, monkeypatch, capsys):
     evaluate.main(["--scores", "s.npy"])
     shown = capsys.readouterr().out
     assert "note: s.npy does not say whose caption each is: 3 per image, in order, assumed" in shown
-    assert "float32" not in shown and "all, scores" in shown
-    np.save("s.npy", 1 + 1e-9 * np.random.default_rng(0).random((8, 24)))
-    evaluate.main(["--scores", "s.npy"])
-    shown = capsys.readouterr().out
-    assert "note: s.npy: scores are ranked in float32, where 184 of 192 looked at are equal to another" in shown
-    np.save("s.npy", np.arange(1, 25) + 1e-9 * np.arange(8)[:, None])       # below float32 they differ in columns alone
-    evaluate.main(["--scores", "s.npy"])
-    assert "168 of 192 looked at are equal to another one of their caption that" in capsys.readouterr().out
+    assert "all, scores" in shown
 
 
 def test_the_table_names_the_similarity(exported, ev):
@@ -102,14 +95,6 @@ def test_the_table_names_the_similarity(exported, ev):
     assert "\nall, kl " in shown
 
 
-def test_means_of_zeros_are_counted(exported, ev):
-    arrays, _, _ = exported
-    mean = arrays["image_mean"].copy()
-    mean[:3] = 0
-    _, shown = ev({**arrays, "image_mean": mean})
-    assert "note: x.npz: 3 of 24 image means are zeros and score alike with everything" in shown
-
-
 def test_chance_stands_beside_recalls(exported, ev):
     arrays, _, _ = exported
     found, shown = ev(arrays)
@@ -122,7 +107,7 @@ def test_chance_stands_beside_recalls(exported, ev):
 
 def made(n=3, each=2, **known):
     owner = np.repeat(np.arange(n), each)
-    given = {name: known.pop(name, "") for name in ("data_set", "split")}
+    given = {name: known.pop(name, "") for name in ("data_name", "split")}
     return Embeddings("", owner, n, source=known.pop("source", "a"), ids=known, **given)
 
 
@@ -135,12 +120,12 @@ def test_the_same_words_are_the_same_items_whatever_their_numbers():
 
 def test_splits_of_one_set_are_not_of_each_other():
     ids = {"image_id": [1, 2, 3], "caption_id": list(range(6))}
-    mine = made(data_set="x", split="dev", **ids)
-    with pytest.raises(InputError, match="a is of the dev split and b of the test split of x"):
-        check_same_items(mine, made(data_set="x", split="test", source="b", **ids))
-    assert check_same_items(mine, made(data_set="y", split="testall", source="b", **ids)) == []
-    with pytest.raises(InputError, match="a is of x and b of y, and no ids tell that their captions are the same"):
-        check_same_items(mine, made(data_set="y", image_id=[1, 2, 3], source="b"))
+    mine = made(data_name="x", split="dev", **ids)
+    with pytest.raises(InputError, match="a is of the dev split and b of the test split; give"):
+        check_same_items(mine, made(data_name="x", split="test", source="b", **ids))
+    assert check_same_items(mine, made(data_name="y", split="testall", source="b", **ids)) == []
+    assert check_same_items(mine, made(data_name="y", image_id=[1, 2, 3], source="b")) == [
+        "a does not say which captions it is about: those of b in their order, assumed"]
 
 
 def test_an_ensemble_of_other_items_is_refused(exported, tmp_path, demo_path, monkeypatch):

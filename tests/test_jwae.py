@@ -12,11 +12,10 @@ import torch
 from torch.distributions import Normal, kl_divergence
 
 import evaluate
-import show
 import train
 from checkpoint import load_checkpoint
 from data import Batch, read_split
-from evaluation import encode
+from evaluation import encode, latents
 from layers import Latent
 from losses import Critic, PairMSE, critic_loss, mean_rows, prior_mmd, real_rows
 from methods.unpaired import build_unpaired, choose_pairs
@@ -316,17 +315,17 @@ def test_scan_meets_the_prior_too_and_everything_evaluates(tmp_path, demo_path, 
     used, whole = [], encode.image_batches
     monkeypatch.setattr(encode, "image_batches", lambda images, size, workers,
                         rows: used.append(workers) or whole(images, size, 0, rows))
-    show.main(["latents", "--checkpoint", str(tmp_path / "run"), "--rows", "60", "--workers", "3"])
+    latents.main(["--checkpoint", str(tmp_path / "run"), "--rows", "60", "--workers", "3"])
     assert "energy distance" in capsys.readouterr().out and used == [3]
     with pytest.raises(SystemExit):
-        show.main(["latents", "--workers", "-1"])
+        latents.main(["--workers", "-1"])
     assert "'-1' is not a whole number" in capsys.readouterr().err
 
 
 def test_energy_distance_equals_a_double_loop():
     g = torch.Generator().manual_seed(4)
     z = torch.randn(12, 3, generator=g) + 1
-    got = show.prior_report(z, torch.Generator().manual_seed(9))["energy distance"]
+    got = latents.prior_report(z, torch.Generator().manual_seed(9))["energy distance"]
     x = torch.randn(12, 3, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
 
     def mean(a, b):

@@ -134,35 +134,6 @@ def test_wrong_shapes_raise():
         metrics.retrieval(np.zeros((4, 5)), np.arange(5))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_best_ranks_and_r_precision_equal_definition(seed):
-    rng = np.random.default_rng(seed)
-    scores = np.round(rng.standard_normal((12, 40)), 1)
-    positives = rng.random((12, 40)) < 0.1
-    positives[np.arange(12), rng.integers(0, 40, 12)] = True
-    lists = [np.flatnonzero(row) for row in positives]
-    ranks = [reference_rank(row, set(p)) for row, p in zip(scores, lists)]
-    assert metrics.best_ranks(scores, positives).tolist() == ranks
-    assert metrics.best_ranks(scores, lists).tolist() == ranks
-    for row, p, value in zip(scores, lists, metrics.r_precision(scores, lists)):
-        order = sorted(range(40), key=lambda g: (-row[g], g in p))          # noqa: B023  ties: non-positives first
-        assert value == pytest.approx(sum(g in p for g in order[:len(p)]) / len(p))
-
-
-def test_best_ranks_takes_one_positive_a_query_and_an_excluded_self():
-    scores = np.array([[-np.inf, 0.3, 0.9], [0.3, -np.inf, 0.1], [0.9, 0.1, -np.inf]])
-    assert metrics.best_ranks(scores, [1, 0, 1]).tolist() == [1, 0, 1]
-
-
-def test_queries_without_positives_raise():
-    with pytest.raises(ValueError, match="1 queries have no positive, the first is query 1"):
-        metrics.best_ranks(np.zeros((3, 4)), [[0], [], [2]])
-    with pytest.raises(ValueError, match="3 queries"):
-        metrics.best_ranks(np.zeros((3, 4)), [[0], [1]])
-    with pytest.raises(ValueError, match="outside its gallery"):
-        metrics.best_ranks(np.array([[-np.inf, 1.0]]), [[0]])
-
-
 def test_average_of_folds():
     folds = [metrics.both_directions([0, 1], [0, 0]), metrics.both_directions([0, 9], [3, 0])]
     result = metrics.average(folds)
@@ -211,9 +182,9 @@ def test_pairs_of_positives_equal_definition(seed, digits):
     scores, sets = random_problem(seed, digits)
     query, item = as_pairs(sets)
     ranks = [reference_rank(row, s) if s else -1 for row, s in zip(scores, sets)]
-    assert metrics.best_ranks_of_pairs(scores, query, item).tolist() == ranks
+    assert metrics.best_ranks(scores, query, item).tolist() == ranks
     fewer = [set(sorted(s)[:2]) for s in sets]                       # two sets of positives share one pass
-    found = metrics.r_precisions_of_sets(scores, [(query, item), as_pairs(fewer)])
+    found = metrics.r_precisions(scores, [(query, item), as_pairs(fewer)])
     for values, chosen in zip(found, (sets, fewer)):
         assert np.isnan(values[0]) and len(values) == len(sets)
         assert values[1:].tolist() == pytest.approx([reference_r_precision(row, s)
@@ -224,27 +195,23 @@ def test_pairs_of_positives_equal_definition(seed, digits):
 @pytest.mark.parametrize("seed", range(3))
 def test_average_precision_equals_definition(seed, digits):
     scores, sets = random_problem(seed, digits)
-    lists = [sorted(s) for s in sets[1:]]
     expected = [reference_average_precision(row, s) for row, s in zip(scores[1:], sets[1:])]
-    assert metrics.average_precision_at_r(scores[1:], lists).tolist() == pytest.approx(expected)
-    dense = np.array([[g in s for g in range(scores.shape[1])] for s in sets[1:]])
-    assert metrics.average_precision_at_r(torch.from_numpy(scores[1:]), dense).tolist() == pytest.approx(expected)
-    of_pairs = metrics.average_precisions_of_pairs(scores, *as_pairs(sets))          # the first query has no positive
-    assert np.isnan(of_pairs[0]) and of_pairs[1:].tolist() == pytest.approx(expected)
+    found = metrics.average_precisions(scores, *as_pairs(sets))                     # the first query has no positive
+    assert np.isnan(found[0]) and found[1:].tolist() == pytest.approx(expected)
 
 
 def test_average_precision_by_hand():
     scores = np.array([[0.9, 0.8, 0.7, 0.6, 0.5]])
     # R is 3, and item 4 is fifth
-    assert metrics.average_precision_at_r(scores, [[0, 2, 4]])[0] == pytest.approx((1 + 2 / 3) / 3)
-    assert metrics.average_precision_at_r(scores, [[3, 4]])[0] == 0
+    assert metrics.average_precisions(scores, *as_pairs([{0, 2, 4}]))[0] == pytest.approx((1 + 2 / 3) / 3)
+    assert metrics.average_precisions(scores, *as_pairs([{3, 4}]))[0] == 0
 
 
 def test_positives_tied_with_all_others_get_nothing():
-    scores, lists = np.zeros((2, 20)), [[0, 1, 2], [5]]
-    for metric in (metrics.r_precision, metrics.average_precision_at_r):
-        assert metric(scores, lists).tolist() == [0, 0]
-    assert metrics.best_ranks(scores, lists).tolist() == [17, 19]
+    scores, pairs = np.zeros((2, 20)), as_pairs([{0, 1, 2}, {5}])
+    assert metrics.r_precisions(scores, [pairs])[0].tolist() == metrics.average_precisions(scores, *pairs).tolist() == [
+        0, 0]
+    assert metrics.best_ranks(scores, *pairs).tolist() == [17, 19]
 
 
 def test_eccv_equals_the_package_of_its_authors():
@@ -274,7 +241,7 @@ def test_eccv_equals_the_package_of_its_authors():
         ranked["i2t"], ranked["t2i"], target_metrics=("eccv_r1", "eccv_map_at_r", "eccv_rprecision"), Ks=(1,),
         verbose=False)
     e = Embeddings("drawn", np.zeros(len(captions), int), len(images), matrix=scores, judged={"eccv": pairs})
-    ours = protocols.eccv(e, None, protocols.everything(e), protocols.Record(), "eccv")
+    ours = protocols.eccv(e, protocols.everything(e), protocols.Record(), "eccv")
     assert (ours["i2t"]["queries"], ours["t2i"]["queries"]) == (1261, 1332)
     for side in ("i2t", "t2i"):
         for name, key in (("eccv_r1", "r1"), ("eccv_rprecision", "rp"), ("eccv_map_at_r", "map_at_r")):

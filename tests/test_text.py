@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import evaluate
-import show
 import train
 from checkpoint import load_checkpoint, load_model
 from data import read_split
@@ -95,14 +94,6 @@ def test_every_reading_of_captions_trains_and_evaluates(folder, more):
     with torch.no_grad():
         torch.testing.assert_close(model.embed_captions(numbers, lengths).mean[1:2],
                                    model.embed_captions(alone, length).mean)
-
-
-def test_a_model_of_features_knows_no_words(folder, demo_path):
-    fit("--data_path", folder, "--data_name", "one", "--num_epochs", 1, "--text_features", "bag", "--logger_name",
-        folder / "run")
-    photos = os.path.join(demo_path, "demo", "images")
-    with pytest.raises(SystemExit, match="knows no words"):
-        show.main(["retrieval", "--checkpoint", str(folder / "run"), "--photos", photos, "--captions", "a"])
 
 
 def test_another_data_set_tells_its_unknown_words(folder, capsys):
