@@ -13,6 +13,7 @@ if __name__ == "__main__":
     import cli
     cli.start()
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -33,14 +34,14 @@ from features.store import (
     SPLITS,
     ComputeConfig,
     Part,
-    changing,
     compute,
+    mark_changing,
     read_list,
     read_rows,
     record_extractor,
     stat_photo,
 )
-from files import CHANGING, mapped, read_array, save_array, save_json, save_lines
+from files import CHANGING, mapped, read_array, remove, save_array, save_json, save_lines
 from images import read_photo
 from model import CNNS
 
@@ -83,15 +84,17 @@ def extract(folder: str, split: str, paths: list[str], names: list[str], network
     broken = {new[k]: error for k, error in faults.items()}
     sound = [n for n in range(len(names)) if n not in broken]
     check(sound, f"not one of the {len(names)} photos can be read; the first: {broken.get(0)}")
-    with changing(folder, (split, *also)):
+    with contextlib.ExitStack() as files:
         if rows is None or [photos[n].digest for n in sound] != [photo.digest for photo in before]:
-            with mapped(path, (len(sound), *shape), dtype) as out:
-                for k, n in enumerate(sound):
-                    out[k] = rows[row_of[photos[n].digest]] if photos[n].digest in row_of else part[photos[n].digest]
-        write(sound)
-        save_json({"extractor": line, **(about or {}), "photos": [photos[n] for n in sound]},
-                  os.path.join(folder, f"{split}_photos.json"))
-        part.remove()
+            out = files.enter_context(mapped(path, (len(sound), *shape), dtype))
+            for k, n in enumerate(sound):
+                out[k] = rows[row_of[photos[n].digest]] if photos[n].digest in row_of else part[photos[n].digest]
+        marks = mark_changing(folder, (split, *also))       # just before the rows are put in their place
+    write(sound)
+    save_json({"extractor": line, **(about or {}), "photos": [photos[n] for n in sound]},
+              os.path.join(folder, f"{split}_photos.json"))
+    part.remove()
+    remove(*marks)
     computed = len(new) - len(broken)
     print(f"{path}: {(len(sound), *shape)} of {line}, {f'{computed:,}' if computed else 'none'} of them computed now")
     digests, current = {photo.digest for photo in photos}, set(names)

@@ -77,14 +77,12 @@ def record_extractor(folder: str, suffix: str, line: str) -> None:
         save_json({**recorded, suffix: line}, os.path.join(folder, "features.json"))
 
 
-@contextlib.contextmanager
-def changing(folder: str, splits):
-    """A context in which readers refuse these splits; a stop in it leaves them so until the next call."""
+def mark_changing(folder: str, splits) -> list[str]:
+    """Make readers refuse these splits until the marks that are returned are removed."""
     marks = [os.path.join(folder, CHANGING.format(split)) for split in splits]
     for mark in marks:
         open(mark, "w").close()
-    yield
-    remove(*marks)
+    return marks
 
 
 class Part:

@@ -53,13 +53,11 @@ def features_of(path):
     return filters.global_features(filters.region_features(np.asarray(photo)[None]))[0]
 
 
-def count_photos(monkeypatch, stop_after=None):
-    """Numbers of photos that the network sees at a time; it ends with Ctrl-C's exception at a batch."""
+def count_photos(monkeypatch):
+    """Numbers of photos that the network sees at a time."""
     seen, forward = [], filters.Photos.forward
 
     def watched(self, photos):
-        if stop_after is not None and len(seen) == stop_after:
-            raise KeyboardInterrupt
         seen.append(len(photos))
         return forward(self, photos)
     monkeypatch.setattr(filters.Photos, "forward", watched)
@@ -147,7 +145,7 @@ def test_every_kind_of_picture_is_read(mine, recwarn):
 
 # ---- what is found
 
-def test_other_files_hidden_ones_and_odd_names_are_left_out_and_count_photos(mine, capsys):
+def test_other_files_hidden_ones_and_odd_names_are_left_out_and_counted(mine, capsys):
     photos = mine / "photos"
     for name in ("notes.txt", "film.MP4", "below/film.mp4", "README", ".hidden.png", ".cache/x.png", "a.png/x.txt"):
         (photos / name).parent.mkdir(exist_ok=True)
@@ -191,26 +189,6 @@ def test_folders_of_thumbnails_and_bins_and_excluded_names_are_left_out(mine, ca
 
 
 # ---- stopping and going on
-
-@pytest.mark.parametrize("moved", [False, True])
-def test_an_interrupted_extraction_goes_on_even_if_photos_come_and_go(mine, monkeypatch, moved):
-    batches = ["--batch_size", "4"]
-    run(mine, *batches)
-    whole = files(mine)
-    shutil.rmtree(mine / "data")
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        count_photos(patch, 1)
-        run(mine, *batches)
-    with pytest.raises(InputError, match="there is no file .*all_photos.json; `python -m features.images"):
-        images(mine)
-    if moved:
-        os.rename(mine / "photos" / "00.png", mine / "photos" / "aa.png")
-    seen = count_photos(monkeypatch)
-    run(mine, *batches)
-    assert sum(seen) == 8 and not [name for name in files(mine) if name.endswith(".rows")]
-    assert moved or files(mine) == whole
-    assert_rows(images(mine), mine / "photos")
-
 
 def test_only_new_contents_are_computed(mine, monkeypatch, capsys):
     """Photos that were renamed, moved or copied keep their features; deleted ones leave with a line."""
@@ -301,30 +279,6 @@ def test_a_killed_extraction_gives_the_same_bytes(mine, demo_path):
     assert "all_photos.json" not in files(mine, "killed")
     run(mine, "--batch_size", "2", output="killed")
     assert files(mine, "killed") == files(mine, "whole")
-
-
-# ---- broken photos
-
-def test_broken_photos_are_named_skipped_and_count_photos(mine, monkeypatch, capsys):
-    photos, words = mine / "photos", ["--batch_size", "4"]
-    good = (photos / "05.png").read_bytes()
-    (photos / "05.png").write_bytes(good[:200])
-    (photos / "06.png").write_bytes(b"")
-    seen = count_photos(monkeypatch)
-    refused(capsys, lambda words: run(mine, *words), words,
-            "the photo .*05.png cannot be read .*; or go on without such photos: --skip_broken")
-    assert sum(seen) == 4 and "all_ims.npy" not in files(mine)
-    run(mine, *words, "--skip_broken")
-    said = capsys.readouterr()
-    assert "warning: 2 of 12 photos of all cannot be read and are left out:\n  the photo" in said.err
-    assert "(10, 960)" in said.out and sum(seen) == 10 and len(images(mine).names) == 10
-    (photos / "05.png").write_bytes(good)
-    run(mine, *words, "--skip_broken")
-    assert sum(seen) == 11 and "05.png" in images(mine).names and "1 of 12 photos" in capsys.readouterr().err
-    for path in photos.glob("**/*.png"):
-        path.write_bytes(path.name.encode())
-    refused(capsys, lambda words: run(mine, *words), [*words, "--skip_broken"],
-            "not one of the 12 photos can be read")
 
 
 # ---- refusals

@@ -174,6 +174,10 @@ def test_broken_photos_are_skipped_and_named_once(folder, weights, monkeypatch, 
     broken.write_bytes(good)                                # mended: one more row, and no other is computed again
     images(folder, weights, *COMMON, "--splits", "test", "--skip_broken")
     assert sum(seen) == 9 and len(rows_of(folder)) == 9
+    for path in (folder / "demo" / "images").iterdir():
+        path.write_bytes(path.name.encode())
+    refused(capsys, lambda words: images(folder, weights, *words), [*COMMON, "--splits", "test", "--skip_broken"],
+            "not one of the 10 photos can be read; the first: the photo")
 
 
 def test_values_of_another_extractor_or_shape_are_not_taken(tmp_path):
