@@ -384,7 +384,7 @@ class InfoNCE(RankingLoss):
         return (self.cross_entropy(logits, counted) + self.cross_entropy(logits.T, counted.T)) / 2
 
     def cross_entropy(self, logits: Tensor, counted: Tensor) -> Tensor:
-        """Of the diagonal among the counted columns of each row, mean over rows."""
+        """Cross-entropy of the diagonal among the counted columns of each row, mean over rows."""
         own = torch.arange(len(logits), device=logits.device)
         loss = F.cross_entropy(logits.masked_fill(~counted, -torch.inf), own, reduction="sum") / len(logits)
         if not self.smoothing:
@@ -423,7 +423,7 @@ class Match(RankingLoss):
         return loss / len(scores)
 
     def cross_entropy(self, logits: Tensor, matches: Tensor) -> Tensor:
-        """Of each pair: logits (N, M), matches (N, M) bool -> (N, M)."""
+        """Cross-entropy of each pair: logits (N, M), matches (N, M) bool -> (N, M)."""
         target = matches.to(logits.dtype) * (1 - 2 * self.smoothing) + self.smoothing
         return F.binary_cross_entropy_with_logits(logits, target, reduction="none")
 
@@ -442,7 +442,7 @@ class SampledNLL(RankingLoss):
         return self.nll(scores, same_image).mean()
 
     def nll(self, scores: Tensor, same_image: Tensor | None = None) -> Tensor:
-        """Of each image: (B, B) -> (B,)."""
+        """Loss of each image: (B, B) -> (B,)."""
         logits, never = self.gamma * scores, own_pairs(scores, same_image)          # (B, B)
         lot = torch.rand(scores.shape, device=scores.device).masked_fill(never, -1)
         chosen = lot.topk(min(self.negatives, len(scores) - 1), 1).indices          # (B, n)
@@ -530,10 +530,12 @@ def standard_kl(mean: Tensor, log_var: Tensor) -> Tensor:
 # ---- terms beside the ranking loss: (images, captions, batch) -> scalar, of two model.Encoded
 
 class Term(NamedTuple):
-    """A term of the loss beside the objective. loss: (image, caption, batch) -> scalar, of what the
-    towers made of a batch (model.Encoded), or, of a term that needs one side only and so also
-    learns from items without partners, (encoded, batch) -> scalar. mean: it is a mean over items,
-    so that paired and unpaired items are averaged and not added."""
+    """A term of the loss beside the objective.
+
+    loss: (image, caption, batch) -> scalar, of what the towers made of a batch (model.Encoded); with `side`, (encoded,
+    batch) -> scalar of that side alone, which also learns from items without partners. mean: a mean over items, so that
+    paired and unpaired items are averaged and not added.
+    """
     weight: float
     loss: Callable[..., Tensor]
     side: str | None = None           # "images" | "captions"
@@ -549,24 +551,22 @@ def information_bottleneck(images, captions, batch) -> Tensor:
 class PairMSE(nn.Module):
     """|f_v(x) - f_t(y)|^2 of the latents (jwae eq. 7) over their dimension D, summed over the batch.
 
-    Over D, since at the prior's scale eq. 7 grows with D: --mse_weight D is eq. 7 per item. It is a
-    mean over pairs, so beside it all of eq. 6 counts per item, too: the weights of the priors,
-    which are no sums here, are to be times the batch. Without a latent_norm the latents shrink to
-    norms below 1, where the prior's are sqrt(D).
+    Over D, since at the prior's scale eq. 7 grows with D: --mse_weight D is eq. 7 per item. It is a mean over pairs, so
+    beside it all of eq. 6 counts per item, too: the weights of the priors, which are no sums here, are to be times the
+    batch.
     """
 
     def forward(self, image, caption, batch) -> Tensor:
-        # (B, D) each
-        x, y = (mean_rows(e.latent.value, e.latent.n_parts).float() for e in (image, caption))
+        x, y = (mean_rows(e.latent.value, e.latent.n_parts).float() for e in (image, caption))      # (B, D) each
         return (x - y).square().sum(1).mean() * len(x) / x.shape[1]
 
 
 class Anchor(nn.Module):
-    """How far the features that an image expects of its caption (`model.Anchored`) point from
-    the caption's own: 1 - their cosine, mean over the batch, in [0, 2]. size: of the features.
+    """1 - cosine of the features that an image expects of its caption (model.Anchored) and the caption's own.
 
-    Objectives that tell one pair from all others say nothing of how well the others fit. This
-    regression does: it goes where the captions of like photos are, as DeViSE's does among words.
+    Mean over the batch, in [0, 2]. size: of the features. Objectives that tell one pair from all others say nothing of
+    how well the others fit. This regression does: it goes where the captions of like photos are, as DeViSE's does among
+    words.
     """
 
     def __init__(self, size: int, share: float):
@@ -579,11 +579,11 @@ class Anchor(nn.Module):
 
 
 class Volume(nn.Module):
-    """Draws the variances of both sides to the share of photos that an item covers: the mean over
-    pairs and sides of (v - log share)^2, v the mean log-variance over dimensions, in nats.
+    """Squared distance of the mean log-variance v over dimensions to the log share of photos that an item covers.
 
-    shares (M,): the log shares of the captions of the training split, which train.py computes
-    before the first step (methods.volume.training_shares). An image has those of its captions.
+    (v - log share)^2, mean over pairs and sides, in nats squared. shares (M,): the log shares of the captions of the
+    training split, which train.py computes before the first step (methods.volume.training_shares). An image has those
+    of its captions.
     """
 
     def __init__(self):

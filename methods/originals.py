@@ -76,7 +76,7 @@ def convert(stored: dict, words: list[str] | None, path: str) -> dict:
     settings.update(word_dim=vectors.shape[1], embed_size=image["fc.weight"].shape[0])
     if any(name.startswith("cnn.") for name in image):
         settings.update(img_enc="cnn", img_dim=None)
-        names = [*CNN, *OLD_VGG * ("cnn.classifier.1.weight" in image)]
+        names = [*CNN, *OLD_VGG * (settings["cnn_type"] != "alexnet" and "cnn.classifier.1.weight" in image)]
     else:                                                           # `finetune` means nothing there
         settings.update(img_enc="precomp", img_dim=image["fc.weight"].shape[1], finetune=False,
                         feature_norm=False)

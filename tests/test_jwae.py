@@ -247,6 +247,12 @@ def test_on_the_sphere_latents_have_the_priors_norm_and_retrieval_is_untouched(w
     torch.testing.assert_close(one, other)
 
 
+def test_the_three_methods_of_mse_take_latents_as_they_are():
+    for name in ("mse", "jwae_mse", "mmd_mse"):
+        assert train.parse_args(["--method", name, "--text_features", "w2v"]).latent_norm == "none"
+    assert train.parse_args(["--method", "jwae_mh"]).latent_norm == "sphere"
+
+
 def test_every_parameter_has_one_optimiser():
     model, _ = model_and_batch(*JWAE)
     critic = list(model.critic.parameters())
