@@ -6,9 +6,11 @@ import zlib
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from cli import InputError
+from data import Photos
 from images import read_photo
 
 PHOTO = np.kron(np.random.default_rng(0).integers(0, 256, (30, 40, 3)), np.ones((8, 8, 1))).astype(np.uint8)
@@ -109,3 +111,61 @@ def test_control_characters_of_a_name_are_escaped(tmp_path):
     with pytest.raises(InputError) as refusal:
         read(tmp_path, b"no photo", "a\x1b[31m\x07.png")
     assert r"a\x1b[31m\x07.png" in str(refusal.value) and not re.search(r"[\x00-\x1f]", str(refusal.value))
+
+
+# ---- as one sees them
+
+def pixels_of(path):
+    return np.asarray(read_photo(str(path)))
+
+
+def gradient():
+    """A picture with no symmetry, (40, 60, 3)."""
+    y, x = np.mgrid[:40, :60]
+    return np.stack([4 * x, 6 * y, (x + y) * 2], 2).astype(np.uint8)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_photos_are_turned_as_their_camera_says(tmp_path, orientation):
+    """EXIF 1 to 8: what is stored is the upright picture turned the other way, written by hand."""
+    upright = gradient()
+    stored = {1: upright, 2: upright[:, ::-1], 3: upright[::-1, ::-1], 4: upright[::-1], 5: upright.transpose(1, 0, 2),
+              6: upright.transpose(1, 0, 2)[::-1], 7: upright[::-1, ::-1].transpose(1, 0, 2),
+              8: upright.transpose(1, 0, 2)[:, ::-1]}[orientation]
+    image = Image.fromarray(np.ascontiguousarray(stored))
+    tags = Image.Exif()
+    tags[0x0112] = orientation
+    image.save(tmp_path / "p.png", exif=tags)
+    np.testing.assert_array_equal(pixels_of(tmp_path / "p.png"), upright)
+    image.save(tmp_path / "p.jpg", exif=tags, quality=95)
+    assert np.abs(pixels_of(tmp_path / "p.jpg").astype(int) - upright).mean() < 4
+
+
+@pytest.mark.parametrize("name, scale", [("16.png", 257), ("16.tiff", 257), ("32.tiff", 257), ("32.tiff", 1),
+                                         ("32.tiff", 60_000),
+                                         ("float.tiff", 1 / 255), ("float.tiff", 1), ("float.tiff", 257),
+                                         ("float.tiff", 1e6)])
+def test_photos_of_more_than_8_bits_are_scaled_and_not_cut_off(tmp_path, name, scale):
+    grey = gradient()[:, :, 0].astype(np.float64)
+    grey[0, 0] = 255                                        # the white of numbers that do not say theirs
+    kind = {"16": np.uint16, "32": np.int32, "float": np.float32}[name.split(".")[0]]
+    Image.fromarray((grey * scale).astype(kind)).save(tmp_path / name)
+    found = pixels_of(tmp_path / name)
+    assert found.shape == (40, 60, 3) and np.abs(found[:, :, 1].astype(float) - grey).max() <= 1
+
+
+def test_photos_are_transformed_as_in_vsepp(tmp_path):
+    """Resize the short side to 256, cut the middle 224, ImageNet mean and deviation; grey and CMYK become RGB."""
+    colour = Image.new("RGB", (300, 400), (200, 100, 50))
+    colour.save(tmp_path / "rgb.png")
+    colour.convert("CMYK").save(tmp_path / "cmyk.jpg", quality=100)
+    Image.new("L", (300, 300), 128).save(tmp_path / "grey.png")
+    Image.new("P", (300, 300), 3).save(tmp_path / "palette.png")
+    photos = Photos([str(tmp_path / n) for n in ("rgb.png", "cmyk.jpg", "grey.png", "palette.png")])
+    batch = photos.gather([0, 1, 2, 3])
+    assert batch.shape == (4, 3, 224, 224)
+    expected = (np.array([200, 100, 50]) / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
+    np.testing.assert_allclose(batch[0].mean((1, 2)), expected, atol=1e-5)
+    np.testing.assert_allclose(batch[1].mean((1, 2)), expected, atol=0.1)
+    assert len(set((batch[2].mean((1, 2)) * torch.tensor([0.229, 0.224, 0.225])
+                    + torch.tensor([0.485, 0.456, 0.406])).mul(255).round().tolist())) == 1

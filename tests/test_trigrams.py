@@ -88,11 +88,6 @@ def test_saved_and_loaded_as_its_words(tmp_path):
     assert Trigrams.build([["cat"] * 4, ["hat"]]).trigrams == ["#ca", "cat", "at#"]
 
 
-def test_repeats_count_and_specials_do_not():
-    numbers = VOCAB.hash(["nanana"])[0]
-    assert numbers.count(VOCAB.trigram_index["nan"]) == 2 and "pad" not in VOCAB.trigrams
-
-
 # ---- batches
 
 @pytest.mark.parametrize("index", [[0], [1], [3, 0, 4], [5], [6, 1, 5, 0], [0, 0, 2]])
@@ -158,26 +153,6 @@ def test_padding_and_batch_order_change_nothing(kind):
     ids, lengths = tokens.batch(np.arange(len(CAPTIONS)))
     wide = torch.nn.functional.pad(ids, (0, 3, 0, 4))                               # more padding trigrams and words
     torch.testing.assert_close(net(wide, lengths).value, together, rtol=0, atol=1e-14)
-
-
-def test_unlisted_words_are_heard_and_unknown_trigrams_are_not():
-    net = network(TrigramConv, 6, 5)
-
-    def told(*captions):
-        return net(*TrigramTokens([c.split() for c in captions], VOCAB).batch(np.arange(len(captions)))).value
-    near, same, other, unheard = told("the horses", "the horse", "the man", "the qqq")
-    assert "horses" not in VOCAB.index
-    assert not torch.allclose(near, same) and (near - same).norm() < (other - same).norm()
-    torch.testing.assert_close(unheard, told("the zzz")[0])                         # an empty word still takes a place
-    assert not torch.allclose(unheard, told("the")[0])
-
-
-def test_word_order_matters_to_the_convolution_alone():
-    ids, lengths = TrigramTokens([["man", "rides", "horse"], ["horse", "rides", "man"]], VOCAB).batch(np.arange(2))
-    a, b = network(TrigramBag, 6, 5)(ids, lengths).value
-    torch.testing.assert_close(a, b)
-    a, b = network(TrigramConv, 6, 5)(ids, lengths).value
-    assert (a - b).abs().max() > 1e-3
 
 
 def test_trunk_passes_numbers_and_layers_end_in_tanh():
