@@ -100,7 +100,7 @@ def extract(folder: str, split: str, paths: list[str], names: list[str], network
     digests, current = {photo.digest for photo in photos}, set(names)
     gone = [photo.name for photo in before if photo.name not in current and photo.digest not in digests]
     if gone:
-        print(f"note: {len(gone):,} photos are gone and were taken out, the first: {ascii(gone[0])}")
+        print(f"note: {len(gone):,} photos are no longer among them and were taken out, the first: {ascii(gone[0])}")
     if broken:
         print(f"warning: {len(broken):,} of {len(names):,} photos of {split} cannot be read and are left out:",
               *broken.values(), sep="\n  ", file=sys.stderr)

@@ -204,7 +204,8 @@ def test_only_new_contents_are_computed(mine, monkeypatch, capsys):
     shutil.copy(photos / "06.png", photos / "05.png")
     os.utime(photos / "04.png", (1, 1))                     # the same bytes at another time
     run(mine)
-    assert not seen and "note: 1 photos are gone and were taken out, the first: '03.png'" in capsys.readouterr().out
+    assert not seen
+    assert "1 photos are no longer among them and were taken out, the first: '03.png'" in capsys.readouterr().out
     Image.open(photos / "07.png").rotate(90).save(photos / "new.png")
     run(mine)
     assert sum(seen) == 1 and "1 of them computed now" in capsys.readouterr().out

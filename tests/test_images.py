@@ -135,7 +135,7 @@ def test_rows_follow_their_photos(folder, weights, monkeypatch, capsys):
     images(folder, weights, *COMMON, "--splits", "test")
     np.testing.assert_array_equal(rows_of(folder), first[order])
     assert not seen and read_split(str(folder), "new", "test").captions[0] == "a photo 7 ."
-    assert "note: 6 photos are gone and were taken out" in capsys.readouterr().out
+    assert "note: 6 photos are no longer among them and were taken out" in capsys.readouterr().out
     assert (folder / "new" / "test_ids.txt").read_text().split() == [entries[k]["filename"] for k in order]
     shutil.copy(photos / entries[5]["filename"], photos / entries[2]["filename"])
     describe(folder, [entries[k] for k in [*order, 1]])
