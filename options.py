@@ -135,7 +135,7 @@ def training_parser() -> Arguments:
     kinds = {float: {"type": at_least_zero}, int: {"type": positive}, bool: SWITCH}
     for loss in LOSSES.values():
         for name, (kind, default, text) in loss.options.items():
-            settings = {"choices": kind} if isinstance(kind, list) else kinds[kind]
+            settings = {"choices": kind} if isinstance(kind, list) else kinds.get(kind, {"type": kind})
             add(f"--{name}", default=default, help=text, **settings)
     add("--vse_mean_warmup_epochs", type=natural, default=0, help="hinge: the sum of violations for N epochs")
     add("--mask_same_image", **FLAG, help="do not count other captions of an image as negatives")

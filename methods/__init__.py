@@ -140,7 +140,9 @@ ADVICE = {"--reset_train": "leave it out, everything that learns is in training 
           "batch size", "--img_finetune": "--finetune",
           "--txt_finetune": "leave --freeze_words out", "--wemb_type": "--word_vectors FILE of "
           "GloVe or word2vec", "--amsgrad": "leave it out, Adam is VSE++'s",
-          "--dim_word": "--word_dim", "--dim_vid": "leave it out, it is --embed_size",
+          "--raw_feature_norm": "leave it out, it is SCAN's clipped_l2norm",
+          "--no_txtnorm": "leave it out, word states are normalised", "--precomp_enc_type": "leave it out, it is basic",
+          "--max_len": "leave it out, the captioner has VSRN's 60", "--dim_word": "--word_dim", "--dim_vid": "leave it out, it is --embed_size",
           "--img_dim": "leave it out, it is read from the data",
           "--bidirectional": "--txt_enc bigru",
           "--rnn_type": "leave it out, the captioner has GRUs",
