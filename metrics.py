@@ -167,7 +167,7 @@ def score_matrix(members, block: int = 1000) -> np.ndarray:
     return scores
 
 
-def ranks(scores, caption_image, block: int = 500) -> tuple[np.ndarray, np.ndarray]:
+def ranks(scores, caption_image, block: int = 250) -> tuple[np.ndarray, np.ndarray]:
     """Ranks of both directions: of images (N,), -1 for an image without captions, and of captions (M,), 0-based.
 
     scores (N, M): an array or tensor; caption_image (M,): the row of each caption's image; block: images that are
