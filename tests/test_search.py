@@ -310,7 +310,7 @@ def test_one_command_reads_what_is_new(own, small_run, capsys, monkeypatch):
     monkeypatch.setattr(search, "SHIPPED", small_run("--sim", "cosine"))            # another run, another index
     run(*words[:2], *words[4:])
     shown = capsys.readouterr().out
-    assert ": 10 photos of photos" in shown and "nothing was computed" in shown and len(os.listdir("indexes")) == 2
+    assert ": 10 photos of photos" in shown and "none of them computed now" in shown and len(os.listdir("indexes")) == 2
     assert len(os.listdir("data")) == 2                                             # `mine` and the features of both
     shutil.copy(own / "spare" / "10.png", own / "photos")
     (own / "photos" / "bad.png").write_bytes(b"no photo")
@@ -333,7 +333,7 @@ def test_own_captions_make_a_run_in_one_command(own, small_run, capsys, monkeypa
         asked.append(words)
         if words[1] == "confidence":
             (own / "mine" / "calibration.json").write_text("{}")
-    monkeypatch.setattr(search, "called", called)
+    monkeypatch.setattr(search, "call_python", called)
     monkeypatch.setattr(search, "of_folder", lambda *words: asked.append(words) or ["done"])
     words = ["photos", own / "photos", "--train", "mine", "--index_only"]
     refused(capsys, search.main, words, "captions.csv; list photos and captions in it")
