@@ -55,7 +55,8 @@ def find_photos(folder: str, skip_broken: bool = False, exclude=()) -> tuple[lis
             name, ending = inside + entry.name, os.path.splitext(entry.name)[1].lower()
             if entry.name.startswith(".") or entry.name.lower() in NO_PHOTOS or name == CAPTIONS:
                 continue
-            if any(fnmatch.fnmatch(text, pattern) for pattern in exclude for text in (entry.name, name)):
+            if any(fnmatch.fnmatch(compose_name(text), compose_name(pattern)) for pattern in exclude
+                   for text in (entry.name, name)):
                 omitted["files and folders that --exclude names"].append(name)
             elif not is_line(entry.name):
                 omitted["names that are no UTF-8 or have a line break"].append(name)

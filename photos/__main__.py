@@ -1,16 +1,14 @@
 """Search one's own photos by a text or a photo, with how sure each answer is.
 
-    python -m photos ~/Pictures                # all in one: reads what is new, opens the page
-    python -m features.images --photos ~/Pictures --cnn_type efficientnet_lite0 \\
-        --output_name mine
-    python -m photos index --checkpoint RUN --images mine --output indexes/mine
-    python -m photos query indexes/mine "a dog on a beach" --top 5 --sheet dog.png
-    python -m photos query indexes/mine --photo dog.jpg --json
-    python -m photos serve indexes/mine               # a page at http://127.0.0.1:8000
-    python -m photos add indexes/mine                 # after another features.images: what is new
-    python -m photos remove indexes/mine --gone       # photos whose files are no longer there
+    python -m photos ~/Pictures                # reads what is new, indexes it, opens the page
+    python -m photos query indexes/Pictures "a dog on a beach" --top 5 --sheet dog.png
+    python -m photos query indexes/Pictures --photo dog.jpg --json
+    python -m photos serve indexes/Pictures    # a page at http://127.0.0.1:8000
+    python -m photos add indexes/Pictures      # what is new or changed; what is gone goes
+    python -m photos remove indexes/Pictures "party/*"
+    python -m photos info indexes/Pictures
 
-An index is one file, mine.npz, which `index` writes and all other commands read (photos/index.py).
+An index is one file, indexes/Pictures.npz (photos/index.py).
 """
 if __name__ == "__main__":
     import cli
@@ -21,69 +19,72 @@ import os
 import re
 import shlex
 import sys
-import time
 
 import cli
 from cli import (
     Arguments,
     InputError,
     call_python,
+    check,
     data_set,
     filename,
     probability,
     split_name,
     torch_device,
     up_to,
-    workers,
 )
-from confidence.calibration import calibration_file, percent
-from data import Photos
-from evaluation.embeddings import newest_run
-from evaluation.pictures import picture_file
-from features import store
-from features.folder import CAPTIONS
 from files import need, read_lines, read_text
-from photos.build import WHOLE, How, Where, add, features_of, folder_name, make, of_folder, remove
-from photos.index import Index, file_of
-from photos.page import serve
-from photos.searcher import Found, Searcher, contact_sheet
+from images import read_photo
+from photos.encoder import Encoder
+from photos.index import Index, index_file
+from photos.probability import percent
+from photos.searcher import Searcher, SearchResult, contact_sheet
 
-BEGAN = time.monotonic()              # when the command began
 TOP = 1000                            # answers to a query at most
-BATCH = 8                             # photos that a network of features reads at a time
-SHIPPED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "model")
 
 
-# ---- index, add, remove, info
+def printable(text: str) -> str:
+    """The text without characters that would control a terminal: names of files may hold any."""
+    return "".join(x if x.isprintable() or x == "\n" else x.encode("unicode_escape").decode() for x in text)
+
+
+def say(*lines: str) -> None:
+    for line in lines:
+        print(printable(line), flush=True)
+
 
 def token_of(opt) -> str:
     """The token in the file of --token_file, "" without one."""
     return "" if opt.token_file is None else read_text(opt.token_file, 10_000).strip()
 
 
-def how_of(opt) -> How:
-    return How(torch_device(opt.device), workers=opt.workers)
+# ---- the commands
+
+def search_folder(opt) -> None:
+    """Index what is new in a folder, and open the page."""
+    from photos.build import Machine, index_folder  # a question needs none of it
+
+    folder, run = opt.folder, opt.train or opt.checkpoint
+    if opt.train and not os.path.isfile(os.path.join(opt.train, "calibration.json")):     # the last that is written
+        train_on(folder, opt.data_path, opt.train)
+    name = re.sub(r"\W+", "_", os.path.basename(os.path.realpath(folder))).strip("_") or "photos"
+    name += f"_{os.path.basename(os.path.realpath(run))}" if run else ""
+    opt.index = opt.output or os.path.join("indexes", name)
+    machine = Machine(torch_device(opt.device), opt.workers)
+    say(*index_folder(opt.index, folder, Encoder(run, device=machine.device), run, machine, opt.exclude))
+    if opt.index_only:
+        say(f"search them with: python -m photos query {shlex.quote(opt.index)} \"a dog on a beach\"")
+    else:
+        serve_page(opt)
 
 
-def index(opt) -> None:
-    """The command `index`."""
-    if opt.sets is not None and not opt.bank:
-        raise InputError(f"--sets {opt.sets:g} belongs to --bank, which is calibrated here; "
-                         "without a bank the sets are those of python -m confidence --sets")
-    if opt.collection and not opt.uri:
-        raise InputError(f"--collection {opt.collection} is for --uri; leave it out")
-    name = opt.collection or re.sub(r"\W", "_", f"photos_{os.path.basename(file_of(opt.output))[:-4]}")
-    make(opt.output, opt.checkpoint or newest_run(), Where(opt.data_path, opt.images, opt.split),
-         opt.photos, how_of(opt), half=opt.float16, bank=opt.bank, sets=opt.sets,
-         milvus=opt.uri and (opt.uri, name), overwrite=opt.overwrite, token=token_of(opt))
-    print_info(opt.output, token_of(opt))
-
-
-def train_on(photos: str, data_path: str, run: str, reading: store.ComputeConfig) -> None:
-    """Trains a run on the photos below a folder that its captions.csv describes, and calibrates it."""
-    need(os.path.join(photos, CAPTIONS), "list photos and captions in it, with the header name,caption")
+def train_on(folder: str, data_path: str, run: str) -> None:
+    """Train a run on the photos that captions.csv in their folder describes, and calibrate it; goes on after a stop."""
+    need(os.path.join(folder, "captions.csv"), "list photos and captions in it, with the header name,caption")
     data = "--data_path", data_path
-    name = features_of(photos, WHOLE, data_path, reading)
+    name = re.sub(r"\W+", "_", f"{os.path.basename(os.path.realpath(folder))}_{os.path.basename(run)}")
+    call_python("-m", "features.images", *data, "--photos", folder, "--cnn_type", "efficientnet_lite0", "--whole",
+                "--skip_broken", "--output_name", name)
     call_python("-m", "features.captions", *data, "--data_name", name, "--kind", "minilm")
     new = ("--data_name", name, "--text_features", "minilm", "--loss", "infonce", "--mask_same_image", "--logger_name")
     begun = os.path.isfile(os.path.join(run, "checkpoint.pt"))
@@ -91,324 +92,205 @@ def train_on(photos: str, data_path: str, run: str, reading: store.ComputeConfig
     call_python("-m", "confidence", run, *data)
 
 
-def search_photos(opt) -> None:
-    """The command `photos`."""
-    opt.photos = os.path.expanduser(opt.photos)                 # make and some shells leave the ~
-    run = opt.checkpoint or opt.train or SHIPPED
-    own = "" if run == SHIPPED else os.path.realpath(run)       # each run has an index of its own
-    opt.index = opt.output or os.path.join("indexes", folder_name(opt.photos, own))
-    reading = store.ComputeConfig(torch_device(opt.device), BATCH, opt.workers, skip_broken=True)
-    if opt.train and not os.path.isfile(calibration_file(opt.train)):      # the last that is written
-        train_on(opt.photos, opt.data_path, opt.train, reading)
-    said = of_folder(opt.photos, opt.index, run, opt.data_path, how_of(opt), reading)
-    if said:
-        print("\n".join(said))
-    else:
-        print_info(opt.index, "")
-    if opt.index_only:
-        print(f"search them with: python -m photos query {shlex.quote(opt.index)} \"a dog on a beach\"")
-    else:
-        serve_page(opt)
+def index_data(opt) -> None:
+    """Index features of a data set by a run."""
+    from photos.build import Machine, index_features
+
+    check(opt.uri or not opt.collection, f"--collection {opt.collection} is for --uri; leave it out")
+    name = opt.collection or re.sub(r"\W", "_", f"photos_{os.path.basename(index_file(opt.output))[:-4]}")
+    index = index_features(opt.output, opt.checkpoint, (opt.data_path, opt.images, opt.split), opt.photos,
+                           Machine(torch_device(opt.device), opt.workers), opt.uri and (opt.uri, name), token_of(opt),
+                           opt.overwrite)
+    say(*describe(index, verbose=False))
 
 
-def described(index: Index) -> list[str]:
-    """What an index is, in lines."""
-    of, path = index.manifest, index.path
-    place = " and ".join(str(x.shape[1]) for x in index.entries.vectors) + " numbers each"
-    if of["milvus"]:
-        place = "vectors in the collection {1} at {0}".format(*of["milvus"])
-    place += f" in {'float16' if of['half'] else 'float32'}, {os.path.getsize(path) / 2 ** 20:,.1f} MiB"
-    lines = [f"{path}: {len(index):,} photos of {of['data']} in {of['folder'] or 'no folder'}",
-             f"  {of['similarity']}, {place}", f"  run {of['run']}, {of['weights']}"]
-    if of["extractor"]:
-        lines.append(f"  features: {of['extractor']}")
-    if of["bank"]:
-        lines.append(f"  query bank: {of['bank']['captions']:,} captions of {of['bank']['split']}, "
-                     f"beta {of['bank']['beta']:.3g}")
-    if of["removed"]:
-        lines.append(f"  {len(of['removed']):,} photos were removed, the first is {of['removed'][0]}; "
-                     f"python -m photos add {path} NAME takes them in again")
-    lost = index.lost_photos()
-    if lost:
-        return [*lines, f"  {lost}"]
-    gone = [name for name in index.names
-            if of["folder"] and not os.path.isfile(os.path.join(of["folder"], name))]
-    if gone:
-        lines.append(f"  {len(gone):,} photos are gone, the first is {gone[0]}; python -m photos remove "
-                     f"{path} --gone takes them out")
-    return lines
+def add(opt) -> None:
+    """Bring an index up to what its folder holds now."""
+    from photos.build import Machine, index_folder
+
+    manifest = Index.open(opt.index, token_of(opt)).manifest
+    check(not manifest["features"], f"{opt.index} was made of features of {manifest['data']}; make it again with "
+                                    "python -m photos index --overwrite")
+    run, machine = opt.checkpoint or manifest["run"], Machine(torch_device(opt.device), opt.workers)
+    say(*index_folder(opt.index, manifest["folder"], Encoder(run, device=machine.device), run, machine, back=opt.names))
 
 
-def print_info(path: str, token: str, names: bool = False) -> None:
-    index = Index.open(path, token)
-    print("\n".join(index.names if names else described(index)))
+def remove(opt) -> None:
+    """Take photos out of an index."""
+    from photos.build import remove as remove_photos
+
+    say(*remove_photos(opt.index, opt.names, token_of(opt)))
 
 
 def info(opt) -> None:
-    """The command `info`."""
-    print_info(opt.index, token_of(opt), opt.names)
+    """Print what an index holds."""
+    index = Index.open(opt.index, token_of(opt))
+    say(*(index.names if opt.names else describe(index, opt.verbose)))
 
 
-def add_photos(opt) -> None:
-    """The command `add`."""
-    print("\n".join(add(opt.index, opt.names, how_of(opt), opt.checkpoint, token_of(opt))))
-
-
-def remove_photos(opt) -> None:
-    """The command `remove`."""
-    if not opt.names and not opt.gone:
-        raise InputError("nothing to remove; give names or patterns such as 'beach/*', or --gone "
-                         "for photos whose files are no longer there")
-    count, left = remove(opt.index, opt.names, opt.gone, token_of(opt))
-    print(f"{opt.index}: {count:,} photos removed, {left:,} left")
-
-
-# ---- query, serve
-
-def opened(opt) -> Searcher:
-    return Searcher(opt.index, checkpoint=opt.checkpoint, calibration=opt.calibration,
-                    device=opt.device, text_weights=opt.text_weights, token=token_of(opt))
+def describe(index: Index, verbose: bool) -> list[str]:
+    """Sentences on an index."""
+    of, size = index.manifest, os.path.getsize(index.path) / 2 ** 20
+    lines = [f"{index.path}: {len(index):,} photos of {of['data']} in {of['folder'] or 'no folder'}, {size:,.1f} MiB"]
+    if of["milvus"]:
+        lines.append("  vectors in the collection {1} at {0}".format(*of["milvus"]))
+    if of["exclude"]:
+        lines.append(f"  without {', '.join(of['exclude'])} (--exclude)")
+    if of["removed"]:
+        lines.append(f"  {len(of['removed']):,} were removed, the first is {min(of['removed'])}; python -m photos add "
+                     f"{shlex.quote(index.path)} NAME takes them in again")
+    if verbose:
+        lines.append(f"  {of['similarity']}, run {of['run'] or 'photos/model'}, {of['weights']}")
+    return lines
 
 
 def query(opt) -> None:
-    """The command `query`."""
-    texts = [*opt.text, *(read_lines(opt.captions) if opt.captions else [])]
-    texts = [text for text in texts if text.strip()]
-    if not texts and not opt.photo:
-        raise InputError("nothing to search for; give a text, --photo FILE or --captions FILE")
-    files = [*opt.photo, *filter(None, [opt.captions])]
-    sheet = opt.sheet and picture_file(opt.sheet, files, opt.overwrite)
-    start = time.perf_counter()
-    searcher = opened(opt)
-    if opt.sets and (searcher.trust is None or searcher.trust.alpha is None):
-        bank = searcher.index.manifest["bank"]
-        raise InputError("--sets needs a calibration with sets; " + (
-            f"make the index again with --bank {bank['split']} --sets 0.1" if bank else
-            f"write it with python -m confidence {searcher.encoder.path} --sets "
-            "0.1"))
-    ready = time.perf_counter()
-    found = searcher.find_texts(texts, opt.top, without=opt.without) if texts else []
-    photos = Photos(opt.photo)
-    found += [searcher.find_photo(photos.open(k), opt.top, name=path, without=opt.without)
-              for k, path in enumerate(opt.photo)]
-    done = time.perf_counter()
+    """Find photos for texts or photos."""
+    texts = [*opt.text, *(line for line in (read_lines(opt.captions) if opt.captions else []) if line.strip())]
+    check(texts or opt.photo, "nothing to search for; give a text, --photo FILE or --captions FILE")
+    if opt.sheet:
+        from evaluation.pictures import picture_file  # before the work, whether it can be written
+        picture_file(opt.sheet, [*opt.photo, *filter(None, [opt.captions])], opt.overwrite)
+    searcher = Searcher(opt.index, checkpoint=opt.checkpoint, calibration=opt.calibration, device=opt.device,
+                        token=token_of(opt))
+    results = searcher.find_texts(texts, opt.top, without=opt.without) if texts else []
+    results += [searcher.find_photo(read_photo(path), opt.top, name=path, without=opt.without) for path in opt.photo]
     if opt.json:
-        answers = [as_json(one, searcher) for one in found]
-        json.dump(answers, sys.stdout, indent=1, ensure_ascii=False)
+        json.dump([as_json(result, searcher) for result in results], sys.stdout, indent=1)
         print()
     else:
-        for one in found:
-            print("\n".join(in_lines(one, opt.unsure, opt.sets)))
-        notes = [*searcher.notes, opt.sets and searcher.withdrawn] if texts else []
-        for note in filter(None, notes):
-            print(f"note: {note}")
-    if opt.time:
-        print(f"time: {time.monotonic() - BEGAN:.2f} s in all: index and model opened in "
-              f"{ready - start:.2f} s, the answers took {done - ready:.3f} s; the rest is Python "
-              "and its imports",
-              file=sys.stderr)
-    if sheet:
-        contact_sheet(sheet, found, searcher.path_of,
-                      f"{searcher.count:,} photos of {searcher.title}", opt.unsure,
-                      [None] * len(texts) + opt.photo)
-        print(f"contact sheet in {sheet}", file=sys.stderr if opt.json else sys.stdout)
+        for result in results:
+            say(*in_lines(result, opt.unsure, opt.verbose))
+        if not searcher.calibrated or any(result.sure is not None for result in results):
+            say(*(f"note: {note}" for note in searcher.notes))
+    if opt.sheet:
+        contact_sheet(opt.sheet, results, lambda row: "" if searcher.is_gone(row) else searcher.path_of(row),
+                      f"{searcher.count:,} photos of {searcher.title}", opt.unsure, [None] * len(texts) + opt.photo)
+        print(f"contact sheet in {opt.sheet}", file=sys.stderr if opt.json else sys.stdout)
 
 
-def in_lines(found: Found, unsure: float, sets: bool) -> list[str]:
-    """The answers to a query. sets: whether the conformal set is marked."""
-    facts = found.said(unsure), sets and found.set_said, found.query_said
-    lines = [": ".join(filter(None, [found.query, "; ".join(filter(None, facts))]))]
-    for k, answer in enumerate(found.answers, 1):
-        share = "" if answer.p is None else f"{percent(answer.p):>9}"
-        inside = "" if not sets or answer.in_set is None else " *" if answer.in_set else "  "
-        gone = " (gone)" if answer.gone else ""
-        lines.append(f"{k:>4}{answer.score:>11.4f}{share}{inside}  {answer.name}{gone}")
-    return lines + [f"  note: {note}" for note in found.notes]
+def in_lines(result: SearchResult, unsure: float, verbose: bool) -> list[str]:
+    """The answers to a query as lines. verbose: with scores, and log det Sigma in nats."""
+    spread = None if not verbose or result.uncertainty is None else f"log det Sigma {result.uncertainty:.1f}"
+    lines = [": ".join(filter(None, [result.query, "; ".join(filter(None, [result.said(unsure), spread]))]))]
+    for k, hit in enumerate(result.answers, 1):
+        numbers = (f"{hit.score:>11.4f}" if verbose else "") + ("" if hit.p is None else f"{percent(hit.p):>9}")
+        lines.append(f"{k:>4}{numbers}  {hit.name}{' (gone)' * hit.gone}")
+    return lines + [f"  note: {note}" for note in result.notes]
 
 
-def as_json(found: Found, searcher: Searcher) -> dict:
-    """The answers to a query as plain values: those of Found, paths beside names, and what a reader
-    should know."""
-    answers = [{**answer._asdict(), "path": searcher.path_of(answer.row)}
-               for answer in found.answers]
-    # the searcher's are about probabilities
-    always = [] if searcher.calibrated and found.sure is None else searcher.notes
-    return {**found._asdict(), "answers": answers, "notes": [*found.notes, *always]}
+def as_json(result: SearchResult, searcher: Searcher) -> dict:
+    """The answers to a query as plain values, with paths beside names."""
+    answers = [{**hit._asdict(), "path": searcher.path_of(hit.row)} for hit in result.answers]
+    always = [] if searcher.calibrated and result.sure is None else searcher.notes          # they are on probabilities
+    return {**result._asdict(), "answers": answers, "notes": [*result.notes, *always]}
 
 
 def serve_page(opt) -> None:
-    """The command `serve`."""
-    searcher = opened(opt)
-    if not searcher.folder:
-        raise InputError(f"{opt.index} knows no folder of its photos, so there is nothing to show; "
-                         "make it again with --photos FOLDER")
+    """Open the page, until Ctrl-C."""
+    from photos.page import serve  # Flask is needed here alone
+
+    searcher = Searcher(opt.index, checkpoint=opt.checkpoint, calibration=opt.calibration, device=opt.device,
+                        token=token_of(opt))
+    check(searcher.folder, f"{opt.index} knows no folder of its photos, so there is nothing to show; make it again "
+                           "with --photos FOLDER")
     serve(searcher, opt.port, opt.unsure, opt.host)
 
 
-# ---- the command
+# ---- the command line
 
-SHARED = {
+OPTIONS = {
     "index": dict(type=filename, metavar="INDEX", help="file of the index, with or without .npz"),
-    "--checkpoint": dict(type=filename, metavar="RUN",
-                         help="run folder (default: where the index was made)"),
-    "--device": dict(choices=["auto", "cpu", "cuda"], default="auto",
-                     help="auto: CUDA when present"),
-    "--workers": dict(type=workers, default=0,
-                      help="processes that read photos or large feature files"),
-    "--token_file": dict(type=filename, metavar="FILE",
-                         help="file with USER:PASSWORD or an API key of Milvus")}
-OF_INDEX = "index", "--checkpoint", "--device", "--token_file"
-
-
-def share(p: Arguments, *names: str) -> None:
-    for name in names:
-        p.add_argument(name, **SHARED[name])
-
-
-def index_options(p: Arguments) -> None:
-    p.add_argument("--checkpoint", type=filename, metavar="RUN",
-                   help="run folder (default: the newest run)")
-    p.add_argument("--data_path", type=filename, default="data",
-                   help="folder that holds the data sets, also those of the run where they are "
-                        "not where it was trained")
-    p.add_argument("--images", type=data_set, metavar="NAME",
-                   help="features of photos, a folder below --data_path: what features.images "
-                        "--photos wrote, or a split of a data set")
-    p.add_argument("--split", type=split_name,
-                   help="split to index (default: all photos of a folder, test of a data set)")
-    p.add_argument("--photos", type=filename, metavar="FOLDER",
-                   help="folder of the photos (default: where the features were extracted from)")
-    p.add_argument("--output", type=filename, required=True, metavar="INDEX",
-                   help="file to write, NAME or NAME.npz")
-    p.add_argument("--overwrite", action="store_true", help="replace the index that is there")
-    p.add_argument("--float16", action="store_true", help="store float16, half the space")
-    p.add_argument("--bank", type=split_name, metavar="SPLIT",
-                   help="normalise scores by the captions of a split of the run's data, such as "
-                        "train")
-    p.add_argument("--sets", type=probability, metavar="ALPHA",
-                   help="with --bank: also calibrate sets that miss the right photo in this "
-                        "share of the queries")
-    share(p, "--device", "--workers")
-    p.add_argument("--uri", metavar="URI",
-                   help="Milvus that holds the vectors: http://HOST:19530, or a folder NAME.db of milvus-lite")
-    p.add_argument("--collection", metavar="NAME",
-                   help="with --uri: the collection (default: named after INDEX)")
-    share(p, "--token_file")
-
-
-def add_options(p: Arguments) -> None:
-    share(p, *OF_INDEX, "--workers")
-    p.add_argument("names", nargs="*", metavar="NAME",
-                   help="photos that remove took out and that come back: names, or patterns with "
-                        "* and ?")
-
-
-def remove_options(p: Arguments) -> None:
-    share(p, "index", "--token_file")
-    p.add_argument("names", nargs="*", metavar="NAME",
-                   help="names of photos below their folder, or patterns with * and ?")
-    p.add_argument("--gone", action="store_true", help="photos whose files are no longer there")
-
-
-def info_options(p: Arguments) -> None:
-    share(p, "index", "--token_file")
-    p.add_argument("--names", action="store_true", help="print the names of all photos instead")
-
-
-def answer_options(p: Arguments) -> None:
-    share(p, *OF_INDEX)
-    model_options(p)
-
-
-def model_options(p: Arguments) -> None:
-    p.add_argument("--calibration", type=filename, metavar="FILE.json",
-                   help="what turns scores into probabilities (default: calibration.json in the "
-                        "run folder)")
-    p.add_argument("--text_weights", type=filename, metavar="FILE",
-                   help="weights of the network that made the run's features of captions, where "
-                        "it is no package")
-    p.add_argument("--unsure", type=probability, default=0.0, metavar="P",
-                   help="mark answers of a lower probability as not sure (default: none)")
-
-
-def query_options(p: Arguments) -> None:
-    answer_options(p)
-    p.add_argument("text", nargs="*", metavar="TEXT", help="what to search for")
-    p.add_argument("--photo", type=filename, nargs="+", default=[], metavar="FILE",
-                   help="photos to search for")
-    p.add_argument("--captions", type=filename, metavar="FILE.txt",
-                   help="texts to search for, one per line")
-    p.add_argument("--not", dest="without", nargs="+", default=[], metavar="TEXT",
-                   help="texts that the photos should not fit")
-    p.add_argument("--top", type=up_to(TOP), default=10, metavar="K", help="answers to each query")
-    p.add_argument("--sets", action="store_true",
-                   help="mark the set that holds the right photo with a known chance")
-    p.add_argument("--sheet", type=filename, metavar="FILE.png", help="also draw the answers")
-    p.add_argument("--overwrite", action="store_true", help="replace the file of --sheet that is there")
-    p.add_argument("--json", action="store_true", help="print JSON")
-    p.add_argument("--time", action="store_true", help="say on stderr where the time went")
-
-
-def photos_options(p: Arguments) -> None:
-    p.add_argument("photos", type=filename, metavar="FOLDER", help="folder of your photos")
-    p.add_argument("--output", type=filename, metavar="INDEX",
-                   help="file of the index (default: indexes/NAME.npz, after the folder of the photos; each run has "
-                        "its own)")
-    p.add_argument("--data_path", type=filename, default="data",
-                   help="folder to which the features of the photos are written")
-    p.add_argument("--train", type=filename, metavar="RUN",
-                   help="train a model on the photos that FOLDER/captions.csv describes, to this run folder, "
-                        "and search with it")
-    p.add_argument("--index_only", action="store_true", help="open no page")
-    page_options(p)
-    p.add_argument("--checkpoint", type=filename, metavar="RUN",
-                   help="run folder (default: photos/model, which comes with this repository)")
-    share(p, "--device")
-    p.set_defaults(token_file=None)
-    p.add_argument("--workers", type=workers, default=min(4, os.cpu_count() or 1),
-                   help="processes that read photos")
-    model_options(p)
-
-
-def serve_options(p: Arguments) -> None:
-    answer_options(p)
-    page_options(p)
-
-
-def page_options(p: Arguments) -> None:
-    p.add_argument("--port", type=up_to(65535, least=0), default=8000,
-                   help="port of the page; 0 takes a free one")
-    p.add_argument("--host", default="127.0.0.1", metavar="NAME",
-                   help="address of this computer at which others may open the page, 0.0.0.0 for all addresses; or a "
-                        "name under which a proxy does")
-
+    "--checkpoint": dict(type=filename, metavar="RUN", help="run folder (default: that of the index; of a new one "
+                                                            "photos/model)"),
+    "--device": dict(choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present"),
+    "--workers": dict(type=cli.workers, default=min(4, os.cpu_count() or 1), help="processes that read photos"),
+    "--token_file": dict(type=filename, metavar="FILE", help="file with USER:PASSWORD or an API key of Milvus"),
+    "--data_path": dict(type=filename, default="data", help="folder that holds the data sets"),
+    "--verbose": dict(action="store_true", help="also scores, uncertainties and checksums"),
+    "--overwrite": dict(action="store_true", help="replace the file that is there"),
+    "--unsure": dict(type=probability, default=0.0, metavar="P", help="answers of a lower probability are not sure"),
+    "--port": dict(type=up_to(65535, least=0), default=8000, help="port of the page; 0 takes a free one"),
+    "--host": dict(default="127.0.0.1", metavar="NAME", help="address of this computer at which others may open the "
+                   "page, 0.0.0.0 for all addresses; or a name under which a proxy does"),
+    "--calibration": dict(type=filename, metavar="FILE.json", help="of probabilities (default: that of the run)"),
+    # of the folder
+    "folder": dict(type=filename, metavar="FOLDER", help="folder of your photos"),
+    "--output": dict(type=filename, metavar="INDEX", help="file of the index (default: indexes/NAME.npz, NAME as the "
+                                                          "folder, with the name of a RUN behind it)"),
+    "--index_only": dict(action="store_true", help="open no page"),
+    "--exclude": dict(nargs="+", metavar="PATTERN", help="names or folders that stay out, with * and ? "
+                                                         "(default: those given before)"),
+    "--train": dict(type=filename, metavar="RUN", help="train a model on the photos that FOLDER/captions.csv lists, to "
+                                                       "this run folder, and search with it"),
+    # of a data set
+    "--images": dict(type=data_set, metavar="NAME", required=True, help="features of photos, a folder in --data_path"),
+    "--split": dict(type=split_name, help="split to index (default: all photos of a folder, test of a data set)"),
+    "--photos": dict(type=filename, metavar="FOLDER", help="folder of the photos (default: that of the features)"),
+    "--uri": dict(metavar="URI", help="Milvus that holds the vectors: http://HOST:19530, or a folder NAME.db of "
+                                      "milvus-lite"),
+    "--collection": dict(metavar="NAME", help="with --uri: the collection (default: named after INDEX)"),
+    # of questions
+    "text": dict(nargs="*", metavar="TEXT", help="what to search for; -word for what should not be there"),
+    "--photo": dict(type=filename, nargs="+", default=[], metavar="FILE", help="photos to search for"),
+    "--captions": dict(type=filename, metavar="FILE.txt", help="texts to search for, one per line"),
+    "--not": dict(dest="without", nargs="+", default=[], metavar="TEXT", help="texts that the photos should not fit"),
+    "--top": dict(type=up_to(TOP), default=10, metavar="K", help="answers to each query"),
+    "--sheet": dict(type=filename, metavar="FILE.png", help="also draw the answers"),
+    "--json": dict(action="store_true", help="print JSON"),
+    "--names": dict(action="store_true", help="print the names of all photos instead"),
+    "names": dict(nargs="*", metavar="NAME", help="names of photos below their folder, or patterns with * and ?")}
 
 COMMANDS = {
-    "photos": ("Search a folder of photos: read what is new, index it and open the page.",
-               photos_options, search_photos),
-    "index": ("Index photos by a trained run.", index_options, index),
-    "add": ("Take new and changed photos into an index.", add_options, add_photos),
-    "remove": ("Take photos out of an index.", remove_options, remove_photos),
-    "info": ("Say what an index holds.", info_options, info),
-    "query": ("Find photos for texts or photos.", query_options, query),
-    "serve": ("Open a page to search with, on this machine alone.", serve_options, serve_page)}
+    "": (search_folder, "Search a folder of photos: read what is new, index it and open the page.",
+         "folder --output --index_only --exclude --checkpoint --train --data_path --port --host --unsure --calibration "
+         "--device --workers"),
+    "query": (query, "Find photos for texts or photos.",
+              "index text --photo --captions --not --top --sheet --overwrite --json --verbose --unsure --calibration "
+              "--checkpoint --device --token_file"),
+    "add": (add, "Bring an index up to what its folder holds now; NAMEs that were removed come back.",
+            "index names --checkpoint --device --workers"),
+    "remove": (remove, "Take photos out of an index, where they stay out.", "index names --token_file"),
+    "info": (info, "Say what an index holds.", "index --names --verbose --token_file"),
+    "serve": (serve_page, "Open a page to search with, on this machine alone.",
+              "index --port --host --unsure --calibration --checkpoint --device --token_file"),
+    "index": (index_data, "Index features of a data set by a run.",
+              "--checkpoint --images --split --data_path --photos --output --overwrite --device --workers --uri "
+              "--collection --token_file")}
+
+
+def parse(words: list[str]):
+    """The command and its options. Without the name of a command, the first word is a folder."""
+    name = words[0] if words and words[0] in COMMANDS else ""
+    work, description, options = COMMANDS[name]
+    if not name:
+        description += f" Other commands: {', '.join(filter(None, COMMANDS))}, each with --help."
+    p = Arguments(description, prog=f"{cli.program()} {name}".strip())
+    for option in options.split():
+        changes = {"required": True} if name == "index" and option in ("--checkpoint", "--output") else {}
+        changes |= {"nargs": "+"} if (name, option) == ("remove", "names") else {}
+        p.add_argument(option, **{**OPTIONS[option], **changes})
+    opt, more = p.parse_known_args(words[1:] if name else words)
+    positional = next((name for name in ("text", "names") if name in options.split()), None)
+    literal = more[:1] == ["--"]                            # what stands behind it is no option
+    more = more[literal:]
+    if more and (not positional or not literal and any(word.startswith("-") for word in more)):
+        p.error(f"unrecognized arguments: {' '.join(more)}")
+    if more:                          # argparse takes no text behind an option, so it comes here
+        getattr(opt, positional).extend(more)
+    opt.token_file = getattr(opt, "token_file", None)
+    return name, work, opt
 
 
 def main(argv=None) -> None:
-    p = Arguments("Search photos, and say how sure each answer is.")
-    commands = p.add_subparsers(dest="asked", required=True, metavar="{" + ",".join(COMMANDS) + "}")
-    for name, (description, options, _) in COMMANDS.items():
-        options(commands.add_parser(name, help=description[:1].lower() + description[1:],
-                                    description=description))
-    opt, more = p.parse_known_args(argv)
-    texts = {"query": "text", "remove": "names", "add": "names"}.get(opt.asked)
-    literal = more[:1] == ["--"]                            # what stands behind it is no option
-    more = more[literal:]
-    if more and (not texts or not literal and any(word.startswith("-") for word in more)):
-        p.error(f"unrecognized arguments: {' '.join(more)}")
-    if more:                          # argparse takes no text behind an option, so it comes here
-        getattr(opt, texts).extend(more)
-    cli.run(f"photos {opt.asked}", COMMANDS[opt.asked][2], opt)
+    name, work, opt = parse(sys.argv[1:] if argv is None else list(argv))
+
+    def run() -> None:
+        try:
+            work(opt)
+        except InputError as error:
+            raise InputError(printable(str(error))) from None
+    cli.run(f"photos {name}".strip(), run)
 
 
 if __name__ == "__main__":

@@ -1,141 +1,131 @@
-"""A photo index: an .npz file with the vectors and names of photos, and of which run they are.
+"""A photo index: one .npz file with the embeddings of photos, their names, and the run that made them.
 
-    manifest                       JSON as bytes: the run, the photos, names, digests, what was removed
-    vectors0, vectors1             (N, K) float32 or float16 of each channel (`ranking`); none where Milvus holds them
-    rest                           (N, R) what the similarity needs beside them
-    uncertainty, bank              (N,) log det Sigma, NaN for points, and what a query bank takes from scores
-    origin_mean, origin_log_var    (1, D) what the vectors are centred on
+    manifest                          JSON as bytes, of the kinds in SCHEMA
+    mean, log_var, parts, n_parts     the embedding (N, ...) of the photos; none where Milvus holds their vectors
+    origin_mean, origin_log_var       (1, D) where Milvus does: what its vectors are taken from
+    digest                            sha256 of all other arrays, as bytes
 
-Every change writes the whole file under a temporary name and renames it, so a stop at any moment leaves
-the old index or the new one.
+Every change writes the whole file under a temporary name and renames it, so a stop at any moment leaves the old index
+or the new one.
 """
+import hashlib
 import json
-import os
-import shlex
-from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from cli import InputError, check, reason
+from cli import InputError, reason
+from features.store import PhotoFile
 from files import FAULTS, need, read_arrays, save_arrays
 from losses import Embedding
 from photos.milvus import Collection
-from photos.trust import from_json
 
-FORMAT = 3
-AGAIN = "make it again with python -m photos index"
-CONVERTED = 2 << 20       # bytes of float32 vectors that are multiplied at once: what a cache holds
-
-
-class Entries(NamedTuple):
-    """N photos as an index holds them."""
-    names: list[str]                  # paths below the photo folder
-    digests: list[str | None]         # of their files, where they are known
-    uncertainty: np.ndarray           # (N,) log det Sigma in nats; NaN for points
-    bank: np.ndarray                  # (N,) what a query bank takes from their scores
-    vectors: list[Tensor]             # (N, K) of every channel; empty where Milvus holds them
-    rest: Tensor | None               # (N, R)
-
-    def take(self, rows) -> "Entries":
-        """The photos at `rows`, an array of integers."""
-        return Entries([self.names[i] for i in rows], [self.digests[i] for i in rows], self.uncertainty[rows],
-                       self.bank[rows], [x[rows] for x in self.vectors], None if self.rest is None else self.rest[rows])
-
-    @classmethod
-    def cat(cls, parts: list["Entries"]) -> "Entries":
-        names, digests, uncertainty, bank, vectors, rest = zip(*parts)
-        return cls([*chain(*names)], [*chain(*digests)], np.concatenate(uncertainty), np.concatenate(bank),
-                   [torch.cat(x) for x in zip(*vectors)], None if rest[0] is None else torch.cat(rest))
+FORMAT = 4
+AGAIN = "make it again with python -m photos"
+SCHEMA = {"index": int,               # FORMAT
+          "run": str | None,          # its folder; None: photos/model
+          "weights": str,             # their digest
+          "similarity": str, "data": str,
+          "folder": str | None,       # where the photos lie
+          "features": list,           # [data_path, name, split] of a data set; empty for a folder of photos
+          "exclude": list,            # patterns of names that stay out
+          "removed": dict,            # {name: digest} of what `remove` took out
+          "milvus": list,             # [URI, collection], or empty
+          "photos": list}             # of PhotoFile, as they were when they were embedded
 
 
-def file_of(index: str) -> str:
+def index_file(path: str) -> str:
     """The file of an index that is named with or without its ending."""
-    return index if index.endswith(".npz") else f"{index}.npz"
+    return path if path.endswith(".npz") else f"{path}.npz"
 
 
 class Index:
-    """The photos of an index. collection: that of Milvus, where it holds the vectors."""
+    """The photos of an index, their embeddings or, with Milvus, the collection of their vectors.
 
-    def __init__(self, path: str, manifest: dict, origin: Embedding, entries: Entries, collection: Collection | None):
-        self.path, self.manifest, self.origin = path, manifest, origin
-        self.entries, self.collection, self.trust = entries, collection, from_json(manifest["trust"])
+    embedding: of the photos, or with Milvus the origin of their vectors.
+    """
 
-    @property
-    def names(self) -> list[str]:
-        return self.entries.names
+    def __init__(self, path: str, manifest: dict, photos: list[PhotoFile], embedding: Embedding, token: str = ""):
+        self.path, self.manifest, self.photos, self.embedding = index_file(path), manifest, photos, embedding
+        self.collection = Collection(*manifest["milvus"], token) if manifest["milvus"] else None
 
     @classmethod
     def open(cls, path: str, token: str = "") -> "Index":
-        """Raises InputError where the file is missing, damaged or of another format, and where Milvus is away."""
-        path = file_of(path)
-        arrays = read_arrays(need(path, f"make an index with python -m photos index --output {path}"), AGAIN)
-        try:
-            manifest = json.loads(arrays["manifest"].tobytes())
-            if manifest["index"] != FORMAT:
-                raise ValueError(f"it is of format {manifest['index']}, and this version reads {FORMAT}")
-            names, digests = manifest.pop("names"), manifest.pop("digests")
-            vectors = [torch.from_numpy(arrays[f"vectors{c}"]) for c in range(manifest["channels"])]
-            rest = torch.from_numpy(arrays["rest"]) if "rest" in arrays else None
-            entries = Entries(names, digests, arrays["uncertainty"], arrays["bank"], vectors, rest)
-            if {*map(len, entries[:4]), *map(len, vectors)} != {len(names)}:
-                raise ValueError("its arrays are of different lengths")
-            origin = Embedding(*(torch.from_numpy(arrays[name]) if name in arrays else None
-                                 for name in ("origin_mean", "origin_log_var")))
-            index = cls(path, manifest, origin, entries, None)
-        except FAULTS as error:
-            raise InputError(f"{path} is no whole index ({reason(error)}); {AGAIN}") from error
-        if manifest["milvus"]:
-            index.collection = Collection(*manifest["milvus"], token)
+        """Read an index. Raises InputError where the file is missing, damaged or of another format, and where Milvus is
+        away."""
+        index = cls(path, *read_index(index_file(path)), token)
+        if index.collection:
             index.collection.load()
         return index
 
     def save(self) -> None:
-        of = self.entries
-        manifest = {**self.manifest, "names": of.names, "digests": of.digests, "channels": len(of.vectors)}
-        arrays = {f"vectors{c}": x for c, x in enumerate(of.vectors)}
-        arrays |= {"rest": of.rest, "origin_mean": self.origin.mean, "origin_log_var": self.origin.log_var,
-                   "uncertainty": of.uncertainty, "bank": of.bank,
-                   "manifest": np.frombuffer(json.dumps(manifest).encode(), np.uint8)}
-        save_arrays(self.path, {name: np.asarray(x) for name, x in arrays.items() if x is not None})
+        start = "origin_" if self.collection else ""
+        manifest = json.dumps({**self.manifest, "photos": self.photos}).encode()
+        arrays = {start + name: x.numpy() for name, x in self.embedding._asdict().items() if x is not None}
+        arrays["manifest"] = np.frombuffer(manifest, np.uint8)
+        save_arrays(self.path, {**arrays, "digest": digest(arrays)})
+
+    @property
+    def names(self) -> list[str]:
+        return [photo.name for photo in self.photos]
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.photos)
 
-    def products(self, queries: list[Tensor]) -> list[Tensor]:
-        """Inner products (Q, N) of queries (Q, K) of every channel with all photos."""
-        if self.collection:
-            return [self.collection.products(queries[0], self.names)]
-        return [torch.cat([q @ part.float().T for part in x.split(max(1, CONVERTED // (4 * x.shape[1])))], 1)
-                for q, x in zip(queries, self.entries.vectors)]
-
-    def fetch(self, rows) -> tuple[list[Tensor], Tensor | None]:
-        """The vectors (n, K) of every channel and the rest (n, R) of the photos `rows` (n,), in float32."""
-        if self.collection:
-            return [self.collection.fetch([self.names[row] for row in rows])], None
-        rows = torch.as_tensor(rows)
-        return ([x[rows].float() for x in self.entries.vectors],
-                None if self.entries.rest is None else self.entries.rest[rows].float())
-
-    def lost_photos(self) -> str | None:
-        """What is said where the folder of the photos was moved; None where it is there, or none is known."""
-        of = self.manifest
-        if not of["folder"] or os.path.isdir(of["folder"]):
-            return None
-        options = dict(zip(("data_path", "images", "split"), of["images"])) | {"bank": (of["bank"] or {}).get("split")}
-        options |= dict(zip(("uri", "collection"), of["milvus"] or ()))
-        words = "".join(f" --{name} {shlex.quote(value)}" for name, value in options.items() if value)
-        return (f"the folder of the photos, {of['folder']}, is not there, so all look gone; put it back, or make the "
-                f"index again with where they are: python -m photos index --checkpoint {shlex.quote(of['run'])}{words}"
-                f"{' --float16' * of['half']} --photos FOLDER --output {shlex.quote(self.path)} --overwrite")
+    def keep(self, rows: list[int]) -> None:
+        """Drop all photos but those at `rows`."""
+        self.photos = [self.photos[row] for row in rows]
+        if not self.collection:
+            self.embedding = self.embedding.rows(rows)
 
 
-def stored(x: Tensor, half: bool, names: list[str]) -> Tensor:
-    """Numbers (n, K) as an index stores them. Raises InputError where some are not finite, or beyond float16."""
-    x = x.half() if half else x
-    finite = torch.isfinite(x).all(1)
-    check(finite.all(), f"{names[int(finite.long().argmin())]} has a number that float{16 if half else 32} cannot "
-                        f"hold; {'leave --float16 out' if half else 'its features or the model are broken'}")
-    return x
+def read_index(path: str) -> tuple[dict, list[PhotoFile], Embedding]:
+    """The manifest, photos and embedding in a file. Raises InputError."""
+    arrays = read_arrays(need(path, "make an index with python -m photos FOLDER"), AGAIN)
+    try:
+        manifest, photos = read_manifest(arrays)
+        start = "origin_" if manifest["milvus"] else ""
+        embedding = Embedding(*(torch.from_numpy(arrays[start + name]) if start + name in arrays else None
+                                for name in Embedding._fields))
+        check_embedding(embedding, 1 if start else len(photos))
+    except FAULTS as error:
+        raise InputError(f"{path} is no whole index ({reason(error)}); {AGAIN}") from error
+    return manifest, photos, embedding
+
+
+def digest(arrays: dict[str, np.ndarray]) -> np.ndarray:
+    """The sha256 of arrays with their names and shapes: 32 bytes."""
+    total = hashlib.sha256()
+    for name in sorted(arrays):
+        x = np.ascontiguousarray(arrays[name])
+        total.update(f"{name} {x.dtype.str} {x.shape}".encode())
+        total.update(x.data)
+    return np.frombuffer(total.digest(), np.uint8)
+
+
+def read_manifest(arrays: dict[str, np.ndarray]) -> tuple[dict, list[PhotoFile]]:
+    """The manifest and its photos. Raises ValueError, KeyError or TypeError where `save` did not write them so."""
+    manifest = json.loads(arrays["manifest"].tobytes())
+    if manifest["index"] != FORMAT:
+        raise ValueError(f"it is of format {manifest['index']}, and this version reads {FORMAT}")
+    if not np.array_equal(digest({name: x for name, x in arrays.items() if name != "digest"}), arrays["digest"]):
+        raise ValueError("its arrays do not belong together")
+    wrong = [name for name, kind in SCHEMA.items() if not isinstance(manifest[name], kind)]
+    photos = manifest.pop("photos")
+    kinds = [*PhotoFile.__annotations__.values()]
+    texts = [*manifest["exclude"], *manifest["milvus"], *manifest["removed"].values()]
+    if wrong or not all(isinstance(x, str) for x in texts) or len(manifest["milvus"]) not in (0, 2) or any(
+            [*map(type, row)] != kinds or "\0" in row[0] for row in photos):
+        raise ValueError(f"its {wrong[0] if wrong else 'list of photos'} is of another kind")
+    return manifest, [PhotoFile(*row) for row in photos]
+
+
+def check_embedding(e: Embedding, n: int) -> None:
+    """Raise ValueError where arrays are no embedding of n items in float32."""
+    shapes = [tuple(x.shape) for x in e if x is not None]
+    ndims = [x is None or x.ndim for x in e]
+    if (not n or {shape[0] for shape in shapes} != {n} or ndims[0] != 2 or ndims[1] not in (True, 2)
+            or ndims[2] not in (True, 3) or ndims[3] not in (True, 1)
+            or any(x is not None and x.dtype != torch.float32 for x in e[:3])
+            or e.log_var is not None and e.log_var.shape[1] not in (1, e.mean.shape[1])):
+        raise ValueError("its embeddings are of another kind")

@@ -1,13 +1,15 @@
 """The vectors of an index in a collection of Milvus, for more photos than the memory of one machine holds.
 
-A collection has the photos' names and vectors, in float32, and is searched exactly (FLAT, inner product). It is filled
-under another name and renamed at the end: what is half built is dropped by the next call. All else of the index is in
-its file, so entities whose names are not there are no photos of it.
+A collection has the photos' names and vectors, in float32, and is searched exactly (FLAT, inner product). It is called
+NAME_a or NAME_b, as the file of its index says. A new one is filled under the other name before the file is replaced,
+so a client that dies leaves the old file and its collection, or the new ones. What is half built is dropped by the next
+`build`. Entities whose names are not in the file are no photos of the index.
 """
 import contextlib
 import logging
 import os
 import re
+import time
 import uuid
 from urllib.parse import urlsplit
 
@@ -16,7 +18,8 @@ from torch import Tensor
 
 from cli import InputError, check, reason
 
-CONNECT, REPLY = 6, 300               # seconds within which a server has to answer at first, and later
+CONNECT, REPLY = 6, 30                # seconds within which a server has to answer at first, and later
+PATIENCE = 20                         # times REPLY that a server may take to load or flush while it answers others
 BATCH_BYTES = 16 << 20                # of a request; a server takes 64 MiB
 LARGEST_TOP = 16_384                  # answers to one query (Milvus Limits)
 NAME_BYTES = 4096                     # of a photo's name
@@ -26,7 +29,7 @@ def check_address(uri: str) -> str:
     """`uri`, where it is the address of a server, or a folder of milvus-lite. Raises InputError."""
     if "://" not in uri and uri.endswith(".db"):
         return os.path.abspath(uri)
-    fix = "give http://HOST:19530, or a folder of milvus-lite that ends in .db"
+    fix = "give http://HOST:19530 with a port up to 65535, or a folder of milvus-lite that ends in .db"
     check("@" not in uri, "--uri holds a user or a password, which every user of this machine can read; give them as "
                           "USER:PASSWORD in a file with --token_file")
     with contextlib.suppress(ValueError):                   # a port above 65535
@@ -42,7 +45,7 @@ def import_pymilvus():
     try:
         import pymilvus
     except ImportError as error:
-        raise InputError("--uri needs a package: pip install -r requirements-milvus.txt") from error
+        raise InputError("--uri needs a package: pip install -r photos/requirements-milvus.txt") from error
     for name in ("pymilvus", "pymilvus.milvus_client", "milvus_lite"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     return pymilvus
@@ -53,7 +56,7 @@ class Collection:
 
     def __init__(self, uri: str, name: str, token: str = ""):
         check(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,199}", name),
-              f"'{name}' is no name of a collection; give at most 200 letters, digits and _, no digit first")
+              f"'{name}' is no name of a collection; give at most 190 letters, digits and _, no digit first")
         self.uri, self.name, self.token = check_address(uri), name, token
         pymilvus = import_pymilvus()
         with self.mending(f"no Milvus server answers at {uri} within {CONNECT} seconds, or it refuses the token",
@@ -63,49 +66,67 @@ class Collection:
             self.client.get_server_version(timeout=CONNECT)
 
     @contextlib.contextmanager
-    def mending(self, what: str, fix: str):
+    def mending(self, failure: str, fix: str):
         """A context in which every error of the client is one sentence: what failed, and the fix."""
         try:
             yield
         except Exception as error:                          # of pymilvus, of gRPC, of milvus-lite
             text = getattr(error, "message", "") or str(error)
             text = text.replace(self.token, "***") if self.token else text
-            raise InputError(f"{what} ({reason(RuntimeError(text))}); {fix}") from None
+            raise InputError(f"{failure} ({reason(RuntimeError(text))}); {fix}") from None
 
-    def ask(self, request: str, *words, **more):
-        """The answer to a request, a method of pymilvus.MilvusClient."""
-        with self.mending(f"Milvus at {self.uri} fails at {request} of {self.name}", "see its log, and call it again"):
-            return getattr(self.client, request)(*words, timeout=REPLY, **more)
+    def ask(self, request: str, *words, tries: int = 1, **more):
+        """The answer to a request, a method of pymilvus.MilvusClient; one that takes too long is asked again while the
+        server answers others."""
+        for left in range(tries)[::-1]:
+            begun = time.monotonic()
+            with self.mending(f"Milvus at {self.uri} fails at {request} of {self.name}",
+                              "see its log, and call it again"):
+                try:
+                    return getattr(self.client, request)(*words, timeout=REPLY, **more)
+                except Exception:
+                    if not left or time.monotonic() - begun < REPLY:
+                        raise
+                    self.client.get_server_version(timeout=CONNECT)
 
     def close(self) -> None:
         self.client.close()
 
-    def build(self, width: int, parts, overwrite: bool) -> None:
-        """Make the collection of `parts`, pairs of n names and vectors (n, width). Raises InputError where it is there
-        already, unless with `overwrite`."""
-        check(overwrite or not self.ask("has_collection", self.name),
-              f"the collection {self.name} is at {self.uri} already; name another --collection, or give --overwrite")
-        whole, self.name = self.name, f"{self.name}_part"
-        self.ask("drop_collection", self.name)
-        schema, kinds = self.client.create_schema(auto_id=False, enable_dynamic_field=False), import_pymilvus().DataType
+    @classmethod
+    def build(cls, uri: str, name: str, token: str, width: int, parts, before: str | None = None,
+              overwrite: bool = False) -> "Collection":
+        """Fill the collection NAME_a or NAME_b, whichever is not the one `before`, with `parts`, pairs of n names and
+        vectors (n, width). Raises InputError where one of them is there already, unless with `overwrite`."""
+        new = cls(uri, f"{name}_{'b' if before == f'{name}_a' else 'a'}", token)
+        there = [one for one in (new.name, new.other) if new.ask("has_collection", one)]
+        check(overwrite or not there, f"the collection {name} is at {uri} already, whole or half built; name another "
+                                      "--collection, or replace it with --overwrite")
+        new.ask("drop_collection", new.name)
+        schema, kinds = new.client.create_schema(auto_id=False, enable_dynamic_field=False), import_pymilvus().DataType
         schema.add_field("name", kinds.VARCHAR, is_primary=True, max_length=NAME_BYTES)
         schema.add_field("vector", kinds.FLOAT_VECTOR, dim=width)
-        flat = self.client.prepare_index_params()
+        flat = new.client.prepare_index_params()
         flat.add_index("vector", index_type="FLAT", metric_type="IP")
-        self.ask("create_collection", self.name, schema=schema, index_params=flat, consistency_level="Strong")
+        new.ask("create_collection", new.name, schema=schema, index_params=flat, consistency_level="Strong")
         for names, vectors in parts:
-            self.add(names, vectors)
-        self.ask("flush", self.name)
-        self.ask("drop_collection", whole)
-        self.ask("rename_collection", self.name, whole)
-        self.name = whole
-        self.load()
+            new.add(names, vectors)
+        new.ask("flush", new.name, tries=PATIENCE)
+        new.load()
+        return new
+
+    @property
+    def other(self) -> str:
+        return f"{self.name[:-1]}{'b' if self.name.endswith('a') else 'a'}"
+
+    def drop_other(self) -> None:
+        """Drop what the next call of `build` would fill."""
+        self.ask("drop_collection", self.other)
 
     def load(self) -> None:
-        self.ask("load_collection", self.name)
+        self.ask("load_collection", self.name, tries=PATIENCE)
 
     def add(self, names: list[str], vectors: Tensor) -> None:
-        """Add photos by their vectors (n, K), or give them others."""
+        """Add photos by their vectors (n, K)."""
         step = max(1, BATCH_BYTES // (5 * vectors.shape[1] + NAME_BYTES))
         for k in range(0, len(names), step):
             self.ask("upsert", self.name, [{"name": name, "vector": x} for name, x in
@@ -115,16 +136,15 @@ class Collection:
         for k in range(0, len(names), 1000):
             self.ask("delete", self.name, ids=names[k:k + 1000])
 
-    def products(self, queries: Tensor, names: list[str]) -> Tensor:
-        """Inner products (Q, N) of queries (Q, K) and the photos `names`: of the LARGEST_TOP best, else -inf."""
+    def products(self, query: Tensor, names: list[str]) -> Tensor:
+        """Inner products (N,) of a query (K,) and the photos `names`: of the LARGEST_TOP best, else -inf."""
         place = {name: row for row, name in enumerate(names)}
-        products = torch.full((len(queries), len(names)), -torch.inf)
-        for q, query in enumerate(queries.numpy()):
-            hits, = self.ask("search", self.name, [query], limit=LARGEST_TOP, anns_field="vector",
-                             output_fields=["name"], search_params={"metric_type": "IP"})
-            for hit in hits:
-                if hit["name"] in place:
-                    products[q, place[hit["name"]]] = hit["distance"]
+        products = torch.full((len(names),), -torch.inf)
+        hits, = self.ask("search", self.name, [query.numpy()], limit=LARGEST_TOP, anns_field="vector",
+                         output_fields=["name"], search_params={"metric_type": "IP"})
+        for hit in hits:
+            if hit["name"] in place:
+                products[place[hit["name"]]] = hit["distance"]
         return products
 
     def fetch(self, names: list[str]) -> Tensor:

@@ -28,7 +28,7 @@ from PIL import Image
 from cli import InputError, check
 from files import FAULTS
 from images import decode_photo, read_photo
-from photos.searcher import Found, Searcher
+from photos.searcher import Searcher, SearchResult
 
 LETTERS, TOP, MOST = 2_000, 10, 200   # of a query; answers to a request unless it says how many, and at most
 BYTES = 60_000_000                    # of a photo that is sent
@@ -92,11 +92,11 @@ class Page:
         with self.lock:
             return self.as_json(find(query, top, offset), offset)
 
-    def as_json(self, result: Found, offset: int) -> dict:
+    def as_json(self, result: SearchResult, offset: int) -> dict:
         answers = [{"row": answer.row, "name": answer.name, "path": self.searcher.path_of(answer.row),
                     "p": answer.p, "score": answer.score, "gone": answer.gone} for answer in result.answers]
         return {"query": result.query, "count": result.gallery, "expected": result.expected, "sure": result.sure,
-                "said": result.said(self.unsure), "set": result.set_said, "notes": result.notes, "offset": offset,
+                "said": result.said(self.unsure), "notes": result.notes, "offset": offset,
                 "answers": answers}
 
     def read_row(self, text: str) -> int:
@@ -157,7 +157,7 @@ def application(searcher: Searcher, unsure: float = 0.0, host: str = "127.0.0.1"
     try:
         import flask  # optional: only this page needs it
     except ImportError as error:
-        raise InputError("the page needs Flask; pip install -r requirements-search.txt") from error
+        raise InputError("the page needs Flask; pip install -r photos/requirements.txt") from error
     app = flask.Flask(__name__, static_folder=None, template_folder=None)
     page = Page(searcher, unsure)
     app.config["MAX_CONTENT_LENGTH"] = BYTES + 1          # of a longer request, the rest is not read

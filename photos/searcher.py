@@ -1,4 +1,5 @@
-"""What a search answers: photos of an index for a text or a photo, with how sure each answer is."""
+"""Searches an index: photos for a text, for a photo or more like one of its own, with how sure each answer is."""
+import copy
 import math
 import os
 from itertools import zip_longest
@@ -6,63 +7,51 @@ from typing import NamedTuple
 
 import torch
 from PIL import Image
+from torch import Tensor
 
-from cli import InputError, check
-from confidence.calibration import percent
-from data import Photos
-from evaluation.pictures import IN_SET, Cell, Row, draw_rows, drawable, picture_file, small
-from losses import Embedding, uncertainty
+from cli import check
+from losses import Embedding, cosine, trait, uncertainty
 from photos.encoder import Encoder
 from photos.index import Index
-from photos.ranking import Asked, Ranker, on_cpu, vectors_of
-from photos.trust import (
-    EMPTY,
-    NONE,
-    Trust,
-    badge_of,
-    calibration_of,
-    how_many,
-    how_sure,
-    of_the_query,
-    of_the_set,
-    trust_in,
-)
+from photos.probability import NONE, Probabilities, badge_of, how_many, how_sure, percent, read_probabilities
+from photos.question import notes_on_words, read_question, rows_named
+from photos.vectors import query_vectors, scores_of_products
 
+PHOTOS = 4096                         # photos whose embeddings are compared at a time
 COPIES = 50                           # answers at least among which copies of the first are sought
+# Photos whose means have a cosine above this are one photo: a file that is there twice, or that was hardly changed.
+# Of 900 photos of Flickr8k no two are as near.
+ALIKE = 0.975
+BY_PHOTO = "photos found by a photo have no probability: a run is calibrated for captions"
 SCORES = "answers without what is not wanted have scores alone"
 ACROSS, NAME = 5, 28                  # photos in a line of a sheet, letters of a name
 
 
-class Answer(NamedTuple):
+class Hit(NamedTuple):
     """A photo of the index as an answer."""
-    row: int                      # its number in the index, from 0
-    name: str                     # its path below the photo folder
-    score: float                  # higher is better
-    p: float | None               # posterior over the gallery, 0..1; None without calibration
-    gone: bool                    # whether the file is there no more
-    in_set: bool | None           # whether the conformal set holds it; None without one
-    uncertainty: float | None     # log det Sigma of the photo in nats; None for points
-    copy: bool = False            # whether it is a copy of the first answer of all, or that itself
+    row: int                          # its number in the index, from 0
+    name: str                         # its path below the photo folder
+    score: float                      # higher is better
+    p: float | None                   # posterior over the gallery, 0..1; None without calibration
+    gone: bool                        # whether the file is there no more
+    uncertainty: float | None = None  # log det Sigma of the photo in nats; None for points
+    copy: bool = False                # whether it is a copy of the first answer of all, or that itself
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """The answers to one query, the best first."""
     query: str
-    answers: list[Answer]
-    gallery: int                  # how many photos were searched
-    sure: float | None            # probability that the first of all, or a copy, is right, 0..1
-    uncertainty: float | None     # log det Sigma of the query in nats
-    in_set: int | None            # photos in the conformal set; None without one, and if empty
-    notes: list[str]              # sentences for the reader of these answers
-    level: float | None = None    # how often the conformal set holds the right photo, such as 0.9
-    wider: float | None = None    # share of dev's captions with a smaller log det Sigma, 0..1
-    no_set: str | None = None     # why no set is given, where one was calibrated
-    copies: int = 1               # how often the first photo is there: copies share its probability
-    expected: float | None = None # how many photos fit, by people's votes; None without these
+    answers: list[Hit]
+    gallery: int                      # how many photos were searched
+    sure: float | None = None         # probability that the first of all, or a copy, is right, 0..1
+    uncertainty: float | None = None  # log det Sigma of the query in nats
+    notes: list[str] = []             # sentences for the reader of these answers
+    copies: int = 1                   # how often the first photo is there: copies share its probability
+    expected: float | None = None     # how many photos fit, by people's votes; None without these
 
     def said(self, unsure: float) -> str | None:
-        """How many photos fit, where that is known, and how sure the first answer is, unless none
-        fits. unsure: less than this is not sure."""
+        """How many photos fit, where that is known, and how sure the first answer is, unless none fits. unsure: less
+        than this is not sure."""
         fit = None if self.expected is None else how_many(self.expected, self.gallery, self.query)
         return fit if self.none_fits or self.sure is None else how_sure(self.sure, unsure, self.copies, fit)
 
@@ -70,163 +59,162 @@ class Found(NamedTuple):
     def none_fits(self) -> bool:
         return self.expected is not None and self.expected < NONE
 
-    @property
-    def set_said(self) -> str | None:
-        """What is said of the set."""
-        if self.in_set is None:
-            return EMPTY if self.no_set == EMPTY else None
-        return of_the_set(self.in_set, self.level)
-
-    @property
-    def query_said(self) -> str | None:
-        """What is said of the uncertainty of the query, where no number of photos says it."""
-        return None if self.uncertainty is None or self.expected is not None else of_the_query(
-            self.uncertainty, self.wider)
-
 
 class Searcher:
-    """An index with the model that embeds the queries. `top` answers are given, from the one at
-    place `first`, from 0. The find_* raise InputError on a query that cannot be embedded.
+    """An index with the model that embeds the queries. `top` answers are given, from the one at place `first`, from 0.
+    The find_* raise InputError on a query that cannot be embedded.
 
-    checkpoint: the run, where it is no longer where the index was made. calibration: a file in
-    place of the run's own. Raises InputError where index and run do not belong together.
+    checkpoint: the run, where it is no longer where the index was made. calibration: a file in place of the run's own.
+    Raises InputError where index and run do not belong together.
     """
 
     def __init__(self, index: str, *, checkpoint: str | None = None, calibration: str | None = None,
-                 device="auto", text_weights: str | None = None, token: str = ""):
+                 device="auto", token: str = ""):
         self.index = Index.open(index, token)
         manifest = self.index.manifest
-        run = checkpoint or manifest["run"]
-        self.encoder = Encoder(run, manifest["recipe"], device=device, text_weights=text_weights,
-                               data_path=manifest["images"][0])
+        data_path = manifest["features"][0] if manifest["features"] else None
+        self.encoder = Encoder(checkpoint or manifest["run"], device=device, data_path=data_path)
         self.encoder.refuse_other_weights(index, manifest["weights"])
-        if calibration and manifest["bank"]:
-            raise InputError(f"{index} was calibrated when it was made, as its query bank changes "
-                             f"all scores; leave --calibration {calibration} out")
-        similarity = on_cpu(self.encoder.similarity)
-        self.vectors = vectors_of(similarity, self.index.origin, manifest["half"],
-                                  manifest["form"])
-        self.trust: Trust | None = self.index.trust
-        if not self.trust and not manifest["bank"]:
-            known = calibration_of(run, calibration)
-            self.trust = known and trust_in(known, run, manifest["weights"], manifest["similarity"])
-        self.count, self.folder = len(self.index), manifest["folder"] or ""
-        self.calibrated = self.trust is not None
-        self.title = os.path.basename(self.folder) or manifest["data"]
-        self.notes = self.trust.notes(manifest["images"][1], self.count) if self.trust else [
-            f"no probabilities: {run} was not calibrated; write its calibration with python -m confidence "
-            f"{run} --sets 0.1"]
-        self.ranker = Ranker(self.vectors, self.index)
+        similarity = self.encoder.similarity
+        self.similarity = copy.deepcopy(similarity).cpu() if isinstance(similarity, torch.nn.Module) else similarity
+        run = self.encoder.path
+        self.probabilities: Probabilities | None = read_probabilities(run, self.encoder, calibration)
+        self.count, self.folder, self.title = len(self.index), manifest["folder"] or "", manifest["data"]
+        self.calibrated = self.probabilities is not None
+        self.notes = self.probabilities.notes(manifest["data"], self.count) if self.probabilities else [
+            f"no probabilities: {run} was not calibrated; write its calibration with python -m confidence {run}"]
 
     # ---- queries
 
     def find_texts(self, texts: list[str], top: int = 10, first: int = 0,
-                   without: list[str] = ()) -> list[Found]:
-        """without: texts that the photos should not fit."""
-        if not all(text.strip() for text in texts):
-            raise InputError("a query of blanks alone finds nothing; "
-                             "describe a photo in a few words")
-        e = self.encoder.captions(texts).to("cpu")
-        notes = [self.encoder.note_on(text) for text in texts]
-        return self.found(texts, e, self.vectors.queries(e), top, first, self.trust, notes, without)
+                   without: list[str] = ()) -> list[SearchResult]:
+        """Photos for texts. without: texts that the photos should not fit, as after a minus in a text."""
+        questions, results = [read_question(text) for text in texts], []
+        named = [rows_named(text, self.index.names) for text in texts]
+        captions = [question.text for question, rows in zip(questions, named) if not rows]
+        e, place = self.encoder.captions(captions).to("cpu") if captions else None, iter(range(len(captions)))
+        for text, question, rows in zip(texts, questions, named):
+            if rows:
+                results.append(self.rank(text, self.embedding(rows[0]), top, first, [
+                    f"{text} is a photo's name: it stands first, and photos like it follow"], without, rows, like=True))
+            else:
+                notes = [*question.notes, *notes_on_words(self.encoder, question.text)]
+                results.append(self.rank(question.text, e.rows([next(place)]), top, first, notes,
+                                         [*without, *question.unwanted]))
+        return results
 
-    def find_photo(self, photo: Image.Image, top: int = 10, first: int = 0,
-                   name: str = "a photo", without: list[str] = ()) -> Found:
-        """photo: in RGB."""
-        e = self.encoder.photos([photo]).to("cpu")
-        note = "photos found by a photo have no probability: a run is calibrated for captions"
-        return self.found([name], e, self.vectors.queries(e, of_images=True), top, first, None,
-                          [note], without)[0]
+    def find_photo(self, photo: Image.Image, top: int = 10, first: int = 0, name: str = "a photo",
+                   without: list[str] = ()) -> SearchResult:
+        """Photos like another one, in RGB."""
+        return self.rank(name, self.encoder.photos([photo]).to("cpu"), top, first, [BY_PHOTO], without, like=True)
 
-    def find_row(self, row: int, top: int = 10, first: int = 0, without: list[str] = ()) -> Found:
+    def find_row(self, row: int, top: int = 10, first: int = 0, without: list[str] = ()) -> SearchResult:
         """More like a photo of the index."""
-        path = self.path_of(row)
-        if not os.path.isfile(path):
-            raise InputError(f"the photo {path} is gone, so nothing can be compared with it")
-        return self.find_photo(Photos([path]).open(0), top, first, self.name_of(row), without)
+        e = self.embedding(row)
+        return self.rank(self.name_of(row), e, top, first, [BY_PHOTO], without, like=True)
 
-    @property
-    def withdrawn(self) -> str | None:
-        """Why there are no sets though some were calibrated."""
-        return self.trust and self.trust.no_set(self.count)
+    def embedding(self, row: int) -> Embedding:
+        """The embedding (1, D) of a photo of the index. With Milvus its file is read."""
+        path = self.path_of(row)
+        return self.encoder.photos([path]).to("cpu") if self.index.collection else self.index.embedding.rows([row])
 
     def name_of(self, row: int) -> str:
         return self.index.names[row]
 
     def path_of(self, row: int) -> str:
         """folder/name of a photo. The file may be there no more."""
-        check(0 <= row < self.count,
-              f"there is no photo {row} in the index; its photos are 0 to {self.count - 1}")
+        check(0 <= row < self.count, f"there is no photo {row} in the index; its photos are 0 to {self.count - 1}")
         return os.path.join(self.folder, self.name_of(row))
+
+    def is_gone(self, row: int) -> bool:
+        """Whether a photo is there no more, or is now a link out of its folder."""
+        root = os.path.join(os.path.realpath(self.folder), "")
+        path = os.path.realpath(self.path_of(row))
+        return bool(self.folder) and not (path.startswith(root) and os.path.isfile(path))
 
     # ---- ranking
 
-    def found(self, queries: list[str], e: Embedding, asked: Asked, top: int, first: int,
-              trust: Trust | None, notes: list[str | None], without: list[str]) -> list[Found]:
-        if without:
+    @torch.no_grad()
+    def rank(self, query: str, e: Embedding, top: int, first: int, notes: list[str], unwanted: list[str],
+             named: list[int] = (), like: bool = False) -> SearchResult:
+        """Answers to the embedding (1, D) of a query. named: photos that stand first. like: it is of a photo, which
+        stands for a caption; where the similarity needs an image and a caption, the cosine of the means compares."""
+        scores, p, copies, expected = self.scores(e, like), None, [], None
+        if unwanted:
             check(not self.index.collection, "Milvus gives the best photos alone, and --not compares all; leave --not "
                                              "out, or make the index without --uri")
-            trust, notes = None, [note or SCORES for note in notes]
-        if trust and self.withdrawn:
-            trust = trust._replace(alpha=None, limit=None)
-        lost = self.index.lost_photos()
-        ranking = self.ranker.rank(asked, max(first + top, COPIES), trust, [
-            self.vectors.queries(self.encoder.captions([text]).to("cpu")) for text in without])
-        spreads = None if e.log_var is None or without else uncertainty(e).tolist()
-        results = []
-        for q, query in enumerate(queries):
-            scores = ranking.scores[q][ranking.scores[q] > -torch.inf]
-            rows = ranking.rows[q][:len(scores)]
-            result = Found(", not ".join([query, *without]), [], self.count, None, spreads and spreads[q], None,
-                           [note for note in (notes[q], lost) if note])
-            p, copies = None, []
-            if trust is not None:
-                copies = self.ranker.copies(rows)
-                p = (trust.temperature * scores.double() - ranking.log_total[q]).exp().tolist()
-                size = None if ranking.in_set is None else int(ranking.in_set[q]) or None
-                no_set = None if size else self.withdrawn if trust.alpha is None else EMPTY
-                result = result._replace(
-                    sure=sum(p[k] for k in copies), copies=len(copies), in_set=size, no_set=no_set,
-                    expected=None if ranking.expected is None else float(ranking.expected[q]),
-                    level=size and 1 - trust.alpha, wider=spreads and trust.wider_than(spreads[q]))
-            for k, row in list(enumerate(rows.tolist()))[first:first + top]:
-                name, spread = self.name_of(row), float(self.index.entries.uncertainty[row])
-                result.answers.append(Answer(
-                    row, name, float(scores[k]), p and p[k],
-                    bool(self.folder) and not os.path.isfile(os.path.join(self.folder, name)),
-                    result.in_set and k < result.in_set, None if math.isnan(spread) else spread, k in copies))
-            results.append(result)
-        return results
+            parts = [self.encoder.captions([text]).to("cpu") for text in unwanted]
+            scores = standardise(scores) - sum(standardise(self.scores(part)).clamp(min=0) for part in parts)
+        order = scores.topk(min(max(first + top, COPIES), self.count))
+        rows = [row for row, score in zip(order.indices.tolist(), order.values.tolist()) if score > -math.inf]
+        certain = self.probabilities if not (unwanted or named or like) else None
+        if certain:
+            p = certain.chances(scores[None])[0]
+            copies = self.copies(rows)
+            expected = certain.number(scores[None], e).item() if certain.fits else None
+        rows = [*named, *(row for row in rows if row not in set(named))]
+        spread = None if e.log_var is None or unwanted else uncertainty(e).item()
+        lost = self.index.manifest["folder"] and not os.path.isdir(self.folder)
+        hits = [Hit(row, self.name_of(row), scores[row].item(), None if p is None else p[row].item(), self.is_gone(row),
+                    self.uncertainty(row), row in copies) for row in rows[first:first + top]]
+        return SearchResult(
+            ", not ".join([query, *unwanted]), hits, self.count, None if p is None else p[copies].sum().item(), spread,
+            [*notes, *[SCORES] * bool(unwanted),
+             *[f"the folder of the photos, {self.folder}, is not there, so all look gone; put it back, or index it "
+               "where it is now"] * bool(lost)], max(1, len(copies)), expected)
+
+    def scores(self, e: Embedding, like: bool = False) -> Tensor:
+        """Scores (N,) of all photos for one query."""
+        similarity = self.similarity
+        if self.index.collection:
+            name, origin = self.index.manifest["similarity"], self.index.embedding
+            vector, number = query_vectors(name, e, origin)
+            return scores_of_products(name, self.index.collection.products(vector[0], self.index.names) + number)
+        if like and not trait(similarity, "within_modality"):
+            similarity, e = cosine, Embedding(e.mean)
+        photos = self.index.embedding if similarity is not cosine else Embedding(self.index.embedding.mean)
+        return torch.cat([similarity(photos.rows(slice(k, k + PHOTOS)), e)[:, 0] for k in range(0, self.count, PHOTOS)])
+
+    def copies(self, rows: list[int]) -> list[int]:
+        """The photos among `rows` (R,) that are copies of the first of them, as that itself is."""
+        x = (self.index.collection.fetch([self.name_of(row) for row in rows]) if self.index.collection
+             else self.index.embedding.mean[rows])                                  # (R, D)
+        alike = torch.cosine_similarity(x, x[:1]) > ALIKE
+        return [row for row, same in zip(rows, alike.tolist()) if same] or rows[:1]
+
+    def uncertainty(self, row: int) -> float | None:
+        e = self.index.embedding
+        return None if e.log_var is None or self.index.collection else uncertainty(e.rows([row])).item()
+
+
+def standardise(scores: Tensor) -> Tensor:
+    """Scores (N,) less their mean over the photos, over their deviation; zeros where all are equal."""
+    deviation = scores.std(correction=0)
+    return (scores - scores.mean()) / deviation.masked_fill(deviation == 0, 1)
 
 
 # ---- a sheet of answers
 
-def contact_sheet(path: str, results: list[Found], photo_of, title: str, unsure: float = 0.0,
-                  asked: list[str | None] = ()) -> None:
-    """Draw the answers to queries, each with its name, its score and its probability, and a frame
-    where the conformal set holds it.
+def contact_sheet(path: str, results: list[SearchResult], photo_of, title: str, unsure: float = 0.0,
+                  files: list[str | None] = ()) -> None:
+    """Draw the answers to queries, each with its name and its probability.
 
-    photo_of(row): the file of a photo, which may be gone. unsure: a first answer of a lower
-    probability is marked. asked: for each query the file of its photo, which is drawn before the
-    answers, or None for a text. Raises InputError on a path that `picture_file` refuses, and where
-    the picture would be too tall.
+    photo_of(row): the file of a photo, which may be gone. unsure: a first answer of a lower probability is marked.
+    files: for each query its photo, which is drawn before the answers, or None for a text. Raises InputError on a path
+    that `picture_file` refuses, and where the picture would be too tall.
     """
+    from evaluation.pictures import Cell, Row, draw_rows, drawable, picture_file, small  # matplotlib takes a second
+
     picture_file(path)
     rows = []
-    for of, file in zip_longest(results, asked):
-        facts = of.said(unsure), of.in_set and f"{of.set_said} (framed)", of.query_said
-        cells = [answer_cell(answer, photo_of(answer.row), of.expected is None) for answer in of.answers]
-        if cells and of.sure is not None and not of.none_fits:
-            cells[0] = cells[0]._replace(badge=badge_of(of.sure, unsure), sure=of.sure >= unsure)
+    for result, file in zip_longest(results, files):
+        cells = []
+        for hit in result.answers:
+            name = " ".join(drawable(hit.name).split())
+            label = name if len(name) <= NAME else f"...{name[3 - NAME:]}"
+            cells.append(Cell(small(photo_of(hit.row)), label + ("" if hit.p is None else f"\n{percent(hit.p)}")))
+        if cells and result.sure is not None and not result.none_fits:
+            cells[0] = cells[0]._replace(badge=badge_of(result.sure, unsure), sure=result.sure >= unsure)
         own = [Cell(small(file), "the query")] if file else []
-        rows.append(Row(of.query, "; ".join(filter(None, facts)), own + cells))
+        rows.append(Row(result.query, result.said(unsure) or "", own + cells))
     draw_rows(path, title, rows, ACROSS)
-
-
-def answer_cell(answer: Answer, file: str, spread: bool) -> Cell:
-    """An answer in a sheet. file: its photo's; spread: whether its uncertainty is written."""
-    numbers = f"{answer.score:.3f}" + ("" if answer.p is None else f", {percent(answer.p)}")
-    numbers += f" (unc. {answer.uncertainty:.1f})" if spread and answer.uncertainty is not None else ""
-    name = " ".join(drawable(answer.name).split())
-    name = name if len(name) <= NAME else f"...{name[3 - NAME:]}"
-    return Cell(small(file), f"{name}\n{numbers}", IN_SET if answer.in_set else None)

@@ -22,7 +22,7 @@ from evaluation.embeddings import Embeddings, split_of
 from evaluation.encode import encode
 from losses import uncertainty
 from photos import __main__ as search
-from photos.trust import Trust, from_json
+from photos.probability import Probabilities
 from tests.helpers import refused
 
 SIDES = ("t2i", "i2t")
@@ -345,61 +345,42 @@ def test_pictures_of_a_run(runs, tmp_path, figures):
     assert len(without) == len(cells) and all(cell.photo.startswith("[image ") for cell in without)
 
 
-# ---- search.py, which reads the same calibration
+# ---- photos, which reads the same calibration
+
 
 @pytest.mark.usefixtures("undrawn")
-def test_search_says_how_sure_it_is(runs, tmp_path, capsys):
-    """Temperature, limit of the sets and quantiles are those that were written; other runs' are refused."""
+def test_a_search_says_how_sure_it_is(runs, tmp_path, capsys):
+    """Temperature is the one that was written; another file can be named."""
     folder, data = tmp_path / "run", runs / "data"
     shutil.copytree(runs / "wasserstein", folder)
-    judged(folder, "--sets", "0.2")
-    search.main(["index", "--checkpoint", str(folder), "--data_path", str(data), "--images", "demo_precomp", "--split",
-                 "dev", "--output", str(tmp_path / "index")])
+    judged(folder)
+    for name, split in (("dev", "dev"), ("test", "test")):
+        search.main(["index", "--checkpoint", str(folder), "--data_path", str(data), "--images", "demo_precomp",
+                     "--split", split, "--output", str(tmp_path / name)])
     texts = (data / "demo_precomp" / "dev_caps.txt").read_text().splitlines()[:6]
     capsys.readouterr()
-    search.main(["query", str(tmp_path / "index"), *texts, "--json", "--sets", "--top", "4"])
+    search.main(["query", str(tmp_path / "dev"), *texts, "--json", "--top", "4"])
     found = json.loads(capsys.readouterr().out)
-    stored = json.loads((folder / "calibration.json").read_text())
-    t, limit = stored["t2i"]["temperature"], stored["sets"]["t2i"]["lac"]
+    t = json.loads((folder / "calibration.json").read_text())["t2i"]["temperature"]
     run = Trained(str(folder))
     split = split_of(run, "dev")
     images, captions = encode(run.model, split, split.encode(run.vocab), "cpu")
     p = (t * run.similarity(images, captions).T[:6].double()).softmax(1)
-    log_det = uncertainty(captions)
-    for k, of in enumerate(found):
-        held = int((-p[k].log() <= limit).sum())
-        assert of["sure"] == pytest.approx(float(p[k].max()), rel=1e-4)
-        assert (of["in_set"], of["level"]) == ((held, pytest.approx(0.8)) if held else (None, None))
-        below = float((torch.tensor(stored["log_det"]) < log_det[k]).double().mean())
-        assert of["uncertainty"] == pytest.approx(float(log_det[k]), rel=1e-4)
-        assert of["wider"] == pytest.approx(below, abs=0.03)
-    assert stored["sets"]["images"] == 50 and found[0]["notes"] == []
-    search.main(["query", str(tmp_path / "index"), texts[0], "--sets", "--top", "1"])
+    for k, result in enumerate(found):
+        assert result["sure"] == pytest.approx(float(p[k].max()), rel=1e-4) and result["notes"] == []
+        assert result["uncertainty"] == pytest.approx(float(uncertainty(captions)[k]), rel=1e-4)
+    search.main(["query", str(tmp_path / "test"), texts[0]])
     said = capsys.readouterr().out
-    assert "of the first photo" in said and "with 80% the photo you mean is among the first" in said
-    assert "of the captions of dev" in said
-    search.main(["index", "--checkpoint", str(folder), "--data_path", str(data), "--images", "demo_precomp", "--output",
-                 str(tmp_path / "more")])
-    capsys.readouterr()
-    search.main(["query", str(tmp_path / "more"), texts[0], "--json"])
-    found, = json.loads(capsys.readouterr().out)
-    assert any("fitted with 50 photos, and you search 100" in note for note in found["notes"])
-    assert found["in_set"] is found["level"] is None and "promise nothing among 100" in found["no_set"]
-    del stored["sets"]["images"]
-    (folder / "calibration.json").write_text(json.dumps(stored))                    # does not say where sets hold
-    refused(capsys, search.main, ["query", tmp_path / "index", texts[0], "--sets"], "is no calibration")
+    assert "sure of the first photo" in said and "fitted with 50 photos, and you search 100" in said
     with pytest.raises(SystemExit) as stop:
-        search.main(["query", str(tmp_path / "index"), "--calibration", str(runs / "cosine" / "none.json"), texts[0]])
+        search.main(["query", str(tmp_path / "dev"), "--calibration", str(runs / "cosine" / "none.json"), texts[0]])
     assert "none.json cannot be read" in stop.value.code
 
 
-def test_what_is_said_of_other_galleries():
-    trust = Trust(2.0, 500, "demo_precomp", 0.1, 3.0, [-3.0, -2.0, 0.0])
-    assert trust.notes("demo_precomp", 500) == []
-    here, there, both = trust.notes("demo_precomp", 600), trust.notes("mine", 500), trust.notes("mine", 600)
+def test_notes_on_other_galleries():
+    probabilities = Probabilities(2.0, 500, "demo_precomp")
+    assert probabilities.notes("demo_precomp", 500) == []
+    here, there, both = (probabilities.notes(*x) for x in (("demo_precomp", 600), ("mine", 500), ("mine", 600)))
     assert here == ["the percentages were fitted with 500 photos, and you search 600"]
     assert there == ["the percentages assume that the photo you want is in this folder"]
     assert both == [f"{there[0]}, and were fitted with 500 photos, and you search 600"]
-    assert [trust.wider_than(x) for x in (-9, -2.5, -1, 4)] == [0.0, 0.25, 0.75, 1.0]
-    assert Trust(2.0, 500, "demo_precomp", None, None).wider_than(-1.0) is None
-    assert from_json(json.loads(json.dumps(trust._asdict()))) == trust and from_json(None) is None

@@ -15,7 +15,7 @@ from cli import InputError
 from photos.milvus import Collection
 from tests.test_milvus import check_collection, check_index
 
-pytest.importorskip("pymilvus", reason="pymilvus is not installed (requirements-milvus.txt)")
+pytest.importorskip("pymilvus", reason="pymilvus is not installed (photos/requirements-milvus.txt)")
 pytest.importorskip("milvus", reason="the package milvus is not installed (requirements-dev.txt, Linux x86-64)")
 
 

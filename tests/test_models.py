@@ -8,12 +8,10 @@ import pytest
 import torch
 
 from checkpoint import Trained, load_checkpoint
-from confidence.calibration import read_calibration
 from features.networks import RECIPE, build_network, find_recipe, load_network
 from photos import make_model as make
-from photos.__main__ import SHIPPED
-from photos.encoder import Encoder
-from photos.trust import trust_in
+from photos.encoder import SHIPPED, Encoder
+from photos.probability import read_probabilities
 
 FILE = os.path.join(SHIPPED, "model_best.pt")
 
@@ -33,8 +31,7 @@ def test_it_reads_what_the_packages_compute_and_says_how_many_fit():
     if importlib.util.find_spec("all_minilm_l6_v2") is None:
         pytest.skip("MiniLM's package is not installed")
     model = Encoder(SHIPPED)
-    trust = trust_in(read_calibration(os.path.join(SHIPPED, "calibration.json")), SHIPPED, model.weights, "cosine")
-    assert trust.fits and len(trust.fits) == 3
+    assert len(read_probabilities(SHIPPED, model).fits) == 3
     recipe = find_recipe(model.extractors["ims"])
     net, _, line = build_network(recipe, "cpu")
     assert line == model.extractors["ims"] and net.dim == model.options.img_dim and recipe["whole"]

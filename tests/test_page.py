@@ -17,11 +17,11 @@ from PIL import Image
 import cli
 from cli import InputError
 from photos import page
-from photos.searcher import Answer, Found, Searcher
+from photos.searcher import Hit, Searcher, SearchResult
 from tests import browser
 from tests.helpers import Command
 
-pytest.importorskip("flask", reason="Flask is not installed (pip install -r requirements-search.txt)")
+pytest.importorskip("flask", reason="Flask is not installed (pip install -r photos/requirements.txt)")
 COLOURS = ["crimson", "seagreen", "royalblue", "orange", "purple", "teal", "gold", "hotpink"]
 HOME = "http://127.0.0.1:8000"
 
@@ -34,15 +34,15 @@ class MadeUp(Searcher):
         self.title, self.notes = "Made-up photos", ["a note of the index"]
         self.queries, self.busy, self.together = [], 0, 0
 
-    def find(self, query: str, order: list[int], top: int, first: int, sure: float | None) -> Found:
+    def find(self, query: str, order: list[int], top: int, first: int, sure: float | None) -> SearchResult:
         self.busy += 1
         self.together = max(self.together, self.busy)
         time.sleep(0.01)
         self.busy -= 1
-        answers = [Answer(row, self.names[row], 0.9 - 0.01 * row, sure and sure / 2 ** place,
-                          not os.path.exists(self.path_of(row)), None, -700.0) for place, row in enumerate(order)]
-        return Found(query, answers[first:first + top], self.count, sure, -812.5, None,
-                     ["no word is known: dgo"] if "dgo" in query else [], expected=sure and 8.6)
+        answers = [Hit(row, self.names[row], 0.9 - 0.01 * row, sure and sure / 2 ** place,
+                          not os.path.exists(self.path_of(row)), -700.0) for place, row in enumerate(order)]
+        return SearchResult(query, answers[first:first + top], self.count, sure, -812.5,
+                            ["no word is known: dgo"] if "dgo" in query else [], expected=sure and 8.6)
 
     def find_texts(self, texts, top=10, first=0, without=()):
         self.queries.append((texts, top, first))
@@ -338,7 +338,7 @@ def test_what_is_no_host_is_refused(made_up, host):
 
 def test_without_flask_the_package_is_named(made_up, monkeypatch):
     monkeypatch.setitem(sys.modules, "flask", None)
-    with pytest.raises(InputError, match="pip install -r requirements-search.txt"):
+    with pytest.raises(InputError, match="pip install -r photos/requirements.txt"):
         page.application(made_up)
 
 

@@ -21,8 +21,8 @@ from evaluation.embeddings import Embeddings, split_of
 from losses import Embedding, Volume, formulas
 from methods import volume
 from methods.volume import Sigmoid, fit_logistic
-from photos.searcher import Found
-from photos.trust import Trust, how_many, how_sure
+from photos.probability import how_many, how_sure
+from photos.searcher import SearchResult
 from tests.helpers import fit, refused
 from tests.test_confidence import drawn, exported
 
@@ -411,22 +411,6 @@ def test_what_is_said_of_how_many_fit():
     assert how_many(12.4, 1900, "a dog") == "at least 12 of 1,900 photos fit"       # of few words it is too low
     assert how_sure(0.08, 0.3, 1, how_many(12.4, 1900, text)) == (
         "about 12 of 1,900 photos fit; 8% sure that the first is the one you mean")
-    found = Found("a", [], 1900, 0.3, -9.0, None, [], expected=0.03)        # of none, the first is not the one
-    assert found.said(0.5) == "probably none fits (expected number 0.03)" and found.query_said is None
+    found = SearchResult("a", [], 1900, 0.3, expected=0.03)        # of none, the first is not the one
+    assert found.said(0.5) == "probably none fits (expected number 0.03)"
     assert found._replace(expected=None).said(0.0) == "30% sure of the first photo"
-
-
-def test_a_search_has_the_probability_of_the_votes():
-    trust = Trust(2.0, 500, "demo", None, None, fits=[3.0, 0.5, -1.0])
-    scores, log_var = torch.tensor([[0.1, 0.4], [0.2, -0.3]]), torch.tensor([[-1.0, -3], [0.5, 0.7]])
-    found = trust.fitting(scores, Embedding(torch.zeros(2, 2), log_var))
-    for q in range(2):
-        for n in range(2):
-            assert float(found[q, n]) == pytest.approx(
-                sigmoid(3 * float(scores[q, n]) + 0.5 * float(log_var[q].mean()) - 1), rel=1e-6)
-    low, of = trust._replace(fits=[6.0, 0.5, -3.0]), Embedding(torch.zeros(2, 2), log_var)
-    each = low.fitting(scores, of).tolist()                                     # less than 2% is not counted
-    assert low.number(scores, of).tolist() == [sum(p for p in row if p >= 0.02) for row in each]
-    assert min(min(row) for row in each) < 0.02 < max(max(row) for row in each)
-    points = trust.fitting(scores, Embedding(torch.zeros(2, 2)))
-    assert points[0, 0].item() == pytest.approx(sigmoid(0.3 - 1), rel=1e-6)

@@ -14,8 +14,7 @@ import train
 from data import read_split
 from features import captions
 from files import read_lines
-from photos.__main__ import SHIPPED
-from photos.encoder import Encoder
+from photos.encoder import SHIPPED, Encoder
 from vocab import Vocabulary, tokenize
 
 SIZE = ["--embed_size", "64", "--word_dim", "64", "--num_epochs", "1", "--learning_rate", "0.002", "--seed", "0",

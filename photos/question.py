@@ -1,0 +1,89 @@
+"""Questions as people type them: what is not wanted, words that the model does not know, names of files."""
+import re
+import unicodedata
+from typing import NamedTuple
+
+from cli import check
+from data import compose_name
+from photos.encoder import Encoder
+from vocab import tokenize
+
+MINUS = re.compile(r"(?:^|(?<=\s))[-\u2212\u2013](?=[^\W\d_])([^\s]+)")         # also the dashes that phones type
+NEGATION = re.compile(r"\b(?:no|not|without|except|excluding)\s+(?:(?:a|an|any|the)\s+)?([^\W\d_]+)", re.IGNORECASE)
+ENDINGS = ("s", "es", "ing", "ed", "'s")
+
+
+class Question(NamedTuple):
+    """A text to search for."""
+    text: str                         # without what is not wanted
+    unwanted: list[str]
+    notes: list[str]
+
+
+def read_question(text: str) -> Question:
+    """Read "dog -beach" as a dog without a beach. Raises InputError for a question that asks for nothing."""
+    text = compose_name(text).strip()
+    check(text, "an empty question finds nothing; describe a photo in a few words")
+    unwanted = [word.rstrip(".,;!?") for word in MINUS.findall(text)]
+    rest = " ".join(MINUS.sub(" ", text).split()) if unwanted else text
+    check(rest, f"'{text}' says only what is not wanted; say what is, as in 'dog -beach'")
+    notes = [f"read as '{rest}' {' '.join(f'--not {word}' for word in unwanted)}"] if unwanted else []
+    negation = NEGATION.search(rest)
+    if negation:
+        notes.append(f"'{negation[0]}' does not leave them out, as the model reads over such words; "
+                     f"write -{negation[1]}")
+    return Question(rest, unwanted, notes)
+
+
+def notes_on_words(encoder: Encoder, text: str) -> list[str]:
+    """Sentences on the words of a text that the model does not know: misspelt, of another language, nonsense."""
+    if hasattr(encoder.vocab, "trigrams"):
+        return []
+    words = [word for word in tokenize(text) if not all(unicodedata.category(x)[0] in "PZ" for x in word)]
+    if not words:
+        return [f"there is no word in '{text}'"]
+    foreign = [word for word in words if word not in encoder.vocab.index]
+    if not (encoder.options.text_features and encoder.extractors[encoder.options.text_features].startswith("minilm")):
+        return [f"unknown words, which are left out: {quoted(foreign)}"] if foreign else []
+    tokenizer, notes = encoder.sentence_network.tokenizer, []
+    unknown = [word for word in foreign if not is_whole(tokenizer, word)]
+    seldom = [word for word in foreign if word not in unknown]
+    if unknown:
+        notes.append(f"not understood: {quoted(unknown)}; the model does not know "
+                     f"{'this word' if len(unknown) == 1 else 'these words'}")
+    if seldom:
+        notes.append(f"seldom or never in the captions that the model learned from: {quoted(seldom)}")
+    encoded = tokenizer.encode(text)
+    if encoded.overflowing:
+        end = max(stop for _, stop in encoded.offsets)
+        notes.append(f"only the first {len(text[:end].split()):,} of {len(text.split()):,} words are read")
+    return notes
+
+
+def is_whole(tokenizer, word: str) -> bool:
+    """Whether a word of Latin letters, perhaps without its ending, is one piece of the tokenizer's vocabulary."""
+    word = unicodedata.normalize("NFKD", word).encode("ascii", "ignore").decode()
+    if not re.fullmatch("[a-z'.-]+", word):
+        return False
+    stems = {word, *(word.removesuffix(ending) for ending in ENDINGS if len(word) > len(ending) + 2)}
+    return any(tokenizer.token_to_id(stem) is not None for stem in stems) or all(
+        tokenizer.token_to_id(part) is not None for part in re.split("[-']", word) if part)
+
+
+def quoted(words: list[str]) -> str:
+    return ", ".join(f"'{word}'" for word in dict.fromkeys(words))
+
+
+def rows_named(text: str, names: list[str]) -> list[int]:
+    """The photos whose path or file name a text is, without its ending only where that has a digit (IMG_1234)."""
+    text = compose_name(text).strip().casefold()
+    if not re.search(r"\.\w{2,5}$|\d", text):
+        return []
+    rows = []
+    for row, name in enumerate(names):
+        path = compose_name(name).casefold()
+        file = path.rsplit("/", 1)[-1]
+        stem = file.rsplit(".", 1)[0]
+        if text in (path, file) or text == stem and any(letter.isdigit() for letter in stem):
+            rows.append(row)
+    return rows
