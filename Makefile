@@ -21,19 +21,22 @@ demo: .venv/runtime
 	@$(PY) -m demo.summary $(RUN)
 
 # The photos are those of dev and test, which the model has not seen.
-search-demo: .venv/search $(RUN)/calibration.json
-	$(PY) -m features.images --photos $(DATA)/demo_coco/images/val2014 --kind demo --data_path $(DATA) \
-		--output_name demo_photos
-	$(PY) -m photos index --checkpoint $(RUN) --data_path $(DATA) --images demo_photos --output $(RUN)_index --overwrite
+search-demo: .venv/photos $(RUN)/calibration.json
+	@rm -f $(RUN)_index.npz
+	$(PY) -m photos $(DATA)/demo_coco/images/val2014 --checkpoint $(RUN) --output $(RUN)_index --index_only
 	$(PY) -m photos query $(RUN)_index --captions demo/questions.txt --top 5 --sheet $(RUN)/search.png --overwrite
 	@echo "now: . .venv/bin/activate; python -m photos serve $(RUN)_index"
 
 $(RUN)/calibration.json:
 	$(MAKE) demo
 
+ifneq ($(filter photos,$(MAKECMDGOALS)),)
+ifndef PHOTOS
+$(error name the folder of your photos: make photos PHOTOS=~/Pictures)
+endif
+endif
 photos: .venv/photos
-	@test -n "$(PHOTOS)" || { echo "name the folder of your photos: make photos PHOTOS=~/Pictures"; exit 1; }
-	$(PY) -m photos "$(PHOTOS)" --data_path $(DATA)
+	$(PY) -m photos "$(PHOTOS)"
 
 test: .venv/dev
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
@@ -58,19 +61,13 @@ setup: .venv/dev
 	$(PY) -m pip install -q -r requirements.txt
 	touch $@
 
-.venv/search: requirements.txt requirements-search.txt | .venv/bin/python
-	$(PY) -m pip install -q -r requirements.txt -r requirements-search.txt
+.venv/photos: requirements.txt photos/requirements.txt features/requirements.txt | .venv/bin/python
+	$(PY) -m pip install -q -r requirements.txt -r photos/requirements.txt
+	$(PY) -m pip install -q --no-deps -r features/requirements.txt
 	touch .venv/runtime $@
 
-.venv/photos: requirements.txt requirements-photos.txt requirements-search.txt features/requirements.txt \
-		| .venv/bin/python
-	$(PY) -m pip install -q -r requirements.txt -r requirements-photos.txt
-	$(PY) -m pip install -q --no-deps -r features/requirements.txt
-	touch .venv/runtime .venv/search $@
-
-.venv/dev: requirements.txt requirements-photos.txt requirements-search.txt requirements-milvus.txt \
-		features/requirements.txt phrases/requirements.txt requirements-dev.txt \
-		| .venv/bin/python
+.venv/dev: requirements.txt photos/requirements.txt photos/requirements-milvus.txt features/requirements.txt \
+		phrases/requirements.txt requirements-dev.txt | .venv/bin/python
 	$(PY) -m pip install -q -r requirements-dev.txt
 	$(PY) -m pip install -q --no-deps -r features/requirements.txt
-	touch .venv/runtime .venv/search $@
+	touch .venv/runtime .venv/photos $@

@@ -267,8 +267,7 @@ def record_extras(keep: Recorder) -> None:
                          "--device cpu --workers 0")
     keep("photos/query", "-m photos query index --captions questions.txt --top 10 --json --device cpu",
          lambda out: plain(json.loads(out)))
-    keep("photos/shipped", "-m photos photos data/demo_coco/images/val2014 --index_only --data_path data "
-                           "--output shipped")
+    keep("photos/shipped", "-m photos data/demo_coco/images/val2014 --index_only --output shipped")
     keep("photos/shipped/query", "-m photos query shipped --captions questions.txt --top 10 --json",
          lambda out: plain(json.loads(out)))
     for path in sorted(glob.glob(os.path.join(keep.repo, "paper_tables", "*.py"))):
