@@ -36,7 +36,7 @@ def calibrate(dev: Embeddings, name: str) -> dict:
     name: of dev, for the reader. Raises InputError where nothing fits. Sets and votes are added by those who fit them.
     """
     rows = {side: rows_of(dev, side) for side in SIDES}
-    fitted = {side: Fitted(temperature(*sample_scores(x)), x.queries, x.gallery) for side, x in rows.items()}
+    fitted = {side: Fitted(temperature(*sample_scores(x)), len(x.queries), x.gallery) for side, x in rows.items()}
     pair = fit_pairs(rows["t2i"])
     return {"calibration": FORMAT, "checkpoints": dev.name.split(" + "),
             **({"weights": dev.weights} if dev.weights else {}), "data_name": dev.data_name, "split": name,

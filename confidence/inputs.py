@@ -8,6 +8,7 @@ import cli
 from checkpoint import Trained
 from cli import Arguments, InputError, check, data_set, filename, natural, positive, split_name, torch_device, within
 from confidence import volume
+from confidence.logits import Logits, read_logits
 from data import named_splits
 from evaluation.embeddings import (
     Embeddings,
@@ -34,6 +35,7 @@ class Items:
     images: np.ndarray                # positions in `whole` of the images of `test`, rising
     source: str                       # of dev, for the reader
     variances: dict | None = None     # description of given variances
+    logits: Logits | None = None      # scale and bias of the model's own logits
 
 
 def add_arguments(p: Arguments) -> None:
@@ -95,6 +97,8 @@ def refuse_misfits(opt, kind: str) -> None:
     check(run or not opt.variances or opt.train,
           f"--variances {opt.variances} needs the training pairs of the same model, and {opt.source} holds those that "
           "are judged; give them with --train FILE.npz")
+    check(not (opt.positives and opt.calibrate_on), "--positives is of all items and --calibrate_on leaves some out; "
+                                                    "calibrate on other items with --dev FILE")
     check(not opt.train or opt.variances, f"--train {opt.train} is for --variances volume; give both or neither")
     check(not opt.variances or opt.split != "train",
           f"--variances {opt.variances} is fitted on the train split, so it must not be judged there; give another "
@@ -141,6 +145,11 @@ def open_file(opt, kind: str) -> Items:
         if opt.dev:
             check_other_items(train, items.dev, "--dev", "calibrate on other items than the training pairs")
         give_variances(items, *volume.fit_file(train, items.dev))
+    if kind == "embeddings":
+        items.logits = read_logits(opt.source)
+        check(not items.logits or whole.similarity == "cosine",
+              f"{opt.source} has a logit_scale, the factor of a cosine, and its similarity is {whole.similarity}; "
+              "leave one of them out")
     return items
 
 

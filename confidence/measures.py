@@ -10,7 +10,6 @@ import numpy as np
 import metrics
 from confidence import reliability
 from confidence.calibration import SIDES
-from confidence.inputs import Items
 from confidence.posterior import answers, rows_of
 from evaluation.embeddings import Embeddings, uncertainties
 from evaluation.report import digits, table
@@ -27,7 +26,7 @@ class Measure(NamedTuple):
 
 MEASURES = {
     "posterior": Measure("posterior of the answer", ("tab:blue", "-"), True),
-    "posterior_grouped": Measure("the same, summed over its image's captions", ("tab:blue", "-"), True),
+    "posterior_grouped": Measure("posterior, summed over its image's captions", ("tab:blue", "-"), True),
     "max": Measure("maximum score", ("tab:green", "-")),
     "log_det_query": Measure("-log det Sigma of the query", ("tab:red", "-"))}
 
@@ -56,17 +55,17 @@ def measure(e: Embeddings, temperatures: dict[str, float]) -> dict[str, Outcomes
         rows = rows_of(e, side)
         first = answers(rows, temperatures[side])
         values = {"posterior": first.posterior, "posterior_grouped": first.grouped, "max": first.max,
-                  "log_det_query": -log_det[modality][rows.asked] if modality in log_det else None}
+                  "log_det_query": -log_det[modality][rows.queries] if modality in log_det else None}
         values = {name: metrics.join_rounded(x) for name, x in values.items() if x is not None}
-        outcomes[side] = Outcomes(values, first.right, rows.asked, first.first, rows.owner)
+        outcomes[side] = Outcomes(values, first.right, rows.queries, first.first, rows.owner)
     return outcomes
 
 
-def place(items: Items, outcomes: dict[str, Outcomes]) -> dict[str, Outcomes]:
-    """Give positions in the whole split in place of those among the items that are judged."""
-    places = {"images": items.images, "captions": np.flatnonzero(np.isin(items.whole.caption_image, items.images))}
+def move_to_whole(outcomes: dict[str, Outcomes], images: np.ndarray, caption_image: np.ndarray) -> dict[str, Outcomes]:
+    """Give positions in the whole split, whose owners are caption_image (M,), in place of those among some images."""
+    places = {"images": images, "captions": np.flatnonzero(np.isin(caption_image, images))}
     return {side: x._replace(queries=places[SIDES[side][0]][x.queries], answers=places[SIDES[side][1]][x.answers],
-                             owner=items.images[x.owner]) for side, x in outcomes.items()}
+                             owner=images[x.owner]) for side, x in outcomes.items()}
 
 
 def judge(outcomes: Outcomes) -> dict[str, dict]:

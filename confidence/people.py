@@ -3,18 +3,14 @@
     python -m confidence.people runs/A --judgements ExpertAnnotations.txt CrowdFlowerAnnotations.txt
     python -m confidence.people test.npz --dev dev.npz --judgements FILE
 
-A line of a file is a photo, a caption NAME#K (caption K, from 0, of photo NAME) and numbers, with
-tabs between: ratings, as in Flickr8k's ExpertAnnotations.txt (three of 1 to 4), or a share of yes,
-how many said yes and how many no, as in CrowdFlowerAnnotations.txt (Hodosh, Young and Hockenmaier
-2013). Pairs of a photo and its own caption are left out: they are known without looking.
+A line of a file is a photo, a caption NAME#K (caption K, from 0, of photo NAME) and numbers, with tabs between:
+ratings, as in Flickr8k's ExpertAnnotations.txt (three of 1 to 4), or a share of yes, how many said yes and how many no,
+as in CrowdFlowerAnnotations.txt (Hodosh, Young and Hockenmaier 2013). Own pairs of a photo and a caption are left out.
 
-Four questions are asked. Do scores order pairs as people do: Kendall's tau-c with every rating and
-tau-b with the shares of yes, in percent, as CLIPScore reports them (Hessel et al. 2021). Which
-measure of a query follows how many items fit it, the sum of its shares of yes. Is the probability
-of a judged pair true. And is the expected number of photos that fit a caption: here its own photo
-counts with the share of yes that own pairs have, and a pair that nobody judged for no, since those
-that might fit were shown. Maps are fitted to the votes on half of the captions, and judged on the
-others.
+Four questions are asked. Do scores order pairs as people do (Kendall's tau, as CLIPScore has it, Hessel et al. 2021)?
+Is the probability of a judged pair true? How many photos fit a caption? Which measure follows that number? There a
+caption's own photo counts with the share of yes that own pairs have, and a pair that nobody judged for no, since those
+that might fit were shown. What is fitted to votes is fitted on half of the captions and judged on the others.
 """
 if __name__ == "__main__":
     import cli
@@ -27,15 +23,15 @@ from collections import defaultdict
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import brentq
 
 import cli
 from cli import Arguments, check, filename
-from confidence import plots, reliability
+from confidence import plots
 from confidence.__main__ import calibrated_on, describe, show_and_save
 from confidence.calibration import SIDES, calibrate
 from confidence.inputs import add_arguments, open_items
-from confidence.posterior import answers, expected, rows_of
+from confidence.posterior import expected_number, rows_of
+from confidence.reliability import auroc, interval, judge_probability
 from evaluation.embeddings import Embeddings, uncertainties
 from evaluation.protocols import replace_nan
 from evaluation.report import number, table
@@ -43,20 +39,20 @@ from files import read_lines
 from methods.volume import Sigmoid
 from metrics import codes, spearman, spearman_of_codes
 
-FORM = ("a line is a photo, a caption NAME#K and ratings, or a share of yes, how many said yes and "
-        "how many no, with tabs between, as Flickr8k's annotations have them")
+FORM = ("a line is a photo, a caption NAME#K and ratings, or a share of yes, how many said yes and how many no, with "
+        "tabs between, as Flickr8k's annotations have them")
 SAMPLES = 1000                        # of the bootstrap over queries
 FITTED = 2 ** 22                      # pairs that a map is fitted to
 LEVELS = 5                            # parts of the captions whose expected numbers are judged
 USUAL = 3.0                           # votes that a pair counts for which nobody judged
 
 
-class Judged(NamedTuple):
-    """What people said of K pairs of a photo and a caption that is not its own."""
+class Judgements(NamedTuple):
+    """Judgements of K pairs of a photo and a caption that is not its own."""
     path: str
     image: np.ndarray                 # (K,) positions in the split
     caption: np.ndarray               # (K,)
-    ratings: np.ndarray | None        # (K, R), each by itself; None: shares
+    ratings: np.ndarray | None        # (K, R); None: votes
     yes: np.ndarray | None            # (K,) int64 how many said yes
     votes: np.ndarray | None          # (K,) int64 of how many
     own: int                          # pairs of a photo and its own caption, left out
@@ -74,24 +70,23 @@ class Judged(NamedTuple):
 
 # ---- reading
 
-def places(e: Embeddings) -> tuple[dict[str, int], dict[str, int]]:
-    """The rows of photos by file name, and of captions by NAME#K. Raises InputError where the split
-    names no photos."""
-    check("image_name" in e.ids, f"{e.source} does not name its photos, and judgements do; put one "
-                             "name a line into {split}_ids.txt beside the features")
+def rows_by_name(e: Embeddings) -> tuple[dict[str, int], dict[str, int]]:
+    """Rows of photos by file name and of captions by NAME#K. Raises InputError where the split names no photos."""
+    check("image_name" in e.ids, f"{e.source} does not name its photos, and judgements do; put one name a line into "
+                                 "{split}_ids.txt beside the features")
     names = [os.path.basename(name) for name in e.ids["image_name"]]
     count = defaultdict(itertools.count)
-    captions = e.ids.get("caption_name") or [          # those of a photo in their order
-        f"{names[row]}#{next(count[row])}" for row in e.caption_image.tolist()]
-    return ({name: row for row, name in enumerate(names)},
-            {name: row for row, name in enumerate(captions)})
+    captions = e.ids.get("caption_name") or [f"{names[row]}#{next(count[row])}" for row in e.caption_image.tolist()]
+    return ({name: row for row, name in enumerate(names)}, {name: row for row, name in enumerate(captions)})
 
 
-def read(path: str, e: Embeddings) -> Judged:
-    """The judgements of a file. Raises InputError on a line of another form, and where none is of
-    the split's photos and captions."""
-    photos, captions = places(e)
-    at, numbers = [], []
+def read(path: str, e: Embeddings) -> Judgements:
+    """Read a file of judgements.
+
+    Raises InputError on a line of another form, and where none is of the split's photos and captions.
+    """
+    photos, captions = rows_by_name(e)
+    pairs, numbers = [], []
     for k, line in enumerate(read_lines(path), 1):
         photo, *rest = line.split("\t")
         try:
@@ -101,251 +96,196 @@ def read(path: str, e: Embeddings) -> Judged:
         check(values and np.isfinite(values).all() and (not numbers or len(values) == len(numbers[0])),
               f"{path}, line {k}: {ascii(line[:60])} is no judgement; {FORM}")
         numbers.append(values)
-        at.append((photos.get(os.path.basename(photo), -1), captions.get(rest[0], -1)))
-    check(at, f"{path} holds no judgement; {FORM}")
-    at, numbers = np.array(at), np.array(numbers)
-    known = (at >= 0).all(1)
-    is_own = known & (e.caption_image[at[:, 1]] == at[:, 0])
-    own, elsewhere, kept = int(is_own.sum()), int((~known).sum()), known & ~is_own
-    check(kept.any(), f"none of the {len(at):,} pairs of {path} is of a photo and another photo's "
-                      f"caption of {e.source}; name the split that was judged with --data_name "
-                      "and --split")
-    image, caption = at[kept].T
+        pairs.append((photos.get(os.path.basename(photo), -1), captions.get(rest[0], -1)))
+    check(pairs, f"{path} holds no judgement; {FORM}")
+    pairs, numbers = np.array(pairs), np.array(numbers)
+    known = (pairs >= 0).all(1)
+    is_own = known & (e.caption_image[pairs[:, 1]] == pairs[:, 0])
+    own, elsewhere, chosen = int(is_own.sum()), int((~known).sum()), known & ~is_own
+    check(chosen.any(), f"none of the {len(pairs):,} pairs of {path} is of a photo and another photo's caption of "
+                        f"{e.source}; name the split that was judged with --data_name and --split")
+    image, caption = pairs[chosen].T
     votes = numbers[:, 1:].sum(1)                           # where there are shares
-    if numbers.shape[1] != 3 or (votes <= 0).any() or not np.allclose(
-            numbers[:, 0], numbers[:, 1] / votes, atol=0.01):
-        return Judged(path, image, caption, numbers[kept], None, None, own, 1.0, elsewhere)
-    of_own = float(numbers[is_own, 0].mean()) if own else 1.0
-    return Judged(path, image, caption, None, numbers[kept, 1].astype(int),
-                  votes[kept].astype(int), own, of_own, elsewhere)
+    if numbers.shape[1] != 3 or (votes <= 0).any() or not np.allclose(numbers[:, 0], numbers[:, 1] / votes, atol=0.01):
+        return Judgements(path, image, caption, numbers[chosen], None, None, own, 1.0, elsewhere)
+    own_share = float(numbers[is_own, 0].mean()) if own else 1.0
+    return Judgements(path, image, caption, None, numbers[chosen, 1].astype(int), votes[chosen].astype(int), own,
+                      own_share, elsewhere)
 
 
 # ---- do scores order pairs as people do
 
-def agreement(judged: Judged, scores: np.ndarray) -> dict:
-    """Kendall's tau in percent of scores (N, M) with the ratings, "c", or the shares, "b", and the
-    AUROC of whether most said yes, or the mean rating is in the upper half."""
+def agreement(judgements: Judgements, scores: np.ndarray) -> dict:
+    """Kendall's tau in percent of scores (N, M) with the ratings, "c", or the shares of yes, "b".
+
+    And the AUROC of whether most said yes, or the mean rating is in the upper half.
+    """
     from scipy.stats import kendalltau  # takes a second to import
-    s, fits = scores[judged.image, judged.caption], judged.opinion > 0.5
-    if judged.ratings is None:
-        kind, tau = "b", kendalltau(s, judged.opinion).statistic
+    s, fits = scores[judgements.image, judgements.caption], judgements.opinion > 0.5
+    if judgements.ratings is None:
+        kind, tau = "b", kendalltau(s, judgements.opinion).statistic
     else:
-        each = judged.ratings.shape[1]
-        kind, tau = "c", kendalltau(np.repeat(s, each), judged.ratings.ravel(), variant="c").statistic
-    return {"pairs": len(s), "own": judged.own, "elsewhere": judged.elsewhere, "kind": kind,
-            "tau": 100 * float(tau), "auroc": reliability.auroc(s, fits), "fit": float(fits.mean())}
-
-
-# ---- how many fit
-
-def fitting(files: list[Judged], side: str, queries: int) -> np.ndarray:
-    """How many items fit each query by people: the sum of opinions of its pairs, of shares of yes
-    where a file has them -> (Q,), NaN where none was judged."""
-    shares = [of for of in files if of.ratings is None] or files
-    query = np.concatenate([of.caption if side == "t2i" else of.image for of in shares])
-    opinion = np.concatenate([of.opinion for of in shares])
-    judged = np.bincount(query, minlength=queries) > 0
-    return np.where(judged, np.bincount(query, opinion, minlength=queries), np.nan)
-
-
-def partial_spearman(x, y, given) -> float:
-    """Spearman's correlation of x (K,) and y (K,) at equal `given` (K,): the partial correlation of
-    their ranks. NaN where one of the three is constant, or where `given` determines x or y."""
-    xy, xz, yz = spearman(x, y), spearman(x, given), spearman(y, given)
-    left = (1 - xz ** 2) * (1 - yz ** 2)
-    return float((xy - xz * yz) / np.sqrt(left)) if left > 1e-12 else float("nan")
-
-
-def rhos(unsure: dict[str, np.ndarray], truth: np.ndarray) -> dict:
-    """{measure: {"rho", "low", "high", "rho_given_words"}}: Spearman's correlation of measures (Q,)
-    with how many fit (Q,), with 95% intervals of a bootstrap over queries, the same for all; and
-    "above": the difference from that of the expected number, and its interval."""
-    draws = np.random.default_rng(0).integers(0, len(truth), (SAMPLES, len(truth)))
-    order, ranks = codes(truth), {name: codes(x) for name, x in unsure.items()}   # sorted but once
-    drawn = {name: np.array([spearman_of_codes(x[rows], order[rows]) for rows in draws])
-             for name, x in ranks.items()}
-    results = {}
-    for name, x in unsure.items():
-        results[name] = {"rho": spearman(x, truth), **reliability.interval(drawn[name])}
-        if "words" in unsure and name != "words":
-            results[name]["rho_given_words"] = partial_spearman(x, truth, unsure["words"])
-        if name != "expected":
-            results[name]["above"] = {
-                "difference": results[name]["rho"] - spearman(unsure["expected"], truth),
-                **reliability.interval(drawn[name] - drawn["expected"])}
-    return results
+        raters = judgements.ratings.shape[1]
+        kind, tau = "c", kendalltau(np.repeat(s, raters), judgements.ratings.ravel(), variant="c").statistic
+    return {"pairs": len(s), "own": judgements.own, "elsewhere": judgements.elsewhere, "kind": kind,
+            "tau": 100 * float(tau), "auroc": auroc(s, fits)}
 
 
 # ---- the probability that a pair fits
 
 def halves(captions: int):
-    """Yields (captions to judge, captions to fit on), (M,) bool each: one random half, then the
-    other."""
+    """Yield (captions to judge, captions to fit on), (M,) bool each: one random half, then the other."""
     half = np.random.default_rng(0).random(captions) < 0.5
     yield half, ~half
     yield ~half, half
 
 
-def voted(files: list[Judged]) -> tuple[np.ndarray, ...]:
+def join_votes(files: list[Judgements]) -> tuple[np.ndarray, ...]:
     """Photos, captions, how many said yes and of how many, of all files with votes: (K,) each."""
-    return tuple(np.concatenate([getattr(of, name) for of in files if of.votes is not None])
+    return tuple(np.concatenate([getattr(x, name) for x in files if x.votes is not None])
                  for name in ("image", "caption", "yes", "votes"))
 
 
-def probabilities(files: list[Judged], scores: np.ndarray, pair: Sigmoid,
-                  spread: np.ndarray | None) -> dict[str, dict]:
-    """{map: what `reliability.judge_probability` says of it by single votes on judged pairs, and its
-    AUROC}.
+def judge_pairs(files: list[Judgements], scores: np.ndarray, pair: Sigmoid, log_var: np.ndarray | None) -> dict:
+    """Judge probabilities of pairs by single votes: {map: `judge_probability` and "auroc"}.
 
-    Maps: that of own pairs on dev; the same, shifted; slope and bias fitted to votes; and with the
-    captions' log-variances spread (M,), too.
+    Maps: that of own pairs on dev; slope and bias fitted to votes; and with the captions' log-variances (M,), too.
     """
-    image, caption, yes, votes = voted(files)
-    s, v, share = scores[image, caption], 0.0 if spread is None else spread[caption], yes / votes
+    image, caption, yes, votes = join_votes(files)
+    s, share = scores[image, caption], yes / votes
+    v = 0.0 if log_var is None else log_var[caption]
     single = np.concatenate([np.arange(n) < y for y, n in zip(yes, votes)])
-    maps = {"own pairs": lambda some: pair,
-            "shifted": lambda some: shift(pair, s[some], share[some], votes[some]),
-            "fitted": lambda some: Sigmoid.fit(s[some], share[some], votes[some])}
-    if spread is not None:
-        maps["with Sigma"] = lambda some: Sigmoid.fit(s[some], share[some], votes[some], v[some])
+    maps = {"own pairs": lambda part: pair,
+            "fitted": lambda part: Sigmoid.fit(s[part], share[part], votes[part])}
+    if log_var is not None:
+        maps["with Sigma"] = lambda part: Sigmoid.fit(s[part], share[part], votes[part], v[part])
     results = {}
-    for name, learn in maps.items():
+    for name, fit in maps.items():
         p = np.empty(len(s))
-        for judge, others in halves(scores.shape[1]):
-            p[judge[caption]] = learn(others[caption])(s, v)[judge[caption]]
-        every = np.repeat(p, votes)
-        results[name] = {**reliability.judge_probability(every, single),
-                         "auroc": reliability.auroc(every, single)}
+        for judged, others in halves(scores.shape[1]):
+            p[judged[caption]] = fit(others[caption])(s, v)[judged[caption]]
+        repeated = np.repeat(p, votes)
+        results[name] = {**judge_probability(repeated, single), "auroc": auroc(repeated, single)}
     return results
 
 
-def numbers(files: list[Judged], scores: np.ndarray, owner: np.ndarray,
-            spread: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, Sigmoid]:
-    """The expected number of photos that fit each caption, by a map that was fitted on the other
-    half; that of people, own photos included; NaN for captions that nobody judged: (M,) each. And
-    the map of all captions."""
-    image, caption, yes, votes = voted(files)
-    own_share = float(np.mean([of.own_share for of in files if of.votes is not None]))
+# ---- how many fit
+
+def count_photos(files: list[Judgements], scores: np.ndarray, owner: np.ndarray,
+                 log_var: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, Sigmoid]:
+    """Expected number of photos that fit each caption, by a map fitted on the other half, and people's number.
+
+    (M,) each, own photos included, NaN for captions that nobody judged. And the map fitted to all captions.
+    """
+    image, caption, yes, votes = join_votes(files)
     share, weight = np.zeros(scores.shape), np.full(scores.shape, USUAL)
-    share[owner, np.arange(len(owner))] = own_share
+    share[owner, np.arange(len(owner))] = np.mean([x.own_share for x in files if x.votes is not None])
     share[image, caption], weight[image, caption] = yes / votes, votes
     known = np.bincount(caption, minlength=len(owner)) > 0
 
-    def learn(some: np.ndarray) -> Sigmoid:
-        few = np.random.default_rng(1).permutation(np.flatnonzero(some & known))
+    def fit(part: np.ndarray) -> Sigmoid:
+        few = np.random.default_rng(1).permutation(np.flatnonzero(part & known))
         few = few[:max(2, FITTED // len(scores))]
-        v = None if spread is None else np.broadcast_to(spread, scores.shape)[:, few].ravel()
+        v = None if log_var is None else np.broadcast_to(log_var, scores.shape)[:, few].ravel()
         return Sigmoid.fit(scores[:, few].ravel(), share[:, few].ravel(), weight[:, few].ravel(), v)
     expected = np.full(len(owner), np.nan)
-    for judge, others in halves(len(owner)):
-        judge = judge & known
-        v = 0.0 if spread is None else spread[judge]
-        expected[judge] = learn(others)(scores[:, judge], v).sum(0)
-    return expected, np.where(known, share.sum(0), np.nan), learn(known)
+    for judged, others in halves(len(owner)):
+        judged = judged & known
+        expected[judged] = fit(others)(scores[:, judged], 0.0 if log_var is None else log_var[judged]).sum(0)
+    return expected, np.where(known, share.sum(0), np.nan), fit(known)
+
+
+def sum_opinions(files: list[Judgements], side: str, queries: int) -> np.ndarray:
+    """People's number of items that fit each query (Q,): the sum of its shares of yes, or of ratings without votes.
+
+    NaN where nothing was judged.
+    """
+    files = [x for x in files if x.ratings is None] or files
+    query = np.concatenate([x.caption if side == "t2i" else x.image for x in files])
+    total = np.bincount(query, np.concatenate([x.opinion for x in files]), minlength=queries)
+    return np.where(np.bincount(query, minlength=queries) > 0, total, np.nan)
 
 
 def levels(expected: np.ndarray, people: np.ndarray) -> dict:
-    """Mean expected number and that of people in LEVELS parts of the captions, from the fewest
-    expected to the most."""
+    """Mean expected number and people's in LEVELS parts of the captions, from the fewest expected to the most."""
     parts = np.array_split(np.argsort(expected, kind="stable"), LEVELS)
-    return {name: [float(x[part].mean()) for part in parts]
-            for name, x in (("expected", expected), ("people", people))}
+    return {name: [float(x[part].mean()) for part in parts] for name, x in (("expected", expected), ("people", people))}
 
 
-def shift(pair: Sigmoid, s, share, votes) -> Sigmoid:
-    """The map of own pairs with the bias that gives the mean share of yes."""
-    return pair._replace(bias=brentq(
-        lambda bias: np.average(pair._replace(bias=bias)(s) - share, weights=votes), -1e4, 1e4))
+def correlate(measures: dict[str, np.ndarray], truth: np.ndarray) -> dict:
+    """Spearman's rho of measures (Q,) with how many fit (Q,), with 95% intervals of one bootstrap over queries."""
+    draws = np.random.default_rng(0).integers(0, len(truth), (SAMPLES, len(truth)))
+    order, results = codes(truth), {}
+    for name, x in measures.items():
+        ranks = codes(x)                                    # sorted but once
+        rhos = np.array([spearman_of_codes(ranks[rows], order[rows]) for rows in draws])
+        results[name] = {"rho": spearman(x, truth), **interval(rhos)}
+    return results
 
 
 # ---- all of it
 
-def measures(e: Embeddings, side: str, t: float, pair: Sigmoid) -> dict[str, np.ndarray]:
-    """What a model says of every query of one direction: the expected number of items that fit, by
-    the map of own pairs, log det Sigma, and what the scores say, each (Q,)."""
-    queries = np.arange(len(e.caption_image) if side == "t2i" else e.n_images)
-    rows = rows_of(e, side, queries)
-    of, values = answers(rows, t), {"expected": np.log(expected(rows, pair))}
-    for name, spread in uncertainties(e).items():
-        if name == SIDES[side][0]:
-            values["log_det_query"] = spread
-        else:
-            values["log_det_answer"] = spread[of.first]
-    return values | {name: getattr(of, name)
-                     for name in ("entropy", "max", "margin", "std", "posterior")}
+def judge(e: Embeddings, files: list[Judgements], pair: Sigmoid) -> tuple[dict, Sigmoid | None, tuple | None]:
+    """Judge a model by people: the results, the map for calibration.json, and the two numbers of `count_photos`.
 
-
-def judge(e: Embeddings, files: list[Judged], t: dict[str, float],
-          pair: Sigmoid) -> tuple[dict, Sigmoid | None, list[np.ndarray] | None]:
-    """What results.json holds of judgements, the map that calibration.json keeps, and the expected
-    numbers and people's of all captions (`numbers`), None without votes. t: the temperatures by
-    direction; pair: the probability of own pairs (`posterior.fit_pairs`)."""
-    scores = e.scores                                                  # (N, M)
-    results = {"files": {os.path.basename(of.path): agreement(of, scores) for of in files}}
-    texts = e.ids.get("caption")
-    words = texts and np.array([len(text.split()) for text in texts])               # (M,)
-    spread = uncertainties(e, lambda e: e.log_var.mean(1)).get("captions")
-    fits = both = None
-    if any(of.votes is not None for of in files):
-        results["pairs"] = probabilities(files, scores, pair, spread)
-        *both, fits = numbers(files, scores, e.caption_image, spread)
-        known = ~np.isnan(both[0])
-        results["number"] = levels(*(x[known] for x in both))
-    for side, (name, _) in SIDES.items():
-        values = measures(e, side, t[side], pair)
-        if side == "t2i":
-            values |= {"expected_by_votes": np.log(both[0])} if both else {}
-            values |= {} if words is None else {"words": -words}
-        truth = fitting(files, side, len(values["max"]))
+    pair: the probability of own pairs on dev. Without votes the map and the numbers are None.
+    """
+    scores = e.scores                                                               # (N, M)
+    results = {"files": {os.path.basename(x.path): agreement(x, scores) for x in files}}
+    log_var = uncertainties(e, lambda side: side.log_var.mean(1)).get("captions")
+    fits = numbers = None
+    if any(x.votes is not None for x in files):
+        results["pairs"] = judge_pairs(files, scores, pair, log_var)
+        *numbers, fits = count_photos(files, scores, e.caption_image, log_var)
+        known = ~np.isnan(numbers[0])
+        results["number"] = levels(*(x[known] for x in numbers))
+    log_det = uncertainties(e)
+    for side, (modality, _) in SIDES.items():
+        queries = np.arange(len(e.caption_image) if side == "t2i" else e.n_images)
+        best = scores.max(0 if side == "t2i" else 1)
+        measures = {"expected": expected_number(rows_of(e, side, queries), pair), "max": best}
+        if modality in log_det:
+            measures["log_det_query"] = log_det[modality]
+        if side == "t2i" and numbers:
+            measures["expected_by_votes"] = numbers[0]
+        if side == "t2i" and "caption" in e.ids:
+            measures["words"] = -np.array([len(text.split()) for text in e.ids["caption"]])
+        truth = sum_opinions(files, side, len(queries))
         known = ~np.isnan(truth)
         if known.sum() > 2:
-            results[name] = {
-                "queries": int(known.sum()), "mean": float(truth[known].mean()), "measures": rhos(
-                    {what: x[known] for what, x in values.items()}, truth[known])}
-    return results, fits, both
+            results[modality] = {"queries": int(known.sum()), "mean": float(truth[known].mean()), "measures": correlate(
+                {name: x[known] for name, x in measures.items()}, truth[known])}
+    return results, fits, numbers
 
-
-# ---- tables
 
 MEASURES = {"expected": "expected number, by own pairs of dev",
-            "expected_by_votes": "expected number, by votes on other captions",
-            "words": "how few words it has", "posterior": "posterior of the answer",
-            "entropy": "entropy of the posterior", "max": "maximum score",
-            "margin": "margin to the second", "std": "deviation of the scores",
-            "log_det_query": "log det Sigma of the query",
-            "log_det_answer": "log det Sigma of the answer"}
-MAPS = {"own pairs": "own pairs of dev", "shifted": "the same, shifted", "fitted": "fitted to votes",
-        "with Sigma": "fitted to votes, with Sigma"}
+            "expected_by_votes": "expected number, by votes on other captions", "max": "maximum score",
+            "log_det_query": "log det Sigma of the query", "words": "how few words it has"}
+MAPS = {"own pairs": "own pairs of dev", "fitted": "fitted to votes", "with Sigma": "fitted to votes, with Sigma"}
 
 
 def tables(results: dict) -> list:
-    """The tables of `judge`."""
-    said = [("people's judgements of pairs", [("", ["pairs", "own, left out", "tau", "of", "AUROC"])],
-             [(name, [f"{of['pairs']:,}", f"{of['own']:,}", number(of["tau"]), f"tau-{of['kind']}",
-                      number(replace_nan(of["auroc"]), "rho")])
-              for name, of in results["files"].items()])]
+    """Tables of the results of `judge`."""
+    made = [("people's judgements of pairs; tau: do scores order them as people do (100: always, 0: chance)",
+             [("", ["pairs", "own, left out", "tau", "of", "AUROC"])],
+             [(name, [f"{x['pairs']:,}", f"{x['own']:,}", number(x["tau"]), f"tau-{x['kind']}",
+                      number(replace_nan(x["auroc"]), "rho")]) for name, x in results["files"].items()])]
     if "pairs" in results:
-        said.append(table(
-            "the probability that a judged pair fits, by single votes; what is fitted to votes sees "
-            "those on other captions",
-            {"nll": "NLL", "ece": "ECE", "ece_floor": "floor", "auroc": "AUROC"},
-            {MAPS[name]: of for name, of in results["pairs"].items()}))
-        said.append(("how many photos fit a caption, its own included: fifths of the captions, by "
-                     "the expected number",
+        made.append(table("the probability that a judged pair fits, by single votes; what is fitted to votes sees "
+                          "those on other captions",
+                          {"nll": "NLL", "ece": "ECE", "ece_floor": "floor", "auroc": "AUROC"},
+                          {MAPS[name]: x for name, x in results["pairs"].items()}))
+        made.append(("how many photos fit a caption, its own included: fifths of the captions, by the expected number",
                      [("", ["fewest", *[""] * (LEVELS - 2), "most"])],
                      [(label, [number(x) for x in results["number"][key]]) for key, label in (
-                         ("expected", "expected, by votes on other captions"),
-                         ("people", "people's"))]))
-    for side, (name, _) in SIDES.items():
+                         ("expected", "expected, by votes on other captions"), ("people", "people's"))]))
+    for name, _ in SIDES.values():
         if name in results:
-            columns = {"rho": "rho", "low": "95% from", "high": "to"}
-            columns |= {"rho_given_words": "given words"} if side == "t2i" else {}
-            said.append(table(
-                f"{name} as queries: Spearman's rho with how many fit by people "
-                f"({results[name]['queries']:,} queries, {results[name]['mean']:.1f} on average)",
-                columns, {MEASURES[measure]: of
-                          for measure, of in results[name]["measures"].items()}))
-    return said
+            made.append(table(f"{name} as queries: Spearman's rho with how many fit by people "
+                              f"({results[name]['queries']:,} queries, {results[name]['mean']:.1f} on average)",
+                              {"rho": "rho", "low": "95% from", "high": "to"},
+                              {MEASURES[key]: x for key, x in results[name]["measures"].items()}))
+    return made
 
 
 # ---- the command
@@ -355,13 +295,12 @@ def run(opt) -> dict:
     items, files = open_items(opt, ("people",))
     judgements = [read(path, items.whole) for path in opt.judgements]
     calibration = calibrate(items.dev, items.source)
-    temperatures = {side: calibration[side]["temperature"] for side in SIDES}
-    people, fits, expected_and_true = judge(items.whole, judgements, temperatures, Sigmoid(**calibration["pair"]))
+    people, fits, numbers = judge(items.whole, judgements, Sigmoid(**calibration["pair"]))
     calibration |= {"fits": fits._asdict()} if fits else {}
     results = describe(items) | {"people": people}
     show_and_save(results, calibration, tables(people), [calibrated_on(items)], items, files)
-    if expected_and_true:
-        plots.fitting(*expected_and_true, items.whole.ids.get("caption"), files["people"])
+    if numbers:
+        plots.numbers_that_fit(*numbers, items.whole.ids.get("caption"), files["people"])
         print(f"ten captions and how many photos fit them in {files['people']}", file=sys.stderr)
     return results
 

@@ -1,9 +1,7 @@
-"""How well a confidence tells right answers from wrong ones, and how far a probability can be taken
-at its word.
+"""How well a confidence tells right answers from wrong ones, and whether a probability can be taken at its word.
 
-Every function takes arrays of one number per query: confidence (Q,), where more is surer, or a
-probability p (Q,) in [0, 1], and right (Q,) bool: whether the query's first answer is right. Shares
-are in [0, 1].
+Every function takes one number per query: a confidence (Q,), larger where surer, or a probability p (Q,) in [0, 1], and
+right (Q,) bool, whether the query's first answer is right.
 """
 import numpy as np
 
@@ -14,9 +12,8 @@ LEAST = 1e-12             # a probability of 0 or 1 counts as this far from it i
 DRAWS = 200               # of the right answers that perfect probabilities would show
 
 
-def auroc(confidence, right) -> float:
-    """The chance that a right answer has more confidence than a wrong one; ties count half. NaN
-    where one is missing."""
+def auroc(confidence: np.ndarray, right: np.ndarray) -> float:
+    """Chance that a right answer has more confidence than a wrong one; ties count half, NaN where one is missing."""
     hit, miss = confidence[right], np.sort(confidence[~right])
     if not len(hit) or not len(miss):
         return float("nan")
@@ -24,46 +21,39 @@ def auroc(confidence, right) -> float:
     return float(below / (len(hit) * len(miss)))
 
 
-def _parts(p: np.ndarray) -> list[np.ndarray]:
-    """The positions of each bin of equal mass, from the least p (Q,)."""
+def bins_of_equal_mass(p: np.ndarray) -> list[np.ndarray]:
+    """Positions of p (Q,) in each bin, from the least."""
     return [part for part in np.array_split(np.argsort(p, kind="stable"), BINS) if len(part)]
 
 
-def reliability(p, right) -> dict:
-    """Mean probability, share of right answers and size of each bin of equal mass, for a
-    reliability diagram."""
-    p, parts = p.astype(float), _parts(p)
-    return {"p": [float(p[part].mean()) for part in parts],
-            "right": [float(right[part].mean()) for part in parts],
+def reliability(p: np.ndarray, right: np.ndarray) -> dict:
+    """Mean probability, share of right answers and size of each bin of equal mass."""
+    p, parts = p.astype(float), bins_of_equal_mass(p)
+    return {"p": [float(p[part].mean()) for part in parts], "right": [float(right[part].mean()) for part in parts],
             "queries": list(map(len, parts))}
 
 
-def judge_order(confidence, right) -> dict:
-    """Judge a confidence by the order that it gives. AURC and its value in random order ("aurc_flat")
-    are in percent, as `metrics.risk_coverage` has them. The AUROC is NaN where all answers are right,
-    or all wrong."""
+def judge_order(confidence: np.ndarray, right: np.ndarray) -> dict:
+    """AUROC, and in percent AURC and its value in a random order ("aurc_flat"), as `metrics.risk_coverage` has them."""
     risk = risk_coverage(-confidence, right)
     return {"auroc": auroc(confidence, right), "aurc": risk["area"], "aurc_flat": risk["area_random"]}
 
 
-def judge_probability(p, right) -> dict:
-    """What a probability is judged by beyond `judge_order`.
+def judge_probability(p: np.ndarray, right: np.ndarray) -> dict:
+    """Judge a probability: {"brier", "nll" in nats, "ece", "ece_floor", "mean"}.
 
-    Brier score: the mean squared distance from what happened. NLL: the mean negative log-likelihood
-    of that, in nats. ECE: the mean distance of mean probability and share of right answers in bins
-    of equal mass. Its floor: the ECE that a perfectly calibrated p would show with so few queries,
-    its mean where right answers are drawn with these probabilities. And the mean of p.
+    ECE is the mean distance of mean probability and share of right answers in bins of equal mass. Its floor is the mean
+    ECE that a perfectly calibrated p would show with so few queries: right answers drawn with these probabilities.
     """
     p, rng = p.astype(float), np.random.default_rng(0)
     happened = np.clip(np.where(right, p, 1 - p), LEAST, 1 - LEAST)
     rows = np.concatenate([right[None], rng.random((DRAWS, len(p))) < p])       # (1 + DRAWS, Q)
-    errors = sum(abs(p[part].sum() - rows[:, part].sum(1)) for part in _parts(p)) / len(p)
+    errors = sum(abs(p[part].sum() - rows[:, part].sum(1)) for part in bins_of_equal_mass(p)) / len(p)
     return {"brier": float(np.mean((p - right) ** 2)), "nll": float(-np.log(happened).mean()),
             "ece": float(errors[0]), "ece_floor": float(errors[1:].mean()), "mean": float(p.mean())}
 
 
 def interval(draws: np.ndarray) -> dict[str, float]:
-    """{"low", "high"}: the 95% interval of the samples of a bootstrap."""
+    """95% interval of the samples of a bootstrap, {"low", "high"}."""
     low, high = np.percentile(draws, [2.5, 97.5])
     return {"low": float(low), "high": float(high)}
-

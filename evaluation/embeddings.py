@@ -284,7 +284,7 @@ def check_other_items(e: Embeddings, other: Embeddings, option: str, instead: st
 
 # What a file of embeddings may hold.
 ARRAYS = ("image_mean", "caption_mean", "image_log_var", "caption_log_var", "caption_image", "image_id", "caption_id",
-          "image_name", "similarity", "effective_dim", "data_name", "split")
+          "image_name", "similarity", "effective_dim", "logit_scale", "logit_bias", "data_name", "split")
 
 
 def export(path: str, e: Embeddings) -> None:

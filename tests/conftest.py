@@ -72,7 +72,7 @@ def undrawn(monkeypatch):
     """evaluate.py and confidence draw no pictures, which takes most of their time on few items."""
     for name in ("draw_curves", "draw_extremes"):
         monkeypatch.setattr(f"evaluation.pictures.{name}", lambda *_: None)
-    for name in ("diagrams", "examples", "fitting"):
+    for name in ("diagrams", "examples", "numbers_that_fit"):
         monkeypatch.setattr(f"confidence.plots.{name}", lambda *_: None)
 
 

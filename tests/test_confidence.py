@@ -52,8 +52,7 @@ def slow_answers(subject, side, t, images=None):
         p = {j: np.exp(t * s[j]) / total for j in items}
         wrong = [s[j] for j in items if of[j] != image]
         found.append({"right": of[top] == image and s[top] > max(wrong), "max": s[top],
-                      "margin": s[top] - sorted(s.values())[-2], "std": np.std(list(s.values())),
-                      "posterior": p[top], "entropy": -sum(x * np.log(x) for x in p.values()),
+                      "posterior": p[top],
                       "grouped": sum(p[j] for j in items if of[j] == of[top]), "first": top})
     return found
 
@@ -61,12 +60,12 @@ def slow_answers(subject, side, t, images=None):
 @pytest.mark.parametrize("images", [None, [3, 5, 6, 20, 21, 33]])
 @pytest.mark.parametrize("side", SIDES)
 def test_answers_are_those_of_a_loop_over_queries(monkeypatch, side, images):
-    monkeypatch.setattr("confidence.posterior.ELEMENTS", 250)                 # several blocks, the last one smaller
+    monkeypatch.setattr("confidence.posterior.CACHED", 250)                 # several blocks, the last one smaller
     subject, kept = drawn(), np.array(images or range(40))
     rows = rows_of(subject.subset(kept), side)
     found, slow = answers(rows, 12.0), slow_answers(subject, side, 12.0, images)
-    assert len(slow) == rows.queries
-    for name in ("right", "max", "margin", "std", "posterior", "entropy"):
+    assert len(slow) == len(rows.queries)
+    for name in ("right", "max", "posterior"):
         assert np.allclose(getattr(found, name), [of[name] for of in slow], atol=2e-6), name
     items = kept if side == "t2i" else np.flatnonzero(np.isin(subject.caption_image, kept))
     assert items[found.first].tolist() == [of["first"] for of in slow] and len(items) == rows.gallery
@@ -93,7 +92,7 @@ def test_figures_do_not_hang_on_the_last_bits_of_scores():
         fitted = calibration.calibrate(items.dev, "half")
         t = {side: fitted[side]["temperature"] for side in SIDES}
         outcomes = measures.measure(items.test, t)
-        shown = {"T": t, "sets": conformal.judge_both(items.dev, items.test, t, 0.2)[0],
+        shown = {"T": t, "sets": conformal.fit_and_judge(items.dev, items.test, t, 0.2)[0],
                  "confidence": {side: measures.judge(x) for side, x in outcomes.items()}}
         return {name: np.array(value, float) for name, value in leaves(shown) if not isinstance(value, str)}
     exact = figures(subject.scores)
@@ -114,18 +113,18 @@ def test_rows_of_some_queries_are_those_of_all():
     for side in SIDES:
         rows, chosen = rows_of(subject, side), np.array([2, 7, 31])
         few = rows_of(subject, side, queries=chosen)
-        assert torch.equal(few.score(few.asked), rows.score(rows.asked)[chosen])
+        assert torch.equal(few.score(few.queries), rows.score(rows.queries)[chosen])
         scores, right = sample_scores(few)
-        assert torch.equal(scores, few.score(few.asked)) and right.sum(1).tolist() == [1 if side == "t2i" else 3] * 3
+        assert torch.equal(scores, few.score(few.queries)) and right.sum(1).tolist() == [1 if side == "t2i" else 3] * 3
 
 
 @pytest.mark.parametrize("side", SIDES)
 def test_sets_are_those_of_a_loop_over_items(side):
     subject, t = drawn(seed=3), 9.0
     rows = rows_of(subject, side)
-    scores, right = (torch.cat(x) for x in zip(*rows.whole()))
+    scores, right = (torch.cat(x) for x in zip(*rows.blocks_with_masks()))
     sizes, strange = conformal.set_sizes(scores, t, 3.0), conformal.strangeness(scores, right, t)
-    for q in range(rows.queries):
+    for q in range(len(rows.queries)):
         p = (t * scores[q].double()).softmax(0)
         held = {j for j in range(rows.gallery) if -np.log(float(p[j])) <= 3}
         assert len(held) == sizes[q]
@@ -149,9 +148,9 @@ def test_coverage_holds_over_a_thousand_calibrations():
 
 def test_one_caption_of_each_image_is_calibrated_on():
     subject = drawn()
-    rows = conformal.one_each(subject, "t2i")
-    assert sorted(rows.owner) == list(range(40)) and (subject.caption_image[rows.asked] == rows.owner).all()
-    assert conformal.one_each(subject, "i2t").asked.tolist() == list(range(40))
+    rows = conformal.one_query_per_image(subject, "t2i")
+    assert sorted(rows.owner) == list(range(40)) and (subject.caption_image[rows.queries] == rows.owner).all()
+    assert conformal.one_query_per_image(subject, "i2t").queries.tolist() == list(range(40))
 
 
 @pytest.fixture(scope="module")
@@ -220,6 +219,84 @@ def test_a_run_its_embeddings_and_its_scores_agree(runs, tmp_path, monkeypatch):
     assert json.loads(open("half_calibration.json").read())["images"] == round(direct["images"] / 2)
 
 
+# ---- the model's own probability
+
+def made_up(n=60, each=2, noise=1.0, seed=0, **arrays):
+    """Arrays of embeddings whose captions are near their images."""
+    rng = np.random.default_rng(seed)
+    images, owner = rng.normal(size=(n, 16)), np.repeat(np.arange(n), each)
+    captions = images[owner] + noise * rng.normal(size=(n * each, 16))
+    ids = {"image_id": np.arange(n) + 1000 * seed, "caption_id": np.arange(n * each)}
+    return {"image_mean": images, "caption_mean": captions, "caption_image": owner} | ids | arrays
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch, undrawn):
+    """files(**arrays of test): test.npz and dev.npz in the working folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(**arrays):
+        np.savez("test.npz", **made_up(**arrays))
+        np.savez("dev.npz", **made_up(seed=1))
+        return "test.npz", "--dev", "dev.npz"
+    return write
+
+
+@pytest.mark.parametrize("bias", [None, -10.0])
+def test_the_own_probability_stands_beside_the_fitted_ones(files, capsys, bias):
+    more = {} if bias is None else {"logit_bias": bias}
+    results = judged(*files(logit_scale=np.float32(100.0), **more))
+    stored, shown = json.loads(open("test_calibration.json").read()), capsys.readouterr().out
+    e = made_up()
+    x, y = (e[name] / np.linalg.norm(e[name], axis=1, keepdims=True) for name in ("image_mean", "caption_mean"))
+    pair, s = stored["pair"], (y @ x.T).max(1)
+    right = (y @ x.T).argmax(1) == e["caption_image"]
+
+    def softmax(t):
+        p = np.exp(t * (y @ x.T))
+        return (p / p.sum(1, keepdims=True)).max(1)
+    slow = {"own_softmax": softmax(100.0), "softmax": softmax(stored["t2i"]["temperature"]),
+            "sigmoid": 1 / (1 + np.exp(-pair["slope"] * s - pair["bias"]))}
+    if bias is not None:
+        slow["own_sigmoid"] = 1 / (1 + np.exp(-100 * s - bias))
+    found = results["logits"]["t2i"]
+    assert set(found) == set(slow) and len(results["logits"]["i2t"]) == len(slow)
+    for kind, p in slow.items():
+        assert found[kind]["mean"] == pytest.approx(p.mean(), abs=1e-5) and found[kind]["right"] == right.mean()
+    assert f"the model's own softmax says {100 * slow['own_softmax'].mean():.1f}% on average" in shown
+    assert "it is too high" in shown and ("the model's own sigmoid" in shown) == (bias is not None)
+
+
+def test_own_logits_that_cannot_be_are_refused(files, capsys):
+    for arrays, said in (({"logit_scale": np.array("x")}, "logit_scale is <U1 of shape .*, and must be one finite"),
+                         ({"logit_scale": np.inf}, "must be one finite number"),
+                         ({"logit_scale": np.zeros(3)}, "of shape .3,., and must be one finite number"),
+                         ({"logit_scale": -1.0}, "must be above 0: the factor of the cosine, such as 100 for CLIP"),
+                         ({"logit_bias": -10.0}, "has a logit_bias and no logit_scale; write both"),
+                         ({"logit_scale": 100.0, "similarity": "dot"}, "of a cosine, and its similarity is dot")):
+        dev = made_up(seed=1) | ({"similarity": "dot"} if "similarity" in arrays else {})
+        words = files(**arrays)
+        np.savez("dev.npz", **dev)
+        refused(capsys, confidence.main, words, said)
+    judged(*files(logit_scale=4.6052))
+    assert "note: logit_scale 4.6052 is small; CLIP and SigLIP keep the logarithm" in capsys.readouterr().out
+
+
+# ---- how many items fit
+
+def test_expected_numbers_are_compared_with_ones_own_matches(files, capsys):
+    words, rng = files(), np.random.default_rng(0)
+    count = rng.integers(1, 6, 120)
+    with open("positives.json", "w") as f:
+        json.dump({"t2i": {str(k): rng.permutation(60)[:n].tolist() for k, n in enumerate(count)}}, f)
+    results = judged(*words, "--positives", "positives.json")
+    number, = results["number"].values()
+    assert (number["queries"], number["true"]) == (120, pytest.approx(count.mean()))
+    assert -1 <= number["rho"] <= 1 and "by --positives" in capsys.readouterr().out
+    refused(capsys, confidence.main, ["test.npz", "--calibrate_on", 0.5, "--positives", "positives.json"],
+            "--positives is of all items and --calibrate_on leaves some out")
+
+
 def test_what_cannot_be_calibrated_ends_in_a_sentence(runs, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for sim in ("cosine", "wasserstein"):
@@ -266,10 +343,10 @@ def test_probabilities_never_promise_certainty():
 def test_examples_are_of_all_kinds_and_each_once():
     p = np.linspace(0.99, 0.01, 40)
     right = np.arange(40) % 2 == 0
-    assert list(plots.pick(p, right, plots.SHOWN, range(40)).values()) == [
+    assert list(plots.choose_examples(p, right).values()) == [
         [0, 2, 4, 6], [1, 3, 5], [18, 19, 20], [39, 38, 37]]
     for n in (2, 5, 9):                                     # too few for all headings
-        shown = sum(plots.pick(p[:n], right[:n], plots.SHOWN, range(n)).values(), [])
+        shown = sum(plots.choose_examples(p[:n], right[:n]).values(), [])
         assert sorted(shown) == sorted(set(shown)) and len(shown) >= min(n, 5)
 
 
@@ -294,7 +371,8 @@ def test_answers_of_a_part_are_shown_by_their_places_in_the_whole(side):
     subject = drawn(seed=5)
     items = split_items(subject, 0.5)
     kept, outcomes = items.images, measures.measure(items.test, dict.fromkeys(SIDES, 7.0))
-    seen, found = measures.place(items, outcomes)[side], slow_answers(subject, side, 7.0, kept.tolist())
+    seen = measures.move_to_whole(outcomes, kept, subject.caption_image)[side]
+    found = slow_answers(subject, side, 7.0, kept.tolist())
     captions = [c for c in range(len(subject.caption_image)) if subject.caption_image[c] in kept]
     assert seen.queries.tolist() == (captions if side == "t2i" else kept.tolist()) and len(kept) == 20
     assert seen.answers.tolist() == [of["first"] for of in found]

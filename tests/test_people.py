@@ -15,7 +15,7 @@ from checkpoint import Trained
 from cli import InputError
 from confidence import people
 from confidence.calibration import read_calibration
-from confidence.posterior import expected, rows_of
+from confidence.posterior import expected_number, rows_of
 from data import read_precomputed
 from evaluation.embeddings import Embeddings, split_of
 from losses import Embedding, Volume, formulas
@@ -67,21 +67,10 @@ def test_expected_numbers_are_sums_over_the_gallery(monkeypatch, side):
     subject, pair = drawn(n=20), Sigmoid(30.0, -2.0)
     rows = rows_of(subject, side)
     slow = []
-    for q in rows.asked:
+    for q in rows.queries:
         pairs = [(item, q) if side == "t2i" else (q, item) for item in range(rows.gallery)]
         slow.append(sum(sigmoid(30 * float(subject.scores[pair]) - 2) for pair in pairs))
-    assert np.allclose(expected(rows, pair), slow, rtol=1e-5)
-
-
-def test_partial_correlation_is_that_of_residuals():
-    rng = np.random.default_rng(0)
-    z = rng.normal(size=300)
-    x, y = z + rng.normal(size=300), z + rng.normal(size=300)
-    ranks = [np.argsort(np.argsort(v)).astype(float) for v in (x, y, z)]
-    a, b = (v - np.polyval(np.polyfit(ranks[2], v, 1), ranks[2]) for v in ranks[:2])
-    assert people.partial_spearman(x, y, z) == pytest.approx(np.corrcoef(a, b)[0, 1], abs=1e-9)
-    assert abs(people.partial_spearman(x, y, z)) < 0.15
-    assert np.isnan(people.partial_spearman(x, y, x))
+    assert np.allclose(expected_number(rows, pair), slow, rtol=1e-5)
 
 
 # ---- the term of --loss volume
@@ -125,7 +114,7 @@ def test_judgements_of_both_kinds_are_read(tmp_path):
     assert expert.opinion == pytest.approx([1 / 9, 8 / 9, 1 / 3])
     named = Embeddings(
         "", np.array([1, 0]), 3, source="somewhere", ids=ITEMS.ids | {"caption_name": ["y.jpg#4", "x.jpg#2"]})
-    assert people.places(named)[1] == {"y.jpg#4": 0, "x.jpg#2": 1}
+    assert people.rows_by_name(named)[1] == {"y.jpg#4": 0, "x.jpg#2": 1}
 
 
 @pytest.mark.parametrize("text,message", [
@@ -159,9 +148,10 @@ def made(seed=0, n=30, m=24, crowd=True, pairs=300):
     p = 1 / (1 + np.exp(-(12 * scores[image, caption] + wide[caption] - 0.5)))
     if crowd:
         votes = rng.integers(3, 7, len(image))
-        return people.Judged("f", image, caption, None, rng.binomial(votes, p), votes, 5, 0.9, 0), scores, owner, wide
+        yes = rng.binomial(votes, p)
+        return people.Judgements("f", image, caption, None, yes, votes, 5, 0.9, 0), scores, owner, wide
     ratings = 1 + (4 * p[:, None] + rng.uniform(size=(len(p), 3))).astype(int).clip(0, 3)
-    return people.Judged("f", image, caption, ratings, None, None, 0, 1.0, 0), scores, owner, wide
+    return people.Judgements("f", image, caption, ratings, None, None, 0, 1.0, 0), scores, owner, wide
 
 
 def slow_tau(x, y, kind: str) -> float:
@@ -202,7 +192,7 @@ def test_what_fits_by_people_is_the_sum_of_shares(side):
         q = c if side == "t2i" else i
         total[q] = total.get(q, 0) + yes / votes
     size = 30 + 3                                                                   # nobody saw the last ones
-    found = people.fitting([other, of], side, size)                                 # shares go before ratings
+    found = people.sum_opinions([other, of], side, size)                                 # shares go before ratings
     assert np.allclose(found, [total.get(q, np.nan) for q in range(size)], equal_nan=True)
 
 
@@ -210,21 +200,17 @@ def test_rhos_are_spearmans_with_intervals_of_one_bootstrap():
     rng = np.random.default_rng(0)
     truth, words = rng.poisson(3, 200).astype(float), rng.integers(4, 12, 200)
     values = {"expected": truth + rng.normal(size=200), "max": -truth - words, "words": -words}
-    found = people.rhos(values, truth)
+    found = people.correlate(values, truth)
     for name, x in values.items():
         assert found[name]["rho"] == pytest.approx(stats.spearmanr(x, truth).statistic)
         assert found[name]["low"] < found[name]["rho"] < found[name]["high"]
-        assert ("rho_given_words" in found[name]) == (name != "words")
-    above = found["max"]["above"]
-    assert above["difference"] == pytest.approx(found["max"]["rho"] - found["expected"]["rho"])
-    assert above["low"] < above["difference"] < above["high"] < 0 and "above" not in found["expected"]
 
 
 def test_the_probability_of_a_caption_is_learned_from_votes_on_others():
     of, scores, owner, wide = made(n=60, m=60, pairs=3000)
-    found = people.probabilities([of], scores, Sigmoid(5.0, 1.0), wide)
-    assert list(found) == ["own pairs", "shifted", "fitted", "with Sigma"]
-    assert found["with Sigma"]["nll"] < found["fitted"]["nll"] < found["shifted"]["nll"] < found["own pairs"]["nll"]
+    found = people.judge_pairs([of], scores, Sigmoid(5.0, 1.0), wide)
+    assert list(found) == ["own pairs", "fitted", "with Sigma"]
+    assert found["with Sigma"]["nll"] < found["fitted"]["nll"] < found["own pairs"]["nll"]
     assert found["with Sigma"]["auroc"] > found["fitted"]["auroc"]
     assert found["fitted"]["ece"] < 3 * found["fitted"]["ece_floor"] < found["own pairs"]["ece"]
     half, _ = next(people.halves(60))
@@ -234,21 +220,14 @@ def test_the_probability_of_a_caption_is_learned_from_votes_on_others():
         maps = [Sigmoid.fit(scores[x.image, x.caption][learn[x.caption]], (x.yes / x.votes)[learn[x.caption]],
                             x.votes[learn[x.caption]]) for x in (of, moved)]
         assert (maps[0] == maps[1]) == (name == "others")
-    assert "with Sigma" not in people.probabilities([of], scores, Sigmoid(5.0, 1.0), None)
-
-
-def test_the_shifted_map_has_the_mean_of_the_votes():
-    of, scores, *_ = made()
-    s = scores[of.image, of.caption]
-    found = people.shift(Sigmoid(9.0, 4.0), s, of.yes / of.votes, of.votes)
-    assert found.slope == 9 and (of.votes * found(s).numpy()).sum() == pytest.approx(of.yes.sum())
+    assert "with Sigma" not in people.judge_pairs([of], scores, Sigmoid(5.0, 1.0), None)
 
 
 def test_numbers_are_sums_over_all_photos():
     of, scores, owner, wide = made()
     of = of._replace(image=of.image[of.caption != 3], caption=of.caption[of.caption != 3],
                      yes=of.yes[of.caption != 3], votes=of.votes[of.caption != 3])
-    count, truth, fits = people.numbers([of], scores, owner, wide)
+    count, truth, fits = people.count_photos([of], scores, owner, wide)
     assert np.isnan(count[3]) and np.isnan(truth[3]) and np.isfinite(np.delete(count, 3)).all()
     half, others = next(people.halves(24))
     s, v, y, n = [], [], [], []                                                     # learned from the other half

@@ -30,6 +30,21 @@ def test_auroc_brier_and_nll_are_those_of_scikit_learn(ties):
     assert np.isnan(reliability.auroc(np.array([0.1, 0.2]), np.array([True, True])))
 
 
+@pytest.mark.parametrize("ties", [False, True])
+def test_aurc_is_the_mean_of_wrong_answers_among_the_surest(ties):
+    for seed in range(3):
+        confidence, right = answers(seed, n=60, ties=ties)
+        risks = []
+        for k in range(1, 61):                              # of those that tie for place k, any may be the one taken
+            limit = sorted(confidence, reverse=True)[k - 1]
+            sure = [r for c, r in zip(confidence, right) if c > limit]
+            tied = [r for c, r in zip(confidence, right) if c == limit]
+            risks.append((len(sure) - sum(sure) + (k - len(sure)) * (1 - np.mean(tied))) / k)
+        found = reliability.judge_order(confidence, right)
+        assert found["aurc"] == pytest.approx(100 * np.mean(risks), abs=1e-9)
+        assert found["aurc_flat"] == pytest.approx(100 * (1 - right.mean()))
+
+
 def test_calibration_error_and_its_floor():
     rng = np.random.default_rng(5)
     p = rng.random(3000)
