@@ -77,18 +77,6 @@ class Calibration(NamedTuple):
                f"is of {self.models}, and names no weights by which {run} could be known")
         check(self.weights == [weights], f"{self.path} {why}; write it again with python -m confidence {run}")
 
-    def notes(self, data_name: str, images: int) -> list[str]:
-        """Sentences on images of other data, or in a gallery of another size, than those calibrated on."""
-        fitted, notes = self.fitted["t2i"].gallery, []
-        if data_name != self.data_name:
-            notes.append(f"the probabilities were calibrated on {self.data_name} and may not hold "
-                         f"on {data_name}")
-        if images != fitted:
-            notes.append(f"the probabilities were calibrated on a gallery of {fitted:,} and "
-                         f"{images:,} are searched; they hold best for the size that they were "
-                         "calibrated on")
-        return notes
-
 
 def read_calibration(path: str) -> Calibration:
     """Read a calibration.json. Raises InputError on any other file."""
