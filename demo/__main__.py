@@ -72,8 +72,8 @@ from demo.scenes import (
     shuffled,
 )
 from demo.truth import LARGEST, positives
-from features.filters import EXTRACTORS, global_features, region_features
 from files import CHANGING, atomic, read_json, save_array, save_lines
+from methods.filters import EXTRACTORS, global_features, region_features
 
 VERSION = 4                      # raise it whenever the same seed would give other files
 # What follows the name of the scenes in the names of the folders.

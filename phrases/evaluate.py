@@ -135,7 +135,7 @@ def tables_of(runs: dict[str, dict], baselines: dict[str, dict] | None = None) -
             groups["mean over types (macro)"] = {run: of["macro"] for run, of in runs.items()}
             groups["mean over phrases (micro)"] = runs
         if groups:
-            blocks.append((heading, {report.label(run, group, len(runs) > 1): numbers
+            blocks.append((heading, {f"{run}: {group}" if len(runs) > 1 else group: numbers
                                      for group, of in groups.items() for run, numbers in of.items()}))
     return [report.table(heading, COLUMNS, rows, lambda key, of: report.digits(key, of, "queries" * (key == "phrases")))
             for heading, rows in blocks]

@@ -19,11 +19,11 @@ from torch import Tensor
 
 import cli
 from cli import Arguments, check, data_set, filename, positive, torch_device, up_to, workers
-from features import filters
 from features.networks import load_region_network
 from features.store import ComputeConfig, Part, compute
 from files import atomic, file_digest, mapped, output, read_array, readable, remove, save_json
 from images import whole_transform
+from methods import filters
 from model import CNNS
 from phrases.data import Proposals, check_features, file_of, read_facts, read_proposals, read_region_features, shares
 from phrases.entities import SPLITS, Entities, photo_paths, read_entities

@@ -249,7 +249,7 @@ def record_evaluation(keep: Recorder) -> None:
     evaluate("folds", "--embeddings many.npz --sim cosine --fold5")
     evaluate("volume", "--checkpoint runs/minilm", volume)
     evaluate("compare", "--compare runs/vse++,runs/seed1_vse runs/gcie_wasserstein,runs/seed1")
-    keep("evaluate/phrases", "-m phrases.evaluate --checkpoint runs/phrases --confidence --device cpu "
+    keep("evaluate/phrases", "-m phrases.evaluate --checkpoint runs/phrases --device cpu "
          "--output phrases.json", lambda _: {"results": read_json("phrases.json")})
     keep("cca", "-m methods.cca --data_path data --data_name demo_precomp --text tfidf --dim 32 --output cca.npz",
          lambda _: arrays("cca.npz"))

@@ -12,7 +12,7 @@ from PIL import Image
 
 from cli import InputError
 from data import Photos, Split, check_data_set, check_extractors, read_split
-from features import filters, folder, networks
+from features import folder, networks
 from features import images as command
 from images import eval_transform, whole_transform
 from model import CNN

@@ -1,5 +1,5 @@
-"""Features by fixed filters of hues, figures, textures and colours, which need no weights: the extractor `--kind demo`,
-for drawn scenes (demo/).
+"""Image features by fixed filters of hues, figures, textures and colours, without weights, for drawn scenes: the demo
+writes them, and `features.images --kind demo` and others compute them for photos and for boxes in them.
 
 filters.npz holds the filters, whole numbers: patches cut from 200 drawn scenes, and random ones. All arithmetic is
 exact, so that every machine gives the same features.
