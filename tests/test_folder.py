@@ -15,6 +15,7 @@ from data import Photos, Split, check_data_set, check_extractors, read_split
 from features import folder, networks
 from features import images as command
 from images import eval_transform, whole_transform
+from methods import filters
 from model import CNN
 from tests.helpers import Command, refused
 
