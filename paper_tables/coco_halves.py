@@ -13,7 +13,7 @@ import numpy as np
 
 import cli
 from cli import Arguments, filename
-from files import need, output, read_json, refusing, save_json
+from files import need, output, read_coco, refusing, save_json
 
 
 def read_images(annotations: str, part: str, splits: list[str]) -> list[dict]:
@@ -21,18 +21,15 @@ def read_images(annotations: str, part: str, splits: list[str]) -> list[dict]:
     Karpathy's layout for each. Raises InputError where the file is missing or not in COCO's layout."""
     path = need(os.path.join(annotations, f"captions_{part}.json"),
                 "put COCO's captions (annotations_trainval2014.zip) there")
-    captions, images = {}, []
-    with refusing(f"{path} is not in COCO's layout (images, annotations with image_id and caption)", "fetch it again"):
-        stored = read_json(path)
-        for a in sorted(stored["annotations"], key=lambda a: a["id"]):
-            captions.setdefault(a["image_id"], []).append(
-                {"sentid": a["id"], "raw": a["caption"].replace("\n", " ").strip()})
-        for i in sorted(stored["images"], key=lambda i: i["id"]):
-            if i["id"] in captions:
-                images.append({"cocoid": i["id"], "filepath": part, "filename": i["file_name"],
-                               "sentences": captions[i["id"]]})
-    dealt = np.random.default_rng(0).permutation(len(images)) % len(splits)
-    return [{**image, "split": splits[k]} for image, k in zip(images, dealt)]
+    coco, images = read_coco(path), []
+    with refusing(f"{path} is no file of COCO's captions, or lacks a field", "fetch it again"):
+        for number, captions in sorted(coco.imgToAnns.items()):
+            sentences = [{"sentid": a["id"], "raw": a["caption"].replace("\n", " ").strip()}
+                         for a in sorted(captions, key=lambda a: a["id"])]
+            images.append({"cocoid": number, "filepath": part, "filename": coco.imgs[number]["file_name"],
+                           "sentences": sentences})
+    numbers = np.random.default_rng(0).permutation(len(images)) % len(splits)
+    return [{**image, "split": splits[k]} for image, k in zip(images, numbers)]
 
 
 def write_halves(data_path: str) -> None:
@@ -49,10 +46,9 @@ def write_halves(data_path: str) -> None:
 
 
 def main(argv=None) -> None:
-    p = Arguments(__doc__)
-    p.formatter_class = argparse.RawDescriptionHelpFormatter
+    p = Arguments(__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--data_path", type=filename, default="data", help="folder that holds coco/")
-    cli.run("coco_halves", write_halves, p.parse_args(argv).data_path)
+    cli.run(p.prog, write_halves, p.parse_args(argv).data_path)
 
 
 if __name__ == "__main__":
