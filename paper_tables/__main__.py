@@ -5,7 +5,7 @@
 import importlib
 
 import cli
-from paper_tables.runner import Table, build_parser, build_place, is_complete, list_runs, plan_run, print_needs
+from paper_tables.runner import Table, build_parser, build_place, plan_rows, print_needs
 
 NAMES = ("pmrl_table1", "pmrl_table2", "pmrl_table3", "pmrl_section34", "ucmr_table1", "ucmr_table2", "ucmr_table3",
          "ucmr_table4", "ucmr_fig2", "ucmr_table5", "ucmr_table6", "ucmr_table7_8", "jwae_table3", "jwae_table4",
@@ -17,17 +17,17 @@ def read_table(name: str) -> Table:
 
 
 def list_tables(opt) -> None:
-    place, every = build_place(opt), []
+    steps = []
     print(f"{'python -m paper_tables.NAME':<28} {'rows':>5} {'to run':>7} {'runs done':>11}   --f8k")
     for name in NAMES:
         table = read_table(name)
-        runs = [plan_run(run, seed, place) for _, run, seed in list_runs(table.rows, opt.seeds or table.seeds)]
-        every += [step for steps in runs for step in steps]
-        done = f"{sum(map(is_complete, runs))} of {len(runs)}"
+        runs = [run for _, run in plan_rows(table.rows, opt.seeds or table.seeds, build_place(opt))]
+        done = f"{sum(run[-1].done for run in runs)} of {len(runs)}"
         print(f"{name:<28} {len(table.rows):>5} {sum(bool(row.runs) for row in table.rows):>7} {done:>11}   "
               f"{'yes' if table.f8k else ''}".rstrip())
+        steps += sum(runs, [])
     print("Tables share runs. --demo runs any table small, and --list after a name lists its rows.\n")
-    print_needs(every)
+    print_needs(steps)
 
 
 def main(argv=None) -> None:

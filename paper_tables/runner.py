@@ -11,7 +11,6 @@ import re
 import shlex
 import subprocess
 import sys
-import tempfile
 import textwrap
 from dataclasses import dataclass
 from statistics import mean, stdev
@@ -19,7 +18,7 @@ from typing import NamedTuple
 
 import cli
 from cli import Arguments, check, filename, up_to
-from evaluation.report import FORMATS, NAMES, SIDES, render
+from evaluation.report import NAMES, SIDES, text
 from files import SOURCES, read_json, sha256
 from methods import METHODS, REGIONS
 
@@ -27,7 +26,7 @@ from methods import METHODS, REGIONS
 
 
 class Columns(NamedTuple):
-    """Columns that are printed as one table: ((heading, ((name of the column, path of its value in the results), ...)),
+    """Columns that are printed as one table. groups: ((heading, ((name, path of the value in the results), ...)),
     ...)."""
     title: str
     groups: tuple
@@ -63,8 +62,8 @@ def recalls(protocol: str = "folds5", title: str = "", run: int = 0, rsum: bool 
             before: tuple[str, str] | None = None) -> Columns:
     """Columns of R@K in both directions, from a protocol of results.json.
 
-    run: which of a row's runs they show. rsum: add the sum of recalls. before: a protocol and a measure in it, such as
-    ("pmrp", "pmrp"), which gets a column before the recalls of each direction.
+    rsum: add the sum of recalls. before: a protocol and a measure in it, such as ("pmrp", "pmrp"), which gets a column
+    before the recalls of each direction.
     """
     cells = [*([before] if before else []), *((protocol, f"r{k}") for k in ks)]
     groups = [(SIDES[side], tuple((NAMES[key], f"protocols/{name}/{side}/{key}") for name, key in cells))
@@ -75,10 +74,9 @@ def recalls(protocol: str = "folds5", title: str = "", run: int = 0, rsum: bool 
 # ---- sizes and data
 
 class Scale(NamedTuple):
-    """A size at which all runs are made: `divide` divides sizes of embeddings and layers, the options replace those of
-    the rows."""
+    """A size at which all runs are made. The options replace those of the rows."""
     description: str
-    divide: int = 1
+    divide: int = 1                   # divides the sizes of embeddings and layers
     train: str = ""
     rate: str = ""                    # learning rate of Adam, and its reduction
     start: str = ""                   # further options of a run that fine-tuning starts from
@@ -97,6 +95,8 @@ SCALES = {
 SIZE, HIDDEN, WORDS = "--embed_size 1024", " --dim_hidden 512", 300     # defaults: embedding, captioner, word vectors
 LITE = "--cnn_type efficientnet_lite0 --crop_size 64"                   # network of fine-tuned rows at small scales
 FULL_ONLY = r" --(cnn_type \w+|dev_images 0|use_restval|split testall|fold5)"           # left out at small scales
+SIZED = r"--(embed_size|word_dim|img_layers|txt_layers|dim_hidden|cite_layers) [\d-]+"  # divided at small scales
+HARDEST = r"--max_violation|--sim (kl|minkl|mahalanobis|wasserstein)"                   # need a warm-up there
 # Features that are extracted: the photos, and how.
 EXTRACTED = {"coco_vgg_precomp": ("coco", "--cnn_type vgg19 --layer fc6 --use_restval"),
              "f30k_vgg_precomp": ("f30k", "--cnn_type vgg19 --layer fc6"),
@@ -128,14 +128,19 @@ def find_option(options: str, name: str) -> str:
     return match[1] if match else ""
 
 
+def split_options(options: str) -> list[str]:
+    """Options as a list: ["--name value", ...]."""
+    return re.findall(r"--\S+(?: (?!--)\S+)*", options)
+
+
 def is_fine_tuned(run: tuple[str, ...]) -> bool:
     return any("--finetune" in command for command in run)
 
 
-def scale_name(name: str, run: tuple[str, ...], scale: str) -> str:
+def scale_data_set(name: str, run: tuple[str, ...], scale: str) -> str:
     """The data set in the place of `name`: photos where the network is fine-tuned, regions for methods of regions, else
     one vector for each image."""
-    if scale == "full" or not name:
+    if scale == "full":
         return name
     if name == "f30k_entities":
         return "demo_entities"
@@ -145,11 +150,11 @@ def scale_name(name: str, run: tuple[str, ...], scale: str) -> str:
     return source if is_fine_tuned(run) else f"{source}{'_region' * bool(regions)}_precomp"
 
 
-def scale_names(command: str, run: tuple[str, ...], scale: str) -> str:
+def scale_options(command: str, run: tuple[str, ...], scale: str) -> str:
     """The options of a command, on the data sets of a scale."""
     options = "".join(command.partition(" --")[1:])
     options = options if scale == "full" else re.sub(FULL_ONLY, "", options)
-    return re.sub(r"--(data_name|test_name) (\S+)", lambda m: f"--{m[1]} {scale_name(m[2], run, scale)}",
+    return re.sub(r"--(data_name|test_name) (\S+)", lambda m: f"--{m[1]} {scale_data_set(m[2], run, scale)}",
                   options).strip()
 
 
@@ -158,28 +163,21 @@ def scale_sizes(options: str, scale: Scale, photos: bool) -> str:
     def divide(match):
         return re.sub(r"[1-9]\d*", lambda n: str(max(4, int(n[0]) // scale.divide)), match[0])
     sizes = SIZE + HIDDEN * ("--captioner" in options)
-    options = re.sub(r"(--data_name \S+)", rf"\1 {sizes}", options)
-    options = re.sub(r"--(embed_size|word_dim|img_layers|txt_layers|dim_hidden|cite_layers) [\d-]+", divide, options)
+    options = re.sub(SIZED, divide, re.sub(r"(--data_name \S+)", rf"\1 {sizes}", options))
     tuned = "--finetune" in options
     rate = scale.tune if tuned else scale.rate * ("sgd" not in options) + f" {scale.start}" * photos
-    hardest = re.search(r"--max_violation|--sim (kl|minkl|mahalanobis|wasserstein)", options)
-    warmup = f"--vse_mean_warmup_epochs {scale.warmup}" * bool(hardest and not tuned)
+    warmup = f"--vse_mean_warmup_epochs {scale.warmup}" * bool(re.search(HARDEST, options) and not tuned)
     return " ".join([options, scale.train, rate, LITE * photos, warmup])
-
-
-def split_options(options: str) -> list[str]:
-    """Options as a list: ["--name value", ...]."""
-    return re.findall(r"--\S+(?: (?!--)\S+)*", options)
 
 
 def training_options(command: str, run: tuple[str, ...], scale: str) -> str:
     """Options of train.py that identify a training: all but the data path, the seed, the folder and the start. The last
     of equal options counts, as in argparse, and stands at the place of the first."""
-    options = re.sub(r"--method (\S+)", lambda m: METHODS[m[1]].flags, scale_names(command, run, scale))
+    options = re.sub(r"--method (\S+)", lambda m: METHODS[m[1]].flags, scale_options(command, run, scale))
     options = options.replace(" --init_from RUN", "")
     if scale != "full":
         options = scale_sizes(options, SCALES[scale], is_fine_tuned(run))
-    return " ".join({text.split()[0]: text for text in split_options(options)}.values())
+    return " ".join({option.split()[0]: option for option in split_options(options)}.values())
 
 
 # ---- steps: commands and the files that they write
@@ -192,25 +190,20 @@ class Step:
     log: str = ""
     run: str = ""                     # folder of the run that it trains, if any
     lacks: str = ""                   # of data: what to put there
-    after: str = ""                   # the target has to be newer than this file
 
     @property
     def done(self) -> bool:
-        log = os.path.join(self.run, "log.txt")
-        if not (os.path.exists(self.target) and (os.path.exists(log) or not self.run)):
-            return False
-        if self.run:
-            with open(log, encoding="utf-8") as f:
-                return "done: best" in (f.readlines() or [""])[-1]
-        return not (os.path.exists(self.after) and os.path.getmtime(self.after) > os.path.getmtime(self.target))
+        if self.run and os.path.exists(self.target):        # a training that was stopped has a best model, too
+            return read_last_line(os.path.join(self.run, "log.txt")).find("done: best") >= 0
+        return os.path.exists(self.target)
 
     @property
     def command(self) -> list[str]:
-        """The words, with --resume or --overwrite where an earlier start or an older result is there."""
-        begun = os.path.exists(os.path.join(self.run, "config.yaml")) if self.run else (
-            self.target in self.words and os.path.exists(self.target))
-        resumable = self.run and os.path.exists(os.path.join(self.run, "checkpoint.pt"))
-        return [*self.words, *["--resume" if resumable else "--overwrite"] * begun]
+        """The words, with --resume where a training was stopped, --overwrite where it has no checkpoint yet."""
+        if not (self.run and os.path.exists(os.path.join(self.run, "config.yaml"))):
+            return self.words
+        resumable = os.path.exists(os.path.join(self.run, "checkpoint.pt"))
+        return [*self.words, "--resume" if resumable else "--overwrite"]
 
     @property
     def line(self) -> str:
@@ -220,7 +213,15 @@ class Step:
         return "# done: " * self.done + shlex.join(["python", *self.command])
 
 
-def split_words(command: str, **paths: str) -> list[str]:
+def read_last_line(path: str) -> str:
+    """The last line of a file that is not empty, "" where there is none."""
+    if not os.path.exists(path):
+        return ""
+    with open(path, encoding="utf-8", errors="replace") as f:
+        return ([line.strip() for line in f if line.strip()] or [""])[-1]
+
+
+def fill_words(command: str, **paths: str) -> list[str]:
     """Take a command apart at blanks; a word in braces stands for a path, which may hold blanks."""
     return [word.format(**paths) for word in command.split()]
 
@@ -236,8 +237,8 @@ def plan_tool(place: Place, command: str, target: str, needs: str = "") -> list[
     """The step of a module that reads and writes data, called {data} in its command. target: the file that it writes;
     needs: data that have to be there as long as the target is not."""
     name, dashes, options = command.partition("--")
-    words = split_words(f"-m {name} --data_path {{data}} {dashes}{options}", data=place.data)
-    step = Step(words, os.path.join(place.data, target))
+    words = fill_words(f"-m {name} --data_path {{data}} {dashes}{options}", data=place.data)
+    step = Step(words, os.path.join(place.data, target), os.path.join(place.folder, "data.txt"))
     return [*[require_data(needs, place)] * bool(needs and not step.done), step]
 
 
@@ -248,10 +249,10 @@ def plan_data(folder: str, place: Place) -> list[Step]:
         return plan_tool(place, f"demo --size 200 --scenes {scenes}", f"{scenes}/scenes.json")
     if folder not in EXTRACTED:
         return [require_data(folder, place)]
-    (photos, how), steps = EXTRACTED[folder], []
+    (photos, network), steps = EXTRACTED[folder], []
     if photos == "coco_halves":
         steps = plan_tool(place, "paper_tables.coco_halves", "coco_halves/dataset_coco_halves.json", "coco")
-    return [*steps, *plan_tool(place, f"features.images --data_name {photos} --output_name {folder} {how}",
+    return [*steps, *plan_tool(place, f"features.images --data_name {photos} --output_name {folder} {network}",
                                f"{folder}/test_ims.npy", "" if steps else photos)]
 
 
@@ -285,37 +286,38 @@ def plan_vectors(kind: str, folder: str, place: Place) -> list[Step]:
 
 def plan_preparations(run: tuple[str, ...], place: Place) -> list[Step]:
     """The steps before a run: data, proposals, vectors, Visual Genome's manifest."""
-    steps, text = [], re.search(r"--text(?:_features)? (\w+)|/(own)\.txt", run[-2])
+    steps, vectors = [], re.search(r"--text(?:_features)? (\w+)|/(own)\.txt", run[-2])
     names = [find_option(run[-2], "data_name"), find_option(run[-2], "test_name"), find_option(run[-1], "data_name")]
-    for folder in dict.fromkeys(scale_name(name, run, place.scale) for name in names if name):
+    for folder in dict.fromkeys(scale_data_set(name, run, place.scale) for name in names if name):
         steps += plan_data(folder, place)
         if folder.endswith("_entities"):
             steps += plan_proposals(folder, place)
-        if text:
-            steps += plan_vectors(text[1] or text[2], folder, place)
+        if vectors:
+            steps += plan_vectors(vectors[1] or vectors[2], folder, place)
     if run[-1].startswith("-m vg_experiments"):
-        vg, target = "vg" if place.scale == "full" else "demo_vg", os.path.join(place.folder, "vg", "manifest.json")
-        steps += [require_data("vg", place)] * (vg == "vg" and not os.path.exists(target))
-        words = split_words("-m vg_experiments.prepare --vg {vg} --output {target}", vg=os.path.join(place.data, vg),
-                            target=target)
-        steps.append(Step(words, target))
+        manifest = os.path.join(place.folder, "vg", "manifest.json")
+        if place.scale == "full" and not os.path.exists(manifest):
+            steps.append(require_data("vg", place))
+        vg = os.path.join(place.data, "vg" if place.scale == "full" else "demo_vg")
+        words = fill_words("-m vg_experiments.prepare --vg {vg} --output {manifest}", vg=vg, manifest=manifest)
+        steps.append(Step(words, manifest, os.path.join(place.folder, "data.txt")))
     return steps
 
 
 def plan_training(command: str, run: tuple[str, ...], start: str, seed: int, place: Place) -> Step:
     """A training, which starts from the run in the folder `start`, or a fit of CCA."""
     program, cca = command.partition(" --")[0], "methods.cca" in command
-    options = scale_names(command, run, place.scale) if cca else training_options(command, run, place.scale)
+    options = scale_options(command, run, place.scale) if cca else training_options(command, run, place.scale)
     options += f" --init_from {{start}}/{os.path.basename(start)}" * bool(start)
     data = find_option(options, "data_name")
     kind = ["cosine", *re.findall(r"--sim (\S+)", options), *["cca"] * cca][-1]
-    identity = sorted(text for text in split_options(options) if not text.startswith("--test_name"))
+    identity = sorted(option for option in split_options(options) if not option.startswith("--test_name"))
     folder = os.path.join(place.folder, f"{data}_{kind}_{sha256(' '.join(identity))[:8]}_seed{seed}")
     npz = "_".join(filter(None, ["cca", find_option(options, "test_name")])) + ".npz"
     target = os.path.join(folder, npz if cca else "model_best.pt")
     end = "--output {target}" if cca else f"--seed {seed} --logger_name {{run}}"
-    words = split_words(f"{program} --data_path {{data}} {options} {end}", data=place.data, folder=data,
-                        start=os.path.dirname(start), run=folder, target=target)
+    words = fill_words(f"{program} --data_path {{data}} {options} {end}", data=place.data, folder=data,
+                       start=os.path.dirname(start), run=folder, target=target)
     return Step(words, target, f"{folder}.txt", "" if cca else folder)
 
 
@@ -328,47 +330,48 @@ def plan_judging(command: str, run: tuple[str, ...], model: Step, place: Place) 
     if program.startswith("-m vg_experiments"):
         words = f"{program} {subject} --manifest {{manifest}} --cache {{cache}} --output {{out}}"
         target = os.path.join(paths["out"], f"{program.split('.')[-1]}.json")
-        return [Step(split_words(words, **paths), target, model.log, after=model.target)]
+        return [Step(fill_words(words, **paths), target, model.log)]
     demo = "demo_" * (place.scale == "demo")
-    options = scale_names(command, run, place.scale).replace("--cxc", f"--cxc --cxc_path {{data}}/{demo}cxc").replace(
+    options = scale_options(command, run, place.scale).replace("--cxc", f"--cxc --cxc_path {{data}}/{demo}cxc").replace(
         "--pmrp", f"--pmrp --instances {{data}}/{demo}{INSTANCES}")
     target = os.path.join(folder, f"results_{sha256(options)[:8]}.json")
     words = f"{program} {subject} --data_path {{data}} {options} --output {{results}}"
     needs = [name for flag, name in (("--cxc", "cxc"), ("--pmrp", INSTANCES)) if flag in command and not demo]
     return [*(require_data(name, place) for name in needs),
-            Step(split_words(words, results=target, **paths), target, model.log, after=model.target)]
+            Step(fill_words(words, results=target, **paths), target, model.log)]
 
 
 def plan_run(run: tuple[str, ...], seed: int, place: Place) -> list[Step]:
     """All steps of a run in order. The target of the last one is the file of its results."""
-    *commands, judge = run
     models = []
-    for command in commands:
+    for command in run[:-1]:
         models.append(plan_training(command, run, models[-1].run if models else "", seed, place))
-    if models[-1].done:                                     # the run that it started from may be gone
-        models = models[-1:]
-    return [*plan_preparations(run, place), *models, *plan_judging(judge, run, models[-1], place)]
+    return [*plan_preparations(run, place), *models, *plan_judging(run[-1], run, models[-1], place)]
 
 
-def is_complete(steps: list[Step]) -> bool:
-    """Whether a run has its results, those of its training as it is."""
-    return steps[-1].done and all(step.done for step in steps if step.run)
+def plan_rows(rows, seeds: int, place: Place) -> list[tuple[str, list[Step]]]:
+    """(name, steps in order) of the runs of rows, each once. All rows of a seed come before the next seed; CCA has
+    one."""
+    runs = {(run, seed): f"{row.label}, seed {seed}" for seed in range(seeds) for row in rows for run in row.runs
+            if seed == 0 or "methods.cca" not in run[0]}
+    return [(name, plan_run(*key, place)) for key, name in runs.items()]
 
 
 # ---- running them
 
 def run_all(runs: list[tuple[str, list[Step]]]) -> list[str]:
-    """Run what is not done of each run, (its name, its steps in order). Returns a sentence for each that failed."""
+    """Run what is missing of each run, (its name, its steps in order). Returns a sentence for each that failed."""
     failures = []
     for k, (name, steps) in enumerate(runs, 1):
-        error = next((step.lacks for step in steps if not step.words and not step.done), "")
-        for step in steps:
-            if not error and not step.done:
+        missing = [] if steps[-1].done else [step for step in steps if not step.done]
+        error = next((step.lacks for step in missing if not step.words), "")
+        for step in missing:
+            if not error:
                 print(f"[{k}/{len(runs)}] {name}: {step.line}", file=sys.stderr, flush=True)
                 error = execute(step)
         if error:
             failures.append(f"{name}: {error}")
-            print(f"[{k}/{len(runs)}] {name}: {error}", file=sys.stderr, flush=True)
+            print(f"[{k}/{len(runs)}] {failures[-1]}", file=sys.stderr, flush=True)
     return failures
 
 
@@ -376,9 +379,7 @@ def execute(step: Step) -> str:
     """Run a step; its output goes to its log. Returns one line on what went wrong, or ""."""
     for path in (step.log, "" if step.run else step.target):
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    with (open(step.log, "a+", encoding="utf-8", errors="replace") if step.log
-          else tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")) as log:
-        start = log.tell()
+    with open(step.log, "a", encoding="utf-8") as log:
         child = subprocess.Popen([sys.executable, "-u", *step.command], stdout=log, stderr=subprocess.STDOUT,
                                  start_new_session=True)
         try:
@@ -387,9 +388,7 @@ def execute(step: Step) -> str:
             child.terminate()
             child.wait()
             raise
-        log.seek(start)
-        lines = [line for line in log.read().splitlines() if line.strip()]
-    return (lines or [f"{step.words[0]} ended with status {status}"])[-1] if status else ""
+    return f"status {status}: {read_last_line(step.log)}" if status else ""
 
 
 # ---- results
@@ -406,14 +405,14 @@ def find_value(results, path: str) -> float | None:
 def collect(row: Row, table: Table, seeds: int, place: Place) -> list[tuple | None]:
     """(mean, standard deviation, number of seeds) for each column of a table, None where there is no result."""
     cells = []
-    stored = [[read_json(steps[-1].target, "delete it, and it is made again")
-               for steps in (plan_run(run, seed, place) for seed in range(seeds)) if is_complete(steps)]
-              for run in row.runs]
+    results = [[read_json(steps[-1].target, "delete it, and it is made again")
+                for steps in (plan_run(run, seed, place) for seed in range(seeds)) if steps[-1].done]
+               for run in row.runs]
     for columns in table.columns:
         for path in columns.paths:
             if place.scale != "full":                       # a small test set has no folds
                 path = path.replace("folds5", "full").replace("_full", "")
-            numbers = [find_value(results, path) for results in (stored[columns.run] if stored else ())]
+            numbers = [find_value(entry, path) for entry in (results[columns.run] if results else ())]
             numbers = [x for x in numbers if x is not None]
             deviation = stdev(numbers) if len(numbers) > 1 else 0.0
             cells.append((mean(numbers), deviation, len(numbers)) if numbers else None)
@@ -421,7 +420,7 @@ def collect(row: Row, table: Table, seeds: int, place: Place) -> list[tuple | No
 
 
 def tabulate(table: Table, ours: list[tuple[Row, list]]) -> list:
-    """Tables for `render`, with three lines for each row: ours, published and their difference."""
+    """Tables for `evaluation.report`, with three lines for each row: ours, published and their difference."""
     tables, start = [], 0
     for columns in table.columns:
         span, lines = slice(start, start + len(columns.paths)), []
@@ -450,7 +449,7 @@ def tabulate(table: Table, ours: list[tuple[Row, list]]) -> list:
 # ---- the command
 
 def select_rows(table: Table, only: list[str] | None) -> list[Row]:
-    """The rows that --only names: by number from 1, by label, or by a part of the label. Without names, all rows.
+    """The rows that --only names, by number from 1, by label, or by a part of the label. Without names, all rows.
     Raises InputError on a name that fits no row."""
     rows, numbered = [], list(enumerate(table.rows, 1))
     for name in only or ():
@@ -463,8 +462,7 @@ def select_rows(table: Table, only: list[str] | None) -> list[Row]:
 
 
 def build_parser(description: str) -> Arguments:
-    p = Arguments(description)
-    p.formatter_class = argparse.RawDescriptionHelpFormatter
+    p = Arguments(description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = p.add_argument
     add("--data_path", type=filename, help="folder that holds the data sets (default: data; with --demo: "
         "data/demo_tables, which it writes)")
@@ -482,12 +480,6 @@ def build_place(opt) -> Place:
     return Place(opt.data_path or ("data/demo_tables" if opt.scale == "demo" else "data"), opt.runs, opt.scale)
 
 
-def list_runs(rows, seeds: int) -> list[tuple[str, tuple, int]]:
-    """(label, run, seed) of the runs of rows, each once. All rows of a seed come before the next seed; CCA has one."""
-    return list({(run, seed): (row.label, run, seed) for seed in range(seeds) for row in rows for run in row.runs
-                 if seed == 0 or "methods.cca" not in run[0]}.values())
-
-
 def print_needs(steps: list[Step]) -> None:
     """Say what has to be fetched before these steps can be run, in lines of 100 letters."""
     lines = sorted({step.lacks for step in steps if not step.words and not step.done})
@@ -499,30 +491,29 @@ def print_needs(steps: list[Step]) -> None:
 
 def list_rows(table: Table, opt) -> None:
     """Print rows of a table, how far they have been run, and what has to be fetched."""
-    place, seeds, rows, every = build_place(opt), opt.seeds or table.seeds, select_rows(table, opt.only), []
+    place, steps = build_place(opt), []
     print(table.title)
     for k, row in enumerate(table.rows, 1):
-        if row in rows:
-            runs = [plan_run(run, seed, place) for _, run, seed in list_runs([row], seeds)]
-            every += [step for steps in runs for step in steps]
-            state = f"{sum(map(is_complete, runs))} of {len(runs)} runs done" if runs else "published only"
-            print(f"{k:>4}  {row.label:<62} {state}")
-    print_needs(every)
+        if row in select_rows(table, opt.only):
+            runs = [run for _, run in plan_rows([row], opt.seeds or table.seeds, place)]
+            done = f"{sum(run[-1].done for run in runs)} of {len(runs)} runs done" if runs else "published only"
+            print(f"{k:>4}  {row.label:<62} {done}")
+            steps += sum(runs, [])
+    print_needs(steps)
 
 
 def run_table(table: Table, opt) -> None:
     """Run what is missing for rows of a table, then print them. Exits with an error if a run failed."""
     place, seeds, rows = build_place(opt), opt.seeds or table.seeds, select_rows(table, opt.only)
-    runs = [(f"{label}, seed {seed}", plan_run(run, seed, place)) for label, run, seed in list_runs(rows, seeds)]
+    runs = plan_rows(rows, seeds, place)
     if opt.dry_run:
         print(*dict.fromkeys(step.line for _, steps in runs for step in steps if step.line), sep="\n")
         return
     failures = run_all(runs)
-    print(render(tabulate(table, [(row, collect(row, table, seeds, place)) for row in rows]), opt.format), end="\n\n")
-    mark = {"text": "", "markdown": "- ", "latex": "% "}[opt.format]
-    for note in (f"ours: mean and standard deviation over the seeds (their number); {SCALES[opt.scale].description}",
-                 *table.notes):
-        print(mark + note)
+    for printed in tabulate(table, [(row, collect(row, table, seeds, place)) for row in rows]):
+        print(text(printed), end="\n\n")
+    print(f"ours: mean and standard deviation over the seeds (their number); {SCALES[opt.scale].description}",
+          *table.notes, sep="\n")
     if failures:
         sys.exit(f"{len(failures)} of {len(runs)} runs failed; the first: {failures[0]}")
 
@@ -530,10 +521,9 @@ def run_table(table: Table, opt) -> None:
 def main(table: Table, description: str = "", argv=None) -> None:
     """The command of a table's script. `description`: the script's docstring."""
     p = build_parser(description)
-    add = p.add_argument
-    add("--only", nargs="+", metavar="ROW", help="rows to run and print: number from 1, label, or part of a label")
-    add("--format", choices=FORMATS, default="text", help="format of the printed table")
-    add("--dry_run", action="store_true", help="print the commands, and run nothing")
+    p.add_argument("--only", nargs="+", metavar="ROW",
+                   help="rows to run and print: number from 1, label, or part of a label")
+    p.add_argument("--dry_run", action="store_true", help="print the commands, and run nothing")
     opt = p.parse_args(argv)
     if opt.scale == "f8k" and not table.f8k:
         p.error(f"--f8k: Flickr8k has no data for {table.title}; take --demo, or leave it out with the paper's data "
