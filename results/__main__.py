@@ -1,15 +1,17 @@
-"""Print the tables of results that README.md and docs/ show.
+"""Print tables of results, and write into README.md and docs/ those that they show.
 
-    python -m results                           # all of them
-    python -m results results-regions           # those of docs/results-regions.md
+    python -m results                           # names of all tables
+    python -m results best sets                 # these two
     python -m results --write                   # into the documents, between their marks
 
-results/DOCUMENT.csv holds the tables of a document, with an empty line between two. Each line begins
-with the table's name; then come the command and the commits of the runs, and the cells as they are
-shown. The first line of a table holds its heads, and in place of a command the one that the document
-shows above the table, if any. docs/results.md says how a row is added.
+Each CSV file holds the tables of one topic, with an empty line between two. Each line begins with the
+table's name; then come the command and the commits of the runs, and the cells as they are shown.
+The first line of a table holds its heads, and in place of a command the one that all rows share, if any.
+RUN is the run from which a row starts. Several seeds are written `--seed 0,1,2`. Rows without a commit
+of their own (linear CCA, comparisons) have the commit that brought the numbers.
 
-A document shows a table between the lines <!-- results: NAME --> and <!-- /results -->.
+A document shows a table between the lines <!-- results: NAME --> and <!-- /results -->, or some of its
+columns with <!-- results: NAME | HEAD | HEAD -->.
 """
 import csv
 import re
@@ -19,64 +21,67 @@ import cli
 import methods
 
 HERE = Path(__file__).resolve().parent
-BLOCK = re.compile(r"^<!-- results: (\S+) -->\n(.*?)^<!-- /results -->$", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^<!-- results: (\S+)(?: \| ([^\n]*?))? -->\n(.*?)^<!-- /results -->$", re.DOTALL | re.MULTILINE)
 METHODS_BLOCK = re.compile(r"(<!-- methods -->\n).*?(\n<!-- /methods -->)", re.DOTALL)
 
 
-def read_tables(document: str) -> dict[str, list[list[str]]]:
-    """The tables of a document by name, each a list of [command, commits, cell, ...]."""
+def read_tables() -> dict[str, list[list[str]]]:
+    """All tables by name, each a list of [command, commits, cell, ...]."""
     tables = {}
-    with open(HERE / f"{document}.csv", encoding="utf-8", newline="") as f:
-        for name, *line in filter(None, csv.reader(f)):
-            tables.setdefault(name, []).append(line)
+    for path in sorted(HERE.glob("*.csv")):
+        with open(path, encoding="utf-8", newline="") as f:
+            for name, *line in filter(None, csv.reader(f)):
+                tables.setdefault(name, []).append(line)
     return tables
 
 
-def render(lines: list[list[str]]) -> str:
-    """A table in Markdown, below the command that its first line names."""
-    command = lines[0][0]
-    rows = [f"| {' | '.join(cells)} |" for _, _, *cells in lines]
-    rows.insert(1, "|---" * len(lines[0][2:]) + "|")
-    return (f"```\n{command}\n```\n\n" if command != "command" else "") + "\n".join(rows)
+def render(lines: list[list[str]], heads: list[str] | None = None) -> str:
+    """A table in Markdown: columns by their heads, or all below the command that the rows share."""
+    command, _, *all_heads = lines[0]
+    columns = [all_heads.index(head) for head in heads or []] or range(len(all_heads))
+    rows = [f"| {' | '.join(cells[i] for i in columns)} |" for _, _, *cells in lines]
+    rows.insert(1, "|---" * len(columns) + "|")
+    return (f"```\n{command}\n```\n\n" if command != "command" and not heads else "") + "\n".join(rows)
 
 
 def fill(text: str, tables: dict[str, list[list[str]]]) -> str:
     """Replace what stands between the marks of a document's text."""
     def block(match: re.Match) -> str:
-        name = match[1]
+        name, heads = match[1], match[2].split(" | ") if match[2] else None
         if name not in tables:
-            raise cli.InputError(f"a document shows the table {name}; its CSV file holds "
-                                 f"{', '.join(tables) or 'none'}")
-        return f"<!-- results: {name} -->\n{render(tables[name])}\n<!-- /results -->"
+            raise cli.InputError(f"a document shows the table {name}; the tables are {', '.join(tables)}")
+        mark = match[0].split("\n", 1)[0]
+        return f"{mark}\n{render(tables[name], heads)}\n<!-- /results -->"
     text = BLOCK.sub(block, text)
     return METHODS_BLOCK.sub(lambda m: m[1] + "\n".join(methods.table()) + m[2], text)
 
 
-def list_documents() -> dict[str, Path]:
-    """README.md, the pages of docs/ and the packages' README.md by name."""
+def list_documents() -> list[Path]:
+    """README.md, the pages of docs/ and the packages' README.md."""
     root = HERE.parent
-    return {**{path.stem: path for path in [root / "README.md", *sorted(root.glob("docs/*.md"))]},
-            **{path.parent.name: path for path in sorted(root.glob("[a-z]*/README.md"))}}
+    return [root / "README.md", *sorted(root.glob("docs/*.md")), *sorted(root.glob("[a-z]*/README.md"))]
 
 
 def main(argv: list[str] | None = None) -> None:
-    documents = [name for name in list_documents() if (HERE / f"{name}.csv").exists()]
+    tables = read_tables()
     p = cli.Arguments(__doc__.split("\n")[0])
-    p.add_argument("document", nargs="?", choices=documents, help="whose tables (default: all)")
+    p.add_argument("table", nargs="*", help="tables to print (default: the names of all)")
     p.add_argument("--write", action="store_true", help="write the tables into the documents")
-    cli.run("results", show, p.parse_args(argv), documents)
+    cli.run("results", show, p.parse_args(argv), tables)
 
 
-def show(opt, documents: list[str]) -> None:
-    """Print the tables of one document or of all, or write them into the documents."""
+def show(opt, tables: dict[str, list[list[str]]]) -> None:
+    """Print tables or the names of all, or write them into the documents."""
     if opt.write:
-        for name, path in list_documents().items():
-            tables = read_tables(name) if name in documents else {}
+        for path in list_documents():
             path.write_text(fill(path.read_text(encoding="utf-8"), tables), encoding="utf-8")
-        return
-    for document in [opt.document] if opt.document else documents:
-        for name, lines in read_tables(document).items():
-            print(f"{name}:\n\n{render(lines)}\n")
+    unknown = set(opt.table) - tables.keys()
+    if unknown:
+        raise cli.InputError(f"no table {', '.join(sorted(unknown))}; the tables are {', '.join(tables)}")
+    for name in opt.table:
+        print(f"{name}:\n\n{render(tables[name])}\n")
+    if not opt.table and not opt.write:
+        print("\n".join(f"{name}: {len(lines) - 1} rows" for name, lines in tables.items()))
 
 
 if __name__ == "__main__":

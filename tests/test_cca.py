@@ -220,7 +220,7 @@ def test_stored_features_of_captions(demo_path, tmp_path, capsys):
 
 
 def test_flickr8k(real_path, tmp_path, capsys):
-    """The sum of recalls that docs/results-autoencoders.md gives for Klein's regularisation."""
+    """The sum of recalls that docs/findings.md gives for Klein's regularisation."""
     cca.main(["--data_path", real_path, "--data_name", "f8k_precomp", "--output", str(tmp_path / "e.npz")])
     assert float(re.search(r"rsum ([\d.]+)", capsys.readouterr().out)[1]) == pytest.approx(222.7, abs=0.5)
 
