@@ -1,6 +1,6 @@
 """Phrases of Flickr30k Entities as a Split: its images are box proposals, its captions are phrases.
 
-    python -m phrases.data --data_name f30k_entities      # prints what the folder holds, and every fault
+    python -m phrases.data --data_name f30k_entities      # prints what the folder holds, and its faults
 
 A phrase is compared with the proposals of its own photo alone (jwae 5.2). entities.py reads the annotations;
 proposals.py and regions.py write beside the split:
@@ -14,8 +14,8 @@ if __name__ == "__main__":
     import cli
     cli.start()
 
-import fnmatch
 import os
+import re
 import sys
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -28,7 +28,7 @@ import cli
 from cli import Arguments, InputError, check, data_set, filename
 from data import Features, NoImages, Split, chunks, feature_faults, read_extractors, read_text_features
 from files import need, read_array, read_arrays, read_json, sha256
-from phrases.entities import SPLITS, Entities, check_entities, read_entities
+from phrases.entities import SPLITS, Entities, describe_entities, photo_paths, read_entities
 
 AGAIN = "delete it, and write it again with python -m phrases.proposals"
 EXTRACT = "delete it, and write it again with python -m phrases.regions"
@@ -56,15 +56,9 @@ def iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return shared / (areas(a) + areas(b) - shared)
 
 
-def shares(boxes: np.ndarray, size) -> np.ndarray:
-    """Boxes (P, 4) as shares of (width, height) of their photo, in [0, 1], float32."""
-    pixels = (np.asarray(boxes, np.float64) + [0, 0, 1, 1]).astype(np.float32)
-    return pixels / np.tile(size, 2).astype(np.float32)
-
-
 def geometry_of(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """x1 / W, y1 / H, x2 / W, y2 / H and the share of the area (CITE) of boxes (R, 4) in photos of width and height
-    (R, 2) -> (R, 5) float32."""
+    (R, 2) or (2,) -> (R, 5) float32, in [0, 1]."""
     x1, y1, x2, y2 = boxes.astype(np.float64).T + [[0], [0], [1], [1]]
     width, height = sizes.astype(np.float64).T
     return np.stack([x1 / width, y1 / height, x2 / width, y2 / height,
@@ -83,13 +77,15 @@ class Proposals:
     facts: dict                       # {split}_{name}.json
 
 
+def short_name(text: str) -> str:
+    """The type of a name of proposals or of their features, part of names of files."""
+    check(re.fullmatch("[A-Za-z0-9-]+", text), f"'{text}' cannot be a name; give letters, digits and -")
+    return text
+
+
 def file_of(root: str, split: str, name: str) -> str:
     """Path of proposals without its ending. val is also called dev."""
     return os.path.join(root, f"{'val' if split == 'dev' else split}_{name}")
-
-
-def ids_sha256(ids: list[str]) -> str:
-    return sha256("\n".join(ids))
 
 
 def read_facts(path: str, key: str, fix: str) -> dict:
@@ -107,18 +103,15 @@ def read_proposals(root: str, split: str, name: str, entities: Entities) -> Prop
         need(path + end, "box proposals are written with python -m phrases.proposals --data_name "
                          f"{os.path.basename(os.path.normpath(root))} --name {name}")
     facts, arrays = read_facts(f"{path}.json", "method", AGAIN), read_arrays(f"{path}.npz", AGAIN)
-    check({key: array.dtype.name for key, array in arrays.items()} == ARRAYS,
-          f"{path}.npz holds other arrays than {', '.join(f'{k} {v}' for k, v in ARRAYS.items())}; {AGAIN}")
-    check(facts.get("ids_sha256") == ids_sha256(entities.ids)
+    broken = f"{path}.npz is broken: its arrays are not those that its .json was written for; {AGAIN}"
+    check({key: array.dtype.name for key, array in arrays.items()} == ARRAYS, broken)
+    check(facts.get("ids_sha256") == sha256("\n".join(entities.ids))
           and facts.get("truth_sha256") in (None, sha256(entities.truth)),
           f"{path}.npz is of other photos, or other annotations, than {split}.txt names now; {AGAIN}")
-    p, photos = Proposals(**arrays, facts=facts), len(entities.ids)
-    rows = len(p.boxes)
+    p, rows, photos = Proposals(**arrays, facts=facts), len(arrays["boxes"]), len(entities.ids)
     check([x.shape for x in (p.boxes, p.score, p.added, p.start)] == [(rows, 4), (rows,), (rows,), (photos + 1,)]
-          and p.start[0] == 0 and p.start[-1] == rows and (np.diff(p.start) > 0).all(),
-          f"{path}.npz is broken: its arrays do not give each of {photos} photos at least one of {rows} boxes; {AGAIN}")
-    check(facts.get("boxes_sha256") == sha256(p.boxes),
-          f"{path}.npz is broken: its boxes are not those that its .json was written for; {AGAIN}")
+          and p.start[0] == 0 and p.start[-1] == rows and (np.diff(p.start) > 0).all()
+          and facts.get("boxes_sha256") == sha256(p.boxes), broken)
     return p
 
 
@@ -146,7 +139,7 @@ def read_region_features(root: str, split: str, name: str, features: str, propos
     return f"{path}.npy"
 
 
-def check_features(path: str, array, proposals: Proposals, fix: str) -> None:
+def check_features(path: str, array: np.ndarray, proposals: Proposals, fix: str) -> None:
     """Raise InputError with the `fix` unless an array holds features of the proposals."""
     boxes = len(proposals.boxes)
     check(array.ndim == 2 and array.dtype in (np.float16, np.float32) and len(array) == boxes and array.shape[1],
@@ -181,7 +174,6 @@ class PhraseSplit(Split):
     proposal that overlaps a phrase's box most."""
     entities: Entities = None
     proposals: Proposals = None
-    root: str = ""
 
     ids = property(lambda self: self.entities.ids)                      # N photos
     sizes = property(lambda self: self.entities.sizes)                  # (N, 2) width, height
@@ -216,13 +208,13 @@ def read_phrases(root: str, split: str, regions: str = REGIONS, text_features: s
     split = "val" if split == "dev" else split
     entities = read_entities(root, split)
     result = PhraseSplit(split, NoImages(len(entities.ids)), entities.phrases, entities.phrase_photo,
-                         os.path.join(root, "Sentences"), extractors=read_extractors(root) or None, entities=entities,
-                         root=root)
+                         os.path.join(root, "Sentences"), extractors=read_extractors(root) or None, entities=entities)
     if text_only:
         return result
-    name = find_proposals(root, split, regions)
+    name, _, features = regions.rpartition("_")
+    check(name, f"--regions {regions} names proposals alone; name their features behind them, such as {regions}_ims")
     result.proposals = read_proposals(root, split, name, entities)
-    path = read_region_features(root, split, name, regions[len(name) + 1:], result.proposals)
+    path = read_region_features(root, split, name, features, result.proposals)
     result.images = RegionFeatures(path, result.proposals, entities.sizes)
     made_by = read_json(path.removesuffix(".npy") + ".json", EXTRACT)["extractor"]
     result.extractors = {**(result.extractors or {}), "ims": made_by}
@@ -238,20 +230,6 @@ def read_phrases(root: str, split: str, regions: str = REGIONS, text_features: s
         result.notes.append(f"{len(entities.faults):,} faults of the annotations of {split} are passed over (python -m "
                             f"phrases.data names them), the first: {entities.faults[0]}")
     return result
-
-
-def find_proposals(root: str, split: str, name: str) -> str:
-    """The proposals P of features {split}_{P}_{F}.npy, where name is P_F. Raises InputError."""
-    files, start = sorted(fnmatch.filter(os.listdir(root), f"{split}_*.npz")), name
-    while "_" in start:
-        start = start.rpartition("_")[0]
-        if f"{split}_{start}.npz" in files:
-            return start
-    check(f"{split}_{name}.npz" not in files,
-          f"--regions {name} names proposals alone; name their features behind them, such as {name}_ims")
-    raise InputError(f"--regions {name}: {root} has no proposals {split}_{name.rpartition('_')[0] or name}.npz (but "
-                     f"{', '.join(files) or 'none'}); make them with `python -m phrases.proposals`, then their "
-                     "features with `python -m phrases.regions`")
 
 
 # ---- batches
@@ -316,23 +294,25 @@ def learnable(split: PhraseSplit, positive: float) -> np.ndarray:
 # ---- the check of a folder
 
 def check_folder(opt) -> int:
-    """Print what a data set holds, with its proposals and features, and every fault. Returns 1 where there are any."""
-    root = os.path.join(opt.data_path, opt.data_name)
-    lines, faults = check_entities(root)
-    print("\n".join(lines))
-    proposals = opt.regions.rpartition("_")[0]
-    for name in () if faults else SPLITS:
-        if opt.regions == REGIONS and not os.path.isfile(os.path.join(root, f"{name}_{proposals}.npz")):
-            print(f"{name:8}no proposals {proposals} yet: python -m phrases.proposals writes them")
-            continue
+    """Print what a data set holds, with its proposals and features, and its faults: of single entries all, of each
+    split the first. Returns 1 where there are any."""
+    root, faults = os.path.join(opt.data_path, opt.data_name), {}        # a dict holds each fault once
+    for name in SPLITS:
         try:
+            entities = read_entities(root, name)
+            print(describe_entities(name, entities))
+            faults |= dict.fromkeys(entities.faults)
+            if os.path.isdir(os.path.join(root, "images")):
+                photo_paths(root, entities.ids)
+            if opt.regions == REGIONS and not os.path.isfile(file_of(root, name, REGIONS.rpartition("_")[0]) + ".npz"):
+                print(f"{'':8}no proposals yet: python -m phrases.proposals writes them")
+                continue
             split = read_phrases(root, name, opt.regions, opt.text_features)
+            print(f"{'':8}{len(split.boxes):,} proposals, {split.images.describe()}")
+            for x in filter(None, (split.images, split.text)):
+                faults |= dict.fromkeys(feature_faults(x, deep=True, distinct=False))
         except InputError as error:
-            faults.append(str(error))
-            continue
-        print(f"{name:8}{len(split.boxes):>8,} proposals  {split.images.describe()}")
-        for x in filter(None, (split.images, split.text)):
-            faults += feature_faults(x, deep=True, distinct=False)
+            faults[str(error)] = None
     print("\n".join([*(f"fault: {fault}" for fault in faults), f"{root}: {len(faults)} faults"]))
     return int(bool(faults))
 

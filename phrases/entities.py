@@ -13,12 +13,11 @@ import os
 import re
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from cli import InputError, check
+from cli import check
 from files import need, quote, read_lines, read_text, refuse_changing, refusing, repeated, split_in_files
 
 SPLITS = ("train", "val", "test")
@@ -49,68 +48,45 @@ class Entities:
     faults: list[str] = field(default_factory=list)         # of single entries, which are passed over
 
 
-def refuse(fault: str) -> None:
-    raise InputError(fault)
-
-
-def read_entities(root: str, split: str, report: Callable[[str], None] = refuse) -> Entities:
+def read_entities(root: str, split: str) -> Entities:
     """Read the phrases of train, val (= dev) or test.
 
     Boxes count pixels from 0, so 1 is taken off the XML's coordinates, as in the data set's Python parser (not in its
-    Matlab parser). report is given every fault of a file; where it returns, the photo is left out. A fault of one
-    mention or box costs that alone.
+    Matlab parser). A fault of one mention or box costs that alone. Raises InputError on other faults.
     """
-    ids, sizes, rows, dropped, faults = [], [], [], Counter(dict.fromkeys(DROPPED, 0)), []
-    for photo in read_ids(root, split, report):
-        try:
-            size, own = read_photo(root, photo, dropped, faults)
-        except InputError as error:
-            report(str(error))
-            continue
-        rows += [(len(ids), *row) for row in own]
-        ids.append(photo)
+    ids, sizes, rows, dropped, faults = read_ids(root, split), [], [], Counter(dict.fromkeys(DROPPED, 0)), []
+    for n, photo in enumerate(ids):
+        size, phrases = read_photo(root, photo, dropped, faults)
         sizes.append(size)
-    if ids and not rows:
-        report(f"{split_file(root, split)}: no phrase of its {len(ids):,} photos has a box (left out: "
-               f"{list_counts(dropped)}), and at least one must; give the annotations of these photos")
-    owner, sentence, chains, types, phrases, truth, counts = ([row[k] for row in rows] for k in range(7))
-    return Entities(ids, np.array(sizes, np.int64).reshape(-1, 2), phrases, np.array(owner, np.int64),
-                    np.array(sentence, np.int64), types, chains, np.array(truth, np.float64).reshape(-1, 4),
+        rows += [(n, *phrase) for phrase in phrases]
+    check(rows, f"{split_file(root, split)}: no phrase of its {len(ids):,} photos has a box (left out: "
+                f"{list_counts(dropped)}), and at least one must; {'; '.join(faults[:1]) or 'give the annotations'}")
+    owner, sentence, chains, types, phrases, truth, counts = zip(*rows)
+    return Entities(ids, np.array(sizes, np.int64), list(phrases), np.array(owner, np.int64),
+                    np.array(sentence, np.int64), list(types), list(chains), np.array(truth, np.float64),
                     np.array(counts, np.int64), dict(dropped), faults)
 
 
-def photo_paths(root: str, ids: list[str], report: Callable[[str], None] = refuse) -> list[str]:
-    """Files below root/images of the photos; report is given those that are missing."""
+def photo_paths(root: str, ids: list[str]) -> list[str]:
+    """Files below root/images of the photos. Raises InputError where one is missing."""
     folder, paths = os.path.join(root, "images"), []
     inside = set(os.listdir(folder)) if os.path.isdir(folder) else ()
     for photo in ids:
         names = [photo + ending for ending in PHOTO_ENDINGS if photo + ending in inside]
-        if names:
-            paths.append(os.path.join(folder, names[0]))
-        else:
-            report(f"there is no photo {os.path.join(folder, photo)}.jpg (nor .jpeg, nor .png); put the photos of the "
-                   "data set into that folder, or make it a link to where they lie")
+        check(names, f"there is no photo {os.path.join(folder, photo)}.jpg (nor .jpeg, nor .png); put the photos of "
+                     "the data set into that folder, or make it a link to where they lie")
+        paths.append(os.path.join(folder, names[0]))
     return paths
 
 
-def check_entities(root: str) -> tuple[list[str], list[str]]:
-    """Lines on the splits of a data set, and its faults. Photos are looked for where there is a folder images."""
-    lines, faults = [], {}                                  # a dict holds each fault once
-    for split in SPLITS:
-        severe = []
-        e = read_entities(root, split, severe.append)
-        if e.ids:
-            types = Counter(kind for kinds in e.types for kind in kinds)
-            sentences = len(set(zip(e.phrase_photo.tolist(), e.sentence.tolist())))
-            boxes = f"{e.n_boxes.mean():.2f} boxes a phrase" if e.phrases else "no box"
-            known = f" (papers: {PUBLISHED:,})" * (split == "test" and len(e.ids) == 1000)
-            lines += [f"{split:8}{len(e.ids):>8,} photos {sentences:>8,} sentences with phrases {len(e.phrases):>8,} "
-                      f"phrases{known}  {boxes}", f"{'':8}types: {list_counts(dict(types.most_common()))}",
-                      f"{'':8}left out: {list_counts(e.dropped)}"]
-            if os.path.isdir(os.path.join(root, "images")):
-                photo_paths(root, e.ids, severe.append)
-        faults |= dict.fromkeys(e.faults + severe)
-    return lines, list(faults)
+def describe_entities(split: str, e: Entities) -> str:
+    """Three lines on the phrases of a split."""
+    sentences = len(set(zip(e.phrase_photo.tolist(), e.sentence.tolist())))
+    known = f" (papers: {PUBLISHED:,})" * (split == "test" and len(e.ids) == 1000)
+    types = Counter(kind for kinds in e.types for kind in kinds)
+    return (f"{split:8}{len(e.ids):>8,} photos {sentences:>8,} sentences with phrases {len(e.phrases):>8,} "
+            f"phrases{known}  {e.n_boxes.mean():.2f} boxes a phrase\n{'':8}types: "
+            f"{list_counts(dict(types.most_common()))}\n{'':8}left out: {list_counts(e.dropped)}")
 
 
 def list_counts(counts: dict[str, int]) -> str:
@@ -125,32 +101,26 @@ def split_file(root: str, split: str) -> str:
     return os.path.join(root, f"{name}.txt")
 
 
-def read_ids(root: str, split: str, report: Callable[[str], None]) -> list[str]:
-    """Ids of a split's photos, each once. An id that stands twice, or in another split's file, is a fault."""
-    try:
-        check(split in (*SPLITS, "dev"), f"'{split}' is no split of phrases; give train, val (= dev) or test")
-        refuse_changing(root, split)
-        path = need(split_file(root, split),
-                    "Flickr30k Entities has train.txt, val.txt and test.txt, which list the ids of the photos")
-        ids_of = {file: [line.strip() for line in read_lines(file) if line.strip()]
-                  for file in (path, *(split_file(root, name) for name in SPLITS)) if os.path.isfile(file)}
-    except InputError as error:
-        report(str(error))
-        return []
+def read_ids(root: str, split: str) -> list[str]:
+    """Ids of a split's photos. Raises InputError, also for an id that stands twice, or in another split's file."""
+    check(split in (*SPLITS, "dev"), f"'{split}' is no split of phrases; give train, val (= dev) or test")
+    refuse_changing(root, split)
+    path = need(split_file(root, split),
+                "Flickr30k Entities has train.txt, val.txt and test.txt, which list the ids of the photos")
+    ids_of = {file: [line.strip() for line in read_lines(file) if line.strip()]
+              for file in (path, *(split_file(root, name) for name in SPLITS)) if os.path.isfile(file)}
     ids = ids_of.pop(path)
-    if not ids:
-        report(f"{path} names no photo; {FETCH}")
-    if (twice := repeated(ids)) is not None:
-        report(f"{path} names the photo {quote(twice)} twice; name each once")
+    check(ids, f"{path} names no photo; {FETCH}")
+    twice = repeated(ids)
+    check(twice is None, f"{path} names the photo {quote(twice)} twice; name each once")
     for other, theirs in ids_of.items():
-        if common := set(ids) & set(theirs):
-            first, second = sorted((path, other))
-            report(f"{first} and {second} both name {len(common):,} photos, one is {min(common)!a:.60}; a photo is of "
-                   "one split, so remove it from the other")
-    sound = [photo for photo in dict.fromkeys(ids) if PHOTO_ID.fullmatch(photo)]
-    for photo in set(ids) - set(sound):
-        report(f"{path} names the photo {quote(photo)}; an id is of letters, digits, '-', '_' and '.'")
-    return sound
+        common, files = set(ids) & set(theirs), sorted((path, other))
+        check(not common, f"{files[0]} and {files[1]} both name {len(common):,} photos, one is "
+                          f"{min(common, default='')!a:.60}; a photo is of one split, so remove it from the other")
+    for photo in ids:
+        check(PHOTO_ID.fullmatch(photo), f"{path} names the photo {quote(photo)}; an id is of letters, digits, '-', "
+                                         "'_' and '.'")
+    return ids
 
 
 # ---- one photo

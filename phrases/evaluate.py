@@ -11,8 +11,6 @@ if __name__ == "__main__":
     cli.start()
 
 import os
-from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
@@ -38,80 +36,47 @@ HEADINGS = {"by_type": "recall by type of the phrase; a phrase of several types 
             "by_boxes": "recall by the number of boxes of the phrase"}
 
 
-class Phrases(NamedTuple):
-    """A split and the scores of its proposals."""
-    name: str                         # such as "f30k_entities test"
-    split: PhraseSplit
-    scores_of: Callable               # ranking.photo_by_photo
-    facts: dict = {}                  # for results.json
-    seed: int | None = None           # of the first run's training
-
-
-def open_phrases(paths: list[str], opt, split_name: str) -> Phrases:
-    """One run or an ensemble on a split. Raises InputError for runs on captions, or that read other boxes."""
-    device, models, first = torch_device(opt.device), [], None
-    for path in paths:
-        trained = Trained(path, device)
+def evaluate(paths: list[str], opt) -> tuple[dict, Located, PhraseSplit]:
+    """Results of a run, or of the mean scores of several. Raises InputError for runs on captions, or that read other
+    phrases or boxes than the first."""
+    device, models, split = torch_device(opt.device), [], None
+    runs = [Trained(path, device) for path in paths]
+    for path, trained in zip(paths, runs):
         own = trained.options
         check("positive_iou" in vars(own), f"{path} was trained on images and captions; evaluate it with evaluate.py")
         root = os.path.join(opt.data_path or own.data_path, opt.data_name or own.data_name)
-        split = read_phrases(root, split_name, opt.regions or own.regions, own.text_features).require_sound()
-        check_fits(own, split.images, split.text, path)
-        check_extractors(trained.extractors, split, own.text_features, path)
-        first = first or (trained, split, opt.data_name or own.data_name)
-        check(split.phrases == first[1].phrases and np.array_equal(split.boxes, first[1].boxes),
+        read = read_phrases(root, opt.split, opt.regions or own.regions, own.text_features).require_sound()
+        check_fits(own, read.images, read.text, path)
+        check_extractors(trained.extractors, read, own.text_features, path)
+        split = split or read
+        check(read.phrases == split.phrases and np.array_equal(read.boxes, split.boxes),
               f"{path} reads other phrases or boxes than {paths[0]}, and an ensemble needs the same; name them for all "
               "with --data_name and --regions")
-        models.append((trained.model, split.images, split.encode(trained.vocab, known=not opt.data_name)))
-    trained, split, data_name = first
-    facts = {"checkpoints": paths, "data_name": data_name, "split": split.name, "images": len(split.ids),
-             "captions": len(split.phrases), "protocols": {}, "similarity": trained.options.sim,
-             "notes": [*trained.notes, *split.notes]}
-    return Phrases(f"{data_name} {split.name}", split, PhraseScores(models, split, device, 32 * opt.batch_size), facts,
-                   trained.options.seed)
-
-
-def results_of(phrases: Phrases, located: Located) -> dict:
-    """Recalls and proposals for results.json."""
-    return {**phrases.facts, "localisation": measures(located, phrases.split),
-            "proposals": phrases.split.proposals.facts}
-
-
-# ---- the commands
-
-def evaluate(paths: list[str], opt) -> tuple[dict, list, list[str]]:
-    """(results, tables, sentences) of a run or an ensemble."""
-    test = open_phrases(paths, opt, opt.split)
-    located = locate(test.split, test.scores_of)
-    results = results_of(test, located)
-    results["baselines"] = {"largest": largest_first(test.split)}
-    print(f"{test.name}: {len(test.split.ids):,} photos, {len(test.split.phrases):,} phrases"
+        models.append((trained.model, read.images, read.encode(trained.vocab, known=not opt.data_name)))
+    own = runs[0].options
+    data_name = opt.data_name or own.data_name
+    print(f"{data_name} {split.name}: {len(split.ids):,} photos, {len(split.phrases):,} phrases"
           + f", mean of the scores of {len(paths)} models" * (len(paths) > 1))
-    tables = tables_of({"ensemble" if len(paths) > 1 else paths[0]: results["localisation"]},
-                       {"the largest proposals first": results["baselines"]["largest"]})
-    sentences = [reach_sentence(results["localisation"]), f"proposals: {results['proposals']['method']}",
-                 *(f"note: {note}" for note in results["notes"])]
-    return results, tables, sentences
+    located = locate(split, PhraseScores(models, split, device, 32 * opt.batch_size))
+    return {"checkpoints": paths, "data_name": data_name, "split": split.name, "images": len(split.ids),
+            "captions": len(split.phrases), "protocols": {}, "similarity": own.sim, "seed": own.seed,
+            "notes": [*runs[0].notes, *split.notes], "localisation": measures(located, split),
+            "proposals": split.proposals.facts, "baselines": {"largest": largest_first(split)}}, located, split
 
 
-def compare(groups: list[str], opt) -> tuple[dict, list, list[str]]:
-    """(results, tables, sentences) of the first run, or seeds joined by commas, against each of the others by a paired
-    bootstrap over photos."""
-    first = None
+def compare(groups: list[str], opt) -> dict:
+    """Results of runs, and a paired bootstrap over photos of the first, or of seeds joined by commas, against each of
+    the others."""
+    splits = []
 
     def assess(path: str) -> tuple[dict, dict]:
-        nonlocal first
-        phrases = open_phrases([path], opt, opt.split)
-        first = first or phrases.split
-        check(phrases.split.phrases == first.phrases and phrases.split.ids == first.ids,
+        results, located, split = evaluate([path], opt)
+        splits.append(split)
+        check(split.phrases == splits[0].phrases and split.ids == splits[0].ids,
               f"{path} is judged on other phrases than {groups[0]}; name one split with --data_name")
-        located = locate(phrases.split, phrases.scores_of)
-        return {**results_of(phrases, located), "seed": phrases.seed}, totals(located, phrases.split)
+        return results, totals(located, split)
     runs, _, pairs = side_by_side(groups, assess, lambda names: SUMS, over="photos")
-    sentences = dict.fromkeys(f"proposals: {run['proposals']['method']}" for run in runs.values())
-    return ({"runs": runs, "groups": {}, "comparisons": pairs},
-            [*tables_of({name: run["localisation"] for name, run in runs.items()}), *report.comparisons(pairs)],
-            [*sentences, *report.doubts(pairs)])
+    return {"runs": runs, "groups": {}, "comparisons": pairs}
 
 
 def totals(located: Located, split: PhraseSplit) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -121,24 +86,22 @@ def totals(located: Located, split: PhraseSplit) -> dict[str, tuple[np.ndarray, 
     return {name: (np.bincount(owner, 100.0 * values[name]), count) for name in SUMS["rsum"]}
 
 
-def tables_of(runs: dict[str, dict], baselines: dict[str, dict] | None = None) -> list:
-    """Tables of the measures of runs, as report.render takes them: all phrases, by type, by number of boxes.
-
-    baselines: {label: summary} of rankings that read no phrase; they close the first table, with the chance.
-    """
-    first = next(iter(runs.values()))
+def tables_of(runs: dict[str, dict]) -> list:
+    """Tables of the results of runs, as report.render takes them: all phrases, beside rankings that read none, by type
+    and by number of boxes."""
+    measured, first = {name: run["localisation"] for name, run in runs.items()}, next(iter(runs.values()))
     blocks = [("phrase localisation, percent; a box is right from IoU 0.5, any box: the most that a ranking can reach",
-               {**runs, **(baselines or {}), "proposals in random order": first["chance"]})]
+               {**measured, "the largest proposals first": first["baselines"]["largest"],
+                "proposals in random order": first["localisation"]["chance"]})]
     for key, heading in HEADINGS.items():
-        groups = {group: {run: of[key][group] for run, of in runs.items()} for group in first[key]}
+        groups = {group: {run: of[key][group] for run, of in measured.items()} for group in first["localisation"][key]}
         if key == "by_type" and groups:
-            groups["mean over types (macro)"] = {run: of["macro"] for run, of in runs.items()}
-            groups["mean over phrases (micro)"] = runs
-        if groups:
-            blocks.append((heading, {f"{run}: {group}" if len(runs) > 1 else group: numbers
-                                     for group, of in groups.items() for run, numbers in of.items()}))
+            groups["mean over types (macro)"] = {run: of["macro"] for run, of in measured.items()}
+            groups["mean over phrases (micro)"] = measured
+        blocks.append((heading, {f"{run}: {group}" if len(runs) > 1 else group: numbers
+                                 for group, of in groups.items() for run, numbers in of.items()}))
     return [report.table(heading, COLUMNS, rows, lambda key, of: report.digits(key, of, "queries" * (key == "phrases")))
-            for heading, rows in blocks]
+            for heading, rows in blocks if rows]
 
 
 def reach_sentence(results: dict) -> str:
@@ -157,8 +120,18 @@ def run(opt) -> None:
     paths = [path for group in opt.compare for path in group.split(",")] if opt.compare else opt.checkpoint
     paths = paths or [newest_run()]
     target = output(opt.output or default_file(paths, opt), paths, opt.overwrite or not opt.output)
-    results, tables, sentences = compare(opt.compare, opt) if opt.compare else evaluate(paths, opt)
-    print("\n".join(["", report.render(tables, opt.format), *sentences]))
+    if opt.compare:
+        results = compare(opt.compare, opt)
+        runs, pairs = results["runs"], results["comparisons"]
+    else:
+        results = evaluate(paths, opt)[0]
+        runs, pairs = {"ensemble" if len(paths) > 1 else paths[0]: results}, []
+    lines = []
+    for r in runs.values():
+        lines += [reach_sentence(r["localisation"]), f"proposals: {r['proposals']['method']}",
+                  *(f"note: {note}" for note in r["notes"])]
+    print("\n".join(["", report.render([*tables_of(runs), *report.comparisons(pairs)], opt.format),
+                     *dict.fromkeys(lines), *report.doubts(pairs)]))
     save_json(replace_nan(results), target)
     print(f"written to {target}")
 

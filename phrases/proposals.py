@@ -24,9 +24,9 @@ import numpy as np
 import cli
 from cli import Arguments, InputError, check, data_set, filename, positive, reason, workers
 from features.store import ComputeConfig, Part, compute
-from files import file_digest, need, output, read_json, readable, save_arrays, save_json, sha256
+from files import file_digest, need, output, read_json, readable, refusing, save_arrays, save_json, sha256
 from images import read_photo
-from phrases.data import ARRAYS, THRESHOLDS, Proposals, file_of, ids_sha256, read_facts, read_proposals, recall
+from phrases.data import ARRAYS, THRESHOLDS, Proposals, file_of, read_facts, read_proposals, recall, short_name
 from phrases.entities import SPLITS, Entities, photo_paths, read_entities
 
 SETTINGS = {"alpha": 0.65, "beta": 0.65, "minScore": 0.01}     # as the code of pl-clc sets them
@@ -38,10 +38,7 @@ FOREST = ("options", "stride", "shrinkNumber", "patchSize", "patchInnerSize", "n
           "edgeBoundaries", "edgeBins")         # what OpenCV reads of a forest's file
 INSTALL = "EdgeBoxes needs OpenCV's contributed modules: pip install -r phrases/requirements.txt"
 BATCH = 4                             # photos that a process is given at a time
-NAME = r"[A-Za-z0-9_-]+"              # of proposals and of their features, part of names of files
-LARGEST = 1e30                        # a coordinate or score, as float32 holds it
-FORM = ('give {"photo id": [[x1, y1, x2, y2, score], ...], ...}, pixels from 0, the score as you '
-        f"like, numbers below {LARGEST:.0e}")
+FORM = 'give {"photo id": [[x1, y1, x2, y2, score], ...], ...} of all photos, pixels from 0, the score as you like'
 
 
 # ---- EdgeBoxes
@@ -158,23 +155,17 @@ def read_own_boxes(path: str, entities: Entities, count: int) -> list[np.ndarray
     `count`, those of the highest score. Raises InputError."""
     result, boxes_of = [], read_json(path, FORM, unique=True)
     check(isinstance(boxes_of, dict), f"{path} is no JSON object of boxes; {FORM}")
-    without = [photo for photo in entities.ids if not boxes_of.get(photo)]
-    check(not without, f"{path} has no boxes of {len(without):,} of {len(entities.ids):,} photos, the first is "
-                       f"{without and without[0]}; every photo needs one or more, under its id")
-    for photo, size in zip(entities.ids, entities.sizes):
-        boxes = boxes_of[photo]
-        for box in boxes if isinstance(boxes, list) else [boxes]:
-            check(isinstance(box, list) and len(box) in (4, 5) and len(box) == len(boxes[0])
-                  and all(type(x) in (int, float) and abs(x) < LARGEST for x in box),
-                  f"{path}: {ascii(box)[:60]} of {photo} is no box, or has a score where others have none; {FORM}")
-            check(min(box[:2]) >= 0 and box[0] <= box[2] and box[1] <= box[3], f"{path}: the box {box[:4]} of {photo} "
-                  "is empty, inverted or outside; give 0 <= x1 <= x2 and 0 <= y1 <= y2 in pixels")
-        rows = np.array(boxes, np.float64)
-        outside = (rows[:, 2:4] > size - 1).any(1)
-        check(not outside.any(),
-              f"{path}: the box {boxes[outside.argmax()][:4]} of {photo} leaves the photo, {size[0]} x {size[1]} "
-              f"pixels; pixels count from 0, so x2 is at most {size[0] - 1} and y2 at most {size[1] - 1}")
-        rows = np.pad(rows, ((0, 0), (0, 5 - rows.shape[1]))).astype(np.float32)
+    for photo, (width, height) in zip(entities.ids, entities.sizes):
+        with refusing(f"{path}: the boxes of {photo} are no list of boxes with four numbers, or five each", FORM):
+            rows = np.array(boxes_of.get(photo, []), np.float32)
+            if rows.ndim != 2 or rows.shape[1] not in (4, 5) or not np.isfinite(rows).all():
+                raise ValueError(f"an array of shape {rows.shape}")
+        x1, y1, x2, y2 = rows[:, :4].T
+        inside = (0 <= x1) & (x1 <= x2) & (x2 < width) & (0 <= y1) & (y1 <= y2) & (y2 < height)
+        check(inside.all(), f"{path}: the box {rows[inside.argmin()][:4].tolist()} of {photo} is inverted or leaves "
+                            f"its photo, {width} x {height} pixels; pixels count from 0, so x2 is at most {width - 1} "
+                            f"and y2 {height - 1}")
+        rows = np.pad(rows, ((0, 0), (0, 5 - rows.shape[1])))
         result.append(rows[np.argsort(-rows[:, 4], kind="stable")[:count]])
     return result
 
@@ -199,7 +190,7 @@ def join_photos(rows: list[np.ndarray], entities: Entities, add: bool) -> Propos
 def write_split(opt, root: str, split: str, name: str, method: str) -> None:
     """Write the proposals of a split, unless they are there. Raises InputError for other proposals of this name."""
     entities, path = read_entities(root, split), file_of(root, split, name)
-    asked = {"method": method, "count": opt.count, "ids_sha256": ids_sha256(entities.ids)}
+    asked = {"method": method, "count": opt.count, "ids_sha256": sha256("\n".join(entities.ids))}
     facts = {**asked, "truth_sha256": sha256(entities.truth)}
     if os.path.exists(f"{path}.json"):
         stored = read_facts(f"{path}.json", "method", "")
@@ -247,7 +238,6 @@ def write_all(opt) -> None:
           f"--model {opt.model} is for EdgeBoxes, and --from {opt.given} gives the boxes; leave one out")
     check(not opt.given or opt.name, f"--from {opt.given} needs --name NAME, a name for your proposals")
     name, root = opt.name or f"edgeboxes{opt.count}", os.path.join(opt.data_path, opt.data_name)
-    check(re.fullmatch(NAME, name), f"--name {name} cannot name proposals; give letters, digits, - and _")
     method = (f"given in {os.path.basename(opt.given)} {file_digest(opt.given)}" if opt.given
               else describe_method(opt.model))
     for split in dict.fromkeys("val" if split == "dev" else split for split in opt.splits):
@@ -261,7 +251,7 @@ def arguments() -> Arguments:
     add("--data_name", type=data_set, required=True, help="a data set like Flickr30k Entities, with images/")
     add("--splits", nargs="+", choices=(*SPLITS, "dev"), default=list(SPLITS), help="splits to write")
     add("--count", type=positive, default=200, metavar="N", help="boxes per photo; fewer where there are no more")
-    add("--name", metavar="NAME", help="of the proposals, part of their files' names (default: edgeboxesN)")
+    add("--name", type=short_name, metavar="NAME", help="name of the proposals (default: edgeboxesN)")
     add("--model", type=filename, metavar="FILE",
         help="model.yml.gz of OpenCV's structured forests (default: edges are image gradients)")
     add("--from", type=filename, metavar="FILE.json", dest="given",

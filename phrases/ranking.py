@@ -3,7 +3,7 @@
 A box is right where its intersection over union (IoU) with the truth is at least 0.5 (Plummer et al. 2017; jwae 5.2 and
 Table 7). A phrase that no proposal reaches is a miss at every rank, so the recall of the proposals bounds all results.
 """
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ REGIONS = 4096                        # that are encoded at a time in training
 class Located(NamedTuple):
     """The first box of each of M phrases, and its rank. Proposals are rows of the split."""
     rank: np.ndarray                  # (M,) int64, 0-based, of the best-ranked right box; -1: no box is right
-    first: np.ndarray                 # (M,) int64 row of the first-ranked box; -1: the photo has no proposal
+    first: np.ndarray                 # (M,) int64 row of the first-ranked box
     iou: np.ndarray                   # (M,) in [0, 1], of the first box with the truth
     centre_in_truth: np.ndarray       # (M,) bool: the centre of the first box lies in the truth
     hits: np.ndarray                  # (M,) int64 number of right proposals
@@ -37,54 +37,29 @@ class Located(NamedTuple):
         return self.rank == 0
 
 
-class Scored(NamedTuple):
-    """The m phrases of a photo and its P proposals."""
-    phrases: np.ndarray               # (m,) rising
-    rows: np.ndarray                  # (P,) of the boxes, rising
-    boxes: np.ndarray                 # (P, 4)
-    scores: np.ndarray                # (m, P)
-    overlap: np.ndarray               # (m, P) IoU with the truth of each phrase
-
-
-def photo_by_photo(split: PhraseSplit, scores_of: Callable) -> Iterator[Scored]:
-    """Score the photos that have phrases and proposals, one after another, without boxes added for training.
-
-    scores_of(n, columns (m,)) -> (P, m), higher is better: all proposals of photo n with these phrases. Raises
-    InputError on scores that are not finite.
-    """
-    assert (np.diff(split.phrase_photo) >= 0).all(), "phrases in the order of their photos"
-    photos, low = np.unique(split.phrase_photo, return_index=True)
-    for n, phrases in zip(photos.tolist(), np.split(np.arange(len(split.phrase_photo)), low[1:])):
-        rows = np.arange(split.start[n], split.start[n + 1])
-        if not len(rows):
-            continue
-        scores = torch.as_tensor(scores_of(n, phrases)).detach()                    # (P, m)
-        assert scores.shape == (len(rows), len(phrases)), (n, scores.shape)
-        scores = scores.to("cpu", torch.promote_types(scores.dtype, torch.float32)).numpy().T       # (P, m) -> (m, P)
-        check(np.isfinite(scores).all(), f"photo {split.ids[n]}: {metrics.NOT_FINITE}")
-        ranked = ~split.added[rows]
-        rows, scores = rows[ranked], scores[:, ranked]
-        if len(rows):
-            yield Scored(phrases, rows, split.boxes[rows], scores, iou(split.truth[phrases], split.boxes[rows]))
-
-
 def locate(split: PhraseSplit, scores_of: Callable) -> Located:
-    """Rank the proposals of each photo for each of its phrases; scores_of: see `photo_by_photo`.
+    """Rank the proposals of each photo for each of its phrases, without boxes added for training.
 
-    Ties count against the model: the rank is the number of wrong boxes that score at least as high as the best right
-    one, and of boxes that tie for the first place a wrong one is taken. centre_in_truth is the pointing game (Zhang et
-    al. 2016) of the first box's centre, without the original's tolerance of 15 pixels.
+    scores_of(n, columns (m,)) -> (P, m), higher is better: all proposals of photo n with these phrases. Ties count
+    against the model: the rank is the number of wrong boxes that score at least as high as the best right one, and of
+    boxes that tie for the first place a wrong one is taken. centre_in_truth is the pointing game (Zhang et al. 2016) of
+    the first box's centre, without the original's tolerance of 15 pixels. Raises InputError on scores that are not
+    finite.
     """
     m = len(split.phrase_photo)
     result = Located(*np.full((2, m), -1), np.zeros(m), np.zeros(m, bool), *np.zeros((2, m), np.int64),
                      *np.zeros((2, m)))
-    for photo in photo_by_photo(split, scores_of):
-        p, right = photo.phrases, photo.overlap >= RIGHT
-        first, every = first_boxes(photo.scores, right), np.arange(len(p))          # (m,)
-        inside = centres_within(photo.boxes, split.truth[p])                        # (m, P)
-        values = (metrics.best_ranks(photo.scores, *np.nonzero(right)), photo.rows[first],
-                  photo.overlap[every, first], inside[every, first], right.sum(1), len(photo.rows),
-                  photo.overlap.mean(1), inside.mean(1))
+    photos, low = np.unique(split.phrase_photo, return_index=True)
+    for n, p in zip(photos.tolist(), np.split(np.arange(m), low[1:])):              # p (m,): phrases of photo n
+        rows = np.arange(split.start[n], split.start[n + 1])                        # (P,)
+        scores = np.asarray(scores_of(n, p), np.float32).T                          # (P, m) -> (m, P)
+        check(np.isfinite(scores).all(), f"photo {split.ids[n]}: {metrics.NOT_FINITE}")
+        rows, scores = rows[~split.added[rows]], scores[:, ~split.added[rows]]
+        overlap, inside = iou(split.truth[p], split.boxes[rows]), centres_within(split.boxes[rows], split.truth[p])
+        right, every = overlap >= RIGHT, np.arange(len(p))                          # (m, P), (m,)
+        first = first_boxes(scores, right)                                          # (m,)
+        values = (metrics.best_ranks(scores, *np.nonzero(right)), rows[first], overlap[every, first],
+                  inside[every, first], right.sum(1), len(rows), overlap.mean(1), inside.mean(1))
         for target, value in zip(result, values):
             target[p] = value
     return result

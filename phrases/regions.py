@@ -7,8 +7,6 @@ if __name__ == "__main__":
     cli.start()
 
 import os
-import re
-import shutil
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -21,18 +19,26 @@ import cli
 from cli import Arguments, check, data_set, filename, positive, torch_device, up_to, workers
 from features.networks import load_region_network
 from features.store import ComputeConfig, Part, compute
-from files import atomic, file_digest, mapped, output, read_array, readable, remove, save_json
+from files import file_digest, mapped, output, read_array, readable, remove, save_array, save_json
 from images import whole_transform
 from methods import filters
 from model import CNNS
-from phrases.data import Proposals, check_features, file_of, read_facts, read_proposals, read_region_features, shares
+from phrases.data import (
+    Proposals,
+    check_features,
+    file_of,
+    geometry_of,
+    read_facts,
+    read_proposals,
+    read_region_features,
+    short_name,
+)
 from phrases.entities import SPLITS, Entities, photo_paths, read_entities
-from phrases.proposals import NAME, read_sized
+from phrases.proposals import read_sized
 
 STEP = 32                             # pixels of a photo for each cell of the last map
 PHOTO_SIDE = 448                      # pixels: the last map has 14 x 14 cells, as boxes may be small
 BATCH = {"cuda": 16, "cpu": 2}        # photos per step
-BLOCK = 4096                          # rows that are checked at a time
 KINDS = ("cnn", "demo")
 
 
@@ -61,7 +67,7 @@ class RegionReader(NamedTuple):
 
     def __call__(self, n: int):
         boxes = self.proposals.boxes[slice(*self.proposals.start[n:n + 2])]
-        return self.read(read_sized(self.paths[n], self.sizes[n]), shares(boxes, self.sizes[n]))
+        return self.read(read_sized(self.paths[n], self.sizes[n]), geometry_of(boxes, self.sizes[n])[:, :4])
 
 
 # ---- files
@@ -69,7 +75,6 @@ class RegionReader(NamedTuple):
 def write_split(path: str, split: str, root: str, entities: Entities, proposals: Proposals, encoder,
                 config: ComputeConfig) -> None:
     """Compute and write the features of a split's proposals; a stopped command goes on where it was."""
-    refuse_other(path, encoder.line)
     paths = photo_paths(root, entities.ids)
     facts = {"extractor": encoder.line, "boxes_sha256": proposals.facts["boxes_sha256"]}
     counts, shape = np.diff(proposals.start), (len(proposals.boxes), encoder.dim)           # counts (N,): boxes a photo
@@ -91,17 +96,12 @@ def write_split(path: str, split: str, root: str, entities: Entities, proposals:
 
 
 def write_given(given: str, path: str, proposals: Proposals) -> None:
-    """Link or copy a user's features of a split. Raises InputError unless they are finite and a row a box."""
+    """Copy a user's features of a split. Raises InputError unless they have a row a box."""
     array = read_array(given, "give features (R, F)")
     check_features(given, array, proposals, "save them so")
-    for k in range(0, len(array), BLOCK):
-        good = np.isfinite(array[k:k + BLOCK]).all(1)
-        check(good.all(), f"{given} holds NaN or infinity in row {k + int(good.argmin())}; every feature has to be a "
-                          "finite number, so extract that box again")
     line = f"given in {os.path.basename(given)} {file_digest(given)}"
     refuse_other(path, line)
-    same = os.path.exists(f"{path}.npy") and os.path.samefile(given, f"{path}.npy")
-    replace(path, line, proposals, array.shape, None if same else lambda target: link(given, target))
+    replace(path, line, proposals, array.shape, lambda target: save_array(target, array))
 
 
 def refuse_other(path: str, line: str) -> None:
@@ -117,25 +117,14 @@ def refuse_other(path: str, line: str) -> None:
         output(path + end)
 
 
-def replace(path: str, line: str, proposals: Proposals, shape: tuple, put: Callable | None) -> None:
-    """Replace features by what put(path of the .npy) writes; None: they stand there. In no moment do features of other
-    boxes stand beside the .json of these."""
-    if put:
-        remove(f"{path}.npy")
+def replace(path: str, line: str, proposals: Proposals, shape: tuple, write: Callable) -> None:
+    """Replace features by what write(path of the .npy) writes. In no moment do features of other boxes stand beside
+    the .json of these."""
+    remove(f"{path}.npy")
     save_json({"extractor": line, "boxes_sha256": proposals.facts["boxes_sha256"], "shape": list(shape)},
               f"{path}.json")
-    if put:
-        put(f"{path}.npy")
+    write(f"{path}.npy")
     print(f"{path}.npy: {shape} of {line}")
-
-
-def link(source: str, target: str) -> None:
-    """Make target the same file as source, or a copy on file systems that cannot."""
-    try:
-        os.link(os.path.realpath(source), target)
-    except OSError:
-        with open(source, "rb") as contents, atomic(target, "wb") as f:
-            shutil.copyfileobj(contents, f)
 
 
 # ---- the command
@@ -146,8 +135,6 @@ def write_all(opt) -> None:
         check(not getattr(opt, name) or opt.kind == "cnn" and not opt.given,
               f"--{name} {getattr(opt, name)} is for --kind cnn, not for "
               f"{'--given' if opt.given else '--kind demo'}; leave it out")
-    for flag, text in (("--name", opt.name), ("--proposals", opt.proposals)):
-        check(re.fullmatch(NAME, text), f"{flag} {text} cannot be a name; give letters, digits, - and _")
     root, side, device = os.path.join(opt.data_path, opt.data_name), opt.side or PHOTO_SIDE, torch_device(opt.device)
     check(not side % STEP and side >= 2 * STEP,
           f"--side {side} is no multiple of {STEP} pixels, the step of the last map; give "
@@ -176,8 +163,8 @@ def arguments() -> Arguments:
     add = p.add_argument
     add("--data_path", type=filename, default="data", help="folder that holds the data sets")
     add("--data_name", type=data_set, required=True, help="a data set with proposals, a folder below --data_path")
-    add("--proposals", default="edgeboxes200", metavar="NAME", help="name of the proposals")
-    add("--name", default="ims", help="name of the features, for files {split}_PROPOSALS_NAME.npy")
+    add("--proposals", type=short_name, default="edgeboxes200", metavar="NAME", help="name of the proposals")
+    add("--name", type=short_name, default="ims", help="name of the features, for files {split}_PROPOSALS_NAME.npy")
     add("--splits", nargs="+", choices=(*SPLITS, "dev"), default=list(SPLITS), help="splits to write")
     add("--kind", choices=KINDS, default="cnn", help="RoI pooling of a CNN, or of the demo's features without weights")
     add("--layer", choices=["fc6", "fc7", "cells"], help="what is pooled: the last map (cells), or 7 x 7 bins of it "

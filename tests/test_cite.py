@@ -12,7 +12,6 @@ import train
 from data import Batch
 from losses import Embedding, PairLogistic
 from methods.cite import ConditionalNetwork
-from methods.two_branch import ProductNetwork
 from metrics import retrieval_blocks
 from model import Encoded, build_model
 from photos.__main__ import main as search
@@ -85,20 +84,6 @@ def test_sizes_are_the_originals():
     assert net.logits and not net.within_modality
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_one_concept_is_a_network_without_concepts(training):
-    one, plain = network(concepts=1), ProductNetwork(5, (8, 6)).double()
-    parts = [*one.joint, *one.branches, one.out]
-    for mine, theirs in zip(parts, plain.network, strict=True):
-        theirs.load_state_dict(mine.state_dict())
-    x, y = Embedding(points(4)), Embedding(points(6, seed=1))
-    rows, columns = torch.tensor([0, 3, 2]), torch.tensor([5, 1, 1])
-    chosen = [net.train(training).at(x, y, rows, columns) for net in (one, plain)]
-    torch.testing.assert_close(*chosen)
-    torch.testing.assert_close(one(x, y), plain(x, y))
-    torch.testing.assert_close(one.joint[1].running_mean, plain.network[1].running_mean)
-
-
 def test_evaluation_in_blocks_equals_the_whole(monkeypatch):
     net, x, y = network().eval(), Embedding(points(23)), Embedding(points(31, seed=1))
     whole, owner = net(x, y), np.arange(31) % 23
@@ -165,38 +150,11 @@ def test_the_penalty_is_a_term_of_its_own():
     assert "concepts" not in built("--sim", "product")(batch)
 
 
-def test_reconstructions_and_priors_stand_beside_it():
-    terms = built("--recon_images", "1", "--prior_captions", "1")(matching())
-    assert set(terms) == {"logistic", "concepts", "recon_images", "prior_captions", "critic_captions"}
-    sum(terms.values()).backward()
-
-
 def test_methods_resolve():
     for name in ("cite", "jwae_mh_cite"):
         opt = train.parse_args(["--method", name, "--text_features", "w2v"])
         assert (opt.sim, opt.loss, opt.img_layers, opt.layer_style) == ("cite", "logistic", "1024", "branch")
         assert opt.embed_size == 1024 and (opt.recon_images > 0) == (opt.prior_captions > 0) == (name != "cite")
-
-
-def test_it_learns_which_region_a_phrase_means():
-    """A phrase names one of 3 kinds and one of 4 values: the kind tells which block of a region's numbers to read."""
-    g = torch.Generator().manual_seed(0)
-    value = torch.randint(4, (64, 3), generator=g)                                  # of the 3 kinds, of each region
-    regions = F.one_hot(value, 4).flatten(1).float()                                # (64, 12)
-    phrases = torch.eye(12)                                                         # kind k, value v: 4 k + v
-    fits = regions @ phrases.T > 0                                                  # (64, 12)
-    torch.manual_seed(0)
-    net = ConditionalNetwork(12, "32-16")
-    adam, (i, j) = torch.optim.Adam(net.parameters(), lr=3e-3), (torch.ones(64, 12).nonzero(as_tuple=True))
-    labels, values = torch.where(fits, 1.0, -1.0)[i, j], []
-    for _ in range(60):
-        adam.zero_grad()
-        loss = F.softplus(-labels * net.at(Embedding(regions), Embedding(phrases), i, j)).mean()
-        loss.backward()
-        adam.step()
-        values.append(loss.item())
-    scores = net.eval()(Embedding(regions), Embedding(phrases))
-    assert values[-1] < 0.1 < values[0] and fits[scores.argmax(0), torch.arange(12)].all()
 
 
 def test_a_run_is_evaluated_and_searched(small_run, demo_path, tmp_path, monkeypatch):

@@ -294,8 +294,7 @@ def test_terms_are_those_of_regions_and_phrases():
     model, batch = built("--max_violation", *JWAE), photos(2)
     model.eval()                                                                    # no word dropout
     terms = {name: float(term.detach()) for name, term in model(batch).items()}
-    sides = model.encode(batch)
-    images, captions = sides["images"], sides["captions"]
+    images, captions = model.image_tower(batch.images), model.text_tower(batch.tokens, batch.lengths)
     assert len(images.features) == 20 and len(captions.features) == 6
     decoder = model.extra_terms["recon_images"].loss.decoder
     expected = sum(float((decoder(z) - x).norm()) for z, x in zip(images.latent.value, images.features))
