@@ -62,6 +62,7 @@ def slow_answers(subject, side, t, images=None):
 def test_answers_are_those_of_a_loop_over_queries(monkeypatch, side, images):
     monkeypatch.setattr("confidence.posterior.CACHED", 250)                 # several blocks, the last one smaller
     subject, kept = drawn(), np.array(images or range(40))
+    subject.caption_image[:9] = 5                                           # images of unequal numbers of captions
     rows = rows_of(subject.subset(kept), side)
     found, slow = answers(rows, 12.0), slow_answers(subject, side, 12.0, images)
     assert len(slow) == len(rows.queries)

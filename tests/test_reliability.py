@@ -47,19 +47,19 @@ def test_aurc_is_the_mean_of_wrong_answers_among_the_surest(ties):
 
 def test_calibration_error_and_its_floor():
     rng = np.random.default_rng(5)
-    p = rng.random(3000)
-    right = rng.random(3000) < p
-    slow, order = 0, sorted(range(3000), key=lambda q: p[q])
-    for k in range(15):
-        part = order[k * 200:(k + 1) * 200]
-        slow += abs(sum(p[q] for q in part) / 200 - sum(right[q] for q in part) / 200) / 15
+    p = rng.random(3007)
+    right = rng.random(3007) < p
+    slow, order, sizes = 0, sorted(range(3007), key=lambda q: p[q]), [201] * 7 + [200] * 8
+    for size in sizes:                                       # a bin counts as its queries
+        part, order = order[:size], order[size:]
+        slow += size / 3007 * abs(sum(p[q] for q in part) / size - sum(right[q] for q in part) / size)
     error, floor = (reliability.judge_probability(p, right)[name] for name in ("ece", "ece_floor"))
     assert error == pytest.approx(slow, abs=1e-12)
-    assert floor == pytest.approx(0.8 * np.mean(np.sqrt(p * (1 - p) * 15 / 3000)), rel=0.1)
+    assert floor == pytest.approx(0.8 * np.mean(np.sqrt(p * (1 - p) * 15 / 3007)), rel=0.1)
     assert error < 2 * floor and reliability.judge_probability(np.sqrt(p), right)["ece"] > 4 * floor    # overconfident
     bins = reliability.reliability(p, right)
-    assert sum(abs(a - b) for a, b in zip(bins["p"], bins["right"])) / 15 == pytest.approx(slow)
-    assert bins["queries"] == [200] * 15
+    assert bins["queries"] == sizes
+    assert sum(n / 3007 * abs(a - b) for n, a, b in zip(sizes, bins["p"], bins["right"])) == pytest.approx(slow)
 
 
 def test_temperature_is_the_one_that_drew_the_right_items():
