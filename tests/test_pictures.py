@@ -109,14 +109,6 @@ def test_a_large_photo_is_read_small_and_alike(tmp_path, ending):
     assert read_photo(path, 1000).size == (400, 640)        # never made larger
 
 
-def test_no_large_jpeg_is_decoded_whole(tmp_path, monkeypatch):
-    """Sizes that Pillow decodes to: the eighth of 4,800 x 3,200, not all of it."""
-    path, sizes = file_of(tmp_path / "p.jpg", size=(4800, 3200)), []
-    load = Image.Image.convert
-    monkeypatch.setattr(Image.Image, "convert", lambda self, *a, **k: sizes.append(self.size) or load(self, *a, **k))
-    assert read_photo(path, 256).size == (256, 171) and sizes[0] == (600, 400)
-
-
 # ---- rows
 
 def test_rows_show_photos_with_what_is_said_of_them_in_their_order(tmp_path, drawn, quiet):
