@@ -1,6 +1,4 @@
-"""A data set that is drawn: scenes of coloured shapes with captions, in the layouts of real ones.
-Here: the ids of images and captions, and how files are written and linked.
-"""
+"""A drawn data set: ids of images and captions, and how its files are written."""
 import json
 import os
 import shutil
@@ -13,8 +11,7 @@ SPLITS = ("train", "dev", "test")
 
 
 def scattered(split, index, k, per_image, factor, prime):
-    """An id like those of real photos: unique but in no order, because a factor permutes the
-    numbers below a prime."""
+    """An id as real photos have: unique but in no order, because a factor permutes the numbers below a prime."""
     return 1 + ((index * len(SPLITS) + SPLITS.index(split)) * per_image + k + 4243) * factor % prime
 
 
@@ -25,8 +22,7 @@ def photo_id(split, index):
 
 def caption_ids(split, index, captions):
     """The COCO ids of the captions of the image with this index in its split."""
-    return [scattered(split, index, k, len(captions), 104_729, 9_999_991)
-            for k in range(len(captions))]
+    return [scattered(split, index, k, len(captions), 104_729, 9_999_991) for k in range(len(captions))]
 
 
 def save_json(path, content):

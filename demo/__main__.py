@@ -1,43 +1,34 @@
-"""Demo data: scenes of coloured shapes (scenes.py) with captions (captions.py), in the formats of
-real data sets.
+"""Demo data: scenes of coloured shapes (scenes.py) with captions (captions.py), in the formats of real data sets.
 
     python -m demo --data_path data [--size 2000] [--seed 0] [--scenes other]
 
-Each image has its own random stream, and all arithmetic is exact. So a seed gives the same data on
-every machine, and a smaller size gives the first images of each split. The folders below data_path,
-where dev has size // 4 images and test size // 2:
+Each image has its own random stream, and all arithmetic is exact. So a seed gives the same data on every machine, and a
+smaller size gives the first images of each split. The folders below data_path, where dev has size // 4 images and test
+size // 2:
 
-    demo/                 images/*.png, dataset_demo.json (Karpathy's layout), demo.json (size and
-                          seed) and scenes.json (the objects, and which of them each caption
-                          mentions; written last)
-    demo_coco/            images/{train,val}2014/*.png,
-                          annotations/{captions,instances}_{train,val}2014.json and
-                          coco_{train,dev,test,restval}_ids.npy (caption ids, five in a row per
-                          image)
-    demo_precomp/         {train,dev,test}_caps.txt, _ids.txt (file names in demo/), _ims.npy,
-                          (N, 960) float32, with features.json, and the ids of demo_coco:
-                          _img_ids.npy, (N,) int64, and _ann_ids.npy, (M,) int64; of dev and test
-                          _positives.json: all pairs of a caption and an image of which it is true,
-                          in the form of evaluate.py --positives
+    demo/                 images/*.png, dataset_demo.json (Karpathy's layout), demo.json (size and seed) and scenes.json
+                          (the objects, and which of them each caption mentions; written last)
+    demo_coco/            images/{train,val}2014/*.png, annotations/{captions,instances}_{train,val}2014.json and
+                          coco_{train,dev,test,restval}_ids.npy (caption ids, five in a row per image)
+    demo_precomp/         {train,dev,test}_caps.txt, _ids.txt (file names in demo/), _ims.npy, (N, 960) float32, with
+                          features.json, and the ids of demo_coco: _img_ids.npy, (N,) int64, and _ann_ids.npy, (M,)
+                          int64; of dev and test _positives.json: all pairs of a caption and an image of which it is
+                          true, in the form of evaluate.py --positives
     demo_region_precomp/  the same, with _ims.npy (N, 36, 192) float16
-    demo_cxc/             {sts,sis,sits}_{val,test}.csv: ratings from 0 to 5 of pairs of captions,
-                          of pairs of images, and of a caption and an image, with the columns and
-                          ids of Crisscrossed Captions; val is the dev split
-    demo_entities/        images/*.png, {train,val,test}.txt, Sentences/*.txt and
-                          Annotations/*.xml: the noun phrases of the captions with the boxes of what
-                          they name, in the layout of Flickr30k Entities; val is the dev split
-    demo_vg/              images/*.png, image_data.json and region_descriptions.json: size // 2 more
-                          scenes with phrases of their regions, in the layout of Visual Genome
+    demo_cxc/             {sts,sis,sits}_{val,test}.csv: ratings from 0 to 5 of pairs of captions, of pairs of images,
+                          and of a caption and an image, in the form of Crisscrossed Captions; val is the dev split
+    demo_entities/        images/*.png, {train,val,test}.txt, Sentences/*.txt and Annotations/*.xml: the noun phrases of
+                          the captions with boxes, in the layout of Flickr30k Entities; val is the dev split
+    demo_vg/              images/*.png, image_data.json and region_descriptions.json: size // 2 more scenes with phrases
+                          of their regions, in the layout of Visual Genome
 
-With --scenes other the names start with other instead of demo. These scenes and captions come from
-another distribution, for training on one and testing on the other. The features come from the same
-extractor.
+With --scenes other the names start with other instead of demo. These scenes and captions come from another
+distribution, for training on one and testing on the other. The features come from the same extractor.
 
 A rating is the mean of five simulated raters. They compare what two scenes show or two captions say
-(`captions.shared_weight`) and nothing else. A terse caption is true of many images and so rates
-high on them, although it was written for another one. These plausible matches make retrieval
-ambiguous. The positives say without noise which captions are true of which images (`truth`). Splits
-of more than 5,000 images have none: their number is a square.
+(`captions.shared_weight`) and nothing else. A terse caption is true of many images and so rates high on them, although
+it was written for another one. These plausible matches make retrieval ambiguous. The positives say without noise which
+captions are true of which images (`truth`). Splits of more than 5,000 images have none: their number is a square.
 """
 if __name__ == "__main__":
     import cli
@@ -55,22 +46,11 @@ import numpy as np
 from tqdm import tqdm
 
 import cli
-from cli import Arguments, InputError, natural
+from cli import Arguments, InputError, check, natural
 from demo import SPLITS, caption_ids, link, photo_id, save_json, save_picture
 from demo.captions import caption_statement, five_captions, region_phrases, scene_statement, shared_weight
 from demo.entities import write_entities
-from demo.scenes import (
-    ATTRIBUTES,
-    CANVAS,
-    GROUNDS,
-    OUTLINES,
-    WORLDS,
-    between,
-    draw,
-    mask,
-    random_scene,
-    shuffled,
-)
+from demo.scenes import ATTRIBUTES, CANVAS, GROUNDS, OUTLINES, WORLDS, between, draw, mask, random_scene, shuffled
 from demo.truth import LARGEST, positives
 from files import CHANGING, atomic, read_json, save_array, save_lines
 from methods.filters import EXTRACTORS, global_features, region_features
@@ -98,36 +78,36 @@ MISTAKEN = 0.01              # the chance that a pair is misread, which lowers i
 # See `similar_pairs`.
 POOLS = {"sts": (50, 50, 2), "sis": (100, 100, 30, 2), "sits": (50, 50, 10, 2)}
 TWICE = 20        # one in so many pairs of images is rated again with the images in the other order
-COLUMNS = {"sts": ("caption1", "caption2"), "sis": ("image1", "image2"),
-           "sits": ("caption", "image")}
+COLUMNS = {"sts": ("caption1", "caption2"), "sis": ("image1", "image2"), "sits": ("caption", "image")}
 
 
 def rating(rng, kind, share):
-    """The mean score of five raters, from 0 to 5 in hundredths: a greater share (0 to 1) gives
-    more, apart from the noise of the raters."""
+    """Mean score of five raters, from 0 to 5 in hundredths.
+
+    A greater share (0 to 1) gives more, apart from the noise of the raters.
+    """
     low, high = SPAN[kind]
     level = 5 * (share - low) / (high - low) - (4 * rng.random() if rng.random() < MISTAKEN else 0)
     scores = [level + 1.5 * (rng.random() + rng.random() - 1) for _ in range(5)]
     return round(sum(round(100 * min(max(score, 0), 5)) for score in scores) / 500, 2)
 
 
-def similar_pairs(rng, kind, asked, offered, images):
-    """Pairs (index in asked, index in offered) of Statements of different images.
+def similar_pairs(rng, kind, queries, gallery, images):
+    """Pairs (index in queries, index in gallery) of Statements of different images.
 
-    Both lists hold the same number of Statements per image, in the order of the images. For each
-    size in POOLS, one statement of each image is paired with one from a random pool of that size,
-    drawn from other images: the one whose tally shares most with it. Large pools give very similar
-    pairs, small ones hardly similar pairs.
+    Both lists hold the same number of Statements per image, in the order of the images. For each size in POOLS, one
+    statement of each image is paired with one from a random pool of that size, drawn from other images: the one whose
+    tally shares most with it. Large pools give very similar pairs, small ones hardly similar pairs.
     """
-    tallies, weights = np.stack([x.tally for x in offered]), np.array([x.weight for x in offered])
-    each, offers, pairs = len(asked) // images, len(offered) // images, {}
+    tallies, weights = np.stack([x.tally for x in gallery]), np.array([x.weight for x in gallery])
+    each, offers, pairs = len(queries) // images, len(gallery) // images, {}
     for turn, pool in enumerate(POOLS[kind]):
         for image in range(images):
             query = image * each + (image + turn) % each
             others = [(image + between(rng, 1, images - 1)) % images * offers
                       + between(rng, 0, offers - 1) for _ in range(pool)]
-            shared = np.minimum(asked[query].tally, tallies[others]).sum(1)                # (pool,)
-            best = others[int(SHARES[kind](shared, asked[query].weight, weights[others]).argmax())]
+            shared = np.minimum(queries[query].tally, tallies[others]).sum(1)                # (pool,)
+            best = others[int(SHARES[kind](shared, queries[query].weight, weights[others]).argmax())]
             if kind == "sits" or (best, query) not in pairs:
                 pairs[query, best] = None
     return list(pairs)
@@ -141,10 +121,10 @@ def ratings(seed, split, scenes):
     shows = [scene_statement(scene) for scene, _ in scenes]
     says = [caption_statement(scene, caption) for scene, captions in scenes for caption in captions]
     each, n, result = len(says) // len(scenes), len(scenes), {}
-    for kind, asked, offered in (("sts", says, says), ("sis", shows, shows), ("sits", says, shows)):
+    for kind, queries, gallery in (("sts", says, says), ("sis", shows, shows), ("sits", says, shows)):
         rng = random.Random(f"{seed}-{kind}-{split}")
         pairs = [(*pair, {"sts": "c2c_isim", "sis": "i2i_csim", "sits": "c2i_intrasim"}[kind])
-                 for pair in similar_pairs(rng, kind, asked, offered, n)]
+                 for pair in similar_pairs(rng, kind, queries, gallery, n)]
         if kind == "sts":        # three of the ten pairs of an image's captions
             pairs += [(image * each + i, image * each + j, "c2c_cocaption") for image in range(n)
                       for i, j in shuffled(rng, itertools.combinations(range(each), 2))[:3]]
@@ -152,10 +132,9 @@ def ratings(seed, split, scenes):
             pairs += [(k, k // each, "c2i_original") for k in range(len(says))]
         else:
             pairs += [(b, a, method) for a, b, method in pairs[::TWICE]]
-        shares = [float(SHARES[kind](shared_weight(asked[a], offered[b]), asked[a].weight,
-                                     offered[b].weight)) for a, b, _ in pairs]
-        rows = [(a, b, rating(rng, kind, share), method)
-                for (a, b, method), share in zip(pairs, shares, strict=True)]
+        shares = [float(SHARES[kind](shared_weight(queries[a], gallery[b]), queries[a].weight, gallery[b].weight))
+                  for a, b, _ in pairs]
+        rows = [(a, b, rating(rng, kind, share), method) for (a, b, method), share in zip(pairs, shares, strict=True)]
         result[kind] = shuffled(rng, rows)
     return result
 
@@ -165,51 +144,43 @@ def ratings(seed, split, scenes):
 def scene_entry(split, filename, scene, captions):
     """The entry of an image in scenes.json."""
     return {"filename": filename, "split": split,
-            "objects": [{a: getattr(thing, a) for a in (*ATTRIBUTES, "box")}
-                        for thing in scene.things],
+            "objects": [{a: getattr(thing, a) for a in (*ATTRIBUTES, "box")} for thing in scene.things],
             "background": scene.background, "shaded": scene.shaded,
             "horizon": scene.horizon if scene.background in GROUNDS else None,
-            "captions": [{"raw": c.text, "level": c.level,
-                          "objects": [index for index, _ in c.says],
-                          "says": [attributes for _, attributes in c.says],
-                          "background": c.background} for c in captions]}
+            "captions": [{"raw": c.text, "level": c.level, "objects": [index for index, _ in c.says],
+                          "says": [attributes for _, attributes in c.says], "background": c.background}
+                         for c in captions]}
 
 
 def instances(scene, photo):
-    """COCO annotations of the things of a scene. Outlines show whole things, even where another
-    thing covers a part."""
+    """COCO annotations of the things of a scene. Outlines show whole things, even where another thing covers a part."""
     return [{"id": photo * 10 + k, "image_id": photo,
              "category_id": list(OUTLINES).index(thing.shape) + 1, "bbox": thing.box,
              "area": int(mask(thing.shape, thing.radius).sum()), "iscrowd": 0,
              "segmentation": [[number for x, y in OUTLINES[thing.shape]
-                               for number in (thing.x + x * thing.radius / 25,
-                                              thing.y + y * thing.radius / 25)]],
+                               for number in (thing.x + x * thing.radius / 25, thing.y + y * thing.radius / 25)]],
              "phrase": " ".join(getattr(thing, a) for a in ATTRIBUTES)}
             for k, thing in enumerate(scene.things)]
 
 
 def write_coco(folder, photos, entries):
-    """Write COCO's layout. As in COCO, the images of dev, test and restval (the last fifth of
-    train) are in val2014.
+    """Write COCO's layout. As in COCO, the images of dev, test and restval (the last fifth of train) are in val2014.
 
     entries: {split: [(file name in photos, scene, captions)]}.
     """
-    content = {year: {"images": [], "captions": [], "instances": []}
-               for year in ("train2014", "val2014")}
+    content = {year: {"images": [], "captions": [], "instances": []} for year in ("train2014", "val2014")}
     ids = {"train": [], "dev": [], "test": [], "restval": []}
     for year in content:
         (folder / "images" / year).mkdir(parents=True, exist_ok=True)
     for split in SPLITS:
         for index, (filename, scene, captions) in enumerate(entries[split]):
-            rest = (split == "train"
-                    and index >= len(entries[split]) - max(len(entries[split]) // 5, 1))
+            rest = split == "train" and index >= len(entries[split]) - max(len(entries[split]) // 5, 1)
             part = "restval" if rest else split
             year = "train2014" if part == "train" else "val2014"
             photo = photo_id(split, index)
             photo_name = f"COCO_{year}_{photo:012d}.png"
             link(photos / filename, folder / "images" / year / photo_name)
-            content[year]["images"].append({"id": photo, "file_name": photo_name, "width": CANVAS,
-                                            "height": CANVAS})
+            content[year]["images"].append({"id": photo, "file_name": photo_name, "width": CANVAS, "height": CANVAS})
             content[year]["instances"] += instances(scene, photo)
             numbers = caption_ids(split, index, captions)
             ids[part] += numbers
@@ -217,13 +188,10 @@ def write_coco(folder, photos, entries):
                 {"id": number, "image_id": photo, "caption": caption.text}
                 for number, caption in zip(numbers, captions, strict=True)]
     head = {"info": {"description": "demo scenes"}, "licenses": []}
-    categories = [{"id": k, "name": shape, "supercategory": "shape"}
-                  for k, shape in enumerate(OUTLINES, 1)]
+    categories = [{"id": k, "name": shape, "supercategory": "shape"} for k, shape in enumerate(OUTLINES, 1)]
     for year, lists in content.items():      # by id, as the order in real files tells nothing
-        images, captions, objects = (sorted(items, key=lambda item: item["id"])
-                                     for items in lists.values())
-        save_json(folder / "annotations" / f"captions_{year}.json",
-                  {**head, "images": images, "annotations": captions})
+        images, captions, objects = (sorted(items, key=lambda item: item["id"]) for items in lists.values())
+        save_json(folder / "annotations" / f"captions_{year}.json", {**head, "images": images, "annotations": captions})
         save_json(folder / "annotations" / f"instances_{year}.json",
                   {**head, "images": images, "categories": categories, "annotations": objects})
     for part, numbers in ids.items():
@@ -231,17 +199,14 @@ def write_coco(folder, photos, entries):
 
 
 def write_cxc(folder, seed, entries):
-    """Write the layout of Crisscrossed Captions. Its photos are JPEGs, so the image names end in
-    .jpg."""
+    """Write the layout of Crisscrossed Captions. Its photos are JPEGs, so the image names end in .jpg."""
     for split, name in (("dev", "val"), ("test", "test")):
-        images = [f"COCO_val2014_{photo_id(split, index):012d}.jpg"
-                  for index in range(len(entries[split]))]
+        images = [f"COCO_val2014_{photo_id(split, index):012d}.jpg" for index in range(len(entries[split]))]
         captions = [f"COCO_val2014:sentid:{number}"
                     for index, (_, _, five) in enumerate(entries[split])
                     for number in caption_ids(split, index, five)]
         for kind, rows in ratings(seed, split, [entry[1:] for entry in entries[split]]).items():
-            left, right = {"sts": (captions, captions), "sis": (images, images),
-                           "sits": (captions, images)}[kind]
+            left, right = {"sts": (captions, captions), "sis": (images, images), "sits": (captions, images)}[kind]
             with atomic(folder / f"{kind}_{name}.csv") as file:
                 table = csv.writer(file, lineterminator="\n")
                 table.writerow([*COLUMNS[kind], "agg_score", "sampling_method"])
@@ -254,8 +219,7 @@ def write_positives(precomp, split, entries):
     entries: [(file name, scene, captions)].
     """
     first, second = (folder / POSITIVES.format(split) for folder in precomp)
-    numbers = [k for index, (_, _, captions) in enumerate(entries)
-               for k in caption_ids(split, index, captions)]
+    numbers = [k for index, (_, _, captions) in enumerate(entries) for k in caption_ids(split, index, captions)]
     save_json(first, positives([entry[1:] for entry in entries],
                                [photo_id(split, k) for k in range(len(entries))], numbers))
     link(first, second)
@@ -277,8 +241,8 @@ def record_extractors(folders):
 def write_vg(folder, seed, world, count, bar):
     """Write `count` images in Visual Genome's layout, with its irregularities.
 
-    Half of the entries write `id` for image_id or region_id, one image in eight is also in COCO,
-    one in sixteen has no regions, and now and then a box extends beyond the edge of the image.
+    Half of the entries write `id` for image_id or region_id, one image in eight is also in COCO, one in sixteen has no
+    regions, and now and then a box extends beyond the edge of the image.
     """
     images, descriptions = [], []
     for index in range(count):
@@ -288,11 +252,10 @@ def write_vg(folder, seed, world, count, bar):
         coco = photo_id("test", index) if rng.random() < 1 / 8 else None
         regions = [] if rng.random() < 1 / 16 else region_phrases(rng, scene, world)
         image, region = ("image_id", "region_id") if index % 2 else ("id", "id")
-        images.append({image: number, "url": f"images/{number}.png", "width": CANVAS,
-                       "height": CANVAS, "coco_id": coco, "flickr_id": None})
+        images.append({image: number, "url": f"images/{number}.png", "width": CANVAS, "height": CANVAS,
+                       "coco_id": coco, "flickr_id": None})
         descriptions.append({image: number, "regions": [
-            {region: number * 100 + k, "image_id": number,
-             "x": x, "y": y, "width": w, "height": h, "phrase": phrase}
+            {region: number * 100 + k, "image_id": number, "x": x, "y": y, "width": w, "height": h, "phrase": phrase}
             for k, ((x, y, w, h), phrase) in enumerate(regions)]})
         bar.update()
     save_json(folder / "image_data.json", images)
@@ -302,36 +265,30 @@ def write_vg(folder, seed, world, count, bar):
 def read_manifest(manifest, folders):
     """What an earlier run wrote about these folders, or {} if there is no manifest.
 
-    Raises InputError if a folder holds files but no manifest says that the demo wrote them. Nothing
-    is changed then.
+    Raises InputError if a folder holds files but no manifest says that the demo wrote them. Nothing is changed then.
     """
-    content = (read_json(str(manifest), "move its folder away, or give another --data_path")
-               if manifest.exists() else {})
-    if (not isinstance(content, dict)
-            or manifest.exists() and not {"version", "size", "seed"} <= set(content)):
-        raise InputError(f"{manifest} does not describe demo data; "
-                         "move its folder away, or give another --data_path")
+    fix = "move its folder away, or give another --data_path"
+    content = read_json(str(manifest), fix) if manifest.exists() else {}
+    check(isinstance(content, dict) and (not manifest.exists() or {"version", "size", "seed"} <= set(content)),
+          f"{manifest} does not describe demo data; {fix}")
     for folder in folders if not content else ():
-        if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
-            raise InputError(f"{folder} is there already and is none that `python -m demo` wrote "
-                             f"({manifest} would say so); "
-                             "move it away, or give another --data_path")
+        check(not os.path.lexists(folder) or folder.is_dir() and not any(folder.iterdir()),
+              f"{folder} is there already and is none that `python -m demo` wrote ({manifest} would say so); move it "
+              "away, or give another --data_path")
     return content
 
 
 def start_writing(folders, manifest, recipe):
-    """Make the folders, mark their splits as unfinished, write the manifest and delete images,
-    sentences and annotations of an earlier run.
+    """Make the folders, mark their splits as unfinished, write the manifest and delete images, sentences and
+    annotations of an earlier run.
 
-    Returns the marks, to be deleted when everything is written. Files that the demo did not write
-    stay.
+    Returns the marks, to be deleted when everything is written. Files that the demo did not write stay.
     """
     demo, coco, cxc, entities, vg, *precomp = folders
     phrases = [entities / name for name in ("images", "Sentences", "Annotations")]
     for folder in (demo / "images", coco / "annotations", cxc, *phrases, vg / "images", *precomp):
         folder.mkdir(parents=True, exist_ok=True)
-    marks = [folder / CHANGING.format(split) for folder in (demo, coco, entities, *precomp)
-             for split in SPLITS]
+    marks = [folder / CHANGING.format(split) for folder in (demo, coco, entities, *precomp) for split in SPLITS]
     (demo / LAST).unlink(missing_ok=True)
     for path in [folder / POSITIVES.format(split) for folder in precomp for split in SPLITS[1:]]:
         path.unlink(missing_ok=True)         # a larger size has none
@@ -351,8 +308,8 @@ def start_writing(folders, manifest, recipe):
 def write_split(demo, precomp, split, count, world, stream, bar):
     """Draw the images of a split; write photos, features, captions and ids.
 
-    demo and precomp: folders of the photos and of the two kinds of features. stream: start of each
-    image's random seed. Returns the entries [(file name, scene, captions)].
+    demo and precomp: folders of the photos and of the two kinds of features. stream: start of each image's random seed.
+    Returns the entries [(file name, scene, captions)].
     """
     entries, global_chunks, region_chunks = [], [], []
     for start in range(0, count, CHUNK):
@@ -369,15 +326,13 @@ def write_split(demo, precomp, split, count, world, stream, bar):
         region_chunks.append(regions.astype(np.float16))
         bar.update(len(pixels))
     image_ids = [photo_id(split, index) for index in range(count)]
-    annotation_ids = [k for index, (_, _, captions) in enumerate(entries)
-                      for k in caption_ids(split, index, captions)]
+    annotation_ids = [k for index, (_, _, captions) in enumerate(entries) for k in caption_ids(split, index, captions)]
     for folder, chunks in zip(precomp, (global_chunks, region_chunks), strict=True):
         save_array(folder / f"{split}_ims.npy", np.concatenate(chunks))
         save_lines(folder / f"{split}_ids.txt", [filename for filename, _, _ in entries])
         save_array(folder / f"{split}_img_ids.npy", np.array(image_ids, np.int64))            # (N,)
         save_array(folder / f"{split}_ann_ids.npy", np.array(annotation_ids, np.int64))       # (M,)
-        save_lines(folder / f"{split}_caps.txt",
-                   [c.text for _, _, captions in entries for c in captions])
+        save_lines(folder / f"{split}_caps.txt", [c.text for _, _, captions in entries for c in captions])
     return entries
 
 
@@ -395,14 +350,12 @@ def karpathy(entries):
 
 
 def write(data_path, size=2000, seed=0, progress=True, scenes="demo"):
-    """Write all files below data_path unless they are there already. Returns the counts of what
-    they hold.
+    """Write all files below data_path unless they are there already. Returns the counts of what they hold.
 
     Raises InputError if size is out of range or a folder holds files that the demo did not write.
     """
-    if not MIN_SIZE <= size <= MAX_SIZE:
-        raise InputError(f"--size is {size}, but must be from {MIN_SIZE} to {MAX_SIZE}; give a "
-                         "number in that range")
+    check(MIN_SIZE <= size <= MAX_SIZE,
+          f"--size is {size}, but must be from {MIN_SIZE} to {MAX_SIZE}; give a number in that range")
     folders = [Path(data_path) / f"{scenes}{folder}" for folder in FOLDERS]
     demo, coco, cxc, entities, vg, *precomp = folders
     world, stream = WORLDS[scenes], seed if scenes == "demo" else f"{scenes}-{seed}"
@@ -410,12 +363,8 @@ def write(data_path, size=2000, seed=0, progress=True, scenes="demo"):
     sizes = {"train": size, "dev": size // 4, "test": size // 2}
     matched = [split for split in SPLITS[1:] if sizes[split] <= LARGEST]
     earlier = read_manifest(manifest, folders)
-    complete = ((demo / LAST).exists() and all(folder.is_dir() for folder in folders)
-                and "counts" in earlier
-                and all((folder / POSITIVES.format(split)).exists()
-                        for folder in precomp for split in matched))
+    complete = (demo / LAST).exists() and all(folder.is_dir() for folder in folders) and "counts" in earlier
     if complete and {**earlier, **recipe} == earlier:
-        record_extractors(precomp)           # earlier demos have none
         if progress:
             print(f"{scenes} data of size {size} and seed {seed} are in {data_path} already")
         return earlier["counts"]
@@ -450,30 +399,26 @@ def write(data_path, size=2000, seed=0, progress=True, scenes="demo"):
             "region features, 36 x 192 numbers per image; the same truths")
         print(f"{data_path}: {sizes['train']} train, {sizes['dev']} dev and {sizes['test']} test "
               f"images, {counts['captions']} captions, {counts['objects']} objects")
-        print("\n".join(f"  {folder.name:<20} {content}"
-                        for folder, content in zip(folders, contents, strict=True)))
+        print("\n".join(f"  {folder.name:<20} {content}" for folder, content in zip(folders, contents, strict=True)))
     return counts
 
 
 def main(argv=None):
-    parser = Arguments(
-        "Write the demo data: scenes of coloured shapes in the formats of real data sets.")
+    parser = Arguments("Write the demo data: scenes of coloured shapes in the formats of real data sets.")
     parser.add_argument("--data_path", type=cli.filename, default="data", help="folder to write to")
     parser.add_argument("--size", type=natural, default=2000,
                         help="number of training images; dev gets a quarter and test half as many")
-    parser.add_argument("--seed", type=natural, default=0,
-                        help="random seed; another seed gives other scenes")
+    parser.add_argument("--seed", type=natural, default=0, help="random seed; another seed gives other scenes")
     parser.add_argument("--scenes", choices=list(WORLDS), default="demo",
-                        help="distribution of scenes and captions; "
-                        "the names of the folders start with it")
+                        help="distribution of scenes and captions; the names of the folders start with it")
     args = parser.parse_args(argv)
 
     def work():
         try:
             write(args.data_path, args.size, args.seed, scenes=args.scenes)
         except OSError as error:
-            raise InputError(f"--data_path {args.data_path} cannot be written "
-                             f"({cli.reason(error)}); give a folder that can") from error
+            raise InputError(f"--data_path {args.data_path} cannot be written ({cli.reason(error)}); give a folder "
+                             "that can") from error
     cli.run("demo", work)
 
 

@@ -1,11 +1,9 @@
-"""Captions of scenes, statements of what a scene shows or a caption says, and how much two
-statements share.
+"""Captions of scenes, statements of what a scene shows or a caption says, and how much two statements share.
 
-`five_captions` describes a scene five times. Some captions say much and some say little, so a
-caption fits few images or many. The ambiguity is real, because every caption is true. A `Statement`
-holds what a scene shows or a caption says, and `shared_weight` says how much two of them share. The
-demo's simulated ratings rest on it, never on pixels or features. A caption also tells where in its
-text each noun phrase stands and what it names (entities.py).
+`five_captions` describes a scene five times. Some captions say much and some say little, so a caption fits few images
+or many. The ambiguity is real, because every caption is true. A `Statement` holds what a scene shows or a caption says,
+and `shared_weight` says how much two of them share. The demo's simulated ratings rest on it, never on pixels or
+features. A caption also tells where in its text each noun phrase stands and what it names (entities.py).
 """
 import functools
 import itertools
@@ -61,15 +59,15 @@ def with_article(phrase):
 
 
 def name(rng, thing, attributes, world=DEMO):
-    """The words for the given attributes of a thing, such as "big red circle"; with a general noun
-    if shape is not among them."""
+    """The words for the given attributes of a thing, such as "big red circle"; with a general noun if shape is not
+    among them."""
     words = [word(rng, getattr(thing, a), world) for a in ATTRIBUTES if a in attributes]
     return " ".join(words if "shape" in attributes else [*words, word(rng, "any", world)])
 
 
 def relation(a, b):
-    """Where a lies seen from b, by the axis on which their centres differ most. As boxes hardly
-    overlap, that is clear."""
+    """Where a lies seen from b, by the axis on which their centres differ most. As boxes hardly overlap, that is
+    clear."""
     across, down = a.x - b.x, a.y - b.y
     if abs(across) > abs(down):
         return "left" if across < 0 else "right"
@@ -77,8 +75,8 @@ def relation(a, b):
 
 
 def whereabouts(thing):
-    """(across, down) of a thing in the image: ("left", "right" or "", "top", "bottom" or ""), or
-    ("middle", "middle")."""
+    """(across, down) of a thing in the image: ("left", "right" or "", "top", "bottom" or ""), or ("middle",
+    "middle")."""
     across = "left" if thing.x <= 42 else "right" if thing.x >= 86 else ""
     down = "top" if thing.y <= 42 else "bottom" if thing.y >= 86 else ""
     middle = max(abs(thing.x - CANVAS // 2), abs(thing.y - CANVAS // 2)) <= 15
@@ -86,8 +84,7 @@ def whereabouts(thing):
 
 
 def place(rng, thing):
-    """A marked phrase for the place of a thing in the image, or "" where no phrase clearly
-    holds."""
+    """A marked phrase for the place of a thing in the image, or "" where no phrase clearly holds."""
     across, down = whereabouts(thing)
     if across == "middle":
         return pick(rng, ("in [the middle]", "in [the centre]"))
@@ -103,8 +100,8 @@ def listed(phrases):
 
 
 def gist_phrase(rng, things, subset, world):
-    """One attribute of one thing, or the number of all things, sometimes vaguely. Returns (marked
-    phrase, says, tells, mentions) of a Caption."""
+    """One attribute of one thing, or the number of all things, sometimes vaguely. Returns (marked phrase, says, tells,
+    mentions) of a Caption."""
     if rng.random() < 0.5:
         index, attribute = pick(rng, subset), pick(rng, ("colour", "shape"))
         phrase = with_article(name(rng, things[index], (attribute,), world))
@@ -117,33 +114,30 @@ def gist_phrase(rng, things, subset, world):
 
 
 def count_phrase(rng, things, subset, world):
-    """How many things there are of each shape or of each colour, sometimes of one shape or colour
-    only. Returns (marked phrase, says, tells, mentions)."""
+    """How many things there are of each shape or of each colour, sometimes of one shape or colour only. Returns (marked
+    phrase, says, tells, mentions)."""
     kind, by_value, phrases = pick(rng, ("shape", "shape", "colour")), {}, []
     for index in shuffled(rng, subset):
         by_value.setdefault(getattr(things[index], kind), []).append(index)
-    groups = (list(by_value.values()) if rng.random() < 0.75
-              else [pick(rng, list(by_value.values()))])
+    groups = list(by_value.values()) if rng.random() < 0.75 else [pick(rng, list(by_value.values()))]
     for group in groups:
         phrase = name(rng, things[group[0]], (kind,), world)
         if len(group) > 1:
             phrase += "es" if phrase.endswith("s") else "s"
-        phrase = (with_article(phrase) if len(group) == 1 < len(groups)
-                  else f"{NUMBERS[len(group)]} {phrase}")
+        phrase = with_article(phrase) if len(group) == 1 < len(groups) else f"{NUMBERS[len(group)]} {phrase}"
         phrases.append(f"[{phrase}]")
     says = [(index, (kind,)) for group in groups for index in group]
     return listed(phrases), says, "number", [tuple(group) for group in groups]
 
 
 def relation_phrase(rng, things, subset, chances, world=DEMO):
-    """Pairs of things of the subset with their relations; an odd last thing with or without its
-    place. Returns (marked phrase, says, tells, mentions)."""
+    """Pairs of things of the subset with their relations; an odd last thing with or without its place. Returns (marked
+    phrase, says, tells, mentions)."""
     clauses, says, used, tells, mentions = [], [], set(), "relations", []
     for start in range(0, len(subset), 2):
         pair, phrases = subset[start:start + 2], []
         for index in pair:
-            attributes = tuple(a for a, chance in zip(ATTRIBUTES, chances, strict=True)
-                               if rng.random() < chance)
+            attributes = tuple(a for a, chance in zip(ATTRIBUTES, chances, strict=True) if rng.random() < chance)
             if not {"colour", "shape"} & set(attributes):
                 attributes += ("shape",)
             phrase = name(rng, things[index], attributes, world)
@@ -163,16 +157,14 @@ def relation_phrase(rng, things, subset, chances, world=DEMO):
 
 
 def describe(rng, scene, subset, level, world=DEMO):
-    """A true Caption of the things whose indices are in subset (not empty); a higher level says
-    more.
+    """A true Caption of the things whose indices are in subset (not empty); a higher level says more.
 
-    Counts are counts of the subset: pass all things to describe the image, or the things of a
-    region to describe the region.
+    Counts are counts of the subset: pass all things to describe the image, or the things of a region to describe the
+    region.
     """
     number, chances, background_chance = world.levels[level]
     if level in (0, 2):
-        phrase, says, tells, mentions = (count_phrase if level else gist_phrase)(
-            rng, scene.things, subset, world)
+        phrase, says, tells, mentions = (count_phrase if level else gist_phrase)(rng, scene.things, subset, world)
     else:
         indices = shuffled(rng, subset)[:number]
         phrase, says, tells, mentions = relation_phrase(rng, scene.things, indices, chances, world)
@@ -182,8 +174,7 @@ def describe(rng, scene, subset, level, world=DEMO):
         mentions += ["ground", "sky"]
     elif background:
         where, what = world.on_plain
-        phrase += (f" {where} ["
-                   + with_article(f"{'shaded ' * scene.shaded}{scene.background} {what}]"))
+        phrase += f" {where} [" + with_article(f"{'shaded ' * scene.shaded}{scene.background} {what}]")
         mentions.append("background")
     if rng.random() < world.opening_chance:
         opening = re.sub(r"^an? \w+", r"[\g<0>]", pick(rng, world.openings))
@@ -192,8 +183,7 @@ def describe(rng, scene, subset, level, world=DEMO):
         first = 1 + phrase.startswith("[")
         phrase = phrase[:first].upper() + phrase[first:]
     text = phrase.replace("[", "").replace("]", "")
-    return Caption(f"{text} .", level, tuple(says), background, tells, f"{phrase} .",
-                   tuple(mentions))
+    return Caption(f"{text} .", level, tuple(says), background, tells, f"{phrase} .", tuple(mentions))
 
 
 def five_captions(rng, scene, world=DEMO):
@@ -210,13 +200,11 @@ def five_captions(rng, scene, world=DEMO):
 def region_phrases(rng, scene, world=DEMO):
     """Regions of a scene as annotators box and name them: [((x, y, w, h), phrase)] in random order.
 
-    Each thing comes twice, and up to eight groups of two or three things are added. Boxes exceed
-    the things by a few pixels, and sometimes the edge of the image. One region in 50 has no width
-    and one in 50 no phrase.
+    Each thing comes twice, and up to eight groups of two or three things are added. Boxes exceed the things by a few
+    pixels, and sometimes the edge of the image. One region in 50 has no width and one in 50 no phrase.
     """
     things, groups = scene.things, [(i,) for i in range(len(scene.things))] * 2
-    groups += shuffled(rng, [g for n in (2, 3)
-                             for g in itertools.combinations(range(len(things)), n)])[:8]
+    groups += shuffled(rng, [g for n in (2, 3) for g in itertools.combinations(range(len(things)), n)])[:8]
     regions = []
     for group in shuffled(rng, groups):
         low, high = ([extreme(things[i].box[side] + far * things[i].box[2] for i in group)
@@ -256,8 +244,7 @@ class Statement:
 
     @functools.cached_property
     def weight(self):
-        """The weight of all that is stated. A thing of which only the presence is stated counts a
-        little."""
+        """The weight of all that is stated. A thing of which only the presence is stated counts a little."""
         things = (self.things > 0) @ ASPECT_WEIGHTS                                         # (n,)
         return int(np.where(things, things, BARE_WEIGHT).sum()
                    + RELATION_WEIGHT * (self.relations > 0).sum() // 2
@@ -265,27 +252,25 @@ class Statement:
 
     @functools.cached_property
     def tally(self):
-        """(149,) int16: the weight of each value of each aspect and of each item of REST, whichever
-        things they belong to."""
+        """(149,) int16: the weight of each value of each aspect and of each item of REST, whichever things they belong
+        to."""
         values = [np.bincount(codes, minlength=len(options) + 1)[1:] * weight
                   for codes, options, weight
                   in zip(self.things.T, ASPECTS.values(), ASPECT_WEIGHTS, strict=True)]
-        return np.concatenate(
-            [*values, [REST_WEIGHT * (item in self.rest) for item in REST]]).astype(np.int16)
+        return np.concatenate([*values, [REST_WEIGHT * (item in self.rest) for item in REST]]).astype(np.int16)
 
 
 def statement(things, pairs, rest):
     """A Statement.
 
-    things: [(thing, aspects that are stated)]. pairs: indices of the things whose relation is
-    stated. rest: items of REST.
+    things: [(thing, aspects that are stated)]. pairs: indices of the things whose relation is stated. rest: items of
+    REST.
     """
     codes = np.zeros((len(things), len(ASPECTS)), np.int8)
     relations = np.zeros((len(things), len(things)), np.int8)
     for row, (thing, aspects) in zip(codes, things, strict=True):
         values = {**vars(thing), **dict(zip(("across", "down"), whereabouts(thing), strict=True))}
-        row[:] = [options.index(values[a]) + 1 if a in aspects and values[a] else 0
-                  for a, options in ASPECTS.items()]
+        row[:] = [options.index(values[a]) + 1 if a in aspects and values[a] else 0 for a, options in ASPECTS.items()]
     for i, j in pairs:
         relations[i, j] = RELATIONS.index(relation(things[i][0], things[j][0]))
         relations[j, i] = RELATIONS.index(relation(things[j][0], things[i][0]))
@@ -310,8 +295,7 @@ def caption_statement(scene, caption):
     if "relations" in caption.tells:
         pairs = [(i, i + 1) for i in range(0, last, 2)]
     if "number" in caption.tells:
-        kinds = [getattr(thing, attributes[0]) if attributes else "any"
-                 for thing, attributes in things]
+        kinds = [getattr(thing, attributes[0]) if attributes else "any" for thing, attributes in things]
         rest = {(kind, kinds.count(kind)) for kind in kinds}
     if caption.background:
         rest |= {("background", scene.background), *[("shaded", True)] * scene.shaded}
@@ -338,6 +322,5 @@ def shared_weight(a, b):
     totals = worth[np.arange(len(worth)), ways].sum(1)                                     # (ways,)
     i, j = np.nonzero(np.triu(a.relations))
     if len(i):
-        totals += RELATION_WEIGHT * (
-            b.relations[ways[:, i], ways[:, j]] == a.relations[i, j]).sum(1)
+        totals += RELATION_WEIGHT * (b.relations[ways[:, i], ways[:, j]] == a.relations[i, j]).sum(1)
     return int(totals.max()) + REST_WEIGHT * len(a.rest & b.rest)

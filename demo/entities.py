@@ -1,9 +1,8 @@
-"""The demo in the layout of Flickr30k Entities (phrases/entities.py): the noun phrases of its
-captions, with boxes.
+"""The demo in the layout of Flickr30k Entities (phrases/entities.py): the noun phrases of its captions, with boxes.
 
-A phrase names one thing ("a small red circle"), several ("three circles"), the ground, the sky or
-the background (a flag <scene> in place of a box), the picture itself ("a drawing of", flag
-<nobndbox>), or a place ("the top left corner", chain 0).
+A phrase names one thing ("a small red circle"), several ("three circles"), the ground, the sky or the background (a
+flag <scene> in place of a box), the picture itself ("a drawing of", flag <nobndbox>), or a place ("the top left
+corner", chain 0).
 """
 from demo import SPLITS, link, photo_id
 from demo.scenes import CANVAS
@@ -19,8 +18,8 @@ CHAINS = 100                          # more than a photo ever has
 
 
 def chains(captions, photo):
-    """{what phrases name: number of its chain}, over all captions of a photo. Things that are named
-    together have a chain of their own. A place has chain 0."""
+    """{what phrases name: number of its chain}, over all captions of a photo. Things that are named together have a
+    chain of their own. A place has chain 0."""
     mentions = dict.fromkeys(mention if isinstance(mention, str) else frozenset(mention)
                              for caption in captions for mention in caption.mentions)
     numbers = {mention: photo * CHAINS + k for k, mention in enumerate(mentions, 1)}
@@ -28,30 +27,26 @@ def chains(captions, photo):
 
 
 def sentence(scene, caption, numbers):
-    """The text of a caption, each noun phrase as [/EN#chain/type phrase]; numbers: the chains of
-    its photo."""
+    """The text of a caption, each noun phrase as [/EN#chain/type phrase]; numbers: the chains of its photo."""
     first, *rest = caption.marked.split("[")
     for mention, text in zip(caption.mentions, rest, strict=True):
         if isinstance(mention, str):
             chain, types = numbers[mention], [TYPES[mention]]
         else:
-            chain, types = (numbers[frozenset(mention)],
-                            sorted({FAMILIES[scene.things[i].shape] for i in mention}))
+            chain, types = numbers[frozenset(mention)], sorted({FAMILIES[scene.things[i].shape] for i in mention})
         first += f"[/EN#{chain}/{'/'.join(types)} {text}"
     return first
 
 
 def annotation(scene, filename, numbers):
-    """The XML of a photo: every thing that belongs to a chain, with a box that counts pixels from
-    1, then the chains without a box."""
+    """The XML of a photo: every thing that belongs to a chain, with a box that counts pixels from 1, then the chains
+    without a box."""
     lines = ["<annotation>", f"\t<filename>{filename}</filename>",
              f"\t<size><width>{CANVAS}</width><height>{CANVAS}</height><depth>3</depth></size>"]
     for index, thing in enumerate(scene.things):
-        own = [chain for mention, chain in numbers.items()
-               if not isinstance(mention, str) and index in mention]
+        own = [chain for mention, chain in numbers.items() if not isinstance(mention, str) and index in mention]
         x, y, w, h = thing.box
-        box = (f"<xmin>{x + 1}</xmin><ymin>{y + 1}</ymin>"
-               f"<xmax>{x + w}</xmax><ymax>{y + h}</ymax>")
+        box = f"<xmin>{x + 1}</xmin><ymin>{y + 1}</ymin><xmax>{x + w}</xmax><ymax>{y + h}</ymax>"
         if own:
             lines += ["\t<object>", *(f"\t\t<name>{chain}</name>" for chain in own),
                       f"\t\t<bndbox>{box}</bndbox>", "\t</object>"]
@@ -64,8 +59,7 @@ def annotation(scene, filename, numbers):
 
 
 def write_entities(folder, photos, entries):
-    """Write the layout of Flickr30k Entities into a folder that has Annotations, Sentences and
-    images.
+    """Write the layout of Flickr30k Entities into a folder that has Annotations, Sentences and images.
 
     photos: the folder of the pictures. entries: {split: [(file name in photos, scene, captions)]}.
     """
@@ -74,12 +68,9 @@ def write_entities(folder, photos, entries):
             photo = photo_id(split, index)
             numbers = chains(captions, photo)
             link(photos / filename, folder / "images" / f"{photo}.png")
-            write_small(folder / "Annotations" / f"{photo}.xml",
-                        annotation(scene, f"{photo}.png", numbers))
-            write_small(folder / "Sentences" / f"{photo}.txt",
-                        [sentence(scene, c, numbers) for c in captions])
-        save_lines(folder / f"{NAMES[split]}.txt",
-                   [str(photo_id(split, k)) for k in range(len(entries[split]))])
+            write_small(folder / "Annotations" / f"{photo}.xml", annotation(scene, f"{photo}.png", numbers))
+            write_small(folder / "Sentences" / f"{photo}.txt", [sentence(scene, c, numbers) for c in captions])
+        save_lines(folder / f"{NAMES[split]}.txt", [str(photo_id(split, k)) for k in range(len(entries[split]))])
 
 
 def write_small(path, lines):

@@ -1,9 +1,8 @@
 """Scenes of coloured shapes: random scenes and their pixels.
 
-`random_scene` draws a Scene from a random stream and `draw` paints it. A `World` is a distribution
-of scenes and of captions (captions.py). WORLDS holds the demo's own and another one, to test a
-model on scenes unlike those it was trained on. All arithmetic is exact, so a random stream gives
-the same results on every machine.
+`random_scene` draws a Scene from a random stream and `draw` paints it. A `World` is a distribution of scenes and of
+captions (captions.py). WORLDS holds the demo's own and another one, to test a model on scenes unlike those it was
+trained on. All arithmetic is exact, so a random stream gives the same results on every machine.
 """
 import functools
 from dataclasses import dataclass
@@ -13,33 +12,28 @@ import numpy as np
 CANVAS = 128                     # width and height of an image, pixels
 MAX_OBJECTS = 6
 MAX_IOU = 0.03                   # of the boxes of two objects
-COLOURS = {"red": (214, 38, 38), "green": (40, 160, 60), "blue": (40, 70, 220),
-           "yellow": (245, 222, 40), "orange": (245, 135, 20), "purple": (130, 40, 165),
-           "pink": (250, 140, 190), "white": (244, 244, 244)}
-BACKGROUNDS = {"grey": (140, 140, 140), "beige": (205, 190, 160), "brown": (112, 86, 66),
-               "teal": (70, 118, 118), "olive": (118, 118, 62), "navy": (44, 52, 92)}
+COLOURS = {"red": (214, 38, 38), "green": (40, 160, 60), "blue": (40, 70, 220), "yellow": (245, 222, 40),
+           "orange": (245, 135, 20), "purple": (130, 40, 165), "pink": (250, 140, 190), "white": (244, 244, 244)}
+BACKGROUNDS = {"grey": (140, 140, 140), "beige": (205, 190, 160), "brown": (112, 86, 66), "teal": (70, 118, 118),
+               "olive": (118, 118, 62), "navy": (44, 52, 92)}
 SKY = (165, 190, 210)
 GROUNDS = {"grass": (96, 130, 84), "sand": (204, 182, 138), "water": (84, 116, 150)}
-# Half the side of the box, pixels.
-RADII = {"large": (21, 25), "medium": (14, 16), "small": (8, 10)}
+RADII = {"large": (21, 25), "medium": (14, 16), "small": (8, 10)}      # half the side of the box, pixels
 TEXTURES = ("plain", "striped", "dotted", "checked")
-# Outlines in 25ths of the radius, x to the right and y down; each spans -25 .. 25 both ways, so the
-# box follows from the radius. The circle's corners are the whole points at distance 25; the ring is
-# one line: round, in, round, out.
-CIRCLE = [(25, 0), (24, 7), (20, 15), (15, 20), (7, 24), (0, 25), (-7, 24), (-15, 20), (-20, 15),
-          (-24, 7), (-25, 0), (-24, -7), (-20, -15), (-15, -20), (-7, -24), (0, -25), (7, -24),
-          (15, -20), (20, -15), (24, -7)]
+# Outlines in 25ths of the radius, x to the right and y down; each spans -25 .. 25 both ways, so the box follows from
+# the radius. The circle's corners are the whole points at distance 25; the ring is one line: round, in, round, out.
+CIRCLE = [(25, 0), (24, 7), (20, 15), (15, 20), (7, 24), (0, 25), (-7, 24), (-15, 20), (-20, 15), (-24, 7), (-25, 0),
+          (-24, -7), (-20, -15), (-15, -20), (-7, -24), (0, -25), (7, -24), (15, -20), (20, -15), (24, -7)]
 HOLE = [(x * 14 // 25, y * 14 // 25) for x, y in CIRCLE]
 OUTLINES = {"circle": CIRCLE, "ring": CIRCLE + CIRCLE[:1] + HOLE[:1] + HOLE[::-1],
             "square": [(-25, -25), (25, -25), (25, 25), (-25, 25)],
             "triangle": [(0, -25), (25, 25), (-25, 25)],
             "diamond": [(0, -25), (25, 0), (0, 25), (-25, 0)],
-            "cross": [(-8, -25), (8, -25), (8, -8), (25, -8), (25, 8), (8, 8), (8, 25), (-8, 25),
-                      (-8, 8), (-25, 8), (-25, -8), (-8, -8)],
-            "star": [(0, -25), (6, -6), (25, -6), (10, 6), (16, 25), (0, 14), (-16, 25), (-10, 6),
-                     (-25, -6), (-6, -6)],
-            "heart": [(0, -14), (6, -22), (13, -25), (21, -22), (25, -13), (23, -3), (15, 9),
-                      (0, 25), (-15, 9), (-23, -3), (-25, -13), (-21, -22), (-13, -25), (-6, -22)]}
+            "cross": [(-8, -25), (8, -25), (8, -8), (25, -8), (25, 8), (8, 8), (8, 25), (-8, 25), (-8, 8), (-25, 8),
+                      (-25, -8), (-8, -8)],
+            "star": [(0, -25), (6, -6), (25, -6), (10, 6), (16, 25), (0, 14), (-16, 25), (-10, 6), (-25, -6), (-6, -6)],
+            "heart": [(0, -14), (6, -22), (13, -25), (21, -22), (25, -13), (23, -3), (15, 9), (0, 25), (-15, 9),
+                      (-23, -3), (-25, -13), (-21, -22), (-13, -25), (-6, -22)]}
 ATTRIBUTES = ("size", "texture", "colour", "shape")       # in the order in which they are said
 
 
@@ -47,8 +41,7 @@ ATTRIBUTES = ("size", "texture", "colour", "shape")       # in the order in whic
 
 @dataclass(frozen=True)
 class World:
-    """What scenes show and how captions describe it. Each entry of a tuple is equally likely, so an
-    entry that occurs twice is twice as likely."""
+    """A distribution of scenes and of their captions. An entry that occurs twice in a tuple is twice as likely."""
     objects: tuple               # how many things a scene has
     sizes: tuple
     shapes: tuple
@@ -70,9 +63,8 @@ class World:
 
 WORLDS = {
     "demo": World(
-        objects=tuple(range(1, MAX_OBJECTS + 1)), sizes=tuple(RADII), shapes=tuple(OUTLINES),
-        colours=tuple(COLOURS), textures=TEXTURES, backgrounds=tuple(BACKGROUNDS),
-        grounds=tuple(GROUNDS), ground_chance=0.3, shaded_chance=0.4,
+        objects=tuple(range(1, MAX_OBJECTS + 1)), sizes=tuple(RADII), shapes=tuple(OUTLINES), colours=tuple(COLOURS),
+        textures=TEXTURES, backgrounds=tuple(BACKGROUNDS), grounds=tuple(GROUNDS), ground_chance=0.3, shaded_chance=0.4,
         words={"large": ("large", "large", "big", "huge"), "small": ("small", "little", "tiny"),
                "plain": ("plain", "solid"), "striped": ("striped", "striped", "stripy"),
                "dotted": ("dotted", "spotted"), "checked": ("checked", "checkered"),
@@ -81,21 +73,19 @@ WORLDS = {
                "left": ("left of", "to the left of"), "right": ("right of", "to the right of"),
                "above": ("above", "over"), "below": ("below", "under", "beneath")},
         vague={2: ("a couple of", "number"), 3: ("some", ""), 0: ("several", "")},
-        openings=("a picture of", "an image of", "a drawing of", "an image showing",
-                  "a picture with", "we see"),
+        openings=("a picture of", "an image of", "a drawing of", "an image showing", "a picture with", "we see"),
         opening_chance=0.25,
         levels={0: (0, None, 0.3), 1: (1, (0.4, 0.4, 0.9, 0.9), 0.1), 2: (0, None, 0.1),
                 3: (2, (0.5, 0.5, 0.9, 0.9), 0.1), 4: (MAX_OBJECTS, (0.6, 0.6, 1, 1), 1)},
         on_ground=(" in front of [{}] and [sky]", " with [{}] and [sky] behind"),
         on_plain=("on", "background")),
-    # Fewer and larger things, other frequencies, mostly outdoors; terser captions, some with words
-    # unknown to demo.
+    # Fewer and larger things, other frequencies, mostly outdoors; terser captions, some with words unknown to demo.
     "other": World(
         objects=(1, 1, 2, 2, 3, 3, 4, 5), sizes=("large", "large", "medium", "medium", "small"),
-        shapes=("heart", "heart", "heart", "star", "star", "ring", "ring", "cross", "diamond",
-                "triangle", "square", "circle"),
-        colours=("red", "red", "orange", "orange", "pink", "pink", "yellow", "yellow", "purple",
-                 "white", "green", "blue"),
+        shapes=("heart", "heart", "heart", "star", "star", "ring", "ring", "cross", "diamond", "triangle", "square",
+                "circle"),
+        colours=("red", "red", "orange", "orange", "pink", "pink", "yellow", "yellow", "purple", "white", "green",
+                 "blue"),
         textures=("plain", "plain", "plain", "dotted", "dotted", "checked", "striped"),
         backgrounds=("navy", "navy", "navy", "teal", "teal", "olive", "brown", "grey", "beige"),
         grounds=("water", "water", "sand", "grass"), ground_chance=0.6, shaded_chance=0.7,
@@ -103,8 +93,7 @@ WORLDS = {
                "striped": ("striped", "lined"), "dotted": ("dotted", "speckled"),
                "checked": ("checked", "chequered"), "purple": ("purple", "lilac"),
                "diamond": ("diamond", "rhombus"), "ring": ("ring", "loop"),
-               "any": ("shape", "figure", "item"),
-               "left": ("to the left of", "on the left side of"),
+               "any": ("shape", "figure", "item"), "left": ("to the left of", "on the left side of"),
                "right": ("to the right of", "on the right side of"),
                "above": ("above", "higher than"), "below": ("below", "lower than", "underneath")},
         vague={2: ("a pair of", "number"), 3: ("a few", ""), 0: ("several", "")},
@@ -163,19 +152,16 @@ def shuffled(rng, items):
 
 def iou(a, b):
     """Intersection over union of the boxes of two things, 0 to 1."""
-    sides = [max(min(a.radius + b.radius - abs(gap), 2 * a.radius, 2 * b.radius), 0)
-             for gap in (a.x - b.x, a.y - b.y)]
+    sides = [max(min(a.radius + b.radius - abs(gap), 2 * a.radius, 2 * b.radius), 0) for gap in (a.x - b.x, a.y - b.y)]
     shared = sides[0] * sides[1]
     return shared / (4 * a.radius ** 2 + 4 * b.radius ** 2 - shared)
 
 
 def random_scene(rng, world=DEMO):
-    """A Scene of 1 to 6 things that hardly overlap. A thing that finds no room in 40 tries is left
-    out."""
+    """A Scene of 1 to 6 things that hardly overlap. A thing that finds no room in 40 tries is left out."""
     sizes, things = [pick(rng, world.sizes) for _ in range(pick(rng, world.objects))], []
     for size in sorted(sizes, key=list(RADII).index):
-        shape, colour, texture = (pick(rng, world.shapes), pick(rng, world.colours),
-                                  pick(rng, world.textures))
+        shape, colour, texture = (pick(rng, world.shapes), pick(rng, world.colours), pick(rng, world.textures))
         radius = between(rng, *RADII[size])
         rgb = tuple(min(max(value + between(rng, -10, 10), 0), 255) for value in COLOURS[colour])
         for _ in range(40):
@@ -184,8 +170,7 @@ def random_scene(rng, world=DEMO):
             if all(iou(thing, other) <= MAX_IOU for other in things):
                 things.append(thing)
                 break
-    background = pick(
-        rng, world.grounds if rng.random() < world.ground_chance else world.backgrounds)
+    background = pick(rng, world.grounds if rng.random() < world.ground_chance else world.backgrounds)
     return Scene(tuple(things), background,
                  background in BACKGROUNDS and rng.random() < world.shaded_chance,
                  between(rng, 48, 80))
@@ -195,8 +180,7 @@ def random_scene(rng, world=DEMO):
 
 @functools.cache
 def mask(shape, radius):
-    """(2 radius, 2 radius) bool: the pixels whose centre lies inside the outline (even-odd rule, in
-    whole numbers)."""
+    """(2 radius, 2 radius) bool: the pixels whose centre lies inside the outline (even-odd rule, in whole numbers)."""
     centres = (2 * np.arange(2 * radius) + 1 - 2 * radius) * 25         # of pixels, in 50ths of one
     x, y = centres[None, :], centres[:, None]
     inside = np.zeros((2 * radius, 2 * radius), bool)
@@ -223,6 +207,5 @@ def draw(scene):
                 "checked": (u // 4 + v // 4) % 2 == 0,
                 "dotted": ((u - w // 2) % 6 < 3) & ((v - h // 2) % 6 < 3)}[thing.texture]
         colour, inside = np.array(thing.rgb), mask(thing.shape, thing.radius)
-        pixels[y:y + h, x:x + w][inside] = np.where(
-            dark[..., None], colour * 2 // 5, colour)[inside]
+        pixels[y:y + h, x:x + w][inside] = np.where(dark[..., None], colour * 2 // 5, colour)[inside]
     return pixels

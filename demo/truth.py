@@ -11,9 +11,9 @@ A caption is true of an image when everything that it says holds in the image's 
 - The background is the one that is told, and shaded if the caption says so. A caption that does not
   is true of both.
 
-It differs from a share of 1 of `captions.shared_weight` in one point. A Statement knows "several
-shapes" as the number of things that its own image has, though the words do not tell it. Here
-captions of the same words are true of the same images.
+It differs from a share of 1 of `captions.shared_weight` in one point. A Statement knows "several shapes" as the number
+of things that its own image has, though the words do not tell it. Here captions of the same words are true of the same
+images.
 """
 from typing import NamedTuple
 
@@ -89,11 +89,9 @@ def true_of(said, shows):
 
 
 def true_pairs(scenes):
-    """All pairs of a caption and an image of which it is true: (captions (P,), images (P,)) int64,
-    by caption.
+    """All pairs of a caption and an image of which it is true: (captions (P,), images (P,)) int64, by caption.
 
-    scenes: the (scene, captions) of each image. Positions count captions or images through the
-    split.
+    scenes: the (scene, captions) of each image. Positions count captions or images through the split.
     """
     shows, rows_of, images = shown([scene for scene, _ in scenes]), {}, []
     for scene, captions in scenes:
@@ -108,9 +106,8 @@ def true_pairs(scenes):
 def positives(scenes, image_ids, caption_ids):
     """The true pairs as `evaluate.py --positives` reads them.
 
-    scenes: the (scene, captions) of each image. image_ids, of the N images, and caption_ids, of the
-    M captions: ids. Returns {"i2t": {image id: [caption ids]}, "t2i": {caption id: [image ids]}},
-    both in the order of the split.
+    scenes: the (scene, captions) of each image. image_ids, of the N images, and caption_ids, of the M captions: ids.
+    Returns {"i2t": {image id: [caption ids]}, "t2i": {caption id: [image ids]}}, both in the order of the split.
     """
     caption, image = true_pairs(scenes)
     order = np.argsort(image, kind="stable")
@@ -119,8 +116,6 @@ def positives(scenes, image_ids, caption_ids):
 
 
 def listed(query, item, query_ids, item_ids):
-    """{id of a query: [ids of its items]} of pairs of positions, query (P,), rising, and item
-    (P,)."""
-    items = np.split(np.asarray(item_ids)[item],
-                     np.searchsorted(query, np.arange(1, len(query_ids))))
+    """{id of a query: [ids of its items]} of pairs of positions, query (P,), rising, and item (P,)."""
+    items = np.split(np.asarray(item_ids)[item], np.searchsorted(query, np.arange(1, len(query_ids))))
     return {str(number): own.tolist() for number, own in zip(query_ids, items, strict=True)}

@@ -218,17 +218,15 @@ def test_the_default_data_are_what_they_always_were(demo_path):
     assert digest.hexdigest() == "bfdbc28d9edb8b3bd63f223f093b7533ad7224ccb01aa684d0bec9b83192bfd8"
 
 
-def test_features_name_their_extractor_also_in_data_of_an_earlier_version(tmp_path, demo_path):
+def test_features_name_their_extractor_beside_those_of_captions(tmp_path, demo_path):
     lines = [read_split(demo_path, name, "test").extractors["ims"] for name in PRECOMP]
     assert lines == ["demo_scenes global, 960 numbers of photos resized to 128x128",
                      "demo_scenes regions, 36 x 192 numbers of photos resized to 128x128"]
+    path = tmp_path / "demo_precomp" / "features.json"
     demo.write(tmp_path, size=8, progress=False)
-    paths = [tmp_path / name / "features.json" for name in PRECOMP]
-    paths[0].unlink()
-    paths[1].write_text('{"w2v": "of captions"}')
-    demo.write(tmp_path, size=8, progress=False)
-    assert [json.loads(path.read_text()) for path in paths] == [{"ims": lines[0]}, {"w2v": "of captions",
-                                                                                    "ims": lines[1]}]
+    path.write_text('{"w2v": "of captions"}')
+    demo.write(tmp_path, size=9, progress=False)
+    assert json.loads(path.read_text()) == {"w2v": "of captions", "ims": lines[0]}
 
 
 def test_visual_genomes_layout_with_its_irregularities(tmp_path, demo_path):

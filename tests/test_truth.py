@@ -169,16 +169,6 @@ def test_evaluation_reads_the_positives(demo_path):
 
 # ---- files
 
-def test_data_without_positives_are_written_again(tmp_path):
-    demo.write(tmp_path, size=8, progress=False)
-    paths = [tmp_path / name / f"{split}_positives.json" for name, split in PARTS]
-    before = [path.read_bytes() for path in paths]
-    for path in paths[:2]:
-        path.unlink()
-    demo.write(tmp_path, size=8, progress=False)
-    assert [path.read_bytes() for path in paths] == before and not list(tmp_path.glob("*/train_positives.json"))
-
-
 def test_large_splits_have_none(tmp_path, monkeypatch, capsys):
     demo.write(tmp_path, size=8, progress=False)             # dev has 2 images and test 4
     monkeypatch.setattr(demo, "LARGEST", 3)
