@@ -138,7 +138,8 @@ def training_parser() -> Arguments:
             settings = {"choices": kind} if isinstance(kind, list) else kinds.get(kind, {"type": kind})
             add(f"--{name}", default=default, help=text, **settings)
     add("--vse_mean_warmup_epochs", type=natural, default=0, help="hinge: the sum of violations for N epochs")
-    add("--mask_same_image", **FLAG, help="do not count other captions of an image as negatives")
+    add("--mask_same_image", **SWITCH, help="do not count other captions of an image as negatives (default: on for "
+        "infonce and match)")
     add("--pseudo_positives", **WEIGHT, help="match: weight of pairs that score above the true one (PCME++: 0.1)")
     add("--label_smoothing", type=below_one, help="infonce, match: share of the targets spread over all pairs "
         "(default: 0; 1e-4 with --pseudo_positives)")
@@ -311,6 +312,7 @@ def imply(opt) -> None:
     prior = opt.prior_images or opt.prior_captions
     default("latent_norm", "sphere" if prior and opt.loss != "mse" else "none")
     default("max_violation", trait(similarity, "gaussian_sides") > 0 and opt.loss == "hinge")
+    default("mask_same_image", opt.loss in ("infonce", "match"))
     default("logger_name", default_run(opt))
     if opt.no_imgnorm and opt.sim == "cosine":                  # VSE0: its cosine is an inner product
         opt.sim = "dot"

@@ -505,6 +505,7 @@ class Training:
         opt, start = self.opt, start or {}
         violations = "hardest negative" if opt.max_violation else "sum of violations"
         objective = f"{violations}, margin {opt.margin}" if opt.loss == "hinge" else opt.loss
+        objective += ", captions of one image are no negatives" * opt.mask_same_image
         trainable = sum(p.numel() for p in self.parameters)
         notes = [*start.get("notes", ())]
         theirs = start.get("options", {}) if opt.resume is None else {}

@@ -185,8 +185,9 @@ def record_training(keep: Recorder) -> None:
              f"--logger_name runs/{name}", lambda _, name=name: training(f"runs/{name}"))
     for name, words in {
             "unpaired": "--method jwae_mh --supervised_fraction 0.5", "masked": "--sim wasserstein --mask_same_image",
-            "bag": "--loss infonce --txt_enc sum --mask_same_image", "minilm": "--loss infonce --text_features minilm",
-            "anchor": "--loss infonce --text_features minilm --text_anchor 0.7",
+            "bag": "--loss infonce --txt_enc sum --mask_same_image",
+            "minilm": "--loss infonce --no-mask_same_image --text_features minilm",
+            "anchor": "--loss infonce --no-mask_same_image --text_features minilm --text_anchor 0.7",
             "volume": "--loss volume --freeze_means --init_from runs/minilm --head spherical_one --var_layers 16 "
                       "--text_features minilm",
             "seed1": "--method gcie_wasserstein --seed 1", "seed1_vse": "--method vse++ --seed 1",

@@ -72,6 +72,15 @@ def test_options_of_a_script_are_checked_like_typed_ones():
             options(**values)
 
 
+@pytest.mark.parametrize("values, masks", [
+    ({}, False), ({"sim": "wasserstein"}, False), ({"loss": "infonce"}, True), ({"sim": "mls"}, True),
+    ({"sim": "csd", "loss": "match"}, True), ({"loss": "infonce", "mask_same_image": False}, False),
+    ({"method": "mls"}, False), ({"mask_same_image": True}, True)])
+def test_other_captions_of_an_image_are_negatives_by_the_loss(values, masks):
+    """As nobody in the field defends them as negatives; the methods of METHODS keep those of their papers."""
+    assert options(**values).mask_same_image is masks
+
+
 def test_an_option_of_a_loss_is_declared_beside_it_alone(monkeypatch):
     class Sharp(losses.Hinge):
         options = {"sharpness": (float, 2.0, "how sharp"), "kind": (["soft", "hard"], "soft", "which"),
