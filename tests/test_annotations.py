@@ -1,7 +1,6 @@
 """Readers of judgements: small files in the real formats, every bad input with its sentence, counts of real files."""
 import csv
 import json
-import os
 
 import numpy as np
 import pytest
@@ -63,9 +62,8 @@ def test_pairs_are_sorted_and_unique_and_turn_around():
     assert [turned.query.tolist(), turned.item.tolist()] == [[1, 2, 3], [2, 0, 0]]
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_among_keeps_pairs_with_both_ends_inside(seed):
-    rng = np.random.default_rng(seed)
+def test_among_keeps_pairs_with_both_ends_inside():
+    rng = np.random.default_rng(0)
     pairs = Pairs.of(rng.integers(0, 12, 60), rng.integers(0, 20, 60))
     queries, items = rng.permutation(15)[:7], rng.permutation(20)[:9]           # in any order; some beyond all pairs
     kept = {(q, g) for q, g in zip(pairs.query.tolist(), pairs.item.tolist()) if q in queries and g in items}
@@ -118,15 +116,11 @@ ROW = "COCO_val2014:sentid:105,COCO_val2014_000000000030.jpg"
 
 @pytest.mark.parametrize("text,message", [
     ("caption,photo,agg_score\n", "has no column 'image'"), ("caption,image\n", "has no column 'agg_score'"),
-    ("", "has no column 'caption'"),
     (f"caption,image,agg_score\n{ROW},3\n{ROW},5.1\n", "line 3 .*the rating is '5.1'"),
-    (f"caption,image,agg_score\n{ROW},nan\n", "line 2 .*the rating is 'nan'"),
     (f"caption,image,agg_score\n{ROW},high\n", "line 2 does not hold two ids and a rating .*'high'"),
-    (f"caption,image,agg_score\n{ROW}\n", "line 2 does not hold"),
     (f"caption,image,agg_score,sampling_method\n{ROW},4.97,c2i\n{ROW},4", "line 3 .*it was cut off"),
     ("caption,image,agg_score\n", "has 0 ratings"),
     ("caption,image,agg_score\n105,COCO_val2014_000000000030.jpg,3\n", "line 2 .*'105' names no id"),
-    ("caption,image,agg_score\nCOCO_val2014:sentid:105,30.jpg,3\n", "line 2 .*'30.jpg' names no id"),
     ("caption,image,agg_score\nCOCO_val2014:sentid:999,COCO_val2014_000000000030.jpg,3\n",
      "names 1 captions that split lacks, the first is 999"),
 ])
@@ -136,9 +130,20 @@ def test_bad_rating_files(tmp_path, text, message):
     refused(lambda: annotations.read_ratings(str(path), "sits", *index()), message)
 
 
-def test_rating_files_that_are_absent(tmp_path):
-    refused(lambda: annotations.read_cxc(str(tmp_path), "val", *index(), OWNER),
-            "there is no file .*sts_val.csv.*--cxc_path")
+def test_files_that_are_absent(tmp_path):
+    path = str(tmp_path / "none")
+    for call, option in ((lambda: annotations.read_cxc(path, "val", *index(), OWNER), "sts_val.csv.*--cxc_path"),
+                         (lambda: annotations.read_instances(path, index()[0]), "--instances"),
+                         (lambda: annotations.read_positives(path, *index()), "--positives"),
+                         (lambda: annotations.read_eccv(path, *index()), "image_to_caption.*--eccv_path")):
+        refused(call, f"there is no file .*{option}")
+
+
+def test_a_published_file_that_was_cut_off_is_refused(cxc):
+    """The rows that are left are well-formed: of 5,000 images, only their number tells."""
+    refused(lambda: annotations.read_ratings(str(cxc / "sits_test.csv"), "sits",
+                                             *index(images=[*IMAGES, *range(1000, 5997)])),
+            "has 6 ratings and was published with 44,833, so it was cut off; fetch it again")
 
 
 @pytest.mark.parametrize("ids,message", [
@@ -174,18 +179,14 @@ def test_instances(tmp_path):
 
 @pytest.mark.parametrize("content,message", [
     (json.dumps(coco([(10, 1)], images=[10, 20])), "lacks 1 of the 3 images of split, the first is 30"),
-    (json.dumps(coco([], images=[7])), "lacks 3 of the 3 images"),
     (json.dumps(coco([(10, 5)])), "is no file of COCO instances"),
     (json.dumps({"images": [{"file_name": "a.jpg"}]}), r"or lacks a field \('id'\); fetch it again"),
-    (json.dumps(coco([], categories=())), "has 0 categories"), (json.dumps([1, 2]), "has 0 categories"),
-    ("{", "is not JSON"),
+    (json.dumps([1, 2]), "has 0 categories"), ("{", "is not JSON"),
 ])
 def test_bad_instances(tmp_path, content, message):
     path = tmp_path / "instances.json"
     path.write_text(content)
     refused(lambda: annotations.read_instances(str(path), index()[0]), message)
-    refused(lambda: annotations.read_instances(str(tmp_path / "none.json"), index()[0]),
-            "there is no file .*--instances")
 
 
 # ---- positives
@@ -208,29 +209,18 @@ def test_positives(tmp_path):
 @pytest.mark.parametrize("content,message", [
     ({"i2t": {"30": [105, 101, 105]}}, "lists a positive of image 30 twice"),
     ({"i2t": {"31": [105]}}, "names 1 images that split lacks, the first is 31"),
-    ({"t2i": {"105": [30, 31]}}, "names 1 images that split lacks, the first is 31"),
     ({"i2t": {"x": [105]}}, "id 'x', which is no whole number"), ({"i2t": {"30": 105}}, "is not a table of ids"),
     ({"i2t": {"30": [[105]]}}, r"the caption id \[105\], which is no whole number"),
-    ({"i2t": [[30, 105]]}, "is not a table of ids"),
-    ({"i2t": None}, "is not a table of ids"),
-    ({}, "holds no positives"), ({"30": [105]}, "holds no positives"), ([], "holds no positives"),
+    ({"i2t": None}, "is not a table of ids"), ({"30": [105]}, "holds no positives"), ([], "holds no positives"),
 ])
 def test_bad_positives(tmp_path, content, message):
     path = write_json(tmp_path / "p.json", content)
     refused(lambda: annotations.read_positives(path, *index()), message)
 
 
-def test_positives_that_are_absent_or_no_json(tmp_path):
-    refused(lambda: annotations.read_positives(str(tmp_path / "p.json"), *index()), "there is no file .*p.json")
-    (tmp_path / "p.json").write_text('{"i2t": ')
-    refused(lambda: annotations.read_positives(str(tmp_path / "p.json"), *index()), "is not JSON")
-
-
 def test_eccv_files(tmp_path):
     """Read by id; captions that no split holds, of which the real file names two, are left out."""
     refused(lambda: annotations.read_eccv(None, *index()), "pip install eccv_caption")
-    refused(lambda: annotations.read_eccv(str(tmp_path), *index()),
-            "there is no file .*image_to_caption.json.*--eccv_path")
     write_json(tmp_path / "eccv_image_to_caption.json", {"30": [105, 999, 101], "20": [102]})
     write_json(tmp_path / "eccv_caption_to_image.json", {"107": [20, 10]})
     pairs = annotations.read_eccv(str(tmp_path), *index())
@@ -252,14 +242,3 @@ def test_real_crisscrossed_captions(real_path):
     other = split.caption_image[pairs["t2t"].query] != split.caption_image[pairs["t2t"].item]
     assert (~other).sum() == 25000 * 4 and other.sum() == 2 * 583
     assert len(np.unique(pairs["i2i"].query)) == 4772
-
-
-@pytest.mark.parametrize("name", ["sts_test", "sis_test", "sits_test"])
-def test_real_files_that_were_cut_off_are_refused(real_path, tmp_path, name):
-    """The rows that are left are well-formed: only their number tells."""
-    path, kind = tmp_path / f"{name}.csv", name.split("_")[0]
-    with open(os.path.join(real_path, "cxc", path.name), encoding="utf-8") as f:
-        path.write_text("".join(f.readlines()[:-1000]))
-    split = read_split(real_path, "coco_text", "test", text_only=True)
-    with pytest.raises(InputError, match="ratings and was published with .*, so it was cut off; fetch it again"):
-        annotations.read_ratings(str(path), kind, *index(split.image_ids, split.caption_ids.tolist()))
