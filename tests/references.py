@@ -58,7 +58,30 @@ def pair_score(regions, words, direction, aggregate, scale=6.0, sharpness=9.0):
     return {"LogSumExp": (scale * r).exp().sum().log() / scale, "Mean": r.mean()}[aggregate]
 
 
-# ---- ranks as the original code bases find them: float64, one product and one sort a query
+# ---- ranks, recalls and precisions
+
+def slow_rank(row, positives):
+    """Number of non-positive items that score at least as high as the best positive."""
+    best = max(row[p] for p in positives)
+    return sum(1 for g, score in enumerate(row) if g not in positives and score >= best)
+
+
+def slow_summary(ranks):
+    ordered = sorted(ranks)
+    middle = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+    return {**{f"r{k}": 100 * sum(r < k for r in ranks) / len(ranks) for k in (1, 5, 10)},
+            "medr": middle // 1 + 1, "meanr": sum(ranks) / len(ranks) + 1, "queries": len(ranks)}
+
+
+def slow_precisions(row, positives):
+    """R-precision and AP@R, (1 / R) sum over k = 1 .. R of (share of positives in the top k) x (item k is one). What
+    is excluded (-inf) is no part of the gallery; where scores tie, non-positives stand first."""
+    gallery = sorted((g for g in range(len(row)) if row[g] > -np.inf), key=lambda g: (-row[g], g in positives))
+    hit, r = [g in positives for g in gallery], len(positives)
+    return sum(hit[:r]) / r, sum(sum(hit[:k]) / k for k in range(1, r + 1) if k <= len(hit) and hit[k - 1]) / r
+
+
+# ---- Fisher vectors
 
 def fisher_vectors(mixture, sets: list) -> np.ndarray:
     """Fisher vectors (n_sets, 2 K D) of sets of word vectors (T, D), each word counted once where it stands."""

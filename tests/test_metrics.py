@@ -12,24 +12,12 @@ import torch
 
 import metrics
 from losses import Embedding, wasserstein
+from tests.references import slow_precisions, slow_rank, slow_summary
 
 SIDES = ("i2t", "t2i")
 
 
 # ---- ranks and recalls of the original pairs
-
-def slow_rank(row, positives):
-    """Number of non-positive items that score at least as high as the best positive."""
-    best = max(row[p] for p in positives)
-    return sum(1 for g, score in enumerate(row) if g not in positives and score >= best)
-
-
-def slow_summary(ranks):
-    ordered = sorted(ranks)
-    middle = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
-    return {**{f"r{k}": 100 * sum(r < k for r in ranks) / len(ranks) for k in (1, 5, 10)},
-            "medr": middle // 1 + 1, "meanr": sum(ranks) / len(ranks) + 1, "queries": len(ranks)}
-
 
 def slow_retrieval(scores, caption_image):
     """Both directions by loops; images without captions are no queries."""
@@ -131,14 +119,6 @@ def test_mean_cosine_against_all_pairs():
 
 
 # ---- queries with several positives
-
-def slow_precisions(row, positives):
-    """R-precision and AP@R, (1 / R) sum over k = 1 .. R of (share of positives in the top k) x (item k is one). What
-    is excluded (-inf) is no part of the gallery; where scores tie, non-positives stand first."""
-    gallery = sorted((g for g in range(len(row)) if row[g] > -np.inf), key=lambda g: (-row[g], g in positives))
-    hit, r = [g in positives for g in gallery], len(positives)
-    return sum(hit[:r]) / r, sum(sum(hit[:k]) / k for k in range(1, r + 1) if k <= len(hit) and hit[k - 1]) / r
-
 
 def as_pairs(sets):
     return np.array(sorted((q, g) for q, items in enumerate(sets) for g in items), np.int64).reshape(-1, 2).T

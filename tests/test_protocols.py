@@ -11,35 +11,14 @@ from evaluation.embeddings import Embeddings, Member, blocks_within
 from evaluation.encode import Gallery
 from evaluation.protocols import Record
 from losses import Embedding, formulas
+from tests import references
 
 FORMULAS = formulas()
 
 N, M, D = 15, 52, 6
 
 
-# ---- similarities of single items, in float64
-
-def cosine(a, b):
-    return float(a[0] @ b[0] / np.linalg.norm(a[0]) / np.linalg.norm(b[0]))
-
-
-def wasserstein(a, b):
-    return -np.sqrt(((a[0] - b[0]) ** 2).sum() + ((np.exp(a[1] / 2) - np.exp(b[1] / 2)) ** 2).sum())
-
-
-def kl(a, b):
-    """-KL(a || b)."""
-    return -0.5 * float((b[1] - a[1] + np.exp(a[1] - b[1]) + (a[0] - b[0]) ** 2 / np.exp(b[1]) - 1).sum())
-
-
-def mahalanobis(a, b):
-    """The image is a point, the caption a Gaussian."""
-    return -np.sqrt(((a[0] - b[0]) ** 2 / np.exp(b[1])).sum())
-
-
-# name -> (between image and caption, within a modality)
-SCORE = {"cosine": (cosine, cosine), "wasserstein": (wasserstein, wasserstein), "kl": (kl, kl),
-         "mahalanobis": (mahalanobis, cosine)}
+NAMES = ["cosine", "wasserstein", "kl", "mahalanobis"]
 
 
 def embeddings(name, seed=0):
@@ -50,32 +29,24 @@ def embeddings(name, seed=0):
     image = rng.standard_normal((N, D))
     caption = image[owner] + 0.8 * rng.standard_normal((M, D))
     variances = {"cosine": (0, 0), "mahalanobis": (0, 1)}.get(name, (1, 1))
-    sides = [(mean.astype(np.float32), rng.uniform(-1, 1, mean.shape).astype(np.float32) if given else None)
-             for mean, given in zip((image, caption), variances)]
-    return sides, owner
+    sides = [(mean, rng.uniform(-1, 1, mean.shape))[:1 + given] for mean, given in zip((image, caption), variances)]
+    return [Embedding(*(torch.from_numpy(x.astype(np.float32)) for x in side)) for side in sides], owner
 
 
-def member(name, sides):
-    return Member(FORMULAS[name], *(Embedding(*(None if x is None else torch.from_numpy(x) for x in side))
-                                          for side in sides))
+def slow_scores(name, left, right):
+    """Scores (n, m) in float64, one item of the left side at a time."""
+    double = [Embedding(*(None if x is None else x.double() for x in e)) for e in (left, right)]
+    return references.broadcasts(name, *double).numpy()
 
 
-def matrix(function, left, right):
-    """A double loop over single items."""
-    def item(side, k):
-        return tuple(None if x is None else x[k].astype(np.float64) for x in side)
-    return np.array([[function(item(left, a), item(right, b)) for b in range(len(right[0]))]
-                     for a in range(len(left[0]))])
-
-
-def problem(name, **more):
+def problem(name):
     """Embeddings of one model, its scores of all kinds, and random ratings and matches of Crisscrossed Captions."""
     (image, caption), owner = embeddings(name)
-    between, within = SCORE[name]
-    scores = {"i2t": matrix(between, image, caption), "t2t": matrix(within, caption, caption),
-              "i2i": matrix(within, image, image)}
+    within = "cosine" if name == "mahalanobis" else name     # which compares a Gaussian with a point
+    scores = {"i2t": slow_scores(name, image, caption), "t2t": slow_scores(within, caption, caption),
+              "i2i": slow_scores(within, image, image)}
     scores["t2i"] = scores["i2t"].T
-    e = Embeddings("model", owner, N, [member(name, (image, caption))], similarity=name, **more)
+    e = Embeddings("model", owner, N, [Member(FORMULAS[name], image, caption)], similarity=name)
     return e, scores, *judgements(owner)
 
 
@@ -111,32 +82,23 @@ def sets_of(pairs):
 
 
 def expected(scores, matches, queries, gallery, same=False):
-    """Ranks and R-precisions {query: number}: the best match against the non-matches of the gallery, the share of
-    matches among the R best. Ties count against the model; within a modality a query is not in its gallery."""
+    """Ranks and R-precisions {query: number} in a gallery, which within a modality lacks the query."""
     ranks, precisions = {}, {}
     for q in queries:
         items = [g for g in gallery if not (same and g == q)]
-        own = [g for g in items if g in matches.get(q, ())]
+        own = {k for k, g in enumerate(items) if g in matches.get(q, ())}
         if own:
-            best = max(scores[q, g] for g in own)
-            ranks[q] = sum(scores[q, g] >= best for g in items if g not in own)
-            top = sorted(items, key=lambda g: (-scores[q, g], g in own))[:len(own)]          # noqa: B023
-            precisions[q] = sum(g in own for g in top) / len(own)
+            row = scores[q, items]
+            ranks[q], precisions[q] = references.slow_rank(row, own), references.slow_precisions(row, own)[0]
     return ranks, precisions
 
 
 def averaged(parts, precision=None):
     """The numbers of the table as a mean over parts [(ranks, precisions)]; queries are summed."""
-    def mean(values):
-        return sum(values) / len(values)
-    tables = []
-    for ranks, precisions in parts:
-        r = list(ranks.values())
-        tables.append({**{f"r{k}": mean([100 * (x < k) for x in r]) for k in (1, 5, 10)}, "medr": np.median(r) // 1 + 1,
-                       "meanr": mean(r) + 1,
-                       **({precision: 100 * mean(list(precisions.values()))} if precision else {})})
-    return {**{key: mean([t[key] for t in tables]) for key in tables[0]},
-            "queries": sum(len(ranks) for ranks, _ in parts)}
+    tables = [references.slow_summary(list(ranks.values()))
+              | ({precision: 100 * np.mean(list(precisions.values()))} if precision else {})
+              for ranks, precisions in parts]
+    return {key: (sum if key == "queries" else np.mean)([t[key] for t in tables]) for key in tables[0]}
 
 
 def galleries(owner, size, count):
@@ -182,7 +144,7 @@ def small(monkeypatch):
 
 # ---- Crisscrossed Captions
 
-@pytest.mark.parametrize("name", SCORE)
+@pytest.mark.parametrize("name", NAMES)
 def test_cxc_equals_definition(small, monkeypatch, name):
     subject, scores, ratings, pairs = problem(name)
     record, rated, correlate = Record(), [], metrics.sampled_spearman
@@ -258,9 +220,9 @@ def test_an_ensemble_is_the_mean_of_scores(small):
     members, between, within = [], 0, 0
     for seed, name in enumerate(("wasserstein", "cosine", "mahalanobis")):
         sides, _ = embeddings(name, seed)
-        members.append(member(name, sides))
-        between = between + matrix(SCORE[name][0], *sides) / 3
-        within = within + matrix(SCORE[name][1], sides[1], sides[1]) / 3
+        members.append(Member(FORMULAS[name], *sides))
+        between = between + slow_scores(name, *sides) / 3
+        within = within + slow_scores("cosine" if name == "mahalanobis" else name, sides[1], sides[1]) / 3
     _, owner = embeddings("cosine")
     subject = Embeddings("three", owner, N, members)
     assert subject.scores == pytest.approx(between, abs=1e-5)
