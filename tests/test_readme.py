@@ -1,4 +1,4 @@
-"""README's recipes for a similarity, an objective, an encoder and a protocol of one's own work as they are written."""
+"""README's and docs/extending.md's recipes for a similarity, an objective, an encoder and a protocol of one's own work as they are written."""
 import json
 import os
 import re
@@ -27,8 +27,10 @@ for name, *words in json.loads(sys.argv[1]):
 
 
 def test_own_similarity_objective_encoder_and_protocol(tmp_path, demo_path):
-    with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
-        text = f.read()
+    text = ""
+    for page in ("README.md", os.path.join("docs", "extending.md")):
+        with open(os.path.join(ROOT, page), encoding="utf-8") as f:
+            text += f.read()
     with open(os.path.join(ROOT, "paper_tables", "README.md"), encoding="utf-8") as f:
         row, = re.findall(r'^(Row\("mine".*)$', f.read(), re.M)
     recipes = CODE.findall(text)
@@ -74,5 +76,6 @@ def test_tables_of_methods_are_those_of_the_code():
         rows, = re.findall(r"<!-- methods -->\n(.*?)\n<!-- /methods -->", f.read(), re.S)
     assert rows.splitlines() == table() and len(rows.splitlines()) == len(METHODS) + 2
     with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
-        rows = re.findall(r"^\| `([^`-][^`]*)` \| ([^|]*) \| [^|]* \|$", f.read(), re.M)
-    assert len(rows) >= 9 and all(METHODS[name].paper == paper for name, paper in rows)
+        rows = re.findall(r"^\| (`[^-|]*`) \| ([^|]*) \| [^|]* \| [^|]* \|$", f.read(), re.M)
+    named = [(name, paper) for names, paper in rows for name in re.findall("`(.*?)`", names)]
+    assert len(named) >= 10 and all(METHODS[name].paper == paper for name, paper in named)
