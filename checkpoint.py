@@ -347,8 +347,8 @@ def check_folder(opt) -> None:
         return
     check(os.path.isdir(folder), f"{folder} is no folder; name another one with --logger_name")
     files = [name for name in sorted(os.listdir(folder)) if not name.endswith(".part")]
-    check(not files or is_run(folder), f"{folder} holds {files[:1]} and is no run that train.py made; name a folder of "
-                                       "its own with --logger_name")
+    check(not files or is_run(folder), f"{folder} holds {', '.join(files[:1])} and is no run that train.py made; name "
+                                       "a folder of its own with --logger_name")
     check(opt.overwrite or not set(CHECKPOINTS) & set(files),
           f"{folder} already holds a run; go on with --resume, replace it with --overwrite, or name another folder "
           "with --logger_name")

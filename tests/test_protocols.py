@@ -294,17 +294,6 @@ def test_pmrp_equals_definition(small):
             assert np.isnan([alone[q] for q in range(len(alone)) if q not in known]).all()
 
 
-def test_pmrp_by_hand():
-    """Images show {0}, {0, 1}, {0, 1, 2, 3}; a caption each; scores rank captions 0, 1, 2 for every image."""
-    codes = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]], bool)
-    scores = np.array([[3.0, 2, 1]] * 3)
-    e = Embeddings("drawn", np.arange(3), 3, matrix=scores, judged={"pmrp": codes})
-    found = protocols.pmrp(e, protocols.everything(e), Record(), "pmrp")
-    # zeta 0: each matches itself: 1, 0, 0. zeta 1: {0, 1}, {0, 1}, {2}: 1, 1, 0. zeta 2: {0, 1}, all, {1, 2}: 1, 1, 1/2
-    assert found["i2t"] == pytest.approx({"pmrp": 100 * (1 / 3 + 2 / 3 + 5 / 6) / 3, "zeta0": 100 / 3, "zeta1": 200 / 3,
-                                          "zeta2": 250 / 3, "queries": 3})
-
-
 # ---- uncertainty, neighbours
 
 def test_uncertainty_report_leaves_out_what_is_no_query():
