@@ -11,7 +11,7 @@ SPLITS = ("train", "dev", "test")
 
 
 def scattered(split, index, k, per_image, factor, prime):
-    """An id as real photos have: unique but in no order, because a factor permutes the numbers below a prime."""
+    """A unique id in no order: a factor permutes the numbers below a prime."""
     return 1 + ((index * len(SPLITS) + SPLITS.index(split)) * per_image + k + 4243) * factor % prime
 
 
@@ -38,7 +38,7 @@ def save_picture(path, pixels):
 
 
 def link(source, target):
-    """Make target the same file as source, or a copy of it on file systems without hard links."""
+    """Make target the same file as source, or a copy where links do not work."""
     target.unlink(missing_ok=True)
     try:
         os.link(source, target)

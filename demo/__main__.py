@@ -1,4 +1,4 @@
-"""Demo data: scenes of coloured shapes (scenes.py) with captions (captions.py), in the formats of real data sets.
+"""Write demo data: scenes of coloured shapes with captions, in real data's formats.
 
     python -m demo --data_path data [--size 2000] [--seed 0] [--scenes other]
 
@@ -114,7 +114,7 @@ def similar_pairs(rng, kind, queries, gallery, images):
 
 
 def ratings(seed, split, scenes):
-    """Rated pairs of a split: {kind: [(index, index, rating, sampling method)]}, in random order.
+    """Rated pairs of a split in random order: {kind: [(index, index, rating, method)]}.
 
     scenes: the (scene, captions) of each image. Indices count images or captions through the split.
     """
@@ -153,7 +153,7 @@ def scene_entry(split, filename, scene, captions):
 
 
 def instances(scene, photo):
-    """COCO annotations of the things of a scene. Outlines show whole things, even where another thing covers a part."""
+    """COCO annotations of the things of a scene, whole where others cover a part."""
     return [{"id": photo * 10 + k, "image_id": photo,
              "category_id": list(OUTLINES).index(thing.shape) + 1, "bbox": thing.box,
              "area": int(mask(thing.shape, thing.radius).sum()), "iscrowd": 0,
@@ -164,7 +164,7 @@ def instances(scene, photo):
 
 
 def write_coco(folder, photos, entries):
-    """Write COCO's layout. As in COCO, the images of dev, test and restval (the last fifth of train) are in val2014.
+    """Write COCO's layout, with dev, test and restval (a fifth of train) in val2014.
 
     entries: {split: [(file name in photos, scene, captions)]}.
     """
@@ -199,7 +199,7 @@ def write_coco(folder, photos, entries):
 
 
 def write_cxc(folder, seed, entries):
-    """Write the layout of Crisscrossed Captions. Its photos are JPEGs, so the image names end in .jpg."""
+    """Write the layout of Crisscrossed Captions, whose photos are JPEGs."""
     for split, name in (("dev", "val"), ("test", "test")):
         images = [f"COCO_val2014_{photo_id(split, index):012d}.jpg" for index in range(len(entries[split]))]
         captions = [f"COCO_val2014:sentid:{number}"
@@ -226,9 +226,9 @@ def write_positives(precomp, split, entries):
 
 
 def record_extractors(folders):
-    """Say in features.json of the folders of both features, global and regions, what made them.
+    """Name the extractor of both folders' features, global and regions, in features.json.
 
-    What it says of features of captions stays.
+    Names of features of captions stay.
     """
     for folder, line in zip(folders, EXTRACTORS.values(), strict=True):
         path = folder / "features.json"
@@ -263,9 +263,9 @@ def write_vg(folder, seed, world, count, bar):
 
 
 def read_manifest(manifest, folders):
-    """What an earlier run wrote about these folders, or {} if there is no manifest.
+    """Read {} or the manifest of an earlier run.
 
-    Raises InputError if a folder holds files but no manifest says that the demo wrote them. Nothing is changed then.
+    Raises InputError if a folder holds files but no manifest says that the demo wrote them.
     """
     fix = "move its folder away, or give another --data_path"
     content = read_json(str(manifest), fix) if manifest.exists() else {}
@@ -279,10 +279,10 @@ def read_manifest(manifest, folders):
 
 
 def start_writing(folders, manifest, recipe):
-    """Make the folders, mark their splits as unfinished, write the manifest and delete images, sentences and
-    annotations of an earlier run.
+    """Make the folders, mark their splits as unfinished and write the manifest.
 
-    Returns the marks, to be deleted when everything is written. Files that the demo did not write stay.
+    Deletes images, sentences and annotations of an earlier run, and no files of others. Returns the marks, to be
+    deleted when everything is written.
     """
     demo, coco, cxc, entities, vg, *precomp = folders
     phrases = [entities / name for name in ("images", "Sentences", "Annotations")]
@@ -350,7 +350,7 @@ def karpathy(entries):
 
 
 def write(data_path, size=2000, seed=0, progress=True, scenes="demo"):
-    """Write all files below data_path unless they are there already. Returns the counts of what they hold.
+    """Write all files below data_path unless they are there; return their counts.
 
     Raises InputError if size is out of range or a folder holds files that the demo did not write.
     """

@@ -1,4 +1,4 @@
-"""Captions of scenes, statements of what a scene shows or a caption says, and how much two statements share.
+"""Captions of scenes, statements of their content, and how much two of them share.
 
 `five_captions` describes a scene five times. Some captions say much and some say little, so a caption fits few images
 or many. The ambiguity is real, because every caption is true. A `Statement` holds what a scene shows or a caption says,
@@ -59,15 +59,13 @@ def with_article(phrase):
 
 
 def name(rng, thing, attributes, world=DEMO):
-    """The words for the given attributes of a thing, such as "big red circle"; with a general noun if shape is not
-    among them."""
+    """Name a thing by the given attributes, such as "big red circle" or "red thing"."""
     words = [word(rng, getattr(thing, a), world) for a in ATTRIBUTES if a in attributes]
     return " ".join(words if "shape" in attributes else [*words, word(rng, "any", world)])
 
 
 def relation(a, b):
-    """Where a lies seen from b, by the axis on which their centres differ most. As boxes hardly overlap, that is
-    clear."""
+    """Side of b on which a lies, by the axis on which their centres differ most."""
     across, down = a.x - b.x, a.y - b.y
     if abs(across) > abs(down):
         return "left" if across < 0 else "right"
@@ -75,8 +73,7 @@ def relation(a, b):
 
 
 def whereabouts(thing):
-    """(across, down) of a thing in the image: ("left", "right" or "", "top", "bottom" or ""), or ("middle",
-    "middle")."""
+    """Place of a thing across and down the image; "" where it is not clear."""
     across = "left" if thing.x <= 42 else "right" if thing.x >= 86 else ""
     down = "top" if thing.y <= 42 else "bottom" if thing.y >= 86 else ""
     middle = max(abs(thing.x - CANVAS // 2), abs(thing.y - CANVAS // 2)) <= 15
@@ -84,7 +81,7 @@ def whereabouts(thing):
 
 
 def place(rng, thing):
-    """A marked phrase for the place of a thing in the image, or "" where no phrase clearly holds."""
+    """A marked phrase for the place of a thing, "" where none clearly holds."""
     across, down = whereabouts(thing)
     if across == "middle":
         return pick(rng, ("in [the middle]", "in [the centre]"))
@@ -100,8 +97,10 @@ def listed(phrases):
 
 
 def gist_phrase(rng, things, subset, world):
-    """One attribute of one thing, or the number of all things, sometimes vaguely. Returns (marked phrase, says, tells,
-    mentions) of a Caption."""
+    """One attribute of one thing, or the number of all things, sometimes vaguely.
+
+    Returns (marked phrase, says, tells, mentions) of a Caption, as the next two do.
+    """
     if rng.random() < 0.5:
         index, attribute = pick(rng, subset), pick(rng, ("colour", "shape"))
         phrase = with_article(name(rng, things[index], (attribute,), world))
@@ -114,8 +113,7 @@ def gist_phrase(rng, things, subset, world):
 
 
 def count_phrase(rng, things, subset, world):
-    """How many things there are of each shape or of each colour, sometimes of one shape or colour only. Returns (marked
-    phrase, says, tells, mentions)."""
+    """Numbers of things of each shape or of each colour, sometimes of one only."""
     kind, by_value, phrases = pick(rng, ("shape", "shape", "colour")), {}, []
     for index in shuffled(rng, subset):
         by_value.setdefault(getattr(things[index], kind), []).append(index)
@@ -131,8 +129,7 @@ def count_phrase(rng, things, subset, world):
 
 
 def relation_phrase(rng, things, subset, chances, world=DEMO):
-    """Pairs of things of the subset with their relations; an odd last thing with or without its place. Returns (marked
-    phrase, says, tells, mentions)."""
+    """Pairs of things with their relations; an odd last thing, perhaps with its place."""
     clauses, says, used, tells, mentions = [], [], set(), "relations", []
     for start in range(0, len(subset), 2):
         pair, phrases = subset[start:start + 2], []
@@ -157,7 +154,7 @@ def relation_phrase(rng, things, subset, chances, world=DEMO):
 
 
 def describe(rng, scene, subset, level, world=DEMO):
-    """A true Caption of the things whose indices are in subset (not empty); a higher level says more.
+    """A true Caption of the things of a subset (not empty); a higher level says more.
 
     Counts are counts of the subset: pass all things to describe the image, or the things of a region to describe the
     region.
@@ -198,10 +195,10 @@ def five_captions(rng, scene, world=DEMO):
 
 
 def region_phrases(rng, scene, world=DEMO):
-    """Regions of a scene as annotators box and name them: [((x, y, w, h), phrase)] in random order.
+    """Regions of a scene as annotators box and name them: [((x, y, w, h), phrase)].
 
-    Each thing comes twice, and up to eight groups of two or three things are added. Boxes exceed the things by a few
-    pixels, and sometimes the edge of the image. One region in 50 has no width and one in 50 no phrase.
+    Each thing comes twice, and up to eight groups of two or three things are added, in random order. Boxes exceed the
+    things by a few pixels, and sometimes the edge of the image. One region in 50 has no width and one in 50 no phrase.
     """
     things, groups = scene.things, [(i,) for i in range(len(scene.things))] * 2
     groups += shuffled(rng, [g for n in (2, 3) for g in itertools.combinations(range(len(things)), n)])[:8]
@@ -234,7 +231,7 @@ RELATION_WEIGHT, REST_WEIGHT, BARE_WEIGHT = 2, 2, 1
 
 @dataclass(frozen=True)
 class Statement:
-    """What a scene shows or a caption says, as codes that can be compared."""
+    """Content of a scene or a caption, as codes that can be compared."""
     # (n, 6) int8: the value of each aspect of each thing, counted from 1; 0: not said
     things: np.ndarray
     # (n, n) int8: where the row's thing is seen from the column's, 0: not said
@@ -244,7 +241,7 @@ class Statement:
 
     @functools.cached_property
     def weight(self):
-        """The weight of all that is stated. A thing of which only the presence is stated counts a little."""
+        """Weight of all that is stated; a thing's mere presence counts a little."""
         things = (self.things > 0) @ ASPECT_WEIGHTS                                         # (n,)
         return int(np.where(things, things, BARE_WEIGHT).sum()
                    + RELATION_WEIGHT * (self.relations > 0).sum() // 2
@@ -252,8 +249,7 @@ class Statement:
 
     @functools.cached_property
     def tally(self):
-        """(149,) int16: the weight of each value of each aspect and of each item of REST, whichever things they belong
-        to."""
+        """Weight of each value of each aspect and of each item of REST, (149,) int16."""
         values = [np.bincount(codes, minlength=len(options) + 1)[1:] * weight
                   for codes, options, weight
                   in zip(self.things.T, ASPECTS.values(), ASPECT_WEIGHTS, strict=True)]
@@ -287,7 +283,7 @@ def scene_statement(scene):
 
 
 def caption_statement(scene, caption):
-    """What a caption says about its scene, as a Statement."""
+    """Statement of a caption about its scene."""
     things = [(scene.things[index], attributes) for index, attributes in caption.says]
     last, pairs, rest = len(things) - 1, [], set()
     if "place" in caption.tells:
@@ -304,7 +300,7 @@ def caption_statement(scene, caption):
 
 @functools.cache
 def pairings(few, many):
-    """(ways, few) int: every way to assign to each of a few things a different one of many."""
+    """Every way to assign different ones of many things to a few: (ways, few) int."""
     return np.array(list(itertools.permutations(range(many), few)))
 
 

@@ -1,4 +1,4 @@
-"""The demo in the layout of Flickr30k Entities (phrases/entities.py): the noun phrases of its captions, with boxes.
+"""The demo's noun phrases and boxes, in the layout of Flickr30k Entities.
 
 A phrase names one thing ("a small red circle"), several ("three circles"), the ground, the sky or the background (a
 flag <scene> in place of a box), the picture itself ("a drawing of", flag <nobndbox>), or a place ("the top left
@@ -18,8 +18,10 @@ CHAINS = 100                          # more than a photo ever has
 
 
 def chains(captions, photo):
-    """{what phrases name: number of its chain}, over all captions of a photo. Things that are named together have a
-    chain of their own. A place has chain 0."""
+    """{what phrases name: number of its chain} of a photo; a place has chain 0.
+
+    Things that are named together have a chain of their own.
+    """
     mentions = dict.fromkeys(mention if isinstance(mention, str) else frozenset(mention)
                              for caption in captions for mention in caption.mentions)
     numbers = {mention: photo * CHAINS + k for k, mention in enumerate(mentions, 1)}
@@ -27,7 +29,7 @@ def chains(captions, photo):
 
 
 def sentence(scene, caption, numbers):
-    """The text of a caption, each noun phrase as [/EN#chain/type phrase]; numbers: the chains of its photo."""
+    """Text of a caption with each noun phrase as [/EN#chain/type phrase]."""
     first, *rest = caption.marked.split("[")
     for mention, text in zip(caption.mentions, rest, strict=True):
         if isinstance(mention, str):
@@ -39,8 +41,7 @@ def sentence(scene, caption, numbers):
 
 
 def annotation(scene, filename, numbers):
-    """The XML of a photo: every thing that belongs to a chain, with a box that counts pixels from 1, then the chains
-    without a box."""
+    """XML of a photo: things with boxes that count pixels from 1, then other chains."""
     lines = ["<annotation>", f"\t<filename>{filename}</filename>",
              f"\t<size><width>{CANVAS}</width><height>{CANVAS}</height><depth>3</depth></size>"]
     for index, thing in enumerate(scene.things):
@@ -59,7 +60,7 @@ def annotation(scene, filename, numbers):
 
 
 def write_entities(folder, photos, entries):
-    """Write the layout of Flickr30k Entities into a folder that has Annotations, Sentences and images.
+    """Write the layout of Flickr30k Entities into a folder with its subfolders.
 
     photos: the folder of the pictures. entries: {split: [(file name in photos, scene, captions)]}.
     """

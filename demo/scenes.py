@@ -41,7 +41,7 @@ ATTRIBUTES = ("size", "texture", "colour", "shape")       # in the order in whic
 
 @dataclass(frozen=True)
 class World:
-    """A distribution of scenes and of their captions. An entry that occurs twice in a tuple is twice as likely."""
+    """A distribution of scenes and captions; entries that stand twice are likelier."""
     objects: tuple               # how many things a scene has
     sizes: tuple
     shapes: tuple
@@ -158,7 +158,7 @@ def iou(a, b):
 
 
 def random_scene(rng, world=DEMO):
-    """A Scene of 1 to 6 things that hardly overlap. A thing that finds no room in 40 tries is left out."""
+    """A Scene of 1 to 6 things that hardly overlap; what finds no room is left out."""
     sizes, things = [pick(rng, world.sizes) for _ in range(pick(rng, world.objects))], []
     for size in sorted(sizes, key=list(RADII).index):
         shape, colour, texture = (pick(rng, world.shapes), pick(rng, world.colours), pick(rng, world.textures))
@@ -180,7 +180,7 @@ def random_scene(rng, world=DEMO):
 
 @functools.cache
 def mask(shape, radius):
-    """(2 radius, 2 radius) bool: the pixels whose centre lies inside the outline (even-odd rule, in whole numbers)."""
+    """Pixels with their centre inside the outline, (2 radius, 2 radius) bool."""
     centres = (2 * np.arange(2 * radius) + 1 - 2 * radius) * 25         # of pixels, in 50ths of one
     x, y = centres[None, :], centres[:, None]
     inside = np.zeros((2 * radius, 2 * radius), bool)

@@ -10,8 +10,10 @@ from files import need, read_json, read_yaml
 
 
 def summarize(run: str) -> list[str]:
-    """Five sentences from a run's config.yaml, results.json and confidence.json. Raises InputError where one is
-    missing."""
+    """Five sentences on a run from its config.yaml, results.json and confidence.json.
+
+    Raises InputError where one is missing.
+    """
     config, results, confidence = (os.path.join(run, name) for name in ("config.yaml", "results.json",
                                                                         "confidence.json"))
     options = read_yaml(need(config, "train the demo with: make demo"))

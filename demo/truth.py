@@ -37,7 +37,7 @@ class Claim(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """What N scenes show, as codes: of 6 things each, 0 throughout where a scene has fewer."""
+    """N scenes as codes of 6 things each, 0 throughout where a scene has fewer."""
     # (N, 6, 6) int8: each of ASPECTS of each thing, counted from 1; 0: none clearly holds
     things: np.ndarray
     # (N, 6, 6) int8: where the row's thing is seen from the column's, a place in RELATIONS
@@ -89,7 +89,7 @@ def true_of(said, shows):
 
 
 def true_pairs(scenes):
-    """All pairs of a caption and an image of which it is true: (captions (P,), images (P,)) int64, by caption.
+    """Find all captions (P,) and images (P,) that match, int64, by caption.
 
     scenes: the (scene, captions) of each image. Positions count captions or images through the split.
     """
@@ -116,6 +116,6 @@ def positives(scenes, image_ids, caption_ids):
 
 
 def listed(query, item, query_ids, item_ids):
-    """{id of a query: [ids of its items]} of pairs of positions, query (P,), rising, and item (P,)."""
+    """{id of a query: [ids of its items]} of pairs of positions (P,), query rising."""
     items = np.split(np.asarray(item_ids)[item], np.searchsorted(query, np.arange(1, len(query_ids))))
     return {str(number): own.tolist() for number, own in zip(query_ids, items, strict=True)}
