@@ -1,4 +1,4 @@
-"""README's and docs/extending.md's recipes for a similarity, an objective, an encoder and a protocol of one's own work as they are written."""
+"""Recipes of README and docs/extending.md, for a similarity, a loss, an encoder and a protocol, work as written."""
 import json
 import os
 import re
