@@ -1,1 +1,1 @@
-"""Phrase localisation: which region of a photo does a phrase of its caption mean (`jwae` 5.2, Table 7)?"""
+"""Phrase localisation: find the region that a phrase means (jwae 5.2, Table 7)."""

@@ -1,4 +1,4 @@
-"""Phrases of Flickr30k Entities as a Split: its images are box proposals, its captions are phrases.
+"""Flickr30k Entities as a Split: its images are proposals, its captions phrases.
 
     python -m phrases.data --data_name f30k_entities      # prints what the folder holds, and its faults
 
@@ -27,7 +27,7 @@ from torch import Tensor
 import cli
 from cli import Arguments, InputError, check, data_set, filename
 from data import Features, NoImages, Split, chunks, feature_faults, read_extractors, read_text_features
-from files import need, read_array, read_arrays, read_json, sha256
+from files import need, output, read_array, read_arrays, read_json, sha256
 from phrases.entities import SPLITS, Entities, describe_entities, photo_paths, read_entities
 
 AGAIN = "delete it, and write it again with python -m phrases.proposals"
@@ -43,7 +43,7 @@ NEGATIVES = 2                         # regions that do not fit, drawn for each 
 # ---- boxes
 
 def areas(boxes: np.ndarray) -> np.ndarray:
-    """Pixels of boxes (..., 4) -> (...,) float64; both corners are inside, as in Flickr30k Entities."""
+    """Pixels of boxes (..., 4) -> (...,) float64; both corners are inside."""
     boxes = np.asarray(boxes, np.float64)
     return np.prod(boxes[..., 2:] - boxes[..., :2] + 1, -1)
 
@@ -56,9 +56,11 @@ def iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return shared / (areas(a) + areas(b) - shared)
 
 
-def geometry_of(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """x1 / W, y1 / H, x2 / W, y2 / H and the share of the area (CITE) of boxes (R, 4) in photos of width and height
-    (R, 2) or (2,) -> (R, 5) float32, in [0, 1]."""
+def box_geometry(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Place and size of boxes as shares of their photo, (R, 4) -> (R, 5) float32 (CITE).
+
+    x1 / W, y1 / H, x2 / W, y2 / H and the share of the area; sizes: width and height of photos (R, 2) or (2,).
+    """
     x1, y1, x2, y2 = boxes.astype(np.float64).T + [[0], [0], [1], [1]]
     width, height = sizes.astype(np.float64).T
     return np.stack([x1 / width, y1 / height, x2 / width, y2 / height,
@@ -96,8 +98,21 @@ def read_facts(path: str, key: str, fix: str) -> dict:
     return facts
 
 
+def refuse_other(path: str, key: str, line: str) -> None:
+    """Raise InputError where a file, by `key` of its .json, is of another method than `line`, or cannot be written."""
+    facts, before = f"{os.path.splitext(path)[0]}.json", None
+    if os.path.exists(facts):
+        before = read_facts(facts, key, "give another --name")[key]
+    elif os.path.exists(path):
+        before = "what no .json names"
+    check(before in (None, line), f"{path} is of '{before}' and these are of '{line}'; give another --name, or delete "
+                                  "the old files")
+    for file in (path, facts):
+        output(file)
+
+
 def read_proposals(root: str, split: str, name: str, entities: Entities) -> Proposals:
-    """Read the proposals of a split. Raises InputError where they are missing, broken or of other photos."""
+    """Read the proposals of a split. Raises InputError where they do not fit it."""
     path = file_of(root, split, name)
     for end in (".npz", ".json"):
         need(path + end, "box proposals are written with python -m phrases.proposals --data_name "
@@ -116,8 +131,10 @@ def read_proposals(root: str, split: str, name: str, entities: Entities) -> Prop
 
 
 def recall(proposals: Proposals, entities: Entities, threshold: float) -> float:
-    """Percent of the phrases whose box a proposal overlaps with an IoU of at least `threshold`, the bound of every
-    ranking; boxes added from the phrases do not count."""
+    """Percent of phrases that a proposal overlaps with an IoU of `threshold` or more.
+
+    It bounds every ranking; boxes added from the phrases do not count.
+    """
     first, hits = np.searchsorted(entities.phrase_photo, np.arange(len(entities.ids) + 1)), 0       # (N + 1,)
     for n in range(len(entities.ids)):
         rows = slice(proposals.start[n], proposals.start[n + 1])
@@ -127,7 +144,7 @@ def recall(proposals: Proposals, entities: Entities, threshold: float) -> float:
 
 
 def read_region_features(root: str, split: str, name: str, features: str, proposals: Proposals) -> str:
-    """Path of the features of proposals. Raises InputError where they are missing or of other boxes."""
+    """Path of the features of proposals. Raises InputError where they do not fit."""
     path = file_of(root, split, f"{name}_{features}")
     for end in (".npy", ".json"):
         check(os.path.isfile(path + end),
@@ -162,7 +179,7 @@ class RegionFeatures(Features):
     def gather(self, index) -> Tensor:
         features, index = super().gather(index), np.asarray(index)
         photo = np.searchsorted(self.proposals.start, index, side="right") - 1
-        geometry = geometry_of(self.proposals.boxes[index], self.sizes[photo])
+        geometry = box_geometry(self.proposals.boxes[index], self.sizes[photo])
         return torch.cat([features, torch.from_numpy(geometry)], 1)                 # (B, F), (B, 5) -> (B, F + 5)
 
 
@@ -170,8 +187,10 @@ class RegionFeatures(Features):
 
 @dataclass
 class PhraseSplit(Split):
-    """A Split whose images are the R proposals of N photos, and whose captions are M phrases. `caption_image` is the
-    proposal that overlaps a phrase's box most."""
+    """A Split whose N images have R proposals, and whose captions are M phrases.
+
+    An item of `images` is a proposal, and `caption_image` the one that overlaps a phrase's box most.
+    """
     entities: Entities = None
     proposals: Proposals = None
 
@@ -200,8 +219,10 @@ class PhraseSplit(Split):
 
 def read_phrases(root: str, split: str, regions: str = REGIONS, text_features: str | None = None,
                  text_only: bool = False) -> PhraseSplit:
-    """Read a split with the proposals and features that `regions` names; with text_only the phrases alone. Raises
-    InputError."""
+    """Read a split with the proposals and features that `regions` names.
+
+    With text_only the phrases alone are read. Raises InputError.
+    """
     check(os.path.isdir(os.path.join(root, "Annotations")),
           f"{root} is no data set of phrases in photos; give --data_name a folder with Annotations/, Sentences/ and "
           "train.txt, val.txt and test.txt, as Flickr30k Entities has them")
@@ -256,7 +277,7 @@ class Batch(NamedTuple):
 
 
 def batches(split: PhraseSplit, tokens, photos, size: int, rule: Labels, seed: tuple = (0,), skip: int = 0):
-    """Yield batches of `size` photos in the given order; the first `skip` batches are left out (resuming)."""
+    """Yield batches of `size` photos in the given order, without the first `skip`."""
     for chunk in chunks(np.ascontiguousarray(photos), size)[skip:]:
         rows, columns, blocks = zip(*(draw(split, rule, seed, int(n)) for n in chunk))
         rows, columns = np.concatenate(rows), np.concatenate(columns)
@@ -265,10 +286,11 @@ def batches(split: PhraseSplit, tokens, photos, size: int, rule: Labels, seed: t
 
 
 def draw(split: PhraseSplit, rule: Labels, seed: tuple, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Draw proposals (r,) of photo n for its phrases (m,) that one fits, with labels (r, m) int8, by (seed, n) alone.
+    """Draw proposals (r,) of photo n for its m phrases, with labels (r, m) int8.
 
-    For each phrase one proposal that fits, or every one, and for each of them NEGATIVES that do not. All pairs are
-    labelled then, so a phrase is compared with what was drawn for the others, too.
+    Phrases are those that a proposal fits. For each of them one that fits, or every one, and NEGATIVES times as many
+    that do not. All pairs are labelled then, so a phrase is compared with what was drawn for the others, too. The draw
+    depends on (seed, n) alone.
     """
     rng = np.random.default_rng([*seed, n])
     overlap = split.overlap(n)                                                      # (P, m)
@@ -294,8 +316,10 @@ def learnable(split: PhraseSplit, positive: float) -> np.ndarray:
 # ---- the check of a folder
 
 def check_folder(opt) -> int:
-    """Print what a data set holds, with its proposals and features, and its faults: of single entries all, of each
-    split the first. Returns 1 where there are any."""
+    """Print what a data set holds, and its faults. Returns 1 where there are any.
+
+    Of single entries all faults are named, of each split the first other one.
+    """
     root, faults = os.path.join(opt.data_path, opt.data_name), {}        # a dict holds each fault once
     for name in SPLITS:
         try:

@@ -1,4 +1,4 @@
-"""Reads Flickr30k Entities: noun phrases of the sentences of photos, and the boxes of what they name.
+"""Read Flickr30k Entities: noun phrases of captions, and boxes of what they name.
 
 A folder holds {train,val,test}.txt (ids of photos, one a line), Sentences/ID.txt (five sentences) and
 Annotations/ID.xml (the size of the photo, and boxes). In the sentences a phrase is marked as
@@ -34,7 +34,7 @@ FETCH = "fetch the data set again"
 
 @dataclass
 class Entities:
-    """The M phrases with a box of the N photos of a split; each mention in each sentence is a phrase."""
+    """The M phrases with a box of the N photos of a split, each mention once."""
     ids: list[str]                    # N, in the order of the split's file
     sizes: np.ndarray                 # (N, 2) int64 width and height, pixels
     phrases: list[str]                # M, the words as they stand in the sentence
@@ -102,7 +102,7 @@ def split_file(root: str, split: str) -> str:
 
 
 def read_ids(root: str, split: str) -> list[str]:
-    """Ids of a split's photos. Raises InputError, also for an id that stands twice, or in another split's file."""
+    """Read ids of a split's photos. Raises InputError where one belongs to two."""
     check(split in (*SPLITS, "dev"), f"'{split}' is no split of phrases; give train, val (= dev) or test")
     refuse_changing(root, split)
     path = need(split_file(root, split),
@@ -132,9 +132,10 @@ def enclosing(boxes: np.ndarray) -> np.ndarray:
 
 
 def read_photo(root: str, photo: str, dropped: Counter, faults: list[str]) -> tuple[tuple, list[tuple]]:
-    """Read (width, height) of a photo and its phrases [(sentence, chain, types, words, truth, number of boxes)].
+    """Read a photo's size and phrases, (width, height) and a list of tuples.
 
-    Counts phrases that are left out in dropped, and appends faults of single mentions and boxes. Raises InputError.
+    Phrases are (sentence, chain, types, words, truth, number of boxes). Counts those that are left out in dropped, and
+    appends faults of single mentions and boxes. Raises InputError.
     """
     annotations = os.path.join(root, "Annotations", f"{photo}.xml")
     sentences = os.path.join(root, "Sentences", f"{photo}.txt")
@@ -166,8 +167,11 @@ def read_photo(root: str, photo: str, dropped: Counter, faults: list[str]) -> tu
 
 
 def read_annotations(path: str, photo: str, faults: list[str]) -> tuple[tuple, dict, dict]:
-    """Read (width, height), {chain: its boxes [(4,)]} and {chain without a box: "scene" or "no box"} of a photo. Raises
-    InputError, also where the XML declares entities, which can grow without limit."""
+    """Read a photo's (width, height), {chain: boxes [(4,)]} and flags.
+
+    Flags are {chain without a box: "scene" or "no box"}. Raises InputError, also where the XML declares entities, which
+    can grow without limit.
+    """
     text = read_text(path, XML_BYTES)
     check("<!DOCTYPE" not in text, f"{path} has a DOCTYPE, which may declare entities and is not read; remove it")
     with refusing(f"{path} is not whole XML", FETCH):       # ParseError is a SyntaxError

@@ -1,4 +1,4 @@
-"""Evaluate runs of phrases.train: each phrase ranks the box proposals of its own photo.
+"""Evaluate runs of phrases.train: each phrase ranks the proposals of its photo.
 
     python -m phrases.evaluate                                   # the newest run, the test split
     python -m phrases.evaluate --checkpoint runs/A runs/B --regions edgeboxes500_ims
@@ -37,36 +37,40 @@ HEADINGS = {"by_type": "recall by type of the phrase; a phrase of several types 
 
 
 def evaluate(paths: list[str], opt) -> tuple[dict, Located, PhraseSplit]:
-    """Results of a run, or of the mean scores of several. Raises InputError for runs on captions, or that read other
-    phrases or boxes than the first."""
-    device, models, split = torch_device(opt.device), [], None
+    """Results of a run, or of the mean scores of several; the ranks, the split.
+
+    Raises InputError for runs on captions, or that read other phrases or boxes than the first.
+    """
+    device, models, first = torch_device(opt.device), [], None
     runs = [Trained(path, device) for path in paths]
     for path, trained in zip(paths, runs):
         own = trained.options
         check("positive_iou" in vars(own), f"{path} was trained on images and captions; evaluate it with evaluate.py")
         root = os.path.join(opt.data_path or own.data_path, opt.data_name or own.data_name)
-        read = read_phrases(root, opt.split, opt.regions or own.regions, own.text_features).require_sound()
-        check_fits(own, read.images, read.text, path)
-        check_extractors(trained.extractors, read, own.text_features, path)
-        split = split or read
-        check(read.phrases == split.phrases and np.array_equal(read.boxes, split.boxes),
+        split = read_phrases(root, opt.split, opt.regions or own.regions, own.text_features).require_sound()
+        check_fits(own, split.images, split.text, path)
+        check_extractors(trained.extractors, split, own.text_features, path)
+        first = first or split
+        check(split.phrases == first.phrases and np.array_equal(split.boxes, first.boxes),
               f"{path} reads other phrases or boxes than {paths[0]}, and an ensemble needs the same; name them for all "
               "with --data_name and --regions")
-        models.append((trained.model, read.images, read.encode(trained.vocab, known=not opt.data_name)))
+        models.append((trained.model, split.images, split.encode(trained.vocab, known=not opt.data_name)))
     own = runs[0].options
     data_name = opt.data_name or own.data_name
-    print(f"{data_name} {split.name}: {len(split.ids):,} photos, {len(split.phrases):,} phrases"
+    print(f"{data_name} {first.name}: {len(first.ids):,} photos, {len(first.phrases):,} phrases"
           + f", mean of the scores of {len(paths)} models" * (len(paths) > 1))
-    located = locate(split, PhraseScores(models, split, device, 32 * opt.batch_size))
-    return {"checkpoints": paths, "data_name": data_name, "split": split.name, "images": len(split.ids),
-            "captions": len(split.phrases), "protocols": {}, "similarity": own.sim, "seed": own.seed,
-            "notes": [*runs[0].notes, *split.notes], "localisation": measures(located, split),
-            "proposals": split.proposals.facts, "baselines": {"largest": largest_first(split)}}, located, split
+    located = locate(first, PhraseScores(models, first, device, 32 * opt.batch_size))
+    return {"checkpoints": paths, "data_name": data_name, "split": first.name, "images": len(first.ids),
+            "captions": len(first.phrases), "protocols": {}, "similarity": own.sim, "seed": own.seed,
+            "notes": [*runs[0].notes, *first.notes], "localisation": measures(located, first),
+            "proposals": first.proposals.facts, "baselines": {"largest": largest_first(first)}}, located, first
 
 
 def compare(groups: list[str], opt) -> dict:
-    """Results of runs, and a paired bootstrap over photos of the first, or of seeds joined by commas, against each of
-    the others."""
+    """Results of runs, and a paired bootstrap over photos of the first against others.
+
+    groups: runs, or seeds joined by commas.
+    """
     splits = []
 
     def assess(path: str) -> tuple[dict, dict]:
@@ -80,15 +84,14 @@ def compare(groups: list[str], opt) -> dict:
 
 
 def totals(located: Located, split: PhraseSplit) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """{"r1" | "r5" | "r10": (total (N,), count (N,))} of photos with phrases, in percent (metrics.paired_bootstrap)."""
+    """{"r1" | "r5" | "r10": (total (N,), count (N,))} of photos with phrases, in percent."""
     owner = np.unique(split.phrase_photo, return_inverse=True)[1]
     count, values = np.bincount(owner), outcomes(located)
     return {name: (np.bincount(owner, 100.0 * values[name]), count) for name in SUMS["rsum"]}
 
 
-def tables_of(runs: dict[str, dict]) -> list:
-    """Tables of the results of runs, as report.render takes them: all phrases, beside rankings that read none, by type
-    and by number of boxes."""
+def make_tables(runs: dict[str, dict]) -> list:
+    """Tables of the results of runs: all phrases, by type and by number of boxes."""
     measured, first = {name: run["localisation"] for name, run in runs.items()}, next(iter(runs.values()))
     blocks = [("phrase localisation, percent; a box is right from IoU 0.5, any box: the most that a ranking can reach",
                {**measured, "the largest proposals first": first["baselines"]["largest"],
@@ -105,7 +108,7 @@ def tables_of(runs: dict[str, dict]) -> list:
 
 
 def reach_sentence(results: dict) -> str:
-    """What the proposals allow and what the ranking reaches; results: `measures`."""
+    """A sentence on what proposals allow and a ranking reaches, by its `measures`."""
     upper = results["upper"]
     reached = f", {100 * results['r1'] / upper:.1f}% of these" if upper else ""
     return (f"the proposals hold a right box for {upper:.1f}% of {results['phrases']:,} phrases of "
@@ -130,14 +133,17 @@ def run(opt) -> None:
     for r in runs.values():
         lines += [reach_sentence(r["localisation"]), f"proposals: {r['proposals']['method']}",
                   *(f"note: {note}" for note in r["notes"])]
-    print("\n".join(["", report.render([*tables_of(runs), *report.comparisons(pairs)], opt.format),
+    print("\n".join(["", report.render([*make_tables(runs), *report.comparisons(pairs)], opt.format),
                      *dict.fromkeys(lines), *report.doubts(pairs)]))
     save_json(replace_nan(results), target)
     print(f"written to {target}")
 
 
 def default_file(paths: list[str], opt) -> str:
-    """The file of the results: results.json in the run folder holds those of its own data, proposals and test split."""
+    """Name the file of the results: results.json in the run folder, or a longer name.
+
+    results.json holds those of the run's own data, proposals and test split.
+    """
     several = "_".join(os.path.basename(os.path.normpath(path)) for path in paths)[:80] if len(paths) > 1 else ""
     words = ["comparison" if opt.compare else "results", several, opt.data_name, opt.regions,
              opt.split * (opt.split != "test")]

@@ -15,7 +15,7 @@ from methods.two_branch import TwoBranchLoss, distance
 
 
 def shares(labels: Tensor, dtype: torch.dtype) -> Tensor:
-    """1 / the number of a phrase's positives for each of them, else 0: (R, M) -> (R, M)."""
+    """Share of each positive in its phrase's positives, else 0: (R, M) -> (R, M)."""
     positive = labels > 0
     return positive.to(dtype) / positive.sum(0).clamp(min=1)
 
@@ -33,36 +33,24 @@ class LabelledHinge(nn.Module):
         self.margin, self.max_violation = margin, max_violation
 
     def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
-        negative = labels < 0
-        violations = self.violations(scores, negative) + self.violations(scores.T, negative.T).T     # (R, M)
-        return (shares(labels, scores.dtype) * violations).sum()
-
-    def violations(self, scores: Tensor, negative: Tensor) -> Tensor:
-        """Violations of each entry, were it a positive, by the negatives of its column: (n, m), (n, m) bool -> (n, m).
-
-        The sum over negatives v above t = s - margin is (sum of those v) - t (their number); both are read from the
-        sorted column, in float64 because the terms cancel.
-        """
-        others = scores.masked_fill(~negative, -torch.inf)
+        i, j = (labels > 0).nonzero(as_tuple=True)                                  # (K,) each
+        own, share = scores[i, j, None], shares(labels, scores.dtype)[i, j]         # (K, 1), (K,)
+        regions = (scores.T[j] - own + self.margin).masked_fill(labels.T[j] >= 0, 0).clamp(min=0)       # (K, R)
+        phrases = (scores[i] - own + self.margin).masked_fill(labels[i] >= 0, 0).clamp(min=0)           # (K, M)
         if self.max_violation:
-            return (self.margin - scores + others.amax(0)).clamp(min=0)
-        level = (scores.double() - self.margin).T.contiguous()                      # (m, n)
-        ordered = others.double().T.sort(1, descending=True).values                 # (m, n)
-        falling = -ordered.detach().contiguous()
-        count = torch.searchsorted(falling, -level.detach())            # (m, n): how many lie above
-        sums = F.pad(ordered.masked_fill(ordered.isinf(), 0).cumsum(1), (1, 0))     # (m, 1 + n): of the highest
-        return (sums.gather(1, count) - count * level).T.to(scores.dtype)
+            return (share * (regions.amax(1) + phrases.amax(1))).sum()
+        return (share * (regions.sum(1) + phrases.sum(1))).sum()
 
 
 class LabelledLogistic(nn.Module):
-    """CITE's loss: log(1 + e^(-y s)) of log-odds s and labels y, mean over the labelled pairs, in nats, >= 0."""
+    """CITE's loss log(1 + e^(-y s)) of log-odds s, mean over labels y, in nats, >= 0."""
 
     def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
         return F.softplus(-labels * scores)[labels != 0].mean()
 
 
 class LabelledMatch(Match):
-    """Binary cross-entropy of labelled pairs, summed over the pairs of a phrase, mean over phrases, in nats."""
+    """Binary cross-entropy, sum over a phrase's labelled pairs, mean, in nats."""
 
     def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
         each = self.cross_entropy(self.logits(scores), labels > 0)                  # (R, M)
@@ -137,7 +125,10 @@ OBJECTIVES = {
 
 
 class PhraseVSE(model.VSE):
-    """A joint embedding of regions and phrases. objective: scores and labels (R, M) -> scalar."""
+    """A joint embedding of regions and phrases.
+
+    objective: scores and labels (R, M) -> scalar.
+    """
 
     def ranking_loss(self, regions, phrases, batch) -> Tensor:
         """The objective of the labelled pairs, in float32."""
@@ -146,7 +137,7 @@ class PhraseVSE(model.VSE):
 
 
 def build_model(opt, vocab, pretrained: bool = True) -> PhraseVSE:
-    """model.build_model with the objective for labelled pairs in the place of that for matching pairs."""
+    """Build a model as model.build_model does, with an objective of labelled pairs."""
     plain = model.build_model(opt, vocab, pretrained)
     terms = dict(plain.extra_terms)
     if opt.loss == "two_branch":

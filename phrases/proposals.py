@@ -1,4 +1,4 @@
-"""Write box proposals of the photos of Flickr30k Entities, or of data in its layout, and print their recall.
+"""Write box proposals of photos in Flickr30k Entities' layout; print their recall.
 
     python -m phrases.proposals --data_name f30k_entities --model model.yml.gz
     python -m phrases.proposals --data_name f30k_entities --count 500
@@ -24,9 +24,9 @@ import numpy as np
 import cli
 from cli import Arguments, InputError, check, data_set, filename, positive, reason, workers
 from features.store import ComputeConfig, Part, compute
-from files import file_digest, need, output, read_json, readable, refusing, save_arrays, save_json, sha256
+from files import file_digest, need, read_json, readable, refusing, save_arrays, save_json, sha256
 from images import read_photo
-from phrases.data import ARRAYS, THRESHOLDS, Proposals, file_of, read_facts, read_proposals, recall, short_name
+from phrases.data import ARRAYS, THRESHOLDS, Proposals, file_of, read_proposals, recall, refuse_other, short_name
 from phrases.entities import SPLITS, Entities, photo_paths, read_entities
 
 SETTINGS = {"alpha": 0.65, "beta": 0.65, "minScore": 0.01}     # as the code of pl-clc sets them
@@ -44,7 +44,7 @@ FORM = 'give {"photo id": [[x1, y1, x2, y2, score], ...], ...} of all photos, pi
 # ---- EdgeBoxes
 
 def opencv():
-    """The module cv2, kept to one thread: photos are spread over processes. Raises InputError where it is missing."""
+    """Import cv2 with one thread, as photos are spread over processes. Raises InputError."""
     try:
         import cv2
     except ImportError as error:
@@ -69,7 +69,10 @@ def read_forest(path: str):
 
 
 def describe_method(model: str | None) -> str:
-    """One line on what makes the boxes. model: file of a structured forest, None for gradients. Raises InputError."""
+    """One line on what makes the boxes. Raises InputError.
+
+    model: file of a structured forest, None for gradients.
+    """
     if model:
         read_forest(model)
     edges = (f"the structured forest {file_digest(model)}" if model
@@ -79,9 +82,11 @@ def describe_method(model: str | None) -> str:
 
 
 def gradients(photo: np.ndarray, radius: int) -> tuple[np.ndarray, np.ndarray]:
-    """Edges of a photo (H, W, 3) uint8 by Sobel's filters after smoothing by a triangle of this radius in pixels:
-    strength in [0, 1] and direction across the edge in [0, pi], both (H, W) float32, of the colour of the strongest
-    gradient at each pixel."""
+    """Edges of a photo (H, W, 3) uint8 by Sobel's filters, after a triangle's smoothing.
+
+    Strength in [0, 1] and direction across the edge in [0, pi], both (H, W) float32, of the colour of the strongest
+    gradient at each pixel. radius: of the triangle, pixels.
+    """
     cv2 = opencv()
     triangle = radius + 1 - np.abs(np.arange(-radius, radius + 1, dtype=np.float32))
     triangle /= triangle.sum()
@@ -94,7 +99,7 @@ def gradients(photo: np.ndarray, radius: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def thinned(strength: np.ndarray, across: np.ndarray) -> np.ndarray:
-    """Edges one or two pixels wide, (H, W) -> (H, W): 0 where a neighbour across the edge is stronger."""
+    """Edges without the pixels beside which, across the edge, a stronger one stands."""
     cv2 = opencv()
     y, x = np.mgrid[:strength.shape[0], :strength.shape[1]].astype(np.float32)
     beside = [cv2.remap(strength, x + sign * np.cos(across), y + sign * np.sin(across), cv2.INTER_LINEAR,
@@ -103,8 +108,11 @@ def thinned(strength: np.ndarray, across: np.ndarray) -> np.ndarray:
 
 
 def edge_boxes(photo: np.ndarray, count: int, model: str | None = None) -> np.ndarray:
-    """At most `count` boxes of a photo (H, W, 3) uint8, best first: (k, 5) float32 x1, y1, x2, y2 in pixels from 0 with
-    both corners inside, and the score. A photo without an edge has one box, the whole of it, of score 0."""
+    """Find at most `count` boxes of a photo (H, W, 3) uint8, best first, (k, 5) float32.
+
+    x1, y1, x2, y2 in pixels from 0 with both corners inside, and the score. A photo without an edge has one box, the
+    whole of it, of score 0.
+    """
     cv2, (height, width) = opencv(), photo.shape[:2]
     scale = max(1.0, LEAST / max(height, width))
     if scale > 1:
@@ -130,7 +138,7 @@ def edge_boxes(photo: np.ndarray, count: int, model: str | None = None) -> np.nd
 
 
 class Finder(NamedTuple):
-    """Finds the proposals of photo n: `finder(n)` is (limit, 5) float32, see `edge_boxes`; rows of NaN are no box."""
+    """Finder of the proposals of photo n, (limit, 5) float32 with rows of NaN behind."""
     paths: list[str]
     sizes: np.ndarray                 # (N, 2): width, height
     limit: int
@@ -151,8 +159,10 @@ def read_sized(path: str, size):
 
 
 def read_own_boxes(path: str, entities: Entities, count: int) -> list[np.ndarray]:
-    """Read the boxes of each photo from a JSON file, (k, 5) float32 with the score (0 where there is none), at most
-    `count`, those of the highest score. Raises InputError."""
+    """Read the boxes of each photo from a JSON file, (k, 5) float32. Raises InputError.
+
+    At most `count`, those of the highest score, which is 0 where there is none.
+    """
     result, boxes_of = [], read_json(path, FORM, unique=True)
     check(isinstance(boxes_of, dict), f"{path} is no JSON object of boxes; {FORM}")
     for photo, (width, height) in zip(entities.ids, entities.sizes):
@@ -173,8 +183,7 @@ def read_own_boxes(path: str, entities: Entities, count: int) -> list[np.ndarray
 # ---- the command
 
 def join_photos(rows: list[np.ndarray], entities: Entities, add: bool) -> Proposals:
-    """Proposals of all photos from those of each (k, 5), with the boxes of each photo's phrases behind its own if
-    `add`, each box once."""
+    """Join the proposals (k, 5) of each photo; with `add` behind them its phrases' boxes."""
     blocks, first = [], np.searchsorted(entities.phrase_photo, np.arange(len(rows) + 1))
     for n, own in enumerate(rows):
         truth = np.unique(entities.truth[first[n]:first[n + 1] if add else first[n]], axis=0)
@@ -188,29 +197,23 @@ def join_photos(rows: list[np.ndarray], entities: Entities, add: bool) -> Propos
 
 
 def write_split(opt, root: str, split: str, name: str, method: str) -> None:
-    """Write the proposals of a split, unless they are there. Raises InputError for other proposals of this name."""
+    """Write the proposals of a split, unless they are there. Raises InputError."""
     entities, path = read_entities(root, split), file_of(root, split, name)
-    asked = {"method": method, "count": opt.count, "ids_sha256": sha256("\n".join(entities.ids))}
-    facts = {**asked, "truth_sha256": sha256(entities.truth)}
-    if os.path.exists(f"{path}.json"):
-        stored = read_facts(f"{path}.json", "method", "")
-        for key in ("method", "count"):
-            check(stored.get(key) == facts[key], f"{path}.npz is of {key} '{stored.get(key)}' and not '{facts[key]}'; "
-                                                 "give another --name, or delete the old files")
-        if facts.items() <= stored.items() and readable(read_proposals, root, split, name, entities):
-            print(f"{path}.npz: done already")
-            return
-    else:
-        check(not os.path.exists(f"{path}.npz"),
-              f"{path}.npz is there without its .json and may be anybody's; give another --name")
-    for end in (".npz", ".json"):
-        output(path + end)
+    recipe = {"method": method, "count": opt.count, "ids_sha256": sha256("\n".join(entities.ids))}
+    facts = {**recipe, "truth_sha256": sha256(entities.truth)}
+    refuse_other(f"{path}.npz", "method", method)
+    stored = read_json(f"{path}.json") if os.path.exists(f"{path}.json") else facts
+    check(stored.get("count") == opt.count, f"{path}.npz is of --count {stored.get('count')} and not {opt.count}; give "
+                                            "another --name, or delete the old files")
+    if facts.items() <= stored.items() and readable(read_proposals, root, split, name, entities):
+        print(f"{path}.npz: done already")
+        return
     part = None
     if opt.given:
         rows = read_own_boxes(opt.given, entities, opt.count)
     else:
         paths = photo_paths(root, entities.ids)
-        part = Part(path, asked, (opt.count, 5), np.float32)
+        part = Part(path, recipe, (opt.count, 5), np.float32)
         compute(part, entities.ids, Finder(paths, entities.sizes, opt.count, opt.model), list,
                 ComputeConfig(None, BATCH, opt.workers), split)
         rows = [part[photo][np.isfinite(part[photo][:, 0])] for photo in entities.ids]

@@ -1,4 +1,4 @@
-"""Phrase localisation: each phrase of a caption ranks the box proposals of its own photo, and the first is judged.
+"""Phrase localisation: each phrase ranks the proposals of its photo.
 
 A box is right where its intersection over union (IoU) with the truth is at least 0.5 (Plummer et al. 2017; jwae 5.2 and
 Table 7). A phrase that no proposal reaches is a miss at every rank, so the recall of the proposals bounds all results.
@@ -21,9 +21,8 @@ REGIONS = 4096                        # that are encoded at a time in training
 
 
 class Located(NamedTuple):
-    """The first box of each of M phrases, and its rank. Proposals are rows of the split."""
+    """Ranks of proposals for M phrases, and their first boxes."""
     rank: np.ndarray                  # (M,) int64, 0-based, of the best-ranked right box; -1: no box is right
-    first: np.ndarray                 # (M,) int64 row of the first-ranked box
     iou: np.ndarray                   # (M,) in [0, 1], of the first box with the truth
     centre_in_truth: np.ndarray       # (M,) bool: the centre of the first box lies in the truth
     hits: np.ndarray                  # (M,) int64 number of right proposals
@@ -31,14 +30,9 @@ class Located(NamedTuple):
     random_iou: np.ndarray            # (M,) mean IoU of all proposals, that of a random first box
     random_centre: np.ndarray         # (M,) share of the proposals whose centre lies in the truth
 
-    @property
-    def right(self) -> np.ndarray:
-        """(M,) bool: the first box is right."""
-        return self.rank == 0
-
 
 def locate(split: PhraseSplit, scores_of: Callable) -> Located:
-    """Rank the proposals of each photo for each of its phrases, without boxes added for training.
+    """Rank the proposals of each photo, but those added, for each of its phrases.
 
     scores_of(n, columns (m,)) -> (P, m), higher is better: all proposals of photo n with these phrases. Ties count
     against the model: the rank is the number of wrong boxes that score at least as high as the best right one, and of
@@ -47,8 +41,7 @@ def locate(split: PhraseSplit, scores_of: Callable) -> Located:
     finite.
     """
     m = len(split.phrase_photo)
-    result = Located(*np.full((2, m), -1), np.zeros(m), np.zeros(m, bool), *np.zeros((2, m), np.int64),
-                     *np.zeros((2, m)))
+    result = Located(np.full(m, -1), np.zeros(m), np.zeros(m, bool), *np.zeros((2, m), np.int64), *np.zeros((2, m)))
     photos, low = np.unique(split.phrase_photo, return_index=True)
     for n, p in zip(photos.tolist(), np.split(np.arange(m), low[1:])):              # p (m,): phrases of photo n
         rows = np.arange(split.start[n], split.start[n + 1])                        # (P,)
@@ -58,22 +51,22 @@ def locate(split: PhraseSplit, scores_of: Callable) -> Located:
         overlap, inside = iou(split.truth[p], split.boxes[rows]), centres_within(split.boxes[rows], split.truth[p])
         right, every = overlap >= RIGHT, np.arange(len(p))                          # (m, P), (m,)
         first = first_boxes(scores, right)                                          # (m,)
-        values = (metrics.best_ranks(scores, *np.nonzero(right)), rows[first], overlap[every, first],
-                  inside[every, first], right.sum(1), len(rows), overlap.mean(1), inside.mean(1))
+        values = (metrics.best_ranks(scores, *np.nonzero(right)), overlap[every, first], inside[every, first],
+                  right.sum(1), len(rows), overlap.mean(1), inside.mean(1))
         for target, value in zip(result, values):
             target[p] = value
     return result
 
 
 def first_boxes(scores: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Positions of the first boxes, a wrong one where boxes tie: scores, right (m, P) -> (m,)."""
+    """Find first boxes, a wrong one where boxes tie: scores, right (m, P) -> (m,)."""
     tied = scores == scores.max(1, keepdims=True)
     wrong = tied & ~right
     return np.where(wrong.any(1), wrong.argmax(1), tied.argmax(1))
 
 
 def centres_within(boxes: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Whether centres of boxes (P, 4) lie in the boxes truth (m, 4), edges included -> (m, P) bool."""
+    """Find centres of boxes (P, 4) that lie in the boxes truth (m, 4) -> (m, P) bool."""
     x, y = (boxes[:, :2] + boxes[:, 2:]).astype(np.float64).T / 2                   # (P,) each
     left, top, right, bottom = truth.T[:, :, None]                                  # (m, 1) each
     return (left <= x) & (x <= right) & (top <= y) & (y <= bottom)
@@ -82,20 +75,21 @@ def centres_within(boxes: np.ndarray, truth: np.ndarray) -> np.ndarray:
 # ---- measures
 
 def outcomes(located: Located) -> dict[str, np.ndarray]:
-    """Per phrase (M,), in [0, 1]: a right box among the first 1, 5 and 10, or at all; the pointing game; the IoU."""
+    """Outcomes of each phrase, (M,) in [0, 1].
+
+    A right box among the first 1, 5 and 10, or at all; the pointing game; the IoU.
+    """
     return {**{f"r{k}": (located.rank >= 0) & (located.rank < k) for k in metrics.RECALLS},
             "upper": located.rank >= 0, "pointing": located.centre_in_truth, "iou": located.iou}
 
 
 def measures(located: Located, split: PhraseSplit) -> dict:
-    """Results in percent: {"r1", "r5", "r10", "rsum", "upper", "pointing", "iou", "phrases", "photos", "by_type",
-    "macro", "by_boxes", "chance"}.
+    """Results in percent: {"r1", "r5", "r10", "rsum", "upper", "pointing", "iou", ...}.
 
     "upper": phrases that any proposal is right for; "iou": mean of the first box with the truth; "by_type" (a phrase of
-    several types counts in each) and "by_boxes": results of groups; "macro": mean over types; "chance": of proposals
-    in random order. Raises InputError without phrases.
+    several types counts in each) and "by_boxes": results of groups; "macro": mean over types; "chance": of proposals in
+    random order; "phrases" and "photos": their numbers.
     """
-    check(len(located.rank), "there are no phrases with a box to rank proposals for; check the annotations")
     values, kinds = outcomes(located), sorted({kind for types in split.types for kind in types})
     overall = summary(values)
     by_type = {kind: summary(values, np.array([kind in types for types in split.types])) for kind in kinds}
@@ -125,7 +119,7 @@ def chance(located: Located) -> dict:
 
 
 def largest_first(split: PhraseSplit) -> dict:
-    """Results of ranking every photo's proposals by their area, whatever the phrase says."""
+    """Results of ranking every photo's proposals by their area."""
     def area(n: int, columns: np.ndarray) -> np.ndarray:
         return np.repeat(areas(split.boxes[split.start[n]:split.start[n + 1]])[:, None], len(columns), 1)
     return summary(outcomes(locate(split, area)))
@@ -159,7 +153,7 @@ class PhraseScores:
 
     @torch.no_grad()
     def encode(self, first: int) -> None:
-        """Score photos from `first` on, as many as have `regions` proposals together, at least one."""
+        """Score photos from `first` on that have `regions` proposals together, at least one."""
         start = self.split.start
         last = max(first + 1, int(np.searchsorted(start, start[first] + self.regions, side="right")) - 1)
         low, high = np.searchsorted(self.split.phrase_photo, (first, last))
@@ -181,6 +175,6 @@ class PhraseScores:
 
 
 def validate_phrases(model: VSE, split: PhraseSplit, tokens, device) -> dict:
-    """The `measures` of a split, and "alike", mean cosines of two regions and of two phrases."""
+    """The `measures` of a split, and "alike", mean cosines of two items of a side."""
     scores = PhraseScores([(model, split.images, tokens)], split, device)
     return {**measures(locate(split, scores), split), "alike": scores.alike}

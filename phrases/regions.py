@@ -1,4 +1,4 @@
-"""Write features of box proposals, one row a box, as {split}_{proposals}_{name}.npy.
+"""Write features of box proposals, a row a box: {split}_{proposals}_{name}.npy.
 
     python -m phrases.regions --data_name f30k_entities --proposals edgeboxes200 --cnn_type vgg19 --layer fc6
 """
@@ -19,18 +19,18 @@ import cli
 from cli import Arguments, check, data_set, filename, positive, torch_device, up_to, workers
 from features.networks import load_region_network
 from features.store import ComputeConfig, Part, compute
-from files import file_digest, mapped, output, read_array, readable, remove, save_array, save_json
+from files import file_digest, mapped, read_array, readable, remove, save_array, save_json
 from images import whole_transform
 from methods import filters
 from model import CNNS
 from phrases.data import (
     Proposals,
+    box_geometry,
     check_features,
     file_of,
-    geometry_of,
-    read_facts,
     read_proposals,
     read_region_features,
+    refuse_other,
     short_name,
 )
 from phrases.entities import SPLITS, Entities, photo_paths, read_entities
@@ -43,7 +43,7 @@ KINDS = ("cnn", "demo")
 
 
 class NetworkRegions:
-    """Features by a CNN: photos are resized where they are read, and a step of them passes the network together."""
+    """Features by a CNN that sees a step of photos together."""
 
     def __init__(self, net, line: str, side: int, device):
         self.net, self.dim, self.line, self.device = net.to(device), net.dim, line, device
@@ -67,14 +67,14 @@ class RegionReader(NamedTuple):
 
     def __call__(self, n: int):
         boxes = self.proposals.boxes[slice(*self.proposals.start[n:n + 2])]
-        return self.read(read_sized(self.paths[n], self.sizes[n]), geometry_of(boxes, self.sizes[n])[:, :4])
+        return self.read(read_sized(self.paths[n], self.sizes[n]), box_geometry(boxes, self.sizes[n])[:, :4])
 
 
 # ---- files
 
 def write_split(path: str, split: str, root: str, entities: Entities, proposals: Proposals, encoder,
                 config: ComputeConfig) -> None:
-    """Compute and write the features of a split's proposals; a stopped command goes on where it was."""
+    """Compute and write the features of a split; a stopped command goes on."""
     paths = photo_paths(root, entities.ids)
     facts = {"extractor": encoder.line, "boxes_sha256": proposals.facts["boxes_sha256"]}
     counts, shape = np.diff(proposals.start), (len(proposals.boxes), encoder.dim)           # counts (N,): boxes a photo
@@ -96,30 +96,19 @@ def write_split(path: str, split: str, root: str, entities: Entities, proposals:
 
 
 def write_given(given: str, path: str, proposals: Proposals) -> None:
-    """Copy a user's features of a split. Raises InputError unless they have a row a box."""
+    """Copy a user's features of a split. Raises InputError without a row a box."""
     array = read_array(given, "give features (R, F)")
     check_features(given, array, proposals, "save them so")
     line = f"given in {os.path.basename(given)} {file_digest(given)}"
-    refuse_other(path, line)
+    refuse_other(f"{path}.npy", "extractor", line)
     replace(path, line, proposals, array.shape, lambda target: save_array(target, array))
 
 
-def refuse_other(path: str, line: str) -> None:
-    """Raise InputError where features of another, or an unknown, extractor have this name."""
-    before = None
-    if os.path.exists(f"{path}.json"):
-        before = read_facts(f"{path}.json", "extractor", "give another --name")["extractor"]
-    elif os.path.exists(f"{path}.npy"):
-        before = "an extractor that no .json names"
-    check(before in (None, line), f"{path}.npy is of '{before}' and these are of '{line}'; give another --name, or "
-                                  "delete the old files")
-    for end in (".npy", ".json"):
-        output(path + end)
-
-
 def replace(path: str, line: str, proposals: Proposals, shape: tuple, write: Callable) -> None:
-    """Replace features by what write(path of the .npy) writes. In no moment do features of other boxes stand beside
-    the .json of these."""
+    """Replace features by what write(path of the .npy) writes.
+
+    In no moment do features of other boxes stand beside the .json of these.
+    """
     remove(f"{path}.npy")
     save_json({"extractor": line, "boxes_sha256": proposals.facts["boxes_sha256"], "shape": list(shape)},
               f"{path}.json")
@@ -130,7 +119,7 @@ def replace(path: str, line: str, proposals: Proposals, shape: tuple, write: Cal
 # ---- the command
 
 def write_all(opt) -> None:
-    """Write the features of the splits. Raises InputError for options that cannot work together."""
+    """Write features of the splits. Raises InputError for options that do not fit."""
     for name in ("layer", "side", "cnn_type", "cnn_weights"):
         check(not getattr(opt, name) or opt.kind == "cnn" and not opt.given,
               f"--{name} {getattr(opt, name)} is for --kind cnn, not for "
@@ -150,7 +139,7 @@ def write_all(opt) -> None:
             continue
         encoder = encoder or (filters.Regions() if opt.kind == "demo" else NetworkRegions(*load_region_network(
             opt.cnn_type or "vgg19", opt.layer, opt.cnn_weights, side), side, device))
-        refuse_other(path, encoder.line)
+        refuse_other(f"{path}.npy", "extractor", encoder.line)
         if readable(read_region_features, root, split, opt.proposals, opt.name, boxes):
             print(f"{path}.npy: done already")
         else:

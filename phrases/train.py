@@ -1,4 +1,4 @@
-"""Train a joint embedding of regions and phrases: which region of a photo does a phrase mean?
+"""Train a joint embedding of regions and phrases, to find the region of a phrase.
 
     python -m phrases.train --data_name f30k_entities --method cite --text_features hglmm
 
@@ -33,7 +33,7 @@ def training_parser() -> cli.Arguments:
 
 
 class PhraseTraining(core.Training):
-    """A training on labelled pairs, validated by the localisation of the phrases of val.
+    """A training on labelled pairs, validated by localisation on val.
 
     Batches are the proposals and phrases of whole photos: `pairs` are the phrases that a proposal fits, `batch_size`
     counts photos.
@@ -41,7 +41,10 @@ class PhraseTraining(core.Training):
     program = "-m phrases.train"
 
     def read_data(self, start: dict | None) -> None:
-        """Read train and val. start: a checkpoint whose words are taken. Raises InputError where they do not fit."""
+        """Read train and val. Raises InputError where they do not fit.
+
+        start: a checkpoint whose words are taken.
+        """
         opt = self.opt
         train, dev = (read_phrases(os.path.join(opt.data_path, opt.data_name), name, opt.regions,
                                    opt.text_features).require_sound() for name in ("train", "val"))

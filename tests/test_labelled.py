@@ -311,13 +311,6 @@ def test_terms_are_those_of_regions_and_phrases():
                           "critic_images", "critic_captions"}
 
 
-def test_labels_move_with_their_batch():
-    batch = photos(1)
-    moved = batch.to("meta")
-    assert moved.labels.device.type == moved.images.device.type == "meta" and moved.lengths.device.type == "cpu"
-    assert batch.labels.dtype == torch.int8
-
-
 def test_the_model_has_the_weights_of_that_for_matching_pairs():
     """So that evaluation loads it without its objective."""
     for name in ("hinge", "infonce", "match", "two_branch", "jwae cite"):

@@ -12,7 +12,7 @@ import train as core
 from checkpoint import load_checkpoint, load_model
 from cli import InputError
 from phrases import captions, data, evaluate, proposals, train
-from phrases.data import Labels, draw, geometry_of, learnable, read_proposals
+from phrases.data import Labels, box_geometry, draw, learnable, read_proposals
 from phrases.entities import read_entities
 from phrases.ranking import PhraseScores, rsum_by_chance, validate_phrases
 from tests.helpers import log_of, refused, same_weights
@@ -127,7 +127,7 @@ def test_a_split_is_phrases_and_the_regions_of_their_photos(root):
 
 def test_geometry_is_five_shares_of_the_photo(root):
     boxes, sizes = np.array([[0, 0, 99, 49], [10, 5, 10, 5]], np.float32), np.array([[100, 50], [100, 50]])
-    np.testing.assert_allclose(geometry_of(boxes, sizes), [[0, 0, 1, 1, 1], [0.1, 0.1, 0.11, 0.12, 2e-4]], rtol=1e-6)
+    np.testing.assert_allclose(box_geometry(boxes, sizes), [[0, 0, 1, 1, 1], [0.1, 0.1, 0.11, 0.12, 2e-4]], rtol=1e-6)
     split = read(root, "test")
     rows = np.array([3, 0, len(split.boxes) - 1])
     gathered = split.images.gather(rows)

@@ -335,30 +335,6 @@ def test_features_are_those_of_each_box(given, weights):
                                    roi_align(cells.T.reshape(-1, 2, 2), share)[0, :, 0, 0], rtol=2e-3, atol=2e-3)
 
 
-def test_a_stopped_extraction_goes_on_with_the_same_bytes(given, capsys, monkeypatch):
-    words = ["--proposals", "mine", "--kind", "demo", "--batch_size", 1]
-    describe(given, *words, "--name", "whole")
-    read, calls = regions.RegionReader.__call__, []
-
-    def stopping(self, n):
-        if len(calls) == 2:
-            raise KeyboardInterrupt(15)
-        calls.append(n)
-        return read(self, n)
-    monkeypatch.setattr(regions.RegionReader, "__call__", stopping)
-    with pytest.raises(SystemExit):
-        describe(given, *words)
-    assert "stopped by SIGTERM" in capsys.readouterr().err
-    monkeypatch.setattr(regions.RegionReader, "__call__", lambda self, n: calls.append(n) or read(self, n))
-    describe(given, *words)
-    assert calls == [0, 1, 2, 0, 0, 1] and not left(given)
-    for split in SIZES:
-        a, b = bytes_of(given, f"{split}_mine_ims.npy", f"{split}_mine_whole.npy")
-        assert a == b
-    describe(given, *words)
-    assert capsys.readouterr().out.count("done already") == 3 and len(calls) == 6
-
-
 def test_demo_features_are_those_of_a_loop():
     pixels = scenes.draw(scenes.random_scene(random.Random(3)))
     boxes = np.float32([[0, 0, 1, 1], [.1, .2, .45, .8], [.5, .5, .51, .51], [.7, .1, 1, .3]])
