@@ -6,9 +6,8 @@
 
 The first caption describes the whole photo, the others the boxes x,y,width,height in their order. For every caption
 and its crop the table gives log det Sigma in nats (`pmrl` eq. 18; "-": a point), and for every model the rank of the
-caption for the crop and of the crop for the caption. The picture shows the crops and, in one column per model, the
-captions in the order of their scores. Give a Gaussian and a point model to see them side by side. A JSON file beside
-the picture holds the same numbers.
+caption for the crop and of the crop for the caption. The picture shows every crop with the captions in the order of
+each model's scores. Give a Gaussian and a point model to see them side by side.
 """
 if __name__ == "__main__":
     import cli
@@ -19,49 +18,33 @@ import re
 import textwrap
 
 import numpy as np
-from matplotlib.patches import Rectangle
 
 import cli
 from cli import Arguments, check, filename, natural, number, up_to
 from evaluation import report
-from evaluation.pictures import drawing, picture_file
-from files import output, save_json
+from evaluation.pictures import LETTERS, THUMBNAIL, Cell, Row, draw_rows, picture_file, wrapped
 from images import read_photo
 from losses import Embedding, uncertainty
 from vg_experiments.encoding import Encoder, build_encoders, model_arguments, photo_path
-from vg_experiments.prepare import random_order, read_manifest
+from vg_experiments.prepare import clip_box, random_order, read_manifest
 
-COLOURS = {"a": "red", "b": "blue", "c": "black"}
-
-
-def read_boxes(texts: list[str], width: int, height: int) -> list[tuple]:
-    """["x,y,width,height"] -> boxes clipped to the photo. Raises InputError for one that is malformed or outside."""
-    boxes = []
-    for text in texts:
-        parts = text.split(",")
-        check(len(parts) == 4 and all(re.fullmatch(r"\s*-?[0-9]{1,9}\s*", part) for part in parts),
-              f"--boxes {text}: a box is x,y,width,height in whole pixels, such as 10,20,90,80")
-        x, y, w, h = map(int, parts)
-        low, high = (max(x, 0), max(y, 0)), (min(x + w, width), min(y + h, height))
-        check(high[0] > low[0] and high[1] > low[1],
-              f"--boxes {text}: nothing of it lies in the photo of {width} x {height} pixels; give x,y,width,height of "
-              "a part of it")
-        boxes.append((*low, high[0] - low[0], high[1] - low[1]))
-    return boxes
+COLOURS = {"c": "black", "b": "blue", "a": "red"}
+ACROSS = 4                            # photos in a line of the picture
 
 
-def list_uncertainties(e: Embedding) -> list[float] | None:
-    """The uncertainties of N items, None of points."""
-    return None if e.log_var is None else uncertainty(e).tolist()
+def read_box(text: str, width: int, height: int) -> tuple:
+    """Read "x,y,width,height" and clip it to the photo. Raises InputError for a box that is malformed or outside."""
+    check(re.fullmatch(r"-?[0-9]{1,9}(,-?[0-9]{1,9}){3}", text),
+          f"--boxes {text}: a box is x,y,width,height in whole pixels, such as 10,20,90,80")
+    box = clip_box(tuple(map(int, text.split(","))), width, height)
+    check(box, f"--boxes {text}: nothing of it lies in the photo of {width} x {height} pixels; give x,y,width,height "
+               "of a part of it")
+    return box
 
 
-def score_crops(model: Encoder, path: str, boxes: list[tuple], texts: list[str]) -> dict:
-    """Scores and uncertainties of K crops of a photo and as many captions by a model: "scores" (crops, captions),
-    "crop" and "caption" (K,) or None. Raises InputError for a caption without a known word."""
-    captions = model.captions(texts, any_words=False)
-    images = model.crops([(path, box) for box in boxes])
-    scores = model.similarity(images, captions).detach().float()
-    return {"scores": scores.tolist(), "crop": list_uncertainties(images), "caption": list_uncertainties(captions)}
+def format_uncertainties(e: Embedding) -> list[str]:
+    """log det Sigma of N items, "-" of points."""
+    return ["-"] * len(e.mean) if e.log_var is None else [f"{x:.2f}" for x in uncertainty(e).tolist()]
 
 
 def rank_diagonal(scores: np.ndarray) -> np.ndarray:
@@ -70,100 +53,60 @@ def rank_diagonal(scores: np.ndarray) -> np.ndarray:
     return (scores >= scores.diagonal()[:, None]).sum(1)
 
 
-def tabulate(texts: list[str], boxes: list[tuple], results: dict[str, dict]) -> tuple:
-    """Table 3 with ranks (`evaluation.report`), one row per caption and model. results: {model: `score_crops`}."""
-    rows = []
-    for k, (text, box) in enumerate(zip(texts, boxes)):
-        for name, entry in results.items():
-            scores = np.array(entry["scores"])
-            unsure = ["-" if entry[kind] is None else f"{entry[kind][k]:.2f}" for kind in ("caption", "crop")]
-            ranks = (f"{rank_diagonal(x)[k]} of {len(texts)}" for x in (scores, scores.T))
-            rows.append((textwrap.shorten(text, 60, placeholder="..."),
-                         [",".join(map(str, box)), name, *unsure, *ranks]))
-    return "", [("", ["crop", "model"]), ("log det Sigma", ["caption", "crop"]),
-                ("rank for each other", ["caption", "crop"])], rows
-
-
-def draw(path: str, boxes: list[tuple], texts: list[str], results: dict[str, dict], target: str) -> None:
-    """One row per crop and one column per model, with the captions from the best to the worst; the crop's own is
-    green."""
-    photo = read_photo(path)
-    size = 3 + 4.5 * len(results), 2.4 * len(boxes)
-    with drawing(target, len(boxes), 1 + len(results), size, tight=True) as (figure, axes):
-        for k, (row, (x, y, w, h)) in enumerate(zip(axes, boxes)):
-            row[0].imshow(np.asarray(photo.crop((x, y, x + w, y + h))))
-            for axis in row:
-                axis.axis("off")
-            for axis, (name, entry) in zip(row[1:], results.items()):
-                draw_ranking(axis, name, entry, texts, k)
-        figure.suptitle("captions from the best to the worst for the crop, each with [its log det Sigma] and its "
-                        "score; green: the crop's own", fontsize=9)
-
-
-def draw_ranking(axis, name: str, entry: dict, texts: list[str], k: int) -> None:
-    """Write the captions in the order of their scores for crop k."""
-    unsure = "" if entry["crop"] is None else f"; log det Sigma of the crop {entry['crop'][k]:.1f}"
-    axis.set_title(f"{name}{unsure}", fontsize=9, loc="left")
-    y, scores = 0.95, np.array(entry["scores"])[k]
-    for place, m in enumerate(np.argsort(-scores, kind="stable").tolist()):
-        unsure = "" if entry["caption"] is None else f" [{entry['caption'][m]:.1f}]"
-        wrapped = textwrap.wrap(f"{place + 1}. {texts[m]}{unsure}  {scores[m]:.2f}", 62, subsequent_indent="    ")
-        colour, weight = ("green", "bold") if m == k else ("black", "normal")
-        axis.text(0, y, "\n".join(wrapped), va="top", fontsize=8, color=colour, weight=weight, transform=axis.transAxes)
-        y -= 0.115 * len(wrapped) + 0.03
-
-
-def draw_triplet(axis, triplet: dict, path: str, models: dict[str, Encoder]) -> None:
-    """Draw one triplet: the whole image with the boxes A, B and C, its captions, and the models' uncertainties of A and
-    C."""
-    axis.imshow(np.asarray(read_photo(path)))
-    axis.axis("off")
-    lines = []
-    for letter, colour in COLOURS.items():
-        x, y, w, h = triplet[letter]
-        axis.add_patch(Rectangle((x - 0.5, y - 0.5), w, h, fill=False, edgecolor=colour, linewidth=2,
-                                 linestyle="--" if letter == "c" else "-"))
-        lines.append(f"{letter.upper()} ({colour}): {triplet[f'caption_{letter}']}")
-    for name, model in models.items():
-        images = model.crops([(path, tuple(triplet[letter])) for letter in "ac"])
-        captions = model.captions([triplet["caption_a"], triplet["caption_c"]])
-        for kind, values in (("crops", list_uncertainties(images)), ("captions", list_uncertainties(captions))):
-            if values:
-                lines.append(f"{name}, {kind}: A {values[0]:.1f}, C {values[1]:.1f}")
-    wrapped = (textwrap.fill(line, 48, subsequent_indent="   ") for line in lines)
-    axis.text(0, -0.03, "\n".join(wrapped), va="top", fontsize=8, transform=axis.transAxes)
-
-
 def show_photo(opt, models: dict[str, Encoder]) -> None:
-    """Table, picture and numbers for --image, --boxes and --captions."""
+    """Print the table of --image, --boxes and --captions, and draw the picture."""
     boxes, texts = opt.boxes or [], opt.captions or []
     check(len(texts) == len(boxes) + 1 and boxes,
           f"--boxes has {len(boxes)} and --captions {len(texts)}; give at least one box, one caption for the whole "
           "photo, and one for each box")
-    width, height = read_photo(opt.image).size
-    boxes = [(0, 0, width, height), *read_boxes(boxes, width, height)]
-    results = {name: score_crops(model, opt.image, boxes, texts) for name, model in models.items()}
-    print(report.text(tabulate(texts, boxes, results)))
-    draw(opt.image, boxes, texts, results, opt.output)
-    numbers = numbers_file(opt.output)
-    save_json({"image": opt.image, "boxes": boxes, "captions": texts,
-               "models": {name: {**models[name].facts, **result} for name, result in results.items()}}, numbers)
-    print(f"picture in {opt.output}, numbers in {numbers}")
+    photo = read_photo(opt.image)
+    boxes = [(0, 0, *photo.size), *(read_box(text, *photo.size) for text in boxes)]
+    lines, rows = [[] for _ in texts], [Row(text, "", []) for text in texts]
+    for name, model in models.items():
+        images = model.crops([(opt.image, box) for box in boxes])
+        captions = model.captions(texts, any_words=False)
+        scores = model.similarity(images, captions).detach().float().cpu().numpy()                  # (K, K)
+        of_crops, of_captions = format_uncertainties(images), format_uncertainties(captions)
+        ranks = zip(rank_diagonal(scores), rank_diagonal(scores.T))
+        for k, ((x, y, w, h), places) in enumerate(zip(boxes, ranks)):
+            lines[k].append((textwrap.shorten(texts[k], 60, placeholder="..."),
+                             [f"{x},{y},{w},{h}", name, of_captions[k], of_crops[k],
+                              *(f"{place} of {len(texts)}" for place in places)]))
+            order = np.argsort(-scores[k], kind="stable")
+            answers = [f"{scores[k, m]:.2f} {texts[m]} [{of_captions[m]}]" for m in order]
+            label = "\n".join(wrapped(line, LETTERS) for line in (f"{name} [{of_crops[k]}]", *answers))
+            rows[k].cells.append(Cell(photo.crop((x, y, x + w, y + h)), label))
+    print(report.text(("", [("", ["crop", "model"]), ("log det Sigma", ["caption", "crop"]),
+                            ("rank for each other", ["caption", "crop"])], sum(lines, []))))
+    draw_rows(opt.output, "crops, and captions by their score [log det Sigma]", rows, ACROSS)
+    print(f"picture in {opt.output}")
+
+
+def draw_triplet(triplet: dict, path: str, models: dict[str, Encoder]) -> Cell:
+    """The photo of a triplet with its boxes; above it the captions, and the uncertainties of A and C by each model."""
+    photo = read_photo(path)
+    boxes = [((x / photo.width, y / photo.height, (x + w) / photo.width, (y + h) / photo.height), COLOURS[letter])
+             for letter in COLOURS for x, y, w, h in [triplet[letter]]]
+    lines = [f"{letter.upper()} ({COLOURS[letter]}): {triplet[f'caption_{letter}']}" for letter in "abc"]
+    for name, model in models.items():
+        crops = format_uncertainties(model.crops([(path, tuple(triplet[letter])) for letter in "ac"]))
+        captions = format_uncertainties(model.captions([triplet["caption_a"], triplet["caption_c"]]))
+        lines += [f"{name}, crops: A {crops[0]}, C {crops[1]}", f"captions: A {captions[0]}, C {captions[1]}"]
+    photo.thumbnail((THUMBNAIL, THUMBNAIL))
+    return Cell(photo, "\n".join(wrapped(line, LETTERS) for line in lines), boxes=tuple(boxes))
 
 
 def show_examples(opt, models: dict[str, Encoder]) -> None:
-    """The picture of example triplets for --manifest and --examples."""
+    """Draw --examples triplets of --manifest."""
     manifest = read_manifest(opt.manifest, opt.vg)
     triplets = manifest["triplets"].get(f"{opt.threshold:g}")
     check(triplets, f"--threshold {opt.threshold:g}: {opt.manifest} has triplets at {', '.join(manifest['triplets'])} "
                     "percent; name one of them")
     by_image = {t["image"]: t for t in triplets}
-    chosen = [by_image[n] for n in random_order(list(by_image), opt.seed, "examples")[:opt.examples]]
-    with drawing(opt.output, 1, len(chosen), (4 * len(chosen), 5.2)) as (figure, axes):
-        for axis, triplet in zip(axes[0], chosen):
-            draw_triplet(axis, triplet, photo_path(manifest, triplet["image"]), models)
-        figure.subplots_adjust(0.02, 0.38, 0.98, 0.98, wspace=0.1)
-    print(f"{len(chosen)} triplets at {opt.threshold:g} percent in {opt.output}")
+    cells = [draw_triplet(by_image[n], photo_path(manifest, n), models)
+             for n in random_order(list(by_image), opt.seed, "examples")[:opt.examples]]
+    draw_rows(opt.output, f"triplets at {opt.threshold:g} percent", [Row("", "", cells)], ACROSS)
+    print(f"{len(cells)} triplets at {opt.threshold:g} percent in {opt.output}")
 
 
 def show(opt) -> None:
@@ -172,14 +115,7 @@ def show(opt) -> None:
           "give either --image FILE with --boxes and --captions, or --examples N with --manifest")
     check(not opt.image or os.path.isfile(opt.image), f"--image {opt.image}: there is no such file; give a photo")
     picture_file(opt.output, [opt.image or opt.manifest], opt.overwrite)
-    if opt.image:
-        output(numbers_file(opt.output), [opt.image], opt.overwrite)
     (show_photo if opt.image else show_examples)(opt, build_encoders(opt))
-
-
-def numbers_file(picture: str) -> str:
-    """The JSON file beside a picture."""
-    return os.path.splitext(picture)[0] + ".json"
 
 
 def main(argv=None) -> None:

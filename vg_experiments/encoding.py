@@ -1,14 +1,11 @@
 """Crops of photos and texts as a trained model embeds them, with the features of crops kept by content and extractor.
 
 A crop is identified by the bytes of its photo, its box, and how it is fitted to the network's input, so a second
-model on the same extractor costs only its tower. Ways to fit a crop:
-
-    stretch   the whole crop, resized to the width and height of the input; nothing is lost, but proportions change
-    centre    VSE++'s transform of photos: shorter side to 256, then the middle 224 x 224
-    pad       never enlarged, in the middle of the input, edge pixels repeated (demo: things keep their size)
+model on the same extractor costs only its tower. A crop is resized to the width and height of the input ("stretch").
+Crops of the demo's scenes, whose models have seen things at one size, are never enlarged: they lie in the middle of the
+input, edge pixels repeated ("pad").
 """
 import functools
-import hashlib
 import os
 from collections.abc import Callable
 from itertools import compress
@@ -24,14 +21,13 @@ from checkpoint import Trained
 from cli import Arguments, check, filename, natural, torch_device
 from data import chunks, encode_captions
 from features.networks import load_network
-from files import checksum, read_arrays, refusing, save_arrays, sha256
-from images import import_torchvision, read_photo, whole_transform
+from files import checksum, file_digest, read_arrays, save_arrays, sha256
+from images import read_photo, whole_transform
 from losses import Embedding
 from methods import filters
 from model import CNN, CNNS, Precomputed
 from vocab import tokenize
 
-FITS = ("stretch", "centre", "pad")
 SIDE = 224                            # of a network's input, pixels
 BATCH = 64                            # crops or pairs a step
 EMBEDDED = 128                        # crops that pass the tower at a time
@@ -43,10 +39,10 @@ class Extractor(NamedTuple):
     transform: Callable               # of a crop of side x side pixels
     name: str                         # what is recorded of it
     side: int
-    fit: str                          # one of FITS
+    fit: str                          # stretch or pad
 
 
-def build_extractor(model: Trained, name: str | None, fit: str | None, weights: str | None) -> Extractor:
+def build_extractor(model: Trained, name: str | None, weights: str | None) -> Extractor:
     """The extractor of a model's training set. For a model of photos the network is taken out of its image tower.
 
     name: the extractor where the training set does not record it: demo, or a network and a layer such as "resnet152
@@ -56,29 +52,29 @@ def build_extractor(model: Trained, name: str | None, fit: str | None, weights: 
     if isinstance(tower.trunk, CNN):                        # a model of photos
         check(not name, f"--extractor {name}: {run} reads photos with its own {options.cnn_type}; leave the option out")
         net, tower.trunk = tower.trunk, Precomputed(tower.trunk.dim, normalise=False, average=False)
-        state = (x.detach().cpu().numpy() for x in net.state_dict().values())
-        line = f"{options.cnn_type} trunk{' cells' * net.cells} {checksum(state)}"
-        return Extractor(net, whole_transform(), line, SIDE, fit or "stretch")
+        digest = checksum(x.detach().cpu().numpy() for x in net.state_dict().values())
+        return Extractor(net, whole_transform(), f"{options.cnn_type} trunk{' cells' * net.cells} {digest}", SIDE,
+                         "stretch")
     recorded = model.extractors.get("ims")
-    line = name or recorded
-    check(line, f"{run} was trained on the features of {options.data_name}, and no features.json beside them said what "
+    name = name or recorded
+    check(name, f"{run} was trained on the features of {options.data_name}, and no features.json beside them said what "
                 "made them; name network and layer with --extractor, such as 'resnet152 pooled', or demo")
-    cnn_type, layer, *_ = [*line.split(), None]
+    cnn_type, layer, *_ = [*name.split(), None]
     if cnn_type.startswith("demo"):
-        net, transform = filters.Photos(bool(options.n_regions)), filters.transform
-        made_by, side, usual = net.line, filters.SIDE, "pad"
+        net = filters.Photos(bool(options.n_regions))
+        line, transform, side, fit = net.line, filters.transform, filters.SIDE, "pad"
     else:
-        check(cnn_type in CNNS, f"{run}: features by '{line}' cannot be made of new crops here; the networks that can "
+        check(cnn_type in CNNS, f"{run}: features by '{name}' cannot be made of new crops here; the networks that can "
                                 f"are {', '.join(CNNS)}, or demo")
-        net, made_by = load_network(cnn_type, layer, weights)
-        transform, side, usual = whole_transform(), SIDE, "stretch"
-    check(recorded in (None, made_by),
-          f"{run} was trained on features by '{recorded}' and the network at hand is '{made_by}'; give the same "
+        net, line = load_network(cnn_type, layer, weights)
+        transform, side, fit = whole_transform(), SIDE, "stretch"
+    check(recorded in (None, line),
+          f"{run} was trained on features by '{recorded}' and the network at hand is '{line}'; give the same "
           "weights with --cnn_weights")
     check((net.regions, net.dim) == (options.n_regions, options.img_dim),
-          f"{made_by} gives {net.regions or 1} x {net.dim} numbers an image, {run} was trained on "
+          f"{line} gives {net.regions or 1} x {net.dim} numbers an image, {run} was trained on "
           f"{options.n_regions or 1} x {options.img_dim}; name with --extractor what made its training set")
-    return Extractor(net.to(model.device).eval(), transform, made_by.split(",")[0], side, fit or usual)
+    return Extractor(net.to(model.device).eval(), transform, line.split(",")[0], side, fit)
 
 
 def cut(photo: Image.Image, box, side: int, fit: str) -> Image.Image:
@@ -87,10 +83,6 @@ def cut(photo: Image.Image, box, side: int, fit: str) -> Image.Image:
     crop = photo.crop((x, y, x + w, y + h))
     if fit == "stretch":
         return crop.resize((side, side), Image.Resampling.BILINEAR)
-    if fit == "centre":
-        import_torchvision()
-        from torchvision.transforms import functional as t
-        return t.center_crop(t.resize(crop, round(side * 256 / SIDE)), side)
     if max(w, h) > side:
         w, h = (max(1, round(n * side / max(w, h))) for n in (w, h))
         crop = crop.resize((w, h), Image.Resampling.BILINEAR)
@@ -99,11 +91,7 @@ def cut(photo: Image.Image, box, side: int, fit: str) -> Image.Image:
         np.asarray(crop), ((top, side - h - top), (left, side - w - left), (0, 0)), mode="edge"))
 
 
-@functools.cache
-def digest_photo(path: str) -> str:
-    """The sha256 of a photo. Raises InputError if it cannot be read."""
-    with (refusing(f"{path} cannot be read", "check its name and its permissions", OSError), open(path, "rb") as f):
-        return hashlib.file_digest(f, "sha256").hexdigest()
+digest_photo = functools.cache(file_digest)
 
 
 class Encoder(Trained):
@@ -113,12 +101,12 @@ class Encoder(Trained):
     features of captions, or its extractor is not to be had.
     """
 
-    def __init__(self, run: str, device, cache: str, extractor: str | None = None, fit: str | None = None,
-                 weights: str | None = None, vocab: str | None = None):
+    def __init__(self, run: str, device, cache: str, extractor: str | None = None, weights: str | None = None,
+                 vocab: str | None = None):
         super().__init__(run, device, vocab=vocab)
         check(not self.options.text_features,
               f"{run} reads ready features of captions and knows no words; give a model of words")
-        self.extractor = build_extractor(self, extractor, fit, weights)
+        self.extractor = build_extractor(self, extractor, weights)
         name = self.extractor.name
         self.cache = os.path.join(cache, f"{name.split()[0]}_{sha256(name)[:12]}.npz")
 
@@ -140,24 +128,22 @@ class Encoder(Trained):
         """Features of crops, (N, F) or (N, P, F). Those that the cache lacks are computed and stored."""
         net, transform, name, side, fit = self.extractor
         keys = [sha256(f"{digest_photo(path)} {' '.join(map(str, box))} {fit}") for path, box in crops]
-        stored = (read_arrays(self.cache, "delete it, it is computed again") if os.path.exists(self.cache)
-                  else {"keys": np.array([], "U64")})
-        row = {key: k for k, key in enumerate(stored["keys"].tolist())}
+        rows = {}                                           # features (F,) or (P, F) by key
+        if os.path.exists(self.cache):
+            stored = read_arrays(self.cache, "delete it, it is computed again")
+            rows = dict(zip(stored["keys"].tolist(), stored["features"]))
         # sorted, so that the crops of a photo stand together and it is read once
-        missing = sorted((crop, key) for key, crop in dict(zip(keys, crops)).items() if key not in row)
-        photo, features = functools.lru_cache(1)(read_photo), [stored["features"]] if row else []
+        missing = sorted((crop, key) for key, crop in dict(zip(keys, crops)).items() if key not in rows)
+        photo = functools.lru_cache(1)(read_photo)
         for part in tqdm(chunks(missing, BATCH), desc=f"crops, {name.split()[0]}", disable=None, leave=False):
             pixels = torch.stack([transform(cut(photo(path), box, side, fit)) for (path, box), _ in part])
             y = net(pixels.to(self.device)).float().cpu().numpy()          # (n, F) or (n, P, F)
-            features.append(y.astype(np.float16) if y.ndim == 3 else y)
+            rows.update(zip((key for _, key in part), y.astype(np.float16) if y.ndim == 3 else y))
         if missing:
-            stored = {"keys": np.array([*stored["keys"], *(key for _, key in missing)]),
-                      "features": np.concatenate(features)}
-            save_arrays(self.cache, stored)
-            row = {key: k for k, key in enumerate(stored["keys"].tolist())}
+            save_arrays(self.cache, {"keys": np.array(list(rows)), "features": np.stack(list(rows.values()))})
             print(f"{self.path}: features of {len(missing):,} crops by {name} ({fit}); "
                   f"{len(set(keys)) - len(missing):,} were at hand")
-        return stored["features"][[row[key] for key in keys]]
+        return np.stack([rows[key] for key in keys])
 
     def captions(self, texts: list[str], any_words: bool = True) -> Embedding:
         """Embedding of N texts. Words that are not in the vocabulary are <unk>; without any_words a text of nothing
@@ -208,8 +194,6 @@ def model_arguments(p: Arguments) -> None:
         help="weights of that network (default: those in torch's cache)")
     add("--vocab", type=filename, metavar="FILE.json",
         help="vocabulary of a checkpoint of the original VSE++ or VSRN")
-    add("--fit", choices=FITS, help="how to fit a crop to the input of the network: stretch (the whole crop, resized), "
-        "centre (as VSE++) or pad (default: stretch; demo: pad)")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto takes CUDA if there is a GPU")
 
 
@@ -219,7 +203,7 @@ def build_encoders(opt) -> dict[str, Encoder]:
     device = torch_device(opt.device)
     folders = (run if os.path.isdir(run) else os.path.dirname(run) for run in opt.checkpoint)
     names = [os.path.basename(os.path.normpath(folder)) for folder in folders]
-    return {name: Encoder(run, device, opt.cache, opt.extractor, opt.fit, opt.cnn_weights, opt.vocab)
+    return {name: Encoder(run, device, opt.cache, opt.extractor, opt.cnn_weights, opt.vocab)
             for name, run in zip(names if len(set(names)) == len(names) else opt.checkpoint, opt.checkpoint)}
 
 

@@ -1,21 +1,18 @@
-"""Choose crops and captions of Visual Genome for the experiments of `ucmr` 4.6 and `pmrl` 3.4; write them as a
-manifest.
+"""Choose crops and captions of Visual Genome for `ucmr` 4.6 and `pmrl` 3.4, and write them as a manifest.
 
     python -m vg_experiments.prepare --vg data/demo_vg --output runs/vg/manifest.json
     python -m vg_experiments.prepare --data_name f8k --output runs/photos/manifest.json   # photos with captions
 
-Reads image_data.json and region_descriptions.json as Visual Genome ships them (`id` or `image_id`, and `region_id`),
-the second one as a stream, image by image. Images with a coco_id are left out, boxes are clipped to their image, and
-what cannot be used is counted.
+Reads image_data.json and region_descriptions.json as Visual Genome ships them (`id` or `image_id`, and `region_id`).
+Images with a coco_id are left out, boxes are clipped to their image, and what cannot be used is counted.
 
 Triplets (`ucmr` 4.6), one per image and area threshold: among the ten largest regions below the threshold, A is the
 largest, and B is the one of the others with the least IoU with A. C is the smallest box around both, and caption C is
 caption A + " and " + caption B. Wholes (`pmrl` 3.4): the three largest crops of at most 20 percent of an image; their
-phrases joined by " and " describe the whole image. The manifest holds boxes, captions, photos, seed, thresholds,
-counts.
+phrases joined by " and " describe the whole image.
 
 Photos with captions have no phrases of their regions: there captions A and B are two of the photo's own, another pair
-at each threshold, and regions are COCO's instances or boxes drawn at random.
+at each threshold, and boxes are drawn at random.
 """
 if __name__ == "__main__":
     import cli
@@ -25,7 +22,7 @@ import hashlib
 import json
 import os
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -33,7 +30,7 @@ import numpy as np
 from tqdm import tqdm
 
 import cli
-from cli import Arguments, InputError, check, data_set, filename, natural, number, reason
+from cli import Arguments, check, data_set, filename, natural, positive, probability, within
 from data import Split, read_split
 from files import below, need, output, read_json, refusing, save_json
 
@@ -44,7 +41,7 @@ DRAWN, SHARES = 40, (0.02, 0.55)      # boxes drawn in a photo, and their shares
 FOLDERS = ("images", "VG_100K", "VG_100K_2", "")       # where photos lie
 SOURCE = "get it from Visual Genome, or write demo data with python -m demo"
 AS_SHIPPED = "give the file as Visual Genome ships it"
-READ, LONGEST = 1 << 24, 1 << 27      # characters read at a time, and of an entry of the annotations at most
+READ, LONGEST = 1 << 24, 1 << 27      # characters read at a time, and of an entry at most
 COUNTED = ("images_listed", "images_in_coco", "images_without_size", "images_twice", "images_kept",
            "images_without_regions", "regions_of_other_images", "regions_read", "regions_without_area",
            "regions_outside", "regions_without_phrase", "regions_kept", "regions_clipped")
@@ -77,34 +74,25 @@ class Photo(NamedTuple):
 # ---- annotations
 
 def stream_json(path: str) -> Iterator:
-    """Yield the objects of a JSON array, with the number of characters read so far; never all at once. Raises
-    InputError if the file is not a JSON array."""
+    """Yield the objects of a JSON array, never all at once. Raises InputError if the file is not a JSON array."""
     decoder = json.JSONDecoder()
-    try:
-        with (refusing(f"{path} cannot be read", "check its name and its permissions", OSError),
-              open(path, encoding="utf-8") as f):
-            text = f.read(READ)
-            at, read = GAP.match(text).end(), len(text)
-            if text[at:at + 1] != "[":
-                raise ValueError(f"it starts with {text[at:at + 20]!r} and not with a list")
-            at += 1
-            while True:
-                at = GAP.match(text, at).end()
-                if text[at:at + 1] == "]":
-                    return
-                try:
-                    entry, at = decoder.raw_decode(text, at)
-                    yield entry, read
-                except json.JSONDecodeError as error:
-                    more = f.read(READ)
-                    if not more or len(text) - at > LONGEST:
-                        raise ValueError(f"{error.msg} near character {read - len(text) + error.pos}") from error
-                    text, at, read = text[at:] + more, 0, read + len(more)
-    except InputError:
-        raise
-    # also bytes that are no text, a number of thousands of digits, hundreds of levels
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not whole JSON ({reason(error)}); fetch it again") from error
+    with refusing(f"{path} is not whole JSON", "fetch it again"), open(path, encoding="utf-8") as f:
+        text = f.read(READ)
+        at = GAP.match(text).end()
+        check(text[at:at + 1] == "[", f"{path} starts with {text[at:at + 20]!r} and not with a list; {AS_SHIPPED}")
+        at += 1
+        while True:
+            at = GAP.match(text, at).end()
+            if text[at:at + 1] == "]":
+                return
+            try:
+                entry, at = decoder.raw_decode(text, at)
+                yield entry
+            except json.JSONDecodeError:                    # the rest of the entry may come with what is read next
+                more = f.read(READ)
+                if not more or len(text) - at > LONGEST:
+                    raise
+                text, at = text[at:] + more, 0
 
 
 def image_number(entry, path: str) -> int:
@@ -145,22 +133,27 @@ def read_visual_genome(folder: str, counts: Counter) -> Iterator[Photo]:
     """Yield the images of both annotation files with their regions."""
     photos = read_images(folder, counts)
     path, seen = need(os.path.join(folder, "region_descriptions.json"), SOURCE), set()
-    with tqdm(total=os.path.getsize(path), unit="B", unit_scale=True, desc="regions", disable=None) as bar:
-        for k, (entry, read) in enumerate(stream_json(path)):
-            key = image_number(entry, path)
-            with refusing(f"{path}: entry {k + 1} has regions that are not as Visual Genome ships them",
-                          "each needs region_id or id, x, y, width, height and phrase"):
-                regions = [Region(tuple(round(r[side]) for side in ("x", "y", "width", "height")),
-                                  r["region_id"] if "region_id" in r else r["id"], (r["phrase"] or "").strip())
-                           for r in entry["regions"]]
-            check(key not in seen, f"{path} lists the regions of image {key} twice; {AS_SHIPPED}")
-            if key in photos:
-                seen.add(key)
-                yield photos[key]._replace(regions=regions)
-            else:
-                counts["regions_of_other_images"] += len(regions)
-            bar.update(read - bar.n)
+    for k, entry in enumerate(tqdm(stream_json(path), unit=" images", desc="regions", disable=None), 1):
+        key = image_number(entry, path)
+        with refusing(f"{path}: entry {k} has regions that are not as Visual Genome ships them",
+                      "each needs region_id or id, x, y, width, height and phrase"):
+            regions = [Region(tuple(round(r[side]) for side in ("x", "y", "width", "height")),
+                              r["region_id"] if "region_id" in r else r["id"], (r["phrase"] or "").strip())
+                       for r in entry["regions"]]
+        check(key not in seen, f"{path} lists the regions of image {key} twice; {AS_SHIPPED}")
+        if key in photos:
+            seen.add(key)
+            yield photos[key]._replace(regions=regions)
+        else:
+            counts["regions_of_other_images"] += len(regions)
     counts["images_without_regions"] += len(photos) - len(seen)
+
+
+def clip_box(box: tuple, width: int, height: int) -> tuple | None:
+    """The part of a box (x, y, width, height) within an image of this size, None where there is none."""
+    x, y, w, h = box
+    low, high = (max(x, 0), max(y, 0)), (min(x + w, width), min(y + h, height))
+    return (*low, high[0] - low[0], high[1] - low[1]) if high[0] > low[0] and high[1] > low[1] else None
 
 
 def keep_usable(photo: Photo, counts: Counter) -> list[Region]:
@@ -168,16 +161,14 @@ def keep_usable(photo: Photo, counts: Counter) -> list[Region]:
     the others is counted for one reason."""
     regions = []
     for region in photo.regions:
-        x, y, w, h = region.box
-        low, high = (max(x, 0), max(y, 0)), (min(x + w, photo.width), min(y + h, photo.height))
-        if w <= 0 or h <= 0:
+        box = clip_box(region.box, photo.width, photo.height)
+        if min(region.box[2:]) <= 0:
             counts["regions_without_area"] += 1
-        elif high[0] <= low[0] or high[1] <= low[1]:
+        elif box is None:
             counts["regions_outside"] += 1
         elif region.phrase == "":
             counts["regions_without_phrase"] += 1
         else:
-            box = (*low, high[0] - low[0], high[1] - low[1])
             counts["regions_clipped"] += box != region.box
             regions.append(region._replace(box=box))
     counts["regions_read"] += len(photo.regions)
@@ -188,24 +179,15 @@ def keep_usable(photo: Photo, counts: Counter) -> list[Region]:
 
 # ---- photos with captions
 
-def read_photos(split: Split, instances: str | None, seed: int) -> tuple[str, Iterator[Photo]]:
-    """The folder and the photos of a split, with COCO's `instances` as regions, or boxes drawn at random. Raises
-    InputError where no photo has two captions, and where the file lacks a photo."""
-    photos, n = split.images, len(split.images)
-    boxes = read_instances(instances, [photos.name(i) for i in range(n)]) if instances else [None] * n
-    captions = [[split.captions[m] for m in np.flatnonzero(split.caption_image == i)] for i in range(n)]
-    check(max(map(len, captions)) > 1, "no photo has two captions, and A and B are two of one photo; give other data")
-    folder = os.path.commonpath([os.path.dirname(path) for path in photos.paths])
-
-    def read() -> Iterator[Photo]:
-        first = 0                                           # the number of a photo's first region
-        for i in tqdm(range(n), desc="photos", disable=None):
-            size = photos.open(i).size
-            own = draw_boxes(size, np.random.default_rng([seed, i])) if boxes[i] is None else boxes[i]
-            regions = [Region(tuple(box), first + k, None) for k, box in enumerate(np.rint(own).astype(int).tolist())]
-            first += len(regions)
-            yield Photo(i, *size, os.path.relpath(photos.paths[i], folder), regions, captions[i])
-    return folder, read()
+def read_photos(split: Split, folder: str, seed: int) -> Iterator[Photo]:
+    """Yield the photos of a split with their captions, and DRAWN boxes in each."""
+    photos = split.images
+    for i in tqdm(range(len(photos)), desc="photos", disable=None):
+        size = photos.open(i).size
+        boxes = np.rint(draw_boxes(size, np.random.default_rng([seed, i]))).astype(int).tolist()
+        regions = [Region(tuple(box), DRAWN * i + k, None) for k, box in enumerate(boxes)]
+        captions = [split.captions[m] for m in np.flatnonzero(split.caption_image == i)]
+        yield Photo(i, *size, os.path.relpath(photos.paths[i], folder), regions, captions)
 
 
 def draw_boxes(size: tuple[int, int], rng) -> np.ndarray:
@@ -214,20 +196,6 @@ def draw_boxes(size: tuple[int, int], rng) -> np.ndarray:
     share, aspect = rng.uniform(*SHARES, DRAWN), 2 ** rng.uniform(-1, 1, DRAWN)
     sides = np.minimum(np.sqrt(np.stack([share * aspect, share / aspect], 1)), 1)
     return np.concatenate([rng.random((DRAWN, 2)) * (1 - sides), sides], 1) * np.tile(size, 2)
-
-
-def read_instances(path: str, names: list[str]) -> list[np.ndarray]:
-    """The boxes (k, 4) of COCO's instances in each photo of these names."""
-    stored, listed = read_json(need(path, "give COCO's instances_val2014.json")), defaultdict(list)
-    with refusing(f"{path} is no file of COCO's instances", "give instances_val2014.json"):
-        for thing in stored["annotations"]:
-            listed[thing["image_id"]].append(thing["bbox"])
-        boxes = {os.path.basename(image["file_name"]): np.array(listed[image["id"]], np.float64).reshape(-1, 4)
-                 for image in stored["images"]}
-    missing = [name for name in names if name not in boxes]
-    check(not missing, f"{path} lacks {len(missing):,} of the {len(names):,} photos: {', '.join(missing[:3])}; give "
-                       "the instances of these photos")
-    return [boxes[name] for name in names]
 
 
 # ---- choice
@@ -276,15 +244,12 @@ def sample(photos: dict[int, Photo], count: int, seed: int, key: str, folder: st
     check(skip_missing or not gone,
           f"{len(gone)} of the {min(count, len(order))} photos drawn are not in {folder}, those of the images "
           f"{', '.join(map(str, gone[:5]))}; fetch them, or go on without with --skip_missing")
-    there, counts[f"photos_missing_{key}"] = [], 0
+    numbers, counts[f"photos_missing_{key}"] = [], 0
     for n in order:
-        if len(there) == count:
-            break
-        if photos[n].file is None:
-            counts[f"photos_missing_{key}"] += 1
-        else:
-            there.append(n)
-    return there
+        if len(numbers) < count:
+            counts[f"photos_missing_{key}"] += photos[n].file is None
+            numbers += [n] * (photos[n].file is not None)
+    return numbers
 
 
 # ---- manifest
@@ -317,39 +282,34 @@ def describe_whole(photo: Photo, crops: list[Region]) -> dict:
 
 
 def prepare(folder: str, images: int = 2000, wholes: int = 950, thresholds=(10, 20, 30, 40, 50), seed: int = 0,
-            max_iou: float = 0.5, skip_missing: bool = False, split: Split | None = None,
-            instances: str | None = None) -> dict:
-    """The manifest of a folder of Visual Genome, or of the photos and captions of a split, with `instances` of COCO.
+            max_iou: float = 0.5, skip_missing: bool = False, split: Split | None = None) -> dict:
+    """The manifest of a folder of Visual Genome, or of the photos and captions of a split.
 
     Images of triplets have one at every threshold, so that all thresholds compare the same images. Raises InputError if
-    an argument is out of range, a file is not as Visual Genome ships it, or no image is left.
+    a file is not as Visual Genome ships it, or no image is left.
     """
-    check(images > 0 and wholes >= 0 and all(0 < t <= 100 for t in thresholds) and 0 <= max_iou <= 1,
-          f"--images {images}, --wholes {wholes}, --thresholds {' '.join(map(str, thresholds))}, --max_iou {max_iou}: "
-          "give at least 1 and 0 images, percents above 0 up to 100, and an IoU from 0 to 1")
     percents, counts = sorted(set(thresholds)), Counter(dict.fromkeys(COUNTED, 0))
     if split:
-        folder, photos = read_photos(split, instances, seed)
-        counts["images_listed"], wholes = len(split.images), 0             # nothing describes the crops of a photo
+        check(np.bincount(split.caption_image).max() > 1,
+              "no photo has two captions, and A and B are two of one photo; give other data")
+        folder = os.path.commonpath([os.path.dirname(path) for path in split.images.paths])
+        photos, wholes = read_photos(split, folder, seed), 0               # nothing describes the crops of a photo
+        counts["images_listed"] = len(split.images)
     else:
         photos = read_visual_genome(folder, counts)
-    with_triplets, with_crops, pairs, crops, usable = {}, {}, {}, {}, Counter()
+    with_triplets, with_crops, pairs, crops = {}, {}, {}, {}
     for photo in photos:
         regions, photo = keep_usable(photo, counts), photo._replace(regions=[])
         chosen = [choose_triplet(regions, photo.area, percent) for percent in percents]
-        several = photo.captions is None or len(photo.captions) > 1
-        for k, percent in enumerate(percents):
-            counts[f"images_with_triplet_{percent:g}"] += chosen[k] is not None
-            usable[percent] += several and None not in chosen[:k + 1]
-        if several and None not in chosen:
+        for percent, pair in zip(percents, chosen):
+            counts[f"images_with_triplet_{percent:g}"] += pair is not None
+        if None not in chosen and (photo.captions is None or len(photo.captions) > 1):
             with_triplets[photo.number], pairs[photo.number] = photo, chosen
         three = choose_crops(regions, photo.area, max_iou)
         if three:
             with_crops[photo.number], crops[photo.number] = photo, three
-    for percent in percents:
-        check(usable[percent], f"--thresholds {' '.join(f'{t:g}' for t in percents)}: at {percent:g} no image has two "
-                               f"regions smaller than {percent:g} percent of it, and two at every smaller threshold; "
-                               "give larger thresholds")
+    check(with_triplets, f"--thresholds {' '.join(f'{t:g}' for t in percents)}: no image has two regions smaller than "
+                         f"{percents[0]:g} percent of it, and two at every other threshold; give larger thresholds")
     counts["images_with_all_triplets"], counts["images_with_three_crops"] = len(with_triplets), len(with_crops)
     picked = sample(with_triplets, images, seed, "triplets", folder, skip_missing, counts)
     check(picked, f"none of the {len(with_triplets)} images with triplets has a photo in {folder}; put the photos in "
@@ -375,34 +335,21 @@ def read_manifest(path: str, folder: str | None = None) -> dict:
     file is not one."""
     fix = "write one with python -m vg_experiments.prepare"
     manifest = read_json(need(path, fix), fix)
-    try:
-        images = manifest["images"]
-        for photo in images.values():
+    with refusing(f"{path} is no manifest of format {FORMAT}", fix):
+        check(manifest["format"] == FORMAT, f"{path} is no manifest of format {FORMAT}; {fix}")
+        for photo in manifest["images"].values():
             below(manifest["folder"], photo["file"], path)
-        sound = (manifest["format"] == FORMAT
-                 and all(type(photo[side]) is int for photo in images.values() for side in ("width", "height"))
-                 and all(str(t["image"]) in images
-                         and all(len(t[x]) == 4 and isinstance(t[f"caption_{x}"], str) for x in "abc")
-                         for triplets in manifest["triplets"].values() for t in triplets)
-                 and all(str(w["image"]) in images and isinstance(w["description"], str)
-                         and len(w["crops"]) == len(w["captions"]) == manifest["crops"] for w in manifest["wholes"]))
-    except (TypeError, KeyError, AttributeError):
-        sound = False
-    check(sound, f"{path} is no manifest of format {FORMAT}; {fix}")
-    manifest["folder"] = folder or manifest["folder"]
+        manifest["folder"] = folder or manifest["folder"]
     return manifest
 
 
 def write_manifest(opt) -> None:
     """The command: write the manifest and print its counts."""
     output(opt.output, overwrite=opt.overwrite)
-    check(opt.data_name or not opt.instances, f"--instances {opt.instances} is for the photos of --data_name; name "
-                                              "these, or leave it out")
     split = opt.data_name and read_split(opt.data_path, opt.data_name, opt.split, dev_images=0)
     check(not split or hasattr(split.images, "paths"), f"--data_name {opt.data_name} holds features, and crops are cut "
                                                        "from photos; name a data set of photos")
-    manifest = prepare(opt.vg, opt.images, opt.wholes, opt.thresholds, opt.seed, opt.max_iou, opt.skip_missing, split,
-                       opt.instances)
+    manifest = prepare(opt.vg, opt.images, opt.wholes, opt.thresholds, opt.seed, opt.max_iou, opt.skip_missing, split)
     save_json(manifest, opt.output)
     for name, count in manifest["counts"].items():
         print(f"{count:>10,}  {name.replace('_', ' ')}")
@@ -418,16 +365,15 @@ def main(argv=None) -> None:
     add("--data_name", type=data_set, help="in place of --vg: photos with captions, a data set below --data_path")
     add("--data_path", type=filename, default="data", help="folder that holds the data sets")
     add("--split", default="test", help="split of --data_name")
-    add("--instances", type=filename, metavar="FILE.json",
-        help="boxes of --data_name, in the form of COCO's instances (default: drawn at random)")
     add("--output", type=filename, default="runs/vg/manifest.json", metavar="FILE.json", help="manifest to write")
     add("--overwrite", action="store_true", help="replace the file that is there")
-    add("--images", type=natural, default=2000, help="number of images with triplets, at most")
+    add("--images", type=positive, default=2000, help="number of images with triplets, at most")
     add("--wholes", type=natural, default=950,
         help="number of images with three crops and a description of the whole image, at most")
-    add("--thresholds", type=number, nargs="+", default=[10, 20, 30, 40, 50], metavar="PERCENT",
+    percentage = within(lambda x: 0 < x <= 100, "a percentage above 0")
+    add("--thresholds", type=percentage, nargs="+", default=[10, 20, 30, 40, 50], metavar="PERCENT",
         help="regions A and B are smaller than this share of the image")
-    add("--max_iou", type=number, default=0.5, help="greatest IoU of any two of an image's three crops")
+    add("--max_iou", type=probability, default=0.5, help="greatest IoU of any two of an image's three crops")
     add("--seed", type=natural, default=0, help="random seed that draws the images")
     add("--skip_missing", action="store_true", help="draw only from images whose photos are there")
     cli.run(p.prog, write_manifest, p.parse_args(argv))

@@ -45,8 +45,6 @@ COLUMNS = {"table4": ("crop A", "crop C", "caption A", "caption C", "images to t
                          "images to text")}
 TITLES = {"table4": "triplets (`ucmr` Table 4), mean over the thresholds",
           "section34": "images and crops (`pmrl` 3.4)"}
-PUBLISHED = {"table4": {"ucmr: VSE++": (59.7, 66.0, 74.8, 54.0), "ucmr: VSE++ ours": (58.6, 69.5, 71.7, 58.9)},
-             "section34": {"pmrl: GCIE-best": (61, 77, 82, 53), "pmrl: VSE++": (58, 69, 97, 13)}}       # in percent
 
 
 def correct_choices(similarity, images: Embedding, captions: Embedding, small: np.ndarray, large: np.ndarray,
@@ -102,33 +100,29 @@ def section34(model: Encoder, manifest: dict, wholes: list[dict], seed: int) -> 
 def summarise(kind: str, hits: dict[str, np.ndarray]) -> dict:
     """{row: {query: result of `paired_bootstrap` beside the first row}}, in percent. hits: {row: (G, 4, N) bool}; an
     image is resampled with all G of its items."""
-    def totals(values):
-        sums = 100.0 * values.sum(0)                                                # (4, N)
-        counts = np.full(values.shape[2], float(len(values)))
-        return {name: (total, counts) for name, total in zip(
-            COLUMNS[kind], [*sums, sums[:2].mean(0), sums[2:].mean(0)])}
-    first, result = totals(next(iter(hits.values()))), {}
+    totals, result = {}, {}
     for row, values in hits.items():
-        this = totals(values)
-        nothing = {k: (np.zeros_like(total), n) for k, (total, n) in this.items()}
-        alone, beside = (paired_bootstrap(other, this, {}, samples=2000) for other in (nothing, first))
+        sums, counts = 100.0 * values.sum(0), np.full(values.shape[2], float(len(values)))          # (4, N), (N,)
+        totals[row] = {query: (total, counts) for query, total in zip(
+            COLUMNS[kind], [*sums, sums[:2].mean(0), sums[2:].mean(0)])}
+        zeros = {query: (np.zeros_like(total), n) for query, (total, n) in totals[row].items()}
+        first = next(iter(totals.values()))
+        alone, beside = (paired_bootstrap(other, totals[row], {}, samples=2000) for other in (zeros, first))
         result[row] = {
-            k: {"percent": alone[k]["b"], "low": alone[k]["low"], "high": alone[k]["high"],
-                "difference": {x: beside[k][x] for x in ("difference", "low", "high", "p")}} for k in this}
+            query: {"percent": alone[query]["b"], "low": alone[query]["low"], "high": alone[query]["high"],
+                    "difference": {x: beside[query][x] for x in ("difference", "low", "high", "p")}}
+            for query in totals[row]}
     return result
 
 
 def render_table(kind: str, title: str, rows: dict) -> str:
-    """The table: one row per model, below it its differences from the first model, and the rows of the papers."""
+    """The table: one row per model, and below it its differences from the first model."""
     lines = []
     for row, entries in rows.items():
         lines.append((row, [f"{e['percent']:.1f} [{e['low']:.1f}, {e['high']:.1f}]" for e in entries.values()]))
         if len(lines) > 1:
             lines.append(("  less the first", [f"{e['difference']['difference']:+.1f} (p {e['difference']['p']:.3f})"
                                                for e in entries.values()]))
-    for row, numbers in PUBLISHED[kind].items():
-        means = [sum(numbers[:2]) / 2, sum(numbers[2:]) / 2]
-        lines.append((row, [f"{value:.1f}" for value in (*numbers, *means)]))
     return report.text((title, [("", COLUMNS[kind])], lines))
 
 
@@ -140,10 +134,11 @@ def select(opt) -> None:
     wholes = filter_known(models, manifest["wholes"], lambda w: (*w["captions"], w["description"]))
     hits = {"table4": {}, "section34": {}}
     for name, model in models.items():
-        results = (table4(model, manifest, triplets_at, opt.seed),
-                   section34(model, manifest, wholes, opt.seed) if wholes else {})
-        for rows, result in zip(hits.values(), results):
-            rows.update({name + variant: values for variant, values in result.items()})
+        hits["table4"] |= {name + variant: values
+                           for variant, values in table4(model, manifest, triplets_at, opt.seed).items()}
+        if wholes:
+            hits["section34"] |= {name + variant: values
+                                  for variant, values in section34(model, manifest, wholes, opt.seed).items()}
     tables = {kind: summarise(kind, rows) for kind, rows in hits.items() if rows}
     by_threshold = {percent: {row: dict(zip(COLUMNS["table4"], (100 * values[g].mean(1)).tolist()))
                               for row, values in hits["table4"].items()} for g, percent in enumerate(triplets_at)}
