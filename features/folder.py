@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 from cli import InputError, check, reason
 from data import Features, compose_name
-from features.networks import RECIPE
 from features.store import AGAIN, ALL, read_list
-from files import CHANGING, need, read_text, sha256
+from files import need, read_text, refuse_changing, sha256
 from images import photo_formats
 from vocab import NO_CAPTION
 
@@ -33,14 +32,14 @@ SHARES = {"train": 0.8, "dev": 0.9, "test": 1.0}            # split: below which
 # ---- photos
 
 def find_photos(folder: str, skip_broken: bool = False, exclude=()) -> tuple[list[str], list[str]]:
-    """Photos below a folder by the endings of their names, and notes on what was left out.
+    """Find photos below a folder by the endings of their names; returns them and notes on what was left out.
 
     Photos are paths in the folder with /, in the order of their characters. Left out are hidden files and folders,
     NO_PHOTOS, what fits a pattern of `exclude` by its name or its path, other files, names that are no UTF-8 in one
-    line, and symbolic links, but for those to a photo in the folder that is not found under its own name. Raises
-    InputError for a folder that cannot be read; with `skip_broken` only for `folder` itself.
+    line, and symbolic links, which may lead out of the folder. Raises InputError for a folder that cannot be read; with
+    `skip_broken` only for `folder` itself.
     """
-    root, folders, photos, links = os.path.realpath(folder), [""], [], []
+    root, folders, photos = os.path.realpath(folder), [""], []
     endings, others, omitted = ENDINGS | (HEIF if "HEIF" in photo_formats() else set()), Counter(), defaultdict(list)
     while folders:
         inside = folders.pop()
@@ -61,17 +60,13 @@ def find_photos(folder: str, skip_broken: bool = False, exclude=()) -> tuple[lis
             elif not is_line(entry.name):
                 omitted["names that are no UTF-8 or have a line break"].append(name)
             elif entry.is_symlink():
-                links.append(name)
+                omitted["symbolic links"].append(name)
             elif entry.is_dir():
                 folders.append(f"{name}/")
             elif ending in endings and entry.is_file():
                 photos.append(name)
             else:
                 others[ending or "without an ending"] += 1
-    linked = find_linked(root, sorted(links), photos, endings)
-    photos += linked
-    if len(linked) < len(links):
-        omitted["symbolic links out of the folder, to folders, or to photos that count once"] = {*links} - {*linked}
     notes = [f"{others.total():,} other files: {', '.join(ascii(ending)[1:-1] for ending, _ in others.most_common(8))}"]
     if HEIF & set(others):
         notes.append("pip install pillow-heif, and photos of .heic and .heif are read, too")
@@ -79,35 +74,21 @@ def find_photos(folder: str, skip_broken: bool = False, exclude=()) -> tuple[lis
         f"{what}: {len(names):,} left out, the first: {ascii(min(names))}" for what, names in omitted.items()]
 
 
-def find_linked(root: str, links: list[str], photos: list[str], endings: set[str]) -> list[str]:
-    """The links to photos below `root` that are not found under their own names: in a hidden folder, as git-annex keeps
-    files."""
-    linked, within = [], set(photos)
-    for name in links:
-        target = os.path.realpath(os.path.join(root, name))
-        place = os.path.relpath(target, root)
-        if (os.path.isfile(target) and os.path.splitext(name)[1].lower() in endings and place not in within
-                and place.split(os.sep)[0] != ".."):
-            within.add(place)
-            linked.append(name)
-    return linked
-
-
 def is_line(name: str) -> bool:
-    """Whether a name is UTF-8 and can be a line of a text file."""
+    """Tell whether a name is UTF-8 and can be a line of a text file."""
     return name[0] != "\ufeff" and not any("\ud800" <= letter <= "\udfff" or letter in "\r\n" for letter in name)
 
 
 # ---- captions
 
 def choose_split(name: str) -> str:
-    """The split of a photo, from a hash of its name alone, so that other photos never change it."""
+    """Choose the split of a photo by a hash of its name alone, so that other photos never change it."""
     share = int(sha256(name)[:16], 16) / 2 ** 64
     return next(split for split, below in SHARES.items() if share < below)
 
 
 def read_table(path: str) -> list[list[str]]:
-    """The rows [name, caption] of a table with the header name,caption. Raises InputError."""
+    """Read the rows [name, caption] of a table with the header name,caption. Raises InputError."""
     text = read_text(path)
     first = text.lstrip("\r\n").split("\n", 1)[0]
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count), strict=True)
@@ -130,9 +111,9 @@ def read_table(path: str) -> list[list[str]]:
 
 
 def read_captions(path: str, names: list[str], per_image: int | None) -> tuple[dict[str, dict], list[str]]:
-    """The captions of a table for the photos `names`, {split: {name: captions}}, and notes on what was left out.
+    """Read the captions of the photos `names`, {split: {name: captions}}, and notes on what was left out.
 
-    Each photo has equally many: `per_image`, or the least number of a photo with captions. Raises InputError where the
+    Each photo gets equally many: `per_image`, or the least number of a photo with captions. Raises InputError where the
     table cannot be read, has no caption of these photos, or leaves a split empty.
     """
     captions, photos = defaultdict(list), {compose_name(name): name for name in names}
@@ -181,33 +162,22 @@ class Images(NamedTuple):
     """Features of N photos of a folder, as `features.images` wrote them."""
     features: Features                # (N, F) or (N, P, F)
     names: list[str]                  # paths below `folder`, with /
-    digests: list[str]                # of the files
     folder: str                       # the absolute path of the photos
     extractor: str                    # the line of features.json
-    recipe: dict                      # what `build_network` builds the network from, and checks it by
 
 
 def read_images(data_path: str, data_name: str) -> Images:
-    """Open the features of a folder of photos.
-
-    Raises InputError where they are not there, were left half replaced by a stop, or do not belong together.
-    """
+    """Open the features of a folder of photos. Raises InputError where they are absent or do not belong together."""
     root = os.path.join(data_path, data_name)
     ims, path = (os.path.join(root, f"{ALL}_{end}") for end in ("ims.npy", "photos.json"))
     again = f"python -m features.images --photos FOLDER --output_name {data_name}"
-    check(not os.path.exists(os.path.join(root, CHANGING.format(ALL))),
-          f"{root}: the features and names of photos do not belong together, as features.images was stopped while it "
-          "put them in their places; call it again")
+    refuse_changing(root, ALL)
     for file in (path, ims):
         need(file, f"`{again}` writes it")
-    content = read_list(root, ALL)
-    recipe, folder, line = (content.get(key) for key in ("recipe", "folder", "extractor"))
-    check(isinstance(recipe, dict) and isinstance(folder, str) and isinstance(line, str)
-          and all(x is None or isinstance(x, (str, int)) for x in recipe.values()),
+    content, features = read_list(root, ALL), Features(ims)
+    names, folder, line = [photo.name for photo in content["photos"]], content.get("folder"), content.get("extractor")
+    check(isinstance(folder, str) and isinstance(line, str),
           f"{path} is no list of a folder of photos; {AGAIN} with `{again}`")
-    features, photos = Features(ims), content["photos"]
-    check(len(features) == len(photos), f"{ims} has {len(features):,} rows and {path} lists {len(photos):,} photos; "
-                                        f"delete {path} and call `{again}`")
-    recipe = {name: recipe.get(name) for name in RECIPE}                            # older lists have others
-    return Images(features, [photo.name for photo in photos], [photo.digest for photo in photos], folder, line,
-                  {**recipe, "extractor": line})
+    check(len(features) == len(names), f"{ims} has {len(features):,} rows and {path} lists {len(names):,} photos; "
+                                       f"delete {path} and call `{again}`")
+    return Images(features, names, folder, line)

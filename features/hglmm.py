@@ -1,8 +1,8 @@
 """Hybrid Gaussian-Laplacian mixtures and their Fisher vectors, with PCA and ICA: a caption as one vector.
 
 Klein et al. 2015, Associating Neural Word Embeddings with Deep Image Representations using Fisher Vectors. A caption is
-a set of word vectors. A mixture is fitted to the words of all captions. The Fisher vector of a caption says in which
-direction its words would move each location and scale of the mixture. features.captions runs the whole recipe.
+a set of word vectors, and a mixture is fitted to the words of all captions. The Fisher vector of a caption says in
+which direction its words would move each location and scale of the mixture. features.captions runs the recipe.
 """
 from dataclasses import dataclass
 
@@ -12,13 +12,12 @@ from scipy.sparse import csr_array
 from tqdm import tqdm
 
 from cli import check
-from files import read_arrays
 
 BLOCK = 1 << 24                       # numbers that a temporary array may hold
-AT_MEDIAN = 1e-4     # scales; a median is the value of a word, whose sign must not hang on rounding
-TURNS = 200                           # of FastICA, at most
+AT_MEDIAN = 1e-4                      # scales: a median is the value of a word, whose sign must not hang on rounding
+ICA_STEPS = 200                       # of FastICA, at most
 EXACT = 3000                          # rows or columns of which the PCA is exact
-FLOOR = 0.1                 # smallest scale of a component, in standard deviations of the dimension
+FLOOR = 0.1                           # smallest scale of a component, in standard deviations of the dimension
 
 
 @dataclass
@@ -36,21 +35,18 @@ class HGLMM:
     @classmethod
     def fit(cls, x: np.ndarray, n_clusters: int = 30, n_iter: int = 10, seed: int = 0,
             count: np.ndarray | None = None) -> "HGLMM":
-        """Maximum likelihood on x (N, D) by n_iter steps of EM.
+        """Maximise the likelihood of x (N, D) by n_iter steps of EM.
 
-        `count` (N,) says how often each row occurs. Words repeat, so distinct words with counts give the same mixture
-        in a fraction of the time. `history` holds the mean log-likelihood in nats before the first step and after each
-        step; no step lowers it. Scales stay above FLOOR standard deviations of their dimension. Without a bound a
-        cluster on a single word, such as "a", would have an infinite likelihood.
-
-        Raises InputError if there are fewer different vectors than clusters.
+        count (N,): occurrences of each row, since distinct words with counts give the same mixture in a fraction of the
+        time. `history` holds the mean log-likelihood in nats before the first step and after each step; no step lowers
+        it. Scales stay above FLOOR: a cluster on a single word, such as "a", would have an infinite likelihood. Raises
+        InputError if there are fewer different vectors than clusters.
         """
         x = np.asarray(x, np.float64)
         count = np.ones(len(x)) if count is None else np.asarray(count, np.float64)
-        distinct = len(np.unique(x[count > 0], axis=0)) if len(x) <= 50 * max(1, n_clusters) else n_clusters
-        check(n_iter >= 0 and 1 <= n_clusters <= distinct,
-              f"{n_clusters} clusters and {n_iter} iterations on {distinct} different word vectors; give 1 or more "
-              "clusters but no more than different vectors, and 0 or more iterations")
+        distinct = len(np.unique(x[count > 0], axis=0))
+        check(n_clusters <= distinct, f"--n_clusters {n_clusters} is more than the {distinct} different word vectors; "
+                                      "give fewer clusters, or more captions")
         share = count / count.sum()
         mean = share @ x                                                            # (D,)
         floor = np.maximum(FLOOR * np.sqrt(share @ (x - mean) ** 2), 1e-6)          # (D,)
@@ -68,7 +64,7 @@ class HGLMM:
         return mixture
 
     def _maximise(self, x, part, floor) -> None:
-        """M-step. part (N, K): responsibility times share of the data, with sum 1. floor (D,): least scales.
+        """Take the M-step. part (N, K): responsibility times share of the data, with sum 1. floor (D,): least scales.
 
         Mean and variance maximise the weighted likelihood of a Gaussian, median and mean absolute deviation that of a
         Laplacian. Their maxima are -log(sd) - log(2 pi) / 2 - var / 2 sd^2 and -log(2 s) - mad / s, and the greater one
@@ -91,7 +87,7 @@ class HGLMM:
         self.scale[alive] = np.where(laplacian, s, sd)
 
     def _joint(self, x) -> np.ndarray:
-        """log w_k + log p(x | k): (N, D) -> (N, K)."""
+        """Compute log w_k + log p(x | k): (N, D) -> (N, K)."""
         x = np.asarray(x, np.float64)
         out = np.empty((len(x), len(self.weight)))
         rows = max(1, BLOCK // x.shape[1])
@@ -106,21 +102,21 @@ class HGLMM:
         return out
 
     def log_likelihood(self, x) -> np.ndarray:
-        """log p(x) in nats: (N, D) -> (N,)."""
+        """Compute log p(x) in nats: (N, D) -> (N,)."""
         return _log_sum(self._joint(x))
 
     def posterior(self, x) -> np.ndarray:
-        """p(k | x): (N, D) -> (N, K), rows of sum 1."""
+        """Compute p(k | x): (N, D) -> (N, K), rows of sum 1."""
         joint = self._joint(x)
         return np.exp(joint - _log_sum(joint)[:, None])
 
     def fisher_of_counts(self, x: np.ndarray, counts) -> np.ndarray:
-        """Fisher vectors (n_sets, 2 K D) float32, all locations and then all scales, of sets of words, from V different
-        words x (V, D) and how often each occurs in each set: sparse (n_sets, V). An empty set gives zeros.
+        """Compute Fisher vectors of sets of words: (n, 2 K D) float32, all locations and then all scales.
 
-        The gradient of the mean log-likelihood of a set's T words, with each entry divided by the square root of its
-        Fisher information (diagonal, and with posteriors taken as nearly 0 or 1: Perronnin and Dance 2007). With g =
-        p(k | x) and z = (x - location) / scale:
+        x (V, D): different words. counts: occurrences of each in each set, sparse (n, V). An empty set gives zeros. A
+        Fisher vector is the gradient of the mean log-likelihood of a set's T words, each entry divided by the square
+        root of its Fisher information (diagonal, with posteriors of nearly 0 or 1: Perronnin and Dance 2007). With
+        g = p(k | x) and z = (x - location) / scale:
 
             Gaussian:   sum g z / (T sqrt(w)),       sum g (z^2 - 1) / (T sqrt(2 w))    information w / sd^2, 2 w / sd^2
             Laplacian:  sum g sign(z) / (T sqrt(w)), sum g (|z| - 1) / (T sqrt(w))      information w / s^2, w / s^2
@@ -139,27 +135,14 @@ class HGLMM:
         return out.reshape(len(out), -1)                                # (n, 2, K, D) -> (n, 2 K D)
 
 
-def load_arrays(path: str, names) -> dict:
-    """The arrays with these names from an .npz file; no code of the file is run.
-
-    Raises InputError if it is not such a file or an array is missing.
-    """
-    fix = "give the .npz file that `python -m features.captions` wrote"
-    arrays = read_arrays(path, fix)
-    lacking = [name for name in names if name not in arrays]
-    check(not lacking, f"{path} is no model of features, it lacks {', '.join(lacking)}; {fix}")
-    return {name: arrays[name] for name in names}
-
-
 def _log_sum(joint: np.ndarray) -> np.ndarray:
-    """log sum_k exp: (N, K) -> (N,). (scipy's logsumexp takes twice the time and can differ in the last bit.)"""
+    """Compute log sum_k exp: (N, K) -> (N,), in half the time of scipy's logsumexp."""
     top = joint.max(1)
     return top + np.log(np.exp(joint - top[:, None]).sum(1))
 
 
 def _nearest(x, share, clusters, rng) -> np.ndarray:
-    """Start of EM by k-means++: `clusters` rows far from each other are drawn; returns the nearest one of each row,
-    (N,)."""
+    """Draw rows far from each other as k-means++ does, and return the nearest one of each row, (N,)."""
     centres = [rng.choice(len(x), p=share)]
     distance, near = np.full(len(x), np.inf), np.zeros(len(x), int)
     for k in range(clusters):
@@ -172,11 +155,10 @@ def _nearest(x, share, clusters, rng) -> np.ndarray:
 
 
 def weighted_median(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """The lower median of each column of x (N, D) under each column of weights (N, K) >= 0 -> (K, D).
+    """Compute the lower median of each column of x (N, D) under each column of weights (N, K) >= 0 -> (K, D).
 
-    It is the smallest value with at least half of the weight at or below it, which minimises sum_n weight |x - m|. The
-    columns are taken in blocks, so memory stays bounded. (numpy.quantile with weights gives the same, 2.6 times slower
-    on 10,000 words of 300 values and 30 clusters.)
+    It is the smallest value with at least half of the weight at or below it, which minimises sum_n weight |x - m|.
+    numpy.quantile with weights gives the same in 2.6 times the time.
     """
     clusters, dim = weight.shape[1], x.shape[1]
     out = np.empty((clusters, dim))
@@ -193,18 +175,20 @@ def weighted_median(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 
 def signed_square_root(fisher: np.ndarray) -> np.ndarray:
-    """Signed square root, then unit norm: (n, F) -> (n, F) (Perronnin et al. 2010). Rows of zeros stay zeros."""
+    """Take the signed square root, then the unit norm: (n, F) -> (n, F) (Perronnin et al. 2010)."""
     return unit(np.sign(fisher) * np.sqrt(np.abs(fisher)))
 
 
 def unit(x: np.ndarray) -> np.ndarray:
-    """Rows (n, F) scaled to l2 norm 1; rows of zeros stay zeros."""
+    """Scale rows (n, F) to l2 norm 1; rows of zeros stay zeros."""
     return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
 
 
 def svd(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """x (N, F) = (N, K) * (K,) @ (K, F), singular values falling, K = min(N, F). The fast way of LAPACK (gesdd) finds
-    no end for some matrices, by the processor and the number of threads; the slower one (gesvd) does."""
+    """Factorise x (N, F) = (N, K) * (K,) @ (K, F), K = min(N, F), singular values falling.
+
+    LAPACK's fast gesdd does not converge for some matrices on some processors; the slower gesvd does.
+    """
     try:
         return linalg.svd(x, full_matrices=False)
     except linalg.LinAlgError:
@@ -212,13 +196,12 @@ def svd(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def fit_pca(x: np.ndarray, size: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Mean (F,) and the first `size` principal axes of x (N, F), orthonormal rows (size, F).
+    """Compute the mean (F,) and the first `size` principal axes of x (N, F), orthonormal rows (size, F).
 
     Exact if the smaller side is at most EXACT. Otherwise four rounds of subspace iteration from `seed` with a tenth
     more axes (Halko et al. 2011, 4.4), without a centred copy of x. The largest entry of each axis is positive. Raises
     InputError if there are not so many axes.
     """
-    x = np.asarray(x)
     most = min(x.shape[0] - 1, x.shape[1])
     check(1 <= size <= most, f"{size} principal axes of {x.shape[0]} rows of {x.shape[1]} values; there are at most "
                              f"{max(0, most)}, so give a smaller --pca or more captions")
@@ -239,13 +222,12 @@ def fit_pca(x: np.ndarray, size: int, seed: int = 0) -> tuple[np.ndarray, np.nda
 
 
 def project(x: np.ndarray, mean: np.ndarray, axes: np.ndarray) -> np.ndarray:
-    """Coordinates on the axes of PCA or ICA: (N, F), (F,), (size, F) -> (N, size)."""
+    """Compute coordinates on the axes of PCA or ICA: (N, F), (F,), (size, F) -> (N, size)."""
     return (x - mean) @ axes.T
 
 
 def fit_ica(x: np.ndarray, size: int, seed: int = 0, count: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Mean (D,) and unmixing axes (size, D) of x (N, D): components of unit variance that are as independent as
-    possible.
+    """Compute the mean (D,) and unmixing axes (size, D) of x (N, D), for independent components of unit variance.
 
     FastICA (Hyvarinen 1999): whiten x to z. Then, for all rows w of an orthogonal W at once, w <- E[z t] - E[1 - t^2] w
     with t = tanh(w z), and W <- (W W^T)^-1/2 W, until the cosine of every row with its last value is above 1 - 1e-4.
@@ -260,7 +242,7 @@ def fit_ica(x: np.ndarray, size: int, seed: int = 0, count: np.ndarray | None = 
     white = (vector[:, ::-1] / np.sqrt(np.maximum(value[::-1], 1e-300)))[:, :size].T    # (size, D)
     z = (x - mean) @ white.T                                                        # (N, size)
     turn = _orthogonal(np.random.default_rng(seed).standard_normal((size, size)))
-    for _ in range(TURNS):
+    for _ in range(ICA_STEPS):
         t = np.tanh(z @ turn.T)                                                     # (N, size)
         new = _orthogonal((t * share[:, None]).T @ z - (share @ (1 - t ** 2))[:, None] * turn)
         moved = np.abs(np.abs((new * turn).sum(1)) - 1).max()

@@ -5,9 +5,9 @@
 
 --photos FOLDER takes all photos below a folder, named by their paths in it (folder.py), as all_ims.npy and all_ids.txt;
 captions.csv makes them a data set to train on. --data_name takes the photos of a data set, and writes a folder in the
-layout of `*_precomp`. features.json beside the features says in one line what made them, because a model fits only
-features of its own extractor. After a stop at any moment the same command goes on, and when it is called again it
-computes only photos whose files it has not seen under any name (store.py).
+layout of `*_precomp`. features.json beside the features says in one line what made them, because a model reads only
+features of the extractor that it was trained on. After a stop at any moment the same command goes on, and when it is
+called again it computes only photos whose files it has not seen under any name (store.py).
 """
 if __name__ == "__main__":
     import cli
@@ -27,25 +27,14 @@ from torch import Tensor
 import cli
 from cli import Arguments, InputError, check, data_set, filename, positive, torch_device, up_to, workers
 from data import Photos, Split, read_split
+from features import store
 from features.folder import CAPTIONS, find_photos, is_line, read_captions
 from features.networks import KINDS, RECIPE, SIDE, build_network, feature_shape
-from features.store import (
-    ALL,
-    SPLITS,
-    ComputeConfig,
-    Part,
-    compute,
-    mark_changing,
-    read_list,
-    read_rows,
-    record_extractor,
-    stat_photo,
-)
+from features.store import ALL, SPLITS, ComputeConfig, Part
 from files import CHANGING, mapped, read_array, remove, save_array, save_json, save_lines
 from images import read_photo
 from model import CNNS
 
-DEFAULT = ["train", "dev", "test"]    # splits to read where none are named
 BATCH = {"cuda": 64, "cpu": 8}        # photos per step; larger maps cost a CPU memory anew each time
 GRID = 6                              # cells a side of --grid
 
@@ -60,45 +49,47 @@ class PhotoReader(NamedTuple):
 
 
 def extract(folder: str, split: str, paths: list[str], names: list[str], network: tuple, config: ComputeConfig,
-            write: Callable[[list[int]], None], also: tuple = (), about: dict | None = None) -> None:
-    """Write {split}_ims.npy of N photos and {split}_photos.json, the list of them and `about`.
+            write: Callable[[list[int]], None], others: tuple = (), facts: dict | None = None) -> None:
+    """Write {split}_ims.npy of N photos, and {split}_photos.json with the list of them and `facts`.
 
-    A photo whose file the last list has under any name keeps its features. network: what `build_network` returns.
-    write(rows): writes what else belongs to the split and to those named in `also`, for the photos `rows` that could be
-    read; readers refuse these splits meanwhile. Raises InputError where a photo cannot be read.
+    A photo whose file the last list has under any name keeps its features. network: the result of `build_network`.
+    write(rows): writes the other files of the split, and those of the splits `others`, for the photos `rows` that could
+    be read; readers refuse these splits meanwhile. Raises InputError where a photo cannot be read.
     """
     net, transform, line = network
     shape, dtype = feature_shape(net)
-    path, (before, rows) = os.path.join(folder, f"{split}_ims.npy"), read_rows(folder, split, line, shape, dtype)
+    path = os.path.join(folder, f"{split}_ims.npy")
+    before, old_rows = store.read_rows(folder, split, line, shape, dtype)
     named = {photo.name: photo for photo in before}
-    photos = [stat_photo(path, name, named.get(name)) for path, name in zip(paths, names)]
-    row_of = {photo.digest: k for k, photo in enumerate(before)}
+    photos = [store.stat_photo(path, name, named.get(name)) for path, name in zip(paths, names)]
+    row_of = {photo.digest: row for row, photo in enumerate(before)}
     new = [n for n, photo in enumerate(photos) if not photo.digest or photo.digest not in row_of]
     part = Part(path, line, shape, dtype)
     try:
-        faults = compute(part, [photos[n].digest or names[n] for n in new],
-                         PhotoReader([paths[n] for n in new], transform),
-                         lambda batch: net(batch.to(config.device)).cpu().numpy(), config, split, torch.stack)
+        faults = store.compute(part, [photos[n].digest or names[n] for n in new],
+                               PhotoReader([paths[n] for n in new], transform),
+                               lambda batch: net(torch.stack(batch).to(config.device)).cpu().numpy(), config, split)
     except InputError as error:
         raise InputError(f"{error}; or go on without such photos: --skip_broken") from error
     broken = {new[k]: error for k, error in faults.items()}
     sound = [n for n in range(len(names)) if n not in broken]
     check(sound, f"not one of the {len(names)} photos can be read; the first: {broken.get(0)}")
     with contextlib.ExitStack() as files:
-        if rows is None or [photos[n].digest for n in sound] != [photo.digest for photo in before]:
+        if old_rows is None or [photos[n].digest for n in sound] != [photo.digest for photo in before]:
             out = files.enter_context(mapped(path, (len(sound), *shape), dtype))
             for k, n in enumerate(sound):
-                out[k] = rows[row_of[photos[n].digest]] if photos[n].digest in row_of else part[photos[n].digest]
-        marks = mark_changing(folder, (split, *also))       # just before the rows are put in their place
+                digest = photos[n].digest
+                out[k] = old_rows[row_of[digest]] if digest in row_of else part[digest]
+        marks = store.mark_changing(folder, (split, *others))       # just before the rows are put in their place
     write(sound)
-    save_json({"extractor": line, **(about or {}), "photos": [photos[n] for n in sound]},
+    save_json({"extractor": line, **(facts or {}), "photos": [photos[n] for n in sound]},
               os.path.join(folder, f"{split}_photos.json"))
     part.remove()
     remove(*marks)
     computed = len(new) - len(broken)
     print(f"{path}: {(len(sound), *shape)} of {line}, {f'{computed:,}' if computed else 'none'} of them computed now")
-    digests, current = {photo.digest for photo in photos}, set(names)
-    gone = [photo.name for photo in before if photo.name not in current and photo.digest not in digests]
+    digests, present = {photo.digest for photo in photos}, set(names)
+    gone = [photo.name for photo in before if photo.name not in present and photo.digest not in digests]
     if gone:
         print(f"note: {len(gone):,} photos are no longer among them and were taken out, the first: {ascii(gone[0])}")
     if broken:
@@ -106,48 +97,45 @@ def extract(folder: str, split: str, paths: list[str], names: list[str], network
               *broken.values(), sep="\n  ", file=sys.stderr)
 
 
-def check_own(folder: str, splits, listed: str = "{}") -> None:
-    """Raise InputError where the folder holds files of a split whose list of photos no extraction wrote."""
+def check_own(folder: str, splits) -> None:
+    """Raise InputError where the folder holds files of a split that no extraction wrote."""
     for split in splits:
-        own = [f"{listed.format(split)}_photos.json", CHANGING.format(listed.format(split))]
+        lists = [form.format(name) for name in (split, ALL) for form in ("{}_photos.json", CHANGING)]
         for end in ("ims.npy", "caps.txt", "ids.txt", "img_ids.npy", "ann_ids.npy"):
             path = os.path.join(folder, f"{split}_{end}")
-            check(not os.path.exists(path) or any(os.path.exists(os.path.join(folder, name)) for name in own),
+            check(not os.path.exists(path) or any(os.path.exists(os.path.join(folder, name)) for name in lists),
                   f"{path} is there already, and this command did not write it; give --output_name a folder of its own")
 
 
 # ---- a folder of one's own
 
-def extract_folder(photos: str, folder: str, recipe: dict, config: ComputeConfig, table: str | None = None,
-                   per_image: int | None = None, exclude=()) -> None:
-    """Write the features of the photos below a folder of photos to `folder`.
+def extract_folder(opt, recipe: dict, config: ComputeConfig, folder: str) -> None:
+    """Write the features of the photos below --photos to `folder`.
 
-    table: the file of captions (None: captions.csv among the photos, if it is there); per_image: how many of each
-    photo, None for as many as all have; exclude: patterns of names. Raises InputError for a folder without photos, an
-    output that holds anything else, and faults of photos or captions. What is in the output stays as it was then.
+    Raises InputError for a folder without photos, an output that holds anything else, and faults of photos or captions.
+    The output then stays as it was.
     """
-    check(os.path.isdir(photos), f"--photos {photos} is no folder; give the folder that holds your photos")
-    root, output = os.path.abspath(photos), os.path.realpath(folder)
+    check(os.path.isdir(opt.photos), f"--photos {opt.photos} is no folder; give the folder that holds your photos")
+    root = os.path.abspath(opt.photos)
     check(is_line(root), f"--photos {ascii(root)}: the path is no UTF-8 text in one line; rename the folder")
-    check(os.path.commonpath([os.path.realpath(root), output]) != os.path.realpath(root),
-          f"the output {folder} lies in --photos {photos}, among the photos; give a --data_path outside")
-    names, notes = find_photos(photos, config.skip_broken, exclude)
-    check(names, f"--photos {photos} holds no photo ({'; '.join(notes) or 'it is empty'}); photos are files whose "
+    check(os.path.commonpath([os.path.realpath(root), os.path.realpath(folder)]) != os.path.realpath(root),
+          f"the output {folder} lies in --photos {opt.photos}, among the photos; give a --data_path outside")
+    names, notes = find_photos(root, opt.skip_broken, opt.exclude)
+    check(names, f"--photos {opt.photos} holds no photo ({'; '.join(notes) or 'it is empty'}); photos are files whose "
                  "names end with .jpg, .png, .webp or another ending of photos")
-    for note in notes:
-        print(f"note: {note}")
+    print(*(f"note: {note}\n" for note in notes), sep="", end="")
     beside = os.path.join(root, CAPTIONS)
-    table = table or (beside if os.path.isfile(beside) else None)
-    check(not per_image or table, f"--captions_per_image {per_image} needs captions, and there is no {beside}; give "
-                                  "--captions FILE.csv")
-    captions, notes = read_captions(table, names, per_image) if table else ({}, [])
-    check_own(folder, (ALL, *captions), ALL)
-    other = read_list(folder, ALL).get("folder")
+    table = opt.captions or (beside if os.path.isfile(beside) else None)
+    check(not opt.captions_per_image or table, f"--captions_per_image {opt.captions_per_image} needs captions, and "
+                                               f"there is no {beside}; give --captions FILE.csv")
+    captions, notes = read_captions(table, names, opt.captions_per_image) if table else ({}, [])
+    check_own(folder, (ALL, *captions))
+    other = store.read_list(folder, ALL).get("folder")
     moved = not isinstance(other, str) or not os.path.isdir(other)                  # its photos are elsewhere now
     check(moved or os.path.samefile(other, root),
           f"{folder} holds the photos of {other}, and these are of {root}; give them an --output_name of their own")
     network = build_network(recipe, config.device)
-    record_extractor(folder, "ims", network[2])
+    store.record_extractor(folder, "ims", network[2])
 
     def write(sound: list[int]) -> None:
         save_lines(os.path.join(folder, f"{ALL}_ids.txt"), [names[n] for n in sound])
@@ -158,29 +146,33 @@ def extract_folder(photos: str, folder: str, recipe: dict, config: ComputeConfig
             save_lines(f"{start}_caps.txt", [text for name in own for text in texts[name]])
             save_lines(f"{start}_ids.txt", own)
             save_array(f"{start}_ims.npy", features[[row_of[name] for name in own]])
-    weights = recipe["cnn_weights"] and os.path.abspath(recipe["cnn_weights"])
     extract(folder, ALL, [os.path.join(root, name) for name in names], names, network, config, write, tuple(captions),
-            {"folder": root, "recipe": {**recipe, "cnn_weights": weights}})
+            {"folder": root})
     if captions:
         sizes = ", ".join(f"{split} {len(texts):,}" for split, texts in captions.items())
-        each = len(next(iter(captions["train"].values())))
-        print(f"{table}: {sizes} photos with {each} caption{'s' * (each > 1)} each")
-    for note in notes:
-        print(f"note: {note}")
+        number = len(next(iter(captions["train"].values())))
+        print(f"{table}: {sizes} photos with {number} caption{'s' * (number > 1)} each")
+    print(*(f"note: {note}\n" for note in notes), sep="", end="")
 
 
 # ---- a data set
 
-def extract_data_set(splits: list[Split], folder: str, recipe: dict, config: ComputeConfig,
-                     per_image: int | None) -> None:
-    """Write features of the photos of a data set to a folder. Raises InputError if the folder holds other files."""
-    orders = [order_captions(split.require_sound(images=not config.skip_broken), per_image) for split in splits]
+def extract_data_set(opt, recipe: dict, config: ComputeConfig, folder: str) -> None:
+    """Write features of the photos of --data_name to `folder`. Raises InputError if the folder holds other files."""
+    data_name = opt.data_name or "coco"
+    splits = [read_split(opt.data_path, data_name, name, use_restval=opt.use_restval, dev_images=0)
+              for name in opt.splits or ("train", "dev", "test")]
+    check(all(isinstance(split.images, Photos) for split in splits),
+          f"--data_name {data_name} holds features, not photos; give a data set of photos, such as coco")
+    check(os.path.realpath(folder) != os.path.realpath(os.path.join(opt.data_path, data_name)),
+          f"--output_name {opt.output_name} is the folder of the photos; give the features another name")
+    orders = [order_captions(split.require_sound(images=not opt.skip_broken), opt.captions_per_image)
+              for split in splits]
     check_own(folder, [split.name for split in splits])
     network = build_network(recipe, config.device)
-    record_extractor(folder, "ims", network[2])
+    store.record_extractor(folder, "ims", network[2])
     for split, order in zip(splits, orders):
-        for note in split.notes:
-            print(f"note: {note}")
+        print(*(f"note: {note}\n" for note in split.notes), sep="", end="")
         paths = split.images.paths
         names = [os.path.basename(path) for path in paths]
         if len(set(names)) < len(names):                    # of several folders
@@ -189,7 +181,7 @@ def extract_data_set(splits: list[Split], folder: str, recipe: dict, config: Com
 
 
 def order_captions(split: Split, per_image: int | None) -> np.ndarray:
-    """Rows of the captions to write: those of an image together and equally many an image, as in precomputed data.
+    """List the captions to write, (M,): those of an image together and equally many an image, as in precomputed data.
 
     per_image: number of captions an image, or None for all. Raises InputError if an image has fewer.
     """
@@ -204,8 +196,7 @@ def order_captions(split: Split, per_image: int | None) -> np.ndarray:
 
 
 def write_texts(folder: str, split: Split, order: np.ndarray, names: list[str], rows: list[int]) -> None:
-    """Write captions, names of the photos and, where they are numbers, the ids of images and captions, of the images
-    `rows`. order (M,): captions to write."""
+    """Write captions, names of photos and, where they are numbers, ids of the images `rows`. order (M,): captions."""
     start, order = os.path.join(folder, split.name), order[np.isin(split.caption_image[order], rows)]
     save_lines(f"{start}_caps.txt", [split.captions[m] for m in order])
     save_lines(f"{start}_ids.txt", [names[n] for n in rows])
@@ -218,10 +209,13 @@ def write_texts(folder: str, split: Split, order: np.ndarray, names: list[str], 
 # ---- the command
 
 def run(opt) -> None:
-    """The command. Raises InputError for options that cannot work together."""
+    """Write the features. Raises InputError for options that cannot work together."""
     for name in ("cnn_type", "layer", "cnn_weights", "whole"):
         check(opt.kind == "cnn" or not getattr(opt, name),
               f"--{name} {getattr(opt, name)} is for --kind cnn, not for --kind {opt.kind}; leave it out")
+    for name in ("data_name", "splits", "use_restval") if opt.photos else ("captions", "exclude"):
+        check(not getattr(opt, name), f"--{name} is {'not ' * bool(opt.photos)}for --photos FOLDER, a folder of your "
+                                      "own photos; leave it out")
     check(not (opt.layer and opt.grid), f"--layer {opt.layer} and --grid {opt.grid} are different features of a photo; "
                                         "give one of them")
     check(opt.kind != "demo" or opt.grid in (None, GRID),
@@ -229,23 +223,8 @@ def run(opt) -> None:
     recipe, device = {name: getattr(opt, name) for name in RECIPE}, torch_device(opt.device)
     recipe["cnn_type"] = opt.cnn_type or ("vgg19" if opt.kind == "cnn" else None)
     config = ComputeConfig(device, opt.batch_size or BATCH[device.type], opt.workers, opt.skip_broken)
-    folder = os.path.join(opt.data_path, opt.output_name)
-    if opt.photos is not None:
-        for name in ("data_name", "splits", "use_restval"):
-            check(not getattr(opt, name), f"--{name} is for the photos of a data set, and --photos {opt.photos} is a "
-                                          f"folder of your own; leave --{name} out")
-        extract_folder(opt.photos, folder, recipe, config, opt.captions, opt.captions_per_image, opt.exclude)
-        return
-    for name in ("captions", "exclude"):
-        check(not getattr(opt, name), f"--{name} {getattr(opt, name)} is for --photos FOLDER; leave it out")
-    data_name = opt.data_name or "coco"
-    splits = [read_split(opt.data_path, data_name, name, use_restval=opt.use_restval, dev_images=0)
-              for name in opt.splits or DEFAULT]
-    check(all(isinstance(split.images, Photos) for split in splits),
-          f"--data_name {data_name} holds features, not photos; give a data set of photos, such as coco")
-    check(os.path.realpath(folder) != os.path.realpath(os.path.join(opt.data_path, data_name)),
-          f"--output_name {opt.output_name} is the folder of the photos; give the features another name")
-    extract_data_set(splits, folder, recipe, config, opt.captions_per_image)
+    write = extract_folder if opt.photos else extract_data_set
+    write(opt, recipe, config, os.path.join(opt.data_path, opt.output_name))
 
 
 def main(argv=None) -> None:

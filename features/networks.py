@@ -25,7 +25,7 @@ LINE = re.compile(r"(\w+) (?:(pooled|fc6|fc7|cells)|grid (\d)x\3)(, photos resiz
 
 
 def unfold_map(cells: Tensor) -> Tensor:
-    """The last map, (B, h * h, C) -> (B, C, h, h)."""
+    """Turn the cells of the last map, (B, h * h, C), into (B, C, h, h)."""
     side = math.isqrt(cells.shape[1])
     return cells.transpose(1, 2).unflatten(2, (side, side))
 
@@ -45,11 +45,11 @@ class Grid(nn.Module):
 
 
 def axis_weights(first: Tensor, last: Tensor, cells: int, bins: int) -> Tensor:
-    """Weights of the cells of a map in bins of boxes along one axis: (P,), (P,) -> (P, bins, cells), sums 1.
+    """Compute the weights of a map's cells in bins of boxes along one axis: (P,), (P,) -> (P, bins, cells), sums 1.
 
     first, last: where the boxes begin and end, shares of the photo, 0 to 1. A bin is the mean of points, the centres of
-    equal parts of it, bilinear between the centres of cells. There are at least as many points in a box as the map has
-    cells, so that no box skips one.
+    equal parts of it, bilinear between the centres of cells. A box has at least as many points as the map has cells, so
+    that it skips none.
     """
     points = bins * -(-max(SIDE, cells) // bins)
     place = (torch.arange(points, device=first.device) + 0.5) / points
@@ -59,11 +59,11 @@ def axis_weights(first: Tensor, last: Tensor, cells: int, bins: int) -> Tensor:
 
 
 def roi_align(cells: Tensor, boxes: Tensor, bins: int = 1) -> Tensor:
-    """RoIAlign (He et al. 2017, section 3) with aligned coordinates: (C, h, w), (P, 4) -> (P, C, bins, bins).
+    """Pool boxes by RoIAlign (He et al. 2017, section 3): (C, h, w), (P, 4) -> (P, C, bins, bins).
 
     Boxes are x1, y1, x2, y2 as shares of width and height, 0 to 1. As points lie on a grid, their mean is a product of
-    one weight per row and one per column of the map. torchvision's roi_align gives the same; without its compiled part
-    it needs a C++ compiler, so it is not called.
+    one weight per row and one per column of the map. torchvision's roi_align gives the same, aligned, and is not called
+    because it needs a compiled part that a CPU-only installation lacks.
     """
     down = axis_weights(boxes[:, 1], boxes[:, 3], cells.shape[1], bins)                               # (P, bins, h)
     across = axis_weights(boxes[:, 0], boxes[:, 2], cells.shape[2], bins)                             # (P, bins, w)
@@ -98,8 +98,10 @@ class RegionPooling(nn.Module):
 
 def load_frozen(cnn_type: str, layer: str | None, layers: tuple, weights: str | None,
                 pretrained: bool) -> tuple[CNN, str, str]:
-    """A CNN that ends with a layer (default: the first of `layers`), without normalisation; the layer's name; and the
-    checksum of the weights. Raises InputError where the layer is none of them."""
+    """Load a CNN that ends with a layer, by default the first of `layers`, without normalisation.
+
+    Returns it, the layer's name and the checksum of the weights. Raises InputError for another layer.
+    """
     check((layer or layers[0]) in layers, f"--layer {layer} is no layer of {cnn_type}; it has {', '.join(layers)}")
     layer = layer or layers[0]
     cnn = CNN(cnn_type, weights=weights, pretrained=pretrained, cells=layer == "cells", normalise=False).eval()
@@ -111,7 +113,7 @@ def load_frozen(cnn_type: str, layer: str | None, layers: tuple, weights: str | 
 
 def load_network(cnn_type: str, layer: str | None = None, weights: str | None = None, pretrained: bool = True, *,
                  grid: int | None = None, whole: bool | None = False) -> tuple[nn.Module, str]:
-    """A frozen network that gives the raw activations of a layer, and its one-line name.
+    """Load a frozen network that gives the raw activations of a layer. Returns it and its one-line name.
 
     layer: fc7 or fc6 (VGG, AlexNet), (B, 4096) after the ReLU; pooled (the others), (B, F); cells, the last map, (B,
     49, C), which AlexNet's is not.
@@ -127,7 +129,7 @@ def load_network(cnn_type: str, layer: str | None = None, weights: str | None = 
 
 def load_region_network(cnn_type: str, layer: str | None, weights: str | None, side: int,
                         pretrained: bool = True) -> tuple[RegionPooling, str]:
-    """A network of regions in photos that are resized to side x side, and its one-line name.
+    """Load a network of regions in photos that are resized to side x side. Returns it and its one-line name.
 
     layer: see `RegionPooling` (default: fc6 of VGG, else cells). Raises InputError if the network has no such layer.
     """
@@ -137,7 +139,7 @@ def load_region_network(cnn_type: str, layer: str | None, weights: str | None, s
 
 
 def build_network(recipe: dict, device) -> tuple:
-    """(network, transform, line) of a recipe: `network(torch.stack([transform(photo)]))` are the features of a photo.
+    """Build (network, transform, line) from a recipe: network(torch.stack([transform(photo)])) computes features.
 
     recipe: the values of RECIPE, None where a kind has no use for them, and perhaps "extractor", the line that the
     network must have. Raises InputError where it has another one, or cannot be built.
@@ -146,10 +148,9 @@ def build_network(recipe: dict, device) -> tuple:
         net, transform = filters.Photos(bool(recipe["grid"])), filters.transform
         line = net.line
     else:
-        cnn_type, whole = recipe["cnn_type"], recipe.get("whole")
-        check(cnn_type in CNNS, f"'{cnn_type}' is none of the networks {', '.join(CNNS)}; extract again")
-        net, line = load_network(cnn_type, recipe["layer"], recipe["cnn_weights"], grid=recipe["grid"], whole=whole)
-        transform = whole_transform() if whole else eval_transform()
+        net, line = load_network(recipe["cnn_type"], recipe["layer"], recipe["cnn_weights"], grid=recipe["grid"],
+                                 whole=recipe["whole"])
+        transform = whole_transform() if recipe["whole"] else eval_transform()
     recorded = recipe.get("extractor", line)
     check(recorded == line, f"the features were made by '{recorded}' and the network at hand is '{line}'; put the "
                             "weights back, or delete the features and extract them again")
@@ -157,7 +158,7 @@ def build_network(recipe: dict, device) -> tuple:
 
 
 def find_recipe(line: str) -> dict | None:
-    """The recipe of the network that a line of features.json names, where its weights need no file."""
+    """Find the recipe of the network that a line of features.json names; None where there is none."""
     recipe, match = dict.fromkeys(RECIPE), LINE.fullmatch(line)
     if match and match[1] in CNNS:
         return recipe | {"kind": "cnn", "cnn_type": match[1], "layer": match[2], "grid": match[3] and int(match[3]),
@@ -167,5 +168,5 @@ def find_recipe(line: str) -> dict | None:
 
 
 def feature_shape(net: nn.Module) -> tuple[tuple, np.dtype]:
-    """Shape and type of one photo's features: (dim,) float32, or (regions, dim) float16."""
+    """Return shape and type of one photo's features: (dim,) float32, or (regions, dim) float16."""
     return ((net.regions, net.dim), np.dtype(np.float16)) if net.regions else ((net.dim,), np.dtype(np.float32))

