@@ -1,4 +1,4 @@
-"""Photos as arrays: read whatever their mode, depth and orientation, and the transforms of VSE++."""
+"""Reading of photos, whatever their mode, depth and orientation, and the transforms of VSE++."""
 import contextlib
 import functools
 import io
@@ -14,9 +14,9 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from files import FAULTS, plain_file, refusing
 
-TURNS = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
-         5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
-         8: Image.Transpose.ROTATE_90}               # of EXIF's orientation
+ROTATIONS = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
+             5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
+             8: Image.Transpose.ROTATE_90}                  # of EXIF's orientation
 PNG, JPEG, JPEG_END = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"\xff\xd9"                # how their files begin and end
 JPEG_BLOCK = 17                       # rows of pixels that are coded together, and one that is smoothed with them
 # formats whose reading starts no other program
@@ -26,8 +26,8 @@ PHOTO_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPE
 def read_photo(path: str, most: int | None = None) -> Image.Image:
     """Read a photo in RGB of 8 bits, turned as its EXIF tag says. Raises InputError where it cannot be read.
 
-    With `most` it is made smaller, to at most so many pixels a side. A large JPEG is then never decoded whole, which
-    takes a fraction of the time and memory. Faults beside the pixels, in EXIF or texts, count for nothing.
+    most: largest number of pixels a side of the result; a large JPEG is then decoded small, in a fraction of the time
+    and memory. Faults beside the pixels, in EXIF or texts, count for nothing.
     """
     with (refusing(f"the photo {path} cannot be read", "replace it or fetch it again",
                    (*FAULTS, Image.DecompressionBombError)), open(plain_file(path), "rb") as file):
@@ -39,14 +39,14 @@ def decode_photo(file: BinaryIO, most: int | None = None) -> Image.Image:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")                     # Pillow's name no photo
         try:
-            photo = in_rgb(turn_upright(open_image(file, most)))
+            photo = convert_rgb(turn_upright(open_image(file, most)))
         except FAULTS:
             file.seek(0)
             data = file.read()
             mend = mend_png if data.startswith(PNG) else mend_jpeg if data.startswith(JPEG) else None
             if not mend:
                 raise
-            photo = in_rgb(turn_upright(open_image(io.BytesIO(mend(data)), most)))
+            photo = convert_rgb(turn_upright(open_image(io.BytesIO(mend(data)), most)))
     if most:
         photo.thumbnail((most, most))
     return photo
@@ -77,11 +77,11 @@ def turn_upright(image: Image.Image) -> Image.Image:
     orientation = None
     with contextlib.suppress(*FAULTS):
         orientation = image.getexif().get(ExifTags.Base.Orientation)
-    return image.transpose(TURNS[orientation]) if orientation in TURNS else image
+    return image.transpose(ROTATIONS[orientation]) if orientation in ROTATIONS else image
 
 
 def mend_png(data: bytes) -> bytes:
-    """The chunks of a PNG that its pixels and its orientation need."""
+    """Keep the chunks of a PNG that its pixels and its orientation need."""
     parts, start = [PNG], len(PNG)
     while start < len(data):
         end = start + 12 + int.from_bytes(data[start:start + 4])
@@ -92,7 +92,7 @@ def mend_png(data: bytes) -> bytes:
 
 
 def mend_jpeg(data: bytes) -> bytes:
-    """A JPEG without its last bytes, with an end. Raises OSError where more than the last row of blocks is lost."""
+    """Put an end to a JPEG without its last bytes. Raises OSError where more than the last row of blocks is lost."""
     images = [np.asarray(open_image(io.BytesIO(data + rest + JPEG_END))) for rest in (b"", bytes(range(254)))]
     lost = np.not_equal(*images).reshape(len(images[0]), -1).any(1)             # (H,): it depends on what follows
     if lost[:-JPEG_BLOCK].any():
@@ -102,7 +102,7 @@ def mend_jpeg(data: bytes) -> bytes:
 
 @functools.cache
 def photo_formats() -> list[str]:
-    """The PHOTO_FORMATS that the installed Pillow can read, HEIF by the package pillow-heif."""
+    """List the PHOTO_FORMATS that the installed Pillow can read, HEIF by the package pillow-heif."""
     Image.init()
     with contextlib.suppress(ImportError):
         import pillow_heif  # optional: only photos of this format need it
@@ -110,11 +110,11 @@ def photo_formats() -> list[str]:
     return [name for name in PHOTO_FORMATS if name in Image.OPEN]
 
 
-def in_rgb(image: Image.Image) -> Image.Image:
-    """The image in RGB of 8 bits; a plain conversion would cut values of more bits off at 255.
+def convert_rgb(image: Image.Image) -> Image.Image:
+    """Convert an image to RGB of 8 bits, where Pillow would cut values of more bits off at 255. Raises ValueError.
 
     16-bit values are divided by 257. Images of 32-bit integers or floats do not tell which value is white. White is
-    then the first of 1 (floats only), 255, 65535 and the image's maximum that no pixel exceeds. Raises ValueError.
+    then the first of 1 (floats only), 255, 65535 and the image's maximum that no pixel exceeds.
     """
     if not image.mode.startswith(("I", "F")):
         image.info.pop("transparency", None)                # a palette's, of which Pillow warns
@@ -148,19 +148,22 @@ def import_torchvision():
 
 
 def eval_transform():
+    """Build the transform of VSE++'s evaluation: the middle 224 x 224 of a photo whose short side is 256."""
     return build_transform(lambda t: [t.Resize(256), t.CenterCrop(224)])
 
 
 def whole_transform(side: int = 224):
-    return build_transform(lambda t: [t.Resize((side, side))])             # the whole photo, out of shape
+    """Build a transform that resizes the whole photo to a square, out of shape."""
+    return build_transform(lambda t: [t.Resize((side, side))])
 
 
 def train_transform(crop_size: int):
+    """Build the transform of VSE++'s training: a random crop that is flipped at random."""
     return build_transform(lambda t: [t.RandomResizedCrop(crop_size), t.RandomHorizontalFlip()])
 
 
 def build_transform(first):
-    """A transform of torchvision, photo -> (3, H, W), that begins with first(torchvision.transforms)."""
+    """Build a transform of torchvision, photo -> (3, H, W), that begins with first(torchvision.transforms)."""
     import_torchvision()
     from torchvision import transforms as t
     return t.Compose([*first(t), t.ToTensor(), t.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])])

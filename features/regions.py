@@ -35,7 +35,7 @@ FIX = "fetch it again, or leave the file out"
 
 
 def decode_row(path: str, row: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Features (P, F) and boxes (P, 4) of a row of a TSV file. Raises InputError."""
+    """Decode features (P, F) and boxes (P, 4) of a row of a TSV file. Raises InputError."""
     with refusing(f"{path}: the row of image {row[0]} holds no features of {row[3]} boxes", FIX):
         boxes, features = (np.frombuffer(base64.b64decode(text.removeprefix("b'").removesuffix("'"), validate=True),
                                          np.float32).reshape(int(row[3]), -1) for text in row[4:])
@@ -55,7 +55,7 @@ def read_tsv(path: str) -> Iterator[tuple[str, Callable]]:
 
 
 def read_file(path: str) -> tuple[np.ndarray, np.ndarray | None]:
-    """Features (P, F) and, where there are any, boxes (P, 4) of an .npz or .npy file. Raises InputError."""
+    """Read features (P, F) and, where there are any, boxes (P, 4) of an .npz or .npy file. Raises InputError."""
     if path.endswith(".npy"):
         return read_array(path, FIX), None
     arrays = read_arrays(path, FIX)
@@ -76,14 +76,14 @@ def read_source(path: str) -> Iterator[tuple[str, Callable]]:
 
 
 def image_key(name: str) -> str:
-    """An image's id or the name of its file, with a number as bottom-up attention writes COCO's and Flickr30k's."""
+    """Shorten an image's id or file name to the number that bottom-up attention writes for COCO and Flickr30k."""
     stem = re.sub(r"\.(jpe?g|png)$", "", name, flags=re.IGNORECASE)
     number = re.fullmatch(r"(?:COCO_[a-z]+\d+_)?0*(\d+)", stem)
     return number[1] if number else stem
 
 
 def read_places(folder: str, splits: list[str]) -> tuple[dict[str, int], dict[str, list]]:
-    """The number of images of each split, and {key of an image: [(split, row)]}. Raises InputError without ids."""
+    """Read the number of images of each split, and {key of an image: [(split, row)]}. Raises InputError without ids."""
     counts, places = {}, {}
     for split in splits:
         start = os.path.join(folder, split)
@@ -98,7 +98,7 @@ def read_places(folder: str, splits: list[str]) -> tuple[dict[str, int], dict[st
 
 
 def check_regions(image: str, array: np.ndarray | None, regions: int, width: int | None) -> np.ndarray:
-    """An image's regions as (P, F), turned where they are (F, P). Raises InputError for another shape or NaN."""
+    """Return an image's regions as (P, F), turned where they are (F, P). Raises InputError for other shapes or NaN."""
     check(array is not None, f"image {image} has no boxes, and images before it have some; fetch its file again")
     array = array.T if array.ndim == 2 and array.shape[1] == regions != len(array) else array
     check(array.ndim == 2 and len(array) == regions and width in (None, array.shape[1]) and np.isfinite(array).all(),
@@ -129,7 +129,7 @@ class Writer:
 
 
 def run(opt) -> None:
-    """The command. Raises InputError, which names images that are missing or have another number of regions."""
+    """Write the arrays. Raises InputError, which names images that are missing or have another number of regions."""
     folder = os.path.join(opt.data_path, opt.data_name)
     line = read_extractors(folder).get("ims")
     check(not line, f"{folder} holds features of {line}; give a folder of its own with the captions and ids")
