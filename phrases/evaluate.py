@@ -60,10 +60,11 @@ def evaluate(paths: list[str], opt) -> tuple[dict, Located, PhraseSplit]:
     print(f"{data_name} {first.name}: {len(first.ids):,} photos, {len(first.phrases):,} phrases"
           + f", mean of the scores of {len(paths)} models" * (len(paths) > 1))
     located = locate(first, PhraseScores(models, first, device, 32 * opt.batch_size))
-    return {"checkpoints": paths, "data_name": data_name, "split": first.name, "images": len(first.ids),
-            "captions": len(first.phrases), "protocols": {}, "similarity": own.sim, "seed": own.seed,
-            "notes": [*runs[0].notes, *first.notes], "localisation": measures(located, first),
-            "proposals": first.proposals.facts, "baselines": {"largest": largest_first(first)}}, located, first
+    results = {"checkpoints": paths, "data_name": data_name, "split": first.name, "images": len(first.ids),
+               "captions": len(first.phrases), "protocols": {}, "similarity": own.sim,
+               "notes": [*runs[0].notes, *first.notes], "localisation": measures(located, first),
+               "proposals": first.proposals.facts, "baselines": {"largest": largest_first(first)}}
+    return results | ({"seed": own.seed} if opt.compare else {}), located, first
 
 
 def compare(groups: list[str], opt) -> dict:
