@@ -46,6 +46,14 @@ def test_tables_are_written_between_their_marks():
         results.fill("<!-- results: u -->\n<!-- /results -->\n", {"t": lines})
 
 
+def test_tables_are_printed_by_name(capsys):
+    results.main(["bank", "cca"])
+    printed = capsys.readouterr().out
+    assert printed.index("bank:") < printed.index("VSE++") < printed.index("cca:")
+    with pytest.raises(SystemExit, match="no table nosuch; the tables are"):
+        results.main(["nosuch"])
+
+
 def test_every_name_in_the_documents_is_there():
     """Links to files, and files of code by their names."""
     here = {os.path.basename(path) for path in glob.glob("**/*.py", root_dir=ROOT, recursive=True)}
