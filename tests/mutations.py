@@ -59,7 +59,7 @@ MUTATIONS = [
     Mutation("order of a resumed epoch by another seed", "train.py", "default_rng([self.opt.seed, epoch])",
              "default_rng([self.opt.seed, epoch + self.state['step']])", "test_train.py -k stop_and_resume"),
     Mutation("volume's share summed over photos", "methods/volume.py", ".logsumexp(1) - counted.log()", ".logsumexp(1)",
-             "test_volume.py"),
+             "test_volume.py -k loops"),
     # ---- retrieval
     Mutation("rank of the worst positive", "metrics.py",
              'own.new_full((n,), -torch.inf).scatter_reduce(0, owner, own, "amax")',
