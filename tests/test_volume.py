@@ -87,7 +87,7 @@ def point(tmp_path_factory):
     """A run of points on 100 images; 25 are dev, 50 test."""
     root = tmp_path_factory.mktemp("runs")
     demo.write(root / "data", size=100, seed=0, progress=False)
-    fit_steps("--data_path", root / "data", "--num_epochs", 4, "--workers", 0, "--loss", "infonce", "--txt_fc",
+    fit_steps("--data_path", root / "data", "--num_epochs", 4, "--loss", "infonce", "--no-mask_same_image", "--txt_fc",
               "--logger_name", root / "run")
     return root / "run"
 
