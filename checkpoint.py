@@ -4,6 +4,7 @@ Reading runs no code from a file: torch's restricted unpickler reads our checkpo
 bases, and calls nothing but the few names in ADMITTED.
 """
 import argparse
+import contextlib
 import functools
 import os
 import re
@@ -17,10 +18,10 @@ from torch import Tensor
 
 from cli import InputError, check, reason
 from data import encode_captions
-from files import FORMAT, checksum, read_yaml, readable, same_file
+from files import FORMAT, checksum, read_yaml, readable, refusing, same_file
 from losses import Embedding
 from model import VSE, build_model, build_vocabulary
-from options import COMMAND_LINE, Options, default_run, defaults, imply, list_options, resolve, training_parser
+from options import COMMAND_LINE, Options, default_run, defaults, imply, resolve, training_parser
 from vocab import Vocabulary, tokenize
 
 BATCH = 64                            # captions per step
@@ -29,7 +30,6 @@ NOT_STORED = COMMAND_LINE - {"logger_name"}   # options that no checkpoint holds
 # Options that a resumed run may set anew.
 MAY_CHANGE = {"data_path", "num_epochs", "workers", "amp", "log_step", "val_step", "device", "logger_name",
               "resume", "overwrite", "dry_run", "config", "word_vectors", "cnn_weights", "vocab"}
-COUNTS = {"epoch", "step", "iteration", "loss_count", "waited"}       # whole numbers of a state
 MEANS = tuple(f"{side}_tower.{part}." for side in ("image", "text") for part in ("trunk", "mean"))
 # Files that the commands write into a run folder, and the events of tensorboard.
 MADE_OF_RUN = re.compile(
@@ -92,10 +92,6 @@ def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = 
     return stored
 
 
-def is_plain(value) -> bool:
-    return value is None or isinstance(value, (str, int, float))
-
-
 def is_dense(value) -> bool:
     """Whether a value is a tensor of ordinary numbers: not sparse, quantised or complex."""
     return (torch.is_tensor(value) and value.layout == torch.strided
@@ -114,46 +110,28 @@ def without_module(state: dict) -> dict:
 
 
 def check_contents(stored: dict, path: str) -> None:
-    """Raise InputError where parts of a checkpoint are not of the kinds that train.py writes."""
-    def fits_state(name: str, value) -> bool:
-        if name in COUNTS:
-            return type(value) is int and 0 <= value < 2 ** 63
-        return type(value) in (int, float) and abs(value) < 2 ** 63                 # no NaN
+    """Raise InputError where a part of a checkpoint is not of the kind that train.py writes."""
+    def is_plain(value) -> bool:
+        return value is None or isinstance(value, (str, int, float))
 
-    def fits_data(name: str, value) -> bool:
-        if isinstance(value, dict):
-            return has_names(value, is_plain if name == "extractors" else lambda _: True)
-        return type(value) is int and value >= 0 if name in ("images", "captions") else is_plain(value)
-    words, state, data = stored["vocabulary"], stored.get("state", {}), stored.get("data", {})
+    def is_tree(value) -> bool:
+        return is_plain(value) or has_names(value, is_tree)
+
+    def is_count(value) -> bool:                            # from -1, and no NaN
+        return type(value) in (int, float) and -1 <= value < 2 ** 63
+    words, state = stored["vocabulary"], stored.get("state", {})
     kinds = {
         "options": has_names(stored["options"], is_plain),
         "vocabulary": isinstance(words, list) and all(isinstance(word, str) for word in words),
         "model": has_names(stored["model"], is_dense),
-        "state": isinstance(state, dict) and {"epoch", "best_rsum"} <= set(state) and all(
-            fits_state(*item) for item in state.items()),
-        "data": isinstance(data, dict) and all(fits_data(*item) for item in data.items())}
+        "state": has_names(state, is_count) and {"epoch", "best_rsum"} <= set(state),
+        "data": has_names(stored.get("data", {}), is_tree)}
     for name, right in kinds.items():
         check(right, f"{path} holds something else under '{name}' than train.py writes; it was changed or is of "
                      "another program, so take another one or train again")
     broken = [name for name, x in stored["model"].items() if x.is_floating_point() and not x.isfinite().all()]
     check(not broken, f"{path} has numbers under {broken[:1]} that are not finite, and nothing can be ranked by them; "
                       "take another checkpoint or train again")
-
-
-def check_values(stored: dict, path: str) -> None:
-    """Raise InputError on options of a checkpoint that the command line would not have taken."""
-    known = list_options(training_parser())
-    for name, value in stored.items():
-        option = known.get(name)
-        if option is None or value is None or name in MAY_CHANGE:
-            continue
-        try:
-            right = (isinstance(value, bool) if option.nargs == 0 else value in option.choices if option.choices
-                     else (option.type or str)(str(value)) == value)
-        except ValueError:
-            right = False
-        check(right, f"{path} has the option {name} = {ascii(value)[:40]}, which train.py would not take; it was "
-                     "changed, so take another checkpoint")
 
 
 # ---- a trained model
@@ -176,18 +154,12 @@ def load_weights(model: VSE, stored: dict, path: str = "the checkpoint", means: 
 def load_model(stored: dict, path: str = "the checkpoint") -> tuple[VSE, Vocabulary, argparse.Namespace]:
     """Build the model of a checkpoint, in eval mode on the CPU; return it with its vocabulary and options. Raises
     InputError."""
-    check_values(stored["options"], path)
     opt = argparse.Namespace(**{**defaults(training_parser()), **stored["options"]})
-    imply(opt)                                     # options that are younger than the checkpoint
-    vocab = build_vocabulary(opt, stored["vocabulary"])
-    try:
+    # options that were changed may describe no model
+    with refusing(f"the options of {path} describe no model", "take another checkpoint or train again"):
+        imply(opt)                                          # options that are younger than the checkpoint
+        vocab = build_vocabulary(opt, stored["vocabulary"])
         model = build_model(opt, vocab, pretrained=False)
-    except InputError:
-        raise
-    # each value is right, not all together
-    except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
-        raise InputError(f"the options of {path} describe no model ({reason(error)}); it was changed, so take another "
-                         "one or train again") from error
     load_weights(model, stored, path)
     return model.eval(), vocab, opt
 
@@ -268,7 +240,6 @@ def resumed_options(p: argparse.ArgumentParser, given: Options, argv: list[str])
     known = defaults(p)
     stored = {name: value for name, value in checkpoint["options"].items()
               if name in known and name not in NOT_STORED}   # older ones hold others, too
-    check_values(stored, start)
     p.set_defaults(**stored)
     opt = p.parse_args(argv, Options())
     opt.resume, opt.logger_name = start, given.logger_name or run_folder(start)
@@ -291,10 +262,10 @@ def resumed_options(p: argparse.ArgumentParser, given: Options, argv: list[str])
 def load_resumable(path: str) -> dict:
     """Load a checkpoint that holds all that --resume needs. Raises InputError."""
     stored = load_checkpoint(path, "checkpoint.pt")
-    parts = {**stored, **stored.get("state", {})}
-    for name in ("optimizer", "rng", "state", "data", "step", "iteration", "loss_sum", "loss_count"):
-        check(name in parts, f"{path} holds a model but no {name}, so training cannot go on exactly; resume the run's "
-                             "checkpoint.pt (--resume RUN), or start a new run from these weights with --init_from")
+    for name, part in (("optimizer", stored), ("rng", stored), ("data", stored), ("loss_count", stored.get("state"))):
+        check(part and name in part,
+              f"{path} holds a model but no {name}, so training cannot go on exactly; resume the run's checkpoint.pt "
+              "(--resume RUN), or start a new run from these weights with --init_from")
     return stored
 
 
@@ -332,18 +303,14 @@ def is_run(folder: str) -> bool:
     if {"command", "versions", "data", "options"} <= set(read_description(folder)):
         return True
     path, log = (os.path.join(folder, name) for name in ("checkpoint.pt", "log.jsonl"))
-    return os.path.isfile(path) and os.path.isfile(log) and readable(load_checkpoint, path)
+    return os.path.isfile(log) and readable(load_checkpoint, path)
 
 
 def check_folder(opt) -> None:
     """Raise InputError unless a run may be written to its folder: its own where it goes on there; else one that is not
     there, an empty one, a run that never took a step, or, with --overwrite, any run."""
     folder = opt.logger_name
-    if continues(opt):
-        check(is_run(folder), f"--resume {opt.resume} lies in a folder that is no run; name a new folder to go on in "
-                              "with --logger_name")
-        return
-    if not os.path.lexists(folder):
+    if continues(opt) or not os.path.lexists(folder):
         return
     check(os.path.isdir(folder), f"{folder} is no folder; name another one with --logger_name")
     files = [name for name in sorted(os.listdir(folder)) if not name.endswith(".part")]
@@ -355,10 +322,8 @@ def check_folder(opt) -> None:
 
 
 def clear_run(folder: str) -> None:
-    """Remove the files of a run: checkpoints first, so that none ever stands under a new description, then logs and
-    MADE_OF_RUN. Other files stay."""
-    made = [name for name in sorted(os.listdir(folder)) if MADE_OF_RUN.fullmatch(name)]
-    for name in [*CHECKPOINTS, "log.txt", "log.jsonl", *made]:
-        path = os.path.join(folder, name)
-        if os.path.isfile(path):
-            os.remove(path)
+    """Remove the files of the run that a new one replaces: its best model, its logs, and MADE_OF_RUN. Others stay."""
+    made = [name for name in os.listdir(folder) if MADE_OF_RUN.fullmatch(name)]
+    for name in ["model_best.pt", "log.txt", "log.jsonl", *made]:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(os.path.join(folder, name))

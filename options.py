@@ -374,23 +374,17 @@ def check_options(opt) -> None:
     check(not opt.txt_layers or text.layers and not (text.reads == "trigrams" and opt.txt_layers == "0"),
           f"--txt_layers {opt.txt_layers} does not fit --txt_enc {opt.txt_enc}, as sizes are for --text_features NAME, "
           "--txt_enc mean, sum and trigrams, and 0 not for the last; leave it out")
-    check(not (opt.word_vectors and opt.init_from) or opt.resume is not None,
-          f"--word_vectors {opt.word_vectors} and --init_from {opt.init_from} both say where the words start; leave "
-          "one out")
     check(not opt.freeze_words or opt.word_vectors or opt.init_from,
           "--freeze_words keeps word vectors that were learned before; give --word_vectors FILE or --init_from RUN")
-    check(not opt.bi_gru or opt.sim == "scan",
-          f"--bi_gru averages the states of --sim scan, and this is --sim {opt.sim}; take --txt_enc bigru")
-    check(not (opt.n_embeds > 1 and opt.sim != "mil" or opt.diversity and opt.n_embeds < 2),
+    check(opt.sim == "mil" or opt.n_embeds == 1 and not opt.diversity,
           f"--n_embeds {opt.n_embeds}, --diversity {opt.diversity:g} and --sim {opt.sim}: several embeddings an item "
-          "are compared by --sim mil; take --sim mil with --n_embeds 2, or leave both out")
+          "are compared by --sim mil; take --sim mil, or leave both out")
     layers = f"{opt.img_layers} {opt.txt_layers}"
     check(opt.layer_style != "branch" or "-" not in layers,
           f"--layer_style branch has one hidden layer, and --img_layers and --txt_layers are {layers}; give one size")
     check(opt.sim != "cite" or opt.cite_layers.count("-") == 1,
           f"--cite_layers {opt.cite_layers}: --sim cite has a layer that all concepts share, and one for each; give "
           "two sizes, such as 1024-256")
-    check(opt.var_layers != "0", "--var_layers 0: variances need a hidden layer; give a size, such as 256")
     check(opt.loss not in ("mse", "two_branch", "volume") and not opt.vae or opt.sim in ("cosine", "dot"),
           f"--loss {opt.loss} and --vae {opt.vae:g} compare points, and --sim {opt.sim} does not; take --sim cosine")
     check(opt.loss != "two_branch" or opt.batch_size % 2 == 0,

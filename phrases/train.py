@@ -74,8 +74,11 @@ class PhraseTraining(core.Training):
         return (f"{len(self.pairs):,} training phrases of {len(self.order(0)):,} photos, {self.batch_size} a batch, "
                 f"{len(dev.ids):,} dev photos (rsum by chance {rsum_by_chance(dev):.1f})")
 
-    def rank_dev(self) -> dict:
-        return validate_phrases(self.model, self.splits["dev"], self.tokens["dev"], self.device)
+    def rank_dev(self) -> tuple[dict[str, float], str]:
+        """Accuracy on val, and the same in words."""
+        result = validate_phrases(self.model, self.splits["dev"], self.tokens["dev"], self.device)
+        scalars = {name: result[name] for name in ("r1", "r5", "r10", "upper", "rsum")}
+        return scalars, "R@1 {r1:.1f} R@5 {r5:.1f} R@10 {r10:.1f} of at most {upper:.1f}".format(**scalars)
 
 
 def refuse_misfits(opt) -> None:

@@ -3,10 +3,9 @@ import numpy as np
 import pytest
 import torch
 
-import train
 from checkpoint import load_checkpoint, load_model
 from model import Precomputed, Tower, Unchanged, VarianceLayers
-from tests.helpers import STEPS, fit, fit_steps, refused
+from tests.helpers import STEPS, fit, fit_steps
 
 HEADS = {"mls": ["--sim", "mls"], "csd": ["--sim", "csd", "--loss", "match"], "volume": ["--loss", "volume"],
          "copy": ["--sim", "mls"]}
@@ -60,12 +59,6 @@ def test_given_vectors_are_the_means(tmp_path, demo_path):
     assert e.log_var.shape == (5, 1) and opt.var_layers == "256"
 
 
-def test_weights_that_do_not_fit_are_refused(point, tmp_path, demo_path, capsys):
-    words = [*STEPS, "--data_path", demo_path, "--logger_name", tmp_path / "run", "--init_from", point,
-             "--freeze_means", "--sim", "mls", "--embed_size", 16]
-    refused(capsys, train.main, words, "weights of .* are not those of a model of these options")
-
-
 def test_variance_layers_start_at_zero_and_learn():
     layers, features = VarianceLayers(6, [8, 8], 1), torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
     out = layers(features, None)
@@ -91,7 +84,3 @@ def test_variance_layers_on_frozen_embeddings_make_a_tower(head, outputs, width)
     assert {name.split(".")[0] for name, _ in tower.named_parameters()} == {"log_var"}    # the points stay
 
 
-def test_a_dry_run_encodes_nothing(point, tmp_path, demo_path, monkeypatch):
-    monkeypatch.setattr("methods.volume.encode", None)
-    fit(*STEPS, "--data_path", demo_path, "--logger_name", tmp_path / "run", "--init_from", point, "--freeze_means",
-        "--loss", "volume", "--dry_run")

@@ -205,7 +205,6 @@ CHECKPOINTS = {
     "format": lambda stored: {"format": 0},
     "nan": lambda stored: {"model": {name: x * float("nan") for name, x in stored["model"].items()}},
     "extractors": lambda stored: {"data": {**stored["data"], "extractors": {"ims": [1]}}},
-    "counts": lambda stored: {"data": {**stored["data"], "images": "many"}},
     "epoch": lambda stored: {"state": {**stored["state"], "epoch": -5}},
     "rsum": lambda stored: {"state": {**stored["state"], "best_rsum": float("nan")}},
     "hbr": lambda stored: {"state": {**stored["state"], "best_hbr": "0.5"}}}

@@ -168,34 +168,15 @@ def test_with_matching_pairs_alone_they_are_the_objectives_of_the_same_name():
             for kind, *more in ((LabelledTwoBranch, labels), (TwoBranchLoss,))))
 
 
-OBJECTIVES = [LabelledHinge(0.5), LabelledHinge(0.5, True), LabelledLogistic(), LabelledMatch(), LabelledMatch(True),
-              LabelledInfoNCE(smoothing=0.1)]
-
-
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_gradients_are_right_and_of_labelled_pairs_alone(objective):
-    s, labels = numbers(R, M).requires_grad_(), some_labels()
-    objective = objective.double()
-    assert torch.autograd.gradcheck(lambda s: objective(s, labels), (s,))
-    objective(s, labels).backward()
-    assert (s.grad[labels == 0] == 0).all() and (s.grad != 0).any()
-    changed = torch.where(labels == 0, 100.0, s.detach())
-    torch.testing.assert_close(*(objective(x, labels) for x in (changed, s)))
-    for far in (torch.full((R, M), -1e4), torch.full((R, M), 1e4), torch.zeros(R, M)):
-        far = far.requires_grad_()
-        value = objective.float()(far, labels)
+@pytest.mark.parametrize("objective", [LabelledHinge(0.5, True), LabelledLogistic(), LabelledMatch(),
+                                       LabelledInfoNCE()])
+def test_gradients_are_finite_and_of_labelled_pairs_alone(objective):
+    labels = some_labels()
+    for scores in (numbers(R, M).float(), torch.full((R, M), -1e4), torch.full((R, M), 1e4), torch.zeros(R, M)):
+        value = objective(scores.requires_grad_(), labels)
         value.backward()
-        assert value.isfinite() and far.grad.isfinite().all()
-
-
-def test_gradients_of_two_branch():
-    x, y = numbers(R, 4).requires_grad_(), numbers(M, 4, seed=1).requires_grad_()
-    loss = having(LabelledTwoBranch(), margin=0.3, weights=(1.5, 1.0, 0.5), top=2)
-    assert torch.autograd.gradcheck(lambda a, b: two_branch(loss, F.normalize(a, dim=1), F.normalize(b, dim=1),
-                                                            some_labels()), (x, y))
-    same = torch.ones(M, 4).requires_grad_()
-    two_branch(loss, same, same, matches()).backward()
-    assert same.grad.isfinite().all()
+        assert value.isfinite() and scores.grad.isfinite().all() and (scores.grad[labels == 0] == 0).all()
+        torch.testing.assert_close(objective(torch.where(labels == 0, 100.0, scores.detach()), labels), value)
 
 
 # ---- which pairs are scored
@@ -262,9 +243,7 @@ MODELS = {
     "cite": ["--sim", "cite", "--cite_layers", "16-8"],
     "jwae": ["--max_violation", *JWAE], "jwae cite": ["--sim", "cite", "--cite_layers", "16-8",
                                                     *METHODS["jwae_mh_cite"].flags.split()[-8:]],
-    "wasserstein": ["--sim", "wasserstein"], "kl": ["--sim", "kl"], "mls": ["--sim", "mls"],
-    "mahalanobis": ["--sim", "mahalanobis"], "spherical": ["--sim", "kl", "--head", "spherical_avg"],
-    "pcme++": METHODS["pcme++"].flags.split(), "csd": ["--sim", "csd"]}
+    "wasserstein": ["--sim", "wasserstein"], "mls": ["--sim", "mls"], "pcme++": METHODS["pcme++"].flags.split()}
 
 
 @pytest.mark.parametrize("name", MODELS)

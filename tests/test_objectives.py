@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
-from losses import Embedding, Hinge, InfoNCE, Match, information_bottleneck
+from losses import Embedding, InfoNCE, Match, information_bottleneck
 from model import Encoded
 
 
@@ -18,16 +18,18 @@ def same_image(n=7):
     return image[:, None] == image
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("masked", [False, True])
-def test_infonce_equals_loops(masked):
+def test_infonce_equals_loops(masked, smoothing):
     s, same = scores(), same_image() if masked else None
-    loss = InfoNCE().double()(s, same)
+    loss = InfoNCE(0.07, smoothing).double()(s, same)
     total = 0.0
     for k in range(7):
         for row in (s[k], s[:, k]):
             others = [j for j in range(7) if j == k or not (masked and bool(same_image()[k, j]))]
-            z = [float(row[j]) / 0.07 for j in others]
-            total += math.log(sum(math.exp(v) for v in z)) - float(row[k]) / 0.07
+            z = {j: float(row[j]) / 0.07 for j in others}
+            norm = math.log(sum(math.exp(v) for v in z.values()))
+            total += sum(((1 - smoothing) * (j == k) + smoothing / len(others)) * (norm - z[j]) for j in others)
     assert loss.item() == pytest.approx(total / 14, rel=1e-6)       # the temperature's logarithm is stored in float32
 
 
@@ -93,9 +95,3 @@ def test_vib_is_the_divergence_from_the_unit_gaussian(spherical):
     assert float(information_bottleneck(gaussian, point, None)) == pytest.approx(float(expected))
 
 
-@pytest.mark.parametrize("objective", [Hinge(0.2), Hinge(0.2, True), InfoNCE(), Match(), Match(True, 0.1, 1e-4)])
-def test_gradients_are_right(objective):
-    objective = objective.double()
-    torch.manual_seed(0)
-    x = torch.randn(5, 5, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: objective(x), (x,))

@@ -18,9 +18,7 @@ REFUSED = """
 --txt_enc features
 --txt_layers 12
 --txt_enc trigram_conv --txt_layers 0
---word_vectors x --init_from RUN
 --freeze_words
---bi_gru
 --txt_enc trigram_bag --dropout 0.5
 --diversity 1
 --layer_style branch --img_layers 9-9
@@ -36,7 +34,6 @@ REFUSED = """
 --sim wasserstein --head point
 --sim mls --head ellipsoidal
 --sim wasserstein --loss volume
---sim wasserstein --var_layers 0
 --loss volume
 --freeze_means --sim wasserstein
 --sim order --prior_images 1

@@ -22,7 +22,6 @@ import torch.nn.functional as F
 
 import checkpoint
 import evaluate
-import files
 import metrics
 import train
 from cli import InputError
@@ -100,25 +99,6 @@ def original_graph(image, opt, regions):
         state = gru(image, "img_rnn.", original_norm(v, 0))[-1]
         rows.append(batch_norm(image, "bn.", state[None])[0] if opt.data_name == "f30k_precomp" else state)
     return finish_images(torch.stack(rows), opt)
-
-
-def original_resnet18(image, opt, photos):
-    """torchvision's ResNet-18 from functions, then VSE++'s norm and linear layer: (B, 3, 224, 224) -> (B, D)."""
-    s = {name.removeprefix("cnn.module."): value.double() for name, value in image.items() if name.startswith("cnn.")}
-
-    def conv_bn(x, conv, bn, **how):
-        x = F.conv2d(x, s[f"{conv}.weight"], **how)
-        return F.batch_norm(x, s[f"{bn}.running_mean"], s[f"{bn}.running_var"], s[f"{bn}.weight"], s[f"{bn}.bias"])
-    x = F.max_pool2d(conv_bn(photos.double(), "conv1", "bn1", stride=2, padding=3).relu(), 3, 2, 1)
-    for layer in range(1, 5):
-        for block in range(2):
-            p, stride = f"layer{layer}.{block}.", 2 if layer > 1 and block == 0 else 1
-            y = conv_bn(x, p + "conv1", p + "bn1", stride=stride, padding=1).relu()
-            y = conv_bn(y, p + "conv2", p + "bn2", padding=1)
-            if stride == 2:
-                x = conv_bn(x, p + "downsample.0", p + "downsample.1", stride=2)
-            x = (x + y).relu()
-    return original_features(image, opt, original_norm(x.mean((2, 3))))
 
 
 def original_ranks(images, captions, opt):
@@ -230,12 +210,6 @@ def compare(model, words, split, images, captions, opt):
     found = metrics.ranks(metrics.score_matrix([(model.similarity, *ours)], 7), split.caption_image)
     for side in range(2):
         np.testing.assert_array_equal(found[side], expected[side])
-    result = encode.validate(model, split, split.encode(words), torch.device("cpu"))
-    for side, ranks in zip(("i2t", "t2i"), expected):
-        for k in (1, 5, 10):
-            assert result[side][f"r{k}"] == pytest.approx(100 * len(np.where(ranks < k)[0]) / len(ranks), rel=1e-12)
-        assert result[side]["medr"] == math.floor(np.median(ranks)) + 1
-        assert result[side]["meanr"] == pytest.approx(ranks.mean() + 1)
 
 
 VARIANTS = {"VSE++": {}, "VSE0": {"no_imgnorm": True},
@@ -259,7 +233,8 @@ def test_vsepp_on_features_ranks_as_the_original(tmp_path, changes):
         (opt.margin, opt.max_violation, opt.use_abs, opt.no_imgnorm, "coco_precomp")
     assert (options.img_enc, options.img_dim, options.feature_norm, options.embed_size, options.word_dim) == \
         ("precomp", 9, False, 12, 7)
-    assert (options.image_head, options.text_head, options.learning_rate) == ("point", "point", opt.learning_rate)
+    assert set(vars(options)) >= set(vars(train.parse_args([]))) - {"resume", "overwrite", "config", "dry_run"}
+    assert options.data_path == "data"                                              # not that of another machine
     assert converted["state"] == {"epoch": 3, "iteration": 77, "best_rsum": 123.5, "step": 0}
     assert type(converted["state"]["best_rsum"]) is float
 
@@ -283,11 +258,9 @@ def test_vsrn_ranks_as_the_original(tmp_path, data_name, ticks):
 
 
 @pytest.mark.parametrize("ticks", [True, False])
-def test_vsepp_with_a_cnn_ranks_as_the_original(tmp_path, ticks):
+def test_vsepp_with_a_cnn_embeds_as_the_original(tmp_path, ticks):
     """A ResNet-18 behind DataParallel, with and without the counters that BatchNorm had not before torch 0.4.1."""
-    from PIL import Image
-
-    opt, n = namespace(data_name="f8k", cnn_type="resnet18", img_dim=4096, crop_size=192, finetune=True), 6
+    opt = namespace(data_name="f8k", cnn_type="resnet18", img_dim=4096, crop_size=192, finetune=True)
     torch.manual_seed(0)
     net = import_torchvision().models.resnet18(weights=None)
     net.fc = torch.nn.Sequential()
@@ -297,23 +270,15 @@ def test_vsepp_with_a_cnn_ranks_as_the_original(tmp_path, ticks):
         if name.endswith(("running_mean", "running_var")):
             value.copy_(0.2 * torch.rand_like(value) + (1 if name.endswith("var") else 0))
     image = {**tensors({"fc.weight": (12, 512), "fc.bias": (12,)}), **state}
-    model, words, options, _ = load(original_checkpoint(opt, image), tmp_path / "c.pth.tar")
+    model, _, options, _ = load(original_checkpoint(opt, image), tmp_path / "c.pth.tar")
     assert (options.img_enc, options.img_dim, options.cnn_type, options.crop_size, options.finetune) == \
         ("cnn", None, "resnet18", 192, True)
 
-    captions = write_split(tmp_path / "features", np.zeros((n, 2)))
-    (tmp_path / "d" / "x" / "images").mkdir(parents=True)
-    rng, entries = np.random.default_rng(0), []
-    for k in range(n):
-        Image.fromarray(rng.integers(0, 256, (260, 300, 3), dtype=np.uint8)).resize((280, 256)).save(
-            tmp_path / "d" / "x" / "images" / f"{k}.png")
-        entries.append({"filename": f"{k}.png", "split": "test", "imgid": k,
-                        "sentences": [{"raw": " ".join(WORDS[i] for i in c[1:-1])} for c in captions[5 * k:5 * k + 5]]})
-    (tmp_path / "d" / "x" / "dataset_flickr8k.json").write_text(json.dumps({"images": entries}))
-    split = read_split(str(tmp_path / "d"), "x", "test")
-    photos = split.images.gather(range(n))
-    compare(model, words, split, original_resnet18(image, opt, photos),
-            original_captions(text_state(opt), opt, captions), opt)
+    photos = torch.randn(3, 3, 192, 192, generator=torch.Generator().manual_seed(3))
+    net.load_state_dict({name.removeprefix("cnn.module."): value for name, value in state.items()}, strict=False)
+    with torch.no_grad():
+        expected = original_features(image, opt, original_norm(net.double().eval()(photos.double())))
+        np.testing.assert_allclose(model.embed_images(photos).mean, expected, atol=2e-5)
 
 
 @pytest.mark.parametrize("old", [False, True], ids=["0 and 3", "1 and 4"])
@@ -337,16 +302,6 @@ def test_vgg_names_and_its_older_numbering(old):
     for ours, theirs in ((0, 1), (3, 4)):
         assert converted["model"][f"image_tower.trunk.net.classifier.{ours}.weight"] is \
             image[f"cnn.classifier.{theirs if old else ours}.weight"]
-
-
-def test_options_are_complete_and_resolved(tmp_path):
-    """A converted checkpoint carries every option that a run of ours does."""
-    *_, converted = load(original_checkpoint(namespace(), precomp_state(namespace())), tmp_path / "c.pth.tar")
-    ours = vars(train.parse_args([]))
-    assert set(converted["options"]) == set(ours) - {"resume", "overwrite", "config", "dry_run"}
-    assert converted["options"]["data_path"] == ours["data_path"]                   # not that of another machine
-    torch.save(converted, tmp_path / "ours.pt")                                     # plain values and tensors only
-    assert checkpoint.load_checkpoint(str(tmp_path / "ours.pt"))["format"] == files.FORMAT
 
 
 # ---- file formats: torch's zip, its older one, and what Python 2 wrote
@@ -402,15 +357,6 @@ def test_file_formats(tmp_path, how):
         assert b"cnumpy.core.multiarray\nscalar" in content and b"X\x05\x00\x00\x00model" not in content
 
 
-@pytest.mark.parametrize("value",
-          [np.float64(1.5), np.float32(-2.5), np.int64(-7), np.int32(9), np.dtype(">f8").type(4)])
-def test_numpy_scalars_become_plain_numbers(tmp_path, value):
-    opt = namespace()
-    *_, converted = load({**original_checkpoint(opt, precomp_state(opt)), "best_rsum": value}, tmp_path / "c.pth.tar")
-    found = converted["state"]["best_rsum"]
-    assert found == value and type(found) in (int, float)
-
-
 class Calls:
     """Pickles as a call of `function`, which would leave MARKER behind."""
 
@@ -424,8 +370,7 @@ class Calls:
 ATTACKS = {"system": (Calls(os.system, f"touch {MARKER}"), r"(posix|nt)\.system"),
            "eval": (Calls(eval, f"open('{MARKER}', 'w')"), r"eval"),
            "open": (Calls(open, MARKER, "w"), r"(io|_io)\.open"),
-           "hub": (Calls(torch.hub.load, "user/repo", "model"), r"torch\.hub\.load"),
-           "numpy": (Calls(np.memmap, MARKER, np.uint8, "w+", 0, 4), r"numpy\.memmap")}
+           "hub": (Calls(torch.hub.load, "user/repo", "model"), r"torch\.hub\.load")}
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -478,12 +423,6 @@ def test_checkpoints_that_do_not_fit_are_refused(stored, words, message):
     with pytest.raises(InputError, match=message) as error:
         checkpoint.load_model(originals.convert(stored, words, "c.pth.tar"), "c.pth.tar")
     assert len(str(error.value).splitlines()) == 1 and "c.pth.tar" in str(error.value)
-
-
-def test_weights_of_another_network_are_refused():
-    stored = changed(opt={"cnn_type": "resnet18"}, image={"cnn.module.strange": torch.zeros(1)})
-    with pytest.raises(InputError, match="are not those of a model of these options"):
-        checkpoint.load_model(originals.convert(stored, WORDS, "c"))
 
 
 def test_what_is_no_checkpoint_is_refused_and_ours_is_told_apart(tmp_path):
@@ -602,44 +541,24 @@ def test_vocabularies_that_are_none_are_refused(tmp_path, capsys, content, messa
 
 # ---- whole commands on an original checkpoint
 
-@pytest.fixture
-def stored(tmp_path, capsys, pickled):
-    """A checkpoint of the original VSE++, its vocabulary, and features with photos: (words naming both, the
-    data)."""
-    from PIL import Image
-
+def test_an_original_is_evaluated_and_trained_further(tmp_path, capsys, pickled):
     load_vocabulary(tmp_path, pickled(WORDS), capsys)
-    opt, rng = namespace(data_name="f8k_precomp"), np.random.default_rng(7)
+    opt, folder = namespace(data_name="f8k_precomp"), tmp_path / "data" / "f8k_precomp"
     torch.save(original_checkpoint(opt, precomp_state(opt)), tmp_path / "model_best.pth.tar")
-    folder = tmp_path / "data" / "f8k_precomp"
-    write_split(folder, rng.normal(size=(6, 9)))
+    write_split(folder, np.random.default_rng(7).normal(size=(6, 9)))
     for part in ("ims.npy", "caps.txt"):
         for split in ("train", "dev"):
             shutil.copy(folder / f"test_{part}", folder / f"{split}_{part}")
-    (tmp_path / "photos").mkdir()
-    (folder / "test_ids.txt").write_text("".join(f"{k}.png\n" for k in range(6)))
-    for k in range(6):
-        Image.fromarray(rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(tmp_path / "photos" / f"{k}.png")
-    return ([str(tmp_path / "model_best.pth.tar"), "--vocab", str(tmp_path / "old.pkl")],
-            ["--data_path", str(tmp_path / "data"), "--data_name", "f8k_precomp", "--device", "cpu"])
-
-
-def test_an_original_is_evaluated_drawn_and_trained_further(tmp_path, stored, capsys):
-    words, folder = stored
-    evaluate.main(["--checkpoint", *words, *folder, "--output", str(tmp_path / "r.json")])
-    first = json.loads((tmp_path / "r.json").read_text())["protocols"]["full"]["rsum"]
+    words = [str(tmp_path / "model_best.pth.tar"), "--vocab", str(tmp_path / "old.pkl")]
+    data = ["--data_path", str(tmp_path / "data"), "--data_name", "f8k_precomp", "--device", "cpu"]
+    evaluate.main(["--checkpoint", *words, *data, "--output", str(tmp_path / "r.json")])
     assert "whether they stand in its order is unchecked, and recalls near chance would say" in capsys.readouterr().out
-
-    evaluate.main(["--checkpoint", *words, *folder, "--retrieval", "--photos", str(tmp_path / "photos")])
-    assert (tmp_path / "model_best_retrieval.png").stat().st_size > 10000
-
-    run = [*folder, "--init_from", *words, "--logger_name", str(tmp_path / "run"), "--embed_size", "12", "--word_dim",
-           "7",
-           "--batch_size", "8", "--workers", "0"]
-    for more, note in (([], True), (["--no-feature_norm"], False)):
-        with pytest.raises(SystemExit) as stop:             # the learning rate leaves the weights as they are
-            train.main([*run, "--num_epochs", "1", "--learning_rate", "1e-30", "--overwrite", *more])
-        told = "was trained with feature_norm False and not True, so its weights do not embed"
-        assert stop.value.code == 0 and (told in capsys.readouterr().out) == note
-    evaluate.main(["--checkpoint", str(tmp_path / "run"), *folder, "--output", str(tmp_path / "after.json")])
-    assert json.loads((tmp_path / "after.json").read_text())["protocols"]["full"]["rsum"] == first
+    with pytest.raises(SystemExit) as stop:                 # the learning rate leaves the weights as they are
+        train.main([*data, "--init_from", *words, "--logger_name", str(tmp_path / "run"), "--embed_size", "12",
+                    "--word_dim", "7", "--batch_size", "8", "--workers", "0", "--num_epochs", "1", "--learning_rate",
+                    "1e-30", "--no-feature_norm"])
+    assert stop.value.code == 0
+    evaluate.main(["--checkpoint", str(tmp_path / "run"), *data, "--output", str(tmp_path / "after.json")])
+    first, after = (json.loads((tmp_path / name).read_text())["protocols"]["full"]["rsum"]
+                    for name in ("r.json", "after.json"))
+    assert after == first

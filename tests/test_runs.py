@@ -12,10 +12,10 @@ import yaml
 
 import evaluate
 import train
-from checkpoint import is_run, load_checkpoint
+from checkpoint import load_checkpoint
 from files import atomic, part_of, save_json
 from options import default_run
-from tests.helpers import ROOT, SMALL, in_a_process, log_of, refused, same_runs, trained
+from tests.helpers import ROOT, SMALL, in_a_process, log_of, refused, trained
 from train import parse_args
 
 
@@ -43,15 +43,6 @@ def test_overwriting_a_run_keeps_what_train_did_not_write(run, demo_path, tmp_pa
     assert load_checkpoint(str(folder))["options"]["sim"] == "cosine"
     for name in ("results.json", "uncertainty.png", "uncertain_images.png", "uncertain_captions.png", "retrieval.png"):
         assert (run / name).exists() and not (folder / name).exists(), name         # of the model that is gone
-
-
-def test_a_run_that_was_killed_before_its_first_step_begins_anew(run, demo_path, tmp_path, capsys):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    shutil.copy(run / "config.yaml", folder)
-    refused(capsys, train.main, ["--resume", folder],
-            "there is no checkpoint .*checkpoint.pt; give a run folder that holds")
-    assert trained("--data_path", demo_path, "--logger_name", folder) == 0
 
 
 def test_default_folders_hold_the_seed(tmp_path, monkeypatch, demo_path):
@@ -136,14 +127,6 @@ def test_configurations_of_older_runs_are_read(run, tmp_path):
         **stored["options"], "config": str(tmp_path / "c.yaml"), "logger_name": "x", "img_dim": None}
 
 
-def test_a_configuration_of_a_run_that_was_resumed_starts_a_new_one(run, tmp_path, demo_path):
-    folder = tmp_path / "run"
-    shutil.copytree(run, folder)
-    assert train.train(parse_args(["--resume", str(folder), "--num_epochs", "3"])) == 0
-    opt = parse_args(["--config", str(folder / "config.yaml"), "--logger_name", str(tmp_path / "new")])
-    assert opt.resume is None and opt.logger_name == str(tmp_path / "new")
-
-
 # ---- going on
 
 def test_a_checkpoint_file_is_gone_on_from_in_a_new_folder(run, tmp_path, demo_path):
@@ -173,23 +156,14 @@ def test_a_lost_configuration_does_not_lose_the_run(run, tmp_path, content):
     assert yaml.safe_load((folder / "config.yaml").read_text())["options"]["sim"] == "wasserstein"
 
 
-@pytest.mark.parametrize("bad", ["no json\n", '{"other": 1}\n', "[1]\n", '"text"\n'])
-def test_a_log_with_other_lines_is_gone_on_with(run, tmp_path, bad):
+def test_a_log_that_was_cut_off_is_gone_on_with(run, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(run, folder)
-    lines = (folder / "log.jsonl").read_text().splitlines(keepends=True)
-    (folder / "log.jsonl").write_text("".join([*lines[:2], bad, *lines[2:], '{"iteration": 99, "kind": "st']))
+    whole = (folder / "log.jsonl").read_text()
+    (folder / "log.jsonl").write_text(whole + '{"iteration": 99, "kind": "step"}\n{"iteration": 99, "kind": "st')
     assert train.train(parse_args(["--resume", str(folder), "--num_epochs", "3"])) == 0
-    kept = (folder / "log.jsonl").read_text().splitlines(keepends=True)
-    assert kept[2] == bad and all(line.endswith("\n") for line in kept) and '"iteration": 99' not in "".join(kept)
-
-
-def test_other_dev_features_are_noticed(run, tmp_path, demo_path, capsys):
-    shutil.copytree(os.path.join(demo_path, "demo_precomp"), tmp_path / "demo_precomp")
-    shutil.copy(tmp_path / "demo_precomp" / "test_ims.npy", tmp_path / "other.npy")
-    import numpy as np
-    np.save(tmp_path / "demo_precomp" / "dev_ims.npy", np.load(tmp_path / "other.npy")[:12])
-    refused(capsys, train.main, ["--resume", run, "--data_path", tmp_path], "are not those of the run")
+    text = (folder / "log.jsonl").read_text()
+    assert text.startswith(whole) and '"iteration": 99' not in text and all(map(json.loads, text.splitlines()))
 
 
 def test_a_run_that_finds_nothing_says_that_there_is_no_model(tmp_path, demo_path, monkeypatch, capsys):
@@ -197,7 +171,7 @@ def test_a_run_that_finds_nothing_says_that_there_is_no_model(tmp_path, demo_pat
     monkeypatch.setattr(train, "validate", lambda *_: {"i2t": zero, "t2i": zero, "rsum": 0.0, "hbr": 12.0,
                                                        "alike": {"images": 0.5, "captions": 0.5}})
     assert trained("--data_path", demo_path, "--logger_name", tmp_path / "run") == 1
-    assert "done, but dev rsum was 0 after every epoch, so" in capsys.readouterr().out
+    assert "holds no model_best.pt: dev rsum was 0 after every epoch" in capsys.readouterr().out
     assert not (tmp_path / "run" / "model_best.pt").exists() and (tmp_path / "run" / "checkpoint.pt").exists()
 
 
@@ -205,7 +179,7 @@ def test_epochs_are_counted_from_one_everywhere(run):
     lines = log_of(run)
     assert {line["epoch"] for line in lines} == {1, 2}
     said = (run / "log.txt").read_text()
-    assert "epoch 1/2 done: dev rsum" in said and "epoch 2/2 step 8/8: loss" in said and " in all" in said
+    assert "epoch 1/2 done: dev rsum" in said and "epoch 2/2 step 8/8: loss" in said and " min left" in said
     assert "epoch 0" not in said and "rsum by chance 239.2" in said
 
 
@@ -266,6 +240,3 @@ def test_what_a_killed_process_left_is_cleared_by_the_next(tmp_path):
     assert os.path.basename(part_of(path)) == f".a.txt.{os.getpid()}.part"
 
 
-def test_is_a_run(run, tmp_path):
-    assert is_run(str(run)) and not is_run(str(tmp_path)) and not is_run(str(tmp_path / "absent"))
-    assert same_runs(run, run)
