@@ -46,25 +46,19 @@ def probability(score):
     return 1 / (1 + math.exp(-(5 * score + 5)))
 
 
+@pytest.mark.parametrize("logits, smoothing", [(False, 0.0), (False, 0.01), (True, 0.01)])
 @pytest.mark.parametrize("masked", [False, True])
-def test_match_equals_loops(masked):
-    s, same = scores() / 3 - 1, same_image() if masked else None
-    terms = []
+def test_match_equals_loops(masked, logits, smoothing):
+    s, same, total = scores() / 3 - 1, same_image() if masked else None, 0.0
     for i in range(7):
         for j in range(7):
-            if i == j:
-                terms.append(-math.log(probability(float(s[i, j]))))
-            elif not (masked and bool(same_image()[i, j])):
-                terms.append(-math.log(1 - probability(float(s[i, j]))))
-    assert float(Match().double()(s, same)) == pytest.approx(sum(terms) / 7)
-
-
-def test_match_of_logits_has_no_parameters_and_takes_them_as_they_are():
-    objective, s = Match(logits=True), scores()
-    assert not list(objective.parameters())
-    expected = sum(math.log(1 + math.exp(-float(s[i, j]) if i == j else float(s[i, j])))
-                   for i in range(7) for j in range(7)) / 7
-    assert float(objective(s)) == pytest.approx(expected)
+            if i == j or not (masked and bool(same_image()[i, j])):
+                p = 1 / (1 + math.exp(-float(s[i, j]))) if logits else probability(float(s[i, j]))
+                target = 1 - smoothing if i == j else smoothing
+                total -= target * math.log(p) + (1 - target) * math.log(1 - p)
+    objective = Match(logits, smoothing=smoothing).double()
+    assert float(objective(s, same)) == pytest.approx(total / 7)
+    assert len(list(objective.parameters())) == (0 if logits else 2)
 
 
 def test_pseudo_positives_are_pairs_above_the_true_one_of_their_row_or_column():
@@ -74,14 +68,6 @@ def test_pseudo_positives_are_pairs_above_the_true_one_of_their_row_or_column():
     added = [Match(pseudo_positives=0.1).double()(x) - Match().double()(x)
              for x in (s, torch.eye(7, dtype=torch.float64))]
     assert expected > 0 and float(added[0]) == pytest.approx(0.1 * expected) and float(added[1]) == 0
-
-
-def test_smoothing_moves_the_targets():
-    s = scores()
-    p = torch.sigmoid(s)
-    target = torch.full((7, 7), 0.01, dtype=torch.float64).fill_diagonal_(0.99)
-    expected = -(target * p.log() + (1 - target) * (1 - p).log()).sum() / 7
-    assert float(Match(logits=True, smoothing=0.01)(s)) == pytest.approx(float(expected))
 
 
 @pytest.mark.parametrize("spherical", [False, True])
