@@ -540,6 +540,7 @@ class Training:
             best = opt.resume and best_checkpoint(opt.resume, self.state["best_rsum"])
             if not best:
                 self.state.update(best_rsum=0.0, best_hbr=0.0, best_r1=-1.0)
+            os.makedirs(folder, exist_ok=True)
             self.save()
             clear_run(folder)
             if best:
