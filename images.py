@@ -53,9 +53,9 @@ def decode_photo(file: BinaryIO, most: int | None = None) -> Image.Image:
 
 
 def open_image(file: BinaryIO, most: int | None = None) -> Image.Image:
-    """Open an image of PHOTO_FORMATS; a JPEG that is larger than Pillow reads, or than `most` a side, is decoded small.
+    """Open an image of PHOTO_FORMATS, a large JPEG decoded small.
 
-    Raises FAULTS or Image.DecompressionBombError.
+    Large is more than Pillow reads, or than `most` pixels a side. Raises FAULTS or Image.DecompressionBombError.
     """
     first = file.read(len(JPEG))
     file.seek(0)
@@ -102,7 +102,7 @@ def mend_jpeg(data: bytes) -> bytes:
 
 @functools.cache
 def photo_formats() -> list[str]:
-    """List the PHOTO_FORMATS that the installed Pillow can read, HEIF by the package pillow-heif."""
+    """List the PHOTO_FORMATS that the installed Pillow can read, HEIF by pillow-heif."""
     Image.init()
     with contextlib.suppress(ImportError):
         import pillow_heif  # optional: only photos of this format need it
@@ -148,7 +148,7 @@ def import_torchvision():
 
 
 def eval_transform():
-    """Build the transform of VSE++'s evaluation: the middle 224 x 224 of a photo whose short side is 256."""
+    """Build VSE++'s transform of evaluation: short side 256, middle 224 x 224."""
     return build_transform(lambda t: [t.Resize(256), t.CenterCrop(224)])
 
 
@@ -158,7 +158,7 @@ def whole_transform(side: int = 224):
 
 
 def train_transform(crop_size: int):
-    """Build the transform of VSE++'s training: a random crop that is flipped at random."""
+    """Build VSE++'s transform of training: a random crop that is flipped at random."""
     return build_transform(lambda t: [t.RandomResizedCrop(crop_size), t.RandomHorizontalFlip()])
 
 

@@ -1,4 +1,4 @@
-"""Write features of captions: word vectors, counts of words, or sentence vectors of a frozen network.
+"""Write features of captions: of word vectors, of word counts, or by a frozen network.
 
     python -m features.captions --data_name coco_vgg_precomp --name w2v --word_vectors GoogleNews.bin
     python -m features.captions --data_name coco_vgg_precomp --kind hglmm --ica --pca 6000 --word_vectors FILE
@@ -51,7 +51,7 @@ NOT_NAMES = ("ims", "caps", "ids", "img_ids", "ann_ids")
 
 
 def find_words(captions: list[list[str]], index: dict[str, int]) -> np.ndarray:
-    """List the occurrences of indexed words in tokenised captions: (2, T), the caption and the number of the word."""
+    """List the occurrences of indexed words in captions: (2, T), caption and number of the word."""
     pairs = [(m, index[word]) for m, words in enumerate(captions) for word in words if word in index]
     return np.array(pairs, np.int64).reshape(-1, 2).T
 
@@ -73,7 +73,7 @@ class WordFeatures:
     fitted = ()
 
     def encode(self, split: Split) -> tuple[np.ndarray, Iterator]:
-        """Return which captions have no word of the index, (M,) bool, and an iterator of (slice, their features)."""
+        """Return the captions without a word, (M,) bool, and an iterator of (slice, features)."""
         counts = count_words(split.words, self.index)                                                       # (M, V)
         empty = np.asarray(counts.sum(1)) == 0                                                              # (M,)
         slices = [slice(start, start + ROWS) for start in range(0, len(empty), ROWS)]
@@ -127,7 +127,7 @@ class FisherVectors(MeanVectors):
         self.line = f"hglmm {n_clusters} clusters{sizes}, {self.source}"
 
     def fit_pca(self, counts, size: int, rng) -> tuple[np.ndarray, np.ndarray]:
-        """Compute mean and axes of the Fisher vectors of a sample of captions, whose word counts are (M, V)."""
+        """Compute the PCA of the Fisher vectors of a sample of captions with word counts (M, V)."""
         sample = np.sort(rng.permutation(np.flatnonzero(np.asarray(counts.sum(1))))[:PCA_CAPTIONS])
         fisher = np.empty((len(sample), 2 * self.mixture.location.size), np.float32)
         for start in tqdm(range(0, len(sample), ROWS), desc="captions for the PCA", disable=None, leave=False):
@@ -146,9 +146,9 @@ class FisherVectors(MeanVectors):
 
 
 class TfIdf(WordFeatures):
-    """n_w log(M / M_w), l2-normalised, where a caption has word w n_w times and M_w of the M training captions have it.
+    """TF-IDF: n_w log(M / M_w), l2-normalised.
 
-    words (V,) and idf (V,), the logarithms.
+    A caption has word w n_w times, and M_w of the M training captions have it. words (V,) and idf (V,), the logarithms.
     """
 
     def __init__(self, words: np.ndarray, idf: np.ndarray):
@@ -176,7 +176,7 @@ class Sentences:
         self.network, self.size, self.line = network, network.size, network.line
 
     def encode(self, split: Split) -> tuple[np.ndarray, Iterator]:
-        """Return zeros (M,) bool, as no caption is empty, and an iterator of (rows (B,), their vectors)."""
+        """Return no caption without a word, (M,) bool, and an iterator of (rows (B,), vectors)."""
         return np.zeros(len(split.captions), bool), self.batches(split.captions)
 
     def batches(self, captions: list[str]) -> Iterator:

@@ -32,7 +32,7 @@ SHARES = {"train": 0.8, "dev": 0.9, "test": 1.0}            # split: below which
 # ---- photos
 
 def find_photos(folder: str, skip_broken: bool = False, exclude=()) -> tuple[list[str], list[str]]:
-    """Find photos below a folder by the endings of their names; returns them and notes on what was left out.
+    """Find photos below a folder by their endings. Returns them and notes on what was left out.
 
     Photos are paths in the folder with /, in the order of their characters. Left out are hidden files and folders,
     NO_PHOTOS, what fits a pattern of `exclude` by its name or its path, other files, names that are no UTF-8 in one
@@ -82,7 +82,7 @@ def is_line(name: str) -> bool:
 # ---- captions
 
 def choose_split(name: str) -> str:
-    """Choose the split of a photo by a hash of its name alone, so that other photos never change it."""
+    """Choose the split of a photo by a hash of its name alone."""
     share = int(sha256(name)[:16], 16) / 2 ** 64
     return next(split for split, below in SHARES.items() if share < below)
 
@@ -111,7 +111,7 @@ def read_table(path: str) -> list[list[str]]:
 
 
 def read_captions(path: str, names: list[str], per_image: int | None) -> tuple[dict[str, dict], list[str]]:
-    """Read the captions of the photos `names`, {split: {name: captions}}, and notes on what was left out.
+    """Read the captions of photos, {split: {name: captions}}, and notes on what was left out.
 
     Each photo gets equally many: `per_image`, or the least number of a photo with captions. Raises InputError where the
     table cannot be read, has no caption of these photos, or leaves a split empty.

@@ -142,7 +142,7 @@ def _log_sum(joint: np.ndarray) -> np.ndarray:
 
 
 def _nearest(x, share, clusters, rng) -> np.ndarray:
-    """Draw rows far from each other as k-means++ does, and return the nearest one of each row, (N,)."""
+    """Draw centres as k-means++ does, and return the nearest one of each row, (N,)."""
     centres = [rng.choice(len(x), p=share)]
     distance, near = np.full(len(x), np.inf), np.zeros(len(x), int)
     for k in range(clusters):
@@ -155,7 +155,7 @@ def _nearest(x, share, clusters, rng) -> np.ndarray:
 
 
 def weighted_median(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Compute the lower median of each column of x (N, D) under each column of weights (N, K) >= 0 -> (K, D).
+    """Compute the lower median of each column of x (N, D) under weights (N, K) >= 0 -> (K, D).
 
     It is the smallest value with at least half of the weight at or below it, which minimises sum_n weight |x - m|.
     numpy.quantile with weights gives the same in 2.6 times the time.
@@ -196,7 +196,7 @@ def svd(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def fit_pca(x: np.ndarray, size: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the mean (F,) and the first `size` principal axes of x (N, F), orthonormal rows (size, F).
+    """Compute mean (F,) and principal axes, orthonormal rows (size, F), of x (N, F).
 
     Exact if the smaller side is at most EXACT. Otherwise four rounds of subspace iteration from `seed` with a tenth
     more axes (Halko et al. 2011, 4.4), without a centred copy of x. The largest entry of each axis is positive. Raises
@@ -227,7 +227,7 @@ def project(x: np.ndarray, mean: np.ndarray, axes: np.ndarray) -> np.ndarray:
 
 
 def fit_ica(x: np.ndarray, size: int, seed: int = 0, count: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the mean (D,) and unmixing axes (size, D) of x (N, D), for independent components of unit variance.
+    """Compute mean (D,) and unmixing axes (size, D) of x (N, D), for independent components.
 
     FastICA (Hyvarinen 1999): whiten x to z. Then, for all rows w of an orthogonal W at once, w <- E[z t] - E[1 - t^2] w
     with t = tanh(w z), and W <- (W W^T)^-1/2 W, until the cosine of every row with its last value is above 1 - 1e-4.

@@ -50,7 +50,7 @@ class PhotoReader(NamedTuple):
 
 def extract(folder: str, split: str, paths: list[str], names: list[str], network: tuple, config: ComputeConfig,
             write: Callable[[list[int]], None], others: tuple = (), facts: dict | None = None) -> None:
-    """Write {split}_ims.npy of N photos, and {split}_photos.json with the list of them and `facts`.
+    """Write {split}_ims.npy of N photos and {split}_photos.json, their list with `facts`.
 
     A photo whose file the last list has under any name keeps its features. network: the result of `build_network`.
     write(rows): writes the other files of the split, and those of the splits `others`, for the photos `rows` that could
@@ -181,7 +181,7 @@ def extract_data_set(opt, recipe: dict, config: ComputeConfig, folder: str) -> N
 
 
 def order_captions(split: Split, per_image: int | None) -> np.ndarray:
-    """List the captions to write, (M,): those of an image together and equally many an image, as in precomputed data.
+    """List the captions to write, (M,): those of an image together, equally many an image.
 
     per_image: number of captions an image, or None for all. Raises InputError if an image has fewer.
     """
@@ -196,7 +196,7 @@ def order_captions(split: Split, per_image: int | None) -> np.ndarray:
 
 
 def write_texts(folder: str, split: Split, order: np.ndarray, names: list[str], rows: list[int]) -> None:
-    """Write captions, names of photos and, where they are numbers, ids of the images `rows`. order (M,): captions."""
+    """Write captions, photo names and numeric ids of the images `rows`. order (M,): captions."""
     start, order = os.path.join(folder, split.name), order[np.isin(split.caption_image[order], rows)]
     save_lines(f"{start}_caps.txt", [split.captions[m] for m in order])
     save_lines(f"{start}_ids.txt", [names[n] for n in rows])

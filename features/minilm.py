@@ -78,7 +78,7 @@ class MiniLM:
         return self
 
     def pieces(self, captions: list[str]) -> list[Tensor]:
-        """Return the numbers of the word pieces of each caption, [CLS] and [SEP] included, cut at LONGEST."""
+        """Return the numbers of each caption's word pieces, with [CLS] and [SEP], cut at LONGEST."""
         return [torch.tensor(encoded.ids) for encoded in self.tokenizer.encode_batch(captions)]
 
     def linear(self, name: str, x: Tensor) -> Tensor:

@@ -45,11 +45,11 @@ class Grid(nn.Module):
 
 
 def axis_weights(first: Tensor, last: Tensor, cells: int, bins: int) -> Tensor:
-    """Compute the weights of a map's cells in bins of boxes along one axis: (P,), (P,) -> (P, bins, cells), sums 1.
+    """Compute the weights of a map's cells in bins of boxes along one axis.
 
-    first, last: where the boxes begin and end, shares of the photo, 0 to 1. A bin is the mean of points, the centres of
-    equal parts of it, bilinear between the centres of cells. A box has at least as many points as the map has cells, so
-    that it skips none.
+    (P,), (P,) -> (P, bins, cells), sums 1. first, last: where the boxes begin and end, shares of the photo, 0 to 1. A
+    bin is the mean of points, the centres of equal parts of it, bilinear between the centres of cells. A box has at
+    least as many points as the map has cells, so that it skips none.
     """
     points = bins * -(-max(SIDE, cells) // bins)
     place = (torch.arange(points, device=first.device) + 0.5) / points
@@ -98,7 +98,7 @@ class RegionPooling(nn.Module):
 
 def load_frozen(cnn_type: str, layer: str | None, layers: tuple, weights: str | None,
                 pretrained: bool) -> tuple[CNN, str, str]:
-    """Load a CNN that ends with a layer, by default the first of `layers`, without normalisation.
+    """Load a CNN up to a layer, by default the first of `layers`, without normalisation.
 
     Returns it, the layer's name and the checksum of the weights. Raises InputError for another layer.
     """
@@ -139,10 +139,11 @@ def load_region_network(cnn_type: str, layer: str | None, weights: str | None, s
 
 
 def build_network(recipe: dict, device) -> tuple:
-    """Build (network, transform, line) from a recipe: network(torch.stack([transform(photo)])) computes features.
+    """Build (network, transform, line) from a recipe.
 
-    recipe: the values of RECIPE, None where a kind has no use for them, and perhaps "extractor", the line that the
-    network must have. Raises InputError where it has another one, or cannot be built.
+    network(torch.stack([transform(photo)])) computes features. recipe: the values of RECIPE, None where a kind has no
+    use for them, and perhaps "extractor", the line that the network must have. Raises InputError where it has another
+    one, or cannot be built.
     """
     if recipe["kind"] == "demo":
         net, transform = filters.Photos(bool(recipe["grid"])), filters.transform
@@ -158,7 +159,7 @@ def build_network(recipe: dict, device) -> tuple:
 
 
 def find_recipe(line: str) -> dict | None:
-    """Find the recipe of the network that a line of features.json names; None where there is none."""
+    """Find the recipe of the network that a line of features.json names, or None."""
     recipe, match = dict.fromkeys(RECIPE), LINE.fullmatch(line)
     if match and match[1] in CNNS:
         return recipe | {"kind": "cnn", "cnn_type": match[1], "layer": match[2], "grid": match[3] and int(match[3]),
@@ -168,5 +169,5 @@ def find_recipe(line: str) -> dict | None:
 
 
 def feature_shape(net: nn.Module) -> tuple[tuple, np.dtype]:
-    """Return shape and type of one photo's features: (dim,) float32, or (regions, dim) float16."""
+    """Return shape and type of a photo's features: (dim,) float32 or (regions, dim) float16."""
     return ((net.regions, net.dim), np.dtype(np.float16)) if net.regions else ((net.dim,), np.dtype(np.float32))

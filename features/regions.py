@@ -55,7 +55,7 @@ def read_tsv(path: str) -> Iterator[tuple[str, Callable]]:
 
 
 def read_file(path: str) -> tuple[np.ndarray, np.ndarray | None]:
-    """Read features (P, F) and, where there are any, boxes (P, 4) of an .npz or .npy file. Raises InputError."""
+    """Read features (P, F) and boxes (P, 4) or None of an .npz or .npy file. Raises InputError."""
     if path.endswith(".npy"):
         return read_array(path, FIX), None
     arrays = read_arrays(path, FIX)
@@ -76,7 +76,7 @@ def read_source(path: str) -> Iterator[tuple[str, Callable]]:
 
 
 def image_key(name: str) -> str:
-    """Shorten an image's id or file name to the number that bottom-up attention writes for COCO and Flickr30k."""
+    """Shorten an image's id or file name to the number in bottom-up attention's files."""
     stem = re.sub(r"\.(jpe?g|png)$", "", name, flags=re.IGNORECASE)
     number = re.fullmatch(r"(?:COCO_[a-z]+\d+_)?0*(\d+)", stem)
     return number[1] if number else stem

@@ -41,7 +41,7 @@ class PhotoFile(NamedTuple):
 
 
 def stat_photo(path: str, name: str, before: PhotoFile | None) -> PhotoFile:
-    """Describe a photo's file, with a new digest where size or time differ from those of `before`."""
+    """Describe a photo's file, with a new digest where size or time differ from `before`."""
     try:
         stat = os.stat(path)
     except OSError:
@@ -63,7 +63,7 @@ def read_list(folder: str, split: str) -> dict:
 
 
 def read_rows(folder: str, split: str, line: str, shape: tuple, dtype) -> tuple[list[PhotoFile], np.ndarray | None]:
-    """Read the photos of the list and their rows; none unless they are of this extractor and belong together."""
+    """Read the listed photos and their rows; none unless this extractor made them."""
     content, path = read_list(folder, split), os.path.join(folder, f"{split}_ims.npy")
     changing = os.path.exists(os.path.join(folder, CHANGING.format(split)))
     if changing or content.get("extractor") != line or not os.path.isfile(path):

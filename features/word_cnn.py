@@ -27,9 +27,10 @@ from vocab import SPECIALS, Vocabulary, is_function
 
 
 def choose_words(captions, count: int) -> list[str]:
-    """Choose the `count` most frequent content words of tokenised captions, of equal ones the first by the alphabet.
+    """Choose the `count` most frequent content words of tokenised captions.
 
-    Function words, punctuation and pieces with an apostrophe ('s, n't) are none.
+    Of equally frequent ones the first by the alphabet count. Function words, punctuation and pieces with an apostrophe
+    ('s, n't) are none.
     """
     return [word for word in Vocabulary.build(captions, 1).words[len(SPECIALS):]
             if not is_function(word) and "'" not in word][:count]
@@ -44,9 +45,9 @@ def label_images(split: Split, words: list[str]) -> np.ndarray:
 
 
 def average_precision(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Compute the average precision of each word over N images, in 0..1: (N, W), (N, W) bool -> (W,).
+    """Compute the average precision of each word over N images, in 0..1.
 
-    Every word has an image. Ties count against the model.
+    scores (N, W), labels (N, W) bool -> (W,). Every word has an image. Ties count against the model.
     """
     order = np.lexsort((labels, -scores), axis=0)                                   # (N, W), the last key counts most
     relevant = np.take_along_axis(labels, order, axis=0)
@@ -55,7 +56,7 @@ def average_precision(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def add_word_layer(cnn: CNN, share: np.ndarray) -> nn.Sequential:
-    """Put a linear layer to the logits of W words on a network: photos -> (B, F) -> (B, W).
+    """Put a linear layer to the logits of W words, (B, F) -> (B, W), on a network.
 
     Its biases start at the log-odds of `share` (W,), the share of images with a word.
     """
@@ -66,14 +67,14 @@ def add_word_layer(cnn: CNN, share: np.ndarray) -> nn.Sequential:
 
 
 def make_state(cnn: CNN, cnn_type: str) -> dict:
-    """Make the state dict of a network of 1,000 classes, as --cnn_weights reads it, with zeros for the classifier."""
+    """Make a state dict for --cnn_weights, with zeros for the classifier of 1,000 classes."""
     last = {"vgg": "classifier.6", "ale": "classifier.6", "res": "fc", "eff": "_fc"}[cnn_type[:3]]
     state = {name: x.cpu() for name, x in cnn.net.state_dict().items()}
     return {**state, f"{last}.weight": torch.zeros(1000, cnn.dim), f"{last}.bias": torch.zeros(1000)}
 
 
 def train_epoch(model: nn.Module, optimizer, batches, labels: np.ndarray, device) -> float:
-    """Train on batches of photos with labels (N, W), and return the mean loss of an image in nats.
+    """Train on batches of photos, labels (N, W). Returns the mean loss of an image in nats.
 
     The loss is the binary cross-entropy, summed over the words. Raises InputError if it is not finite.
     """
@@ -94,7 +95,7 @@ def train_epoch(model: nn.Module, optimizer, batches, labels: np.ndarray, device
 
 @torch.no_grad()
 def validate(model: nn.Module, batches, truth: np.ndarray, device) -> float:
-    """Compute the mean average precision in percent over the words that occur in `truth` (N, W)."""
+    """Compute the mean average precision in percent over words that occur in `truth` (N, W)."""
     model.eval()
     scores = np.concatenate([model(photos.to(device)).cpu().numpy() for photos in batches])
     occurs = truth.any(0)                                                                                   # (W,)

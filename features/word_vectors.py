@@ -25,7 +25,7 @@ WINDOW = 5                            # words are near each other that are at mo
 
 
 def train_vectors(captions: list[list[str]], dim: int) -> tuple[list[str], np.ndarray]:
-    """Learn vectors (V, dim) float32 of the words (V,) of tokenised captions, the most frequent word first.
+    """Learn vectors (V, dim) float32 of the words (V,) of captions, the most frequent first.
 
     Words that occur near the same words get similar vectors (Levy and Goldberg 2014, 3.3). n_wc counts c within
     WINDOW places of w, M_wc = max(0, log(n_wc n / (n_w n_c))) is the positive pointwise mutual information in nats,

@@ -124,11 +124,15 @@ def test_refusals(folder, capsys):
 def test_features_of_captions_that_changed_are_not_read(folder):
     captions(folder, "--kind", "tfidf")
     assert read_split(str(folder), "x", "test", text_features="tfidf").text is not None
+    shutil.copy(folder / "x" / "test_tfidf.npy", folder / "x" / "testall_tfidf.npy")
     path = folder / "x" / "test_caps.txt"
     texts = path.read_text().splitlines()
     path.write_text("\n".join([texts[1], texts[0], *texts[2:]]) + "\n")
+    train = folder / "x" / "train_caps.txt"
+    train.write_text(train.read_text().replace("\n", " circle\n", 9))              # other weights of the same words
     with pytest.raises(InputError, match="test_tfidf.npy was extracted from other captions than .*test_caps.txt holds "
                                          "now"):
         read_split(str(folder), "x", "test", text_features="tfidf")
     captions(folder, "--kind", "tfidf")
     assert read_split(str(folder), "x", "test", text_features="tfidf").text is not None
+    assert not (folder / "x" / "testall_tfidf.npy").exists()        # a folder never mixes two fits
