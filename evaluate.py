@@ -28,13 +28,13 @@ from evaluation.embeddings import (
     embed,
     export,
     has_testall,
-    kind_of,
     load_embeddings,
     load_scores,
     newest_run,
+    tell_kind,
 )
 from evaluation.protocols import Record, assess, read_judgements, replace_nan
-from evaluation.report import comparisons, count_judgements, doubts, render, seed_tables, sentences, tables
+from evaluation.report import comparisons, doubts, render, seed_tables, sentences, tables
 from files import atomic, output, repeated, save_json
 from losses import formulas
 from options import parse_evaluation as parse_args
@@ -73,7 +73,7 @@ def evaluate_one(opt) -> dict:
     results, record = assess(e, opt)
     print(f"\n{' '.join(filter(None, [results['data_name'], e.split]))}: {e.n_images:,} images, "
           f"{len(e.caption_image):,} captions" + f", mean of the scores of {len(paths)} models" * (len(paths) > 1))
-    lines = [*count_judgements(e), *sentences(results), *(f"note: {note}" for note in results.get("notes", ()))]
+    lines = [*sentences(results), *(f"note: {note}" for note in results.get("notes", ()))]
     show_and_save(results, tables({e.name: results}), lines, target, opt)
     if opt.ranks:
         write_ranks(opt.ranks, e, record)
@@ -87,12 +87,12 @@ def compare_models(opt) -> dict:
     from evaluation.compare import compare
 
     paths = [path for group in opt.compare for path in group.split(",")]
-    models = load_models([path for path in paths if kind_of(path) == "run"], opt)
+    models = load_models([path for path in paths if tell_kind(path) == "run"], opt)
     choose_split(models, opt)
     names = [os.path.splitext(os.path.basename(os.path.normpath(path.split(",")[0])))[0] for path in opt.compare]
     target = check_outputs(opt.output or join_words("comparison", *names, opt.data_name, opt.split), paths, opt)
     results = replace_nan(compare(opt.compare, lambda path: embed_split([models[path]], opt) if path in models else
-                                  load_file(path, kind_of(path), opt), opt))
+                                  load_file(path, tell_kind(path), opt), opt))
     runs, pairs = results["runs"], results["comparisons"]
     all_tables = tables(runs) + (seed_tables(results["groups"]) if len(runs) > len(results["groups"]) else [])
     lines = [f"{name}: {line}" for name, r in runs.items() for line in sentences(r)]

@@ -15,10 +15,10 @@ from evaluation.embeddings import (
     check_other_items,
     embed,
     export,
-    kind_of,
     load_embeddings,
     load_scores,
     newest_run,
+    tell_kind,
 )
 from files import output
 from losses import formulas
@@ -65,7 +65,7 @@ def open_items(opt, pictures: tuple[str, ...]) -> tuple[Items, dict[str, str]]:
     if not opt.source:
         opt.source = newest_run()
         print(f"no run given, taking the newest: {opt.source}")
-    kind = kind_of(opt.source)
+    kind = tell_kind(opt.source)
     refuse_misfits(opt, kind)
     model = Trained(opt.source, torch_device(opt.device)) if kind == "run" else None
     files = {name: name_file(opt, model, name) for name in ("results", "calibration", *pictures)}

@@ -12,7 +12,7 @@ from torch import Tensor
 from checkpoint import Trained
 from cli import check
 from evaluation import bank
-from evaluation.embeddings import Embeddings, Member, split_of
+from evaluation.embeddings import Embeddings, Member, read_split_for
 from evaluation.encode import Gallery, encode
 from losses import Embedding, unit
 from methods.volume import Sigmoid, fit_sigmoid, log_share, nearest_captions, number_photos, shares_of_captions
@@ -56,10 +56,10 @@ def fit(similarity, captions: Embedding, owner: np.ndarray, dev: Embedding, dev_
 def fit_run(model: Trained, dev: Embeddings, batch_size: int, workers: int, **data) -> tuple[Volume, dict]:
     """Fit to captions of the training split of a run's own data and to its dev split, and describe it for the results.
 
-    data: as `split_of` takes them. Raises InputError on a model with variances of its own.
+    data: as `read_split_for` takes them. Raises InputError on a model with variances of its own.
     """
     check_points(dev)
-    split = split_of(model, "train", **data)
+    split = read_split_for(model, "train", **data)
     drawn = bank.draw(split.caption_image, len(split.images), BANK)
     part = Gallery(drawn.images[:0], drawn.captions)
     captions = encode(model.model, split, split.encode(model.vocab), model.device, batch_size, workers, part)[1]

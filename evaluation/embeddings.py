@@ -146,7 +146,7 @@ def beside_model(run: str, name: str) -> str:
     return os.path.join(run if os.path.isdir(run) else os.path.dirname(run), name)
 
 
-def kind_of(path: str) -> str:
+def tell_kind(path: str) -> str:
     """Tell what a path holds: "embeddings", "scores" or a "run"."""
     if os.path.isfile(path):
         with open(path, "rb") as f:
@@ -158,7 +158,7 @@ def kind_of(path: str) -> str:
     return {".npz": "embeddings", ".npy": "scores"}.get(os.path.splitext(path)[1].lower(), "run")
 
 
-def split_of(model: Trained, split: str = "test", data_path: str | None = None, data_name: str | None = None, *,
+def read_split_for(model: Trained, split: str = "test", data_path: str | None = None, data_name: str | None = None, *,
              dev_images: int | None = None, text_only: bool = False) -> Split:
     """Read a split for a model, of the data that it was trained on unless others are named. dev_images: of dev, 0 all,
     None as in the training. Raises InputError where the model cannot take the data."""
@@ -176,8 +176,8 @@ def embed(models: list[Trained], split: str = "test", part=None, *, sim: str | N
     """Embed a split by one model, or by several of an ensemble, on the device of each.
 
     part: split -> `encode.Gallery`, the items to embed; caption_image still names rows of the whole split. sim: the
-    similarity in place of the models' own; data: as `split_of` takes them. Raises InputError where a model cannot take
-    the data, or the similarity its embeddings.
+    similarity in place of the models' own; data: as `read_split_for` takes them. Raises InputError where a model
+    cannot take the data, or the similarity its embeddings.
     """
     lead, given = models[0].options, data.pop("data_name", None)
     path, name = data.pop("data_path", None), given or lead.data_name
@@ -193,11 +193,11 @@ def embed(models: list[Trained], split: str = "test", part=None, *, sim: str | N
               "data of both with --data_name")
         read = first
         if not e or mine.text_features != lead.text_features:
-            read = split_of(model, split, *os.path.split(root), **data)
+            read = read_split_for(model, split, *os.path.split(root), **data)
         if not e:
-            first, e = read, items_of(read, name)
+            first, e = read, list_items(read, name)
         elif read is not first:
-            check_same_items(items_of(read, name), e)
+            check_same_items(list_items(read, name), e)
         foreign, chosen = mine.data_name != name, part and part(read)
         tokens = read.encode(model.vocab, known=not foreign)            # other data may have unknown words alone
         images, captions = encode(model.model, read, tokens, model.device, batch_size, workers, chosen)
@@ -225,7 +225,7 @@ def check_similarity(similarity, sides, sim: str, path: str) -> None:
 
 # ---- whose images and captions
 
-def items_of(split: Split, data_name: str) -> Embeddings:
+def list_items(split: Split, data_name: str) -> Embeddings:
     """The images and captions of a split, without embeddings."""
     ids = split.image_ids
     numbered = ids is not None and all(isinstance(i, (int, np.integer)) for i in ids)
@@ -452,7 +452,7 @@ def identify_items(path: str, n: int, m: int, arrays: dict, *, split: str | None
         check(arrays or there != (m, n) or n == m, describe_turned(path, (n, m)))
         check(there == (n, m), f"{path} has {n} images and {m} captions, {data_name} {name} has {there[0]} and "
                                f"{there[1]}; they must be the same items")
-        theirs = items_of(data, data_name)
+        theirs = list_items(data, data_name)
         theirs.notes += check_same_items(e, theirs)
         return replace(theirs, name=path, folder=e.folder)
     without = n - len(np.unique(e.caption_image))

@@ -20,8 +20,7 @@ class Gallery(NamedTuple):
 def encode(model, split: Split, tokens: Tokens | None, device, batch_size: int = 128,
            workers: int = 0, part: Gallery | None = None) -> tuple:
     """Embeddings of all images (N, D) and all captions (M, D) of a split, or of a part of it, in their order. The model
-    must be in eval mode; it may be anything with VSE's embed_images and embed_captions, such as one that gives latents
-    (`latents.Latents`).
+    must be in eval mode.
 
     None stands for images that are not at hand, and for captions where `tokens` is None.
     """

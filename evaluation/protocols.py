@@ -263,30 +263,6 @@ def precisions_by_categories(scores: np.ndarray, query: tuple, item: tuple) -> n
     return result
 
 
-def neighbours(e: Embeddings, k: int = 10) -> dict[str, float]:
-    """Categories that the k images nearest to an image share with it, in percent (`jwae` 1: latents that follow a
-    prior should keep such neighbours).
-
-    "jaccard" is the size of the intersection of the two sets of categories over that of their union, as the mean over
-    neighbours and images; "chance" is the same of random images, in expectation. Images without an instance are left
-    out. Raises InputError where fewer than two are left.
-    """
-    codes = e.judged["pmrp"]                                                        # (N, C) bool
-    shown = np.flatnonzero(codes.any(1))
-    n, codes = len(shown), codes[shown].astype(np.float32)
-    check(n > 1, "neighbours among images need two images with instances; give the instances with --instances")
-    size, k, near, chance = codes.sum(1), min(k, n - 1), 0.0, 0.0
-    for rows, scores in blocks_within(e, "images", shown, ROWS):
-        scores = finite(scores.cpu().numpy())                                       # (b, n)
-        shared = codes[rows] @ codes.T
-        jaccard = shared / (size[rows, None] + size - shared)                       # (b, n)
-        np.fill_diagonal(scores[:, rows], -np.inf)
-        nearest = np.argpartition(-scores, k - 1, axis=1)[:, :k]                    # (b, k)
-        near += np.take_along_axis(jaccard, nearest, 1).mean(1).sum()
-        chance += ((jaccard.sum(1) - 1) / (n - 1)).sum()
-    return {"jaccard": 100 * float(near) / n, "chance": 100 * float(chance) / n, "k": k, "images": n}
-
-
 # ---- the protocols
 
 # To add a protocol, write its function (embeddings, galleries, record, name) -> {"i2t": numbers, "t2i": numbers, ...},
@@ -304,8 +280,6 @@ READERS = {
         opt.cxc_path or os.path.normpath(os.path.join(e.folder, "..", "cxc")), "val" if e.split == "dev" else "test",
         e.index("image"), e.index("caption"), e.caption_image)}
 FOLDED = ("full", "pmrp", "cxc")                                # with --fold5 also over the five folds
-NEED_IMAGES = {"full": "image to text and text to image", "pmrp": "PMRP", "eccv": "ECCV Caption",
-               "positives": "--positives", "cxc": "image-text and image-image retrieval, SITS and SIS"}
 
 
 def read_judgements(e: Embeddings, opt) -> dict:
@@ -357,16 +331,13 @@ def can_rank(e: Embeddings) -> bool:
     return e.has_images and e.n_images * len(e.caption_image) <= MOST_SCORES
 
 
-def list_absent(e: Embeddings, opt) -> list[str]:
-    """Sentences on what cannot be computed."""
-    why = "there are no images"
-    if e.has_images:
-        gigabytes = 4e-9 * e.n_images * len(e.caption_image)
-        why = f"the scores of {e.n_images:,} images and {len(e.caption_image):,} captions take {gigabytes:.0f} GB"
-    absent = [] if can_rank(e) else [f"{title}: {why}" for name, title in NEED_IMAGES.items()
-                                     if name == "full" or getattr(opt, name)]
-    return absent + ["text-text and image-image retrieval, STS and SIS: a score matrix holds image-text scores "
-                     "only"] * bool(opt.cxc and not e.members)
+def describe_missing(e: Embeddings) -> list[str]:
+    """A note on embeddings whose images and captions are not ranked."""
+    if can_rank(e):
+        return []
+    why = (f"the scores of {e.n_images:,} images and {len(e.caption_image):,} captions do not fit into memory"
+           if e.has_images else "there are no images")
+    return [f"images and captions are not ranked: {why}"]
 
 
 # ---- the members as points, and with the variances of other items
@@ -451,9 +422,7 @@ def assess(e: Embeddings, opt) -> tuple[dict, Record]:
                 metrics.chance(e.caption_image[captions] - images[0], len(images)) for images, captions in folds(e)])
         ranks = {side: record["full", side, "rank"] for side in ("i2t", "t2i")}
         results["best_ranks"] = {side: metrics.best_rank_means(x[~np.isnan(x)]) for side, x in ranks.items()}
-        if "pmrp" in e.judged and e.members:
-            results["neighbours"] = neighbours(e)
-    more = {"notes": [*e.notes, *doubt_scores(e, numbers)], "absent": list_absent(e, opt),
+    more = {"notes": [*e.notes, *doubt_scores(e, numbers), *describe_missing(e)],
             "uncertainty": report_uncertainty(e, opt, record)}
     return replace_nan(results | {name: part for name, part in more.items() if part}), record
 

@@ -6,10 +6,6 @@ text.
 from collections.abc import Callable
 from itertools import islice
 
-import numpy as np
-
-from evaluation.annotations import MATCH, Pairs
-
 # Head of the column of each number, in the order of the columns.
 NAMES = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "medr", "meanr": "meanr", "rsum": "rsum", "rpc2": "RPC2",
          "rp": "R-P", "map_at_r": "mAP@R", "pmrp": "PMRP", "zeta0": "zeta 0", "zeta1": "zeta 1", "zeta2": "zeta 2",
@@ -168,29 +164,6 @@ def rho(value: float | None) -> str:
     return "undefined" if value is None else f"{value:.3f}"
 
 
-def count_judgements(e):
-    """Sentences on the matches and ratings that were read."""
-    size = {"i": e.n_images, "t": len(e.caption_image)}
-
-    def matches(side: str, pairs: Pairs, without: int = 0) -> str:
-        queries = len(np.unique(pairs.query))
-        return (f"{SIDES[side]}: {len(pairs.query):,} matches of {queries:,} queries"
-                + f"; {without:,} queries without a match do not count" * (without > 0))
-    ratings, pairs = e.judged.get("cxc", ({}, {}))
-    for kind, rated in ratings.items():
-        high = int((rated.score >= MATCH[kind]).sum())
-        yield f"{kind.upper()}: {len(rated.score):,} rated pairs, {high:,} of them {MATCH[kind]:g} or more"
-    for side, x in pairs.items():
-        yield f"CxC {matches(side, x, size[side[0]] - len(np.unique(x.query)))}"
-    if "pmrp" in e.judged:
-        shown, categories = int(e.judged["pmrp"].any(1).sum()), e.judged["pmrp"].shape[1]
-        yield f"PMRP: {shown:,} of {e.n_images:,} images show at least one of {categories} categories"
-    for side, x in e.judged.get("eccv", {}).items():
-        yield f"ECCV {matches(side, x)}"
-    for side, x in e.judged.get("positives", {}).items():
-        yield f"positives {matches(side, *x)}"
-
-
 def sentences(results: dict):
     """Sentences on what the tables do not show."""
     if "unknown_words" in results:
@@ -198,10 +171,6 @@ def sentences(results: dict):
     for side, ranks in results.get("best_ranks", {}).items():
         yield (f"best ranks, {SIDES[side]}: harmonic mean {ranks['hbr']:.2f} (HBR), arithmetic mean "
                f"{ranks['abr']:.1f} (ABR)")
-    if "neighbours" in results:
-        near = results["neighbours"]
-        yield (f"the {near['k']} nearest images to each of {near['images']:,} share {near['jaccard']:.1f}% of their "
-               f"categories with it (random images: {near['chance']:.1f}%)")
     if "bank" in results:
         yield describe_bank(results["bank"])
     for side, u in results.get("uncertainty", {}).items():
@@ -215,8 +184,6 @@ def sentences(results: dict):
         if "rho_positives" in u:
             yield ("  Spearman's rho of log det Sigma with the number of positives of a query: "
                    f"{rho(u['rho_positives'])}")
-    for reason in results.get("absent", ()):
-        yield f"not computed: {reason}"
 
 
 # ---- formats

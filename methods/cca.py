@@ -24,7 +24,7 @@ from tqdm import tqdm
 import cli
 from cli import Arguments, InputError, check, data_set, filename, number, positive, split_name
 from data import Features, Split, check_extractors, chunks, read_split
-from evaluation.embeddings import Member, export, items_of
+from evaluation.embeddings import Member, export, list_items
 from evaluation.report import foreign_words
 from files import output
 from losses import Embedding, cosine
@@ -245,7 +245,7 @@ def fit_and_embed(opt) -> None:
           f"{chance(split.caption_image, len(split.images))['rsum']:.1f})")
     for note in split.notes:
         print(f"note: {note}")
-    e = items_of(split, target)
+    e = list_items(split, target)
     e.similarity, e.members = "cosine", [Member(cosine, *sides)]
     export(opt.output, e)
     print(f"embeddings in {opt.output}")

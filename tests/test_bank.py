@@ -11,7 +11,7 @@ import metrics
 from checkpoint import Trained
 from cli import InputError
 from evaluation import bank, protocols
-from evaluation.embeddings import Embeddings, Member, embed, split_of
+from evaluation.embeddings import Embeddings, Member, embed, read_split_for
 from evaluation.encode import encode
 from evaluation.protocols import Record
 from evaluation.report import describe_bank
@@ -200,7 +200,7 @@ def test_a_bank_is_of_whole_images(size):
 
 def test_a_part_is_embedded_as_within_the_whole(small_run):
     run = Trained(str(small_run("--sim", "wasserstein")))
-    split = split_of(run, "train")
+    split = read_split_for(run, "train")
     part = bank.draw(split.caption_image, len(split.images), 40)
     whole, some = (encode(run.model, split, split.encode(run.vocab), torch.device("cpu"), 7, part=p)
                    for p in (None, part))

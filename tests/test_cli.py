@@ -18,7 +18,7 @@ import vocab
 from checkpoint import load_checkpoint
 from cli import InputError
 from demo import __main__ as demo
-from evaluation import latents, protocols
+from evaluation import protocols
 from evaluation.embeddings import Embeddings, Member
 from files import output
 from losses import Embedding, formulas
@@ -232,14 +232,13 @@ def test_check_command(demo_path, capsys):
         assert stop.value.code == status and said in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", [evaluate.main, latents.main])
-def test_commands_refuse_features_of_another_extractor(runs, demo_path, tmp_path, capsys, command):
+def test_commands_refuse_features_of_another_extractor(runs, demo_path, tmp_path, capsys):
     shutil.copytree(os.path.join(demo_path, "demo_precomp"), tmp_path / "two")
     (tmp_path / "two" / "features.json").write_text('{"ims": "net B"}')
     stored = torch.load(runs / "cosine" / "model_best.pt", weights_only=True)
     torch.save({**stored, "data": {**stored["data"], "extractors": {"ims": "net A"}}}, tmp_path / "run.pt")
     words = ["--checkpoint", tmp_path / "run.pt", "--data_path", tmp_path, "--data_name", "two"]
-    refused(capsys, command, words, "were made by 'net B', .*run.pt was trained on those of 'net A'")
+    refused(capsys, evaluate.main, words, "were made by 'net B', .*run.pt was trained on those of 'net A'")
 
 
 def test_every_command_starts_from_any_folder(tmp_path):

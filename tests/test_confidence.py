@@ -18,7 +18,7 @@ from confidence.inputs import split_items
 from confidence.posterior import answers, rows_of, sample_scores
 from demo import __main__ as demo
 from evaluation import pictures
-from evaluation.embeddings import Embeddings, split_of
+from evaluation.embeddings import Embeddings, read_split_for
 from evaluation.encode import encode
 from losses import uncertainty
 from photos import __main__ as search
@@ -442,7 +442,7 @@ def test_a_search_says_how_sure_it_is(runs, tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     t = json.loads((folder / "calibration.json").read_text())["t2i"]["temperature"]
     run = Trained(str(folder))
-    split = split_of(run, "dev")
+    split = read_split_for(run, "dev")
     images, captions = encode(run.model, split, split.encode(run.vocab), "cpu")
     p = (t * run.similarity(images, captions).T[:6].double()).softmax(1)
     for k, result in enumerate(found):

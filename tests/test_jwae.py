@@ -15,7 +15,6 @@ import evaluate
 import train
 from checkpoint import load_checkpoint
 from data import Batch, read_split
-from evaluation import encode, latents
 from layers import Latent
 from losses import Critic, PairMSE, critic_loss, mean_rows, prior_mmd, real_rows
 from methods.unpaired import build_unpaired, choose_pairs
@@ -313,30 +312,11 @@ def test_kill_and_resume_equals_an_unbroken_run(tmp_path, demo_path, more, monke
     assert all(torch.equal(states[0][k]["exp_avg"], states[1][k]["exp_avg"]) for k in states[0]) and states[0]
 
 
-def test_scan_meets_the_prior_too_and_everything_evaluates(tmp_path, demo_path, capsys, monkeypatch):
+def test_scan_meets_the_prior_too_and_everything_evaluates(tmp_path, demo_path):
     fit("--data_path", demo_path, "--data_name", "demo_region_precomp", "--sim", "scan", "--bi_gru", *JWAE,
         "--num_epochs", 1,
         "--logger_name", tmp_path / "run", "--batch_size", 16)
     assert evaluate.run(evaluate.parse_args(["--checkpoint", str(tmp_path / "run")]))["protocols"]["full"]["rsum"] > 0
-    used, whole = [], encode.image_batches
-    monkeypatch.setattr(encode, "image_batches", lambda images, size, workers,
-                        rows: used.append(workers) or whole(images, size, 0, rows))
-    latents.main(["--checkpoint", str(tmp_path / "run"), "--rows", "60", "--workers", "3"])
-    assert "energy distance" in capsys.readouterr().out and used == [3]
-    with pytest.raises(SystemExit):
-        latents.main(["--workers", "-1"])
-    assert "'-1' is not a whole number" in capsys.readouterr().err
-
-
-def test_energy_distance_equals_a_double_loop():
-    g = torch.Generator().manual_seed(4)
-    z = torch.randn(12, 3, generator=g) + 1
-    got = latents.prior_report(z, torch.Generator().manual_seed(9))["energy distance"]
-    x = torch.randn(12, 3, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
-
-    def mean(a, b):
-        return np.mean([[np.linalg.norm(u - v) for v in b.numpy()] for u in a.double().numpy()])
-    assert got == pytest.approx((2 * mean(z, x) - mean(z, z) - mean(x, x)) / 3 ** 0.5)
 
 
 @pytest.mark.parametrize("words, said", [

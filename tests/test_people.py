@@ -17,7 +17,7 @@ from confidence import people
 from confidence.calibration import read_calibration
 from confidence.posterior import expected_number, rows_of
 from data import read_precomputed
-from evaluation.embeddings import Embeddings, split_of
+from evaluation.embeddings import Embeddings, read_split_for
 from losses import Embedding, Volume, formulas
 from methods import volume
 from methods.volume import Sigmoid, fit_logistic
@@ -375,7 +375,7 @@ def test_the_shares_that_heads_learn_are_those_of_the_frozen_means(small_run, de
     opt = train.parse_args(["--data_path", demo_path, "--resume", str(tmp_path / "run"), "--num_epochs", "3"])
     assert train.train(opt) == 0
     model = Trained(str(tmp_path / "run"))
-    own, dev = (split_of(model, split) for split in ("train", "dev"))
+    own, dev = (read_split_for(model, split) for split in ("train", "dev"))
     tokens = {"train": own.encode(model.vocab), "dev": dev.encode(model.vocab)}
     shares = volume.training_shares(model.model, own, dev, tokens, "cpu")
     assert len(shares) == len(own.captions) and (shares < 0).all() and shares.std() > 0

@@ -173,7 +173,7 @@ def test_text_only_subjects_lack_what_needs_images(small):
     assert set(found["cxc"]) == {"t2t", "sts"} and set(found["cxc_folds5"]) == {"t2t"}
     opt = options("--cxc", "--fold5")
     assert set(protocols.run_protocols(subject, opt)[0]) == {"cxc", "cxc_folds5"}
-    assert len(protocols.list_absent(subject, opt)) == 2
+    assert protocols.describe_missing(subject) == ["images and captions are not ranked: there are no images"]
     for name, parts in cases(subject.caption_image):
         check(found[name], record, name, "t2t", scores, pairs, parts, None)
 
@@ -294,7 +294,7 @@ def test_pmrp_equals_definition(small):
             assert np.isnan([alone[q] for q in range(len(alone)) if q not in known]).all()
 
 
-# ---- uncertainty, neighbours
+# ---- uncertainty
 
 def test_uncertainty_report_leaves_out_what_is_no_query():
     spread = torch.tensor([[0.0], [1], [2], [3], [9]])                              # log det Sigma of five captions
@@ -304,25 +304,6 @@ def test_uncertainty_report_leaves_out_what_is_no_query():
     assert report["recall_bins"]["recall"] == [100, 100, 0, 0] and report["risk_coverage"]["area_random"] == 50
     assert report["risk_coverage"]["risk"] == pytest.approx([0, 0, 100 / 3, 50])
     assert report["mean"] == 3
-
-
-def test_neighbours_share_what_a_double_loop_says():
-    rng = np.random.default_rng(5)
-    codes, means = rng.random((9, 4)) < 0.4, rng.standard_normal((9, 3)).astype(np.float32)
-    codes[4] = False                                        # shows nothing: left out
-    embedding = Embedding(torch.from_numpy(means))
-    subject = Embeddings("x", np.arange(9), 9, [Member(FORMULAS["cosine"], embedding, embedding)],
-                         judged={"pmrp": codes})
-    got, shown, near, chance = protocols.neighbours(subject, 3), [n for n in range(9) if codes[n].any()], [], []
-    for i in shown:
-        others = [j for j in shown if j != i]
-        alike = {j: (codes[i] & codes[j]).sum() / (codes[i] | codes[j]).sum() for j in others}
-        cosine = {j: means[i] @ means[j] / np.linalg.norm(means[i]) / np.linalg.norm(means[j]) for j in others}
-        near.append(np.mean([alike[j] for j in sorted(others, key=cosine.get)[-3:]]))
-        chance.append(np.mean(list(alike.values())))
-    assert got["jaccard"] == pytest.approx(100 * np.mean(near))
-    assert got["chance"] == pytest.approx(100 * np.mean(chance))
-    assert got["images"] == len(shown) and got["k"] == 3
 
 
 # ---- one more protocol
