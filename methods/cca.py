@@ -10,8 +10,6 @@ if __name__ == "__main__":
     import cli
     cli.start()
 
-import argparse
-import contextlib
 import itertools
 import os
 from collections import Counter
@@ -22,7 +20,7 @@ from scipy import linalg, sparse
 from tqdm import tqdm
 
 import cli
-from cli import Arguments, InputError, check, data_set, filename, number, positive, split_name
+from cli import Arguments, InputError, check, data_set, filename, positive, split_name, within
 from data import Features, Split, check_extractors, chunks, read_split
 from evaluation.embeddings import Member, export, list_items
 from evaluation.report import foreign_words
@@ -45,38 +43,27 @@ class CCA:
     correlations, after which the cosine is the score. All numbers are float64.
     """
 
-    def collect(self, x, y, owner=None) -> "CCA":
+    def collect(self, x, y, owner: np.ndarray) -> "CCA":
         """Means (F,), (G,) and covariances (F, F), (G, G), (G, F) over the M pairs, a block of pairs at a time.
 
-        x (N, F), y (M, G): arrays, mapped or not, sparse arrays, or anything that has a shape and returns rows by their
-        numbers. Row m of y belongs to row owner[m] of x (None: to row m). Raises InputError where the rows make no
-        pairs, and on features that are not finite.
+        x (N, F), y (M, G): arrays, sparse arrays, or anything that has a shape and returns rows by their numbers. Row m
+        of y belongs to row owner[m] of x. Raises InputError on features that are not finite.
         """
-        n, m, total = x.shape[0], y.shape[0], []
-        owner = np.arange(n) if owner is None else np.asarray(owner)
-        check(len(owner) == m >= 2,
-              f"{n} rows x, {m} rows y and {len(owner)} owners make no pairs; give at least 2 "
-              "rows y, and for each the row of x that it belongs to")
-        first = np.arange(min(m, BLOCK))
-        shifts = [0.0 if sparse.issparse(rows) else dense(rows[numbers]).mean(0)
-                  for rows, numbers in ((x, np.unique(owner[first])), (y, first))]
-        for k in tqdm(range(0, m, BLOCK), desc="covariances", disable=None, leave=False):
-            # an item is read once per block, and shifted near the mean, so that nothing cancels
-            items, place = np.unique(owner[k:k + BLOCK], return_inverse=True)
-            a, b = (rows if sparse.issparse(rows) else dense(rows) - shift for rows, shift in zip(
-                (x[items], y[np.arange(k, min(m, k + BLOCK))]), shifts))           # (n, F), (b, G)
+        totals = []
+        for numbers in tqdm(list(chunks(np.arange(len(owner)), BLOCK)), desc="covariances", disable=None, leave=False):
+            rows, place = np.unique(owner[numbers], return_inverse=True)        # an image is read once per block
+            a, b = to_float64(x[rows]), to_float64(y[numbers])                                      # (n, F), (b, G)
             pairs = sparse.csr_array((np.ones(len(place)), (place, np.arange(len(place)))))         # (n, b)
-            weighted = sparse.diags_array(pairs.sum(1)) @ a         # (n, F), times the pairs of an item
+            weighted = sparse.diags_array(pairs.sum(1)) @ a                     # (n, F), times the pairs of an image
             sums = weighted.sum(0), b.sum(0), a.T @ weighted, b.T @ b, (pairs @ b).T @ a
-            total = [new + old for new, old in zip(sums, total)] if total else sums
-        x_mean, y_mean, *products = (dense(t) / m for t in total)
-        self.xx, self.yy, self.yx = (                                       # (F, F), (G, G), (G, F)
-            product - np.outer(left, right) for product, left, right
-            in zip(products, (x_mean, y_mean, y_mean), (x_mean, y_mean, x_mean)))
+            totals = [old + new for old, new in zip(totals, sums)] if totals else sums
+        x_mean, y_mean, xx, yy, yx = (to_dense(total) / len(owner) for total in totals)
+        self.means = x_mean, y_mean
+        self.xx, self.yy = xx - np.outer(x_mean, x_mean), yy - np.outer(y_mean, y_mean)             # (F, F), (G, G)
+        self.yx = yx - np.outer(y_mean, x_mean)                                                     # (G, F)
         check(np.isfinite(self.yx).all(), "x or y holds NaN or infinity; every feature has to be a finite number, "
                                           "so extract them again")
-        self.means = x_mean + shifts[0], y_mean + shifts[1]
-        self.largest = largest_eigenvalue(self.xx), largest_eigenvalue(self.yy)
+        self.largest = [linalg.eigvalsh(c, subset_by_index=[len(c) - 1] * 2)[0] for c in (self.xx, self.yy)]
         return self
 
     def solve(self, dim: int, eta_x: float, eta_y: float) -> "CCA":
@@ -104,16 +91,12 @@ class CCA:
         return z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)
 
 
-def dense(rows) -> np.ndarray:
-    return rows.toarray() if sparse.issparse(rows) else np.asarray(rows, np.float64)
+def to_dense(rows) -> np.ndarray:
+    return rows.toarray() if sparse.issparse(rows) else rows
 
 
-def largest_eigenvalue(c: np.ndarray) -> float:
-    """Largest eigenvalue of a symmetric matrix (F, F)."""
-    if len(c) < 1000 or not c.any():
-        return float(np.linalg.eigvalsh(c)[-1])
-    # v0: random otherwise
-    return float(sparse.linalg.eigsh(c, 1, v0=np.ones(len(c)), return_eigenvectors=False)[0])
+def to_float64(rows):
+    return rows if sparse.issparse(rows) else np.asarray(rows, np.float64)
 
 
 def cholesky(c: np.ndarray, ridge: float, eta: str) -> np.ndarray:
@@ -145,10 +128,10 @@ class FeatureRows:
 
     def __init__(self, features, count: int):
         check(isinstance(features, Features),
-              "CCA takes precomputed features, {split}_ims.npy, and these data are photos or text "
-              "only; name data with features (--data_name f8k_precomp)")
-        check(len(features) == count, f"{features.path} has {len(features)} rows for {count} "
-                                      "captions; there must be one for each")
+              "CCA takes precomputed features, {split}_ims.npy, and these data are photos or text only; name data with "
+              "features (--data_name f8k_precomp)")
+        check(len(features) == count,
+              f"{features.path} has {len(features)} rows for {count} captions; there must be one for each")
         self.features, self.shape = features, (count, features.dim)
         self.trunk = Precomputed(features.dim, normalise=True)
 
@@ -179,27 +162,29 @@ class WordRows:
         return (sparse.diags_array(1 / norm) @ rows).tocsr()
 
 
-def points(x: np.ndarray) -> Embedding:
-    return Embedding(torch.from_numpy(x.astype(np.float32)))
+def embed(cca: CCA, views, dim: int | None = None) -> list[Embedding]:
+    """Points of images (N, dim) and captions (M, dim), from their features x and y."""
+    return [Embedding(torch.from_numpy(cca.project(side, rows, dim).astype(np.float32)))
+            for side, rows in enumerate(views)]
 
 
-def choose(cca: CCA, x, y, caption_image: np.ndarray, dims, etas_x, etas_y) -> tuple[int, float, float]:
-    """Choose the (dim, eta_x, eta_y) of the highest rsum on a dev split, x (N, F) and y (M, G); print all rsums.
-    caption_image (M,): the row of each caption's image."""
+def choose(cca: CCA, views, caption_image: np.ndarray, dims, etas) -> tuple[int, float, float]:
+    """Choose the (dim, eta_x, eta_y) of the highest rsum on a dev split; print all rsums. views: its features x (N, F)
+    and y (M, G); caption_image (M,): the row of each caption's image; etas: pairs to try."""
     most, rsums = min(cca.yx.shape), {}
     dims = [dim for dim in dims if dim <= most] or [most]
     print("dev rsum\neta_image  eta_text" + "".join(f"{f'dim {dim}':>10}" for dim in dims))
-    for etas in itertools.product(etas_x, etas_y):
-        cca.solve(max(dims), *etas)
+    for pair in etas:
+        cca.solve(max(dims), *pair)
         for dim in dims:
-            sides = (points(cca.project(side, rows, dim)) for side, rows in enumerate((x, y)))
-            rsums[(dim, *etas)] = retrieval_blocks(cosine, *sides, caption_image)["rsum"]
-        print("{:9g} {:9g}".format(*etas) + "".join(f"{rsums[(dim, *etas)]:10.1f}" for dim in dims), flush=True)
+            rsums[(dim, *pair)] = retrieval_blocks(cosine, *embed(cca, views, dim), caption_image)["rsum"]
+        print("{:9g} {:9g}".format(*pair) + "".join(f"{rsums[(dim, *pair)]:10.1f}" for dim in dims), flush=True)
     return max(rsums, key=rsums.get)
 
 
-def build_views(opt, splits: dict[tuple, Split]) -> dict[tuple, tuple]:
-    """{(folder, name): (x, y)} of splits; the first is the one that is fitted to."""
+def read_views(opt, splits: dict[tuple, Split]) -> dict[tuple, tuple]:
+    """{(folder, name): (x, y)} of splits; the first is the one that is fitted to. Raises InputError where their
+    features differ in size or extractor."""
     source, train = next(iter(splits.items()))
     words = WordRows(train) if opt.text == "tfidf" else None
     views = {}
@@ -208,9 +193,8 @@ def build_views(opt, splits: dict[tuple, Split]) -> dict[tuple, tuple]:
         check(words or os.path.isfile(path),
               f"there is no file {path}; --text takes tfidf, or the NAME of {{split}}_NAME.npy files")
         check_extractors(train.extractors, split, None if words else opt.text, opt.data_name)
-        views[folder, name] = (
-            FeatureRows(split.images, len(split.images)),
-            words(split) if words else FeatureRows(Features(path), len(split.captions)))
+        captions = words(split) if words else FeatureRows(Features(path), len(split.captions))
+        views[folder, name] = FeatureRows(split.images, len(split.images)), captions
         for rows, fitted in zip(views[folder, name], views[source]):
             check(rows.shape[1] == fitted.shape[1],
                   f"{folder} {name} has features of {rows.shape[1]} numbers, {opt.data_name} "
@@ -225,19 +209,19 @@ def fit_and_embed(opt) -> None:
     output(opt.output, overwrite=opt.overwrite)
     target = opt.test_name or opt.data_name
     train, dev, test = (opt.data_name, "train"), (opt.data_name, "dev"), (target, opt.split)
-    automatic = "auto" in (opt.dim, opt.eta_image, opt.eta_text)
+    automatic = "auto" in (opt.dim, opt.eta)
     splits = {key: read_split(opt.data_path, *key, dev_images=0).require_sound()
               for key in dict.fromkeys([train, *[dev] * automatic, test])}
-    views = build_views(opt, splits)
+    views = read_views(opt, splits)
     cca = CCA().collect(*views[train], splits[train].caption_image)
-    values = opt.dim or min(256, *cca.yx.shape), opt.eta_image, opt.eta_text
+    dim, etas = opt.dim or min(256, *cca.yx.shape), (opt.eta, opt.eta)
     if automatic:
-        grids = (grid if value == "auto" else [value] for value, grid in zip(values, (DIMS, ETAS, ETAS)))
-        values = choose(cca, *views[dev], splits[dev].caption_image, *grids)
-    cca.solve(*values)
+        dim, *etas = choose(cca, views[dev], splits[dev].caption_image, DIMS if dim == "auto" else [dim],
+                            itertools.product(ETAS, ETAS) if opt.eta == "auto" else [etas])
+    cca.solve(dim, *etas)
     print("{:,} x {:,} features, dim {}, eta_image {:g}, eta_text {:g}{}, correlations {:.3f} to {:.3f}".format(
-        *cca.yx.T.shape, *values, " (chosen on dev)" * automatic, *cca.correlations[[0, -1]]))
-    split, sides = splits[test], [points(cca.project(side, rows)) for side, rows in enumerate(views[test])]
+        *cca.yx.T.shape, dim, *etas, " (chosen on dev)" * automatic, *cca.correlations[[0, -1]]))
+    split, sides = splits[test], embed(cca, views[test])
     result = retrieval_blocks(cosine, *sides, split.caption_image)
     recalls = ", ".join("{} {r1:.1f} / {r5:.1f} / {r10:.1f}".format(side, **result[side]) for side in ("i2t", "t2i"))
     print(f"{target} {opt.split}, {len(split.images):,} images, {len(split.captions):,} "
@@ -251,12 +235,9 @@ def fit_and_embed(opt) -> None:
     print(f"embeddings in {opt.output}")
 
 
-def ridge(text: str) -> float | str:
-    """The type of --eta_image and --eta_text: a number above 0 and at most 1e6, or "auto"."""
-    with contextlib.suppress(argparse.ArgumentTypeError):
-        if text == "auto" or 0 < number(text) <= 1e6:
-            return text if text == "auto" else number(text)
-    raise argparse.ArgumentTypeError(f"'{text}' is neither a number above 0 and at most 1e6 nor auto")
+def or_auto(read):
+    """The type of an option that is read by `read`, or "auto"."""
+    return lambda text: text if text == "auto" else read(text)
 
 
 def main(argv=None) -> None:
@@ -265,12 +246,12 @@ def main(argv=None) -> None:
     add("--data_path", type=filename, default="data", help="folder that holds the data sets")
     add("--data_name", type=data_set, default="coco_precomp", help="folder of the data set below --data_path")
     add("--text", default="tfidf", help="tfidf, or NAME: files {split}_NAME.npy with a row per caption")
-    add("--dim", type=lambda text: text if text == "auto" else positive(text),
-        help="number of directions, or auto: the best on dev (default: 256, or as many as there are features; auto "
-        "with --eta_image auto)")
-    add("--eta_image", type=ridge, default=1e-4, help="weight of the identity that is added to the covariance of the "
-        "images, in units of its largest eigenvalue, or auto: the best on dev, by rsum")
-    add("--eta_text", type=ridge, help="the same for the text (default: 1e-4; auto with --eta_image auto)")
+    add("--dim", type=or_auto(positive), help="number of directions, or auto: the best on dev (default: 256, or as "
+        "many as there are features; auto with --eta_image auto)")
+    add("--eta_image", dest="eta", default=1e-4, metavar="ETA",
+        type=or_auto(within(lambda x: 0 < x <= 1e6, "auto, or a number above 0 and at most 1e6")),
+        help="weight of the identity that is added to the covariances of images and of text, in units of their largest "
+        "eigenvalues, or auto: the best two on dev, by rsum")
     add("--split", type=split_name, default="test", help="split to embed")
     add("--test_name", type=data_set, metavar="NAME",
         help="data set whose split is embedded (default: --data_name, to which the maps are fitted)")
@@ -278,9 +259,7 @@ def main(argv=None) -> None:
         help="file of embeddings to write, for evaluate.py --embeddings")
     add("--overwrite", action="store_true", help="replace the file that is there")
     opt = p.parse_args(argv)
-    if opt.eta_image == "auto":
-        opt.dim, opt.eta_text = opt.dim or "auto", opt.eta_text or "auto"
-    opt.eta_text = opt.eta_text or 1e-4
+    opt.dim = opt.dim or ("auto" if opt.eta == "auto" else None)
     cli.run(p.prog, fit_and_embed, opt)
 
 

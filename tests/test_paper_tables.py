@@ -128,8 +128,8 @@ def test_recipes_are_those_of_the_papers(monkeypatch, table, label, expected, se
 
 
 @pytest.mark.parametrize("label, expected", [
-    ("CCA (VGG+HGLMM)", (1e-4, 1e-4, None)), ("CCA (Mean Vector)", (1e-4, 1e-4, None)),
-    ("CCA (Mean Vector), tuned", ("auto", "auto", "auto"))])
+    ("CCA (VGG+HGLMM)", (1e-4, None)), ("CCA (Mean Vector)", (1e-4, None)),
+    ("CCA (Mean Vector), tuned", ("auto", "auto"))])
 def test_cca_is_kleins_but_in_the_tuned_rows(tmp_path, monkeypatch, label, expected):
     calls = []
     monkeypatch.setattr(cca, "fit_and_embed", calls.append)
@@ -137,7 +137,7 @@ def test_cca_is_kleins_but_in_the_tuned_rows(tmp_path, monkeypatch, label, expec
         for step in runner.plan_run(run, 0, Place(str(tmp_path), str(tmp_path / "runs"), "full")):
             if step.words[:2] == ["-m", "methods.cca"]:
                 cca.main(step.words[2:])
-    assert [(one.eta_image, one.eta_text, one.dim) for one in calls] == [expected] * 2, "Klein's regularisation"
+    assert [(one.eta, one.dim) for one in calls] == [expected] * 2, "Klein's regularisation"
 
 
 def test_features_of_dmsm_are_those_whose_layers_the_table_counts(tmp_path):
