@@ -16,7 +16,7 @@ def summarize(run: str) -> list[str]:
     """
     config, results, confidence = (os.path.join(run, name) for name in ("config.yaml", "results.json",
                                                                         "confidence.json"))
-    options = read_yaml(need(config, "train the demo with: make demo"))
+    options = read_yaml(need(config, "train the demo with: make demo"))["options"]
     r = read_json(need(results, f"write it with: python evaluate.py --checkpoint {run} --uncertainty"))
     sure = read_json(need(confidence, f"write it with: python -m confidence {run}"))
     images, captions = r["protocols"]["full"]["i2t"], r["protocols"]["full"]["t2i"]

@@ -368,6 +368,6 @@ def test_summary_says_recalls_chance_and_the_surest_tenth(tmp_path):
         (tmp_path / name).write_text(json.dumps(content))
     with pytest.raises(InputError, match="config.yaml.*make demo"):
         summarize(str(tmp_path))
-    (tmp_path / "config.yaml").write_text("embed_size: 256\nnum_epochs: 12\n")
+    (tmp_path / "config.yaml").write_text("options:\n  embed_size: 256\n  num_epochs: 12\n")
     text = "\n".join(summarize(str(tmp_path)))
     assert all(part in text for part in ("24% of the captions (chance 0.1%)", "74% and 94%", "84%", "in 2%", "92%"))
