@@ -60,8 +60,6 @@ def training_parser() -> Arguments:
     add("--dev_images", type=natural, default=DEV_IMAGES, help="dev images of precomputed data and COCO; 0: all")
     add("--supervised_fraction", type=fraction, default=1.0, help="jWAE: share of the training images whose pairs are "
         "known; the others join the terms that need no pairs")
-    for side in ("images", "captions"):
-        add(f"--unpaired_{side}", type=data_set, help=f"jWAE: data set whose training {side} join these terms")
     add("--workers", type=workers, default=min(10, os.cpu_count() or 1), help="processes that read photos")
 
     add = p.add_argument_group("method").add_argument
@@ -441,9 +439,9 @@ def fit_to_data(opt, images, text) -> None:
             setattr(opt, name, value)
     check(photos or not opt.finetune, f"--finetune trains the network for photos, and {opt.data_name} has precomputed "
                                       "features; leave it out")
-    check(not photos or not opt.unpaired_images and opt.supervised_fraction == 1,
-          f"--unpaired_images and --supervised_fraction need precomputed features, and {opt.data_name} has photos; "
-          "extract features first: features.images")
+    check(not photos or opt.supervised_fraction == 1,
+          f"--supervised_fraction {opt.supervised_fraction:g} needs precomputed features, and {opt.data_name} has "
+          "photos; extract features first: features.images")
     check(photos or not opt.use_restval,
           f"--use_restval adds COCO's restval photos, and {opt.data_name} has precomputed features, whose train split "
           "is what it is; leave it out")

@@ -307,12 +307,10 @@ class Training:
                                           f"could be taken for by mistake; a {split.name} split needs two or more")
         self.check_data(train, dev, start)
         self.pairs, self.batch_size = np.arange(len(train.captions)), opt.batch_size            # (m,) captions
-        if opt.supervised_fraction < 1 or opt.unpaired_images or opt.unpaired_captions:
+        if opt.supervised_fraction < 1:
             from methods.unpaired import build_unpaired, choose_pairs
             self.pairs = choose_pairs(train, opt.supervised_fraction, opt.seed)
-            self.unpaired = build_unpaired(opt, train, self.tokens["train"], self.pairs, self.vocab)
-            if self.unpaired and self.unpaired.data:
-                self.fingerprints["unpaired"] = self.unpaired.data
+            self.unpaired = build_unpaired(opt, train, self.tokens["train"], self.pairs)
 
     def check_data(self, train: Split, dev: Split, start: dict | None) -> None:
         """Settle the options and the vocabulary by the splits. Raises InputError where they and the checkpoint do not
@@ -478,8 +476,8 @@ class Training:
         """
         opt, place = self.opt, resumed["state"]
         check(all(resumed["data"].get(name, x) == x for name, x in self.fingerprints.items()),
-              f"the training data in {os.path.join(opt.data_path, opt.data_name)}, or the unpaired ones, are not those "
-              f"of the run in {opt.logger_name}; give its --data_path, or start a new run with --init_from")
+              f"the training data in {os.path.join(opt.data_path, opt.data_name)} are not those of the run in "
+              f"{opt.logger_name}; give its --data_path, or start a new run with --init_from")
         with refusing(f"the checkpoint {opt.resume} holds optimisers or random states of something else",
                       "take another one, or start a new run from its weights with --init_from"):
             for name, optimizer in self.optimizers.items():

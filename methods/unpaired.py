@@ -1,7 +1,6 @@
-"""Unpaired training images and captions, from which jwae learns beside its pairs.
+"""Training images and captions without partners, from which jwae learns beside its pairs.
 
-    python train.py --data_name f8k_precomp --supervised_fraction 0.3 --txt_enc bigru --img_layers 1024 \\
-        --recon_images 0.5 --recon_captions 0.005 --prior_images 0.01 --prior_captions 0.01
+    python train.py --data_name f8k_precomp --method jwae_mh --supervised_fraction 0.3
 
 jwae 3.2 and 3.3: X and Y are unpaired, S is paired. A batch depends on the seed and the number of the step alone, so a
 resumed run continues exactly.
@@ -9,11 +8,8 @@ resumed run continues exactly.
 import functools
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 
-from cli import check
-from data import Batch, Features, Split, check_extractors, read_split
+from data import Batch, Split
 
 
 @functools.lru_cache(maxsize=4)                             # two sides, and the two rounds that a batch may span
@@ -23,39 +19,29 @@ def shuffle(n: int, *seed: int) -> np.ndarray:
 
 
 class Unpaired:
-    """`count` images and captions a step, or one of the two, that do not belong together. All come before any again.
-    sources: {"images" and "captions": [(reader, rows (n,) of it), ...]}. data: fingerprints of other data sets."""
+    """`count` images and captions a step that do not belong together. All come before any comes again.
 
-    def __init__(self, sources: dict[str, list[tuple]], count: int, seed: int, data: dict):
-        self.sources, self.count, self.seed, self.data = sources, count, seed, data
+    readers: {"images" and "captions": what reads their rows}; rows: {the same: (n,)}, of one side or of both.
+    """
 
-    def draw(self, side: str, step: int) -> list[tuple]:
-        """Items of step `step`, from 0: [(reader, rows (b,)), ...], `count` in all."""
-        ends = np.cumsum([0, *(len(rows) for _, rows in self.sources[side])]).tolist()
-        rounds, places = np.divmod(np.arange(step * self.count, (step + 1) * self.count), ends[-1])
-        items = np.concatenate([shuffle(ends[-1], self.seed, int(side == "captions"), k)[places[rounds == k]]
-                                for k in np.unique(rounds).tolist()])                                       # (count,)
-        parts = [(reader, rows[items[(items >= start) & (items < start + len(rows))] - start])
-                 for (reader, rows), start in zip(self.sources[side], ends)]
-        return [(reader, rows) for reader, rows in parts if len(rows)]
+    def __init__(self, readers: dict, rows: dict[str, np.ndarray], count: int, seed: int):
+        self.readers, self.rows, self.count, self.seed = readers, rows, count, seed
+
+    def draw(self, side: str, step: int) -> np.ndarray:
+        """Rows (count,) of step `step`, from 0."""
+        rows = self.rows[side]
+        rounds, places = np.divmod(np.arange(step * self.count, (step + 1) * self.count), len(rows))
+        return np.concatenate([rows[shuffle(len(rows), self.seed, int(side == "captions"), k)[places[rounds == k]]]
+                               for k in np.unique(rounds).tolist()])
 
     def batch(self, step: int) -> Batch:
         """Batch of step `step`, from 0, with None for a side that has no items."""
         images = tokens = lengths = None
-        if self.sources["images"]:
-            images = torch.cat([reader.gather(rows) for reader, rows in self.draw("images", step)])
-        if self.sources["captions"]:
-            parts, lengths = zip(*(reader.batch(rows) for reader, rows in self.draw("captions", step)))
-            tokens, lengths = pad(parts), torch.cat(lengths)
+        if "images" in self.rows:
+            images = self.readers["images"].gather(self.draw("images", step))
+        if "captions" in self.rows:
+            tokens, lengths = self.readers["captions"].batch(self.draw("captions", step))
         return Batch(images, tokens, lengths, None, None)
-
-
-def pad(parts: list[torch.Tensor]) -> torch.Tensor:
-    """Join (b, T) or (b, T, K) of several b, T and K, zero-padded to the largest T and K."""
-    for axis in range(1, parts[0].ndim):
-        longest = max(part.shape[axis] for part in parts)
-        parts = [F.pad(part.transpose(axis, -1), (0, longest - part.shape[axis])).transpose(axis, -1) for part in parts]
-    return torch.cat(parts)
 
 
 def choose_pairs(split: Split, fraction: float, seed: int) -> np.ndarray:
@@ -65,28 +51,11 @@ def choose_pairs(split: Split, fraction: float, seed: int) -> np.ndarray:
     return np.flatnonzero(np.isin(split.caption_image, images))
 
 
-def build_unpaired(opt, split: Split, tokens, pairs: np.ndarray, vocab) -> Unpaired | None:
-    """Unpaired images and captions: those of `split` beside its `pairs` (m,) and of --unpaired_images and
-    --unpaired_captions, or None without any. Raises InputError where another data set does not fit the model."""
+def build_unpaired(opt, split: Split, tokens, pairs: np.ndarray) -> Unpaired | None:
+    """The images and captions of `split` beside its `pairs` (m,), on the sides that have terms without pairs, or None.
+    """
     rest = np.setdiff1d(np.arange(len(split.captions)), pairs)
-    readers = {"images": (split.images, np.unique(split.caption_image[rest])), "captions": (tokens, rest)}
-    sources, data = {}, {}
-    for side, (reader, rows) in readers.items():
-        learns = any(getattr(opt, name) for name in (f"recon_{side}", f"prior_{side}", "vae"))
-        sources[side] = [(reader, rows)] if len(rows) and learns else []
-        name, captions = getattr(opt, f"unpaired_{side}"), side == "captions"
-        if not name:
-            continue
-        kind = opt.text_features if captions else "ims"
-        other = read_split(opt.data_path, name, "train", text_only=captions,
-                           text_features=kind if captions else None).require_sound()
-        more = other.encode(vocab, known=False) if captions else other.images
-        shape, wanted = (getattr(x, "shape", None) for x in (more, reader))
-        check(shape == wanted, f"--unpaired_{side} {name} has features of {shape}, {opt.data_name} of {wanted}; use "
-                               "features of the same extractor")
-        check_extractors({kind: (split.extractors or {}).get(kind)}, other, kind, opt.data_name)
-        rows = np.arange(len(more)) if isinstance(more, Features) else np.flatnonzero(~more.unknown)
-        check(len(rows), f"--unpaired_captions {name} has no caption with a known word; use captions of one language")
-        sources[side].append((more, rows))
-        data[side] = other.fingerprint()
-    return Unpaired(sources, opt.batch_size, opt.seed, data) if any(sources.values()) else None
+    rows = {"images": np.unique(split.caption_image[rest]), "captions": rest}
+    rows = {side: x for side, x in rows.items()
+            if len(x) and (getattr(opt, f"recon_{side}") or getattr(opt, f"prior_{side}") or opt.vae)}
+    return Unpaired({"images": split.images, "captions": tokens}, rows, opt.batch_size, opt.seed) if rows else None

@@ -89,8 +89,7 @@ def refuse_misfits(opt) -> None:
     for name, wrong in (("sim", opt.sim in ("mil", "match_prob", "scan")),
                         ("img_enc", opt.img_enc not in ("auto", "precomp")),
                         ("select", opt.select == "hbr"),
-                        ("supervised_fraction", opt.supervised_fraction < 1),
-                        ("unpaired_images", opt.unpaired_images), ("unpaired_captions", opt.unpaired_captions)):
+                        ("supervised_fraction", opt.supervised_fraction < 1)):
         check(not wrong, f"--{name} {getattr(opt, name)} is for images and captions, and {opt.data_name} has phrases "
                          "and the regions of their photos; leave it out")
     check(opt.positive_iou >= NEGATIVE_IOU,

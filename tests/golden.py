@@ -191,8 +191,7 @@ def record_training(keep: Recorder) -> None:
             "volume": "--loss volume --freeze_means --init_from runs/minilm --head spherical_one --var_layers 16 "
                       "--text_features minilm",
             "seed1": "--method gcie_wasserstein --seed 1", "seed1_vse": "--method vse++ --seed 1",
-            "learned": "--sim mls --mask_same_image --num_epochs 12 --learning_rate 0.005 --log_step 100",
-            "unpaired_other": "--method jwae_mh --unpaired_captions demo --unpaired_images demo_precomp"}.items():
+            "learned": "--sim mls --mask_same_image --num_epochs 12 --learning_rate 0.005 --log_step 100"}.items():
         keep(f"train/{name}", f"train.py --data_name demo_precomp {SMALL} {words} --logger_name runs/{name}",
              lambda _, name=name: training(f"runs/{name}"))
     for name, words in {"photos": "", "finetuned": "--finetune --freeze_bn --init_from runs/photos"}.items():

@@ -2,7 +2,6 @@
 prior."""
 import os
 import re
-import shutil
 import signal
 from functools import partial
 
@@ -287,8 +286,8 @@ def test_unpaired_items_join_the_terms_that_need_no_pairs():
 
 
 @pytest.mark.parametrize("more", [
-    ["--loss", "mse"], ["--txt_enc", "bigru", "--num_layers", "2", "--img_layers", "24", "--supervised_fraction", "0.5",
-                        "--unpaired_images", "demo_precomp", "--unpaired_captions", "demo_precomp"]])
+    ["--loss", "mse"],
+    ["--txt_enc", "bigru", "--num_layers", "2", "--img_layers", "24", "--supervised_fraction", "0.5"]])
 def test_kill_and_resume_equals_an_unbroken_run(tmp_path, demo_path, more, monkeypatch):
     words = ["--data_path", demo_path, *JWAE, *more]
     fit(*words, "--num_epochs", 2, "--logger_name", tmp_path / "whole")
@@ -333,52 +332,14 @@ def test_what_cannot_work_is_one_sentence(words, said, capsys):
     refused(capsys, train.parse_args, words, re.escape(said))
 
 
-def linked(tmp_path, demo_path, name: str, *, scale: float = 1.0, captions: str | None = None) -> str:
-    """A data set of a few of the demo's training images, and captions of its own."""
-    folder, source = tmp_path / name, os.path.join(demo_path, "demo_precomp")
-    folder.mkdir(exist_ok=True)
-    np.save(folder / "train_ims.npy", scale * np.load(os.path.join(source, "train_ims.npy"))[:6])
-    (folder / "train_caps.txt").write_text(captions or "a red circle\n" * 30)
-    if not (tmp_path / "demo_precomp").exists():
-        (tmp_path / "demo_precomp").symlink_to(source)
-    return name
-
-
-def test_items_enter_only_terms_that_there_are(tmp_path, demo_path):
-    """Without terms of their side the items left by --supervised_fraction are not even embedded; captions without a
-    known word never are."""
-    def unpaired(*words):
-        opt = train.parse_args([*STEPS, "--data_path", str(tmp_path), *words])
-        split = read_split(str(tmp_path), "demo_precomp", "train")
-        vocab = Vocabulary.build(split.words, 1)
-        return build_unpaired(opt, split, split.encode(vocab), choose_pairs(split, opt.supervised_fraction, 0), vocab)
-    linked(tmp_path, demo_path, "more", captions="a red circle\nzyx xyz\n" * 15)
-    assert unpaired("--supervised_fraction", "0.5") is None
-    assert unpaired("--supervised_fraction", "0.5", "--latent_norm", "batch") is None
-    found = unpaired("--supervised_fraction", "0.5", "--recon_images", "1")
-    assert found.sources["images"] and not found.sources["captions"]
-    found = unpaired("--supervised_fraction", "0.5", "--prior_captions", "1")
-    assert found.sources["captions"] and not found.sources["images"]
-    found = unpaired("--unpaired_captions", "more", "--prior_captions", "1")
-    assert [len(rows) for _, rows in found.sources["captions"]] == [15]
-    os.remove(tmp_path / "more" / "train_ims.npy")          # captions are all that is asked of it
-    found = unpaired("--unpaired_captions", "more", "--prior_captions", "1")
-    assert [len(rows) for _, rows in found.sources["captions"]] == [15] and not found.sources["images"]
-
-
-def test_resuming_on_other_unpaired_data_is_refused(tmp_path, demo_path):
-    linked(tmp_path, demo_path, "more")
-    fit("--data_path", tmp_path, *JWAE, "--unpaired_images", "more", "--num_epochs", 1, "--logger_name",
-        tmp_path / "run")
-    linked(tmp_path, demo_path, "more", scale=3.0)
-    with pytest.raises(ValueError, match="or the unpaired ones, are not those of the run"):
-        train.train(train.parse_args(["--resume", str(tmp_path / "run"), "--num_epochs", "2"]))
-    (tmp_path / "more" / "features.json").write_text('{"ims": "another network"}')
-    os.remove(tmp_path / "demo_precomp")
-    shutil.copytree(os.path.join(demo_path, "demo_precomp"), tmp_path / "demo_precomp")
-    (tmp_path / "demo_precomp" / "features.json").write_text('{"ims": "some network"}')
-    opt = train.parse_args([*STEPS, "--data_path", str(tmp_path), *JWAE, "--unpaired_images", "more", "--logger_name",
-                            str(tmp_path / "new")])
-    with pytest.raises(ValueError, match="made by 'another network', demo_precomp was trained on those of 'some "
-                                         "network'"):
-        train.train(opt)
+def test_items_enter_only_terms_that_there_are(demo_path):
+    """Without terms of their side the items left by --supervised_fraction are not even embedded."""
+    def sides(*words):
+        opt = train.parse_args([*STEPS, "--supervised_fraction", "0.5", *words])
+        split = read_split(demo_path, "demo_precomp", "train")
+        tokens = split.encode(Vocabulary.build(split.words, 1))
+        unpaired = build_unpaired(opt, split, tokens, choose_pairs(split, opt.supervised_fraction, 0))
+        return unpaired and {side: len(rows) for side, rows in unpaired.rows.items()}
+    assert sides() is None and sides("--latent_norm", "batch") is None
+    assert sides("--recon_images", "1") == {"images": 24} and sides("--prior_captions", "1") == {"captions": 120}
+    assert sides("--vae", "1") == {"images": 24, "captions": 120}
