@@ -26,7 +26,7 @@ from evaluation.annotations import read_positives
 from evaluation.pictures import find_photos
 from evaluation.protocols import replace_nan
 from evaluation.report import SIDES as TITLES
-from evaluation.report import digits, render, table
+from evaluation.report import number, render, table
 from files import save_json
 from methods.volume import Sigmoid
 from metrics import spearman
@@ -103,7 +103,7 @@ def number_tables(results: dict) -> list:
     columns = {"expected": "expected", "true": "true", "rho": "rho", "queries": "queries"}
     return [table("how many items fit a query, by the probability of a pair and by --positives: means, Spearman's rho",
                   columns, {TITLES[side]: x for side, x in results.items()},
-                  lambda key, x: digits(key, x, key if key in ("rho", "queries") else ""))]
+                  lambda key, x: number(x[key], 3 if key == "rho" else 1))]
 
 
 def to_one_size(dev, test):

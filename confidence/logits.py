@@ -79,7 +79,7 @@ KINDS = {"own_softmax": "the model's own softmax", "own_sigmoid": "the model's o
 def tables(results: dict) -> list:
     """Tables of `judge_logits` by direction."""
     def cell(key: str, numbers: dict) -> str:
-        return number(100 * numbers[key]) if key in ("mean", "right") else number(numbers[key], "rho")
+        return number(100 * numbers[key]) if key in ("mean", "right") else number(numbers[key], 3)
     return [table(f"{TITLES[side]}: the probability of the first answer, and how often it is right", COLUMNS,
                   {KINDS[kind]: x for kind, x in kinds.items()}, cell) for side, kinds in results.items()]
 

@@ -12,7 +12,7 @@ from confidence import reliability
 from confidence.calibration import SIDES
 from confidence.posterior import answers, rows_of
 from evaluation.embeddings import Embeddings, uncertainties
-from evaluation.report import digits, table
+from evaluation.report import number, table
 
 BEST = ("posterior_grouped", "posterior")       # users are shown the first that there is
 
@@ -100,7 +100,7 @@ def cell(key: str, numbers: dict) -> str:
     if key == "under":
         flat = numbers["aurc_flat"]
         return f"{100 * (1 - numbers['aurc'] / flat):.0f}%" if flat else "-"
-    return digits(key, numbers, "" if key == "aurc" else "rho")
+    return number(numbers.get(key, ""), 1 if key == "aurc" else 3)
 
 
 def sentences(results: dict, calibration: dict, outcomes: dict[str, Outcomes]):

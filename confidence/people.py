@@ -33,7 +33,6 @@ from confidence.inputs import add_arguments, open_items
 from confidence.posterior import expected_number, rows_of
 from confidence.reliability import auroc, interval, judge_probability
 from evaluation.embeddings import Embeddings, uncertainties
-from evaluation.protocols import replace_nan
 from evaluation.report import number, table
 from files import read_lines
 from methods.volume import Sigmoid
@@ -269,7 +268,7 @@ def tables(results: dict) -> list:
     made = [("people's judgements of pairs; tau: do scores order them as people do (100: always, 0: chance)",
              [("", ["pairs", "own, left out", "tau", "of", "AUROC"])],
              [(name, [f"{x['pairs']:,}", f"{x['own']:,}", number(x["tau"]), f"tau-{x['kind']}",
-                      number(replace_nan(x["auroc"]), "rho")]) for name, x in results["files"].items()])]
+                      number(x["auroc"], 3)]) for name, x in results["files"].items()])]
     if "pairs" in results:
         made.append(table("the probability that a judged pair fits, by single votes; what is fitted to votes sees "
                           "those on other captions",

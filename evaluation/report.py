@@ -4,7 +4,6 @@ A table is (title, groups of columns, rows): groups [(heading, [column, ...])], 
 text.
 """
 from collections.abc import Callable
-from itertools import islice
 
 # Head of the column of each number, in the order of the columns.
 NAMES = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "medr", "meanr": "meanr", "rsum": "rsum", "rpc2": "RPC2",
@@ -26,22 +25,16 @@ TITLES = {"cxc": "Crisscrossed Captions", "cxc_folds5": "Crisscrossed Captions, 
           "positives_shuffled": "positives of --positives, variances of other items"}
 
 
-def number(value, name: str = "") -> str:
-    """A cell: queries as whole numbers, correlations ("rho") with three digits, all others with one; - for None."""
-    if value is None:
+def number(value, digits: int = 1) -> str:
+    """A cell: a text as it is, a whole number in full, any other with these digits, - for None and NaN."""
+    if value is None or value != value:
         return "-"
-    return f"{value:,}" if name in ("queries", "without") else f"{value:.3f}" if name == "rho" else f"{value:.1f}"
-
-
-def digits(key: str, numbers: dict, kind: str = "rho") -> str:
-    """A cell: the number of this name with the digits of a correlation, empty where it is missing."""
-    value = numbers.get(key)
-    return number(None if isinstance(value, float) and value != value else value, kind) if key in numbers else ""
+    return value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:.{digits}f}"
 
 
 def table(heading: str, columns: dict[str, str], rows: dict[str, dict],
-          cell: Callable[[str, dict], str] = digits) -> tuple:
-    """A table of columns {name of a number: its head} and rows {label: numbers}."""
+          cell: Callable[[str, dict], str] = lambda key, numbers: number(numbers.get(key, ""), 3)) -> tuple:
+    """A table of columns {name of a number: its head} and rows {label: numbers}; three digits, empty where missing."""
     return heading, [("", list(columns.values()))], [
         (label, [cell(key, numbers) for key in columns]) for label, numbers in rows.items()]
 
@@ -49,8 +42,7 @@ def table(heading: str, columns: dict[str, str], rows: dict[str, dict],
 # ---- tables of results
 
 def tables(runs: dict[str, dict]) -> list:
-    """Tables of one or several results, {name of the run: the content of results.json}: their "protocols", with the
-    "similarity" that ranked the items and the "chance" of a random order."""
+    """Tables of one or several results, {name of the run: the content of results.json}."""
     runs = {f"{run}: " * (len(runs) > 1): results for run, results in runs.items()}
     all_tables = table_of_pairs(runs)
     for name, title in TITLES.items():
@@ -60,41 +52,35 @@ def tables(runs: dict[str, dict]) -> list:
 
 
 def table_of_pairs(runs: dict[str, dict]) -> list:
-    """The table of recalls of the original pairs, and of a random order; none without such recalls. runs: results by
-    how a row of each begins."""
-    def cells(p: dict) -> list[str]:
-        return [*(number(p[side][key]) for side in ("i2t", "t2i") for key in RECALLS), number(p["rsum"])]
-
-    rows = []
+    """The table of recalls of the original pairs and of a random order. runs: results by how a row begins."""
+    numbers = {}
     for name, title in ROWS.items():
         for run, results in runs.items():
             if name in results["protocols"]:
-                by = results.get("similarity") if name in ("full", "folds5") else None
-                rows.append((run + ", ".join(filter(None, [title, by])), cells(results["protocols"][name])))
-    chance = next(iter(runs.values())).get("chance", {})
-    rows += [(f"chance{', five folds' * (name == 'folds5')}", cells(p)) for name, p in chance.items()]
+                similarity = f", {results.get('similarity')}" * (name in ("full", "folds5"))
+                numbers[run + title + similarity] = results["protocols"][name]
+    for name, p in next(iter(runs.values())).get("chance", {}).items():
+        numbers["chance" + ", five folds" * (name == "folds5")] = p
     heads = [NAMES[key] for key in RECALLS]
+    rows = [(label, [number(x) for x in (*(p[side][key] for side in ("i2t", "t2i") for key in RECALLS), p["rsum"])])
+            for label, p in numbers.items()]
     return [("", [*((SIDES[side], heads) for side in ("i2t", "t2i")), ("", ["rsum"])], rows)] if rows else []
 
 
 def table_of_matches(title: str, results: dict[str, dict]) -> list:
-    """The table of one protocol, numbers by direction: a row per direction and run; none without numbers."""
-    keys = {key for p in results.values() for side in SIDES for key in p.get(side, ())}
-    if not keys:
-        return []
-    keys = sorted(keys, key=list(NAMES).index)
+    """The table of one protocol: a row per direction and run; none without numbers."""
+    rows = {run + SIDES[side]: p[side] for side in SIDES for run, p in results.items() if side in p}
+    columns = {key: head for key, head in NAMES.items() if any(key in numbers for numbers in rows.values())}
     sums = ", ".join(f"{run}{number(p['rsum'])}" for run, p in results.items() if "rsum" in p)
-    rows = [(run + SIDES[side], [number(p[side][key], key) if key in p[side] else "" for key in keys])
-            for side in SIDES for run, p in results.items() if side in p]
-    return [(title + f"; rsum {sums}" * bool(sums), [("", [NAMES[key] for key in keys])], rows)]
+    return [table(title + f"; rsum {sums}" * bool(sums), columns, rows,
+                  lambda key, numbers: number(numbers.get(key, "")))] if rows else []
 
 
 def table_of_ratings(title: str, results: dict[str, dict]) -> list:
     """The table of the rank correlations of one protocol with ratings, `metrics.sampled_spearman`; none without."""
     def cell(kind: str, p: dict) -> str:
-        if p.get(kind, {}).get("spearman") is None:
-            return "undefined" if kind in p else ""
-        return f"{p[kind]['spearman']:.3f} +- {p[kind]['std']:.3f} (shuffled {number(p[kind]['shuffled'], 'rho')})"
+        x = [number(p[kind][key], 3) for key in ("spearman", "std", "shuffled")] if kind in p else ()
+        return "{} +- {} (shuffled {})".format(*x) if x else ""
     kinds = {kind: name for kind, name in RATINGS.items() if any(kind in p for p in results.values())}
     rows = {f"{run}Spearman's rho": p for run, p in results.items()}
     return [table(f"{title}: rank correlation with the ratings, mean and deviation of bootstrap samples", kinds, rows,
@@ -105,15 +91,12 @@ def comparisons(pairs: list[dict]) -> list:
     """Tables of `metrics.paired_bootstrap`: pairs [{"a", "b", "seeds": [n, n], "pairs": bool, "metrics"}]."""
     results = []
     for pair in pairs:
-        rows = []
-        for name, m in pair["metrics"].items():
-            # where no sample was on the other side, p is the least that so many samples can tell
-            p = f"{'<= ' * m.get('least', False)}{m['p']:.4f}"
-            rows.append((name, [number(m["a"]), number(m["b"]), f"{m['difference']:+.2f}",
-                                f"{m['low']:+.2f} to {m['high']:+.2f}", p]))
-        over = pair.get("over", "images")
-        if max(pair["seeds"]) > 1:
-            over += f" and {pair['seeds'][0]} pairs of seeds" if pair["pairs"] else " and seeds"
+        # where no sample was on the other side, p is the least that so many samples can tell
+        rows = [(name, [number(m["a"]), number(m["b"]), f"{m['difference']:+.2f}",
+                        f"{m['low']:+.2f} to {m['high']:+.2f}", f"{'<= ' * m.get('least', False)}{m['p']:.4f}"])
+                for name, m in pair["metrics"].items()]
+        seeds = f" and {pair['seeds'][0]} pairs of seeds" if pair["pairs"] else " and seeds"
+        over = pair.get("over", "images") + seeds * (max(pair["seeds"]) > 1)
         results.append((f"{pair['b']} less {pair['a']}, paired bootstrap over {over}",
                         [("", ["first", "second", "difference", "95% interval", "p"])], rows))
     return results
@@ -134,17 +117,15 @@ def doubts(pairs: list[dict]):
     single = [name for pair in pairs for name, n in zip((pair["a"], pair["b"]), pair["seeds"]) if n == 1]
     if single:
         yield (f"{', '.join(dict.fromkeys(single))}: one run each, so the interval covers the choice of the test "
-               "images for these very weights and nothing else. Two seeds of one method differ as much (two of VSE++ "
-               "on Flickr8k: R@1 9.0 and 14.0, p = 0.0036): that one method is better than another takes several seeds "
-               "of both, --compare A0,A1,A2 B0,B1,B2")
+               "images alone, and two seeds of one method may differ as much; give several seeds of both: --compare "
+               "A0,A1,A2 B0,B1,B2")
     count = sum(len(pair["metrics"]) for pair in pairs)
     if count > 1:
         yield f"{count} p values: where nothing differs, about {0.05 * count:.1f} of them are below 0.05"
 
 
 def foreign_words(data_name: str, u: dict) -> str:
-    """A sentence on the unknown words of a data set other than that of the vocabulary, as data.Split.unknown_words
-    counts them."""
+    """A sentence on the unknown words of another data set, as data.Split.unknown_words counts them."""
     return (f"{data_name} against the training vocabulary: {u['unknown_distinct']:,} of {u['distinct']:,} distinct "
             f"words are unknown, {100 * u['unknown_words'] / u['words']:.2f}% of all words; "
             f"{u['captions_without']:,} captions have no known word")
@@ -157,11 +138,6 @@ def describe_bank(report: dict) -> str:
     return (f"bank of {report['captions']:,} captions and {report['images']:,} images of {report['split']}: beta "
             f"{' and '.join(betas)}, chosen on dev, whose rsum is {report['dev_rsum']:.1f} with it and "
             f"{report['dev_rsum_without']:.1f} without")
-
-
-def rho(value: float | None) -> str:
-    """A correlation for a sentence; None where one side is constant."""
-    return "undefined" if value is None else f"{value:.3f}"
 
 
 def sentences(results: dict):
@@ -177,59 +153,54 @@ def sentences(results: dict):
         yield f"uncertainty log det Sigma of the {side}: mean {u['mean']:.2f}, standard deviation {u['std']:.2f} nats"
         if "recall_bins" in u:
             bins, risk = u["recall_bins"], u["risk_coverage"]
-            yield (f"  R@1 from the surest to the least sure tenth: {' '.join(f'{r:.0f}' for r in bins['recall'])}; "
-                   f"Spearman's rho {rho(bins['rho'])} over tenths, {rho(bins['rho_queries'])} over queries")
+            recalls = " ".join(f"{recall:.0f}" for recall in bins["recall"])
+            yield (f"  R@1 from the surest to the least sure tenth: {recalls}; Spearman's rho {number(bins['rho'], 3)} "
+                   f"over tenths, {number(bins['rho_queries'], 3)} over queries")
             yield (f"  answering only the surest: area under risk-coverage {risk['area']:.1f} (no knowledge "
                    f"{risk['area_random']:.1f}, perfect {risk['area_best']:.1f}; lower is better)")
         if "rho_positives" in u:
             yield ("  Spearman's rho of log det Sigma with the number of positives of a query: "
-                   f"{rho(u['rho_positives'])}")
+                   f"{number(u['rho_positives'], 3)}")
 
 
 # ---- formats
 
 def text(table) -> str:
     """A table for a terminal."""
-    title, columns, rows = table
-    rows = [("", [name for _, names in columns for name in names]), *rows]
+    title, groups, rows = table
+    rows = [("", [name for _, names in groups for name in names]), *rows]
     first = max(len(name) for name, _ in rows)
     widths = [2 + max(6, *map(len, column)) for column in zip(*(cells for _, cells in rows))]
-    lines = [title] if title else []
-    if any(heading for heading, _ in columns):
+    lines = [title] * bool(title)
+    if any(heading for heading, _ in groups):
         left = iter(widths)
-        lines.append(" " * first + "".join(f"{heading:^{sum(islice(left, len(names)))}}" for heading, names in columns))
+        lines.append(" " * first + "".join(f"{heading:^{sum(next(left) for _ in names)}}" for heading, names in groups))
     lines += [f"{name:{first}}" + "".join(map("{:>{}}".format, cells, widths)) for name, cells in rows]
     return "\n".join(line.rstrip() for line in lines)
 
 
+def list_heads(groups: list) -> list[str]:
+    """The heads of all columns, each with the heading of its group."""
+    return [f"{heading} {name}".strip() for heading, names in groups for name in names]
+
+
 def markdown(table) -> str:
-    """A table in markdown; the headings of groups stand in front of the heads of their columns."""
-    title, columns, rows = table
-    heads = [f"{heading} {name}".strip() for heading, names in columns for name in names]
-    lines = [f"**{title}**", ""] if title else []
-    lines += ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    """A table in markdown."""
+    title, groups, rows = table
+    heads = list_heads(groups)
+    lines = ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
     lines += ["| " + " | ".join([name.replace("|", r"\|"), *cells]) + " |" for name, cells in rows]
-    return "\n".join(lines)
+    return "\n".join([f"**{title}**\n"] * bool(title) + lines)
 
 
 def latex(table) -> str:
     """A table in LaTeX, its title as a comment."""
-    def escaped(cell: str) -> str:
-        return cell.replace("_", r"\_").replace("%", r"\%").replace("+-", r"$\pm$")
-
-    def line(cells) -> str:
-        return " & ".join(cells) + r" \\"
-
-    title, columns, rows = table
-    heads = [name for _, names in columns for name in names]
-    lines = [f"% {title}"] if title else []
-    lines += [r"\begin{tabular}{l" + "r" * len(heads) + "}", r"\hline"]
-    if any(heading for heading, _ in columns):
-        lines.append(line(["", *(rf"\multicolumn{{{len(names)}}}{{c}}{{{escaped(heading)}}}"
-                                 for heading, names in columns)]))
-    lines += [line(map(escaped, ["", *heads])), r"\hline"]
-    lines += [line(map(escaped, [name, *cells])) for name, cells in rows]
-    return "\n".join([*lines, r"\hline", r"\end{tabular}"])
+    title, groups, rows = table
+    heads = list_heads(groups)
+    lines = [" & ".join(cells).replace("_", r"\_").replace("%", r"\%").replace("+-", r"$\pm$") + r" \\"
+             for cells in (["", *heads], *([name, *cells] for name, cells in rows))]
+    return "\n".join([f"% {title}"] * bool(title) + [rf"\begin{{tabular}}{{l{'r' * len(heads)}}}", r"\hline", lines[0],
+                                                     r"\hline", *lines[1:], r"\hline", r"\end{tabular}"])
 
 
 FORMATS = {"text": text, "markdown": markdown, "latex": latex}

@@ -104,7 +104,7 @@ def make_tables(runs: dict[str, dict]) -> list:
             groups["mean over phrases (micro)"] = measured
         blocks.append((heading, {f"{run}: {group}" if len(runs) > 1 else group: numbers
                                  for group, of in groups.items() for run, numbers in of.items()}))
-    return [report.table(heading, COLUMNS, rows, lambda key, of: report.digits(key, of, "queries" * (key == "phrases")))
+    return [report.table(heading, COLUMNS, rows, lambda key, of: report.number(of.get(key, "")))
             for heading, rows in blocks if rows]
 
 
