@@ -124,10 +124,10 @@ METHODS = {
 
 def table() -> list[str]:
     """Lines of a Markdown table of all methods."""
-    lines = ["| `--method` | method | paper | the same by hand | needs |", "|---|---|---|---|---|"]
+    lines = ["| `--method` | method | paper | needs |", "|---|---|---|---|"]
     for name, method in METHODS.items():
-        lines.append(f"| `{name}` | {method.title.replace('||', '&#124;&#124;')} | {method.paper} "
-                     f"| `{method.flags}` | {method.needs} |")
+        title = method.title.replace("||", "&#124;&#124;")
+        lines.append(f"| `{name}` | {title} | {method.paper} | {method.needs} |")
     return lines
 
 
