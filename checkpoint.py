@@ -26,10 +26,11 @@ from vocab import Vocabulary, tokenize
 
 BATCH = 64                            # captions per step
 CHECKPOINTS = ("checkpoint.pt", "model_best.pt")
+NOISE = "noise.npy"                   # of a run with wrong pairs: the image of each training caption
 NOT_STORED = COMMAND_LINE - {"logger_name"}   # options that no checkpoint holds
 # Options that a resumed run may set anew.
 MAY_CHANGE = {"data_path", "num_epochs", "workers", "amp", "log_step", "val_step", "device", "logger_name",
-              "resume", "overwrite", "dry_run", "config", "word_vectors", "cnn_weights", "vocab"}
+              "resume", "overwrite", "dry_run", "config", "word_vectors", "cnn_weights", "vocab", "noise_file"}
 MEANS = tuple(f"{side}_tower.{part}." for side in ("image", "text") for part in ("trunk", "mean"))
 # Files that the commands write into a run folder, and the events of tensorboard.
 MADE_OF_RUN = re.compile(
@@ -324,6 +325,6 @@ def check_folder(opt) -> None:
 def clear_run(folder: str) -> None:
     """Remove the files of the run that a new one replaces: its best model, its logs, and MADE_OF_RUN. Others stay."""
     made = [name for name in os.listdir(folder) if MADE_OF_RUN.fullmatch(name)]
-    for name in ["model_best.pt", "log.txt", "log.jsonl", *made]:
+    for name in ["model_best.pt", "log.txt", "log.jsonl", NOISE, *made]:
         with contextlib.suppress(FileNotFoundError):
             os.remove(os.path.join(folder, name))

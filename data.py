@@ -278,6 +278,7 @@ class Split:
     extractors: dict | None = None                # {"ims": name, ...}, from features.json
     notes: list[str] = field(default_factory=list)          # sentences for whoever reads a result on this split
     caption_names: list[str] | None = None        # M names NAME#K, where a file gives them
+    true_image: np.ndarray | None = None          # (M,) caption_image before `change_pairs`
 
     @functools.cached_property
     def words(self) -> list[list[str]]:
@@ -357,7 +358,32 @@ class Split:
                  **captions_digest(self.captions)}
         if self.text is not None:
             facts["text_sha256"] = self.text.digest()
+        if self.true_image is not None:
+            facts |= {"wrong_captions": int(self.wrong.sum()), "pairs_sha256": sha256(self.caption_image)}
         return {**facts, "extractors": self.extractors} if self.extractors else facts
+
+    @property
+    def wrong(self) -> np.ndarray:
+        """Mask (M,) of the captions that `change_pairs` gave another image."""
+        return self.caption_image != (self.caption_image if self.true_image is None else self.true_image)
+
+    def change_pairs(self, ratio: float = 0.0, seed: int = 0, path: str | None = None) -> None:
+        """Give captions the images of others ("noisy correspondence", NCR, Huang et al. 2021).
+
+        A random `ratio` of the captions exchange their images, as in NCR. Or else a file says the image of each
+        caption, as `read_pairs` reads it.
+        """
+        images, count = self.caption_image.copy(), len(self.captions)
+        if path:
+            images, text = read_pairs(path, images, len(self.images)), f"--noise_file {path}"
+        else:
+            rng = np.random.default_rng(seed)
+            chosen = rng.permutation(count)[:int(ratio * count)]
+            images[chosen], text = images[rng.permutation(chosen)], f"--noise_ratio {ratio:g} --noise_seed {seed}"
+        self.true_image, self.caption_image = self.caption_image, images
+        wrong = int(self.wrong.sum())
+        self.notes.append(f"{wrong:,} of {count:,} training captions ({wrong / count:.1%}) have another image than "
+                          f"theirs by {text}")
 
     def unknown_words(self, vocab: Vocabulary) -> dict[str, int]:
         """Count words and distinct words, those that the vocabulary does not list, and captions of such alone."""
@@ -586,6 +612,23 @@ def read_text_features(root: str, split: Split, name: str) -> Features:
     check(stored in (None, captions_digest(split.captions)),
           f"{path} was extracted from other captions than {split.source} holds now; call features.captions again")
     return text
+
+
+def read_pairs(path: str, caption_image: np.ndarray, n: int) -> np.ndarray:
+    """The image of each of M captions (M,) by a file of wrong pairs for N images, whose own are caption_image (M,).
+
+    NCR publishes (M,), the image of each caption; DECL (Qin et al. 2022) publishes (N,), the image that takes the place
+    of each image, with all captions of it. Raises InputError on any other file.
+    """
+    file, count = read_array(path, "fetch it again, or write it with np.save"), len(caption_image)
+    check(file.dtype.kind in "iu" and file.shape in ((count,), (n,)),
+          f"{path} holds {file.dtype} of shape {file.shape}; wrong pairs are whole numbers, ({count},) the image of "
+          f"each training caption (NCR), or ({n},) the image in the place of each image (DECL)")
+    check(0 <= file.min() and file.max() < n,
+          f"{path} has numbers from {file.min()} to {file.max()}, and the {n:,} training images are numbered from 0 to "
+          f"{n - 1}; take the file of this data set")
+    images = np.array(file, np.int64)
+    return images if len(images) == count else images[caption_image]
 
 
 def captions_digest(captions: list[str]) -> dict:

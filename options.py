@@ -60,6 +60,11 @@ def training_parser() -> Arguments:
     add("--dev_images", type=natural, default=DEV_IMAGES, help="dev images of precomputed data and COCO; 0: all")
     add("--supervised_fraction", type=fraction, default=1.0, help="jWAE: share of the training images whose pairs are "
         "known; the others join the terms that need no pairs")
+    add("--noise_ratio", type=below_one, default=0.0, metavar="SHARE", help="share of the training captions "
+        "that exchange their images, so that these pairs are wrong (NCR)")
+    add("--noise_seed", type=natural, default=0, help="seed of --noise_ratio")
+    add("--noise_file", type=filename, metavar="FILE.npy", help="the image of each training caption (NCR), or of each "
+        "training image (DECL), in place of --noise_ratio")
     add("--workers", type=workers, default=min(10, os.cpu_count() or 1), help="processes that read photos")
 
     add = p.add_argument_group("method").add_argument
@@ -394,6 +399,9 @@ def check_options(opt) -> None:
     check(opt.loss != "nll" or opt.negatives < opt.batch_size,
           f"--negatives {opt.negatives}: a batch of {opt.batch_size} captions has one less to compare with; give "
           "fewer, or a larger --batch_size")
+    check(not (opt.noise_ratio and opt.noise_file),
+          f"--noise_ratio {opt.noise_ratio:g} and --noise_file {opt.noise_file} both say which pairs are "
+          "wrong; give one")
     check(opt.warmup < opt.num_epochs,
           f"--warmup {opt.warmup:g} is as long as the training of --num_epochs {opt.num_epochs}; give less")
     recon, prior = opt.recon_images or opt.recon_captions, opt.prior_images or opt.prior_captions

@@ -37,6 +37,7 @@ import cli
 import metrics
 from checkpoint import (
     CHECKPOINTS,
+    NOISE,
     NOT_STORED,
     best_checkpoint,
     check_folder,
@@ -52,7 +53,7 @@ from checkpoint import (
 from cli import InputError, check, torch_device
 from data import Split, check_extractors, read_split
 from evaluation.encode import validate
-from files import FORMAT, atomic, clear, read_lines, refusing, replaced, save_lines, save_state
+from files import FORMAT, atomic, clear, read_lines, refusing, replaced, save_array, save_lines, save_state
 from losses import SUMMED
 from methods import METHODS
 from model import VSE, build_model, build_vocabulary
@@ -305,6 +306,8 @@ class Training:
         for split in (train, dev):
             check(len(split.images) >= 2, f"{split.source} has one image, and there is nothing that a caption of it "
                                           f"could be taken for by mistake; a {split.name} split needs two or more")
+        if opt.noise_ratio or opt.noise_file:
+            train.change_pairs(opt.noise_ratio, opt.noise_seed, opt.noise_file)
         self.check_data(train, dev, start)
         self.pairs, self.batch_size = np.arange(len(train.captions)), opt.batch_size            # (m,) captions
         if opt.supervised_fraction < 1:
@@ -547,6 +550,8 @@ class Training:
         with atomic(os.path.join(folder, "config.yaml")) as f:
             yaml.safe_dump(description, f, sort_keys=False)
         self.vocab.save(os.path.join(folder, "vocab.json"))
+        if opt.noise_ratio or opt.noise_file:
+            save_array(os.path.join(folder, NOISE), self.splits["train"].caption_image)     # (M,), NCR's form
         for name in CHECKPOINTS:        # that a process wrote when it was killed
             clear(os.path.join(folder, name))
         self.open_log()

@@ -46,6 +46,8 @@ class PhraseTraining(core.Training):
         start: a checkpoint whose words are taken.
         """
         opt = self.opt
+        check(not (opt.noise_ratio or opt.noise_file), "--noise_ratio and --noise_file are of pairs of an image and a "
+                                                       "caption, and phrases have none; leave them out")
         train, dev = (read_phrases(os.path.join(opt.data_path, opt.data_name), name, opt.regions,
                                    opt.text_features).require_sound() for name in ("train", "val"))
         self.check_data(train, dev, start)
