@@ -428,6 +428,34 @@ class Match(RankingLoss):
         return F.binary_cross_entropy_with_logits(logits, target, reduction="none")
 
 
+class RCL(RankingLoss):
+    """-log(1 - p_ij) summed over the others j of an item i, mean over items and directions, in nats (Hu et al. 2023).
+
+    p is the softmax of the scores / temperature. Only negatives teach, so a wrong pair does little harm.
+    """
+
+    def __init__(self, temperature: float = 0.05):
+        super().__init__()
+        self.temperature = temperature
+
+    @classmethod
+    def build(cls, opt, similarity):
+        return cls(1.0 if trait(similarity, "log_likelihood") else 0.05)
+
+    def forward(self, scores: Tensor, same_image: Tensor | None = None) -> Tensor:
+        logits = scores / self.temperature
+        logits = logits.masked_fill(~counted_pairs(scores, same_image), torch.finfo(logits.dtype).min)
+        return (self.complement(logits) + self.complement(logits.T)) / 2
+
+    def complement(self, logits: Tensor) -> Tensor:
+        """-log(1 - p) summed over all columns but the diagonal, mean over rows."""
+        best = logits.argmax(1, keepdim=True)               # its 1 - p may round to 0: it is taken from the rest
+        rest = logits.scatter(1, best, torch.finfo(logits.dtype).min).logsumexp(1, keepdim=True)
+        log_rest = (-logits.softmax(1).scatter(1, best, 0)).log1p()                 # log(1 - p): (B, B)
+        log_rest = log_rest.scatter(1, best, rest - logits.logsumexp(1, keepdim=True))
+        return -log_rest.masked_fill(own_pairs(logits), 0).sum() / len(logits)
+
+
 class SampledNLL(RankingLoss):
     """-log P(own caption | image) among it and `negatives` others of the batch, drawn without repeats, in nats, mean
     over images: dmsm eq. 2-3, P the softmax of gamma times the score."""
@@ -471,7 +499,7 @@ class PairLogistic(RankingLoss):
 
 
 SUMMED = ("hinge", "mse")             # losses that are sums over the pairs; others are means
-LOSSES = {"hinge": Hinge, "infonce": InfoNCE, "match": Match, "nll": SampledNLL, "logistic": PairLogistic}
+LOSSES = {"hinge": Hinge, "infonce": InfoNCE, "match": Match, "rcl": RCL, "nll": SampledNLL, "logistic": PairLogistic}
 OTHER_LOSSES = ("mse", "two_branch", "volume")   # of --loss: terms in place of a ranking loss (model.build_pair_terms)
 
 

@@ -133,8 +133,9 @@ def training_parser() -> Arguments:
 
     add = p.add_argument_group("objective").add_argument
     add("--loss", choices=[*LOSSES, *OTHER_LOSSES], help="what is minimised. hinge (VSE++), infonce (CLIP), match "
-        "(PCME, PCME++), nll (DMSM), mse (jWAE), two_branch, logistic (CITE), volume (variances of given means: of how "
-        "many photos fit). Default: hinge, or what --sim needs")
+        "(PCME, PCME++), rcl (only negatives teach: for data with wrong pairs), nll (DMSM), mse (jWAE), two_branch, "
+        "logistic (CITE), volume (variances of given means: of how many photos fit). Default: hinge, or what --sim "
+        "needs")
     kinds = {float: {"type": at_least_zero}, int: {"type": positive}, bool: SWITCH}
     for loss in LOSSES.values():
         for name, (kind, default, text) in loss.options.items():
@@ -142,7 +143,7 @@ def training_parser() -> Arguments:
             add(f"--{name}", default=default, help=text, **settings)
     add("--vse_mean_warmup_epochs", type=natural, default=0, help="hinge: the sum of violations for N epochs")
     add("--mask_same_image", **SWITCH, help="do not count other captions of an image as negatives (default: on for "
-        "infonce and match)")
+        "infonce, match and rcl)")
     add("--pseudo_positives", **WEIGHT, help="match: weight of pairs that score above the true one (PCME++: 0.1)")
     add("--label_smoothing", type=below_one, help="infonce, match: share of the targets spread over all pairs "
         "(default: 0; 1e-4 with --pseudo_positives)")
@@ -315,7 +316,7 @@ def imply(opt) -> None:
     prior = opt.prior_images or opt.prior_captions
     default("latent_norm", "sphere" if prior and opt.loss != "mse" else "none")
     default("max_violation", trait(similarity, "gaussian_sides") > 0 and opt.loss == "hinge")
-    default("mask_same_image", opt.loss in ("infonce", "match"))
+    default("mask_same_image", opt.loss in ("infonce", "match", "rcl"))
     default("logger_name", default_run(opt))
     if opt.no_imgnorm and opt.sim == "cosine":                  # VSE0: its cosine is an inner product
         opt.sim = "dot"

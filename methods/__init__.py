@@ -89,6 +89,7 @@ METHODS = {
     "vse_infinity": Method("generalised pooling of regions", "Chen et al. 2021",
                            {"pool": "gpo", "max_violation": True}, REGIONS),
     "infonce": Method("VSE++ with InfoNCE", "CLIP", {"loss": "infonce", "mask_same_image": False}),
+    "rcl": Method("VSE++ with the complementary loss", "Hu et al. 2023", {"loss": "rcl", "mask_same_image": False}),
     "mls": Method("mutual likelihood in an effective dimension", "Shi and Jain 2019",
                   {"sim": "mls", "mask_same_image": False}),
     "mls_captions": Method("the same, images as points", "Shi and Jain 2019",

@@ -50,6 +50,8 @@ MUTATIONS = [
              "return captions.max(1).values.sum() + images.max(0).values.sum()", "test_losses.py"),
     Mutation("temperature of InfoNCE inverted", "losses.py", "return scores * self.log_scale.clamp",
              "return scores / self.log_scale.clamp", "test_objectives.py"),
+    Mutation("largest p of RCL left as it rounds", "losses.py", "log_rest = log_rest.scatter(1, best, rest",
+             "log_rest.scatter(1, best, rest", "test_noisy_pairs.py"),
     # ---- model and training
     Mutation("l2 norm of the means left out", "model.py", "        mean = unit(mean) if self.normalise else mean\n", "",
              "test_model.py"),

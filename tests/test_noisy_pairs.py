@@ -1,0 +1,135 @@
+"""Training with wrong pairs: drawn ones, both published forms of files, and the complementary loss."""
+import math
+import os
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import train
+from data import read_split
+from files import sha256
+from losses import MLS, RCL, cosine
+from tests.helpers import fit, options, refused
+
+IMAGES, CAPTIONS = 48, 240            # of the demo's training split, five captions an image
+
+
+@pytest.fixture
+def split(demo_path):
+    return read_split(demo_path, "demo_precomp", "train")
+
+
+# ---- pairs
+
+def test_a_share_of_the_captions_exchange_their_images(split):
+    own, images = split.caption_image.copy(), {}
+    for seed in (0, 0, 1):
+        split.caption_image = own
+        split.change_pairs(0.4, seed)
+        images.setdefault(seed, []).append(split.caption_image)
+        assert 0.3 * CAPTIONS < split.wrong.sum() <= 0.4 * CAPTIONS     # a few get their own image back
+        assert (np.bincount(split.caption_image) == 5).all() and (split.true_image == own).all()
+    assert (images[0][0] == images[0][1]).all() and (images[0][0] != images[1][0]).any()
+    assert not (images[0][0] == images[1][0])[split.wrong].all()
+
+
+def test_both_published_forms_are_told_by_their_length(split, tmp_path):
+    own, rng = split.caption_image.copy(), np.random.default_rng(0)
+    of_captions = own.copy()
+    of_captions[:12] = rng.permutation(of_captions[100:112])            # NCR: (5 N,) the image of each caption
+    of_images = np.arange(IMAGES)
+    of_images[[3, 7, 9]] = 7, 9, 3                                      # DECL: (N,) images exchange their captions
+    for file, expected in ((of_captions, of_captions), (of_images.astype(np.int32), of_images[own])):
+        np.save(tmp_path / "pairs.npy", file)
+        split.caption_image = own
+        split.change_pairs(path=str(tmp_path / "pairs.npy"))
+        assert split.caption_image.tolist() == expected.tolist() and split.caption_image.dtype == np.int64
+        assert (split.wrong == (expected != own)).all() and split.wrong.any()
+
+
+@pytest.mark.parametrize("content, message", [
+    (np.arange(239), r"holds int64 of shape \(239,\); .*\(240,\) .*\(NCR\), or \(48,\) .*\(DECL\)"),
+    (np.zeros((240, 1), int), r"holds int64 of shape \(240, 1\)"),
+    (np.arange(240) / 5, r"holds float64 of shape \(240,\); wrong pairs are whole numbers"),
+    (np.zeros(240, "U1"), "holds <U1"),
+    (np.arange(240), "numbers from 0 to 239, and the 48 training images are numbered from 0 to 47"),
+    (np.arange(48) - 1, "numbers from -1 to 46"),
+    (np.array([None] * 48), "is not a whole .npy file of numbers"),
+    ("1 2 3", "is not a whole .npy file of numbers")])
+def test_other_files_are_refused_in_a_sentence(tmp_path, demo_path, capsys, content, message):
+    path = tmp_path / "pairs.npy"
+    path.write_text(content) if isinstance(content, str) else np.save(path, content)
+    words = ["--data_path", demo_path, "--data_name", "demo_precomp", "--noise_file", path, "--logger_name",
+             tmp_path / "run"]
+    refused(capsys, train.main, words, message)
+    assert not (tmp_path / "run").exists()
+
+
+def test_ratio_and_file_are_not_both_given(capsys):
+    refused(capsys, train.main, ["--noise_ratio", "0.2", "--noise_file", "x.npy"],
+            "--noise_ratio 0.2 and --noise_file x.npy both say")
+
+
+# ---- a run
+
+def test_a_run_records_its_wrong_pairs_and_trains_the_same_from_its_file(tmp_path, demo_path, capsys):
+    data, first, again = ["--data_path", demo_path, "--loss", "rcl"], tmp_path / "a", tmp_path / "b"
+    fit(*data, "--noise_ratio", "0.3", "--noise_seed", 4, "--logger_name", first)
+    said = capsys.readouterr().out
+    pairs = np.load(first / "noise.npy")
+    wrong = int((pairs != np.arange(CAPTIONS) // 5).sum())
+    assert f"note: {wrong} of 240 training captions ({wrong / 240:.1%})" in said and "--noise_seed 4" in said
+    recorded = yaml.safe_load((first / "config.yaml").read_text())["data"]
+    assert recorded["train"]["wrong_captions"] == wrong and recorded["train"]["pairs_sha256"] == sha256(pairs)
+    assert "pairs_sha256" not in recorded["dev"]
+    fit(*data, "--noise_file", first / "noise.npy", "--logger_name", again)
+    weights = [torch.load(run / "model_best.pt", weights_only=True)["model"] for run in (first, again)]
+    assert all(torch.equal(x, weights[1][name]) for name, x in weights[0].items())
+    fit(*data, "--logger_name", again, "--overwrite")                   # of right pairs
+    assert not (again / "noise.npy").exists()
+    clean = torch.load(again / "model_best.pt", weights_only=True)["model"]
+    assert not all(torch.equal(x, clean[name]) for name, x in weights[0].items())
+
+
+def test_a_run_goes_on_with_the_same_wrong_pairs_alone(tmp_path, demo_path, capsys):
+    run, file = tmp_path / "run", tmp_path / "pairs.npy"
+    np.save(file, np.roll(np.arange(IMAGES), 1))
+    fit("--data_path", demo_path, "--noise_file", file, "--logger_name", run)
+    np.save(file, np.roll(np.arange(IMAGES), 2))
+    refused(capsys, train.main, ["--resume", run, "--num_epochs", 2], "the training data .* are not those of the run")
+    os.rename(run / "noise.npy", file)
+    with pytest.raises(SystemExit) as stop:
+        train.main(["--resume", str(run), "--num_epochs", "2"])
+    assert not stop.value.code and "epoch 2/2 done" in (run / "log.txt").read_text()
+
+
+# ---- the objective
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_rcl_equals_loops(masked):
+    g, image = torch.Generator().manual_seed(0), torch.arange(7) // 2
+    s, same, total = torch.randn(7, 7, generator=g, dtype=torch.float64) / 10, image[:, None] == image, 0.0
+    for k in range(7):
+        for row in (s[k], s[:, k]):
+            counted = [j for j in range(7) if j == k or not (masked and bool(same[k, j]))]
+            norm = sum(math.exp(float(row[j]) / 0.05) for j in counted)
+            total -= sum(math.log(1 - math.exp(float(row[j]) / 0.05) / norm) for j in counted if j != k)
+    assert float(RCL()(s, same if masked else None)) == pytest.approx(total / 14, rel=1e-12)
+
+
+def test_rcl_and_its_gradient_are_finite_where_a_wrong_pair_is_certain():
+    for s, same in ((torch.eye(4).roll(1, 0) * 100, None),               # p = 1 of a wrong caption
+                    (torch.zeros(3, 3), torch.ones(3, 3, dtype=torch.bool))):       # no negatives
+        s.requires_grad_()
+        loss = RCL()(s, same)
+        loss.backward()
+        assert loss.isfinite() and s.grad.isfinite().all() and bool(s.grad.any()) == (same is None)
+    assert float(RCL()(torch.eye(4).roll(1, 0) * 100)) == pytest.approx(2000 - math.log(3))
+
+
+def test_rcl_takes_the_temperature_of_the_similarity_and_masks_an_images_captions():
+    opt = options("--loss", "rcl")
+    assert RCL.build(opt, cosine).temperature == 0.05 and RCL.build(opt, MLS()).temperature == 1
+    assert opt.mask_same_image and not options("--loss", "rcl", "--no-mask_same_image").mask_same_image
