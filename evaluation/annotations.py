@@ -12,14 +12,11 @@ from typing import NamedTuple
 import numpy as np
 from scipy import sparse
 
-from cli import InputError, check
+from cli import InputError, check, reason
 from files import SOURCES, integers, need, quote, read_coco, read_json, read_lines, refusing, repeated
 
 MATCH = {"sits": 3.0, "sts": 3.0, "sis": 2.5}       # least rating of a match (Parekh et al. 2021)
 COLUMNS = {"sts": ("caption1", "caption2"), "sis": ("image1", "image2"), "sits": ("caption", "image")}
-# Rows of the published files of Crisscrossed Captions, whose splits have 5,000 images.
-PUBLISHED = {"sts_val": 44_009, "sis_val": 42_767, "sits_val": 44_722,
-             "sts_test": 44_045, "sis_test": 46_719, "sits_test": 44_833}
 POSITIVES = 'give JSON {"i2t": {image id: [caption ids]}, "t2i": {caption id: [image ids]}}, or one of the two'
 
 
@@ -44,14 +41,9 @@ class Pairs(NamedTuple):
         return Pairs(self.query[rows] - queries.start, self.item[rows])
 
     def among(self, queries: np.ndarray, items: np.ndarray) -> "Pairs":
-        """The pairs of queries (q,) and items (i,), as positions within these two lists."""
-        def places(positions: np.ndarray, subset: np.ndarray) -> np.ndarray:
-            place = np.full(1 + max(positions.max(initial=0), subset.max(initial=0)), -1)
-            place[subset] = np.arange(len(subset))
-            return place[positions]
-        query, item = places(self.query, queries), places(self.item, items)
-        inside = (query >= 0) & (item >= 0)
-        return Pairs.of(query[inside], item[inside])
+        """The pairs of queries (q,) and items (i,), both rising, as positions within these two lists."""
+        inside = np.isin(self.query, queries) & np.isin(self.item, items)
+        return Pairs(np.searchsorted(queries, self.query[inside]), np.searchsorted(items, self.item[inside]))
 
 
 class Ratings(NamedTuple):
@@ -82,60 +74,53 @@ class Index:
               f"{source} has no {kind} ids, which the annotations name; give whole numbers in the .json, as {kind}_id "
               f"in the .npz, or in {{split}}_{'img' if kind == 'image' else 'ann'}_ids.npy beside the captions"
               + ", or VSE++'s coco_test_ids.npy for COCO's testall" * (kind == "caption"))
-        self.ids, self.kind, self.source = integers(ids, source, f"the {kind} id"), kind, source
-        self.order, twice = np.argsort(self.ids, kind="stable"), repeated(ids)
+        self.kind, self.source, twice = kind, source, repeated(ids)
         check(twice is None, f"{source} lists {kind} id {twice} twice; every {kind} needs an id of its own")
+        self.place = {i: k for k, i in enumerate(integers(ids, source, f"the {kind} id").tolist())}
 
     def positions(self, ids, path: str) -> np.ndarray:
         """(K,) ids -> (K,) positions. Raises InputError where the split lacks an id."""
-        ids = integers(ids, path, f"the {self.kind} id")
-        at = np.minimum(np.searchsorted(self.ids, ids, sorter=self.order), len(self.ids) - 1)
-        positions = self.order[at]
-        absent = np.unique(ids[self.ids[positions] != ids])
-        if len(absent):
-            raise InputError(f"{path} names {len(absent)} {self.kind}s that {self.source} lacks, the first is "
-                             f"{absent[0]}; annotations and split must belong together (all 5,000 images of COCO's "
-                             "test, or of dev with --dev_images 0)")
-        return positions
+        ids = integers(ids, path, f"the {self.kind} id").tolist()
+        absent = sorted({i for i in ids if i not in self.place})
+        check(not absent, f"{path} names {len(absent)} {self.kind}s that {self.source} lacks, the first is "
+                          f"{(absent or [0])[0]}; annotations and split must belong together (all 5,000 images of "
+                          "COCO's test, or of dev with --dev_images 0)")
+        return np.array([self.place[i] for i in ids], np.int64)
 
 
 # ---- Crisscrossed Captions
 
-def parse_id(text: str, image: bool) -> int:
+def parse_id(name: str) -> int:
     """The id in a name: COCO_val2014_000000365325.jpg -> 365325, COCO_val2014:sentid:732091 -> 732091."""
-    digits = re.fullmatch(r".*_([0-9]+)\..*" if image else ".*:([0-9]+)", text)
+    digits = re.fullmatch(r".*[_:]([0-9]+)(\..*)?", name)
     if not digits:
-        raise ValueError(f"{quote(text)} names no id")
+        raise ValueError(f"{quote(name)} names no id")
     return int(digits[1])
 
 
 def read_ratings(path: str, kind: str, images: Index, captions: Index) -> Ratings:
     """One file of Crisscrossed Captions: kind is sts (caption pairs), sis (image pairs) or sits (caption and image).
 
-    Raises InputError on a file that is missing, has other columns, holds other ratings than 0 to 5 or was cut off, and
-    on ids that the split lacks.
+    Raises InputError on a file that is missing or was cut off, on other ratings than 0 to 5, and on ids that the split
+    lacks.
     """
     need(path, f"give the folder of {kind}_val.csv and {kind}_test.csv with --cxc_path: {SOURCES['cxc']}")
     columns, reader, rows = (*COLUMNS[kind], "agg_score"), csv.DictReader(read_lines(path)), []
-    for name in columns:
-        check(name in (reader.fieldnames or ()), f"{path} has no column '{name}'; fetch it again")
-    while True:
-        with refusing(f"{path}, line {reader.line_num + 1} does not hold two ids and a rating from 0 to 5",
-                      "fetch it again", (ValueError, TypeError, csv.Error)):
-            row = next(reader, None)
-            if row is None:
-                break
+    check(set(columns) <= set(reader.fieldnames or ()),
+          f"{path} needs the columns {', '.join(columns)}; fetch it again")
+    try:
+        for row in reader:
             first, second, rating = (row[name] for name in columns)
             if None in row.values() or not 0 <= float(rating) <= 5:
                 raise ValueError("it was cut off" if None in row.values() else f"the rating is {quote(rating)}")
-            rows.append((parse_id(first, columns[0].startswith("image")),
-                         parse_id(second, columns[1].startswith("image")), float(rating)))
-    count = PUBLISHED.get(os.path.basename(path)[:-4], 1) if len(images.ids) == 5000 else 1
-    check(len(rows) >= count, f"{path} has {len(rows):,} ratings and was published with {count:,}, so it was cut off; "
-                              "fetch it again")
+            rows.append((parse_id(first), parse_id(second), float(rating)))
+    except (ValueError, TypeError, csv.Error) as error:
+        raise InputError(f"{path}, line {reader.line_num} does not hold two ids and a rating from 0 to 5 "
+                         f"({reason(error)}); fetch it again") from error
+    check(rows, f"{path} has no ratings; fetch it again")
     a, b, score = zip(*rows)
-    sides = {"sts": (captions, captions), "sis": (images, images), "sits": (captions, images)}[kind]
-    return Ratings(sides[0].positions(a, path), sides[1].positions(b, path), np.array(score))
+    first, second = (images if name.startswith("image") else captions for name in COLUMNS[kind])
+    return Ratings(first.positions(a, path), second.positions(b, path), np.array(score))
 
 
 def read_cxc(folder: str, part: str, images: Index, captions: Index, caption_image: np.ndarray) -> Crisscrossed:
@@ -185,15 +170,15 @@ def read_instances(path: str, images: Index) -> np.ndarray:
     Raises InputError on a file that is missing, holds no instances or lacks an image of the split.
     """
     coco = read_coco(need(path, "give COCO's instances_val2014.json with --instances"))
-    absent = [i for i in images.ids.tolist() if i not in coco.imgs]
+    absent = [i for i in images.place if i not in coco.imgs]
     columns = {category: k for k, category in enumerate(sorted(coco.cats))}
     check(columns and not absent,
-          f"{path} has {len(columns)} categories and lacks {len(absent)} of the {len(images.ids)} images of "
+          f"{path} has {len(columns)} categories and lacks {len(absent)} of the {len(images.place)} images of "
           f"{images.source}{f', the first is {absent[0]}' if absent else ''}; give the instances of these images")
-    codes = np.zeros((len(images.ids), len(columns)), bool)
+    codes = np.zeros((len(images.place), len(columns)), bool)
     with refusing(f"{path} is no file of COCO instances", "give instances_val2014.json", (KeyError, TypeError)):
-        for row, i in zip(codes, images.ids.tolist()):
-            row[[columns[a["category_id"]] for a in coco.imgToAnns[i]]] = True
+        for i, k in images.place.items():
+            codes[k, [columns[a["category_id"]] for a in coco.imgToAnns[i]]] = True
     return codes
 
 
@@ -233,22 +218,14 @@ def read_positives(path: str, images: Index, captions: Index) -> dict[str, Liste
     return {side: read_matches(path, stored[side], *ends[side]) for side in stored}
 
 
-def as_id(value):
-    """A text of digits as the number that it writes; anything else as it is."""
-    return int(value) if isinstance(value, str) and re.fullmatch("[0-9]{1,19}", value) else value
-
-
 def read_matches(path: str, table, queries: Index, items: Index, skip_unknown: bool = False) -> Listed:
     """Matches of one direction, from {query: [items]}. skip_unknown: leave out items that the split lacks."""
+    def as_id(value):
+        return int(value) if isinstance(value, str) and re.fullmatch("[0-9]{1,19}", value) else value
     check(isinstance(table, dict) and all(isinstance(ids, list) for ids in table.values()),
           f"{path} is not a table of ids and lists of ids; {POSITIVES}")
-    rows, size = queries.positions([as_id(key) for key in table], path), [len(ids) for ids in table.values()]
-    check(repeated(rows.tolist()) is None, f"{path} names a {queries.kind} under two spellings of its id; name each "
-                                           "once")
-    query = np.repeat(rows, size)
-    item = integers([as_id(i) for ids in table.values() for i in ids], path, f"the {items.kind} id")
-    twice = next((key for key, ids in table.items() if repeated(map(as_id, ids)) is not None), None)
-    check(twice is None, f"{path} lists a positive of {queries.kind} {twice} twice; list each once")
-    if skip_unknown:
-        query, item = (ids[np.isin(item, items.ids)] for ids in (query, item))
-    return Listed(Pairs.of(query, items.positions(item, path)), size.count(0))
+    rows = queries.positions([as_id(key) for key in table], path)
+    ids = [integers([as_id(i) for i in listed], path, f"the {items.kind} id").tolist() for listed in table.values()]
+    ids = [[i for i in listed if i in items.place] for listed in ids] if skip_unknown else ids
+    query, item = np.repeat(rows, list(map(len, ids))), items.positions([i for listed in ids for i in listed], path)
+    return Listed(Pairs.of(query, item), sum(not listed for listed in table.values()))
