@@ -1,4 +1,4 @@
-"""Evaluate image-caption retrieval: trained models, embeddings of any model, or a matrix of scores.
+"""Evaluate image-caption retrieval: runs, embeddings or a matrix of scores.
 
     python evaluate.py                                     # the newest run, its data set, the test split
     python evaluate.py --checkpoint runs/A runs/B          # an ensemble: the mean of their scores
@@ -43,8 +43,8 @@ RANKS = ["protocol", "direction", "query", "id", "rank_from_0"]     # columns of
 
 
 def run(opt) -> dict:
-    """Evaluate as the options say, print tables and write the results; returns what the file holds. Raises InputError
-    on wrong options and files."""
+    """Evaluate, print tables, write the results and return them.
+    Raises InputError on wrong options and files."""
     check(not opt.photos or os.path.isdir(opt.photos), f"--photos {opt.photos} is no folder; give the folder of the "
                                                        "photos, or leave it out")
     return compare_models(opt) if opt.compare else evaluate_one(opt)
@@ -106,8 +106,8 @@ def compare_models(opt) -> dict:
 # ---- what is evaluated
 
 def load_models(paths: list[str], opt) -> dict[str, Trained]:
-    """{path: model} on the device of the options. Raises InputError on --vocab where no checkpoint is of the original
-    code of VSE++ or VSRN."""
+    """Load models, {path: model}, on the device of the options.
+    Raises InputError on --vocab where no checkpoint is of the original code of VSE++ or VSRN."""
     models = {path: Trained(path, torch_device(opt.device), vocab=opt.vocab) for path in paths}
     check(not opt.vocab or any(model.notes for model in models.values()),       # which converted ones have
           f"--vocab {opt.vocab} is for original checkpoints of VSE++ and VSRN, and none is given; leave it out")
@@ -115,8 +115,8 @@ def load_models(paths: list[str], opt) -> dict[str, Trained]:
 
 
 def choose_split(models: dict[str, Trained], opt) -> None:
-    """Set --split to testall for the protocols that judge 5,000 images, where it was not given and the folder has
-    testall."""
+    """Set --split to testall for protocols of 5,000 images.
+    Only where --split was not given and the folder has testall."""
     asked = [f"--{name}" for name in ("cxc", "pmrp", "eccv", "fold5") if getattr(opt, name)]
     for model in list(models.values())[:1] if asked and not opt.split else ():
         folder = os.path.join(opt.data_path or model.options.data_path, opt.data_name or model.options.data_name)
@@ -134,7 +134,8 @@ def load_file(path: str, kind: str, opt) -> Embeddings:
 
 
 def embed_split(models: list[Trained], opt) -> Embeddings:
-    """Embeddings of the split by models, with the bank that the options name; prints a line per model."""
+    """Embed the split by models, with the bank of the options.
+    Prints a line per model."""
     data = {name: getattr(opt, name) for name in ("sim", "data_path", "dev_images", "batch_size", "workers")}
     if opt.bank:
         from evaluation import bank
@@ -158,8 +159,9 @@ def embed_split(models: list[Trained], opt) -> Embeddings:
 # ---- what is written
 
 def results_file(paths: list[str], models: dict[str, Trained], opt) -> str:
-    """The file of the results: results.json in the run folder for the test split of the run's own data by its own
-    similarity, else results_SIM_DATA_SPLIT.json; NAME_results.json beside a file; --output names another."""
+    """Path of the results.
+    results.json in the run folder for the test split of the run's own data by its own similarity, else
+    results_SIM_DATA_SPLIT.json; NAME_results.json beside a file; --output names another."""
     folder, file = (paths[0], "") if os.path.isdir(paths[0]) else os.path.split(paths[0])
     words = [f"{os.path.splitext(file)[0].removesuffix('.pth')}_results" if file else "results"]
     if len(paths) > 1:
@@ -178,8 +180,8 @@ def join_words(*words: str | None) -> str:
 
 
 def beside(name: str, target: str) -> str:
-    """The file of a picture beside that of the results: NAME_DATA_SPLIT.png beside results_DATA_SPLIT.json,
-    mine_NAME.png beside mine.json."""
+    """Path of a picture beside the results.
+    NAME_DATA_SPLIT.png beside results_DATA_SPLIT.json, mine_NAME.png beside mine.json."""
     folder, file = os.path.split(target)
     stem = os.path.splitext(file)[0]
     stem = stem.replace("results", name, 1) if "results" in stem else f"{stem}_{name}"
@@ -187,8 +189,8 @@ def beside(name: str, target: str) -> str:
 
 
 def check_outputs(target: str, paths: list[str], opt) -> str:
-    """The file of results. Raises InputError, before the work, where a file cannot be written, is named for two things,
-    or was named and is there without --overwrite."""
+    """Check the output files before the work; return the path of the results.
+    Raises InputError where a file cannot be written, is named for two things, or exists without --overwrite."""
     named = [path for path in (opt.export, opt.ranks, opt.output) if path]
     pictures = [*("uncertainty", "uncertain_images", "uncertain_captions") * opt.uncertainty,
                 *["retrieval"] * opt.retrieval]
@@ -212,7 +214,7 @@ def show_and_save(results: dict, all_tables: list, lines, target: str, opt) -> N
 
 
 def export_embeddings(e: Embeddings, path: str) -> None:
-    """Write the embeddings to a file, and say whether its similarity can be computed from it."""
+    """Write the embeddings; say whether a file can hold their similarity."""
     export(path, e)
     lacks = (f": means{' and log-variances' * e.gaussian} only, from which its similarity '{e.similarity}' cannot be "
              "recomputed") * (e.similarity not in (*formulas(), "mls"))
@@ -220,7 +222,8 @@ def export_embeddings(e: Embeddings, path: str) -> None:
 
 
 def write_ranks(path: str, e: Embeddings, record: Record) -> None:
-    """Write the rank of every query as CSV: protocol, direction, query, its id, 0-based rank of its best match."""
+    """Write the rank of every query as CSV.
+    Columns: protocol, direction, query, its id, 0-based rank of its best match."""
     ids = {"i": e.ids.get("image_id"), "t": e.ids.get("caption_id")}
     with atomic(path) as f:
         rows = csv.writer(f)

@@ -1,4 +1,4 @@
-"""Similarities of points and Gaussians, ranking losses, and the GAN of the joint Wasserstein autoencoder.
+"""Similarities of points and Gaussians, ranking losses, and the GAN of jWAE.
 
 A similarity is a function of N images and M captions, two Embeddings, that returns scores (N, M), higher is better:
 a distance is negated. All but order, elk and bhattacharyya are made of matrix products, so that nothing of size
@@ -65,15 +65,15 @@ def real_rows(rows: Tensor, n_parts: Tensor | None) -> Tensor:
 
 
 def mean_rows(rows: Tensor, n_parts: Tensor | None) -> Tensor:
-    """One vector per item: (B, D), or the mean of the real parts among (B, P, D) -> (B, D)."""
+    """Mean of the real parts: (B, P, D) -> (B, D); vectors (B, D) stay."""
     if n_parts is None:
         return rows
     return (rows * real_parts(rows, n_parts)[:, :, None]).sum(1) / n_parts[:, None]
 
 
 def uncertainty(e: Embedding) -> Tensor:
-    """log det Sigma of each item in nats (ucmr 3.3): (N,); a spherical variance counts D times. Raises ValueError for
-    points."""
+    """log det Sigma of each item in nats (ucmr 3.3): (N,).
+    A spherical variance counts D times. Raises ValueError for points."""
     if e.log_var is None:
         raise ValueError("a point has no uncertainty; train with a Gaussian head (--head ellipsoidal)")
     return e.log_var.expand_as(e.mean).sum(1)
@@ -119,7 +119,8 @@ def trait(similarity, name: str):
 
 
 def squared_distance(x: Tensor, y: Tensor, dim: int) -> Tensor:
-    """|x_i - y_j|^2 in `dim` dimensions: (N, D), (M, D), or (N, 1), (M, 1) for D equal numbers -> (N, M), >= 0.
+    """|x_i - y_j|^2 in `dim` dimensions: (N, D), (M, D) -> (N, M), >= 0.
+    (N, 1), (M, 1) stand for D equal numbers.
 
     The mean of the y and then the mean of each row are subtracted: |x - y|^2 = |x' - y'|^2 + D (mean x - mean y)^2.
     """
@@ -135,7 +136,8 @@ def squared_distance(x: Tensor, y: Tensor, dim: int) -> Tensor:
 
 
 def negative_root(square: Tensor) -> Tensor:
-    """-sqrt of squared distances; the clamp keeps the gradient finite where the distance is 0."""
+    """-sqrt of squared distances.
+    The clamp keeps the gradient finite where the distance is 0."""
     return square.clamp(min=torch.finfo(square.dtype).eps ** 2).sqrt().neg()
 
 
@@ -145,14 +147,16 @@ def variance(e: Embedding, power: float = 1.0) -> Tensor:
 
 
 def score_blocks(score, n: int, m: int, per_pair: int, device="cpu") -> Tensor:
-    """Scores (N, M) of score(rows, columns) -> (n, m) for two slices, in blocks; a pair takes `per_pair` numbers."""
+    """Scores (N, M) of score(rows, columns) -> (n, m) for two slices, by blocks.
+    A pair takes `per_pair` numbers."""
     side = max(1, math.isqrt(NUMBERS["cpu" if torch.device(device).type == "cpu" else "cuda"] // per_pair))
     rows, columns = ([slice(k, k + side) for k in range(0, max(1, count), side)] for count in (n, m))
     return torch.cat([torch.cat([score(i, j) for j in columns], 1) for i in rows])
 
 
 def pairwise(score, images: Embedding, captions: Embedding) -> Tensor:
-    """Scores (N, M) of a formula that is no matrix product: score of embeddings (n, 1, D) and (m, D) -> (n, m)."""
+    """Scores (N, M) of a formula that is no matrix product.
+    score: embeddings (n, 1, D) and (m, D) -> (n, m)."""
     def block(i, j):
         x, y = (e._replace(log_var=None if e.log_var is None else e.log_var.expand_as(e.mean))
                 for e in (images.rows(i), captions.rows(j)))
@@ -173,14 +177,15 @@ def cosine(images: Embedding, captions: Embedding) -> Tensor:
 
 
 def order(images: Embedding, captions: Embedding) -> Tensor:
-    """-|max(0, caption - image)|: order violation of the means (Vendrov et al. 2016, VSE++ 4.4)."""
+    """-|max(0, caption - image)|: order violation of the means.
+    Vendrov et al. 2016, VSE++ 4.4."""
     return pairwise(lambda x, y: negative_root((y.mean - x.mean).clamp(min=0).square().sum(2)), images, captions)
 
 
 @traits(gaussian_sides=1, within_modality=False)
 def mahalanobis(images: Embedding, captions: Embedding) -> Tensor:
-    """-sqrt((x - mu)^T Sigma^-1 (x - mu)), mu and Sigma of the one Gaussian side: pmrl eq. 6 (GCE: the captions) and
-    eq. 10 (GIE: the images)."""
+    """-sqrt((x - mu)^T Sigma^-1 (x - mu)), mu and Sigma of the Gaussian side.
+    pmrl eq. 6 (GCE: the captions) and eq. 10 (GIE: the images)."""
     if captions.log_var is None:
         return mahalanobis(captions, images).T
     centre, precision = captions.mean.detach().mean(0), variance(captions, -1).expand_as(captions.mean)
@@ -209,8 +214,9 @@ def minkl(images: Embedding, captions: Embedding) -> Tensor:
 
 
 def standardise(e: Embedding, reference: Embedding) -> tuple[Tensor, Tensor, Tensor]:
-    """Means (N, D), log-variances (N, D) less the average of their item, and that average, the item's level (N, 1), in
-    units of the average Gaussian of `reference`."""
+    """Means and log-variances in units of the average Gaussian of `reference`.
+    Returns means (N, D), log-variances (N, D) less the average of their item, and this average (N, 1), the level of
+    the item."""
     middle, log_scale = reference.mean.detach().mean(0), reference.log_var.detach().mean(0)
     mean, log_var = (e.mean - middle).mul_((-log_scale / 2).exp()), e.log_var - log_scale
     level = log_var.mean(1, keepdim=True)
@@ -238,7 +244,8 @@ def divergence(p: tuple[Tensor, Tensor, Tensor], q: tuple[Tensor, Tensor, Tensor
 
 @traits(gaussian_sides=2)
 def wasserstein(images: Embedding, captions: Embedding, power: float = 0.5) -> Tensor:
-    """-sqrt(|mu_i - mu_c|^2 + |sigma_i - sigma_c|^2), sigma standard deviations, <= 0: pmrl eq. 17 = ucmr eq. 7."""
+    """-sqrt(|mu_i - mu_c|^2 + |sigma_i - sigma_c|^2), <= 0.
+    sigma: standard deviations. pmrl eq. 17 = ucmr eq. 7."""
     dim = images.mean.shape[1]
     return negative_root(squared_distance(images.mean, captions.mean, dim)
                          + squared_distance(variance(images, power), variance(captions, power), dim))
@@ -246,20 +253,23 @@ def wasserstein(images: Embedding, captions: Embedding, power: float = 0.5) -> T
 
 @traits(gaussian_sides=2)
 def wasserstein_var(images: Embedding, captions: Embedding) -> Tensor:
-    """-sqrt(|mu_i - mu_c|^2 + |sigma_i^2 - sigma_c^2|^2), <= 0: ucmr eq. 8 as printed, which contradicts its eq. 7."""
+    """-sqrt(|mu_i - mu_c|^2 + |sigma_i^2 - sigma_c^2|^2), <= 0.
+    ucmr eq. 8 as printed, which contradicts its eq. 7."""
     return wasserstein(images, captions, power=1.0)
 
 
 @traits(gaussian_sides=2)
 def csd(images: Embedding, captions: Embedding) -> Tensor:
-    """-(|mu_i - mu_c|^2 + tr(Sigma_i + Sigma_c)), <= 0: closed-form sampled distance, PCME++ eq. 1."""
+    """-(|mu_i - mu_c|^2 + tr(Sigma_i + Sigma_c)), <= 0.
+    Closed-form sampled distance, PCME++ eq. 1."""
     image_trace, caption_trace = (variance(e).expand_as(e.mean).sum(1) for e in (images, captions))     # (N,), (M,)
     return -squared_distance(images.mean, captions.mean, images.mean.shape[1]) - (image_trace[:, None] + caption_trace)
 
 
 @traits(gaussian_sides=2)
 def elk(images: Embedding, captions: Embedding) -> Tensor:
-    """log of the expected likelihood kernel, the integral of p q, in nats (Jebara et al. 2004)."""
+    """log of the expected likelihood kernel, the integral of p q, in nats.
+    Jebara et al. 2004."""
     def score(x, y):
         total = x.log_var.exp() + y.log_var.exp()                                   # (n, m, D)
         return -0.5 * ((x.mean - y.mean).square() / total + total.log() + math.log(2 * math.pi)).sum(2)
@@ -268,7 +278,8 @@ def elk(images: Embedding, captions: Embedding) -> Tensor:
 
 @traits(gaussian_sides=2)
 def bhattacharyya(images: Embedding, captions: Embedding) -> Tensor:
-    """Minus the Bhattacharyya distance, in nats, <= 0: log of the integral of sqrt(p q).
+    """Minus the Bhattacharyya distance, log of the integral of sqrt(p q), <= 0.
+    In nats.
 
     -sum_d [(mu_i - mu_c)^2 / (v_i + v_c) / 4 + log cosh(h) / 2] with h = (log v_i - log v_c) / 2.
     """
@@ -284,12 +295,14 @@ SIMILARITIES = {f.__name__: f for f in (cosine, dot, order, mahalanobis, kl, kl_
 
 
 def formulas() -> dict:
-    """The similarities without parameters, by name: those that a file of embeddings can be ranked by."""
+    """Similarities without parameters, by name.
+    A file of embeddings can be ranked by them."""
     return {name: similarity for name, similarity in SIMILARITIES.items() if not isinstance(similarity, type)}
 
 
 class MLS(nn.Module):
-    """-(|mu_i - mu_c|^2 / v + k log v) / 2 with v = v_i + v_c, in nats, any real number; a point has variance 0.
+    """-(|mu_i - mu_c|^2 / v + k log v) / 2 with v = v_i + v_c, in nats.
+    Any real number; a point has variance 0.
 
     The mutual likelihood score of Shi and Jain 2019 (eq. 3) in k dimensions, for one variance an item. At k = D this is
     the log of the integral of p q, less a constant; but embeddings do not fill their D dimensions, so k, the effective
@@ -321,18 +334,20 @@ SIMILARITIES["mls"] = MLS
 # ---- ranking losses: scores (B, B) of matching pairs, which are on the diagonal -> scalar
 
 def own_pairs(scores: Tensor, same_image: Tensor | None = None) -> Tensor:
-    """Mask (B, B) of the diagonal, and of other pairs of one image where same_image (B, B) marks them."""
+    """Mask (B, B) of the diagonal and of other pairs of one image.
+    same_image (B, B) marks pairs of one image."""
     own = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
     return own if same_image is None else own | same_image
 
 
 def counted_pairs(scores: Tensor, same_image: Tensor | None) -> Tensor:
-    """Mask (B, B) of the diagonal and of pairs of two images; without same_image, of all pairs."""
+    """Mask (B, B) of the diagonal and of pairs of two images.
+    Without same_image: of all pairs."""
     return torch.ones_like(scores, dtype=torch.bool) if same_image is None else own_pairs(scores, ~same_image)
 
 
 class RankingLoss(nn.Module):
-    """Base of the ranking losses: forward(scores (B, B), same_image (B, B) or None) -> scalar.
+    """Base of ranking losses: scores (B, B), same_image (B, B) | None -> scalar.
 
     same_image marks pairs of one image, which are no negatives. options: {name: (type, default, help)} of train.py;
     they are the arguments of the class.
@@ -363,7 +378,8 @@ class Hinge(RankingLoss):
 
 
 class InfoNCE(RankingLoss):
-    """Symmetric cross-entropy of each caption among the captions and each image among the images, in nats (CLIP).
+    """Symmetric cross-entropy of true pairs in the batch, in nats (CLIP).
+    A row asks for the caption of its image, a column for the image of its caption.
 
     The temperature e^-log_scale is learned and stays above 0.01. smoothing: share of a target spread over all pairs.
     """
@@ -384,7 +400,7 @@ class InfoNCE(RankingLoss):
         return (self.cross_entropy(logits, counted) + self.cross_entropy(logits.T, counted.T)) / 2
 
     def cross_entropy(self, logits: Tensor, counted: Tensor) -> Tensor:
-        """Cross-entropy of the diagonal among the counted columns of each row, mean over rows."""
+        """Cross-entropy of the diagonal among the counted columns, mean over rows."""
         own = torch.arange(len(logits), device=logits.device)
         loss = F.cross_entropy(logits.masked_fill(~counted, -torch.inf), own, reduction="sum") / len(logits)
         if not self.smoothing:
@@ -394,7 +410,8 @@ class InfoNCE(RankingLoss):
 
 
 class Match(RankingLoss):
-    """Binary cross-entropy of every pair, summed over the pairs of an item, mean over items, in nats: PCME++ eq. 2-4.
+    """Binary cross-entropy of every pair, in nats: PCME++ eq. 2-4.
+    Summed over the pairs of an item, mean over items.
 
     The logit of a pair is scale * score + shift, both learned, or the score itself where `logits`. pseudo_positives
     is the weight of pairs that score as high as a true pair of their row or column, taken as matches.
@@ -429,7 +446,8 @@ class Match(RankingLoss):
 
 
 class RCL(RankingLoss):
-    """-log(1 - p_ij) summed over the others j of an item i, mean over items and directions, in nats (Hu et al. 2023).
+    """-log(1 - p_ij) summed over the others j of an item i, in nats (Hu et al. 2023).
+    Mean over items and directions.
 
     p is the softmax of the scores / temperature. Only negatives teach, so a wrong pair does little harm.
     """
@@ -457,8 +475,9 @@ class RCL(RankingLoss):
 
 
 class SampledNLL(RankingLoss):
-    """-log P(own caption | image) among it and `negatives` others of the batch, drawn without repeats, in nats, mean
-    over images: dmsm eq. 2-3, P the softmax of gamma times the score."""
+    """-log P(own caption | image) among sampled captions, in nats: dmsm eq. 2-3.
+    P is the softmax of gamma times the score over the own caption and `negatives` others of the batch, drawn without
+    repeats. Mean over images."""
     options = {"gamma": (float, 10.0, "factor of the scores in the softmax of --loss nll"),
                "negatives": (int, 40, "captions drawn for each image by --loss nll")}
 
@@ -480,7 +499,8 @@ class SampledNLL(RankingLoss):
 
 
 class PairLogistic(RankingLoss):
-    """Logistic loss of labelled pairs, mean of log(1 + e^(-y s)), in nats: for similarities that are log-odds (CITE).
+    """Logistic loss of labelled pairs, mean of log(1 + e^(-y s)), in nats.
+    For similarities that are log-odds (CITE).
 
     The diagonal is positive. Negatives are, for each item, two others of its row and two of its column, drawn
     without repeats from the CPU's generator.
@@ -506,7 +526,8 @@ OTHER_LOSSES = ("mse", "two_branch", "volume")   # of --loss: terms in place of 
 # ---- jWAE: the GAN that draws latents to the prior N(0, I), and what stands in for it
 
 class Critic(nn.Module):
-    """Log-odds that a latent is a sample of the prior N(0, I): (R, D) -> (R,). Both sides share it (jwae 4.2)."""
+    """Log-odds that a latent is a sample of the prior N(0, I): (R, D) -> (R,).
+    Both sides share it (jwae 4.2)."""
 
     def __init__(self, latent: int, hidden: int = 256):
         super().__init__()
@@ -518,23 +539,25 @@ class Critic(nn.Module):
 
 
 def generator_loss(critic: Critic, latents: Tensor) -> Tensor:
-    """Generator loss of the GAN: -log sigmoid(critic), mean over latents (R, D), in nats: jwae eq. 6, D_JS in its
-    non-saturating form. The critic learns nothing here."""
+    """Generator loss of the GAN: -log sigmoid(critic), mean over latents (R, D).
+    In nats: jwae eq. 6, D_JS in its non-saturating form. The critic learns nothing here."""
     frozen = {name: p.detach() for name, p in critic.named_parameters()}
     return F.softplus(-torch.func.functional_call(critic, frozen, latents.float()).float()).mean()
 
 
 def critic_loss(critic: Critic, latents: Tensor) -> Tensor:
-    """Binary cross-entropy of the critic on latents (R, D) and as many samples of N(0, I), in nats; log 2 where it
-    cannot tell them apart. The encoders learn nothing here, so one backward pass serves them and the critic."""
+    """Binary cross-entropy of the critic on latents (R, D) and samples of N(0, I).
+    In nats; log 2 where it cannot tell them apart. The encoders learn nothing here, so one backward pass serves them
+    and the critic."""
     latents = latents.detach().float()
     real, fake = critic(torch.cat([torch.randn_like(latents), latents])).float().chunk(2)        # (R,) each
     return (F.softplus(-real).mean() + F.softplus(fake).mean()) / 2
 
 
 def prior_mmd(latents: Tensor) -> Tensor:
-    """Squared maximum mean discrepancy of latents (R, D) and samples of N(0, I), unbiased: WAE-MMD, the other choice of
-    Tolstikhin et al. 2018 (jwae ref. 39). Kernels C / (C + |x - y|^2), C = 2 D s s = 0.1 to 10."""
+    """Squared maximum mean discrepancy of latents (R, D) and N(0, I), unbiased.
+    WAE-MMD, the other choice of Tolstikhin et al. 2018 (jwae ref. 39). Kernels C / (C + |x - y|^2), C = 2 D s, s =
+    0.1 to 10."""
     x, n = latents.float(), max(len(latents), 2)
     y = torch.randn_like(x)
 
@@ -551,7 +574,10 @@ PRIOR_LOSSES = ("gan", "mmd")
 
 
 def standard_kl(mean: Tensor, log_var: Tensor) -> Tensor:
-    """KL(N(mean, Sigma) || N(0, I)) by dimensions, in nats: (N, D), (N, D) or (N, 1) -> (N, D)."""
+    """KL(N(mean, Sigma) || N(0, I)) by dimensions, in nats: (N, D).
+
+    mean (N, D), log_var (N, D) or (N, 1).
+    """
     return 0.5 * (log_var.exp() - log_var + mean.square() - 1)
 
 
@@ -571,13 +597,13 @@ class Term(NamedTuple):
 
 
 def information_bottleneck(images, captions, batch) -> Tensor:
-    """KL(N(mean, Sigma) || N(0, I)) of each Gaussian item, mean over items, in nats (PCME, PCME++)."""
+    """KL(N(mean, Sigma) || N(0, I)) of each item, mean over items, in nats (PCME, PCME++)."""
     gaussians = [e.embedding for e in (images, captions) if e.embedding.log_var is not None]
     return sum(standard_kl(e.mean, e.log_var).sum(1).mean() for e in gaussians)
 
 
 class PairMSE(nn.Module):
-    """|f_v(x) - f_t(y)|^2 of the latents (jwae eq. 7) over their dimension D, summed over the batch.
+    """|f_v(x) - f_t(y)|^2 / D of the latents, summed over the batch (jwae eq. 7).
 
     Over D, since at the prior's scale eq. 7 grows with D: --mse_weight D is eq. 7 per item. It is a mean over pairs, so
     beside it all of eq. 6 counts per item, too: the weights of the priors, which are no sums here, are to be times the
@@ -590,7 +616,8 @@ class PairMSE(nn.Module):
 
 
 class Anchor(nn.Module):
-    """1 - cosine of the features that an image expects of its caption (model.Anchored) and the caption's own.
+    """1 - cosine of a caption's features and an image's prediction of them.
+    The prediction is a layer's of model.Anchored.
 
     Mean over the batch, in [0, 2]. size: of the features. Objectives that tell one pair from all others say nothing of
     how well the others fit. This regression does: it goes where the captions of like photos are, as DeViSE's does among
@@ -607,7 +634,7 @@ class Anchor(nn.Module):
 
 
 class Volume(nn.Module):
-    """Squared distance of the mean log-variance v over dimensions to the log share of photos that an item covers.
+    """Squared error of mean log-variances from the log share of covered photos.
 
     (v - log share)^2, mean over pairs and sides, in nats squared. shares (M,): the log shares of the captions of the
     training split, which train.py computes before the first step (methods.volume.training_shares). An image has those

