@@ -1,4 +1,4 @@
-"""Time a training step, an evaluation and an exact search, each beside the plain way, as ratios.
+"""Time a training step, an evaluation and a search against plain versions.
 
     python benchmark.py
 
@@ -36,7 +36,8 @@ class Sizes(NamedTuple):
 
 
 def compare(name: str, ours: Callable, plain: Callable, rounds: int, share: float = 1) -> None:
-    """Time two functions in turn and print the medians; share: of the work that `plain` does."""
+    """Time two functions in turn and print the medians.
+    share: of the work that `plain` does."""
     def measure(run: Callable) -> float:
         start = time.perf_counter()
         run()
@@ -48,7 +49,8 @@ def compare(name: str, ours: Callable, plain: Callable, rounds: int, share: floa
 
 
 class Plain(nn.Module):
-    """VSE++ in its fewest lines: a linear layer, a GRU, cosine, the hinge of hardest negatives."""
+    """VSE++ in its fewest lines.
+    A linear layer, a GRU, cosine, the hinge of hardest negatives."""
 
     def __init__(self, sizes: Sizes):
         super().__init__()
@@ -107,7 +109,7 @@ def score_plainly(sim: str, query: Embedding, items: Embedding) -> Tensor:
 
 @torch.no_grad()
 def compare_evaluations(sizes: Sizes, rounds: int) -> None:
-    """Scores and ranks in both directions against a loop that sorts the scores of each query."""
+    """Time scores and ranks against a loop that sorts each query's scores."""
     n, m = sizes.images, 5 * sizes.images
     images, captions, caption_image = draw(n, sizes.dim), draw(m, sizes.dim), torch.arange(m) // 5
 
@@ -127,7 +129,7 @@ def compare_evaluations(sizes: Sizes, rounds: int) -> None:
 
 @torch.no_grad()
 def compare_searches(sizes: Sizes, rounds: int) -> None:
-    """The ten best photos of each query, in one product for all against one query at a time."""
+    """Time the ten best photos per query, all queries at once against one by one."""
     photos, queries = draw(sizes.photos, sizes.dim), draw(sizes.timed, sizes.dim)
 
     def plain(sim: str) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints: read, check, continue; a trained model as a function of texts and images; the folder of a run.
+"""Checkpoints and run folders; a trained model as a function.
 
 Reading runs no code from a file: torch's restricted unpickler reads our checkpoints and those of the original code
 bases, and calls nothing but the few names in ADMITTED.
@@ -45,7 +45,8 @@ ADMITTED = [(argparse.Namespace, "argparse.Namespace"), (np.dtype, "numpy.dtype"
 # ---- reading
 
 def read(path: str):
-    """Content of a checkpoint file, of which nothing is run. Raises InputError if it cannot be read."""
+    """Content of a checkpoint file, of which nothing is run.
+    Raises InputError if it cannot be read."""
     with open(path, "rb") as f:
         start = f.read(256).lstrip()
     check(not start.startswith(b"<"), f"{path} is a web page, not a checkpoint: it begins with "
@@ -67,7 +68,8 @@ def read(path: str):
 
 
 def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = None) -> dict:
-    """Read and check the checkpoint `name` of a run folder, or a checkpoint file. Raises InputError.
+    """Read and check the checkpoint `name` of a run folder, or a checkpoint file.
+    Raises InputError.
 
     A checkpoint of an original code base (methods/originals.py) is converted; it needs its vocabulary, the JSON file
     `vocab`.
@@ -94,13 +96,14 @@ def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = 
 
 
 def is_dense(value) -> bool:
-    """Whether a value is a tensor of ordinary numbers: not sparse, quantised or complex."""
+    """True if a value is a dense tensor of ordinary numbers.
+    Not sparse, quantised or complex."""
     return (torch.is_tensor(value) and value.layout == torch.strided
             and not value.is_quantized and not value.is_complex())
 
 
 def has_names(values, fits: Callable) -> bool:
-    """Whether values are a dict of names, each of which fits."""
+    """True if values are a dict of names, each of which fits."""
     return isinstance(values, dict) and all(isinstance(name, str) and fits(value) for name, value in values.items())
 
 
@@ -111,7 +114,7 @@ def without_module(state: dict) -> dict:
 
 
 def check_contents(stored: dict, path: str) -> None:
-    """Raise InputError where a part of a checkpoint is not of the kind that train.py writes."""
+    """Raise InputError on a part of a checkpoint that train.py never writes."""
     def is_plain(value) -> bool:
         return value is None or isinstance(value, (str, int, float))
 
@@ -138,8 +141,8 @@ def check_contents(stored: dict, path: str) -> None:
 # ---- a trained model
 
 def load_weights(model: VSE, stored: dict, path: str = "the checkpoint", means: bool = False) -> None:
-    """Copy the weights of a checkpoint into a model. means: only those of trunks and means; the others stay. Raises
-    InputError where names or shapes differ."""
+    """Copy the weights of a checkpoint into a model.
+    means: only weights of trunks and means; the others stay. Raises InputError where names or shapes differ."""
     own = model.state_dict()
     theirs, ours = ({name: tuple(x.shape) for name, x in state.items() if not means or name.startswith(MEANS)}
                     for state in (stored["model"], own))
@@ -153,8 +156,8 @@ def load_weights(model: VSE, stored: dict, path: str = "the checkpoint", means: 
 
 
 def load_model(stored: dict, path: str = "the checkpoint") -> tuple[VSE, Vocabulary, argparse.Namespace]:
-    """Build the model of a checkpoint, in eval mode on the CPU; return it with its vocabulary and options. Raises
-    InputError."""
+    """Build the model of a checkpoint, in eval mode on the CPU.
+    Returns the model, its vocabulary and options. Raises InputError."""
     opt = argparse.Namespace(**{**defaults(training_parser()), **stored["options"]})
     # options that were changed may describe no model
     with refusing(f"the options of {path} describe no model", "take another checkpoint or train again"):
@@ -166,7 +169,7 @@ def load_model(stored: dict, path: str = "the checkpoint") -> tuple[VSE, Vocabul
 
 
 class Trained:
-    """A trained model, in eval mode, as a function of texts and of what it reads of images.
+    """Trained model, in eval mode, as a function of texts and images.
 
         model = Trained("runs/demo")
         captions = model.texts(["a red circle .", "a star ."])
@@ -226,7 +229,7 @@ class Trained:
 
     @torch.no_grad()
     def images(self, rows) -> Embedding:
-        """Features (B, F), regions (B, P, F) or photos (B, 3, H, W) -> Embedding of (B, D)."""
+        """Embed features (B, F), regions (B, P, F) or photos (B, 3, H, W): (B, D)."""
         rows = torch.as_tensor(rows if torch.is_tensor(rows) else np.asarray(rows)).float()
         return self.model.embed_images(rows.to(self.device))
 
@@ -234,8 +237,9 @@ class Trained:
 # ---- resuming
 
 def resumed_options(p: argparse.ArgumentParser, given: Options, argv: list[str]) -> Options:
-    """Options of a run that goes on: those of its checkpoint and, of what may change, those given in `argv`. `resume`
-    becomes the checkpoint to read, `logger_name` the folder to write to."""
+    """Options of a run that continues.
+    They are those of its checkpoint and, where an option may change, those given in `argv`. `resume` becomes the
+    checkpoint to read, `logger_name` the folder to write to."""
     start = given.resume or given.logger_name or default_run(given)
     checkpoint = load_resumable(start)
     known = defaults(p)
@@ -276,12 +280,12 @@ def run_folder(path: str) -> str:
 
 
 def continues(opt) -> bool:
-    """Whether a run goes on in its own folder."""
+    """True if a run continues in its own folder."""
     return opt.resume is not None and same_file(opt.logger_name, run_folder(opt.resume))
 
 
 def best_checkpoint(source: str, best_rsum: float) -> str | None:
-    """File of the best model of the run that is continued, unless it is of a later epoch."""
+    """Best model of the run that continues, unless it is of a later epoch."""
     path = os.path.join(run_folder(source), "model_best.pt")
     if not best_rsum or not os.path.isfile(path):
         return None
@@ -300,7 +304,8 @@ def read_description(folder: str) -> dict:
 
 
 def is_run(folder: str) -> bool:
-    """Whether train.py made a folder: its config.yaml says so, or, where that was lost, its checkpoint.pt."""
+    """True if train.py made the folder.
+    Its config.yaml says so or, where that was lost, its checkpoint.pt."""
     if {"command", "versions", "data", "options"} <= set(read_description(folder)):
         return True
     path, log = (os.path.join(folder, name) for name in ("checkpoint.pt", "log.jsonl"))
@@ -308,8 +313,9 @@ def is_run(folder: str) -> bool:
 
 
 def check_folder(opt) -> None:
-    """Raise InputError unless a run may be written to its folder: its own where it goes on there; else one that is not
-    there, an empty one, a run that never took a step, or, with --overwrite, any run."""
+    """Raise InputError unless a run may be written to its folder.
+    It may be its own folder if it continues there, a new or empty one, a run that never took a step, or, with
+    --overwrite, any run."""
     folder = opt.logger_name
     if continues(opt) or not os.path.lexists(folder):
         return
@@ -323,7 +329,8 @@ def check_folder(opt) -> None:
 
 
 def clear_run(folder: str) -> None:
-    """Remove the files of the run that a new one replaces: its best model, its logs, and MADE_OF_RUN. Others stay."""
+    """Remove the files of the run that a new one replaces.
+    Its best model, its logs, and MADE_OF_RUN; other files stay."""
     made = [name for name in os.listdir(folder) if MADE_OF_RUN.fullmatch(name)]
     for name in ["model_best.pt", "log.txt", "log.jsonl", NOISE, *made]:
         with contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""Commands: errors as sentences, types of arguments, and how a command begins, ends and is stopped."""
+"""Commands: errors as sentences, types of arguments, start, end and signals."""
 import argparse
 import contextlib
 import importlib.util
@@ -15,15 +15,15 @@ SPINS = "300"                         # rounds of a loop in which a thread of li
 
 
 class InputError(argparse.ArgumentTypeError, ValueError):
-    """An argument, or a file that it names, cannot be used. The message is one line: the value, what is allowed, the
-    fix. Control characters in it are escaped."""
+    """Unusable argument, or file that it names.
+    The message is one line: the value, what is allowed, the fix. Control characters in it are escaped."""
 
     def __init__(self, message: str):
         super().__init__(escape_controls(" ".join(message.split())))
 
 
 def escape_controls(text: str) -> str:
-    """A text as a terminal may show it: its control characters become \\x1b and the like."""
+    """Escape the control characters of a text, as \x1b."""
     return re.sub(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", lambda match: ascii(match[0])[1:-1], text)
 
 
@@ -57,7 +57,8 @@ def program() -> str:
 
 
 class Arguments(argparse.ArgumentParser):
-    """A parser whose errors are one line without the usage text. Options cannot be abbreviated.
+    """A parser whose errors are one line without the usage text.
+    Options cannot be abbreviated.
 
     advice: {flag of another code base: what to do here instead}, for the error about such a flag.
     """
@@ -128,13 +129,15 @@ def sizes(text: str) -> str:
 
 
 def filename(text: str) -> str:
-    """A file or folder. ~ is the home folder, also in `--option=~/x`, which the shell does not expand."""
+    """File or folder.
+    ~ is the home folder, also in `--option=~/x`, which the shell does not expand."""
     check(text and "\0" not in text, "an empty name is no file or folder")
     return os.path.expanduser(text)
 
 
 def data_set(text: str) -> str:
-    """A data set's name: a folder below --data_path. Absolute paths and names with .. are refused."""
+    """A data set's name: a folder below --data_path.
+    Absolute paths and names with .. are refused."""
     outside = os.path.isabs(text) or ".." in text.replace("\\", "/").split("/")
     check(text not in ("", ".", "~") and "\0" not in text and not outside,
           f"'{text}' is no name of a data set; give a folder below --data_path by its name, and the folder above it "
@@ -178,7 +181,7 @@ def start(first_line: str = "") -> None:
 
 
 def count_cores(quota: bool = True) -> int:
-    """Number of cores that this process may use: by its affinity, and by the quota of its container."""
+    """Number of cores for this process, by its affinity and its container's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     group = "/sys/fs/cgroup"
     for paths in ((f"{group}/cpu.max",), (f"{group}/cpu/cpu.cfs_quota_us", f"{group}/cpu/cpu.cfs_period_us")):
@@ -190,7 +193,7 @@ def count_cores(quota: bool = True) -> int:
 
 
 def run(prog: str, work, *args) -> int:
-    """Call work(*args), the work of a command, and return its status, or 0 where it returns none.
+    """Call work(*args), a command's work; return its status, or 0 for None.
 
     An error that the user can mend ends the process with one line and status 1, Ctrl-C with one line and status 130,
     SIGTERM with 143.
@@ -239,7 +242,7 @@ def advise(error: Exception) -> str | None:
 
 
 def use_full_float32() -> None:
-    """Compute float32 convolutions and GRUs in float32 on CUDA, where torch begins with tf32."""
+    """Compute float32 convolutions and GRUs on CUDA without tf32, torch's default."""
     import torch
 
     torch.backends.cudnn.conv.fp32_precision = torch.backends.cudnn.rnn.fp32_precision = "ieee"
@@ -256,7 +259,8 @@ def call_python(*words: str) -> None:
 
 
 def torch_device(name: str):
-    """The torch.device that --device names; "auto" is CUDA when present. Raises InputError without CUDA."""
+    """The torch.device that --device names; "auto" is CUDA when present.
+    Raises InputError without CUDA."""
     import torch
 
     present = name != "cpu" and torch.cuda.is_available()

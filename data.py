@@ -69,7 +69,8 @@ AGAIN = "write it again with np.save(path, array.astype(np.float32))"
 # ---- images: features, photos, or none
 
 class Features:
-    """A file of image features, (N, F) or (N, P, F), float16 or float32. It is mapped and never read whole."""
+    """File of image features, (N, F) or (N, P, F), float16 or float32.
+    It is mapped and never read whole."""
 
     def __init__(self, path: str):
         self.path, self.step, self.unreturned = path, 1, 0            # the row of image i is i * step
@@ -84,7 +85,7 @@ class Features:
         self.array = self.array[:n * self.step]
 
     def __getstate__(self) -> dict:
-        """What a worker process is given: it maps the file itself."""
+        """State for a worker process, which maps the file itself."""
         return {**vars(self), "array": len(self.array)}
 
     def __setstate__(self, state: dict) -> None:
@@ -100,7 +101,8 @@ class Features:
     length = property(lambda self: np.ones(len(self), np.int64))      # (M,), as of `Tokens`: features of captions
 
     def gather(self, index) -> Tensor:
-        """The features of images `index` (B,): (B, F) or (B, P, F) float32. Raises InputError on NaN or infinity."""
+        """Features of images `index` (B,): (B, F) or (B, P, F) float32.
+        Raises InputError on NaN or infinity."""
         rows = np.asarray(index) * self.step
         features = torch.from_numpy(self.array[rows].astype(np.float32, copy=False))
         if not torch.isfinite(features.sum()):
@@ -130,7 +132,7 @@ class Features:
 
 
 class Photos:
-    """Image files that are decoded to RGB and transformed as in VSE++, to (B, 3, 224, 224)."""
+    """Image files, decoded to RGB and transformed as in VSE++: (B, 3, 224, 224)."""
     parallel, dim, regions = True, None, None
 
     def __init__(self, paths: list[str]):
@@ -155,7 +157,8 @@ class Photos:
         return torch.stack([transform(self.open(int(i))) for i in index])
 
     def augment(self, pairs, crop_size: int, seed: tuple) -> Tensor:
-        """Photos of pairs (caption, image), (B, 2), cropped and flipped at random: (B, 3, crop_size, crop_size).
+        """Photos of pairs (caption, image), (B, 2), cropped and flipped at random.
+        Returns (B, 3, crop_size, crop_size).
 
         The random numbers follow from (seed, caption) alone; workers or resuming change nothing.
         """
@@ -216,10 +219,12 @@ class Tokens:
 
 
 class TrigramTokens(Tokens):
-    """Captions as letter trigrams, without `<start>` and `<end>`. Each distinct word is stored once."""
+    """Captions as letter trigrams, without `<start>` and `<end>`.
+    Each distinct word is stored once."""
 
     def __init__(self, captions: list[list[str]], vocab: Trigrams):
-        """captions: tokenised. One without any known trigram, or word, is unknown."""
+        """numbers: of the words of each of M captions.
+        unknown (M): captions without any known word."""
         distinct = dict.fromkeys(chain.from_iterable(captions))
         row = {word: u for u, word in enumerate(distinct, 1)}         # 0 is padding
         hashed = [[], *vocab.hash(distinct)]
@@ -231,7 +236,8 @@ class TrigramTokens(Tokens):
                          [known.isdisjoint(words) for words in captions])
 
     def batch(self, index) -> tuple[Tensor, Tensor]:
-        """Captions `index` (B,) as zero-padded trigram numbers (B, T, K) and lengths (B,) in words."""
+        """Captions `index` (B,) as trigrams (B, T, K) and lengths (B,) in words.
+        Numbers of trigrams are zero-padded."""
         words, length = super().batch(index)
         words = words.numpy()
         most = self.width[words].max(initial=1)             # K is the largest number of trigrams in this batch
@@ -239,7 +245,8 @@ class TrigramTokens(Tokens):
 
 
 def encode_captions(captions: list[list[str]], vocab: Vocabulary) -> Tokens:
-    """Number the words of tokenised captions, or their letter trigrams if the vocabulary is `Trigrams`."""
+    """Number the words of captions, or their letter trigrams.
+    Trigrams if the vocabulary is `Trigrams`."""
     if isinstance(vocab, Trigrams):
         return TrigramTokens(captions, vocab)
     numbers = [vocab.encode(words) for words in captions]
@@ -287,8 +294,8 @@ class Split:
                                                       leave=False)]
 
     def encode(self, vocab: Vocabulary, known: bool = True) -> Tokens | Features:
-        """The captions as a model reads them: numbers of words or of letter trigrams, or features. With `known`, raises
-        InputError on a caption without any known word."""
+        """Captions as a model reads them: words, letter trigrams, or features.
+        With `known`, raises InputError on a caption without any known word."""
         if self.text is not None:
             return self.text
         tokens = encode_captions(self.words, vocab)
@@ -300,7 +307,8 @@ class Split:
 
     def batches(self, tokens: Tokens | Features, order, batch_size: int, *, seed: tuple = (0,), skip: int = 0,
                 crop_size: int | None = None, workers: int = 0):
-        """Yield batches of matching pairs in an order of captions (m,), without the first `skip` (resuming).
+        """Yield batches of matching pairs in an order of captions (m,).
+        skip: batches to leave out (resuming).
 
         With crop_size photos are augmented as in training, at random by `seed`; else they are cropped as in tests.
         """
@@ -319,8 +327,8 @@ class Split:
         return f"{self.source}, {'line' if self.source.endswith('.txt') else 'caption'} {m + 1}"
 
     def faults(self, deep: bool = False, images: bool = True):
-        """Yield sentences on what is wrong with the contents. `deep` opens every photo and reads every feature. Without
-        `images` only the captions are checked."""
+        """Yield sentences on faults of the contents.
+        `deep` opens every photo and reads every feature. Without `images` only the captions are checked."""
         yield from caption_faults(self.captions, self.place)
         if images and isinstance(self.images, Photos):
             yield from photo_faults(self.images, deep)
@@ -353,7 +361,8 @@ class Split:
         return self
 
     def fingerprint(self) -> dict:
-        """Sizes and checksums for a run's config.yaml: of all captions, and of the features' shape and 64 rows."""
+        """Sizes and checksums of captions and features, for a run's config.yaml.
+        Of features: their shape and 64 rows."""
         facts = {"images": len(self.images), "captions": len(self.captions), "images_sha256": self.images.digest(),
                  **captions_digest(self.captions)}
         if self.text is not None:
@@ -368,7 +377,8 @@ class Split:
         return self.caption_image != (self.caption_image if self.true_image is None else self.true_image)
 
     def change_pairs(self, ratio: float = 0.0, seed: int = 0, path: str | None = None) -> None:
-        """Give captions the images of others ("noisy correspondence", NCR, Huang et al. 2021).
+        """Give captions the images of others ("noisy correspondence").
+        NCR, Huang et al. 2021.
 
         A random `ratio` of the captions exchange their images, as in NCR. Or else a file says the image of each
         caption, as `read_pairs` reads it.
@@ -386,7 +396,8 @@ class Split:
                           f"theirs by {text}")
 
     def unknown_words(self, vocab: Vocabulary) -> dict[str, int]:
-        """Count words and distinct words, those that the vocabulary does not list, and captions of such alone."""
+        """Count words and distinct words that the vocabulary does not list.
+        Also counts captions without any known word."""
         unknown = [[word for word in words if word not in vocab.index] for words in self.words]
         return {"words": sum(map(len, self.words)), "unknown_words": sum(map(len, unknown)),
                 "distinct": len(set().union(*self.words)), "unknown_distinct": len(set().union(*unknown)),
@@ -396,7 +407,8 @@ class Split:
 # ---- reading in order
 
 class _Reader:
-    """Reads in a worker process, and returns an InputError: raised there, it would arrive as a traceback."""
+    """Read in a worker process.
+    An InputError is returned; raised there, it would arrive as a traceback."""
 
     def __init__(self, read):
         self.read = read
@@ -413,13 +425,15 @@ def _unchanged(batch):
 
 
 def _ignore_signals(worker: int) -> None:
-    """In a worker process: its parent, which gets the same Ctrl-C, first saves, then ends it."""
+    """Ignore signals in a worker process.
+    Its parent gets the same Ctrl-C, saves first, and then ends it."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
 
 def stream(read, chunks, workers: int):
-    """Yield read(chunk) for every chunk, in order, by `workers` processes (0: this one). Raises their InputError."""
+    """Yield read(chunk) for every chunk, in order, by `workers` processes.
+    0: this process. Raises their InputError."""
     if not workers:
         yield from map(read, chunks)
         return
@@ -444,7 +458,8 @@ def chunks(order, batch_size: int) -> list[np.ndarray]:
 
 
 def image_batches(images, batch_size: int, workers: int = 0, rows=None):
-    """Yield all images of a split, or those of `rows` (K,), in batches, each image once, in order."""
+    """Yield images of a split in batches, each once, in order.
+    rows (K,): only these images."""
     rows = np.arange(len(images)) if rows is None else rows
     return stream(images.gather, chunks(rows, batch_size), workers * images.parallel)
 
@@ -453,7 +468,8 @@ def image_batches(images, batch_size: int, workers: int = 0, rows=None):
 
 def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool = False, dev_images: int = DEV_IMAGES,
                text_only: bool = False, text_features: str | None = None) -> Split:
-    """Read one split of data_path/data_name. Raises InputError, with one sentence, where it cannot be read.
+    """Read one split of data_path/data_name.
+    Raises InputError, with one sentence, where it cannot be read.
 
     split: train, dev (= val), test or testall. dev_images: only the first images of a dev split of precomputed data or
     COCO are kept, as in VSE++; 0 keeps all. text_only: {split}_caps.txt may stand there without features.
@@ -482,7 +498,8 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
 
 
 def read_precomputed(root: str, split: str) -> Split:
-    """Read features and captions: a caption a line, count / n of each of n images, one image after another."""
+    """Read features and captions of a split in SCAN's layout.
+    A caption a line, count / n of each of n images, one image after another."""
     fix = advice(os.path.basename(root))
     texts, features = (glob.glob(os.path.join(root, f"*_{kind}")) for kind in ("caps.txt", "ims.npy"))
     check(texts or features,
@@ -520,7 +537,8 @@ def read_precomputed(root: str, split: str) -> Split:
 
 
 def read_caption_ids(start: str, source: str, count: int, notes: list[str]) -> np.ndarray | None:
-    """Ids (count,) of the captions of a precomputed split, or None. Raises InputError for another number of them.
+    """Ids (count,) of the captions of a precomputed split, or None.
+    Raises InputError for another number of them.
 
     They stand in {split}_ann_ids.npy, {split}_capids.txt or, of COCO's testall, in VSE++'s coco_test_ids.npy.
     """
@@ -537,7 +555,7 @@ def read_caption_ids(start: str, source: str, count: int, notes: list[str]) -> n
 
 
 def read_named(root: str, split: str) -> Split:
-    """Read features of photos by name, and the captions in captions.tsv of these photos.
+    """Read features of photos by name, and their captions in captions.tsv.
 
     Raises InputError on a line of another form, a name twice, and where no caption is of a photo.
     """
@@ -568,12 +586,14 @@ def read_named(root: str, split: str) -> Split:
 
 
 def compose_name(name: str) -> str:
-    """A file's name with letters and accents in one: macOS stores them apart (NFD), tables mostly do not (NFC)."""
+    """Compose the accents of a file's name (NFC).
+    macOS stores them apart (NFD), tables mostly do not."""
     return unicodedata.normalize("NFC", name)
 
 
 def named_splits(root: str) -> list[str]:
-    """The splits whose captions are in captions.tsv: those with names of photos and no captions of their own."""
+    """Splits of a folder whose captions are in captions.tsv.
+    They have names of photos and no captions of their own."""
     if not os.path.isfile(os.path.join(root, NAMED_CAPTIONS)):
         return []
     starts = [path.removesuffix("_ids.txt") for path in glob.glob(os.path.join(root, "*_ids.txt"))]
@@ -599,8 +619,8 @@ def ids_of_images(ids: list, n: int, count: int, path: str) -> list:
 
 
 def read_text_features(root: str, split: Split, name: str) -> Features:
-    """Features of the captions of a split, {split}_{name}.npy, one row each. Raises InputError where there are none, or
-    of others."""
+    """Read features of the captions of a split, {split}_{name}.npy, a row each.
+    Raises InputError where there are none, or of others."""
     start = os.path.join(root, f"{split.name}_{name}")
     path, facts, count = f"{start}.npy", f"{start}.json", len(split.captions)
     check(os.path.isfile(path), f"there is no file {path} of --text_features; `python -m features.captions` makes "
@@ -615,7 +635,8 @@ def read_text_features(root: str, split: Split, name: str) -> Features:
 
 
 def read_pairs(path: str, caption_image: np.ndarray, n: int) -> np.ndarray:
-    """The image of each of M captions (M,) by a file of wrong pairs for N images, whose own are caption_image (M,).
+    """Read the image of each of M captions from a file of wrong pairs: (M,).
+    The file is about N images, whose own captions are caption_image (M,).
 
     NCR publishes (M,), the image of each caption; DECL (Qin et al. 2022) publishes (N,), the image that takes the place
     of each image, with all captions of it. Raises InputError on any other file.
@@ -632,12 +653,13 @@ def read_pairs(path: str, caption_image: np.ndarray, n: int) -> np.ndarray:
 
 
 def captions_digest(captions: list[str]) -> dict:
-    """The record of the captions whose features were extracted, for {split}_{name}.json."""
+    """Record of the captions whose features were extracted: {split}_{name}.json."""
     return {"captions_sha256": sha256("\n".join(captions))}
 
 
 def read_extractors(folder: str) -> dict[str, str]:
-    """A folder's features.json: {file suffix: extractor of the files, in one line}. Empty without such a file."""
+    """A folder's features.json: {file suffix: extractor of the files, in one line}.
+    Empty without such a file."""
     path = os.path.join(folder, "features.json")
     stored = read_json(path, "delete it and extract again") if os.path.isfile(path) else {}
     check(isinstance(stored, dict) and all(isinstance(value, str) for value in stored.values()),
@@ -646,7 +668,8 @@ def read_extractors(folder: str) -> dict[str, str]:
 
 
 def check_extractors(trained: dict | None, split: Split, text_features: str | None, path: str) -> None:
-    """Raise InputError on features whose recorded extractor (features.json) differs from that in training."""
+    """Raise InputError on features of another extractor than in training.
+    features.json records it."""
     for kind in ("ims", text_features):
         before, now = ((made or {}).get(kind) for made in (trained, split.extractors))
         features = "image features" if kind == "ims" else f"caption features '{kind}'"
@@ -656,7 +679,8 @@ def check_extractors(trained: dict | None, split: Split, text_features: str | No
 
 
 def read_karpathy(root: str, split: str, use_restval: bool = False) -> Split:
-    """Photos and captions of a split in Karpathy's JSON. Ids are cocoid, else imgid, and sentid, where all differ."""
+    """Photos and captions of a split in Karpathy's JSON.
+    Ids are cocoid, else imgid, and sentid, where all differ."""
     path, captions, images = read_karpathy_captions(root, split, use_restval)
     result = group_captions("dev" if split == "val" else split, path, captions)
     result.caption_ids = distinct_ids([caption.id for caption in captions], path, "the sentid")
@@ -688,7 +712,7 @@ def group_captions(name: str, source: str, captions: list[Caption]) -> Split:
 
 
 def distinct_ids(ids: list, path: str, what: str) -> np.ndarray | None:
-    """The ids that `path` gives (`integers`), or None unless all are integers and different."""
+    """Ids from `path`, or None unless all are integers and different."""
     different = all(type(i) is int for i in ids) and len(set(ids)) == len(ids)
     return integers(ids, path, what) if different else None
 
@@ -730,7 +754,7 @@ def feature_faults(features: Features, deep: bool, distinct: bool = True):
 
 
 def photo_faults(photos: Photos, deep: bool):
-    """Yield sentences on photos that are missing and, where `deep`, on those that cannot be read."""
+    """Yield sentences on missing photos and, if `deep`, on unreadable ones."""
     missing = [path for path in photos.paths if not os.path.isfile(path)]
     if missing:
         yield f"{len(missing)} of {len(photos)} photos are missing, the first is {missing[0]}; {HELP}"
@@ -743,7 +767,7 @@ def photo_faults(photos: Photos, deep: bool):
 
 
 def repeated_rows(array: np.ndarray, path: str) -> int:
-    """How many equal rows in succession stand for one image, 5 in VSE++'s and SCAN's files, else 1.
+    """Number of equal rows in succession per image: 5 in VSE++'s files, else 1.
 
     array: (rows, ...), features, embeddings or scores, as many rows as there are captions. The first 128 rows and 32
     samples of 16 are compared with the row before. Raises InputError where images differ in this number, and where the
@@ -771,7 +795,7 @@ def repeated_rows(array: np.ndarray, path: str) -> int:
 
 
 def equal_rows(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two rows are equal but for the last digits of float32; NaN is equal to itself."""
+    """True if two rows agree but for the last digits of float32; NaN equals NaN."""
     largest = np.abs(a).max(where=np.isfinite(a), initial=0)
     return np.allclose(a, b, rtol=0, atol=1e-6 * float(largest), equal_nan=True)
 
@@ -780,7 +804,8 @@ def equal_rows(a: np.ndarray, b: np.ndarray) -> bool:
 
 def check_data_set(data_path: str, data_name: str, vocab_path: str | None = None,
                    text_features: str | None = None) -> int:
-    """Print what a data folder holds and every fault in it. Returns the number of faults."""
+    """Print what a data folder holds and every fault in it.
+    Returns the number of faults."""
     root = os.path.join(data_path, data_name)
     vocab = Vocabulary.load(vocab_path) if vocab_path else None
     faults, splits, first = [], 0, {}

@@ -1,4 +1,4 @@
-"""Files: readers that name the file, what is wrong and the fix; a file is replaced in one step or not at all."""
+"""Reading of files with sentences for faults, and writing in one step."""
 import contextlib
 import glob
 import hashlib
@@ -65,7 +65,8 @@ def advice(data_name: str) -> str:
 
 @contextlib.contextmanager
 def refusing(what: str, fix: str, kinds=FAULTS):
-    """A context that raises InputError, "what (reason); fix", where it fails in one of `kinds`."""
+    """Context that turns exceptions of `kinds` into InputError.
+    The message is "what (reason); fix"."""
     try:
         yield
     except InputError:
@@ -75,7 +76,7 @@ def refusing(what: str, fix: str, kinds=FAULTS):
 
 
 def readable(reader, *args) -> bool:
-    """Whether reader(*args) reads its files without a fault."""
+    """True if reader(*args) reads its files without a fault."""
     try:
         reader(*args)
     except FAULTS:
@@ -84,7 +85,8 @@ def readable(reader, *args) -> bool:
 
 
 def below(folder: str, name: str, source: str) -> str:
-    """folder/name, for a name that the file `source` gives. Raises InputError where it leads out of the folder."""
+    """Join folder and a name from the file `source`.
+    Raises InputError where it leads out of the folder."""
     text = str(name)
     outside = os.path.isabs(text) or ".." in text.replace("\\", "/").split("/") or "\0" in text
     check(not outside, f"{source} names the file {quote(name)}, which lies outside {folder}; names are of files within "
@@ -104,7 +106,8 @@ def need(path: str, fix: str) -> str:
 
 
 def plain_file(path: str) -> str:
-    """The path. Raises OSError if it is a pipe or a device, since reading one might never end."""
+    """The path.
+    Raises OSError if it is a pipe or a device, since reading one might never end."""
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
         raise OSError("it is no plain file")
     return path
@@ -116,7 +119,7 @@ def repeated(names):
 
 
 def refuse_changing(root: str, split: str) -> None:
-    """Raise InputError where a command has begun to replace the files of a split, and not ended."""
+    """Raise InputError where a command began to replace a split and did not end."""
     names = ("dev", "val") if split in ("dev", "val") else (split,)         # two names of one split
     check(not any(os.path.exists(os.path.join(root, CHANGING.format(name))) for name in names),
           f"{root}: the files of split '{split}' do not belong together, as `features.images` or `demo` was "
@@ -126,8 +129,8 @@ def refuse_changing(root: str, split: str) -> None:
 # ---- reading
 
 def read_text(path: str, most: int = TEXT_BYTES) -> str:
-    """The UTF-8 text of a file, with or without a byte order mark. Raises InputError; also for a pipe or a device, and
-    above `most` bytes."""
+    """Read a UTF-8 text file, with or without a byte order mark.
+    Raises InputError; also for a pipe or a device, and above `most` bytes."""
     with (refusing(f"{path} cannot be read", "check its name and its permissions", OSError),
           open(plain_file(path), encoding="utf-8-sig") as f):
         size = os.path.getsize(path)
@@ -143,7 +146,8 @@ def read_lines(path: str) -> list[str]:
 
 
 def read_json(path: str, fix: str = "fetch it again", unique: bool = False):
-    """The value in a JSON file of finite numbers and UTF-8 text. Raises InputError with the `fix`.
+    """The value in a JSON file of finite numbers and UTF-8 text.
+    Raises InputError with the `fix`.
 
     unique: refuse a name that stands twice in an object (else the last one counts).
     """
@@ -192,13 +196,15 @@ def read_yaml(path: str):
 
 
 def read_array(path: str, fix: str) -> np.ndarray:
-    """The array of an .npy file, mapped and not read. Raises InputError on any other file, .npz archives included."""
+    """The array of an .npy file, mapped and not read.
+    Raises InputError on any other file, .npz archives included."""
     with refusing(f"{path} is not a whole .npy file of numbers", fix):
         return np.lib.format.open_memmap(plain_file(path), mode="r")
 
 
 def read_arrays(path: str, fix: str) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file, {name: array}. Raises InputError on any other file, and above NPZ_BYTES."""
+    """The arrays of an .npz file, {name: array}.
+    Raises InputError on any other file, and above NPZ_BYTES."""
     with (refusing(f"{path} is no .npz file of plain arrays", fix), zipfile.ZipFile(plain_file(path)) as archive):
         size = sum(member.file_size for member in archive.infolist())
         check(size <= NPZ_BYTES,
@@ -217,8 +223,8 @@ def read_arrays(path: str, fix: str) -> dict[str, np.ndarray]:
 
 
 def integers(values, path: str, what: str) -> np.ndarray:
-    """Values (K,) int64 that were read from `path`. Raises InputError on all but whole numbers of at most 64 bits.
-    what: the values' name in the message."""
+    """Values (K,) int64 that were read from `path`.
+    Raises InputError on all but whole numbers of at most 64 bits. what: the values' name in the message."""
     for value in values:
         whole = type(value) is int or isinstance(value, np.integer)
         check(whole and INT64.min <= value <= INT64.max,
@@ -228,12 +234,14 @@ def integers(values, path: str, what: str) -> np.ndarray:
 
 
 def as_integers(ids: list) -> list | None:
-    """Ids, integers or strings of at most 18 digits, as integers; None where one of them is any other text."""
+    """Ids, integers or strings of at most 18 digits, as integers, or None.
+    None where one of them is any other text."""
     return ([int(i) for i in ids] if all(isinstance(i, int) or re.fullmatch("[0-9]{1,18}", i) for i in ids) else None)
 
 
 def read_ids(path: str) -> list:
-    """Ids from an .npy file of integers or lines of text. Empty without such a file. Raises InputError."""
+    """Ids from an .npy file of integers or lines of text.
+    Empty without such a file. Raises InputError."""
     if not os.path.isfile(path):
         return []
     if not path.endswith(".npy"):
@@ -246,7 +254,8 @@ def read_ids(path: str) -> list:
 
 
 def read_coco(path: str):
-    """COCO's annotations (captions or instances) from a file, indexed by pycocotools. Raises InputError."""
+    """Read COCO's annotations (captions or instances), indexed by pycocotools.
+    Raises InputError."""
     from pycocotools.coco import COCO  # it imports matplotlib too
 
     coco = COCO()
@@ -272,7 +281,8 @@ class Caption(NamedTuple):
 
 
 def split_in_files(split: str, exists) -> str:
-    """The name by which a folder calls a split: dev and val are one. exists: name -> bool."""
+    """Name by which a folder calls a split: dev and val are one.
+    exists: name -> bool."""
     return next(filter(exists, (split, "dev", "val")), split) if split in ("dev", "val") else split
 
 
@@ -282,7 +292,8 @@ def karpathy_file(root: str) -> str | None:
 
 
 def read_karpathy_captions(root: str, split: str, use_restval: bool = False) -> tuple[str, list[Caption], dict]:
-    """Captions of a split in Karpathy's layout: path of the JSON, captions, {image: its entry}. Raises InputError."""
+    """Read the captions of a split in Karpathy's layout.
+    Returns the path of the JSON, captions, {image: its entry}. Raises InputError."""
     path, images, captions = karpathy_file(root), {}, []
     parts = {"dev": ["val"], "train": ["train", "restval"][:1 + use_restval]}.get(split, [split])
     with refusing(f"{path} is not in Karpathy's layout, of images with split, filename and sentences with raw",
@@ -308,7 +319,8 @@ def read_karpathy_captions(root: str, split: str, use_restval: bool = False) -> 
 
 
 def read_coco_captions(root: str, split: str, use_restval: bool = False) -> tuple[str, list[Caption]]:
-    """Captions of a split of VSE++ in COCO's layout, and the path of their JSON. Raises InputError."""
+    """Captions of a split of VSE++ in COCO's layout, and the path of their JSON.
+    Raises InputError."""
     split, fix, captions = "dev" if split == "val" else split, advice(os.path.basename(root)), []
     parts = {split: "train2014" if split == "train" else "val2014"}
     if use_restval and split == "train":
@@ -360,7 +372,8 @@ def file_digest(path: str) -> str:
 
 @contextlib.contextmanager
 def atomic(path: str, mode: str = "w", sync: bool = True):
-    """An open file that becomes `path` when it is complete; if anything fails before that, `path` stays as it was.
+    """Open a file that becomes `path` when it is complete.
+    If anything fails before that, `path` stays as it was.
 
     The folder is created. A link stays a link. Without `sync` a power cut may leave an empty file; this is for
     thousands of small files whose contents are checked elsewhere.
@@ -375,7 +388,7 @@ def atomic(path: str, mode: str = "w", sync: bool = True):
 
 @contextlib.contextmanager
 def replaced(path: str):
-    """A context with the name of a temporary file that becomes `path` at its end, as `atomic` says."""
+    """Context with a temporary name that becomes `path` at its end, as `atomic`."""
     path = os.path.realpath(path)
     part = part_of(path)
     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -395,7 +408,7 @@ def part_of(path: str) -> str:
 
 
 def clear(path: str) -> None:
-    """Remove the temporary files that killed processes left while they were writing `path`."""
+    """Remove temporary files that killed processes left beside `path`."""
     folder, name = os.path.split(path)
     for file in os.listdir(folder or "."):
         match = re.fullmatch(re.escape(f".{name}.") + r"(\d+)\.part", file)
@@ -404,7 +417,7 @@ def clear(path: str) -> None:
 
 
 def alive(process: int) -> bool:
-    """Whether a process with this number runs on this machine."""
+    """True if a process with this number runs on this machine."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
@@ -422,7 +435,8 @@ def remove(*paths: str) -> None:
 
 
 def save_state(state: dict, path: str, advice: str) -> None:
-    """Replace a checkpoint. A full disk or a kill leaves the old one whole. Raises InputError with the `advice`."""
+    """Replace a checkpoint.
+    A full disk or a kill leaves the old one whole. Raises InputError with the `advice`."""
     with (refusing(f"{path} could not be saved", f"the one before it is whole: {advice}", (OSError, RuntimeError)),
           atomic(path, "wb") as f):
         torch.save(state, f)
@@ -454,7 +468,7 @@ def save_arrays(path: str, arrays: dict) -> None:
 
 @contextlib.contextmanager
 def mapped(path: str, shape: tuple, dtype):
-    """A mapped array that becomes the .npy file `path` when it is complete, under the rules of `atomic`.
+    """Mapped array that becomes the .npy file `path`, as `atomic`.
 
     Its disk space is reserved at once, because writing to a mapped file on a full disk would kill the process without
     a message. Raises OSError where there is too little space.
@@ -469,7 +483,8 @@ def mapped(path: str, shape: tuple, dtype):
 
 
 def output(path: str, inputs=(), overwrite: bool = True) -> str:
-    """The path of results, if they may be written there. To be called before the work; it leaves no file behind.
+    """The path of results, if they may be written there.
+    To be called before the work; it leaves no file behind.
 
     The folder is created. Raises InputError where `path` cannot be written, where it is one of `inputs` and, without
     `overwrite`, where a file is there already.

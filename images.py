@@ -1,4 +1,4 @@
-"""Reading of photos, whatever their mode, depth and orientation, and the transforms of VSE++."""
+"""Reading of photos of any mode, depth and orientation; transforms of VSE++."""
 import contextlib
 import functools
 import io
@@ -24,7 +24,8 @@ PHOTO_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPE
 
 
 def read_photo(path: str, most: int | None = None) -> Image.Image:
-    """Read a photo in RGB of 8 bits, turned as its EXIF tag says. Raises InputError where it cannot be read.
+    """Read a photo in RGB of 8 bits, turned as its EXIF tag says.
+    Raises InputError where it cannot be read.
 
     most: largest number of pixels a side of the result; a large JPEG is then decoded small, in a fraction of the time
     and memory. Faults beside the pixels, in EXIF or texts, count for nothing.
@@ -35,7 +36,8 @@ def read_photo(path: str, most: int | None = None) -> Image.Image:
 
 
 def decode_photo(file: BinaryIO, most: int | None = None) -> Image.Image:
-    """Decode a photo as `read_photo` does. Raises FAULTS or Image.DecompressionBombError."""
+    """Decode a photo as `read_photo` does.
+    Raises FAULTS or Image.DecompressionBombError."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")                     # Pillow's name no photo
         try:
@@ -92,7 +94,8 @@ def mend_png(data: bytes) -> bytes:
 
 
 def mend_jpeg(data: bytes) -> bytes:
-    """Put an end to a JPEG without its last bytes. Raises OSError where more than the last row of blocks is lost."""
+    """Put an end to a JPEG without its last bytes.
+    Raises OSError where more than the last row of blocks is lost."""
     images = [np.asarray(open_image(io.BytesIO(data + rest + JPEG_END))) for rest in (b"", bytes(range(254)))]
     lost = np.not_equal(*images).reshape(len(images[0]), -1).any(1)             # (H,): it depends on what follows
     if lost[:-JPEG_BLOCK].any():
@@ -111,7 +114,8 @@ def photo_formats() -> list[str]:
 
 
 def convert_rgb(image: Image.Image) -> Image.Image:
-    """Convert an image to RGB of 8 bits, where Pillow would cut values of more bits off at 255. Raises ValueError.
+    """Convert an image to RGB of 8 bits, scaling values of more bits.
+    Pillow would cut them off at 255. Raises ValueError.
 
     16-bit values are divided by 257. Images of 32-bit integers or floats do not tell which value is white. White is
     then the first of 1 (floats only), 255, 65535 and the image's maximum that no pixel exceeds.
@@ -129,7 +133,8 @@ def convert_rgb(image: Image.Image) -> Image.Image:
 
 
 def import_torchvision():
-    """Import torchvision, even beside a CPU-only torch, where the compiled part of its wheel cannot load.
+    """Import torchvision, even where the compiled part of its wheel cannot load.
+    So it is beside a CPU-only torch.
 
     There the import fails at two detection operators that were never registered. Nothing here calls them, so it is
     enough to declare their signatures.
@@ -163,7 +168,8 @@ def train_transform(crop_size: int):
 
 
 def build_transform(first):
-    """Build a transform of torchvision, photo -> (3, H, W), that begins with first(torchvision.transforms)."""
+    """Build a transform, photo -> (3, H, W), that begins with `first`.
+    first: a function of torchvision.transforms."""
     import_torchvision()
     from torchvision import transforms as t
     return t.Compose([*first(t), t.ToTensor(), t.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])])

@@ -8,7 +8,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 
 class Latent(NamedTuple):
-    """Output of f_emb before any normalisation: one vector per item, or one per part of an item."""
+    """Output of f_emb before any normalisation: a vector per item or per part."""
     value: Tensor                     # (B, D) | (B, P, D)
     n_parts: Tensor | None = None     # (B,) number of parts that are no padding; None: one vector per item
     residual: Tensor | None = None    # (B, K, D) what PIE-Net adds to the global feature
@@ -20,7 +20,8 @@ class Latent(NamedTuple):
 
 
 def vsepp_linear(inputs: int, outputs: int) -> nn.Linear:
-    """A linear layer initialised as in VSE++: weights uniform in +-sqrt(6 / (in + out)), bias 0."""
+    """Linear layer initialised as in VSE++.
+    Weights uniform in +-sqrt(6 / (in + out)), bias 0."""
     layer = nn.Linear(inputs, outputs)
     nn.init.xavier_uniform_(layer.weight)
     nn.init.zeros_(layer.bias)
@@ -28,7 +29,8 @@ def vsepp_linear(inputs: int, outputs: int) -> nn.Linear:
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """BatchNorm over rows (N, D); a training batch of a single row is normalised by the running statistics."""
+    """BatchNorm over rows (N, D).
+    A training batch of a single row is normalised by the running statistics."""
 
     def forward(self, x: Tensor) -> Tensor:
         if len(x) > 1:
@@ -37,7 +39,8 @@ class BatchNorm(nn.BatchNorm1d):
 
 
 class GRU(nn.GRU):
-    """A GRU that computes in float32 on CUDA: autocast to bf16 gives cuDNN float16, and the loss is not scaled."""
+    """GRU that computes in float32 on CUDA.
+    Under autocast to bf16, cuDNN would compute in float16, and the loss is not scaled."""
 
     def forward(self, x: Tensor | PackedSequence, h: Tensor | None = None):
         if not torch.is_autocast_enabled("cuda"):
@@ -52,7 +55,8 @@ def pack(words: Tensor, lengths: Tensor) -> PackedSequence:
 
 
 class BiGRU(nn.Module):
-    """Last states of both directions of a GRU, D / 2 + D / 2: words (B, T, F) -> (B, D).
+    """Last states of both directions of a GRU: words (B, T, F) -> (B, D).
+    D / 2 + D / 2.
 
     PVSE and PCME take both at the last word, where the backward one has read only that word.
     """

@@ -1,4 +1,4 @@
-"""Computes retrieval metrics from arrays of scores, ranks or uncertainties, without a model.
+"""Retrieval metrics of arrays: scores, ranks or uncertainties.
 
 Scores are higher-is-better. The rank of a query is the number of non-positive items that score at least as high as its
 best positive. It is 0-based, and ties count against the model. A positive and another item are compared by their scores
@@ -32,7 +32,8 @@ def best_ranks(scores: np.ndarray, query: np.ndarray, item: np.ndarray) -> np.nd
 
 
 def average_precisions(scores: np.ndarray, query: np.ndarray, item: np.ndarray) -> np.ndarray:
-    """AP@R (Q,) in [0, 1]: (1 / R) sum_{k <= R} (precision@k if item k is positive, else 0); NaN without a positive.
+    """AP@R (Q,) in [0, 1]; NaN without a positive.
+    (1 / R) sum_{k <= R} (precision@k if item k is positive, else 0).
 
     R is the number of the query's positives. The mean over queries is mAP@R (ECCV Caption, Chun et al. 2022). Where a
     positive ties with a non-positive, the non-positive stands first.
@@ -55,7 +56,8 @@ def average_precisions(scores: np.ndarray, query: np.ndarray, item: np.ndarray) 
 
 
 def r_precisions(scores: np.ndarray, sets) -> list[np.ndarray]:
-    """Shares (Q,) of positives among the R best items of each query, R the number of its positives (`ucmr` 4.3).
+    """Shares (Q,) of positives among the R best items of each query.
+    R is the number of its positives (`ucmr` 4.3).
 
     sets: several sets of positives, each (query (P,), item (P,)). Returns an array for each, with NaN for a query
     without positives. The R best items are found without sorting. They are all items with scores above the R-th largest
@@ -78,7 +80,8 @@ def r_precisions(scores: np.ndarray, sets) -> list[np.ndarray]:
 # ---- ranks, and their summaries
 
 def summary(ranks) -> dict:
-    """Recall at 1, 5 and 10 (percent), median and mean rank (1-based) and number of queries, from 0-based ranks (Q,).
+    """Recalls (percent), median and mean rank, number of queries.
+    From 0-based ranks (Q,); R@1, 5 and 10, and 1-based median and mean.
 
     Raises InputError where there is no query.
     """
@@ -91,7 +94,8 @@ def summary(ranks) -> dict:
 
 
 def best_rank_means(ranks) -> dict:
-    """Harmonic and arithmetic mean of 1-based ranks: HBR and ABR of `dmsm` 4.2, whose queries are images.
+    """Harmonic and arithmetic mean of 1-based ranks: HBR and ABR of `dmsm` 4.2.
+    The queries are images.
 
     ranks (Q,): 0-based ranks of the best positives.
     """
@@ -105,13 +109,14 @@ def rsum(result: dict) -> float:
 
 
 def both_directions(i2t, t2i) -> dict:
-    """`summary` of 0-based image-to-text (N,) and text-to-image (M,) ranks, and their rsum."""
+    """Summarise ranks of images (N,) and captions (M,), and add rsum.
+    Ranks are 0-based."""
     result = {"i2t": summary(i2t), "t2i": summary(t2i)}
     return {**result, "rsum": rsum(result)}
 
 
 def chance(caption_image, n_images: int) -> dict:
-    """The expected results of galleries in random order, in the form of `both_directions`.
+    """Expected results of galleries in random order, as `both_directions`.
 
     "medr" is the median over all queries and orders. caption_image (M,): the row of each caption's image. Images
     without a caption do not count as queries.
@@ -123,7 +128,8 @@ def chance(caption_image, n_images: int) -> dict:
 
 
 def _random_order(positives: np.ndarray, gallery: int) -> dict:
-    """The expected `summary` for queries in a gallery of G items in random order. positives (Q,): number of each.
+    """Expected `summary` of queries in a gallery of G items in random order.
+    positives (Q,): number of each query.
 
     The best of c positives has rank k or more (0-based) with probability prod_{j < k} (G - c - j) / (G - j).
     """
@@ -140,7 +146,8 @@ def _random_order(positives: np.ndarray, gallery: int) -> dict:
 
 
 def average(results: list[dict]) -> dict:
-    """The mean of every number over several results, such as those of five folds. "queries" is summed instead."""
+    """Mean of every number over several results, such as those of five folds.
+    "queries" is summed instead."""
     def mean(values, key):
         if isinstance(values[0], dict):
             return {k: mean([v[k] for v in values], k) for k in values[0]}
@@ -150,8 +157,9 @@ def average(results: list[dict]) -> dict:
 
 @torch.no_grad()
 def score_blocks(members, block: int = 1000):
-    """Yield (rows, scores (b, M)) of blocks of images against all captions, as the mean over models (the papers'
-    ensembles). members: (similarity, images, captions) of each model, the `Embedding` of N images and of M captions."""
+    """Yield (rows, scores (b, M)) of blocks of images against all captions.
+    Scores are the mean over models (the papers' ensembles). members: (similarity, images, captions) of each model,
+    the `Embedding` of N images and of M captions."""
     n = len(members[0][1].mean)
     for start in range(0, n, block):
         rows = slice(start, min(n, start + block))
@@ -160,7 +168,8 @@ def score_blocks(members, block: int = 1000):
 
 
 def score_matrix(members, block: int = 1000) -> np.ndarray:
-    """The scores (N, M) of `score_blocks` in float32: 500 MB for the 5,000 images of COCO's test split."""
+    """Scores (N, M) of `score_blocks` in float32.
+    500 MB for the 5,000 images of COCO's test split."""
     scores = np.empty((len(members[0][1].mean), len(members[0][2].mean)), np.float32)
     for rows, part in score_blocks(members, min(block, 1 + 2 ** 23 // scores.shape[1])):            # 32 MiB
         scores[rows] = part.cpu().numpy()
@@ -168,7 +177,8 @@ def score_matrix(members, block: int = 1000) -> np.ndarray:
 
 
 def ranks(scores, caption_image, block: int = 250) -> tuple[np.ndarray, np.ndarray]:
-    """Ranks of both directions: of images (N,), -1 for an image without captions, and of captions (M,), 0-based.
+    """Ranks of both directions, 0-based: images (N,) and captions (M,).
+    -1 for an image without captions.
 
     scores (N, M): an array or tensor; caption_image (M,): the row of each caption's image; block: images that are
     counted at once. Raises InputError where there are no captions, where caption_image names other rows, and on scores
@@ -193,7 +203,8 @@ def ranks(scores, caption_image, block: int = 250) -> tuple[np.ndarray, np.ndarr
 
 
 def _finite(scores) -> torch.Tensor:
-    """Scores as a tensor on the CPU, in float32 or more. Raises InputError where one is not finite."""
+    """Scores as a tensor on the CPU, in float32 or more.
+    Raises InputError where one is not finite."""
     scores = torch.from_numpy(np.array(scores)) if isinstance(scores, np.ndarray) else scores.cpu()
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     check(torch.isfinite(scores.sum()) or torch.isfinite(scores).all(), NOT_FINITE)
@@ -201,7 +212,8 @@ def _finite(scores) -> torch.Tensor:
 
 
 def mean_cosine(means: torch.Tensor) -> float:
-    """The mean cosine between two different items. It is 1 where all items are the same point.
+    """The mean cosine between two different items.
+    It is 1 where all items are the same point.
 
     means: (N, D), or (N, P, D), whose parts are averaged first.
     """
@@ -212,7 +224,7 @@ def mean_cosine(means: torch.Tensor) -> float:
 
 
 def retrieval_blocks(similarity, images, captions, caption_image, block: int = 1000) -> dict:
-    """The results of `retrieval` from the `Embedding` of N images and that of M captions."""
+    """Compute `retrieval` from the embeddings of N images and of M captions."""
     return retrieval(score_matrix([(similarity, images, captions)], block), caption_image)
 
 
@@ -232,8 +244,8 @@ def retrieval(scores, caption_image) -> dict:
 
 
 def spearman(x, y) -> float:
-    """Spearman's rank correlation of x (K,) and y (K,) in [-1, 1]. Ties get their mean rank. NaN where x or y is
-    constant."""
+    """Spearman's rank correlation of x (K,) and y (K,) in [-1, 1].
+    Ties get their mean rank. NaN where x or y is constant."""
     return spearman_of_codes(*map(codes, (x, y)))
 
 
@@ -243,7 +255,7 @@ def codes(x) -> np.ndarray:
 
 
 def spearman_of_codes(x: np.ndarray, y: np.ndarray) -> float:
-    """`spearman` of values that are given as whole numbers from 0 in the same order, with or without gaps.
+    """`spearman` of values given as whole numbers from 0 in the same order.
 
     It counts the numbers instead of sorting them.
     """
@@ -256,7 +268,8 @@ def spearman_of_codes(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def sampled_spearman(query, x, y, samples: int = 1000, seed: int = 0) -> dict:
-    """Mean and standard deviation of Spearman's correlation over bootstrap samples of rated pairs (Parekh et al. 2021).
+    """Spearman's correlation over bootstrap samples of rated pairs.
+    Mean and standard deviation (Parekh et al. 2021).
 
     query (K,), x (K,), y (K,): the item that each pair was rated for, its rating and its score. A sample takes half of
     the items, and one pair of each, so that items with many pairs do not dominate. "shuffled" is the correlation of the
@@ -278,7 +291,8 @@ def sampled_spearman(query, x, y, samples: int = 1000, seed: int = 0) -> dict:
 # ---- uncertainty
 
 def recall_in_bins(uncertainty, hits, bins: int = 10) -> dict:
-    """Recall of queries in bins of equal size from the least to the most uncertain (PCME++ 4.3), in percent.
+    """Recall in bins of rising certainty, in percent (PCME++ 4.3).
+    The bins are of equal size, from the least to the most uncertain.
 
     uncertainty (Q,), hits (Q,) bool. "rho" is Spearman's correlation of the number of the bin and its recall (-1:
     recall falls with every bin). "rho_queries" is that of uncertainty and hit of single queries.
@@ -292,8 +306,8 @@ def recall_in_bins(uncertainty, hits, bins: int = 10) -> dict:
 
 
 def join_rounded(values) -> np.ndarray:
-    """Make equal those of the values (Q,) that rounding alone tells apart, before their order counts: equal queries get
-    numbers that differ in their last bits, by the product or the processor that made the scores.
+    """Make equal the values (Q,) that differ by rounding alone.
+    Equal queries get numbers that differ in their last bits, by the product or the processor that made the scores.
 
     Neighbours in rising order join where the gap between them is at most a hundredth of deviation / Q. That is above
     the rounding of some hundred queries, where a tie counts, and joins few by chance however many there are.
@@ -327,7 +341,7 @@ def risk_coverage(uncertainty, hits, points: int = 100) -> dict:
 
 def paired_bootstrap(a: dict | list[dict], b: dict | list[dict], sums: dict, samples: int = 10000,
                      seed: int = 0, pairs: bool = False) -> dict:
-    """Tests whether the difference between two models is more than chance, by a paired bootstrap over images.
+    """Test the difference between two models by a paired bootstrap over images.
 
     a, b: one run of each model, or a list of its runs with several seeds. A run is {metric: (total (N,), count (N,))}:
     for each image, the sum over its queries and their number. The metric is total.sum() / count.sum(), as for a recall
@@ -373,7 +387,8 @@ def paired_bootstrap(a: dict | list[dict], b: dict | list[dict], sums: dict, sam
 
 
 def _with_other_seeds(draws: np.ndarray, rng, stretch: float) -> np.ndarray:
-    """The mean over S seeds for each draw of images: (1 + samples, S, K) -> (1 + samples, K).
+    """Mean over S seeds for each draw of images.
+    (1 + samples, S, K) -> (1 + samples, K).
 
     Where there are several seeds, they are drawn too, except for the first row. `stretch`: see `paired_bootstrap`.
     """
@@ -386,7 +401,7 @@ def _with_other_seeds(draws: np.ndarray, rng, stretch: float) -> np.ndarray:
 
 
 def _interval(a: float, b: float, differences: np.ndarray) -> dict:
-    """The result of `paired_bootstrap` for one metric, from its differences (samples,) in the bootstrap samples."""
+    """Result of `paired_bootstrap` for one metric, from differences (samples,)."""
     differences = differences[~np.isnan(differences)]
     low, high = np.percentile(differences, [2.5, 97.5])
     tail = min(np.count_nonzero(differences <= 0), np.count_nonzero(differences >= 0))

@@ -1,4 +1,4 @@
-"""Options of train.py and evaluate.py: the parsers, what an option implies, and which combinations are refused.
+"""Options of train.py and evaluate.py, their defaults, and refused combinations.
 
 A loss with options of its own declares them beside its code, in `options`; they are added here by themselves.
 `options(sim="wasserstein")` gives the options of a training to a script.
@@ -41,7 +41,8 @@ COMMAND_LINE = {"logger_name", "overwrite", "resume", "config", "dry_run", "meth
 
 
 class Options(argparse.Namespace):
-    """Options of train.py. `asked`, which is not among vars(): the same as they were given, before `resolve`."""
+    """Options of train.py.
+    `asked`, which is not among vars(), holds them as they were given, before `resolve`."""
     __slots__ = ("asked",)
 
 
@@ -218,7 +219,7 @@ def defaults(p: Arguments) -> dict:
 # ---- options of a training from the command line, a file or a script
 
 def parse_words(p: Arguments, words: list[str]) -> Options:
-    """Parse the words of a command line; the options of --method come before the others."""
+    """Parse a command line; its options come before the options of --method."""
     opt = p.parse_args(words, Options())
     if opt.method:
         opt = p.parse_args([*METHODS[opt.method].flags.split(), *words], Options())
@@ -227,7 +228,8 @@ def parse_words(p: Arguments, words: list[str]) -> Options:
 
 
 def options(**values) -> Options:
-    """Resolved options of a training: options(sim="wasserstein", data_name="coco_precomp"). Raises InputError."""
+    """Resolve options of a training: options(sim="wasserstein").
+    Raises InputError."""
     p = training_parser()
 
     def refuse(message: str):
@@ -239,8 +241,8 @@ def options(**values) -> Options:
 
 
 def read_config(path: str, p: Arguments) -> list[str]:
-    """Read the options of a YAML file as words of a command line. A run's config.yaml gives those that it was asked
-    for, from which others follow, and never its folder."""
+    """Read the options of a YAML file as words of a command line.
+    A run's config.yaml gives those that it was asked for, from which others follow, and never its folder."""
     values, where = read_yaml(path), f"--config {path}"
     check(isinstance(values, dict), f"{where} holds no options by their names")
     if isinstance(values.get("options"), dict):
@@ -254,8 +256,8 @@ def read_config(path: str, p: Arguments) -> list[str]:
 
 
 def spell(values: dict, p: Arguments, where: str) -> list[str]:
-    """Spell options by name as words of a command line, so that they are checked like typed ones. None is the default.
-    """
+    """Spell options by name as words of a command line.
+    They are then checked like typed ones. None is the default."""
     words, known = [], list_options(p)
     for name, value in values.items():
         check(name in known, f"{where} holds {ascii(name)[:60]}, which is no option; options are those of train.py "
@@ -282,13 +284,13 @@ def default_run(opt) -> str:
 
 
 def count_gaussians(opt) -> int:
-    """Number of sides that must be Gaussian: both with --vae, whose samples are compared as points, and --loss volume,
-    whose means are."""
+    """Number of sides that must be Gaussian.
+    Both with --vae, whose samples are compared as points, and with --loss volume, whose means are."""
     return 2 if opt.vae or opt.loss == "volume" else trait(find_similarity(opt.sim), "gaussian_sides")
 
 
 def imply(opt) -> None:
-    """Fill in what was not given: first what the similarity implies, then what other options do."""
+    """Fill in what was not given, by the similarity and by other options."""
     def default(name: str, value) -> None:
         if getattr(opt, name) in (None, "auto"):
             setattr(opt, name, value)
@@ -323,7 +325,8 @@ def imply(opt) -> None:
 
 
 def resolve(opt) -> None:
-    """Fill in what the options imply. Raise InputError where they cannot work, before any data is read."""
+    """Fill in what the options imply.
+    Raise InputError where they cannot work, before any data is read."""
     imply(opt)
     check_heads(opt)
     check_options(opt)
@@ -360,7 +363,7 @@ def check_heads(opt) -> None:
 
 
 def check_options(opt) -> None:
-    """Raise InputError with the first other reason why a training with these options cannot work."""
+    """Raise InputError with the first other reason why a training cannot work."""
     similarity, text = find_similarity(opt.sim), TEXT_ENCODERS[opt.txt_enc]
     for name in ("img_enc", "txt_enc"):
         value, needed = getattr(opt, name), trait(similarity, "parts") and trait(similarity, "implies")[name]
@@ -438,8 +441,9 @@ SHAPE = "features of shape (images, regions, F)"
 
 
 def fit_to_data(opt, images, text) -> None:
-    """Settle --img_enc, img_dim, n_regions and txt_dim by a split's images and the features of its captions (None: the
-    model reads words). Raise InputError where options and data do not fit."""
+    """Settle --img_enc, img_dim, n_regions and txt_dim by the data.
+    images: of a split; text: features of its captions, or None where the model reads words. Raises InputError where
+    options and data do not fit."""
     photos = isinstance(images, Photos)
     if opt.img_enc == "auto":
         opt.img_enc = "cnn" if photos else "precomp"
@@ -461,8 +465,8 @@ def fit_to_data(opt, images, text) -> None:
 
 
 def check_fits(opt, images, text, path: str) -> None:
-    """Raise InputError on images or features of captions that the model of path, trained with these options, cannot
-    take."""
+    """Raise InputError on images or features that a trained model cannot take.
+    path: the model, trained with these options."""
     if text is not None:
         check(text.dim == opt.txt_dim, f"{text.path} has features of width {text.dim}, {path} reads width "
                                        f"{opt.txt_dim}; use features of the same vectors")
@@ -489,7 +493,8 @@ def check_fits(opt, images, text, path: str) -> None:
 # ---- evaluate.py
 
 def seeds(text: str) -> str:
-    """The type of an item of --compare: a path, or those of several seeds of one model, joined by commas."""
+    """Type of an item of --compare: a path, or several joined by commas.
+    Several are seeds of one model."""
     return ",".join(map(filename, text.split(",")))
 
 
@@ -545,7 +550,8 @@ def evaluation_parser() -> Arguments:
 
 
 def parse_evaluation(argv=None) -> argparse.Namespace:
-    """The options of evaluate.py. End the program with a sentence where they do not go together."""
+    """The options of evaluate.py.
+    End the program with a sentence where they do not go together."""
     p = evaluation_parser()
     opt = p.parse_args(argv)
     opt.eccv = opt.eccv or opt.eccv_path is not None

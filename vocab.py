@@ -1,4 +1,4 @@
-"""Words and their numbers: the tokenizer, faults of captions, vocabularies and letter trigrams.
+"""Words and numbers: tokenizer, faults of captions, vocabularies, trigrams.
 
     python vocab.py --data_path data --data_name coco_precomp      # writes ./vocab/coco_precomp_vocab.json
 """
@@ -66,7 +66,8 @@ def tokenize(caption: str) -> list[str]:
 
 
 def caption_faults(captions: list[str], place):
-    """Yield sentences on captions that are none. place: m -> file and line of caption m."""
+    """Yield sentences on captions that are none.
+    place: m -> file and line of caption m."""
     for m, caption in enumerate(captions):
         if caption.strip().lower() in NO_CAPTION:
             text = ascii(caption.strip()) if caption.strip() else "empty"
@@ -86,7 +87,8 @@ def is_function(word: str) -> bool:
 
 
 class Vocabulary:
-    """V words and their numbers 0..V-1; 0..3 are `<pad> <start> <end> <unk>`, as in VSE++.
+    """V words and their numbers 0..V-1.
+    0..3 are `<pad> <start> <end> <unk>`, as in VSE++.
 
     origin: where the words come from, if that is known. Raises InputError where the words start otherwise or one is
     repeated.
@@ -106,7 +108,8 @@ class Vocabulary:
 
     @classmethod
     def build(cls, tokenized: Iterable[list[str]], threshold: int = 4) -> "Vocabulary":
-        """A vocabulary of the words that occur at least `threshold` times, by count, then by the alphabet."""
+        """Vocabulary of words that occur at least `threshold` times.
+        Sorted by count, then by the alphabet."""
         counts = Counter(word for tokens in tokenized for word in tokens)
         words = sorted((w for w, n in counts.items() if n >= threshold and w not in SPECIALS),
                        key=lambda w: (-counts[w], w))
@@ -123,7 +126,8 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str) -> "Vocabulary":
-        """Read a vocabulary of ours, or of VSE++, VSRN (pickles) and SCAN (JSON). Raises InputError."""
+        """Read a vocabulary of ours, or of VSE++, VSRN (pickles) and SCAN (JSON).
+        Raises InputError."""
         fix = "build a vocabulary with `python vocab.py`, or give one of VSE++, VSRN or SCAN"
         with refusing(f"{path} cannot be read", fix, OSError), open(plain_file(path), "rb") as f:
             pickled = f.read(1) in b"\x80c(}]"          # how pickles of protocols 0 to 5 begin
@@ -152,13 +156,15 @@ class Trigrams(Vocabulary):
         self.trigram_index = {trigram: k for k, trigram in enumerate(self.trigrams, 1)}
 
     def hash(self, words: Iterable[str]) -> list[list[int]]:
-        """The numbers of the known trigrams of each word, with repeats; the word need not be listed."""
+        """Numbers of the known trigrams of each word, with repeats.
+        The word need not be listed."""
         index = self.trigram_index
         return [[index[t] for t in trigrams_of(word) if t in index] for word in words]
 
 
 def trigrams_of(word: str) -> list[str]:
-    """The letter trigrams of #word#, in order and with repeats, such as #ca, cat, at# (Huang et al. 2013)."""
+    """Letter trigrams of #word#, in order and with repeats: #ca, cat, at#.
+    Huang et al. 2013."""
     marked = f"#{word}#"
     return [marked[k:k + 3] for k in range(len(marked) - 2)]
 
@@ -174,7 +180,8 @@ def unpickle(path: str) -> dict:
     Plain values and one plain class are admitted, so no code from the pickle can run. Raises InputError.
     """
     class Fields:
-        """Takes the place of the pickled class. It is made anew for each file, so that no file can change it."""
+        """Takes the place of the pickled class.
+        It is made anew for each file, so that no file can change it."""
 
     admitted = {("vocab", "Vocabulary"): Fields, ("__main__", "Vocabulary"): Fields,
                 ("__builtin__", "object"): object, ("builtins", "object"): object,
@@ -199,7 +206,8 @@ def unpickle(path: str) -> dict:
 
 
 def original_words(stored: dict, path: str) -> list[str]:
-    """The words of an original vocabulary in the order of their indices. Raises InputError."""
+    """The words of an original vocabulary in the order of their indices.
+    Raises InputError."""
     index, words, size = map(stored.get, ("word2idx", "idx2word", "idx"))
     check(isinstance(index, dict) and isinstance(words, dict) and type(size) is int,
           f"{path} lacks one of word2idx, idx2word (dictionaries) and idx (a number), which a vocabulary of VSE++, "
@@ -223,7 +231,8 @@ def original_words(stored: dict, path: str) -> list[str]:
 # ---- the command
 
 def read_captions(data_path: str, data_name: str, split: str, use_restval: bool = False) -> list[str]:
-    """Captions of a split in the layout of its folder. Raises InputError, also on captions that are none."""
+    """Read the captions of a split in the layout of its folder.
+    Raises InputError, also on captions that are none."""
     root, fix = os.path.join(data_path, data_name), advice(data_name)
     check(os.path.isdir(root), f"there is no folder {root} (--data_path {data_path}, --data_name {data_name}); {fix}")
     refuse_changing(root, split)
