@@ -33,7 +33,8 @@ from metrics import spearman
 
 
 def run(opt) -> dict:
-    """Calibrate and judge as the options say; return the results. Raises InputError on wrong options and files."""
+    """Calibrate and judge as the options say; return the results.
+    Raises InputError on wrong options and files."""
     items, files = open_items(opt, plots.PICTURES)
     test = items.test
     calibration = calibrate(items.dev, items.source)

@@ -70,7 +70,8 @@ class Judgements(NamedTuple):
 # ---- reading
 
 def rows_by_name(e: Embeddings) -> tuple[dict[str, int], dict[str, int]]:
-    """Rows of photos by file name and of captions by NAME#K. Raises InputError where the split names no photos."""
+    """Rows of photos by file name and of captions by NAME#K.
+    Raises InputError where the split names no photos."""
     check("image_name" in e.ids, f"{e.source} does not name its photos, and judgements do; put one name a line into "
                                  "{split}_ids.txt beside the features")
     names = [os.path.basename(name) for name in e.ids["image_name"]]
@@ -290,7 +291,8 @@ def tables(results: dict) -> list:
 # ---- the command
 
 def run(opt) -> dict:
-    """Judge by people's judgements as the options say; return the results. Raises InputError."""
+    """Judge by people's judgements as the options say; return the results.
+    Raises InputError."""
     items, files = open_items(opt, ("people",))
     judgements = [read(path, items.whole) for path in opt.judgements]
     calibration = calibrate(items.dev, items.source)

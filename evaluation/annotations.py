@@ -1,4 +1,5 @@
-"""Readers of judgements beyond the original pairs: Crisscrossed Captions, COCO instances, ECCV Caption, own positives.
+"""Readers of judgements beyond the original pairs.
+Crisscrossed Captions, COCO instances, ECCV Caption, own positives.
 
 The files name COCO's image ids and caption (annotation) ids. `Index` turns them into rows and columns of the matrix of
 scores.
@@ -41,7 +42,7 @@ class Pairs(NamedTuple):
         return Pairs(self.query[rows] - queries.start, self.item[rows])
 
     def among(self, queries: np.ndarray, items: np.ndarray) -> "Pairs":
-        """The pairs of queries (q,) and items (i,), both rising, as positions within these two lists."""
+        """Positions of pairs of queries (q,) and items (i,) within two rising lists."""
         inside = np.isin(self.query, queries) & np.isin(self.item, items)
         return Pairs(np.searchsorted(queries, self.query[inside]), np.searchsorted(items, self.item[inside]))
 
@@ -66,8 +67,8 @@ class Listed(NamedTuple):
 
 
 class Index:
-    """Positions of "image" or "caption" ids in a split. Raises InputError where ids are missing or stand there
-    twice."""
+    """Positions of "image" or "caption" ids in a split.
+    Raises InputError where ids are missing or stand there twice."""
 
     def __init__(self, ids, kind: str, source: str):
         check(ids is not None and all(isinstance(i, (int, np.integer)) for i in ids),
@@ -91,7 +92,8 @@ class Index:
 # ---- Crisscrossed Captions
 
 def parse_id(name: str) -> int:
-    """The id in a name: COCO_val2014_000000365325.jpg -> 365325, COCO_val2014:sentid:732091 -> 732091."""
+    """Read the id in a name: COCO_val2014_000000365325.jpg -> 365325.
+    COCO_val2014:sentid:732091 -> 732091."""
     digits = re.fullmatch(r".*[_:]([0-9]+)(\..*)?", name)
     if not digits:
         raise ValueError(f"{quote(name)} names no id")
@@ -99,7 +101,8 @@ def parse_id(name: str) -> int:
 
 
 def read_ratings(path: str, kind: str, images: Index, captions: Index) -> Ratings:
-    """One file of Crisscrossed Captions: kind is sts (caption pairs), sis (image pairs) or sits (caption and image).
+    """Read one file of Crisscrossed Captions.
+    kind: sts (caption pairs), sis (image pairs) or sits (caption and image).
 
     Raises InputError on a file that is missing or was cut off, on other ratings than 0 to 5, and on ids that the split
     lacks.
@@ -124,7 +127,8 @@ def read_ratings(path: str, kind: str, images: Index, captions: Index) -> Rating
 
 
 def read_cxc(folder: str, part: str, images: Index, captions: Index, caption_image: np.ndarray) -> Crisscrossed:
-    """The three files of one part, val or test, and their matches. Raises InputError as `read_ratings` does."""
+    """The three files of one part, val or test, and their matches.
+    Raises InputError as `read_ratings` does."""
     ratings = {kind: read_ratings(os.path.join(folder, f"{kind}_{part}.csv"), kind, images, captions)
                for kind in COLUMNS}
     return Crisscrossed(ratings, cxc_pairs(ratings, caption_image))
@@ -147,7 +151,8 @@ def cxc_pairs(ratings: dict[str, Ratings], caption_image: np.ndarray) -> dict[st
 
 
 def similar_pairs(ratings: Ratings, least: float) -> Pairs:
-    """Different items of one modality whose mean rating is at least this, in both directions."""
+    """Pairs of different items of one modality with at least this mean rating.
+    In both directions."""
     ends = np.sort(np.stack([ratings.first, ratings.second]), axis=0)               # (2, K)
     pairs, place = np.unique(ends, axis=1, return_inverse=True)
     mean = np.bincount(place, ratings.score) / np.bincount(place)
@@ -156,7 +161,8 @@ def similar_pairs(ratings: Ratings, least: float) -> Pairs:
 
 
 def same_image_pairs(caption_image: np.ndarray) -> Pairs:
-    """Every caption with every other caption of its image. caption_image (M,): the row of each caption's image."""
+    """Pairs of each caption and every other caption of its image.
+    caption_image (M,): the row of each caption's image."""
     owner = sparse.csr_array((np.ones(len(caption_image)), (np.arange(len(caption_image)), caption_image)))
     query, item = (owner @ owner.T).nonzero()
     return Pairs.of(query[query != item], item[query != item])
@@ -165,7 +171,8 @@ def same_image_pairs(caption_image: np.ndarray) -> Pairs:
 # ---- instances
 
 def read_instances(path: str, images: Index) -> np.ndarray:
-    """COCO instances -> (N, K) bool: the categories that each image of the split shows, of K.
+    """Read the categories that each image of the split shows: (N, K) bool.
+    From COCO's instances.
 
     Raises InputError on a file that is missing, holds no instances or lacks an image of the split.
     """
@@ -185,13 +192,15 @@ def read_instances(path: str, images: Index) -> np.ndarray:
 # ---- listed matches
 
 def eccv_folder() -> str | None:
-    """The folder in which the optional package eccv_caption keeps its data, or None. The package is not imported."""
+    """The folder in which the optional package eccv_caption keeps its data, or None.
+    The package is not imported."""
     spec = importlib.util.find_spec("eccv_caption")
     return os.path.join(os.path.dirname(spec.origin), "data") if spec and spec.origin else None
 
 
 def read_eccv(folder: str | None, images: Index, captions: Index) -> dict[str, Pairs]:
-    """ECCV Caption: matches i2t of 1,261 images and t2i of 1,332 captions of COCO's test split.
+    """Read ECCV Caption's matches.
+    i2t of 1,261 images and t2i of 1,332 captions of COCO's test split.
 
     Two of its 22,550 captions are the sixth of their image. No split has these, so they are left out. Raises InputError
     where a file is missing, broken or of other items.
@@ -207,7 +216,8 @@ def read_eccv(folder: str | None, images: Index, captions: Index) -> dict[str, P
 
 
 def read_positives(path: str, images: Index, captions: Index) -> dict[str, Listed]:
-    """The user's own matches: JSON {"i2t": {image id: [caption ids]}, "t2i": {caption id: [image ids]}}, one or both.
+    """Read the user's own matches from JSON.
+    {"i2t": {image id: [caption ids]}, "t2i": {caption id: [image ids]}}, one or both.
 
     Raises InputError on a file that is missing, has another form, names an id twice or names ids that the split lacks.
     """
@@ -219,7 +229,8 @@ def read_positives(path: str, images: Index, captions: Index) -> dict[str, Liste
 
 
 def read_matches(path: str, table, queries: Index, items: Index, skip_unknown: bool = False) -> Listed:
-    """Matches of one direction, from {query: [items]}. skip_unknown: leave out items that the split lacks."""
+    """Read matches of one direction from {query: [items]}.
+    skip_unknown: leave out items that the split lacks."""
     def as_id(value):
         return int(value) if isinstance(value, str) and re.fullmatch("[0-9]{1,19}", value) else value
     check(isinstance(table, dict) and all(isinstance(ids, list) for ids in table.values()),

@@ -1,4 +1,5 @@
-"""Query-bank normalisation: lower the scores of hubs, items that score high with every query.
+"""Query-bank normalisation: lower the scores of hubs.
+A hub is an item that scores high with every query.
 
 With query q, item j and the bank B of other queries of q's kind,
 
@@ -29,7 +30,7 @@ SAME = {"val": "dev", "testall": "test"}    # dev has two names; the images of t
 
 
 def check_splits(split: str, evaluated: str) -> None:
-    """Raise InputError where the bank is of a split that is evaluated or that beta is chosen on."""
+    """Raise InputError on a bank from the evaluated split or from dev."""
     here, there = (SAME.get(name, name) for name in (evaluated, split))
     check(here != "dev", f"--bank {split} chooses beta on dev, so the split {evaluated} is no test of it; evaluate "
                          "another split, or leave --bank out")
@@ -39,8 +40,9 @@ def check_splits(split: str, evaluated: str) -> None:
 
 
 def draw(caption_image: np.ndarray, n_images: int, size: int = SIZE) -> Gallery:
-    """Draw the queries of a bank from a split of captions (M,) of N images: at most `size` images, and the captions of
-    the first of these, all of each, that are at most `size`. Raises InputError where one image has more captions."""
+    """Draw the queries of a bank from a split of M captions of N images.
+    At most `size` images, and all captions of as many of the first of these as give at most `size` captions. Raises
+    InputError where one image has more captions."""
     order = np.random.default_rng(0).permutation(n_images)
     total = np.cumsum(np.bincount(caption_image, minlength=n_images)[order])        # (N,) captions up to each
     captions = np.flatnonzero(np.isin(caption_image, order[:np.searchsorted(total, size, "right")]))
@@ -52,9 +54,9 @@ def draw(caption_image: np.ndarray, n_images: int, size: int = SIZE) -> Gallery:
 
 @torch.no_grad()
 def log_mean_exp(blocks, n: int, m: int, betas: list[float], side: str) -> torch.Tensor:
-    """1 / beta log mean exp(beta s) of scores (N, M), one row per beta: (B, N) over the captions for every image (side
-    "images"), or (B, M) over the images for every caption ("captions"). blocks: as `metrics.score_blocks` yields
-    them."""
+    """1 / beta log mean exp(beta s) of scores (N, M), one row per beta.
+    (B, N) over the captions for every image (side "images"), or (B, M) over the images for every caption
+    ("captions"). blocks: as `metrics.score_blocks` yields them."""
     total = torch.full((len(betas), n if side == "images" else m), -torch.inf)
     for rows, scores in blocks:
         scores, here = (scores, rows) if side == "images" else (scores.T, slice(None))     # (items, queries)
@@ -65,8 +67,9 @@ def log_mean_exp(blocks, n: int, m: int, betas: list[float], side: str) -> torch
 
 def item_terms(members: list[Member], queries: list[Member], betas: list[float], side: str,
                block: int = 1000) -> torch.Tensor:
-    """The numbers that the direction `side` takes from the scores of its items, one row per beta: (B, N) of the images
-    of `members` for t2i, (B, M) of their captions for i2t. queries: the bank, by the same models."""
+    """Numbers that a direction subtracts from its items' scores, one row per beta.
+    (B, N) of the images of `members` for t2i, (B, M) of their captions for i2t. queries: the bank, by the same
+    models."""
     pairs = [(m.similarity, m.images, q.captions) if side == "t2i" else (m.similarity, q.images, m.captions)
              for m, q in zip(members, queries)]
     return log_mean_exp(metrics.score_blocks(pairs, block), *(len(e.mean) for e in pairs[0][1:]), betas, ITEMS[side])
@@ -74,8 +77,9 @@ def item_terms(members: list[Member], queries: list[Member], betas: list[float],
 
 @torch.no_grad()
 def choose(dev: Embeddings, queries: list[Member], block: int = 1000) -> dict:
-    """{"beta": {"t2i", "i2t"}, "dev_rsum", "dev_rsum_without"}: for each direction the beta of GRID with the highest
-    sum of its recalls on dev, or None where none is above that without a bank; the lower of two betas that are equal.
+    """Choose the beta of GRID with the highest sum of recalls on dev.
+    Returns {"beta": {"t2i", "i2t"}, "dev_rsum", "dev_rsum_without"}. A beta is None where none is better than no
+    bank; the lower of two equal betas wins.
 
     dev: the models on the dev split; queries: the bank, by the same models. Raises InputError on scores that are not
     finite.
@@ -97,9 +101,9 @@ def choose(dev: Embeddings, queries: list[Member], block: int = 1000) -> dict:
 
 def normalisation(members: list[Member], dev: Embeddings, queries: list[Member], split: str,
                   block: int = 1000) -> tuple[tuple[torch.Tensor, torch.Tensor], dict]:
-    """Terms that the bank `queries` of a split takes from the mean scores of `members`, images (N,) and captions (M,),
-    with the betas of `choose`, and the "bank" of results.json. A direction without a beta takes nothing from its items.
-    Raises InputError on scores that are not finite."""
+    """Terms that a bank subtracts from the mean scores of images (N,), captions (M,).
+    Also returns the "bank" of results.json. queries: the bank of a split; betas: those of `choose`. A direction
+    without a beta subtracts nothing. Raises InputError on scores that are not finite."""
     chosen = choose(dev, queries, block)
     terms = [torch.zeros(len(getattr(members[0], ITEMS[side]).mean)) if beta is None else
              item_terms(members, queries, [beta], side, block)[0] for side, beta in chosen["beta"].items()]

@@ -1,4 +1,5 @@
-"""Comparison of several models on one split, or of several seeds of each: results side by side, paired bootstraps."""
+"""Comparison of several models, or of several seeds of each, on one split.
+Results side by side, paired bootstraps."""
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,8 @@ from files import repeated
 
 
 def compare(groups: list[str], load: Callable[[str], Embeddings], opt) -> dict:
-    """Compare groups, a path each, or the seeds of one model ("A0,A1,A2"); the first is the base of all others.
+    """Compare models, a path or several seeds each, with the first.
+    Several seeds of one model are "A0,A1,A2".
 
     load(path): its embeddings. Returns {"runs": {path: its results}, "groups": {label: {metric: (mean, deviation,
     seeds)}}, "comparisons": [{"a", "b", "seeds", "pairs": whether these are of equal seeds, "metrics": what
@@ -51,7 +53,8 @@ def rsums(names) -> dict[str, list[str]]:
 
 def side_by_side(groups: list[str], assess_path: Callable[[str], tuple[dict, dict]], sums: Callable = rsums,
                  **about) -> tuple[dict[str, dict], dict[str, list[dict]], list[dict]]:
-    """({path: its results}, {label of a group: totals of each seed}, the comparisons, each with `about`).
+    """Assess the runs of all groups and compare the groups.
+    Returns ({path: its results}, {label of a group: totals of each seed}, the comparisons, each with `about`).
 
     assess_path(path): results with the run's "seed", and {metric: (total (N,), count (N,))} over images as
     `metrics.paired_bootstrap` takes it; sums(metrics): {name of a sum: its metrics}. Runs of equal seeds are pairs
@@ -78,7 +81,8 @@ def side_by_side(groups: list[str], assess_path: Callable[[str], tuple[dict, dic
 
 
 def sort_by_seed(seeds: list[int | None], totals: list[dict]) -> tuple[list, list[dict]]:
-    """Runs by growing seed; as they are, and [None], where a seed is unknown or stands there twice."""
+    """Sort runs by seed.
+    They stay as they are, with [None], where a seed is unknown or occurs twice."""
     if None in seeds or len(set(seeds)) < len(seeds):
         return [None], totals
     order = sorted(range(len(seeds)), key=seeds.__getitem__)
@@ -86,8 +90,9 @@ def sort_by_seed(seeds: list[int | None], totals: list[dict]) -> tuple[list, lis
 
 
 def over_seeds(totals: list[dict], protocols: list[dict]) -> dict[str, tuple[float, float, int]]:
-    """{metric: (mean, standard deviation, number of seeds)} of a group. totals: what `Record.totals` returns, per seed;
-    protocols: those of the results of each seed, which hold the rank correlations with ratings."""
+    """{metric: (mean, standard deviation, number of seeds)} of a group.
+    totals: what `Record.totals` returns, per seed; protocols: of the results of each seed, with the rank correlations
+    with ratings."""
     names = [name for name in totals[0] if all(name in t for t in totals)]
     values = {name: [t[name][0].sum() / t[name][1].sum() for t in totals] for name in names}
     for name, terms in rsums(names).items():
@@ -101,7 +106,8 @@ def over_seeds(totals: list[dict], protocols: list[dict]) -> dict[str, tuple[flo
 
 
 def common_name(paths: list[str]) -> str:
-    """What the last parts of paths in one folder begin with, else the first path: runs/A0, runs/A1 -> runs/A."""
+    """Common beginning of paths in one folder, else the first path.
+    runs/A0, runs/A1 -> runs/A."""
     paths = [os.path.normpath(path) for path in paths]
     shared = paths[0] if len(paths) == 1 else os.path.commonprefix(paths).rstrip("_-.")
     same = {os.path.dirname(path) for path in [shared, *paths]}

@@ -1,5 +1,4 @@
-"""Embeddings of images and captions: those that trained models make of a split, a file of any model's, or a matrix of
-scores.
+"""Embeddings of images and captions, of models or from files, and ready scores.
 
 Loading runs no code from a file: weights_only=True for checkpoints, allow_pickle=False for arrays.
 """
@@ -38,7 +37,8 @@ class Member(NamedTuple):
 
 @dataclass
 class Embeddings:
-    """Embeddings of N images and M captions by one model, or by several whose scores are averaged; or ready scores."""
+    """Embeddings of N images and M captions by one or several models, or scores.
+    The scores of several models are averaged."""
     name: str                                     # the paths of the models, or of the file
     caption_image: np.ndarray                     # (M,) the row of each caption's image
     n_images: int
@@ -78,7 +78,7 @@ class Embeddings:
 
     @property
     def gaussian(self) -> bool:
-        """Whether any side of any member has variances."""
+        """True if any side of any member has variances."""
         return any(e is not None and e.log_var is not None for m in self.members for e in (m.images, m.captions))
 
     @property
@@ -92,7 +92,8 @@ class Embeddings:
         return self.models[0].options.seed if len(self.models) == 1 else None
 
     def index(self, side: str) -> Index:
-        """Positions of ids, of "image" or "caption". Raises InputError where they are not known."""
+        """Positions of ids, of "image" or "caption".
+        Raises InputError where they are not known."""
         return Index(self.ids.get(f"{side}_id"), side, self.source)
 
     def subset(self, images: np.ndarray) -> "Embeddings":
@@ -105,8 +106,8 @@ class Embeddings:
 
 
 def uncertainties(e: Embeddings, measure=uncertainty) -> dict[str, np.ndarray]:
-    """log det Sigma in nats of images (N,) and captions (M,) where they are Gaussian, or another measure (Embedding ->
-    (N,)), averaged over the members."""
+    """log det Sigma in nats of Gaussian images (N,) and captions (M,).
+    Averaged over the members. Or another measure, Embedding -> (N,)."""
     results = {}
     for side in ("images", "captions"):
         sides = [getattr(m, side) for m in e.members]
@@ -117,13 +118,15 @@ def uncertainties(e: Embeddings, measure=uncertainty) -> dict[str, np.ndarray]:
 
 
 def within_modality(similarity, e: Embedding) -> tuple:
-    """(similarity, embedding) to compare items of one modality: the cosine of the means where a similarity needs an
-    image and a caption (Mahalanobis: one Gaussian and one point; cross-attention: regions and words)."""
+    """Similarity and embedding to compare items of one modality.
+    The similarity is the cosine of the means where its own needs an image and a caption (Mahalanobis: one Gaussian
+    and one point; cross-attention: regions and words)."""
     return (similarity, e) if trait(similarity, "within_modality") else (cosine, Embedding(e.mean))
 
 
 def blocks_within(e: Embeddings, modality: str, items: np.ndarray, block: int):
-    """Yield (rows, scores (b, n)) of some "images" or "captions", at positions `items` (n,), among each other."""
+    """Yield (rows, scores (b, n)) of images or captions among each other.
+    items (n,): positions of "images" or "captions"."""
     members = []
     for m in e.members:
         similarity, x = within_modality(m.similarity, getattr(m, modality))
@@ -135,7 +138,8 @@ def blocks_within(e: Embeddings, modality: str, items: np.ndarray, block: int):
 # ---- by trained models
 
 def newest_run(root: str = "runs") -> str:
-    """The folder of the run whose best model is the newest. Raises InputError where there is no run."""
+    """The folder of the run whose best model is the newest.
+    Raises InputError where there is no run."""
     paths = glob.glob(os.path.join(root, "**", "model_best.pt"), recursive=True)
     check(paths, f"no run is in {root}/; train one with train.py, or name a run folder with --checkpoint")
     return os.path.dirname(max(paths, key=os.path.getmtime))
@@ -160,8 +164,8 @@ def tell_kind(path: str) -> str:
 
 def read_split_for(model: Trained, split: str = "test", data_path: str | None = None, data_name: str | None = None, *,
              dev_images: int | None = None, text_only: bool = False) -> Split:
-    """Read a split for a model, of the data that it was trained on unless others are named. dev_images: of dev, 0 all,
-    None as in the training. Raises InputError where the model cannot take the data."""
+    """Read a split of the data that a model was trained on, or of others named.
+    dev_images: of dev, 0 all, None as in the training. Raises InputError where the model cannot take the data."""
     mine, path = model.options, model.path
     result = read_split(data_path or mine.data_path, data_name or mine.data_name, split, text_only=text_only,
                         text_features=mine.text_features,
@@ -216,7 +220,7 @@ def embed(models: list[Trained], split: str = "test", part=None, *, sim: str | N
 
 
 def check_similarity(similarity, sides, sim: str, path: str) -> None:
-    """Raise InputError where a similarity cannot compare the embeddings of a model or a file."""
+    """Raise InputError where a similarity cannot compare these embeddings."""
     try:
         check_sides(similarity, sim, *sides)
     except ValueError as error:
@@ -240,7 +244,8 @@ def list_items(split: Split, data_name: str) -> Embeddings:
 
 
 def check_same_items(mine: Embeddings, theirs: Embeddings) -> list[str]:
-    """Raise InputError where two are of other items, or in another order. Return notes on what is assumed."""
+    """Raise InputError where two are of other items, or in another order.
+    Return notes on what is assumed."""
     here, there = ((e.n_images, len(e.caption_image)) for e in (mine, theirs))
     check(here == there, f"{mine.source} has {here[0]} images and {here[1]} captions where what it meets has "
                          f"{there[0]} and {there[1]} of {theirs.source}; compare runs on the same split with "
@@ -266,8 +271,8 @@ def check_same_items(mine: Embeddings, theirs: Embeddings) -> list[str]:
 
 
 def check_other_items(e: Embeddings, other: Embeddings, option: str, instead: str) -> None:
-    """Raise InputError where two files are of the same items, or of embeddings that are not of one model. option: the
-    one that names the other file; instead: what to do."""
+    """Raise InputError unless two files hold different items of one model.
+    option: names the other file; instead: what to do."""
     mine, theirs = (", ".join([x.similarity, *(
         f"{'points' if side.log_var is None else 'Gaussians'} of {side.mean.shape[1]} numbers"
         for m in x.members for side in m[1:])]) for x in (e, other))
@@ -288,9 +293,10 @@ ARRAYS = ("image_mean", "caption_mean", "image_log_var", "caption_log_var", "cap
 
 
 def export(path: str, e: Embeddings) -> None:
-    """Write the embeddings of one model as an .npz: means, log-variances where there are any, the row of each caption's
-    image, ids where they are known, the name of the similarity with what it learned, and the name of the split. Raises
-    InputError where there are no images."""
+    """Write the embeddings of one model as an .npz.
+    It holds means, log-variances where there are any, the row of each caption's image, ids where they are known, the
+    name of the similarity with what it learned, and the name of the split. Raises InputError where there are no
+    images."""
     similarity, images, captions = e.members[0]
     check(images is not None, f"--export: {e.source} has no images beside it; export a split with features or photos")
     arrays = {"image_mean": images.mean, "caption_mean": captions.mean, "image_log_var": images.log_var,
@@ -303,7 +309,8 @@ def export(path: str, e: Embeddings) -> None:
 
 
 def load_embeddings(path: str, sim: str | None = None, **data) -> Embeddings:
-    """Read embeddings of any model: the arrays that `export` writes (docs/evaluation.md lists them).
+    """Read embeddings of any model from arrays as `export` writes them.
+    docs/evaluation.md lists them.
 
     sim: a similarity in place of the file's; data: as `identify_items` takes them. Raises InputError on unknown arrays,
     on shapes and types that do not fit, on numbers that are not finite, and where the items are not those of the split.
@@ -337,9 +344,9 @@ def load_embeddings(path: str, sim: str | None = None, **data) -> Embeddings:
 
 
 def read_side(arrays: dict, side: str, path: str, normalised: bool) -> Embedding:
-    """The means and log-variances of one side, "image" or "caption", in float32. normalised: whether the similarity
-    divides by the norms. Raises InputError where shapes or types do not fit, and on numbers that are not finite or
-    whose squares are not."""
+    """Read means and log-variances of "image" or "caption", in float32.
+    normalised: the similarity divides by the norms. Raises InputError where shapes or types do not fit, and on
+    numbers that are not finite or whose squares are not."""
     mean, log_var = arrays.get(f"{side}_mean"), arrays.get(f"{side}_log_var")
     fits = mean is not None and mean.ndim == 2 and mean.dtype.kind in "fiu"
     if fits and log_var is not None:
@@ -362,7 +369,8 @@ def read_side(arrays: dict, side: str, path: str, normalised: bool) -> Embedding
 
 
 def count_repeats(rows: np.ndarray) -> int:
-    """Count how often each row stands in turn: 5 in VSE++'s layout, where the rows (5N, ...) of images are N images."""
+    """Count how often each row is repeated in turn: 5 in VSE++'s layout.
+    There the rows (5N, ...) of images are N images."""
     if len(rows) < 2 or not np.array_equal(rows[0], rows[1]):
         return 1
     turns = [k for k in range(1, len(rows)) if not np.array_equal(rows[k], rows[k - 1])]
@@ -374,7 +382,8 @@ def describe_repeats(path: str, rows: int, each: int) -> str:
 
 
 def read_word(arrays: dict, name: str, path: str) -> str:
-    """A single text among arrays, empty where there is none. Raises InputError where the array is no single text."""
+    """A single text among arrays, empty where there is none.
+    Raises InputError where the array is no single text."""
     value = arrays.get(name, np.array(""))
     check(value.size == 1 and value.dtype.kind in "US",
           f"{path}: {name} must hold one text, as np.array('...'), and has shape {value.shape} of "
@@ -384,7 +393,8 @@ def read_word(arrays: dict, name: str, path: str) -> str:
 
 
 def named_similarity(name: str, arrays: dict, path: str):
-    """The similarity of this name, with what it learned. Raises InputError where the file does not tell that."""
+    """The similarity of this name, with what it learned.
+    Raises InputError where the file does not tell that."""
     learned = arrays.get("effective_dim")
     if name == "mls" and learned is not None and learned.ndim == 0 and learned.dtype.kind in "fiu" and learned > 0:
         return SIMILARITIES[name](float(learned))
@@ -398,8 +408,8 @@ def named_similarity(name: str, arrays: dict, path: str):
 # ---- matrices of scores
 
 def load_scores(path: str, **data) -> Embeddings:
-    """Map a ready matrix of scores (N, M), images x captions. data: as `identify_items` takes them. Raises InputError
-    on other shapes and types."""
+    """Map a ready matrix of scores (N, M), images x captions.
+    data: as `identify_items` takes them. Raises InputError on other shapes and types."""
     scores = read_array(path, "write it with np.save, images x captions; embeddings go to --embeddings")
     check(scores.ndim == 2 and scores.dtype.kind == "f",
           f"{path} holds {scores.dtype} of shape {scores.shape}; scores are floats, images x captions")
@@ -425,7 +435,7 @@ def describe_turned(path: str, shape: tuple[int, int]) -> str:
 # ---- the items of a file
 
 def has_testall(folder: str) -> bool:
-    """Whether a folder of VSE++'s layout has the split of all 5,000 test images beside `test`, 1,000 of them."""
+    """True if a folder has `testall`, all 5,000 images, beside `test`."""
     return os.path.isfile(os.path.join(folder, "testall_caps.txt"))
 
 
@@ -465,8 +475,8 @@ def identify_items(path: str, n: int, m: int, arrays: dict, *, split: str | None
 
 
 def read_items(path: str, n: int, m: int, arrays: dict, need_owner: bool) -> Embeddings:
-    """Read what a file of N images and M captions says of its items. need_owner: nothing else says whose captions they
-    are. Raises InputError on arrays of other shapes or types."""
+    """Read the ids, names and owners of N images and M captions from a file.
+    need_owner: nothing else says whose captions they are. Raises InputError on arrays of other shapes or types."""
     assumed = "caption_image" not in arrays
     if need_owner and assumed:
         check(arrays or n <= m, describe_turned(path, (n, m)))

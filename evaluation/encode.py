@@ -19,8 +19,8 @@ class Gallery(NamedTuple):
 @torch.no_grad()
 def encode(model, split: Split, tokens: Tokens | None, device, batch_size: int = 128,
            workers: int = 0, part: Gallery | None = None) -> tuple:
-    """Embeddings of all images (N, D) and all captions (M, D) of a split, or of a part of it, in their order. The model
-    must be in eval mode.
+    """Embed all images (N, D) and captions (M, D) of a split, or of a part of it.
+    In their order. The model must be in eval mode.
 
     None stands for images that are not at hand, and for captions where `tokens` is None.
     """
@@ -44,8 +44,9 @@ def encode(model, split: Split, tokens: Tokens | None, device, batch_size: int =
 
 
 def _join(batches: list, order: np.ndarray):
-    """One Embedding (or Latent) of batches, which hold the items order[0], order[1], ...: item k in row k, parts
-    zero-padded. None where there are none."""
+    """Concatenate batches of Embedding or Latent in the order of the items.
+    The batches hold the items order[0], order[1], ...; item k becomes row k. Parts are zero-padded. None without
+    batches."""
     if not batches:
         return None
     places, fields = torch.from_numpy(order).split([len(e[0]) for e in batches]), []
@@ -62,8 +63,9 @@ def _join(batches: list, order: np.ndarray):
 
 @torch.no_grad()
 def validate(model: VSE, split: Split, tokens: Tokens, device, workers: int = 0) -> dict:
-    """Recalls of one split as `metrics.retrieval` returns them. "hbr" is DMSM's harmonic mean of the best ranks of
-    images, "alike" the mean cosine of two images and that of two captions, 1 where all are one point."""
+    """Recalls of one split, as `metrics.retrieval`, with "hbr" and "alike".
+    "hbr" is DMSM's harmonic mean of the best ranks of images; "alike" the mean cosine of two images, and of two
+    captions, 1 where all are one point."""
     images, captions = encode(model, split, tokens, device, workers=workers)
     scores = metrics.score_matrix([(model.similarity, images, captions)])           # (N, M)
     i2t, t2i = metrics.ranks(scores, split.caption_image)

@@ -1,4 +1,4 @@
-"""Pictures: queries with their best photos, and what uncertainties tell (`ucmr` Fig. 4-7).
+"""Pictures of retrieval and of uncertainty (`ucmr` Fig. 4-7).
 
 matplotlib brings DejaVu Sans, which has the alphabets of Europe and the Middle East; it draws a box for a letter that
 it lacks. Where a font that has Chinese, Japanese and Korean is installed, a line in matplotlibrc draws with both:
@@ -31,8 +31,8 @@ MOST, MATCHES, ACROSS, LETTERS = 5, 3, 6, 30    # of `draw_extremes`: items, mat
 
 
 def picture_file(path: str, inputs=(), overwrite: bool = True) -> str:
-    """`path`, where a picture can be drawn. Raises InputError, before the work, where it cannot be, and as `output`
-    does."""
+    """`path`, where a picture can be drawn.
+    Raises InputError, before the work, where it cannot be, and as `output` does."""
     check(format_of(path) in FORMATS, f"{path} ends in none of .{', .'.join(FORMATS)}, which pictures are drawn as; "
                                       "give it such an ending")
     return output(path, inputs, overwrite)
@@ -45,8 +45,8 @@ def format_of(path: str) -> str:
 
 @contextlib.contextmanager
 def figure_in(path: str, size: tuple[float, float], tight: bool = False):
-    """Yield an empty figure of this size in inches, and write the picture to `path` at the end. tight: give each of its
-    axes the space that its texts need.
+    """Yield an empty figure, in inches, and write it to `path` at the end.
+    tight: give each of its axes the space that its texts need.
 
     Neither a window system nor pyplot's state is touched. Captions and names are drawn as they are, where matplotlib
     would read two $ as a formula.
@@ -86,8 +86,8 @@ def wrapped(text: str, width: int, lines: int = 3) -> str:
 # ---- photos, and rows of them
 
 def show_photo(axis, photo: Image.Image | str, frame: str | None = None, thick: float = 4) -> None:
-    """Draw a photo, whole, in a square with a frame of this colour, None: a thin grey one. A word in its place, such as
-    "gone", is drawn on grey."""
+    """Draw a whole photo in a square with a frame.
+    colour None: a thin grey frame. A word in place of the photo, such as "gone", is drawn on grey."""
     width, height = getattr(photo, "size", (1, 1))
     if isinstance(photo, str):
         axis.set(facecolor="gainsboro", aspect="equal")
@@ -119,7 +119,8 @@ class Row(NamedTuple):
 
 
 def draw_rows(path: str, title: str, rows: list[Row], across: int) -> None:
-    """Draw queries with their photos, `across` in a line. Raises InputError where the picture would be too tall."""
+    """Draw queries with their photos, `across` in a line.
+    Raises InputError where the picture would be too tall."""
     width, lines = max(6, TILE * across), []                # lines: (texts above the first photo, cells)
     for row in rows:
         heading = "\n".join(filter(None, (wrapped(text, int(11 * width)) for text in (row.query, row.facts))))
@@ -144,7 +145,8 @@ def count_label_lines(cells: list[Cell]) -> int:
 
 
 def draw_line(axes, heading: str, cells: list[Cell]) -> None:
-    """Draw photos side by side, and a heading above the first. Without photos the axis stays empty."""
+    """Draw photos side by side, and a heading above the first.
+    Without photos the axis stays empty."""
     if not cells:
         axes[0].axis("off")
     for axis, cell in zip(axes, cells):
@@ -160,8 +162,8 @@ def draw_line(axes, heading: str, cells: list[Cell]) -> None:
 
 
 def draw_boxes(axis, size: tuple[int, int], boxes) -> None:
-    """Draw the boxes of a `Cell` on a photo of this width and height. White rims show them on any colour; the rims come
-    first, so that none hides a box."""
+    """Draw the boxes of a `Cell` on a photo of this width and height.
+    White rims show them on any colour; the rims come first, so that none hides a box."""
     rims = [(edges, "white", 3.5) for edges, _ in boxes]
     for edges, colour, thick in [*rims, *((*box, 2) for box in boxes)]:
         left, top, right, bottom = (share * side - 0.5 for share, side in zip(edges, (*size, *size)))
@@ -184,8 +186,8 @@ def small(file: str) -> Image.Image | str:
 
 
 def find_photos(photos: Photos | list[str] | None, folder: str | None) -> Photos | None:
-    """The photos of all images, those of a split or their file names in `folder`; None where a file is missing, which
-    is said where `folder` is given."""
+    """Find the photos of all images, those of a split or file names in `folder`.
+    None where a file is missing; a note says so where `folder` is given."""
     paths = photos.paths if isinstance(photos, Photos) else [
         below(folder, name, "the list of photos") for name in (photos or () if folder else ())]
     absent = [path for path in paths if not os.path.isfile(path)]
@@ -197,8 +199,9 @@ def find_photos(photos: Photos | list[str] | None, folder: str | None) -> Photos
 
 
 def image_drawer(texts: list[str] | None, photos: Photos | None, caption_image: np.ndarray):
-    """The texts of all captions, and image(i, *lines, frame): a Cell of image i below these lines. Where there are no
-    photos, its number and its first caption stand in it."""
+    """Texts of all captions, and a function that draws an image below lines.
+    image(i, *lines, frame) returns a Cell. Where there are no photos, it shows the number and the first caption of
+    the image."""
     texts = texts or [f"caption {m}" for m in range(len(caption_image))]
     first = dict(zip(caption_image[::-1].tolist(), texts[::-1]))
 
@@ -212,7 +215,8 @@ def image_drawer(texts: list[str] | None, photos: Photos | None, caption_image: 
 # ---- pictures of an evaluation
 
 def draw_retrieval(e: Embeddings, photos: Photos | None, path: str) -> None:
-    """Draw five captions, of a Gaussian model from the least to the most uncertain, each with its five best images."""
+    """Draw five captions, each with its five best images.
+    For Gaussians from the least to the most uncertain caption."""
     texts, image = image_drawer(e.ids.get("caption"), photos, e.caption_image)
     spread, rows = uncertainties(e), []
     order = np.argsort(spread.get("captions", np.arange(len(texts))), kind="stable")
@@ -228,7 +232,8 @@ def draw_retrieval(e: Embeddings, photos: Photos | None, path: str) -> None:
 
 
 def draw_curves(reports: dict[str, dict], path: str) -> None:
-    """Draw recall by tenths of uncertainty, and risk by coverage: a row of pictures per side, a line per run.
+    """Draw recall by tenths of uncertainty, and risk by coverage.
+    A row of pictures per side, a line per run.
 
     reports: {run: {"images" | "captions": what `protocols.report_uncertainty` returns}}. A side that was not ranked has
     no recalls.
@@ -257,8 +262,8 @@ def draw_curves(reports: dict[str, dict], path: str) -> None:
 
 
 def draw_extremes(e: Embeddings, photos: Photos | None, side: str, path: str) -> None:
-    """Draw the most and the least uncertain "images" or "captions" with their matches, those of Crisscrossed Captions
-    where these were read."""
+    """Draw the most and the least uncertain images or captions with their matches.
+    Matches are those of Crisscrossed Captions where these were read."""
     texts, image = image_drawer(e.ids.get("caption"), photos, e.caption_image)
     values, rows = uncertainties(e)[side], []
     own = Pairs.of(e.caption_image, np.arange(len(e.caption_image)))

@@ -1,4 +1,4 @@
-"""Evaluation protocols: what is retrieved from what, which items count as matches, and what is averaged.
+"""Evaluation protocols: queries, galleries, matches and averages.
 
 Each protocol returns its numbers and keeps the outcome of every query in a `Record`, for files of ranks and for tests
 of differences. `PROTOCOLS` lists them; `assess` runs those that the options ask for.
@@ -27,21 +27,22 @@ INSTANCES = "instances_val2014.json"  # the dev and test images of COCO's splits
 
 
 class Record(dict):
-    """(protocol, direction, "rank" | "rp" | ...) -> one number per query; NaN where a query does not count.
+    """Outcomes of queries: (protocol, direction, "rank" | "rp" | ...) -> (Q,).
+    NaN where a query does not count.
 
     Ranks are 0-based, all other numbers are shares in [0, 1].
     """
 
     def add(self, protocol: str, side: str, count: int, queries: np.ndarray, **values) -> None:
-        """Keep numbers of the queries (q,) among `count`, one array (q,) for each name; a negative number means that
-        a query does not count."""
+        """Keep numbers of the queries (q,) among `count`, an array for each name.
+        A negative number means that a query does not count."""
         for name, value in values.items():
             numbers = self.setdefault((protocol, side, name), np.full(count, np.nan))
             numbers[queries] = np.where(value < 0, np.nan, value)
 
     def totals(self, caption_image: np.ndarray, n_images: int) -> dict:
-        """{metric: (total (N,), count (N,))} per image, as `metrics.paired_bootstrap` takes it; percent and 1-based
-        ranks."""
+        """{metric: (total (N,), count (N,))} per image, for `metrics.paired_bootstrap`.
+        Percent and 1-based ranks."""
         totals = {}
         for (protocol, side, name), value in self.items():
             known = ~np.isnan(value)
@@ -64,14 +65,14 @@ def everything(e: Embeddings) -> list[Gallery]:
 
 
 def folds(e: Embeddings) -> list[Gallery]:
-    """The five folds of COCO 1K: sequential images, and the captions of each fold's images."""
+    """Five folds of COCO 1K: sequential images, and each fold's captions."""
     return [Gallery(np.arange(k, k + FOLD), np.flatnonzero((e.caption_image >= k) & (e.caption_image < k + FOLD)))
             for k in range(0, 5 * FOLD, FOLD)]
 
 
 def gallery_scores(scores: np.ndarray, queries: np.ndarray, items: np.ndarray, rows: slice) -> np.ndarray:
-    """Scores (b, G) of the queries `rows` of (Q,) against items (G,), in float32. scores (N, M) or (M, N). Raises
-    InputError on scores that are not finite."""
+    """Scores (b, G) of the queries `rows` of (Q,) against items (G,), in float32.
+    scores (N, M) or (M, N). Raises InputError on scores that are not finite."""
     all_items = len(queries) == len(scores) and len(items) == scores.shape[1]
     return finite(np.ascontiguousarray(scores[rows] if all_items else scores[np.ix_(queries[rows], items)], np.float32))
 
@@ -84,8 +85,8 @@ def finite(block: np.ndarray) -> np.ndarray:
 
 
 def in_blocks(function, n: int) -> None:
-    """Call function(rows) for 0, ..., n - 1 in blocks, on as many threads as torch has: numpy lets them run side by
-    side."""
+    """Call function(rows) for 0, ..., n - 1 in blocks, on torch's number of threads.
+    numpy lets them run side by side."""
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         list(pool.map(function, [slice(k, min(k + ROWS, n)) for k in range(0, n, ROWS)]))
 
@@ -93,7 +94,8 @@ def in_blocks(function, n: int) -> None:
 # ---- the original pairs
 
 def full(e: Embeddings, galleries: list[Gallery], record: Record, name: str) -> dict:
-    """Recalls of the original pairs in both directions, `metrics.both_directions`, as the mean over galleries."""
+    """Recalls of the original pairs in both directions, mean over galleries.
+    As `metrics.both_directions`."""
     results = []
     for images, captions in galleries:
         part = e.scores if e.scores.shape == (len(images), len(captions)) else e.scores[np.ix_(images, captions)]
@@ -114,7 +116,8 @@ OUTCOMES["rpc2"] = OUTCOMES["rp"]
 
 def recalls_of_matches(scores: np.ndarray, pairs: dict[str, Pairs], galleries: list[Gallery], record: Record,
                        name: str, *precisions: str) -> dict:
-    """Recalls and precisions of i2t and t2i, or of one of them, in percent, as the mean over galleries.
+    """Recalls and precisions of i2t or t2i or both, in percent.
+    Mean over galleries.
 
     scores (N, M); pairs: the matches of each direction; precisions: names of OUTCOMES. "r1" is the share of queries
     whose best item is a match, the precision at 1. "rsum" is there where both directions are. Raises InputError where
@@ -137,7 +140,8 @@ def recalls_of_matches(scores: np.ndarray, pairs: dict[str, Pairs], galleries: l
 
 def judge_queries(scores: np.ndarray, queries: np.ndarray, items: np.ndarray, pairs: Pairs,
                   names) -> dict[str, np.ndarray]:
-    """OUTCOMES (Q,) of these names for queries (Q,) against items (G,). Only rows with a match are scored."""
+    """OUTCOMES (Q,) of these names for queries (Q,) against items (G,).
+    Only rows with a match are scored."""
     outcomes = {name: np.full(len(queries), np.nan) for name in names}
 
     def judge(rows: slice) -> None:
@@ -161,7 +165,7 @@ def positives(e: Embeddings, galleries: list[Gallery], record: Record, name: str
 
 
 def eccv(e: Embeddings, galleries: list[Gallery], record: Record, name: str) -> dict:
-    """ECCV Caption: R@1, R-precision and mAP@R of its queries in the whole gallery, in percent."""
+    """ECCV Caption: R@1, R-precision and mAP@R in the whole gallery, in percent."""
     numbers = recalls_of_matches(e.scores, e.judged["eccv"], galleries, record, name, "rp", "map_at_r")
     return {side: {key: numbers[side][key] for key in ("r1", "rp", "map_at_r", "queries")} for side in e.judged["eccv"]}
 
@@ -169,8 +173,9 @@ def eccv(e: Embeddings, galleries: list[Gallery], record: Record, name: str) -> 
 # ---- Crisscrossed Captions
 
 def cxc(e: Embeddings, galleries: list[Gallery], record: Record, name: str, samples: int = 1000) -> dict:
-    """Crisscrossed Captions: {i2t, t2i, rsum, t2t, i2i} as means over galleries and, in a gallery of everything, the
-    rank correlations of scores with ratings, {sits, sts, sis} (`metrics.sampled_spearman`).
+    """Crisscrossed Captions: {i2t, t2i, rsum, t2t, i2i}, mean over galleries.
+    In a gallery of everything also the rank correlations of scores with ratings, {sits, sts, sis}
+    (`metrics.sampled_spearman`).
 
     i2t and t2i carry "rpc2", RPC^2 (`ucmr` 4.3): R-precision over the CxC matches, in percent. Without images there is
     text to text alone; a matrix of scores has none within a modality.
@@ -200,7 +205,8 @@ def cxc(e: Embeddings, galleries: list[Gallery], record: Record, name: str, samp
 
 def ranks_within(e: Embeddings, modality: str, items: np.ndarray, pairs: Pairs,
                  ratings: Ratings | None = None) -> tuple[np.ndarray, np.ndarray | None]:
-    """Retrieval of "captions" by captions or of "images" by images, the query kept out of its own gallery.
+    """Rank captions for captions, or images for images.
+    A query is kept out of its own gallery.
 
     items (n,): queries and gallery. Returns the 0-based ranks (n,) of the best match, -1 where a query has no match,
     and the scores (K,) of rated pairs, whose positions are among `items`. Raises InputError on scores that are not
@@ -221,7 +227,8 @@ def ranks_within(e: Embeddings, modality: str, items: np.ndarray, pairs: Pairs,
 # ---- categories of images
 
 def pmrp(e: Embeddings, galleries: list[Gallery], record: Record, name: str) -> dict:
-    """Plausible Match R-Precision in percent, as the mean over galleries (PCME 4.1; `ucmr` 4.3).
+    """Plausible Match R-Precision in percent, mean over galleries.
+    PCME 4.1; `ucmr` 4.3.
 
     An item matches if the sets of categories that the two images show differ in at most zeta categories, zeta in
     {0, 1, 2}. Images without any instance are left out, and their captions. Returns {"i2t": {"pmrp", "zeta0", "zeta1",
@@ -245,8 +252,8 @@ def pmrp(e: Embeddings, galleries: list[Gallery], record: Record, name: str) -> 
 
 
 def precisions_by_categories(scores: np.ndarray, query: tuple, item: tuple) -> np.ndarray:
-    """R-precisions (zetas, Q) in [0, 1]. query, item: positions (Q,) and categories (Q, K) as 0 and 1 in float32, and
-    the same of the gallery."""
+    """R-precisions (zetas, Q) in [0, 1] by shared categories.
+    query, item: positions (Q,) and categories (Q, K) as 0 and 1 in float32, and the same of the gallery."""
     result, (queries, shown), (items, codes) = np.empty((len(ZETAS), len(query[0]))), query, item
     twice, size = -2 * codes.T, codes.sum(1)
 
@@ -283,15 +290,16 @@ FOLDED = ("full", "pmrp", "cxc")                                # with --fold5 a
 
 
 def read_judgements(e: Embeddings, opt) -> dict:
-    """{protocol: what was read for it} of the protocols that the options name. Raises InputError on files that are
-    missing, broken or of other items."""
+    """{protocol: what was read for it} of the protocols that the options name.
+    Raises InputError on files that are missing, broken or of other items."""
     return {name: read(e, opt) for name, read in READERS.items() if getattr(opt, name)}
 
 
 def list_versions(e: Embeddings, opt) -> dict[str, tuple[Embeddings, tuple[str, ...]]]:
-    """The embeddings as they are, with the bank of queries, and where variances rank as points and (--uncertainty) with
-    the variances of other items: these rows show what the variances do, and whether it matters whose they are. Returns
-    {name: (embeddings, names of protocols)}."""
+    """Versions of the embeddings to rank by: {name: (embeddings, protocols)}.
+    They are the embeddings as they are, with the bank of queries, and where variances rank as points and
+    (--uncertainty) with the variances of other items. The last two show what variances do, and whether it matters
+    whose they are."""
     versions = {"": (e, tuple(PROTOCOLS))}
     if can_rank(e) and e.bank is not None:
         versions["bank"] = replace(e, bank=None, subtracted=e.bank), ("full",)
@@ -303,8 +311,8 @@ def list_versions(e: Embeddings, opt) -> dict[str, tuple[Embeddings, tuple[str, 
 
 
 def run_protocols(e: Embeddings, opt) -> tuple[dict[str, dict], Record]:
-    """The "protocols" of results.json, and the outcome of every query. Raises InputError where the options do not fit
-    the embeddings."""
+    """The "protocols" of results.json, and the outcome of every query.
+    Raises InputError where the options do not fit the embeddings."""
     check(not opt.fold5 or e.n_images >= 5 * FOLD,
           f"--fold5 needs 5 x 1,000 images and {e.name} has {e.n_images:,}; leave it out or name a larger split (COCO: "
           "testall for precomputed features)")
@@ -327,7 +335,7 @@ def run_protocols(e: Embeddings, opt) -> tuple[dict[str, dict], Record]:
 
 
 def can_rank(e: Embeddings) -> bool:
-    """Whether images and captions are there, and their scores few enough to hold."""
+    """True if images and captions are there and their scores few enough to hold."""
     return e.has_images and e.n_images * len(e.caption_image) <= MOST_SCORES
 
 
@@ -343,7 +351,7 @@ def describe_missing(e: Embeddings) -> list[str]:
 # ---- the members as points, and with the variances of other items
 
 def ranks_by_variances(e: Embeddings) -> bool:
-    """Whether any member has variances and compares by them: the cosine looks at means alone."""
+    """True if any member compares by variances, unlike the cosine of means."""
     return e.gaussian and not all(m.similarity is cosine for m in e.members)
 
 
@@ -378,8 +386,8 @@ def deal_variances(images: Embedding, captions: Embedding, seed: int = 0) -> tup
 # ---- all that is asked
 
 def report_uncertainty(e: Embeddings, opt, record: Record) -> dict[str, dict]:
-    """{"images" | "captions": mean and deviation of log det Sigma in nats and, with --uncertainty, what it says about
-    R@1 and the number of positives of a query}."""
+    """Mean and deviation of log det Sigma of images and captions, in nats.
+    With --uncertainty also what it says about R@1 and about the number of positives of a query."""
     results = {}
     for queries, values in uncertainties(e).items():
         side = "i2t" if queries == "images" else "t2i"
@@ -398,7 +406,8 @@ def report_uncertainty(e: Embeddings, opt, record: Record) -> dict[str, dict]:
 
 
 def doubt_scores(e: Embeddings, numbers: dict) -> list[str]:
-    """A note on a file whose captions rank their images far below the middle: it holds distances."""
+    """Note on a file whose captions rank their images far below the middle.
+    Such a file holds distances."""
     place, middle = numbers.get("full", {}).get("t2i", {}).get("medr", 0), e.n_images / 2
     doubtful = not e.models and place > middle * max(1.2, 1 + 5 / len(e.caption_image) ** 0.5)
     return [f"{e.name}: the median rank of a caption's image is {place:,.0f} of {e.n_images:,}, far worse than chance "
@@ -407,7 +416,8 @@ def doubt_scores(e: Embeddings, numbers: dict) -> list[str]:
 
 @torch.no_grad()
 def assess(e: Embeddings, opt) -> tuple[dict, Record]:
-    """Run all that the options ask for: the content of results.json, and the outcome of every query.
+    """Run all protocols of the options.
+    Returns the content of results.json and the outcome of every query.
 
     e.judged: as `read_judgements` returns it. Raises InputError where the options do not fit the embeddings.
     """
@@ -428,7 +438,8 @@ def assess(e: Embeddings, opt) -> tuple[dict, Record]:
 
 
 def replace_nan(value):
-    """The value with None for each NaN (a correlation with a constant, say), which JSON lacks."""
+    """Replace NaN by None, since JSON lacks it.
+    A correlation with a constant is NaN."""
     if isinstance(value, dict):
         return {key: replace_nan(v) for key, v in value.items()}
     if isinstance(value, (list, tuple)):

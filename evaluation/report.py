@@ -1,4 +1,5 @@
-"""Results as tables for a terminal, in markdown or in LaTeX: one table per protocol, several runs side by side.
+"""Tables of results for a terminal, in markdown or in LaTeX.
+One table per protocol, several runs side by side.
 
 A table is (title, groups of columns, rows): groups [(heading, [column, ...])], rows [(label, [cell, ...])]. Cells are
 text.
@@ -26,7 +27,8 @@ TITLES = {"cxc": "Crisscrossed Captions", "cxc_folds5": "Crisscrossed Captions, 
 
 
 def number(value, digits: int = 1) -> str:
-    """A cell: a text as it is, a whole number in full, any other with these digits, - for None and NaN."""
+    """Text of a cell.
+    A text as it is, a whole number in full, any other with these digits, - for None and NaN."""
     if value is None or value != value:
         return "-"
     return value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:.{digits}f}"
@@ -34,7 +36,8 @@ def number(value, digits: int = 1) -> str:
 
 def table(heading: str, columns: dict[str, str], rows: dict[str, dict],
           cell: Callable[[str, dict], str] = lambda key, numbers: number(numbers.get(key, ""), 3)) -> tuple:
-    """A table of columns {name of a number: its head} and rows {label: numbers}; three digits, empty where missing."""
+    """Table of columns {name of a number: its head} and rows {label: numbers}.
+    Three digits, empty where missing."""
     return heading, [("", list(columns.values()))], [
         (label, [cell(key, numbers) for key in columns]) for label, numbers in rows.items()]
 
@@ -42,7 +45,7 @@ def table(heading: str, columns: dict[str, str], rows: dict[str, dict],
 # ---- tables of results
 
 def tables(runs: dict[str, dict]) -> list:
-    """Tables of one or several results, {name of the run: the content of results.json}."""
+    """Tables of one or several results, {name of the run: results.json}."""
     runs = {f"{run}: " * (len(runs) > 1): results for run, results in runs.items()}
     all_tables = table_of_pairs(runs)
     for name, title in TITLES.items():
@@ -52,7 +55,8 @@ def tables(runs: dict[str, dict]) -> list:
 
 
 def table_of_pairs(runs: dict[str, dict]) -> list:
-    """The table of recalls of the original pairs and of a random order. runs: results by how a row begins."""
+    """Table of recalls of the original pairs and of a random order.
+    runs: results by how a row begins."""
     numbers = {}
     for name, title in ROWS.items():
         for run, results in runs.items():
@@ -77,7 +81,8 @@ def table_of_matches(title: str, results: dict[str, dict]) -> list:
 
 
 def table_of_ratings(title: str, results: dict[str, dict]) -> list:
-    """The table of the rank correlations of one protocol with ratings, `metrics.sampled_spearman`; none without."""
+    """Table of rank correlations of one protocol with ratings; none without.
+    See `metrics.sampled_spearman`."""
     def cell(kind: str, p: dict) -> str:
         x = [number(p[kind][key], 3) for key in ("spearman", "std", "shuffled")] if kind in p else ()
         return "{} +- {} (shuffled {})".format(*x) if x else ""
@@ -88,7 +93,8 @@ def table_of_ratings(title: str, results: dict[str, dict]) -> list:
 
 
 def comparisons(pairs: list[dict]) -> list:
-    """Tables of `metrics.paired_bootstrap`: pairs [{"a", "b", "seeds": [n, n], "pairs": bool, "metrics"}]."""
+    """Tables of `metrics.paired_bootstrap`.
+    pairs: [{"a", "b", "seeds": [n, n], "pairs": bool, "metrics"}]."""
     results = []
     for pair in pairs:
         # where no sample was on the other side, p is the least that so many samples can tell
@@ -103,7 +109,8 @@ def comparisons(pairs: list[dict]) -> list:
 
 
 def seed_tables(groups: dict[str, dict]) -> list:
-    """A table of means and deviations over seeds: {group: {metric: (mean, deviation, n)}}."""
+    """Table of means and deviations over seeds.
+    groups: {group: {metric: (mean, deviation, n)}}."""
     names = list(dict.fromkeys(name for group in groups.values() for name in group))
     rows = [(name, ["{:.1f} +- {:.1f} ({})".format(*group[name]) if name in group else ""
                     for group in groups.values()]) for name in names]
@@ -125,7 +132,8 @@ def doubts(pairs: list[dict]):
 
 
 def foreign_words(data_name: str, u: dict) -> str:
-    """A sentence on the unknown words of another data set, as data.Split.unknown_words counts them."""
+    """Sentence on the unknown words of another data set.
+    data.Split.unknown_words counts them."""
     return (f"{data_name} against the training vocabulary: {u['unknown_distinct']:,} of {u['distinct']:,} distinct "
             f"words are unknown, {100 * u['unknown_words'] / u['words']:.2f}% of all words; "
             f"{u['captions_without']:,} captions have no known word")

@@ -1,4 +1,4 @@
-"""Regularised canonical correlation analysis (CCA): a linear baseline in closed form.
+"""Regularised canonical correlation analysis (CCA), a linear baseline.
 
     python -m features.captions --data_name f8k_precomp --kind tfidf
     python -m methods.cca --data_name f8k_precomp --text tfidf --eta_image auto --output cca_test.npz
@@ -41,7 +41,8 @@ class CCA:
     """
 
     def __init__(self, x, y, owner: np.ndarray):
-        """Compute means and covariances of the M pairs: x (N, F), y (M, G), and row owner[m] of x for row m of y.
+        """Compute means and covariances of M pairs.
+        x (N, F), y (M, G), and row owner[m] of x for row m of y.
 
         x and y are arrays, or objects that return rows by their numbers.
         """
@@ -57,7 +58,8 @@ class CCA:
         self.largest = [linalg.eigvalsh(c, subset_by_index=[len(c) - 1] * 2)[0] for c in (self.xx, self.yy)]
 
     def solve(self, dim: int, eta_x: float, eta_y: float) -> "CCA":
-        """Compute `maps`, Wx S (F, dim) and Wy S (G, dim), and `correlations` S (dim,), falling from at most 1.
+        """Compute the maps of both sides and the correlations.
+        `maps`: Wx S (F, dim) and Wy S (G, dim); `correlations`: S (dim,), falling from at most 1.
 
         Raises InputError where there are fewer directions, or where a covariance cannot be inverted.
         """
@@ -76,14 +78,16 @@ class CCA:
         return self
 
     def project(self, side: int, rows, count: int, dim: int | None = None) -> np.ndarray:
-        """Embed `count` rows of x (side 0) or y (side 1) in the first `dim` directions: (count, dim), of norm 1."""
+        """Embed `count` rows of one side in the first `dim` directions.
+        side 0: x, 1: y. Returns (count, dim), of norm 1."""
         z = np.concatenate([(rows[numbers] - self.means[side]) @ self.maps[side][:, :dim]
                             for numbers in chunks(np.arange(count), BLOCK)])
         return z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)
 
 
 class FeatureRows:
-    """Rows (n, F) of stored features by their numbers; regions are averaged and rows l2-normalised, as in training."""
+    """Rows (n, F) of stored features by their numbers.
+    Regions are averaged and rows l2-normalised, as in training."""
 
     def __init__(self, features: Features):
         self.features, self.trunk = features, Precomputed(features.dim)
@@ -108,7 +112,7 @@ def embed(cca: CCA, split: Split, views, dim: int | None = None) -> list[Embeddi
 
 
 def choose(cca: CCA, split: Split, views, dims, etas) -> tuple[int, float, float]:
-    """Choose the (dim, eta_x, eta_y) of the highest rsum on a dev split; print all rsums."""
+    """Choose the (dim, eta_x, eta_y) of the highest rsum on dev; print all rsums."""
     rsums = {}
     for pair in etas:
         cca.solve(max(dims), *pair)
@@ -120,7 +124,7 @@ def choose(cca: CCA, split: Split, views, dims, etas) -> tuple[int, float, float
 
 
 def fit_and_embed(opt) -> None:
-    """Fit to the training split, print the rsum of the split to embed, and write its embeddings."""
+    """Fit to the training split; embed and rank a split and write its embeddings."""
     output(opt.output, overwrite=opt.overwrite)
     target, automatic = opt.test_name or opt.data_name, "auto" in (opt.dim, opt.eta)
     train, views = read_views(opt, opt.data_name, "train")

@@ -1,4 +1,4 @@
-"""CITE: a network that scores pairs, with layers for several concepts that each phrase mixes in its own way.
+"""CITE: a network that scores pairs by concepts, mixed for each phrase.
 
     python train.py --data_name f30k_entities --method cite --text_features hglmm
     python train.py --data_name f8k_precomp --sim cite --txt_enc mean --img_layers 1024 \\
@@ -50,7 +50,8 @@ class ConditionalNetwork(PairNetwork):
                                      h.unflatten(1, (self.concepts, -1)))).view(pairs)
 
     def penalty(self, image, caption, batch) -> Tensor:
-        """L1 norm of a phrase's concept logits, mean over phrases as in the original: an extra term of model.VSE.
+        """L1 norm of a phrase's concept logits, an extra term of model.VSE.
+        Mean over phrases, as in the original.
 
         The logits are computed again, in float32, so the BatchNorm of their branch counts each batch twice.
         """

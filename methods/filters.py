@@ -1,5 +1,6 @@
-"""Image features by fixed filters of hues, figures, textures and colours, without weights, for drawn scenes: the demo
-writes them, and `features.images --kind demo` and others compute them for photos and for boxes in them.
+"""Features of drawn scenes by fixed filters of hues, shapes, textures, colours.
+They need no weights. The demo writes them, and `features.images --kind demo` and others compute them for photos and
+for boxes in photos.
 
 filters.npz holds the filters, whole numbers: patches cut from 200 drawn scenes, and random ones. All arithmetic is
 exact, so that every machine gives the same features.
@@ -37,8 +38,8 @@ def filters() -> list[np.ndarray]:
 
 @functools.cache
 def colour_table():
-    """(32768, 14) uint8 from 0 to 8: for RGB in 32 steps per channel, the closeness to 12 hues and white; the last
-    column is 8.
+    """Closeness of RGB colours to 12 hues and white, (32768, 14) uint8, 0 to 8.
+    32 steps per channel; the last column is 8.
 
     A colour counts as if its strongest channel were full, so that the dark pixels of a texture keep their hue.
     """
@@ -53,14 +54,15 @@ def colour_table():
 
 
 def shrink(maps, step):
-    """Sums over blocks of step x step pixels: (n, 128, 128, ...) -> (n, 128 / step, 128 / step, ...) of the same type.
-    """
+    """Sum over blocks of step x step pixels, of the same type.
+    (n, 128, 128, ...) -> (n, 128 / step, 128 / step, ...)."""
     maps = sum(maps[:, i::step] for i in range(step))
     return sum(maps[:, :, i::step] for i in range(step))
 
 
 def windows(maps, width, stride=1):
-    """The surroundings of each cell, 0 outside: (n, h, h) -> (n, h / stride, h / stride, width ** 2) float32."""
+    """Surroundings of each cell, 0 outside the image, float32.
+    (n, h, h) -> (n, h / stride, h / stride, width ** 2)."""
     before = width // 2
     maps = np.pad(maps, ((0, 0), (before, width - 1 - before), (before, width - 1 - before)))
     views = np.lib.stride_tricks.sliding_window_view(
@@ -85,8 +87,9 @@ def input_maps(pixels):
 
 
 def responses(pixels):
-    """The response to each filter, at least 0, around each cell: (n, 128, 128, 3) uint8 -> one array (n, h, h, filters)
-    float32 per kind of filter. h is 64 for textures and 32 for the others."""
+    """Responses to the filters around each cell, at least 0.
+    (n, 128, 128, 3) uint8 -> one array (n, h, h, filters) float32 per kind of filter. h is 64 for textures and 32 for
+    the others."""
     hues, coarse, fine, texture, colour = input_maps(pixels)
     hue_f, fine_f, coarse_f, texture_f, colour_f = filters()
     by_hue = np.concatenate([windows(hues[..., i], 5) @ hue_f for i in range(hues.shape[-1])], -1)
@@ -97,7 +100,7 @@ def responses(pixels):
 
 
 def region_features(pixels):
-    """The strongest response to each filter, at least 0, in each of 6 x 6 cells, row by row.
+    """Strongest response to each filter in each of 6 x 6 cells, row by row.
 
     (n, 128, 128, 3) uint8 -> (n, 36, 192) float32.
     """
@@ -110,7 +113,8 @@ def region_features(pixels):
 
 
 def global_features(regions):
-    """The strongest responses in the image and in each of its quarters, less the usual value of their kind of filter.
+    """Strongest responses in the image and in each of its quarters.
+    Less the usual value of their kind of filter.
 
     (n, 36, 192) -> (n, 960) float32.
     """
@@ -136,7 +140,8 @@ class Photos(nn.Module):
 
 
 def transform(photo: Image.Image) -> Tensor:
-    """A photo in RGB as (128, 128, 3) uint8. Photos of another size are resized, not cropped."""
+    """Photo in RGB as (128, 128, 3) uint8.
+    Photos of another size are resized, not cropped."""
     size = SIDE, SIDE
     return torch.from_numpy(np.array(photo if photo.size == size
                                      else photo.resize(size, Image.Resampling.BILINEAR)))
@@ -149,8 +154,8 @@ class Regions:
 
     @staticmethod
     def read(photo: Image.Image, boxes: np.ndarray) -> np.ndarray:
-        """Boxes (P, 4), shares of width and height -> (P, 576) float32: of each of 192 filters the strongest response
-        in the box, the mean response in it, and the mean around it.
+        """Features of boxes (P, 4), shares of width and height -> (P, 576) float32.
+        For each of 192 filters the strongest response in the box, the mean response in it, and the mean around it.
 
         The first tells what is there, and the others whether the box fits it. The responses are computed once per
         photo.
@@ -168,7 +173,8 @@ class Regions:
 
 
 def strongest(maps: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """The maximum over the cells whose centres lie in each box, at least over one: (h, h, C), (P, 4) -> (P, C)."""
+    """Maximum over the cells with centres in each box: (h, h, C), (P, 4) -> (P, C).
+    At least one cell counts."""
     side = len(maps)
     first = np.clip(np.ceil(boxes[:, :2] * side - 0.5), 0, side - 1).astype(int)    # (P, 2)
     last = np.clip(np.floor(boxes[:, 2:] * side - 0.5), 0, side - 1).astype(int)
@@ -178,8 +184,8 @@ def strongest(maps: np.ndarray, boxes: np.ndarray) -> np.ndarray:
 
 
 def means(maps: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The mean in each box and the mean around it, where cells count by the share that is covered: (h, h, C), (P, 4) ->
-    twice (P, C) float32. Surroundings outside the photo count as 0."""
+    """Mean in each box and around it: (h, h, C), (P, 4) -> twice (P, C) float32.
+    Cells count by the share that is covered. Surroundings outside the photo count as 0."""
     integral = np.pad(maps, ((1, 0), (1, 0), (0, 0))).astype(np.float64).cumsum(0).cumsum(1)
     centre, half = (boxes[:, :2] + boxes[:, 2:]) / 2, (boxes[:, 2:] - boxes[:, :2]) / 2
     outer = np.clip(np.concatenate([centre - AROUND * half, centre + AROUND * half], 1), 0, 1)
@@ -190,8 +196,8 @@ def means(maps: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def total(integral: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The sum in each box (P, C), and how many cells it covers (P, 1), from the sums (h + 1, h + 1, C) from the corner
-    on."""
+    """Sum in each box (P, C), and the number of cells it covers (P, 1).
+    From the sums (h + 1, h + 1, C) from the corner on."""
     side = len(integral) - 1
     x1, y1, x2, y2 = (np.asarray(boxes, np.float64).T * side)
 

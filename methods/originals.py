@@ -22,15 +22,15 @@ from vocab import Vocabulary
 
 
 def is_original(stored) -> bool:
-    """Whether what a file holds has the layout of VSE++ and its descendants: {"model": [image, text], "opt": options}.
-    """
+    """True if a file has the layout of VSE++ and its descendants.
+    {"model": [image, text], "opt": options}."""
     return (isinstance(stored, dict) and isinstance(stored.get("model"), (list, tuple))
             and isinstance(stored.get("opt"), (argparse.Namespace, dict)))
 
 
 def convert_file(stored: dict, path: str, vocab: str | None) -> dict:
-    """Convert an original's checkpoint with the vocabulary of a file, where nothing shows that they do not belong
-    together."""
+    """Convert an original checkpoint with the vocabulary of a file.
+    Raises InputError where something shows that they do not belong together."""
     words = vocab and Vocabulary.load(vocab)
     if words and (words.origin or "").startswith("built"):
         raise InputError(f"{path} cannot belong to the vocabulary {vocab}, which was "
@@ -44,8 +44,8 @@ def convert_file(stored: dict, path: str, vocab: str | None) -> dict:
 
 
 def convert(stored: dict, words: list[str] | None, path: str) -> dict:
-    """A VSE++ or VSRN checkpoint, as `read` returned it, -> one of ours: format, options,
-    vocabulary, model, state.
+    """Convert a VSE++ or VSRN checkpoint, as `read` returns it, to one of ours.
+    Keys: format, options, vocabulary, model, state.
 
     `words` are its vocabulary in the order of the indices, which the file does not hold. Raises InputError if the two
     do not fit or the checkpoint holds anything that cannot be carried over.
@@ -108,8 +108,8 @@ SAME = {"data_name": str, "margin": float, "max_violation": bool, "num_epochs": 
 
 
 def _options(theirs: argparse.Namespace, path: str) -> dict:
-    """Our options, complete and resolved, for those of the original; paths and the like keep our
-    defaults."""
+    """Translate options of the original to ours, complete and resolved.
+    Paths and the like keep our defaults."""
     ours = training_parser().parse_args([])
     for name, kind in SAME.items():
         value = getattr(theirs, name, getattr(ours, name))

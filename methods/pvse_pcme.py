@@ -1,4 +1,5 @@
-"""PVSE and PCME: attention to regions and words (PIE-Net), and match probabilities of sampled Gaussians.
+"""PVSE and PCME: PIE-Net, and match probabilities of sampled Gaussians.
+PIE-Net is attention to regions and words.
 
     python train.py --data_name f8k_region_precomp --sim mil          # PVSE: K = 2 points per item
     python train.py --data_name f8k_region_precomp --sim match_prob   # PCME: one Gaussian per item
@@ -19,7 +20,8 @@ from losses import Embedding, real_parts, real_rows, score_blocks, unit
 
 
 class SelfAttention(nn.Module):
-    """K weighted means of the locals (PVSE), (B, P, F) -> (B, K, F), by a softmax over positions of W2 tanh(W1 x)."""
+    """K weighted means of the locals (PVSE): (B, P, F) -> (B, K, F).
+    The weights are a softmax over positions of W2 tanh(W1 x)."""
 
     def __init__(self, inputs: int, heads: int):
         super().__init__()
@@ -36,7 +38,8 @@ class SelfAttention(nn.Module):
 
 
 class MeanLinear(nn.Module):
-    """Global view of an image: a linear map of the mean of its regions, (B, P, F) -> (B, D)."""
+    """Linear map of the mean of an image's regions: (B, P, F) -> (B, D).
+    The global view of an image."""
 
     def __init__(self, inputs: int, embed_size: int):
         super().__init__()
@@ -47,7 +50,8 @@ class MeanLinear(nn.Module):
 
 
 class PIENet(nn.Module):
-    """f_emb of PVSE and PCME: LayerNorm(global + sigmoid(fc(attended locals))), (B, P, F) -> (B, K, D).
+    """f_emb of PVSE and PCME: (B, P, F) -> (B, K, D).
+    LayerNorm(global + sigmoid(fc(attended locals))).
 
     summary: the global view (B, D). parts=False: K = 1, and the embedding is one vector (B, D).
     """
@@ -88,7 +92,8 @@ class PIEVariance(nn.Module):
 
 
 class MaxOverParts(nn.Module):
-    """Highest cosine of an image's K and a caption's L embeddings, in [-1, 1]: PVSE's multiple-instance learning."""
+    """Highest cosine of K embeddings of an image and L of a caption, in [-1, 1].
+    PVSE's multiple-instance learning."""
     parts = True
     implies = {"img_enc": "pie", "txt_enc": "pie", "n_embeds": 2}
 
@@ -99,7 +104,8 @@ class MaxOverParts(nn.Module):
 
     @staticmethod
     def unit_parts(e: Embedding) -> Tensor:
-        """Unit vectors (N, P, D) -> (P, N, D); the first part in place of padding changes no maximum."""
+        """Unit vectors of parts: (N, P, D) -> (P, N, D).
+        The first part in place of padding changes no maximum."""
         real = real_parts(e.parts, e.n_parts)[:, :, None]                           # (N, P, 1)
         parts = torch.where(real, e.parts, e.parts[:, :1])
         return unit(parts).transpose(0, 1)                                  # (N, P, D) -> (P, N, D)
@@ -153,7 +159,8 @@ class MatchProbability(nn.Module):
 
 
 def log_odds(x: Tensor, y: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """log(sum of sigmoid(2 s)) - log(sum of sigmoid(-2 s)) of samples (J, n, D), (J, p, D) -> (n, p)."""
+    """log(sum of sigmoid(2 s)) - log(sum of sigmoid(-2 s)) over pairs of samples.
+    Samples (J, n, D), (J, p, D) -> (n, p)."""
     a, b = x.flatten(0, 1), y.flatten(0, 1)                                     # (J n, D), (J p, D)
     # (J n, J p)
     squared = (a.square().sum(1)[:, None] + b.square().sum(1)).addmm(a, b.T, alpha=-2)
@@ -167,7 +174,8 @@ def log_odds(x: Tensor, y: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 # ---- terms beside the loss: (images, captions, batch) -> scalar
 
 class Diversity(nn.Module):
-    """|G - diag(G)|_F / K^2, G the cosines of an item's residuals, mean over items, images plus captions (PVSE)."""
+    """|G - diag(G)|_F / K^2, G the cosines of an item's residuals (PVSE).
+    Mean over items, images plus captions."""
 
     def forward(self, image, caption, batch) -> Tensor:
         return sum(self.alike(e.latent.residual.float()) for e in (image, caption))

@@ -27,12 +27,13 @@ ELEMENTS = {"cpu": 2 ** 20, "cuda": 2 ** 26}      # products of parts in a block
 
 
 def clip(raw: Tensor) -> Tensor:
-    """[s]+ of SCAN 3.1 as the original code has it: negative values keep a tenth of their size."""
+    """[s]+ of SCAN 3.1 as in the original code: negative values keep a tenth."""
     return F.leaky_relu(raw, 0.1)
 
 
 def l2norm(raw: Tensor, scale: float) -> Tensor:
-    """Scale (c, C, Q, q) to norm `scale` over the query's parts Q; parts with only zero products stay finite."""
+    """Scale (c, C, Q, q) to norm `scale` over the query's parts Q.
+    Parts with only zero products stay finite."""
     square = raw.square().sum(2, keepdim=True)                                      # (c, C, 1, q)
     return raw * (scale * square.clamp(min=torch.finfo(raw.dtype).eps ** 2).rsqrt())
 
@@ -46,7 +47,8 @@ AGGREGATES = {
 
 
 class CrossAttention(nn.Module):
-    """Score of the parts of images (N, P, D) and captions (M, T, D) -> (N, M); padding has no effect.
+    """Score of parts of images (N, P, D) and captions (M, T, D): (N, M).
+    Padding has no effect.
 
     cross_attn: "t2i", words attend to regions, or "i2t", regions attend to words. agg_func: one of AGGREGATES. r and
     "Mean" lie in [-1, 1], "LogSumExp" in [-1, 1 + log(parts) / lambda_lse].
@@ -64,7 +66,8 @@ class CrossAttention(nn.Module):
         self.aggregate, self.lambda_lse = AGGREGATES[agg_func], lambda_lse
 
     def forward(self, images: Embedding, captions: Embedding) -> Tensor:
-        """Scores in blocks of about `elements` products, with items of similar length together."""
+        """Scores (N, M) in blocks of about `elements` products.
+        Items of similar length stand together."""
         sides = RaggedParts(images), RaggedParts(captions)
         context, query = sides if self.by_words else sides[::-1]
         gram = context.grams()                                                      # (contexts, C, C)
@@ -86,7 +89,8 @@ class CrossAttention(nn.Module):
 
     def score_block(self, context: Tensor, gram: Tensor, query: Tensor, real: Tensor,
                     present: Tensor | None = None) -> Tensor:
-        """Scores (c, q) of contexts (c, C, D), their Gram matrices (c, C, C) and query parts (Q q, D).
+        """Scores (c, q) of contexts (c, C, D) and query parts (Q q, D).
+        Also takes the Gram matrices (c, C, C) of the contexts.
 
         real (Q, q), present (c, C): which query and context parts are no padding; present=None: all.
         """
@@ -104,14 +108,15 @@ class CrossAttention(nn.Module):
 
 
 class RaggedParts:
-    """Parts (N, P, D) of one side, cut into runs of items of similar numbers of real parts, 1 to P."""
+    """Parts (N, P, D) of one side, in runs of items with similar numbers of parts.
+    Real parts, 1 to P."""
 
     def __init__(self, e: Embedding):
         self.parts, self.count = e.parts, e.n_parts.cpu()                           # runs are planned on the CPU
 
     def pieces(self, size: int) -> tuple[Tensor, list[tuple[Tensor, int]]]:
-        """Where each item is among the runs, and the runs [(items, width)], by rising width, of at most `size` parts or
-        one item."""
+        """Split items into runs of similar width: [(items, width)], by rising width.
+        A run has at most `size` parts or is one item. Also returns where each item is among the runs."""
         order = self.count.argsort(stable=True)
         count, cuts = self.count[order].tolist(), [0]
         for k, width in enumerate(count):
@@ -125,11 +130,12 @@ class RaggedParts:
         return (torch.arange(width) < self.count[items, None]).to(self.parts.device)
 
     def ragged(self, items: Tensor, width: int) -> bool:
-        """Whether some of these items have fewer than `width` parts."""
+        """True if some of these items have fewer than `width` parts."""
         return bool((self.count[items] < width).any())
 
     def parts_of(self, runs: list[tuple[Tensor, int]]):
-        """A function from the number of a run to its parts (n, W, D), zeros in place of padding.
+        """Function from the number of a run to its parts (n, W, D).
+        Zeros in place of padding.
 
         Parts that need a gradient are copied all at once, so that the gradient is put together once.
         """
@@ -151,7 +157,8 @@ class RaggedParts:
 
 
 class RegionEmbedding(nn.Module):
-    """f_emb of SCAN's images: one linear layer for every region (3.2), (B, P, F) -> (B, P, D)."""
+    """f_emb of SCAN's images (3.2): (B, P, F) -> (B, P, D).
+    One linear layer for every region."""
 
     def __init__(self, inputs: int, embed_size: int):
         super().__init__()
@@ -162,7 +169,8 @@ class RegionEmbedding(nn.Module):
 
 
 class WordStates(nn.Module):
-    """f_emb of SCAN's captions: the state of a GRU at every word (3.2), (B, T, F) -> (B, T, D); padding is 0.
+    """f_emb of SCAN's captions (3.2): (B, T, F) -> (B, T, D).
+    The state of a GRU at every word; padding is 0.
 
     bi_gru: the average of the states of both directions.
     """

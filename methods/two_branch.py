@@ -1,4 +1,4 @@
-"""Two-branch networks: an embedding network trained with triplets, and a network that scores pairs.
+"""Two-branch networks, trained with triplets or as a score of pairs.
 
     python train.py --data_name f8k_precomp --loss two_branch --txt_enc mean --txt_layers 2048 \\
         --img_layers 2048 --layer_style branch --embed_size 512
@@ -22,7 +22,8 @@ def fc(inputs: int, outputs: int) -> list[nn.Module]:
 
 
 class BranchEmbedding(nn.Module):
-    """f_emb of a branch: linear, BatchNorm, ReLU, dropout, linear, (B, F) -> (B, D); 2048 hidden, D = 512."""
+    """f_emb of a branch: (B, F) -> (B, D).
+    Linear, BatchNorm, ReLU, dropout, linear; 2048 hidden, D = 512."""
 
     def __init__(self, inputs: int, hidden: int, embed_size: int):
         super().__init__()
@@ -37,7 +38,8 @@ class BranchEmbedding(nn.Module):
 # ---- the embedding network
 
 class TwoBranchLoss(nn.Module):
-    """Triplet loss across modalities and within the captions, >= 0: an extra term in place of the ranking loss.
+    """Triplet loss across modalities and within the captions, >= 0.
+    An extra term in place of the ranking loss.
 
     With d(x, y) = sqrt(|x - y|^2 + 1e-4) and v = max(0, margin + d(anchor, positive) - d(anchor, negative)), the loss
     is the sum of three terms:
@@ -55,7 +57,8 @@ class TwoBranchLoss(nn.Module):
     margin, weights, top = 0.05, (1.5, 1.0, 0.05), 10
 
     def forward(self, image, caption, batch) -> Tensor:
-        """image, caption: model.Encoded with unit means (B, D); batch.image_index (B,): whose caption each one is."""
+        """Loss of pairs; image, caption: model.Encoded with unit means (B, D).
+        batch.image_index (B,): whose caption each one is."""
         images, captions, index = image.embedding.mean, caption.embedding.mean, batch.image_index
         every = torch.arange(len(index), device=index.device)
         same = index[:, None] == index                                        # (B, B): of one image
@@ -70,7 +73,8 @@ class TwoBranchLoss(nn.Module):
 
     def hardest(self, positive: Tensor, others: Tensor, negative: Tensor,
                 anchor: Tensor | None = None) -> Tensor:
-        """Mean of the largest violations of each pair, 0 if its anchor has no negatives: (K,).
+        """Mean of the largest violations of each pair: (K,).
+        0 if its anchor has no negatives.
 
         positive (K,): distances of anchors to positives. others, negative (A, n): distances of the anchors to all
         items, and which are negatives. anchor (K,): whose distance each is, by default 0 ... A - 1.
@@ -85,13 +89,15 @@ class TwoBranchLoss(nn.Module):
 
 
 def distance(x: Tensor, y: Tensor) -> Tensor:
-    """sqrt(|x - y|^2 + 1e-4), smooth where x = y: (N, D), (M, D) -> (N, M), float32 under autocast."""
+    """sqrt(|x - y|^2 + 1e-4), smooth where x = y: (N, D), (M, D) -> (N, M).
+    float32 under autocast."""
     return (torch.cdist(x, y).square() + 1e-4).sqrt()
 
 
 def sibling_order(caption_image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """An epoch's order of captions, (M,) -> (2 M,): each followed by a random other one of its image, or by itself
-    where there is none; pairs shuffled. A batch of an even size splits no pair."""
+    """Order of captions in an epoch, in pairs of one image: (M,) -> (2 M,).
+    Each caption is followed by a random other caption of its image, or by itself where there is none; pairs are
+    shuffled. A batch of an even size splits no pair."""
     caption_image = np.asarray(caption_image)
     order = np.argsort(caption_image, kind="stable")                 # (M,): captions image by image
     _, start, group, count = np.unique(caption_image[order], return_index=True, return_inverse=True,
@@ -105,7 +111,8 @@ def sibling_order(caption_image: np.ndarray, rng: np.random.Generator) -> np.nda
 # ---- the similarity network
 
 class PairNetwork(nn.Module):
-    """Log-odds of a match, any real number, from a network that reads each pair by itself.
+    """Log-odds of a match from a network that reads each pair by itself.
+    Any real number.
 
     A subclass defines `widest`, the size of its widest layer; read(captions) -> (M, C); and score(x, y) of unit means
     of images (..., D) and what is read of captions (..., C) -> (...), broadcast. In training BatchNorm sees all pairs
@@ -129,7 +136,8 @@ class PairNetwork(nn.Module):
 
 
 class ProductNetwork(PairNetwork):
-    """Log-odds of a match, any real number, from the product x * y of two unit vectors, element by element.
+    """Log-odds of a match from the product x * y of two unit vectors.
+    Any real number; the product is taken element by element.
 
     Linear, BatchNorm and ReLU for each size in `hidden`, then a linear layer. The product is multiplied by D: its
     elements have size 1 / D, whose variance after an untrained layer is less than what BatchNorm adds to it.

@@ -1,4 +1,4 @@
-"""Training images and captions without partners, from which jwae learns beside its pairs.
+"""Training images and captions without partners, for jwae.
 
     python train.py --data_name f8k_precomp --method jwae_mh --supervised_fraction 0.3
 
@@ -19,7 +19,8 @@ def shuffle(n: int, *seed: int) -> np.ndarray:
 
 
 class Unpaired:
-    """`count` images and captions a step that do not belong together. All come before any comes again.
+    """`count` images and captions a step that do not belong together.
+    All come before any comes again.
 
     readers: {"images" and "captions": what reads their rows}; rows: {the same: (n,)}, of one side or of both.
     """
@@ -45,15 +46,16 @@ class Unpaired:
 
 
 def choose_pairs(split: Split, fraction: float, seed: int) -> np.ndarray:
-    """Captions (m,) of a random `fraction` of the images, of at least one image: the pairs that are known to match."""
+    """Choose captions (m,) of a random `fraction` of the images.
+    They are the pairs that are known to match, of at least one image."""
     n = len(split.images)
     images = np.random.default_rng([seed, n]).permutation(n)[:max(1, round(fraction * n))]
     return np.flatnonzero(np.isin(split.caption_image, images))
 
 
 def build_unpaired(opt, split: Split, tokens, pairs: np.ndarray) -> Unpaired | None:
-    """The images and captions of `split` beside its `pairs` (m,), on the sides that have terms without pairs, or None.
-    """
+    """Images and captions of `split` beside its `pairs` (m,), or None.
+    Only on sides that have terms without pairs."""
     rest = np.setdiff1d(np.arange(len(split.captions)), pairs)
     rows = {"images": np.unique(split.caption_image[rest]), "captions": rest}
     rows = {side: x for side, x in rows.items()

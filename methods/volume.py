@@ -1,4 +1,5 @@
-"""The share of the photos that a caption covers, which the heads of `--loss volume` learn (losses.Volume).
+"""Share of the photos that a caption covers, for the heads of `--loss volume`.
+See losses.Volume.
 
 A photo of the training split is known by its captions, and a caption covers it as probably as the nearest of these is
 of the same photo: p = sigmoid(a s + b), s the largest cosine with one of them, a and b fitted to dev. The share is the
@@ -69,19 +70,22 @@ def fit_logistic(x: Tensor, y, count=None) -> tuple[list[float], float]:
 
 
 def nearest_captions(scores: Tensor, owner: Tensor, photos: int) -> Tensor:
-    """Largest score of each photo's captions: scores (B, M), owner (M,) -> (B, N); -inf for a photo without."""
+    """Largest score of each photo's captions: (B, M), owner (M,) -> (B, N).
+    -inf for a photo without captions."""
     best = scores.new_full((len(scores), photos), -torch.inf)
     return best.scatter_reduce(1, owner.to(scores.device).expand_as(scores), scores, "amax")
 
 
 def log_share(nearest: Tensor, sigmoid: Sigmoid) -> Tensor:
-    """Log of the mean probability over N photos, from `nearest_captions` (B, N), -inf left out -> (B,)."""
+    """Log of the mean probability over N photos: (B, N) -> (B,).
+    From `nearest_captions`; -inf is left out."""
     counted = nearest.isfinite().sum(1)
     return nn.functional.logsigmoid(sigmoid.slope * nearest + sigmoid.bias).logsumexp(1) - counted.log()
 
 
 def blocks_of_others(captions: Embedding, owner: Tensor, keep_own_photo: bool):
-    """Yield (rows, `nearest_captions` (b, N)) of captions among themselves, each left out of its own photo's.
+    """Yield (rows, `nearest_captions` (b, N)) of captions among themselves.
+    Each is left out of its own photo's captions.
 
     Without keep_own_photo the whole photo of a caption is left out.
     """
@@ -102,7 +106,8 @@ def number_photos(owner: np.ndarray) -> Tensor:
 
 @torch.no_grad()
 def fit_sigmoid(dev: Embedding, dev_owner: np.ndarray) -> Sigmoid:
-    """Fit a and b to the captions of dev (M, D): own photo against all others, the caption itself left out.
+    """Fit a and b to the captions of dev (M, D), own photo against all others.
+    The caption itself is left out.
 
     Raises InputError where no photo has two captions.
     """
@@ -122,13 +127,15 @@ def fit_sigmoid(dev: Embedding, dev_owner: np.ndarray) -> Sigmoid:
 
 @torch.no_grad()
 def shares_of_captions(captions: Embedding, owner: np.ndarray, sigmoid: Sigmoid) -> Tensor:
-    """Log shares (M,) of captions (M, D) of the training split among its photos, each without its own."""
+    """Log shares (M,) of training captions (M, D) among the training photos.
+    Each without its own photo."""
     blocks = blocks_of_others(captions, number_photos(owner), keep_own_photo=False)
     return torch.cat([log_share(nearest, sigmoid) for _, nearest in blocks])
 
 
 def training_shares(model: VSE, train, dev, tokens: dict, device) -> Tensor:
-    """Log shares (M,) of the captions of a training split, by a model whose means stay.
+    """Log shares (M,) of the captions of a training split.
+    The model's means stay.
 
     train, dev: the splits; tokens: their captions by "train" and "dev".
     """

@@ -23,7 +23,7 @@ class PooledEmbedding(nn.Module):
 
 
 class GeneralisedPooling(nn.Module):
-    """Learned weighted mean of the sorted values of each feature (section 3.2): (B, P, D) -> (B, D).
+    """Learned weighted mean of sorted feature values (3.2): (B, P, D) -> (B, D).
 
     out_d = sum_k theta_k max^k_d, max^k_d the k-th largest of the P values of feature d. The weights theta depend on k
     alone: a bidirectional GRU reads them from sinusoids of k.

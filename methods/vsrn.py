@@ -1,4 +1,4 @@
-"""VSRN: a graph network over the regions of an image, and a caption generator as a second loss.
+"""VSRN: a graph network over regions, and a caption generator as second loss.
 
     python train.py --data_name f8k_region_precomp --img_enc vsrn --captioner 1
 
@@ -16,7 +16,7 @@ from losses import unit
 
 
 class Captioner(nn.Module):
-    """Caption generator: the likelihood of a caption given the regions of its image, (B, P, D).
+    """Caption generator: likelihood of a caption given regions (B, P, D).
 
     The reader turns regions into states s_p = x_p + GRU(x)_p, x a linear layer of the regions. The writer is a GRU that
     starts from the reader's last state. At each step it attends to the regions with the word before and its state h
@@ -48,11 +48,12 @@ class Captioner(nn.Module):
         self.out = nn.Linear(dim_hidden, vocab_size)
 
     def forward(self, image, caption, batch) -> Tensor:
-        """Mean over the captions of -log p(caption | regions), in nats: an extra term of model.VSE."""
+        """Mean of -log p(caption | regions), in nats: an extra term of model.VSE."""
         return self.nll(image.features, batch.tokens, batch.lengths).mean()
 
     def nll(self, regions: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """-log p of captions given their images, in nats: (B, P, D), <start> ... (B, T), lengths (B,) -> (B,).
+        """-log p of captions given their images, in nats: (B,).
+        Regions (B, P, D), <start> ... (B, T), lengths (B,).
 
         Teacher forcing: the true word before is the input of a step. Each step computes the captions that have not
         ended, the longest first, as torch packs them.
@@ -70,7 +71,8 @@ class Captioner(nn.Module):
         return pad_packed_sequence(inputs._replace(data=nll), batch_first=True)[0].sum(1)           # (B, T - 1) -> (B,)
 
     def read(self, regions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Regions (B, P, D) -> the states s_p (B, P, H), their keys K s_p (B, P, H), the last state (B, H)."""
+        """Read regions (B, P, D).
+        Returns the states s_p (B, P, H), their keys K s_p (B, P, H), the last state (B, H)."""
         squeezed = self.squeeze(regions)                                            # (B, P, H)
         outputs, last = self.reader(squeezed)
         states = outputs if self.original else squeezed + outputs
@@ -81,7 +83,8 @@ class Captioner(nn.Module):
         return self.drop_input(self.words(words))
 
     def step(self, words: Tensor, h: Tensor, states: Tensor, keys: Tensor) -> Tensor:
-        """One step of the writer: word vectors (B, W), h (B, H), states and keys (B, P, H) -> the next h (B, H)."""
+        """One step of the writer: the next h (B, H).
+        Takes word vectors (B, W), h (B, H), states and keys (B, P, H)."""
         query = self.query(h if self.original else torch.cat([words, h], 1))        # (B, W + H) -> (B, H)
         attention = self.weight(torch.tanh(keys + query[:, None]))[..., 0].softmax(1)               # (B, P)
         context = self.drop_input((attention[:, None] @ states)[:, 0])              # (B, 1, P) (B, P, H) -> (B, H)
@@ -89,7 +92,8 @@ class Captioner(nn.Module):
 
 
 class GraphLayer(nn.Module):
-    """One round of reasoning between regions: v + norm(out(R g(v))), R = theta(v) phi(v)^T / P, (B, P, D) -> (B, P, D).
+    """Round of reasoning between regions: (B, P, D) -> (B, P, D).
+    v + norm(out(R g(v))), R = theta(v) phi(v)^T / P.
 
     The scale and shift of the norm start at 0, so an untrained layer is the identity.
     """
@@ -107,7 +111,8 @@ class GraphLayer(nn.Module):
 
 
 class RegionGraph(nn.Module):
-    """Trunk of VSRN: a linear map of each region, a norm, four graph layers, a norm, (B, P, F) -> (B, P, D).
+    """Trunk of VSRN: (B, P, F) -> (B, P, D).
+    A linear map of each region, a norm, four graph layers, a norm.
 
     Both norms give a region length sqrt(D), entries of order 1: beside the BatchNorms of the graph those of unit
     regions, 0.02 at D = 2,048, would be drowned. across_regions: unit norm of each feature over the P regions, as the
@@ -127,12 +132,13 @@ class RegionGraph(nn.Module):
         return self.normalise(self.layers(v))
 
     def normalise(self, v: Tensor) -> Tensor:
-        """Regions of length sqrt(D), or features of length 1 across the regions: (B, P, D) -> (B, P, D)."""
+        """Scale regions to length sqrt(D), or features to length 1 across regions.
+        (B, P, D) -> (B, P, D)."""
         return unit(v, 1) if self.across_regions else unit(v, 2) * self.dim ** 0.5  # (B, P, D)
 
 
 class RegionGRU(nn.Module):
-    """f_emb of VSRN's images: the last state of a GRU over the regions, (B, P, F) -> (B, D).
+    """f_emb of VSRN's images, last state of a GRU: (B, P, F) -> (B, D).
 
     batch_norm: a BatchNorm follows, as in VSRN on Flickr30k.
     """

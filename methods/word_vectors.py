@@ -14,7 +14,8 @@ FORMS = "word vectors are word2vec's text or .bin form or GloVe's text"
 
 
 def read_word_vectors(words: list[str], path: str, dim: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Vectors (V, D) float32 of a vocabulary, zeros for words without one, and which words have one, (V,) bool.
+    """Read vectors (V, D) float32 of a vocabulary, and which words have one.
+    The second is (V,) bool; words without a vector get zeros.
 
     The file is word2vec's text (`n D`, then lines `word x1 ... xD`), GloVe's text (the same without the first line) or
     word2vec's binary form, as in GoogleNews. Words are compared letter by letter; captions are lower-cased. Of a word
@@ -58,7 +59,8 @@ def is_number(text: bytes) -> bool:
 
 
 def text_rows(f, path: str, count: int | None, dim: int | None):
-    """Yield (place, word, values (D,)) of a text file after its header. GloVe 840B has words with blanks."""
+    """Yield (place, word, values (D,)) of a text file after its header.
+    GloVe 840B has words with blanks."""
     rows, header = 0, count is not None
     for number, line in enumerate(f, 1 + header):
         parts = line.split()                                # at ASCII blanks only
@@ -96,7 +98,8 @@ def binary_rows(f, path: str, count: int, dim: int):
 
 
 def parse_vector(place: str, values) -> np.ndarray:
-    """The vector (D,) of a word, from numbers or texts. Raises InputError for other values."""
+    """The vector (D,) of a word, from numbers or texts.
+    Raises InputError for other values."""
     if isinstance(values, list):
         values = [float(x) if is_number(x) else np.nan for x in values]
     check(np.isfinite(values).all() and np.abs(values).max() <= 1e30,
