@@ -1,4 +1,4 @@
-"""How sure a model is of its first answers, and whether rightly.
+"""Calibrate how sure a model is of its first answers, and judge it.
 
     python -m confidence                                          # the newest run: calibrates on dev, judges on test
     python -m confidence runs/A --sets 0.1                        # also sets that hold a right answer 9 times in 10
@@ -85,7 +85,7 @@ def numbers_in_words(side: str, count: np.ndarray, pair: Sigmoid) -> str:
 
 
 def judge_numbers(e, path: str, pair: Sigmoid) -> dict:
-    """Expected number of items that fit each query against the number in a file of the user's own matches.
+    """Compare the expected number of items that fit with the user's own matches.
 
     Returns {direction: {"queries", "expected", "true": means, "rho": Spearman's}}.
     """
@@ -108,7 +108,8 @@ def number_tables(results: dict) -> list:
 
 
 def to_one_size(dev, test):
-    """Both with as many images as the smaller, drawn at random: a limit of few items promises too much of many."""
+    """Draw as many images of the larger split as the smaller one has.
+    A limit fitted to few items promises too much for many."""
     size = min(dev.n_images, test.n_images)
     return tuple(e if e.n_images == size else e.subset(np.sort(
         np.random.default_rng(1).permutation(e.n_images)[:size])) for e in (dev, test))
@@ -126,7 +127,8 @@ def show_and_save(results: dict, calibration: dict, tables: list, lines: list[st
 
 
 def draw(items: Items, outcomes: dict, results: dict, folder: str | None, files: dict[str, str]) -> None:
-    """Draw reliability, risk and coverage, and examples with their photos where these are at hand."""
+    """Draw reliability, risk and coverage, and examples.
+    Examples show photos where these are at hand."""
     curves, shown, whole = *map(files.get, plots.PICTURES), items.whole
     plots.diagrams(outcomes, results, curves)
     outcomes = measures.move_to_whole(outcomes, items.images, whole.caption_image)

@@ -1,4 +1,4 @@
-"""Numbers fitted on a dev split by which scores become probabilities, and calibration.json, which holds them."""
+"""Numbers fitted on dev that turn scores into probabilities: calibration.json."""
 import os
 from typing import NamedTuple
 
@@ -31,7 +31,8 @@ class Fitted(NamedTuple):
 
 
 def calibrate(dev: Embeddings, name: str) -> dict:
-    """Fit the content of calibration.json to dev: temperatures, the probability of a pair, quantiles of log det Sigma.
+    """Fit the content of calibration.json to dev.
+    Temperatures, the probability of a pair, quantiles of log det Sigma.
 
     name: of dev, for the reader. Raises InputError where nothing fits. Sets and votes are added by those who fit them.
     """
@@ -51,7 +52,8 @@ def percent(p: float) -> str:
 
 
 def quantiles(dev: Embeddings) -> dict:
-    """Quantiles of log det Sigma of the captions, {"log_det": LEVELS rising numbers}; {} where captions are points."""
+    """Quantiles of log det Sigma of captions, {"log_det": LEVELS rising numbers}.
+    {} where captions are points."""
     values = uncertainties(dev).get("captions")
     return {} if values is None else {
         "log_det": np.quantile(values, np.linspace(0, 1, LEVELS)).tolist()}
@@ -72,7 +74,8 @@ class Calibration(NamedTuple):
     fits: list[float] | None          # slope, log_det, bias of a `Sigmoid`; None without judgements
 
     def refuse_other(self, run: str, weights: str) -> None:
-        """Raise InputError unless this is of the model with these weights, which `run` holds."""
+        """Raise InputError unless this is of the model with these weights.
+        `run` holds them."""
         why = (f"is of the weights of {self.models}, and {run} has others" if self.weights else
                f"is of {self.models}, and names no weights by which {run} could be known")
         check(self.weights == [weights], f"{self.path} {why}; write it again with python -m confidence {run}")

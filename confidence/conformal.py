@@ -1,4 +1,5 @@
-"""Sets of answers that hold a right item with a given chance: split-conformal prediction (Vovk et al. 2005).
+"""Prediction sets with a given coverage: split-conformal prediction.
+Vovk et al. 2005.
 
 A set holds the items whose posterior is at least a limit (LAC), which is fitted on dev. The coverage holds for queries
 that are exchangeable with those of the calibration, on average over calibrations. Captions of one image are not
@@ -18,7 +19,8 @@ SCORES = 2 ** 25  # scores that sets are counted in; of larger galleries fewer q
 
 
 def one_query_per_image(e: Embeddings, side: str, seed: int = 0) -> Rows:
-    """Rows of exchangeable queries: one random caption of each image, or the images, and at most SCORES scores."""
+    """Rows of exchangeable queries, at most SCORES scores.
+    One random caption of each image, or the images."""
     rng, owner = np.random.default_rng(seed), e.caption_image
     order = rng.permutation(len(owner))
     queries, gallery = np.unique(owner), len(owner)
@@ -32,24 +34,28 @@ def one_query_per_image(e: Embeddings, side: str, seed: int = 0) -> Rows:
 
 
 def strangeness(scores: torch.Tensor, right: torch.Tensor, t: float) -> torch.Tensor:
-    """-log p of the best right item of each query (b,): scores (b, G), right (b, G) bool, t the temperature."""
+    """-log p of the best right item of each query: (b,).
+    scores (b, G), right (b, G) bool, t the temperature."""
     best = torch.where(right, scores, -torch.inf).amax(1)                           # (b,)
     return torch.logsumexp(t * scores, 1) - t * best
 
 
 def set_sizes(scores: torch.Tensor, t: float, limit: float) -> torch.Tensor:
-    """How many items of each row of scores (b, G) have -log p of at most the limit: (b,)."""
+    """Number of items of each row with -log p of at most the limit: (b,).
+    scores (b, G)."""
     return (-(t * scores).softmax(1).log() <= limit).sum(1)
 
 
 def place(n: int, alpha: float) -> int:
-    """Place, from 1 in rising order, of the one of n strangenesses that is the limit for 1 - alpha."""
+    """Rank, from 1, of the value among n that is the limit for 1 - alpha.
+    The values are strangenesses in rising order."""
     return math.ceil((n + 1) * (1 - alpha))
 
 
 @torch.no_grad()
 def fit_limit(e: Embeddings, side: str, t: float, alpha: float) -> tuple[float, int]:
-    """Fit the largest strangeness that a set for 1 - alpha holds, to n queries; return it and n.
+    """Fit the limit of sets for 1 - alpha to n queries; return it and n.
+    It is the largest strangeness that a set holds.
 
     Raises InputError where n is too small for alpha.
     """
@@ -85,7 +91,8 @@ def judge_sets(e: Embeddings, side: str, t: float, alpha: float, limit: float, n
 
 
 def fit_and_judge(dev: Embeddings, test: Embeddings, temperatures: dict[str, float], alpha: float) -> tuple[dict, dict]:
-    """{direction: {"lac": `judge_sets` on test of what dev calibrates}}, and the "sets" of calibration.json."""
+    """Fit sets on dev and judge them on test.
+    Returns {direction: {"lac": `judge_sets`}} and the "sets" of calibration.json."""
     results, limits = {}, {"alpha": alpha, "images": dev.n_images}
     for side, t in temperatures.items():
         limit, n = fit_limit(dev, side, t, alpha)

@@ -1,4 +1,5 @@
-"""Items to judge and items to calibrate on: the test and dev split of a run, or files of any model's embeddings."""
+"""Items to judge and items to calibrate on, from a run or from files.
+The test and dev split of a run, or files of any model's embeddings."""
 import os
 from dataclasses import dataclass
 
@@ -39,7 +40,7 @@ class Items:
 
 
 def add_arguments(p: Arguments) -> None:
-    """Add the options that say what is judged, what calibrates it, and what is written."""
+    """Add the options of what to judge, what to calibrate on and what to write."""
     add = p.add_argument
     add("source", type=filename, nargs="?", metavar="RUN", help="run folder or checkpoint file, embeddings of any "
         "model (.npz) or scores, images x captions (.npy) (default: the newest run)")

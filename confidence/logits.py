@@ -1,4 +1,4 @@
-"""A model's own probability, from the scale and bias of its logits, beside the fitted ones.
+"""Probabilities of a model's own logits, beside the fitted ones.
 
 CLIP's probability is softmax(logit_scale s) over the items that were compared, SigLIP's sigmoid(logit_scale s +
 logit_bias) of each pair. Both were learned on batches of pairs of another kind and number than the gallery that is
@@ -29,7 +29,8 @@ class Logits(NamedTuple):
 
 
 def read_logits(path: str) -> Logits | None:
-    """Read logit_scale and logit_bias of a file of embeddings; None where it has neither.
+    """Read logit_scale and logit_bias of a file of embeddings.
+    None where it has neither.
 
     Raises InputError where they are no finite numbers, the scale is not above 0, or the bias stands alone.
     """
@@ -51,7 +52,8 @@ def read_logits(path: str) -> Logits | None:
 
 
 def judge_logits(e: Embeddings, logits: Logits, outcomes: dict[str, Outcomes], pair: Sigmoid) -> dict:
-    """Judge probabilities of the first answers by direction and kind: {"mean", "right": share, "ece", "ece_floor"}.
+    """Judge probabilities of the first answers by direction and kind.
+    Each is {"mean", "right": share, "ece", "ece_floor"}.
 
     Kinds: "own_softmax"; "own_sigmoid" where there is a bias; "softmax" and "sigmoid" are fitted on dev. pair: that.
     """

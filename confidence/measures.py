@@ -41,7 +41,8 @@ class Outcomes(NamedTuple):
 
     @property
     def best(self) -> str:
-        """Name of the posterior that a user is shown: that of all captions of an image, where there is one."""
+        """Name of the posterior that a user is shown.
+        It is the posterior of all captions of an image, where there is one."""
         return next(name for name in BEST if name in self.confidences)
 
 
@@ -62,7 +63,8 @@ def measure(e: Embeddings, temperatures: dict[str, float]) -> dict[str, Outcomes
 
 
 def move_to_whole(outcomes: dict[str, Outcomes], images: np.ndarray, caption_image: np.ndarray) -> dict[str, Outcomes]:
-    """Give positions in the whole split, whose owners are caption_image (M,), in place of those among some images."""
+    """Turn positions among some images into positions in the whole split.
+    caption_image (M,): the owners of the whole split."""
     places = {"images": images, "captions": np.flatnonzero(np.isin(caption_image, images))}
     return {side: x._replace(queries=places[SIDES[side][0]][x.queries], answers=places[SIDES[side][1]][x.answers],
                              owner=images[x.owner]) for side, x in outcomes.items()}
@@ -104,7 +106,7 @@ def cell(key: str, numbers: dict) -> str:
 
 
 def sentences(results: dict, calibration: dict, outcomes: dict[str, Outcomes]):
-    """Yield the legend of the tables, what they come to in words, and the temperatures."""
+    """Yield the legend of the tables, a summary in words, and the temperatures."""
     yield from LEGEND
     for side, measures in results.items():
         fitted = calibration[side]

@@ -60,7 +60,7 @@ class Judgements(NamedTuple):
 
     @property
     def opinion(self) -> np.ndarray:
-        """(K,) in [0, 1]: the share of yes, or the mean rating from the least to the largest."""
+        """Share of yes, or the mean rating from least to largest: (K,) in [0, 1]."""
         if self.ratings is None:
             return self.yes / self.votes
         low, high = self.ratings.min(), self.ratings.max()
@@ -116,7 +116,8 @@ def read(path: str, e: Embeddings) -> Judgements:
 # ---- do scores order pairs as people do
 
 def agreement(judgements: Judgements, scores: np.ndarray) -> dict:
-    """Kendall's tau in percent of scores (N, M) with the ratings, "c", or the shares of yes, "b".
+    """Kendall's tau in percent of scores (N, M) with people's judgements.
+    "c": with ratings; "b": with the shares of yes.
 
     And the AUROC of whether most said yes, or the mean rating is in the upper half.
     """
@@ -134,20 +135,22 @@ def agreement(judgements: Judgements, scores: np.ndarray) -> dict:
 # ---- the probability that a pair fits
 
 def halves(captions: int):
-    """Yield (captions to judge, captions to fit on), (M,) bool each: one random half, then the other."""
+    """Yield (captions to judge, captions to fit on), (M,) bool each.
+    One random half, then the other."""
     half = np.random.default_rng(0).random(captions) < 0.5
     yield half, ~half
     yield ~half, half
 
 
 def join_votes(files: list[Judgements]) -> tuple[np.ndarray, ...]:
-    """Photos, captions, how many said yes and of how many, of all files with votes: (K,) each."""
+    """Photos, captions, votes for yes and votes, of all files: (K,) each."""
     return tuple(np.concatenate([getattr(x, name) for x in files if x.votes is not None])
                  for name in ("image", "caption", "yes", "votes"))
 
 
 def judge_pairs(files: list[Judgements], scores: np.ndarray, pair: Sigmoid, log_var: np.ndarray | None) -> dict:
-    """Judge probabilities of pairs by single votes: {map: `judge_probability` and "auroc"}.
+    """Judge probabilities of pairs by single votes.
+    {map: `judge_probability` and "auroc"}.
 
     Maps: that of own pairs on dev; slope and bias fitted to votes; and with the captions' log-variances (M,), too.
     """
@@ -173,7 +176,8 @@ def judge_pairs(files: list[Judgements], scores: np.ndarray, pair: Sigmoid, log_
 
 def count_photos(files: list[Judgements], scores: np.ndarray, owner: np.ndarray,
                  log_var: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, Sigmoid]:
-    """Expected number of photos that fit each caption, by a map fitted on the other half, and people's number.
+    """Expected number of photos that fit each caption, and people's number.
+    The map is fitted on the other half.
 
     (M,) each, own photos included, NaN for captions that nobody judged. And the map fitted to all captions.
     """
@@ -196,7 +200,8 @@ def count_photos(files: list[Judgements], scores: np.ndarray, owner: np.ndarray,
 
 
 def sum_opinions(files: list[Judgements], side: str, queries: int) -> np.ndarray:
-    """People's number of items that fit each query (Q,): the sum of its shares of yes, or of ratings without votes.
+    """People's number of items that fit each query: (Q,).
+    It is the sum of the shares of yes, or of ratings without votes.
 
     NaN where nothing was judged.
     """
@@ -207,13 +212,15 @@ def sum_opinions(files: list[Judgements], side: str, queries: int) -> np.ndarray
 
 
 def levels(expected: np.ndarray, people: np.ndarray) -> dict:
-    """Mean expected number and people's in LEVELS parts of the captions, from the fewest expected to the most."""
+    """Mean expected number and people's number in LEVELS parts of the captions.
+    From the fewest expected to the most."""
     parts = np.array_split(np.argsort(expected, kind="stable"), LEVELS)
     return {name: [float(x[part].mean()) for part in parts] for name, x in (("expected", expected), ("people", people))}
 
 
 def correlate(measures: dict[str, np.ndarray], truth: np.ndarray) -> dict:
-    """Spearman's rho of measures (Q,) with how many fit (Q,), with 95% intervals of one bootstrap over queries."""
+    """Spearman's rho of measures (Q,) with the number that fit (Q,).
+    With 95% intervals of one bootstrap over queries."""
     draws = np.random.default_rng(0).integers(0, len(truth), (SAMPLES, len(truth)))
     order, results = codes(truth), {}
     for name, x in measures.items():
@@ -226,7 +233,8 @@ def correlate(measures: dict[str, np.ndarray], truth: np.ndarray) -> dict:
 # ---- all of it
 
 def judge(e: Embeddings, files: list[Judgements], pair: Sigmoid) -> tuple[dict, Sigmoid | None, tuple | None]:
-    """Judge a model by people: the results, the map for calibration.json, and the two numbers of `count_photos`.
+    """Judge a model by people.
+    Returns the results, the map for calibration.json, and the two numbers of `count_photos`.
 
     pair: the probability of own pairs on dev. Without votes the map and the numbers are None.
     """

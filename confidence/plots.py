@@ -1,4 +1,4 @@
-"""Pictures: reliability, risk and coverage, queries with their first answers, and numbers of photos that fit."""
+"""Pictures of reliability, risk and coverage, answers, and numbers that fit."""
 import numpy as np
 
 from confidence.calibration import percent
@@ -15,7 +15,8 @@ FRAME = {True: "forestgreen", False: "firebrick"}                  # of right an
 
 
 def diagrams(outcomes: dict[str, Outcomes], results: dict, path: str) -> None:
-    """Draw a row for each direction: reliability of the probability that users are shown, and risk by coverage.
+    """Draw reliability and risk by coverage, a row for each direction.
+    Reliability is of the probability that users are shown.
 
     results: of `measures.judge`, by direction.
     """
@@ -48,7 +49,8 @@ def draw_reliability(outcomes: Outcomes, numbers: dict, side: str, axis) -> None
 
 
 def draw_risks(outcomes: Outcomes, side: str, axis) -> None:
-    """Draw wrong answers by coverage of each measure, the legend beside it from the best measure to the worst."""
+    """Draw wrong answers by coverage of each measure.
+    The legend lists measures from the best to the worst."""
     risks = {name: risk_coverage(-x, outcomes.right) for name, x in outcomes.confidences.items()}
     perfect = risk_coverage(~outcomes.right, outcomes.right)
     for name, risk in sorted(risks.items(), key=lambda item: item[1]["area"]):
@@ -68,7 +70,8 @@ def draw_risks(outcomes: Outcomes, side: str, axis) -> None:
 
 
 def choose_examples(sure: np.ndarray, right: np.ndarray) -> dict[str, list[int]]:
-    """Choose queries to show under each heading of EXAMPLES, each once: sure (Q,), right (Q,) bool."""
+    """Choose queries to show under each heading of EXAMPLES, each once.
+    sure (Q,), right (Q,) bool."""
     order = np.argsort(-sure, kind="stable")
     candidates = (order[right[order]], order[~right[order]], order[max(0, (len(order) - 3) // 2):], order[::-1])
     used, chosen = set(), {}
@@ -108,7 +111,8 @@ def examples(outcomes: dict[str, Outcomes], texts: list[str] | None, caption_ima
 
 
 def numbers_that_fit(expected: np.ndarray, people: np.ndarray, texts: list[str] | None, path: str) -> None:
-    """Draw ten captions from the fewest photos expected to fit to the most, and how many fit by people.
+    """Draw ten captions by expected number of photos, and people's number.
+    From the fewest photos to the most.
 
     expected, people (M,): NaN where nobody judged; texts: all captions.
     """

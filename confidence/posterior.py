@@ -1,4 +1,4 @@
-"""Posterior over a gallery: the probability that an item is the one that a query means.
+"""Posterior over a gallery: the probability of each item to be the one meant.
 
 The posterior of item j for query q is p_qj = exp(T s_qj) / sum_k exp(T s_qk) (Hama et al. 2021, arXiv 1904.08504), with
 a temperature T for each direction that is fitted on the dev split (Guo et al. 2017).
@@ -38,7 +38,8 @@ class Rows(NamedTuple):
         return self._replace(queries=self.queries[chosen], right=right, owner=self.owner[chosen])
 
     def blocks(self, elements: int):
-        """Yield (scores (b, G), right queries (P,) counted from the block's first, right items (P,)) of all queries."""
+        """Yield (scores (b, G), right queries (P,), right items (P,)) of all queries.
+        Queries count from the first of the block."""
         step = max(1, elements // self.gallery)
         for start in range(0, len(self.queries), step):
             scores = self.score(self.queries[start:start + step])
@@ -55,7 +56,8 @@ class Rows(NamedTuple):
 
 
 def rows_of(e: Embeddings, side: str, queries: np.ndarray | None = None) -> Rows:
-    """Rows of one direction, "i2t" or "t2i": of all queries, or of those at positions `queries` (q,), rising."""
+    """Rows of one direction, "i2t" or "t2i".
+    Of all queries, or at positions `queries` (q,), rising."""
     owner = e.caption_image
     if side == "t2i":
         queries = np.arange(len(owner)) if queries is None else queries
@@ -107,12 +109,13 @@ def block_answers(scores: torch.Tensor, query, item, t: float, group=None, table
 
 
 def masses(below: torch.Tensor, t: float) -> torch.Tensor:
-    """exp(T (s - max s)) from s - max s, at most 0: the posterior times a number that a query has."""
+    """Unnormalised posterior exp(T (s - max s)) of s - max s, at most 1."""
     return (t * below).clamp_(min=NOTHING).exp_()
 
 
 def group_table(group: np.ndarray) -> torch.Tensor:
-    """Items of each group (groups, most), -1 where it has fewer, from the group of each item (G,)."""
+    """Items of each group (groups, most), -1 where it has fewer.
+    From the group of each item (G,)."""
     order, size = np.argsort(group, kind="stable"), np.bincount(group)
     place = np.arange(len(group)) - np.repeat(np.cumsum(size) - size, size)
     table = np.full((len(size), size.max()), -1)
@@ -124,7 +127,8 @@ def group_table(group: np.ndarray) -> torch.Tensor:
 
 @torch.no_grad()
 def sample_scores(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores (q, G) of random queries, at most FITTED numbers, and whether an item is right (q, G) bool."""
+    """Scores (q, G) of random queries, and whether an item is right (q, G) bool.
+    At most FITTED numbers."""
     count = max(1, min(len(rows.queries), FITTED // rows.gallery))
     chosen = np.sort(np.random.default_rng(0).permutation(len(rows.queries))[:count])
     scores, right = zip(*((x.cpu(), y.cpu()) for x, y in rows.select(chosen).blocks_with_masks()))
@@ -167,7 +171,8 @@ def temperature(scores: torch.Tensor, right: torch.Tensor) -> float:
 
 @torch.no_grad()
 def fit_pairs(rows: Rows) -> Sigmoid:
-    """Fit the probability that an item is a query's own, from its score alone, to own items against all others."""
+    """Fit the probability that an item is a query's own, given its score.
+    Own items against all others."""
     scores, right = sample_scores(rows)
     few = max(1, ELEMENTS // scores.shape[1])
     return Sigmoid.fit(scores[:few].reshape(-1), right[:few].reshape(-1))
@@ -175,5 +180,5 @@ def fit_pairs(rows: Rows) -> Sigmoid:
 
 @torch.no_grad()
 def expected_number(rows: Rows, pair: Sigmoid) -> np.ndarray:
-    """Expected number of items that fit each query (Q,): the sum of their probabilities."""
+    """Expected number of items that fit each query, a sum of probabilities: (Q,)."""
     return np.concatenate([pair(scores).sum(1).cpu().numpy() for scores, *_ in rows.blocks(ELEMENTS)])

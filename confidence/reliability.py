@@ -1,4 +1,4 @@
-"""How well a confidence tells right answers from wrong ones, and whether a probability can be taken at its word.
+"""Discrimination and calibration of confidences.
 
 Every function takes one number per query: a confidence (Q,), larger where surer, or a probability p (Q,) in [0, 1], and
 right (Q,) bool, whether the query's first answer is right.
@@ -13,7 +13,8 @@ DRAWS = 200               # of the right answers that perfect probabilities woul
 
 
 def auroc(confidence: np.ndarray, right: np.ndarray) -> float:
-    """Chance that a right answer has more confidence than a wrong one; ties count half, NaN where one is missing."""
+    """Probability that a right answer has more confidence than a wrong one.
+    Ties count half; NaN where one kind is missing."""
     hit, miss = confidence[right], np.sort(confidence[~right])
     if not len(hit) or not len(miss):
         return float("nan")
@@ -34,7 +35,8 @@ def reliability(p: np.ndarray, right: np.ndarray) -> dict:
 
 
 def judge_order(confidence: np.ndarray, right: np.ndarray) -> dict:
-    """AUROC, and in percent AURC and its value in a random order ("aurc_flat"), as `metrics.risk_coverage` has them."""
+    """AUROC, and in percent AURC and its value in a random order, "aurc_flat".
+    As `metrics.risk_coverage`."""
     risk = risk_coverage(-confidence, right)
     return {"auroc": auroc(confidence, right), "aurc": risk["area"], "aurc_flat": risk["area_random"]}
 

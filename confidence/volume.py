@@ -48,13 +48,14 @@ class Volume(NamedTuple):
 
 @torch.no_grad()
 def fit(similarity, captions: Embedding, owner: np.ndarray, dev: Embedding, dev_owner: np.ndarray) -> Volume:
-    """Fit to captions (M, D) of photos of the training split, owner (M,), and to those of dev."""
+    """Fit to captions (M, D) of training photos, owner (M,), and to dev's."""
     sigmoid = fit_sigmoid(dev, dev_owner)
     return Volume(similarity, captions, number_photos(owner), sigmoid, shares_of_captions(captions, owner, sigmoid))
 
 
 def fit_run(model: Trained, dev: Embeddings, batch_size: int, workers: int, **data) -> tuple[Volume, dict]:
-    """Fit to captions of the training split of a run's own data and to its dev split, and describe it for the results.
+    """Fit to the training and dev split of a run's own data.
+    Describes the fit for the results.
 
     data: as `read_split_for` takes them. Raises InputError on a model with variances of its own.
     """
@@ -69,7 +70,8 @@ def fit_run(model: Trained, dev: Embeddings, batch_size: int, workers: int, **da
 
 
 def fit_file(train: Embeddings, dev: Embeddings) -> tuple[Volume, dict]:
-    """Fit to training pairs and to dev pairs of the same points, and describe it for the results."""
+    """Fit to training pairs and to dev pairs of the same points.
+    Describes the fit for the results."""
     check_points(dev)
     member = train.members[0]
     volume = fit(member.similarity, member.captions, train.caption_image, dev.members[0].captions, dev.caption_image)
@@ -87,7 +89,7 @@ def describe(volume: Volume, name: str, images: int) -> dict:
 
 
 def describe_in_words(report: dict) -> str:
-    """Sentence on given variances: where they come from, and what they leave unchanged."""
+    """Sentence on given variances: their source, and what they do not change."""
     sentence = (f"variances: the share that an item covers of the photos of {report['images']:,} images and "
                 f"{report['captions']:,} captions of {report['fitted_on']}; the scores are those of the points")
     if report["of_photo"][0] <= 0:

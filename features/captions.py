@@ -1,4 +1,4 @@
-"""Write features of captions: of word vectors, of word counts, or by a frozen network.
+"""Write features of captions: word vectors, word counts, or a frozen network.
 
     python -m features.captions --data_name coco_vgg_precomp --name w2v --word_vectors GoogleNews.bin
     python -m features.captions --data_name coco_vgg_precomp --kind hglmm --ica --pca 6000 --word_vectors FILE
@@ -51,7 +51,7 @@ NOT_NAMES = ("ims", "caps", "ids", "img_ids", "ann_ids")
 
 
 def find_words(captions: list[list[str]], index: dict[str, int]) -> np.ndarray:
-    """List the occurrences of indexed words in captions: (2, T), caption and number of the word."""
+    """List the indexed words in captions: (2, T), caption and number of the word."""
     pairs = [(m, index[word]) for m, words in enumerate(captions) for word in words if word in index]
     return np.array(pairs, np.int64).reshape(-1, 2).T
 
@@ -73,7 +73,7 @@ class WordFeatures:
     fitted = ()
 
     def encode(self, split: Split) -> tuple[np.ndarray, Iterator]:
-        """Return the captions without a word, (M,) bool, and an iterator of (slice, features)."""
+        """Return captions without a word, (M,) bool, and an iterator of (slice, features)."""
         counts = count_words(split.words, self.index)                                                       # (M, V)
         empty = np.asarray(counts.sum(1)) == 0                                                              # (M,)
         slices = [slice(start, start + ROWS) for start in range(0, len(empty), ROWS)]
@@ -81,7 +81,7 @@ class WordFeatures:
 
 
 class MeanVectors(WordFeatures):
-    """The mean of the l2-normalised vectors of a caption's words, l2-normalised again (`jwae` 5.1).
+    """Normalised mean of the normalised vectors of a caption's words (`jwae` 5.1).
 
     words: the words of all captions. word_vectors: the file to read. `table` holds the vectors that are there, (V, D).
     """
@@ -99,7 +99,8 @@ class MeanVectors(WordFeatures):
 
 
 class FisherVectors(MeanVectors):
-    """Fisher vectors of a mixture of word vectors (hglmm.py), as Klein et al. 2015 compute them.
+    """Fisher vectors of a mixture of word vectors (Klein et al. 2015).
+    hglmm.py computes them.
 
     The steps: unit word vectors, their independent components (with `ica`), unit again, mixture, signed square root, l2
     norm, PCA (to `pca` numbers, unless it is 0). ICA, mixture and PCA are fitted on the tokenised training captions.
@@ -127,7 +128,8 @@ class FisherVectors(MeanVectors):
         self.line = f"hglmm {n_clusters} clusters{sizes}, {self.source}"
 
     def fit_pca(self, counts, size: int, rng) -> tuple[np.ndarray, np.ndarray]:
-        """Compute the PCA of the Fisher vectors of a sample of captions with word counts (M, V)."""
+        """Compute the PCA of the Fisher vectors of a sample of captions.
+        The captions are word counts (M, V)."""
         sample = np.sort(rng.permutation(np.flatnonzero(np.asarray(counts.sum(1))))[:PCA_CAPTIONS])
         fisher = np.empty((len(sample), 2 * self.mixture.location.size), np.float32)
         for start in tqdm(range(0, len(sample), ROWS), desc="captions for the PCA", disable=None, leave=False):
@@ -136,7 +138,7 @@ class FisherVectors(MeanVectors):
         return fit_pca(fisher, size, SEED)
 
     def fisher(self, counts) -> np.ndarray:
-        """Compute Fisher vectors (n, 2 K D) from the words that occur in word counts (n, V)."""
+        """Compute Fisher vectors (n, 2 K D) of the words in word counts (n, V)."""
         rows = np.unique(counts.indices)
         return signed_square_root(self.mixture.fisher_of_counts(self.table[rows], counts[:, rows]))
 
@@ -158,7 +160,8 @@ class TfIdf(WordFeatures):
 
     @classmethod
     def fit(cls, train: list[list[str]]) -> "TfIdf":
-        """Compute the idf of words that occur RARE times in tokenised captions. Raises InputError without one."""
+        """Compute the idf of words that occur RARE times in tokenised captions.
+        Raises InputError without one."""
         words = Vocabulary.build(train, RARE).words[len(SPECIALS):]
         check(words, f"no word stands {RARE} times in the training captions; give more captions")
         captions_with = Counter(word for caption in train for word in set(caption))
@@ -176,7 +179,7 @@ class Sentences:
         self.network, self.size, self.line = network, network.size, network.line
 
     def encode(self, split: Split) -> tuple[np.ndarray, Iterator]:
-        """Return no caption without a word, (M,) bool, and an iterator of (rows (B,), vectors)."""
+        """Return no caption without a word, (M,) bool, and iterate (rows (B,), vectors)."""
         return np.zeros(len(split.captions), bool), self.batches(split.captions)
 
     def batches(self, captions: list[str]) -> Iterator:
@@ -208,7 +211,8 @@ def check_options(opt) -> None:
 
 
 def make_features(opt, splits: dict[str, Split]):
-    """Fit or load the features of --kind for the captions of {name: split}. Raises InputError."""
+    """Fit or load the features of --kind for the captions of {name: split}.
+    Raises InputError."""
     if opt.kind == "minilm":
         return Sentences(MiniLM(opt.weights).to(torch_device(opt.device)))
     words = sorted(set(chain(*(caption for split in splits.values() for caption in split.words))))
@@ -222,7 +226,8 @@ def make_features(opt, splits: dict[str, Split]):
 
 
 def write(opt, read=read_text) -> None:
-    """Write the features of all splits. read: (data_path, data_name, split) -> Split. Raises InputError."""
+    """Write the features of all splits. read: (data_path, data_name, split) -> Split.
+    Raises InputError."""
     opt.name = opt.name or opt.kind
     check_options(opt)
     folder = os.path.join(opt.data_path, opt.data_name)

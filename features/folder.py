@@ -1,4 +1,4 @@
-"""A folder of one's own photos: the photos in it, their captions in captions.csv, and the features that were written.
+"""Folder of one's own photos, their captions.csv, and the features written.
 
 captions.csv makes the folder a data set to train on, with splits train, dev and test. Its header is name,caption, and
 each row a photo's path below the folder and one caption of it. Excel's files are read: UTF-8 with or without a byte
@@ -32,7 +32,8 @@ SHARES = {"train": 0.8, "dev": 0.9, "test": 1.0}            # split: below which
 # ---- photos
 
 def find_photos(folder: str, skip_broken: bool = False, exclude=()) -> tuple[list[str], list[str]]:
-    """Find photos below a folder by their endings. Returns them and notes on what was left out.
+    """Find photos below a folder by their endings.
+    Returns them and notes on what was left out.
 
     Photos are paths in the folder with /, in the order of their characters. Left out are hidden files and folders,
     NO_PHOTOS, what fits a pattern of `exclude` by its name or its path, other files, names that are no UTF-8 in one
@@ -88,7 +89,8 @@ def choose_split(name: str) -> str:
 
 
 def read_table(path: str) -> list[list[str]]:
-    """Read the rows [name, caption] of a table with the header name,caption. Raises InputError."""
+    """Read the rows [name, caption] of a table with the header name,caption.
+    Raises InputError."""
     text = read_text(path)
     first = text.lstrip("\r\n").split("\n", 1)[0]
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count), strict=True)
@@ -111,7 +113,8 @@ def read_table(path: str) -> list[list[str]]:
 
 
 def read_captions(path: str, names: list[str], per_image: int | None) -> tuple[dict[str, dict], list[str]]:
-    """Read the captions of photos, {split: {name: captions}}, and notes on what was left out.
+    """Read captions of photos, {split: {name: captions}}, and notes.
+    Notes tell what was left out.
 
     Each photo gets equally many: `per_image`, or the least number of a photo with captions. Raises InputError where the
     table cannot be read, has no caption of these photos, or leaves a split empty.
@@ -167,7 +170,8 @@ class Images(NamedTuple):
 
 
 def read_images(data_path: str, data_name: str) -> Images:
-    """Open the features of a folder of photos. Raises InputError where they are absent or do not belong together."""
+    """Open the features of a folder of photos.
+    Raises InputError where they are absent or do not belong together."""
     root = os.path.join(data_path, data_name)
     ims, path = (os.path.join(root, f"{ALL}_{end}") for end in ("ims.npy", "photos.json"))
     again = f"python -m features.images --photos FOLDER --output_name {data_name}"

@@ -1,4 +1,4 @@
-"""Hybrid Gaussian-Laplacian mixtures and their Fisher vectors, with PCA and ICA: a caption as one vector.
+"""Hybrid Gaussian-Laplacian mixtures and their Fisher vectors, PCA and ICA.
 
 Klein et al. 2015, Associating Neural Word Embeddings with Deep Image Representations using Fisher Vectors. A caption is
 a set of word vectors, and a mixture is fitted to the words of all captions. The Fisher vector of a caption says in
@@ -22,7 +22,8 @@ FLOOR = 0.1                           # smallest scale of a component, in standa
 
 @dataclass
 class HGLMM:
-    """p(x) = sum_k w_k prod_d p_kd(x_d), where each p_kd is a Gaussian or a Laplacian, whichever fits better.
+    """Mixture p(x) = sum_k w_k prod_d p_kd(x_d) of Gaussians and Laplacians.
+    Each p_kd is whichever of the two fits better.
 
     weight (K,). location and scale (K, D): mean and standard deviation (not variance) of a Gaussian, or median m and
     mean absolute deviation s of a Laplacian exp(-|x - m| / s) / 2s. laplacian (K, D) bool: which of the two it is.
@@ -64,7 +65,8 @@ class HGLMM:
         return mixture
 
     def _maximise(self, x, part, floor) -> None:
-        """Take the M-step. part (N, K): responsibility times share of the data, with sum 1. floor (D,): least scales.
+        """Take the M-step.
+        part (N, K): responsibility times share of the data, with sum 1. floor (D,): least scales.
 
         Mean and variance maximise the weighted likelihood of a Gaussian, median and mean absolute deviation that of a
         Laplacian. Their maxima are -log(sd) - log(2 pi) / 2 - var / 2 sd^2 and -log(2 s) - mad / s, and the greater one
@@ -111,7 +113,8 @@ class HGLMM:
         return np.exp(joint - _log_sum(joint)[:, None])
 
     def fisher_of_counts(self, x: np.ndarray, counts) -> np.ndarray:
-        """Compute Fisher vectors of sets of words: (n, 2 K D) float32, all locations and then all scales.
+        """Compute Fisher vectors of sets of words: (n, 2 K D) float32.
+        All locations come first, then all scales.
 
         x (V, D): different words. counts: occurrences of each in each set, sparse (n, V). An empty set gives zeros. A
         Fisher vector is the gradient of the mean log-likelihood of a set's T words, each entry divided by the square
@@ -155,7 +158,7 @@ def _nearest(x, share, clusters, rng) -> np.ndarray:
 
 
 def weighted_median(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Compute the lower median of each column of x (N, D) under weights (N, K) >= 0 -> (K, D).
+    """Lower weighted median of each column: (N, D), (N, K) >= 0 -> (K, D).
 
     It is the smallest value with at least half of the weight at or below it, which minimises sum_n weight |x - m|.
     numpy.quantile with weights gives the same in 2.6 times the time.
@@ -175,7 +178,8 @@ def weighted_median(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 
 def signed_square_root(fisher: np.ndarray) -> np.ndarray:
-    """Take the signed square root, then the unit norm: (n, F) -> (n, F) (Perronnin et al. 2010)."""
+    """Take the signed square root, then the unit norm: (n, F) -> (n, F).
+    Perronnin et al. 2010."""
     return unit(np.sign(fisher) * np.sqrt(np.abs(fisher)))
 
 
@@ -185,7 +189,8 @@ def unit(x: np.ndarray) -> np.ndarray:
 
 
 def svd(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Factorise x (N, F) = (N, K) * (K,) @ (K, F), K = min(N, F), singular values falling.
+    """Factorise x (N, F) = (N, K) * (K,) @ (K, F), K = min(N, F).
+    Singular values fall.
 
     LAPACK's fast gesdd does not converge for some matrices on some processors; the slower gesvd does.
     """
@@ -222,12 +227,13 @@ def fit_pca(x: np.ndarray, size: int, seed: int = 0) -> tuple[np.ndarray, np.nda
 
 
 def project(x: np.ndarray, mean: np.ndarray, axes: np.ndarray) -> np.ndarray:
-    """Compute coordinates on the axes of PCA or ICA: (N, F), (F,), (size, F) -> (N, size)."""
+    """Coordinates on axes of PCA or ICA: (N, F), (F,), (size, F) -> (N, size)."""
     return (x - mean) @ axes.T
 
 
 def fit_ica(x: np.ndarray, size: int, seed: int = 0, count: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Compute mean (D,) and unmixing axes (size, D) of x (N, D), for independent components.
+    """Fit ICA to x (N, D): mean (D,) and unmixing axes (size, D).
+    The axes give independent components.
 
     FastICA (Hyvarinen 1999): whiten x to z. Then, for all rows w of an orthogonal W at once, w <- E[z t] - E[1 - t^2] w
     with t = tanh(w z), and W <- (W W^T)^-1/2 W, until the cosine of every row with its last value is above 1 - 1e-4.

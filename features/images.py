@@ -1,4 +1,4 @@
-"""Write features of photos by a frozen network: of a folder of your own, or of a data set.
+"""Write features of photos by a frozen network, of a folder or of a data set.
 
     python -m features.images --photos ~/Pictures --cnn_type efficientnet_lite0 --output_name mine
     python -m features.images --data_name coco --cnn_type vgg19 --layer fc7 --output_name coco_vgg_precomp
@@ -50,7 +50,8 @@ class PhotoReader(NamedTuple):
 
 def extract(folder: str, split: str, paths: list[str], names: list[str], network: tuple, config: ComputeConfig,
             write: Callable[[list[int]], None], others: tuple = (), facts: dict | None = None) -> None:
-    """Write {split}_ims.npy of N photos and {split}_photos.json, their list with `facts`.
+    """Write features of N photos, {split}_ims.npy, and their list with `facts`.
+    The list is {split}_photos.json.
 
     A photo whose file the last list has under any name keeps its features. network: the result of `build_network`.
     write(rows): writes the other files of the split, and those of the splits `others`, for the photos `rows` that could
@@ -98,7 +99,7 @@ def extract(folder: str, split: str, paths: list[str], names: list[str], network
 
 
 def check_own(folder: str, splits) -> None:
-    """Raise InputError where the folder holds files of a split that no extraction wrote."""
+    """Raise InputError on files of a split that no extraction wrote."""
     for split in splits:
         lists = [form.format(name) for name in (split, ALL) for form in ("{}_photos.json", CHANGING)]
         for end in ("ims.npy", "caps.txt", "ids.txt", "img_ids.npy", "ann_ids.npy"):
@@ -158,7 +159,8 @@ def extract_folder(opt, recipe: dict, config: ComputeConfig, folder: str) -> Non
 # ---- a data set
 
 def extract_data_set(opt, recipe: dict, config: ComputeConfig, folder: str) -> None:
-    """Write features of the photos of --data_name to `folder`. Raises InputError if the folder holds other files."""
+    """Write features of the photos of --data_name to `folder`.
+    Raises InputError if the folder holds other files."""
     data_name = opt.data_name or "coco"
     splits = [read_split(opt.data_path, data_name, name, use_restval=opt.use_restval, dev_images=0)
               for name in opt.splits or ("train", "dev", "test")]
@@ -181,7 +183,8 @@ def extract_data_set(opt, recipe: dict, config: ComputeConfig, folder: str) -> N
 
 
 def order_captions(split: Split, per_image: int | None) -> np.ndarray:
-    """List the captions to write, (M,): those of an image together, equally many an image.
+    """List the captions to write: (M,).
+    The captions of an image stand together; every image has as many.
 
     per_image: number of captions an image, or None for all. Raises InputError if an image has fewer.
     """
@@ -196,7 +199,8 @@ def order_captions(split: Split, per_image: int | None) -> np.ndarray:
 
 
 def write_texts(folder: str, split: Split, order: np.ndarray, names: list[str], rows: list[int]) -> None:
-    """Write captions, photo names and numeric ids of the images `rows`. order (M,): captions."""
+    """Write captions, photo names and numeric ids of the images `rows`.
+    order (M,): captions."""
     start, order = os.path.join(folder, split.name), order[np.isin(split.caption_image[order], rows)]
     save_lines(f"{start}_caps.txt", [split.captions[m] for m in order])
     save_lines(f"{start}_ids.txt", [names[n] for n in rows])

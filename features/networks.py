@@ -1,4 +1,5 @@
-"""Frozen networks that turn photos into features, each built from a recipe of plain values and named in one line.
+"""Frozen networks that turn photos into features.
+Each is built from a recipe of plain values and named in one line.
 
 A network has `regions` (None: one vector a photo) and `dim`. It maps photos as its transform prepares them, stacked, to
 (B, dim) or (B, regions, dim).
@@ -31,7 +32,8 @@ def unfold_map(cells: Tensor) -> Tensor:
 
 
 class Grid(nn.Module):
-    """The last map of a CNN, averaged in N x N cells: photos (B, 3, 224, 224) -> (B, N * N, C), row by row.
+    """Last map of a CNN, averaged in N x N cells: photos -> (B, N * N, C).
+    Photos (B, 3, 224, 224); cells row by row.
 
     Cells overlap where 7 is no multiple of N, as in `adaptive_avg_pool2d`. N = 7 is the map itself.
     """
@@ -59,7 +61,8 @@ def axis_weights(first: Tensor, last: Tensor, cells: int, bins: int) -> Tensor:
 
 
 def roi_align(cells: Tensor, boxes: Tensor, bins: int = 1) -> Tensor:
-    """Pool boxes by RoIAlign (He et al. 2017, section 3): (C, h, w), (P, 4) -> (P, C, bins, bins).
+    """Pool boxes by RoIAlign: (C, h, w), (P, 4) -> (P, C, bins, bins).
+    He et al. 2017, section 3.
 
     Boxes are x1, y1, x2, y2 as shares of width and height, 0 to 1. As points lie on a grid, their mean is a product of
     one weight per row and one per column of the map. torchvision's roi_align gives the same, aligned, and is not called
@@ -75,8 +78,9 @@ def roi_align(cells: Tensor, boxes: Tensor, bins: int = 1) -> Tensor:
 
 
 class RegionPooling(nn.Module):
-    """Features of any number of boxes: photos (B, 3, S, S), S a multiple of 32, and B tensors of boxes (P, 4), x1, y1,
-    x2, y2 as shares of width and height, 0 to 1, -> B tensors (P, F).
+    """Features of any number of boxes of photos: B tensors (P, F).
+    Photos (B, 3, S, S), S a multiple of 32, and B tensors of boxes (P, 4), x1, y1, x2, y2 as shares of width and
+    height, 0 to 1.
 
     layer "cells": one bin of `roi_align` of the last map. "fc6" and "fc7" (VGG): 7 x 7 bins of the last map before its
     last pooling, and then the layers after it with the ReLU, as in Fast R-CNN, F = 4096.
@@ -98,7 +102,8 @@ class RegionPooling(nn.Module):
 
 def load_frozen(cnn_type: str, layer: str | None, layers: tuple, weights: str | None,
                 pretrained: bool) -> tuple[CNN, str, str]:
-    """Load a CNN up to a layer, by default the first of `layers`, without normalisation.
+    """Load a CNN up to a layer, without normalisation.
+    By default up to the first of `layers`.
 
     Returns it, the layer's name and the checksum of the weights. Raises InputError for another layer.
     """
@@ -113,7 +118,8 @@ def load_frozen(cnn_type: str, layer: str | None, layers: tuple, weights: str | 
 
 def load_network(cnn_type: str, layer: str | None = None, weights: str | None = None, pretrained: bool = True, *,
                  grid: int | None = None, whole: bool | None = False) -> tuple[nn.Module, str]:
-    """Load a frozen network that gives the raw activations of a layer. Returns it and its one-line name.
+    """Load a frozen network that gives the raw activations of a layer.
+    Returns it and its one-line name.
 
     layer: fc7 or fc6 (VGG, AlexNet), (B, 4096) after the ReLU; pooled (the others), (B, F); cells, the last map, (B,
     49, C), which AlexNet's is not.
@@ -129,7 +135,8 @@ def load_network(cnn_type: str, layer: str | None = None, weights: str | None = 
 
 def load_region_network(cnn_type: str, layer: str | None, weights: str | None, side: int,
                         pretrained: bool = True) -> tuple[RegionPooling, str]:
-    """Load a network of regions in photos that are resized to side x side. Returns it and its one-line name.
+    """Load a network of regions in photos that are resized to side x side.
+    Returns it and its one-line name.
 
     layer: see `RegionPooling` (default: fc6 of VGG, else cells). Raises InputError if the network has no such layer.
     """
@@ -169,5 +176,6 @@ def find_recipe(line: str) -> dict | None:
 
 
 def feature_shape(net: nn.Module) -> tuple[tuple, np.dtype]:
-    """Return shape and type of a photo's features: (dim,) float32 or (regions, dim) float16."""
+    """Shape and type of a photo's features.
+    (dim,) float32 or (regions, dim) float16."""
     return ((net.regions, net.dim), np.dtype(np.float16)) if net.regions else ((net.dim,), np.dtype(np.float32))

@@ -1,4 +1,5 @@
-"""Write region features of bottom-up attention (Anderson et al. 2018) in SCAN's layout.
+"""Write region features of bottom-up attention in SCAN's layout.
+Anderson et al. 2018.
 
     python -m features.regions --data_name coco_precomp --source trainval_resnet101_faster_rcnn_genome_36.tsv
 
@@ -35,7 +36,8 @@ FIX = "fetch it again, or leave the file out"
 
 
 def decode_row(path: str, row: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Decode features (P, F) and boxes (P, 4) of a row of a TSV file. Raises InputError."""
+    """Decode features (P, F) and boxes (P, 4) of a row of a TSV file.
+    Raises InputError."""
     with refusing(f"{path}: the row of image {row[0]} holds no features of {row[3]} boxes", FIX):
         boxes, features = (np.frombuffer(base64.b64decode(text.removeprefix("b'").removesuffix("'"), validate=True),
                                          np.float32).reshape(int(row[3]), -1) for text in row[4:])
@@ -43,7 +45,8 @@ def decode_row(path: str, row: list[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_tsv(path: str) -> Iterator[tuple[str, Callable]]:
-    """Yield the id of each image of a TSV file, and a function that reads its features. Raises InputError."""
+    """Yield image ids of a TSV file, and functions that read their features.
+    Raises InputError."""
     csv.field_size_limit(FIELD_BYTES)
     with (refusing(f"{path} is no TSV file of {', '.join(COLUMNS)}", FIX, (*FAULTS, csv.Error)),
           open(plain_file(path), encoding="utf-8", newline="") as f):
@@ -55,7 +58,8 @@ def read_tsv(path: str) -> Iterator[tuple[str, Callable]]:
 
 
 def read_file(path: str) -> tuple[np.ndarray, np.ndarray | None]:
-    """Read features (P, F) and boxes (P, 4) or None of an .npz or .npy file. Raises InputError."""
+    """Read features (P, F) and boxes (P, 4) or None of an .npz or .npy file.
+    Raises InputError."""
     if path.endswith(".npy"):
         return read_array(path, FIX), None
     arrays = read_arrays(path, FIX)
@@ -65,7 +69,8 @@ def read_file(path: str) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 def read_source(path: str) -> Iterator[tuple[str, Callable]]:
-    """Yield the id of each image of a source, and a function that reads its features. Raises InputError."""
+    """Yield the id of each image of a source, and a function that reads its features.
+    Raises InputError."""
     if not os.path.isdir(path):
         yield from read_tsv(need(path, "give a TSV file, or a folder of .npz or .npy files"))
         return
@@ -83,7 +88,8 @@ def image_key(name: str) -> str:
 
 
 def read_places(folder: str, splits: list[str]) -> tuple[dict[str, int], dict[str, list]]:
-    """Read the number of images of each split, and {key of an image: [(split, row)]}. Raises InputError without ids."""
+    """Read the number of images of each split, and {key of an image: [(split, row)]}.
+    Raises InputError without ids."""
     counts, places = {}, {}
     for split in splits:
         start = os.path.join(folder, split)
@@ -98,7 +104,8 @@ def read_places(folder: str, splits: list[str]) -> tuple[dict[str, int], dict[st
 
 
 def check_regions(image: str, array: np.ndarray | None, regions: int, width: int | None) -> np.ndarray:
-    """Return an image's regions as (P, F), turned where they are (F, P). Raises InputError for other shapes or NaN."""
+    """Return an image's regions as (P, F), turned where they are (F, P).
+    Raises InputError for other shapes or NaN."""
     check(array is not None, f"image {image} has no boxes, and images before it have some; fetch its file again")
     array = array.T if array.ndim == 2 and array.shape[1] == regions != len(array) else array
     check(array.ndim == 2 and len(array) == regions and width in (None, array.shape[1]) and np.isfinite(array).all(),
@@ -108,13 +115,15 @@ def check_regions(image: str, array: np.ndarray | None, regions: int, width: int
 
 
 class Writer:
-    """The arrays of all splits, which become files when the context ends. They are made when the first image comes."""
+    """The arrays of all splits, which become files when the context ends.
+    They are made when the first image comes."""
 
     def __init__(self, stack: contextlib.ExitStack, folder: str, counts: dict[str, int], regions: int):
         self.stack, self.folder, self.counts, self.regions, self.arrays = stack, folder, counts, regions, {}
 
     def write(self, image: str, rows: list, features: np.ndarray, boxes: np.ndarray | None) -> None:
-        """Write an image's features and boxes to its rows, (split, row). Raises InputError where they do not fit."""
+        """Write an image's features and boxes to its rows, (split, row).
+        Raises InputError where they do not fit."""
         values = {"ims": features, **({} if boxes is None else {"boxes": boxes})}
         for end in self.arrays or values:
             width = self.arrays[end][rows[0][0]].shape[2] if self.arrays else None
@@ -129,7 +138,8 @@ class Writer:
 
 
 def run(opt) -> None:
-    """Write the arrays. Raises InputError, which names images that are missing or have another number of regions."""
+    """Write the arrays.
+    Raises InputError, which names images that are missing or have another number of regions."""
     folder = os.path.join(opt.data_path, opt.data_name)
     line = read_extractors(folder).get("ims")
     check(not line, f"{folder} holds features of {line}; give a folder of its own with the captions and ids")

@@ -1,4 +1,5 @@
-"""Features of photos in an .npy file beside a list of the photos: what the list knows is never computed again.
+"""Features of photos in an .npy file, with a list of the photos.
+Features of listed photos are never computed again.
 
 {split}_ims.npy has a row a photo, and {split}_photos.json lists their names with the digests of their files, by which a
 photo is found again that was renamed or moved. While features are computed they stand in a hidden file, so that a stop
@@ -41,7 +42,8 @@ class PhotoFile(NamedTuple):
 
 
 def stat_photo(path: str, name: str, before: PhotoFile | None) -> PhotoFile:
-    """Describe a photo's file, with a new digest where size or time differ from `before`."""
+    """Describe a photo's file.
+    The digest is new where size or time differ from `before`."""
     try:
         stat = os.stat(path)
     except OSError:
@@ -51,7 +53,8 @@ def stat_photo(path: str, name: str, before: PhotoFile | None) -> PhotoFile:
 
 
 def read_list(folder: str, split: str) -> dict:
-    """Read {split}_photos.json, its `photos` as PhotoFile; no photos without such a file. Raises InputError."""
+    """Read the `photos` of {split}_photos.json as PhotoFile; none without the file.
+    Raises InputError."""
     path = os.path.join(folder, f"{split}_photos.json")
     if not os.path.isfile(path):
         return {"photos": []}
@@ -138,7 +141,8 @@ class Part:
 
 
 class BatchReader(NamedTuple):
-    """Reads items in a worker process; with skip_broken the fault of an item stands in its place."""
+    """Read items in a worker process.
+    With skip_broken the fault of an item stands in its place."""
     read: Callable[[int], object]
     skip_broken: bool
 
@@ -155,7 +159,8 @@ class BatchReader(NamedTuple):
 
 
 def compute(part: Part, keys: list[str], read, encode, config: ComputeConfig, title: str) -> dict[int, InputError]:
-    """Append encode([read(n), ...]) of the items n whose keys (N,) the part lacks. `read` runs in worker processes.
+    """Append encode([read(n), ...]) of the items n whose keys the part lacks.
+    keys (N,). `read` runs in worker processes.
 
     Returns {n: why item n cannot be read}, which without config.skip_broken raises InputError.
     """

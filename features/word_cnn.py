@@ -1,4 +1,4 @@
-"""Fine-tune a network for photos to predict the words of an image's captions, as DMSM does first (`dmsm` 3.1).
+"""Fine-tune a network for photos on the words of captions (`dmsm` 3.1).
 
     python -m features.word_cnn --data_name coco --cnn_type vgg19 --n_words 1000 --output cnn.pt
     python train.py --data_name coco --cnn_type vgg19 --cnn_weights cnn.pt ...
@@ -67,14 +67,16 @@ def add_word_layer(cnn: CNN, share: np.ndarray) -> nn.Sequential:
 
 
 def make_state(cnn: CNN, cnn_type: str) -> dict:
-    """Make a state dict for --cnn_weights, with zeros for the classifier of 1,000 classes."""
+    """Make a state dict for --cnn_weights.
+    The classifier of 1,000 classes is zeros."""
     last = {"vgg": "classifier.6", "ale": "classifier.6", "res": "fc", "eff": "_fc"}[cnn_type[:3]]
     state = {name: x.cpu() for name, x in cnn.net.state_dict().items()}
     return {**state, f"{last}.weight": torch.zeros(1000, cnn.dim), f"{last}.bias": torch.zeros(1000)}
 
 
 def train_epoch(model: nn.Module, optimizer, batches, labels: np.ndarray, device) -> float:
-    """Train on batches of photos, labels (N, W). Returns the mean loss of an image in nats.
+    """Train on batches of photos, labels (N, W).
+    Returns the mean loss of an image in nats.
 
     The loss is the binary cross-entropy, summed over the words. Raises InputError if it is not finite.
     """
@@ -95,7 +97,7 @@ def train_epoch(model: nn.Module, optimizer, batches, labels: np.ndarray, device
 
 @torch.no_grad()
 def validate(model: nn.Module, batches, truth: np.ndarray, device) -> float:
-    """Compute the mean average precision in percent over words that occur in `truth` (N, W)."""
+    """Mean average precision in percent over words that occur in `truth` (N, W)."""
     model.eval()
     scores = np.concatenate([model(photos.to(device)).cpu().numpy() for photos in batches])
     occurs = truth.any(0)                                                                                   # (W,)
@@ -103,7 +105,8 @@ def validate(model: nn.Module, batches, truth: np.ndarray, device) -> float:
 
 
 def run(opt) -> None:
-    """Train, and save after each epoch. Raises InputError if the data set does not fit."""
+    """Train, and save after each epoch.
+    Raises InputError if the data set does not fit."""
     output(opt.output, overwrite=opt.overwrite)
     device = torch_device(opt.device)
     train, dev = (read_split(opt.data_path, opt.data_name, name) for name in ("train", "dev"))

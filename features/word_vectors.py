@@ -25,7 +25,8 @@ WINDOW = 5                            # words are near each other that are at mo
 
 
 def train_vectors(captions: list[list[str]], dim: int) -> tuple[list[str], np.ndarray]:
-    """Learn vectors (V, dim) float32 of the words (V,) of captions, the most frequent first.
+    """Learn vectors (V, dim) float32 of words (V,) of captions.
+    The most frequent word comes first.
 
     Words that occur near the same words get similar vectors (Levy and Goldberg 2014, 3.3). n_wc counts c within
     WINDOW places of w, M_wc = max(0, log(n_wc n / (n_w n_c))) is the positive pointwise mutual information in nats,
@@ -71,7 +72,8 @@ def find_neighbours(words: list[str], vectors: np.ndarray, word: str, count: int
 
 
 def learn(opt) -> None:
-    """Learn and write vectors, and print the nearest words of some frequent content words. Raises InputError."""
+    """Learn and write vectors, and print neighbours of frequent content words.
+    Raises InputError."""
     output(opt.output, overwrite=opt.overwrite)
     split = read_split(opt.data_path, opt.data_name, "train", text_only=True).require_sound()
     words, vectors = train_vectors(split.words, opt.dim)

@@ -44,7 +44,7 @@ TOP = 1000                            # answers to a query at most
 
 
 def printable(text: str) -> str:
-    """The text without characters that would control a terminal: names of files may hold any."""
+    """Remove characters that control a terminal from a file's name."""
     return "".join(x if x.isprintable() or x == "\n" else x.encode("unicode_escape").decode() for x in text)
 
 
@@ -79,7 +79,8 @@ def search_folder(opt) -> None:
 
 
 def train_on(folder: str, data_path: str, run: str) -> None:
-    """Train a run on the photos that captions.csv in their folder describes, and calibrate it; goes on after a stop."""
+    """Train a run on the photos described in their captions.csv, and calibrate it.
+    Continues after a stop."""
     need(os.path.join(folder, "captions.csv"), "list photos and captions in it, with the header name,caption")
     data = "--data_path", data_path
     name = re.sub(r"\W+", "_", f"{os.path.basename(os.path.realpath(folder))}_{os.path.basename(run)}")
@@ -170,7 +171,8 @@ def query(opt) -> None:
 
 
 def in_lines(result: SearchResult, unsure: float, verbose: bool) -> list[str]:
-    """The answers to a query as lines. verbose: with scores, and log det Sigma in nats."""
+    """Answers to a query as lines.
+    verbose: with scores, and log det Sigma in nats."""
     spread = None if not verbose or result.uncertainty is None else f"log det Sigma {result.uncertainty:.1f}"
     lines = [": ".join(filter(None, [result.query, "; ".join(filter(None, [result.said(unsure), spread]))]))]
     for k, hit in enumerate(result.answers, 1):
@@ -260,7 +262,8 @@ COMMANDS = {
 
 
 def parse(words: list[str]):
-    """The command and its options. Without the name of a command, the first word is a folder."""
+    """The command and its options.
+    Without the name of a command, the first word is a folder."""
     name = words[0] if words and words[0] in COMMANDS else ""
     work, description, options = COMMANDS[name]
     if not name:

@@ -1,4 +1,4 @@
-"""Makes and changes an index: finds photos, embeds those that are new, and writes the file."""
+"""Make and change an index: find photos, embed new ones, write the file."""
 import contextlib
 import fnmatch
 import os
@@ -29,13 +29,15 @@ LISTED = 10                           # names in a note
 
 
 class Machine(NamedTuple):
-    """Where it is computed. No result depends on it."""
+    """Device and processes of the computation.
+    No result depends on it."""
     device: object = "cpu"            # a torch.device or its name
     workers: int = 0                  # processes that read photos
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a photo's path, or a folder that it lies in, is a pattern or fits it; accents as NFC or NFD."""
+    """True if a photo's path, or a folder above it, fits a pattern.
+    Accents count as NFC or NFD."""
     name, pattern = compose_name(name), compose_name(pattern).rstrip("/")
     parts = name.split("/")
     paths = ["/".join(parts[:k + 1]) for k in range(len(parts))]
@@ -53,7 +55,8 @@ def count_photos(n: int) -> str:
 # ---- a folder of photos
 
 class Reader:
-    """Reads photos by their numbers: (the fault of each, or "", those without one, prepared for a network)."""
+    """Read photos by their numbers, prepared for a network.
+    Returns the fault of each, or "", and the photos without one."""
 
     def __init__(self, paths: list[str], transform):
         self.paths, self.transform = paths, transform
@@ -71,7 +74,8 @@ class Reader:
 
 @torch.no_grad()
 def embed_photos(encoder: Encoder, paths: list[str], workers: int) -> Iterator[tuple[list[str], Embedding | None]]:
-    """Embed photos in batches: (the fault of each, or "", the embedding of those without one)."""
+    """Embed photos in batches.
+    Returns the fault of each, or "", and the embedding of the photos without one."""
     if not paths:
         return
     network, transform = encoder.photo_network
@@ -85,8 +89,9 @@ def embed_photos(encoder: Encoder, paths: list[str], workers: int) -> Iterator[t
 
 def index_folder(output: str, folder: str, encoder: Encoder, run: str | None, machine: Machine,
                  exclude: list[str] | None = None, back: list[str] = ()) -> list[str]:
-    """Bring the index in the file `output` up to what a folder holds now: what is new or changed is embedded, what was
-    renamed or moved keeps its vectors by the digest of its file, and what is gone goes.
+    """Bring the index in the file `output` up to date with a folder.
+    New and changed photos are embedded, renamed or moved ones keep their vectors by the digest of their file, and
+    deleted ones are dropped.
 
     exclude: patterns of names that stay out; None: those of the index. back: patterns of photos that `remove` took out
     and that come back. Returns sentences on what changed. Raises InputError.
@@ -118,8 +123,8 @@ def index_folder(output: str, folder: str, encoder: Encoder, run: str | None, ma
 
 
 def open_for(output: str, folder: str, encoder: Encoder, run: str | None) -> Index:
-    """The index in the file `output`, or a new one without photos. Raises InputError where it is of another folder or
-    run."""
+    """The index in the file `output`, or a new one without photos.
+    Raises InputError where it is of another folder or run."""
     check(not os.path.isdir(output), f"{output} is a folder; name a file with --output")
     if not os.path.exists(output):
         manifest = new_manifest(encoder, run, os.path.basename(folder) or folder, folder)
@@ -143,8 +148,8 @@ def new_manifest(encoder: Encoder, run: str | None, data: str, folder: str | Non
 
 def leave_out_removed(photos: list[PhotoFile], removed: dict[str, str], back: list[str], output: str
                       ) -> tuple[list[PhotoFile], int]:
-    """The photos without those that `remove` took out, under their old or a new name, and how many these are. What fits
-    a pattern of `back` is removed no longer. Raises InputError where a pattern fits nothing."""
+    """Leave out the photos that `remove` took out, under any name; count them.
+    A photo that fits a pattern of `back` is removed no longer. Raises InputError where a pattern fits nothing."""
     for pattern in back:
         fits = [name for name in removed if matches(name, pattern)]
         check(fits, f"no photo that was removed from {output} is named {pattern}; '*' names all of them")
@@ -179,8 +184,8 @@ class Changes:
                      and not any(matches(name, pattern) for pattern in index.manifest["exclude"])}
 
     def embed(self, encoder: Encoder, folder: str, machine: Machine) -> dict[str, str]:
-        """Embed what has no vectors and put all into the index, which is saved from time to time. Returns {name: fault}
-        of photos that cannot be read."""
+        """Embed photos without vectors and put all into the index.
+        The index is saved from time to time. Returns {name: fault} of photos that cannot be read."""
         todo = [n for n in range(len(self.photos)) if n not in self.row]
         done = sorted(self.row)
         pieces = [self.index.embedding.rows([self.row[n] for n in done])] if done else []
@@ -204,7 +209,8 @@ class Changes:
         return broken
 
     def save(self, done: list[int], pieces: list[Embedding]) -> None:
-        """Write the index of the photos numbered `done`, whose embeddings are `pieces`, in the order of their names."""
+        """Write the index of the photos numbered `done`, in the order of their names.
+        pieces: their embeddings."""
         if not done:
             return
         pieces[:] = [Embedding.cat(pieces)]
@@ -225,7 +231,8 @@ class Changes:
 
 def index_features(output: str, run: str, features: tuple[str, str, str | None], folder: str | None, machine: Machine,
                    milvus: tuple[str, str] | None, token: str, overwrite: bool) -> Index:
-    """Make an index of ready features (data_path, name, split), or of the photos of a split, by a run.
+    """Make an index of ready features, or of the photos of a split, by a run.
+    Ready features are (data_path, name, split).
 
     folder: where the photos lie. milvus: URI and name of the collection that holds the vectors. Raises InputError.
     """
@@ -299,8 +306,8 @@ def refuse_misfit(encoder: Encoder, images: Features, line: str | None, name: st
 # ---- taking photos out
 
 def remove(path: str, patterns: list[str], token: str = "") -> list[str]:
-    """Take photos whose names fit patterns out of an index, where they stay out. Raises InputError where a pattern fits
-    none."""
+    """Take photos whose names fit patterns out of an index, where they stay out.
+    Raises InputError where a pattern fits none."""
     index = Index.open(path, token)
     out = set()
     for pattern in patterns:

@@ -1,4 +1,4 @@
-"""A trained run as a function of one's own captions and photos, without the data that it was trained on.
+"""Trained run as a function of captions and photos, without its data.
 
     from photos.encoder import Encoder
     model = Encoder("runs/demo")
@@ -24,7 +24,7 @@ SHIPPED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "model")
 
 
 class Encoder(Trained):
-    """A trained model that also computes the features that it reads, of photos and of captions.
+    """Trained model that also computes features of photos and of captions.
 
     run: its folder; None: photos/model. data_path: where its data are, if they are no longer where it was trained.
     Raises InputError where the checkpoint cannot be read.
@@ -43,13 +43,15 @@ class Encoder(Trained):
     # ---- captions
 
     def captions(self, texts: list[str]) -> Embedding:
-        """Embed captions (B,). Raises InputError for a caption without a known word, and where the run reads features
-        of captions that cannot be computed here."""
+        """Embed captions (B,).
+        Raises InputError for a caption without a known word, and where the run reads features of captions that cannot
+        be computed here."""
         return self.texts(texts, self.caption_features if self.options.text_features else None)
 
     @functools.cached_property
     def sentence_network(self):
-        """The MiniLM that made the features of the training captions. Raises InputError where another one is here."""
+        """The MiniLM that made the features of the training captions.
+        Raises InputError where another one is here."""
         from features.minilm import MiniLM  # a run on words needs none
 
         network, line = MiniLM(), self.extractors[self.options.text_features]
@@ -59,7 +61,8 @@ class Encoder(Trained):
 
     @functools.cached_property
     def caption_features(self) -> Callable[[list[str]], Tensor]:
-        """The function from captions to the features (B, F) that the run was trained on. Raises InputError."""
+        """The function from captions to the features (B, F) that the run was trained on.
+        Raises InputError."""
         name = self.options.text_features
         line = self.extractors.get(name, "")
         if line.startswith("tfidf"):
@@ -84,16 +87,18 @@ class Encoder(Trained):
 
     @torch.no_grad()
     def photos(self, photos: list) -> Embedding:
-        """Embed photos (B,), each a path or a PIL.Image. Raises InputError for a photo that cannot be read, and where
-        the features that the run reads cannot be computed."""
+        """Embed photos (B,), each a path or a PIL.Image.
+        Raises InputError for a photo that cannot be read, and where the features that the run reads cannot be
+        computed."""
         network, transform = self.photo_network
         images = [transform(read_photo(photo) if isinstance(photo, str) else photo.convert("RGB")) for photo in photos]
         return self.images(network(torch.stack(images).to(self.device)))
 
     @functools.cached_property
     def photo_network(self) -> tuple[Callable[[Tensor], Tensor], Callable[[Image.Image], Tensor]]:
-        """The network from prepared photos (B, 3, H, W) to what the model reads, and the preparation of a photo.
-        Raises InputError where the run does not say which network made its features."""
+        """Network from prepared photos (B, 3, H, W) to the model's features.
+        Also the preparation of a photo. Raises InputError where the run does not say which network made its features.
+        """
         if self.reads_photos:
             return (lambda x: x), eval_transform()
         from features.networks import build_network, find_recipe  # questions alone need none
@@ -109,6 +114,6 @@ class Encoder(Trained):
 
     @property
     def reads_photos(self) -> bool:
-        """Whether the model computes its features of photos itself."""
+        """True if the model computes its features of photos itself."""
         of = self.options
         return of.img_enc == "cnn" or of.img_enc == "pie" and of.img_dim is None

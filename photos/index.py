@@ -1,4 +1,4 @@
-"""A photo index: one .npz file with the embeddings of photos, their names, and the run that made them.
+"""Photo index: an .npz file with embeddings and names of photos, and their run.
 
     manifest                          JSON as bytes, of the kinds in SCHEMA
     mean, log_var, parts, n_parts     the embedding (N, ...) of the photos; none where Milvus holds their vectors
@@ -40,7 +40,7 @@ def index_file(path: str) -> str:
 
 
 class Index:
-    """The photos of an index, their embeddings or, with Milvus, the collection of their vectors.
+    """Photos of an index with their embeddings, or with Milvus their collection.
 
     embedding: of the photos, or with Milvus the origin of their vectors.
     """
@@ -51,8 +51,8 @@ class Index:
 
     @classmethod
     def open(cls, path: str, token: str = "") -> "Index":
-        """Read an index. Raises InputError where the file is missing, damaged or of another format, and where Milvus is
-        away."""
+        """Read an index.
+        Raises InputError where the file is missing, damaged or of another format, and where Milvus is away."""
         index = cls(path, *read_index(index_file(path)), token)
         if index.collection:
             index.collection.load()
@@ -104,7 +104,8 @@ def digest(arrays: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def read_manifest(arrays: dict[str, np.ndarray]) -> tuple[dict, list[PhotoFile]]:
-    """The manifest and its photos. Raises ValueError, KeyError or TypeError where `save` did not write them so."""
+    """The manifest and its photos.
+    Raises ValueError, KeyError or TypeError where `save` did not write them so."""
     manifest = json.loads(arrays["manifest"].tobytes())
     if manifest["index"] != FORMAT:
         raise ValueError(f"it is of format {manifest['index']}, and this version reads {FORMAT}")

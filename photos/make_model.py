@@ -1,4 +1,4 @@
-"""Makes the model that `python -m photos` searches with, from Flickr8k: photos/model.
+"""Make photos/model, which `python -m photos` searches with, from Flickr8k.
 
     python -m photos.make_model --data_path data
 
@@ -42,8 +42,9 @@ SPREAD = ("--text_features minilm --txt_layers 2048 --embed_size 512 --batch_siz
 
 
 def class_rows(photos: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """What photos of each class are like to a network: features of photos (N, F) and the rows of its
-    last layer (C, F) -> (C, F) float32, as far from the mean of the photos as the middle one."""
+    """Typical features of photos of each class: (C, F) float32.
+    Features of photos (N, F) and the rows of a network's last layer (C, F). The rows are as far from the mean of the
+    photos as the middle one."""
     photos, rows = photos.astype(float), rows.astype(float)
     mean, spread = photos.mean(0), np.cov(photos.T)                                 # (F,), (F, F)
     toward = rows @ spread                                                          # (C, F)

@@ -1,4 +1,4 @@
-"""The vectors of an index in a collection of Milvus, for more photos than the memory of one machine holds.
+"""Vectors of an index in a collection of Milvus, for very many photos.
 
 A collection has the photos' names and vectors, in float32, and is searched exactly (FLAT, inner product). It is called
 NAME_a or NAME_b, as the file of its index says. A new one is filled under the other name before the file is replaced,
@@ -26,7 +26,8 @@ NAME_BYTES = 4096                     # of a photo's name
 
 
 def check_address(uri: str) -> str:
-    """`uri`, where it is the address of a server, or a folder of milvus-lite. Raises InputError."""
+    """`uri`, where it is the address of a server, or a folder of milvus-lite.
+    Raises InputError."""
     if "://" not in uri and uri.endswith(".db"):
         return os.path.abspath(uri)
     fix = "give http://HOST:19530 with a port up to 65535, or a folder of milvus-lite that ends in .db"
@@ -40,7 +41,8 @@ def check_address(uri: str) -> str:
 
 
 def import_pymilvus():
-    """pymilvus, which would also write each error to stderr. Raises InputError where it is not installed."""
+    """pymilvus, which would also write each error to stderr.
+    Raises InputError where it is not installed."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         import pymilvus
@@ -52,7 +54,8 @@ def import_pymilvus():
 
 
 class Collection:
-    """The collection `name` at `uri`. token: USER:PASSWORD or an API key; no message shows it. Raises InputError."""
+    """Collection `name` of the Milvus server at `uri`.
+    token: USER:PASSWORD or an API key; no message shows it. Raises InputError."""
 
     def __init__(self, uri: str, name: str, token: str = ""):
         check(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,199}", name),
@@ -67,7 +70,7 @@ class Collection:
 
     @contextlib.contextmanager
     def mending(self, failure: str, fix: str):
-        """A context in which every error of the client is one sentence: what failed, and the fix."""
+        """Context that turns errors of the client into one sentence with the fix."""
         try:
             yield
         except Exception as error:                          # of pymilvus, of gRPC, of milvus-lite
@@ -76,8 +79,8 @@ class Collection:
             raise InputError(f"{failure} ({reason(RuntimeError(text))}); {fix}") from None
 
     def ask(self, request: str, *words, tries: int = 1, **more):
-        """The answer to a request, a method of pymilvus.MilvusClient; one that takes too long is asked again while the
-        server answers others."""
+        """Answer of the server to a request, a method of pymilvus.MilvusClient.
+        A request that takes too long is repeated while the server answers others."""
         for left in range(tries)[::-1]:
             begun = time.monotonic()
             with self.mending(f"Milvus at {self.uri} fails at {request} of {self.name}",
@@ -95,8 +98,9 @@ class Collection:
     @classmethod
     def build(cls, uri: str, name: str, token: str, width: int, parts, before: str | None = None,
               overwrite: bool = False) -> "Collection":
-        """Fill the collection NAME_a or NAME_b, whichever is not the one `before`, with `parts`, pairs of n names and
-        vectors (n, width). Raises InputError where one of them is there already, unless with `overwrite`."""
+        """Fill the collection NAME_a or NAME_b, whichever is not `before`.
+        parts: pairs of n names and vectors (n, width). Raises InputError where one of them is there already, unless
+        with `overwrite`."""
         new = cls(uri, f"{name}_{'b' if before == f'{name}_a' else 'a'}", token)
         there = [one for one in (new.name, new.other) if new.ask("has_collection", one)]
         check(overwrite or not there, f"the collection {name} is at {uri} already, whole or half built; name another "
@@ -137,7 +141,8 @@ class Collection:
             self.ask("delete", self.name, ids=names[k:k + 1000])
 
     def products(self, query: Tensor, names: list[str]) -> Tensor:
-        """Inner products (N,) of a query (K,) and the photos `names`: of the LARGEST_TOP best, else -inf."""
+        """Inner products (N,) of a query (K,) and the photos `names`.
+        Of the LARGEST_TOP best, else -inf."""
         place = {name: row for row, name in enumerate(names)}
         products = torch.full((len(names),), -torch.inf)
         hits, = self.ask("search", self.name, [query.numpy()], limit=LARGEST_TOP, anns_field="vector",

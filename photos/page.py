@@ -62,7 +62,8 @@ class Refused(InputError):
 # ---- answers as values for JSON
 
 class Page:
-    """Answer the requests of the page by a searcher. Its methods raise InputError, also Refused."""
+    """Answer the requests of the page by a searcher.
+    Its methods raise InputError, also Refused."""
 
     def __init__(self, searcher: Searcher, unsure: float):
         self.searcher, self.unsure = searcher, unsure
@@ -77,7 +78,8 @@ class Page:
         return self.searcher.find_texts([text], top, offset)[0]
 
     def search(self, fields: Mapping[str, str], stream=None) -> dict:
-        """Search by the text or the row in the fields of the address, or by the photo in a stream of bytes."""
+        """Search by the text or row of the address, or by an uploaded photo.
+        The photo is a stream of bytes."""
         top = read_number(fields, "top", TOP, 1, MOST)
         offset = read_number(fields, "offset", 0, 0, self.searcher.count)
         if stream is not None:
@@ -121,7 +123,8 @@ class Page:
                 raise Refused(400, NO_PHOTO) from error
 
     def file_of(self, row: int) -> str:
-        """The file of a row. Raises Refused where it is gone, and where a link leads out of the photo folder."""
+        """The file of a row.
+        Raises Refused where it is gone, and where a link leads out of the photo folder."""
         path = self.searcher.path_of(row)
         inner = os.path.join(os.path.realpath(self.searcher.folder), "")
         if not os.path.realpath(path).startswith(inner):
@@ -149,7 +152,8 @@ def read_number(fields: Mapping[str, str], name: str, default: int, least: int, 
 # ---- the same over HTTP
 
 def application(searcher: Searcher, unsure: float = 0.0, host: str = "127.0.0.1"):
-    """The flask.Flask that answers for a searcher. Raises InputError where Flask is not installed.
+    """The flask.Flask that answers for a searcher.
+    Raises InputError where Flask is not installed.
 
     unsure: a first answer of a lower probability is said to be not sure. host: one more name or address under which the
     page is opened; 0.0.0.0 stands for every address.
@@ -189,7 +193,8 @@ def application(searcher: Searcher, unsure: float = 0.0, host: str = "127.0.0.1"
 
 
 def refuse_foreign(request, host: str) -> None:
-    """Raise Refused unless a request is for this computer and comes from this page, a typed address or a program.
+    """Raise Refused unless a request is for this computer and from a trusted source.
+    Trusted are this page, a typed address and a program.
 
     Another name that leads here is the trick of DNS rebinding, by which a page on the web would read what is served.
     Any port will do: a tunnel's and a container's differ from the one that is listened on.
@@ -209,7 +214,8 @@ def refuse_foreign(request, host: str) -> None:
 
 
 def add_headers(response):
-    """Add the headers of all responses. Browsers keep pictures, and ask whether they are still the same."""
+    """Add the headers of all responses.
+    Browsers keep pictures, and ask whether they are still the same."""
     response.headers.update(HEADERS)
     picture = response.mimetype.startswith("image/") or response.status_code == 304
     response.headers["Cache-Control"] = "private, no-cache" if picture else "no-store"
@@ -229,7 +235,8 @@ def describe_failure(app, error: Exception):
 # ---- the server
 
 def make_server(app, port: int, host: str = "127.0.0.1"):
-    """A server of an application, bound and not yet serving, on `host` if that is an address and else on 127.0.0.1.
+    """Bind a server of an application, not yet serving.
+    On `host` if it is an address, else on 127.0.0.1.
 
     port: 0 takes a free one. Raises InputError where it cannot be taken.
     """
@@ -252,7 +259,8 @@ def make_server(app, port: int, host: str = "127.0.0.1"):
 
 
 def serve(searcher: Searcher, port: int, unsure: float, host: str = "127.0.0.1") -> None:
-    """Serve the page until Ctrl-C, and open it where there is a desktop. Raises InputError where the port is taken."""
+    """Serve the page until Ctrl-C, and open it where there is a desktop.
+    Raises InputError where the port is taken."""
     check(re.fullmatch(NAME, host, re.I),
           f"--host {host} is no name or address of a computer; give one such as nas.local or 192.168.1.5")
     http = make_server(application(searcher, unsure, host), port, host)

@@ -1,4 +1,5 @@
-"""Probabilities of answers: softmax of the scores of one query, and how many photos fit, by people's votes.
+"""Probabilities of answers, and the number of photos that fit.
+A softmax of the scores of one query; people's votes.
 
 Both come from the calibration.json of the run, which `python -m confidence` writes and photos/model brings along.
 """
@@ -17,14 +18,14 @@ COUNTED = 0.02                        # smaller probabilities are of photos that
 
 
 class Probabilities(NamedTuple):
-    """The map from the scores (Q, N) of queries to probabilities, fitted on images of `data`."""
+    """Map from scores (Q, N) of queries to probabilities, fitted on `data`."""
     temperature: float
     gallery: int                      # how many images the temperature was fitted among
     data: str
     fits: list[float] | None = None   # slope, log_det and bias of a sigmoid of votes on pairs; None: no votes
 
     def chances(self, scores: Tensor) -> Tensor:
-        """The probabilities (Q, N) that each photo is the one that is meant: softmax(temperature * scores)."""
+        """Probabilities (Q, N) of photos: softmax(temperature * scores)."""
         return (self.temperature * scores.double()).softmax(1)
 
     def number(self, scores: Tensor, queries: Embedding) -> Tensor:
@@ -43,7 +44,8 @@ class Probabilities(NamedTuple):
 
 
 def read_probabilities(run: str, model: Trained, path: str | None = None) -> Probabilities | None:
-    """Read a calibration: the file `path`, or that of a run, None where it was not calibrated. Raises InputError."""
+    """Read a calibration: the file `path`, or a run's, None without one.
+    Raises InputError."""
     from confidence.calibration import calibration_file, read_calibration  # a run without one needs none of it
 
     if path is None and not os.path.isfile(calibration_file(run)):
@@ -52,7 +54,8 @@ def read_probabilities(run: str, model: Trained, path: str | None = None) -> Pro
 
 
 def probabilities_of(calibration, run: str, model: Trained) -> Probabilities:
-    """The probabilities of photos for captions in a `Calibration`. Raises InputError where it is of another model."""
+    """The probabilities of photos for captions in a `Calibration`.
+    Raises InputError where it is of another model."""
     calibration.refuse_other(run, model.weights)
     check(calibration.similarity == model.options.sim,
           f"{calibration.path} is of the similarity {calibration.similarity}, and the run's is {model.options.sim}; "
@@ -69,8 +72,8 @@ def percent(p: float) -> str:
 
 
 def how_many(expected: float, count: int, query: str) -> str:
-    """Sentence on the number of photos among `count` that fit a query. Of a few words it is far too low, as people
-    voted on sentences."""
+    """Sentence on the number of photos among `count` that fit a query.
+    Of a few words it is far too low, as people voted on sentences."""
     if expected < NONE:
         return "probably none fits" + f" (expected number {expected:.2g})" * (expected > 0)
     n, least = max(1, round(expected)), len(query.split()) < SENTENCE
@@ -78,7 +81,8 @@ def how_many(expected: float, count: int, query: str) -> str:
 
 
 def how_sure(p: float, unsure: float, copies: int = 1, fit: str | None = None) -> str:
-    """Sentence on a first answer that is right with probability p; below `unsure` it is not sure.
+    """Sentence on a first answer that is right with probability p.
+    Below `unsure` it is not sure.
 
     copies: how many photos it stands for; fit: `how_many`, where it is known.
     """

@@ -1,4 +1,4 @@
-"""Questions as people type them: what is not wanted, words that the model does not know, names of files."""
+"""Questions as people type them: unwanted things, unknown words, file names."""
 import re
 import unicodedata
 from typing import NamedTuple
@@ -21,7 +21,8 @@ class Question(NamedTuple):
 
 
 def read_question(text: str) -> Question:
-    """Read "dog -beach" as a dog without a beach. Raises InputError for a question that asks for nothing."""
+    """Read "dog -beach" as a dog without a beach.
+    Raises InputError for a question that asks for nothing."""
     text = compose_name(text).strip()
     check(text, "an empty question finds nothing; describe a photo in a few words")
     unwanted = [word.rstrip(".,;!?") for word in MINUS.findall(text)]
@@ -36,7 +37,8 @@ def read_question(text: str) -> Question:
 
 
 def notes_on_words(encoder: Encoder, text: str) -> list[str]:
-    """Sentences on the words of a text that the model does not know: misspelt, of another language, nonsense."""
+    """Sentences on words of a text that the model does not know.
+    Misspelt, of another language, nonsense."""
     if hasattr(encoder.vocab, "trigrams"):
         return []
     words = [word for word in tokenize(text) if not all(unicodedata.category(x)[0] in "PZ" for x in word)]
@@ -61,7 +63,8 @@ def notes_on_words(encoder: Encoder, text: str) -> list[str]:
 
 
 def is_whole(tokenizer, word: str) -> bool:
-    """Whether a word of Latin letters, perhaps without its ending, is one piece of the tokenizer's vocabulary."""
+    """True if a word is one piece of the tokenizer's vocabulary.
+    A word of Latin letters, perhaps without its ending."""
     word = unicodedata.normalize("NFKD", word).encode("ascii", "ignore").decode()
     if not re.fullmatch("[a-z'.-]+", word):
         return False
@@ -75,7 +78,8 @@ def quoted(words: list[str]) -> str:
 
 
 def rows_named(text: str, names: list[str]) -> list[int]:
-    """The photos whose path or file name a text is, without its ending only where that has a digit (IMG_1234)."""
+    """Photos whose path or file name a text is.
+    Without its ending only where the name has a digit (IMG_1234)."""
     text = compose_name(text).strip().casefold()
     if not re.search(r"\.\w{2,5}$|\d", text):
         return []

@@ -1,4 +1,4 @@
-"""Searches an index: photos for a text, for a photo or more like one of its own, with how sure each answer is."""
+"""Search an index for a text or a photo, with how sure each answer is."""
 import copy
 import math
 import os
@@ -50,8 +50,8 @@ class SearchResult(NamedTuple):
     expected: float | None = None     # how many photos fit, by people's votes; None without these
 
     def said(self, unsure: float) -> str | None:
-        """How many photos fit, where that is known, and how sure the first answer is, unless none fits. unsure: less
-        than this is not sure."""
+        """Sentence on how many photos fit and how sure the first answer is.
+        Parts that are not known are left out. unsure: a lower probability is not sure."""
         fit = None if self.expected is None else how_many(self.expected, self.gallery, self.query)
         return fit if self.none_fits or self.sure is None else how_sure(self.sure, unsure, self.copies, fit)
 
@@ -61,8 +61,9 @@ class SearchResult(NamedTuple):
 
 
 class Searcher:
-    """An index with the model that embeds the queries. `top` answers are given, from the one at place `first`, from 0.
-    The find_* raise InputError on a query that cannot be embedded.
+    """Index with the model that embeds queries.
+    `top` answers are given, from place `first` on, counted from 0. The find_* raise InputError on a query that cannot
+    be embedded.
 
     checkpoint: the run, where it is no longer where the index was made. calibration: a file in place of the run's own.
     Raises InputError where index and run do not belong together.
@@ -88,7 +89,8 @@ class Searcher:
 
     def find_texts(self, texts: list[str], top: int = 10, first: int = 0,
                    without: list[str] = ()) -> list[SearchResult]:
-        """Photos for texts. without: texts that the photos should not fit, as after a minus in a text."""
+        """Find photos for texts.
+        without: texts that the photos should not fit, as after a minus in a text."""
         questions, results = [read_question(text) for text in texts], []
         named = [rows_named(text, self.index.names) for text in texts]
         captions = [question.text for question, rows in zip(questions, named) if not rows]
@@ -127,7 +129,7 @@ class Searcher:
         return os.path.join(self.folder, self.name_of(row))
 
     def is_gone(self, row: int) -> bool:
-        """Whether a photo is there no more, or is now a link out of its folder."""
+        """True if a photo is no longer there, or is now a link out of its folder."""
         root = os.path.join(os.path.realpath(self.folder), "")
         path = os.path.realpath(self.path_of(row))
         return bool(self.folder) and not (path.startswith(root) and os.path.isfile(path))
@@ -137,8 +139,9 @@ class Searcher:
     @torch.no_grad()
     def rank(self, query: str, e: Embedding, top: int, first: int, notes: list[str], unwanted: list[str],
              named: list[int] = (), like: bool = False) -> SearchResult:
-        """Answers to the embedding (1, D) of a query. named: photos that stand first. like: it is of a photo, which
-        stands for a caption; where the similarity needs an image and a caption, the cosine of the means compares."""
+        """Rank the photos for the embedding (1, D) of a query.
+        named: photos that stand first. like: the query is a photo that stands for a caption; where the similarity
+        needs an image and a caption, the cosine of the means compares."""
         scores, p, copies, expected = self.scores(e, like), None, [], None
         if unwanted:
             check(not self.index.collection, "Milvus gives the best photos alone, and --not compares all; leave --not "
@@ -176,7 +179,7 @@ class Searcher:
         return torch.cat([similarity(photos.rows(slice(k, k + PHOTOS)), e)[:, 0] for k in range(0, self.count, PHOTOS)])
 
     def copies(self, rows: list[int]) -> list[int]:
-        """The photos among `rows` (R,) that are copies of the first of them, as that itself is."""
+        """Copies of the first photo among `rows` (R,), itself included."""
         x = (self.index.collection.fetch([self.name_of(row) for row in rows]) if self.index.collection
              else self.index.embedding.mean[rows])                                  # (R, D)
         alike = torch.cosine_similarity(x, x[:1]) > ALIKE
@@ -188,7 +191,8 @@ class Searcher:
 
 
 def standardise(scores: Tensor) -> Tensor:
-    """Scores (N,) less their mean over the photos, over their deviation; zeros where all are equal."""
+    """Scores (N,) less their mean, over their deviation.
+    Zeros where all are equal."""
     deviation = scores.std(correction=0)
     return (scores - scores.mean()) / deviation.masked_fill(deviation == 0, 1)
 

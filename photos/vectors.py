@@ -1,4 +1,5 @@
-"""One vector an item whose inner products order photos as a similarity does, for a database of vectors.
+"""Vectors whose inner products order photos as a similarity does.
+For a database of vectors.
 
 An image is the row [A, a] and a query [B, 1], and A . B + a + b, with the query's own number b, is the score, or minus
 its square for the roots of distances. Means are taken from an origin, the average photo, which keeps numbers small.
