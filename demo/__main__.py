@@ -1,4 +1,4 @@
-"""Write demo data: scenes of coloured shapes with captions, in real data's formats.
+"""Write demo data: drawn scenes with captions, in the formats of real data.
 
     python -m demo --data_path data [--size 2000] [--seed 0] [--scenes other]
 
@@ -114,7 +114,8 @@ def similar_pairs(rng, kind, queries, gallery, images):
 
 
 def ratings(seed, split, scenes):
-    """Rated pairs of a split in random order: {kind: [(index, index, rating, method)]}.
+    """Rated pairs of a split in random order.
+    {kind: [(index, index, rating, method)]}.
 
     scenes: the (scene, captions) of each image. Indices count images or captions through the split.
     """
@@ -226,7 +227,7 @@ def write_positives(precomp, split, entries):
 
 
 def record_extractors(folders):
-    """Name the extractor of both folders' features, global and regions, in features.json.
+    """Name the extractor of the global and region features in features.json.
 
     Names of features of captions stay.
     """

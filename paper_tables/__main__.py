@@ -1,4 +1,4 @@
-"""List the tables of the papers, how far each has been run, and the data that are missing.
+"""List the tables of the papers, how far each was run, and missing data.
 
     python -m paper_tables --list
 """

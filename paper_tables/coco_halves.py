@@ -1,4 +1,5 @@
-"""Split COCO as `dmsm` 4.1 does: train2014 is for training, and val2014 is dealt evenly to a dev and a test set.
+"""Split COCO as `dmsm` 4.1: val2014 is divided evenly into dev and test.
+train2014 is for training.
 
     python -m paper_tables.coco_halves --data_path D
 
@@ -17,8 +18,9 @@ from files import need, output, read_coco, refusing, save_json
 
 
 def read_images(annotations: str, part: str, splits: list[str]) -> list[dict]:
-    """The images of captions_{part}.json with their captions, dealt at random and evenly to these splits: an entry of
-    Karpathy's layout for each. Raises InputError where the file is missing or not in COCO's layout."""
+    """Images of captions_{part}.json with captions, divided evenly at random.
+    Each is an entry of Karpathy's layout with one of these splits. Raises InputError where the file is missing or not
+    in COCO's layout."""
     path = need(os.path.join(annotations, f"captions_{part}.json"),
                 "put COCO's captions (annotations_trainval2014.zip) there")
     coco, images = read_coco(path), []

@@ -1,4 +1,4 @@
-"""Draw examples of retrieval by several models side by side, as in `jwae` Tables 1 and 2 and Fig. 2.
+"""Draw retrieval by several models, as `jwae` Tables 1, 2 and Fig. 2.
 
     python -m paper_tables.figures --checkpoint runs/A runs/B --photos data/demo/images
 
@@ -34,7 +34,8 @@ def rank_neighbours(e: Embeddings, i: int) -> list[int]:
 
 
 def draw(opt) -> None:
-    """Embed the split by each model and draw the picture. Raises InputError where models have different splits."""
+    """Embed the split by each model and draw the picture.
+    Raises InputError where models have different splits."""
     target = picture_file(opt.output or beside_model(opt.checkpoint[0], "retrieval.png"),
                           opt.checkpoint, opt.overwrite or not opt.output)
     device, models = torch_device(opt.device), {}

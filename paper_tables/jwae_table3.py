@@ -1,4 +1,4 @@
-"""`jwae` Table 3: joint Wasserstein autoencoders and the methods they are compared with, on Flickr30K and COCO.
+"""`jwae` Table 3: jWAE and the methods it is compared with, Flickr30K and COCO.
 
 Needs COCO's and Flickr30k's photos in D/coco and D/f30k, SCAN's regions in D/coco_precomp and D/f30k_precomp, and
 word2vec's Google News vectors in D. The command extracts VGG-19's fc6 features and vectors of captions.

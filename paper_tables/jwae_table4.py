@@ -1,4 +1,4 @@
-"""`jwae` Table 4: VSE++ with a joint Wasserstein autoencoder or a variational autoencoder, on COCO.
+"""`jwae` Table 4: VSE++ with a joint Wasserstein autoencoder or a VAE, on COCO.
 
 Needs the data of pmrl_table1 and shares runs with jwae_table3.
 

@@ -1,4 +1,4 @@
-"""`pmrl` section 3.4: a caption selects an image or its crop, and an image selects one of their two captions.
+"""`pmrl` 3.4: captions choose an image or its crop, images one of two captions.
 
 Needs the data of pmrl_table1, and Visual Genome's image_data.json, region_descriptions.json and photos in D/vg.
 

@@ -1,4 +1,5 @@
-"""`pmrl` Table 1: VSE++ with Gaussians for captions, for images and for both, on COCO, with a frozen ResNet-152.
+"""`pmrl` Table 1: VSE++ with Gaussians for captions, images or both, on COCO.
+The ResNet-152 is frozen.
 
 Needs COCO's photos and annotations and VSE++'s ids in D/coco, and torchvision's ResNet-152 weights.
 

@@ -26,8 +26,8 @@ from methods import METHODS, REGIONS
 
 
 class Columns(NamedTuple):
-    """Columns that are printed as one table. groups: ((heading, ((name, path of the value in the results), ...)),
-    ...)."""
+    """Columns that are printed as one table.
+    groups: ((heading, ((name, path of the value in the results), ...)), ...)."""
     title: str
     groups: tuple
     run: int = 0                      # which of a row's runs they show
@@ -49,7 +49,8 @@ class Row(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table of a paper. `title` names paper and table; the docstring of its script says what data it needs."""
+    """Table of a paper.
+    `title` names paper and table; the docstring of its script says what data it needs."""
     title: str
     columns: tuple[Columns, ...]
     rows: tuple[Row, ...]
@@ -112,7 +113,7 @@ NEVER_RUN = "No row of any table has been run at the papers' size; what that tak
 
 
 class Place(NamedTuple):
-    """Where data and runs lie, and at which of SCALES."""
+    """Folders of data and runs, and the scale, one of SCALES."""
     data: str
     runs: str
     scale: str
@@ -138,8 +139,8 @@ def is_fine_tuned(run: tuple[str, ...]) -> bool:
 
 
 def scale_data_set(name: str, run: tuple[str, ...], scale: str) -> str:
-    """The data set in the place of `name`: photos where the network is fine-tuned, regions for methods of regions, else
-    one vector for each image."""
+    """Data set in the place of `name`.
+    Photos where the network is fine-tuned, regions for methods of regions, else one vector for each image."""
     if scale == "full":
         return name
     if name == "f30k_entities":
@@ -171,8 +172,9 @@ def scale_sizes(options: str, scale: Scale, photos: bool) -> str:
 
 
 def training_options(command: str, run: tuple[str, ...], scale: str) -> str:
-    """Options of train.py that identify a training: all but the data path, the seed, the folder and the start. The last
-    of equal options counts, as in argparse, and stands at the place of the first."""
+    """Options of train.py that identify a training.
+    All but the data path, the seed, the folder and the start. The last of equal options counts, as in argparse, and
+    stands at the place of the first."""
     options = re.sub(r"--method (\S+)", lambda m: METHODS[m[1]].flags, scale_options(command, run, scale))
     options = options.replace(" --init_from RUN", "")
     if scale != "full":
@@ -184,7 +186,8 @@ def training_options(command: str, run: tuple[str, ...], scale: str) -> str:
 
 @dataclass
 class Step:
-    """A command, and the file that shows that it has been run. Without words: data that have to be there."""
+    """A command, and the file that shows that it has been run.
+    Without words: data that have to be there."""
     words: list[str]
     target: str
     log: str = ""
@@ -199,7 +202,8 @@ class Step:
 
     @property
     def command(self) -> list[str]:
-        """The words, with --resume where a training was stopped, --overwrite where it has no checkpoint yet."""
+        """Words of a command with --resume or --overwrite where it was stopped.
+        --resume where a training has a checkpoint, --overwrite where it has none yet."""
         if not (self.run and os.path.exists(os.path.join(self.run, "config.yaml"))):
             return self.words
         resumable = os.path.exists(os.path.join(self.run, "checkpoint.pt"))
@@ -222,7 +226,8 @@ def read_last_line(path: str) -> str:
 
 
 def fill_words(command: str, **paths: str) -> list[str]:
-    """Take a command apart at blanks; a word in braces stands for a path, which may hold blanks."""
+    """Split a command at blanks.
+    A word in braces stands for a path, which may hold blanks."""
     return [word.format(**paths) for word in command.split()]
 
 
@@ -234,8 +239,8 @@ def require_data(name: str, place: Place) -> Step:
 
 
 def plan_tool(place: Place, command: str, target: str, needs: str = "") -> list[Step]:
-    """The step of a module that reads and writes data, called {data} in its command. target: the file that it writes;
-    needs: data that have to be there as long as the target is not."""
+    """Step of a module that reads and writes data, {data} in its command.
+    target: the file that it writes; needs: data that have to be there as long as the target is not."""
     name, dashes, options = command.partition("--")
     words = fill_words(f"-m {name} --data_path {{data}} {dashes}{options}", data=place.data)
     step = Step(words, os.path.join(place.data, target), os.path.join(place.folder, "data.txt"))
@@ -268,7 +273,8 @@ def plan_proposals(folder: str, place: Place) -> list[Step]:
 
 
 def plan_vectors(kind: str, folder: str, place: Place) -> list[Step]:
-    """Word vectors of a data set's own captions ("own"), or features of its captions ("w2v", "hglmm")."""
+    """Step that makes word vectors ("own") or features of captions.
+    Features are "w2v" or "hglmm"."""
     learn = "features.word_vectors --data_name {} --dim {} --output {{data}}/{}"
     if kind == "own":
         file = f"{folder}/own.txt"
@@ -322,7 +328,8 @@ def plan_training(command: str, run: tuple[str, ...], start: str, seed: int, pla
 
 
 def plan_judging(command: str, run: tuple[str, ...], model: Step, place: Place) -> list[Step]:
-    """The evaluation of a model, or an experiment on Visual Genome, after the data that it needs."""
+    """Step that evaluates a model, or runs an experiment on Visual Genome.
+    The data that it needs come first."""
     program, folder, vg = command.partition(" --")[0], os.path.dirname(model.target), os.path.join(place.folder, "vg")
     paths = {"data": place.data, "model": model.run or model.target, "manifest": os.path.join(vg, "manifest.json"),
              "cache": os.path.join(vg, "cache"), "out": os.path.join(folder, "vg")}
@@ -342,7 +349,8 @@ def plan_judging(command: str, run: tuple[str, ...], model: Step, place: Place) 
 
 
 def plan_run(run: tuple[str, ...], seed: int, place: Place) -> list[Step]:
-    """All steps of a run in order. The target of the last one is the file of its results."""
+    """All steps of a run in order.
+    The target of the last one is the file of its results."""
     models = []
     for command in run[:-1]:
         models.append(plan_training(command, run, models[-1].run if models else "", seed, place))
@@ -350,8 +358,8 @@ def plan_run(run: tuple[str, ...], seed: int, place: Place) -> list[Step]:
 
 
 def plan_rows(rows, seeds: int, place: Place) -> list[tuple[str, list[Step]]]:
-    """(name, steps in order) of the runs of rows, each once. All rows of a seed come before the next seed; CCA has
-    one."""
+    """(name, steps in order) of the runs of rows, each once.
+    All rows of a seed come before the next seed; CCA has one."""
     runs = {(run, seed): f"{row.label}, seed {seed}" for seed in range(seeds) for row in rows for run in row.runs
             if seed == 0 or "methods.cca" not in run[0]}
     return [(name, plan_run(*key, place)) for key, name in runs.items()]
@@ -360,7 +368,8 @@ def plan_rows(rows, seeds: int, place: Place) -> list[tuple[str, list[Step]]]:
 # ---- running them
 
 def run_all(runs: list[tuple[str, list[Step]]]) -> list[str]:
-    """Run what is missing of each run, (its name, its steps in order). Returns a sentence for each that failed."""
+    """Run what is missing of each run, (its name, its steps in order).
+    Returns a sentence for each that failed."""
     failures = []
     for k, (name, steps) in enumerate(runs, 1):
         missing = [] if steps[-1].done else [step for step in steps if not step.done]
@@ -376,7 +385,8 @@ def run_all(runs: list[tuple[str, list[Step]]]) -> list[str]:
 
 
 def execute(step: Step) -> str:
-    """Run a step; its output goes to its log. Returns one line on what went wrong, or ""."""
+    """Run a step; its output goes to its log.
+    Returns one line on what went wrong, or ""."""
     for path in (step.log, "" if step.run else step.target):
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     with open(step.log, "a", encoding="utf-8") as log:
@@ -394,7 +404,8 @@ def execute(step: Step) -> str:
 # ---- results
 
 def find_value(results, path: str) -> float | None:
-    """The number at a path of keys, None where there is none, as log det Sigma of a point. `*`: the first key."""
+    """Number at a path of keys, or None, as for log det Sigma of a point.
+    `*`: the first key."""
     for key in path.split("/"):
         if not isinstance(results, dict):
             return None
@@ -403,7 +414,8 @@ def find_value(results, path: str) -> float | None:
 
 
 def collect(row: Row, table: Table, seeds: int, place: Place) -> list[tuple | None]:
-    """(mean, standard deviation, number of seeds) for each column of a table, None where there is no result."""
+    """(mean, standard deviation, number of seeds) for each column of a table.
+    None where there is no result."""
     cells = []
     results = [[read_json(steps[-1].target, "delete it, and it is made again")
                 for steps in (plan_run(run, seed, place) for seed in range(seeds)) if steps[-1].done]
@@ -420,7 +432,8 @@ def collect(row: Row, table: Table, seeds: int, place: Place) -> list[tuple | No
 
 
 def tabulate(table: Table, ours: list[tuple[Row, list]]) -> list:
-    """Tables for `evaluation.report`, with three lines for each row: ours, published and their difference."""
+    """Tables with three lines per row: ours, published and their difference.
+    For `evaluation.report`."""
     tables, start = [], 0
     for columns in table.columns:
         span, lines = slice(start, start + len(columns.paths)), []
@@ -449,8 +462,8 @@ def tabulate(table: Table, ours: list[tuple[Row, list]]) -> list:
 # ---- the command
 
 def select_rows(table: Table, only: list[str] | None) -> list[Row]:
-    """The rows that --only names, by number from 1, by label, or by a part of the label. Without names, all rows.
-    Raises InputError on a name that fits no row."""
+    """Rows that --only names, by number from 1, label, or part of the label.
+    Without names, all rows. Raises InputError on a name that fits no row."""
     rows, numbered = [], list(enumerate(table.rows, 1))
     for name in only or ():
         matches = ([row for k, row in numbered if name.lower() in (str(k), row.label.lower())]
@@ -481,7 +494,8 @@ def build_place(opt) -> Place:
 
 
 def print_needs(steps: list[Step]) -> None:
-    """Say what has to be fetched before these steps can be run, in lines of 100 letters."""
+    """Say what has to be fetched before these steps.
+    In lines of 100 letters."""
     lines = sorted({step.lacks for step in steps if not step.words and not step.done})
     networks = sorted({name for step in steps if not step.done for name in re.findall(r"--cnn_type (\w+)", step.line)})
     lines += [f"Weights that have to be in torch's cache, or in a package: {', '.join(networks)}."] * bool(networks)
@@ -503,7 +517,8 @@ def list_rows(table: Table, opt) -> None:
 
 
 def run_table(table: Table, opt) -> None:
-    """Run what is missing for rows of a table, then print them. Exits with an error if a run failed."""
+    """Run what is missing for rows of a table, then print them.
+    Exits with an error if a run failed."""
     place, seeds, rows = build_place(opt), opt.seeds or table.seeds, select_rows(table, opt.only)
     runs = plan_rows(rows, seeds, place)
     if opt.dry_run:

@@ -1,4 +1,4 @@
-"""`ucmr` Table 4: a caption selects crop A or crop C, and a crop selects one of their two captions.
+"""`ucmr` Table 4: captions choose crop A or C, crops one of two captions.
 
 Needs the data of pmrl_table1, and Visual Genome's image_data.json, region_descriptions.json and photos in D/vg.
 

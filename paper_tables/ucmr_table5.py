@@ -1,4 +1,5 @@
-"""`ucmr` Table 5: VSE++ and VSRN with every similarity and every shape of Gaussians, on COCO's validation set.
+"""`ucmr` Table 5: every similarity and every shape of Gaussians, COCO dev.
+VSE++ and VSRN.
 
 Needs COCO's photos in D/coco and SCAN's regions in D/coco_precomp.
 

@@ -1,4 +1,4 @@
-"""`ucmr` Table 6: KL in the other direction, KL(caption || image), on COCO's validation set.
+"""`ucmr` Table 6: KL in the other direction, KL(caption || image), on COCO dev.
 
 The reference is the image's Gaussian. Needs the data of ucmr_table5.
 

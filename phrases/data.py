@@ -57,7 +57,8 @@ def iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def box_geometry(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Place and size of boxes as shares of their photo, (R, 4) -> (R, 5) float32 (CITE).
+    """Place and size of boxes as shares of their photo: (R, 4) -> (R, 5) (CITE).
+    float32.
 
     x1 / W, y1 / H, x2 / W, y2 / H and the share of the area; sizes: width and height of photos (R, 2) or (2,).
     """
@@ -99,7 +100,8 @@ def read_facts(path: str, key: str, fix: str) -> dict:
 
 
 def refuse_other(path: str, key: str, line: str) -> None:
-    """Raise InputError where a file, by `key` of its .json, is of another method than `line`, or cannot be written."""
+    """Raise InputError on a file of another method, or that cannot be written.
+    `key` of its .json names the method, which must be `line`."""
     facts, before = f"{os.path.splitext(path)[0]}.json", None
     if os.path.exists(facts):
         before = read_facts(facts, key, "give another --name")[key]

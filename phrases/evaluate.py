@@ -85,7 +85,8 @@ def compare(groups: list[str], opt) -> dict:
 
 
 def totals(located: Located, split: PhraseSplit) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """{"r1" | "r5" | "r10": (total (N,), count (N,))} of photos with phrases, in percent."""
+    """{"r1" | "r5" | "r10": (total (N,), count (N,))} of photos, in percent.
+    Photos with phrases."""
     owner = np.unique(split.phrase_photo, return_inverse=True)[1]
     count, values = np.bincount(owner), outcomes(located)
     return {name: (np.bincount(owner, 100.0 * values[name]), count) for name in SUMS["rsum"]}

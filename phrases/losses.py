@@ -58,7 +58,8 @@ class LabelledMatch(Match):
 
 
 class LabelledInfoNCE(InfoNCE):
-    """InfoNCE of labelled pairs, in nats, with the temperature and smoothing of losses.InfoNCE.
+    """InfoNCE of labelled pairs, in nats.
+    Temperature and smoothing as in losses.InfoNCE.
 
     Half of: -log of the share that its positives have of a phrase's labelled regions, mean over phrases; and the same
     of a region among phrases, mean over the regions that have positives and negatives.
@@ -80,7 +81,8 @@ class LabelledInfoNCE(InfoNCE):
 
 
 class LabelledTwoBranch(TwoBranchLoss):
-    """TwoBranchLoss of labelled pairs, with its distances, weights and `top` largest violations.
+    """TwoBranchLoss of labelled pairs.
+    With its distances, weights and `top` largest violations.
 
         weights[0]   anchor: the phrase, positive: each of its regions, negatives: its negative regions
         weights[1]   anchor: the region, positive: each of its phrases, negatives: its negative phrases
@@ -91,7 +93,8 @@ class LabelledTwoBranch(TwoBranchLoss):
     """
 
     def forward(self, image, caption, batch) -> Tensor:
-        """image, caption: model.Encoded of regions (R, D) and phrases (M, D), with unit means; batch.labels (R, M)."""
+        """Loss of labelled pairs; batch.labels (R, M).
+        image, caption: model.Encoded of regions (R, D) and phrases (M, D), with unit means."""
         regions, phrases, labels = image.embedding.mean, caption.embedding.mean, batch.labels
         across, within = distance(regions, phrases), distance(phrases, phrases)     # (R, M), (M, M)
         i, j = (labels > 0).nonzero(as_tuple=True)                                  # (K,) each

@@ -44,7 +44,8 @@ FORM = 'give {"photo id": [[x1, y1, x2, y2, score], ...], ...} of all photos, pi
 # ---- EdgeBoxes
 
 def opencv():
-    """Import cv2 with one thread, as photos are spread over processes. Raises InputError."""
+    """Import cv2 with one thread, as photos are spread over processes.
+    Raises InputError."""
     try:
         import cv2
     except ImportError as error:
@@ -82,7 +83,8 @@ def describe_method(model: str | None) -> str:
 
 
 def gradients(photo: np.ndarray, radius: int) -> tuple[np.ndarray, np.ndarray]:
-    """Edges of a photo (H, W, 3) uint8 by Sobel's filters, after a triangle's smoothing.
+    """Edges of a photo (H, W, 3) uint8 by Sobel's filters.
+    After a triangle's smoothing.
 
     Strength in [0, 1] and direction across the edge in [0, pi], both (H, W) float32, of the colour of the strongest
     gradient at each pixel. radius: of the triangle, pixels.
@@ -108,7 +110,8 @@ def thinned(strength: np.ndarray, across: np.ndarray) -> np.ndarray:
 
 
 def edge_boxes(photo: np.ndarray, count: int, model: str | None = None) -> np.ndarray:
-    """Find at most `count` boxes of a photo (H, W, 3) uint8, best first, (k, 5) float32.
+    """Find at most `count` boxes of a photo (H, W, 3) uint8: (k, 5) float32.
+    The best box comes first.
 
     x1, y1, x2, y2 in pixels from 0 with both corners inside, and the score. A photo without an edge has one box, the
     whole of it, of score 0.
@@ -159,7 +162,8 @@ def read_sized(path: str, size):
 
 
 def read_own_boxes(path: str, entities: Entities, count: int) -> list[np.ndarray]:
-    """Read the boxes of each photo from a JSON file, (k, 5) float32. Raises InputError.
+    """Read the boxes of each photo from a JSON file, (k, 5) float32.
+    Raises InputError.
 
     At most `count`, those of the highest score, which is 0 where there is none.
     """
@@ -183,7 +187,8 @@ def read_own_boxes(path: str, entities: Entities, count: int) -> list[np.ndarray
 # ---- the command
 
 def join_photos(rows: list[np.ndarray], entities: Entities, add: bool) -> Proposals:
-    """Join the proposals (k, 5) of each photo; with `add` behind them its phrases' boxes."""
+    """Join the proposals (k, 5) of each photo.
+    With `add`, the boxes of its phrases follow."""
     blocks, first = [], np.searchsorted(entities.phrase_photo, np.arange(len(rows) + 1))
     for n, own in enumerate(rows):
         truth = np.unique(entities.truth[first[n]:first[n + 1] if add else first[n]], axis=0)

@@ -84,7 +84,8 @@ def outcomes(located: Located) -> dict[str, np.ndarray]:
 
 
 def measures(located: Located, split: PhraseSplit) -> dict:
-    """Results in percent: {"r1", "r5", "r10", "rsum", "upper", "pointing", "iou", ...}.
+    """Results in percent: {"r1", "r5", "r10", "rsum", "upper", ...}.
+    Also "pointing", "iou".
 
     "upper": phrases that any proposal is right for; "iou": mean of the first box with the truth; "by_type" (a phrase of
     several types counts in each) and "by_boxes": results of groups; "macro": mean over types; "chance": of proposals in
@@ -141,7 +142,8 @@ class PhraseScores:
     """
 
     def __init__(self, models: list[tuple], split: PhraseSplit, device, regions: int = REGIONS):
-        """models: (model, regions as it reads them, phrases as it reads them). regions: encoded at a time."""
+        """models: (model, regions as it reads them, phrases as it reads them).
+        regions: encoded at a time."""
         self.models, self.split, self.device, self.regions = models, split, device, regions
         self.scores, self.alike = {}, {}
 
@@ -153,7 +155,8 @@ class PhraseScores:
 
     @torch.no_grad()
     def encode(self, first: int) -> None:
-        """Score photos from `first` on that have `regions` proposals together, at least one."""
+        """Score photos from `first` on with `regions` proposals together.
+        At least one photo."""
         start = self.split.start
         last = max(first + 1, int(np.searchsorted(start, start[first] + self.regions, side="right")) - 1)
         low, high = np.searchsorted(self.split.phrase_photo, (first, last))

@@ -1,4 +1,4 @@
-"""Print tables of results, and write into README.md and docs/ those that they show.
+"""Print tables of results, and write those shown in README.md and docs/.
 
     python -m results                           # names of all tables
     python -m results best sets                 # these two
@@ -36,7 +36,8 @@ def read_tables() -> dict[str, list[list[str]]]:
 
 
 def render(lines: list[list[str]], heads: list[str] | None = None) -> str:
-    """A table in Markdown: columns by their heads, or all below the command that the rows share."""
+    """Table in Markdown.
+    Columns by their heads, or all below the command that the rows share."""
     command, _, *all_heads = lines[0]
     columns = [all_heads.index(head) for head in heads or []] or range(len(all_heads))
     rows = [f"| {' | '.join(cells[i] for i in columns)} |" for _, _, *cells in lines]

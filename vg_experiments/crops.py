@@ -1,4 +1,5 @@
-"""`pmrl` Fig. 1 and Table 3 on a photo of your own, and example triplets of a manifest as in `ucmr` Fig. 3.
+"""`pmrl` Fig. 1 and Table 3 on a photo of your own, and example triplets.
+Triplets of a manifest as in `ucmr` Fig. 3.
 
     python -m vg_experiments.crops --checkpoint RUN [RUN ...] --image photo.jpg \\
         --boxes 10,20,90,80 150,40,60,70 --captions "a man on a moped on a dirt road" "a man" "a dirt road"
@@ -33,7 +34,8 @@ ACROSS = 4                            # photos in a line of the picture
 
 
 def read_box(text: str, width: int, height: int) -> tuple:
-    """Read "x,y,width,height" and clip it to the photo. Raises InputError for a box that is malformed or outside."""
+    """Read "x,y,width,height" and clip it to the photo.
+    Raises InputError for a box that is malformed or outside."""
     check(re.fullmatch(r"-?[0-9]{1,9}(,-?[0-9]{1,9}){3}", text),
           f"--boxes {text}: a box is x,y,width,height in whole pixels, such as 10,20,90,80")
     box = clip_box(tuple(map(int, text.split(","))), width, height)
@@ -48,8 +50,8 @@ def format_uncertainties(e: Embedding) -> list[str]:
 
 
 def rank_diagonal(scores: np.ndarray) -> np.ndarray:
-    """The rank, from 1, of the item with the number of the query, for each row of scores (K, K) -> (K,). Ties count
-    against it."""
+    """Rank, from 1, of item k for query k: (K, K) -> (K,).
+    Ties count against it."""
     return (scores >= scores.diagonal()[:, None]).sum(1)
 
 
@@ -83,7 +85,8 @@ def show_photo(opt, models: dict[str, Encoder]) -> None:
 
 
 def draw_triplet(triplet: dict, path: str, models: dict[str, Encoder]) -> Cell:
-    """The photo of a triplet with its boxes; above it the captions, and the uncertainties of A and C by each model."""
+    """Draw the photo of a triplet with boxes, captions and uncertainties.
+    Captions stand above it, and the uncertainties of A and C by each model."""
     photo = read_photo(path)
     boxes = [((x / photo.width, y / photo.height, (x + w) / photo.width, (y + h) / photo.height), COLOURS[letter])
              for letter in COLOURS for x, y, w, h in [triplet[letter]]]
@@ -110,7 +113,8 @@ def show_examples(opt, models: dict[str, Encoder]) -> None:
 
 
 def show(opt) -> None:
-    """The command. Raises InputError if the options do not fit each other or the photo."""
+    """The command.
+    Raises InputError if the options do not fit each other or the photo."""
     check((opt.image is None) != (opt.examples is None),
           "give either --image FILE with --boxes and --captions, or --examples N with --manifest")
     check(not opt.image or os.path.isfile(opt.image), f"--image {opt.image}: there is no such file; give a photo")

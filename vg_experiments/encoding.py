@@ -1,4 +1,5 @@
-"""Crops of photos and texts as a trained model embeds them, with the features of crops kept by content and extractor.
+"""Crops of photos and texts, embedded by a trained model.
+Features of crops are kept by content and extractor.
 
 A crop is identified by the bytes of its photo, its box, and how it is fitted to the network's input, so a second
 model on the same extractor costs only its tower. A crop is resized to the width and height of the input ("stretch").
@@ -43,7 +44,8 @@ class Extractor(NamedTuple):
 
 
 def build_extractor(model: Trained, name: str | None, weights: str | None) -> Extractor:
-    """The extractor of a model's training set. For a model of photos the network is taken out of its image tower.
+    """The extractor of a model's training set.
+    For a model of photos the network is taken out of its image tower.
 
     name: the extractor where the training set does not record it: demo, or a network and a layer such as "resnet152
     pooled". Raises InputError if it is unknown or does not fit the model.
@@ -95,7 +97,8 @@ digest_photo = functools.cache(file_digest)
 
 
 class Encoder(Trained):
-    """A trained model with the extractor of its training set: crops and captions -> Embedding.
+    """Trained model with the extractor of its training set.
+    Crops and captions -> Embedding.
 
     cache: the folder that keeps features of crops, one .npz an extractor. Raises InputError if the model reads ready
     features of captions, or its extractor is not to be had.
@@ -125,7 +128,8 @@ class Encoder(Trained):
 
     @torch.no_grad()
     def crop_features(self, crops: list[tuple[str, tuple]]) -> np.ndarray:
-        """Features of crops, (N, F) or (N, P, F). Those that the cache lacks are computed and stored."""
+        """Features of crops, (N, F) or (N, P, F).
+        Those that the cache lacks are computed and stored."""
         net, transform, name, side, fit = self.extractor
         keys = [sha256(f"{digest_photo(path)} {' '.join(map(str, box))} {fit}") for path, box in crops]
         rows = {}                                           # features (F,) or (P, F) by key
@@ -146,16 +150,17 @@ class Encoder(Trained):
         return np.stack([rows[key] for key in keys])
 
     def captions(self, texts: list[str], any_words: bool = True) -> Embedding:
-        """Embedding of N texts. Words that are not in the vocabulary are <unk>; without any_words a text of nothing
-        else raises InputError."""
+        """Embedding of N texts.
+        Words that are not in the vocabulary are <unk>; without any_words a text of nothing else raises InputError."""
         unique, place = number_items(texts)
         return self.texts(unique, any_words=any_words).rows(place.to(self.device))
 
 
 @torch.no_grad()
 def pair_scores(similarity, images: Embedding, captions: Embedding, i, c) -> np.ndarray:
-    """Similarity of image i[k] and caption c[k]: (K,) float32, computed in blocks of which the diagonals are kept. A
-    pair that occurs again has the same score to the last bit, so equal choices are ties."""
+    """Similarity of image i[k] and caption c[k]: (K,) float32.
+    Computed in blocks of which the diagonals are kept. A pair that occurs again has the same score to the last bit,
+    so equal choices are ties."""
     pairs, where = np.unique(np.stack([i, c]), axis=1, return_inverse=True)         # (2, P), (K,)
     blocks = zip(*(x.split(BATCH) for x in torch.from_numpy(pairs).to(images.mean.device)))
     scores = [similarity(images.rows(i), captions.rows(c)).diagonal() for i, c in blocks]
@@ -163,7 +168,7 @@ def pair_scores(similarity, images: Embedding, captions: Embedding, i, c) -> np.
 
 
 def number_items(items: list) -> tuple[list, Tensor]:
-    """The different ones of N items, in their order, and the place of each item among them (N,)."""
+    """Distinct items of N, in their order, and each item's place among them (N,)."""
     place = {}
     rows = [place.setdefault(item, len(place)) for item in items]
     return list(place), torch.tensor(rows)
@@ -198,8 +203,8 @@ def model_arguments(p: Arguments) -> None:
 
 
 def build_encoders(opt) -> dict[str, Encoder]:
-    """The Encoders of --checkpoint, by the names of their run folders, or by their paths where two folders have one
-    name."""
+    """Encoders of --checkpoint, by the names of their run folders.
+    By their paths where two folders have one name."""
     device = torch_device(opt.device)
     folders = (run if os.path.isdir(run) else os.path.dirname(run) for run in opt.checkpoint)
     names = [os.path.basename(os.path.normpath(folder)) for folder in folders]
@@ -219,7 +224,8 @@ def whole_box(manifest: dict, image: int) -> tuple:
 
 
 def filter_known(models: dict[str, Encoder], items: list, texts: Callable) -> list:
-    """Those of the items of which every model knows a word of each of texts(item)."""
+    """Items whose texts hold a word that every model knows.
+    texts(item): each text needs such a word."""
     words = {text: tokenize(text) for item in items for text in texts(item)}
     unknown = set()
     for model in models.values() if words else ():
@@ -228,7 +234,7 @@ def filter_known(models: dict[str, Encoder], items: list, texts: Callable) -> li
 
 
 def usable_triplets(manifest: dict, models: dict[str, Encoder]) -> tuple[dict[str, list[dict]], int]:
-    """The triplets {threshold: [triplet]} of the images that can be used, and the number of images left out.
+    """Triplets {threshold: [triplet]} of usable images, and the number left out.
 
     An image is used if, at every threshold, every model knows a word of captions A and B. Raises InputError if none is
     left.

@@ -1,4 +1,5 @@
-"""Choose crops and captions of Visual Genome for `ucmr` 4.6 and `pmrl` 3.4, and write them as a manifest.
+"""Choose crops and captions of Visual Genome and write them as a manifest.
+For `ucmr` 4.6 and `pmrl` 3.4.
 
     python -m vg_experiments.prepare --vg data/demo_vg --output runs/vg/manifest.json
     python -m vg_experiments.prepare --data_name f8k --output runs/photos/manifest.json   # photos with captions
@@ -74,7 +75,8 @@ class Photo(NamedTuple):
 # ---- annotations
 
 def stream_json(path: str) -> Iterator:
-    """Yield the objects of a JSON array, never all at once. Raises InputError if the file is not a JSON array."""
+    """Yield the objects of a JSON array, never all at once.
+    Raises InputError if the file is not a JSON array."""
     decoder = json.JSONDecoder()
     with refusing(f"{path} is not whole JSON", "fetch it again"), open(path, encoding="utf-8") as f:
         text = f.read(READ)
@@ -104,8 +106,8 @@ def image_number(entry, path: str) -> int:
 
 
 def read_images(folder: str, counts: Counter) -> dict[int, Photo]:
-    """The images that are not in COCO, without regions, and their photos; updates counts. Raises InputError if the file
-    is not as Visual Genome ships it or no image is left."""
+    """Images that are not in COCO, without regions, and their photos.
+    Updates counts. Raises InputError if the file is not as Visual Genome ships it or no image is left."""
     path, there, photos = os.path.join(folder, "image_data.json"), {}, {}
     listed = read_json(need(path, SOURCE))
     check(isinstance(listed, list), f"{path} is no list of images; {AS_SHIPPED}")
@@ -150,15 +152,15 @@ def read_visual_genome(folder: str, counts: Counter) -> Iterator[Photo]:
 
 
 def clip_box(box: tuple, width: int, height: int) -> tuple | None:
-    """The part of a box (x, y, width, height) within an image of this size, None where there is none."""
+    """Clip a box (x, y, width, height) to an image of this size; None outside."""
     x, y, w, h = box
     low, high = (max(x, 0), max(y, 0)), (min(x + w, width), min(y + h, height))
     return (*low, high[0] - low[0], high[1] - low[1]) if high[0] > low[0] and high[1] > low[1] else None
 
 
 def keep_usable(photo: Photo, counts: Counter) -> list[Region]:
-    """The regions that can be used, clipped to the image, the largest first, equally large ones as in the file. Each of
-    the others is counted for one reason."""
+    """Usable regions, clipped to the image, the largest first.
+    Equally large ones stay as in the file. Each of the others is counted for one reason."""
     regions = []
     for region in photo.regions:
         box = clip_box(region.box, photo.width, photo.height)
@@ -191,8 +193,8 @@ def read_photos(split: Split, folder: str, seed: int) -> Iterator[Photo]:
 
 
 def draw_boxes(size: tuple[int, int], rng) -> np.ndarray:
-    """DRAWN boxes (x, y, width, height) within a photo of this size: (DRAWN, 4). Shares of the photo are uniform in
-    SHARES, sides up to twice as long as the other in units of the photo's."""
+    """DRAWN boxes (x, y, width, height) within a photo of this size: (DRAWN, 4).
+    Shares of the photo are uniform in SHARES, sides up to twice as long as the other in units of the photo's."""
     share, aspect = rng.uniform(*SHARES, DRAWN), 2 ** rng.uniform(-1, 1, DRAWN)
     sides = np.minimum(np.sqrt(np.stack([share * aspect, share / aspect], 1)), 1)
     return np.concatenate([rng.random((DRAWN, 2)) * (1 - sides), sides], 1) * np.tile(size, 2)
@@ -215,14 +217,16 @@ def box_around(a, b) -> tuple:
 
 
 def choose_triplet(regions: list[Region], area: int, percent: float) -> tuple[Region, Region] | None:
-    """Regions A and B of an image of this area, None where fewer than two are below the threshold (`ucmr` 4.6)."""
+    """Regions A and B of an image of this area (`ucmr` 4.6).
+    None where fewer than two are below the threshold."""
     a, *others = [r for r in regions if 100 * r.area < percent * area][:LARGEST] or [None]
     return (a, min(others, key=lambda r: iou(a.box, r.box))) if others else None      # the first of equals: the largest
 
 
 def choose_crops(regions: list[Region], area: int, max_iou: float) -> list[Region] | None:
-    """The three largest crops of at most 20 percent of an image (`pmrl` 3.4). A crop is skipped if its IoU with a
-    larger one that was chosen exceeds max_iou. None where there are not three among the ten largest."""
+    """The three largest crops of at most 20 percent of an image (`pmrl` 3.4).
+    A crop is skipped if its IoU with a larger one that was chosen exceeds max_iou. None where there are not three
+    among the ten largest."""
     chosen = []
     for region in [r for r in regions if 100 * r.area <= SHARE * area][:LARGEST]:
         if len(chosen) < CROPS and all(iou(region.box, other.box) <= max_iou for other in chosen):
@@ -237,8 +241,9 @@ def random_order(numbers: list[int], seed: int, key: str) -> list[int]:
 
 def sample(photos: dict[int, Photo], count: int, seed: int, key: str, folder: str, skip_missing: bool,
            counts: Counter) -> list[int]:
-    """The first `count` images in random order that have a photo; counts those that are passed over for want of one.
-    Raises InputError if a photo is missing and skip_missing is not set."""
+    """First `count` images in random order that have a photo.
+    Images passed over for want of a photo are counted. Raises InputError if a photo is missing and skip_missing is
+    not set."""
     order = random_order(list(photos), seed, key)
     gone = [n for n in order[:count] if photos[n].file is None]
     check(skip_missing or not gone,
@@ -265,8 +270,8 @@ def join_phrases(phrases: list[str]) -> str:
 
 
 def describe_triplet(photo: Photo, a: Region, b: Region, k: int) -> dict:
-    """The entry of regions A and B, and of C around them. A photo with captions of its own gives two of these, another
-    pair at each threshold k."""
+    """The entry of regions A and B, and of C around them.
+    A photo with captions of its own gives two of these, another pair at each threshold k."""
     own = photo.captions
     captions = [strip_full_stop(own[(k + j) % len(own)] if own else region.phrase) for j, region in enumerate((a, b))]
     return {"image": photo.number, "regions": [a.number, b.number], "a": list(a.box), "b": list(b.box),
@@ -283,7 +288,7 @@ def describe_whole(photo: Photo, crops: list[Region]) -> dict:
 
 def prepare(folder: str, images: int = 2000, wholes: int = 950, thresholds=(10, 20, 30, 40, 50), seed: int = 0,
             max_iou: float = 0.5, skip_missing: bool = False, split: Split | None = None) -> dict:
-    """The manifest of a folder of Visual Genome, or of the photos and captions of a split.
+    """Manifest of a folder of Visual Genome, or of photos and captions of a split.
 
     Images of triplets have one at every threshold, so that all thresholds compare the same images. Raises InputError if
     a file is not as Visual Genome ships it, or no image is left.
@@ -331,8 +336,8 @@ def prepare(folder: str, images: int = 2000, wholes: int = 950, thresholds=(10, 
 
 
 def read_manifest(path: str, folder: str | None = None) -> dict:
-    """The manifest that `prepare` made, of the photos in `folder` (None: where they were). Raises InputError if the
-    file is not one."""
+    """Read the manifest that `prepare` made of the photos in `folder`.
+    None: where they were. Raises InputError if the file is not one."""
     fix = "write one with python -m vg_experiments.prepare"
     manifest = read_json(need(path, fix), fix)
     with refusing(f"{path} is no manifest of format {FORMAT}", fix):

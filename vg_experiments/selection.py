@@ -1,4 +1,4 @@
-"""Choosing one of two: `ucmr` Table 4 on triplets of crops, and `pmrl` 3.4 on whole images and their crops.
+"""Choice between two: `ucmr` Table 4 (crops), `pmrl` 3.4 (images and crops).
 
     python -m vg_experiments.selection --checkpoint RUN [RUN ...] --manifest runs/vg/manifest.json
 
@@ -49,8 +49,9 @@ TITLES = {"table4": "triplets (`ucmr` Table 4), mean over the thresholds",
 
 def correct_choices(similarity, images: Embedding, captions: Embedding, small: np.ndarray, large: np.ndarray,
                     short: np.ndarray, long: np.ndarray) -> np.ndarray:
-    """(4, K) bool: whether a similarity chooses right on item k, by the queries image small, image large, caption short
-    and caption long. The arguments (K,) are rows of images and of captions."""
+    """Right choices of a similarity by four kinds of queries: (4, K) bool.
+    The queries are image small, image large, caption short and caption long. The arguments (K,) are rows of images
+    and of captions."""
     # at once, so that equal pairs tie
     scores = pair_scores(similarity, images, captions, np.concatenate([small, small, large, large]),
                          np.concatenate([short, long, short, long]))
@@ -59,8 +60,8 @@ def correct_choices(similarity, images: Embedding, captions: Embedding, small: n
 
 
 def judge_choices(model: Encoder, boxes: list, texts: list[str], seed: int, rows: tuple) -> dict[str, np.ndarray]:
-    """{variant: (4, K) bool} for K items, by a model and, if it is Gaussian, its controls. rows: (small, large, short,
-    long), each (K,), rows of boxes and of texts."""
+    """Right choices {variant: (4, K) bool} of a model and its controls.
+    A point has no controls. rows: (small, large, short, long), each (K,), rows of boxes and of texts."""
     images, captions, similarity = model.crops(boxes), model.captions(texts), model.similarity
     box, text = first_rows(boxes), first_rows(texts)
     variants = {"": (similarity, images, captions)}
@@ -78,7 +79,8 @@ def first_rows(items: list) -> np.ndarray:
 
 
 def table4(model: Encoder, manifest: dict, triplets_at: dict[str, list[dict]], seed: int) -> dict:
-    """{variant: (thresholds, 4, images) bool}; the queries are crop A, crop C, caption A, caption C."""
+    """Right choices {variant: (thresholds, 4, images) bool} of triplets.
+    The queries are crop A, crop C, caption A, caption C."""
     boxes, texts = ends_of_triplets(manifest, triplets_at)
     a, c = np.arange(len(texts)).reshape(2, -1)
     hits = judge_choices(model, boxes, texts, seed, (a, c, a, c))
@@ -86,7 +88,8 @@ def table4(model: Encoder, manifest: dict, triplets_at: dict[str, list[dict]], s
 
 
 def section34(model: Encoder, manifest: dict, wholes: list[dict], seed: int) -> dict:
-    """{variant: (crops, 4, images) bool}; the queries are crop description, image description, crop, image."""
+    """Right choices {variant: (crops, 4, images) bool} of crops.
+    The queries are crop description, image description, crop, image."""
     n, m = len(wholes), manifest["crops"]
     parts = [(w, j) for j in range(m) for w in wholes]
     boxes = [(photo_path(manifest, w["image"]), tuple(w["crops"][j])) for w, j in parts]
@@ -98,8 +101,8 @@ def section34(model: Encoder, manifest: dict, wholes: list[dict], seed: int) -> 
 
 
 def summarise(kind: str, hits: dict[str, np.ndarray]) -> dict:
-    """{row: {query: result of `paired_bootstrap` beside the first row}}, in percent. hits: {row: (G, 4, N) bool}; an
-    image is resampled with all G of its items."""
+    """{row: {query: `paired_bootstrap` with the first row}}, in percent.
+    hits: {row: (G, 4, N) bool}; an image is resampled with all G of its items."""
     totals, result = {}, {}
     for row, values in hits.items():
         sums, counts = 100.0 * values.sum(0), np.full(values.shape[2], float(len(values)))          # (4, N), (N,)

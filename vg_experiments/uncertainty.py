@@ -1,5 +1,5 @@
-"""What the uncertainty knows about ambiguity: `ucmr` Fig. 2 on the triplets of a manifest, with a test of its
-direction.
+"""Uncertainty and ambiguity: `ucmr` Fig. 2, with a test of its direction.
+On the triplets of a manifest.
 
     python -m vg_experiments.uncertainty --checkpoint RUN [RUN ...] --manifest runs/vg/manifest.json
 
@@ -57,8 +57,8 @@ def paired_test(a: np.ndarray, c: np.ndarray, sign: int) -> dict:
 
 
 def compare(a: np.ndarray, c: np.ndarray, d: np.ndarray, sign: int, rng) -> dict:
-    """Means, differences and controls at one threshold, from the uncertainties (n,) of items A and C, and of D (n or
-    none)."""
+    """Means, differences and controls at one threshold.
+    From the uncertainties (n,) of items A and C, and of D (n or none)."""
     dealt = rng.permutation(np.concatenate([a, c]))
     of_d = {"d": interval(d), "other": paired_test(a, d, sign)} if len(d) else {}
     return {"a": interval(a), "c": interval(c), "difference": paired_test(a, c, sign),
@@ -66,8 +66,9 @@ def compare(a: np.ndarray, c: np.ndarray, d: np.ndarray, sign: int, rng) -> dict
 
 
 def measure(model, manifest: dict, triplets_at: dict[str, list[dict]], seed: int = 0) -> dict:
-    """{"images" | "captions": {percent: result of `compare`}, "rho_area", "rho_words"} of one model, of its sides with
-    variances. Raises InputError for a point model and for one trained with --vae."""
+    """Results of one model on its sides with variances.
+    {"images" | "captions": {percent: result of `compare`}, "rho_area", "rho_words"}. Raises InputError for a point
+    model and for one trained with --vae."""
     check(not model.options.vae,
           f"{model.path} samples points from its Gaussians in training (--vae) and compares points, whose uncertainty "
           "no score uses; train a model of Gaussians, such as --sim wasserstein, or give this one to "
@@ -105,7 +106,8 @@ def draw(reports: dict[str, dict], path: str) -> None:
 
 
 def draw_side(axis, side: str, entries: dict | None) -> None:
-    """Draw a model's uncertainties of crops or of captions, {percent: result of `compare`}."""
+    """Draw a model's uncertainties of crops or of captions.
+    {percent: result of `compare`}."""
     if entries is None:
         axis.text(0.5, 0.5, "points: no uncertainty", ha="center", transform=axis.transAxes)
         return
