@@ -81,7 +81,7 @@ def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = 
     if "opt" in stored:
         from methods.originals import convert_file, is_original
         if is_original(stored):
-            return convert_file(stored, path, vocab)
+            stored = convert_file(stored, path, vocab)
     check({"format", "options", "vocabulary", "model"} <= set(stored),
           f"{path} is no checkpoint of this project; give one that train.py wrote")
     number = stored["format"]

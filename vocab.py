@@ -8,10 +8,7 @@ if __name__ == "__main__":
 
 import json
 import os
-import pickle
-import pickletools
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterable
 
@@ -22,14 +19,11 @@ from files import (
     karpathy_file,
     need,
     output,
-    plain_file,
-    quote,
     read_coco_captions,
     read_json,
     read_karpathy_captions,
     read_lines,
     refuse_changing,
-    refusing,
     split_in_files,
 )
 
@@ -90,10 +84,8 @@ class Vocabulary:
     """V words and their numbers 0..V-1.
     0..3 are `<pad> <start> <end> <unk>`, as in VSE++.
 
-    origin: where the words come from, if that is known. Raises InputError where the words start otherwise or one is
-    repeated.
+    Raises InputError where the words start otherwise or one is repeated.
     """
-    origin: str | None = None
 
     def __init__(self, words: list[str]):
         check(tuple(words[:4]) == SPECIALS, f"a vocabulary starts with {' '.join(SPECIALS)}, this one starts with "
@@ -120,27 +112,18 @@ class Vocabulary:
         return [START, *(self.index.get(token, UNK) for token in tokens), END]
 
     def save(self, path: str) -> None:
-        stored = {"tokenizer": TOKENIZER, **({"origin": self.origin} if self.origin else {}), "words": self.words}
         with atomic(path) as f:
-            json.dump(stored, f, ensure_ascii=False, indent=0)
+            json.dump({"tokenizer": TOKENIZER, "words": self.words}, f, ensure_ascii=False, indent=0)
 
     @classmethod
     def load(cls, path: str) -> "Vocabulary":
-        """Read a vocabulary of ours, or of VSE++, VSRN (pickles) and SCAN (JSON).
-        Raises InputError."""
-        fix = "build a vocabulary with `python vocab.py`, or give one of VSE++, VSRN or SCAN"
-        with refusing(f"{path} cannot be read", fix, OSError), open(plain_file(path), "rb") as f:
-            pickled = f.read(1) in b"\x80c(}]"          # how pickles of protocols 0 to 5 begin
-        stored = unpickle(path) if pickled else read_json(path, fix)
-        stored = stored if isinstance(stored, dict) else {}
-        if "word2idx" in stored:
-            stored = {"words": original_words(stored, path), "origin": f"taken from {os.path.basename(path)}"}
-        words, origin = map(stored.get, ("words", "origin"))
+        """Read a vocabulary that `save` wrote. Raises InputError."""
+        fix = "build one with `python vocab.py`"
+        stored = read_json(path, fix)
+        words = stored.get("words") if isinstance(stored, dict) else None
         check(isinstance(words, list) and all(isinstance(word, str) for word in words),
-              f'{path} has neither a list "words" of strings nor the word2idx of an original; {fix}')
-        vocab = cls(words)
-        vocab.origin = origin if isinstance(origin, str) else None
-        return vocab
+              f'{path} has no list "words" of strings; {fix}')
+        return cls(words)
 
 
 class Trigrams(Vocabulary):
@@ -167,65 +150,6 @@ def trigrams_of(word: str) -> list[str]:
     Huang et al. 2013."""
     marked = f"#{word}#"
     return [marked[k:k + 3] for k in range(len(marked) - 2)]
-
-
-# ---- vocabularies of the originals
-
-PICKLED_TUPLES = 20                   # at most in a pickled vocabulary; nested ones could double in size without limit
-
-
-def unpickle(path: str) -> dict:
-    """The fields of a vocabulary that VSE++ or VSRN pickled, under Python 2 or 3.
-
-    Plain values and one plain class are admitted, so no code from the pickle can run. Raises InputError.
-    """
-    class Fields:
-        """Takes the place of the pickled class.
-        It is made anew for each file, so that no file can change it."""
-
-    admitted = {("vocab", "Vocabulary"): Fields, ("__main__", "Vocabulary"): Fields,
-                ("__builtin__", "object"): object, ("builtins", "object"): object,
-                **dict.fromkeys([("copy_reg", "_reconstructor"), ("copyreg", "_reconstructor")],
-                                lambda kind, *_: Fields())}            # how protocols 0 and 1 make objects
-
-    class Reader(pickle.Unpickler):
-        def find_class(self, module, name):
-            check((module, name) in admitted, f"{path} wants to call {module}.{name}, which no vocabulary needs; "
-                                              "nothing of it was run, and it is better deleted")
-            return admitted[module, name]
-
-    # a pickle can fail in as many ways as there are instructions in it
-    with (refusing(f"{path} is no pickled vocabulary", "give one of VSE++ or VSRN", Exception),
-          open(path, "rb") as f):
-        tuples = sum("TUPLE" in code.name or code.name == "FROZENSET" for code, *_ in pickletools.genops(f))
-        check(tuples <= PICKLED_TUPLES, f"{path} holds {tuples:,} tuples, which no vocabulary has; nothing of it was "
-                                        "run, and it is better deleted")
-        f.seek(0)
-        stored = Reader(f, encoding="utf-8").load()
-    return vars(stored) if isinstance(stored, Fields) else stored
-
-
-def original_words(stored: dict, path: str) -> list[str]:
-    """The words of an original vocabulary in the order of their indices.
-    Raises InputError."""
-    index, words, size = map(stored.get, ("word2idx", "idx2word", "idx"))
-    check(isinstance(index, dict) and isinstance(words, dict) and type(size) is int,
-          f"{path} lacks one of word2idx, idx2word (dictionaries) and idx (a number), which a vocabulary of VSE++, "
-          "VSRN or SCAN has")
-    words = {str(key): word for key, word in words.items()}           # JSON has turned SCAN's into strings
-    check(size == len(index) == len(words) and all(str(i) in words for i in range(size)),
-          f"{path} numbers {len(index)} words, lists {len(words)} and counts {size}; the indices have to run from 0 "
-          "without a gap")
-    words = [words[str(i)] for i in range(size)]
-    for i, word in enumerate(words):
-        check(isinstance(word, str) and index.get(word) == i,
-              f"{path} has {quote(word) if isinstance(word, (str, int, float)) else f'a {type(word).__name__}'} at "
-              f"index {i} and another index for it in word2idx; each word needs one")
-    byte_words = [word for word in words if word[:2] in ("b'", 'b"')]
-    if byte_words:
-        print(f"warning: {len(byte_words)} words of {path} look like {byte_words[0]}: they come from captions that "
-              "Python 3 read as bytes, and captions read as text hardly contain them", file=sys.stderr)
-    return words
 
 
 # ---- the command
@@ -255,7 +179,6 @@ def build(opt) -> None:
     captions = [caption for split in opt.vocab_splits.split(",")
                 for caption in read_captions(opt.data_path, opt.data_name, split, opt.use_restval)]
     vocab = Vocabulary.build(map(tokenize, captions), opt.vocab_threshold)
-    vocab.origin = f"built from {opt.data_name} {opt.vocab_splits}, words seen {opt.vocab_threshold} times"
     vocab.save(target)
     print(f"{target}: {len(vocab):,} words seen at least {opt.vocab_threshold} times in {len(captions):,} captions")
 

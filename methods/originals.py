@@ -1,156 +1,154 @@
-"""Checkpoints of the original VSE++ and VSRN code, as checkpoints of ours.
+"""Checkpoints and vocabularies of the original VSE++ and VSRN code, as ours.
 
     python evaluate.py --checkpoint model_best.pth.tar --vocab coco_precomp_vocab.pkl --data_name coco_precomp
 
-They pickle an argparse.Namespace, or a dict, of options and two state dicts, whose weights get our names.
+A checkpoint holds an argparse.Namespace, or a dict, of options and two state dicts, whose weights get our names. It
+holds no words.
 """
 import argparse
 import os
+import pickle
 import re
-from collections.abc import Mapping
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from checkpoint import has_names, is_dense, without_module
+from checkpoint import NOT_STORED, has_names, is_dense, without_module
 from cli import InputError, check
-from files import FORMAT
-from model import CNNS
-from options import resolve, training_parser
-from vocab import Vocabulary
+from files import FORMAT, plain_file, read_json, refusing
+from options import options
 
+# Options that mean here what they mean there.
+SAME = ("data_name", "margin", "max_violation", "num_epochs", "batch_size", "num_layers", "grad_clip", "crop_size",
+        "learning_rate", "lr_update", "finetune", "cnn_type", "use_abs", "no_imgnorm", "use_restval")
+SIMILARITIES = {"cosine": "dot", "order": "order"}      # of --measure; their cosine is an inner product
+# From their names of weights to ours; load_weights refuses what is left over or missing.
+TEXT = [(r"^embed\.", "text_tower.trunk.table."), (r"^rnn\.", "text_tower.mean.rnn.")]
+FC = [(r"^fc\.", "image_tower.mean.fc.")]
+# DataParallel puts `module.` before a whole ResNet, or before the layers of VGG's `features`.
+CNN = [*FC, (r"^cnn\.(features\.)?module\.", r"cnn.\1"), (r"^cnn\.", "image_tower.trunk.net.")]
+# The classifier of older VGGs began with a dropout, so its two linear layers are 1 and 4.
+OLD_VGG = [(r"net\.classifier\.1\.", "net.classifier.0."), (r"net\.classifier\.4\.", "net.classifier.3.")]
+VSRN = [(r"^fc\.", "image_tower.trunk.fc."), (r"^img_", "image_tower.mean."), (r"^bn\.", "image_tower.mean.norm."),
+        (r"^Rs_GCN_(\d)", lambda m: f"image_tower.trunk.layers.{int(m[1]) - 1}"),
+        (r"\.W\.0\.", ".out."), (r"\.W\.1\.", ".norm.")]
+
+
+# ---- checkpoints
 
 def is_original(stored) -> bool:
-    """True if a file has the layout of VSE++ and its descendants.
-    {"model": [image, text], "opt": options}."""
+    """Whether what a file holds has the layout of VSE++ and its descendants: {"model": [image, text], "opt": options}.
+    """
     return (isinstance(stored, dict) and isinstance(stored.get("model"), (list, tuple))
             and isinstance(stored.get("opt"), (argparse.Namespace, dict)))
 
 
 def convert_file(stored: dict, path: str, vocab: str | None) -> dict:
-    """Convert an original checkpoint with the vocabulary of a file.
-    Raises InputError where something shows that they do not belong together."""
-    words = vocab and Vocabulary.load(vocab)
-    if words and (words.origin or "").startswith("built"):
-        raise InputError(f"{path} cannot belong to the vocabulary {vocab}, which was "
-                         f"{words.origin}: the originals number words in an order that cannot be "
-                         "built again, so every word would get another one's vector; give the "
-                         "vocabulary that it was trained with")
-    unchecked = (f"{path} holds no words: its vocabulary is taken to be {vocab} since that has as "
-                 "many; whether they stand in its order is unchecked, and recalls near chance "
-                 "would say that they do not")
-    return {**convert(stored, words and words.words, path), "notes": [unchecked]}
+    """Convert an original's checkpoint with the vocabulary of a file. Raises InputError."""
+    check(vocab, f"{path} is an original checkpoint, which holds no words; give the vocabulary that it was trained "
+                 "with: --vocab FILE")
+    unchecked = (f"{path} holds no words: its vocabulary is taken to be {vocab} since that has as many; whether they "
+                 "stand in its order is unchecked, and recalls near chance would say that they do not")
+    return {**convert(stored, read_vocabulary(vocab), path), "notes": [unchecked]}
 
 
-def convert(stored: dict, words: list[str] | None, path: str) -> dict:
-    """Convert a VSE++ or VSRN checkpoint, as `read` returns it, to one of ours.
-    Keys: format, options, vocabulary, model, state.
+def convert(stored: dict, words: list[str], path: str) -> dict:
+    """A VSE++ or VSRN checkpoint, as checkpoint.read returned it, -> one of ours: format, options, vocabulary, model,
+    state.
 
-    `words` are its vocabulary in the order of the indices, which the file does not hold. Raises InputError if the two
-    do not fit or the checkpoint holds anything that cannot be carried over.
+    words: its vocabulary in the order of the indices. Raises InputError if the two do not fit or the checkpoint holds
+    anything that cannot be carried over.
     """
-    parts = [without_module(dict(part)) if isinstance(part, Mapping) else {} for part in stored["model"]]
-    theirs = stored["opt"] if isinstance(stored["opt"], argparse.Namespace) else argparse.Namespace(**stored["opt"])
-    check(len(parts) == 2 and all(has_names(part, is_dense) for part in parts),
-          f"{path} has a list of {len(parts)} under 'model'; VSE++ and VSRN store the weights of "
-          "an image and of a text encoder there")
-    check(not hasattr(theirs, "cross_attn"),
-          f"{path} is a checkpoint of SCAN, whose attention over words and regions is another "
-          "model; VSE++ and VSRN can be read")
-    image, text = parts
+    parts, theirs = stored["model"], stored["opt"]
+    theirs = theirs if isinstance(theirs, dict) else vars(theirs)
+    check(len(parts) == 2 and all(has_names(part, is_dense) for part in parts) and "cross_attn" not in theirs,
+          f"{path} holds no weights of an image and a text encoder of VSE++ or VSRN (SCAN's attention is another "
+          "model); take one of theirs")
+    image, text = map(without_module, map(dict, parts))
     for part, name in ((image, "fc.weight"), (text, "embed.weight")):
         check(name in part and part[name].ndim == 2,
-              f"{path} has no matrix {name}, which every VSE++ and VSRN checkpoint has; take "
-              "another one")
-    check(words is not None,
-          f"{path} is an original checkpoint, which holds no words; give the vocabulary that it was trained with: "
-          "--vocab FILE")
+              f"{path} has no matrix {name}, which every VSE++ and VSRN checkpoint has; take another one")
     vectors = text["embed.weight"]
-    check(len(words) == len(vectors),
-          f"{path} has vectors for {len(vectors):,} words and the vocabulary lists {len(words):,}; "
-          "give the one it was trained with")
+    check(len(words) == len(vectors), f"{path} has vectors for {len(vectors):,} words and the vocabulary lists "
+                                      f"{len(words):,}; give the one it was trained with")
     for name in [name for name in image if name.endswith(".running_var")]:   # came with torch 0.4.1
         image.setdefault(name.replace("running_var", "num_batches_tracked"), torch.tensor(0))
-    settings = _options(theirs, path)
+    settings = convert_options(theirs, path)
     settings.update(word_dim=vectors.shape[1], embed_size=image["fc.weight"].shape[0])
     if any(name.startswith("cnn.") for name in image):
         settings.update(img_enc="cnn", img_dim=None)
         names = [*CNN, *OLD_VGG * (settings["cnn_type"] != "alexnet" and "cnn.classifier.1.weight" in image)]
     else:                                                           # `finetune` means nothing there
-        settings.update(img_enc="precomp", img_dim=image["fc.weight"].shape[1], finetune=False,
-                        feature_norm=False)
+        settings.update(img_enc="precomp", img_dim=image["fc.weight"].shape[1], finetune=False, feature_norm=False)
         names = FC
         image = {name: value.squeeze(2) if value.ndim == 3 else value       # (D, D, 1) -> (D, D)
                  for name, value in image.items()}
     if any(name.startswith("Rs_GCN_") for name in image):
         batch_norm = "bn.weight" in image                              # the original's f30k_precomp
-        settings.update(img_enc="vsrn", region_norm="regions", region_bn=batch_norm,
-                        feature_norm=not batch_norm)
+        settings.update(img_enc="vsrn", region_norm="regions", region_bn=batch_norm, feature_norm=not batch_norm)
         names = VSRN
-    model = {**_renamed(image, names, path), **_renamed(text, TEXT, path)}
-    state = {"step": 0}
-    for name, theirs in (("epoch", "epoch"), ("iteration", "Eiters"), ("best_rsum", "best_rsum")):
-        value = stored.get(theirs, 0)
-        check(isinstance(value, (int, float, np.number)),
-              f"{path} has {theirs} = {str(value)[:40]!r}, which is no number; take another "
-              "checkpoint")
-        state[name] = np.asarray(value).item()
-    return {"format": FORMAT, "options": settings, "vocabulary": list(words), "model": model,
-            "state": state}
+    state = {ours: stored.get(name, 0) for ours, name in (("epoch", "epoch"), ("iteration", "Eiters"),
+                                                          ("best_rsum", "best_rsum"))}
+    state = {name: value.item() if hasattr(value, "item") else value for name, value in state.items()}    # numpy's
+    return {"format": FORMAT, "options": settings, "vocabulary": words, "state": {"step": 0, **state},
+            "model": {**rename(image, names, path), **rename(text, TEXT, path)}}
 
 
-# Options of the originals that mean here what they mean there.
-SAME = {"data_name": str, "margin": float, "max_violation": bool, "num_epochs": int,
-        "batch_size": int, "num_layers": int, "grad_clip": float, "crop_size": int,
-        "learning_rate": float, "lr_update": int, "finetune": bool, "cnn_type": str,
-        "use_abs": bool, "no_imgnorm": bool, "use_restval": bool}
+def convert_options(theirs: dict, path: str) -> dict:
+    """Our options, complete and resolved, for those of the original; paths and the like keep our defaults."""
+    measure = theirs.get("measure", "cosine")
+    check(measure in SIMILARITIES, f"{path} was trained with --measure {measure}; cosine and order can be read")
+    given = {name: theirs[name] for name in SAME if name in theirs}
+    try:
+        ours = options(**given, sim=SIMILARITIES[measure], logger_name=os.path.dirname(path) or ".")
+    except InputError as error:
+        raise InputError(f"{path} has an option that cannot be read: {error}") from error
+    return {name: value for name, value in vars(ours).items() if name not in NOT_STORED}
 
 
-def _options(theirs: argparse.Namespace, path: str) -> dict:
-    """Translate options of the original to ours, complete and resolved.
-    Paths and the like keep our defaults."""
-    ours = training_parser().parse_args([])
-    for name, kind in SAME.items():
-        value = getattr(theirs, name, getattr(ours, name))
-        if value is not getattr(ours, name):
-            check(type(value) is kind or kind is float and type(value) is int,
-                  f"{path} has the option {name} = {value!r}, which is no {kind.__name__}; take "
-                  "another checkpoint")
-            setattr(ours, name, value)
-    measure = getattr(theirs, "measure", "cosine")
-    check(measure in ("cosine", "order"),
-          f"{path} was trained with --measure {measure}; cosine and order can be read")
-    check(ours.cnn_type in CNNS, f"{path} was trained with --cnn_type {ours.cnn_type}; networks "
-                                 f"that can be read are {', '.join(CNNS)}")
-    ours.sim = {"cosine": "dot", "order": "order"}[measure]       # their cosine is an inner product
-    ours.logger_name = os.path.dirname(path) or "."
-    resolve(ours)
-    return {name: value for name, value in vars(ours).items()
-            if name not in ("resume", "overwrite", "config", "dry_run")}
-
-
-def _renamed(state: dict[str, Tensor], names: list[tuple], path: str) -> dict[str, Tensor]:
+def rename(state: dict[str, Tensor], names: list[tuple], path: str) -> dict[str, Tensor]:
     """The tensors of a state dict under our names."""
     ours = {}
     for name, value in state.items():
         for pattern, replacement in names:
             name = re.sub(pattern, replacement, name)
         ours[name] = value
-    check(len(ours) == len(state), f"{path} holds some weights twice, under names with and without "
-                                   "'module'; take another checkpoint")
+    check(len(ours) == len(state), f"{path} holds some weights twice, under names with and without 'module'; take "
+                                   "another checkpoint")
     return ours
 
 
-# From their names to ours; load_weights refuses what is left over or missing.
-TEXT = [(r"^embed\.", "text_tower.trunk.table."), (r"^rnn\.", "text_tower.mean.rnn.")]
-FC = [(r"^fc\.", "image_tower.mean.fc.")]
-# DataParallel puts `module.` before a whole ResNet, or before the layers of VGG's `features`.
-CNN = [*FC, (r"^cnn\.(features\.)?module\.", r"cnn.\1"), (r"^cnn\.", "image_tower.trunk.net.")]
-# The classifier of older VGGs began with a dropout, so its two linear layers are 1 and 4.
-OLD_VGG = [(r"net\.classifier\.1\.", "net.classifier.0."),
-           (r"net\.classifier\.4\.", "net.classifier.3.")]
-VSRN = [(r"^fc\.", "image_tower.trunk.fc."), (r"^img_", "image_tower.mean."),
-        (r"^bn\.", "image_tower.mean.norm."),
-        (r"^Rs_GCN_(\d)", lambda m: f"image_tower.trunk.layers.{int(m[1]) - 1}"),
-        (r"\.W\.0\.", ".out."), (r"\.W\.1\.", ".norm.")]
+# ---- vocabularies
+
+def read_vocabulary(path: str) -> list[str]:
+    """The words, by their index, of a vocabulary of VSE++ or VSRN (a pickle) or SCAN (JSON). Raises InputError."""
+    fix = "give the vocabulary of VSE++, VSRN or SCAN that the checkpoint was trained with"
+    with refusing(f"{path} cannot be read", fix, OSError), open(plain_file(path), "rb") as f:
+        pickled = f.read(1) != b"{"
+    index = (unpickle(path, fix) if pickled else read_json(path, fix)).get("word2idx")
+    words = sorted(index, key=index.get) if has_names(index, lambda i: type(i) is int) else []
+    check(words and [index[word] for word in words] == [*range(len(words))],
+          f"{path} has no word2idx of words whose indices run from 0 without a gap; {fix}")
+    return words
+
+
+def unpickle(path: str, fix: str) -> dict:
+    """The fields of a pickled vocabulary, of Python 2 or 3. Plain values and one plain class are admitted, so that no
+    code from the pickle can run. Raises InputError."""
+    class Fields:
+        """Takes the place of the pickled class. It is made anew for each file, so that no file can change it."""
+
+    admitted = {("vocab", "Vocabulary"): Fields, ("__main__", "Vocabulary"): Fields,
+                ("__builtin__", "object"): object, ("builtins", "object"): object,
+                **dict.fromkeys([("copy_reg", "_reconstructor"), ("copyreg", "_reconstructor")],
+                                lambda kind, *_: Fields())}            # how protocols 0 and 1 make objects
+
+    class Reader(pickle.Unpickler):
+        def find_class(self, module, name):
+            check((module, name) in admitted, f"{path} wants to call {module}.{name}, which no vocabulary needs; "
+                                              "nothing of it was run, and it is better deleted")
+            return admitted[module, name]
+
+    # a pickle can fail in as many ways as there are instructions in it
+    with refusing(f"{path} is no pickled vocabulary", fix, Exception), open(path, "rb") as f:
+        return vars(Reader(f, encoding="utf-8").load())

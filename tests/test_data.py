@@ -48,7 +48,7 @@ def test_vocabulary_file_round_trip_and_bad_files(tmp_path):
     vocab = Vocabulary([*SPECIALS, "naïve", "“"])
     vocab.save(str(tmp_path / "v.json"))
     assert Vocabulary.load(str(tmp_path / "v.json")).words == vocab.words
-    for content, message in (("not json", "is not JSON"), ('{"words": [1]}', 'neither a list "words"'),
+    for content, message in (("not json", "is not JSON"), ('{"words": [1]}', 'has no list "words"'),
                              ('{"words": ["a"]}', "a vocabulary starts with")):
         (tmp_path / "bad.json").write_text(content)
         with pytest.raises(InputError, match=message):

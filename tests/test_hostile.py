@@ -266,14 +266,6 @@ def test_checkpoints_that_cannot_be_gone_on_from(refused, world, tmp_path, kind,
     refused("train", ["--resume", *words], message)
 
 
-def test_a_pickled_vocabulary_that_doubles_without_end(refused, tmp_path):
-    """Its repr, or a hash of it, would take longer than the universe has."""
-    doubling = b"\x80\x02}(X\x08\x00\x00\x00word2idx}X\x08\x00\x00\x00idx2word}K\x00(K\x01" + b"2\x86" * 60 + b"ts"
-    (tmp_path / "v.pkl").write_bytes(doubling)
-    refused("check", ["--data_path", ".", "--data_name", "x", "--vocab", "v.pkl"],
-            "v.pkl (holds 6. tuples|is no pickled)")
-
-
 # ---- data sets
 
 @pytest.mark.parametrize("images, message", [

@@ -30,6 +30,7 @@ from evaluation import encode
 from images import import_torchvision
 from methods import originals
 from model import build_model
+from tests.helpers import refused
 from vocab import SPECIALS, Vocabulary
 
 WORDS = [*SPECIALS, *(f"w{k}" for k in range(40))]
@@ -404,16 +405,16 @@ def changed(**parts):
 
 BAD = {
     "words": (changed(), WORDS[:-1], r"vectors for 44 words and the vocabulary lists 43"),
-    "no words": (changed(), None, r"give the vocabulary that it was trained with: --vocab FILE"),
     "leftover image": (changed(image={"cap.weight": torch.zeros(2)}), WORDS,
                        r"cap.weight is \(2,\) there and absent here"),
     "leftover graph": (changed(image={"Rs_GCN_5.g.weight": torch.zeros(2)}), WORDS,
                        r"trunk.layers.0.\S+ is absent there"),
     "layers": (changed(opt={"num_layers": 2}), WORDS, r"rnn.\w+_l1 is absent there"),
-    "scan": (changed(opt={"cross_attn": "t2i"}), WORDS, r"is a checkpoint of SCAN"),
+    "scan": (changed(opt={"cross_attn": "t2i"}), WORDS, r"SCAN's attention is another model"),
     "measure": (changed(opt={"measure": "l1"}), WORDS, r"--measure l1; cosine and order"),
-    "option": (changed(opt={"margin": "wide"}), WORDS, r"margin = 'wide', which is no float"),
-    "three": (changed(model=[{}, {}, {}]), WORDS, r"a list of 3 under 'model'"),
+    "option": (changed(opt={"margin": "wide"}), WORDS,
+               r"has an option that cannot be read: .*--margin: 'wide' is not a finite number"),
+    "three": (changed(model=[{}, {}, {}]), WORDS, r"no weights of an image and a text encoder"),
     "twice": (changed(image={"cnn.module.conv1.weight": torch.zeros(1), "cnn.conv1.weight": torch.zeros(1)}), WORDS,
               r"twice")}
 
@@ -473,7 +474,7 @@ def load_vocabulary(tmp_path, content, capsys):
     """(words or None, what was written to stderr or raised)."""
     (tmp_path / "old.pkl").write_bytes(content)
     try:
-        return Vocabulary.load(str(tmp_path / "old.pkl")).words, capsys.readouterr().err
+        return originals.read_vocabulary(str(tmp_path / "old.pkl")), capsys.readouterr().err
     except InputError as error:
         assert len(str(error).splitlines()) == 1
         return None, str(error)
@@ -522,18 +523,11 @@ def test_anything_but_the_plain_class_is_refused(tmp_path, capsys, content, name
     assert words is None and f"wants to call {name}" in said
 
 
-def scan(**changes):
-    fields = {"word2idx": {w: i for i, w in enumerate(WORDS)}, "idx2word": {str(i): w for i, w in enumerate(WORDS)},
-              "idx": len(WORDS)}
-    return json.dumps({**fields, **changes}).encode()
-
-
 @pytest.mark.parametrize("content,message", [
-    (b"", "is no pickled vocabulary"), (b'{"word2idx": ', "old.pkl is not JSON"),
-    (b"(lp0\n.", "has neither a list"), (scan(idx2word=3), "lacks one of word2idx"),
-    (scan(idx=45), "numbers 44 words, lists 44 and counts 45"),
-    (scan(idx2word={str(i): "w1" if i == 6 else w for i, w in enumerate(WORDS)}), "'w1' at index 6 and another"),
-    (scan(word2idx={"a": 0}, idx2word={"0": "a"}, idx=1), "a vocabulary starts with <pad>")])
+    (b'{"word2idx": ', "old.pkl is not JSON"), *((x, "is no pickled vocabulary") for x in (b"", b"(lp0\n.")),
+    *((content, "has no word2idx of words whose indices run from 0 without a gap") for content in (
+        b'{"words": ["a"]}', b'{"word2idx": 3}', b'{"word2idx": {"a": 0, "b": 2}}', b'{"word2idx": {"a": 0, "b": 0}}',
+        b'{"word2idx": {"a": "0"}}'))])
 def test_vocabularies_that_are_none_are_refused(tmp_path, capsys, content, message):
     words, said = load_vocabulary(tmp_path, content, capsys)
     assert words is None and message in said
@@ -553,6 +547,7 @@ def test_an_original_is_evaluated_and_trained_further(tmp_path, capsys, pickled)
     data = ["--data_path", str(tmp_path / "data"), "--data_name", "f8k_precomp", "--device", "cpu"]
     evaluate.main(["--checkpoint", *words, *data, "--output", str(tmp_path / "r.json")])
     assert "whether they stand in its order is unchecked, and recalls near chance would say" in capsys.readouterr().out
+    refused(capsys, evaluate.main, ["--checkpoint", words[0], *data], "which holds no words; .*: --vocab FILE")
     with pytest.raises(SystemExit) as stop:                 # the learning rate leaves the weights as they are
         train.main([*data, "--init_from", *words, "--logger_name", str(tmp_path / "run"), "--embed_size", "12",
                     "--word_dim", "7", "--batch_size", "8", "--workers", "0", "--num_epochs", "1", "--learning_rate",
