@@ -8,7 +8,7 @@ Adds {split}_{name}.npy to a data set, (M, F) float32, a row a caption. features
 file, with checksums, because a model reads only features of the extractor that it was trained on.
 
 Each kind has `size`, the numbers a caption gets; `line`, its description; `fitted`, the arrays that were fitted on the
-training captions; and `encode`, from the captions of a split to their features.
+training captions; and `blocks`, which yields (rows, their features) of the captions of a split.
 """
 if __name__ == "__main__":
     import cli
@@ -32,7 +32,7 @@ from data import Photos, Split, captions_digest, chunks, named_splits, read_spli
 from features.hglmm import HGLMM, fit_ica, fit_pca, project, signed_square_root, unit
 from features.minilm import MiniLM
 from features.store import SPLITS, record_extractor
-from files import checksum, mapped, output, save_arrays, save_json
+from files import checksum, mapped, save_arrays, save_json
 from methods.word_vectors import read_word_vectors
 from vocab import SPECIALS, Vocabulary, is_function
 
@@ -47,7 +47,6 @@ BATCH = 64                            # captions per step of a network
 KINDS = ("mean", "hglmm", "tfidf", "minilm")
 KINDS_OF = {"word_vectors": ("mean", "hglmm"), "content_words": ("mean", "hglmm", "tfidf"), "n_clusters": ("hglmm",),
             "ica": ("hglmm",), "pca": ("hglmm",), "weights": ("minilm",)}
-NOT_NAMES = ("ims", "caps", "ids", "img_ids", "ann_ids")
 
 
 def find_words(captions: list[list[str]], index: dict[str, int]) -> np.ndarray:
@@ -72,12 +71,11 @@ class WordFeatures:
     """
     fitted = ()
 
-    def encode(self, split: Split) -> tuple[np.ndarray, Iterator]:
-        """Return captions without a word, (M,) bool, and an iterator of (slice, features)."""
+    def blocks(self, split: Split) -> Iterator[tuple[slice, np.ndarray]]:
         counts = count_words(split.words, self.index)                                                       # (M, V)
-        empty = np.asarray(counts.sum(1)) == 0                                                              # (M,)
-        slices = [slice(start, start + ROWS) for start in range(0, len(empty), ROWS)]
-        return empty, ((part, np.where(empty[part, None], 0, self.rows(counts[part]))) for part in slices)
+        for start in range(0, counts.shape[0], ROWS):
+            part = counts[start:start + ROWS]
+            yield slice(start, start + ROWS), np.where(part.sum(1)[:, None] > 0, self.rows(part), 0)
 
 
 class MeanVectors(WordFeatures):
@@ -178,19 +176,22 @@ class Sentences:
     def __init__(self, network: MiniLM):
         self.network, self.size, self.line = network, network.size, network.line
 
-    def encode(self, split: Split) -> tuple[np.ndarray, Iterator]:
-        """Return no caption without a word, (M,) bool, and iterate (rows (B,), vectors)."""
-        return np.zeros(len(split.captions), bool), self.batches(split.captions)
-
-    def batches(self, captions: list[str]) -> Iterator:
-        for start in range(0, len(captions), SORTED):
-            pieces = self.network.pieces(captions[start:start + SORTED])
+    def blocks(self, split: Split) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for start in range(0, len(split.captions), SORTED):
+            pieces = self.network.pieces(split.captions[start:start + SORTED])
             order = np.argsort([-len(numbers) for numbers in pieces], kind="stable")
             for index in chunks(order, BATCH):
                 yield start + index, self.network([pieces[m] for m in index]).cpu().numpy()
 
 
 # ---- the command
+
+def feature_name(text: str) -> str:
+    """The type of a name of features, part of names of files."""
+    check(re.fullmatch(r"\w+", text) and text not in ("ims", "caps", "ids", "img_ids", "ann_ids"),
+          f"{text} cannot name features of captions; give letters, digits and _, such as w2v")
+    return text
+
 
 def read_text(data_path: str, data_name: str, split: str) -> Split:
     """Read a split whose captions may stand there without images."""
@@ -199,9 +200,6 @@ def read_text(data_path: str, data_name: str, split: str) -> Split:
 
 def check_options(opt) -> None:
     """Raise InputError for options that do not fit each other."""
-    check(opt.name not in NOT_NAMES and re.fullmatch(r"\w+", opt.name),
-          f"--name {opt.name} cannot name features of captions; give letters, digits and _, and none of "
-          f"{', '.join(NOT_NAMES)}")
     for option, kinds in KINDS_OF.items():
         value = getattr(opt, option)
         check(not value or opt.kind in kinds,
@@ -226,44 +224,41 @@ def make_features(opt, splits: dict[str, Split]):
 
 
 def write(opt, read=read_text) -> None:
-    """Write the features of all splits. read: (data_path, data_name, split) -> Split.
-    Raises InputError."""
-    opt.name = opt.name or opt.kind
+    """Write the features of all splits. read: (data_path, data_name, split) -> Split. Raises InputError."""
     check_options(opt)
-    folder = os.path.join(opt.data_path, opt.data_name)
+    name, folder = opt.name or opt.kind, os.path.join(opt.data_path, opt.data_name)
     present = [split for split in SPLITS if os.path.isfile(os.path.join(folder, f"{split}_caps.txt"))]
-    names = present or named_splits(folder) or ["train", "dev", "test"]
-    splits = {name: read(opt.data_path, opt.data_name, name).require_sound(images=False) for name in names}
+    splits = {split: read(opt.data_path, opt.data_name, split).require_sound(images=False)
+              for split in present or named_splits(folder) or ["train", "dev", "test"]}
     check(not any(isinstance(split.images, Photos) for split in splits.values()),
           f"--data_name {opt.data_name} holds photos, and features of captions are read beside precomputed ones; write "
           "those first with features.images, and name their folder")
-    if opt.content_words:
-        for split in splits.values():
-            split.words = [[word for word in words if not is_function(word)] for words in split.words]
-    output(os.path.join(folder, "features.json"))
+    for split in splits.values() if opt.content_words else ():
+        split.words = [[word for word in words if not is_function(word)] for words in split.words]
     features = make_features(opt, splits)
     line = features.line + ", content words" * opt.content_words
     line += f", fitted {checksum(features.fitted)}" if features.fitted else ""
-    record_extractor(folder, opt.name, line)
+    record_extractor(folder, name, line)
     if opt.kind == "tfidf":                                 # for captions that are typed later
         words, idf = features.fitted
-        save_arrays(os.path.join(folder, f"{opt.name}_model.npz"), {"words": words, "idf": idf})
+        save_arrays(os.path.join(folder, f"{name}_model.npz"), {"words": words, "idf": idf})
     for split in splits.values():
-        write_split(features, line, split, os.path.join(folder, f"{split.name}_{opt.name}.npy"))
+        write_split(features, line, split, os.path.join(folder, f"{split.name}_{name}.npy"))
 
 
 def write_split(features, line: str, split: Split, path: str) -> None:
     """Write the features of a split's captions, and the digest of the captions."""
-    empty, blocks = features.encode(split)
-    with (mapped(path, (len(empty), features.size), np.float32) as rows,
-          tqdm(total=len(empty), desc=split.name, disable=None, leave=False) as bar):
-        for index, values in blocks:
-            rows[index] = values
+    count = len(split.captions)
+    empty = np.zeros(count, bool)
+    with (mapped(path, (count, features.size), np.float32) as rows,
+          tqdm(total=count, desc=split.name, disable=None, leave=False) as bar):
+        for index, values in features.blocks(split):
+            rows[index], empty[index] = values, ~values.any(1)
             bar.update(len(values))
     save_json(captions_digest(split.captions), path.replace(".npy", ".json"))
-    print(f"{path}: {(len(empty), features.size)} of {line}")
+    print(f"{path}: {(count, features.size)} of {line}")
     if empty.any():
-        print(f"warning: {empty.sum()} of {len(empty)} captions of {split.name} have no word that counts, the first is "
+        print(f"warning: {empty.sum()} of {count} captions of {split.name} have no word that counts, the first is "
               f"'{split.captions[empty.argmax()]}'; their rows are zeros", file=sys.stderr)
 
 
@@ -275,7 +270,7 @@ def main(argv=None, prog: str = "features.captions", read=read_text) -> None:
         help="folder of the captions, a data set below --data_path")
     add("--kind", choices=KINDS, default="mean", help="mean of the word vectors, hglmm (Fisher vectors), tfidf or "
                                                       "minilm (sentence vectors of MiniLM-L6)")
-    add("--name", help="name of the features, for files {split}_NAME.npy (default: the kind)")
+    add("--name", type=feature_name, help="name of the features, for files {split}_NAME.npy (default: the kind)")
     add("--word_vectors", type=filename, metavar="FILE",
         help="mean, hglmm: file of word vectors, in word2vec's text or .bin form or GloVe's text")
     add("--content_words", action="store_true",

@@ -76,7 +76,7 @@ class HGLMM:
         alive = mass > 1e-12                                       # empty clusters stay as they are
         unit = part[:, alive] / mass[alive]                              # (N, K'), columns of sum 1
         mean = unit.T @ x                                                           # (K', D)
-        median = weighted_median(x, unit)
+        median = np.stack([np.quantile(x, 0.5, axis=0, method="inverted_cdf", weights=w) for w in unit.T])   # (K', D)
         var, mad = np.empty_like(mean), np.empty_like(mean)
         for k in range(len(mean)):                                                # (N, D) at a time
             var[k] = unit[:, k] @ (x - mean[k]) ** 2
@@ -155,26 +155,6 @@ def _nearest(x, share, clusters, rng) -> np.ndarray:
         chance = distance * share
         centres.append(rng.choice(len(x), p=chance / chance.sum()) if chance.sum() > 0 else centres[0])
     return near
-
-
-def weighted_median(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Lower weighted median of each column: (N, D), (N, K) >= 0 -> (K, D).
-
-    It is the smallest value with at least half of the weight at or below it, which minimises sum_n weight |x - m|.
-    numpy.quantile with weights gives the same in 2.6 times the time.
-    """
-    clusters, dim = weight.shape[1], x.shape[1]
-    out = np.empty((clusters, dim))
-    half = weight.sum(0) / 2                                                        # (K,)
-    step = max(1, BLOCK // max(1, weight.size))
-    for start in range(0, dim, step):
-        order = np.argsort(x[:, start:start + step], axis=0, kind="stable")         # (N, b)
-        below = weight[order]                                                       # (N, b, K)
-        np.cumsum(below, axis=0, out=below)
-        place = np.minimum((below < half * (1 - 1e-12)).sum(0), len(x) - 1)         # (b, K): rounding cannot pass half
-        column = np.arange(order.shape[1])[:, None]
-        out[:, start:start + step] = x[order[place, column], start + column].T
-    return out
 
 
 def signed_square_root(fisher: np.ndarray) -> np.ndarray:

@@ -4,10 +4,10 @@ Anderson et al. 2018.
     python -m features.regions --data_name coco_precomp --source trainval_resnet101_faster_rcnn_genome_36.tsv
 
 Each source is a TSV file with the columns image_id, image_w, image_h, num_boxes, boxes and features, the last two
-float32 in base64, or a folder with a file an image: .npz with `x`, `features` or `feat`, perhaps with `bbox` or
-`boxes`, or .npy. Of the images that {split}_img_ids.npy or {split}_ids.txt names, in this order and each once, it
-writes {split}_ims.npy, (N, 36, 2048) float32, and, where the sources have boxes, {split}_boxes.npy, (N, 36, 4) in
-pixels. One image is held at a time, so the sources may be larger than memory.
+float32 in base64, or a folder with an .npz file an image that holds `x` and perhaps `bbox`. Of the images that
+{split}_img_ids.npy or {split}_ids.txt names, in this order and each once, it writes {split}_ims.npy, (N, 36, 2048)
+float32, and, where the sources have boxes, {split}_boxes.npy, (N, 36, 4) in pixels. One image is held at a time, so the
+sources may be larger than memory.
 """
 if __name__ == "__main__":
     import cli
@@ -27,11 +27,10 @@ from tqdm import tqdm
 import cli
 from cli import Arguments, check, data_set, filename, positive, split_name
 from data import read_extractors, read_ids
-from files import FAULTS, mapped, need, output, plain_file, read_array, read_arrays, refusing
+from files import FAULTS, mapped, need, output, plain_file, read_arrays, refusing
 
 COLUMNS = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
 FIELD_BYTES = 1 << 26                 # of a column: 100 regions of 2,048 numbers have 1.1 MB
-FEATURES, BOXES = ("x", "features", "feat"), ("bbox", "boxes")      # names of arrays
 FIX = "fetch it again, or leave the file out"
 
 
@@ -58,26 +57,21 @@ def read_tsv(path: str) -> Iterator[tuple[str, Callable]]:
 
 
 def read_file(path: str) -> tuple[np.ndarray, np.ndarray | None]:
-    """Read features (P, F) and boxes (P, 4) or None of an .npz or .npy file.
-    Raises InputError."""
-    if path.endswith(".npy"):
-        return read_array(path, FIX), None
+    """Read features (P, F) and boxes (P, 4) or None of an .npz file. Raises InputError."""
     arrays = read_arrays(path, FIX)
-    features, boxes = (next((arrays[name] for name in names if name in arrays), None) for names in (FEATURES, BOXES))
-    check(features is not None, f"{path} holds {', '.join(arrays)} and none of {', '.join(FEATURES)}; {FIX}")
-    return features, boxes
+    check("x" in arrays, f"{path} holds {', '.join(arrays)} and not x, the features; {FIX}")
+    return arrays["x"], arrays.get("bbox")
 
 
 def read_source(path: str) -> Iterator[tuple[str, Callable]]:
     """Yield the id of each image of a source, and a function that reads its features.
     Raises InputError."""
     if not os.path.isdir(path):
-        yield from read_tsv(need(path, "give a TSV file, or a folder of .npz or .npy files"))
+        yield from read_tsv(need(path, "give a TSV file, or a folder of .npz files"))
         return
     for name in sorted(os.listdir(path)):
-        stem, ending = os.path.splitext(name)
-        if ending in (".npz", ".npy"):
-            yield stem, partial(read_file, os.path.join(path, name))
+        if name.endswith(".npz"):
+            yield name.removesuffix(".npz"), partial(read_file, os.path.join(path, name))
 
 
 def image_key(name: str) -> str:
@@ -103,38 +97,12 @@ def read_places(folder: str, splits: list[str]) -> tuple[dict[str, int], dict[st
     return counts, places
 
 
-def check_regions(image: str, array: np.ndarray | None, regions: int, width: int | None) -> np.ndarray:
-    """Return an image's regions as (P, F), turned where they are (F, P).
-    Raises InputError for other shapes or NaN."""
-    check(array is not None, f"image {image} has no boxes, and images before it have some; fetch its file again")
-    array = array.T if array.ndim == 2 and array.shape[1] == regions != len(array) else array
-    check(array.ndim == 2 and len(array) == regions and width in (None, array.shape[1]) and np.isfinite(array).all(),
-          f"image {image} has {array.shape} numbers, and {(regions, width or 'F')} finite ones are needed; take the "
-          f"features of {regions} regions an image, or give --regions")
-    return array
-
-
-class Writer:
-    """The arrays of all splits, which become files when the context ends.
-    They are made when the first image comes."""
-
-    def __init__(self, stack: contextlib.ExitStack, folder: str, counts: dict[str, int], regions: int):
-        self.stack, self.folder, self.counts, self.regions, self.arrays = stack, folder, counts, regions, {}
-
-    def write(self, image: str, rows: list, features: np.ndarray, boxes: np.ndarray | None) -> None:
-        """Write an image's features and boxes to its rows, (split, row).
-        Raises InputError where they do not fit."""
-        values = {"ims": features, **({} if boxes is None else {"boxes": boxes})}
-        for end in self.arrays or values:
-            width = self.arrays[end][rows[0][0]].shape[2] if self.arrays else None
-            values[end] = check_regions(image, values.get(end), self.regions, width)
-        if not self.arrays:
-            self.arrays = {end: {split: self.stack.enter_context(mapped(
-                os.path.join(self.folder, f"{split}_{end}.npy"), (count, *array.shape), np.float32))
-                for split, count in self.counts.items()} for end, array in values.items()}
-        for end, arrays in self.arrays.items():
-            for split, row in rows:
-                arrays[split][row] = values[end]
+def check_regions(image: str, array: np.ndarray, shape: tuple) -> None:
+    """Raise InputError unless an image's regions have a shape and are finite. shape: (P, None) fits every width."""
+    fits = array.ndim == 2 and len(array) == shape[0] and shape[1] in (None, array.shape[1])
+    check(fits and np.isfinite(array).all(),
+          f"image {image} has {array.shape} numbers, and {(shape[0], shape[1] or 'F')} finite ones are needed; take "
+          f"the features of {shape[0]} regions an image, or give --regions")
 
 
 def run(opt) -> None:
@@ -146,18 +114,32 @@ def run(opt) -> None:
     counts, places = read_places(folder, opt.splits)
     for path in (os.path.join(folder, f"{split}_{end}.npy") for split in opt.splits for end in ("ims", "boxes")):
         output(path, overwrite=opt.overwrite)
+    arrays = {}                       # {"ims" | "boxes": {split: array}}, made with the first image
     with contextlib.ExitStack() as stack, tqdm(total=len(places), desc="images", disable=None, leave=False) as bar:
-        writer = Writer(stack, folder, counts, opt.regions)
         for image, load in (pair for source in opt.source for pair in read_source(source)):
             rows = places.pop(image_key(image), None)
-            if rows:
-                writer.write(image, rows, *load())
-                bar.update()
+            if not rows:
+                continue
+            features, boxes = load()
+            values = {"ims": features} if boxes is None else {"ims": features, "boxes": boxes}
+            check(not arrays or values.keys() == arrays.keys(),
+                  f"image {image} has {' and '.join(values)}, and images before it have {' and '.join(arrays)}; fetch "
+                  "its file again")
+            for end, value in values.items():
+                width = arrays[end][opt.splits[0]].shape[2] if arrays else None
+                check_regions(image, value, (opt.regions, width))
+            arrays = arrays or {end: {split: stack.enter_context(mapped(
+                os.path.join(folder, f"{split}_{end}.npy"), (count, *value.shape), np.float32))
+                for split, count in counts.items()} for end, value in values.items()}
+            for end, value in values.items():
+                for split, row in rows:
+                    arrays[end][split][row] = value
+            bar.update()
         check(not places, f"{len(places):,} images are in no source, the first is {next(iter(places), None)}; give all "
                           "files with --source, or name the splits that they hold with --splits")
     for split in opt.splits:
-        print(f"{os.path.join(folder, split)}_ims.npy: {writer.arrays['ims'][split].shape}, "
-              f"{'with' if 'boxes' in writer.arrays else 'without'} boxes")
+        print(f"{os.path.join(folder, split)}_ims.npy: {arrays['ims'][split].shape}, "
+              f"{'with' if 'boxes' in arrays else 'without'} boxes")
 
 
 def main(argv=None) -> None:
@@ -166,7 +148,7 @@ def main(argv=None) -> None:
     add("--data_path", type=filename, default="data", help="folder that holds the data sets")
     add("--data_name", type=data_set, default="coco_precomp", help="folder of the captions and ids, below --data_path")
     add("--source", type=filename, nargs="+", required=True, metavar="PATH",
-        help="TSV files, or folders of .npz or .npy files, one an image")
+        help="TSV files, or folders of .npz files, one an image")
     add("--splits", type=split_name, nargs="+", default=["train", "dev", "test"], help="splits to write")
     add("--regions", type=positive, default=36, metavar="N", help="regions an image")
     add("--overwrite", action="store_true", help="replace the files that are there")

@@ -111,7 +111,7 @@ def test_refusals(folder, capsys):
             (["--word_vectors", "nowhere"], "there is no file nowhere; word vectors are word2vec's text"),
             (["--word_vectors", folder / "junk.bin"], "junk.bin holds no word vectors"),
             (["--word_vectors", folder / "strange.txt"], "strange.txt has a vector for none of the .* words"),
-            ([*vectors, "--name", "ims"], "--name ims cannot name features of captions"),
+            ([*vectors, "--name", "ims"], "argument --name: ims cannot name features of captions"),
             ([*vectors, "--kind", "hglmm", "--n_clusters", 9999], "--n_clusters 9999 is more than the .* different"),
             ([*vectors, "--pca", 3], "--pca 3 is for --kind hglmm, not for --kind mean; leave it out"),
             (["--kind", "tfidf", "--data_name", "test_only"], "--kind tfidf is fitted on training captions, and test"),

@@ -1,4 +1,4 @@
-"""Mixtures, medians, Fisher vectors, PCA and ICA beside slow twins, numerical gradients and data of known truth."""
+"""Mixtures, Fisher vectors, PCA and ICA beside slow twins, numerical gradients and data of known truth."""
 from dataclasses import asdict
 
 import numpy as np
@@ -6,7 +6,7 @@ import pytest
 
 from cli import InputError
 from features import hglmm
-from features.hglmm import HGLMM, fit_ica, fit_pca, project, signed_square_root, weighted_median
+from features.hglmm import HGLMM, fit_ica, fit_pca, project, signed_square_root
 from tests.references import fisher_vectors
 
 
@@ -29,14 +29,14 @@ def slow_log_likelihood(mixture, x):
     return np.log(total)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_no_step_of_em_lowers_the_likelihood(seed):
     """Also where the floor of the scales holds: a third of the rows are one repeated word."""
     x = data(seed=seed)
     x[::3] = x[0]
     mixture = HGLMM.fit(x, 4, 15, seed)
-    assert len(mixture.history) == 16 and (np.diff(mixture.history) >
-                                           -1e-9).all() and mixture.history[-1] > mixture.history[0]
+    assert len(mixture.history) == 16 and (np.diff(mixture.history) > -1e-9).all()
+    assert mixture.history[-1] > mixture.history[0]
     assert mixture.laplacian.any() and not mixture.laplacian.all()
 
 
@@ -65,23 +65,6 @@ def test_counts_are_repeated_rows():
     counted = HGLMM.fit(x, 1, 2, count=count)
     for name, value in asdict(counted).items():
         np.testing.assert_allclose(value, asdict(repeated)[name], err_msg=name)
-
-
-def slow_median(x, weight):
-    """The least of the values that minimise sum weight |x - m|."""
-    cost = [(weight * np.abs(x - m)).sum() for m in x]
-    return min(m for m, c in zip(x, cost) if c <= min(cost) + 1e-12)
-
-
-@pytest.mark.parametrize("block", [1 << 24, 100])
-def test_weighted_median(monkeypatch, block):
-    monkeypatch.setattr(hglmm, "BLOCK", block)
-    rng = np.random.default_rng(0)
-    x, weight = rng.integers(0, 9, (25, 7)).astype(float), rng.random((25, 3)) * (rng.random((25, 3)) < 0.7)
-    expected = [[slow_median(x[:, d], weight[:, k]) for d in range(7)] for k in range(3)]
-    np.testing.assert_array_equal(weighted_median(x, weight), expected)
-    # even: the lower one
-    np.testing.assert_array_equal(weighted_median(x[:4], np.ones((4, 1))), np.sort(x[:4], 0)[1:2])
 
 
 def test_fisher_vectors_are_normalised_numerical_gradients():
@@ -126,16 +109,6 @@ def test_pca(shape, exact, monkeypatch):
     np.testing.assert_allclose(np.abs((axes * vector[:, ::-1][:, :4].T).sum(1)), 1, atol=1e-6)
     with pytest.raises(InputError, match="12 principal axes of" if shape[0] == 12 else "13 principal axes of"):
         fit_pca(x, 12 if shape[0] == 12 else 13)
-
-
-def test_subspace_iteration_on_a_large_slow_spectrum(monkeypatch):
-    """Axes of nearly equal variance are only found as a space, so the variance they keep is what counts."""
-    x = np.random.default_rng(0).standard_normal((900, 700)).astype(np.float32) / np.arange(1, 701,
-                                                                                            dtype=np.float32) ** 0.5
-    kept = [project(x, *fit_pca(x, 100)).var(0).sum()]
-    monkeypatch.setattr(hglmm, "EXACT", 0)
-    kept.append(project(x, *fit_pca(x, 100)).var(0).sum())
-    assert 0.995 * kept[0] < kept[1] <= 1.00001 * kept[0]
 
 
 def test_ica_unmixes():

@@ -53,25 +53,16 @@ def test_tsv_files_in_any_order(folder, marks, capsys):
     refused(capsys, lambda words: run(folder, *words), ["--source", folder / "a.tsv"], "there already; .*--overwrite")
 
 
-@pytest.mark.parametrize("key, box_key, turned", [("x", "bbox", True), ("features", "boxes", False), ("feat", None, 0)])
-def test_a_folder_of_npz(folder, key, box_key, turned):
-    (folder / "npz").mkdir()
-    for name, features, boxes in zip([NAMES[0], "42", "000000000007"], FEATURES, BOXES):
-        np.savez(folder / "npz" / f"{name}.npz", **{key: features.T if turned else features},
-                 **{box_key: boxes} if box_key else {}, num_bbox=5)
-    np.savez(folder / "npz" / "8.npz", x=np.zeros((2, 2)))              # of another split
-    run(folder, "--source", folder / "npz")
-    check_files(folder, boxes=box_key is not None)
-
-
-def test_a_folder_of_npy_and_ids_of_coco(folder):
+@pytest.mark.parametrize("with_boxes", [True, False])
+def test_a_folder_of_npz_and_ids_of_coco(folder, with_boxes):
     os.remove(folder / "x" / "test_ids.txt")
     np.save(folder / "x" / "test_img_ids.npy", np.array(NUMBERS))
-    (folder / "npy").mkdir()
-    for number, features in zip(NUMBERS, FEATURES):
-        np.save(folder / "npy" / f"{number}.npy", features)
-    run(folder, "--source", folder / "npy")
-    check_files(folder, boxes=False)
+    (folder / "npz").mkdir()
+    for name, features, boxes in zip([NAMES[0], "42", "000000000007"], FEATURES, BOXES):
+        np.savez(folder / "npz" / f"{name}.npz", x=features, num_bbox=5, **{"bbox": boxes} if with_boxes else {})
+    np.savez(folder / "npz" / "8.npz", x=np.zeros((2, 2)))              # of another split
+    run(folder, "--source", folder / "npz")
+    check_files(folder, with_boxes)
 
 
 def test_refusals(folder, capsys):
@@ -87,7 +78,7 @@ def test_refusals(folder, capsys):
             (write_tsv(folder / "nan.tsv", [0, 1, 2], broken), r"image 42 has \(5, 8\) numbers, and \(5, 8\) finite"),
             (folder / "text.tsv", "text.tsv is no TSV file of image_id, .*a row has 2 columns"),
             (folder / "junk.tsv", "junk.tsv: the row of image 42 holds no features of 5 boxes"),
-            (folder / "npz", "42.npz holds y and none of x, features, feat"),
+            (folder / "npz", "42.npz holds y and not x, the features"),
             (folder / "none", "there is no file .*none; give a TSV file, or a folder")):
         refused(capsys, lambda words: run(folder, *words), ["--source", source], message)
     refused(capsys, lambda words: run(folder, *words), ["--source", folder / "few.tsv", "--splits", "dev"],
