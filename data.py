@@ -35,7 +35,7 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 import cli
-from cli import Arguments, InputError, check, data_set, filename, split_name
+from cli import Arguments, InputError, check, data_set, filename
 from files import (
     HELP,
     Caption,
@@ -50,7 +50,6 @@ from files import (
     read_json,
     read_karpathy_captions,
     read_lines,
-    refuse_changing,
     sha256,
     split_in_files,
 )
@@ -478,7 +477,6 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
     root = os.path.join(data_path, data_name)
     check(os.path.isdir(root), f"there is no folder {root} (--data_path {data_path}, --data_name {data_name}); "
                                f"{advice(data_name)}")
-    refuse_changing(root, split_name(split))
     karpathy, photos = karpathy_file(root), True
     if os.path.isdir(os.path.join(root, "annotations")):
         result = read_coco_layout(root, split, use_restval)

@@ -20,7 +20,6 @@ import yaml
 from cli import InputError, check, reason
 
 FORMAT = 1                            # of checkpoint.pt and model_best.pt
-CHANGING = ".{}_changing"             # stands in a folder while the files of a split are replaced together
 NPZ_BYTES = 16 << 30                  # an .npz file is read whole; a larger one is refused
 TEXT_BYTES = 4 << 30                  # the largest text of the field, Visual Genome's regions, has 0.7 GiB
 YAML_BYTES = 1 << 20                  # a YAML file holds options, some hundred lines
@@ -116,14 +115,6 @@ def plain_file(path: str) -> str:
 def repeated(names):
     """The first name that occurs more than once, or None."""
     return next((name for name, n in Counter(names).items() if n > 1), None)
-
-
-def refuse_changing(root: str, split: str) -> None:
-    """Raise InputError where a command began to replace a split and did not end."""
-    names = ("dev", "val") if split in ("dev", "val") else (split,)         # two names of one split
-    check(not any(os.path.exists(os.path.join(root, CHANGING.format(name))) for name in names),
-          f"{root}: the files of split '{split}' do not belong together, as `features.images` or `demo` was "
-          "stopped while it put them in their places; call it again")
 
 
 # ---- reading

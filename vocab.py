@@ -23,7 +23,6 @@ from files import (
     read_json,
     read_karpathy_captions,
     read_lines,
-    refuse_changing,
     split_in_files,
 )
 
@@ -159,7 +158,6 @@ def read_captions(data_path: str, data_name: str, split: str, use_restval: bool 
     Raises InputError, also on captions that are none."""
     root, fix = os.path.join(data_path, data_name), advice(data_name)
     check(os.path.isdir(root), f"there is no folder {root} (--data_path {data_path}, --data_name {data_name}); {fix}")
-    refuse_changing(root, split)
     if os.path.isdir(os.path.join(root, "annotations")):
         source, rows = read_coco_captions(root, split, use_restval)
     elif karpathy_file(root):

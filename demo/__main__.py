@@ -52,7 +52,7 @@ from demo.captions import caption_statement, five_captions, region_phrases, scen
 from demo.entities import write_entities
 from demo.scenes import ATTRIBUTES, CANVAS, GROUNDS, OUTLINES, WORLDS, between, draw, mask, random_scene, shuffled
 from demo.truth import LARGEST, positives
-from files import CHANGING, atomic, read_json, save_array, save_lines
+from files import atomic, read_json, save_array, save_lines
 from methods.filters import EXTRACTORS, global_features, region_features
 
 VERSION = 4                      # raise it whenever the same seed would give other files
@@ -280,21 +280,20 @@ def read_manifest(manifest, folders):
 
 
 def start_writing(folders, manifest, recipe):
-    """Make the folders, mark their splits as unfinished and write the manifest.
+    """Make the folders and write the manifest.
 
-    Deletes images, sentences and annotations of an earlier run, and no files of others. Returns the marks, to be
-    deleted when everything is written.
+    Deletes images, texts and annotations of an earlier run, without which no reader takes a folder for whole, and no
+    files of others.
     """
     demo, coco, cxc, entities, vg, *precomp = folders
     phrases = [entities / name for name in ("images", "Sentences", "Annotations")]
     for folder in (demo / "images", coco / "annotations", cxc, *phrases, vg / "images", *precomp):
         folder.mkdir(parents=True, exist_ok=True)
-    marks = [folder / CHANGING.format(split) for folder in (demo, coco, entities, *precomp) for split in SPLITS]
-    (demo / LAST).unlink(missing_ok=True)
-    for path in [folder / POSITIVES.format(split) for folder in precomp for split in SPLITS[1:]]:
-        path.unlink(missing_ok=True)         # a larger size has none
-    for mark in marks:                       # readers refuse what a stop leaves
-        mark.touch()
+    for path in (demo / LAST, *demo.glob("dataset_*.json"), *coco.glob("annotations/coco_*_ids.npy"),
+                 *(entities / f"{split}.txt" for split in ("train", "val", "test")),
+                 *(folder / name.format(split) for folder in precomp for split in SPLITS
+                   for name in ("{}_caps.txt", POSITIVES))):
+        path.unlink(missing_ok=True)
     save_json(manifest, recipe)              # from here on the folders are the demo's
     for images, pattern in ((demo / "images", r"(train|dev|test)_\d{5}\.png"),
                             (vg / "images", r"\d+\.png"),
@@ -303,7 +302,6 @@ def start_writing(folders, manifest, recipe):
         for path in images.rglob("*.*"):     # of another size or seed; what else lies there stays
             if re.fullmatch(pattern, path.name):
                 path.unlink()
-    return marks
 
 
 def write_split(demo, precomp, split, count, world, stream, bar):
@@ -369,7 +367,7 @@ def write(data_path, size=2000, seed=0, progress=True, scenes="demo"):
         if progress:
             print(f"{scenes} data of size {size} and seed {seed} are in {data_path} already")
         return earlier["counts"]
-    marks = start_writing(folders, manifest, recipe)
+    start_writing(folders, manifest, recipe)
     total = sum(sizes.values()) + size // 2
     with tqdm(total=total, desc=f"{scenes} images", disable=None if progress else True) as bar:
         entries = {split: write_split(demo, precomp, split, count, world, stream, bar)
@@ -385,8 +383,6 @@ def write(data_path, size=2000, seed=0, progress=True, scenes="demo"):
     objects = [scene_entry(split, *entry) for split in SPLITS for entry in entries[split]]
     counts = {**sizes, "captions": sum(len(entry["captions"]) for entry in objects),
               "objects": sum(len(entry["objects"]) for entry in objects)}
-    for mark in marks:
-        mark.unlink()
     save_json(manifest, {**recipe, "counts": counts})
     save_json(demo / LAST, objects)
     if progress:

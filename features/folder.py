@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from cli import InputError, check, reason
 from data import Features, compose_name
-from features.store import AGAIN, ALL, read_list
-from files import need, read_text, refuse_changing, sha256
+from features.store import ALL, list_path, read_list
+from files import need, read_text, sha256
 from images import photo_formats
 from vocab import NO_CAPTION
 
@@ -173,15 +173,14 @@ def read_images(data_path: str, data_name: str) -> Images:
     """Open the features of a folder of photos.
     Raises InputError where they are absent or do not belong together."""
     root = os.path.join(data_path, data_name)
-    ims, path = (os.path.join(root, f"{ALL}_{end}") for end in ("ims.npy", "photos.json"))
+    ims, path = os.path.join(root, f"{ALL}_ims.npy"), list_path(root, ALL)
     again = f"python -m features.images --photos FOLDER --output_name {data_name}"
-    refuse_changing(root, ALL)
     for file in (path, ims):
         need(file, f"`{again}` writes it")
     content, features = read_list(root, ALL), Features(ims)
     names, folder, line = [photo.name for photo in content["photos"]], content.get("folder"), content.get("extractor")
-    check(isinstance(folder, str) and isinstance(line, str),
-          f"{path} is no list of a folder of photos; {AGAIN} with `{again}`")
+    check(names and isinstance(folder, str) and isinstance(line, str),
+          f"{path} is no whole list of a folder of photos; call `{again}`")
     check(len(features) == len(names), f"{ims} has {len(features):,} rows and {path} lists {len(names):,} photos; "
                                        f"delete {path} and call `{again}`")
     return Images(features, names, folder, line)

@@ -25,18 +25,17 @@ import torch
 from torch import Tensor
 
 import cli
-from cli import Arguments, InputError, check, data_set, filename, positive, torch_device, up_to, workers
+from cli import Arguments, InputError, check, data_set, filename, positive, torch_device, workers
 from data import Photos, Split, read_split
 from features import store
-from features.folder import CAPTIONS, find_photos, is_line, read_captions
-from features.networks import KINDS, RECIPE, SIDE, build_network, feature_shape
+from features.folder import CAPTIONS, find_photos, read_captions
+from features.networks import KINDS, RECIPE, build_network, feature_shape
 from features.store import ALL, SPLITS, ComputeConfig, Part
-from files import CHANGING, mapped, read_array, remove, save_array, save_json, save_lines
+from files import mapped, read_array, save_array, save_json, save_lines
 from images import read_photo
 from model import CNNS
 
 BATCH = {"cuda": 64, "cpu": 8}        # photos per step; larger maps cost a CPU memory anew each time
-GRID = 6                              # cells a side of --grid
 
 
 class PhotoReader(NamedTuple):
@@ -55,7 +54,7 @@ def extract(folder: str, split: str, paths: list[str], names: list[str], network
 
     A photo whose file the last list has under any name keeps its features. network: the result of `build_network`.
     write(rows): writes the other files of the split, and those of the splits `others`, for the photos `rows` that could
-    be read; readers refuse these splits meanwhile. Raises InputError where a photo cannot be read.
+    be read. Raises InputError where a photo cannot be read.
     """
     net, transform, line = network
     shape, dtype = feature_shape(net)
@@ -65,28 +64,27 @@ def extract(folder: str, split: str, paths: list[str], names: list[str], network
     photos = [store.stat_photo(path, name, named.get(name)) for path, name in zip(paths, names)]
     row_of = {photo.digest: row for row, photo in enumerate(before)}
     new = [n for n, photo in enumerate(photos) if not photo.digest or photo.digest not in row_of]
-    part = Part(path, line, shape, dtype)
+    part = Part(path, line)
     try:
         faults = store.compute(part, [photos[n].digest or names[n] for n in new],
                                PhotoReader([paths[n] for n in new], transform),
-                               lambda batch: net(torch.stack(batch).to(config.device)).cpu().numpy(), config, split)
+                               lambda batch: net(torch.stack(batch).to(config.device)).cpu().numpy().astype(dtype),
+                               config, split)
     except InputError as error:
         raise InputError(f"{error}; or go on without such photos: --skip_broken") from error
     broken = {new[k]: error for k, error in faults.items()}
     sound = [n for n in range(len(names)) if n not in broken]
     check(sound, f"not one of the {len(names)} photos can be read; the first: {broken.get(0)}")
-    with contextlib.ExitStack() as files:
-        if old_rows is None or [photos[n].digest for n in sound] != [photo.digest for photo in before]:
-            out = files.enter_context(mapped(path, (len(sound), *shape), dtype))
-            for k, n in enumerate(sound):
-                digest = photos[n].digest
-                out[k] = old_rows[row_of[digest]] if digest in row_of else part[digest]
-        marks = store.mark_changing(folder, (split, *others))       # just before the rows are put in their place
+    same = [photos[n].digest for n in sound] == [photo.digest for photo in before]
+    with contextlib.nullcontext() if same else mapped(path, (len(sound), *shape), dtype) as rows:
+        for row, n in enumerate(() if same else sound):
+            digest = photos[n].digest
+            rows[row] = old_rows[row_of[digest]] if digest in row_of else part[digest]
+        store.begin_changes(folder, split, others)          # just before the rows are put in their place
     write(sound)
     save_json({"extractor": line, **(facts or {}), "photos": [photos[n] for n in sound]},
-              os.path.join(folder, f"{split}_photos.json"))
+              store.list_path(folder, split))
     part.remove()
-    remove(*marks)
     computed = len(new) - len(broken)
     print(f"{path}: {(len(sound), *shape)} of {line}, {f'{computed:,}' if computed else 'none'} of them computed now")
     digests, present = {photo.digest for photo in photos}, set(names)
@@ -101,11 +99,12 @@ def extract(folder: str, split: str, paths: list[str], names: list[str], network
 def check_own(folder: str, splits) -> None:
     """Raise InputError on files of a split that no extraction wrote."""
     for split in splits:
-        lists = [form.format(name) for name in (split, ALL) for form in ("{}_photos.json", CHANGING)]
-        for end in ("ims.npy", "caps.txt", "ids.txt", "img_ids.npy", "ann_ids.npy"):
-            path = os.path.join(folder, f"{split}_{end}")
-            check(not os.path.exists(path) or any(os.path.exists(os.path.join(folder, name)) for name in lists),
-                  f"{path} is there already, and this command did not write it; give --output_name a folder of its own")
+        if not any(os.path.exists(store.list_path(folder, name)) for name in (split, ALL)):
+            for end in ("ims.npy", "caps.txt", "ids.txt", "img_ids.npy", "ann_ids.npy"):
+                path = os.path.join(folder, f"{split}_{end}")
+                check(not os.path.exists(path),
+                      f"{path} is there already, and this command did not write it; give --output_name a folder of its "
+                      "own")
 
 
 # ---- a folder of one's own
@@ -118,7 +117,6 @@ def extract_folder(opt, recipe: dict, config: ComputeConfig, folder: str) -> Non
     """
     check(os.path.isdir(opt.photos), f"--photos {opt.photos} is no folder; give the folder that holds your photos")
     root = os.path.abspath(opt.photos)
-    check(is_line(root), f"--photos {ascii(root)}: the path is no UTF-8 text in one line; rename the folder")
     check(os.path.commonpath([os.path.realpath(root), os.path.realpath(folder)]) != os.path.realpath(root),
           f"the output {folder} lies in --photos {opt.photos}, among the photos; give a --data_path outside")
     names, notes = find_photos(root, opt.skip_broken, opt.exclude)
@@ -144,9 +142,9 @@ def extract_folder(opt, recipe: dict, config: ComputeConfig, folder: str) -> Non
         features = read_array(os.path.join(folder, f"{ALL}_ims.npy"), "extract again")
         for split, texts in captions.items():
             start, own = os.path.join(folder, split), [name for name in texts if name in row_of]
-            save_lines(f"{start}_caps.txt", [text for name in own for text in texts[name]])
             save_lines(f"{start}_ids.txt", own)
             save_array(f"{start}_ims.npy", features[[row_of[name] for name in own]])
+            save_lines(f"{start}_caps.txt", [text for name in own for text in texts[name]])
     extract(folder, ALL, [os.path.join(root, name) for name in names], names, network, config, write, tuple(captions),
             {"folder": root})
     if captions:
@@ -202,28 +200,24 @@ def write_texts(folder: str, split: Split, order: np.ndarray, names: list[str], 
     """Write captions, photo names and numeric ids of the images `rows`.
     order (M,): captions."""
     start, order = os.path.join(folder, split.name), order[np.isin(split.caption_image[order], rows)]
-    save_lines(f"{start}_caps.txt", [split.captions[m] for m in order])
     save_lines(f"{start}_ids.txt", [names[n] for n in rows])
     if split.image_ids and isinstance(split.image_ids[0], int):
         save_array(f"{start}_img_ids.npy", np.array(split.image_ids, np.int64)[rows])
     if split.caption_ids is not None:
         save_array(f"{start}_ann_ids.npy", split.caption_ids[order])
+    save_lines(f"{start}_caps.txt", [split.captions[m] for m in order])
 
 
 # ---- the command
 
 def run(opt) -> None:
     """Write the features. Raises InputError for options that cannot work together."""
-    for name in ("cnn_type", "layer", "cnn_weights", "whole"):
-        check(opt.kind == "cnn" or not getattr(opt, name),
-              f"--{name} {getattr(opt, name)} is for --kind cnn, not for --kind {opt.kind}; leave it out")
+    for name, kind in {"cnn_type": "cnn", "layer": "cnn", "cnn_weights": "cnn", "whole": "cnn", "grid": "demo"}.items():
+        check(opt.kind == kind or not getattr(opt, name),
+              f"--{name} {getattr(opt, name)} is for --kind {kind}, not for --kind {opt.kind}; leave it out")
     for name in ("data_name", "splits", "use_restval") if opt.photos else ("captions", "exclude"):
         check(not getattr(opt, name), f"--{name} is {'not ' * bool(opt.photos)}for --photos FOLDER, a folder of your "
                                       "own photos; leave it out")
-    check(not (opt.layer and opt.grid), f"--layer {opt.layer} and --grid {opt.grid} are different features of a photo; "
-                                        "give one of them")
-    check(opt.kind != "demo" or opt.grid in (None, GRID),
-          f"--grid {opt.grid}: the demo's regions are {GRID} x {GRID}; give --grid alone")
     recipe, device = {name: getattr(opt, name) for name in RECIPE}, torch_device(opt.device)
     recipe["cnn_type"] = opt.cnn_type or ("vgg19" if opt.kind == "cnn" else None)
     config = ComputeConfig(device, opt.batch_size or BATCH[device.type], opt.workers, opt.skip_broken)
@@ -252,8 +246,7 @@ def main(argv=None) -> None:
     add("--cnn_weights", type=filename, metavar="FILE", help="cnn: its weights (default: ImageNet's)")
     add("--layer", choices=["fc6", "fc7", "pooled", "cells"], help="cnn: layer to write, fc6 or fc7 (VGG; default fc7),"
         " pooled (the others) or cells, the 7 x 7 cells of the last map in float16")
-    add("--grid", type=up_to(SIDE), nargs="?", const=GRID, metavar="N",
-        help=f"the last map averaged in N x N regions (N: {GRID} if not given), in float16; of demo its 36 regions")
+    add("--grid", action="store_true", default=None, help="demo: its 6 x 6 regions, in float16")
     add("--whole", action="store_true", default=None,
         help="cnn: resize the whole photo to 224 x 224, out of shape, in place of its middle")
     add("--skip_broken", action="store_true",

@@ -9,7 +9,6 @@ import re
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cli import check
@@ -22,28 +21,13 @@ SIDE = 7                              # cells a side of the last map of every ne
 KINDS = ("cnn", "demo")
 RECIPE = ("kind", "cnn_type", "layer", "cnn_weights", "grid", "whole")
 # A network's line, from which `find_recipe` takes its recipe.
-LINE = re.compile(r"(\w+) (?:(pooled|fc6|fc7|cells)|grid (\d)x\3)(, photos resized to 224x224,)? sha256:\w+")
+LINE = re.compile(r"(\w+) (pooled|fc6|fc7|cells)(, photos resized to 224x224,)? sha256:\w+")
 
 
 def unfold_map(cells: Tensor) -> Tensor:
     """Turn the cells of the last map, (B, h * h, C), into (B, C, h, h)."""
     side = math.isqrt(cells.shape[1])
     return cells.transpose(1, 2).unflatten(2, (side, side))
-
-
-class Grid(nn.Module):
-    """Last map of a CNN, averaged in N x N cells: photos -> (B, N * N, C).
-    Photos (B, 3, 224, 224); cells row by row.
-
-    Cells overlap where 7 is no multiple of N, as in `adaptive_avg_pool2d`. N = 7 is the map itself.
-    """
-
-    def __init__(self, cnn: CNN, side: int):
-        super().__init__()
-        self.cnn, self.side, self.regions, self.dim = cnn, side, side * side, cnn.dim
-
-    def forward(self, photos: Tensor) -> Tensor:
-        return F.adaptive_avg_pool2d(unfold_map(self.cnn(photos)), self.side).flatten(2).transpose(1, 2)
 
 
 def axis_weights(first: Tensor, last: Tensor, cells: int, bins: int) -> Tensor:
@@ -116,21 +100,18 @@ def load_frozen(cnn_type: str, layer: str | None, layers: tuple, weights: str | 
     return cnn, layer, checksum(x.numpy() for x in cnn.net.state_dict().values())
 
 
-def load_network(cnn_type: str, layer: str | None = None, weights: str | None = None, pretrained: bool = True, *,
-                 grid: int | None = None, whole: bool | None = False) -> tuple[nn.Module, str]:
-    """Load a frozen network that gives the raw activations of a layer.
-    Returns it and its one-line name.
+def load_network(cnn_type: str, layer: str | None = None, weights: str | None = None, pretrained: bool = True,
+                 whole: bool | None = False) -> tuple[CNN, str]:
+    """Load a frozen network that gives the raw activations of a layer. Returns it and its one-line name.
 
     layer: fc7 or fc6 (VGG, AlexNet), (B, 4096) after the ReLU; pooled (the others), (B, F); cells, the last map, (B,
-    49, C), which AlexNet's is not.
-    grid: the last map in N x N cells instead, see `Grid`. whole: of whole photos, out of shape. Raises InputError where
-    the network has no such layer.
+    49, C), which AlexNet's is not. whole: of whole photos, out of shape. Raises InputError where the network has no
+    such layer.
     """
     layers = ("fc7", "fc6", "cells") if cnn_type.startswith("vgg") else ("pooled", "cells")
     layers = ("fc7", "fc6") if cnn_type == "alexnet" else layers
-    cnn, layer, state = load_frozen(cnn_type, "cells" if grid else layer, layers, weights, pretrained)
-    state = ", photos resized to 224x224," * bool(whole) + f" {state}"
-    return (Grid(cnn, grid), f"{cnn_type} grid {grid}x{grid}{state}") if grid else (cnn, f"{cnn_type} {layer}{state}")
+    cnn, layer, state = load_frozen(cnn_type, layer, layers, weights, pretrained)
+    return cnn, f"{cnn_type} {layer}{', photos resized to 224x224,' * bool(whole)} {state}"
 
 
 def load_region_network(cnn_type: str, layer: str | None, weights: str | None, side: int,
@@ -156,8 +137,7 @@ def build_network(recipe: dict, device) -> tuple:
         net, transform = filters.Photos(bool(recipe["grid"])), filters.transform
         line = net.line
     else:
-        net, line = load_network(recipe["cnn_type"], recipe["layer"], recipe["cnn_weights"], grid=recipe["grid"],
-                                 whole=recipe["whole"])
+        net, line = load_network(recipe["cnn_type"], recipe["layer"], recipe["cnn_weights"], whole=recipe["whole"])
         transform = whole_transform() if recipe["whole"] else eval_transform()
     recorded = recipe.get("extractor", line)
     check(recorded == line, f"the features were made by '{recorded}' and the network at hand is '{line}'; put the "
@@ -169,10 +149,9 @@ def find_recipe(line: str) -> dict | None:
     """Find the recipe of the network that a line of features.json names, or None."""
     recipe, match = dict.fromkeys(RECIPE), LINE.fullmatch(line)
     if match and match[1] in CNNS:
-        return recipe | {"kind": "cnn", "cnn_type": match[1], "layer": match[2], "grid": match[3] and int(match[3]),
-                         "whole": bool(match[4]) or None}
+        return recipe | {"kind": "cnn", "cnn_type": match[1], "layer": match[2], "whole": bool(match[3]) or None}
     regions = {filters.Photos(grid).line: grid for grid in (False, True)}
-    return recipe | {"kind": "demo", "grid": filters.GRID * regions[line] or None} if line in regions else None
+    return recipe | {"kind": "demo", "grid": regions[line]} if line in regions else None
 
 
 def feature_shape(net: nn.Module) -> tuple[tuple, np.dtype]:

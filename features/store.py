@@ -1,15 +1,16 @@
-"""Features of photos in an .npy file, with a list of the photos.
-Features of listed photos are never computed again.
+"""Features of photos in an .npy file beside a list of the photos: only what the list lacks is computed.
 
 {split}_ims.npy has a row a photo, and {split}_photos.json lists their names with the digests of their files, by which a
-photo is found again that was renamed or moved. While features are computed they stand in a hidden file, so that a stop
+photo is found again that was renamed or moved. Until all are computed they stand in a hidden folder, so that a stop
 loses nothing.
 """
 import contextlib
 import glob
 import json
 import os
+import shutil
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from tqdm import tqdm
 
 from cli import InputError, check
 from data import chunks, read_extractors, stream
-from files import CHANGING, file_digest, output, read_array, read_json, refusing, remove, save_json, sha256
+from files import file_digest, output, read_array, read_json, refusing, remove, save_json, sha256
 
 ALL = "all"                           # the split that holds a folder of photos
 SPLITS = ("train", "restval", "dev", "val", "test", "testall")
@@ -52,27 +53,37 @@ def stat_photo(path: str, name: str, before: PhotoFile | None) -> PhotoFile:
     return PhotoFile(name, stat.st_size, stat.st_mtime_ns, before.digest if same else file_digest(path))
 
 
+def list_path(folder: str, split: str) -> str:
+    return os.path.join(folder, f"{split}_photos.json")
+
+
 def read_list(folder: str, split: str) -> dict:
-    """Read the `photos` of {split}_photos.json as PhotoFile; none without the file.
-    Raises InputError."""
-    path = os.path.join(folder, f"{split}_photos.json")
+    """Read {split}_photos.json, its `photos` as PhotoFile; no photos without such a file. Raises InputError."""
+    path = list_path(folder, split)
     if not os.path.isfile(path):
         return {"photos": []}
     content = read_json(path, AGAIN)
     with refusing(f"{path} is no list of photos", AGAIN):
-        photos = [PhotoFile(str(name), int(size), int(time), str(digest))
-                  for name, size, time, digest in content["photos"]]
-        return {**content, "photos": photos}
+        return {**content, "photos": [PhotoFile(str(name), int(size), int(time), str(digest))
+                                      for name, size, time, digest in content["photos"]]}
 
 
 def read_rows(folder: str, split: str, line: str, shape: tuple, dtype) -> tuple[list[PhotoFile], np.ndarray | None]:
     """Read the listed photos and their rows; none unless this extractor made them."""
     content, path = read_list(folder, split), os.path.join(folder, f"{split}_ims.npy")
-    changing = os.path.exists(os.path.join(folder, CHANGING.format(split)))
-    if changing or content.get("extractor") != line or not os.path.isfile(path):
+    if content.get("extractor") != line or not os.path.isfile(path):
         return [], None
     photos, rows = content["photos"], read_array(path, AGAIN)
     return (photos, rows) if (rows.shape, rows.dtype) == ((len(photos), *shape), dtype) else ([], None)
+
+
+def begin_changes(folder: str, split: str, others=()) -> None:
+    """Empty a split's list and delete its captions and those of `others`.
+
+    Both are written last, so that no reader takes what a stop leaves for whole.
+    """
+    save_json({"photos": []}, list_path(folder, split))
+    remove(*(os.path.join(folder, f"{name}_caps.txt") for name in (split, *others)))
 
 
 def record_extractor(folder: str, suffix: str, line: str) -> None:
@@ -93,86 +104,64 @@ def record_extractor(folder: str, suffix: str, line: str) -> None:
         save_json({**recorded, suffix: line}, os.path.join(folder, "features.json"))
 
 
-def mark_changing(folder: str, splits) -> list[str]:
-    """Make readers refuse these splits until the marks that are returned are removed."""
-    marks = [os.path.join(folder, CHANGING.format(split)) for split in splits]
-    for mark in marks:
-        open(mark, "w").close()
-    return marks
-
-
 class Part:
-    """Values of items by their keys, appended to a hidden file beside `path`.
+    """Values of items by their keys, each an .npy file of a hidden folder beside `path`.
 
-    made: a plain value that says what makes the values. Values of another one, or of another shape or type, stand in
-    another file.
+    made: a plain value that says what makes the values. Values of another one stand in another folder.
     """
 
-    def __init__(self, path: str, made, shape: tuple, dtype):
-        self.record = np.dtype([("key", "S16"), ("value", dtype, shape)])
-        folder, name = os.path.split(path)
-        self.pattern = os.path.join(glob.escape(folder), f".{glob.escape(name)}.*.rows")
-        self.path = os.path.join(folder, f".{name}.{sha256(json.dumps([made, str(self.record)]))[:12]}.rows")
-        if os.path.exists(self.path):                       # a kill may have left half a record at its end
-            os.truncate(self.path, os.path.getsize(self.path) // self.record.itemsize * self.record.itemsize)
-        self.rows = {key: k for k, key in enumerate(self.records()["key"].tolist())}
+    def __init__(self, path: str, made):
+        self.start = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.")
+        self.folder = f"{self.start}{sha256(json.dumps(made))[:12]}.part"
+        os.makedirs(self.folder, exist_ok=True)
 
-    def records(self) -> np.ndarray:
-        empty = not os.path.exists(self.path) or not os.path.getsize(self.path)
-        return np.empty(0, self.record) if empty else np.memmap(self.path, self.record, "r")
+    def path_of(self, key: str) -> str:
+        return os.path.join(self.folder, f"{sha256(key)[:32]}.npy")
 
     def __contains__(self, key: str) -> bool:
-        return sha256(key)[:16].encode() in self.rows
+        return os.path.exists(self.path_of(key))
 
     def __getitem__(self, key: str) -> np.ndarray:
-        return self.records()["value"][self.rows[sha256(key)[:16].encode()]]
+        return np.load(self.path_of(key), allow_pickle=False)
 
-    def append(self, keys: list[str], values) -> None:
-        """Append the values (n, *shape) of n keys."""
-        records = np.empty(len(keys), self.record)
-        records["key"], records["value"] = [sha256(key)[:16] for key in keys], values
-        with open(self.path, "ab") as f:
-            f.write(records.tobytes())
-        self.rows |= {key: len(self.rows) + k for k, key in enumerate(records["key"].tolist())}
+    def __setitem__(self, key: str, value: np.ndarray) -> None:
+        with open(f"{self.folder}/new", "wb") as f:
+            np.save(f, value)
+        os.replace(f"{self.folder}/new", self.path_of(key))
 
     def remove(self) -> None:
-        """Delete the file, and those of other extractors that were begun and not ended."""
-        remove(*glob.glob(self.pattern))
+        """Delete the values, and those of other extractors that were begun and not ended."""
+        for folder in glob.glob(f"{glob.escape(self.start)}*.part"):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-class BatchReader(NamedTuple):
-    """Read items in a worker process.
-    With skip_broken the fault of an item stands in its place."""
-    read: Callable[[int], object]
-    skip_broken: bool
-
-    def __call__(self, index: np.ndarray) -> list:
-        return [self.read_item(n) for n in index.tolist()]
-
-    def read_item(self, n: int):
+def read_items(read: Callable, index: np.ndarray) -> list:
+    """Read items in a worker process. The InputError of one that cannot be read stands in its place."""
+    values = []
+    for n in index.tolist():
         try:
-            return self.read(n)
+            values.append(read(n))
         except InputError as error:
-            if not self.skip_broken:
-                raise
-            return error
+            values.append(error)
+    return values
 
 
 def compute(part: Part, keys: list[str], read, encode, config: ComputeConfig, title: str) -> dict[int, InputError]:
-    """Append encode([read(n), ...]) of the items n whose keys the part lacks.
-    keys (N,). `read` runs in worker processes.
+    """Put encode([read(n), ...]) into the part, of the items n whose keys (N,) it lacks.
 
-    Returns {n: why item n cannot be read}, which without config.skip_broken raises InputError.
+    `read` runs in worker processes. Returns {n: why item n cannot be read}, which raises InputError without
+    config.skip_broken.
     """
     batches = chunks(np.array([n for n, key in enumerate(keys) if key not in part], int), config.batch_size)
-    results, faults = stream(BatchReader(read, config.skip_broken), batches, config.workers), {}
+    results, faults = stream(partial(read_items, read), batches, config.workers), {}
     with (torch.no_grad(), contextlib.closing(results),
           tqdm(total=sum(map(len, batches)), desc=title, disable=None, leave=False) as bar):
         for index, values in zip(batches, results):
-            pairs = list(zip(index.tolist(), values))
-            faults |= {n: value for n, value in pairs if isinstance(value, InputError)}
-            sound = {keys[n]: value for n, value in pairs if n not in faults}
-            if sound:
-                part.append(list(sound), encode(list(sound.values())))
+            sound = {keys[n]: value for n, value in zip(index.tolist(), values) if not isinstance(value, InputError)}
+            for key, value in zip(sound, encode(list(sound.values())) if sound else ()):
+                part[key] = value
+            faults |= {n: value for n, value in zip(index.tolist(), values) if isinstance(value, InputError)}
+            if faults and not config.skip_broken:
+                raise next(iter(faults.values()))
             bar.update(len(index))
     return faults

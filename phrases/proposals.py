@@ -141,15 +141,14 @@ def edge_boxes(photo: np.ndarray, count: int, model: str | None = None) -> np.nd
 
 
 class Finder(NamedTuple):
-    """Finder of the proposals of photo n, (limit, 5) float32 with rows of NaN behind."""
+    """Finder of the proposals of photo n, at most (limit, 5) float32."""
     paths: list[str]
     sizes: np.ndarray                 # (N, 2): width, height
     limit: int
     model: str | None
 
     def __call__(self, n: int) -> np.ndarray:
-        boxes = edge_boxes(np.array(read_sized(self.paths[n], self.sizes[n])), self.limit, self.model)
-        return np.pad(boxes, ((0, self.limit - len(boxes)), (0, 0)), constant_values=np.nan)
+        return edge_boxes(np.array(read_sized(self.paths[n], self.sizes[n])), self.limit, self.model)
 
 
 def read_sized(path: str, size):
@@ -218,10 +217,10 @@ def write_split(opt, root: str, split: str, name: str, method: str) -> None:
         rows = read_own_boxes(opt.given, entities, opt.count)
     else:
         paths = photo_paths(root, entities.ids)
-        part = Part(path, recipe, (opt.count, 5), np.float32)
+        part = Part(path, recipe)
         compute(part, entities.ids, Finder(paths, entities.sizes, opt.count, opt.model), list,
                 ComputeConfig(None, BATCH, opt.workers), split)
-        rows = [part[photo][np.isfinite(part[photo][:, 0])] for photo in entities.ids]
+        rows = [part[photo] for photo in entities.ids]
     proposals = join_photos(rows, entities, add=split == "train")
     save_arrays(f"{path}.npz", {key: getattr(proposals, key) for key in ARRAYS})
     facts |= {"boxes_sha256": sha256(proposals.boxes), "boxes": len(proposals.boxes), "photos": len(rows),

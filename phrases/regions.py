@@ -75,23 +75,17 @@ class RegionReader(NamedTuple):
 def write_split(path: str, split: str, root: str, entities: Entities, proposals: Proposals, encoder,
                 config: ComputeConfig) -> None:
     """Compute and write the features of a split; a stopped command goes on."""
-    paths = photo_paths(root, entities.ids)
-    facts = {"extractor": encoder.line, "boxes_sha256": proposals.facts["boxes_sha256"]}
-    counts, shape = np.diff(proposals.start), (len(proposals.boxes), encoder.dim)           # counts (N,): boxes a photo
-    part = Part(f"{path}.npy", facts, (int(counts.max()), encoder.dim), np.float16)
+    photos = photo_paths(root, entities.ids)
+    part = Part(f"{path}.npy", [encoder.line, proposals.facts["boxes_sha256"]])
 
-    def encode(values: list) -> np.ndarray:
-        padded = np.zeros((len(values), int(counts.max()), encoder.dim), np.float16)
-        for row, features in zip(padded, encoder.encode(values)):
-            row[:len(features)] = features
-        return padded
-
-    def write(target: str) -> None:
-        with mapped(target, shape, np.float16) as rows:
-            for photo, start, count in zip(entities.ids, proposals.start, counts):
-                rows[start:start + count] = part[photo][:count]
-    compute(part, entities.ids, RegionReader(paths, entities.sizes, proposals, encoder.read), encode, config, split)
-    replace(path, encoder.line, proposals, shape, write)
+    def encode(values: list) -> list[np.ndarray]:
+        return [features.astype(np.float16) for features in encoder.encode(values)]
+    compute(part, entities.ids, RegionReader(photos, entities.sizes, proposals, encoder.read), encode, config, split)
+    shape = len(proposals.boxes), encoder.dim
+    begin(path, encoder.line, proposals, shape)
+    with mapped(f"{path}.npy", shape, np.float16) as rows:
+        for photo, start, end in zip(entities.ids, proposals.start, proposals.start[1:]):
+            rows[start:end] = part[photo]
     part.remove()
 
 
@@ -101,18 +95,15 @@ def write_given(given: str, path: str, proposals: Proposals) -> None:
     check_features(given, array, proposals, "save them so")
     line = f"given in {os.path.basename(given)} {file_digest(given)}"
     refuse_other(f"{path}.npy", "extractor", line)
-    replace(path, line, proposals, array.shape, lambda target: save_array(target, array))
+    begin(path, line, proposals, array.shape)
+    save_array(f"{path}.npy", array)
 
 
-def replace(path: str, line: str, proposals: Proposals, shape: tuple, write: Callable) -> None:
-    """Replace features by what write(path of the .npy) writes.
-
-    In no moment do features of other boxes stand beside the .json of these.
-    """
+def begin(path: str, line: str, proposals: Proposals, shape: tuple) -> None:
+    """Write the .json of features of `shape` and delete what stands beside it, which may be of other boxes."""
     remove(f"{path}.npy")
     save_json({"extractor": line, "boxes_sha256": proposals.facts["boxes_sha256"], "shape": list(shape)},
               f"{path}.json")
-    write(f"{path}.npy")
     print(f"{path}.npy: {shape} of {line}")
 
 

@@ -79,17 +79,12 @@ def test_classes_stand_beside_the_photos(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "g" / "features.json").read_text()) == {"ims": "x"}
 
 
-@pytest.mark.parametrize("words", [{"cnn_type": "resnet18"}, {"cnn_type": "resnet18", "whole": True},
-                    {"cnn_type": "resnet18", "grid": 6}, {"cnn_type": "resnet18", "layer": "cells"}])
+@pytest.mark.parametrize("words", [{}, {"whole": True}, {"layer": "cells"}])
 def test_the_line_of_a_network_gives_its_recipe(words):
-    _, line = load_network(words["cnn_type"], words.get("layer"), pretrained=False, grid=words.get("grid"),
-                      whole=words.get("whole", False))
-    found = find_recipe(line)
-    assert set(found) == set(RECIPE)
-    layer = {} if "grid" in words else {"layer": words.get("layer", "pooled")}
-    assert {name: x for name, x in found.items() if x} == {"kind": "cnn", **words, **layer}
-
-
-def test_other_lines_give_none():
-    for line in ("", "x", "resnet18 pooled", "other pooled sha256:ab", "resnet18 grid 3x4 sha256:ab"):
-        assert find_recipe(line) is None
+    _, line = load_network("resnet18", pretrained=False, **words)
+    recipe = find_recipe(line)
+    assert set(recipe) == set(RECIPE)
+    assert {name: x for name, x in recipe.items() if x} == {"kind": "cnn", "cnn_type": "resnet18", "layer": "pooled",
+                                                            **words}
+    for other in ("", "x", "resnet18 pooled", "other pooled sha256:ab"):
+        assert find_recipe(other) is None

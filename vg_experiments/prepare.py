@@ -31,7 +31,7 @@ import numpy as np
 from tqdm import tqdm
 
 import cli
-from cli import Arguments, check, data_set, filename, natural, positive, probability, within
+from cli import Arguments, check, data_set, filename, natural, positive, probability, split_name, within
 from data import Split, read_split
 from files import below, need, output, read_json, refusing, save_json
 
@@ -369,7 +369,7 @@ def main(argv=None) -> None:
         "the photos, which lie in images/, VG_100K/ or VG_100K_2/")
     add("--data_name", type=data_set, help="in place of --vg: photos with captions, a data set below --data_path")
     add("--data_path", type=filename, default="data", help="folder that holds the data sets")
-    add("--split", default="test", help="split of --data_name")
+    add("--split", type=split_name, default="test", help="split of --data_name")
     add("--output", type=filename, default="runs/vg/manifest.json", metavar="FILE.json", help="manifest to write")
     add("--overwrite", action="store_true", help="replace the file that is there")
     add("--images", type=positive, default=2000, help="number of images with triplets, at most")
