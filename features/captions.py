@@ -224,7 +224,7 @@ def make_features(opt, splits: dict[str, Split]):
 
 
 def write(opt, read=read_text) -> None:
-    """Write the features of all splits. read: (data_path, data_name, split) -> Split. Raises InputError."""
+    """Write features of all splits. read: (data_path, data_name, split) -> Split."""
     check_options(opt)
     name, folder = opt.name or opt.kind, os.path.join(opt.data_path, opt.data_name)
     present = [split for split in SPLITS if os.path.isfile(os.path.join(folder, f"{split}_caps.txt"))]

@@ -102,7 +102,7 @@ def load_frozen(cnn_type: str, layer: str | None, layers: tuple, weights: str | 
 
 def load_network(cnn_type: str, layer: str | None = None, weights: str | None = None, pretrained: bool = True,
                  whole: bool | None = False) -> tuple[CNN, str]:
-    """Load a frozen network that gives the raw activations of a layer. Returns it and its one-line name.
+    """Load a frozen network that gives the raw activations of a layer, and its name.
 
     layer: fc7 or fc6 (VGG, AlexNet), (B, 4096) after the ReLU; pooled (the others), (B, F); cells, the last map, (B,
     49, C), which AlexNet's is not. whole: of whole photos, out of shape. Raises InputError where the network has no

@@ -57,7 +57,7 @@ def read_tsv(path: str) -> Iterator[tuple[str, Callable]]:
 
 
 def read_file(path: str) -> tuple[np.ndarray, np.ndarray | None]:
-    """Read features (P, F) and boxes (P, 4) or None of an .npz file. Raises InputError."""
+    """Read features (P, F) and boxes (P, 4) or None of an .npz file."""
     arrays = read_arrays(path, FIX)
     check("x" in arrays, f"{path} holds {', '.join(arrays)} and not x, the features; {FIX}")
     return arrays["x"], arrays.get("bbox")
@@ -98,7 +98,7 @@ def read_places(folder: str, splits: list[str]) -> tuple[dict[str, int], dict[st
 
 
 def check_regions(image: str, array: np.ndarray, shape: tuple) -> None:
-    """Raise InputError unless an image's regions have a shape and are finite. shape: (P, None) fits every width."""
+    """Raise InputError unless regions are finite and of a shape; (P, None) fits all."""
     fits = array.ndim == 2 and len(array) == shape[0] and shape[1] in (None, array.shape[1])
     check(fits and np.isfinite(array).all(),
           f"image {image} has {array.shape} numbers, and {(shape[0], shape[1] or 'F')} finite ones are needed; take "

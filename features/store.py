@@ -1,4 +1,4 @@
-"""Features of photos in an .npy file beside a list of the photos: only what the list lacks is computed.
+"""Features of photos in an .npy file, beside a list of photos that have them.
 
 {split}_ims.npy has a row a photo, and {split}_photos.json lists their names with the digests of their files, by which a
 photo is found again that was renamed or moved. Until all are computed they stand in a hidden folder, so that a stop
@@ -58,7 +58,7 @@ def list_path(folder: str, split: str) -> str:
 
 
 def read_list(folder: str, split: str) -> dict:
-    """Read {split}_photos.json, its `photos` as PhotoFile; no photos without such a file. Raises InputError."""
+    """Read {split}_photos.json, its `photos` as PhotoFile; none without such a file."""
     path = list_path(folder, split)
     if not os.path.isfile(path):
         return {"photos": []}
@@ -105,7 +105,7 @@ def record_extractor(folder: str, suffix: str, line: str) -> None:
 
 
 class Part:
-    """Values of items by their keys, each an .npy file of a hidden folder beside `path`.
+    """Values of items by key, each an .npy file in a hidden folder beside `path`.
 
     made: a plain value that says what makes the values. Values of another one stand in another folder.
     """
@@ -136,7 +136,7 @@ class Part:
 
 
 def read_items(read: Callable, index: np.ndarray) -> list:
-    """Read items in a worker process. The InputError of one that cannot be read stands in its place."""
+    """Read items in a worker process, or the InputError of an item in its place."""
     values = []
     for n in index.tolist():
         try:
@@ -147,7 +147,7 @@ def read_items(read: Callable, index: np.ndarray) -> list:
 
 
 def compute(part: Part, keys: list[str], read, encode, config: ComputeConfig, title: str) -> dict[int, InputError]:
-    """Put encode([read(n), ...]) into the part, of the items n whose keys (N,) it lacks.
+    """Put encode([read(n), ...]) into the part, of items whose keys (N,) it lacks.
 
     `read` runs in worker processes. Returns {n: why item n cannot be read}, which raises InputError without
     config.skip_broken.

@@ -100,7 +100,7 @@ def write_given(given: str, path: str, proposals: Proposals) -> None:
 
 
 def begin(path: str, line: str, proposals: Proposals, shape: tuple) -> None:
-    """Write the .json of features of `shape` and delete what stands beside it, which may be of other boxes."""
+    """Write the .json of features and delete the .npy, which may be of other boxes."""
     remove(f"{path}.npy")
     save_json({"extractor": line, "boxes_sha256": proposals.facts["boxes_sha256"], "shape": list(shape)},
               f"{path}.json")
