@@ -17,8 +17,7 @@ from files import FAULTS, plain_file, refusing
 ROTATIONS = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
              5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
              8: Image.Transpose.ROTATE_90}                  # of EXIF's orientation
-PNG, JPEG, JPEG_END = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"\xff\xd9"                # how their files begin and end
-JPEG_BLOCK = 17                       # rows of pixels that are coded together, and one that is smoothed with them
+PNG, JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"                # how their files begin
 # formats whose reading starts no other program
 PHOTO_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
 
@@ -45,10 +44,9 @@ def decode_photo(file: BinaryIO, most: int | None = None) -> Image.Image:
         except FAULTS:
             file.seek(0)
             data = file.read()
-            mend = mend_png if data.startswith(PNG) else mend_jpeg if data.startswith(JPEG) else None
-            if not mend:
+            if not data.startswith(PNG):
                 raise
-            photo = convert_rgb(turn_upright(open_image(io.BytesIO(mend(data)), most)))
+            photo = convert_rgb(turn_upright(open_image(io.BytesIO(mend_png(data)), most)))
     if most:
         photo.thumbnail((most, most))
     return photo
@@ -93,16 +91,6 @@ def mend_png(data: bytes) -> bytes:
     return b"".join(parts)
 
 
-def mend_jpeg(data: bytes) -> bytes:
-    """Put an end to a JPEG without its last bytes.
-    Raises OSError where more than the last row of blocks is lost."""
-    images = [np.asarray(open_image(io.BytesIO(data + rest + JPEG_END))) for rest in (b"", bytes(range(254)))]
-    lost = np.not_equal(*images).reshape(len(images[0]), -1).any(1)             # (H,): it depends on what follows
-    if lost[:-JPEG_BLOCK].any():
-        raise OSError(f"it is cut off at {lost.argmax() / len(lost):.0%} of its height")
-    return data + JPEG_END
-
-
 @functools.cache
 def photo_formats() -> list[str]:
     """List the PHOTO_FORMATS that the installed Pillow can read, HEIF by pillow-heif."""
@@ -114,22 +102,14 @@ def photo_formats() -> list[str]:
 
 
 def convert_rgb(image: Image.Image) -> Image.Image:
-    """Convert an image to RGB of 8 bits, scaling values of more bits.
-    Pillow would cut them off at 255. Raises ValueError.
-
-    16-bit values are divided by 257. Images of 32-bit integers or floats do not tell which value is white. White is
-    then the first of 1 (floats only), 255, 65535 and the image's maximum that no pixel exceeds.
-    """
+    """Convert an image to RGB of 8 bits, scaling values of 16 bits.
+    Pillow would cut them off at 255. Raises ValueError for integers of 32 bits and floats."""
     if not image.mode.startswith(("I", "F")):
         image.info.pop("transparency", None)                # a palette's, of which Pillow warns
         return image.convert("RGB")
-    values = np.asarray(image).astype(np.float64)                                           # (H, W)
-    if not np.isfinite(values).all() or values.min(initial=0) < 0:
-        raise ValueError("it has negative pixels, or pixels that are no finite numbers")
-    top = values.max(initial=0)
-    whites = [65535] if ";16" in image.mode else [1] * (image.mode == "F") + [255, 65535, top]
-    white = next(white for white in whites if top <= white)
-    return Image.fromarray(np.rint(255 * np.clip(values / white, 0, 1)).astype(np.uint8)).convert("RGB")
+    if ";16" not in image.mode:
+        raise ValueError(f"its pixels have Pillow's mode {image.mode}, which does not tell the value of white")
+    return Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8)).convert("RGB")
 
 
 def import_torchvision():

@@ -80,18 +80,11 @@ def test_rotation_stays_beside_megabytes_of_text(tmp_path):
     assert np.array_equal(read(tmp_path, content), np.rot90(PHOTO, -1))
 
 
-@pytest.mark.parametrize("progressive", [False, True])
-def test_a_jpeg_without_its_last_bytes_is_read_and_a_cut_one_refused(tmp_path, progressive):
-    whole = file_of("JPEG", progressive=progressive)
-    assert np.array_equal(read(tmp_path, whole[:-2]), read(tmp_path, whole))
-    for share in (0.2, 0.5, 0.9):
-        with pytest.raises(InputError, match=r"the photo .*cut.jpg cannot be read \(it is cut off at \d+%"):
-            read(tmp_path, whole[:int(share * len(whole))], "cut.jpg")
-
-
-def test_half_a_png_is_refused(tmp_path):
-    with pytest.raises(InputError, match="truncated"):
-        read(tmp_path, file_of("PNG")[:300])
+@pytest.mark.parametrize("form", ["JPEG", "PNG"])
+def test_half_a_photo_is_refused(tmp_path, form):
+    whole = file_of(form)
+    with pytest.raises(InputError, match="the photo .*cut cannot be read .*truncated"):
+        read(tmp_path, whole[:len(whole) // 2], "cut")
 
 
 def test_large_jpegs_are_decoded_small_and_bombs_refused(tmp_path, monkeypatch):
@@ -137,17 +130,19 @@ def test_photos_are_turned_as_their_camera_says(tmp_path, orientation):
     assert np.abs(np.asarray(read_photo(str(tmp_path / "p.jpg"))).astype(int) - upright).mean() < 4
 
 
-@pytest.mark.parametrize("name, scale", [("16.png", 257), ("16.tiff", 257), ("32.tiff", 257), ("32.tiff", 1),
-                                         ("32.tiff", 60_000),
-                                         ("float.tiff", 1 / 255), ("float.tiff", 1), ("float.tiff", 257),
-                                         ("float.tiff", 1e6)])
-def test_photos_of_more_than_8_bits_are_scaled_and_not_cut_off(tmp_path, name, scale):
+@pytest.mark.parametrize("name", ["16.png", "16.tiff"])
+def test_photos_of_16_bits_are_scaled_and_not_cut_off(tmp_path, name):
     grey = gradient()[:, :, 0].astype(np.float64)
-    grey[0, 0] = 255                                        # the white of numbers that do not say theirs
-    kind = {"16": np.uint16, "32": np.int32, "float": np.float32}[name.split(".")[0]]
-    Image.fromarray((grey * scale).astype(kind)).save(tmp_path / name)
+    Image.fromarray((grey * 257).astype(np.uint16)).save(tmp_path / name)
     pixels = np.asarray(read_photo(str(tmp_path / name)))
     assert pixels.shape == (40, 60, 3) and np.abs(pixels[:, :, 1].astype(float) - grey).max() <= 1
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.float32])
+def test_photos_without_a_known_white_are_refused(tmp_path, kind):
+    Image.fromarray(gradient()[:, :, 0].astype(kind)).save(tmp_path / "p.tiff")
+    with pytest.raises(InputError, match="p.tiff cannot be read .*does not tell the value of white"):
+        read_photo(str(tmp_path / "p.tiff"))
 
 
 @pytest.mark.parametrize("form, mode", [("PNG", "RGBA"), ("PNG", "1"), ("PNG", "PA"), ("WEBP", "RGB"), ("BMP", "RGB"),
