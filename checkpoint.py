@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cli import InputError, check, reason
 from data import encode_captions
-from files import FORMAT, checksum, read_yaml, readable, refusing, same_file
+from files import FORMAT, checksum, read_yaml, refusing
 from losses import Embedding
 from model import VSE, build_model, build_vocabulary
 from options import COMMAND_LINE, Options, default_run, defaults, imply, resolve, training_parser
@@ -281,7 +281,8 @@ def run_folder(path: str) -> str:
 
 def continues(opt) -> bool:
     """True if a run continues in its own folder."""
-    return opt.resume is not None and same_file(opt.logger_name, run_folder(opt.resume))
+    return opt.resume is not None and (
+        os.path.realpath(opt.logger_name) == os.path.realpath(run_folder(opt.resume)))
 
 
 def best_checkpoint(source: str, best_rsum: float) -> str | None:
@@ -309,7 +310,7 @@ def is_run(folder: str) -> bool:
     if {"command", "versions", "data", "options"} <= set(read_description(folder)):
         return True
     path, log = (os.path.join(folder, name) for name in ("checkpoint.pt", "log.jsonl"))
-    return os.path.isfile(log) and readable(load_checkpoint, path)
+    return os.path.isfile(log) and os.path.isfile(path)
 
 
 def check_folder(opt) -> None:

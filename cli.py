@@ -1,4 +1,4 @@
-"""Commands: errors as sentences, types of arguments, start, end and signals."""
+"""Commands: errors as sentences, types of arguments, and how a command begins, ends and is stopped."""
 import argparse
 import contextlib
 import importlib.util
@@ -19,12 +19,8 @@ class InputError(argparse.ArgumentTypeError, ValueError):
     The message is one line: the value, what is allowed, the fix. Control characters in it are escaped."""
 
     def __init__(self, message: str):
-        super().__init__(escape_controls(" ".join(message.split())))
-
-
-def escape_controls(text: str) -> str:
-    """Escape the control characters of a text, as \x1b."""
-    return re.sub(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", lambda match: ascii(match[0])[1:-1], text)
+        controls = r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
+        super().__init__(re.sub(controls, lambda match: ascii(match[0])[1:-1], " ".join(message.split())))
 
 
 def check(fits, sentence: str) -> None:
@@ -51,9 +47,7 @@ class _Defaults(argparse.ArgumentDefaultsHelpFormatter):
 def program() -> str:
     """The command as it was called, such as "train.py" or "python -m features.images"."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    if spec is None:
-        return os.path.basename(sys.argv[0])
-    return f"python -m {spec.name.removesuffix('.__main__')}"
+    return f"python -m {spec.name.removesuffix('.__main__')}" if spec else os.path.basename(sys.argv[0])
 
 
 class Arguments(argparse.ArgumentParser):
@@ -68,13 +62,6 @@ class Arguments(argparse.ArgumentParser):
                             "formatter_class": _Defaults, **settings})
         self.advice = advice or {}
 
-    def parse_known_args(self, args=None, namespace=None):
-        words = sys.argv[1:] if args is None else list(args)
-        for word in words:
-            if any("\ud800" <= letter <= "\udfff" for letter in word):
-                self.error(f"the argument {ascii(word)} is no UTF-8 text; rename the file, or type it in UTF-8")
-        return super().parse_known_args(words, namespace)
-
     def error(self, message: str):
         if message.startswith("unrecognized arguments: "):
             flags = [word.split("=")[0] for word in message.split()[2:]]
@@ -84,36 +71,28 @@ class Arguments(argparse.ArgumentParser):
 
 # Types: each reads a word, or raises InputError.
 
-def number(text: str) -> float:
-    """A finite number in decimal digits."""
-    decimal = re.fullmatch(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?", text)
-    check(decimal and math.isfinite(float(text)), f"'{text}' is not a finite number")
-    return float(text)
-
-
-def within(fits, allowed: str):
-    """The type of a number x for which fits(x)."""
+def within(fits, allowed: str, kind: type = float):
+    """Type of a finite number x for which fits(x)."""
     def read(text: str) -> float:
-        check(fits(number(text)), f"'{text}' is out of range; give {allowed}")
-        return float(text)
+        with contextlib.suppress(ValueError):
+            if math.isfinite(number := kind(text)) and fits(number):
+                return number
+        raise InputError(f"'{text}' is not {allowed}")
     return read
 
 
+number = within(lambda x: True, "a finite number")
 at_least_zero = within(lambda x: x >= 0, "a number of at least 0")
 above_zero = within(lambda x: x > 0, "a number above 0")
 probability = within(lambda x: 0 <= x <= 1, "a number from 0 to 1")
-below_one = within(lambda x: 0 <= x < 1, "at least 0 and less than 1")
-fraction = within(lambda x: 0 < x <= 1, "more than 0 and at most 1")
+below_one = within(lambda x: 0 <= x < 1, "a number of at least 0 and less than 1")
+fraction = within(lambda x: 0 < x <= 1, "a number of more than 0 and at most 1")
 
 
 def up_to(most: int, least: int = 1):
     """The type of a whole number from `least` to `most`."""
-    def read(text: str) -> int:
-        decimal = re.fullmatch(r"-?[0-9]{1,20}", text)
-        limit = f" and at most {most:,}" if decimal and int(text) > most else ""
-        check(decimal and least <= int(text) <= most, f"'{text}' is not a whole number of at least {least}{limit}")
-        return int(text)
-    return read
+    limit = f" and at most {most:,}" * (most < LARGEST)
+    return within(lambda n: least <= n <= most, f"a whole number of at least {least}{limit}", int)
 
 
 natural, positive = up_to(LARGEST, least=0), up_to(LARGEST)
@@ -123,7 +102,7 @@ workers = up_to(256, least=0)         # number of worker processes
 
 def sizes(text: str) -> str:
     """Sizes of hidden layers, such as 2000-1000. "0" means no layer."""
-    check(re.fullmatch("0|[1-9][0-9]{0,4}(-[1-9][0-9]{0,4}){0,63}", text),
+    check(re.fullmatch("0|[1-9][0-9]{0,4}(-[1-9][0-9]{0,4})*", text),
           f"'{text}' is no list of layer sizes; give numbers below 100,000 joined by '-', as 2000-1000, or 0 for none")
     return text
 
@@ -131,15 +110,13 @@ def sizes(text: str) -> str:
 def filename(text: str) -> str:
     """File or folder.
     ~ is the home folder, also in `--option=~/x`, which the shell does not expand."""
-    check(text and "\0" not in text, "an empty name is no file or folder")
+    check(text, "an empty name is no file or folder")
     return os.path.expanduser(text)
 
 
 def data_set(text: str) -> str:
-    """A data set's name: a folder below --data_path.
-    Absolute paths and names with .. are refused."""
-    outside = os.path.isabs(text) or ".." in text.replace("\\", "/").split("/")
-    check(text not in ("", ".", "~") and "\0" not in text and not outside,
+    """A data set's name: a folder below --data_path, and part of the names of files."""
+    check(os.path.normpath(text) != "." and not os.path.isabs(text) and ".." not in text.split("/"),
           f"'{text}' is no name of a data set; give a folder below --data_path by its name, and the folder above it "
           "with --data_path")
     return os.path.normpath(text)
@@ -151,45 +128,37 @@ def split_name(text: str) -> str:
     return text
 
 
-def split_names(text: str) -> str:
-    """A list of splits' names, each given once."""
-    names = [split_name(name.strip()) for name in text.split(",")]
-    check(len(set(names)) == len(names), f"'{text}' names a split twice; name each once")
-    return ",".join(names)
-
-
 # ---- the beginning and the end of a command
 
 def start(first_line: str = "") -> None:
     """Prepare for the import of torch. To be called before it.
 
-    Exits with a sentence where torch is not installed. Says `first_line` at once, since the import takes its time,
-    unless only help or options are asked for. torch gets as many threads as this process may use cores, and none that
-    spins for long while it waits, since threads that spin beside other work wait for each other. What the user has set
-    stays.
+    Exits with a sentence where torch is not installed. Says `first_line` at once, since the import takes its time.
+    torch gets as many threads as this process may use cores, and none that spins for long while it waits, since threads
+    that spin beside other work wait for each other. What the user has set stays.
     """
     if importlib.util.find_spec("torch") is None:
         sys.exit(f"{program()}: torch is not installed for {sys.executable}; call the environment's interpreter, "
                  ".venv/bin/python where `make setup` has been called, or `pip install -r requirements.txt`")
     if first_line and not {"-h", "--help", "--methods", "--dry_run"} & {*sys.argv[1:]}:
         print(first_line, flush=True)
-    cores = count_cores()
-    if cores < count_cores(quota=False):                    # of which torch knows nothing
+    cores = read_quota()
+    if cores:                                               # torch itself knows the affinity, and no quota
         os.environ.setdefault("OMP_NUM_THREADS", str(cores))
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
 
 
-def count_cores(quota: bool = True) -> int:
-    """Number of cores for this process, by its affinity and its container's quota."""
+def read_quota() -> int | None:
+    """Cores that the container's quota allows, None if that is no limit."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     group = "/sys/fs/cgroup"
     for paths in ((f"{group}/cpu.max",), (f"{group}/cpu/cpu.cfs_quota_us", f"{group}/cpu/cpu.cfs_period_us")):
         with contextlib.suppress(OSError, ValueError):      # "max" or -1: no quota
             allowed, period = map(int, " ".join(open(path).read() for path in paths).split())
-            if quota and allowed > 0:
-                cores = max(1, min(cores, allowed // period))
-    return cores
+            if 0 < allowed < cores * period:
+                return max(1, allowed // period)
+    return None
 
 
 def run(prog: str, work, *args) -> int:
@@ -198,17 +167,21 @@ def run(prog: str, work, *args) -> int:
     An error that the user can mend ends the process with one line and status 1, Ctrl-C with one line and status 130,
     SIGTERM with 143.
     """
+    def interrupt(number: int, frame) -> None:
+        raise KeyboardInterrupt(number)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # a terminal that cannot show a letter of a caption must not end the command
             stream.reconfigure(errors="backslashreplace")
-    if "torch" in sys.modules:
-        use_full_float32()
+    if "torch" in sys.modules:                              # float32 on CUDA, where torch begins with tf32
+        cudnn = sys.modules["torch"].backends.cudnn
+        cudnn.conv.fp32_precision = cudnn.rnn.fp32_precision = "ieee"
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, interrupt)
     try:
         status = work(*args)
         print(end="", flush=True)
+        return status or 0
     except KeyboardInterrupt as stop:
         number = stop.args[0] if stop.args else signal.SIGINT
         print(f"{prog}: stopped by {signal.Signals(number).name}; no file was left half written", file=sys.stderr)
@@ -216,36 +189,16 @@ def run(prog: str, work, *args) -> int:
     except BrokenPipeError:                                 # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(128 + signal.SIGPIPE)
-    except Exception as error:
-        sentence = advise(error)
-        if sentence is None:
+    except InputError as error:
+        sys.exit(f"{prog}: {error}")
+    except OSError as error:
+        sys.exit(f"{prog}: {reason(error)}; no file was left half written: make room or choose another folder, and "
+                 "call it again, train.py with --resume")
+    except (MemoryError, RuntimeError) as error:
+        full = re.search(r"can't allocate|out of memory|failed to allocate", str(error))
+        if not full and not isinstance(error, MemoryError):
             raise
-        sys.exit(f"{prog}: {sentence}")
-    return status or 0
-
-
-def interrupt(number: int, frame) -> None:
-    raise KeyboardInterrupt(number)
-
-
-def advise(error: Exception) -> str | None:
-    """The sentence for the user about an error that a user can mend, or None."""
-    if isinstance(error, InputError):
-        return str(error)
-    if isinstance(error, OSError):
-        return (f"{reason(error)}; no file was left half written: make room or choose another folder, and call it "
-                "again, train.py with --resume")
-    full = re.search(r"can't allocate|out of memory|failed to allocate", str(error))
-    if isinstance(error, MemoryError) or isinstance(error, RuntimeError) and full:
-        return f"it needs more memory than there is ({reason(error)}); give smaller sizes, batches or blocks"
-    return None
-
-
-def use_full_float32() -> None:
-    """Compute float32 convolutions and GRUs on CUDA without tf32, torch's default."""
-    import torch
-
-    torch.backends.cudnn.conv.fp32_precision = torch.backends.cudnn.rnn.fp32_precision = "ieee"
+        sys.exit(f"{prog}: it needs more memory than there is ({reason(error)}); give smaller sizes, batches or blocks")
 
 
 def call_python(*words: str) -> None:

@@ -39,7 +39,6 @@ from cli import Arguments, InputError, check, data_set, filename
 from files import (
     HELP,
     Caption,
-    advice,
     as_integers,
     integers,
     karpathy_file,
@@ -476,7 +475,7 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
     """
     root = os.path.join(data_path, data_name)
     check(os.path.isdir(root), f"there is no folder {root} (--data_path {data_path}, --data_name {data_name}); "
-                               f"{advice(data_name)}")
+                               f"{HELP}")
     karpathy, photos = karpathy_file(root), True
     if os.path.isdir(os.path.join(root, "annotations")):
         result = read_coco_layout(root, split, use_restval)
@@ -485,7 +484,7 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
     else:
         result, photos = read_precomputed(root, split), False
         check(text_only or not isinstance(result.images, NoImages),
-              f"there is no file {os.path.join(root, result.name)}_ims.npy; {advice(data_name)}")
+              f"there is no file {os.path.join(root, result.name)}_ims.npy; {HELP}")
     check(not text_features or not photos,
           f"--text_features {text_features}: {root} holds photos, and features of captions lie beside precomputed "
           "ones; extract both with features.images")
@@ -498,11 +497,10 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
 def read_precomputed(root: str, split: str) -> Split:
     """Read features and captions of a split in SCAN's layout.
     A caption a line, count / n of each of n images, one image after another."""
-    fix = advice(os.path.basename(root))
     texts, features = (glob.glob(os.path.join(root, f"*_{kind}")) for kind in ("caps.txt", "ims.npy"))
     check(texts or features,
           f"{root} holds no data set: looked for {split}_caps.txt and {split}_ims.npy (precomputed), annotations/ "
-          f"(COCO) and dataset_*.json (Karpathy); {fix}")
+          f"(COCO) and dataset_*.json (Karpathy); {HELP}")
     split = split_in_files(split, lambda name: os.path.isfile(os.path.join(root, f"{name}_caps.txt")))
     start = os.path.join(root, split)
     source = f"{start}_caps.txt"
@@ -511,7 +509,7 @@ def read_precomputed(root: str, split: str) -> Split:
     check(texts or not os.path.isfile(os.path.join(root, "all_photos.json")),
           f"{root} holds photos without captions, which can be searched; to train on them give `features.images "
           "--photos` a captions.csv")
-    captions = read_lines(need(source, fix))
+    captions = read_lines(need(source, HELP))
     has_features = os.path.isfile(f"{start}_ims.npy")
     images = Features(f"{start}_ims.npy") if has_features else NoImages(
         len(read_ids(f"{start}_img_ids.npy") or captions[::5]))

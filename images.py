@@ -12,7 +12,7 @@ import torch
 from PIL import ExifTags, Image
 from PIL.JpegImagePlugin import JpegImageFile
 
-from files import FAULTS, plain_file, refusing
+from files import plain_file, refusing
 
 ROTATIONS = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
              5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
@@ -29,19 +29,21 @@ def read_photo(path: str, most: int | None = None) -> Image.Image:
     most: largest number of pixels a side of the result; a large JPEG is then decoded small, in a fraction of the time
     and memory. Faults beside the pixels, in EXIF or texts, count for nothing.
     """
-    with (refusing(f"the photo {path} cannot be read", "replace it or fetch it again",
-                   (*FAULTS, Image.DecompressionBombError)), open(plain_file(path), "rb") as file):
+    with (refusing(f"the photo {path} cannot be read", "replace it or fetch it again"),
+          open(plain_file(path), "rb") as file):
         return decode_photo(file, most)
 
 
 def decode_photo(file: BinaryIO, most: int | None = None) -> Image.Image:
     """Decode a photo as `read_photo` does.
-    Raises FAULTS or Image.DecompressionBombError."""
+    Raises what Pillow raises, an Exception of many kinds."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")                     # Pillow's name no photo
         try:
             photo = convert_rgb(turn_upright(open_image(file, most)))
-        except FAULTS:
+        except Image.DecompressionBombError:
+            raise
+        except Exception:
             file.seek(0)
             data = file.read()
             if not data.startswith(PNG):
@@ -55,7 +57,7 @@ def decode_photo(file: BinaryIO, most: int | None = None) -> Image.Image:
 def open_image(file: BinaryIO, most: int | None = None) -> Image.Image:
     """Open an image of PHOTO_FORMATS, a large JPEG decoded small.
 
-    Large is more than Pillow reads, or than `most` pixels a side. Raises FAULTS or Image.DecompressionBombError.
+    Large is more than Pillow reads, or than `most` pixels a side.
     """
     first = file.read(len(JPEG))
     file.seek(0)
@@ -75,7 +77,7 @@ def turn_upright(image: Image.Image) -> Image.Image:
     """Turn an image as its EXIF tag says, which a broken EXIF does not."""
     image.load()
     orientation = None
-    with contextlib.suppress(*FAULTS):
+    with contextlib.suppress(Exception):
         orientation = image.getexif().get(ExifTags.Base.Orientation)
     return image.transpose(ROTATIONS[orientation]) if orientation in ROTATIONS else image
 

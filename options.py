@@ -23,7 +23,6 @@ from cli import (
     positive,
     sizes,
     split_name,
-    split_names,
     up_to,
     width,
     workers,
@@ -55,7 +54,7 @@ def training_parser() -> Arguments:
     add("--data_name", type=data_set, default="coco_precomp", help="folder of the data set")
     add("--vocab_path", type=filename, default="./vocab/", help="folder of {data_name}_vocab.json; the vocabulary is "
         "built when the file is not there")
-    add("--vocab_splits", type=split_names, default="train", help="splits whose words count (original: train,dev)")
+    add("--vocab_splits", default="train", help="splits whose words count (original: train,dev)")
     add("--vocab_threshold", type=positive, default=4, help="keep words that are seen at least this often")
     add("--use_restval", **FLAG, help="train on COCO's restval images, too")
     add("--dev_images", type=natural, default=DEV_IMAGES, help="dev images of precomputed data and COCO; 0: all")

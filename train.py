@@ -36,7 +36,6 @@ from tqdm import tqdm
 import cli
 import metrics
 from checkpoint import (
-    CHECKPOINTS,
     NOISE,
     NOT_STORED,
     best_checkpoint,
@@ -53,7 +52,7 @@ from checkpoint import (
 from cli import InputError, check, torch_device
 from data import Split, check_extractors, read_split
 from evaluation.encode import validate
-from files import FORMAT, atomic, clear, read_lines, refusing, replaced, save_array, save_lines, save_state
+from files import FORMAT, atomic, read_lines, refusing, replaced, save_array, save_lines, save_state
 from losses import SUMMED
 from methods import METHODS
 from model import VSE, build_model, build_vocabulary
@@ -557,8 +556,6 @@ class Training:
         self.vocab.save(os.path.join(folder, "vocab.json"))
         if opt.noise_ratio or opt.noise_file:
             save_array(os.path.join(folder, NOISE), self.splits["train"].caption_image)     # (M,), NCR's form
-        for name in CHECKPOINTS:        # that a process wrote when it was killed
-            clear(os.path.join(folder, name))
         self.open_log()
 
     def open_log(self) -> None:

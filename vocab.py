@@ -12,9 +12,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from cli import Arguments, InputError, check, data_set, filename, positive, run, split_names
+from cli import Arguments, InputError, check, data_set, filename, positive, run
 from files import (
-    advice,
+    HELP,
     atomic,
     karpathy_file,
     need,
@@ -156,15 +156,15 @@ def trigrams_of(word: str) -> list[str]:
 def read_captions(data_path: str, data_name: str, split: str, use_restval: bool = False) -> list[str]:
     """Read the captions of a split in the layout of its folder.
     Raises InputError, also on captions that are none."""
-    root, fix = os.path.join(data_path, data_name), advice(data_name)
-    check(os.path.isdir(root), f"there is no folder {root} (--data_path {data_path}, --data_name {data_name}); {fix}")
+    root = os.path.join(data_path, data_name)
+    check(os.path.isdir(root), f"there is no folder {root} (--data_path {data_path}, --data_name {data_name}); {HELP}")
     if os.path.isdir(os.path.join(root, "annotations")):
         source, rows = read_coco_captions(root, split, use_restval)
     elif karpathy_file(root):
         source, rows, _ = read_karpathy_captions(root, split, use_restval)
     else:
         split = split_in_files(split, lambda name: os.path.isfile(os.path.join(root, f"{name}_caps.txt")))
-        source, rows = need(os.path.join(root, f"{split}_caps.txt"), fix), None
+        source, rows = need(os.path.join(root, f"{split}_caps.txt"), HELP), None
     captions = [row.text for row in rows] if rows else read_lines(source)
     for fault in caption_faults(captions, lambda m: f"{source}, {'caption' if rows else 'line'} {m + 1}"):
         raise InputError(fault)
@@ -188,7 +188,7 @@ def main(argv=None) -> None:
                         help="folder of the data set below --data_path")
     parser.add_argument("--vocab_path", type=filename, default="./vocab/",
                         help="folder to write {data_name}_vocab.json to")
-    parser.add_argument("--vocab_splits", type=split_names, default="train", help="comma-separated splits whose words "
+    parser.add_argument("--vocab_splits", default="train", help="comma-separated splits whose words "
                         "are counted (the originals counted train,dev)")
     parser.add_argument("--vocab_threshold", type=positive, default=4, help="keep words that occur at least this often")
     parser.add_argument("--use_restval", action="store_true", help="count COCO's restval captions as part of train")

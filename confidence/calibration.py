@@ -7,7 +7,7 @@ import numpy as np
 from cli import InputError, check
 from confidence.posterior import fit_pairs, rows_of, sample_scores, temperature
 from evaluation.embeddings import Embeddings, uncertainties
-from files import FAULTS, read_json
+from files import read_json
 
 FORMAT = 1                            # of calibration.json
 # direction: (queries, items)
@@ -100,7 +100,7 @@ def read_calibration(path: str) -> Calibration:
                            {side: Fitted.read(file[side]) for side in SIDES}, sets,
                            file.get("log_det") and sorted(map(float, file["log_det"])),
                            fits and [float(fits[name]) for name in ("slope", "log_det", "bias")])
-    except FAULTS as error:
+    except Exception as error:
         raise InputError(f"{path} is no calibration ({error}); {fix}") from error
 
 

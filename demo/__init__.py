@@ -33,7 +33,7 @@ def save_json(path, content):
 
 def save_picture(path, pixels):
     """Write (H, W, 3) uint8 as a PNG."""
-    with atomic(path, "wb", sync=False) as file:
+    with atomic(path, "wb") as file:
         Image.fromarray(pixels).save(file, "PNG")
 
 

@@ -76,5 +76,5 @@ def write_entities(folder, photos, entries):
 
 def write_small(path, lines):
     """Write one of thousands of small files."""
-    with atomic(path, sync=False) as file:
+    with atomic(path) as file:
         file.writelines(f"{line}\n" for line in lines)

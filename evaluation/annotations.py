@@ -14,7 +14,7 @@ import numpy as np
 from scipy import sparse
 
 from cli import InputError, check, reason
-from files import SOURCES, integers, need, quote, read_coco, read_json, read_lines, refusing, repeated
+from files import HELP, integers, need, read_coco, read_json, read_lines, refusing, repeated
 
 MATCH = {"sits": 3.0, "sts": 3.0, "sis": 2.5}       # least rating of a match (Parekh et al. 2021)
 COLUMNS = {"sts": ("caption1", "caption2"), "sis": ("image1", "image2"), "sits": ("caption", "image")}
@@ -96,7 +96,7 @@ def parse_id(name: str) -> int:
     COCO_val2014:sentid:732091 -> 732091."""
     digits = re.fullmatch(r".*[_:]([0-9]+)(\..*)?", name)
     if not digits:
-        raise ValueError(f"{quote(name)} names no id")
+        raise ValueError(f"{name!a:.80} names no id")
     return int(digits[1])
 
 
@@ -107,7 +107,7 @@ def read_ratings(path: str, kind: str, images: Index, captions: Index) -> Rating
     Raises InputError on a file that is missing or was cut off, on other ratings than 0 to 5, and on ids that the split
     lacks.
     """
-    need(path, f"give the folder of {kind}_val.csv and {kind}_test.csv with --cxc_path: {SOURCES['cxc']}")
+    need(path, f"give the folder of {kind}_val.csv and {kind}_test.csv with --cxc_path; {HELP}")
     columns, reader, rows = (*COLUMNS[kind], "agg_score"), csv.DictReader(read_lines(path)), []
     check(set(columns) <= set(reader.fieldnames or ()),
           f"{path} needs the columns {', '.join(columns)}; fetch it again")
@@ -115,7 +115,7 @@ def read_ratings(path: str, kind: str, images: Index, captions: Index) -> Rating
         for row in reader:
             first, second, rating = (row[name] for name in columns)
             if None in row.values() or not 0 <= float(rating) <= 5:
-                raise ValueError("it was cut off" if None in row.values() else f"the rating is {quote(rating)}")
+                raise ValueError("it was cut off" if None in row.values() else f"the rating is {rating!a:.80}")
             rows.append((parse_id(first), parse_id(second), float(rating)))
     except (ValueError, TypeError, csv.Error) as error:
         raise InputError(f"{path}, line {reader.line_num} does not hold two ids and a rating from 0 to 5 "

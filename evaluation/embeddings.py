@@ -21,7 +21,7 @@ from cli import InputError, check
 from data import SQUARABLE, Photos, Split, check_extractors, read_split
 from evaluation.annotations import Index
 from evaluation.encode import encode
-from files import FAULTS, read_array, read_arrays, save_arrays
+from files import read_array, read_arrays, save_arrays
 from losses import SIMILARITIES, Embedding, check_sides, cosine, formulas, trait, uncertainty
 from options import check_fits
 
@@ -156,7 +156,7 @@ def tell_kind(path: str) -> str:
         with open(path, "rb") as f:
             if f.read(6) == b"\x93NUMPY":
                 return "scores"
-        with contextlib.suppress(FAULTS), zipfile.ZipFile(path) as archive:     # a checkpoint is a zip file, too
+        with contextlib.suppress(Exception), zipfile.ZipFile(path) as archive:     # a checkpoint is a zip file, too
             if all(name.endswith(".npy") for name in archive.namelist()):
                 return "embeddings"
     return {".npz": "embeddings", ".npy": "scores"}.get(os.path.splitext(path)[1].lower(), "run")

@@ -27,7 +27,7 @@ from tqdm import tqdm
 import cli
 from cli import Arguments, check, data_set, filename, positive, split_name
 from data import read_extractors, read_ids
-from files import FAULTS, mapped, need, output, plain_file, read_arrays, refusing
+from files import mapped, need, output, plain_file, read_arrays, refusing
 
 COLUMNS = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
 FIELD_BYTES = 1 << 26                 # of a column: 100 regions of 2,048 numbers have 1.1 MB
@@ -47,7 +47,7 @@ def read_tsv(path: str) -> Iterator[tuple[str, Callable]]:
     """Yield image ids of a TSV file, and functions that read their features.
     Raises InputError."""
     csv.field_size_limit(FIELD_BYTES)
-    with (refusing(f"{path} is no TSV file of {', '.join(COLUMNS)}", FIX, (*FAULTS, csv.Error)),
+    with (refusing(f"{path} is no TSV file of {', '.join(COLUMNS)}", FIX),
           open(plain_file(path), encoding="utf-8", newline="") as f):
         for row in csv.reader(f, delimiter="\t", quoting=csv.QUOTE_NONE):
             if len(row) != len(COLUMNS):

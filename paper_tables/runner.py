@@ -19,7 +19,7 @@ from typing import NamedTuple
 import cli
 from cli import Arguments, check, filename, up_to
 from evaluation.report import NAMES, SIDES, text
-from files import SOURCES, read_json, sha256
+from files import read_json, sha256
 from methods import METHODS, REGIONS
 
 # ---- what a table is
@@ -104,6 +104,28 @@ EXTRACTED = {"coco_vgg_precomp": ("coco", "--cnn_type vgg19 --layer fc6 --use_re
              "coco_halves_precomp": ("coco_halves", "--cnn_type alexnet --layer fc7"),
              "coco_halves_fc6_precomp": ("coco_halves", "--cnn_type alexnet --layer fc6")}
 VECTORS, INSTANCES = "GoogleNews-vectors-negative300.bin", "coco/annotations/instances_val2014.json"
+# Folder or file below --data_path -> where its real data come from, as far as is known (addresses of 2017 to 2026).
+SOURCES = {
+    "coco": "COCO's train2014.zip, val2014.zip and annotations_trainval2014.zip (cocodataset.org) and the "
+            "coco_*_ids.npy of VSE++ (data.tar of github.com/fartashf/vsepp)",
+    "coco_precomp": "SCAN's region features of COCO, 31 GiB (github.com/kuanghuei/SCAN; Kaggle "
+                    "kuanghueilee/scan-features); for CxC, PMRP and ECCV also coco_test_ids.npy of VSE++'s data.tar "
+                    "and testall_img_ids.npy",
+    "f30k_precomp": "SCAN's region features of Flickr30k (github.com/kuanghuei/SCAN; Kaggle "
+                    "kuanghueilee/scan-features)",
+    "f30k": "Flickr30k's photos (by a form of the University of Illinois) and dataset_flickr30k.json of Karpathy's "
+            "caption_datasets.zip",
+    "f30k_entities": "Annotations/ and Sentences/ of annotations.zip and the splits train.txt, val.txt, test.txt "
+                     "(github.com/BryanPlummer/flickr30k_entities), and Flickr30k's photos in images/",
+    "f8k": "Flickr8k's photos, Flickr8k_Dataset.zip (by a form of the University of Illinois), and "
+           "dataset_flickr8k.json of Karpathy's caption_datasets.zip",
+    "f8k_precomp": "features of Flickr8k's photos (VSE++'s data.tar, or features.images)",
+    "f8k_region_precomp": "features of regions or cells of Flickr8k's photos (features.images --layer cells)",
+    "coco/annotations/instances_val2014.json": "COCO's instances, in annotations_trainval2014.zip (cocodataset.org)",
+    "cxc": "the csv files of Crisscrossed Captions (github.com/google-research-datasets/Crisscrossed-Captions)",
+    "vg": "Visual Genome's image_data.json, region_descriptions.json and photos (visualgenome.org)",
+    "GoogleNews-vectors-negative300.bin": "word2vec's vectors of Google News, 3.4 GiB (code.google.com/archive/p/"
+                                          "word2vec)"}
 # Where the files of a source go, and what is renamed.
 LAYOUT = {"coco": "photos in images/train2014 and images/val2014, annotations and ids in annotations/",
           "f30k": "the folder of photos renamed to images/",

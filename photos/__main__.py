@@ -55,7 +55,7 @@ def say(*lines: str) -> None:
 
 def token_of(opt) -> str:
     """The token in the file of --token_file, "" without one."""
-    return "" if opt.token_file is None else read_text(opt.token_file, 10_000).strip()
+    return "" if opt.token_file is None else read_text(opt.token_file).strip()
 
 
 # ---- the commands

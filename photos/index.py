@@ -16,7 +16,7 @@ import torch
 
 from cli import InputError, reason
 from features.store import PhotoFile
-from files import FAULTS, need, read_arrays, save_arrays
+from files import need, read_arrays, save_arrays
 from losses import Embedding
 from photos.milvus import Collection
 
@@ -88,7 +88,7 @@ def read_index(path: str) -> tuple[dict, list[PhotoFile], Embedding]:
         embedding = Embedding(*(torch.from_numpy(arrays[start + name]) if start + name in arrays else None
                                 for name in Embedding._fields))
         check_embedding(embedding, 1 if start else len(photos))
-    except FAULTS as error:
+    except Exception as error:
         raise InputError(f"{path} is no whole index ({reason(error)}); {AGAIN}") from error
     return manifest, photos, embedding
 

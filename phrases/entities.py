@@ -18,13 +18,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cli import check
-from files import need, quote, read_lines, read_text, refusing, repeated, split_in_files
+from files import need, read_lines, read_text, refusing, repeated, split_in_files
 
 SPLITS = ("train", "val", "test")
 NOT_VISUAL = "0"                      # the chain of phrases that name nothing to be seen
 DROPPED = ("notvisual", "scene", "no box", "fault")     # why a phrase is left out
 BEYOND = 1                            # pixels that a box may lie outside: coordinates count from 0 or from 1
-XML_BYTES = 1 << 20                   # of one photo's annotations, which have some thousand
 PUBLISHED = 14_481                    # test phrases with a box, as papers count
 PHOTO_ENDINGS = (".jpg", ".jpeg", ".png")
 PHRASE = re.compile(r"\[/EN#([0-9]+)((?:/[^\s/\[\]]+)+)\s+([^\s\[\]][^\[\]]*)\]")
@@ -111,13 +110,13 @@ def read_ids(root: str, split: str) -> list[str]:
     ids = ids_of.pop(path)
     check(ids, f"{path} names no photo; {FETCH}")
     twice = repeated(ids)
-    check(twice is None, f"{path} names the photo {quote(twice)} twice; name each once")
+    check(twice is None, f"{path} names the photo {ascii(twice)} twice; name each once")
     for other, theirs in ids_of.items():
         common, files = set(ids) & set(theirs), sorted((path, other))
         check(not common, f"{files[0]} and {files[1]} both name {len(common):,} photos, one is "
                           f"{min(common, default='')!a:.60}; a photo is of one split, so remove it from the other")
     for photo in ids:
-        check(PHOTO_ID.fullmatch(photo), f"{path} names the photo {quote(photo)}; an id is of letters, digits, '-', "
+        check(PHOTO_ID.fullmatch(photo), f"{path} names the photo {photo!a:.80}; an id is of letters, digits, '-', "
                                          "'_' and '.'")
     return ids
 
@@ -171,14 +170,14 @@ def read_annotations(path: str, photo: str, faults: list[str]) -> tuple[tuple, d
     Flags are {chain without a box: "scene" or "no box"}. Raises InputError, also where the XML declares entities, which
     can grow without limit.
     """
-    text = read_text(path, XML_BYTES)
+    text = read_text(path)
     check("<!DOCTYPE" not in text, f"{path} has a DOCTYPE, which may declare entities and is not read; remove it")
     with refusing(f"{path} is not whole XML", FETCH):       # ParseError is a SyntaxError
         root = ElementTree.fromstring(text)
 
     def whole(parent: ElementTree.Element, name: str) -> int:
         text = parent.findtext(name)
-        value = "no" if text is None else f"{quote(text.strip())} as"
+        value = "no" if text is None else f"{text.strip()!a:.80} as"
         check(text and re.fullmatch("-?[0-9]{1,9}", text.strip()),
               f"{path} gives {value} <{name.split('/')[-1]}>, where a whole number of pixels belongs; {FETCH}")
         return int(text)

@@ -24,9 +24,19 @@ import numpy as np
 import cli
 from cli import Arguments, InputError, check, data_set, filename, positive, reason, workers
 from features.store import ComputeConfig, Part, compute
-from files import file_digest, need, read_json, readable, refusing, save_arrays, save_json, sha256
+from files import file_digest, need, read_json, refusing, save_arrays, save_json, sha256
 from images import read_photo
-from phrases.data import ARRAYS, THRESHOLDS, Proposals, file_of, read_proposals, recall, refuse_other, short_name
+from phrases.data import (
+    ARRAYS,
+    THRESHOLDS,
+    Proposals,
+    file_of,
+    read_proposals,
+    readable,
+    recall,
+    refuse_other,
+    short_name,
+)
 from phrases.entities import SPLITS, Entities, photo_paths, read_entities
 
 SETTINGS = {"alpha": 0.65, "beta": 0.65, "minScore": 0.01}     # as the code of pl-clc sets them

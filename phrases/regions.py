@@ -19,7 +19,7 @@ import cli
 from cli import Arguments, check, data_set, filename, positive, torch_device, up_to, workers
 from features.networks import load_region_network
 from features.store import ComputeConfig, Part, compute
-from files import file_digest, mapped, read_array, readable, remove, save_array, save_json
+from files import file_digest, mapped, read_array, remove, save_array, save_json
 from images import whole_transform
 from methods import filters
 from model import CNNS
@@ -30,6 +30,7 @@ from phrases.data import (
     file_of,
     read_proposals,
     read_region_features,
+    readable,
     refuse_other,
     short_name,
 )

@@ -309,11 +309,11 @@ def test_what_cannot_be_calibrated_ends_in_a_sentence(runs, tmp_path, monkeypatc
             ([point], "has to be calibrated on other items"),
             ([point, "--dev", other], "is of another model"),
             ([point, "--dev", point], "share .* images"),
-            ([point, "--calibrate_on", 1.5], "--calibrate_on: '1.5' is out of range"),
+            ([point, "--calibrate_on", 1.5], "--calibrate_on: '1.5' is not a number between"),
             ([point, "--calibrate_on", 0.001], "leaves 0 of"),
             ([point, "--calibrate_on", 0.5, "--dev", other], "both name what to calibrate on"),
             ([run, "--split", "dev"], "is what a run is calibrated on"),
-            ([run, "--sets", 1], "--sets: '1' is out of range"),
+            ([run, "--sets", 1], "--sets: '1' is not a number between"),
             ([run, "--sets", 0.001], "needs at least 999 images to calibrate on"),
             ([run, "--dev", other], "--dev is for embeddings or scores, and .*cosine is a run")):
         refused(capsys, confidence.main, words, said)

@@ -69,8 +69,7 @@ def refused(world, tmp_path, monkeypatch, capsys):
 
 BAD_JSON = {
     "nested": b'{"a": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", "cut": b'{"images": [{"id": 1}, {"i',
-    "latin": '{"é": 1}'.encode("latin1"), "NaN": b'{"a": NaN}', "surrogate": b'{"a": "\\ud800"}',
-    "digits": b'{"a": ' + b"9" * 5000 + b"}"}
+    "latin": '{"é": 1}'.encode("latin1"), "NaN": b'{"a": NaN}'}
 # {place: (the file, the command and its words)}; WORLD is the folder of the runs.
 JSON_PLACES = {
     "instances": ("i.json", "evaluate --checkpoint WORLD/cosine --pmrp --instances i.json"),
@@ -133,7 +132,6 @@ def archive(members: dict, compression=zipfile.ZIP_STORED) -> bytes:
 WHOLE = archive({"image_mean.npy": saved(np.ones((24, 16)))})
 BAD_NPZ = {"text": (b"PK nothing", "no .npz file"), "cut": (WHOLE[:900], "no .npz file"),
            "lying": (archive({"image_mean.npy": LYING}), "Unable to allocate"),
-           "other file": (archive({"readme.txt": b"hello"}), "no array of a name of its own"),
            "objects": (archive({"image_mean.npy": BAD_NPY["objects"]}), "Object arrays cannot be loaded")}
 
 
@@ -142,13 +140,6 @@ def test_files_that_are_no_embeddings(refused, tmp_path, kind):
     content, message = BAD_NPZ[kind]
     (tmp_path / "x.npz").write_bytes(content)
     refused("evaluate", ["--embeddings", "x.npz"], f"x.npz.*{message}")
-
-
-def test_an_archive_of_too_many_bytes_is_not_unpacked(refused, tmp_path, monkeypatch):
-    monkeypatch.setattr("files.NPZ_BYTES", 1 << 20)
-    (tmp_path / "x.npz").write_bytes(archive({"image_mean.npy": saved(np.zeros((512, 1024), np.float32))},
-                                             zipfile.ZIP_DEFLATED))
-    refused("evaluate", ["--embeddings", "x.npz"], "holds 2,097,280 bytes of arrays, and at most 1,048,576 are read")
 
 
 @pytest.mark.parametrize("changes, message", [
@@ -170,12 +161,10 @@ def test_embeddings_of_other_items(refused, world, tmp_path, option, changes, me
 
 @pytest.mark.parametrize("text, message", [
     ("max_violation: 'false'", "max_violation is 'false', and a switch is true or false, without quotes"),
-    ("seed: 010", "010 is no decimal number"), ("seed: 1.5", "'1.5' is not a whole"),
-    ("seed: 1\nsim: kl\nseed: 2", "'seed' stands twice"), ("config: other.yaml", "'config', which only the command"),
+    ("seed: 1.5", "'1.5' is not a whole"), ("config: other.yaml", "'config', which only the command"),
     ("sim: [kl]", "sim is a list"), ("simm: kl", "'simm', which is no option"), ("- a", "holds no options"),
-    ("sim: nope", "invalid choice: 'nope'"), ("a: [", "cannot be read"),
-    ("seed: !!python/object/apply:os.getcwd []", "cannot be read"),
-    ("# " + "x" * (1 << 20), "at most 1,048,576 are read")])
+    ("sim: nope", "invalid choice: 'nope'"), ("a: [", "is no YAML file"),
+    ("seed: !!python/object/apply:os.getcwd []", "is no YAML file")])
 def test_options_of_a_file(refused, tmp_path, text, message):
     (tmp_path / "c.yaml").write_text(text)
     refused("train", ["--config", "c.yaml"], message)
@@ -183,12 +172,11 @@ def test_options_of_a_file(refused, tmp_path, text, message):
 
 @pytest.mark.parametrize("words, message", [
     (["--embed_size", "1000000000"], "'1000000000' is not a whole number of at least 1 and at most 65,536"),
-    (["--batch_size", "٣"], "is not a whole number"), (["--margin", "nan"], "not a finite"),
-    (["--img_layers", "99999999"], "no list of layer sizes"), (["--data_path", "\udcff"], "is no UTF-8 text"),
+    (["--margin", "nan"], "'nan' is not a number of at"), (["--img_layers", "99999999"], "no list of layer sizes"),
     (["--data_name", "../own"], "'../own' is no name of a data set"), (["--logger_name", ""], "an empty name is no"),
-    (["--vocab_splits", "train,train"], "names a split twice"), (["--lr", "1"], "--lr: --learning_rate"),
+    (["--lr", "1"], "--lr: --learning_rate"),
     (["--no_such_flag"], "unrecognized arguments: --no_such_flag"), (["--embed", "5"], "unrecognized arguments"),
-    (["--learning_rate", "-1"], "'-1' is out of range; give a number above 0"),
+    (["--learning_rate", "-1"], "'-1' is not a number above 0"),
     (["--resume", "nowhere"], "there is no checkpoint nowhere")])
 def test_options_of_the_command_line(refused, words, message):
     refused("train", words, message)

@@ -62,7 +62,7 @@ def test_options_of_a_script_are_checked_like_typed_ones():
     assert vars(options(method="vsrn")) == {**vars(options(**METHODS["vsrn"].options)), "method": "vsrn",
                                             "logger_name": "runs/coco_precomp_vsrn_seed0"}
     for values, message in (({"margins": 1}, "options.. holds 'margins', which is no option"),
-                            ({"margin": "wide"}, "'wide' is not a finite number"),
+                            ({"margin": "wide"}, "'wide' is not a number of at least 0"),
                             ({"finetune": "yes"}, "finetune is 'yes', and a switch is true or false"),
                             ({"sim": "kl", "head": "point"}, "--sim kl needs a Gaussian on both sides")):
         with pytest.raises(InputError, match=message):
@@ -89,7 +89,7 @@ def test_an_option_of_a_loss_is_declared_beside_it_alone(monkeypatch):
     monkeypatch.setitem(losses.LOSSES, "sharp", Sharp)
     opt = options(loss="sharp", sharpness=0.5, turned=True)
     assert losses.LOSSES[opt.loss].build(opt, None).values == (0.5, "soft", True)
-    with pytest.raises(InputError, match="'-1' is out of range"):
+    with pytest.raises(InputError, match="'-1' is not a number of at least 0"):
         options(sharpness=-1)
 
 
