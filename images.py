@@ -17,7 +17,8 @@ from files import plain_file, refusing
 ROTATIONS = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
              5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
              8: Image.Transpose.ROTATE_90}                  # of EXIF's orientation
-PNG, JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"                # how their files begin
+PNG, JPEG, JPEG_END = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"\xff\xd9"                # how their files begin and end
+JPEG_BLOCK = 17                       # rows of pixels that are coded together, and one that is smoothed with them
 # formats whose reading starts no other program
 PHOTO_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
 
@@ -46,9 +47,10 @@ def decode_photo(file: BinaryIO, most: int | None = None) -> Image.Image:
         except Exception:
             file.seek(0)
             data = file.read()
-            if not data.startswith(PNG):
+            mend = mend_png if data.startswith(PNG) else mend_jpeg if data.startswith(JPEG) else None
+            if not mend:
                 raise
-            photo = convert_rgb(turn_upright(open_image(io.BytesIO(mend_png(data)), most)))
+            photo = convert_rgb(turn_upright(open_image(io.BytesIO(mend(data)), most)))
     if most:
         photo.thumbnail((most, most))
     return photo
@@ -91,6 +93,16 @@ def mend_png(data: bytes) -> bytes:
             parts.append(data[start:end])
         start = end
     return b"".join(parts)
+
+
+def mend_jpeg(data: bytes) -> bytes:
+    """Put an end to a JPEG without its last bytes.
+    Raises OSError where more than the last row of blocks is lost."""
+    images = [np.asarray(open_image(io.BytesIO(data + rest + JPEG_END))) for rest in (b"", bytes(range(254)))]
+    lost = np.not_equal(*images).reshape(len(images[0]), -1).any(1)             # (H,): it depends on what follows
+    if lost[:-JPEG_BLOCK].any():
+        raise OSError(f"it is cut off at {lost.argmax() / len(lost):.0%} of its height")
+    return data + JPEG_END
 
 
 @functools.cache

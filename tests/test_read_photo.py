@@ -80,11 +80,18 @@ def test_rotation_stays_beside_megabytes_of_text(tmp_path):
     assert np.array_equal(read(tmp_path, content), np.rot90(PHOTO, -1))
 
 
-@pytest.mark.parametrize("form", ["JPEG", "PNG"])
-def test_half_a_photo_is_refused(tmp_path, form):
-    whole = file_of(form)
-    with pytest.raises(InputError, match="the photo .*cut cannot be read .*truncated"):
-        read(tmp_path, whole[:len(whole) // 2], "cut")
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_jpeg_without_its_last_bytes_is_read_and_a_cut_one_refused(tmp_path, progressive):
+    whole = file_of("JPEG", progressive=progressive)
+    assert np.array_equal(read(tmp_path, whole[:-2]), read(tmp_path, whole))
+    for share in (0.2, 0.5, 0.9):
+        with pytest.raises(InputError, match=r"the photo .*cut.jpg cannot be read \(it is cut off at \d+%"):
+            read(tmp_path, whole[:int(share * len(whole))], "cut.jpg")
+
+
+def test_half_a_png_is_refused(tmp_path):
+    with pytest.raises(InputError, match="truncated"):
+        read(tmp_path, file_of("PNG")[:300])
 
 
 def test_large_jpegs_are_decoded_small_and_bombs_refused(tmp_path, monkeypatch):
