@@ -16,8 +16,6 @@ if __name__ == "__main__":
 import atexit
 import functools
 import glob
-import math
-import mmap
 import os
 import re
 import signal
@@ -29,7 +27,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
@@ -52,148 +49,11 @@ from files import (
     sha256,
     split_in_files,
 )
-from images import eval_transform, read_photo, train_transform
+from images import Features, NoImages, Photos, count_repeats
 from vocab import UNK, Trigrams, Vocabulary, caption_faults, tokenize
 
 DEV_IMAGES = 1000                     # VSE++ cuts the dev split of precomputed data and of COCO to 5,000 captions
 NAMED_CAPTIONS = "captions.tsv"
-SCAN_BYTES = 4 << 30                  # feature files up to this size are checked for NaN before training
-RESIDENT_BYTES = 1 << 30              # bytes read from a mapped file before its memory pages are released
-SQUARABLE = 1e-18, 1e18               # float32 can sum the squares of numbers between these
-MANY_REGIONS = 256                    # more vectors an image than numbers a vector: channels stand before regions
-AGAIN = "write it again with np.save(path, array.astype(np.float32))"
-
-
-# ---- images: features, photos, or none
-
-class Features:
-    """File of image features, (N, F) or (N, P, F), float16 or float32.
-    It is mapped and never read whole."""
-
-    def __init__(self, path: str):
-        self.path, self.step, self.unreturned = path, 1, 0            # the row of image i is i * step
-        self.array = read_array(path, AGAIN)
-        shape, dtype = self.array.shape, self.array.dtype
-        check(dtype.kind == "f" and len(shape) in (2, 3) and 0 not in shape,
-              f"{path} holds {dtype} of shape {shape}; features are float16 or float32 of shape (images, F) or "
-              "(images, regions, F)")
-
-    def cut(self, n: int) -> None:
-        """Keep the first n images."""
-        self.array = self.array[:n * self.step]
-
-    def __getstate__(self) -> dict:
-        """State for a worker process, which maps the file itself."""
-        return {**vars(self), "array": len(self.array)}
-
-    def __setstate__(self, state: dict) -> None:
-        self.__dict__.update(state, array=read_array(state["path"], AGAIN)[:state["array"]])
-
-    def __len__(self) -> int:
-        return len(self.array) // self.step
-
-    shape = property(lambda self: self.array.shape[1:])               # of one image's features: (F,) or (P, F)
-    dim = property(lambda self: self.array.shape[-1])
-    regions = property(lambda self: self.array.shape[1] if self.array.ndim == 3 else None)         # P
-    parallel = property(lambda self: self.array.nbytes > RESIDENT_BYTES)        # worker processes help
-    length = property(lambda self: np.ones(len(self), np.int64))      # (M,), as of `Tokens`: features of captions
-
-    def gather(self, index) -> Tensor:
-        """Features of images `index` (B,): (B, F) or (B, P, F) float32.
-        Raises InputError on NaN or infinity."""
-        rows = np.asarray(index) * self.step
-        features = torch.from_numpy(self.array[rows].astype(np.float32, copy=False))
-        if not torch.isfinite(features.sum()):
-            bad = rows[~torch.isfinite(features).flatten(1).all(1).numpy()]
-            if len(bad):
-                raise InputError(f"{self.path} holds NaN or infinity in row {bad[0]}; every feature has to be a finite "
-                                 "number, so extract that image again")
-        self.unreturned += features.nbytes
-        if self.unreturned > RESIDENT_BYTES:                # keeps memory small; the system may cache the file
-            self.array._mmap.madvise(mmap.MADV_DONTNEED)
-            self.unreturned = 0
-        return features
-
-    def batch(self, index) -> tuple[Tensor, Tensor]:
-        """Captions `index` (B,) as features (B, F) and lengths (B,), which are all 1."""
-        return self.gather(index), torch.ones(len(index), dtype=torch.int64)
-
-    def describe(self) -> str:
-        sample = self.array[np.linspace(0, len(self.array) - 1, 256).astype(int)].astype(np.float32)
-        norm = np.linalg.norm(sample, axis=-1).mean()
-        return (f"features {self.array.shape} {self.array.dtype}, mean l2 norm {norm:.2f}"
-                + (f", each row repeated {self.step} times" if self.step > 1 else ""))
-
-    def digest(self) -> str:
-        sample = np.unique(np.linspace(0, len(self.array) - 1, 64).astype(int))
-        return sha256(f"{self.array.shape} {self.array.dtype}", self.array[sample])
-
-
-class Photos:
-    """Image files, decoded to RGB and transformed as in VSE++: (B, 3, 224, 224)."""
-    parallel, dim, regions = True, None, None
-
-    def __init__(self, paths: list[str]):
-        self.paths = paths
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def cut(self, n: int) -> None:
-        self.paths = self.paths[:n]
-
-    def open(self, i: int, most: int | None = None) -> Image.Image:
-        """Photo i, as `read_photo` reads it."""
-        return read_photo(self.paths[i], most)
-
-    def name(self, i: int) -> str:
-        return os.path.basename(self.paths[i])
-
-    def gather(self, index) -> Tensor:
-        """Photos `index` (B,), their middle: (B, 3, 224, 224)."""
-        transform = eval_transform()
-        return torch.stack([transform(self.open(int(i))) for i in index])
-
-    def augment(self, pairs, crop_size: int, seed: tuple) -> Tensor:
-        """Photos of pairs (caption, image), (B, 2), cropped and flipped at random.
-        Returns (B, 3, crop_size, crop_size).
-
-        The random numbers follow from (seed, caption) alone; workers or resuming change nothing.
-        """
-        photos = []
-        transform = train_transform(crop_size)
-        with torch.random.fork_rng(devices=[]):
-            for caption, image in pairs:
-                state = np.random.SeedSequence([*seed, int(caption)]).generate_state(1, np.uint64)
-                torch.default_generator.manual_seed(int(state[0]))    # torch.manual_seed would seed CUDA's, too
-                photos.append(transform(self.open(int(image))))
-        return torch.stack(photos)
-
-    def describe(self) -> str:
-        return f"photos in {os.path.dirname(self.paths[0])}"
-
-    def digest(self) -> str:
-        return sha256("\n".join(map(os.path.basename, self.paths)))
-
-
-class NoImages:
-    """Images of which only captions are there."""
-    parallel, dim, regions = False, None, None
-
-    def __init__(self, count: int):
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def cut(self, n: int) -> None:
-        self.count = min(n, self.count)
-
-    def describe(self) -> str:
-        return "no images: text only"
-
-    def digest(self) -> str:
-        return sha256(f"{self.count} images of which only captions are there")
 
 
 # ---- captions as numbers
@@ -328,17 +188,15 @@ class Split:
         """Yield sentences on faults of the contents.
         `deep` opens every photo and reads every feature. Without `images` only the captions are checked."""
         yield from caption_faults(self.captions, self.place)
-        if images and isinstance(self.images, Photos):
-            yield from photo_faults(self.images, deep)
-        elif images and isinstance(self.images, Features):
-            yield from feature_faults(self.images, deep)
+        if images:
+            yield from self.images.faults(deep)
         for kind, ids in (("images", self.image_ids), ("captions", self.caption_ids)) if deep and images else ():
             twice = 0 if ids is None else len(ids) - len(set(ids))
             if twice:
                 yield (f"{self.source}: {twice} of {len(ids)} {kind} have the id or name of another one; give each its "
                        "own, or leave the ids out")
         if self.text is not None:
-            yield from feature_faults(self.text, deep, distinct=False)
+            yield from self.text.faults(deep, distinct=False)
 
     def require_sound(self, images: bool = True) -> "Split":
         """The split. Raises InputError with the first of its faults."""
@@ -506,30 +364,21 @@ def read_precomputed(root: str, split: str) -> Split:
     source = f"{start}_caps.txt"
     if not os.path.isfile(source) and os.path.isfile(os.path.join(root, NAMED_CAPTIONS)):
         return read_named(root, split)
-    check(texts or not os.path.isfile(os.path.join(root, "all_photos.json")),
-          f"{root} holds photos without captions, which can be searched; to train on them give `features.images "
-          "--photos` a captions.csv")
     captions = read_lines(need(source, HELP))
-    has_features = os.path.isfile(f"{start}_ims.npy")
-    images = Features(f"{start}_ims.npy") if has_features else NoImages(
-        len(read_ids(f"{start}_img_ids.npy") or captions[::5]))
-    count, rows = len(captions), len(images)
-    blank = next((f"; its line {m} is empty" for m, caption in enumerate(captions, 1) if not caption.strip()), "")
-    check(count and count % rows == 0,
-          f"{source} has {count} captions for the {rows} rows of {start}_ims.npy; there must be the same number of "
-          f"captions for every row{blank}")
-    if has_features and rows == count:
-        images.step = repeated_rows(images.array, images.path)
+    count, features = len(captions), f"{start}_ims.npy"
+    if os.path.isfile(features):
+        images = Features(features)
+        images.step = count_repeats(images.array, features) if len(images) == count else 1
+    else:
+        images = NoImages(len(read_ids(f"{start}_img_ids.npy")) or (count if count % 5 else count // 5))
     n, notes = len(images), []
-    names = read_ids(f"{start}_ids.txt")
-    if n < count == len(names) and len(set(names)) == count:          # of captions
-        notes.append(f"{start}_ids.txt names every caption differently, so it does not say which the images are")
-        names = []
-    names = ids_of_images(names, n, count, f"{start}_ids.txt")
-    image_ids = ids_of_images(read_ids(f"{start}_img_ids.npy"), n, count, f"{start}_img_ids.npy")
-    return Split(split, images, captions, np.arange(count) // (count // n), source,
-                 image_ids or as_integers(names) or names or None, read_caption_ids(start, source, count, notes),
-                 names or None, notes=notes)
+    blank = next((f"; its line {m} is empty" for m, caption in enumerate(captions, 1) if not caption.strip()), "")
+    check(count and count % n == 0,
+          f"{source} has {count} captions for the {n} rows of {features}; there must be the same number of captions "
+          f"for every row{blank}")
+    names, ids = (read_image_ids(f"{start}_{end}", n, count) for end in ("ids.txt", "img_ids.npy"))
+    return Split(split, images, captions, np.arange(count) // (count // n), source, ids or as_integers(names) or names
+                 or None, read_caption_ids(start, source, count, notes), names or None, notes=notes)
 
 
 def read_caption_ids(start: str, source: str, count: int, notes: list[str]) -> np.ndarray | None:
@@ -596,17 +445,19 @@ def named_splits(root: str) -> list[str]:
     return sorted(os.path.basename(start) for start in starts if not os.path.isfile(f"{start}_caps.txt"))
 
 
-def ids_of_images(ids: list, n: int, count: int, path: str) -> list:
-    """One id per image, from ids that may be given per caption, or none.
+def read_image_ids(path: str, n: int, count: int) -> list:
+    """Read one id per image; the file may give one per caption, or not be there.
 
     Raises InputError for another number of ids, and where the captions of one image have different ids: then not every
-    image has count / n captions one after another.
+    image has count / n captions one after another. Ids that differ for all captions name no images.
     """
+    ids, each = read_ids(path), count // n
     check(len(ids) in (0, n, count), f"{path} has {len(ids)} ids for {n} images; there must be one for each image or "
                                      "caption")
-    if len(ids) != count:
+    if len(ids) <= n:
         return ids
-    each = count // n
+    if len(set(ids)) == count:
+        return []
     first = next((k for k in range(0, count, each) if len(set(ids[k:k + each])) > 1), None)
     check(first is None, f"{path} gives the captions {(first or 0) + 1} to {(first or 0) + each}, which {count} "
                          f"captions for {n} images make those of one image, more than one id; let the captions of an "
@@ -619,7 +470,7 @@ def read_text_features(root: str, split: Split, name: str) -> Features:
     Raises InputError where there are none, or of others."""
     start = os.path.join(root, f"{split.name}_{name}")
     path, facts, count = f"{start}.npy", f"{start}.json", len(split.captions)
-    check(os.path.isfile(path), f"there is no file {path} of --text_features; `python -m features.captions` makes "
+    check(os.path.isfile(path), f"there is no file {path}, features of captions; `python -m features.captions` makes "
                                 "it")
     text = Features(path)
     check(text.array.shape[:-1] == (count,),
@@ -713,120 +564,28 @@ def distinct_ids(ids: list, path: str, what: str) -> np.ndarray | None:
     return integers(ids, path, what) if different else None
 
 
-# ---- faults of images
-
-def feature_faults(features: Features, deep: bool, distinct: bool = True):
-    """Yield sentences on what is wrong with a file of features.
-
-    `deep` reads every row, however large the file is, and also reports rows of zeros and, where rows should be
-    `distinct`, a file in which most images have equal rows.
-    """
-    path, array, step, n = features.path, features.array, features.step, len(features)
-    if features.regions and features.regions >= MANY_REGIONS and features.regions > features.dim:
-        yield (f"{path} has {features.regions:,} regions of {features.dim} numbers an image: its axes look turned, "
-               "channels before regions; save array.transpose(0, 2, 1)")
-    zero, extreme, seen = [], False, set()
-    scanned = deep or array.nbytes <= SCAN_BYTES
-    for chunk in np.array_split(np.arange(n), max(1, array.nbytes >> 28)) if scanned else ():
-        if deep and distinct:
-            seen.update(hash(row.tobytes()) for row in array[chunk * step])
-        try:
-            most = features.gather(chunk).flatten(1).abs().amax(1).numpy()                  # (n,)
-        except InputError as error:
-            yield str(error)
-            continue
-        zero += chunk[most == 0].tolist()
-        odd = np.flatnonzero((most > SQUARABLE[1]) | (most > 0) & (most < SQUARABLE[0]))
-        if len(odd) and not extreme:
-            extreme = True
-            yield (f"{path} has values of {most[odd[0]]:.0e} in row {chunk[odd[0]] * step}, whose squares are beyond "
-                   "float32; scale the features, or extract them again")
-    if deep and distinct and 2 * len(seen) < n:
-        yield (f"{path} holds only {len(seen)} different rows for {n} images; their extraction failed, or they do not "
-               "stand one image after another")
-    if deep and zero:
-        yield (f"{path} holds only zeros in {len(zero) * step} of {len(array)} rows, the first is row "
-               f"{zero[0] * step}; their extraction failed, so extract them again")
-
-
-def photo_faults(photos: Photos, deep: bool):
-    """Yield sentences on missing photos and, if `deep`, on unreadable ones."""
-    missing = [path for path in photos.paths if not os.path.isfile(path)]
-    if missing:
-        yield f"{len(missing)} of {len(photos)} photos are missing, the first is {missing[0]}; {HELP}"
-    for i in tqdm(range(len(photos)), desc="photos", disable=None) if deep else ():
-        if os.path.isfile(photos.paths[i]):
-            try:
-                photos.open(i)
-            except InputError as error:
-                yield str(error)
-
-
-def repeated_rows(array: np.ndarray, path: str) -> int:
-    """Number of equal rows in succession per image: 5 in VSE++'s files, else 1.
-
-    array: (rows, ...), features, embeddings or scores, as many rows as there are captions. The first 128 rows and 32
-    samples of 16 are compared with the row before. Raises InputError where images differ in this number, and where the
-    whole array stands there several times.
-    """
-    rows = len(array)
-    starts = np.linspace(0, max(0, rows - 17), 32).astype(int)[:, None]
-    places = np.union1d(np.arange(1, 128), starts + np.arange(1, 17))
-    places = places[places < rows]
-    turned = np.array([not equal_rows(array[k], array[k - 1]) for k in places], bool)
-    turns = places[turned].tolist()
-    step = math.gcd(rows, *turns)
-    if not turns:                                           # all rows are equal
-        return 5 if rows % 5 == 0 else 1
-    if step == 1 and (~turned).sum() > 0.4 * len(places):
-        odd = next((k for k in [*turns, rows] if k % turns[0]), places[~turned][0] + 1) - 1
-        raise InputError(f"some images of {path} stand in {turns[0]} equal rows and others do not (the one up to row "
-                         f"{odd}); repeat every image once for each of its captions, or none")
-    for times in range(2, 11) if step == 1 else ():
-        period = rows // times
-        check(rows % times or not all(equal_rows(array[k], array[k + period]) for k in (0, period // 2)),
-              f"{path} holds the same {period} rows {times} times one after another; let the rows of an image stand "
-              "together (np.repeat, not np.tile), or give each image once")
-    return step
-
-
-def equal_rows(a: np.ndarray, b: np.ndarray) -> bool:
-    """True if two rows agree but for the last digits of float32; NaN equals NaN."""
-    largest = np.abs(a).max(where=np.isfinite(a), initial=0)
-    return np.allclose(a, b, rtol=0, atol=1e-6 * float(largest), equal_nan=True)
-
-
 # ---- python data.py check
 
-def check_data_set(data_path: str, data_name: str, vocab_path: str | None = None,
-                   text_features: str | None = None) -> int:
+def check_data_set(data_path: str, data_name: str) -> int:
     """Print what a data folder holds and every fault in it.
     Returns the number of faults."""
-    root = os.path.join(data_path, data_name)
-    vocab = Vocabulary.load(vocab_path) if vocab_path else None
-    faults, splits, first = [], 0, {}
+    root, faults, splits = os.path.join(data_path, data_name), [], []
     text_only = bool(glob.glob(os.path.join(root, "*_caps.txt"))) and not glob.glob(os.path.join(root, "*_ims.npy"))
-    required = ("train", "dev", "test")[2 * text_only:]
     for name in ("train", "restval", "dev", "test", "testall"):
         try:
-            split = read_split(data_path, data_name, name, dev_images=0, text_only=text_only,
-                               text_features=text_features)
+            split = read_split(data_path, data_name, name, dev_images=0, text_only=text_only)
         except InputError as error:
-            faults += [str(error)] * (name in required)
+            faults += [str(error)] * (name == "test" or name in ("train", "dev") and not text_only)
             continue
-        splits += 1
-        for kind, x in enumerate((split.images, split.text)):
-            if isinstance(x, Features) and x.shape != first.setdefault(kind, x).shape:
-                faults.append(f"{x.path} has rows of {x.shape}, {first[kind].path} of {first[kind].shape}; extract all "
-                              "alike")
-        vocab = vocab or Vocabulary.build(split.words)
-        known = [word in vocab.index for words in split.words for word in words] or [False]
-        for note in split.notes:
-            print(f"note: {note}")
-        print(f"{name:8}{len(split.images):>8,} images {len(split.captions):>8,} captions  {split.images.describe()}\n"
-              f"{'':8}captions of {np.mean([len(words) for words in split.words]):.1f} words; "
-              f"{100 * np.mean(known):.2f}% of the words are in the vocabulary of {len(vocab):,}")
+        splits.append(split)
+        print(f"{name:8}{len(split.images):>8,} images {len(split.captions):>8,} captions  {split.images.describe()}",
+              *split.notes, sep="\nnote: ")
         faults += split.faults(deep=True)
+        images, first = split.images, splits[0].images
+        if isinstance(images, Features) and images.shape != first.shape:
+            faults.append(f"{images.path} has rows of {images.shape}, {first.path} of {first.shape}; extract all alike")
+    vocab = Vocabulary.build(splits[0].words) if splits else None
+    for split in splits:
         try:
             if all(caption.strip() for caption in split.captions):
                 split.encode(vocab)
@@ -835,7 +594,7 @@ def check_data_set(data_path: str, data_name: str, vocab_path: str | None = None
     faults = faults if splits else faults[:1]               # no data at all is one fault
     for fault in faults:
         print(f"fault: {fault}")
-    print(f"{root}: {splits} splits, {len(faults)} faults")
+    print(f"{root}: {len(splits)} splits, {len(faults)} faults")
     return len(faults)
 
 
@@ -846,12 +605,8 @@ def main(argv=None) -> None:
     parser.add_argument("--data_path", type=filename, default="data", help="folder that holds the data sets")
     parser.add_argument("--data_name", type=data_set, default="coco_precomp",
                         help="folder of the data set below --data_path")
-    parser.add_argument("--text_features", metavar="NAME", help="also check features of captions, {split}_NAME.npy")
-    parser.add_argument("--vocab", type=filename,
-                        help="vocabulary whose coverage is measured (default: words of the training captions)")
     opt = parser.parse_args(argv)
-    sys.exit(cli.run("data.py", lambda: int(check_data_set(
-        opt.data_path, opt.data_name, opt.vocab, opt.text_features) > 0)))
+    sys.exit(cli.run("data.py", lambda: int(check_data_set(opt.data_path, opt.data_name) > 0)))
 
 
 if __name__ == "__main__":

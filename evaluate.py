@@ -21,7 +21,7 @@ import numpy as np
 import cli
 from checkpoint import Trained
 from cli import check, torch_device
-from data import Photos, named_splits
+from data import named_splits
 from evaluation import pictures
 from evaluation.embeddings import (
     Embeddings,
@@ -36,6 +36,7 @@ from evaluation.embeddings import (
 from evaluation.protocols import Record, assess, read_judgements, replace_nan
 from evaluation.report import comparisons, doubts, render, seed_tables, sentences, tables
 from files import atomic, output, repeated, save_json
+from images import Photos
 from losses import formulas
 from options import parse_evaluation as parse_args
 

@@ -1,8 +1,9 @@
-"""Reading of photos of any mode, depth and orientation; transforms of VSE++."""
+"""Images of a split: files of features, or photos of any mode and orientation with the transforms of VSE++."""
 import contextlib
 import functools
 import io
 import math
+import os
 import sys
 import warnings
 from typing import BinaryIO
@@ -11,14 +12,21 @@ import numpy as np
 import torch
 from PIL import ExifTags, Image
 from PIL.JpegImagePlugin import JpegImageFile
+from torch import Tensor
+from tqdm import tqdm
 
-from files import plain_file, refusing
+from cli import InputError, check
+from files import HELP, plain_file, read_array, refusing, sha256
 
 ROTATIONS = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
              5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
              8: Image.Transpose.ROTATE_90}                  # of EXIF's orientation
 PNG, JPEG, JPEG_END = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"\xff\xd9"                # how their files begin and end
 JPEG_BLOCK = 17                       # rows of pixels that are coded together, and one that is smoothed with them
+LARGE = 1 << 30                       # bytes of a file of features that worker processes help to read
+PART = 1 << 28                        # bytes of features that are checked at a time
+MANY_REGIONS = 256                    # more vectors an image than numbers a vector: channels stand before regions
+AGAIN = "write it again with np.save(path, array.astype(np.float32))"
 # formats whose reading starts no other program
 PHOTO_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
 
@@ -167,3 +175,187 @@ def build_transform(first):
     import_torchvision()
     from torchvision import transforms as t
     return t.Compose([*first(t), t.ToTensor(), t.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])])
+
+
+# ---- images of a split: features, photos, or none
+
+class Features:
+    """File of features, (N, F) or (N, P, F), float16 or float32.
+    It is mapped and never read whole."""
+
+    def __init__(self, path: str):
+        self.path, self.step = path, 1                      # the row of image i is i * step
+        self.array = read_array(path, AGAIN)
+        shape, dtype = self.array.shape, self.array.dtype
+        check(dtype.kind == "f" and len(shape) in (2, 3) and 0 not in shape,
+              f"{path} holds {dtype} of shape {shape}; features are float16 or float32 of shape (images, F) or "
+              "(images, regions, F)")
+
+    def cut(self, n: int) -> None:
+        """Keep the first n images."""
+        self.array = self.array[:n * self.step]
+
+    def __getstate__(self) -> dict:
+        """State for a worker process, which maps the file itself."""
+        return {**vars(self), "array": len(self.array)}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state, array=read_array(state["path"], AGAIN)[:state["array"]])
+
+    def __len__(self) -> int:
+        return len(self.array) // self.step
+
+    shape = property(lambda self: self.array.shape[1:])               # of one image's features: (F,) or (P, F)
+    dim = property(lambda self: self.array.shape[-1])
+    regions = property(lambda self: self.array.shape[1] if self.array.ndim == 3 else None)         # P
+    parallel = property(lambda self: self.array.nbytes > LARGE)       # worker processes help
+    length = property(lambda self: np.ones(len(self), np.int64))      # (M,), as of data.Tokens: features of captions
+
+    def gather(self, index) -> Tensor:
+        """Features of images `index` (B,): (B, F) or (B, P, F) float32.
+        Raises InputError on NaN or infinity."""
+        rows = np.asarray(index) * self.step
+        features = torch.from_numpy(self.array[rows].astype(np.float32, copy=False))
+        if not torch.isfinite(features.sum()):
+            bad = rows[~torch.isfinite(features).flatten(1).all(1).numpy()].tolist()
+            check(not bad, f"{self.path} holds NaN or infinity in row {(bad or [0])[0]}; every feature has to be a "
+                           "finite number, so extract that image again")
+        return features
+
+    def batch(self, index) -> tuple[Tensor, Tensor]:
+        """Captions `index` (B,) as features (B, F) and lengths (B,), which are all 1."""
+        return self.gather(index), torch.ones(len(index), dtype=torch.int64)
+
+    def faults(self, deep: bool = False, distinct: bool = True):
+        """Yield sentences on faults of the file.
+        deep: read every row. distinct: the rows of most images should differ."""
+        if self.regions and self.regions >= MANY_REGIONS and self.regions > self.dim:
+            yield (f"{self.path} has {self.regions:,} regions of {self.dim} numbers an image: its axes look turned, "
+                   "channels before regions; save array.transpose(0, 2, 1)")
+        zero, seen = [], set()
+        for chunk in np.array_split(np.arange(len(self)), self.array.nbytes // PART + 1) if deep else ():
+            seen.update(hash(row.tobytes()) for row in self.array[chunk * self.step])
+            try:
+                zero += (chunk[~self.gather(chunk).flatten(1).any(1).numpy()] * self.step).tolist()
+            except InputError as error:
+                yield str(error)
+        if deep and distinct and 2 * len(seen) < len(self):
+            yield (f"{self.path} holds only {len(seen)} different rows for {len(self)} images; their extraction "
+                   "failed, or they do not stand one image after another")
+        if zero:
+            yield (f"{self.path} holds only zeros for {len(zero)} of {len(self)} images, the first is row {zero[0]}; "
+                   "their extraction failed, so extract them again")
+
+    def describe(self) -> str:
+        sample = self.array[np.linspace(0, len(self.array) - 1, 256).astype(int)].astype(np.float32)
+        norm = np.linalg.norm(sample, axis=-1).mean()
+        return (f"features {self.array.shape} {self.array.dtype}, mean l2 norm {norm:.2f}"
+                + (f", each row repeated {self.step} times" if self.step > 1 else ""))
+
+    def digest(self) -> str:
+        sample = np.unique(np.linspace(0, len(self.array) - 1, 64).astype(int))
+        return sha256(f"{self.array.shape} {self.array.dtype}", self.array[sample])
+
+
+class Photos:
+    """Image files, decoded to RGB and transformed as in VSE++: (B, 3, 224, 224)."""
+    parallel, dim, regions = True, None, None
+
+    def __init__(self, paths: list[str]):
+        self.paths = paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def cut(self, n: int) -> None:
+        self.paths = self.paths[:n]
+
+    def open(self, i: int, most: int | None = None) -> Image.Image:
+        """Photo i, as `read_photo` reads it."""
+        return read_photo(self.paths[i], most)
+
+    def name(self, i: int) -> str:
+        return os.path.basename(self.paths[i])
+
+    def gather(self, index) -> Tensor:
+        """Photos `index` (B,), their middle: (B, 3, 224, 224)."""
+        transform = eval_transform()
+        return torch.stack([transform(self.open(int(i))) for i in index])
+
+    def augment(self, pairs, crop_size: int, seed: tuple) -> Tensor:
+        """Photos of pairs (caption, image), (B, 2), cropped and flipped at random.
+        Returns (B, 3, crop_size, crop_size).
+
+        The random numbers follow from (seed, caption) alone; workers or resuming change nothing.
+        """
+        photos = []
+        transform = train_transform(crop_size)
+        with torch.random.fork_rng(devices=[]):
+            for caption, image in pairs:
+                state = np.random.SeedSequence([*seed, int(caption)]).generate_state(1, np.uint64)
+                torch.default_generator.manual_seed(int(state[0]))    # torch.manual_seed would seed CUDA's, too
+                photos.append(transform(self.open(int(image))))
+        return torch.stack(photos)
+
+    def faults(self, deep: bool = False):
+        """Yield sentences on photos that are missing and, where `deep`, unreadable."""
+        missing = [path for path in self.paths if not os.path.isfile(path)]
+        if missing:
+            yield f"{len(missing)} of {len(self)} photos are missing, the first is {missing[0]}; {HELP}"
+        for i in tqdm(range(len(self)), desc="photos", disable=None) if deep else ():
+            try:
+                if os.path.isfile(self.paths[i]):
+                    self.open(i)
+            except InputError as error:
+                yield str(error)
+
+    def describe(self) -> str:
+        return f"photos in {os.path.dirname(self.paths[0])}"
+
+    def digest(self) -> str:
+        return sha256("\n".join(map(os.path.basename, self.paths)))
+
+
+class NoImages:
+    """Images of which only captions are there."""
+    parallel, dim, regions = False, None, None
+
+    def __init__(self, count: int):
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def cut(self, n: int) -> None:
+        self.count = min(n, self.count)
+
+    def faults(self, deep: bool = False):
+        yield from ()
+
+    def describe(self) -> str:
+        return "no images: text only"
+
+    def digest(self) -> str:
+        return sha256(f"{self.count} images of which only captions are there")
+
+
+def count_repeats(array: np.ndarray, path: str) -> int:
+    """Count the equal rows in succession of each image: 5 in VSE++'s files, else 1.
+
+    array: (rows, ...), as many rows as there are captions. The first 128 rows and 32 samples of 16 are compared with
+    the row before. Raises InputError where images differ in this number.
+    """
+    rows = len(array)
+    starts = np.linspace(0, max(0, rows - 17), 32).astype(int)[:, None]
+    places = np.union1d(np.arange(1, 128), starts + np.arange(1, 17))
+    places = places[places < rows]
+    turned = np.array([not np.array_equal(array[k], array[k - 1], equal_nan=True) for k in places], bool)
+    turns = places[turned].tolist()
+    if not turns:                                           # all rows are equal
+        return 5 if rows % 5 == 0 else 1
+    step = math.gcd(rows, *turns)
+    odd = next((k for k in turns if k % turns[0]), turns[0])
+    check(step > 1 or (~turned).mean() <= 0.4,
+          f"some images of {path} stand in several equal rows and others do not (the one up to row {odd - 1}); repeat "
+          "every image once for each of its captions, or none")
+    return step

@@ -27,8 +27,9 @@ from cli import (
     width,
     workers,
 )
-from data import DEV_IMAGES, NoImages, Photos
+from data import DEV_IMAGES
 from files import read_yaml
+from images import NoImages, Photos
 from losses import LOSSES, OTHER_LOSSES, PRIOR_LOSSES, SIMILARITIES, VAR_MAX, formulas, trait
 from methods import ADVICE, METHODS
 from model import BASELINES, CNNS, HEADS, IMAGE_ENCODERS, LATENT_NORMS, TEXT_ENCODERS, find_similarity

@@ -12,18 +12,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from cli import Arguments, InputError, check, data_set, filename, positive, run
+from cli import Arguments, check, data_set, filename, positive, run
 from files import (
-    HELP,
     atomic,
-    karpathy_file,
-    need,
     output,
-    read_coco_captions,
     read_json,
-    read_karpathy_captions,
-    read_lines,
-    split_in_files,
 )
 
 TOKENIZER = "nltk.word_tokenize(preserve_line=True), lower case"
@@ -153,32 +146,17 @@ def trigrams_of(word: str) -> list[str]:
 
 # ---- the command
 
-def read_captions(data_path: str, data_name: str, split: str, use_restval: bool = False) -> list[str]:
-    """Read the captions of a split in the layout of its folder.
-    Raises InputError, also on captions that are none."""
-    root = os.path.join(data_path, data_name)
-    check(os.path.isdir(root), f"there is no folder {root} (--data_path {data_path}, --data_name {data_name}); {HELP}")
-    if os.path.isdir(os.path.join(root, "annotations")):
-        source, rows = read_coco_captions(root, split, use_restval)
-    elif karpathy_file(root):
-        source, rows, _ = read_karpathy_captions(root, split, use_restval)
-    else:
-        split = split_in_files(split, lambda name: os.path.isfile(os.path.join(root, f"{name}_caps.txt")))
-        source, rows = need(os.path.join(root, f"{split}_caps.txt"), HELP), None
-    captions = [row.text for row in rows] if rows else read_lines(source)
-    for fault in caption_faults(captions, lambda m: f"{source}, {'caption' if rows else 'line'} {m + 1}"):
-        raise InputError(fault)
-    return captions
-
-
 def build(opt) -> None:
-    target = os.path.join(opt.vocab_path, f"{opt.data_name}_vocab.json")
-    output(target, overwrite=opt.overwrite)
-    captions = [caption for split in opt.vocab_splits.split(",")
-                for caption in read_captions(opt.data_path, opt.data_name, split, opt.use_restval)]
-    vocab = Vocabulary.build(map(tokenize, captions), opt.vocab_threshold)
+    """Write the vocabulary of the training captions, or of those of --vocab_splits."""
+    from data import read_split  # which imports this module
+
+    target = output(os.path.join(opt.vocab_path, f"{opt.data_name}_vocab.json"), overwrite=opt.overwrite)
+    splits = [read_split(opt.data_path, opt.data_name, name, use_restval=opt.use_restval, dev_images=0, text_only=True)
+              .require_sound(images=False) for name in opt.vocab_splits.split(",")]
+    vocab = Vocabulary.build((words for split in splits for words in split.words), opt.vocab_threshold)
     vocab.save(target)
-    print(f"{target}: {len(vocab):,} words seen at least {opt.vocab_threshold} times in {len(captions):,} captions")
+    count = sum(len(split.captions) for split in splits)
+    print(f"{target}: {len(vocab):,} words seen at least {opt.vocab_threshold} times in {count:,} captions")
 
 
 def main(argv=None) -> None:

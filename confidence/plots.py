@@ -4,9 +4,9 @@ import numpy as np
 from confidence.calibration import percent
 from confidence.measures import MEASURES, Outcomes
 from confidence.reliability import reliability
-from data import Photos
 from evaluation.pictures import ACROSS, Cell, Row, draw_rows, drawing, image_drawer, wrapped
 from evaluation.report import SIDES
+from images import Photos
 from metrics import risk_coverage
 
 PICTURES = ("confidence", "confidence_examples")

@@ -18,13 +18,15 @@ import torch
 import metrics
 from checkpoint import Trained
 from cli import InputError, check
-from data import SQUARABLE, Photos, Split, check_extractors, read_split
+from data import Split, check_extractors, read_split
 from evaluation.annotations import Index
 from evaluation.encode import encode
 from files import read_array, read_arrays, save_arrays
+from images import Photos
 from losses import SIMILARITIES, Embedding, check_sides, cosine, formulas, trait, uncertainty
 from options import check_fits
 
+SQUARABLE = 1e18                      # float32 can sum the squares of smaller numbers
 MOST_SCORES = 2 ** 30                 # 4 GiB; larger splits can be exported, not ranked
 
 
@@ -362,7 +364,7 @@ def read_side(arrays: dict, side: str, path: str, normalised: bool) -> Embedding
               f"{path} holds NaN or infinity, or numbers beyond float32, in {side}_{name}; check the embeddings")
     largest = e.mean.abs().amax(1) if e.mean.shape[1] else torch.zeros(len(e.mean))           # (N,)
     least = 1e-6 if normalised else 0.0                     # below, `losses.unit` does not divide
-    odd = (largest > SQUARABLE[1]) | (largest > 0) & (e.mean.norm(dim=1) < least)
+    odd = (largest > SQUARABLE) | (largest > 0) & (e.mean.norm(dim=1) < least)
     check(not odd.any(), f"{path}: {side}_mean has values of at most {float(largest[odd][:1].sum()):.0e} in a row, "
                          "whose squares float32 cannot add up; scale all means alike, to norms near 1")
     return e

@@ -6,7 +6,8 @@ import torch
 from tqdm import tqdm
 
 import metrics
-from data import NoImages, Split, Tokens, chunks, image_batches
+from data import Split, Tokens, chunks, image_batches
+from images import NoImages
 from model import VSE
 
 

@@ -15,11 +15,10 @@ import numpy as np
 from PIL import Image
 
 from cli import InputError, check
-from data import Photos
 from evaluation.annotations import Pairs
 from evaluation.embeddings import Embeddings, uncertainties
 from files import atomic, below, output
-from images import read_photo
+from images import Photos, read_photo
 
 FORMATS = ("png", "pdf", "svg", "ps", "eps")
 DPI, LARGEST = 80, 2 ** 16 - 1        # pixels an inch, and of a side: what matplotlib can draw

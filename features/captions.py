@@ -28,11 +28,12 @@ from tqdm import tqdm
 
 import cli
 from cli import Arguments, check, data_set, filename, natural, positive, torch_device
-from data import Photos, Split, captions_digest, chunks, named_splits, read_split
+from data import Split, captions_digest, chunks, named_splits, read_split
 from features.hglmm import HGLMM, fit_ica, fit_pca, project, signed_square_root, unit
 from features.minilm import MiniLM
 from features.store import SPLITS, record_extractor
 from files import checksum, mapped, save_arrays, save_json
+from images import Photos
 from methods.word_vectors import read_word_vectors
 from vocab import SPECIALS, Vocabulary, is_function
 

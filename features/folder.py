@@ -12,10 +12,10 @@ from collections import Counter, defaultdict
 from typing import NamedTuple
 
 from cli import InputError, check, reason
-from data import Features, compose_name
+from data import compose_name
 from features.store import ALL, list_path, read_list
 from files import need, read_text, sha256
-from images import photo_formats
+from images import Features, photo_formats
 from vocab import NO_CAPTION
 
 # The endings of images.PHOTO_FORMATS.

@@ -26,13 +26,13 @@ from torch import Tensor
 
 import cli
 from cli import Arguments, InputError, check, data_set, filename, positive, torch_device, workers
-from data import Photos, Split, read_split
+from data import Split, read_split
 from features import store
 from features.folder import CAPTIONS, find_photos, read_captions
 from features.networks import KINDS, RECIPE, build_network, feature_shape
 from features.store import ALL, SPLITS, ComputeConfig, Part
 from files import mapped, read_array, save_array, save_json, save_lines
-from images import read_photo
+from images import Photos, read_photo
 from model import CNNS
 
 BATCH = {"cuda": 64, "cpu": 8}        # photos per step; larger maps cost a CPU memory anew each time

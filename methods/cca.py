@@ -20,9 +20,10 @@ from tqdm import tqdm
 
 import cli
 from cli import Arguments, check, data_set, filename, positive, split_name, within
-from data import Features, Split, check_extractors, chunks, read_split
+from data import Split, check_extractors, chunks, read_split
 from evaluation.embeddings import Member, export, list_items
 from files import output, refusing
+from images import Features
 from losses import Embedding, cosine
 from metrics import chance, retrieval_blocks
 from model import Precomputed

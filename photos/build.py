@@ -12,10 +12,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from cli import InputError, check
-from data import Features, NoImages, chunks, compose_name, image_batches, read_split, stream
+from data import chunks, compose_name, image_batches, read_split, stream
 from features.folder import find_photos, read_images
 from features.store import PhotoFile, stat_photo
-from images import read_photo
+from images import Features, NoImages, read_photo
 from losses import Embedding
 from photos.encoder import Encoder
 from photos.index import FORMAT, Index, index_file, read_index

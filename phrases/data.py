@@ -26,8 +26,9 @@ from torch import Tensor
 
 import cli
 from cli import Arguments, InputError, check, data_set, filename
-from data import Features, NoImages, Split, chunks, feature_faults, read_extractors, read_text_features
+from data import Split, chunks, read_extractors, read_text_features
 from files import need, output, read_array, read_arrays, read_json, sha256
+from images import Features, NoImages
 from phrases.entities import SPLITS, Entities, describe_entities, photo_paths, read_entities
 
 AGAIN = "delete it, and write it again with python -m phrases.proposals"
@@ -345,7 +346,7 @@ def check_folder(opt) -> int:
             split = read_phrases(root, name, opt.regions, opt.text_features)
             print(f"{'':8}{len(split.boxes):,} proposals, {split.images.describe()}")
             for x in filter(None, (split.images, split.text)):
-                faults |= dict.fromkeys(feature_faults(x, deep=True, distinct=False))
+                faults |= dict.fromkeys(x.faults(deep=True, distinct=False))
         except InputError as error:
             faults[str(error)] = None
     print("\n".join([*(f"fault: {fault}" for fault in faults), f"{root}: {len(faults)} faults"]))

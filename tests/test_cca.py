@@ -8,7 +8,8 @@ from scipy import linalg
 
 import evaluate
 from cli import InputError
-from data import Features, read_split
+from data import read_split
+from images import Features
 from methods import cca
 from methods.cca import CCA
 from metrics import retrieval

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import evaluate
-from data import Features
+from images import Features
 from losses import SampledNLL
 from methods.unpaired import Unpaired, choose_pairs
 from tests.helpers import fit_steps as fit

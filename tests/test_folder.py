@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 
 from cli import InputError
-from data import Photos, Split, check_data_set, check_extractors, read_split
+from data import Split, check_data_set, check_extractors, read_split
 from features import folder, networks
 from features import images as command
-from images import eval_transform, whole_transform
+from images import Photos, eval_transform, whole_transform
 from methods import filters
 from tests.helpers import refused
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 
 import train
 from cli import InputError
-from data import Batch, Features, Photos
-from images import import_torchvision
+from data import Batch
+from images import Features, Photos, import_torchvision
 from layers import GRU, pack
 from methods.vse_infinity import GeneralisedPooling
 from methods.vsrn import RegionGraph, RegionGRU

@@ -15,8 +15,8 @@ import evaluate
 import losses
 import train
 from cli import InputError
-from data import Batch, Features, Photos, read_split
-from images import import_torchvision
+from data import Batch, read_split
+from images import Features, Photos, import_torchvision
 from layers import BiGRU, Latent
 from losses import Embedding, Match, check_sides, formulas
 from methods.pvse_pcme import MMD, Diversity, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance

@@ -10,8 +10,7 @@ import torch
 from PIL import Image
 
 from cli import InputError
-from data import Photos
-from images import read_photo
+from images import Photos, read_photo
 
 PHOTO = np.kron(np.random.default_rng(0).integers(0, 256, (30, 40, 3)), np.ones((8, 8, 1))).astype(np.uint8)
 UPRIGHT = struct.pack("<HHLHH", 0x112, 3, 1, 6, 0)          # the camera was held upright

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-import data
 import train
 from checkpoint import load_checkpoint
 from cli import InputError
 from files import read_text
 from options import options as make_options
-from tests.helpers import FORKS, ROOT, STEPS, Command, in_a_process, log_of, options, same_weights
+from tests.helpers import ROOT, STEPS, Command, in_a_process, log_of, options, same_weights
 from tests.helpers import fit_steps as fit
 
 
@@ -206,39 +205,6 @@ def test_log_has_vsepps_names(tmp_path, small_run):
     assert {"r1", "r5", "r10", "medr", "meanr", "r1i", "r5i", "r10i", "medri", "meanri", "rsum"} <= set(lines[-1])
     assert {"epoch", "step", "Eit", "lr", "Le"} <= set(log_of(tmp_path / "run", lambda line: line["kind"] == "step")[0])
     assert any(name.startswith("events.out.tfevents") for name in os.listdir(tmp_path / "run"))
-
-
-def test_a_large_feature_file_is_not_read_into_memory(tmp_path):
-    """A region file of 610 MB is searched for NaN in two pieces, each read and copied, and trained on with 64 MiB of it
-    mapped. All at once, or with pages that stay mapped, the process would grow by twice the file."""
-    n, folder = 3900, tmp_path / "big"
-    folder.mkdir()
-    features = np.lib.format.open_memmap(folder / "train_ims.npy", "w+", np.float32, (n, 36, 1088))   # nearly all holes
-    features[:, 0, 0] = 1 + np.arange(n)
-    features.flush()
-    np.save(folder / "dev_ims.npy", np.zeros((10, 36, 1088), np.float32))
-    for split, count in (("train", n), ("dev", 10)):
-        (folder / f"{split}_caps.txt").write_text("".join(f"word{k % 50} and word{k % 7}\n" for k in range(count)))
-    there, here = FORKS.Pipe(False)
-    process = in_a_process(train_big, tmp_path, here)
-    assert there.poll(), process.exitcode
-    assert there.recv() < 900_000
-
-
-def train_big(tmp_path, told) -> None:
-    data.RESIDENT_BYTES = 64 << 20
-    with open("/proc/self/clear_refs", "w", encoding="ascii") as f:
-        f.write("5")                                        # the peak starts at what is resident now
-    before = peak()
-    fit("--data_path", tmp_path, "--data_name", "big", "--embed_size", 8, "--batch_size", 128, "--workers", 0,
-        "--logger_name", tmp_path / "run")
-    told.send(peak() - before)
-
-
-def peak() -> int:
-    """The most that this process has had in memory, KiB."""
-    with open("/proc/self/status", encoding="ascii") as f:
-        return next(int(line.split()[1]) for line in f if line.startswith("VmHWM"))
 
 
 def test_an_epoch_of_two_branch_has_siblings_side_by_side(demo_path):
