@@ -132,29 +132,15 @@ def table() -> list[str]:
     return lines
 
 
-# Flags of the methods' own code (VSE++, VSRN, SCAN, PVSE, PCME, VSE-infinity), and what to do here
-# instead.
-ADVICE = {"--reset_train": "leave it out, everything that learns is in training mode after every "
-          "validation (VSE++'s branches)", "--model_name": "SCAN's folder of checkpoints is the "
-          "run folder here, --logger_name", "--num_workers": "--workers", "--lr": "--learning_rate",
-          "--log_dir": "--logger_name", "--ckpt": "--init_from RUN", "--order": "--sim order",
-          "--num_embeds": "--n_embeds, with --sim mil", "--img_attention": "--sim mil (PVSE) or "
-          "--img_enc pie", "--txt_attention": "--sim mil (PVSE) or --txt_enc pie",
-          "--mmd_weight": "--mmd, times the batch size", "--div_weight": "--diversity, times the "
-          "batch size", "--img_finetune": "--finetune",
-          "--txt_finetune": "leave --freeze_words out", "--wemb_type": "--word_vectors FILE of "
-          "GloVe or word2vec", "--amsgrad": "leave it out, Adam is VSE++'s",
-          "--raw_feature_norm": "leave it out, it is SCAN's clipped_l2norm",
-          "--no_txtnorm": "leave it out, word states are normalised", "--precomp_enc_type": "leave it out, it is basic",
-          "--max_len": "leave it out, the captioner has VSRN's 60", "--dim_word": "--word_dim",
-          "--dim_vid": "leave it out, it is --embed_size",
-          "--img_dim": "leave it out, it is read from the data",
-          "--bidirectional": "--txt_enc bigru",
-          "--rnn_type": "leave it out, the captioner has GRUs",
-          "--input_dropout_p": "leave it out, the captioner has VSRN's 0.2",
-          "--rnn_dropout_p": "leave it out, the captioner has VSRN's 0.5",
-          "--eval_on_gpu": "evaluate.py --device cuda",
-          "--vse_mean_warmup_epoch": "--vse_mean_warmup_epochs",
-          "--latent_bn": "--latent_norm batch", "--no-latent_bn": "--latent_norm none",
-          "--backbone_source": "--cnn_weights FILE", "--fold5": "evaluate.py --fold5, after the "
-          "training"}
+# Flags of the methods' own code (VSE++, VSRN, SCAN, PVSE, PCME, VSE-infinity), and ours in their place.
+ADVICE = {"--num_workers": "--workers", "--lr": "--learning_rate", "--log_dir": "--logger_name",
+          "--model_name": "--logger_name", "--ckpt": "--init_from RUN", "--order": "--sim order",
+          "--num_embeds": "--n_embeds, with --sim mil", "--img_attention": "--sim mil", "--txt_attention": "--sim mil",
+          "--mmd_weight": "--mmd, times the batch size", "--div_weight": "--diversity, times the batch size",
+          "--img_finetune": "--finetune", "--wemb_type": "--word_vectors FILE", "--dim_word": "--word_dim",
+          "--bidirectional": "--txt_enc bigru", "--vse_mean_warmup_epoch": "--vse_mean_warmup_epochs",
+          "--backbone_source": "--cnn_weights FILE", "--fold5": "evaluate.py --fold5, after the training",
+          **dict.fromkeys(("--reset_train", "--txt_finetune", "--amsgrad", "--raw_feature_norm", "--no_txtnorm",
+                           "--precomp_enc_type", "--max_len", "--dim_vid", "--img_dim", "--rnn_type",
+                           "--input_dropout_p", "--rnn_dropout_p", "--eval_on_gpu"),
+                          "leave it out, the default is the original's")}

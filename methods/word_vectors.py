@@ -9,33 +9,29 @@ from cli import check
 from files import need, refusing
 
 LONGEST = 1 << 12                     # bytes of a word in a binary file; a longer one is none
-COMPRESSED = {b"\x1f\x8b": "gunzip", b"PK": "unzip", b"BZ": "bunzip2"}
-FORMS = "word vectors are word2vec's text or .bin form or GloVe's text"
+FORMS = "word vectors are word2vec's text or .bin form or GloVe's text, unpacked"
 
 
 def read_word_vectors(words: list[str], path: str, dim: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Read vectors (V, D) float32 of a vocabulary, and which words have one.
-    The second is (V,) bool; words without a vector get zeros.
+    """Read the vectors (V, D) float32 of a vocabulary, and which words have one, (V,) bool.
 
-    The file is word2vec's text (`n D`, then lines `word x1 ... xD`), GloVe's text (the same without the first line) or
-    word2vec's binary form, as in GoogleNews. Words are compared letter by letter; captions are lower-cased. Of a word
-    that stands twice the first vector counts. Raises InputError on another format, rows of different lengths, NaN, a
-    header that does not agree with the rows, if D is not `dim`, and if no word has a vector.
+    Words without a vector have zeros. The file is word2vec's text (`n D`, then lines `word x1 ... xD`), GloVe's text
+    (the same without the first line) or word2vec's binary form, as in GoogleNews. Words are compared letter by letter;
+    captions are lower-cased. Of a word that stands twice the first vector counts. Raises InputError on another format,
+    rows of different lengths, NaN, a header that does not agree with the rows, if D is not `dim`, and if no word has a
+    vector.
     """
     need(path, f"{FORMS}, and `python -m features.word_vectors` learns a file from captions")
     row, vectors = {word.encode(): i for i, word in enumerate(words)}, {}
     with refusing(f"{path} cannot be read", "check its permissions", OSError), open(path, "rb") as f:
-        begin = 3 * (f.read(3) == b"\xef\xbb\xbf")          # some editors write a mark first
-        f.seek(begin)
+        mark = 3 * (f.read(3) == b"\xef\xbb\xbf")           # of UTF-8, which some editors write first
+        f.seek(mark)
         start = f.read(1 << 16)
-        check(start[:2] not in COMPRESSED or b"\0" not in start,
-              f"{path} is compressed; {FORMS}, so unpack it first ({COMPRESSED.get(start[:2])})")
         header = re.match(rb"(?:\s*(\d{1,12})[ \t]+([1-9]\d{0,8})[ \t]*\r?\n)?", start)
         count, size = (number and int(number) for number in header.groups())        # None in GloVe
-        f.seek(begin + header.end())
+        f.seek(mark + header.end())
         line = start[header.end():].split(b"\n")[0].split()
-        text = count is None or b"\0" not in start and (
-            not line or is_number(line[-1]) or all(part.isascii() for part in line))
+        text = count is None or b"\0" not in start and (not line or is_number(line[-1]))
         rows = (text_rows if text else binary_rows)(f, path, count, size)
         for place, word, values in tqdm(rows, total=count, desc="word vectors", disable=None, leave=False):
             if word in row and row[word] not in vectors:
@@ -81,14 +77,11 @@ def text_rows(f, path: str, count: int | None, dim: int | None):
 
 def binary_rows(f, path: str, count: int, dim: int):
     """Yield (place, word, values (D,)) of a binary file after its header."""
-    size = os.path.getsize(path)
-    check(count * (4 * dim + 1) <= size, f"{path} announces {count} words of {dim} values, which needs more than the "
-                                         f"file's {size} bytes; it was cut or is no word2vec file, so fetch it again")
     for row in range(1, count + 1):
         word = bytearray()
         while (letter := f.read(1)) not in (b" ", b"") and len(word) < LONGEST:
             word += letter
-        values = f.read(4 * dim)
+        values = f.read(min(4 * dim, os.path.getsize(path)))
         check(letter == b" " and len(values) == 4 * dim,
               f"{path} is broken off or is no word2vec file: no word and {dim} values at row {row} of the {count} that "
               "its first line announces; fetch it again")
@@ -98,11 +91,10 @@ def binary_rows(f, path: str, count: int, dim: int):
 
 
 def parse_vector(place: str, values) -> np.ndarray:
-    """The vector (D,) of a word, from numbers or texts.
+    """Vector (D,) of a word, from numbers or texts.
     Raises InputError for other values."""
-    if isinstance(values, list):
-        values = [float(x) if is_number(x) else np.nan for x in values]
-    check(np.isfinite(values).all() and np.abs(values).max() <= 1e30,
-          f"{place} has values that are no finite numbers; a word and D numbers are allowed, so fetch or write the "
-          "file again")
-    return np.array(values, np.float32)
+    fix = "a word and D finite numbers are allowed, so fetch or write the file again"
+    with refusing(f"{place} has values that are no finite numbers", fix, ValueError):
+        vector = np.asarray(values).astype(np.float32)
+    check(np.isfinite(vector).all(), f"{place} has values that are no finite numbers; {fix}")
+    return vector

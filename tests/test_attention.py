@@ -89,7 +89,7 @@ def test_padding_changes_nothing_and_gets_no_gradient(direction, value):
 @pytest.mark.parametrize("aggregate", AGGREGATES)
 def test_gradients(direction, aggregate):
     images, captions = side(2, 3, d=3), side(3, 3, d=3, seed=1)
-    similarity = CrossAttention(direction, aggregate, elements=9)
+    similarity = CrossAttention(direction, aggregate)
 
     def scores(v, w):
         return similarity(images._replace(parts=v), captions._replace(parts=w))
@@ -106,15 +106,13 @@ def test_zero_and_equal_parts_give_finite_scores_and_gradients(direction):
     assert torch.isfinite(scores).all() and all(torch.isfinite(x.grad).all() for x in leaves)
 
 
-@pytest.mark.parametrize("elements", [1, 40, 400, 10 ** 6])
+@pytest.mark.parametrize("elements", [1, 40, 400])
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_blocks_equal_the_whole(direction, elements):
-    images, captions = side(7, 4), side(11, 6, seed=1)
-    whole, small = CrossAttention(direction)(images, captions), CrossAttention(direction, elements=elements)
-    torch.testing.assert_close(small(images, captions), whole, rtol=1e-12, atol=1e-12)
-    rows, columns = torch.tensor([5, 2]), torch.tensor([9, 0, 3, 3])
-    torch.testing.assert_close(small(images.rows(rows), captions.rows(columns)), whole[rows][:, columns], rtol=1e-12,
-                               atol=1e-12)
+def test_blocks_equal_the_whole(direction, elements, monkeypatch):
+    images, captions, similarity = side(7, 4), side(11, 6, seed=1), CrossAttention(direction)
+    whole = similarity(images, captions)
+    monkeypatch.setattr("methods.scan.ELEMENTS", {"cpu": elements, "cuda": elements})
+    torch.testing.assert_close(similarity(images, captions), whole, rtol=1e-12, atol=1e-12)
 
 
 # ---- towers

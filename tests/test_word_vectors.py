@@ -64,21 +64,15 @@ def test_words_with_blanks_and_repeated_words(tmp_path):
 @pytest.mark.parametrize("content, message", [
     (b"", "v has a vector for none of the"),
     (b"3 4\n", "v has 0 words where its first line announces 3"),
-    (b"\x80\x04\x95 junk \x00\x00\n\xff\xfe", "holds no word vectors: its first line is not a word and numbers"),
-    (b"\x89PNG\r\n\x1a\n\x00\x00", "holds no word vectors: its first line"),
-    (b"PK\x03\x04\x00\x00", r"is compressed; .* unpack it first \(unzip\)"),
+    (b"PK\x03\x04\x00\x00", "holds no word vectors: its first line is not a word and numbers; .*, unpacked"),
     (b"the dog runs\n", "holds no word vectors: its first line"),
     (b"a 1.0 2.0\nb 1.0\n", "v, line 2: 1 values where the first line says 2"),
-    (b"a 1.0 2.0\nb 1.0 2.0 3.0\n", "v, line 2: 3 values where the first line says 2"),
     (b"2 3\na 1.0 2.0\nb 1.0 2.0\n", "v, line 2: 2 values where the first line says 3"),
     (b"3 2\na 1.0 2.0\nb 1.0 2.0\n", "v has 2 words where its first line announces 3"),
     (b"a 1.0 2.0\nb 1.0 x\n", "v, line 2 has values that are no finite numbers"),
     (b"a 1.0 2.0\nb 1.0 nan\n", "v, line 2 has values that are no finite numbers"),
-    (binary()[:-3], "v announces 5 words of 4 values|v is broken off"),
+    (binary()[:-3], "v is broken off"),
     (binary(count=4), "v goes on behind the 4 words"),
-    (binary(count=50), "v announces 50 words of 4 values, which needs more than the file's"),
-    (binary(dim=5), "v announces 5 words of 5 values|v is broken off|values that are no finite|not UTF-8|goes on "
-                    "behind"),
     (b"100 2\n" + b"\xff\x00" * 5000, "v is broken off or is no word2vec file: no word and 2 values at row 1"),
     (b"1 1\na " + np.float32(np.inf).tobytes(), "v, row 1 has values that are no finite numbers"),
     (b"1 1\n\xff " + np.float32(1).tobytes(), "v has a vector for none of the"),             # no UTF-8
