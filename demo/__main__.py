@@ -52,8 +52,8 @@ from demo.captions import caption_statement, five_captions, region_phrases, scen
 from demo.entities import write_entities
 from demo.scenes import ATTRIBUTES, CANVAS, GROUNDS, OUTLINES, WORLDS, between, draw, mask, random_scene, shuffled
 from demo.truth import LARGEST, positives
+from features.filters import EXTRACTORS, global_features, region_features
 from files import atomic, read_json, save_array, save_lines
-from methods.filters import EXTRACTORS, global_features, region_features
 
 VERSION = 4                      # raise it whenever the same seed would give other files
 # What follows the name of the scenes in the names of the folders.

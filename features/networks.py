@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from cli import check
+from features import filters
 from files import checksum
 from images import eval_transform, whole_transform
-from methods import filters
 from model import CNN, CNNS
 
 SIDE = 7                              # cells a side of the last map of every network, for photos of 224 x 224

@@ -17,11 +17,11 @@ from torch import Tensor
 
 import cli
 from cli import Arguments, check, data_set, filename, positive, torch_device, up_to, workers
+from features import filters
 from features.networks import load_region_network
 from features.store import ComputeConfig, Part, compute
 from files import file_digest, mapped, read_array, remove, save_array, save_json
 from images import whole_transform
-from methods import filters
 from model import CNNS
 from phrases.data import (
     Proposals,

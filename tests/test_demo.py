@@ -27,7 +27,7 @@ from demo.captions import (
 )
 from demo.scenes import COLOURS, WORLDS, Scene, Thing, random_scene
 from demo.summary import summarize
-from methods.filters import global_features, region_features
+from features.filters import global_features, region_features
 from phrases.entities import read_entities
 
 PRECOMP = ("demo_precomp", "demo_region_precomp")

@@ -11,10 +11,9 @@ from PIL import Image
 
 from cli import InputError
 from data import Split, check_data_set, check_extractors, read_split
-from features import folder, networks
+from features import filters, folder, networks
 from features import images as command
 from images import Photos, eval_transform, whole_transform
-from methods import filters
 from tests.helpers import refused
 
 PARTS = "train", "dev", "test"

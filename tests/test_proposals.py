@@ -12,10 +12,10 @@ from PIL import Image
 
 from cli import InputError
 from demo import scenes
+from features import filters
 from features.networks import RegionPooling, load_region_network, roi_align
 from files import save_arrays
 from images import whole_transform
-from methods import filters
 from model import CNN
 from phrases import proposals, regions
 from phrases.data import iou, read_proposals, read_region_features, recall
