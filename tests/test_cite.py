@@ -1,21 +1,16 @@
 """CITE: the network against loops over pairs and concepts, what BatchNorm sees, blocks, its penalty, and its runs."""
 import math
-import os
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-import evaluate
-import train
 from data import Batch
-from losses import Embedding, PairLogistic
+from losses import Embedding
 from methods.cite import ConditionalNetwork
 from metrics import retrieval_blocks
 from model import Encoded, build_model
-from photos.__main__ import main as search
-from photos.searcher import Searcher
 from tests.helpers import options
 from vocab import SPECIALS, Vocabulary
 
@@ -109,18 +104,6 @@ def test_a_phrase_is_mixed_once_and_only_chosen_pairs_are_computed():
     assert net.at(Embedding(points(1)), Embedding(points(1, seed=1)), single, single).shape == (1,)
 
 
-def test_gradients():
-    x, y = (points(4, seed=k).requires_grad_() for k in (0, 1))
-    rows, columns = torch.tensor([0, 3, 2, 2]), torch.tensor([3, 1, 1, 0])
-    for training in (True, False):
-        net = network().train(training)
-        assert torch.autograd.gradcheck(lambda a, b, net=net: net(Embedding(a), Embedding(b)), (x, y))
-        assert torch.autograd.gradcheck(lambda a, b, net=net: net.at(Embedding(a), Embedding(b), rows, columns), (x, y))
-    net = network().train()
-    PairLogistic()(net(Embedding(x), Embedding(y))).backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
-
-
 def built(*words):
     opt = options(*SMALL, *words)
     opt.img_dim, opt.img_enc = 9, "precomp"
@@ -148,22 +131,3 @@ def test_the_penalty_is_a_term_of_its_own():
     terms["concepts"].backward()
     assert net.mixture[3].weight.grad.abs().sum() > 0 and net.out.weight.grad is None
     assert "concepts" not in built("--sim", "product")(batch)
-
-
-def test_methods_resolve():
-    for name in ("cite", "jwae_mh_cite"):
-        opt = train.parse_args(["--method", name, "--text_features", "w2v"])
-        assert (opt.sim, opt.loss, opt.img_layers, opt.layer_style) == ("cite", "logistic", "1024", "branch")
-        assert opt.embed_size == 1024 and (opt.recon_images > 0) == (opt.prior_captions > 0) == (name != "cite")
-
-
-def test_a_run_is_evaluated_and_searched(small_run, demo_path, tmp_path, monkeypatch):
-    run = small_run(*SMALL)
-    monkeypatch.chdir(tmp_path)
-    found = evaluate.run(evaluate.parse_args(["--checkpoint", str(run), "--data_path", demo_path,
-                                              "--output", str(tmp_path / "r.json")]))
-    assert found["similarity"] == "cite" and found["protocols"]["full"]["rsum"] > 0
-    search(["index", "--checkpoint", str(run), "--data_path", demo_path, "--images", "demo_precomp", "--photos",
-            os.path.join(demo_path, "demo", "images"), "--output", str(tmp_path / "index")])
-    one, = Searcher(str(tmp_path / "index")).find_texts(["a red circle ."], top=5)
-    assert len(one.answers) == 5 and one.answers[0].score >= one.answers[4].score

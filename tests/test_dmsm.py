@@ -6,12 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-import evaluate
 from images import Features
 from losses import SampledNLL
 from methods.unpaired import Unpaired, choose_pairs
-from tests.helpers import fit_steps as fit
-from tests.helpers import log_of, same_weights
 
 SCORES = torch.rand(6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 2 - 1
 
@@ -64,19 +61,3 @@ def test_supervised_fraction_keeps_the_pairs_of_a_share_of_the_images(tmp_path):
     assert len(chosen) == 25 and len(set(split.caption_image[chosen])) == 5
     assert not np.array_equal(chosen, choose_pairs(split, 0.25, 1)) and len(choose_pairs(split, 1, 0)) == 100
     assert len(choose_pairs(split, 0.001, 0)) == 5
-
-
-DMSM = ["--txt_enc", "trigram_conv", "--txt_layers", "24-24", "--img_layers", "24", "--layer_style", "tanh", "--loss",
-        "nll",
-        "--negatives", "10", "--optimizer", "sgd", "--learning_rate", "0.5"]
-
-
-@pytest.mark.parametrize("more", [[], ["--txt_enc", "trigram_bag"]])
-def test_dmsm_trains_repeats_and_evaluates(tmp_path, demo_path, more):
-    for name in "ab":
-        fit("--data_path", demo_path, *DMSM, *more, "--num_epochs", 2, "--logger_name", tmp_path / name)
-    assert same_weights(tmp_path / "a", tmp_path / "b") and log_of(tmp_path / "a") == log_of(tmp_path / "b")
-    losses = [line["Le"] for line in log_of(tmp_path / "a", lambda line: line["kind"] == "step")]
-    assert np.mean(losses[-5:]) < np.mean(losses[:5])
-    results = evaluate.run(evaluate.parse_args(["--checkpoint", str(tmp_path / "a")]))
-    assert results["best_ranks"]["i2t"]["hbr"] >= 1

@@ -1,36 +1,26 @@
 """jWAE: every term against loops and finite differences, a critic that shares no gradient, and latents against the
 prior."""
-import os
-import re
-import signal
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
-import evaluate
 import train
-from checkpoint import load_checkpoint
 from data import Batch, read_split
 from layers import Latent
-from losses import Critic, PairMSE, critic_loss, mean_rows, prior_mmd, real_rows
+from losses import PairMSE, mean_rows, prior_mmd, real_rows
 from methods.unpaired import build_unpaired, choose_pairs
 from model import (
     CaptionDecoder,
-    CaptionNLL,
     Encoded,
     Reconstruction,
     VectorDecoder,
     build_model,
-    gan_prior,
     latent_rows,
-    mmd_prior,
     posterior_kl,
 )
-from tests.helpers import STEPS, log_of, refused, same_weights
-from tests.helpers import fit_steps as fit
+from tests.helpers import STEPS
 from vocab import END, PAD, SPECIALS, START, UNK, Vocabulary
 
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
@@ -116,43 +106,6 @@ def test_parts_meet_the_prior_one_by_one_without_padding():
     means = torch.stack([latent[0].mean(0), latent[1, 0], latent[2, :2].mean(0)])
     torch.testing.assert_close(mean_rows(latent, n_parts), means)
     assert torch.equal(latent_rows(Encoded(None, None, Latent(latent, n_parts), None)), rows.float())
-
-
-@pytest.fixture
-def in_double(monkeypatch):
-    """Terms whose own arithmetic stays in float64: gradcheck needs it."""
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-
-
-SIDE_TERMS = {
-    "recon": lambda: Reconstruction(VectorDecoder(4, 6).double(), squared=False),
-    "recon_mse": lambda: Reconstruction(VectorDecoder(4, 6).double(), squared=True),
-    "caption_nll": lambda: CaptionNLL(CaptionDecoder(4, 34, 5).double().eval()), "kl": lambda: posterior_kl,
-    "mse": lambda: lambda side, batch: PairMSE()(encoded(numbers(5, 4, seed=4)), side, batch),
-    "prior": lambda: partial(gan_prior, Critic(4, 8).double()), "mmd": lambda: mmd_prior}
-
-
-@pytest.mark.parametrize("which", SIDE_TERMS)
-def test_gradients_are_those_of_finite_differences(which, in_double):
-    torch.manual_seed(0)
-    tokens, lengths = sentences()
-    batch, term = Batch(None, tokens, lengths, None, None), SIDE_TERMS[which]()
-
-    def loss(latent):
-        torch.manual_seed(1)
-        return term(encoded(latent, numbers(5, 6, seed=3), (latent, latent / 2)), batch)
-    assert torch.autograd.gradcheck(loss, numbers(5, 4).requires_grad_())
-
-
-def test_gradients_of_the_critic_are_those_of_finite_differences(in_double):
-    critic = Critic(4, 3).double()
-    values = [p.detach().clone().requires_grad_() for p in critic.parameters()]
-
-    def loss(*parameters):
-        torch.manual_seed(0)
-        named = dict(zip([name for name, _ in critic.named_parameters()], parameters))
-        return critic_loss(lambda x: torch.func.functional_call(critic, named, x), numbers(5, 4))
-    assert torch.autograd.gradcheck(loss, values)
 
 
 def test_prior_mmd_equals_loops_and_is_about_0_of_the_prior():
@@ -283,53 +236,6 @@ def test_unpaired_items_join_the_terms_that_need_no_pairs():
         "recon_images", "prior_images", "critic_images"}
     both = model(batch._replace(unpaired=images._replace(tokens=tokens, lengths=lengths)))
     assert float(both["recon_captions"]) > float(plain["recon_captions"]) and torch.equal(both["hinge"], plain["hinge"])
-
-
-@pytest.mark.parametrize("more", [
-    ["--loss", "mse"],
-    ["--txt_enc", "bigru", "--num_layers", "2", "--img_layers", "24", "--supervised_fraction", "0.5"]])
-def test_kill_and_resume_equals_an_unbroken_run(tmp_path, demo_path, more, monkeypatch):
-    words = ["--data_path", demo_path, *JWAE, *more]
-    fit(*words, "--num_epochs", 2, "--logger_name", tmp_path / "whole")
-    step, count = train.Training.step, [0]
-
-    def killed(*args):
-        loss = step(*args)
-        count[0] += 1
-        if count[0] == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return loss
-    monkeypatch.setattr(train.Training, "step", killed)
-    opt = train.parse_args([*STEPS, *map(str, words), "--num_epochs", "2", "--logger_name", str(tmp_path / "parts")])
-    assert train.train(opt) == 128 + signal.SIGTERM
-    monkeypatch.setattr(train.Training, "step", step)
-    assert train.train(train.parse_args(["--resume", str(tmp_path / "parts")])) == 0
-    assert same_weights(tmp_path / "whole",
-                        tmp_path / "parts") and log_of(tmp_path / "whole") == log_of(tmp_path / "parts")
-    states = [load_checkpoint(str(tmp_path / name), "checkpoint.pt")["critic_optimizer"]["state"]
-              for name in ("whole", "parts")]
-    assert all(torch.equal(states[0][k]["exp_avg"], states[1][k]["exp_avg"]) for k in states[0]) and states[0]
-
-
-def test_scan_meets_the_prior_too_and_everything_evaluates(tmp_path, demo_path):
-    fit("--data_path", demo_path, "--data_name", "demo_region_precomp", "--sim", "scan", "--bi_gru", *JWAE,
-        "--num_epochs", 1,
-        "--logger_name", tmp_path / "run", "--batch_size", 16)
-    assert evaluate.run(evaluate.parse_args(["--checkpoint", str(tmp_path / "run")]))["protocols"]["full"]["rsum"] > 0
-
-
-@pytest.mark.parametrize("words, said", [
-    (["--supervised_fraction", "0"], "more than 0 and at most 1"),
-    (["--sim", "wasserstein", "--prior_images", "1"], "compared by their direction, not --sim wasserstein"),
-    (["--vae", "1", "--vib", "1"], "--vib 1 is the KL of Gaussian embeddings, and there are none (with --vae"),
-    (["--txt_enc", "bigru", "--embed_size", "31"], "--embed_size 31 is odd, and --txt_enc bigru joins"),
-    (["--txt_enc", "mean", "--recon_captions", "1"], "or mean or sum with --freeze_words"),
-    (["--vae", "1", "--sim", "scan"], "--vae 1 compare points"),
-    (["--loss", "two_branch", "--batch_size", "7"], "even number"),
-    (["--freeze_words"], "give --word_vectors FILE or --init_from RUN"),
-    (["--img_layers", "12-x"], "no list of layer sizes")])
-def test_what_cannot_work_is_one_sentence(words, said, capsys):
-    refused(capsys, train.parse_args, words, re.escape(said))
 
 
 def test_items_enter_only_terms_that_there_are(demo_path):

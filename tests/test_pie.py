@@ -1,29 +1,21 @@
-"""PVSE and PCME: PIE-Net per sample, similarities and terms against slow loops, training, evaluation, bad input."""
-import json
+"""PVSE and PCME: PIE-Net per sample, similarities and terms against slow loops, what they read."""
 import math
-import os
-import re
-import signal
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-import checkpoint
-import evaluate
 import losses
 import train
 from cli import InputError
-from data import Batch, read_split
+from data import Batch
 from images import Features, Photos, import_torchvision
 from layers import BiGRU, Latent
 from losses import Embedding, Match, check_sides, formulas
 from methods.pvse_pcme import MMD, Diversity, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
-from metrics import retrieval_blocks
 from model import CNN, HEADS, VSE, Encoded, Words, build_model
 from options import check_fits, fit_to_data
-from tests import helpers
 from vocab import SPECIALS, Vocabulary
 
 FORMULAS = formulas()
@@ -118,20 +110,6 @@ def test_pienet_and_variance_equal_a_loop_over_samples(side, k):
         torch.testing.assert_close(log_var[b], spread.fc(slow_attention(spread.attention, own)[0]) + view[1])
 
 
-@pytest.mark.parametrize("words", [PVSE, PCME, ["--img_enc", "pie", "--txt_enc", "pie", "--sim", "wasserstein"]])
-def test_padding_and_batch_order_change_nothing(words):
-    model, batch = model_of(*words).eval(), pairs()
-    together = model.embed_captions(batch.tokens, batch.lengths)
-    order = torch.tensor([3, 1, 5, 0, 2, 4])
-    shuffled = model.embed_captions(F.pad(batch.tokens[order], (0, 4)), batch.lengths[order])
-    for k in range(6):
-        alone = model.embed_captions(batch.tokens[k:k + 1, :batch.lengths[k]], batch.lengths[k:k + 1])
-        for whole, moved, one in zip(together, shuffled, alone):
-            if whole is not None:
-                torch.testing.assert_close(one[0], whole[k])
-                torch.testing.assert_close(moved[order.tolist().index(k)], whole[k])
-
-
 @pytest.mark.parametrize("sim,shape", [("cosine", "point"), *(
     (sim, shape) for sim in ("wasserstein", "csd", "kl", "mahalanobis", "match_prob") for shape in HEADS
     if shape != "point")])
@@ -150,22 +128,6 @@ def test_pienet_with_every_head_and_other_similarities(sim, shape):
     loss = sum(model(batch).values())
     loss.backward()
     assert loss.isfinite()
-
-
-@pytest.mark.parametrize("words", [[*PVSE, "--diversity", "1", "--mmd", "1"], [*PCME, "--vib", "0.01"],
-                                   [*PCME, "--head", "spherical_one"], [*PVSE, "--n_embeds", "1", "--num_layers", "2"],
-                                   ["--sim", "wasserstein", "--img_enc", "pie", "--txt_enc", "pie", "--mmd", "0.1"],
-                                   ["--sim", "csd", "--img_enc", "pie", "--txt_enc", "pie", "--loss", "match"],
-                                   [*PCME, "--img_enc", "vsrn", "--txt_enc", "gru"]])
-def test_every_parameter_gets_a_gradient_and_is_listed_once(words, monkeypatch):
-    monkeypatch.setattr("model.LOG_VAR_BOUNDS", (0.0, math.log(1000)))     # nothing is clamped
-    more = ["--margin", "5"] * (not {"match", "match_prob"} & set(words))
-    model, batch = model_of(*words, *more, "--no-max_violation"), pairs()
-    sum(model(batch).values()).backward()
-    assert len({id(p) for p in model.parameters()}) == len(list(model.parameters()))
-    for name, p in model.named_parameters():
-        if "vsrn" not in words or "trunk.layers" not in name:                   # silent at the start, see test_model.py
-            assert p.grad is not None and p.grad.isfinite().all() and p.grad.abs().sum() > 0, name
 
 
 # ---- photos
@@ -215,13 +177,12 @@ def test_mil_of_one_part_is_the_cosine_and_points_are_refused():
         check_sides(MaxOverParts(), "mil", Embedding(images.mean), captions)
 
 
-def test_gradients_of_mil():
+def test_padding_of_mil_learns_nothing():
     images, captions = several(3, 3, seed=1), several(4, 2, seed=2)
     inputs = [e.parts.clone().requires_grad_() for e in (images, captions)]
 
     def scores(x, y):
         return MaxOverParts()(images._replace(parts=x), captions._replace(parts=y))
-    assert torch.autograd.gradcheck(scores, inputs)
     scores(*inputs).sum().backward()
     assert (inputs[0].grad[0, 1:] == 0).all()                                       # its one real part alone learns
 
@@ -316,18 +277,6 @@ def test_objective_is_pcmes_soft_contrastive_loss():
     assert float(Match(logits=True)(similarity(images, captions))) == pytest.approx(expected, rel=1e-7)
 
 
-def test_gradients_of_match_probability():
-    images, captions = gaussians(3, 4, seed=1), gaussians(2, 4, seed=2)
-    similarity = MatchProbability(3).double().eval()
-    inputs = [x.clone().requires_grad_() for e in (images, captions) for x in e[:2]]
-
-    def scores(mi, li, mc, lc, scale, shift):
-        return torch.func.functional_call(similarity, {"scale": scale, "shift": shift},
-                                          (Embedding(mi, li), Embedding(mc, lc)))
-    learned = [p.detach().clone().requires_grad_() for p in similarity.parameters()]
-    assert torch.autograd.gradcheck(scores, [*inputs, *learned])
-
-
 # ---- terms
 
 def test_diversity_equals_loops_and_knows_its_extremes():
@@ -346,8 +295,6 @@ def test_diversity_equals_loops_and_knows_its_extremes():
     apart, same = torch.eye(3)[None], torch.ones(1, 3, 5)
     assert diversity(apart, apart) == 0
     assert diversity(same, apart) == pytest.approx(math.sqrt(6) / 9)
-    x = torch.rand(2, 3, 4, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: Diversity.alike(x), [x])
 
 
 def mmd_of(images: Embedding, captions: Embedding) -> torch.Tensor:
@@ -366,98 +313,12 @@ def test_mmd_equals_loops_over_all_embeddings():
     expected = kernel(x, x) - 2 * kernel(x, y) + kernel(y, y)
     assert float(mmd_of(images, captions)) == pytest.approx(expected, rel=1e-9)
     assert float(mmd_of(images, images)) == pytest.approx(0, abs=1e-12)
-    points = [torch.randn(4, 3, dtype=torch.float64, requires_grad=True) for _ in range(2)]
-    assert torch.autograd.gradcheck(lambda a, b: mmd_of(Embedding(a), Embedding(b)), points)
     big = [torch.randn(40, 16, requires_grad=True) for _ in range(2)]               # where cdist takes a matrix product
     mmd_of(Embedding(big[0]), Embedding(big[1])).backward()
     assert all(x.grad.isfinite().all() and x.grad.abs().max() < 1 for x in big)
 
 
-# ---- learning, and whole runs
-
-
-@pytest.mark.parametrize("words", [[*PVSE, "--diversity", "0.1", "--mmd", "0.1"], [*PCME, "--vib", "1e-6"]])
-def test_overfits_sixty_pairs(words, demo_path):
-    """All five captions of 12 images of the demo regions find each other, each image 12 of its 36 regions."""
-    split = read_split(demo_path, "demo_region_precomp", "train")
-    opt = helpers.options(*REGIONS, *words, "--embed_size", 32, "--word_dim", 16)
-    fit_to_data(opt, split.images, None)
-    vocab = Vocabulary.build(split.words, 1)
-    tokens, index = split.encode(vocab).batch(np.arange(60)), torch.from_numpy(split.caption_image[:60])
-    regions = split.images.gather(np.arange(12))[:, ::3]
-    batch = Batch(regions[index], *tokens, index, torch.arange(60))
-    torch.manual_seed(0)
-    model = build_model(opt, vocab)
-    model.mask_same_image = True
-    adam = torch.optim.Adam(model.parameters(), lr=0.005)
-    for step in range(200):
-        adam.zero_grad()
-        sum(model(batch).values()).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 2.0)
-        adam.step()
-        if step % 10 == 9:
-            model.eval()
-            with torch.no_grad():
-                sides = model.embed_images(regions), model.embed_captions(*tokens)
-                result = retrieval_blocks(model.similarity, *sides, index.numpy())
-            if result["i2t"]["r1"] == result["t2i"]["r1"] == 100:
-                break
-            model.train()
-    assert result["i2t"]["r1"] == result["t2i"]["r1"] == 100, result
-
-
-@pytest.mark.parametrize("words", [PVSE, PCME])
-def test_a_run_is_evaluated_with_every_report(tmp_path, demo_path, small_run, words):
-    small_run(*REGIONS, *words, to=tmp_path / "run")
-    stored = checkpoint.load_checkpoint(str(tmp_path / "run"))["options"]
-    assert tuple(stored[name] for name in ("img_enc", "txt_enc", "n_embeds", "loss", "var_min")) == (
-        ("pie", "pie", 2, "hinge", 0.1) if words is PVSE else ("pie", "pie", 1, "match", 1e-6))
-    more = ["--uncertainty"] if words is PCME else []
-    results = []
-    for batch_size in (128, 5):
-        evaluate.main(["--checkpoint", str(tmp_path / "run"), "--data_path", demo_path, "--batch_size",
-                       str(batch_size), "--export", str(tmp_path / "e.npz"), "--ranks", str(tmp_path / "r.csv"),
-                       "--overwrite", *more])
-        with open(tmp_path / "run" / "results.json") as f:
-            results.append(json.load(f))
-    assert results[0]["protocols"] == results[1]["protocols"] and results[0]["protocols"]["full"]["rsum"] > 0
-    assert ("mean_only" in results[0]["protocols"]) == (words is PCME)
-    model, _, _ = checkpoint.load_model(checkpoint.load_checkpoint(str(tmp_path / "run")))
-    assert type(model.similarity) is (MaxOverParts if words is PVSE else MatchProbability) and not model.training
-
-
-def test_stop_and_resume_equal_an_unbroken_run_with_fresh_noise(tmp_path, demo_path, monkeypatch):
-    common = ["--data_path", demo_path, *REGIONS, "--num_epochs", "2", "--val_step", "3", *PCME]
-    helpers.fit(*common, "--logger_name", tmp_path / "whole")
-    step, steps = train.Training.step, []
-
-    def interrupted(*args):
-        steps.append(1)
-        if len(steps) == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return step(*args)
-    monkeypatch.setattr(train.Training, "step", interrupted)
-    assert helpers.trained(*common, "--logger_name", tmp_path / "broken") == 128 + signal.SIGTERM
-    monkeypatch.setattr(train.Training, "step", step)
-    assert train.train(train.parse_args(["--resume", str(tmp_path / "broken")])) == 0
-    assert helpers.same_weights(tmp_path / "whole", tmp_path / "broken")
-
-
-# ---- options
-
-@pytest.mark.parametrize("words,message", [
-    ([*PCME, "--n_embeds", "2"], "--n_embeds 2, --diversity 0 and --sim match_prob: several"),
-    ([*PVSE, "--head", "ellipsoidal"], "--sim mil compares points, .*leave the heads out, or choose a similarity of "
-                        "Gaussians"),
-    ([*PCME, "--head", "point"], "--sim match_prob needs a Gaussian on both sides"),
-    ([*PVSE, "--img_enc", "vsrn"], "parts of an item, which --img_enc vsrn does not keep; leave --img_enc out"),
-    ([*PCME, "--embed_size", "13"], "--embed_size 13 is odd"),
-    ([*PVSE, "--vib", "1"], "--vib 1 is the KL of Gaussian embeddings, and there are none")])
-def test_options_that_cannot_work_are_refused_in_a_sentence(words, message, capsys):
-    with pytest.raises(SystemExit):
-        train.parse_args(words)
-    assert re.search(message, " ".join(capsys.readouterr().err.split()))
-
+# ---- what it reads
 
 def test_pie_takes_regions_and_photos_and_refuses_global_features(tmp_path):
     for name, shape in (("flat", (10, 9)), ("regions", (10, 5, 9))):

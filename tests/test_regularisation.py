@@ -4,9 +4,8 @@ import math
 import pytest
 import torch
 
-import train
 from model import IMAGE_ENCODERS, Corruption, build_tower
-from tests.helpers import fit_steps, log_of, options, same_runs
+from tests.helpers import fit_steps, log_of, options
 from train import build_optimizers
 
 
@@ -57,21 +56,3 @@ def test_the_course_of_the_rate(tmp_path, demo_path):
         expected = (k + 1) / (0.5 * steps + 1) if done < 0.5 else (1 + math.cos(math.pi * (done - 0.5) / 2.5)) / 2
         assert line["lr"] == pytest.approx(0.01 * expected), k
     assert lines[-1]["lr"] < 1e-4 < lines[0]["lr"] < 0.01
-
-
-def test_a_run_with_all_of_it_resumes_bit_for_bit(tmp_path, demo_path, monkeypatch):
-    """It stops after its third step, whose validation wrote a checkpoint."""
-    words = ["--data_path", demo_path, "--num_epochs", 2, "--sim", "mls", "--schedule", "cosine", "--warmup", 1,
-             "--weight_decay", 0.1, "--dropout", 0.2, "--feature_noise", 0.1, "--label_smoothing", 0.1, "--val_step", 3]
-    fit_steps(*words, "--logger_name", tmp_path / "whole")
-    step = train.Training.step
-
-    def stopped(run, batch):
-        train.check(run.state["step"] < 3, "cut")
-        return step(run, batch)
-    monkeypatch.setattr(train.Training, "step", stopped)
-    with pytest.raises(train.InputError, match="cut"):
-        fit_steps(*words, "--logger_name", tmp_path / "cut")
-    monkeypatch.setattr(train.Training, "step", step)
-    assert train.train(train.parse_args(["--resume", str(tmp_path / "cut")])) == 0
-    assert same_runs(tmp_path / "whole", tmp_path / "cut")

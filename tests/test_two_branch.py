@@ -104,12 +104,9 @@ def test_the_farthest_sibling_is_the_positive_and_repeated_images_count_once():
     torch.testing.assert_close(alone, twice)
 
 
-def test_two_branch_gradients():
-    owner = [0, 0, 1, 1, 2, 3]
-    x, y = (e.mean.clone().requires_grad_() for e in pairs(owner))
+def test_gradients_are_finite_where_captions_lie_on_their_images():
     loss = having(TwoBranchLoss(), margin=0.3, weights=(1.5, 1.0, 0.5), top=2)
-    assert torch.autograd.gradcheck(lambda a, b: loss_of(loss, Embedding(a), Embedding(b), owner), (x, y))
-    x = points(40, dtype=torch.float32).requires_grad_()                            # captions lie on their images
+    x = points(40, dtype=torch.float32).requires_grad_()
     loss_of(loss, Embedding(x), Embedding(x), np.arange(40) // 2).backward()
     assert x.grad.isfinite().all() and x.grad.abs().max() < 10
 
@@ -203,17 +200,6 @@ def test_blocks_equal_the_whole_and_pairs_do_not_depend_on_others(monkeypatch):
     together = net(x, y)                                                            # one pass over all pairs
     monkeypatch.setattr("losses.NUMBERS", {"cpu": 1, "cuda": 1})
     assert torch.equal(together, net(x, y))
-
-
-def test_product_network_gradients():
-    x, y = (points(4, seed=k).requires_grad_() for k in (0, 1))
-    for training in (True, False):
-        net = network().train(training)
-        assert torch.autograd.gradcheck(lambda a, b, net=net: net(Embedding(a), Embedding(b)), (x, y))
-    net = network().train()
-    PairLogistic()(net(Embedding(x), Embedding(y))).backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
-    assert net(Embedding(x[:1]), Embedding(y[:1])).shape == (1, 1)                  # a last batch of a single pair
 
 
 def test_product_network_starts_with_logits_near_one_and_learns():

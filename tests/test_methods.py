@@ -1,0 +1,65 @@
+"""One method of each kind: its loss falls, a run that stopped amid an epoch goes on to the bit, and evaluates."""
+import os
+
+import numpy as np
+import pytest
+
+import evaluate
+import train
+from cli import InputError
+from methods import METHODS
+from tests.helpers import fit_steps, log_of, same_runs
+from tests.test_text import write_vectors
+
+TWO_LAYERS = ["--img_layers", "16", "--txt_layers", "16"]
+SMALL = {                             # widths of the test beside the method's own options
+    "vse++": [], "order++": [], "gie_spherical": [], "gcie_kl": [], "gcie_wasserstein_one": [],
+    "vsrn_gaussian_original": ["--dim_hidden", "16"], "scan_t2i": [], "scan_i2t_mean": [], "pvse": [], "pcme": [],
+    "pcme++": [], "vse_infinity": [], "mls": ["--schedule", "cosine", "--weight_decay", "0.1", "--dropout", "0.1"],
+    "jwae_mh": ["--img_layers", "16", "--supervised_fraction", "0.5"], "jwae_mh_scan": [],
+    "vae_mh": ["--img_layers", "16"], "mmd_mse": [*TWO_LAYERS, "--mse_weight", "32"],
+    "dmsm": ["--img_layers", "16", "--txt_layers", "16-16", "--negatives", "10"],
+    "devise": ["--negatives", "10", "--embed_size", "6", "--word_dim", "6", "--word_vectors", "words.txt"],
+    "embedding_network": TWO_LAYERS, "jwae_mh_similarity": TWO_LAYERS, "cite": [*TWO_LAYERS, "--cite_layers", "8-6"]}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, demo_path):
+    """The demo's features and regions, with vectors of captions beside the features, and word vectors."""
+    root = tmp_path_factory.mktemp("methods")
+    os.symlink(os.path.join(demo_path, "demo_region_precomp"), root / "demo_region_precomp")
+    (root / "demo_precomp").mkdir()
+    for name in os.listdir(os.path.join(demo_path, "demo_precomp")):
+        os.symlink(os.path.join(demo_path, "demo_precomp", name), root / "demo_precomp" / name)
+    words = sorted(set((root / "demo_precomp" / "train_caps.txt").read_text().split()))
+    vectors = dict(zip(words, write_vectors(root / "words.txt", words)))
+    for split in ("train", "dev", "test"):
+        captions = (root / "demo_precomp" / f"{split}_caps.txt").read_text().splitlines()
+        bags = [sum(vectors.get(word, 0) for word in caption.split()) for caption in captions]
+        np.save(root / "demo_precomp" / f"{split}_bag.npy", np.array(bags, np.float32))
+    return root
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_method_learns_goes_on_and_evaluates(name, folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder)
+    needs = METHODS[name].needs
+    words = ["--data_path", folder, "--method", name, "--num_epochs", 2, "--val_step", 3, "--batch_size", 32,
+             *SMALL[name], "--data_name", "demo_region_precomp" if "regions" in needs else "demo_precomp",
+             *(["--text_features", "bag"] if "captions" in needs else [])]
+    fit_steps(*words, "--logger_name", tmp_path / "whole")
+    step = train.Training.step
+
+    def stopped(run, batch):
+        train.check(run.state["step"] < 3, "cut")
+        return step(run, batch)
+    monkeypatch.setattr(train.Training, "step", stopped)
+    with pytest.raises(InputError, match="cut"):
+        fit_steps(*words, "--logger_name", tmp_path / "cut")
+    monkeypatch.setattr(train.Training, "step", step)
+    assert train.train(train.parse_args(["--resume", str(tmp_path / "cut")])) == 0
+    assert same_runs(tmp_path / "whole", tmp_path / "cut")
+    losses = [line["Le"] for line in log_of(tmp_path / "whole", lambda line: line["kind"] == "step")]
+    assert np.mean(losses[-3:]) < np.mean(losses[:3]), losses
+    results = evaluate.run(evaluate.parse_args(["--checkpoint", str(tmp_path / "whole")]))
+    assert results["protocols"]["full"]["rsum"] > 0
