@@ -143,7 +143,7 @@ def compare_searches(sizes: Sizes, rounds: int) -> None:
 
 def main(argv: list[str] | None = None, sizes: Sizes | None = None) -> None:
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    p.add_argument("--rounds", type=int, default=5, help="in which ours and plain take turns")
+    p.add_argument("--rounds", type=int, default=5, help="rounds; ours and plain take turns in each")
     rounds = p.parse_args(argv).rounds
     torch.manual_seed(0)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")

@@ -1,7 +1,7 @@
 """Checkpoints and run folders; a trained model as a function.
 
-Reading runs no code from a file: torch's restricted unpickler reads our checkpoints and those of the original code
-bases, and calls nothing but the few names in ADMITTED.
+Reading runs no code from a file: torch's restricted unpickler reads our checkpoints and originals, and calls nothing
+but the few names in ADMITTED.
 """
 import argparse
 import contextlib
@@ -45,7 +45,7 @@ ADMITTED = [(argparse.Namespace, "argparse.Namespace"), (np.dtype, "numpy.dtype"
 # ---- reading
 
 def read(path: str):
-    """Content of a checkpoint file, of which nothing is run.
+    """Content of a checkpoint file; nothing in it is run.
     Raises InputError if it cannot be read."""
     with open(path, "rb") as f:
         start = f.read(256).lstrip()
@@ -63,7 +63,7 @@ def read(path: str):
         call = re.search(r"GLOBAL (\S+)", str(error))
         why = (f"it wants to call {call[1][:60]}, which no checkpoint needs, and nothing of it was run" if call else
                reason(error, 120))
-        raise InputError(f"{path} is damaged or no checkpoint of this project, VSE++ or VSRN ({why}); take another one "
+        raise InputError(f"{path} is damaged or no checkpoint of this project, VSE++ or VSRN ({why}); use another one "
                          "or train again") from error
 
 
@@ -77,13 +77,13 @@ def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = 
     path = os.path.join(path, name) if os.path.isdir(path) else path
     check(os.path.isfile(path), f"there is no checkpoint {path}; give a run folder that holds {name}, or a file")
     stored = read(path)
-    check(isinstance(stored, dict), f"{path} is no checkpoint of this project; give one that train.py wrote")
+    check(isinstance(stored, dict), f"{path} is not a checkpoint of this project; give one that train.py wrote")
     if "opt" in stored:
         from methods.originals import convert_file, is_original
         if is_original(stored):
             stored = convert_file(stored, path, vocab)
     check({"format", "options", "vocabulary", "model"} <= set(stored),
-          f"{path} is no checkpoint of this project; give one that train.py wrote")
+          f"{path} is not a checkpoint of this project; give one that train.py wrote")
     number = stored["format"]
     check(number == FORMAT, f"{path} has checkpoint format {number if type(number) is int else type(number).__name__}, "
                             f"this version reads format {FORMAT}; use the version that wrote it, or train again")
@@ -149,7 +149,7 @@ def load_weights(model: VSE, stored: dict, path: str = "the checkpoint", means: 
     wrong = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     if wrong:
         there, here = (shapes.get(wrong[0], "absent") for shapes in (theirs, ours))
-        raise InputError(f"the weights of {path} are not those of a model of these options ({wrong[0]} is {there} "
+        raise InputError(f"the weights of {path} do not fit a model of these options ({wrong[0]} is {there} "
                          f"there and {here} here, {len(wrong)} differ); give the sizes, heads, encoders and terms of "
                          "its config.yaml")
     model.load_state_dict({**own, **{name: stored["model"][name] for name in theirs}})
@@ -212,7 +212,7 @@ class Trained:
         """
         check(network or not self.options.text_features,
               f"{self.path} reads ready features of captions and knows no words, so a caption of one's own cannot be "
-              "embedded; take a run on words")
+              "embedded; use a run on words")
         embeddings = []
         for start in range(0, len(texts), BATCH):
             batch = texts[start:start + BATCH]
@@ -259,8 +259,8 @@ def resumed_options(p: argparse.ArgumentParser, given: Options, argv: list[str])
     if os.path.isfile(start) and os.path.isfile(newest) and not os.path.samefile(start, newest):
         reached, place = (c["state"]["iteration"] for c in (load_checkpoint(newest), checkpoint))
         raise InputError(f"{opt.logger_name} has a checkpoint.pt of its own, at step {reached:,} of the run where "
-                         f"{start} is at step {place:,}; go on from {start} in a new folder with --logger_name NEW, or "
-                         "leave the file's name out to go on from checkpoint.pt")
+                         f"{start} is at step {place:,}; continue {start} in a new folder with --logger_name NEW, or "
+                         "leave the file's name out to continue checkpoint.pt")
     return opt
 
 
@@ -269,8 +269,8 @@ def load_resumable(path: str) -> dict:
     stored = load_checkpoint(path, "checkpoint.pt")
     for name, part in (("optimizer", stored), ("rng", stored), ("data", stored), ("loss_count", stored.get("state"))):
         check(part and name in part,
-              f"{path} holds a model but no {name}, so training cannot go on exactly; resume the run's checkpoint.pt "
-              "(--resume RUN), or start a new run from these weights with --init_from")
+              f"{path} holds a model but no {name}, so training cannot continue exactly; resume the run's "
+              "checkpoint.pt (--resume RUN), or start a new run from these weights with --init_from")
     return stored
 
 
@@ -320,12 +320,12 @@ def check_folder(opt) -> None:
     folder = opt.logger_name
     if continues(opt) or not os.path.lexists(folder):
         return
-    check(os.path.isdir(folder), f"{folder} is no folder; name another one with --logger_name")
+    check(os.path.isdir(folder), f"{folder} is not a folder; name another one with --logger_name")
     files = [name for name in sorted(os.listdir(folder)) if not name.endswith(".part")]
-    check(not files or is_run(folder), f"{folder} holds {', '.join(files[:1])} and is no run that train.py made; name "
-                                       "a folder of its own with --logger_name")
+    check(not files or is_run(folder), f"{folder} holds {', '.join(files[:1])} and is not a run that train.py made; "
+                                       "name a folder of its own with --logger_name")
     check(opt.overwrite or not set(CHECKPOINTS) & set(files),
-          f"{folder} already holds a run; go on with --resume, replace it with --overwrite, or name another folder "
+          f"{folder} already holds a run; continue with --resume, replace it with --overwrite, or name another folder "
           "with --logger_name")
 
 

@@ -1,4 +1,4 @@
-"""Commands: errors as sentences, types of arguments, and how a command begins, ends and is stopped."""
+"""Commands: errors as sentences, types of arguments, start, end and signals."""
 import argparse
 import contextlib
 import importlib.util
@@ -103,28 +103,29 @@ workers = up_to(256, least=0)         # number of worker processes
 def sizes(text: str) -> str:
     """Sizes of hidden layers, such as 2000-1000. "0" means no layer."""
     check(re.fullmatch("0|[1-9][0-9]{0,4}(-[1-9][0-9]{0,4})*", text),
-          f"'{text}' is no list of layer sizes; give numbers below 100,000 joined by '-', as 2000-1000, or 0 for none")
+          f"'{text}' is not a list of layer sizes; give numbers below 100,000 joined by '-', as 2000-1000, or 0 "
+          "for none")
     return text
 
 
 def filename(text: str) -> str:
     """File or folder.
     ~ is the home folder, also in `--option=~/x`, which the shell does not expand."""
-    check(text, "an empty name is no file or folder")
+    check(text, "an empty name is not a file or folder")
     return os.path.expanduser(text)
 
 
 def data_set(text: str) -> str:
     """A data set's name: a folder below --data_path, and part of the names of files."""
     check(os.path.normpath(text) != "." and not os.path.isabs(text) and ".." not in text.split("/"),
-          f"'{text}' is no name of a data set; give a folder below --data_path by its name, and the folder above it "
+          f"'{text}' is not a name of a data set; give a folder below --data_path by its name, and the folder above it "
           "with --data_path")
     return os.path.normpath(text)
 
 
 def split_name(text: str) -> str:
     """A split's name, which is part of the names of its files."""
-    check(re.fullmatch(r"[A-Za-z0-9_-]+", text), f"'{text}' is no name of a split; give train, dev, test or testall")
+    check(re.fullmatch(r"[A-Za-z0-9_-]+", text), f"'{text}' is not a name of a split; give train, dev, test or testall")
     return text
 
 
@@ -150,7 +151,7 @@ def start(first_line: str = "") -> None:
 
 
 def read_quota() -> int | None:
-    """Cores that the container's quota allows, None if that is no limit."""
+    """Cores that the container's quota allows, None if that is not a limit."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     group = "/sys/fs/cgroup"
     for paths in ((f"{group}/cpu.max",), (f"{group}/cpu/cpu.cfs_quota_us", f"{group}/cpu/cpu.cfs_period_us")):
@@ -164,7 +165,7 @@ def read_quota() -> int | None:
 def run(prog: str, work, *args) -> int:
     """Call work(*args), a command's work; return its status, or 0 for None.
 
-    An error that the user can mend ends the process with one line and status 1, Ctrl-C with one line and status 130,
+    An error that the user can fix ends the process with one line and status 1, Ctrl-C with one line and status 130,
     SIGTERM with 143.
     """
     def interrupt(number: int, frame) -> None:
@@ -208,7 +209,7 @@ def call_python(*words: str) -> None:
     paths = [os.path.join(root, word) if word.endswith(".py") else word for word in words]
     process = subprocess.run([sys.executable, *paths], check=False, env=os.environ | {"PYTHONPATH": root})
     check(process.returncode == 0,
-          f"python {' '.join(words)} failed, as it says above; mend that and call this again")
+          f"python {' '.join(words)} failed, as it says above; fix that and run this again")
 
 
 def torch_device(name: str):

@@ -62,7 +62,7 @@ class Tokens:
     """Captions as numbers of words, stored one after another."""
 
     def __init__(self, numbers: list[list[int]], unknown: list[bool]):
-        """numbers: of the words of each of M captions. unknown (M): those without any known word."""
+        """numbers: of the words of each of M captions; unknown (M): captions without any."""
         self.length = np.array([*map(len, numbers)], np.int64)                              # (M,)
         self.flat = np.fromiter(chain.from_iterable(numbers), np.int64, self.length.sum())
         self.start = np.cumsum(self.length) - self.length             # where each caption begins in `flat`
@@ -81,8 +81,7 @@ class TrigramTokens(Tokens):
     Each distinct word is stored once."""
 
     def __init__(self, captions: list[list[str]], vocab: Trigrams):
-        """numbers: of the words of each of M captions.
-        unknown (M): captions without any known word."""
+        """captions: tokenised. A caption without any known trigram, or word, is unknown."""
         distinct = dict.fromkeys(chain.from_iterable(captions))
         row = {word: u for u, word in enumerate(distinct, 1)}         # 0 is padding
         hashed = [[], *vocab.hash(distinct)]
@@ -328,7 +327,7 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
     Raises InputError, with one sentence, where it cannot be read.
 
     split: train, dev (= val), test or testall. dev_images: only the first images of a dev split of precomputed data or
-    COCO are kept, as in VSE++; 0 keeps all. text_only: {split}_caps.txt may stand there without features.
+    COCO are kept, as in VSE++; 0 keeps all. text_only: {split}_caps.txt may be there without features.
     text_features: the name in {split}_{name}.npy, features of the captions of precomputed data.
     """
     root = os.path.join(data_path, data_name)
@@ -394,7 +393,7 @@ def read_caption_ids(start: str, source: str, count: int, notes: list[str]) -> n
     check(len(ids) in (0, count), f"{path} has {len(ids)} ids for the {count} captions of {source}; there must be one "
                                   "for each caption, in their order")
     if path == coco:
-        notes.append(f"the caption ids of {source} are those of {coco}, in its order")
+        notes.append(f"the caption ids of {source} come from {coco}, in its order")
     ids = as_integers(ids)                                  # None for names such as x.jpg#0
     return np.array(ids, np.int64) if ids else None
 
@@ -417,8 +416,8 @@ def read_named(root: str, split: str) -> Split:
     for number, line in enumerate(lines, 1):
         match = re.fullmatch(r"((.+)#[0-9]+)\t(.*)", line)
         check(match and match[1] not in captions,
-              f"{source}, line {number}: {ascii(line[:60])} is no new NAME#K, tab, text; write every caption once, as "
-              "in Flickr8k.token.txt")
+              f"{source}, line {number}: {ascii(line[:60])} is not a new NAME#K, tab, text; write every caption once, "
+              "as in Flickr8k.token.txt")
         if compose_name(match[2]) in row:
             captions[match[1]] = row[compose_name(match[2])], match[3]
     check(captions, f"{source} has no caption of the {len(names):,} photos of {split}_ids.txt; give captions and "
@@ -477,7 +476,7 @@ def read_text_features(root: str, split: Split, name: str) -> Features:
           f"{path} has shape {text.array.shape} for the {count} captions of {split.source}; give one row a caption")
     stored = read_json(facts, "extract the features again") if os.path.isfile(facts) else None
     check(stored in (None, captions_digest(split.captions)),
-          f"{path} was extracted from other captions than {split.source} holds now; call features.captions again")
+          f"{path} was extracted from other captions than {split.source} holds now; run features.captions again")
     return text
 
 
@@ -494,7 +493,7 @@ def read_pairs(path: str, caption_image: np.ndarray, n: int) -> np.ndarray:
           f"each training caption (NCR), or ({n},) the image in the place of each image (DECL)")
     check(0 <= file.min() and file.max() < n,
           f"{path} has numbers from {file.min()} to {file.max()}, and the {n:,} training images are numbered from 0 to "
-          f"{n - 1}; take the file of this data set")
+          f"{n - 1}; use the file of this data set")
     images = np.array(file, np.int64)
     return images if len(images) == count else images[caption_image]
 
@@ -521,7 +520,7 @@ def check_extractors(trained: dict | None, split: Split, text_features: str | No
         before, now = ((made or {}).get(kind) for made in (trained, split.extractors))
         features = "image features" if kind == "ims" else f"caption features '{kind}'"
         check(not before or not now or before == now,
-              f"{split.source}: the {features} beside it were made by '{now}', {path} was trained on those of "
+              f"{split.source}: the {features} beside it were made by '{now}', {path} was trained on features of "
               f"'{before}'; extract them with the same network or vectors")
 
 

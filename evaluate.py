@@ -46,7 +46,7 @@ RANKS = ["protocol", "direction", "query", "id", "rank_from_0"]     # columns of
 def run(opt) -> dict:
     """Evaluate, print tables, write the results and return them.
     Raises InputError on wrong options and files."""
-    check(not opt.photos or os.path.isdir(opt.photos), f"--photos {opt.photos} is no folder; give the folder of the "
+    check(not opt.photos or os.path.isdir(opt.photos), f"--photos {opt.photos} is not a folder; give the folder of the "
                                                        "photos, or leave it out")
     return compare_models(opt) if opt.compare else evaluate_one(opt)
 
@@ -56,7 +56,7 @@ def evaluate_one(opt) -> dict:
     file = opt.embeddings or opt.scores
     paths = [file] if file else opt.checkpoint or [newest_run()]
     if not file and not opt.checkpoint:
-        print(f"no --checkpoint given, taking the newest run: {paths[0]}")
+        print(f"no --checkpoint given, using the newest run: {paths[0]}")
     twice = repeated(map(os.path.realpath, paths))
     check(twice is None, f"--checkpoint names {twice} more than once; name each run once")
     check(not opt.export or len(paths) == 1, f"--export writes one model's embeddings, and {len(paths)} checkpoints "
@@ -123,7 +123,7 @@ def choose_split(models: dict[str, Trained], opt) -> None:
         folder = os.path.join(opt.data_path or model.options.data_path, opt.data_name or model.options.data_name)
         if has_testall(folder):
             opt.split = "testall"
-            print(f"{' and '.join(asked)}: taking the split testall of {folder} (--split test takes a part of it)")
+            print(f"{' and '.join(asked)} evaluate the split testall of {folder} (--split test takes a part of it)")
 
 
 def load_file(path: str, kind: str, opt) -> Embeddings:
@@ -149,9 +149,10 @@ def embed_split(models: list[Trained], opt) -> Embeddings:
     if opt.bank:
         check(e.has_images, f"--bank {opt.bank} normalises scores of images and captions, and {e.name} has no images "
                             "to score; leave --bank out, or give a split with features or photos")
-        # photos by name have no other splits beside them, and take those of the training
+        # photos by name have no other splits; the bank comes from the training data
         data["data_name"] = None if named_splits(e.folder) else opt.data_name
-        queries = embed(models, opt.bank, lambda split: bank.draw(split.caption_image, len(split.images)), **data)
+        queries = embed(models, opt.bank, lambda split: bank.draw_queries(split.caption_image, len(split.images)),
+                        **data)
         e.bank, e.report["bank"] = bank.normalisation(e.members, embed(models, "dev", **data), queries.members,
                                                       opt.bank)
     return e

@@ -1,4 +1,4 @@
-"""Files: readers that name the file, what is wrong and the fix; a file is replaced in one step or not at all."""
+"""Reading of files with sentences for faults, and writing in one step."""
 import contextlib
 import glob
 import hashlib
@@ -19,7 +19,7 @@ from cli import InputError, check, reason
 FORMAT = 1                            # of checkpoint.pt and model_best.pt
 TEXT_BYTES = 4 << 30                  # the largest text of the field, Visual Genome's regions, has 0.7 GiB
 INT64 = np.iinfo(np.int64)
-HELP = ("docs/data.md says what comes from where, `python data.py check` what is there, `python -m demo` writes demo "
+HELP = ("docs/data.md lists the sources, `python data.py check` prints what is there, `python -m demo` writes demo "
         "data")
 
 
@@ -57,7 +57,7 @@ def plain_file(path: str) -> str:
     """The path.
     Raises OSError if it is a pipe or a device, since reading one might never end."""
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
-        raise OSError("it is no plain file")
+        raise OSError("it is not a plain file")
     return path
 
 
@@ -87,7 +87,7 @@ def read_json(path: str, fix: str = "fetch it again", unique: bool = False):
     """The value in a JSON file. Raises InputError with the `fix`, also on NaN.
     unique: refuse a name that stands twice in an object (else the last one counts)."""
     def refuse_constant(name: str):
-        raise ValueError(f"{name} is no number in JSON")
+        raise ValueError(f"{name} is not a number in JSON")
 
     def build_dict(pairs: list) -> dict:
         twice = repeated(name for name, _ in pairs)
@@ -102,20 +102,23 @@ def read_json(path: str, fix: str = "fetch it again", unique: bool = False):
 def read_yaml(path: str):
     """The plain values, lists and mappings of a YAML file. Raises InputError."""
     text = read_text(path)
-    with refusing(f"{path} is no YAML file", "give a YAML file of options"):
+    with refusing(f"{path} is not a YAML file", "give a YAML file of options"):
         return yaml.safe_load(text)
 
 
 def read_array(path: str, fix: str) -> np.ndarray:
     """The array of an .npy file, mapped and not read.
     Raises InputError on any other file, .npz archives included."""
+    check(os.path.exists(path), f"there is no file {path}; {fix}")
     with refusing(f"{path} is not a whole .npy file of numbers", fix):
         return np.lib.format.open_memmap(plain_file(path), mode="r")
 
 
 def read_arrays(path: str, fix: str) -> dict[str, np.ndarray]:
     """The arrays of an .npz file, {name: array}. Raises InputError on any other."""
-    with refusing(f"{path} is no .npz file of plain arrays", fix), np.load(plain_file(path), allow_pickle=False) as f:
+    check(os.path.exists(path), f"there is no file {path}; {fix}")
+    with (refusing(f"{path} is not an .npz file of plain arrays", fix),
+          np.load(plain_file(path), allow_pickle=False) as f):
         return dict(f)
 
 
@@ -125,8 +128,8 @@ def integers(values, path: str, what: str) -> np.ndarray:
     for value in values:
         whole = type(value) is int or isinstance(value, np.integer)
         check(whole and INT64.min <= value <= INT64.max,
-              f"{path} gives {what} {value!a:.80}, which is no whole number of at most 64 bits; write numbers such as "
-              "COCO's")
+              f"{path} gives {what} {value!a:.80}, which is not a whole number of at most 64 bits; write numbers such "
+              "as COCO's")
     return np.array(list(values), np.int64)
 
 
@@ -157,7 +160,7 @@ def read_coco(path: str):
 
     coco = COCO()
     coco.dataset = read_json(path)
-    with (refusing(f"{path} is no file of COCO's annotations, or lacks a field", "fetch it again"),
+    with (refusing(f"{path} is not a file of COCO's annotations, or lacks a field", "fetch it again"),
           contextlib.redirect_stdout(io.StringIO())):
         coco.createIndex()
     for kind, index in (("annotations", coco.anns), ("images", coco.imgs)):
@@ -206,8 +209,8 @@ def read_karpathy_captions(root: str, split: str, use_restval: bool = False) -> 
             images[key], photo = image, below(os.path.join(root, "images"), name, path)
             for sentence in image["sentences"]:
                 text = sentence["raw"]
-                check(isinstance(text, str), f"{path}, image {name}: the raw sentence {text!a:.80} is no string; put "
-                                             "its text in quotes")
+                check(isinstance(text, str), f"{path}, image {name}: the raw sentence {text!a:.80} is not a string; "
+                                             "put its text in quotes")
                 captions.append(Caption(key, photo, text, sentence.get("sentid")))
     check(images, f"{path} has no images of split '{split}'; the splits are train, val (= dev) and test")
     check(captions, f"{path} has {len(images):,} images of split '{split}' and not one sentence of them; give every "
@@ -232,7 +235,7 @@ def read_coco_captions(root: str, split: str, use_restval: bool = False) -> tupl
         twice = repeated(numbers)
         check(twice is None, f"{ids_path} names the caption {twice} twice; name each once")
         photos = os.path.join(root, "images", folder)
-        with refusing(f"{path} is no file of COCO's captions, or lacks a field", "fetch it again"):
+        with refusing(f"{path} is not a file of COCO's captions, or lacks a field", "fetch it again"):
             for i in numbers:
                 image, text = coco.anns[i]["image_id"], coco.anns[i]["caption"].replace("\n", " ").strip()
                 captions.append(Caption(image, below(photos, coco.imgs[image]["file_name"], path), text, i))
@@ -352,7 +355,7 @@ def output(path: str, inputs=(), overwrite: bool = True) -> str:
           f"{path} is to be read and cannot be written too; name another file for what comes out")
     with refusing(f"{path} cannot be written", "name a file in a folder that takes new files", OSError):
         if os.path.exists(path) and not os.path.isfile(path):
-            raise OSError("it is no plain file")
+            raise OSError("it is not a plain file")
         folder = os.path.dirname(path) or "."
         os.makedirs(folder, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()

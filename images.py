@@ -1,4 +1,4 @@
-"""Images of a split: files of features, or photos of any mode and orientation with the transforms of VSE++."""
+"""Images of a split: features, or photos with the transforms of VSE++."""
 import contextlib
 import functools
 import io
@@ -317,7 +317,7 @@ class Photos:
 
 
 class NoImages:
-    """Images of which only captions are there."""
+    """Images that are missing, with captions."""
     parallel, dim, regions = False, None, None
 
     def __init__(self, count: int):

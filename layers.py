@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 class Latent(NamedTuple):
     """Output of f_emb before any normalisation: a vector per item or per part."""
     value: Tensor                     # (B, D) | (B, P, D)
-    n_parts: Tensor | None = None     # (B,) number of parts that are no padding; None: one vector per item
+    n_parts: Tensor | None = None     # (B,) number of parts that are not padding; None: one vector per item
     residual: Tensor | None = None    # (B, K, D) what PIE-Net adds to the global feature
 
     @classmethod

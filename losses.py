@@ -27,7 +27,7 @@ class Embedding(NamedTuple):
     mean: Tensor                      # (N, D)
     log_var: Tensor | None = None     # (N, D) ellipsoidal | (N, 1) spherical | None: a point
     parts: Tensor | None = None       # (N, P, D) regions, words, or K embeddings
-    n_parts: Tensor | None = None     # (N,) number of parts that are no padding
+    n_parts: Tensor | None = None     # (N,) number of parts that are not padding
 
     def rows(self, index) -> "Embedding":
         """The items that a slice, list or tensor selects."""
@@ -55,7 +55,7 @@ def unit(x: Tensor, dim: int = -1) -> Tensor:
 
 
 def real_parts(parts: Tensor, n_parts: Tensor) -> Tensor:
-    """Mask of the parts that are no padding: (B, P, ...), (B,) -> (B, P)."""
+    """Mask of the parts that are not padding: (B, P, ...), (B,) -> (B, P)."""
     return torch.arange(parts.shape[1], device=parts.device) < n_parts.to(parts.device)[:, None]
 
 
@@ -146,7 +146,7 @@ def variance(e: Embedding, power: float = 1.0) -> Tensor:
     return (power * e.log_var).exp()
 
 
-def score_blocks(score, n: int, m: int, per_pair: int, device="cpu") -> Tensor:
+def score_in_blocks(score, n: int, m: int, per_pair: int, device="cpu") -> Tensor:
     """Scores (N, M) of score(rows, columns) -> (n, m) for two slices, by blocks.
     A pair takes `per_pair` numbers."""
     side = max(1, math.isqrt(NUMBERS["cpu" if torch.device(device).type == "cpu" else "cuda"] // per_pair))
@@ -155,13 +155,13 @@ def score_blocks(score, n: int, m: int, per_pair: int, device="cpu") -> Tensor:
 
 
 def pairwise(score, images: Embedding, captions: Embedding) -> Tensor:
-    """Scores (N, M) of a formula that is no matrix product.
+    """Scores (N, M) of a formula that is not a matrix product.
     score: embeddings (n, 1, D) and (m, D) -> (n, m)."""
     def block(i, j):
         x, y = (e._replace(log_var=None if e.log_var is None else e.log_var.expand_as(e.mean))
                 for e in (images.rows(i), captions.rows(j)))
         return score(Embedding(x.mean[:, None], None if x.log_var is None else x.log_var[:, None]), y)
-    return score_blocks(block, len(images.mean), len(captions.mean), images.mean.shape[1], images.mean.device)
+    return score_in_blocks(block, len(images.mean), len(captions.mean), images.mean.shape[1], images.mean.device)
 
 
 # ---- similarities: N images, M captions -> scores (N, M)
@@ -349,7 +349,7 @@ def counted_pairs(scores: Tensor, same_image: Tensor | None) -> Tensor:
 class RankingLoss(nn.Module):
     """Base of ranking losses: scores (B, B), same_image (B, B) | None -> scalar.
 
-    same_image marks pairs of one image, which are no negatives. options: {name: (type, default, help)} of train.py;
+    same_image marks pairs of one image, which are not negatives. options: {name: (type, default, help)} of train.py;
     they are the arguments of the class.
     """
     options: dict[str, tuple] = {}
@@ -606,7 +606,7 @@ class PairMSE(nn.Module):
     """|f_v(x) - f_t(y)|^2 / D of the latents, summed over the batch (jwae eq. 7).
 
     Over D, since at the prior's scale eq. 7 grows with D: --mse_weight D is eq. 7 per item. It is a mean over pairs, so
-    beside it all of eq. 6 counts per item, too: the weights of the priors, which are no sums here, are to be times the
+    beside it all of eq. 6 counts per item, too: the weights of the priors, which are not sums here, are to be times the
     batch.
     """
 

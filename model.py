@@ -3,7 +3,7 @@
 A tower is a trunk f and one or two copies of an embedding f_emb (ucmr eq. 1-2): mu = f_emb(f(x); theta), and for a
 Gaussian sigma^2 = f_emb(f(x); gamma). The copies share nothing, so every encoder has point and Gaussian heads.
 
-A trunk maps inputs and lengths to features; lengths (B,) are those of captions, None for images. f_emb maps features
+A trunk maps inputs and lengths to features; lengths (B,) of captions, None for images. f_emb maps features
 and lengths to a Latent. IMAGE_ENCODERS and TEXT_ENCODERS name the pairs of trunk and f_emb; those of the baselines
 stand in methods/.
 
@@ -219,7 +219,7 @@ class VSE(nn.Module):
 
     def ranking_loss(self, images: Embedding, captions: Embedding, batch) -> Tensor:
         """Ranking loss of the scores, in float32.
-        mask_same_image: pairs of one image are no negatives."""
+        mask_same_image: pairs of one image are not negatives."""
         with torch.autocast(images.mean.device.type, enabled=False):
             same_image = None
             if self.mask_same_image:

@@ -58,7 +58,7 @@ def training_parser() -> Arguments:
     add("--vocab_splits", default="train", help="splits whose words count (original: train,dev)")
     add("--vocab_threshold", type=positive, default=4, help="keep words that are seen at least this often")
     add("--use_restval", **FLAG, help="train on COCO's restval images, too")
-    add("--dev_images", type=natural, default=DEV_IMAGES, help="dev images of precomputed data and COCO; 0: all")
+    add("--dev_images", type=natural, default=DEV_IMAGES, help="dev images of precomputed data and COCO to use; 0: all")
     add("--supervised_fraction", type=fraction, default=1.0, help="jWAE: share of the training images whose pairs are "
         "known; the others join the terms that need no pairs")
     add("--noise_ratio", type=below_one, default=0.0, metavar="SHARE", help="share of the training captions "
@@ -69,8 +69,8 @@ def training_parser() -> Arguments:
     add("--workers", type=workers, default=min(10, os.cpu_count() or 1), help="processes that read photos")
 
     add = p.add_argument_group("method").add_argument
-    add("--method", choices=METHODS, metavar="NAME", help="options of a method of the papers (see --methods); other "
-        "options given come before them")
+    add("--method", choices=METHODS, metavar="NAME", help="use the options of a method of the papers (see --methods); "
+        "other options given override them")
     add("--sim", "--measure", choices=[*SIMILARITIES, *BASELINES], default="cosine", help="similarity of image and "
         "caption")
     add("--head", choices=HEADS, help="points or Gaussians, for both sides (default: what --sim needs)")
@@ -79,11 +79,11 @@ def training_parser() -> Arguments:
     add("--embed_size", type=width, help="size of the joint embedding, D (default: 1024; vsrn: 2048)")
     add("--use_abs", **FLAG, help="take absolute values of the embeddings (order embeddings)")
     add("--no_imgnorm", **FLAG, help="do not normalise image means; 'cosine' is then their inner product")
-    add("--var_layers", type=sizes, help="variances from hidden layers that read the mean, as 512-512 (default: a "
-        "second copy of the embedding; 256 where --img_layers 0 or --txt_layers 0 leaves nothing to copy)")
-    add("--freeze_means", **FLAG, help="learn variances alone; the means stay those of --init_from")
+    add("--var_layers", type=sizes, help="hidden layers, such as 512-512, that compute variances from the mean "
+        "(default: a second copy of the embedding; 256 where --img_layers 0 or --txt_layers 0 leaves nothing to copy)")
+    add("--freeze_means", **FLAG, help="learn only variances; means stay as in --init_from")
     add("--logvar_norm", **SWITCH, default=False, help="give log-variances norm 1")
-    add("--logvar_init", type=number, help="where log-variances start (default: 0; mls: -2.5, --loss volume: -7)")
+    add("--logvar_init", type=number, help="initial log-variance (default: 0; mls: -2.5, --loss volume: -7)")
     add("--var_min", type=above_zero, help="smallest variance (default: 0.1; mls: 1e-4, match_prob: 1e-6)")
 
     add = p.add_argument_group("images").add_argument
@@ -91,8 +91,8 @@ def training_parser() -> Arguments:
         "the data, or what --sim needs; vsrn: graph and GRU over regions; pie: attention (PVSE, PCME); scan: every "
         "region")
     add("--cnn_type", choices=CNNS, default="vgg19", help="network for photos")
-    add("--cnn_weights", type=filename, help="the network's weights (default: torch's cache, nothing is fetched)")
-    add("--finetune", **FLAG, help="train the network for photos, too")
+    add("--cnn_weights", type=filename, help="weights of the network (default: those in torch's cache)")
+    add("--finetune", **FLAG, help="also train the network for photos")
     add("--freeze_bn", **FLAG, help="with --finetune: its BatchNorms keep their statistics, as in VSE++")
     add("--crop_size", type=up_to(4096), default=224, help="side of the random crops of training photos")
     add("--feature_norm", **SWITCH, default=True, help="l2-normalise precomputed features, as VSE++ does CNN features "
@@ -100,23 +100,23 @@ def training_parser() -> Arguments:
     add("--pool", choices=["mean", "gpo"], default="mean", help="pooling of regions: mean, or generalised "
         "(VSE-infinity)")
     add("--region_norm", choices=["entries", "regions"], default="entries", help="vsrn: scale regions to entries of "
-        "order 1, or, as the original code, each feature to norm 1 over the regions")
-    add("--region_bn", **FLAG, help="vsrn: BatchNorm after the GRU, as the original on Flickr30K")
-    add("--img_layers", type=sizes, help="hidden layers of images, as 2000-1000 (default: one linear layer; 0: none)")
+        "order 1, or each feature to norm 1 over the regions, as the original code does")
+    add("--region_bn", **FLAG, help="vsrn: BatchNorm after the GRU, as in the original on Flickr30K")
+    add("--img_layers", type=sizes, help="hidden layers of images, as in 2000-1000 (default: a linear layer; 0: none)")
 
     add = p.add_argument_group("captions").add_argument
     add("--txt_enc", choices=TEXT_ENCODERS, help="text encoder (default: gru, or what --sim needs). bigru: jWAE's; "
         "pie: attention (PVSE, PCME); mean, sum: of word vectors; trigram_conv, trigram_bag: letter trigrams (DMSM, "
         "DSSM)")
-    add("--txt_fc", **FLAG, help="gru: a linear layer behind each GRU, as in pmrl's equations")
+    add("--txt_fc", **FLAG, help="gru: a linear layer after each GRU, as in pmrl's equations")
     add("--txt_layers", type=sizes, help="hidden layers for mean, sum, features and trigrams, as in --img_layers")
-    add("--layer_style", choices=["relu", "tanh", "branch"], default="relu", help="hidden layers of jWAE, of DMSM "
-        "(tanh, the last, too) or of two-branch networks (one, with BatchNorm, ReLU and dropout)")
-    add("--text_features", metavar="NAME", help="read captions as ready features, {split}_NAME.npy")
-    add("--text_anchor", type=below_one, default=0.0, metavar="SHARE", help="share of the similarity that compares the "
-        "features of --text_features with what an image expects them to be (0.7: scores agree more with people)")
-    add("--word_vectors", type=filename, help="start words from word2vec or GloVe vectors")
-    add("--freeze_words", **FLAG, help="keep the vectors of --word_vectors as they are")
+    add("--layer_style", choices=["relu", "tanh", "branch"], default="relu", help="hidden layers. relu: jWAE; "
+        "tanh: DMSM, also after the last layer; branch: two-branch networks, one with BatchNorm, ReLU and dropout")
+    add("--text_features", metavar="NAME", help="read features of captions, {split}_NAME.npy, instead of words")
+    add("--text_anchor", type=below_one, default=0.0, metavar="SHARE", help="weight of a second similarity, which "
+        "compares --text_features with their prediction from an image (0.7: scores agree more with people)")
+    add("--word_vectors", type=filename, help="initialise words from word2vec or GloVe vectors")
+    add("--freeze_words", **FLAG, help="do not train the vectors of --word_vectors")
     add("--word_dim", type=width, default=300, help="size of the word vectors")
     add("--num_layers", type=up_to(64), default=1, help="layers of the GRU")
 
@@ -126,23 +126,22 @@ def training_parser() -> Arguments:
     add("--agg_func", choices=["LogSumExp", "Mean"], default="LogSumExp", help="scan: how the cosines of the parts "
         "become a score")
     add("--lambda_lse", type=at_least_zero, default=6.0, help="scan: sharpness of LogSumExp")
-    add("--lambda_softmax", type=at_least_zero, default=9.0, help="scan: sharpness of the attention (SCAN has 4 for "
+    add("--lambda_softmax", type=at_least_zero, default=9.0, help="scan: sharpness of the attention (4 in SCAN's "
         "i2t)")
     add("--n_embeds", type=up_to(1024), metavar="K", help="mil: embeddings per item (default: 2)")
-    add("--cite_layers", type=sizes, default="1024-256", help="cite: sizes of the layer of all concepts and of each "
-        "one")
+    add("--cite_layers", type=sizes, default="1024-256", help="cite: sizes of the shared layer and of the layer "
+        "of each concept")
 
     add = p.add_argument_group("objective").add_argument
-    add("--loss", choices=[*LOSSES, *OTHER_LOSSES], help="what is minimised. hinge (VSE++), infonce (CLIP), match "
-        "(PCME, PCME++), rcl (only negatives teach: for data with wrong pairs), nll (DMSM), mse (jWAE), two_branch, "
-        "logistic (CITE), volume (variances of given means: of how many photos fit). Default: hinge, or what --sim "
-        "needs")
+    add("--loss", choices=[*LOSSES, *OTHER_LOSSES], help="loss to minimise. hinge (VSE++), infonce (CLIP), match "
+        "(PCME, PCME++), rcl (for data with wrong pairs), nll (DMSM), mse (jWAE), two_branch, logistic (CITE), volume "
+        "(variances of given means, from the share of photos that fit). Default: hinge, or what --sim needs")
     kinds = {float: {"type": at_least_zero}, int: {"type": positive}, bool: SWITCH}
     for loss in LOSSES.values():
         for name, (kind, default, text) in loss.options.items():
             settings = {"choices": kind} if isinstance(kind, list) else kinds.get(kind, {"type": kind})
             add(f"--{name}", default=default, help=text, **settings)
-    add("--vse_mean_warmup_epochs", type=natural, default=0, help="hinge: the sum of violations for N epochs")
+    add("--vse_mean_warmup_epochs", type=natural, default=0, help="hinge: sum of violations in the first N epochs")
     add("--mask_same_image", **SWITCH, help="do not count other captions of an image as negatives (default: on for "
         "infonce, match and rcl)")
     add("--pseudo_positives", **WEIGHT, help="match: weight of pairs that score above the true one (PCME++: 0.1)")
@@ -159,33 +158,33 @@ def training_parser() -> Arguments:
     add("--latent_norm", choices=LATENT_NORMS, help="scale of latents. sphere: norm sqrt(embed_size); batch: mean 0 "
         "and variance 1 per dimension over a batch (default: sphere with a prior and a loss of scores, else none)")
     add("--vae", **WEIGHT, help="sample every latent from a Gaussian; weight of its KL to N(0, I) (jWAE's VAE)")
-    add("--captioner", **WEIGHT, help="vsrn: generate the caption, too (1)")
-    add("--captioner_original", **FLAG, help="captioner: attend as VSRN's code, without the word before")
+    add("--captioner", **WEIGHT, help="vsrn: weight of the caption generator (VSRN: 1)")
+    add("--captioner_original", **FLAG, help="captioner: attend as in VSRN's code, without the previous word")
     add("--dim_hidden", type=width, default=512, help="captioner: size of its GRUs")
     add("--vib", **WEIGHT, help="KL of every Gaussian to N(0, I), in nats, averaged over items (PCME: 5e-6; PCME++'s "
-        "1e-4 is a mean over dimensions, too: 1e-4 / embed_size here)")
+        "1e-4 is also a mean over dimensions: 1e-4 / embed_size here)")
     add("--diversity", **WEIGHT, help="mil: keep the K embeddings apart (PVSE: 0.1 x batch size, as the loss is a sum)")
-    add("--mmd", **WEIGHT, help="draw image and caption embeddings together as a whole (PVSE: 0.01 x batch size)")
+    add("--mmd", **WEIGHT, help="pull the two distributions of embeddings together (PVSE: 0.01 x batch size)")
 
     add = p.add_argument_group("optimisation").add_argument
-    add("--dropout", type=below_one, default=0.0, help="share of features and word vectors that is dropped")
+    add("--dropout", type=below_one, default=0.0, help="dropout of features and word vectors")
     add("--feature_noise", type=at_least_zero, default=0.0, metavar="SHARE", help="normal noise added to features and "
         "word vectors in training, its norm as a share of theirs")
-    add("--weight_decay", type=at_least_zero, default=0.0, help="decay of matrices, apart from the gradient (AdamW)")
-    add("--schedule", choices=["step", "cosine"], default="step", help="learning rate: tenfold down every --lr_update "
-        "epochs, or half a cosine to 0 at the end")
+    add("--weight_decay", type=at_least_zero, default=0.0, help="decoupled weight decay of matrices (AdamW)")
+    add("--schedule", choices=["step", "cosine"], default="step", help="learning rate: divided by 10 every --lr_update "
+        "epochs, or half a cosine down to 0")
     add("--warmup", type=at_least_zero, default=0.0, metavar="EPOCHS", help="epochs in which the rate rises from 0")
-    add("--num_epochs", type=positive, default=30, help="epochs")
+    add("--num_epochs", type=positive, default=30, help="number of epochs")
     add("--batch_size", type=up_to(LARGEST, least=2), default=128, help="pairs per batch")
     add("--optimizer", choices=["adam", "sgd"], default="adam", help="sgd is DMSM's, at --learning_rate 0.5")
     add("--learning_rate", type=above_zero, default=0.0002, help="initial learning rate")
-    add("--lr_update", type=positive, default=15, help="epochs between tenfold reductions of the learning rate")
+    add("--lr_update", type=positive, default=15, help="epochs until the learning rate is divided by 10")
     add("--grad_clip", type=at_least_zero, default=2.0, help="largest norm of the gradient; 0: no limit")
-    add("--select", choices=["rsum", "hbr", "r1"], default="rsum", help="the best model on dev has the highest sum of "
-        "recalls, the lowest harmonic mean of the images' best ranks (DMSM), or the highest R@1 of both directions")
+    add("--select", choices=["rsum", "hbr", "r1"], default="rsum", help="choose the best epoch on dev by the sum "
+        "of recalls, the harmonic mean of the images' best ranks (DMSM), or R@1 of both directions")
     add("--patience", type=positive, help="stop after N epochs in a row without a better model on dev (CITE: 5)")
     add("--amp", choices=["off", "bf16"], default="off", help="precision of the networks")
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="where to train (auto: CUDA when present)")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="device (auto: CUDA if present)")
     add("--seed", type=natural, default=0, help="seed of initialisation, batch order and crops")
 
     add = p.add_argument_group("run").add_argument
@@ -193,13 +192,14 @@ def training_parser() -> Arguments:
         "--method, else of --sim)")
     add("--log_step", type=positive, default=10, help="steps between log lines")
     add("--val_step", type=positive, default=500, help="steps between validations within an epoch")
-    add("--resume", type=lambda text: text and filename(text), metavar="RUN", nargs="?", const="", help="go on exactly "
-        "where RUN, or the run in --logger_name, stopped; a checkpoint file goes on in a new folder, --logger_name NEW")
+    add("--resume", type=lambda text: text and filename(text), metavar="RUN", nargs="?", const="", help="continue "
+        "exactly where RUN, or the run in --logger_name, stopped; a checkpoint file continues in a new folder, "
+        "--logger_name NEW")
     add("--init_from", type=filename, metavar="RUN", help="start from the weights and vocabulary of RUN")
     add("--vocab", type=filename, metavar="FILE", help="vocabulary of an --init_from of an original code base")
-    add("--overwrite", **FLAG, help="remove a run before: checkpoints, logs, events, and what the commands made of it")
-    add("--config", type=filename, help="YAML file of options; the command line comes before it")
-    add("--methods", **FLAG, help="list the methods and their options, and end")
+    add("--overwrite", **FLAG, help="replace a run: checkpoints, logs, events, and files made from it")
+    add("--config", type=filename, help="YAML file of options; options of the command line override it")
+    add("--methods", **FLAG, help="list the methods and their options, and exit")
     add("--dry_run", **FLAG, help="check everything, print sizes and options, write nothing")
     # what the data settle, stored with the options
     p.set_defaults(img_dim=None, n_regions=None, txt_dim=None)
@@ -260,7 +260,7 @@ def spell(values: dict, p: Arguments, where: str) -> list[str]:
     They are then checked like typed ones. None is the default."""
     words, known = [], list_options(p)
     for name, value in values.items():
-        check(name in known, f"{where} holds {ascii(name)[:60]}, which is no option; options are those of train.py "
+        check(name in known, f"{where} holds {ascii(name)[:60]}, which is not an option; see train.py "
                              "--help")
         check(not isinstance(value, (dict, list)),
               f"{where}: {name} is a {type(value).__name__}; give a single value")
@@ -370,7 +370,7 @@ def check_options(opt) -> None:
         check(value == needed or not needed, f"--sim {opt.sim} compares the parts of an item, which --{name} {value} "
                                              f"does not keep; leave --{name} out")
     check(opt.img_enc != "scan" or opt.sim == "scan",
-          f"--img_enc scan keeps every region of an image, and --sim {opt.sim} does not compare them; take --sim scan, "
+          f"--img_enc scan keeps every region of an image, and --sim {opt.sim} does not compare them; use --sim scan, "
           "or leave --img_enc out")
     check(opt.txt_enc not in ("pie", "bigru") or opt.embed_size % 2 == 0,
           f"--embed_size {opt.embed_size} is odd, and --txt_enc {opt.txt_enc} joins two directions of a GRU of half "
@@ -385,7 +385,7 @@ def check_options(opt) -> None:
           "--freeze_words keeps word vectors that were learned before; give --word_vectors FILE or --init_from RUN")
     check(opt.sim == "mil" or opt.n_embeds == 1 and not opt.diversity,
           f"--n_embeds {opt.n_embeds}, --diversity {opt.diversity:g} and --sim {opt.sim}: several embeddings an item "
-          "are compared by --sim mil; take --sim mil, or leave both out")
+          "are compared by --sim mil; use --sim mil, or leave both out")
     layers = f"{opt.img_layers} {opt.txt_layers}"
     check(opt.layer_style != "branch" or "-" not in layers,
           f"--layer_style branch has one hidden layer, and --img_layers and --txt_layers are {layers}; give one size")
@@ -393,7 +393,7 @@ def check_options(opt) -> None:
           f"--cite_layers {opt.cite_layers}: --sim cite has a layer that all concepts share, and one for each; give "
           "two sizes, such as 1024-256")
     check(opt.loss not in ("mse", "two_branch", "volume") and not opt.vae or opt.sim in ("cosine", "dot"),
-          f"--loss {opt.loss} and --vae {opt.vae:g} compare points, and --sim {opt.sim} does not; take --sim cosine")
+          f"--loss {opt.loss} and --vae {opt.vae:g} compare points, and --sim {opt.sim} does not; use --sim cosine")
     check(opt.loss != "two_branch" or opt.batch_size % 2 == 0,
           f"--loss two_branch learns from pairs of captions, and --batch_size {opt.batch_size} splits one; give an "
           "even number")
@@ -411,18 +411,18 @@ def check_options(opt) -> None:
     recon, prior = opt.recon_images or opt.recon_captions, opt.prior_images or opt.prior_captions
     check(not (recon or prior) or opt.sim in ("cosine", "dot", "scan", "product", "cite"),
           "--recon_images, --recon_captions, --prior_images and --prior_captions are for latents that are compared by "
-          f"their direction, not --sim {opt.sim}; take --sim cosine")
+          f"their direction, not --sim {opt.sim}; use --sim cosine")
     one_vector = opt.pool == "mean" and opt.img_enc in ("auto", "precomp", "cnn")
     check(not opt.recon_images or one_vector or opt.img_enc == "scan",
-          f"--recon_images cannot reconstruct what --img_enc {opt.img_enc} --pool {opt.pool} reads; take --pool mean "
+          f"--recon_images cannot reconstruct what --img_enc {opt.img_enc} --pool {opt.pool} reads; use --pool mean "
           "with --img_enc precomp or cnn, or --sim scan")
     learned = opt.txt_enc in ("mean", "sum") and not opt.freeze_words
     check(not opt.recon_captions or text.decoder and not learned,
-          f"--recon_captions cannot reconstruct what --txt_enc {opt.txt_enc} reads; take gru, bigru or features, or "
+          f"--recon_captions cannot reconstruct what --txt_enc {opt.txt_enc} reads; use gru, bigru or features, or "
           "mean or sum with --freeze_words")
     check(not opt.captioner or opt.img_enc == "vsrn" and text.reads == "words",
           f"--captioner {opt.captioner:g} writes the words of a caption from VSRN's regions, not --img_enc "
-          f"{opt.img_enc} --txt_enc {opt.txt_enc}; take --img_enc vsrn with --txt_enc gru, or leave it out")
+          f"{opt.img_enc} --txt_enc {opt.txt_enc}; use --img_enc vsrn with --txt_enc gru, or leave it out")
     check(text.reads != "trigrams" or not (opt.dropout or opt.feature_noise),
           f"--dropout {opt.dropout:g} and --feature_noise {opt.feature_noise:g} change features and word vectors, and "
           f"--txt_enc {opt.txt_enc} reads letter trigrams; leave them out")
@@ -507,12 +507,12 @@ def evaluation_parser() -> Arguments:
         "compare each with the first by a paired bootstrap; A0,A1,A2 are seeds of one model")
     add("--embeddings", type=filename, metavar="FILE.npz", help="embeddings of any model, as --export writes them")
     add("--scores", type=filename, metavar="FILE.npy", help="scores, images x captions; higher scores are better")
-    add("--sim", choices=formulas(), help="similarity of --embeddings (default: the one that the file names, else "
-        "cosine), or of a run's means and variances, in place of its own")
-    add("--data_path", type=filename, metavar="FOLDER", help="folder of the data sets (default: that of the training)")
-    add("--data_name", type=data_set, help="data set (default: that of the training)")
+    add("--sim", choices=formulas(), help="similarity to rank by (default: the run's, or what --embeddings "
+        "names, else cosine)")
+    add("--data_path", type=filename, metavar="FOLDER", help="folder of the data sets (default: as in training)")
+    add("--data_name", type=data_set, help="data set (default: as in training)")
     add("--split", type=split_name, help="train, dev, test or testall (default: what a file names, else test)")
-    add("--dev_images", type=natural, help="images of the dev split to take; 0: all (default: as in the training)")
+    add("--dev_images", type=natural, help="number of dev images; 0: all (default: as in training)")
     add("--vocab", type=filename, metavar="FILE", help="vocabulary of an original VSE++ or VSRN checkpoint")
 
     add = p.add_argument_group("protocols").add_argument
@@ -526,8 +526,8 @@ def evaluation_parser() -> Arguments:
     add("--eccv_path", type=filename, metavar="FOLDER", help="folder of its two JSON files")
     add("--positives", type=filename, metavar="FILE.json", help='recalls, R-precision and mAP@R of your own matches: '
         '{"i2t": {image id: [caption ids]}, "t2i": {...}}')
-    add("--bank", type=split_name, metavar="SPLIT", help="also rank with query-bank normalisation by queries of this "
-        "split, usually train, so that no item is near every query; its beta is chosen on dev")
+    add("--bank", type=split_name, metavar="SPLIT", help="also rank with query-bank normalisation (lowers hubs), by "
+        "queries of this split, usually train; its beta is chosen on dev")
 
     add = p.add_argument_group("pictures").add_argument
     add("--uncertainty", **FLAG, help="what log det Sigma tells about recall: bins, risk and coverage, pictures")
@@ -539,13 +539,13 @@ def evaluation_parser() -> Arguments:
     add("--export", type=filename, metavar="FILE.npz", help="write the embeddings to this file")
     add("--format", choices=["text", "markdown", "latex"], default="text", help="format of the tables")
     add("--output", type=filename, help="file of the results (default: results.json in the run folder, or "
-        "results_SIM_DATA_SPLIT.json for another similarity, data set or split than those of the run)")
-    add("--overwrite", **FLAG, help="replace the files of --output, --export and --ranks that are there")
+        "results_SIM_DATA_SPLIT.json for another similarity, data set or split)")
+    add("--overwrite", **FLAG, help="replace existing files of --output, --export and --ranks")
 
     add = p.add_argument_group("speed and memory").add_argument
-    add("--batch_size", type=positive, default=128, help="images or captions that are encoded at once")
+    add("--batch_size", type=positive, default=128, help="images or captions per step")
     add("--workers", type=workers, default=min(10, os.cpu_count() or 1), help="processes that read photos")
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto takes CUDA where it is present")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA if present")
     return p
 
 

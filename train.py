@@ -169,7 +169,7 @@ def say_end(run: "Training", received: list[int]) -> int:
     state, opt = run.state, run.opt
     if received:
         run.save()
-        run.say(f"stopped at {run.place()}; go on with: {sys.executable} {run.program} --resume {run.folder}")
+        run.say(f"stopped at {run.place()}; continue with: {sys.executable} {run.program} --resume {run.folder}")
         return 128 + received[0]
     if state["epoch"] < opt.num_epochs:
         run.say(f"no better model on dev in {opt.patience} epochs, so epoch {state['epoch']} was the last")
@@ -482,7 +482,7 @@ class Training:
         Raises InputError where its data, optimisers or random states do not fit."""
         opt, place = self.opt, resumed["state"]
         check(all(resumed["data"].get(name, x) == x for name, x in self.fingerprints.items()),
-              f"the training data in {os.path.join(opt.data_path, opt.data_name)} are not those of the run in "
+              f"the training data in {os.path.join(opt.data_path, opt.data_name)} differ from the data of the run in "
               f"{opt.logger_name}; give its --data_path, or start a new run with --init_from")
         with refusing(f"the checkpoint {opt.resume} holds optimisers or random states of something else",
                       "take another one, or start a new run from its weights with --init_from"):
@@ -501,7 +501,7 @@ class Training:
         opt = self.opt
         violations = "hardest negative" if opt.max_violation else "sum of violations"
         objective = f"{violations}, margin {opt.margin}" if opt.loss == "hinge" else opt.loss
-        objective += ", captions of one image are no negatives" * opt.mask_same_image
+        objective += ", captions of one image are not negatives" * opt.mask_same_image
         notes = [*(start or {}).get("notes", ()), *self.splits["train"].notes, *self.splits["dev"].notes]
         return "\n".join([
             f"{opt.data_name}: {self.describe_data()}, {len(self.vocab):,} words",

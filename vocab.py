@@ -121,7 +121,7 @@ class Vocabulary:
 class Trigrams(Vocabulary):
     """A vocabulary that turns words into letter trigrams (dmsm 3.2).
 
-    Its trigrams are those of its words without the four specials. They are numbered from 1 in order of first
+    Its trigrams come from its words without the four specials. They are numbered from 1 in order of first
     appearance, and 0 is padding. It is saved and loaded as a list of words, like any vocabulary.
     """
 
@@ -170,7 +170,7 @@ def main(argv=None) -> None:
                         "are counted (the originals counted train,dev)")
     parser.add_argument("--vocab_threshold", type=positive, default=4, help="keep words that occur at least this often")
     parser.add_argument("--use_restval", action="store_true", help="count COCO's restval captions as part of train")
-    parser.add_argument("--overwrite", action="store_true", help="replace the file that is there")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     run("vocab.py", build, parser.parse_args(argv))
 
 

@@ -142,11 +142,11 @@ def parse_args(argv=None):
     add_arguments(p)
     add = p.add_argument
     add("--calibrate_on", type=share, metavar="SHARE", help="calibrate on a random share of the images, judge the rest")
-    add("--sets", type=share, metavar="ALPHA", help="also sets of answers that hold a right one for 1 - ALPHA of the "
+    add("--sets", type=share, metavar="ALPHA", help="also fit sets that hold a right answer for 1 - ALPHA of the "
         "queries")
     add("--variances", choices=["volume"], help="give points variances without training: the share of the training "
         "photos that an item fits; the scores stay")
-    add("--train", type=filename, metavar="FILE", help="with a file and --variances: training pairs")
+    add("--train", type=filename, metavar="FILE", help="training pairs, for a file with --variances")
     add("--positives", type=filename, metavar="FILE.json", help="compare the expected number of items that fit with "
         'your own matches: {"i2t": {image id: [caption ids]}, "t2i": {...}}')
     add("--photos", type=filename, metavar="FOLDER", help="photos to draw where the data are precomputed features")

@@ -89,7 +89,7 @@ def read_calibration(path: str) -> Calibration:
         models = " + ".join(file["checkpoints"])
         if file["calibration"] != FORMAT or not models:
             raise ValueError(f"its format is {file['calibration']!r}" if models else
-                             "it does not say of which model it is")
+                             "it does not name its model")
         sets, fits = file.get("sets"), file.get("fits")
         if sets:
             sets = {"alpha": float(sets["alpha"]), "images": int(sets["images"]),
@@ -101,7 +101,7 @@ def read_calibration(path: str) -> Calibration:
                            file.get("log_det") and sorted(map(float, file["log_det"])),
                            fits and [float(fits[name]) for name in ("slope", "log_det", "bias")])
     except Exception as error:
-        raise InputError(f"{path} is no calibration ({error}); {fix}") from error
+        raise InputError(f"{path} is not a calibration ({error}); {fix}") from error
 
 
 def calibration_file(run: str) -> str:

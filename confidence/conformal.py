@@ -2,7 +2,7 @@
 Vovk et al. 2005.
 
 A set holds the items whose posterior is at least a limit (LAC), which is fitted on dev. The coverage holds for queries
-that are exchangeable with those of the calibration, on average over calibrations. Captions of one image are not
+that are exchangeable with the calibration queries, on average over calibrations. Captions of one image are not
 exchangeable one by one, so one caption of each image is drawn. It holds for galleries of one size.
 """
 import math
@@ -46,7 +46,7 @@ def set_sizes(scores: torch.Tensor, t: float, limit: float) -> torch.Tensor:
     return (-(t * scores).softmax(1).log() <= limit).sum(1)
 
 
-def place(n: int, alpha: float) -> int:
+def conformal_rank(n: int, alpha: float) -> int:
     """Rank, from 1, of the value among n that is the limit for 1 - alpha.
     The values are strangenesses in rising order."""
     return math.ceil((n + 1) * (1 - alpha))
@@ -61,11 +61,11 @@ def fit_limit(e: Embeddings, side: str, t: float, alpha: float) -> tuple[float, 
     """
     rows = one_query_per_image(e, side)
     n = len(rows.queries)
-    check(place(n, alpha) <= n,
+    check(conformal_rank(n, alpha) <= n,
           f"--sets {alpha:g} needs at least {math.ceil(1 / alpha) - 1:,} images to calibrate on, and there are {n:,}; "
           "give a larger ALPHA, or more images")
     values = torch.cat([strangeness(scores, right, t) for scores, right in rows.blocks_with_masks()])
-    return float(values.sort().values[place(n, alpha) - 1]), n
+    return float(values.sort().values[conformal_rank(n, alpha) - 1]), n
 
 
 @torch.no_grad()
@@ -78,7 +78,7 @@ def judge_sets(e: Embeddings, side: str, t: float, alpha: float, limit: float, n
     """
     from scipy import stats  # takes a second to import, and a search needs none of it
 
-    rows, k = one_query_per_image(e, side, seed=2), place(n, alpha)
+    rows, k = one_query_per_image(e, side, seed=2), conformal_rank(n, alpha)
     queries = len(rows.queries)
     low, high = stats.betabinom(queries, k, n + 1 - k).ppf([0.025, 0.975]) / queries
     parts = [(set_sizes(scores, t, limit), strangeness(scores, right, t) <= limit)

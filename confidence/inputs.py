@@ -44,18 +44,18 @@ def add_arguments(p: Arguments) -> None:
     add = p.add_argument
     add("source", type=filename, nargs="?", metavar="RUN", help="run folder or checkpoint file, embeddings of any "
         "model (.npz) or scores, images x captions (.npy) (default: the newest run)")
-    add("--dev", type=filename, metavar="FILE", help="with a file: the same of other items, to calibrate on")
-    add("--sim", choices=formulas(), help="similarity in place of that of the run or file")
-    add("--data_path", type=filename, metavar="FOLDER", help="folder of the data sets (default: that of the training)")
-    add("--data_name", type=data_set, help="data set (default: that of the training)")
+    add("--dev", type=filename, metavar="FILE", help="for a file: other items of the same model to calibrate on")
+    add("--sim", choices=formulas(), help="similarity to use (default: of the run or file)")
+    add("--data_path", type=filename, metavar="FOLDER", help="folder of the data sets (default: as in training)")
+    add("--data_name", type=data_set, help="data set (default: as in training)")
     add("--split", type=split_name, help="split to judge (default: what a file names, else test)")
-    add("--dev_images", type=natural, help="images of the dev split to take; 0: all (default: as in the training)")
+    add("--dev_images", type=natural, help="number of dev images; 0: all (default: as in training)")
     add("--output", type=filename, metavar="FILE.json", help="file of the results; other files are named after it "
         "(default: beside the run or file)")
-    add("--overwrite", action="store_true", help="replace the files of --output and --export that are there")
-    add("--batch_size", type=positive, default=128, help="images or captions that are encoded at once")
+    add("--overwrite", action="store_true", help="replace existing files of --output and --export")
+    add("--batch_size", type=positive, default=128, help="images or captions per step")
     add("--workers", type=cli.workers, default=min(10, os.cpu_count() or 1), help="processes that read photos")
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto takes CUDA where it is present")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA if present")
 
 
 def open_items(opt, pictures: tuple[str, ...]) -> tuple[Items, dict[str, str]]:
@@ -65,7 +65,7 @@ def open_items(opt, pictures: tuple[str, ...]) -> tuple[Items, dict[str, str]]:
     """
     if not opt.source:
         opt.source = newest_run()
-        print(f"no run given, taking the newest: {opt.source}")
+        print(f"no run given, using the newest: {opt.source}")
     kind = tell_kind(opt.source)
     refuse_misfits(opt, kind)
     model = Trained(opt.source, torch_device(opt.device)) if kind == "run" else None
@@ -89,7 +89,7 @@ def refuse_misfits(opt, kind: str) -> None:
           "its own; leave it out")
     check(not (opt.dev and opt.calibrate_on), "--dev and --calibrate_on both name what to calibrate on; give one")
     check(run or opt.dev or opt.calibrate_on,
-          f"{opt.source} has to be calibrated on other items; give those of dev with --dev FILE, or --calibrate_on 0.5 "
+          f"{opt.source} has to be calibrated on other items; give dev's with --dev FILE, or --calibrate_on 0.5 "
           "to take half of its images")
     check(not run or opt.calibrate_on or opt.split not in ("dev", "val"),
           f"--split {opt.split} is what a run is calibrated on; judge another split, or give --calibrate_on 0.5")
@@ -165,7 +165,7 @@ def split_items(whole: Embeddings, part: float) -> Items:
                  f"a random {part:g} of the images")
 
 
-def give_variances(items: Items, fitted: volume.Volume, report: dict) -> None:
+def give_variances(items: Items, fitted: volume.PhotoShares, report: dict) -> None:
     """Give all items their variances, in place."""
     items.variances = report
     for e in {id(e): e for e in (items.whole, items.test, items.dev)}.values():

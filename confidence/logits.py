@@ -32,7 +32,7 @@ def read_logits(path: str) -> Logits | None:
     """Read logit_scale and logit_bias of a file of embeddings.
     None where it has neither.
 
-    Raises InputError where they are no finite numbers, the scale is not above 0, or the bias stands alone.
+    Raises InputError where they are not finite numbers, the scale is not above 0, or the bias stands alone.
     """
     values = {}
     with np.load(path, allow_pickle=False) as arrays:

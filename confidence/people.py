@@ -80,7 +80,7 @@ def rows_by_name(e: Embeddings) -> tuple[dict[str, int], dict[str, int]]:
     return ({name: row for row, name in enumerate(names)}, {name: row for row, name in enumerate(captions)})
 
 
-def read(path: str, e: Embeddings) -> Judgements:
+def read_judgements(path: str, e: Embeddings) -> Judgements:
     """Read a file of judgements.
 
     Raises InputError on a line of another form, and where none is of the split's photos and captions.
@@ -94,7 +94,7 @@ def read(path: str, e: Embeddings) -> Judgements:
         except ValueError:
             values = []
         check(values and np.isfinite(values).all() and (not numbers or len(values) == len(numbers[0])),
-              f"{path}, line {k}: {ascii(line[:60])} is no judgement; {FORM}")
+              f"{path}, line {k}: {ascii(line[:60])} is not a judgement; {FORM}")
         numbers.append(values)
         pairs.append((photos.get(os.path.basename(photo), -1), captions.get(rest[0], -1)))
     check(pairs, f"{path} holds no judgement; {FORM}")
@@ -302,7 +302,7 @@ def run(opt) -> dict:
     """Judge by people's judgements as the options say; return the results.
     Raises InputError."""
     items, files = open_items(opt, ("people",))
-    judgements = [read(path, items.whole) for path in opt.judgements]
+    judgements = [read_judgements(path, items.whole) for path in opt.judgements]
     calibration = calibrate(items.dev, items.source)
     people, fits, numbers = judge(items.whole, judgements, Sigmoid(**calibration["pair"]))
     calibration |= {"fits": fits._asdict()} if fits else {}
@@ -317,8 +317,8 @@ def run(opt) -> dict:
 def parse_args(argv=None):
     p = Arguments("Compare a model with people's judgements of photos and captions.")
     add_arguments(p)
-    p.add_argument("--judgements", type=filename, metavar="FILE", nargs="+", required=True, help="what people said of "
-                   "pairs, as Flickr8k's annotations have it")
+    p.add_argument("--judgements", type=filename, metavar="FILE", nargs="+", required=True, help="people's "
+                   "judgements of pairs, in the format of Flickr8k's")
     p.set_defaults(results="people", calibrate_on=None, variances=None, train=None, export=None, positives=None)
     return p.parse_args(argv)
 

@@ -85,7 +85,7 @@ def examples(outcomes: dict[str, Outcomes], texts: list[str] | None, caption_ima
              path: str) -> None:
     """Draw queries with their first answers and how sure the model is of them.
 
-    texts: all captions; caption_image (M,): the row of each caption's image; photos: those of all images, or None.
+    texts: all captions; caption_image (M,): the row of each caption's image; photos: of all images, or None.
     """
     texts, image = image_drawer(texts, photos, caption_image)
 

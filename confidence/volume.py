@@ -1,7 +1,7 @@
 """Variances that mean how many photos fit, for points that are trained already.
 
 An item's log-variance is the log of the share of the training photos that it covers (methods.volume), one for all
-dimensions, so that its volume is that share: log det Sigma = D log share. The scores stay those of the points.
+dimensions, so that its volume is that share: log det Sigma = D log share. The scores of the points stay.
 """
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ NEAREST = 50          # captions that tell what an image covers
 ROWS = 1024           # items that are given variances at a time
 
 
-class Volume(NamedTuple):
+class PhotoShares(NamedTuple):
     """Share of the photos of a bank of captions that an item covers.
 
     A caption covers a photo with probability sigmoid(a s + b), s its largest cosine with a caption of the photo. An
@@ -47,13 +47,14 @@ class Volume(NamedTuple):
 
 
 @torch.no_grad()
-def fit(similarity, captions: Embedding, owner: np.ndarray, dev: Embedding, dev_owner: np.ndarray) -> Volume:
+def fit(similarity, captions: Embedding, owner: np.ndarray, dev: Embedding, dev_owner: np.ndarray) -> PhotoShares:
     """Fit to captions (M, D) of training photos, owner (M,), and to dev's."""
     sigmoid = fit_sigmoid(dev, dev_owner)
-    return Volume(similarity, captions, number_photos(owner), sigmoid, shares_of_captions(captions, owner, sigmoid))
+    shares = shares_of_captions(captions, owner, sigmoid)
+    return PhotoShares(similarity, captions, number_photos(owner), sigmoid, shares)
 
 
-def fit_run(model: Trained, dev: Embeddings, batch_size: int, workers: int, **data) -> tuple[Volume, dict]:
+def fit_run(model: Trained, dev: Embeddings, batch_size: int, workers: int, **data) -> tuple[PhotoShares, dict]:
     """Fit to the training and dev split of a run's own data.
     Describes the fit for the results.
 
@@ -61,7 +62,7 @@ def fit_run(model: Trained, dev: Embeddings, batch_size: int, workers: int, **da
     """
     check_points(dev)
     split = read_split_for(model, "train", **data)
-    drawn = bank.draw(split.caption_image, len(split.images), BANK)
+    drawn = bank.draw_queries(split.caption_image, len(split.images), BANK)
     part = Gallery(drawn.images[:0], drawn.captions)
     captions = encode(model.model, split, split.encode(model.vocab), model.device, batch_size, workers, part)[1]
     volume = fit(model.similarity, captions, split.caption_image[drawn.captions], dev.members[0].captions,
@@ -69,7 +70,7 @@ def fit_run(model: Trained, dev: Embeddings, batch_size: int, workers: int, **da
     return volume, describe(volume, f"{model.options.data_name} train", len(drawn.images))
 
 
-def fit_file(train: Embeddings, dev: Embeddings) -> tuple[Volume, dict]:
+def fit_file(train: Embeddings, dev: Embeddings) -> tuple[PhotoShares, dict]:
     """Fit to training pairs and to dev pairs of the same points.
     Describes the fit for the results."""
     check_points(dev)
@@ -83,7 +84,7 @@ def check_points(e: Embeddings) -> None:
                           "it out, or give a point model")
 
 
-def describe(volume: Volume, name: str, images: int) -> dict:
+def describe(volume: PhotoShares, name: str, images: int) -> dict:
     return {"kind": "volume", "of_photo": list(volume.sigmoid[:2]), "fitted_on": name, "images": images,
             "captions": len(volume.shares)}
 
@@ -91,7 +92,7 @@ def describe(volume: Volume, name: str, images: int) -> dict:
 def describe_in_words(report: dict) -> str:
     """Sentence on given variances: their source, and what they do not change."""
     sentence = (f"variances: the share that an item covers of the photos of {report['images']:,} images and "
-                f"{report['captions']:,} captions of {report['fitted_on']}; the scores are those of the points")
+                f"{report['captions']:,} captions of {report['fitted_on']}; the scores of the points stay")
     if report["of_photo"][0] <= 0:
         sentence += ("; captions of one photo of dev lie no nearer to each other than to those of others, so these "
                      "variances say nothing of how many photos fit")
@@ -99,7 +100,7 @@ def describe_in_words(report: dict) -> str:
 
 
 @torch.no_grad()
-def give_variances(e: Embeddings, volume: Volume) -> None:
+def give_variances(e: Embeddings, volume: PhotoShares) -> None:
     """Give the points of images and captions their variances, in place."""
     similarity, images, captions = e.members[0]
     sides = (images, volume.images_log_var), (captions, volume.captions_log_var)

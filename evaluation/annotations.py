@@ -1,8 +1,7 @@
 """Readers of judgements beyond the original pairs.
 Crisscrossed Captions, COCO instances, ECCV Caption, own positives.
 
-The files name COCO's image ids and caption (annotation) ids. `Index` turns them into rows and columns of the matrix of
-scores.
+The files name COCO's image ids and caption (annotation) ids. `IdIndex` turns them into rows and columns of the scores.
 """
 import csv
 import importlib.util
@@ -66,9 +65,9 @@ class Listed(NamedTuple):
     without: int                      # queries that it names and lists no match of
 
 
-class Index:
+class IdIndex:
     """Positions of "image" or "caption" ids in a split.
-    Raises InputError where ids are missing or stand there twice."""
+    Raises InputError where ids are missing or occur twice."""
 
     def __init__(self, ids, kind: str, source: str):
         check(ids is not None and all(isinstance(i, (int, np.integer)) for i in ids),
@@ -100,7 +99,7 @@ def parse_id(name: str) -> int:
     return int(digits[1])
 
 
-def read_ratings(path: str, kind: str, images: Index, captions: Index) -> Ratings:
+def read_ratings(path: str, kind: str, images: IdIndex, captions: IdIndex) -> Ratings:
     """Read one file of Crisscrossed Captions.
     kind: sts (caption pairs), sis (image pairs) or sits (caption and image).
 
@@ -126,7 +125,7 @@ def read_ratings(path: str, kind: str, images: Index, captions: Index) -> Rating
     return Ratings(first.positions(a, path), second.positions(b, path), np.array(score))
 
 
-def read_cxc(folder: str, part: str, images: Index, captions: Index, caption_image: np.ndarray) -> Crisscrossed:
+def read_cxc(folder: str, part: str, images: IdIndex, captions: IdIndex, caption_image: np.ndarray) -> Crisscrossed:
     """The three files of one part, val or test, and their matches.
     Raises InputError as `read_ratings` does."""
     ratings = {kind: read_ratings(os.path.join(folder, f"{kind}_{part}.csv"), kind, images, captions)
@@ -170,7 +169,7 @@ def same_image_pairs(caption_image: np.ndarray) -> Pairs:
 
 # ---- instances
 
-def read_instances(path: str, images: Index) -> np.ndarray:
+def read_instances(path: str, images: IdIndex) -> np.ndarray:
     """Read the categories that each image of the split shows: (N, K) bool.
     From COCO's instances.
 
@@ -183,7 +182,7 @@ def read_instances(path: str, images: Index) -> np.ndarray:
           f"{path} has {len(columns)} categories and lacks {len(absent)} of the {len(images.place)} images of "
           f"{images.source}{f', the first is {absent[0]}' if absent else ''}; give the instances of these images")
     codes = np.zeros((len(images.place), len(columns)), bool)
-    with refusing(f"{path} is no file of COCO instances", "give instances_val2014.json", (KeyError, TypeError)):
+    with refusing(f"{path} is not a file of COCO instances", "give instances_val2014.json", (KeyError, TypeError)):
         for i, k in images.place.items():
             codes[k, [columns[a["category_id"]] for a in coco.imgToAnns[i]]] = True
     return codes
@@ -198,7 +197,7 @@ def eccv_folder() -> str | None:
     return os.path.join(os.path.dirname(spec.origin), "data") if spec and spec.origin else None
 
 
-def read_eccv(folder: str | None, images: Index, captions: Index) -> dict[str, Pairs]:
+def read_eccv(folder: str | None, images: IdIndex, captions: IdIndex) -> dict[str, Pairs]:
     """Read ECCV Caption's matches.
     i2t of 1,261 images and t2i of 1,332 captions of COCO's test split.
 
@@ -215,7 +214,7 @@ def read_eccv(folder: str | None, images: Index, captions: Index) -> dict[str, P
     return pairs
 
 
-def read_positives(path: str, images: Index, captions: Index) -> dict[str, Listed]:
+def read_positives(path: str, images: IdIndex, captions: IdIndex) -> dict[str, Listed]:
     """Read the user's own matches from JSON.
     {"i2t": {image id: [caption ids]}, "t2i": {caption id: [image ids]}}, one or both.
 
@@ -228,7 +227,7 @@ def read_positives(path: str, images: Index, captions: Index) -> dict[str, Liste
     return {side: read_matches(path, stored[side], *ends[side]) for side in stored}
 
 
-def read_matches(path: str, table, queries: Index, items: Index, skip_unknown: bool = False) -> Listed:
+def read_matches(path: str, table, queries: IdIndex, items: IdIndex, skip_unknown: bool = False) -> Listed:
     """Read matches of one direction from {query: [items]}.
     skip_unknown: leave out items that the split lacks."""
     def as_id(value):

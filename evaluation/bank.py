@@ -32,14 +32,14 @@ SAME = {"val": "dev", "testall": "test"}    # dev has two names; the images of t
 def check_splits(split: str, evaluated: str) -> None:
     """Raise InputError on a bank from the evaluated split or from dev."""
     here, there = (SAME.get(name, name) for name in (evaluated, split))
-    check(here != "dev", f"--bank {split} chooses beta on dev, so the split {evaluated} is no test of it; evaluate "
+    check(here != "dev", f"--bank {split} chooses beta on dev, so the split {evaluated} is not a test of it; evaluate "
                          "another split, or leave --bank out")
     check(there not in (here, "dev"),
           f"--bank {split} holds queries of the split that {'is evaluated' if there == here else 'beta is chosen on'}, "
           f"and a bank must be of others; give {'another' if here == 'train' else 'train'}")
 
 
-def draw(caption_image: np.ndarray, n_images: int, size: int = SIZE) -> Gallery:
+def draw_queries(caption_image: np.ndarray, n_images: int, size: int = SIZE) -> Gallery:
     """Draw the queries of a bank from a split of M captions of N images.
     At most `size` images, and all captions of as many of the first of these as give at most `size` captions. Raises
     InputError where one image has more captions."""
@@ -76,7 +76,7 @@ def item_terms(members: list[Member], queries: list[Member], betas: list[float],
 
 
 @torch.no_grad()
-def choose(dev: Embeddings, queries: list[Member], block: int = 1000) -> dict:
+def choose_betas(dev: Embeddings, queries: list[Member], block: int = 1000) -> dict:
     """Choose the beta of GRID with the highest sum of recalls on dev.
     Returns {"beta": {"t2i", "i2t"}, "dev_rsum", "dev_rsum_without"}. A beta is None where none is better than no
     bank; the lower of two equal betas wins.
@@ -102,9 +102,9 @@ def choose(dev: Embeddings, queries: list[Member], block: int = 1000) -> dict:
 def normalisation(members: list[Member], dev: Embeddings, queries: list[Member], split: str,
                   block: int = 1000) -> tuple[tuple[torch.Tensor, torch.Tensor], dict]:
     """Terms that a bank subtracts from the mean scores of images (N,), captions (M,).
-    Also returns the "bank" of results.json. queries: the bank of a split; betas: those of `choose`. A direction
+    Also returns the "bank" of results.json. queries: the bank of a split; betas: those of `choose_betas`. A direction
     without a beta subtracts nothing. Raises InputError on scores that are not finite."""
-    chosen = choose(dev, queries, block)
+    chosen = choose_betas(dev, queries, block)
     terms = [torch.zeros(len(getattr(members[0], ITEMS[side]).mean)) if beta is None else
              item_terms(members, queries, [beta], side, block)[0] for side, beta in chosen["beta"].items()]
     sizes = {"captions": len(queries[0].captions.mean), "images": len(queries[0].images.mean)}

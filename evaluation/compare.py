@@ -20,7 +20,7 @@ def compare(groups: list[str], load: Callable[[str], Embeddings], opt) -> dict:
 
     load(path): its embeddings. Returns {"runs": {path: its results}, "groups": {label: {metric: (mean, deviation,
     seeds)}}, "comparisons": [{"a", "b", "seeds", "pairs": whether these are of equal seeds, "metrics": what
-    `metrics.paired_bootstrap` returns}]}. Raises InputError on paths that stand there twice, and on other items.
+    `metrics.paired_bootstrap` returns}]}. Raises InputError on paths named twice, and on other items.
     """
     first = None
 
@@ -58,7 +58,7 @@ def side_by_side(groups: list[str], assess_path: Callable[[str], tuple[dict, dic
 
     assess_path(path): results with the run's "seed", and {metric: (total (N,), count (N,))} over images as
     `metrics.paired_bootstrap` takes it; sums(metrics): {name of a sum: its metrics}. Runs of equal seeds are pairs
-    where both groups have the same several seeds, in any order. Raises InputError on paths that stand there twice.
+    where both groups have the same several seeds, in any order. Raises InputError on paths named twice.
     """
     paths = [group.split(",") for group in groups]
     twice = repeated(os.path.realpath(path) for group in paths for path in group)

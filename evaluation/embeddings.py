@@ -19,7 +19,7 @@ import metrics
 from checkpoint import Trained
 from cli import InputError, check
 from data import Split, check_extractors, read_split
-from evaluation.annotations import Index
+from evaluation.annotations import IdIndex
 from evaluation.encode import encode
 from files import read_array, read_arrays, save_arrays
 from images import Photos
@@ -93,10 +93,10 @@ class Embeddings:
         """The seed of the one model's training."""
         return self.models[0].options.seed if len(self.models) == 1 else None
 
-    def index(self, side: str) -> Index:
+    def index(self, side: str) -> IdIndex:
         """Positions of ids, of "image" or "caption".
         Raises InputError where they are not known."""
-        return Index(self.ids.get(f"{side}_id"), side, self.source)
+        return IdIndex(self.ids.get(f"{side}_id"), side, self.source)
 
     def subset(self, images: np.ndarray) -> "Embeddings":
         """The images at positions `images` (n,), rising, and their captions."""
@@ -339,7 +339,7 @@ def load_embeddings(path: str, sim: str | None = None, **data) -> Embeddings:
     e = identify_items(path, len(sides[0].mean), len(sides[1].mean), arrays, **data)
     if not sim and "similarity" not in arrays:
         unused = ", and its variances are not used" * any(x.log_var is not None for x in sides)
-        notes.append(f"{path} names no similarity: the cosine of the means is taken{unused} (--sim takes another)")
+        notes.append(f"{path} names no similarity; using the cosine of the means{unused} (--sim chooses another)")
     e.notes += notes
     e.similarity, e.members = name, [Member(similarity, *sides)]
     return e
@@ -385,7 +385,7 @@ def describe_repeats(path: str, rows: int, each: int) -> str:
 
 def read_word(arrays: dict, name: str, path: str) -> str:
     """A single text among arrays, empty where there is none.
-    Raises InputError where the array is no single text."""
+    Raises InputError where the array is not a single text."""
     value = arrays.get(name, np.array(""))
     check(value.size == 1 and value.dtype.kind in "US",
           f"{path}: {name} must hold one text, as np.array('...'), and has shape {value.shape} of "
@@ -445,7 +445,7 @@ def identify_items(path: str, n: int, m: int, arrays: dict, *, split: str | None
                    data_name: str | None = None, dev_images: int | None = None) -> Embeddings:
     """The items that a file of N images and M captions is about, without embeddings.
 
-    With a data_name they are those of the split, with which all that the file says is compared. Else they are what the
+    With a data_name they are those of the split, and all that the file says is compared with it. Else they are what the
     file says, else M / N captions per image, in order. Raises InputError where the arrays have other shapes, or other
     items.
     """
@@ -469,7 +469,7 @@ def identify_items(path: str, n: int, m: int, arrays: dict, *, split: str | None
         return replace(theirs, name=path, folder=e.folder)
     without = n - len(np.unique(e.caption_image))
     if without:
-        e.notes.append(f"{path}: {without:,} of {n:,} images have no caption and are no queries, but in the gallery")
+        e.notes.append(f"{path}: {without:,} of {n:,} images have no caption and are not queries, but in the gallery")
     if e.assumed:
         e.notes.append(f"{path} does not say whose caption each is: {m // n} per image, in order, assumed "
                        "(caption_image says it)")

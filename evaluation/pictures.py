@@ -262,7 +262,7 @@ def draw_curves(reports: dict[str, dict], path: str) -> None:
 
 def draw_extremes(e: Embeddings, photos: Photos | None, side: str, path: str) -> None:
     """Draw the most and the least uncertain images or captions with their matches.
-    Matches are those of Crisscrossed Captions where these were read."""
+    Matches come from Crisscrossed Captions where these were read."""
     texts, image = image_drawer(e.ids.get("caption"), photos, e.caption_image)
     values, rows = uncertainties(e)[side], []
     own = Pairs.of(e.caption_image, np.arange(len(e.caption_image)))

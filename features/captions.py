@@ -29,7 +29,7 @@ from tqdm import tqdm
 import cli
 from cli import Arguments, check, data_set, filename, natural, positive, torch_device
 from data import Split, captions_digest, chunks, named_splits, read_split
-from features.hglmm import HGLMM, fit_ica, fit_pca, project, signed_square_root, unit
+from features.hglmm import HGLMM, fit_ica, fit_pca, project, signed_square_root, unit_rows
 from features.minilm import MiniLM
 from features.store import SPLITS, record_extractor
 from files import checksum, mapped, save_arrays, save_json
@@ -88,13 +88,13 @@ class MeanVectors(WordFeatures):
     def __init__(self, words: list[str], word_vectors: str):
         table, has_vector = read_word_vectors(words, word_vectors)
         self.index = {word: i for i, word in enumerate(word for word, has in zip(words, has_vector) if has)}
-        self.table, self.size = unit(table[has_vector]), table.shape[1]
+        self.table, self.size = unit_rows(table[has_vector]), table.shape[1]
         with open(word_vectors, "rb") as f:
             self.source = f"vectors {os.path.basename(word_vectors)} {checksum([f.read(1 << 20)])}"
         self.line = f"mean, {self.source}"
 
     def rows(self, counts) -> np.ndarray:
-        return unit(counts @ self.table)
+        return unit_rows(counts @ self.table)
 
 
 class FisherVectors(MeanVectors):
@@ -115,7 +115,7 @@ class FisherVectors(MeanVectors):
         rows, sizes = np.flatnonzero(sample), ""
         if ica:
             axes = fit_ica(self.table[rows], self.size, SEED, sample[rows])
-            self.table, self.fitted, sizes = unit(project(self.table, *axes)), axes, f", ica {self.size}"
+            self.table, self.fitted, sizes = unit_rows(project(self.table, *axes)), axes, f", ica {self.size}"
         self.table = SCALE * self.table.astype(np.float64)
         self.mixture = HGLMM.fit(self.table[rows], n_clusters, seed=SEED, count=sample[rows])
         first, last = self.mixture.history[0], self.mixture.history[-1]
@@ -167,7 +167,7 @@ class TfIdf(WordFeatures):
         return cls(np.array(words), np.log(len(train) / np.array([captions_with[word] for word in words])))
 
     def rows(self, counts) -> np.ndarray:
-        return unit(counts.toarray() * self.idf.astype(np.float32))
+        return unit_rows(counts.toarray() * self.idf.astype(np.float32))
 
 
 class Sentences:
@@ -195,7 +195,7 @@ def feature_name(text: str) -> str:
 
 
 def read_text(data_path: str, data_name: str, split: str) -> Split:
-    """Read a split whose captions may stand there without images."""
+    """Read a split that may have captions without images."""
     return read_split(data_path, data_name, split, dev_images=0, text_only=True)
 
 
@@ -281,7 +281,7 @@ def main(argv=None, prog: str = "features.captions", read=read_text) -> None:
     add("--pca", type=natural, default=0, metavar="N", help="hglmm: principal components to keep (0: no PCA)")
     add("--weights", type=filename, metavar="FOLDER", help="minilm: folder with model.safetensors and tokenizer.json "
                                                            "of all-MiniLM-L6-v2 (default: those of its package)")
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="minilm: auto takes CUDA if there is a GPU")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="minilm: auto: CUDA if present")
     cli.run(prog, write, p.parse_args(argv), read)
 
 

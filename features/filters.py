@@ -126,7 +126,7 @@ def global_features(regions):
 
 # ---- as extractors of photos and of boxes in them
 
-class Photos(nn.Module):
+class FilterNetwork(nn.Module):
     """Photos as pixels (B, 128, 128, 3) uint8 -> (B, 960), or by `grid` (B, 36, 192)."""
 
     def __init__(self, grid: bool):

@@ -180,7 +180,7 @@ def read_images(data_path: str, data_name: str) -> Images:
     content, features = read_list(root, ALL), Features(ims)
     names, folder, line = [photo.name for photo in content["photos"]], content.get("folder"), content.get("extractor")
     check(names and isinstance(folder, str) and isinstance(line, str),
-          f"{path} is no whole list of a folder of photos; call `{again}`")
+          f"{path} is not a whole list of a folder of photos; call `{again}`")
     check(len(features) == len(names), f"{ims} has {len(features):,} rows and {path} lists {len(names):,} photos; "
                                        f"delete {path} and call `{again}`")
     return Images(features, names, folder, line)

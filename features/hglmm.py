@@ -16,7 +16,7 @@ from cli import check
 BLOCK = 1 << 24                       # numbers that a temporary array may hold
 AT_MEDIAN = 1e-4                      # scales: a median is the value of a word, whose sign must not hang on rounding
 ICA_STEPS = 200                       # of FastICA, at most
-EXACT = 3000                          # rows or columns of which the PCA is exact
+EXACT = 3000                          # rows or columns up to which the PCA is exact
 FLOOR = 0.1                           # smallest scale of a component, in standard deviations of the dimension
 
 
@@ -160,10 +160,10 @@ def _nearest(x, share, clusters, rng) -> np.ndarray:
 def signed_square_root(fisher: np.ndarray) -> np.ndarray:
     """Take the signed square root, then the unit norm: (n, F) -> (n, F).
     Perronnin et al. 2010."""
-    return unit(np.sign(fisher) * np.sqrt(np.abs(fisher)))
+    return unit_rows(np.sign(fisher) * np.sqrt(np.abs(fisher)))
 
 
-def unit(x: np.ndarray) -> np.ndarray:
+def unit_rows(x: np.ndarray) -> np.ndarray:
     """Scale rows (n, F) to l2 norm 1; rows of zeros stay zeros."""
     return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
 

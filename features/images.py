@@ -6,7 +6,7 @@
 --photos FOLDER takes all photos below a folder, named by their paths in it (folder.py), as all_ims.npy and all_ids.txt;
 captions.csv makes them a data set to train on. --data_name takes the photos of a data set, and writes a folder in the
 layout of `*_precomp`. features.json beside the features says in one line what made them, because a model reads only
-features of the extractor that it was trained on. After a stop at any moment the same command goes on, and when it is
+features of the extractor that it was trained on. After a stop at any moment the same command continues, and when it is
 called again it computes only photos whose files it has not seen under any name (store.py).
 """
 if __name__ == "__main__":
@@ -71,7 +71,7 @@ def extract(folder: str, split: str, paths: list[str], names: list[str], network
                                lambda batch: net(torch.stack(batch).to(config.device)).cpu().numpy().astype(dtype),
                                config, split)
     except InputError as error:
-        raise InputError(f"{error}; or go on without such photos: --skip_broken") from error
+        raise InputError(f"{error}; or leave such photos out with --skip_broken") from error
     broken = {new[k]: error for k, error in faults.items()}
     sound = [n for n in range(len(names)) if n not in broken]
     check(sound, f"not one of the {len(names)} photos can be read; the first: {broken.get(0)}")
@@ -115,7 +115,7 @@ def extract_folder(opt, recipe: dict, config: ComputeConfig, folder: str) -> Non
     Raises InputError for a folder without photos, an output that holds anything else, and faults of photos or captions.
     The output then stays as it was.
     """
-    check(os.path.isdir(opt.photos), f"--photos {opt.photos} is no folder; give the folder that holds your photos")
+    check(os.path.isdir(opt.photos), f"--photos {opt.photos} is not a folder; give the folder that holds your photos")
     root = os.path.abspath(opt.photos)
     check(os.path.commonpath([os.path.realpath(root), os.path.realpath(folder)]) != os.path.realpath(root),
           f"the output {folder} lies in --photos {opt.photos}, among the photos; give a --data_path outside")
@@ -230,11 +230,11 @@ def main(argv=None) -> None:
     add = p.add_argument
     add("--data_path", type=filename, default="data", help="folder that holds the data sets")
     add("--photos", type=filename, metavar="FOLDER",
-        help="take all photos below this folder of yours, in place of those of a data set")
+        help="read all photos below this folder, in place of a data set")
     add("--captions", type=filename, metavar="FILE.csv", help="with --photos: a table with the header name,caption, "
         "which makes the photos a data set to train on (default: FOLDER/captions.csv if it is there)")
     add("--exclude", nargs="+", metavar="PATTERN", default=[],
-        help="with --photos: leave out files and folders of such names or paths, as 'screenshots' or '*.gif'")
+        help="with --photos: leave out files and folders with such names or paths, such as 'screenshots' or '*.gif'")
     add("--data_name", type=data_set, help="folder of the photos, a data set below --data_path (default: coco)")
     add("--output_name", type=data_set, required=True, help="folder below --data_path to write to")
     add("--splits", nargs="+", choices=SPLITS, help="splits to read (default: train dev test)")
@@ -254,7 +254,7 @@ def main(argv=None) -> None:
     add("--batch_size", type=positive, metavar="N",
         help="photos per step (default: 64 on a GPU, 8 on a CPU, where more are slower)")
     add("--workers", type=workers, default=min(4, os.cpu_count() or 1), help="processes that read photos")
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto takes CUDA if there is a GPU")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA if present")
     cli.run("features.images", run, p.parse_args(argv))
 
 

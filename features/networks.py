@@ -91,7 +91,7 @@ def load_frozen(cnn_type: str, layer: str | None, layers: tuple, weights: str | 
 
     Returns it, the layer's name and the checksum of the weights. Raises InputError for another layer.
     """
-    check((layer or layers[0]) in layers, f"--layer {layer} is no layer of {cnn_type}; it has {', '.join(layers)}")
+    check((layer or layers[0]) in layers, f"--layer {layer} is not a layer of {cnn_type}; it has {', '.join(layers)}")
     layer = layer or layers[0]
     cnn = CNN(cnn_type, weights=weights, pretrained=pretrained, cells=layer == "cells", normalise=False).eval()
     cnn.regions = SIDE ** 2 if cnn.cells else None
@@ -134,7 +134,7 @@ def build_network(recipe: dict, device) -> tuple:
     one, or cannot be built.
     """
     if recipe["kind"] == "demo":
-        net, transform = filters.Photos(bool(recipe["grid"])), filters.transform
+        net, transform = filters.FilterNetwork(bool(recipe["grid"])), filters.transform
         line = net.line
     else:
         net, line = load_network(recipe["cnn_type"], recipe["layer"], recipe["cnn_weights"], whole=recipe["whole"])
@@ -150,7 +150,7 @@ def find_recipe(line: str) -> dict | None:
     recipe, match = dict.fromkeys(RECIPE), LINE.fullmatch(line)
     if match and match[1] in CNNS:
         return recipe | {"kind": "cnn", "cnn_type": match[1], "layer": match[2], "whole": bool(match[3]) or None}
-    regions = {filters.Photos(grid).line: grid for grid in (False, True)}
+    regions = {filters.FilterNetwork(grid).line: grid for grid in (False, True)}
     return recipe | {"kind": "demo", "grid": regions[line]} if line in regions else None
 
 

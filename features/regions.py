@@ -47,7 +47,7 @@ def read_tsv(path: str) -> Iterator[tuple[str, Callable]]:
     """Yield image ids of a TSV file, and functions that read their features.
     Raises InputError."""
     csv.field_size_limit(FIELD_BYTES)
-    with (refusing(f"{path} is no TSV file of {', '.join(COLUMNS)}", FIX),
+    with (refusing(f"{path} is not a TSV file of {', '.join(COLUMNS)}", FIX),
           open(plain_file(path), encoding="utf-8", newline="") as f):
         for row in csv.reader(f, delimiter="\t", quoting=csv.QUOTE_NONE):
             if len(row) != len(COLUMNS):
@@ -89,7 +89,7 @@ def read_places(folder: str, splits: list[str]) -> tuple[dict[str, int], dict[st
         start = os.path.join(folder, split)
         ids = read_ids(f"{start}_img_ids.npy") or read_ids(f"{start}_ids.txt")
         check(ids, f"{folder} has no {split}_img_ids.npy or {split}_ids.txt, which name the images of '{split}' in "
-                   "their order; put the one of your captions there")
+                   "their order; put the file of your captions there")
         keys = dict.fromkeys(image_key(str(name)) for name in ids)                  # a line a caption in SCAN's files
         counts[split] = len(keys)
         for row, key in enumerate(keys):
@@ -151,7 +151,7 @@ def main(argv=None) -> None:
         help="TSV files, or folders of .npz files, one an image")
     add("--splits", type=split_name, nargs="+", default=["train", "dev", "test"], help="splits to write")
     add("--regions", type=positive, default=36, metavar="N", help="regions an image")
-    add("--overwrite", action="store_true", help="replace the files that are there")
+    add("--overwrite", action="store_true", help="replace existing files")
     cli.run("features.regions", run, p.parse_args(argv))
 
 

@@ -63,7 +63,7 @@ def read_list(folder: str, split: str) -> dict:
     if not os.path.isfile(path):
         return {"photos": []}
     content = read_json(path, AGAIN)
-    with refusing(f"{path} is no list of photos", AGAIN):
+    with refusing(f"{path} is not a list of photos", AGAIN):
         return {**content, "photos": [PhotoFile(str(name), int(size), int(time), str(digest))
                                       for name, size, time, digest in content["photos"]]}
 

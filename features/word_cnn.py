@@ -150,9 +150,9 @@ def main(argv=None) -> None:
     add("--batch_size", type=positive, default=64, help="images per step")
     add("--crop_size", type=up_to(4096), default=224, help="side of the random crops of training photos, in pixels")
     add("--output", type=filename, metavar="FILE.pt", default="cnn.pt", help="weights, written after each epoch")
-    add("--overwrite", action="store_true", help="replace the file that is there")
+    add("--overwrite", action="store_true", help="replace an existing file")
     add("--workers", type=workers, default=min(10, os.cpu_count() or 1), help="processes that read photos")
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto takes CUDA if there is a GPU")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA if present")
     add("--seed", type=natural, default=0, help="random seed of the initialisation, the order and the crops")
     cli.run("features.word_cnn", run, p.parse_args(argv))
 

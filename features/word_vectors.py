@@ -17,7 +17,7 @@ import cli
 from cli import Arguments, check, data_set, filename, width
 from data import read_split
 from features.captions import find_words
-from features.hglmm import unit
+from features.hglmm import unit_rows
 from files import atomic, output
 from vocab import SPECIALS, Vocabulary, is_function
 
@@ -66,7 +66,7 @@ def write_vectors(path: str, words: list[str], vectors: np.ndarray) -> None:
 
 def find_neighbours(words: list[str], vectors: np.ndarray, word: str, count: int = 5) -> list[str]:
     """Return the `count` other words with the greatest cosine with `word`."""
-    rows = unit(vectors)                                                            # (n, D)
+    rows = unit_rows(vectors)                                                            # (n, D)
     order = np.argsort(-rows @ rows[words.index(word)], kind="stable")
     return [words[i] for i in order if words[i] != word][:count]
 
@@ -93,7 +93,7 @@ def main(argv=None) -> None:
     add("--data_name", type=data_set, default="coco_precomp", help="folder of the data set below --data_path")
     add("--dim", type=width, default=300, help="number of values per vector")
     add("--output", type=filename, required=True, metavar="FILE.txt", help="file to write, in word2vec's text form")
-    add("--overwrite", action="store_true", help="replace the file that is there")
+    add("--overwrite", action="store_true", help="replace an existing file")
     cli.run("features.word_vectors", learn, p.parse_args(argv))
 
 

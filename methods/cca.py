@@ -174,7 +174,7 @@ def main(argv=None) -> None:
         help="data set whose split is embedded (default: --data_name, to which the maps are fitted)")
     add("--output", type=filename, default="cca_test.npz", metavar="FILE.npz",
         help="file of embeddings to write, for evaluate.py --embeddings")
-    add("--overwrite", action="store_true", help="replace the file that is there")
+    add("--overwrite", action="store_true", help="replace an existing file")
     cli.run(p.prog, fit_and_embed, p.parse_args(argv))
 
 

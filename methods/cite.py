@@ -4,7 +4,7 @@
     python train.py --data_name f8k_precomp --sim cite --txt_enc mean --img_layers 1024 \\
         --txt_layers 1024 --layer_style branch
 
-Plummer et al. 2018, Conditional Image-Text Embedding Networks, after their public code. Its branches are those of the
+Plummer et al. 2018, Conditional Image-Text Embedding Networks, after their public code. Its branches are as in the
 towers (--layer_style branch, whose dropout the original lacks).
 """
 import torch

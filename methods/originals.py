@@ -37,14 +37,15 @@ VSRN = [(r"^fc\.", "image_tower.trunk.fc."), (r"^img_", "image_tower.mean."), (r
 # ---- checkpoints
 
 def is_original(stored) -> bool:
-    """Whether what a file holds has the layout of VSE++ and its descendants: {"model": [image, text], "opt": options}.
-    """
+    """True if a file has the layout of VSE++ and its descendants.
+    {"model": [image, text], "opt": options}."""
     return (isinstance(stored, dict) and isinstance(stored.get("model"), (list, tuple))
             and isinstance(stored.get("opt"), (argparse.Namespace, dict)))
 
 
 def convert_file(stored: dict, path: str, vocab: str | None) -> dict:
-    """Convert an original's checkpoint with the vocabulary of a file. Raises InputError."""
+    """Convert an original's checkpoint with the vocabulary of a file.
+    Raises InputError."""
     check(vocab, f"{path} is an original checkpoint, which holds no words; give the vocabulary that it was trained "
                  "with: --vocab FILE")
     unchecked = (f"{path} holds no words: its vocabulary is taken to be {vocab} since that has as many; whether they "
@@ -53,8 +54,8 @@ def convert_file(stored: dict, path: str, vocab: str | None) -> dict:
 
 
 def convert(stored: dict, words: list[str], path: str) -> dict:
-    """A VSE++ or VSRN checkpoint, as checkpoint.read returned it, -> one of ours: format, options, vocabulary, model,
-    state.
+    """Convert a VSE++ or VSRN checkpoint, as checkpoint.read returns it, to ours.
+    Keys: format, options, vocabulary, model, state.
 
     words: its vocabulary in the order of the indices. Raises InputError if the two do not fit or the checkpoint holds
     anything that cannot be carried over.
@@ -63,11 +64,11 @@ def convert(stored: dict, words: list[str], path: str) -> dict:
     theirs = theirs if isinstance(theirs, dict) else vars(theirs)
     check(len(parts) == 2 and all(has_names(part, is_dense) for part in parts) and "cross_attn" not in theirs,
           f"{path} holds no weights of an image and a text encoder of VSE++ or VSRN (SCAN's attention is another "
-          "model); take one of theirs")
+          "model); use one of theirs")
     image, text = map(without_module, map(dict, parts))
     for part, name in ((image, "fc.weight"), (text, "embed.weight")):
         check(name in part and part[name].ndim == 2,
-              f"{path} has no matrix {name}, which every VSE++ and VSRN checkpoint has; take another one")
+              f"{path} has no matrix {name}, which every VSE++ and VSRN checkpoint has; use another one")
     vectors = text["embed.weight"]
     check(len(words) == len(vectors), f"{path} has vectors for {len(vectors):,} words and the vocabulary lists "
                                       f"{len(words):,}; give the one it was trained with")
@@ -95,7 +96,8 @@ def convert(stored: dict, words: list[str], path: str) -> dict:
 
 
 def convert_options(theirs: dict, path: str) -> dict:
-    """Our options, complete and resolved, for those of the original; paths and the like keep our defaults."""
+    """Translate options of the original to ours, complete and resolved.
+    Paths and the like keep our defaults."""
     measure = theirs.get("measure", "cosine")
     check(measure in SIMILARITIES, f"{path} was trained with --measure {measure}; cosine and order can be read")
     given = {name: theirs[name] for name in SAME if name in theirs}
@@ -121,7 +123,8 @@ def rename(state: dict[str, Tensor], names: list[tuple], path: str) -> dict[str,
 # ---- vocabularies
 
 def read_vocabulary(path: str) -> list[str]:
-    """The words, by their index, of a vocabulary of VSE++ or VSRN (a pickle) or SCAN (JSON). Raises InputError."""
+    """Read the words of a vocabulary of VSE++, VSRN (pickles) or SCAN (JSON).
+    In the order of their indices. Raises InputError."""
     fix = "give the vocabulary of VSE++, VSRN or SCAN that the checkpoint was trained with"
     with refusing(f"{path} cannot be read", fix, OSError), open(plain_file(path), "rb") as f:
         pickled = f.read(1) != b"{"
@@ -133,10 +136,11 @@ def read_vocabulary(path: str) -> list[str]:
 
 
 def unpickle(path: str, fix: str) -> dict:
-    """The fields of a pickled vocabulary, of Python 2 or 3. Plain values and one plain class are admitted, so that no
-    code from the pickle can run. Raises InputError."""
+    """Read the fields of a pickled vocabulary, of Python 2 or 3.
+    Plain values and one plain class are admitted, so that no code from the pickle can run. Raises InputError."""
     class Fields:
-        """Takes the place of the pickled class. It is made anew for each file, so that no file can change it."""
+        """Stand-in for the pickled class.
+        It is made anew for each file, so that no file can change it."""
 
     admitted = {("vocab", "Vocabulary"): Fields, ("__main__", "Vocabulary"): Fields,
                 ("__builtin__", "object"): object, ("builtins", "object"): object,
@@ -150,5 +154,5 @@ def unpickle(path: str, fix: str) -> dict:
             return admitted[module, name]
 
     # a pickle can fail in as many ways as there are instructions in it
-    with refusing(f"{path} is no pickled vocabulary", fix, Exception), open(path, "rb") as f:
+    with refusing(f"{path} is not a pickled vocabulary", fix, Exception), open(path, "rb") as f:
         return vars(Reader(f, encoding="utf-8").load())

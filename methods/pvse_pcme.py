@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from layers import Latent, vsepp_linear
-from losses import Embedding, real_parts, real_rows, score_blocks, unit
+from losses import Embedding, real_parts, real_rows, score_in_blocks, unit
 
 
 class SelfAttention(nn.Module):
@@ -99,7 +99,7 @@ class MaxOverParts(nn.Module):
 
     def forward(self, images, captions):
         x, y = self.unit_parts(images), self.unit_parts(captions)             # (K, N, D), (L, M, D)
-        return score_blocks(lambda i, j: self.best(x[:, i], y[:, j]), x.shape[1], y.shape[1],
+        return score_in_blocks(lambda i, j: self.best(x[:, i], y[:, j]), x.shape[1], y.shape[1],
                             len(x) * len(y), x.device)
 
     @staticmethod
@@ -154,7 +154,7 @@ class MatchProbability(nn.Module):
     def forward(self, images, captions):
         x = self.samples(images, self.noise(images, 0))                             # (J, N, D)
         y = self.samples(captions, self.noise(captions, 1))                         # (J, M, D)
-        return score_blocks(lambda i, j: log_odds(x[:, i], y[:, j], self.scale, self.shift),
+        return score_in_blocks(lambda i, j: log_odds(x[:, i], y[:, j], self.scale, self.shift),
                             x.shape[1], y.shape[1], self.n_samples ** 2, x.device)
 
 

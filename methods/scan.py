@@ -74,7 +74,7 @@ class CrossAttention(nn.Module):
     def score_block(self, context: Tensor, present: Tensor, query: Tensor, real: Tensor) -> Tensor:
         """Scores (c, q) of contexts (c, C, D) and queries (q, Q, D).
 
-        present (c, C), real (q, Q): which of their parts are no padding.
+        present (c, C), real (q, Q): which of their parts are not padding.
         """
         query = query.transpose(0, 1)                                               # (Q, q, D)
         shape = *context.shape[:2], *query.shape[:2]
@@ -97,7 +97,7 @@ def sort_by_parts(e: Embedding) -> tuple[list[Tensor], Tensor]:
 
 
 def take(e: Embedding, items: Tensor) -> tuple[Tensor, Tensor]:
-    """Parts of items (n, W, D), with zeros for padding, and a mask of the others (n, W)."""
+    """Parts of items (n, W, D), zeros for padding, and the mask of real ones (n, W)."""
     count = e.n_parts[items]
     parts = e.parts[items, :int(count.max())]
     real = real_parts(parts, count)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from layers import BatchNorm, Latent, vsepp_linear
-from losses import NUMBERS, score_blocks, unit
+from losses import NUMBERS, score_in_blocks, unit
 
 
 def fc(inputs: int, outputs: int) -> list[nn.Module]:
@@ -125,7 +125,7 @@ class PairNetwork(nn.Module):
         x, y = unit(images.mean), self.read(captions)                               # (N, D), (M, C)
         if self.training:
             return self.score(x[:, None], y)                                        # (N, M)
-        return score_blocks(lambda i, j: self.score(x[i, None], y[j]), len(x), len(y), self.widest, x.device)
+        return score_in_blocks(lambda i, j: self.score(x[i, None], y[j]), len(x), len(y), self.widest, x.device)
 
     def at(self, images, captions, rows, columns):
         """Scores (K,) of the images `rows` (K,) with the captions `columns` (K,)."""

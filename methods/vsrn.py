@@ -2,7 +2,7 @@
 
     python train.py --data_name f8k_region_precomp --img_enc vsrn --captioner 1
 
-Li et al. 2019, Visual Semantic Reasoning for Image-Text Matching. The generator is that of Venugopalan et al. 2015 (one
+Li et al. 2019, Visual Semantic Reasoning for Image-Text Matching. The generator follows Venugopalan et al. 2015 (one
 GRU reads the regions, another writes) with the attention of Bahdanau et al. 2015. Its loss is added to the ranking
 loss, 1 : 1, and it serves training only.
 """

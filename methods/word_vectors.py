@@ -13,7 +13,8 @@ FORMS = "word vectors are word2vec's text or .bin form or GloVe's text, unpacked
 
 
 def read_word_vectors(words: list[str], path: str, dim: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Read the vectors (V, D) float32 of a vocabulary, and which words have one, (V,) bool.
+    """Read vectors (V, D) float32 of a vocabulary, and which words have one.
+    The second is (V,) bool.
 
     Words without a vector have zeros. The file is word2vec's text (`n D`, then lines `word x1 ... xD`), GloVe's text
     (the same without the first line) or word2vec's binary form, as in GoogleNews. Words are compared letter by letter;
@@ -83,10 +84,10 @@ def binary_rows(f, path: str, count: int, dim: int):
             word += letter
         values = f.read(min(4 * dim, os.path.getsize(path)))
         check(letter == b" " and len(values) == 4 * dim,
-              f"{path} is broken off or is no word2vec file: no word and {dim} values at row {row} of the {count} that "
+              f"{path} ends early or is not a word2vec file: no word and {dim} values at row {row} of the {count} that "
               "its first line announces; fetch it again")
         yield f"row {row}", bytes(word).lstrip(b"\n"), np.frombuffer(values, "<f4")  # the original ends rows with \n
-    check(not f.read(2).strip(), f"{path} goes on behind the {count} words that its first line announces; fetch it "
+    check(not f.read(2).strip(), f"{path} continues after the {count} words that its first line announces; fetch it "
                                  "again")
 
 
@@ -94,7 +95,7 @@ def parse_vector(place: str, values) -> np.ndarray:
     """Vector (D,) of a word, from numbers or texts.
     Raises InputError for other values."""
     fix = "a word and D finite numbers are allowed, so fetch or write the file again"
-    with refusing(f"{place} has values that are no finite numbers", fix, ValueError):
+    with refusing(f"{place} has values that are not finite numbers", fix, ValueError):
         vector = np.asarray(values).astype(np.float32)
-    check(np.isfinite(vector).all(), f"{place} has values that are no finite numbers; {fix}")
+    check(np.isfinite(vector).all(), f"{place} has values that are not finite numbers; {fix}")
     return vector

@@ -24,7 +24,7 @@ def read_images(annotations: str, part: str, splits: list[str]) -> list[dict]:
     path = need(os.path.join(annotations, f"captions_{part}.json"),
                 "put COCO's captions (annotations_trainval2014.zip) there")
     coco, images = read_coco(path), []
-    with refusing(f"{path} is no file of COCO's captions, or lacks a field", "fetch it again"):
+    with refusing(f"{path} is not a file of COCO's captions, or lacks a field", "fetch it again"):
         for number, captions in sorted(coco.imgToAnns.items()):
             sentences = [{"sentid": a["id"], "raw": a["caption"].replace("\n", " ").strip()}
                          for a in sorted(captions, key=lambda a: a["id"])]

@@ -2,7 +2,7 @@
 
 A row's commands stand in the table's script as a person types them, in the papers' setting. Here they get the data
 path, the seed, the folder of the run, the files that come before them, and for --demo and --f8k other data and smaller
-sizes. A run's folder is named after its options, so tables share runs, and a table that was stopped goes on where it
+sizes. A run's folder is named after its options, so tables share runs, and a stopped table continues where it
 was. The name does not depend on --data_path: other data need another --runs folder.
 """
 import argparse
@@ -75,7 +75,7 @@ def recalls(protocol: str = "folds5", title: str = "", run: int = 0, rsum: bool 
 # ---- sizes and data
 
 class Scale(NamedTuple):
-    """A size at which all runs are made. The options replace those of the rows."""
+    """A size at which all runs are made. The options replace the rows' options."""
     description: str
     divide: int = 1                   # divides the sizes of embeddings and layers
     train: str = ""
@@ -490,7 +490,7 @@ def select_rows(table: Table, only: list[str] | None) -> list[Row]:
     for name in only or ():
         matches = ([row for k, row in numbered if name.lower() in (str(k), row.label.lower())]
                    or [row for row in table.rows if name.lower() in row.label.lower()])
-        check(matches, f"--only {name} is no row of {table.title}; its rows are "
+        check(matches, f"--only {name} is not a row of {table.title}; its rows are "
                        f"{'; '.join(f'{k} {row.label}' for k, row in numbered)}")
         rows += matches
     return list(dict.fromkeys(rows)) or list(table.rows)
@@ -563,6 +563,6 @@ def main(table: Table, description: str = "", argv=None) -> None:
     p.add_argument("--dry_run", action="store_true", help="print the commands, and run nothing")
     opt = p.parse_args(argv)
     if opt.scale == "f8k" and not table.f8k:
-        p.error(f"--f8k: Flickr8k has no data for {table.title}; take --demo, or leave it out with the paper's data "
+        p.error(f"--f8k: Flickr8k has no data for {table.title}; use --demo, or leave it out with the paper's data "
                 "at hand")
     cli.run(p.prog, list_rows if opt.list else run_table, table, opt)

@@ -210,12 +210,12 @@ OPTIONS = {
     "--token_file": dict(type=filename, metavar="FILE", help="file with USER:PASSWORD or an API key of Milvus"),
     "--data_path": dict(type=filename, default="data", help="folder that holds the data sets"),
     "--verbose": dict(action="store_true", help="also scores, uncertainties and checksums"),
-    "--overwrite": dict(action="store_true", help="replace the file that is there"),
+    "--overwrite": dict(action="store_true", help="replace an existing file"),
     "--unsure": dict(type=probability, default=0.0, metavar="P", help="answers of a lower probability are not sure"),
     "--port": dict(type=up_to(65535, least=0), default=8000, help="port of the page; 0 takes a free one"),
     "--host": dict(default="127.0.0.1", metavar="NAME", help="address of this computer at which others may open the "
                    "page, 0.0.0.0 for all addresses; or a name under which a proxy does"),
-    "--calibration": dict(type=filename, metavar="FILE.json", help="of probabilities (default: that of the run)"),
+    "--calibration": dict(type=filename, metavar="FILE.json", help="of probabilities (default: the run's)"),
     # of the folder
     "folder": dict(type=filename, metavar="FOLDER", help="folder of your photos"),
     "--output": dict(type=filename, metavar="INDEX", help="file of the index (default: indexes/NAME.npz, NAME as the "
@@ -228,7 +228,7 @@ OPTIONS = {
     # of a data set
     "--images": dict(type=data_set, metavar="NAME", required=True, help="features of photos, a folder in --data_path"),
     "--split": dict(type=split_name, help="split to index (default: all photos of a folder, test of a data set)"),
-    "--photos": dict(type=filename, metavar="FOLDER", help="folder of the photos (default: that of the features)"),
+    "--photos": dict(type=filename, metavar="FOLDER", help="folder of the photos (default: the features' folder)"),
     "--uri": dict(metavar="URI", help="Milvus that holds the vectors: http://HOST:19530, or a folder NAME.db of "
                                       "milvus-lite"),
     "--collection": dict(metavar="NAME", help="with --uri: the collection (default: named after INDEX)"),
@@ -275,7 +275,7 @@ def parse(words: list[str]):
         p.add_argument(option, **{**OPTIONS[option], **changes})
     opt, more = p.parse_known_args(words[1:] if name else words)
     positional = next((name for name in ("text", "names") if name in options.split()), None)
-    literal = more[:1] == ["--"]                            # what stands behind it is no option
+    literal = more[:1] == ["--"]                            # what stands behind it is not an option
     more = more[literal:]
     if more and (not positional or not literal and any(word.startswith("-") for word in more)):
         p.error(f"unrecognized arguments: {' '.join(more)}")

@@ -96,7 +96,7 @@ def index_folder(output: str, folder: str, encoder: Encoder, run: str | None, ma
     exclude: patterns of names that stay out; None: those of the index. back: patterns of photos that `remove` took out
     and that come back. Returns sentences on what changed. Raises InputError.
     """
-    check(os.path.isdir(folder), f"{folder} is no folder; give the folder that holds your photos")
+    check(os.path.isdir(folder), f"{folder} is not a folder; give the folder that holds your photos")
     folder, output = os.path.abspath(folder), index_file(output)
     index = open_for(output, folder, encoder, run)
     manifest = index.manifest
@@ -240,7 +240,7 @@ def index_features(output: str, run: str, features: tuple[str, str, str | None],
     check(not os.path.isdir(path), f"{path} is a folder; name a file with --output")
     check(overwrite or not os.path.exists(path),
           f"{path} is there already; replace it with --overwrite, or name another file with --output")
-    check(not folder or os.path.isdir(folder), f"--photos {folder} is no folder; give the one that holds the photos")
+    check(not folder or os.path.isdir(folder), f"--photos {folder} is not a folder; give the folder of the photos")
     encoder = Encoder(run, device=machine.device, data_path=features[0])
     images, names, line, own_folder = read_gallery(*features)
     refuse_misfit(encoder, images, line, features[1])

@@ -89,7 +89,7 @@ def read_index(path: str) -> tuple[dict, list[PhotoFile], Embedding]:
                                 for name in Embedding._fields))
         check_embedding(embedding, 1 if start else len(photos))
     except Exception as error:
-        raise InputError(f"{path} is no whole index ({reason(error)}); {AGAIN}") from error
+        raise InputError(f"{path} is not a whole index ({reason(error)}); {AGAIN}") from error
     return manifest, photos, embedding
 
 
@@ -122,7 +122,7 @@ def read_manifest(arrays: dict[str, np.ndarray]) -> tuple[dict, list[PhotoFile]]
 
 
 def check_embedding(e: Embedding, n: int) -> None:
-    """Raise ValueError where arrays are no embedding of n items in float32."""
+    """Raise ValueError where arrays are not an embedding of n items in float32."""
     shapes = [tuple(x.shape) for x in e if x is not None]
     ndims = [x is None or x.ndim for x in e]
     if (not n or {shape[0] for shape in shapes} != {n} or ndims[0] != 2 or ndims[1] not in (True, 2)

@@ -3,7 +3,7 @@
 A collection has the photos' names and vectors, in float32, and is searched exactly (FLAT, inner product). It is called
 NAME_a or NAME_b, as the file of its index says. A new one is filled under the other name before the file is replaced,
 so a client that dies leaves the old file and its collection, or the new ones. What is half built is dropped by the next
-`build`. Entities whose names are not in the file are no photos of the index.
+`build`. Entities whose names are not in the file are not photos of the index.
 """
 import contextlib
 import logging
@@ -37,7 +37,7 @@ def check_address(uri: str) -> str:
         of = urlsplit(uri)
         if of.scheme in ("http", "https") and of.hostname and of.port != 0 and not of.path.strip("/"):
             return uri
-    raise InputError(f"--uri {uri} is no address of a Milvus server; {fix}")
+    raise InputError(f"--uri {uri} is not an address of a Milvus server; {fix}")
 
 
 def import_pymilvus():
@@ -59,7 +59,7 @@ class Collection:
 
     def __init__(self, uri: str, name: str, token: str = ""):
         check(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,199}", name),
-              f"'{name}' is no name of a collection; give at most 190 letters, digits and _, no digit first")
+              f"'{name}' is not a name of a collection; give at most 190 letters, digits and _, no digit first")
         self.uri, self.name, self.token = check_address(uri), name, token
         pymilvus = import_pymilvus()
         with self.mending(f"no Milvus server answers at {uri} within {CONNECT} seconds, or it refuses the token",
@@ -84,7 +84,7 @@ class Collection:
         for left in range(tries)[::-1]:
             begun = time.monotonic()
             with self.mending(f"Milvus at {self.uri} fails at {request} of {self.name}",
-                              "see its log, and call it again"):
+                              "see its log, and run it again"):
                 try:
                     return getattr(self.client, request)(*words, timeout=REPLY, **more)
                 except Exception:

@@ -51,7 +51,7 @@ ADDRESS = re.compile(r"[0-9.]+")      # names of the web are never of digits alo
 
 
 class Refused(InputError):
-    """A request that is not answered. `status`: that of HTTP, 4xx."""
+    """A request that is not answered. `status`: of HTTP, 4xx."""
 
     def __init__(self, status: int, message: str):
         super().__init__(message)
@@ -196,7 +196,7 @@ def refuse_foreign(request, host: str) -> None:
     Trusted are this page, a typed address and a program.
 
     Another name that leads here is the trick of DNS rebinding, by which a page on the web would read what is served.
-    Any port will do: a tunnel's and a container's differ from the one that is listened on.
+    Any port will do: a tunnel's and a container's differ from the server's own port.
     """
     given = request.headers.get("Host", "")
     name, source = (match and match[1].lower() for match in map(HOST.fullmatch, (
@@ -261,7 +261,7 @@ def serve(searcher: Searcher, port: int, unsure: float, host: str = "127.0.0.1")
     """Serve the page until Ctrl-C, and open it where there is a desktop.
     Raises InputError where the port is taken."""
     check(re.fullmatch(NAME, host, re.I),
-          f"--host {host} is no name or address of a computer; give one such as nas.local or 192.168.1.5")
+          f"--host {host} is not a name or address of a computer; give one such as nas.local or 192.168.1.5")
     http = make_server(application(searcher, unsure, host), port, host)
     open_to_others = ADDRESS.fullmatch(host) and not host.startswith("127.")
     address = f"http://{host if open_to_others and host != EVERYWHERE else '127.0.0.1'}:{http.port}/"

@@ -3,7 +3,7 @@
     python -m phrases.captions --data_name f30k_entities --kind hglmm --name hglmm --ica --pca 6000 \\
         --word_vectors FILE --content_words
 
-{split}_{name}.npy is (M, F) float32, a row a phrase; the options are those of `features.captions`.
+{split}_{name}.npy is (M, F) float32, a row a phrase; the options are as in `features.captions`.
 """
 if __name__ == "__main__":
     import cli

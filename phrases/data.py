@@ -96,12 +96,12 @@ def read_facts(path: str, key: str, fix: str) -> dict:
     """Read a JSON object with a text under `key`. Raises InputError with the `fix`."""
     facts = read_json(path, fix)
     check(isinstance(facts, dict) and isinstance(facts.get(key), str),
-          f"{path} is no JSON object that says \"{key}\"; {fix}")
+          f"{path} is not a JSON object that says \"{key}\"; {fix}")
     return facts
 
 
 def readable(reader, *args) -> bool:
-    """Whether reader(*args) reads its files without a fault."""
+    """True if reader(*args) reads its files without a fault."""
     try:
         reader(*args)
     except InputError:
@@ -236,7 +236,7 @@ def read_phrases(root: str, split: str, regions: str = REGIONS, text_features: s
     With text_only the phrases alone are read. Raises InputError.
     """
     check(os.path.isdir(os.path.join(root, "Annotations")),
-          f"{root} is no data set of phrases in photos; give --data_name a folder with Annotations/, Sentences/ and "
+          f"{root} is not a data set of phrases in photos; give --data_name a folder with Annotations/, Sentences/ and "
           "train.txt, val.txt and test.txt, as Flickr30k Entities has them")
     split = "val" if split == "dev" else split
     entities = read_entities(root, split)

@@ -102,7 +102,7 @@ def split_file(root: str, split: str) -> str:
 
 def read_ids(root: str, split: str) -> list[str]:
     """Read ids of a split's photos. Raises InputError where one belongs to two."""
-    check(split in (*SPLITS, "dev"), f"'{split}' is no split of phrases; give train, val (= dev) or test")
+    check(split in (*SPLITS, "dev"), f"'{split}' is not a split of phrases; give train, val (= dev) or test")
     path = need(split_file(root, split),
                 "Flickr30k Entities has train.txt, val.txt and test.txt, which list the ids of the photos")
     ids_of = {file: [line.strip() for line in read_lines(file) if line.strip()]

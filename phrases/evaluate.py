@@ -144,7 +144,7 @@ def run(opt) -> None:
 def default_file(paths: list[str], opt) -> str:
     """Name the file of the results: results.json in the run folder, or a longer name.
 
-    results.json holds those of the run's own data, proposals and test split.
+    results.json holds the results on the run's own data, proposals and test split.
     """
     several = "_".join(os.path.basename(os.path.normpath(path)) for path in paths)[:80] if len(paths) > 1 else ""
     words = ["comparison" if opt.compare else "results", several, opt.data_name, opt.regions,
@@ -160,15 +160,15 @@ def parse_args(argv=None):
         help="run folders or checkpoint files; several are an ensemble (default: the newest run)")
     add("--compare", metavar="RUN", nargs="+",
         help="compare each run, or seeds joined by commas, with the first by a paired bootstrap over photos")
-    add("--data_path", type=filename, help="folder that holds the data sets (default: that of the training)")
-    add("--data_name", type=data_set, help="data set (default: that of the training)")
+    add("--data_path", type=filename, help="folder that holds the data sets (default: as in training)")
+    add("--data_name", type=data_set, help="data set (default: as in training)")
     add("--split", choices=SPLITS, default="test", help="split")
     add("--regions", type=filename, metavar="NAME", help="other proposals and their features, {split}_NAME.npy")
     add("--format", choices=report.FORMATS, default="text", help="format of the tables")
     add("--output", type=filename, help="file of the results (default: results.json in the run folder)")
     add("--overwrite", action="store_true", help="replace the file of --output")
     add("--batch_size", type=positive, default=128, help="32 times as many regions are encoded at once")
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto takes CUDA where it is present")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA if present")
     return p.parse_args(argv)
 
 

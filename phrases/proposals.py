@@ -6,7 +6,7 @@
 
 EdgeBoxes (Zitnick and Dollar 2014) by OpenCV's ximgproc: boxes that wholly hold many edges, those of image gradients
 or, with --model, of a structured forest. The boxes of the phrases are added to those of train. {split}_{name}.npz and
-.json hold them (data.py). After a stop the same command goes on.
+.json hold them (data.py). After a stop the same command continues.
 """
 if __name__ == "__main__":
     import cli
@@ -177,9 +177,9 @@ def read_own_boxes(path: str, entities: Entities, count: int) -> list[np.ndarray
     At most `count`, those of the highest score, which is 0 where there is none.
     """
     result, boxes_of = [], read_json(path, FORM, unique=True)
-    check(isinstance(boxes_of, dict), f"{path} is no JSON object of boxes; {FORM}")
+    check(isinstance(boxes_of, dict), f"{path} is not a JSON object of boxes; {FORM}")
     for photo, (width, height) in zip(entities.ids, entities.sizes):
-        with refusing(f"{path}: the boxes of {photo} are no list of boxes with four numbers, or five each", FORM):
+        with refusing(f"{path}: the boxes of {photo} are not a list of boxes with four numbers, or five each", FORM):
             rows = np.array(boxes_of.get(photo, []), np.float32)
             if rows.ndim != 2 or rows.shape[1] not in (4, 5) or not np.isfinite(rows).all():
                 raise ValueError(f"an array of shape {rows.shape}")

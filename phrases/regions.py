@@ -75,7 +75,7 @@ class RegionReader(NamedTuple):
 
 def write_split(path: str, split: str, root: str, entities: Entities, proposals: Proposals, encoder,
                 config: ComputeConfig) -> None:
-    """Compute and write the features of a split; a stopped command goes on."""
+    """Compute and write the features of a split; a stopped command continues."""
     photos = photo_paths(root, entities.ids)
     part = Part(f"{path}.npy", [encoder.line, proposals.facts["boxes_sha256"]])
 
@@ -118,7 +118,7 @@ def write_all(opt) -> None:
               f"{'--given' if opt.given else '--kind demo'}; leave it out")
     root, side, device = os.path.join(opt.data_path, opt.data_name), opt.side or PHOTO_SIDE, torch_device(opt.device)
     check(not side % STEP and side >= 2 * STEP,
-          f"--side {side} is no multiple of {STEP} pixels, the step of the last map; give "
+          f"--side {side} is not a multiple of {STEP} pixels, the step of the last map; give "
           f"{max(2, round(side / STEP)) * STEP}")
     check(not opt.given or len(opt.splits) == 1,
           f"--given {opt.given} holds the features of one split; name it with --splits")
@@ -158,7 +158,7 @@ def arguments() -> Arguments:
     add("--cnn_weights", type=filename, metavar="FILE", help="weights of the network (default: ImageNet's)")
     add("--batch_size", type=positive, metavar="N", help="photos per step (default: 16 on a GPU, 2 on a CPU)")
     add("--workers", type=workers, default=min(4, os.cpu_count() or 1), help="processes that read photos")
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto takes CUDA if there is a GPU")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA if present")
     return p
 
 

@@ -2,7 +2,7 @@
 
     python -m phrases.train --data_name f30k_entities --method cite --text_features hglmm
 
-The options are those of train.py and three of its own, and so is the run folder, which phrases.evaluate reads.
+It has the options of train.py and three of its own, and so is the run folder, which phrases.evaluate reads.
 """
 if __name__ == "__main__":
     import cli

@@ -1,4 +1,5 @@
-"""What several test files share: a small model, runs of it, processes, and how a command refuses."""
+"""Helpers of several test files.
+A small model, runs of it, processes, and how a command refuses."""
 import json
 import multiprocessing
 import os
@@ -68,7 +69,8 @@ def vectors_in(path) -> dict[str, np.ndarray]:
 
 
 def unwritable(folder) -> list[str]:
-    """Where no file can be written: a folder, below a file, below what has no folders."""
+    """Paths that no file can be written to.
+    A folder, below a file, below what has no folders."""
     (folder / "file").write_text("kept")
     return [str(folder), str(folder / "file" / "below"), "/proc/x/y"]
 

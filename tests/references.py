@@ -75,7 +75,7 @@ def slow_summary(ranks):
 
 def slow_precisions(row, positives):
     """R-precision and AP@R, (1 / R) sum over k = 1 .. R of (share of positives in the top k) x (item k is one). What
-    is excluded (-inf) is no part of the gallery; where scores tie, non-positives stand first."""
+    is excluded (-inf) is not a part of the gallery; where scores tie, non-positives stand first."""
     gallery = sorted((g for g in range(len(row)) if row[g] > -np.inf), key=lambda g: (-row[g], g in positives))
     hit, r = [g in positives for g in gallery], len(positives)
     return sum(hit[:r]) / r, sum(sum(hit[:k]) / k for k in range(1, r + 1) if k <= len(hit) and hit[k - 1]) / r

@@ -8,7 +8,7 @@ import pytest
 from cli import InputError
 from data import read_split
 from evaluation import annotations
-from evaluation.annotations import Index, Pairs
+from evaluation.annotations import IdIndex, Pairs
 
 IMAGES, CAPTIONS = [30, 10, 20], [105, 101, 104, 102, 103, 106, 107]       # neither sorted
 OWNER = np.array([0, 0, 1, 2, 2, 1, 2])                                     # unequal, not in runs
@@ -20,7 +20,7 @@ RATED = {"sts": [(105, 104, 3.0), (101, 102, 2.99), (104, 106, 1.0), (103, 107, 
 
 
 def index(images=IMAGES, captions=CAPTIONS):
-    return Index(images, "image", "split"), Index(captions, "caption", "split")
+    return IdIndex(images, "image", "split"), IdIndex(captions, "caption", "split")
 
 
 def spelt(number, name):
@@ -132,7 +132,7 @@ def test_files_that_are_absent(tmp_path):
     ([4, 7, 4, 7, 4, 1], "split lists image id 4 twice; every image needs"),
 ])
 def test_splits_that_cannot_be_annotated(ids, message):
-    refused(lambda: Index(ids, "image", "split"), message)
+    refused(lambda: IdIndex(ids, "image", "split"), message)
 
 
 def test_positions_in_any_order():
@@ -151,7 +151,8 @@ def coco(pairs, images=IMAGES, categories=(90, 1, 7)):
 
 
 def test_instances(tmp_path):
-    """Which categories an image shows: not how often; columns by category id; images of other splits do not matter."""
+    """Categories that an image shows, not how often.
+    Columns by category id; images of other splits do not matter."""
     path = tmp_path / "instances.json"
     path.write_text(json.dumps(coco([(20, 90), (20, 1), (20, 90), (30, 7), (99, 1)], images=[99, *sorted(IMAGES)])))
     assert annotations.read_instances(str(path), index()[0]).astype(int).tolist() == [[0, 1, 0], [0, 0, 0], [1, 0, 1]]
@@ -159,7 +160,7 @@ def test_instances(tmp_path):
 
 @pytest.mark.parametrize("content,message", [
     (json.dumps(coco([(10, 1)], images=[10, 20])), "lacks 1 of the 3 images of split, the first is 30"),
-    (json.dumps(coco([(10, 5)])), "is no file of COCO instances"),
+    (json.dumps(coco([(10, 5)])), "is not a file of COCO instances"),
     (json.dumps({"images": [{"file_name": "a.jpg"}]}), r"or lacks a field \('id'\); fetch it again"),
     (json.dumps([1, 2]), "has 0 categories"), ("{", "is not JSON"),
 ])
@@ -188,8 +189,8 @@ def test_positives(tmp_path):
 
 @pytest.mark.parametrize("content,message", [
     ({"i2t": {"31": [105]}}, "names 1 images that split lacks, the first is 31"),
-    ({"i2t": {"x": [105]}}, "id 'x', which is no whole number"), ({"i2t": {"30": 105}}, "is not a table of ids"),
-    ({"i2t": {"30": [[105]]}}, r"the caption id \[105\], which is no whole number"),
+    ({"i2t": {"x": [105]}}, "id 'x', which is not a whole number"), ({"i2t": {"30": 105}}, "is not a table of ids"),
+    ({"i2t": {"30": [[105]]}}, r"the caption id \[105\], which is not a whole number"),
     ({"i2t": None}, "is not a table of ids"), ({"30": [105]}, "holds no positives"), ([], "holds no positives"),
 ])
 def test_bad_positives(tmp_path, content, message):

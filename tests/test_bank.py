@@ -48,7 +48,7 @@ def exact(name: str, images: Embedding, captions: Embedding) -> np.ndarray:
 
 
 def term(scores_of_item, beta: float) -> float:
-    """What one item loses: a sum over its bank, one query after the other."""
+    """Loss of one item's scores: a sum over its bank, one query after the other."""
     total = 0.0
     for score in scores_of_item:
         total += np.exp(beta * (score - max(scores_of_item)))
@@ -156,7 +156,7 @@ def test_beta_has_the_highest_recalls_of_its_direction(name):
         for side in beta:
             if sums[side] > best[side] + 1e-9:
                 best[side], beta[side] = sums[side], value
-    found = bank.choose(subject_of(dev, owner), [queries], block=6)
+    found = bank.choose_betas(subject_of(dev, owner), [queries], block=6)
     for side, value in beta.items():
         assert found["beta"][side] == (None if value is None else pytest.approx(value, rel=1e-4)), side
     assert found["dev_rsum"] == pytest.approx(sum(best.values())) and found["dev_rsum"] >= found["dev_rsum_without"]
@@ -177,7 +177,7 @@ def test_nothing_is_taken_where_dev_does_not_gain():
 def test_scores_that_are_not_finite_are_refused():
     one = member("cosine", 0)._replace(images=Embedding(torch.full((N, D), torch.nan)))
     with pytest.raises(InputError, match="NaN or infinity"):
-        bank.choose(subject_of(one, owners()), [one])
+        bank.choose_betas(subject_of(one, owners()), [one])
 
 
 # ---- the queries
@@ -187,21 +187,21 @@ def test_a_bank_is_of_whole_images(size):
     owner = np.repeat(np.arange(1, N), 4)[np.random.default_rng(0).permutation(24)]     # image 0 has none
     if size < 4:
         with pytest.raises(InputError, match="a bank of 1 captions is less than the 4 captions of one image"):
-            bank.draw(owner, N, size)
+            bank.draw_queries(owner, N, size)
         return
-    images, captions = bank.draw(owner, N, size)
+    images, captions = bank.draw_queries(owner, N, size)
     assert len(captions) == size // 4 * 4 if size < 24 else len(captions) == 24
     assert (np.bincount(owner[captions], minlength=N) % 4 == 0).all() and set(owner[captions]) <= set(images)
     assert len(images) == min(N, size)
     assert all(np.array_equal(np.sort(x), x) and len(set(x)) == len(x) for x in (images, captions))
-    again = bank.draw(owner, N, size)
+    again = bank.draw_queries(owner, N, size)
     assert np.array_equal(images, again.images) and np.array_equal(captions, again.captions)
 
 
 def test_a_part_is_embedded_as_within_the_whole(small_run):
     run = Trained(str(small_run("--sim", "wasserstein")))
     split = read_split_for(run, "train")
-    part = bank.draw(split.caption_image, len(split.images), 40)
+    part = bank.draw_queries(split.caption_image, len(split.images), 40)
     whole, some = (encode(run.model, split, split.encode(run.vocab), torch.device("cpu"), 7, part=p)
                    for p in (None, part))
     assert len(some[0].mean) == 40 and len(some[1].mean) == 40 and len(whole[1].mean) == 240
@@ -245,9 +245,9 @@ def test_the_command_takes_the_terms_of_train_at_the_betas_of_dev(small_run, ev,
 @pytest.mark.parametrize("words, message", [
     (["--bank", "train", "--split", "train"], "--bank train holds queries of the split that is evaluated, .*another"),
     (["--bank", "testall"], "--bank testall holds queries of the split that is evaluated"),
-    (["--bank", "train", "--split", "val"], "chooses beta on dev, so the split val is no test of it"),
+    (["--bank", "train", "--split", "val"], "chooses beta on dev, so the split val is not a test of it"),
     (["--bank", "val"], "--bank val holds queries of the split that beta is chosen on, .*give train"),
-    (["--bank", "none"], "no file .*none_caps.txt"), (["--bank", "../x"], "'../x' is no name of a split")])
+    (["--bank", "none"], "no file .*none_caps.txt"), (["--bank", "../x"], "'../x' is not a name of a split")])
 def test_splits_that_can_be_no_bank_are_refused(small_run, capsys, words, message):
     helpers.refused(capsys, evaluate.main, ["--checkpoint", small_run("--sim", "cosine"), *words], message)
 

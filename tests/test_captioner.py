@@ -67,7 +67,7 @@ def test_loss_against_loops(max_len, original):
 
 
 def test_the_original_drops_inputs_and_ours_states():
-    """Where every dropout is seen by what it does to a loss of twice the same caption in one batch."""
+    """Every dropout shows in the loss of one caption twice in a batch."""
     for original in (False, True):
         net, batch = small(original=original).train(), pairs(2)
         net.squeeze[1].p = 0.0

@@ -130,7 +130,7 @@ def test_maps_of_one_data_set_embed_another(folder, capsys):
     for name, extractor in (("own", "vgg19 fc7"), ("other", "resnet152 pooled")):
         (folder / name / "features.json").write_text(f'{{"ims": "{extractor}"}}')
     refused(capsys, cca.main, [*words_of(folder, "no.npz"), "--test_name", "other"],
-            "made by 'resnet152 pooled', own was trained on those of 'vgg19 fc7'")
+            "made by 'resnet152 pooled', own was trained on features of 'vgg19 fc7'")
     assert not os.path.exists(folder / "no.npz")
 
 

@@ -127,7 +127,7 @@ def test_resuming_on_other_data_is_refused(tmp_path, demo_path, capsys):
     fit("--data_path", demo_path, "--logger_name", tmp_path / "run")
     demo.write(str(tmp_path / "other"), size=48, seed=5, progress=False)
     refused(capsys, train.main, ["--resume", tmp_path / "run", "--data_path", tmp_path / "other"],
-            "are not those of the run")
+            "differ from the data of the run")
 
 
 def test_run_folder_describes_the_run(runs):
@@ -179,7 +179,7 @@ def test_newest_run_is_taken_and_named(runs, monkeypatch, capsys, tmp_path, demo
     os.symlink(runs / "cosine", tmp_path / "runs" / "mine")
     monkeypatch.chdir(tmp_path)
     evaluate.run(evaluate.parse_args(["--data_path", demo_path, "--output", str(tmp_path / "r.json")]))
-    assert "taking the newest run: runs/mine" in capsys.readouterr().out
+    assert "using the newest run: runs/mine" in capsys.readouterr().out
 
 
 def test_bad_evaluations_are_refused(runs, tmp_path, monkeypatch, demo_path, capsys):
@@ -238,11 +238,12 @@ def test_commands_refuse_features_of_another_extractor(runs, demo_path, tmp_path
     stored = torch.load(runs / "cosine" / "model_best.pt", weights_only=True)
     torch.save({**stored, "data": {**stored["data"], "extractors": {"ims": "net A"}}}, tmp_path / "run.pt")
     words = ["--checkpoint", tmp_path / "run.pt", "--data_path", tmp_path, "--data_name", "two"]
-    refused(capsys, evaluate.main, words, "were made by 'net B', .*run.pt was trained on those of 'net A'")
+    refused(capsys, evaluate.main, words, "were made by 'net B', .*run.pt was trained on features of 'net A'")
 
 
 def test_every_command_starts_from_any_folder(tmp_path):
-    """The first as a user starts it; the others in one process, which spares them the loading of torch."""
+    """The first starts as a user starts it, the others in one process.
+    This spares them the loading of torch."""
     first, *others = (os.path.join(ROOT, f"{name}.py") for name in "train evaluate vocab data".split())
     code = """
 import runpy, sys

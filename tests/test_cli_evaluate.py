@@ -212,7 +212,7 @@ def test_protocols_of_5000_images_take_testall(runs, ev, everything, demo_path, 
         shutil.copy(path, path.with_name(path.name.replace("test_", "testall_")))
     words = ["--checkpoint", runs / "cosine0", "--data_path", tmp_path, "--data_name", "all"]
     assert ev(*words, *everything)["split"] == "testall"
-    assert "--cxc and --pmrp: taking the split testall of" in capsys.readouterr().out
+    assert "--cxc and --pmrp evaluate the split testall of" in capsys.readouterr().out
     assert ev(*words, *everything, "--split", "test")["split"] == ev(*words)["split"] == "test"
 
 
@@ -362,7 +362,7 @@ def test_photos_that_are_not_there_are_said(runs, ev, demo_path, monkeypatch, ca
     ev(*words, "some")
     assert "--photos some: 1 of 24 photos are missing, the first is some/test_00003.png; the" in capsys.readouterr().err
     monkeypatch.setattr(evaluate, "embed_split", None)
-    refused(capsys, [*words, "nofolder"], "--photos nofolder is no folder; give the folder of the photos")
+    refused(capsys, [*words, "nofolder"], "--photos nofolder is not a folder; give the folder of the photos")
 
 
 # ---- comparisons

@@ -37,7 +37,7 @@ def drawn(seed=0, n=40, each=3, noise=0.9, scale=0.1):
 
 
 def slow_answers(subject, side, t, images=None):
-    """What `answers` says, query by query, from the definitions."""
+    """Result of `answers`, query by query, from the definitions."""
     kept = list(range(subject.n_images)) if images is None else list(images)
     captions = [c for c in range(len(subject.caption_image)) if subject.caption_image[c] in kept]
     queries = captions if side == "t2i" else [i for i in kept if i in subject.caption_image]
@@ -353,7 +353,8 @@ def test_examples_are_of_all_kinds_and_each_once():
 
 @pytest.fixture
 def figures(monkeypatch):
-    """What the pictures show: {file: axes of its curves}, and "rows", those of the last sheet."""
+    """Contents of the pictures: {file: axes of its curves}, and "rows".
+    The rows are those of the last sheet."""
     found = {}
 
     @contextlib.contextmanager

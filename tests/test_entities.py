@@ -236,7 +236,7 @@ def test_a_chain_keeps_its_boxes_beside_a_flag_and_notvisual_needs_no_entry(tmp_
     ((("train", "1000 3000"), ("val", "4000 3000"), ("test", "2000")), "val",
      r"train\.txt and .*val\.txt both name 1 photos, one is '3000'; a photo is of one split"),
     ((("val", "3000 ../1000"),), "val", r"names the photo '\.\./1000'; an id is of letters"),
-    ((("val", "3000"),), "testall", "'testall' is no split of phrases; give train, val")])
+    ((("val", "3000"),), "testall", "'testall' is not a split of phrases; give train, val")])
 def test_faulty_splits_are_refused_in_one_sentence(splits, split, message, tmp_path):
     root = made(tmp_path / "d", splits=splits)
     with pytest.raises(InputError, match=message):

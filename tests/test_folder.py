@@ -66,12 +66,12 @@ def assert_rows(out, photos):
 
 def count_photos(monkeypatch):
     """Numbers of photos that the network sees at a time."""
-    seen, forward = [], filters.Photos.forward
+    seen, forward = [], filters.FilterNetwork.forward
 
     def watched(self, photos):
         seen.append(len(photos))
         return forward(self, photos)
-    monkeypatch.setattr(filters.Photos, "forward", watched)
+    monkeypatch.setattr(filters.FilterNetwork, "forward", watched)
     return seen
 
 
@@ -146,7 +146,7 @@ def test_photos_of_phones_are_read_where_a_package_reads_them(tmp_path):
 
 
 def test_whole_photos_are_resized_out_of_shape(monkeypatch):
-    """Of a photo 300 x 200 nothing is cut off with --whole, and the middle is read without it."""
+    """A photo 300 x 200 is read whole with --whole, and without it in the middle."""
     monkeypatch.setattr(networks, "load_network", lambda *words, **more: (torch.nn.Identity(), str(more)))
     photo = Image.fromarray(np.random.default_rng(0).integers(0, 255, (200, 300, 3), np.uint8))
     recipe = dict.fromkeys(networks.RECIPE) | {"kind": "cnn", "cnn_type": "resnet18"}
@@ -212,7 +212,7 @@ def test_a_stop_at_any_write_is_mended_by_the_next_call(mine, monkeypatch):
         try:
             out = images(mine)
         except InputError as error:
-            assert "is no whole list of a folder of photos; call `python" in str(error)
+            assert "is not a whole list of a folder of photos; call `python" in str(error)
         else:
             assert_rows(out, photos)
         if stop % 3 == 0:                                   # and another photo came before the next call
@@ -237,7 +237,7 @@ def test_refusals(mine, weights, capsys):
     (own / "all_ims.npy").write_text("mine\n")
     cnn = ["--kind", "cnn", *with_cnn(weights)]
     for words, message in (
-            (["--photos", mine / "nowhere"], "--photos .*nowhere is no folder; give the folder that holds your photos"),
+            (["--photos", mine / "nowhere"], "--photos .*nowhere is not a folder; give the folder that holds"),
             (["--photos", mine / "empty"], "--photos .*empty holds no photo \\(it is empty\\); photos are files"),
             (["--data_path", photos / "data"], "the output .*/photos/data/out lies in --photos .*photos, among the"),
             (["--output_name", "own"], "own/all_ims.npy is there already, and this command did not write it"),
@@ -245,7 +245,7 @@ def test_refusals(mine, weights, capsys):
             (["--captions_per_image", 2], "--captions_per_image 2 needs captions, and there is no .*captions.csv"),
             (["--cnn_type", "vgg19"], "--cnn_type vgg19 is for --kind cnn, not for --kind demo"),
             ([*cnn, "--grid"], "--grid True is for --kind demo, not for --kind cnn; leave it out"),
-            ([*cnn, "--layer", "fc7"], "--layer fc7 is no layer of resnet18")):
+            ([*cnn, "--layer", "fc7"], "--layer fc7 is not a layer of resnet18")):
         refused(capsys, lambda words: run(mine, *words), words, message)
     assert not (mine / "data" / "out").exists() and os.listdir(own) == ["all_ims.npy"]
     refused(capsys, command.main, ["--data_name", "x", "--captions", "x.csv", "--output_name", "out"],
@@ -273,8 +273,8 @@ def test_read_images_refuses_what_does_not_belong_together(mine):
     for change, message in (
             (lambda: os.remove(out / "all_photos.json"), "no file .*all_photos.json; `python -m features.images"),
             (lambda: np.save(out / "all_ims.npy", np.zeros((3, 4), np.float32)), "has 3 rows and .* 12 photos"),
-            (lambda: (out / "all_photos.json").write_text("[]"), "all_photos.json is no list of photos"),
-            (lambda: (out / "all_photos.json").write_text('{"photos": [[1]]}'), "all_photos.json is no list of ph")):
+            (lambda: (out / "all_photos.json").write_text("[]"), "all_photos.json is not a list of photos"),
+            (lambda: (out / "all_photos.json").write_text('{"photos": [[1]]}'), "all_photos.json is not a list of ph")):
         change()
         with pytest.raises(InputError, match=message):
             images(mine)

@@ -130,7 +130,7 @@ def archive(members: dict, compression=zipfile.ZIP_STORED) -> bytes:
 
 
 WHOLE = archive({"image_mean.npy": saved(np.ones((24, 16)))})
-BAD_NPZ = {"text": (b"PK nothing", "no .npz file"), "cut": (WHOLE[:900], "no .npz file"),
+BAD_NPZ = {"text": (b"PK nothing", "not an .npz file"), "cut": (WHOLE[:900], "not an .npz file"),
            "lying": (archive({"image_mean.npy": LYING}), "Unable to allocate"),
            "objects": (archive({"image_mean.npy": BAD_NPY["objects"]}), "Object arrays cannot be loaded")}
 
@@ -162,9 +162,9 @@ def test_embeddings_of_other_items(refused, world, tmp_path, option, changes, me
 @pytest.mark.parametrize("text, message", [
     ("max_violation: 'false'", "max_violation is 'false', and a switch is true or false, without quotes"),
     ("seed: 1.5", "'1.5' is not a whole"), ("config: other.yaml", "'config', which only the command"),
-    ("sim: [kl]", "sim is a list"), ("simm: kl", "'simm', which is no option"), ("- a", "holds no options"),
-    ("sim: nope", "invalid choice: 'nope'"), ("a: [", "is no YAML file"),
-    ("seed: !!python/object/apply:os.getcwd []", "is no YAML file")])
+    ("sim: [kl]", "sim is a list"), ("simm: kl", "'simm', which is not an option"), ("- a", "holds no options"),
+    ("sim: nope", "invalid choice: 'nope'"), ("a: [", "is not a YAML file"),
+    ("seed: !!python/object/apply:os.getcwd []", "is not a YAML file")])
 def test_options_of_a_file(refused, tmp_path, text, message):
     (tmp_path / "c.yaml").write_text(text)
     refused("train", ["--config", "c.yaml"], message)
@@ -172,8 +172,8 @@ def test_options_of_a_file(refused, tmp_path, text, message):
 
 @pytest.mark.parametrize("words, message", [
     (["--embed_size", "1000000000"], "'1000000000' is not a whole number of at least 1 and at most 65,536"),
-    (["--margin", "nan"], "'nan' is not a number of at"), (["--img_layers", "99999999"], "no list of layer sizes"),
-    (["--data_name", "../own"], "'../own' is no name of a data set"), (["--logger_name", ""], "an empty name is no"),
+    (["--margin", "nan"], "'nan' is not a number of at"), (["--img_layers", "99999999"], "not a list of layer sizes"),
+    (["--data_name", "../own"], "'../own' is not a name of a data set"), (["--logger_name", ""], "an empty name is no"),
     (["--lr", "1"], "--lr: --learning_rate"),
     (["--no_such_flag"], "unrecognized arguments: --no_such_flag"), (["--embed", "5"], "unrecognized arguments"),
     (["--learning_rate", "-1"], "'-1' is not a number above 0"),
@@ -206,7 +206,7 @@ def test_checkpoints_with_foreign_contents(refused, world, tmp_path, kind):
 
 
 def test_names_behind_module_and_options_as_a_namespace_are_read(world, tmp_path):
-    """As DataParallel and other programs write them."""
+    """DataParallel and other programs write such names."""
     stored = torch.load(world / "cosine" / "model_best.pt", weights_only=True)
     torch.save({**stored, "model": {f"module.{name}": x for name, x in stored["model"].items()},
                 "options": argparse.Namespace(**stored["options"])}, tmp_path / "x.pt")
@@ -281,13 +281,13 @@ def test_names_in_an_ids_file_outside_the_photos(refused, world, tmp_path):
 
 def test_a_pipe_is_not_waited_for(refused, tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    refused("evaluate", ["--embeddings", "pipe"], "it is no plain file")
+    refused("evaluate", ["--embeddings", "pipe"], "it is not a plain file")
     Image.new("RGB", (9, 9)).save(tmp_path / "a.png")
     for path in ("/dev/zero", tmp_path / "pipe"):
         refused("images", ["--photos", tmp_path, "--captions", path, "--kind", "demo", "--data_path",
-                            tmp_path.parent / "out", "--output_name", "mine"], "it is no plain file")
+                            tmp_path.parent / "out", "--output_name", "mine"], "it is not a plain file")
     os.rename(tmp_path / "pipe", tmp_path / "b.png")
-    with pytest.raises(InputError, match="b.png cannot be read .it is no plain file"):
+    with pytest.raises(InputError, match="b.png cannot be read .it is not a plain file"):
         images.read_photo(str(tmp_path / "b.png"))
 
 
@@ -313,7 +313,7 @@ def test_a_folder_that_is_no_run_is_left_alone(refused, world, tmp_path, more):
     (tmp_path / "exp").mkdir()
     (tmp_path / "exp" / "log.txt").write_text("mine")
     refused("train", [*SMALL, "--data_path", world / "data", "--logger_name", "exp", *more],
-            "exp holds log.txt and is no run that train.py made; name a folder of its own")
+            "exp holds log.txt and is not a run that train.py made; name a folder of its own")
 
 
 def test_the_demo_never_clears_a_folder_that_it_did_not_write(refused, tmp_path):

@@ -42,7 +42,7 @@ def numbers(*shape, seed=0) -> torch.Tensor:
 
 
 def encoded(latent: torch.Tensor, features=None, posterior=None) -> Encoded:
-    """What the terms of a side read."""
+    """Outputs of a side that the terms read."""
     return Encoded(None, features, Latent(latent), posterior)
 
 

@@ -15,7 +15,7 @@ KINDS = ("animals", "clothing", "people")
 
 
 class BoxSplit(NamedTuple):
-    """What is read of a `PhraseSplit`."""
+    """Parts of a `PhraseSplit` that are read."""
     ids: list[str]
     sizes: np.ndarray
     boxes: np.ndarray

@@ -20,7 +20,7 @@ SIDES = ("i2t", "t2i")
 # ---- ranks and recalls of the original pairs
 
 def slow_retrieval(scores, caption_image):
-    """Both directions by loops; images without captions are no queries."""
+    """Both directions by loops; images without captions are not queries."""
     n, m = scores.shape
     own = [[c for c in range(m) if caption_image[c] == i] for i in range(n)]
     result = {"i2t": slow_summary([slow_rank(scores[i], own[i]) for i in range(n) if own[i]]),
@@ -145,8 +145,8 @@ def test_eccv_equals_the_package_of_its_authors():
         owner = json.load(file)
     captions = np.load(os.path.join(annotations.eccv_folder(), "coco_test_ids.npy")).tolist()
     images = list(dict.fromkeys(owner[str(c)][0] for c in captions))
-    pairs = annotations.read_eccv(annotations.eccv_folder(), annotations.Index(images, "image", "the package"),
-                                  annotations.Index(captions, "caption", "the package"))
+    pairs = annotations.read_eccv(annotations.eccv_folder(), annotations.IdIndex(images, "image", "the package"),
+                                  annotations.IdIndex(captions, "caption", "the package"))
     rng = np.random.default_rng(0)
     scores = rng.standard_exponential((len(images), len(captions)), dtype=np.float32)      # no ties among the largest
     for row, column in ((pairs["i2t"].query, pairs["i2t"].item), (pairs["t2i"].item, pairs["t2i"].query)):
@@ -313,8 +313,8 @@ def test_p_of_a_certain_difference_is_the_least_that_the_samples_tell():
 
 
 def test_p_is_rarely_small_without_a_difference():
-    """Of 100 pairs of equal models about 5 may come out below 0.05. Where seeds differ by more than images do, one run
-    of each is said to differ again and again, a group of each is not."""
+    """About 5 of 100 pairs of equal models may come out below 0.05.
+    Where seeds differ by more than images do, single runs often seem to differ, and groups of runs do not."""
     def count_small(noise, seeds):
         pairs = [hits_of_two_models(seeds, noise=noise, seed=seed) for seed in range(100)]
         return sum(bootstrap(*pair, samples=200, seed=seed)["p"] < 0.05 for seed, pair in enumerate(pairs))

@@ -107,9 +107,9 @@ def test_similarities_that_are_no_product_stay_in_a_file(lite, tmp_path, demo_pa
 
 
 @pytest.mark.parametrize("uri, message", [
-    ("http://127.0.0.1:70000", "is no address of a Milvus server; give http://HOST:19530"),
-    ("http://127.0.0.1:0", "is no address"), ("ftp://host", "is no address"), ("photos", "is no address"),
-    ("http://", "is no address"), ("http://host/path", "is no address"),
+    ("http://127.0.0.1:70000", "is not an address of a Milvus server; give http://HOST:19530"),
+    ("http://127.0.0.1:0", "is not an address"), ("ftp://host", "is not an address"), ("photos", "is not an address"),
+    ("http://", "is not an address"), ("http://host/path", "is not an address"),
     ("http://user:secret@host", "^--uri holds a user or a password.*--token_file")])
 def test_an_address_that_is_none(uri, message):
     with pytest.raises(InputError, match=message) as error:

@@ -216,7 +216,7 @@ def test_a_cnn_trunk(tmp_path):
 
 @pytest.mark.parametrize("name, cells", [("vgg16", (49, 512)), ("alexnet", (36, 256))])
 def test_vgg_and_alexnet_end_before_their_classifier(monkeypatch, name, cells):
-    """Of shapes alone: its 138 million weights are nowhere in memory."""
+    """Shapes alone: the 138 million weights are nowhere in memory."""
     read = []
     monkeypatch.setattr("model.read_cnn_weights", lambda net, *words: read.append((dict(net.state_dict()), *words)))
     with torch.device("meta"):
@@ -295,7 +295,8 @@ def test_zero_features_train():
 # ---- VSRN: graph and GRU over regions
 
 def moved(module):
-    """Give BatchNorms scales, shifts and statistics as after some training: at the start they silence the graph."""
+    """Give BatchNorms scales, shifts and statistics as after some training.
+    At the start they silence the graph."""
     g = torch.Generator().manual_seed(9)
     with torch.no_grad():
         for norm in (m for m in module.modules() if isinstance(m, torch.nn.BatchNorm1d)):

@@ -98,7 +98,7 @@ def test_a_run_goes_on_with_the_same_wrong_pairs_alone(tmp_path, demo_path, caps
     np.save(file, np.roll(np.arange(IMAGES), 1))
     fit("--data_path", demo_path, "--noise_file", file, "--logger_name", run)
     np.save(file, np.roll(np.arange(IMAGES), 2))
-    refused(capsys, train.main, ["--resume", run, "--num_epochs", 2], "the training data .* are not those of the run")
+    refused(capsys, train.main, ["--resume", run, "--num_epochs", 2], "training data .* differ from the data of")
     os.rename(run / "noise.npy", file)
     with pytest.raises(SystemExit) as stop:
         train.main(["--resume", str(run), "--num_epochs", "2"])

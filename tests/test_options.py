@@ -61,7 +61,7 @@ def test_options_of_a_script_are_checked_like_typed_ones():
         "ellipsoidal", 0.1, False, "runs/x_wasserstein_seed3")
     assert vars(options(method="vsrn")) == {**vars(options(**METHODS["vsrn"].options)), "method": "vsrn",
                                             "logger_name": "runs/coco_precomp_vsrn_seed0"}
-    for values, message in (({"margins": 1}, "options.. holds 'margins', which is no option"),
+    for values, message in (({"margins": 1}, "options.. holds 'margins', which is not an option"),
                             ({"margin": "wide"}, "'wide' is not a number of at least 0"),
                             ({"finetune": "yes"}, "finetune is 'yes', and a switch is true or false"),
                             ({"sim": "kl", "head": "point"}, "--sim kl needs a Gaussian on both sides")):
@@ -74,7 +74,7 @@ def test_options_of_a_script_are_checked_like_typed_ones():
     ({"sim": "csd", "loss": "match"}, True), ({"loss": "infonce", "mask_same_image": False}, False),
     ({"method": "mls"}, False), ({"mask_same_image": True}, True)])
 def test_other_captions_of_an_image_are_negatives_by_the_loss(values, masks):
-    """As nobody in the field defends them as negatives; the methods of METHODS keep those of their papers."""
+    """Other captions are not negatives by default; METHODS keep their papers' choice."""
     assert options(**values).mask_same_image is masks
 
 

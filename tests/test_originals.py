@@ -524,7 +524,7 @@ def test_anything_but_the_plain_class_is_refused(tmp_path, capsys, content, name
 
 
 @pytest.mark.parametrize("content,message", [
-    (b'{"word2idx": ', "old.pkl is not JSON"), *((x, "is no pickled vocabulary") for x in (b"", b"(lp0\n.")),
+    (b'{"word2idx": ', "old.pkl is not JSON"), *((x, "is not a pickled vocabulary") for x in (b"", b"(lp0\n.")),
     *((content, "has no word2idx of words whose indices run from 0 without a gap") for content in (
         b'{"words": ["a"]}', b'{"word2idx": 3}', b'{"word2idx": {"a": 0, "b": 2}}', b'{"word2idx": {"a": 0, "b": 0}}',
         b'{"word2idx": {"a": "0"}}'))])

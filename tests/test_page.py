@@ -332,7 +332,7 @@ def test_slow_clients_keep_nobody_waiting_and_are_left(made_up, monkeypatch):
 
 @pytest.mark.parametrize("host", ["http://nas", "a b", "localhost:9000", "::1", ""])
 def test_what_is_no_host_is_refused(made_up, host):
-    with pytest.raises(InputError, match="is no name or address of a computer; give one such as"):
+    with pytest.raises(InputError, match="is not a name or address of a computer; give one such as"):
         page.serve(made_up, 0, 0.5, host)
 
 

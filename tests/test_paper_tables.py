@@ -45,7 +45,7 @@ def test_a_script_imports_the_runner_alone():
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", TABLES)
 def test_options_of_every_row_parse(name, scale, tmp_path, monkeypatch):
-    """Those of training and those of evaluation; the run's folder and its seed are those of the row."""
+    """Options of training and evaluation parse; the run's folder and seed fit a row."""
     if scale == "f8k" and not TABLES[name].f8k:
         return
     monkeypatch.setattr(train, "load_checkpoint", lambda *_, **__: None)    # of a run to start from

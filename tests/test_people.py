@@ -1,4 +1,5 @@
-"""How many photos fit, against loops over pairs: variances of what is covered, judgements of people; the commands."""
+"""Numbers of photos that fit, against loops over pairs.
+Variances of what is covered, judgements of people; the commands."""
 import json
 import math
 import os
@@ -104,11 +105,11 @@ def written(folder, text, name=PAIRS) -> str:
 
 
 def test_judgements_of_both_kinds_are_read(tmp_path):
-    crowd = people.read(written(tmp_path, CROWD), ITEMS)
+    crowd = people.read_judgements(written(tmp_path, CROWD), ITEMS)
     assert (crowd.image.tolist(), crowd.caption.tolist()) == ([0, 2], [1, 2])
     assert (crowd.yes.tolist(), crowd.votes.tolist(), crowd.ratings) == ([1, 0], [3, 4], None)
     assert (crowd.own, crowd.own_share, crowd.elsewhere) == (1, 1.0, 1)
-    expert = people.read(written(tmp_path, EXPERT), ITEMS)
+    expert = people.read_judgements(written(tmp_path, EXPERT), ITEMS)
     assert (expert.image.tolist(), expert.caption.tolist(), expert.own) == ([1, 2, 0], [0, 1, 3], 1)
     assert expert.ratings.tolist() == [[1, 1, 2], [4, 3, 4], [1, 2, 3]] and expert.votes is None
     assert expert.opinion == pytest.approx([1 / 9, 8 / 9, 1 / 3])
@@ -119,20 +120,20 @@ def test_judgements_of_both_kinds_are_read(tmp_path):
 
 @pytest.mark.parametrize("text,message", [
     ("", "holds no judgement; a line is a photo, a caption NAME#K and ratings"),
-    ("x.jpg\ty.jpg#0\n", "line 1: 'x.jpg.*' is no judgement; a line is"),
-    ("x.jpg\ty.jpg#0\tyes\n", "line 1: .* is no judgement"),
-    ("x.jpg\ty.jpg#0\tnan\n", "line 1: .* is no judgement"),
-    ("x.jpg\ty.jpg#0\t1\nx.jpg\ty.jpg#0\t1\t2\n", "line 2: .* is no judgement"),
+    ("x.jpg\ty.jpg#0\n", "line 1: 'x.jpg.*' is not a judgement; a line is"),
+    ("x.jpg\ty.jpg#0\tyes\n", "line 1: .* is not a judgement"),
+    ("x.jpg\ty.jpg#0\tnan\n", "line 1: .* is not a judgement"),
+    ("x.jpg\ty.jpg#0\t1\nx.jpg\ty.jpg#0\t1\t2\n", "line 2: .* is not a judgement"),
     ("x.jpg\tx.jpg#0\t1\t2\t3\n", "none of the 1 pairs of .* is of a photo and another photo's caption of somewhere; "
                                   "name the split")])
 def test_what_is_no_judgement_is_refused(tmp_path, text, message):
     with pytest.raises(InputError, match=message):
-        people.read(written(tmp_path, text), ITEMS)
+        people.read_judgements(written(tmp_path, text), ITEMS)
 
 
 def test_items_without_names_are_refused(tmp_path):
     with pytest.raises(InputError, match="somewhere does not name its photos, and judgements do; put one name a line"):
-        people.read(written(tmp_path, CROWD), Embeddings("", np.array([0]), 1, source="somewhere"))
+        people.read_judgements(written(tmp_path, CROWD), Embeddings("", np.array([0]), 1, source="somewhere"))
 
 
 def made(seed=0, n=30, m=24, crowd=True, pairs=300):
@@ -264,10 +265,10 @@ def test_captions_are_read_by_the_names_of_their_photos(tmp_path):
 
 
 @pytest.mark.parametrize("captions,names,message", [
-    ("x.jpg#0 a dog\n", "x.jpg\ny.jpg\n", "line 1: 'x.jpg#0 a dog' is no new NAME#K, tab, text; write every "
+    ("x.jpg#0 a dog\n", "x.jpg\ny.jpg\n", "line 1: 'x.jpg#0 a dog' is not a new NAME#K, tab, text; write every "
                                             "caption once"),
-    ("x.jpg\ta dog\n", "x.jpg\ny.jpg\n", "line 1: .* is no new NAME#K"),
-    ("x.jpg#0\ta\nx.jpg#0\tb\n", "x.jpg\ny.jpg\n", "line 2: .* is no new NAME#K"),
+    ("x.jpg\ta dog\n", "x.jpg\ny.jpg\n", "line 1: .* is not a new NAME#K"),
+    ("x.jpg#0\ta\nx.jpg#0\tb\n", "x.jpg\ny.jpg\n", "line 2: .* is not a new NAME#K"),
     ("q.jpg#0\ta\n", "x.jpg\ny.jpg\n", "has no caption of the 2 photos of photos_ids.txt"),
     ("x.jpg#0\ta\n", "x.jpg\nx.jpg\n", "gives 1 names in 2 lines for the 2 photos")])
 def test_captions_of_another_form_are_refused(tmp_path, captions, names, message):

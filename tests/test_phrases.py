@@ -32,7 +32,8 @@ def read(root: str, split: str, **more):
 
 
 def slow_iou(a, b) -> float:
-    """Of two boxes x1, y1, x2, y2 in a photo of 128 x 128 whose corners are pixels that they hold, by counting them."""
+    """IoU of two boxes x1, y1, x2, y2 by counting pixels.
+    In a photo of 128 x 128 whose corners are pixels that boxes hold."""
     one, other = np.zeros((2, 128, 128), bool)
     for mask, (x1, y1, x2, y2) in ((one, a), (other, b)):
         mask[int(y1):int(y2) + 1, int(x1):int(x2) + 1] = True
@@ -64,7 +65,8 @@ def root(tmp_path_factory, demo_path) -> str:
 
 
 def write_features(folder: str, split: str) -> None:
-    """What fits a box: sums of codes of the words of the phrases that it overlaps by half, and a little noise."""
+    """Write features that fit a box.
+    Sums of codes of the words of the phrases that it overlaps by half, and a little noise."""
     entities = read_entities(folder, split)
     found, rng = read_proposals(folder, split, "edgeboxes200", entities), np.random.default_rng(0)
     codes = {word: np.random.default_rng(sum(map(ord, word))).standard_normal(WIDTH)
@@ -101,7 +103,7 @@ def run(root, tmp_path_factory):
 
 
 def report(capsys, *words) -> tuple[dict, str]:
-    """What evaluate.py writes and prints."""
+    """Files and output of evaluate.py."""
     capsys.readouterr()
     evaluate.main([*map(str, words), "--device", "cpu"])
     said = capsys.readouterr()
@@ -318,7 +320,7 @@ def test_features_of_phrases_are_extracted_and_trained_on(root, run, capsys, tmp
 # ---- what is refused
 
 @pytest.mark.parametrize("words, message", [
-    (["--data_name", "demo_precomp"], "is no data set of phrases"),
+    (["--data_name", "demo_precomp"], "is not a data set of phrases"),
     (["--compare", "a", "b"], "--checkpoint and --compare both name"),
     (["--regions", "none_ims"], "there is no file .*test_none.npz; box proposals are written with"),
     (["--regions", "edgeboxes200"], "names proposals alone; .* such as edgeboxes200_ims")])

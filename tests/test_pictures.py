@@ -34,8 +34,8 @@ def quiet(caplog):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """What the pictures of `draw_rows` show: a list of {"texts", "photos", "frames" by colour, "gone"}, one for each
-    of the axes that show something."""
+    """Contents of the pictures of `draw_rows`, for each of the axes that show something.
+    A list of {"texts", "photos", "frames" by colour, "gone"}."""
     found = []
 
     @contextlib.contextmanager
@@ -130,7 +130,7 @@ def test_rows_show_photos_with_what_is_said_of_them_in_their_order(tmp_path, dra
 
 
 def test_no_text_of_a_sheet_covers_another_or_leaves_it(tmp_path, sheet):
-    """Of a sheet with the longest texts that there can be, in ordinary letters."""
+    """A sheet with the longest possible texts, in ordinary letters."""
     seen = []
 
     @contextlib.contextmanager

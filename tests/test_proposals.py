@@ -248,8 +248,8 @@ def test_boxes_of_ones_own(root, capsys):
 @pytest.mark.parametrize("change, message", [
     ({"p1": [[0, 0, 120, 20]]}, "the box \\[0.0, 0.0, 120.0, 20.0\\] of p1 is inverted or leaves its photo, 120 x 130"),
     ({"p1": [[9, 0, 5, 20]]}, "the box \\[9.0, 0.0, 5.0, 20.0\\] of p1 is inverted"),
-    ({"p1": []}, "boxes of p1 are no list"), ({"p1": [[0, 0, 5]]}, "boxes of p1 are no list"),
-    ({"p1": [["a", 0, 5, 5]]}, "boxes of p1 are no list"), ({"p1": [[0, 0, 5, 5], [1, 1, 2, 2, 3]]}, "p1 are no")])
+    ({"p1": []}, "boxes of p1 are not a list"), ({"p1": [[0, 0, 5]]}, "boxes of p1 are not a list"),
+    ({"p1": [["a", 0, 5, 5]]}, "boxes of p1 are not a list"), ({"p1": [[0, 0, 5, 5], [1, 1, 2, 2, 3]]}, "p1 are not")])
 def test_wrong_boxes_of_ones_own(root, capsys, change, message):
     words = ["--from", boxes_file(root, change), "--name", "mine"]
     refused(capsys, lambda words: propose(root, *words), words, message)
@@ -272,7 +272,7 @@ def test_proposals_of_other_photos_and_broken_files_are_refused(given):
             read_proposals(given, "test", "mine", entities)
     with open(path, "wb") as f:
         f.write(b"PK")
-    with pytest.raises(InputError, match="no .npz file"):
+    with pytest.raises(InputError, match="not an .npz file"):
         read_proposals(given, "test", "mine", entities)
 
 

@@ -239,7 +239,7 @@ def test_an_ensemble_is_the_mean_of_scores(small):
 
 
 def test_totals_of_images_give_the_averages(small):
-    """What is handed to the bootstrap: sums and numbers of queries by image."""
+    """The bootstrap gets sums and numbers of queries by image."""
     subject, _, ratings, pairs = problem("wasserstein")
     record = Record()
     found = cxc(subject, ratings, pairs, False, record, 5)["cxc"]
@@ -309,7 +309,8 @@ def test_uncertainty_report_leaves_out_what_is_no_query():
 # ---- one more protocol
 
 def test_a_protocol_is_added_by_a_function_a_reader_and_a_line(monkeypatch):
-    """As the comment at PROTOCOLS says: its numbers are in the results, in the record and in a table."""
+    """Its numbers are in the results, in the record and in a table.
+    The comment at PROTOCOLS says how."""
     def wanted(e, galleries, record, name):
         """Mean reciprocal rank of the wanted images: 100 over the 1-based rank of their best caption."""
         own = e.caption_image == e.judged["wanted"][:, None]

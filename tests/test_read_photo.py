@@ -154,7 +154,8 @@ def test_photos_without_a_known_white_are_refused(tmp_path, kind):
 @pytest.mark.parametrize("form, mode", [("PNG", "RGBA"), ("PNG", "1"), ("PNG", "PA"), ("WEBP", "RGB"), ("BMP", "RGB"),
                                         ("TIFF", "RGB"), ("GIF", "P")])
 def test_forms_and_modes_are_read_as_pillow_converts_them(tmp_path, form, mode, recwarn):
-    """Of a moving picture the first frame; palettes and transparency without a warning."""
+    """A moving picture gives its first frame; palettes cause no warning.
+    Nor does transparency."""
     image = Image.fromarray(gradient())
     image = image.quantize(16) if mode in ("P", "PA") else image.convert(mode)
     options = {"GIF": {"save_all": True, "append_images": [Image.new("P", (60, 40))]}, "WEBP": {"lossless": True}}

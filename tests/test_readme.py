@@ -70,7 +70,8 @@ def test_own_similarity_objective_encoder_and_protocol(tmp_path, demo_path):
 
 
 def test_tables_of_methods_are_those_of_the_code():
-    """That of docs/methods.md is printed by `python -m results --write`; README.md's names methods and their papers."""
+    """The table of docs/methods.md is current, and README.md's names and papers.
+    `python -m results --write` prints the first."""
     from methods import METHODS, table
 
     with open(os.path.join(ROOT, "docs", "methods.md"), encoding="utf-8") as f:

@@ -76,7 +76,7 @@ def test_refusals(folder, capsys):
             (write_tsv(folder / "few.tsv", [0, 1]), "1 images are in no source, the first is 7; give all files"),
             (write_tsv(folder / "other.tsv", [0, 1, 2], count=3), r"image 391895 has \(3, 8\) numbers, and \(5, 'F'\)"),
             (write_tsv(folder / "nan.tsv", [0, 1, 2], broken), r"image 42 has \(5, 8\) numbers, and \(5, 8\) finite"),
-            (folder / "text.tsv", "text.tsv is no TSV file of image_id, .*a row has 2 columns"),
+            (folder / "text.tsv", "text.tsv is not a TSV file of image_id, .*a row has 2 columns"),
             (folder / "junk.tsv", "junk.tsv: the row of image 42 holds no features of 5 boxes"),
             (folder / "npz", "42.npz holds y and not x, the features"),
             (folder / "none", "there is no file .*none; give a TSV file, or a folder")):

@@ -77,7 +77,7 @@ def test_a_second_make_demo_goes_on_and_ends_with_the_pictures(tmp_path):
 
 
 def test_a_missing_torch_is_a_sentence_and_the_first_line_comes_before_it(tmp_path):
-    """As python starts a command: in isolated mode without site-packages there is no torch."""
+    """In isolated mode without site-packages there is no torch."""
     script = os.path.join(ROOT, "train.py")
     done = subprocess.run([sys.executable, "-S", script], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 1 and not done.stdout

@@ -364,7 +364,7 @@ def test_a_folder_that_is_away_or_empty_empties_no_index(own, capsys):
     os.rename(own.photos, "elsewhere")
     result, = Searcher("index").find_texts(TEXTS[:1])
     assert all(hit.gone for hit in result.answers) and "is not there, so all look gone" in result.notes[-1]
-    refused(capsys, search.main, ["add", "index"], "is no folder; give the folder that holds your photos")
+    refused(capsys, search.main, ["add", "index"], "is not a folder; give the folder that holds your photos")
     os.mkdir("photos")                                      # of a disk that is not mounted
     refused(capsys, search.main, ["add", "index"], "holds no photo .*it is empty")
     assert len(all_answers()) == 10
@@ -498,7 +498,7 @@ def test_arrays_of_another_kind_are_one_sentence(own, capsys, name, x):
     stored.pop("digest")
     stored[name] = x
     np.savez("index.npz", **stored, digest=index.digest(stored))
-    refused(capsys, search.main, ["query", "index", "a star ."], "is no whole index")
+    refused(capsys, search.main, ["query", "index", "a star ."], "is not a whole index")
 
 
 @pytest.mark.parametrize("values, message", [
@@ -516,7 +516,7 @@ def test_arrays_of_two_indexes_are_one_sentence(own, make, capsys):
     refused(capsys, search.main, ["query", "index", "a star ."], "its arrays do not belong together.*; make it again")
     data = open(make(), "rb").read()
     open("index.npz", "wb").write(data[:-900])
-    refused(capsys, search.main, ["query", "index", "a star ."], "is no .npz file of plain arrays .*; make it again")
+    refused(capsys, search.main, ["query", "index", "a star ."], "is not an .npz file .*; make it again")
     refused(capsys, search.main, ["info", "none"], "there is no file none.npz; make an index with")
 
 
@@ -527,7 +527,7 @@ def test_an_index_of_another_folder_or_run(own, capsys, small_run, tmp_path):
         refused(capsys, search.main, [folder, *words, run_of], message)
     refused(capsys, search.main, ["query", "index", "a star", "--checkpoint", small_run()], "was made by the model")
     run("query", "index", "--checkpoint", small_run(*GAUSSIAN, to=tmp_path / "moved"), "a star")
-    refused(capsys, search.main, ["nothing"], "nothing is no folder")
+    refused(capsys, search.main, ["nothing"], "nothing is not a folder")
     refused(capsys, search.main, ["photos", "--output", "photos/x", "--exclude", "*"], "holds no photo .*--exclude")
 
 
@@ -545,7 +545,7 @@ def test_bad_queries(make, capsys, words, message):
     (["--output", "OLD"], "index.npz is there already"), (["--output", "FOLDER", "--overwrite"], "is a folder"),
     (["--images", "nothing"], "there is no folder"), (["--images", "demo_region_precomp"], "reads|was trained on"),
     (["--images", "demo"], "reads features, and demo holds photos"), (["--images", "demo_cxc"], "holds no data set"),
-    (["--photos", "nowhere"], "--photos nowhere is no folder"), (["--collection", "x"], "--collection x is for --uri"),
+    (["--photos", "nowhere"], "nowhere is not a folder"), (["--collection", "x"], "--collection x is for --uri"),
     (["--checkpoint", "nowhere"], "there is no checkpoint")])
 def test_bad_indexes_of_data(make, tmp_path, capsys, small_run, demo_path, words, message):
     path = make(*GAUSSIAN, to=tmp_path / "index.npz")

@@ -105,7 +105,7 @@ def test_a_kill_after_any_change_of_a_file_loses_nothing(tmp_path, demo_path, wh
 # ---- signals to a group
 
 def test_a_reader_that_has_seen_enough_is_no_fault():
-    """As of `| head`."""
+    """A pipe into `head` closes early."""
     code = "import cli; cli.run('x', lambda: print('a'))"
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE) as ended:

@@ -219,7 +219,7 @@ def test_weights_of_another_model_are_named(tmp_path, demo_path):
     words = ["--data_path", demo_path, "--num_epochs", 1]
     fit(*words, "--logger_name", tmp_path / "point")
     with pytest.raises(ValueError,
-                       match=r"the weights of .*point are not those .*text_tower.log_var.* is absent there and"):
+                       match=r"the weights of .*point do not fit .*text_tower.log_var.* is absent there and"):
         fit(*words, "--init_from", tmp_path / "point", "--sim", "mahalanobis", "--logger_name", tmp_path / "new")
     assert not (tmp_path / "new").exists()
 

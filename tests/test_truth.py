@@ -12,7 +12,7 @@ from demo import __main__ as demo
 from demo import truth
 from demo.captions import caption_statement, five_captions, scene_statement, shared_weight
 from demo.scenes import DEMO, WORLDS, random_scene
-from evaluation.annotations import Index, read_positives
+from evaluation.annotations import IdIndex, read_positives
 
 PARTS = [("demo_precomp", "dev"), ("demo_precomp", "test"), ("demo_region_precomp", "test")]
 
@@ -67,8 +67,9 @@ def singular(phrase):
 
 
 def parsed(text):
-    """What a caption says: {"background", "shaded", "counts": [(kind, number)], "least", "things": [(attributes,
-    place)], "relations": [(i, word, j)]}."""
+    """Content of a caption.
+    {"background", "shaded", "counts": [(kind, number)], "least", "things": [(attributes, place)], "relations": [(i,
+    word, j)]}."""
     text = text.lower().removesuffix(" .")
     text = re.sub("^(" + "|".join(DEMO.openings) + ") ", "", text)
     told = {"background": None, "shaded": False, "counts": [], "least": 0, "things": [], "relations": []}
@@ -111,7 +112,8 @@ def seen(a, b):
 
 
 def at(thing, place):
-    """Whether a phrase for a place holds: the outer thirds of the image, or 15 pixels around its centre."""
+    """True if a phrase for a place holds.
+    Places are the outer thirds of the image, or 15 pixels around its centre."""
     x, y = centre(thing)
     middle = abs(x - 64) <= 15 and abs(y - 64) <= 15
     if "middle" in place or "centre" in place:
@@ -121,7 +123,7 @@ def at(thing, place):
 
 
 def is_true(told, entry):
-    """Whether what `parsed` returned holds in an entry of scenes.json."""
+    """True if the result of `parsed` holds in an entry of scenes.json."""
     things = entry["objects"]
     if told["background"] not in (None, entry["background"]) or told["shaded"] and not entry["shaded"]:
         return False
@@ -162,7 +164,7 @@ def test_positives_equal_the_twin_on_all_pairs(demo_path, name, split):
 def test_evaluation_reads_the_positives(demo_path):
     found, images, captions = stored(demo_path, "demo_precomp", "test")
     path = os.path.join(demo_path, "demo_precomp", "test_positives.json")
-    read = read_positives(path, Index(images, "image", "the split"), Index(captions, "caption", "the split"))
+    read = read_positives(path, IdIndex(images, "image", "the split"), IdIndex(captions, "caption", "the split"))
     assert set(read) == {"i2t", "t2i"}
     assert len(read["t2i"].pairs.query) == len(read["i2t"].pairs.query) == sum(map(len, found["t2i"].values()))
 

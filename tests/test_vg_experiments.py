@@ -54,7 +54,7 @@ def call(runs, tmp_path, monkeypatch):
 
 
 def encoder(runs, name):
-    return encoding.Encoder(str(runs / name), CPU, str(runs / "cache"))
+    return encoding.CropEncoder(str(runs / name), CPU, str(runs / "cache"))
 
 
 def refused(command, message, *words, **named):
@@ -109,11 +109,11 @@ def test_features_are_cached_by_content_and_extractor(runs, demo_path, tmp_path,
     paths = [os.path.join(root, name) for name in sorted(os.listdir(root))[:9]]
     wanted = [(path, (3 * k, 2, 40 + k, 50)) for path in paths for k in range(9)]
     cache = str(tmp_path / "cache")
-    first = encoding.Encoder(str(runs / "wasserstein"), CPU, cache)
+    first = encoding.CropEncoder(str(runs / "wasserstein"), CPU, cache)
     e = first.crops(wanted)
     assert "81 crops by demo_scenes global (pad)" in capsys.readouterr().out and e.mean.shape == (81, 16)
-    other = encoding.Encoder(str(runs / "cosine"), CPU, cache)
-    again = encoding.Encoder(str(runs / "wasserstein"), CPU, cache).crops(wanted[::-1])
+    other = encoding.CropEncoder(str(runs / "cosine"), CPU, cache)
+    again = encoding.CropEncoder(str(runs / "wasserstein"), CPU, cache).crops(wanted[::-1])
     other.crops(wanted)
     assert not capsys.readouterr().out                       # nothing was computed
     torch.testing.assert_close(again.mean.flip(0), e.mean)
@@ -121,7 +121,7 @@ def test_features_are_cached_by_content_and_extractor(runs, demo_path, tmp_path,
         g.write(f.read())
     other.crops([(str(tmp_path / "copy.png"), wanted[0][1])])
     assert not capsys.readouterr().out
-    encoding.Encoder(str(runs / "regions"), CPU, cache).crops(wanted[:5])
+    encoding.CropEncoder(str(runs / "regions"), CPU, cache).crops(wanted[:5])
     assert "5 crops by demo_scenes regions (pad)" in capsys.readouterr().out
     with pytest.raises(InputError, match="nowhere.png cannot be read"):
         first.crops([("nowhere.png", (0, 0, 5, 5))])
@@ -135,7 +135,7 @@ def test_models_of_photos_and_of_recorded_features(demo_path, tmp_path, capsys):
     cnn, line = load_network("efficientnet_lite0")
     run = photo_checkpoint(tmp_path / "a", vocab, 0, cnn.state_dict())
     whole, _, _ = load_model(load_checkpoint(run))
-    model = encoding.Encoder(run, CPU, str(tmp_path / "cache"))
+    model = encoding.CropEncoder(run, CPU, str(tmp_path / "cache"))
     assert isinstance(whole.image_tower.trunk, CNN)
     assert model.extractor.name.startswith("efficientnet_lite0 trunk sha256:")
     with torch.no_grad():
@@ -146,30 +146,30 @@ def test_models_of_photos_and_of_recorded_features(demo_path, tmp_path, capsys):
     torch.testing.assert_close(found.log_var, expected.log_var, rtol=1e-4, atol=1e-5)
     assert "2 crops" in capsys.readouterr().out
     second = photo_checkpoint(tmp_path / "b", vocab, 1, cnn.state_dict())        # other heads on the same network
-    encoding.Encoder(second, CPU, str(tmp_path / "cache")).crops(wanted)
+    encoding.CropEncoder(second, CPU, str(tmp_path / "cache")).crops(wanted)
     assert not capsys.readouterr().out
 
     features = photo_checkpoint(tmp_path / "c", vocab, recorded=line)
-    model = encoding.Encoder(features, CPU, str(tmp_path / "cache"))
+    model = encoding.CropEncoder(features, CPU, str(tmp_path / "cache"))
     with torch.no_grad():
         torch.testing.assert_close(model.crops(wanted).mean, model.model.embed_images(cnn(pixels)).mean, rtol=1e-4,
                                    atol=1e-5)
     old = photo_checkpoint(tmp_path / "d", vocab, recorded=line.replace("sha256:", "sha256:0"))
     with pytest.raises(InputError, match="was trained on features by .* and the network at hand is"):
-        encoding.Encoder(old, CPU, str(tmp_path / "cache"))
+        encoding.CropEncoder(old, CPU, str(tmp_path / "cache"))
     with pytest.raises(InputError, match="cannot be made of new crops here; the networks that can"):
-        encoding.Encoder(photo_checkpoint(tmp_path / "e", vocab, recorded="bottom-up attention"), CPU, "cache")
+        encoding.CropEncoder(photo_checkpoint(tmp_path / "e", vocab, recorded="bottom-up attention"), CPU, "cache")
     with pytest.raises(InputError, match="leave the option out"):
-        encoding.Encoder(run, CPU, "cache", extractor="demo")
+        encoding.CropEncoder(run, CPU, "cache", extractor="demo")
     with pytest.raises(InputError, match="the network at hand is 'demo_scenes global"):
-        encoding.Encoder(features, CPU, "cache", extractor="demo")
+        encoding.CropEncoder(features, CPU, "cache", extractor="demo")
     stored = torch.load(os.path.join(features, "model_best.pt"), weights_only=True)
     torch.save({**stored, "data": {}}, os.path.join(features, "model_best.pt"))
     with pytest.raises(InputError, match="trained on the features of own, and no features.json"):
-        encoding.Encoder(features, CPU, "cache")
+        encoding.CropEncoder(features, CPU, "cache")
     with pytest.raises(InputError, match="gives 1 x 960 numbers an image, .* was trained on 1 x 1280"):
-        encoding.Encoder(features, CPU, "cache", extractor="demo")
-    assert encoding.Encoder(features, CPU, "cache", extractor="efficientnet_lite0 pooled").extractor.name == line
+        encoding.CropEncoder(features, CPU, "cache", extractor="demo")
+    assert encoding.CropEncoder(features, CPU, "cache", extractor="efficientnet_lite0 pooled").extractor.name == line
 
 
 # ---- uncertainty
@@ -233,7 +233,7 @@ def test_selection_is_that_of_a_slow_loop(call, runs):
     manifest, model = prepare.read_manifest(str(runs / "m.json")), encoder(runs, "wasserstein")
 
     def margins(image, small, large, short, long):
-        """Of queries small, large, short, long: by how much the right choice scores more."""
+        """Score margins of the right choice, for queries small, large, short, long."""
         s = {(i, c): model.model.similarity(model.crops([(encoding.photo_path(manifest, image), tuple(box))]),
                                             model.captions([text])).item()
              for i, box in (("s", small), ("l", large)) for c, text in (("s", short), ("l", long))}

@@ -181,12 +181,12 @@ def test_what_cannot_work_is_one_sentence(tmp_path, capsys):
     path.unlink()
     refused(capsys, prepare.main, words, "there is no file .*region_descriptions.json")
     for broken, message in (("[]", "none of its 0 images"), ("[1]", "no whole number under image_id or id"),
-                            ("1", "no list of images")):
+                            ("1", "not a list of images")):
         (tmp_path / "image_data.json").write_text(broken)
         refused(capsys, prepare.main, words, message)
     for manifest in ("1", '{"format": 1}', '{"format": 0}'):
         (tmp_path / "m.json").write_text(manifest)
-        with pytest.raises(InputError, match="no manifest of format 1.*; write one"):
+        with pytest.raises(InputError, match="not a manifest of format 1.*; write one"):
             prepare.read_manifest(str(tmp_path / "m.json"))
     outside = {"format": 1, "folder": str(tmp_path), "images": {"1": {"file": "../x.jpg"}}}
     (tmp_path / "m.json").write_text(json.dumps(outside))

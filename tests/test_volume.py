@@ -137,8 +137,8 @@ def test_all_items_have_the_same_variances(point, monkeypatch):
     monkeypatch.setattr(volume, "ROWS", 3)                                          # blocks change nothing
     again = opened(point, *VOLUME)
     torch.testing.assert_close(again.test.members[0].captions.log_var, whole.test.members[0].captions.log_var)
-    draw = bank.draw
-    monkeypatch.setattr(bank, "draw", lambda caption_image, n, size: draw(caption_image, n, 50))
+    draw = bank.draw_queries
+    monkeypatch.setattr(bank, "draw_queries", lambda caption_image, n, size: draw(caption_image, n, 50))
     report = opened(point, *VOLUME).variances
     assert (report["images"], report["captions"]) == (50, 50)
 

@@ -69,12 +69,12 @@ def test_words_with_blanks_and_repeated_words(tmp_path):
     (b"a 1.0 2.0\nb 1.0\n", "v, line 2: 1 values where the first line says 2"),
     (b"2 3\na 1.0 2.0\nb 1.0 2.0\n", "v, line 2: 2 values where the first line says 3"),
     (b"3 2\na 1.0 2.0\nb 1.0 2.0\n", "v has 2 words where its first line announces 3"),
-    (b"a 1.0 2.0\nb 1.0 x\n", "v, line 2 has values that are no finite numbers"),
-    (b"a 1.0 2.0\nb 1.0 nan\n", "v, line 2 has values that are no finite numbers"),
-    (binary()[:-3], "v is broken off"),
-    (binary(count=4), "v goes on behind the 4 words"),
-    (b"100 2\n" + b"\xff\x00" * 5000, "v is broken off or is no word2vec file: no word and 2 values at row 1"),
-    (b"1 1\na " + np.float32(np.inf).tobytes(), "v, row 1 has values that are no finite numbers"),
+    (b"a 1.0 2.0\nb 1.0 x\n", "v, line 2 has values that are not finite numbers"),
+    (b"a 1.0 2.0\nb 1.0 nan\n", "v, line 2 has values that are not finite numbers"),
+    (binary()[:-3], "v ends early"),
+    (binary(count=4), "v continues after the 4 words"),
+    (b"100 2\n" + b"\xff\x00" * 5000, "v ends early or is not a word2vec file: no word and 2 values at row 1"),
+    (b"1 1\na " + np.float32(np.inf).tobytes(), "v, row 1 has values that are not finite numbers"),
     (b"1 1\n\xff " + np.float32(1).tobytes(), "v has a vector for none of the"),             # no UTF-8
 ])
 def test_bad_files_have_their_sentence(tmp_path, content, message):

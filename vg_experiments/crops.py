@@ -26,7 +26,7 @@ from evaluation import report
 from evaluation.pictures import LETTERS, THUMBNAIL, Cell, Row, draw_rows, picture_file, wrapped
 from images import read_photo
 from losses import Embedding, uncertainty
-from vg_experiments.encoding import Encoder, build_encoders, model_arguments, photo_path
+from vg_experiments.encoding import CropEncoder, build_encoders, model_arguments, photo_path
 from vg_experiments.prepare import clip_box, random_order, read_manifest
 
 COLOURS = {"c": "black", "b": "blue", "a": "red"}
@@ -55,7 +55,7 @@ def rank_diagonal(scores: np.ndarray) -> np.ndarray:
     return (scores >= scores.diagonal()[:, None]).sum(1)
 
 
-def show_photo(opt, models: dict[str, Encoder]) -> None:
+def show_photo(opt, models: dict[str, CropEncoder]) -> None:
     """Print the table of --image, --boxes and --captions, and draw the picture."""
     boxes, texts = opt.boxes or [], opt.captions or []
     check(len(texts) == len(boxes) + 1 and boxes,
@@ -84,7 +84,7 @@ def show_photo(opt, models: dict[str, Encoder]) -> None:
     print(f"picture in {opt.output}")
 
 
-def draw_triplet(triplet: dict, path: str, models: dict[str, Encoder]) -> Cell:
+def draw_triplet(triplet: dict, path: str, models: dict[str, CropEncoder]) -> Cell:
     """Draw the photo of a triplet with boxes, captions and uncertainties.
     Captions stand above it, and the uncertainties of A and C by each model."""
     photo = read_photo(path)
@@ -99,7 +99,7 @@ def draw_triplet(triplet: dict, path: str, models: dict[str, Encoder]) -> Cell:
     return Cell(photo, "\n".join(wrapped(line, LETTERS) for line in lines), boxes=tuple(boxes))
 
 
-def show_examples(opt, models: dict[str, Encoder]) -> None:
+def show_examples(opt, models: dict[str, CropEncoder]) -> None:
     """Draw --examples triplets of --manifest."""
     manifest = read_manifest(opt.manifest, opt.vg)
     triplets = manifest["triplets"].get(f"{opt.threshold:g}")
@@ -135,7 +135,7 @@ def main(argv=None) -> None:
     add("--vg", type=filename, help="folder of the manifest's photos (default: the folder that it was made from)")
     add("--seed", type=natural, default=0, help="random seed that draws the examples")
     add("--output", type=filename, default="runs/vg/crops.png", metavar="FILE.png", help="picture to write")
-    add("--overwrite", action="store_true", help="replace the file that is there")
+    add("--overwrite", action="store_true", help="replace an existing file")
     cli.run(p.prog, show, p.parse_args(argv))
 
 

@@ -63,7 +63,7 @@ def build_extractor(model: Trained, name: str | None, weights: str | None) -> Ex
                 "made them; name network and layer with --extractor, such as 'resnet152 pooled', or demo")
     cnn_type, layer, *_ = [*name.split(), None]
     if cnn_type.startswith("demo"):
-        net = filters.Photos(bool(options.n_regions))
+        net = filters.FilterNetwork(bool(options.n_regions))
         line, transform, side, fit = net.line, filters.transform, filters.SIDE, "pad"
     else:
         check(cnn_type in CNNS, f"{run}: features by '{name}' cannot be made of new crops here; the networks that can "
@@ -96,7 +96,7 @@ def cut(photo: Image.Image, box, side: int, fit: str) -> Image.Image:
 digest_photo = functools.cache(file_digest)
 
 
-class Encoder(Trained):
+class CropEncoder(Trained):
     """Trained model with the extractor of its training set.
     Crops and captions -> Embedding.
 
@@ -159,7 +159,7 @@ class Encoder(Trained):
 @torch.no_grad()
 def pair_scores(similarity, images: Embedding, captions: Embedding, i, c) -> np.ndarray:
     """Similarity of image i[k] and caption c[k]: (K,) float32.
-    Computed in blocks of which the diagonals are kept. A pair that occurs again has the same score to the last bit,
+    Computed in blocks; only diagonals are kept. A pair that occurs again has the same score to the last bit,
     so equal choices are ties."""
     pairs, where = np.unique(np.stack([i, c]), axis=1, return_inverse=True)         # (2, P), (K,)
     blocks = zip(*(x.split(BATCH) for x in torch.from_numpy(pairs).to(images.mean.device)))
@@ -199,16 +199,16 @@ def model_arguments(p: Arguments) -> None:
         help="weights of that network (default: those in torch's cache)")
     add("--vocab", type=filename, metavar="FILE.json",
         help="vocabulary of a checkpoint of the original VSE++ or VSRN")
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto takes CUDA if there is a GPU")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA if present")
 
 
-def build_encoders(opt) -> dict[str, Encoder]:
+def build_encoders(opt) -> dict[str, CropEncoder]:
     """Encoders of --checkpoint, by the names of their run folders.
     By their paths where two folders have one name."""
     device = torch_device(opt.device)
     folders = (run if os.path.isdir(run) else os.path.dirname(run) for run in opt.checkpoint)
     names = [os.path.basename(os.path.normpath(folder)) for folder in folders]
-    return {name: Encoder(run, device, opt.cache, opt.extractor, opt.cnn_weights, opt.vocab)
+    return {name: CropEncoder(run, device, opt.cache, opt.extractor, opt.cnn_weights, opt.vocab)
             for name, run in zip(names if len(set(names)) == len(names) else opt.checkpoint, opt.checkpoint)}
 
 
@@ -223,7 +223,7 @@ def whole_box(manifest: dict, image: int) -> tuple:
     return 0, 0, size["width"], size["height"]
 
 
-def filter_known(models: dict[str, Encoder], items: list, texts: Callable) -> list:
+def filter_known(models: dict[str, CropEncoder], items: list, texts: Callable) -> list:
     """Items whose texts hold a word that every model knows.
     texts(item): each text needs such a word."""
     words = {text: tokenize(text) for item in items for text in texts(item)}
@@ -233,7 +233,7 @@ def filter_known(models: dict[str, Encoder], items: list, texts: Callable) -> li
     return [item for item in items if unknown.isdisjoint(texts(item))]
 
 
-def usable_triplets(manifest: dict, models: dict[str, Encoder]) -> tuple[dict[str, list[dict]], int]:
+def usable_triplets(manifest: dict, models: dict[str, CropEncoder]) -> tuple[dict[str, list[dict]], int]:
     """Triplets {threshold: [triplet]} of usable images, and the number left out.
 
     An image is used if, at every threshold, every model knows a word of captions A and B. Raises InputError if none is

@@ -110,7 +110,7 @@ def read_images(folder: str, counts: Counter) -> dict[int, Photo]:
     Updates counts. Raises InputError if the file is not as Visual Genome ships it or no image is left."""
     path, there, photos = os.path.join(folder, "image_data.json"), {}, {}
     listed = read_json(need(path, SOURCE))
-    check(isinstance(listed, list), f"{path} is no list of images; {AS_SHIPPED}")
+    check(isinstance(listed, list), f"{path} is not a list of images; {AS_SHIPPED}")
     for below_it in filter(os.path.isdir, (os.path.join(folder, name) for name in FOLDERS)):
         for name in os.listdir(below_it):
             there.setdefault(name, os.path.relpath(os.path.join(below_it, name), folder))
@@ -248,7 +248,7 @@ def sample(photos: dict[int, Photo], count: int, seed: int, key: str, folder: st
     gone = [n for n in order[:count] if photos[n].file is None]
     check(skip_missing or not gone,
           f"{len(gone)} of the {min(count, len(order))} photos drawn are not in {folder}, those of the images "
-          f"{', '.join(map(str, gone[:5]))}; fetch them, or go on without with --skip_missing")
+          f"{', '.join(map(str, gone[:5]))}; fetch them, or leave them out with --skip_missing")
     numbers, counts[f"photos_missing_{key}"] = [], 0
     for n in order:
         if len(numbers) < count:
@@ -340,8 +340,8 @@ def read_manifest(path: str, folder: str | None = None) -> dict:
     None: where they were. Raises InputError if the file is not one."""
     fix = "write one with python -m vg_experiments.prepare"
     manifest = read_json(need(path, fix), fix)
-    with refusing(f"{path} is no manifest of format {FORMAT}", fix):
-        check(manifest["format"] == FORMAT, f"{path} is no manifest of format {FORMAT}; {fix}")
+    with refusing(f"{path} is not a manifest of format {FORMAT}", fix):
+        check(manifest["format"] == FORMAT, f"{path} is not a manifest of format {FORMAT}; {fix}")
         for photo in manifest["images"].values():
             below(manifest["folder"], photo["file"], path)
         manifest["folder"] = folder or manifest["folder"]
@@ -371,7 +371,7 @@ def main(argv=None) -> None:
     add("--data_path", type=filename, default="data", help="folder that holds the data sets")
     add("--split", type=split_name, default="test", help="split of --data_name")
     add("--output", type=filename, default="runs/vg/manifest.json", metavar="FILE.json", help="manifest to write")
-    add("--overwrite", action="store_true", help="replace the file that is there")
+    add("--overwrite", action="store_true", help="replace an existing file")
     add("--images", type=positive, default=2000, help="number of images with triplets, at most")
     add("--wholes", type=natural, default=950,
         help="number of images with three crops and a description of the whole image, at most")

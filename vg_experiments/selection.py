@@ -27,7 +27,7 @@ from files import output, save_json
 from losses import Embedding, cosine
 from metrics import paired_bootstrap
 from vg_experiments.encoding import (
-    Encoder,
+    CropEncoder,
     build_encoders,
     ends_of_triplets,
     filter_known,
@@ -59,7 +59,7 @@ def correct_choices(similarity, images: Embedding, captions: Embedding, small: n
     return np.stack([ss > sl, ll > ls, ss > ls, ll > sl])
 
 
-def judge_choices(model: Encoder, boxes: list, texts: list[str], seed: int, rows: tuple) -> dict[str, np.ndarray]:
+def judge_choices(model: CropEncoder, boxes: list, texts: list[str], seed: int, rows: tuple) -> dict[str, np.ndarray]:
     """Right choices {variant: (4, K) bool} of a model and its controls.
     A point has no controls. rows: (small, large, short, long), each (K,), rows of boxes and of texts."""
     images, captions, similarity = model.crops(boxes), model.captions(texts), model.similarity
@@ -78,7 +78,7 @@ def first_rows(items: list) -> np.ndarray:
     return np.array([place.setdefault(item, k) for k, item in enumerate(items)])
 
 
-def table4(model: Encoder, manifest: dict, triplets_at: dict[str, list[dict]], seed: int) -> dict:
+def table4(model: CropEncoder, manifest: dict, triplets_at: dict[str, list[dict]], seed: int) -> dict:
     """Right choices {variant: (thresholds, 4, images) bool} of triplets.
     The queries are crop A, crop C, caption A, caption C."""
     boxes, texts = ends_of_triplets(manifest, triplets_at)
@@ -87,7 +87,7 @@ def table4(model: Encoder, manifest: dict, triplets_at: dict[str, list[dict]], s
     return {name: np.stack(np.split(values, len(triplets_at), 1)) for name, values in hits.items()}
 
 
-def section34(model: Encoder, manifest: dict, wholes: list[dict], seed: int) -> dict:
+def section34(model: CropEncoder, manifest: dict, wholes: list[dict], seed: int) -> dict:
     """Right choices {variant: (crops, 4, images) bool} of crops.
     The queries are crop description, image description, crop, image."""
     n, m = len(wholes), manifest["crops"]

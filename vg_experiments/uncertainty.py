@@ -36,7 +36,7 @@ SIGNIFICANT = 0.05                               # p below which a direction cou
 VERDICTS = {"holds": "as in the paper", "opposite": "AGAINST the paper", "open": "no difference found"}
 
 
-def interval(values: np.ndarray) -> dict:
+def mean_interval(values: np.ndarray) -> dict:
     """Mean and its 95% interval (Student's t)."""
     mean, n = float(np.mean(values)), len(values)
     half = (float(stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / np.sqrt(n)) if n > 1 else float("nan"))
@@ -53,15 +53,16 @@ def paired_test(a: np.ndarray, c: np.ndarray, sign: int) -> dict:
     varied = len(a) > 1 and np.ptp(difference) > 1e-9 * np.abs(difference).max()
     p = float(stats.ttest_1samp(difference, 0).pvalue) if varied else float(not difference.any())
     verdict = "open" if p >= SIGNIFICANT else "holds" if sign * difference.mean() > 0 else "opposite"
-    return {**interval(difference), "p": p, "share": float(100 * np.mean(sign * difference > 0)), "verdict": verdict}
+    share = float(100 * np.mean(sign * difference > 0))
+    return {**mean_interval(difference), "p": p, "share": share, "verdict": verdict}
 
 
 def compare(a: np.ndarray, c: np.ndarray, d: np.ndarray, sign: int, rng) -> dict:
     """Means, differences and controls at one threshold.
     From the uncertainties (n,) of items A and C, and of D (n or none)."""
     dealt = rng.permutation(np.concatenate([a, c]))
-    of_d = {"d": interval(d), "other": paired_test(a, d, sign)} if len(d) else {}
-    return {"a": interval(a), "c": interval(c), "difference": paired_test(a, c, sign),
+    of_d = {"d": mean_interval(d), "other": paired_test(a, d, sign)} if len(d) else {}
+    return {"a": mean_interval(a), "c": mean_interval(c), "difference": paired_test(a, c, sign),
             "control": paired_test(dealt[:len(a)], dealt[len(a):], sign), **of_d}
 
 
