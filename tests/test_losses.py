@@ -112,17 +112,6 @@ def test_mahalanobis_of_gaussian_images_is_pmrl_eq_10():
     torch.testing.assert_close(scores, expected, rtol=1e-9, atol=1e-9)
 
 
-def test_kl_equals_full_covariance_formula():
-    """`pmrl` eq. 15 through MultivariateNormal, an implementation that knows nothing of diagonals."""
-    images, captions = embedding(3, 6, seed=3), embedding(4, 6, seed=4)
-    scores = FORMULAS["kl"](images, captions)
-    for i in range(3):
-        for c in range(4):
-            p = MultivariateNormal(images.mean[i], covariance(images.mean[i], images.log_var[i]))
-            q = MultivariateNormal(captions.mean[c], covariance(captions.mean[c], captions.log_var[c]))
-            assert float(scores[i, c]) == pytest.approx(-float(kl_divergence(p, q)), rel=1e-9)
-
-
 @pytest.mark.parametrize("d", [64, 2048])
 @pytest.mark.parametrize("kinds", [("random", "random"), ("bounds", "bounds"), ("low", "high"), ("high", "low"),
                     ("high", "high"), ("low", "low"), ("shared", "shared"), ("items", "items")])
@@ -147,34 +136,13 @@ def test_blocks_equal_the_whole_matrix(name):
 
 
 @pytest.mark.parametrize("name", GAUSSIAN)
-def test_one_side_may_be_spherical(name):
-    images, captions = embedding(4, 10, seed=1), embedding(5, 10, seed=2, spherical=True)
-    wide = Embedding(captions.mean, captions.log_var.expand(-1, 10).contiguous())
-    torch.testing.assert_close(FORMULAS[name](images, captions), FORMULAS[name](images, wide))
-    torch.testing.assert_close(FORMULAS[name](captions, images), FORMULAS[name](wide, images))
-
-
-@pytest.mark.parametrize("name", GAUSSIAN)
-def test_spherical_is_ellipsoidal_with_a_repeated_value(name):
+def test_a_spherical_side_is_an_ellipsoidal_one_with_a_repeated_value(name):
     images, captions = embedding(4, 10, seed=1, spherical=True), embedding(5, 10, seed=2, spherical=True)
     wide = [Embedding(e.mean, e.log_var.expand_as(e.mean).contiguous()) for e in (images, captions)]
-    torch.testing.assert_close(FORMULAS[name](images, captions), FORMULAS[name](*wide))
+    expected = FORMULAS[name](*wide)
+    for pair in ((images, captions), (images, wide[1]), (wide[0], captions)):
+        torch.testing.assert_close(FORMULAS[name](*pair), expected)
     torch.testing.assert_close(uncertainty(images), uncertainty(wide[0]))
-
-
-@pytest.mark.parametrize("name",
-                         ["cosine", "dot", "minkl", "wasserstein", "wasserstein_var", "csd", "elk", "bhattacharyya"])
-def test_symmetric_similarities(name):
-    images, captions = sides(name, embedding(4, 10, seed=1), embedding(5, 10, seed=2))
-    similarity = FORMULAS[name]
-    torch.testing.assert_close(similarity(images, captions), similarity(captions, images).T)
-
-
-def test_kl_is_not_symmetric_and_kl_reverse_is_its_mirror():
-    images, captions = embedding(4, 10, seed=1), embedding(5, 10, seed=2)
-    kl, reverse = FORMULAS["kl"], FORMULAS["kl_reverse"]
-    assert (kl(images, captions) - kl(captions, images).T).abs().min() > 1e-3
-    torch.testing.assert_close(reverse(images, captions), kl(captions, images).T)
 
 
 @pytest.mark.parametrize("name", ["kl", "kl_reverse", "minkl", "wasserstein", "wasserstein_var", "order",
@@ -233,11 +201,6 @@ def test_order_in_small_blocks_is_the_same(monkeypatch):
     torch.testing.assert_close(FORMULAS["order"](images, captions), whole)
 
 
-def test_bounds_keep_variances_in_a_tenth_to_ten():
-    variances = torch.tensor([-50.0, -1.0, 0.0, 2.0, 50.0]).clamp(*LOG_VAR_BOUNDS).exp()
-    torch.testing.assert_close(variances, torch.tensor([0.1, math.exp(-1), 1.0, math.exp(2), 10.0]))
-
-
 def test_uncertainty_is_log_det():
     e = embedding(5, 6, seed=1)
     for i in range(5):
@@ -266,12 +229,6 @@ def test_hinge_equals_loops(max_violation, masked):
     same = (image[:, None] == image) if masked else torch.zeros(9, 9, dtype=torch.bool)
     expected = triple_loop(scores.tolist(), 0.2, max_violation, same.tolist())
     assert float(Hinge(0.2, max_violation)(scores, same if masked else None)) == pytest.approx(expected, rel=1e-12)
-
-
-def test_hinge_of_perfect_scores_is_zero_and_of_equal_scores_the_margins():
-    assert float(Hinge(0.2)(torch.eye(6))) == 0
-    assert float(Hinge(0.2, True)(torch.zeros(6, 6))) == pytest.approx(2 * 6 * 0.2)
-    assert float(Hinge(0.2)(torch.zeros(6, 6))) == pytest.approx(2 * 6 * 5 * 0.2)
 
 
 # ---- the control of dealt variances
