@@ -273,11 +273,19 @@ def file_digest(path: str) -> str:
 @contextlib.contextmanager
 def replaced(path: str):
     """Context with the name of a temporary file that becomes `path` at its end.
-    If anything fails before that, `path` stays as it was. The folder is created. A link stays a link."""
+    If anything fails before that, `path` stays as it was. The folder is created. A link stays a link.
+
+    Two processes that write `path` have a temporary file each; the last to end wins."""
     path = os.path.realpath(path)
     folder, name = os.path.split(path)
-    part = os.path.join(folder, f".{name}.part")
+    part = os.path.join(folder, f".{name}.{os.getpid()}.part")
     os.makedirs(folder, exist_ok=True)
+    for other in glob.glob(os.path.join(glob.escape(folder), f".{glob.escape(name)}.*.part")):
+        with contextlib.suppress(ValueError, PermissionError):
+            try:
+                os.kill(int(other.split(".")[-2]), 0)       # does this process still run?
+            except ProcessLookupError:
+                remove(other)
     try:
         yield part
         os.replace(part, path)
@@ -292,6 +300,8 @@ def atomic(path: str, mode: str = "w"):
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
     with replaced(path) as part, open(part, mode, **text) as f:
         yield f
+        f.flush()
+        os.fsync(f.fileno())          # a power cut leaves the old file or the new one
 
 
 def remove(*paths: str) -> None:

@@ -210,3 +210,12 @@ def test_a_signal_to_the_group_stops_an_extraction_which_goes_on(tmp_path, demo_
     assert {name for name in os.listdir(tmp_path / "new") if name.startswith("dev_")} == {
         f"dev_{end}" for end in ("caps.txt", "ids.txt", "img_ids.npy", "ann_ids.npy", "ims.npy", "photos.json")}
     assert not [name for name in os.listdir(tmp_path / "new") if name.endswith(".part")]
+
+
+def test_two_processes_that_write_one_file_leave_one_whole(tmp_path):
+    path, dead = tmp_path / "index", tmp_path / ".index.9999999.part"       # above the largest process number
+    dead.touch()
+    code = "import sys, files\nfor n in range(50): files.save_lines(sys.argv[1], [sys.argv[2] * 100_000])"
+    writers = [subprocess.Popen([sys.executable, "-c", code, path, letter], cwd=ROOT) for letter in "ab"]
+    assert [writer.wait(60) for writer in writers] == [0, 0]
+    assert path.read_text() in ("a" * 100_000 + "\n", "b" * 100_000 + "\n") and os.listdir(tmp_path) == ["index"]
