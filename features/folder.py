@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from cli import InputError, check, reason
 from data import compose_name
-from features.store import ALL, list_path, read_list
+from features.store import ALL, PhotoFile, list_path, read_list
 from files import need, read_text, sha256
 from images import Features, photo_formats
 from vocab import NO_CAPTION
@@ -164,7 +164,7 @@ def read_captions(path: str, names: list[str], per_image: int | None) -> tuple[d
 class Images(NamedTuple):
     """Features of N photos of a folder, as `features.images` wrote them."""
     features: Features                # (N, F) or (N, P, F)
-    names: list[str]                  # paths below `folder`, with /
+    photos: list[PhotoFile]           # their names are paths below `folder`, with /
     folder: str                       # the absolute path of the photos
     extractor: str                    # the line of features.json
 
@@ -178,9 +178,9 @@ def read_images(data_path: str, data_name: str) -> Images:
     for file in (path, ims):
         need(file, f"`{again}` writes it")
     content, features = read_list(root, ALL), Features(ims)
-    names, folder, line = [photo.name for photo in content["photos"]], content.get("folder"), content.get("extractor")
-    check(names and isinstance(folder, str) and isinstance(line, str),
+    photos, folder, line = content["photos"], content.get("folder"), content.get("extractor")
+    check(photos and isinstance(folder, str) and isinstance(line, str),
           f"{path} is not a whole list of a folder of photos; call `{again}`")
-    check(len(features) == len(names), f"{ims} has {len(features):,} rows and {path} lists {len(names):,} photos; "
-                                       f"delete {path} and call `{again}`")
-    return Images(features, names, folder, line)
+    check(len(features) == len(photos), f"{ims} has {len(features):,} rows and {path} lists {len(photos):,} photos; "
+                                        f"delete {path} and call `{again}`")
+    return Images(features, photos, folder, line)

@@ -87,6 +87,15 @@ def embed_photos(encoder: Encoder, paths: list[str], workers: int) -> Iterator[t
             bar.update(len(faults))
 
 
+def read_trained_features(encoder: Encoder, folder: str) -> tuple[Features | None, dict[str, int]]:
+    """Read the features of a folder that a run was trained on, and {digest: row}."""
+    with contextlib.suppress(InputError):
+        images = read_images(encoder.data_path, encoder.options.data_name)
+        if images.folder == folder and images.extractor == encoder.extractors.get("ims"):
+            return images.features, {photo.digest: row for row, photo in enumerate(images.photos)}
+    return None, {}
+
+
 def index_folder(output: str, folder: str, encoder: Encoder, run: str | None, machine: Machine,
                  exclude: list[str] | None = None, back: list[str] = ()) -> list[str]:
     """Bring the index in the file `output` up to date with a folder.
@@ -189,6 +198,11 @@ class Changes:
         todo = [n for n in range(len(self.photos)) if n not in self.row]
         done = sorted(self.row)
         pieces = [self.index.embedding.rows([self.row[n] for n in done])] if done else []
+        trained, rows = read_trained_features(encoder, folder)
+        for part in chunks([n for n in todo if self.photos[n].digest in rows], ROWS):
+            pieces.append(encoder.images(trained.gather([rows[self.photos[n].digest] for n in part])).to("cpu"))
+            done += part
+        todo = sorted({*todo} - {*done})
         broken, saved, at = {}, time.monotonic(), 0
         try:
             for faults, images in embed_photos(encoder, [os.path.join(folder, self.photos[n].name) for n in todo],
@@ -280,7 +294,7 @@ def read_gallery(data_path: str, name: str, split: str | None) -> tuple[Features
     """Images, their names, what made their features and the folder of their photos."""
     if split is None and os.path.isfile(os.path.join(data_path, name, "all_ims.npy")):
         images = read_images(data_path, name)
-        return images.features, images.names, images.extractor, images.folder
+        return images.features, [photo.name for photo in images.photos], images.extractor, images.folder
     of = read_split(data_path, name, split or "test", dev_images=0)
     check(not isinstance(of.images, NoImages), f"{of.source} has captions and no images; index a split with features")
     ids = of.photo_names or of.image_ids or range(len(of.images))

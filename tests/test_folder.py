@@ -42,6 +42,10 @@ def images(mine, output="out"):
     return folder.read_images(str(mine / "data"), output)
 
 
+def names_of(images):
+    return [photo.name for photo in images.photos]
+
+
 def splits(mine):
     return [read_split(str(mine / "data"), "out", part) for part in PARTS]
 
@@ -59,7 +63,7 @@ def features_of(path):
 
 def assert_rows(out, photos):
     """Every row is that of its photo (of those that are there still)."""
-    for name, row in zip(out.names, out.features.array):
+    for name, row in zip(names_of(out), out.features.array):
         if (photos / name).exists():
             np.testing.assert_array_equal(row, features_of(photos / name))
 
@@ -80,7 +84,7 @@ def count_photos(monkeypatch):
 def test_photos_become_rows_with_their_paths_as_names(mine, capsys):
     run(mine)
     out = images(mine)
-    assert out.names == [f"{n:02}.png" for n in range(8)] + [f"below/{n:02}.png" for n in range(8, 12)]
+    assert names_of(out) == [f"{n:02}.png" for n in range(8)] + [f"below/{n:02}.png" for n in range(8, 12)]
     assert out.folder == str(mine / "photos")
     assert_rows(out, mine / "photos")
     assert sorted(files(mine)) == ["all_ids.txt", "all_ims.npy", "all_photos.json", "features.json"]
@@ -94,7 +98,7 @@ def test_the_demos_kind_gives_the_demos_features_and_runs_accept_them(mine, demo
     run(mine, *words, "--photos", os.path.join(demo_path, "demo", "images"))
     out, names = images(mine), ["demo_precomp", "demo_region_precomp"]
     split, other = (read_split(demo_path, name, "test") for name in names[::-1 if words else 1])
-    rows = [out.names.index(name) for name in split.photo_names]
+    rows = [names_of(out).index(name) for name in split.photo_names]
     np.testing.assert_array_equal(out.features.array[rows], split.images.array)
     assert out.features.array.dtype == split.images.array.dtype
     own = Split("test", out.features, ["x"], np.zeros(1, int), "x", extractors={"ims": out.extractor})
@@ -123,15 +127,15 @@ def test_what_is_left_out_is_counted(mine, capsys):
         os.symlink(target, photos / name)
     run(mine, "--exclude", "screen*", "Screen*", "below/old", "*7.png")
     shown = capsys.readouterr().out
-    assert "note: 6 other files: .mp4" in shown and len(images(mine).names) == 11
-    assert not [name for name in images(mine).names if "x.png" in name]
+    assert "note: 6 other files: .mp4" in shown and len(names_of(images(mine))) == 11
+    assert not [name for name in names_of(images(mine)) if "x.png" in name]
     for note in ("names that are no UTF-8 or have a line break: 2 left out, the first: 'latin-\\udce9.png'",
                  "that --exclude names: 3 left out, the first: '07.png'",
                  "symbolic links: 5 left out, the first: 'again.png'"):
         assert note in shown
     os.symlink(photos, mine / "linked")
     run(mine, "--photos", mine / "linked", output="by_link")
-    assert len(images(mine, "by_link").names) == 14
+    assert len(names_of(images(mine, "by_link"))) == 14
 
 
 def test_photos_of_phones_are_read_where_a_package_reads_them(tmp_path):
@@ -177,7 +181,7 @@ def test_only_new_contents_are_computed(mine, monkeypatch, capsys):
     run(mine)
     assert sum(seen) == 1 and "1 of them computed now" in capsys.readouterr().out
     assert_rows(images(mine), photos)
-    assert len(images(mine).names) == 12
+    assert len(names_of(images(mine))) == 12
 
 
 def test_a_stop_at_any_write_is_mended_by_the_next_call(mine, monkeypatch):
@@ -219,10 +223,10 @@ def test_a_stop_at_any_write_is_mended_by_the_next_call(mine, monkeypatch):
             shutil.copy(photos / "00.png", photos / f"z{stop}.png")
         run(mine)
         assert_rows(images(mine), photos)
-        assert len(images(mine).names) == len(list(photos.glob("**/*.png")))
+        assert len(names_of(images(mine))) == len(list(photos.glob("**/*.png")))
         train = splits(mine)[0]
         for name, row, caption in zip(train.photo_names, train.images.array, train.captions):
-            np.testing.assert_array_equal(row, images(mine).features.array[images(mine).names.index(name)])
+            np.testing.assert_array_equal(row, images(mine).features.array[names_of(images(mine)).index(name)])
             assert caption == f"photo {int(name[-6:-4])}"
     assert stops > 10 and not [name for name in files(mine) if name.startswith(".")]
 
@@ -307,7 +311,7 @@ def test_captions_make_a_data_set_whose_splits_stay(mine, demo_path, capsys):
     for split in splits(mine):
         assert split.captions == [f"caption {k} of {name[:-4]}" for name in split.photo_names for k in range(2)]
         for name, row in zip(split.photo_names, split.images.array):
-            np.testing.assert_array_equal(row, out.features.array[out.names.index(name)])
+            np.testing.assert_array_equal(row, out.features.array[names_of(out).index(name)])
         before.update(dict.fromkeys(split.photo_names, split.name))
     assert sorted(before) == names[:80] and 50 < list(before.values()).count("train") < 75
     shutil.copy(mine / "photos" / names[0], mine / "photos" / "0 new.png")

@@ -19,6 +19,8 @@ import torch
 from cli import InputError
 from data import read_split
 from evaluation.encode import encode
+from features import images
+from features.folder import read_images
 from images import read_photo
 from photos import __main__ as search
 from photos import build, encoder, index, question
@@ -399,6 +401,19 @@ def test_own_captions_make_a_run_in_one_command(own, capsys, monkeypatch):
     open("mine/checkpoint.pt", "w").close()
     run(*words)
     assert called[6] == ("train.py", "--resume", "mine")
+
+
+def test_features_of_the_training_are_not_computed_again(own, capsys, monkeypatch):
+    images.main(["--data_path", "data", "--photos", "photos", "--kind", "demo", "--output_name", "mine", "--workers",
+                 "0", "--device", "cpu"])
+    monkeypatch.setattr(build, "read_images", lambda *_: read_images("data", "mine"))
+    monkeypatch.setattr(build, "read_photo", None)
+    run("photos", "--index_only", "--output", "again", "--checkpoint", Index.open("index").manifest["run"])
+    assert "10 added" in capsys.readouterr().out
+    before, after = (Searcher(name).find_texts(TEXTS, 10) for name in ("index", "again"))
+    for a, b in zip(before, after):
+        assert [hit.name for hit in a.answers] == [hit.name for hit in b.answers]
+        assert [hit.score for hit in a.answers] == pytest.approx([hit.score for hit in b.answers])
 
 
 # ---- stops
