@@ -256,7 +256,7 @@ def test_refusals(mine, weights, capsys):
             "--captions is for --photos FOLDER")
     run(mine)
     refused(capsys, command.main, ["--data_path", mine / "data", "--data_name", "out", "--output_name", "b"],
-            "out holds photos without captions, which can be searched; to train on them give .* a captions.csv")
+            "there is no file .*out/train_caps.txt")
 
 
 def test_another_folder_is_refused_and_a_moved_one_goes_on(mine, monkeypatch, capsys):
