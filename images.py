@@ -3,6 +3,7 @@ import contextlib
 import functools
 import io
 import math
+import mmap
 import os
 import sys
 import warnings
@@ -23,7 +24,7 @@ ROTATIONS = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 
              8: Image.Transpose.ROTATE_90}                  # of EXIF's orientation
 PNG, JPEG, JPEG_END = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"\xff\xd9"                # how their files begin and end
 JPEG_BLOCK = 17                       # rows of pixels that are coded together, and one that is smoothed with them
-LARGE = 1 << 30                       # bytes of a file of features that worker processes help to read
+LARGE = 1 << 30                       # bytes of a file that worker processes help to read, and that stay mapped
 PART = 1 << 28                        # bytes of features that are checked at a time
 MANY_REGIONS = 256                    # more vectors an image than numbers a vector: channels stand before regions
 AGAIN = "write it again with np.save(path, array.astype(np.float32))"
@@ -184,7 +185,7 @@ class Features:
     It is mapped and never read whole."""
 
     def __init__(self, path: str):
-        self.path, self.step = path, 1                      # the row of image i is i * step
+        self.path, self.step, self.resident = path, 1, 0    # the row of image i is i * step
         self.array = read_array(path, AGAIN)
         shape, dtype = self.array.shape, self.array.dtype
         check(dtype.kind == "f" and len(shape) in (2, 3) and 0 not in shape,
@@ -220,6 +221,10 @@ class Features:
             bad = rows[~torch.isfinite(features).flatten(1).all(1).numpy()].tolist()
             check(not bad, f"{self.path} holds NaN or infinity in row {(bad or [0])[0]}; every feature has to be a "
                            "finite number, so extract that image again")
+        self.resident += features.nbytes
+        if self.resident > LARGE:                           # release the mapped pages; the system may cache the file
+            self.array._mmap.madvise(mmap.MADV_DONTNEED)
+            self.resident = 0
         return features
 
     def batch(self, index) -> tuple[Tensor, Tensor]:

@@ -69,7 +69,19 @@ def test_both_row_layouts(tmp_path, dtype, regions, repeated):
     got = split.images.gather([3, 0, 3])
     assert got.dtype == torch.float32
     torch.testing.assert_close(got.numpy(), features[[3, 0, 3]].astype(np.float32))
-    assert isinstance(split.images.array, np.memmap)        # a file of 31 GiB is not read whole
+
+
+def test_a_large_file_does_not_stay_in_memory(tmp_path, monkeypatch):
+    """31 GiB of regions are trained on in 2: pages that were read are released."""
+    def mapped() -> int:                                    # KiB of files
+        with open("/proc/self/status", encoding="ascii") as f:
+            return next(int(line.split()[1]) for line in f if line.startswith("RssFile"))
+    monkeypatch.setattr("images.LARGE", 4 << 20)
+    write_precomp(tmp_path / "x", np.ones((64, 1 << 18), np.float32), captions(320))       # 64 MiB
+    features, before = read_split(str(tmp_path), "x", "train").images, mapped()
+    for k in range(0, 64, 2):
+        features.gather([k, k + 1])
+        assert mapped() - before < 16_000
 
 
 def test_dev_is_cut_as_in_vsepp_and_val_is_its_other_name(tmp_path):
