@@ -1,11 +1,9 @@
 """The demo data: what its formats share, the same for a seed, and ratings that follow from what is shown and said."""
 import contextlib
-import csv
 import hashlib
 import json
 import os
 import random
-import re
 from itertools import permutations
 
 import numpy as np
@@ -32,9 +30,6 @@ from features.filters import global_features, region_features
 from phrases.entities import read_entities
 
 PRECOMP = ("demo_precomp", "demo_region_precomp")
-METHODS = {"sts": {"c2c_cocaption", "c2c_isim"}, "sis": {"i2i_csim"}, "sits": {"c2i_original", "c2i_intrasim"}}
-
-
 def thing(colour, shape, x, y, size="large", texture="plain"):
     return Thing(shape, colour, size, texture, x, y, 22, COLOURS[colour])
 
@@ -47,24 +42,15 @@ def share(kind, a, b):
     return demo.SHARES[kind](shared_weight(a, b), a.weight, b.weight)
 
 
-def listed(demo_path, kind, split):
-    with open(os.path.join(demo_path, "demo_cxc", f"{kind}_{split}.csv"), encoding="utf-8", newline="") as file:
-        return list(csv.reader(file))
-
-
-@pytest.fixture(scope="module")
-def scenes():
-    made = []
-    for k in range(300):
+@pytest.fixture(scope="module", params=WORLDS)
+def scenes(request):
+    """Scenes of a world and their captions."""
+    made, world = [], WORLDS[request.param]
+    for k in range(100):
         rng = random.Random(f"scene {k}")
-        made.append((random_scene(rng), None))
-        made[-1] = (made[-1][0], five_captions(rng, made[-1][0]))
+        s = random_scene(rng, world)
+        made.append((s, five_captions(rng, s, world)))
     return made
-
-
-@pytest.fixture(scope="module")
-def rated(scenes):
-    return demo.ratings(0, "test", scenes)
 
 
 def digests(path):
@@ -79,7 +65,7 @@ def test_a_seed_gives_the_same_files_and_another_seed_others(tmp_path, demo_path
         demo.write(tmp_path / name, size=48, seed=seed, progress=False)
     first, same, other = (digests(path) for path in (demo_path, tmp_path / "same", tmp_path / "other"))
     assert {name: first[name] for name in same} == same
-    for kind in METHODS:
+    for kind in demo.SHARES:
         assert same[f"demo_cxc/{kind}_test.csv"] != other[f"demo_cxc/{kind}_test.csv"]
 
 
@@ -143,80 +129,18 @@ def test_the_three_demo_formats_hold_the_same_captions(demo_path):
             assert photos == coco == features
 
 
-def test_ids_beside_features_are_those_of_coco(demo_path):
-    root = os.path.join(demo_path, "demo_coco", "annotations")
-    stored, photos, seen = {}, {}, []
-    for year in ("train2014", "val2014"):
-        told = json.load(open(os.path.join(root, f"captions_{year}.json")))
-        shapes = json.load(open(os.path.join(root, f"instances_{year}.json")))
-        stored.update({a["id"]: (a["image_id"], a["caption"]) for a in told["annotations"]})
-        photos.update({image["id"]: image["file_name"] for image in told["images"]})
-        assert {image["id"] for image in shapes["images"]} == {a["image_id"] for a in shapes["annotations"]} \
-            == {image["id"] for image in told["images"]}
-        assert len({a["id"] for a in shapes["annotations"]}) == len(shapes["annotations"])
-    for split in demo.SPLITS:
-        ids = np.load(os.path.join(root, f"coco_{split}_ids.npy"))
-        if split == "train":
-            ids = np.concatenate([ids, np.load(os.path.join(root, "coco_restval_ids.npy"))])
-        for name in PRECOMP:
-            images, anns = (np.load(os.path.join(demo_path, name, f"{split}_{kind}_ids.npy"))
-                            for kind in ("img", "ann"))
-            texts = open(os.path.join(demo_path, name, f"{split}_caps.txt"), encoding="utf-8").read().splitlines()
-            assert images.dtype == anns.dtype == np.int64 and anns.tolist() == ids.tolist()
-            assert len(images) == len(np.load(os.path.join(demo_path, name, f"{split}_ims.npy")))
-            assert [stored[i] for i in anns.tolist()] == list(zip(images.repeat(5).tolist(), texts, strict=True))
-            names = open(os.path.join(demo_path, name, f"{split}_ids.txt"), encoding="utf-8").read().split()
-        for number, filename in zip(images.tolist(), names, strict=True):
-            year = photos[number].split("_")[1]
-            assert os.path.samefile(os.path.join(demo_path, "demo", "images", filename),
-                                    os.path.join(demo_path, "demo_coco", "images", year, photos[number]))
-        seen += images.tolist()
-    assert sorted(seen) == sorted(photos)
-
-
-@pytest.mark.parametrize("split", ["val", "test"])
-@pytest.mark.parametrize("kind", METHODS)
-def test_every_line_of_the_ratings(demo_path, kind, split):
-    folder = os.path.join(demo_path, "demo_precomp")
-    images, anns = (np.load(f"{folder}/{'dev' if split == 'val' else split}_{x}_ids.npy").tolist()
-                    for x in ("img", "ann"))
-    spelt = {"caption": r"COCO_val2014:sentid:(\d+)", "image": r"COCO_val2014_(\d{12})\.jpg"}
-    known = {"caption": set(anns), "image": set(images)}
-    owner = dict(zip(anns, np.repeat(images, 5).tolist(), strict=True))
-    head, *rows = listed(demo_path, kind, split)
-    assert head == [*demo.COLUMNS[kind], "agg_score", "sampling_method"]
-    assert {row[3] for row in rows} == METHODS[kind] and len({tuple(row[:2]) for row in rows}) == len(rows)
-    ends = []
-    for row in rows:
-        ends.append([])
-        for column, cell in zip(head, row[:2]):
-            what = column.rstrip("12")
-            ends[-1].append(int(re.fullmatch(spelt[what], cell)[1]))
-            assert ends[-1][-1] in known[what]
-        assert re.fullmatch(r"\d\.\d\d?", row[2]) and 0 <= float(row[2]) <= 5
-        photos = [owner.get(end, end) for end in ends[-1]]
-        assert (photos[0] == photos[1]) == (row[3] in ("c2c_cocaption", "c2i_original"))
-    if kind == "sits":
-        assert sorted(end[0] for end, row in zip(ends, rows) if row[3] == "c2i_original") == sorted(anns)
-    with open(f"{demo_path}/demo_cxc/{kind}_{split}.csv", "rb") as file:
-        assert b"\r" not in file.read()
-
-
 def test_the_default_data_are_what_they_always_were(demo_path):
-    """The pixels, numbers and texts of size 48, seed 0, in every file but those of demo_vg and demo_entities, the
-    positives and features.json, which came later."""
+    """The pixels, numbers and texts of size 48, seed 0, in every file."""
     digest = hashlib.sha256()
     for folder, _, names in sorted(os.walk(demo_path)):
         where = os.path.relpath(folder, demo_path).replace(os.sep, "/")
-        for name in sorted(names) if not where.startswith(("demo_vg", "demo_entities")) else ():
-            if name.endswith("_positives.json") or name == "features.json":
-                continue
+        for name in sorted(names):
             path = os.path.join(folder, name)
             content = (np.asarray(Image.open(path)).tobytes() if name.endswith(".png") else
                        np.load(path).tobytes() if name.endswith(".npy") else open(path, "rb").read())
             digest.update(f"{where}/{name}\0".removeprefix("./").encode() + content)
     assert demo.VERSION == 4
-    assert digest.hexdigest() == "bfdbc28d9edb8b3bd63f223f093b7533ad7224ccb01aa684d0bec9b83192bfd8"
+    assert digest.hexdigest() == "5004365c4adb41c9cc8f9d67b1dead82a7aa9dbee0713055eb48807d947b9fbd"
 
 
 def test_features_name_their_extractor_beside_those_of_captions(tmp_path, demo_path):
@@ -278,38 +202,9 @@ def test_other_scenes_share_most_words_and_the_extractor(tmp_path, demo_path, ca
     assert shapes[1].count("heart") / len(shapes[1]) > 1.3 * shapes[0].count("heart") / len(shapes[0])
 
 
-def test_captions_of_other_scenes_hold_in_their_own_image():
-    for k in range(100):
-        rng = random.Random(f"other {k}")
-        s = random_scene(rng, WORLDS["other"])
-        for caption in five_captions(rng, s, WORLDS["other"]):
-            a, b = caption_statement(s, caption), scene_statement(s)
-            assert shared_weight(a, b) == a.weight
-
-
 # ---- ratings
 
-def test_ratings_are_spread_and_matches_are_plausible(rated):
-    for kind, threshold in (("sts", 3), ("sis", 2.5), ("sits", 3)):
-        scores = np.array([score for _, _, score, method in rated[kind] if method != "c2i_original"])
-        assert 0.2 < (scores >= threshold).mean() < 0.8 and scores.std() > 0.8
-        assert (scores < 1).mean() > 0.05 and (scores > 4).mean() > 0.01
-    own = np.array([score for _, _, score, method in rated["sits"] if method == "c2i_original"])
-    assert 0.98 < (own >= 3).mean() < 1 and own.mean() > 4.5
-    together = np.array([score for _, _, score, method in rated["sts"] if method == "c2c_cocaption"])
-    assert 0.2 < (together >= 3).mean() < 0.8
-
-
-def test_some_pairs_of_images_are_rated_in_both_orders(rated):
-    scores = {(a, b): score for a, b, score, _ in rated["sis"]}
-    twice = [(score, scores[b, a]) for (a, b), score in scores.items() if a < b and (b, a) in scores]
-    assert 0.03 < len(twice) / len(scores) < 0.06
-    assert np.mean([a != b for a, b in twice]) > 0.8 and max(abs(a - b) for a, b in twice) < 4
-    assert any((a >= 2.5) != (b >= 2.5) for a, b in twice)
-    assert not any((b, a) in {row[:2] for row in rated["sts"]} for a, b, _, _ in rated["sts"])
-
-
-@pytest.mark.parametrize("kind", METHODS)
+@pytest.mark.parametrize("kind", demo.SHARES)
 def test_a_rating_never_falls_as_the_share_grows(kind):
     for seed in range(300):
         scores = [demo.rating(random.Random(seed), kind, share) for share in np.linspace(0, 1, 41)]

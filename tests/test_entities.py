@@ -1,6 +1,5 @@
 """Flickr30k Entities: boxes against sets of pixels, the reader against a slow twin, and every refusal; the demo's files
 in this layout against the scenes that they were written from."""
-import json
 import os
 import random
 import re
@@ -10,8 +9,6 @@ import numpy as np
 import pytest
 
 from cli import InputError
-from demo import __main__ as demo
-from demo.scenes import COLOURS, OUTLINES, RADII, TEXTURES, WORLDS
 from phrases import data
 from phrases.data import areas, iou
 from phrases.entities import enclosing, photo_paths, read_entities
@@ -99,11 +96,6 @@ def test_phrases_by_hand(tmp_path):
     assert (e.truth.dtype, e.sizes.dtype, e.phrase_photo.dtype) == (np.float64, np.int64, np.int64)
     assert read_entities(root, "dev").phrases == read_entities(root, "val").phrases == ["A dog"]
     assert read_entities(root, "val").truth.tolist() == [[99, 79, 99, 79]]
-
-
-def test_dev_is_another_name_of_val(tmp_path):
-    root = made(tmp_path / "d", splits=(("train", "1000"), ("dev", "3000"), ("test", "4000")))
-    assert read_entities(root, "val").ids == read_entities(root, "dev").ids == ["3000"]
 
 
 def test_photos_by_any_of_their_endings(tmp_path):
@@ -276,77 +268,3 @@ def test_a_check_says_what_there_is_and_names_the_faults(tmp_path, demo_path, ca
 
 
 # ---- the demo in this layout
-
-WORDS = {word: meaning for world in WORLDS.values() for meaning, words in world.words.items() for word in words}
-VALUES = {"size": tuple(RADII), "texture": TEXTURES, "colour": tuple(COLOURS), "shape": tuple(OUTLINES)}
-
-
-def corners(box):
-    x, y, w, h = box
-    return [x, y, x + w - 1, y + h - 1]
-
-
-def around(boxes):
-    return [min(b[0] for b in boxes), min(b[1] for b in boxes), max(b[2] for b in boxes), max(b[3] for b in boxes)]
-
-
-def singular(word):
-    return next((short for short in (word, word.removesuffix("s"), word.removesuffix("es"))
-                 if short in WORDS or any(short in values for values in VALUES.values())), word)
-
-
-def meant(phrase):
-    """{attribute: value} that the words of a phrase say, and how many things it names: a number, or None of several."""
-    first, *rest = phrase.lower().split()
-    numbers = {"a": 1, "an": 1, "another": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6}
-    said = {}
-    for word in map(singular, rest):
-        for attribute, values in VALUES.items():
-            if WORDS.get(word, word) in values:
-                said[attribute] = WORDS.get(word, word)
-    vague = re.match("(a couple of|a pair of|a few|some|several) ", phrase.lower())
-    return said, None if vague else numbers[first]
-
-
-@pytest.fixture(scope="module")
-def both(tmp_path_factory):
-    """Folders of both worlds, and the entries of scenes.json: {name: (root, {split: [entries]})}."""
-    found = {}
-    for name in WORLDS:
-        path = tmp_path_factory.mktemp("entities")
-        demo.write(path, size=64, seed=5, progress=False, scenes=name)
-        told = json.load(open(path / name / "scenes.json"))
-        found[name] = path / f"{name}_entities", {
-            split: [entry for entry in told if entry["split"] == ("dev" if split == "val" else split)]
-            for split in SPLITS}
-    return found
-
-
-@pytest.mark.parametrize("name", WORLDS)
-def test_phrases_of_the_demo_name_the_things_of_the_scenes(name, both):
-    """The boxes of every phrase are those of as many things, with all that it says, among those of its caption."""
-    root, entries = both[name]
-    several, types = 0, {"circle": "round", "ring": "round", "star": "figure", "heart": "figure"}
-    for split in SPLITS:
-        e = read_entities(str(root), split)
-        assert len(e.ids) == len(entries[split]) and (e.sizes == 128).all()
-        for n, (photo, entry) in enumerate(zip(e.ids, entries[split], strict=True)):
-            assert os.path.samefile(photo_paths(str(root), [photo])[0],
-                                    root.parent / name / "images" / entry["filename"])
-            lines = (root / "Sentences" / f"{photo}.txt").read_text().splitlines()
-            assert [re.sub(r"\[/EN#\S+ |\]", "", line) for line in lines] == [c["raw"] for c in entry["captions"]]
-            for k, caption in enumerate(entry["captions"]):
-                rows = np.flatnonzero((e.phrase_photo == n) & (e.sentence == k))
-                left = list(zip(caption["objects"], caption["says"], strict=True))
-                for row in rows:
-                    said, number = meant(e.phrases[row])
-                    own, left = left[:e.n_boxes[row]], left[e.n_boxes[row]:]
-                    things = [entry["objects"][i] for i, _ in own]
-                    assert len(own) == e.n_boxes[row] == (number or len(caption["objects"]))
-                    assert e.truth[row].tolist() == around([corners(thing["box"]) for thing in things])
-                    assert set(e.types[row]) == {types.get(thing["shape"], "angular") for thing in things}
-                    for thing, (_, attributes) in zip(things, own, strict=True):
-                        assert set(said) == set(attributes) and said.items() <= thing.items()
-                    several += len(own) > 1
-                assert not left                                                    # every thing of a caption is named
-    assert several > 20
