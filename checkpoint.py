@@ -34,7 +34,7 @@ MAY_CHANGE = {"data_path", "num_epochs", "workers", "amp", "log_step", "val_step
 MEANS = tuple(f"{side}_tower.{part}." for side in ("image", "text") for part in ("trunk", "mean"))
 # Files that the commands write into a run folder, and the events of tensorboard.
 MADE_OF_RUN = re.compile(
-    r"(results|calibration|confidence|people)(_.+)?\.json|events\.out\.tfevents\..+"
+    r"(results|calibration|confidence|people)(_.+)?\.json|events\.out\.tfevents\..+|pairs\.(csv|png)"
     r"|(uncertainty|uncertain_images|uncertain_captions|retrieval|confidence|people)(_.+)?\.png")
 # Names that a checkpoint may call beside torch's own tensors: best_rsum is a number of numpy's.
 ADMITTED = [(argparse.Namespace, "argparse.Namespace"), (np.dtype, "numpy.dtype"),

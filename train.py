@@ -94,10 +94,11 @@ def parse_args(argv=None, p: cli.Arguments | None = None) -> Options:
 
 # ---- the training
 
-def fit(opt) -> tuple[VSE, Vocabulary]:
+def fit(opt, kind: type["Training"] | None = None) -> tuple[VSE, Vocabulary]:
     """Train with resolved options (options.options).
-    Returns the best model on dev, in eval mode on the CPU, and its vocabulary. Raises InputError."""
-    status = train(opt)
+    Returns the best model on dev, in eval mode on the CPU, and its vocabulary. kind: as in `train`. Raises InputError.
+    """
+    status = train(opt, kind)
     if status > 128:
         raise KeyboardInterrupt(status - 128)
     check(status == 0, f"no model came out of the training; look at {opt.logger_name}/log.txt")
