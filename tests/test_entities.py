@@ -1,5 +1,4 @@
-"""Flickr30k Entities: boxes against sets of pixels, the reader against a slow twin, and every refusal; the demo's files
-in this layout against the scenes that they were written from."""
+"""Flickr30k Entities: boxes against sets of pixels, the reader against a slow twin, and every refusal."""
 import os
 import random
 import re

@@ -279,18 +279,6 @@ def test_ensembles_and_comparison(run, capsys, tmp_path, monkeypatch):
     assert r1["difference"] == pytest.approx(r1["b"] - r1["a"]) and r1["low"] <= r1["difference"] <= r1["high"]
 
 
-def test_other_proposals_are_judged_by_name(root, run, capsys):
-    folder, source = run(*KINDS[0]), os.path.join(root, "demo_entities")
-    for ending in ("json", "npz"):
-        shutil.copy(os.path.join(source, f"test_edgeboxes200.{ending}"), os.path.join(source, f"test_mine.{ending}"))
-    for ending in ("json", "npy"):
-        shutil.copy(os.path.join(source, f"test_edgeboxes200_ims.{ending}"),
-                    os.path.join(source, f"test_mine_ims.{ending}"))
-    usual, _ = report(capsys, "--checkpoint", folder)
-    mine, said = report(capsys, "--checkpoint", folder, "--regions", "mine_ims")
-    assert mine["localisation"] == usual["localisation"] and "results_mine_ims.json" in said
-
-
 def test_features_of_phrases_are_extracted_and_trained_on(root, run, capsys, tmp_path):
     words = sorted({word for phrase in read(root, "train").words for word in phrase})
     with open(tmp_path / "words.txt", "w") as f:
@@ -335,11 +323,6 @@ def test_what_evaluate_refuses(run, capsys, words, message):
 def test_what_train_refuses(own, capsys, change, message):
     change(os.path.join(own, "demo_entities"))
     refused(capsys, train.main, [*SMALL, "--data_path", own, "--dry_run"], message)
-
-
-def append(path: str, text: str) -> None:
-    with open(path, "a") as f:
-        f.write(text)
 
 
 def test_the_check_of_a_folder(own, capsys):
