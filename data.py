@@ -35,17 +35,17 @@ import cli
 from cli import Arguments, InputError, check, data_set, filename
 from files import (
     HELP,
-    Caption,
     as_integers,
+    below,
     integers,
-    karpathy_file,
     need,
     read_array,
-    read_coco_captions,
+    read_coco,
     read_ids,
     read_json,
-    read_karpathy_captions,
     read_lines,
+    refusing,
+    repeated,
     sha256,
     split_in_files,
 )
@@ -524,37 +524,71 @@ def check_extractors(trained: dict | None, split: Split, text_features: str | No
               f"'{before}'; extract them with the same network or vectors")
 
 
+def karpathy_file(root: str) -> str | None:
+    """The path of the JSON file in Karpathy's layout in a folder, or None."""
+    return next(iter(sorted(glob.glob(os.path.join(root, "dataset*.json")))), None)
+
+
 def read_karpathy(root: str, split: str, use_restval: bool = False) -> Split:
-    """Photos and captions of a split in Karpathy's JSON.
-    Ids are cocoid, else imgid, and sentid, where all differ."""
-    path, captions, images = read_karpathy_captions(root, split, use_restval)
-    result = group_captions("dev" if split == "val" else split, path, captions)
-    result.caption_ids = distinct_ids([caption.id for caption in captions], path, "the sentid")
-    if not any("cocoid" in image for image in images.values()):
-        numbers = distinct_ids([images[key].get("imgid") for key in result.image_ids], path, "the imgid")
+    """Read photos and captions of a split in Karpathy's JSON.
+    Ids are cocoid, else imgid, else names of files; and sentid. All have to differ."""
+    path, entries, captions = karpathy_file(root), {}, []
+    parts = {"dev": ["val"], "train": ["train", "restval"][:1 + use_restval]}.get(split, [split])
+    with refusing(f"{path} is not in Karpathy's layout, of images with split, filename and sentences with raw",
+                  "fetch it again"):
+        for image in read_json(path)["images"]:
+            if image["split"] in parts:
+                name = os.path.join(image.get("filepath", ""), image["filename"])
+                key = image.get("cocoid", name)
+                check(key not in entries, f"{path} lists the image {name} of split '{split}' or its cocoid, {key}, "
+                                          "twice; list each once, with all its sentences and a cocoid of its own")
+                entries[key], photo = image, below(os.path.join(root, "images"), name, path)
+                captions += [(key, photo, sentence["raw"], sentence.get("sentid")) for sentence in image["sentences"]]
+    check(captions, f"{path} has no sentence of split '{split}' ({len(entries):,} images); the splits are train, val "
+                    "(= dev) and test")
+    result = group_captions(split, path, captions)
+    if not any("cocoid" in image for image in entries.values()):
+        numbers = distinct_ids([entries[key].get("imgid") for key in result.image_ids], path, "the imgid")
         if numbers is not None:
             result.photo_names, result.image_ids = result.image_ids, numbers.tolist()
-    if without := len(images) - len(result.images):
-        result.notes.append(f"{path}: {without:,} of {len(images):,} images of split '{split}' have no sentence and "
+    if without := len(entries) - len(result.images):
+        result.notes.append(f"{path}: {without:,} of {len(entries):,} images of split '{split}' have no sentence and "
                             "are left out")
     return result
 
 
 def read_coco_layout(root: str, split: str, use_restval: bool = False) -> Split:
-    """Photos and captions of a split of VSE++ in COCO's annotations."""
-    path, captions = read_coco_captions(root, split, use_restval)
-    result = group_captions("dev" if split == "val" else split, path, captions)
-    result.caption_ids = np.array([caption.id for caption in captions], np.int64)
-    return result
+    """Read photos and captions of a split of VSE++ in COCO's annotations."""
+    split, captions, folder = "dev" if split == "val" else split, [], os.path.join(root, "annotations")
+    for part in [split, "restval"][:1 + (use_restval and split == "train")]:        # restval: 30,504 images of val2014
+        year = "train2014" if part == "train" else "val2014"
+        ids_path, path = (need(os.path.join(folder, name), HELP)
+                          for name in (f"coco_{part}_ids.npy", f"captions_{year}.json"))
+        ids, coco, photos = read_ids(ids_path), read_coco(path), os.path.join(root, "images", year)
+        absent = [i for i in ids if i not in coco.anns]
+        check(not absent, f"{ids_path} names {len(absent)} captions that {path} lacks, the first is "
+                          f"{(absent or [0])[0]}; the two files must belong together")
+        twice = repeated(ids)
+        check(twice is None, f"{ids_path} names the caption {twice} twice; name each once")
+        with refusing(f"{path} is not a file of COCO's captions, or lacks a field", "fetch it again"):
+            captions += [(image, below(photos, coco.imgs[image]["file_name"], path), coco.anns[i]["caption"]
+                          .replace("\n", " ").strip(), i) for i in ids for image in [coco.anns[i]["image_id"]]]
+    check(captions, f"{ids_path} names no captions; fetch it again")
+    return group_captions(split, path, captions)
 
 
-def group_captions(name: str, source: str, captions: list[Caption]) -> Split:
-    """A Split of photos, in the order of their first caption."""
-    photos = {caption.image: caption.photo for caption in captions}
-    position = {key: n for n, key in enumerate(photos)}
-    integers([key for key in position if isinstance(key, int)], source, "an image the id")
-    return Split(name, Photos([*photos.values()]), [caption.text for caption in captions],
-                 np.array([position[caption.image] for caption in captions], np.int64), source, list(position))
+def group_captions(name: str, source: str, captions: list[tuple]) -> Split:
+    """Build a Split of photos, in the order of their first caption.
+    captions: (id of the image, path of the photo, text, id of the caption)."""
+    images, _, texts, ids = zip(*captions)
+    photos = {image: photo for image, photo, *_ in captions}
+    position = {image: n for n, image in enumerate(photos)}
+    integers([image for image in photos if isinstance(image, int)], source, "an image the id")
+    other = next((text for text in texts if not isinstance(text, str)), "")
+    check(other == "", f"{source}: the caption {other!a:.80} is not a string; put its text in quotes")
+    return Split("dev" if name == "val" else name, Photos([*photos.values()]), list(texts),
+                 np.array([position[image] for image in images], np.int64), source, list(photos),
+                 distinct_ids(ids, source, "a caption the id"))
 
 
 def distinct_ids(ids: list, path: str, what: str) -> np.ndarray | None:

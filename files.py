@@ -8,7 +8,6 @@ import os
 import re
 import tempfile
 from collections import Counter
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -170,77 +169,10 @@ def read_coco(path: str):
     return coco
 
 
-# ---- captions of photos
-
-class Caption(NamedTuple):
-    """A caption and its photo, as a file gives them."""
-    image: int | str                  # COCO's id, or a name
-    photo: str                        # path
-    text: str
-    id: int | None
-
-
 def split_in_files(split: str, exists) -> str:
     """Name by which a folder calls a split: dev and val are one.
     exists: name -> bool."""
     return next(filter(exists, (split, "dev", "val")), split) if split in ("dev", "val") else split
-
-
-def karpathy_file(root: str) -> str | None:
-    """The path of the JSON file in Karpathy's layout in a folder, or None."""
-    return next(iter(sorted(glob.glob(os.path.join(root, "dataset*.json")))), None)
-
-
-def read_karpathy_captions(root: str, split: str, use_restval: bool = False) -> tuple[str, list[Caption], dict]:
-    """Read the captions of a split in Karpathy's layout.
-    Returns the path of the JSON, captions, {image: its entry}. Raises InputError."""
-    path, images, captions = karpathy_file(root), {}, []
-    parts = {"dev": ["val"], "train": ["train", "restval"][:1 + use_restval]}.get(split, [split])
-    with refusing(f"{path} is not in Karpathy's layout, of images with split, filename and sentences with raw",
-                  "fetch it again"):
-        for image in read_json(path)["images"]:
-            if image["split"] not in parts:
-                continue
-            name = os.path.join(image.get("filepath", ""), image["filename"])
-            key = image.get("cocoid", name)
-            other = os.path.join(images[key].get("filepath", ""), images[key]["filename"]) if key in images else None
-            check(key not in images, f"{path} lists the images {other} and {name} of split '{split}' as one, {key}; "
-                                     "list each once, with all its sentences and a cocoid of its own")
-            images[key], photo = image, below(os.path.join(root, "images"), name, path)
-            for sentence in image["sentences"]:
-                text = sentence["raw"]
-                check(isinstance(text, str), f"{path}, image {name}: the raw sentence {text!a:.80} is not a string; "
-                                             "put its text in quotes")
-                captions.append(Caption(key, photo, text, sentence.get("sentid")))
-    check(images, f"{path} has no images of split '{split}'; the splits are train, val (= dev) and test")
-    check(captions, f"{path} has {len(images):,} images of split '{split}' and not one sentence of them; give every "
-                    "image at least one")
-    return path, captions, images
-
-
-def read_coco_captions(root: str, split: str, use_restval: bool = False) -> tuple[str, list[Caption]]:
-    """Captions of a split of VSE++ in COCO's layout, and the path of their JSON.
-    Raises InputError."""
-    split, captions = "dev" if split == "val" else split, []
-    parts = {split: "train2014" if split == "train" else "val2014"}
-    if use_restval and split == "train":
-        parts["restval"] = "val2014"                        # 30,504 images of the 2014 val set
-    for part, folder in parts.items():
-        ids_path = need(os.path.join(root, "annotations", f"coco_{part}_ids.npy"), HELP)
-        path = need(os.path.join(root, "annotations", f"captions_{folder}.json"), HELP)
-        numbers, coco = read_ids(ids_path), read_coco(path)
-        absent = [i for i in numbers if i not in coco.anns]
-        check(not absent, f"{ids_path} names {len(absent)} captions that {path} lacks, the first is "
-                          f"{(absent or [0])[0]}; the two files must belong together")
-        twice = repeated(numbers)
-        check(twice is None, f"{ids_path} names the caption {twice} twice; name each once")
-        photos = os.path.join(root, "images", folder)
-        with refusing(f"{path} is not a file of COCO's captions, or lacks a field", "fetch it again"):
-            for i in numbers:
-                image, text = coco.anns[i]["image_id"], coco.anns[i]["caption"].replace("\n", " ").strip()
-                captions.append(Caption(image, below(photos, coco.imgs[image]["file_name"], path), text, i))
-    check(captions, f"{ids_path} names no captions; fetch it again")
-    return path, captions
 
 
 # ---- checksums

@@ -199,7 +199,7 @@ def test_karpathy_photos_of_one_name_in_two_folders(tmp_path):
     split = karpathy(tmp_path, [{"filepath": "a", "filename": "1.jpg"}, {"filepath": "b", "filename": "1.jpg"}])
     assert split.caption_image.tolist() == [0, 0, 1, 1] and split.image_ids == [os.path.join(f, "1.jpg") for f in "ab"]
     assert [p.split(os.sep)[-2] for p in split.images.paths] == ["a", "b"]
-    with pytest.raises(InputError, match="lists the images 0.jpg and 1.jpg of split .test. as one, 7; list each once"):
+    with pytest.raises(InputError, match="the image 1.jpg of split .test. or its cocoid, 7, twice; list each once"):
         karpathy(tmp_path, [{"cocoid": 7}, {"cocoid": 7}])
 
 
