@@ -12,7 +12,6 @@ import pytest
 import evaluate
 import train
 from data import read_split
-from methods import METHODS, cca
 from paper_tables import __main__ as listing
 from paper_tables import coco_halves, figures, runner
 from paper_tables.runner import SCALES, Columns, Place, Row, Step, Table, recalls
@@ -66,16 +65,6 @@ def test_options_of_every_row_parse(name, scale, tmp_path, monkeypatch):
                 evaluate.parse_args(step.words[1:])
 
 
-def test_full_rows_keep_the_papers_setting(monkeypatch):
-    monkeypatch.setattr("train.load_checkpoint", lambda *_, **__: None)             # --init_from of the fine-tuned rows
-    for row in TABLES["pmrl_table1"].rows + TABLES["ucmr_table5"].rows:
-        options = parse_training(row.runs[0])
-        width, margin = (2048, 0.1) if options.img_enc == "vsrn" else (1024, 0.2)
-        assert (options.embed_size, options.margin, options.lr_update, options.batch_size, options.max_violation) == (
-            width, margin, 15, 128, True)
-        assert (options.num_epochs, options.learning_rate) == ((15, 2e-5) if options.finetune else (30, 2e-4))
-
-
 # What the papers' experimental sections say, field by field, and how train.py spells it. (Where a paper says nothing,
 # as `dmsm` of epochs or `jwae` of when its rates decay, nothing is compared; the notes of the tables tell what was
 # taken.)
@@ -125,42 +114,6 @@ def test_recipes_are_those_of_the_papers(monkeypatch, table, label, expected, se
     monkeypatch.setattr("train.load_checkpoint", lambda *_, **__: None)
     options = vars(parse_training(row_of(table, label).runs[0]))
     assert {name: options[name] for name in expected} == expected, section
-
-
-@pytest.mark.parametrize("label, expected", [
-    ("CCA (VGG+HGLMM)", (1e-4, None)), ("CCA (Mean Vector)", (1e-4, None)),
-    ("CCA (Mean Vector), tuned", ("auto", "auto"))])
-def test_cca_is_kleins_but_in_the_tuned_rows(tmp_path, monkeypatch, label, expected):
-    calls = []
-    monkeypatch.setattr(cca, "fit_and_embed", calls.append)
-    for run in row_of("jwae_table3", label).runs:
-        for step in runner.plan_run(run, 0, Place(str(tmp_path), str(tmp_path / "runs"), "full")):
-            if step.words[:2] == ["-m", "methods.cca"]:
-                cca.main(step.words[2:])
-    assert [(one.eta, one.dim) for one in calls] == [expected] * 2, "Klein's regularisation"
-
-
-def test_features_of_dmsm_are_those_whose_layers_the_table_counts(tmp_path):
-    lines = [" ".join(step.words) for row in TABLES["dmsm_table1"].rows for run in row.runs
-             for step in runner.plan_run(run, 0, Place(str(tmp_path), "runs", "full"))]
-    assert len({line for line in lines if "--cnn_type alexnet --layer fc" in line}) == 2
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_method_is_its_options_and_a_flag_comes_before_it(name, tmp_path):
-    """With what it needs, and without."""
-    (tmp_path / "vectors.txt").write_text("a 1 2")
-    method = METHODS[name]
-    given = {"--text_features": ["--text_features", "w2v"], "--word_vectors":
-             ["--word_vectors", str(tmp_path / "vectors.txt")]}
-    more = next((words for flag, words in given.items() if flag in method.needs), [])
-    by_name, by_hand = (vars(train.parse_args([*words, *more])) for words in (["--method", name], method.flags.split()))
-    assert by_name.pop("method") == name and by_name.pop("logger_name").endswith(f"_{name}_seed0")
-    assert by_hand.items() > by_name.items()
-    assert train.parse_args(["--method", name, *more, "--embed_size", "14", "--seed", "3"]).embed_size == 14
-    if more:
-        with pytest.raises(SystemExit):
-            train.parse_args(["--method", name])
 
 
 # ---- published numbers

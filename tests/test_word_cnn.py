@@ -107,13 +107,6 @@ def test_learns_and_leaves_weights_that_load(tmp_path, demo_path, weights, monke
     assert int(trained["bn1.num_batches_tracked"]) == 4 * 3                    # 39 images in steps of 13, once an epoch
 
 
-def test_the_same_seed_gives_the_same_file_with_workers_too(tmp_path, demo_path, weights):
-    for name, workers in (("a", "0"), ("b", "2")):
-        command(demo_path, weights, tmp_path / name, "--num_epochs", "1", "--workers", workers)
-    a, b = (torch.load(tmp_path / name, weights_only=True) for name in "ab")
-    assert all(torch.equal(x, b[key]) for key, x in a.items())
-
-
 @pytest.mark.parametrize("words,message", [
     (["--data_name", "demo_precomp"], "demo_precomp has features .* fine-tuned on photos; give a data set that has "
                                        "them"),
