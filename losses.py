@@ -597,7 +597,8 @@ class Term(NamedTuple):
 
 
 def information_bottleneck(images, captions, batch) -> Tensor:
-    """KL(N(mean, Sigma) || N(0, I)) of each item, mean over items, in nats (PCME, PCME++)."""
+    """KL(N(mean, Sigma) || N(0, I)) of each item, mean over items, in nats.
+    PCME, PCME++."""
     gaussians = [e.embedding for e in (images, captions) if e.embedding.log_var is not None]
     return sum(standard_kl(e.mean, e.log_var).sum(1).mean() for e in gaussians)
 

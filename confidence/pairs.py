@@ -1,4 +1,5 @@
-"""Find training captions that do not fit their images, by models that did not learn from them.
+"""Find training captions that do not fit their images.
+By models that did not learn from them.
 
     python -m confidence.pairs runs/A                       # a run (default: the newest)
     python -m confidence.pairs runs/A --folds 5 --photos FOLDER
@@ -66,7 +67,8 @@ class Fold(Training):
 
 
 def fold_options(opt, folder: str) -> Options:
-    """Options of a training into `folder` as that of the run opt.source, on the pairs that it learned from."""
+    """Options of a training like the run opt.source, into `folder`.
+    On the pairs that it learned from."""
     model, noise = Trained(opt.source), os.path.join(run_folder(opt.source), NOISE)
     check(not model.options.init_from,
           f"{opt.source} went on from {model.options.init_from}, which may know all pairs by heart; give a run that "
@@ -80,7 +82,8 @@ def fold_options(opt, folder: str) -> Options:
 
 
 def judge_pairs(opt) -> tuple[Split, np.ndarray]:
-    """The training split of a run, and the log-odds (M,) that its captions belong to their images."""
+    """Judge the captions of a run's training split.
+    Returns the split and log-odds (M,) that captions belong to their images."""
     held, logits = [], []
     for k in range(opt.folds):
         print(f"fold {k + 1} of {opt.folds}: training on the captions of the other images", flush=True)
@@ -105,7 +108,8 @@ def train_fold(opt, k: int) -> tuple[VSE, Fold]:
 
 
 def judge_fold(model: VSE, training: Fold) -> np.ndarray:
-    """Log-odds (m,), at even prior odds, that the held captions belong to their images.
+    """Log-odds (m,) that the held captions belong to their images.
+    At even prior odds.
 
     They are fitted to the pairs of dev and to as many with another image.
     """
@@ -127,7 +131,8 @@ def judge_fold(model: VSE, training: Fold) -> np.ndarray:
 
 @torch.no_grad()
 def log_posteriors(similarity, images: Embedding, captions: Embedding, owner: np.ndarray, t: float) -> Tensor:
-    """log p(image | caption) + log p(caption | image) of captions (M, D) and their images, owner (M,) -> (M,).
+    """log p(image | caption) + log p(caption | image) of true pairs: (M,).
+    captions (M, D) and their images, owner (M,).
 
     p is the posterior at temperature t times the size of the gallery, which is GALLERY random items.
     """
@@ -144,7 +149,8 @@ def log_posteriors(similarity, images: Embedding, captions: Embedding, owner: np
 
 
 def fit_prior(logits: np.ndarray) -> np.ndarray:
-    """Probabilities (M,) of log-odds at even prior odds, with the share of right pairs by EM (Saerens et al. 2002)."""
+    """Probabilities (M,) of log-odds, with the share of right pairs by EM.
+    The log-odds are at even prior odds. Saerens et al. 2002."""
     share, before = 0.5, 0.0
     while abs(share - before) > 1e-6:
         p, before = expit(logits + logit(share)), share
@@ -155,7 +161,7 @@ def fit_prior(logits: np.ndarray) -> np.ndarray:
 # ---- what is shown
 
 def report(opt) -> None:
-    """Judge the captions of a run, print what was found, and write pairs.csv and pairs.png."""
+    """Judge the captions of a run, print findings, write pairs.csv and pairs.png."""
     opt.source = opt.source or newest_run()
     split, logits = judge_pairs(opt)
     p, wrong = fit_prior(logits), split.wrong if split.true_image is not None else None
