@@ -1,7 +1,6 @@
 """CITE: the network against loops over pairs and concepts, what BatchNorm sees, blocks, its penalty, and its runs."""
 import math
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +8,6 @@ import torch.nn.functional as F
 from data import Batch
 from losses import Embedding
 from methods.cite import ConditionalNetwork
-from metrics import retrieval_blocks
 from model import Encoded, build_model
 from tests.helpers import options
 from vocab import SPECIALS, Vocabulary
@@ -77,17 +75,6 @@ def test_sizes_are_the_originals():
                                                     net.mixture[3])] == [
         (1024, 1024), (4 * 256, 1024), (1, 256), (1024, 1024), (4, 1024)]
     assert net.logits and not net.within_modality
-
-
-def test_evaluation_in_blocks_equals_the_whole(monkeypatch):
-    net, x, y = network().eval(), Embedding(points(23)), Embedding(points(31, seed=1))
-    whole, owner = net(x, y), np.arange(31) % 23
-    rows, columns = torch.tensor([4, 22, 4, 0, 7]), torch.tensor([30, 0, 3, 0, 11])
-    for elements in (1, 100, 10 ** 9):
-        monkeypatch.setattr("losses.NUMBERS", {"cpu": elements, "cuda": elements})
-        torch.testing.assert_close(net(x, y), whole)
-        torch.testing.assert_close(net.at(x, y, rows, columns), whole[rows, columns])
-    assert retrieval_blocks(net, x, y, owner, 7) == retrieval_blocks(net, x, y, owner, 1000)
 
 
 def test_a_phrase_is_mixed_once_and_only_chosen_pairs_are_computed():

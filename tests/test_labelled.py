@@ -10,7 +10,7 @@ import data
 import model
 from losses import Embedding, Hinge, InfoNCE, Match, formulas, trait
 from methods import METHODS
-from methods.two_branch import ProductNetwork, TwoBranchLoss
+from methods.two_branch import TwoBranchLoss
 from model import Encoded
 from phrases.data import Batch
 from phrases.losses import (
@@ -181,20 +181,6 @@ def test_scores_of_chosen_pairs_are_those_of_the_matrix(name):
     labels = torch.zeros(5, 7).index_put((rows, columns), torch.tensor([1.0, -1, 1, -1]))
     expected = similarity(x, y).masked_fill(labels == 0, 0)
     torch.testing.assert_close(labelled_scores(similarity, x, y, labels), expected)
-
-
-def test_the_product_network_computes_and_normalises_over_labelled_pairs_alone():
-    torch.manual_seed(0)
-    net, x, y = ProductNetwork(5, (8, 6)).double(), numbers(R, 5), numbers(M, 5, seed=1)
-    seen = []
-    net.network.register_forward_hook(lambda module, inputs, _: seen.append(inputs[0]))
-    i, j = some_labels().nonzero(as_tuple=True)
-    got = net.at(Embedding(x), Embedding(y), i, j)
-    expected = torch.stack([5 * (x[a] / x[a].norm()) * (y[b] / y[b].norm()) for a, b in zip(i, j)])
-    torch.testing.assert_close(seen[0], expected)
-    torch.testing.assert_close(got, net.network(expected)[:, 0])
-    net.eval()
-    torch.testing.assert_close(net.at(Embedding(x), Embedding(y), i, j), net(Embedding(x), Embedding(y))[i, j])
 
 
 # ---- models

@@ -77,12 +77,8 @@ def test_resuming_needs_no_file_of_word_vectors(folder, tmp_path):
 
 
 @pytest.mark.parametrize("more", [
-    ["--txt_enc", "mean"], ["--txt_enc", "sum", "--txt_layers", "12"],
-    ["--text_features", "bag", "--txt_layers", "12-12"],
-    ["--text_features", "bag", "--txt_layers", "16", "--layer_style", "branch", "--img_layers", "16", "--loss",
-     "two_branch"],
-    ["--txt_enc", "mean", "--sim", "product"], ["--text_features", "bag", "--sim", "wasserstein"],
-    ["--text_features", "bag", "--recon_captions", "0.1", "--recon_images", "0.1", "--loss", "mse", "--mmd", "1"]])
+    ["--txt_enc", "mean", "--sim", "product"], ["--txt_enc", "sum", "--txt_layers", "12"],
+    ["--text_features", "bag", "--txt_layers", "12-12", "--sim", "wasserstein"]])
 def test_every_reading_of_captions_trains_and_evaluates(folder, more):
     fit("--data_path", folder, "--data_name", "one", "--num_epochs", 1, "--logger_name", folder / "run", *more)
     found = evaluate.run(evaluate.parse_args(["--checkpoint", str(folder / "run")]))
@@ -132,15 +128,3 @@ def test_caption_features_that_do_not_fit_are_one_sentence(folder):
     assert "there is no file" in said("--text_features", "fisher")
     np.save(folder / "one" / "train_bag.npy", np.ones((3, 7), np.float32))
     assert "give one row a caption" in said("--text_features", "bag")
-
-
-@pytest.mark.parametrize("content, said", [
-    ("cat 1 2 3\ndog 1 2\n", "line 2"), ("cat 1 2 3\ndog 1 2 3\n", "6"), ("zebra 1 2 3 4 5 6\n", "none of the")])
-def test_wrong_word_vectors_are_one_sentence(tmp_path, demo_path, content, said):
-    (tmp_path / "v.txt").write_text(content)
-    opt = train.parse_args([*STEPS, "--data_path", demo_path, "--word_dim", "6", "--word_vectors",
-                            str(tmp_path / "v.txt"),
-                            "--logger_name", str(tmp_path / "run")])
-    with pytest.raises(ValueError) as error:
-        train.train(opt)
-    assert said in str(error.value) and "\n" not in str(error.value) and not (tmp_path / "run").exists()

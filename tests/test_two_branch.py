@@ -82,28 +82,6 @@ def test_defaults_are_the_papers():
     assert (loss.margin, loss.weights, loss.top) == (0.05, (1.5, 1.0, 0.05), 10) and not list(loss.parameters())
 
 
-def test_captions_of_one_image_are_never_negatives():
-    """Three captions in the same place: of one image they cost nothing, of three images they do."""
-    x = points(1).expand(3, -1)
-    same, other = (loss_of(TwoBranchLoss(), Embedding(x), Embedding(x), owner) for owner in ([7, 7, 7], [0, 1, 2]))
-    assert float(same) == 0 and float(other) == pytest.approx(2.55 * 0.05)
-
-
-def test_the_farthest_sibling_is_the_positive_and_repeated_images_count_once():
-    captions = torch.eye(4, dtype=torch.float64)[:, :3].clone()                     # the last one is at the origin
-    captions[1] = captions[0]
-    within = having(TwoBranchLoss(), margin=0.0, weights=(0.0, 0.0, 1.0))
-    near = loss_of(within, Embedding(captions), Embedding(captions), [0, 0, 1, 2])
-    far = loss_of(within, Embedding(captions), Embedding(captions), [0, 1, 0, 2])
-    assert float(near) == 0 < float(far)
-    images, words = pairs([0, 1, 2])
-    loss = having(TwoBranchLoss(), margin=0.6, weights=(1.0, 0.0, 0.0), top=2)
-    alone = loss_of(loss, images, words, [0, 1, 2])
-    again = [0, 0, 1, 1, 2, 2]
-    twice = loss_of(loss, images.rows(again), words.rows(again), again)
-    torch.testing.assert_close(alone, twice)
-
-
 def test_gradients_are_finite_where_captions_lie_on_their_images():
     loss = having(TwoBranchLoss(), margin=0.3, weights=(1.5, 1.0, 0.5), top=2)
     x = points(40, dtype=torch.float32).requires_grad_()
@@ -202,27 +180,6 @@ def test_blocks_equal_the_whole_and_pairs_do_not_depend_on_others(monkeypatch):
     assert torch.equal(together, net(x, y))
 
 
-def test_product_network_starts_with_logits_near_one_and_learns():
-    torch.manual_seed(0)
-    x = F.normalize(torch.randn(48, 256), dim=1)
-    y = F.normalize(x @ torch.linalg.qr(torch.randn(256, 256)).Q * 0.3 + x, dim=1)
-    net, loss = ProductNetwork(256, (64, 64)), PairLogistic()
-    start = net(Embedding(x), Embedding(y))
-    assert 0.1 < float(start.detach().std()) < 5
-    first = net.network[0](256 * x[:, None] * y)
-    assert float(first.detach().var((0, 1)).min()) > 100 * net.network[1].eps
-    adam = torch.optim.Adam(net.parameters(), lr=2e-3)
-    values = []
-    for _ in range(80):
-        adam.zero_grad()
-        value = loss(net(Embedding(x), Embedding(y)))
-        value.backward()
-        adam.step()
-        values.append(value.item())
-    assert np.mean(values[-5:]) < 0.3 < np.mean(values[:3])
-    assert retrieval_blocks(net.eval(), Embedding(x), Embedding(y), np.arange(48))["rsum"] > 400
-
-
 # ---- the logistic loss
 
 def test_pair_logistic_equals_a_loop_over_labelled_pairs():
@@ -263,13 +220,7 @@ def test_negatives_are_drawn_evenly_from_the_global_generator(n):
     torch.testing.assert_close(share, expected, atol=0.17, rtol=0)
 
 
-def test_logistic_gradients_and_large_logits():
-    scores = torch.randn(5, 5, dtype=torch.float64, requires_grad=True)
-
-    def value(s):
-        torch.manual_seed(3)
-        return PairLogistic()(s)
-    assert torch.autograd.gradcheck(value, scores)
+def test_large_logits_leave_loss_and_gradient_finite():
     big = torch.full((4, 4), 1e4, requires_grad=True)
     loss = PairLogistic()(big)
     loss.backward()
