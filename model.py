@@ -193,17 +193,22 @@ class VSE(nn.Module):
         Returns an Embedding of (B, D), float32."""
         return self.text_tower(tokens, lengths).embedding
 
+    def encode(self, batch) -> dict[str, Encoded]:
+        """Encode the "images" and the "captions" that a batch holds."""
+        sides = {}
+        if batch.images is not None:
+            sides["images"] = self.image_tower(batch.images)
+        if batch.tokens is not None:
+            sides["captions"] = self.text_tower(batch.tokens, batch.lengths)
+        return sides
+
     def loss(self, batch) -> dict[str, Tensor]:
         """Terms of the training loss by name, to be summed.
 
         batch: data.Batch of B matching pairs. Terms of one side learn from its unpaired items, too (jwae 3.3).
         """
-        pairs = {"images": self.image_tower(batch.images), "captions": self.text_tower(batch.tokens, batch.lengths)}
-        losses, unpaired = {}, {}
-        if batch.unpaired is not None and batch.unpaired.images is not None:
-            unpaired["images"] = self.image_tower(batch.unpaired.images)
-        if batch.unpaired is not None and batch.unpaired.tokens is not None:
-            unpaired["captions"] = self.text_tower(batch.unpaired.tokens, batch.unpaired.lengths)
+        pairs, losses = self.encode(batch), {}
+        unpaired = {} if batch.unpaired is None else self.encode(batch.unpaired)
         if self.objective is not None:
             losses[self.loss_name] = self.ranking_loss(pairs["images"].embedding, pairs["captions"].embedding, batch)
         for name, term in self.extra_terms.items():

@@ -130,10 +130,6 @@ def test_prior_mmd_equals_loops_and_is_about_0_of_the_prior():
     assert -3.5 < distance(z[:1]) < 0                       # a single item is not divided by 0
 
 
-def encode_pairs(model, batch) -> dict:
-    return {"images": model.image_tower(batch.images), "captions": model.text_tower(batch.tokens, batch.lengths)}
-
-
 def model_and_batch(*words):
     opt = train.parse_args([*STEPS, *([] if "scan" in words else ["--img_layers", "16"]), *words])
     opt.img_dim, opt.txt_dim = 9, 9 if opt.text_features else None
@@ -171,7 +167,7 @@ def test_critic_and_encoders_share_a_backward_pass_and_no_gradient(more):
 def test_latents_have_the_mean_and_variance_of_the_prior(words):
     model, batch = model_and_batch(*JWAE, "--latent_norm", "batch", *words)
     batch = batch._replace(images=numbers(6, 4, 9).float()) if words else batch
-    sides = encode_pairs(model, batch)
+    sides = model.encode(batch)
     for side in sides.values():
         rows = real_rows(side.latent.value, side.latent.n_parts).detach()
         torch.testing.assert_close(rows.mean(0), torch.zeros(32), atol=1e-5, rtol=0)
@@ -186,14 +182,14 @@ def test_on_the_sphere_latents_have_the_priors_norm_and_retrieval_is_untouched(w
     sphere, batch = model_and_batch(*JWAE, *words)
     plain, _ = model_and_batch(*JWAE, "--latent_norm", "none", *words)
     batch = batch._replace(images=numbers(6, 4, 9).float()) if words else batch
-    sides = encode_pairs(sphere, batch)
+    sides = sphere.encode(batch)
     for side in sides.values():
         rows = real_rows(side.latent.value, side.latent.n_parts)
         torch.testing.assert_close(rows.norm(dim=1), torch.full((len(rows),), 32 ** 0.5))
     if words:
         latent = sides["captions"].latent.value
         assert not latent[torch.arange(latent.shape[1]) >= batch.lengths[:, None]].any()
-    one, other = (net.similarity(*(side.embedding for side in encode_pairs(net, batch).values()))
+    one, other = (net.similarity(*(side.embedding for side in net.encode(batch).values()))
                   for net in (sphere, plain))
     torch.testing.assert_close(one, other)
 
