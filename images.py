@@ -25,7 +25,7 @@ ROTATIONS = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 
 PNG, JPEG, JPEG_END = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"\xff\xd9"                # how their files begin and end
 JPEG_BLOCK = 17                       # rows of pixels that are coded together, and one that is smoothed with them
 LARGE = 1 << 30                       # bytes of a file that worker processes help to read, and that stay mapped
-PART = 1 << 28                        # bytes of features that are checked at a time
+SCANNED, PART = 4 << 30, 1 << 28      # bytes of a file that training checks for NaN, and that are checked at a time
 MANY_REGIONS = 256                    # more vectors an image than numbers a vector: channels stand before regions
 AGAIN = "write it again with np.save(path, array.astype(np.float32))"
 # formats whose reading starts no other program
@@ -233,13 +233,14 @@ class Features:
 
     def faults(self, deep: bool = False, distinct: bool = True):
         """Yield sentences on faults of the file.
-        deep: read every row. distinct: the rows of most images should differ."""
+        deep: also read files above SCANNED, and look for rows that hold only zeros or, with `distinct`, the same."""
         if self.regions and self.regions >= MANY_REGIONS and self.regions > self.dim:
             yield (f"{self.path} has {self.regions:,} regions of {self.dim} numbers an image: its axes look turned, "
                    "channels before regions; save array.transpose(0, 2, 1)")
-        zero, seen = [], set()
-        for chunk in np.array_split(np.arange(len(self)), self.array.nbytes // PART + 1) if deep else ():
-            seen.update(hash(row.tobytes()) for row in self.array[chunk * self.step])
+        zero, seen, size = [], set(), self.array.nbytes
+        for chunk in np.array_split(np.arange(len(self)), size // PART + 1) if deep or size <= SCANNED else ():
+            if deep and distinct:
+                seen.update(hash(row.tobytes()) for row in self.array[chunk * self.step])
             try:
                 zero += (chunk[~self.gather(chunk).flatten(1).any(1).numpy()] * self.step).tolist()
             except InputError as error:
@@ -247,7 +248,7 @@ class Features:
         if deep and distinct and 2 * len(seen) < len(self):
             yield (f"{self.path} holds only {len(seen)} different rows for {len(self)} images; their extraction "
                    "failed, or they do not stand one image after another")
-        if zero:
+        if deep and zero:
             yield (f"{self.path} holds only zeros for {len(zero)} of {len(self)} images, the first is row {zero[0]}; "
                    "their extraction failed, so extract them again")
 

@@ -255,7 +255,7 @@ def refused(tmp_path, message, split="train", name="x", encode=False, **kwargs):
         got = read_split(str(tmp_path), name, split, **kwargs).require_sound()
         if encode:
             got.encode(encode)
-        got.images.gather(np.arange(len(got.images)))
+        got.images.gather([0])
     assert "\n" not in str(error.value)
 
 
