@@ -154,22 +154,6 @@ def test_features_name_their_extractor_beside_those_of_captions(tmp_path, demo_p
     assert json.loads(path.read_text()) == {"w2v": "of captions", "ims": lines[0]}
 
 
-def test_visual_genomes_layout_with_its_irregularities(tmp_path, demo_path):
-    demo.write(tmp_path, size=240, progress=False)
-    root = tmp_path / "demo_vg"
-    listed = json.load(open(root / "image_data.json"))
-    told = json.load(open(root / "region_descriptions.json"))
-    ids = [x.get("image_id", x.get("id")) for x in listed]
-    assert len(set(ids)) == len(ids) == 120 and ids == [x.get("image_id", x.get("id")) for x in told]
-    assert {"image_id" in x for x in listed} == {"image_id" in x for x in told} == {True, False}
-    assert 3 <= sum(x["coco_id"] is not None for x in listed) <= 30 and 2 <= sum(not x["regions"] for x in told) <= 20
-    assert all((root / "images" / f"{i}.png").is_file() for i in ids)
-    regions = [region for x in told for region in x["regions"]]
-    assert any(r["x"] < 0 or r["x"] + r["width"] > 128 for r in regions)
-    for key in ("width", "phrase"):
-        assert 0.005 < np.mean([not r[key] for r in regions]) < 0.05
-
-
 def test_a_region_holds_what_its_phrase_names():
     for k in range(50):
         rng = random.Random(f"regions {k}")
@@ -187,19 +171,13 @@ def test_other_scenes_share_most_words_and_the_extractor(tmp_path, demo_path, ca
     assert sorted(x.name for x in tmp_path.iterdir()) == [f"other{x}" for x in sorted(demo.FOLDERS)]
     ours, theirs = read_split(demo_path, "demo_precomp", "train"), read_split(tmp_path, "other_precomp", "train")
     assert theirs.captions == read_split(tmp_path, "other", "train").captions
-    assert not {c for c in ours.captions if len(c) > 60} & {c for c in theirs.captions if len(c) > 60}
     known = {word for words in ours.words for word in words}
-    unseen = [word not in known for words in theirs.words for word in words]
-    assert 0.02 < np.mean(unseen) < 0.2
-    assert np.mean([len(words) for words in theirs.words]) < np.mean([len(words) for words in ours.words]) - 1
+    assert 0.02 < np.mean([word not in known for words in theirs.words for word in words]) < 0.2
     pixels = np.stack([np.asarray(Image.open(tmp_path / "other" / "images" / name)) for name in theirs.photo_names])
     regions = region_features(pixels)
     np.testing.assert_array_equal(theirs.images.array, global_features(regions))
     np.testing.assert_array_equal(read_split(tmp_path, "other_region_precomp", "train").images.array,
                                   regions.astype(np.float16))
-    shapes = [[t["shape"] for x in json.load(open(os.path.join(root, name, "scenes.json"))) for t in x["objects"]]
-              for root, name in ((demo_path, "demo"), (tmp_path, "other"))]
-    assert shapes[1].count("heart") / len(shapes[1]) > 1.3 * shapes[0].count("heart") / len(shapes[0])
 
 
 # ---- ratings

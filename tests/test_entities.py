@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from cli import InputError
-from phrases import data
 from phrases.data import areas, iou
 from phrases.entities import enclosing, photo_paths, read_entities
 
@@ -243,27 +242,6 @@ def test_files_that_are_missing_or_no_text_are_refused(tmp_path):
     path.unlink()
     with pytest.raises(InputError, match=r"there is no file .*Sentences.3000\.txt of the photo 3000"):
         read_entities(root, "val")
-
-
-def test_a_check_says_what_there_is_and_names_the_faults(tmp_path, demo_path, capsys):
-    with pytest.raises(SystemExit) as stop:
-        data.main(["--data_path", demo_path, "--data_name", "demo_entities"])
-    e, lines = read_entities(os.path.join(demo_path, "demo_entities"), "train"), capsys.readouterr().out.splitlines()
-    assert stop.value.code == 0 and len(lines) == 13 and "no proposals yet" in lines[3]
-    assert re.fullmatch(rf"train +48 photos +{len(set(zip(e.phrase_photo.tolist(), e.sentence.tolist())))} sentences "
-                        rf"with phrases +{len(e.phrases)} phrases +{e.n_boxes.mean():.2f} boxes a phrase", lines[0])
-    assert f"round {sum('round' in kinds for kinds in e.types)}" in lines[1]
-    assert lines[2].strip() == "left out: " + ", ".join(f"{why} {n}" for why, n in e.dropped.items())
-    made(tmp_path / "d", splits=(("train", "2000 1000"), ("test", "4000")), photo_4000=(DOG, "<"),
-         photo_1000=([*DOG, *SOUND], annotation(thing("1", 3, 3, 9, 9))))
-    (tmp_path / "d/images/2000.jpg").unlink()
-    with pytest.raises(SystemExit) as stop:
-        data.main(["--data_path", str(tmp_path), "--data_name", "d"])
-    said = capsys.readouterr().out
-    for message in ("1000.txt, sentence 1: 'A dog' is of chain 7", "no photo .*2000.jpg", "there is no file .*val.txt",
-                    "4000.xml is not whole XML", "d: 4 faults"):
-        assert re.search(message, said), message
-    assert stop.value.code == 1
 
 
 # ---- the demo in this layout

@@ -16,7 +16,7 @@ from phrases.data import Labels, box_geometry, draw, learnable, read_proposals
 from phrases.entities import read_entities
 from phrases.ranking import PhraseScores, rsum_by_chance, validate_phrases
 from tests.helpers import log_of, refused, same_weights
-from vocab import Vocabulary, is_function, tokenize
+from vocab import Vocabulary
 
 SMALL = ["--data_name", "demo_entities", "--embed_size", "24", "--word_dim", "12", "--num_epochs", "10", "--batch_size",
          "48", "--vocab_threshold", "1", "--device", "cpu", "--workers", "0", "--learning_rate", "0.005"]
@@ -288,18 +288,6 @@ def test_features_of_phrases_are_extracted_and_trained_on(root, run, capsys, tmp
              str(tmp_path / "words.txt")])
     split = read(root, "test", text_features="mean")
     assert len(split.text) == len(split.phrases) and split.extractors["mean"].startswith("mean")
-    captions.main(["--data_path", root, "--data_name", "demo_entities", "--name", "content", "--word_vectors",
-             str(tmp_path / "words.txt"), "--content_words"])
-    content = read(root, "test", text_features="content")
-    assert content.extractors["content"].endswith("content words")
-    m, n = (next(k for k, phrase in enumerate(split.phrases) if (phrase.split()[0] in ("a", "the")) == known)
-            for known in (True, False))
-    given, plain = (x.text.gather(np.array([m, n])).numpy() for x in (content, split))
-    assert not np.allclose(given[0], plain[0])
-    without = [word for word in tokenize(split.phrases[m]) if not is_function(word)]
-    rows = np.stack([np.random.default_rng(words.index(word)).standard_normal(8) for word in without])
-    mean = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).mean(0)
-    np.testing.assert_allclose(given[0] / np.linalg.norm(given[0]), mean / np.linalg.norm(mean), atol=1e-3)
     results, _ = report(capsys, "--checkpoint", run("--method", "cite", "--cite_layers", "16-8", "--img_layers", "16",
                                                     "--txt_layers", "16", "--text_features", "mean"))
     assert results["similarity"] == "cite" and results["localisation"]["r1"] > results["localisation"]["chance"]["r1"]
