@@ -48,7 +48,8 @@ from vocab import PAD, UNK, Trigrams, Vocabulary
 
 CITE_PENALTY = 5e-5                   # weight of the L1 norm of CITE's concept logits
 # Similarities of the baselines, with the file of methods/ and the class that each stands for.
-BASELINES = {"mil": "pvse_pcme.MaxOverParts", "match_prob": "pvse_pcme.MatchProbability", "scan": "scan.CrossAttention",
+BASELINES = {"mil": "pvse_pcme.MaxOverParts", "chamfer": "pvse_pcme.SmoothChamfer",
+             "match_prob": "pvse_pcme.MatchProbability", "scan": "scan.CrossAttention",
              "product": "two_branch.ProductNetwork", "cite": "cite.ConditionalNetwork"}
 
 # Heads by name: what becomes of the bounded log-variances of the second copy of f_emb.

@@ -128,7 +128,7 @@ def training_parser() -> Arguments:
     add("--lambda_lse", type=at_least_zero, default=6.0, help="scan: sharpness of LogSumExp")
     add("--lambda_softmax", type=at_least_zero, default=9.0, help="scan: sharpness of the attention (4 in SCAN's "
         "i2t)")
-    add("--n_embeds", type=up_to(1024), metavar="K", help="mil: embeddings per item (default: 2)")
+    add("--n_embeds", type=up_to(1024), metavar="K", help="mil, chamfer: embeddings per item (default: 2)")
     add("--cite_layers", type=sizes, default="1024-256", help="cite: sizes of the shared layer and of the layer "
         "of each concept")
 
@@ -163,7 +163,8 @@ def training_parser() -> Arguments:
     add("--dim_hidden", type=width, default=512, help="captioner: size of its GRUs")
     add("--vib", **WEIGHT, help="KL of every Gaussian to N(0, I), in nats, averaged over items (PCME: 5e-6; PCME++'s "
         "1e-4 is also a mean over dimensions: 1e-4 / embed_size here)")
-    add("--diversity", **WEIGHT, help="mil: keep the K embeddings apart (PVSE: 0.1 x batch size, as the loss is a sum)")
+    add("--diversity", **WEIGHT, help="mil, chamfer: keep the K embeddings apart (PVSE: 0.1 x batch size, as the loss "
+        "is a sum)")
     add("--mmd", **WEIGHT, help="pull the two distributions of embeddings together (PVSE: 0.01 x batch size)")
 
     add = p.add_argument_group("optimisation").add_argument
@@ -383,9 +384,9 @@ def check_options(opt) -> None:
           "--txt_enc mean, sum and trigrams, and 0 not for the last; leave it out")
     check(not opt.freeze_words or opt.word_vectors or opt.init_from,
           "--freeze_words keeps word vectors that were learned before; give --word_vectors FILE or --init_from RUN")
-    check(opt.sim == "mil" or opt.n_embeds == 1 and not opt.diversity,
+    check(opt.sim in ("mil", "chamfer") or opt.n_embeds == 1 and not opt.diversity,
           f"--n_embeds {opt.n_embeds}, --diversity {opt.diversity:g} and --sim {opt.sim}: several embeddings an item "
-          "are compared by --sim mil; use --sim mil, or leave both out")
+          "are compared by --sim mil and chamfer; use one of them, or leave both out")
     layers = f"{opt.img_layers} {opt.txt_layers}"
     check(opt.layer_style != "branch" or "-" not in layers,
           f"--layer_style branch has one hidden layer, and --img_layers and --txt_layers are {layers}; give one size")

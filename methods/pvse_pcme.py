@@ -2,6 +2,7 @@
 PIE-Net is attention to regions and words.
 
     python train.py --data_name f8k_region_precomp --sim mil          # PVSE: K = 2 points per item
+    python train.py --data_name f8k_region_precomp --sim chamfer      # the same, smooth Chamfer similarity
     python train.py --data_name f8k_region_precomp --sim match_prob   # PCME: one Gaussian per item
 
 PVSE: Song and Soleymani 2019, Polysemous Visual-Semantic Embedding for Cross-Modal Retrieval. PCME: Chun et al. 2021,
@@ -115,6 +116,30 @@ class MaxOverParts(nn.Module):
         """Unit parts (K, n, D), (L, p, D) -> the highest cosine of each pair, (n, p)."""
         cosines = x.flatten(0, 1) @ y.flatten(0, 1).T            # (K n, D) x (D, L p) -> (K n, L p)
         return cosines.view(*x.shape[:2], *y.shape[:2]).amax((0, 2))        # (K, n, L, p) -> (n, p)
+
+
+class SmoothChamfer(nn.Module):
+    """Smooth Chamfer similarity of an image's K and a caption's L embeddings (Kim et al. 2023, DivE), alpha 16.
+
+    Mean over the embeddings of one side of log(sum of exp(alpha cosine) over those of the other) / alpha, half of both
+    directions. All embeddings learn, where the maximum of `mil` teaches one of them.
+    """
+    parts, alpha = True, 16.0
+    implies = MaxOverParts.implies
+
+    def forward(self, images, captions):
+        x, y = (unit(e.parts).transpose(0, 1) for e in (images, captions))          # (K, N, D), (L, M, D)
+        real = [real_parts(e.parts, e.n_parts).T for e in (images, captions)]       # (K, N), (L, M)
+        return score_in_blocks(lambda i, j: self.score(x[:, i], y[:, j], real[0][:, i, None, None], real[1][:, j]),
+                               x.shape[1], y.shape[1], len(x) * len(y), x.device)
+
+    def score(self, x: Tensor, y: Tensor, x_real: Tensor, y_real: Tensor) -> Tensor:
+        """Unit parts (K, n, D), (L, p, D), whether they are real (K, n, 1, 1), (L, p) -> (n, p)."""
+        cosines = (x.flatten(0, 1) @ y.flatten(0, 1).T).view(*x.shape[:2], *y.shape[:2])            # (K, n, L, p)
+        logits = (self.alpha * cosines).masked_fill(~(x_real & y_real), torch.finfo(x.dtype).min)
+        of_images = (logits.logsumexp(2) * x_real[..., 0]).sum(0) / x_real[..., 0].sum(0)           # (n, p)
+        of_captions = (logits.logsumexp(0) * y_real).sum(1) / y_real.sum(0)                         # (n, p)
+        return (of_images + of_captions) / (2 * self.alpha)
 
 
 class MatchProbability(nn.Module):

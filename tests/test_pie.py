@@ -13,7 +13,16 @@ from data import Batch
 from images import Features, Photos, import_torchvision
 from layers import BiGRU, Latent
 from losses import Embedding, Match, check_sides, formulas
-from methods.pvse_pcme import MMD, Diversity, MatchProbability, MaxOverParts, MeanLinear, PIENet, PIEVariance
+from methods.pvse_pcme import (
+    MMD,
+    Diversity,
+    MatchProbability,
+    MaxOverParts,
+    MeanLinear,
+    PIENet,
+    PIEVariance,
+    SmoothChamfer,
+)
 from model import CNN, HEADS, VSE, Encoded, Words, build_model
 from options import check_fits, fit_to_data
 from vocab import SPECIALS, Vocabulary
@@ -185,6 +194,36 @@ def test_padding_of_mil_learns_nothing():
         return MaxOverParts()(images._replace(parts=x), captions._replace(parts=y))
     scores(*inputs).sum().backward()
     assert (inputs[0].grad[0, 1:] == 0).all()                                       # its one real part alone learns
+
+
+# ---- smooth Chamfer
+
+def slow_chamfer(images, captions):
+    def half(a, b):
+        return sum(math.log(sum(math.exp(16 * float(F.cosine_similarity(p, q, dim=0))) for q in b)) for p in a) / len(a)
+    return torch.tensor([[(half(a[:n], b[:m]) + half(b[:m], a[:n])) / 32
+                          for b, m in zip(captions.parts, captions.n_parts)]
+                         for a, n in zip(images.parts, images.n_parts)], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("elements", [1, 50, 2 ** 20])
+def test_chamfer_equals_loops_in_blocks_of_any_size(elements, monkeypatch):
+    monkeypatch.setitem(losses.NUMBERS, "cpu", elements)
+    images, captions = several(7, 3, seed=1), several(9, 2, seed=2)
+    scores = SmoothChamfer()(images, captions)
+    torch.testing.assert_close(scores, slow_chamfer(images, captions), rtol=1e-9, atol=1e-9)
+
+
+def test_gradients_of_chamfer_reach_every_real_part():
+    images, captions = several(3, 3, seed=1), several(4, 2, seed=2)
+    inputs = [e.parts.clone().requires_grad_() for e in (images, captions)]
+
+    def scores(x, y):
+        return SmoothChamfer()(images._replace(parts=x), captions._replace(parts=y))
+    assert torch.autograd.gradcheck(scores, inputs)
+    scores(*inputs).sum().backward()
+    for e, parts in zip((images, captions), inputs):
+        assert torch.equal(parts.grad.abs().sum(2) > 0, losses.real_parts(e.parts, e.n_parts))
 
 
 # ---- match probability
