@@ -20,9 +20,7 @@ if __name__ == "__main__":
     cli.start()
 
 import hashlib
-import json
 import os
-import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -42,11 +40,9 @@ DRAWN, SHARES = 40, (0.02, 0.55)      # boxes drawn in a photo, and their shares
 FOLDERS = ("images", "VG_100K", "VG_100K_2", "")       # where photos lie
 SOURCE = "get it from Visual Genome, or write demo data with python -m demo"
 AS_SHIPPED = "give the file as Visual Genome ships it"
-READ, LONGEST = 1 << 24, 1 << 27      # characters read at a time, and of an entry at most
 COUNTED = ("images_listed", "images_in_coco", "images_without_size", "images_twice", "images_kept",
            "images_without_regions", "regions_of_other_images", "regions_read", "regions_without_area",
            "regions_outside", "regions_without_phrase", "regions_kept", "regions_clipped")
-GAP = re.compile(r"[\s,]*")
 
 
 class Region(NamedTuple):
@@ -74,27 +70,11 @@ class Photo(NamedTuple):
 
 # ---- annotations
 
-def stream_json(path: str) -> Iterator:
-    """Yield the objects of a JSON array, never all at once.
-    Raises InputError if the file is not a JSON array."""
-    decoder = json.JSONDecoder()
-    with refusing(f"{path} is not whole JSON", "fetch it again"), open(path, encoding="utf-8") as f:
-        text = f.read(READ)
-        at = GAP.match(text).end()
-        check(text[at:at + 1] == "[", f"{path} starts with {text[at:at + 20]!r} and not with a list; {AS_SHIPPED}")
-        at += 1
-        while True:
-            at = GAP.match(text, at).end()
-            if text[at:at + 1] == "]":
-                return
-            try:
-                entry, at = decoder.raw_decode(text, at)
-                yield entry
-            except json.JSONDecodeError:                    # the rest of the entry may come with what is read next
-                more = f.read(READ)
-                if not more or len(text) - at > LONGEST:
-                    raise
-                text, at = text[at:] + more, 0
+def read_entries(path: str) -> list:
+    """Read the JSON list of a file. Raises InputError where it is not one."""
+    entries = read_json(need(path, SOURCE))
+    check(isinstance(entries, list), f"{path} is not a list of images; {AS_SHIPPED}")
+    return entries
 
 
 def image_number(entry, path: str) -> int:
@@ -109,8 +89,7 @@ def read_images(folder: str, counts: Counter) -> dict[int, Photo]:
     """Images that are not in COCO, without regions, and their photos.
     Updates counts. Raises InputError if the file is not as Visual Genome ships it or no image is left."""
     path, there, photos = os.path.join(folder, "image_data.json"), {}, {}
-    listed = read_json(need(path, SOURCE))
-    check(isinstance(listed, list), f"{path} is not a list of images; {AS_SHIPPED}")
+    listed = read_entries(path)
     for below_it in filter(os.path.isdir, (os.path.join(folder, name) for name in FOLDERS)):
         for name in os.listdir(below_it):
             there.setdefault(name, os.path.relpath(os.path.join(below_it, name), folder))
@@ -134,8 +113,8 @@ def read_images(folder: str, counts: Counter) -> dict[int, Photo]:
 def read_visual_genome(folder: str, counts: Counter) -> Iterator[Photo]:
     """Yield the images of both annotation files with their regions."""
     photos = read_images(folder, counts)
-    path, seen = need(os.path.join(folder, "region_descriptions.json"), SOURCE), set()
-    for k, entry in enumerate(tqdm(stream_json(path), unit=" images", desc="regions", disable=None), 1):
+    path, seen = os.path.join(folder, "region_descriptions.json"), set()
+    for k, entry in enumerate(read_entries(path), 1):
         key = image_number(entry, path)
         with refusing(f"{path}: entry {k} has regions that are not as Visual Genome ships them",
                       "each needs region_id or id, x, y, width, height and phrase"):
