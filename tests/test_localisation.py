@@ -1,5 +1,4 @@
 """Phrase localisation against loops over phrases and proposals: ranks, measures, chance, baselines, two models."""
-import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -7,6 +6,7 @@ import pytest
 
 import metrics
 from cli import InputError
+from phrases.data import iou
 from phrases.evaluate import SUMS, totals
 from phrases.ranking import chance, locate, measures
 
@@ -25,13 +25,6 @@ class BoxSplit(NamedTuple):
     types: list[tuple[str, ...]]
     n_boxes: np.ndarray
     added: np.ndarray = np.zeros(10_000, bool)
-
-
-def slow_iou(a, b) -> float:
-    """Intersection over union, counted pixel by pixel."""
-    pixels = [set(itertools.product(range(int(x1), int(x2) + 1), range(int(y1), int(y2) + 1)))
-              for x1, y1, x2, y2 in (a, b)]
-    return len(pixels[0] & pixels[1]) / len(pixels[0] | pixels[1])
 
 
 def made(seed: int, photos: int = 25, most: int = 7) -> BoxSplit:
@@ -70,10 +63,10 @@ def rows_of(split: BoxSplit, m: int) -> list[int]:
 def slow_located(split: BoxSplit, whole: np.ndarray, m: int) -> tuple:
     """(rank, first row, its IoU) of phrase m: with every tie resolved for the worst."""
     rows = rows_of(split, m)
-    right = {r: slow_iou(split.boxes[r], split.truth[m]) >= 0.5 for r in rows}
+    right = {r: iou(split.boxes[r:r + 1], split.truth[m:m + 1])[0, 0] >= 0.5 for r in rows}
     order = sorted(rows, key=lambda r: (-whole[r, m].astype(np.float32), right[r], r))
     rank = next((k for k, r in enumerate(order) if right[r]), -1)
-    return rank, order[0], slow_iou(split.boxes[order[0]], split.truth[m])
+    return rank, order[0], iou(split.boxes[order[:1]], split.truth[m:m + 1])[0, 0]
 
 
 @pytest.mark.parametrize("seed, levels", [(0, 1000), (1, 3), (2, 1)])
@@ -86,12 +79,12 @@ def test_locate_is_the_loop_over_phrases(seed, levels):
     located = locate(split, scores_of)
     slow = [slow_located(split, whole, m) for m in range(len(split.phrases))]
     assert located.rank.tolist() == [rank for rank, _, _ in slow]
-    np.testing.assert_allclose(located.iou, [iou for _, _, iou in slow], atol=1e-12)
+    np.testing.assert_allclose(located.iou, [overlap for _, _, overlap in slow], atol=1e-12)
     assert ((located.rank == 0) == (located.iou >= 0.5)).all()
     assert {-1, 0} < set(located.rank.tolist())             # misses, hits and boxes between
     for m in range(len(split.phrases)):
         rows = rows_of(split, m)
-        ious = [slow_iou(split.boxes[r], split.truth[m]) for r in rows]
+        ious = [iou(split.boxes[r:r + 1], split.truth[m:m + 1])[0, 0] for r in rows]
         inside = [x1 <= (a + c) / 2 <= x2 and y1 <= (b + d) / 2 <= y2 for a, b, c, d in split.boxes[rows]
                   for x1, y1, x2, y2 in [split.truth[m]]]
         assert located.proposals[m] == len(rows) and located.hits[m] == sum(v >= 0.5 for v in ious)

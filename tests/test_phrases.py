@@ -12,7 +12,7 @@ import train as core
 from checkpoint import load_checkpoint, load_model
 from cli import InputError
 from phrases import captions, data, evaluate, proposals, train
-from phrases.data import Labels, box_geometry, draw, learnable, read_proposals
+from phrases.data import Labels, box_geometry, draw, iou, learnable, read_proposals
 from phrases.entities import read_entities
 from phrases.ranking import PhraseScores, rsum_by_chance, validate_phrases
 from tests.helpers import log_of, refused, same_weights
@@ -31,13 +31,8 @@ def read(root: str, split: str, **more):
     return data.read_phrases(os.path.join(root, "demo_entities"), split, **more)
 
 
-def slow_iou(a, b) -> float:
-    """IoU of two boxes x1, y1, x2, y2 by counting pixels.
-    In a photo of 128 x 128 whose corners are pixels that boxes hold."""
-    one, other = np.zeros((2, 128, 128), bool)
-    for mask, (x1, y1, x2, y2) in ((one, a), (other, b)):
-        mask[int(y1):int(y2) + 1, int(x1):int(x2) + 1] = True
-    return (one & other).sum() / (one | other).sum()
+def iou_of(a, b) -> float:
+    return iou(a[None], b[None])[0, 0]
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +69,7 @@ def write_features(folder: str, split: str) -> None:
     rows = 0.2 * rng.standard_normal((len(found.boxes), WIDTH))
     for m, n in enumerate(entities.phrase_photo):
         for row in range(found.start[n], found.start[n + 1]):
-            if slow_iou(found.boxes[row], entities.truth[m]) >= 0.5:
+            if iou_of(found.boxes[row], entities.truth[m]) >= 0.5:
                 rows[row] += sum(codes[word] for word in entities.phrases[m].lower().split())
     np.save(os.path.join(folder, f"{split}_edgeboxes200_ims.npy"), rows.astype(np.float16))
     with open(os.path.join(folder, f"{split}_edgeboxes200_ims.json"), "w") as f:
@@ -119,7 +114,7 @@ def test_a_split_is_phrases_and_the_regions_of_their_photos(root):
     for m in range(0, len(split.captions), 7):
         n = split.phrase_photo[m]
         rows = range(split.start[n], split.start[n + 1])
-        overlaps = [slow_iou(split.boxes[row], split.truth[m]) for row in rows]
+        overlaps = [iou_of(split.boxes[row], split.truth[m]) for row in rows]
         assert split.caption_image[m] in rows
         assert overlaps[split.caption_image[m] - split.start[n]] == max(overlaps)
         np.testing.assert_allclose(split.overlap(n)[:, list(split.columns(n)).index(m)], overlaps)
@@ -147,7 +142,7 @@ def labels_by_loop(split, photos, rows, columns, labels: Labels) -> np.ndarray:
     for i, row in enumerate(rows):
         for j, m in enumerate(columns):
             if owner[i] == split.phrase_photo[m]:
-                overlap = slow_iou(split.boxes[row], split.truth[m])
+                overlap = iou_of(split.boxes[row], split.truth[m])
                 found[i, j] = int(overlap >= labels.positive) - int(overlap < 0.3)
     return found
 
@@ -175,7 +170,7 @@ def test_labels_are_those_of_a_loop(root, labels):
             assert not labels.every or set(fits) <= set(rows)
         seen |= set(columns.tolist())
     assert seen == {m for m in phrases if split.phrase_photo[m] in photos}
-    best = {m: max(slow_iou(box, split.truth[m]) for box in split.boxes[split.start[n]:split.start[n + 1]])
+    best = {m: max(iou_of(box, split.truth[m]) for box in split.boxes[split.start[n]:split.start[n + 1]])
             for m, n in enumerate(split.phrase_photo) if n in photos}
     assert seen == {m for m, overlap in best.items() if overlap >= labels.positive}
 
