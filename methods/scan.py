@@ -80,7 +80,7 @@ class CrossAttention(nn.Module):
         shape = *context.shape[:2], *query.shape[:2]
         s = (context.flatten(0, 1) @ query.flatten(0, 1).T).view(shape)             # (c C, Q q) -> (c, C, Q, q)
         w = l2norm(clip(s), self.lambda_softmax)
-        w = w.masked_fill(~present[:, :, None, None], -torch.inf).softmax(1)
+        w = (w if present.all() else w.masked_fill(~present[:, :, None, None], -torch.inf)).softmax(1)
         dot = (w * s).sum(1)                                                        # q . v: (c, Q, q)
         gram = context @ context.transpose(1, 2)                                    # (c, C, C)
         square = ((gram @ w.flatten(2)).view(shape) * w).sum(1)                     # |v|^2: (c, Q, q)
@@ -92,8 +92,8 @@ class CrossAttention(nn.Module):
 def sort_by_parts(e: Embedding) -> tuple[list[Tensor], Tensor]:
     """Blocks of items by rising number of parts, and the place of each item in them."""
     order = e.n_parts.argsort(stable=True)
-    parts = max(1, int(ELEMENTS.get(e.parts.device.type, ELEMENTS["cuda"]) ** 0.5))         # of a block
-    return order.split(max(1, parts // e.parts.shape[1])), order.argsort()
+    parts = ELEMENTS.get(e.parts.device.type, ELEMENTS["cuda"]) ** 0.5                      # of a block
+    return order.split(max(1, int(parts / e.n_parts.float().mean()))), order.argsort()
 
 
 def take(e: Embedding, items: Tensor) -> tuple[Tensor, Tensor]:
