@@ -29,7 +29,7 @@ from cli import Arguments, InputError, check, data_set, filename, positive, torc
 from data import Split, read_split
 from features import store
 from features.folder import CAPTIONS, find_photos, read_captions
-from features.networks import KINDS, RECIPE, build_network, feature_shape
+from features.networks import KINDS, build_network, feature_shape
 from features.store import ALL, SPLITS, ComputeConfig, Part
 from files import mapped, read_array, save_array, save_json, save_lines
 from images import Photos, read_photo
@@ -96,6 +96,12 @@ def extract(folder: str, split: str, paths: list[str], names: list[str], network
               *broken.values(), sep="\n  ", file=sys.stderr)
 
 
+def network_options(opt) -> tuple:
+    """Arguments of `build_network` behind the device."""
+    cnn_type = opt.cnn_type or ("vgg19" if opt.kind == "cnn" else None)
+    return cnn_type, opt.layer, opt.cnn_weights, opt.whole, opt.grid
+
+
 def check_own(folder: str, splits) -> None:
     """Raise InputError on files of a split that no extraction wrote."""
     for split in splits:
@@ -109,7 +115,7 @@ def check_own(folder: str, splits) -> None:
 
 # ---- a folder of one's own
 
-def extract_folder(opt, recipe: dict, config: ComputeConfig, folder: str) -> None:
+def extract_folder(opt, config: ComputeConfig, folder: str) -> None:
     """Write the features of the photos below --photos to `folder`.
 
     Raises InputError for a folder without photos, an output that holds anything else, and faults of photos or captions.
@@ -133,7 +139,7 @@ def extract_folder(opt, recipe: dict, config: ComputeConfig, folder: str) -> Non
     moved = not isinstance(other, str) or not os.path.isdir(other)                  # its photos are elsewhere now
     check(moved or os.path.samefile(other, root),
           f"{folder} holds the photos of {other}, and these are of {root}; give them an --output_name of their own")
-    network = build_network(recipe, config.device)
+    network = build_network(config.device, *network_options(opt))
     store.record_extractor(folder, "ims", network[2])
 
     def write(sound: list[int]) -> None:
@@ -156,7 +162,7 @@ def extract_folder(opt, recipe: dict, config: ComputeConfig, folder: str) -> Non
 
 # ---- a data set
 
-def extract_data_set(opt, recipe: dict, config: ComputeConfig, folder: str) -> None:
+def extract_data_set(opt, config: ComputeConfig, folder: str) -> None:
     """Write features of the photos of --data_name to `folder`.
     Raises InputError if the folder holds other files."""
     data_name = opt.data_name or "coco"
@@ -169,7 +175,7 @@ def extract_data_set(opt, recipe: dict, config: ComputeConfig, folder: str) -> N
     orders = [order_captions(split.require_sound(images=not opt.skip_broken), opt.captions_per_image)
               for split in splits]
     check_own(folder, [split.name for split in splits])
-    network = build_network(recipe, config.device)
+    network = build_network(config.device, *network_options(opt))
     store.record_extractor(folder, "ims", network[2])
     for split, order in zip(splits, orders):
         print(*(f"note: {note}\n" for note in split.notes), sep="", end="")
@@ -218,11 +224,10 @@ def run(opt) -> None:
     for name in ("data_name", "splits", "use_restval") if opt.photos else ("captions", "exclude"):
         check(not getattr(opt, name), f"--{name} is {'not ' * bool(opt.photos)}for --photos FOLDER, a folder of your "
                                       "own photos; leave it out")
-    recipe, device = {name: getattr(opt, name) for name in RECIPE}, torch_device(opt.device)
-    recipe["cnn_type"] = opt.cnn_type or ("vgg19" if opt.kind == "cnn" else None)
+    device = torch_device(opt.device)
     config = ComputeConfig(device, opt.batch_size or BATCH[device.type], opt.workers, opt.skip_broken)
     write = extract_folder if opt.photos else extract_data_set
-    write(opt, recipe, config, os.path.join(opt.data_path, opt.output_name))
+    write(opt, config, os.path.join(opt.data_path, opt.output_name))
 
 
 def main(argv=None) -> None:
@@ -246,8 +251,8 @@ def main(argv=None) -> None:
     add("--cnn_weights", type=filename, metavar="FILE", help="cnn: its weights (default: ImageNet's)")
     add("--layer", choices=["fc6", "fc7", "pooled", "cells"], help="cnn: layer to write, fc6 or fc7 (VGG; default fc7),"
         " pooled (the others) or cells, the 7 x 7 cells of the last map in float16")
-    add("--grid", action="store_true", default=None, help="demo: its 6 x 6 regions, in float16")
-    add("--whole", action="store_true", default=None,
+    add("--grid", action="store_true", help="demo: its 6 x 6 regions, in float16")
+    add("--whole", action="store_true",
         help="cnn: resize the whole photo to 224 x 224, out of shape, in place of its middle")
     add("--skip_broken", action="store_true",
         help="leave out photos that cannot be read, with their captions, and name them")

@@ -1,5 +1,4 @@
-"""Frozen networks that turn photos into features.
-Each is built from a recipe of plain values and named in one line.
+"""Frozen networks that turn photos into features, each named in one line.
 
 A network has `regions` (None: one vector a photo) and `dim`. It maps photos as its transform prepares them, stacked, to
 (B, dim) or (B, regions, dim).
@@ -19,8 +18,7 @@ from model import CNN, CNNS
 
 SIDE = 7                              # cells a side of the last map of every network, for photos of 224 x 224
 KINDS = ("cnn", "demo")
-RECIPE = ("kind", "cnn_type", "layer", "cnn_weights", "grid", "whole")
-# A network's line, from which `find_recipe` takes its recipe.
+# A network's line, by which `rebuild_network` builds it again.
 LINE = re.compile(r"(\w+) (pooled|fc6|fc7|cells)(, photos resized to 224x224,)? sha256:\w+")
 
 
@@ -126,32 +124,35 @@ def load_region_network(cnn_type: str, layer: str | None, weights: str | None, s
     return RegionPooling(cnn, layer), f"{cnn_type} RoI {layer}, photos resized to {side}x{side}, {state}"
 
 
-def build_network(recipe: dict, device) -> tuple:
-    """Build (network, transform, line) from a recipe.
+def build_network(device, cnn_type: str | None, layer: str | None = None, weights: str | None = None,
+                  whole: bool = False, regions: bool = False) -> tuple:
+    """Build (network, transform, line) of a CNN, or without one of the demo's filters.
 
-    network(torch.stack([transform(photo)])) computes features. recipe: the values of RECIPE, None where a kind has no
-    use for them, and perhaps "extractor", the line that the network must have. Raises InputError where it has another
-    one, or cannot be built.
+    network(torch.stack([transform(photo)])) computes features. regions: of the filters. Raises InputError where the
+    network cannot be built.
     """
-    if recipe["kind"] == "demo":
-        net, transform = filters.FilterNetwork(bool(recipe["grid"])), filters.transform
-        line = net.line
-    else:
-        net, line = load_network(recipe["cnn_type"], recipe["layer"], recipe["cnn_weights"], whole=recipe["whole"])
-        transform = whole_transform() if recipe["whole"] else eval_transform()
-    recorded = recipe.get("extractor", line)
-    check(recorded == line, f"the features were made by '{recorded}' and the network at hand is '{line}'; put the "
-                            "weights back, or delete the features and extract them again")
-    return net.to(device).eval(), transform, line
+    if not cnn_type:
+        net = filters.FilterNetwork(regions)
+        return net, filters.transform, net.line
+    net, line = load_network(cnn_type, layer, weights, whole=whole)
+    return net.to(device).eval(), whole_transform() if whole else eval_transform(), line
 
 
-def find_recipe(line: str) -> dict | None:
-    """Find the recipe of the network that a line of features.json names, or None."""
-    recipe, match = dict.fromkeys(RECIPE), LINE.fullmatch(line)
-    if match and match[1] in CNNS:
-        return recipe | {"kind": "cnn", "cnn_type": match[1], "layer": match[2], "whole": bool(match[3]) or None}
-    regions = {filters.FilterNetwork(grid).line: grid for grid in (False, True)}
-    return recipe | {"kind": "demo", "grid": regions[line]} if line in regions else None
+def rebuild_network(line: str, device) -> tuple | None:
+    """Build (network, transform) that a line of features.json names, or None.
+
+    Raises InputError where the network at hand has other weights.
+    """
+    for regions in (False, True):
+        if line == filters.FilterNetwork(regions).line:
+            return build_network(device, None, regions=regions)[:2]
+    match = LINE.fullmatch(line)
+    if not match or match[1] not in CNNS:
+        return None
+    net, transform, present = build_network(device, match[1], match[2], whole=bool(match[3]))
+    check(present == line, f"the features were made by '{line}' and the network at hand is '{present}'; put the "
+                           "weights back, or delete the features and extract them again")
+    return net, transform
 
 
 def feature_shape(net: nn.Module) -> tuple[tuple, np.dtype]:

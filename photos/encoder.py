@@ -101,16 +101,15 @@ class Encoder(Trained):
         """
         if self.reads_photos:
             return (lambda x: x), eval_transform()
-        from features.networks import build_network, find_recipe  # questions alone need none
+        from features.networks import rebuild_network  # questions alone need none
 
         line = self.extractors.get("ims", "")
-        recipe = find_recipe(line)
-        check(recipe,
+        built = rebuild_network(line, self.device)
+        check(built,
               f"{self.path} was trained on features of photos of {ascii(line) if line else 'an unnamed network'}, and "
               "those of other photos cannot be computed from that alone; write them with features.images --photos, "
               "and index them with python -m photos index --images NAME")
-        network, transform, _ = build_network({**recipe, "extractor": line}, self.device)
-        return network, transform
+        return built
 
     @property
     def reads_photos(self) -> bool:

@@ -153,9 +153,8 @@ def test_whole_photos_are_resized_out_of_shape(monkeypatch):
     """A photo 300 x 200 is read whole with --whole, and without it in the middle."""
     monkeypatch.setattr(networks, "load_network", lambda *words, **more: (torch.nn.Identity(), str(more)))
     photo = Image.fromarray(np.random.default_rng(0).integers(0, 255, (200, 300, 3), np.uint8))
-    recipe = dict.fromkeys(networks.RECIPE) | {"kind": "cnn", "cnn_type": "resnet18"}
-    for whole, expected in ((True, whole_transform()), (None, eval_transform())):
-        _, transform, line = networks.build_network({**recipe, "whole": whole}, "cpu")
+    for whole, expected in ((True, whole_transform()), (False, eval_transform())):
+        _, transform, line = networks.build_network("cpu", "resnet18", whole=whole)
         assert torch.equal(transform(photo), expected(photo)) and f"'whole': {whole}" in line
 
 

@@ -6,9 +6,12 @@ import os
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from checkpoint import Trained, load_checkpoint
-from features.networks import RECIPE, build_network, find_recipe, load_network
+from cli import InputError
+from features import networks
+from features.networks import build_network, rebuild_network
 from photos import make_model as make
 from photos.encoder import SHIPPED, Encoder
 from photos.probability import read_probabilities
@@ -32,9 +35,8 @@ def test_it_reads_what_the_packages_compute_and_says_how_many_fit():
         pytest.skip("MiniLM's package is not installed")
     model = Encoder(SHIPPED)
     assert len(read_probabilities(SHIPPED, model).fits) == 3
-    recipe = find_recipe(model.extractors["ims"])
-    net, _, line = build_network(recipe, "cpu")
-    assert line == model.extractors["ims"] and net.dim == model.options.img_dim and recipe["whole"]
+    net, transform = rebuild_network(model.extractors["ims"], "cpu")
+    assert net.dim == model.options.img_dim and transform(Image.new("RGB", (300, 200))).shape == (3, 224, 224)
     captions = model.captions(["two dogs run through the snow", "dogs", "a toilet beside a printer in a spaceship"])
     assert captions.log_var.shape == (3, 1) and float(captions.log_var[2]) < float(captions.log_var[0])
 
@@ -80,11 +82,14 @@ def test_classes_stand_beside_the_photos(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("words", [{}, {"whole": True}, {"layer": "cells"}])
-def test_the_line_of_a_network_gives_its_recipe(words):
-    _, line = load_network("resnet18", pretrained=False, **words)
-    recipe = find_recipe(line)
-    assert set(recipe) == set(RECIPE)
-    assert {name: x for name, x in recipe.items() if x} == {"kind": "cnn", "cnn_type": "resnet18", "layer": "pooled",
-                                                            **words}
+def test_a_network_is_built_again_from_its_line(words, weights, monkeypatch):
+    load = networks.load_network
+    monkeypatch.setattr(networks, "load_network", lambda name, layer, _, whole: load(name, layer, weights, whole=whole))
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 255, (80, 120, 3), np.uint8))
+    net, transform, line = build_network("cpu", "resnet18", **words)
+    again, same = rebuild_network(line, "cpu")
+    assert torch.equal(net(transform(photo)[None]), again(same(photo)[None]))
+    with pytest.raises(InputError, match="the network at hand is 'resnet18 .*; put the weights back"):
+        rebuild_network(f"{line}0", "cpu")
     for other in ("", "x", "resnet18 pooled", "other pooled sha256:ab"):
-        assert find_recipe(other) is None
+        assert rebuild_network(other, "cpu") is None
