@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cli import InputError
-from data import TrigramTokens, read_split
+from data import TrigramTokens
 from model import TanhLayers, TrigramBag, TrigramConv, TrigramWords
 from vocab import SPECIALS, Trigrams, trigrams_of
 
@@ -165,17 +165,3 @@ def test_initialised_as_a_linear_layer_of_the_dense_counts():
     assert weight[1:].std().item() == pytest.approx(bound / 3 ** 0.5, rel=0.01)
     shapes = [tuple(p.shape) for p in TrigramConv(500, [400, 200, 100, 50], 30).parameters()]
     assert shapes == [(400,), (501, 1200), (200, 400), (200,), (100, 200), (100,), (50, 100), (50,), (30, 50), (30,)]
-
-
-# ---- real captions
-
-def test_trigrams_of_flickr8k(real_path):
-    """Far fewer than the 30,000 of web queries; hashing leaves next to nothing of unseen captions unheard."""
-    train, dev = (read_split(real_path, "f8k_precomp", name) for name in ("train", "dev"))
-    vocab = Trigrams.build(train.words)
-    assert 2000 < len(vocab.trigrams) < 4000 < len(Trigrams.build(train.words, 1).trigrams) < 8000
-    tokens = TrigramTokens(dev.words, vocab)
-    assert not tokens.unknown.any() and tokens.length.sum() == sum(map(len, dev.words))
-    words = {word for caption in dev.words for word in caption}
-    unlisted = [word for word in words if word not in vocab.index]
-    assert np.mean([bool(h) for h in vocab.hash(unlisted)]) > 0.95
