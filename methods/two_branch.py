@@ -71,21 +71,16 @@ class TwoBranchLoss(nn.Module):
                  self.hardest(farthest, within, ~same))
         return sum(weight * term.mean() for weight, term in zip(self.weights, terms))
 
-    def hardest(self, positive: Tensor, others: Tensor, negative: Tensor,
-                anchor: Tensor | None = None) -> Tensor:
-        """Mean of the largest violations of each pair: (K,).
-        0 if its anchor has no negatives.
+    def hardest(self, positive: Tensor, others: Tensor, negative: Tensor) -> Tensor:
+        """Mean of the largest violations of each anchor: (K,), 0 without negatives.
 
-        positive (K,): distances of anchors to positives. others, negative (A, n): distances of the anchors to all
-        items, and which are negatives. anchor (K,): whose distance each is, by default 0 ... A - 1.
+        positive (K,): distances of anchors to positives. others, negative (K, n): distances of the anchors to all
+        items, and which are negatives.
         """
         nearest = others.masked_fill(~negative, torch.inf)
-        # (A, n) -> (A, top)
-        nearest = nearest.topk(min(self.top, nearest.shape[1]), 1, largest=False).values
-        count = negative.sum(1).clamp(1, self.top)                                  # (A,)
-        if anchor is not None:
-            nearest, count = nearest[anchor], count[anchor]                         # (K, top), (K,)
-        return (self.margin + positive[:, None] - nearest).clamp(min=0).sum(1) / count
+        nearest = nearest.topk(min(self.top, nearest.shape[1]), 1, largest=False).values            # (K, top)
+        violations = (self.margin + positive[:, None] - nearest).clamp(min=0)
+        return violations.sum(1) / negative.sum(1).clamp(1, self.top)
 
 
 def distance(x: Tensor, y: Tensor) -> Tensor:

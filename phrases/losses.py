@@ -103,8 +103,8 @@ class LabelledTwoBranch(TwoBranchLoss):
         sibling = fits @ fits.T > 0                                                 # (M, M)
         apart = (fits @ (labels < 0).to(across.dtype) > 0) & ~sibling               # (M, M)
         farthest = within.masked_fill(~sibling, 0).amax(1)                          # (M,)
-        terms = ((share * self.hardest(across[i, j], across.T, labels.T < 0, j)).sum(),
-                 (share * self.hardest(across[i, j], across, labels < 0, i)).sum(),
+        terms = ((share * self.hardest(across[i, j], across.T[j], labels.T[j] < 0)).sum(),
+                 (share * self.hardest(across[i, j], across[i], labels[i] < 0)).sum(),
                  self.hardest(farthest, within, apart).mean())
         return sum(weight * term for weight, term in zip(self.weights, terms))
 
