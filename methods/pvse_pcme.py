@@ -119,7 +119,8 @@ class MaxOverParts(nn.Module):
 
 
 class SmoothChamfer(nn.Module):
-    """Smooth Chamfer similarity of an image's K and a caption's L embeddings (Kim et al. 2023, DivE), alpha 16.
+    """Smooth Chamfer similarity of K embeddings of an image and L of a caption.
+    Kim et al. 2023 (DivE), alpha 16.
 
     Mean over the embeddings of one side of log(sum of exp(alpha cosine) over those of the other) / alpha, half of both
     directions. All embeddings learn, where the maximum of `mil` teaches one of them.
@@ -134,7 +135,8 @@ class SmoothChamfer(nn.Module):
                                x.shape[1], y.shape[1], len(x) * len(y), x.device)
 
     def score(self, x: Tensor, y: Tensor, x_real: Tensor, y_real: Tensor) -> Tensor:
-        """Unit parts (K, n, D), (L, p, D), whether they are real (K, n, 1, 1), (L, p) -> (n, p)."""
+        """Scores (n, p) of unit parts (K, n, D), (L, p, D).
+        x_real (K, n, 1, 1), y_real (L, p): True for parts that are not padding."""
         cosines = (x.flatten(0, 1) @ y.flatten(0, 1).T).view(*x.shape[:2], *y.shape[:2])            # (K, n, L, p)
         logits = (self.alpha * cosines).masked_fill(~(x_real & y_real), torch.finfo(x.dtype).min)
         of_images = (logits.logsumexp(2) * x_real[..., 0]).sum(0) / x_real[..., 0].sum(0)           # (n, p)
