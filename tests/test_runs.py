@@ -208,7 +208,7 @@ def test_what_breaks_while_writing_leaves_the_old_file_alone(tmp_path):
             f.write("half of the ne")
             raise error
         assert path.read_text() == "old" and os.listdir(tmp_path / "new") == ["a.txt"]
-    (tmp_path / "new" / ".a.txt.part").write_text("what a killed process left")
+    (tmp_path / "new" / ".a.txt.4194305.part").write_text("what a killed process left")
     os.symlink(path, tmp_path / "link")
     save_json({"a": 1}, str(tmp_path / "link"))
     assert os.path.islink(tmp_path / "link") and json.loads(path.read_text()) == {"a": 1}
