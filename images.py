@@ -280,9 +280,6 @@ class Photos:
         """Photo i, as `read_photo` reads it."""
         return read_photo(self.paths[i], most)
 
-    def name(self, i: int) -> str:
-        return os.path.basename(self.paths[i])
-
     def gather(self, index) -> Tensor:
         """Photos `index` (B,), their middle: (B, 3, 224, 224)."""
         transform = eval_transform()
