@@ -1,8 +1,7 @@
 """Pictures of retrieval and of uncertainty (`ucmr` Fig. 4-7).
 
-matplotlib brings DejaVu Sans, which has the alphabets of Europe and the Middle East; it draws a box for a letter that
-it lacks. Where a font that has Chinese, Japanese and Korean is installed, a line in matplotlibrc draws with both:
-`font.family: DejaVu Sans, Noto Sans CJK JP`.
+matplotlib's font has the alphabets of Europe and the Middle East. Where a font for Chinese, Japanese and Korean is
+installed, a line in matplotlibrc adds it: `font.family: DejaVu Sans, Noto Sans CJK JP`.
 """
 import contextlib
 import os
@@ -14,41 +13,34 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from cli import InputError, check
+from cli import check
+from data import Photos
 from evaluation.annotations import Pairs
 from evaluation.embeddings import Embeddings, uncertainties
+from evaluation.report import number
 from files import atomic, below, output
-from images import Photos, read_photo
 
 FORMATS = ("png", "pdf", "svg", "ps", "eps")
 DPI, LARGEST = 80, 2 ** 16 - 1        # pixels an inch, and of a side: what matplotlib can draw
 THUMBNAIL = 256                       # pixels a side of a photo within a picture
-OWN, IN_SET = "limegreen", "tab:blue"                       # frames
+OWN = "limegreen"                     # frame of the right answer
 TILE, LINE, GAP, TITLE = 2.0, 0.16, 0.14, 0.42              # inches: a photo, a line of text, between rows, the title
-SPREAD = (0.0, 0.25, 0.5, 0.75, 1.0)  # quantiles of uncertainty whose captions `draw_retrieval` shows
-MOST, MATCHES, ACROSS, LETTERS = 5, 3, 6, 30    # of `draw_extremes`: items, matches of each; photos, letters in a line
+MOST, MATCHES, ACROSS, LETTERS = 5, 3, 6, 30    # items drawn, matches of each; photos, letters in a line
 
 
 def picture_file(path: str, inputs=(), overwrite: bool = True) -> str:
-    """`path`, where a picture can be drawn.
-    Raises InputError, before the work, where it cannot be, and as `output` does."""
-    check(format_of(path) in FORMATS, f"{path} ends in none of .{', .'.join(FORMATS)}, which pictures are drawn as; "
-                                      "give it such an ending")
+    """The path of a picture, if it may be drawn there; as `files.output`."""
+    check(os.path.splitext(path)[1][1:].lower() in FORMATS,
+          f"{path} ends in none of .{', .'.join(FORMATS)}, which pictures are drawn as; give it such an ending")
     return output(path, inputs, overwrite)
-
-
-def format_of(path: str) -> str:
-    """The ending of a file name, in small letters and without the dot."""
-    return os.path.splitext(path)[1][1:].lower()
 
 
 @contextlib.contextmanager
 def figure_in(path: str, size: tuple[float, float], tight: bool = False):
-    """Yield an empty figure, in inches, and write it to `path` at the end.
-    tight: give each of its axes the space that its texts need.
+    """Yield an empty figure of this size in inches, and write its picture at the end.
 
-    Neither a window system nor pyplot's state is touched. Captions and names are drawn as they are, where matplotlib
-    would read two $ as a formula.
+    Neither a window system nor pyplot's state is touched. tight: give each of its axes the space that its texts need.
+    Texts are drawn as they are, where matplotlib would read two $ as a formula.
     """
     import matplotlib  # takes a second to start, and most commands draw nothing
     from matplotlib.figure import Figure
@@ -62,7 +54,7 @@ def figure_in(path: str, size: tuple[float, float], tight: bool = False):
             text.set_text(drawable(text.get_text()))
         if tight:
             figure.tight_layout()
-        figure.savefig(f, format=format_of(path), dpi=DPI)
+        figure.savefig(f, format=os.path.splitext(path)[1][1:].lower(), dpi=DPI)
 
 
 @contextlib.contextmanager
@@ -84,30 +76,11 @@ def wrapped(text: str, width: int, lines: int = 3) -> str:
 
 # ---- photos, and rows of them
 
-def show_photo(axis, photo: Image.Image | str, frame: str | None = None, thick: float = 4) -> None:
-    """Draw a whole photo in a square with a frame.
-    colour None: a thin grey frame. A word in place of the photo, such as "gone", is drawn on grey."""
-    width, height = getattr(photo, "size", (1, 1))
-    if isinstance(photo, str):
-        axis.set(facecolor="gainsboro", aspect="equal")
-        axis.text(0.5, 0.5, photo, transform=axis.transAxes, ha="center", va="center", color="dimgrey")
-    else:
-        axis.imshow(np.asarray(photo))
-    side = max(width, height)
-    left, bottom = (width - side) / 2 - 0.5, (height + side) / 2 - 0.5
-    axis.set(xticks=[], yticks=[], xlim=(left, left + side), ylim=(bottom, bottom - side))
-    for spine in axis.spines.values():
-        spine.set(color=frame or "lightgrey", linewidth=thick if frame else 1)
-
-
 class Cell(NamedTuple):
-    """A photo in a row, and the texts around it."""
-    photo: Image.Image | str          # or a word in its place
+    """A photo in a row."""
+    photo: Image.Image | str          # or a text in its place, such as "gone"
     label: str = ""                   # above it: name, score, uncertainty
-    frame: str | None = None          # OWN, IN_SET
-    badge: str = ""                   # on it: how sure the model is of it
-    sure: bool = True                 # whether that is sure enough
-    boxes: tuple = ()                 # on it: ((left, top, right, bottom) as shares of its sides, colour)
+    frame: str | None = None          # colour of its frame; None: thin and grey
 
 
 class Row(NamedTuple):
@@ -118,13 +91,14 @@ class Row(NamedTuple):
 
 
 def draw_rows(path: str, title: str, rows: list[Row], across: int) -> None:
-    """Draw queries with their photos, `across` in a line.
-    Raises InputError where the picture would be too tall."""
-    width, lines = max(6, TILE * across), []                # lines: (texts above the first photo, cells)
+    """Draw queries with their photos, `across` in a line."""
+    width, lines = max(6, TILE * across), []                # lines: (text above the first photo, its lines, cells)
     for row in rows:
         heading = "\n".join(filter(None, (wrapped(text, int(11 * width)) for text in (row.query, row.facts))))
-        lines += [("" if k else heading, row.cells[k:k + across]) for k in range(0, len(row.cells) or 1, across)]
-    heads = [GAP + LINE * (len(heading.splitlines()) + count_label_lines(cells)) for heading, cells in lines]
+        for k in range(0, len(row.cells) or 1, across):
+            cells = row.cells[k:k + across]
+            lines.append((heading * (k == 0), max((len(cell.label.splitlines()) for cell in cells), default=0), cells))
+    heads = [GAP + LINE * (len(heading.splitlines()) + labels) for heading, labels, _ in lines]
     height = TITLE + sum(heads) + TILE * len(lines)
     check(max(width, height) * DPI <= LARGEST,
           f"{path}: {len(lines):,} lines of photos make a picture of {height * DPI:,.0f} pixels, and at most "
@@ -132,56 +106,37 @@ def draw_rows(path: str, title: str, rows: list[Row], across: int) -> None:
     with figure_in(path, (width, height)) as figure:
         figure.suptitle(wrapped(title, int(12 * width), 1), fontsize=10, y=1 - 0.12 / height, va="top")
         y = height - TITLE
-        for head, (heading, cells) in zip(heads, lines):
+        for head, (heading, labels, cells) in zip(heads, lines):
             y -= head + TILE
             axes = [figure.add_axes([(k + 0.03) * TILE / width, (y + 0.03 * TILE) / height,
                                      0.94 * TILE / width, 0.94 * TILE / height]) for k in range(len(cells) or 1)]
-            draw_line(axes, heading, cells)
+            for axis, cell in zip(axes, cells):
+                draw_cell(axis, cell)
+            if not cells:
+                axes[0].axis("off")
+            write_above(axes[0], heading, 4 + 72 * LINE * labels, fontsize=9, weight="bold")
 
 
-def count_label_lines(cells: list[Cell]) -> int:
-    return max((len(cell.label.splitlines()) for cell in cells), default=0)
-
-
-def draw_line(axes, heading: str, cells: list[Cell]) -> None:
-    """Draw photos side by side, and a heading above the first.
-    Without photos the axis stays empty."""
-    if not cells:
-        axes[0].axis("off")
-    for axis, cell in zip(axes, cells):
-        show_photo(axis, cell.photo, cell.frame)
-        if not isinstance(cell.photo, str):
-            draw_boxes(axis, cell.photo.size, cell.boxes)
-        write_above(axis, cell.label, 3, fontsize=8)
-        if cell.badge:
-            text, back = ("black", "white") if cell.sure else ("white", "firebrick")
-            axis.text(0.03, 0.03, cell.badge, transform=axis.transAxes, fontsize=9, weight="bold", va="bottom",
-                      zorder=5, color=text, bbox={"facecolor": back, "edgecolor": "none", "boxstyle": "round,pad=0.25"})
-    write_above(axes[0], heading, 4 + 72 * LINE * count_label_lines(cells), fontsize=9, weight="bold")
-
-
-def draw_boxes(axis, size: tuple[int, int], boxes) -> None:
-    """Draw the boxes of a `Cell` on a photo of this width and height.
-    White rims show them on any colour; the rims come first, so that none hides a box."""
-    rims = [(edges, "white", 3.5) for edges, _ in boxes]
-    for edges, colour, thick in [*rims, *((*box, 2) for box in boxes)]:
-        left, top, right, bottom = (share * side - 0.5 for share, side in zip(edges, (*size, *size)))
-        axis.plot([left, right, right, left, left], [top, top, bottom, bottom, top], color=colour, linewidth=thick,
-                  solid_joinstyle="miter", scalex=False, scaley=False)
+def draw_cell(axis, cell: Cell) -> None:
+    """Draw a photo whole in a framed square, or a text on grey; its label above."""
+    width, height = getattr(cell.photo, "size", (1, 1))
+    if isinstance(cell.photo, str):
+        axis.set(facecolor="gainsboro", aspect="equal")
+        axis.text(0.5, 0.5, cell.photo, transform=axis.transAxes, ha="center", va="center", color="dimgrey")
+    else:
+        axis.imshow(np.asarray(cell.photo))
+    side = max(width, height)
+    left, bottom = (width - side) / 2 - 0.5, (height + side) / 2 - 0.5
+    axis.set(xticks=[], yticks=[], xlim=(left, left + side), ylim=(bottom, bottom - side))
+    for spine in axis.spines.values():
+        spine.set(color=cell.frame or "lightgrey", linewidth=4 if cell.frame else 1)
+    write_above(axis, cell.label, 3, fontsize=8)
 
 
 def write_above(axis, text: str, points: float, **look) -> None:
     """Write a text so many points above an axis, however large that is."""
     axis.annotate(text, (0, 1), (0, points), "axes fraction", "offset points", va="bottom", annotation_clip=False,
                   **look)
-
-
-def small(file: str) -> Image.Image | str:
-    """A photo as it is drawn among others, or the word that stands in its place."""
-    try:
-        return read_photo(file, THUMBNAIL) if os.path.isfile(file) else "gone"
-    except InputError:
-        return "unreadable"
 
 
 def find_photos(photos: Photos | list[str] | None, folder: str | None) -> Photos | None:
@@ -198,9 +153,10 @@ def find_photos(photos: Photos | list[str] | None, folder: str | None) -> Photos
 
 
 def image_drawer(texts: list[str] | None, photos: Photos | None, caption_image: np.ndarray):
-    """Texts of all captions, and a function that draws an image below lines.
-    image(i, *lines, frame) returns a Cell. Where there are no photos, it shows the number and the first caption of
-    the image."""
+    """Texts of all captions, and image(i, *lines, frame): a Cell of image i.
+
+    Where there are no photos, it shows the number and the first caption of the image.
+    """
     texts = texts or [f"caption {m}" for m in range(len(caption_image))]
     first = dict(zip(caption_image[::-1].tolist(), texts[::-1]))
 
@@ -219,35 +175,31 @@ def draw_retrieval(e: Embeddings, photos: Photos | None, path: str) -> None:
     texts, image = image_drawer(e.ids.get("caption"), photos, e.caption_image)
     spread, rows = uncertainties(e), []
     order = np.argsort(spread.get("captions", np.arange(len(texts))), kind="stable")
-    for m in (order[round(q * (len(order) - 1))] for q in SPREAD):
+    for m in order[np.linspace(0, len(order) - 1, MOST).round().astype(int)]:
         score, own = e.scores[:, m], e.caption_image[m]
         facts = [f"uncertainty {spread['captions'][m]:.1f}"] if "captions" in spread else []
         facts.append(f"its own image is number {int((score >= score[own]).sum())} of {e.n_images:,}")
         cells = [image(i, f"{score[i]:.3f}" + (f" (unc. {spread['images'][i]:.1f})" if "images" in spread else ""),
-                       frame=OWN if i == own else None) for i in np.argsort(-score, kind="stable")[:len(SPREAD)]]
+                       frame=OWN if i == own else None) for i in np.argsort(-score, kind="stable")[:MOST]]
         rows.append(Row(texts[m], "; ".join(facts), cells))
     draw_rows(path, f"{e.data_name} {e.split}, {e.similarity}: the best of {e.n_images:,} images for a caption; green: "
-                    "its own", rows, len(SPREAD))
+                    "its own", rows, MOST)
 
 
 def draw_curves(reports: dict[str, dict], path: str) -> None:
-    """Draw recall by tenths of uncertainty, and risk by coverage.
-    A row of pictures per side, a line per run.
+    """Draw recall by tenths of uncertainty and risk by coverage, a line per run.
 
-    reports: {run: {"images" | "captions": what `protocols.report_uncertainty` returns}}. A side that was not ranked has
-    no recalls.
+    reports: {run: {"images" | "captions": what `protocols.report_uncertainty` returns, with recalls}}.
     """
-    sides = {}
-    for run, report in reports.items():
-        for side, numbers in report.items():
-            if "recall_bins" in numbers:
-                sides.setdefault(side, {})[run] = numbers
+    sides = list(dict.fromkeys(side for report in reports.values() for side in report))
     with drawing(path, len(sides), 2, (10, 3.6 * len(sides)), tight=True) as (_, axes):
-        for (left, right), (side, runs) in zip(axes, sides.items()):
-            for run, numbers in runs.items():
-                bins, risk = numbers["recall_bins"], numbers["risk_coverage"]
-                rho = "" if bins["rho"] is None else f" (rho {bins['rho']:.2f})"
-                left.plot(range(1, len(bins["recall"]) + 1), bins["recall"], marker="o", label=run + rho)
+        for (left, right), side in zip(axes, sides):
+            for run, report in reports.items():
+                if side not in report:
+                    continue
+                bins, risk = report[side]["recall_bins"], report[side]["risk_coverage"]
+                left.plot(range(1, len(bins["recall"]) + 1), bins["recall"], marker="o",
+                          label=f"{run} (rho {number(bins['rho'], 2)})")
                 line, = right.plot(100 * np.array(risk["coverage"]), risk["risk"], label=f"{run} (area "
                                    f"{risk['area']:.1f}, perfect {risk['area_best']:.1f})")
                 right.axhline(risk["area_random"], color=line.get_color(), linestyle=":", linewidth=1)

@@ -90,8 +90,3 @@ def how_sure(p: float, unsure: float, copies: int = 1, fit: str | None = None) -
     if fit:
         return f"{fit}; {percent(p)} sure that the first{among + ',' * (copies > 1)} is the one you mean"
     return f"{percent(p)} sure of the first photo{among}" + ": another may be meant, or none" * (p < unsure)
-
-
-def badge_of(p: float, unsure: float | None) -> str:
-    """`how_sure` in two words."""
-    return f"{percent(p)} sure" if unsure is None or p >= unsure else f"not sure ({percent(p)})"

@@ -9,11 +9,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from cli import check
+from cli import InputError, check
+from images import read_photo
 from losses import Embedding, cosine, trait, uncertainty
 from photos.encoder import Encoder
 from photos.index import Index
-from photos.probability import NONE, Probabilities, badge_of, how_many, how_sure, percent, read_probabilities
+from photos.probability import NONE, Probabilities, how_many, how_sure, percent, read_probabilities
 from photos.question import notes_on_words, read_question, rows_named
 from photos.vectors import query_vectors, scores_of_products
 
@@ -199,6 +200,16 @@ def standardise(scores: Tensor) -> Tensor:
 
 # ---- a sheet of answers
 
+def read_small(file: str):
+    """Read a photo as a sheet shows it, or the word in its place."""
+    from evaluation.pictures import THUMBNAIL
+
+    try:
+        return read_photo(file, THUMBNAIL) if os.path.isfile(file) else "gone"
+    except InputError:
+        return "unreadable"
+
+
 def contact_sheet(path: str, results: list[SearchResult], photo_of, title: str, unsure: float = 0.0,
                   files: list[str | None] = ()) -> None:
     """Draw the answers to queries, each with its name and its probability.
@@ -207,7 +218,7 @@ def contact_sheet(path: str, results: list[SearchResult], photo_of, title: str, 
     files: for each query its photo, which is drawn before the answers, or None for a text. Raises InputError on a path
     that `picture_file` refuses, and where the picture would be too tall.
     """
-    from evaluation.pictures import Cell, Row, draw_rows, drawable, picture_file, small  # matplotlib takes a second
+    from evaluation.pictures import Cell, Row, draw_rows, drawable, picture_file  # matplotlib takes a second
 
     picture_file(path)
     rows = []
@@ -216,9 +227,9 @@ def contact_sheet(path: str, results: list[SearchResult], photo_of, title: str, 
         for hit in result.answers:
             name = " ".join(drawable(hit.name).split())
             label = name if len(name) <= NAME else f"...{name[3 - NAME:]}"
-            cells.append(Cell(small(photo_of(hit.row)), label + ("" if hit.p is None else f"\n{percent(hit.p)}")))
+            cells.append(Cell(read_small(photo_of(hit.row)), label + ("" if hit.p is None else f"\n{percent(hit.p)}")))
         if cells and result.sure is not None and not result.none_fits:
-            cells[0] = cells[0]._replace(badge=badge_of(result.sure, unsure), sure=result.sure >= unsure)
-        own = [Cell(small(file), "the query")] if file else []
+            cells[0] = cells[0]._replace(frame="firebrick" if result.sure < unsure else None)
+        own = [Cell(read_small(file), "the query")] if file else []
         rows.append(Row(result.query, result.said(unsure) or "", own + cells))
     draw_rows(path, title, rows, ACROSS)

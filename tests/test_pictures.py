@@ -12,7 +12,7 @@ from PIL import Image
 
 from cli import InputError
 from evaluation import pictures
-from evaluation.pictures import Cell, Row, draw_rows, drawable, drawing, figure_in, picture_file, show_photo
+from evaluation.pictures import Cell, Row, draw_cell, draw_rows, drawable, drawing, figure_in, picture_file
 from images import read_photo
 from photos.searcher import Hit, SearchResult, contact_sheet
 
@@ -84,7 +84,7 @@ def test_control_characters_are_left_out():
 def test_a_photo_is_shown_whole_in_the_middle_of_a_square(tmp_path):
     with drawing(str(tmp_path / "p.png"), 1, 3, (6, 3)) as (figure, axes):
         for axis, size in zip(axes[0], ((90, 30), (30, 90), (50, 50))):
-            show_photo(axis, Image.new("RGB", size, "red"), "blue")
+            draw_cell(axis, Cell(Image.new("RGB", size, "red"), "", "blue"))
         for axis in axes[0]:
             axis.apply_aspect()
             left, bottom, width, height = axis.get_window_extent().bounds
@@ -115,16 +115,16 @@ def test_rows_show_photos_with_what_is_said_of_them_in_their_order(tmp_path, dra
     photos = [Image.new("RGB", (9, 9), (k, 0, 0)) for k in range(7)]
     rows = [Row("long " * 200, "facts", [Cell(photo, f"label {k}", pictures.OWN if k == 5 else None)
                                          for k, photo in enumerate(photos)]),
-            Row("short", "", [Cell("gone", "one\ntwo", pictures.IN_SET, "9% sure", False)]), Row("nothing", "", [])]
+            Row("short", "", [Cell("gone", "one\ntwo", "firebrick")]), Row("nothing", "", [])]
     draw_rows(str(tmp_path / "p.png"), "a title", rows, 3)
     assert [int(cell["photo"][0, 0, 0]) for cell in drawn[:7]] == list(range(7)) and drawn[7]["photo"] is None
     assert [cell["texts"][0] for cell in drawn[:7]] == [f"label {k}" for k in range(7)]
     heading = drawn[0]["texts"][-1].splitlines()
     assert len(heading) == 4 and heading[2].endswith(" ...") and heading[3] == "facts"
     assert all(cell["texts"][1:] in ([], [""]) for cell in drawn[1:7])
-    assert set(drawn[7]["texts"]) == {"gone", "one\ntwo", "9% sure", "short"}
-    assert [cell["frame"] for cell in drawn] == [hex_of(pictures.OWN if k == 5 else pictures.IN_SET if k == 7 else
-                                                        "lightgrey") for k in range(8)]
+    assert set(drawn[7]["texts"]) == {"gone", "one\ntwo", "short"}
+    assert [cell["frame"] for cell in drawn] == [hex_of({5: pictures.OWN, 7: "firebrick"}.get(k, "lightgrey"))
+                                                 for k in range(8)]
     lines = sorted({round(cell["at"][1], 6) for cell in drawn}, reverse=True)
     assert [lines.index(round(cell["at"][1], 6)) for cell in drawn] == [0, 0, 0, 1, 1, 1, 2, 3]
 
@@ -146,7 +146,7 @@ def test_no_text_of_a_sheet_covers_another_or_leaves_it(tmp_path, sheet):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pictures, "figure_in", keeping)
         sheet(names, [0.9] * 2, query="a photo of " + "something quite long " * 40)
-    assert len(seen) == 7 + 7 + 2 * 2 + 1                   # labels, headings with badges, the title
+    assert len(seen) == 7 + 7 + 2 + 1                       # labels, headings, the title
 
 
 # ---- the sheet of a search
@@ -172,27 +172,23 @@ def test_a_sheet_shows_every_answer_and_how_sure_it_is(sheet, drawn, quiet):
     sheet(["a.png", "b/c.png", "gone.png", "\u72ac.png", "e" * 60 + ".png", "f.png"], [0.72, 0.3], unsure=0.5)
     assert len(drawn) == 12
     first, second, gone, foreign, long, _ = drawn[:6]
-    assert first["texts"] == ["a.png\n50%", "72% sure", "a dog\n72% sure of the first photo"]
+    assert first["texts"] == ["a.png\n50%", "a dog\n72% sure of the first photo"]
     assert second["texts"][0] == "b/c.png\n25%"
     assert gone["photo"] is None and "gone" in gone["texts"]
     assert foreign["texts"][0].startswith("\u72ac.png\n")
     assert long["texts"][0].splitlines()[0] == "..." + "e" * 21 + ".png"
-    assert drawn[6]["texts"][1] == "not sure (30%)" and "another may be meant" in drawn[6]["texts"][-1]
+    assert "another may be meant" in drawn[6]["texts"][-1]
+    assert [cell["frame"] for cell in drawn[::6]] == [hex_of("lightgrey"), hex_of("firebrick")]
     assert [int(cell["photo"][0, 0, 0]) for cell in (first, second, foreign)] == [0, 10, 30]
-
-
-def test_a_sheet_without_calibration_has_names_alone(sheet, drawn):
-    sheet(["a.png", "b.png"], [None], calibrated=False)
-    assert [cell["texts"] for cell in drawn] == [["a.png", "a dog"], ["b.png"]]
 
 
 def test_a_photo_that_was_searched_with_stands_before_its_answers(sheet, drawn, tmp_path):
     asked = file_of(tmp_path / "mine.png", (99, 0, 0))
     (tmp_path / "torn.png").write_bytes(b"no photo")
-    sheet(["a.png"], [0.7, 0.7, 0.7], files=[None, asked, str(tmp_path / "torn.png")])
+    sheet(["a.png"], [None] * 3, calibrated=False, files=[None, asked, str(tmp_path / "torn.png")])
     assert [None if cell["photo"] is None else int(cell["photo"][0, 0, 0]) for cell in drawn] == [0, 99, 0, None, 0]
-    assert drawn[1]["texts"][0] == "the query" and "70% sure" not in drawn[1]["texts"]
-    assert "70% sure" in drawn[2]["texts"] and "unreadable" in drawn[3]["texts"]
+    assert drawn[0]["texts"] == ["a.png", "a dog"]          # without calibration names alone
+    assert drawn[1]["texts"][0] == "the query" and "unreadable" in drawn[3]["texts"]
 
 
 def test_a_picture_needs_an_ending_and_replaces_no_named_file_unasked(sheet, tmp_path):

@@ -19,6 +19,7 @@ import re
 import textwrap
 
 import numpy as np
+from PIL import ImageDraw
 
 import cli
 from cli import Arguments, check, filename, natural, number, up_to
@@ -88,15 +89,17 @@ def draw_triplet(triplet: dict, path: str, models: dict[str, CropEncoder]) -> Ce
     """Draw the photo of a triplet with boxes, captions and uncertainties.
     Captions stand above it, and the uncertainties of A and C by each model."""
     photo = read_photo(path)
-    boxes = [((x / photo.width, y / photo.height, (x + w) / photo.width, (y + h) / photo.height), COLOURS[letter])
-             for letter in COLOURS for x, y, w, h in [triplet[letter]]]
     lines = [f"{letter.upper()} ({COLOURS[letter]}): {triplet[f'caption_{letter}']}" for letter in "abc"]
     for name, model in models.items():
         crops = format_uncertainties(model.crops([(path, tuple(triplet[letter])) for letter in "ac"]))
         captions = format_uncertainties(model.captions([triplet["caption_a"], triplet["caption_c"]]))
         lines += [f"{name}, crops: A {crops[0]}, C {crops[1]}", f"captions: A {captions[0]}, C {captions[1]}"]
-    photo.thumbnail((THUMBNAIL, THUMBNAIL))
-    return Cell(photo, "\n".join(wrapped(line, LETTERS) for line in lines), boxes=tuple(boxes))
+    scale = min(1, THUMBNAIL / max(photo.size))
+    photo = photo.resize([round(scale * side) for side in photo.size])
+    for letter, colour in COLOURS.items():
+        x, y, w, h = (scale * number for number in triplet[letter])
+        ImageDraw.Draw(photo).rectangle((x, y, x + w - 1, y + h - 1), outline=colour, width=2)
+    return Cell(photo, "\n".join(wrapped(line, LETTERS) for line in lines))
 
 
 def show_examples(opt, models: dict[str, CropEncoder]) -> None:
