@@ -46,9 +46,23 @@ RANKS = ["protocol", "direction", "query", "id", "rank_from_0"]     # columns of
 def run(opt) -> dict:
     """Evaluate, print tables, write the results and return them.
     Raises InputError on wrong options and files."""
+    check_options(opt)
+    return compare_models(opt) if opt.compare else evaluate_one(opt)
+
+
+def check_options(opt) -> None:
+    """Raise InputError on options that do not go together."""
     check(not opt.photos or os.path.isdir(opt.photos), f"--photos {opt.photos} is not a folder; give the folder of the "
                                                        "photos, or leave it out")
-    return compare_models(opt) if opt.compare else evaluate_one(opt)
+    check(not opt.compare or len(opt.compare) > 1, f"--compare {(opt.compare or [''])[0]} has nothing to compare with; "
+                                                   "give at least two runs, or use --checkpoint")
+    check(not opt.compare or not (opt.export or opt.ranks or opt.retrieval), "--export, --ranks and --retrieval are of "
+          "one model, and --compare names several; leave them out, or use --checkpoint")
+    check(not opt.sim or not opt.scores, f"--sim {opt.sim} computes nothing from a matrix of --scores; leave it out")
+    check(not opt.export or not (opt.embeddings or opt.scores) and len(opt.checkpoint or [""]) == 1,
+          "--export writes the embeddings of one run; name it alone with --checkpoint")
+    twice = repeated(map(os.path.realpath, opt.checkpoint or ()))
+    check(twice is None, f"--checkpoint names {twice} more than once; name each run once")
 
 
 def evaluate_one(opt) -> dict:
@@ -57,10 +71,6 @@ def evaluate_one(opt) -> dict:
     paths = [file] if file else opt.checkpoint or [newest_run()]
     if not file and not opt.checkpoint:
         print(f"no --checkpoint given, using the newest run: {paths[0]}")
-    twice = repeated(map(os.path.realpath, paths))
-    check(twice is None, f"--checkpoint names {twice} more than once; name each run once")
-    check(not opt.export or len(paths) == 1, f"--export writes one model's embeddings, and {len(paths)} checkpoints "
-                                             "were given; export each alone")
     models = {} if file else load_models(paths, opt)
     choose_split(models, opt)
     target = check_outputs(results_file(paths, models, opt), paths, opt)
@@ -153,8 +163,8 @@ def embed_split(models: list[Trained], opt) -> Embeddings:
         data["data_name"] = None if named_splits(e.folder) else opt.data_name
         queries = embed(models, opt.bank, lambda split: bank.draw_queries(split.caption_image, len(split.images)),
                         **data)
-        e.bank, e.report["bank"] = bank.normalisation(e.members, embed(models, "dev", **data), queries.members,
-                                                      opt.bank)
+        dev = embed(models, "dev", **data)
+        e.bank, e.report["bank"] = bank.normalise(e.members, dev, queries.members, opt.bank)
     return e
 
 
@@ -240,7 +250,7 @@ def write_ranks(path: str, e: Embeddings, record: Record) -> None:
 
 def draw_curves(reports: dict, target: str) -> None:
     """Draw recall by uncertainty beside the results; a text-only split has none."""
-    if any("recall_bins" in side for report in reports.values() for side in report.values()):
+    if all("recall_bins" in side for report in reports.values() for side in report.values()):
         pictures.draw_curves(reports, beside("uncertainty", target))
         print(f"recall by uncertainty in {beside('uncertainty', target)}", file=sys.stderr)
 

@@ -4,7 +4,6 @@ A loss with options of its own declares them beside its code, in `options`; they
 `options(sim="wasserstein")` gives the options of a training to a script.
 """
 import argparse
-import itertools
 import os
 
 from cli import (
@@ -501,13 +500,15 @@ def seeds(text: str) -> str:
 
 def evaluation_parser() -> Arguments:
     p = Arguments("Evaluate image-caption retrieval.", usage="%(prog)s [options]")
-    add = p.add_argument_group("what is evaluated").add_argument
+    group = p.add_argument_group("what is evaluated")
+    add = group.add_mutually_exclusive_group().add_argument
     add("--checkpoint", type=filename, metavar="RUN", nargs="+", help="run folders or checkpoint files; several are an "
         "ensemble (default: the newest run)")
     add("--compare", type=seeds, metavar="RUN", nargs="+", help="evaluate runs, .npz embeddings or .npy scores, and "
         "compare each with the first by a paired bootstrap; A0,A1,A2 are seeds of one model")
     add("--embeddings", type=filename, metavar="FILE.npz", help="embeddings of any model, as --export writes them")
     add("--scores", type=filename, metavar="FILE.npy", help="scores, images x captions; higher scores are better")
+    add = group.add_argument
     add("--sim", choices=formulas(), help="similarity to rank by (default: the run's, or what --embeddings "
         "names, else cosine)")
     add("--data_path", type=filename, metavar="FOLDER", help="folder of the data sets (default: as in training)")
@@ -551,27 +552,7 @@ def evaluation_parser() -> Arguments:
 
 
 def parse_evaluation(argv=None) -> argparse.Namespace:
-    """The options of evaluate.py.
-    End the program with a sentence where they do not go together."""
-    p = evaluation_parser()
-    opt = p.parse_args(argv)
+    """The options of evaluate.py."""
+    opt = evaluation_parser().parse_args(argv)
     opt.eccv = opt.eccv or opt.eccv_path is not None
-    try:
-        refuse_sources(opt)
-    except InputError as error:
-        p.error(str(error))
     return opt
-
-
-def refuse_sources(opt) -> None:
-    for one, other in itertools.combinations(("checkpoint", "compare", "embeddings", "scores"), 2):
-        check(not (getattr(opt, one) and getattr(opt, other)),
-              f"--{one} and --{other} both name what to evaluate; give one of them")
-    check(not opt.compare or len(opt.compare) > 1, f"--compare {(opt.compare or [''])[0]} has nothing to compare with; "
-                                                   "give at least two runs, or use --checkpoint")
-    for name, source in (("export", "compare"), ("export", "embeddings"), ("export", "scores"), ("ranks", "compare"),
-                         ("retrieval", "compare")):
-        check(not (getattr(opt, name) and getattr(opt, source)),
-              f"--{name} does not go with --{source}; evaluate a single model for it")
-    check(not (opt.sim and opt.scores),
-          f"--sim {opt.sim} does not go with --scores, a matrix of ready scores; leave it out")
