@@ -40,7 +40,7 @@ def calibrate(dev: Embeddings, name: str) -> dict:
     fitted = {side: Fitted(temperature(*sample_scores(x)), len(x.queries), x.gallery) for side, x in rows.items()}
     pair = fit_pairs(rows["t2i"])
     return {"calibration": FORMAT, "checkpoints": dev.name.split(" + "),
-            **({"weights": dev.weights} if dev.weights else {}), "data_name": dev.data_name, "split": name,
+            "weights": [model.weights for model in dev.models], "data_name": dev.data_name, "split": name,
             "similarity": dev.similarity, "images": dev.n_images, "captions": len(dev.caption_image),
             **{side: x._asdict() for side, x in fitted.items()}, **quantiles(dev),
             "pair": {"slope": pair.slope, "bias": pair.bias}}

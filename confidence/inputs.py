@@ -13,7 +13,6 @@ from confidence.logits import Logits, read_logits
 from data import named_splits
 from evaluation.embeddings import (
     Embeddings,
-    check_other_items,
     embed,
     export,
     load_embeddings,
@@ -152,6 +151,21 @@ def open_file(opt, kind: str) -> Items:
               f"{opt.source} has a logit_scale, the factor of a cosine, and its similarity is {whole.similarity}; "
               "leave one of them out")
     return items
+
+
+def check_other_items(e: Embeddings, other: Embeddings, option: str, instead: str) -> None:
+    """Raise InputError unless two files hold different items of one model.
+    option: names the other file; instead: what to do."""
+    mine, theirs = (", ".join([x.similarity, *(
+        f"{'points' if side.log_var is None else 'Gaussians'} of {side.mean.shape[1]} numbers"
+        for m in x.members for side in m[1:])]) for x in (e, other))
+    check(mine == theirs, f"{option} {other.name} ({theirs}) is of another model than {e.name} ({mine}); give "
+                          "embeddings of the same model")
+    for key in ("image_id", "image_name"):
+        shared = set(e.ids.get(key, ())) & set(other.ids.get(key, ()))
+        check(not shared, f"{option} {other.name} and {e.name} share {len(shared):,} images; {instead}")
+    check(os.path.realpath(other.name) != os.path.realpath(e.name),
+          f"{option} {other.name} is the file to be judged; {instead}")
 
 
 def split_items(whole: Embeddings, part: float) -> Items:

@@ -72,7 +72,7 @@ class Judgements(NamedTuple):
 def rows_by_name(e: Embeddings) -> tuple[dict[str, int], dict[str, int]]:
     """Rows of photos by file name and of captions by NAME#K.
     Raises InputError where the split names no photos."""
-    check("image_name" in e.ids, f"{e.source} does not name its photos, and judgements do; put one name a line into "
+    check("image_name" in e.ids, f"{e.name} does not name its photos, and judgements do; put one name a line into "
                                  "{split}_ids.txt beside the features")
     names = [os.path.basename(name) for name in e.ids["image_name"]]
     count = defaultdict(itertools.count)
@@ -103,7 +103,7 @@ def read_judgements(path: str, e: Embeddings) -> Judgements:
     is_own = known & (e.caption_image[pairs[:, 1]] == pairs[:, 0])
     own, elsewhere, chosen = int(is_own.sum()), int((~known).sum()), known & ~is_own
     check(chosen.any(), f"none of the {len(pairs):,} pairs of {path} is of a photo and another photo's caption of "
-                        f"{e.source}; name the split that was judged with --data_name and --split")
+                        f"{e.name}; name the split that was judged with --data_name and --split")
     image, caption = pairs[chosen].T
     votes = numbers[:, 1:].sum(1)                           # where there are shares
     if numbers.shape[1] != 3 or (votes <= 0).any() or not np.allclose(numbers[:, 0], numbers[:, 1] / votes, atol=0.01):

@@ -1,7 +1,7 @@
 """Readers of judgements beyond the original pairs.
-Crisscrossed Captions, COCO instances, ECCV Caption, own positives.
 
 The files name COCO's image ids and caption (annotation) ids. `IdIndex` turns them into rows and columns of the scores.
+Readers raise InputError on files that are missing, broken or of other items.
 """
 import csv
 import importlib.util
@@ -101,10 +101,8 @@ def parse_id(name: str) -> int:
 
 def read_ratings(path: str, kind: str, images: IdIndex, captions: IdIndex) -> Ratings:
     """Read one file of Crisscrossed Captions.
-    kind: sts (caption pairs), sis (image pairs) or sits (caption and image).
 
-    Raises InputError on a file that is missing or was cut off, on other ratings than 0 to 5, and on ids that the split
-    lacks.
+    kind: sts (caption pairs), sis (image pairs) or sits (caption and image).
     """
     need(path, f"give the folder of {kind}_val.csv and {kind}_test.csv with --cxc_path; {HELP}")
     columns, reader, rows = (*COLUMNS[kind], "agg_score"), csv.DictReader(read_lines(path)), []
@@ -138,8 +136,7 @@ def cxc_pairs(ratings: dict[str, Ratings], caption_image: np.ndarray) -> dict[st
 
     An image and a caption match if they are an original pair or are rated 3 or more. Two captions match if they are of
     one image or are rated 3 or more, two images if they are rated 2.5 or more. A pair that is listed more than once
-    (many image pairs are, in both orders) counts with the mean of its ratings, in both directions. caption_image (M,):
-    the row of each caption's image.
+    counts with the mean of its ratings, in both directions. caption_image (M,): the row of each caption's image.
     """
     sits = ratings["sits"]
     caption, image = (ids[sits.score >= MATCH["sits"]] for ids in sits[:2])
@@ -170,11 +167,7 @@ def same_image_pairs(caption_image: np.ndarray) -> Pairs:
 # ---- instances
 
 def read_instances(path: str, images: IdIndex) -> np.ndarray:
-    """Read the categories that each image of the split shows: (N, K) bool.
-    From COCO's instances.
-
-    Raises InputError on a file that is missing, holds no instances or lacks an image of the split.
-    """
+    """Read from COCO's instances the categories that each image shows: (N, K) bool."""
     coco = read_coco(need(path, "give COCO's instances_val2014.json with --instances"))
     absent = [i for i in images.place if i not in coco.imgs]
     columns = {category: k for k, category in enumerate(sorted(coco.cats))}
@@ -198,11 +191,9 @@ def eccv_folder() -> str | None:
 
 
 def read_eccv(folder: str | None, images: IdIndex, captions: IdIndex) -> dict[str, Pairs]:
-    """Read ECCV Caption's matches.
-    i2t of 1,261 images and t2i of 1,332 captions of COCO's test split.
+    """Read ECCV Caption's matches: i2t of 1,261 images, t2i of 1,332 captions.
 
-    Two of its 22,550 captions are the sixth of their image. No split has these, so they are left out. Raises InputError
-    where a file is missing, broken or of other items.
+    Two of its 22,550 captions are the sixth of their image. No split has these, so they are left out.
     """
     check(folder, "ECCV Caption's data are not here; pip install eccv_caption, or give the folder of "
                   "eccv_image_to_caption.json and eccv_caption_to_image.json with --eccv_path")
@@ -215,11 +206,7 @@ def read_eccv(folder: str | None, images: IdIndex, captions: IdIndex) -> dict[st
 
 
 def read_positives(path: str, images: IdIndex, captions: IdIndex) -> dict[str, Listed]:
-    """Read the user's own matches from JSON.
-    {"i2t": {image id: [caption ids]}, "t2i": {caption id: [image ids]}}, one or both.
-
-    Raises InputError on a file that is missing, has another form, names an id twice or names ids that the split lacks.
-    """
+    """Read the user's own matches from JSON, of one direction or both."""
     stored = read_json(need(path, "name the file of your matches with --positives"), POSITIVES, unique=True)
     ends = {"i2t": (images, captions), "t2i": (captions, images)}
     check(isinstance(stored, dict) and stored and set(stored) <= set(ends),

@@ -1,5 +1,4 @@
-"""Comparison of several models, or of several seeds of each, on one split.
-Results side by side, paired bootstraps."""
+"""Comparison of models on one split by paired bootstraps, or of seeds of each."""
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,12 +14,11 @@ from files import repeated
 
 
 def compare(groups: list[str], load: Callable[[str], Embeddings], opt) -> dict:
-    """Compare models, a path or several seeds each, with the first.
-    Several seeds of one model are "A0,A1,A2".
+    """Compare groups with the first, each a path or the seeds of one model, "A0,A1".
 
     load(path): its embeddings. Returns {"runs": {path: its results}, "groups": {label: {metric: (mean, deviation,
     seeds)}}, "comparisons": [{"a", "b", "seeds", "pairs": whether these are of equal seeds, "metrics": what
-    `metrics.paired_bootstrap` returns}]}. Raises InputError on paths named twice, and on other items.
+    `metrics.paired_bootstrap` returns}]}. Raises InputError on other items.
     """
     first = None
 
@@ -32,9 +30,10 @@ def compare(groups: list[str], load: Callable[[str], Embeddings], opt) -> dict:
             first = replace(e, members=[], matrix=None)
         else:
             e.notes += [note for note in check_same_items(e, first) if note not in e.notes]
-            e.caption_image, e.ids, e.photos, e.judged = first.caption_image, first.ids, first.photos, first.judged
+            e.ids, e.photos, e.judged = first.ids, first.photos, first.judged
         results, record = assess(e, opt)
-        return {**results, "seed": e.seed}, record.totals(first.caption_image, first.n_images)
+        seed = e.models[0].options.seed if e.models else None
+        return {**results, "seed": seed}, record.totals(first.caption_image, first.n_images)
     runs, totals, comparisons = side_by_side(groups, assess_path)
     seeds = {label: over_seeds(runs_of, [runs[path]["protocols"] for path in group.split(",")])
              for group, (label, runs_of) in zip(groups, totals.items())}
@@ -43,30 +42,26 @@ def compare(groups: list[str], load: Callable[[str], Embeddings], opt) -> dict:
 
 def rsums(names) -> dict[str, list[str]]:
     """{"full rsum": its six recalls, ...} for each protocol that has all six."""
-    sums = {}
-    for protocol in sorted({name.split()[0] for name in names}):
-        terms = [f"{protocol} {side} r{k}" for side in ("i2t", "t2i") for k in metrics.RECALLS]
-        if all(term in names for term in terms):
-            sums[f"{protocol} rsum"] = terms
-    return sums
+    sums = {f"{protocol} rsum": [f"{protocol} {side} r{k}" for side in ("i2t", "t2i") for k in metrics.RECALLS]
+            for protocol in sorted({name.split()[0] for name in names})}
+    return {name: terms for name, terms in sums.items() if set(terms) <= set(names)}
 
 
 def side_by_side(groups: list[str], assess_path: Callable[[str], tuple[dict, dict]], sums: Callable = rsums,
                  **about) -> tuple[dict[str, dict], dict[str, list[dict]], list[dict]]:
-    """Assess the runs of all groups and compare the groups.
-    Returns ({path: its results}, {label of a group: totals of each seed}, the comparisons, each with `about`).
+    """Assess every path, and compare each group with the first.
 
     assess_path(path): results with the run's "seed", and {metric: (total (N,), count (N,))} over images as
-    `metrics.paired_bootstrap` takes it; sums(metrics): {name of a sum: its metrics}. Runs of equal seeds are pairs
-    where both groups have the same several seeds, in any order. Raises InputError on paths named twice.
+    `metrics.paired_bootstrap` takes it; sums(metrics): {name of a sum: its metrics}. Returns {path: its results},
+    {label of a group: totals of each seed}, and the comparisons, each with `about`. Runs of equal seeds are pairs where
+    both groups have the same several seeds, in any order. Raises InputError on paths that stand there twice.
     """
     paths = [group.split(",") for group in groups]
     twice = repeated(os.path.realpath(path) for group in paths for path in group)
     check(twice is None, f"--compare names {twice} more than once; name each run once")
     assessed = {path: assess_path(path) for group in paths for path in group}
     labels = [common_name(group) for group in paths]
-    if len(set(labels)) < len(labels):
-        labels = groups
+    labels = labels if len(set(labels)) == len(labels) else groups
     totals = {label: [assessed[path][1] for path in group] for label, group in zip(labels, paths)}
     (seeds, base), *others = (sort_by_seed([assessed[path][0]["seed"] for path in group], totals[label])
                               for label, group in zip(labels, paths))
@@ -81,22 +76,22 @@ def side_by_side(groups: list[str], assess_path: Callable[[str], tuple[dict, dic
 
 
 def sort_by_seed(seeds: list[int | None], totals: list[dict]) -> tuple[list, list[dict]]:
-    """Sort runs by seed.
-    They stay as they are, with [None], where a seed is unknown or occurs twice."""
+    """Runs by growing seed; as they are, and [None], where seeds are unknown or equal."""
     if None in seeds or len(set(seeds)) < len(seeds):
         return [None], totals
-    order = sorted(range(len(seeds)), key=seeds.__getitem__)
+    order = np.argsort(seeds)
     return [seeds[k] for k in order], [totals[k] for k in order]
 
 
 def over_seeds(totals: list[dict], protocols: list[dict]) -> dict[str, tuple[float, float, int]]:
     """{metric: (mean, standard deviation, number of seeds)} of a group.
-    totals: what `Record.totals` returns, per seed; protocols: of the results of each seed, with the rank correlations
-    with ratings."""
-    names = [name for name in totals[0] if all(name in t for t in totals)]
-    values = {name: [t[name][0].sum() / t[name][1].sum() for t in totals] for name in names}
-    for name, terms in rsums(names).items():
-        values[name] = [sum(seed) for seed in zip(*(values[term] for term in terms))]
+
+    totals: what `Record.totals` returns, per seed; protocols: of the results of each seed, which hold the rank
+    correlations with ratings.
+    """
+    values = {name: [t[name][0].sum() / t[name][1].sum() for t in totals] for name in totals[0]
+              if all(name in t for t in totals)}
+    values |= {name: list(np.sum([values[term] for term in terms], 0)) for name, terms in rsums(values).items()}
     for kind in RATINGS:
         correlations = [p.get("cxc", {}).get(kind, {}).get("spearman") for p in protocols]
         if None not in correlations:
@@ -106,8 +101,7 @@ def over_seeds(totals: list[dict], protocols: list[dict]) -> dict[str, tuple[flo
 
 
 def common_name(paths: list[str]) -> str:
-    """Common beginning of paths in one folder, else the first path.
-    runs/A0, runs/A1 -> runs/A."""
+    """The beginning of paths in one folder, runs/A0, runs/A1 -> runs/A, or the first."""
     paths = [os.path.normpath(path) for path in paths]
     shared = paths[0] if len(paths) == 1 else os.path.commonprefix(paths).rstrip("_-.")
     same = {os.path.dirname(path) for path in [shared, *paths]}

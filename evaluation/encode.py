@@ -21,9 +21,9 @@ class Gallery(NamedTuple):
 def encode(model, split: Split, tokens: Tokens | None, device, batch_size: int = 128,
            workers: int = 0, part: Gallery | None = None) -> tuple:
     """Embed all images (N, D) and captions (M, D) of a split, or of a part of it.
-    In their order. The model must be in eval mode.
 
-    None stands for images that are not at hand, and for captions where `tokens` is None.
+    In their order, by a model in eval mode. None stands for images that are not at hand, and for captions where
+    `tokens` is None.
     """
     text_only = isinstance(split.images, NoImages)
     part = part or Gallery(np.arange(len(split.images)),
@@ -46,8 +46,9 @@ def encode(model, split: Split, tokens: Tokens | None, device, batch_size: int =
 
 def _join(batches: list, order: np.ndarray):
     """Concatenate batches of Embedding or Latent in the order of the items.
-    The batches hold the items order[0], order[1], ...; item k becomes row k. Parts are zero-padded. None without
-    batches."""
+
+    The batches hold the items order[0], order[1], ...; item k becomes row k. Parts are zero-padded.
+    """
     if not batches:
         return None
     places, fields = torch.from_numpy(order).split([len(e[0]) for e in batches]), []
@@ -65,8 +66,10 @@ def _join(batches: list, order: np.ndarray):
 @torch.no_grad()
 def validate(model: VSE, split: Split, tokens: Tokens, device, workers: int = 0) -> dict:
     """Recalls of one split, as `metrics.retrieval`, with "hbr" and "alike".
+
     "hbr" is DMSM's harmonic mean of the best ranks of images; "alike" the mean cosine of two images, and of two
-    captions, 1 where all are one point."""
+    captions, 1 where all are one point.
+    """
     images, captions = encode(model, split, tokens, device, workers=workers)
     scores = metrics.score_matrix([(model.similarity, images, captions)])           # (N, M)
     i2t, t2i = metrics.ranks(scores, split.caption_image)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import metrics
-from cli import InputError, check
+from cli import check
 from evaluation import annotations
 from evaluation.annotations import Pairs, Ratings
 from evaluation.embeddings import MOST_SCORES, Embeddings, Member, blocks_within, uncertainties
@@ -28,9 +28,8 @@ INSTANCES = "instances_val2014.json"  # the dev and test images of COCO's splits
 
 class Record(dict):
     """Outcomes of queries: (protocol, direction, "rank" | "rp" | ...) -> (Q,).
-    NaN where a query does not count.
 
-    Ranks are 0-based, all other numbers are shares in [0, 1].
+    Ranks are 0-based, all other numbers are shares in [0, 1]; NaN where a query does not count.
     """
 
     def add(self, protocol: str, side: str, count: int, queries: np.ndarray, **values) -> None:
@@ -70,32 +69,37 @@ def folds(e: Embeddings) -> list[Gallery]:
             for k in range(0, 5 * FOLD, FOLD)]
 
 
-def gallery_scores(scores: np.ndarray, queries: np.ndarray, items: np.ndarray, rows: slice) -> np.ndarray:
-    """Scores (b, G) of the queries `rows` of (Q,) against items (G,), in float32.
-    scores (N, M) or (M, N). Raises InputError on scores that are not finite."""
-    all_items = len(queries) == len(scores) and len(items) == scores.shape[1]
-    return finite(np.ascontiguousarray(scores[rows] if all_items else scores[np.ix_(queries[rows], items)], np.float32))
+def directions(scores: np.ndarray, images: np.ndarray, captions: np.ndarray):
+    """Yield (direction, its scores, positions of queries and of gallery items)."""
+    yield "i2t", scores, images, captions
+    yield "t2i", scores.T, captions, images
 
 
-def finite(block: np.ndarray) -> np.ndarray:
-    """The block as it is. Raises InputError where it holds NaN or infinity."""
-    if not np.isfinite(block).all():
-        raise InputError(metrics.NOT_FINITE)
+def gallery_scores(scores: np.ndarray, queries: np.ndarray, items: np.ndarray) -> np.ndarray:
+    """Finite scores (b, G) of queries (b,) against items (G,), in float32."""
+    block = scores[queries] if len(items) == scores.shape[1] else scores[np.ix_(queries, items)]
+    return require_finite(np.ascontiguousarray(block, np.float32))
+
+
+def require_finite(block: np.ndarray) -> np.ndarray:
+    check(np.isfinite(block).all(), metrics.NOT_FINITE)
     return block
 
 
-def in_blocks(function, n: int) -> None:
-    """Call function(rows) for 0, ..., n - 1 in blocks, on torch's number of threads.
-    numpy lets them run side by side."""
+def judge_blocks(judge, n: int) -> dict[str, np.ndarray]:
+    """Join what judge(rows) returns, {name: (b,)}, for blocks of n queries.
+
+    numpy lets them run side by side, on as many threads as torch has.
+    """
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        list(pool.map(function, [slice(k, min(k + ROWS, n)) for k in range(0, n, ROWS)]))
+        parts = list(pool.map(judge, [slice(k, min(k + ROWS, n)) for k in range(0, n, ROWS)]))
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 # ---- the original pairs
 
 def full(e: Embeddings, galleries: list[Gallery], record: Record, name: str) -> dict:
-    """Recalls of the original pairs in both directions, mean over galleries.
-    As `metrics.both_directions`."""
+    """Recalls of the original pairs, `metrics.both_directions`, mean over galleries."""
     results = []
     for images, captions in galleries:
         part = e.scores if e.scores.shape == (len(images), len(captions)) else e.scores[np.ix_(images, captions)]
@@ -108,50 +112,45 @@ def full(e: Embeddings, galleries: list[Gallery], record: Record, name: str) -> 
 
 # ---- queries with several matches
 
-# Ranks and shares (Q,) of a block of scores (Q, G) and its matches (P,), (P,); a query without a match gets NaN or -1.
+# Ranks and shares (Q,) of a block of scores (Q, G) and its matches (P,), (P,).
 OUTCOMES = {"rank": metrics.best_ranks, "map_at_r": metrics.average_precisions,
             "rp": lambda scores, *pairs: metrics.r_precisions(scores, [pairs])[0]}
 OUTCOMES["rpc2"] = OUTCOMES["rp"]
 
 
-def recalls_of_matches(scores: np.ndarray, pairs: dict[str, Pairs], galleries: list[Gallery], record: Record,
+def recalls_of_matches(scores: np.ndarray, matches: dict[str, Pairs], galleries: list[Gallery], record: Record,
                        name: str, *precisions: str) -> dict:
-    """Recalls and precisions of i2t or t2i or both, in percent.
-    Mean over galleries.
+    """Recalls and precisions of i2t or t2i or both, in percent, mean over galleries.
 
-    scores (N, M); pairs: the matches of each direction; precisions: names of OUTCOMES. "r1" is the share of queries
-    whose best item is a match, the precision at 1. "rsum" is there where both directions are. Raises InputError where
-    no query of a direction has a match in its gallery, and on scores that are not finite.
+    scores (N, M); matches: of each direction; precisions: names of OUTCOMES. "r1" is the share of queries whose best
+    item is a match. Queries without a match in their gallery do not count. "rsum" is there where both directions are.
     """
     results = []
     for images, captions in galleries:
         result = {}
-        for side, matches in pairs.items():
-            matrix, queries, items = (scores, images, captions) if side == "i2t" else (scores.T, captions, images)
-            outcomes = judge_queries(matrix, queries, items, matches.among(queries, items), ("rank", *precisions))
-            ranks = outcomes["rank"][outcomes["rank"] >= 0]
-            check(len(ranks), f"no {side} query of '{name}' has a match in its gallery; give at least one, or leave it "
-                              "out")
-            result[side] = metrics.summary(ranks) | {key: float(100 * np.nanmean(outcomes[key])) for key in precisions}
-            record.add(name, side, len(matrix), queries, **outcomes)
+        for side, matrix, queries, items in directions(scores, images, captions):
+            if side in matches:
+                outcomes, queries = judge_queries(matrix, queries, items, matches[side], ("rank", *precisions))
+                check(len(queries), f"no {side} query of '{name}' has a match in its gallery; give at least one, or "
+                                    "leave it out")
+                record.add(name, side, len(matrix), queries, **outcomes)
+                means = {key: float(100 * outcomes[key].mean()) for key in precisions}
+                result[side] = metrics.summary(outcomes["rank"]) | means
         results.append(result | ({"rsum": metrics.rsum(result)} if len(result) == 2 else {}))
     return metrics.average(results)
 
 
-def judge_queries(scores: np.ndarray, queries: np.ndarray, items: np.ndarray, pairs: Pairs,
-                  names) -> dict[str, np.ndarray]:
-    """OUTCOMES (Q,) of these names for queries (Q,) against items (G,).
-    Only rows with a match are scored."""
-    outcomes = {name: np.full(len(queries), np.nan) for name in names}
+def judge_queries(scores: np.ndarray, queries: np.ndarray, items: np.ndarray, matches: Pairs,
+                  names) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """OUTCOMES (Q,) of these names, and the queries (Q,) with a match among items."""
+    pairs = matches.among(queries, items)
+    asked, query = np.unique(pairs.query, return_inverse=True)
+    queries, pairs = queries[asked], Pairs(query, pairs.item)
 
-    def judge(rows: slice) -> None:
-        query, item = pairs.block(rows)
-        if len(query):
-            block = gallery_scores(scores, queries, items, rows)
-            for name, values in outcomes.items():
-                values[rows] = OUTCOMES[name](block, query, item)
-    in_blocks(judge, len(queries))
-    return outcomes
+    def judge(rows: slice) -> dict[str, np.ndarray]:
+        block = gallery_scores(scores, queries[rows], items)
+        return {name: OUTCOMES[name](block, *pairs.block(rows)) for name in names}
+    return judge_blocks(judge, len(queries)) if len(queries) else {}, queries
 
 
 def positives(e: Embeddings, galleries: list[Gallery], record: Record, name: str) -> dict:
@@ -174,11 +173,10 @@ def eccv(e: Embeddings, galleries: list[Gallery], record: Record, name: str) -> 
 
 def cxc(e: Embeddings, galleries: list[Gallery], record: Record, name: str, samples: int = 1000) -> dict:
     """Crisscrossed Captions: {i2t, t2i, rsum, t2t, i2i}, mean over galleries.
-    In a gallery of everything also the rank correlations of scores with ratings, {sits, sts, sis}
-    (`metrics.sampled_spearman`).
 
-    i2t and t2i carry "rpc2", RPC^2 (`ucmr` 4.3): R-precision over the CxC matches, in percent. Without images there is
-    text to text alone; a matrix of scores has none within a modality.
+    i2t and t2i carry "rpc2", RPC^2 (`ucmr` 4.3): R-precision over the CxC matches, in percent. A gallery of everything
+    adds the rank correlations of scores with ratings, {sits, sts, sis} (`metrics.sampled_spearman`). Without images
+    there is text to text alone; a matrix of scores has none within a modality.
     """
     (ratings, pairs), result, total = e.judged["cxc"], {}, len(e.caption_image)
     whole = len(galleries) == 1 and len(galleries[0].captions) == total
@@ -189,33 +187,30 @@ def cxc(e: Embeddings, galleries: list[Gallery], record: Record, name: str, samp
             rated = ratings["sits"]
             result["sits"] = metrics.sampled_spearman(rated.first, rated.score, e.scores[rated.second, rated.first],
                                                       samples)
-    for side, modality, kind in (("t2t", "captions", "sts"), ("i2i", "images", "sis")) if e.members else ():
-        if modality == "images" and not e.has_images:
-            continue
+    for side, modality, kind in (("t2t", "captions", "sts"), ("i2i", "images", "sis"))[:1 + e.has_images]:
         rated, summaries = ratings[kind], []
-        for items in (getattr(gallery, modality) for gallery in galleries):
+        for items in (getattr(gallery, modality) for gallery in galleries if e.members):
             ranks, scores = ranks_within(e, modality, items, pairs[side], rated if whole else None)
             record.add(name, side, e.n_images if modality == "images" else total, items, rank=ranks)
             summaries.append(metrics.summary(ranks[ranks >= 0]))
-        result[side] = metrics.average(summaries)
-        if whole:
-            result[kind] = metrics.sampled_spearman(rated.first, rated.score, scores, samples)
+        if summaries:
+            result[side] = metrics.average(summaries)
+            if whole:
+                result[kind] = metrics.sampled_spearman(rated.first, rated.score, scores, samples)
     return result
 
 
-def ranks_within(e: Embeddings, modality: str, items: np.ndarray, pairs: Pairs,
+def ranks_within(e: Embeddings, modality: str, items: np.ndarray, matches: Pairs,
                  ratings: Ratings | None = None) -> tuple[np.ndarray, np.ndarray | None]:
-    """Rank captions for captions, or images for images.
-    A query is kept out of its own gallery.
+    """Rank "captions" for captions or "images" for images, the query kept out.
 
     items (n,): queries and gallery. Returns the 0-based ranks (n,) of the best match, -1 where a query has no match,
-    and the scores (K,) of rated pairs, whose positions are among `items`. Raises InputError on scores that are not
-    finite.
+    and the scores (K,) of rated pairs, whose positions are among `items`.
     """
-    ranks, pairs = np.full(len(items), -1), pairs.among(items, items)
+    ranks, pairs = np.full(len(items), -1), matches.among(items, items)
     rated = None if ratings is None else np.full(len(ratings.first), np.nan)
     for rows, scores in blocks_within(e, modality, items, 2 * ROWS):
-        scores = finite(scores.cpu().numpy())                                       # (b, n)
+        scores = require_finite(scores.cpu().numpy())                               # (b, n)
         if ratings is not None:
             here = np.flatnonzero((ratings.first >= rows.start) & (ratings.first < rows.stop))
             rated[here] = scores[ratings.first[here] - rows.start, ratings.second[here]]
@@ -227,47 +222,42 @@ def ranks_within(e: Embeddings, modality: str, items: np.ndarray, pairs: Pairs,
 # ---- categories of images
 
 def pmrp(e: Embeddings, galleries: list[Gallery], record: Record, name: str) -> dict:
-    """Plausible Match R-Precision in percent, mean over galleries.
-    PCME 4.1; `ucmr` 4.3.
+    """Plausible Match R-Precision in percent (PCME 4.1), mean over galleries.
 
     An item matches if the sets of categories that the two images show differ in at most zeta categories, zeta in
-    {0, 1, 2}. Images without any instance are left out, and their captions. Returns {"i2t": {"pmrp", "zeta0", "zeta1",
-    "zeta2", "queries"}, "t2i": ...}. Raises InputError where a gallery has no image with an instance, and on scores
-    that are not finite.
+    {0, 1, 2}; "pmrp" is the mean over zeta. Images without any instance are left out, and their captions.
     """
     shown, codes = e.judged["pmrp"].any(1), e.judged["pmrp"].astype(np.float32)     # (N,), (N, K)
+    owners = {"i": np.arange(e.n_images), "t": e.caption_image}
     results = []
     for images, captions in galleries:
         images, captions = images[shown[images]], captions[shown[e.caption_image[captions]]]
         check(len(images) and len(captions), "no image of a gallery has an instance; give the instances of these "
                                              "images with --instances")
-        sides, result = ((images, codes[images]), (captions, codes[e.caption_image[captions]])), {}
-        for side, matrix, (query, item) in (("i2t", e.scores, sides), ("t2i", e.scores.T, sides[::-1])):
-            precisions = precisions_by_categories(matrix, query, item)              # (zetas, Q)
-            means = {f"zeta{zeta}": float(100 * np.nanmean(x)) for zeta, x in zip(ZETAS, precisions)}
-            result[side] = {"pmrp": float(np.mean(list(means.values()))), **means, "queries": len(query[0])}
-            record.add(name, side, len(matrix), query[0], pmrp=precisions.mean(0))
+        result = {}
+        for side, matrix, queries, items in directions(e.scores, images, captions):
+            shares = precisions_by_categories(matrix, queries, items, codes[owners[side[0]][queries]],
+                                              codes[owners[side[2]][items]])
+            means = {key: float(100 * np.nanmean(x)) for key, x in shares.items()}
+            result[side] = {"pmrp": float(np.mean(list(means.values()))), **means, "queries": len(queries)}
+            record.add(name, side, len(matrix), queries, pmrp=np.mean(list(shares.values()), 0))
         results.append(result)
     return metrics.average(results)
 
 
-def precisions_by_categories(scores: np.ndarray, query: tuple, item: tuple) -> np.ndarray:
-    """R-precisions (zetas, Q) in [0, 1] by shared categories.
-    query, item: positions (Q,) and categories (Q, K) as 0 and 1 in float32, and the same of the gallery."""
-    result, (queries, shown), (items, codes) = np.empty((len(ZETAS), len(query[0]))), query, item
-    twice, size = -2 * codes.T, codes.sum(1)
+def precisions_by_categories(scores: np.ndarray, queries: np.ndarray, items: np.ndarray, shown: np.ndarray,
+                             codes: np.ndarray) -> dict[str, np.ndarray]:
+    """R-precisions (Q,) in [0, 1] by zeta.
 
-    def judge(rows: slice) -> None:
+    shown (Q, K), codes (G, K): categories of the images of queries and items, as 0 and 1 in float32.
+    """
+    def judge(rows: slice) -> dict[str, np.ndarray]:
         here = shown[rows]                                                          # (b, K)
-        distance = here @ twice                                                     # (b, G), exact integers
-        distance += size
-        distance += here.sum(1)[:, None]
-        q, g = np.nonzero(distance <= max(ZETAS))
-        far = distance[q, g]
-        sets = [(q[far <= zeta], g[far <= zeta]) for zeta in ZETAS]
-        result[:, rows] = metrics.r_precisions(gallery_scores(scores, queries, items, rows), sets)
-    in_blocks(judge, len(queries))
-    return result
+        distance = here.sum(1)[:, None] + codes.sum(1) - 2 * here @ codes.T         # (b, G), exact integers
+        sets = [np.nonzero(distance <= zeta) for zeta in ZETAS]
+        block = gallery_scores(scores, queries[rows], items)
+        return {f"zeta{zeta}": x for zeta, x in zip(ZETAS, metrics.r_precisions(block, sets))}
+    return judge_blocks(judge, len(queries))
 
 
 # ---- the protocols
@@ -295,19 +285,29 @@ def read_judgements(e: Embeddings, opt) -> dict:
     return {name: read(e, opt) for name, read in READERS.items() if getattr(opt, name)}
 
 
-def list_versions(e: Embeddings, opt) -> dict[str, tuple[Embeddings, tuple[str, ...]]]:
-    """Versions of the embeddings to rank by: {name: (embeddings, protocols)}.
-    They are the embeddings as they are, with the bank of queries, and where variances rank as points and
-    (--uncertainty) with the variances of other items. The last two show what variances do, and whether it matters
-    whose they are."""
-    versions = {"": (e, tuple(PROTOCOLS))}
+def list_versions(e: Embeddings, opt):
+    """Yield (name, embeddings, names of protocols) of all versions to rank.
+
+    After the embeddings as they are come those with the bank of queries, and where variances rank those as points and
+    (--uncertainty) with the variances of other items: what variances do, and whether it matters whose they are.
+    """
+    yield "", e, tuple(PROTOCOLS)
     if can_rank(e) and e.bank is not None:
-        versions["bank"] = replace(e, bank=None, subtracted=e.bank), ("full",)
-    if can_rank(e) and ranks_by_variances(e):
-        versions["mean_only"] = replace(e, members=means_only(e.members)), ("full", "positives")
+        yield "bank", subtract_bank(e), ("full",)
+    if can_rank(e) and e.gaussian and not all(m.similarity is cosine for m in e.members):
+        points = [Member(cosine, Embedding(m.images.mean), Embedding(m.captions.mean)) for m in e.members]
+        yield "mean_only", replace(e, members=points), ("full", "positives")
         if opt.uncertainty:
-            versions["shuffled"] = replace(e, members=shuffle_variances(e.members)), ("full", "positives")
-    return versions
+            others = [Member(m.similarity, *deal_variances(m.images, m.captions)) for m in e.members]
+            yield "shuffled", replace(e, members=others), ("full", "positives")
+
+
+def subtract_bank(e: Embeddings) -> Embeddings:
+    """Subtract the terms of a bank of queries from the scores of the members."""
+    scores, (images, captions) = metrics.score_matrix(e.members), e.bank            # (N, M), (N,), (M,)
+    scores -= images[:, None]
+    scores -= captions
+    return replace(e, matrix=scores)
 
 
 def run_protocols(e: Embeddings, opt) -> tuple[dict[str, dict], Record]:
@@ -320,12 +320,11 @@ def run_protocols(e: Embeddings, opt) -> tuple[dict[str, dict], Record]:
           f"--uncertainty: {e.name} has points, which have no uncertainty; evaluate a Gaussian model, or give them "
           "variances: python -m confidence RUN --variances volume --export FILE.npz")
     results, record = {}, Record()
-    for version, (x, names) in list_versions(e, opt).items():
+    for version, x, names in list_versions(e, opt):
         for name in names:
             if name in READERS and name not in e.judged or not (can_rank(e) or name == "cxc"):
                 continue
-            title = "_".join(word for word in (name, version) if word)
-            title = version if name == "full" and version else title
+            title = version if version and name == "full" else "_".join(filter(None, (name, version)))
             results[title] = PROTOCOLS[name](x, everything(e), record, title)
             if opt.fold5 and name in FOLDED and version != "shuffled":
                 folded = "folds5" if title == "full" else f"{title}_folds5"
@@ -337,32 +336,6 @@ def run_protocols(e: Embeddings, opt) -> tuple[dict[str, dict], Record]:
 def can_rank(e: Embeddings) -> bool:
     """True if images and captions are there and their scores few enough to hold."""
     return e.has_images and e.n_images * len(e.caption_image) <= MOST_SCORES
-
-
-def describe_missing(e: Embeddings) -> list[str]:
-    """A note on embeddings whose images and captions are not ranked."""
-    if can_rank(e):
-        return []
-    why = (f"the scores of {e.n_images:,} images and {len(e.caption_image):,} captions do not fit into memory"
-           if e.has_images else "there are no images")
-    return [f"images and captions are not ranked: {why}"]
-
-
-# ---- the members as points, and with the variances of other items
-
-def ranks_by_variances(e: Embeddings) -> bool:
-    """True if any member compares by variances, unlike the cosine of means."""
-    return e.gaussian and not all(m.similarity is cosine for m in e.members)
-
-
-def means_only(members: list[Member]) -> list[Member]:
-    """The members as points, compared by the cosine."""
-    return [Member(cosine, Embedding(m.images.mean), Embedding(m.captions.mean)) for m in members]
-
-
-def shuffle_variances(members: list[Member]) -> list[Member]:
-    """The members with the variances of other items."""
-    return [Member(m.similarity, *deal_variances(m.images, m.captions)) for m in members]
 
 
 def deal_variances(images: Embedding, captions: Embedding, seed: int = 0) -> tuple[Embedding, Embedding]:
@@ -405,10 +378,13 @@ def report_uncertainty(e: Embeddings, opt, record: Record) -> dict[str, dict]:
     return results
 
 
-def doubt_scores(e: Embeddings, numbers: dict) -> list[str]:
-    """Note on a file whose captions rank their images far below the middle.
-    Such a file holds distances."""
-    place, middle = numbers.get("full", {}).get("t2i", {}).get("medr", 0), e.n_images / 2
+def describe_doubts(e: Embeddings, numbers: dict) -> list[str]:
+    """Notes on what is not ranked, and on a file that seems to hold distances."""
+    if not can_rank(e):
+        return ["images and captions are not ranked: " + (
+            f"the scores of {e.n_images:,} images and {len(e.caption_image):,} captions do not fit into memory"
+            if e.has_images else "there are no images")]
+    place, middle = numbers["full"]["t2i"]["medr"], e.n_images / 2
     doubtful = not e.models and place > middle * max(1.2, 1 + 5 / len(e.caption_image) ** 0.5)
     return [f"{e.name}: the median rank of a caption's image is {place:,.0f} of {e.n_images:,}, far worse than chance "
             f"({middle:,.0f}): scores are higher where items fit better, so negate distances"] * doubtful
@@ -416,10 +392,9 @@ def doubt_scores(e: Embeddings, numbers: dict) -> list[str]:
 
 @torch.no_grad()
 def assess(e: Embeddings, opt) -> tuple[dict, Record]:
-    """Run all protocols of the options.
-    Returns the content of results.json and the outcome of every query.
+    """Run all protocols of the options, for e.judged as `read_judgements` returns it.
 
-    e.judged: as `read_judgements` returns it. Raises InputError where the options do not fit the embeddings.
+    Returns the content of results.json and the outcome of every query.
     """
     numbers, record = run_protocols(e, opt)
     results = {"checkpoints": e.name.split(" + "), "data_name": e.data_name or os.path.basename(e.name),
@@ -432,8 +407,7 @@ def assess(e: Embeddings, opt) -> tuple[dict, Record]:
                 metrics.chance(e.caption_image[captions] - images[0], len(images)) for images, captions in folds(e)])
         ranks = {side: record["full", side, "rank"] for side in ("i2t", "t2i")}
         results["best_ranks"] = {side: metrics.best_rank_means(x[~np.isnan(x)]) for side, x in ranks.items()}
-    more = {"notes": [*e.notes, *doubt_scores(e, numbers), *describe_missing(e)],
-            "uncertainty": report_uncertainty(e, opt, record)}
+    more = {"notes": [*e.notes, *describe_doubts(e, numbers)], "uncertainty": report_uncertainty(e, opt, record)}
     return replace_nan(results | {name: part for name, part in more.items() if part}), record
 
 

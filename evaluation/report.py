@@ -1,5 +1,4 @@
 """Tables of results for a terminal, in markdown or in LaTeX.
-One table per protocol, several runs side by side.
 
 A table is (title, groups of columns, rows): groups [(heading, [column, ...])], rows [(label, [cell, ...])]. Cells are
 text.

@@ -19,7 +19,7 @@ import torch
 import cli
 from checkpoint import Trained
 from cli import Arguments, data_set, filename, natural, split_name, torch_device, up_to
-from evaluation.embeddings import Embeddings, beside_model, check_same_items, embed, within_modality
+from evaluation.embeddings import Embeddings, check_same_items, embed, within_modality
 from evaluation.pictures import OWN, Row, draw_rows, find_photos, image_drawer, picture_file
 
 TOP = 4                               # captions of an image, as in `jwae` Table 2
@@ -36,8 +36,9 @@ def rank_neighbours(e: Embeddings, i: int) -> list[int]:
 def draw(opt) -> None:
     """Embed the split by each model and draw the picture.
     Raises InputError where models have different splits."""
-    target = picture_file(opt.output or beside_model(opt.checkpoint[0], "retrieval.png"),
-                          opt.checkpoint, opt.overwrite or not opt.output)
+    folder = opt.checkpoint[0] if os.path.isdir(opt.checkpoint[0]) else os.path.dirname(opt.checkpoint[0])
+    target = picture_file(opt.output or os.path.join(folder, "retrieval.png"), opt.checkpoint,
+                          opt.overwrite or not opt.output)
     device, models = torch_device(opt.device), {}
     for path in opt.checkpoint:
         e = embed([Trained(path, device)], opt.split, data_path=opt.data_path, data_name=opt.data_name)

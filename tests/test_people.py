@@ -94,7 +94,7 @@ def test_the_term_is_the_squared_distance_of_log_variances_to_log_shares():
 
 # ---- what people said
 
-ITEMS = Embeddings("", np.array([0, 1, 0, 2]), 3, source="somewhere", ids={"image_name": ["a/x.jpg", "y.jpg", "z.jpg"]})
+ITEMS = Embeddings("somewhere", np.array([0, 1, 0, 2]), 3, ids={"image_name": ["a/x.jpg", "y.jpg", "z.jpg"]})
 CROWD = "x.jpg\tx.jpg#0\t1.0\t3\t0\nx.jpg\ty.jpg#0\t0.333\t1\t2\nz.jpg\tx.jpg#1\t0\t0\t4\nq.jpg\tx.jpg#0\t0\t0\t3\n"
 EXPERT = "y.jpg\tx.jpg#0\t1\t1\t2\nz.jpg\ty.jpg#0\t4\t3\t4\nx.jpg\tx.jpg#1\t4\t4\t4\nx.jpg\tz.jpg#0\t1\t2\t3\n"
 
@@ -114,7 +114,7 @@ def test_judgements_of_both_kinds_are_read(tmp_path):
     assert expert.ratings.tolist() == [[1, 1, 2], [4, 3, 4], [1, 2, 3]] and expert.votes is None
     assert expert.opinion == pytest.approx([1 / 9, 8 / 9, 1 / 3])
     named = Embeddings(
-        "", np.array([1, 0]), 3, source="somewhere", ids=ITEMS.ids | {"caption_name": ["y.jpg#4", "x.jpg#2"]})
+        "somewhere", np.array([1, 0]), 3, ids=ITEMS.ids | {"caption_name": ["y.jpg#4", "x.jpg#2"]})
     assert people.rows_by_name(named)[1] == {"y.jpg#4": 0, "x.jpg#2": 1}
 
 
@@ -133,7 +133,7 @@ def test_what_is_no_judgement_is_refused(tmp_path, text, message):
 
 def test_items_without_names_are_refused(tmp_path):
     with pytest.raises(InputError, match="somewhere does not name its photos, and judgements do; put one name a line"):
-        people.read_judgements(written(tmp_path, CROWD), Embeddings("", np.array([0]), 1, source="somewhere"))
+        people.read_judgements(written(tmp_path, CROWD), Embeddings("somewhere", np.array([0]), 1))
 
 
 def made(seed=0, n=30, m=24, crowd=True, pairs=300):
