@@ -4,12 +4,10 @@ Reading runs no code from a file: torch's restricted unpickler reads our checkpo
 but the few names in ADMITTED.
 """
 import argparse
-import contextlib
 import functools
 import os
 import re
 import warnings
-import zipfile
 from collections.abc import Callable
 
 import numpy as np
@@ -18,23 +16,23 @@ from torch import Tensor
 
 from cli import InputError, check, reason
 from data import encode_captions
-from files import FORMAT, checksum, read_yaml, refusing
+from files import FORMAT, checksum, refusing, remove
 from losses import Embedding
 from model import VSE, build_model, build_vocabulary
 from options import COMMAND_LINE, Options, default_run, defaults, imply, resolve, training_parser
 from vocab import Vocabulary, tokenize
 
 BATCH = 64                            # captions per step
-CHECKPOINTS = ("checkpoint.pt", "model_best.pt")
 NOISE = "noise.npy"                   # of a run with wrong pairs: the image of each training caption
 NOT_STORED = COMMAND_LINE - {"logger_name"}   # options that no checkpoint holds
 # Options that a resumed run may set anew.
-MAY_CHANGE = {"data_path", "num_epochs", "workers", "amp", "log_step", "val_step", "device", "logger_name",
-              "resume", "overwrite", "dry_run", "config", "word_vectors", "cnn_weights", "vocab", "noise_file"}
+MAY_CHANGE = {"data_path", "num_epochs", "workers", "amp", "log_step", "val_step", "device", "word_vectors",
+              "cnn_weights", "vocab", "noise_file"} | COMMAND_LINE
 MEANS = tuple(f"{side}_tower.{part}." for side in ("image", "text") for part in ("trunk", "mean"))
-# Files that the commands write into a run folder, and the events of tensorboard.
+# Files of a run that a new one removes: best model, logs, and what the commands made of it.
 MADE_OF_RUN = re.compile(
-    r"(results|calibration|confidence|people)(_.+)?\.json|events\.out\.tfevents\..+|pairs\.(csv|png)"
+    r"model_best\.pt|log\.(txt|jsonl)|noise\.npy|pairs\.(csv|png)|events\.out\.tfevents\..+"
+    r"|(results|calibration|confidence|people)(_.+)?\.json"
     r"|(uncertainty|uncertain_images|uncertain_captions|retrieval|confidence|people)(_.+)?\.png")
 # Names that a checkpoint may call beside torch's own tensors: best_rsum is a number of numpy's.
 ADMITTED = [(argparse.Namespace, "argparse.Namespace"), (np.dtype, "numpy.dtype"),
@@ -45,17 +43,11 @@ ADMITTED = [(argparse.Namespace, "argparse.Namespace"), (np.dtype, "numpy.dtype"
 # ---- reading
 
 def read(path: str):
-    """Content of a checkpoint file; nothing in it is run.
-    Raises InputError if it cannot be read."""
+    """Content of a checkpoint file; nothing in it is run. Raises InputError."""
     with open(path, "rb") as f:
-        start = f.read(256).lstrip()
-    check(not start.startswith(b"<"), f"{path} is a web page, not a checkpoint: it begins with "
-                                      f"{ascii(start[:20].decode(errors='replace'))}; download the file itself")
+        page = f.read(256).lstrip().startswith(b"<")
+    check(not page, f"{path} is a web page, not a checkpoint; download the file itself")
     try:
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:                             # torch packs nothing
-                if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
-                    raise ValueError("its contents are compressed, which no checkpoint's are")
         with warnings.catch_warnings(), torch.serialization.safe_globals(ADMITTED):
             warnings.simplefilter("ignore")         # wrong: `encoding` has an effect, on Python 2's strings
             return torch.load(path, map_location="cpu", weights_only=True, encoding="latin1")
@@ -68,7 +60,7 @@ def read(path: str):
 
 
 def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = None) -> dict:
-    """Read and check the checkpoint `name` of a run folder, or a checkpoint file.
+    """Read and check checkpoint `name` of a run folder, or a checkpoint file.
     Raises InputError.
 
     A checkpoint of an original code base (methods/originals.py) is converted; it needs its vocabulary, the JSON file
@@ -77,16 +69,14 @@ def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = 
     path = os.path.join(path, name) if os.path.isdir(path) else path
     check(os.path.isfile(path), f"there is no checkpoint {path}; give a run folder that holds {name}, or a file")
     stored = read(path)
-    check(isinstance(stored, dict), f"{path} is not a checkpoint of this project; give one that train.py wrote")
-    if "opt" in stored:
+    if isinstance(stored, dict) and "opt" in stored:
         from methods.originals import convert_file, is_original
         if is_original(stored):
             stored = convert_file(stored, path, vocab)
-    check({"format", "options", "vocabulary", "model"} <= set(stored),
+    check(isinstance(stored, dict) and {"format", "options", "vocabulary", "model"} <= set(stored),
           f"{path} is not a checkpoint of this project; give one that train.py wrote")
-    number = stored["format"]
-    check(number == FORMAT, f"{path} has checkpoint format {number if type(number) is int else type(number).__name__}, "
-                            f"this version reads format {FORMAT}; use the version that wrote it, or train again")
+    check(stored["format"] == FORMAT, f"{path} has checkpoint format {stored['format']!a:.20}, this version reads "
+                                      f"format {FORMAT}; use the version that wrote it, or train again")
     if isinstance(stored["model"], dict):
         stored["model"] = without_module(stored["model"])
     if isinstance(stored["options"], argparse.Namespace):
@@ -96,8 +86,7 @@ def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = 
 
 
 def is_dense(value) -> bool:
-    """True if a value is a dense tensor of ordinary numbers.
-    Not sparse, quantised or complex."""
+    """True for a tensor of ordinary numbers: not sparse, quantised or complex."""
     return (torch.is_tensor(value) and value.layout == torch.strided
             and not value.is_quantized and not value.is_complex())
 
@@ -114,7 +103,7 @@ def without_module(state: dict) -> dict:
 
 
 def check_contents(stored: dict, path: str) -> None:
-    """Raise InputError on a part of a checkpoint that train.py never writes."""
+    """Raise InputError where a part of a checkpoint is not of train.py's kind."""
     def is_plain(value) -> bool:
         return value is None or isinstance(value, (str, int, float))
 
@@ -127,15 +116,12 @@ def check_contents(stored: dict, path: str) -> None:
     kinds = {
         "options": has_names(stored["options"], is_plain),
         "vocabulary": isinstance(words, list) and all(isinstance(word, str) for word in words),
-        "model": has_names(stored["model"], is_dense),
+        "model": has_names(stored["model"], is_dense) and all(x.isfinite().all() for x in stored["model"].values()),
         "state": has_names(state, is_count) and {"epoch", "best_rsum"} <= set(state),
         "data": has_names(stored.get("data", {}), is_tree)}
     for name, right in kinds.items():
-        check(right, f"{path} holds something else under '{name}' than train.py writes; it was changed or is of "
-                     "another program, so take another one or train again")
-    broken = [name for name, x in stored["model"].items() if x.is_floating_point() and not x.isfinite().all()]
-    check(not broken, f"{path} has numbers under {broken[:1]} that are not finite, and nothing can be ranked by them; "
-                      "take another checkpoint or train again")
+        check(right, f"{path} holds something else under '{name}' than train.py writes, or numbers that are not "
+                     "finite; take another one or train again")
 
 
 # ---- a trained model
@@ -184,12 +170,8 @@ class Trained:
         self.model, self.vocab, self.options = load_model(stored, path)
         self.state, self.notes = stored["state"], list(stored.get("notes", ()))
         self.extractors = stored.get("data", {}).get("extractors") or {}      # of its features, by name
-        self.to(device)
-
-    def to(self, device: torch.device | str) -> "Trained":
         self.device = torch.device(device)
         self.model.to(self.device)
-        return self
 
     @property
     def similarity(self):
@@ -234,105 +216,48 @@ class Trained:
         return self.model.embed_images(rows.to(self.device))
 
 
-# ---- resuming
+# ---- resuming, and the folder of a run
 
 def resumed_options(p: argparse.ArgumentParser, given: Options, argv: list[str]) -> Options:
-    """Options of a run that continues.
-    They are those of its checkpoint and, where an option may change, those given in `argv`. `resume` becomes the
-    checkpoint to read, `logger_name` the folder to write to."""
-    start = given.resume or given.logger_name or default_run(given)
-    checkpoint = load_resumable(start)
+    """Options of a resumed run: those of its checkpoint and new ones in `argv`.
+    `resume` and `logger_name` become its folder. Raises InputError where one may not change."""
+    folder = given.resume or given.logger_name or default_run(given)
+    if os.path.basename(folder) == "checkpoint.pt":
+        folder = os.path.dirname(folder) or "."
+    check(not os.path.isfile(folder), f"--resume {folder} is a file, and a run continues from its checkpoint.pt; give "
+                                      "its folder, or start a new run from these weights with --init_from")
     known = defaults(p)
-    stored = {name: value for name, value in checkpoint["options"].items()
-              if name in known and name not in NOT_STORED}   # older ones hold others, too
+    stored = {name: value for name, value in load_checkpoint(folder, "checkpoint.pt")["options"].items()
+              if name in known and name not in NOT_STORED}                          # older ones hold others, too
     p.set_defaults(**stored)
     opt = p.parse_args(argv, Options())
-    opt.resume, opt.logger_name = start, given.logger_name or run_folder(start)
+    opt.resume = opt.logger_name = folder
     resolve(opt)
     opt.asked = {name: value for name, value in vars(opt).items() if name not in COMMAND_LINE}
     for name, value in stored.items():
         new = getattr(opt, name)
         check(name in MAY_CHANGE or new in (value, "auto"),                         # auto: what the data need
-              f"--{name} {new} differs from the {value} of the run in {start}; a resumed run keeps its options, so "
+              f"--{name} {new} differs from the {value} of the run in {folder}; a resumed run keeps its options, so "
               "leave it out or start a new run with --init_from")
-    newest = os.path.join(opt.logger_name, "checkpoint.pt")
-    if os.path.isfile(start) and os.path.isfile(newest) and not os.path.samefile(start, newest):
-        reached, place = (c["state"]["iteration"] for c in (load_checkpoint(newest), checkpoint))
-        raise InputError(f"{opt.logger_name} has a checkpoint.pt of its own, at step {reached:,} of the run where "
-                         f"{start} is at step {place:,}; continue {start} in a new folder with --logger_name NEW, or "
-                         "leave the file's name out to continue checkpoint.pt")
     return opt
-
-
-def load_resumable(path: str) -> dict:
-    """Load a checkpoint that holds all that --resume needs. Raises InputError."""
-    stored = load_checkpoint(path, "checkpoint.pt")
-    for name, part in (("optimizer", stored), ("rng", stored), ("data", stored), ("loss_count", stored.get("state"))):
-        check(part and name in part,
-              f"{path} holds a model but no {name}, so training cannot continue exactly; resume the run's "
-              "checkpoint.pt (--resume RUN), or start a new run from these weights with --init_from")
-    return stored
-
-
-def run_folder(path: str) -> str:
-    """Folder of a run, or of a checkpoint file."""
-    return os.path.dirname(path) or "." if os.path.isfile(path) else path
-
-
-def continues(opt) -> bool:
-    """True if a run continues in its own folder."""
-    return opt.resume is not None and (
-        os.path.realpath(opt.logger_name) == os.path.realpath(run_folder(opt.resume)))
-
-
-def best_checkpoint(source: str, best_rsum: float) -> str | None:
-    """Best model of the run that continues, unless it is of a later epoch."""
-    path = os.path.join(run_folder(source), "model_best.pt")
-    if not best_rsum or not os.path.isfile(path):
-        return None
-    return path if load_checkpoint(path)["state"]["best_rsum"] == best_rsum else None
-
-
-# ---- the folder of a run
-
-def read_description(folder: str) -> dict:
-    """Content of a folder's config.yaml; nothing where it was lost."""
-    try:
-        stored = read_yaml(os.path.join(folder, "config.yaml"))
-    except InputError:
-        return {}
-    return stored if isinstance(stored, dict) else {}
-
-
-def is_run(folder: str) -> bool:
-    """True if train.py made the folder.
-    Its config.yaml says so or, where that was lost, its checkpoint.pt."""
-    if {"command", "versions", "data", "options"} <= set(read_description(folder)):
-        return True
-    path, log = (os.path.join(folder, name) for name in ("checkpoint.pt", "log.jsonl"))
-    return os.path.isfile(log) and os.path.isfile(path)
 
 
 def check_folder(opt) -> None:
     """Raise InputError unless a run may be written to its folder.
-    It may be its own folder if it continues there, a new or empty one, a run that never took a step, or, with
-    --overwrite, any run."""
+    That is a resumed run's own, one that is new or empty, or, with --overwrite, a run's."""
     folder = opt.logger_name
-    if continues(opt) or not os.path.lexists(folder):
+    if opt.resume is not None or not os.path.lexists(folder):
         return
     check(os.path.isdir(folder), f"{folder} is not a folder; name another one with --logger_name")
-    files = [name for name in sorted(os.listdir(folder)) if not name.endswith(".part")]
-    check(not files or is_run(folder), f"{folder} holds {', '.join(files[:1])} and is not a run that train.py made; "
-                                       "name a folder of its own with --logger_name")
-    check(opt.overwrite or not set(CHECKPOINTS) & set(files),
+    files = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    check(not files or {"checkpoint.pt", "model_best.pt"} & set(files),
+          f"{folder} holds {', '.join(files[:1])} and is not a run that train.py made; name a folder of its own with "
+          "--logger_name")
+    check(not files or opt.overwrite,
           f"{folder} already holds a run; continue with --resume, replace it with --overwrite, or name another folder "
           "with --logger_name")
 
 
 def clear_run(folder: str) -> None:
-    """Remove the files of the run that a new one replaces.
-    Its best model, its logs, and MADE_OF_RUN; other files stay."""
-    made = [name for name in os.listdir(folder) if MADE_OF_RUN.fullmatch(name)]
-    for name in ["model_best.pt", "log.txt", "log.jsonl", NOISE, *made]:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(os.path.join(folder, name))
+    """Remove the files of a replaced run: MADE_OF_RUN. Others stay."""
+    remove(*(os.path.join(folder, name) for name in os.listdir(folder) if MADE_OF_RUN.fullmatch(name)))

@@ -38,21 +38,17 @@ import metrics
 from checkpoint import (
     NOISE,
     NOT_STORED,
-    best_checkpoint,
     check_folder,
     clear_run,
-    continues,
     load_checkpoint,
     load_model,
-    load_resumable,
     load_weights,
-    read_description,
     resumed_options,
 )
 from cli import InputError, check, torch_device
 from data import Split, check_extractors, read_split
 from evaluation.encode import validate
-from files import FORMAT, atomic, read_lines, refusing, replaced, save_array, save_lines, save_state
+from files import FORMAT, atomic, read_lines, read_yaml, refusing, save_array, save_lines, save_state
 from losses import SUMMED
 from methods import METHODS
 from model import VSE, build_model, build_vocabulary
@@ -99,9 +95,7 @@ def fit(opt, kind: type["Training"] | None = None) -> tuple[VSE, Vocabulary]:
     Returns the best model on dev, in eval mode on the CPU, and its vocabulary. kind: as in `train`. Raises InputError.
     """
     status = train(opt, kind)
-    if status > 128:
-        raise KeyboardInterrupt(status - 128)
-    check(status == 0, f"no model came out of the training; look at {opt.logger_name}/log.txt")
+    check(status == 0, f"the training ended with status {status}; look at {opt.logger_name}/log.txt")
     model, vocab, _ = load_model(load_checkpoint(opt.logger_name), opt.logger_name)
     return model, vocab
 
@@ -111,7 +105,7 @@ def train(opt, kind: type["Training"] | None = None) -> int:
     0; 1 if no model came out; 128 + signal after Ctrl-C or SIGTERM. kind: a subclass of Training for other data."""
     device, start = join_processes(opt), None
     if opt.resume is not None:
-        start = load_resumable(opt.resume)
+        start = load_checkpoint(opt.resume, "checkpoint.pt")
     elif opt.init_from:
         start = load_checkpoint(opt.init_from, vocab=opt.vocab)
     run = (kind or Training)(opt, start, device)
@@ -126,7 +120,7 @@ def train(opt, kind: type["Training"] | None = None) -> int:
             run.model, run.splits["train"], run.splits["dev"], run.tokens, device)
     with delayed_signals() as received:
         run.open_folder()
-        run.say(f"{facts}\nrun folder {run.folder}")
+        run.say(f"{facts}\nrun folder {opt.logger_name}")
         run_epochs(run, received)
         return say_end(run, received)
 
@@ -165,21 +159,20 @@ def run_epochs(run: "Training", received: list[int]) -> None:
 
 
 def say_end(run: "Training", received: list[int]) -> int:
-    """Say how to continue or evaluate a run; return the exit status.
-    1 if no model came out."""
+    """Log the end and the next command; return the status, 1 without a model."""
     state, opt = run.state, run.opt
     if received:
         run.save()
-        run.say(f"stopped at {run.place()}; continue with: {sys.executable} {run.program} --resume {run.folder}")
+        run.say(f"stopped at {run.place()}; continue with: {sys.executable} {run.program} --resume {opt.logger_name}")
         return 128 + received[0]
     if state["epoch"] < opt.num_epochs:
         run.say(f"no better model on dev in {opt.patience} epochs, so epoch {state['epoch']} was the last")
-    if not RANK and not os.path.isfile(os.path.join(run.folder, "model_best.pt")):
-        run.say(f"done, but {run.folder} holds no model_best.pt: dev rsum was 0 after every epoch, or somebody removed "
-                "it; look at log.txt and the data (python data.py check)")
+    if not RANK and not os.path.isfile(os.path.join(opt.logger_name, "model_best.pt")):
+        run.say(f"done, but {opt.logger_name} holds no model_best.pt: dev rsum was 0 after every epoch; look at "
+                "log.txt and the data (python data.py check)")
         return 1
     run.say(f"done: best dev rsum {state['best_rsum']:.1f}, of the last epoch {state['rsum']:.1f}; evaluate with: "
-            f"{sys.executable} {run.program.replace('train', 'evaluate')} --checkpoint {run.folder}")
+            f"{sys.executable} {run.program.replace('train', 'evaluate')} --checkpoint {opt.logger_name}")
     return 0
 
 
@@ -236,8 +229,6 @@ def build_optimizers(opt, model) -> dict[str, torch.optim.Optimizer]:
     """Build the optimiser of the model and an Adam for jWAE's critic.
     By name: "optimizer", "critic_optimizer"."""
     parameters = [p for name, p in model.named_parameters() if p.requires_grad and not name.startswith("critic.")]
-    check(parameters, "nothing of this model can be learned: neither side has a layer; leave --img_layers 0 or "
-                      "--txt_layers 0 out")
     kind = {"adam": torch.optim.AdamW if opt.weight_decay else torch.optim.Adam, "sgd": torch.optim.SGD}[opt.optimizer]
     rate = opt.learning_rate
     groups = [{"params": parameters, "initial_lr": rate}]
@@ -271,10 +262,11 @@ class Training:
     A subclass for other data defines read_data, build_model, order, batches, rank_dev and describe_data.
     """
     program = "train.py"
+    build_model = staticmethod(build_model)
 
     def __init__(self, opt, start: dict | None, device: torch.device):
         """start: checkpoint of the first weights; --resume continues that training."""
-        self.opt, self.device, self.folder = opt, device, opt.logger_name
+        self.opt, self.device = opt, device
         self.state = {"epoch": 0, "step": 0, "iteration": 0, "rsum": 0.0, "best_rsum": 0.0, "best_hbr": 0.0,
                       "best_r1": -1.0, "waited": 0, "loss_sum": 0.0, "loss_count": 0}
         print(f"reading {os.path.join(opt.data_path, opt.data_name)}", flush=True)
@@ -282,7 +274,7 @@ class Training:
         self.steps = -(-len(self.own_order()) // self.batch_size)                   # of an epoch
         print("building the model", flush=True)
         torch.manual_seed(opt.seed)
-        self.model = self.build_model(pretrained=start is None).to(device)
+        self.model = self.build_model(opt, self.vocab, pretrained=start is None).to(device)
         if start:
             load_weights(self.model, start, opt.init_from or opt.logger_name,
                          means=opt.freeze_means and opt.resume is None)
@@ -334,10 +326,7 @@ class Training:
         if start:
             words = start["vocabulary"]
         elif os.path.isfile(path):
-            for name in ("vocab_threshold", "vocab_splits"):
-                check(getattr(opt, name) == training_parser().get_default(name),
-                      f"--{name} {getattr(opt, name)} counts words of the captions, and {path} lists the words "
-                      "already; leave it out, delete the file, or name another folder with --vocab_path")
+            print(f"taking the words of {path}", flush=True)
             words = Vocabulary.load(path).words
         else:
             splits = [train if name == "train" else read_split(opt.data_path, opt.data_name, name, dev_images=0)
@@ -371,9 +360,6 @@ class Training:
             yield batch._replace(unpaired=self.unpaired and self.unpaired.batch(iteration * WORLD + RANK))
 
     # ---- model
-
-    def build_model(self, pretrained: bool) -> torch.nn.Module:
-        return build_model(self.opt, self.vocab, pretrained)
 
     def step(self, batch) -> dict[str, float]:
         """Take one step of every optimiser; return the loss, a sum of terms.
@@ -476,23 +462,25 @@ class Training:
             stored |= {part: optimizer.state_dict() for part, optimizer in self.optimizers.items()}
             cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
             stored |= {"rng": torch.get_rng_state(), "cuda_rng": cuda}
-        save_state(stored, os.path.join(self.folder, name), "make room and --resume")
+        save_state(stored, os.path.join(self.opt.logger_name, name), "make room and --resume")
 
     def restore(self, resumed: dict) -> None:
-        """Continue from a checkpoint.
+        """Continue a checkpoint.
         Raises InputError where its data, optimisers or random states do not fit."""
-        opt, place = self.opt, resumed["state"]
-        check(all(resumed["data"].get(name, x) == x for name, x in self.fingerprints.items()),
-              f"the training data in {os.path.join(opt.data_path, opt.data_name)} differ from the data of the run in "
-              f"{opt.logger_name}; give its --data_path, or start a new run with --init_from")
-        with refusing(f"the checkpoint {opt.resume} holds optimisers or random states of something else",
-                      "take another one, or start a new run from its weights with --init_from"):
+        opt = self.opt
+        with refusing(f"the checkpoint of {opt.resume} lacks what a training continues from, or holds something else",
+                      "start a new run from its weights with --init_from"):
+            check(all(resumed["data"].get(name, x) == x for name, x in self.fingerprints.items()),
+                  f"the training data in {os.path.join(opt.data_path, opt.data_name)} differ from the data of the run "
+                  f"in {opt.resume}; give its --data_path, or start a new run with --init_from")
             for name, optimizer in self.optimizers.items():
                 optimizer.load_state_dict(resumed[name])
             torch.set_rng_state(resumed["rng"])
             if self.device.type == "cuda" and resumed["cuda_rng"]:
                 torch.cuda.set_rng_state(resumed["cuda_rng"][0], self.device)
-        self.state.update((name, place[name]) for name in self.state if name in place)
+            self.state.update(resumed["state"])
+        if not os.path.isfile(os.path.join(opt.resume, "model_best.pt")):
+            self.state.update(best_rsum=0.0, best_hbr=0.0, best_r1=-1.0)
 
     # ---- folder and log
 
@@ -526,33 +514,26 @@ class Training:
 
     def open_folder(self) -> None:
         """Describe the run in its folder, and open its log.
-
-        A new run first writes a checkpoint, so that it can always go on; then it removes a run that it replaces, and
-        copies the best model so far of the run that it continues.
-        """
-        opt, folder = self.opt, self.folder
-        commit = subprocess.run(["git", "rev-parse", "--verify", "-q", "HEAD"], text=True, capture_output=True,
-                                check=False, cwd=os.path.dirname(os.path.abspath(__file__)))
-        description = {
-            "command": shlex.join(["python", *self.program.split(), *sys.argv[1:]]),
-            "git_commit": commit.stdout.strip() or "unknown",
-            "versions": {"python": sys.version.split()[0], "torch": str(torch.__version__), "numpy": np.__version__},
-            "data": {name: split.fingerprint() for name, split in self.splits.items()},
-            "asked": opt.asked, "options": vars(opt)}
-        if continues(opt):
-            first = read_description(folder)
-            description |= {name: first[name] for name in ("command", "asked") if name in first}
+        A new run first writes a checkpoint, so that it can always go on; then it removes a run that it replaces."""
+        opt, folder = self.opt, self.opt.logger_name
+        path = os.path.join(folder, "config.yaml")
+        if opt.resume is not None and os.path.isfile(path):
+            description = {**read_yaml(path), "options": vars(opt)}
         else:
-            best = opt.resume and best_checkpoint(opt.resume, self.state["best_rsum"])
-            if not best:
-                self.state.update(best_rsum=0.0, best_hbr=0.0, best_r1=-1.0)
+            commit = subprocess.run(["git", "rev-parse", "--verify", "-q", "HEAD"], text=True, capture_output=True,
+                                    check=False, cwd=os.path.dirname(os.path.abspath(__file__)))
+            description = {
+                "command": shlex.join(["python", *self.program.split(), *sys.argv[1:]]),
+                "git_commit": commit.stdout.strip() or "unknown",
+                "versions": {"python": sys.version.split()[0], "torch": str(torch.__version__),
+                             "numpy": np.__version__},
+                "data": {name: split.fingerprint() for name, split in self.splits.items()},
+                "asked": opt.asked, "options": vars(opt)}
+        if opt.resume is None:
             os.makedirs(folder, exist_ok=True)
             self.save()
             clear_run(folder)
-            if best:
-                with replaced(os.path.join(folder, "model_best.pt")) as part:
-                    shutil.copyfile(best, part)
-        with atomic(os.path.join(folder, "config.yaml")) as f:
+        with atomic(path) as f:
             yaml.safe_dump(description, f, sort_keys=False)
         self.vocab.save(os.path.join(folder, "vocab.json"))
         if opt.noise_ratio or opt.noise_file:
@@ -563,15 +544,15 @@ class Training:
         """Open log.txt, log.jsonl and tensorboard events.
         Lines of log.jsonl that will be written again, or that a full disk cut off, are dropped."""
         import tensorboard_logger
-        self.events = tensorboard_logger.Logger(self.folder, flush_secs=5)
-        path, lines = os.path.join(self.folder, "log.jsonl"), []
+        self.events = tensorboard_logger.Logger(self.opt.logger_name, flush_secs=5)
+        path, lines = os.path.join(self.opt.logger_name, "log.jsonl"), []
         for line in read_lines(path) if os.path.isfile(path) else ():
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 if json.loads(line)["iteration"] <= self.state["iteration"]:
                     lines.append(line)
         save_lines(path, lines)
         self.json = open(path, "a", encoding="utf-8")
-        self.text = open(os.path.join(self.folder, "log.txt"), "a", encoding="utf-8", errors="backslashreplace")
+        self.text = open(path.replace("jsonl", "txt"), "a", encoding="utf-8", errors="backslashreplace")
 
     def say(self, line: str) -> None:
         """Write a line to the terminal and to log.txt."""

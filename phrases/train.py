@@ -39,6 +39,7 @@ class PhraseTraining(core.Training):
     counts photos.
     """
     program = "-m phrases.train"
+    build_model = staticmethod(build_model)
 
     def read_data(self, start: dict | None) -> None:
         """Read train and val. Raises InputError where they do not fit.
@@ -56,9 +57,6 @@ class PhraseTraining(core.Training):
                                f"{opt.positive_iou}; give a smaller one, or better proposals")
         photos = len(np.unique(train.phrase_photo[self.pairs]))
         self.batch_size = max(1, round(opt.batch_size * photos / len(self.pairs)))
-
-    def build_model(self, pretrained: bool):
-        return build_model(self.opt, self.vocab, pretrained)
 
     def order(self, epoch: int) -> np.ndarray:
         """Photos of an epoch that have some of `pairs`, shuffled."""
