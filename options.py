@@ -193,8 +193,7 @@ def training_parser() -> Arguments:
     add("--log_step", type=positive, default=10, help="steps between log lines")
     add("--val_step", type=positive, default=500, help="steps between validations within an epoch")
     add("--resume", type=lambda text: text and filename(text), metavar="RUN", nargs="?", const="", help="continue "
-        "exactly where RUN, or the run in --logger_name, stopped; a checkpoint file continues in a new folder, "
-        "--logger_name NEW")
+        "exactly where the run in this folder, or in --logger_name, stopped")
     add("--init_from", type=filename, metavar="RUN", help="start from the weights and vocabulary of RUN")
     add("--vocab", type=filename, metavar="FILE", help="vocabulary of an --init_from of an original code base")
     add("--overwrite", **FLAG, help="replace a run: checkpoints, logs, events, and files made from it")
