@@ -6,30 +6,12 @@ A loss with options of its own declares them beside its code, in `options`; they
 import argparse
 import os
 
-from cli import (
-    LARGEST,
-    Arguments,
-    InputError,
-    above_zero,
-    at_least_zero,
-    below_one,
-    check,
-    data_set,
-    filename,
-    fraction,
-    natural,
-    number,
-    positive,
-    sizes,
-    split_name,
-    up_to,
-    width,
-    workers,
-)
+import cli
+from cli import Arguments, InputError, at_least_zero, check, data_set, filename, natural, positive, up_to
 from data import DEV_IMAGES
 from files import read_yaml
 from images import NoImages, Photos
-from losses import LOSSES, OTHER_LOSSES, PRIOR_LOSSES, SIMILARITIES, VAR_MAX, formulas, trait
+from losses import LOSSES, OTHER_LOSSES, PRIOR_LOSSES, SIMILARITIES, formulas, trait
 from methods import ADVICE, METHODS
 from model import BASELINES, CNNS, HEADS, IMAGE_ENCODERS, LATENT_NORMS, TEXT_ENCODERS, find_similarity
 
@@ -58,14 +40,14 @@ def training_parser() -> Arguments:
     add("--vocab_threshold", type=positive, default=4, help="keep words that are seen at least this often")
     add("--use_restval", **FLAG, help="train on COCO's restval images, too")
     add("--dev_images", type=natural, default=DEV_IMAGES, help="dev images of precomputed data and COCO to use; 0: all")
-    add("--supervised_fraction", type=fraction, default=1.0, help="jWAE: share of the training images whose pairs are "
-        "known; the others join the terms that need no pairs")
-    add("--noise_ratio", type=below_one, default=0.0, metavar="SHARE", help="share of the training captions "
+    add("--supervised_fraction", type=cli.fraction, default=1.0, help="jWAE: share of the training images whose pairs "
+        "are known; the others join the terms that need no pairs")
+    add("--noise_ratio", type=cli.below_one, default=0.0, metavar="SHARE", help="share of the training captions "
         "that exchange their images, so that these pairs are wrong (NCR)")
     add("--noise_seed", type=natural, default=0, help="seed of --noise_ratio")
     add("--noise_file", type=filename, metavar="FILE.npy", help="the image of each training caption (NCR), or of each "
         "training image (DECL), in place of --noise_ratio")
-    add("--workers", type=workers, default=min(10, os.cpu_count() or 1), help="processes that read photos")
+    add("--workers", type=cli.workers, default=min(10, os.cpu_count() or 1), help="processes that read photos")
 
     add = p.add_argument_group("method").add_argument
     add("--method", choices=METHODS, metavar="NAME", help="use the options of a method of the papers (see --methods); "
@@ -75,15 +57,15 @@ def training_parser() -> Arguments:
     add("--head", choices=HEADS, help="points or Gaussians, for both sides (default: what --sim needs)")
     add("--image_head", choices=HEADS, help="the same for images (GIE: Gaussian here only)")
     add("--text_head", choices=HEADS, help="the same for captions (GCE: Gaussian here only)")
-    add("--embed_size", type=width, help="size of the joint embedding, D (default: 1024; vsrn: 2048)")
+    add("--embed_size", type=cli.width, help="size of the joint embedding, D (default: 1024; vsrn: 2048)")
     add("--use_abs", **FLAG, help="take absolute values of the embeddings (order embeddings)")
     add("--no_imgnorm", **FLAG, help="do not normalise image means; 'cosine' is then their inner product")
-    add("--var_layers", type=sizes, help="hidden layers, such as 512-512, that compute variances from the mean "
+    add("--var_layers", type=cli.sizes, help="hidden layers, such as 512-512, that compute variances from the mean "
         "(default: a second copy of the embedding; 256 where --img_layers 0 or --txt_layers 0 leaves nothing to copy)")
     add("--freeze_means", **FLAG, help="learn only variances; means stay as in --init_from")
     add("--logvar_norm", **SWITCH, default=False, help="give log-variances norm 1")
-    add("--logvar_init", type=number, help="initial log-variance (default: 0; mls: -2.5, --loss volume: -7)")
-    add("--var_min", type=above_zero, help="smallest variance (default: 0.1; mls: 1e-4, match_prob: 1e-6)")
+    add("--logvar_init", type=cli.number, help="initial log-variance (default: 0; mls: -2.5, --loss volume: -7)")
+    add("--var_min", type=cli.above_zero, help="smallest variance (default: 0.1; mls: 1e-4, match_prob: 1e-6)")
 
     add = p.add_argument_group("images").add_argument
     add("--img_enc", choices=["auto", *IMAGE_ENCODERS], default="auto", help="image encoder. auto: precomp or cnn by "
@@ -101,22 +83,22 @@ def training_parser() -> Arguments:
     add("--region_norm", choices=["entries", "regions"], default="entries", help="vsrn: scale regions to entries of "
         "order 1, or each feature to norm 1 over the regions, as the original code does")
     add("--region_bn", **FLAG, help="vsrn: BatchNorm after the GRU, as in the original on Flickr30K")
-    add("--img_layers", type=sizes, help="hidden layers of images, as in 2000-1000 (default: a linear layer; 0: none)")
+    add("--img_layers", type=cli.sizes, help="hidden layers, as in 2000-1000 (default: a linear layer; 0: none)")
 
     add = p.add_argument_group("captions").add_argument
     add("--txt_enc", choices=TEXT_ENCODERS, help="text encoder (default: gru, or what --sim needs). bigru: jWAE's; "
         "pie: attention (PVSE, PCME); mean, sum: of word vectors; trigram_conv, trigram_bag: letter trigrams (DMSM, "
         "DSSM)")
     add("--txt_fc", **FLAG, help="gru: a linear layer after each GRU, as in pmrl's equations")
-    add("--txt_layers", type=sizes, help="hidden layers for mean, sum, features and trigrams, as in --img_layers")
+    add("--txt_layers", type=cli.sizes, help="hidden layers for mean, sum, features and trigrams, as in --img_layers")
     add("--layer_style", choices=["relu", "tanh", "branch"], default="relu", help="hidden layers. relu: jWAE; "
         "tanh: DMSM, also after the last layer; branch: two-branch networks, one with BatchNorm, ReLU and dropout")
     add("--text_features", metavar="NAME", help="read features of captions, {split}_NAME.npy, instead of words")
-    add("--text_anchor", type=below_one, default=0.0, metavar="SHARE", help="weight of a second similarity, which "
+    add("--text_anchor", type=cli.below_one, default=0.0, metavar="SHARE", help="weight of a second similarity, which "
         "compares --text_features with their prediction from an image (0.7: scores agree more with people)")
     add("--word_vectors", type=filename, help="initialise words from word2vec or GloVe vectors")
     add("--freeze_words", **FLAG, help="do not train the vectors of --word_vectors")
-    add("--word_dim", type=width, default=300, help="size of the word vectors")
+    add("--word_dim", type=cli.width, default=300, help="size of the word vectors")
     add("--num_layers", type=up_to(64), default=1, help="layers of the GRU")
 
     add = p.add_argument_group("SCAN, PVSE and CITE").add_argument
@@ -128,7 +110,7 @@ def training_parser() -> Arguments:
     add("--lambda_softmax", type=at_least_zero, default=9.0, help="scan: sharpness of the attention (4 in SCAN's "
         "i2t)")
     add("--n_embeds", type=up_to(1024), metavar="K", help="mil, chamfer: embeddings per item (default: 2)")
-    add("--cite_layers", type=sizes, default="1024-256", help="cite: sizes of the shared layer and of the layer "
+    add("--cite_layers", type=cli.sizes, default="1024-256", help="cite: sizes of the shared layer and of the layer "
         "of each concept")
 
     add = p.add_argument_group("objective").add_argument
@@ -144,10 +126,10 @@ def training_parser() -> Arguments:
     add("--mask_same_image", **SWITCH, help="do not count other captions of an image as negatives (default: on for "
         "infonce, match and rcl)")
     add("--pseudo_positives", **WEIGHT, help="match: weight of pairs that score above the true one (PCME++: 0.1)")
-    add("--label_smoothing", type=below_one, help="infonce, match: share of the targets spread over all pairs "
+    add("--label_smoothing", type=cli.below_one, help="infonce, match: share of the targets spread over all pairs "
         "(default: 0; 1e-4 with --pseudo_positives)")
-    add("--mse_weight", type=above_zero, default=1.0, help="mse: weight of the squared distance per dimension, summed "
-        "over the batch (embed_size gives jWAE's eq. 7 per item)")
+    add("--mse_weight", type=cli.above_zero, default=1.0, help="mse: weight of the squared distance per dimension "
+        "(embed_size gives jWAE's eq. 7 per item)")
 
     add = p.add_argument_group("terms beside the objective, off at a weight of 0").add_argument
     for side in ("images", "captions"):
@@ -159,7 +141,7 @@ def training_parser() -> Arguments:
     add("--vae", **WEIGHT, help="sample every latent from a Gaussian; weight of its KL to N(0, I) (jWAE's VAE)")
     add("--captioner", **WEIGHT, help="vsrn: weight of the caption generator (VSRN: 1)")
     add("--captioner_original", **FLAG, help="captioner: attend as in VSRN's code, without the previous word")
-    add("--dim_hidden", type=width, default=512, help="captioner: size of its GRUs")
+    add("--dim_hidden", type=cli.width, default=512, help="captioner: size of its GRUs")
     add("--vib", **WEIGHT, help="KL of every Gaussian to N(0, I), in nats, averaged over items (PCME: 5e-6; PCME++'s "
         "1e-4 is also a mean over dimensions: 1e-4 / embed_size here)")
     add("--diversity", **WEIGHT, help="mil, chamfer: keep the K embeddings apart (PVSE: 0.1 x batch size, as the loss "
@@ -167,7 +149,7 @@ def training_parser() -> Arguments:
     add("--mmd", **WEIGHT, help="pull the two distributions of embeddings together (PVSE: 0.01 x batch size)")
 
     add = p.add_argument_group("optimisation").add_argument
-    add("--dropout", type=below_one, default=0.0, help="dropout of features and word vectors")
+    add("--dropout", type=cli.below_one, default=0.0, help="dropout of features and word vectors")
     add("--feature_noise", type=at_least_zero, default=0.0, metavar="SHARE", help="normal noise added to features and "
         "word vectors in training, its norm as a share of theirs")
     add("--weight_decay", type=at_least_zero, default=0.0, help="decoupled weight decay of matrices (AdamW)")
@@ -175,9 +157,9 @@ def training_parser() -> Arguments:
         "epochs, or half a cosine down to 0")
     add("--warmup", type=at_least_zero, default=0.0, metavar="EPOCHS", help="epochs in which the rate rises from 0")
     add("--num_epochs", type=positive, default=30, help="number of epochs")
-    add("--batch_size", type=up_to(LARGEST, least=2), default=128, help="pairs per batch")
+    add("--batch_size", type=up_to(cli.LARGEST, least=2), default=128, help="pairs per batch")
     add("--optimizer", choices=["adam", "sgd"], default="adam", help="sgd is DMSM's, at --learning_rate 0.5")
-    add("--learning_rate", type=above_zero, default=0.0002, help="initial learning rate")
+    add("--learning_rate", type=cli.above_zero, default=0.0002, help="initial learning rate")
     add("--lr_update", type=positive, default=15, help="epochs until the learning rate is divided by 10")
     add("--grad_clip", type=at_least_zero, default=2.0, help="largest norm of the gradient; 0: no limit")
     add("--select", choices=["rsum", "hbr", "r1"], default="rsum", help="choose the best epoch on dev by the sum "
@@ -229,10 +211,9 @@ def parse_words(p: Arguments, words: list[str]) -> Options:
 def options(**values) -> Options:
     """Resolve options of a training: options(sim="wasserstein").
     Raises InputError."""
-    p = training_parser()
-
     def refuse(message: str):
         raise InputError(message)
+    p = training_parser()
     p.error = refuse
     opt = parse_words(p, spell(values, p, "options()"))
     resolve(opt)
@@ -242,15 +223,14 @@ def options(**values) -> Options:
 def read_config(path: str, p: Arguments) -> list[str]:
     """Read the options of a YAML file as words of a command line.
     A run's config.yaml gives those that it was asked for, from which others follow, and never its folder."""
-    values, where = read_yaml(path), f"--config {path}"
+    values, where, known = read_yaml(path), f"--config {path}", {*list_options(p)}
     check(isinstance(values, dict), f"{where} holds no options by their names")
     if isinstance(values.get("options"), dict):
-        values = values["asked"] if isinstance(values.get("asked"), dict) else values["options"]
-        values = {name: value for name, value in values.items() if name in {*list_options(p)} - COMMAND_LINE}
-    for name in values:
-        check(name not in COMMAND_LINE,
-              f"{where} holds '{name}', which only the command line can say, so that a file of options never names or "
-              f"replaces a run, nor starts a command; leave it out and give --{name}")
+        values = {name: value for name, value in values.get("asked", values["options"]).items()
+                  if name in known - COMMAND_LINE}
+    wrong = [name for name in values if name in COMMAND_LINE]
+    check(not wrong, f"{where} holds {wrong[:1]}, which only the command line can say, since it names a run or "
+                     "starts a command; leave it out")
     return spell(values, p, where)
 
 
@@ -259,19 +239,17 @@ def spell(values: dict, p: Arguments, where: str) -> list[str]:
     They are then checked like typed ones. None is the default."""
     words, known = [], list_options(p)
     for name, value in values.items():
-        check(name in known, f"{where} holds {ascii(name)[:60]}, which is not an option; see train.py "
-                             "--help")
-        check(not isinstance(value, (dict, list)),
-              f"{where}: {name} is a {type(value).__name__}; give a single value")
-        if value is None:
-            continue
-        if known[name].nargs != 0:
+        check(name in known, f"{where} holds {name!a:.60}, which is not an option; see train.py --help")
+        switch = known[name].nargs == 0
+        check(value is None or isinstance(value, bool) == switch and not isinstance(value, (dict, list)),
+              f"{where}: {name} is {value!a:.40}; a switch is true or false, without quotes, and any other option a "
+              "single number or text")
+        if value is not None and not switch:
             words.append(f"--{name}={value}")
-            continue
-        check(isinstance(value, bool), f"{where}: {name} is {ascii(value)[:40]}, and a switch is true or false, "
-                                       "without quotes")
-        off = f"--no-{name}"
-        words += [f"--{name}"] if value else [off] * (off in known[name].option_strings)
+        elif value:
+            words.append(f"--{name}")
+        elif value is False and f"--no-{name}" in known[name].option_strings:
+            words.append(f"--no-{name}")
     return words
 
 
@@ -327,116 +305,84 @@ def resolve(opt) -> None:
     """Fill in what the options imply.
     Raise InputError where they cannot work, before any data is read."""
     imply(opt)
-    check_heads(opt)
     check_options(opt)
 
 
 # ---- what cannot work
 
-def check_heads(opt) -> None:
-    """Raise InputError where the heads are not those that similarity and loss compare."""
-    heads, needed = (opt.image_head, opt.text_head), count_gaussians(opt)
-    given = f"image head '{opt.image_head}' and text head '{opt.text_head}'"
-    gaussians = 2 - heads.count("point")
-    check(opt.sim != "mls" or "ellipsoidal" not in heads,
-          f"--sim mls has one variance per item, not {given}; leave the heads out, or make one side a point "
-          "(--image_head point)")
-    reason = f"--vae {opt.vae}" if opt.vae else "--loss volume" if opt.loss == "volume" else f"--sim {opt.sim}"
-    wants, fix = {
-        0: ("compares points", "leave the heads out, or choose a similarity of Gaussians such as wasserstein"),
-        1: ("needs one Gaussian side and one point", "give one of --image_head (GIE) and --text_head (GCE)"),
-        2: ("needs a Gaussian on both sides", "leave the heads out, or give --head ellipsoidal")}[needed]
-    check(needed == gaussians or gaussians and trait(find_similarity(opt.sim), "point_side"),
-          f"{reason} {wants}, not {given}; {fix}")
-    ready = opt.img_layers == opt.txt_layers == "0" and opt.txt_enc == "features"
-    check(opt.loss != "volume" or opt.freeze_means or ready,
-          "--loss volume learns variances around means that are given; give --freeze_means with --init_from RUN, or "
-          "--text_features NAME with --img_layers 0 --txt_layers 0")
-    check(not opt.freeze_means or gaussians and (opt.init_from or opt.resume is not None),
-          "--freeze_means learns variances around the means of a trained run; give --init_from RUN and a Gaussian head")
-    check(not opt.vib or gaussians and not opt.vae,
-          f"--vib {opt.vib:g} is the KL of Gaussian embeddings, and there are none (with --vae its own weight counts); "
-          "take a similarity of Gaussians, or leave --vib out")
-    check(opt.var_min < VAR_MAX,
-          f"--var_min {opt.var_min} is not below the largest variance, {VAR_MAX:g}; give a smaller one")
-
-
 def check_options(opt) -> None:
-    """Raise InputError with the first other reason why a training cannot work."""
+    """Raise InputError with the first reason why these options cannot train a model.
+    Each is a wrong result in silence, or an error of torch that does not name the option."""
     similarity, text = find_similarity(opt.sim), TEXT_ENCODERS[opt.txt_enc]
-    for name in ("img_enc", "txt_enc"):
-        value, needed = getattr(opt, name), trait(similarity, "parts") and trait(similarity, "implies")[name]
-        check(value == needed or not needed, f"--sim {opt.sim} compares the parts of an item, which --{name} {value} "
-                                             f"does not keep; leave --{name} out")
-    check(opt.img_enc != "scan" or opt.sim == "scan",
-          f"--img_enc scan keeps every region of an image, and --sim {opt.sim} does not compare them; use --sim scan, "
-          "or leave --img_enc out")
-    check(opt.txt_enc not in ("pie", "bigru") or opt.embed_size % 2 == 0,
-          f"--embed_size {opt.embed_size} is odd, and --txt_enc {opt.txt_enc} joins two directions of a GRU of half "
-          "that size; give an even one")
-    check((opt.txt_enc == "features") == bool(opt.text_features),
-          f"--txt_enc {opt.txt_enc} and --text_features {opt.text_features}: features are read by --txt_enc features, "
-          "from the files that --text_features names; give both or neither")
-    check(not opt.txt_layers or text.layers and not (text.reads == "trigrams" and opt.txt_layers == "0"),
-          f"--txt_layers {opt.txt_layers} does not fit --txt_enc {opt.txt_enc}, as sizes are for --text_features NAME, "
-          "--txt_enc mean, sum and trigrams, and 0 not for the last; leave it out")
-    check(not opt.freeze_words or opt.word_vectors or opt.init_from,
-          "--freeze_words keeps word vectors that were learned before; give --word_vectors FILE or --init_from RUN")
-    check(opt.sim in ("mil", "chamfer") or opt.n_embeds == 1 and not opt.diversity,
-          f"--n_embeds {opt.n_embeds}, --diversity {opt.diversity:g} and --sim {opt.sim}: several embeddings an item "
-          "are compared by --sim mil and chamfer; use one of them, or leave both out")
-    layers = f"{opt.img_layers} {opt.txt_layers}"
-    check(opt.layer_style != "branch" or "-" not in layers,
-          f"--layer_style branch has one hidden layer, and --img_layers and --txt_layers are {layers}; give one size")
-    check(opt.sim != "cite" or opt.cite_layers.count("-") == 1,
-          f"--cite_layers {opt.cite_layers}: --sim cite has a layer that all concepts share, and one for each; give "
-          "two sizes, such as 1024-256")
-    check(opt.loss not in ("mse", "two_branch", "volume") and not opt.vae or opt.sim in ("cosine", "dot"),
-          f"--loss {opt.loss} and --vae {opt.vae:g} compare points, and --sim {opt.sim} does not; use --sim cosine")
-    check(opt.loss != "two_branch" or opt.batch_size % 2 == 0,
-          f"--loss two_branch learns from pairs of captions, and --batch_size {opt.batch_size} splits one; give an "
-          "even number")
-    check((opt.sim in ("product", "cite")) == (opt.loss == "logistic"),
-          f"--sim {opt.sim} and --loss {opt.loss}: the Similarity Network is --sim product with --loss logistic, and "
-          "CITE --sim cite with it; give both or neither")
-    check(opt.loss != "nll" or opt.negatives < opt.batch_size,
-          f"--negatives {opt.negatives}: a batch of {opt.batch_size} captions has one less to compare with; give "
-          "fewer, or a larger --batch_size")
-    check(not (opt.noise_ratio and opt.noise_file),
-          f"--noise_ratio {opt.noise_ratio:g} and --noise_file {opt.noise_file} both say which pairs are "
-          "wrong; give one")
-    check(opt.warmup < opt.num_epochs,
-          f"--warmup {opt.warmup:g} is as long as the training of --num_epochs {opt.num_epochs}; give less")
+    parts, implied = trait(similarity, "parts"), trait(similarity, "implies")
+    heads, needed = (opt.image_head, opt.text_head), count_gaussians(opt)
+    gaussians = 2 - heads.count("point")
+    reason = f"--vae {opt.vae:g}" if opt.vae else "--loss volume" if opt.loss == "volume" else f"--sim {opt.sim}"
+    wants = ("compares points", "needs one Gaussian side and one point", "needs a Gaussian on both sides")[needed]
+    ready = opt.img_layers == opt.txt_layers == "0" and opt.txt_enc == "features"
     recon, prior = opt.recon_images or opt.recon_captions, opt.prior_images or opt.prior_captions
-    check(not (recon or prior) or opt.sim in ("cosine", "dot", "scan", "product", "cite"),
-          "--recon_images, --recon_captions, --prior_images and --prior_captions are for latents that are compared by "
-          f"their direction, not --sim {opt.sim}; use --sim cosine")
     one_vector = opt.pool == "mean" and opt.img_enc in ("auto", "precomp", "cnn")
-    check(not opt.recon_images or one_vector or opt.img_enc == "scan",
-          f"--recon_images cannot reconstruct what --img_enc {opt.img_enc} --pool {opt.pool} reads; use --pool mean "
-          "with --img_enc precomp or cnn, or --sim scan")
     learned = opt.txt_enc in ("mean", "sum") and not opt.freeze_words
-    check(not opt.recon_captions or text.decoder and not learned,
-          f"--recon_captions cannot reconstruct what --txt_enc {opt.txt_enc} reads; use gru, bigru or features, or "
-          "mean or sum with --freeze_words")
-    check(not opt.captioner or opt.img_enc == "vsrn" and text.reads == "words",
-          f"--captioner {opt.captioner:g} writes the words of a caption from VSRN's regions, not --img_enc "
-          f"{opt.img_enc} --txt_enc {opt.txt_enc}; use --img_enc vsrn with --txt_enc gru, or leave it out")
-    check(text.reads != "trigrams" or not (opt.dropout or opt.feature_noise),
-          f"--dropout {opt.dropout:g} and --feature_noise {opt.feature_noise:g} change features and word vectors, and "
-          f"--txt_enc {opt.txt_enc} reads letter trigrams; leave them out")
-    copied = "ellipsoidal" in (opt.image_head, opt.text_head) and not opt.var_layers
-    check(not opt.text_anchor or opt.text_features and one_vector and opt.loss in ("infonce", "match", "volume")
-          and not (recon or prior or opt.vae or copied),
-          f"--text_anchor {opt.text_anchor:g} needs --text_features, one vector per image, --loss infonce, match or "
-          "volume, points, spherical heads or --var_layers, and neither reconstruction, prior nor --vae; change what "
-          "differs, or leave it out")
+    copied = "ellipsoidal" in heads and not opt.var_layers
+    for fits, sentence in (
+        (needed == gaussians or gaussians and trait(similarity, "point_side"),
+         f"{reason} {wants}, not image head '{heads[0]}' and text head '{heads[1]}'; leave --head, --image_head and "
+         "--text_head out"),
+        (opt.sim != "mls" or "ellipsoidal" not in heads,
+         f"--sim mls has one variance per item, not --head {opt.head}; leave it out, or give --image_head point"),
+        (opt.loss != "volume" or opt.freeze_means or ready,
+         "--loss volume learns variances around given means; give --freeze_means with --init_from RUN, or "
+         "--text_features NAME with --img_layers 0 --txt_layers 0"),
+        (not opt.freeze_means or gaussians and (opt.init_from or opt.resume is not None),
+         "--freeze_means learns variances around the means of a run; give --init_from RUN and a Gaussian head"),
+        (not opt.vib or gaussians and not opt.vae,
+         f"--vib {opt.vib:g} is the KL of Gaussian embeddings, and there are none; leave it out"),
+        (not parts and opt.img_enc != "scan"
+         or parts and all(getattr(opt, name) == implied[name] for name in ("img_enc", "txt_enc")),
+         f"--sim {opt.sim} compares {'parts' if parts else 'wholes'}, and --img_enc {opt.img_enc} --txt_enc "
+         f"{opt.txt_enc} give something else; leave these out"),
+        ((opt.txt_enc == "features") == bool(opt.text_features),
+         f"--txt_enc {opt.txt_enc} and --text_features {opt.text_features}: the encoder 'features' reads the files "
+         "that --text_features names; give --text_features NAME alone, or neither"),
+        (not opt.txt_layers or text.layers,
+         f"--txt_layers {opt.txt_layers} is for word vectors, features and trigrams, not for --txt_enc {opt.txt_enc}; "
+         "leave it out"),
+        (opt.sim in ("mil", "chamfer") or opt.n_embeds == 1 and not opt.diversity,
+         f"--n_embeds {opt.n_embeds} and --diversity {opt.diversity:g} are for --sim mil and chamfer; leave "
+         "them out"),
+        (not opt.freeze_words or opt.word_vectors or opt.init_from,
+         "--freeze_words keeps words that were learned before; give --word_vectors FILE or --init_from RUN"),
+        (opt.loss not in ("mse", "two_branch", "volume") and not opt.vae or opt.sim in ("cosine", "dot"),
+         f"--loss {opt.loss} and --vae {opt.vae:g} compare points, and --sim {opt.sim} does not; use --sim cosine"),
+        ((opt.sim in ("product", "cite")) == (opt.loss == "logistic"),
+         f"--sim {opt.sim} and --loss {opt.loss}: --loss logistic goes with --sim product and cite; give both"),
+        (opt.loss != "nll" or opt.negatives < opt.batch_size,
+         f"--negatives {opt.negatives}: a batch of {opt.batch_size} captions has one less to compare with; give fewer"),
+        (not (opt.noise_ratio and opt.noise_file),
+         f"--noise_ratio {opt.noise_ratio:g} and --noise_file {opt.noise_file} both say which pairs are wrong; give "
+         "one"),
+        (opt.warmup < opt.num_epochs,
+         f"--warmup {opt.warmup:g} is as long as the training of --num_epochs {opt.num_epochs}; give less"),
+        (not (recon or prior) or opt.sim in ("cosine", "dot", "scan", "product", "cite"),
+         f"--recon_* and --prior_* are for latents compared by direction, not --sim {opt.sim}; use --sim cosine"),
+        (not opt.recon_images or one_vector or opt.img_enc == "scan",
+         f"--recon_images cannot reconstruct what --img_enc {opt.img_enc} --pool {opt.pool} reads; leave it out"),
+        (not opt.recon_captions or text.decoder and not learned,
+         f"--recon_captions cannot reconstruct what --txt_enc {opt.txt_enc} reads; use gru, bigru or features, or "
+         "give --freeze_words"),
+        (not opt.captioner or opt.img_enc == "vsrn" and text.reads == "words",
+         f"--captioner {opt.captioner:g} writes captions from VSRN's regions; use --img_enc vsrn with --txt_enc gru"),
+        (not opt.text_anchor or opt.text_features and one_vector and opt.loss in ("infonce", "match", "volume")
+         and not (recon or prior or opt.vae or copied),
+         f"--text_anchor {opt.text_anchor:g} needs --text_features, one vector per image, --loss infonce, match or "
+         "volume, points, spherical heads or --var_layers, and no --recon_*, --prior_* and --vae; leave it out"),
+    ):
+        check(fits, sentence)
 
 
 # ---- what the data settle, and what data a trained model can take
 
 READ_BY = {"vector": ("vectors", "regions"), "regions": ("regions",), "photos": ("photos",)}
-SHAPE = "features of shape (images, regions, F)"
 
 
 def fit_to_data(opt, images, text) -> None:
@@ -449,16 +395,11 @@ def fit_to_data(opt, images, text) -> None:
     for name, value in (("img_dim", images.dim), ("n_regions", images.regions), ("txt_dim", text and text.dim)):
         if getattr(opt, name) is None:
             setattr(opt, name, value)
-    check(photos or not opt.finetune, f"--finetune trains the network for photos, and {opt.data_name} has precomputed "
-                                      "features; leave it out")
     check(not photos or opt.supervised_fraction == 1,
           f"--supervised_fraction {opt.supervised_fraction:g} needs precomputed features, and {opt.data_name} has "
           "photos; extract features first: features.images")
-    check(photos or not opt.use_restval,
-          f"--use_restval adds COCO's restval photos, and {opt.data_name} has precomputed features, whose train split "
-          "is what it is; leave it out")
     check(opt.pool != "gpo" or images.regions is not None,
-          f"--pool gpo pools regions, and {opt.data_name} has none; give {SHAPE}, or leave it out")
+          f"--pool gpo pools regions, and {opt.data_name} has none; leave it out")
     check_fits(opt, images, text, f"--method {opt.method}" if opt.method else
                f"--img_enc {opt.img_enc} with --sim {opt.sim}")
 
@@ -466,9 +407,9 @@ def fit_to_data(opt, images, text) -> None:
 def check_fits(opt, images, text, path: str) -> None:
     """Raise InputError on images or features that a trained model cannot take.
     path: the model, trained with these options."""
-    if text is not None:
-        check(text.dim == opt.txt_dim, f"{text.path} has features of width {text.dim}, {path} reads width "
-                                       f"{opt.txt_dim}; use features of the same vectors")
+    check(text is None or text.dim == opt.txt_dim,
+          f"{text and text.path} has features of width {text and text.dim}, {path} reads width {opt.txt_dim}; use "
+          "features of the same vectors")
     if isinstance(images, NoImages):
         return
     reads = IMAGE_ENCODERS[opt.img_enc].reads
@@ -476,16 +417,15 @@ def check_fits(opt, images, text, path: str) -> None:
         reads = "regions" if opt.img_dim else "photos"
     photos = isinstance(images, Photos)
     kind = "photos" if photos else "vectors" if images.regions is None else "regions"
+    where = "" if photos else f" in {images.path}"
     check(kind in READ_BY[reads],
-          f"{path} reads {' or '.join(READ_BY[reads])}, and the images are {kind}"
-          + ("" if photos else f" in {images.path}") + "; name other data with --data_name, or take another --img_enc "
-          f"or --sim (regions are {SHAPE})")
-    if photos:
-        return
-    check(images.dim == opt.img_dim, f"{images.path} has features of width {images.dim}, {path} reads width "
-                                     f"{opt.img_dim}; use features of the same extractor")
-    check(opt.n_regions == images.regions or not opt.n_regions and opt.img_enc != "precomp",
-          f"{images.path} has {images.regions or 'no'} regions an image, {path} reads "
+          f"{path} reads {' or '.join(READ_BY[reads])}, and the images are {kind}{where}; name other data with "
+          "--data_name, or take another --img_enc or --sim (regions are features of shape (images, regions, F))")
+    check(photos or images.dim == opt.img_dim,
+          f"the features{where} have width {images.dim}, {path} reads width {opt.img_dim}; use features of the same "
+          "extractor")
+    check(photos or opt.n_regions == images.regions or not opt.n_regions and opt.img_enc != "precomp",
+          f"the features{where} have {images.regions or 'no'} regions an image, {path} reads "
           f"{opt.n_regions or 'one vector an image'}; use features of the same extractor")
 
 
@@ -512,7 +452,7 @@ def evaluation_parser() -> Arguments:
         "names, else cosine)")
     add("--data_path", type=filename, metavar="FOLDER", help="folder of the data sets (default: as in training)")
     add("--data_name", type=data_set, help="data set (default: as in training)")
-    add("--split", type=split_name, help="train, dev, test or testall (default: what a file names, else test)")
+    add("--split", type=cli.split_name, help="train, dev, test or testall (default: what a file names, else test)")
     add("--dev_images", type=natural, help="number of dev images; 0: all (default: as in training)")
     add("--vocab", type=filename, metavar="FILE", help="vocabulary of an original VSE++ or VSRN checkpoint")
 
@@ -527,8 +467,8 @@ def evaluation_parser() -> Arguments:
     add("--eccv_path", type=filename, metavar="FOLDER", help="folder of its two JSON files")
     add("--positives", type=filename, metavar="FILE.json", help='recalls, R-precision and mAP@R of your own matches: '
         '{"i2t": {image id: [caption ids]}, "t2i": {...}}')
-    add("--bank", type=split_name, metavar="SPLIT", help="also rank with query-bank normalisation (lowers hubs), by "
-        "queries of this split, usually train; its beta is chosen on dev")
+    add("--bank", type=cli.split_name, metavar="SPLIT", help="also rank with query-bank normalisation (lowers hubs), "
+        "by queries of this split, usually train; its beta is chosen on dev")
 
     add = p.add_argument_group("pictures").add_argument
     add("--uncertainty", **FLAG, help="what log det Sigma tells about recall: bins, risk and coverage, pictures")
@@ -545,7 +485,7 @@ def evaluation_parser() -> Arguments:
 
     add = p.add_argument_group("speed and memory").add_argument
     add("--batch_size", type=positive, default=128, help="images or captions per step")
-    add("--workers", type=workers, default=min(10, os.cpu_count() or 1), help="processes that read photos")
+    add("--workers", type=cli.workers, default=min(10, os.cpu_count() or 1), help="processes that read photos")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA if present")
     return p
 

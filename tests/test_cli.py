@@ -91,7 +91,6 @@ def test_config_file(tmp_path):
 @pytest.mark.parametrize("words,message", [
     (["--data_name", "absent"], "there is no folder .*absent"),
     (["--img_enc", "cnn"], "--img_enc cnn .* reads photos, and the images are vectors in .*train_ims.npy"),
-    (["--finetune"], "--finetune trains the network for photos, and demo_precomp has precomputed features"),
     (["--data_name", "demo", "--cnn_weights", "absent.pt", "--cnn_type", "resnet18"], "there is no file absent.pt"),
 ])
 def test_training_that_cannot_start_writes_nothing(capsys, tmp_path, monkeypatch, demo_path, words, message):
@@ -196,15 +195,15 @@ def test_bad_evaluations_are_refused(runs, tmp_path, monkeypatch, demo_path, cap
             np.save(f"{name}/{split}_ims.npy", np.random.default_rng(0).random(shape).astype(np.float32))
             open(f"{name}/{split}_caps.txt", "w").write("\n".join(["a red circle ."] * 4) + "\n")
     other = ["--checkpoint", run, "--data_path", ".", "--data_name", "few"]
-    refused(capsys, evaluate.main, other, "has 4 regions an image.*one vector")
+    refused(capsys, evaluate.main, other, "have 4 regions an image.*one vector")
     fit("--data_path", ".", "--data_name", "few", "--logger_name", "regional", "--vocab_threshold", 1, "--batch_size",
         2)
     np.save("global/dev_ims.npy", np.ones((4, 100), np.float32))
-    refused(capsys, train.main, ["--data_path", ".", "--data_name", "global"], "dev_ims.npy has features of width 100")
+    refused(capsys, train.main, ["--data_path", ".", "--data_name", "global"], "dev_ims.npy have width 100")
     words = ["--checkpoint", "regional", "--data_path", "."]
-    refused(capsys, evaluate.main, [*words, "--data_name", "many"], "has 5 regions an image, regional reads 4")
+    refused(capsys, evaluate.main, [*words, "--data_name", "many"], "have 5 regions an image, regional reads 4")
     refused(capsys, evaluate.main, [*words, "--data_name", "global"],
-            "has no regions an image, regional reads 4")
+            "have no regions an image, regional reads 4")
     refused(capsys, evaluate.main, ["--checkpoint", run, "--split", "nope"], "there is no file .*nope_caps.txt")
     refused(capsys, evaluate.main, ["--checkpoint", run, runs / "cosine", "--export", "e.npz"],
             "--export writes one model's")

@@ -160,9 +160,9 @@ def test_embeddings_of_other_items(refused, world, tmp_path, option, changes, me
 # ---- options
 
 @pytest.mark.parametrize("text, message", [
-    ("max_violation: 'false'", "max_violation is 'false', and a switch is true or false, without quotes"),
+    ("max_violation: 'false'", "max_violation is 'false'; a switch is true or false, without quotes"),
     ("seed: 1.5", "'1.5' is not a whole"), ("config: other.yaml", "'config', which only the command"),
-    ("sim: [kl]", "sim is a list"), ("simm: kl", "'simm', which is not an option"), ("- a", "holds no options"),
+    ("sim: [kl]", r"sim is \['kl'\]; "), ("simm: kl", "'simm', which is not an option"), ("- a", "holds no options"),
     ("sim: nope", "invalid choice: 'nope'"), ("a: [", "is not a YAML file"),
     ("seed: !!python/object/apply:os.getcwd []", "is not a YAML file")])
 def test_options_of_a_file(refused, tmp_path, text, message):

@@ -11,22 +11,14 @@ from options import list_options, options, resolve, training_parser
 REFUSED = """
 --sim mil --img_enc precomp
 --sim mil --txt_enc gru
---txt_enc bigru --embed_size 31
 --img_enc scan
 --sim scan --img_enc precomp
 --sim scan --txt_enc bigru
 --txt_enc features
 --txt_layers 12
---txt_enc trigram_conv --txt_layers 0
 --freeze_words
---txt_enc trigram_bag --dropout 0.5
---diversity 1
---layer_style branch --img_layers 9-9
---layer_style branch --txt_enc features --text_features w2v --txt_layers 9-9
 --sim order --loss mse
---loss two_branch --batch_size 7
 --loss logistic
---sim cite --cite_layers 64
 --loss nll --negatives 128
 --vae 1 --head point
 --head ellipsoidal
@@ -43,7 +35,6 @@ REFUSED = """
 --vib 1
 --captioner 1
 --text_anchor 0.5
---var_min 20
 --warmup 30
 """.strip().splitlines()
 
@@ -63,7 +54,7 @@ def test_options_of_a_script_are_checked_like_typed_ones():
                                             "logger_name": "runs/coco_precomp_vsrn_seed0"}
     for values, message in (({"margins": 1}, "options.. holds 'margins', which is not an option"),
                             ({"margin": "wide"}, "'wide' is not a number of at least 0"),
-                            ({"finetune": "yes"}, "finetune is 'yes', and a switch is true or false"),
+                            ({"finetune": "yes"}, "finetune is 'yes'; a switch is true or false"),
                             ({"sim": "kl", "head": "point"}, "--sim kl needs a Gaussian on both sides")):
         with pytest.raises(InputError, match=message):
             options(**values)
