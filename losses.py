@@ -518,7 +518,6 @@ class PairLogistic(RankingLoss):
         return total / (n + count.sum())
 
 
-SUMMED = ("hinge", "mse")             # losses that are sums over the pairs; others are means
 LOSSES = {"hinge": Hinge, "infonce": InfoNCE, "match": Match, "rcl": RCL, "nll": SampledNLL, "logistic": PairLogistic}
 OTHER_LOSSES = ("mse", "two_branch", "volume")   # of --loss: terms in place of a ranking loss (model.build_pair_terms)
 

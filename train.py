@@ -49,7 +49,6 @@ from cli import InputError, check, torch_device
 from data import Split, check_extractors, read_split
 from evaluation.encode import validate
 from files import FORMAT, atomic, read_lines, read_yaml, refusing, save_array, save_lines, save_state
-from losses import SUMMED
 from methods import METHODS
 from model import VSE, build_model, build_vocabulary
 from options import Options, check_fits, fit_to_data, parse_words, read_config, resolve, training_parser
@@ -153,8 +152,7 @@ def run_epochs(run: "Training", received: list[int]) -> None:
                 share_signals(received, run.device)
             if received:
                 return
-        run.record("epoch", {"epoch_loss": state["loss_sum"] / state["loss_count"]}, epoch=state["epoch"] + 1)
-        state.update(epoch=state["epoch"] + 1, step=0, loss_sum=0.0, loss_count=0)
+        state.update(epoch=state["epoch"] + 1, step=0)
         run.validate()
 
 
@@ -268,7 +266,7 @@ class Training:
         """start: checkpoint of the first weights; --resume continues that training."""
         self.opt, self.device = opt, device
         self.state = {"epoch": 0, "step": 0, "iteration": 0, "rsum": 0.0, "best_rsum": 0.0, "best_hbr": 0.0,
-                      "best_r1": -1.0, "waited": 0, "loss_sum": 0.0, "loss_count": 0}
+                      "best_r1": -1.0, "waited": 0}
         print(f"reading {os.path.join(opt.data_path, opt.data_name)}", flush=True)
         self.read_data(start)
         self.steps = -(-len(self.own_order()) // self.batch_size)                   # of an epoch
@@ -296,9 +294,6 @@ class Training:
         train, dev = (read_split(opt.data_path, opt.data_name, name, use_restval=opt.use_restval,
                                  dev_images=opt.dev_images, text_features=opt.text_features).require_sound()
                       for name in ("train", "dev"))
-        for split in (train, dev):
-            check(len(split.images) >= 2, f"{split.source} has one image, and there is nothing that a caption of it "
-                                          f"could be taken for by mistake; a {split.name} split needs two or more")
         if opt.noise_ratio or opt.noise_file:
             train.change_pairs(opt.noise_ratio, opt.noise_seed, opt.noise_file)
         self.check_data(train, dev, start)
@@ -391,11 +386,8 @@ class Training:
                   "checkpoint is whole: lower --learning_rate or use --amp off")
         for optimizer in self.optimizers.values():
             optimizer.step()
-        pairs = len(batch.lengths)
         state["step"] += 1
         state["iteration"] += 1
-        state["loss_sum"] += sum(values) * (1 if opt.loss in SUMMED else pairs)
-        state["loss_count"] += pairs
         return terms
 
     # ---- validation and checkpoints
@@ -491,12 +483,12 @@ class Training:
         violations = "hardest negative" if opt.max_violation else "sum of violations"
         objective = f"{violations}, margin {opt.margin}" if opt.loss == "hinge" else opt.loss
         objective += ", captions of one image are not negatives" * opt.mask_same_image
+        weights = sum(p.numel() for p in self.parameters)
         notes = [*(start or {}).get("notes", ()), *self.splits["train"].notes, *self.splits["dev"].notes]
         return "\n".join([
             f"{opt.data_name}: {self.describe_data()}, {len(self.vocab):,} words",
             f"{opt.sim}, image head {opt.image_head}, text head {opt.text_head}, {objective}, embed_size "
-            f"{opt.embed_size}, {sum(p.numel() for p in self.parameters):,} trainable parameters, {self.device}, seed "
-            f"{opt.seed}",
+            f"{opt.embed_size}, {weights:,} trainable parameters, {self.device}, seed {opt.seed}",
             *(f"note: {note}" for note in notes)])
 
     def describe_data(self) -> str:
@@ -514,11 +506,14 @@ class Training:
 
     def open_folder(self) -> None:
         """Describe the run in its folder, and open its log.
-        A new run first writes a checkpoint, so that it can always go on; then it removes a run that it replaces."""
-        opt, folder = self.opt, self.opt.logger_name
-        path = os.path.join(folder, "config.yaml")
+        A new run first writes a checkpoint, so that it can always continue; then it removes a run that it replaces."""
+        opt, path = self.opt, os.path.join(self.opt.logger_name, "config.yaml")
+        if opt.resume is None:
+            os.makedirs(opt.logger_name, exist_ok=True)
+            self.save()
+            clear_run(opt.logger_name)
         if opt.resume is not None and os.path.isfile(path):
-            description = {**read_yaml(path), "options": vars(opt)}
+            description = read_yaml(path)
         else:
             commit = subprocess.run(["git", "rev-parse", "--verify", "-q", "HEAD"], text=True, capture_output=True,
                                     check=False, cwd=os.path.dirname(os.path.abspath(__file__)))
@@ -527,17 +522,12 @@ class Training:
                 "git_commit": commit.stdout.strip() or "unknown",
                 "versions": {"python": sys.version.split()[0], "torch": str(torch.__version__),
                              "numpy": np.__version__},
-                "data": {name: split.fingerprint() for name, split in self.splits.items()},
-                "asked": opt.asked, "options": vars(opt)}
-        if opt.resume is None:
-            os.makedirs(folder, exist_ok=True)
-            self.save()
-            clear_run(folder)
+                "data": {name: split.fingerprint() for name, split in self.splits.items()}, "asked": opt.asked}
         with atomic(path) as f:
-            yaml.safe_dump(description, f, sort_keys=False)
-        self.vocab.save(os.path.join(folder, "vocab.json"))
+            yaml.safe_dump({**description, "options": vars(opt)}, f, sort_keys=False)
+        self.vocab.save(os.path.join(opt.logger_name, "vocab.json"))
         if opt.noise_ratio or opt.noise_file:
-            save_array(os.path.join(folder, NOISE), self.splits["train"].caption_image)     # (M,), NCR's form
+            save_array(os.path.join(opt.logger_name, NOISE), self.splits["train"].caption_image)    # (M,), NCR's form
         self.open_log()
 
     def open_log(self) -> None:
@@ -545,14 +535,14 @@ class Training:
         Lines of log.jsonl that will be written again, or that a full disk cut off, are dropped."""
         import tensorboard_logger
         self.events = tensorboard_logger.Logger(self.opt.logger_name, flush_secs=5)
-        path, lines = os.path.join(self.opt.logger_name, "log.jsonl"), []
-        for line in read_lines(path) if os.path.isfile(path) else ():
-            with contextlib.suppress(ValueError, TypeError, KeyError):
+        path, lines = os.path.join(self.opt.logger_name, "log"), []
+        for line in read_lines(f"{path}.jsonl") if os.path.isfile(f"{path}.jsonl") else ():
+            with contextlib.suppress(ValueError):
                 if json.loads(line)["iteration"] <= self.state["iteration"]:
                     lines.append(line)
-        save_lines(path, lines)
-        self.json = open(path, "a", encoding="utf-8")
-        self.text = open(path.replace("jsonl", "txt"), "a", encoding="utf-8", errors="backslashreplace")
+        save_lines(f"{path}.jsonl", lines)
+        self.json = open(f"{path}.jsonl", "a", encoding="utf-8")
+        self.text = open(f"{path}.txt", "a", encoding="utf-8", errors="backslashreplace")
 
     def say(self, line: str) -> None:
         """Write a line to the terminal and to log.txt."""
@@ -564,7 +554,7 @@ class Training:
 
     def record(self, kind: str, scalars: dict, **fields) -> None:
         """Write numbers to log.jsonl and tensorboard.
-        kind: "step", "validation" or "epoch"."""
+        kind: "step" or "validation"."""
         self.json.write(json.dumps({"iteration": self.state["iteration"], "kind": kind, **fields, **scalars}) + "\n")
         self.json.flush()
         for name, value in scalars.items():

@@ -169,7 +169,8 @@ def photos(tmp_path_factory, photos_path, weights):
 
 @pytest.mark.slow
 def test_a_signal_to_the_group_before_the_first_step_leaves_nothing(tmp_path, photos):
-    done = signalled(train.main, "train.build_model", 1, signal.SIGINT, *photos[0], "--logger_name", tmp_path / "run")
+    done = signalled(train.main, "train.build_optimizers", 1, signal.SIGINT, *photos[0], "--logger_name",
+                     tmp_path / "run")
     assert "no file was left half written" in stopped_in_one_line(done, signal.SIGINT)
     assert not (tmp_path / "run").exists()
 

@@ -13,7 +13,6 @@ import torch
 import train
 from checkpoint import load_checkpoint
 from cli import InputError
-from files import read_text
 from options import options as make_options
 from tests.helpers import ROOT, STEPS, Command, in_a_process, log_of, options, same_weights
 from tests.helpers import fit_steps as fit
@@ -21,8 +20,7 @@ from tests.helpers import fit_steps as fit
 
 @pytest.mark.parametrize("sim, more", [
     *((sim, ["--no-max_violation"]) for sim in ("cosine", "order", "mahalanobis", "kl", "minkl", "wasserstein", "csd")),
-    ("cosine", ["--loss", "infonce"]), ("wasserstein", ["--loss", "infonce"]),
-    ("csd", ["--loss", "match", "--var_min", "1e-5", "--logvar_init", "-6"]),
+    ("wasserstein", ["--loss", "infonce"]),
     ("csd", ["--loss", "match", "--vib", "1e-4", "--pseudo_positives", "0.1", "--var_min", "1e-5", "--logvar_init",
              "-6"])])
 def test_overfits_a_tiny_set(tmp_path, sim, more):
@@ -186,19 +184,6 @@ def test_bf16_training_runs_and_stays_close(tmp_path, demo_path):
     assert bf16 != off and bf16[0] == pytest.approx(off[0], rel=0.05)
 
 
-@pytest.mark.parametrize("loss", ["hinge", "infonce"])
-def test_the_loss_of_an_epoch_is_the_mean_over_its_pairs(tmp_path, demo_path, loss):
-    """A hinge is a sum over the batch, InfoNCE a mean. The last batch is smaller."""
-    fit("--data_path", demo_path, "--logger_name", tmp_path / "run", "--loss", loss, "--batch_size", 21)
-    log = log_of(tmp_path / "run")
-    total = len(read_text(os.path.join(demo_path, "demo_precomp", "train_caps.txt")).splitlines())
-    steps = [line["Le"] for line in log if line["kind"] == "step"]
-    epoch, = (line["epoch_loss"] for line in log if line["kind"] == "epoch")
-    pairs = np.array([21] * (len(steps) - 1) + [total - 21 * (len(steps) - 1)])
-    assert 0 < pairs[-1] < 21
-    assert epoch == pytest.approx(np.sum(steps * (1 if loss == "hinge" else pairs)) / total)
-
-
 def test_log_has_vsepps_names(tmp_path, small_run):
     small_run(*STEPS, to=tmp_path / "run")
     lines = log_of(tmp_path / "run", lambda line: line["kind"] == "validation")
@@ -222,15 +207,3 @@ def test_weights_of_another_model_are_named(tmp_path, demo_path):
                        match=r"the weights of .*point do not fit .*text_tower.log_var.* is absent there and"):
         fit(*words, "--init_from", tmp_path / "point", "--sim", "mahalanobis", "--logger_name", tmp_path / "new")
     assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.parametrize("split", ["train", "dev"])
-def test_a_split_of_one_image_is_refused(tmp_path, split):
-    """Nothing could be taken for it, so every number would be perfect."""
-    (tmp_path / "x").mkdir()
-    for name in ("train", "dev"):
-        n = 1 if name == split else 4
-        np.save(tmp_path / "x" / f"{name}_ims.npy", np.eye(n, 6, dtype=np.float32))
-        (tmp_path / "x" / f"{name}_caps.txt").write_text("a dog\n" * n)
-    with pytest.raises(InputError, match=f"{split}_caps.txt has one image, .* a {split} split needs two or more"):
-        train.train(options("--data_path", tmp_path, "--data_name", "x", "--logger_name", tmp_path / "run"))
