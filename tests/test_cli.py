@@ -79,13 +79,6 @@ def test_defaults_are_vsepps():
             for words in ([], ["--embed_size", "9"])] == [2048, 9]
 
 
-def test_config_file(tmp_path):
-    path = tmp_path / "c.yaml"
-    path.write_text("sim: kl\nmargin: 0.1\nmax_violation: false\nuse_restval: true\nfinetune: false\n")
-    opt = train.parse_args(["--config", str(path), "--margin", "0.3"])
-    assert (opt.sim, opt.margin, opt.max_violation, opt.use_restval, opt.finetune) == ("kl", 0.3, False, True, False)
-
-
 # ---- training: what must not start writes nothing
 
 @pytest.mark.parametrize("words,message", [

@@ -14,7 +14,7 @@ import train
 from checkpoint import load_checkpoint
 from cli import InputError
 from options import options as make_options
-from tests.helpers import ROOT, STEPS, Command, in_a_process, log_of, options, same_weights
+from tests.helpers import ROOT, STEPS, in_a_process, log_of, options, same_weights
 from tests.helpers import fit_steps as fit
 
 
@@ -93,16 +93,6 @@ def test_stop_and_resume_equal_an_unbroken_run(tmp_path, demo_path, monkeypatch,
     assert log_of(tmp_path / "broken") == log_of(tmp_path / "whole")
     for name in ("checkpoint.pt", "model_best.pt"):
         assert same_weights(tmp_path / "broken", tmp_path / "whole", name)
-
-
-def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, demo_path):
-    with Command(train.main, [*STEPS, "--data_path", demo_path, "--num_epochs", "10000", "--logger_name",
-                              str(tmp_path / "run")]) as process:
-        process.said("epoch 2/10000 step")
-        os.kill(process.pid, signal.SIGINT)
-        status, out, _ = process.ended()
-    assert status == 130 and "python train.py --resume" in out.strip().splitlines()[-1]
-    assert load_checkpoint(str(tmp_path / "run"), "checkpoint.pt")["state"]["iteration"] >= 15
 
 
 @pytest.mark.parametrize("select, best, saved", [
