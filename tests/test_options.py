@@ -17,6 +17,7 @@ REFUSED = """
 --txt_enc features
 --txt_layers 12
 --freeze_words
+--diversity 1
 --sim order --loss mse
 --loss logistic
 --loss nll --negatives 128
