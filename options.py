@@ -229,8 +229,8 @@ def read_config(path: str, p: Arguments) -> list[str]:
         values = {name: value for name, value in values.get("asked", values["options"]).items()
                   if name in known - COMMAND_LINE}
     wrong = [name for name in values if name in COMMAND_LINE]
-    check(not wrong, f"{where} holds {wrong[:1]}, which only the command line can say, since it names a run or "
-                     "starts a command; leave it out")
+    check(not wrong, f"{where} holds '{''.join(wrong[:1])}', which only the command line can say, since it names a run "
+                     "or starts a command; leave it out")
     return spell(values, p, where)
 
 
