@@ -199,7 +199,7 @@ def test_bad_evaluations_are_refused(runs, tmp_path, monkeypatch, demo_path, cap
             "have no regions an image, regional reads 4")
     refused(capsys, evaluate.main, ["--checkpoint", run, "--split", "nope"], "there is no file .*nope_caps.txt")
     refused(capsys, evaluate.main, ["--checkpoint", run, runs / "cosine", "--export", "e.npz"],
-            "--export writes one model's")
+            "--export writes the embeddings of one run")
 
 
 # ---- the other commands
