@@ -87,7 +87,7 @@ def summary(ranks) -> dict:
     """
     ranks = np.asarray(ranks)
     if not len(ranks):
-        raise InputError("there are not queries to summarise")
+        raise InputError("there are no queries to summarise")
     return {**{f"r{k}": float(100 * np.mean(ranks < k)) for k in RECALLS},
             "medr": float(np.floor(np.median(ranks)) + 1), "meanr": float(ranks.mean() + 1),
             "queries": len(ranks)}
