@@ -42,6 +42,7 @@ from train import Training, fit
 
 WORST, ACROSS = 20, 5                 # captions that are drawn, and in a line
 GALLERY = 1000                        # images, and captions, that the parts of a pair are compared with
+LEAST = 0.01          # share of wrong captions that is assumed where fewer are found, which cannot be told from none
 OWN, OTHERS = 64, 1024                # pairs, and items, that are scored at a time
 FRAME = {True: "firebrick", False: "forestgreen", None: None}       # of captions known to be wrong, and right
 
@@ -154,7 +155,7 @@ def fit_prior(logits: np.ndarray) -> np.ndarray:
     share, before = 0.5, 0.0
     while abs(share - before) > 1e-6:
         p, before = expit(logits + logit(share)), share
-        share = p.mean()
+        share = min(p.mean(), 1 - LEAST)
     return p
 
 
