@@ -24,7 +24,7 @@ from scipy.special import expit, logit
 from torch import Tensor
 
 import cli
-from checkpoint import NOISE, Trained, run_folder
+from checkpoint import NOISE, Trained
 from cli import Arguments, check, filename, up_to
 from confidence.calibration import percent
 from confidence.posterior import rows_of, sample_scores, temperature
@@ -70,7 +70,7 @@ class Fold(Training):
 def fold_options(opt, folder: str) -> Options:
     """Options of a training like the run opt.source, into `folder`.
     On the pairs that it learned from."""
-    model, noise = Trained(opt.source), os.path.join(run_folder(opt.source), NOISE)
+    model, noise = Trained(opt.source), os.path.join(opt.source, NOISE)
     check(not model.options.init_from,
           f"{opt.source} went on from {model.options.init_from}, which may know all pairs by heart; give a run that "
           "was trained from the start")
@@ -164,11 +164,12 @@ def fit_prior(logits: np.ndarray) -> np.ndarray:
 def report(opt) -> None:
     """Judge the captions of a run, print findings, write pairs.csv and pairs.png."""
     opt.source = opt.source or newest_run()
+    check(not os.path.isfile(opt.source), f"{opt.source} is a file; give the run folder")
     split, logits = judge_pairs(opt)
     p, wrong = fit_prior(logits), split.wrong if split.true_image is not None else None
     items, order = list_items(split, ""), np.argsort(logits, kind="stable")
     names = items.ids.get("image_name") or items.ids.get("image_id") or range(len(split.images))
-    csv_file, picture = (os.path.join(run_folder(opt.source), f"pairs.{ending}") for ending in ("csv", "png"))
+    csv_file, picture = (os.path.join(opt.source, f"pairs.{ending}") for ending in ("csv", "png"))
     with atomic(csv_file) as f:
         rows = csv.writer(f)
         rows.writerow(["probability", "image", "caption", "place", *["known"] * (wrong is not None)])
