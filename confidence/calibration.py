@@ -6,13 +6,12 @@ import numpy as np
 
 from cli import InputError, check
 from confidence.posterior import fit_pairs, rows_of, sample_scores, temperature
-from evaluation.embeddings import Embeddings, uncertainties
+from evaluation.embeddings import Embeddings
 from files import read_json
 
 FORMAT = 1                            # of calibration.json
 # direction: (queries, items)
 SIDES = {"t2i": ("captions", "images"), "i2t": ("images", "captions")}
-LEVELS = 101                          # quantiles of log det Sigma that are kept
 
 
 class Fitted(NamedTuple):
@@ -32,7 +31,7 @@ class Fitted(NamedTuple):
 
 def calibrate(dev: Embeddings, name: str) -> dict:
     """Fit the content of calibration.json to dev.
-    Temperatures, the probability of a pair, quantiles of log det Sigma.
+    Temperatures and the probability of a pair.
 
     name: of dev, for the reader. Raises InputError where nothing fits. Sets and votes are added by those who fit them.
     """
@@ -42,21 +41,13 @@ def calibrate(dev: Embeddings, name: str) -> dict:
     return {"calibration": FORMAT, "checkpoints": dev.name.split(" + "),
             "weights": [model.weights for model in dev.models], "data_name": dev.data_name, "split": name,
             "similarity": dev.similarity, "images": dev.n_images, "captions": len(dev.caption_image),
-            **{side: x._asdict() for side, x in fitted.items()}, **quantiles(dev),
+            **{side: x._asdict() for side, x in fitted.items()},
             "pair": {"slope": pair.slope, "bias": pair.bias}}
 
 
 def percent(p: float) -> str:
     """A probability for a reader; never 0% or 100%, which no model can promise."""
     return "under 1%" if p < 0.005 else "over 99%" if p >= 0.995 else f"{100 * p:.0f}%"
-
-
-def quantiles(dev: Embeddings) -> dict:
-    """Quantiles of log det Sigma of captions, {"log_det": LEVELS rising numbers}.
-    {} where captions are points."""
-    values = uncertainties(dev).get("captions")
-    return {} if values is None else {
-        "log_det": np.quantile(values, np.linspace(0, 1, LEVELS)).tolist()}
 
 
 class Calibration(NamedTuple):
@@ -67,10 +58,6 @@ class Calibration(NamedTuple):
     data_name: str
     similarity: str
     fitted: dict[str, Fitted]
-    # {"alpha", "images": in the gallery that they were fitted on, direction: {method: limit}};
-    # None where --sets was not given
-    sets: dict | None
-    log_det: list[float] | None       # quantiles, see `quantiles`; None where captions are points
     fits: list[float] | None          # slope, log_det, bias of a `Sigmoid`; None without judgements
 
     def refuse_other(self, run: str, weights: str) -> None:
@@ -90,15 +77,10 @@ def read_calibration(path: str) -> Calibration:
         if file["calibration"] != FORMAT or not models:
             raise ValueError(f"its format is {file['calibration']!r}" if models else
                              "it does not name its model")
-        sets, fits = file.get("sets"), file.get("fits")
-        if sets:
-            sets = {"alpha": float(sets["alpha"]), "images": int(sets["images"]),
-                    **{side: {name: float(limit) for name, limit in sets[side].items()}
-                       for side in SIDES}}
+        fits = file.get("fits")
         return Calibration(path, models, file.get("weights"),
                            *(f"{file[name]}" for name in ("data_name", "similarity")),
-                           {side: Fitted.read(file[side]) for side in SIDES}, sets,
-                           file.get("log_det") and sorted(map(float, file["log_det"])),
+                           {side: Fitted.read(file[side]) for side in SIDES},
                            fits and [float(fits[name]) for name in ("slope", "log_det", "bias")])
     except Exception as error:
         raise InputError(f"{path} is not a calibration ({error}); {fix}") from error

@@ -28,16 +28,15 @@ from cli import (
     check,
     data_set,
     filename,
-    probability,
     split_name,
     torch_device,
     up_to,
 )
+from confidence.calibration import percent
 from files import need, read_lines, read_text
 from images import read_photo
 from photos.encoder import Encoder
 from photos.index import Index, index_file
-from photos.probability import percent
 from photos.searcher import Searcher, SearchResult, contact_sheet
 
 TOP = 1000                            # answers to a query at most
@@ -161,22 +160,22 @@ def query(opt) -> None:
         print()
     else:
         for result in results:
-            say(*in_lines(result, opt.unsure, opt.verbose))
-        if not searcher.calibrated or any(result.sure is not None for result in results):
+            say(*in_lines(result, opt.verbose))
+        if not searcher.calibrated or opt.verbose:
             say(*(f"note: {note}" for note in searcher.notes))
     if opt.sheet:
         contact_sheet(opt.sheet, results, lambda row: "" if searcher.is_gone(row) else searcher.path_of(row),
-                      f"{searcher.count:,} photos of {searcher.title}", opt.unsure, [None] * len(texts) + opt.photo)
+                      f"{searcher.count:,} photos of {searcher.title}", [None] * len(texts) + opt.photo)
         print(f"contact sheet in {opt.sheet}", file=sys.stderr if opt.json else sys.stdout)
 
 
-def in_lines(result: SearchResult, unsure: float, verbose: bool) -> list[str]:
+def in_lines(result: SearchResult, verbose: bool) -> list[str]:
     """Answers to a query as lines.
-    verbose: with scores, and log det Sigma in nats."""
+    verbose: with scores, probabilities, and log det Sigma in nats."""
     spread = None if not verbose or result.uncertainty is None else f"log det Sigma {result.uncertainty:.1f}"
-    lines = [": ".join(filter(None, [result.query, "; ".join(filter(None, [result.said(unsure), spread]))]))]
+    lines = [": ".join(filter(None, [result.query, "; ".join(filter(None, [result.said, spread]))]))]
     for k, hit in enumerate(result.answers, 1):
-        numbers = (f"{hit.score:>11.4f}" if verbose else "") + ("" if hit.p is None else f"{percent(hit.p):>9}")
+        numbers = (f"{hit.score:>11.4f}" + ("" if hit.p is None else f"{percent(hit.p):>9}")) if verbose else ""
         lines.append(f"{k:>4}{numbers}  {hit.name}{' (gone)' * hit.gone}")
     return lines + [f"  note: {note}" for note in result.notes]
 
@@ -196,7 +195,7 @@ def serve_page(opt) -> None:
                         token=token_of(opt))
     check(searcher.folder, f"{opt.index} knows no folder of its photos, so there is nothing to show; make it again "
                            "with --photos FOLDER")
-    serve(searcher, opt.port, opt.unsure, opt.host)
+    serve(searcher, opt.port, opt.host)
 
 
 # ---- the command line
@@ -209,9 +208,8 @@ OPTIONS = {
     "--workers": dict(type=cli.workers, default=min(4, os.cpu_count() or 1), help="processes that read photos"),
     "--token_file": dict(type=filename, metavar="FILE", help="file with USER:PASSWORD or an API key of Milvus"),
     "--data_path": dict(type=filename, default="data", help="folder that holds the data sets"),
-    "--verbose": dict(action="store_true", help="also scores, uncertainties and checksums"),
+    "--verbose": dict(action="store_true", help="also scores, probabilities, uncertainties and checksums"),
     "--overwrite": dict(action="store_true", help="replace an existing file"),
-    "--unsure": dict(type=probability, default=0.0, metavar="P", help="answers of a lower probability are not sure"),
     "--port": dict(type=up_to(65535, least=0), default=8000, help="port of the page; 0 takes a free one"),
     "--host": dict(default="127.0.0.1", metavar="NAME", help="address of this computer at which others may open the "
                    "page, 0.0.0.0 for all addresses; or a name under which a proxy does"),
@@ -245,17 +243,17 @@ OPTIONS = {
 
 COMMANDS = {
     "": (search_folder, "Search a folder of photos: read what is new, index it and open the page.",
-         "folder --output --index_only --exclude --checkpoint --train --data_path --port --host --unsure --calibration "
+         "folder --output --index_only --exclude --checkpoint --train --data_path --port --host --calibration "
          "--device --workers"),
     "query": (query, "Find photos for texts or photos.",
-              "index text --photo --captions --not --top --sheet --overwrite --json --verbose --unsure --calibration "
+              "index text --photo --captions --not --top --sheet --overwrite --json --verbose --calibration "
               "--checkpoint --device --token_file"),
     "add": (add, "Bring an index up to what its folder holds now; NAMEs that were removed come back.",
             "index names --checkpoint --device --workers"),
     "remove": (remove, "Take photos out of an index, where they stay out.", "index names --token_file"),
     "info": (info, "Say what an index holds.", "index --names --verbose --token_file"),
     "serve": (serve_page, "Open a page to search with, on this machine alone.",
-              "index --port --host --unsure --calibration --checkpoint --device --token_file"),
+              "index --port --host --calibration --checkpoint --device --token_file"),
     "index": (index_data, "Index features of a data set by a run.",
               "--checkpoint --images --split --data_path --photos --output --overwrite --device --workers --uri "
               "--collection --token_file")}

@@ -9,7 +9,6 @@ let answers = [];                     // what is shown
 let latest = 0;                       // number of the latest question: answers to an older one are not shown
 let current = null;                   // place of the photo in the viewer
 
-const percent = (p) => p < 0.005 ? "<1%" : p >= 0.995 ? ">99%" : `${Math.round(100 * p)}%`;
 const format = (n) => n.toLocaleString("en");
 
 // What the address asks: {q}, {row} or {photo} as texts, or null.
@@ -117,10 +116,10 @@ function drawResult(fields, result) {
   image.hidden = false;
   image.src = file ? file.url ??= URL.createObjectURL(file) : fields.row ? `/thumb/${encodeURIComponent(fields.row)}` : "";
   name.textContent = `Photos like ${file ? file.name : result.query}`;
-  const [fit, ...facts] = (result.said ?? "").split("; ");
+  const [fit, ...facts] = result.said.split("; ");
   $("fit").textContent = fit;
   $("fit").hidden = !fit;
-  $("facts").textContent = [...facts, result.set].filter(Boolean).join("; ");
+  $("facts").textContent = facts.join("; ");
   $("about").hidden = about.notes.length === 0 || result.sure === null && about.calibrated;   // they are about numbers
   $("notes").append(...result.notes.map((note) => {
     const item = document.createElement("li");
@@ -146,7 +145,6 @@ function card(answer, place) {
   like.href = `/?row=${answer.row}`;
   name.textContent = answer.name.slice(answer.name.lastIndexOf("/") + 1);
   name.title = answer.name;
-  item.querySelector(".p").textContent = answer.p === null ? "" : percent(answer.p);
   return item;
 }
 

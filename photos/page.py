@@ -64,8 +64,8 @@ class Page:
     """Answer the requests of the page by a searcher.
     Its methods raise InputError, also Refused."""
 
-    def __init__(self, searcher: Searcher, unsure: float):
-        self.searcher, self.unsure = searcher, unsure
+    def __init__(self, searcher: Searcher):
+        self.searcher = searcher
         self.lock = threading.Lock()  # requests come in threads, and the model is one
         self.reading = threading.BoundedSemaphore(READ_AT_ONCE)
 
@@ -97,7 +97,7 @@ class Page:
         answers = [{"row": answer.row, "name": answer.name, "path": self.searcher.path_of(answer.row),
                     "p": answer.p, "score": answer.score, "gone": answer.gone} for answer in result.answers]
         return {"query": result.query, "count": result.gallery, "expected": result.expected, "sure": result.sure,
-                "said": result.said(self.unsure), "notes": result.notes, "offset": offset,
+                "said": result.said, "notes": result.notes, "offset": offset,
                 "answers": answers}
 
     def read_row(self, text: str) -> int:
@@ -150,19 +150,18 @@ def read_number(fields: Mapping[str, str], name: str, default: int, least: int, 
 
 # ---- the same over HTTP
 
-def application(searcher: Searcher, unsure: float = 0.0, host: str = "127.0.0.1"):
+def application(searcher: Searcher, host: str = "127.0.0.1"):
     """The flask.Flask that answers for a searcher.
     Raises InputError where Flask is not installed.
 
-    unsure: a first answer of a lower probability is said to be not sure. host: one more name or address under which the
-    page is opened; 0.0.0.0 stands for every address.
+    host: one more name or address under which the page is opened; 0.0.0.0 stands for every address.
     """
     try:
         import flask  # optional: only this page needs it
     except ImportError as error:
         raise InputError("the page needs Flask; pip install -r photos/requirements.txt") from error
     app = flask.Flask(__name__, static_folder=None, template_folder=None)
-    page = Page(searcher, unsure)
+    page = Page(searcher)
     app.config["MAX_CONTENT_LENGTH"] = BYTES + 1          # of a longer request, the rest is not read
     app.json.sort_keys = False
     app.before_request(lambda: refuse_foreign(flask.request, host))
@@ -257,12 +256,12 @@ def make_server(app, port: int, host: str = "127.0.0.1"):
                          "name a free one with --port, or 0 for any") from error
 
 
-def serve(searcher: Searcher, port: int, unsure: float, host: str = "127.0.0.1") -> None:
+def serve(searcher: Searcher, port: int, host: str = "127.0.0.1") -> None:
     """Serve the page until Ctrl-C, and open it where there is a desktop.
     Raises InputError where the port is taken."""
     check(re.fullmatch(NAME, host, re.I),
           f"--host {host} is not a name or address of a computer; give one such as nas.local or 192.168.1.5")
-    http = make_server(application(searcher, unsure, host), port, host)
+    http = make_server(application(searcher, host), port, host)
     open_to_others = ADDRESS.fullmatch(host) and not host.startswith("127.")
     address = f"http://{host if open_to_others and host != EVERYWHERE else '127.0.0.1'}:{http.port}/"
     print(f"{searcher.title}: the page is at {address} (Ctrl-C ends it)", flush=True)

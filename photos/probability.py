@@ -1,5 +1,4 @@
-"""Probabilities of answers, and the number of photos that fit.
-A softmax of the scores of one query; people's votes.
+"""Probabilities of answers: how many photos fit a text, and whether the first is the one that is meant.
 
 Both come from the calibration.json of the run, which `python -m confidence` writes and photos/model brings along.
 """
@@ -10,22 +9,23 @@ from torch import Tensor
 
 from checkpoint import Trained
 from cli import check
+from confidence.calibration import calibration_file, percent, read_calibration
 from losses import Embedding
 
-SENTENCE = 4                          # words from which a number of photos is more than a bound
 NONE = 0.5                            # an expected number of photos below which none fits
-COUNTED = 0.02                        # smaller probabilities are of photos that nobody voted on, and count 0
+SENTENCE = 4                          # words from which a number is said: people voted on sentences
+FEW = 3                               # photos that fit a text which can mean one of them, at most
+COUNTED = 0.02                        # smaller probabilities are noise of many photos, and count 0
 
 
 class Probabilities(NamedTuple):
-    """Map from scores (Q, N) of queries to probabilities, fitted on `data`."""
+    """The map from the scores (Q, N) of queries to probabilities, fitted on images of `data`."""
     temperature: float
-    gallery: int                      # how many images the temperature was fitted among
     data: str
-    fits: list[float] | None = None   # slope, log_det and bias of a sigmoid of votes on pairs; None: no votes
+    fits: list[float] | None = None   # slope, log_det and bias of a sigmoid of pairs; None: not fitted
 
     def chances(self, scores: Tensor) -> Tensor:
-        """Probabilities (Q, N) of photos: softmax(temperature * scores)."""
+        """The probabilities (Q, N) that each photo is the one that is meant: softmax(temperature * scores)."""
         return (self.temperature * scores.double()).softmax(1)
 
     def number(self, scores: Tensor, queries: Embedding) -> Tensor:
@@ -35,58 +35,37 @@ class Probabilities(NamedTuple):
         p = (slope * scores.double() + log_det * spread + bias).sigmoid()
         return p.masked_fill(p < COUNTED, 0).sum(1)
 
-    def notes(self, data: str, count: int) -> list[str]:
-        """A sentence on answers from other data, or from a gallery of another size."""
-        limits = ["assume that the photo you want is in this folder"] * (data != self.data)
-        if count != self.gallery:
-            limits.append(f"were fitted with {self.gallery:,} photos, and you search {count:,}")
-        return [f"the percentages {', and '.join(limits)}"] if limits else []
+    def notes(self, data: str) -> list[str]:
+        """A sentence on answers from other data."""
+        return [f"the numbers were learned on photos of {self.data}; where yours show other things, take them as a "
+                "hint"] * (data != self.data)
 
 
 def read_probabilities(run: str, model: Trained, path: str | None = None) -> Probabilities | None:
-    """Read a calibration: the file `path`, or a run's, None without one.
-    Raises InputError."""
-    from confidence.calibration import calibration_file, read_calibration  # a run without one needs none of it
-
+    """Read a calibration: the file `path`, or that of a run, None where it was not calibrated. Raises InputError where
+    it is of another model."""
     if path is None and not os.path.isfile(calibration_file(run)):
         return None
-    return probabilities_of(read_calibration(path or calibration_file(run)), run, model)
-
-
-def probabilities_of(calibration, run: str, model: Trained) -> Probabilities:
-    """The probabilities of photos for captions in a `Calibration`.
-    Raises InputError where it is of another model."""
+    calibration = read_calibration(path or calibration_file(run))
     calibration.refuse_other(run, model.weights)
     check(calibration.similarity == model.options.sim,
           f"{calibration.path} is of the similarity {calibration.similarity}, and the run's is {model.options.sim}; "
           f"write it again with python -m confidence {run}")
-    of_captions = calibration.fitted["t2i"]
-    return Probabilities(of_captions.temperature, of_captions.gallery, calibration.data_name, calibration.fits)
+    return Probabilities(calibration.fitted["t2i"].temperature, calibration.data_name, calibration.fits)
 
 
 # ---- sentences
 
-def percent(p: float) -> str:
-    """A probability for a reader; never 0% or 100%, which no model can promise."""
-    return "under 1%" if p < 0.005 else "over 99%" if p >= 0.995 else f"{100 * p:.0f}%"
-
-
-def how_many(expected: float, count: int, query: str) -> str:
-    """Sentence on the number of photos among `count` that fit a query.
-    Of a few words it is far too low, as people voted on sentences."""
+def how_many(expected: float, count: int) -> str:
+    """Sentence on the number of photos among `count` that fit a query."""
     if expected < NONE:
-        return "probably none fits" + f" (expected number {expected:.2g})" * (expected > 0)
-    n, least = max(1, round(expected)), len(query.split()) < SENTENCE
-    return f"{'at least' if least else 'about'} {n:,} of {count:,} photos fit{'s' * (n == 1)}"
+        return f"probably none of {count:,} photos shows this"
+    n = max(1, round(expected))
+    return f"about {n:,} of {count:,} photos show{'s' * (n == 1)} this"
 
 
-def how_sure(p: float, unsure: float, copies: int = 1, fit: str | None = None) -> str:
-    """Sentence on a first answer that is right with probability p.
-    Below `unsure` it is not sure.
-
-    copies: how many photos it stands for; fit: `how_many`, where it is known.
-    """
-    among = f", of which there are {copies} copies" * (copies > 1)
-    if fit:
-        return f"{fit}; {percent(p)} sure that the first{among + ',' * (copies > 1)} is the one you mean"
-    return f"{percent(p)} sure of the first photo{among}" + ": another may be meant, or none" * (p < unsure)
+def how_sure(p: float, expected: float | None) -> str:
+    """Sentence on a first answer that is the one that is meant with probability p; "" where many or none may be."""
+    if expected is None:
+        return f"{percent(p)} sure of the first photo"
+    return f"{percent(p)} sure that the first is the one you mean" if NONE <= expected < FEW + 0.5 else ""

@@ -28,7 +28,7 @@ def read_question(text: str) -> Question:
     unwanted = [word.rstrip(".,;!?") for word in MINUS.findall(text)]
     rest = " ".join(MINUS.sub(" ", text).split()) if unwanted else text
     check(rest, f"'{text}' says only what is not wanted; say what is, as in 'dog -beach'")
-    notes = [f"read as '{rest}' {' '.join(f'--not {word}' for word in unwanted)}"] if unwanted else []
+    notes = [f"photos of {' and '.join(unwanted)} are moved down"] if unwanted else []
     negation = NEGATION.search(rest)
     if negation:
         notes.append(f"'{negation[0]}' does not leave them out, as the model reads over such words; "
@@ -41,14 +41,13 @@ def notes_on_words(encoder: Encoder, text: str) -> list[str]:
     Misspelt, of another language, nonsense."""
     if hasattr(encoder.vocab, "trigrams"):
         return []
-    words = [word for word in tokenize(text) if not all(unicodedata.category(x)[0] in "PZ" for x in word)]
+    words = words_of(text)
     if not words:
         return [f"there is no word in '{text}'"]
     foreign = [word for word in words if word not in encoder.vocab.index]
-    if not (encoder.options.text_features and encoder.extractors[encoder.options.text_features].startswith("minilm")):
+    if not reads_sentences(encoder):
         return [f"unknown words, which are left out: {quoted(foreign)}"] if foreign else []
-    tokenizer, notes = encoder.sentence_network.tokenizer, []
-    unknown = [word for word in foreign if not is_whole(tokenizer, word)]
+    tokenizer, notes, unknown = encoder.sentence_network.tokenizer, [], unknown_words(encoder, text)
     seldom = [word for word in foreign if word not in unknown]
     if unknown:
         notes.append(f"not understood: {quoted(unknown)}; the model does not know "
@@ -60,6 +59,24 @@ def notes_on_words(encoder: Encoder, text: str) -> list[str]:
         end = max(stop for _, stop in encoded.offsets)
         notes.append(f"only the first {len(text[:end].split()):,} of {len(text.split()):,} words are read")
     return notes
+
+
+def words_of(text: str) -> list[str]:
+    return [word for word in tokenize(text) if not all(unicodedata.category(x)[0] in "PZ" for x in word)]
+
+
+def reads_sentences(encoder: Encoder) -> bool:
+    """True if a MiniLM reads the captions: it knows more words than these have."""
+    name = encoder.options.text_features
+    return bool(name) and encoder.extractors[name].startswith("minilm")
+
+
+def unknown_words(encoder: Encoder, text: str) -> list[str]:
+    """Words of a text that neither the training captions nor MiniLM's list have."""
+    if not reads_sentences(encoder):
+        return []
+    foreign = [word for word in words_of(text) if word not in encoder.vocab.index]
+    return [word for word in foreign if not is_whole(encoder.sentence_network.tokenizer, word)]
 
 
 def is_whole(tokenizer, word: str) -> bool:

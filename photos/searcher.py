@@ -14,8 +14,8 @@ from images import read_photo
 from losses import Embedding, cosine, trait, uncertainty
 from photos.encoder import Encoder
 from photos.index import Index
-from photos.probability import NONE, Probabilities, how_many, how_sure, percent, read_probabilities
-from photos.question import notes_on_words, read_question, rows_named
+from photos.probability import SENTENCE, Probabilities, how_many, how_sure, read_probabilities
+from photos.question import notes_on_words, read_question, rows_named, unknown_words
 from photos.vectors import query_vectors, scores_of_products
 
 PHOTOS = 4096                         # photos whose embeddings are compared at a time
@@ -23,8 +23,6 @@ COPIES = 50                           # answers at least among which copies of t
 # Photos whose means have a cosine above this are one photo: a file that is there twice, or that was hardly changed.
 # Of 900 photos of Flickr8k no two are as near.
 ALIKE = 0.975
-BY_PHOTO = "photos found by a photo have no probability: a run is calibrated for captions"
-SCORES = "answers without what is not wanted have scores alone"
 ACROSS, NAME = 5, 28                  # photos in a line of a sheet, letters of a name
 
 
@@ -35,8 +33,6 @@ class Hit(NamedTuple):
     score: float                      # higher is better
     p: float | None                   # posterior over the gallery, 0..1; None without calibration
     gone: bool                        # whether the file is there no more
-    uncertainty: float | None = None  # log det Sigma of the photo in nats; None for points
-    copy: bool = False                # whether it is a copy of the first answer of all, or that itself
 
 
 class SearchResult(NamedTuple):
@@ -47,18 +43,14 @@ class SearchResult(NamedTuple):
     sure: float | None = None         # probability that the first of all, or a copy, is right, 0..1
     uncertainty: float | None = None  # log det Sigma of the query in nats
     notes: list[str] = []             # sentences for the reader of these answers
-    copies: int = 1                   # how often the first photo is there: copies share its probability
-    expected: float | None = None     # how many photos fit, by people's votes; None without these
-
-    def said(self, unsure: float) -> str | None:
-        """Sentence on how many photos fit and how sure the first answer is.
-        Parts that are not known are left out. unsure: a lower probability is not sure."""
-        fit = None if self.expected is None else how_many(self.expected, self.gallery, self.query)
-        return fit if self.none_fits or self.sure is None else how_sure(self.sure, unsure, self.copies, fit)
+    expected: float | None = None     # how many photos fit; None where that was not fitted
 
     @property
-    def none_fits(self) -> bool:
-        return self.expected is not None and self.expected < NONE
+    def said(self) -> str:
+        """Sentence on how many photos fit and how sure the first answer is.
+        Parts that are not known are left out."""
+        fit = "" if self.expected is None else how_many(self.expected, self.gallery)
+        return "; ".join(filter(None, [fit, "" if self.sure is None else how_sure(self.sure, self.expected)]))
 
 
 class Searcher:
@@ -83,7 +75,7 @@ class Searcher:
         self.probabilities: Probabilities | None = read_probabilities(run, self.encoder, calibration)
         self.count, self.folder, self.title = len(self.index), manifest["folder"] or "", manifest["data"]
         self.calibrated = self.probabilities is not None
-        self.notes = self.probabilities.notes(manifest["data"], self.count) if self.probabilities else [
+        self.notes = self.probabilities.notes(manifest["data"]) if self.probabilities else [
             f"no probabilities: {run} was not calibrated; write its calibration with python -m confidence {run}"]
 
     # ---- queries
@@ -102,19 +94,19 @@ class Searcher:
                     f"{text} is a photo's name: it stands first, and photos like it follow"], without, rows, like=True))
             else:
                 notes = [*question.notes, *notes_on_words(self.encoder, question.text)]
-                results.append(self.rank(question.text, e.rows([next(place)]), top, first, notes,
-                                         [*without, *question.unwanted]))
+                results.append(self.rank(question.text, e.rows([next(place)]), top, first, notes, [
+                    *without, *question.unwanted], certain=not unknown_words(self.encoder, question.text)))
         return results
 
     def find_photo(self, photo: Image.Image, top: int = 10, first: int = 0, name: str = "a photo",
                    without: list[str] = ()) -> SearchResult:
         """Photos like another one, in RGB."""
-        return self.rank(name, self.encoder.photos([photo]).to("cpu"), top, first, [BY_PHOTO], without, like=True)
+        return self.rank(name, self.encoder.photos([photo]).to("cpu"), top, first, [], without, like=True)
 
     def find_row(self, row: int, top: int = 10, first: int = 0, without: list[str] = ()) -> SearchResult:
         """More like a photo of the index."""
         e = self.embedding(row)
-        return self.rank(self.name_of(row), e, top, first, [BY_PHOTO], without, like=True)
+        return self.rank(self.name_of(row), e, top, first, [], without, like=True)
 
     def embedding(self, row: int) -> Embedding:
         """The embedding (1, D) of a photo of the index. With Milvus its file is read."""
@@ -139,11 +131,11 @@ class Searcher:
 
     @torch.no_grad()
     def rank(self, query: str, e: Embedding, top: int, first: int, notes: list[str], unwanted: list[str],
-             named: list[int] = (), like: bool = False) -> SearchResult:
+             named: list[int] = (), like: bool = False, certain: bool = True) -> SearchResult:
         """Rank the photos for the embedding (1, D) of a query.
         named: photos that stand first. like: the query is a photo that stands for a caption; where the similarity
-        needs an image and a caption, the cosine of the means compares."""
-        scores, p, copies, expected = self.scores(e, like), None, [], None
+        needs an image and a caption, the cosine of the means compares. certain: all of its words are known."""
+        scores, p, sure, expected = self.scores(e, like), None, None, None
         if unwanted:
             check(not self.index.collection, "Milvus gives the best photos alone, and --not compares all; leave --not "
                                              "out, or make the index without --uri")
@@ -151,21 +143,21 @@ class Searcher:
             scores = standardise(scores) - sum(standardise(self.scores(part)).clamp(min=0) for part in parts)
         order = scores.topk(min(max(first + top, COPIES), self.count))
         rows = [row for row, score in zip(order.indices.tolist(), order.values.tolist()) if score > -math.inf]
-        certain = self.probabilities if not (unwanted or named or like) else None
-        if certain:
-            p = certain.chances(scores[None])[0]
-            copies = self.copies(rows)
-            expected = certain.number(scores[None], e).item() if certain.fits else None
+        if self.probabilities and certain and not (unwanted or named or like):
+            p = self.probabilities.chances(scores[None])[0]
+            fits = self.probabilities.fits
+            if not fits or len(query.split()) >= SENTENCE:  # of words the number is far too low: python -m photos.words
+                sure = p[self.copies(rows)].sum().item()
+                expected = self.probabilities.number(scores[None], e).item() if fits else None
         rows = [*named, *(row for row in rows if row not in set(named))]
         spread = None if e.log_var is None or unwanted else uncertainty(e).item()
         lost = self.index.manifest["folder"] and not os.path.isdir(self.folder)
-        hits = [Hit(row, self.name_of(row), scores[row].item(), None if p is None else p[row].item(), self.is_gone(row),
-                    self.uncertainty(row), row in copies) for row in rows[first:first + top]]
-        return SearchResult(
-            ", not ".join([query, *unwanted]), hits, self.count, None if p is None else p[copies].sum().item(), spread,
-            [*notes, *[SCORES] * bool(unwanted),
-             *[f"the folder of the photos, {self.folder}, is not there, so all look gone; put it back, or index it "
-               "where it is now"] * bool(lost)], max(1, len(copies)), expected)
+        hits = [Hit(row, self.name_of(row), scores[row].item(), None if p is None else p[row].item(), self.is_gone(row))
+                for row in rows[first:first + top]]
+        lost = [f"the folder of the photos, {self.folder}, is not there, so all look gone; put it back, or index it "
+                "where it is now"] * bool(lost)
+        query = ", not ".join([query, *unwanted])
+        return SearchResult(query, hits, self.count, sure, spread, [*notes, *lost], expected)
 
     def scores(self, e: Embedding, like: bool = False) -> Tensor:
         """Scores (N,) of all photos for one query."""
@@ -185,10 +177,6 @@ class Searcher:
              else self.index.embedding.mean[rows])                                  # (R, D)
         alike = torch.cosine_similarity(x, x[:1]) > ALIKE
         return [row for row, same in zip(rows, alike.tolist()) if same] or rows[:1]
-
-    def uncertainty(self, row: int) -> float | None:
-        e = self.index.embedding
-        return None if e.log_var is None or self.index.collection else uncertainty(e.rows([row])).item()
 
 
 def standardise(scores: Tensor) -> Tensor:
@@ -210,13 +198,12 @@ def read_small(file: str):
         return "unreadable"
 
 
-def contact_sheet(path: str, results: list[SearchResult], photo_of, title: str, unsure: float = 0.0,
-                  files: list[str | None] = ()) -> None:
-    """Draw the answers to queries, each with its name and its probability.
+def contact_sheet(path: str, results: list[SearchResult], photo_of, title: str, files: list[str | None] = ()) -> None:
+    """Draw the answers to queries, each with its name.
 
-    photo_of(row): the file of a photo, which may be gone. unsure: a first answer of a lower probability is marked.
-    files: for each query its photo, which is drawn before the answers, or None for a text. Raises InputError on a path
-    that `picture_file` refuses, and where the picture would be too tall.
+    photo_of(row): the file of a photo, which may be gone. files: for each query its photo, which is drawn before the
+    answers, or None for a text. Raises InputError on a path that `picture_file` refuses, and where the picture would be
+    too tall.
     """
     from evaluation.pictures import Cell, Row, draw_rows, drawable, picture_file  # matplotlib takes a second
 
@@ -226,10 +213,7 @@ def contact_sheet(path: str, results: list[SearchResult], photo_of, title: str, 
         cells = []
         for hit in result.answers:
             name = " ".join(drawable(hit.name).split())
-            label = name if len(name) <= NAME else f"...{name[3 - NAME:]}"
-            cells.append(Cell(read_small(photo_of(hit.row)), label + ("" if hit.p is None else f"\n{percent(hit.p)}")))
-        if cells and result.sure is not None and not result.none_fits:
-            cells[0] = cells[0]._replace(frame="firebrick" if result.sure < unsure else None)
+            cells.append(Cell(read_small(photo_of(hit.row)), name if len(name) <= NAME else f"...{name[3 - NAME:]}"))
         own = [Cell(read_small(file), "the query")] if file else []
-        rows.append(Row(result.query, result.said(unsure) or "", own + cells))
+        rows.append(Row(result.query, result.said, own + cells))
     draw_rows(path, title, rows, ACROSS)

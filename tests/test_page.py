@@ -40,9 +40,9 @@ class MadeUp(Searcher):
         time.sleep(0.01)
         self.busy -= 1
         answers = [Hit(row, self.names[row], 0.9 - 0.01 * row, sure and sure / 2 ** place,
-                          not os.path.exists(self.path_of(row)), -700.0) for place, row in enumerate(order)]
+                          not os.path.exists(self.path_of(row))) for place, row in enumerate(order)]
         return SearchResult(query, answers[first:first + top], self.count, sure, -812.5,
-                            ["no word is known: dgo"] if "dgo" in query else [], expected=sure and 8.6)
+                            ["no word is known: dgo"] if "dgo" in query else [], expected=sure and 2.2)
 
     def find_texts(self, texts, top=10, first=0, without=()):
         self.queries.append((texts, top, first))
@@ -86,7 +86,7 @@ def made_up(tmp_path_factory) -> MadeUp:
 
 @pytest.fixture
 def client(made_up):
-    return page.application(made_up, 0.5).test_client()
+    return page.application(made_up).test_client()
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_a_text_a_row_and_a_photo_are_answered_as_json(made_up, client, get):
     assert result["answers"][1] == {"row": 3, "name": "a scan.tiff", "path": made_up.path_of(3), "p": 0.09,
                                     "score": pytest.approx(0.87), "gone": False}
     assert result["answers"][0]["gone"] and (result["query"], result["count"], result["offset"]) == ("a dog", 124, 2)
-    assert result["said"].startswith("at least 9 of 124 photos fit; 72% sure that the first")
+    assert result["said"].startswith("about 2 of 124 photos show this; 72% sure that the first")
     assert get("/search?row=4").json["answers"][0]["row"] == 4 and made_up.queries[-1] == (4, 10, 0)
     with open(made_up.path_of(3), "rb") as f:
         posted = client.post("/search?top=1&offset=1", data=f.read(), base_url=HOME)
@@ -277,7 +277,7 @@ def test_every_response_has_the_headers_that_keep_others_out(get):
 @contextlib.contextmanager
 def serving(searcher):
     """The address of a server of this searcher."""
-    server = page.make_server(page.application(searcher, 0.5), 0)
+    server = page.make_server(page.application(searcher), 0)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
@@ -291,7 +291,7 @@ def serve_one(folder: str) -> None:
     page.webbrowser.open = lambda address: print(f"opened {address}", flush=True)
     os.environ["DISPLAY"] = ":0"
     os.environ.pop("SSH_CONNECTION", None)
-    cli.run("photos", page.serve, MadeUp(folder, ["a.png"]), 0, 0.5)
+    cli.run("photos", page.serve, MadeUp(folder, ["a.png"]), 0)
 
 
 def test_the_server_says_where_it_is_opens_a_browser_and_ends_by_ctrl_c(tmp_path):
@@ -302,7 +302,7 @@ def test_the_server_says_where_it_is_opens_a_browser_and_ends_by_ctrl_c(tmp_path
         process.said(f"opened {address}")
         assert browser.DIRECT.open(f"{address}search?q=a", timeout=20).status == 200
         with pytest.raises(InputError, match=f"port {port} of 127.0.0.1 cannot be taken .*in use.*--port"):
-            page.serve(MadeUp(str(tmp_path), ["a.png"]), int(port), 0.5)
+            page.serve(MadeUp(str(tmp_path), ["a.png"]), int(port))
         os.kill(process.pid, signal.SIGINT)
         status, _, err = process.ended(20)
         assert (status, err) == (0, "the page is closed\n")
@@ -333,7 +333,7 @@ def test_slow_clients_keep_nobody_waiting_and_are_left(made_up, monkeypatch):
 @pytest.mark.parametrize("host", ["http://nas", "a b", "localhost:9000", "::1", ""])
 def test_what_is_no_host_is_refused(made_up, host):
     with pytest.raises(InputError, match="is not a name or address of a computer; give one such as"):
-        page.serve(made_up, 0, 0.5, host)
+        page.serve(made_up, 0, host)
 
 
 def test_without_flask_the_package_is_named(made_up, monkeypatch):
@@ -346,7 +346,7 @@ def test_without_flask_the_package_is_named(made_up, monkeypatch):
 
 TILES = """return [...document.querySelectorAll('#answers li')].map((li) => ({
     name: li.querySelector('.name').title, wide: li.querySelector('img')?.naturalWidth ?? 0,
-    p: li.querySelector('.p').textContent, gone: li.querySelector('.photo').disabled}))"""
+    gone: li.querySelector('.photo').disabled}))"""
 FIRST = "return document.querySelector('#answers .name')?.title === arguments[0]"
 FOCUS = "return document.activeElement.querySelector('img')?.alt === arguments[0]"
 LARGE = "return viewer.open && large.alt === arguments[0] && large.naturalWidth > 0"
@@ -393,9 +393,8 @@ def test_a_text_is_typed_and_its_answers_are_seen(chromium, made_up, at):
     tiles = chromium.run(TILES)
     assert [tile["name"] for tile in tiles] == made_up.names[:50]
     assert [tile["wide"] > 0 for tile in tiles[:4]] == [not tile["gone"] for tile in tiles[:4]] == [1, 1, 0, 1]
-    assert [tile["p"] for tile in tiles[:3]] == ["72%", "36%", "18%"]
     text = chromium.run("return document.body.innerText")
-    order = ["At least 9 of 124 photos fit", "72% sure that the first", "No word is known: dgo", "photo 0.jpg"]
+    order = ["About 2 of 124 photos show this", "72% sure that the first", "No word is known: dgo", "photo 0.jpg"]
     places = [text.lower().find(sentence.lower()) for sentence in order]
     assert places == sorted(places) and places[0] >= 0 and "Sigma" not in text and "0.9" not in text
     assert chromium.run("return [location.search, document.title]") == ["?q=a+dgo", "a dgo - Made-up photos"]

@@ -385,12 +385,12 @@ def test_the_shares_that_heads_learn_are_those_of_the_frozen_means(small_run, de
 # ---- what a search says
 
 def test_what_is_said_of_how_many_fit():
-    text = "a dog on grass"
-    assert how_many(0.03, 1900, text) == "probably none fits (expected number 0.03)"
-    assert how_many(0.6, 1900, text) == "about 1 of 1,900 photos fits"
-    assert how_many(12.4, 1900, "a dog") == "at least 12 of 1,900 photos fit"       # of few words it is too low
-    assert how_sure(0.08, 0.3, 1, how_many(12.4, 1900, text)) == (
-        "about 12 of 1,900 photos fit; 8% sure that the first is the one you mean")
+    assert how_many(0.03, 1900) == "probably none of 1,900 photos shows this"
+    assert how_many(0.6, 1900) == "about 1 of 1,900 photos shows this"
+    assert how_many(12.4, 1900) == "about 12 of 1,900 photos show this"
+    assert how_sure(0.08, 12.4) == how_sure(0.08, 0.03) == ""       # many may be meant, or none
     found = SearchResult("a", [], 1900, 0.3, expected=0.03)        # of none, the first is not the one
-    assert found.said(0.5) == "probably none fits (expected number 0.03)"
-    assert found._replace(expected=None).said(0.0) == "30% sure of the first photo"
+    assert found.said == "probably none of 1,900 photos shows this"
+    assert found._replace(expected=1.6).said == (
+        "about 2 of 1,900 photos show this; 30% sure that the first is the one you mean")
+    assert found._replace(expected=None).said == "30% sure of the first photo"

@@ -1,0 +1,63 @@
+"""Words and short phrases in captions, as people type them into a search, and the photos whose captions name them.
+
+A text names a phrase where it has its words in a row, by their stems: "two dogs run" names "dog". A photo shows more
+than its captions name, so the number of photos that name a phrase is a lower bound.
+"""
+import functools
+import re
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from vocab import FUNCTION_WORDS
+
+LONGEST = 3                           # words of a phrase
+NO_CONTENT = FUNCTION_WORDS | {"photo", "picture", "image", "can", "seen"}
+ARTICLES = ("a", "an", "the")
+Phrase = tuple[str, ...]              # of stems
+
+
+@functools.lru_cache(100_000)
+def stem(word: str) -> str:
+    return stemmer().stem(word)
+
+
+@functools.cache
+def stemmer():
+    from nltk.stem.snowball import SnowballStemmer  # takes a moment to import, and few commands need it
+
+    return SnowballStemmer("english")
+
+
+def phrase_of(words: Sequence[str]) -> Phrase | None:
+    """Stems of a text (T,) of at most three words, without its article and full stop; None for a longer one."""
+    words = [word for word in words if word != "."]
+    words = words[words[:1] != [] and words[0] in ARTICLES:]
+    return tuple(map(stem, words)) if 0 < len(words) <= LONGEST else None
+
+
+def short_texts(words: Sequence[str]) -> set[str]:
+    """Short texts that a caption (T,) names: its content words, and the last two and three of those in a row, such as
+    "dog", "black dog" and "young black dog"."""
+    texts, run = set(), []
+    for word in [*words, "."]:
+        if re.fullmatch("[a-z]{2,}(-[a-z]+)*", word) and word not in NO_CONTENT:
+            texts.add(word)
+            run.append(word)
+        else:
+            texts |= {" ".join(run[-n:]) for n in range(2, LONGEST + 1) if len(run) >= n}
+            run = []
+    return texts
+
+
+def photos_naming(phrases: Iterable[Phrase], captions: Iterable[Sequence[str]], owner: np.ndarray
+                  ) -> dict[Phrase, set[int]]:
+    """The photos of which a caption names each phrase. captions: M lists of words; owner (M,): their photos."""
+    photos = {phrase: set() for phrase in phrases}
+    for words, photo in zip(captions, owner.tolist()):
+        stems = [*map(stem, words)]
+        for n in range(1, LONGEST + 1):
+            for k in range(len(stems) - n + 1):
+                if (phrase := tuple(stems[k:k + n])) in photos:
+                    photos[phrase].add(photo)
+    return photos

@@ -1,0 +1,153 @@
+"""Numbers of photos for words and short phrases: is "about 60 of 1,000 photos" true for "a dog"?
+
+    python -m photos.words photos/model --data_path data --data_name f8k_precomp --split dev test
+
+Words and phrases of the captions of a split are asked as people type them, "dog" and "a dog". The true number is that
+of the photos whose captions name it, a lower bound. Names that no caption has should be said to be absent.
+"""
+if __name__ == "__main__":
+    import cli
+    cli.start()
+
+from collections import Counter
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import cli
+from cli import Arguments, check, data_set, filename, split_name
+from data import Split, read_split
+from evaluation.encode import encode
+from evaluation.report import number, render, table
+from files import read_lines
+from images import import_torchvision
+from losses import Embedding
+from methods.words import photos_naming, phrase_of, short_texts
+from metrics import spearman
+from photos.build import refuse_misfit
+from photos.encoder import Encoder
+from photos.probability import NONE, Probabilities, read_probabilities
+from vocab import tokenize
+
+FIRST = 10                            # answers that are judged
+EVERYDAY = (
+    "baby ball beach bench bike black blue boy building car child climbing crowd dog fence field football girl "
+    "grass hat horse jumping man motorcycle mountain pool red river rock running sand shirt skateboard snow soccer "
+    "street swimming tree water woman").split()
+
+
+def with_article(text: str) -> str:
+    return f"{'an' if text[0].lower() in 'aeiou' else 'a'} {text}"
+
+
+def class_names() -> list[str]:
+    """The names of ImageNet's 1,000 classes."""
+    import_torchvision()
+    from torchvision.models import ResNet18_Weights
+    return ResNet18_Weights.DEFAULT.meta["categories"]
+
+
+def naming_table(texts: list[str], splits: list[Split]) -> Tensor:
+    """Whether a caption of a photo names a text: texts (Q,) of at most three words -> (Q, N) bool, the photos of all
+    splits side by side."""
+    phrases, tables = [phrase_of(tokenize(text)) for text in texts], []
+    for split in splits:
+        photos = photos_naming(phrases, split.words, split.caption_image)
+        tables.append(torch.zeros(len(texts), len(split.images), dtype=torch.bool))
+        for row, phrase in enumerate(phrases):
+            tables[-1][row, list(photos[phrase])] = True
+    return torch.cat(tables, 1)
+
+
+@torch.no_grad()
+def judge(model: Encoder, probabilities: Probabilities, splits: list[Split], names: list[str]) -> dict[str, dict]:
+    """Judge the numbers said for words and phrases of the captions of splits, and for names that none has.
+
+    Returns {group: {"texts": how many, "true", "said": medians, "rho", "factor": median of the larger over the smaller,
+    "first": share of the first ten that is right, "absent": share said to be absent}}.
+    """
+    photos = Embedding.cat([encode(model.model, split, None, model.device)[0] for split in splits])
+    count: Counter = Counter(text for split in splits for words in split.words for text in short_texts(words))
+    usual = {phrase_of(text.split()): text for text, _ in reversed(count.most_common())}            # form of a phrase
+    texts, results = [*usual.values()], {}
+    named = naming_table(texts, splits)                                             # (Q, N)
+    true, length = named.sum(1).numpy(), np.array([len(phrase) for phrase in usual])
+    everyday = np.isin(length, 1) & np.isin(texts, [usual.get(phrase_of([word])) for word in EVERYDAY])
+    groups = {f"{len(EVERYDAY)} everyday words": everyday & (true > 0)}
+    for kind, of_kind, bounds in (("words", length == 1, (3, 10, 30)), ("phrases", length > 1, (3, 10))):
+        for low, high in zip(bounds, (*bounds[1:], np.inf)):
+            groups[f"{kind} of {low} {'photos and more' if high == np.inf else f'to {high - 1} photos'}"] = (
+                of_kind & (low <= true) & (true < high))
+    for group, chosen in groups.items():
+        rows = np.flatnonzero(chosen)
+        for article in (False, True) if len(rows) else ():
+            asked = [with_article(texts[row]) if article else texts[row] for row in rows]
+            results[f"{group}, {'with an article' if article else 'bare'}"] = judge_texts(
+                model, probabilities, photos, asked, named[rows])
+    absent = [name for name in names if (phrase := phrase_of(tokenize(name))) and phrase not in usual]
+    absent = [name for name, shown in zip(absent, naming_table(absent, splits)) if not shown.any()]
+    for article in (False, True):
+        asked = [with_article(name) if article else name for name in absent]
+        results[f"names that no caption has, {'with an article' if article else 'bare'}"] = judge_texts(
+            model, probabilities, photos, asked, None)
+    return results
+
+
+def judge_texts(model: Encoder, probabilities: Probabilities, photos: Embedding, texts: list[str],
+                named: Tensor | None) -> dict[str, float]:
+    """Judge the numbers said for texts (Q,). named (Q, N): the photos whose captions name them; None: nobody's."""
+    queries = model.captions(texts)
+    scores = model.similarity(photos, queries).T.cpu()                              # (Q, N)
+    said = probabilities.number(scores, queries.to("cpu")).numpy()
+    results = {"texts": len(texts), "said": float(np.median(said)), "absent": float((said < NONE).mean())}
+    if named is None:
+        return results
+    true, first = named.sum(1).numpy(), scores.topk(min(FIRST, scores.shape[1]), 1).indices
+    ratio = np.maximum(said, 0.1) / true
+    return results | {"true": float(np.median(true)), "rho": spearman(said, true),
+                      "factor": float(np.median(np.maximum(ratio, 1 / ratio))),
+                      "first": float(named.gather(1, first).double().mean())}
+
+
+COLUMNS = {"texts": "texts", "true": "true", "said": "said", "rho": "rho", "factor": "factor",
+           "first": "first 10 right, %", "absent": "said absent, %"}
+
+
+def cell(key: str, numbers: dict[str, float]) -> str:
+    if key in ("first", "absent"):
+        return number(100 * numbers[key], 0) if key in numbers else ""
+    return number(numbers.get(key, ""), 2 if key in ("rho", "factor") else 1)
+
+
+# ---- the command
+
+def run(opt) -> None:
+    model = Encoder(opt.run, device=opt.device, data_path=opt.data_path)
+    name = opt.data_name or model.options.data_name
+    splits = [read_split(model.data_path, name, split, dev_images=0) for split in opt.split]
+    for split in splits:
+        refuse_misfit(model, split.images, (split.extractors or {}).get("ims"), name)
+    probabilities = read_probabilities(model.path, model)
+    check(probabilities and probabilities.fits, f"{model.path} does not say how many photos fit; calibrate it with "
+                                                "python -m confidence.people")
+    results = judge(model, probabilities, splits, read_lines(opt.absent) if opt.absent else class_names())
+    photos = sum(len(split.images) for split in splits)
+    print(render([table(f"how many of {photos:,} photos fit; true: those with a caption that names it, a lower bound",
+                        COLUMNS, results, cell)]))
+
+
+def main(argv=None) -> None:
+    p = Arguments("Judge how many photos are said to fit words and short phrases.")
+    p.add_argument("run", type=filename, nargs="?", metavar="RUN", help="run folder (default: photos/model)")
+    p.add_argument("--data_path", type=filename, help="folder of the data sets (default: that of the training)")
+    p.add_argument("--data_name", type=data_set, help="data set that is asked (default: that of the training)")
+    p.add_argument("--split", type=split_name, nargs="+", default=["test"], help="splits that are one gallery")
+    p.add_argument("--absent", type=filename, metavar="FILE", help="names of things, one a line; those that no "
+                   "caption has are absent (default: ImageNet's classes)")
+    p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
+    cli.run("photos.words", run, p.parse_args(argv))
+
+
+if __name__ == "__main__":
+    main()
