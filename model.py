@@ -493,18 +493,6 @@ class ReLULayers(nn.Module):
         return Latent(self.layers(features))
 
 
-class VarianceLayers(ReLULayers):
-    """Log-variances read from the mean alone, (..., F) -> (..., outputs).
-    outputs: D, or 1 for a spherical head.
-
-    The last layer starts at 0, so all variances start at --logvar_init.
-    """
-
-    def __init__(self, inputs: int, sizes: list[int], outputs: int):
-        super().__init__(inputs, sizes, outputs)
-        nn.init.zeros_(self.layers[-1].weight)
-
-
 class TanhLayers(nn.Module):
     """Linear layers with tanh, DMSM's images (dmsm 3.1): (B, F) -> (B, D)."""
 
@@ -851,7 +839,7 @@ def build_log_var(opt, encoder: Encoder, inputs: int, head: str, dim: int) -> nn
     if head == "point":
         return None
     if opt.var_layers:
-        return VarianceLayers(dim, layer_sizes(opt.var_layers), 1 if head == "spherical_one" else dim)
+        return ReLULayers(dim, layer_sizes(opt.var_layers), 1 if head == "spherical_one" else dim)
     own = encoder.log_var if opt.sim == "match_prob" else None
     return (own or encoder.embed)(opt, inputs)
 

@@ -59,6 +59,7 @@ class Calibration(NamedTuple):
     similarity: str
     fitted: dict[str, Fitted]
     fits: list[float] | None          # slope, log_det, bias of a `Sigmoid`; None without judgements
+    words: list[float] | None         # the same for texts of at most three words; None where they were not fitted
 
     def refuse_other(self, run: str, weights: str) -> None:
         """Raise InputError unless this is of the model with these weights.
@@ -77,11 +78,11 @@ def read_calibration(path: str) -> Calibration:
         if file["calibration"] != FORMAT or not models:
             raise ValueError(f"its format is {file['calibration']!r}" if models else
                              "it does not name its model")
-        fits = file.get("fits")
+        sigmoids = [file.get(key) for key in ("fits", "words")]
         return Calibration(path, models, file.get("weights"),
                            *(f"{file[name]}" for name in ("data_name", "similarity")),
                            {side: Fitted.read(file[side]) for side in SIDES},
-                           fits and [float(fits[name]) for name in ("slope", "log_det", "bias")])
+                           *(x and [float(x[name]) for name in ("slope", "log_det", "bias")] for x in sigmoids))
     except Exception as error:
         raise InputError(f"{path} is not a calibration ({error}); {fix}") from error
 

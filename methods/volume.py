@@ -3,8 +3,10 @@ See losses.Volume.
 
 A photo of the training split is known by its captions, and a caption covers it as probably as the nearest of these is
 of the same photo: p = sigmoid(a s + b), s the largest cosine with one of them, a and b fitted to dev. The share is the
-mean of p over the photos. `confidence.volume` gives it to points as their variances.
+mean of p over the photos. Of a word or a short phrase it is the share of the photos whose captions name it.
+`confidence.volume` gives the former to points as their variances.
 """
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 from cli import check
 from evaluation.encode import Gallery, encode
 from losses import Embedding, unit
+from methods.words import photos_naming, phrase_of
 from model import VSE
 
 FITTED = 2 ** 22      # pairs of a caption and a photo that a probability is fitted to
@@ -137,13 +140,18 @@ def training_shares(model: VSE, train, dev, tokens: dict, device) -> Tensor:
     """Log shares (M,) of the captions of a training split.
     The model's means stay.
 
-    train, dev: the splits; tokens: their captions by "train" and "dev".
+    train, dev: the splits; tokens: their captions by "train" and "dev". Captions of at most three words are words and
+    phrases to search for. They cover the photos whose captions name them.
     """
-    def captions(split, name: str) -> Embedding:
-        part = Gallery(np.arange(0), np.arange(len(split.captions)))
-        return encode(model, split, tokens[name], device, part=part)[1]
+    def captions(split, name: str, rows: np.ndarray) -> Embedding:
+        return encode(model, split, tokens[name], device, part=Gallery(np.arange(0), rows))[1]
     model.eval()
-    sigmoid = fit_sigmoid(captions(dev, "dev"), dev.caption_image)
-    shares = shares_of_captions(captions(train, "train"), train.caption_image, sigmoid)
+    phrases = [phrase_of(words) for words in train.words]
+    photos = photos_naming(filter(None, phrases), train.words, train.caption_image)
+    shares = torch.tensor([math.log(len(photos[phrase]) / len(train.images)) if phrase else 0.0 for phrase in phrases])
+    long = np.flatnonzero([phrase is None for phrase in phrases])
+    if len(long):
+        sigmoid = fit_sigmoid(captions(dev, "dev", np.arange(len(dev.captions))), dev.caption_image)
+        shares[long] = shares_of_captions(captions(train, "train", long), train.caption_image[long], sigmoid).to(shares)
     model.train()
     return shares.to(device)

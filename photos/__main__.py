@@ -33,13 +33,16 @@ from cli import (
     up_to,
 )
 from confidence.calibration import percent
-from files import need, read_lines, read_text
+from files import need, read_json, read_lines, read_text
 from images import read_photo
 from photos.encoder import Encoder
 from photos.index import Index, index_file
 from photos.searcher import Searcher, SearchResult, contact_sheet
 
 TOP = 1000                            # answers to a query at most
+# Of a training on own captions: points, then a variance of each, by which the number of photos that fit is told.
+POINTS = ["--loss", "infonce", "--mask_same_image"]
+SPREAD = "--loss volume --freeze_means --head spherical_one --var_layers 256 --num_epochs 30".split()
 
 
 def printable(text: str) -> str:
@@ -64,7 +67,8 @@ def search_folder(opt) -> None:
     from photos.build import Machine, index_folder  # a question needs none of it
 
     folder, run = opt.folder, opt.train or opt.checkpoint
-    if opt.train and not os.path.isfile(os.path.join(opt.train, "calibration.json")):     # the last that is written
+    calibration = os.path.join(opt.train or "", "calibration.json")
+    if opt.train and not (os.path.isfile(calibration) and "words" in read_json(calibration)):       # the last step
         train_on(folder, opt.data_path, opt.train)
     name = re.sub(r"\W+", "_", os.path.basename(os.path.realpath(folder))).strip("_") or "photos"
     name += f"_{os.path.basename(os.path.realpath(run))}" if run else ""
@@ -80,16 +84,23 @@ def search_folder(opt) -> None:
 def train_on(folder: str, data_path: str, run: str) -> None:
     """Train a run on the photos described in their captions.csv, and calibrate it.
     Continues after a stop."""
+    from photos.words import with_words  # a question needs none of it
+
     need(os.path.join(folder, "captions.csv"), "list photos and captions in it, with the header name,caption")
     data = "--data_path", data_path
     name = re.sub(r"\W+", "_", f"{os.path.basename(os.path.realpath(folder))}_{os.path.basename(run)}")
     call_python("-m", "features.images", *data, "--photos", folder, "--cnn_type", "efficientnet_lite0", "--whole",
                 "--skip_broken", "--output_name", name)
-    call_python("-m", "features.captions", *data, "--data_name", name, "--kind", "minilm")
-    new = ("--data_name", name, "--text_features", "minilm", "--loss", "infonce", "--mask_same_image", "--logger_name")
-    begun = os.path.isfile(os.path.join(run, "checkpoint.pt"))
-    call_python("train.py", *(["--resume"] if begun else [*data, *new]), run)
+    with_words(os.path.join(data_path, name), os.path.join(data_path, f"{name}_words"))
+    points, started = f"{run}_points", os.path.isfile(os.path.join(run, "checkpoint.pt"))
+    steps = (name, points, POINTS), (f"{name}_words", run, [*SPREAD, "--init_from", points])
+    for data_name, folder, words in steps[started:]:
+        call_python("-m", "features.captions", *data, "--data_name", data_name, "--kind", "minilm")
+        new = *data, "--data_name", data_name, "--text_features", "minilm", *words, "--logger_name"
+        begun = os.path.isfile(os.path.join(folder, "checkpoint.pt"))
+        call_python("train.py", *(["--resume"] if begun else new), folder)
     call_python("-m", "confidence", run, *data)
+    call_python("-m", "photos.words", run, "--fit", *data)
 
 
 def index_data(opt) -> None:

@@ -14,7 +14,6 @@ if __name__ == "__main__":
     cli.start()
 
 import os
-import shutil
 
 import numpy as np
 import torch
@@ -22,13 +21,12 @@ import torch
 import cli
 from checkpoint import load_checkpoint
 from cli import Arguments, call_python, filename
-from data import read_extractors
 from files import need, read_array, read_json, read_lines, save_array, save_json, save_lines, save_state
-from images import import_torchvision
 from model import CNN
+from photos.words import class_names, copy_data, with_article, with_words
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-PHOTOS, TRAINED, PEOPLE = "f8k_precomp", "f8k_classes_precomp", "f8k_people"
+PHOTOS, CLASSES, TRAINED, PEOPLE = "f8k_precomp", "f8k_classes_precomp", "f8k_words_precomp", "f8k_people"
 NETWORK = "efficientnet_lite0"
 TEMPLATES = ("{} .", "a photo of {} .", "there is {} in the photo .", "a picture with {} .", "{} can be seen .")
 TIMES = 2                             # rows of each class
@@ -38,7 +36,7 @@ POINTS = ("--text_features minilm --txt_layers 2048 --embed_size 512 --batch_siz
           "--feature_noise 0.7 --text_anchor 0.7 --num_epochs 16").split()
 SPREAD = ("--text_features minilm --txt_layers 2048 --embed_size 512 --batch_size 512 --learning_rate 1e-3 "
           "--schedule cosine --warmup 1 --loss volume --freeze_means --text_anchor 0.7 --head spherical_one "
-          "--var_layers 256 --num_epochs 6").split()
+          "--var_layers 256 --num_epochs 12").split()
 
 
 def class_rows(photos: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -54,31 +52,24 @@ def class_rows(photos: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 def captions_of(name: str) -> list[str]:
     """A caption of each template for the name of a class."""
-    thing = f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
-    return [template.format(thing) for template in TEMPLATES]
+    return [template.format(with_article(name)) for template in TEMPLATES]
 
 
 def classes() -> tuple[np.ndarray, list[str]]:
     """The rows of NETWORK's last layer (1000, F), and the names of its classes."""
-    import_torchvision()
-    from torchvision.models import ResNet18_Weights
     state = torch.load(CNN(NETWORK).net.weights_file, weights_only=True, map_location="cpu")
-    return state["_fc.weight"].numpy(), ResNet18_Weights.DEFAULT.meta["categories"]
+    return state["_fc.weight"].numpy(), class_names()
 
 
 def with_classes(photos: str, to: str) -> None:
     """Write a data set of photos, beside whose training photos stand the classes."""
-    os.makedirs(to, exist_ok=True)
-    for name in os.listdir(photos):
-        if name.endswith(("_ims.npy", "_caps.txt", "_ids.txt")):
-            shutil.copyfile(os.path.join(photos, name), os.path.join(to, name))
+    copy_data(photos, to)
     paths = [os.path.join(to, f"train_{end}") for end in ("ims.npy", "caps.txt", "ids.txt")]
     features, texts, ids = np.array(read_array(paths[0], "extract again")), *map(read_lines, paths[1:])
     rows, names = classes()
     save_array(paths[0], np.concatenate([features, *[class_rows(features, rows)] * TIMES]))
     save_lines(paths[1], [*texts, *[text for name in names for text in captions_of(name)] * TIMES])
     save_lines(paths[2], [*ids, *(f"class {k}, {n}" for n in range(TIMES) for k in range(len(names)))])
-    save_json({**read_extractors(to), "ims": read_extractors(photos).get("ims", "")}, os.path.join(to, "features.json"))
 
 
 def pack(run: str, to: str) -> None:
@@ -93,25 +84,27 @@ def pack(run: str, to: str) -> None:
 
 def make(opt) -> None:
     """The command."""
-    data, photos, trained = opt.data_path, *(os.path.join(opt.data_path, name) for name in (PHOTOS, TRAINED))
+    data, folders = opt.data_path, [os.path.join(opt.data_path, name) for name in (PHOTOS, CLASSES, TRAINED)]
     runs = [os.path.join(opt.runs, name) for name in ("photos_points", "photos_volume")]
-    if not os.path.isfile(os.path.join(photos, "train_ims.npy")):
+    if not os.path.isfile(os.path.join(folders[0], "train_ims.npy")):
         call_python("-m", "features.images", "--data_path", data, "--data_name", "f8k", "--cnn_type",
                     NETWORK, "--whole", "--output_name", PHOTOS)
     judged = [need(os.path.join(data, PEOPLE, f"{name}Annotations.txt"), "Flickr8k's judgements come with its text")
               for name in ("Expert", "CrowdFlower")]
-    with_classes(photos, trained)
-    for name in (TRAINED, PEOPLE):
+    with_classes(*folders[:2])
+    with_words(*folders[1:])
+    for name in (CLASSES, TRAINED, PEOPLE):
         call_python("-m", "features.captions", "--data_path", data, "--data_name", name, "--kind", "minilm")
-    of = ("train.py", "--data_path", data, "--data_name", TRAINED)
-    call_python(*of, *POINTS, "--logger_name", runs[0])
-    call_python(*of, *SPREAD, "--init_from", runs[0], "--logger_name", runs[1])
+    of = ("train.py", "--data_path", data, "--data_name")
+    call_python(*of, CLASSES, *POINTS, "--logger_name", runs[0])
+    call_python(*of, TRAINED, *SPREAD, "--init_from", runs[0], "--logger_name", runs[1])
     pack(runs[1], opt.output)
     told = os.path.join(runs[1], "people.json")
     call_python("-m", "confidence.people", opt.output, "--data_path", data, "--data_name", PEOPLE, "--split", "photos",
                 "--judgements", *judged, "--output", told, "--overwrite")
     calibration = read_json(told.replace(".json", "_calibration.json"))
     save_json({**calibration, "checkpoints": ["photos/model"]}, os.path.join(opt.output, "calibration.json"))
+    call_python("-m", "photos.words", opt.output, "--fit", "--data_path", data)
     size = os.path.getsize(os.path.join(opt.output, "model_best.pt"))
     print(f"{opt.output}: {size / 2 ** 20:.1f} MiB, and its calibration")
 

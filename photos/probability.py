@@ -11,9 +11,10 @@ from checkpoint import Trained
 from cli import check
 from confidence.calibration import calibration_file, percent, read_calibration
 from losses import Embedding
+from methods.words import phrase_of
+from vocab import tokenize
 
 NONE = 0.5                            # an expected number of photos below which none fits
-SENTENCE = 4                          # words from which a number is said: people voted on sentences
 FEW = 3                               # photos that fit a text which can mean one of them, at most
 COUNTED = 0.02                        # smaller probabilities are noise of many photos, and count 0
 
@@ -22,15 +23,22 @@ class Probabilities(NamedTuple):
     """The map from the scores (Q, N) of queries to probabilities, fitted on images of `data`."""
     temperature: float
     data: str
-    fits: list[float] | None = None   # slope, log_det and bias of a sigmoid of pairs; None: not fitted
+    # slope, log_det and bias of a sigmoid of pairs, None: not fitted. Of sentences, by people's votes:
+    fits: list[float] | None = None
+    # of texts of at most three words, by what captions name:
+    words: list[float] | None = None
 
     def chances(self, scores: Tensor) -> Tensor:
         """The probabilities (Q, N) that each photo is the one that is meant: softmax(temperature * scores)."""
         return (self.temperature * scores.double()).softmax(1)
 
-    def number(self, scores: Tensor, queries: Embedding) -> Tensor:
-        """The expected number (Q,) of photos that fit, by scores (Q, N)."""
-        slope, log_det, bias = self.fits
+    def sigmoid(self, text: str) -> list[float] | None:
+        """The sigmoid of texts like this one, or None where it was not fitted."""
+        return self.fits if phrase_of(tokenize(text)) is None else self.words
+
+    def number(self, scores: Tensor, queries: Embedding, text: str) -> Tensor:
+        """The expected number (Q,) of photos that fit, by scores (Q, N) of queries like `text`."""
+        slope, log_det, bias = self.sigmoid(text)
         spread = 0 if queries.log_var is None else queries.log_var.mean(1, keepdim=True).double()
         p = (slope * scores.double() + log_det * spread + bias).sigmoid()
         return p.masked_fill(p < COUNTED, 0).sum(1)
@@ -51,7 +59,8 @@ def read_probabilities(run: str, model: Trained, path: str | None = None) -> Pro
     check(calibration.similarity == model.options.sim,
           f"{calibration.path} is of the similarity {calibration.similarity}, and the run's is {model.options.sim}; "
           f"write it again with python -m confidence {run}")
-    return Probabilities(calibration.fitted["t2i"].temperature, calibration.data_name, calibration.fits)
+    return Probabilities(calibration.fitted["t2i"].temperature, calibration.data_name, calibration.fits,
+                         calibration.words)
 
 
 # ---- sentences

@@ -14,7 +14,7 @@ from images import read_photo
 from losses import Embedding, cosine, trait, uncertainty
 from photos.encoder import Encoder
 from photos.index import Index
-from photos.probability import SENTENCE, Probabilities, how_many, how_sure, read_probabilities
+from photos.probability import Probabilities, how_many, how_sure, read_probabilities
 from photos.question import notes_on_words, read_question, rows_named, unknown_words
 from photos.vectors import query_vectors, scores_of_products
 
@@ -145,10 +145,10 @@ class Searcher:
         rows = [row for row, score in zip(order.indices.tolist(), order.values.tolist()) if score > -math.inf]
         if self.probabilities and certain and not (unwanted or named or like):
             p = self.probabilities.chances(scores[None])[0]
-            fits = self.probabilities.fits
-            if not fits or len(query.split()) >= SENTENCE:  # of words the number is far too low: python -m photos.words
+            known = self.probabilities.sigmoid(query)
+            if known or not self.probabilities.fits:        # votes on sentences say far too little of words
                 sure = p[self.copies(rows)].sum().item()
-                expected = self.probabilities.number(scores[None], e).item() if fits else None
+                expected = self.probabilities.number(scores[None], e, query).item() if known else None
         rows = [*named, *(row for row in rows if row not in set(named))]
         spread = None if e.log_var is None or unwanted else uncertainty(e).item()
         lost = self.index.manifest["folder"] and not os.path.isdir(self.folder)

@@ -1,6 +1,7 @@
 """Numbers of photos for words and short phrases: is "about 60 of 1,000 photos" true for "a dog"?
 
     python -m photos.words photos/model --data_path data --data_name f8k_precomp --split dev test
+    python -m photos.words RUN --fit                 # fit the numbers on dev, before they are judged
 
 Words and phrases of the captions of a split are asked as people type them, "dog" and "a dog". The true number is that
 of the photos whose captions name it, a lower bound. Names that no caption has should be said to be absent.
@@ -9,6 +10,8 @@ if __name__ == "__main__":
     import cli
     cli.start()
 
+import os
+import shutil
 from collections import Counter
 
 import numpy as np
@@ -17,12 +20,14 @@ from torch import Tensor
 
 import cli
 from cli import Arguments, check, data_set, filename, split_name
-from data import Split, read_split
+from confidence.calibration import calibration_file
+from data import Split, read_extractors, read_split
 from evaluation.encode import encode
 from evaluation.report import number, render, table
-from files import read_lines
+from files import read_array, read_json, read_lines, save_json, save_lines
 from images import import_torchvision
 from losses import Embedding
+from methods.volume import Sigmoid
 from methods.words import photos_naming, phrase_of, short_texts
 from metrics import spearman
 from photos.build import refuse_misfit
@@ -30,6 +35,8 @@ from photos.encoder import Encoder
 from photos.probability import NONE, Probabilities, read_probabilities
 from vocab import tokenize
 
+WORDS = 5                             # short texts of each training photo
+FITTED = 2000                         # short texts that the numbers are fitted to
 FIRST = 10                            # answers that are judged
 EVERYDAY = (
     "baby ball beach bench bike black blue boy building car child climbing crowd dog fence field football girl "
@@ -46,6 +53,54 @@ def class_names() -> list[str]:
     import_torchvision()
     from torchvision.models import ResNet18_Weights
     return ResNet18_Weights.DEFAULT.meta["categories"]
+
+
+# ---- what a model learns from
+
+def copy_data(source: str, to: str) -> None:
+    """Copy the features, captions and names of a data set.
+    Also what made its features of photos."""
+    os.makedirs(to, exist_ok=True)
+    for name in os.listdir(source):
+        if name.endswith(("_ims.npy", "_caps.txt", "_ids.txt", "_photos.json")):
+            shutil.copyfile(os.path.join(source, name), os.path.join(to, name))
+    save_json({"ims": read_extractors(source).get("ims", "")}, os.path.join(to, "features.json"))
+
+
+def with_words(source: str, to: str) -> None:
+    """Write a data set whose training photos have WORDS short texts behind their captions, which name them.
+
+    Half of the texts have an article. A text that n photos name is drawn with a weight of 1 / sqrt(n).
+    """
+    copy_data(source, to)
+    path = os.path.join(to, "train_caps.txt")
+    captions, photos = read_lines(path), len(read_array(os.path.join(to, "train_ims.npy"), "extract again"))
+    each = len(captions) // photos
+    parts = [captions[k:k + each] for k in range(0, len(captions), each)]
+    texts = [sorted(set().union(*(short_texts(tokenize(caption)) for caption in part))) or part for part in parts]
+    count = Counter(text for part in texts for text in part)
+    rng, lines = np.random.default_rng(0), []
+    for part, own in zip(parts, texts):
+        weights = np.array([count[text] for text in own]) ** -0.5
+        drawn = rng.choice(own, WORDS, replace=len(own) < WORDS, p=weights / weights.sum())
+        lines += [*part, *(with_article(text) if rng.random() < 0.5 else text for text in drawn)]
+    save_lines(path, lines)
+
+
+# ---- the numbers
+
+@torch.no_grad()
+def fit_numbers(model: Encoder, train: Split, dev: Split) -> Sigmoid:
+    """Fit the probability that a photo of dev fits a short text of the training captions: that its captions name it.
+    Raises InputError where the model learned no short text."""
+    texts = sorted({text for text, words in zip(train.captions, train.words) if phrase_of(words)})
+    check(texts, f"{model.path} learned no short texts, so it cannot say how many photos fit a word; train it with "
+                 "python -m photos FOLDER --train RUN")
+    texts = np.random.default_rng(0).permutation(texts)[:FITTED].tolist()
+    queries, images = model.captions(texts), encode(model.model, dev, None, model.device)[0]
+    scores, named = model.similarity(images, queries).T.cpu(), naming_table(texts, [dev])           # (Q, N)
+    v = None if queries.log_var is None else queries.log_var.mean(1, keepdim=True).cpu().expand_as(scores).flatten()
+    return Sigmoid.fit(scores.flatten(), named.flatten(), v=v)
 
 
 def naming_table(texts: list[str], splits: list[Split]) -> Tensor:
@@ -99,7 +154,7 @@ def judge_texts(model: Encoder, probabilities: Probabilities, photos: Embedding,
     """Judge the numbers said for texts (Q,). named (Q, N): the photos whose captions name them; None: nobody's."""
     queries = model.captions(texts)
     scores = model.similarity(photos, queries).T.cpu()                              # (Q, N)
-    said = probabilities.number(scores, queries.to("cpu")).numpy()
+    said = probabilities.number(scores, queries.to("cpu"), texts[0]).numpy()
     results = {"texts": len(texts), "said": float(np.median(said)), "absent": float((said < NONE).mean())}
     if named is None:
         return results
@@ -125,12 +180,20 @@ def cell(key: str, numbers: dict[str, float]) -> str:
 def run(opt) -> None:
     model = Encoder(opt.run, device=opt.device, data_path=opt.data_path)
     name = opt.data_name or model.options.data_name
+    if opt.fit:
+        path = calibration_file(model.path)
+        calibration = read_json(path, f"write it with python -m confidence {model.path}")
+        sigmoid = fit_numbers(model, *(read_split(model.data_path, name, split, dev_images=0)
+                                       for split in ("train", "dev")))
+        save_json({**calibration, "words": sigmoid._asdict()}, path)
+        print(f"how many photos fit words and short phrases: written to {path}")
+        return
     splits = [read_split(model.data_path, name, split, dev_images=0) for split in opt.split]
     for split in splits:
         refuse_misfit(model, split.images, (split.extractors or {}).get("ims"), name)
     probabilities = read_probabilities(model.path, model)
-    check(probabilities and probabilities.fits, f"{model.path} does not say how many photos fit; calibrate it with "
-                                                "python -m confidence.people")
+    check(probabilities and probabilities.words, f"{model.path} does not say how many photos fit a word; fit that with "
+                                                 f"python -m photos.words {model.path} --fit")
     results = judge(model, probabilities, splits, read_lines(opt.absent) if opt.absent else class_names())
     photos = sum(len(split.images) for split in splits)
     print(render([table(f"how many of {photos:,} photos fit; true: those with a caption that names it, a lower bound",
@@ -138,8 +201,9 @@ def run(opt) -> None:
 
 
 def main(argv=None) -> None:
-    p = Arguments("Judge how many photos are said to fit words and short phrases.")
+    p = Arguments("Judge how many photos are said to fit words and short phrases, or fit that.")
     p.add_argument("run", type=filename, nargs="?", metavar="RUN", help="run folder (default: photos/model)")
+    p.add_argument("--fit", action="store_true", help="fit it on the dev split, into the calibration.json of the run")
     p.add_argument("--data_path", type=filename, help="folder of the data sets (default: that of the training)")
     p.add_argument("--data_name", type=data_set, help="data set that is asked (default: that of the training)")
     p.add_argument("--split", type=split_name, nargs="+", default=["test"], help="splits that are one gallery")

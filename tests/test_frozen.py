@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from checkpoint import load_checkpoint, load_model
-from model import Precomputed, Tower, Unchanged, VarianceLayers
+from model import Precomputed, ReLULayers, Tower, Unchanged
 from tests.helpers import STEPS, fit, fit_steps
 
 HEADS = {"mls": ["--sim", "mls"], "csd": ["--sim", "csd", "--loss", "match"], "volume": ["--loss", "volume"],
@@ -59,27 +59,13 @@ def test_given_vectors_are_the_means(tmp_path, demo_path):
     assert e.log_var.shape == (5, 1) and opt.var_layers == "256"
 
 
-def test_variance_layers_start_at_zero_and_learn():
-    layers, features = VarianceLayers(6, [8, 8], 1), torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
-    out = layers(features, None)
-    assert layers.dim == 1 and out.value.shape == (5, 1) and out.residual is None
-    assert (out.value == 0).all()
-    optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        (layers(features).value - features[:, :1]).square().mean().backward()
-        optimizer.step()
-    assert all((p.grad != 0).any() for p in layers.parameters())
-    assert VarianceLayers(6, [], 4)(features).value.shape == (5, 4)
-
-
 @pytest.mark.parametrize("head, outputs, width", [("ellipsoidal", 6, 6), ("spherical_logavg", 1, 1)])
 def test_variance_layers_on_frozen_embeddings_make_a_tower(head, outputs, width):
-    tower = Tower(Precomputed(6), Unchanged(6), VarianceLayers(6, [8], outputs), head, logvar_init=-2.0)
+    tower = Tower(Precomputed(6), Unchanged(6), ReLULayers(6, [8], outputs), head, logvar_init=-2.0)
     features = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
     embedding = tower(features).embedding
     torch.testing.assert_close(embedding.mean, torch.nn.functional.normalize(features))
-    torch.testing.assert_close(embedding.log_var, torch.full((5, width), -2.0))
+    assert embedding.log_var.shape == (5, width) and (embedding.log_var + 2).abs().max() < 2
     assert all(p.requires_grad for p in tower.parameters())
     assert {name.split(".")[0] for name, _ in tower.named_parameters()} == {"log_var"}    # the points stay
 

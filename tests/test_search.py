@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import pathlib
 import re
 import shlex
 import shutil
@@ -24,6 +25,7 @@ from features.folder import read_images
 from images import read_photo
 from photos import __main__ as search
 from photos import build, encoder, index, question
+from photos import words as photos_words
 from photos.encoder import Encoder
 from photos.index import Index
 from photos.probability import Probabilities
@@ -140,7 +142,7 @@ def test_a_part_of_the_answers(make):
 def test_probabilities_are_the_posterior_over_the_gallery(make, demo_path):
     scores, _ = scores_by_model(make(*GAUSSIAN), demo_path, TEXTS)
     searcher = Searcher(str(make(*GAUSSIAN)))
-    searcher.probabilities = Probabilities(3.0, "demo_precomp", [0.5, 0.1, 2.0])
+    searcher.probabilities = Probabilities(3.0, "demo_precomp", *[[0.5, 0.1, 2.0]] * 2)
     p = (3.0 * scores.double()).softmax(1)
     for result, row in zip(searcher.find_texts(TEXTS, top=p.shape[1]), p):
         assert [hit.p for hit in result.answers] == pytest.approx(row.sort(descending=True).values.tolist(), rel=1e-4)
@@ -379,26 +381,28 @@ def test_own_captions_make_a_run_in_one_command(own, capsys, monkeypatch):
 
     def call(*words):
         called.append(words)
-        if "confidence" in words:
-            open("mine/calibration.json", "w").close()
+        if "--fit" in words:
+            pathlib.Path("mine/calibration.json").write_text('{"words": {}}')
     monkeypatch.setattr(search, "call_python", call)
     monkeypatch.setattr(search, "Encoder", lambda run, **_: types.SimpleNamespace(device="cpu"))
     monkeypatch.setattr(build, "index_folder", lambda *words: ["done"])
     words = ["photos", "--train", "mine", "--index_only"]
     refused(capsys, search.main, words, "captions.csv; list photos and captions in it")
     (own.photos / "captions.csv").write_text("name,caption\n0.png,a red circle .\n")
+    monkeypatch.setattr(photos_words, "with_words", lambda source, to: called.append(("with_words", to)))
     os.mkdir("mine")
     run(*words)
-    programs = {"train.py", "confidence", "features.images", "features.captions"}
-    assert [programs & {*words} for words in called] == [{"features.images"}, {"features.captions"}, {"train.py"},
-                                                         {"confidence"}]
-    assert called[2][-2:] == ("--logger_name", "mine")
+    programs = {"train.py", "confidence", "features.images", "features.captions", "with_words", "photos.words"}
+    steps = [(programs & {*words}).pop() for words in called]
+    assert steps == ["features.images", "with_words", "features.captions", "train.py", "features.captions", "train.py",
+                     "confidence", "photos.words"]
+    assert [words[-1] for words in called[3:6:2]] == ["mine_points", "mine"] and "mine_points" in called[5]
     run(*words)
-    assert len(called) == 4
-    os.remove("mine/calibration.json")
+    assert len(called) == 8
+    pathlib.Path("mine/calibration.json").write_text("{}")
     open("mine/checkpoint.pt", "w").close()
     run(*words)
-    assert called[6] == ("train.py", "--resume", "mine")
+    assert len(called) == 14 and called[11] == ("train.py", "--resume", "mine")
 
 
 def test_features_of_the_training_are_not_computed_again(own, capsys, monkeypatch):

@@ -1,16 +1,24 @@
 """Words and short phrases: the photos that name them, data that hold them, and how many photos are said to fit."""
+import json
+import os
 import types
 
 import numpy as np
 import pytest
 import torch
 
-from data import Split
+from cli import InputError
+from data import Split, read_split
+from evaluation.encode import encode
 from images import Features
 from losses import Embedding
-from methods.words import photos_naming, phrase_of, short_texts
+from methods import volume
+from methods.volume import fit_logistic
+from methods.words import photos_naming, phrase_of, short_texts, stem
 from photos import words
+from photos.encoder import Encoder
 from photos.probability import Probabilities
+from tests.helpers import fit_steps, refused
 from vocab import tokenize
 
 CAPTIONS = ["A young black dog runs .", "Two dogs in the snow", "a man with a dog-lead", "running men",
@@ -34,6 +42,69 @@ def test_photos_name_what_stands_in_one_of_their_captions_in_a_row():
     assert named == {("dog",): {4, 2}, ("black", "dog"): {4}, ("run",): {4, 7}, ("dog", "snow"): set(), ("cat",): set()}
 
 
+# ---- what heads learn
+
+def test_the_share_of_a_word_is_the_share_of_photos_that_name_it(monkeypatch):
+    """And the shares of sentences are those without the words."""
+    captions = [*(f"a dog number {k} in the snow" for k in range(6)), "dog", "a snow man", "cat"]
+    owner = np.array([0, 0, 1, 1, 2, 2, 0, 1, 2])
+    x = torch.nn.functional.normalize(torch.randn(9, 4, generator=torch.Generator().manual_seed(0)))
+    monkeypatch.setattr(volume, "encode", lambda model, split, tokens, device, part: (None, Embedding(
+        x[:len(split.captions)][part.captions])))
+
+    def split(texts, owner):
+        return types.SimpleNamespace(captions=texts, words=[*map(tokenize, texts)], caption_image=owner, images=[0] * 3)
+    model = types.SimpleNamespace(eval=lambda: None, train=lambda: None)
+    dev = split(captions[:6], owner[:6])
+    shares = volume.training_shares(model, split(captions, owner), dev, {"train": None, "dev": None}, "cpu")
+    assert shares[6:].exp().tolist() == pytest.approx([1, 1 / 3, 1 / 3])
+    long = volume.shares_of_captions(Embedding(x[:6]), owner[:6], volume.fit_sigmoid(Embedding(x[:6]), owner[:6]))
+    assert shares[:6].tolist() == pytest.approx(long.tolist())
+
+
+@pytest.fixture(scope="module")
+def learned(demo_path, tmp_path_factory):
+    """A run on the demo's captions with words behind them, as one on own captions, and the folder of its data."""
+    root = tmp_path_factory.mktemp("words")
+    words.with_words(os.path.join(demo_path, "demo_precomp"), str(root / "data" / "mine"))
+    data = ["--data_path", root / "data", "--data_name", "mine"]
+    fit_steps(*data, "--num_epochs", 4, "--loss", "infonce", "--logger_name", root / "points")
+    fit_steps(*data, "--num_epochs", 8, "--loss", "volume", "--freeze_means", "--head", "spherical_one", "--init_from",
+              root / "points", "--logger_name", root / "run")
+    return root
+
+
+def test_every_photo_gets_short_texts_that_its_captions_name(demo_path, learned):
+    before = read_split(demo_path, "demo_precomp", "train")
+    after = read_split(str(learned / "data"), "mine", "train")
+    assert np.array_equal(np.bincount(after.caption_image), np.bincount(before.caption_image) + words.WORDS)
+    per = len(after.captions) // len(after.images)
+    for photo in range(len(after.images)):
+        own = after.captions[per * photo:per * (photo + 1)]
+        assert own[:-words.WORDS] == before.captions[(per - words.WORDS) * photo:(per - words.WORDS) * (photo + 1)]
+        known = set().union(*(short_texts(tokenize(text)) for text in own[:-words.WORDS]))
+        assert all(text in known or text.split(" ", 1)[1] in known for text in own[-words.WORDS:])
+    short = [text for k in range(words.WORDS) for text in after.captions[per - 1 - k::per]]
+    assert 0.4 < np.mean([text.split()[0] in ("a", "an") for text in short]) < 0.6
+
+
+def test_numbers_are_fitted_to_what_captions_name(learned):
+    """The same by one logistic regression on all pairs."""
+    model = Encoder(str(learned / "run"))
+    train, dev = (read_split(str(learned / "data"), "mine", name, dev_images=0) for name in ("train", "dev"))
+    texts = sorted({text for text in train.captions if phrase_of(tokenize(text))})
+    photos, queries, x, y = encode(model.model, dev, None, "cpu")[0], model.captions(texts), [], []
+    stems = [[f" {' '.join(stem(word) for word in caption)} " for caption, of in zip(dev.words, dev.caption_image)
+              if of == photo] for photo in range(len(dev.images))]
+    for k, text in enumerate(texts):
+        v = queries.log_var[k].mean().item()
+        for photo, s in enumerate(model.similarity(photos, queries.rows([k]))[:, 0].tolist()):
+            x.append((s, v))
+            y.append(float(any(f" {' '.join(phrase_of(tokenize(text)))} " in caption for caption in stems[photo])))
+    weights, bias = fit_logistic(torch.tensor(x).T, torch.tensor(y))
+    assert words.fit_numbers(model, train, dev) == pytest.approx((weights[0], bias, weights[1]), rel=1e-3)
+
+
 # ---- the yardstick
 
 def test_numbers_are_judged_by_what_captions_name(tmp_path):
@@ -49,10 +120,35 @@ def test_numbers_are_judged_by_what_captions_name(tmp_path):
                                        for phrase in phrases]))
     model = types.SimpleNamespace(captions=embed, device="cpu", similarity=lambda a, b: a.mean @ b.mean.T,
                                   model=types.SimpleNamespace(embed_images=lambda x: Embedding(x)))
-    results = words.judge(model, Probabilities(1.0, "x", [20.0, 0.0, -10.0]), [split], ["pony", "a sheep", *names])
+    numbers = Probabilities(1.0, "x", words=[20.0, 0.0, -10.0])
+    results = words.judge(model, numbers, [split], ["pony", "a sheep", *names])
     row = results["words of 3 to 9 photos, with an article"]
     assert (row["texts"], row["said"], row["true"], row["absent"]) == (2, pytest.approx(4, abs=0.01), 4, 0)
     assert row["factor"] == pytest.approx(1, abs=0.01) and row["rho"] == pytest.approx(1) and row["first"] == 0.4
     absent = results["names that no caption has, bare"]
     assert (absent["texts"], absent["absent"], absent["said"]) == (1, 1, 0) and "rho" not in absent
     assert "words of 30 photos and more, bare" not in results            # nothing is asked
+
+
+def test_the_command_fits_and_judges(learned, capsys, tmp_path):
+    run, data = learned / "run", ["--data_path", learned / "data"]
+    (tmp_path / "names.txt").write_text("circle circle\nred circle\n")
+    refused(capsys, words.main, [run, *data], "does not say how many photos fit a word; fit that with python")
+    pair = {"slope": 5.0, "bias": -3.0}
+    side = {"temperature": 9.0, "queries": 9, "gallery": 9}
+    (run / "calibration.json").write_text(json.dumps({
+        "calibration": 1, "checkpoints": [str(run)], "weights": [Encoder(str(run)).weights], "data_name": "mine",
+        "similarity": "cosine", "t2i": side, "i2t": side, "pair": pair}))
+    words.main([*map(str, [run, "--fit", *data])])
+    assert set(json.loads((run / "calibration.json").read_text())["words"]) == {"slope", "bias", "log_det"}
+    capsys.readouterr()
+    words.main([*map(str, [run, *data, "--split", "test", "--absent", tmp_path / "names.txt"])])
+    shown = capsys.readouterr().out
+    assert "words of 10 to 29 photos, bare" in shown and "names that no caption has, bare" in shown
+
+
+def test_a_model_that_learned_no_words_is_refused():
+    text = "a dog runs through the snow"
+    train = types.SimpleNamespace(captions=[text], words=[tokenize(text)])
+    with pytest.raises(InputError, match="x learned no short texts, so it cannot say how many photos fit a word"):
+        words.fit_numbers(types.SimpleNamespace(path="x"), train, None)
