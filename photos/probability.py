@@ -16,7 +16,13 @@ from vocab import tokenize
 
 NONE = 0.5                            # an expected number of photos below which none fits
 FEW = 3                               # photos that fit a text which can mean one of them, at most
-COUNTED = 0.02                        # smaller probabilities are noise of many photos, and count 0
+# Smaller probabilities are noise of many photos, and count 0: of sentences, and of texts of at most three words.
+COUNTED, COUNTED_SHORT = 0.02, 0.01
+
+
+def is_sentence(text: str) -> bool:
+    """Whether a text has more than three words, its article aside."""
+    return phrase_of(tokenize(text)) is None
 
 
 class Probabilities(NamedTuple):
@@ -34,14 +40,15 @@ class Probabilities(NamedTuple):
 
     def sigmoid(self, text: str) -> list[float] | None:
         """The sigmoid of texts like this one, or None where it was not fitted."""
-        return self.fits if phrase_of(tokenize(text)) is None else self.words
+        return self.fits if is_sentence(text) else self.words
 
     def number(self, scores: Tensor, queries: Embedding, text: str) -> Tensor:
         """The expected number (Q,) of photos that fit, by scores (Q, N) of queries like `text`."""
         slope, log_det, bias = self.sigmoid(text)
+        least = COUNTED if is_sentence(text) else COUNTED_SHORT
         spread = 0 if queries.log_var is None else queries.log_var.mean(1, keepdim=True).double()
         p = (slope * scores.double() + log_det * spread + bias).sigmoid()
-        return p.masked_fill(p < COUNTED, 0).sum(1)
+        return p.masked_fill(p < least, 0).sum(1)
 
     def notes(self, data: str) -> list[str]:
         """A sentence on answers from other data."""
