@@ -5,8 +5,6 @@ from typing import NamedTuple
 import numpy as np
 
 from cli import InputError, check
-from confidence.posterior import fit_pairs, rows_of, sample_scores, temperature
-from evaluation.embeddings import Embeddings
 from files import read_json
 
 FORMAT = 1                            # of calibration.json
@@ -29,12 +27,16 @@ class Fitted(NamedTuple):
         return fitted
 
 
-def calibrate(dev: Embeddings, name: str) -> dict:
+def calibrate(dev, name: str) -> dict:
     """Fit the content of calibration.json to dev.
     Temperatures and the probability of a pair.
 
-    name: of dev, for the reader. Raises InputError where nothing fits. Sets and votes are added by those who fit them.
+    dev: Embeddings; name: of dev, for the reader. Raises InputError where nothing fits. Sets and votes are added by
+    those who fit them.
     """
+    # a search reads a calibration, and fits none
+    from confidence.posterior import fit_pairs, rows_of, sample_scores, temperature
+
     rows = {side: rows_of(dev, side) for side in SIDES}
     fitted = {side: Fitted(temperature(*sample_scores(x)), len(x.queries), x.gallery) for side, x in rows.items()}
     pair = fit_pairs(rows["t2i"])
