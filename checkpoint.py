@@ -16,15 +16,14 @@ from torch import Tensor
 
 from cli import InputError, check, reason
 from data import encode_captions
-from files import FORMAT, checksum, refusing, remove
+from files import FORMAT, checksum, has_names, is_dense, refusing, remove, without_module
 from losses import Embedding
 from model import VSE, build_model, build_vocabulary
-from options import COMMAND_LINE, Options, default_run, defaults, imply, resolve, training_parser
+from options import COMMAND_LINE, NOT_STORED, Options, default_run, defaults, imply, resolve, training_parser
 from vocab import Vocabulary, tokenize
 
 BATCH = 64                            # captions per step
 NOISE = "noise.npy"                   # of a run with wrong pairs: the image of each training caption
-NOT_STORED = COMMAND_LINE - {"logger_name"}   # options that no checkpoint holds
 # Options that a resumed run may set anew.
 MAY_CHANGE = {"data_path", "num_epochs", "workers", "amp", "log_step", "val_step", "device", "word_vectors",
               "cnn_weights", "vocab", "noise_file"} | COMMAND_LINE
@@ -83,23 +82,6 @@ def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = 
         stored["options"] = vars(stored["options"])
     check_contents(stored, path)
     return stored
-
-
-def is_dense(value) -> bool:
-    """True for a tensor of ordinary numbers: not sparse, quantised or complex."""
-    return (torch.is_tensor(value) and value.layout == torch.strided
-            and not value.is_quantized and not value.is_complex())
-
-
-def has_names(values, fits: Callable) -> bool:
-    """True if values are a dict of names, each of which fits."""
-    return isinstance(values, dict) and all(isinstance(name, str) and fits(value) for name, value in values.items())
-
-
-def without_module(state: dict) -> dict:
-    """Remove from a state dict the `module.` that DataParallel puts before all names."""
-    wrapped = bool(state) and all(isinstance(name, str) and name.startswith("module.") for name in state)
-    return {name.removeprefix("module."): value for name, value in state.items()} if wrapped else state
 
 
 def check_contents(stored: dict, path: str) -> None:

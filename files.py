@@ -8,6 +8,7 @@ import os
 import re
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -304,3 +305,22 @@ def output(path: str, inputs=(), overwrite: bool = True) -> str:
     check(overwrite or not os.path.exists(path),
           f"{path} is there already; replace it with --overwrite, or name another file")
     return path
+
+
+# ---- parts of a checkpoint
+
+def is_dense(value) -> bool:
+    """True for a tensor of ordinary numbers: not sparse, quantised or complex."""
+    return (torch.is_tensor(value) and value.layout == torch.strided
+            and not value.is_quantized and not value.is_complex())
+
+
+def has_names(values, fits: Callable) -> bool:
+    """True if values are a dict of names, each of which fits."""
+    return isinstance(values, dict) and all(isinstance(name, str) and fits(value) for name, value in values.items())
+
+
+def without_module(state: dict) -> dict:
+    """Remove from a state dict the `module.` that DataParallel puts before all names."""
+    wrapped = bool(state) and all(isinstance(name, str) and name.startswith("module.") for name in state)
+    return {name.removeprefix("module."): value for name, value in state.items()} if wrapped else state

@@ -19,6 +19,7 @@ FLAG, SWITCH = {"action": "store_true"}, {"action": argparse.BooleanOptionalActi
 WEIGHT = {"type": at_least_zero, "default": 0.0, "metavar": "WEIGHT"}
 # Options that no file of options holds, since they say which run it is or start a command.
 COMMAND_LINE = {"logger_name", "overwrite", "resume", "config", "dry_run", "methods"}
+NOT_STORED = COMMAND_LINE - {"logger_name"}   # options that no checkpoint holds
 
 
 class Options(argparse.Namespace):

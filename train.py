@@ -37,7 +37,6 @@ import cli
 import metrics
 from checkpoint import (
     NOISE,
-    NOT_STORED,
     check_folder,
     clear_run,
     load_checkpoint,
@@ -51,7 +50,7 @@ from evaluation.encode import validate
 from files import FORMAT, atomic, read_lines, read_yaml, refusing, save_array, save_lines, save_state
 from methods import METHODS
 from model import VSE, build_model, build_vocabulary
-from options import Options, check_fits, fit_to_data, parse_words, read_config, resolve, training_parser
+from options import NOT_STORED, Options, check_fits, fit_to_data, parse_words, read_config, resolve, training_parser
 from vocab import Vocabulary
 
 CRITIC_RATE = 5e-5    # learning rate of jWAE's critic (jwae 5.1)

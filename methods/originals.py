@@ -13,10 +13,9 @@ import re
 import torch
 from torch import Tensor
 
-from checkpoint import NOT_STORED, has_names, is_dense, without_module
 from cli import InputError, check
-from files import FORMAT, plain_file, read_json, refusing
-from options import options
+from files import FORMAT, has_names, is_dense, plain_file, read_json, refusing, without_module
+from options import NOT_STORED, options
 
 # Options that mean here what they mean there.
 SAME = ("data_name", "margin", "max_violation", "num_epochs", "batch_size", "num_layers", "grad_clip", "crop_size",

@@ -21,7 +21,7 @@ COUNTED, COUNTED_SHORT = 0.02, 0.01
 
 
 def is_sentence(text: str) -> bool:
-    """Whether a text has more than three words, its article aside."""
+    """True if a text has more than three words, not counting its article."""
     return phrase_of(tokenize(text)) is None
 
 

@@ -104,8 +104,8 @@ def fit_numbers(model: Encoder, train: Split, dev: Split) -> Sigmoid:
 
 
 def naming_table(texts: list[str], splits: list[Split]) -> Tensor:
-    """Whether a caption of a photo names a text: texts (Q,) of at most three words -> (Q, N) bool, the photos of all
-    splits side by side."""
+    """Mask (Q, N) of the photos that have a caption which names a text.
+    texts (Q,): of at most three words. The photos of all splits stand side by side."""
     phrases, tables = [phrase_of(tokenize(text)) for text in texts], []
     for split in splits:
         photos = photos_naming(phrases, split.words, split.caption_image)
