@@ -184,9 +184,10 @@ def report(opt) -> None:
         print(f"{wrong.sum():,} are known to be wrong, {hit:,} of them among the {found:,}; AUROC "
               f"{auroc(logits, ~wrong):.3f}")
     photos = find_photos(items.photos or items.ids.get("image_name"), opt.photos)
-    texts, image = image_drawer(split.captions, photos, split.caption_image)
-    cells = [image(split.caption_image[m], f"{percent(p[m])}: {texts[m]}", frame=FRAME[None if wrong is None else
-                   bool(wrong[m])]) for m in order[:WORST]]
+    # without photos an image is shown by its best caption, which comes first
+    _, image = image_drawer([split.captions[m] for m in order[::-1]], photos, split.caption_image[order[::-1]])
+    cells = [image(split.caption_image[m], f"{percent(p[m])}: {split.captions[m]}",
+                   frame=FRAME[None if wrong is None else bool(wrong[m])]) for m in order[:WORST]]
     draw_rows(picture, "Captions that fit their images least, and the probability that they belong to them"
               + "; red: known to be wrong" * (wrong is not None), [Row("", "", cells)], ACROSS)
     print(f"all captions, worst first, in {csv_file}\nthe worst in {picture}", file=sys.stderr)

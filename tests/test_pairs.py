@@ -74,6 +74,8 @@ def test_wrong_captions_come_first(tmp_path, words, capsys, monkeypatch, whole_i
     assert f"{found} of {len(p)} captions do not seem to fit" in shown and f"{hit} of them among the {found}" in shown
     assert len(drawn) == 20 and [cell.frame == "firebrick" for cell in drawn] == wrong[number[:20]].tolist()
     assert all(rows[k]["caption"] in cell.label.replace("\n", " ") for k, cell in enumerate(drawn))
+    best = {row["image"]: row["caption"] for row in rows}               # an image is shown by its best caption
+    assert all(best[rows[k]["image"]] in cell.photo.replace("\n", " ") for k, cell in enumerate(drawn))
 
 
 def test_no_model_judges_an_image_that_it_learned_from(tmp_path, words, monkeypatch):
