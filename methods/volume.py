@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from cli import check
 from evaluation.encode import Gallery, encode
 from losses import Embedding, unit
-from methods.words import photos_naming, phrase_of
+from methods.words import find_naming_photos, read_phrase
 from model import VSE
 
 FITTED = 2 ** 22      # pairs of a caption and a photo that a probability is fitted to
@@ -146,8 +146,8 @@ def training_shares(model: VSE, train, dev, tokens: dict, device) -> Tensor:
     def captions(split, name: str, rows: np.ndarray) -> Embedding:
         return encode(model, split, tokens[name], device, part=Gallery(np.arange(0), rows))[1]
     model.eval()
-    phrases = [phrase_of(words) for words in train.words]
-    photos = photos_naming(filter(None, phrases), train.words, train.caption_image)
+    phrases = [read_phrase(words) for words in train.words]
+    photos = find_naming_photos(filter(None, phrases), train.words, train.caption_image)
     shares = torch.tensor([math.log(len(photos[phrase]) / len(train.images)) if phrase else 0.0 for phrase in phrases])
     long = np.flatnonzero([phrase is None for phrase in phrases])
     if len(long):

@@ -29,14 +29,14 @@ def stemmer():
     return SnowballStemmer("english")
 
 
-def phrase_of(words: Sequence[str]) -> Phrase | None:
+def read_phrase(words: Sequence[str]) -> Phrase | None:
     """Stems of a text (T,) of at most three words, without its article and full stop; None for a longer one."""
     words = [word for word in words if word != "."]
     words = words[words[:1] != [] and words[0] in ARTICLES:]
     return tuple(map(stem, words)) if 0 < len(words) <= LONGEST else None
 
 
-def short_texts(words: Sequence[str]) -> set[str]:
+def list_short_texts(words: Sequence[str]) -> set[str]:
     """Short texts that a caption (T,) names: its content words, and the last two and three of those in a row, such as
     "dog", "black dog" and "young black dog"."""
     texts, run = set(), []
@@ -50,7 +50,7 @@ def short_texts(words: Sequence[str]) -> set[str]:
     return texts
 
 
-def photos_naming(phrases: Iterable[Phrase], captions: Iterable[Sequence[str]], owner: np.ndarray
+def find_naming_photos(phrases: Iterable[Phrase], captions: Iterable[Sequence[str]], owner: np.ndarray
                   ) -> dict[Phrase, set[int]]:
     """The photos of which a caption names each phrase. captions: M lists of words; owner (M,): their photos."""
     photos = {phrase: set() for phrase in phrases}

@@ -84,14 +84,14 @@ def search_folder(opt) -> None:
 def train_on(folder: str, data_path: str, run: str) -> None:
     """Train a run on the photos described in their captions.csv, and calibrate it.
     Continues after a stop."""
-    from photos.words import with_words  # a question needs none of it
+    from photos.words import add_words  # a question needs none of it
 
     need(os.path.join(folder, "captions.csv"), "list photos and captions in it, with the header name,caption")
     data = "--data_path", data_path
     name = re.sub(r"\W+", "_", f"{os.path.basename(os.path.realpath(folder))}_{os.path.basename(run)}")
     call_python("-m", "features.images", *data, "--photos", folder, "--cnn_type", "efficientnet_lite0", "--whole",
                 "--skip_broken", "--output_name", name)
-    with_words(os.path.join(data_path, name), os.path.join(data_path, f"{name}_words"))
+    add_words(os.path.join(data_path, name), os.path.join(data_path, f"{name}_words"))
     points, started = f"{run}_points", os.path.isfile(os.path.join(run, "checkpoint.pt"))
     steps = (name, points, POINTS), (f"{name}_words", run, [*SPREAD, "--init_from", points])
     for data_name, folder, words in steps[started:]:

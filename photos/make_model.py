@@ -23,7 +23,7 @@ from checkpoint import load_checkpoint
 from cli import Arguments, call_python, filename
 from files import need, read_array, read_json, read_lines, save_array, save_json, save_lines, save_state
 from model import CNN
-from photos.words import class_names, copy_data, with_article, with_words
+from photos.words import add_article, add_words, copy_data, read_class_names
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PHOTOS, CLASSES, TRAINED, PEOPLE = "f8k_precomp", "f8k_classes_precomp", "f8k_words_precomp", "f8k_people"
@@ -52,16 +52,16 @@ def class_rows(photos: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 def captions_of(name: str) -> list[str]:
     """A caption of each template for the name of a class."""
-    return [template.format(with_article(name)) for template in TEMPLATES]
+    return [template.format(add_article(name)) for template in TEMPLATES]
 
 
 def classes() -> tuple[np.ndarray, list[str]]:
     """The rows of NETWORK's last layer (1000, F), and the names of its classes."""
     state = torch.load(CNN(NETWORK).net.weights_file, weights_only=True, map_location="cpu")
-    return state["_fc.weight"].numpy(), class_names()
+    return state["_fc.weight"].numpy(), read_class_names()
 
 
-def with_classes(photos: str, to: str) -> None:
+def add_classes(photos: str, to: str) -> None:
     """Write a data set of photos, beside whose training photos stand the classes."""
     copy_data(photos, to)
     paths = [os.path.join(to, f"train_{end}") for end in ("ims.npy", "caps.txt", "ids.txt")]
@@ -91,8 +91,8 @@ def make(opt) -> None:
                     NETWORK, "--whole", "--output_name", PHOTOS)
     judged = [need(os.path.join(data, PEOPLE, f"{name}Annotations.txt"), "Flickr8k's judgements come with its text")
               for name in ("Expert", "CrowdFlower")]
-    with_classes(*folders[:2])
-    with_words(*folders[1:])
+    add_classes(*folders[:2])
+    add_words(*folders[1:])
     for name in (CLASSES, TRAINED, PEOPLE):
         call_python("-m", "features.captions", "--data_path", data, "--data_name", name, "--kind", "minilm")
     of = ("train.py", "--data_path", data, "--data_name")

@@ -11,7 +11,7 @@ from checkpoint import Trained
 from cli import check
 from confidence.calibration import calibration_file, percent, read_calibration
 from losses import Embedding
-from methods.words import phrase_of
+from methods.words import read_phrase
 from vocab import tokenize
 
 NONE = 0.5                            # an expected number of photos below which none fits
@@ -22,7 +22,7 @@ COUNTED, COUNTED_SHORT = 0.02, 0.01
 
 def is_sentence(text: str) -> bool:
     """True if a text has more than three words, not counting its article."""
-    return phrase_of(tokenize(text)) is None
+    return read_phrase(tokenize(text)) is None
 
 
 class Probabilities(NamedTuple):
@@ -38,13 +38,13 @@ class Probabilities(NamedTuple):
         """The probabilities (Q, N) that each photo is the one that is meant: softmax(temperature * scores)."""
         return (self.temperature * scores.double()).softmax(1)
 
-    def sigmoid(self, text: str) -> list[float] | None:
+    def choose_sigmoid(self, text: str) -> list[float] | None:
         """The sigmoid of texts like this one, or None where it was not fitted."""
         return self.fits if is_sentence(text) else self.words
 
-    def number(self, scores: Tensor, queries: Embedding, text: str) -> Tensor:
+    def expected_number(self, scores: Tensor, queries: Embedding, text: str) -> Tensor:
         """The expected number (Q,) of photos that fit, by scores (Q, N) of queries like `text`."""
-        slope, log_det, bias = self.sigmoid(text)
+        slope, log_det, bias = self.choose_sigmoid(text)
         least = COUNTED if is_sentence(text) else COUNTED_SHORT
         spread = 0 if queries.log_var is None else queries.log_var.mean(1, keepdim=True).double()
         p = (slope * scores.double() + log_det * spread + bias).sigmoid()

@@ -145,10 +145,10 @@ class Searcher:
         rows = [row for row, score in zip(order.indices.tolist(), order.values.tolist()) if score > -math.inf]
         if self.probabilities and certain and not (unwanted or named or like):
             p = self.probabilities.chances(scores[None])[0]
-            known = self.probabilities.sigmoid(query)
+            known = self.probabilities.choose_sigmoid(query)
             if known or not self.probabilities.fits:        # votes on sentences say far too little of words
                 sure = p[self.copies(rows)].sum().item()
-                expected = self.probabilities.number(scores[None], e, query).item() if known else None
+                expected = self.probabilities.expected_number(scores[None], e, query).item() if known else None
         rows = [*named, *(row for row in rows if row not in set(named))]
         spread = None if e.log_var is None or unwanted else uncertainty(e).item()
         lost = self.index.manifest["folder"] and not os.path.isdir(self.folder)

@@ -28,7 +28,7 @@ from files import read_array, read_json, read_lines, save_json, save_lines
 from images import import_torchvision
 from losses import Embedding
 from methods.volume import Sigmoid
-from methods.words import photos_naming, phrase_of, short_texts
+from methods.words import find_naming_photos, list_short_texts, read_phrase
 from metrics import spearman
 from photos.build import refuse_misfit
 from photos.encoder import Encoder
@@ -44,11 +44,11 @@ EVERYDAY = (
     "street swimming tree water woman").split()
 
 
-def with_article(text: str) -> str:
+def add_article(text: str) -> str:
     return f"{'an' if text[0].lower() in 'aeiou' else 'a'} {text}"
 
 
-def class_names() -> list[str]:
+def read_class_names() -> list[str]:
     """The names of ImageNet's 1,000 classes."""
     import_torchvision()
     from torchvision.models import ResNet18_Weights
@@ -67,7 +67,7 @@ def copy_data(source: str, to: str) -> None:
     save_json({"ims": read_extractors(source).get("ims", "")}, os.path.join(to, "features.json"))
 
 
-def with_words(source: str, to: str) -> None:
+def add_words(source: str, to: str) -> None:
     """Write a data set whose training photos have WORDS short texts behind their captions, which name them.
 
     Half of the texts have an article. A text that n photos name is drawn with a weight of 1 / sqrt(n).
@@ -77,13 +77,13 @@ def with_words(source: str, to: str) -> None:
     captions, photos = read_lines(path), len(read_array(os.path.join(to, "train_ims.npy"), "extract again"))
     each = len(captions) // photos
     parts = [captions[k:k + each] for k in range(0, len(captions), each)]
-    texts = [sorted(set().union(*(short_texts(tokenize(caption)) for caption in part))) or part for part in parts]
+    texts = [sorted(set().union(*(list_short_texts(tokenize(caption)) for caption in part))) or part for part in parts]
     count = Counter(text for part in texts for text in part)
     rng, lines = np.random.default_rng(0), []
     for part, own in zip(parts, texts):
         weights = np.array([count[text] for text in own]) ** -0.5
         drawn = rng.choice(own, WORDS, replace=len(own) < WORDS, p=weights / weights.sum())
-        lines += [*part, *(with_article(text) if rng.random() < 0.5 else text for text in drawn)]
+        lines += [*part, *(add_article(text) if rng.random() < 0.5 else text for text in drawn)]
     save_lines(path, lines)
 
 
@@ -93,22 +93,22 @@ def with_words(source: str, to: str) -> None:
 def fit_numbers(model: Encoder, train: Split, dev: Split) -> Sigmoid:
     """Fit the probability that a photo of dev fits a short text of the training captions: that its captions name it.
     Raises InputError where the model learned no short text."""
-    texts = sorted({text for text, words in zip(train.captions, train.words) if phrase_of(words)})
+    texts = sorted({text for text, words in zip(train.captions, train.words) if read_phrase(words)})
     check(texts, f"{model.path} learned no short texts, so it cannot say how many photos fit a word; train it with "
                  "python -m photos FOLDER --train RUN")
     texts = np.random.default_rng(0).permutation(texts)[:FITTED].tolist()
     queries, images = model.captions(texts), encode(model.model, dev, None, model.device)[0]
-    scores, named = model.similarity(images, queries).T.cpu(), naming_table(texts, [dev])           # (Q, N)
+    scores, named = model.similarity(images, queries).T.cpu(), mark_naming_photos(texts, [dev])           # (Q, N)
     v = None if queries.log_var is None else queries.log_var.mean(1, keepdim=True).cpu().expand_as(scores).flatten()
     return Sigmoid.fit(scores.flatten(), named.flatten(), v=v)
 
 
-def naming_table(texts: list[str], splits: list[Split]) -> Tensor:
+def mark_naming_photos(texts: list[str], splits: list[Split]) -> Tensor:
     """Mask (Q, N) of the photos that have a caption which names a text.
     texts (Q,): of at most three words. The photos of all splits stand side by side."""
-    phrases, tables = [phrase_of(tokenize(text)) for text in texts], []
+    phrases, tables = [read_phrase(tokenize(text)) for text in texts], []
     for split in splits:
-        photos = photos_naming(phrases, split.words, split.caption_image)
+        photos = find_naming_photos(phrases, split.words, split.caption_image)
         tables.append(torch.zeros(len(texts), len(split.images), dtype=torch.bool))
         for row, phrase in enumerate(phrases):
             tables[-1][row, list(photos[phrase])] = True
@@ -123,12 +123,12 @@ def judge(model: Encoder, probabilities: Probabilities, splits: list[Split], nam
     "first": share of the first ten that is right, "absent": share said to be absent}}.
     """
     photos = Embedding.cat([encode(model.model, split, None, model.device)[0] for split in splits])
-    count: Counter = Counter(text for split in splits for words in split.words for text in short_texts(words))
-    usual = {phrase_of(text.split()): text for text, _ in reversed(count.most_common())}            # form of a phrase
+    count: Counter = Counter(text for split in splits for words in split.words for text in list_short_texts(words))
+    usual = {read_phrase(text.split()): text for text, _ in reversed(count.most_common())}            # form of a phrase
     texts, results = [*usual.values()], {}
-    named = naming_table(texts, splits)                                             # (Q, N)
+    named = mark_naming_photos(texts, splits)                                             # (Q, N)
     true, length = named.sum(1).numpy(), np.array([len(phrase) for phrase in usual])
-    everyday = np.isin(length, 1) & np.isin(texts, [usual.get(phrase_of([word])) for word in EVERYDAY])
+    everyday = np.isin(length, 1) & np.isin(texts, [usual.get(read_phrase([word])) for word in EVERYDAY])
     groups = {f"{len(EVERYDAY)} everyday words": everyday & (true > 0)}
     for kind, of_kind, bounds in (("words", length == 1, (3, 10, 30)), ("phrases", length > 1, (3, 10))):
         for low, high in zip(bounds, (*bounds[1:], np.inf)):
@@ -137,13 +137,13 @@ def judge(model: Encoder, probabilities: Probabilities, splits: list[Split], nam
     for group, chosen in groups.items():
         rows = np.flatnonzero(chosen)
         for article in (False, True) if len(rows) else ():
-            asked = [with_article(texts[row]) if article else texts[row] for row in rows]
+            asked = [add_article(texts[row]) if article else texts[row] for row in rows]
             results[f"{group}, {'with an article' if article else 'bare'}"] = judge_texts(
                 model, probabilities, photos, asked, named[rows])
-    absent = [name for name in names if (phrase := phrase_of(tokenize(name))) and phrase not in usual]
-    absent = [name for name, shown in zip(absent, naming_table(absent, splits)) if not shown.any()]
+    absent = [name for name in names if (phrase := read_phrase(tokenize(name))) and phrase not in usual]
+    absent = [name for name, shown in zip(absent, mark_naming_photos(absent, splits)) if not shown.any()]
     for article in (False, True):
-        asked = [with_article(name) if article else name for name in absent]
+        asked = [add_article(name) if article else name for name in absent]
         results[f"names that no caption has, {'with an article' if article else 'bare'}"] = judge_texts(
             model, probabilities, photos, asked, None)
     return results
@@ -154,7 +154,7 @@ def judge_texts(model: Encoder, probabilities: Probabilities, photos: Embedding,
     """Judge the numbers said for texts (Q,). named (Q, N): the photos whose captions name them; None: nobody's."""
     queries = model.captions(texts)
     scores = model.similarity(photos, queries).T.cpu()                              # (Q, N)
-    said = probabilities.number(scores, queries.to("cpu"), texts[0]).numpy()
+    said = probabilities.expected_number(scores, queries.to("cpu"), texts[0]).numpy()
     results = {"texts": len(texts), "said": float(np.median(said)), "absent": float((said < NONE).mean())}
     if named is None:
         return results
@@ -194,7 +194,7 @@ def run(opt) -> None:
     probabilities = read_probabilities(model.path, model)
     check(probabilities and probabilities.words, f"{model.path} does not say how many photos fit a word; fit that with "
                                                  f"python -m photos.words {model.path} --fit")
-    results = judge(model, probabilities, splits, read_lines(opt.absent) if opt.absent else class_names())
+    results = judge(model, probabilities, splits, read_lines(opt.absent) if opt.absent else read_class_names())
     photos = sum(len(split.images) for split in splits)
     print(render([table(f"how many of {photos:,} photos fit; true: those with a caption that names it, a lower bound",
                         COLUMNS, results, cell)]))

@@ -72,7 +72,7 @@ def test_classes_stand_beside_the_photos(tmp_path, monkeypatch):
     (tmp_path / "f" / "train_ids.txt").write_text("".join(f"{k}.jpg\n" for k in range(8)))
     (tmp_path / "f" / "features.json").write_text('{"ims": "x", "minilm": "y"}')
     monkeypatch.setattr(make, "classes", lambda: (rng.normal(size=(3, 3)), ["abbey", "bee", "cup"]))
-    make.with_classes(str(tmp_path / "f"), str(tmp_path / "g"))
+    make.add_classes(str(tmp_path / "f"), str(tmp_path / "g"))
     texts = (tmp_path / "g" / "train_caps.txt").read_text().splitlines()
     rows = np.load(tmp_path / "g" / "train_ims.npy")
     assert rows.shape == (8 + 6, 3) and (rows[:8] == photos).all() and (rows[8:11] == rows[11:]).all()

@@ -389,12 +389,12 @@ def test_own_captions_make_a_run_in_one_command(own, capsys, monkeypatch):
     words = ["photos", "--train", "mine", "--index_only"]
     refused(capsys, search.main, words, "captions.csv; list photos and captions in it")
     (own.photos / "captions.csv").write_text("name,caption\n0.png,a red circle .\n")
-    monkeypatch.setattr(photos_words, "with_words", lambda source, to: called.append(("with_words", to)))
+    monkeypatch.setattr(photos_words, "add_words", lambda source, to: called.append(("add_words", to)))
     os.mkdir("mine")
     run(*words)
-    programs = {"train.py", "confidence", "features.images", "features.captions", "with_words", "photos.words"}
+    programs = {"train.py", "confidence", "features.images", "features.captions", "add_words", "photos.words"}
     steps = [(programs & {*words}).pop() for words in called]
-    assert steps == ["features.images", "with_words", "features.captions", "train.py", "features.captions", "train.py",
+    assert steps == ["features.images", "add_words", "features.captions", "train.py", "features.captions", "train.py",
                      "confidence", "photos.words"]
     assert [words[-1] for words in called[3:6:2]] == ["mine_points", "mine"] and "mine_points" in called[5]
     run(*words)

@@ -14,7 +14,7 @@ from images import Features
 from losses import Embedding
 from methods import volume
 from methods.volume import fit_logistic
-from methods.words import photos_naming, phrase_of, short_texts, stem
+from methods.words import find_naming_photos, list_short_texts, read_phrase, stem
 from photos import words
 from photos.encoder import Encoder
 from photos.probability import Probabilities
@@ -28,17 +28,17 @@ CAPTIONS = ["A young black dog runs .", "Two dogs in the snow", "a man with a do
 @pytest.mark.parametrize("text, phrase", [("a dog .", ("dog",)), ("dogs", ("dog",)), ("The young black dogs", (
     "young", "black", "dog")), ("a young black dog runs", None), (".", None), ("running", ("run",))])
 def test_a_short_text_is_a_phrase_of_stems(text, phrase):
-    assert phrase_of(tokenize(text)) == phrase
+    assert read_phrase(tokenize(text)) == phrase
 
 
 def test_the_short_texts_of_a_caption_are_its_words_and_the_ends_of_its_runs_of_words():
-    assert short_texts(tokenize(CAPTIONS[0])) == {"young", "black", "dog", "runs", "dog runs", "black dog runs"}
-    assert short_texts(tokenize(CAPTIONS[4])) == {"dog"} and short_texts(["the", ","]) == set()
+    assert list_short_texts(tokenize(CAPTIONS[0])) == {"young", "black", "dog", "runs", "dog runs", "black dog runs"}
+    assert list_short_texts(tokenize(CAPTIONS[4])) == {"dog"} and list_short_texts(["the", ","]) == set()
 
 
 def test_photos_name_what_stands_in_one_of_their_captions_in_a_row():
-    named = photos_naming([("dog",), ("black", "dog"), ("run",), ("dog", "snow"), ("cat",)], map(tokenize, CAPTIONS),
-                          np.array([4, 4, 7, 7, 2]))
+    phrases = [("dog",), ("black", "dog"), ("run",), ("dog", "snow"), ("cat",)]
+    named = find_naming_photos(phrases, map(tokenize, CAPTIONS), np.array([4, 4, 7, 7, 2]))
     assert named == {("dog",): {4, 2}, ("black", "dog"): {4}, ("run",): {4, 7}, ("dog", "snow"): set(), ("cat",): set()}
 
 
@@ -66,7 +66,7 @@ def test_the_share_of_a_word_is_the_share_of_photos_that_name_it(monkeypatch):
 def learned(demo_path, tmp_path_factory):
     """A run on the demo's captions with words behind them, as one on own captions, and the folder of its data."""
     root = tmp_path_factory.mktemp("words")
-    words.with_words(os.path.join(demo_path, "demo_precomp"), str(root / "data" / "mine"))
+    words.add_words(os.path.join(demo_path, "demo_precomp"), str(root / "data" / "mine"))
     data = ["--data_path", root / "data", "--data_name", "mine"]
     fit_steps(*data, "--num_epochs", 4, "--loss", "infonce", "--logger_name", root / "points")
     fit_steps(*data, "--num_epochs", 8, "--loss", "volume", "--freeze_means", "--head", "spherical_one", "--init_from",
@@ -82,7 +82,7 @@ def test_every_photo_gets_short_texts_that_its_captions_name(demo_path, learned)
     for photo in range(len(after.images)):
         own = after.captions[per * photo:per * (photo + 1)]
         assert own[:-words.WORDS] == before.captions[(per - words.WORDS) * photo:(per - words.WORDS) * (photo + 1)]
-        known = set().union(*(short_texts(tokenize(text)) for text in own[:-words.WORDS]))
+        known = set().union(*(list_short_texts(tokenize(text)) for text in own[:-words.WORDS]))
         assert all(text in known or text.split(" ", 1)[1] in known for text in own[-words.WORDS:])
     short = [text for k in range(words.WORDS) for text in after.captions[per - 1 - k::per]]
     assert 0.4 < np.mean([text.split()[0] in ("a", "an") for text in short]) < 0.6
@@ -92,7 +92,7 @@ def test_numbers_are_fitted_to_what_captions_name(learned):
     """The same by one logistic regression on all pairs."""
     model = Encoder(str(learned / "run"))
     train, dev = (read_split(str(learned / "data"), "mine", name, dev_images=0) for name in ("train", "dev"))
-    texts = sorted({text for text in train.captions if phrase_of(tokenize(text))})
+    texts = sorted({text for text in train.captions if read_phrase(tokenize(text))})
     photos, queries, x, y = encode(model.model, dev, None, "cpu")[0], model.captions(texts), [], []
     stems = [[f" {' '.join(stem(word) for word in caption)} " for caption, of in zip(dev.words, dev.caption_image)
               if of == photo] for photo in range(len(dev.images))]
@@ -100,7 +100,7 @@ def test_numbers_are_fitted_to_what_captions_name(learned):
         v = queries.log_var[k].mean().item()
         for photo, s in enumerate(model.similarity(photos, queries.rows([k]))[:, 0].tolist()):
             x.append((s, v))
-            y.append(float(any(f" {' '.join(phrase_of(tokenize(text)))} " in caption for caption in stems[photo])))
+            y.append(float(any(f" {' '.join(read_phrase(tokenize(text)))} " in caption for caption in stems[photo])))
     weights, bias = fit_logistic(torch.tensor(x).T, torch.tensor(y))
     assert words.fit_numbers(model, train, dev) == pytest.approx((weights[0], bias, weights[1]), rel=1e-3)
 
@@ -115,8 +115,8 @@ def test_numbers_are_judged_by_what_captions_name(tmp_path):
     names = ["dog", "cat", "sheep", "cow"]
 
     def embed(texts):
-        phrases = [phrase_of(tokenize(text)) for text in texts]
-        return Embedding(torch.tensor([[float(phrase == phrase_of(tokenize(caption))) for caption in captions[:10]]
+        phrases = [read_phrase(tokenize(text)) for text in texts]
+        return Embedding(torch.tensor([[float(phrase == read_phrase(tokenize(caption))) for caption in captions[:10]]
                                        for phrase in phrases]))
     model = types.SimpleNamespace(captions=embed, device="cpu", similarity=lambda a, b: a.mean @ b.mean.T,
                                   model=types.SimpleNamespace(embed_images=lambda x: Embedding(x)))
