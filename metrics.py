@@ -10,8 +10,10 @@ import torch
 from scipy import special
 
 from cli import InputError, check
+from losses import Embedding, cosine, dot, unit
 
 RECALLS = (1, 5, 10)
+ROWS = 64                             # images that are ranked at once: the processor's cache holds them; below 256
 NOT_FINITE = ("the scores hold NaN or infinity, or numbers beyond float32, so they cannot be "
               "ranked; check them, or the means and variances that they are of")
 
@@ -155,59 +157,71 @@ def average(results: list[dict]) -> dict:
     return mean(results, "")
 
 
+def normalise_once(similarity, *sides) -> tuple:
+    """The cosine as the inner product of unit vectors, which no block has to normalise again.
+    Any other similarity and its sides stay."""
+    return (dot, *(Embedding(unit(e.mean)) for e in sides)) if similarity is cosine else (similarity, *sides)
+
+
 @torch.no_grad()
 def score_blocks(members, block: int = 1000):
     """Yield (rows, scores (b, M)) of blocks of images against all captions.
     Scores are the mean over models (the papers' ensembles). members: (similarity, images, captions) of each model,
     the `Embedding` of N images and of M captions."""
     n = len(members[0][1].mean)
+    members = [normalise_once(*member) for member in members]
     for start in range(0, n, block):
         rows = slice(start, min(n, start + block))
         scores, *others = (similarity(images.rows(rows), captions) for similarity, images, captions in members)
         yield rows, sum(others, scores) / len(members) if others else scores       # (b, M)
 
 
-def score_matrix(members, block: int = 1000) -> np.ndarray:
+def score_matrix(members, block: int | None = None) -> np.ndarray:
     """Scores (N, M) of `score_blocks` in float32.
-    500 MB for the 5,000 images of COCO's test split."""
-    scores = np.empty((len(members[0][1].mean), len(members[0][2].mean)), np.float32)
-    for rows, part in score_blocks(members, min(block, 1 + 2 ** 23 // scores.shape[1])):            # 32 MiB
+    500 MB for the 5,000 images of COCO's test split. block: images that are scored at once; default: 32 MiB."""
+    n, m = (len(e.mean) for e in members[0][1:])
+    block = block or 1 + 2 ** 23 // m
+    if n <= block:
+        return next(score_blocks(members, block))[1].float().cpu().numpy()
+    scores = np.empty((n, m), np.float32)
+    for rows, part in score_blocks(members, block):
         scores[rows] = part.cpu().numpy()
     return scores
 
 
-def ranks(scores, caption_image, block: int = 250) -> tuple[np.ndarray, np.ndarray]:
+def ranks(scores, caption_image) -> tuple[np.ndarray, np.ndarray]:
     """Ranks of both directions, 0-based: images (N,) and captions (M,).
     -1 for an image without captions.
 
-    scores (N, M): an array or tensor; caption_image (M,): the row of each caption's image; block: images that are
-    counted at once. Raises InputError where there are no captions, where caption_image names other rows, and on scores
-    that are not finite.
+    scores (N, M): an array or tensor; caption_image (M,): the row of each caption's image. Raises InputError where
+    there are no captions, where caption_image names other rows, and on scores that are not finite.
     """
-    scores = scores if isinstance(scores, torch.Tensor) else np.asarray(scores)
-    n, caption_image = len(scores), np.asarray(caption_image, np.int64)
-    owner = torch.from_numpy(caption_image)                                         # (M,)
-    check(len(owner), "there are no captions to rank")
+    if isinstance(scores, torch.Tensor):
+        scores = scores.detach().to("cpu", torch.promote_types(scores.dtype, torch.float32)).numpy()
+    scores, owner = np.asarray(scores), np.asarray(caption_image, np.int64)         # (N, M), (M,)
+    n, m = len(scores), len(owner)
+    check(m, "there are no captions to rank")
     check(0 <= owner.min() and owner.max() < n,
           f"caption_image holds {owner.min()} to {owner.max()}; there are images 0 to {n - 1}")
-    own = _finite(scores[caption_image, np.arange(len(owner))])                     # (M,)
-    best = own.new_full((n,), -torch.inf).scatter_reduce(0, owner, own, "amax")     # (N,)
-    i2t, t2i = -torch.bincount(owner[own == best[owner]], minlength=n), torch.full((len(owner),), -1)
-    for start in range(0, n, block):
-        rows = slice(start, min(n, start + block))
-        part = _finite(scores[rows])                                                # (b, M)
-        i2t[rows] += (part >= best[rows, None]).sum(1, dtype=torch.int32)           # int32 sums are much faster
-        t2i += (part >= own).sum(0, dtype=torch.int32)
-    i2t[best == -torch.inf] = -1
-    return i2t.numpy(), t2i.numpy()
+    own = finite(scores[owner, np.arange(m)])                                       # (M,)
+    best = np.full(n, -np.inf, own.dtype)                                           # (N,)
+    np.maximum.at(best, owner, own)
+    i2t, t2i = -np.bincount(owner[own == best[owner]], minlength=n), np.full(m, -1)
+    for start in range(0, n, ROWS):
+        rows = slice(start, start + ROWS)
+        part = finite(scores[rows])                                                 # (b, M)
+        i2t[rows] += (part >= best[rows, None]).sum(1)
+        t2i += (part >= own).view(np.uint8).sum(0, dtype=np.uint8)                  # at most ROWS
+    i2t[best == -np.inf] = -1
+    return i2t, t2i
 
 
-def _finite(scores) -> torch.Tensor:
-    """Scores as a tensor on the CPU, in float32 or more.
-    Raises InputError where one is not finite."""
-    scores = torch.from_numpy(np.array(scores)) if isinstance(scores, np.ndarray) else scores.cpu()
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    check(torch.isfinite(scores.sum()) or torch.isfinite(scores).all(), NOT_FINITE)
+def finite(scores: np.ndarray) -> np.ndarray:
+    """Scores in float32 or more. Raises InputError where one is not finite."""
+    scores = np.asarray(scores, np.promote_types(scores.dtype, np.float32))
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = scores.sum()                                # faster than a look at each
+    check(np.isfinite(total) or np.isfinite(scores).all(), NOT_FINITE)
     return scores
 
 
@@ -223,7 +237,7 @@ def mean_cosine(means: torch.Tensor) -> float:
     return float(pairs / max(1, len(rows) * (len(rows) - 1)))
 
 
-def retrieval_blocks(similarity, images, captions, caption_image, block: int = 1000) -> dict:
+def retrieval_blocks(similarity, images, captions, caption_image, block: int | None = None) -> dict:
     """Compute `retrieval` from the embeddings of N images and of M captions."""
     return retrieval(score_matrix([(similarity, images, captions)], block), caption_image)
 

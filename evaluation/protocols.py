@@ -78,12 +78,7 @@ def directions(scores: np.ndarray, images: np.ndarray, captions: np.ndarray):
 def gallery_scores(scores: np.ndarray, queries: np.ndarray, items: np.ndarray) -> np.ndarray:
     """Finite scores (b, G) of queries (b,) against items (G,), in float32."""
     block = scores[queries] if len(items) == scores.shape[1] else scores[np.ix_(queries, items)]
-    return require_finite(np.ascontiguousarray(block, np.float32))
-
-
-def require_finite(block: np.ndarray) -> np.ndarray:
-    check(np.isfinite(block).all(), metrics.NOT_FINITE)
-    return block
+    return metrics.finite(np.ascontiguousarray(block, np.float32))
 
 
 def judge_blocks(judge, n: int) -> dict[str, np.ndarray]:
@@ -210,7 +205,7 @@ def ranks_within(e: Embeddings, modality: str, items: np.ndarray, matches: Pairs
     ranks, pairs = np.full(len(items), -1), matches.among(items, items)
     rated = None if ratings is None else np.full(len(ratings.first), np.nan)
     for rows, scores in blocks_within(e, modality, items, 2 * ROWS):
-        scores = require_finite(scores.cpu().numpy())                               # (b, n)
+        scores = metrics.finite(scores.cpu().numpy())                               # (b, n)
         if ratings is not None:
             here = np.flatnonzero((ratings.first >= rows.start) & (ratings.first < rows.stop))
             rated[here] = scores[ratings.first[here] - rows.start, ratings.second[here]]

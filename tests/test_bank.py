@@ -105,7 +105,7 @@ def test_one_matrix_serves_both_directions(name):
     expected = {"t2i": ranks_of(scores - images[:, None], owner)["t2i"],
                 "i2t": ranks_of(scores - captions, owner)["i2t"]}
     taken = [bank.item_terms([one], [queries], [beta[side]], side)[0] for side in ("t2i", "i2t")]
-    found = metrics.ranks(metrics.score_matrix([one]) - taken[0][:, None] - taken[1], owner, block=3)
+    found = metrics.ranks(metrics.score_matrix([one]) - taken[0][:, None] - taken[1], owner)
     assert [found[0].tolist(), found[1].tolist()] == [expected["i2t"], expected["t2i"]]
     assert expected != ranks_of(scores, owner)                                  # else nothing is tested
 
