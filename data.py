@@ -464,19 +464,18 @@ def read_image_ids(path: str, n: int, count: int) -> list:
     return ids[::each]
 
 
-def read_text_features(root: str, split: Split, name: str) -> Features:
+def read_text_features(root: str, split: Split, name: str, program: str = "features.captions") -> Features:
     """Read features of the captions of a split, {split}_{name}.npy, a row each.
-    Raises InputError where there are none, or of others."""
+    program: the command that writes them, for messages. Raises InputError where there are none, or of others."""
     start = os.path.join(root, f"{split.name}_{name}")
     path, facts, count = f"{start}.npy", f"{start}.json", len(split.captions)
-    check(os.path.isfile(path), f"there is no file {path}, features of captions; `python -m features.captions` makes "
-                                "it")
+    check(os.path.isfile(path), f"there is no file {path}, features of captions; `python -m {program}` makes it")
     text = Features(path)
     check(text.array.shape[:-1] == (count,),
           f"{path} has shape {text.array.shape} for the {count} captions of {split.source}; give one row a caption")
     stored = read_json(facts, "extract the features again") if os.path.isfile(facts) else None
     check(stored in (None, captions_digest(split.captions)),
-          f"{path} was extracted from other captions than {split.source} holds now; run features.captions again")
+          f"{path} was extracted from other captions than {split.source} holds now; run {program} again")
     return text
 
 

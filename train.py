@@ -166,7 +166,7 @@ def say_end(run: "Training", received: list[int]) -> int:
         run.say(f"no better model on dev in {opt.patience} epochs, so epoch {state['epoch']} was the last")
     if not RANK and not os.path.isfile(os.path.join(opt.logger_name, "model_best.pt")):
         run.say(f"done, but {opt.logger_name} holds no model_best.pt: dev rsum was 0 after every epoch; look at "
-                "log.txt and the data (python data.py check)")
+                f"log.txt and the data (python {run.data_check})")
         return 1
     run.say(f"done: best dev rsum {state['best_rsum']:.1f}, of the last epoch {state['rsum']:.1f}; evaluate with: "
             f"{sys.executable} {run.program.replace('train', 'evaluate')} --checkpoint {opt.logger_name}")
@@ -258,7 +258,7 @@ class Training:
 
     A subclass for other data defines read_data, build_model, order, batches, rank_dev and describe_data.
     """
-    program = "train.py"
+    program, data_check = "train.py", "data.py check"
     build_model = staticmethod(build_model)
 
     def __init__(self, opt, start: dict | None, device: torch.device):

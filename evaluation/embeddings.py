@@ -122,7 +122,7 @@ def newest_run(root: str = "runs") -> str:
     """The folder of the run whose best model is the newest.
     Raises InputError where there is no run."""
     paths = glob.glob(os.path.join(root, "**", "model_best.pt"), recursive=True)
-    check(paths, f"no run is in {root}/; train one with train.py, or name a run folder with --checkpoint")
+    check(paths, f"no run is in {root}/; train one, or name a run folder with --checkpoint")
     return os.path.dirname(max(paths, key=os.path.getmtime))
 
 

@@ -254,7 +254,7 @@ def read_phrases(root: str, split: str, regions: str = REGIONS, text_features: s
     result.caption_image = np.concatenate([result.start[n] + result.overlap(n).argmax(0)
                                            for n in range(len(entities.ids))])
     if text_features:
-        result.text = read_text_features(root, result, text_features)
+        result.text = read_text_features(root, result, text_features, "phrases.captions")
     kinds = ", ".join(f"{count:,} {why}" for why, count in entities.dropped.items() if count)
     if kinds:
         result.notes.append(f"{sum(entities.dropped.values()):,} phrases of {split} have no box and are left out "

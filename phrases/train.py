@@ -38,7 +38,7 @@ class PhraseTraining(core.Training):
     Batches are the proposals and phrases of whole photos: `pairs` are the phrases that a proposal fits, `batch_size`
     counts photos.
     """
-    program = "-m phrases.train"
+    program, data_check = "-m phrases.train", "-m phrases.data"
     build_model = staticmethod(build_model)
 
     def read_data(self, start: dict | None) -> None:

@@ -308,6 +308,11 @@ def test_what_train_refuses(own, capsys, change, message):
     refused(capsys, train.main, [*SMALL, "--data_path", own, "--dry_run"], message)
 
 
+def test_missing_features_of_phrases_name_the_command_that_writes_them(root, capsys):
+    refused(capsys, train.main, [*SMALL, "--data_path", root, "--text_features", "none", "--dry_run"],
+            "no file .*train_none.npy, .* `python -m phrases.captions` makes it")
+
+
 def test_the_check_of_a_folder(own, capsys):
     def check() -> int:
         with pytest.raises(SystemExit) as stop:
