@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from cli import InputError, check, reason
-from data import encode_captions
+from data import tokenize
 from files import FORMAT, checksum, has_names, is_dense, refusing, remove, without_module
 from losses import Embedding
 from model import VSE, build_model, build_vocabulary
 from options import COMMAND_LINE, NOT_STORED, Options, default_run, defaults, imply, resolve, training_parser
-from vocab import Vocabulary, tokenize
+from vocab import Vocabulary
 
 BATCH = 64                            # captions per step
 NOISE = "noise.npy"                   # of a run with wrong pairs: the image of each training caption
@@ -183,7 +183,7 @@ class Trained:
             if network:
                 numbers, lengths = network(batch), torch.ones(len(batch)).long()    # (B, F), (B,)
             else:
-                tokens = encode_captions([tokenize(text) for text in batch], self.vocab)
+                tokens = self.vocab.encode_captions([tokenize(text) for text in batch])
                 check(any_words or not tokens.unknown.any(),
                       f"no word of '{batch[tokens.unknown.argmax()]}' is in the vocabulary of {len(self.vocab)} words; "
                       "use words of the training set")

@@ -210,7 +210,7 @@ class Features:
     dim = property(lambda self: self.array.shape[-1])
     regions = property(lambda self: self.array.shape[1] if self.array.ndim == 3 else None)         # P
     parallel = property(lambda self: self.array.nbytes > LARGE)       # worker processes help
-    length = property(lambda self: np.ones(len(self), np.int64))      # (M,), as of data.Tokens: features of captions
+    length = property(lambda self: np.ones(len(self), np.int64))      # (M,), as of vocab.Tokens: features of captions
 
     def gather(self, index) -> Tensor:
         """Features of images `index` (B,): (B, F) or (B, P, F) float32.

@@ -1,4 +1,4 @@
-"""Words and numbers: tokenizer, faults of captions, vocabularies, trigrams.
+"""Words as numbers: vocabularies, letter trigrams, captions as numbers.
 
     python vocab.py --data_path data --data_name coco_precomp      # writes ./vocab/coco_precomp_vocab.json
 """
@@ -8,64 +8,27 @@ if __name__ == "__main__":
 
 import json
 import os
-import re
 from collections import Counter
 from collections.abc import Iterable
+from itertools import chain
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from cli import Arguments, check, data_set, filename, positive, run
-from files import (
-    atomic,
-    output,
-    read_json,
-)
+from data import THRESHOLD, read_split
+from files import atomic, output, read_json
 
 TOKENIZER = "nltk.word_tokenize(preserve_line=True), lower case"
 SPECIALS = ("<pad>", "<start>", "<end>", "<unk>")
 PAD, START, END, UNK = range(4)
-# Captions in which the tokenizer would only split off commas and a final full stop. 98% of real captions are such, and
-# without the tokenizer they are read 14 times as fast.
-PLAIN = re.compile(r"(?:[a-z0-9 ]|-(?!-)|,(?= ))*\.?")
-SPLIT = re.compile("cannot|gimme|gonna|gotta|lemme|wanna")    # words that the tokenizer takes apart
-LONGEST = 10_000                      # words of a caption; a longer one would take the network minutes
-NO_CAPTION = {"", "nan", "null", "none", "n/a", "#n/a", "<na>", "undefined"}      # as tables write a missing one
-NAMED_LINE = re.compile(r"(\S+#)?\d+\t|\S+\.(jpe?g|png)(#\d+)?\s*[\t|,;]", re.IGNORECASE)   # a photo, then its caption
 # Words that stand in nearly any caption. They and punctuation are counted separately.
 FUNCTION_WORDS = frozenset(
     "a about above across after along an and another any around as at be been before behind being below beneath beside "
     "between but by down each for from had has have he her his i in inside into is it its near next no of off on onto "
     "or other our out outside over she so some such that the their them there these they this those through to toward "
     "towards under up upon was we were what when where which while who whose with within without you your".split())
-
-
-def tokenize(caption: str) -> list[str]:
-    """The words and punctuation marks of a caption in lower case.
-
-    `preserve_line=True` needs no downloaded sentence model. It differs from VSE++'s call only where a full stop stands
-    inside a caption (53 of 200,000 real captions tried).
-    """
-    text = caption.lower()
-    if PLAIN.fullmatch(text) and not SPLIT.search(text):
-        return text.replace(",", " ,").removesuffix(".").split() + ["."] * text.endswith(".")
-    from nltk.tokenize import word_tokenize  # takes a second to import, and few captions need it
-
-    return word_tokenize(text, preserve_line=True)
-
-
-def caption_faults(captions: list[str], place):
-    """Yield sentences on captions that are none.
-    place: m -> file and line of caption m."""
-    for m, caption in enumerate(captions):
-        if caption.strip().lower() in NO_CAPTION:
-            text = ascii(caption.strip()) if caption.strip() else "empty"
-            yield f"{place(m)}: the caption is {text}; every caption needs words, so write or remove it"
-        elif len(caption) > LONGEST and (len(caption) > 10 * LONGEST or len(caption.split()) > LONGEST):
-            yield (f"{place(m)} has {len(caption.split()):,} words in {len(caption):,} letters; at most {LONGEST:,} "
-                   f"words in {10 * LONGEST:,} letters are read, so shorten or remove it")
-    lines = [m for m, caption in enumerate(captions) if NAMED_LINE.match(caption)]
-    if lines:
-        yield (f"{place(lines[0])}: {ascii(captions[lines[0]][:40])} begins with the name of a photo, as do "
-               f"{len(lines):,} of {len(captions):,} captions; leave the names out (cut -f2-), or put lines NAME#K, "
-               "tab, text into captions.tsv beside {split}_ids.txt")
 
 
 def is_function(word: str) -> bool:
@@ -91,7 +54,7 @@ class Vocabulary:
         return len(self.words)
 
     @classmethod
-    def build(cls, tokenized: Iterable[list[str]], threshold: int = 4) -> "Vocabulary":
+    def build(cls, tokenized: Iterable[list[str]], threshold: int = THRESHOLD) -> "Vocabulary":
         """Vocabulary of words that occur at least `threshold` times.
         Sorted by count, then by the alphabet."""
         counts = Counter(word for tokens in tokenized for word in tokens)
@@ -102,6 +65,11 @@ class Vocabulary:
     def encode(self, tokens: list[str]) -> list[int]:
         """Numbers of `<start> tokens <end>`; a word that is not listed becomes `<unk>`."""
         return [START, *(self.index.get(token, UNK) for token in tokens), END]
+
+    def encode_captions(self, captions: list[list[str]]) -> "Tokens":
+        """Numbers of captions, each a list of words."""
+        numbers = [self.encode(words) for words in captions]
+        return Tokens(numbers, [all(n == UNK for n in row[1:-1]) for row in numbers])
 
     def save(self, path: str) -> None:
         with atomic(path) as f:
@@ -130,6 +98,10 @@ class Trigrams(Vocabulary):
         self.trigrams = list(dict.fromkeys(t for word in self.words[4:] for t in trigrams_of(word)))
         self.trigram_index = {trigram: k for k, trigram in enumerate(self.trigrams, 1)}
 
+    def encode_captions(self, captions: list[list[str]]) -> "TrigramTokens":
+        """Letter trigrams of captions, each a list of words."""
+        return TrigramTokens(captions, self)
+
     def hash(self, words: Iterable[str]) -> list[list[int]]:
         """Numbers of the known trigrams of each word, with repeats.
         The word need not be listed."""
@@ -144,12 +116,55 @@ def trigrams_of(word: str) -> list[str]:
     return [marked[k:k + 3] for k in range(len(marked) - 2)]
 
 
+# ---- captions as numbers
+
+class Tokens:
+    """Captions as numbers of words, stored one after another."""
+
+    def __init__(self, numbers: list[list[int]], unknown: list[bool]):
+        """numbers: of the words of each of M captions; unknown (M): captions without any."""
+        self.length = np.array([*map(len, numbers)], np.int64)                              # (M,)
+        self.flat = np.fromiter(chain.from_iterable(numbers), np.int64, self.length.sum())
+        self.start = np.cumsum(self.length) - self.length             # where each caption begins in `flat`
+        self.unknown = np.array(unknown, bool)
+
+    def batch(self, index) -> tuple[Tensor, Tensor]:
+        """Captions `index` (B,) as zero-padded numbers (B, T) and their lengths (B,)."""
+        length = self.length[index]
+        position = np.arange(length.max())
+        place = np.minimum(self.start[index][:, None] + position, len(self.flat) - 1)       # (B, T)
+        return torch.from_numpy(self.flat[place] * (position < length[:, None])), torch.from_numpy(length)
+
+
+class TrigramTokens(Tokens):
+    """Captions as letter trigrams, without `<start>` and `<end>`.
+    Each distinct word is stored once."""
+
+    def __init__(self, captions: list[list[str]], vocab: Trigrams):
+        """captions: tokenised. A caption without any known trigram, or word, is unknown."""
+        distinct = dict.fromkeys(chain.from_iterable(captions))
+        row = {word: u for u, word in enumerate(distinct, 1)}         # 0 is padding
+        hashed = [[], *vocab.hash(distinct)]
+        self.width = np.array([*map(len, hashed)])                    # (U + 1,) trigrams of the distinct words
+        self.table = np.zeros((len(hashed), self.width.max(initial=1)), np.int64)           # (U + 1, K)
+        self.table[np.arange(self.table.shape[1]) < self.width[:, None]] = [*chain.from_iterable(hashed)]
+        known = {word for word in distinct if hashed[row[word]]}
+        super().__init__([[*map(row.get, words)] for words in captions],
+                         [known.isdisjoint(words) for words in captions])
+
+    def batch(self, index) -> tuple[Tensor, Tensor]:
+        """Captions `index` (B,) as trigrams (B, T, K) and lengths (B,) in words.
+        Numbers of trigrams are zero-padded."""
+        words, length = super().batch(index)
+        words = words.numpy()
+        most = self.width[words].max(initial=1)             # K is the largest number of trigrams in this batch
+        return torch.from_numpy(self.table[:, :most][words]), length                # (U + 1, K) -> (B, T, K)
+
+
 # ---- the command
 
 def build(opt) -> None:
     """Write the vocabulary of the training captions, or of those of --vocab_splits."""
-    from data import read_split  # which imports this module
-
     target = output(os.path.join(opt.vocab_path, f"{opt.data_name}_vocab.json"), overwrite=opt.overwrite)
     splits = [read_split(opt.data_path, opt.data_name, name, use_restval=opt.use_restval, dev_images=0, text_only=True)
               .require_sound(images=False) for name in opt.vocab_splits.split(",")]
@@ -168,7 +183,8 @@ def main(argv=None) -> None:
                         help="folder to write {data_name}_vocab.json to")
     parser.add_argument("--vocab_splits", default="train", help="comma-separated splits whose words "
                         "are counted (the originals counted train,dev)")
-    parser.add_argument("--vocab_threshold", type=positive, default=4, help="keep words that occur at least this often")
+    parser.add_argument("--vocab_threshold", type=positive, default=THRESHOLD,
+                        help="keep words that occur at least this often")
     parser.add_argument("--use_restval", action="store_true", help="count COCO's restval captions as part of train")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     run("vocab.py", build, parser.parse_args(argv))

@@ -6,9 +6,10 @@ import torch
 from tqdm import tqdm
 
 import metrics
-from data import Split, Tokens, chunks, image_batches
+from data import Split, chunks, image_batches
 from images import NoImages
 from model import VSE
+from vocab import Tokens
 
 
 class Gallery(NamedTuple):

@@ -12,11 +12,10 @@ from collections import Counter, defaultdict
 from typing import NamedTuple
 
 from cli import InputError, check, reason
-from data import compose_name
+from data import NO_CAPTION, compose_name
 from features.store import ALL, PhotoFile, list_path, read_list
 from files import need, read_text, sha256
 from images import Features, photo_formats
-from vocab import NO_CAPTION
 
 # The endings of images.PHOTO_FORMATS.
 ENDINGS = {".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".webp", ".gif", ".bmp", ".dib", ".tif", ".tiff",

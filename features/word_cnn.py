@@ -18,13 +18,13 @@ from tqdm import tqdm
 
 import cli
 from cli import Arguments, above_zero, check, data_set, filename, natural, positive, torch_device, up_to, workers
-from data import Split, Tokens, image_batches, read_split
+from data import Split, image_batches, read_split
 from features.captions import find_words
 from files import output, save_state
 from images import Photos
 from layers import vsepp_linear
 from model import CNN, CNNS
-from vocab import SPECIALS, Vocabulary, is_function
+from vocab import SPECIALS, Tokens, Vocabulary, is_function
 
 
 def choose_words(captions, count: int) -> list[str]:

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from checkpoint import Trained
 from cli import check, torch_device
+from data import tokenize
 from files import checksum, read_arrays
 from images import eval_transform, read_photo
 from losses import Embedding
-from vocab import tokenize
 
 SHIPPED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "model")
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from checkpoint import Trained
 from cli import check
 from confidence.calibration import calibration_file, percent, read_calibration
+from data import tokenize
 from losses import Embedding
 from methods.words import read_phrase
-from vocab import tokenize
 
 NONE = 0.5                            # an expected number of photos below which none fits
 FEW = 3                               # photos that fit a text which can mean one of them, at most

@@ -4,9 +4,8 @@ import unicodedata
 from typing import NamedTuple
 
 from cli import check
-from data import compose_name
+from data import compose_name, tokenize
 from photos.encoder import Encoder
-from vocab import tokenize
 
 MINUS = re.compile(r"(?:^|(?<=\s))[-\u2212\u2013](?=[^\W\d_])([^\s]+)")         # also the dashes that phones type
 NEGATION = re.compile(r"\b(?:no|not|without|except|excluding)\s+(?:(?:a|an|any|the)\s+)?([^\W\d_]+)", re.IGNORECASE)

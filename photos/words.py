@@ -21,7 +21,7 @@ from torch import Tensor
 import cli
 from cli import Arguments, check, data_set, filename, split_name
 from confidence.calibration import calibration_file
-from data import Split, read_extractors, read_split
+from data import Split, read_extractors, read_split, tokenize
 from evaluation.encode import encode
 from evaluation.report import number, render, table
 from files import read_array, read_json, read_lines, save_json, save_lines
@@ -33,7 +33,6 @@ from metrics import spearman
 from photos.build import refuse_misfit
 from photos.encoder import Encoder
 from photos.probability import NONE, Probabilities, read_probabilities
-from vocab import tokenize
 
 WORDS = 5                             # short texts of each training photo
 FITTED = 2000                         # short texts that the numbers are fitted to

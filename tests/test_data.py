@@ -11,9 +11,9 @@ from PIL import Image
 
 import data
 from cli import InputError
-from data import read_split
+from data import read_split, tokenize
 from images import Features
-from vocab import END, SPECIALS, START, UNK, Vocabulary, tokenize
+from vocab import END, SPECIALS, START, UNK, Vocabulary
 
 
 def write_precomp(folder, features, captions, split="train", ids=None):

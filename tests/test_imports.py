@@ -13,11 +13,11 @@ ALLOWED = {"photos": {"features", "confidence"},
            **dict.fromkeys(("demo", "phrases", "vg_experiments"), {"features"})}       # demo: the filters of its scenes
 
 
-def imports(path: str, inside: bool = True) -> set[str]:
-    """The modules that a file imports; without `inside`, when it is imported itself."""
+def imports(path: str) -> set[str]:
+    """The modules that a file imports, inside its functions too."""
     with open(os.path.join(ROOT, path), encoding="utf-8") as f:
         tree = ast.parse(f.read())
-    nodes = list(ast.walk(tree)) if inside else tree.body
+    nodes = list(ast.walk(tree))
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     for node in nodes:
         if isinstance(node, ast.ImportFrom):
@@ -35,7 +35,7 @@ def test_the_core_imports_no_package_and_packages_only_what_they_build_on():
 
 
 def test_no_modules_import_each_other_in_a_circle():
-    needs = {name: imports(path, inside=False) for name, path in MODULES.items()}
+    needs = {name: imports(path) for name, path in MODULES.items()}
     while leaves := [name for name, names in needs.items() if not (names - {name}) & set(needs)]:
         for name in leaves:
             del needs[name]

@@ -11,11 +11,11 @@ import torch
 import evaluate
 import train
 from checkpoint import load_checkpoint, load_model
-from data import read_split
+from data import read_split, tokenize
 from model import BagOfWords, Words, build_model
 from tests.helpers import STEPS
 from tests.helpers import fit_steps as fit
-from vocab import SPECIALS, Vocabulary, tokenize
+from vocab import SPECIALS, Vocabulary
 
 
 @pytest.fixture

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from cli import InputError
-from data import TrigramTokens
 from model import TanhLayers, TrigramBag, TrigramConv, TrigramWords
-from vocab import SPECIALS, Trigrams, trigrams_of
+from vocab import SPECIALS, Trigrams, TrigramTokens, trigrams_of
 
 WORDS = "a man rides the brown horse banana nanana on".split()
 VOCAB = Trigrams([*SPECIALS, *WORDS])

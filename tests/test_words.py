@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cli import InputError
-from data import Split, read_split
+from data import Split, read_split, tokenize
 from evaluation.encode import encode
 from images import Features
 from losses import Embedding
@@ -19,7 +19,6 @@ from photos import words
 from photos.encoder import Encoder
 from photos.probability import Probabilities
 from tests.helpers import fit_steps, refused
-from vocab import tokenize
 
 CAPTIONS = ["A young black dog runs .", "Two dogs in the snow", "a man with a dog-lead", "running men",
             "a photo of a dog ."]

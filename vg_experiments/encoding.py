@@ -20,14 +20,13 @@ from tqdm import tqdm
 
 from checkpoint import Trained
 from cli import Arguments, check, filename, natural, torch_device
-from data import chunks, encode_captions
+from data import chunks, tokenize
 from features import filters
 from features.networks import load_network
 from files import checksum, file_digest, read_arrays, save_arrays, sha256
 from images import read_photo, whole_transform
 from losses import Embedding
 from model import CNN, CNNS, Precomputed
-from vocab import tokenize
 
 SIDE = 224                            # of a network's input, pixels
 BATCH = 64                            # crops or pairs a step
@@ -229,7 +228,7 @@ def filter_known(models: dict[str, CropEncoder], items: list, texts: Callable) -
     words = {text: tokenize(text) for item in items for text in texts(item)}
     unknown = set()
     for model in models.values() if words else ():
-        unknown.update(compress(words, encode_captions(list(words.values()), model.vocab).unknown))
+        unknown.update(compress(words, model.vocab.encode_captions(list(words.values())).unknown))
     return [item for item in items if unknown.isdisjoint(texts(item))]
 
 

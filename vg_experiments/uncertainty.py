@@ -22,6 +22,7 @@ from scipy import stats
 
 import cli
 from cli import Arguments, check
+from data import tokenize
 from evaluation import report
 from evaluation.pictures import drawing, picture_file
 from files import output, save_json
@@ -29,7 +30,6 @@ from losses import uncertainty
 from metrics import spearman
 from vg_experiments.encoding import build_encoders, ends_of_triplets, run_arguments, usable_triplets, whole_box
 from vg_experiments.prepare import join_phrases, read_manifest
-from vocab import tokenize
 
 SIGNS = {"images": 1, "captions": -1}            # of C - A, as `ucmr` 4.6 finds it
 SIGNIFICANT = 0.05                               # p below which a direction counts
