@@ -104,7 +104,8 @@ def training_parser() -> Arguments:
 
     add = p.add_argument_group("SCAN, PVSE and CITE").add_argument
     add("--bi_gru", **FLAG, help="scan: read the words in both directions and average")
-    add("--cross_attn", choices=["t2i", "i2t"], default="t2i", help="scan: words attend to regions, or the reverse")
+    add("--cross_attn", choices=["t2i", "i2t", "hard"], default="t2i", help="scan: words attend to regions, or the "
+        "reverse; hard: each word takes its nearest region (CHAN)")
     add("--agg_func", choices=["LogSumExp", "Mean"], default="LogSumExp", help="scan: how the cosines of the parts "
         "become a score")
     add("--lambda_lse", type=at_least_zero, default=6.0, help="scan: sharpness of LogSumExp")
@@ -351,6 +352,8 @@ def check_options(opt) -> None:
         (opt.sim in ("mil", "chamfer") or opt.n_embeds == 1 and not opt.diversity,
          f"--n_embeds {opt.n_embeds} and --diversity {opt.diversity:g} are for --sim mil and chamfer; leave "
          "them out"),
+        (opt.sim == "scan" or opt.cross_attn != "hard",
+         f"--cross_attn hard compares words with regions, and --sim {opt.sim} does not; use --sim scan"),
         (not opt.freeze_words or opt.word_vectors or opt.init_from,
          "--freeze_words keeps words that were learned before; give --word_vectors FILE or --init_from RUN"),
         (opt.loss not in ("mse", "two_branch", "volume") and not opt.vae or opt.sim in ("cosine", "dot"),

@@ -14,6 +14,11 @@ s_j = c_j . q of unit vectors (eq. 1-4):
 The score of an image and a caption aggregates r over the parts of the query (eq. 5-6). The vectors v, D numbers for
 every image, caption and part, are never formed: q . v is a sum of products that exist already, and |v| comes from the
 Gram matrix G of the context, C x C.
+
+    python train.py --data_name f8k_region_precomp --sim scan --cross_attn hard --bi_gru --max_violation
+
+CHAN (Pan et al. 2023, Fine-Grained Image-Text Matching by Cross-Modal Hard Aligning Network) assigns to each word one
+region in place of a mixture: r = max_j cosine(q, c_j). Its code aggregates by LogSumExp with lambda_lse 10.
 """
 import torch
 import torch.nn.functional as F
@@ -50,8 +55,8 @@ class CrossAttention(nn.Module):
     """Score of the parts of images (N, P, D) and captions (M, T, D): (N, M).
     Padding has no effect.
 
-    cross_attn: "t2i", words attend to regions, or "i2t", regions attend to words. agg_func: one of AGGREGATES. r and
-    "Mean" lie in [-1, 1], "LogSumExp" in [-1, 1 + log(parts) / lambda_lse].
+    cross_attn: "t2i", words attend to regions; "i2t", regions attend to words; or "hard", each word takes its nearest
+    region. agg_func: one of AGGREGATES. r and "Mean" lie in [-1, 1], "LogSumExp" in [-1, 1 + log(parts) / lambda_lse].
     """
     parts, within_modality = True, False
     options = ("cross_attn", "agg_func", "lambda_lse", "lambda_softmax")
@@ -60,7 +65,7 @@ class CrossAttention(nn.Module):
     def __init__(self, cross_attn: str = "t2i", agg_func: str = "LogSumExp", lambda_lse: float = 6.0,
                  lambda_softmax: float = 9.0):
         super().__init__()
-        self.by_words, self.lambda_softmax = cross_attn == "t2i", lambda_softmax
+        self.by_words, self.hard, self.lambda_softmax = cross_attn != "i2t", cross_attn == "hard", lambda_softmax
         self.aggregate, self.lambda_lse = AGGREGATES[agg_func], lambda_lse
 
     def forward(self, images: Embedding, captions: Embedding) -> Tensor:
@@ -76,11 +81,16 @@ class CrossAttention(nn.Module):
 
         present (c, C), real (q, Q): which of their parts are not padding.
         """
+        if self.hard:
+            context, query = F.normalize(context, dim=2), F.normalize(query, dim=2)
         query = query.transpose(0, 1)                                               # (Q, q, D)
         shape = *context.shape[:2], *query.shape[:2]
         s = (context.flatten(0, 1) @ query.flatten(0, 1).T).view(shape)             # (c C, Q q) -> (c, C, Q, q)
+        padding = ~present[:, :, None, None]
+        if self.hard:
+            return self.aggregate(s.masked_fill(padding, -torch.inf).amax(1), real.T, self.lambda_lse)
         w = l2norm(clip(s), self.lambda_softmax)
-        w = (w if present.all() else w.masked_fill(~present[:, :, None, None], -torch.inf)).softmax(1)
+        w = (w.masked_fill(padding, -torch.inf) if padding.any() else w).softmax(1)
         dot = (w * s).sum(1)                                                        # q . v: (c, Q, q)
         gram = context @ context.transpose(1, 2)                                    # (c, C, C)
         square = ((gram @ w.flatten(2)).view(shape) * w).sum(1)                     # |v|^2: (c, Q, q)

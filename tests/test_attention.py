@@ -17,7 +17,7 @@ from tests.references import pair_score
 from vocab import SPECIALS, Vocabulary
 
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
-DIRECTIONS = ("t2i", "i2t")
+DIRECTIONS = ("t2i", "i2t", "hard")
 
 
 def side(n, parts, d=6, seed=0, dtype=torch.float64, unit=True, ragged=True):
