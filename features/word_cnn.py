@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 import cli
 from cli import Arguments, above_zero, check, data_set, filename, natural, positive, torch_device, up_to, workers
-from data import Split, image_batches, read_split
+from data import Split, read_split
 from features.captions import find_words
 from files import output, save_state
 from images import Photos
@@ -45,17 +45,6 @@ def label_images(split: Split, words: list[str]) -> np.ndarray:
     return labels
 
 
-def average_precision(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Compute the average precision of each word over N images, in 0..1.
-
-    scores (N, W), labels (N, W) bool -> (W,). Every word has an image. Ties count against the model.
-    """
-    order = np.lexsort((labels, -scores), axis=0)                                   # (N, W), the last key counts most
-    relevant = np.take_along_axis(labels, order, axis=0)
-    precision = relevant.cumsum(0) / np.arange(1, len(labels) + 1)[:, None]
-    return (precision * relevant).sum(0) / labels.sum(0)
-
-
 def add_word_layer(cnn: CNN, share: np.ndarray) -> nn.Sequential:
     """Put a linear layer to the logits of W words, (B, F) -> (B, W), on a network.
 
@@ -77,10 +66,8 @@ def make_state(cnn: CNN, cnn_type: str) -> dict:
 
 def train_epoch(model: nn.Module, optimizer, batches, labels: np.ndarray, device) -> float:
     """Train on batches of photos, labels (N, W).
-    Returns the mean loss of an image in nats.
-
-    The loss is the binary cross-entropy, summed over the words. Raises InputError if it is not finite.
-    """
+    Returns the mean loss of an image in nats, the binary cross-entropy summed over the words. Raises InputError if it
+    is not finite."""
     model.train()
     total, count = 0.0, 0
     for batch in tqdm(batches, desc="steps", disable=None, leave=False):
@@ -96,29 +83,18 @@ def train_epoch(model: nn.Module, optimizer, batches, labels: np.ndarray, device
     return total / count
 
 
-@torch.no_grad()
-def validate(model: nn.Module, batches, truth: np.ndarray, device) -> float:
-    """Mean average precision in percent over words that occur in `truth` (N, W)."""
-    model.eval()
-    scores = np.concatenate([model(photos.to(device)).cpu().numpy() for photos in batches])
-    occurs = truth.any(0)                                                                                   # (W,)
-    return 100 * float(average_precision(scores[:, occurs], truth[:, occurs]).mean())
-
-
 def run(opt) -> None:
     """Train, and save after each epoch.
     Raises InputError if the data set does not fit."""
     output(opt.output, overwrite=opt.overwrite)
     device = torch_device(opt.device)
-    train, dev = (read_split(opt.data_path, opt.data_name, name) for name in ("train", "dev"))
+    train = read_split(opt.data_path, opt.data_name, "train")
     check(isinstance(train.images, Photos),
           f"{opt.data_name} has {train.images.describe()}, and a network is fine-tuned on photos; give a data set that "
           "has them, such as coco, f30k or demo")
-    train.require_sound(), dev.require_sound()
-    words = choose_words(train.words, opt.n_words)
-    labels, truth = label_images(train, words), label_images(dev, words)
-    check(truth.any(),
-          f"none of the {len(words)} content words is in a dev caption of {opt.data_name}; raise --n_words")
+    words = choose_words(train.require_sound().words, opt.n_words)
+    check(words, f"no caption of {opt.data_name} has a content word; give other captions")
+    labels = label_images(train, words)
     torch.manual_seed(opt.seed)
     cnn = CNN(opt.cnn_type, True, opt.cnn_weights, normalise=False)
     model = add_word_layer(cnn, labels.mean(0)).to(device)
@@ -131,9 +107,7 @@ def run(opt) -> None:
                                 seed=(opt.seed, epoch))
         loss = train_epoch(model, optimizer, batches, labels, device)
         save_state(make_state(cnn, opt.cnn_type), opt.output, "make room and name another --output")
-        precision = validate(model, image_batches(dev.images, opt.batch_size, opt.workers), truth, device)
-        print(f"epoch {epoch + 1}, training loss {loss:.3f} nats an image: mean average precision on dev "
-              f"{precision:.2f}%", flush=True)
+        print(f"epoch {epoch + 1}: loss {loss:.3f} nats an image", flush=True)
     print(f"weights for train.py --cnn_type {opt.cnn_type} --cnn_weights {opt.output}")
 
 

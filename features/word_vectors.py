@@ -17,9 +17,8 @@ import cli
 from cli import Arguments, check, data_set, filename, width
 from data import read_split
 from features.captions import find_words
-from features.hglmm import unit_rows
 from files import atomic, output
-from vocab import SPECIALS, Vocabulary, is_function
+from vocab import SPECIALS, Vocabulary
 
 WINDOW = 5                            # words are near each other that are at most so many places apart
 
@@ -64,30 +63,17 @@ def write_vectors(path: str, words: list[str], vectors: np.ndarray) -> None:
             f.write(f"{word} {' '.join(f'{x:.6g}' for x in row)}\n")
 
 
-def find_neighbours(words: list[str], vectors: np.ndarray, word: str, count: int = 5) -> list[str]:
-    """Return the `count` other words with the greatest cosine with `word`."""
-    rows = unit_rows(vectors)                                                            # (n, D)
-    order = np.argsort(-rows @ rows[words.index(word)], kind="stable")
-    return [words[i] for i in order if words[i] != word][:count]
-
-
 def learn(opt) -> None:
-    """Learn and write vectors, and print neighbours of frequent content words.
-    Raises InputError."""
+    """Learn and write vectors. Raises InputError."""
     output(opt.output, overwrite=opt.overwrite)
     split = read_split(opt.data_path, opt.data_name, "train", text_only=True).require_sound()
     words, vectors = train_vectors(split.words, opt.dim)
     write_vectors(opt.output, words, vectors)
     print(f"{opt.output}: vectors of {opt.dim} values for {len(words):,} words of {len(split.captions):,} captions")
-    often = Vocabulary.build(split.words, 10).index
-    frequent = [i for i, word in enumerate(words) if word in often and not is_function(word)]
-    content = [words[i] for i in frequent]
-    for word in content[:8]:
-        print(f"  near {word}: {', '.join(find_neighbours(content, vectors[frequent], word))}")
 
 
 def main(argv=None) -> None:
-    p = Arguments("Learn word vectors from the training captions of a data set, and print neighbours of a few words.")
+    p = Arguments("Learn word vectors from the training captions of a data set.")
     add = p.add_argument
     add("--data_path", type=filename, default="data", help="folder that holds the data sets")
     add("--data_name", type=data_set, default="coco_precomp", help="folder of the data set below --data_path")
