@@ -3,11 +3,10 @@ Anderson et al. 2018.
 
     python -m features.regions --data_name coco_precomp --source trainval_resnet101_faster_rcnn_genome_36.tsv
 
-Each source is a TSV file with the columns image_id, image_w, image_h, num_boxes, boxes and features, the last two
-float32 in base64, or a folder with an .npz file an image that holds `x` and perhaps `bbox`. Of the images that
+Each source is a TSV file with the columns image_id, image_w, image_h, num_boxes, boxes and features, the last of them
+float32 in base64, or a folder with an .npz file an image that holds `x`, the features. Of the images that
 {split}_img_ids.npy or {split}_ids.txt names, in this order and each once, it writes {split}_ims.npy, (N, 36, 2048)
-float32, and, where the sources have boxes, {split}_boxes.npy, (N, 36, 4) in pixels. One image is held at a time, so the
-sources may be larger than memory.
+float32. Boxes are not read. One image is held at a time, so the sources may be larger than memory.
 """
 if __name__ == "__main__":
     import cli
@@ -34,13 +33,11 @@ FIELD_BYTES = 1 << 26                 # of a column: 100 regions of 2,048 number
 FIX = "fetch it again, or leave the file out"
 
 
-def decode_row(path: str, row: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Decode features (P, F) and boxes (P, 4) of a row of a TSV file.
-    Raises InputError."""
+def decode_row(path: str, row: list[str]) -> np.ndarray:
+    """Decode features (P, F) of a row of a TSV file. Raises InputError."""
     with refusing(f"{path}: the row of image {row[0]} holds no features of {row[3]} boxes", FIX):
-        boxes, features = (np.frombuffer(base64.b64decode(text.removeprefix("b'").removesuffix("'"), validate=True),
-                                         np.float32).reshape(int(row[3]), -1) for text in row[4:])
-    return features, boxes
+        data = base64.b64decode(row[5].removeprefix("b'").removesuffix("'"), validate=True)
+        return np.frombuffer(data, np.float32).reshape(int(row[3]), -1)
 
 
 def read_tsv(path: str) -> Iterator[tuple[str, Callable]]:
@@ -56,11 +53,11 @@ def read_tsv(path: str) -> Iterator[tuple[str, Callable]]:
                 yield row[0], partial(decode_row, path, row)
 
 
-def read_file(path: str) -> tuple[np.ndarray, np.ndarray | None]:
-    """Read features (P, F) and boxes (P, 4) or None of an .npz file."""
+def read_file(path: str) -> np.ndarray:
+    """Read features (P, F) of an .npz file."""
     arrays = read_arrays(path, FIX)
     check("x" in arrays, f"{path} holds {', '.join(arrays)} and not x, the features; {FIX}")
-    return arrays["x"], arrays.get("bbox")
+    return arrays["x"]
 
 
 def read_source(path: str) -> Iterator[tuple[str, Callable]]:
@@ -97,14 +94,6 @@ def read_places(folder: str, splits: list[str]) -> tuple[dict[str, int], dict[st
     return counts, places
 
 
-def check_regions(image: str, array: np.ndarray, shape: tuple) -> None:
-    """Raise InputError unless regions are finite and of a shape; (P, None) fits all."""
-    fits = array.ndim == 2 and len(array) == shape[0] and shape[1] in (None, array.shape[1])
-    check(fits and np.isfinite(array).all(),
-          f"image {image} has {array.shape} numbers, and {(shape[0], shape[1] or 'F')} finite ones are needed; take "
-          f"the features of {shape[0]} regions an image, or give --regions")
-
-
 def run(opt) -> None:
     """Write the arrays.
     Raises InputError, which names images that are missing or have another number of regions."""
@@ -112,34 +101,28 @@ def run(opt) -> None:
     line = read_extractors(folder).get("ims")
     check(not line, f"{folder} holds features of {line}; give a folder of its own with the captions and ids")
     counts, places = read_places(folder, opt.splits)
-    for path in (os.path.join(folder, f"{split}_{end}.npy") for split in opt.splits for end in ("ims", "boxes")):
-        output(path, overwrite=opt.overwrite)
-    arrays = {}                       # {"ims" | "boxes": {split: array}}, made with the first image
+    paths = {split: output(os.path.join(folder, f"{split}_ims.npy"), overwrite=opt.overwrite) for split in opt.splits}
+    arrays, shape = {}, (opt.regions, None)                 # {split: (N, P, F)}, made with the first image
     with contextlib.ExitStack() as stack, tqdm(total=len(places), desc="images", disable=None, leave=False) as bar:
         for image, load in (pair for source in opt.source for pair in read_source(source)):
             rows = places.pop(image_key(image), None)
             if not rows:
                 continue
-            features, boxes = load()
-            values = {"ims": features} if boxes is None else {"ims": features, "boxes": boxes}
-            check(not arrays or values.keys() == arrays.keys(),
-                  f"image {image} has {' and '.join(values)}, and images before it have {' and '.join(arrays)}; fetch "
-                  "its file again")
-            for end, value in values.items():
-                width = arrays[end][opt.splits[0]].shape[2] if arrays else None
-                check_regions(image, value, (opt.regions, width))
-            arrays = arrays or {end: {split: stack.enter_context(mapped(
-                os.path.join(folder, f"{split}_{end}.npy"), (count, *value.shape), np.float32))
-                for split, count in counts.items()} for end, value in values.items()}
-            for end, value in values.items():
-                for split, row in rows:
-                    arrays[end][split][row] = value
+            features = load()
+            fits = features.ndim == 2 and len(features) == shape[0] and shape[1] in (None, features.shape[1])
+            check(fits and np.isfinite(features).all(),
+                  f"image {image} has {features.shape} numbers, and {(shape[0], shape[1] or 'F')} finite ones are "
+                  f"needed; take the features of {shape[0]} regions an image, or give --regions")
+            shape = features.shape
+            arrays = arrays or {split: stack.enter_context(mapped(path, (counts[split], *shape), np.float32))
+                                for split, path in paths.items()}
+            for split, row in rows:
+                arrays[split][row] = features
             bar.update()
         check(not places, f"{len(places):,} images are in no source, the first is {next(iter(places), None)}; give all "
                           "files with --source, or name the splits that they hold with --splits")
-    for split in opt.splits:
-        print(f"{os.path.join(folder, split)}_ims.npy: {arrays['ims'][split].shape}, "
-              f"{'with' if 'boxes' in arrays else 'without'} boxes")
+    for split, path in paths.items():
+        print(f"{path}: {(counts[split], *shape)}")
 
 
 def main(argv=None) -> None:

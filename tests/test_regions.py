@@ -38,31 +38,28 @@ def write_tsv(path, order, features=FEATURES, count=5, marks="{}"):
     return path
 
 
-def check_files(folder, boxes=True):
+def check_files(folder):
     rows = read_split(str(folder), "x", "test").images.array
     assert np.array_equal(rows, FEATURES) and rows.dtype == np.float32
-    assert os.path.exists(folder / "x" / "test_boxes.npy") == boxes
-    assert not boxes or np.array_equal(np.load(folder / "x" / "test_boxes.npy"), BOXES)
 
 
 @pytest.mark.parametrize("marks", ["{}", "b'{}'"])
 def test_tsv_files_in_any_order(folder, marks, capsys):
     run(folder, "--source", write_tsv(folder / "a.tsv", [2, 0], marks=marks), write_tsv(folder / "b.tsv", [1, 2]))
     check_files(folder)
-    assert "test_ims.npy: (3, 5, 8), with boxes" in capsys.readouterr().out
+    assert "test_ims.npy: (3, 5, 8)" in capsys.readouterr().out
     refused(capsys, lambda words: run(folder, *words), ["--source", folder / "a.tsv"], "there already; .*--overwrite")
 
 
-@pytest.mark.parametrize("with_boxes", [True, False])
-def test_a_folder_of_npz_and_ids_of_coco(folder, with_boxes):
+def test_a_folder_of_npz_and_ids_of_coco(folder):
     os.remove(folder / "x" / "test_ids.txt")
     np.save(folder / "x" / "test_img_ids.npy", np.array(NUMBERS))
     (folder / "npz").mkdir()
     for name, features, boxes in zip([NAMES[0], "42", "000000000007"], FEATURES, BOXES):
-        np.savez(folder / "npz" / f"{name}.npz", x=features, num_bbox=5, **{"bbox": boxes} if with_boxes else {})
+        np.savez(folder / "npz" / f"{name}.npz", x=features, num_bbox=5, bbox=boxes)
     np.savez(folder / "npz" / "8.npz", x=np.zeros((2, 2)))              # of another split
     run(folder, "--source", folder / "npz")
-    check_files(folder, with_boxes)
+    check_files(folder)
 
 
 def test_refusals(folder, capsys):
