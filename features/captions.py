@@ -38,8 +38,7 @@ from methods.word_vectors import read_word_vectors
 from vocab import SPECIALS, Vocabulary, is_function
 
 SCALE = 10                            # of unit word vectors before the mixture, as in the originals
-SEED = 0                              # of the samples and the starting points of a fit
-MIXTURE_WORDS = 300_000               # occurrences of words, sampled to fit the mixture
+SEED = 0                              # of the sample and the starting points of a fit
 PCA_CAPTIONS = 20_000                 # captions sampled to fit the PCA
 RARE = 4                              # TF-IDF counts words that occur so often in the training captions
 ROWS = 1024                           # captions whose features of words are held at a time
@@ -108,27 +107,26 @@ class FisherVectors(MeanVectors):
     def __init__(self, words: list[str], word_vectors: str, train: list[list[str]], n_clusters: int = 30,
                  pca: int = 0, ica: bool = False):
         super().__init__(words, word_vectors)
-        rng, counts = np.random.default_rng(SEED), count_words(train, self.index)
-        sample = np.asarray(counts.sum(0)).astype(np.int64)                                 # of counts (M, V): (V,)
-        if sample.sum() > MIXTURE_WORDS:
-            sample = rng.multivariate_hypergeometric(sample, MIXTURE_WORDS, method="marginals")
-        rows, sizes = np.flatnonzero(sample), ""
+        counts = count_words(train, self.index)                                             # (M, V)
+        often = np.asarray(counts.sum(0))                                                   # (V,)
+        rows, sizes = np.flatnonzero(often), ""
         if ica:
-            axes = fit_ica(self.table[rows], self.size, SEED, sample[rows])
+            axes = fit_ica(self.table[rows], self.size, SEED, often[rows])
             self.table, self.fitted, sizes = unit_rows(project(self.table, *axes)), axes, f", ica {self.size}"
         self.table = SCALE * self.table.astype(np.float64)
-        self.mixture = HGLMM.fit(self.table[rows], n_clusters, seed=SEED, count=sample[rows])
+        self.mixture = HGLMM.fit(self.table[rows], n_clusters, seed=SEED, count=often[rows])
         first, last = self.mixture.history[0], self.mixture.history[-1]
         print(f"mixture: mean log-likelihood {first:.1f} -> {last:.1f} nats a word, "
               f"{100 * self.mixture.laplacian.mean():.0f}% of the components Laplacian")
-        self.pca = self.fit_pca(counts, pca, rng) if pca else ()
+        self.pca = self.fit_pca(counts, pca) if pca else ()
         self.fitted = (*astuple(self.mixture), *self.fitted, *self.pca)
         self.size, sizes = pca or 2 * self.mixture.location.size, sizes + f", pca {pca}" * bool(pca)
         self.line = f"hglmm {n_clusters} clusters{sizes}, {self.source}"
 
-    def fit_pca(self, counts, size: int, rng) -> tuple[np.ndarray, np.ndarray]:
+    def fit_pca(self, counts, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Compute the PCA of the Fisher vectors of a sample of captions.
         The captions are word counts (M, V)."""
+        rng = np.random.default_rng(SEED)
         sample = np.sort(rng.permutation(np.flatnonzero(np.asarray(counts.sum(1))))[:PCA_CAPTIONS])
         fisher = np.empty((len(sample), 2 * self.mixture.location.size), np.float32)
         for start in tqdm(range(0, len(sample), ROWS), desc="captions for the PCA", disable=None, leave=False):

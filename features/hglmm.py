@@ -7,16 +7,14 @@ which direction its words would move each location and scale of the mixture. fea
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import linalg
+import torch
 from scipy.sparse import csr_array
 from tqdm import tqdm
 
 from cli import check
 
-BLOCK = 1 << 24                       # numbers that a temporary array may hold
 AT_MEDIAN = 1e-4                      # scales: a median is the value of a word, whose sign must not hang on rounding
 ICA_STEPS = 200                       # of FastICA, at most
-EXACT = 3000                          # rows or columns up to which the PCA is exact
 FLOOR = 0.1                           # smallest scale of a component, in standard deviations of the dimension
 
 
@@ -92,15 +90,12 @@ class HGLMM:
         """Compute log w_k + log p(x | k): (N, D) -> (N, K)."""
         x = np.asarray(x, np.float64)
         out = np.empty((len(x), len(self.weight)))
-        rows = max(1, BLOCK // x.shape[1])
         with np.errstate(divide="ignore"):
             constant = np.log(self.weight) - np.where(                                        # (K,)
                 self.laplacian, np.log(2 * self.scale), np.log(self.scale) + np.log(2 * np.pi) / 2).sum(1)
         for k, laplacian in enumerate(self.laplacian):
-            for start in range(0, len(x), rows):
-                z = np.abs(x[start:start + rows] - self.location[k])
-                z /= self.scale[k]                                                  # (n, D)
-                out[start:start + rows, k] = constant[k] - z @ laplacian - (z * z) @ ~laplacian / 2
+            z = np.abs(x - self.location[k]) / self.scale[k]                        # (N, D)
+            out[:, k] = constant[k] - z @ laplacian - (z * z) @ ~laplacian / 2
         return out
 
     def log_likelihood(self, x) -> np.ndarray:
@@ -168,40 +163,20 @@ def unit_rows(x: np.ndarray) -> np.ndarray:
     return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
 
 
-def svd(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Factorise x (N, F) = (N, K) * (K,) @ (K, F), K = min(N, F).
-    Singular values fall.
-
-    LAPACK's fast gesdd does not converge for some matrices on some processors; the slower gesvd does.
-    """
-    try:
-        return linalg.svd(x, full_matrices=False)
-    except linalg.LinAlgError:
-        return linalg.svd(x, full_matrices=False, lapack_driver="gesvd")
-
-
 def fit_pca(x: np.ndarray, size: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Compute mean (F,) and principal axes, orthonormal rows (size, F), of x (N, F).
 
-    Exact if the smaller side is at most EXACT. Otherwise four rounds of subspace iteration from `seed` with a tenth
-    more axes (Halko et al. 2011, 4.4), without a centred copy of x. The largest entry of each axis is positive. Raises
-    InputError if there are not so many axes.
+    Four rounds of subspace iteration from `seed` with a tenth more axes (Halko et al. 2011, 4.4). The largest entry of
+    each axis is positive. Raises InputError if there are not so many axes.
     """
     most = min(x.shape[0] - 1, x.shape[1])
     check(1 <= size <= most, f"{size} principal axes of {x.shape[0]} rows of {x.shape[1]} values; there are at most "
                              f"{max(0, most)}, so give a smaller --pca or more captions")
     mean = x.mean(0, dtype=np.float64).astype(x.dtype)
-    wide = min(most, size + max(20, size // 10))
-    if min(x.shape) <= EXACT:
-        axes = svd(x - mean)[2][:size]
-    else:
-        basis = np.random.default_rng(seed).standard_normal((x.shape[1], wide), dtype=np.float32).astype(x.dtype)
-        for _ in range(4):                                  # (F, w): x^T x basis of the centred x, without its copy
-            across = x @ basis - mean @ basis                                       # (N, w)
-            basis = np.linalg.qr(x.T @ across - np.outer(mean, across.sum(0)))[0]
-        across = x @ basis - mean @ basis
-        turn = np.linalg.eigh(across.T @ across)[1][:, ::-1]             # (w, w), the largest first
-        axes = (basis @ turn[:, :size]).T
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        axes = torch.pca_lowrank(torch.from_numpy(x - mean), min(most, size + max(20, size // 10)), center=False,
+                                 niter=4)[2].numpy().T[:size]
     sign = np.where(axes[np.arange(size), np.abs(axes).argmax(1)] < 0, -1, 1)                     # (size,)
     return mean, axes * sign[:, None].astype(axes.dtype)
 
@@ -240,5 +215,5 @@ def fit_ica(x: np.ndarray, size: int, seed: int = 0, count: np.ndarray | None = 
 
 def _orthogonal(w: np.ndarray) -> np.ndarray:
     """(W W^T)^-1/2 W, the nearest orthogonal matrix."""
-    u, _, v = svd(w)
-    return u @ v
+    value, vector = np.linalg.eigh(w @ w.T)
+    return vector / np.sqrt(value) @ vector.T @ w

@@ -13,7 +13,6 @@ if __name__ == "__main__":
     import cli
     cli.start()
 
-import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -59,38 +58,34 @@ def extract(folder: str, split: str, paths: list[str], names: list[str], network
     net, transform, line = network
     shape, dtype = feature_shape(net)
     path = os.path.join(folder, f"{split}_ims.npy")
-    before, old_rows = store.read_rows(folder, split, line, shape, dtype)
-    named = {photo.name: photo for photo in before}
-    photos = [store.stat_photo(path, name, named.get(name)) for path, name in zip(paths, names)]
-    row_of = {photo.digest: row for row, photo in enumerate(before)}
-    new = [n for n, photo in enumerate(photos) if not photo.digest or photo.digest not in row_of]
     part = Part(path, line)
+    before, rows = store.read_rows(folder, split, line, shape, dtype)
+    named = {photo.name: photo for photo in before}
+    photos = [store.stat_photo(file, name, named.get(name)) for file, name in zip(paths, names)]
+    keys = [photo.digest or photo.name for photo in photos]
+    wanted = set(keys)
+    for photo, row in zip(before, rows):
+        if photo.digest in wanted and photo.digest not in part:
+            part[photo.digest] = row
+    missing = sum(key not in part for key in keys)
     try:
-        faults = store.compute(part, [photos[n].digest or names[n] for n in new],
-                               PhotoReader([paths[n] for n in new], transform),
+        broken = store.compute(part, keys, PhotoReader(paths, transform),
                                lambda batch: net(torch.stack(batch).to(config.device)).cpu().numpy().astype(dtype),
                                config, split)
     except InputError as error:
         raise InputError(f"{error}; or leave such photos out with --skip_broken") from error
-    broken = {new[k]: error for k, error in faults.items()}
     sound = [n for n in range(len(names)) if n not in broken]
     check(sound, f"not one of the {len(names)} photos can be read; the first: {broken.get(0)}")
-    same = [photos[n].digest for n in sound] == [photo.digest for photo in before]
-    with contextlib.nullcontext() if same else mapped(path, (len(sound), *shape), dtype) as rows:
-        for row, n in enumerate(() if same else sound):
-            digest = photos[n].digest
-            rows[row] = old_rows[row_of[digest]] if digest in row_of else part[digest]
+    with mapped(path, (len(sound), *shape), dtype) as rows:
+        for row, n in enumerate(sound):
+            rows[row] = part[keys[n]]
         store.begin_changes(folder, split, others)          # just before the rows are put in their place
     write(sound)
     save_json({"extractor": line, **(facts or {}), "photos": [photos[n] for n in sound]},
               store.list_path(folder, split))
     part.remove()
-    computed = len(new) - len(broken)
+    computed = missing - len(broken)
     print(f"{path}: {(len(sound), *shape)} of {line}, {f'{computed:,}' if computed else 'none'} of them computed now")
-    digests, present = {photo.digest for photo in photos}, set(names)
-    gone = [photo.name for photo in before if photo.name not in present and photo.digest not in digests]
-    if gone:
-        print(f"note: {len(gone):,} photos are no longer among them and were taken out, the first: {ascii(gone[0])}")
     if broken:
         print(f"warning: {len(broken):,} of {len(names):,} photos of {split} cannot be read and are left out:",
               *broken.values(), sep="\n  ", file=sys.stderr)

@@ -52,11 +52,8 @@ def roi_align(cells: Tensor, boxes: Tensor, bins: int = 1) -> Tensor:
     """
     down = axis_weights(boxes[:, 1], boxes[:, 3], cells.shape[1], bins)                               # (P, bins, h)
     across = axis_weights(boxes[:, 0], boxes[:, 2], cells.shape[2], bins)                             # (P, bins, w)
-    if bins == 1:                                           # one matrix product for all boxes
-        weights = down.transpose(1, 2) * across                                                       # (P, h, w)
-        return (weights.flatten(1) @ cells.flatten(1).T)[..., None, None]
-    rows = torch.einsum("piy,cyx->picx", down, cells)
-    return torch.einsum("picx,pjx->pcij", rows, across)
+    weights = torch.einsum("piy,pjx->pijyx", down, across).flatten(3)                                 # (P, i, j, h * w)
+    return (weights @ cells.flatten(1).T).permute(0, 3, 1, 2)                                         # (P, C, i, j)
 
 
 class RegionPooling(nn.Module):

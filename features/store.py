@@ -68,13 +68,13 @@ def read_list(folder: str, split: str) -> dict:
                                       for name, size, time, digest in content["photos"]]}
 
 
-def read_rows(folder: str, split: str, line: str, shape: tuple, dtype) -> tuple[list[PhotoFile], np.ndarray | None]:
+def read_rows(folder: str, split: str, line: str, shape: tuple, dtype) -> tuple[list[PhotoFile], np.ndarray | list]:
     """Read the listed photos and their rows; none unless this extractor made them."""
     content, path = read_list(folder, split), os.path.join(folder, f"{split}_ims.npy")
     if content.get("extractor") != line or not os.path.isfile(path):
-        return [], None
+        return [], []
     photos, rows = content["photos"], read_array(path, AGAIN)
-    return (photos, rows) if (rows.shape, rows.dtype) == ((len(photos), *shape), dtype) else ([], None)
+    return (photos, rows) if (rows.shape, rows.dtype) == ((len(photos), *shape), dtype) else ([], [])
 
 
 def begin_changes(folder: str, split: str, others=()) -> None:

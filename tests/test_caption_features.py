@@ -65,8 +65,7 @@ def test_tfidf(folder):
 
 @pytest.mark.parametrize("ica", [False, True])
 def test_fisher_vectors_follow_the_recipe(folder, capsys, monkeypatch, ica):
-    """Also where words and captions are sampled for the fit."""
-    monkeypatch.setattr(command, "MIXTURE_WORDS", 900)
+    """Also where captions are sampled for the fit of the PCA."""
     monkeypatch.setattr(command, "PCA_CAPTIONS", 200)
     captions(folder, "--kind", "hglmm", "--word_vectors", folder / "v.txt", "--n_clusters", 3, "--pca", 7,
              *["--ica"] * ica)
