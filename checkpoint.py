@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cli import InputError, check, reason
 from data import tokenize
-from files import FORMAT, checksum, has_names, is_dense, refusing, remove, without_module
+from files import FORMAT, checksum, has_names, is_dense, refusing, without_module
 from losses import Embedding
 from model import VSE, build_model, build_vocabulary
 from options import COMMAND_LINE, NOT_STORED, Options, default_run, defaults, imply, resolve, training_parser
@@ -198,7 +198,7 @@ class Trained:
         return self.model.embed_images(rows.to(self.device))
 
 
-# ---- resuming, and the folder of a run
+# ---- resuming
 
 def resumed_options(p: argparse.ArgumentParser, given: Options, argv: list[str]) -> Options:
     """Options of a resumed run: those of its checkpoint and new ones in `argv`.
@@ -222,24 +222,3 @@ def resumed_options(p: argparse.ArgumentParser, given: Options, argv: list[str])
               f"--{name} {new} differs from the {value} of the run in {folder}; a resumed run keeps its options, so "
               "leave it out or start a new run with --init_from")
     return opt
-
-
-def check_folder(opt) -> None:
-    """Raise InputError unless a run may be written to its folder.
-    That is a resumed run's own, one that is new or empty, or, with --overwrite, a run's."""
-    folder = opt.logger_name
-    if opt.resume is not None or not os.path.lexists(folder):
-        return
-    check(os.path.isdir(folder), f"{folder} is not a folder; name another one with --logger_name")
-    files = sorted(name for name in os.listdir(folder) if not name.startswith("."))
-    check(not files or {"checkpoint.pt", "model_best.pt"} & set(files),
-          f"{folder} holds {', '.join(files[:1])} and is not a run that train.py made; name a folder of its own with "
-          "--logger_name")
-    check(not files or opt.overwrite,
-          f"{folder} already holds a run; continue with --resume, replace it with --overwrite, or name another folder "
-          "with --logger_name")
-
-
-def clear_run(folder: str) -> None:
-    """Remove the files of a replaced run: MADE_OF_RUN. Others stay."""
-    remove(*(os.path.join(folder, name) for name in os.listdir(folder) if MADE_OF_RUN.fullmatch(name)))

@@ -35,19 +35,11 @@ from tqdm import tqdm
 
 import cli
 import metrics
-from checkpoint import (
-    NOISE,
-    check_folder,
-    clear_run,
-    load_checkpoint,
-    load_model,
-    load_weights,
-    resumed_options,
-)
+from checkpoint import MADE_OF_RUN, NOISE, load_checkpoint, load_model, load_weights, resumed_options
 from cli import InputError, check, torch_device
 from data import Split, check_extractors, read_split
 from evaluation.encode import validate
-from files import FORMAT, atomic, read_lines, read_yaml, refusing, save_array, save_lines, save_state
+from files import FORMAT, atomic, read_lines, read_yaml, refusing, remove, save_array, save_lines, save_state
 from methods import METHODS
 from model import VSE, build_model, build_vocabulary
 from options import NOT_STORED, Options, check_fits, fit_to_data, parse_words, read_config, resolve, training_parser
@@ -120,7 +112,34 @@ def train(opt, kind: type["Training"] | None = None) -> int:
         run.open_folder()
         run.say(f"{facts}\nrun folder {opt.logger_name}")
         run_epochs(run, received)
-        return say_end(run, received)
+        if received:
+            run.save()
+            run.say(f"stopped at {run.place()}; continue with: {sys.executable} {run.program} --resume "
+                    f"{opt.logger_name}")
+            return 128 + received[0]
+        state = run.state
+        if state["epoch"] < opt.num_epochs:
+            run.say(f"no better model on dev in {opt.patience} epochs, so epoch {state['epoch']} was the last")
+        if not RANK and not os.path.isfile(os.path.join(opt.logger_name, "model_best.pt")):
+            run.say(f"done, but {opt.logger_name} holds no model_best.pt: dev rsum was 0 after every epoch; look at "
+                    f"log.txt and the data (python {run.data_check})")
+            return 1
+        run.say(f"done: best dev rsum {state['best_rsum']:.1f}, of the last epoch {state['rsum']:.1f}; evaluate with: "
+                f"{sys.executable} {run.program.replace('train', 'evaluate')} --checkpoint {opt.logger_name}")
+        return 0
+
+
+def check_folder(opt) -> None:
+    """Raise InputError where the folder of a new run holds files.
+    With --overwrite it may be the folder of another run."""
+    folder = opt.logger_name
+    files = sorted(name for name in os.listdir(folder) if name[0] != ".") if os.path.isdir(folder) else []
+    if opt.resume is not None or not files:
+        return
+    check({"checkpoint.pt", "model_best.pt"} & {*files},
+          f"{folder} holds {files[0]} and is not a run that train.py made; name a folder of its own with --logger_name")
+    check(opt.overwrite, f"{folder} already holds a run; continue with --resume, replace it with --overwrite, or name "
+                         "another folder with --logger_name")
 
 
 def run_epochs(run: "Training", received: list[int]) -> None:
@@ -131,7 +150,8 @@ def run_epochs(run: "Training", received: list[int]) -> None:
     patience = opt.patience or math.inf     # epochs without a better model
     while state["epoch"] < opt.num_epochs and state["waited"] < patience and not received:
         clock = time.perf_counter()
-        for batch in tqdm(run.batches(), f"epoch {state['epoch'] + 1}/{opt.num_epochs}", run.steps, leave=False,
+        order = run.order(state["epoch"])[RANK * run.share:(RANK + 1) * run.share]
+        for batch in tqdm(run.batches(order), f"epoch {state['epoch'] + 1}/{opt.num_epochs}", run.steps, leave=False,
                           initial=state["step"], disable=RANK > 0 or None):
             data_time = time.perf_counter() - clock
             terms = run.step(batch.to(run.device))
@@ -153,24 +173,6 @@ def run_epochs(run: "Training", received: list[int]) -> None:
                 return
         state.update(epoch=state["epoch"] + 1, step=0)
         run.validate()
-
-
-def say_end(run: "Training", received: list[int]) -> int:
-    """Log the end and the next command; return the status, 1 without a model."""
-    state, opt = run.state, run.opt
-    if received:
-        run.save()
-        run.say(f"stopped at {run.place()}; continue with: {sys.executable} {run.program} --resume {opt.logger_name}")
-        return 128 + received[0]
-    if state["epoch"] < opt.num_epochs:
-        run.say(f"no better model on dev in {opt.patience} epochs, so epoch {state['epoch']} was the last")
-    if not RANK and not os.path.isfile(os.path.join(opt.logger_name, "model_best.pt")):
-        run.say(f"done, but {opt.logger_name} holds no model_best.pt: dev rsum was 0 after every epoch; look at "
-                f"log.txt and the data (python {run.data_check})")
-        return 1
-    run.say(f"done: best dev rsum {state['best_rsum']:.1f}, of the last epoch {state['rsum']:.1f}; evaluate with: "
-            f"{sys.executable} {run.program.replace('train', 'evaluate')} --checkpoint {opt.logger_name}")
-    return 0
 
 
 @contextlib.contextmanager
@@ -220,7 +222,7 @@ def share_signals(received: list[int], device: torch.device) -> None:
     received += [int(number)] * (int(number) > 0)
 
 
-# ---- optimisers and schedule
+# ---- optimisers
 
 def build_optimizers(opt, model) -> dict[str, torch.optim.Optimizer]:
     """Build the optimiser of the model and an Adam for jWAE's critic.
@@ -239,20 +241,6 @@ def build_optimizers(opt, model) -> dict[str, torch.optim.Optimizer]:
     return optimizers
 
 
-def rate_share(opt, epoch: int, step: int, steps: int) -> float:
-    """Share of --learning_rate that a step of an epoch of `steps` takes, in [0, 1].
-
-    The rate rises in a line over --warmup epochs, then falls tenfold every --lr_update epochs, or as half a cosine to 0
-    at the end.
-    """
-    done = epoch + step / steps                         # epochs, with their fractions
-    if done < opt.warmup:
-        return (done + 1 / steps) / (opt.warmup + 1 / steps)
-    if opt.schedule == "cosine":
-        return 0.5 + 0.5 * math.cos(math.pi * (done - opt.warmup) / (opt.num_epochs - opt.warmup))
-    return 0.1 ** (epoch // opt.lr_update)
-
-
 class Training:
     """Model, data, optimisers, place in the training (`state`), folder and log.
 
@@ -268,7 +256,9 @@ class Training:
                       "best_r1": -1.0, "waited": 0}
         print(f"reading {os.path.join(opt.data_path, opt.data_name)}", flush=True)
         self.read_data(start)
-        self.steps = -(-len(self.own_order()) // self.batch_size)                   # of an epoch
+        items = len(self.order(0))
+        self.share = items if WORLD == 1 else items // WORLD // 2 * 2               # of an epoch, for each process
+        self.steps = -(-self.share // self.batch_size)                              # of an epoch
         print("building the model", flush=True)
         torch.manual_seed(opt.seed)
         self.model = self.build_model(opt, self.vocab, pretrained=start is None).to(device)
@@ -304,19 +294,15 @@ class Training:
 
     def check_data(self, train: Split, dev: Split, start: dict | None) -> None:
         """Settle options and vocabulary by the splits.
-        Raises InputError where they and the checkpoint do not fit."""
+        Words are those of the checkpoint, of DATA_NAME_vocab.json, or of the captions. Raises InputError where splits,
+        options and checkpoint do not fit."""
         opt = self.opt
         fit_to_data(opt, train.images, train.text)
         check_fits(opt, dev.images, dev.text, "the model")
         check_extractors((start or {}).get("data", {}).get("extractors"), train, opt.text_features, str(opt.init_from))
         self.splits, self.unpaired = {"train": train, "dev": dev}, None
         self.fingerprints = {**train.fingerprint(), "dev": dev.fingerprint()}
-        self.vocab = self.choose_words(train, start)
-        self.tokens = {name: split.encode(self.vocab) for name, split in self.splits.items()}
-
-    def choose_words(self, train: Split, start: dict | None) -> Vocabulary:
-        """Take words from the checkpoint, from DATA_NAME_vocab.json or from captions."""
-        opt, path = self.opt, os.path.join(self.opt.vocab_path, f"{self.opt.data_name}_vocab.json")
+        path = os.path.join(opt.vocab_path, f"{opt.data_name}_vocab.json")
         if start:
             words = start["vocabulary"]
         elif os.path.isfile(path):
@@ -327,7 +313,8 @@ class Training:
                       for name in opt.vocab_splits.split(",")]
             captions = (caption for split in splits for caption in split.words)
             words = Vocabulary.build(captions, opt.vocab_threshold).words
-        return build_vocabulary(opt, words)
+        self.vocab = build_vocabulary(opt, words)
+        self.tokens = {name: split.encode(self.vocab) for name, split in self.splits.items()}
 
     def order(self, epoch: int) -> np.ndarray:
         """Captions of an epoch, `pairs` shuffled."""
@@ -337,19 +324,12 @@ class Training:
             return self.pairs[sibling_order(self.splits["train"].caption_image[self.pairs], rng)]
         return self.pairs[rng.permutation(len(self.pairs))]
 
-    def own_order(self) -> np.ndarray:
-        """Share of `order` that this process trains on in the current epoch.
-        With several processes, all shares have one even size."""
-        order = self.order(self.state["epoch"])
-        size = len(order) if WORLD == 1 else len(order) // WORLD // 2 * 2
-        return order[RANK * size:(RANK + 1) * size]
-
-    def batches(self):
-        """Yield the batches of the current epoch that are still to come."""
+    def batches(self, order: np.ndarray):
+        """Yield the batches of an epoch in this order that are still to come."""
         opt, state = self.opt, self.state
         batches = self.splits["train"].batches(
-            self.tokens["train"], self.own_order(), self.batch_size, workers=opt.workers,
-            seed=(opt.seed, state["epoch"]), skip=state["step"], crop_size=opt.crop_size)
+            self.tokens["train"], order, self.batch_size, workers=opt.workers, seed=(opt.seed, state["epoch"]),
+            skip=state["step"], crop_size=opt.crop_size)
         for iteration, batch in enumerate(batches, state["iteration"]):  # state may lag behind
             yield batch._replace(unpaired=self.unpaired and self.unpaired.batch(iteration * WORLD + RANK))
 
@@ -359,13 +339,20 @@ class Training:
         """Take one step of every optimiser; return the loss, a sum of terms.
         Raises InputError with the name of a term that is not finite.
 
-        jWAE's critic keeps its learning rate (jwae 5.1). Its terms and the others share the backward pass and no
-        gradient: see losses.py.
+        The learning rate rises in a line over --warmup epochs, then falls tenfold every --lr_update epochs, or as half
+        a cosine to 0 at the end. jWAE's critic keeps its own (jwae 5.1). Its terms and the others share the backward
+        pass and no gradient: see losses.py.
         """
         opt, state = self.opt, self.state
-        share = rate_share(opt, state["epoch"], state["step"], self.steps)
+        done = state["epoch"] + state["step"] / self.steps                          # epochs, with their fractions
+        if done < opt.warmup:
+            factor = (done + 1 / self.steps) / (opt.warmup + 1 / self.steps)
+        elif opt.schedule == "cosine":
+            factor = 0.5 + 0.5 * math.cos(math.pi * (done - opt.warmup) / (opt.num_epochs - opt.warmup))
+        else:
+            factor = 0.1 ** (state["epoch"] // opt.lr_update)
         for group in self.optimizers["optimizer"].param_groups:
-            group["lr"] = group["initial_lr"] * share
+            group["lr"] = group["initial_lr"] * factor
         if opt.loss == "hinge":
             warm = state["epoch"] >= opt.vse_mean_warmup_epochs
             self.model.objective.max_violation = opt.max_violation and warm
@@ -379,10 +366,11 @@ class Training:
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, opt.grad_clip or torch.inf)
         *values, norm = torch.cat([values, norm[None]]).tolist()    # where a step waits for the device
         terms = dict(zip(terms, values))
-        for name, value in {**{f"the term '{name}'": x for name, x in terms.items()}, "the gradient": norm}.items():
-            check(math.isfinite(value),
-                  f"{name} of the loss became {value} at epoch {state['epoch'] + 1} step {state['step'] + 1}; the last "
-                  "checkpoint is whole: lower --learning_rate or use --amp off")
+        for name, value in {**terms, "gradient": norm}.items():
+            if not math.isfinite(value):
+                raise InputError(f"the term '{name}' of the loss became {value} at epoch {state['epoch'] + 1} step "
+                                 f"{state['step'] + 1}; the last checkpoint is whole: lower --learning_rate or use "
+                                 "--amp off")
         for optimizer in self.optimizers.values():
             optimizer.step()
         state["step"] += 1
@@ -506,15 +494,16 @@ class Training:
     def open_folder(self) -> None:
         """Describe the run in its folder, and open its log.
         A new run first writes a checkpoint, so that it can always continue; then it removes a run that it replaces."""
-        opt, path = self.opt, os.path.join(self.opt.logger_name, "config.yaml")
+        import tensorboard_logger
+        opt, folder = self.opt, self.opt.logger_name
+        config, log = os.path.join(folder, "config.yaml"), os.path.join(folder, "log.jsonl")
         if opt.resume is None:
-            os.makedirs(opt.logger_name, exist_ok=True)
             self.save()
-            clear_run(opt.logger_name)
-        if opt.resume is not None and os.path.isfile(path):
-            description = read_yaml(path)
+            remove(*(os.path.join(folder, name) for name in os.listdir(folder) if MADE_OF_RUN.fullmatch(name)))
+        if opt.resume is not None and os.path.isfile(config):
+            description = read_yaml(config)
         else:
-            commit = subprocess.run(["git", "rev-parse", "--verify", "-q", "HEAD"], text=True, capture_output=True,
+            commit = subprocess.run("git rev-parse --verify -q HEAD", shell=True, text=True, capture_output=True,
                                     check=False, cwd=os.path.dirname(os.path.abspath(__file__)))
             description = {
                 "command": shlex.join(["python", *self.program.split(), *sys.argv[1:]]),
@@ -522,26 +511,20 @@ class Training:
                 "versions": {"python": sys.version.split()[0], "torch": str(torch.__version__),
                              "numpy": np.__version__},
                 "data": {name: split.fingerprint() for name, split in self.splits.items()}, "asked": opt.asked}
-        with atomic(path) as f:
+        with atomic(config) as f:
             yaml.safe_dump({**description, "options": vars(opt)}, f, sort_keys=False)
-        self.vocab.save(os.path.join(opt.logger_name, "vocab.json"))
+        self.vocab.save(os.path.join(folder, "vocab.json"))
         if opt.noise_ratio or opt.noise_file:
-            save_array(os.path.join(opt.logger_name, NOISE), self.splits["train"].caption_image)    # (M,), NCR's form
-        self.open_log()
-
-    def open_log(self) -> None:
-        """Open log.txt, log.jsonl and tensorboard events.
-        Lines of log.jsonl that will be written again, or that a full disk cut off, are dropped."""
-        import tensorboard_logger
-        self.events = tensorboard_logger.Logger(self.opt.logger_name, flush_secs=5)
-        path, lines = os.path.join(self.opt.logger_name, "log"), []
-        for line in read_lines(f"{path}.jsonl") if os.path.isfile(f"{path}.jsonl") else ():
+            save_array(os.path.join(folder, NOISE), self.splits["train"].caption_image)             # (M,), NCR's form
+        lines = []                                          # without those that a full disk cut or that come again
+        for line in read_lines(log) if os.path.isfile(log) else ():
             with contextlib.suppress(ValueError):
                 if json.loads(line)["iteration"] <= self.state["iteration"]:
                     lines.append(line)
-        save_lines(f"{path}.jsonl", lines)
-        self.json = open(f"{path}.jsonl", "a", encoding="utf-8")
-        self.text = open(f"{path}.txt", "a", encoding="utf-8", errors="backslashreplace")
+        save_lines(log, lines)
+        self.json = open(log, "a", encoding="utf-8")
+        self.text = open(os.path.join(folder, "log.txt"), "a", encoding="utf-8", errors="backslashreplace")
+        self.events = tensorboard_logger.Logger(folder, flush_secs=5)
 
     def say(self, line: str) -> None:
         """Write a line to the terminal and to log.txt."""

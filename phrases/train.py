@@ -63,10 +63,10 @@ class PhraseTraining(core.Training):
         rng = np.random.default_rng([self.opt.seed, epoch])
         return rng.permutation(np.unique(self.splits["train"].phrase_photo[self.pairs]))
 
-    def batches(self):
-        """Yield the batches of the current epoch that are still to come."""
+    def batches(self, order: np.ndarray):
+        """Yield the batches of an epoch in this order that are still to come."""
         opt, state = self.opt, self.state
-        return batches(self.splits["train"], self.tokens["train"], self.own_order(), self.batch_size,
+        return batches(self.splits["train"], self.tokens["train"], order, self.batch_size,
                        Labels(opt.positive_iou, opt.all_positives), (opt.seed, state["epoch"]), state["step"])
 
     def describe_data(self) -> str:
