@@ -35,26 +35,20 @@ def training_parser() -> Arguments:
     add = p.add_argument_group("data").add_argument
     add("--data_path", type=filename, default="data", help="folder that holds the data sets")
     add("--data_name", type=data_set, default="coco_precomp", help="folder of the data set")
-    add("--vocab_path", type=filename, default="./vocab/", help="folder of {data_name}_vocab.json; the vocabulary is "
-        "built when the file is not there")
+    add("--vocab_path", type=filename, default="./vocab/", help="folder of {data_name}_vocab.json, else one is built")
     add("--vocab_splits", default="train", help="splits whose words count (original: train,dev)")
     add("--vocab_threshold", type=positive, default=4, help="keep words that are seen at least this often")
     add("--use_restval", **FLAG, help="train on COCO's restval images, too")
     add("--dev_images", type=natural, default=DEV_IMAGES, help="dev images of precomputed data and COCO to use; 0: all")
-    add("--supervised_fraction", type=cli.fraction, default=1.0, help="jWAE: share of the training images whose pairs "
-        "are known; the others join the terms that need no pairs")
-    add("--noise_ratio", type=cli.below_one, default=0.0, metavar="SHARE", help="share of the training captions "
-        "that exchange their images, so that these pairs are wrong (NCR)")
+    add("--supervised_fraction", type=cli.fraction, default=1.0, help="jWAE: share of the images whose pairs are known")
+    add("--noise_ratio", type=cli.below_one, default=0.0, help="share of captions that exchange their images (NCR)")
     add("--noise_seed", type=natural, default=0, help="seed of --noise_ratio")
-    add("--noise_file", type=filename, metavar="FILE.npy", help="the image of each training caption (NCR), or of each "
-        "training image (DECL), in place of --noise_ratio")
+    add("--noise_file", type=filename, help="the image of each training caption (NCR) or image (DECL), as .npy")
     add("--workers", type=cli.workers, default=min(10, os.cpu_count() or 1), help="processes that read photos")
 
     add = p.add_argument_group("method").add_argument
-    add("--method", choices=METHODS, metavar="NAME", help="use the options of a method of the papers (see --methods); "
-        "other options given override them")
-    add("--sim", "--measure", choices=[*SIMILARITIES, *BASELINES], default="cosine", help="similarity of image and "
-        "caption")
+    add("--method", choices=METHODS, metavar="NAME", help="options of a method of the papers (see --methods)")
+    add("--sim", "--measure", choices=[*SIMILARITIES, *BASELINES], default="cosine", help="similarity")
     add("--head", choices=HEADS, help="points or Gaussians, for both sides (default: what --sim needs)")
     add("--image_head", choices=HEADS, help="the same for images (GIE: Gaussian here only)")
     add("--text_head", choices=HEADS, help="the same for captions (GCE: Gaussian here only)")
@@ -69,18 +63,15 @@ def training_parser() -> Arguments:
     add("--var_min", type=cli.above_zero, help="smallest variance (default: 0.1; mls: 1e-4, match_prob: 1e-6)")
 
     add = p.add_argument_group("images").add_argument
-    add("--img_enc", choices=["auto", *IMAGE_ENCODERS], default="auto", help="image encoder. auto: precomp or cnn by "
-        "the data, or what --sim needs; vsrn: graph and GRU over regions; pie: attention (PVSE, PCME); scan: every "
-        "region")
+    add("--img_enc", choices=["auto", *IMAGE_ENCODERS], default="auto", help="image encoder (auto: by the data and "
+        "--sim). vsrn: graph and GRU over regions; pie: attention (PVSE, PCME); scan: every region")
     add("--cnn_type", choices=CNNS, default="vgg19", help="network for photos")
     add("--cnn_weights", type=filename, help="weights of the network (default: those in torch's cache)")
     add("--finetune", **FLAG, help="also train the network for photos")
     add("--freeze_bn", **FLAG, help="with --finetune: its BatchNorms keep their statistics, as in VSE++")
     add("--crop_size", type=up_to(4096), default=224, help="side of the random crops of training photos")
-    add("--feature_norm", **SWITCH, default=True, help="l2-normalise precomputed features, as VSE++ does CNN features "
-        "(vsrn: the output of its first layer)")
-    add("--pool", choices=["mean", "gpo"], default="mean", help="pooling of regions: mean, or generalised "
-        "(VSE-infinity)")
+    add("--feature_norm", **SWITCH, default=True, help="l2-normalise features (vsrn: the output of its first layer)")
+    add("--pool", choices=["mean", "gpo"], default="mean", help="pooling of regions: mean, or VSE-infinity's")
     add("--region_norm", choices=["entries", "regions"], default="entries", help="vsrn: scale regions to entries of "
         "order 1, or each feature to norm 1 over the regions, as the original code does")
     add("--region_bn", **FLAG, help="vsrn: BatchNorm after the GRU, as in the original on Flickr30K")
@@ -88,15 +79,14 @@ def training_parser() -> Arguments:
 
     add = p.add_argument_group("captions").add_argument
     add("--txt_enc", choices=TEXT_ENCODERS, help="text encoder (default: gru, or what --sim needs). bigru: jWAE's; "
-        "pie: attention (PVSE, PCME); mean, sum: of word vectors; trigram_conv, trigram_bag: letter trigrams (DMSM, "
-        "DSSM)")
+        "pie: attention (PVSE, PCME); mean, sum: of word vectors; trigram_*: letter trigrams (DMSM, DSSM)")
     add("--txt_fc", **FLAG, help="gru: a linear layer after each GRU, as in pmrl's equations")
     add("--txt_layers", type=cli.sizes, help="hidden layers for mean, sum, features and trigrams, as in --img_layers")
-    add("--layer_style", choices=["relu", "tanh", "branch"], default="relu", help="hidden layers. relu: jWAE; "
-        "tanh: DMSM, also after the last layer; branch: two-branch networks, one with BatchNorm, ReLU and dropout")
+    add("--layer_style", choices=["relu", "tanh", "branch"], default="relu", help="hidden layers of jWAE, of DMSM "
+        "(tanh, also after the last), or of two-branch networks (one, with BatchNorm, ReLU and dropout)")
     add("--text_features", metavar="NAME", help="read features of captions, {split}_NAME.npy, instead of words")
-    add("--text_anchor", type=cli.below_one, default=0.0, metavar="SHARE", help="weight of a second similarity, which "
-        "compares --text_features with their prediction from an image (0.7: scores agree more with people)")
+    add("--text_anchor", type=cli.below_one, default=0.0, help="weight of a second similarity, which compares "
+        "--text_features with their prediction from an image (0.7: scores agree more with people)")
     add("--word_vectors", type=filename, help="initialise words from word2vec or GloVe vectors")
     add("--freeze_words", **FLAG, help="do not train the vectors of --word_vectors")
     add("--word_dim", type=cli.width, default=300, help="size of the word vectors")
@@ -106,14 +96,11 @@ def training_parser() -> Arguments:
     add("--bi_gru", **FLAG, help="scan: read the words in both directions and average")
     add("--cross_attn", choices=["t2i", "i2t", "hard"], default="t2i", help="scan: words attend to regions, or the "
         "reverse; hard: each word takes its nearest region (CHAN)")
-    add("--agg_func", choices=["LogSumExp", "Mean"], default="LogSumExp", help="scan: how the cosines of the parts "
-        "become a score")
+    add("--agg_func", choices=["LogSumExp", "Mean"], default="LogSumExp", help="scan: score from the cosines of parts")
     add("--lambda_lse", type=at_least_zero, default=6.0, help="scan: sharpness of LogSumExp")
-    add("--lambda_softmax", type=at_least_zero, default=9.0, help="scan: sharpness of the attention (4 in SCAN's "
-        "i2t)")
+    add("--lambda_softmax", type=at_least_zero, default=9.0, help="scan: sharpness of the attention (i2t: 4)")
     add("--n_embeds", type=up_to(1024), metavar="K", help="mil, chamfer: embeddings per item (default: 2)")
-    add("--cite_layers", type=cli.sizes, default="1024-256", help="cite: sizes of the shared layer and of the layer "
-        "of each concept")
+    add("--cite_layers", type=cli.sizes, default="1024-256", help="cite: sizes of the shared and the concepts' layers")
 
     add = p.add_argument_group("objective").add_argument
     add("--loss", choices=[*LOSSES, *OTHER_LOSSES], help="loss to minimise. hinge (VSE++), infonce (CLIP), match "
@@ -125,38 +112,31 @@ def training_parser() -> Arguments:
             settings = {"choices": kind} if isinstance(kind, list) else kinds.get(kind, {"type": kind})
             add(f"--{name}", default=default, help=text, **settings)
     add("--vse_mean_warmup_epochs", type=natural, default=0, help="hinge: sum of violations in the first N epochs")
-    add("--mask_same_image", **SWITCH, help="do not count other captions of an image as negatives (default: on for "
-        "infonce, match and rcl)")
+    add("--mask_same_image", **SWITCH, help="no negatives of the same image (default: on for infonce, match and rcl)")
     add("--pseudo_positives", **WEIGHT, help="match: weight of pairs that score above the true one (PCME++: 0.1)")
-    add("--label_smoothing", type=cli.below_one, help="infonce, match: share of the targets spread over all pairs "
-        "(default: 0; 1e-4 with --pseudo_positives)")
-    add("--mse_weight", type=cli.above_zero, default=1.0, help="mse: weight of the squared distance per dimension "
-        "(embed_size gives jWAE's eq. 7 per item)")
+    add("--label_smoothing", type=cli.below_one, help="infonce, match: share of the targets spread over all pairs")
+    add("--mse_weight", type=cli.above_zero, default=1.0, help="mse: weight of the squared distance per dimension")
 
     add = p.add_argument_group("terms beside the objective, off at a weight of 0").add_argument
     for side in ("images", "captions"):
         add(f"--recon_{side}", **WEIGHT, help=f"jWAE: reconstruct {side}")
         add(f"--prior_{side}", **WEIGHT, help=f"jWAE: latents of {side} follow N(0, I)")
     add("--prior_loss", choices=PRIOR_LOSSES, default="gan", help="a critic (jWAE) or a maximum mean discrepancy")
-    add("--latent_norm", choices=LATENT_NORMS, help="scale of latents. sphere: norm sqrt(embed_size); batch: mean 0 "
-        "and variance 1 per dimension over a batch (default: sphere with a prior and a loss of scores, else none)")
-    add("--vae", **WEIGHT, help="sample every latent from a Gaussian; weight of its KL to N(0, I) (jWAE's VAE)")
+    add("--latent_norm", choices=LATENT_NORMS, help="scale of latents: norm sqrt(embed_size), or mean 0 and variance 1 "
+        "over a batch (default: sphere with a prior and a loss of scores, else none)")
+    add("--vae", **WEIGHT, help="sample latents from Gaussians; weight of their KL to N(0, I) (jWAE's VAE)")
     add("--captioner", **WEIGHT, help="vsrn: weight of the caption generator (VSRN: 1)")
     add("--captioner_original", **FLAG, help="captioner: attend as in VSRN's code, without the previous word")
     add("--dim_hidden", type=cli.width, default=512, help="captioner: size of its GRUs")
-    add("--vib", **WEIGHT, help="KL of every Gaussian to N(0, I), in nats, averaged over items (PCME: 5e-6; PCME++'s "
-        "1e-4 is also a mean over dimensions: 1e-4 / embed_size here)")
-    add("--diversity", **WEIGHT, help="mil, chamfer: keep the K embeddings apart (PVSE: 0.1 x batch size, as the loss "
-        "is a sum)")
+    add("--vib", **WEIGHT, help="KL of every Gaussian to N(0, I) in nats, mean over items (PCME: 5e-6; PCME++: 1e-4/D)")
+    add("--diversity", **WEIGHT, help="mil, chamfer: keep the K embeddings apart (PVSE: 0.1 x batch size)")
     add("--mmd", **WEIGHT, help="pull the two distributions of embeddings together (PVSE: 0.01 x batch size)")
 
     add = p.add_argument_group("optimisation").add_argument
     add("--dropout", type=cli.below_one, default=0.0, help="dropout of features and word vectors")
-    add("--feature_noise", type=at_least_zero, default=0.0, metavar="SHARE", help="normal noise added to features and "
-        "word vectors in training, its norm as a share of theirs")
-    add("--weight_decay", type=at_least_zero, default=0.0, help="decoupled weight decay of matrices (AdamW)")
-    add("--schedule", choices=["step", "cosine"], default="step", help="learning rate: divided by 10 every --lr_update "
-        "epochs, or half a cosine down to 0")
+    add("--feature_noise", **WEIGHT, help="noise added to features and word vectors, its norm as a share of theirs")
+    add("--weight_decay", **WEIGHT, help="decoupled weight decay of matrices (AdamW)")
+    add("--schedule", choices=["step", "cosine"], default="step", help="rate: by --lr_update, or half a cosine")
     add("--warmup", type=at_least_zero, default=0.0, metavar="EPOCHS", help="epochs in which the rate rises from 0")
     add("--num_epochs", type=positive, default=30, help="number of epochs")
     add("--batch_size", type=up_to(cli.LARGEST, least=2), default=128, help="pairs per batch")
@@ -164,16 +144,15 @@ def training_parser() -> Arguments:
     add("--learning_rate", type=cli.above_zero, default=0.0002, help="initial learning rate")
     add("--lr_update", type=positive, default=15, help="epochs until the learning rate is divided by 10")
     add("--grad_clip", type=at_least_zero, default=2.0, help="largest norm of the gradient; 0: no limit")
-    add("--select", choices=["rsum", "hbr", "r1"], default="rsum", help="choose the best epoch on dev by the sum "
-        "of recalls, the harmonic mean of the images' best ranks (DMSM), or R@1 of both directions")
+    add("--select", choices=["rsum", "hbr", "r1"], default="rsum", help="choose the best epoch on dev by the sum of "
+        "recalls, the harmonic mean of the images' best ranks (DMSM), or R@1 of both directions")
     add("--patience", type=positive, help="stop after N epochs in a row without a better model on dev (CITE: 5)")
     add("--amp", choices=["off", "bf16"], default="off", help="precision of the networks")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="device (auto: CUDA if present)")
     add("--seed", type=natural, default=0, help="seed of initialisation, batch order and crops")
 
     add = p.add_argument_group("run").add_argument
-    add("--logger_name", type=filename, metavar="FOLDER", help="run folder (default: runs/DATA_METHOD_seedN, of "
-        "--method, else of --sim)")
+    add("--logger_name", type=filename, metavar="FOLDER", help="run folder (default: runs/DATA_METHOD_seedN)")
     add("--log_step", type=positive, default=10, help="steps between log lines")
     add("--val_step", type=positive, default=500, help="steps between validations within an epoch")
     add("--resume", type=lambda text: text and filename(text), metavar="RUN", nargs="?", const="", help="continue "
@@ -270,51 +249,39 @@ def count_gaussians(opt) -> int:
 
 def imply(opt) -> None:
     """Fill in what was not given, by the similarity and by other options."""
-    def default(name: str, value) -> None:
-        if getattr(opt, name) in (None, "auto"):
-            setattr(opt, name, value)
     similarity = find_similarity(opt.sim)
-    implied = dict(trait(similarity, "implies"))
+    implied, sides = dict(trait(similarity, "implies")), trait(similarity, "gaussian_sides")
     head, image, text = implied.pop("head", "ellipsoidal"), opt.image_head or opt.head, opt.text_head or opt.head
-    if trait(similarity, "gaussian_sides") == 1:                # GCE, unless the image side is asked for
+    if sides == 1:                                              # GCE, unless the image side is asked for
         image = image or (head if text == "point" else "point")
         text = text or (head if image == "point" else "point")
     head = head if count_gaussians(opt) else "point"
     opt.image_head, opt.text_head = image or head, text or head
     opt.head = opt.image_head if opt.image_head == opt.text_head else None
-    for name, value in implied.items():
-        default(name, value)
-    default("embed_size", 2048 if opt.img_enc == "vsrn" else 1024)
-    default("txt_enc", "features" if opt.text_features else "gru")
-    default("n_embeds", 1)
-    default("loss", "hinge")
-    default("var_min", 1e-6 if opt.loss == "volume" else 0.1)
-    default("logvar_init", -7.0 if opt.loss == "volume" else 0.0)
+    opt.loss = opt.loss or implied.get("loss", "hinge")
+    volume, prior = opt.loss == "volume", opt.prior_images or opt.prior_captions
     nothing_to_copy = (opt.img_layers == "0" and opt.image_head != "point"
                        or opt.txt_layers == "0" and opt.text_head != "point")
-    default("var_layers", "256" if nothing_to_copy else None)
-    default("label_smoothing", 1e-4 if opt.pseudo_positives else 0.0)
-    prior = opt.prior_images or opt.prior_captions
-    default("latent_norm", "sphere" if prior and opt.loss != "mse" else "none")
-    default("max_violation", trait(similarity, "gaussian_sides") > 0 and opt.loss == "hinge")
-    default("mask_same_image", opt.loss in ("infonce", "match", "rcl"))
-    default("logger_name", default_run(opt))
+    defaults = {"embed_size": 2048 if opt.img_enc == "vsrn" else 1024,
+                "txt_enc": "features" if opt.text_features else "gru", "n_embeds": 1,
+                "var_min": 1e-6 if volume else 0.1, "logvar_init": -7.0 if volume else 0.0,
+                "var_layers": "256" if nothing_to_copy else None,
+                "label_smoothing": 1e-4 if opt.pseudo_positives else 0.0,
+                "latent_norm": "sphere" if prior and opt.loss != "mse" else "none",
+                "max_violation": sides > 0 and opt.loss == "hinge",
+                "mask_same_image": opt.loss in ("infonce", "match", "rcl"), "logger_name": default_run(opt)}
+    for name, value in {**defaults, **implied}.items():
+        if getattr(opt, name) in (None, "auto"):
+            setattr(opt, name, value)
     if opt.no_imgnorm and opt.sim == "cosine":                  # VSE0: its cosine is an inner product
         opt.sim = "dot"
 
 
 def resolve(opt) -> None:
     """Fill in what the options imply.
-    Raise InputError where they cannot work, before any data is read."""
+    Raise InputError with the first reason why they cannot train a model, before any data is read. Each is a wrong
+    result in silence, or an error of torch that does not name the option."""
     imply(opt)
-    check_options(opt)
-
-
-# ---- what cannot work
-
-def check_options(opt) -> None:
-    """Raise InputError with the first reason why these options cannot train a model.
-    Each is a wrong result in silence, or an error of torch that does not name the option."""
     similarity, text = find_similarity(opt.sim), TEXT_ENCODERS[opt.txt_enc]
     parts, implied = trait(similarity, "parts"), trait(similarity, "implies")
     heads, needed = (opt.image_head, opt.text_head), count_gaussians(opt)
@@ -337,21 +304,18 @@ def check_options(opt) -> None:
          "--text_features NAME with --img_layers 0 --txt_layers 0"),
         (not opt.freeze_means or gaussians and (opt.init_from or opt.resume is not None),
          "--freeze_means learns variances around the means of a run; give --init_from RUN and a Gaussian head"),
-        (not opt.vib or gaussians and not opt.vae,
-         f"--vib {opt.vib:g} is the KL of Gaussian embeddings, and there are none; leave it out"),
+        (not opt.vib or gaussians and not opt.vae, f"--vib {opt.vib:g} needs Gaussian embeddings; leave it out"),
         (not parts and opt.img_enc != "scan"
          or parts and all(getattr(opt, name) == implied[name] for name in ("img_enc", "txt_enc")),
-         f"--sim {opt.sim} compares {'parts' if parts else 'wholes'}, and --img_enc {opt.img_enc} --txt_enc "
-         f"{opt.txt_enc} give something else; leave these out"),
+         f"--sim {opt.sim} does not compare what --img_enc {opt.img_enc} and --txt_enc {opt.txt_enc} give; leave these "
+         "out"),
         ((opt.txt_enc == "features") == bool(opt.text_features),
-         f"--txt_enc {opt.txt_enc} and --text_features {opt.text_features}: the encoder 'features' reads the files "
-         "that --text_features names; give --text_features NAME alone, or neither"),
+         f"--txt_enc {opt.txt_enc} does not read --text_features {opt.text_features}; give --text_features NAME alone"),
         (not opt.txt_layers or text.layers,
          f"--txt_layers {opt.txt_layers} is for word vectors, features and trigrams, not for --txt_enc {opt.txt_enc}; "
          "leave it out"),
         (opt.sim in ("mil", "chamfer") or opt.n_embeds == 1 and not opt.diversity,
-         f"--n_embeds {opt.n_embeds} and --diversity {opt.diversity:g} are for --sim mil and chamfer; leave "
-         "them out"),
+         f"--n_embeds {opt.n_embeds} and --diversity {opt.diversity:g} need --sim mil or chamfer; leave them out"),
         (opt.sim == "scan" or opt.cross_attn != "hard",
          f"--cross_attn hard compares words with regions, and --sim {opt.sim} does not; use --sim scan"),
         (not opt.freeze_words or opt.word_vectors or opt.init_from,
@@ -363,23 +327,22 @@ def check_options(opt) -> None:
         (opt.loss != "nll" or opt.negatives < opt.batch_size,
          f"--negatives {opt.negatives}: a batch of {opt.batch_size} captions has one less to compare with; give fewer"),
         (not (opt.noise_ratio and opt.noise_file),
-         f"--noise_ratio {opt.noise_ratio:g} and --noise_file {opt.noise_file} both say which pairs are wrong; give "
-         "one"),
+         f"--noise_ratio {opt.noise_ratio:g} and --noise_file {opt.noise_file} both name wrong pairs; give one"),
         (opt.warmup < opt.num_epochs,
          f"--warmup {opt.warmup:g} is as long as the training of --num_epochs {opt.num_epochs}; give less"),
         (not (recon or prior) or opt.sim in ("cosine", "dot", "scan", "product", "cite"),
-         f"--recon_* and --prior_* are for latents compared by direction, not --sim {opt.sim}; use --sim cosine"),
+         f"--recon_* and --prior_* need latents compared by direction, not --sim {opt.sim}; use --sim cosine"),
         (not opt.recon_images or one_vector or opt.img_enc == "scan",
          f"--recon_images cannot reconstruct what --img_enc {opt.img_enc} --pool {opt.pool} reads; leave it out"),
         (not opt.recon_captions or text.decoder and not learned,
-         f"--recon_captions cannot reconstruct what --txt_enc {opt.txt_enc} reads; use gru, bigru or features, or "
-         "give --freeze_words"),
+         f"--recon_captions cannot reconstruct what --txt_enc {opt.txt_enc} reads; use gru, bigru, features or "
+         "--freeze_words"),
         (not opt.captioner or opt.img_enc == "vsrn" and text.reads == "words",
          f"--captioner {opt.captioner:g} writes captions from VSRN's regions; use --img_enc vsrn with --txt_enc gru"),
         (not opt.text_anchor or opt.text_features and one_vector and opt.loss in ("infonce", "match", "volume")
          and not (recon or prior or opt.vae or copied),
          f"--text_anchor {opt.text_anchor:g} needs --text_features, one vector per image, --loss infonce, match or "
-         "volume, points, spherical heads or --var_layers, and no --recon_*, --prior_* and --vae; leave it out"),
+         "volume, no --recon_*, --prior_* and --vae, and points, spherical heads or --var_layers; leave it out"),
     ):
         check(fits, sentence)
 
@@ -452,8 +415,7 @@ def evaluation_parser() -> Arguments:
     add("--embeddings", type=filename, metavar="FILE.npz", help="embeddings of any model, as --export writes them")
     add("--scores", type=filename, metavar="FILE.npy", help="scores, images x captions; higher scores are better")
     add = group.add_argument
-    add("--sim", choices=formulas(), help="similarity to rank by (default: the run's, or what --embeddings "
-        "names, else cosine)")
+    add("--sim", choices=formulas(), help="similarity to rank by (default: the run's, the file's, or cosine)")
     add("--data_path", type=filename, metavar="FOLDER", help="folder of the data sets (default: as in training)")
     add("--data_name", type=data_set, help="data set (default: as in training)")
     add("--split", type=cli.split_name, help="train, dev, test or testall (default: what a file names, else test)")
@@ -466,7 +428,7 @@ def evaluation_parser() -> Arguments:
     add("--cxc_path", type=filename, metavar="FOLDER", help="folder of its csv files (default: DATA_PATH/cxc)")
     add("--pmrp", **FLAG, help="Plausible Match R-Precision, from the instances of COCO")
     add("--instances", type=filename, metavar="FILE.json", help="COCO's instances of the images of the split (default: "
-        "DATA_PATH/DATA_NAME/annotations/instances_val2014.json)")
+        "annotations/instances_val2014.json of the data set)")
     add("--eccv", **FLAG, help="ECCV Caption, from --eccv_path or the package eccv_caption")
     add("--eccv_path", type=filename, metavar="FOLDER", help="folder of its two JSON files")
     add("--positives", type=filename, metavar="FILE.json", help='recalls, R-precision and mAP@R of your own matches: '

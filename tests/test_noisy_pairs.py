@@ -69,7 +69,7 @@ def test_other_files_are_refused_in_a_sentence(tmp_path, demo_path, capsys, cont
 
 def test_ratio_and_file_are_not_both_given(capsys):
     refused(capsys, train.main, ["--noise_ratio", "0.2", "--noise_file", "x.npy"],
-            "--noise_ratio 0.2 and --noise_file x.npy both say")
+            "--noise_ratio 0.2 and --noise_file x.npy both name")
 
 
 # ---- a run
