@@ -37,10 +37,11 @@ def read_tables() -> dict[str, list[list[str]]]:
 
 def render(lines: list[list[str]], heads: list[str] | None = None) -> str:
     """Table in Markdown.
-    Columns by their heads, or all below the command that the rows share."""
+    Columns by their heads, without rows that are empty there, or all below the command that the rows share."""
     command, _, *all_heads = lines[0]
     columns = [all_heads.index(head) for head in heads or []] or range(len(all_heads))
-    rows = [f"| {' | '.join(cells[i] for i in columns)} |" for _, _, *cells in lines]
+    rows = [f"| {' | '.join(cells[i] for i in columns)} |" for _, _, *cells in lines
+            if any(cells[i] for i in columns[1:])]
     rows.insert(1, "|---" * len(columns) + "|")
     return (f"```\n{command}\n```\n\n" if command != "command" and not heads else "") + "\n".join(rows)
 
