@@ -12,35 +12,21 @@ if __name__ == "__main__":
     import cli
     cli.start()
 
-import csv
 import os
 import sys
-
-import numpy as np
 
 import cli
 from checkpoint import Trained
 from cli import check, torch_device
 from data import named_splits
 from evaluation import pictures
-from evaluation.embeddings import (
-    Embeddings,
-    embed,
-    export,
-    has_testall,
-    load_embeddings,
-    load_scores,
-    newest_run,
-    tell_kind,
-)
-from evaluation.protocols import Record, assess, read_judgements, replace_nan
+from evaluation.embeddings import Embeddings, embed, export, has_testall, is_run, load_file, newest_run
+from evaluation.protocols import assess, read_judgements, replace_nan
 from evaluation.report import comparisons, doubts, render, seed_tables, sentences, tables
-from files import atomic, output, repeated, save_json
+from files import output, repeated, save_json
 from images import Photos
 from losses import formulas
 from options import parse_evaluation as parse_args
-
-RANKS = ["protocol", "direction", "query", "id", "rank_from_0"]     # columns of --ranks
 
 
 def run(opt) -> dict:
@@ -56,10 +42,9 @@ def check_options(opt) -> None:
                                                        "photos, or leave it out")
     check(not opt.compare or len(opt.compare) > 1, f"--compare {(opt.compare or [''])[0]} has nothing to compare with; "
                                                    "give at least two runs, or use --checkpoint")
-    check(not opt.compare or not (opt.export or opt.ranks or opt.retrieval), "--export, --ranks and --retrieval are of "
-          "one model, and --compare names several; leave them out, or use --checkpoint")
-    check(not opt.sim or not opt.scores, f"--sim {opt.sim} computes nothing from a matrix of --scores; leave it out")
-    check(not opt.export or not (opt.embeddings or opt.scores) and len(opt.checkpoint or [""]) == 1,
+    check(not opt.compare or not (opt.export or opt.retrieval), "--export and --retrieval are of one model, and "
+          "--compare names several; leave them out, or use --checkpoint")
+    check(not opt.export or not opt.embeddings and len(opt.checkpoint or [""]) == 1,
           "--export writes the embeddings of one run; name it alone with --checkpoint")
     twice = repeated(map(os.path.realpath, opt.checkpoint or ()))
     check(twice is None, f"--checkpoint names {twice} more than once; name each run once")
@@ -67,28 +52,24 @@ def check_options(opt) -> None:
 
 def evaluate_one(opt) -> dict:
     """Evaluate a run, an ensemble, embeddings or scores."""
-    file = opt.embeddings or opt.scores
+    file = opt.embeddings
     paths = [file] if file else opt.checkpoint or [newest_run()]
     if not file and not opt.checkpoint:
         print(f"no --checkpoint given, using the newest run: {paths[0]}")
     models = {} if file else load_models(paths, opt)
     choose_split(models, opt)
     target = check_outputs(results_file(paths, models, opt), paths, opt)
-    e = embed_split(list(models.values()), opt) if models else load_file(
-        file, "embeddings" if opt.embeddings else "scores", opt)
-    pictured = opt.uncertainty or opt.retrieval
+    e = embed_split(list(models.values()), opt) if models else read_file(file, opt)
     if opt.export:
         export_embeddings(e, opt.export)
-    photos = pictures.find_photos(e.photos or e.ids.get("image_name"), opt.photos) if pictured else None
     e.judged = read_judgements(e, opt)
-    results, record = assess(e, opt)
+    results, _ = assess(e, opt)
+    photos = pictures.find_photos(e, opt.photos) if opt.uncertainty or opt.retrieval else None
     print(f"\n{' '.join(filter(None, [results['data_name'], e.split]))}: {e.n_images:,} images, "
           f"{len(e.caption_image):,} captions" + f", mean of the scores of {len(paths)} models" * (len(paths) > 1))
     lines = [*sentences(results), *(f"note: {note}" for note in results.get("notes", ()))]
     show_and_save(results, tables({e.name: results}), lines, target, opt)
-    if opt.ranks:
-        write_ranks(opt.ranks, e, record)
-    if pictured:
+    if photos:
         draw_pictures(e, results, photos, target, opt)
     return results
 
@@ -98,19 +79,17 @@ def compare_models(opt) -> dict:
     from evaluation.compare import compare
 
     paths = [path for group in opt.compare for path in group.split(",")]
-    models = load_models([path for path in paths if tell_kind(path) == "run"], opt)
+    models = load_models([path for path in paths if is_run(path)], opt)
     choose_split(models, opt)
     names = [os.path.splitext(os.path.basename(os.path.normpath(path.split(",")[0])))[0] for path in opt.compare]
     target = check_outputs(opt.output or join_words("comparison", *names, opt.data_name, opt.split), paths, opt)
     results = replace_nan(compare(opt.compare, lambda path: embed_split([models[path]], opt) if path in models else
-                                  load_file(path, tell_kind(path), opt), opt))
+                                  read_file(path, opt), opt))
     runs, pairs = results["runs"], results["comparisons"]
     all_tables = tables(runs) + (seed_tables(results["groups"]) if len(runs) > len(results["groups"]) else [])
     lines = [f"{name}: {line}" for name, r in runs.items() for line in sentences(r)]
     lines += dict.fromkeys(f"note: {note}" for r in runs.values() for note in r.get("notes", ()))
     show_and_save(results, all_tables + comparisons(pairs), [*lines, *doubts(pairs)], target, opt)
-    if opt.uncertainty:
-        draw_curves({name: r.get("uncertainty", {}) for name, r in runs.items()}, target)
     return results
 
 
@@ -136,12 +115,12 @@ def choose_split(models: dict[str, Trained], opt) -> None:
             print(f"{' and '.join(asked)} evaluate the split testall of {folder} (--split test takes a part of it)")
 
 
-def load_file(path: str, kind: str, opt) -> Embeddings:
-    """The "embeddings" or "scores" of a file, of the split that the options name."""
+def read_file(path: str, opt) -> Embeddings:
+    """The embeddings or scores of a file, of the split that the options name."""
     check(not opt.bank, f"--bank {opt.bank} needs a model that embeds the bank, and {path} is of the items of one "
                         "split; leave --bank out, or evaluate a trained run with --checkpoint")
     data = {name: getattr(opt, name) for name in ("data_path", "data_name", "split", "dev_images")}
-    return load_scores(path, **data) if kind == "scores" else load_embeddings(path, opt.sim, **data)
+    return load_file(path, opt.sim, **data)
 
 
 def embed_split(models: list[Trained], opt) -> Embeddings:
@@ -203,12 +182,12 @@ def beside(name: str, target: str) -> str:
 def check_outputs(target: str, paths: list[str], opt) -> str:
     """Check the output files before the work; return the path of the results.
     Raises InputError where a file cannot be written, is named for two things, or exists without --overwrite."""
-    named = [path for path in (opt.export, opt.ranks, opt.output) if path]
-    pictures = [*("uncertainty", "uncertain_images", "uncertain_captions") * opt.uncertainty,
+    named = [path for path in (opt.export, opt.output) if path]
+    pictures = [*("uncertain_images", "uncertain_captions") * opt.uncertainty,
                 *["retrieval"] * opt.retrieval]
     outputs = [*named, *[target] * (not opt.output), *(beside(name, target) for name in pictures)]
     twice = repeated(map(os.path.realpath, outputs))
-    check(twice is None, f"--export, --ranks, --output or a picture beside it name one file ({twice}) for two things; "
+    check(twice is None, f"--export, --output or a picture beside it name one file ({twice}) for two things; "
                          "name another")
     inputs = [path for path in (*paths, opt.vocab, opt.positives, opt.instances) if path]
     for path in outputs:                          # beside a run that does not exist nothing is tried
@@ -233,40 +212,16 @@ def export_embeddings(e: Embeddings, path: str) -> None:
     print(f"embeddings in {path}{lacks}")
 
 
-def write_ranks(path: str, e: Embeddings, record: Record) -> None:
-    """Write the rank of every query as CSV.
-    Columns: protocol, direction, query, its id, 0-based rank of its best match."""
-    ids = {"i": e.ids.get("image_id"), "t": e.ids.get("caption_id")}
-    with atomic(path) as f:
-        rows = csv.writer(f)
-        rows.writerow(RANKS)
-        for (protocol, side, name), values in record.items():
-            if name == "rank":
-                known = ids[side[0]] or [""] * len(values)
-                rows.writerows((protocol, side, q, known[q], int(values[q]))
-                               for q in np.flatnonzero(~np.isnan(values)))
-    print(f"ranks of all queries in {path}")
-
-
-def draw_curves(reports: dict, target: str) -> None:
-    """Draw recall by uncertainty beside the results; a text-only split has none."""
-    if all("recall_bins" in side for report in reports.values() for side in report.values()):
-        pictures.draw_curves(reports, beside("uncertainty", target))
-        print(f"recall by uncertainty in {beside('uncertainty', target)}", file=sys.stderr)
-
-
-def draw_pictures(e: Embeddings, results: dict, photos: Photos | None, target: str, opt) -> None:
+def draw_pictures(e: Embeddings, results: dict, photos: Photos, target: str, opt) -> None:
     """Draw the pictures that the options name beside the results."""
     if opt.retrieval and e.has_images:
         path = beside("retrieval", target)
         pictures.draw_retrieval(e, photos, path)
         print(f"captions and their best images in {path}", file=sys.stderr)
-    if opt.uncertainty:
-        draw_curves({e.name: results["uncertainty"]}, target)
-        for side in results["uncertainty"]:
-            path = beside(f"uncertain_{side}", target)
-            pictures.draw_extremes(e, photos, side, path)
-            print(f"most and least uncertain {side} in {path}", file=sys.stderr)
+    for side in results["uncertainty"] if opt.uncertainty else ():
+        path = beside(f"uncertain_{side}", target)
+        pictures.draw_extremes(e, photos, side, path)
+        print(f"most and least uncertain {side} in {path}", file=sys.stderr)
 
 
 def main(argv=None) -> None:

@@ -412,8 +412,8 @@ def evaluation_parser() -> Arguments:
         "ensemble (default: the newest run)")
     add("--compare", type=seeds, metavar="RUN", nargs="+", help="evaluate runs, .npz embeddings or .npy scores, and "
         "compare each with the first by a paired bootstrap; A0,A1,A2 are seeds of one model")
-    add("--embeddings", type=filename, metavar="FILE.npz", help="embeddings of any model, as --export writes them")
-    add("--scores", type=filename, metavar="FILE.npy", help="scores, images x captions; higher scores are better")
+    add("--embeddings", "--scores", type=filename, metavar="FILE", help="embeddings of any model, as --export writes "
+        "them (.npz), or scores, images x captions; higher scores are better (.npy)")
     add = group.add_argument
     add("--sim", choices=formulas(), help="similarity to rank by (default: the run's, the file's, or cosine)")
     add("--data_path", type=filename, metavar="FOLDER", help="folder of the data sets (default: as in training)")
@@ -437,17 +437,16 @@ def evaluation_parser() -> Arguments:
         "by queries of this split, usually train; its beta is chosen on dev")
 
     add = p.add_argument_group("pictures").add_argument
-    add("--uncertainty", **FLAG, help="what log det Sigma tells about recall: bins, risk and coverage, pictures")
+    add("--uncertainty", **FLAG, help="what log det Sigma tells about recall: bins, risk and coverage, two pictures")
     add("--retrieval", **FLAG, help="draw captions, from certain to uncertain, with their best images")
     add("--photos", type=filename, metavar="FOLDER", help="photos to draw where the data are precomputed features")
 
     add = p.add_argument_group("what is written").add_argument
-    add("--ranks", type=filename, metavar="FILE.csv", help="write the rank of every query to this file")
     add("--export", type=filename, metavar="FILE.npz", help="write the embeddings to this file")
     add("--format", choices=["text", "markdown", "latex"], default="text", help="format of the tables")
     add("--output", type=filename, help="file of the results (default: results.json in the run folder, or "
         "results_SIM_DATA_SPLIT.json for another similarity, data set or split)")
-    add("--overwrite", **FLAG, help="replace existing files of --output, --export and --ranks")
+    add("--overwrite", **FLAG, help="replace existing files of --output and --export")
 
     add = p.add_argument_group("speed and memory").add_argument
     add("--batch_size", type=positive, default=128, help="images or captions per step")

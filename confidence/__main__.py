@@ -22,14 +22,11 @@ from confidence.calibration import SIDES, calibrate
 from confidence.inputs import Items, add_arguments, open_items, share
 from confidence.posterior import expected_number, rows_of
 from confidence.volume import describe_in_words
-from evaluation.annotations import read_positives
 from evaluation.pictures import find_photos
 from evaluation.protocols import replace_nan
-from evaluation.report import SIDES as TITLES
-from evaluation.report import number, render, table
+from evaluation.report import render
 from files import save_json
 from methods.volume import Sigmoid
-from metrics import spearman
 
 
 def run(opt) -> dict:
@@ -39,18 +36,13 @@ def run(opt) -> dict:
     test = items.test
     calibration = calibrate(items.dev, items.source)
     pair, temperatures = Sigmoid(**calibration["pair"]), {side: calibration[side]["temperature"] for side in SIDES}
-    outcomes = measures.measure(test, temperatures)
+    outcomes = measures.measure(test, temperatures, pair, items.logits)
     results = {**describe(items), "confidence": {side: measures.judge(x) for side, x in outcomes.items()}}
     tables = measures.tables(results["confidence"])
     lines = [calibrated_on(items), *measures.sentences(results["confidence"], calibration, outcomes),
              *(numbers_in_words(side, expected_number(rows_of(test, side), pair), pair) for side in SIDES)]
-    if items.logits:
-        results["logits"] = logits.judge_logits(test, items.logits, outcomes, pair)
-        tables += logits.tables(results["logits"])
-        lines += logits.sentences(results["logits"], items.logits)
-    if opt.positives:
-        results["number"] = judge_numbers(items.whole, opt.positives, pair)
-        tables += number_tables(results["number"])
+    for side in SIDES:
+        lines += logits.sentences(results["confidence"][side], side)
     if opt.sets:
         dev, test = to_one_size(items.dev, items.test)
         if dev is not items.dev or test is not items.test:
@@ -84,29 +76,6 @@ def numbers_in_words(side: str, count: np.ndarray, pair: Sigmoid) -> str:
             f"all others, {middle:.2g} items fit a query (median; 90% of the queries {low:.2g} to {high:.2g})")
 
 
-def judge_numbers(e, path: str, pair: Sigmoid) -> dict:
-    """Compare the expected number of items that fit with the user's own matches.
-
-    Returns {direction: {"queries", "expected", "true": means, "rho": Spearman's}}.
-    """
-    results = {}
-    for side, listed in read_positives(path, e.index("image"), e.index("caption")).items():
-        queries = np.arange(len(e.caption_image) if side == "t2i" else e.n_images)
-        true = np.bincount(listed.pairs.query, minlength=len(queries))
-        expected, known = expected_number(rows_of(e, side, queries), pair), true > 0
-        results[side] = {"queries": int(known.sum()), "expected": float(expected[known].mean()),
-                         "true": float(true[known].mean()), "rho": spearman(expected[known], true[known])}
-    return results
-
-
-def number_tables(results: dict) -> list:
-    """Table of `judge_numbers`."""
-    columns = {"expected": "expected", "true": "true", "rho": "rho", "queries": "queries"}
-    return [table("how many items fit a query, by the probability of a pair and by --positives: means, Spearman's rho",
-                  columns, {TITLES[side]: x for side, x in results.items()},
-                  lambda key, x: number(x[key], 3 if key == "rho" else 1))]
-
-
 def to_one_size(dev, test):
     """Draw as many images of the larger split as the smaller one has.
     A limit fitted to few items promises too much for many."""
@@ -127,14 +96,15 @@ def show_and_save(results: dict, calibration: dict, tables: list, lines: list[st
 
 
 def draw(items: Items, outcomes: dict, results: dict, folder: str | None, files: dict[str, str]) -> None:
-    """Draw reliability, risk and coverage, and examples.
-    Examples show photos where these are at hand."""
-    curves, shown, whole = *map(files.get, plots.PICTURES), items.whole
+    """Draw reliability, risk and coverage; and examples where the photos are at hand."""
+    curves, shown = map(files.get, plots.PICTURES)
     plots.diagrams(outcomes, results, curves)
-    outcomes = measures.move_to_whole(outcomes, items.images, whole.caption_image)
-    plots.examples(outcomes, whole.ids.get("caption"), whole.caption_image,
-                   find_photos(whole.photos or whole.ids.get("image_name"), folder), shown)
-    print(f"reliability, risk and coverage in {curves}\nanswers and how sure they are in {shown}", file=sys.stderr)
+    print(f"reliability, risk and coverage in {curves}", file=sys.stderr)
+    photos = find_photos(items.whole, folder)
+    if photos:
+        outcomes = measures.move_to_whole(outcomes, items.images, items.whole.caption_image)
+        plots.examples(outcomes, items.whole, photos, shown)
+        print(f"answers and how sure they are in {shown}", file=sys.stderr)
 
 
 def parse_args(argv=None):
@@ -147,8 +117,6 @@ def parse_args(argv=None):
     add("--variances", choices=["volume"], help="give points variances without training: the share of the training "
         "photos that an item fits; the scores stay")
     add("--train", type=filename, metavar="FILE", help="training pairs, for a file with --variances")
-    add("--positives", type=filename, metavar="FILE.json", help="compare the expected number of items that fit with "
-        'your own matches: {"i2t": {image id: [caption ids]}, "t2i": {...}}')
     add("--photos", type=filename, metavar="FOLDER", help="photos to draw where the data are precomputed features")
     add("--export", type=filename, metavar="FILE", help="write the embeddings that are judged, with their variances")
     p.set_defaults(results="confidence", judgements=None)

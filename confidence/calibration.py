@@ -38,8 +38,9 @@ def calibrate(dev, name: str) -> dict:
     from confidence.posterior import fit_pairs, rows_of, sample_scores, temperature
 
     rows = {side: rows_of(dev, side) for side in SIDES}
-    fitted = {side: Fitted(temperature(*sample_scores(x)), len(x.queries), x.gallery) for side, x in rows.items()}
-    pair = fit_pairs(rows["t2i"])
+    fitted = {side: Fitted(temperature(*sample_scores(dev, side)), len(x.queries), x.gallery)
+              for side, x in rows.items()}
+    pair = fit_pairs(dev)
     return {"calibration": FORMAT, "checkpoints": dev.name.split(" + "),
             "weights": [model.weights for model in dev.models], "data_name": dev.data_name, "split": name,
             "similarity": dev.similarity, "images": dev.n_images, "captions": len(dev.caption_image),

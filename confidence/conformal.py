@@ -64,7 +64,7 @@ def fit_limit(e: Embeddings, side: str, t: float, alpha: float) -> tuple[float, 
     check(conformal_rank(n, alpha) <= n,
           f"--sets {alpha:g} needs at least {math.ceil(1 / alpha) - 1:,} images to calibrate on, and there are {n:,}; "
           "give a larger ALPHA, or more images")
-    values = torch.cat([strangeness(scores, right, t) for scores, right in rows.blocks_with_masks()])
+    values = torch.cat([strangeness(scores, right, t) for scores, right in rows.blocks()])
     return float(values.sort().values[conformal_rank(n, alpha) - 1]), n
 
 
@@ -82,7 +82,7 @@ def judge_sets(e: Embeddings, side: str, t: float, alpha: float, limit: float, n
     queries = len(rows.queries)
     low, high = stats.betabinom(queries, k, n + 1 - k).ppf([0.025, 0.975]) / queries
     parts = [(set_sizes(scores, t, limit), strangeness(scores, right, t) <= limit)
-             for scores, right in rows.blocks_with_masks()]
+             for scores, right in rows.blocks()]
     size, covered = (torch.cat(part).cpu().numpy() for part in zip(*parts))
     single = size == 1
     return {"alpha": alpha, "coverage": float(covered.mean()), "low": float(low), "high": float(high),

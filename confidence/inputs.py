@@ -1,5 +1,6 @@
 """Items to judge and items to calibrate on, from a run or from files.
 The test and dev split of a run, or files of any model's embeddings."""
+import functools
 import os
 from dataclasses import dataclass
 
@@ -9,17 +10,10 @@ import cli
 from checkpoint import Trained
 from cli import Arguments, InputError, check, data_set, filename, natural, positive, split_name, torch_device, within
 from confidence import volume
-from confidence.logits import Logits, read_logits
+from confidence.logits import read_logits
+from confidence.measures import Logits
 from data import named_splits
-from evaluation.embeddings import (
-    Embeddings,
-    embed,
-    export,
-    load_embeddings,
-    load_scores,
-    newest_run,
-    tell_kind,
-)
+from evaluation.embeddings import Embeddings, embed, export, is_run, load_file, newest_run
 from files import output
 from losses import formulas
 
@@ -65,24 +59,23 @@ def open_items(opt, pictures: tuple[str, ...]) -> tuple[Items, dict[str, str]]:
     if not opt.source:
         opt.source = newest_run()
         print(f"no run given, using the newest: {opt.source}")
-    kind = tell_kind(opt.source)
-    refuse_misfits(opt, kind)
-    model = Trained(opt.source, torch_device(opt.device)) if kind == "run" else None
+    refuse_misfits(opt)
+    model = Trained(opt.source, torch_device(opt.device)) if is_run(opt.source) else None
     files = {name: name_file(opt, model, name) for name in ("results", "calibration", *pictures)}
     if os.path.exists(opt.source):                # beside a source that does not exist nothing is tried
-        inputs = [x for x in (opt.source, opt.dev, opt.train, opt.positives, *(opt.judgements or ())) if x]
+        inputs = [x for x in (opt.source, opt.dev, opt.train, *(opt.judgements or ())) if x]
         for path in (*files.values(), *[opt.export] * bool(opt.export)):
             output(path, inputs, opt.overwrite or path not in (opt.output, opt.export))
-    items = open_run(model, opt) if model else open_file(opt, kind)
+    items = open_run(model, opt) if model else open_file(opt)
     if opt.export:
         export(opt.export, items.whole)
         print(f"embeddings in {opt.export}")
     return items, files
 
 
-def refuse_misfits(opt, kind: str) -> None:
+def refuse_misfits(opt) -> None:
     """Raise InputError with the first reason why the options do not go together."""
-    run = kind == "run"
+    run = is_run(opt.source)
     check(not (run and (opt.dev or opt.train)),
           f"--{'dev' if opt.dev else 'train'} is for embeddings or scores, and {opt.source} is a run with splits of "
           "its own; leave it out")
@@ -92,13 +85,11 @@ def refuse_misfits(opt, kind: str) -> None:
           "to take half of its images")
     check(not run or opt.calibrate_on or opt.split not in ("dev", "val"),
           f"--split {opt.split} is what a run is calibrated on; judge another split, or give --calibrate_on 0.5")
-    check(kind != "scores" or not (opt.sim or opt.variances or opt.export),
+    check(not opt.source.lower().endswith(".npy") or not (opt.sim or opt.variances or opt.export),
           f"{opt.source} holds ready scores and no embeddings, so --sim, --variances and --export do not go with it")
     check(run or not opt.variances or opt.train,
           f"--variances {opt.variances} needs the training pairs of the same model, and {opt.source} holds those that "
           "are judged; give them with --train FILE.npz")
-    check(not (opt.positives and opt.calibrate_on), "--positives is of all items and --calibrate_on leaves some out; "
-                                                    "calibrate on other items with --dev FILE")
     check(not opt.train or opt.variances, f"--train {opt.train} is for --variances volume; give both or neither")
     check(not opt.variances or opt.split != "train",
           f"--variances {opt.variances} is fitted on the train split, so it must not be judged there; give another "
@@ -126,12 +117,9 @@ def open_run(model: Trained, opt) -> Items:
     return items
 
 
-def open_file(opt, kind: str) -> Items:
+def open_file(opt) -> Items:
     """Items of files of embeddings or scores."""
-    data = {"data_path": opt.data_path, "dev_images": opt.dev_images}
-
-    def load(path: str, **more) -> Embeddings:
-        return load_scores(path, **data, **more) if kind == "scores" else load_embeddings(path, opt.sim, **data, **more)
+    load = functools.partial(load_file, sim=opt.sim, data_path=opt.data_path, dev_images=opt.dev_images)
     whole = load(opt.source, data_name=opt.data_name, split=opt.split)
     if opt.calibrate_on:
         items = split_items(whole, opt.calibrate_on)
@@ -145,8 +133,8 @@ def open_file(opt, kind: str) -> Items:
         if opt.dev:
             check_other_items(train, items.dev, "--dev", "calibrate on other items than the training pairs")
         give_variances(items, *volume.fit_file(train, items.dev))
-    if kind == "embeddings":
-        items.logits = read_logits(opt.source)
+    if whole.members:
+        items.logits = read_logits(opt.source, whole.notes)
         check(not items.logits or whole.similarity == "cosine",
               f"{opt.source} has a logit_scale, the factor of a cosine, and its similarity is {whole.similarity}; "
               "leave one of them out")

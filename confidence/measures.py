@@ -13,20 +13,30 @@ from confidence.calibration import SIDES
 from confidence.posterior import answers, rows_of
 from evaluation.embeddings import Embeddings, uncertainties
 from evaluation.report import number, table
+from methods.volume import Sigmoid
 
 BEST = ("posterior_grouped", "posterior")       # users are shown the first that there is
+
+
+class Logits(NamedTuple):
+    """Logits of a model: scale times cosine, plus bias."""
+    scale: float
+    bias: float | None
 
 
 class Measure(NamedTuple):
     """A confidence, larger where surer."""
     title: str                        # in tables
-    look: tuple[str, str]             # colour and style of its curve
+    look: tuple[str, str] | None      # colour and style of its curve; None: it is not drawn
     probability: bool = False
 
 
 MEASURES = {
     "posterior": Measure("posterior of the answer", ("tab:blue", "-"), True),
     "posterior_grouped": Measure("posterior, summed over its image's captions", ("tab:blue", "-"), True),
+    "own_softmax": Measure("the model's own softmax", None, True),
+    "own_sigmoid": Measure("the model's own sigmoid", None, True),
+    "sigmoid": Measure("sigmoid of pairs fitted on dev", None, True),
     "max": Measure("maximum score", ("tab:green", "-")),
     "log_det_query": Measure("-log det Sigma of the query", ("tab:red", "-"))}
 
@@ -46,10 +56,12 @@ class Outcomes(NamedTuple):
         return next(name for name in BEST if name in self.confidences)
 
 
-def measure(e: Embeddings, temperatures: dict[str, float]) -> dict[str, Outcomes]:
+def measure(e: Embeddings, temperatures: dict[str, float], pair: Sigmoid | None = None,
+            logits: Logits | None = None) -> dict[str, Outcomes]:
     """Measure the confidence in the first answers of both directions.
 
-    Values that only rounding tells apart are equal (`metrics.join_rounded`).
+    With a model's own logits, also by these and by the probability of a pair that is fitted on dev. Values that only
+    rounding tells apart are equal (`metrics.join_rounded`).
     """
     log_det, outcomes = uncertainties(e), {}
     for side, (modality, _) in SIDES.items():
@@ -57,6 +69,9 @@ def measure(e: Embeddings, temperatures: dict[str, float]) -> dict[str, Outcomes
         first = answers(rows, temperatures[side])
         values = {"posterior": first.posterior, "posterior_grouped": first.grouped, "max": first.max,
                   "log_det_query": -log_det[modality][rows.queries] if modality in log_det else None}
+        if logits:
+            values |= {"own_softmax": answers(rows, logits.scale).posterior, "sigmoid": pair(first.max).numpy()}
+            values["own_sigmoid"] = None if logits.bias is None else Sigmoid(*logits)(first.max).numpy()
         values = {name: metrics.join_rounded(x) for name, x in values.items() if x is not None}
         outcomes[side] = Outcomes(values, first.right, rows.queries, first.first, rows.owner)
     return outcomes

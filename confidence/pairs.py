@@ -27,12 +27,12 @@ import cli
 from checkpoint import NOISE, Trained
 from cli import Arguments, check, filename, up_to
 from confidence.calibration import percent
-from confidence.posterior import rows_of, sample_scores, temperature
+from confidence.posterior import sample_scores, temperature
 from confidence.reliability import auroc
 from data import Split
 from evaluation.embeddings import Embeddings, Member, list_items, newest_run
 from evaluation.encode import Gallery, encode
-from evaluation.pictures import Row, draw_rows, find_photos, image_drawer
+from evaluation.pictures import Row, draw_rows, find_photos, photo_cell
 from files import atomic
 from losses import Embedding
 from methods.volume import Sigmoid
@@ -122,7 +122,7 @@ def judge_fold(model: VSE, training: Fold) -> np.ndarray:
     images, captions, owner = embed("dev", np.arange(len(training.splits["dev"].captions)))
     n, m = len(images.mean), len(captions.mean)
     dev = Embeddings("dev", owner, n, members=[Member(model.similarity, images, captions)])
-    t = temperature(*sample_scores(rows_of(dev, "t2i")))
+    t = temperature(*sample_scores(dev, "t2i"))
     other = (owner + np.random.default_rng(0).integers(1, n, m)) % n
     own_and_other = [log_posteriors(model.similarity, images, captions, x, t) for x in (owner, other)]
     sigmoid = Sigmoid.fit(torch.cat(own_and_other), torch.arange(2 * m) < m)
@@ -183,14 +183,14 @@ def report(opt) -> None:
         hit = int(wrong[p < 0.5].sum())
         print(f"{wrong.sum():,} are known to be wrong, {hit:,} of them among the {found:,}; AUROC "
               f"{auroc(logits, ~wrong):.3f}")
-    photos = find_photos(items.photos or items.ids.get("image_name"), opt.photos)
-    # without photos an image is shown by its best caption, which comes first
-    _, image = image_drawer([split.captions[m] for m in order[::-1]], photos, split.caption_image[order[::-1]])
-    cells = [image(split.caption_image[m], f"{percent(p[m])}: {split.captions[m]}",
-                   frame=FRAME[None if wrong is None else bool(wrong[m])]) for m in order[:WORST]]
-    draw_rows(picture, "Captions that fit their images least, and the probability that they belong to them"
-              + "; red: known to be wrong" * (wrong is not None), [Row("", "", cells)], ACROSS)
-    print(f"all captions, worst first, in {csv_file}\nthe worst in {picture}", file=sys.stderr)
+    print(f"all captions, worst first, in {csv_file}", file=sys.stderr)
+    photos = find_photos(items, opt.photos)
+    if photos:
+        cells = [photo_cell(photos, split.caption_image[m], f"{percent(p[m])}: {split.captions[m]}",
+                            frame=FRAME[None if wrong is None else bool(wrong[m])]) for m in order[:WORST]]
+        draw_rows(picture, "Captions that fit their images least, and the probability that they belong to them"
+                  + "; red: known to be wrong" * (wrong is not None), [Row("", "", cells)], ACROSS)
+        print(f"the worst in {picture}", file=sys.stderr)
 
 
 def parse_args(argv=None):

@@ -18,7 +18,6 @@ if __name__ == "__main__":
 
 import itertools
 import os
-import sys
 from collections import defaultdict
 from typing import NamedTuple
 
@@ -26,7 +25,6 @@ import numpy as np
 
 import cli
 from cli import Arguments, check, filename
-from confidence import plots
 from confidence.__main__ import calibrated_on, describe, show_and_save
 from confidence.calibration import SIDES, calibrate
 from confidence.inputs import add_arguments, open_items
@@ -42,7 +40,6 @@ FORM = ("a line is a photo, a caption NAME#K and ratings, or a share of yes, how
         "tabs between, as Flickr8k's annotations have them")
 SAMPLES = 1000                        # of the bootstrap over queries
 FITTED = 2 ** 22                      # pairs that a map is fitted to
-LEVELS = 5                            # parts of the captions whose expected numbers are judged
 USUAL = 3.0                           # votes that a pair counts for which nobody judged
 
 
@@ -175,12 +172,9 @@ def judge_pairs(files: list[Judgements], scores: np.ndarray, pair: Sigmoid, log_
 # ---- how many fit
 
 def count_photos(files: list[Judgements], scores: np.ndarray, owner: np.ndarray,
-                 log_var: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, Sigmoid]:
-    """Expected number of photos that fit each caption, and people's number.
-    The map is fitted on the other half.
-
-    (M,) each, own photos included, NaN for captions that nobody judged. And the map fitted to all captions.
-    """
+                 log_var: np.ndarray | None) -> tuple[np.ndarray, Sigmoid]:
+    """Expected number of photos that fit each caption (M,), by a map fitted to votes on the other half of them.
+    Own photos are included, and NaN is for captions that nobody judged. Also returns the map fitted to all."""
     image, caption, yes, votes = join_votes(files)
     share, weight = np.zeros(scores.shape), np.full(scores.shape, USUAL)
     share[owner, np.arange(len(owner))] = np.mean([x.own_share for x in files if x.votes is not None])
@@ -196,7 +190,7 @@ def count_photos(files: list[Judgements], scores: np.ndarray, owner: np.ndarray,
     for judged, others in halves(len(owner)):
         judged = judged & known
         expected[judged] = fit(others)(scores[:, judged], 0.0 if log_var is None else log_var[judged]).sum(0)
-    return expected, np.where(known, share.sum(0), np.nan), fit(known)
+    return expected, fit(known)
 
 
 def sum_opinions(files: list[Judgements], side: str, queries: int) -> np.ndarray:
@@ -209,13 +203,6 @@ def sum_opinions(files: list[Judgements], side: str, queries: int) -> np.ndarray
     query = np.concatenate([x.caption if side == "t2i" else x.image for x in files])
     total = np.bincount(query, np.concatenate([x.opinion for x in files]), minlength=queries)
     return np.where(np.bincount(query, minlength=queries) > 0, total, np.nan)
-
-
-def levels(expected: np.ndarray, people: np.ndarray) -> dict:
-    """Mean expected number and people's number in LEVELS parts of the captions.
-    From the fewest expected to the most."""
-    parts = np.array_split(np.argsort(expected, kind="stable"), LEVELS)
-    return {name: [float(x[part].mean()) for part in parts] for name, x in (("expected", expected), ("people", people))}
 
 
 def correlate(measures: dict[str, np.ndarray], truth: np.ndarray) -> dict:
@@ -232,21 +219,16 @@ def correlate(measures: dict[str, np.ndarray], truth: np.ndarray) -> dict:
 
 # ---- all of it
 
-def judge(e: Embeddings, files: list[Judgements], pair: Sigmoid) -> tuple[dict, Sigmoid | None, tuple | None]:
-    """Judge a model by people.
-    Returns the results, the map for calibration.json, and the two numbers of `count_photos`.
-
-    pair: the probability of own pairs on dev. Without votes the map and the numbers are None.
-    """
+def judge(e: Embeddings, files: list[Judgements], pair: Sigmoid) -> tuple[dict, Sigmoid | None]:
+    """Judge a model by people. Returns the results, and the map for calibration.json, None without votes.
+    pair: the probability of own pairs on dev."""
     scores = e.scores                                                               # (N, M)
     results = {"files": {os.path.basename(x.path): agreement(x, scores) for x in files}}
     log_var = uncertainties(e, lambda side: side.log_var.mean(1)).get("captions")
-    fits = numbers = None
+    expected = fits = None
     if any(x.votes is not None for x in files):
         results["pairs"] = judge_pairs(files, scores, pair, log_var)
-        *numbers, fits = count_photos(files, scores, e.caption_image, log_var)
-        known = ~np.isnan(numbers[0])
-        results["number"] = levels(*(x[known] for x in numbers))
+        expected, fits = count_photos(files, scores, e.caption_image, log_var)
     log_det = uncertainties(e)
     for side, (modality, _) in SIDES.items():
         queries = np.arange(len(e.caption_image) if side == "t2i" else e.n_images)
@@ -254,8 +236,8 @@ def judge(e: Embeddings, files: list[Judgements], pair: Sigmoid) -> tuple[dict, 
         measures = {"expected": expected_number(rows_of(e, side, queries), pair), "max": best}
         if modality in log_det:
             measures["log_det_query"] = log_det[modality]
-        if side == "t2i" and numbers:
-            measures["expected_by_votes"] = numbers[0]
+        if side == "t2i" and fits:
+            measures["expected_by_votes"] = expected
         if side == "t2i" and "caption" in e.ids:
             measures["words"] = -np.array([len(text.split()) for text in e.ids["caption"]])
         truth = sum_opinions(files, side, len(queries))
@@ -263,7 +245,7 @@ def judge(e: Embeddings, files: list[Judgements], pair: Sigmoid) -> tuple[dict, 
         if known.sum() > 2:
             results[modality] = {"queries": int(known.sum()), "mean": float(truth[known].mean()), "measures": correlate(
                 {name: x[known] for name, x in measures.items()}, truth[known])}
-    return results, fits, numbers
+    return results, fits
 
 
 MEASURES = {"expected": "expected number, by own pairs of dev",
@@ -283,10 +265,6 @@ def tables(results: dict) -> list:
                           "those on other captions",
                           {"nll": "NLL", "ece": "ECE", "ece_floor": "floor", "auroc": "AUROC"},
                           {MAPS[name]: x for name, x in results["pairs"].items()}))
-        made.append(("how many photos fit a caption, its own included: fifths of the captions, by the expected number",
-                     [("", ["fewest", *[""] * (LEVELS - 2), "most"])],
-                     [(label, [number(x) for x in results["number"][key]]) for key, label in (
-                         ("expected", "expected, by votes on other captions"), ("people", "people's"))]))
     for name, _ in SIDES.values():
         if name in results:
             made.append(table(f"{name} as queries: Spearman's rho with how many fit by people "
@@ -301,16 +279,13 @@ def tables(results: dict) -> list:
 def run(opt) -> dict:
     """Judge by people's judgements as the options say; return the results.
     Raises InputError."""
-    items, files = open_items(opt, ("people",))
+    items, files = open_items(opt, ())
     judgements = [read_judgements(path, items.whole) for path in opt.judgements]
     calibration = calibrate(items.dev, items.source)
-    people, fits, numbers = judge(items.whole, judgements, Sigmoid(**calibration["pair"]))
+    people, fits = judge(items.whole, judgements, Sigmoid(**calibration["pair"]))
     calibration |= {"fits": fits._asdict()} if fits else {}
     results = describe(items) | {"people": people}
     show_and_save(results, calibration, tables(people), [calibrated_on(items)], items, files)
-    if numbers:
-        plots.numbers_that_fit(*numbers, items.whole.ids.get("caption"), files["people"])
-        print(f"ten captions and how many photos fit them in {files['people']}", file=sys.stderr)
     return results
 
 
@@ -319,7 +294,7 @@ def parse_args(argv=None):
     add_arguments(p)
     p.add_argument("--judgements", type=filename, metavar="FILE", nargs="+", required=True, help="people's "
                    "judgements of pairs, in the format of Flickr8k's")
-    p.set_defaults(results="people", calibrate_on=None, variances=None, train=None, export=None, positives=None)
+    p.set_defaults(results="people", calibrate_on=None, variances=None, train=None, export=None)
     return p.parse_args(argv)
 
 

@@ -1,10 +1,11 @@
-"""Pictures of reliability, risk and coverage, answers, and numbers that fit."""
+"""Pictures of reliability, risk and coverage, and answers."""
 import numpy as np
 
 from confidence.calibration import percent
 from confidence.measures import MEASURES, Outcomes
 from confidence.reliability import reliability
-from evaluation.pictures import ACROSS, Cell, Row, draw_rows, drawing, image_drawer, wrapped
+from evaluation.embeddings import Embeddings
+from evaluation.pictures import ACROSS, Cell, Row, draw_rows, drawing, photo_cell
 from evaluation.report import SIDES
 from images import Photos
 from metrics import risk_coverage
@@ -51,7 +52,8 @@ def draw_reliability(outcomes: Outcomes, numbers: dict, side: str, axis) -> None
 def draw_risks(outcomes: Outcomes, side: str, axis) -> None:
     """Draw wrong answers by coverage of each measure.
     The legend lists measures from the best to the worst."""
-    risks = {name: risk_coverage(-x, outcomes.right) for name, x in outcomes.confidences.items()}
+    risks = {name: risk_coverage(-x, outcomes.right) for name, x in outcomes.confidences.items()
+             if MEASURES[name].look}
     perfect = risk_coverage(~outcomes.right, outcomes.right)
     for name, risk in sorted(risks.items(), key=lambda item: item[1]["area"]):
         color, style = MEASURES[name].look
@@ -81,26 +83,22 @@ def choose_examples(sure: np.ndarray, right: np.ndarray) -> dict[str, list[int]]
     return chosen
 
 
-def examples(outcomes: dict[str, Outcomes], texts: list[str] | None, caption_image: np.ndarray, photos: Photos | None,
-             path: str) -> None:
-    """Draw queries with their first answers and how sure the model is of them.
-
-    texts: all captions; caption_image (M,): the row of each caption's image; photos: of all images, or None.
-    """
-    texts, image = image_drawer(texts, photos, caption_image)
+def examples(outcomes: dict[str, Outcomes], e: Embeddings, photos: Photos, path: str) -> None:
+    """Draw queries with their first answers and how sure the model is of them."""
+    texts, owner = e.texts, e.caption_image
 
     def cells(side: str, x: Outcomes, q: int) -> list[Cell]:
         query, answer, right, own = x.queries[q], x.answers[q], bool(x.right[q]), x.owner[q]
-        tied = not right and own == (answer if side == "t2i" else caption_image[answer])
+        tied = not right and own == (answer if side == "t2i" else owner[answer])
         verdict = "right" if right else "a wrong answer scores the same" if tied else "wrong"
         sure = f"{percent(x.confidences[x.best][q])} sure, {verdict}"
         if side == "i2t":
             lines = [f"answer: \"{texts[answer]}\""]
             if not right and not tied:
-                lines.append(f"its own: \"{texts[np.argmax(caption_image == query)]}\"")
-            return [image(query, sure, *lines, frame=FRAME[right])]
-        first = image(answer, sure, f"\"{texts[query]}\"", frame=FRAME[right])
-        return [first] if right or tied else [first, image(own, "the caption's own")]
+                lines.append(f"its own: \"{texts[np.argmax(owner == query)]}\"")
+            return [photo_cell(photos, query, sure, *lines, frame=FRAME[right])]
+        first = photo_cell(photos, answer, sure, f"\"{texts[query]}\"", frame=FRAME[right])
+        return [first] if right or tied else [first, photo_cell(photos, own, "the caption's own")]
     rows = []
     for side, x in outcomes.items():
         chosen = choose_examples(x.confidences[x.best], x.right)
@@ -108,24 +106,3 @@ def examples(outcomes: dict[str, Outcomes], texts: list[str] | None, caption_ima
                  for heading, queries in chosen.items() if queries]
     draw_rows(path, "How sure the model says it is of its first answer. Right is what the data pair with the query; "
               "other answers may fit too.", rows, ACROSS)
-
-
-def numbers_that_fit(expected: np.ndarray, people: np.ndarray, texts: list[str] | None, path: str) -> None:
-    """Draw ten captions by expected number of photos, and people's number.
-    From the fewest photos to the most.
-
-    expected, people (M,): NaN where nobody judged; texts: all captions.
-    """
-    order = np.argsort(expected, kind="stable")[:np.isfinite(expected).sum()]
-    shown = order[np.linspace(0, len(order) - 1, min(10, len(order))).round().astype(int)]
-    with drawing(path, 1, 1, (11, 0.6 + 0.46 * len(shown)), tight=True) as (_, axes):
-        axis, places = axes[0][0], np.arange(len(shown))[::-1]
-        axis.hlines(places, expected[shown], people[shown], color="lightgrey", linewidth=4, zorder=1)
-        for value, name, look in ((expected, "expected, by votes on other captions", "o"), (people, "by people", "D")):
-            axis.scatter(value[shown], places, marker=look, label=name, zorder=2)
-        labels = [wrapped(texts[k] if texts else f"caption {k}", 50, 2) for k in shown]
-        axis.set_yticks(places, labels, fontsize=8)
-        axis.set(xlim=(0, None), xlabel="how many photos fit",
-                 title="Captions at equal steps from the fewest expected to the most")
-        axis.grid(axis="x", alpha=0.3)
-        axis.legend(fontsize=8, loc="upper right")

@@ -11,7 +11,6 @@ import torch
 from scipy import optimize
 
 from cli import check
-from evaluation.annotations import Pairs
 from evaluation.embeddings import Embeddings
 from methods.volume import Sigmoid
 
@@ -27,32 +26,21 @@ class Rows(NamedTuple):
     """Scores of one direction, row by row: Q queries against G items."""
     score: Callable[[np.ndarray], torch.Tensor]  # positions of queries (b,) -> a new (b, G) float32
     queries: np.ndarray               # (Q,) positions in the split
-    gallery: int                      # G
-    right: Pairs                      # right items of the queries, both counted from 0
-    group: np.ndarray | None          # (G,) the image of each item; None: each is by itself
     owner: np.ndarray                 # (Q,) the image of each query
+    item_image: np.ndarray            # (G,) the image of each item, which is right for queries of this image
+    grouped: bool                     # several items may be of one image
 
-    def select(self, chosen: np.ndarray) -> "Rows":
-        """Rows of the queries at positions `chosen` (q,) among these, rising."""
-        right = self.right.among(chosen, np.arange(self.gallery))
-        return self._replace(queries=self.queries[chosen], right=right, owner=self.owner[chosen])
+    @property
+    def gallery(self) -> int:
+        return len(self.item_image)
 
-    def blocks(self, elements: int):
-        """Yield (scores (b, G), right queries (P,), right items (P,)) of all queries.
-        Queries count from the first of the block."""
-        step = max(1, elements // self.gallery)
+    def blocks(self, elements: int | None = None):
+        """Yield (scores (b, G), whether an item is right (b, G) bool) of all queries.
+        elements: scores at a time; default: ELEMENTS."""
+        step = max(1, (elements or ELEMENTS) // self.gallery)
         for start in range(0, len(self.queries), step):
-            scores = self.score(self.queries[start:start + step])
-            pairs = slice(*np.searchsorted(self.right.query, [start, start + len(scores)]))
-            yield (scores, torch.from_numpy(self.right.query[pairs] - start).to(scores.device),
-                   torch.from_numpy(self.right.item[pairs]).to(scores.device))
-
-    def blocks_with_masks(self):
-        """Yield (scores (b, G), whether an item is right (b, G) bool) of all queries."""
-        for scores, query, item in self.blocks(ELEMENTS):
-            right = torch.zeros_like(scores, dtype=torch.bool)
-            right[query, item] = True
-            yield scores, right
+            rows = slice(start, start + step)
+            yield self.score(self.queries[rows]), torch.from_numpy(self.owner[rows, None] == self.item_image)
 
 
 def rows_of(e: Embeddings, side: str, queries: np.ndarray | None = None) -> Rows:
@@ -61,12 +49,10 @@ def rows_of(e: Embeddings, side: str, queries: np.ndarray | None = None) -> Rows
     owner = e.caption_image
     if side == "t2i":
         queries = np.arange(len(owner)) if queries is None else queries
-        right = Pairs(np.arange(len(queries)), owner[queries])
-        return Rows(lambda q: torch.from_numpy(np.ascontiguousarray(e.scores[:, q].T)), queries, e.n_images, right,
-                    None, owner[queries])
-    queries, items = np.unique(owner) if queries is None else queries, np.arange(len(owner))
-    right = Pairs.of(owner, items).among(queries, items)
-    return Rows(lambda q: torch.from_numpy(e.scores[q]), queries, len(owner), right, owner, queries)
+        return Rows(lambda q: torch.from_numpy(np.ascontiguousarray(e.scores[:, q].T)), queries, owner[queries],
+                    np.arange(e.n_images), False)
+    queries = np.unique(owner) if queries is None else queries
+    return Rows(lambda q: torch.from_numpy(e.scores[q]), queries, queries, owner, True)
 
 
 # ---- the first answers
@@ -83,13 +69,13 @@ class Answers(NamedTuple):
 @torch.no_grad()
 def answers(rows: Rows, temperature: float) -> Answers:
     """First answers of all rows at a temperature T."""
-    table = None if rows.group is None else group_table(rows.group)
-    blocks = [block_answers(*block, temperature, rows.group, table) for block in rows.blocks(CACHED)]
-    return Answers(*(None if x[0] is None else torch.cat(x).cpu().numpy() for x in zip(*blocks)))
+    item_image = torch.from_numpy(rows.item_image) if rows.grouped else None
+    blocks = [block_answers(*block, temperature, item_image) for block in rows.blocks(CACHED)]
+    return Answers(*(None if x[0] is None else torch.cat(x).numpy() for x in zip(*blocks)))
 
 
-def block_answers(scores: torch.Tensor, query, item, t: float, group=None, table=None) -> Answers:
-    """First answers of scores (b, G) with right pairs query, item (P,).
+def block_answers(scores: torch.Tensor, right: torch.Tensor, t: float, item_image=None) -> Answers:
+    """First answers of scores (b, G); right (b, G) bool; item_image (G,): that of each caption.
 
     Equal items get scores that differ in their last bits, by the product or the processor that made them. So an item
     ties with the best where it is less than TIE of the size of the scores below it.
@@ -99,13 +85,13 @@ def block_answers(scores: torch.Tensor, query, item, t: float, group=None, table
     gap = TIE * (abs(best) + below.std(1, correction=0))
     tied = below >= -gap[:, None]
     first = tied.int().argmax(1)
-    right = torch.zeros_like(first).index_add_(0, query, tied[query, item].long())
+    hits = (tied & right).sum(1)
     mass = masses(below, t)
     total, grouped = mass.sum(1), None
-    if group is not None:
-        members = table[group[first.cpu().numpy()]].to(scores.device)               # (b, most), -1: none
-        grouped = (mass.gather(1, members.clamp(min=0)) * (members >= 0)).sum(1) / total
-    return Answers(first, (right > 0) & (right == tied.sum(1)), best, 1 / total, grouped)
+    if item_image is not None:
+        same = item_image[first][:, None] == item_image                             # (b, G)
+        grouped = (mass * same).sum(1) / total
+    return Answers(first, (hits > 0) & (hits == tied.sum(1)), best, 1 / total, grouped)
 
 
 def masses(below: torch.Tensor, t: float) -> torch.Tensor:
@@ -113,26 +99,16 @@ def masses(below: torch.Tensor, t: float) -> torch.Tensor:
     return (t * below).clamp_(min=NOTHING).exp_()
 
 
-def group_table(group: np.ndarray) -> torch.Tensor:
-    """Items of each group (groups, most), -1 where it has fewer.
-    From the group of each item (G,)."""
-    order, size = np.argsort(group, kind="stable"), np.bincount(group)
-    place = np.arange(len(group)) - np.repeat(np.cumsum(size) - size, size)
-    table = np.full((len(size), size.max()), -1)
-    table[group[order], place] = order
-    return torch.from_numpy(table)
-
-
 # ---- the temperature
 
 @torch.no_grad()
-def sample_scores(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+def sample_scores(e: Embeddings, side: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Scores (q, G) of random queries, and whether an item is right (q, G) bool.
     At most FITTED numbers."""
+    rows = rows_of(e, side)
     count = max(1, min(len(rows.queries), FITTED // rows.gallery))
     chosen = np.sort(np.random.default_rng(0).permutation(len(rows.queries))[:count])
-    scores, right = zip(*((x.cpu(), y.cpu()) for x, y in rows.select(chosen).blocks_with_masks()))
-    return torch.cat(scores), torch.cat(right)
+    return tuple(map(torch.cat, zip(*rows_of(e, side, rows.queries[chosen]).blocks())))
 
 
 def temperature(scores: torch.Tensor, right: torch.Tensor) -> float:
@@ -170,10 +146,10 @@ def temperature(scores: torch.Tensor, right: torch.Tensor) -> float:
 # ---- the probability of a pair, by itself
 
 @torch.no_grad()
-def fit_pairs(rows: Rows) -> Sigmoid:
-    """Fit the probability that an item is a query's own, given its score.
-    Own items against all others."""
-    scores, right = sample_scores(rows)
+def fit_pairs(e: Embeddings) -> Sigmoid:
+    """Fit the probability that an image is a caption's own, given their score.
+    Own images against all others."""
+    scores, right = sample_scores(e, "t2i")
     few = max(1, ELEMENTS // scores.shape[1])
     return Sigmoid.fit(scores[:few].reshape(-1), right[:few].reshape(-1))
 
@@ -181,4 +157,4 @@ def fit_pairs(rows: Rows) -> Sigmoid:
 @torch.no_grad()
 def expected_number(rows: Rows, pair: Sigmoid) -> np.ndarray:
     """Expected number of items that fit each query, a sum of probabilities: (Q,)."""
-    return np.concatenate([pair(scores).sum(1).cpu().numpy() for scores, *_ in rows.blocks(ELEMENTS)])
+    return np.concatenate([pair(scores).sum(1).cpu().numpy() for scores, _ in rows.blocks()])

@@ -59,12 +59,6 @@ class Crisscrossed(NamedTuple):
     pairs: dict[str, Pairs]           # i2t, t2i, i2i, t2t
 
 
-class Listed(NamedTuple):
-    """Matches of one direction that a file lists."""
-    pairs: Pairs
-    without: int                      # queries that it names and lists no match of
-
-
 class IdIndex:
     """Positions of "image" or "caption" ids in a split.
     Raises InputError where ids are missing or occur twice."""
@@ -201,11 +195,11 @@ def read_eccv(folder: str | None, images: IdIndex, captions: IdIndex) -> dict[st
     for side, name, queries, items in (("i2t", "image_to_caption", images, captions),
                                        ("t2i", "caption_to_image", captions, images)):
         path = need(os.path.join(folder, f"eccv_{name}.json"), "give the folder that holds it with --eccv_path")
-        pairs[side] = read_matches(path, read_json(path, unique=True), queries, items, skip_unknown=True).pairs
+        pairs[side] = read_matches(path, read_json(path, unique=True), queries, items, skip_unknown=True)
     return pairs
 
 
-def read_positives(path: str, images: IdIndex, captions: IdIndex) -> dict[str, Listed]:
+def read_positives(path: str, images: IdIndex, captions: IdIndex) -> dict[str, Pairs]:
     """Read the user's own matches from JSON, of one direction or both."""
     stored = read_json(need(path, "name the file of your matches with --positives"), POSITIVES, unique=True)
     ends = {"i2t": (images, captions), "t2i": (captions, images)}
@@ -214,7 +208,7 @@ def read_positives(path: str, images: IdIndex, captions: IdIndex) -> dict[str, L
     return {side: read_matches(path, stored[side], *ends[side]) for side in stored}
 
 
-def read_matches(path: str, table, queries: IdIndex, items: IdIndex, skip_unknown: bool = False) -> Listed:
+def read_matches(path: str, table, queries: IdIndex, items: IdIndex, skip_unknown: bool = False) -> Pairs:
     """Read matches of one direction from {query: [items]}.
     skip_unknown: leave out items that the split lacks."""
     def as_id(value):
@@ -224,5 +218,4 @@ def read_matches(path: str, table, queries: IdIndex, items: IdIndex, skip_unknow
     rows = queries.positions([as_id(key) for key in table], path)
     ids = [integers([as_id(i) for i in listed], path, f"the {items.kind} id").tolist() for listed in table.values()]
     ids = [[i for i in listed if i in items.place] for listed in ids] if skip_unknown else ids
-    query, item = np.repeat(rows, list(map(len, ids))), items.positions([i for listed in ids for i in listed], path)
-    return Listed(Pairs.of(query, item), sum(not listed for listed in table.values()))
+    return Pairs.of(np.repeat(rows, list(map(len, ids))), items.positions([i for listed in ids for i in listed], path))

@@ -20,7 +20,7 @@ from data import Split, check_extractors, read_split
 from evaluation.annotations import IdIndex
 from evaluation.encode import encode
 from files import read_array, read_arrays, save_arrays
-from images import Photos
+from images import Photos, count_repeats
 from losses import SIMILARITIES, Embedding, check_sides, cosine, formulas, trait, uncertainty
 from options import check_fits
 
@@ -70,6 +70,11 @@ class Embeddings:
     def gaussian(self) -> bool:
         """True if any side of any member has variances."""
         return any(e is not None and e.log_var is not None for m in self.members for e in (m.images, m.captions))
+
+    @property
+    def texts(self) -> list[str]:
+        """All captions, by number where their texts are not known."""
+        return self.ids.get("caption") or [f"caption {m}" for m in range(len(self.caption_image))]
 
     def index(self, side: str) -> IdIndex:
         """Positions of ids, of "image" or "caption"; raises InputError without ids."""
@@ -126,9 +131,9 @@ def newest_run(root: str = "runs") -> str:
     return os.path.dirname(max(paths, key=os.path.getmtime))
 
 
-def tell_kind(path: str) -> str:
-    """Tell by its ending what a path holds: "embeddings", "scores" or a "run"."""
-    return {".npz": "embeddings", ".npy": "scores"}.get(os.path.splitext(path)[1].lower(), "run")
+def is_run(path: str) -> bool:
+    """True unless a path ends as embeddings (.npz) or scores (.npy) do."""
+    return not path.lower().endswith((".npz", ".npy"))
 
 
 def read_split_for(model: Trained, split: str = "test", data_path: str | None = None, data_name: str | None = None, *,
@@ -253,11 +258,19 @@ def export(path: str, e: Embeddings) -> None:
                        for name, x in arrays.items() if x is not None})
 
 
-def load_embeddings(path: str, sim: str | None = None, **data) -> Embeddings:
-    """Read embeddings of any model from arrays as `export` writes them.
+def load_file(path: str, sim: str | None = None, **data) -> Embeddings:
+    """Read embeddings of any model (.npz), or scores (.npy).
 
     sim: a similarity in place of the file's; data: as `identify_items` takes them.
     """
+    if not path.lower().endswith(".npy"):
+        return load_embeddings(path, sim, **data)
+    check(not sim, f"--sim {sim} computes nothing from the scores of {path}; leave it out")
+    return load_scores(path, **data)
+
+
+def load_embeddings(path: str, sim: str | None = None, **data) -> Embeddings:
+    """Read embeddings of any model from arrays as `export` writes them."""
     arrays = read_arrays(path, "write it with --export or np.savez")
     foreign = [name[:40] for name in arrays if name not in ARRAYS]
     check(not foreign, f"{path} has an array '{(foreign or [''])[0]}', which means nothing here; it may hold "
@@ -270,10 +283,10 @@ def load_embeddings(path: str, sim: str | None = None, **data) -> Embeddings:
           f"{captions.mean.shape[1]}; they live in one space, so the widths must be equal")
     notes, m = [], len(captions.mean)
     if len(images.mean) == m:                               # VSE++'s layout has as many rows of images as captions
-        of_images = [name for name, x in arrays.items() if name.startswith("image_") and x.ndim]
-        each = math.gcd(*(count_repeats(arrays[name]) for name in of_images))
+        of_images = {name: x for name, x in arrays.items() if name.startswith("image_") and x.ndim}
+        each = math.gcd(*(count_repeats(x, path) for x in of_images.values() if x.dtype.kind in "fiu"))
         images = images.rows(slice(None, None, each))
-        arrays |= {name: arrays[name][::each] for name in of_images}
+        arrays |= {name: x[::each] for name, x in of_images.items()}
         arrays |= {"caption_image": arrays["caption_image"] // each} if "caption_image" in arrays else {}
         notes += [describe_repeats(path, m, each)] * (each > 1)
     check_similarity(similarity, (images, captions), name, path)
@@ -298,15 +311,6 @@ def read_side(arrays: dict, side: str, path: str) -> Embedding:
               "cannot add up; check the embeddings, and scale all means alike")
     return Embedding(*(None if x is None else torch.from_numpy(np.ascontiguousarray(x, np.float32))
                        for x in (mean, log_var)))
-
-
-def count_repeats(rows: np.ndarray) -> int:
-    """Count how often each row is repeated in turn: 5 in VSE++'s layout.
-    There the rows (5N, ...) of images are N images."""
-    if len(rows) < 2 or not np.array_equal(rows[0], rows[1]):
-        return 1
-    turns = [k for k in range(1, len(rows)) if not np.array_equal(rows[k], rows[k - 1])]
-    return math.gcd(len(rows), *turns) if turns else 1
 
 
 def describe_repeats(path: str, rows: int, each: int) -> str:
@@ -338,13 +342,12 @@ def find_similarity(name: str, arrays: dict, path: str):
 # ---- matrices of scores
 
 def load_scores(path: str, **data) -> Embeddings:
-    """Map a ready matrix of scores (N, M), images x captions.
-    data: as `identify_items` takes them. Raises InputError on other shapes and types."""
+    """Map a ready matrix of scores (N, M), images x captions."""
     scores = read_array(path, "write it with np.save, images x captions; embeddings go to --embeddings")
     check(scores.ndim == 2 and scores.dtype.kind == "f",
           f"{path} holds {scores.dtype} of shape {scores.shape}; scores are floats, images x captions")
-    each, (n, m) = count_repeats(scores) if len(scores) == scores.shape[1] else 1, scores.shape
-    check(n < m or n == m and (each > 1 or count_repeats(scores.T) == 1),
+    (n, m), each = scores.shape, count_repeats(scores, path) if len(scores) == scores.shape[1] else 1
+    check(n < m or n == m and (each > 1 or count_repeats(scores.T, path) == 1),
           f"{path} has {n:,} rows and {m:,} columns and seems turned on its side: rows are images, columns captions; "
           "save it with np.save(path, scores.T)")
     scores = scores[::each]                                 # VSE++'s layout has as many rows as captions

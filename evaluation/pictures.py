@@ -17,7 +17,6 @@ from cli import check
 from data import Photos
 from evaluation.annotations import Pairs
 from evaluation.embeddings import Embeddings, uncertainties
-from evaluation.report import number
 from files import atomic, below, output
 
 FORMATS = ("png", "pdf", "svg", "ps", "eps")
@@ -139,83 +138,47 @@ def write_above(axis, text: str, points: float, **look) -> None:
                   **look)
 
 
-def find_photos(photos: Photos | list[str] | None, folder: str | None) -> Photos | None:
-    """Find the photos of all images, those of a split or file names in `folder`.
-    None where a file is missing; a note says so where `folder` is given."""
-    paths = photos.paths if isinstance(photos, Photos) else [
-        below(folder, name, "the list of photos") for name in (photos or () if folder else ())]
+def find_photos(e: Embeddings, folder: str | None) -> Photos | None:
+    """Find the photos of all images, those of the split or file names in `folder`.
+    None where one is missing, and a note says so."""
+    paths = e.photos.paths if e.photos else [
+        below(folder, name, "the list of photos") for name in (e.ids.get("image_name", ()) if folder else ())]
     absent = [path for path in paths if not os.path.isfile(path)]
-    if folder and (absent or not paths):
-        fault = "none has a name" if not paths else (f"{len(absent):,} of {len(paths):,} photos are missing, the first "
-                                                     f"is {absent[0]}")
-        print(f"--photos {folder}: {fault}; the pictures show captions in their place", file=sys.stderr)
-    return None if absent or not paths else Photos(paths)
+    if paths and not absent:
+        return Photos(paths)
+    fault = (f"{len(absent):,} of {len(paths):,} photos are missing, the first is {absent[0]}" if absent else
+             "the data name no photos" if folder else "the photos are not at hand; name their folder with --photos")
+    print(f"no examples are drawn: {fault}", file=sys.stderr)
+    return None
 
 
-def image_drawer(texts: list[str] | None, photos: Photos | None, caption_image: np.ndarray):
-    """Texts of all captions, and image(i, *lines, frame): a Cell of image i.
-
-    Where there are no photos, it shows the number and the first caption of the image.
-    """
-    texts = texts or [f"caption {m}" for m in range(len(caption_image))]
-    first = dict(zip(caption_image[::-1].tolist(), texts[::-1]))
-
-    def image(i: int, *lines: str, frame: str | None = None) -> Cell:
-        photo = photos.open(int(i), THUMBNAIL) if photos is not None else (
-            f"[image {i}]\n{wrapped(first.get(int(i), ''), 2 * LETTERS // 3, 5)}")
-        return Cell(photo, "\n".join(wrapped(line, LETTERS) for line in lines if line), frame)
-    return texts, image
+def photo_cell(photos: Photos, i: int, *lines: str, frame: str | None = None) -> Cell:
+    """Photo i below lines of text."""
+    return Cell(photos.open(int(i), THUMBNAIL), "\n".join(wrapped(line, LETTERS) for line in lines if line), frame)
 
 
 # ---- pictures of an evaluation
 
-def draw_retrieval(e: Embeddings, photos: Photos | None, path: str) -> None:
+def draw_retrieval(e: Embeddings, photos: Photos, path: str) -> None:
     """Draw five captions, each with its five best images.
     For Gaussians from the least to the most uncertain caption."""
-    texts, image = image_drawer(e.ids.get("caption"), photos, e.caption_image)
     spread, rows = uncertainties(e), []
-    order = np.argsort(spread.get("captions", np.arange(len(texts))), kind="stable")
+    order = np.argsort(spread.get("captions", np.arange(len(e.texts))), kind="stable")
     for m in order[np.linspace(0, len(order) - 1, MOST).round().astype(int)]:
         score, own = e.scores[:, m], e.caption_image[m]
         facts = [f"uncertainty {spread['captions'][m]:.1f}"] if "captions" in spread else []
         facts.append(f"its own image is number {int((score >= score[own]).sum())} of {e.n_images:,}")
-        cells = [image(i, f"{score[i]:.3f}" + (f" (unc. {spread['images'][i]:.1f})" if "images" in spread else ""),
-                       frame=OWN if i == own else None) for i in np.argsort(-score, kind="stable")[:MOST]]
-        rows.append(Row(texts[m], "; ".join(facts), cells))
+        labels = [f" (unc. {x:.1f})" for x in spread["images"]] if "images" in spread else [""] * e.n_images
+        cells = [photo_cell(photos, i, f"{score[i]:.3f}{labels[i]}", frame=OWN if i == own else None)
+                 for i in np.argsort(-score, kind="stable")[:MOST]]
+        rows.append(Row(e.texts[m], "; ".join(facts), cells))
     draw_rows(path, f"{e.data_name} {e.split}, {e.similarity}: the best of {e.n_images:,} images for a caption; green: "
                     "its own", rows, MOST)
 
 
-def draw_curves(reports: dict[str, dict], path: str) -> None:
-    """Draw recall by tenths of uncertainty and risk by coverage, a line per run.
-
-    reports: {run: {"images" | "captions": what `protocols.report_uncertainty` returns, with recalls}}.
-    """
-    sides = list(dict.fromkeys(side for report in reports.values() for side in report))
-    with drawing(path, len(sides), 2, (10, 3.6 * len(sides)), tight=True) as (_, axes):
-        for (left, right), side in zip(axes, sides):
-            for run, report in reports.items():
-                if side not in report:
-                    continue
-                bins, risk = report[side]["recall_bins"], report[side]["risk_coverage"]
-                left.plot(range(1, len(bins["recall"]) + 1), bins["recall"], marker="o",
-                          label=f"{run} (rho {number(bins['rho'], 2)})")
-                line, = right.plot(100 * np.array(risk["coverage"]), risk["risk"], label=f"{run} (area "
-                                   f"{risk['area']:.1f}, perfect {risk['area_best']:.1f})")
-                right.axhline(risk["area_random"], color=line.get_color(), linestyle=":", linewidth=1)
-            left.set(xlabel=f"tenth of the {side}, from the surest to the least sure", ylabel="R@1, percent",
-                     title=f"{side} as queries", ylim=(0, None))
-            right.set(xlabel="coverage, percent: only the surest are answered", ylabel="wrong first answers, percent",
-                      title="risk and coverage; dotted: no knowledge", ylim=(0, 100))
-            for axis in (left, right):
-                axis.grid(alpha=0.3)
-                axis.legend(fontsize=8).set_in_layout(False)    # a long name may cover the curves, not squeeze them
-
-
-def draw_extremes(e: Embeddings, photos: Photos | None, side: str, path: str) -> None:
+def draw_extremes(e: Embeddings, photos: Photos, side: str, path: str) -> None:
     """Draw the most and the least uncertain images or captions with their matches.
     Matches come from Crisscrossed Captions where these were read."""
-    texts, image = image_drawer(e.ids.get("caption"), photos, e.caption_image)
     values, rows = uncertainties(e)[side], []
     own = Pairs.of(e.caption_image, np.arange(len(e.caption_image)))
     pairs = e.judged["cxc"].pairs if "cxc" in e.judged else {"i2t": own, "t2i": own.swapped()}
@@ -227,8 +190,8 @@ def draw_extremes(e: Embeddings, photos: Photos | None, side: str, path: str) ->
             matches = item[query == q]
             facts = f"{values[q]:.1f} nats" + f", {MATCHES} of {len(matches)} matches" * (len(matches) > MATCHES)
             if side == "images":
-                cells.append(image(q, facts, *(texts[m] for m in matches[:MATCHES])))
+                cells.append(photo_cell(photos, q, facts, *(e.texts[m] for m in matches[:MATCHES])))
             else:
-                rows.append(Row(texts[q], f"{name}: {facts}", [image(i) for i in matches[:MATCHES]]))
+                rows.append(Row(e.texts[q], f"{name}: {facts}", [photo_cell(photos, i) for i in matches[:MATCHES]]))
         rows += [Row(f"{name} images", "", cells)] * (side == "images")
     draw_rows(path, f"log det Sigma of {side}, and what matches them", rows, ACROSS)

@@ -58,9 +58,9 @@ class Record(dict):
 
 # ---- galleries
 
-def everything(e: Embeddings) -> list[Gallery]:
-    """One gallery of all images and captions."""
-    return [Gallery(np.arange(e.n_images), np.arange(len(e.caption_image)))]
+def everything(e: Embeddings) -> Gallery:
+    """All images and captions."""
+    return Gallery(np.arange(e.n_images), np.arange(len(e.caption_image)))
 
 
 def folds(e: Embeddings) -> list[Gallery]:
@@ -93,16 +93,14 @@ def judge_blocks(judge, n: int) -> dict[str, np.ndarray]:
 
 # ---- the original pairs
 
-def full(e: Embeddings, galleries: list[Gallery], record: Record, name: str) -> dict:
-    """Recalls of the original pairs, `metrics.both_directions`, mean over galleries."""
-    results = []
-    for images, captions in galleries:
-        part = e.scores if e.scores.shape == (len(images), len(captions)) else e.scores[np.ix_(images, captions)]
-        i2t, t2i = metrics.ranks(part, e.caption_image[captions] - images[0])
-        record.add(name, "i2t", e.n_images, images, rank=i2t)
-        record.add(name, "t2i", len(e.caption_image), captions, rank=t2i)
-        results.append(metrics.both_directions(i2t[i2t >= 0], t2i))
-    return metrics.average(results)
+def full(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
+    """Recalls of the original pairs, `metrics.both_directions`."""
+    images, captions = gallery
+    part = e.scores if e.scores.shape == (len(images), len(captions)) else e.scores[np.ix_(images, captions)]
+    i2t, t2i = metrics.ranks(part, e.caption_image[captions] - images[0])
+    record.add(name, "i2t", e.n_images, images, rank=i2t)
+    record.add(name, "t2i", len(e.caption_image), captions, rank=t2i)
+    return metrics.both_directions(i2t[i2t >= 0], t2i)
 
 
 # ---- queries with several matches
@@ -113,26 +111,23 @@ OUTCOMES = {"rank": metrics.best_ranks, "map_at_r": metrics.average_precisions,
 OUTCOMES["rpc2"] = OUTCOMES["rp"]
 
 
-def recalls_of_matches(scores: np.ndarray, matches: dict[str, Pairs], galleries: list[Gallery], record: Record,
-                       name: str, *precisions: str) -> dict:
-    """Recalls and precisions of i2t or t2i or both, in percent, mean over galleries.
+def recalls_of_matches(scores: np.ndarray, matches: dict[str, Pairs], gallery: Gallery, record: Record, name: str,
+                       *precisions: str) -> dict:
+    """Recalls and precisions of i2t or t2i or both, in percent.
 
     scores (N, M); matches: of each direction; precisions: names of OUTCOMES. "r1" is the share of queries whose best
-    item is a match. Queries without a match in their gallery do not count. "rsum" is there where both directions are.
+    item is a match. Queries without a match in the gallery do not count. "rsum" is there where both directions are.
     """
-    results = []
-    for images, captions in galleries:
-        result = {}
-        for side, matrix, queries, items in directions(scores, images, captions):
-            if side in matches:
-                outcomes, queries = judge_queries(matrix, queries, items, matches[side], ("rank", *precisions))
-                check(len(queries), f"no {side} query of '{name}' has a match in its gallery; give at least one, or "
-                                    "leave it out")
-                record.add(name, side, len(matrix), queries, **outcomes)
-                means = {key: float(100 * outcomes[key].mean()) for key in precisions}
-                result[side] = metrics.summary(outcomes["rank"]) | means
-        results.append(result | ({"rsum": metrics.rsum(result)} if len(result) == 2 else {}))
-    return metrics.average(results)
+    result = {}
+    for side, matrix, queries, items in directions(scores, *gallery):
+        if side in matches:
+            outcomes, queries = judge_queries(matrix, queries, items, matches[side], ("rank", *precisions))
+            check(len(queries), f"no {side} query of '{name}' has a match in its gallery; give at least one, or leave "
+                                "it out")
+            record.add(name, side, len(matrix), queries, **outcomes)
+            means = {key: float(100 * outcomes[key].mean()) for key in precisions}
+            result[side] = metrics.summary(outcomes["rank"]) | means
+    return result | ({"rsum": metrics.rsum(result)} if len(result) == 2 else {})
 
 
 def judge_queries(scores: np.ndarray, queries: np.ndarray, items: np.ndarray, matches: Pairs,
@@ -148,50 +143,43 @@ def judge_queries(scores: np.ndarray, queries: np.ndarray, items: np.ndarray, ma
     return judge_blocks(judge, len(queries)) if len(queries) else {}, queries
 
 
-def positives(e: Embeddings, galleries: list[Gallery], record: Record, name: str) -> dict:
-    """Recalls, R-precision and mAP@R of the user's own matches."""
-    listed = e.judged["positives"]
-    numbers = recalls_of_matches(e.scores, {side: x.pairs for side, x in listed.items()}, galleries, record, name,
-                                 "rp", "map_at_r")
-    for side, x in listed.items():
-        numbers[side]["without"] = x.without
-    return numbers
+def positives(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
+    """Recalls, R-precision and mAP@R of the user's own matches, in percent."""
+    return recalls_of_matches(e.scores, e.judged["positives"], gallery, record, name, "rp", "map_at_r")
 
 
-def eccv(e: Embeddings, galleries: list[Gallery], record: Record, name: str) -> dict:
-    """ECCV Caption: R@1, R-precision and mAP@R in the whole gallery, in percent."""
-    numbers = recalls_of_matches(e.scores, e.judged["eccv"], galleries, record, name, "rp", "map_at_r")
+def eccv(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
+    """ECCV Caption: R@1, R-precision and mAP@R, in percent."""
+    numbers = recalls_of_matches(e.scores, e.judged["eccv"], gallery, record, name, "rp", "map_at_r")
     return {side: {key: numbers[side][key] for key in ("r1", "rp", "map_at_r", "queries")} for side in e.judged["eccv"]}
 
 
 # ---- Crisscrossed Captions
 
-def cxc(e: Embeddings, galleries: list[Gallery], record: Record, name: str, samples: int = 1000) -> dict:
-    """Crisscrossed Captions: {i2t, t2i, rsum, t2t, i2i}, mean over galleries.
+def cxc(e: Embeddings, gallery: Gallery, record: Record, name: str, samples: int = 1000) -> dict:
+    """Crisscrossed Captions: {i2t, t2i, rsum, t2t, i2i}.
 
     i2t and t2i carry "rpc2", RPC^2 (`ucmr` 4.3): R-precision over the CxC matches, in percent. A gallery of everything
     adds the rank correlations of scores with ratings, {sits, sts, sis} (`metrics.sampled_spearman`). Without images
     there is text to text alone; a matrix of scores has none within a modality.
     """
     (ratings, pairs), result, total = e.judged["cxc"], {}, len(e.caption_image)
-    whole = len(galleries) == 1 and len(galleries[0].captions) == total
+    whole = len(gallery.captions) == total
     if can_rank(e):
-        result |= recalls_of_matches(e.scores, {side: pairs[side] for side in ("i2t", "t2i")}, galleries, record, name,
-                                     "rpc2")
+        result = recalls_of_matches(e.scores, {side: pairs[side] for side in ("i2t", "t2i")}, gallery, record, name,
+                                    "rpc2")
         if whole:
             rated = ratings["sits"]
             result["sits"] = metrics.sampled_spearman(rated.first, rated.score, e.scores[rated.second, rated.first],
                                                       samples)
-    for side, modality, kind in (("t2t", "captions", "sts"), ("i2i", "images", "sis"))[:1 + e.has_images]:
-        rated, summaries = ratings[kind], []
-        for items in (getattr(gallery, modality) for gallery in galleries if e.members):
-            ranks, scores = ranks_within(e, modality, items, pairs[side], rated if whole else None)
-            record.add(name, side, e.n_images if modality == "images" else total, items, rank=ranks)
-            summaries.append(metrics.summary(ranks[ranks >= 0]))
-        if summaries:
-            result[side] = metrics.average(summaries)
-            if whole:
-                result[kind] = metrics.sampled_spearman(rated.first, rated.score, scores, samples)
+    within = (("t2t", "captions", "sts"), ("i2i", "images", "sis"))[:1 + e.has_images]
+    for side, modality, kind in within if e.members else ():
+        items, rated = getattr(gallery, modality), ratings[kind]
+        ranks, scores = ranks_within(e, modality, items, pairs[side], rated if whole else None)
+        record.add(name, side, e.n_images if modality == "images" else total, items, rank=ranks)
+        result[side] = metrics.summary(ranks[ranks >= 0])
+        if whole:
+            result[kind] = metrics.sampled_spearman(rated.first, rated.score, scores, samples)
     return result
 
 
@@ -216,28 +204,25 @@ def ranks_within(e: Embeddings, modality: str, items: np.ndarray, matches: Pairs
 
 # ---- categories of images
 
-def pmrp(e: Embeddings, galleries: list[Gallery], record: Record, name: str) -> dict:
-    """Plausible Match R-Precision in percent (PCME 4.1), mean over galleries.
+def pmrp(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
+    """Plausible Match R-Precision in percent (PCME 4.1).
 
     An item matches if the sets of categories that the two images show differ in at most zeta categories, zeta in
     {0, 1, 2}; "pmrp" is the mean over zeta. Images without any instance are left out, and their captions.
     """
     shown, codes = e.judged["pmrp"].any(1), e.judged["pmrp"].astype(np.float32)     # (N,), (N, K)
     owners = {"i": np.arange(e.n_images), "t": e.caption_image}
-    results = []
-    for images, captions in galleries:
-        images, captions = images[shown[images]], captions[shown[e.caption_image[captions]]]
-        check(len(images) and len(captions), "no image of a gallery has an instance; give the instances of these "
-                                             "images with --instances")
-        result = {}
-        for side, matrix, queries, items in directions(e.scores, images, captions):
-            shares = precisions_by_categories(matrix, queries, items, codes[owners[side[0]][queries]],
-                                              codes[owners[side[2]][items]])
-            means = {key: float(100 * np.nanmean(x)) for key, x in shares.items()}
-            result[side] = {"pmrp": float(np.mean(list(means.values()))), **means, "queries": len(queries)}
-            record.add(name, side, len(matrix), queries, pmrp=np.mean(list(shares.values()), 0))
-        results.append(result)
-    return metrics.average(results)
+    images, captions = (items[shown[owner[items]]] for items, owner in zip(gallery, owners.values()))
+    check(len(images) and len(captions), "no image of a gallery has an instance; give the instances of these images "
+                                         "with --instances")
+    result = {}
+    for side, matrix, queries, items in directions(e.scores, images, captions):
+        shares = precisions_by_categories(matrix, queries, items, codes[owners[side[0]][queries]],
+                                          codes[owners[side[2]][items]])
+        means = {key: float(100 * np.nanmean(x)) for key, x in shares.items()}
+        result[side] = {"pmrp": float(np.mean(list(means.values()))), **means, "queries": len(queries)}
+        record.add(name, side, len(matrix), queries, pmrp=np.mean(list(shares.values()), 0))
+    return result
 
 
 def precisions_by_categories(scores: np.ndarray, queries: np.ndarray, items: np.ndarray, shown: np.ndarray,
@@ -257,10 +242,10 @@ def precisions_by_categories(scores: np.ndarray, queries: np.ndarray, items: np.
 
 # ---- the protocols
 
-# To add a protocol, write its function (embeddings, galleries, record, name) -> {"i2t": numbers, "t2i": numbers, ...},
-# which works for one gallery and for five folds and keeps the outcome of every query in `record` under `name`, and name
-# it here. One that reads a file has a reader in READERS under the name of its option, and finds what that returns in
-# e.judged. Titles and columns of its table: report.TITLES and report.NAMES.
+# To add a protocol, write its function (embeddings, gallery, record, name) -> {"i2t": numbers, "t2i": numbers, ...},
+# which keeps the outcome of every query in `record` under `name`, and name it here. One that reads a file has a reader
+# in READERS under the name of its option, and finds what that returns in e.judged. Titles and columns of its table:
+# report.TITLES and report.NAMES.
 PROTOCOLS = {"full": full, "pmrp": pmrp, "eccv": eccv, "positives": positives, "cxc": cxc}
 READERS = {
     "pmrp": lambda e, opt: annotations.read_instances(
@@ -323,7 +308,7 @@ def run_protocols(e: Embeddings, opt) -> tuple[dict[str, dict], Record]:
             results[title] = PROTOCOLS[name](x, everything(e), record, title)
             if opt.fold5 and name in FOLDED and version != "shuffled":
                 folded = "folds5" if title == "full" else f"{title}_folds5"
-                results[folded] = PROTOCOLS[name](x, folds(e), record, folded)
+                results[folded] = metrics.average([PROTOCOLS[name](x, fold, record, folded) for fold in folds(e)])
         x.__dict__.pop("scores", None)                          # 500 MB for COCO's test split; computed again if needed
     return results, record
 
@@ -367,7 +352,7 @@ def report_uncertainty(e: Embeddings, opt, record: Record) -> dict[str, dict]:
             results[queries] |= {"recall_bins": metrics.recall_in_bins(order, hits),
                                  "risk_coverage": metrics.risk_coverage(order, hits)}
         if opt.uncertainty and side in e.judged.get("positives", {}):
-            count = np.bincount(e.judged["positives"][side].pairs.query, minlength=len(values))
+            count = np.bincount(e.judged["positives"][side].query, minlength=len(values))
             order = metrics.join_rounded(values[count > 0])
             results[queries]["rho_positives"] = metrics.spearman(order, count[count > 0])
     return results

@@ -8,7 +8,7 @@ from collections.abc import Callable
 # Head of the column of each number, in the order of the columns.
 NAMES = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "medr", "meanr": "meanr", "rsum": "rsum", "rpc2": "RPC2",
          "rp": "R-P", "map_at_r": "mAP@R", "pmrp": "PMRP", "zeta0": "zeta 0", "zeta1": "zeta 1", "zeta2": "zeta 2",
-         "queries": "queries", "without": "no match"}
+         "queries": "queries"}
 SIDES = {"i2t": "image to text", "t2i": "text to image", "t2t": "text to text", "i2i": "image to image"}
 RATINGS = {"sts": "STS", "sis": "SIS", "sits": "SITS"}
 RECALLS = ("r1", "r5", "r10", "medr", "meanr")
@@ -130,14 +130,6 @@ def doubts(pairs: list[dict]):
         yield f"{count} p values: where nothing differs, about {0.05 * count:.1f} of them are below 0.05"
 
 
-def foreign_words(data_name: str, u: dict) -> str:
-    """Sentence on the unknown words of another data set.
-    data.Split.unknown_words counts them."""
-    return (f"{data_name} against the training vocabulary: {u['unknown_distinct']:,} of {u['distinct']:,} distinct "
-            f"words are unknown, {100 * u['unknown_words'] / u['words']:.2f}% of all words; "
-            f"{u['captions_without']:,} captions have no known word")
-
-
 def describe_bank(report: dict) -> str:
     """A sentence on the bank: whose queries, which betas, and the rsum of dev."""
     betas = [f"{'none' if beta is None else format(beta, '.3g')} for {SIDES[side]}"
@@ -149,8 +141,11 @@ def describe_bank(report: dict) -> str:
 
 def sentences(results: dict):
     """Sentences on what the tables do not show."""
-    if "unknown_words" in results:
-        yield foreign_words(results["data_name"], results["unknown_words"])
+    u = results.get("unknown_words")                        # `data.Split.unknown_words`
+    if u:
+        yield (f"{results['data_name']} against the training vocabulary: {u['unknown_distinct']:,} of "
+               f"{u['distinct']:,} distinct words are unknown, {100 * u['unknown_words'] / u['words']:.2f}% of all "
+               f"words; {u['captions_without']:,} captions have no known word")
     for side, ranks in results.get("best_ranks", {}).items():
         yield (f"best ranks, {SIDES[side]}: harmonic mean {ranks['hbr']:.2f} (HBR), arithmetic mean "
                f"{ranks['abr']:.1f} (ABR)")

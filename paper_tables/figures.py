@@ -18,9 +18,9 @@ import torch
 
 import cli
 from checkpoint import Trained
-from cli import Arguments, data_set, filename, natural, split_name, torch_device, up_to
+from cli import Arguments, check, data_set, filename, natural, split_name, torch_device, up_to
 from evaluation.embeddings import Embeddings, check_same_items, embed, within_modality
-from evaluation.pictures import OWN, Row, draw_rows, find_photos, image_drawer, picture_file
+from evaluation.pictures import OWN, Row, draw_rows, find_photos, photo_cell, picture_file
 
 TOP = 4                               # captions of an image, as in `jwae` Table 2
 NEAREST = 6                           # images beside an image
@@ -45,20 +45,20 @@ def draw(opt) -> None:
         models[os.path.basename(os.path.normpath(path))] = e
         check_same_items(e, next(iter(models.values())))
     first, rng = next(iter(models.values())), np.random.default_rng(opt.seed)
-    texts, image = image_drawer(first.ids["caption"], find_photos(first.photos or first.ids.get("image_name"),
-                                                                  opt.photos), first.caption_image)
-    rows = []
+    photos, texts, rows = find_photos(first, opt.photos), first.texts, []
+    check(photos, "the pictures show photos; name their folder with --photos")
     for m in rng.choice(len(texts), min(opt.count, len(texts)), replace=False):
         best = {name: e.scores[:, m].argmax() for name, e in models.items()}
-        rows.append(Row(texts[m], "", [image(i, name, frame=OWN if i == first.caption_image[m] else None)
+        rows.append(Row(texts[m], "", [photo_cell(photos, i, name, frame=OWN if i == first.caption_image[m] else None)
                                        for name, i in best.items()]))
     for i in rng.choice(first.n_images, min(opt.count, first.n_images), replace=False):
         best = {name: np.argsort(-e.scores[i], kind="stable")[:TOP] for name, e in models.items()}
         marked = [("* " if owner == i else "") + text for owner, text in zip(first.caption_image, texts)]
-        rows.append(Row("", "", [image(i, name, *(marked[m] for m in captions)) for name, captions in best.items()]))
+        rows.append(Row("", "", [photo_cell(photos, i, name, *(marked[m] for m in captions))
+                                 for name, captions in best.items()]))
         for name, e in models.items():
-            neighbours = [image(k) for k in rank_neighbours(e, int(i))]
-            rows.append(Row(f"the images most similar to the first, {name}", "", [image(i), *neighbours]))
+            cells = [photo_cell(photos, k) for k in (i, *rank_neighbours(e, int(i)))]
+            rows.append(Row(f"the images most similar to the first, {name}", "", cells))
     draw_rows(target, f"{first.data_name} {first.split}: the answers of {', '.join(models)}", rows, 1 + NEAREST)
     print(f"examples of {len(models)} models in {target}")
 

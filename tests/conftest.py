@@ -70,10 +70,8 @@ def weights(tmp_path_factory):
 @pytest.fixture
 def undrawn(monkeypatch):
     """evaluate.py and confidence draw no pictures, which takes most of their time on few items."""
-    for name in ("draw_curves", "draw_extremes"):
-        monkeypatch.setattr(f"evaluation.pictures.{name}", lambda *_: None)
-    for name in ("diagrams", "examples", "numbers_that_fit"):
-        monkeypatch.setattr(f"confidence.plots.{name}", lambda *_: None)
+    for name in ("evaluation.pictures.draw_extremes", "confidence.plots.diagrams", "confidence.plots.examples"):
+        monkeypatch.setattr(name, lambda *_: None)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,6 @@ of all paper tables. Two records of one checkout are equal bit for bit.
 """
 import argparse
 import contextlib
-import csv
 import glob
 import hashlib
 import io
@@ -234,8 +233,8 @@ def record_evaluation(keep: Recorder) -> None:
         return {"results": {"uncertainty": read_json("uncertainty.json")["uncertainty"], "variances": {
             name: [value] for name, value in variances.items()}}}
     evaluate("point", f"--checkpoint runs/vse++ {protocols} --export point.npz", lambda: arrays("point.npz"))
-    evaluate("gaussian", f"--checkpoint runs/gcie_wasserstein {protocols} --uncertainty --export gaussian.npz "
-             "--ranks ranks.csv", lambda: {**arrays("gaussian.npz"), "ranks": list(csv.reader(open("ranks.csv")))[1:]})
+    evaluate("gaussian", f"--checkpoint runs/gcie_wasserstein {protocols} --uncertainty --export gaussian.npz",
+             lambda: arrays("gaussian.npz"))
     for split in ("dev", "test"):
         evaluate(f"learned_{split}", f"--checkpoint runs/learned --split {split} --export learned_{split}.npz",
                  lambda split=split: arrays(f"learned_{split}.npz"))

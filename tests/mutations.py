@@ -64,9 +64,9 @@ MUTATIONS = [
              "test_volume.py -k loops"),
     # ---- retrieval
     Mutation("rank of the worst positive", "metrics.py",
-             'own.new_full((n,), -torch.inf).scatter_reduce(0, owner, own, "amax")',
-             'own.new_full((n,), torch.inf).scatter_reduce(0, owner, own, "amin")', "test_metrics.py"),
-    Mutation("ties count for the model", "metrics.py", "t2i += (part >= own).sum(0", "t2i += 1 + (part > own).sum(0",
+             "np.maximum.at(best, owner, own)", "best[:] = np.inf\n    np.minimum.at(best, owner, own)",
+             "test_metrics.py"),
+    Mutation("ties count for the model", "metrics.py", "t2i += (part >= own).view", "t2i += 1 + (part > own).view",
              "test_metrics.py"),
     Mutation("ties of R-precision count for the model", "metrics.py", "np.maximum(0, places - others)",
              "np.minimum(places, tied)", "test_metrics.py"),
@@ -90,8 +90,8 @@ MUTATIONS = [
     # ---- confidence
     Mutation("temperature of the posterior inverted", "confidence/posterior.py", "return (t * below).clamp_",
              "return (below / t).clamp_", "test_confidence.py"),
-    Mutation("padding of a group counted in the posterior", "confidence/posterior.py", " * (members >= 0)).sum(1)",
-             ").sum(1)", "test_confidence.py"),
+    Mutation("other images' captions counted in the posterior", "confidence/posterior.py", "(mass * same).sum(1)",
+             "mass.sum(1)", "test_confidence.py"),
     Mutation("ECE without the weights of its bins", "confidence/reliability.py",
              "abs(p[part].sum() - rows[:, part].sum(1)) for part in bins_of_equal_mass(p)) / len(p)",
              "abs(p[part].mean() - rows[:, part].mean(1)) for part in bins_of_equal_mass(p)) / BINS",

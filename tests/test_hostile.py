@@ -291,7 +291,7 @@ def test_a_pipe_is_not_waited_for(refused, tmp_path):
     ("evaluate", ["--checkpoint", "WORLD/cosine", "--output", "notes.json"]),
     ("evaluate", ["--checkpoint", "WORLD/cosine", "--export", "other.npz"]),
     ("evaluate", ["--embeddings", "e.npz", "--output", "e.npz"]),
-    ("evaluate", ["--embeddings", "e.npz", "--output", "one.json", "--ranks", "one.json"]),
+    ("evaluate", ["--checkpoint", "WORLD/cosine", "--output", "one.json", "--export", "one.json"]),
     ("cca", ["--data_path", "WORLD/data", "--data_name", "demo_precomp", "--output", "other.npz"]),
     ("prepare", ["--vg", "WORLD/data/demo_vg", "--output", "notes.json"])])
 def test_an_output_never_replaces_another_file(refused, world, tmp_path, command, words):

@@ -228,8 +228,8 @@ def test_numbers_are_sums_over_all_photos():
     of, scores, owner, wide = made()
     of = of._replace(image=of.image[of.caption != 3], caption=of.caption[of.caption != 3],
                      yes=of.yes[of.caption != 3], votes=of.votes[of.caption != 3])
-    count, truth, fits = people.count_photos([of], scores, owner, wide)
-    assert np.isnan(count[3]) and np.isnan(truth[3]) and np.isfinite(np.delete(count, 3)).all()
+    count, fits = people.count_photos([of], scores, owner, wide)
+    assert np.isnan(count[3]) and np.isfinite(np.delete(count, 3)).all()
     half, others = next(people.halves(24))
     s, v, y, n = [], [], [], []                                                     # learned from the other half
     for c in np.flatnonzero(others & (np.arange(24) != 3)):
@@ -240,10 +240,7 @@ def test_numbers_are_sums_over_all_photos():
     learned = Sigmoid.fit(*map(np.array, (s, y, n, v)))
     c = int(np.flatnonzero(half & (np.arange(24) != 3))[0])
     assert count[c] == pytest.approx(sum(float(learned(scores[i, c], wide[c])) for i in range(30)), rel=1e-6)
-    shares = sum(a / b for k, a, b in zip(of.caption, of.yes, of.votes) if k == c)
-    assert truth[c] == pytest.approx(0.9 + shares) and fits != learned
-    parts = people.levels(count[~np.isnan(count)], truth[~np.isnan(truth)])
-    assert len(parts["people"]) == people.LEVELS and parts["expected"] == sorted(parts["expected"])
+    assert fits != learned
 
 
 # ---- captions by name
@@ -316,8 +313,8 @@ def test_a_run_is_judged_by_people(judged, small_run, tmp_path, demo_path, capsy
                  str(judged / "named" / PAIRS)])
     shown = capsys.readouterr().out
     for sentence in ("people's judgements of pairs", "tau-b", "the probability that a judged pair fits",
-                     "how many photos fit a caption", "captions as queries: Spearman's rho",
-                     "log det Sigma of the query", "calibrated on", "(demo_precomp dev)"):
+                     "captions as queries: Spearman's rho", "log det Sigma of the query", "calibrated on",
+                     "(demo_precomp dev)"):
         assert sentence in shown, sentence
     found = json.loads((run / "people_named_photos.json").read_text())["people"]
     images = len(np.load(judged / "named" / "photos_ims.npy"))
@@ -325,7 +322,7 @@ def test_a_run_is_judged_by_people(judged, small_run, tmp_path, demo_path, capsy
     assert found["captions"]["queries"] == 2 * images and found["images"]["queries"] == images
     assert {"log_det_query", "expected", "expected_by_votes", "words"} <= set(found["captions"]["measures"])
     fits = read_calibration(str(run / "calibration_named_photos.json")).fits
-    assert len(fits) == 3 and fits[1] != 0 and (run / "people_named_photos.png").exists()
+    assert len(fits) == 3 and fits[1] != 0
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -357,7 +354,6 @@ def test_ratings_alone_give_no_map(judged, small_run, tmp_path):
     assert found["people"].keys() == {"files", "captions", "images"} and found["people"]["files"]["ratings.txt"][
         "kind"] == "c"
     assert read_calibration(str(tmp_path / "r_calibration.json")).fits is None
-    assert not (tmp_path / "r_people.png").exists()
 
 
 def test_judgements_that_are_not_there_are_refused(judged, small_run, capsys):

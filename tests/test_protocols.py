@@ -8,7 +8,6 @@ import metrics
 from evaluation import annotations, protocols
 from evaluation.annotations import Crisscrossed, Pairs, Ratings
 from evaluation.embeddings import Embeddings, Member, blocks_within
-from evaluation.encode import Gallery
 from evaluation.protocols import Record
 from losses import Embedding, formulas
 from tests import references
@@ -61,8 +60,12 @@ def judgements(owner):
 def cxc(e, ratings, pairs, fold5, record, samples=50):
     """Crisscrossed Captions of everything, and of the folds."""
     e.judged["cxc"] = Crisscrossed(ratings, pairs)
-    galleries = {"cxc": protocols.everything(e), **({"cxc_folds5": protocols.folds(e)} if fold5 else {})}
-    return {name: protocols.cxc(e, parts, record, name, samples) for name, parts in galleries.items()}
+    found = {"cxc": protocols.cxc(e, protocols.everything(e), record, "cxc", samples)}
+    return found | ({"cxc_folds5": mean_over_folds(protocols.cxc, e, record, "cxc_folds5")} if fold5 else {})
+
+
+def mean_over_folds(protocol, e, record, name):
+    return metrics.average([protocol(e, fold, record, name) for fold in protocols.folds(e)])
 
 
 def options(*words):
@@ -108,10 +111,6 @@ def galleries(owner, size, count):
 
 def cases(owner):
     return [("cxc", galleries(owner, None, 1)), ("cxc_folds5", galleries(owner, 3, 5))]
-
-
-def whole():
-    return [Gallery(np.arange(N), np.arange(M))]
 
 
 def ends(side, images, captions):
@@ -168,7 +167,7 @@ def test_scores_that_are_no_numbers_raise(name):
     subject.scores[2, 5] = np.nan
     subject.judged = {"cxc": Crisscrossed(ratings, pairs), "pmrp": np.ones((N, 2), bool), "eccv": {"t2i": pairs["t2i"]}}
     with pytest.raises(ValueError, match="NaN or infinity"):
-        protocols.PROTOCOLS[name](subject, whole(), Record(), name)
+        protocols.PROTOCOLS[name](subject, protocols.everything(subject), Record(), name)
 
 
 # ---- original pairs, any positives, ensembles
@@ -177,25 +176,24 @@ def test_original_pairs_equal_definition(small):
     subject, scores, _, _ = problem("wasserstein")
     own = Pairs.of(subject.caption_image, np.arange(M))
     pairs, record = {"i2t": own, "t2i": own.swapped()}, Record()
-    for name, parts, given in (("full", galleries(subject.caption_image, None, 1), whole()),
-                               ("folds5", galleries(subject.caption_image, 3, 5), protocols.folds(subject))):
-        found = protocols.full(subject, given, record, name)
+    for name, parts, found in (
+            ("full", (None, 1), protocols.full(subject, protocols.everything(subject), record, "full")),
+            ("folds5", (3, 5), mean_over_folds(protocols.full, subject, record, "folds5"))):
+        parts = galleries(subject.caption_image, *parts)
         for side in ("i2t", "t2i"):
             check(found, record, name, side, scores, pairs, parts, None)
     assert record["full", "i2t", "rank"][3] != record["full", "i2t", "rank"][3]             # NaN: no captions, no query
 
 
 @pytest.mark.parametrize("sides", [("i2t",), ("t2i",), ("i2t", "t2i")])
-@pytest.mark.parametrize("folds", [False, True])
-def test_positives_of_one_direction_or_both(small, sides, folds):
+def test_positives_of_one_direction_or_both(small, sides):
     subject, scores, _, pairs = problem("cosine")
-    pairs, record = {side: pairs[side] for side in sides}, Record()
-    parts = galleries(subject.caption_image, 3 if folds else None, 5)
-    found = protocols.recalls_of_matches(subject.scores, pairs, protocols.folds(subject) if folds else whole(), record,
-                                         "mine", "rp")
+    subject.judged["positives"], record = {side: pairs[side] for side in sides}, Record()
+    found = protocols.positives(subject, protocols.everything(subject), record, "mine")
     assert set(found) == {*sides, *(["rsum"] if len(sides) == 2 else [])}
     for side in sides:
-        check(found, record, "mine", side, scores, pairs, parts, "rp")
+        assert found[side].pop("map_at_r") > 0
+        check(found, record, "mine", side, scores, pairs, galleries(subject.caption_image, None, 1), "rp")
 
 
 def test_an_ensemble_is_the_mean_of_scores(small):
@@ -233,11 +231,10 @@ def test_pmrp_equals_definition(small):
     codes[3] = True                                                              # the image without captions
     shown = {i for i in range(N) if codes[i].any()}
     code = {"i": [set(np.flatnonzero(row)) for row in codes], "t": [set(np.flatnonzero(codes[i])) for i in owner]}
-    for name, given, parts in (("pmrp", whole(), galleries(owner, None, 1)),
-                               ("pmrp_folds5", protocols.folds(subject), galleries(owner, 3, 5))):
-        record = Record()
-        subject.judged["pmrp"] = codes
-        found = protocols.pmrp(subject, given, record, name)
+    subject.judged["pmrp"], record = codes, Record()
+    for name, parts, found in (
+            ("pmrp", galleries(owner, None, 1), protocols.pmrp(subject, protocols.everything(subject), record, "pmrp")),
+            ("pmrp_folds5", galleries(owner, 3, 5), mean_over_folds(protocols.pmrp, subject, record, "pmrp_folds5"))):
         parts = [([i for i in images if i in shown], [m for m in captions if owner[m] in shown])
                  for images, captions in parts]
         for side in ("i2t", "t2i"):

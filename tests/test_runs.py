@@ -41,7 +41,7 @@ def test_overwriting_a_run_keeps_what_train_did_not_write(run, demo_path, tmp_pa
     assert trained("--data_path", demo_path, "--logger_name", folder, "--overwrite") == 0
     assert {name: (folder / name).read_text() for name in mine} == mine
     assert load_checkpoint(str(folder))["options"]["sim"] == "cosine"
-    for name in ("results.json", "uncertainty.png", "uncertain_images.png", "uncertain_captions.png", "retrieval.png"):
+    for name in ("results.json", "uncertain_images.png", "uncertain_captions.png", "retrieval.png"):
         assert (run / name).exists() and not (folder / name).exists(), name         # of the model that is gone
 
 
@@ -170,10 +170,10 @@ def test_two_files_in_a_folder_have_results_and_pictures_of_their_own(run, tmp_p
     shutil.copy("a.npz", "b.npz")
     split = ["--data_path", demo_path, "--data_name", "demo_precomp"]
     for words in (["a.npz"], ["b.npz", *split], ["a.npz", "--sim", "kl"]):
-        evaluate.main(["--embeddings", *words, "--uncertainty"])
+        evaluate.main(["--embeddings", *words, "--uncertainty", "--photos", os.path.join(demo_path, "demo", "images")])
     for stem, end in (("a", ""), ("b", ""), ("a", "_kl")):
         assert os.path.exists(f"{stem}_results{end}.json")
-        for picture in ("uncertainty", "uncertain_images", "uncertain_captions"):
+        for picture in ("uncertain_images", "uncertain_captions"):
             assert os.path.exists(f"{stem}_{picture}{end}.png")
     evaluate.main(["--compare", "a.npz", "b.npz"])
     evaluate.main(["--compare", str(run), "b.npz"])

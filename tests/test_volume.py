@@ -125,7 +125,7 @@ def test_results_with_variances_have_their_own_files(point):
     before = set(os.listdir(point))
     judged(point, *VOLUME)
     assert set(os.listdir(point)) - before == {"confidence_volume.json", "calibration_volume.json",
-                                               "confidence_volume.png", "confidence_examples_volume.png"}
+                                               "confidence_volume.png"}
 
 
 def test_all_items_have_the_same_variances(point, monkeypatch):
