@@ -16,10 +16,10 @@ from torch import Tensor
 
 from cli import InputError, check, reason
 from data import tokenize
-from files import FORMAT, checksum, has_names, is_dense, refusing, without_module
+from files import FORMAT, checksum, has_names, refusing
 from losses import Embedding
 from model import VSE, build_model, build_vocabulary
-from options import COMMAND_LINE, NOT_STORED, Options, default_run, defaults, imply, resolve, training_parser
+from options import COMMAND_LINE, NOT_STORED, Options, defaults, imply, resolve, training_parser
 from vocab import Vocabulary
 
 BATCH = 64                            # captions per step
@@ -76,10 +76,6 @@ def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = 
           f"{path} is not a checkpoint of this project; give one that train.py wrote")
     check(stored["format"] == FORMAT, f"{path} has checkpoint format {stored['format']!a:.20}, this version reads "
                                       f"format {FORMAT}; use the version that wrote it, or train again")
-    if isinstance(stored["model"], dict):
-        stored["model"] = without_module(stored["model"])
-    if isinstance(stored["options"], argparse.Namespace):
-        stored["options"] = vars(stored["options"])
     check_contents(stored, path)
     return stored
 
@@ -92,14 +88,15 @@ def check_contents(stored: dict, path: str) -> None:
     def is_tree(value) -> bool:
         return is_plain(value) or has_names(value, is_tree)
 
-    def is_count(value) -> bool:                            # from -1, and no NaN
-        return type(value) in (int, float) and -1 <= value < 2 ** 63
+    def is_finite(x) -> bool:                               # also False for sparse tensors, which train.py never writes
+        return torch.is_tensor(x) and x.layout == torch.strided and bool(x.isfinite().all())
     words, state = stored["vocabulary"], stored.get("state", {})
     kinds = {
         "options": has_names(stored["options"], is_plain),
         "vocabulary": isinstance(words, list) and all(isinstance(word, str) for word in words),
-        "model": has_names(stored["model"], is_dense) and all(x.isfinite().all() for x in stored["model"].values()),
-        "state": has_names(state, is_count) and {"epoch", "best_rsum"} <= set(state),
+        "model": has_names(stored["model"], is_finite),
+        "state": has_names(state, lambda x: type(x) in (int, float) and -1 <= x < 2 ** 63)
+        and {"epoch", "best_rsum"} <= set(state),
         "data": has_names(stored.get("data", {}), is_tree)}
     for name, right in kinds.items():
         check(right, f"{path} holds something else under '{name}' than train.py writes, or numbers that are not "
@@ -150,14 +147,11 @@ class Trained:
         stored = load_checkpoint(path, vocab=vocab)
         self.path = path
         self.model, self.vocab, self.options = load_model(stored, path)
+        self.similarity = self.model.similarity
         self.state, self.notes = stored["state"], list(stored.get("notes", ()))
         self.extractors = stored.get("data", {}).get("extractors") or {}      # of its features, by name
         self.device = torch.device(device)
         self.model.to(self.device)
-
-    @property
-    def similarity(self):
-        return self.model.similarity
 
     @functools.cached_property
     def weights(self) -> str:
@@ -203,7 +197,8 @@ class Trained:
 def resumed_options(p: argparse.ArgumentParser, given: Options, argv: list[str]) -> Options:
     """Options of a resumed run: those of its checkpoint and new ones in `argv`.
     `resume` and `logger_name` become its folder. Raises InputError where one may not change."""
-    folder = given.resume or given.logger_name or default_run(given)
+    imply(given)                                            # its folder
+    folder = given.resume or given.logger_name
     if os.path.basename(folder) == "checkpoint.pt":
         folder = os.path.dirname(folder) or "."
     check(not os.path.isfile(folder), f"--resume {folder} is a file, and a run continues from its checkpoint.pt; give "

@@ -96,8 +96,10 @@ def up_to(most: int, least: int = 1):
 
 
 natural, positive = up_to(LARGEST, least=0), up_to(LARGEST)
-width = up_to(2 ** 16)                # of a layer or an embedding: more is a slip that would exhaust memory
-workers = up_to(256, least=0)         # number of worker processes
+at_least_two = up_to(LARGEST, least=2)
+width = up_to(2 ** 16)                # of a layer, an embedding or a photo: more is a slip that would exhaust memory
+depth = up_to(64)                     # layers of a network, embeddings of an item
+workers = up_to(256, least=0)         # processes
 
 
 def sizes(text: str) -> str:
@@ -171,8 +173,7 @@ def run(prog: str, work, *args) -> int:
     def interrupt(number: int, frame) -> None:
         raise KeyboardInterrupt(number)
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            # a terminal that cannot show a letter of a caption must not end the command
+        if hasattr(stream, "reconfigure"):                  # a letter that a terminal lacks must not end the command
             stream.reconfigure(errors="backslashreplace")
     if "torch" in sys.modules:                              # float32 on CUDA, where torch begins with tf32
         cudnn = sys.modules["torch"].backends.cudnn
@@ -207,9 +208,8 @@ def call_python(*words: str) -> None:
     print(f"$ python {' '.join(words)}", flush=True)
     root = os.path.dirname(os.path.abspath(__file__))
     paths = [os.path.join(root, word) if word.endswith(".py") else word for word in words]
-    process = subprocess.run([sys.executable, *paths], check=False, env=os.environ | {"PYTHONPATH": root})
-    check(process.returncode == 0,
-          f"python {' '.join(words)} failed, as it says above; fix that and run this again")
+    status = subprocess.call([sys.executable, *paths], env=os.environ | {"PYTHONPATH": root})
+    check(status == 0, f"python {' '.join(words)} failed, as it says above; fix that and run this again")
 
 
 def torch_device(name: str):

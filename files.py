@@ -17,7 +17,6 @@ import yaml
 from cli import InputError, check, reason
 
 FORMAT = 1                            # of checkpoint.pt and model_best.pt
-TEXT_BYTES = 4 << 30                  # the largest text of the field, Visual Genome's regions, has 0.7 GiB
 INT64 = np.iinfo(np.int64)
 HELP = ("docs/data.md lists the sources, `python data.py check` prints what is there, `python -m demo` writes demo "
         "data")
@@ -66,6 +65,11 @@ def repeated(names):
     return next((name for name, n in Counter(names).items() if n > 1), None)
 
 
+def has_names(values, fits: Callable) -> bool:
+    """True if values are a dict of names, each of which fits."""
+    return isinstance(values, dict) and all(isinstance(name, str) and fits(value) for name, value in values.items())
+
+
 # ---- reading
 
 def read_text(path: str) -> str:
@@ -73,7 +77,6 @@ def read_text(path: str) -> str:
     with (refusing(f"{path} cannot be read", "check its name and its permissions", OSError),
           refusing(f"{path} is not UTF-8 text", "convert it with iconv", UnicodeDecodeError),
           open(plain_file(path), encoding="utf-8-sig") as f):
-        check(os.path.getsize(path) <= TEXT_BYTES, f"{path} has more than {TEXT_BYTES:,} bytes; it is another file")
         return f.read()
 
 
@@ -250,8 +253,6 @@ def save_state(state: dict, path: str, advice: str) -> None:
     with (refusing(f"{path} could not be saved", f"the one before it is whole: {advice}", (OSError, RuntimeError)),
           atomic(path, "wb") as f):
         torch.save(state, f)
-        f.flush()
-        os.fsync(f.fileno())
 
 
 def save_json(value, path: str) -> None:
@@ -305,22 +306,3 @@ def output(path: str, inputs=(), overwrite: bool = True) -> str:
     check(overwrite or not os.path.exists(path),
           f"{path} is there already; replace it with --overwrite, or name another file")
     return path
-
-
-# ---- parts of a checkpoint
-
-def is_dense(value) -> bool:
-    """True for a tensor of ordinary numbers: not sparse, quantised or complex."""
-    return (torch.is_tensor(value) and value.layout == torch.strided
-            and not value.is_quantized and not value.is_complex())
-
-
-def has_names(values, fits: Callable) -> bool:
-    """True if values are a dict of names, each of which fits."""
-    return isinstance(values, dict) and all(isinstance(name, str) and fits(value) for name, value in values.items())
-
-
-def without_module(state: dict) -> dict:
-    """Remove from a state dict the `module.` that DataParallel puts before all names."""
-    wrapped = bool(state) and all(isinstance(name, str) and name.startswith("module.") for name in state)
-    return {name.removeprefix("module."): value for name, value in state.items()} if wrapped else state

@@ -7,7 +7,7 @@ import argparse
 import os
 
 import cli
-from cli import Arguments, InputError, at_least_zero, check, data_set, filename, natural, positive, up_to
+from cli import Arguments, InputError, at_least_zero, check, data_set, filename, natural, positive
 from data import DEV_IMAGES
 from files import read_yaml
 from images import NoImages, Photos
@@ -69,7 +69,7 @@ def training_parser() -> Arguments:
     add("--cnn_weights", type=filename, help="weights of the network (default: those in torch's cache)")
     add("--finetune", **FLAG, help="also train the network for photos")
     add("--freeze_bn", **FLAG, help="with --finetune: its BatchNorms keep their statistics, as in VSE++")
-    add("--crop_size", type=up_to(4096), default=224, help="side of the random crops of training photos")
+    add("--crop_size", type=cli.width, default=224, help="side of the random crops of training photos")
     add("--feature_norm", **SWITCH, default=True, help="l2-normalise features (vsrn: the output of its first layer)")
     add("--pool", choices=["mean", "gpo"], default="mean", help="pooling of regions: mean, or VSE-infinity's")
     add("--region_norm", choices=["entries", "regions"], default="entries", help="vsrn: scale regions to entries of "
@@ -90,7 +90,7 @@ def training_parser() -> Arguments:
     add("--word_vectors", type=filename, help="initialise words from word2vec or GloVe vectors")
     add("--freeze_words", **FLAG, help="do not train the vectors of --word_vectors")
     add("--word_dim", type=cli.width, default=300, help="size of the word vectors")
-    add("--num_layers", type=up_to(64), default=1, help="layers of the GRU")
+    add("--num_layers", type=cli.depth, default=1, help="layers of the GRU")
 
     add = p.add_argument_group("SCAN, PVSE and CITE").add_argument
     add("--bi_gru", **FLAG, help="scan: read the words in both directions and average")
@@ -99,7 +99,7 @@ def training_parser() -> Arguments:
     add("--agg_func", choices=["LogSumExp", "Mean"], default="LogSumExp", help="scan: score from the cosines of parts")
     add("--lambda_lse", type=at_least_zero, default=6.0, help="scan: sharpness of LogSumExp")
     add("--lambda_softmax", type=at_least_zero, default=9.0, help="scan: sharpness of the attention (i2t: 4)")
-    add("--n_embeds", type=up_to(1024), metavar="K", help="mil, chamfer: embeddings per item (default: 2)")
+    add("--n_embeds", type=cli.depth, metavar="K", help="mil, chamfer: embeddings per item (default: 2)")
     add("--cite_layers", type=cli.sizes, default="1024-256", help="cite: sizes of the shared and the concepts' layers")
 
     add = p.add_argument_group("objective").add_argument
@@ -139,7 +139,7 @@ def training_parser() -> Arguments:
     add("--schedule", choices=["step", "cosine"], default="step", help="rate: by --lr_update, or half a cosine")
     add("--warmup", type=at_least_zero, default=0.0, metavar="EPOCHS", help="epochs in which the rate rises from 0")
     add("--num_epochs", type=positive, default=30, help="number of epochs")
-    add("--batch_size", type=up_to(cli.LARGEST, least=2), default=128, help="pairs per batch")
+    add("--batch_size", type=cli.at_least_two, default=128, help="pairs per batch")
     add("--optimizer", choices=["adam", "sgd"], default="adam", help="sgd is DMSM's, at --learning_rate 0.5")
     add("--learning_rate", type=cli.above_zero, default=0.0002, help="initial learning rate")
     add("--lr_update", type=positive, default=15, help="epochs until the learning rate is divided by 10")
@@ -236,11 +236,6 @@ def spell(values: dict, p: Arguments, where: str) -> list[str]:
 
 # ---- what options imply
 
-def default_run(opt) -> str:
-    """Folder of a run that is given none."""
-    return os.path.join("runs", f"{opt.data_name}_{opt.method or opt.sim}_seed{opt.seed}".replace("/", "_"))
-
-
 def count_gaussians(opt) -> int:
     """Number of sides that must be Gaussian.
     Both with --vae, whose samples are compared as points, and with --loss volume, whose means are."""
@@ -260,6 +255,7 @@ def imply(opt) -> None:
     opt.head = opt.image_head if opt.image_head == opt.text_head else None
     opt.loss = opt.loss or implied.get("loss", "hinge")
     volume, prior = opt.loss == "volume", opt.prior_images or opt.prior_captions
+    run = f"{opt.data_name}_{opt.method or opt.sim}_seed{opt.seed}".replace("/", "_")
     nothing_to_copy = (opt.img_layers == "0" and opt.image_head != "point"
                        or opt.txt_layers == "0" and opt.text_head != "point")
     defaults = {"embed_size": 2048 if opt.img_enc == "vsrn" else 1024,
@@ -269,7 +265,7 @@ def imply(opt) -> None:
                 "label_smoothing": 1e-4 if opt.pseudo_positives else 0.0,
                 "latent_norm": "sphere" if prior and opt.loss != "mse" else "none",
                 "max_violation": sides > 0 and opt.loss == "hinge",
-                "mask_same_image": opt.loss in ("infonce", "match", "rcl"), "logger_name": default_run(opt)}
+                "mask_same_image": opt.loss in ("infonce", "match", "rcl"), "logger_name": f"runs/{run}"}
     for name, value in {**defaults, **implied}.items():
         if getattr(opt, name) in (None, "auto"):
             setattr(opt, name, value)

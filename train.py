@@ -39,7 +39,7 @@ from checkpoint import MADE_OF_RUN, NOISE, load_checkpoint, load_model, load_wei
 from cli import InputError, check, torch_device
 from data import Split, check_extractors, read_split
 from evaluation.encode import validate
-from files import FORMAT, atomic, read_lines, read_yaml, refusing, remove, save_array, save_lines, save_state
+from files import FORMAT, atomic, read_lines, read_yaml, refusing, remove, save_array, save_state
 from methods import METHODS
 from model import VSE, build_model, build_vocabulary
 from options import NOT_STORED, Options, check_fits, fit_to_data, parse_words, read_config, resolve, training_parser
@@ -521,7 +521,8 @@ class Training:
             with contextlib.suppress(ValueError):
                 if json.loads(line)["iteration"] <= self.state["iteration"]:
                     lines.append(line)
-        save_lines(log, lines)
+        with atomic(log) as f:
+            f.writelines(f"{line}\n" for line in lines)
         self.json = open(log, "a", encoding="utf-8")
         self.text = open(os.path.join(folder, "log.txt"), "a", encoding="utf-8", errors="backslashreplace")
         self.events = tensorboard_logger.Logger(folder, flush_secs=5)

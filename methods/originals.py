@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cli import InputError, check
-from files import FORMAT, has_names, is_dense, plain_file, read_json, refusing, without_module
+from files import FORMAT, has_names, plain_file, read_json, refusing
 from options import NOT_STORED, options
 
 # Options that mean here what they mean there.
@@ -61,10 +61,10 @@ def convert(stored: dict, words: list[str], path: str) -> dict:
     """
     parts, theirs = stored["model"], stored["opt"]
     theirs = theirs if isinstance(theirs, dict) else vars(theirs)
-    check(len(parts) == 2 and all(has_names(part, is_dense) for part in parts) and "cross_attn" not in theirs,
+    check(len(parts) == 2 and all(has_names(part, torch.is_tensor) for part in parts) and "cross_attn" not in theirs,
           f"{path} holds no weights of an image and a text encoder of VSE++ or VSRN (SCAN's attention is another "
           "model); use one of theirs")
-    image, text = map(without_module, map(dict, parts))
+    image, text = ({name.removeprefix("module."): x for name, x in part.items()} for part in parts)   # DataParallel's
     for part, name in ((image, "fc.weight"), (text, "embed.weight")):
         check(name in part and part[name].ndim == 2,
               f"{path} has no matrix {name}, which every VSE++ and VSRN checkpoint has; use another one")

@@ -1,5 +1,4 @@
 """Bad input of every kind: one sentence that names it, a non-zero exit, no code run, no file written or lost."""
-import argparse
 import io
 import json
 import os
@@ -17,7 +16,6 @@ from PIL import Image
 import data
 import evaluate
 import train
-from checkpoint import load_checkpoint, load_model
 from cli import InputError
 from demo import __main__ as demo
 from features import images
@@ -203,15 +201,6 @@ def test_checkpoints_with_foreign_contents(refused, world, tmp_path, kind):
     stored = torch.load(world / "cosine" / "model_best.pt", weights_only=True)
     torch.save({**stored, **CHECKPOINTS[kind](stored)}, tmp_path / "x.pt")
     refused("evaluate", ["--checkpoint", "x.pt"], "x.pt|a vocabulary lists each word once")
-
-
-def test_names_behind_module_and_options_as_a_namespace_are_read(world, tmp_path):
-    """DataParallel and other programs write such names."""
-    stored = torch.load(world / "cosine" / "model_best.pt", weights_only=True)
-    torch.save({**stored, "model": {f"module.{name}": x for name, x in stored["model"].items()},
-                "options": argparse.Namespace(**stored["options"])}, tmp_path / "x.pt")
-    model, _, _ = load_model(load_checkpoint(str(tmp_path / "x.pt")))
-    assert all(torch.equal(x, stored["model"][name]) for name, x in model.state_dict().items())
 
 
 @pytest.mark.parametrize("kind, message", [

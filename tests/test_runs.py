@@ -14,7 +14,6 @@ import evaluate
 import train
 from checkpoint import load_checkpoint
 from files import atomic, save_json
-from options import default_run
 from tests.helpers import ROOT, SMALL, log_of, refused, trained
 from train import parse_args
 
@@ -46,7 +45,7 @@ def test_overwriting_a_run_keeps_what_train_did_not_write(run, demo_path, tmp_pa
 
 
 def test_a_default_folder_has_the_name_of_data_method_and_seed(tmp_path, monkeypatch, demo_path, capsys):
-    assert default_run(parse_args(["--seed", "7", "--sim", "kl"])) == os.path.join("runs", "coco_precomp_kl_seed7")
+    assert parse_args(["--seed", "7", "--sim", "kl"]).logger_name == "runs/coco_precomp_kl_seed7"
     monkeypatch.chdir(tmp_path)
     for words in (["--method", "vse++"], ["--seed", "1"]):
         assert trained("--data_path", demo_path, *words) == 0
