@@ -131,7 +131,8 @@ def table() -> list[str]:
     lines = ["| `--method` | method | paper | needs |", "|---|---|---|---|"]
     for name, method in METHODS.items():
         title = method.title.replace("||", "&#124;&#124;")
-        lines.append(f"| `{name}` | {title} | {method.paper} | {method.needs} |")
+        needs = re.sub(r".*\((--.*)\)", r"`\1`", method.needs).removeprefix("features of ")
+        lines.append(f"| `{name}` | {title} | {method.paper} | {needs} |")
     return lines
 
 
