@@ -138,8 +138,8 @@ class Split:
                                                       leave=False)]
 
     def encode(self, vocab, known: bool = True):
-        """Captions as a model reads them: `vocab.Tokens` of words or letter trigrams, or features.
-        vocab: a Vocabulary. With `known`, raises InputError on a caption without any known word."""
+        """Encode captions as a model reads them: `vocab.Tokens`, or features.
+        With `known`, raises InputError on a caption without any known word."""
         if self.text is not None:
             return self.text
         tokens = vocab.encode_captions(self.words)
@@ -148,7 +148,7 @@ class Split:
         return tokens
 
     def require_known(self, unknown: np.ndarray, count: int) -> None:
-        """Raise InputError on the first caption that is unknown (M,), by a vocabulary of so many words."""
+        """Raise InputError on the first caption that a vocabulary of `count` lacks."""
         if unknown.any():
             m = int(unknown.argmax())
             raise InputError(f"{self.place(m)}: no word of '{self.captions[m]}' is in the vocabulary of {count} words; "
@@ -157,9 +157,9 @@ class Split:
     def batches(self, tokens, order, batch_size: int, *, seed: tuple = (0,), skip: int = 0,
                 crop_size: int | None = None, workers: int = 0):
         """Yield batches of matching pairs in an order of captions (m,).
-        tokens: as `encode` returns them; skip: batches to leave out (resuming).
 
-        With crop_size photos are augmented as in training, at random by `seed`; else they are cropped as in tests.
+        tokens: from `encode`. skip: batches to leave out (resuming). With crop_size photos are augmented as in
+        training, at random by `seed`; else they are cropped as in tests.
         """
         parts = chunks(np.ascontiguousarray(order), batch_size)[skip:]
         read, rows = self.images.gather, [self.caption_image[part] for part in parts]
@@ -187,7 +187,7 @@ class Split:
                 yield (f"{self.source}: {twice} of {len(ids)} {kind} have the id or name of another one; give each its "
                        "own, or leave the ids out")
         if self.text is not None:
-            yield from self.text.faults(deep, distinct=False)
+            yield from self.text.faults(deep)
 
     def require_sound(self, images: bool = True) -> "Split":
         """The split. Raises InputError with the first of its faults."""
@@ -208,8 +208,7 @@ class Split:
         return self
 
     def fingerprint(self) -> dict:
-        """Sizes and checksums of captions and features, for a run's config.yaml.
-        Of features: their shape and 64 rows."""
+        """Sizes and checksums of captions and features, for a run's config.yaml."""
         facts = {"images": len(self.images), "captions": len(self.captions), "images_sha256": self.images.digest(),
                  **captions_digest(self.captions)}
         if self.text is not None:
@@ -224,12 +223,8 @@ class Split:
         return self.caption_image != (self.caption_image if self.true_image is None else self.true_image)
 
     def change_pairs(self, ratio: float = 0.0, seed: int = 0, path: str | None = None) -> None:
-        """Give captions the images of others ("noisy correspondence").
-        NCR, Huang et al. 2021.
-
-        A random `ratio` of the captions exchange their images, as in NCR. Or else a file says the image of each
-        caption, as `read_pairs` reads it.
-        """
+        """Give captions the images of others ("noisy correspondence", Huang et al. 2021).
+        A random `ratio` of the captions exchange their images, or `read_pairs` reads them from a file."""
         images, count = self.caption_image.copy(), len(self.captions)
         if path:
             images, text = read_pairs(path, images, len(self.images)), f"--noise_file {path}"
@@ -243,8 +238,7 @@ class Split:
                           f"theirs by {text}")
 
     def unknown_words(self, vocab) -> dict[str, int]:
-        """Count words and distinct words that the vocabulary does not list.
-        Also counts captions without any known word."""
+        """Count words, distinct words and captions that the vocabulary does not know."""
         unknown = [[word for word in words if word not in vocab.index] for words in self.words]
         return {"words": sum(map(len, self.words)), "unknown_words": sum(map(len, unknown)),
                 "distinct": len(set().union(*self.words)), "unknown_distinct": len(set().union(*unknown)),
@@ -254,8 +248,7 @@ class Split:
 # ---- reading in order
 
 class _Reader:
-    """Read in a worker process.
-    An InputError is returned; raised there, it would arrive as a traceback."""
+    """Read in a worker process, where an InputError raised would become a traceback."""
 
     def __init__(self, read):
         self.read = read
@@ -272,15 +265,13 @@ def _unchanged(batch):
 
 
 def _ignore_signals(worker: int) -> None:
-    """Ignore signals in a worker process.
-    Its parent gets the same Ctrl-C, saves first, and then ends it."""
+    """Ignore Ctrl-C in a worker process: its parent saves first and then ends it."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
 
 def stream(read, chunks, workers: int):
-    """Yield read(chunk) for every chunk, in order, by `workers` processes.
-    0: this process. Raises their InputError."""
+    """Yield read(chunk) of all chunks, in order, by `workers` processes (0: this one)."""
     if not workers:
         yield from map(read, chunks)
         return
@@ -305,8 +296,7 @@ def chunks(order, batch_size: int) -> list[np.ndarray]:
 
 
 def image_batches(images, batch_size: int, workers: int = 0, rows=None):
-    """Yield images of a split in batches, each once, in order.
-    rows (K,): only these images."""
+    """Yield images of a split in batches, in order. rows (K,): only these images."""
     rows = np.arange(len(images)) if rows is None else rows
     return stream(images.gather, chunks(rows, batch_size), workers * images.parallel)
 
@@ -315,16 +305,14 @@ def image_batches(images, batch_size: int, workers: int = 0, rows=None):
 
 def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool = False, dev_images: int = DEV_IMAGES,
                text_only: bool = False, text_features: str | None = None) -> Split:
-    """Read one split of data_path/data_name.
-    Raises InputError, with one sentence, where it cannot be read.
+    """Read one split of data_path/data_name. Raises InputError on what is wrong in it.
 
     split: train, dev (= val), test or testall. dev_images: only the first images of a dev split of precomputed data or
     COCO are kept, as in VSE++; 0 keeps all. text_only: {split}_caps.txt may be there without features.
     text_features: the name in {split}_{name}.npy, features of the captions of precomputed data.
     """
     root = os.path.join(data_path, data_name)
-    check(os.path.isdir(root), f"there is no folder {root} (--data_path {data_path}, --data_name {data_name}); "
-                               f"{HELP}")
+    check(os.path.isdir(root), f"there is no folder {root} (--data_path {data_path}, --data_name {data_name}); {HELP}")
     karpathy, photos = karpathy_file(root), True
     if os.path.isdir(os.path.join(root, "annotations")):
         result = read_coco_layout(root, split, use_restval)
@@ -344,8 +332,7 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
 
 
 def read_precomputed(root: str, split: str) -> Split:
-    """Read features and captions of a split in SCAN's layout.
-    A caption a line, count / n of each of n images, one image after another."""
+    """Read features and captions of a split in SCAN's layout, a caption a line."""
     texts, features = (glob.glob(os.path.join(root, f"*_{kind}")) for kind in ("caps.txt", "ims.npy"))
     check(texts or features,
           f"{root} holds no data set: looked for {split}_caps.txt and {split}_ims.npy (precomputed), annotations/ "
@@ -373,11 +360,8 @@ def read_precomputed(root: str, split: str) -> Split:
 
 
 def read_caption_ids(start: str, source: str, count: int, notes: list[str]) -> np.ndarray | None:
-    """Ids (count,) of the captions of a precomputed split, or None.
-    Raises InputError for another number of them.
-
-    They stand in {split}_ann_ids.npy, {split}_capids.txt or, of COCO's testall, in VSE++'s coco_test_ids.npy.
-    """
+    """Read the ids (count,) of the captions of a precomputed split, or None.
+    They stand in {split}_ann_ids.npy, {split}_capids.txt or, of COCO's testall, in VSE++'s coco_test_ids.npy."""
     paths = [f"{start}_ann_ids.npy", f"{start}_capids.txt"]
     coco = os.path.join(os.path.dirname(start), "coco_test_ids.npy")
     path = next(filter(os.path.isfile, paths + [coco] * start.endswith("testall")), paths[1])
@@ -391,10 +375,7 @@ def read_caption_ids(start: str, source: str, count: int, notes: list[str]) -> n
 
 
 def read_named(root: str, split: str) -> Split:
-    """Read features of photos by name, and their captions in captions.tsv.
-
-    Raises InputError on a line of another form, a name twice, and where no caption is of a photo.
-    """
+    """Read features of photos by name, and their captions in captions.tsv."""
     source, start = os.path.join(root, NAMED_CAPTIONS), os.path.join(root, split)
     splits = ", ".join(named_splits(root))
     check(os.path.isfile(f"{start}_ims.npy"), f"{root} has no features {split}_ims.npy; its captions are of "
@@ -422,14 +403,12 @@ def read_named(root: str, split: str) -> Split:
 
 
 def compose_name(name: str) -> str:
-    """Compose the accents of a file's name (NFC).
-    macOS stores them apart (NFD), tables mostly do not."""
+    """Compose the accents of a file's name (NFC), which macOS stores apart."""
     return unicodedata.normalize("NFC", name)
 
 
 def named_splits(root: str) -> list[str]:
-    """Splits of a folder whose captions are in captions.tsv.
-    They have names of photos and no captions of their own."""
+    """List the splits of a folder whose captions are in captions.tsv."""
     if not os.path.isfile(os.path.join(root, NAMED_CAPTIONS)):
         return []
     starts = [path.removesuffix("_ids.txt") for path in glob.glob(os.path.join(root, "*_ids.txt"))]
@@ -438,10 +417,8 @@ def named_splits(root: str) -> list[str]:
 
 def read_image_ids(path: str, n: int, count: int) -> list:
     """Read one id per image; the file may give one per caption, or not be there.
-
-    Raises InputError for another number of ids, and where the captions of one image have different ids: then not every
-    image has count / n captions one after another. Ids that differ for all captions name no images.
-    """
+    Where the captions of an image have different ids, not every image has count / n captions one after another; ids
+    that differ for all captions name no images."""
     ids, each = read_ids(path), count // n
     check(len(ids) in (0, n, count), f"{path} has {len(ids)} ids for {n} images; there must be one for each image or "
                                      "caption")
@@ -458,7 +435,7 @@ def read_image_ids(path: str, n: int, count: int) -> list:
 
 def read_text_features(root: str, split: Split, name: str, program: str = "features.captions") -> Features:
     """Read features of the captions of a split, {split}_{name}.npy, a row each.
-    program: the command that writes them, for messages. Raises InputError where there are none, or of others."""
+    program: the command that writes them, for messages."""
     start = os.path.join(root, f"{split.name}_{name}")
     path, facts, count = f"{start}.npy", f"{start}.json", len(split.captions)
     check(os.path.isfile(path), f"there is no file {path}, features of captions; `python -m {program}` makes it")
@@ -472,12 +449,9 @@ def read_text_features(root: str, split: Split, name: str, program: str = "featu
 
 
 def read_pairs(path: str, caption_image: np.ndarray, n: int) -> np.ndarray:
-    """Read the image of each of M captions from a file of wrong pairs: (M,).
-    The file is about N images, whose own captions are caption_image (M,).
-
+    """Read the images of M captions from a file of wrong pairs of N images: (M,).
     NCR publishes (M,), the image of each caption; DECL (Qin et al. 2022) publishes (N,), the image that takes the place
-    of each image, with all captions of it. Raises InputError on any other file.
-    """
+    of each image, with all captions of it."""
     file, count = read_array(path, "fetch it again, or write it with np.save"), len(caption_image)
     check(file.dtype.kind in "iu" and file.shape in ((count,), (n,)),
           f"{path} holds {file.dtype} of shape {file.shape}; wrong pairs are whole numbers, ({count},) the image of "
@@ -495,8 +469,7 @@ def captions_digest(captions: list[str]) -> dict:
 
 
 def read_extractors(folder: str) -> dict[str, str]:
-    """A folder's features.json: {file suffix: extractor of the files, in one line}.
-    Empty without such a file."""
+    """Read a folder's features.json, {file suffix: extractor}, which may be missing."""
     path = os.path.join(folder, "features.json")
     stored = read_json(path, "delete it and extract again") if os.path.isfile(path) else {}
     check(isinstance(stored, dict) and all(isinstance(value, str) for value in stored.values()),
@@ -505,8 +478,7 @@ def read_extractors(folder: str) -> dict[str, str]:
 
 
 def check_extractors(trained: dict | None, split: Split, text_features: str | None, path: str) -> None:
-    """Raise InputError on features of another extractor than in training.
-    features.json records it."""
+    """Raise InputError on features of another extractor than in training."""
     for kind in ("ims", text_features):
         before, now = ((made or {}).get(kind) for made in (trained, split.extractors))
         features = "image features" if kind == "ims" else f"caption features '{kind}'"
@@ -522,7 +494,7 @@ def karpathy_file(root: str) -> str | None:
 
 def read_karpathy(root: str, split: str, use_restval: bool = False) -> Split:
     """Read photos and captions of a split in Karpathy's JSON.
-    Ids are cocoid, else imgid, else names of files; and sentid. All have to differ."""
+    Ids are cocoid, else imgid, else names of files; and sentid."""
     path, entries, captions = karpathy_file(root), {}, []
     parts = {"dev": ["val"], "train": ["train", "restval"][:1 + use_restval]}.get(split, [split])
     with refusing(f"{path} is not in Karpathy's layout, of images with split, filename and sentences with raw",
@@ -591,17 +563,15 @@ def distinct_ids(ids: list, path: str, what: str) -> np.ndarray | None:
 # ---- python data.py check
 
 def check_data_set(data_path: str, data_name: str) -> int:
-    """Print what a data folder holds and every fault in it.
-    Returns the number of faults."""
+    """Print what a data folder holds and every fault; return the number of faults."""
     root, faults, splits = os.path.join(data_path, data_name), [], []
     text_only = bool(glob.glob(os.path.join(root, "*_caps.txt"))) and not glob.glob(os.path.join(root, "*_ims.npy"))
     for name in ("train", "restval", "dev", "test", "testall"):
         try:
-            split = read_split(data_path, data_name, name, dev_images=0, text_only=text_only)
+            splits.append(split := read_split(data_path, data_name, name, dev_images=0, text_only=text_only))
         except InputError as error:
             faults += [str(error)] * (name == "test" or name in ("train", "dev") and not text_only)
             continue
-        splits.append(split)
         print(f"{name:8}{len(split.images):>8,} images {len(split.captions):>8,} captions  {split.images.describe()}",
               *split.notes, sep="\nnote: ")
         faults += split.faults(deep=True)

@@ -33,8 +33,7 @@ PHOTO_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPE
 
 
 def read_photo(path: str, most: int | None = None) -> Image.Image:
-    """Read a photo in RGB of 8 bits, turned as its EXIF tag says.
-    Raises InputError where it cannot be read.
+    """Read a photo in RGB of 8 bits, turned as its EXIF tag says. Raises InputError.
 
     most: largest number of pixels a side of the result; a large JPEG is then decoded small, in a fraction of the time
     and memory. Faults beside the pixels, in EXIF or texts, count for nothing.
@@ -45,8 +44,7 @@ def read_photo(path: str, most: int | None = None) -> Image.Image:
 
 
 def decode_photo(file: BinaryIO, most: int | None = None) -> Image.Image:
-    """Decode a photo as `read_photo` does.
-    Raises what Pillow raises, an Exception of many kinds."""
+    """Decode a photo as `read_photo` does. Raises what Pillow raises, of many kinds."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")                     # Pillow's name no photo
         try:
@@ -66,10 +64,8 @@ def decode_photo(file: BinaryIO, most: int | None = None) -> Image.Image:
 
 
 def open_image(file: BinaryIO, most: int | None = None) -> Image.Image:
-    """Open an image of PHOTO_FORMATS, a large JPEG decoded small.
-
-    Large is more than Pillow reads, or than `most` pixels a side.
-    """
+    """Open an image of PHOTO_FORMATS.
+    A JPEG of more pixels than Pillow reads, or than `most` a side, is decoded small."""
     first = file.read(len(JPEG))
     file.seek(0)
     if first != JPEG:
@@ -125,8 +121,7 @@ def photo_formats() -> list[str]:
 
 
 def convert_rgb(image: Image.Image) -> Image.Image:
-    """Convert an image to RGB of 8 bits, scaling values of 16 bits.
-    Pillow would cut them off at 255. Raises ValueError for integers of 32 bits and floats."""
+    """Convert to RGB of 8 bits; values of 16 bits are scaled, which Pillow would cut."""
     if not image.mode.startswith(("I", "F")):
         image.info.pop("transparency", None)                # a palette's, of which Pillow warns
         return image.convert("RGB")
@@ -136,12 +131,8 @@ def convert_rgb(image: Image.Image) -> Image.Image:
 
 
 def import_torchvision():
-    """Import torchvision, even where the compiled part of its wheel cannot load.
-    So it is beside a CPU-only torch.
-
-    There the import fails at two detection operators that were never registered. Nothing here calls them, so it is
-    enough to declare their signatures.
-    """
+    """Import torchvision, also beside a CPU-only torch, where its compiled part fails.
+    There the import fails at two detection operators that nothing here calls; declaring them is enough."""
     try:
         import torchvision
     except RuntimeError as error:
@@ -171,8 +162,7 @@ def train_transform(crop_size: int):
 
 
 def build_transform(first):
-    """Build a transform, photo -> (3, H, W), that begins with `first`.
-    first: a function of torchvision.transforms."""
+    """Build photo -> (3, H, W). first: torchvision.transforms -> the first steps."""
     import_torchvision()
     from torchvision import transforms as t
     return t.Compose([*first(t), t.ToTensor(), t.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])])
@@ -181,11 +171,10 @@ def build_transform(first):
 # ---- images of a split: features, photos, or none
 
 class Features:
-    """File of features, (N, F) or (N, P, F), float16 or float32.
-    It is mapped and never read whole."""
+    """File of features, (N, F) or (N, P, F), float16 or float32, mapped into memory."""
 
     def __init__(self, path: str):
-        self.path, self.step, self.resident = path, 1, 0    # the row of image i is i * step
+        self.path, self.step, self.resident = path, 1, 0    # the row of image i is i * step; bytes read of the map
         self.array = read_array(path, AGAIN)
         shape, dtype = self.array.shape, self.array.dtype
         check(dtype.kind == "f" and len(shape) in (2, 3) and 0 not in shape,
@@ -213,7 +202,7 @@ class Features:
     length = property(lambda self: np.ones(len(self), np.int64))      # (M,), as of vocab.Tokens: features of captions
 
     def gather(self, index) -> Tensor:
-        """Features of images `index` (B,): (B, F) or (B, P, F) float32.
+        """Read features of images `index` (B,): (B, F) or (B, P, F) float32.
         Raises InputError on NaN or infinity."""
         rows = np.asarray(index) * self.step
         features = torch.from_numpy(self.array[rows].astype(np.float32, copy=False))
@@ -231,23 +220,18 @@ class Features:
         """Captions `index` (B,) as features (B, F) and lengths (B,), which are all 1."""
         return self.gather(index), torch.ones(len(index), dtype=torch.int64)
 
-    def faults(self, deep: bool = False, distinct: bool = True):
+    def faults(self, deep: bool = False):
         """Yield sentences on faults of the file.
-        deep: also read files above SCANNED, and look for rows that hold only zeros or, with `distinct`, the same."""
+        deep: also read files above SCANNED, and look for rows that hold only zeros."""
         if self.regions and self.regions >= MANY_REGIONS and self.regions > self.dim:
             yield (f"{self.path} has {self.regions:,} regions of {self.dim} numbers an image: its axes look turned, "
                    "channels before regions; save array.transpose(0, 2, 1)")
-        zero, seen, size = [], set(), self.array.nbytes
+        zero, size = [], self.array.nbytes
         for chunk in np.array_split(np.arange(len(self)), size // PART + 1) if deep or size <= SCANNED else ():
-            if deep and distinct:
-                seen.update(hash(row.tobytes()) for row in self.array[chunk * self.step])
             try:
                 zero += (chunk[~self.gather(chunk).flatten(1).any(1).numpy()] * self.step).tolist()
             except InputError as error:
                 yield str(error)
-        if deep and distinct and 2 * len(seen) < len(self):
-            yield (f"{self.path} holds only {len(seen)} different rows for {len(self)} images; their extraction "
-                   "failed, or they do not stand one image after another")
         if deep and zero:
             yield (f"{self.path} holds only zeros for {len(zero)} of {len(self)} images, the first is row {zero[0]}; "
                    "their extraction failed, so extract them again")
@@ -277,20 +261,16 @@ class Photos:
         self.paths = self.paths[:n]
 
     def open(self, i: int, most: int | None = None) -> Image.Image:
-        """Photo i, as `read_photo` reads it."""
         return read_photo(self.paths[i], most)
 
     def gather(self, index) -> Tensor:
-        """Photos `index` (B,), their middle: (B, 3, 224, 224)."""
+        """Read the middle of photos `index` (B,): (B, 3, 224, 224)."""
         transform = eval_transform()
         return torch.stack([transform(self.open(int(i))) for i in index])
 
     def augment(self, pairs, crop_size: int, seed: tuple) -> Tensor:
-        """Photos of pairs (caption, image), (B, 2), cropped and flipped at random.
-        Returns (B, 3, crop_size, crop_size).
-
-        The random numbers follow from (seed, caption) alone; workers or resuming change nothing.
-        """
+        """Crop and flip photos of (caption, image) (B, 2) at random: (B, 3, crop, crop).
+        The random numbers follow from (seed, caption) alone; workers or resuming change nothing."""
         photos = []
         transform = train_transform(crop_size)
         with torch.random.fork_rng(devices=[]):
@@ -344,10 +324,8 @@ class NoImages:
 
 def count_repeats(array: np.ndarray, path: str) -> int:
     """Count the equal rows in succession of each image: 5 in VSE++'s files, else 1.
-
-    array: (rows, ...), as many rows as there are captions. The first 128 rows and 32 samples of 16 are compared with
-    the row before. Raises InputError where images differ in this number.
-    """
+    Of an array (rows, ...), the first 128 rows and 32 samples of 16 are compared with the row before. Raises InputError
+    where images differ in this number."""
     rows = len(array)
     starts = np.linspace(0, max(0, rows - 17), 32).astype(int)[:, None]
     places = np.union1d(np.arange(1, 128), starts + np.arange(1, 17))

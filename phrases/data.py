@@ -346,7 +346,7 @@ def check_folder(opt) -> int:
             split = read_phrases(root, name, opt.regions, opt.text_features)
             print(f"{'':8}{len(split.boxes):,} proposals, {split.images.describe()}")
             for x in filter(None, (split.images, split.text)):
-                faults |= dict.fromkeys(x.faults(deep=True, distinct=False))
+                faults |= dict.fromkeys(x.faults(deep=True))
         except InputError as error:
             faults[str(error)] = None
     print("\n".join([*(f"fault: {fault}" for fault in faults), f"{root}: {len(faults)} faults"]))
