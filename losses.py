@@ -72,8 +72,7 @@ def mean_rows(rows: Tensor, n_parts: Tensor | None) -> Tensor:
 
 
 def uncertainty(e: Embedding) -> Tensor:
-    """log det Sigma of each item in nats (ucmr 3.3): (N,).
-    A spherical variance counts D times. Raises ValueError for points."""
+    """log det Sigma of Gaussians in nats (ucmr 3.3), else ValueError: (N,)."""
     if e.log_var is None:
         raise ValueError("a point has no uncertainty; train with a Gaussian head (--head ellipsoidal)")
     return e.log_var.expand_as(e.mean).sum(1)
@@ -136,8 +135,7 @@ def squared_distance(x: Tensor, y: Tensor, dim: int) -> Tensor:
 
 
 def negative_root(square: Tensor) -> Tensor:
-    """-sqrt of squared distances.
-    The clamp keeps the gradient finite where the distance is 0."""
+    """-sqrt of squared distances, with a finite gradient where the distance is 0."""
     return square.clamp(min=torch.finfo(square.dtype).eps ** 2).sqrt().neg()
 
 
@@ -147,7 +145,7 @@ def variance(e: Embedding, power: float = 1.0) -> Tensor:
 
 
 def score_in_blocks(score, n: int, m: int, per_pair: int, device="cpu") -> Tensor:
-    """Scores (N, M) of score(rows, columns) -> (n, m) for two slices, by blocks.
+    """Scores (N, M) by blocks, score(rows, columns) -> (n, m) of two slices.
     A pair takes `per_pair` numbers."""
     side = max(1, math.isqrt(NUMBERS["cpu" if torch.device(device).type == "cpu" else "cuda"] // per_pair))
     rows, columns = ([slice(k, k + side) for k in range(0, max(1, count), side)] for count in (n, m))
@@ -155,8 +153,7 @@ def score_in_blocks(score, n: int, m: int, per_pair: int, device="cpu") -> Tenso
 
 
 def pairwise(score, images: Embedding, captions: Embedding) -> Tensor:
-    """Scores (N, M) of a formula that is not a matrix product.
-    score: embeddings (n, 1, D) and (m, D) -> (n, m)."""
+    """Scores (N, M) of a formula, score: embeddings (n, 1, D) and (m, D) -> (n, m)."""
     def block(i, j):
         x, y = (e._replace(log_var=None if e.log_var is None else e.log_var.expand_as(e.mean))
                 for e in (images.rows(i), captions.rows(j)))
@@ -177,8 +174,7 @@ def cosine(images: Embedding, captions: Embedding) -> Tensor:
 
 
 def order(images: Embedding, captions: Embedding) -> Tensor:
-    """-|max(0, caption - image)|: order violation of the means.
-    Vendrov et al. 2016, VSE++ 4.4."""
+    """-|max(0, caption - image)| of the means (Vendrov et al. 2016, VSE++ 4.4)."""
     return pairwise(lambda x, y: negative_root((y.mean - x.mean).clamp(min=0).square().sum(2)), images, captions)
 
 
@@ -214,9 +210,8 @@ def minkl(images: Embedding, captions: Embedding) -> Tensor:
 
 
 def standardise(e: Embedding, reference: Embedding) -> tuple[Tensor, Tensor, Tensor]:
-    """Means and log-variances in units of the average Gaussian of `reference`.
-    Returns means (N, D), log-variances (N, D) less the average of their item, and this average (N, 1), the level of
-    the item."""
+    """Standardise by the average Gaussian of `reference`.
+    Returns means (N, D), log-variances (N, D) less their average, and this average (N, 1), the level of an item."""
     middle, log_scale = reference.mean.detach().mean(0), reference.log_var.detach().mean(0)
     mean, log_var = (e.mean - middle).mul_((-log_scale / 2).exp()), e.log_var - log_scale
     level = log_var.mean(1, keepdim=True)
@@ -268,8 +263,7 @@ def csd(images: Embedding, captions: Embedding) -> Tensor:
 
 @traits(gaussian_sides=2)
 def elk(images: Embedding, captions: Embedding) -> Tensor:
-    """log of the expected likelihood kernel, the integral of p q, in nats.
-    Jebara et al. 2004."""
+    """log of the integral of p q, the expected likelihood kernel (Jebara et al. 2004)."""
     def score(x, y):
         total = x.log_var.exp() + y.log_var.exp()                                   # (n, m, D)
         return -0.5 * ((x.mean - y.mean).square() / total + total.log() + math.log(2 * math.pi)).sum(2)
@@ -279,10 +273,7 @@ def elk(images: Embedding, captions: Embedding) -> Tensor:
 @traits(gaussian_sides=2)
 def bhattacharyya(images: Embedding, captions: Embedding) -> Tensor:
     """Minus the Bhattacharyya distance, log of the integral of sqrt(p q), <= 0.
-    In nats.
-
-    -sum_d [(mu_i - mu_c)^2 / (v_i + v_c) / 4 + log cosh(h) / 2] with h = (log v_i - log v_c) / 2.
-    """
+    -sum_d [(mu_i - mu_c)^2 / (v_i + v_c) / 4 + log cosh(h) / 2] with h = (log v_i - log v_c) / 2."""
     def score(x, y):
         half = (x.log_var - y.log_var) / 2                                        # (n, m, D)
         square = (x.mean - y.mean).square() / (x.log_var.exp() + y.log_var.exp())
@@ -295,8 +286,7 @@ SIMILARITIES = {f.__name__: f for f in (cosine, dot, order, mahalanobis, kl, kl_
 
 
 def formulas() -> dict:
-    """Similarities without parameters, by name.
-    A file of embeddings can be ranked by them."""
+    """Similarities without parameters, by name, which can rank a file of embeddings."""
     return {name: similarity for name, similarity in SIMILARITIES.items() if not isinstance(similarity, type)}
 
 
@@ -334,15 +324,13 @@ SIMILARITIES["mls"] = MLS
 # ---- ranking losses: scores (B, B) of matching pairs, which are on the diagonal -> scalar
 
 def own_pairs(scores: Tensor, same_image: Tensor | None = None) -> Tensor:
-    """Mask (B, B) of the diagonal and of other pairs of one image.
-    same_image (B, B) marks pairs of one image."""
+    """Mask (B, B) of the diagonal and of pairs of one image, which same_image marks."""
     own = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
     return own if same_image is None else own | same_image
 
 
 def counted_pairs(scores: Tensor, same_image: Tensor | None) -> Tensor:
-    """Mask (B, B) of the diagonal and of pairs of two images.
-    Without same_image: of all pairs."""
+    """Mask (B, B) of the diagonal and of pairs of two images."""
     return torch.ones_like(scores, dtype=torch.bool) if same_image is None else own_pairs(scores, ~same_image)
 
 
@@ -379,7 +367,6 @@ class Hinge(RankingLoss):
 
 class InfoNCE(RankingLoss):
     """Symmetric cross-entropy of true pairs in the batch, in nats (CLIP).
-    A row asks for the caption of its image, a column for the image of its caption.
 
     The temperature e^-log_scale is learned and stays above 0.01. smoothing: share of a target spread over all pairs.
     """
@@ -525,8 +512,7 @@ OTHER_LOSSES = ("mse", "two_branch", "volume")   # of --loss: terms in place of 
 # ---- jWAE: the GAN that draws latents to the prior N(0, I), and what stands in for it
 
 class Critic(nn.Module):
-    """Log-odds that a latent is a sample of the prior N(0, I): (R, D) -> (R,).
-    Both sides share it (jwae 4.2)."""
+    """Log-odds that latents are samples of N(0, I) (jwae 4.2): (R, D) -> (R,)."""
 
     def __init__(self, latent: int, hidden: int = 256):
         super().__init__()
@@ -573,10 +559,7 @@ PRIOR_LOSSES = ("gan", "mmd")
 
 
 def standard_kl(mean: Tensor, log_var: Tensor) -> Tensor:
-    """KL(N(mean, Sigma) || N(0, I)) by dimensions, in nats: (N, D).
-
-    mean (N, D), log_var (N, D) or (N, 1).
-    """
+    """KL(N(mean, Sigma) || N(0, I)) by dimensions, in nats: (N, D)."""
     return 0.5 * (log_var.exp() - log_var + mean.square() - 1)
 
 
@@ -596,8 +579,7 @@ class Term(NamedTuple):
 
 
 def information_bottleneck(images, captions, batch) -> Tensor:
-    """KL(N(mean, Sigma) || N(0, I)) of each item, mean over items, in nats.
-    PCME, PCME++."""
+    """KL(N(mean, Sigma) || N(0, I)), mean over items, in nats (PCME, PCME++)."""
     gaussians = [e.embedding for e in (images, captions) if e.embedding.log_var is not None]
     return sum(standard_kl(e.mean, e.log_var).sum(1).mean() for e in gaussians)
 
@@ -616,12 +598,10 @@ class PairMSE(nn.Module):
 
 
 class Anchor(nn.Module):
-    """1 - cosine of a caption's features and an image's prediction of them.
-    The prediction is a layer's of model.Anchored.
+    """1 - cosine of a caption's features and an image's prediction of them, averaged.
 
-    Mean over the batch, in [0, 2]. size: of the features. Objectives that tell one pair from all others say nothing of
-    how well the others fit. This regression does: it goes where the captions of like photos are, as DeViSE's does among
-    words.
+    The prediction is a layer's of model.Anchored. Objectives that tell one pair from all others say nothing of how well
+    the others fit. This regression does: it goes where the captions of like photos are. size: of the features.
     """
 
     def __init__(self, size: int, share: float):

@@ -9,11 +9,9 @@ stand in methods/.
 
 Papers: pmrl, ucmr, jwae, dmsm (README.md); VSE++ Faghri et al. 2018; DSSM Huang et al. 2013.
 """
-import importlib
 import math
 import os
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -21,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cli import InputError, check
+from files import need, refusing
 from images import import_torchvision
 from layers import GRU, BatchNorm, BiGRU, Latent, pack, vsepp_linear
 from losses import (
@@ -44,13 +43,14 @@ from losses import (
     trait,
     unit,
 )
+from methods import cite, pvse_pcme, scan, two_branch, vse_infinity, vsrn
+from methods.word_vectors import read_word_vectors
 from vocab import PAD, UNK, Trigrams, Vocabulary
 
 CITE_PENALTY = 5e-5                   # weight of the L1 norm of CITE's concept logits
-# Similarities of the baselines, with the file of methods/ and the class that each stands for.
-BASELINES = {"mil": "pvse_pcme.MaxOverParts", "chamfer": "pvse_pcme.SmoothChamfer",
-             "match_prob": "pvse_pcme.MatchProbability", "scan": "scan.CrossAttention",
-             "product": "two_branch.ProductNetwork", "cite": "cite.ConditionalNetwork"}
+BASELINES = {"mil": pvse_pcme.MaxOverParts, "chamfer": pvse_pcme.SmoothChamfer,
+             "match_prob": pvse_pcme.MatchProbability, "scan": scan.CrossAttention,
+             "product": two_branch.ProductNetwork, "cite": cite.ConditionalNetwork}     # similarities of methods/
 
 # Heads by name: what becomes of the bounded log-variances of the second copy of f_emb.
 HEADS = {
@@ -63,15 +63,9 @@ HEADS = {
 }
 
 
-def load_baseline(name: str) -> Callable:
-    """Import a class of methods/ by its file and name, such as "scan.CrossAttention"."""
-    file, name = name.split(".")
-    return getattr(importlib.import_module(f"methods.{file}"), name)
-
-
 def find_similarity(name: str) -> Callable:
     """The function or class of a name of SIMILARITIES or BASELINES."""
-    return load_baseline(BASELINES[name]) if name in BASELINES else SIMILARITIES[name]
+    return BASELINES[name] if name in BASELINES else SIMILARITIES[name]
 
 
 # ---- a tower
@@ -85,7 +79,7 @@ class Encoded(NamedTuple):
 
 
 class Tower(nn.Module):
-    """Inputs of one modality -> Encoded.
+    """Trunk, copies of f_emb and head of one modality: inputs -> Encoded.
 
     mean, log_var: the copies of f_emb; a point has one. head: a name of HEADS. latent_norm: one of LATENT_NORMS.
     corruption: noise on what f_emb reads. normalise: means have norm 1. use_abs: means are absolute values (order
@@ -95,7 +89,7 @@ class Tower(nn.Module):
     """
 
     def __init__(self, trunk: nn.Module, mean: nn.Module, log_var: nn.Module | None = None, head: str = "point", *,
-                 latent_norm: nn.Module | None = None, corruption: nn.Module | None = None, normalise: bool = True,
+                 latent_norm: Callable | None = None, corruption: nn.Module | None = None, normalise: bool = True,
                  use_abs: bool = False, logvar_norm: bool = False, logvar_init: float = 0.0,
                  bounds: tuple[float, float] = LOG_VAR_BOUNDS, reads_mean: bool = False, sample: bool = False,
                  freeze: bool = False):
@@ -136,8 +130,7 @@ class Tower(nn.Module):
         return Encoded(self.to_embedding(latent, log_var), features, latent, posterior)
 
     def normalise_latent(self, latent: Latent) -> Tensor:
-        """Apply latent_norm to vectors (B, D), or to the real parts of (B, P, D).
-        Padding is 0."""
+        """Apply latent_norm to vectors (B, D), or to the real parts of (B, P, D)."""
         value = latent.value.float()
         if latent.n_parts is None:
             return self.latent_norm(value)
@@ -155,8 +148,7 @@ class Tower(nn.Module):
         return centre + (log_var / 2).exp() * torch.randn_like(centre) if self.training else centre
 
     def to_embedding(self, latent: Latent, log_var: Tensor | None = None) -> Embedding:
-        """Embedding of a latent, its mean normalised, in float32.
-        Parts (B, P, D) are averaged."""
+        """Embedding of a latent, its mean normalised; parts (B, P, D) are averaged."""
         mean, parts = latent.value.float(), None
         if latent.n_parts is not None:
             parts = unit(mean) if self.normalise else mean
@@ -185,13 +177,11 @@ class VSE(nn.Module):
                                     if isinstance(term.loss, nn.Module)})
 
     def embed_images(self, images: Tensor) -> Embedding:
-        """Embed features (B, F), regions (B, P, F) or photos (B, 3, H, W).
-        Returns an Embedding of (B, D), float32."""
+        """Embed features (B, F), regions (B, P, F) or photos (B, 3, H, W): (B, D) float32."""
         return self.image_tower(images).embedding
 
     def embed_captions(self, tokens: Tensor, lengths: Tensor) -> Embedding:
-        """Embed words (B, T), trigrams (B, T, K) or features (B, F), lengths (B,).
-        Returns an Embedding of (B, D), float32."""
+        """Embed words (B, T), trigrams (B, T, K) or features (B, F): (B, D) float32."""
         return self.text_tower(tokens, lengths).embedding
 
     def encode(self, batch) -> dict[str, Encoded]:
@@ -224,8 +214,7 @@ class VSE(nn.Module):
     forward = loss
 
     def ranking_loss(self, images: Embedding, captions: Embedding, batch) -> Tensor:
-        """Ranking loss of the scores, in float32.
-        mask_same_image: pairs of one image are not negatives."""
+        """Ranking loss of the scores (B, B), in float32."""
         with torch.autocast(images.mean.device.type, enabled=False):
             same_image = None
             if self.mask_same_image:
@@ -236,8 +225,7 @@ class VSE(nn.Module):
 # ---- trunks of images
 
 class Precomputed(nn.Module):
-    """Precomputed features (B, F) or regions (B, P, F).
-    l2-normalised if `normalise`; regions are averaged to (B, F) if `average`.
+    """Precomputed features (B, F) or regions (B, P, F), averaged if `average`.
 
     VSE++ assumes normalised features. It hardly matters to a mean, but a log-variance is linear in the features: at
     norm 17 the variances start as noise.
@@ -255,10 +243,8 @@ class Precomputed(nn.Module):
 
 class CNN(nn.Module):
     """ImageNet network without its classifier (VSE++): (B, 3, H, W) -> (B, F).
-    Features are l2-normalised if `normalise`.
 
-    cells: the last map before pooling, (B, cells, C), each cell normalised; 7 x 7 cells for 224 x 224 pixels (AlexNet:
-    6 x 6). Without
+    cells: the last map before pooling, (B, cells, C); 7 x 7 cells for 224 x 224 pixels (AlexNet: 6 x 6). Without
     `finetune` the network gets no gradient and stays in eval mode. freeze_bn: the BatchNorms of a fine-tuned network
     keep ImageNet's statistics, as in VSE++, whose code is in eval mode from the first validation of an epoch on.
     """
@@ -289,30 +275,23 @@ class CNN(nn.Module):
 
 def read_cnn_weights(net: nn.Module, path: str, cnn_type: str) -> None:
     """Load a state dict from a local file without running code from it.
-    `net.weights_file` names the file from then on. Raises InputError."""
-    if not os.path.isfile(path):
-        raise InputError(f"there is no file {path} with weights of {cnn_type}; give one with --cnn_weights")
-    net.weights_file = path
-    try:
+    `net.weights_file` names the file from then on."""
+    net.weights_file = need(path, f"give the weights of {cnn_type} with --cnn_weights")
+    with refusing(f"{path} does not hold the weights of {cnn_type}", "give a state dict of it with --cnn_weights"):
         net.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-    except Exception as error:        # a pickle, zip or key fault: all mean that the file is not this network's
-        raise InputError(f"{path} does not hold the weights of {cnn_type}: {str(error).splitlines()[0]}") from error
 
 
 def build_torchvision(cnn_type: str, weights: str | None, pretrained: bool) -> tuple[nn.Module, int]:
     """A torchvision network and the size of its features.
-
-    Its weights are IMAGENET1K_V1 from the file `weights` or from torch's cache; nothing is downloaded. Raises
-    InputError where they are missing.
-    """
+    Its weights are IMAGENET1K_V1 from the file `weights` or from torch's cache; nothing is downloaded."""
     models = import_torchvision().models
     net = models.get_model(cnn_type, weights=None)
     if pretrained:
         url = models.get_model_weights(cnn_type).IMAGENET1K_V1.url
         path = weights or os.path.join(torch.hub.get_dir(), "checkpoints", os.path.basename(url))
-        if not weights and not os.path.isfile(path):
-            raise InputError(f"the ImageNet weights of {cnn_type} are not here: fetch {url} and give it with "
-                             f"--cnn_weights FILE, or put it into {os.path.dirname(path)}")
+        check(weights or os.path.isfile(path),
+              f"the ImageNet weights of {cnn_type} are not here: fetch {url} and give it with --cnn_weights FILE, or "
+              f"put it into {os.path.dirname(path)}")
         read_cnn_weights(net, path, cnn_type)
     if hasattr(net, "classifier"):                                                  # VGG, AlexNet
         net.classifier = net.classifier[:-1]                                        # up to fc7
@@ -337,12 +316,9 @@ def build_efficientnet_lite(cnn_type: str, weights: str | None, pretrained: bool
 
 
 def keep_map(net: nn.Module, dim: int) -> int:
-    """Remove the layers after the last map, so a network returns all cells, flat.
-    Returns C, the channels of a cell. net: one of CNNS.
-
+    """Remove the layers of a network of CNNS after its last map; return its channels.
     VGG and AlexNet keep their average pooling, which gives 7 x 7 and 6 x 6 cells for photos of any size. dim: C of the
-    others.
-    """
+    others."""
     if hasattr(net, "classifier"):
         net.classifier = nn.Identity()
         return [layer.out_channels for layer in net.features if isinstance(layer, nn.Conv2d)][-1]
@@ -358,8 +334,7 @@ CNNS = {**dict.fromkeys(("vgg19", "resnet152", "vgg16", "alexnet", "resnet18", "
 # ---- trunks of captions
 
 class Words(nn.Module):
-    """Learned vector for each word: (B, T) -> (B, T, word_dim).
-    Uniform in +-0.1 at the start (VSE++).
+    """Learned vectors of words, at first in +-0.1 (VSE++): (B, T) -> (B, T, word_dim).
 
     table: vectors (V, word_dim) from a file and which words it has (V,); these start there. freeze: no vector learns,
     and words that the file lacks are zeros.
@@ -381,8 +356,7 @@ class Words(nn.Module):
 
 
 class BagOfWords(nn.Module):
-    """Sum of a caption's word vectors: (B, T) -> (B, word_dim).
-    <start> and <end> do not count (DeViSE in dmsm).
+    """Sum of a caption's word vectors (DeViSE in dmsm): (B, T) -> (B, word_dim).
 
     normalise: word vectors and their sum have norm 1, the direction of jwae's mean vector.
     """
@@ -411,9 +385,7 @@ class TrigramWords(nn.Module):
 
 class Corruption(nn.Module):
     """Noise and dropout of features or word vectors (..., F), in training only.
-
-    noise: norm of a normal vector added to each, as a share of its own norm. dropout: share of numbers set to 0.
-    """
+    noise: norm of a normal vector added to each, as a share of its own norm. dropout: share of numbers set to 0."""
 
     def __init__(self, dropout: float = 0.0, noise: float = 0.0):
         super().__init__()
@@ -453,10 +425,8 @@ class LinearEmbedding(nn.Module):
 
 class GRUEmbedding(nn.Module):
     """Last state of a GRU, for the captions of VSE++: (B, T, F) -> (B, D).
-
     linear: a linear layer follows, W_g of pmrl eq. 4, 5, 9, 13, 14. Without it, as in VSE++'s code and ucmr 4.2, a
-    log-variance is a state and lies in (-1, 1).
-    """
+    log-variance is a state and lies in (-1, 1)."""
 
     def __init__(self, inputs: int, embed_size: int, num_layers: int = 1, linear: bool = False):
         super().__init__()
@@ -498,8 +468,7 @@ class TanhLayers(nn.Module):
 
     def __init__(self, inputs: int, sizes: list[int], embed_size: int):
         super().__init__()
-        self.dim = embed_size
-        widths = [inputs, *sizes, embed_size]
+        self.dim, widths = embed_size, [inputs, *sizes, embed_size]
         self.layers = nn.ModuleList(vsepp_linear(a, b) for a, b in zip(widths, widths[1:]))
 
     def forward(self, features: Tensor, lengths=None) -> Latent:
@@ -509,8 +478,7 @@ class TanhLayers(nn.Module):
 
 
 class TrigramLayers(nn.Module):
-    """Linear map of trigram counts with tanh, then tanh layers.
-    Base of DMSM's and DSSM's captions.
+    """Linear map of trigram counts with tanh, then tanh layers (DMSM, DSSM).
 
     The counts of `window` words are never written out: row k of `table`, (n_trigrams + 1, window C), is what one
     trigram k adds at each of the places, and row 0 is padding. sizes: of all layers but the last, the first is C.
@@ -549,21 +517,16 @@ class TrigramConv(TrigramLayers):
 
 
 class TrigramBag(TrigramLayers):
-    """DSSM's captions: trigram counts of all words, then tanh layers.
-    (B, T, K) -> (B, D) in (-1, 1)."""
+    """DSSM's captions, trigram counts of all words: (B, T, K) -> (B, D) in (-1, 1)."""
 
     def forward(self, ids: Tensor, lengths=None) -> Latent:
         return self.layers(torch.tanh(self.table(ids.flatten(1)) + self.bias))      # (B, T K) -> (B, C) -> (B, D)
 
 
 class Anchored(nn.Module):
-    """Weighted sum of the cosines of two embeddings: (B, F) -> (B, D + A).
-    The cosine of the result, which has norm 1, is (1 - share) times the cosine of `learned` plus share times the
-    cosine of `given`.
-
-    given: of a caption its features, of an image what a layer of its own expects them to be (losses.Anchor).
-    corruption: of what `learned` alone reads.
-    """
+    """Weighted sum of the cosines of two embeddings: (B, F) -> (B, D + A), of norm 1.
+    The cosine is (1 - share) times that of `learned` plus share times that of `given`: of a caption its features, of an
+    image what a layer of its own expects them to be (losses.Anchor). corruption: of what `learned` alone reads."""
 
     def __init__(self, learned: nn.Module, given: nn.Module, share: float, corruption: nn.Module | None = None):
         super().__init__()
@@ -580,17 +543,10 @@ class Anchored(nn.Module):
 # ---- jWAE (jwae eq. 6): terms of one side, (encoded, batch) -> scalar
 # Reconstruction errors are summed over the batch, as the hinge is; D_JS compares distributions and counts once.
 
-class Sphere(nn.Module):
-    """Scale vectors (R, D) to norm sqrt(D), near which N(0, I) has its mass.
-    Cosines stay as they are."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return unit(x) * x.shape[1] ** 0.5
-
-
-# What gives latents (R, D) the scale of the prior N(0, I), of D. "batch": mean 0 and variance 1 over a batch.
-LATENT_NORMS = {"batch": lambda dim: BatchNorm(dim, eps=1e-8, affine=False), "sphere": lambda _: Sphere(),
-                "none": lambda _: None}
+# What gives latents (R, D) the scale of the prior N(0, I), of D. "batch": mean 0 and variance 1 over a batch. "sphere":
+# norm sqrt(D), near which N(0, I) has its mass; cosines stay as they are.
+LATENT_NORMS = {"batch": lambda dim: BatchNorm(dim, eps=1e-8, affine=False),
+                "sphere": lambda dim: lambda x: unit(x) * dim ** 0.5, "none": lambda _: None}
 
 
 class VectorDecoder(nn.Module):
@@ -636,11 +592,8 @@ class CaptionDecoder(nn.Module):
 
 
 class Reconstruction(nn.Module):
-    """|x - g(f(x))| of the features x, summed over the batch.
-    For regions: the mean over the regions of an image.
-
-    squared: the squared norm, for captions that are vectors (jwae 4.2, below eq. 6).
-    """
+    """|x - g(f(x))| of the features x, summed over the batch; of regions the mean.
+    squared: the squared norm, for captions that are vectors (jwae 4.2, below eq. 6)."""
 
     def __init__(self, decoder: VectorDecoder, squared: bool):
         super().__init__()
@@ -672,24 +625,8 @@ def latent_rows(encoded: Encoded) -> Tensor:
     return real_rows(encoded.latent.value.float(), encoded.latent.n_parts)
 
 
-def gan_prior(critic: Critic, encoded: Encoded, batch) -> Tensor:
-    """Loss of an encoder as the generator of a GAN, whose samples are N(0, I)."""
-    return generator_loss(critic, latent_rows(encoded))
-
-
-def gan_critic(critic: Critic, encoded: Encoded, batch) -> Tensor:
-    """Loss of the critic of that GAN."""
-    return critic_loss(critic, latent_rows(encoded))
-
-
-def mmd_prior(encoded: Encoded, batch) -> Tensor:
-    """Maximum mean discrepancy of latents and N(0, I), in place of the GAN."""
-    return prior_mmd(latent_rows(encoded))
-
-
 def posterior_kl(encoded: Encoded, batch) -> Tensor:
-    """KL of a VAE's posteriors from N(0, I), summed over the batch, in nats.
-    jwae eq. 2, its Table 4."""
+    """KL of a VAE's posteriors from N(0, I), summed, in nats (jwae eq. 2)."""
     centre, log_var = encoded.posterior
     return standard_kl(centre.float(), log_var).sum()
 
@@ -716,8 +653,7 @@ def layer_sizes(hidden: str | None) -> list[int]:
 
 
 def build_layers(opt, inputs: int, hidden: str | None, option: str) -> nn.Module:
-    """Build f_emb of a vector, (B, F) -> (B, D), with hidden layers "2000-1000".
-    "0": no layer at all."""
+    """Build f_emb of a vector with hidden layers "2000-1000", or "0", none at all."""
     if hidden == "0":
         check(inputs == opt.embed_size,
               f"{option} 0 makes the {inputs} numbers of a feature or word vector the embedding, and --embed_size is "
@@ -725,7 +661,7 @@ def build_layers(opt, inputs: int, hidden: str | None, option: str) -> nn.Module
         return Unchanged(opt.embed_size)
     sizes = layer_sizes(hidden)
     if opt.layer_style == "branch" and sizes:
-        return load_baseline("two_branch.BranchEmbedding")(inputs, sizes[0], opt.embed_size)
+        return two_branch.BranchEmbedding(inputs, sizes[0], opt.embed_size)
     if opt.layer_style == "tanh":
         return TanhLayers(inputs, sizes, opt.embed_size)
     return ReLULayers(inputs, sizes, opt.embed_size) if sizes else LinearEmbedding(inputs, opt.embed_size)
@@ -733,7 +669,7 @@ def build_layers(opt, inputs: int, hidden: str | None, option: str) -> nn.Module
 
 def build_image_layers(opt, inputs: int) -> nn.Module:
     if opt.pool == "gpo":
-        return load_baseline("vse_infinity.PooledEmbedding")(inputs, opt.embed_size)
+        return vse_infinity.PooledEmbedding(inputs, opt.embed_size)
     return build_layers(opt, inputs, opt.img_layers, "--img_layers")
 
 
@@ -751,16 +687,12 @@ def build_cnn(opt, pretrained: bool, cells: bool = False) -> CNN:
 
 
 def build_pie(opt, inputs: int, summary: nn.Module) -> nn.Module:
-    return load_baseline("pvse_pcme.PIENet")(inputs, opt.embed_size, summary, opt.n_embeds,
-                                             parts=trait(find_similarity(opt.sim), "parts"))
+    parts = trait(find_similarity(opt.sim), "parts")
+    return pvse_pcme.PIENet(inputs, opt.embed_size, summary, opt.n_embeds, parts)
 
 
 def build_pie_variance(opt, inputs: int, summary: nn.Module) -> nn.Module:
-    return load_baseline("pvse_pcme.PIEVariance")(inputs, opt.embed_size, summary)
-
-
-def build_mean_linear(opt, inputs: int) -> nn.Module:
-    return load_baseline("pvse_pcme.MeanLinear")(inputs, opt.embed_size)
+    return pvse_pcme.PIEVariance(inputs, opt.embed_size, summary)
 
 
 def build_words(opt, vocab, table) -> Words:
@@ -773,34 +705,31 @@ def build_trigrams(opt, vocab, table) -> TrigramWords:
 
 def build_gru(opt, inputs: int) -> nn.Module:
     if opt.sim == "scan":                                   # compares every word, so it needs a state at each
-        return load_baseline("scan.WordStates")(inputs, opt.embed_size, opt.num_layers, opt.bi_gru)
+        return scan.WordStates(inputs, opt.embed_size, opt.num_layers, opt.bi_gru)
     return GRUEmbedding(inputs, opt.embed_size, opt.num_layers, opt.txt_fc)
-
-
-def build_bigru(opt, inputs: int) -> BiGRU:
-    return BiGRU(inputs, opt.embed_size, opt.num_layers)
 
 
 IMAGE_ENCODERS = {
     "precomp": Encoder("vector", lambda opt, _: build_features(opt, opt.pool == "mean"), build_image_layers,
                        layers=True, decoder="vector"),
     "cnn": Encoder("photos", build_cnn, build_image_layers, layers=True, decoder="vector"),
-    "vsrn": Encoder("regions", lambda opt, _: load_baseline("vsrn.RegionGraph")(
+    "vsrn": Encoder("regions", lambda opt, _: vsrn.RegionGraph(
         opt.img_dim, opt.embed_size, opt.feature_norm, opt.region_norm == "regions"),
-                    lambda opt, inputs: load_baseline("vsrn.RegionGRU")(inputs, opt.embed_size, opt.region_bn)),
+                    lambda opt, inputs: vsrn.RegionGRU(inputs, opt.embed_size, opt.region_bn)),
     "pie": Encoder("cells", lambda opt, pretrained: (build_features(opt) if opt.img_dim else
                                                      build_cnn(opt, pretrained, cells=True)),
-                   lambda opt, inputs: build_pie(opt, inputs, build_mean_linear(opt, inputs)),
-                   lambda opt, inputs: build_pie_variance(opt, inputs, build_mean_linear(opt, inputs))),
-    "scan": Encoder("regions", lambda opt, _: build_features(opt), lambda opt, inputs: load_baseline(
-        "scan.RegionEmbedding")(inputs, opt.embed_size), decoder="vector"),
+                   lambda opt, inputs: build_pie(opt, inputs, pvse_pcme.MeanLinear(inputs, opt.embed_size)),
+                   lambda opt, inputs: build_pie_variance(opt, inputs, pvse_pcme.MeanLinear(inputs, opt.embed_size))),
+    "scan": Encoder("regions", lambda opt, _: build_features(opt),
+                    lambda opt, inputs: scan.RegionEmbedding(inputs, opt.embed_size), decoder="vector"),
 }
 TEXT_ENCODERS = {
     "gru": Encoder("words", build_words, build_gru, decoder="words"),
     "bigru": Encoder("words", build_words, lambda opt, inputs: BiGRUEmbedding(inputs, opt.embed_size, opt.num_layers),
                      decoder="words"),
-    "pie": Encoder("words", build_words, lambda opt, inputs: build_pie(opt, inputs, build_bigru(opt, inputs)),
-                   lambda opt, inputs: build_pie_variance(opt, inputs, build_bigru(opt, inputs))),
+    "pie": Encoder("words", build_words,
+                   lambda opt, inputs: build_pie(opt, inputs, BiGRU(inputs, opt.embed_size, opt.num_layers)),
+                   lambda opt, inputs: build_pie_variance(opt, inputs, BiGRU(inputs, opt.embed_size, opt.num_layers))),
     "mean": Encoder("words", lambda opt, *words: BagOfWords(build_words(opt, *words), True), build_text_layers,
                     layers=True, decoder="vector"),
     "sum": Encoder("words", lambda opt, *words: BagOfWords(build_words(opt, *words), False), build_text_layers,
@@ -834,8 +763,7 @@ def build_tower(opt, encoder: Encoder, head: str, normalise: bool, *data) -> Tow
 
 
 def build_log_var(opt, encoder: Encoder, inputs: int, head: str, dim: int) -> nn.Module | None:
-    """Build the network of the variances.
-    Layers on the mean (B, dim), PCME's own, or a second copy of f_emb."""
+    """Build the network of variances: layers on the mean, PCME's, or a copy of f_emb."""
     if head == "point":
         return None
     if opt.var_layers:
@@ -852,7 +780,10 @@ def build_vocabulary(opt, words: list[str]) -> Vocabulary:
 def build_side_terms(opt, vocab, image_dim: int, text_dim: int, critic: Critic | None) -> dict[str, Term]:
     """Build jWAE's terms, each of images or of captions alone.
     image_dim, text_dim: widths of the trunks."""
-    terms = {}
+    terms, prior = {}, lambda encoded, _: prior_mmd(latent_rows(encoded))
+    if critic:                        # the encoders are the generators of a GAN, whose samples are N(0, I)
+        def prior(encoded, _):
+            return generator_loss(critic, latent_rows(encoded))
     if opt.recon_images:
         loss = Reconstruction(VectorDecoder(opt.embed_size, image_dim), squared=False)
         terms["recon_images"] = Term(opt.recon_images, loss, "images")
@@ -864,44 +795,41 @@ def build_side_terms(opt, vocab, image_dim: int, text_dim: int, critic: Critic |
         terms["recon_captions"] = Term(opt.recon_captions, loss, "captions")
     for side, weight in (("images", opt.prior_images), ("captions", opt.prior_captions)):
         if weight:
-            terms[f"prior_{side}"] = Term(weight, partial(gan_prior, critic) if critic else mmd_prior, side, mean=True)
+            terms[f"prior_{side}"] = Term(weight, prior, side, mean=True)
         if weight and critic:
-            terms[f"critic_{side}"] = Term(1.0, partial(gan_critic, critic), side, mean=True)
+            terms[f"critic_{side}"] = Term(1.0, lambda encoded, _: critic_loss(critic, latent_rows(encoded)), side,
+                                           mean=True)
         if opt.vae:
             terms[f"vae_{side}"] = Term(opt.vae, posterior_kl, side)
     return terms
 
 
 def build_pair_terms(opt, vocab, image_dim: int, similarity) -> dict[str, Term]:
-    """Build the terms of pairs beside the ranking loss, or in its place.
-    Only terms with a weight."""
+    """Build the terms of pairs that have a weight."""
     terms = {
         "mse": (opt.mse_weight * (opt.loss == "mse"), PairMSE),
-        "two_branch": (1.0 * (opt.loss == "two_branch"), lambda: load_baseline("two_branch.TwoBranchLoss")()),
+        "two_branch": (1.0 * (opt.loss == "two_branch"), two_branch.TwoBranchLoss),
         "concepts": (CITE_PENALTY * (opt.sim == "cite"), lambda: similarity.penalty),
         "volume": (1.0 * (opt.loss == "volume"), Volume),
         "anchor": (1.0 * (opt.text_anchor > 0 and not opt.freeze_means), lambda: Anchor(opt.txt_dim, opt.text_anchor)),
         "vib": (opt.vib, lambda: information_bottleneck),
-        "captioner": (opt.captioner, lambda: load_baseline("vsrn.Captioner")(
+        "captioner": (opt.captioner, lambda: vsrn.Captioner(
             image_dim, len(vocab), opt.dim_hidden, original=opt.captioner_original)),
-        "diversity": (opt.diversity, lambda: load_baseline("pvse_pcme.Diversity")()),
-        "mmd": (opt.mmd, lambda: load_baseline("pvse_pcme.MMD")(latents=opt.loss == "mse"))}
+        "diversity": (opt.diversity, pvse_pcme.Diversity),
+        "mmd": (opt.mmd, lambda: pvse_pcme.MMD(latents=opt.loss == "mse"))}
     return {name: Term(weight, build()) for name, (weight, build) in terms.items() if weight}
 
 
 def build_model(opt, vocab, pretrained: bool = True) -> VSE:
     """Build the model of resolved options (options.resolve).
-    Raises InputError where they do not fit the data.
-
-    pretrained=False: a checkpoint will be loaded, so neither the weights of a CNN nor --word_vectors are read.
-    """
+    pretrained=False: a checkpoint will be loaded, so neither the weights of a CNN nor --word_vectors are read."""
     similarity = find_similarity(opt.sim)
     if isinstance(similarity, type):                        # it has parameters or options
         similarity = similarity(*(getattr(opt, name) for name in getattr(similarity, "options", ())))
     image = build_tower(opt, IMAGE_ENCODERS[opt.img_enc], opt.image_head, not opt.no_imgnorm, pretrained)
     table = None
     if opt.word_vectors and pretrained:
-        table = load_baseline("word_vectors.read_word_vectors")(vocab.words, opt.word_vectors, opt.word_dim)
+        table = read_word_vectors(vocab.words, opt.word_vectors, opt.word_dim)
     text = build_tower(opt, TEXT_ENCODERS[opt.txt_enc], opt.text_head, True, vocab, table)
     critic = Critic(opt.embed_size) if (opt.prior_images or opt.prior_captions) and opt.prior_loss == "gan" else None
     terms = build_side_terms(opt, vocab, image.trunk.dim, text.trunk.dim, critic)

@@ -33,20 +33,17 @@ ETAS, DIMS = (1e-4, 1e-3, 1e-2, 1e-1), (64, 128, 256, 512)      # that "auto" tr
 
 
 class CCA:
-    """Linear maps of two views, x and y, whose projections correlate most.
+    """Linear maps of two views, x and y, whose projections correlate most, in float64.
 
     The covariances Cxx and Cyy are regularised: Rxx = Cxx + eta_x lambda_max(Cxx) I = Lx Lx^T, and Ryy = Ly Ly^T
     likewise. T = Lx^-1 Cxy Ly^-T = U S V^T gives the maps Wx = Lx^-T U and Wy = Ly^-T V, so that Wx^T Rxx Wx = I and
     Wx^T Cxy Wy = S. The embedding of an item is (x - mean) Wx S, l2-normalised: Klein's scaling by the correlations,
-    after which the cosine is the score. All numbers are float64.
+    after which the cosine is the score.
     """
 
     def __init__(self, x, y, owner: np.ndarray):
-        """Compute means and covariances of M pairs.
-        x (N, F), y (M, G), and row owner[m] of x for row m of y.
-
-        x and y are arrays, or objects that return rows by their numbers.
-        """
+        """Compute means and covariances of M pairs, rows x[owner[m]] and y[m].
+        x (N, F) and y (M, G) are arrays, or objects that return rows by their numbers."""
         total = mean = 0
         for numbers in tqdm(chunks(np.arange(len(owner)), BLOCK), desc="covariances", disable=None, leave=False):
             sides = [x[owner[numbers]], y[numbers]]
@@ -59,11 +56,8 @@ class CCA:
         self.largest = [linalg.eigvalsh(c, subset_by_index=[len(c) - 1] * 2)[0] for c in (self.xx, self.yy)]
 
     def solve(self, dim: int, eta_x: float, eta_y: float) -> "CCA":
-        """Compute the maps of both sides and the correlations.
-        `maps`: Wx S (F, dim) and Wy S (G, dim); `correlations`: S (dim,), falling from at most 1.
-
-        Raises InputError where there are fewer directions, or where a covariance cannot be inverted.
-        """
+        """Compute `maps`, Wx S (F, dim) and Wy S (G, dim), and `correlations`, S (dim,).
+        Raises InputError where there are fewer directions, or where a covariance cannot be inverted."""
         check(dim <= min(self.xy.shape), f"{dim} directions cannot be had from {self.xy.shape[0]} and "
                                          f"{self.xy.shape[1]} features; give --dim {min(self.xy.shape)} or less")
         with refusing(f"the covariances cannot be inverted with eta {eta_x:g} and {eta_y:g}",
@@ -79,16 +73,14 @@ class CCA:
         return self
 
     def project(self, side: int, rows, count: int, dim: int | None = None) -> np.ndarray:
-        """Embed `count` rows of one side in the first `dim` directions.
-        side 0: x, 1: y. Returns (count, dim), of norm 1."""
+        """Embed `count` rows of side 0 (x) or 1 (y): (count, dim), of norm 1."""
         z = np.concatenate([(rows[numbers] - self.means[side]) @ self.maps[side][:, :dim]
                             for numbers in chunks(np.arange(count), BLOCK)])
         return z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)
 
 
 class FeatureRows:
-    """Rows (n, F) of stored features by their numbers.
-    Regions are averaged and rows l2-normalised, as in training."""
+    """Rows (n, F) of stored features, averaged and normalised as in training."""
 
     def __init__(self, features: Features):
         self.features, self.trunk = features, Precomputed(features.dim)

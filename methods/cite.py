@@ -30,12 +30,11 @@ class ConditionalNetwork(PairNetwork):
     def __init__(self, dim: int, layers: str = "1024-256"):
         super().__init__()
         joint, hidden = (int(size) for size in layers.split("-"))
-        concepts = self.concepts
-        self.dim, self.widest = dim, max(dim, joint, concepts * hidden)
+        self.dim, self.widest = dim, max(dim, joint, self.concepts * hidden)
         self.joint = nn.Sequential(*fc(dim, joint))
-        self.branches = nn.Sequential(*fc(joint, concepts * hidden))                # of all concepts, side by side
+        self.branches = nn.Sequential(*fc(joint, self.concepts * hidden))           # of all concepts, side by side
         self.out = vsepp_linear(hidden, 1)
-        self.mixture = nn.Sequential(*fc(dim, joint), vsepp_linear(joint, concepts))
+        self.mixture = nn.Sequential(*fc(dim, joint), vsepp_linear(joint, self.concepts))
 
     def read(self, captions):
         y = unit(captions.mean)
@@ -46,15 +45,11 @@ class ConditionalNetwork(PairNetwork):
         pairs = product.shape[:-1]
         h = self.branches(self.joint(product.flatten(0, -2)))                   # (P, D) -> (P, K H)
         p = mixture.expand(*pairs, self.concepts).flatten(0, -2)                    # (P, K)
-        return self.out(torch.einsum("pk,pkh->ph", p,
-                                     h.unflatten(1, (self.concepts, -1)))).view(pairs)
+        return self.out(torch.einsum("pk,pkh->ph", p, h.unflatten(1, (self.concepts, -1)))).view(pairs)
 
     def penalty(self, image, caption, batch) -> Tensor:
-        """L1 norm of a phrase's concept logits, an extra term of model.VSE.
-        Mean over phrases, as in the original.
-
-        The logits are computed again, in float32, so the BatchNorm of their branch counts each batch twice.
-        """
+        """L1 norm of a phrase's concept logits, mean over phrases: a term of model.VSE.
+        The logits are computed again, in float32, so the BatchNorm of their branch counts each batch twice."""
         y = caption.embedding.mean
         with torch.autocast(y.device.type, enabled=False):
             return self.mixture(unit(y)).abs().sum(1).mean()

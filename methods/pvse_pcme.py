@@ -1,5 +1,4 @@
-"""PVSE and PCME: PIE-Net, and match probabilities of sampled Gaussians.
-PIE-Net is attention to regions and words.
+"""PVSE and PCME: PIE-Net, attention to parts, and match probabilities of samples.
 
     python train.py --data_name f8k_region_precomp --sim mil          # PVSE: K = 2 points per item
     python train.py --data_name f8k_region_precomp --sim chamfer      # the same, smooth Chamfer similarity
@@ -21,8 +20,7 @@ from losses import Embedding, real_parts, real_rows, score_in_blocks, unit
 
 
 class SelfAttention(nn.Module):
-    """K weighted means of the locals (PVSE): (B, P, F) -> (B, K, F).
-    The weights are a softmax over positions of W2 tanh(W1 x)."""
+    """K means of the locals, weights softmax(W2 tanh(W1 x)): (B, P, F) -> (B, K, F)."""
 
     def __init__(self, inputs: int, heads: int):
         super().__init__()
@@ -39,8 +37,7 @@ class SelfAttention(nn.Module):
 
 
 class MeanLinear(nn.Module):
-    """Linear map of the mean of an image's regions: (B, P, F) -> (B, D).
-    The global view of an image."""
+    """Linear map of the mean of an image's regions: (B, P, F) -> (B, D)."""
 
     def __init__(self, inputs: int, embed_size: int):
         super().__init__()
@@ -51,14 +48,10 @@ class MeanLinear(nn.Module):
 
 
 class PIENet(nn.Module):
-    """f_emb of PVSE and PCME: (B, P, F) -> (B, K, D).
-    LayerNorm(global + sigmoid(fc(attended locals))).
+    """LayerNorm(global + sigmoid(fc(attended locals))): (B, P, F) -> (B, K, D).
+    summary: the global view (B, D). parts=False: K = 1, and the embedding is one vector (B, D)."""
 
-    summary: the global view (B, D). parts=False: K = 1, and the embedding is one vector (B, D).
-    """
-
-    def __init__(self, inputs: int, embed_size: int, summary: nn.Module, n_embeds: int = 1,
-                 parts: bool = False):
+    def __init__(self, inputs: int, embed_size: int, summary: nn.Module, n_embeds: int = 1, parts: bool = False):
         super().__init__()
         assert parts or n_embeds == 1, "K > 1 embeddings are parts"
         self.dim, self.parts, self.summary = embed_size, parts, summary
@@ -99,46 +92,32 @@ class MaxOverParts(nn.Module):
     implies = {"img_enc": "pie", "txt_enc": "pie", "n_embeds": 2}
 
     def forward(self, images, captions):
-        x, y = self.unit_parts(images), self.unit_parts(captions)             # (K, N, D), (L, M, D)
-        return score_in_blocks(lambda i, j: self.best(x[:, i], y[:, j]), x.shape[1], y.shape[1],
-                            len(x) * len(y), x.device)
+        x, y = (unit(e.parts).transpose(0, 1) for e in (images, captions))          # (K, N, D), (L, M, D)
+        real = [real_parts(e.parts, e.n_parts).T for e in (images, captions)]       # (K, N), (L, M)
 
-    @staticmethod
-    def unit_parts(e: Embedding) -> Tensor:
-        """Unit vectors of parts: (N, P, D) -> (P, N, D).
-        The first part in place of padding changes no maximum."""
-        real = real_parts(e.parts, e.n_parts)[:, :, None]                           # (N, P, 1)
-        parts = torch.where(real, e.parts, e.parts[:, :1])
-        return unit(parts).transpose(0, 1)                                  # (N, P, D) -> (P, N, D)
+        def score(i, j):
+            a, b = x[:, i], y[:, j]                                                 # (K, n, D), (L, p, D)
+            cosines = (a.flatten(0, 1) @ b.flatten(0, 1).T).view(*a.shape[:2], *b.shape[:2])        # (K, n, L, p)
+            return self.score(cosines, real[0][:, i, None, None], real[1][:, j])
+        return score_in_blocks(score, x.shape[1], y.shape[1], len(x) * len(y), x.device)
 
-    @staticmethod
-    def best(x: Tensor, y: Tensor) -> Tensor:
-        """Unit parts (K, n, D), (L, p, D) -> the highest cosine of each pair, (n, p)."""
-        cosines = x.flatten(0, 1) @ y.flatten(0, 1).T            # (K n, D) x (D, L p) -> (K n, L p)
-        return cosines.view(*x.shape[:2], *y.shape[:2]).amax((0, 2))        # (K, n, L, p) -> (n, p)
+    def score(self, cosines: Tensor, x_real: Tensor, y_real: Tensor) -> Tensor:
+        """Scores (n, p) of cosines (K, n, L, p).
+        x_real (K, n, 1, 1), y_real (L, p): True for parts that are not padding."""
+        return cosines.masked_fill(~(x_real & y_real), -torch.inf).amax((0, 2))
 
 
-class SmoothChamfer(nn.Module):
+class SmoothChamfer(MaxOverParts):
     """Smooth Chamfer similarity of K embeddings of an image and L of a caption.
     Kim et al. 2023 (DivE), alpha 16.
 
     Mean over the embeddings of one side of log(sum of exp(alpha cosine) over those of the other) / alpha, half of both
     directions. All embeddings learn, where the maximum of `mil` teaches one of them.
     """
-    parts, alpha = True, 16.0
-    implies = MaxOverParts.implies
+    alpha = 16.0
 
-    def forward(self, images, captions):
-        x, y = (unit(e.parts).transpose(0, 1) for e in (images, captions))          # (K, N, D), (L, M, D)
-        real = [real_parts(e.parts, e.n_parts).T for e in (images, captions)]       # (K, N), (L, M)
-        return score_in_blocks(lambda i, j: self.score(x[:, i], y[:, j], real[0][:, i, None, None], real[1][:, j]),
-                               x.shape[1], y.shape[1], len(x) * len(y), x.device)
-
-    def score(self, x: Tensor, y: Tensor, x_real: Tensor, y_real: Tensor) -> Tensor:
-        """Scores (n, p) of unit parts (K, n, D), (L, p, D).
-        x_real (K, n, 1, 1), y_real (L, p): True for parts that are not padding."""
-        cosines = (x.flatten(0, 1) @ y.flatten(0, 1).T).view(*x.shape[:2], *y.shape[:2])            # (K, n, L, p)
-        logits = (self.alpha * cosines).masked_fill(~(x_real & y_real), torch.finfo(x.dtype).min)
+    def score(self, cosines: Tensor, x_real: Tensor, y_real: Tensor) -> Tensor:
+        logits = (self.alpha * cosines).masked_fill(~(x_real & y_real), torch.finfo(cosines.dtype).min)
         of_images = (logits.logsumexp(2) * x_real[..., 0]).sum(0) / x_real[..., 0].sum(0)           # (n, p)
         of_captions = (logits.logsumexp(0) * y_real).sum(1) / y_real.sum(0)                         # (n, p)
         return (of_images + of_captions) / (2 * self.alpha)
@@ -168,19 +147,13 @@ class MatchProbability(nn.Module):
         n, dim, like = *e.mean.shape, e.mean
         if self.training:
             generator = torch.Generator(like.device).manual_seed(int(torch.randint(2 ** 62, ())))
-            return torch.randn(self.n_samples, n, dim, generator=generator, device=like.device,
-                               dtype=like.dtype)
+            return torch.randn(self.n_samples, n, dim, generator=generator, device=like.device, dtype=like.dtype)
         shared = torch.randn(self.n_samples, 1, dim, generator=torch.Generator().manual_seed(side))
         return shared.to(like).expand(-1, n, -1)
 
-    @staticmethod
-    def samples(e: Embedding, noise: Tensor) -> Tensor:
-        """Samples (J, N, D) of the Gaussians (N, D) for noise (J, N, D)."""
-        return e.mean + (e.log_var / 2).exp() * noise                           # (N, D) + (J, N, D)
-
     def forward(self, images, captions):
-        x = self.samples(images, self.noise(images, 0))                             # (J, N, D)
-        y = self.samples(captions, self.noise(captions, 1))                         # (J, M, D)
+        x, y = (e.mean + (e.log_var / 2).exp() * self.noise(e, side)                # (J, N, D), (J, M, D)
+                for side, e in enumerate((images, captions)))
         return score_in_blocks(lambda i, j: log_odds(x[:, i], y[:, j], self.scale, self.shift),
                             x.shape[1], y.shape[1], self.n_samples ** 2, x.device)
 
@@ -230,8 +203,7 @@ class MMD(nn.Module):
     def forward(self, image, caption, batch) -> Tensor:
         sides = [e.embedding for e in (image, caption)]
         if self.latents:
-            sides = [Embedding(e.latent.value.float() / e.latent.value.shape[1] ** 0.5)
-                     for e in (image, caption)]
+            sides = [Embedding(e.latent.value.float() / e.latent.value.shape[1] ** 0.5) for e in (image, caption)]
         # (B K, D) each
         x, y = (e.mean if e.parts is None else real_rows(e.parts, e.n_parts) for e in sides)
         return sum(sign * (-0.5 * torch.cdist(a, b)).exp().sum() / (len(a) * len(b))

@@ -37,8 +37,7 @@ def clip(raw: Tensor) -> Tensor:
 
 
 def l2norm(raw: Tensor, scale: float) -> Tensor:
-    """Scale (c, C, Q, q) to norm `scale` over the query's parts Q.
-    Parts with only zero products stay finite."""
+    """Scale (c, C, Q, q) to norm `scale` over the query's parts Q; zeros stay finite."""
     square = raw.square().sum(2, keepdim=True)                                      # (c, C, 1, q)
     return raw * (scale * square.clamp(min=torch.finfo(raw.dtype).eps ** 2).rsqrt())
 
@@ -53,7 +52,6 @@ AGGREGATES = {
 
 class CrossAttention(nn.Module):
     """Score of the parts of images (N, P, D) and captions (M, T, D): (N, M).
-    Padding has no effect.
 
     cross_attn: "t2i", words attend to regions; "i2t", regions attend to words; or "hard", each word takes its nearest
     region. agg_func: one of AGGREGATES. r and "Mean" lie in [-1, 1], "LogSumExp" in [-1, 1 + log(parts) / lambda_lse].
@@ -78,9 +76,7 @@ class CrossAttention(nn.Module):
 
     def score_block(self, context: Tensor, present: Tensor, query: Tensor, real: Tensor) -> Tensor:
         """Scores (c, q) of contexts (c, C, D) and queries (q, Q, D).
-
-        present (c, C), real (q, Q): which of their parts are not padding.
-        """
+        present (c, C), real (q, Q): which of their parts are not padding."""
         if self.hard:
             context, query = F.normalize(context, dim=2), F.normalize(query, dim=2)
         query = query.transpose(0, 1)                                               # (Q, q, D)
@@ -115,8 +111,7 @@ def take(e: Embedding, items: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class RegionEmbedding(nn.Module):
-    """f_emb of SCAN's images (3.2): (B, P, F) -> (B, P, D).
-    One linear layer for every region."""
+    """f_emb of SCAN's images (3.2), one linear layer: (B, P, F) -> (B, P, D)."""
 
     def __init__(self, inputs: int, embed_size: int):
         super().__init__()
@@ -127,11 +122,8 @@ class RegionEmbedding(nn.Module):
 
 
 class WordStates(nn.Module):
-    """f_emb of SCAN's captions (3.2): (B, T, F) -> (B, T, D).
-    The state of a GRU at every word; padding is 0.
-
-    bi_gru: the average of the states of both directions.
-    """
+    """f_emb of SCAN's captions (3.2), a GRU's states: (B, T, F) -> (B, T, D).
+    bi_gru: the average of the states of both directions."""
 
     def __init__(self, inputs: int, embed_size: int, num_layers: int = 1, bi_gru: bool = False):
         super().__init__()

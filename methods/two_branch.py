@@ -17,19 +17,16 @@ from losses import NUMBERS, score_in_blocks, unit
 
 
 def fc(inputs: int, outputs: int) -> list[nn.Module]:
-    """Linear, BatchNorm, ReLU."""
     return [vsepp_linear(inputs, outputs), BatchNorm(outputs), nn.ReLU()]
 
 
 class BranchEmbedding(nn.Module):
-    """f_emb of a branch: (B, F) -> (B, D).
-    Linear, BatchNorm, ReLU, dropout, linear; 2048 hidden, D = 512."""
+    """f_emb of a branch, linear, BatchNorm, ReLU, dropout, linear: (B, F) -> (B, D)."""
 
     def __init__(self, inputs: int, hidden: int, embed_size: int):
         super().__init__()
         self.dim = embed_size
-        self.layers = nn.Sequential(*fc(inputs, hidden), nn.Dropout(0.5),
-                                    vsepp_linear(hidden, embed_size))
+        self.layers = nn.Sequential(*fc(inputs, hidden), nn.Dropout(0.5), vsepp_linear(hidden, embed_size))
 
     def forward(self, features: Tensor, lengths=None) -> Latent:
         return Latent(self.layers(features))
@@ -38,8 +35,7 @@ class BranchEmbedding(nn.Module):
 # ---- the embedding network
 
 class TwoBranchLoss(nn.Module):
-    """Triplet loss across modalities and within the captions, >= 0.
-    An extra term in place of the ranking loss.
+    """Triplet loss across modalities and within captions, >= 0: a term of model.VSE.
 
     With d(x, y) = sqrt(|x - y|^2 + 1e-4) and v = max(0, margin + d(anchor, positive) - d(anchor, negative)), the loss
     is the sum of three terms:
@@ -53,12 +49,10 @@ class TwoBranchLoss(nn.Module):
     negative however many of its captions are in the batch, and no caption is a negative of its own image, as it can be
     in the original.
     """
-
     margin, weights, top = 0.05, (1.5, 1.0, 0.05), 10
 
     def forward(self, image, caption, batch) -> Tensor:
-        """Loss of pairs; image, caption: model.Encoded with unit means (B, D).
-        batch.image_index (B,): whose caption each one is."""
+        """Loss of pairs; image, caption: model.Encoded with unit means (B, D)."""
         images, captions, index = image.embedding.mean, caption.embedding.mean, batch.image_index
         every = torch.arange(len(index), device=index.device)
         same = index[:, None] == index                                        # (B, B): of one image
@@ -73,10 +67,7 @@ class TwoBranchLoss(nn.Module):
 
     def hardest(self, positive: Tensor, others: Tensor, negative: Tensor) -> Tensor:
         """Mean of the largest violations of each anchor: (K,), 0 without negatives.
-
-        positive (K,): distances of anchors to positives. others, negative (K, n): distances of the anchors to all
-        items, and which are negatives.
-        """
+        positive (K,): its distance to a positive. others, negative (K, n): to all items, and which are negatives."""
         nearest = others.masked_fill(~negative, torch.inf)
         nearest = nearest.topk(min(self.top, nearest.shape[1]), 1, largest=False).values            # (K, top)
         violations = (self.margin + positive[:, None] - nearest).clamp(min=0)
@@ -84,8 +75,7 @@ class TwoBranchLoss(nn.Module):
 
 
 def distance(x: Tensor, y: Tensor) -> Tensor:
-    """sqrt(|x - y|^2 + 1e-4), smooth where x = y: (N, D), (M, D) -> (N, M).
-    float32 under autocast."""
+    """sqrt(|x - y|^2 + 1e-4), float32 under autocast: (N, D), (M, D) -> (N, M)."""
     return (torch.cdist(x, y).square() + 1e-4).sqrt()
 
 
@@ -107,12 +97,9 @@ def sibling_order(caption_image: np.ndarray, rng: np.random.Generator) -> np.nda
 
 class PairNetwork(nn.Module):
     """Log-odds of a match from a network that reads each pair by itself.
-    Any real number.
-
     A subclass defines `widest`, the size of its widest layer; read(captions) -> (M, C); and score(x, y) of unit means
     of images (..., D) and what is read of captions (..., C) -> (...), broadcast. In training BatchNorm sees all pairs
-    of a batch at once; an evaluation goes in blocks.
-    """
+    of a batch at once; an evaluation goes in blocks."""
     logits, within_modality, implies = True, False, {"loss": "logistic"}
     widest: int
 
@@ -126,17 +113,13 @@ class PairNetwork(nn.Module):
         """Scores (K,) of the images `rows` (K,) with the captions `columns` (K,)."""
         x, y = unit(images.mean), self.read(captions)                               # (N, D), (M, C)
         step = len(rows) if self.training else max(1, NUMBERS["cpu"] // self.widest)
-        return torch.cat([self.score(x[i], y[j])
-                          for i, j in zip(rows.split(step), columns.split(step))])            # (K,)
+        return torch.cat([self.score(x[i], y[j]) for i, j in zip(rows.split(step), columns.split(step))])
 
 
 class ProductNetwork(PairNetwork):
     """Log-odds of a match from the product x * y of two unit vectors.
-    Any real number; the product is taken element by element.
-
     Linear, BatchNorm and ReLU for each size in `hidden`, then a linear layer. The product is multiplied by D: its
-    elements have size 1 / D, whose variance after an untrained layer is less than what BatchNorm adds to it.
-    """
+    elements have size 1 / D, whose variance after an untrained layer is less than what BatchNorm adds to it."""
     options = ("embed_size",)
 
     def __init__(self, dim: int, hidden: Sequence[int] = (512, 512)):

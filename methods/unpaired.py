@@ -19,11 +19,8 @@ def shuffle(n: int, *seed: int) -> np.ndarray:
 
 
 class Unpaired:
-    """`count` images and captions a step that do not belong together.
-    All come before any comes again.
-
-    readers: {"images" and "captions": what reads their rows}; rows: {the same: (n,)}, of one side or of both.
-    """
+    """`count` images and captions a step; all come before any comes again.
+    readers: {"images" and "captions": what reads their rows}; rows: {the same: (n,)}, of one side or of both."""
 
     def __init__(self, readers: dict, rows: dict[str, np.ndarray], count: int, seed: int):
         self.readers, self.rows, self.count, self.seed = readers, rows, count, seed
@@ -46,16 +43,14 @@ class Unpaired:
 
 
 def choose_pairs(split: Split, fraction: float, seed: int) -> np.ndarray:
-    """Choose captions (m,) of a random `fraction` of the images.
-    They are the pairs that are known to match, of at least one image."""
+    """Choose captions (m,) of a random `fraction` of the images, of at least one."""
     n = len(split.images)
     images = np.random.default_rng([seed, n]).permutation(n)[:max(1, round(fraction * n))]
     return np.flatnonzero(np.isin(split.caption_image, images))
 
 
 def build_unpaired(opt, split: Split, tokens, pairs: np.ndarray) -> Unpaired | None:
-    """Images and captions of `split` beside its `pairs` (m,), or None.
-    Only on sides that have terms without pairs."""
+    """Images and captions beside `pairs` (m,), of sides that have terms without pairs."""
     rest = np.setdiff1d(np.arange(len(split.captions)), pairs)
     rows = {"images": np.unique(split.caption_image[rest]), "captions": rest}
     rows = {side: x for side, x in rows.items()

@@ -1,5 +1,4 @@
-"""Share of the photos that a caption covers, for the heads of `--loss volume`.
-See losses.Volume.
+"""Share of the photos that a caption covers, for `--loss volume` (losses.Volume).
 
 A photo of the training split is known by its captions, and a caption covers it as probably as the nearest of these is
 of the same photo: p = sigmoid(a s + b), s the largest cosine with one of them, a and b fitted to dev. The share is the
@@ -25,9 +24,7 @@ ELEMENTS = 2 ** 26    # scores that are computed at a time, 256 MiB
 
 class Sigmoid(NamedTuple):
     """Probability that a photo fits a caption: sigmoid(slope s + bias + log_det v).
-
-    s is their score and v the mean log-variance of the caption; log_det is 0 where captions are points.
-    """
+    s is their score and v the mean log-variance of the caption; log_det is 0 where captions are points."""
     slope: float
     bias: float
     log_det: float = 0.0
@@ -38,10 +35,7 @@ class Sigmoid(NamedTuple):
     @classmethod
     def fit(cls, s, right, votes=None, v=None) -> "Sigmoid":
         """Fit by the least mean log loss (Platt 1999) to K pairs.
-
-        s, v (K,): scores and, where given, log-variances; right (K,) in [0, 1]; votes (K,): how often a pair counts.
-        Raises InputError as `fit_logistic` does.
-        """
+        s, v (K,): scores and, where given, log-variances; right (K,) in [0, 1]; votes (K,): how often a pair counts."""
         x = torch.stack([torch.as_tensor(values) for values in (s, v) if values is not None])       # (F, K)
         (slope, *log_det), bias = fit_logistic(x, right, votes)
         return cls(slope, bias, *log_det)
@@ -49,10 +43,7 @@ class Sigmoid(NamedTuple):
 
 def fit_logistic(x: Tensor, y, count=None) -> tuple[list[float], float]:
     """Fit weights (F,) and bias of p = sigmoid(w . x + b) by the least mean log loss.
-
-    x (F, K), y (K,) in [0, 1], count (K,): how often each counts. Newton's method in float64; the loss is convex.
-    Raises InputError where nothing can be told apart.
-    """
+    x (F, K), y (K,) in [0, 1], count (K,): how often each counts. Newton's method in float64; the loss is convex."""
     x, y = x.double(), torch.as_tensor(y).double()
     n = torch.ones_like(y) if count is None else torch.as_tensor(count).double()
     mean, std, share = x.mean(1), x.std(1, correction=0), float((n * y).sum() / n.sum())
@@ -73,25 +64,20 @@ def fit_logistic(x: Tensor, y, count=None) -> tuple[list[float], float]:
 
 
 def nearest_captions(scores: Tensor, owner: Tensor, photos: int) -> Tensor:
-    """Largest score of each photo's captions: (B, M), owner (M,) -> (B, N).
-    -inf for a photo without captions."""
+    """Largest score of each photo's captions, else -inf: (B, M), owner (M,) -> (B, N)."""
     best = scores.new_full((len(scores), photos), -torch.inf)
     return best.scatter_reduce(1, owner.to(scores.device).expand_as(scores), scores, "amax")
 
 
 def log_share(nearest: Tensor, sigmoid: Sigmoid) -> Tensor:
-    """Log of the mean probability over N photos: (B, N) -> (B,).
-    From `nearest_captions`; -inf is left out."""
+    """Log of the mean probability over the photos that have captions: (B, N) -> (B,)."""
     counted = nearest.isfinite().sum(1)
     return nn.functional.logsigmoid(sigmoid.slope * nearest + sigmoid.bias).logsumexp(1) - counted.log()
 
 
 def blocks_of_others(captions: Embedding, owner: Tensor, keep_own_photo: bool):
     """Yield (rows, `nearest_captions` (b, N)) of captions among themselves.
-    Each is left out of its own photo's captions.
-
-    Without keep_own_photo the whole photo of a caption is left out.
-    """
+    Each is left out of its own photo's captions; without keep_own_photo the whole photo is."""
     x, photos = unit(captions.mean), int(owner.max()) + 1
     for rows in torch.arange(len(x)).split(max(1, ELEMENTS // len(x))):
         scores = x[rows] @ x.T
@@ -109,11 +95,7 @@ def number_photos(owner: np.ndarray) -> Tensor:
 
 @torch.no_grad()
 def fit_sigmoid(dev: Embedding, dev_owner: np.ndarray) -> Sigmoid:
-    """Fit a and b to the captions of dev (M, D), own photo against all others.
-    The caption itself is left out.
-
-    Raises InputError where no photo has two captions.
-    """
+    """Fit a and b to the captions of dev (M, D), own photo against all others."""
     owner = number_photos(dev_owner)
     check(torch.bincount(owner).max() > 1,
           "volume learns from a photo's captions how alike they are, and no photo of the dev split has two; leave it "
@@ -130,19 +112,15 @@ def fit_sigmoid(dev: Embedding, dev_owner: np.ndarray) -> Sigmoid:
 
 @torch.no_grad()
 def shares_of_captions(captions: Embedding, owner: np.ndarray, sigmoid: Sigmoid) -> Tensor:
-    """Log shares (M,) of training captions (M, D) among the training photos.
-    Each without its own photo."""
+    """Log shares (M,) of training captions (M, D) among the photos of the others."""
     blocks = blocks_of_others(captions, number_photos(owner), keep_own_photo=False)
     return torch.cat([log_share(nearest, sigmoid) for _, nearest in blocks])
 
 
 def training_shares(model: VSE, train, dev, tokens: dict, device) -> Tensor:
-    """Log shares (M,) of the captions of a training split.
-    The model's means stay.
-
-    train, dev: the splits; tokens: their captions by "train" and "dev". Captions of at most three words are words and
-    phrases to search for. They cover the photos whose captions name them.
-    """
+    """Log shares (M,) of the captions of a training split, whose means stay.
+    Captions of at most three words are words and phrases to search for. They cover the photos whose captions name
+    them."""
     def captions(split, name: str, rows: np.ndarray) -> Embedding:
         return encode(model, split, tokens[name], device, part=Gallery(np.arange(0), rows))[1]
     model.eval()

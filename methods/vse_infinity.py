@@ -24,10 +24,8 @@ class PooledEmbedding(nn.Module):
 
 class GeneralisedPooling(nn.Module):
     """Learned weighted mean of sorted feature values (3.2): (B, P, D) -> (B, D).
-
     out_d = sum_k theta_k max^k_d, max^k_d the k-th largest of the P values of feature d. The weights theta depend on k
-    alone: a bidirectional GRU reads them from sinusoids of k.
-    """
+    alone: a bidirectional GRU reads them from sinusoids of k."""
     dim, temperature = 32, 0.1                              # dim: of the sinusoids and the states
 
     def __init__(self):

@@ -27,14 +27,12 @@ class Captioner(nn.Module):
         h' = GRU([word, context], h)
 
     Dropout: 0.2 of x, 0.5 of h'. original: s_p = GRU(x)_p, attention with h alone, which cannot look for the object
-    that the word before has begun to name, and dropout of 0.2 of [word, context] alone.
-
-    max_len: largest number of tokens of a caption, <start> and <end> among them. Letters: P regions, H dim_hidden, W
-    word_dim, S tokens of a batch without padding.
+    that the word before has begun to name, and dropout of 0.2 of [word, context] alone. max_len: largest number of
+    tokens of a caption, <start> and <end> among them. Letters: P regions, H dim_hidden, W word_dim, S packed tokens.
     """
 
-    def __init__(self, region_dim: int, vocab_size: int, dim_hidden: int = 512, max_len: int = 60,
-                 *, word_dim: int = 300, original: bool = False):
+    def __init__(self, region_dim: int, vocab_size: int, dim_hidden: int = 512, max_len: int = 60, *,
+                 word_dim: int = 300, original: bool = False):
         super().__init__()
         self.max_len, self.original = max_len, original
         self.squeeze = nn.Sequential(nn.Linear(region_dim, dim_hidden), nn.Dropout(0.2))
@@ -52,17 +50,15 @@ class Captioner(nn.Module):
         return self.nll(image.features, batch.tokens, batch.lengths).mean()
 
     def nll(self, regions: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """-log p of captions given their images, in nats: (B,).
-        Regions (B, P, D), <start> ... (B, T), lengths (B,).
-
+        """-log p of captions (B, T) given regions (B, P, D), in nats: (B,).
         Teacher forcing: the true word before is the input of a step. Each step computes the captions that have not
-        ended, the longest first, as torch packs them.
-        """
+        ended, the longest first, as torch packs them."""
         steps = lengths.cpu().clamp(max=self.max_len) - 1                           # (B,) predicted tokens
         inputs, targets = (pack(x, steps) for x in (tokens[:, :-1], tokens[:, 1:]))                 # (B, T - 1) -> (S,)
         states, keys, h = (x[inputs.sorted_indices] for x in self.read(regions))
         outputs = []
-        for words in self.embed(inputs.data).split(inputs.batch_sizes.tolist()):    # (S, W) -> (n, W)
+        vectors = self.drop_input(self.words(inputs.data))                          # (S,) -> (S, W)
+        for words in vectors.split(inputs.batch_sizes.tolist()):                    # (n, W)
             n = len(words)
             h = self.step(words, h[:n], states[:n], keys[:n])                       # (n, H)
             outputs.append(h)
@@ -71,20 +67,14 @@ class Captioner(nn.Module):
         return pad_packed_sequence(inputs._replace(data=nll), batch_first=True)[0].sum(1)           # (B, T - 1) -> (B,)
 
     def read(self, regions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Read regions (B, P, D).
-        Returns the states s_p (B, P, H), their keys K s_p (B, P, H), the last state (B, H)."""
+        """States s_p (B, P, H) of regions, keys K s_p (B, P, H) and the last state (B, H)."""
         squeezed = self.squeeze(regions)                                            # (B, P, H)
         outputs, last = self.reader(squeezed)
         states = outputs if self.original else squeezed + outputs
         return states, self.key(states), last[-1]
 
-    def embed(self, words: Tensor) -> Tensor:
-        """Word vectors, (...) -> (..., W)."""
-        return self.drop_input(self.words(words))
-
     def step(self, words: Tensor, h: Tensor, states: Tensor, keys: Tensor) -> Tensor:
-        """One step of the writer: the next h (B, H).
-        Takes word vectors (B, W), h (B, H), states and keys (B, P, H)."""
+        """One step of the writer: words (B, W), h (B, H), states (B, P, H) -> h (B, H)."""
         query = self.query(h if self.original else torch.cat([words, h], 1))        # (B, W + H) -> (B, H)
         attention = self.weight(torch.tanh(keys + query[:, None]))[..., 0].softmax(1)               # (B, P)
         context = self.drop_input((attention[:, None] @ states)[:, 0])              # (B, 1, P) (B, P, H) -> (B, H)
@@ -92,11 +82,8 @@ class Captioner(nn.Module):
 
 
 class GraphLayer(nn.Module):
-    """Round of reasoning between regions: (B, P, D) -> (B, P, D).
-    v + norm(out(R g(v))), R = theta(v) phi(v)^T / P.
-
-    The scale and shift of the norm start at 0, so an untrained layer is the identity.
-    """
+    """v + norm(out(R g(v))), R = theta(v) phi(v)^T / P: (B, P, D) -> (B, P, D).
+    The scale and shift of the norm start at 0, so an untrained layer is the identity."""
 
     def __init__(self, dim: int):
         super().__init__()
@@ -111,16 +98,14 @@ class GraphLayer(nn.Module):
 
 
 class RegionGraph(nn.Module):
-    """Trunk of VSRN: (B, P, F) -> (B, P, D).
-    A linear map of each region, a norm, four graph layers, a norm.
+    """Linear map of regions, norm, four graph layers, norm: (B, P, F) -> (B, P, D).
 
     Both norms give a region length sqrt(D), entries of order 1: beside the BatchNorms of the graph those of unit
     regions, 0.02 at D = 2,048, would be drowned. across_regions: unit norm of each feature over the P regions, as the
     original code computes it. first_norm=False: as VSRN on Flickr30k.
     """
 
-    def __init__(self, img_dim: int, embed_size: int, first_norm: bool = True,
-                 across_regions: bool = False):
+    def __init__(self, img_dim: int, embed_size: int, first_norm: bool = True, across_regions: bool = False):
         super().__init__()
         self.dim, self.first_norm, self.across_regions = embed_size, first_norm, across_regions
         self.fc = vsepp_linear(img_dim, embed_size)
@@ -132,16 +117,13 @@ class RegionGraph(nn.Module):
         return self.normalise(self.layers(v))
 
     def normalise(self, v: Tensor) -> Tensor:
-        """Scale regions to length sqrt(D), or features to length 1 across regions.
-        (B, P, D) -> (B, P, D)."""
+        """Scale regions to length sqrt(D), or features to length 1 across regions."""
         return unit(v, 1) if self.across_regions else unit(v, 2) * self.dim ** 0.5  # (B, P, D)
 
 
 class RegionGRU(nn.Module):
     """f_emb of VSRN's images, last state of a GRU: (B, P, F) -> (B, D).
-
-    batch_norm: a BatchNorm follows, as in VSRN on Flickr30k.
-    """
+    batch_norm: a BatchNorm follows, as in VSRN on Flickr30k."""
 
     def __init__(self, inputs: int, embed_size: int, batch_norm: bool = False):
         super().__init__()

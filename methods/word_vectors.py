@@ -13,14 +13,11 @@ FORMS = "word vectors are word2vec's text or .bin form or GloVe's text, unpacked
 
 
 def read_word_vectors(words: list[str], path: str, dim: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Read vectors (V, D) float32 of a vocabulary, and which words have one.
-    The second is (V,) bool.
+    """Read vectors (V, D) float32 of a vocabulary, and which words have one (V,).
 
     Words without a vector have zeros. The file is word2vec's text (`n D`, then lines `word x1 ... xD`), GloVe's text
     (the same without the first line) or word2vec's binary form, as in GoogleNews. Words are compared letter by letter;
-    captions are lower-cased. Of a word that stands twice the first vector counts. Raises InputError on another format,
-    rows of different lengths, NaN, a header that does not agree with the rows, if D is not `dim`, and if no word has a
-    vector.
+    captions are lower-cased. Of a word that stands twice the first vector counts.
     """
     need(path, f"{FORMS}, and `python -m features.word_vectors` learns a file from captions")
     row, vectors = {word.encode(): i for i, word in enumerate(words)}, {}
@@ -56,8 +53,7 @@ def is_number(text: bytes) -> bool:
 
 
 def text_rows(f, path: str, count: int | None, dim: int | None):
-    """Yield (place, word, values (D,)) of a text file after its header.
-    GloVe 840B has words with blanks."""
+    """Yield (place, word, values (D,)) of a text file; words of GloVe have blanks."""
     rows, header = 0, count is not None
     for number, line in enumerate(f, 1 + header):
         parts = line.split()                                # at ASCII blanks only
@@ -92,8 +88,7 @@ def binary_rows(f, path: str, count: int, dim: int):
 
 
 def parse_vector(place: str, values) -> np.ndarray:
-    """Vector (D,) of a word, from numbers or texts.
-    Raises InputError for other values."""
+    """Vector (D,) of a word, from numbers or texts."""
     fix = "a word and D finite numbers are allowed, so fetch or write the file again"
     with refusing(f"{place} has values that are not finite numbers", fix, ValueError):
         vector = np.asarray(values).astype(np.float32)
