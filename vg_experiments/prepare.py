@@ -218,21 +218,12 @@ def random_order(numbers: list[int], seed: int, key: str) -> list[int]:
     return sorted(numbers, key=lambda n: hashlib.sha256(f"{seed}-{key}-{n}".encode()).digest())
 
 
-def sample(photos: dict[int, Photo], count: int, seed: int, key: str, folder: str, skip_missing: bool,
-           counts: Counter) -> list[int]:
-    """First `count` images in random order that have a photo.
-    Images passed over for want of a photo are counted. Raises InputError if a photo is missing and skip_missing is
-    not set."""
-    order = random_order(list(photos), seed, key)
-    gone = [n for n in order[:count] if photos[n].file is None]
-    check(skip_missing or not gone,
-          f"{len(gone)} of the {min(count, len(order))} photos drawn are not in {folder}, those of the images "
-          f"{', '.join(map(str, gone[:5]))}; fetch them, or leave them out with --skip_missing")
-    numbers, counts[f"photos_missing_{key}"] = [], 0
-    for n in order:
-        if len(numbers) < count:
-            counts[f"photos_missing_{key}"] += photos[n].file is None
-            numbers += [n] * (photos[n].file is not None)
+def sample(photos: dict[int, Photo], count: int, seed: int, key: str, folder: str) -> list[int]:
+    """First `count` images in random order. Raises InputError if the photo of one is missing."""
+    numbers = random_order(list(photos), seed, key)[:count]
+    gone = [n for n in numbers if photos[n].file is None]
+    check(not gone, f"{len(gone)} of the {len(numbers)} photos drawn are not in {folder}, those of the images "
+                    f"{', '.join(map(str, gone[:5]))}; put the photos in {', '.join(FOLDERS[:3])} below it")
     return numbers
 
 
@@ -266,7 +257,7 @@ def describe_whole(photo: Photo, crops: list[Region]) -> dict:
 
 
 def prepare(folder: str, images: int = 2000, wholes: int = 950, thresholds=(10, 20, 30, 40, 50), seed: int = 0,
-            max_iou: float = 0.5, skip_missing: bool = False, split: Split | None = None) -> dict:
+            max_iou: float = 0.5, split: Split | None = None) -> dict:
     """Manifest of a folder of Visual Genome, or of photos and captions of a split.
 
     Images of triplets have one at every threshold, so that all thresholds compare the same images. Raises InputError if
@@ -295,17 +286,15 @@ def prepare(folder: str, images: int = 2000, wholes: int = 950, thresholds=(10, 
     check(with_triplets, f"--thresholds {' '.join(f'{t:g}' for t in percents)}: no image has two regions smaller than "
                          f"{percents[0]:g} percent of it, and two at every other threshold; give larger thresholds")
     counts["images_with_all_triplets"], counts["images_with_three_crops"] = len(with_triplets), len(with_crops)
-    picked = sample(with_triplets, images, seed, "triplets", folder, skip_missing, counts)
-    check(picked, f"none of the {len(with_triplets)} images with triplets has a photo in {folder}; put the photos in "
-                  f"{', '.join(FOLDERS[:3])} below it")
+    picked = sample(with_triplets, images, seed, "triplets", folder)
     for k, percent in enumerate(percents):                 # their crops A and C are one
         counts[f"triplets_with_b_inside_a_{percent:g}"] = sum(
             box_around(a.box, b.box) == a.box for a, b in (pairs[n][k] for n in picked))
-    whole = sample(with_crops, wholes, seed, "wholes", folder, skip_missing, counts)
+    whole = sample(with_crops, wholes, seed, "wholes", folder)
     used = {n: (with_triplets | with_crops)[n] for n in sorted({*picked, *whole})}
     return {
         "format": FORMAT, "folder": os.path.abspath(folder), "seed": seed, "thresholds": percents,
-        "asked": {"images": images, "wholes": wholes, "skip_missing": skip_missing},
+        "asked": {"images": images, "wholes": wholes},
         "largest": LARGEST, "crops": CROPS, "crop_percent": SHARE, "max_iou": max_iou, "counts": dict(counts),
         "images": {str(n): {"file": photo.file, "width": photo.width, "height": photo.height}
                    for n, photo in used.items()},
@@ -333,7 +322,7 @@ def write_manifest(opt) -> None:
     split = opt.data_name and read_split(opt.data_path, opt.data_name, opt.split, dev_images=0)
     check(not split or hasattr(split.images, "paths"), f"--data_name {opt.data_name} holds features, and crops are cut "
                                                        "from photos; name a data set of photos")
-    manifest = prepare(opt.vg, opt.images, opt.wholes, opt.thresholds, opt.seed, opt.max_iou, opt.skip_missing, split)
+    manifest = prepare(opt.vg, opt.images, opt.wholes, opt.thresholds, opt.seed, opt.max_iou, split)
     save_json(manifest, opt.output)
     for name, count in manifest["counts"].items():
         print(f"{count:>10,}  {name.replace('_', ' ')}")
@@ -359,7 +348,6 @@ def main(argv=None) -> None:
         help="regions A and B are smaller than this share of the image")
     add("--max_iou", type=probability, default=0.5, help="greatest IoU of any two of an image's three crops")
     add("--seed", type=natural, default=0, help="random seed that draws the images")
-    add("--skip_missing", action="store_true", help="draw only from images whose photos are there")
     cli.run(p.prog, write_manifest, p.parse_args(argv))
 
 
