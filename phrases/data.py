@@ -215,7 +215,6 @@ class PhraseSplit(Split):
     phrase_photo = property(lambda self: self.entities.phrase_photo)    # (M,) rising
     truth = property(lambda self: self.entities.truth)                  # (M, 4) box around all boxes of the chain
     types = property(lambda self: self.entities.types)                  # M, such as ("people",)
-    n_boxes = property(lambda self: self.entities.n_boxes)              # (M,)
 
     def fingerprint(self) -> dict:
         return {**super().fingerprint(), "boxes_sha256": self.proposals.facts["boxes_sha256"]}

@@ -234,8 +234,7 @@ def write_split(opt, root: str, split: str, name: str, method: str) -> None:
     proposals = join_photos(rows, entities, add=split == "train")
     save_arrays(f"{path}.npz", {key: getattr(proposals, key) for key in ARRAYS})
     facts |= {"boxes_sha256": sha256(proposals.boxes), "boxes": len(proposals.boxes), "photos": len(rows),
-              "added": int(proposals.added.sum()), "fewer": sum(len(own) < opt.count for own in rows),
-              "least": min(map(len, rows)), "phrases": len(entities.phrases),
+              "added": int(proposals.added.sum()), "phrases": len(entities.phrases),
               "recall": {f"{t:g}": round(recall(proposals, entities, t), 2) for t in THRESHOLDS}}
     save_json(facts, f"{path}.json")
     if part:
@@ -244,9 +243,6 @@ def write_split(opt, root: str, split: str, name: str, method: str) -> None:
           + f", {facts['added']:,} of them added from the phrases" * (split == "train"))
     reached = ", ".join(f"{percent:.1f}% at IoU {least}" for least, percent in facts["recall"].items())
     print(f"  recall of {facts['phrases']:,} phrases: {reached}, without added boxes")
-    if facts["fewer"]:
-        print(f"  {facts['fewer']:,} of {facts['photos']:,} photos have fewer than {opt.count} proposals, the least "
-              f"{facts['least']}")
 
 
 def write_all(opt) -> None:

@@ -16,7 +16,6 @@ from model import VSE
 from phrases.data import PhraseSplit, areas, iou
 
 RIGHT = 0.5                           # least IoU of a right box with the truth
-COUNTS = {"1": (1, 1), "2": (2, 2), "more": (3, np.inf)}    # groups by the number of boxes of a phrase: (least, most)
 REGIONS = 4096                        # that are encoded at a time in training
 
 
@@ -84,22 +83,16 @@ def outcomes(located: Located) -> dict[str, np.ndarray]:
 
 
 def measures(located: Located, split: PhraseSplit) -> dict:
-    """Results in percent: {"r1", "r5", "r10", "rsum", "upper", ...}.
-    Also "pointing", "iou".
+    """Results in percent: {"r1", "r5", "r10", "rsum", "upper", "pointing", "iou", ...}.
 
-    "upper": phrases that any proposal is right for; "iou": mean of the first box with the truth; "by_type" (a phrase of
-    several types counts in each) and "by_boxes": results of groups; "macro": mean over types; "chance": of proposals in
-    random order; "phrases" and "photos": their numbers.
+    "upper": phrases that any proposal is right for; "iou": mean of the first box with the truth; "by_type": results of
+    groups (a phrase of several types counts in each); "chance": of proposals in random order; "phrases" and "photos":
+    their numbers.
     """
     values, kinds = outcomes(located), sorted({kind for types in split.types for kind in types})
-    overall = summary(values)
     by_type = {kind: summary(values, np.array([kind in types for types in split.types])) for kind in kinds}
-    macro = {key: float(np.mean([group[key] for group in by_type.values()])) for key in overall
-             if key != "phrases" and kinds}
-    groups = {name: (least <= split.n_boxes) & (split.n_boxes <= most) for name, (least, most) in COUNTS.items()}
-    by_boxes = {name: summary(values, group) for name, group in groups.items() if group.any()}
-    return {**overall, "photos": len(np.unique(split.phrase_photo)), "by_type": by_type, "macro": macro,
-            "by_boxes": by_boxes, "chance": chance(located)}
+    return {**summary(values), "photos": len(np.unique(split.phrase_photo)), "by_type": by_type,
+            "chance": chance(located)}
 
 
 def summary(values: dict[str, np.ndarray], chosen: np.ndarray | slice = slice(None)) -> dict:
@@ -135,17 +128,16 @@ def rsum_by_chance(split: PhraseSplit) -> float:
 # ---- trained models
 
 class PhraseScores:
-    """Scores of a photo's proposals for its phrases; of several models their mean.
+    """Scores of a photo's proposals for its phrases.
 
     Photos are encoded in order, some at a time, and forgotten: all proposals of the real test split would take a
-    gigabyte. alike: mean cosines of the first regions and phrases.
+    gigabyte.
     """
 
-    def __init__(self, models: list[tuple], split: PhraseSplit, device, regions: int = REGIONS):
-        """models: (model, regions as it reads them, phrases as it reads them).
-        regions: encoded at a time."""
-        self.models, self.split, self.device, self.regions = models, split, device, regions
-        self.scores, self.alike = {}, {}
+    def __init__(self, model: VSE, split: PhraseSplit, tokens, device, regions: int = REGIONS):
+        """tokens: the phrases as the model reads them. regions: encoded at a time."""
+        self.model, self.split, self.tokens, self.device, self.regions = model, split, tokens, device, regions
+        self.scores = {}
 
     def __call__(self, n: int, columns: np.ndarray) -> np.ndarray:
         """(P, m) float32 of photo n, whose phrases are `columns`."""
@@ -161,23 +153,17 @@ class PhraseScores:
         last = max(first + 1, int(np.searchsorted(start, start[first] + self.regions, side="right")) - 1)
         low, high = np.searchsorted(self.split.phrase_photo, (first, last))
         rows, columns = np.arange(start[first], start[last]), np.arange(low, high)
-        self.scores = {n: 0.0 for n in range(first, last)}
-        for k, (model, images, tokens) in enumerate(self.models):
-            regions = model.embed_images(images.gather(rows).to(self.device))
-            words, lengths = tokens.batch(columns)
-            phrases = model.embed_captions(words.to(self.device), lengths)
-            if not k:
-                self.alike = self.alike or {"regions": metrics.mean_cosine(regions.mean),
-                                            "phrases": metrics.mean_cosine(phrases.mean)}
-            for n in range(first, last):
-                own = self.split.columns(n) - low
-                if len(own):
-                    here = slice(*(start[[n, n + 1]] - start[first]))
-                    scores = model.similarity(regions.rows(here), phrases.rows(own))        # (P, m)
-                    self.scores[n] += scores.float().cpu().numpy() / len(self.models)
+        regions = self.model.embed_images(self.split.images.gather(rows).to(self.device))
+        words, lengths = self.tokens.batch(columns)
+        phrases = self.model.embed_captions(words.to(self.device), lengths)
+        self.scores = {}
+        for n in range(first, last):
+            own = self.split.columns(n) - low
+            if len(own):
+                here = slice(*(start[[n, n + 1]] - start[first]))
+                self.scores[n] = self.model.similarity(regions.rows(here), phrases.rows(own)).float().cpu().numpy()
 
 
 def validate_phrases(model: VSE, split: PhraseSplit, tokens, device) -> dict:
-    """The `measures` of a split, and "alike", mean cosines of two items of a side."""
-    scores = PhraseScores([(model, split.images, tokens)], split, device)
-    return {**measures(locate(split, scores), split), "alike": scores.alike}
+    """The `measures` of a split."""
+    return measures(locate(split, PhraseScores(model, split, tokens, device)), split)

@@ -14,7 +14,7 @@ from cli import InputError
 from phrases import captions, data, evaluate, proposals, train
 from phrases.data import Labels, box_geometry, draw, iou, learnable, read_proposals
 from phrases.entities import read_entities
-from phrases.ranking import PhraseScores, rsum_by_chance, validate_phrases
+from phrases.ranking import PhraseScores, locate, measures, rsum_by_chance, validate_phrases
 from tests.helpers import log_of, refused, same_weights
 from vocab import Vocabulary
 
@@ -199,6 +199,7 @@ def test_a_run_learns_which_region_is_meant(root, run, words, capsys):
     chance = rsum_by_chance(read(root, "dev"))
     assert lines[-1]["rsum"] > 1.3 * chance and lines[-1]["r1"] > 40
     results, said = report(capsys, "--checkpoint", folder)
+    assert report(capsys, "--checkpoint", folder)[0] == results                     # its own file may be replaced
     of = results["localisation"]
     assert of["r1"] > 2 * of["chance"]["r1"] and of["r1"] <= of["r5"] <= of["r10"] <= of["upper"]
     assert results["proposals"]["count"] == 200 and results["baselines"]["largest"]["r1"] < of["r1"]
@@ -207,13 +208,13 @@ def test_a_run_learns_which_region_is_meant(root, run, words, capsys):
 
 @pytest.mark.parametrize("most", [1, 100, 4096])
 def test_scores_are_the_models_own_photo_by_photo(root, run, most):
-    """However many photos are encoded at a time, and of two models the mean."""
+    """However many photos are encoded at a time."""
     folder = run(*KINDS[0])
     split = read(root, "test")
     model, vocab, _ = load_model(load_checkpoint(folder), folder)
     model.eval()
     tokens = split.encode(vocab)
-    whole = PhraseScores([(model, split.images, tokens)] * 2, split, "cpu", most)
+    whole = PhraseScores(model, split, tokens, "cpu", most)
     for n in range(4):
         columns = split.columns(n)
         rows = np.arange(split.start[n], split.start[n + 1])
@@ -221,8 +222,7 @@ def test_scores_are_the_models_own_photo_by_photo(root, run, most):
             regions, phrases = split.images.gather(rows), tokens.batch(columns)
             expected = model.similarity(model.embed_images(regions), model.embed_captions(*phrases))
         np.testing.assert_allclose(whole(n, columns), expected, atol=1e-5)
-    result = validate_phrases(model, split, tokens, "cpu")
-    assert set(result["alike"]) == {"regions", "phrases"} and all(-1 <= x <= 1 for x in result["alike"].values())
+    assert validate_phrases(model, split, tokens, "cpu") == measures(locate(split, whole), split)
 
 
 def test_a_stopped_run_ends_as_the_unbroken_one(root, run, tmp_path, monkeypatch):
@@ -247,7 +247,7 @@ def test_a_run_that_no_longer_gains_stops(root, tmp_path, monkeypatch, capsys):
 
     def validate(*_):
         r1 = next(accuracy)
-        return {"r1": r1, "r5": 0, "r10": 0, "upper": 100, "pointing": 0, "rsum": 100 - r1, "alike": {"regions": 0}}
+        return {"r1": r1, "r5": 0, "r10": 0, "upper": 100, "pointing": 0, "rsum": 100 - r1}
     monkeypatch.setattr(train, "validate_phrases", validate)
     words = [*SMALL, "--data_path", root, "--num_epochs", "9", "--select", "r1", "--patience", "2", "--logger_name",
              str(tmp_path / "run")]
@@ -257,21 +257,6 @@ def test_a_run_that_no_longer_gains_stops(root, tmp_path, monkeypatch, capsys):
     assert (best["epoch"], best["best_r1"], best["best_rsum"]) == (2, 30, 70)
     assert (last["epoch"], last["waited"]) == (4, 2)
     assert "no better model on dev in 2 epochs, so epoch 4 was the last" in capsys.readouterr().out
-
-
-def test_ensembles_and_comparison(run, capsys, tmp_path, monkeypatch):
-    folder, gaussian = run(*KINDS[0]), run(*KINDS[1])
-    results, _ = report(capsys, "--checkpoint", gaussian)
-    again, _ = report(capsys, "--checkpoint", gaussian)                             # its own files may be replaced
-    assert again == results
-    both, said = report(capsys, "--checkpoint", folder, gaussian, "--output", tmp_path / "both.json")
-    assert "mean of the scores of 2 models" in said
-    assert both["localisation"]["phrases"] == results["localisation"]["phrases"]
-    monkeypatch.chdir(tmp_path)
-    compared, said = report(capsys, "--compare", folder, gaussian)
-    r1 = compared["comparisons"][0]["metrics"]["r1"]
-    assert r1["a"] == pytest.approx(compared["runs"][folder]["localisation"]["r1"]) and "95% interval" in said
-    assert r1["difference"] == pytest.approx(r1["b"] - r1["a"]) and r1["low"] <= r1["difference"] <= r1["high"]
 
 
 def test_features_of_phrases_are_extracted_and_trained_on(root, run, capsys, tmp_path):
@@ -292,7 +277,6 @@ def test_features_of_phrases_are_extracted_and_trained_on(root, run, capsys, tmp
 
 @pytest.mark.parametrize("words, message", [
     (["--data_name", "demo_precomp"], "is not a data set of phrases"),
-    (["--compare", "a", "b"], "--checkpoint and --compare both name"),
     (["--regions", "none_ims"], "there is no file .*test_none.npz; box proposals are written with"),
     (["--regions", "edgeboxes200"], "names proposals alone; .* such as edgeboxes200_ims")])
 def test_what_evaluate_refuses(run, capsys, words, message):

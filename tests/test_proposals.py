@@ -93,12 +93,10 @@ def load(root, split, name="mine"):
 @opencv
 def test_edge_boxes_find_the_rectangles(root, capsys):
     propose(root, "--count", 50)
-    told = capsys.readouterr().out
     for split, count in SIZES.items():
         entities, found = load(root, split, "edgeboxes50")
         own = [np.diff(found.start)[n] - found.added[found.start[n]:found.start[n + 1]].sum() for n in range(count)]
-        assert found.facts["fewer"] == sum(k < 50 for k in own) and found.facts["least"] == min(own) and max(own) <= 50
-        assert (f"{found.facts['fewer']} of {count} photos have fewer than 50 proposals" in told) == (min(own) < 50)
+        assert 0 < min(own) and max(own) <= 50
         assert recall(found, entities, 0.7) == 100 == found.facts["recall"]["0.7"] and found.score.max() > 0
         assert found.facts["method"].startswith("EdgeBoxes (alpha 0.65, beta 0.65, minScore 0.01) of gradients")
         added = found.boxes[found.added].tolist()
@@ -192,13 +190,12 @@ def test_a_structured_forest_finds_edges_too(root, tmp_path):
     assert " of the structured forest " in found.facts["method"] and recall(found, entities, 0.5) >= 75
 
 
-def test_boxes_of_ones_own(root, capsys):
+def test_boxes_of_ones_own(root):
     path = boxes_file(root, {"p0": [[0, 0, 119, 129], [1, 2, 3.5, 4]],
                              "p1": [[1, 1, 9, k, k % 7] for k in range(2, 12)]})
     propose(root, "--from", path, "--name", "mine", "--count", 4)
     entities, found = load(root, "train")
-    assert found.boxes[:2].tolist() == [[0, 0, 119, 129], [1, 2, 3.5, 4]] and found.facts["fewer"] == 1
-    assert "1 of 3 photos have fewer than 4 proposals, the least 2" in capsys.readouterr().out
+    assert found.boxes[:2].tolist() == [[0, 0, 119, 129], [1, 2, 3.5, 4]]
     second = slice(found.start[1], found.start[1] + 4)      # the best scores, of equal ones the earlier
     assert found.score[second].tolist() == [6, 5, 4, 4] and found.boxes[second, 3].tolist() == [6, 5, 4, 11]
     assert found.added.tolist() == sum(([False] * k + [True] * 4 for k in (2, 4, 4)), [])
