@@ -143,9 +143,8 @@ def slow(root, split):
 
 
 @pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("where", ["hand", "demo"])
-def test_the_reader_against_a_slow_twin(where, split, tmp_path, demo_path):
-    root = made(tmp_path / "d") if where == "hand" else os.path.join(demo_path, "demo_entities")
+def test_the_reader_against_a_slow_twin(split, demo_path):
+    root = os.path.join(demo_path, "demo_entities")
     e, (rows, dropped) = read_entities(root, split), slow(root, split)
     assert list(zip(e.phrase_photo.tolist(), e.sentence.tolist(), e.chains, e.types, e.phrases, strict=True)) == [
         row[:5] for row in rows]
@@ -154,7 +153,7 @@ def test_the_reader_against_a_slow_twin(where, split, tmp_path, demo_path):
         sides = list(zip(*row[5]))
         assert truth == [min(sides[0]), min(sides[1]), max(sides[2]), max(sides[3])]
     of_kinds = [n for why, n in dropped.items() if why != "fault"]
-    assert where == "hand" or all(of_kinds) and len(rows) > 100 and max(e.n_boxes) > 2
+    assert all(of_kinds) and len(rows) > 100 and max(e.n_boxes) > 2
 
 
 # ---- refusals
@@ -243,5 +242,3 @@ def test_files_that_are_missing_or_no_text_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"there is no file .*Sentences.3000\.txt of the photo 3000"):
         read_entities(root, "val")
 
-
-# ---- the demo in this layout
