@@ -56,10 +56,8 @@ from features.filters import EXTRACTORS, global_features, region_features
 from files import atomic, read_json, save_array, save_lines
 
 VERSION = 4                      # raise it whenever the same seed would give other files
-# What follows the name of the scenes in the names of the folders.
-FOLDERS = ("", "_coco", "_cxc", "_entities", "_vg", "_precomp", "_region_precomp")
-# training images; up to the larger the ids of images and captions are unique
-MIN_SIZE, MAX_SIZE = 8, 100_000
+FOLDERS = ("", "_coco", "_cxc", "_entities", "_vg", "_precomp", "_region_precomp")     # behind the name of the scenes
+MIN_SIZE, MAX_SIZE = 8, 100_000  # training images; up to the larger the ids of images and captions are unique
 VG_OBJECTS = (3, 4, 5, 6)       # things in an image of Visual Genome, which are rich
 POSITIVES = "{}_positives.json"  # of dev and test
 LAST = "scenes.json"             # the file that is written last
@@ -72,11 +70,9 @@ SHARES = {                    # 0 .. 1, of the weight two statements share and o
     "sts": lambda shared, a, b: (shared / np.minimum(a, b) + 2 * shared / (a + b)) / 2,
     "sis": lambda shared, a, b: 2 * shared / (a + b),
     "sits": lambda shared, a, b: shared / a}
-# The shares that are rated 0 and 5.
-SPAN = {"sts": (0.1, 0.85), "sis": (0.15, 0.75), "sits": (0.15, 0.95)}
+SPAN = {"sts": (0.1, 0.85), "sis": (0.15, 0.75), "sits": (0.15, 0.95)}       # the shares that are rated 0 and 5
 MISTAKEN = 0.01              # the chance that a pair is misread, which lowers its rating by up to 4
-# See `similar_pairs`.
-POOLS = {"sts": (50, 50, 2), "sis": (100, 100, 30, 2), "sits": (50, 50, 10, 2)}
+POOLS = {"sts": (50, 50, 2), "sis": (100, 100, 30, 2), "sits": (50, 50, 10, 2)}      # see `similar_pairs`
 TWICE = 20        # one in so many pairs of images is rated again with the images in the other order
 COLUMNS = {"sts": ("caption1", "caption2"), "sis": ("image1", "image2"), "sits": ("caption", "image")}
 

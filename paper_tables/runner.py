@@ -104,17 +104,19 @@ EXTRACTED = {"coco_vgg_precomp": ("coco", "--cnn_type vgg19 --layer fc6 --use_re
              "coco_halves_precomp": ("coco_halves", "--cnn_type alexnet --layer fc7"),
              "coco_halves_fc6_precomp": ("coco_halves", "--cnn_type alexnet --layer fc6")}
 VECTORS, INSTANCES = "GoogleNews-vectors-negative300.bin", "coco/annotations/instances_val2014.json"
-# Folder or file below --data_path -> where its real data come from, as far as is known (addresses of 2017 to 2026).
+# Folder or file below --data_path -> where its real data come from, as far as is known (addresses of 2017 to 2026), and
+# what is renamed.
 SOURCES = {
     "coco": "COCO's train2014.zip, val2014.zip and annotations_trainval2014.zip (cocodataset.org) and the "
-            "coco_*_ids.npy of VSE++ (data.tar of github.com/fartashf/vsepp)",
+            "coco_*_ids.npy of VSE++ (data.tar of github.com/fartashf/vsepp); photos in images/train2014 and "
+            "images/val2014, annotations and ids in annotations/",
     "coco_precomp": "SCAN's region features of COCO, 31 GiB (github.com/kuanghuei/SCAN; Kaggle "
                     "kuanghueilee/scan-features); for CxC, PMRP and ECCV also coco_test_ids.npy of VSE++'s data.tar "
-                    "and testall_img_ids.npy",
+                    "and testall_img_ids.npy; testall_ann_ids.npy holds the first 25,000 of VSE++'s coco_test_ids.npy",
     "f30k_precomp": "SCAN's region features of Flickr30k (github.com/kuanghuei/SCAN; Kaggle "
                     "kuanghueilee/scan-features)",
     "f30k": "Flickr30k's photos (by a form of the University of Illinois) and dataset_flickr30k.json of Karpathy's "
-            "caption_datasets.zip",
+            "caption_datasets.zip; the folder of photos renamed to images/",
     "f30k_entities": "Annotations/ and Sentences/ of annotations.zip and the splits train.txt, val.txt, test.txt "
                      "(github.com/BryanPlummer/flickr30k_entities), and Flickr30k's photos in images/",
     "f8k": "Flickr8k's photos, Flickr8k_Dataset.zip (by a form of the University of Illinois), and "
@@ -123,14 +125,10 @@ SOURCES = {
     "f8k_region_precomp": "features of regions or cells of Flickr8k's photos (features.images --layer cells)",
     "coco/annotations/instances_val2014.json": "COCO's instances, in annotations_trainval2014.zip (cocodataset.org)",
     "cxc": "the csv files of Crisscrossed Captions (github.com/google-research-datasets/Crisscrossed-Captions)",
-    "vg": "Visual Genome's image_data.json, region_descriptions.json and photos (visualgenome.org)",
+    "vg": "Visual Genome's image_data.json, region_descriptions.json and photos (visualgenome.org); photos in VG_100K/ "
+          "and VG_100K_2/",
     "GoogleNews-vectors-negative300.bin": "word2vec's vectors of Google News, 3.4 GiB (code.google.com/archive/p/"
                                           "word2vec)"}
-# Where the files of a source go, and what is renamed.
-LAYOUT = {"coco": "photos in images/train2014 and images/val2014, annotations and ids in annotations/",
-          "f30k": "the folder of photos renamed to images/",
-          "coco_precomp": "testall_ann_ids.npy holds the first 25,000 of VSE++'s coco_test_ids.npy",
-          "vg": "photos in VG_100K/ and VG_100K_2/"}
 NEVER_RUN = "No row of any table has been run at the papers' size; what that takes has not been measured."
 
 
@@ -255,9 +253,8 @@ def fill_words(command: str, **paths: str) -> list[str]:
 
 def require_data(name: str, place: Place) -> Step:
     """The step that asks for data, which the user has to fetch."""
-    path, layout = os.path.join(place.data, name), f"; {LAYOUT.get(name)}" * (name in LAYOUT)
-    return Step([], path, lacks=f"{path} is not there; put there {SOURCES.get(name, 'the data set')}{layout}; or try "
-                                "--demo")
+    path = os.path.join(place.data, name)
+    return Step([], path, lacks=f"{path} is not there; put there {SOURCES.get(name, 'the data set')}; or try --demo")
 
 
 def plan_tool(place: Place, command: str, target: str, needs: str = "") -> list[Step]:
