@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,19 +13,14 @@ import yaml
 
 import data
 import evaluate
-import metrics
 import train
 import vocab
 from checkpoint import load_checkpoint
 from cli import InputError
 from demo import __main__ as demo
-from evaluation import protocols
-from evaluation.embeddings import Embeddings, Member
 from files import output
-from losses import Embedding, formulas
+from options import check_fits
 from tests.helpers import ROOT, SMALL, fit, refused, unwritable
-
-FORMULAS = formulas()
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +40,6 @@ def test_whether_a_file_can_be_written_is_tried_without_a_trace(tmp_path):
     assert output(str(new)) == str(new) and not os.listdir(tmp_path / "new")
     new.write_text("kept")
     assert output(str(new)) and new.read_text() == "kept" and os.listdir(tmp_path / "new") == ["r.json"]
-    with pytest.raises(InputError, match="r.json is there already; replace it with --overwrite, or name another"):
-        output(str(new), overwrite=False)
-    with pytest.raises(InputError, match="r.json is to be read and cannot be written too"):
-        output(str(new), [str(new)])
 
 
 # ---- options
@@ -133,19 +125,6 @@ def test_run_folder_describes_the_run(runs):
 
 # ---- evaluation
 
-def test_five_folds_are_the_mean_of_sequential_thousands():
-    g = torch.Generator().manual_seed(0)
-    images = torch.randn(5000, 8, generator=g)
-    caption_image = np.arange(10000) // 2
-    captions = images[caption_image] + torch.randn(10000, 8, generator=g)
-    member = Member(FORMULAS["cosine"], Embedding(images), Embedding(captions))
-    e = Embeddings("random", caption_image, 5000, [member])
-    got = protocols.assess(e, evaluate.parse_args(["--fold5"]))[0]["protocols"]["folds5"]
-    rsums = [metrics.retrieval(member[0](Embedding(images[k:k + 1000]), Embedding(captions[2 * k:2 * k + 2000])),
-                                        caption_image[:2000])["rsum"] for k in range(0, 5000, 1000)]
-    assert got["rsum"] == pytest.approx(np.mean(rsums)) and got["t2i"]["queries"] == 10000
-
-
 def test_raw_photos_train_evaluate_and_resume(tmp_path, demo_path):
     """COCO's layout through a CNN with local weights, frozen, then the fine-tuning recipe."""
     from images import import_torchvision
@@ -178,28 +157,23 @@ def test_bad_evaluations_are_refused(runs, tmp_path, monkeypatch, demo_path, cap
     monkeypatch.chdir(tmp_path)
     refused(capsys, evaluate.main, [], "no run is in runs/")
     run = runs / "wasserstein"
-    refused(capsys, evaluate.main, ["--checkpoint", run, "--fold5"], "--fold5 needs 5 x 1,000 images and .* has 24")
     refused(capsys, evaluate.main, ["--checkpoint", run, "--data_name", "demo_region_precomp"], "reads width")
     refused(capsys, evaluate.main, ["--checkpoint", run, "--data_name", "demo"], "reads vectors or regions, .* photos")
-    for name, regions in (("global", ()), ("few", (4,)), ("many", (5,))):          # the width of the demo
-        os.makedirs(name)
-        for split in ("train", "dev", "test"):
-            shape = (4, *regions, 960)
-            np.save(f"{name}/{split}_ims.npy", np.random.default_rng(0).random(shape).astype(np.float32))
-            open(f"{name}/{split}_caps.txt", "w").write("\n".join(["a red circle ."] * 4) + "\n")
-    other = ["--checkpoint", run, "--data_path", ".", "--data_name", "few"]
-    refused(capsys, evaluate.main, other, "have 4 regions an image.*one vector")
-    fit("--data_path", ".", "--data_name", "few", "--logger_name", "regional", "--vocab_threshold", 1, "--batch_size",
-        2)
-    np.save("global/dev_ims.npy", np.ones((4, 100), np.float32))
-    refused(capsys, train.main, ["--data_path", ".", "--data_name", "global"], "dev_ims.npy have width 100")
-    words = ["--checkpoint", "regional", "--data_path", "."]
-    refused(capsys, evaluate.main, [*words, "--data_name", "many"], "have 5 regions an image, regional reads 4")
-    refused(capsys, evaluate.main, [*words, "--data_name", "global"],
-            "have no regions an image, regional reads 4")
     refused(capsys, evaluate.main, ["--checkpoint", run, "--split", "nope"], "there is no file .*nope_caps.txt")
     refused(capsys, evaluate.main, ["--checkpoint", run, runs / "cosine", "--export", "e.npz"],
             "--export writes the embeddings of one run")
+
+
+@pytest.mark.parametrize("trained, given, message", [
+    ((9, None), (7, None), "features in x.npy have width 7, the model reads width 9"),
+    ((9, None), (9, 4), "have 4 regions an image, the model reads one vector"),
+    ((9, 4), (9, 5), "have 5 regions an image, the model reads 4"),
+    ((9, 4), (9, None), "have no regions an image, the model reads 4")])
+def test_features_of_another_shape_are_refused(trained, given, message):
+    opt = train.parse_args([])
+    opt.img_enc, opt.img_dim, opt.n_regions = "precomp", *trained
+    with pytest.raises(InputError, match=message):
+        check_fits(opt, SimpleNamespace(dim=given[0], regions=given[1], path="x.npy"), None, "the model")
 
 
 # ---- the other commands

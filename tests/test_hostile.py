@@ -63,32 +63,7 @@ def refused(world, tmp_path, monkeypatch, capsys):
     return call
 
 
-# ---- JSON: every kind of fault at one reader, one fault at others
-
-BAD_JSON = {
-    "nested": b'{"a": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", "cut": b'{"images": [{"id": 1}, {"i',
-    "latin": '{"é": 1}'.encode("latin1"), "NaN": b'{"a": NaN}'}
-# {place: (the file, the command and its words)}; WORLD is the folder of the runs.
-JSON_PLACES = {
-    "instances": ("i.json", "evaluate --checkpoint WORLD/cosine --pmrp --instances i.json"),
-    "positives": ("p.json", "evaluate --checkpoint WORLD/cosine --positives p.json"),
-    "features.json": ("one/features.json", "train --data_path . --data_name one"),
-    "dataset.json": ("k/dataset_k.json", "train --data_path . --data_name k"),
-    "manifest": ("m.json", "selection --checkpoint WORLD/cosine --manifest m.json --output .")}
-
-
-@pytest.mark.parametrize("place, kind", [*(("instances", kind) for kind in BAD_JSON),
-                                         *((place, "cut") for place in JSON_PLACES if place != "instances")])
-def test_files_that_are_no_json(refused, world, tmp_path, place, kind):
-    name, words = JSON_PLACES[place]
-    shutil.copytree(world / "data" / "demo_precomp", tmp_path / "one")
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_bytes(BAD_JSON[kind])
-    command, *words = words.replace("WORLD", str(world)).split()
-    refused(command, words, re.escape(os.path.basename(name)))
-
-
-# ---- arrays
+# ---- files of data: every kind of fault at one reader, one fault at others
 
 def npy(header: bytes, rest: bytes = b"") -> bytes:
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + rest
@@ -100,44 +75,40 @@ def saved(array, **kwargs) -> bytes:
     return f.getvalue()
 
 
-LYING = npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': (99999999, 99999)}", b"\0" * 99)
-BAD_NPY = {"cut": saved(np.ones((24, 7), np.float32))[:200], "text": b"1 2 3\n", "nested": npy(b"(" * 5000),
-           "lying": LYING, "objects": saved(np.array([{"a": 1}] * 24, object), allow_pickle=True),
-           "text array": saved(np.array(["a"] * 24))}
-NPY_PLACES = {"features": ("one/train_ims.npy", "train", []), "ids": ("one/train_img_ids.npy", "train", []),
-              "caption features": ("one/train_w2v.npy", "train", ["--text_features", "w2v"]),
-              "scores": ("s.npy", "evaluate", ["--scores", "s.npy"])}
-
-
-@pytest.mark.parametrize("place, kind", [*(("features", kind) for kind in BAD_NPY),
-                                         *((place, "cut") for place in NPY_PLACES if place != "features")])
-def test_files_that_are_no_array(refused, world, tmp_path, place, kind):
-    shutil.copytree(world / "data" / "demo_precomp", tmp_path / "one")
-    path, command, words = NPY_PLACES[place]
-    (tmp_path / path).write_bytes(BAD_NPY[kind])
-    words = [*SMALL, "--data_path", tmp_path, "--data_name", "one", *words] if command == "train" else words
-    refused(command, words, os.path.basename(path))
-
-
-def archive(members: dict, compression=zipfile.ZIP_STORED) -> bytes:
+def archive(content: bytes) -> bytes:
     f = io.BytesIO()
-    with zipfile.ZipFile(f, "w", compression) as z:
-        for name, content in members.items():
-            z.writestr(name, content)
+    with zipfile.ZipFile(f, "w") as z:
+        z.writestr("image_mean.npy", content)
     return f.getvalue()
 
 
-WHOLE = archive({"image_mean.npy": saved(np.ones((24, 16)))})
-BAD_NPZ = {"text": (b"PK nothing", "not an .npz file"), "cut": (WHOLE[:900], "not an .npz file"),
-           "lying": (archive({"image_mean.npy": LYING}), "Unable to allocate"),
-           "objects": (archive({"image_mean.npy": BAD_NPY["objects"]}), "Object arrays cannot be loaded")}
+LYING = npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': (99999999, 99999)}", b"\0" * 99)
+OBJECTS = saved(np.array([{"a": 1}] * 24, object), allow_pickle=True)
+CUT, CUT_JSON = saved(np.ones((24, 7), np.float32))[:200], b'{"images": [{"id": 1}, {"i'
+INSTANCES, TRAIN = "evaluate --checkpoint WORLD/cosine --pmrp --instances i.json", "train --data_path . --data_name one"
+BAD_FILES = [                         # the file, its content, the command with its words, and what is said of it
+    *(("i.json", content, INSTANCES, "") for content in (
+        b'{"a": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", CUT_JSON, '{"é": 1}'.encode("latin1"), b'{"a": NaN}')),
+    ("p.json", CUT_JSON, "evaluate --checkpoint WORLD/cosine --positives p.json", ""),
+    ("one/features.json", CUT_JSON, TRAIN, ""),
+    ("k/dataset_k.json", CUT_JSON, "train --data_path . --data_name k", ""),
+    ("m.json", CUT_JSON, "selection --checkpoint WORLD/cosine --manifest m.json --output .", ""),
+    *(("one/train_ims.npy", content, TRAIN, "") for content in (
+        CUT, b"1 2 3\n", npy(b"(" * 5000), LYING, OBJECTS, saved(np.array(["a"] * 24)))),
+    ("one/train_img_ids.npy", CUT, TRAIN, ""), ("one/train_w2v.npy", CUT, f"{TRAIN} --text_features w2v", ""),
+    ("s.npy", CUT, "evaluate --scores s.npy", ""),
+    *(("x.npz", content, "evaluate --embeddings x.npz", f".*{message}") for content, message in (
+        (b"PK nothing", "not an .npz file"), (archive(saved(np.ones((24, 16))))[:900], "not an .npz file"),
+        (archive(LYING), "Unable to allocate"), (archive(OBJECTS), "Object arrays cannot be loaded")))]
 
 
-@pytest.mark.parametrize("kind", BAD_NPZ)
-def test_files_that_are_no_embeddings(refused, tmp_path, kind):
-    content, message = BAD_NPZ[kind]
-    (tmp_path / "x.npz").write_bytes(content)
-    refused("evaluate", ["--embeddings", "x.npz"], f"x.npz.*{message}")
+@pytest.mark.parametrize("name, content, words, message", BAD_FILES)
+def test_files_that_are_no_data(refused, world, tmp_path, name, content, words, message):
+    shutil.copytree(world / "data" / "demo_precomp", tmp_path / "one")
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(content)
+    command, *words = words.replace("WORLD", str(world)).split()
+    refused(command, words, os.path.basename(name) + message)
 
 
 @pytest.mark.parametrize("changes, message", [

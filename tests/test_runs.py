@@ -115,19 +115,14 @@ def test_the_copy_of_a_checkpoint_goes_on_in_a_folder_of_its_own(run, tmp_path, 
         parse_args(["--resume", str(first / "model_best.pt")])
 
 
-def test_a_lost_configuration_does_not_lose_the_run(run, tmp_path):
-    shutil.copytree(run, tmp_path / "run")
-    os.remove(tmp_path / "run" / "config.yaml")
-    assert train.train(parse_args(["--resume", str(tmp_path / "run"), "--num_epochs", "3"])) == 0
-    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["options"]["sim"] == "wasserstein"
-
-
-def test_a_log_that_was_cut_off_is_gone_on_with(run, tmp_path):
+def test_a_lost_configuration_and_a_log_that_was_cut_off_do_not_lose_the_run(run, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(run, folder)
+    os.remove(folder / "config.yaml")
     whole = (folder / "log.jsonl").read_text()
     (folder / "log.jsonl").write_text(whole + '{"iteration": 99, "kind": "step"}\n{"iteration": 99, "kind": "st')
     assert train.train(parse_args(["--resume", str(folder), "--num_epochs", "3"])) == 0
+    assert yaml.safe_load((folder / "config.yaml").read_text())["options"]["sim"] == "wasserstein"
     text = (folder / "log.jsonl").read_text()
     assert text.startswith(whole) and '"iteration": 99' not in text and all(map(json.loads, text.splitlines()))
 
@@ -141,9 +136,12 @@ def test_a_run_that_finds_nothing_says_that_there_is_no_model(tmp_path, demo_pat
     assert not (tmp_path / "run" / "model_best.pt").exists() and (tmp_path / "run" / "checkpoint.pt").exists()
 
 
-def test_epochs_are_counted_from_one_everywhere(run):
+def test_the_log_counts_epochs_from_one_and_has_vsepps_names(run):
     lines = log_of(run)
-    assert {line["epoch"] for line in lines} == {1, 2}
+    steps, validations = ([line for line in lines if line["kind"] == kind] for kind in ("step", "validation"))
+    assert {line["epoch"] for line in lines} == {1, 2} and {"epoch", "step", "Eit", "lr", "Le"} <= set(steps[0])
+    assert {f"{name}{end}" for name in ("r1", "r5", "r10", "medr", "meanr") for end in ("", "i")} < {*validations[0]}
+    assert any(name.startswith("events.out.tfevents") for name in os.listdir(run))
     said = (run / "log.txt").read_text()
     assert "epoch 1/2 done: dev rsum" in said and "epoch 2/2 step 8/8: loss" in said and " min left" in said
     assert "epoch 0" not in said and "rsum by chance 239.2" in said

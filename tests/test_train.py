@@ -174,22 +174,6 @@ def test_bf16_training_runs_and_stays_close(tmp_path, demo_path):
     assert bf16 != off and bf16[0] == pytest.approx(off[0], rel=0.05)
 
 
-def test_log_has_vsepps_names(tmp_path, small_run):
-    small_run(*STEPS, to=tmp_path / "run")
-    lines = log_of(tmp_path / "run", lambda line: line["kind"] == "validation")
-    assert {"r1", "r5", "r10", "medr", "meanr", "r1i", "r5i", "r10i", "medri", "meanri", "rsum"} <= set(lines[-1])
-    assert {"epoch", "step", "Eit", "lr", "Le"} <= set(log_of(tmp_path / "run", lambda line: line["kind"] == "step")[0])
-    assert any(name.startswith("events.out.tfevents") for name in os.listdir(tmp_path / "run"))
-
-
-def test_an_epoch_of_two_branch_has_siblings_side_by_side(demo_path):
-    opt = options("--data_path", demo_path, "--loss", "two_branch")
-    run = train.Training(opt, None, torch.device("cpu"))
-    order = run.order(0)
-    lead, sibling = run.splits["train"].caption_image[order].reshape(-1, 2).T
-    assert (lead == sibling).all() and (order[::2] != order[1::2]).all()
-
-
 def test_weights_of_another_model_are_named(tmp_path, demo_path):
     words = ["--data_path", demo_path, "--num_epochs", 1]
     fit(*words, "--logger_name", tmp_path / "point")
