@@ -423,8 +423,8 @@ def evaluation_parser() -> Arguments:
     add("--cxc", **FLAG, help="Crisscrossed Captions: all four directions, RPC2, STS, SIS and SITS")
     add("--cxc_path", type=filename, metavar="FOLDER", help="folder of its csv files (default: DATA_PATH/cxc)")
     add("--pmrp", **FLAG, help="Plausible Match R-Precision, from the instances of COCO")
-    add("--instances", type=filename, metavar="FILE.json", help="COCO's instances of the images of the split (default: "
-        "annotations/instances_val2014.json of the data set)")
+    add("--instances", type=filename, metavar="FILE.json", help="COCO's instances (default: instances_val2014.json of "
+        "the data set's annotations)")
     add("--eccv", **FLAG, help="ECCV Caption, from --eccv_path or the package eccv_caption")
     add("--eccv_path", type=filename, metavar="FOLDER", help="folder of its two JSON files")
     add("--positives", type=filename, metavar="FILE.json", help='recalls, R-precision and mAP@R of your own matches: '

@@ -498,6 +498,7 @@ class Training:
         opt, folder = self.opt, self.opt.logger_name
         config, log = os.path.join(folder, "config.yaml"), os.path.join(folder, "log.jsonl")
         if opt.resume is None:
+            os.makedirs(folder, exist_ok=True)
             self.save()
             remove(*(os.path.join(folder, name) for name in os.listdir(folder) if MADE_OF_RUN.fullmatch(name)))
         if opt.resume is not None and os.path.isfile(config):

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import re
+import shlex
 import shutil
 import struct
 import zipfile
@@ -139,16 +140,31 @@ def test_options_of_a_file(refused, tmp_path, text, message):
     refused("train", ["--config", "c.yaml"], message)
 
 
+TRAIN_SMALL = f"train {' '.join(SMALL)} --data_path WORLD/data"
+
+
 @pytest.mark.parametrize("words, message", [
-    (["--embed_size", "1000000000"], "'1000000000' is not a whole number of at least 1 and at most 65,536"),
-    (["--margin", "nan"], "'nan' is not a number of at"), (["--img_layers", "99999999"], "not a list of layer sizes"),
-    (["--data_name", "../own"], "'../own' is not a name of a data set"), (["--logger_name", ""], "an empty name is no"),
-    (["--lr", "1"], "--lr: --learning_rate"),
-    (["--no_such_flag"], "unrecognized arguments: --no_such_flag"), (["--embed", "5"], "unrecognized arguments"),
-    (["--learning_rate", "-1"], "'-1' is not a number above 0"),
-    (["--resume", "nowhere"], "there is no checkpoint nowhere")])
-def test_options_of_the_command_line(refused, words, message):
-    refused("train", words, message)
+    ("train --embed_size 1000000000", "'1000000000' is not a whole number of at least 1 and at most 65,536"),
+    ("train --margin nan", "'nan' is not a number of at"), ("train --img_layers 99999999", "not a list of layer sizes"),
+    ("train --data_name ../own", "'../own' is not a name of a data set"), ("train --logger_name ''", "an empty name"),
+    ("train --lr 1", "--lr: --learning_rate"), ("train --no_such_flag", "unrecognized arguments: --no_such_flag"),
+    ("train --embed 5", "unrecognized arguments"), ("train --learning_rate -1", "'-1' is not a number above 0"),
+    ("train --resume nowhere", "there is no checkpoint nowhere"),
+    (f"{TRAIN_SMALL} --data_name absent", "there is no folder .*absent"),
+    (f"{TRAIN_SMALL} --img_enc cnn", "--img_enc cnn .* reads photos, and the images are vectors in .*train_ims.npy"),
+    (f"{TRAIN_SMALL} --data_name demo --cnn_weights absent.pt --cnn_type resnet18", "there is no file absent.pt"),
+    (f"{TRAIN_SMALL} --logger_name WORLD/cosine", "already holds a run.*--resume.*--overwrite.*--logger_name"),
+    (f"{TRAIN_SMALL} --logger_name WORLD/cosine --resume --embed_size 20", "--embed_size 20 differs from the 16"),
+    (f"{TRAIN_SMALL} --logger_name /proc/x/y", "no file was left half written: make room or choose another folder"),
+    (f"{TRAIN_SMALL} --logger_name WORLD/cosine.npz/x", "no file was left half written: make room or choose"),
+    ("evaluate", "no run is in runs/"),
+    ("evaluate --checkpoint WORLD/cosine --data_name demo_region_precomp", "reads width"),
+    ("evaluate --checkpoint WORLD/cosine --data_name demo", "reads vectors or regions, .* photos"),
+    ("evaluate --checkpoint WORLD/cosine --split nope", "there is no file .*nope_caps.txt"),
+    ("evaluate --checkpoint WORLD/cosine WORLD/wasserstein --export e.npz", "--export writes the embeddings of one")])
+def test_commands_that_cannot_start(refused, world, words, message):
+    command, *words = shlex.split(words.replace("WORLD", str(world)))
+    refused(command, words, message)
 
 
 # ---- checkpoints

@@ -109,12 +109,7 @@ def tensors(shapes, seed=0, scale=0.5):
 
 
 def gru_shapes(prefix, inputs, dim, layers=1):
-    shapes = {}
-    for k in range(layers):
-        shapes |= {f"{prefix}weight_ih_l{k}": (3 * dim, inputs if k == 0 else dim),
-                   f"{prefix}weight_hh_l{k}": (3 * dim, dim),
-                   f"{prefix}bias_ih_l{k}": (3 * dim,), f"{prefix}bias_hh_l{k}": (3 * dim,)}
-    return shapes
+    return {prefix + name: x.shape for name, x in torch.nn.GRU(inputs, dim, layers).state_dict().items()}
 
 
 def norm_shapes(prefix, dim):
@@ -125,10 +120,9 @@ def namespace(**changes):
     """VSE++'s options at their defaults, with small sizes."""
     return argparse.Namespace(**{**dict(
         data_path="/elsewhere/data", data_name="coco_precomp", vocab_path="./vocab/", margin=0.2, num_epochs=30,
-        batch_size=128,
-        word_dim=7, embed_size=12, grad_clip=2.0, crop_size=224, num_layers=1, learning_rate=2e-4, lr_update=15,
-        workers=10,
-        log_step=10, val_step=500, logger_name="runs/runX", resume="", max_violation=False, img_dim=9, finetune=False,
+        batch_size=128, word_dim=7, embed_size=12, grad_clip=2.0, crop_size=224, num_layers=1, learning_rate=2e-4,
+        lr_update=15, workers=10, log_step=10, val_step=500, logger_name="runs/runX", resume="",
+        max_violation=False, img_dim=9, finetune=False,
         cnn_type="vgg19", use_restval=False, measure="cosine", use_abs=False, no_imgnorm=False, vocab_size=len(WORDS)),
         **changes})
 
