@@ -8,6 +8,7 @@ from tqdm import tqdm
 import metrics
 from data import Split, chunks, image_batches
 from images import NoImages
+from losses import Embedding
 from model import VSE
 from vocab import Tokens
 
@@ -42,26 +43,8 @@ def encode(model, split: Split, tokens: Tokens | None, device, batch_size: int =
             numbers, lengths = tokens.batch(part.captions[index])
             captions.append(model.embed_captions(numbers.to(device), lengths))
             bar.update(len(lengths))
-    return _join(images, np.arange(len(rows))), _join(captions, order)
-
-
-def _join(batches: list, order: np.ndarray):
-    """Concatenate batches of Embedding or Latent in the order of the items.
-
-    The batches hold the items order[0], order[1], ...; item k becomes row k. Parts are zero-padded.
-    """
-    if not batches:
-        return None
-    places, fields = torch.from_numpy(order).split([len(e[0]) for e in batches]), []
-    for values in zip(*batches):
-        if values[0] is None:
-            fields.append(None)
-            continue
-        sizes = map(max, zip(*(x.shape[1:] for x in values)))
-        fields.append(values[0].new_zeros(len(order), *sizes))
-        for place, x in zip(places, values):                             # (b, D) | (b, P, D) | (b,)
-            (fields[-1][:, :x.shape[1]] if x.ndim == 3 else fields[-1])[place.to(x.device)] = x
-    return type(batches[0])(*fields)
+    return (Embedding.cat(images) if images else None,
+            Embedding.cat(captions).rows(torch.from_numpy(np.argsort(order))) if captions else None)
 
 
 @torch.no_grad()
