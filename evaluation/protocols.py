@@ -8,6 +8,7 @@ Papers: `ucmr`; PCME (Chun et al. 2021) for PMRP; CxC (Parekh et al. 2021); ECCV
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -75,19 +76,18 @@ def directions(scores: np.ndarray, images: np.ndarray, captions: np.ndarray):
     yield "t2i", scores.T, captions, images
 
 
-def gallery_scores(scores: np.ndarray, queries: np.ndarray, items: np.ndarray) -> np.ndarray:
-    """Finite scores (b, G) of queries (b,) against items (G,), in float32."""
-    block = scores[queries] if len(items) == scores.shape[1] else scores[np.ix_(queries, items)]
-    return metrics.finite(np.ascontiguousarray(block, np.float32))
+def judge_blocks(judge, scores: np.ndarray, queries: np.ndarray, items: np.ndarray) -> dict[str, np.ndarray]:
+    """Join what judge(block, rows) returns, {name: (b,)}, for blocks of queries (Q,).
 
-
-def judge_blocks(judge, n: int) -> dict[str, np.ndarray]:
-    """Join what judge(rows) returns, {name: (b,)}, for blocks of n queries.
-
-    numpy lets them run side by side, on as many threads as torch has.
+    block (b, G): finite scores of queries[rows] against items (G,), in float32. numpy lets the blocks run side by side,
+    on as many threads as torch has.
     """
+    def judge_rows(rows: slice) -> dict[str, np.ndarray]:
+        here = queries[rows]
+        block = scores[here] if len(items) == scores.shape[1] else scores[np.ix_(here, items)]
+        return judge(metrics.finite(np.ascontiguousarray(block, np.float32)), rows)
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        parts = list(pool.map(judge, [slice(k, min(k + ROWS, n)) for k in range(0, n, ROWS)]))
+        parts = list(pool.map(judge_rows, [slice(k, k + ROWS) for k in range(0, len(queries), ROWS)]))
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -120,27 +120,22 @@ def recalls_of_matches(scores: np.ndarray, matches: dict[str, Pairs], gallery: G
     """
     result = {}
     for side, matrix, queries, items in directions(scores, *gallery):
-        if side in matches:
-            outcomes, queries = judge_queries(matrix, queries, items, matches[side], ("rank", *precisions))
-            check(len(queries), f"no {side} query of '{name}' has a match in its gallery; give at least one, or leave "
-                                "it out")
-            record.add(name, side, len(matrix), queries, **outcomes)
-            means = {key: float(100 * outcomes[key].mean()) for key in precisions}
-            result[side] = metrics.summary(outcomes["rank"]) | means
+        if side not in matches:
+            continue
+        pairs = matches[side].among(queries, items)
+        asked, query = np.unique(pairs.query, return_inverse=True)
+        queries, pairs = queries[asked], Pairs(query, pairs.item)
+        check(len(queries), f"no {side} query of '{name}' has a match in its gallery; give one, or leave it out")
+        outcomes = judge_blocks(partial(judge_pairs, pairs, ("rank", *precisions)), matrix, queries, items)
+        record.add(name, side, len(matrix), queries, **outcomes)
+        means = {key: float(100 * outcomes[key].mean()) for key in precisions}
+        result[side] = metrics.summary(outcomes["rank"]) | means
     return result | ({"rsum": metrics.rsum(result)} if len(result) == 2 else {})
 
 
-def judge_queries(scores: np.ndarray, queries: np.ndarray, items: np.ndarray, matches: Pairs,
-                  names) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """OUTCOMES (Q,) of these names, and the queries (Q,) with a match among items."""
-    pairs = matches.among(queries, items)
-    asked, query = np.unique(pairs.query, return_inverse=True)
-    queries, pairs = queries[asked], Pairs(query, pairs.item)
-
-    def judge(rows: slice) -> dict[str, np.ndarray]:
-        block = gallery_scores(scores, queries[rows], items)
-        return {name: OUTCOMES[name](block, *pairs.block(rows)) for name in names}
-    return judge_blocks(judge, len(queries)) if len(queries) else {}, queries
+def judge_pairs(pairs: Pairs, names, block: np.ndarray, rows: slice) -> dict[str, np.ndarray]:
+    """OUTCOMES (b,) of these names for a block of scores (b, G)."""
+    return {name: OUTCOMES[name](block, *pairs.block(rows)) for name in names}
 
 
 def positives(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
@@ -231,13 +226,12 @@ def precisions_by_categories(scores: np.ndarray, queries: np.ndarray, items: np.
 
     shown (Q, K), codes (G, K): categories of the images of queries and items, as 0 and 1 in float32.
     """
-    def judge(rows: slice) -> dict[str, np.ndarray]:
+    def judge(block: np.ndarray, rows: slice) -> dict[str, np.ndarray]:
         here = shown[rows]                                                          # (b, K)
         distance = here.sum(1)[:, None] + codes.sum(1) - 2 * here @ codes.T         # (b, G), exact integers
         sets = [np.nonzero(distance <= zeta) for zeta in ZETAS]
-        block = gallery_scores(scores, queries[rows], items)
         return {f"zeta{zeta}": x for zeta, x in zip(ZETAS, metrics.r_precisions(block, sets))}
-    return judge_blocks(judge, len(queries))
+    return judge_blocks(judge, scores, queries, items)
 
 
 # ---- the protocols
@@ -273,21 +267,17 @@ def list_versions(e: Embeddings, opt):
     """
     yield "", e, tuple(PROTOCOLS)
     if can_rank(e) and e.bank is not None:
-        yield "bank", subtract_bank(e), ("full",)
+        scores, (images, captions) = metrics.score_matrix(e.members), e.bank        # (N, M), (N,), (M,)
+        scores -= images[:, None]
+        scores -= captions
+        yield "bank", replace(e, matrix=scores), ("full",)
+        del scores                                              # 500 MB for COCO's test split
     if can_rank(e) and e.gaussian and not all(m.similarity is cosine for m in e.members):
         points = [Member(cosine, Embedding(m.images.mean), Embedding(m.captions.mean)) for m in e.members]
         yield "mean_only", replace(e, members=points), ("full", "positives")
         if opt.uncertainty:
             others = [Member(m.similarity, *deal_variances(m.images, m.captions)) for m in e.members]
             yield "shuffled", replace(e, members=others), ("full", "positives")
-
-
-def subtract_bank(e: Embeddings) -> Embeddings:
-    """Subtract the terms of a bank of queries from the scores of the members."""
-    scores, (images, captions) = metrics.score_matrix(e.members), e.bank            # (N, M), (N,), (M,)
-    scores -= images[:, None]
-    scores -= captions
-    return replace(e, matrix=scores)
 
 
 def run_protocols(e: Embeddings, opt) -> tuple[dict[str, dict], Record]:

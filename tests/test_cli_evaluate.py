@@ -8,7 +8,6 @@ import pytest
 import scipy.stats
 import torch
 
-import data
 import evaluate
 import metrics
 from evaluation import compare, pictures, protocols
@@ -217,9 +216,9 @@ def test_text_only_splits(runs, ev, everything, demo_path, capsys):
     assert "note: images and captions are not ranked: there are no images" in capsys.readouterr().out
 
 
-def test_an_ensemble_shares_the_split_of_its_first_run(runs, ev, demo_path, tmp_path, monkeypatch, capsys):
+def test_an_ensemble_shares_the_split_of_its_first_run(runs, ev, demo_path, tmp_path, capsys):
     """The other run reads features of captions, so that it cannot take over the split that was read, and has 5 dev
-    images. Where the files have changed meanwhile, it is refused."""
+    images."""
     shutil.copytree(f"{demo_path}/demo_precomp", tmp_path / "two")
     for split, count in (("train", 240), ("dev", 60), ("test", 120)):
         np.save(tmp_path / "two" / f"{split}_bag.npy",
@@ -231,14 +230,6 @@ def test_an_ensemble_shares_the_split_of_its_first_run(runs, ev, demo_path, tmp_
     words = ["--data_path", tmp_path, "--data_name", "two", "--split", "dev"]
     for paths, images in (((runs / "cosine0", "other"), 12), (("other", runs / "cosine0"), 5)):
         assert ev("--checkpoint", *paths, *words)["images"] == images
-
-    def read_changed(*args, **kwargs):
-        split = data.read_split(*args, **kwargs)
-        if kwargs.get("text_features"):
-            split.caption_ids, split.captions = split.caption_ids + 1, split.captions[::-1]
-        return split
-    monkeypatch.setattr("evaluation.embeddings.read_split", read_changed)
-    refused(capsys, ["--checkpoint", runs / "cosine0", "other", *words], "have other caption ids, .* give files of one")
 
 
 # ---- what is written
