@@ -260,12 +260,7 @@ def retrieval(scores, caption_image) -> dict:
 def spearman(x, y) -> float:
     """Spearman's rank correlation of x (K,) and y (K,) in [-1, 1].
     Ties get their mean rank. NaN where x or y is constant."""
-    return spearman_of_codes(*map(codes, (x, y)))
-
-
-def codes(x) -> np.ndarray:
-    """Whole numbers from 0 in the order of x (K,), equal ones for ties."""
-    return np.unique(x, return_inverse=True)[1]
+    return spearman_of_codes(*(np.unique(v, return_inverse=True)[1] for v in (x, y)))
 
 
 def spearman_of_codes(x: np.ndarray, y: np.ndarray) -> float:

@@ -34,7 +34,7 @@ from evaluation.embeddings import Embeddings, uncertainties
 from evaluation.report import number, table
 from files import read_lines
 from methods.volume import Sigmoid
-from metrics import codes, spearman, spearman_of_codes
+from metrics import spearman
 
 FORM = ("a line is a photo, a caption NAME#K and ratings, or a share of yes, how many said yes and how many no, with "
         "tabs between, as Flickr8k's annotations have them")
@@ -209,10 +209,9 @@ def correlate(measures: dict[str, np.ndarray], truth: np.ndarray) -> dict:
     """Spearman's rho of measures (Q,) with the number that fit (Q,).
     With 95% intervals of one bootstrap over queries."""
     draws = np.random.default_rng(0).integers(0, len(truth), (SAMPLES, len(truth)))
-    order, results = codes(truth), {}
+    results = {}
     for name, x in measures.items():
-        ranks = codes(x)                                    # sorted but once
-        rhos = np.array([spearman_of_codes(ranks[rows], order[rows]) for rows in draws])
+        rhos = np.array([spearman(x[rows], truth[rows]) for rows in draws])
         results[name] = {"rho": spearman(x, truth), **interval(rhos)}
     return results
 
@@ -238,8 +237,6 @@ def judge(e: Embeddings, files: list[Judgements], pair: Sigmoid) -> tuple[dict, 
             measures["log_det_query"] = log_det[modality]
         if side == "t2i" and fits:
             measures["expected_by_votes"] = expected
-        if side == "t2i" and "caption" in e.ids:
-            measures["words"] = -np.array([len(text.split()) for text in e.ids["caption"]])
         truth = sum_opinions(files, side, len(queries))
         known = ~np.isnan(truth)
         if known.sum() > 2:
@@ -250,7 +247,7 @@ def judge(e: Embeddings, files: list[Judgements], pair: Sigmoid) -> tuple[dict, 
 
 MEASURES = {"expected": "expected number, by own pairs of dev",
             "expected_by_votes": "expected number, by votes on other captions", "max": "maximum score",
-            "log_det_query": "log det Sigma of the query", "words": "how few words it has"}
+            "log_det_query": "log det Sigma of the query"}
 MAPS = {"own pairs": "own pairs of dev", "fitted": "fitted to votes", "with Sigma": "fitted to votes, with Sigma"}
 
 

@@ -25,7 +25,7 @@ from methods.volume import Sigmoid, fit_logistic
 from photos.probability import how_many, how_sure
 from photos.searcher import SearchResult
 from tests.helpers import fit, refused
-from tests.test_confidence import drawn, exported
+from tests.test_confidence import drawn
 
 FORMULAS = formulas()
 
@@ -199,8 +199,8 @@ def test_what_fits_by_people_is_the_sum_of_shares(side):
 
 def test_rhos_are_spearmans_with_intervals_of_one_bootstrap():
     rng = np.random.default_rng(0)
-    truth, words = rng.poisson(3, 200).astype(float), rng.integers(4, 12, 200)
-    values = {"expected": truth + rng.normal(size=200), "max": -truth - words, "words": -words}
+    truth = rng.poisson(3, 200).astype(float)
+    values = {"expected": truth + rng.normal(size=200), "max": -truth - rng.integers(4, 12, 200)}
     found = people.correlate(values, truth)
     for name, x in values.items():
         assert found[name]["rho"] == pytest.approx(stats.spearmanr(x, truth).statistic)
@@ -320,30 +320,9 @@ def test_a_run_is_judged_by_people(judged, small_run, tmp_path, demo_path, capsy
     images = len(np.load(judged / "named" / "photos_ims.npy"))
     assert found["files"][PAIRS]["pairs"] == 2 * images * (images - 1) and found["files"][PAIRS]["own"] == 2 * images
     assert found["captions"]["queries"] == 2 * images and found["images"]["queries"] == images
-    assert {"log_det_query", "expected", "expected_by_votes", "words"} <= set(found["captions"]["measures"])
+    assert {"log_det_query", "expected", "expected_by_votes"} <= set(found["captions"]["measures"])
     fits = read_calibration(str(run / "calibration_named_photos.json")).fits
     assert len(fits) == 3 and fits[1] != 0
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_embeddings_are_judged_by_people(judged, small_run, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    words = ["--data_path", str(judged), "--data_name", "named", "--split", "photos"]
-    judgements = ["--judgements", str(judged / "named" / PAIRS)]
-    run = small_run("--sim", "cosine")
-    direct = judge(run, *words, *judgements)
-    exported(run, "photos", "test.npz", *words[:-2])
-    exported(run, "dev", "dev.npz", "--data_path", str(judged))
-    with np.load("test.npz") as f:
-        assert list(f["image_name"][:2]) == ["0.jpg", "1.jpg"]
-    with pytest.raises(InputError, match="none of the .* pairs of .* is of a photo"):   # captions 1 and 3, not 0 and 1
-        (tmp_path / "one.txt").write_text("0.jpg\t1.jpg#3\t1\n")
-        judge("test.npz", "--dev", "dev.npz", "--judgements", tmp_path / "one.txt")
-    text = (judged / "named" / PAIRS).read_text().replace("#1\t", "#0\t").replace("#3\t", "#1\t")
-    (tmp_path / PAIRS).write_text(text)
-    again = judge("test.npz", "--dev", "dev.npz", "--judgements", tmp_path / PAIRS)
-    assert again["people"]["files"][PAIRS]["tau"] == pytest.approx(direct["people"]["files"][PAIRS]["tau"], abs=1e-3)
-    assert "log_det_query" not in again["people"]["captions"]["measures"]
 
 
 def test_ratings_alone_give_no_map(judged, small_run, tmp_path):
