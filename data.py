@@ -260,10 +260,6 @@ class _Reader:
             return error
 
 
-def _unchanged(batch):
-    return batch
-
-
 def _ignore_signals(worker: int) -> None:
     """Ignore Ctrl-C in a worker process: its parent saves first and then ends it."""
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -275,8 +271,9 @@ def stream(read, chunks, workers: int):
     if not workers:
         yield from map(read, chunks)
         return
-    loader = DataLoader(_Reader(read), sampler=chunks, batch_size=None, num_workers=workers, collate_fn=_unchanged,
-                        worker_init_fn=_ignore_signals, generator=torch.Generator(),   # torch's own is the training's
+    loader = DataLoader(_Reader(read), sampler=chunks, batch_size=None, num_workers=workers,
+                        collate_fn=torch.nn.Identity(), worker_init_fn=_ignore_signals,
+                        generator=torch.Generator(),          # torch's own is the training's
                         multiprocessing_context="fork" if sys.platform == "linux" else None)
     results = iter(loader)
     end = results._shutdown_workers

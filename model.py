@@ -124,9 +124,11 @@ class Tower(nn.Module):
         if self.log_var is not None:
             x = self.to_embedding(latent).mean if self.reads_mean else x
             log_var = self.apply_head(self.log_var(x, lengths).value)               # (B, D) | (B, 1)
-        if self.sample:
-            posterior = latent.value, log_var
-            latent, log_var = latent._replace(value=self.draw(*posterior)), None
+        if self.sample:                                         # in training, else the centre
+            posterior, value = (latent.value, log_var), latent.value
+            if self.training:
+                value = value + (log_var / 2).exp() * torch.randn_like(value)
+            latent, log_var = latent._replace(value=value), None
         return Encoded(self.to_embedding(latent, log_var), features, latent, posterior)
 
     def normalise_latent(self, latent: Latent) -> Tensor:
@@ -142,10 +144,6 @@ class Tower(nn.Module):
         log_var = unit(log_var) if self.logvar_norm else log_var
         log_var = log_var if self.one is None else self.one(log_var)                # (B, D) -> (B, 1)
         return HEADS[self.head]((log_var + self.logvar_init).clamp(*self.bounds)).float()
-
-    def draw(self, centre: Tensor, log_var: Tensor) -> Tensor:
-        """A sample of the Gaussians in training, else their centre: (B, D)."""
-        return centre + (log_var / 2).exp() * torch.randn_like(centre) if self.training else centre
 
     def to_embedding(self, latent: Latent, log_var: Tensor | None = None) -> Embedding:
         """Embedding of a latent, its mean normalised; parts (B, P, D) are averaged."""
