@@ -15,6 +15,8 @@ import torch
 
 import train
 from checkpoint import load_checkpoint
+from data import Batch
+from vocab import END, PAD, SPECIALS, START, Vocabulary
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # One epoch of a small model on the demo's features. A ./vocab is not read, as commands are called in ROOT, too.
@@ -23,6 +25,21 @@ SMALL = ["--data_name", "demo_precomp", "--embed_size", "16", "--word_dim", "8",
 # The same, but wide enough to learn, and with every step in its log.
 STEPS = [*SMALL, "--embed_size", "32", "--word_dim", "16", "--batch_size", "16", "--learning_rate", "0.005",
          "--log_step", "1"]
+
+
+VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
+
+
+def pairs(n=6, regions=None, shortest=3) -> Batch:
+    """n random pairs of features (n, 9), or regions (n, regions, 9), and captions of VOCAB; two of each image."""
+    g = torch.Generator().manual_seed(0)
+    lengths = torch.randint(shortest, 9, (n,), generator=g)
+    tokens = torch.randint(4, 34, (n, int(lengths.max())), generator=g)
+    tokens[:, 0] = START
+    tokens[torch.arange(n), lengths - 1] = END
+    tokens[torch.arange(tokens.shape[1]) >= lengths[:, None]] = PAD
+    shape = (n, 9) if regions is None else (n, regions, 9)
+    return Batch(torch.randn(shape, generator=g), tokens, lengths, torch.arange(n) // 2, torch.arange(n))
 
 
 def options(*words):

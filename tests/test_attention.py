@@ -8,15 +8,14 @@ import torch.nn.functional as F
 import evaluate
 import train
 from checkpoint import load_checkpoint, load_model
-from data import Batch, read_split
+from data import read_split
 from evaluation import encode
 from losses import Embedding
 from methods.scan import AGGREGATES, CrossAttention, WordStates
 from model import build_model
+from tests.helpers import VOCAB, pairs
 from tests.references import pair_score
-from vocab import SPECIALS, Vocabulary
 
-VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
 DIRECTIONS = ("t2i", "i2t", "hard")
 
 
@@ -108,18 +107,10 @@ def options(*words):
     return opt
 
 
-def pairs(n=6, regions=5, seed=0) -> Batch:
-    g = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(1, 9, (n,), generator=g)
-    tokens = torch.randint(4, 34, (n, int(lengths.max())), generator=g)
-    tokens[torch.arange(tokens.shape[1]) >= lengths[:, None]] = 0
-    return Batch(torch.randn(n, regions, 9, generator=g), tokens, lengths, torch.arange(n) // 2, torch.arange(n))
-
-
 @pytest.mark.parametrize("words", [[], ["--bi_gru"], ["--num_layers", "2", "--bi_gru"]])
 def test_towers_give_unit_regions_and_words(words):
     torch.manual_seed(0)
-    model, batch = build_model(options(*words), VOCAB), pairs()
+    model, batch = build_model(options(*words), VOCAB), pairs(regions=5, shortest=1)
     images, captions = model.embed_images(batch.images), model.embed_captions(batch.tokens, batch.lengths)
     assert images.parts.shape == (6, 5, 12) and images.n_parts.tolist() == [5] * 6
     assert captions.parts.shape == (6, batch.tokens.shape[1], 12) and captions.n_parts.equal(batch.lengths)

@@ -6,12 +6,10 @@ import pytest
 import torch
 
 import train
-from data import Batch
 from methods.vsrn import Captioner
 from model import Encoded, build_model
-from vocab import END, PAD, SPECIALS, START, Vocabulary
-
-VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
+from tests.helpers import VOCAB, pairs
+from vocab import END, PAD
 
 
 def small(seed=0, vocab=34, scale=1.0, **options) -> Captioner:
@@ -21,16 +19,6 @@ def small(seed=0, vocab=34, scale=1.0, **options) -> Captioner:
     with torch.no_grad():
         net.out.weight.mul_(scale)
     return net
-
-
-def pairs(n=6, regions=5, seed=0) -> Batch:
-    g = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(3, 9, (n,), generator=g)
-    tokens = torch.randint(4, 34, (n, int(lengths.max())), generator=g)
-    tokens[:, 0] = START
-    tokens[torch.arange(n), lengths - 1] = END
-    tokens[torch.arange(tokens.shape[1]) >= lengths[:, None]] = PAD
-    return Batch(torch.randn((n, regions, 9), generator=g), tokens, lengths, torch.arange(n), torch.arange(n))
 
 
 def slow_nll(net, regions, caption) -> float:
@@ -57,7 +45,7 @@ def slow_nll(net, regions, caption) -> float:
 @pytest.mark.parametrize("original", [False, True])
 @pytest.mark.parametrize("max_len", [60, 5])
 def test_loss_against_loops(max_len, original):
-    net, batch = small(max_len=max_len, original=original).double(), pairs()
+    net, batch = small(max_len=max_len, original=original).double(), pairs(regions=5)
     regions = batch.images.double()
     expected = [slow_nll(net, image, caption[:n].tolist()) for image, caption,
                 n in zip(regions, batch.tokens, batch.lengths)]
@@ -69,7 +57,7 @@ def test_loss_against_loops(max_len, original):
 def test_the_original_drops_inputs_and_ours_states():
     """Every dropout shows in the loss of one caption twice in a batch."""
     for original in (False, True):
-        net, batch = small(original=original).train(), pairs(2)
+        net, batch = small(original=original).train(), pairs(2, regions=5)
         net.squeeze[1].p = 0.0
         tokens, lengths = batch.tokens[:1].expand(2, -1), batch.lengths[:1].expand(2)
         regions = batch.images[:1].expand(2, -1, -1)
@@ -83,7 +71,7 @@ def test_the_original_drops_inputs_and_ours_states():
 
 
 def test_padding_batch_order_and_company_change_nothing():
-    net, batch = small(), pairs()
+    net, batch = small(), pairs(regions=5)
     together = net.nll(batch.images, batch.tokens, batch.lengths)
     padded = torch.nn.functional.pad(batch.tokens, (0, 7))
     torch.testing.assert_close(net.nll(batch.images, padded, batch.lengths), together)
@@ -105,7 +93,7 @@ def model_of(*words):
 def test_gradient_only_where_it_should_be():
     """The term reaches the captioner and the graph; not the image's own GRU, not the text, not words that no step
     reads."""
-    model, batch = model_of("--captioner", "2"), pairs()
+    model, batch = model_of("--captioner", "2"), pairs(regions=5)
     losses = model.eval()(batch)                               # dropout may silence a word
     assert set(losses) == {"hinge", "captioner"}
     losses["captioner"].backward()

@@ -15,9 +15,7 @@ from layers import GRU, pack
 from methods.vse_infinity import GeneralisedPooling
 from methods.vsrn import RegionGraph, RegionGRU
 from model import CNN, HEADS, VSE, GRUEmbedding, LinearEmbedding, Precomputed, Tower, Words, build_model
-from vocab import SPECIALS, Vocabulary
-
-VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
+from tests.helpers import VOCAB, pairs
 
 
 def options(*words) -> argparse.Namespace:
@@ -25,15 +23,6 @@ def options(*words) -> argparse.Namespace:
     opt.img_enc = "precomp" if opt.img_enc == "auto" else opt.img_enc
     opt.img_dim = None if opt.img_enc == "cnn" else 9
     return opt
-
-
-def pairs(n=6, regions=None, seed=0) -> Batch:
-    g = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(3, 9, (n,), generator=g)
-    tokens = torch.randint(4, 34, (n, int(lengths.max())), generator=g)
-    tokens[torch.arange(tokens.shape[1]) >= lengths[:, None]] = 0
-    shape = (n, 9) if regions is None else (n, regions, 9)
-    return Batch(torch.randn(shape, generator=g), tokens, lengths, torch.arange(n) // 2, torch.arange(n))
 
 
 @pytest.mark.parametrize("img_enc, regions", [("precomp", None), ("precomp", 5), ("vsrn", 5)])
@@ -155,25 +144,17 @@ def test_initialisation_is_vsepp():
 
 
 def test_norms_and_absolute_values():
-    batch = pairs()
-    plain = build_model(options("--no_imgnorm"), VOCAB)
-    assert plain.embed_images(batch.images).mean.norm(dim=1).sub(1).abs().max() > 0.01
-    torch.testing.assert_close(plain.embed_captions(batch.tokens, batch.lengths).mean.norm(dim=1), torch.ones(6))
+    opt, batch = options("--no_imgnorm"), pairs()
+    vse0 = build_model(opt, VOCAB)
+    images, captions = vse0.embed_images(batch.images), vse0.embed_captions(batch.tokens, batch.lengths)
+    assert images.mean.norm(dim=1).sub(1).abs().max() > 0.01
+    torch.testing.assert_close(captions.mean.norm(dim=1), torch.ones(6))
+    assert opt.sim == "dot"
+    torch.testing.assert_close(vse0.similarity(images, captions), images.mean @ captions.mean.T)
     order = build_model(options("--sim", "order", "--use_abs"), VOCAB)
     assert order.embed_images(batch.images).mean.min() >= 0
     assert order.embed_captions(batch.tokens, batch.lengths).mean.min() >= 0
-
-
-def test_vse0_scores_are_vsepps_inner_product():
-    opt = options("--no_imgnorm")
-    model, batch = build_model(opt, VOCAB), pairs()
-    images, captions = model.embed_images(batch.images), model.embed_captions(batch.tokens, batch.lengths)
-    assert opt.sim == "dot"
-    torch.testing.assert_close(model.similarity(images, captions), images.mean @ captions.mean.T)
-
-
-def test_logvar_norm_gives_unit_log_variances():
-    e = build_model(options("--sim", "kl", "--logvar_norm"), VOCAB).embed_images(pairs().images)
+    e = build_model(options("--sim", "kl", "--logvar_norm"), VOCAB).embed_images(batch.images)
     torch.testing.assert_close(e.log_var.norm(dim=1), torch.ones(6))
 
 
@@ -250,12 +231,9 @@ def test_efficientnet_lite_comes_with_its_weights():
     assert not torch.equal(trunk.net.state_dict()["_conv_stem.weight"], untrained["_conv_stem.weight"])
 
 
-def test_regions_are_averaged():
-    features = torch.randn(3, 4, 9)
-    torch.testing.assert_close(Precomputed(9, normalise=False)(features), features.mean(1))
-
-
-def test_features_are_normalised_unless_told():
+def test_features_are_normalised_unless_told_and_regions_averaged():
+    regions = torch.randn(3, 4, 9)
+    torch.testing.assert_close(Precomputed(9, normalise=False)(regions), regions.mean(1))
     features = 17 * torch.randn(3, 9)
     torch.testing.assert_close(Precomputed(9)(features), features / features.norm(dim=1, keepdim=True))
     torch.testing.assert_close(Precomputed(9, normalise=False)(features), features)

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 import losses
 import train
 from cli import InputError
-from data import Batch
 from images import Features, Photos, import_torchvision
 from layers import BiGRU, Latent
 from losses import Embedding, Match, check_sides, formulas
@@ -25,11 +24,9 @@ from methods.pvse_pcme import (
 )
 from model import CNN, VSE, Encoded, Words, build_model
 from options import check_fits, fit_to_data
-from vocab import SPECIALS, Vocabulary
+from tests.helpers import VOCAB
 
 FORMULAS = formulas()
-
-VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
 REGIONS = ["--data_name", "demo_region_precomp", "--log_step", "100"]
 PVSE, PCME = ["--sim", "mil"], ["--sim", "match_prob"]
 
@@ -39,14 +36,6 @@ def model_of(*words, img_dim=9) -> VSE:
     opt.img_dim = img_dim
     torch.manual_seed(0)
     return build_model(opt, VOCAB)
-
-
-def pairs(n=6, regions=5, seed=0) -> Batch:
-    g = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(3, 9, (n,), generator=g)
-    tokens = torch.randint(4, 34, (n, int(lengths.max())), generator=g)
-    tokens[torch.arange(tokens.shape[1]) >= lengths[:, None]] = 0
-    return Batch(torch.randn(n, regions, 9, generator=g), tokens, lengths, torch.arange(n) // 2, torch.arange(n))
 
 
 def gaussians(n, d=6, seed=0, level=-3.0, dtype=torch.float64) -> Embedding:
@@ -143,20 +132,42 @@ def test_cells_of_a_network_average_to_its_pooled_features(name, dim):
         torch.testing.assert_close(cells[1, 3 * 7 + 5], upper(photos)[1, :, 3, 5], rtol=1e-4, atol=1e-5)
 
 
-# ---- maximum over parts
+# ---- maximum over parts, smooth Chamfer
 
-def slow_mil(images, captions):
-    return torch.tensor([[max(float(F.cosine_similarity(p, q, dim=0)) for p in a[:n] for q in b[:m])
-                          for b, m in zip(captions.parts, captions.n_parts)]
-                         for a, n in zip(images.parts, images.n_parts)], dtype=torch.float64)
+def slow_mil(a, b):
+    return max(float(F.cosine_similarity(p, q, dim=0)) for p in a for q in b)
 
 
+def slow_chamfer(a, b):
+    return sum(sum(math.log(sum(math.exp(16 * float(F.cosine_similarity(p, q, dim=0))) for q in others)) for p in own)
+               / len(own) for own, others in ((a, b), (b, a))) / 32
+
+
+OF_PARTS = pytest.mark.parametrize("similarity, slow", [(MaxOverParts(), slow_mil), (SmoothChamfer(), slow_chamfer)])
+
+
+@OF_PARTS
 @pytest.mark.parametrize("elements", [1, 50, 2 ** 20])
-def test_mil_equals_loops_in_blocks_of_any_size(elements, monkeypatch):
+def test_similarities_of_parts_equal_loops_in_blocks_of_any_size(similarity, slow, elements, monkeypatch):
     monkeypatch.setitem(losses.NUMBERS, "cpu", elements)
     images, captions = several(7, 3, seed=1), several(9, 2, seed=2)
-    scores = MaxOverParts()(images, captions)
-    torch.testing.assert_close(scores, slow_mil(images, captions), rtol=1e-9, atol=1e-9)
+    expected = torch.tensor([[slow(a[:n], b[:m]) for b, m in zip(captions.parts, captions.n_parts)]
+                             for a, n in zip(images.parts, images.n_parts)], dtype=torch.float64)
+    torch.testing.assert_close(similarity(images, captions), expected, rtol=1e-9, atol=1e-9)
+
+
+@OF_PARTS
+def test_padding_of_parts_learns_nothing_and_all_of_chamfers_parts_learn(similarity, slow):
+    images, captions = several(3, 3, seed=1), several(4, 2, seed=2)
+    inputs = [e.parts.clone().requires_grad_() for e in (images, captions)]
+
+    def scores(x, y):
+        return similarity(images._replace(parts=x), captions._replace(parts=y))
+    assert torch.autograd.gradcheck(scores, inputs)
+    scores(*inputs).sum().backward()
+    for e, parts in zip((images, captions), inputs):
+        learns, real = parts.grad.abs().sum(2) > 0, losses.real_parts(e.parts, e.n_parts)
+        assert torch.equal(learns, real) if slow is slow_chamfer else not learns[~real].any()
 
 
 def test_mil_of_one_part_is_the_cosine_and_points_are_refused():
@@ -164,46 +175,6 @@ def test_mil_of_one_part_is_the_cosine_and_points_are_refused():
     torch.testing.assert_close(MaxOverParts()(images, captions), FORMULAS["cosine"](images, captions))
     with pytest.raises(ValueError, match="mil compares the parts of items"):
         check_sides(MaxOverParts(), "mil", Embedding(images.mean), captions)
-
-
-def test_padding_of_mil_learns_nothing():
-    images, captions = several(3, 3, seed=1), several(4, 2, seed=2)
-    inputs = [e.parts.clone().requires_grad_() for e in (images, captions)]
-
-    def scores(x, y):
-        return MaxOverParts()(images._replace(parts=x), captions._replace(parts=y))
-    scores(*inputs).sum().backward()
-    assert (inputs[0].grad[0, 1:] == 0).all()                                       # its one real part alone learns
-
-
-# ---- smooth Chamfer
-
-def slow_chamfer(images, captions):
-    def half(a, b):
-        return sum(math.log(sum(math.exp(16 * float(F.cosine_similarity(p, q, dim=0))) for q in b)) for p in a) / len(a)
-    return torch.tensor([[(half(a[:n], b[:m]) + half(b[:m], a[:n])) / 32
-                          for b, m in zip(captions.parts, captions.n_parts)]
-                         for a, n in zip(images.parts, images.n_parts)], dtype=torch.float64)
-
-
-@pytest.mark.parametrize("elements", [1, 50, 2 ** 20])
-def test_chamfer_equals_loops_in_blocks_of_any_size(elements, monkeypatch):
-    monkeypatch.setitem(losses.NUMBERS, "cpu", elements)
-    images, captions = several(7, 3, seed=1), several(9, 2, seed=2)
-    scores = SmoothChamfer()(images, captions)
-    torch.testing.assert_close(scores, slow_chamfer(images, captions), rtol=1e-9, atol=1e-9)
-
-
-def test_gradients_of_chamfer_reach_every_real_part():
-    images, captions = several(3, 3, seed=1), several(4, 2, seed=2)
-    inputs = [e.parts.clone().requires_grad_() for e in (images, captions)]
-
-    def scores(x, y):
-        return SmoothChamfer()(images._replace(parts=x), captions._replace(parts=y))
-    assert torch.autograd.gradcheck(scores, inputs)
-    scores(*inputs).sum().backward()
-    for e, parts in zip((images, captions), inputs):
-        assert torch.equal(parts.grad.abs().sum(2) > 0, losses.real_parts(e.parts, e.n_parts))
 
 
 # ---- match probability
