@@ -4,12 +4,16 @@ import torch
 import torch.nn.functional as F
 from scipy.sparse import csr_array
 from torch import Tensor
+from torch.distributions import Normal, kl_divergence
 
 # ---- similarities
 
+def normal(mean, log_var):
+    return Normal(mean, (log_var / 2).exp().expand_as(mean))
+
+
 def kl(mean1, log_var1, mean2, log_var2):
-    var1, var2 = log_var1.exp(), log_var2.exp()
-    return 0.5 * ((var2 / var1).log() + (var1 + (mean1 - mean2).square()) / var2 - 1).sum(1)
+    return kl_divergence(normal(mean1, log_var1), normal(mean2, log_var2)).sum(1)
 
 
 # One image (1, D) against all captions (M, D), means and log-variances -> (M,).
@@ -25,7 +29,7 @@ BROADCASTS = {
                                             ).sum(1).sqrt(),
     "wasserstein_var": lambda mi, li, mc, lc: -((mi - mc).square() + (li.exp() - lc.exp()).square()).sum(1).sqrt(),
     "csd": lambda mi, li, mc, lc: -((mi - mc).square() + li.exp() + lc.exp()).sum(1),
-    "elk": lambda mi, li, mc, lc: torch.distributions.Normal(mc, (li.exp() + lc.exp()).sqrt()).log_prob(mi).sum(1),
+    "elk": lambda mi, li, mc, lc: Normal(mc, (li.exp() + lc.exp()).sqrt()).log_prob(mi).sum(1),
     "bhattacharyya": lambda mi, li, mc, lc: -((mi - mc).square() / (li.exp() + lc.exp()) / 4
                                               + ((li.exp() + lc.exp()) / 2).log() / 2 - (li + lc) / 4).sum(1),
     "mls": lambda mi, li, mc, lc: -0.5 * ((mi - mc).square().sum(1) / (li.exp() + lc.exp())[:, 0]
