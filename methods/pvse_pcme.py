@@ -92,7 +92,7 @@ class MaxOverParts(nn.Module):
     implies = {"img_enc": "pie", "txt_enc": "pie", "n_embeds": 2}
 
     def forward(self, images, captions):
-        x, y = (unit(e.parts).transpose(0, 1) for e in (images, captions))          # (K, N, D), (L, M, D)
+        x, y = (unit(self.pad(e)).transpose(0, 1) for e in (images, captions))      # (K, N, D), (L, M, D)
         real = [real_parts(e.parts, e.n_parts).T for e in (images, captions)]       # (K, N), (L, M)
 
         def score(i, j):
@@ -101,10 +101,15 @@ class MaxOverParts(nn.Module):
             return self.score(cosines, real[0][:, i, None, None], real[1][:, j])
         return score_in_blocks(score, x.shape[1], y.shape[1], len(x) * len(y), x.device)
 
+    @staticmethod
+    def pad(e: Embedding) -> Tensor:
+        """Parts (N, P, D) with the first one in place of padding, which changes no maximum."""
+        return torch.where(real_parts(e.parts, e.n_parts)[:, :, None], e.parts, e.parts[:, :1])
+
     def score(self, cosines: Tensor, x_real: Tensor, y_real: Tensor) -> Tensor:
         """Scores (n, p) of cosines (K, n, L, p).
         x_real (K, n, 1, 1), y_real (L, p): True for parts that are not padding."""
-        return cosines.masked_fill(~(x_real & y_real), -torch.inf).amax((0, 2))
+        return cosines.amax((0, 2))
 
 
 class SmoothChamfer(MaxOverParts):
@@ -114,7 +119,7 @@ class SmoothChamfer(MaxOverParts):
     Mean over the embeddings of one side of log(sum of exp(alpha cosine) over those of the other) / alpha, half of both
     directions. All embeddings learn, where the maximum of `mil` teaches one of them.
     """
-    alpha = 16.0
+    alpha, pad = 16.0, staticmethod(lambda e: e.parts)
 
     def score(self, cosines: Tensor, x_real: Tensor, y_real: Tensor) -> Tensor:
         logits = (self.alpha * cosines).masked_fill(~(x_real & y_real), torch.finfo(cosines.dtype).min)
