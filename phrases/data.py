@@ -100,15 +100,6 @@ def read_facts(path: str, key: str, fix: str) -> dict:
     return facts
 
 
-def readable(reader, *args) -> bool:
-    """True if reader(*args) reads its files without a fault."""
-    try:
-        reader(*args)
-    except InputError:
-        return False
-    return True
-
-
 def refuse_other(path: str, key: str, line: str) -> None:
     """Raise InputError on a file of another method, or that cannot be written.
     `key` of its .json names the method, which must be `line`."""

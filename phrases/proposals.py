@@ -31,8 +31,6 @@ from phrases.data import (
     THRESHOLDS,
     Proposals,
     file_of,
-    read_proposals,
-    readable,
     recall,
     refuse_other,
     short_name,
@@ -216,10 +214,10 @@ def write_split(opt, root: str, split: str, name: str, method: str) -> None:
     recipe = {"method": method, "count": opt.count, "ids_sha256": sha256("\n".join(entities.ids))}
     facts = {**recipe, "truth_sha256": sha256(entities.truth)}
     refuse_other(f"{path}.npz", "method", method)
-    stored = read_json(f"{path}.json") if os.path.exists(f"{path}.json") else facts
-    check(stored.get("count") == opt.count, f"{path}.npz is of --count {stored.get('count')} and not {opt.count}; give "
-                                            "another --name, or delete the old files")
-    if facts.items() <= stored.items() and readable(read_proposals, root, split, name, entities):
+    stored = read_json(f"{path}.json") if os.path.exists(f"{path}.json") else {}
+    check(stored.get("count", opt.count) == opt.count, f"{path}.npz is of --count {stored.get('count')} and not "
+                                                       f"{opt.count}; give another --name, or delete the old files")
+    if facts.items() <= stored.items() and os.path.isfile(f"{path}.npz"):
         print(f"{path}.npz: done already")
         return
     part = None

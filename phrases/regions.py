@@ -20,7 +20,7 @@ from cli import Arguments, check, data_set, filename, positive, torch_device, up
 from features import filters
 from features.networks import load_region_network
 from features.store import ComputeConfig, Part, compute
-from files import file_digest, mapped, read_array, remove, save_array, save_json
+from files import file_digest, mapped, read_array, read_json, remove, save_array, save_json
 from images import whole_transform
 from model import CNNS
 from phrases.data import (
@@ -29,8 +29,6 @@ from phrases.data import (
     check_features,
     file_of,
     read_proposals,
-    read_region_features,
-    readable,
     refuse_other,
     short_name,
 )
@@ -132,7 +130,8 @@ def write_all(opt) -> None:
         encoder = encoder or (filters.Regions() if opt.kind == "demo" else NetworkRegions(*load_region_network(
             opt.cnn_type or "vgg19", opt.layer, opt.cnn_weights, side), side, device))
         refuse_other(f"{path}.npy", "extractor", encoder.line)
-        if readable(read_region_features, root, split, opt.proposals, opt.name, boxes):
+        stored = read_json(f"{path}.json") if os.path.isfile(f"{path}.npy") else {}
+        if stored.get("boxes_sha256") == boxes.facts["boxes_sha256"]:
             print(f"{path}.npy: done already")
         else:
             write_split(path, split, root, entities, boxes, encoder,
