@@ -4,6 +4,7 @@ import fnmatch
 import os
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from tqdm import tqdm
 from cli import InputError, check
 from data import chunks, compose_name, image_batches, read_split, stream
 from features.folder import find_photos, read_images
-from features.store import PhotoFile, stat_photo
+from features.store import PhotoFile, read_items, stat_photo
 from images import Features, NoImages, read_photo
 from losses import Embedding
 from photos.encoder import Encoder
@@ -54,22 +55,9 @@ def count_photos(n: int) -> str:
 
 # ---- a folder of photos
 
-class Reader:
-    """Read photos by their numbers, prepared for a network.
-    Returns the fault of each, or "", and the photos without one."""
-
-    def __init__(self, paths: list[str], transform):
-        self.paths, self.transform = paths, transform
-
-    def __call__(self, index) -> tuple[list[str], list[Tensor]]:
-        faults, ready = [], []
-        for n in index:
-            try:
-                ready.append(self.transform(read_photo(self.paths[n])))
-                faults.append("")
-            except InputError as error:
-                faults.append(str(error))
-        return faults, ready
+def prepare(paths: list[str], transform, n: int) -> Tensor:
+    """Read photo n and prepare it for a network."""
+    return transform(read_photo(paths[n]))
 
 
 @torch.no_grad()
@@ -79,9 +67,11 @@ def embed_photos(encoder: Encoder, paths: list[str], workers: int) -> Iterator[t
     if not paths:
         return
     network, transform = encoder.photo_network
-    parts = chunks(np.arange(len(paths)), BATCH)
+    read = partial(read_items, partial(prepare, paths, transform))
     with tqdm(total=len(paths), desc="photos", disable=None, leave=False) as bar:
-        for faults, ready in stream(Reader(paths, transform), parts, workers):
+        for values in stream(read, chunks(np.arange(len(paths)), BATCH), workers):
+            faults = [str(value) if isinstance(value, InputError) else "" for value in values]
+            ready = [value for value, fault in zip(values, faults) if not fault]
             images = encoder.images(network(torch.stack(ready).to(encoder.device))) if ready else None
             yield faults, images and images.to("cpu")
             bar.update(len(faults))
