@@ -1,10 +1,12 @@
 """Words and short phrases in captions, as people type them into a search, and the photos whose captions name them.
 
 A text names a phrase where it has its words in a row, by their stems: "two dogs run" names "dog". A photo shows more
-than its captions name, so the number of photos that name a phrase is a lower bound.
+than its captions name, so the number of photos that name a phrase is a lower bound. A text of more than three words
+fits a photo whose captions together name all of its content words.
 """
 import functools
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -36,12 +38,16 @@ def read_phrase(words: Sequence[str]) -> Phrase | None:
     return tuple(map(stem, words)) if 0 < len(words) <= LONGEST else None
 
 
+def is_content(word: str) -> bool:
+    return bool(re.fullmatch("[a-z]{2,}(-[a-z]+)*", word)) and word not in NO_CONTENT
+
+
 def list_short_texts(words: Sequence[str]) -> set[str]:
     """Short texts that a caption (T,) names: its content words, and the last two and three of those in a row, such as
     "dog", "black dog" and "young black dog"."""
     texts, run = set(), []
     for word in [*words, "."]:
-        if re.fullmatch("[a-z]{2,}(-[a-z]+)*", word) and word not in NO_CONTENT:
+        if is_content(word):
             texts.add(word)
             run.append(word)
         else:
@@ -61,3 +67,15 @@ def find_naming_photos(phrases: Iterable[Phrase], captions: Iterable[Sequence[st
                 if (phrase := tuple(stems[k:k + n])) in photos:
                     photos[phrase].add(photo)
     return photos
+
+
+def find_showing_photos(texts: Iterable[Sequence[str]], captions: Iterable[Sequence[str]], owner: np.ndarray
+                        ) -> list[set[int]]:
+    """The photos whose captions together name all content words of each text, a list of words.
+    captions, owner: as in `find_naming_photos`."""
+    photos = defaultdict(set)
+    for words, photo in zip(captions, owner.tolist()):
+        for word in set(words):
+            photos[stem(word)].add(photo)
+    named = ([photos[stem(word)] for word in words if is_content(word)] for words in texts)
+    return [set.intersection(*of_words) if of_words else set() for of_words in named]

@@ -107,8 +107,7 @@ def index_data(opt) -> None:
     """Index features of a data set by a run."""
     from photos.build import Machine, index_features
 
-    check(opt.uri or not opt.collection, f"--collection {opt.collection} is for --uri; leave it out")
-    name = opt.collection or re.sub(r"\W", "_", f"photos_{os.path.basename(index_file(opt.output))[:-4]}")
+    name = re.sub(r"\W", "_", f"photos_{os.path.basename(index_file(opt.output))[:-4]}")
     index = index_features(opt.output, opt.checkpoint, (opt.data_path, opt.images, opt.split), opt.photos,
                            Machine(torch_device(opt.device), opt.workers), opt.uri and (opt.uri, name), token_of(opt),
                            opt.overwrite)
@@ -162,8 +161,7 @@ def query(opt) -> None:
     if opt.sheet:
         from evaluation.pictures import picture_file  # before the work, whether it can be written
         picture_file(opt.sheet, [*opt.photo, *filter(None, [opt.captions])], opt.overwrite)
-    searcher = Searcher(opt.index, checkpoint=opt.checkpoint, calibration=opt.calibration, device=opt.device,
-                        token=token_of(opt))
+    searcher = Searcher(opt.index, checkpoint=opt.checkpoint, device=opt.device, token=token_of(opt))
     results = searcher.find_texts(texts, opt.top, without=opt.without) if texts else []
     results += [searcher.find_photo(read_photo(path), opt.top, name=path, without=opt.without) for path in opt.photo]
     if opt.json:
@@ -202,8 +200,7 @@ def serve_page(opt) -> None:
     """Open the page, until Ctrl-C."""
     from photos.page import serve  # Flask is needed here alone
 
-    searcher = Searcher(opt.index, checkpoint=opt.checkpoint, calibration=opt.calibration, device=opt.device,
-                        token=token_of(opt))
+    searcher = Searcher(opt.index, checkpoint=opt.checkpoint, device=opt.device, token=token_of(opt))
     check(searcher.folder, f"{opt.index} knows no folder of its photos, so there is nothing to show; make it again "
                            "with --photos FOLDER")
     serve(searcher, opt.port, opt.host)
@@ -224,7 +221,6 @@ OPTIONS = {
     "--port": dict(type=up_to(65535, least=0), default=8000, help="port of the page; 0 takes a free one"),
     "--host": dict(default="127.0.0.1", metavar="NAME", help="address of this computer at which others may open the "
                    "page, 0.0.0.0 for all addresses; or a name under which a proxy does"),
-    "--calibration": dict(type=filename, metavar="FILE.json", help="of probabilities (default: the run's)"),
     # of the folder
     "folder": dict(type=filename, metavar="FOLDER", help="folder of your photos"),
     "--output": dict(type=filename, metavar="INDEX", help="file of the index (default: indexes/NAME.npz, NAME as the "
@@ -240,7 +236,6 @@ OPTIONS = {
     "--photos": dict(type=filename, metavar="FOLDER", help="folder of the photos (default: the features' folder)"),
     "--uri": dict(metavar="URI", help="Milvus that holds the vectors: http://HOST:19530, or a folder NAME.db of "
                                       "milvus-lite"),
-    "--collection": dict(metavar="NAME", help="with --uri: the collection (default: named after INDEX)"),
     # of questions
     "text": dict(nargs="*", metavar="TEXT", help="what to search for; -word for what should not be there"),
     "--photo": dict(type=filename, nargs="+", default=[], metavar="FILE", help="photos to search for"),
@@ -254,20 +249,20 @@ OPTIONS = {
 
 COMMANDS = {
     "": (search_folder, "Search a folder of photos: read what is new, index it and open the page.",
-         "folder --output --index_only --exclude --checkpoint --train --data_path --port --host --calibration "
-         "--device --workers"),
+         "folder --output --index_only --exclude --checkpoint --train --data_path --port --host --device "
+         "--workers"),
     "query": (query, "Find photos for texts or photos.",
-              "index text --photo --captions --not --top --sheet --overwrite --json --verbose --calibration "
+              "index text --photo --captions --not --top --sheet --overwrite --json --verbose "
               "--checkpoint --device --token_file"),
     "add": (add, "Bring an index up to what its folder holds now; NAMEs that were removed come back.",
             "index names --checkpoint --device --workers"),
     "remove": (remove, "Take photos out of an index, where they stay out.", "index names --token_file"),
     "info": (info, "Say what an index holds.", "index --names --verbose --token_file"),
     "serve": (serve_page, "Open a page to search with, on this machine alone.",
-              "index --port --host --calibration --checkpoint --device --token_file"),
+              "index --port --host --checkpoint --device --token_file"),
     "index": (index_data, "Index features of a data set by a run.",
               "--checkpoint --images --split --data_path --photos --output --overwrite --device --workers --uri "
-              "--collection --token_file")}
+              "--token_file")}
 
 
 def parse(words: list[str]):

@@ -59,7 +59,7 @@ class Collection:
 
     def __init__(self, uri: str, name: str, token: str = ""):
         check(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,199}", name),
-              f"'{name}' is not a name of a collection; give at most 190 letters, digits and _, no digit first")
+              f"'{name}' is not a name of a collection; name an --output of at most 180 letters, digits and _")
         self.uri, self.name, self.token = check_address(uri), name, token
         pymilvus = import_pymilvus()
         with self.mending(f"no Milvus server answers at {uri} within {CONNECT} seconds, or it refuses the token",
@@ -104,7 +104,7 @@ class Collection:
         new = cls(uri, f"{name}_{'b' if before == f'{name}_a' else 'a'}", token)
         there = [one for one in (new.name, new.other) if new.ask("has_collection", one)]
         check(overwrite or not there, f"the collection {name} is at {uri} already, whole or half built; name another "
-                                      "--collection, or replace it with --overwrite")
+                                      "--output, or replace it with --overwrite")
         new.ask("drop_collection", new.name)
         schema, kinds = new.client.create_schema(auto_id=False, enable_dynamic_field=False), import_pymilvus().DataType
         schema.add_field("name", kinds.VARCHAR, is_primary=True, max_length=NAME_BYTES)
@@ -151,11 +151,3 @@ class Collection:
             if hit["name"] in place:
                 products[place[hit["name"]]] = hit["distance"]
         return products
-
-    def fetch(self, names: list[str]) -> Tensor:
-        """The vectors (n, K) of photos."""
-        vectors = {row["name"]: row["vector"] for row in
-                   self.ask("get", self.name, names, output_fields=["name", "vector"])}
-        check(vectors.keys() >= {*names}, f"the collection {self.name} at {self.uri} lacks photos of the index; make "
-                                          "the index again with python -m photos index --overwrite")
-        return torch.tensor([vectors[name] for name in names])

@@ -1,6 +1,7 @@
 """Probabilities of answers: how many photos fit a text, and whether the first is the one that is meant.
 
-Both come from the calibration.json of the run, which `python -m confidence` writes and photos/model brings along.
+Both come from the calibration.json of the run. `python -m confidence` writes it, and `python -m photos.words RUN --fit`
+adds the numbers of photos; photos/model brings both along.
 """
 import os
 from typing import NamedTuple
@@ -10,45 +11,29 @@ from torch import Tensor
 from checkpoint import Trained
 from cli import check
 from confidence.calibration import calibration_file, percent, read_calibration
-from data import tokenize
 from losses import Embedding
-from methods.words import read_phrase
 
 NONE = 0.5                            # an expected number of photos below which none fits
 FEW = 3                               # photos that fit a text which can mean one of them, at most
-# Smaller probabilities are noise of many photos, and count 0: of sentences, and of texts of at most three words.
-COUNTED, COUNTED_SHORT = 0.02, 0.01
-
-
-def is_sentence(text: str) -> bool:
-    """True if a text has more than three words, not counting its article."""
-    return read_phrase(tokenize(text)) is None
+COUNTED = 0.01                        # smaller probabilities are noise of many photos, and count 0
 
 
 class Probabilities(NamedTuple):
     """The map from the scores (Q, N) of queries to probabilities, fitted on images of `data`."""
     temperature: float
     data: str
-    # slope, log_det and bias of a sigmoid of pairs, None: not fitted. Of sentences, by people's votes:
-    fits: list[float] | None = None
-    # of texts of at most three words, by what captions name:
-    words: list[float] | None = None
+    words: list[float] | None = None  # slope, log_det and bias of a sigmoid: a photo fits a text; None: not fitted
 
     def chances(self, scores: Tensor) -> Tensor:
         """The probabilities (Q, N) that each photo is the one that is meant: softmax(temperature * scores)."""
         return (self.temperature * scores.double()).softmax(1)
 
-    def choose_sigmoid(self, text: str) -> list[float] | None:
-        """The sigmoid of texts like this one, or None where it was not fitted."""
-        return self.fits if is_sentence(text) else self.words
-
-    def expected_number(self, scores: Tensor, queries: Embedding, text: str) -> Tensor:
-        """The expected number (Q,) of photos that fit, by scores (Q, N) of queries like `text`."""
-        slope, log_det, bias = self.choose_sigmoid(text)
-        least = COUNTED if is_sentence(text) else COUNTED_SHORT
+    def expected_number(self, scores: Tensor, queries: Embedding) -> Tensor:
+        """The expected number (Q,) of photos that fit, by scores (Q, N)."""
+        slope, log_det, bias = self.words
         spread = 0 if queries.log_var is None else queries.log_var.mean(1, keepdim=True).double()
         p = (slope * scores.double() + log_det * spread + bias).sigmoid()
-        return p.masked_fill(p < least, 0).sum(1)
+        return p.masked_fill(p < COUNTED, 0).sum(1)
 
     def notes(self, data: str) -> list[str]:
         """A sentence on answers from other data."""
@@ -56,18 +41,18 @@ class Probabilities(NamedTuple):
                 "hint"] * (data != self.data)
 
 
-def read_probabilities(run: str, model: Trained, path: str | None = None) -> Probabilities | None:
-    """Read a calibration: the file `path`, or that of a run, None where it was not calibrated. Raises InputError where
-    it is of another model."""
-    if path is None and not os.path.isfile(calibration_file(run)):
+def read_probabilities(run: str, model: Trained) -> Probabilities | None:
+    """Read the calibration of a run, None where it was not calibrated.
+    Raises InputError where it is of another model."""
+    path = calibration_file(run)
+    if not os.path.isfile(path):
         return None
-    calibration = read_calibration(path or calibration_file(run))
+    calibration = read_calibration(path)
     calibration.refuse_other(run, model.weights)
     check(calibration.similarity == model.options.sim,
-          f"{calibration.path} is of the similarity {calibration.similarity}, and the run's is {model.options.sim}; "
-          f"write it again with python -m confidence {run}")
-    return Probabilities(calibration.fitted["t2i"].temperature, calibration.data_name, calibration.fits,
-                         calibration.words)
+          f"{path} is of the similarity {calibration.similarity}, and the run's is {model.options.sim}; write it again "
+          f"with python -m confidence {run}")
+    return Probabilities(calibration.fitted["t2i"].temperature, calibration.data_name, calibration.words)
 
 
 # ---- sentences

@@ -19,10 +19,6 @@ from photos.question import notes_on_words, read_question, rows_named, unknown_w
 from photos.vectors import query_vectors, scores_of_products
 
 PHOTOS = 4096                         # photos whose embeddings are compared at a time
-COPIES = 50                           # answers at least among which copies of the first are sought
-# Photos whose means have a cosine above this are one photo: a file that is there twice, or that was hardly changed.
-# Of 900 photos of Flickr8k no two are as near.
-ALIKE = 0.975
 ACROSS, NAME = 5, 28                  # photos in a line of a sheet, letters of a name
 
 
@@ -40,7 +36,7 @@ class SearchResult(NamedTuple):
     query: str
     answers: list[Hit]
     gallery: int                      # how many photos were searched
-    sure: float | None = None         # probability that the first of all, or a copy, is right, 0..1
+    sure: float | None = None         # probability that the first of all is right, 0..1
     uncertainty: float | None = None  # log det Sigma of the query in nats
     notes: list[str] = []             # sentences for the reader of these answers
     expected: float | None = None     # how many photos fit; None where that was not fitted
@@ -58,12 +54,11 @@ class Searcher:
     `top` answers are given, from place `first` on, counted from 0. The find_* raise InputError on a query that cannot
     be embedded.
 
-    checkpoint: the run, where it is no longer where the index was made. calibration: a file in place of the run's own.
+    checkpoint: the run, where it is no longer where the index was made.
     Raises InputError where index and run do not belong together.
     """
 
-    def __init__(self, index: str, *, checkpoint: str | None = None, calibration: str | None = None,
-                 device="auto", token: str = ""):
+    def __init__(self, index: str, *, checkpoint: str | None = None, device="auto", token: str = ""):
         self.index = Index.open(index, token)
         manifest = self.index.manifest
         data_path = manifest["features"][0] if manifest["features"] else None
@@ -72,7 +67,7 @@ class Searcher:
         similarity = self.encoder.similarity
         self.similarity = copy.deepcopy(similarity).cpu() if isinstance(similarity, torch.nn.Module) else similarity
         run = self.encoder.path
-        self.probabilities: Probabilities | None = read_probabilities(run, self.encoder, calibration)
+        self.probabilities: Probabilities | None = read_probabilities(run, self.encoder)
         self.count, self.folder, self.title = len(self.index), manifest["folder"] or "", manifest["data"]
         self.calibrated = self.probabilities is not None
         self.notes = self.probabilities.notes(manifest["data"]) if self.probabilities else [
@@ -141,14 +136,13 @@ class Searcher:
                                              "out, or make the index without --uri")
             parts = [self.encoder.captions([text]).to("cpu") for text in unwanted]
             scores = standardise(scores) - sum(standardise(self.scores(part)).clamp(min=0) for part in parts)
-        order = scores.topk(min(max(first + top, COPIES), self.count))
+        order = scores.topk(min(first + top, self.count))
         rows = [row for row, score in zip(order.indices.tolist(), order.values.tolist()) if score > -math.inf]
         if self.probabilities and certain and not (unwanted or named or like):
             p = self.probabilities.chances(scores[None])[0]
-            known = self.probabilities.choose_sigmoid(query)
-            if known or not self.probabilities.fits:        # votes on sentences say far too little of words
-                sure = p[self.copies(rows)].sum().item()
-                expected = self.probabilities.expected_number(scores[None], e, query).item() if known else None
+            sure = p[rows[0]].item()
+            if self.probabilities.words:
+                expected = self.probabilities.expected_number(scores[None], e).item()
         rows = [*named, *(row for row in rows if row not in set(named))]
         spread = None if e.log_var is None or unwanted else uncertainty(e).item()
         lost = self.index.manifest["folder"] and not os.path.isdir(self.folder)
@@ -170,13 +164,6 @@ class Searcher:
             similarity, e = cosine, Embedding(e.mean)
         photos = self.index.embedding if similarity is not cosine else Embedding(self.index.embedding.mean)
         return torch.cat([similarity(photos.rows(slice(k, k + PHOTOS)), e)[:, 0] for k in range(0, self.count, PHOTOS)])
-
-    def copies(self, rows: list[int]) -> list[int]:
-        """Copies of the first photo among `rows` (R,), itself included."""
-        x = (self.index.collection.fetch([self.name_of(row) for row in rows]) if self.index.collection
-             else self.index.embedding.mean[rows])                                  # (R, D)
-        alike = torch.cosine_similarity(x, x[:1]) > ALIKE
-        return [row for row, same in zip(rows, alike.tolist()) if same] or rows[:1]
 
 
 def standardise(scores: Tensor) -> Tensor:

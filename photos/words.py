@@ -3,8 +3,9 @@
     python -m photos.words photos/model --data_path data --data_name f8k_precomp --split dev test
     python -m photos.words RUN --fit                 # fit the numbers on dev, before they are judged
 
-Words and phrases of the captions of a split are asked as people type them, "dog" and "a dog". The true number is that
-of the photos whose captions name it, a lower bound. Names that no caption has should be said to be absent.
+Words and phrases of the captions of a split are asked as people type them, "dog" and "a dog", and twenty sentences. The
+true number is that of the photos whose captions name the text, a lower bound: its words in a row, or all of the words
+of a sentence. Names that no caption has should be said to be absent.
 """
 if __name__ == "__main__":
     import cli
@@ -28,19 +29,26 @@ from files import read_array, read_json, read_lines, save_json, save_lines
 from images import import_torchvision
 from losses import Embedding
 from methods.volume import Sigmoid
-from methods.words import find_naming_photos, list_short_texts, read_phrase
+from methods.words import find_naming_photos, find_showing_photos, list_short_texts, read_phrase
 from metrics import spearman
 from photos.build import refuse_misfit
 from photos.encoder import Encoder
 from photos.probability import NONE, Probabilities, read_probabilities
 
 WORDS = 5                             # short texts of each training photo
-FITTED = 2000                         # short texts that the numbers are fitted to
+FITTED = 2000                         # short texts that the numbers are fitted to, and half as many captions
 FIRST = 10                            # answers that are judged
 EVERYDAY = (
     "baby ball beach bench bike black blue boy building car child climbing crowd dog fence field football girl "
     "grass hat horse jumping man motorcycle mountain pool red river rock running sand shirt skateboard snow soccer "
     "street swimming tree water woman").split()
+ORDINARY = (
+    "two dogs run through the snow", "a boy jumps into a pool", "a man on a bike", "a dog catches a ball",
+    "children play in the water", "a girl on a swing", "a man climbs a rock", "two dogs play in the grass",
+    "a football player with a ball", "a man rides a motorcycle", "a dog swims in the water", "a boy with a blue shirt",
+    "a brown dog runs in the grass", "a man surfs a wave", "a skateboarder jumps in the air",
+    "a woman walks down the street", "a black dog in the snow", "a white dog with a ball",
+    "a soccer player kicks the ball", "a man stands on a mountain")
 
 
 def add_article(text: str) -> str:
@@ -90,12 +98,14 @@ def add_words(source: str, to: str) -> None:
 
 @torch.no_grad()
 def fit_numbers(model: Encoder, train: Split, dev: Split) -> Sigmoid:
-    """Fit the probability that a photo of dev fits a short text of the training captions: that its captions name it.
-    Raises InputError where the model learned no short text."""
+    """Fit the probability that a photo of dev fits a text: that its captions name it.
+    The texts are short ones of the training captions, and captions of dev. Raises InputError where the model learned no
+    short text."""
     texts = sorted({text for text, words in zip(train.captions, train.words) if read_phrase(words)})
     check(texts, f"{model.path} learned no short texts, so it cannot say how many photos fit a word; train it with "
                  "python -m photos FOLDER --train RUN")
-    texts = np.random.default_rng(0).permutation(texts)[:FITTED].tolist()
+    rng = np.random.default_rng(0)
+    texts = [*rng.permutation(texts)[:FITTED].tolist(), *rng.permutation(dev.captions)[:FITTED // 2].tolist()]
     queries, images = model.captions(texts), encode(model.model, dev, None, model.device)[0]
     scores, named = model.similarity(images, queries).T.cpu(), mark_naming_photos(texts, [dev])           # (Q, N)
     v = None if queries.log_var is None else queries.log_var.mean(1, keepdim=True).cpu().expand_as(scores).flatten()
@@ -103,14 +113,16 @@ def fit_numbers(model: Encoder, train: Split, dev: Split) -> Sigmoid:
 
 
 def mark_naming_photos(texts: list[str], splits: list[Split]) -> Tensor:
-    """Mask (Q, N) of the photos that have a caption which names a text.
-    texts (Q,): of at most three words. The photos of all splits stand side by side."""
-    phrases, tables = [read_phrase(tokenize(text)) for text in texts], []
+    """Mask (Q, N) of the photos whose captions name a text.
+    The words of a short text in a row, all words of a longer one. The photos of all splits stand side by side."""
+    words = [tokenize(text) for text in texts]
+    phrases, tables = [*map(read_phrase, words)], []
     for split in splits:
-        photos = find_naming_photos(phrases, split.words, split.caption_image)
+        naming = find_naming_photos(filter(None, phrases), split.words, split.caption_image)
+        showing = find_showing_photos(words, split.words, split.caption_image)
         tables.append(torch.zeros(len(texts), len(split.images), dtype=torch.bool))
         for row, phrase in enumerate(phrases):
-            tables[-1][row, list(photos[phrase])] = True
+            tables[-1][row, list(naming[phrase] if phrase else showing[row])] = True
     return torch.cat(tables, 1)
 
 
@@ -128,17 +140,20 @@ def judge(model: Encoder, probabilities: Probabilities, splits: list[Split], nam
     named = mark_naming_photos(texts, splits)                                             # (Q, N)
     true, length = named.sum(1).numpy(), np.array([len(phrase) for phrase in usual])
     everyday = np.isin(length, 1) & np.isin(texts, [usual.get(read_phrase([word])) for word in EVERYDAY])
-    groups = {f"{len(EVERYDAY)} everyday words": everyday & (true > 0)}
-    for kind, of_kind, bounds in (("words", length == 1, (3, 10, 30)), ("phrases", length > 1, (3, 10))):
-        for low, high in zip(bounds, (*bounds[1:], np.inf)):
-            groups[f"{kind} of {low} {'photos and more' if high == np.inf else f'to {high - 1} photos'}"] = (
-                of_kind & (low <= true) & (true < high))
+    groups = {f"{len(EVERYDAY)} everyday words": everyday & (true > 0)} | {
+        f"{kind} of {low} {'photos and more' if high == np.inf else f'to {high - 1} photos'}":
+            (length > 1 if kind == "phrases" else length == 1) & (low <= true) & (true < high)
+        for kind, low, high in (("words", 3, 10), ("words", 10, 30), ("words", 30, np.inf), ("phrases", 3, np.inf))}
     for group, chosen in groups.items():
         rows = np.flatnonzero(chosen)
         for article in (False, True) if len(rows) else ():
             asked = [add_article(texts[row]) if article else texts[row] for row in rows]
             results[f"{group}, {'with an article' if article else 'bare'}"] = judge_texts(
                 model, probabilities, photos, asked, named[rows])
+    shown = mark_naming_photos(ORDINARY, splits)
+    if (known := shown.any(1)).any():
+        results[f"{len(ORDINARY)} ordinary sentences"] = judge_texts(
+            model, probabilities, photos, [text for text, is_known in zip(ORDINARY, known) if is_known], shown[known])
     absent = [name for name in names if (phrase := read_phrase(tokenize(name))) and phrase not in usual]
     absent = [name for name, shown in zip(absent, mark_naming_photos(absent, splits)) if not shown.any()]
     for article in (False, True):
@@ -153,7 +168,7 @@ def judge_texts(model: Encoder, probabilities: Probabilities, photos: Embedding,
     """Judge the numbers said for texts (Q,). named (Q, N): the photos whose captions name them; None: nobody's."""
     queries = model.captions(texts)
     scores = model.similarity(photos, queries).T.cpu()                              # (Q, N)
-    said = probabilities.expected_number(scores, queries.to("cpu"), texts[0]).numpy()
+    said = probabilities.expected_number(scores, queries.to("cpu")).numpy()
     results = {"texts": len(texts), "said": float(np.median(said)), "absent": float((said < NONE).mean())}
     if named is None:
         return results
@@ -185,7 +200,7 @@ def run(opt) -> None:
         sigmoid = fit_numbers(model, *(read_split(model.data_path, name, split, dev_images=0)
                                        for split in ("train", "dev")))
         save_json({**calibration, "words": sigmoid._asdict()}, path)
-        print(f"how many photos fit words and short phrases: written to {path}")
+        print(f"how many photos fit a text: written to {path}")
         return
     splits = [read_split(model.data_path, name, split, dev_images=0) for split in opt.split]
     for split in splits:

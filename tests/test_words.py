@@ -14,7 +14,7 @@ from images import Features
 from losses import Embedding
 from methods import volume
 from methods.volume import fit_logistic
-from methods.words import find_naming_photos, list_short_texts, read_phrase, stem
+from methods.words import find_naming_photos, find_showing_photos, is_content, list_short_texts, read_phrase, stem
 from photos import words
 from photos.encoder import Encoder
 from photos.probability import Probabilities
@@ -39,6 +39,12 @@ def test_photos_name_what_stands_in_one_of_their_captions_in_a_row():
     phrases = [("dog",), ("black", "dog"), ("run",), ("dog", "snow"), ("cat",)]
     named = find_naming_photos(phrases, map(tokenize, CAPTIONS), np.array([4, 4, 7, 7, 2]))
     assert named == {("dog",): {4, 2}, ("black", "dog"): {4}, ("run",): {4, 7}, ("dog", "snow"): set(), ("cat",): set()}
+
+
+def test_photos_fit_a_sentence_whose_words_their_captions_name_together():
+    texts = ["two dogs run through the snow", "the young men", "a black cat", "there is a"]
+    shown = find_showing_photos(map(tokenize, texts), map(tokenize, CAPTIONS), np.array([4, 4, 7, 7, 2]))
+    assert shown == [{4}, set(), set(), set()]
 
 
 # ---- what heads learn
@@ -91,7 +97,7 @@ def test_numbers_are_fitted_to_what_captions_name(learned):
     """The same by one logistic regression on all pairs."""
     model = Encoder(str(learned / "run"))
     train, dev = (read_split(str(learned / "data"), "mine", name, dev_images=0) for name in ("train", "dev"))
-    texts = sorted({text for text in train.captions if read_phrase(tokenize(text))})
+    texts = sorted({text for text in train.captions if read_phrase(tokenize(text))}) + dev.captions
     photos, queries, x, y = encode(model.model, dev, None, "cpu")[0], model.captions(texts), [], []
     stems = [[f" {' '.join(stem(word) for word in caption)} " for caption, of in zip(dev.words, dev.caption_image)
               if of == photo] for photo in range(len(dev.images))]
@@ -99,7 +105,11 @@ def test_numbers_are_fitted_to_what_captions_name(learned):
         v = queries.log_var[k].mean().item()
         for photo, s in enumerate(model.similarity(photos, queries.rows([k]))[:, 0].tolist()):
             x.append((s, v))
-            y.append(float(any(f" {' '.join(read_phrase(tokenize(text)))} " in caption for caption in stems[photo])))
+            if phrase := read_phrase(tokenize(text)):
+                y.append(float(any(f" {' '.join(phrase)} " in caption for caption in stems[photo])))
+            else:
+                needed = {stem(word) for word in tokenize(text) if is_content(word)}
+                y.append(float(needed <= {*" ".join(stems[photo]).split()}))
     weights, bias = fit_logistic(torch.tensor(x).T, torch.tensor(y))
     assert words.fit_numbers(model, train, dev) == pytest.approx((weights[0], bias, weights[1]), rel=1e-3)
 
