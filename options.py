@@ -236,21 +236,18 @@ def spell(values: dict, p: Arguments, where: str) -> list[str]:
 
 # ---- what options imply
 
-def count_gaussians(opt) -> int:
-    """Number of sides that must be Gaussian.
-    Both with --vae, whose samples are compared as points, and with --loss volume, whose means are."""
-    return 2 if opt.vae or opt.loss == "volume" else trait(find_similarity(opt.sim), "gaussian_sides")
-
-
-def imply(opt) -> None:
-    """Fill in what was not given, by the similarity and by other options."""
+def imply(opt) -> int:
+    """Fill in what was not given, by the similarity and by other options.
+    Return the number of sides that must be Gaussian: both with --vae, whose samples are compared as points, and with
+    --loss volume, whose means are."""
     similarity = find_similarity(opt.sim)
     implied, sides = dict(trait(similarity, "implies")), trait(similarity, "gaussian_sides")
     head, image, text = implied.pop("head", "ellipsoidal"), opt.image_head or opt.head, opt.text_head or opt.head
     if sides == 1:                                              # GCE, unless the image side is asked for
         image = image or (head if text == "point" else "point")
         text = text or (head if image == "point" else "point")
-    head = head if count_gaussians(opt) else "point"
+    needed = 2 if opt.vae or opt.loss == "volume" else sides
+    head = head if needed else "point"
     opt.image_head, opt.text_head = image or head, text or head
     opt.head = opt.image_head if opt.image_head == opt.text_head else None
     opt.loss = opt.loss or implied.get("loss", "hinge")
@@ -271,16 +268,17 @@ def imply(opt) -> None:
             setattr(opt, name, value)
     if opt.no_imgnorm and opt.sim == "cosine":                  # VSE0: its cosine is an inner product
         opt.sim = "dot"
+    return needed
 
 
 def resolve(opt) -> None:
     """Fill in what the options imply.
     Raise InputError with the first reason why they cannot train a model, before any data is read. Each is a wrong
     result in silence, or an error of torch that does not name the option."""
-    imply(opt)
+    needed = imply(opt)
     similarity, text = find_similarity(opt.sim), TEXT_ENCODERS[opt.txt_enc]
     parts, implied = trait(similarity, "parts"), trait(similarity, "implies")
-    heads, needed = (opt.image_head, opt.text_head), count_gaussians(opt)
+    heads = opt.image_head, opt.text_head
     gaussians = 2 - heads.count("point")
     reason = f"--vae {opt.vae:g}" if opt.vae else "--loss volume" if opt.loss == "volume" else f"--sim {opt.sim}"
     wants = ("compares points", "needs one Gaussian side and one point", "needs a Gaussian on both sides")[needed]
