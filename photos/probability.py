@@ -15,7 +15,6 @@ from losses import Embedding
 
 NONE = 0.5                            # an expected number of photos below which none fits
 FEW = 3                               # photos that fit a text which can mean one of them, at most
-COUNTED = 0.01                        # smaller probabilities are noise of many photos, and count 0
 
 
 class Probabilities(NamedTuple):
@@ -23,6 +22,7 @@ class Probabilities(NamedTuple):
     temperature: float
     data: str
     words: list[float] | None = None  # slope, log_det and bias of a sigmoid: a photo fits a text; None: not fitted
+    least: float = 0.01               # smaller probabilities of `words` are noise of many photos, and count 0
 
     def chances(self, scores: Tensor) -> Tensor:
         """The probabilities (Q, N) that each photo is the one that is meant: softmax(temperature * scores)."""
@@ -33,7 +33,7 @@ class Probabilities(NamedTuple):
         slope, log_det, bias = self.words
         spread = 0 if queries.log_var is None else queries.log_var.mean(1, keepdim=True).double()
         p = (slope * scores.double() + log_det * spread + bias).sigmoid()
-        return p.masked_fill(p < COUNTED, 0).sum(1)
+        return p.masked_fill(p < self.least, 0).sum(1)
 
     def notes(self, data: str) -> list[str]:
         """A sentence on answers from other data."""
@@ -43,7 +43,7 @@ class Probabilities(NamedTuple):
 
 def read_probabilities(run: str, model: Trained) -> Probabilities | None:
     """Read the calibration of a run, None where it was not calibrated.
-    Raises InputError where it is of another model."""
+    Fitted to n photos, it knows no probability below 1 / n. Raises InputError where it is of another model."""
     path = calibration_file(run)
     if not os.path.isfile(path):
         return None
@@ -52,7 +52,8 @@ def read_probabilities(run: str, model: Trained) -> Probabilities | None:
     check(calibration.similarity == model.options.sim,
           f"{path} is of the similarity {calibration.similarity}, and the run's is {model.options.sim}; write it again "
           f"with python -m confidence {run}")
-    return Probabilities(calibration.fitted["t2i"].temperature, calibration.data_name, calibration.words)
+    t2i = calibration.fitted["t2i"]
+    return Probabilities(t2i.temperature, calibration.data_name, calibration.words, 1 / t2i.gallery)
 
 
 # ---- sentences

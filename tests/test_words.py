@@ -17,7 +17,7 @@ from methods.volume import fit_logistic
 from methods.words import find_naming_photos, find_showing_photos, is_content, list_short_texts, read_phrase, stem
 from photos import words
 from photos.encoder import Encoder
-from photos.probability import Probabilities
+from photos.probability import Probabilities, read_probabilities
 from tests.helpers import fit_steps, refused
 
 CAPTIONS = ["A young black dog runs .", "Two dogs in the snow", "a man with a dog-lead", "running men",
@@ -150,6 +150,7 @@ def test_the_command_fits_and_judges(learned, capsys, tmp_path):
         "similarity": "cosine", "t2i": side, "i2t": side, "pair": pair}))
     words.main([*map(str, [run, "--fit", *data])])
     assert set(json.loads((run / "calibration.json").read_text())["words"]) == {"slope", "bias", "log_det"}
+    assert read_probabilities(str(run), Encoder(str(run))).least == 1 / 9       # of the photos it was fitted to
     capsys.readouterr()
     words.main([*map(str, [run, *data, "--split", "test", "--absent", tmp_path / "names.txt"])])
     shown = capsys.readouterr().out
