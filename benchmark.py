@@ -35,7 +35,7 @@ class Sizes(NamedTuple):
     timed: int = 40                   # queries that the plain way is timed on, scaled to all
 
 
-def compare(name: str, ours: Callable, plain: Callable, rounds: int, share: float = 1) -> None:
+def time_both(name: str, ours: Callable, plain: Callable, rounds: int, share: float = 1) -> None:
     """Time two functions in turn and print the medians.
     share: of the work that `plain` does."""
     def measure(run: Callable) -> float:
@@ -91,10 +91,10 @@ def compare_steps(sizes: Sizes, rounds: int) -> None:
                                 "--embed_size", str(sizes.dim)])
         opt.img_dim = sizes.features                        # elsewhere read from the data
         ours = build_step(build_model(opt, vocab).train(), batch)
-        compare(f"training step, {sim}", ours, plain, rounds)
+        time_both(f"training step, {sim}", ours, plain, rounds)
 
 
-def draw(n: int, dim: int) -> Embedding:
+def make_gaussians(n: int, dim: int) -> Embedding:
     """n random Gaussians (n, dim)."""
     return Embedding(F.normalize(torch.randn(n, dim), dim=1), torch.randn(n, dim).clamp(-2, 2))
 
@@ -111,7 +111,7 @@ def score_plainly(sim: str, query: Embedding, items: Embedding) -> Tensor:
 def compare_evaluations(sizes: Sizes, rounds: int) -> None:
     """Time scores and ranks against a loop that sorts each query's scores."""
     n, m = sizes.images, 5 * sizes.images
-    images, captions, caption_image = draw(n, sizes.dim), draw(m, sizes.dim), torch.arange(m) // 5
+    images, captions, caption_image = make_gaussians(n, sizes.dim), make_gaussians(m, sizes.dim), torch.arange(m) // 5
 
     def plain(sim: str) -> None:
         for c in range(sizes.timed):
@@ -121,7 +121,7 @@ def compare_evaluations(sizes: Sizes, rounds: int) -> None:
                 order = score_plainly(sim, images.rows([c // 5]), captions).argsort(descending=True)
                 (caption_image[order] == c // 5).nonzero()[0]
     for sim in ("cosine", "wasserstein"):
-        compare(f"evaluation, {n:,} x {m:,}, {sim}",
+        time_both(f"evaluation, {n:,} x {m:,}, {sim}",
                 lambda sim=sim: retrieval_blocks(SIMILARITIES[sim], images, captions,
                                                  caption_image.numpy()),
                 lambda sim=sim: plain(sim), rounds, sizes.timed / m)
@@ -130,13 +130,13 @@ def compare_evaluations(sizes: Sizes, rounds: int) -> None:
 @torch.no_grad()
 def compare_searches(sizes: Sizes, rounds: int) -> None:
     """Time the ten best photos per query, all queries at once against one by one."""
-    photos, queries = draw(sizes.photos, sizes.dim), draw(sizes.timed, sizes.dim)
+    photos, queries = make_gaussians(sizes.photos, sizes.dim), make_gaussians(sizes.timed, sizes.dim)
 
     def plain(sim: str) -> None:
         for k in range(sizes.timed):
             score_plainly(sim, queries.rows([k]), photos).topk(10)
     for sim in ("cosine", "wasserstein"):
-        compare(f"search of {sizes.photos:,}, {sim}",
+        time_both(f"search of {sizes.photos:,}, {sim}",
                 lambda sim=sim: SIMILARITIES[sim](photos, queries).topk(10, dim=0),
                 lambda sim=sim: plain(sim), rounds)
 

@@ -21,7 +21,7 @@ from cli import check, torch_device
 from data import named_splits
 from evaluation import pictures
 from evaluation.embeddings import Embeddings, embed, export, has_testall, is_run, load_file, newest_run
-from evaluation.protocols import assess, read_judgements, replace_nan
+from evaluation.protocols import assess, read_protocol_inputs, replace_nan
 from evaluation.report import comparisons, doubts, render, seed_tables, sentences, tables
 from files import output, repeated, save_json
 from images import Photos
@@ -62,7 +62,7 @@ def evaluate_one(opt) -> dict:
     e = embed_split(list(models.values()), opt) if models else read_file(file, opt)
     if opt.export:
         export_embeddings(e, opt.export)
-    e.judged = read_judgements(e, opt)
+    e.judged = read_protocol_inputs(e, opt)
     results, _ = assess(e, opt)
     photos = pictures.find_photos(e, opt.photos) if opt.uncertainty or opt.retrieval else None
     print(f"\n{' '.join(filter(None, [results['data_name'], e.split]))}: {e.n_images:,} images, "

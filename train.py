@@ -99,7 +99,7 @@ def train(opt, kind: type["Training"] | None = None) -> int:
     elif opt.init_from:
         start = load_checkpoint(opt.init_from, vocab=opt.vocab)
     run = (kind or Training)(opt, start, device)
-    check_folder(opt)
+    refuse_existing_run(opt)
     facts = run.describe(start)
     if opt.dry_run:
         print(yaml.safe_dump(vars(opt), sort_keys=True) + facts + "\ndry run: nothing was written")
@@ -129,7 +129,7 @@ def train(opt, kind: type["Training"] | None = None) -> int:
         return 0
 
 
-def check_folder(opt) -> None:
+def refuse_existing_run(opt) -> None:
     """Raise InputError where the folder of a new run holds files.
     With --overwrite it may be the folder of another run."""
     folder = opt.logger_name

@@ -82,7 +82,7 @@ def fold_options(opt, folder: str) -> Options:
     return result
 
 
-def judge_pairs(opt) -> tuple[Split, np.ndarray]:
+def judge_training_captions(opt) -> tuple[Split, np.ndarray]:
     """Judge the captions of a run's training split.
     Returns the split and log-odds (M,) that captions belong to their images."""
     held, logits = [], []
@@ -165,7 +165,7 @@ def report(opt) -> None:
     """Judge the captions of a run, print findings, write pairs.csv and pairs.png."""
     opt.source = opt.source or newest_run()
     check(not os.path.isfile(opt.source), f"{opt.source} is a file; give the run folder")
-    split, logits = judge_pairs(opt)
+    split, logits = judge_training_captions(opt)
     p, wrong = fit_prior(logits), split.wrong if split.true_image is not None else None
     items, order = list_items(split, ""), np.argsort(logits, kind="stable")
     names = items.ids.get("image_name") or items.ids.get("image_id") or range(len(split.images))

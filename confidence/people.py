@@ -145,7 +145,7 @@ def join_votes(files: list[Judgements]) -> tuple[np.ndarray, ...]:
                  for name in ("image", "caption", "yes", "votes"))
 
 
-def judge_pairs(files: list[Judgements], scores: np.ndarray, pair: Sigmoid, log_var: np.ndarray | None) -> dict:
+def judge_votes(files: list[Judgements], scores: np.ndarray, pair: Sigmoid, log_var: np.ndarray | None) -> dict:
     """Judge probabilities of pairs by single votes.
     {map: `judge_probability` and "auroc"}.
 
@@ -171,7 +171,7 @@ def judge_pairs(files: list[Judgements], scores: np.ndarray, pair: Sigmoid, log_
 
 # ---- how many fit
 
-def count_photos(files: list[Judgements], scores: np.ndarray, owner: np.ndarray,
+def estimate_counts(files: list[Judgements], scores: np.ndarray, owner: np.ndarray,
                  log_var: np.ndarray | None) -> tuple[np.ndarray, Sigmoid]:
     """Expected number of photos that fit each caption (M,), by a map fitted to votes on the other half of them.
     Own photos are included, and NaN is for captions that nobody judged. Also returns the map fitted to all."""
@@ -226,8 +226,8 @@ def judge(e: Embeddings, files: list[Judgements], pair: Sigmoid) -> tuple[dict, 
     log_var = uncertainties(e, lambda side: side.log_var.mean(1)).get("captions")
     expected = fits = None
     if any(x.votes is not None for x in files):
-        results["pairs"] = judge_pairs(files, scores, pair, log_var)
-        expected, fits = count_photos(files, scores, e.caption_image, log_var)
+        results["pairs"] = judge_votes(files, scores, pair, log_var)
+        expected, fits = estimate_counts(files, scores, e.caption_image, log_var)
     log_det = uncertainties(e)
     for side, (modality, _) in SIDES.items():
         queries = np.arange(len(e.caption_image) if side == "t2i" else e.n_images)

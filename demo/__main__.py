@@ -50,8 +50,8 @@ from cli import Arguments, InputError, check, natural
 from demo import SPLITS, caption_ids, link, photo_id, save_json, save_picture
 from demo.captions import caption_statement, five_captions, region_phrases, scene_statement, shared_weight
 from demo.entities import write_entities
-from demo.scenes import ATTRIBUTES, CANVAS, GROUNDS, OUTLINES, WORLDS, between, draw, mask, random_scene, shuffled
-from demo.truth import LARGEST, positives
+from demo.scenes import ATTRIBUTES, CANVAS, GROUNDS, OUTLINES, WORLDS, between, draw_scene, mask, random_scene, shuffled
+from demo.truth import LARGEST, positives_by_id
 from features.filters import EXTRACTORS, global_features, region_features
 from files import atomic, read_json, save_array, save_lines
 
@@ -217,7 +217,7 @@ def write_positives(precomp, split, entries):
     """
     first, second = (folder / POSITIVES.format(split) for folder in precomp)
     numbers = [k for index, (_, _, captions) in enumerate(entries) for k in caption_ids(split, index, captions)]
-    save_json(first, positives([entry[1:] for entry in entries],
+    save_json(first, positives_by_id([entry[1:] for entry in entries],
                                [photo_id(split, k) for k in range(len(entries))], numbers))
     link(first, second)
 
@@ -245,7 +245,7 @@ def write_vg(folder, seed, world, count, bar):
     for index in range(count):
         rng, number = random.Random(f"{seed}-vg-{index}"), 1 + (index + 4243) * 7919 % 999_983
         scene = random_scene(rng, replace(world, objects=VG_OBJECTS))
-        save_picture(folder / "images" / f"{number}.png", draw(scene))
+        save_picture(folder / "images" / f"{number}.png", draw_scene(scene))
         coco = photo_id("test", index) if rng.random() < 1 / 8 else None
         regions = [] if rng.random() < 1 / 16 else region_phrases(rng, scene, world)
         image, region = ("image_id", "region_id") if index % 2 else ("id", "id")
@@ -313,7 +313,7 @@ def write_split(demo, precomp, split, count, world, stream, bar):
             rng, filename = random.Random(f"{stream}-{split}-{index}"), f"{split}_{index:05d}.png"
             scene = random_scene(rng, world)
             captions = five_captions(rng, scene, world)
-            pixels.append(draw(scene))
+            pixels.append(draw_scene(scene))
             save_picture(demo / "images" / filename, pixels[-1])
             entries.append((filename, scene, captions))
         regions = region_features(np.stack(pixels))                  # (20 or fewer, 36, 192)

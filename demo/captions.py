@@ -91,7 +91,7 @@ def place(rng, thing):
     return f"on [the {across}]" if across else f"at [the {down}]" if down else ""
 
 
-def listed(phrases):
+def join_phrases(phrases):
     """Phrases as "a , b and c"."""
     return " and ".join(filter(None, [" , ".join(phrases[:-1]), phrases[-1]]))
 
@@ -125,7 +125,7 @@ def count_phrase(rng, things, subset, world):
         phrase = with_article(phrase) if len(group) == 1 < len(groups) else f"{NUMBERS[len(group)]} {phrase}"
         phrases.append(f"[{phrase}]")
     says = [(index, (kind,)) for group in groups for index in group]
-    return listed(phrases), says, "number", [tuple(group) for group in groups]
+    return join_phrases(phrases), says, "number", [tuple(group) for group in groups]
 
 
 def relation_phrase(rng, things, subset, chances, world=DEMO):
@@ -150,10 +150,10 @@ def relation_phrase(rng, things, subset, chances, world=DEMO):
                 tells += " place"
                 mentions.append("place")
         clauses.append(" ".join(filter(None, phrases)))
-    return listed(clauses), says, tells, mentions
+    return join_phrases(clauses), says, tells, mentions
 
 
-def describe(rng, scene, subset, level, world=DEMO):
+def make_caption(rng, scene, subset, level, world=DEMO):
     """A true Caption of the things of a subset (not empty); a higher level says more.
 
     Counts are counts of the subset: pass all things to describe the image, or the things of a region to describe the
@@ -187,9 +187,9 @@ def five_captions(rng, scene, world=DEMO):
     """Five different Captions of the whole image, one per level, in random order."""
     captions = {}                # lower-cased text -> Caption
     for level in world.levels:
-        caption = describe(rng, scene, range(len(scene.things)), level, world)
+        caption = make_caption(rng, scene, range(len(scene.things)), level, world)
         while caption.text.lower() in captions:
-            caption = describe(rng, scene, range(len(scene.things)), level, world)
+            caption = make_caption(rng, scene, range(len(scene.things)), level, world)
         captions[caption.text.lower()] = caption
     return shuffled(rng, captions.values())
 
@@ -213,7 +213,7 @@ def region_phrases(rng, scene, world=DEMO):
         names = [n if rng.random() < 0.3 else with_article(n) for n in names]
         flaw = rng.random()
         regions.append(((*low, 0 if flaw < 0.02 else high[0] - low[0], high[1] - low[1]),
-                        "" if flaw > 0.98 else listed(names)))
+                        "" if flaw > 0.98 else join_phrases(names)))
     return regions
 
 

@@ -191,7 +191,7 @@ def mask(shape, radius):
     return inside
 
 
-def draw(scene):
+def draw_scene(scene):
     """The scene as (128, 128, 3) uint8 RGB."""
     row = np.arange(CANVAS)[:, None, None]
     if scene.background in GROUNDS:

@@ -103,7 +103,7 @@ def true_pairs(scenes):
     return np.repeat(np.arange(len(images)), [len(rows) for rows in images]), np.concatenate(images)
 
 
-def positives(scenes, image_ids, caption_ids):
+def positives_by_id(scenes, image_ids, caption_ids):
     """The true pairs as `evaluate.py --positives` reads them.
 
     scenes: the (scene, captions) of each image. image_ids, of the N images, and caption_ids, of the M captions: ids.
@@ -111,11 +111,11 @@ def positives(scenes, image_ids, caption_ids):
     """
     caption, image = true_pairs(scenes)
     order = np.argsort(image, kind="stable")
-    return {"i2t": listed(image[order], caption[order], image_ids, caption_ids),
-            "t2i": listed(caption, image, caption_ids, image_ids)}
+    return {"i2t": group_by_query(image[order], caption[order], image_ids, caption_ids),
+            "t2i": group_by_query(caption, image, caption_ids, image_ids)}
 
 
-def listed(query, item, query_ids, item_ids):
+def group_by_query(query, item, query_ids, item_ids):
     """{id of a query: [ids of its items]} of pairs of positions (P,), query rising."""
     items = np.split(np.asarray(item_ids)[item], np.searchsorted(query, np.arange(1, len(query_ids))))
     return {str(number): own.tolist() for number, own in zip(query_ids, items, strict=True)}

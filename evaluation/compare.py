@@ -8,7 +8,7 @@ import numpy as np
 import metrics
 from cli import check
 from evaluation.embeddings import Embeddings, check_same_items
-from evaluation.protocols import assess, read_judgements
+from evaluation.protocols import assess, read_protocol_inputs
 from evaluation.report import RATINGS
 from files import repeated
 
@@ -26,7 +26,7 @@ def compare(groups: list[str], load: Callable[[str], Embeddings], opt) -> dict:
         nonlocal first
         e = load(path)
         if first is None:
-            e.judged = read_judgements(e, opt)
+            e.judged = read_protocol_inputs(e, opt)
             first = replace(e, members=[], matrix=None)
         else:
             e.notes += [note for note in check_same_items(e, first) if note not in e.notes]

@@ -253,7 +253,7 @@ READERS = {
 FOLDED = ("full", "pmrp", "cxc")                                # with --fold5 also over the five folds
 
 
-def read_judgements(e: Embeddings, opt) -> dict:
+def read_protocol_inputs(e: Embeddings, opt) -> dict:
     """{protocol: what was read for it} of the protocols that the options name.
     Raises InputError on files that are missing, broken or of other items."""
     return {name: read(e, opt) for name, read in READERS.items() if getattr(opt, name)}

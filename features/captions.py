@@ -192,7 +192,7 @@ def feature_name(text: str) -> str:
     return text
 
 
-def read_text(data_path: str, data_name: str, split: str) -> Split:
+def read_caption_split(data_path: str, data_name: str, split: str) -> Split:
     """Read a split that may have captions without images."""
     return read_split(data_path, data_name, split, dev_images=0, text_only=True)
 
@@ -222,7 +222,7 @@ def make_features(opt, splits: dict[str, Split]):
     return FisherVectors(words, opt.word_vectors, splits["train"].words, opt.n_clusters or 30, opt.pca, opt.ica)
 
 
-def write(opt, read=read_text) -> None:
+def write(opt, read=read_caption_split) -> None:
     """Write features of all splits. read: (data_path, data_name, split) -> Split."""
     check_options(opt)
     name, folder = opt.name or opt.kind, os.path.join(opt.data_path, opt.data_name)
@@ -261,7 +261,7 @@ def write_split(features, line: str, split: Split, path: str) -> None:
               f"'{split.captions[empty.argmax()]}'; their rows are zeros", file=sys.stderr)
 
 
-def main(argv=None, prog: str = "features.captions", read=read_text) -> None:
+def main(argv=None, prog: str = "features.captions", read=read_caption_split) -> None:
     p = Arguments("Write features of captions.")
     add = p.add_argument
     add("--data_path", type=filename, default="data", help="folder that holds the data sets")

@@ -81,7 +81,7 @@ def is_line(name: str) -> bool:
 
 # ---- captions
 
-def choose_split(name: str) -> str:
+def assign_split(name: str) -> str:
     """Choose the split of a photo by a hash of its name alone."""
     share = int(sha256(name)[:16], 16) / 2 ** 64
     return next(split for split, below in SHARES.items() if share < below)
@@ -135,7 +135,7 @@ def read_captions(path: str, names: list[str], per_image: int | None) -> tuple[d
     splits, left_out = {split: {} for split in SHARES}, []
     for name in names:
         if len(captions.get(name, ())) >= least:
-            splits[choose_split(name)][name] = captions[name][:least]
+            splits[assign_split(name)][name] = captions[name][:least]
         else:
             left_out.append(name)
     empty = [split for split in SHARES if not splits[split]]

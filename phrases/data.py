@@ -263,7 +263,7 @@ class Labels(NamedTuple):
     every: bool = False               # draw every proposal that fits, not one a phrase (CITE)
 
 
-class Batch(NamedTuple):
+class PhraseBatch(NamedTuple):
     """R regions and M phrases of several photos, and which of them fit."""
     images: Tensor                    # (R, F) features
     tokens: Tensor                    # (M, T) int64 word numbers, zero-padded | (M, F) features
@@ -273,7 +273,7 @@ class Batch(NamedTuple):
     columns: np.ndarray               # (M,) phrases in the split
     unpaired: None = None             # data.Batch has jWAE's
 
-    def to(self, device) -> "Batch":
+    def to(self, device) -> "PhraseBatch":
         images, tokens, labels = (x.to(device) for x in (self.images, self.tokens, self.labels))
         return self._replace(images=images, tokens=tokens, labels=labels)
 
@@ -281,13 +281,13 @@ class Batch(NamedTuple):
 def batches(split: PhraseSplit, tokens, photos, size: int, rule: Labels, seed: tuple = (0,), skip: int = 0):
     """Yield batches of `size` photos in the given order, without the first `skip`."""
     for chunk in chunks(np.ascontiguousarray(photos), size)[skip:]:
-        rows, columns, blocks = zip(*(draw(split, rule, seed, int(n)) for n in chunk))
+        rows, columns, blocks = zip(*(sample_proposals(split, rule, seed, int(n)) for n in chunk))
         rows, columns = np.concatenate(rows), np.concatenate(columns)
         labels = torch.block_diag(*map(torch.from_numpy, blocks))                   # of (r, m) -> (R, M)
-        yield Batch(split.images.gather(rows), *tokens.batch(columns), labels, rows, columns)
+        yield PhraseBatch(split.images.gather(rows), *tokens.batch(columns), labels, rows, columns)
 
 
-def draw(split: PhraseSplit, rule: Labels, seed: tuple, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def sample_proposals(split: PhraseSplit, rule: Labels, seed: tuple, n: int) -> tuple[np.ndarray, ...]:
     """Draw proposals (r,) of photo n for its m phrases, with labels (r, m) int8.
 
     Phrases are those that a proposal fits. For each of them one that fits, or every one, and NEGATIVES times as many
@@ -317,7 +317,7 @@ def learnable(split: PhraseSplit, positive: float) -> np.ndarray:
 
 # ---- the check of a folder
 
-def check_folder(opt) -> int:
+def report_data(opt) -> int:
     """Print what a data set holds, and its faults. Returns 1 where there are any.
 
     Of single entries all faults are named, of each split the first other one.
@@ -350,7 +350,7 @@ def main(argv=None) -> None:
     p.add_argument("--text_features", metavar="NAME", help="also check features of phrases, {split}_NAME.npy")
     p.add_argument("--regions", type=filename, default=REGIONS, metavar="NAME",
                    help="proposals and features to check, {split}_NAME.npy")
-    sys.exit(cli.run("phrases.data", check_folder, p.parse_args(argv)))
+    sys.exit(cli.run("phrases.data", report_data, p.parse_args(argv)))
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def read_entities(root: str, split: str) -> Entities:
     """
     ids, sizes, rows, dropped, faults = read_ids(root, split), [], [], Counter(dict.fromkeys(DROPPED, 0)), []
     for n, photo in enumerate(ids):
-        size, phrases = read_photo(root, photo, dropped, faults)
+        size, phrases = read_size_and_phrases(root, photo, dropped, faults)
         sizes.append(size)
         rows += [(n, *phrase) for phrase in phrases]
     check(rows, f"{split_file(root, split)}: no phrase of its {len(ids):,} photos has a box (left out: "
@@ -129,7 +129,7 @@ def enclosing(boxes: np.ndarray) -> np.ndarray:
     return np.concatenate([boxes[:, :2].min(0), boxes[:, 2:].max(0)])
 
 
-def read_photo(root: str, photo: str, dropped: Counter, faults: list[str]) -> tuple[tuple, list[tuple]]:
+def read_size_and_phrases(root: str, photo: str, dropped: Counter, faults: list[str]) -> tuple[tuple, list[tuple]]:
     """Read a photo's size and phrases, (width, height) and a list of tuples.
 
     Phrases are (sentence, chain, types, words, truth, number of boxes). Counts those that are left out in dropped, and

@@ -21,7 +21,7 @@ def test_every_comparison_is_printed_as_a_ratio(capsys):
 @pytest.mark.parametrize("sim", ["cosine", "wasserstein"])
 def test_the_plain_way_has_our_scores_up_to_a_rising_function(sim):
     torch.manual_seed(0)
-    images, captions = benchmark.draw(9, 8), benchmark.draw(2, 8)
+    images, captions = benchmark.make_gaussians(9, 8), benchmark.make_gaussians(2, 8)
     ours = FORMULAS[sim](images, captions)
     for k in range(2):
         plain = benchmark.score_plainly(sim, captions.rows([k]), images)

@@ -188,7 +188,7 @@ def test_a_stop_at_any_write_is_mended_by_the_next_call(mine, monkeypatch):
     photos = mine / "photos"
     (photos / "captions.csv").write_text("name,caption\n" + "".join(f"{n:02}.png,photo {n}\n" for n in range(8))
                                          + "".join(f"below/{n:02}.png,photo {n}\n" for n in range(8, 12)))
-    monkeypatch.setattr(folder, "choose_split", lambda name: PARTS[ord(name[-5]) % 3])
+    monkeypatch.setattr(folder, "assign_split", lambda name: PARTS[ord(name[-5]) % 3])
     run(mine)
     replacing, stops = os.replace, 0
     for stop in range(40):
@@ -321,9 +321,9 @@ def test_captions_make_a_data_set_whose_splits_stay(mine, demo_path, capsys):
 
 
 def test_the_split_of_a_photo_is_a_hash_of_its_name():
-    parts = [folder.choose_split(f"photo {n}.jpg") for n in range(4000)]
+    parts = [folder.assign_split(f"photo {n}.jpg") for n in range(4000)]
     assert abs(parts.count("train") - 3200) < 100 and abs(parts.count("dev") - 400) < 80
-    assert [folder.choose_split(name) for name in ("a.jpg", "f.jpg", "Ω.jpg")] == ["train", "test", "train"]
+    assert [folder.assign_split(name) for name in ("a.jpg", "f.jpg", "Ω.jpg")] == ["train", "test", "train"]
 
 
 @pytest.mark.parametrize("between, start, end", [(";", "\ufeff", "\r\n"), ("\t", "", "\n")])

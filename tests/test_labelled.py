@@ -12,7 +12,7 @@ from losses import Embedding, Hinge, InfoNCE, Match, formulas, trait
 from methods import METHODS
 from methods.two_branch import TwoBranchLoss
 from model import Encoded
-from phrases.data import Batch
+from phrases.data import PhraseBatch
 from phrases.losses import (
     LabelledHinge,
     LabelledInfoNCE,
@@ -116,7 +116,7 @@ def test_infonce_equals_loops(smoothing):
 
 def two_branch(loss, regions, phrases, labels=None):
     batch = (data.Batch(*[None] * 3, torch.arange(len(phrases)), None) if labels is None else
-             Batch(*[None] * 3, labels, None, None))
+             PhraseBatch(*[None] * 3, labels, None, None))
     return loss(*(Encoded(Embedding(x), None, None) for x in (regions, phrases)), batch)
 
 
@@ -196,7 +196,7 @@ def built(*words):
     return build_model(opt, VOCAB)
 
 
-def photos(n=8, seed=0) -> Batch:
+def photos(n=8, seed=0) -> PhraseBatch:
     """n photos of 2 KINDS regions, two of each kind, and a phrase for each of 3 kinds in a photo; a tenth of the pairs
     is not compared."""
     g = torch.Generator().manual_seed(seed)
@@ -208,8 +208,8 @@ def photos(n=8, seed=0) -> Batch:
     left_out = (torch.rand(fits.shape, generator=g) < 0.1) & ~fits
     labels = torch.where(same & ~left_out, torch.where(fits, 1, -1), 0).to(torch.int8)
     tokens = torch.stack([torch.full_like(phrase, START), phrase + len(SPECIALS), torch.full_like(phrase, END)], 1)
-    return Batch(kinds[region] + 0.3 * torch.randn(len(region), 8, generator=g), tokens, torch.full((len(tokens),), 3),
-                 labels, None, None)
+    regions = kinds[region] + 0.3 * torch.randn(len(region), 8, generator=g)
+    return PhraseBatch(regions, tokens, torch.full((len(tokens),), 3), labels, None, None)
 
 
 JWAE = ["--recon_images", "0.5", "--recon_captions", "0.005", "--prior_images", "0.01", "--prior_captions", "0.01"]

@@ -209,7 +209,7 @@ def test_rhos_are_spearmans_with_intervals_of_one_bootstrap():
 
 def test_the_probability_of_a_caption_is_learned_from_votes_on_others():
     of, scores, owner, wide = made(n=60, m=60, pairs=3000)
-    found = people.judge_pairs([of], scores, Sigmoid(5.0, 1.0), wide)
+    found = people.judge_votes([of], scores, Sigmoid(5.0, 1.0), wide)
     assert list(found) == ["own pairs", "fitted", "with Sigma"]
     assert found["with Sigma"]["nll"] < found["fitted"]["nll"] < found["own pairs"]["nll"]
     assert found["with Sigma"]["auroc"] > found["fitted"]["auroc"]
@@ -221,14 +221,14 @@ def test_the_probability_of_a_caption_is_learned_from_votes_on_others():
         maps = [Sigmoid.fit(scores[x.image, x.caption][learn[x.caption]], (x.yes / x.votes)[learn[x.caption]],
                             x.votes[learn[x.caption]]) for x in (of, moved)]
         assert (maps[0] == maps[1]) == (name == "others")
-    assert "with Sigma" not in people.judge_pairs([of], scores, Sigmoid(5.0, 1.0), None)
+    assert "with Sigma" not in people.judge_votes([of], scores, Sigmoid(5.0, 1.0), None)
 
 
 def test_numbers_are_sums_over_all_photos():
     of, scores, owner, wide = made()
     of = of._replace(image=of.image[of.caption != 3], caption=of.caption[of.caption != 3],
                      yes=of.yes[of.caption != 3], votes=of.votes[of.caption != 3])
-    count, fits = people.count_photos([of], scores, owner, wide)
+    count, fits = people.estimate_counts([of], scores, owner, wide)
     assert np.isnan(count[3]) and np.isfinite(np.delete(count, 3)).all()
     half, others = next(people.halves(24))
     s, v, y, n = [], [], [], []                                                     # learned from the other half

@@ -12,7 +12,7 @@ import train as core
 from checkpoint import load_checkpoint, load_model
 from cli import InputError
 from phrases import captions, data, evaluate, proposals, train
-from phrases.data import Labels, box_geometry, draw, iou, learnable, read_proposals
+from phrases.data import Labels, box_geometry, iou, learnable, read_proposals, sample_proposals
 from phrases.entities import read_entities
 from phrases.ranking import PhraseScores, locate, measures, rsum_by_chance, validate_phrases
 from tests.helpers import log_of, refused, same_weights
@@ -177,11 +177,11 @@ def test_labels_are_those_of_a_loop(root, labels):
 
 def test_what_is_drawn_depends_on_the_seed_and_the_photo_alone(root):
     split = read(root, "train")
-    one = draw(split, Labels(), (0, 1), 4)
-    draw(split, Labels(), (0, 1), 5)
-    assert all(np.array_equal(a, b) for a, b in zip(one, draw(split, Labels(), (0, 1), 4)))
-    assert not np.array_equal(one[0], draw(split, Labels(), (0, 2), 4)[0])
-    drawn = {row for seed in range(60) for row in draw(split, Labels(), (seed, 0), 4)[0].tolist()}
+    one = sample_proposals(split, Labels(), (0, 1), 4)
+    sample_proposals(split, Labels(), (0, 1), 5)
+    assert all(np.array_equal(a, b) for a, b in zip(one, sample_proposals(split, Labels(), (0, 1), 4)))
+    assert not np.array_equal(one[0], sample_proposals(split, Labels(), (0, 2), 4)[0])
+    drawn = {row for seed in range(60) for row in sample_proposals(split, Labels(), (seed, 0), 4)[0].tolist()}
     compared = (split.overlap(4) >= 0.7).any(1) | (split.overlap(4) < 0.3).any(1)
     assert drawn == set(split.start[4] + np.flatnonzero(compared))                  # over epochs all that can be drawn
 

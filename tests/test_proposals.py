@@ -282,7 +282,7 @@ def test_features_are_those_of_each_box(given, weights):
 
 
 def test_demo_features_are_those_of_a_loop():
-    pixels = scenes.draw(scenes.random_scene(random.Random(3)))
+    pixels = scenes.draw_scene(scenes.random_scene(random.Random(3)))
     boxes = np.float32([[0, 0, 1, 1], [.1, .2, .45, .8], [.5, .5, .51, .51], [.7, .1, 1, .3]])
     found = filters.Regions.read(Image.fromarray(pixels), boxes)
     assert found.shape == (4, filters.Regions.dim)

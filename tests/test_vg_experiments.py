@@ -179,9 +179,9 @@ def test_the_paired_test_and_its_verdicts():
     reference = ttest_rel(c, a)
     low, high = reference.confidence_interval(0.95)
     assert up["p"] == pytest.approx(reference.pvalue) and (up["low"], up["high"]) == pytest.approx((low, high))
-    entry = figure2.compare(a, c, a + 2, 1, rng)
+    entry = figure2.compare_crops(a, c, a + 2, 1, rng)
     assert entry["d"]["mean"] == pytest.approx(a.mean() + 2) and entry["other"]["mean"] == pytest.approx(2)
-    assert set(figure2.compare(a, c, a[:0], 1, rng)) == {"a", "c", "difference", "control"}
+    assert set(figure2.compare_crops(a, c, a[:0], 1, rng)) == {"a", "c", "difference", "control"}
     assert entry["a"]["mean"] == pytest.approx(a.mean()) and entry["c"]["mean"] == pytest.approx(c.mean())
     assert entry["control"]["verdict"] == "open" and abs(entry["control"]["mean"]) < 0.3
     assert figure2.paired_test(a, a, 1)["verdict"] == "open" and figure2.paired_test(a, a + 1, 1)["verdict"] == "holds"

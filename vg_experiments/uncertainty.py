@@ -57,7 +57,7 @@ def paired_test(a: np.ndarray, c: np.ndarray, sign: int) -> dict:
     return {**mean_interval(difference), "p": p, "share": share, "verdict": verdict}
 
 
-def compare(a: np.ndarray, c: np.ndarray, d: np.ndarray, sign: int, rng) -> dict:
+def compare_crops(a: np.ndarray, c: np.ndarray, d: np.ndarray, sign: int, rng) -> dict:
     """Means, differences and controls at one threshold.
     From the uncertainties (n,) of items A and C, and of D (n or none)."""
     dealt = rng.permutation(np.concatenate([a, c]))
@@ -81,7 +81,7 @@ def measure(model, manifest: dict, triplets_at: dict[str, list[dict]], seed: int
     def add(side: str, embedding, rho: str, trivial: list) -> None:
         # all A, then all C, then, of captions of several images, all D
         values = uncertainty(embedding).double().cpu().numpy()                      # (2 n or 3 n,)
-        result[side] = {percent: compare(*(values[k * n + low:k * n + high] for k in range(3)), SIGNS[side], rng)
+        result[side] = {percent: compare_crops(*(values[k * n + low:k * n + high] for k in range(3)), SIGNS[side], rng)
                         for percent, low, high in zip(triplets_at, bounds, bounds[1:])}
         result[rho] = spearman(values[:2 * n], np.array(trivial))
     if model.model.image_tower.gaussian:
