@@ -34,7 +34,7 @@ def test_it_reads_what_the_packages_compute_and_says_how_many_fit():
     if importlib.util.find_spec("all_minilm_l6_v2") is None:
         pytest.skip("MiniLM's package is not installed")
     model = Encoder(SHIPPED)
-    assert len(read_probabilities(SHIPPED, model).fits) == 3
+    assert len(read_probabilities(SHIPPED, model).words) == 3
     net, transform = rebuild_network(model.extractors["ims"], "cpu")
     assert net.dim == model.options.img_dim and transform(Image.new("RGB", (300, 200))).shape == (3, 224, 224)
     captions = model.captions(["two dogs run through the snow", "dogs", "a toilet beside a printer in a spaceship"])

@@ -180,7 +180,7 @@ def test_a_signal_to_the_group_before_anything_is_written_leaves_nothing(tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("phase, where, call, number", [
-    ("training", "train.Training.step", 3, signal.SIGTERM), ("validating", "evaluation.encode._join", 1, signal.SIGINT),
+    ("training", "train.Training.step", 3, signal.SIGTERM), ("validating", "metrics.score_matrix", 1, signal.SIGINT),
     ("saving", "torch.save", 4, signal.SIGTERM)])
 def test_a_signal_to_the_group_saves_a_training_exactly(tmp_path, photos, phase, where, call, number):
     words, whole = photos
