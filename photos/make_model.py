@@ -103,7 +103,8 @@ def make(opt) -> None:
     call_python("-m", "confidence.people", opt.output, "--data_path", data, "--data_name", PEOPLE, "--split", "photos",
                 "--judgements", *judged, "--output", told, "--overwrite")
     calibration = read_json(told.replace(".json", "_calibration.json"))
-    save_json({**calibration, "checkpoints": ["photos/model"]}, os.path.join(opt.output, "calibration.json"))
+    save_json({**calibration, "checkpoints": ["photos/model"], "data_name": "Flickr8k"},          # as notes name it
+              os.path.join(opt.output, "calibration.json"))
     call_python("-m", "photos.words", opt.output, "--fit", "--data_path", data)
     size = os.path.getsize(os.path.join(opt.output, "model_best.pt"))
     print(f"{opt.output}: {size / 2 ** 20:.1f} MiB, and its calibration")
