@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import methods
 from cli import InputError, check
 from files import need, refusing
 from images import import_torchvision
@@ -43,14 +44,13 @@ from losses import (
     trait,
     unit,
 )
-from methods import cite, pvse_pcme, scan, two_branch, vse_infinity, vsrn
-from methods.word_vectors import read_word_vectors
 from vocab import PAD, UNK, Trigrams, Vocabulary
 
 CITE_PENALTY = 5e-5                   # weight of the L1 norm of CITE's concept logits
-BASELINES = {"mil": pvse_pcme.MaxOverParts, "chamfer": pvse_pcme.SmoothChamfer,
-             "match_prob": pvse_pcme.MatchProbability, "scan": scan.CrossAttention,
-             "product": two_branch.ProductNetwork, "cite": cite.ConditionalNetwork}     # similarities of methods/
+# Similarities of methods/, whose files are imported when their names are asked for.
+BASELINES = {"mil": lambda: methods.pvse_pcme.MaxOverParts, "chamfer": lambda: methods.pvse_pcme.SmoothChamfer,
+             "match_prob": lambda: methods.pvse_pcme.MatchProbability, "scan": lambda: methods.scan.CrossAttention,
+             "product": lambda: methods.two_branch.ProductNetwork, "cite": lambda: methods.cite.ConditionalNetwork}
 
 # Heads by name: what becomes of the bounded log-variances of the second copy of f_emb.
 HEADS = {
@@ -65,7 +65,7 @@ HEADS = {
 
 def find_similarity(name: str) -> Callable:
     """The function or class of a name of SIMILARITIES or BASELINES."""
-    return BASELINES[name] if name in BASELINES else SIMILARITIES[name]
+    return BASELINES[name]() if name in BASELINES else SIMILARITIES[name]
 
 
 # ---- a tower
@@ -659,7 +659,7 @@ def build_layers(opt, inputs: int, hidden: str | None, option: str) -> nn.Module
         return Unchanged(opt.embed_size)
     sizes = layer_sizes(hidden)
     if opt.layer_style == "branch" and sizes:
-        return two_branch.BranchEmbedding(inputs, sizes[0], opt.embed_size)
+        return methods.two_branch.BranchEmbedding(inputs, sizes[0], opt.embed_size)
     if opt.layer_style == "tanh":
         return TanhLayers(inputs, sizes, opt.embed_size)
     return ReLULayers(inputs, sizes, opt.embed_size) if sizes else LinearEmbedding(inputs, opt.embed_size)
@@ -667,7 +667,7 @@ def build_layers(opt, inputs: int, hidden: str | None, option: str) -> nn.Module
 
 def build_image_layers(opt, inputs: int) -> nn.Module:
     if opt.pool == "gpo":
-        return vse_infinity.PooledEmbedding(inputs, opt.embed_size)
+        return methods.vse_infinity.PooledEmbedding(inputs, opt.embed_size)
     return build_layers(opt, inputs, opt.img_layers, "--img_layers")
 
 
@@ -686,11 +686,11 @@ def build_cnn(opt, pretrained: bool, cells: bool = False) -> CNN:
 
 def build_pie(opt, inputs: int, summary: nn.Module) -> nn.Module:
     parts = trait(find_similarity(opt.sim), "parts")
-    return pvse_pcme.PIENet(inputs, opt.embed_size, summary, opt.n_embeds, parts)
+    return methods.pvse_pcme.PIENet(inputs, opt.embed_size, summary, opt.n_embeds, parts)
 
 
 def build_pie_variance(opt, inputs: int, summary: nn.Module) -> nn.Module:
-    return pvse_pcme.PIEVariance(inputs, opt.embed_size, summary)
+    return methods.pvse_pcme.PIEVariance(inputs, opt.embed_size, summary)
 
 
 def build_words(opt, vocab, table) -> Words:
@@ -703,7 +703,7 @@ def build_trigrams(opt, vocab, table) -> TrigramWords:
 
 def build_gru(opt, inputs: int) -> nn.Module:
     if opt.sim == "scan":                                   # compares every word, so it needs a state at each
-        return scan.WordStates(inputs, opt.embed_size, opt.num_layers, opt.bi_gru)
+        return methods.scan.WordStates(inputs, opt.embed_size, opt.num_layers, opt.bi_gru)
     return GRUEmbedding(inputs, opt.embed_size, opt.num_layers, opt.txt_fc)
 
 
@@ -711,15 +711,16 @@ IMAGE_ENCODERS = {
     "precomp": Encoder("vector", lambda opt, _: build_features(opt, opt.pool == "mean"), build_image_layers,
                        layers=True, decoder="vector"),
     "cnn": Encoder("photos", build_cnn, build_image_layers, layers=True, decoder="vector"),
-    "vsrn": Encoder("regions", lambda opt, _: vsrn.RegionGraph(
+    "vsrn": Encoder("regions", lambda opt, _: methods.vsrn.RegionGraph(
         opt.img_dim, opt.embed_size, opt.feature_norm, opt.region_norm == "regions"),
-                    lambda opt, inputs: vsrn.RegionGRU(inputs, opt.embed_size, opt.region_bn)),
+                    lambda opt, inputs: methods.vsrn.RegionGRU(inputs, opt.embed_size, opt.region_bn)),
     "pie": Encoder("cells", lambda opt, pretrained: (build_features(opt) if opt.img_dim else
                                                      build_cnn(opt, pretrained, cells=True)),
-                   lambda opt, inputs: build_pie(opt, inputs, pvse_pcme.MeanLinear(inputs, opt.embed_size)),
-                   lambda opt, inputs: build_pie_variance(opt, inputs, pvse_pcme.MeanLinear(inputs, opt.embed_size))),
+                   lambda opt, inputs: build_pie(opt, inputs, methods.pvse_pcme.MeanLinear(inputs, opt.embed_size)),
+                   lambda opt, inputs: build_pie_variance(opt, inputs,
+                                                          methods.pvse_pcme.MeanLinear(inputs, opt.embed_size))),
     "scan": Encoder("regions", lambda opt, _: build_features(opt),
-                    lambda opt, inputs: scan.RegionEmbedding(inputs, opt.embed_size), decoder="vector"),
+                    lambda opt, inputs: methods.scan.RegionEmbedding(inputs, opt.embed_size), decoder="vector"),
 }
 TEXT_ENCODERS = {
     "gru": Encoder("words", build_words, build_gru, decoder="words"),
@@ -806,15 +807,15 @@ def build_pair_terms(opt, vocab, image_dim: int, similarity) -> dict[str, Term]:
     """Build the terms of pairs that have a weight."""
     terms = {
         "mse": (opt.mse_weight * (opt.loss == "mse"), PairMSE),
-        "two_branch": (1.0 * (opt.loss == "two_branch"), two_branch.TwoBranchLoss),
+        "two_branch": (1.0 * (opt.loss == "two_branch"), lambda: methods.two_branch.TwoBranchLoss()),
         "concepts": (CITE_PENALTY * (opt.sim == "cite"), lambda: similarity.penalty),
         "volume": (1.0 * (opt.loss == "volume"), Volume),
         "anchor": (1.0 * (opt.text_anchor > 0 and not opt.freeze_means), lambda: Anchor(opt.txt_dim, opt.text_anchor)),
         "vib": (opt.vib, lambda: information_bottleneck),
-        "captioner": (opt.captioner, lambda: vsrn.Captioner(
+        "captioner": (opt.captioner, lambda: methods.vsrn.Captioner(
             image_dim, len(vocab), opt.dim_hidden, original=opt.captioner_original)),
-        "diversity": (opt.diversity, pvse_pcme.Diversity),
-        "mmd": (opt.mmd, lambda: pvse_pcme.MMD(latents=opt.loss == "mse"))}
+        "diversity": (opt.diversity, lambda: methods.pvse_pcme.Diversity()),
+        "mmd": (opt.mmd, lambda: methods.pvse_pcme.MMD(latents=opt.loss == "mse"))}
     return {name: Term(weight, build()) for name, (weight, build) in terms.items() if weight}
 
 
@@ -827,7 +828,7 @@ def build_model(opt, vocab, pretrained: bool = True) -> VSE:
     image = build_tower(opt, IMAGE_ENCODERS[opt.img_enc], opt.image_head, not opt.no_imgnorm, pretrained)
     table = None
     if opt.word_vectors and pretrained:
-        table = read_word_vectors(vocab.words, opt.word_vectors, opt.word_dim)
+        table = methods.word_vectors.read_word_vectors(vocab.words, opt.word_vectors, opt.word_dim)
     text = build_tower(opt, TEXT_ENCODERS[opt.txt_enc], opt.text_head, True, vocab, table)
     critic = Critic(opt.embed_size) if (opt.prior_images or opt.prior_captions) and opt.prior_loss == "gan" else None
     terms = build_side_terms(opt, vocab, image.trunk.dim, text.trunk.dim, critic)

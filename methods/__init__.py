@@ -2,10 +2,18 @@
 
 A method is written down here once. `train.py --methods`, the table of docs/methods.md and the rows
 of paper_tables/ are read from METHODS, by name. Each file of this folder holds the networks of one
-paper.
+paper; `methods.scan` imports its file when it is first named.
 """
+import importlib
 import re
 from typing import NamedTuple
+
+
+def __getattr__(name: str):
+    """Import a file of this folder, for `methods.NAME`."""
+    if name not in ("cite", "pvse_pcme", "scan", "two_branch", "vse_infinity", "vsrn", "word_vectors"):
+        raise AttributeError(f"module 'methods' has no attribute {name!r}")
+    return importlib.import_module(f"methods.{name}")
 
 
 class Method(NamedTuple):

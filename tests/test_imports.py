@@ -1,6 +1,8 @@
 """Rules of the house: which parts import which, and no modules import each other in a circle."""
 import ast
 import os
+import subprocess
+import sys
 from glob import glob
 
 from tests.helpers import ROOT
@@ -40,3 +42,9 @@ def test_no_modules_import_each_other_in_a_circle():
         for name in leaves:
             del needs[name]
     assert not needs, f"these import each other in a circle: {', '.join(needs)}"
+
+
+def test_a_training_imports_the_baselines_only_where_they_are_named():
+    code = "import sys, train; print(*[m for m in sys.modules if m.startswith('methods.')])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
