@@ -1,6 +1,7 @@
 """Commands: errors as sentences, types of arguments, start, end and signals."""
 import argparse
 import contextlib
+import difflib
 import importlib.util
 import math
 import os
@@ -32,6 +33,7 @@ def check(fits, sentence: str) -> None:
 def reason(error: BaseException, most: int = 160) -> str:
     """The text of an exception in one line, cut after `most` characters."""
     text = " ".join((str(error) or type(error).__name__).split())
+    text = f"{type(error).__name__} {text}" if isinstance(error, KeyError) else text
     return text if len(text) <= most else f"{text[:most]}..."
 
 
@@ -66,7 +68,18 @@ class Arguments(argparse.ArgumentParser):
         if message.startswith("unrecognized arguments: "):
             flags = [word.split("=")[0] for word in message.split()[2:]]
             message += "".join(f"; {flag}: {self.advice[flag]}" for flag in flags if flag in self.advice)
+            near = [difflib.get_close_matches(flag, self._option_string_actions, 1) for flag in flags
+                    if flag.startswith("--") and flag not in self.advice]
+            message += "".join(f"; did you mean {names[0]}?" for names in near if names)
         self.exit(2, f"{self.prog}: {' '.join(message.split())}\n")
+
+    def _check_value(self, action, value):
+        """Refuse a value that is no choice; name the nearest one, not all."""
+        if action.choices is not None and value not in action.choices:
+            near = difflib.get_close_matches(str(value), map(str, action.choices), 1)
+            if near:
+                raise argparse.ArgumentError(action, f"invalid choice: '{value}'; did you mean '{near[0]}'?")
+        super()._check_value(action, value)
 
 
 # Types: each reads a word, or raises InputError.
