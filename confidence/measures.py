@@ -116,7 +116,7 @@ def tables(results: dict) -> list:
 def cell(key: str, numbers: dict) -> str:
     if key == "under":
         flat = numbers["aurc_flat"]
-        return f"{100 * (1 - numbers['aurc'] / flat):.0f}%" if flat else "-"
+        return f"{100 * (1 - numbers['aurc'] / flat):z.0f}%" if flat else "-"
     return number(numbers.get(key, ""), 1 if key == "aurc" else 3)
 
 

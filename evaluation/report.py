@@ -110,9 +110,11 @@ def comparisons(pairs: list[dict]) -> list:
 def seed_tables(groups: dict[str, dict]) -> list:
     """Table of means and deviations over seeds.
     groups: {group: {metric: (mean, deviation, n)}}."""
+    def cell(mean: float, deviation: float, n: int) -> str:
+        return f"{mean:.1f}" + f" +- {deviation:.1f}" * (n > 1) + f" ({n})"
+
     names = list(dict.fromkeys(name for group in groups.values() for name in group))
-    rows = [(name, ["{:.1f} +- {:.1f} ({})".format(*group[name]) if name in group else ""
-                    for group in groups.values()]) for name in names]
+    rows = [(name, [cell(*group[name]) if name in group else "" for group in groups.values()]) for name in names]
     return [("mean and standard deviation over seeds (number of seeds)", [("", list(groups))], rows)]
 
 
@@ -120,11 +122,11 @@ def seed_tables(groups: dict[str, dict]) -> list:
 
 def doubts(pairs: list[dict]):
     """Sentences on what the p values of `comparisons` do not say."""
-    single = [name for pair in pairs for name, n in zip((pair["a"], pair["b"]), pair["seeds"]) if n == 1]
+    single = dict.fromkeys(name for pair in pairs for name, n in zip((pair["a"], pair["b"]), pair["seeds"]) if n == 1)
     if single:
-        yield (f"{', '.join(dict.fromkeys(single))}: one run each, so the interval covers the choice of the test "
-               "images alone, and two seeds of one method may differ as much; give several seeds of both: --compare "
-               "A0,A1,A2 B0,B1,B2")
+        yield (f"{', '.join(single)}: one run{' each' * (len(single) > 1)}, so the interval does not cover how much "
+               "its seeds differ, and two seeds of one method may differ as much; give several seeds of both: "
+               "--compare A0,A1,A2 B0,B1,B2")
     count = sum(len(pair["metrics"]) for pair in pairs)
     if count > 1:
         yield f"{count} p values: where nothing differs, about {0.05 * count:.1f} of them are below 0.05"
@@ -172,7 +174,7 @@ def text(table) -> str:
     title, groups, rows = table
     rows = [("", [name for _, names in groups for name in names]), *rows]
     first = max(len(name) for name, _ in rows)
-    widths = [2 + max(6, *map(len, column)) for column in zip(*(cells for _, cells in rows))]
+    widths = [2 + max(5, *map(len, column)) for column in zip(*(cells for _, cells in rows))]
     lines = [title] * bool(title)
     if any(heading for heading, _ in groups):
         left = iter(widths)

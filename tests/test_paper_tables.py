@@ -157,12 +157,12 @@ def test_printed_table(monkeypatch, capsys):
     runner.main(TINY, "", ["--demo"])
     assert capsys.readouterr().out == """\
 a table, 1K
-                             image to text       text to image
-                                   R@1     R@5     R@1         R@5          rsum
-ours and theirs: ours (2)  11.2 +- 0.5    20.0          4.0 +- 0.2  290.0 +- 2.0
-  published                       10.0    20.5     1.0         2.0         300.0
-  difference                      +1.2    -0.5                +2.0         -10.0
-theirs: published only             1.0             2.0         3.0           4.0
+                            image to text       text to image
+                                   R@1    R@5    R@1         R@5          rsum
+ours and theirs: ours (2)  11.2 +- 0.5   20.0         4.0 +- 0.2  290.0 +- 2.0
+  published                       10.0   20.5    1.0         2.0         300.0
+  difference                      +1.2   -0.5               +2.0         -10.0
+theirs: published only             1.0           2.0         3.0           4.0
 
 a table, other
                               HBR

@@ -82,4 +82,6 @@ def test_comparisons_and_seeds():
     table, = report.seed_tables({"one": {"full rsum": (400, 1.25, 3), "only": (1, 0, 3)},
                                  "two": {"full rsum": (410, 0, 1)}})
     assert cells(table, "markdown") == {"": ["one", "two"], "only": ["1.0 +- 0.0 (3)", ""],
-                                        "full rsum": ["400.0 +- 1.2 (3)", "410.0 +- 0.0 (1)"]}
+                                        "full rsum": ["400.0 +- 1.2 (3)", "410.0 (1)"]}
+    sentence, *_ = report.doubts([{**found, "seeds": [3, 1]}])
+    assert sentence.startswith("two: one run, so the interval")
