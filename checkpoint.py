@@ -66,7 +66,8 @@ def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = 
     `vocab`.
     """
     path = os.path.join(path, name) if os.path.isdir(path) else path
-    check(os.path.isfile(path), f"there is no checkpoint {path}; give a run folder that holds {name}, or a file")
+    check(os.path.isfile(path), f"there is no checkpoint {path}; give a run folder that holds {name}"
+                                + ", or a file" * (name != "checkpoint.pt"))
     stored = read(path)
     if isinstance(stored, dict) and "opt" in stored:
         from methods.originals import convert_file, is_original

@@ -586,7 +586,7 @@ def check_data_set(data_path: str, data_name: str) -> int:
     faults = faults if splits else faults[:1]               # no data at all is one fault
     for fault in faults:
         print(f"fault: {fault}")
-    print(f"{root}: {len(splits)} splits, {len(faults)} faults")
+    print(f"{root}: {len(splits)} splits, {len(faults)} fault{'s' * (len(faults) != 1)}")
     return len(faults)
 
 

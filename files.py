@@ -7,6 +7,7 @@ import json
 import os
 import re
 import tempfile
+import zipfile
 from collections import Counter
 from collections.abc import Callable
 
@@ -120,9 +121,11 @@ def read_array(path: str, fix: str) -> np.ndarray:
 def read_arrays(path: str, fix: str) -> dict[str, np.ndarray]:
     """The arrays of an .npz file, {name: array}. Raises InputError on any other."""
     check(os.path.exists(path), f"there is no file {path}; {fix}")
-    with (refusing(f"{path} is not an .npz file of plain arrays", fix),
-          np.load(plain_file(path), allow_pickle=False) as f):
-        return dict(f)
+    with refusing(f"{path} is not an .npz file of plain arrays", fix):
+        # numpy would advise to unpickle the file
+        check(zipfile.is_zipfile(plain_file(path)), f"{path} is not an .npz file of plain arrays; {fix}")
+        with np.load(path, allow_pickle=False) as f:
+            return dict(f)
 
 
 def integers(values, path: str, what: str) -> np.ndarray:

@@ -80,6 +80,8 @@ def refuse_misfits(opt) -> None:
           f"--{'dev' if opt.dev else 'train'} is for embeddings or scores, and {opt.source} is a run with splits of "
           "its own; leave it out")
     check(not (opt.dev and opt.calibrate_on), "--dev and --calibrate_on both name what to calibrate on; give one")
+    check(run or os.path.exists(opt.source), f"there is no file {opt.source}; write it with evaluate.py --export, "
+                                             "np.savez or np.save")
     check(run or opt.dev or opt.calibrate_on,
           f"{opt.source} has to be calibrated on other items; give dev's with --dev FILE, or --calibrate_on 0.5 "
           "to take half of its images")

@@ -127,6 +127,10 @@ def newest_run(root: str = "runs") -> str:
     """The folder of the run whose best model is the newest.
     Raises InputError where there is no run."""
     paths = glob.glob(os.path.join(root, "**", "model_best.pt"), recursive=True)
+    started = sorted(glob.glob(os.path.join(root, "**", "checkpoint.pt"), recursive=True), key=os.path.getmtime)
+    folder = os.path.dirname((started or [""])[-1])
+    check(paths or not started, f"{folder} stopped before its first validation and has no model_best.pt; continue it "
+                                f"with train.py --resume {folder}, or name another run with --checkpoint")
     check(paths, f"no run is in {root}/; train one, or name a run folder with --checkpoint")
     return os.path.dirname(max(paths, key=os.path.getmtime))
 
@@ -283,6 +287,9 @@ def load_embeddings(path: str, sim: str | None = None, **data) -> Embeddings:
     if len(images.mean) == m:                               # VSE++'s layout has as many rows of images as captions
         of_images = {name: x for name, x in arrays.items() if name.startswith("image_") and x.ndim}
         each = math.gcd(*(count_repeats(x, path) for x in of_images.values() if x.dtype.kind in "fiu"))
+        check(each == 1 or not counts_images(arrays.get("caption_image"), m // each),
+              f"{path}: caption_image numbers {m // each:,} images, and image_mean has each image {each} times; save "
+              f"image_mean[::{each}]")
         images = images.rows(slice(None, None, each))
         arrays |= {name: x[::each] for name, x in of_images.items()}
         arrays |= {"caption_image": arrays["caption_image"] // each} if "caption_image" in arrays else {}
@@ -309,6 +316,11 @@ def read_side(arrays: dict, side: str, path: str) -> Embedding:
               "cannot add up; check the embeddings, and scale all means alike")
     return Embedding(*(None if x is None else torch.from_numpy(np.ascontiguousarray(x, np.float32))
                        for x in (mean, log_var)))
+
+
+def counts_images(owner: np.ndarray | None, n_images: int) -> bool:
+    """True if caption_image numbers the different images, not the repeated rows."""
+    return owner is not None and owner.dtype.kind in "iu" and owner.size > 0 and 0 < owner.max() < n_images
 
 
 def describe_repeats(path: str, rows: int, each: int) -> str:

@@ -127,6 +127,13 @@ def test_newest_run_is_taken_and_named(runs, monkeypatch, capsys, tmp_path, demo
     assert "using the newest run: runs/mine" in capsys.readouterr().out
 
 
+def test_run_that_stopped_early_is_named(tmp_path, monkeypatch, capsys):
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "checkpoint.pt").touch()
+    monkeypatch.chdir(tmp_path)
+    refused(capsys, evaluate.main, [], "runs/mine stopped before its first validation.*train.py --resume runs/mine")
+
+
 @pytest.mark.parametrize("trained, given, message", [
     ((9, None), (7, None), "features in x.npy have width 7, the model reads width 9"),
     ((9, None), (9, 4), "have 4 regions an image, the model reads one vector"),

@@ -271,6 +271,7 @@ def test_what_cannot_be_calibrated_ends_in_a_sentence(runs, tmp_path, monkeypatc
     capsys.readouterr()
     for words, said in (
             ([point], "has to be calibrated on other items"),
+            (["absent.npz"], "there is no file absent.npz"),
             ([point, "--dev", other], "is of another model"),
             ([point, "--dev", point], "share .* images"),
             ([point, "--calibrate_on", 1.5], "--calibrate_on: '1.5' is not a number between"),

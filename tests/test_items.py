@@ -123,6 +123,18 @@ def test_rows_of_vse_pp_are_images(layouts, ev, ids):
     assert "note: repeated.npy does not say whose caption each is: 5 per image" in shown and "all, scores" in shown
 
 
+def test_repeated_rows_with_owners_among_the_images_are_refused(layouts, capsys):
+    x, y = layouts
+    np.savez("repeated.npz", image_mean=np.repeat(x, 5, 0), caption_mean=y, caption_image=np.arange(100) // 5)
+    refused(capsys, evaluate.main, ["--embeddings", "repeated.npz"],
+            r"caption_image numbers 20 images.*save image_mean\[::5\]")
+
+
+def test_a_text_file_is_no_embeddings(tmp_path, capsys):
+    (tmp_path / "x.npz").write_text("hello")
+    refused(capsys, evaluate.main, ["--embeddings", tmp_path / "x.npz"], "x.npz is not an .npz file of plain arrays; w")
+
+
 def test_one_caption_an_image_is_no_repetition(layouts, ev):
     x, _ = layouts
     x[3] = x[2]                                             # a photo that stands there twice
