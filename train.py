@@ -25,6 +25,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 
@@ -64,7 +65,9 @@ def parse_args(argv=None, p: cli.Arguments | None = None) -> Options:
     opt = p.parse_args(argv)
     if opt.methods:
         for name, m in METHODS.items():
-            print(f"{name}: {m.title} ({m.paper})\n    {m.flags}" + f"\n    needs {m.needs}" * bool(m.needs))
+            print(f"{name}: {m.title} ({m.paper})",
+                  textwrap.fill(m.flags, 100, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False),
+                  *[f"    needs {m.needs}"] * bool(m.needs), sep="\n")
         p.exit()
     try:
         words = [*(read_config(opt.config, p) if opt.config else ()), *argv]
