@@ -153,7 +153,7 @@ def test_instances(tmp_path):
 @pytest.mark.parametrize("content,message", [
     (json.dumps(coco([(10, 1)], images=[10, 20])), "lacks 1 of the 3 images of split, the first is 30"),
     (json.dumps(coco([(10, 5)])), "is not a file of COCO instances"),
-    (json.dumps({"images": [{"file_name": "a.jpg"}]}), r"or lacks a field \('id'\); fetch it again"),
+    (json.dumps({"images": [{"file_name": "a.jpg"}]}), r"or lacks a field \(KeyError 'id'\); fetch it again"),
     (json.dumps([1, 2]), "has 0 categories"), ("{", "is not JSON"),
 ])
 def test_bad_instances(tmp_path, content, message):
