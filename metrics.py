@@ -203,20 +203,20 @@ def ranks(scores, caption_image) -> tuple[np.ndarray, np.ndarray]:
     check(m, "there are no captions to rank")
     check(0 <= owner.min() and owner.max() < n,
           f"caption_image holds {owner.min()} to {owner.max()}; there are images 0 to {n - 1}")
-    own = finite(scores[owner, np.arange(m)])                                       # (M,)
+    own = check_finite(scores[owner, np.arange(m)])                                       # (M,)
     best = np.full(n, -np.inf, own.dtype)                                           # (N,)
     np.maximum.at(best, owner, own)
     i2t, t2i = -np.bincount(owner[own == best[owner]], minlength=n), np.full(m, -1)
     for start in range(0, n, ROWS):
         rows = slice(start, start + ROWS)
-        part = finite(scores[rows])                                                 # (b, M)
+        part = check_finite(scores[rows])                                                 # (b, M)
         i2t[rows] += (part >= best[rows, None]).sum(1)
         t2i += (part >= own).view(np.uint8).sum(0, dtype=np.uint8)                  # at most ROWS
     i2t[best == -np.inf] = -1
     return i2t, t2i
 
 
-def finite(scores: np.ndarray) -> np.ndarray:
+def check_finite(scores: np.ndarray) -> np.ndarray:
     """Scores in float32 or more. Raises InputError where one is not finite."""
     scores = np.asarray(scores, np.promote_types(scores.dtype, np.float32))
     with np.errstate(over="ignore", invalid="ignore"):

@@ -85,7 +85,7 @@ def judge_blocks(judge, scores: np.ndarray, queries: np.ndarray, items: np.ndarr
     def judge_rows(rows: slice) -> dict[str, np.ndarray]:
         here = queries[rows]
         block = scores[here] if len(items) == scores.shape[1] else scores[np.ix_(here, items)]
-        return judge(metrics.finite(np.ascontiguousarray(block, np.float32)), rows)
+        return judge(metrics.check_finite(np.ascontiguousarray(block, np.float32)), rows)
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         parts = list(pool.map(judge_rows, [slice(k, k + ROWS) for k in range(0, len(queries), ROWS)]))
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -188,7 +188,7 @@ def ranks_within(e: Embeddings, modality: str, items: np.ndarray, matches: Pairs
     ranks, pairs = np.full(len(items), -1), matches.among(items, items)
     rated = None if ratings is None else np.full(len(ratings.first), np.nan)
     for rows, scores in blocks_within(e, modality, items, 2 * ROWS):
-        scores = metrics.finite(scores.cpu().numpy())                               # (b, n)
+        scores = metrics.check_finite(scores.cpu().numpy())                               # (b, n)
         if ratings is not None:
             here = np.flatnonzero((ratings.first >= rows.start) & (ratings.first < rows.stop))
             rated[here] = scores[ratings.first[here] - rows.start, ratings.second[here]]

@@ -58,7 +58,7 @@ def read_probabilities(run: str, model: Trained) -> Probabilities | None:
 
 # ---- sentences
 
-def how_many(expected: float, count: int) -> str:
+def describe_number(expected: float, count: int) -> str:
     """Sentence on the number of photos among `count` that fit a query."""
     if expected < NONE:
         return f"probably none of {count:,} photos shows this"
@@ -66,7 +66,7 @@ def how_many(expected: float, count: int) -> str:
     return f"about {n:,} of {count:,} photos show{'s' * (n == 1)} this"
 
 
-def how_sure(p: float, expected: float | None) -> str:
+def describe_sureness(p: float, expected: float | None) -> str:
     """Sentence on a first answer that is the one that is meant with probability p; "" where many or none may be."""
     if expected is None:
         return f"{percent(p)} sure of the first photo"

@@ -14,7 +14,7 @@ from images import read_photo
 from losses import Embedding, cosine, trait, uncertainty
 from photos.encoder import Encoder
 from photos.index import Index
-from photos.probability import Probabilities, how_many, how_sure, read_probabilities
+from photos.probability import Probabilities, describe_number, describe_sureness, read_probabilities
 from photos.question import notes_on_words, read_question, rows_named, unknown_words
 from photos.vectors import query_vectors, scores_of_products
 
@@ -45,8 +45,8 @@ class SearchResult(NamedTuple):
     def said(self) -> str:
         """Sentence on how many photos fit and how sure the first answer is.
         Parts that are not known are left out."""
-        fit = "" if self.expected is None else how_many(self.expected, self.gallery)
-        return "; ".join(filter(None, [fit, "" if self.sure is None else how_sure(self.sure, self.expected)]))
+        fit = "" if self.expected is None else describe_number(self.expected, self.gallery)
+        return "; ".join(filter(None, [fit, "" if self.sure is None else describe_sureness(self.sure, self.expected)]))
 
 
 class Searcher:

@@ -22,7 +22,7 @@ from evaluation.embeddings import Embeddings, read_split_for
 from losses import Embedding, Volume, formulas
 from methods import volume
 from methods.volume import Sigmoid, fit_logistic
-from photos.probability import how_many, how_sure
+from photos.probability import describe_number, describe_sureness
 from photos.searcher import SearchResult
 from tests.helpers import fit, refused
 from tests.test_confidence import drawn
@@ -360,10 +360,10 @@ def test_the_shares_that_heads_learn_are_those_of_the_frozen_means(small_run, de
 # ---- what a search says
 
 def test_what_is_said_of_how_many_fit():
-    assert how_many(0.03, 1900) == "probably none of 1,900 photos shows this"
-    assert how_many(0.6, 1900) == "about 1 of 1,900 photos shows this"
-    assert how_many(12.4, 1900) == "about 12 of 1,900 photos show this"
-    assert how_sure(0.08, 12.4) == how_sure(0.08, 0.03) == ""       # many may be meant, or none
+    assert describe_number(0.03, 1900) == "probably none of 1,900 photos shows this"
+    assert describe_number(0.6, 1900) == "about 1 of 1,900 photos shows this"
+    assert describe_number(12.4, 1900) == "about 12 of 1,900 photos show this"
+    assert describe_sureness(0.08, 12.4) == describe_sureness(0.08, 0.03) == ""       # many may be meant, or none
     found = SearchResult("a", [], 1900, 0.3, expected=0.03)        # of none, the first is not the one
     assert found.said == "probably none of 1,900 photos shows this"
     assert found._replace(expected=1.6).said == (
