@@ -167,7 +167,7 @@ def test_what_should_not_be_there_lowers_scores(make, demo_path):
 
 def test_json_is_for_programs_and_lines_are_for_people(make, capsys):
     make(*GAUSSIAN)
-    capsys.readouterr()                                     # of the training, where this test is the first to ask for it
+    capsys.readouterr()                                     # of the training, where no test ran before
     run("query", make(*GAUSSIAN), *TEXTS, "--json", "--top", 3)
     results = json.loads(capsys.readouterr().out)
     assert [result["query"] for result in results] == TEXTS and all(len(result["answers"]) == 3 for result in results)
