@@ -49,7 +49,7 @@ def time_both(name: str, ours: Callable, plain: Callable, rounds: int, share: fl
 
 
 class Plain(nn.Module):
-    """VSE++ in its fewest lines.
+    """Minimal VSE++.
     A linear layer, a GRU, cosine, the hinge of hardest negatives."""
 
     def __init__(self, sizes: Sizes):
@@ -68,7 +68,7 @@ class Plain(nn.Module):
 
 
 def build_step(model: nn.Module, batch: Batch) -> Callable[[], None]:
-    """A function that learns from the batch once."""
+    """Build a function that learns from the batch once."""
     optimizer = torch.optim.Adam(model.parameters(), 2e-4)
 
     def step() -> None:

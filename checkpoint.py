@@ -163,7 +163,7 @@ class Trained:
     @torch.no_grad()
     def texts(self, texts: list[str], network: Callable[[list[str]], Tensor] | None = None,
               any_words: bool = False) -> Embedding:
-        """Captions -> Embedding of (B, D).
+        """Embed captions: (B, D).
 
         network: computes the features (B, F) of captions for a run that reads these. any_words: captions without a
         known word are embedded, too. Raises InputError for such a caption otherwise, and where such a run gets no
@@ -196,7 +196,7 @@ class Trained:
 # ---- resuming
 
 def resumed_options(p: argparse.ArgumentParser, given: Options, argv: list[str]) -> Options:
-    """Options of a resumed run: those of its checkpoint and new ones in `argv`.
+    """Merge the options of a resumed run's checkpoint with new ones in `argv`.
     `resume` and `logger_name` become its folder. Raises InputError where one may not change."""
     imply(given)                                            # its folder
     folder = given.resume or given.logger_name

@@ -31,7 +31,7 @@ def check(fits, sentence: str) -> None:
 
 
 def reason(error: BaseException, most: int = 160) -> str:
-    """The text of an exception in one line, cut after `most` characters."""
+    """Return the text of an exception in one line, cut after `most` characters."""
     text = " ".join((str(error) or type(error).__name__).split())
     text = f"{type(error).__name__} {text}" if isinstance(error, KeyError) else text
     return text if len(text) <= most else f"{text[:most]}..."
@@ -47,7 +47,7 @@ class _Defaults(argparse.ArgumentDefaultsHelpFormatter):
 
 
 def program() -> str:
-    """The command as it was called, such as "train.py" or "python -m features.images"."""
+    """Return the command as it was called, such as "train.py"."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return f"python -m {spec.name.removesuffix('.__main__')}" if spec else os.path.basename(sys.argv[0])
 
@@ -85,7 +85,7 @@ class Arguments(argparse.ArgumentParser):
 # Types: each reads a word, or raises InputError.
 
 def within(fits, allowed: str, kind: type = float):
-    """Type of a finite number x for which fits(x)."""
+    """Return the type of a finite number x for which fits(x)."""
     def read(text: str) -> float:
         with contextlib.suppress(ValueError):
             if math.isfinite(number := kind(text)) and fits(number):
@@ -103,7 +103,7 @@ fraction = within(lambda x: 0 < x <= 1, "a number of more than 0 and at most 1")
 
 
 def up_to(most: int, least: int = 1):
-    """The type of a whole number from `least` to `most`."""
+    """Return the type of a whole number from `least` to `most`."""
     limit = f" and at most {most:,}" * (most < LARGEST)
     return within(lambda n: least <= n <= most, f"a whole number of at least {least}{limit}", int)
 
@@ -116,7 +116,7 @@ workers = up_to(256, least=0)         # processes
 
 
 def sizes(text: str) -> str:
-    """Sizes of hidden layers, such as 2000-1000. "0" means no layer."""
+    """Parse sizes of hidden layers, such as 2000-1000. "0" means no layer."""
     check(re.fullmatch("0|[1-9][0-9]{0,4}(-[1-9][0-9]{0,4})*", text),
           f"'{text}' is not a list of layer sizes; give numbers below 100,000 joined by '-', as 2000-1000, or 0 "
           "for none")
@@ -124,14 +124,14 @@ def sizes(text: str) -> str:
 
 
 def filename(text: str) -> str:
-    """File or folder.
+    """Parse the name of a file or folder.
     ~ is the home folder, also in `--option=~/x`, which the shell does not expand."""
     check(text, "an empty name is not a file or folder")
     return os.path.expanduser(text)
 
 
 def data_set(text: str) -> str:
-    """A data set's name: a folder below --data_path, and part of the names of files."""
+    """Parse a data set's name: a folder below --data_path, and part of file names."""
     check(os.path.normpath(text) != "." and not os.path.isabs(text) and ".." not in text.split("/"),
           f"'{text}' is not a name of a data set; give a folder below --data_path by its name, and the folder above it "
           "with --data_path")
@@ -226,7 +226,7 @@ def call_python(*words: str) -> None:
 
 
 def torch_device(name: str):
-    """The torch.device that --device names; "auto" is CUDA when present.
+    """Return the torch.device that --device names; "auto" is CUDA when present.
     Raises InputError without CUDA."""
     import torch
 

@@ -81,7 +81,7 @@ def tokenize(caption: str) -> list[str]:
 
 
 def caption_faults(captions: list[str], place):
-    """Yield sentences on captions that are none.
+    """Yield sentences on unusable captions.
     place: m -> file and line of caption m."""
     for m, caption in enumerate(captions):
         if caption.strip().lower() in NO_CAPTION:
@@ -190,7 +190,7 @@ class Split:
             yield from self.text.faults(deep)
 
     def require_sound(self, images: bool = True) -> "Split":
-        """The split. Raises InputError with the first of its faults."""
+        """Return the split. Raises InputError with the first of its faults."""
         for fault in self.faults(images=images):
             raise InputError(fault)
         return self
@@ -208,7 +208,7 @@ class Split:
         return self
 
     def fingerprint(self) -> dict:
-        """Sizes and checksums of captions and features, for a run's config.yaml."""
+        """Return sizes and checksums of captions and features, for a run's config.yaml."""
         facts = {"images": len(self.images), "captions": len(self.captions), "images_sha256": self.images.digest(),
                  **captions_digest(self.captions)}
         if self.text is not None:
@@ -485,7 +485,7 @@ def check_extractors(trained: dict | None, split: Split, text_features: str | No
 
 
 def karpathy_file(root: str) -> str | None:
-    """The path of the JSON file in Karpathy's layout in a folder, or None."""
+    """Return the path of Karpathy's JSON file in a folder, or None."""
     return next(iter(sorted(glob.glob(os.path.join(root, "dataset*.json")))), None)
 
 
@@ -552,7 +552,7 @@ def group_captions(name: str, source: str, captions: list[tuple]) -> Split:
 
 
 def distinct_ids(ids: list, path: str, what: str) -> np.ndarray | None:
-    """Ids from `path`, or None unless all are integers and different."""
+    """Return the ids from `path`, or None unless all are integers and different."""
     different = all(type(i) is int for i in ids) and len(set(ids)) == len(ids)
     return integers(ids, path, what) if different else None
 

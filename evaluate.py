@@ -150,7 +150,7 @@ def embed_split(models: list[Trained], opt) -> Embeddings:
 # ---- what is written
 
 def results_file(paths: list[str], models: dict[str, Trained], opt) -> str:
-    """Path of the results.
+    """Return the path of the results.
     results.json in the run folder for the test split of the run's own data by its own similarity, else
     results_SIM_DATA_SPLIT.json; NAME_results.json beside a file; --output names another."""
     folder, file = (paths[0], "") if os.path.isdir(paths[0]) else os.path.split(paths[0])
@@ -171,7 +171,7 @@ def join_words(*words: str | None) -> str:
 
 
 def beside(name: str, target: str) -> str:
-    """Path of a picture beside the results.
+    """Return the path of a picture beside the results.
     NAME_DATA_SPLIT.png beside results_DATA_SPLIT.json, mine_NAME.png beside mine.json."""
     folder, file = os.path.split(target)
     stem = os.path.splitext(file)[0]

@@ -27,7 +27,7 @@ HELP = ("docs/data.md lists the sources, `python data.py check` prints what is t
 
 @contextlib.contextmanager
 def refusing(what: str, fix: str, kinds=Exception):
-    """Context that turns exceptions of `kinds` into InputError.
+    """Turn exceptions of `kinds` into InputError within a context.
     The message is "what (reason); fix". A parser fails in many ways on a file that is cut or has flipped bits."""
     try:
         yield
@@ -48,13 +48,13 @@ def below(folder: str, name: str, source: str) -> str:
 
 
 def need(path: str, fix: str) -> str:
-    """The path of a file. Raises InputError with the `fix` where there is none."""
+    """Return the path of a file. Raises InputError with the `fix` if there is none."""
     check(os.path.isfile(path), f"there is no file {path}; {fix}")
     return path
 
 
 def plain_file(path: str) -> str:
-    """The path.
+    """Return the path.
     Raises OSError if it is a pipe or a device, since reading one might never end."""
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
         raise OSError("it is not a plain file")
@@ -62,7 +62,7 @@ def plain_file(path: str) -> str:
 
 
 def repeated(names):
-    """The first name that occurs more than once, or None."""
+    """Find the first name that occurs more than once, or None."""
     return next((name for name, n in Counter(names).items() if n > 1), None)
 
 
@@ -129,7 +129,7 @@ def read_arrays(path: str, fix: str) -> dict[str, np.ndarray]:
 
 
 def integers(values, path: str, what: str) -> np.ndarray:
-    """Values (K,) int64 that were read from `path`.
+    """Convert values that were read from `path` to int64 (K,).
     Raises InputError on all but whole numbers of at most 64 bits. what: the values' name in the message."""
     for value in values:
         whole = type(value) is int or isinstance(value, np.integer)
@@ -140,7 +140,7 @@ def integers(values, path: str, what: str) -> np.ndarray:
 
 
 def as_integers(ids: list) -> list | None:
-    """Ids, integers or strings of at most 18 digits, as integers, or None.
+    """Convert ids, integers or strings of at most 18 digits, to integers, or None.
     None where one of them is any other text."""
     return ([int(i) for i in ids] if all(isinstance(i, int) or re.fullmatch("[0-9]{1,18}", i) for i in ids) else None)
 
@@ -185,7 +185,7 @@ def split_in_files(split: str, exists) -> str:
 # ---- checksums
 
 def sha256(*parts) -> str:
-    """The sha256 of texts, bytes and arrays, one after another, in hexadecimal digits."""
+    """Hash texts, bytes and arrays, one after another: sha256 in hexadecimal digits."""
     digest = hashlib.sha256()
     for part in parts:
         part = part.encode() if isinstance(part, str) else part
@@ -194,12 +194,12 @@ def sha256(*parts) -> str:
 
 
 def checksum(parts) -> str:
-    """The first 12 digits of the sha256 of bytes or arrays."""
+    """Return the first 12 digits of the sha256 of bytes or arrays."""
     return f"sha256:{sha256(*parts)[:12]}"
 
 
 def file_digest(path: str) -> str:
-    """The first 12 digits of the sha256 of a file, or "" if it cannot be read."""
+    """Return the first 12 digits of the sha256 of a file, or "" if it cannot be read."""
     try:
         with open(path, "rb") as f:
             return hashlib.file_digest(f, "sha256").hexdigest()[:12]
@@ -211,7 +211,7 @@ def file_digest(path: str) -> str:
 
 @contextlib.contextmanager
 def replaced(path: str):
-    """Context with the name of a temporary file that becomes `path` at its end.
+    """Give a temporary name within a context; the file becomes `path` at its end.
     If anything fails before that, `path` stays as it was. The folder is created. A link stays a link.
 
     Two processes that write `path` have a temporary file each; the last to end wins."""
@@ -235,7 +235,7 @@ def replaced(path: str):
 
 @contextlib.contextmanager
 def atomic(path: str, mode: str = "w"):
-    """Context with an open file that becomes `path` at its end, as in `replaced`."""
+    """Open a file within a context; it becomes `path` at its end, as in `replaced`."""
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
     with replaced(path) as part, open(part, mode, **text) as f:
         yield f
@@ -284,7 +284,7 @@ def save_arrays(path: str, arrays: dict) -> None:
 
 @contextlib.contextmanager
 def mapped(path: str, shape: tuple, dtype):
-    """Context with a mapped array that becomes the .npy file `path` at its end."""
+    """Map an array within a context; it becomes the .npy file `path` at its end."""
     with replaced(path) as part:
         array = np.lib.format.open_memmap(part, "w+", dtype, shape)
         yield array
@@ -292,7 +292,7 @@ def mapped(path: str, shape: tuple, dtype):
 
 
 def output(path: str, inputs=(), overwrite: bool = True) -> str:
-    """The path of results, if they may be written there.
+    """Return the path of results, if they may be written there.
     To be called before the work. Its folder is created.
 
     Raises InputError where `path` cannot be written, where it is one of `inputs` and, without `overwrite`, where a file

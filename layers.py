@@ -15,12 +15,12 @@ class Latent(NamedTuple):
 
     @classmethod
     def from_parts(cls, value: Tensor, residual: Tensor | None = None) -> "Latent":
-        """A Latent of parts (B, P, D), none of them padding."""
+        """Make a Latent of parts (B, P, D), none of them padding."""
         return cls(value, torch.full((len(value),), value.shape[1], device=value.device), residual)
 
 
 def vsepp_linear(inputs: int, outputs: int) -> nn.Linear:
-    """Linear layer initialised as in VSE++.
+    """Build a linear layer initialised as in VSE++.
     Weights uniform in +-sqrt(6 / (in + out)), bias 0."""
     layer = nn.Linear(inputs, outputs)
     nn.init.xavier_uniform_(layer.weight)

@@ -30,7 +30,7 @@ class Embedding(NamedTuple):
     n_parts: Tensor | None = None     # (N,) number of parts that are not padding
 
     def rows(self, index) -> "Embedding":
-        """The items that a slice, list or tensor selects."""
+        """Select the items of a slice, list or tensor."""
         return Embedding(*(None if x is None else x[index] for x in self))
 
     def to(self, device) -> "Embedding":
@@ -55,7 +55,7 @@ def unit(x: Tensor, dim: int = -1) -> Tensor:
 
 
 def real_parts(parts: Tensor, n_parts: Tensor) -> Tensor:
-    """Mask of the parts that are not padding: (B, P, ...), (B,) -> (B, P)."""
+    """Mask the parts that are not padding: (B, P, ...), (B,) -> (B, P)."""
     return torch.arange(parts.shape[1], device=parts.device) < n_parts.to(parts.device)[:, None]
 
 
@@ -113,12 +113,12 @@ def check_sides(similarity, name: str, images: Embedding, captions: Embedding) -
 
 
 def trait(similarity, name: str):
-    """A trait of a similarity, a function or a module."""
+    """Return a trait of a similarity, a function or a module."""
     return getattr(similarity, name, TRAITS[name])
 
 
 def squared_distance(x: Tensor, y: Tensor, dim: int) -> Tensor:
-    """|x_i - y_j|^2 in `dim` dimensions: (N, D), (M, D) -> (N, M), >= 0.
+    """Compute |x_i - y_j|^2 in `dim` dimensions: (N, D), (M, D) -> (N, M), >= 0.
     (N, 1), (M, 1) stand for D equal numbers.
 
     The mean of the y and then the mean of each row are subtracted: |x - y|^2 = |x' - y'|^2 + D (mean x - mean y)^2.
@@ -140,7 +140,7 @@ def negative_root(square: Tensor) -> Tensor:
 
 
 def variance(e: Embedding, power: float = 1.0) -> Tensor:
-    """Variances, or standard deviations at power 0.5: (N, D), or spherical (N, 1)."""
+    """Return variances, or deviations at power 0.5: (N, D), or spherical (N, 1)."""
     return (power * e.log_var).exp()
 
 
@@ -153,7 +153,7 @@ def score_in_blocks(score, n: int, m: int, per_pair: int, device="cpu") -> Tenso
 
 
 def pairwise(score, images: Embedding, captions: Embedding) -> Tensor:
-    """Scores (N, M) of a formula, score: embeddings (n, 1, D) and (m, D) -> (n, m)."""
+    """Score by a formula, embeddings (n, 1, D) and (m, D) -> (n, m): (N, M)."""
     def block(i, j):
         x, y = (e._replace(log_var=None if e.log_var is None else e.log_var.expand_as(e.mean))
                 for e in (images.rows(i), captions.rows(j)))
@@ -286,7 +286,7 @@ SIMILARITIES = {f.__name__: f for f in (cosine, dot, order, mahalanobis, kl, kl_
 
 
 def formulas() -> dict:
-    """Similarities without parameters, by name, which can rank a file of embeddings."""
+    """List by name the similarities that can rank a file of embeddings."""
     return {name: similarity for name, similarity in SIMILARITIES.items() if not isinstance(similarity, type)}
 
 
@@ -324,13 +324,13 @@ SIMILARITIES["mls"] = MLS
 # ---- ranking losses: scores (B, B) of matching pairs, which are on the diagonal -> scalar
 
 def own_pairs(scores: Tensor, same_image: Tensor | None = None) -> Tensor:
-    """Mask (B, B) of the diagonal and of pairs of one image, which same_image marks."""
+    """Mask the diagonal and pairs of one image, which same_image marks: (B, B)."""
     own = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
     return own if same_image is None else own | same_image
 
 
 def counted_pairs(scores: Tensor, same_image: Tensor | None) -> Tensor:
-    """Mask (B, B) of the diagonal and of pairs of two images."""
+    """Mask the diagonal and pairs of two images: (B, B)."""
     return torch.ones_like(scores, dtype=torch.bool) if same_image is None else own_pairs(scores, ~same_image)
 
 
@@ -476,7 +476,7 @@ class SampledNLL(RankingLoss):
         return self.nll(scores, same_image).mean()
 
     def nll(self, scores: Tensor, same_image: Tensor | None = None) -> Tensor:
-        """Loss of each image: (B, B) -> (B,)."""
+        """Compute the loss of each image: (B, B) -> (B,)."""
         logits, never = self.gamma * scores, own_pairs(scores, same_image)          # (B, B)
         lot = torch.rand(scores.shape, device=scores.device).masked_fill(never, -1)
         chosen = lot.topk(min(self.negatives, len(scores) - 1), 1).indices          # (B, n)
@@ -547,7 +547,7 @@ def prior_mmd(latents: Tensor) -> Tensor:
     y = torch.randn_like(x)
 
     def kernel(a: Tensor, b: Tensor) -> Tensor:
-        """Sum over all pairs."""
+        """Sum the kernel over all pairs."""
         squares = a.square().sum(1)[:, None] + b.square().sum(1)                    # (R, R)
         squared = (squares - 2 * a @ b.T).clamp(min=0)
         return sum((c / (c + squared)).sum() for c in (2 * a.shape[1] * s for s in (0.1, 0.2, 0.5, 1, 2, 5, 10)))

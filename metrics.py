@@ -21,7 +21,7 @@ NOT_FINITE = ("the scores hold NaN or infinity, or numbers beyond float32, so th
 # ---- queries with several positives: scores (Q, G); positives as pairs of indices, query (P,), rising, and item (P,)
 
 def best_ranks(scores: np.ndarray, query: np.ndarray, item: np.ndarray) -> np.ndarray:
-    """0-based rank (Q,) int64 of each query's best positive.
+    """Compute the 0-based rank (Q,) int64 of each query's best positive.
 
     A score of -inf keeps an item, such as the query itself, out of the gallery of a query. A query without a positive
     in its gallery gets -1.
@@ -58,7 +58,7 @@ def average_precisions(scores: np.ndarray, query: np.ndarray, item: np.ndarray) 
 
 
 def r_precisions(scores: np.ndarray, sets) -> list[np.ndarray]:
-    """Shares (Q,) of positives among the R best items of each query.
+    """Compute the shares (Q,) of positives among the R best items of each query.
     R is the number of its positives (`ucmr` 4.3).
 
     sets: several sets of positives, each (query (P,), item (P,)). Returns an array for each, with NaN for a query
@@ -82,7 +82,7 @@ def r_precisions(scores: np.ndarray, sets) -> list[np.ndarray]:
 # ---- ranks, and their summaries
 
 def summary(ranks) -> dict:
-    """Recalls (percent), median and mean rank, number of queries.
+    """Summarise ranks: recalls (percent), median and mean rank, number of queries.
     From 0-based ranks (Q,); R@1, 5 and 10, and 1-based median and mean.
 
     Raises InputError where there is no query.
@@ -96,7 +96,7 @@ def summary(ranks) -> dict:
 
 
 def best_rank_means(ranks) -> dict:
-    """Harmonic and arithmetic mean of 1-based ranks: HBR and ABR of `dmsm` 4.2.
+    """Average 1-based ranks, harmonic and arithmetic mean: HBR and ABR of `dmsm` 4.2.
     The queries are images.
 
     ranks (Q,): 0-based ranks of the best positives.
@@ -106,7 +106,7 @@ def best_rank_means(ranks) -> dict:
 
 
 def rsum(result: dict) -> float:
-    """The sum of the six recalls of both directions (0 to 600)."""
+    """Sum the six recalls of both directions (0 to 600)."""
     return sum(result[side][f"r{k}"] for side in ("i2t", "t2i") for k in RECALLS)
 
 
@@ -118,7 +118,7 @@ def both_directions(i2t, t2i) -> dict:
 
 
 def chance(caption_image, n_images: int) -> dict:
-    """Expected results of galleries in random order, as `both_directions`.
+    """Compute expected results of galleries in random order, as `both_directions`.
 
     "medr" is the median over all queries and orders. caption_image (M,): the row of each caption's image. Images
     without a caption do not count as queries.
@@ -130,7 +130,7 @@ def chance(caption_image, n_images: int) -> dict:
 
 
 def _random_order(positives: np.ndarray, gallery: int) -> dict:
-    """Expected `summary` of queries in a gallery of G items in random order.
+    """Compute the expected `summary` of queries in a random order of G items.
     positives (Q,): number of each query.
 
     The best of c positives has rank k or more (0-based) with probability prod_{j < k} (G - c - j) / (G - j).
@@ -158,7 +158,7 @@ def average(results: list[dict]) -> dict:
 
 
 def normalise_once(similarity, *sides) -> tuple:
-    """The cosine as the inner product of unit vectors, which no block has to normalise again.
+    """Turn the cosine into the inner product of unit vectors, normalised once.
     Any other similarity and its sides stay."""
     return (dot, *(Embedding(unit(e.mean)) for e in sides)) if similarity is cosine else (similarity, *sides)
 
@@ -190,7 +190,7 @@ def score_matrix(members, block: int | None = None) -> np.ndarray:
 
 
 def ranks(scores, caption_image) -> tuple[np.ndarray, np.ndarray]:
-    """Ranks of both directions, 0-based: images (N,) and captions (M,).
+    """Compute ranks of both directions, 0-based: images (N,) and captions (M,).
     -1 for an image without captions.
 
     scores (N, M): an array or tensor; caption_image (M,): the row of each caption's image. Raises InputError where
@@ -243,7 +243,7 @@ def retrieval_blocks(similarity, images, captions, caption_image, block: int | N
 
 
 def retrieval(scores, caption_image) -> dict:
-    """Image-to-text and text-to-image recall of a whole score matrix.
+    """Compute image-to-text and text-to-image recall of a whole score matrix.
 
     scores (N, M): images x captions; caption_image (M,): the row of each caption's image, in any order, with any number
     of captions per image. Returns {"i2t": {"r1", "r5", "r10", "medr", "meanr", "queries"}, "t2i": {...}, "rsum"} in
@@ -258,13 +258,13 @@ def retrieval(scores, caption_image) -> dict:
 
 
 def spearman(x, y) -> float:
-    """Spearman's rank correlation of x (K,) and y (K,) in [-1, 1].
+    """Compute Spearman's rank correlation of x (K,) and y (K,) in [-1, 1].
     Ties get their mean rank. NaN where x or y is constant."""
     return spearman_of_codes(*(np.unique(v, return_inverse=True)[1] for v in (x, y)))
 
 
 def spearman_of_codes(x: np.ndarray, y: np.ndarray) -> float:
-    """`spearman` of values given as whole numbers from 0 in the same order.
+    """Compute `spearman` of values given as whole numbers from 0 in the same order.
 
     It counts the numbers instead of sorting them.
     """
@@ -277,7 +277,7 @@ def spearman_of_codes(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def sampled_spearman(query, x, y, samples: int = 1000, seed: int = 0) -> dict:
-    """Spearman's correlation over bootstrap samples of rated pairs.
+    """Compute Spearman's correlation over bootstrap samples of rated pairs.
     Mean and standard deviation (Parekh et al. 2021).
 
     query (K,), x (K,), y (K,): the item that each pair was rated for, its rating and its score. A sample takes half of
@@ -300,7 +300,7 @@ def sampled_spearman(query, x, y, samples: int = 1000, seed: int = 0) -> dict:
 # ---- uncertainty
 
 def recall_in_bins(uncertainty, hits, bins: int = 10) -> dict:
-    """Recall in bins of rising certainty, in percent (PCME++ 4.3).
+    """Compute recall in bins of rising certainty, in percent (PCME++ 4.3).
     The bins are of equal size, from the least to the most uncertain.
 
     uncertainty (Q,), hits (Q,) bool. "rho" is Spearman's correlation of the number of the bin and its recall (-1:
@@ -329,7 +329,7 @@ def join_rounded(values) -> np.ndarray:
 
 
 def risk_coverage(uncertainty, hits, points: int = 100) -> dict:
-    """Risk where only the queries of least uncertainty are answered.
+    """Compute the risk if only the queries of least uncertainty are answered.
 
     uncertainty (Q,), hits (Q,) bool -> coverage (points,), risk (points,), area. Coverage is the share of queries that
     are answered. Risk is the share of wrong answers among those given, in percent. The area is the mean risk over all
@@ -396,7 +396,7 @@ def paired_bootstrap(a: dict | list[dict], b: dict | list[dict], sums: dict, sam
 
 
 def _with_other_seeds(draws: np.ndarray, rng, stretch: float) -> np.ndarray:
-    """Mean over S seeds for each draw of images.
+    """Average over S seeds for each draw of images.
     (1 + samples, S, K) -> (1 + samples, K).
 
     Where there are several seeds, they are drawn too, except for the first row. `stretch`: see `paired_bootstrap`.
@@ -410,7 +410,7 @@ def _with_other_seeds(draws: np.ndarray, rng, stretch: float) -> np.ndarray:
 
 
 def _interval(a: float, b: float, differences: np.ndarray) -> dict:
-    """Result of `paired_bootstrap` for one metric, from differences (samples,)."""
+    """Summarise differences (samples,) of `paired_bootstrap` for one metric."""
     differences = differences[~np.isnan(differences)]
     low, high = np.percentile(differences, [2.5, 97.5])
     tail = min(np.count_nonzero(differences <= 0), np.count_nonzero(differences >= 0))

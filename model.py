@@ -146,7 +146,7 @@ class Tower(nn.Module):
         return HEADS[self.head]((log_var + self.logvar_init).clamp(*self.bounds)).float()
 
     def to_embedding(self, latent: Latent, log_var: Tensor | None = None) -> Embedding:
-        """Embedding of a latent, its mean normalised; parts (B, P, D) are averaged."""
+        """Build the embedding of a latent: normalise the mean, average parts (B, P, D)."""
         mean, parts = latent.value.float(), None
         if latent.n_parts is not None:
             parts = unit(mean) if self.normalise else mean
@@ -192,7 +192,7 @@ class VSE(nn.Module):
         return sides
 
     def loss(self, batch) -> dict[str, Tensor]:
-        """Terms of the training loss by name, to be summed.
+        """Compute the terms of the training loss by name, to be summed.
 
         batch: data.Batch of B matching pairs. Terms of one side learn from its unpaired items, too (jwae 3.3).
         """
@@ -212,7 +212,7 @@ class VSE(nn.Module):
     forward = loss
 
     def ranking_loss(self, images: Embedding, captions: Embedding, batch) -> Tensor:
-        """Ranking loss of the scores (B, B), in float32."""
+        """Compute the ranking loss of the scores (B, B), in float32."""
         with torch.autocast(images.mean.device.type, enabled=False):
             same_image = None
             if self.mask_same_image:
@@ -574,7 +574,7 @@ class CaptionDecoder(nn.Module):
         self.out = nn.Linear(latent, vocab_size)
 
     def forward(self, latent: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """-log p(w_1 ... w_M, <end> | latent) in nats.
+        """Compute -log p(w_1 ... w_M, <end> | latent) in nats.
         (B, D), <start> ... (B, T), (B,) -> (B,)."""
         inputs = tokens[:, :-1]                                                     # (B, T - 1)
         if self.training:
@@ -619,7 +619,7 @@ class CaptionNLL(nn.Module):
 
 
 def latent_rows(encoded: Encoded) -> Tensor:
-    """Latents of items, or of their real parts, (R, D), float32."""
+    """Select latents of items, or of their real parts, (R, D), float32."""
     return real_rows(encoded.latent.value.float(), encoded.latent.n_parts)
 
 
@@ -646,7 +646,7 @@ class Encoder(NamedTuple):
 
 
 def layer_sizes(hidden: str | None) -> list[int]:
-    """"2000-1000" -> [2000, 1000]."""
+    """Parse sizes of layers: "2000-1000" -> [2000, 1000]."""
     return [int(size) for size in (hidden or "").split("-") if size]
 
 

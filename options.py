@@ -393,7 +393,7 @@ def check_fits(opt, images, text, path: str) -> None:
 # ---- evaluate.py
 
 def seeds(text: str) -> str:
-    """Type of an item of --compare: a path, or several joined by commas.
+    """Parse an item of --compare: a path, or several joined by commas.
     Several are seeds of one model."""
     return ",".join(map(filename, text.split(",")))
 

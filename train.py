@@ -180,7 +180,7 @@ def run_epochs(run: "Training", received: list[int]) -> None:
 
 @contextlib.contextmanager
 def delayed_signals():
-    """Context in which Ctrl-C and SIGTERM only add their number to a list.
+    """Record Ctrl-C and SIGTERM in a list within a context, and do nothing else.
     The training then finishes its step and saves, so --resume continues exactly. A second Ctrl-C ends it at once."""
     received, handlers = [], {}
 

@@ -110,7 +110,7 @@ class Trigrams(Vocabulary):
 
 
 def trigrams_of(word: str) -> list[str]:
-    """Letter trigrams of #word#, in order and with repeats: #ca, cat, at#.
+    """List the letter trigrams of #word#, in order and with repeats: #ca, cat, at#.
     Huang et al. 2013."""
     marked = f"#{word}#"
     return [marked[k:k + 3] for k in range(len(marked) - 2)]
