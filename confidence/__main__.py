@@ -70,7 +70,7 @@ def calibrated_on(items: Items) -> str:
 
 
 def numbers_in_words(side: str, count: np.ndarray, pair: Sigmoid) -> str:
-    """Sentence on the expected number of items that fit each query (Q,)."""
+    """Describe the expected number of items that fit each query (Q,)."""
     low, middle, high = np.quantile(count, (0.05, 0.5, 0.95))
     return (f"{side}: by p(pair) = sigmoid({pair.slope:.4g} s {pair.bias:+.4g}), fitted to own pairs of dev against "
             f"all others, {middle:.2g} items fit a query (median; 90% of the queries {low:.2g} to {high:.2g})")

@@ -20,7 +20,7 @@ class Fitted(NamedTuple):
 
     @classmethod
     def read(cls, record: dict) -> "Fitted":
-        """Raises ValueError, KeyError or TypeError where no calibration holds this."""
+        """Read a fitted temperature. Raises ValueError, KeyError or TypeError on others."""
         fitted = cls(float(record["temperature"]), int(record["queries"]), int(record["gallery"]))
         if not 0 < fitted.temperature < np.inf:
             raise ValueError(f"temperature {fitted.temperature}")
@@ -49,7 +49,7 @@ def calibrate(dev, name: str) -> dict:
 
 
 def percent(p: float) -> str:
-    """A probability for a reader; never 0% or 100%, which no model can promise."""
+    """Format a probability; never 0% or 100%, which no model can promise."""
     return "under 1%" if p < 0.005 else "over 99%" if p >= 0.995 else f"{100 * p:.0f}%"
 
 
@@ -91,7 +91,7 @@ def read_calibration(path: str) -> Calibration:
 
 
 def calibration_file(run: str) -> str:
-    """The calibration.json of a run folder or a checkpoint file."""
+    """Return the calibration.json of a run folder or a checkpoint file."""
     folder, file = (run, "model_best.pt") if os.path.isdir(run) else os.path.split(run)
     ending = "" if file == "model_best.pt" else f"_{file.split('.')[0]}"
     return os.path.join(folder, f"calibration{ending}.json")

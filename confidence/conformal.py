@@ -19,7 +19,7 @@ SCORES = 2 ** 25  # scores that sets are counted in; of larger galleries fewer q
 
 
 def one_query_per_image(e: Embeddings, side: str, seed: int = 0) -> Rows:
-    """Rows of exchangeable queries, at most SCORES scores.
+    """Choose rows of exchangeable queries, at most SCORES scores.
     One random caption of each image, or the images."""
     rng, owner = np.random.default_rng(seed), e.caption_image
     order = rng.permutation(len(owner))
@@ -34,7 +34,7 @@ def one_query_per_image(e: Embeddings, side: str, seed: int = 0) -> Rows:
 
 
 def strangeness(scores: torch.Tensor, right: torch.Tensor, t: float) -> torch.Tensor:
-    """-log p of the best right item of each query: (b,).
+    """Compute -log p of the best right item of each query: (b,).
     scores (b, G), right (b, G) bool, t the temperature."""
     best = torch.where(right, scores, -torch.inf).amax(1)                           # (b,)
     return torch.logsumexp(t * scores, 1) - t * best
@@ -47,7 +47,7 @@ def set_sizes(scores: torch.Tensor, t: float, limit: float) -> torch.Tensor:
 
 
 def conformal_rank(n: int, alpha: float) -> int:
-    """Rank, from 1, of the value among n that is the limit for 1 - alpha.
+    """Compute the rank, from 1, of the value among n that is the limit for 1 - alpha.
     The values are strangenesses in rising order."""
     return math.ceil((n + 1) * (1 - alpha))
 
@@ -109,7 +109,7 @@ DIGITS = {"mean_size": 1, "median_size": 0}                # all others are perc
 
 
 def tables(results: dict) -> list:
-    """Tables of `judge_sets` by direction."""
+    """Build the tables of `judge_sets` by direction."""
     def cell(key: str, numbers: dict) -> str:
         return (f"{numbers[key]:.{DIGITS[key]}f}" if key in DIGITS else
                 f"{100 * numbers[key]:.1f}".replace("nan", "-"))

@@ -108,7 +108,7 @@ TITLES = {"t2i": "text to image: is the first answer right?", "i2t": "image to t
 
 
 def tables(results: dict) -> list:
-    """Tables of the results of `judge` by direction."""
+    """Build the tables of the results of `judge` by direction."""
     return [table(TITLES[side], COLUMNS, {MEASURES[name].title: numbers for name, numbers in measures.items()}, cell)
             for side, measures in results.items()]
 

@@ -132,7 +132,7 @@ def judge_fold(model: VSE, training: Fold) -> np.ndarray:
 
 @torch.no_grad()
 def log_posteriors(similarity, images: Embedding, captions: Embedding, owner: np.ndarray, t: float) -> Tensor:
-    """log p(image | caption) + log p(caption | image) of true pairs: (M,).
+    """Compute log p(image | caption) + log p(caption | image) of true pairs: (M,).
     captions (M, D) and their images, owner (M,).
 
     p is the posterior at temperature t times the size of the gallery, which is GALLERY random items.

@@ -67,7 +67,7 @@ class Judgements(NamedTuple):
 # ---- reading
 
 def rows_by_name(e: Embeddings) -> tuple[dict[str, int], dict[str, int]]:
-    """Rows of photos by file name and of captions by NAME#K.
+    """Number the rows of photos by file name and of captions by NAME#K.
     Raises InputError where the split names no photos."""
     check("image_name" in e.ids, f"{e.name} does not name its photos, and judgements do; put one name a line into "
                                  "{split}_ids.txt beside the features")
@@ -173,7 +173,8 @@ def judge_votes(files: list[Judgements], scores: np.ndarray, pair: Sigmoid, log_
 
 def estimate_counts(files: list[Judgements], scores: np.ndarray, owner: np.ndarray,
                  log_var: np.ndarray | None) -> tuple[np.ndarray, Sigmoid]:
-    """Expected number of photos that fit each caption (M,), by a map fitted to votes on the other half of them.
+    """Estimate the number of photos that fit each caption (M,) by votes.
+    Each half of the captions is judged by a map fitted to the other half.
     Own photos are included, and NaN is for captions that nobody judged. Also returns the map fitted to all."""
     image, caption, yes, votes = join_votes(files)
     share, weight = np.zeros(scores.shape), np.full(scores.shape, USUAL)
@@ -219,7 +220,8 @@ def correlate(measures: dict[str, np.ndarray], truth: np.ndarray) -> dict:
 # ---- all of it
 
 def judge(e: Embeddings, files: list[Judgements], pair: Sigmoid) -> tuple[dict, Sigmoid | None]:
-    """Judge a model by people. Returns the results, and the map for calibration.json, None without votes.
+    """Judge a model by people.
+    Returns the results, and the map for calibration.json, None without votes.
     pair: the probability of own pairs on dev."""
     scores = e.scores                                                               # (N, M)
     results = {"files": {os.path.basename(x.path): agreement(x, scores) for x in files}}
@@ -252,7 +254,7 @@ MAPS = {"own pairs": "own pairs of dev", "fitted": "fitted to votes", "with Sigm
 
 
 def tables(results: dict) -> list:
-    """Tables of the results of `judge`."""
+    """Build the tables of the results of `judge`."""
     made = [("people's judgements of pairs; tau: do scores order them as people do (100: always, 0: chance)",
              [("", ["pairs", "own, left out", "tau", "of", "AUROC"])],
              [(name, [f"{x['pairs']:,}", f"{x['own']:,}", number(x["tau"]), f"tau-{x['kind']}",

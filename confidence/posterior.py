@@ -44,7 +44,7 @@ class Rows(NamedTuple):
 
 
 def rows_of(e: Embeddings, side: str, queries: np.ndarray | None = None) -> Rows:
-    """Rows of one direction, "i2t" or "t2i".
+    """Return the rows of one direction, "i2t" or "t2i".
     Of all queries, or at positions `queries` (q,), rising."""
     owner = e.caption_image
     if side == "t2i":
@@ -68,14 +68,15 @@ class Answers(NamedTuple):
 
 @torch.no_grad()
 def answers(rows: Rows, temperature: float) -> Answers:
-    """First answers of all rows at a temperature T."""
+    """Find the first answers of all rows at a temperature T."""
     item_image = torch.from_numpy(rows.item_image) if rows.grouped else None
     blocks = [block_answers(*block, temperature, item_image) for block in rows.blocks(CACHED)]
     return Answers(*(None if x[0] is None else torch.cat(x).numpy() for x in zip(*blocks)))
 
 
 def block_answers(scores: torch.Tensor, right: torch.Tensor, t: float, item_image=None) -> Answers:
-    """First answers of scores (b, G); right (b, G) bool; item_image (G,): that of each caption.
+    """Find the first answers of scores (b, G).
+    right (b, G) bool; item_image (G,): the image of each caption.
 
     Equal items get scores that differ in their last bits, by the product or the processor that made them. So an item
     ties with the best where it is less than TIE of the size of the scores below it.
@@ -95,7 +96,7 @@ def block_answers(scores: torch.Tensor, right: torch.Tensor, t: float, item_imag
 
 
 def masses(below: torch.Tensor, t: float) -> torch.Tensor:
-    """Unnormalised posterior exp(T (s - max s)) of s - max s, at most 1."""
+    """Compute the unnormalised posterior exp(T (s - max s)), at most 1, of s - max s."""
     return (t * below).clamp_(min=NOTHING).exp_()
 
 
@@ -156,5 +157,5 @@ def fit_pairs(e: Embeddings) -> Sigmoid:
 
 @torch.no_grad()
 def expected_number(rows: Rows, pair: Sigmoid) -> np.ndarray:
-    """Expected number of items that fit each query, a sum of probabilities: (Q,)."""
+    """Sum probabilities to the number of items that fit each query: (Q,)."""
     return np.concatenate([pair(scores).sum(1).cpu().numpy() for scores, _ in rows.blocks()])

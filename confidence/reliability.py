@@ -13,7 +13,7 @@ DRAWS = 200               # of the right answers that perfect probabilities woul
 
 
 def auroc(confidence: np.ndarray, right: np.ndarray) -> float:
-    """Probability that a right answer has more confidence than a wrong one.
+    """Compute how probably a right answer has more confidence than a wrong one.
     Ties count half; NaN where one kind is missing."""
     hit, miss = confidence[right], np.sort(confidence[~right])
     if not len(hit) or not len(miss):
@@ -23,12 +23,12 @@ def auroc(confidence: np.ndarray, right: np.ndarray) -> float:
 
 
 def bins_of_equal_mass(p: np.ndarray) -> list[np.ndarray]:
-    """Positions of p (Q,) in each bin, from the least."""
+    """Divide the positions of p (Q,) into bins of equal size, from the least p."""
     return [part for part in np.array_split(np.argsort(p, kind="stable"), BINS) if len(part)]
 
 
 def reliability(p: np.ndarray, right: np.ndarray) -> dict:
-    """Mean probability, share of right answers and size of each bin of equal mass."""
+    """Compute mean probability, share of right answers and size of each bin."""
     p, parts = p.astype(float), bins_of_equal_mass(p)
     return {"p": [float(p[part].mean()) for part in parts], "right": [float(right[part].mean()) for part in parts],
             "queries": list(map(len, parts))}
@@ -56,6 +56,6 @@ def judge_probability(p: np.ndarray, right: np.ndarray) -> dict:
 
 
 def interval(draws: np.ndarray) -> dict[str, float]:
-    """95% interval of the samples of a bootstrap, {"low", "high"}."""
+    """Return the 95% interval of the samples of a bootstrap, {"low", "high"}."""
     low, high = np.percentile(draws, [2.5, 97.5])
     return {"low": float(low), "high": float(high)}

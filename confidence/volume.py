@@ -35,13 +35,13 @@ class PhotoShares(NamedTuple):
     shares: Tensor                    # (M,) log shares of the bank
 
     def captions_log_var(self, e: Embedding) -> Tensor:
-        """(B, D) -> (B, 1)."""
+        """Compute log-variances of captions: (B, D) -> (B, 1)."""
         cosines = unit(e.mean) @ unit(self.captions.mean).T                         # (B, M)
         nearest = nearest_captions(cosines, self.owner, int(self.owner.max()) + 1)  # (B, N)
         return log_share(nearest, self.sigmoid)[:, None]
 
     def images_log_var(self, e: Embedding) -> Tensor:
-        """(B, D) -> (B, 1)."""
+        """Compute log-variances of images: (B, D) -> (B, 1)."""
         nearest = self.similarity(e, self.captions).topk(min(NEAREST, len(self.shares)), 1).indices     # (B, K)
         return self.shares[nearest].mean(1, keepdim=True)
 

@@ -27,12 +27,12 @@ class Pairs(NamedTuple):
 
     @classmethod
     def of(cls, query, item) -> "Pairs":
-        """Pairs from (K,) queries and (K,) items in any order, repeats left out."""
+        """Sort pairs of queries (K,) and items (K,) and drop repeats."""
         pairs = np.unique(np.stack([np.asarray(query, np.int64), np.asarray(item, np.int64)], 1), axis=0)
         return cls(pairs[:, 0], pairs[:, 1])
 
     def swapped(self) -> "Pairs":
-        """The other direction: the items are the queries."""
+        """Swap queries and items."""
         return Pairs.of(self.item, self.query)
 
     def block(self, queries: slice) -> "Pairs":
@@ -41,7 +41,7 @@ class Pairs(NamedTuple):
         return Pairs(self.query[rows] - queries.start, self.item[rows])
 
     def among(self, queries: np.ndarray, items: np.ndarray) -> "Pairs":
-        """Positions of pairs of queries (q,) and items (i,) within two rising lists."""
+        """Find pairs of queries (q,) and items (i,) within two rising lists: positions."""
         inside = np.isin(self.query, queries) & np.isin(self.item, items)
         return Pairs(np.searchsorted(queries, self.query[inside]), np.searchsorted(items, self.item[inside]))
 
@@ -73,7 +73,7 @@ class IdIndex:
         self.place = {i: k for k, i in enumerate(integers(ids, source, f"the {kind} id").tolist())}
 
     def positions(self, ids, path: str) -> np.ndarray:
-        """(K,) ids -> (K,) positions. Raises InputError where the split lacks an id."""
+        """Find the positions of ids (K,). Raises InputError where the split lacks an id."""
         ids = integers(ids, path, f"the {self.kind} id").tolist()
         absent = sorted({i for i in ids if i not in self.place})
         check(not absent, f"{path} names {len(absent)} {self.kind}s that {self.source} lacks, the first is "
@@ -126,7 +126,7 @@ def read_cxc(folder: str, part: str, images: IdIndex, captions: IdIndex, caption
 
 
 def cxc_pairs(ratings: dict[str, Ratings], caption_image: np.ndarray) -> dict[str, Pairs]:
-    """Matches of Crisscrossed Captions (`ucmr` 4.1): i2t, t2i, t2t and i2i.
+    """Collect matches of Crisscrossed Captions (`ucmr` 4.1): i2t, t2i, t2t and i2i.
 
     An image and a caption match if they are an original pair or are rated 3 or more. Two captions match if they are of
     one image or are rated 3 or more, two images if they are rated 2.5 or more. A pair that is listed more than once
@@ -141,7 +141,7 @@ def cxc_pairs(ratings: dict[str, Ratings], caption_image: np.ndarray) -> dict[st
 
 
 def similar_pairs(ratings: Ratings, least: float) -> Pairs:
-    """Pairs of different items of one modality with at least this mean rating.
+    """Collect pairs of different items of one modality with at least this mean rating.
     In both directions."""
     ends = np.sort(np.stack([ratings.first, ratings.second]), axis=0)               # (2, K)
     pairs, place = np.unique(ends, axis=1, return_inverse=True)
@@ -151,7 +151,7 @@ def similar_pairs(ratings: Ratings, least: float) -> Pairs:
 
 
 def same_image_pairs(caption_image: np.ndarray) -> Pairs:
-    """Pairs of each caption and every other caption of its image.
+    """Pair each caption with every other caption of its image.
     caption_image (M,): the row of each caption's image."""
     owner = sparse.csr_array((np.ones(len(caption_image)), (np.arange(len(caption_image)), caption_image)))
     query, item = (owner @ owner.T).nonzero()
@@ -178,7 +178,7 @@ def read_instances(path: str, images: IdIndex) -> np.ndarray:
 # ---- listed matches
 
 def eccv_folder() -> str | None:
-    """The folder in which the optional package eccv_caption keeps its data, or None.
+    """Return the data folder of the optional package eccv_caption, or None.
     The package is not imported."""
     spec = importlib.util.find_spec("eccv_caption")
     return os.path.join(os.path.dirname(spec.origin), "data") if spec and spec.origin else None

@@ -51,7 +51,7 @@ def draw_queries(caption_image: np.ndarray, n_images: int, size: int = SIZE) -> 
 @torch.no_grad()
 def item_terms(members: list[Member], queries: list[Member], betas: list[float], side: str,
                block: int = 1000) -> np.ndarray:
-    """Numbers b that a direction subtracts from its items' scores, a row per beta.
+    """Compute numbers b to subtract from the items' scores, a row per beta.
 
     (B, N) of the images of `members` for t2i, (B, M) of their captions for i2t. queries: the bank, by the same models.
     """

@@ -41,7 +41,7 @@ def compare(groups: list[str], load: Callable[[str], Embeddings], opt) -> dict:
 
 
 def rsums(names) -> dict[str, list[str]]:
-    """{"full rsum": its six recalls, ...} for each protocol that has all six."""
+    """List {"full rsum": its six recalls, ...} of each protocol that has all six."""
     sums = {f"{protocol} rsum": [f"{protocol} {side} r{k}" for side in ("i2t", "t2i") for k in metrics.RECALLS]
             for protocol in sorted({name.split()[0] for name in names})}
     return {name: terms for name, terms in sums.items() if set(terms) <= set(names)}
@@ -84,7 +84,7 @@ def sort_by_seed(seeds: list[int | None], totals: list[dict]) -> tuple[list, lis
 
 
 def over_seeds(totals: list[dict], protocols: list[dict]) -> dict[str, tuple[float, float, int]]:
-    """{metric: (mean, standard deviation, number of seeds)} of a group.
+    """Compute {metric: (mean, standard deviation, number of seeds)} of a group.
 
     totals: what `Record.totals` returns, per seed; protocols: of the results of each seed, which hold the rank
     correlations with ratings.
@@ -101,7 +101,7 @@ def over_seeds(totals: list[dict], protocols: list[dict]) -> dict[str, tuple[flo
 
 
 def common_name(paths: list[str]) -> str:
-    """The beginning of paths in one folder, runs/A0, runs/A1 -> runs/A, or the first."""
+    """Shorten runs/A0, runs/A1 to runs/A, or name the first of several folders."""
     paths = [os.path.normpath(path) for path in paths]
     shared = paths[0] if len(paths) == 1 else os.path.commonprefix(paths).rstrip("_-.")
     same = {os.path.dirname(path) for path in [shared, *paths]}

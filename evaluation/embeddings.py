@@ -77,11 +77,11 @@ class Embeddings:
         return self.ids.get("caption") or [f"caption {m}" for m in range(len(self.caption_image))]
 
     def index(self, side: str) -> IdIndex:
-        """Positions of ids, of "image" or "caption"; raises InputError without ids."""
+        """Find the positions of "image" or "caption" ids; raises InputError without ids."""
         return IdIndex(self.ids.get(f"{side}_id"), side, self.name)
 
     def subset(self, images: np.ndarray) -> "Embeddings":
-        """The images at positions `images` (n,), rising, and their captions."""
+        """Select the images at positions `images` (n,), rising, and their captions."""
         captions = np.flatnonzero(np.isin(self.caption_image, images))
         return replace(
             self, ids={}, n_images=len(images), caption_image=np.searchsorted(images, self.caption_image[captions]),
@@ -90,7 +90,7 @@ class Embeddings:
 
 
 def uncertainties(e: Embeddings, measure=uncertainty) -> dict[str, np.ndarray]:
-    """log det Sigma in nats of Gaussian images (N,) and captions (M,).
+    """Compute log det Sigma in nats of Gaussian images (N,) and captions (M,).
     Averaged over the members. Or another measure, Embedding -> (N,)."""
     results = {}
     for side in ("images", "captions"):
@@ -102,7 +102,7 @@ def uncertainties(e: Embeddings, measure=uncertainty) -> dict[str, np.ndarray]:
 
 
 def within_modality(similarity, e: Embedding) -> tuple:
-    """Similarity and embedding to compare items of one modality.
+    """Return similarity and embedding to compare items of one modality.
 
     The cosine of the means where a similarity needs an image and a caption (Mahalanobis, cross-attention).
     """
@@ -124,7 +124,7 @@ def blocks_within(e: Embeddings, modality: str, items: np.ndarray, block: int):
 # ---- by trained models
 
 def newest_run(root: str = "runs") -> str:
-    """The folder of the run whose best model is the newest.
+    """Find the folder of the run whose best model is the newest.
     Raises InputError where there is no run."""
     paths = glob.glob(os.path.join(root, "**", "model_best.pt"), recursive=True)
     started = sorted(glob.glob(os.path.join(root, "**", "checkpoint.pt"), recursive=True), key=os.path.getmtime)

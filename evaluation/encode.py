@@ -1,4 +1,4 @@
-"""Encodes a split by a model, and ranks it: what training needs of evaluation."""
+"""Encode a split by a model and rank it, as training needs after an epoch."""
 from typing import NamedTuple
 
 import numpy as np

@@ -28,7 +28,7 @@ MOST, MATCHES, ACROSS, LETTERS = 5, 3, 6, 30    # items drawn, matches of each; 
 
 
 def picture_file(path: str, inputs=(), overwrite: bool = True) -> str:
-    """The path of a picture, if it may be drawn there; as `files.output`."""
+    """Return the path of a picture, if it may be drawn there; as `files.output`."""
     check(os.path.splitext(path)[1][1:].lower() in FORMATS,
           f"{path} ends in none of .{', .'.join(FORMATS)}, which pictures are drawn as; give it such an ending")
     return output(path, inputs, overwrite)
@@ -64,12 +64,12 @@ def drawing(path: str, rows: int, columns: int, size: tuple[float, float], tight
 
 
 def drawable(text: str) -> str:
-    """The text without control characters."""
+    """Remove control characters from a text."""
     return "".join(letter for letter in text if letter == "\n" or letter.isprintable())
 
 
 def wrapped(text: str, width: int, lines: int = 3) -> str:
-    """The text in at most so many lines."""
+    """Wrap the text into at most so many lines."""
     return "\n".join(textwrap.wrap(drawable(text), width, max_lines=lines, placeholder=" ..."))
 
 
@@ -139,7 +139,7 @@ def write_above(axis, text: str, points: float, **look) -> None:
 
 
 def find_photos(e: Embeddings, folder: str | None) -> Photos | None:
-    """Find the photos of all images, those of the split or file names in `folder`.
+    """Find the photos of all images, in the split or by file name in `folder`.
     None where one is missing, and a note says so."""
     paths = e.photos.paths if e.photos else [
         below(folder, name, "the list of photos") for name in (e.ids.get("image_name", ()) if folder else ())]
@@ -153,7 +153,7 @@ def find_photos(e: Embeddings, folder: str | None) -> Photos | None:
 
 
 def photo_cell(photos: Photos, i: int, *lines: str, frame: str | None = None) -> Cell:
-    """Photo i below lines of text."""
+    """Make a cell of photo i below lines of text."""
     return Cell(photos.open(int(i), THUMBNAIL), "\n".join(wrapped(line, LETTERS) for line in lines if line), frame)
 
 

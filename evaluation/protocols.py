@@ -41,7 +41,7 @@ class Record(dict):
             numbers[queries] = np.where(value < 0, np.nan, value)
 
     def totals(self, caption_image: np.ndarray, n_images: int) -> dict:
-        """{metric: (total (N,), count (N,))} per image, for `metrics.paired_bootstrap`.
+        """Sum per image for `metrics.paired_bootstrap`: {metric: (total, count) (N,)}.
         Percent and 1-based ranks."""
         totals = {}
         for (protocol, side, name), value in self.items():
@@ -60,12 +60,12 @@ class Record(dict):
 # ---- galleries
 
 def everything(e: Embeddings) -> Gallery:
-    """All images and captions."""
+    """Return the gallery of all images and captions."""
     return Gallery(np.arange(e.n_images), np.arange(len(e.caption_image)))
 
 
 def folds(e: Embeddings) -> list[Gallery]:
-    """Five folds of COCO 1K: sequential images, and each fold's captions."""
+    """Cut COCO 1K into five folds: sequential images, and each fold's captions."""
     return [Gallery(np.arange(k, k + FOLD), np.flatnonzero((e.caption_image >= k) & (e.caption_image < k + FOLD)))
             for k in range(0, 5 * FOLD, FOLD)]
 
@@ -94,7 +94,7 @@ def judge_blocks(judge, scores: np.ndarray, queries: np.ndarray, items: np.ndarr
 # ---- the original pairs
 
 def full(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
-    """Recalls of the original pairs, `metrics.both_directions`."""
+    """Compute recalls of the original pairs, `metrics.both_directions`."""
     images, captions = gallery
     part = e.scores if e.scores.shape == (len(images), len(captions)) else e.scores[np.ix_(images, captions)]
     i2t, t2i = metrics.ranks(part, e.caption_image[captions] - images[0])
@@ -113,7 +113,7 @@ OUTCOMES["rpc2"] = OUTCOMES["rp"]
 
 def recalls_of_matches(scores: np.ndarray, matches: dict[str, Pairs], gallery: Gallery, record: Record, name: str,
                        *precisions: str) -> dict:
-    """Recalls and precisions of i2t or t2i or both, in percent.
+    """Compute recalls and precisions of i2t or t2i or both, in percent.
 
     scores (N, M); matches: of each direction; precisions: names of OUTCOMES. "r1" is the share of queries whose best
     item is a match. Queries without a match in the gallery do not count. "rsum" is there where both directions are.
@@ -139,12 +139,12 @@ def judge_pairs(pairs: Pairs, names, block: np.ndarray, rows: slice) -> dict[str
 
 
 def positives(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
-    """Recalls, R-precision and mAP@R of the user's own matches, in percent."""
+    """Compute recalls, R-precision and mAP@R of the user's own matches, in percent."""
     return recalls_of_matches(e.scores, e.judged["positives"], gallery, record, name, "rp", "map_at_r")
 
 
 def eccv(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
-    """ECCV Caption: R@1, R-precision and mAP@R, in percent."""
+    """Evaluate on ECCV Caption: R@1, R-precision and mAP@R, in percent."""
     numbers = recalls_of_matches(e.scores, e.judged["eccv"], gallery, record, name, "rp", "map_at_r")
     return {side: {key: numbers[side][key] for key in ("r1", "rp", "map_at_r", "queries")} for side in e.judged["eccv"]}
 
@@ -152,7 +152,7 @@ def eccv(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
 # ---- Crisscrossed Captions
 
 def cxc(e: Embeddings, gallery: Gallery, record: Record, name: str, samples: int = 1000) -> dict:
-    """Crisscrossed Captions: {i2t, t2i, rsum, t2t, i2i}.
+    """Evaluate on Crisscrossed Captions: {i2t, t2i, rsum, t2t, i2i}.
 
     i2t and t2i carry "rpc2", RPC^2 (`ucmr` 4.3): R-precision over the CxC matches, in percent. A gallery of everything
     adds the rank correlations of scores with ratings, {sits, sts, sis} (`metrics.sampled_spearman`). Without images
@@ -200,7 +200,7 @@ def ranks_within(e: Embeddings, modality: str, items: np.ndarray, matches: Pairs
 # ---- categories of images
 
 def pmrp(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
-    """Plausible Match R-Precision in percent (PCME 4.1).
+    """Compute Plausible Match R-Precision in percent (PCME 4.1).
 
     An item matches if the sets of categories that the two images show differ in at most zeta categories, zeta in
     {0, 1, 2}; "pmrp" is the mean over zeta. Images without any instance are left out, and their captions.
@@ -222,7 +222,7 @@ def pmrp(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
 
 def precisions_by_categories(scores: np.ndarray, queries: np.ndarray, items: np.ndarray, shown: np.ndarray,
                              codes: np.ndarray) -> dict[str, np.ndarray]:
-    """R-precisions (Q,) in [0, 1] by zeta.
+    """Compute R-precisions (Q,) in [0, 1] by zeta.
 
     shown (Q, K), codes (G, K): categories of the images of queries and items, as 0 and 1 in float32.
     """

@@ -35,7 +35,7 @@ def number(value, digits: int = 1) -> str:
 
 def table(heading: str, columns: dict[str, str], rows: dict[str, dict],
           cell: Callable[[str, dict], str] = lambda key, numbers: number(numbers.get(key, ""), 3)) -> tuple:
-    """Table of columns {name of a number: its head} and rows {label: numbers}.
+    """Build a table of columns {name of a number: its head} and rows {label: numbers}.
     Three digits, empty where missing."""
     return heading, [("", list(columns.values()))], [
         (label, [cell(key, numbers) for key in columns]) for label, numbers in rows.items()]
@@ -44,7 +44,7 @@ def table(heading: str, columns: dict[str, str], rows: dict[str, dict],
 # ---- tables of results
 
 def tables(runs: dict[str, dict]) -> list:
-    """Tables of one or several results, {name of the run: results.json}."""
+    """Build the tables of one or several results, {name of the run: results.json}."""
     runs = {f"{run}: " * (len(runs) > 1): results for run, results in runs.items()}
     all_tables = table_of_pairs(runs)
     for name, title in TITLES.items():
@@ -54,7 +54,7 @@ def tables(runs: dict[str, dict]) -> list:
 
 
 def table_of_pairs(runs: dict[str, dict]) -> list:
-    """Table of recalls of the original pairs and of a random order.
+    """Tabulate recalls of the original pairs and of a random order.
     runs: results by how a row begins."""
     numbers = {}
     for name, title in ROWS.items():
@@ -71,7 +71,7 @@ def table_of_pairs(runs: dict[str, dict]) -> list:
 
 
 def table_of_matches(title: str, results: dict[str, dict]) -> list:
-    """The table of one protocol: a row per direction and run; none without numbers."""
+    """Tabulate one protocol: a row per direction and run; none without numbers."""
     rows = {run + SIDES[side]: p[side] for side in SIDES for run, p in results.items() if side in p}
     columns = {key: head for key, head in NAMES.items() if any(key in numbers for numbers in rows.values())}
     sums = ", ".join(f"{run}{number(p['rsum'])}" for run, p in results.items() if "rsum" in p)
@@ -80,7 +80,7 @@ def table_of_matches(title: str, results: dict[str, dict]) -> list:
 
 
 def table_of_ratings(title: str, results: dict[str, dict]) -> list:
-    """Table of rank correlations of one protocol with ratings; none without.
+    """Tabulate rank correlations of one protocol with ratings; none without.
     See `metrics.sampled_spearman`."""
     def cell(kind: str, p: dict) -> str:
         x = [number(p[kind][key], 3) for key in ("spearman", "std", "shuffled")] if kind in p else ()
@@ -92,7 +92,7 @@ def table_of_ratings(title: str, results: dict[str, dict]) -> list:
 
 
 def comparisons(pairs: list[dict]) -> list:
-    """Tables of `metrics.paired_bootstrap`.
+    """Tabulate the results of `metrics.paired_bootstrap`.
     pairs: [{"a", "b", "seeds": [n, n], "pairs": bool, "metrics"}]."""
     results = []
     for pair in pairs:
@@ -108,7 +108,7 @@ def comparisons(pairs: list[dict]) -> list:
 
 
 def seed_tables(groups: dict[str, dict]) -> list:
-    """Table of means and deviations over seeds.
+    """Tabulate means and deviations over seeds.
     groups: {group: {metric: (mean, deviation, n)}}."""
     def cell(mean: float, deviation: float, n: int) -> str:
         return f"{mean:.1f}" + f" +- {deviation:.1f}" * (n > 1) + f" ({n})"
@@ -121,7 +121,7 @@ def seed_tables(groups: dict[str, dict]) -> list:
 # ---- sentences on what the tables do not show
 
 def doubts(pairs: list[dict]):
-    """Sentences on what the p values of `comparisons` do not say."""
+    """Say what the p values of `comparisons` do not show."""
     single = dict.fromkeys(name for pair in pairs for name, n in zip((pair["a"], pair["b"]), pair["seeds"]) if n == 1)
     if single:
         yield (f"{', '.join(single)}: one run{' each' * (len(single) > 1)}, so the interval does not cover how much "
@@ -142,7 +142,7 @@ def describe_bank(report: dict) -> str:
 
 
 def sentences(results: dict):
-    """Sentences on what the tables do not show."""
+    """Say what the tables do not show."""
     u = results.get("unknown_words")                        # `data.Split.unknown_words`
     if u:
         yield (f"{results['data_name']} against the training vocabulary: {u['unknown_distinct']:,} of "
@@ -170,7 +170,7 @@ def sentences(results: dict):
 # ---- formats
 
 def text(table) -> str:
-    """A table for a terminal."""
+    """Format a table for a terminal."""
     title, groups, rows = table
     rows = [("", [name for _, names in groups for name in names]), *rows]
     first = max(len(name) for name, _ in rows)
@@ -189,7 +189,7 @@ def list_heads(groups: list) -> list[str]:
 
 
 def markdown(table) -> str:
-    """A table in markdown."""
+    """Format a table in markdown."""
     title, groups, rows = table
     heads = list_heads(groups)
     lines = ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
@@ -198,7 +198,7 @@ def markdown(table) -> str:
 
 
 def latex(table) -> str:
-    """A table in LaTeX, its title as a comment."""
+    """Format a table in LaTeX, its title as a comment."""
     title, groups, rows = table
     heads = list_heads(groups)
     lines = [" & ".join(cells).replace("_", r"\_").replace("%", r"\%").replace("+-", r"$\pm$") + r" \\"
