@@ -30,7 +30,7 @@ AROUND = 1.5                     # the surroundings of a box: so many times as w
 
 @functools.cache
 def filters() -> list[np.ndarray]:
-    """One float32 matrix for each kind, (numbers in a window, filters)."""
+    """Build a float32 matrix for each kind, (numbers in a window, filters)."""
     with np.load(os.path.join(os.path.dirname(__file__), "filters.npz")) as stored:
         return [stored[kind].astype(np.float32)
                 for kind in ("hue", "fine", "coarse", "texture", "colour")]
@@ -61,7 +61,7 @@ def shrink(maps, step):
 
 
 def windows(maps, width, stride=1):
-    """Surroundings of each cell, 0 outside the image, float32.
+    """Collect the surroundings of each cell, 0 outside the image, float32.
     (n, h, h) -> (n, h / stride, h / stride, width ** 2)."""
     before = width // 2
     maps = np.pad(maps, ((0, 0), (before, width - 1 - before), (before, width - 1 - before)))
@@ -71,7 +71,7 @@ def windows(maps, width, stride=1):
 
 
 def input_maps(pixels):
-    """Maps that the filters see, from (n, 128, 128, 3) uint8.
+    """Compute the maps that the filters see, from (n, 128, 128, 3) uint8.
 
     Hues (n, 32, 32, 13) and figure (n, 32, 32), both from 0 to 128; figure (n, 64, 64) from 0 to 4; texture (n, 128,
     128), -1 dark, 1 light, 0 background; colour (n, 32, 32, 3) from -128 to 127.
@@ -87,7 +87,7 @@ def input_maps(pixels):
 
 
 def responses(pixels):
-    """Responses to the filters around each cell, at least 0.
+    """Compute responses to the filters around each cell, at least 0.
     (n, 128, 128, 3) uint8 -> one array (n, h, h, filters) float32 per kind of filter. h is 64 for textures and 32 for
     the others."""
     hues, coarse, fine, texture, colour = input_maps(pixels)
@@ -100,7 +100,7 @@ def responses(pixels):
 
 
 def region_features(pixels):
-    """Strongest response to each filter in each of 6 x 6 cells, row by row.
+    """Take the strongest response to each filter in each of 6 x 6 cells, row by row.
 
     (n, 128, 128, 3) uint8 -> (n, 36, 192) float32.
     """
@@ -113,7 +113,7 @@ def region_features(pixels):
 
 
 def global_features(regions):
-    """Strongest responses in the image and in each of its quarters.
+    """Take the strongest responses in the image and in each of its quarters.
     Less the usual value of their kind of filter.
 
     (n, 36, 192) -> (n, 960) float32.
@@ -173,7 +173,7 @@ class Regions:
 
 
 def strongest(maps: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """Maximum over the cells with centres in each box: (h, h, C), (P, 4) -> (P, C).
+    """Take the maximum over the cells in each box: (h, h, C), (P, 4) -> (P, C).
     At least one cell counts."""
     side = len(maps)
     first = np.clip(np.ceil(boxes[:, :2] * side - 0.5), 0, side - 1).astype(int)    # (P, 2)
@@ -184,7 +184,7 @@ def strongest(maps: np.ndarray, boxes: np.ndarray) -> np.ndarray:
 
 
 def means(maps: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean in each box and around it: (h, h, C), (P, 4) -> twice (P, C) float32.
+    """Average in each box and around it: (h, h, C), (P, 4) -> twice (P, C) float32.
     Cells count by the share that is covered. Surroundings outside the photo count as 0."""
     integral = np.pad(maps, ((1, 0), (1, 0), (0, 0))).astype(np.float64).cumsum(0).cumsum(1)
     centre, half = (boxes[:, :2] + boxes[:, 2:]) / 2, (boxes[:, 2:] - boxes[:, :2]) / 2
@@ -196,7 +196,7 @@ def means(maps: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def total(integral: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sum in each box (P, C), and the number of cells it covers (P, 1).
+    """Sum in each box (P, C), and count the cells it covers (P, 1).
     From the sums (h + 1, h + 1, C) from the corner on."""
     side = len(integral) - 1
     x1, y1, x2, y2 = (np.asarray(boxes, np.float64).T * side)

@@ -214,6 +214,6 @@ def fit_ica(x: np.ndarray, size: int, seed: int = 0, count: np.ndarray | None = 
 
 
 def _orthogonal(w: np.ndarray) -> np.ndarray:
-    """(W W^T)^-1/2 W, the nearest orthogonal matrix."""
+    """Compute the nearest orthogonal matrix, (W W^T)^-1/2 W."""
     value, vector = np.linalg.eigh(w @ w.T)
     return vector / np.sqrt(value) @ vector.T @ w

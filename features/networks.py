@@ -153,6 +153,6 @@ def rebuild_network(line: str, device) -> tuple | None:
 
 
 def feature_shape(net: nn.Module) -> tuple[tuple, np.dtype]:
-    """Shape and type of a photo's features.
+    """Return shape and type of a photo's features.
     (dim,) float32 or (regions, dim) float16."""
     return ((net.regions, net.dim), np.dtype(np.float16)) if net.regions else ((net.dim,), np.dtype(np.float32))

@@ -135,7 +135,7 @@ METHODS = {
 
 
 def table() -> list[str]:
-    """Lines of a Markdown table of all methods."""
+    """List all methods as lines of a Markdown table."""
     lines = ["| `--method` | method | paper | needs |", "|---|---|---|---|"]
     for name, method in METHODS.items():
         title = method.title.replace("||", "&#124;&#124;")

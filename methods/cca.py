@@ -145,7 +145,7 @@ def fit_and_embed(opt) -> None:
 
 
 def or_auto(read):
-    """The type of an option that is read by `read`, or "auto"."""
+    """Return the type of an option that is read by `read`, or "auto"."""
     return lambda text: text if text == "auto" else read(text)
 
 

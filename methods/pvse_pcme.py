@@ -103,7 +103,7 @@ class MaxOverParts(nn.Module):
 
     @staticmethod
     def pad(e: Embedding) -> Tensor:
-        """Parts (N, P, D) with the first one in place of padding, which changes no maximum."""
+        """Replace padding among parts (N, P, D) by the first part: no maximum changes."""
         return torch.where(real_parts(e.parts, e.n_parts)[:, :, None], e.parts, e.parts[:, :1])
 
     def score(self, cosines: Tensor, x_real: Tensor, y_real: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ class MatchProbability(nn.Module):
         self.shift = nn.Parameter(torch.tensor(15.0))
 
     def noise(self, e: Embedding, side: int) -> Tensor:
-        """Standard normal numbers (J, N, D); in evaluation those of the side, 0 or 1."""
+        """Draw standard normal numbers (J, N, D); in evaluation those of the side, 0 or 1."""
         n, dim, like = *e.mean.shape, e.mean
         if self.training:
             generator = torch.Generator(like.device).manual_seed(int(torch.randint(2 ** 62, ())))

@@ -67,7 +67,7 @@ class CrossAttention(nn.Module):
         self.aggregate, self.lambda_lse = AGGREGATES[agg_func], lambda_lse
 
     def forward(self, images: Embedding, captions: Embedding) -> Tensor:
-        """Scores (N, M) in blocks of about ELEMENTS products."""
+        """Compute scores (N, M) in blocks of about ELEMENTS products."""
         context, query = (images, captions) if self.by_words else (captions, images)
         (contexts, rows), (queries, columns) = sort_by_parts(context), sort_by_parts(query)
         scores = torch.cat([torch.cat([self.score_block(*take(context, k), *take(query, j)) for k in contexts])

@@ -52,7 +52,7 @@ class TwoBranchLoss(nn.Module):
     margin, weights, top = 0.05, (1.5, 1.0, 0.05), 10
 
     def forward(self, image, caption, batch) -> Tensor:
-        """Loss of pairs; image, caption: model.Encoded with unit means (B, D)."""
+        """Compute the loss of pairs; image, caption: model.Encoded with unit means (B, D)."""
         images, captions, index = image.embedding.mean, caption.embedding.mean, batch.image_index
         every = torch.arange(len(index), device=index.device)
         same = index[:, None] == index                                        # (B, B): of one image
@@ -66,7 +66,7 @@ class TwoBranchLoss(nn.Module):
         return sum(weight * term.mean() for weight, term in zip(self.weights, terms))
 
     def hardest(self, positive: Tensor, others: Tensor, negative: Tensor) -> Tensor:
-        """Mean of the largest violations of each anchor: (K,), 0 without negatives.
+        """Average the largest violations of each anchor: (K,), 0 without negatives.
         positive (K,): its distance to a positive. others, negative (K, n): to all items, and which are negatives."""
         nearest = others.masked_fill(~negative, torch.inf)
         nearest = nearest.topk(min(self.top, nearest.shape[1]), 1, largest=False).values            # (K, top)
@@ -110,7 +110,7 @@ class PairNetwork(nn.Module):
         return score_in_blocks(lambda i, j: self.score(x[i, None], y[j]), len(x), len(y), self.widest, x.device)
 
     def at(self, images, captions, rows, columns):
-        """Scores (K,) of the images `rows` (K,) with the captions `columns` (K,)."""
+        """Score the images `rows` (K,) with the captions `columns` (K,): (K,)."""
         x, y = unit(images.mean), self.read(captions)                               # (N, D), (M, C)
         step = len(rows) if self.training else max(1, NUMBERS["cpu"] // self.widest)
         return torch.cat([self.score(x[i], y[j]) for i, j in zip(rows.split(step), columns.split(step))])

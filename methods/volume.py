@@ -64,7 +64,7 @@ def fit_logistic(x: Tensor, y, count=None) -> tuple[list[float], float]:
 
 
 def nearest_captions(scores: Tensor, owner: Tensor, photos: int) -> Tensor:
-    """Largest score of each photo's captions, else -inf: (B, M), owner (M,) -> (B, N)."""
+    """Take each photo's largest caption score, or -inf: (B, M), owner (M,) -> (B, N)."""
     best = scores.new_full((len(scores), photos), -torch.inf)
     return best.scatter_reduce(1, owner.to(scores.device).expand_as(scores), scores, "amax")
 

@@ -34,7 +34,7 @@ class GeneralisedPooling(nn.Module):
         self.score = nn.Linear(self.dim, 1, bias=False)
 
     def weights(self, count: int, device) -> Tensor:
-        """The weights theta (P,) of `count` places, positive, sum 1."""
+        """Return the weights theta (P,) of `count` places, positive, sum 1."""
         place = torch.arange(count, device=device)[:, None]                         # (P, 1)
         rate = 10000 ** (-torch.arange(0, self.dim, 2, device=device) / self.dim)   # (dim / 2,)
         code = torch.cat([(place * rate).sin(), (place * rate).cos()], 1)           # (P, dim)

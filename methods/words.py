@@ -1,4 +1,4 @@
-"""Words and short phrases in captions, as people type them into a search, and the photos whose captions name them.
+"""Words and short phrases of searches, and the photos whose captions name them.
 
 A text names a phrase where it has its words in a row, by their stems: "two dogs run" names "dog". A photo shows more
 than its captions name, so the number of photos that name a phrase is a lower bound. A text of more than three words
@@ -32,7 +32,7 @@ def stemmer():
 
 
 def read_phrase(words: Sequence[str]) -> Phrase | None:
-    """Stems of a text (T,) of at most three words, without its article and full stop; None for a longer one."""
+    """Stem a text (T,) of at most three words, without article and full stop, or None."""
     words = [word for word in words if word != "."]
     words = words[words[:1] != [] and words[0] in ARTICLES:]
     return tuple(map(stem, words)) if 0 < len(words) <= LONGEST else None
@@ -43,8 +43,8 @@ def is_content(word: str) -> bool:
 
 
 def list_short_texts(words: Sequence[str]) -> set[str]:
-    """Short texts that a caption (T,) names: its content words, and the last two and three of those in a row, such as
-    "dog", "black dog" and "young black dog"."""
+    """List the short texts that a caption (T,) names.
+    Its content words, and the last two and three of those in a row: "dog", "black dog", "young black dog"."""
     texts, run = set(), []
     for word in [*words, "."]:
         if is_content(word):
@@ -58,7 +58,8 @@ def list_short_texts(words: Sequence[str]) -> set[str]:
 
 def find_naming_photos(phrases: Iterable[Phrase], captions: Iterable[Sequence[str]], owner: np.ndarray
                   ) -> dict[Phrase, set[int]]:
-    """The photos of which a caption names each phrase. captions: M lists of words; owner (M,): their photos."""
+    """Find the photos of which a caption names each phrase.
+    captions: M lists of words; owner (M,): their photos."""
     photos = {phrase: set() for phrase in phrases}
     for words, photo in zip(captions, owner.tolist()):
         stems = [*map(stem, words)]
@@ -71,7 +72,7 @@ def find_naming_photos(phrases: Iterable[Phrase], captions: Iterable[Sequence[st
 
 def find_showing_photos(texts: Iterable[Sequence[str]], captions: Iterable[Sequence[str]], owner: np.ndarray
                         ) -> list[set[int]]:
-    """The photos whose captions together name all content words of each text, a list of words.
+    """Find the photos whose captions together name all content words of each text.
     captions, owner: as in `find_naming_photos`."""
     photos = defaultdict(set)
     for words, photo in zip(captions, owner.tolist()):
