@@ -11,17 +11,17 @@ SPLITS = ("train", "dev", "test")
 
 
 def scattered(split, index, k, per_image, factor, prime):
-    """A unique id in no order: a factor permutes the numbers below a prime."""
+    """Return a unique id in no order: a factor permutes the numbers below a prime."""
     return 1 + ((index * len(SPLITS) + SPLITS.index(split)) * per_image + k + 4243) * factor % prime
 
 
 def photo_id(split, index):
-    """The COCO id of the image with this index in its split."""
+    """Return the COCO id of the image with this index in its split."""
     return scattered(split, index, 0, 1, 7919, 999_983)
 
 
 def caption_ids(split, index, captions):
-    """The COCO ids of the captions of the image with this index in its split."""
+    """Return the COCO ids of the captions of the image with this index in its split."""
     return [scattered(split, index, k, len(captions), 104_729, 9_999_991) for k in range(len(captions))]
 
 

@@ -78,7 +78,7 @@ COLUMNS = {"sts": ("caption1", "caption2"), "sis": ("image1", "image2"), "sits":
 
 
 def rating(rng, kind, share):
-    """Mean score of five raters, from 0 to 5 in hundredths.
+    """Return the mean score of five raters, from 0 to 5 in hundredths.
 
     A greater share (0 to 1) gives more, apart from the noise of the raters.
     """
@@ -89,7 +89,7 @@ def rating(rng, kind, share):
 
 
 def similar_pairs(rng, kind, queries, gallery, images):
-    """Pairs (index in queries, index in gallery) of Statements of different images.
+    """Pair Statements of each image with similar ones of other images, as indices.
 
     Both lists hold the same number of Statements per image, in the order of the images. For each size in POOLS, one
     statement of each image is paired with one from a random pool of that size, drawn from other images: the one whose
@@ -110,7 +110,7 @@ def similar_pairs(rng, kind, queries, gallery, images):
 
 
 def ratings(seed, split, scenes):
-    """Rated pairs of a split in random order.
+    """Rate pairs of a split; return them in random order.
     {kind: [(index, index, rating, method)]}.
 
     scenes: the (scene, captions) of each image. Indices count images or captions through the split.
@@ -139,7 +139,7 @@ def ratings(seed, split, scenes):
 # ---- files
 
 def scene_entry(split, filename, scene, captions):
-    """The entry of an image in scenes.json."""
+    """Build the entry of an image in scenes.json."""
     return {"filename": filename, "split": split,
             "objects": [{a: getattr(thing, a) for a in (*ATTRIBUTES, "box")} for thing in scene.things],
             "background": scene.background, "shaded": scene.shaded,
@@ -150,7 +150,7 @@ def scene_entry(split, filename, scene, captions):
 
 
 def instances(scene, photo):
-    """COCO annotations of the things of a scene, whole where others cover a part."""
+    """Build COCO annotations of a scene's things, whole where others cover a part."""
     return [{"id": photo * 10 + k, "image_id": photo,
              "category_id": list(OUTLINES).index(thing.shape) + 1, "bbox": thing.box,
              "area": int(mask(thing.shape, thing.radius).sum()), "iscrowd": 0,
@@ -332,7 +332,7 @@ def write_split(demo, precomp, split, count, world, stream, bar):
 
 
 def karpathy(entries):
-    """The images of all splits as dataset_coco.json lists them."""
+    """List the images of all splits as dataset_coco.json does."""
     images = []
     for split in SPLITS:
         for index, (filename, _, captions) in enumerate(entries[split]):

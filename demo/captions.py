@@ -49,12 +49,12 @@ class Caption:
 
 
 def word(rng, meaning, world=DEMO):
-    """A random one of the words that the world has for a meaning."""
+    """Draw one of the words that the world has for a meaning."""
     return pick(rng, world.words.get(meaning, (meaning,)))
 
 
 def with_article(phrase):
-    """The phrase with "a" or "an" before it."""
+    """Put "a" or "an" before the phrase."""
     return ("an " if phrase[0] in "aeiou" else "a ") + phrase
 
 
@@ -65,7 +65,7 @@ def name(rng, thing, attributes, world=DEMO):
 
 
 def relation(a, b):
-    """Side of b on which a lies, by the axis on which their centres differ most."""
+    """Name the side of b on which a lies, by the axis on which they differ most."""
     across, down = a.x - b.x, a.y - b.y
     if abs(across) > abs(down):
         return "left" if across < 0 else "right"
@@ -73,7 +73,7 @@ def relation(a, b):
 
 
 def whereabouts(thing):
-    """Place of a thing across and down the image; "" where it is not clear."""
+    """Name the place of a thing across and down the image; "" if it is not clear."""
     across = "left" if thing.x <= 42 else "right" if thing.x >= 86 else ""
     down = "top" if thing.y <= 42 else "bottom" if thing.y >= 86 else ""
     middle = max(abs(thing.x - CANVAS // 2), abs(thing.y - CANVAS // 2)) <= 15
@@ -81,7 +81,7 @@ def whereabouts(thing):
 
 
 def place(rng, thing):
-    """A marked phrase for the place of a thing, "" where none clearly holds."""
+    """Mark a phrase for the place of a thing, "" where none clearly holds."""
     across, down = whereabouts(thing)
     if across == "middle":
         return pick(rng, ("in [the middle]", "in [the centre]"))
@@ -97,7 +97,7 @@ def join_phrases(phrases):
 
 
 def gist_phrase(rng, things, subset, world):
-    """One attribute of one thing, or the number of all things, sometimes vaguely.
+    """Name one attribute of one thing, or the number of all things, sometimes vaguely.
 
     Returns (marked phrase, says, tells, mentions) of a Caption, as the next two do.
     """
@@ -129,7 +129,7 @@ def count_phrase(rng, things, subset, world):
 
 
 def relation_phrase(rng, things, subset, chances, world=DEMO):
-    """Pairs of things with their relations; an odd last thing, perhaps with its place."""
+    """Name pairs of things with their relations; perhaps an odd last thing's place."""
     clauses, says, used, tells, mentions = [], [], set(), "relations", []
     for start in range(0, len(subset), 2):
         pair, phrases = subset[start:start + 2], []
@@ -184,7 +184,7 @@ def make_caption(rng, scene, subset, level, world=DEMO):
 
 
 def five_captions(rng, scene, world=DEMO):
-    """Five different Captions of the whole image, one per level, in random order."""
+    """Make five different Captions of the whole image, one per level, in random order."""
     captions = {}                # lower-cased text -> Caption
     for level in world.levels:
         caption = make_caption(rng, scene, range(len(scene.things)), level, world)
@@ -195,7 +195,7 @@ def five_captions(rng, scene, world=DEMO):
 
 
 def region_phrases(rng, scene, world=DEMO):
-    """Regions of a scene as annotators box and name them: [((x, y, w, h), phrase)].
+    """List regions of a scene as annotators name them: [((x, y, w, h), phrase)].
 
     Each thing comes twice, and up to eight groups of two or three things are added, in random order. Boxes exceed the
     things by a few pixels, and sometimes the edge of the image. One region in 50 has no width and one in 50 no phrase.
@@ -257,7 +257,7 @@ class Statement:
 
 
 def statement(things, pairs, rest):
-    """A Statement.
+    """Build a Statement.
 
     things: [(thing, aspects that are stated)]. pairs: indices of the things whose relation is stated. rest: items of
     REST.
@@ -274,7 +274,7 @@ def statement(things, pairs, rest):
 
 
 def scene_statement(scene):
-    """Everything that holds in a scene, as a Statement."""
+    """State everything that holds in a scene."""
     kinds = [kind for thing in scene.things for kind in ("any", thing.colour, thing.shape)]
     return statement([(thing, ASPECTS) for thing in scene.things],
                      itertools.combinations(range(len(scene.things)), 2),
@@ -283,7 +283,7 @@ def scene_statement(scene):
 
 
 def caption_statement(scene, caption):
-    """Statement of a caption about its scene."""
+    """State what a caption says about its scene."""
     things = [(scene.things[index], attributes) for index, attributes in caption.says]
     last, pairs, rest = len(things) - 1, [], set()
     if "place" in caption.tells:
@@ -300,12 +300,12 @@ def caption_statement(scene, caption):
 
 @functools.cache
 def pairings(few, many):
-    """Every way to assign different ones of many things to a few: (ways, few) int."""
+    """List all ways to assign different ones of many things to a few: (ways, few) int."""
     return np.array(list(itertools.permutations(range(many), few)))
 
 
 def shared_weight(a, b):
-    """The weight of what two Statements share, at most the weight of either.
+    """Weigh what two Statements share, at most the weight of either.
 
     Their things are paired in the way that makes it largest.
     """

@@ -18,7 +18,7 @@ CHAINS = 100                          # more than a photo ever has
 
 
 def chains(captions, photo):
-    """{what phrases name: number of its chain} of a photo; a place has chain 0.
+    """Number the chains of a photo, {what phrases name: number}; a place has chain 0.
 
     Things that are named together have a chain of their own.
     """
@@ -29,7 +29,7 @@ def chains(captions, photo):
 
 
 def sentence(scene, caption, numbers):
-    """Text of a caption with each noun phrase as [/EN#chain/type phrase]."""
+    """Write a caption with each noun phrase as [/EN#chain/type phrase]."""
     first, *rest = caption.marked.split("[")
     for mention, text in zip(caption.mentions, rest, strict=True):
         if isinstance(mention, str):
@@ -41,7 +41,7 @@ def sentence(scene, caption, numbers):
 
 
 def annotation(scene, filename, numbers):
-    """XML of a photo: things with boxes that count pixels from 1, then other chains."""
+    """Write the XML of a photo: boxes that count pixels from 1, then other chains."""
     lines = ["<annotation>", f"\t<filename>{filename}</filename>",
              f"\t<size><width>{CANVAS}</width><height>{CANVAS}</height><depth>3</depth></size>"]
     for index, thing in enumerate(scene.things):

@@ -136,7 +136,7 @@ class Scene:
 
 
 def between(rng, low, high):
-    """A random whole number from low to high, both included."""
+    """Draw a whole number from low to high, both included."""
     return low + int(rng.random() * (high - low + 1))
 
 
@@ -146,19 +146,19 @@ def pick(rng, options):
 
 
 def shuffled(rng, items):
-    """The items in random order."""
+    """Return the items in random order."""
     return sorted(items, key=lambda _: rng.random())
 
 
 def iou(a, b):
-    """Intersection over union of the boxes of two things, 0 to 1."""
+    """Compute the intersection over union of the boxes of two things, 0 to 1."""
     sides = [max(min(a.radius + b.radius - abs(gap), 2 * a.radius, 2 * b.radius), 0) for gap in (a.x - b.x, a.y - b.y)]
     shared = sides[0] * sides[1]
     return shared / (4 * a.radius ** 2 + 4 * b.radius ** 2 - shared)
 
 
 def random_scene(rng, world=DEMO):
-    """A Scene of 1 to 6 things that hardly overlap; what finds no room is left out."""
+    """Draw a Scene of 1 to 6 things that hardly overlap, fewer if there is no room."""
     sizes, things = [pick(rng, world.sizes) for _ in range(pick(rng, world.objects))], []
     for size in sorted(sizes, key=list(RADII).index):
         shape, colour, texture = (pick(rng, world.shapes), pick(rng, world.colours), pick(rng, world.textures))

@@ -47,7 +47,7 @@ class Shown(NamedTuple):
 
 
 def claim(scene, caption):
-    """The Claim of a caption of a scene."""
+    """Build the Claim of a caption of a scene."""
     said, attributes = caption_statement(scene, caption), [a for _, a in caption.says]
     rest = tuple(k for k, item in enumerate(REST) if item in said.rest)
     if "number" in caption.tells:                            # the numbers in `rest` say it all
@@ -60,7 +60,7 @@ def claim(scene, caption):
 
 
 def shown(scenes):
-    """The Shown of N scenes."""
+    """Build the Shown of N scenes."""
     n = len(scenes)
     result = Shown(np.zeros((n, MAX_OBJECTS, len(ASPECTS)), np.int8),
                    np.zeros((n, MAX_OBJECTS, MAX_OBJECTS), np.int8), np.zeros((n, len(REST)), bool),
@@ -74,7 +74,7 @@ def shown(scenes):
 
 
 def true_of(said, shows):
-    """The positions (n,), rising, of the scenes of a Shown of which a Claim is true."""
+    """Find the scenes of which a Claim is true: positions (n,), rising."""
     rows = np.flatnonzero((shows.number >= said.least) & shows.rest[:, list(said.rest)].all(1))
     if not said.things:
         return rows
@@ -104,7 +104,7 @@ def true_pairs(scenes):
 
 
 def positives_by_id(scenes, image_ids, caption_ids):
-    """The true pairs as `evaluate.py --positives` reads them.
+    """Group the true pairs as `evaluate.py --positives` reads them.
 
     scenes: the (scene, captions) of each image. image_ids, of the N images, and caption_ids, of the M captions: ids.
     Returns {"i2t": {image id: [caption ids]}, "t2i": {caption id: [image ids]}}, both in the order of the split.

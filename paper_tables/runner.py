@@ -61,7 +61,7 @@ class Table(NamedTuple):
 
 def recalls(protocol: str = "folds5", title: str = "", run: int = 0, rsum: bool = False, ks=(1, 5, 10),
             before: tuple[str, str] | None = None) -> Columns:
-    """Columns of R@K in both directions, from a protocol of results.json.
+    """Build columns of R@K in both directions, from a protocol of results.json.
 
     rsum: add the sum of recalls. before: a protocol and a measure in it, such as ("pmrp", "pmrp"), which gets a column
     before the recalls of each direction.
@@ -192,7 +192,7 @@ def scale_sizes(options: str, scale: Scale, photos: bool) -> str:
 
 
 def training_options(command: str, run: tuple[str, ...], scale: str) -> str:
-    """Options of train.py that identify a training.
+    """Select the options of train.py that identify a training.
     All but the data path, the seed, the folder and the start. The last of equal options counts, as in argparse, and
     stands at the place of the first."""
     options = re.sub(r"--method (\S+)", lambda m: METHODS[m[1]].flags, scale_options(command, run, scale))
@@ -553,7 +553,7 @@ def run_table(table: Table, opt) -> None:
 
 
 def main(table: Table, description: str = "", argv=None) -> None:
-    """The command of a table's script. `description`: the script's docstring."""
+    """Run a table's script. `description`: the script's docstring."""
     p = build_parser(description)
     p.add_argument("--only", nargs="+", metavar="ROW",
                    help="rows to run and print: number from 1, label, or part of a label")

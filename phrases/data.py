@@ -44,13 +44,13 @@ NEGATIVES = 2                         # regions that do not fit, drawn for each 
 # ---- boxes
 
 def areas(boxes: np.ndarray) -> np.ndarray:
-    """Pixels of boxes (..., 4) -> (...,) float64; both corners are inside."""
+    """Count the pixels of boxes (..., 4) -> (...,) float64; both corners are inside."""
     boxes = np.asarray(boxes, np.float64)
     return np.prod(boxes[..., 2:] - boxes[..., :2] + 1, -1)
 
 
 def iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Intersection over union of boxes (n, 4) and (m, 4) -> (n, m) float64 in [0, 1]."""
+    """Compute the IoU of boxes (n, 4) and (m, 4) -> (n, m) float64 in [0, 1]."""
     a, b = np.asarray(a, np.float64)[:, None], np.asarray(b, np.float64)[None]
     sides = np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2]) + 1
     shared = np.prod(np.maximum(sides, 0), -1)                                      # (n, m)
@@ -58,7 +58,7 @@ def iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def box_geometry(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Place and size of boxes as shares of their photo: (R, 4) -> (R, 5) (CITE).
+    """Describe boxes by place and size in their photo: (R, 4) -> (R, 5) (CITE).
     float32.
 
     x1 / W, y1 / H, x2 / W, y2 / H and the share of the area; sizes: width and height of photos (R, 2) or (2,).
@@ -82,13 +82,13 @@ class Proposals:
 
 
 def short_name(text: str) -> str:
-    """The type of a name of proposals or of their features, part of names of files."""
+    """Parse a name of proposals or of their features, part of names of files."""
     check(re.fullmatch("[A-Za-z0-9-]+", text), f"'{text}' cannot be a name; give letters, digits and -")
     return text
 
 
 def file_of(root: str, split: str, name: str) -> str:
-    """Path of proposals without its ending. val is also called dev."""
+    """Return the path of proposals without its ending. val is also called dev."""
     return os.path.join(root, f"{'val' if split == 'dev' else split}_{name}")
 
 
@@ -134,7 +134,7 @@ def read_proposals(root: str, split: str, name: str, entities: Entities) -> Prop
 
 
 def recall(proposals: Proposals, entities: Entities, threshold: float) -> float:
-    """Percent of phrases that a proposal overlaps with an IoU of `threshold` or more.
+    """Compute the percent of phrases that a proposal overlaps by `threshold` or more.
 
     It bounds every ranking; boxes added from the phrases do not count.
     """
@@ -211,11 +211,11 @@ class PhraseSplit(Split):
         return {**super().fingerprint(), "boxes_sha256": self.proposals.facts["boxes_sha256"]}
 
     def columns(self, n: int) -> np.ndarray:
-        """The phrases of photo n."""
+        """Select the phrases of photo n."""
         return np.arange(*np.searchsorted(self.phrase_photo, (n, n + 1)))
 
     def overlap(self, n: int) -> np.ndarray:
-        """IoU of photo n's proposals and its phrases' boxes, (P, m)."""
+        """Compute the IoU of photo n's proposals and its phrases' boxes, (P, m)."""
         return iou(self.boxes[self.start[n]:self.start[n + 1]], self.truth[self.columns(n)])
 
 
@@ -310,7 +310,7 @@ def sample_proposals(split: PhraseSplit, rule: Labels, seed: tuple, n: int) -> t
 
 
 def learnable(split: PhraseSplit, positive: float) -> np.ndarray:
-    """The phrases that a proposal fits, (m,)."""
+    """List the phrases that a proposal fits, (m,)."""
     best = np.concatenate([split.overlap(n).max(0) for n in range(len(split.ids))])
     return np.flatnonzero(best >= positive)
 

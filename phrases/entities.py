@@ -67,7 +67,7 @@ def read_entities(root: str, split: str) -> Entities:
 
 
 def photo_paths(root: str, ids: list[str]) -> list[str]:
-    """Files below root/images of the photos. Raises InputError where one is missing."""
+    """Find the photos below root/images. Raises InputError where one is missing."""
     folder, paths = os.path.join(root, "images"), []
     inside = set(os.listdir(folder)) if os.path.isdir(folder) else ()
     for photo in ids:
@@ -124,7 +124,7 @@ def read_ids(root: str, split: str) -> list[str]:
 # ---- one photo
 
 def enclosing(boxes: np.ndarray) -> np.ndarray:
-    """The smallest box around boxes (k, 4) -> (4,) float64, k at least 1."""
+    """Find the smallest box around boxes (k, 4) -> (4,) float64, k at least 1."""
     boxes = np.asarray(boxes, np.float64)
     return np.concatenate([boxes[:, :2].min(0), boxes[:, 2:].max(0)])
 

@@ -59,7 +59,7 @@ def make_tables(results: dict) -> list:
 
 
 def reach_sentence(results: dict) -> str:
-    """A sentence on what proposals allow and a ranking reaches, by its `measures`."""
+    """Say what proposals allow and a ranking reaches, by its `measures`."""
     upper = results["upper"]
     reached = f", {100 * results['r1'] / upper:.1f}% of these" if upper else ""
     return (f"the proposals hold a right box for {upper:.1f}% of {results['phrases']:,} phrases of "

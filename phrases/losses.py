@@ -15,7 +15,7 @@ from methods.two_branch import TwoBranchLoss, distance
 
 
 def shares(labels: Tensor, dtype: torch.dtype) -> Tensor:
-    """Share of each positive in its phrase's positives, else 0: (R, M) -> (R, M)."""
+    """Compute each positive's share of its phrase's positives: (R, M) -> (R, M)."""
     positive = labels > 0
     return positive.to(dtype) / positive.sum(0).clamp(min=1)
 
@@ -72,7 +72,7 @@ class LabelledInfoNCE(InfoNCE):
         return (phrases.mean() + regions.sum() / both.sum().clamp(min=1)) / 2
 
     def missed(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """-log of the positives' share of each row, which has one: (n, m), (n, m) -> (n,)."""
+        """Compute -log of the positives' share of each row: (n, m), (n, m) -> (n,)."""
         counts = labels != 0
         own = logits.masked_fill(labels <= 0, -torch.inf).logsumexp(1)              # (n,)
         loss = logits.masked_fill(~counts, -torch.inf).logsumexp(1) - own
@@ -93,7 +93,7 @@ class LabelledTwoBranch(TwoBranchLoss):
     """
 
     def forward(self, image, caption, batch) -> Tensor:
-        """Loss of labelled pairs; batch.labels (R, M).
+        """Compute the loss of labelled pairs; batch.labels (R, M).
         image, caption: model.Encoded of regions (R, D) and phrases (M, D), with unit means."""
         regions, phrases, labels = image.embedding.mean, caption.embedding.mean, batch.labels
         across, within = distance(regions, phrases), distance(phrases, phrases)     # (R, M), (M, M)
@@ -110,7 +110,7 @@ class LabelledTwoBranch(TwoBranchLoss):
 
 
 def labelled_scores(similarity, images, captions, labels: Tensor) -> Tensor:
-    """Scores (R, M) of the pairs whose label is not 0; the others have 0."""
+    """Score the pairs whose label is not 0, (R, M); the others have 0."""
     i, j = labels.nonzero(as_tuple=True)                                            # (K,) each
     chosen = similarity.at(images, captions, i, j) if hasattr(similarity, "at") else similarity(images, captions)[i, j]
     return chosen.new_zeros(labels.shape).index_put((i, j), chosen)
@@ -134,7 +134,7 @@ class PhraseVSE(model.VSE):
     """
 
     def ranking_loss(self, regions, phrases, batch) -> Tensor:
-        """The objective of the labelled pairs, in float32."""
+        """Compute the objective of the labelled pairs, in float32."""
         with torch.autocast(regions.mean.device.type, enabled=False):
             return self.objective(labelled_scores(self.similarity, regions, phrases, batch.labels), batch.labels)
 

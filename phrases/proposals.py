@@ -91,7 +91,7 @@ def describe_method(model: str | None) -> str:
 
 
 def gradients(photo: np.ndarray, radius: int) -> tuple[np.ndarray, np.ndarray]:
-    """Edges of a photo (H, W, 3) uint8 by Sobel's filters.
+    """Find the edges of a photo (H, W, 3) uint8 by Sobel's filters.
     After a triangle's smoothing.
 
     Strength in [0, 1] and direction across the edge in [0, pi], both (H, W) float32, of the colour of the strongest
@@ -109,7 +109,7 @@ def gradients(photo: np.ndarray, radius: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def thinned(strength: np.ndarray, across: np.ndarray) -> np.ndarray:
-    """Edges without the pixels beside which, across the edge, a stronger one stands."""
+    """Remove edge pixels with a stronger neighbour across the edge."""
     cv2 = opencv()
     y, x = np.mgrid[:strength.shape[0], :strength.shape[1]].astype(np.float32)
     beside = [cv2.remap(strength, x + sign * np.cos(across), y + sign * np.sin(across), cv2.INTER_LINEAR,

@@ -74,7 +74,7 @@ def centres_within(boxes: np.ndarray, truth: np.ndarray) -> np.ndarray:
 # ---- measures
 
 def outcomes(located: Located) -> dict[str, np.ndarray]:
-    """Outcomes of each phrase, (M,) in [0, 1].
+    """Compute the outcomes of each phrase, (M,) in [0, 1].
 
     A right box among the first 1, 5 and 10, or at all; the pointing game; the IoU.
     """
@@ -83,7 +83,7 @@ def outcomes(located: Located) -> dict[str, np.ndarray]:
 
 
 def measures(located: Located, split: PhraseSplit) -> dict:
-    """Results in percent: {"r1", "r5", "r10", "rsum", "upper", "pointing", "iou", ...}.
+    """Compute results in percent: {"r1", "r5", "r10", "rsum", "upper", ...}.
 
     "upper": phrases that any proposal is right for; "iou": mean of the first box with the truth; "by_type": results of
     groups (a phrase of several types counts in each); "chance": of proposals in random order; "phrases" and "photos":
@@ -96,13 +96,13 @@ def measures(located: Located, split: PhraseSplit) -> dict:
 
 
 def summary(values: dict[str, np.ndarray], chosen: np.ndarray | slice = slice(None)) -> dict:
-    """Means in percent of `outcomes` over the phrases chosen (M,) bool."""
+    """Average `outcomes` over the phrases chosen (M,) bool, in percent."""
     means = {name: float(100 * np.mean(value[chosen])) for name, value in values.items()}
     return {**means, "rsum": sum(means[f"r{k}"] for k in metrics.RECALLS), "phrases": len(values["upper"][chosen])}
 
 
 def chance(located: Located) -> dict:
-    """Expected results of proposals in random order, in percent.
+    """Compute expected results of proposals in random order, in percent.
 
     Of P proposals, c right, none of the first k is right with probability C(P - c, k) / C(P, k).
     """
@@ -113,14 +113,14 @@ def chance(located: Located) -> dict:
 
 
 def largest_first(split: PhraseSplit) -> dict:
-    """Results of ranking every photo's proposals by their area."""
+    """Evaluate a ranking of every photo's proposals by their area."""
     def area(n: int, columns: np.ndarray) -> np.ndarray:
         return np.repeat(areas(split.boxes[split.start[n]:split.start[n + 1]])[:, None], len(columns), 1)
     return summary(outcomes(locate(split, area)))
 
 
 def rsum_by_chance(split: PhraseSplit) -> float:
-    """R@1 + R@5 + R@10 of proposals in random order, in percent."""
+    """Compute R@1 + R@5 + R@10 of proposals in random order, in percent."""
     sizes = np.diff(split.start)
     return chance(locate(split, lambda n, columns: np.zeros((sizes[n], len(columns)))))["rsum"]
 

@@ -119,7 +119,7 @@ class CropEncoder(Trained):
                 "extractor": self.extractor.name, "fit": self.extractor.fit}
 
     def crops(self, crops: list[tuple[str, tuple]]) -> Embedding:
-        """Embedding of N crops [(path of a photo, box (x, y, width, height))]."""
+        """Embed N crops [(path of a photo, box (x, y, width, height))]."""
         unique, place = number_items(crops)
         features = self.crop_features(unique)
         parts = [self.images(features[k:k + EMBEDDED].astype(np.float32)) for k in range(0, len(unique), EMBEDDED)]
@@ -127,7 +127,7 @@ class CropEncoder(Trained):
 
     @torch.no_grad()
     def crop_features(self, crops: list[tuple[str, tuple]]) -> np.ndarray:
-        """Features of crops, (N, F) or (N, P, F).
+        """Extract features of crops, (N, F) or (N, P, F).
         Those that the cache lacks are computed and stored."""
         net, transform, name, side, fit = self.extractor
         keys = [sha256(f"{digest_photo(path)} {' '.join(map(str, box))} {fit}") for path, box in crops]
@@ -149,7 +149,7 @@ class CropEncoder(Trained):
         return np.stack([rows[key] for key in keys])
 
     def captions(self, texts: list[str], any_words: bool = True) -> Embedding:
-        """Embedding of N texts.
+        """Embed N texts.
         Words that are not in the vocabulary are <unk>; without any_words a text of nothing else raises InputError."""
         unique, place = number_items(texts)
         return self.texts(unique, any_words=any_words).rows(place.to(self.device))
@@ -157,7 +157,7 @@ class CropEncoder(Trained):
 
 @torch.no_grad()
 def pair_scores(similarity, images: Embedding, captions: Embedding, i, c) -> np.ndarray:
-    """Similarity of image i[k] and caption c[k]: (K,) float32.
+    """Score image i[k] and caption c[k]: (K,) float32.
     Computed in blocks; only diagonals are kept. A pair that occurs again has the same score to the last bit,
     so equal choices are ties."""
     pairs, where = np.unique(np.stack([i, c]), axis=1, return_inverse=True)         # (2, P), (K,)
@@ -212,12 +212,12 @@ def build_encoders(opt) -> dict[str, CropEncoder]:
 
 
 def photo_path(manifest: dict, image: int) -> str:
-    """The path of the photo of an image of the manifest."""
+    """Return the path of the photo of an image of the manifest."""
     return os.path.join(manifest["folder"], manifest["images"][str(image)]["file"])
 
 
 def whole_box(manifest: dict, image: int) -> tuple:
-    """The box (x, y, width, height) of a whole image."""
+    """Return the box (x, y, width, height) of a whole image."""
     size = manifest["images"][str(image)]
     return 0, 0, size["width"], size["height"]
 
@@ -233,7 +233,7 @@ def filter_known(models: dict[str, CropEncoder], items: list, texts: Callable) -
 
 
 def usable_triplets(manifest: dict, models: dict[str, CropEncoder]) -> tuple[dict[str, list[dict]], int]:
-    """Triplets {threshold: [triplet]} of usable images, and the number left out.
+    """Select triplets {threshold: [triplet]} of usable images; count the others.
 
     An image is used if, at every threshold, every model knows a word of captions A and B. Raises InputError if none is
     left.
@@ -246,7 +246,7 @@ def usable_triplets(manifest: dict, models: dict[str, CropEncoder]) -> tuple[dic
 
 
 def ends_of_triplets(manifest: dict, triplets_at: dict[str, list[dict]]) -> tuple[list[tuple], list[str]]:
-    """Crops (path, box) and captions of n triplets, all A and then all C, 2 n of each."""
+    """List crops (path, box) and captions of triplets, all A then all C, 2 n of each."""
     ends = [(letter, t) for letter in "ac" for items in triplets_at.values() for t in items]
     boxes = [(photo_path(manifest, t["image"]), tuple(t[letter])) for letter, t in ends]
     return boxes, [t[f"caption_{letter}"] for letter, t in ends]

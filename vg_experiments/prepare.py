@@ -78,7 +78,7 @@ def read_entries(path: str) -> list:
 
 
 def image_number(entry, path: str) -> int:
-    """The id of the image of an entry. Raises InputError if it has none."""
+    """Return the id of the image of an entry. Raises InputError if it has none."""
     value = entry.get("image_id", entry.get("id")) if isinstance(entry, dict) else None
     check(type(value) is int and abs(value) < 2 ** 63,
           f"{path} has an entry with no whole number under image_id or id; {AS_SHIPPED}")
@@ -182,7 +182,7 @@ def draw_boxes(size: tuple[int, int], rng) -> np.ndarray:
 # ---- choice
 
 def iou(a, b) -> float:
-    """Intersection over union of two boxes."""
+    """Compute the intersection over union of two boxes."""
     w = min(a[0] + a[2], b[0] + b[2]) - max(a[0], b[0])
     h = min(a[1] + a[3], b[1] + b[3]) - max(a[1], b[1])
     shared = max(w, 0) * max(h, 0)
@@ -190,7 +190,7 @@ def iou(a, b) -> float:
 
 
 def box_around(a, b) -> tuple:
-    """The smallest box around two."""
+    """Return the smallest box around two."""
     low, high = (min(a[0], b[0]), min(a[1], b[1])), (max(a[0] + a[2], b[0] + b[2]), max(a[1] + a[3], b[1] + b[3]))
     return (*low, high[0] - low[0], high[1] - low[1])
 
@@ -214,12 +214,12 @@ def choose_crops(regions: list[Region], area: int, max_iou: float) -> list[Regio
 
 
 def random_order(numbers: list[int], seed: int, key: str) -> list[int]:
-    """Image ids in an order that depends only on the seed, `key` and the ids."""
+    """Shuffle image ids in an order that depends only on the seed, `key` and the ids."""
     return sorted(numbers, key=lambda n: hashlib.sha256(f"{seed}-{key}-{n}".encode()).digest())
 
 
 def sample(photos: dict[int, Photo], count: int, seed: int, key: str, folder: str) -> list[int]:
-    """First `count` images in random order. Raises InputError if the photo of one is missing."""
+    """Draw `count` images at random. Raises InputError if the photo of one is missing."""
     numbers = random_order(list(photos), seed, key)[:count]
     gone = [n for n in numbers if photos[n].file is None]
     check(not gone, f"{len(gone)} of the {len(numbers)} photos drawn are not in {folder}, those of the images "

@@ -73,13 +73,13 @@ def judge_choices(model: CropEncoder, boxes: list, texts: list[str], seed: int, 
 
 
 def first_rows(items: list) -> np.ndarray:
-    """(N,): the position where each item occurs first."""
+    """Find the position where each item occurs first: (N,)."""
     place = {}
     return np.array([place.setdefault(item, k) for k, item in enumerate(items)])
 
 
 def table4(model: CropEncoder, manifest: dict, triplets_at: dict[str, list[dict]], seed: int) -> dict:
-    """Right choices {variant: (thresholds, 4, images) bool} of triplets.
+    """Judge the choices of Table 4: {variant: right (thresholds, 4, images) bool}.
     The queries are crop A, crop C, caption A, caption C."""
     boxes, texts = ends_of_triplets(manifest, triplets_at)
     a, c = np.arange(len(texts)).reshape(2, -1)
@@ -88,7 +88,7 @@ def table4(model: CropEncoder, manifest: dict, triplets_at: dict[str, list[dict]
 
 
 def section34(model: CropEncoder, manifest: dict, wholes: list[dict], seed: int) -> dict:
-    """Right choices {variant: (crops, 4, images) bool} of crops.
+    """Judge the choices of section 3.4: {variant: right (crops, 4, images) bool}.
     The queries are crop description, image description, crop, image."""
     n, m = len(wholes), manifest["crops"]
     parts = [(w, j) for j in range(m) for w in wholes]

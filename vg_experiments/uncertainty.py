@@ -131,7 +131,7 @@ def draw_side(axis, side: str, entries: dict | None) -> None:
 
 
 def with_interval(entry: dict, sign: str = "") -> str:
-    """A cell: a mean with its interval."""
+    """Format a mean with its interval as a cell."""
     mean, low, high = (f"{entry[key]:{sign}.2f}" for key in ("mean", "low", "high"))
     return f"{mean} [{low}, {high}]"
 
