@@ -28,9 +28,10 @@ from tqdm import tqdm
 
 import cli
 from cli import Arguments, check, data_set, filename, natural, positive, torch_device
-from data import Split, captions_digest, chunks, named_splits, read_split
+from data import Split, captions_digest, named_splits, read_split
 from features.hglmm import HGLMM, fit_ica, fit_pca, project, signed_square_root, unit_rows
 from features.minilm import MiniLM
+from features.sentences import SentencePair
 from features.store import SPLITS, record_extractor
 from files import checksum, mapped, save_arrays, save_json
 from images import Photos
@@ -43,10 +44,9 @@ PCA_CAPTIONS = 20_000                 # captions sampled to fit the PCA
 RARE = 4                              # TF-IDF counts words that occur so often in the training captions
 ROWS = 1024                           # captions whose features of words are held at a time
 SORTED = 4096                         # captions that are sorted by length, so that those of a batch are alike
-BATCH = 64                            # captions per step of a network
-KINDS = ("mean", "hglmm", "tfidf", "minilm")
+KINDS = ("mean", "hglmm", "tfidf", "minilm", "sentences")
 KINDS_OF = {"word_vectors": ("mean", "hglmm"), "content_words": ("mean", "hglmm", "tfidf"), "n_clusters": ("hglmm",),
-            "ica": ("hglmm",), "pca": ("hglmm",), "weights": ("minilm",)}
+            "ica": ("hglmm",), "pca": ("hglmm",), "weights": ("minilm", "sentences")}
 
 
 def find_words(captions: list[list[str]], index: dict[str, int]) -> np.ndarray:
@@ -169,18 +169,15 @@ class TfIdf(WordFeatures):
 
 
 class Sentences:
-    """Sentence vectors by MiniLM, which reads every caption as it is written."""
+    """Sentence vectors by a frozen network, which reads every caption as it is written."""
     fitted = ()
 
-    def __init__(self, network: MiniLM):
+    def __init__(self, network: MiniLM | SentencePair):
         self.network, self.size, self.line = network, network.size, network.line
 
-    def blocks(self, split: Split) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def blocks(self, split: Split) -> Iterator[tuple[slice, np.ndarray]]:
         for start in range(0, len(split.captions), SORTED):
-            pieces = self.network.pieces(split.captions[start:start + SORTED])
-            order = np.argsort([-len(numbers) for numbers in pieces], kind="stable")
-            for index in chunks(order, BATCH):
-                yield start + index, self.network([pieces[m] for m in index]).cpu().numpy()
+            yield slice(start, start + SORTED), self.network.embed(split.captions[start:start + SORTED]).cpu().numpy()
 
 
 # ---- the command
@@ -210,8 +207,9 @@ def check_options(opt) -> None:
 def make_features(opt, splits: dict[str, Split]):
     """Fit or load the features of --kind for the captions of {name: split}.
     Raises InputError."""
-    if opt.kind == "minilm":
-        return Sentences(MiniLM(opt.weights).to(torch_device(opt.device)))
+    if opt.kind in KINDS_OF["weights"]:
+        network = MiniLM if opt.kind == "minilm" else SentencePair
+        return Sentences(network(opt.weights).to(torch_device(opt.device)))
     words = sorted(set(chain(*(caption for split in splits.values() for caption in split.words))))
     if opt.kind == "mean":
         return MeanVectors(words, opt.word_vectors)
@@ -267,8 +265,8 @@ def main(argv=None, prog: str = "features.captions", read=read_caption_split) ->
     add("--data_path", type=filename, default="data", help="folder that holds the data sets")
     add("--data_name", type=data_set, default="coco_precomp",
         help="folder of the captions, a data set below --data_path")
-    add("--kind", choices=KINDS, default="mean", help="mean of the word vectors, hglmm (Fisher vectors), tfidf or "
-                                                      "minilm (sentence vectors of MiniLM-L6)")
+    add("--kind", choices=KINDS, default="mean", help="mean of the word vectors, hglmm (Fisher vectors), tfidf, "
+        "minilm (sentence vectors of MiniLM-L6) or sentences (those of MiniLM-L6 and the multilingual USE)")
     add("--name", type=feature_name, help="name of the features, for files {split}_NAME.npy (default: the kind)")
     add("--word_vectors", type=filename, metavar="FILE",
         help="mean, hglmm: file of word vectors, in word2vec's text or .bin form or GloVe's text")
@@ -277,9 +275,10 @@ def main(argv=None, prog: str = "features.captions", read=read_caption_split) ->
     add("--n_clusters", type=positive, metavar="N", help="hglmm: number of clusters of the mixture (default: 30)")
     add("--ica", action="store_true", help="hglmm: transform the word vectors to independent components first")
     add("--pca", type=natural, default=0, metavar="N", help="hglmm: principal components to keep (0: no PCA)")
-    add("--weights", type=filename, metavar="FOLDER", help="minilm: folder with model.safetensors and tokenizer.json "
-                                                           "of all-MiniLM-L6-v2 (default: those of its package)")
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="minilm: auto: CUDA if present")
+    add("--weights", type=filename, metavar="FOLDER",
+        help="minilm, sentences: folder with model.safetensors and tokenizer.json of all-MiniLM-L6-v2 (default: those "
+             "of its package)")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="minilm, sentences: auto: CUDA if present")
     cli.run(prog, write, p.parse_args(argv), read)
 
 

@@ -6,9 +6,12 @@ package is never imported: its files are read where they lie, and their checksum
 """
 import importlib.util
 import os
+import re
+import unicodedata
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,6 +25,8 @@ SHA256 = {"model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca689589511437
           "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"}
 HEADS = 12                            # of attention; no shape tells how many there are
 LONGEST = 256                         # word pieces that are read of a caption, with [CLS] and [SEP]
+BATCH = 64                            # captions per step
+ENDINGS = ("s", "es", "ing", "ed", "'s")                    # of words that are known without them
 
 
 def find_package() -> str:
@@ -82,6 +87,20 @@ class MiniLM:
         """Numbers of each caption's word pieces, with [CLS] and [SEP], cut at LONGEST."""
         return [torch.tensor(encoded.ids) for encoded in self.tokenizer.encode_batch(captions)]
 
+    def knows(self, word: str) -> bool:
+        """True if a word of Latin letters, perhaps without its ending, is one piece of the vocabulary."""
+        word = unicodedata.normalize("NFKD", word).encode("ascii", "ignore").decode()
+        if not re.fullmatch("[a-z'.-]+", word):
+            return False
+        stems = {word, *(word.removesuffix(ending) for ending in ENDINGS if len(word) > len(ending) + 2)}
+        piece = self.tokenizer.token_to_id
+        return any(piece(stem) is not None for stem in stems) or all(
+            piece(part) is not None for part in re.split("[-']", word) if part)
+
+    def reads(self, word: str) -> bool:
+        """True if a word is read as one of another language: never, MiniLM reads English."""
+        return False
+
     def linear(self, name: str, x: Tensor) -> Tensor:
         return F.linear(x, self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"])
 
@@ -94,6 +113,16 @@ class MiniLM:
                              for name in ("query", "key", "value"))                         # (B, HEADS, T, D / HEADS)
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=real[:, None, None, :])
         return self.linear(f"{layer}attention.output.dense", mixed.transpose(1, 2).flatten(2))
+
+    def embed(self, captions: list[str]) -> Tensor:
+        """Sentence vectors (B, size) of captions, which are read in batches of like length."""
+        pieces = self.pieces(captions)
+        order = np.argsort([-len(numbers) for numbers in pieces], kind="stable")
+        rows = torch.empty(len(captions), self.size, device=self.tensors["embeddings.LayerNorm.bias"].device)
+        for start in range(0, len(order), BATCH):
+            batch = order[start:start + BATCH]
+            rows[batch] = self([pieces[m] for m in batch])
+        return rows
 
     @torch.inference_mode()
     def __call__(self, pieces: list[Tensor]) -> Tensor:

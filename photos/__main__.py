@@ -95,8 +95,8 @@ def train_on(folder: str, data_path: str, run: str) -> None:
     points, started = f"{run}_points", os.path.isfile(os.path.join(run, "checkpoint.pt"))
     steps = (name, points, POINTS), (f"{name}_words", run, [*SPREAD, "--init_from", points])
     for data_name, folder, words in steps[started:]:
-        call_python("-m", "features.captions", *data, "--data_name", data_name, "--kind", "minilm")
-        new = *data, "--data_name", data_name, "--text_features", "minilm", *words, "--logger_name"
+        call_python("-m", "features.captions", *data, "--data_name", data_name, "--kind", "sentences")
+        new = *data, "--data_name", data_name, "--text_features", "sentences", *words, "--logger_name"
         begun = os.path.isfile(os.path.join(folder, "checkpoint.pt"))
         call_python("train.py", *(["--resume"] if begun else new), folder)
     call_python("-m", "confidence", run, *data)

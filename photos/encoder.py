@@ -20,6 +20,7 @@ from files import checksum, read_arrays
 from images import eval_transform, read_photo
 from losses import Embedding
 
+SENTENCE_NETWORKS = ("minilm", "sentences")                 # kinds of features.captions
 SHIPPED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "model")
 
 
@@ -50,11 +51,14 @@ class Encoder(Trained):
 
     @functools.cached_property
     def sentence_network(self):
-        """The MiniLM that made the features of the training captions.
+        """The network that made the features of the training captions.
         Raises InputError where another one is here."""
-        from features.minilm import MiniLM  # a run on words needs none
-
-        network, line = MiniLM(), self.extractors[self.options.text_features]
+        line = self.extractors[self.options.text_features]
+        if line.startswith("sentences"):                    # a run on words needs neither
+            from features.sentences import SentencePair as Network
+        else:
+            from features.minilm import MiniLM as Network
+        network = Network()
         check(network.line == line, f"{self.path} was trained on captions of '{line}', and the network here is "
                                     f"'{network.line}'; install the first")
         return network.to(self.device)
@@ -67,10 +71,11 @@ class Encoder(Trained):
         line = self.extractors.get(name, "")
         if line.startswith("tfidf"):
             return self.tfidf(os.path.join(self.data_path, self.options.data_name, f"{name}_model.npz"), line)
-        check(line.startswith("minilm"),
+        check(line.startswith(SENTENCE_NETWORKS),
               f"{self.path} reads the features of captions '{name}' ({line or 'of an unknown network'}), and only "
-              "minilm and tfidf can be computed for a caption of one's own; train a run on words, or on one of these")
-        return lambda texts: self.sentence_network([*self.sentence_network.pieces(texts)])
+              f"{', '.join(SENTENCE_NETWORKS)} and tfidf can be computed for a caption of one's own; train a run on "
+              "words, or on one of these")
+        return self.sentence_network.embed
 
     def tfidf(self, path: str, line: str) -> Callable[[list[str]], Tensor]:
         from features.captions import TfIdf, count_words

@@ -31,10 +31,10 @@ NETWORK = "efficientnet_lite0"
 TEMPLATES = ("{} .", "a photo of {} .", "there is {} in the photo .", "a picture with {} .", "{} can be seen .")
 TIMES = 2                             # rows of each class
 KEPT = ("format", "options", "vocabulary", "model", "state", "data")    # of a checkpoint
-POINTS = ("--text_features minilm --txt_layers 2048 --embed_size 512 --batch_size 512 --learning_rate 1e-3 "
+POINTS = ("--text_features sentences --txt_layers 2048 --embed_size 512 --batch_size 512 --learning_rate 1e-3 "
           "--schedule cosine --warmup 1 --loss infonce --mask_same_image --weight_decay 0.05 --dropout 0.3 "
           "--feature_noise 0.7 --text_anchor 0.7 --num_epochs 16").split()
-SPREAD = ("--text_features minilm --txt_layers 2048 --embed_size 512 --batch_size 512 --learning_rate 1e-3 "
+SPREAD = ("--text_features sentences --txt_layers 2048 --embed_size 512 --batch_size 512 --learning_rate 1e-3 "
           "--schedule cosine --warmup 1 --loss volume --freeze_means --text_anchor 0.7 --head spherical_one "
           "--var_layers 256 --num_epochs 12").split()
 
@@ -94,7 +94,7 @@ def make(opt) -> None:
     add_classes(*folders[:2])
     add_words(*folders[1:])
     for name in (CLASSES, TRAINED, PEOPLE):
-        call_python("-m", "features.captions", "--data_path", data, "--data_name", name, "--kind", "minilm")
+        call_python("-m", "features.captions", "--data_path", data, "--data_name", name, "--kind", "sentences")
     of = ("train.py", "--data_path", data, "--data_name")
     call_python(*of, CLASSES, *POINTS, "--logger_name", runs[0])
     call_python(*of, TRAINED, *SPREAD, "--init_from", runs[0], "--logger_name", runs[1])

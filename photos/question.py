@@ -5,11 +5,10 @@ from typing import NamedTuple
 
 from cli import check
 from data import compose_name, tokenize
-from photos.encoder import Encoder
+from photos.encoder import SENTENCE_NETWORKS, Encoder
 
 MINUS = re.compile(r"(?:^|(?<=\s))[-\u2212\u2013](?=[^\W\d_])([^\s]+)")         # also the dashes that phones type
 NEGATION = re.compile(r"\b(?:no|not|without|except|excluding)\s+(?:(?:a|an|any|the)\s+)?([^\W\d_]+)", re.IGNORECASE)
-ENDINGS = ("s", "es", "ing", "ed", "'s")
 
 
 class Question(NamedTuple):
@@ -46,14 +45,19 @@ def notes_on_words(encoder: Encoder, text: str) -> list[str]:
     foreign = [word for word in words if word not in encoder.vocab.index]
     if not reads_sentences(encoder):
         return [f"unknown words, which are left out: {quoted(foreign)}"] if foreign else []
-    tokenizer, notes, unknown = encoder.sentence_network.tokenizer, [], unknown_words(encoder, text)
+    network, notes, unknown = encoder.sentence_network, [], unknown_words(encoder, text)
+    other_language = [word for word in unknown if network.reads(word)]
+    misspelt = [word for word in unknown if word not in other_language]
     seldom = [word for word in foreign if word not in unknown]
-    if unknown:
-        notes.append(f"not understood: {quoted(unknown)}; the model does not know "
-                     f"{'this word' if len(unknown) == 1 else 'these words'}")
+    if misspelt:
+        notes.append(f"not understood: {quoted(misspelt)}; the model does not know "
+                     f"{'this word' if len(misspelt) == 1 else 'these words'}")
+    if other_language:
+        notes.append(f"read as another language: {quoted(other_language)}; how many photos fit is said of English "
+                     "alone")
     if seldom:
         notes.append(f"seldom or never in the captions that the model learned from: {quoted(seldom)}")
-    encoded = tokenizer.encode(text)
+    encoded = network.tokenizer.encode(text)
     if encoded.overflowing:
         end = max(stop for _, stop in encoded.offsets)
         notes.append(f"only the first {len(text[:end].split()):,} of {len(text.split()):,} words are read")
@@ -65,28 +69,17 @@ def words_of(text: str) -> list[str]:
 
 
 def reads_sentences(encoder: Encoder) -> bool:
-    """True if a MiniLM reads the captions: it knows more words than these have."""
+    """True if a sentence network reads the captions: it knows more words than these have."""
     name = encoder.options.text_features
-    return bool(name) and encoder.extractors[name].startswith("minilm")
+    return bool(name) and encoder.extractors[name].startswith(SENTENCE_NETWORKS)
 
 
 def unknown_words(encoder: Encoder, text: str) -> list[str]:
-    """Words of a text that neither the training captions nor MiniLM's list have."""
+    """Words of a text that neither the training captions nor the sentence network know."""
     if not reads_sentences(encoder):
         return []
     foreign = [word for word in words_of(text) if word not in encoder.vocab.index]
-    return [word for word in foreign if not is_whole(encoder.sentence_network.tokenizer, word)]
-
-
-def is_whole(tokenizer, word: str) -> bool:
-    """True if a word is one piece of the tokenizer's vocabulary.
-    A word of Latin letters, perhaps without its ending."""
-    word = unicodedata.normalize("NFKD", word).encode("ascii", "ignore").decode()
-    if not re.fullmatch("[a-z'.-]+", word):
-        return False
-    stems = {word, *(word.removesuffix(ending) for ending in ENDINGS if len(word) > len(ending) + 2)}
-    return any(tokenizer.token_to_id(stem) is not None for stem in stems) or all(
-        tokenizer.token_to_id(part) is not None for part in re.split("[-']", word) if part)
+    return [word for word in foreign if not encoder.sentence_network.knows(word)]
 
 
 def quoted(words: list[str]) -> str:

