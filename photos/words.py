@@ -11,6 +11,7 @@ if __name__ == "__main__":
     import cli
     cli.start()
 
+import csv
 import os
 import shutil
 from collections import Counter
@@ -38,10 +39,7 @@ from photos.probability import NONE, Probabilities, read_probabilities
 WORDS = 5                             # short texts of each training photo
 FITTED = 2000                         # short texts that the numbers are fitted to, and half as many captions
 FIRST = 10                            # answers that are judged
-EVERYDAY = (
-    "baby ball beach bench bike black blue boy building car child climbing crowd dog fence field football girl "
-    "grass hat horse jumping man motorcycle mountain pool red river rock running sand shirt skateboard snow soccer "
-    "street swimming tree water woman").split()
+LANGUAGES = {"de": "German", "fr": "French", "es": "Spanish", "zh": "Chinese", "ja": "Japanese", "ru": "Russian"}
 ORDINARY = (
     "two dogs run through the snow", "a boy jumps into a pool", "a man on a bike", "a dog catches a ball",
     "children play in the water", "a girl on a swing", "a man climbs a rock", "two dogs play in the grass",
@@ -49,6 +47,14 @@ ORDINARY = (
     "a brown dog runs in the grass", "a man surfs a wave", "a skateboarder jumps in the air",
     "a woman walks down the street", "a black dog in the snow", "a white dog with a ball",
     "a soccer player kicks the ball", "a man stands on a mountain")
+
+
+def read_everyday_words() -> dict[str, list[str]]:
+    """Everyday words by language, {"en": [...], "de": [...], ...}."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "everyday.csv")
+    with open(path, encoding="utf-8", newline="") as f:
+        languages, *rows = csv.reader(f)
+    return dict(zip(languages, map(list, zip(*rows))))
 
 
 def add_article(text: str) -> str:
@@ -139,8 +145,9 @@ def judge(model: Encoder, probabilities: Probabilities, splits: list[Split], nam
     texts, results = [*usual.values()], {}
     named = mark_naming_photos(texts, splits)                                             # (Q, N)
     true, length = named.sum(1).numpy(), np.array([len(phrase) for phrase in usual])
-    everyday = np.isin(length, 1) & np.isin(texts, [usual.get(read_phrase([word])) for word in EVERYDAY])
-    groups = {f"{len(EVERYDAY)} everyday words": everyday & (true > 0)} | {
+    words = read_everyday_words()
+    everyday = np.isin(length, 1) & np.isin(texts, [usual.get(read_phrase([word])) for word in words["en"]])
+    groups = {f"{len(words['en'])} everyday words": everyday & (true > 0)} | {
         f"{kind} of {low} {'photos and more' if high == np.inf else f'to {high - 1} photos'}":
             (length > 1 if kind == "phrases" else length == 1) & (low <= true) & (true < high)
         for kind, low, high in (("words", 3, 10), ("words", 10, 30), ("words", 30, np.inf), ("phrases", 3, np.inf))}
@@ -150,6 +157,10 @@ def judge(model: Encoder, probabilities: Probabilities, splits: list[Split], nam
             asked = [add_article(texts[row]) if article else texts[row] for row in rows]
             results[f"{group}, {'with an article' if article else 'bare'}"] = judge_texts(
                 model, probabilities, photos, asked, named[rows])
+    shown = mark_naming_photos(words["en"], splits)
+    for language, name in LANGUAGES.items() if shown.any(1).all() else ():
+        results[f"{len(shown)} everyday words, in {name}"] = judge_texts(model, probabilities, photos, words[language],
+                                                                       shown)
     shown = mark_naming_photos(ORDINARY, splits)
     if (known := shown.any(1)).any():
         results[f"{len(ORDINARY)} ordinary sentences"] = judge_texts(

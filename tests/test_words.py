@@ -116,7 +116,13 @@ def test_numbers_are_fitted_to_what_captions_name(learned):
 
 # ---- the yardstick
 
-def test_numbers_are_judged_by_what_captions_name(tmp_path):
+def test_everyday_words_have_translations():
+    texts = words.read_everyday_words()
+    assert [*texts] == ["en", *words.LANGUAGES] and {*map(len, texts.values())} == {40}
+    assert all(text.strip() == text != "" for column in texts.values() for text in column)
+
+
+def test_numbers_are_judged_by_what_captions_name(tmp_path, monkeypatch):
     """A model that knows each word: the score of a photo is 1 where its captions name it, 0 elsewhere."""
     captions = ["a dog", "a cat", "a dog", "a sheep", "a dog", "a cat", "a dog", "the cow", "a dog", "a cat"] * 2
     np.save(tmp_path / "x.npy", np.eye(10, dtype=np.float32))
@@ -130,10 +136,16 @@ def test_numbers_are_judged_by_what_captions_name(tmp_path):
     model = types.SimpleNamespace(captions=embed, device="cpu", similarity=lambda a, b: a.mean @ b.mean.T,
                                   model=types.SimpleNamespace(embed_images=lambda x: Embedding(x)))
     numbers = Probabilities(1.0, "x", words=[20.0, 0.0, -10.0])
+    monkeypatch.setattr(words, "read_everyday_words", lambda: {"en": ["dog", "cow"], "de": ["dog", "Kuh"],
+                                                               "fr": ["dog", "cow"]})
+    monkeypatch.setattr(words, "LANGUAGES", {"de": "German", "fr": "French"})
+    monkeypatch.setattr(words, "FIRST", 1)
     results = words.judge(model, numbers, [split], ["pony", "a sheep", *names])
     row = results["words of 3 to 9 photos, with an article"]
     assert (row["texts"], row["said"], row["true"], row["absent"]) == (2, pytest.approx(4, abs=0.01), 4, 0)
-    assert row["factor"] == pytest.approx(1, abs=0.01) and row["rho"] == pytest.approx(1) and row["first"] == 0.4
+    assert row["factor"] == pytest.approx(1, abs=0.01) and row["rho"] == pytest.approx(1) and row["first"] == 1
+    german, french = (results[f"2 everyday words, in {name}"] for name in ("German", "French"))
+    assert french["first"] == 1 and german["absent"] == 0.5 and german["first"] == 0.5
     absent = results["names that no caption has, bare"]
     assert (absent["texts"], absent["absent"], absent["said"]) == (1, 1, 0) and "rho" not in absent
     assert "words of 30 photos and more, bare" not in results            # nothing is asked
