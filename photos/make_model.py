@@ -21,6 +21,8 @@ import torch
 import cli
 from checkpoint import load_checkpoint
 from cli import Arguments, call_python, filename
+from data import read_extractors
+from features.networks import build_network
 from files import need, read_array, read_json, read_lines, save_array, save_json, save_lines, save_state
 from model import CNN
 from photos.words import add_article, add_words, copy_data, read_class_names
@@ -92,6 +94,8 @@ def make(opt) -> None:
     judged = [need(os.path.join(data, PEOPLE, f"{name}Annotations.txt"), "Flickr8k's judgements come with its text")
               for name in ("Expert", "CrowdFlower")]
     add_classes(*folders[:2])
+    if not read_extractors(folders[1]).get("ims"):          # f8k_precomp, which does not say what made it
+        save_json({"ims": build_network("cpu", NETWORK, whole=True)[2]}, os.path.join(folders[1], "features.json"))
     add_words(*folders[1:])
     for name in (CLASSES, TRAINED, PEOPLE):
         call_python("-m", "features.captions", "--data_path", data, "--data_name", name, "--kind", "sentences")

@@ -55,7 +55,7 @@ def notes_on_words(encoder: Encoder, text: str) -> list[str]:
     if other_language:
         notes.append(f"read as another language: {quoted(other_language)}; how many photos fit is said of English "
                      "alone")
-    if seldom:
+    if seldom and not other_language:
         notes.append(f"seldom or never in the captions that the model learned from: {quoted(seldom)}")
     encoded = network.tokenizer.encode(text)
     if encoded.overflowing:
