@@ -18,7 +18,7 @@ from cli import InputError, check, reason
 from data import tokenize
 from files import FORMAT, checksum, has_names, refusing
 from losses import Embedding
-from model import VSE, build_model, build_vocabulary
+from model import TEXT_ENCODERS, VSE, build_model
 from options import COMMAND_LINE, NOT_STORED, Options, defaults, imply, resolve, training_parser
 from vocab import Vocabulary
 
@@ -60,11 +60,8 @@ def read(path: str):
 
 def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = None) -> dict:
     """Read and check checkpoint `name` of a run folder, or a checkpoint file.
-    Raises InputError.
-
-    A checkpoint of an original code base (methods/originals.py) is converted; it needs its vocabulary, the JSON file
-    `vocab`.
-    """
+    One of an original code base (methods/originals.py) is converted; it needs its vocabulary, the JSON file `vocab`.
+    Raises InputError."""
     path = os.path.join(path, name) if os.path.isdir(path) else path
     check(os.path.isfile(path), f"there is no checkpoint {path}; give a run folder that holds {name}"
                                 + ", or a file" * (name != "checkpoint.pt"))
@@ -128,7 +125,7 @@ def load_model(stored: dict, path: str = "the checkpoint") -> tuple[VSE, Vocabul
     # options that were changed may describe no model
     with refusing(f"the options of {path} describe no model", "take another checkpoint or train again"):
         imply(opt)                                          # options that are younger than the checkpoint
-        vocab = build_vocabulary(opt, stored["vocabulary"])
+        vocab = TEXT_ENCODERS[opt.txt_enc].vocabulary(stored["vocabulary"])
         model = build_model(opt, vocab, pretrained=False)
     load_weights(model, stored, path)
     return model.eval(), vocab, opt
@@ -165,9 +162,8 @@ class Trained:
               any_words: bool = False) -> Embedding:
         """Embed captions: (B, D).
 
-        network: computes the features (B, F) of captions for a run that reads these. any_words: captions without a
-        known word are embedded, too. Raises InputError for such a caption otherwise, and where such a run gets no
-        network.
+        network: computes the features (B, F) of captions for a run that reads these; without it such a run raises
+        InputError. any_words: captions without a known word are embedded, too, and raise no InputError.
         """
         check(network or not self.options.text_features,
               f"{self.path} reads ready features of captions and knows no words, so a caption of one's own cannot be "

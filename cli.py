@@ -16,8 +16,8 @@ SPINS = "300"                         # rounds of a loop in which a thread of li
 
 
 class InputError(argparse.ArgumentTypeError, ValueError):
-    """Unusable argument, or file that it names.
-    The message is one line: the value, what is allowed, the fix. Control characters in it are escaped."""
+    """Unusable argument, or file that it names: the value, what is allowed, the fix.
+    The message is one line, its control characters are escaped."""
 
     def __init__(self, message: str):
         controls = r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
@@ -54,10 +54,7 @@ def program() -> str:
 
 class Arguments(argparse.ArgumentParser):
     """A parser whose errors are one line without the usage text.
-    Options cannot be abbreviated.
-
-    advice: {flag of another code base: what to do here instead}, for the error about such a flag.
-    """
+    advice: {flag of another code base: what to do here instead}, for the error about such a flag."""
 
     def __init__(self, description: str, advice: dict[str, str] | None = None, **settings):
         super().__init__(**{"prog": program(), "description": description, "allow_abbrev": False,
@@ -71,15 +68,10 @@ class Arguments(argparse.ArgumentParser):
             near = [difflib.get_close_matches(flag, self._option_string_actions, 1) for flag in flags
                     if flag.startswith("--") and flag not in self.advice]
             message += "".join(f"; did you mean {names[0]}?" for names in near if names)
+        if choice := re.fullmatch(r"(.*invalid choice: '(.*)') \(choose from (.*)\)", message):
+            near = difflib.get_close_matches(choice[2], re.findall("[^', ]+", choice[3]), 1)
+            message = f"{choice[1]}; did you mean '{near[0]}'?" if near else message        # the nearest one, not all
         self.exit(2, f"{self.prog}: {' '.join(message.split())}\n")
-
-    def _check_value(self, action, value):
-        """Refuse a value that is no choice; name the nearest one, not all."""
-        if action.choices is not None and value not in action.choices:
-            near = difflib.get_close_matches(str(value), map(str, action.choices), 1)
-            if near:
-                raise argparse.ArgumentError(action, f"invalid choice: '{value}'; did you mean '{near[0]}'?")
-        super()._check_value(action, value)
 
 
 # Types: each reads a word, or raises InputError.
@@ -124,8 +116,7 @@ def sizes(text: str) -> str:
 
 
 def filename(text: str) -> str:
-    """Parse the name of a file or folder.
-    ~ is the home folder, also in `--option=~/x`, which the shell does not expand."""
+    """File or folder; ~ is the home folder, also in `--option=~/x`."""
     check(text, "an empty name is not a file or folder")
     return os.path.expanduser(text)
 
@@ -150,8 +141,8 @@ def start(first_line: str = "") -> None:
     """Prepare for the import of torch. To be called before it.
 
     Exits with a sentence where torch is not installed. Says `first_line` at once, since the import takes its time.
-    torch gets as many threads as this process may use cores, and none that spins for long while it waits, since threads
-    that spin beside other work wait for each other. What the user has set stays.
+    torch gets as many threads as this process may use cores, and none that spins for long while it waits: beside other
+    work they would wait for each other. What the user has set stays.
     """
     if importlib.util.find_spec("torch") is None:
         sys.exit(f"{program()}: torch is not installed for {sys.executable}; call the environment's interpreter, "
@@ -179,10 +170,7 @@ def read_quota() -> int | None:
 
 def run(prog: str, work, *args) -> int:
     """Call work(*args), a command's work; return its status, or 0 for None.
-
-    An error that the user can fix ends the process with one line and status 1, Ctrl-C with one line and status 130,
-    SIGTERM with 143.
-    """
+    An error that the user can fix ends the process with one line and status 1, Ctrl-C with 130, SIGTERM with 143."""
     def interrupt(number: int, frame) -> None:
         raise KeyboardInterrupt(number)
     for stream in (sys.stdout, sys.stderr):
@@ -226,10 +214,8 @@ def call_python(*words: str) -> None:
 
 
 def torch_device(name: str):
-    """Return the torch.device that --device names; "auto" is CUDA when present.
-    Raises InputError without CUDA."""
+    """The torch.device that --device names; "auto" is CUDA where present."""
     import torch
-
     present = name != "cpu" and torch.cuda.is_available()
     check(present or name != "cuda", "--device cuda: no CUDA device is here; use --device cpu")
     return torch.device(name if name != "auto" else "cuda" if present else "cpu")

@@ -48,7 +48,6 @@ from files import (
     refusing,
     repeated,
     sha256,
-    split_in_files,
 )
 from images import Features, NoImages, Photos, count_repeats
 
@@ -68,33 +67,14 @@ NAMED_LINE = re.compile(r"(\S+#)?\d+\t|\S+\.(jpe?g|png)(#\d+)?\s*[\t|,;]", re.IG
 
 def tokenize(caption: str) -> list[str]:
     """The words and punctuation marks of a caption in lower case.
-
     `preserve_line=True` needs no downloaded sentence model. It differs from VSE++'s call only where a full stop stands
-    inside a caption (53 of 200,000 real captions tried).
-    """
+    inside a caption (53 of 200,000 real captions tried)."""
     text = caption.lower()
     if PLAIN.fullmatch(text) and not SPLIT.search(text):
         return text.replace(",", " ,").removesuffix(".").split() + ["."] * text.endswith(".")
     from nltk.tokenize import word_tokenize  # takes a second to import, and few captions need it
 
     return word_tokenize(text, preserve_line=True)
-
-
-def caption_faults(captions: list[str], place):
-    """Yield sentences on unusable captions.
-    place: m -> file and line of caption m."""
-    for m, caption in enumerate(captions):
-        if caption.strip().lower() in NO_CAPTION:
-            text = ascii(caption.strip()) if caption.strip() else "empty"
-            yield f"{place(m)}: the caption is {text}; every caption needs words, so write or remove it"
-        elif len(caption) > LONGEST and (len(caption) > 10 * LONGEST or len(caption.split()) > LONGEST):
-            yield (f"{place(m)} has {len(caption.split()):,} words in {len(caption):,} letters; at most {LONGEST:,} "
-                   f"words in {10 * LONGEST:,} letters are read, so shorten or remove it")
-    lines = [m for m, caption in enumerate(captions) if NAMED_LINE.match(caption)]
-    if lines:
-        yield (f"{place(lines[0])}: {ascii(captions[lines[0]][:40])} begins with the name of a photo, as do "
-               f"{len(lines):,} of {len(captions):,} captions; leave the names out (cut -f2-), or put lines NAME#K, "
-               "tab, text into captions.tsv beside {split}_ids.txt")
 
 
 # ---- batches and splits
@@ -133,34 +113,30 @@ class Split:
 
     @functools.cached_property
     def words(self) -> list[list[str]]:
-        """The captions as lists of words. They are tokenised only once."""
+        """The captions as lists of words."""
         return [tokenize(caption) for caption in tqdm(self.captions, desc=f"words of {self.name}", disable=None,
                                                       leave=False)]
 
     def encode(self, vocab, known: bool = True):
         """Encode captions as a model reads them: `vocab.Tokens`, or features.
-        With `known`, raises InputError on a caption without any known word."""
+        known: raise InputError on a caption without any known word."""
         if self.text is not None:
             return self.text
         tokens = vocab.encode_captions(self.words)
-        if known:
-            self.require_known(tokens.unknown, len(vocab))
+        if known and tokens.unknown.any():
+            raise InputError(self.describe_unknown(int(tokens.unknown.argmax()), len(vocab)))
         return tokens
 
-    def require_known(self, unknown: np.ndarray, count: int) -> None:
-        """Raise InputError on the first caption that a vocabulary of `count` lacks."""
-        if unknown.any():
-            m = int(unknown.argmax())
-            raise InputError(f"{self.place(m)}: no word of '{self.captions[m]}' is in the vocabulary of {count} words; "
-                             "remove it, or train with a lower --vocab_threshold")
+    def describe_unknown(self, m: int, count: int) -> str:
+        """Describe the fault of caption m, of which a vocabulary of `count` words knows none."""
+        return (f"{self.place(m)}: no word of '{self.captions[m]}' is in the vocabulary of {count} words; remove it, "
+                "or train with a lower --vocab_threshold")
 
     def batches(self, tokens, order, batch_size: int, *, seed: tuple = (0,), skip: int = 0,
                 crop_size: int | None = None, workers: int = 0):
         """Yield batches of matching pairs in an order of captions (m,).
-
         tokens: from `encode`. skip: batches to leave out (resuming). With crop_size photos are augmented as in
-        training, at random by `seed`; else they are cropped as in tests.
-        """
+        training, at random by `seed`; else they are cropped as in tests."""
         parts = chunks(np.ascontiguousarray(order), batch_size)[skip:]
         read, rows = self.images.gather, [self.caption_image[part] for part in parts]
         if crop_size and isinstance(self.images, Photos):
@@ -176,9 +152,20 @@ class Split:
         return f"{self.source}, {'line' if self.source.endswith('.txt') else 'caption'} {m + 1}"
 
     def faults(self, deep: bool = False, images: bool = True):
-        """Yield sentences on faults of the contents.
-        `deep` opens every photo and reads every feature. Without `images` only the captions are checked."""
-        yield from caption_faults(self.captions, self.place)
+        """Yield sentences on faults of the contents, without `images` of the captions alone.
+        `deep` opens every photo and reads every feature."""
+        for m, caption in enumerate(self.captions):
+            if caption.strip().lower() in NO_CAPTION:
+                text = ascii(caption.strip()) if caption.strip() else "empty"
+                yield f"{self.place(m)}: the caption is {text}; every caption needs words, so write or remove it"
+            elif len(caption) > LONGEST and (len(caption) > 10 * LONGEST or len(caption.split()) > LONGEST):
+                yield (f"{self.place(m)} has {len(caption.split()):,} words in {len(caption):,} letters; at most "
+                       f"{LONGEST:,} words in {10 * LONGEST:,} letters are read, so shorten or remove it")
+        lines = [m for m, caption in enumerate(self.captions) if NAMED_LINE.match(caption)]
+        if lines:
+            yield (f"{self.place(lines[0])}: {ascii(self.captions[lines[0]][:40])} begins with the name of a photo, as "
+                   f"do {len(lines):,} of {len(self.captions):,} captions; leave the names out (cut -f2-), or put "
+                   "lines NAME#K, tab, text into captions.tsv beside {split}_ids.txt")
         if images:
             yield from self.images.faults(deep)
         for kind, ids in (("images", self.image_ids), ("captions", self.caption_ids)) if deep and images else ():
@@ -195,7 +182,7 @@ class Split:
             raise InputError(fault)
         return self
 
-    def cut(self, n: int) -> "Split":
+    def cut(self, n: int) -> None:
         """Keep the first n images and their captions."""
         keep = np.flatnonzero(self.caption_image < n)
         self.captions, self.caption_image = [self.captions[m] for m in keep], self.caption_image[keep]
@@ -205,7 +192,6 @@ class Split:
             self.text.cut(len(keep))
         self.image_ids, self.photo_names = (x and x[:n] for x in (self.image_ids, self.photo_names))
         self.images.cut(n)
-        return self
 
     def fingerprint(self) -> dict:
         """Return sizes and checksums of captions and features, for a run's config.yaml."""
@@ -224,7 +210,7 @@ class Split:
 
     def change_pairs(self, ratio: float = 0.0, seed: int = 0, path: str | None = None) -> None:
         """Give captions the images of others ("noisy correspondence", Huang et al. 2021).
-        A random `ratio` of the captions exchange their images, or `read_pairs` reads them from a file."""
+        A random `ratio` of them exchange their images, or `read_pairs` reads these from a file."""
         images, count = self.caption_image.copy(), len(self.captions)
         if path:
             images, text = read_pairs(path, images, len(self.images)), f"--noise_file {path}"
@@ -292,12 +278,6 @@ def chunks(order, batch_size: int) -> list[np.ndarray]:
     return [order[k:k + batch_size] for k in range(0, len(order), batch_size)]
 
 
-def image_batches(images, batch_size: int, workers: int = 0, rows=None):
-    """Yield images of a split in batches, in order. rows (K,): only these images."""
-    rows = np.arange(len(images)) if rows is None else rows
-    return stream(images.gather, chunks(rows, batch_size), workers * images.parallel)
-
-
 # ---- the layouts
 
 def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool = False, dev_images: int = DEV_IMAGES,
@@ -310,11 +290,11 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
     """
     root = os.path.join(data_path, data_name)
     check(os.path.isdir(root), f"there is no folder {root} (--data_path {data_path}, --data_name {data_name}); {HELP}")
-    karpathy, photos = karpathy_file(root), True
+    karpathy, photos = sorted(glob.glob(os.path.join(root, "dataset*.json"))), True
     if os.path.isdir(os.path.join(root, "annotations")):
         result = read_coco_layout(root, split, use_restval)
     elif karpathy:
-        result = read_karpathy(root, split, use_restval)
+        result = read_karpathy(root, karpathy[0], split, use_restval)
     else:
         result, photos = read_precomputed(root, split), False
         check(text_only or not isinstance(result.images, NoImages),
@@ -325,7 +305,9 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
     result.extractors = read_extractors(root)
     if text_features:
         result.text = read_text_features(root, result, text_features)
-    return result.cut(dev_images) if dev_images and split in ("dev", "val") and not karpathy else result
+    if split in ("dev", "val") and not karpathy and 0 < dev_images < len(result.images):
+        result.cut(dev_images)
+    return result
 
 
 def read_precomputed(root: str, split: str) -> Split:
@@ -334,12 +316,15 @@ def read_precomputed(root: str, split: str) -> Split:
     check(texts or features,
           f"{root} holds no data set: looked for {split}_caps.txt and {split}_ims.npy (precomputed), annotations/ "
           f"(COCO) and dataset_*.json (Karpathy); {HELP}")
-    split = split_in_files(split, lambda name: os.path.isfile(os.path.join(root, f"{name}_caps.txt")))
+    if split in ("dev", "val"):                             # one split of two names
+        names = [name for name in (split, "dev", "val") if os.path.isfile(os.path.join(root, f"{name}_caps.txt"))]
+        split = (names or [split])[0]
     start = os.path.join(root, split)
     source = f"{start}_caps.txt"
-    if not os.path.isfile(source) and os.path.isfile(os.path.join(root, NAMED_CAPTIONS)):
+    if not os.path.isfile(source):
+        check(os.path.isfile(os.path.join(root, NAMED_CAPTIONS)), f"there is no file {source}; {HELP}")
         return read_named(root, split)
-    captions = read_lines(need(source, HELP))
+    captions = read_lines(source)
     count, features = len(captions), f"{start}_ims.npy"
     if os.path.isfile(features):
         images = Features(features)
@@ -414,8 +399,8 @@ def named_splits(root: str) -> list[str]:
 
 def read_image_ids(path: str, n: int, count: int) -> list:
     """Read one id per image; the file may give one per caption, or not be there.
-    Where the captions of an image have different ids, not every image has count / n captions one after another; ids
-    that differ for all captions name no images."""
+    Captions of an image must have one id, else not every image has count / n captions one after another; ids that
+    differ for all captions name no images."""
     ids, each = read_ids(path), count // n
     check(len(ids) in (0, n, count), f"{path} has {len(ids)} ids for {n} images; there must be one for each image or "
                                      "caption")
@@ -431,8 +416,7 @@ def read_image_ids(path: str, n: int, count: int) -> list:
 
 
 def read_text_features(root: str, split: Split, name: str, program: str = "features.captions") -> Features:
-    """Read features of the captions of a split, {split}_{name}.npy, a row each.
-    program: the command that writes them, for messages."""
+    """Read features of the captions of a split, {split}_{name}.npy, which `program` writes."""
     start = os.path.join(root, f"{split.name}_{name}")
     path, facts, count = f"{start}.npy", f"{start}.json", len(split.captions)
     check(os.path.isfile(path), f"there is no file {path}, features of captions; `python -m {program}` makes it")
@@ -484,15 +468,10 @@ def check_extractors(trained: dict | None, split: Split, text_features: str | No
               f"'{before}'; extract them with the same network or vectors")
 
 
-def karpathy_file(root: str) -> str | None:
-    """Return the path of Karpathy's JSON file in a folder, or None."""
-    return next(iter(sorted(glob.glob(os.path.join(root, "dataset*.json")))), None)
-
-
-def read_karpathy(root: str, split: str, use_restval: bool = False) -> Split:
+def read_karpathy(root: str, path: str, split: str, use_restval: bool = False) -> Split:
     """Read photos and captions of a split in Karpathy's JSON.
     Ids are cocoid, else imgid, else names of files; and sentid."""
-    path, entries, captions = karpathy_file(root), {}, []
+    entries, captions = {}, []
     parts = {"dev": ["val"], "train": ["train", "restval"][:1 + use_restval]}.get(split, [split])
     with refusing(f"{path} is not in Karpathy's layout, of images with split, filename and sentences with raw",
                   "fetch it again"):
@@ -578,11 +557,9 @@ def check_data_set(data_path: str, data_name: str) -> int:
     count = Counter(chain.from_iterable(splits[0].words if splits else ()))
     listed = {word for word in count if count[word] >= THRESHOLD}
     for split in splits:
-        try:
-            if all(caption.strip() for caption in split.captions):
-                split.require_known(np.array([listed.isdisjoint(words) for words in split.words]), len(listed))
-        except InputError as error:
-            faults.append(str(error))
+        unknown = [m for m, words in enumerate(split.words) if listed.isdisjoint(words)]
+        if unknown and all(caption.strip() for caption in split.captions):
+            faults.append(split.describe_unknown(unknown[0], len(listed)))
     faults = faults if splits else faults[:1]               # no data at all is one fault
     for fault in faults:
         print(f"fault: {fault}")

@@ -27,8 +27,7 @@ HELP = ("docs/data.md lists the sources, `python data.py check` prints what is t
 
 @contextlib.contextmanager
 def refusing(what: str, fix: str, kinds=Exception):
-    """Turn exceptions of `kinds` into InputError within a context.
-    The message is "what (reason); fix". A parser fails in many ways on a file that is cut or has flipped bits."""
+    """Context that turns exceptions of `kinds` into InputError: "what (reason); fix"."""
     try:
         yield
     except InputError:
@@ -38,8 +37,7 @@ def refusing(what: str, fix: str, kinds=Exception):
 
 
 def below(folder: str, name: str, source: str) -> str:
-    """Join folder and a name from the file `source`.
-    Raises InputError where it leads out of the folder."""
+    """Join folder and a name from `source`; InputError where it leads out of the folder."""
     text = str(name)
     check(not os.path.isabs(text) and ".." not in text.replace("\\", "/").split("/"),
           f"{source} names the file {name!a:.80}, which lies outside {folder}; names are of files within it, "
@@ -54,8 +52,7 @@ def need(path: str, fix: str) -> str:
 
 
 def plain_file(path: str) -> str:
-    """Return the path.
-    Raises OSError if it is a pipe or a device, since reading one might never end."""
+    """The path. Raises OSError if it is a pipe or a device, which might never end."""
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
         raise OSError("it is not a plain file")
     return path
@@ -129,8 +126,7 @@ def read_arrays(path: str, fix: str) -> dict[str, np.ndarray]:
 
 
 def integers(values, path: str, what: str) -> np.ndarray:
-    """Convert values that were read from `path` to int64 (K,).
-    Raises InputError on all but whole numbers of at most 64 bits. what: the values' name in the message."""
+    """Values (K,) int64 from `path`; InputError on others. what: their name in the message."""
     for value in values:
         whole = type(value) is int or isinstance(value, np.integer)
         check(whole and INT64.min <= value <= INT64.max,
@@ -140,14 +136,12 @@ def integers(values, path: str, what: str) -> np.ndarray:
 
 
 def as_integers(ids: list) -> list | None:
-    """Convert ids, integers or strings of at most 18 digits, to integers, or None.
-    None where one of them is any other text."""
-    return ([int(i) for i in ids] if all(isinstance(i, int) or re.fullmatch("[0-9]{1,18}", i) for i in ids) else None)
+    """Ids as integers, or None where one is neither an integer nor 1 to 18 digits."""
+    return [int(i) for i in ids] if all(isinstance(i, int) or re.fullmatch("[0-9]{1,18}", i) for i in ids) else None
 
 
 def read_ids(path: str) -> list:
-    """Ids from an .npy file of integers or lines of text.
-    Empty without such a file. Raises InputError."""
+    """Ids from an .npy file of integers or lines of text, [] without a file."""
     if not os.path.isfile(path):
         return []
     if not path.endswith(".npy"):
@@ -160,8 +154,7 @@ def read_ids(path: str) -> list:
 
 
 def read_coco(path: str):
-    """Read COCO's annotations (captions or instances), indexed by pycocotools.
-    Raises InputError."""
+    """Read COCO's annotations, indexed by pycocotools. Raises InputError."""
     from pycocotools.coco import COCO  # it imports matplotlib too
 
     coco = COCO()
@@ -174,12 +167,6 @@ def read_coco(path: str):
         twice = len(index) < len(records) and repeated(record["id"] for record in records)
         check(twice is False, f"{path} has two {kind} with the id {twice}; give each its own")
     return coco
-
-
-def split_in_files(split: str, exists) -> str:
-    """Name by which a folder calls a split: dev and val are one.
-    exists: name -> bool."""
-    return next(filter(exists, (split, "dev", "val")), split) if split in ("dev", "val") else split
 
 
 # ---- checksums
@@ -210,11 +197,10 @@ def file_digest(path: str) -> str:
 # ---- writing
 
 @contextlib.contextmanager
-def replaced(path: str):
-    """Give a temporary name within a context; the file becomes `path` at its end.
-    If anything fails before that, `path` stays as it was. The folder is created. A link stays a link.
-
-    Two processes that write `path` have a temporary file each; the last to end wins."""
+def atomic(path: str, mode: str = "w"):
+    """Context with an open temporary file that becomes `path` at its end.
+    If anything fails before that, `path` stays as it was. The folder is created. A link stays a link. Two processes
+    that write `path` have a temporary file each; the last to end wins."""
     path = os.path.realpath(path)
     folder, name = os.path.split(path)
     part = os.path.join(folder, f".{name}.{os.getpid()}.part")
@@ -226,21 +212,14 @@ def replaced(path: str):
             except ProcessLookupError:
                 remove(other)
     try:
-        yield part
+        with open(part, mode, **{} if "b" in mode else {"encoding": "utf-8", "newline": ""}) as f:
+            yield f
+            f.flush()
+            os.fsync(f.fileno())      # a power cut leaves the old file or the new one
         os.replace(part, path)
     except BaseException:             # a full disk, an error in the caller, a signal
         remove(part)
         raise
-
-
-@contextlib.contextmanager
-def atomic(path: str, mode: str = "w"):
-    """Open a file within a context; it becomes `path` at its end, as in `replaced`."""
-    text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
-    with replaced(path) as part, open(part, mode, **text) as f:
-        yield f
-        f.flush()
-        os.fsync(f.fileno())          # a power cut leaves the old file or the new one
 
 
 def remove(*paths: str) -> None:
@@ -251,8 +230,7 @@ def remove(*paths: str) -> None:
 
 
 def save_state(state: dict, path: str, advice: str) -> None:
-    """Replace a checkpoint.
-    A full disk, a kill or a power cut leaves the old one whole. Raises InputError with the `advice`."""
+    """Replace a checkpoint, which else stays whole. Raises InputError with the `advice`."""
     with (refusing(f"{path} could not be saved", f"the one before it is whole: {advice}", (OSError, RuntimeError)),
           atomic(path, "wb") as f):
         torch.save(state, f)
@@ -284,20 +262,17 @@ def save_arrays(path: str, arrays: dict) -> None:
 
 @contextlib.contextmanager
 def mapped(path: str, shape: tuple, dtype):
-    """Map an array within a context; it becomes the .npy file `path` at its end."""
-    with replaced(path) as part:
-        array = np.lib.format.open_memmap(part, "w+", dtype, shape)
+    """Context with a mapped array that becomes the .npy file `path` at its end."""
+    with atomic(path, "wb") as f:
+        array = np.lib.format.open_memmap(f.name, "w+", dtype, shape)
         yield array
         array.flush()
 
 
 def output(path: str, inputs=(), overwrite: bool = True) -> str:
-    """Return the path of results, if they may be written there.
-    To be called before the work. Its folder is created.
-
+    """The path of results, if they may be written there, and create its folder.
     Raises InputError where `path` cannot be written, where it is one of `inputs` and, without `overwrite`, where a file
-    is there already.
-    """
+    is there already."""
     check(os.path.realpath(path) not in map(os.path.realpath, inputs),
           f"{path} is to be read and cannot be written too; name another file for what comes out")
     with refusing(f"{path} cannot be written", "name a file in a folder that takes new files", OSError):

@@ -34,10 +34,8 @@ PHOTO_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPE
 
 def read_photo(path: str, most: int | None = None) -> Image.Image:
     """Read a photo in RGB of 8 bits, turned as its EXIF tag says. Raises InputError.
-
     most: largest number of pixels a side of the result; a large JPEG is then decoded small, in a fraction of the time
-    and memory. Faults beside the pixels, in EXIF or texts, count for nothing.
-    """
+    and memory. Faults beside the pixels, in EXIF or texts, count for nothing."""
     with (refusing(f"the photo {path} cannot be read", "replace it or fetch it again"),
           open(plain_file(path), "rb") as file):
         return decode_photo(file, most)
@@ -101,8 +99,7 @@ def mend_png(data: bytes) -> bytes:
 
 
 def mend_jpeg(data: bytes) -> bytes:
-    """Put an end to a JPEG without its last bytes.
-    Raises OSError where more than the last row of blocks is lost."""
+    """Put an end to a JPEG; OSError where more than the last row of blocks is lost."""
     images = [np.asarray(open_image(io.BytesIO(data + rest + JPEG_END))) for rest in (b"", bytes(range(254)))]
     lost = np.not_equal(*images).reshape(len(images[0]), -1).any(1)             # (H,): it depends on what follows
     if lost[:-JPEG_BLOCK].any():
@@ -131,7 +128,7 @@ def convert_rgb(image: Image.Image) -> Image.Image:
 
 
 def import_torchvision():
-    """Import torchvision, also beside a CPU-only torch, where its compiled part fails.
+    """Import torchvision, also beside a CPU-only torch.
     There the import fails at two detection operators that nothing here calls; declaring them is enough."""
     try:
         import torchvision
@@ -154,11 +151,6 @@ def eval_transform():
 def whole_transform(side: int = 224):
     """Build a transform that resizes the whole photo to a square, out of shape."""
     return build_transform(lambda t: [t.Resize((side, side))])
-
-
-def train_transform(crop_size: int):
-    """Build VSE++'s transform of training: a random crop that is flipped at random."""
-    return build_transform(lambda t: [t.RandomResizedCrop(crop_size), t.RandomHorizontalFlip()])
 
 
 def build_transform(first):
@@ -202,8 +194,7 @@ class Features:
     length = property(lambda self: np.ones(len(self), np.int64))      # (M,), as of vocab.Tokens: features of captions
 
     def gather(self, index) -> Tensor:
-        """Read features of images `index` (B,): (B, F) or (B, P, F) float32.
-        Raises InputError on NaN or infinity."""
+        """Read features of images `index` (B,): (B, F) or (B, P, F) float32, finite."""
         rows = np.asarray(index) * self.step
         features = torch.from_numpy(self.array[rows].astype(np.float32, copy=False))
         if not torch.isfinite(features.sum()):
@@ -269,10 +260,9 @@ class Photos:
         return torch.stack([transform(self.open(int(i))) for i in index])
 
     def augment(self, pairs, crop_size: int, seed: tuple) -> Tensor:
-        """Crop and flip photos of (caption, image) (B, 2) at random: (B, 3, crop, crop).
+        """Crop and flip photos of (caption, image) (B, 2) at random: (B, 3, crop, crop) (VSE++).
         The random numbers follow from (seed, caption) alone; workers or resuming change nothing."""
-        photos = []
-        transform = train_transform(crop_size)
+        photos, transform = [], build_transform(lambda t: [t.RandomResizedCrop(crop_size), t.RandomHorizontalFlip()])
         with torch.random.fork_rng(devices=[]):
             for caption, image in pairs:
                 state = np.random.SeedSequence([*seed, int(caption)]).generate_state(1, np.uint64)
@@ -324,8 +314,7 @@ class NoImages:
 
 def count_repeats(array: np.ndarray, path: str) -> int:
     """Count the equal rows in succession of each image: 5 in VSE++'s files, else 1.
-    Of an array (rows, ...), the first 128 rows and 32 samples of 16 are compared with the row before. Raises InputError
-    where images differ in this number."""
+    The first 128 rows and 32 samples of 16 are compared with the row before. Raises InputError where images differ."""
     rows = len(array)
     starts = np.linspace(0, max(0, rows - 17), 32).astype(int)[:, None]
     places = np.union1d(np.arange(1, 128), starts + np.arange(1, 17))

@@ -1,9 +1,8 @@
 """Similarities of points and Gaussians, ranking losses, and the GAN of jWAE.
 
-A similarity is a function of N images and M captions, two Embeddings, that returns scores (N, M), higher is better:
-a distance is negated. All but order, elk and bhattacharyya are made of matrix products, so that nothing of size
-N x M x D is held. The same function serves a training batch (B x B) and an evaluation. float32 loses digits where large
-terms cancel, so a distance is taken from the centre of the captions.
+A similarity is a function of N images and M captions, two Embeddings, that returns scores (N, M), higher is better. All
+but order, elk and bhattacharyya are made of matrix products, so that nothing of size N x M x D is held. float32 loses
+digits where large terms cancel, so a distance is taken from the centre of the captions.
 
 A ranking loss reads the scores (B, B) of a batch of matching pairs, which are on the diagonal.
 
@@ -39,14 +38,12 @@ class Embedding(NamedTuple):
     @staticmethod
     def cat(batches: list["Embedding"]) -> "Embedding":
         """Concatenate batches; parts are zero-padded to the largest number of parts."""
-        def join(values):
-            if values[0] is None:
-                return None
-            if values[0].ndim == 3:
-                most = max(x.shape[1] for x in values)
-                values = [F.pad(x, (0, 0, 0, most - x.shape[1])) for x in values]
-            return torch.cat(values)
-        return batches[0] if len(batches) == 1 else Embedding(*map(join, zip(*batches)))
+        if len(batches) == 1:
+            return batches[0]
+        if batches[0].parts is not None:
+            most = max(e.parts.shape[1] for e in batches)
+            batches = [e._replace(parts=F.pad(e.parts, (0, 0, 0, most - e.parts.shape[1]))) for e in batches]
+        return Embedding(*(None if values[0] is None else torch.cat(values) for values in zip(*batches)))
 
 
 def unit(x: Tensor, dim: int = -1) -> Tensor:
@@ -118,11 +115,9 @@ def trait(similarity, name: str):
 
 
 def squared_distance(x: Tensor, y: Tensor, dim: int) -> Tensor:
-    """Compute |x_i - y_j|^2 in `dim` dimensions: (N, D), (M, D) -> (N, M), >= 0.
-    (N, 1), (M, 1) stand for D equal numbers.
-
-    The mean of the y and then the mean of each row are subtracted: |x - y|^2 = |x' - y'|^2 + D (mean x - mean y)^2.
-    """
+    """|x_i - y_j|^2 in `dim` dimensions: (N, D), (M, D) -> (N, M), >= 0.
+    (N, 1), (M, 1) stand for D equal numbers. The mean of the y and then the mean of each row are subtracted: |x - y|^2
+    = |x' - y'|^2 + D (mean x - mean y)^2."""
     if x.shape[1] != y.shape[1]:
         x, y = x.expand(-1, dim), y.expand(-1, dim)
     centre = y.detach().mean(0)
@@ -145,8 +140,7 @@ def variance(e: Embedding, power: float = 1.0) -> Tensor:
 
 
 def score_in_blocks(score, n: int, m: int, per_pair: int, device="cpu") -> Tensor:
-    """Scores (N, M) by blocks, score(rows, columns) -> (n, m) of two slices.
-    A pair takes `per_pair` numbers."""
+    """Scores (N, M) by blocks of score(rows, columns); a pair takes `per_pair` numbers."""
     side = max(1, math.isqrt(NUMBERS["cpu" if torch.device(device).type == "cpu" else "cuda"] // per_pair))
     rows, columns = ([slice(k, k + side) for k in range(0, max(1, count), side)] for count in (n, m))
     return torch.cat([torch.cat([score(i, j) for j in columns], 1) for i in rows])
@@ -198,7 +192,7 @@ def kl(images: Embedding, captions: Embedding) -> Tensor:
 
 @traits(gaussian_sides=2)
 def kl_reverse(images: Embedding, captions: Embedding) -> Tensor:
-    """-KL(caption || image) in nats, <= 0: the other direction, ucmr Table 6."""
+    """-KL(caption || image) in nats, <= 0: ucmr Table 6."""
     return -divergence(standardise(captions, captions), standardise(images, captions)).T
 
 
@@ -211,7 +205,7 @@ def minkl(images: Embedding, captions: Embedding) -> Tensor:
 
 def standardise(e: Embedding, reference: Embedding) -> tuple[Tensor, Tensor, Tensor]:
     """Standardise by the average Gaussian of `reference`.
-    Returns means (N, D), log-variances (N, D) less their average, and this average (N, 1), the level of an item."""
+    Returns means (N, D), log-variances (N, D) less their average, and this average, the level (N, 1) of an item."""
     middle, log_scale = reference.mean.detach().mean(0), reference.log_var.detach().mean(0)
     mean, log_var = (e.mean - middle).mul_((-log_scale / 2).exp()), e.log_var - log_scale
     level = log_var.mean(1, keepdim=True)
@@ -291,12 +285,11 @@ def formulas() -> dict:
 
 
 class MLS(nn.Module):
-    """-(|mu_i - mu_c|^2 / v + k log v) / 2 with v = v_i + v_c, in nats.
-    Any real number; a point has variance 0.
+    """-(|mu_i - mu_c|^2 / v + k log v) / 2 with v = v_i + v_c, in nats; a point has v 0.
 
     The mutual likelihood score of Shi and Jain 2019 (eq. 3) in k dimensions, for one variance an item. At k = D this is
     the log of the integral of p q, less a constant; but embeddings do not fill their D dimensions, so k, the effective
-    dimension, is learned. Where images are points, a caption's variance changes all its scores alike.
+    dimension, is learned.
     """
     gaussian_sides, point_side, log_likelihood, within_modality = 2, True, True, False
     implies = {"loss": "infonce", "head": "spherical_one", "var_min": 1e-4, "logvar_init": -2.5}
@@ -336,10 +329,8 @@ def counted_pairs(scores: Tensor, same_image: Tensor | None) -> Tensor:
 
 class RankingLoss(nn.Module):
     """Base of ranking losses: scores (B, B), same_image (B, B) | None -> scalar.
-
     same_image marks pairs of one image, which are not negatives. options: {name: (type, default, help)} of train.py;
-    they are the arguments of the class.
-    """
+    they are the arguments of the class."""
     options: dict[str, tuple] = {}
 
     @classmethod
@@ -367,9 +358,7 @@ class Hinge(RankingLoss):
 
 class InfoNCE(RankingLoss):
     """Symmetric cross-entropy of true pairs in the batch, in nats (CLIP).
-
-    The temperature e^-log_scale is learned and stays above 0.01. smoothing: share of a target spread over all pairs.
-    """
+    The temperature e^-log_scale is learned and stays above 0.01. smoothing: share of a target spread over all pairs."""
 
     def __init__(self, temperature: float = 0.07, smoothing: float = 0.0):
         super().__init__()
@@ -397,12 +386,9 @@ class InfoNCE(RankingLoss):
 
 
 class Match(RankingLoss):
-    """Binary cross-entropy of every pair, in nats: PCME++ eq. 2-4.
-    Summed over the pairs of an item, mean over items.
-
-    The logit of a pair is scale * score + shift, both learned, or the score itself where `logits`. pseudo_positives
-    is the weight of pairs that score as high as a true pair of their row or column, taken as matches.
-    """
+    """Binary cross-entropy of every pair, in nats, summed over items' pairs (PCME++ eq. 2-4).
+    The logit of a pair is scale * score + shift, both learned, or the score itself where `logits`. pseudo_positives is
+    the weight of pairs that score as high as a true pair of their row or column, taken as matches. Mean over items."""
 
     def __init__(self, logits: bool = False, pseudo_positives: float = 0.0, smoothing: float = 0.0):
         super().__init__()
@@ -434,10 +420,8 @@ class Match(RankingLoss):
 
 class RCL(RankingLoss):
     """-log(1 - p_ij) summed over the others j of an item i, in nats (Hu et al. 2023).
-    Mean over items and directions.
-
-    p is the softmax of the scores / temperature. Only negatives teach, so a wrong pair does little harm.
-    """
+    Mean over items and directions; p is the softmax of the scores / temperature. Only negatives teach, so a wrong pair
+    does little harm."""
 
     def __init__(self, temperature: float = 0.05):
         super().__init__()
@@ -463,8 +447,7 @@ class RCL(RankingLoss):
 
 class SampledNLL(RankingLoss):
     """-log P(own caption | image) among sampled captions, in nats: dmsm eq. 2-3.
-    P is the softmax of gamma times the score over the own caption and `negatives` others of the batch, drawn without
-    repeats. Mean over images."""
+    P is the softmax of gamma times the score over the own caption and `negatives` others of the batch."""
     options = {"gamma": (float, 10.0, "factor of the scores in the softmax of --loss nll"),
                "negatives": (int, 40, "captions drawn for each image by --loss nll")}
 
@@ -486,12 +469,9 @@ class SampledNLL(RankingLoss):
 
 
 class PairLogistic(RankingLoss):
-    """Logistic loss of labelled pairs, mean of log(1 + e^(-y s)), in nats.
-    For similarities that are log-odds (CITE).
-
-    The diagonal is positive. Negatives are, for each item, two others of its row and two of its column, drawn
-    without repeats from the CPU's generator.
-    """
+    """Logistic loss of labelled pairs, mean of log(1 + e^(-y s)), in nats (CITE).
+    The diagonal is positive. Negatives are, for each item, two others of its row and two of its column, drawn without
+    repeats from the CPU's generator."""
     n_negatives = 2
 
     def forward(self, scores: Tensor, same_image: Tensor | None = None) -> Tensor:
@@ -525,15 +505,14 @@ class Critic(nn.Module):
 
 def generator_loss(critic: Critic, latents: Tensor) -> Tensor:
     """Generator loss of the GAN: -log sigmoid(critic), mean over latents (R, D).
-    In nats: jwae eq. 6, D_JS in its non-saturating form. The critic learns nothing here."""
+    D_JS of jwae eq. 6 in its non-saturating form, in nats. The critic learns nothing here."""
     frozen = {name: p.detach() for name, p in critic.named_parameters()}
     return F.softplus(-torch.func.functional_call(critic, frozen, latents.float()).float()).mean()
 
 
 def critic_loss(critic: Critic, latents: Tensor) -> Tensor:
-    """Binary cross-entropy of the critic on latents (R, D) and samples of N(0, I).
-    In nats; log 2 where it cannot tell them apart. The encoders learn nothing here, so one backward pass serves them
-    and the critic."""
+    """Binary cross-entropy of the critic on latents (R, D) and samples of N(0, I), nats.
+    The encoders learn nothing here, so one backward pass serves them and the critic."""
     latents = latents.detach().float()
     real, fake = critic(torch.cat([torch.randn_like(latents), latents])).float().chunk(2)        # (R,) each
     return (F.softplus(-real).mean() + F.softplus(fake).mean()) / 2
@@ -546,8 +525,7 @@ def prior_mmd(latents: Tensor) -> Tensor:
     x, n = latents.float(), max(len(latents), 2)
     y = torch.randn_like(x)
 
-    def kernel(a: Tensor, b: Tensor) -> Tensor:
-        """Sum the kernel over all pairs."""
+    def kernel(a: Tensor, b: Tensor) -> Tensor:             # summed over all pairs
         squares = a.square().sum(1)[:, None] + b.square().sum(1)                    # (R, R)
         squared = (squares - 2 * a @ b.T).clamp(min=0)
         return sum((c / (c + squared)).sum() for c in (2 * a.shape[1] * s for s in (0.1, 0.2, 0.5, 1, 2, 5, 10)))
@@ -567,11 +545,9 @@ def standard_kl(mean: Tensor, log_var: Tensor) -> Tensor:
 
 class Term(NamedTuple):
     """A term of the loss beside the objective.
-
-    loss: (image, caption, batch) -> scalar, of what the towers made of a batch (model.Encoded); with `side`, (encoded,
-    batch) -> scalar of that side alone, which also learns from items without partners. mean: a mean over items, so that
-    paired and unpaired items are averaged and not added.
-    """
+    loss: (image, caption, batch) -> scalar, of two model.Encoded; with `side`, (encoded, batch) -> scalar of that side
+    alone, which also learns from items without partners. mean: a mean over items, so that paired and unpaired items are
+    averaged and not added."""
     weight: float
     loss: Callable[..., Tensor]
     side: str | None = None           # "images" | "captions"
@@ -586,11 +562,8 @@ def information_bottleneck(images, captions, batch) -> Tensor:
 
 class PairMSE(nn.Module):
     """|f_v(x) - f_t(y)|^2 / D of the latents, summed over the batch (jwae eq. 7).
-
-    Over D, since at the prior's scale eq. 7 grows with D: --mse_weight D is eq. 7 per item. It is a mean over pairs, so
-    beside it all of eq. 6 counts per item, too: the weights of the priors, which are not sums here, are to be times the
-    batch.
-    """
+    Over D, since at the prior's scale eq. 7 grows with D. Eq. 7 is a mean over pairs, so beside it eq. 6 counts per
+    item, too: weights of the priors, which are not sums here, are to be times the batch."""
 
     def forward(self, image, caption, batch) -> Tensor:
         x, y = (mean_rows(e.latent.value, e.latent.n_parts).float() for e in (image, caption))      # (B, D) each
@@ -599,10 +572,7 @@ class PairMSE(nn.Module):
 
 class Anchor(nn.Module):
     """1 - cosine of a caption's features and an image's prediction of them, averaged.
-
-    The prediction is a layer's of model.Anchored. Objectives that tell one pair from all others say nothing of how well
-    the others fit. This regression does: it goes where the captions of like photos are. size: of the features.
-    """
+    The prediction is model.Anchored's. It says how well other captions fit, too. size: of the features."""
 
     def __init__(self, size: int, share: float):
         super().__init__()
@@ -615,11 +585,8 @@ class Anchor(nn.Module):
 
 class Volume(nn.Module):
     """Squared error of mean log-variances from the log share of covered photos.
-
-    (v - log share)^2, mean over pairs and sides, in nats squared. shares (M,): the log shares of the captions of the
-    training split, which train.py computes before the first step (methods.volume.training_shares). An image has those
-    of its captions.
-    """
+    Mean over pairs and sides, in nats squared. shares (M,): the log shares of the captions of the training split, which
+    train.py computes before the first step (methods.volume.training_shares). An image has those of its captions."""
 
     def __init__(self):
         super().__init__()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from scipy import special
 
-from cli import InputError, check
+from cli import check
 from losses import Embedding, cosine, dot, unit
 
 RECALLS = (1, 5, 10)
@@ -21,11 +21,8 @@ NOT_FINITE = ("the scores hold NaN or infinity, or numbers beyond float32, so th
 # ---- queries with several positives: scores (Q, G); positives as pairs of indices, query (P,), rising, and item (P,)
 
 def best_ranks(scores: np.ndarray, query: np.ndarray, item: np.ndarray) -> np.ndarray:
-    """Compute the 0-based rank (Q,) int64 of each query's best positive.
-
-    A score of -inf keeps an item, such as the query itself, out of the gallery of a query. A query without a positive
-    in its gallery gets -1.
-    """
+    """0-based rank (Q,) int64 of each query's best positive, -1 without one in its gallery.
+    A score of -inf keeps an item, such as the query itself, out of the gallery of a query."""
     score = scores[query, item]                                                     # (P,)
     best = np.full(len(scores), -np.inf, scores.dtype)
     np.maximum.at(best, query, score)
@@ -35,11 +32,8 @@ def best_ranks(scores: np.ndarray, query: np.ndarray, item: np.ndarray) -> np.nd
 
 def average_precisions(scores: np.ndarray, query: np.ndarray, item: np.ndarray) -> np.ndarray:
     """AP@R (Q,) in [0, 1]; NaN without a positive.
-    (1 / R) sum_{k <= R} (precision@k if item k is positive, else 0).
-
-    R is the number of the query's positives. The mean over queries is mAP@R (ECCV Caption, Chun et al. 2022). Where a
-    positive ties with a non-positive, the non-positive stands first.
-    """
+    (1 / R) sum_{k <= R} (precision@k if item k is positive, else 0), R the number of the query's positives. The mean
+    over queries is mAP@R (ECCV Caption, Chun et al. 2022). Of items that tie, non-positives stand first."""
     result = np.full(len(scores), np.nan)
     bounds = np.searchsorted(query, np.arange(len(scores) + 1))
     for q in np.flatnonzero(np.diff(bounds)):
@@ -62,8 +56,7 @@ def r_precisions(scores: np.ndarray, sets) -> list[np.ndarray]:
     R is the number of its positives (`ucmr` 4.3).
 
     sets: several sets of positives, each (query (P,), item (P,)). Returns an array for each, with NaN for a query
-    without positives. The R best items are found without sorting. They are all items with scores above the R-th largest
-    score t. Items that tie with t fill the places left, non-positives first.
+    without positives. Items that tie with the R-th largest score t fill the places left, non-positives first.
     """
     n, gallery = scores.shape
     counts = np.array([np.bincount(query, minlength=n) for query, _ in sets])       # (sets, Q): R
@@ -82,85 +75,53 @@ def r_precisions(scores: np.ndarray, sets) -> list[np.ndarray]:
 # ---- ranks, and their summaries
 
 def summary(ranks) -> dict:
-    """Summarise ranks: recalls (percent), median and mean rank, number of queries.
-    From 0-based ranks (Q,); R@1, 5 and 10, and 1-based median and mean.
-
-    Raises InputError where there is no query.
-    """
+    """Recalls (percent), 1-based median and mean rank, number of queries.
+    Of 0-based ranks (Q,). Raises InputError where there is no query."""
     ranks = np.asarray(ranks)
-    if not len(ranks):
-        raise InputError("there are no queries to summarise")
+    check(len(ranks), "there are no queries to summarise")
     return {**{f"r{k}": float(100 * np.mean(ranks < k)) for k in RECALLS},
             "medr": float(np.floor(np.median(ranks)) + 1), "meanr": float(ranks.mean() + 1),
             "queries": len(ranks)}
 
 
 def best_rank_means(ranks) -> dict:
-    """Average 1-based ranks, harmonic and arithmetic mean: HBR and ABR of `dmsm` 4.2.
-    The queries are images.
-
-    ranks (Q,): 0-based ranks of the best positives.
-    """
+    """Harmonic and arithmetic mean of 1-based ranks: HBR and ABR of `dmsm` 4.2.
+    ranks (Q,): 0-based ranks of the best positives of images."""
     places = np.asarray(ranks, dtype=float) + 1
     return {"hbr": float(len(places) / (1 / places).sum()), "abr": float(places.mean())}
 
 
-def rsum(result: dict) -> float:
-    """Sum the six recalls of both directions (0 to 600)."""
-    return sum(result[side][f"r{k}"] for side in ("i2t", "t2i") for k in RECALLS)
-
-
-def both_directions(i2t, t2i) -> dict:
-    """Summarise ranks of images (N,) and captions (M,), and add rsum.
-    Ranks are 0-based."""
-    result = {"i2t": summary(i2t), "t2i": summary(t2i)}
-    return {**result, "rsum": rsum(result)}
+def both_directions(i2t: dict, t2i: dict) -> dict:
+    """Join summaries of images and captions with rsum, the sum of their six recalls."""
+    return {"i2t": i2t, "t2i": t2i, "rsum": sum(result[f"r{k}"] for result in (i2t, t2i) for k in RECALLS)}
 
 
 def chance(caption_image, n_images: int) -> dict:
     """Compute expected results of galleries in random order, as `both_directions`.
 
-    "medr" is the median over all queries and orders. caption_image (M,): the row of each caption's image. Images
-    without a caption do not count as queries.
+    The best of c positives among G items has rank k or more (0-based) with probability prod_{j < k} (G - c - j) /
+    (G - j). "medr" is the median over all queries and orders. caption_image (M,): the row of each caption's image.
+    Images without a caption do not count as queries.
     """
-    captions = np.bincount(caption_image, minlength=n_images)                   # (N,) of each image
-    result = {"i2t": _random_order(captions[captions > 0], len(caption_image)),
-              "t2i": _random_order(np.ones(len(caption_image), int), n_images)}
-    return {**result, "rsum": rsum(result)}
-
-
-def _random_order(positives: np.ndarray, gallery: int) -> dict:
-    """Compute the expected `summary` of queries in a random order of G items.
-    positives (Q,): number of each query.
-
-    The best of c positives has rank k or more (0-based) with probability prod_{j < k} (G - c - j) / (G - j).
-    """
-    counts, share = np.unique(positives, return_counts=True)
-    share = share / share.sum()                                                     # (U,)
-    j = np.arange(gallery)
-    # (U, G): rank above j
-    left = np.cumprod(np.clip((gallery - counts[:, None] - j) / (gallery - j), 0, 1), axis=1)
-    at_most = 100 * (1 - share @ left)                               # (G,): rank at most j, percent
-    return {**{f"r{k}": float(at_most[min(k, gallery) - 1]) for k in RECALLS},
-            "medr": float(1 + np.argmax(at_most >= 50 - 1e-9)),
-            "meanr": float(1 + share @ ((gallery - counts) / (counts + 1))),
-            "queries": len(positives)}
+    captions, results = np.bincount(caption_image, minlength=n_images), []          # (N,) of each image
+    for positives, gallery in ((captions[captions > 0], len(caption_image)), (np.ones_like(caption_image), n_images)):
+        counts, share = np.unique(positives, return_counts=True)
+        share, j = share / share.sum(), np.arange(gallery)                          # (U,), (G,)
+        above = np.cumprod(np.clip((gallery - counts[:, None] - j) / (gallery - j), 0, 1), axis=1)      # (U, G)
+        at_most = 100 * (1 - share @ above)                                         # (G,): rank at most j, percent
+        results.append({**{f"r{k}": float(at_most[min(k, gallery) - 1]) for k in RECALLS},
+                        "medr": float(1 + np.argmax(at_most >= 50 - 1e-9)),
+                        "meanr": float(1 + share @ ((gallery - counts) / (counts + 1))), "queries": len(positives)})
+    return both_directions(*results)
 
 
 def average(results: list[dict]) -> dict:
-    """Mean of every number over several results, such as five folds.
-    "queries" is summed instead."""
+    """Mean of every number over several results, such as five folds; sum of "queries"."""
     def mean(values, key):
         if isinstance(values[0], dict):
             return {k: mean([v[k] for v in values], k) for k in values[0]}
         return sum(values) if key == "queries" else float(np.mean(values))
     return mean(results, "")
-
-
-def normalise_once(similarity, *sides) -> tuple:
-    """Turn the cosine into the inner product of unit vectors, normalised once.
-    Any other similarity and its sides stay."""
-    return (dot, *(Embedding(unit(e.mean)) for e in sides)) if similarity is cosine else (similarity, *sides)
 
 
 @torch.no_grad()
@@ -169,7 +130,9 @@ def score_blocks(members, block: int = 1000):
     Scores are the mean over models (the papers' ensembles). members: (similarity, images, captions) of each model,
     the `Embedding` of N images and of M captions."""
     n = len(members[0][1].mean)
-    members = [normalise_once(*member) for member in members]
+    # the cosine as an inner product of unit vectors, which no block has to normalise again
+    members = [(dot, *(Embedding(unit(e.mean)) for e in sides)) if similarity is cosine else (similarity, *sides)
+               for similarity, *sides in members]
     for start in range(0, n, block):
         rows = slice(start, min(n, start + block))
         scores, *others = (similarity(images.rows(rows), captions) for similarity, images, captions in members)
@@ -177,8 +140,7 @@ def score_blocks(members, block: int = 1000):
 
 
 def score_matrix(members, block: int | None = None) -> np.ndarray:
-    """Scores (N, M) of `score_blocks` in float32.
-    500 MB for the 5,000 images of COCO's test split. block: images that are scored at once; default: 32 MiB."""
+    """Scores (N, M) of `score_blocks` in float32. block: images at once; default: 32 MiB."""
     n, m = (len(e.mean) for e in members[0][1:])
     block = block or 1 + 2 ** 23 // m
     if n <= block:
@@ -190,8 +152,7 @@ def score_matrix(members, block: int | None = None) -> np.ndarray:
 
 
 def ranks(scores, caption_image) -> tuple[np.ndarray, np.ndarray]:
-    """Compute ranks of both directions, 0-based: images (N,) and captions (M,).
-    -1 for an image without captions.
+    """Ranks of both directions, 0-based: images (N,), -1 without captions, and captions (M,).
 
     scores (N, M): an array or tensor; caption_image (M,): the row of each caption's image. Raises InputError where
     there are no captions, where caption_image names other rows, and on scores that are not finite.
@@ -226,11 +187,8 @@ def check_finite(scores: np.ndarray) -> np.ndarray:
 
 
 def mean_cosine(means: torch.Tensor) -> float:
-    """The mean cosine between two different items.
-    It is 1 where all items are the same point.
-
-    means: (N, D), or (N, P, D), whose parts are averaged first.
-    """
+    """The mean cosine between two different items, 1 where all are the same point.
+    means: (N, D), or (N, P, D), whose parts are averaged first."""
     rows = means.mean(1) if means.ndim == 3 else means
     rows = torch.nn.functional.normalize(rows.double(), dim=1)                      # (N, D)
     pairs = rows.sum(0).square().sum() - rows.square().sum()          # sum over i != j of cos(i, j)
@@ -250,11 +208,11 @@ def retrieval(scores, caption_image) -> dict:
     percent and 1-based ranks. Images without captions do not count as queries. Raises InputError, a ValueError, on
     scores that are not finite or of another shape.
     """
-    if len(scores.shape) != 2 or scores.shape[1] != len(caption_image):
-        raise InputError(f"scores of shape {tuple(scores.shape)} do not fit {len(caption_image)} "
-                         "captions; rows are images, columns captions")
+    check(len(scores.shape) == 2 and scores.shape[1] == len(caption_image),
+          f"scores of shape {tuple(scores.shape)} do not fit {len(caption_image)} captions; rows are images, columns "
+          "captions")
     i2t, t2i = ranks(scores, caption_image)
-    return both_directions(i2t[i2t >= 0], t2i)
+    return both_directions(summary(i2t[i2t >= 0]), summary(t2i))
 
 
 def spearman(x, y) -> float:
@@ -264,10 +222,7 @@ def spearman(x, y) -> float:
 
 
 def spearman_of_codes(x: np.ndarray, y: np.ndarray) -> float:
-    """Compute `spearman` of values given as whole numbers from 0 in the same order.
-
-    It counts the numbers instead of sorting them.
-    """
+    """`spearman` of whole numbers from 0, which are counted and not sorted."""
     ranked = []
     for number in (x, y):
         count = np.bincount(number)
@@ -281,8 +236,7 @@ def sampled_spearman(query, x, y, samples: int = 1000, seed: int = 0) -> dict:
     Mean and standard deviation (Parekh et al. 2021).
 
     query (K,), x (K,), y (K,): the item that each pair was rated for, its rating and its score. A sample takes half of
-    the items, and one pair of each, so that items with many pairs do not dominate. "shuffled" is the correlation of the
-    first sample's ratings with its scores in random order. It shows what chance gives.
+    the items, and one pair of each. "shuffled" is the first sample's with its scores in random order, as by chance.
     """
     order = np.argsort(query, kind="stable")
     x, y = (np.unique(np.asarray(v)[order], return_inverse=True)[1] for v in (x, y))
@@ -300,12 +254,9 @@ def sampled_spearman(query, x, y, samples: int = 1000, seed: int = 0) -> dict:
 # ---- uncertainty
 
 def recall_in_bins(uncertainty, hits, bins: int = 10) -> dict:
-    """Compute recall in bins of rising certainty, in percent (PCME++ 4.3).
-    The bins are of equal size, from the least to the most uncertain.
-
+    """Recall in bins of equal size from certain to uncertain, in percent (PCME++ 4.3).
     uncertainty (Q,), hits (Q,) bool. "rho" is Spearman's correlation of the number of the bin and its recall (-1:
-    recall falls with every bin). "rho_queries" is that of uncertainty and hit of single queries.
-    """
+    recall falls with every bin), "rho_queries" that of uncertainty and hit of single queries."""
     order = np.argsort(uncertainty, kind="stable")
     means, shares = ([float(part.mean()) for part in np.array_split(x, bins) if len(part)]
                      for x in (np.asarray(v, dtype=float)[order] for v in (uncertainty, hits)))
@@ -315,12 +266,9 @@ def recall_in_bins(uncertainty, hits, bins: int = 10) -> dict:
 
 
 def join_rounded(values) -> np.ndarray:
-    """Make equal the values (Q,) that differ by rounding alone.
-    Equal queries get numbers that differ in their last bits, by the product or the processor that made the scores.
-
+    """Make equal the values (Q,) that differ by rounding alone, as those of equal queries do.
     Neighbours in rising order join where the gap between them is at most a hundredth of deviation / Q. That is above
-    the rounding of some hundred queries, where a tie counts, and joins few by chance however many there are.
-    """
+    the rounding of some hundred queries, where a tie counts, and joins few by chance however many there are."""
     order, result = np.argsort(values, kind="stable"), np.empty_like(values)
     rising = values[order].astype(float)
     begins = np.append(True, ~(np.diff(rising) <= rising.std() / (100 * len(rising))))
@@ -331,11 +279,10 @@ def join_rounded(values) -> np.ndarray:
 def risk_coverage(uncertainty, hits, points: int = 100) -> dict:
     """Compute the risk if only the queries of least uncertainty are answered.
 
-    uncertainty (Q,), hits (Q,) bool -> coverage (points,), risk (points,), area. Coverage is the share of queries that
-    are answered. Risk is the share of wrong answers among those given, in percent. The area is the mean risk over all
-    coverages 1/Q ... 1 (AURC, Geifman and El-Yaniv 2017). Also returned are the area that a random order gives
-    ("area_random") and the area that a perfect order gives ("area_best"). Ties in uncertainty share their wrong answers
-    evenly.
+    uncertainty (Q,), hits (Q,) bool -> coverage (points,), the share of queries that are answered, and risk (points,),
+    the share of wrong answers among those given, in percent. "area" is the mean risk over all coverages 1/Q ... 1
+    (AURC, Geifman and El-Yaniv 2017), "area_random" that of a random and "area_best" that of a perfect order. Ties in
+    uncertainty share their wrong answers evenly.
     """
     wrong = 1 - np.asarray(hits, dtype=float)
     _, group, size = np.unique(uncertainty, return_inverse=True, return_counts=True)
@@ -358,29 +305,25 @@ def paired_bootstrap(a: dict | list[dict], b: dict | list[dict], sums: dict, sam
     "low" and "high" (95% interval), "p" (two-sided), "least" (true where no sample was on the other side; then p is at
     most the number given)}}.
 
-    Images are resampled with replacement, each with all its queries, and every run gets the same sample. Where a model
-    has several seeds, these are resampled too (a hierarchical bootstrap). Few seeds show too little of their spread.
-    Therefore S - 1 of S seeds are drawn (Rao and Wu 1988), and their distance from the mean of all is stretched by
-    Student's t. One run says nothing about other seeds, so its interval covers the choice of images alone. pairs: the
-    runs a[s] and b[s] are of one seed, so the same seeds are drawn of both: what a seed does to both sides, by its
-    start and its batches, is no longer part of the interval.
+    Images are resampled with replacement, each with all its queries, and every run gets the same sample. Several seeds
+    of a model are resampled too (a hierarchical bootstrap). Few seeds show too little of their spread: S - 1 of S are
+    drawn (Rao and Wu 1988), and their distance from the mean of all is stretched by Student's t. One run says nothing
+    about other seeds, so its interval covers the choice of images alone. pairs: a[s] and b[s] are of one seed, so the
+    same seeds are drawn of both, and what a seed does to both sides is not part of the interval.
     """
     a, b = ([side] if isinstance(side, dict) else side for side in (a, b))
     runs = [*a, *b]
     names = [name for name in runs[0] if all(name in run for run in runs)]
     n = len(runs[0][names[0]][0])
-    # (S, K, 2, N)
-    table = np.array([[run[name] for name in names] for run in runs], dtype=np.float64)
+    table = np.array([[run[name] for name in names] for run in runs], dtype=np.float64)             # (S, K, 2, N)
     flat = table.reshape(-1, n).T                                                   # (N, 2 S K)
     rng, draws, step = np.random.default_rng(seed), [], max(1, 2 ** 22 // n)
     for done in range(-1, samples, step):                           # the first row: each image once
         rows = min(step, samples - done)
-        weight = np.array([np.bincount(rng.integers(n, size=n), minlength=n) for _ in range(rows)],
-                          dtype=np.float64)
+        weight = np.array([np.bincount(rng.integers(n, size=n), minlength=n) for _ in range(rows)], dtype=np.float64)
         if done < 0:
             weight[0] = 1
-        # (rows, S, K)
-        total, count = np.moveaxis((weight @ flat).reshape(rows, len(runs), len(names), 2), 3, 0)
+        total, count = np.moveaxis((weight @ flat).reshape(rows, len(runs), len(names), 2), 3, 0)   # (rows, S, K)
         with np.errstate(invalid="ignore"):          # NaN where no image that was drawn has a query
             draws.append(total / count)
     draws = np.concatenate(draws)                                              # (1 + samples, S, K)
@@ -396,11 +339,8 @@ def paired_bootstrap(a: dict | list[dict], b: dict | list[dict], sums: dict, sam
 
 
 def _with_other_seeds(draws: np.ndarray, rng, stretch: float) -> np.ndarray:
-    """Average over S seeds for each draw of images.
-    (1 + samples, S, K) -> (1 + samples, K).
-
-    Where there are several seeds, they are drawn too, except for the first row. `stretch`: see `paired_bootstrap`.
-    """
+    """Mean over S seeds of each draw of images: (1 + samples, S, K) -> (1 + samples, K).
+    Several seeds are drawn too, except for the first row. `stretch`: see `paired_bootstrap`."""
     mean, seeds = draws.mean(1), draws.shape[1]
     if seeds > 1:
         picked = rng.integers(seeds, size=(len(draws) - 1, seeds - 1))

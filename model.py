@@ -3,9 +3,8 @@
 A tower is a trunk f and one or two copies of an embedding f_emb (ucmr eq. 1-2): mu = f_emb(f(x); theta), and for a
 Gaussian sigma^2 = f_emb(f(x); gamma). The copies share nothing, so every encoder has point and Gaussian heads.
 
-A trunk maps inputs and lengths to features; lengths (B,) of captions, None for images. f_emb maps features
-and lengths to a Latent. IMAGE_ENCODERS and TEXT_ENCODERS name the pairs of trunk and f_emb; those of the baselines
-stand in methods/.
+A trunk maps inputs and lengths (B,) of captions, None for images, to features; f_emb maps features and lengths to a
+Latent. IMAGE_ENCODERS and TEXT_ENCODERS name the pairs of trunk and f_emb; those of the baselines stand in methods/.
 
 Papers: pmrl, ucmr, jwae, dmsm (README.md); VSE++ Faghri et al. 2018; DSSM Huang et al. 2013.
 """
@@ -17,33 +16,14 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
+import losses
 import methods
 from cli import InputError, check
 from files import need, refusing
 from images import import_torchvision
-from layers import GRU, BatchNorm, BiGRU, Latent, pack, vsepp_linear
-from losses import (
-    LOG_VAR_BOUNDS,
-    LOSSES,
-    SIMILARITIES,
-    Anchor,
-    Critic,
-    Embedding,
-    PairMSE,
-    Term,
-    Volume,
-    critic_loss,
-    generator_loss,
-    information_bottleneck,
-    mean_rows,
-    prior_mmd,
-    real_parts,
-    real_rows,
-    standard_kl,
-    trait,
-    unit,
-)
+from losses import LOG_VAR_BOUNDS, Embedding, Term, mean_rows, real_parts, real_rows, trait, unit
 from vocab import PAD, UNK, Trigrams, Vocabulary
 
 CITE_PENALTY = 5e-5                   # weight of the L1 norm of CITE's concept logits
@@ -65,7 +45,65 @@ HEADS = {
 
 def find_similarity(name: str) -> Callable:
     """The function or class of a name of SIMILARITIES or BASELINES."""
-    return BASELINES[name]() if name in BASELINES else SIMILARITIES[name]
+    return BASELINES[name]() if name in BASELINES else losses.SIMILARITIES[name]
+
+
+# ---- layers that methods/ uses, too
+
+class Latent(NamedTuple):
+    """Output of f_emb before any normalisation: a vector per item or per part."""
+    value: Tensor                     # (B, D) | (B, P, D)
+    n_parts: Tensor | None = None     # (B,) number of parts that are not padding; None: one vector per item
+    residual: Tensor | None = None    # (B, K, D) what PIE-Net adds to the global feature
+
+    @classmethod
+    def from_parts(cls, value: Tensor, residual: Tensor | None = None) -> "Latent":
+        """A Latent of parts (B, P, D), none of them padding."""
+        return cls(value, torch.full((len(value),), value.shape[1], device=value.device), residual)
+
+
+def vsepp_linear(inputs: int, outputs: int) -> nn.Linear:
+    """Linear layer with weights uniform in +-sqrt(6 / (in + out)) and bias 0 (VSE++)."""
+    layer = nn.Linear(inputs, outputs)
+    nn.init.xavier_uniform_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class BatchNorm(nn.BatchNorm1d):
+    """BatchNorm over rows (N, D); a single row is normalised by the running statistics."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > 1:
+            return super().forward(x)
+        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+
+
+class GRU(nn.GRU):
+    """GRU of vectors (B, T, F); with lengths (B,) they are packed, and so are its states.
+    On CUDA it computes in float32: under autocast to bf16, cuDNN would compute in float16, and the loss is not scaled.
+    """
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None, h: Tensor | None = None):
+        if lengths is not None:
+            x = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
+        if not torch.is_autocast_enabled("cuda"):
+            return super().forward(x, h)
+        with torch.autocast("cuda", enabled=False):
+            return super().forward(x.float(), None if h is None else h.float())
+
+
+class BiGRU(nn.Module):
+    """Last states of both directions of a GRU: words (B, T, F) -> (B, D / 2 + D / 2).
+    PVSE and PCME take both at the last word, where the backward one has read only that word."""
+
+    def __init__(self, inputs: int, embed_size: int, num_layers: int = 1):
+        super().__init__()
+        self.rnn = GRU(inputs, embed_size // 2, num_layers, batch_first=True, bidirectional=True)
+
+    def forward(self, words: Tensor, lengths: Tensor) -> Tensor:
+        forward, backward = self.rnn(words, lengths)[1][-2:]          # the last layer's: (B, D / 2) each
+        return torch.cat([forward, backward], 1)                            # (B, D)
 
 
 # ---- a tower
@@ -81,11 +119,10 @@ class Encoded(NamedTuple):
 class Tower(nn.Module):
     """Trunk, copies of f_emb and head of one modality: inputs -> Encoded.
 
-    mean, log_var: the copies of f_emb; a point has one. head: a name of HEADS. latent_norm: one of LATENT_NORMS.
-    corruption: noise on what f_emb reads. normalise: means have norm 1. use_abs: means are absolute values (order
-    embeddings). logvar_norm: log-variances have norm 1 before logvar_init is added and they are bounded. reads_mean:
-    log_var reads the mean and not the features. sample: the embedding is a point drawn from the Gaussian (a VAE).
-    freeze: trunk and mean learn nothing and stay in eval mode.
+    mean, log_var: the copies of f_emb; a point has one. head: a name of HEADS. corruption: noise on what f_emb reads.
+    normalise: means have norm 1. use_abs: means are absolute values (order embeddings). logvar_norm: log-variances have
+    norm 1 before logvar_init is added and they are bounded. reads_mean: log_var reads the mean and not the features.
+    sample: the embedding is a point drawn from the Gaussian (a VAE). freeze: trunk and mean learn nothing.
     """
 
     def __init__(self, trunk: nn.Module, mean: nn.Module, log_var: nn.Module | None = None, head: str = "point", *,
@@ -123,7 +160,10 @@ class Tower(nn.Module):
         log_var = posterior = None
         if self.log_var is not None:
             x = self.to_embedding(latent).mean if self.reads_mean else x
-            log_var = self.apply_head(self.log_var(x, lengths).value)               # (B, D) | (B, 1)
+            log_var = self.log_var(x, lengths).value                                # (B, D)
+            log_var = unit(log_var) if self.logvar_norm else log_var
+            log_var = log_var if self.one is None else self.one(log_var)            # (B, D) -> (B, 1)
+            log_var = HEADS[self.head]((log_var + self.logvar_init).clamp(*self.bounds)).float()    # (B, D) | (B, 1)
         if self.sample:                                         # in training, else the centre
             posterior, value = (latent.value, log_var), latent.value
             if self.training:
@@ -139,12 +179,6 @@ class Tower(nn.Module):
         real = real_parts(value, latent.n_parts)                                    # (B, P)
         return torch.zeros_like(value).masked_scatter(real[:, :, None], self.latent_norm(value[real]))
 
-    def apply_head(self, log_var: Tensor) -> Tensor:
-        """Clamp log-variances and apply the head: (B, D) -> (B, D) | (B, 1), float32."""
-        log_var = unit(log_var) if self.logvar_norm else log_var
-        log_var = log_var if self.one is None else self.one(log_var)                # (B, D) -> (B, 1)
-        return HEADS[self.head]((log_var + self.logvar_init).clamp(*self.bounds)).float()
-
     def to_embedding(self, latent: Latent, log_var: Tensor | None = None) -> Embedding:
         """Build the embedding of a latent: normalise the mean, average parts (B, P, D)."""
         mean, parts = latent.value.float(), None
@@ -159,10 +193,8 @@ class Tower(nn.Module):
 
 class VSE(nn.Module):
     """Two towers, a similarity, a ranking loss of scores (B, B), and terms beside it.
-
     objective: None where one of the extra terms stands in its place. critic: jWAE's, which has an optimiser of its own.
-    loss_name: of the ranking loss among the terms.
-    """
+    loss_name: of the ranking loss among the terms."""
 
     def __init__(self, image_tower: Tower, text_tower: Tower, similarity: Callable, objective: nn.Module | None,
                  extra_terms: dict[str, Term], critic: nn.Module | None = None, mask_same_image: bool = False,
@@ -192,22 +224,20 @@ class VSE(nn.Module):
         return sides
 
     def loss(self, batch) -> dict[str, Tensor]:
-        """Compute the terms of the training loss by name, to be summed.
-
-        batch: data.Batch of B matching pairs. Terms of one side learn from its unpaired items, too (jwae 3.3).
-        """
-        pairs, losses = self.encode(batch), {}
+        """Terms of the training loss by name, to be summed, of a data.Batch of B pairs.
+        Terms of one side learn from its unpaired items, too (jwae 3.3)."""
+        pairs, terms = self.encode(batch), {}
         unpaired = {} if batch.unpaired is None else self.encode(batch.unpaired)
         if self.objective is not None:
-            losses[self.loss_name] = self.ranking_loss(pairs["images"].embedding, pairs["captions"].embedding, batch)
+            terms[self.loss_name] = self.ranking_loss(pairs["images"].embedding, pairs["captions"].embedding, batch)
         for name, term in self.extra_terms.items():
             sides = [pairs[term.side]] if term.side else pairs.values()
-            losses[name] = term.weight * term.loss(*sides, batch)
+            terms[name] = term.weight * term.loss(*sides, batch)
         for name, term in self.extra_terms.items():
             if term.side in unpaired:
                 more = term.weight * term.loss(unpaired[term.side], batch.unpaired)
-                losses[name] = (losses[name] + more) / (2 if term.mean else 1)
-        return losses
+                terms[name] = (terms[name] + more) / (2 if term.mean else 1)
+        return terms
 
     forward = loss
 
@@ -224,10 +254,7 @@ class VSE(nn.Module):
 
 class Precomputed(nn.Module):
     """Precomputed features (B, F) or regions (B, P, F), averaged if `average`.
-
-    VSE++ assumes normalised features. It hardly matters to a mean, but a log-variance is linear in the features: at
-    norm 17 the variances start as noise.
-    """
+    They are normalised, as VSE++ assumes: a log-variance is linear in the features, and at norm 17 starts as noise."""
 
     def __init__(self, img_dim: int, normalise: bool = True, average: bool = True):
         super().__init__()
@@ -243,8 +270,8 @@ class CNN(nn.Module):
     """ImageNet network without its classifier (VSE++): (B, 3, H, W) -> (B, F).
 
     cells: the last map before pooling, (B, cells, C); 7 x 7 cells for 224 x 224 pixels (AlexNet: 6 x 6). Without
-    `finetune` the network gets no gradient and stays in eval mode. freeze_bn: the BatchNorms of a fine-tuned network
-    keep ImageNet's statistics, as in VSE++, whose code is in eval mode from the first validation of an epoch on.
+    `finetune` the network learns nothing and stays in eval mode. freeze_bn: BatchNorms of a fine-tuned network keep
+    ImageNet's statistics, as in VSE++, whose code is in eval mode from the first validation of an epoch on.
     """
 
     def __init__(self, cnn_type: str, finetune: bool = False, weights: str | None = None, pretrained: bool = True, *,
@@ -272,8 +299,7 @@ class CNN(nn.Module):
 
 
 def read_cnn_weights(net: nn.Module, path: str, cnn_type: str) -> None:
-    """Load a state dict from a local file without running code from it.
-    `net.weights_file` names the file from then on."""
+    """Load a state dict from a file, `net.weights_file`, without running code from it."""
     net.weights_file = need(path, f"give the weights of {cnn_type} with --cnn_weights")
     with refusing(f"{path} does not hold the weights of {cnn_type}", "give a state dict of it with --cnn_weights"):
         net.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
@@ -315,8 +341,7 @@ def build_efficientnet_lite(cnn_type: str, weights: str | None, pretrained: bool
 
 def keep_map(net: nn.Module, dim: int) -> int:
     """Remove the layers of a network of CNNS after its last map; return its channels.
-    VGG and AlexNet keep their average pooling, which gives 7 x 7 and 6 x 6 cells for photos of any size. dim: C of the
-    others."""
+    VGG and AlexNet keep their pooling, which gives 7 x 7 and 6 x 6 cells for any photo. dim: C of the others."""
     if hasattr(net, "classifier"):
         net.classifier = nn.Identity()
         return [layer.out_channels for layer in net.features if isinstance(layer, nn.Conv2d)][-1]
@@ -333,10 +358,8 @@ CNNS = {**dict.fromkeys(("vgg19", "resnet152", "vgg16", "alexnet", "resnet18", "
 
 class Words(nn.Module):
     """Learned vectors of words, at first in +-0.1 (VSE++): (B, T) -> (B, T, word_dim).
-
     table: vectors (V, word_dim) from a file and which words it has (V,); these start there. freeze: no vector learns,
-    and words that the file lacks are zeros.
-    """
+    and words that the file lacks are zeros."""
 
     def __init__(self, vocab_size: int, word_dim: int, table: tuple | None = None, freeze: bool = False):
         super().__init__()
@@ -355,9 +378,7 @@ class Words(nn.Module):
 
 class BagOfWords(nn.Module):
     """Sum of a caption's word vectors (DeViSE in dmsm): (B, T) -> (B, word_dim).
-
-    normalise: word vectors and their sum have norm 1, the direction of jwae's mean vector.
-    """
+    normalise: word vectors and their sum have norm 1, the direction of jwae's mean vector."""
 
     def __init__(self, words: Words, normalise: bool):
         super().__init__()
@@ -433,7 +454,7 @@ class GRUEmbedding(nn.Module):
         self.fc = vsepp_linear(embed_size, embed_size) if linear else nn.Identity()
 
     def forward(self, words: Tensor, lengths: Tensor) -> Latent:
-        return Latent(self.fc(self.rnn(pack(words, lengths))[1][-1]))               # the last layer's: (B, D)
+        return Latent(self.fc(self.rnn(words, lengths)[1][-1]))                     # the last layer's: (B, D)
 
 
 class BiGRUEmbedding(nn.Module):
@@ -477,10 +498,8 @@ class TanhLayers(nn.Module):
 
 class TrigramLayers(nn.Module):
     """Linear map of trigram counts with tanh, then tanh layers (DMSM, DSSM).
-
     The counts of `window` words are never written out: row k of `table`, (n_trigrams + 1, window C), is what one
-    trigram k adds at each of the places, and row 0 is padding. sizes: of all layers but the last, the first is C.
-    """
+    trigram k adds at each of the places, and row 0 is padding. sizes: of all layers but the last, the first is C."""
     window = 1
 
     def __init__(self, n_trigrams: int, sizes: list[int], embed_size: int):
@@ -524,7 +543,7 @@ class TrigramBag(TrigramLayers):
 class Anchored(nn.Module):
     """Weighted sum of the cosines of two embeddings: (B, F) -> (B, D + A), of norm 1.
     The cosine is (1 - share) times that of `learned` plus share times that of `given`: of a caption its features, of an
-    image what a layer of its own expects them to be (losses.Anchor). corruption: of what `learned` alone reads."""
+    image their prediction by a layer of its own (losses.Anchor). corruption: of what `learned` alone reads."""
 
     def __init__(self, learned: nn.Module, given: nn.Module, share: float, corruption: nn.Module | None = None):
         super().__init__()
@@ -561,10 +580,8 @@ class VectorDecoder(nn.Module):
 
 class CaptionDecoder(nn.Module):
     """GRU that starts from the latent and predicts each next word (jwae 4.2, eq. 5).
-
     In training each input word is <unk> with probability `word_dropout`, so that the latent is needed (Bowman et al.
-    2016). The original predicts the input word and not the next one.
-    """
+    2016). The original predicts the input word and not the next one."""
     word_dropout = 0.2
 
     def __init__(self, latent: int, vocab_size: int, word_dim: int):
@@ -580,10 +597,10 @@ class CaptionDecoder(nn.Module):
         if self.training:
             dropped = torch.rand(inputs.shape, device=inputs.device) < self.word_dropout
             inputs = inputs.masked_fill(dropped & (inputs != PAD), UNK)
-        words = pack(self.words(inputs), lengths - 1)
-        states = self.rnn(words, latent[None].to(words.data.dtype))[0]
+        words, steps = self.words(inputs), (lengths - 1).cpu()
+        states = self.rnn(words, steps, latent[None].to(words.dtype))[0]
         every = torch.arange(inputs.numel(), device=tokens.device).view_as(inputs)
-        place = pack(every, lengths - 1).data                                       # (S,) of the S packed words
+        place = pack_padded_sequence(every, steps, batch_first=True, enforce_sorted=False).data     # (S,) packed words
         targets = tokens[:, 1:].flatten()[place]                                    # (S,): the next words
         nll = F.cross_entropy(self.out(states.data), targets, reduction="none")     # (S, D) -> (S, V) -> (S,)
         return nll.new_zeros(len(tokens)).index_add(0, place // inputs.shape[1], nll)               # (B,)
@@ -626,22 +643,21 @@ def latent_rows(encoded: Encoded) -> Tensor:
 def posterior_kl(encoded: Encoded, batch) -> Tensor:
     """KL of a VAE's posteriors from N(0, I), summed, in nats (jwae eq. 2)."""
     centre, log_var = encoded.posterior
-    return standard_kl(centre.float(), log_var).sum()
+    return losses.standard_kl(centre.float(), log_var).sum()
 
 
 # ---- encoders by name
 
 class Encoder(NamedTuple):
     """Builders of a tower's networks.
-
     reads: of images "vector" (one each, or the mean of regions), "regions", "photos" or "cells" (regions, or photos
-    whose last map has cells); of captions "words", "trigrams" or "features".
-    """
+    whose last map has cells); of captions "words", "trigrams" or "features"."""
     reads: str
     trunk: Callable                   # images: (opt, pretrained), captions: (opt, vocab, word vectors) -> f
     embed: Callable                   # (opt, width of f) -> f_emb
     log_var: Callable | None = None   # the same for PCME's variances
     layers: bool = False              # takes --img_layers or --txt_layers
+    vocabulary: type[Vocabulary] = Vocabulary           # of captions
     decoder: str | None = None        # what gives its inputs again, "words" or "vector" (jWAE)
 
 
@@ -650,33 +666,27 @@ def layer_sizes(hidden: str | None) -> list[int]:
     return [int(size) for size in (hidden or "").split("-") if size]
 
 
-def build_layers(opt, inputs: int, hidden: str | None, option: str) -> nn.Module:
+def build_layers(opt, inputs: int, option: str = "img_layers") -> nn.Module:
     """Build f_emb of a vector with hidden layers "2000-1000", or "0", none at all."""
+    hidden = getattr(opt, option)
+    if option == "img_layers" and opt.pool == "gpo":
+        return methods.vse_infinity.PooledEmbedding(inputs, opt.embed_size)
     if hidden == "0":
         check(inputs == opt.embed_size,
-              f"{option} 0 makes the {inputs} numbers of a feature or word vector the embedding, and --embed_size is "
+              f"--{option} 0 makes the {inputs} numbers of a feature or word vector the embedding, and --embed_size is "
               f"{opt.embed_size}; make them equal")
         return Unchanged(opt.embed_size)
-    sizes = layer_sizes(hidden)
-    if opt.layer_style == "branch" and sizes:
-        return methods.two_branch.BranchEmbedding(inputs, sizes[0], opt.embed_size)
     if opt.layer_style == "tanh":
-        return TanhLayers(inputs, sizes, opt.embed_size)
-    return ReLULayers(inputs, sizes, opt.embed_size) if sizes else LinearEmbedding(inputs, opt.embed_size)
-
-
-def build_image_layers(opt, inputs: int) -> nn.Module:
-    if opt.pool == "gpo":
-        return methods.vse_infinity.PooledEmbedding(inputs, opt.embed_size)
-    return build_layers(opt, inputs, opt.img_layers, "--img_layers")
+        return TanhLayers(inputs, layer_sizes(hidden), opt.embed_size)
+    if not hidden:
+        return LinearEmbedding(inputs, opt.embed_size)
+    if opt.layer_style == "branch":
+        return methods.two_branch.BranchEmbedding(inputs, layer_sizes(hidden)[0], opt.embed_size)
+    return ReLULayers(inputs, layer_sizes(hidden), opt.embed_size)
 
 
 def build_text_layers(opt, inputs: int) -> nn.Module:
-    return build_layers(opt, inputs, opt.txt_layers, "--txt_layers")
-
-
-def build_features(opt, average: bool = False) -> Precomputed:
-    return Precomputed(opt.img_dim, opt.feature_norm, average)
+    return build_layers(opt, inputs, "txt_layers")
 
 
 def build_cnn(opt, pretrained: bool, cells: bool = False) -> CNN:
@@ -708,18 +718,18 @@ def build_gru(opt, inputs: int) -> nn.Module:
 
 
 IMAGE_ENCODERS = {
-    "precomp": Encoder("vector", lambda opt, _: build_features(opt, opt.pool == "mean"), build_image_layers,
-                       layers=True, decoder="vector"),
-    "cnn": Encoder("photos", build_cnn, build_image_layers, layers=True, decoder="vector"),
+    "precomp": Encoder("vector", lambda opt, _: Precomputed(opt.img_dim, opt.feature_norm, opt.pool == "mean"),
+                       build_layers, layers=True, decoder="vector"),
+    "cnn": Encoder("photos", build_cnn, build_layers, layers=True, decoder="vector"),
     "vsrn": Encoder("regions", lambda opt, _: methods.vsrn.RegionGraph(
         opt.img_dim, opt.embed_size, opt.feature_norm, opt.region_norm == "regions"),
                     lambda opt, inputs: methods.vsrn.RegionGRU(inputs, opt.embed_size, opt.region_bn)),
-    "pie": Encoder("cells", lambda opt, pretrained: (build_features(opt) if opt.img_dim else
-                                                     build_cnn(opt, pretrained, cells=True)),
+    "pie": Encoder("cells", lambda opt, pretrained: (Precomputed(opt.img_dim, opt.feature_norm, average=False)
+                                                     if opt.img_dim else build_cnn(opt, pretrained, cells=True)),
                    lambda opt, inputs: build_pie(opt, inputs, methods.pvse_pcme.MeanLinear(inputs, opt.embed_size)),
                    lambda opt, inputs: build_pie_variance(opt, inputs,
                                                           methods.pvse_pcme.MeanLinear(inputs, opt.embed_size))),
-    "scan": Encoder("regions", lambda opt, _: build_features(opt),
+    "scan": Encoder("regions", lambda opt, _: Precomputed(opt.img_dim, opt.feature_norm, average=False),
                     lambda opt, inputs: methods.scan.RegionEmbedding(inputs, opt.embed_size), decoder="vector"),
 }
 TEXT_ENCODERS = {
@@ -736,9 +746,9 @@ TEXT_ENCODERS = {
     "features": Encoder("features", lambda opt, *_: Precomputed(opt.txt_dim, opt.feature_norm), build_text_layers,
                         layers=True, decoder="vector"),
     "trigram_conv": Encoder("trigrams", build_trigrams, lambda opt, inputs: TrigramConv(
-        inputs, layer_sizes(opt.txt_layers), opt.embed_size), layers=True),
+        inputs, layer_sizes(opt.txt_layers), opt.embed_size), layers=True, vocabulary=Trigrams),
     "trigram_bag": Encoder("trigrams", build_trigrams, lambda opt, inputs: TrigramBag(
-        inputs, layer_sizes(opt.txt_layers), opt.embed_size), layers=True),
+        inputs, layer_sizes(opt.txt_layers), opt.embed_size), layers=True, vocabulary=Trigrams),
 }
 
 
@@ -754,35 +764,28 @@ def build_tower(opt, encoder: Encoder, head: str, normalise: bool, *data) -> Tow
         mean, corruption = Anchored(mean, Unchanged(opt.txt_dim), opt.text_anchor, corruption), None
     elif opt.text_anchor:
         mean = Anchored(mean, LinearEmbedding(trunk.dim, opt.txt_dim), opt.text_anchor)
-    return Tower(trunk, mean, build_log_var(opt, encoder, trunk.dim, head, mean.dim), head,
-                 latent_norm=LATENT_NORMS[opt.latent_norm](opt.embed_size), corruption=corruption,
-                 normalise=normalise, use_abs=opt.use_abs, logvar_norm=opt.logvar_norm, logvar_init=opt.logvar_init,
-                 bounds=(math.log(opt.var_min), LOG_VAR_BOUNDS[1]), reads_mean=bool(opt.var_layers),
-                 sample=opt.vae > 0, freeze=opt.freeze_means)
+    log_var = None                    # layers on the mean, PCME's network, or a copy of f_emb
+    if head != "point" and opt.var_layers:
+        log_var = ReLULayers(mean.dim, layer_sizes(opt.var_layers), 1 if head == "spherical_one" else mean.dim)
+    elif head != "point":
+        build = encoder.log_var if opt.sim == "match_prob" and encoder.log_var else encoder.embed
+        log_var = build(opt, trunk.dim)
+    return Tower(trunk, mean, log_var, head, latent_norm=LATENT_NORMS[opt.latent_norm](opt.embed_size),
+                 corruption=corruption, normalise=normalise, use_abs=opt.use_abs, logvar_norm=opt.logvar_norm,
+                 logvar_init=opt.logvar_init, bounds=(math.log(opt.var_min), LOG_VAR_BOUNDS[1]),
+                 reads_mean=bool(opt.var_layers), sample=opt.vae > 0, freeze=opt.freeze_means)
 
 
-def build_log_var(opt, encoder: Encoder, inputs: int, head: str, dim: int) -> nn.Module | None:
-    """Build the network of variances: layers on the mean, PCME's, or a copy of f_emb."""
-    if head == "point":
-        return None
-    if opt.var_layers:
-        return ReLULayers(dim, layer_sizes(opt.var_layers), 1 if head == "spherical_one" else dim)
-    own = encoder.log_var if opt.sim == "match_prob" else None
-    return (own or encoder.embed)(opt, inputs)
-
-
-def build_vocabulary(opt, words: list[str]) -> Vocabulary:
-    """Build the vocabulary of the text tower, of words or of letter trigrams."""
-    return (Trigrams if TEXT_ENCODERS[opt.txt_enc].reads == "trigrams" else Vocabulary)(words)
-
-
-def build_side_terms(opt, vocab, image_dim: int, text_dim: int, critic: Critic | None) -> dict[str, Term]:
+def build_side_terms(opt, vocab, image_dim: int, text_dim: int, critic: losses.Critic | None) -> dict[str, Term]:
     """Build jWAE's terms, each of images or of captions alone.
     image_dim, text_dim: widths of the trunks."""
-    terms, prior = {}, lambda encoded, _: prior_mmd(latent_rows(encoded))
-    if critic:                        # the encoders are the generators of a GAN, whose samples are N(0, I)
-        def prior(encoded, _):
-            return generator_loss(critic, latent_rows(encoded))
+    def prior(encoded, _):            # with a critic the encoders are generators of a GAN, whose samples are N(0, I)
+        rows = latent_rows(encoded)
+        return losses.generator_loss(critic, rows) if critic else losses.prior_mmd(rows)
+
+    def judge(encoded, _):
+        return losses.critic_loss(critic, latent_rows(encoded))
+    terms = {}
     if opt.recon_images:
         loss = Reconstruction(VectorDecoder(opt.embed_size, image_dim), squared=False)
         terms["recon_images"] = Term(opt.recon_images, loss, "images")
@@ -796,8 +799,7 @@ def build_side_terms(opt, vocab, image_dim: int, text_dim: int, critic: Critic |
         if weight:
             terms[f"prior_{side}"] = Term(weight, prior, side, mean=True)
         if weight and critic:
-            terms[f"critic_{side}"] = Term(1.0, lambda encoded, _: critic_loss(critic, latent_rows(encoded)), side,
-                                           mean=True)
+            terms[f"critic_{side}"] = Term(1.0, judge, side, mean=True)
         if opt.vae:
             terms[f"vae_{side}"] = Term(opt.vae, posterior_kl, side)
     return terms
@@ -806,12 +808,13 @@ def build_side_terms(opt, vocab, image_dim: int, text_dim: int, critic: Critic |
 def build_pair_terms(opt, vocab, image_dim: int, similarity) -> dict[str, Term]:
     """Build the terms of pairs that have a weight."""
     terms = {
-        "mse": (opt.mse_weight * (opt.loss == "mse"), PairMSE),
+        "mse": (opt.mse_weight * (opt.loss == "mse"), losses.PairMSE),
         "two_branch": (1.0 * (opt.loss == "two_branch"), lambda: methods.two_branch.TwoBranchLoss()),
         "concepts": (CITE_PENALTY * (opt.sim == "cite"), lambda: similarity.penalty),
-        "volume": (1.0 * (opt.loss == "volume"), Volume),
-        "anchor": (1.0 * (opt.text_anchor > 0 and not opt.freeze_means), lambda: Anchor(opt.txt_dim, opt.text_anchor)),
-        "vib": (opt.vib, lambda: information_bottleneck),
+        "volume": (1.0 * (opt.loss == "volume"), losses.Volume),
+        "anchor": (1.0 * (opt.text_anchor > 0 and not opt.freeze_means),
+                   lambda: losses.Anchor(opt.txt_dim, opt.text_anchor)),
+        "vib": (opt.vib, lambda: losses.information_bottleneck),
         "captioner": (opt.captioner, lambda: methods.vsrn.Captioner(
             image_dim, len(vocab), opt.dim_hidden, original=opt.captioner_original)),
         "diversity": (opt.diversity, lambda: methods.pvse_pcme.Diversity()),
@@ -830,8 +833,10 @@ def build_model(opt, vocab, pretrained: bool = True) -> VSE:
     if opt.word_vectors and pretrained:
         table = methods.word_vectors.read_word_vectors(vocab.words, opt.word_vectors, opt.word_dim)
     text = build_tower(opt, TEXT_ENCODERS[opt.txt_enc], opt.text_head, True, vocab, table)
-    critic = Critic(opt.embed_size) if (opt.prior_images or opt.prior_captions) and opt.prior_loss == "gan" else None
+    prior = opt.prior_images or opt.prior_captions
+    critic = losses.Critic(opt.embed_size) if prior and opt.prior_loss == "gan" else None
     terms = build_side_terms(opt, vocab, image.trunk.dim, text.trunk.dim, critic)
     terms |= build_pair_terms(opt, vocab, image.trunk.dim, similarity)
-    objective = LOSSES[opt.loss].build(opt, similarity) if opt.loss in LOSSES else None    # else a pair term
+    ranking = losses.LOSSES.get(opt.loss)                   # or a pair term stands in its place
+    objective = ranking.build(opt, similarity) if ranking else None
     return VSE(image, text, similarity, objective, terms, critic, opt.mask_same_image, opt.loss)

@@ -23,8 +23,7 @@ NOT_STORED = COMMAND_LINE - {"logger_name"}   # options that no checkpoint holds
 
 
 class Options(argparse.Namespace):
-    """Options of train.py.
-    `asked`, which is not among vars(), holds them as they were given, before `resolve`."""
+    """Options of train.py; `asked`, not among vars(), holds them as given, before `resolve`."""
     __slots__ = ("asked",)
 
 
@@ -190,8 +189,7 @@ def parse_words(p: Arguments, words: list[str]) -> Options:
 
 
 def options(**values) -> Options:
-    """Resolve options of a training: options(sim="wasserstein").
-    Raises InputError."""
+    """Resolve options of a training: options(sim="wasserstein"). Raises InputError."""
     def refuse(message: str):
         raise InputError(message)
     p = training_parser()
@@ -216,8 +214,7 @@ def read_config(path: str, p: Arguments) -> list[str]:
 
 
 def spell(values: dict, p: Arguments, where: str) -> list[str]:
-    """Spell options by name as words of a command line.
-    They are then checked like typed ones. None is the default."""
+    """Spell options by name as words of a command line, to be checked like typed ones."""
     words, known = [], list_options(p)
     for name, value in values.items():
         check(name in known, f"{where} holds {name!a:.60}, which is not an option; see train.py --help")
@@ -393,12 +390,12 @@ def check_fits(opt, images, text, path: str) -> None:
 # ---- evaluate.py
 
 def seeds(text: str) -> str:
-    """Parse an item of --compare: a path, or several joined by commas.
-    Several are seeds of one model."""
+    """Type of an item of --compare: paths of seeds of one model, joined by commas."""
     return ",".join(map(filename, text.split(",")))
 
 
-def evaluation_parser() -> Arguments:
+def parse_evaluation(argv=None) -> argparse.Namespace:
+    """Return the options of evaluate.py."""
     p = Arguments("Evaluate image-caption retrieval.", usage="%(prog)s [options]")
     group = p.add_argument_group("what is evaluated")
     add = group.add_mutually_exclusive_group().add_argument
@@ -446,11 +443,6 @@ def evaluation_parser() -> Arguments:
     add("--batch_size", type=positive, default=128, help="images or captions per step")
     add("--workers", type=cli.workers, default=min(10, os.cpu_count() or 1), help="processes that read photos")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA if present")
-    return p
-
-
-def parse_evaluation(argv=None) -> argparse.Namespace:
-    """The options of evaluate.py."""
-    opt = evaluation_parser().parse_args(argv)
+    opt = p.parse_args(argv)
     opt.eccv = opt.eccv or opt.eccv_path is not None
     return opt

@@ -39,10 +39,10 @@ import metrics
 from checkpoint import MADE_OF_RUN, NOISE, load_checkpoint, load_model, load_weights, resumed_options
 from cli import InputError, check, torch_device
 from data import Split, check_extractors, read_split
-from evaluation.encode import validate
-from files import FORMAT, atomic, read_lines, read_yaml, refusing, remove, save_array, save_state
+from evaluation.encode import encode
+from files import FORMAT, atomic, read_lines, read_yaml, refusing, save_array, save_state
 from methods import METHODS
-from model import VSE, build_model, build_vocabulary
+from model import TEXT_ENCODERS, VSE, build_model
 from options import NOT_STORED, Options, check_fits, fit_to_data, parse_words, read_config, resolve, training_parser
 from vocab import Vocabulary
 
@@ -57,9 +57,7 @@ def main(argv=None) -> None:
 
 def parse_args(argv=None, p: cli.Arguments | None = None) -> Options:
     """Return the resolved options of the command line. Exits on wrong ones.
-
-    What comes later wins: the options of --method, those of --config, the command line.
-    """
+    What comes later wins: the options of --method, those of --config, the command line."""
     argv = list(sys.argv[1:] if argv is None else argv)
     p = p or training_parser()
     opt = p.parse_args(argv)
@@ -83,11 +81,10 @@ def parse_args(argv=None, p: cli.Arguments | None = None) -> Options:
 
 # ---- the training
 
-def fit(opt, kind: type["Training"] | None = None) -> tuple[VSE, Vocabulary]:
+def fit(opt) -> tuple[VSE, Vocabulary]:
     """Train with resolved options (options.options).
-    Returns the best model on dev, in eval mode on the CPU, and its vocabulary. kind: as in `train`. Raises InputError.
-    """
-    status = train(opt, kind)
+    Returns the best model on dev, in eval mode on the CPU, and its vocabulary. Raises InputError."""
+    status = train(opt)
     check(status == 0, f"the training ended with status {status}; look at {opt.logger_name}/log.txt")
     model, vocab, _ = load_model(load_checkpoint(opt.logger_name), opt.logger_name)
     return model, vocab
@@ -96,7 +93,7 @@ def fit(opt, kind: type["Training"] | None = None) -> tuple[VSE, Vocabulary]:
 def train(opt, kind: type["Training"] | None = None) -> int:
     """Train with parsed options and return the exit status.
     0; 1 if no model came out; 128 + signal after Ctrl-C or SIGTERM. kind: a subclass of Training for other data."""
-    device, start = join_processes(opt), None
+    device, start = join_processes(opt) if WORLD > 1 else torch_device(opt.device), None
     if opt.resume is not None:
         start = load_checkpoint(opt.resume, "checkpoint.pt")
     elif opt.init_from:
@@ -133,8 +130,7 @@ def train(opt, kind: type["Training"] | None = None) -> int:
 
 
 def refuse_existing_run(opt) -> None:
-    """Raise InputError where the folder of a new run holds files.
-    With --overwrite it may be the folder of another run."""
+    """Raise InputError where the folder of a new run holds files, or a run without --overwrite."""
     folder = opt.logger_name
     files = sorted(name for name in os.listdir(folder) if name[0] != ".") if os.path.isdir(folder) else []
     if opt.resume is not None or not files:
@@ -147,7 +143,7 @@ def refuse_existing_run(opt) -> None:
 
 def run_epochs(run: "Training", received: list[int]) -> None:
     """Train epoch by epoch, with a validation and a checkpoint after each.
-    --val_step adds validations within epochs. received: signals that ask the training to stop."""
+    received: signals that ask the training to stop."""
     opt, state = run.opt, run.state
     run.model.train()
     patience = opt.patience or math.inf     # epochs without a better model
@@ -180,8 +176,8 @@ def run_epochs(run: "Training", received: list[int]) -> None:
 
 @contextlib.contextmanager
 def delayed_signals():
-    """Record Ctrl-C and SIGTERM in a list within a context, and do nothing else.
-    The training then finishes its step and saves, so --resume continues exactly. A second Ctrl-C ends it at once."""
+    """Context in which Ctrl-C and SIGTERM only add their number to a list.
+    The training finishes its step and saves, so --resume continues exactly. A second Ctrl-C ends it at once."""
     received, handlers = [], {}
 
     def receive(number: int, frame) -> None:
@@ -205,13 +201,12 @@ def join_processes(opt) -> torch.device:
     """Join the other processes of torchrun; return the device of this one.
     All but the first write into a temporary folder and say nothing."""
     device = torch_device(opt.device)
-    if WORLD > 1:
-        if device.type == "cuda":
-            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-            torch.cuda.set_device(device)
-        torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo",
-                                             timeout=datetime.timedelta(hours=2))
-        atexit.register(torch.distributed.destroy_process_group)
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo",
+                                         timeout=datetime.timedelta(hours=2))
+    atexit.register(torch.distributed.destroy_process_group)
     if RANK:
         opt.logger_name, sys.stdout = tempfile.mkdtemp(), open(os.devnull, "w")
         atexit.register(shutil.rmtree, opt.logger_name, ignore_errors=True)
@@ -228,8 +223,7 @@ def share_signals(received: list[int], device: torch.device) -> None:
 # ---- optimisers
 
 def build_optimizers(opt, model) -> dict[str, torch.optim.Optimizer]:
-    """Build the optimiser of the model and an Adam for jWAE's critic.
-    By name: "optimizer", "critic_optimizer"."""
+    """Build the "optimizer" of the model and a "critic_optimizer", Adam for jWAE's critic."""
     parameters = [p for name, p in model.named_parameters() if p.requires_grad and not name.startswith("critic.")]
     kind = {"adam": torch.optim.AdamW if opt.weight_decay else torch.optim.Adam, "sgd": torch.optim.SGD}[opt.optimizer]
     rate = opt.learning_rate
@@ -246,9 +240,7 @@ def build_optimizers(opt, model) -> dict[str, torch.optim.Optimizer]:
 
 class Training:
     """Model, data, optimisers, place in the training (`state`), folder and log.
-
-    A subclass for other data defines read_data, build_model, order, batches, rank_dev and describe_data.
-    """
+    A subclass for other data defines read_data, build_model, order, batches and rank_dev."""
     program, data_check = "train.py", "data.py check"
     build_model = staticmethod(build_model)
 
@@ -280,7 +272,7 @@ class Training:
     # ---- data
 
     def read_data(self, start: dict | None) -> None:
-        """Read the splits and settle the options that depend on them.
+        """Read the splits, settle what depends on them, and describe them in `sizes`.
         start: a checkpoint whose words are taken. Raises InputError where data, options and checkpoint do not fit."""
         opt = self.opt
         train, dev = (read_split(opt.data_path, opt.data_name, name, use_restval=opt.use_restval,
@@ -294,29 +286,30 @@ class Training:
             from methods.unpaired import build_unpaired, choose_pairs
             self.pairs = choose_pairs(train, opt.supervised_fraction, opt.seed)
             self.unpaired = build_unpaired(opt, train, self.tokens["train"], self.pairs)
+        chance = metrics.chance(dev.caption_image, len(dev.images))["rsum"]
+        self.sizes = (f"{len(self.pairs):,} training pairs of {len(train.images):,} images, {len(dev.images):,} dev "
+                      f"images (rsum by chance {chance:.1f})")
 
     def check_data(self, train: Split, dev: Split, start: dict | None) -> None:
-        """Settle options and vocabulary by the splits.
-        Words are those of the checkpoint, of DATA_NAME_vocab.json, or of the captions. Raises InputError where splits,
-        options and checkpoint do not fit."""
+        """Settle options and vocabulary by the splits; InputError where they do not fit.
+        Words are those of the checkpoint, of DATA_NAME_vocab.json, or of the captions."""
         opt = self.opt
         fit_to_data(opt, train.images, train.text)
         check_fits(opt, dev.images, dev.text, "the model")
-        check_extractors((start or {}).get("data", {}).get("extractors"), train, opt.text_features, str(opt.init_from))
+        if start:
+            check_extractors(start.get("data", {}).get("extractors"), train, opt.text_features, str(opt.init_from))
         self.splits, self.unpaired = {"train": train, "dev": dev}, None
         self.fingerprints = {**train.fingerprint(), "dev": dev.fingerprint()}
-        path = os.path.join(opt.vocab_path, f"{opt.data_name}_vocab.json")
+        kind, path = TEXT_ENCODERS[opt.txt_enc].vocabulary, os.path.join(opt.vocab_path, f"{opt.data_name}_vocab.json")
         if start:
-            words = start["vocabulary"]
+            self.vocab = kind(start["vocabulary"])
         elif os.path.isfile(path):
             print(f"taking the words of {path}", flush=True)
-            words = Vocabulary.load(path).words
+            self.vocab = kind.load(path)
         else:
             splits = [train if name == "train" else read_split(opt.data_path, opt.data_name, name, dev_images=0)
                       for name in opt.vocab_splits.split(",")]
-            captions = (caption for split in splits for caption in split.words)
-            words = Vocabulary.build(captions, opt.vocab_threshold).words
-        self.vocab = build_vocabulary(opt, words)
+            self.vocab = kind.build((words for split in splits for words in split.words), opt.vocab_threshold)
         self.tokens = {name: split.encode(self.vocab) for name, split in self.splits.items()}
 
     def order(self, epoch: int) -> np.ndarray:
@@ -343,8 +336,7 @@ class Training:
         Raises InputError with the name of a term that is not finite.
 
         The learning rate rises in a line over --warmup epochs, then falls tenfold every --lr_update epochs, or as half
-        a cosine to 0 at the end. jWAE's critic keeps its own (jwae 5.1). Its terms and the others share the backward
-        pass and no gradient: see losses.py.
+        a cosine to 0 at the end. jWAE's critic keeps its own (jwae 5.1); its terms share no gradient with the others.
         """
         opt, state = self.opt, self.state
         done = state["epoch"] + state["step"] / self.steps                          # epochs, with their fractions
@@ -384,20 +376,24 @@ class Training:
 
     def rank_dev(self) -> tuple[dict[str, float], str]:
         """Recalls of the dev split, by VSE++'s names and in words.
-        r1 is image to text, r1i text to image."""
-        result = validate(self.model, self.splits["dev"], self.tokens["dev"], self.device, self.opt.workers)
+        r1 is image to text, r1i text to image; hbr the harmonic mean of the best ranks of images (DMSM); cos_* the mean
+        cosine of two images, and of two captions, 1 where all are one point."""
+        dev = self.splits["dev"]
+        images, captions = encode(self.model, dev, self.tokens["dev"], self.device, workers=self.opt.workers)
+        i2t, t2i = metrics.ranks(metrics.score_matrix([(self.model.similarity, images, captions)]), dev.caption_image)
+        i2t = i2t[i2t >= 0]                                 # of images that have captions
+        result = metrics.both_directions(metrics.summary(i2t), metrics.summary(t2i))
         scalars = {f"{name}{end}": result[side][name] for side, end in (("i2t", ""), ("t2i", "i"))
                    for name in ("r1", "r5", "r10", "medr", "meanr")}
-        scalars |= {"rsum": result["rsum"], "hbr": result["hbr"],
-                    **{f"cos_{side}": cosine for side, cosine in result["alike"].items()}}
+        scalars |= {"rsum": result["rsum"], "hbr": metrics.best_rank_means(i2t)["hbr"],
+                    "cos_images": metrics.mean_cosine(images.mean), "cos_captions": metrics.mean_cosine(captions.mean)}
         text = "{}: R@1 {r1:.1f} R@5 {r5:.1f} R@10 {r10:.1f} medr {medr:.0f}"
         return scalars, " | ".join(text.format(name, **result[side])
                                    for name, side in (("image to text", "i2t"), ("text to image", "t2i")))
 
     def validate(self) -> None:
-        """Rank the dev split and write a checkpoint.
-        At the end of an epoch the recalls choose the best model, as in VSE++. With several processes the first does
-        both, and the others take its state."""
+        """Rank the dev split and write a checkpoint; at the end of an epoch, choose the best.
+        With several processes the first does so, and the others take its state."""
         state = self.state
         if RANK == 0:
             self.model.eval()
@@ -447,8 +443,7 @@ class Training:
         save_state(stored, os.path.join(self.opt.logger_name, name), "make room and --resume")
 
     def restore(self, resumed: dict) -> None:
-        """Continue a checkpoint.
-        Raises InputError where its data, optimisers or random states do not fit."""
+        """Continue a checkpoint. Raises InputError where it does not fit."""
         opt = self.opt
         with refusing(f"the checkpoint of {opt.resume} lacks what a training continues from, or holds something else",
                       "start a new run from its weights with --init_from"):
@@ -467,8 +462,7 @@ class Training:
     # ---- folder and log
 
     def describe(self, start: dict | None) -> str:
-        """Describe model and data in lines for the log.
-        start: the checkpoint that the training starts from."""
+        """Describe model and data, and the notes of the checkpoint `start`, for the log."""
         opt = self.opt
         violations = "hardest negative" if opt.max_violation else "sum of violations"
         objective = f"{violations}, margin {opt.margin}" if opt.loss == "hinge" else opt.loss
@@ -476,16 +470,10 @@ class Training:
         weights = sum(p.numel() for p in self.parameters)
         notes = [*(start or {}).get("notes", ()), *self.splits["train"].notes, *self.splits["dev"].notes]
         return "\n".join([
-            f"{opt.data_name}: {self.describe_data()}, {len(self.vocab):,} words",
+            f"{opt.data_name}: {self.sizes}, {len(self.vocab):,} words",
             f"{opt.sim}, image head {opt.image_head}, text head {opt.text_head}, {objective}, embed_size "
             f"{opt.embed_size}, {weights:,} trainable parameters, {self.device}, seed {opt.seed}",
             *(f"note: {note}" for note in notes)])
-
-    def describe_data(self) -> str:
-        train, dev = self.splits["train"], self.splits["dev"]
-        chance = metrics.chance(dev.caption_image, len(dev.images))["rsum"]
-        return (f"{len(self.pairs):,} training pairs of {len(train.images):,} images, {len(dev.images):,} dev images "
-                f"(rsum by chance {chance:.1f})")
 
     def place(self) -> str:
         """Place in the training, for a line of the log; epochs and steps count from 1."""
@@ -503,7 +491,8 @@ class Training:
         if opt.resume is None:
             os.makedirs(folder, exist_ok=True)
             self.save()
-            remove(*(os.path.join(folder, name) for name in os.listdir(folder) if MADE_OF_RUN.fullmatch(name)))
+            for name in filter(MADE_OF_RUN.fullmatch, os.listdir(folder)):
+                os.remove(os.path.join(folder, name))
         if opt.resume is not None and os.path.isfile(config):
             description = read_yaml(config)
         else:
@@ -540,8 +529,7 @@ class Training:
         self.text.flush()
 
     def record(self, kind: str, scalars: dict, **fields) -> None:
-        """Write numbers to log.jsonl and tensorboard.
-        kind: "step" or "validation"."""
+        """Write numbers of a "step" or "validation" to log.jsonl and tensorboard."""
         self.json.write(json.dumps({"iteration": self.state["iteration"], "kind": kind, **fields, **scalars}) + "\n")
         self.json.flush()
         for name, value in scalars.items():

@@ -36,11 +36,8 @@ def is_function(word: str) -> bool:
 
 
 class Vocabulary:
-    """V words and their numbers 0..V-1.
-    0..3 are `<pad> <start> <end> <unk>`, as in VSE++.
-
-    Raises InputError where the words start otherwise or one is repeated.
-    """
+    """V words and their numbers 0..V-1; 0..3 are `<pad> <start> <end> <unk>`.
+    Raises InputError where the words start otherwise or one is repeated."""
 
     def __init__(self, words: list[str]):
         check(tuple(words[:4]) == SPECIALS, f"a vocabulary starts with {' '.join(SPECIALS)}, this one starts with "
@@ -55,20 +52,15 @@ class Vocabulary:
 
     @classmethod
     def build(cls, tokenized: Iterable[list[str]], threshold: int = THRESHOLD) -> "Vocabulary":
-        """Vocabulary of words that occur at least `threshold` times.
-        Sorted by count, then by the alphabet."""
+        """Words that occur at least `threshold` times, by count, then by the alphabet."""
         counts = Counter(word for tokens in tokenized for word in tokens)
         words = sorted((w for w, n in counts.items() if n >= threshold and w not in SPECIALS),
                        key=lambda w: (-counts[w], w))
         return cls([*SPECIALS, *words])
 
-    def encode(self, tokens: list[str]) -> list[int]:
-        """Numbers of `<start> tokens <end>`; a word that is not listed becomes `<unk>`."""
-        return [START, *(self.index.get(token, UNK) for token in tokens), END]
-
     def encode_captions(self, captions: list[list[str]]) -> "Tokens":
-        """Numbers of captions, each a list of words."""
-        numbers = [self.encode(words) for words in captions]
+        """Numbers of `<start> words <end>` of each caption; a word that is not listed becomes `<unk>`."""
+        numbers = [[START, *(self.index.get(word, UNK) for word in words), END] for words in captions]
         return Tokens(numbers, [all(n == UNK for n in row[1:-1]) for row in numbers])
 
     def save(self, path: str) -> None:
@@ -88,10 +80,8 @@ class Vocabulary:
 
 class Trigrams(Vocabulary):
     """A vocabulary that turns words into letter trigrams (dmsm 3.2).
-
-    Its trigrams come from its words without the four specials. They are numbered from 1 in order of first
-    appearance, and 0 is padding. It is saved and loaded as a list of words, like any vocabulary.
-    """
+    They are those of its words without the four specials, numbered from 1 in order of first appearance; 0 is padding.
+    It is saved and loaded as a list of words, like any vocabulary."""
 
     def __init__(self, words: list[str]):
         super().__init__(words)
@@ -103,15 +93,13 @@ class Trigrams(Vocabulary):
         return TrigramTokens(captions, self)
 
     def hash(self, words: Iterable[str]) -> list[list[int]]:
-        """Numbers of the known trigrams of each word, with repeats.
-        The word need not be listed."""
+        """Numbers of the known trigrams of each word, listed or not, with repeats."""
         index = self.trigram_index
         return [[index[t] for t in trigrams_of(word) if t in index] for word in words]
 
 
 def trigrams_of(word: str) -> list[str]:
-    """List the letter trigrams of #word#, in order and with repeats: #ca, cat, at#.
-    Huang et al. 2013."""
+    """Letter trigrams of #word#, in order and with repeats: #ca, cat, at#."""
     marked = f"#{word}#"
     return [marked[k:k + 3] for k in range(len(marked) - 2)]
 
@@ -137,8 +125,7 @@ class Tokens:
 
 
 class TrigramTokens(Tokens):
-    """Captions as letter trigrams, without `<start>` and `<end>`.
-    Each distinct word is stored once."""
+    """Captions as letter trigrams, without `<start>` and `<end>`."""
 
     def __init__(self, captions: list[list[str]], vocab: Trigrams):
         """captions: tokenised. A caption without any known trigram, or word, is unknown."""
@@ -153,8 +140,7 @@ class TrigramTokens(Tokens):
                          [known.isdisjoint(words) for words in captions])
 
     def batch(self, index) -> tuple[Tensor, Tensor]:
-        """Captions `index` (B,) as trigrams (B, T, K) and lengths (B,) in words.
-        Numbers of trigrams are zero-padded."""
+        """Captions `index` (B,) as zero-padded trigrams (B, T, K) and lengths (B,) in words."""
         words, length = super().batch(index)
         words = words.numpy()
         most = self.width[words].max(initial=1)             # K is the largest number of trigrams in this batch

@@ -76,7 +76,7 @@ def normalise(members: list[Member], dev: Embeddings, queries: list[Member], spl
     """
     def recall_sums(scores: np.ndarray) -> dict[str, float]:
         i2t, t2i = metrics.ranks(scores, dev.caption_image)
-        result = metrics.both_directions(i2t[i2t >= 0], t2i)
+        result = metrics.both_directions(metrics.summary(i2t[i2t >= 0]), metrics.summary(t2i))
         return {side: sum(result[side][f"r{k}"] for k in metrics.RECALLS) for side in SIDES}
     without, spread = recall_sums(dev.scores), float(dev.scores[::1 + dev.n_images // 1000].std(dtype=np.float64))
     betas = [value / spread for value in GRID] if spread > 0 else []

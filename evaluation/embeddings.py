@@ -116,7 +116,6 @@ def blocks_within(e: Embeddings, modality: str, items: np.ndarray, block: int):
     for m in e.members:
         similarity, x = within_modality(m.similarity, getattr(m, modality))
         x = x if len(items) == len(x.mean) else x.rows(torch.from_numpy(items))
-        similarity, x = metrics.normalise_once(similarity, x)
         members.append((similarity, x, x))
     return metrics.score_blocks(members, block)
 

@@ -1,15 +1,13 @@
-"""Encode a split by a model and rank it, as training needs after an epoch."""
+"""Embedding of a split by a model: what training needs of evaluation."""
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
-import metrics
-from data import Split, chunks, image_batches
+from data import Split, chunks, stream
 from images import NoImages
 from losses import Embedding
-from model import VSE
 from vocab import Tokens
 
 
@@ -36,7 +34,8 @@ def encode(model, split: Split, tokens: Tokens | None, device, batch_size: int =
     images, captions = [], []
     with tqdm(total=len(rows) + len(order), desc=f"encode {split.name}", disable=None,
               leave=False) as bar:
-        for batch in image_batches(split.images, batch_size, workers, rows) if len(rows) else ():
+        for batch in stream(split.images.gather, chunks(rows, batch_size),
+                            workers * split.images.parallel) if len(rows) else ():
             images.append(model.embed_images(batch.to(device)))
             bar.update(len(batch))
         for index in chunks(order, batch_size):
@@ -45,19 +44,3 @@ def encode(model, split: Split, tokens: Tokens | None, device, batch_size: int =
             bar.update(len(lengths))
     return (Embedding.cat(images) if images else None,
             Embedding.cat(captions).rows(torch.from_numpy(np.argsort(order))) if captions else None)
-
-
-@torch.no_grad()
-def validate(model: VSE, split: Split, tokens: Tokens, device, workers: int = 0) -> dict:
-    """Recalls of one split, as `metrics.retrieval`, with "hbr" and "alike".
-
-    "hbr" is DMSM's harmonic mean of the best ranks of images; "alike" the mean cosine of two images, and of two
-    captions, 1 where all are one point.
-    """
-    images, captions = encode(model, split, tokens, device, workers=workers)
-    scores = metrics.score_matrix([(model.similarity, images, captions)])           # (N, M)
-    i2t, t2i = metrics.ranks(scores, split.caption_image)
-    i2t = i2t[i2t >= 0]
-    return {**metrics.both_directions(i2t, t2i), "hbr": metrics.best_rank_means(i2t)["hbr"],
-            "alike": {side: metrics.mean_cosine(e.mean) for side,
-                      e in (("images", images), ("captions", captions))}}

@@ -100,7 +100,7 @@ def full(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
     i2t, t2i = metrics.ranks(part, e.caption_image[captions] - images[0])
     record.add(name, "i2t", e.n_images, images, rank=i2t)
     record.add(name, "t2i", len(e.caption_image), captions, rank=t2i)
-    return metrics.both_directions(i2t[i2t >= 0], t2i)
+    return metrics.both_directions(metrics.summary(i2t[i2t >= 0]), metrics.summary(t2i))
 
 
 # ---- queries with several matches
@@ -130,7 +130,7 @@ def recalls_of_matches(scores: np.ndarray, matches: dict[str, Pairs], gallery: G
         record.add(name, side, len(matrix), queries, **outcomes)
         means = {key: float(100 * outcomes[key].mean()) for key in precisions}
         result[side] = metrics.summary(outcomes["rank"]) | means
-    return result | ({"rsum": metrics.rsum(result)} if len(result) == 2 else {})
+    return metrics.both_directions(**result) if len(result) == 2 else result
 
 
 def judge_pairs(pairs: Pairs, names, block: np.ndarray, rows: slice) -> dict[str, np.ndarray]:

@@ -22,8 +22,7 @@ from data import Split, read_split
 from features.captions import find_words
 from files import output, save_state
 from images import Photos
-from layers import vsepp_linear
-from model import CNN, CNNS
+from model import CNN, CNNS, vsepp_linear
 from vocab import SPECIALS, Tokens, Vocabulary, is_function
 
 

@@ -10,9 +10,9 @@ towers (--layer_style branch, whose dropout the original lacks).
 import torch
 from torch import Tensor, nn
 
-from layers import vsepp_linear
 from losses import unit
 from methods.two_branch import PairNetwork, fc
+from model import vsepp_linear
 
 
 class ConditionalNetwork(PairNetwork):

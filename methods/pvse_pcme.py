@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from layers import Latent, vsepp_linear
 from losses import Embedding, real_parts, real_rows, score_in_blocks, unit
+from model import Latent, vsepp_linear
 
 
 class SelfAttention(nn.Module):

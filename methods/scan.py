@@ -25,8 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_packed_sequence
 
-from layers import GRU, Latent, pack, vsepp_linear
 from losses import Embedding, real_parts
+from model import GRU, Latent, vsepp_linear
 
 ELEMENTS = {"cpu": 2 ** 20, "cuda": 2 ** 26}      # products of parts in a block: what a cache or the device holds
 
@@ -131,7 +131,6 @@ class WordStates(nn.Module):
         self.rnn = GRU(inputs, embed_size, num_layers, batch_first=True, bidirectional=bi_gru)
 
     def forward(self, words: Tensor, lengths: Tensor) -> Latent:
-        states, _ = pad_packed_sequence(self.rnn(pack(words, lengths))[0], batch_first=True,
-                                        total_length=words.shape[1])
+        states, _ = pad_packed_sequence(self.rnn(words, lengths)[0], batch_first=True, total_length=words.shape[1])
         states = states.unflatten(2, (-1, self.dim)).mean(2)          # (B, T, D | 2 D) -> (B, T, D)
         return Latent(states, lengths.to(states.device))

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from layers import BatchNorm, Latent, vsepp_linear
 from losses import NUMBERS, score_in_blocks, unit
+from model import BatchNorm, Latent, vsepp_linear
 
 
 def fc(inputs: int, outputs: int) -> list[nn.Module]:

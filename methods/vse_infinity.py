@@ -7,7 +7,7 @@ Chen et al. 2021, Learning the Best Pooling Strategy for Visual Semantic Embeddi
 import torch
 from torch import Tensor, nn
 
-from layers import GRU, Latent, vsepp_linear
+from model import GRU, Latent, vsepp_linear
 
 
 class PooledEmbedding(nn.Module):

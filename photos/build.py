@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from cli import InputError, check
-from data import chunks, compose_name, image_batches, read_split, stream
+from data import chunks, compose_name, read_split, stream
 from features.folder import find_photos, read_images
 from features.store import PhotoFile, read_items, stat_photo
 from images import Features, NoImages, read_photo
@@ -251,8 +251,8 @@ def index_features(output: str, run: str, features: tuple[str, str, str | None],
     folder = folder or own_folder
     manifest = new_manifest(encoder, run, features[1], folder and os.path.abspath(folder))
     manifest["features"] = [os.path.abspath(features[0]), features[1], features[2] or ""]
-    batches = [encoder.images(rows).to("cpu") for rows in tqdm(image_batches(images, 128, machine.workers),
-                                                               desc="embed", disable=None, leave=False)]
+    batches = stream(images.gather, chunks(np.arange(len(images)), 128), machine.workers * images.parallel)
+    batches = [encoder.images(rows).to("cpu") for rows in tqdm(batches, desc="embed", disable=None, leave=False)]
     e = Embedding.cat(batches)
     check(all(x is None or x.isfinite().all() for x in e[:3]),
           f"{features[1]} gives numbers that are not finite; its features or the model are broken")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cli import check
-from files import need, read_lines, read_text, refusing, repeated, split_in_files
+from files import need, read_lines, read_text, refusing, repeated
 
 SPLITS = ("train", "val", "test")
 NOT_VISUAL = "0"                      # the chain of phrases that name nothing to be seen
@@ -95,9 +95,9 @@ def list_counts(counts: dict[str, int]) -> str:
 # ---- one split
 
 def split_file(root: str, split: str) -> str:
-    name = split_in_files("val" if split == "dev" else split,
-                          lambda name: os.path.isfile(os.path.join(root, f"{name}.txt")))
-    return os.path.join(root, f"{name}.txt")
+    names = ("val", "dev") if split in ("val", "dev") else (split,)
+    paths = [os.path.join(root, f"{name}.txt") for name in names]
+    return next(filter(os.path.isfile, paths), paths[0])
 
 
 def read_ids(root: str, split: str) -> list[str]:

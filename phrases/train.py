@@ -57,6 +57,8 @@ class PhraseTraining(core.Training):
                                f"{opt.positive_iou}; give a smaller one, or better proposals")
         photos = len(np.unique(train.phrase_photo[self.pairs]))
         self.batch_size = max(1, round(opt.batch_size * photos / len(self.pairs)))
+        self.sizes = (f"{len(self.pairs):,} training phrases of {photos:,} photos, {self.batch_size} a batch, "
+                      f"{len(dev.ids):,} dev photos (rsum by chance {rsum_by_chance(dev):.1f})")
 
     def order(self, epoch: int) -> np.ndarray:
         """Photos of an epoch that have some of `pairs`, shuffled."""
@@ -68,11 +70,6 @@ class PhraseTraining(core.Training):
         opt, state = self.opt, self.state
         return batches(self.splits["train"], self.tokens["train"], order, self.batch_size,
                        Labels(opt.positive_iou, opt.all_positives), (opt.seed, state["epoch"]), state["step"])
-
-    def describe_data(self) -> str:
-        dev = self.splits["dev"]
-        return (f"{len(self.pairs):,} training phrases of {len(self.order(0)):,} photos, {self.batch_size} a batch, "
-                f"{len(dev.ids):,} dev photos (rsum by chance {rsum_by_chance(dev):.1f})")
 
     def rank_dev(self) -> tuple[dict[str, float], str]:
         """Accuracy on val, and the same in words."""

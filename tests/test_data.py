@@ -42,7 +42,7 @@ def test_vocabulary_order_threshold_and_specials():
     words = [["b"] * 5, ["a"] * 5, ["c"] * 9, ["rare"] * 3, ["<unk>"] * 9]
     vocab = Vocabulary.build(words, threshold=4)
     assert vocab.words == [*SPECIALS, "c", "a", "b"]
-    assert vocab.encode(["a", "rare", "c"]) == [START, 5, UNK, 4, END]
+    assert vocab.encode_captions([["a", "rare", "c"]]).flat.tolist() == [START, 5, UNK, 4, END]
 
 
 def test_vocabulary_file_round_trip_and_bad_files(tmp_path):
@@ -139,7 +139,7 @@ def test_batches_equal_a_loop_over_items(tmp_path):
     seen = []
     for batch in split.batches(tokens, order, 6):
         for k, m in enumerate(batch.caption_index.tolist()):
-            expected = vocab.encode(tokenize(split.captions[m]))
+            expected = vocab.encode_captions([tokenize(split.captions[m])]).flat.tolist()
             assert batch.tokens[k, :batch.lengths[k]].tolist() == expected
             assert batch.tokens[k, batch.lengths[k]:].sum() == 0
             assert batch.image_index[k] == m // 5
@@ -353,7 +353,7 @@ def test_bad_photos_are_named(tmp_path, demo_path):
         assert len(list(split.faults(deep=True))) == 1
         for workers in (0, 2):                                # the sentence crosses the process border whole
             with pytest.raises(InputError, match="^the photo .* cannot be read") as error:
-                list(data.image_batches(split.images, 4, workers=workers))
+                list(data.stream(split.images.gather, data.chunks(np.arange(24), 4), workers))
             assert "Traceback" not in str(error.value)
     os.remove(split.images.paths[0])
     refused(tmp_path, "1 of 48 photos are missing, the first is .*" + os.path.basename(split.images.paths[0]))
@@ -417,7 +417,7 @@ def test_worker_processes_leave_the_generator_of_training_alone(demo_path):
     """Dropout draws from it, and a resumed run starts its batches anew."""
     split = data.read_split(demo_path, "demo", "test")
     before = torch.get_rng_state()
-    for _ in data.image_batches(split.images, 16, workers=1):
+    for _ in data.stream(split.images.gather, data.chunks(np.arange(24), 16), workers=1):
         pass
     assert torch.equal(torch.get_rng_state(), before)
 

@@ -8,12 +8,12 @@ from torch.distributions import Normal, kl_divergence
 
 import train
 from data import Batch, read_split
-from layers import Latent
 from losses import PairMSE, mean_rows, prior_mmd, real_rows
 from methods.unpaired import build_unpaired, choose_pairs
 from model import (
     CaptionDecoder,
     Encoded,
+    Latent,
     Reconstruction,
     VectorDecoder,
     build_model,

@@ -11,10 +11,9 @@ import train
 from cli import InputError
 from data import Batch
 from images import import_torchvision
-from layers import GRU, pack
 from methods.vse_infinity import GeneralisedPooling
 from methods.vsrn import RegionGraph, RegionGRU
-from model import CNN, HEADS, VSE, GRUEmbedding, LinearEmbedding, Precomputed, Tower, Words, build_model
+from model import CNN, GRU, HEADS, VSE, GRUEmbedding, LinearEmbedding, Precomputed, Tower, Words, build_model
 from tests.helpers import VOCAB, pairs
 
 
@@ -253,7 +252,7 @@ def test_a_gru_leaves_autocast_on_cuda():
     torch.set_autocast_enabled("cuda", True)
     try:
         states, last = gru(x.bfloat16())
-        packed, _ = gru(pack(x.bfloat16(), torch.tensor([5, 2])), last)
+        packed, _ = gru(x.bfloat16(), torch.tensor([5, 2]), last)
     finally:
         torch.set_autocast_enabled("cuda", False)
     assert states.dtype == last.dtype == packed.data.dtype == torch.float32

@@ -10,7 +10,6 @@ import losses
 import train
 from cli import InputError
 from images import Features, Photos, import_torchvision
-from layers import BiGRU, Latent
 from losses import Embedding, Match, check_sides, formulas
 from methods.pvse_pcme import (
     MMD,
@@ -22,7 +21,7 @@ from methods.pvse_pcme import (
     PIEVariance,
     SmoothChamfer,
 )
-from model import CNN, VSE, Encoded, Words, build_model
+from model import CNN, VSE, BiGRU, Encoded, Latent, Words, build_model
 from options import check_fits, fit_to_data
 from tests.helpers import VOCAB
 

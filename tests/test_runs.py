@@ -128,9 +128,7 @@ def test_a_lost_configuration_and_a_log_that_was_cut_off_do_not_lose_the_run(run
 
 
 def test_a_run_that_finds_nothing_says_that_there_is_no_model(tmp_path, demo_path, monkeypatch, capsys):
-    zero = {"r1": 0.0, "r5": 0.0, "r10": 0.0, "medr": 12.0, "meanr": 12.0, "queries": 12}
-    monkeypatch.setattr(train, "validate", lambda *_: {"i2t": zero, "t2i": zero, "rsum": 0.0, "hbr": 12.0,
-                                                       "alike": {"images": 0.5, "captions": 0.5}})
+    monkeypatch.setattr(train.Training, "rank_dev", lambda _: ({"rsum": 0.0, "r1": 0.0, "hbr": 12.0}, "nothing"))
     assert trained("--data_path", demo_path, "--logger_name", tmp_path / "run") == 1
     assert "holds no model_best.pt: dev rsum was 0 after every epoch" in capsys.readouterr().out
     assert not (tmp_path / "run" / "model_best.pt").exists() and (tmp_path / "run" / "checkpoint.pt").exists()

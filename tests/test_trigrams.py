@@ -75,7 +75,6 @@ def test_trigrams_are_numbered_from_one_in_order_of_appearance():
     assert vocab.trigram_index == {t: k + 1 for k, t in enumerate(vocab.trigrams)}
     assert vocab.hash(["cat", "at", "dog", "chat"]) == [[1, 2, 3], [3], [], [5, 3]]
     assert vocab.words == [*SPECIALS, "cat", "hat", "cats"] and len(vocab) == 7
-    assert vocab.encode(["cat", "dog"]) == [1, 4, 3, 2]                             # it is a Vocabulary still
     with pytest.raises(InputError, match="starts with"):
         Trigrams(["cat"])
 
