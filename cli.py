@@ -116,7 +116,7 @@ def sizes(text: str) -> str:
 
 
 def filename(text: str) -> str:
-    """File or folder; ~ is the home folder, also in `--option=~/x`."""
+    """Parse the name of a file or folder; ~ is the home folder, also in --option=~/x."""
     check(text, "an empty name is not a file or folder")
     return os.path.expanduser(text)
 
@@ -214,7 +214,7 @@ def call_python(*words: str) -> None:
 
 
 def torch_device(name: str):
-    """The torch.device that --device names; "auto" is CUDA where present."""
+    """Return the torch.device that --device names; "auto" is CUDA where present."""
     import torch
     present = name != "cpu" and torch.cuda.is_available()
     check(present or name != "cuda", "--device cuda: no CUDA device is here; use --device cpu")

@@ -128,7 +128,7 @@ class Split:
         return tokens
 
     def describe_unknown(self, m: int, count: int) -> str:
-        """Describe the fault of caption m, of which a vocabulary of `count` words knows none."""
+        """Describe a fault: caption m has no word of a vocabulary of `count` words."""
         return (f"{self.place(m)}: no word of '{self.captions[m]}' is in the vocabulary of {count} words; remove it, "
                 "or train with a lower --vocab_threshold")
 
@@ -152,7 +152,7 @@ class Split:
         return f"{self.source}, {'line' if self.source.endswith('.txt') else 'caption'} {m + 1}"
 
     def faults(self, deep: bool = False, images: bool = True):
-        """Yield sentences on faults of the contents, without `images` of the captions alone.
+        """Yield sentences on faults of the contents; without `images`, of captions alone.
         `deep` opens every photo and reads every feature."""
         for m, caption in enumerate(self.captions):
             if caption.strip().lower() in NO_CAPTION:
@@ -416,7 +416,7 @@ def read_image_ids(path: str, n: int, count: int) -> list:
 
 
 def read_text_features(root: str, split: Split, name: str, program: str = "features.captions") -> Features:
-    """Read features of the captions of a split, {split}_{name}.npy, which `program` writes."""
+    """Read features of captions, {split}_{name}.npy, which `program` writes."""
     start = os.path.join(root, f"{split.name}_{name}")
     path, facts, count = f"{start}.npy", f"{start}.json", len(split.captions)
     check(os.path.isfile(path), f"there is no file {path}, features of captions; `python -m {program}` makes it")

@@ -27,7 +27,7 @@ HELP = ("docs/data.md lists the sources, `python data.py check` prints what is t
 
 @contextlib.contextmanager
 def refusing(what: str, fix: str, kinds=Exception):
-    """Context that turns exceptions of `kinds` into InputError: "what (reason); fix"."""
+    """Turn exceptions of `kinds` into InputError in a context: "what (reason); fix"."""
     try:
         yield
     except InputError:
@@ -37,7 +37,7 @@ def refusing(what: str, fix: str, kinds=Exception):
 
 
 def below(folder: str, name: str, source: str) -> str:
-    """Join folder and a name from `source`; InputError where it leads out of the folder."""
+    """Join folder and a name from `source`; InputError where it leads out of it."""
     text = str(name)
     check(not os.path.isabs(text) and ".." not in text.replace("\\", "/").split("/"),
           f"{source} names the file {name!a:.80}, which lies outside {folder}; names are of files within it, "
@@ -52,7 +52,7 @@ def need(path: str, fix: str) -> str:
 
 
 def plain_file(path: str) -> str:
-    """The path. Raises OSError if it is a pipe or a device, which might never end."""
+    """Return the path. Raises OSError on a pipe or a device, which might never end."""
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
         raise OSError("it is not a plain file")
     return path
@@ -126,7 +126,7 @@ def read_arrays(path: str, fix: str) -> dict[str, np.ndarray]:
 
 
 def integers(values, path: str, what: str) -> np.ndarray:
-    """Values (K,) int64 from `path`; InputError on others. what: their name in the message."""
+    """Convert values from `path` to int64 (K,), or raise InputError. what: their name."""
     for value in values:
         whole = type(value) is int or isinstance(value, np.integer)
         check(whole and INT64.min <= value <= INT64.max,
@@ -136,7 +136,7 @@ def integers(values, path: str, what: str) -> np.ndarray:
 
 
 def as_integers(ids: list) -> list | None:
-    """Ids as integers, or None where one is neither an integer nor 1 to 18 digits."""
+    """Convert ids to integers, or None where one is neither that nor 1 to 18 digits."""
     return [int(i) for i in ids] if all(isinstance(i, int) or re.fullmatch("[0-9]{1,18}", i) for i in ids) else None
 
 
@@ -198,7 +198,7 @@ def file_digest(path: str) -> str:
 
 @contextlib.contextmanager
 def atomic(path: str, mode: str = "w"):
-    """Context with an open temporary file that becomes `path` at its end.
+    """Open a temporary file within a context; it becomes `path` at its end.
     If anything fails before that, `path` stays as it was. The folder is created. A link stays a link. Two processes
     that write `path` have a temporary file each; the last to end wins."""
     path = os.path.realpath(path)
@@ -230,7 +230,7 @@ def remove(*paths: str) -> None:
 
 
 def save_state(state: dict, path: str, advice: str) -> None:
-    """Replace a checkpoint, which else stays whole. Raises InputError with the `advice`."""
+    """Replace a checkpoint, or leave it whole and raise InputError with the `advice`."""
     with (refusing(f"{path} could not be saved", f"the one before it is whole: {advice}", (OSError, RuntimeError)),
           atomic(path, "wb") as f):
         torch.save(state, f)
@@ -262,7 +262,7 @@ def save_arrays(path: str, arrays: dict) -> None:
 
 @contextlib.contextmanager
 def mapped(path: str, shape: tuple, dtype):
-    """Context with a mapped array that becomes the .npy file `path` at its end."""
+    """Map an array within a context; it becomes the .npy file `path` at its end."""
     with atomic(path, "wb") as f:
         array = np.lib.format.open_memmap(f.name, "w+", dtype, shape)
         yield array
@@ -270,7 +270,7 @@ def mapped(path: str, shape: tuple, dtype):
 
 
 def output(path: str, inputs=(), overwrite: bool = True) -> str:
-    """The path of results, if they may be written there, and create its folder.
+    """Return the path of results, if they may be written there, and create its folder.
     Raises InputError where `path` cannot be written, where it is one of `inputs` and, without `overwrite`, where a file
     is there already."""
     check(os.path.realpath(path) not in map(os.path.realpath, inputs),

@@ -260,7 +260,7 @@ class Photos:
         return torch.stack([transform(self.open(int(i))) for i in index])
 
     def augment(self, pairs, crop_size: int, seed: tuple) -> Tensor:
-        """Crop and flip photos of (caption, image) (B, 2) at random: (B, 3, crop, crop) (VSE++).
+        """Crop and flip photos of (caption, image) (B, 2) at random: (B, 3, crop, crop).
         The random numbers follow from (seed, caption) alone; workers or resuming change nothing."""
         photos, transform = [], build_transform(lambda t: [t.RandomResizedCrop(crop_size), t.RandomHorizontalFlip()])
         with torch.random.fork_rng(devices=[]):

@@ -115,7 +115,7 @@ def trait(similarity, name: str):
 
 
 def squared_distance(x: Tensor, y: Tensor, dim: int) -> Tensor:
-    """|x_i - y_j|^2 in `dim` dimensions: (N, D), (M, D) -> (N, M), >= 0.
+    """Compute |x_i - y_j|^2 in `dim` dimensions: (N, D), (M, D) -> (N, M), >= 0.
     (N, 1), (M, 1) stand for D equal numbers. The mean of the y and then the mean of each row are subtracted: |x - y|^2
     = |x' - y'|^2 + D (mean x - mean y)^2."""
     if x.shape[1] != y.shape[1]:
@@ -140,7 +140,7 @@ def variance(e: Embedding, power: float = 1.0) -> Tensor:
 
 
 def score_in_blocks(score, n: int, m: int, per_pair: int, device="cpu") -> Tensor:
-    """Scores (N, M) by blocks of score(rows, columns); a pair takes `per_pair` numbers."""
+    """Scores (N, M) by blocks score(rows, columns); a pair takes `per_pair` numbers."""
     side = max(1, math.isqrt(NUMBERS["cpu" if torch.device(device).type == "cpu" else "cuda"] // per_pair))
     rows, columns = ([slice(k, k + side) for k in range(0, max(1, count), side)] for count in (n, m))
     return torch.cat([torch.cat([score(i, j) for j in columns], 1) for i in rows])
@@ -285,7 +285,7 @@ def formulas() -> dict:
 
 
 class MLS(nn.Module):
-    """-(|mu_i - mu_c|^2 / v + k log v) / 2 with v = v_i + v_c, in nats; a point has v 0.
+    """-(|mu_i - mu_c|^2 / v + k log v) / 2, v = v_i + v_c, in nats; a point has v 0.
 
     The mutual likelihood score of Shi and Jain 2019 (eq. 3) in k dimensions, for one variance an item. At k = D this is
     the log of the integral of p q, less a constant; but embeddings do not fill their D dimensions, so k, the effective
@@ -386,9 +386,9 @@ class InfoNCE(RankingLoss):
 
 
 class Match(RankingLoss):
-    """Binary cross-entropy of every pair, in nats, summed over items' pairs (PCME++ eq. 2-4).
-    The logit of a pair is scale * score + shift, both learned, or the score itself where `logits`. pseudo_positives is
-    the weight of pairs that score as high as a true pair of their row or column, taken as matches. Mean over items."""
+    """Binary cross-entropy of every pair, summed over an item's pairs: PCME++ eq. 2-4.
+    In nats, mean over items. The logit of a pair is scale * score + shift, both learned, or the score itself where
+    `logits`. pseudo_positives: weight of pairs that score as high as a true pair of their row or column, as matches."""
 
     def __init__(self, logits: bool = False, pseudo_positives: float = 0.0, smoothing: float = 0.0):
         super().__init__()
@@ -511,7 +511,7 @@ def generator_loss(critic: Critic, latents: Tensor) -> Tensor:
 
 
 def critic_loss(critic: Critic, latents: Tensor) -> Tensor:
-    """Binary cross-entropy of the critic on latents (R, D) and samples of N(0, I), nats.
+    """Binary cross-entropy of the critic on latents (R, D) and samples of N(0, I).
     The encoders learn nothing here, so one backward pass serves them and the critic."""
     latents = latents.detach().float()
     real, fake = critic(torch.cat([torch.randn_like(latents), latents])).float().chunk(2)        # (R,) each

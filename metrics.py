@@ -21,7 +21,7 @@ NOT_FINITE = ("the scores hold NaN or infinity, or numbers beyond float32, so th
 # ---- queries with several positives: scores (Q, G); positives as pairs of indices, query (P,), rising, and item (P,)
 
 def best_ranks(scores: np.ndarray, query: np.ndarray, item: np.ndarray) -> np.ndarray:
-    """0-based rank (Q,) int64 of each query's best positive, -1 without one in its gallery.
+    """Compute the 0-based rank (Q,) of each query's best positive, or -1 without one.
     A score of -inf keeps an item, such as the query itself, out of the gallery of a query."""
     score = scores[query, item]                                                     # (P,)
     best = np.full(len(scores), -np.inf, scores.dtype)
@@ -75,8 +75,8 @@ def r_precisions(scores: np.ndarray, sets) -> list[np.ndarray]:
 # ---- ranks, and their summaries
 
 def summary(ranks) -> dict:
-    """Recalls (percent), 1-based median and mean rank, number of queries.
-    Of 0-based ranks (Q,). Raises InputError where there is no query."""
+    """Summarise 0-based ranks (Q,): recalls in percent, 1-based median and mean rank.
+    Raises InputError where there is no query."""
     ranks = np.asarray(ranks)
     check(len(ranks), "there are no queries to summarise")
     return {**{f"r{k}": float(100 * np.mean(ranks < k)) for k in RECALLS},
@@ -85,7 +85,7 @@ def summary(ranks) -> dict:
 
 
 def best_rank_means(ranks) -> dict:
-    """Harmonic and arithmetic mean of 1-based ranks: HBR and ABR of `dmsm` 4.2.
+    """Average 1-based ranks, harmonic and arithmetic mean: HBR and ABR of `dmsm` 4.2.
     ranks (Q,): 0-based ranks of the best positives of images."""
     places = np.asarray(ranks, dtype=float) + 1
     return {"hbr": float(len(places) / (1 / places).sum()), "abr": float(places.mean())}
@@ -140,7 +140,7 @@ def score_blocks(members, block: int = 1000):
 
 
 def score_matrix(members, block: int | None = None) -> np.ndarray:
-    """Scores (N, M) of `score_blocks` in float32. block: images at once; default: 32 MiB."""
+    """Scores (N, M) of `score_blocks` in float32. block: images at once, or 32 MiB."""
     n, m = (len(e.mean) for e in members[0][1:])
     block = block or 1 + 2 ** 23 // m
     if n <= block:
@@ -152,7 +152,7 @@ def score_matrix(members, block: int | None = None) -> np.ndarray:
 
 
 def ranks(scores, caption_image) -> tuple[np.ndarray, np.ndarray]:
-    """Ranks of both directions, 0-based: images (N,), -1 without captions, and captions (M,).
+    """Compute 0-based ranks of images (N,), -1 without captions, and of captions (M,).
 
     scores (N, M): an array or tensor; caption_image (M,): the row of each caption's image. Raises InputError where
     there are no captions, where caption_image names other rows, and on scores that are not finite.
@@ -222,7 +222,7 @@ def spearman(x, y) -> float:
 
 
 def spearman_of_codes(x: np.ndarray, y: np.ndarray) -> float:
-    """`spearman` of whole numbers from 0, which are counted and not sorted."""
+    """Compute `spearman` of whole numbers from 0, by counting instead of sorting."""
     ranked = []
     for number in (x, y):
         count = np.bincount(number)
@@ -254,7 +254,7 @@ def sampled_spearman(query, x, y, samples: int = 1000, seed: int = 0) -> dict:
 # ---- uncertainty
 
 def recall_in_bins(uncertainty, hits, bins: int = 10) -> dict:
-    """Recall in bins of equal size from certain to uncertain, in percent (PCME++ 4.3).
+    """Compute recall, percent, in equal bins from certain to uncertain (PCME++ 4.3).
     uncertainty (Q,), hits (Q,) bool. "rho" is Spearman's correlation of the number of the bin and its recall (-1:
     recall falls with every bin), "rho_queries" that of uncertainty and hit of single queries."""
     order = np.argsort(uncertainty, kind="stable")
@@ -266,7 +266,7 @@ def recall_in_bins(uncertainty, hits, bins: int = 10) -> dict:
 
 
 def join_rounded(values) -> np.ndarray:
-    """Make equal the values (Q,) that differ by rounding alone, as those of equal queries do.
+    """Make values (Q,) equal that differ by rounding, as those of equal queries do.
     Neighbours in rising order join where the gap between them is at most a hundredth of deviation / Q. That is above
     the rounding of some hundred queries, where a tie counts, and joins few by chance however many there are."""
     order, result = np.argsort(values, kind="stable"), np.empty_like(values)
@@ -339,7 +339,7 @@ def paired_bootstrap(a: dict | list[dict], b: dict | list[dict], sums: dict, sam
 
 
 def _with_other_seeds(draws: np.ndarray, rng, stretch: float) -> np.ndarray:
-    """Mean over S seeds of each draw of images: (1 + samples, S, K) -> (1 + samples, K).
+    """Average each draw of images over seeds: (1 + samples, S, K) -> (1 + samples, K).
     Several seeds are drawn too, except for the first row. `stretch`: see `paired_bootstrap`."""
     mean, seeds = draws.mean(1), draws.shape[1]
     if seeds > 1:

@@ -58,12 +58,12 @@ class Latent(NamedTuple):
 
     @classmethod
     def from_parts(cls, value: Tensor, residual: Tensor | None = None) -> "Latent":
-        """A Latent of parts (B, P, D), none of them padding."""
+        """Make a Latent of parts (B, P, D), none of them padding."""
         return cls(value, torch.full((len(value),), value.shape[1], device=value.device), residual)
 
 
 def vsepp_linear(inputs: int, outputs: int) -> nn.Linear:
-    """Linear layer with weights uniform in +-sqrt(6 / (in + out)) and bias 0 (VSE++)."""
+    """Build a linear layer, weights uniform in +-sqrt(6 / (in + out)), bias 0 (VSE++)."""
     layer = nn.Linear(inputs, outputs)
     nn.init.xavier_uniform_(layer.weight)
     nn.init.zeros_(layer.bias)
@@ -71,7 +71,7 @@ def vsepp_linear(inputs: int, outputs: int) -> nn.Linear:
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """BatchNorm over rows (N, D); a single row is normalised by the running statistics."""
+    """BatchNorm over rows (N, D); the running statistics normalise a single row."""
 
     def forward(self, x: Tensor) -> Tensor:
         if len(x) > 1:
@@ -80,7 +80,7 @@ class BatchNorm(nn.BatchNorm1d):
 
 
 class GRU(nn.GRU):
-    """GRU of vectors (B, T, F); with lengths (B,) they are packed, and so are its states.
+    """GRU of vectors (B, T, F); by lengths (B,) it packs them, and so its states too.
     On CUDA it computes in float32: under autocast to bf16, cuDNN would compute in float16, and the loss is not scaled.
     """
 
@@ -224,7 +224,7 @@ class VSE(nn.Module):
         return sides
 
     def loss(self, batch) -> dict[str, Tensor]:
-        """Terms of the training loss by name, to be summed, of a data.Batch of B pairs.
+        """Compute the terms of the training loss of a data.Batch by name, to be summed.
         Terms of one side learn from its unpaired items, too (jwae 3.3)."""
         pairs, terms = self.encode(batch), {}
         unpaired = {} if batch.unpaired is None else self.encode(batch.unpaired)

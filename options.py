@@ -23,7 +23,7 @@ NOT_STORED = COMMAND_LINE - {"logger_name"}   # options that no checkpoint holds
 
 
 class Options(argparse.Namespace):
-    """Options of train.py; `asked`, not among vars(), holds them as given, before `resolve`."""
+    """Options of train.py; `asked`, not in vars(), are those given, before `resolve`."""
     __slots__ = ("asked",)
 
 
@@ -390,7 +390,7 @@ def check_fits(opt, images, text, path: str) -> None:
 # ---- evaluate.py
 
 def seeds(text: str) -> str:
-    """Type of an item of --compare: paths of seeds of one model, joined by commas."""
+    """Parse an item of --compare: paths of seeds of one model, joined by commas."""
     return ",".join(map(filename, text.split(",")))
 
 

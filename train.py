@@ -130,7 +130,7 @@ def train(opt, kind: type["Training"] | None = None) -> int:
 
 
 def refuse_existing_run(opt) -> None:
-    """Raise InputError where the folder of a new run holds files, or a run without --overwrite."""
+    """Refuse a folder that holds other files, or a run that is not to be replaced."""
     folder = opt.logger_name
     files = sorted(name for name in os.listdir(folder) if name[0] != ".") if os.path.isdir(folder) else []
     if opt.resume is not None or not files:
@@ -176,7 +176,7 @@ def run_epochs(run: "Training", received: list[int]) -> None:
 
 @contextlib.contextmanager
 def delayed_signals():
-    """Context in which Ctrl-C and SIGTERM only add their number to a list.
+    """Record Ctrl-C and SIGTERM in a list within a context, and do nothing else.
     The training finishes its step and saves, so --resume continues exactly. A second Ctrl-C ends it at once."""
     received, handlers = [], {}
 
@@ -223,7 +223,7 @@ def share_signals(received: list[int], device: torch.device) -> None:
 # ---- optimisers
 
 def build_optimizers(opt, model) -> dict[str, torch.optim.Optimizer]:
-    """Build the "optimizer" of the model and a "critic_optimizer", Adam for jWAE's critic."""
+    """Build the "optimizer" and, for jWAE's critic, an Adam, "critic_optimizer"."""
     parameters = [p for name, p in model.named_parameters() if p.requires_grad and not name.startswith("critic.")]
     kind = {"adam": torch.optim.AdamW if opt.weight_decay else torch.optim.Adam, "sgd": torch.optim.SGD}[opt.optimizer]
     rate = opt.learning_rate
@@ -392,7 +392,7 @@ class Training:
                                    for name, side in (("image to text", "i2t"), ("text to image", "t2i")))
 
     def validate(self) -> None:
-        """Rank the dev split and write a checkpoint; at the end of an epoch, choose the best.
+        """Rank dev and write a checkpoint; at the end of an epoch, choose the best model.
         With several processes the first does so, and the others take its state."""
         state = self.state
         if RANK == 0:

@@ -59,7 +59,7 @@ class Vocabulary:
         return cls([*SPECIALS, *words])
 
     def encode_captions(self, captions: list[list[str]]) -> "Tokens":
-        """Numbers of `<start> words <end>` of each caption; a word that is not listed becomes `<unk>`."""
+        """Turn captions into numbers of `<start> words <end>`; others are `<unk>`."""
         numbers = [[START, *(self.index.get(word, UNK) for word in words), END] for words in captions]
         return Tokens(numbers, [all(n == UNK for n in row[1:-1]) for row in numbers])
 
@@ -99,7 +99,7 @@ class Trigrams(Vocabulary):
 
 
 def trigrams_of(word: str) -> list[str]:
-    """Letter trigrams of #word#, in order and with repeats: #ca, cat, at#."""
+    """List the letter trigrams of #word#, in order and with repeats: #ca, cat, at#."""
     marked = f"#{word}#"
     return [marked[k:k + 3] for k in range(len(marked) - 2)]
 
@@ -140,7 +140,7 @@ class TrigramTokens(Tokens):
                          [known.isdisjoint(words) for words in captions])
 
     def batch(self, index) -> tuple[Tensor, Tensor]:
-        """Captions `index` (B,) as zero-padded trigrams (B, T, K) and lengths (B,) in words."""
+        """Captions `index` (B,) as trigrams (B, T, K), zero-padded, and lengths in words."""
         words, length = super().batch(index)
         words = words.numpy()
         most = self.width[words].max(initial=1)             # K is the largest number of trigrams in this batch
