@@ -53,7 +53,29 @@ def read_files(path: str) -> list[bytes]:
     return contents
 
 
-class MiniLM:
+class SentenceNetwork:
+    """Frozen network that reads captions as word pieces: `tensors` by name, `size`, `line`, `pieces` and `__call__`."""
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.tensors.values())).device
+
+    def to(self, device):
+        self.tensors = {name: x.to(device) for name, x in self.tensors.items()}
+        return self
+
+    def embed(self, captions: list[str]) -> Tensor:
+        """Compute sentence vectors (B, size) of captions, in batches of like length."""
+        pieces = self.pieces(captions)
+        order = np.argsort([-len(numbers) for numbers in pieces], kind="stable")
+        rows = torch.empty(len(captions), self.size, device=self.device)
+        for start in range(0, len(order), BATCH):
+            batch = order[start:start + BATCH]
+            rows[batch] = self([pieces[m] for m in batch])
+        return rows
+
+
+class MiniLM(SentenceNetwork):
     """BERT encoder with averaged last states: captions -> unit vectors (B, size).
     Devlin et al. 2019.
 
@@ -78,10 +100,6 @@ class MiniLM:
         self.tokenizer.enable_truncation(min(LONGEST, len(self.tensors["embeddings.position_embeddings.weight"])))
         self.line = (f"minilm, {self.layers} layers of {self.size}, weights {checksum([weights])}, word pieces "
                      f"{checksum([words])}")
-
-    def to(self, device) -> "MiniLM":
-        self.tensors = {name: x.to(device) for name, x in self.tensors.items()}
-        return self
 
     def pieces(self, captions: list[str]) -> list[Tensor]:
         """Numbers of each caption's word pieces, with [CLS] and [SEP], cut at LONGEST."""
@@ -114,24 +132,13 @@ class MiniLM:
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=real[:, None, None, :])
         return self.linear(f"{layer}attention.output.dense", mixed.transpose(1, 2).flatten(2))
 
-    def embed(self, captions: list[str]) -> Tensor:
-        """Sentence vectors (B, size) of captions, which are read in batches of like length."""
-        pieces = self.pieces(captions)
-        order = np.argsort([-len(numbers) for numbers in pieces], kind="stable")
-        rows = torch.empty(len(captions), self.size, device=self.tensors["embeddings.LayerNorm.bias"].device)
-        for start in range(0, len(order), BATCH):
-            batch = order[start:start + BATCH]
-            rows[batch] = self([pieces[m] for m in batch])
-        return rows
-
     @torch.inference_mode()
     def __call__(self, pieces: list[Tensor]) -> Tensor:
         """Compute sentence vectors (B, size) of B captions, given by their word pieces.
         Padding changes nothing."""
-        device = self.tensors["embeddings.LayerNorm.bias"].device
-        lengths = torch.tensor([len(numbers) for numbers in pieces], device=device)[:, None]                # (B, 1)
-        numbers = pad_sequence(pieces, batch_first=True).to(device)                         # (B, T)
-        real = torch.arange(numbers.shape[1], device=device) < lengths                      # (B, T)
+        lengths = torch.tensor([len(numbers) for numbers in pieces], device=self.device)[:, None]           # (B, 1)
+        numbers = pad_sequence(pieces, batch_first=True).to(self.device)                        # (B, T)
+        real = torch.arange(numbers.shape[1], device=self.device) < lengths                   # (B, T)
         words, positions, types = (self.tensors[f"embeddings.{name}_embeddings.weight"]
                                    for name in ("word", "position", "token_type"))
         x = words[numbers] + positions[:numbers.shape[1]] + types[0]                        # (B, T, D)

