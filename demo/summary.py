@@ -5,7 +5,7 @@
 import os
 
 import cli
-from cli import Arguments, filename
+from cli import Arguments, check, filename
 from files import need, read_json, read_yaml
 
 
@@ -17,10 +17,12 @@ def summarize(run: str) -> list[str]:
     config, results, confidence = (os.path.join(run, name) for name in ("config.yaml", "results.json",
                                                                         "confidence.json"))
     options = read_yaml(need(config, "train the demo with: make demo"))["options"]
-    r = read_json(need(results, f"write it with: python evaluate.py --checkpoint {run} --uncertainty"))
+    evaluation = f"write it with: python evaluate.py --checkpoint {run} --uncertainty"
+    r = read_json(need(results, evaluation))
     sure = read_json(need(confidence, f"write it with: python -m confidence {run}"))
     images, captions = r["protocols"]["full"]["i2t"], r["protocols"]["full"]["t2i"]
     chance = r["chance"]["full"]["t2i"]
+    check("recall_bins" in r["uncertainty"].get("captions", {}), f"{results} lacks recalls by tenths; {evaluation}")
     tenths = r["uncertainty"]["captions"]["recall_bins"]["recall"]
     auroc = sure["confidence"]["t2i"]["posterior"]["auroc"]
     return [
@@ -30,13 +32,14 @@ def summarize(run: str) -> list[str]:
         f"Retrieval: the first answer is right for {captions['r1']:.0f}% of the captions (chance {chance['r1']:.1f}%), "
         f"one of the first ten for {captions['r10']:.0f}% (chance {chance['r10']:.0f}%); for images "
         f"{images['r1']:.0f}% and {images['r10']:.0f}%. Most captions are true of many images: 100% is out of reach.",
-        f"Uncertainty: the captions with the smallest variances (a tenth) find their image in {tenths[0]:.0f}%, "
-        f"those with the largest in {tenths[-1]:.0f}%. A right answer has a higher probability than a wrong one in "
+        "Uncertainty: the tenth of the captions with the smallest variances find their image first in "
+        f"{tenths[0]:.0f}%, the tenth with the largest in {tenths[-1]:.0f}%. A right answer has a higher probability than a wrong one in "
         f"{100 * auroc:.0f}% of the pairs.",
         f"Pictures in {run}: retrieval.png (answers), confidence_examples.png (how sure), uncertain_captions.png; "
         "all tables: tables.txt.",
-        "Next, after `. .venv/bin/activate`: python train.py --data_name demo_precomp --method gcie_wasserstein; "
-        f"python evaluate.py --compare {run} runs/demo_precomp_gcie_wasserstein_seed0; make search-demo"]
+        "Next, after `. .venv/bin/activate`: python train.py --config demo.yaml --sim cosine --loss infonce "
+        "--logger_name runs/points (the same without variances); "
+        f"python evaluate.py --compare runs/points {run}; make search-demo"]
 
 
 def main(argv=None) -> None:
