@@ -33,8 +33,8 @@ def summarize(run: str) -> list[str]:
         f"one of the first ten for {captions['r10']:.0f}% (chance {chance['r10']:.0f}%); for images "
         f"{images['r1']:.0f}% and {images['r10']:.0f}%. Most captions are true of many images: 100% is out of reach.",
         "Uncertainty: the tenth of the captions with the smallest variances find their image first in "
-        f"{tenths[0]:.0f}%, the tenth with the largest in {tenths[-1]:.0f}%. A right answer has a higher probability than a wrong one in "
-        f"{100 * auroc:.0f}% of the pairs.",
+        f"{tenths[0]:.0f}%, the tenth with the largest in {tenths[-1]:.0f}%. A right answer has a higher probability "
+        f"than a wrong one in {100 * auroc:.0f}% of the pairs.",
         f"Pictures in {run}: retrieval.png (answers), confidence_examples.png (how sure), uncertain_captions.png; "
         "all tables: tables.txt.",
         "Next, after `. .venv/bin/activate`: python train.py --config demo.yaml --sim cosine --loss infonce "
