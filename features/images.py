@@ -28,7 +28,7 @@ from cli import Arguments, InputError, check, data_set, filename, positive, torc
 from data import Split, read_split
 from features import store
 from features.folder import CAPTIONS, find_photos, read_captions
-from features.networks import KINDS, build_network, feature_shape
+from features.networks import KINDS, SIDE_BY_SIDE, build_network, feature_shape
 from features.store import ALL, SPLITS, ComputeConfig, Part
 from files import mapped, read_array, save_array, save_json, save_lines
 from images import Photos, read_photo
@@ -237,7 +237,7 @@ def main(argv=None) -> None:
     add("--captions_per_image", type=positive, metavar="N", help="write the first N captions of every image")
     add("--kind", choices=KINDS, default="cnn",
         help="a layer of a CNN, or the features of the demo data, which need no weights")
-    add("--cnn_type", choices=CNNS, help="cnn: network that computes the features (default: vgg19)")
+    add("--cnn_type", choices=[*CNNS, SIDE_BY_SIDE], help="cnn: network that computes the features (default: vgg19)")
     add("--cnn_weights", type=filename, metavar="FILE", help="cnn: its weights (default: ImageNet's)")
     add("--layer", choices=["fc6", "fc7", "pooled", "cells"], help="cnn: layer to write, fc6 or fc7 (VGG; default fc7),"
         " pooled (the others) or cells, the 7 x 7 cells of the last map in float16")

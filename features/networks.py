@@ -8,6 +8,7 @@ import re
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cli import check
@@ -18,6 +19,8 @@ from model import CNN, CNNS
 
 SIDE = 7                              # cells a side of the last map of every network, for photos of 224 x 224
 KINDS = ("cnn", "demo")
+LITES = {"efficientnet_lite0": 224, "efficientnet_lite1": 240, "efficientnet_lite2": 260}         # pixels a side
+SIDE_BY_SIDE = "efficientnet_lite012"
 # A network's line, by which `rebuild_network` builds it again.
 LINE = re.compile(r"(\w+) (pooled|fc6|fc7|cells)(, photos resized to 224x224,)? sha256:\w+")
 
@@ -95,6 +98,20 @@ def load_frozen(cnn_type: str, layer: str | None, layers: tuple, weights: str | 
     return cnn, layer, checksum(x.numpy() for x in cnn.net.state_dict().values())
 
 
+class Lites(nn.Module):
+    """EfficientNet-Lite0, 1 and 2 side by side, each on photos of its own size: (B, 3, 224, 224) -> (B, 3 * 1280).
+    The features of each have norm 1. Their weights come with packages."""
+    regions, dim = None, 3 * 1280
+
+    def __init__(self, pretrained: bool = True):
+        super().__init__()
+        self.nets = nn.ModuleList(CNN(name, pretrained=pretrained) for name in LITES).eval()
+
+    def forward(self, photos: Tensor) -> Tensor:
+        resized = (F.interpolate(photos, (side, side), mode="bicubic", antialias=True) for side in LITES.values())
+        return torch.cat([net(x) for net, x in zip(self.nets, resized)], 1)
+
+
 def load_network(cnn_type: str, layer: str | None = None, weights: str | None = None, pretrained: bool = True,
                  whole: bool | None = False) -> tuple[CNN, str]:
     """Load a frozen network that gives the raw activations of a layer, and its name.
@@ -103,6 +120,12 @@ def load_network(cnn_type: str, layer: str | None = None, weights: str | None = 
     49, C), which AlexNet's is not. whole: of whole photos, out of shape. Raises InputError where the network has no
     such layer.
     """
+    if cnn_type == SIDE_BY_SIDE:
+        check(layer in (None, "pooled") and not weights,
+              f"{cnn_type} has pooled features of its packages' weights; leave --layer and --cnn_weights out")
+        net = Lites(pretrained)
+        state = checksum(x.numpy() for x in net.state_dict().values())
+        return net, f"{cnn_type} pooled{', photos resized to 224x224,' * bool(whole)} {state}"
     layers = ("fc7", "fc6", "cells") if cnn_type.startswith("vgg") else ("pooled", "cells")
     layers = ("fc7", "fc6") if cnn_type == "alexnet" else layers
     cnn, layer, state = load_frozen(cnn_type, layer, layers, weights, pretrained)
@@ -144,7 +167,7 @@ def rebuild_network(line: str, device) -> tuple | None:
         if line == filters.FilterNetwork(regions).line:
             return build_network(device, None, regions=regions)[:2]
     match = LINE.fullmatch(line)
-    if not match or match[1] not in CNNS:
+    if not match or match[1] not in (*CNNS, SIDE_BY_SIDE):
         return None
     net, transform, present = build_network(device, match[1], match[2], whole=bool(match[3]))
     check(present == line, f"the features were made by '{line}' and the network at hand is '{present}'; put the "

@@ -2,12 +2,12 @@
 
     python -m photos.make_model --data_path data
 
-It takes the photos of data/f8k (or features of them, data/f8k_precomp, if they are there), and the
-judgements of data/f8k_people, trains two steps and writes the model in float16 with its
-calibration. Words that Flickr8k's captions lack come from the network's own classes: of class c
-with row w of the last layer, the features of a linear discriminant have the mean mu + S w, with mu
-and S those of the training photos. Such rows, as far from mu as photos are, stand beside the
-photos with the name of the class as their captions.
+It takes features of Flickr8k's photos by three networks, those of Lite0 in data/f8k_precomp and data/f8k_people
+and those of Lite1 and Lite2 in data/f8k_nets, and the judgements of data/f8k_people. It trains two steps and writes the
+model in float16 with its calibration. Words that Flickr8k's captions lack come from the networks' own classes: of class
+c with row w of the last layer, the features of a linear discriminant have the mean mu + S w, with mu and S those of the
+training photos. Such rows, as far from mu as photos are, stand beside the photos with the name of the class as their
+captions.
 """
 if __name__ == "__main__":
     import cli
@@ -21,15 +21,16 @@ import torch
 import cli
 from checkpoint import load_checkpoint
 from cli import Arguments, call_python, filename
-from data import read_extractors
-from features.networks import build_network
+from features.hglmm import unit_rows
+from features.networks import LITES, SIDE_BY_SIDE, build_network
 from files import need, read_array, read_json, read_lines, save_array, save_json, save_lines, save_state
 from model import CNN
 from photos.words import add_article, add_words, copy_data, read_class_names
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-PHOTOS, CLASSES, TRAINED, PEOPLE = "f8k_precomp", "f8k_classes_precomp", "f8k_words_precomp", "f8k_people"
-NETWORK = "efficientnet_lite0"
+LITE0, OTHERS, JUDGEMENTS = "f8k_precomp", "f8k_nets", "f8k_people"
+PHOTOS, CLASSES, TRAINED = "f8k_lites_precomp", "f8k_classes_precomp", "f8k_words_precomp"
+PEOPLE = "f8k_lites_people"
 TEMPLATES = ("{} .", "a photo of {} .", "there is {} in the photo .", "a picture with {} .", "{} can be seen .")
 TIMES = 2                             # rows of each class
 KEPT = ("format", "options", "vocabulary", "model", "state", "data")    # of a checkpoint
@@ -57,10 +58,26 @@ def captions_of(name: str) -> list[str]:
     return [template.format(add_article(name)) for template in TEMPLATES]
 
 
-def classes() -> tuple[np.ndarray, list[str]]:
-    """The rows of NETWORK's last layer (1000, F), and the names of its classes."""
-    state = torch.load(CNN(NETWORK).net.weights_file, weights_only=True, map_location="cpu")
-    return state["_fc.weight"].numpy(), read_class_names()
+def join_networks(data: str) -> None:
+    """Write the features of photos by three networks side by side, each of norm 1, as `Lites` computes them."""
+    line = build_network("cpu", SIDE_BY_SIDE, whole=True)[2]
+    for source, to, splits in ((LITE0, PHOTOS, ("train", "dev", "test")), (JUDGEMENTS, PEOPLE, ("photos",))):
+        copy_data(os.path.join(data, source), os.path.join(data, to))
+        for split in splits:
+            paths = [f"{source}/{split}_ims.npy", f"{OTHERS}/lite1_{split}.npy", f"{OTHERS}/lite2_{split}.npy"]
+            parts = [read_array(os.path.join(data, path), "give features of the same photos") for path in paths]
+            joined = np.concatenate([unit_rows(part.astype(np.float32)) for part in parts], 1)        # (N, 3 * 1280)
+            save_array(os.path.join(data, to, f"{split}_ims.npy"), joined)
+        save_json({"ims": line}, os.path.join(data, to, "features.json"))
+
+
+def class_features(photos: np.ndarray) -> np.ndarray:
+    """Typical features of the classes in three networks side by side, (1000, 3 * 1280). photos: (N, 3 * 1280)."""
+    parts = []
+    for name, features in zip(LITES, np.split(photos, len(LITES), 1)):
+        state = torch.load(CNN(name).net.weights_file, weights_only=True, map_location="cpu")
+        parts.append(unit_rows(class_rows(features, state["_fc.weight"].numpy())))
+    return np.concatenate(parts, 1)
 
 
 def add_classes(photos: str, to: str) -> None:
@@ -68,8 +85,8 @@ def add_classes(photos: str, to: str) -> None:
     copy_data(photos, to)
     paths = [os.path.join(to, f"train_{end}") for end in ("ims.npy", "caps.txt", "ids.txt")]
     features, texts, ids = np.array(read_array(paths[0], "extract again")), *map(read_lines, paths[1:])
-    rows, names = classes()
-    save_array(paths[0], np.concatenate([features, *[class_rows(features, rows)] * TIMES]))
+    names = read_class_names()
+    save_array(paths[0], np.concatenate([features, *[class_features(features)] * TIMES]))
     save_lines(paths[1], [*texts, *[text for name in names for text in captions_of(name)] * TIMES])
     save_lines(paths[2], [*ids, *(f"class {k}, {n}" for n in range(TIMES) for k in range(len(names)))])
 
@@ -88,14 +105,10 @@ def make(opt) -> None:
     """The command."""
     data, folders = opt.data_path, [os.path.join(opt.data_path, name) for name in (PHOTOS, CLASSES, TRAINED)]
     runs = [os.path.join(opt.runs, name) for name in ("photos_points", "photos_volume")]
-    if not os.path.isfile(os.path.join(folders[0], "train_ims.npy")):
-        call_python("-m", "features.images", "--data_path", data, "--data_name", "f8k", "--cnn_type",
-                    NETWORK, "--whole", "--output_name", PHOTOS)
-    judged = [need(os.path.join(data, PEOPLE, f"{name}Annotations.txt"), "Flickr8k's judgements come with its text")
+    judged = [need(os.path.join(data, JUDGEMENTS, f"{name}Annotations.txt"), "Flickr8k's judgements come with its text")
               for name in ("Expert", "CrowdFlower")]
+    join_networks(data)
     add_classes(*folders[:2])
-    if not read_extractors(folders[1]).get("ims"):          # f8k_precomp, which does not say what made it
-        save_json({"ims": build_network("cpu", NETWORK, whole=True)[2]}, os.path.join(folders[1], "features.json"))
     add_words(*folders[1:])
     for name in (CLASSES, TRAINED, PEOPLE):
         call_python("-m", "features.captions", "--data_path", data, "--data_name", name, "--kind", "sentences")
@@ -117,9 +130,9 @@ def make(opt) -> None:
 def main(argv=None) -> None:
     p = Arguments("Make the model that python -m photos searches with, from Flickr8k.")
     p.add_argument("--data_path", type=filename, default="data",
-                   help="folder that holds f8k or f8k_precomp, and f8k_people")
+                   help="folder that holds f8k_precomp, f8k_nets and f8k_people")
     p.add_argument("--runs", type=filename, default="runs", help="folder of the runs that are trained")
-    p.add_argument("--output", type=filename, default=os.path.join(HERE, "photos"), help="folder of the model")
+    p.add_argument("--output", type=filename, default=os.path.join(HERE, "model"), help="folder of the model")
     cli.run("photos.make_model", make, p.parse_args(argv))
 
 

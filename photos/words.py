@@ -75,7 +75,7 @@ def copy_data(source: str, to: str) -> None:
     Also what made its features of photos."""
     os.makedirs(to, exist_ok=True)
     for name in os.listdir(source):
-        if name.endswith(("_ims.npy", "_caps.txt", "_ids.txt", "_photos.json")):
+        if name.endswith(("_ims.npy", "_caps.txt", "_ids.txt", "_photos.json", "captions.tsv")):
             shutil.copyfile(os.path.join(source, name), os.path.join(to, name))
     save_json({"ims": read_extractors(source).get("ims", "")}, os.path.join(to, "features.json"))
 

