@@ -1,10 +1,10 @@
-"""Two frozen sentence encoders side by side: MiniLM-L6 and the multilingual Universal Sentence Encoder (USE).
+"""Sentence vectors of two frozen networks side by side, MiniLM-L6 and USE.
 
     python -m features.sentences --data_path data --data_name f8k_words_precomp     # fits features/sentences.npy
 
-MiniLM tells English sentences apart best. USE (Yang et al. 2020) reads sixteen languages, in which "ein Hund" lies at
-"a dog". Where a text is not English, MiniLM's vector is estimated from USE's by a linear map, fitted to English
-captions.
+MiniLM tells English sentences apart best. USE, the multilingual Universal Sentence Encoder (Yang et al. 2020), reads
+sixteen languages, in which "ein Hund" lies at "a dog". If a text is not English, MiniLM's vector is estimated from
+USE's by a linear map, fitted to English captions.
 """
 if __name__ == "__main__":
     import cli
@@ -76,7 +76,7 @@ class SentencePair:
 # ---- the map
 
 def fit_map(opt) -> None:
-    """Fit the map from USE's vectors to MiniLM's by ridge regression, and write it to MAP."""
+    """Fit the map from USE's vectors to MiniLM's by ridge regression; write it."""
     captions = sorted({*read_lines(os.path.join(opt.data_path, opt.data_name, "train_caps.txt"))})
     minilm, use = MiniLM().embed(captions).double(), USE().embed(captions).double()
     gram = use.T @ use + RIDGE * torch.eye(use.shape[1])                                    # (512, 512)

