@@ -89,7 +89,7 @@ def train_on(folder: str, data_path: str, run: str) -> None:
     need(os.path.join(folder, "captions.csv"), "list photos and captions in it, with the header name,caption")
     data = "--data_path", data_path
     name = re.sub(r"\W+", "_", f"{os.path.basename(os.path.realpath(folder))}_{os.path.basename(run)}")
-    call_python("-m", "features.images", *data, "--photos", folder, "--cnn_type", "efficientnet_lite012", "--whole",
+    call_python("-m", "features.images", *data, "--photos", folder, "--cnn_type", "efficientnet_lite0", "--whole",
                 "--skip_broken", "--output_name", name)
     add_words(os.path.join(data_path, name), os.path.join(data_path, f"{name}_words"))
     points, started = f"{run}_points", os.path.isfile(os.path.join(run, "checkpoint.pt"))
