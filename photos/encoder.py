@@ -38,8 +38,8 @@ class Encoder(Trained):
     def refuse_other_weights(self, index: str, weights: str) -> None:
         """Raise InputError where an index was made by a model of other weights."""
         check(self.weights == weights,
-              f"{index} was made by the model with {weights}, and {self.path} holds one with {self.weights}; name the "
-              "run that it was made by with --checkpoint, or another file with --output")
+              f"{index} was made by the model with {weights}, and {self.path} holds one with {self.weights}; delete "
+              "the index and make it again, name another file with --output, or its run with --checkpoint")
 
     # ---- captions
 

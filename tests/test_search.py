@@ -534,7 +534,7 @@ def test_arrays_of_two_indexes_are_one_sentence(own, make, capsys):
 def test_an_index_of_another_folder_or_run(own, capsys, small_run, tmp_path):
     words = ["--index_only", "--output", "index", "--checkpoint"]
     for folder, run_of, message in (("spare", small_run(*GAUSSIAN), "is the index of .*photos; name another file"),
-                                    ("photos", small_run(), "was made by the model with .*another file with --output")):
+                                    ("photos", small_run(), "was made by the model with .*delete the index and")):
         refused(capsys, search.main, [folder, *words, run_of], message)
     refused(capsys, search.main, ["query", "index", "a star", "--checkpoint", small_run()], "was made by the model")
     run("query", "index", "--checkpoint", small_run(*GAUSSIAN, to=tmp_path / "moved"), "a star")
