@@ -99,8 +99,8 @@ def load_frozen(cnn_type: str, layer: str | None, layers: tuple, weights: str | 
 
 
 class Lites(nn.Module):
-    """EfficientNet-Lite0, 1 and 2 side by side, each on photos of its own size: (B, 3, 224, 224) -> (B, 3 * 1280).
-    The features of each have norm 1. Their weights come with packages."""
+    """EfficientNet-Lite0, 1 and 2 side by side: (B, 3, 224, 224) -> (B, 3 * 1280).
+    Each sees photos of its own size and gives features of norm 1. Their weights come with packages."""
     regions, dim = None, 3 * 1280
 
     def __init__(self, pretrained: bool = True):

@@ -43,7 +43,7 @@ def read_files() -> list[bytes]:
 
 
 class USE(SentenceNetwork):
-    """Averaging network of word pieces and n-grams: captions -> unit vectors (B, size).
+    """Averaging network of word pieces and n-grams: captions -> unit rows (B, size).
 
     `line` names the network, with checksums. Raises InputError where the files or the package that reads them are
     missing.
