@@ -15,12 +15,12 @@ from features import captions
 from phrases.data import read_phrases
 
 
-def read_text(data_path: str, data_name: str, split: str):
+def read_phrase_text(data_path: str, data_name: str, split: str):
     return read_phrases(os.path.join(data_path, data_name), split, text_only=True)
 
 
 def main(argv=None) -> None:
-    captions.main(argv, "phrases.captions", read_text)
+    captions.main(argv, "phrases.captions", read_phrase_text)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,9 @@
 A phrase is compared with the proposals of its own photo alone (jwae 5.2). entities.py reads the annotations;
 proposals.py and regions.py write beside the split:
 
-{split}_{name}.npz holds boxes (R, 4) float32 x1, y1, x2, y2 in pixels from 0 with both corners inside, start (N + 1,)
-int64, score (R,) float32 and added (R,) bool; the boxes of photo n are rows start[n]:start[n + 1]. {split}_{name}.json
-says what made them, for which photos, and the share of phrases they reach. Their features are
-{split}_{name}_{features}.npy, (R, F), with a .json that holds the checksum of their boxes.
+{split}_{name}.npz holds the arrays of `Proposals`. {split}_{name}.json says what made them, for which photos, and the
+share of phrases they reach. Their features are {split}_{name}_{features}.npy, (R, F), with a .json that holds the
+checksum of their boxes.
 """
 if __name__ == "__main__":
     import cli
@@ -59,7 +58,6 @@ def iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def box_geometry(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Describe boxes by place and size in their photo: (R, 4) -> (R, 5) (CITE).
-    float32.
 
     x1 / W, y1 / H, x2 / W, y2 / H and the share of the area; sizes: width and height of photos (R, 2) or (2,).
     """
@@ -87,7 +85,7 @@ def short_name(text: str) -> str:
     return text
 
 
-def file_of(root: str, split: str, name: str) -> str:
+def proposals_path(root: str, split: str, name: str) -> str:
     """Return the path of proposals without its ending. val is also called dev."""
     return os.path.join(root, f"{'val' if split == 'dev' else split}_{name}")
 
@@ -101,8 +99,10 @@ def read_facts(path: str, key: str, fix: str) -> dict:
 
 
 def refuse_other(path: str, key: str, line: str) -> None:
-    """Raise InputError on a file of another method, or that cannot be written.
-    `key` of its .json names the method, which must be `line`."""
+    """Raise InputError unless `path` can be written and is of the method `line`.
+
+    `key` of its .json names the method of a file that is there.
+    """
     facts, before = f"{os.path.splitext(path)[0]}.json", None
     if os.path.exists(facts):
         before = read_facts(facts, key, "give another --name")[key]
@@ -116,7 +116,7 @@ def refuse_other(path: str, key: str, line: str) -> None:
 
 def read_proposals(root: str, split: str, name: str, entities: Entities) -> Proposals:
     """Read the proposals of a split. Raises InputError where they do not fit it."""
-    path = file_of(root, split, name)
+    path = proposals_path(root, split, name)
     for end in (".npz", ".json"):
         need(path + end, "box proposals are written with python -m phrases.proposals --data_name "
                          f"{os.path.basename(os.path.normpath(root))} --name {name}")
@@ -148,13 +148,13 @@ def recall(proposals: Proposals, entities: Entities, threshold: float) -> float:
 
 def read_region_features(root: str, split: str, name: str, features: str, proposals: Proposals) -> str:
     """Path of the features of proposals. Raises InputError where they do not fit."""
-    path = file_of(root, split, f"{name}_{features}")
+    path = proposals_path(root, split, f"{name}_{features}")
     for end in (".npy", ".json"):
         check(os.path.isfile(path + end),
               f"there is no file {path}{end} of features of the proposals {name}; write them with python -m "
               f"phrases.regions --proposals {name} --name {features}")
     check(read_facts(f"{path}.json", "extractor", EXTRACT).get("boxes_sha256") == proposals.facts["boxes_sha256"],
-          f"{path}.npy is of other boxes than those that {file_of(root, split, name)}.npz holds now; {EXTRACT}")
+          f"{path}.npy is of other boxes than those that {proposals_path(root, split, name)}.npz holds now; {EXTRACT}")
     check_features(f"{path}.npy", read_array(f"{path}.npy", EXTRACT), proposals, EXTRACT)
     return f"{path}.npy"
 
@@ -168,10 +168,9 @@ def check_features(path: str, array: np.ndarray, proposals: Proposals, fix: str)
 
 
 class RegionFeatures(Features):
-    """Features of the proposals and their geometry, (R, F + 5)."""
+    """Features of proposals and their geometry, (R, F + 5). sizes (N, 2): of photos."""
 
     def __init__(self, path: str, proposals: Proposals, sizes: np.ndarray):
-        """sizes: width and height of each photo (N, 2)."""
         super().__init__(path)
         self.proposals, self.sizes = proposals, sizes
 
@@ -245,8 +244,7 @@ def read_phrases(root: str, split: str, regions: str = REGIONS, text_features: s
                                            for n in range(len(entities.ids))])
     if text_features:
         result.text = read_text_features(root, result, text_features, "phrases.captions")
-    kinds = ", ".join(f"{count:,} {why}" for why, count in entities.dropped.items() if count)
-    if kinds:
+    if kinds := ", ".join(f"{count:,} {why}" for why, count in entities.dropped.items() if count):
         result.notes.append(f"{sum(entities.dropped.values()):,} phrases of {split} have no box and are left out "
                             f"({kinds})")
     if entities.faults:
@@ -290,9 +288,8 @@ def batches(split: PhraseSplit, tokens, photos, size: int, rule: Labels, seed: t
 def sample_proposals(split: PhraseSplit, rule: Labels, seed: tuple, n: int) -> tuple[np.ndarray, ...]:
     """Draw proposals (r,) of photo n for its m phrases, with labels (r, m) int8.
 
-    Phrases are those that a proposal fits. For each of them one that fits, or every one, and NEGATIVES times as many
-    that do not. All pairs are labelled then, so a phrase is compared with what was drawn for the others, too. The draw
-    depends on (seed, n) alone.
+    Each phrase that a proposal fits gets one that fits, or every one, and NEGATIVES times as many that do not. All
+    pairs are labelled, so a phrase is compared with what the others drew, too. The draw depends on (seed, n) alone.
     """
     rng = np.random.default_rng([*seed, n])
     overlap = split.overlap(n)                                                      # (P, m)
@@ -318,10 +315,7 @@ def learnable(split: PhraseSplit, positive: float) -> np.ndarray:
 # ---- the check of a folder
 
 def report_data(opt) -> int:
-    """Print what a data set holds, and its faults. Returns 1 where there are any.
-
-    Of single entries all faults are named, of each split the first other one.
-    """
+    """Print what a data set holds, and its faults. Returns 1 where there are any."""
     root, faults = os.path.join(opt.data_path, opt.data_name), {}        # a dict holds each fault once
     for name in SPLITS:
         try:
@@ -330,7 +324,8 @@ def report_data(opt) -> int:
             faults |= dict.fromkeys(entities.faults)
             if os.path.isdir(os.path.join(root, "images")):
                 photo_paths(root, entities.ids)
-            if opt.regions == REGIONS and not os.path.isfile(file_of(root, name, REGIONS.rpartition("_")[0]) + ".npz"):
+            path = proposals_path(root, name, REGIONS.rpartition("_")[0])
+            if opt.regions == REGIONS and not os.path.isfile(f"{path}.npz"):
                 print(f"{'':8}no proposals yet: python -m phrases.proposals writes them")
                 continue
             split = read_phrases(root, name, opt.regions, opt.text_features)

@@ -50,10 +50,10 @@ class Entities:
 def read_entities(root: str, split: str) -> Entities:
     """Read the phrases of train, val (= dev) or test.
 
-    Boxes count pixels from 0, so 1 is taken off the XML's coordinates, as in the data set's Python parser (not in its
-    Matlab parser). A fault of one mention or box costs that alone. Raises InputError on other faults.
+    Boxes count pixels from 0: 1 is taken off the XML's coordinates, as in the data set's Python parser. A fault of one
+    mention or box costs that alone. Raises InputError on other faults.
     """
-    ids, sizes, rows, dropped, faults = read_ids(root, split), [], [], Counter(dict.fromkeys(DROPPED, 0)), []
+    ids, sizes, rows, dropped, faults = read_photo_ids(root, split), [], [], Counter(dict.fromkeys(DROPPED, 0)), []
     for n, photo in enumerate(ids):
         size, phrases = read_size_and_phrases(root, photo, dropped, faults)
         sizes.append(size)
@@ -100,7 +100,7 @@ def split_file(root: str, split: str) -> str:
     return next(filter(os.path.isfile, paths), paths[0])
 
 
-def read_ids(root: str, split: str) -> list[str]:
+def read_photo_ids(root: str, split: str) -> list[str]:
     """Read ids of a split's photos. Raises InputError where one belongs to two."""
     check(split in (*SPLITS, "dev"), f"'{split}' is not a split of phrases; give train, val (= dev) or test")
     path = need(split_file(root, split),
@@ -108,8 +108,8 @@ def read_ids(root: str, split: str) -> list[str]:
     ids_of = {file: [line.strip() for line in read_lines(file) if line.strip()]
               for file in (path, *(split_file(root, name) for name in SPLITS)) if os.path.isfile(file)}
     ids = ids_of.pop(path)
-    check(ids, f"{path} names no photo; {FETCH}")
     twice = repeated(ids)
+    check(ids, f"{path} names no photo; {FETCH}")
     check(twice is None, f"{path} names the photo {ascii(twice)} twice; name each once")
     for other, theirs in ids_of.items():
         common, files = set(ids) & set(theirs), sorted((path, other))
@@ -130,10 +130,10 @@ def enclosing(boxes: np.ndarray) -> np.ndarray:
 
 
 def read_size_and_phrases(root: str, photo: str, dropped: Counter, faults: list[str]) -> tuple[tuple, list[tuple]]:
-    """Read a photo's size and phrases, (width, height) and a list of tuples.
+    """Read a photo's (width, height) and phrases.
 
-    Phrases are (sentence, chain, types, words, truth, number of boxes). Counts those that are left out in dropped, and
-    appends faults of single mentions and boxes. Raises InputError.
+    Phrases are (sentence, chain, types, words, truth, number of boxes). Counts those that are left out in `dropped`,
+    and appends faults of single mentions and boxes. Raises InputError.
     """
     annotations = os.path.join(root, "Annotations", f"{photo}.xml")
     sentences = os.path.join(root, "Sentences", f"{photo}.txt")
@@ -165,10 +165,9 @@ def read_size_and_phrases(root: str, photo: str, dropped: Counter, faults: list[
 
 
 def read_annotations(path: str, photo: str, faults: list[str]) -> tuple[tuple, dict, dict]:
-    """Read a photo's (width, height), {chain: boxes [(4,)]} and flags.
+    """Read a photo's (width, height), {chain: boxes [(4,)]} and {other chain: flag}.
 
-    Flags are {chain without a box: "scene" or "no box"}. Raises InputError, also where the XML declares entities, which
-    can grow without limit.
+    A flag is "scene" or "no box". Raises InputError, also on a DOCTYPE, whose entities can grow without limit.
     """
     text = read_text(path)
     check("<!DOCTYPE" not in text, f"{path} has a DOCTYPE, which may declare entities and is not read; remove it")

@@ -50,15 +50,15 @@ def evaluate(path: str, opt) -> dict:
 def make_tables(results: dict) -> list:
     """Tables of the results: all phrases beside two baselines, and by type."""
     located = results["localisation"]
-    blocks = [("phrase localisation, percent; a box is right from IoU 0.5, any box: the most that a ranking can reach",
-               {results["checkpoints"][0]: located, "the largest proposals first": results["baselines"]["largest"],
-                "proposals in random order": located["chance"]}),
-              ("recall by type of the phrase; a phrase of several types counts in each", located["by_type"])]
+    rows = {results["checkpoints"][0]: located, "the largest proposals first": results["baselines"]["largest"],
+            "proposals in random order": located["chance"]}
+    blocks = (("phrase localisation, percent; a box is right from IoU 0.5, any box: the most that a ranking can reach",
+               rows), ("recall by type of the phrase; a phrase of several types counts in each", located["by_type"]))
     return [report.table(heading, COLUMNS, rows, lambda key, of: report.number(of.get(key, "")))
-            for heading, rows in blocks if rows]
+            for heading, rows in blocks]
 
 
-def reach_sentence(results: dict) -> str:
+def describe_reach(results: dict) -> str:
     """Say what proposals allow and a ranking reaches, by its `measures`."""
     upper = results["upper"]
     reached = f", {100 * results['r1'] / upper:.1f}% of these" if upper else ""
@@ -67,27 +67,21 @@ def reach_sentence(results: dict) -> str:
             f"phrases{reached}; by chance {results['chance']['r1']:.1f}%")
 
 
-def run(opt) -> None:
+def evaluate_and_save(opt) -> None:
     """Evaluate as the options say. Raises InputError on wrong options and files."""
     path = opt.checkpoint or newest_run()
-    target = output(opt.output or default_file(path, opt), [path], opt.overwrite or not opt.output)
+    # results.json is of the run's own data, proposals and test split
+    words = filter(None, ["results", opt.data_name, opt.regions, opt.split * (opt.split != "test")])
+    default = os.path.join(path if os.path.isdir(path) else os.path.dirname(path), f"{'_'.join(words)}.json")
+    target = output(opt.output or default, [path], opt.overwrite or not opt.output)
     results = evaluate(path, opt)
-    print("\n".join(["", report.render(make_tables(results), opt.format), reach_sentence(results["localisation"]),
+    print("\n".join(["", report.render(make_tables(results), opt.format), describe_reach(results["localisation"]),
                      f"proposals: {results['proposals']['method']}", *(f"note: {note}" for note in results["notes"])]))
     save_json(replace_nan(results), target)
     print(f"written to {target}")
 
 
-def default_file(path: str, opt) -> str:
-    """Name the file of the results: results.json in the run folder, or a longer name.
-
-    results.json holds the results on the run's own data, proposals and test split.
-    """
-    words = filter(None, ["results", opt.data_name, opt.regions, opt.split * (opt.split != "test")])
-    return os.path.join(path if os.path.isdir(path) else os.path.dirname(path), f"{'_'.join(words)}.json")
-
-
-def parse_args(argv=None):
+def main(argv=None) -> None:
     p = Arguments("Evaluate the localisation of phrases.")
     add = p.add_argument
     add("--checkpoint", type=filename, metavar="RUN", help="run folder or checkpoint file (default: the newest run)")
@@ -100,11 +94,7 @@ def parse_args(argv=None):
     add("--overwrite", action="store_true", help="replace the file of --output")
     add("--batch_size", type=positive, default=128, help="32 times as many regions are encoded at once")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA if present")
-    return p.parse_args(argv)
-
-
-def main(argv=None) -> None:
-    cli.run("phrases.evaluate", run, parse_args(argv))
+    cli.run("phrases.evaluate", evaluate_and_save, p.parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -58,8 +58,7 @@ class LabelledMatch(Match):
 
 
 class LabelledInfoNCE(InfoNCE):
-    """InfoNCE of labelled pairs, in nats.
-    Temperature and smoothing as in losses.InfoNCE.
+    """InfoNCE of labelled pairs, in nats, with temperature and smoothing.
 
     Half of: -log of the share that its positives have of a phrase's labelled regions, mean over phrases; and the same
     of a region among phrases, mean over the regions that have positives and negatives.
@@ -82,7 +81,6 @@ class LabelledInfoNCE(InfoNCE):
 
 class LabelledTwoBranch(TwoBranchLoss):
     """TwoBranchLoss of labelled pairs.
-    With its distances, weights and `top` largest violations.
 
         weights[0]   anchor: the phrase, positive: each of its regions, negatives: its negative regions
         weights[1]   anchor: the region, positive: each of its phrases, negatives: its negative phrases
@@ -139,7 +137,7 @@ class PhraseVSE(model.VSE):
             return self.objective(labelled_scores(self.similarity, regions, phrases, batch.labels), batch.labels)
 
 
-def build_model(opt, vocab, pretrained: bool = True) -> PhraseVSE:
+def build_phrase_model(opt, vocab, pretrained: bool = True) -> PhraseVSE:
     """Build a model as model.build_model does, with an objective of labelled pairs."""
     plain = model.build_model(opt, vocab, pretrained)
     terms = dict(plain.extra_terms)

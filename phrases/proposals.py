@@ -30,7 +30,7 @@ from phrases.data import (
     ARRAYS,
     THRESHOLDS,
     Proposals,
-    file_of,
+    proposals_path,
     recall,
     refuse_other,
     short_name,
@@ -52,8 +52,7 @@ FORM = 'give {"photo id": [[x1, y1, x2, y2, score], ...], ...} of all photos, pi
 # ---- EdgeBoxes
 
 def opencv():
-    """Import cv2 with one thread, as photos are spread over processes.
-    Raises InputError."""
+    """Import cv2 with one thread, as photos are spread over processes."""
     try:
         import cv2
     except ImportError as error:
@@ -78,10 +77,7 @@ def read_forest(path: str):
 
 
 def describe_method(model: str | None) -> str:
-    """One line on what makes the boxes. Raises InputError.
-
-    model: file of a structured forest, None for gradients.
-    """
+    """One line on what makes the boxes: a structured forest, or gradients."""
     if model:
         read_forest(model)
     edges = (f"the structured forest {file_digest(model)}" if model
@@ -91,11 +87,10 @@ def describe_method(model: str | None) -> str:
 
 
 def gradients(photo: np.ndarray, radius: int) -> tuple[np.ndarray, np.ndarray]:
-    """Find the edges of a photo (H, W, 3) uint8 by Sobel's filters.
-    After a triangle's smoothing.
+    """Find the edges of a photo (H, W, 3) uint8 by Sobel's filters after smoothing.
 
     Strength in [0, 1] and direction across the edge in [0, pi], both (H, W) float32, of the colour of the strongest
-    gradient at each pixel. radius: of the triangle, pixels.
+    gradient at each pixel. radius: of the triangle that smooths, pixels.
     """
     cv2 = opencv()
     triangle = radius + 1 - np.abs(np.arange(-radius, radius + 1, dtype=np.float32))
@@ -118,11 +113,10 @@ def thinned(strength: np.ndarray, across: np.ndarray) -> np.ndarray:
 
 
 def edge_boxes(photo: np.ndarray, count: int, model: str | None = None) -> np.ndarray:
-    """Find at most `count` boxes of a photo (H, W, 3) uint8: (k, 5) float32.
-    The best box comes first.
+    """Find at most `count` boxes of a photo (H, W, 3) uint8, the best first: (k, 5).
 
-    x1, y1, x2, y2 in pixels from 0 with both corners inside, and the score. A photo without an edge has one box, the
-    whole of it, of score 0.
+    x1, y1, x2, y2 in pixels from 0 with both corners inside, and the score, in float32. A photo without an edge has one
+    box, the whole of it, of score 0.
     """
     cv2, (height, width) = opencv(), photo.shape[:2]
     scale = max(1.0, LEAST / max(height, width))
@@ -169,11 +163,7 @@ def read_sized(path: str, size):
 
 
 def read_own_boxes(path: str, entities: Entities, count: int) -> list[np.ndarray]:
-    """Read the boxes of each photo from a JSON file, (k, 5) float32.
-    Raises InputError.
-
-    At most `count`, those of the highest score, which is 0 where there is none.
-    """
+    """Read the `count` best boxes of each photo from a JSON file, (k, 5) float32."""
     result, boxes_of = [], read_json(path, FORM, unique=True)
     check(isinstance(boxes_of, dict), f"{path} is not a JSON object of boxes; {FORM}")
     for photo, (width, height) in zip(entities.ids, entities.sizes):
@@ -194,8 +184,7 @@ def read_own_boxes(path: str, entities: Entities, count: int) -> list[np.ndarray
 # ---- the command
 
 def join_photos(rows: list[np.ndarray], entities: Entities, add: bool) -> Proposals:
-    """Join the proposals (k, 5) of each photo.
-    With `add`, the boxes of its phrases follow."""
+    """Join the proposals (k, 5) of photos. With `add`, boxes of their phrases follow."""
     blocks, first = [], np.searchsorted(entities.phrase_photo, np.arange(len(rows) + 1))
     for n, own in enumerate(rows):
         truth = np.unique(entities.truth[first[n]:first[n + 1] if add else first[n]], axis=0)
@@ -208,9 +197,9 @@ def join_photos(rows: list[np.ndarray], entities: Entities, add: bool) -> Propos
                      np.concatenate(added), {})
 
 
-def write_split(opt, root: str, split: str, name: str, method: str) -> None:
+def write_proposals(opt, root: str, split: str, name: str, method: str) -> None:
     """Write the proposals of a split, unless they are there. Raises InputError."""
-    entities, path = read_entities(root, split), file_of(root, split, name)
+    entities, path = read_entities(root, split), proposals_path(root, split, name)
     recipe = {"method": method, "count": opt.count, "ids_sha256": sha256("\n".join(entities.ids))}
     facts = {**recipe, "truth_sha256": sha256(entities.truth)}
     refuse_other(f"{path}.npz", "method", method)
@@ -220,14 +209,12 @@ def write_split(opt, root: str, split: str, name: str, method: str) -> None:
     if facts.items() <= stored.items() and os.path.isfile(f"{path}.npz"):
         print(f"{path}.npz: done already")
         return
-    part = None
+    part = Part(path, recipe)
     if opt.given:
         rows = read_own_boxes(opt.given, entities, opt.count)
     else:
-        paths = photo_paths(root, entities.ids)
-        part = Part(path, recipe)
-        compute(part, entities.ids, Finder(paths, entities.sizes, opt.count, opt.model), list,
-                ComputeConfig(None, BATCH, opt.workers), split)
+        finder = Finder(photo_paths(root, entities.ids), entities.sizes, opt.count, opt.model)
+        compute(part, entities.ids, finder, list, ComputeConfig(None, BATCH, opt.workers), split)
         rows = [part[photo] for photo in entities.ids]
     proposals = join_photos(rows, entities, add=split == "train")
     save_arrays(f"{path}.npz", {key: getattr(proposals, key) for key in ARRAYS})
@@ -235,15 +222,14 @@ def write_split(opt, root: str, split: str, name: str, method: str) -> None:
               "added": int(proposals.added.sum()), "phrases": len(entities.phrases),
               "recall": {f"{t:g}": round(recall(proposals, entities, t), 2) for t in THRESHOLDS}}
     save_json(facts, f"{path}.json")
-    if part:
-        part.remove()
+    part.remove()
     print(f"{path}.npz: {facts['boxes']:,} boxes of {facts['photos']:,} photos"
           + f", {facts['added']:,} of them added from the phrases" * (split == "train"))
     reached = ", ".join(f"{percent:.1f}% at IoU {least}" for least, percent in facts["recall"].items())
     print(f"  recall of {facts['phrases']:,} phrases: {reached}, without added boxes")
 
 
-def write_all(opt) -> None:
+def write_all_proposals(opt) -> None:
     """Write the splits. Raises InputError for options that cannot work together."""
     check(not (opt.given and opt.model),
           f"--model {opt.model} is for EdgeBoxes, and --from {opt.given} gives the boxes; leave one out")
@@ -251,11 +237,11 @@ def write_all(opt) -> None:
     name, root = opt.name or f"edgeboxes{opt.count}", os.path.join(opt.data_path, opt.data_name)
     method = (f"given in {os.path.basename(opt.given)} {file_digest(opt.given)}" if opt.given
               else describe_method(opt.model))
-    for split in dict.fromkeys("val" if split == "dev" else split for split in opt.splits):
-        write_split(opt, root, split, name, method)
+    for split in opt.splits:
+        write_proposals(opt, root, "val" if split == "dev" else split, name, method)
 
 
-def arguments() -> Arguments:
+def main(argv=None) -> None:
     p = Arguments("Write box proposals of photos whose phrases are to be localised, and print their recall.")
     add = p.add_argument
     add("--data_path", type=filename, default="data", help="folder that holds the data sets")
@@ -269,11 +255,7 @@ def arguments() -> Arguments:
         help="take boxes of your own: a JSON object, id of a photo to its [[x1, y1, x2, y2], ...], each perhaps with a "
              "score behind, in pixels from 0")
     add("--workers", type=workers, default=os.cpu_count() or 1, help="processes that find boxes")
-    return p
-
-
-def main(argv=None) -> None:
-    cli.run("phrases.proposals", write_all, arguments().parse_args(argv))
+    cli.run("phrases.proposals", write_all_proposals, p.parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -35,9 +35,8 @@ def locate(split: PhraseSplit, scores_of: Callable) -> Located:
 
     scores_of(n, columns (m,)) -> (P, m), higher is better: all proposals of photo n with these phrases. Ties count
     against the model: the rank is the number of wrong boxes that score at least as high as the best right one, and of
-    boxes that tie for the first place a wrong one is taken. centre_in_truth is the pointing game (Zhang et al. 2016) of
-    the first box's centre, without the original's tolerance of 15 pixels. Raises InputError on scores that are not
-    finite.
+    boxes that tie for the first place a wrong one is taken. centre_in_truth is the pointing game (Zhang et al. 2016)
+    without its tolerance of 15 pixels. Raises InputError on scores that are not finite.
     """
     m = len(split.phrase_photo)
     result = Located(np.full(m, -1), np.zeros(m), np.zeros(m, bool), *np.zeros((2, m), np.int64), *np.zeros((2, m)))
@@ -74,10 +73,7 @@ def centres_within(boxes: np.ndarray, truth: np.ndarray) -> np.ndarray:
 # ---- measures
 
 def outcomes(located: Located) -> dict[str, np.ndarray]:
-    """Compute the outcomes of each phrase, (M,) in [0, 1].
-
-    A right box among the first 1, 5 and 10, or at all; the pointing game; the IoU.
-    """
+    """Compute the outcomes of each phrase, (M,) in [0, 1]."""
     return {**{f"r{k}": (located.rank >= 0) & (located.rank < k) for k in metrics.RECALLS},
             "upper": located.rank >= 0, "pointing": located.centre_in_truth, "iou": located.iou}
 
@@ -86,22 +82,21 @@ def measures(located: Located, split: PhraseSplit) -> dict:
     """Compute results in percent: {"r1", "r5", "r10", "rsum", "upper", ...}.
 
     "upper": phrases that any proposal is right for; "iou": mean of the first box with the truth; "by_type": results of
-    groups (a phrase of several types counts in each); "chance": of proposals in random order; "phrases" and "photos":
-    their numbers.
+    groups (a phrase of several types counts in each); "chance": of proposals in random order.
     """
     values, kinds = outcomes(located), sorted({kind for types in split.types for kind in types})
-    by_type = {kind: summary(values, np.array([kind in types for types in split.types])) for kind in kinds}
-    return {**summary(values), "photos": len(np.unique(split.phrase_photo)), "by_type": by_type,
-            "chance": chance(located)}
+    by_type = {kind: average_outcomes(values, np.array([kind in types for types in split.types])) for kind in kinds}
+    return {**average_outcomes(values), "photos": len(np.unique(split.phrase_photo)), "by_type": by_type,
+            "chance": measure_chance(located)}
 
 
-def summary(values: dict[str, np.ndarray], chosen: np.ndarray | slice = slice(None)) -> dict:
+def average_outcomes(values: dict[str, np.ndarray], chosen: np.ndarray | slice = slice(None)) -> dict:
     """Average `outcomes` over the phrases chosen (M,) bool, in percent."""
     means = {name: float(100 * np.mean(value[chosen])) for name, value in values.items()}
     return {**means, "rsum": sum(means[f"r{k}"] for k in metrics.RECALLS), "phrases": len(values["upper"][chosen])}
 
 
-def chance(located: Located) -> dict:
+def measure_chance(located: Located) -> dict:
     """Compute expected results of proposals in random order, in percent.
 
     Of P proposals, c right, none of the first k is right with probability C(P - c, k) / C(P, k).
@@ -109,33 +104,32 @@ def chance(located: Located) -> dict:
     p, c = located.proposals, located.hits
     recalls = {f"r{k}": (c > 0) * (1 - special.binom(p - c, k) / special.binom(np.maximum(p, k), k))
                for k in metrics.RECALLS}
-    return summary({**recalls, "upper": c > 0, "pointing": located.random_centre, "iou": located.random_iou})
+    return average_outcomes({**recalls, "upper": c > 0, "pointing": located.random_centre, "iou": located.random_iou})
 
 
 def largest_first(split: PhraseSplit) -> dict:
     """Evaluate a ranking of every photo's proposals by their area."""
     def area(n: int, columns: np.ndarray) -> np.ndarray:
         return np.repeat(areas(split.boxes[split.start[n]:split.start[n + 1]])[:, None], len(columns), 1)
-    return summary(outcomes(locate(split, area)))
+    return average_outcomes(outcomes(locate(split, area)))
 
 
 def rsum_by_chance(split: PhraseSplit) -> float:
     """Compute R@1 + R@5 + R@10 of proposals in random order, in percent."""
     sizes = np.diff(split.start)
-    return chance(locate(split, lambda n, columns: np.zeros((sizes[n], len(columns)))))["rsum"]
+    return measure_chance(locate(split, lambda n, columns: np.zeros((sizes[n], len(columns)))))["rsum"]
 
 
 # ---- trained models
 
 class PhraseScores:
-    """Scores of a photo's proposals for its phrases.
+    """Scores of a photo's proposals for its phrases, `tokens`.
 
-    Photos are encoded in order, some at a time, and forgotten: all proposals of the real test split would take a
+    Photos are encoded in order, `regions` proposals at a time, and forgotten: all of the real test split would take a
     gigabyte.
     """
 
     def __init__(self, model: VSE, split: PhraseSplit, tokens, device, regions: int = REGIONS):
-        """tokens: the phrases as the model reads them. regions: encoded at a time."""
         self.model, self.split, self.tokens, self.device, self.regions = model, split, tokens, device, regions
         self.scores = {}
 
@@ -147,8 +141,7 @@ class PhraseScores:
 
     @torch.no_grad()
     def encode(self, first: int) -> None:
-        """Score photos from `first` on with `regions` proposals together.
-        At least one photo."""
+        """Score photos from `first` on with `regions` proposals together, at least one."""
         start = self.split.start
         last = max(first + 1, int(np.searchsorted(start, start[first] + self.regions, side="right")) - 1)
         low, high = np.searchsorted(self.split.phrase_photo, (first, last))

@@ -27,7 +27,7 @@ from phrases.data import (
     Proposals,
     box_geometry,
     check_features,
-    file_of,
+    proposals_path,
     read_proposals,
     refuse_other,
     short_name,
@@ -69,76 +69,70 @@ class RegionReader(NamedTuple):
         return self.read(read_sized(self.paths[n], self.sizes[n]), box_geometry(boxes, self.sizes[n])[:, :4])
 
 
-# ---- files
-
-def write_split(path: str, split: str, root: str, entities: Entities, proposals: Proposals, encoder,
-                config: ComputeConfig) -> None:
-    """Compute and write the features of a split; a stopped command continues."""
-    photos = photo_paths(root, entities.ids)
+def compute_rows(path: str, split: str, root: str, entities: Entities, proposals: Proposals, encoder,
+                 config: ComputeConfig) -> None:
+    """Compute the features of a split, from where a stop left them."""
     part = Part(f"{path}.npy", [encoder.line, proposals.facts["boxes_sha256"]])
+    reader = RegionReader(photo_paths(root, entities.ids), entities.sizes, proposals, encoder.read)
 
     def encode(values: list) -> list[np.ndarray]:
         return [features.astype(np.float16) for features in encoder.encode(values)]
-    compute(part, entities.ids, RegionReader(photos, entities.sizes, proposals, encoder.read), encode, config, split)
-    shape = len(proposals.boxes), encoder.dim
-    begin(path, encoder.line, proposals, shape)
-    with mapped(f"{path}.npy", shape, np.float16) as rows:
+    compute(part, entities.ids, reader, encode, config, split)
+    with mapped(f"{path}.npy", (len(proposals.boxes), encoder.dim), np.float16) as rows:
         for photo, start, end in zip(entities.ids, proposals.start, proposals.start[1:]):
             rows[start:end] = part[photo]
     part.remove()
 
 
-def write_given(given: str, path: str, proposals: Proposals) -> None:
-    """Copy a user's features of a split. Raises InputError without a row a box."""
-    array = read_array(given, "give features (R, F)")
-    check_features(given, array, proposals, "save them so")
-    line = f"given in {os.path.basename(given)} {file_digest(given)}"
+def write_split_regions(opt, root: str, split: str, encoder) -> None:
+    """Write the features of a split, those of --given or by the encoder, if need be."""
+    entities, path = read_entities(root, split), proposals_path(root, split, f"{opt.proposals}_{opt.name}")
+    proposals = read_proposals(root, split, opt.proposals, entities)
+    if opt.given:
+        given = read_array(opt.given, "give features (R, F)")
+        check_features(opt.given, given, proposals, "save them so")
+        line, shape = f"given in {os.path.basename(opt.given)} {file_digest(opt.given)}", given.shape
+    else:
+        line, shape = encoder.line, (len(proposals.boxes), encoder.dim)
+    facts = {"extractor": line, "boxes_sha256": proposals.facts["boxes_sha256"], "shape": list(shape)}
     refuse_other(f"{path}.npy", "extractor", line)
-    begin(path, line, proposals, array.shape)
-    save_array(f"{path}.npy", array)
-
-
-def begin(path: str, line: str, proposals: Proposals, shape: tuple) -> None:
-    """Write the .json of features and delete the .npy, which may be of other boxes."""
-    remove(f"{path}.npy")
-    save_json({"extractor": line, "boxes_sha256": proposals.facts["boxes_sha256"], "shape": list(shape)},
-              f"{path}.json")
+    if os.path.isfile(f"{path}.npy") and read_json(f"{path}.json") == facts:
+        print(f"{path}.npy: done already")
+        return
+    remove(f"{path}.npy")                                   # which may be of other boxes
+    save_json(facts, f"{path}.json")
+    if opt.given:
+        save_array(f"{path}.npy", given)
+    else:
+        compute_rows(path, split, root, entities, proposals, encoder,
+                     ComputeConfig(encoder.device, opt.batch_size or BATCH[opt.device.type], opt.workers))
     print(f"{path}.npy: {shape} of {line}")
 
 
 # ---- the command
 
-def write_all(opt) -> None:
+def write_all_regions(opt) -> None:
     """Write features of the splits. Raises InputError for options that do not fit."""
     for name in ("layer", "side", "cnn_type", "cnn_weights"):
         check(not getattr(opt, name) or opt.kind == "cnn" and not opt.given,
               f"--{name} {getattr(opt, name)} is for --kind cnn, not for "
               f"{'--given' if opt.given else '--kind demo'}; leave it out")
-    root, side, device = os.path.join(opt.data_path, opt.data_name), opt.side or PHOTO_SIDE, torch_device(opt.device)
+    side, opt.device = opt.side or PHOTO_SIDE, torch_device(opt.device)
     check(not side % STEP and side >= 2 * STEP,
           f"--side {side} is not a multiple of {STEP} pixels, the step of the last map; give "
           f"{max(2, round(side / STEP)) * STEP}")
     check(not opt.given or len(opt.splits) == 1,
           f"--given {opt.given} holds the features of one split; name it with --splits")
-    encoder = None
-    for split in dict.fromkeys("val" if split == "dev" else split for split in opt.splits):
-        entities, path = read_entities(root, split), file_of(root, split, f"{opt.proposals}_{opt.name}")
-        boxes = read_proposals(root, split, opt.proposals, entities)
-        if opt.given:
-            write_given(opt.given, path, boxes)
-            continue
-        encoder = encoder or (filters.Regions() if opt.kind == "demo" else NetworkRegions(*load_region_network(
-            opt.cnn_type or "vgg19", opt.layer, opt.cnn_weights, side), side, device))
-        refuse_other(f"{path}.npy", "extractor", encoder.line)
-        stored = read_json(f"{path}.json") if os.path.isfile(f"{path}.npy") else {}
-        if stored.get("boxes_sha256") == boxes.facts["boxes_sha256"]:
-            print(f"{path}.npy: done already")
-        else:
-            write_split(path, split, root, entities, boxes, encoder,
-                        ComputeConfig(encoder.device, opt.batch_size or BATCH[device.type], opt.workers))
+    encoder = filters.Regions() if opt.kind == "demo" else None
+    if not (encoder or opt.given):
+        network, line = load_region_network(opt.cnn_type or "vgg19", opt.layer, opt.cnn_weights, side)
+        encoder = NetworkRegions(network, line, side, opt.device)
+    root = os.path.join(opt.data_path, opt.data_name)
+    for split in opt.splits:
+        write_split_regions(opt, root, "val" if split == "dev" else split, encoder)
 
 
-def arguments() -> Arguments:
+def main(argv=None) -> None:
     p = Arguments("Write features of box proposals.")
     add = p.add_argument
     add("--data_path", type=filename, default="data", help="folder that holds the data sets")
@@ -158,11 +152,7 @@ def arguments() -> Arguments:
     add("--batch_size", type=positive, metavar="N", help="photos per step (default: 16 on a GPU, 2 on a CPU)")
     add("--workers", type=workers, default=min(4, os.cpu_count() or 1), help="processes that read photos")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA if present")
-    return p
-
-
-def main(argv=None) -> None:
-    cli.run("phrases.regions", write_all, arguments().parse_args(argv))
+    cli.run("phrases.regions", write_all_regions, p.parse_args(argv))
 
 
 if __name__ == "__main__":

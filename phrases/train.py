@@ -18,11 +18,11 @@ import options
 import train as core
 from cli import check, filename, fraction
 from phrases.data import NEGATIVE_IOU, REGIONS, Labels, batches, learnable, read_phrases
-from phrases.losses import OBJECTIVES, build_model
+from phrases.losses import OBJECTIVES, build_phrase_model
 from phrases.ranking import rsum_by_chance, validate_phrases
 
 
-def training_parser() -> cli.Arguments:
+def phrases_parser() -> cli.Arguments:
     p = options.training_parser()
     add = p.add_argument_group("phrases in photos").add_argument
     add("--regions", type=filename, default=REGIONS, metavar="NAME", help="proposals and features, {split}_NAME.npy")
@@ -39,7 +39,7 @@ class PhraseTraining(core.Training):
     counts photos.
     """
     program, data_check = "-m phrases.train", "-m phrases.data"
-    build_model = staticmethod(build_model)
+    build_model = staticmethod(build_phrase_model)
 
     def read_data(self, start: dict | None) -> None:
         """Read train and val. Raises InputError where they do not fit.
@@ -78,7 +78,7 @@ class PhraseTraining(core.Training):
         return scalars, "R@1 {r1:.1f} R@5 {r5:.1f} R@10 {r10:.1f} of at most {upper:.1f}".format(**scalars)
 
 
-def refuse_misfits(opt) -> None:
+def refuse_options(opt) -> None:
     """Raise InputError where a training on phrases cannot work."""
     check(opt.loss in OBJECTIVES,
           f"--loss {opt.loss} needs pairs that match one to one, and a phrase fits several regions of its photo; take "
@@ -94,14 +94,14 @@ def refuse_misfits(opt) -> None:
           "give a larger one")
 
 
-def train(opt) -> int:
+def train_phrases(opt) -> int:
     """Train as the options say. Return the exit status, as train.train does."""
-    refuse_misfits(opt)
+    refuse_options(opt)
     return core.train(opt, PhraseTraining)
 
 
 def main(argv=None) -> None:
-    sys.exit(cli.run("phrases.train", train, core.parse_args(argv, training_parser())))
+    sys.exit(cli.run("phrases.train", train_phrases, core.parse_args(argv, phrases_parser())))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from phrases.losses import (
     LabelledLogistic,
     LabelledMatch,
     LabelledTwoBranch,
-    build_model,
+    build_phrase_model,
     labelled_scores,
 )
 from tests.helpers import having, options
@@ -193,7 +193,7 @@ def built(*words):
     opt = options("--learning_rate", "0.005", *words)
     opt.img_dim, opt.img_enc = 8, "precomp"
     torch.manual_seed(0)
-    return build_model(opt, VOCAB)
+    return build_phrase_model(opt, VOCAB)
 
 
 def photos(n=8, seed=0) -> PhraseBatch:
@@ -271,6 +271,6 @@ def test_the_model_has_the_weights_of_that_for_matching_pairs():
     for name in ("hinge", "infonce", "match", "two_branch", "jwae cite"):
         opt = options(*MODELS[name])
         opt.img_dim, opt.img_enc = 8, "precomp"
-        plain, own = (build(opt, VOCAB).state_dict() for build in (model.build_model, build_model))
+        plain, own = (build(opt, VOCAB).state_dict() for build in (model.build_model, build_phrase_model))
         assert [(k, v.shape) for k, v in plain.items()] == [(k, v.shape) for k, v in own.items()]
     assert type(built("--loss", "two_branch").extra_terms["two_branch"].loss) is LabelledTwoBranch

@@ -6,7 +6,7 @@ import pytest
 
 from cli import InputError
 from phrases.data import iou
-from phrases.ranking import chance, locate, measures
+from phrases.ranking import locate, measure_chance, measures
 
 KINDS = ("animals", "clothing", "people")
 
@@ -139,7 +139,7 @@ def test_measures_are_counts_over_phrases():
 
 def test_chance_is_that_of_random_orders():
     split, rng = made(8, photos=12, most=14), np.random.default_rng(0)
-    expected, drawn = chance(locate(split, drawn_scores(split, 0)[0])), []
+    expected, drawn = measure_chance(locate(split, drawn_scores(split, 0)[0])), []
     for _ in range(300):
         whole = rng.random((len(split.boxes), len(split.phrase_photo)))
         located = locate(split, lambda n, c, whole=whole: whole[split.start[n]:split.start[n + 1]][:, c])

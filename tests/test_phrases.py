@@ -24,7 +24,7 @@ WIDTH = 12                            # of the made-up features
 
 
 def options(words):
-    return core.parse_args(list(map(str, words)), train.training_parser())
+    return core.parse_args(list(map(str, words)), train.phrases_parser())
 
 
 def read(root: str, split: str, **more):
@@ -91,7 +91,7 @@ def run(root, tmp_path_factory):
     def call(*words) -> str:
         if words not in made:
             made[words] = str(tmp_path_factory.mktemp("run") / "run")
-            assert train.train(options([*SMALL, "--data_path", root, *words, "--logger_name",
+            assert train.train_phrases(options([*SMALL, "--data_path", root, *words, "--logger_name",
                                                  made[words]])) == 0
         return made[words]
     return call
@@ -235,9 +235,9 @@ def test_a_stopped_run_ends_as_the_unbroken_one(root, run, tmp_path, monkeypatch
         return step(*args)
     monkeypatch.setattr(core.Training, "step", stops)
     words = [*SMALL, "--data_path", root, *KINDS[0], "--logger_name", str(tmp_path / "run")]
-    assert train.train(options(words)) == 143
+    assert train.train_phrases(options(words)) == 143
     monkeypatch.setattr(core.Training, "step", step)
-    assert train.train(options(["--resume", str(tmp_path / "run")])) == 0
+    assert train.train_phrases(options(["--resume", str(tmp_path / "run")])) == 0
     assert same_weights(tmp_path / "run", run(*KINDS[0]))
 
 
@@ -251,7 +251,7 @@ def test_a_run_that_no_longer_gains_stops(root, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(train, "validate_phrases", validate)
     words = [*SMALL, "--data_path", root, "--num_epochs", "9", "--select", "r1", "--patience", "2", "--logger_name",
              str(tmp_path / "run")]
-    assert train.train(options(words)) == 0
+    assert train.train_phrases(options(words)) == 0
     best, last = (load_checkpoint(str(tmp_path / "run"), name)["state"]
                   for name in ("model_best.pt", "checkpoint.pt"))
     assert (best["epoch"], best["best_r1"], best["best_rsum"]) == (2, 30, 70)
@@ -321,4 +321,4 @@ def test_the_check_of_a_folder(own, capsys):
     ("--positive_iou 0.2", "--positive_iou 0.2 lies below 0.3")])
 def test_options_that_phrases_have_no_use_for(words, message):
     with pytest.raises(InputError, match=message):
-        train.train(options(["--data_name", "demo_entities", *words.split()]))
+        train.train_phrases(options(["--data_name", "demo_entities", *words.split()]))
