@@ -1,9 +1,8 @@
 """Features of drawn scenes by fixed filters of hues, shapes, textures, colours.
-They need no weights. The demo writes them, and `features.images --kind demo` and others compute them for photos and
-for boxes in photos.
 
-filters.npz holds the filters, whole numbers: patches cut from 200 drawn scenes, and random ones. All arithmetic is
-exact, so that every machine gives the same features.
+They need no weights. The demo writes them, and `features.images --kind demo` computes them for photos. filters.npz
+holds the filters, whole numbers: patches cut from 200 drawn scenes, and random ones. All arithmetic is exact, so that
+every machine gives the same features.
 """
 import functools
 import os
@@ -15,8 +14,7 @@ from torch import Tensor, nn
 
 SIDE = 128                       # width and height of the photos that the filters see, pixels
 GRID = 6                         # regions a side
-# Responses of each kind, 192 in all: hue (9 filters on 13 maps), fine figure, coarse figure,
-# texture, plain colour.
+# Responses of each kind, 192 in all: hue (9 filters on 13 maps), fine figure, coarse figure, texture, plain colour.
 WIDTHS = (9 * 13, 23, 22, 15, 15)
 FILTERS = sum(WIDTHS)
 SCALES = (4096, 256, 8192, 8, 128)   # powers of two that bring each kind to the order of one
@@ -32,41 +30,36 @@ AROUND = 1.5                     # the surroundings of a box: so many times as w
 def filters() -> list[np.ndarray]:
     """Build a float32 matrix for each kind, (numbers in a window, filters)."""
     with np.load(os.path.join(os.path.dirname(__file__), "filters.npz")) as stored:
-        return [stored[kind].astype(np.float32)
-                for kind in ("hue", "fine", "coarse", "texture", "colour")]
+        return [stored[kind].astype(np.float32) for kind in ("hue", "fine", "coarse", "texture", "colour")]
 
 
 @functools.cache
 def colour_table():
     """Closeness of RGB colours to 12 hues and white, (32768, 14) uint8, 0 to 8.
-    32 steps per channel; the last column is 8.
 
-    A colour counts as if its strongest channel were full, so that the dark pixels of a texture keep their hue.
+    32 steps per channel; the last column is 8. A colour counts as if its strongest channel were full, so that the dark
+    pixels of a texture keep their hue.
     """
     rgb = np.stack(np.meshgrid(*[np.arange(4, 256, 8)] * 3, indexing="ij"), -1).reshape(-1, 3)
     pure = rgb * 255 // rgb.max(-1, keepdims=True)
     rise = (0, 128, 255, 255, 255, 255, 255, 128, 0, 0, 0, 0)   # one channel round the colour wheel
-    wheel = ([(rise[(i + 4) % 12], rise[i], rise[(i + 8) % 12]) for i in range(12)]
-             + [(255, 255, 255)])
+    wheel = [*((rise[(i + 4) % 12], rise[i], rise[(i + 8) % 12]) for i in range(12)), (255, 255, 255)]
     distance = np.abs(pure[:, None] - np.array(wheel)).max(-1)              # (32768, 13)
     near = np.maximum(HUE_REACH - distance, 0) * 8 // HUE_REACH
     return np.pad(near, ((0, 0), (0, 1)), constant_values=8).astype(np.uint8)
 
 
 def shrink(maps, step):
-    """Sum over blocks of step x step pixels, of the same type.
-    (n, 128, 128, ...) -> (n, 128 / step, 128 / step, ...)."""
+    """Sum over step x step pixels: (n, h, h, ...) -> (n, h / step, h / step, ...)."""
     maps = sum(maps[:, i::step] for i in range(step))
     return sum(maps[:, :, i::step] for i in range(step))
 
 
 def windows(maps, width, stride=1):
-    """Collect the surroundings of each cell, 0 outside the image, float32.
-    (n, h, h) -> (n, h / stride, h / stride, width ** 2)."""
-    before = width // 2
-    maps = np.pad(maps, ((0, 0), (before, width - 1 - before), (before, width - 1 - before)))
-    views = np.lib.stride_tricks.sliding_window_view(
-        maps, (width, width), axis=(1, 2))[:, ::stride, ::stride]
+    """Collect surroundings: (n, h, h) -> (n, h / stride, h / stride, width ** 2)."""
+    before, after = width // 2, width - 1 - width // 2
+    maps = np.pad(maps, ((0, 0), (before, after), (before, after)))
+    views = np.lib.stride_tricks.sliding_window_view(maps, (width, width), axis=(1, 2))[:, ::stride, ::stride]
     return views.reshape(*views.shape[:3], width ** 2).astype(np.float32)
 
 
@@ -79,8 +72,7 @@ def input_maps(pixels):
     # nothing covers the leftmost column
     figure = np.abs(pixels.astype(np.int16) - pixels[:, :, :1]).sum(-1) > 40
     step = (pixels >> 3).astype(np.int32)
-    hues = shrink(colour_table()[step[..., 0] << 10 | step[..., 1] << 5 | step[..., 2]]
-                  * figure[..., None], 4)
+    hues = shrink(colour_table()[step[..., 0] << 10 | step[..., 1] << 5 | step[..., 2]] * figure[..., None], 4)
     return (hues[..., :-1], hues[..., -1], shrink(figure.astype(np.uint8), 2),
             np.where(pixels.max(-1) > 128, 1, -1) * figure,
             shrink(pixels.astype(np.int32), 4) // 16 - 128)
@@ -88,35 +80,30 @@ def input_maps(pixels):
 
 def responses(pixels):
     """Compute responses to the filters around each cell, at least 0.
-    (n, 128, 128, 3) uint8 -> one array (n, h, h, filters) float32 per kind of filter. h is 64 for textures and 32 for
-    the others."""
+
+    (n, 128, 128, 3) uint8 -> for each kind of filter (n, h, h, filters) float32, h is 64 for textures and else 32.
+    """
     hues, coarse, fine, texture, colour = input_maps(pixels)
     hue_f, fine_f, coarse_f, texture_f, colour_f = filters()
     by_hue = np.concatenate([windows(hues[..., i], 5) @ hue_f for i in range(hues.shape[-1])], -1)
     products = (by_hue, windows(fine, 11, stride=2) @ fine_f, windows(coarse, 10) @ coarse_f,
                 windows(texture, 6, stride=2) @ texture_f, colour.astype(np.float32) @ colour_f)
-    return [np.maximum(response, 0) / np.float32(scale)
-            for response, scale in zip(products, SCALES, strict=True)]
+    return [np.maximum(response, 0) / np.float32(scale) for response, scale in zip(products, SCALES, strict=True)]
 
 
 def region_features(pixels):
-    """Take the strongest response to each filter in each of 6 x 6 cells, row by row.
-
-    (n, 128, 128, 3) uint8 -> (n, 36, 192) float32.
-    """
+    """Take the strongest responses in 6 x 6 cells: (n, 128, 128, 3) -> (n, 36, 192)."""
     cells = []
     for response in responses(pixels):                             # (n, h, h, filters of this kind)
         starts = np.arange(GRID) * response.shape[1] // GRID
-        cells.append(np.maximum.reduceat(
-            np.maximum.reduceat(response, starts, axis=1), starts, axis=2))
+        cells.append(np.maximum.reduceat(np.maximum.reduceat(response, starts, axis=1), starts, axis=2))
     return np.concatenate(cells, -1).reshape(len(pixels), GRID ** 2, -1)
 
 
 def global_features(regions):
-    """Take the strongest responses in the image and in each of its quarters.
-    Less the usual value of their kind of filter.
+    """Take the strongest responses in image and quarters: (n, 36, 192) -> (n, 960).
 
-    (n, 36, 192) -> (n, 960) float32.
+    Less the usual value of their kind of filter.
     """
     n, half = len(regions), GRID // 2
     quarters = regions.reshape(n, 2, half, 2, half, -1).max((2, 4)).reshape(n, 4, -1)
@@ -140,11 +127,9 @@ class FilterNetwork(nn.Module):
 
 
 def transform(photo: Image.Image) -> Tensor:
-    """Photo in RGB as (128, 128, 3) uint8.
-    Photos of another size are resized, not cropped."""
+    """Photo in RGB as (128, 128, 3) uint8, resized, not cropped."""
     size = SIDE, SIDE
-    return torch.from_numpy(np.array(photo if photo.size == size
-                                     else photo.resize(size, Image.Resampling.BILINEAR)))
+    return torch.from_numpy(np.array(photo if photo.size == size else photo.resize(size, Image.Resampling.BILINEAR)))
 
 
 class Regions:
@@ -155,10 +140,9 @@ class Regions:
     @staticmethod
     def read(photo: Image.Image, boxes: np.ndarray) -> np.ndarray:
         """Features of boxes (P, 4), shares of width and height -> (P, 576) float32.
-        For each of 192 filters the strongest response in the box, the mean response in it, and the mean around it.
 
-        The first tells what is there, and the others whether the box fits it. The responses are computed once per
-        photo.
+        Of each of 192 filters the strongest response in the box, which tells what is there, the mean in it, and the
+        mean around it, which tell whether the box fits.
         """
         maps = []
         for response in responses(transform(photo).numpy()[None]):           # (1, h, h, C)
@@ -173,38 +157,29 @@ class Regions:
 
 
 def strongest(maps: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """Take the maximum over the cells in each box: (h, h, C), (P, 4) -> (P, C).
-    At least one cell counts."""
+    """Take the maximum over the cells in each box: (h, h, C), (P, 4) -> (P, C)."""
     side = len(maps)
     first = np.clip(np.ceil(boxes[:, :2] * side - 0.5), 0, side - 1).astype(int)    # (P, 2)
     last = np.clip(np.floor(boxes[:, 2:] * side - 0.5), 0, side - 1).astype(int)
     last = np.maximum(first, last)
-    return np.stack([maps[y1:y2 + 1, x1:x2 + 1].max((0, 1))
-                     for (x1, y1), (x2, y2) in zip(first, last)])
+    return np.stack([maps[y1:y2 + 1, x1:x2 + 1].max((0, 1)) for (x1, y1), (x2, y2) in zip(first, last)])
 
 
 def means(maps: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Average in each box and around it: (h, h, C), (P, 4) -> twice (P, C) float32.
-    Cells count by the share that is covered. Surroundings outside the photo count as 0."""
-    integral = np.pad(maps, ((1, 0), (1, 0), (0, 0))).astype(np.float64).cumsum(0).cumsum(1)
+    """Average in each box and around it: (h, h, C), (P, 4) -> twice (P, C) float32."""
     centre, half = (boxes[:, :2] + boxes[:, 2:]) / 2, (boxes[:, 2:] - boxes[:, :2]) / 2
     outer = np.clip(np.concatenate([centre - AROUND * half, centre + AROUND * half], 1), 0, 1)
-    (inside, area), (whole, covered) = (total(integral, x) for x in (boxes, outer))
+    (inside, area), (whole, covered) = (sum_cells(maps, x) for x in (boxes, outer))
     ring = np.maximum(covered - area, 0)
     around = np.where(ring > 1e-6, (whole - inside) / np.maximum(ring, 1e-6), 0)
     return (inside / np.maximum(area, 1e-6)).astype(np.float32), around.astype(np.float32)
 
 
-def total(integral: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sum in each box (P, C), and count the cells it covers (P, 1).
-    From the sums (h + 1, h + 1, C) from the corner on."""
-    side = len(integral) - 1
-    x1, y1, x2, y2 = (np.asarray(boxes, np.float64).T * side)
-
-    def corner(x, y):
-        a, b = (np.minimum(v.astype(int), side - 1) for v in (x, y))
-        u, v = (x - a)[:, None], (y - b)[:, None]
-        return ((1 - v) * ((1 - u) * integral[b, a] + u * integral[b, a + 1])
-                + v * ((1 - u) * integral[b + 1, a] + u * integral[b + 1, a + 1]))
-    return (corner(x2, y2) - corner(x1, y2) - corner(x2, y1) + corner(x1, y1),
-            ((x2 - x1) * (y2 - y1))[:, None])
+def sum_cells(maps: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sum cells by the share that boxes cover (P, C), and compute their areas (P, 1)."""
+    side = len(maps)
+    low, high = np.split(np.asarray(boxes, np.float64) * side, 2, 1)                # (P, 2): x, y
+    cells = np.arange(side)
+    covered = np.clip(np.minimum(high[..., None], cells + 1) - np.maximum(low[..., None], cells), 0, 1)    # (P, 2, h)
+    weights = covered[:, 1, :, None] * covered[:, 0, None]                          # (P, h, h)
+    return weights.reshape(len(boxes), -1) @ maps.reshape(side ** 2, -1), np.prod(high - low, 1, keepdims=True)

@@ -1,13 +1,13 @@
 """Folder of one's own photos, their captions.csv, and the features written.
 
-captions.csv makes the folder a data set to train on, with splits train, dev and test. Its header is name,caption, and
-each row a photo's path below the folder and one caption of it. Excel's files are read: UTF-8 with or without a byte
-order mark, commas or semicolons or tabs, quotes, and line breaks within a caption.
+captions.csv makes the folder a data set to train on. Its header is name,caption, and each row a photo's path below the
+folder and one caption of it. Excel's files are read: commas, semicolons or tabs, quotes, line breaks within a caption.
 """
 import csv
 import fnmatch
 import io
 import os
+import re
 from collections import Counter, defaultdict
 from typing import NamedTuple
 
@@ -31,13 +31,12 @@ SHARES = {"train": 0.8, "dev": 0.9, "test": 1.0}            # split: below which
 # ---- photos
 
 def find_photos(folder: str, skip_broken: bool = False, exclude=()) -> tuple[list[str], list[str]]:
-    """Find photos below a folder by their endings.
-    Returns them and notes on what was left out.
+    """Find photos below a folder by their endings; note what is left out.
 
-    Photos are paths in the folder with /, in the order of their characters. Left out are hidden files and folders,
-    NO_PHOTOS, what fits a pattern of `exclude` by its name or its path, other files, names that are no UTF-8 in one
-    line, and symbolic links, which may lead out of the folder. Raises InputError for a folder that cannot be read; with
-    `skip_broken` only for `folder` itself.
+    Photos are paths in the folder with /, sorted. Left out are hidden files and folders, NO_PHOTOS, what fits a pattern
+    of `exclude` by its name or its path, other files, names that are no UTF-8 in one line, and symbolic links, which
+    may lead out of the folder. Raises InputError for a folder that cannot be read; with `skip_broken` only for `folder`
+    itself.
     """
     root, folders, photos = os.path.realpath(folder), [""], []
     endings, others, omitted = ENDINGS | (HEIF if "HEIF" in photo_formats() else set()), Counter(), defaultdict(list)
@@ -57,7 +56,7 @@ def find_photos(folder: str, skip_broken: bool = False, exclude=()) -> tuple[lis
             if any(fnmatch.fnmatch(compose_name(text), compose_name(pattern)) for pattern in exclude
                    for text in (entry.name, name)):
                 omitted["files and folders that --exclude names"].append(name)
-            elif not is_line(entry.name):
+            elif entry.name[0] == "\ufeff" or re.search("[\ud800-\udfff\r\n]", entry.name):
                 omitted["names that are no UTF-8 or have a line break"].append(name)
             elif entry.is_symlink():
                 omitted["symbolic links"].append(name)
@@ -74,9 +73,6 @@ def find_photos(folder: str, skip_broken: bool = False, exclude=()) -> tuple[lis
         f"{what}: {len(names):,} left out, the first: {ascii(min(names))}" for what, names in omitted.items()]
 
 
-def is_line(name: str) -> bool:
-    """Tell whether a name is UTF-8 and can be a line of a text file."""
-    return name[0] != "\ufeff" and not any("\ud800" <= letter <= "\udfff" or letter in "\r\n" for letter in name)
 
 
 # ---- captions
@@ -87,9 +83,8 @@ def assign_split(name: str) -> str:
     return next(split for split, below in SHARES.items() if share < below)
 
 
-def read_table(path: str) -> list[list[str]]:
-    """Read the rows [name, caption] of a table with the header name,caption.
-    Raises InputError."""
+def read_caption_table(path: str) -> list[list[str]]:
+    """Read the rows [name, caption] of a table with the header name,caption."""
     text = read_text(path)
     first = text.lstrip("\r\n").split("\n", 1)[0]
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count), strict=True)
@@ -112,15 +107,14 @@ def read_table(path: str) -> list[list[str]]:
 
 
 def read_captions(path: str, names: list[str], per_image: int | None) -> tuple[dict[str, dict], list[str]]:
-    """Read captions of photos, {split: {name: captions}}, and notes.
-    Notes tell what was left out.
+    """Read captions of photos, {split: {name: captions}}; note what is left out.
 
     Each photo gets equally many: `per_image`, or the least number of a photo with captions. Raises InputError where the
     table cannot be read, has no caption of these photos, or leaves a split empty.
     """
     captions, photos = defaultdict(list), {compose_name(name): name for name in names}
     unknown, missing = [], 0
-    for name, caption in read_table(path):
+    for name, caption in read_caption_table(path):
         photo = photos.get(compose_name(name)) or photos.get(compose_name(name.replace("\\", "/")))
         if photo is None:
             unknown.append(name)
@@ -144,18 +138,14 @@ def read_captions(path: str, names: list[str], per_image: int | None) -> tuple[d
           "decide: 80% train, 10% dev, 10% test); add photos with captions, or ask for fewer of each with a smaller "
           "--captions_per_image")
     surplus = sum(max(0, len(texts) - least) for texts in captions.values())
-    notes = []
-    if left_out:
-        notes.append(f"photos with fewer than {least} captions, in no split: {len(left_out):,}, the first: "
-                     f"{ascii(left_out[0])}")
-    if unknown:
-        notes.append(f"captions of photos that are not there: {len(unknown):,}, the first: {ascii(unknown[0])}")
-    if missing:
-        notes.append(f"{missing:,} captions that are empty, nan, null or None count as missing")
-    if surplus:
-        notes.append(f"{surplus:,} captions left out, as every photo needs the same number, {least}; "
-                     "--captions_per_image N asks for N and leaves out photos with fewer")
-    return splits, notes
+    notes = [(left_out, f"photos with fewer than {least} captions, in no split: {len(left_out):,}, the first: "
+                        f"{ascii(next(iter(left_out), ''))}"),
+             (unknown, f"captions of photos that are not there: {len(unknown):,}, the first: "
+                       f"{ascii(next(iter(unknown), ''))}"),
+             (missing, f"{missing:,} captions that are empty, nan, null or None count as missing"),
+             (surplus, f"{surplus:,} captions left out, as every photo needs the same number, {least}; "
+                       "--captions_per_image N asks for N and leaves out photos with fewer")]
+    return splits, [note for count, note in notes if count]
 
 
 # ---- features
@@ -169,8 +159,7 @@ class Images(NamedTuple):
 
 
 def read_images(data_path: str, data_name: str) -> Images:
-    """Open the features of a folder of photos.
-    Raises InputError where they are absent or do not belong together."""
+    """Open the features of a folder of photos. Raises InputError without whole ones."""
     root = os.path.join(data_path, data_name)
     ims, path = os.path.join(root, f"{ALL}_ims.npy"), list_path(root, ALL)
     again = f"python -m features.images --photos FOLDER --output_name {data_name}"

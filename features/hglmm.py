@@ -20,26 +20,23 @@ FLOOR = 0.1                           # smallest scale of a component, in standa
 
 @dataclass
 class HGLMM:
-    """Mixture p(x) = sum_k w_k prod_d p_kd(x_d) of Gaussians and Laplacians.
-    Each p_kd is whichever of the two fits better.
+    """Mixture p(x) = sum_k w_k prod_d p_kd(x_d), each p_kd a Gaussian or a Laplacian.
 
-    weight (K,). location and scale (K, D): mean and standard deviation (not variance) of a Gaussian, or median m and
-    mean absolute deviation s of a Laplacian exp(-|x - m| / s) / 2s. laplacian (K, D) bool: which of the two it is.
+    A Laplacian with median m and mean absolute deviation s is exp(-|x - m| / s) / 2s.
     """
-    weight: np.ndarray
-    location: np.ndarray
-    scale: np.ndarray
-    laplacian: np.ndarray
+    weight: np.ndarray                # (K,)
+    location: np.ndarray              # (K, D): mean or median
+    scale: np.ndarray                 # (K, D): standard deviation (not variance) or mean absolute deviation
+    laplacian: np.ndarray             # (K, D) bool: which of the two fits better
 
     @classmethod
     def fit(cls, x: np.ndarray, n_clusters: int = 30, n_iter: int = 10, seed: int = 0,
             count: np.ndarray | None = None) -> "HGLMM":
         """Maximise the likelihood of x (N, D) by n_iter steps of EM.
 
-        count (N,): occurrences of each row, since distinct words with counts give the same mixture in a fraction of the
-        time. `history` holds the mean log-likelihood in nats before the first step and after each step; no step lowers
-        it. Scales stay above FLOOR: a cluster on a single word, such as "a", would have an infinite likelihood. Raises
-        InputError if there are fewer different vectors than clusters.
+        count (N,): occurrences of each row. `history` holds the mean log-likelihood in nats before the first step and
+        after each step; no step lowers it. Scales stay above FLOOR: a cluster on a single word, such as "a", would have
+        an infinite likelihood. Raises InputError if there are fewer different vectors than clusters.
         """
         x = np.asarray(x, np.float64)
         count = np.ones(len(x)) if count is None else np.asarray(count, np.float64)
@@ -63,8 +60,7 @@ class HGLMM:
         return mixture
 
     def _maximise(self, x, part, floor) -> None:
-        """Take the M-step.
-        part (N, K): responsibility times share of the data, with sum 1. floor (D,): least scales.
+        """Take the M-step of `part` (N, K), responsibilities times shares, of sum 1.
 
         Mean and variance maximise the weighted likelihood of a Gaussian, median and mean absolute deviation that of a
         Laplacian. Their maxima are -log(sd) - log(2 pi) / 2 - var / 2 sd^2 and -log(2 s) - mad / s, and the greater one
@@ -108,8 +104,7 @@ class HGLMM:
         return np.exp(joint - _log_sum(joint)[:, None])
 
     def fisher_of_counts(self, x: np.ndarray, counts) -> np.ndarray:
-        """Compute Fisher vectors of sets of words: (n, 2 K D) float32.
-        All locations come first, then all scales.
+        """Compute Fisher vectors of sets of words: (n, 2 K D) float32, locations, scales.
 
         x (V, D): different words. counts: occurrences of each in each set, sparse (n, V). An empty set gives zeros. A
         Fisher vector is the gradient of the mean log-likelihood of a set's T words, each entry divided by the square
@@ -153,8 +148,7 @@ def _nearest(x, share, clusters, rng) -> np.ndarray:
 
 
 def signed_square_root(fisher: np.ndarray) -> np.ndarray:
-    """Take the signed square root, then the unit norm: (n, F) -> (n, F).
-    Perronnin et al. 2010."""
+    """Take the signed square root, then the unit norm (Perronnin et al. 2010)."""
     return unit_rows(np.sign(fisher) * np.sqrt(np.abs(fisher)))
 
 
@@ -188,7 +182,6 @@ def project(x: np.ndarray, mean: np.ndarray, axes: np.ndarray) -> np.ndarray:
 
 def fit_ica(x: np.ndarray, size: int, seed: int = 0, count: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Fit ICA to x (N, D): mean (D,) and unmixing axes (size, D).
-    The axes give independent components.
 
     FastICA (Hyvarinen 1999): whiten x to z. Then, for all rows w of an orthogonal W at once, w <- E[z t] - E[1 - t^2] w
     with t = tanh(w z), and W <- (W W^T)^-1/2 W, until the cosine of every row with its last value is above 1 - 1e-4.

@@ -3,11 +3,10 @@
     python -m features.images --photos ~/Pictures --cnn_type efficientnet_lite0 --output_name mine
     python -m features.images --data_name coco --cnn_type vgg19 --layer fc7 --output_name coco_vgg_precomp
 
---photos FOLDER takes all photos below a folder, named by their paths in it (folder.py), as all_ims.npy and all_ids.txt;
-captions.csv makes them a data set to train on. --data_name takes the photos of a data set, and writes a folder in the
-layout of `*_precomp`. features.json beside the features says in one line what made them, because a model reads only
-features of the extractor that it was trained on. After a stop at any moment the same command continues, and when it is
-called again it computes only photos whose files it has not seen under any name (store.py).
+--photos FOLDER takes all photos below a folder (folder.py), as all_ims.npy and all_ids.txt; captions.csv makes them a
+data set to train on. --data_name takes the photos of a data set, and writes a folder in the layout of `*_precomp`.
+features.json beside the features says in one line what made them, because a model reads only features of the extractor
+that it was trained on. A stopped command continues, and a second call computes only new photos (store.py).
 """
 if __name__ == "__main__":
     import cli
@@ -30,7 +29,7 @@ from features import store
 from features.folder import CAPTIONS, find_photos, read_captions
 from features.networks import KINDS, SIDE_BY_SIDE, build_network, feature_shape
 from features.store import ALL, SPLITS, ComputeConfig, Part
-from files import mapped, read_array, save_array, save_json, save_lines
+from files import mapped, read_array, remove, save_array, save_json, save_lines
 from images import Photos, read_photo
 from model import CNNS
 
@@ -49,11 +48,10 @@ class PhotoReader(NamedTuple):
 def extract(folder: str, split: str, paths: list[str], names: list[str], network: tuple, config: ComputeConfig,
             write: Callable[[list[int]], None], others: tuple = (), facts: dict | None = None) -> None:
     """Write features of N photos, {split}_ims.npy, and their list with `facts`.
-    The list is {split}_photos.json.
 
     A photo whose file the last list has under any name keeps its features. network: the result of `build_network`.
-    write(rows): writes the other files of the split, and those of the splits `others`, for the photos `rows` that could
-    be read. Raises InputError where a photo cannot be read.
+    write(rows): writes the other files of the split, and of the splits `others`, for the photos `rows` that could be
+    read. Raises InputError where a photo cannot be read.
     """
     net, transform, line = network
     shape, dtype = feature_shape(net)
@@ -79,7 +77,9 @@ def extract(folder: str, split: str, paths: list[str], names: list[str], network
     with mapped(path, (len(sound), *shape), dtype) as rows:
         for row, n in enumerate(sound):
             rows[row] = part[keys[n]]
-        store.begin_changes(folder, split, others)          # just before the rows are put in their place
+        # just before the rows are put in their place; what tells that all is whole is written last
+        save_json({"photos": []}, store.list_path(folder, split))
+        remove(*(os.path.join(folder, f"{name}_caps.txt") for name in (split, *others)))
     write(sound)
     save_json({"extractor": line, **(facts or {}), "photos": [photos[n] for n in sound]},
               store.list_path(folder, split))
@@ -91,15 +91,17 @@ def extract(folder: str, split: str, paths: list[str], names: list[str], network
               *broken.values(), sep="\n  ", file=sys.stderr)
 
 
-def check_own(folder: str, splits) -> None:
-    """Raise InputError on files of a split that no extraction wrote."""
+def build_recorded(opt, device, folder: str, splits) -> tuple:
+    """Build the network and record it. Raises InputError on files of splits by others."""
     for split in splits:
         if not any(os.path.exists(store.list_path(folder, name)) for name in (split, ALL)):
             for end in ("ims.npy", "caps.txt", "ids.txt", "img_ids.npy", "ann_ids.npy"):
                 path = os.path.join(folder, f"{split}_{end}")
-                check(not os.path.exists(path),
-                      f"{path} is there already, and this command did not write it; give --output_name a folder of its "
-                      "own")
+                check(not os.path.exists(path), f"{path} is there already, and this command did not write it; give "
+                                                "--output_name a folder of its own")
+    network = build_network(device, opt.cnn_type, opt.layer, opt.cnn_weights, opt.whole, opt.grid)
+    store.record_extractor(folder, "ims", network[2])
+    return network
 
 
 # ---- a folder of one's own
@@ -108,7 +110,6 @@ def extract_folder(opt, config: ComputeConfig, folder: str) -> None:
     """Write the features of the photos below --photos to `folder`.
 
     Raises InputError for a folder without photos, an output that holds anything else, and faults of photos or captions.
-    The output then stays as it was.
     """
     check(os.path.isdir(opt.photos), f"--photos {opt.photos} is not a folder; give the folder that holds your photos")
     root = os.path.abspath(opt.photos)
@@ -123,13 +124,11 @@ def extract_folder(opt, config: ComputeConfig, folder: str) -> None:
     check(not opt.captions_per_image or table, f"--captions_per_image {opt.captions_per_image} needs captions, and "
                                                f"there is no {beside}; give --captions FILE.csv")
     captions, notes = read_captions(table, names, opt.captions_per_image) if table else ({}, [])
-    check_own(folder, (ALL, *captions))
     other = store.read_list(folder, ALL).get("folder")
     moved = not isinstance(other, str) or not os.path.isdir(other)                  # its photos are elsewhere now
     check(moved or os.path.samefile(other, root),
           f"{folder} holds the photos of {other}, and these are of {root}; give them an --output_name of their own")
-    network = build_network(config.device, opt.cnn_type, opt.layer, opt.cnn_weights, opt.whole, opt.grid)
-    store.record_extractor(folder, "ims", network[2])
+    network = build_recorded(opt, config.device, folder, (ALL, *captions))
 
     def write(sound: list[int]) -> None:
         save_lines(os.path.join(folder, f"{ALL}_ids.txt"), [names[n] for n in sound])
@@ -152,8 +151,7 @@ def extract_folder(opt, config: ComputeConfig, folder: str) -> None:
 # ---- a data set
 
 def extract_data_set(opt, config: ComputeConfig, folder: str) -> None:
-    """Write features of the photos of --data_name to `folder`.
-    Raises InputError if the folder holds other files."""
+    """Write features of the photos of --data_name to `folder`."""
     data_name = opt.data_name or "coco"
     splits = [read_split(opt.data_path, data_name, name, use_restval=opt.use_restval, dev_images=0)
               for name in opt.splits or ("train", "dev", "test")]
@@ -163,9 +161,7 @@ def extract_data_set(opt, config: ComputeConfig, folder: str) -> None:
           f"--output_name {opt.output_name} is the folder of the photos; give the features another name")
     orders = [order_captions(split.require_sound(images=not opt.skip_broken), opt.captions_per_image)
               for split in splits]
-    check_own(folder, [split.name for split in splits])
-    network = build_network(config.device, opt.cnn_type, opt.layer, opt.cnn_weights, opt.whole, opt.grid)
-    store.record_extractor(folder, "ims", network[2])
+    network = build_recorded(opt, config.device, folder, [split.name for split in splits])
     for split, order in zip(splits, orders):
         print(*(f"note: {note}\n" for note in split.notes), sep="", end="")
         paths = split.images.paths
@@ -176,10 +172,9 @@ def extract_data_set(opt, config: ComputeConfig, folder: str) -> None:
 
 
 def order_captions(split: Split, per_image: int | None) -> np.ndarray:
-    """List the captions to write: (M,).
-    The captions of an image stand together; every image has as many.
+    """List the captions to write (M,), image by image, `per_image` or all of each.
 
-    per_image: number of captions an image, or None for all. Raises InputError if an image has fewer.
+    Raises InputError if an image has fewer.
     """
     counts = np.bincount(split.caption_image, minlength=len(split.images))                              # (N,)
     number = per_image or int(counts.max())
@@ -192,8 +187,7 @@ def order_captions(split: Split, per_image: int | None) -> np.ndarray:
 
 
 def write_texts(folder: str, split: Split, order: np.ndarray, names: list[str], rows: list[int]) -> None:
-    """Write captions, photo names and numeric ids of the images `rows`.
-    order (M,): captions."""
+    """Write captions, `order` (M,), photo names and numeric ids of the images `rows`."""
     start, order = os.path.join(folder, split.name), order[np.isin(split.caption_image[order], rows)]
     save_lines(f"{start}_ids.txt", [names[n] for n in rows])
     if split.image_ids and isinstance(split.image_ids[0], int):
@@ -205,7 +199,7 @@ def write_texts(folder: str, split: Split, order: np.ndarray, names: list[str], 
 
 # ---- the command
 
-def run(opt) -> None:
+def extract_features(opt) -> None:
     """Write the features. Raises InputError for options that cannot work together."""
     for name, kind in {"cnn_type": "cnn", "layer": "cnn", "cnn_weights": "cnn", "whole": "cnn", "grid": "demo"}.items():
         check(opt.kind == kind or not getattr(opt, name),
@@ -250,7 +244,7 @@ def main(argv=None) -> None:
         help="photos per step (default: 64 on a GPU, 8 on a CPU, where more are slower)")
     add("--workers", type=workers, default=min(4, os.cpu_count() or 1), help="processes that read photos")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA if present")
-    cli.run("features.images", run, p.parse_args(argv))
+    cli.run("features.images", extract_features, p.parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -25,18 +25,11 @@ SIDE_BY_SIDE = "efficientnet_lite012"
 LINE = re.compile(r"(\w+) (pooled|fc6|fc7|cells)(, photos resized to 224x224,)? sha256:\w+")
 
 
-def unfold_map(cells: Tensor) -> Tensor:
-    """Turn the cells of the last map, (B, h * h, C), into (B, C, h, h)."""
-    side = math.isqrt(cells.shape[1])
-    return cells.transpose(1, 2).unflatten(2, (side, side))
-
-
 def axis_weights(first: Tensor, last: Tensor, cells: int, bins: int) -> Tensor:
-    """Compute the weights of a map's cells in bins of boxes along one axis.
+    """Weigh cells in bins of boxes along one axis: (P,), (P,) -> (P, bins, cells).
 
-    (P,), (P,) -> (P, bins, cells), sums 1. first, last: where the boxes begin and end, shares of the photo, 0 to 1. A
-    bin is the mean of points, the centres of equal parts of it, bilinear between the centres of cells. A box has at
-    least as many points as the map has cells, so that it skips none.
+    first, last: where the boxes begin and end, shares of the photo. A bin is the mean of points, the centres of equal
+    parts of it, bilinear between the centres of cells. A box has at least as many points as the map has cells.
     """
     points = bins * -(-max(SIDE, cells) // bins)
     place = (torch.arange(points, device=first.device) + 0.5) / points
@@ -46,12 +39,11 @@ def axis_weights(first: Tensor, last: Tensor, cells: int, bins: int) -> Tensor:
 
 
 def roi_align(cells: Tensor, boxes: Tensor, bins: int = 1) -> Tensor:
-    """Pool boxes by RoIAlign: (C, h, w), (P, 4) -> (P, C, bins, bins).
-    He et al. 2017, section 3.
+    """Pool boxes of a map by RoIAlign: (C, h, w), (P, 4) -> (P, C, bins, bins).
 
-    Boxes are x1, y1, x2, y2 as shares of width and height, 0 to 1. As points lie on a grid, their mean is a product of
-    one weight per row and one per column of the map. torchvision's roi_align gives the same, aligned, and is not called
-    because it needs a compiled part that a CPU-only installation lacks.
+    He et al. 2017, section 3. Boxes are x1, y1, x2, y2 as shares of width and height. As points lie on a grid, their
+    mean is a product of one weight per row and one per column of the map. torchvision's roi_align, aligned, gives the
+    same, and needs a compiled part that a CPU-only installation lacks.
     """
     down = axis_weights(boxes[:, 1], boxes[:, 3], cells.shape[1], bins)                               # (P, bins, h)
     across = axis_weights(boxes[:, 0], boxes[:, 2], cells.shape[2], bins)                             # (P, bins, w)
@@ -60,12 +52,11 @@ def roi_align(cells: Tensor, boxes: Tensor, bins: int = 1) -> Tensor:
 
 
 class RegionPooling(nn.Module):
-    """Features of any number of boxes of photos: B tensors (P, F).
-    Photos (B, 3, S, S), S a multiple of 32, and B tensors of boxes (P, 4), x1, y1, x2, y2 as shares of width and
-    height, 0 to 1.
+    """Features of boxes: photos (B, 3, S, S) and B tensors (P, 4) -> B tensors (P, F).
 
-    layer "cells": one bin of `roi_align` of the last map. "fc6" and "fc7" (VGG): 7 x 7 bins of the last map before its
-    last pooling, and then the layers after it with the ReLU, as in Fast R-CNN, F = 4096.
+    Boxes are x1, y1, x2, y2 as shares of width and height, and S is a multiple of 32. layer "cells": one bin of
+    `roi_align` of the last map. "fc6" and "fc7" (VGG): 7 x 7 bins of the last map before its last pooling, and then the
+    layers after it with the ReLU, as in Fast R-CNN, F = 4096.
     """
 
     def __init__(self, cnn: CNN, layer: str):
@@ -76,7 +67,9 @@ class RegionPooling(nn.Module):
 
     def forward(self, photos: Tensor, boxes: list[Tensor]) -> list[Tensor]:
         if self.layer == "cells":
-            return [roi_align(*pair).flatten(1) for pair in zip(unfold_map(self.cnn(photos)), boxes)]
+            cells = self.cnn(photos)                                                                  # (B, h * h, C)
+            maps = cells.transpose(1, 2).unflatten(2, (math.isqrt(cells.shape[1]), -1))               # (B, C, h, h)
+            return [roi_align(*pair).flatten(1) for pair in zip(maps, boxes)]
         with torch.no_grad():
             maps = self.cnn.net.features[:-1](photos)                                                 # (B, 512, h, w)
             return [self.cnn.net.classifier(roi_align(*pair, bins=SIDE).flatten(1)) for pair in zip(maps, boxes)]
@@ -84,8 +77,7 @@ class RegionPooling(nn.Module):
 
 def load_frozen(cnn_type: str, layer: str | None, layers: tuple, weights: str | None,
                 pretrained: bool) -> tuple[CNN, str, str]:
-    """Load a CNN up to a layer, without normalisation.
-    By default up to the first of `layers`.
+    """Load a CNN up to one of `layers`, by default the first, without normalisation.
 
     Returns it, the layer's name and the checksum of the weights. Raises InputError for another layer.
     """
@@ -134,8 +126,7 @@ def load_network(cnn_type: str, layer: str | None = None, weights: str | None = 
 
 def load_region_network(cnn_type: str, layer: str | None, weights: str | None, side: int,
                         pretrained: bool = True) -> tuple[RegionPooling, str]:
-    """Load a network of regions in photos that are resized to side x side.
-    Returns it and its one-line name.
+    """Load a network of regions in photos of side x side, and its one-line name.
 
     layer: see `RegionPooling` (default: fc6 of VGG, else cells). Raises InputError if the network has no such layer.
     """
@@ -176,6 +167,5 @@ def rebuild_network(line: str, device) -> tuple | None:
 
 
 def feature_shape(net: nn.Module) -> tuple[tuple, np.dtype]:
-    """Return shape and type of a photo's features.
-    (dim,) float32 or (regions, dim) float16."""
+    """Return shape and type of features: (dim,) float32 or (regions, dim) float16."""
     return ((net.regions, net.dim), np.dtype(np.float16)) if net.regions else ((net.dim,), np.dtype(np.float32))

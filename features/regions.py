@@ -1,12 +1,11 @@
 """Write region features of bottom-up attention in SCAN's layout.
-Anderson et al. 2018.
 
     python -m features.regions --data_name coco_precomp --source trainval_resnet101_faster_rcnn_genome_36.tsv
 
-Each source is a TSV file with the columns image_id, image_w, image_h, num_boxes, boxes and features, the last of them
-float32 in base64, or a folder with an .npz file an image that holds `x`, the features. Of the images that
-{split}_img_ids.npy or {split}_ids.txt names, in this order and each once, it writes {split}_ims.npy, (N, 36, 2048)
-float32. Boxes are not read. One image is held at a time, so the sources may be larger than memory.
+Anderson et al. 2018. Each source is a TSV file with the columns image_id, image_w, image_h, num_boxes, boxes and
+features, the last of them float32 in base64, or a folder with an .npz file an image that holds `x`, the features. Of
+the images that {split}_img_ids.npy or {split}_ids.txt names, in this order and each once, it writes {split}_ims.npy,
+(N, 36, 2048) float32. Boxes are not read. One image is held at a time, so the sources may be larger than memory.
 """
 if __name__ == "__main__":
     import cli
@@ -34,15 +33,14 @@ FIX = "fetch it again, or leave the file out"
 
 
 def decode_row(path: str, row: list[str]) -> np.ndarray:
-    """Decode features (P, F) of a row of a TSV file. Raises InputError."""
+    """Decode features (P, F) of a row of a TSV file."""
     with refusing(f"{path}: the row of image {row[0]} holds no features of {row[3]} boxes", FIX):
         data = base64.b64decode(row[5].removeprefix("b'").removesuffix("'"), validate=True)
         return np.frombuffer(data, np.float32).reshape(int(row[3]), -1)
 
 
 def read_tsv(path: str) -> Iterator[tuple[str, Callable]]:
-    """Yield image ids of a TSV file, and functions that read their features.
-    Raises InputError."""
+    """Yield image ids of a TSV file, and functions that read their features."""
     csv.field_size_limit(FIELD_BYTES)
     with (refusing(f"{path} is not a TSV file of {', '.join(COLUMNS)}", FIX),
           open(plain_file(path), encoding="utf-8", newline="") as f):
@@ -53,7 +51,7 @@ def read_tsv(path: str) -> Iterator[tuple[str, Callable]]:
                 yield row[0], partial(decode_row, path, row)
 
 
-def read_file(path: str) -> np.ndarray:
+def read_npz(path: str) -> np.ndarray:
     """Read features (P, F) of an .npz file."""
     arrays = read_arrays(path, FIX)
     check("x" in arrays, f"{path} holds {', '.join(arrays)} and not x, the features; {FIX}")
@@ -61,14 +59,11 @@ def read_file(path: str) -> np.ndarray:
 
 
 def read_source(path: str) -> Iterator[tuple[str, Callable]]:
-    """Yield the id of each image of a source, and a function that reads its features.
-    Raises InputError."""
+    """Yield image ids of a source, and functions that read their features."""
     if not os.path.isdir(path):
-        yield from read_tsv(need(path, "give a TSV file, or a folder of .npz files"))
-        return
-    for name in sorted(os.listdir(path)):
-        if name.endswith(".npz"):
-            yield name.removesuffix(".npz"), partial(read_file, os.path.join(path, name))
+        return read_tsv(need(path, "give a TSV file, or a folder of .npz files"))
+    names = sorted(name for name in os.listdir(path) if name.endswith(".npz"))
+    return ((name.removesuffix(".npz"), partial(read_npz, os.path.join(path, name))) for name in names)
 
 
 def image_key(name: str) -> str:
@@ -79,8 +74,7 @@ def image_key(name: str) -> str:
 
 
 def read_places(folder: str, splits: list[str]) -> tuple[dict[str, int], dict[str, list]]:
-    """Read the number of images of each split, and {key of an image: [(split, row)]}.
-    Raises InputError without ids."""
+    """Read the number of images of each split, and {key of an image: [(split, row)]}."""
     counts, places = {}, {}
     for split in splits:
         start = os.path.join(folder, split)
@@ -94,9 +88,8 @@ def read_places(folder: str, splits: list[str]) -> tuple[dict[str, int], dict[st
     return counts, places
 
 
-def run(opt) -> None:
-    """Write the arrays.
-    Raises InputError, which names images that are missing or have another number of regions."""
+def write_regions(opt) -> None:
+    """Write the arrays. Raises InputError, also where images are missing."""
     folder = os.path.join(opt.data_path, opt.data_name)
     line = read_extractors(folder).get("ims")
     check(not line, f"{folder} holds features of {line}; give a folder of its own with the captions and ids")
@@ -135,7 +128,7 @@ def main(argv=None) -> None:
     add("--splits", type=split_name, nargs="+", default=["train", "dev", "test"], help="splits to write")
     add("--regions", type=positive, default=36, metavar="N", help="regions an image")
     add("--overwrite", action="store_true", help="replace existing files")
-    cli.run("features.regions", run, p.parse_args(argv))
+    cli.run("features.regions", write_regions, p.parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -43,8 +43,7 @@ class PhotoFile(NamedTuple):
 
 
 def stat_photo(path: str, name: str, before: PhotoFile | None) -> PhotoFile:
-    """Describe a photo's file.
-    The digest is new where size or time differ from `before`."""
+    """Describe a photo's file. Its digest is new if size or time are not as before."""
     try:
         stat = os.stat(path)
     except OSError:
@@ -77,13 +76,6 @@ def read_rows(folder: str, split: str, line: str, shape: tuple, dtype) -> tuple[
     return (photos, rows) if (rows.shape, rows.dtype) == ((len(photos), *shape), dtype) else ([], [])
 
 
-def begin_changes(folder: str, split: str, others=()) -> None:
-    """Empty a split's list and delete its captions and those of `others`.
-
-    Both are written last, so that no reader takes what a stop leaves for whole.
-    """
-    save_json({"photos": []}, list_path(folder, split))
-    remove(*(os.path.join(folder, f"{name}_caps.txt") for name in (split, *others)))
 
 
 def record_extractor(folder: str, suffix: str, line: str) -> None:
@@ -92,16 +84,15 @@ def record_extractor(folder: str, suffix: str, line: str) -> None:
     Files of an earlier fit by the same recipe are deleted, so that a folder never mixes two fits. Raises InputError if
     files of another extractor are there.
     """
-    output(os.path.join(folder, "features.json"))
-    recorded = read_extractors(folder)
+    path, recorded = output(os.path.join(folder, "features.json")), read_extractors(folder)
     paths = [os.path.join(folder, f"{split}_{suffix}.npy") for split in (*SPLITS, ALL)]
     files = [path for path in paths if os.path.isfile(path)]
     before = recorded.get(suffix, "an extractor that no features.json names")
     check(not files or before.split(", fitted")[0] == line.split(", fitted")[0],
           f"{files and files[0]} is of '{before}' and these are of '{line}'; give another name, or delete the old ones")
-    if recorded.get(suffix) != line:
+    if before != line:
         remove(*files)
-        save_json({**recorded, suffix: line}, os.path.join(folder, "features.json"))
+        save_json({**recorded, suffix: line}, path)
 
 
 class Part:
@@ -116,7 +107,7 @@ class Part:
         os.makedirs(self.folder, exist_ok=True)
 
     def path_of(self, key: str) -> str:
-        return os.path.join(self.folder, f"{sha256(key)[:32]}.npy")
+        return f"{self.folder}/{sha256(key)[:32]}.npy"
 
     def __contains__(self, key: str) -> bool:
         return os.path.exists(self.path_of(key))
@@ -130,20 +121,19 @@ class Part:
         os.replace(f"{self.folder}/new", self.path_of(key))
 
     def remove(self) -> None:
-        """Delete the values, and those of other extractors that were begun and not ended."""
+        """Delete the values, and those of other extractors."""
         for folder in glob.glob(f"{glob.escape(self.start)}*.part"):
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_items(read: Callable, index: np.ndarray) -> list:
     """Read items in a worker process, or the InputError of an item in its place."""
-    values = []
-    for n in index.tolist():
+    def read_one(n: int):
         try:
-            values.append(read(n))
+            return read(n)
         except InputError as error:
-            values.append(error)
-    return values
+            return error
+    return [read_one(n) for n in index.tolist()]
 
 
 def compute(part: Part, keys: list[str], read, encode, config: ComputeConfig, title: str) -> dict[int, InputError]:

@@ -29,8 +29,7 @@ from vocab import SPECIALS, Tokens, Vocabulary, is_function
 def choose_words(captions, count: int) -> list[str]:
     """Choose the `count` most frequent content words of tokenised captions.
 
-    Of equally frequent ones the first by the alphabet count. Function words, punctuation and pieces with an apostrophe
-    ('s, n't) are none.
+    Function words, punctuation and pieces with an apostrophe ('s, n't) are none.
     """
     return [word for word in Vocabulary.build(captions, 1).words[len(SPECIALS):]
             if not is_function(word) and "'" not in word][:count]
@@ -56,17 +55,17 @@ def add_word_layer(cnn: CNN, share: np.ndarray) -> nn.Sequential:
 
 
 def make_state(cnn: CNN, cnn_type: str) -> dict:
-    """Make a state dict for --cnn_weights.
-    The classifier of 1,000 classes is zeros."""
+    """Make a state dict for --cnn_weights, with zeros as the classifier."""
     last = {"vgg": "classifier.6", "ale": "classifier.6", "res": "fc", "eff": "_fc"}[cnn_type[:3]]
     state = {name: x.cpu() for name, x in cnn.net.state_dict().items()}
     return {**state, f"{last}.weight": torch.zeros(1000, cnn.dim), f"{last}.bias": torch.zeros(1000)}
 
 
 def train_epoch(model: nn.Module, optimizer, batches, labels: np.ndarray, device) -> float:
-    """Train on batches of photos, labels (N, W).
-    Returns the mean loss of an image in nats, the binary cross-entropy summed over the words. Raises InputError if it
-    is not finite."""
+    """Train on batches of photos, labels (N, W), and return the mean loss of an image.
+
+    The loss is the binary cross-entropy summed over the words, in nats. Raises InputError if it is not finite.
+    """
     model.train()
     total, count = 0.0, 0
     for batch in tqdm(batches, desc="steps", disable=None, leave=False):
@@ -82,9 +81,8 @@ def train_epoch(model: nn.Module, optimizer, batches, labels: np.ndarray, device
     return total / count
 
 
-def run(opt) -> None:
-    """Train, and save after each epoch.
-    Raises InputError if the data set does not fit."""
+def tune_network(opt) -> None:
+    """Train, and save after each epoch. Raises InputError on other data sets."""
     output(opt.output, overwrite=opt.overwrite)
     device = torch_device(opt.device)
     train = read_split(opt.data_path, opt.data_name, "train")
@@ -127,7 +125,7 @@ def main(argv=None) -> None:
     add("--workers", type=workers, default=min(10, os.cpu_count() or 1), help="processes that read photos")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA if present")
     add("--seed", type=natural, default=0, help="random seed of the initialisation, the order and the crops")
-    cli.run("features.word_cnn", run, p.parse_args(argv))
+    cli.run("features.word_cnn", tune_network, p.parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,7 @@
 
     python -m features.word_vectors --data_path data --data_name f30k_precomp --dim 300 --output f30k_vectors.txt
 
-They need no download, stand in for vectors of news text, and know nothing beyond the captions. What reads them also
-reads those of word2vec and GloVe.
+They need no download, and stand in for vectors of news text such as those of word2vec and GloVe.
 """
 if __name__ == "__main__":
     import cli
@@ -24,8 +23,7 @@ WINDOW = 5                            # words are near each other that are at mo
 
 
 def train_vectors(captions: list[list[str]], dim: int) -> tuple[list[str], np.ndarray]:
-    """Learn vectors (V, dim) float32 of words (V,) of captions.
-    The most frequent word comes first.
+    """Learn vectors (V, dim) float32 of words (V,), the most frequent word first.
 
     Words that occur near the same words get similar vectors (Levy and Goldberg 2014, 3.3). n_wc counts c within
     WINDOW places of w, M_wc = max(0, log(n_wc n / (n_w n_c))) is the positive pointwise mutual information in nats,
