@@ -190,7 +190,7 @@ def test_the_paired_test_and_its_verdicts():
 def test_the_uncertainty_of_crops_and_captions(call, runs, capsys):
     report = call(figure2, ["wasserstein", "gce"], "--output", "o", numbers="o/uncertainty.json")
     shown = capsys.readouterr().out
-    manifest, model = prepare.read_manifest(str(runs / "m.json")), encoder(runs, "wasserstein")
+    manifest, model = prepare.load_manifest(str(runs / "m.json")), encoder(runs, "wasserstein")
     triplets = manifest["triplets"]["40"]
     assert report["triplets"] == len(triplets) and os.path.getsize("o/uncertainty.png") > 10_000
     for side, sign in (("images", 1), ("captions", -1)):
@@ -225,7 +225,7 @@ def test_a_model_that_compares_points_is_refused_though_it_has_variances(call, r
 
 def test_selection_is_that_of_a_slow_loop(call, runs):
     report = call(selection, ["cosine", "wasserstein"], "--output", "o", numbers="o/selection.json")
-    manifest, model = prepare.read_manifest(str(runs / "m.json")), encoder(runs, "wasserstein")
+    manifest, model = prepare.load_manifest(str(runs / "m.json")), encoder(runs, "wasserstein")
 
     def margins(image, small, large, short, long):
         """Score margins of the right choice, for queries small, large, short, long."""
@@ -285,7 +285,7 @@ def test_a_model_without_opinion_is_never_right(runs):
 
 
 def test_captions_of_unknown_words_are_left_out_and_counted(call, runs, tmp_path, capsys):
-    manifest = prepare.read_manifest(str(runs / "m.json"))
+    manifest = prepare.load_manifest(str(runs / "m.json"))
     manifest["triplets"]["20"][0]["caption_a"] = "xyzzy"
     manifest["wholes"][0]["captions"][1] = "xyzzy"
     path = tmp_path / "changed.json"

@@ -118,7 +118,7 @@ def in_order(ids, seed, what):
 def test_the_manifest_is_that_of_the_slow_reference(tmp_path, seed):
     listed, told = annotations(tmp_path, seed)
     images, counts = slow(listed, told)
-    found = prepare.prepare(str(tmp_path), images=15, wholes=12, thresholds=THRESHOLDS, seed=seed, max_iou=0.3)
+    found = prepare.make_manifest(str(tmp_path), images=15, wholes=12, thresholds=THRESHOLDS, seed=seed, max_iou=0.3)
     names = dict(coco="images_in_coco", size="images_without_size", other="regions_of_other_images",
                  kept="regions_kept", flat="regions_without_area", outside="regions_outside",
                  empty="regions_without_phrase", clipped="regions_clipped", none="images_without_regions")
@@ -146,11 +146,11 @@ def test_the_manifest_is_that_of_the_slow_reference(tmp_path, seed):
 
 def test_missing_photos_are_named(tmp_path):
     annotations(tmp_path)
-    gone = [t["image"] for t in prepare.prepare(str(tmp_path), images=10, wholes=5)["triplets"]["10"]][2:4]
+    gone = [t["image"] for t in prepare.make_manifest(str(tmp_path), images=10, wholes=5)["triplets"]["10"]][2:4]
     for number in gone:
         os.remove(tmp_path / "images" / f"{number}.jpg")
     with pytest.raises(InputError, match=rf"2 of the 10 photos .* not in .*{gone[0]}, {gone[1]}; put the photos in"):
-        prepare.prepare(str(tmp_path), images=10, wholes=5)
+        prepare.make_manifest(str(tmp_path), images=10, wholes=5)
 
 
 def test_what_cannot_work_is_one_sentence(tmp_path, capsys):
@@ -180,11 +180,11 @@ def test_what_cannot_work_is_one_sentence(tmp_path, capsys):
     for manifest in ("1", '{"format": 1}', '{"format": 0}'):
         (tmp_path / "m.json").write_text(manifest)
         with pytest.raises(InputError, match="not a manifest of format 1.*; write one"):
-            prepare.read_manifest(str(tmp_path / "m.json"))
+            prepare.load_manifest(str(tmp_path / "m.json"))
     outside = {"format": 1, "folder": str(tmp_path), "images": {"1": {"file": "../x.jpg"}}}
     (tmp_path / "m.json").write_text(json.dumps(outside))
     with pytest.raises(InputError, match="x.jpg"):
-        prepare.read_manifest(str(tmp_path / "m.json"))
+        prepare.load_manifest(str(tmp_path / "m.json"))
 
 
 def test_the_demo_gives_a_manifest(demo_path, tmp_path, capsys):
@@ -193,7 +193,7 @@ def test_the_demo_gives_a_manifest(demo_path, tmp_path, capsys):
         prepare.main(["--vg", os.path.join(demo_path, "demo_vg"), "--output", str(output), "--seed", seed,
                       "--overwrite"])
     shown = capsys.readouterr().out
-    manifest = prepare.read_manifest(str(output))
+    manifest = prepare.load_manifest(str(output))
     assert manifest["seed"] == 3 and manifest["thresholds"] == [10, 20, 30, 40, 50] and "images in coco" in shown
     assert manifest["counts"]["images_listed"] == 24 and len(manifest["triplets"]["10"]) > 8
     for triplet in manifest["triplets"]["30"]:
@@ -206,8 +206,8 @@ def test_photos_with_captions_give_a_manifest(demo_path, tmp_path, capsys):
     words = ["--data_path", demo_path, "--data_name", "demo", "--images", "12"]
     prepare.main([*words, "--output", str(tmp_path / "drawn.json")])
     prepare.main([*words, "--output", str(tmp_path / "again.json")])
-    manifest = prepare.read_manifest(str(tmp_path / "drawn.json"))
-    assert manifest == prepare.read_manifest(str(tmp_path / "again.json"))
+    manifest = prepare.load_manifest(str(tmp_path / "drawn.json"))
+    assert manifest == prepare.load_manifest(str(tmp_path / "again.json"))
     assert manifest["wholes"] == [] and len(manifest["triplets"]["10"]) > 5
     split = read_split(demo_path, "demo", "test")
     for k, (percent, triplets) in enumerate(manifest["triplets"].items()):

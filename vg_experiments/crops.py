@@ -1,5 +1,4 @@
-"""`pmrl` Fig. 1 and Table 3 on a photo of your own, and example triplets.
-Triplets of a manifest as in `ucmr` Fig. 3.
+"""`pmrl` Fig. 1 and Table 3 on a photo of your own; triplets of `ucmr` Fig. 3.
 
     python -m vg_experiments.crops --checkpoint RUN [RUN ...] --image photo.jpg \\
         --boxes 10,20,90,80 150,40,60,70 --captions "a man on a moped on a dirt road" "a man" "a dirt road"
@@ -7,8 +6,7 @@ Triplets of a manifest as in `ucmr` Fig. 3.
 
 The first caption describes the whole photo, the others the boxes x,y,width,height in their order. For every caption
 and its crop the table gives log det Sigma in nats (`pmrl` eq. 18; "-": a point), and for every model the rank of the
-caption for the crop and of the crop for the caption. The picture shows every crop with the captions in the order of
-each model's scores. Give a Gaussian and a point model to see them side by side.
+caption for the crop and of the crop for the caption. The picture shows every crop with the captions by their scores.
 """
 if __name__ == "__main__":
     import cli
@@ -27,16 +25,15 @@ from evaluation import report
 from evaluation.pictures import LETTERS, THUMBNAIL, Cell, Row, draw_rows, picture_file, wrapped
 from images import read_photo
 from losses import Embedding, uncertainty
-from vg_experiments.encoding import CropEncoder, build_encoders, model_arguments, photo_path
-from vg_experiments.prepare import clip_box, random_order, read_manifest
+from vg_experiments.encoding import CropEncoder, add_model_options, build_encoders, photo_path
+from vg_experiments.prepare import clip_box, load_manifest, random_order
 
 COLOURS = {"c": "black", "b": "blue", "a": "red"}
 ACROSS = 4                            # photos in a line of the picture
 
 
 def read_box(text: str, width: int, height: int) -> tuple:
-    """Read "x,y,width,height" and clip it to the photo.
-    Raises InputError for a box that is malformed or outside."""
+    """Read "x,y,width,height" and clip it to the photo. Raises InputError."""
     check(re.fullmatch(r"-?[0-9]{1,9}(,-?[0-9]{1,9}){3}", text),
           f"--boxes {text}: a box is x,y,width,height in whole pixels, such as 10,20,90,80")
     box = clip_box(tuple(map(int, text.split(","))), width, height)
@@ -51,8 +48,7 @@ def format_uncertainties(e: Embedding) -> list[str]:
 
 
 def rank_diagonal(scores: np.ndarray) -> np.ndarray:
-    """Rank, from 1, of item k for query k: (K, K) -> (K,).
-    Ties count against it."""
+    """Rank, from 1, of item k for query k, ties against it: (K, K) -> (K,)."""
     return (scores >= scores.diagonal()[:, None]).sum(1)
 
 
@@ -86,8 +82,7 @@ def show_photo(opt, models: dict[str, CropEncoder]) -> None:
 
 
 def draw_triplet(triplet: dict, path: str, models: dict[str, CropEncoder]) -> Cell:
-    """Draw the photo of a triplet with boxes, captions and uncertainties.
-    Captions stand above it, and the uncertainties of A and C by each model."""
+    """Draw the photo of a triplet with boxes, captions and each model's uncertainties."""
     photo = read_photo(path)
     lines = [f"{letter.upper()} ({COLOURS[letter]}): {triplet[f'caption_{letter}']}" for letter in "abc"]
     for name, model in models.items():
@@ -104,7 +99,7 @@ def draw_triplet(triplet: dict, path: str, models: dict[str, CropEncoder]) -> Ce
 
 def show_examples(opt, models: dict[str, CropEncoder]) -> None:
     """Draw --examples triplets of --manifest."""
-    manifest = read_manifest(opt.manifest, opt.vg)
+    manifest = load_manifest(opt.manifest, opt.vg)
     triplets = manifest["triplets"].get(f"{opt.threshold:g}")
     check(triplets, f"--threshold {opt.threshold:g}: {opt.manifest} has triplets at {', '.join(manifest['triplets'])} "
                     "percent; name one of them")
@@ -115,9 +110,8 @@ def show_examples(opt, models: dict[str, CropEncoder]) -> None:
     print(f"{len(cells)} triplets at {opt.threshold:g} percent in {opt.output}")
 
 
-def show(opt) -> None:
-    """The command.
-    Raises InputError if the options do not fit each other or the photo."""
+def show_crops(opt) -> None:
+    """Run the command. Raises InputError if the options do not fit each other."""
     check((opt.image is None) != (opt.examples is None),
           "give either --image FILE with --boxes and --captions, or --examples N with --manifest")
     check(not opt.image or os.path.isfile(opt.image), f"--image {opt.image}: there is no such file; give a photo")
@@ -127,7 +121,7 @@ def show(opt) -> None:
 
 def main(argv=None) -> None:
     p = Arguments("Show how models see crops of a photo and truncated captions, or draw example triplets.")
-    model_arguments(p)
+    add_model_options(p)
     add = p.add_argument
     add("--image", type=filename, metavar="FILE", help="photo to crop")
     add("--boxes", nargs="+", metavar="X,Y,W,H", help="crops of the photo, in whole pixels")
@@ -139,7 +133,7 @@ def main(argv=None) -> None:
     add("--seed", type=natural, default=0, help="random seed that draws the examples")
     add("--output", type=filename, default="runs/vg/crops.png", metavar="FILE.png", help="picture to write")
     add("--overwrite", action="store_true", help="replace an existing file")
-    cli.run(p.prog, show, p.parse_args(argv))
+    cli.run(p.prog, show_crops, p.parse_args(argv))
 
 
 if __name__ == "__main__":

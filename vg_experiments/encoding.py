@@ -1,10 +1,9 @@
 """Crops of photos and texts, embedded by a trained model.
-Features of crops are kept by content and extractor.
 
-A crop is identified by the bytes of its photo, its box, and how it is fitted to the network's input, so a second
-model on the same extractor costs only its tower. A crop is resized to the width and height of the input ("stretch").
-Crops of the demo's scenes, whose models have seen things at one size, are never enlarged: they lie in the middle of the
-input, edge pixels repeated ("pad").
+Features of crops are kept by the bytes of the photo, the box, the fit and the extractor, so a second model on the same
+extractor costs only its tower. A crop is resized to the width and height of the network's input ("stretch"). Crops of
+the demo's scenes, whose models have seen things at one size, are never enlarged: they lie in the middle of the input,
+edge pixels repeated ("pad").
 """
 import functools
 import os
@@ -43,11 +42,10 @@ class Extractor(NamedTuple):
 
 
 def build_extractor(model: Trained, name: str | None, weights: str | None) -> Extractor:
-    """The extractor of a model's training set.
-    For a model of photos the network is taken out of its image tower.
+    """The extractor of a model's training set, or a model's own network for photos.
 
-    name: the extractor where the training set does not record it: demo, or a network and a layer such as "resnet152
-    pooled". Raises InputError if it is unknown or does not fit the model.
+    name: demo, or a network and a layer, where the training set does not record it. Raises InputError if it is unknown
+    or does not fit the model.
     """
     tower, options, run = model.model.image_tower, model.options, model.path
     if isinstance(tower.trunk, CNN):                        # a model of photos
@@ -96,11 +94,10 @@ digest_photo = functools.cache(file_digest)
 
 
 class CropEncoder(Trained):
-    """Trained model with the extractor of its training set.
-    Crops and captions -> Embedding.
+    """Trained model with the extractor of its training set, to embed crops and texts.
 
-    cache: the folder that keeps features of crops, one .npz an extractor. Raises InputError if the model reads ready
-    features of captions, or its extractor is not to be had.
+    cache: the folder that keeps features of crops, one .npz an extractor. Raises InputError if the model reads features
+    of captions, or its extractor is not to be had.
     """
 
     def __init__(self, run: str, device, cache: str, extractor: str | None = None, weights: str | None = None,
@@ -127,8 +124,7 @@ class CropEncoder(Trained):
 
     @torch.no_grad()
     def crop_features(self, crops: list[tuple[str, tuple]]) -> np.ndarray:
-        """Extract features of crops, (N, F) or (N, P, F).
-        Those that the cache lacks are computed and stored."""
+        """Read features of crops, (N, F) or (N, P, F), or extract them for the cache."""
         net, transform, name, side, fit = self.extractor
         keys = [sha256(f"{digest_photo(path)} {' '.join(map(str, box))} {fit}") for path, box in crops]
         rows = {}                                           # features (F,) or (P, F) by key
@@ -149,17 +145,17 @@ class CropEncoder(Trained):
         return np.stack([rows[key] for key in keys])
 
     def captions(self, texts: list[str], any_words: bool = True) -> Embedding:
-        """Embed N texts.
-        Words that are not in the vocabulary are <unk>; without any_words a text of nothing else raises InputError."""
+        """Embed N texts. Without any_words, raises InputError on one of <unk> alone."""
         unique, place = number_items(texts)
         return self.texts(unique, any_words=any_words).rows(place.to(self.device))
 
 
 @torch.no_grad()
 def pair_scores(similarity, images: Embedding, captions: Embedding, i, c) -> np.ndarray:
-    """Score image i[k] and caption c[k]: (K,) float32.
-    Computed in blocks; only diagonals are kept. A pair that occurs again has the same score to the last bit,
-    so equal choices are ties."""
+    """Score image i[k] and caption c[k]: (K,) float32, the same for equal pairs.
+
+    Computed in blocks, of which only the diagonals are kept.
+    """
     pairs, where = np.unique(np.stack([i, c]), axis=1, return_inverse=True)         # (2, P), (K,)
     blocks = zip(*(x.split(BATCH) for x in torch.from_numpy(pairs).to(images.mean.device)))
     scores = [similarity(images.rows(i), captions.rows(c)).diagonal() for i, c in blocks]
@@ -175,9 +171,9 @@ def number_items(items: list) -> tuple[list, Tensor]:
 
 # ---- what the commands share
 
-def run_arguments(p: Arguments) -> None:
+def add_run_options(p: Arguments) -> None:
     """Add the options that selection and uncertainty share."""
-    model_arguments(p)
+    add_model_options(p)
     add = p.add_argument
     add("--manifest", type=filename, default="runs/vg/manifest.json",
         help="manifest that python -m vg_experiments.prepare wrote")
@@ -186,8 +182,8 @@ def run_arguments(p: Arguments) -> None:
     add("--seed", type=natural, default=0, help="random seed of the control")
 
 
-def model_arguments(p: Arguments) -> None:
-    """Add the options that say which models are read, how, and how crops are encoded."""
+def add_model_options(p: Arguments) -> None:
+    """Add the options that say which models are read, and how crops are encoded."""
     add = p.add_argument
     add("--checkpoint", type=filename, required=True, nargs="+", metavar="RUN",
         help="run folders or checkpoint files of the models")
@@ -202,8 +198,7 @@ def model_arguments(p: Arguments) -> None:
 
 
 def build_encoders(opt) -> dict[str, CropEncoder]:
-    """Encoders of --checkpoint, by the names of their run folders.
-    By their paths where two folders have one name."""
+    """Build encoders of --checkpoint, by run folders' names, or by paths if two agree."""
     device = torch_device(opt.device)
     folders = (run if os.path.isdir(run) else os.path.dirname(run) for run in opt.checkpoint)
     names = [os.path.basename(os.path.normpath(folder)) for folder in folders]
@@ -212,7 +207,6 @@ def build_encoders(opt) -> dict[str, CropEncoder]:
 
 
 def photo_path(manifest: dict, image: int) -> str:
-    """Return the path of the photo of an image of the manifest."""
     return os.path.join(manifest["folder"], manifest["images"][str(image)]["file"])
 
 
@@ -223,8 +217,7 @@ def whole_box(manifest: dict, image: int) -> tuple:
 
 
 def filter_known(models: dict[str, CropEncoder], items: list, texts: Callable) -> list:
-    """Items whose texts hold a word that every model knows.
-    texts(item): each text needs such a word."""
+    """Items all of whose texts(item) hold a word that every model knows."""
     words = {text: tokenize(text) for item in items for text in texts(item)}
     unknown = set()
     for model in models.values() if words else ():
@@ -235,8 +228,7 @@ def filter_known(models: dict[str, CropEncoder], items: list, texts: Callable) -
 def usable_triplets(manifest: dict, models: dict[str, CropEncoder]) -> tuple[dict[str, list[dict]], int]:
     """Select triplets {threshold: [triplet]} of usable images; count the others.
 
-    An image is used if, at every threshold, every model knows a word of captions A and B. Raises InputError if none is
-    left.
+    Every model has to know a word of captions A and B at every threshold. Raises InputError if none is left.
     """
     images = list(zip(*manifest["triplets"].values()))      # the triplets of an image at all thresholds
     usable = filter_known(models, images, lambda own: [t[f"caption_{x}"] for t in own for x in "ab"])

@@ -1,5 +1,4 @@
 """Choose crops and captions of Visual Genome and write them as a manifest.
-For `ucmr` 4.6 and `pmrl` 3.4.
 
     python -m vg_experiments.prepare --vg data/demo_vg --output runs/vg/manifest.json
     python -m vg_experiments.prepare --data_name f8k --output runs/photos/manifest.json   # photos with captions
@@ -85,9 +84,8 @@ def image_number(entry, path: str) -> int:
     return value
 
 
-def read_images(folder: str, counts: Counter) -> dict[int, Photo]:
-    """Images that are not in COCO, without regions, and their photos.
-    Updates counts. Raises InputError if the file is not as Visual Genome ships it or no image is left."""
+def read_image_data(folder: str, counts: Counter) -> dict[int, Photo]:
+    """Images that are not in COCO, without regions. Raises InputError if none is left."""
     path, there, photos = os.path.join(folder, "image_data.json"), {}, {}
     listed = read_entries(path)
     for below_it in filter(os.path.isdir, (os.path.join(folder, name) for name in FOLDERS)):
@@ -112,7 +110,7 @@ def read_images(folder: str, counts: Counter) -> dict[int, Photo]:
 
 def read_visual_genome(folder: str, counts: Counter) -> Iterator[Photo]:
     """Yield the images of both annotation files with their regions."""
-    photos = read_images(folder, counts)
+    photos = read_image_data(folder, counts)
     path, seen = os.path.join(folder, "region_descriptions.json"), set()
     for k, entry in enumerate(read_entries(path), 1):
         key = image_number(entry, path)
@@ -138,8 +136,7 @@ def clip_box(box: tuple, width: int, height: int) -> tuple | None:
 
 
 def keep_usable(photo: Photo, counts: Counter) -> list[Region]:
-    """Usable regions, clipped to the image, the largest first.
-    Equally large ones stay as in the file. Each of the others is counted for one reason."""
+    """Usable regions, clipped to the image, the largest first; counts the others."""
     regions = []
     for region in photo.regions:
         box = clip_box(region.box, photo.width, photo.height)
@@ -172,8 +169,10 @@ def read_photos(split: Split, folder: str, seed: int) -> Iterator[Photo]:
 
 
 def draw_boxes(size: tuple[int, int], rng) -> np.ndarray:
-    """DRAWN boxes (x, y, width, height) within a photo of this size: (DRAWN, 4).
-    Shares of the photo are uniform in SHARES, sides up to twice as long as the other in units of the photo's."""
+    """DRAWN boxes (x, y, width, height) within a photo: (DRAWN, 4).
+
+    Shares of the photo are uniform in SHARES. A side is at most twice the other in units of the photo's.
+    """
     share, aspect = rng.uniform(*SHARES, DRAWN), 2 ** rng.uniform(-1, 1, DRAWN)
     sides = np.minimum(np.sqrt(np.stack([share * aspect, share / aspect], 1)), 1)
     return np.concatenate([rng.random((DRAWN, 2)) * (1 - sides), sides], 1) * np.tile(size, 2)
@@ -181,7 +180,7 @@ def draw_boxes(size: tuple[int, int], rng) -> np.ndarray:
 
 # ---- choice
 
-def iou(a, b) -> float:
+def measure_iou(a, b) -> float:
     """Compute the intersection over union of two boxes."""
     w = min(a[0] + a[2], b[0] + b[2]) - max(a[0], b[0])
     h = min(a[1] + a[3], b[1] + b[3]) - max(a[1], b[1])
@@ -196,19 +195,19 @@ def box_around(a, b) -> tuple:
 
 
 def choose_triplet(regions: list[Region], area: int, percent: float) -> tuple[Region, Region] | None:
-    """Regions A and B of an image of this area (`ucmr` 4.6).
-    None where fewer than two are below the threshold."""
+    """Regions A and B of an image (`ucmr` 4.6), None without two below the threshold."""
     a, *others = [r for r in regions if 100 * r.area < percent * area][:LARGEST] or [None]
-    return (a, min(others, key=lambda r: iou(a.box, r.box))) if others else None      # the first of equals: the largest
+    return (a, min(others, key=lambda r: measure_iou(a.box, r.box))) if others else None
 
 
 def choose_crops(regions: list[Region], area: int, max_iou: float) -> list[Region] | None:
     """The three largest crops of at most 20 percent of an image (`pmrl` 3.4).
-    A crop is skipped if its IoU with a larger one that was chosen exceeds max_iou. None where there are not three
-    among the ten largest."""
+
+    None where the ten largest do not have three whose IoU is at most max_iou.
+    """
     chosen = []
     for region in [r for r in regions if 100 * r.area <= SHARE * area][:LARGEST]:
-        if len(chosen) < CROPS and all(iou(region.box, other.box) <= max_iou for other in chosen):
+        if len(chosen) < CROPS and all(measure_iou(region.box, other.box) <= max_iou for other in chosen):
             chosen.append(region)
     return chosen if len(chosen) == CROPS else None
 
@@ -218,9 +217,9 @@ def random_order(numbers: list[int], seed: int, key: str) -> list[int]:
     return sorted(numbers, key=lambda n: hashlib.sha256(f"{seed}-{key}-{n}".encode()).digest())
 
 
-def sample(photos: dict[int, Photo], count: int, seed: int, key: str, folder: str) -> list[int]:
-    """Draw `count` images at random. Raises InputError if the photo of one is missing."""
-    numbers = random_order(list(photos), seed, key)[:count]
+def sample(photos: dict[int, Photo], fit, count: int, seed: int, key: str, folder: str) -> list[int]:
+    """Draw `count` of the images `fit`. Raises InputError if one has no photo."""
+    numbers = random_order(list(fit), seed, key)[:count]
     gone = [n for n in numbers if photos[n].file is None]
     check(not gone, f"{len(gone)} of the {len(numbers)} photos drawn are not in {folder}, those of the images "
                     f"{', '.join(map(str, gone[:5]))}; put the photos in {', '.join(FOLDERS[:3])} below it")
@@ -230,34 +229,32 @@ def sample(photos: dict[int, Photo], count: int, seed: int, key: str, folder: st
 # ---- manifest
 
 def strip_full_stop(phrase: str) -> str:
-    """A phrase without full stops at its end, so that it can be joined to others."""
     return phrase.rstrip(" .") or phrase
 
 
-def join_phrases(phrases: list[str]) -> str:
+def join_descriptions(phrases: list[str]) -> str:
     """Phrases joined by " and ", without their full stops."""
     return " and ".join(map(strip_full_stop, phrases))
 
 
 def describe_triplet(photo: Photo, a: Region, b: Region, k: int) -> dict:
-    """The entry of regions A and B, and of C around them.
-    A photo with captions of its own gives two of these, another pair at each threshold k."""
+    """The entry of regions A and B, and of C around them; k: number of the threshold."""
     own = photo.captions
     captions = [strip_full_stop(own[(k + j) % len(own)] if own else region.phrase) for j, region in enumerate((a, b))]
     return {"image": photo.number, "regions": [a.number, b.number], "a": list(a.box), "b": list(b.box),
-            "c": list(box_around(a.box, b.box)), "iou": round(iou(a.box, b.box), 4),
-            "caption_a": captions[0], "caption_b": captions[1], "caption_c": join_phrases(captions)}
+            "c": list(box_around(a.box, b.box)), "iou": round(measure_iou(a.box, b.box), 4),
+            "caption_a": captions[0], "caption_b": captions[1], "caption_c": join_descriptions(captions)}
 
 
-def describe_whole(photo: Photo, crops: list[Region]) -> dict:
+def describe_whole(number: int, crops: list[Region]) -> dict:
     """The entry of an image and three crops of it."""
-    return {"image": photo.number, "regions": [r.number for r in crops], "crops": [list(r.box) for r in crops],
-            "captions": [strip_full_stop(r.phrase) for r in crops],
-            "description": join_phrases([r.phrase for r in crops])}
+    phrases = [r.phrase for r in crops]
+    return {"image": number, "regions": [r.number for r in crops], "crops": [list(r.box) for r in crops],
+            "captions": [*map(strip_full_stop, phrases)], "description": join_descriptions(phrases)}
 
 
-def prepare(folder: str, images: int = 2000, wholes: int = 950, thresholds=(10, 20, 30, 40, 50), seed: int = 0,
-            max_iou: float = 0.5, split: Split | None = None) -> dict:
+def make_manifest(folder: str, images: int = 2000, wholes: int = 950, thresholds=(10, 20, 30, 40, 50), seed: int = 0,
+                  max_iou: float = 0.5, split: Split | None = None) -> dict:
     """Manifest of a folder of Visual Genome, or of photos and captions of a split.
 
     Images of triplets have one at every threshold, so that all thresholds compare the same images. Raises InputError if
@@ -272,40 +269,37 @@ def prepare(folder: str, images: int = 2000, wholes: int = 950, thresholds=(10, 
         counts["images_listed"] = len(split.images)
     else:
         photos = read_visual_genome(folder, counts)
-    with_triplets, with_crops, pairs, crops = {}, {}, {}, {}
+    photo_of, pairs, crops = {}, {}, {}                    # photos, triplets and three crops by image
     for photo in photos:
-        regions, photo = keep_usable(photo, counts), photo._replace(regions=[])
+        regions, n, photo_of[photo.number] = keep_usable(photo, counts), photo.number, photo._replace(regions=[])
         chosen = [choose_triplet(regions, photo.area, percent) for percent in percents]
         for percent, pair in zip(percents, chosen):
             counts[f"images_with_triplet_{percent:g}"] += pair is not None
         if None not in chosen and (photo.captions is None or len(photo.captions) > 1):
-            with_triplets[photo.number], pairs[photo.number] = photo, chosen
-        three = choose_crops(regions, photo.area, max_iou)
-        if three:
-            with_crops[photo.number], crops[photo.number] = photo, three
-    check(with_triplets, f"--thresholds {' '.join(f'{t:g}' for t in percents)}: no image has two regions smaller than "
-                         f"{percents[0]:g} percent of it, and two at every other threshold; give larger thresholds")
-    counts["images_with_all_triplets"], counts["images_with_three_crops"] = len(with_triplets), len(with_crops)
-    picked = sample(with_triplets, images, seed, "triplets", folder)
+            pairs[n] = chosen
+        if three := choose_crops(regions, photo.area, max_iou):
+            crops[n] = three
+    check(pairs, f"--thresholds {' '.join(f'{t:g}' for t in percents)}: no image has two regions smaller than "
+                 f"{percents[0]:g} percent of it, and two at every other threshold; give larger thresholds")
+    counts["images_with_all_triplets"], counts["images_with_three_crops"] = len(pairs), len(crops)
+    picked = sample(photo_of, pairs, images, seed, "triplets", folder)
     for k, percent in enumerate(percents):                 # their crops A and C are one
         counts[f"triplets_with_b_inside_a_{percent:g}"] = sum(
             box_around(a.box, b.box) == a.box for a, b in (pairs[n][k] for n in picked))
-    whole = sample(with_crops, wholes, seed, "wholes", folder)
-    used = {n: (with_triplets | with_crops)[n] for n in sorted({*picked, *whole})}
+    whole = sample(photo_of, crops, wholes, seed, "wholes", folder)
     return {
         "format": FORMAT, "folder": os.path.abspath(folder), "seed": seed, "thresholds": percents,
         "asked": {"images": images, "wholes": wholes},
         "largest": LARGEST, "crops": CROPS, "crop_percent": SHARE, "max_iou": max_iou, "counts": dict(counts),
-        "images": {str(n): {"file": photo.file, "width": photo.width, "height": photo.height}
-                   for n, photo in used.items()},
-        "triplets": {f"{percent:g}": [describe_triplet(with_triplets[n], *pairs[n][k], k) for n in picked]
+        "images": {str(n): {side: getattr(photo_of[n], side) for side in ("file", "width", "height")}
+                   for n in sorted({*picked, *whole})},
+        "triplets": {f"{percent:g}": [describe_triplet(photo_of[n], *pairs[n][k], k) for n in picked]
                      for k, percent in enumerate(percents)},
-        "wholes": [describe_whole(with_crops[n], crops[n]) for n in whole]}
+        "wholes": [describe_whole(n, crops[n]) for n in whole]}
 
 
-def read_manifest(path: str, folder: str | None = None) -> dict:
-    """Read the manifest that `prepare` made of the photos in `folder`.
-    None: where they were. Raises InputError if the file is not one."""
+def load_manifest(path: str, folder: str | None = None) -> dict:
+    """Read a manifest. folder: of the photos, if they moved. Raises InputError."""
     fix = "write one with python -m vg_experiments.prepare"
     manifest = read_json(need(path, fix), fix)
     with refusing(f"{path} is not a manifest of format {FORMAT}", fix):
@@ -322,7 +316,7 @@ def write_manifest(opt) -> None:
     split = opt.data_name and read_split(opt.data_path, opt.data_name, opt.split, dev_images=0)
     check(not split or hasattr(split.images, "paths"), f"--data_name {opt.data_name} holds features, and crops are cut "
                                                        "from photos; name a data set of photos")
-    manifest = prepare(opt.vg, opt.images, opt.wholes, opt.thresholds, opt.seed, opt.max_iou, split)
+    manifest = make_manifest(opt.vg, opt.images, opt.wholes, opt.thresholds, opt.seed, opt.max_iou, split)
     save_json(manifest, opt.output)
     for name, count in manifest["counts"].items():
         print(f"{count:>10,}  {name.replace('_', ' ')}")

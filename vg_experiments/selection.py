@@ -28,16 +28,16 @@ from losses import Embedding, cosine
 from metrics import paired_bootstrap
 from vg_experiments.encoding import (
     CropEncoder,
+    add_run_options,
     build_encoders,
     ends_of_triplets,
     filter_known,
     pair_scores,
     photo_path,
-    run_arguments,
     usable_triplets,
     whole_box,
 )
-from vg_experiments.prepare import read_manifest
+from vg_experiments.prepare import load_manifest
 
 # the four queries, and the means of the first two and of the last two
 COLUMNS = {"table4": ("crop A", "crop C", "caption A", "caption C", "images to text", "text to images"),
@@ -49,9 +49,10 @@ TITLES = {"table4": "triplets (`ucmr` Table 4), mean over the thresholds",
 
 def correct_choices(similarity, images: Embedding, captions: Embedding, small: np.ndarray, large: np.ndarray,
                     short: np.ndarray, long: np.ndarray) -> np.ndarray:
-    """Right choices of a similarity by four kinds of queries: (4, K) bool.
-    The queries are image small, image large, caption short and caption long. The arguments (K,) are rows of images
-    and of captions."""
+    """Right choices of a similarity: (4, K) bool.
+
+    The queries are image small, image large, caption short and caption long, rows (K,) of images and of captions.
+    """
     # at once, so that equal pairs tie
     scores = pair_scores(similarity, images, captions, np.concatenate([small, small, large, large]),
                          np.concatenate([short, long, short, long]))
@@ -60,8 +61,10 @@ def correct_choices(similarity, images: Embedding, captions: Embedding, small: n
 
 
 def judge_choices(model: CropEncoder, boxes: list, texts: list[str], seed: int, rows: tuple) -> dict[str, np.ndarray]:
-    """Right choices {variant: (4, K) bool} of a model and its controls.
-    A point has no controls. rows: (small, large, short, long), each (K,), rows of boxes and of texts."""
+    """Judge a model and, of Gaussians, its controls: {variant: right (4, K) bool}.
+
+    rows: (small, large, short, long), each (K,), rows of boxes and of texts.
+    """
     images, captions, similarity = model.crops(boxes), model.captions(texts), model.similarity
     box, text = first_rows(boxes), first_rows(texts)
     variants = {"": (similarity, images, captions)}
@@ -79,8 +82,7 @@ def first_rows(items: list) -> np.ndarray:
 
 
 def table4(model: CropEncoder, manifest: dict, triplets_at: dict[str, list[dict]], seed: int) -> dict:
-    """Judge the choices of Table 4: {variant: right (thresholds, 4, images) bool}.
-    The queries are crop A, crop C, caption A, caption C."""
+    """Judge the choices of Table 4: {variant: right (thresholds, 4, images) bool}."""
     boxes, texts = ends_of_triplets(manifest, triplets_at)
     a, c = np.arange(len(texts)).reshape(2, -1)
     hits = judge_choices(model, boxes, texts, seed, (a, c, a, c))
@@ -88,8 +90,7 @@ def table4(model: CropEncoder, manifest: dict, triplets_at: dict[str, list[dict]
 
 
 def section34(model: CropEncoder, manifest: dict, wholes: list[dict], seed: int) -> dict:
-    """Judge the choices of section 3.4: {variant: right (crops, 4, images) bool}.
-    The queries are crop description, image description, crop, image."""
+    """Judge the choices of section 3.4: {variant: right (crops, 4, images) bool}."""
     n, m = len(wholes), manifest["crops"]
     parts = [(w, j) for j in range(m) for w in wholes]
     boxes = [(photo_path(manifest, w["image"]), tuple(w["crops"][j])) for w, j in parts]
@@ -102,7 +103,9 @@ def section34(model: CropEncoder, manifest: dict, wholes: list[dict], seed: int)
 
 def summarise(kind: str, hits: dict[str, np.ndarray]) -> dict:
     """{row: {query: `paired_bootstrap` with the first row}}, in percent.
-    hits: {row: (G, 4, N) bool}; an image is resampled with all G of its items."""
+
+    hits: {row: (G, 4, N) bool}; an image is resampled with all G of its items.
+    """
     totals, result = {}, {}
     for row, values in hits.items():
         sums, counts = 100.0 * values.sum(0), np.full(values.shape[2], float(len(values)))          # (4, N), (N,)
@@ -119,7 +122,7 @@ def summarise(kind: str, hits: dict[str, np.ndarray]) -> dict:
 
 
 def render_table(kind: str, title: str, rows: dict) -> str:
-    """The table: one row per model, and below it its differences from the first model."""
+    """The table: a row per model, and below it its differences from the first model."""
     lines = []
     for row, entries in rows.items():
         lines.append((row, [f"{e['percent']:.1f} [{e['low']:.1f}, {e['high']:.1f}]" for e in entries.values()]))
@@ -132,7 +135,7 @@ def render_table(kind: str, title: str, rows: dict) -> str:
 def select(opt) -> None:
     """The command: print the tables and write selection.json."""
     path = output(os.path.join(opt.output, "selection.json"))
-    manifest, models = read_manifest(opt.manifest, opt.vg), build_encoders(opt)
+    manifest, models = load_manifest(opt.manifest, opt.vg), build_encoders(opt)
     triplets_at, without = usable_triplets(manifest, models)
     wholes = filter_known(models, manifest["wholes"], lambda w: (*w["captions"], w["description"]))
     hits = {"table4": {}, "section34": {}}
@@ -161,7 +164,7 @@ def select(opt) -> None:
 
 def main(argv=None) -> None:
     p = Arguments("Test how often models choose the right one of two crops or of two captions.")
-    run_arguments(p)
+    add_run_options(p)
     cli.run(p.prog, select, p.parse_args(argv))
 
 

@@ -1,15 +1,13 @@
 """Uncertainty and ambiguity: `ucmr` Fig. 2, with a test of its direction.
-On the triplets of a manifest.
 
     python -m vg_experiments.uncertainty --checkpoint RUN [RUN ...] --manifest runs/vg/manifest.json
 
 For every threshold: the mean of log det Sigma (nats) of crops A and C and of captions A and C with 95% intervals, and
 the mean of the paired differences C - A with its interval and the p of a paired t-test. `ucmr` finds image C above
-image A (two things are more ambiguous than one) and caption C below caption A (it says more). This command tests
-whether that holds. The control deals the same uncertainties to other items at random; the difference that then
-remains is chance. Of captions a second control, D, joins caption A with the caption B of another image: what D is
-surer than A, it is by how much is said, and not by what goes together. Spearman's rho with two trivial quantities is
-reported too: the area of a crop and the number of words of a caption.
+image A (two things are more ambiguous than one) and caption C below caption A (it says more). The control deals the
+same uncertainties to other items at random; the difference that then remains is chance. Of captions a second control,
+D, joins caption A with the caption B of another image: what D is surer than A, it is by how much is said, and not by
+what goes together. Spearman's rho with the area of a crop and the number of words of a caption is reported too.
 """
 if __name__ == "__main__":
     import cli
@@ -28,8 +26,8 @@ from evaluation.pictures import drawing, picture_file
 from files import output, save_json
 from losses import uncertainty
 from metrics import spearman
-from vg_experiments.encoding import build_encoders, ends_of_triplets, run_arguments, usable_triplets, whole_box
-from vg_experiments.prepare import join_phrases, read_manifest
+from vg_experiments.encoding import add_run_options, build_encoders, ends_of_triplets, usable_triplets, whole_box
+from vg_experiments.prepare import join_descriptions, load_manifest
 
 SIGNS = {"images": 1, "captions": -1}            # of C - A, as `ucmr` 4.6 finds it
 SIGNIFICANT = 0.05                               # p below which a direction counts
@@ -46,8 +44,7 @@ def mean_interval(values: np.ndarray) -> dict:
 def paired_test(a: np.ndarray, c: np.ndarray, sign: int) -> dict:
     """Test the differences C - A of n pairs (n,).
 
-    Returns the mean with its interval, p of the two-sided paired t-test, the share of pairs in the direction `sign` in
-    percent, and the verdict: "holds", "opposite" or "open".
+    Returns mean, interval, p of the two-sided paired t-test, verdict, and the percent of pairs in the direction `sign`.
     """
     difference = c - a                                                              # (n,)
     varied = len(a) > 1 and np.ptp(difference) > 1e-9 * np.abs(difference).max()
@@ -58,18 +55,19 @@ def paired_test(a: np.ndarray, c: np.ndarray, sign: int) -> dict:
 
 
 def compare_crops(a: np.ndarray, c: np.ndarray, d: np.ndarray, sign: int, rng) -> dict:
-    """Means, differences and controls at one threshold.
-    From the uncertainties (n,) of items A and C, and of D (n or none)."""
+    """Compare the uncertainties (n,) of items A and C, and of D (n or none)."""
     dealt = rng.permutation(np.concatenate([a, c]))
     of_d = {"d": mean_interval(d), "other": paired_test(a, d, sign)} if len(d) else {}
     return {"a": mean_interval(a), "c": mean_interval(c), "difference": paired_test(a, c, sign),
             "control": paired_test(dealt[:len(a)], dealt[len(a):], sign), **of_d}
 
 
-def measure(model, manifest: dict, triplets_at: dict[str, list[dict]], seed: int = 0) -> dict:
-    """Results of one model on its sides with variances.
-    {"images" | "captions": {percent: result of `compare`}, "rho_area", "rho_words"}. Raises InputError for a point
-    model and for one trained with --vae."""
+def measure_sides(model, manifest: dict, triplets_at: dict[str, list[dict]], seed: int = 0) -> dict:
+    """Measure a model's sides with variances.
+
+    Returns {"images" | "captions": {percent: `compare_crops`}, "rho_area", "rho_words"}. Raises InputError for a point
+    model and for one trained with --vae.
+    """
     check(not model.options.vae,
           f"{model.path} samples points from its Gaussians in training (--vae) and compares points, whose uncertainty "
           "no score uses; train a model of Gaussians, such as --sim wasserstein, or give this one to "
@@ -89,7 +87,7 @@ def measure(model, manifest: dict, triplets_at: dict[str, list[dict]], seed: int
         areas = [w * h / np.prod(whole_box(manifest, image)[2:]) for (_, (_, _, w, h)), image in zip(boxes, images)]
         add("images", model.crops(boxes), "rho_area", areas)
     if model.model.text_tower.gaussian:
-        others = [join_phrases([t["caption_a"], other["caption_b"]])
+        others = [join_descriptions([t["caption_a"], other["caption_b"]])
                   for items in triplets_at.values() for t, other in zip(items, items[1:] + items[:1])]
         add("captions", model.captions(texts + others), "rho_words", [len(tokenize(x)) for x in texts])
     check(result, f"{model.path} is a point model (--sim {model.options.sim}) and has no uncertainty; train one with a "
@@ -97,7 +95,7 @@ def measure(model, manifest: dict, triplets_at: dict[str, list[dict]], seed: int
     return result
 
 
-def draw(reports: dict[str, dict], path: str) -> None:
+def draw_reports(reports: dict[str, dict], path: str) -> None:
     """Fig. 2a (images) and 2b (captions), one row per model."""
     with drawing(path, len(reports), 2, (9, 3.4 * len(reports)), tight=True) as (_, axes):
         for row, (name, sides) in zip(axes, reports.items()):
@@ -107,8 +105,7 @@ def draw(reports: dict[str, dict], path: str) -> None:
 
 
 def draw_side(axis, side: str, entries: dict | None) -> None:
-    """Draw a model's uncertainties of crops or of captions.
-    {percent: result of `compare`}."""
+    """Draw a model's {percent: `compare_crops`} of crops or of captions."""
     if entries is None:
         axis.text(0.5, 0.5, "points: no uncertainty", ha="center", transform=axis.transAxes)
         return
@@ -131,12 +128,11 @@ def draw_side(axis, side: str, entries: dict | None) -> None:
 
 
 def with_interval(entry: dict, sign: str = "") -> str:
-    """Format a mean with its interval as a cell."""
     mean, low, high = (f"{entry[key]:{sign}.2f}" for key in ("mean", "low", "high"))
     return f"{mean} [{low}, {high}]"
 
 
-def tabulate(name: str, sides: dict) -> tuple:
+def tabulate_sides(name: str, sides: dict) -> tuple:
     """The table of one model (`evaluation.report`), a row for each side and threshold."""
     rows = []
     for side in SIGNS:
@@ -153,25 +149,25 @@ def measure_all(opt) -> None:
     """The command: print the results, draw the figure and write uncertainty.json."""
     picture = picture_file(os.path.join(opt.output, "uncertainty.png"))
     numbers = output(os.path.join(opt.output, "uncertainty.json"))
-    manifest, models = read_manifest(opt.manifest, opt.vg), build_encoders(opt)
+    manifest, models = load_manifest(opt.manifest, opt.vg), build_encoders(opt)
     triplets_at, without = usable_triplets(manifest, models)
     n = len(next(iter(triplets_at.values())))
-    reports = {name: measure(model, manifest, triplets_at, opt.seed) for name, model in models.items()}
+    reports = {name: measure_sides(model, manifest, triplets_at, opt.seed) for name, model in models.items()}
     print(f"{n:,} triplets at each threshold; {without} images without a word that all models know left out")
     for name, sides in reports.items():
-        print(f"\n{report.text(tabulate(name, sides))}")
+        print(f"\n{report.text(tabulate_sides(name, sides))}")
         for rho, quantity in (("rho_area", "the area of a crop"), ("rho_words", "the words of a caption")):
             if rho in sides:
                 print(f"rho with {quantity} {sides[rho]:+.2f}")
     save_json({"manifest": opt.manifest, "triplets": n, "unknown": without, "seed": opt.seed,
                "models": {name: {**models[name].facts, **sides} for name, sides in reports.items()}}, numbers)
-    draw(reports, picture)
+    draw_reports(reports, picture)
     print(f"figure in {picture}, numbers in {numbers}")
 
 
 def main(argv=None) -> None:
     p = Arguments("Measure the uncertainty of crops and captions by area threshold, and test the paper's direction.")
-    run_arguments(p)
+    add_run_options(p)
     cli.run(p.prog, measure_all, p.parse_args(argv))
 
 
