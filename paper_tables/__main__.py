@@ -12,7 +12,7 @@ NAMES = ("pmrl_table1", "pmrl_table2", "pmrl_table3", "pmrl_section34", "ucmr_ta
          "jwae_table5", "jwae_table6", "jwae_table7", "dmsm_table1")
 
 
-def read_table(name: str) -> Table:
+def load_table(name: str) -> Table:
     return importlib.import_module(f"paper_tables.{name}").TABLE
 
 
@@ -20,7 +20,7 @@ def list_tables(opt) -> None:
     steps = []
     print(f"{'python -m paper_tables.NAME':<28} {'rows':>5} {'to run':>7} {'runs done':>11}   --f8k")
     for name in NAMES:
-        table = read_table(name)
+        table = load_table(name)
         runs = [run for _, run in plan_rows(table.rows, opt.seeds or table.seeds, build_place(opt))]
         done = f"{sum(run[-1].done for run in runs)} of {len(runs)}"
         print(f"{name:<28} {len(table.rows):>5} {sum(bool(row.runs) for row in table.rows):>7} {done:>11}   "

@@ -1,5 +1,4 @@
 """Split COCO as `dmsm` 4.1: val2014 is divided evenly into dev and test.
-train2014 is for training.
 
     python -m paper_tables.coco_halves --data_path D
 
@@ -17,10 +16,8 @@ from cli import Arguments, filename
 from files import need, output, read_coco, refusing, save_json
 
 
-def read_images(annotations: str, part: str, splits: list[str]) -> list[dict]:
-    """Images of captions_{part}.json with captions, divided evenly at random.
-    Each is an entry of Karpathy's layout with one of these splits. Raises InputError where the file is missing or not
-    in COCO's layout."""
+def divide_images(annotations: str, part: str, splits: list[str]) -> list[dict]:
+    """Deal the images of captions_{part}.json to the splits, in Karpathy's layout."""
     path = need(os.path.join(annotations, f"captions_{part}.json"),
                 "put COCO's captions (annotations_trainval2014.zip) there")
     coco, images = read_coco(path), []
@@ -36,8 +33,7 @@ def read_images(annotations: str, part: str, splits: list[str]) -> list[dict]:
 
 def write_halves(data_path: str) -> None:
     annotations, folder = os.path.join(data_path, "coco", "annotations"), os.path.join(data_path, "coco_halves")
-    images = (read_images(annotations, "train2014", ["train"])
-              + read_images(annotations, "val2014", ["val", "test"]))
+    images = divide_images(annotations, "train2014", ["train"]) + divide_images(annotations, "val2014", ["val", "test"])
     os.makedirs(folder, exist_ok=True)
     if not os.path.lexists(os.path.join(folder, "images")):
         os.symlink(os.path.join("..", "coco", "images"), os.path.join(folder, "images"))

@@ -1,5 +1,4 @@
 """`dmsm` Table 1: harmonic and arithmetic mean of best ranks on COCO.
-Deep multimodal similarity models and DeViSE.
 
 Needs COCO's photos and annotations in D/coco, and torchvision's AlexNet weights. The command deals val2014 evenly to a
 dev and a test set (coco_halves.py) and extracts features.

@@ -4,7 +4,7 @@
 
 The picture shows captions with the best image of each model (Table 1; a green frame: its own), images with the best
 four captions of each model (Table 2; *: its own), and images with the six that each model finds most similar (Fig. 2).
---seed draws the items. `ucmr` Fig. 4-7 are drawn by evaluate.py --uncertainty --cxc --photos FOLDER.
+`ucmr` Fig. 4-7 are drawn by evaluate.py --uncertainty --cxc --photos FOLDER.
 """
 if __name__ == "__main__":
     import cli
@@ -33,9 +33,8 @@ def rank_neighbours(e: Embeddings, i: int) -> list[int]:
     return [k for k in scores.argsort(descending=True, stable=True).tolist() if k != i][:NEAREST]
 
 
-def draw(opt) -> None:
-    """Embed the split by each model and draw the picture.
-    Raises InputError where models have different splits."""
+def draw_answers(opt) -> None:
+    """Embed the split by each model and draw the picture."""
     folder = opt.checkpoint[0] if os.path.isdir(opt.checkpoint[0]) else os.path.dirname(opt.checkpoint[0])
     target = picture_file(opt.output or os.path.join(folder, "retrieval.png"), opt.checkpoint,
                           opt.overwrite or not opt.output)
@@ -76,7 +75,7 @@ def main(argv=None) -> None:
     add("--seed", type=natural, default=0, help="seed of the random choice (default: 0)")
     add("--output", type=filename, metavar="FILE.png", help="picture to write (default: in the first run)")
     add("--overwrite", action="store_true", help="replace an existing file")
-    cli.run(p.prog, draw, p.parse_args(argv))
+    cli.run(p.prog, draw_answers, p.parse_args(argv))
 
 
 if __name__ == "__main__":

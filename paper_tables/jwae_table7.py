@@ -1,5 +1,4 @@
 """`jwae` Table 7: phrase localisation on Flickr30K Entities.
-Recall of a box with IoU of at least 0.5.
 
 Needs the annotations, sentences, splits and photos of Flickr30K Entities in D/f30k_entities, weights of VGG-16 in
 torch's cache, and word2vec's Google News vectors in D. The command makes the proposals (EdgeBoxes) and extracts their

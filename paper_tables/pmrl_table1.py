@@ -1,5 +1,4 @@
 """`pmrl` Table 1: VSE++ with Gaussians for captions, images or both, on COCO.
-The ResNet-152 is frozen.
 
 Needs COCO's photos and annotations and VSE++'s ids in D/coco, and torchvision's ResNet-152 weights.
 

@@ -1,5 +1,4 @@
 """`pmrl` Table 2: the models of Table 1 after 15 more epochs of fine-tuning.
-The image network is trained too.
 
 Needs the data of pmrl_table1, and shares its runs.
 

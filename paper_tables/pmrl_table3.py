@@ -1,5 +1,4 @@
 """`pmrl` Table 3: entropies (log det Sigma) of photos, crops and captions.
-In nats: two photos, their crops, captions and truncations.
 
 The paper does not say which photos and boxes it used, so this table prints the published numbers only. The same can be
 done with a photo, boxes and captions of your own:

@@ -26,10 +26,9 @@ from methods import METHODS, REGIONS
 
 
 class Columns(NamedTuple):
-    """Columns that are printed as one table.
-    groups: ((heading, ((name, path of the value in the results), ...)), ...)."""
+    """Columns that are printed as one table."""
     title: str
-    groups: tuple
+    groups: tuple                     # ((heading, ((name, path of the value in the results), ...)), ...)
     run: int = 0                      # which of a row's runs they show
 
     @property
@@ -49,9 +48,8 @@ class Row(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Table of a paper.
-    `title` names paper and table; the docstring of its script says what data it needs."""
-    title: str
+    """Table of a paper. The docstring of its script says what data it needs."""
+    title: str                        # names paper and table
     columns: tuple[Columns, ...]
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
@@ -63,8 +61,7 @@ def recalls(protocol: str = "folds5", title: str = "", run: int = 0, rsum: bool 
             before: tuple[str, str] | None = None) -> Columns:
     """Build columns of R@K in both directions, from a protocol of results.json.
 
-    rsum: add the sum of recalls. before: a protocol and a measure in it, such as ("pmrp", "pmrp"), which gets a column
-    before the recalls of each direction.
+    before: a protocol and a measure in it, which gets a column before the recalls of each direction.
     """
     cells = [*([before] if before else []), *((protocol, f"r{k}") for k in ks)]
     groups = [(SIDES[side], tuple((NAMES[key], f"protocols/{name}/{side}/{key}") for name, key in cells))
@@ -104,8 +101,7 @@ EXTRACTED = {"coco_vgg_precomp": ("coco", "--cnn_type vgg19 --layer fc6 --use_re
              "coco_halves_precomp": ("coco_halves", "--cnn_type alexnet --layer fc7"),
              "coco_halves_fc6_precomp": ("coco_halves", "--cnn_type alexnet --layer fc6")}
 VECTORS, INSTANCES = "GoogleNews-vectors-negative300.bin", "coco/annotations/instances_val2014.json"
-# Folder or file below --data_path -> where its real data come from, as far as is known (addresses of 2017 to 2026), and
-# what is renamed.
+# Folder or file below --data_path -> where its real data come from (addresses of 2017 to 2026), and what is renamed.
 SOURCES = {
     "coco": "COCO's train2014.zip, val2014.zip and annotations_trainval2014.zip (cocodataset.org) and the "
             "coco_*_ids.npy of VSE++ (data.tar of github.com/fartashf/vsepp); photos in images/train2014 and "
@@ -159,8 +155,7 @@ def is_fine_tuned(run: tuple[str, ...]) -> bool:
 
 
 def scale_data_set(name: str, run: tuple[str, ...], scale: str) -> str:
-    """Data set in the place of `name`.
-    Photos where the network is fine-tuned, regions for methods of regions, else one vector for each image."""
+    """Data set in the place of `name`: photos to fine-tune on, regions, or vectors."""
     if scale == "full":
         return name
     if name == "f30k_entities":
@@ -174,9 +169,8 @@ def scale_data_set(name: str, run: tuple[str, ...], scale: str) -> str:
 def scale_options(command: str, run: tuple[str, ...], scale: str) -> str:
     """The options of a command, on the data sets of a scale."""
     options = "".join(command.partition(" --")[1:])
-    options = options if scale == "full" else re.sub(FULL_ONLY, "", options)
-    return re.sub(r"--(data_name|test_name) (\S+)", lambda m: f"--{m[1]} {scale_data_set(m[2], run, scale)}",
-                  options).strip()
+    options = (options if scale == "full" else re.sub(FULL_ONLY, "", options)).strip()
+    return re.sub(r"--(data_name|test_name) (\S+)", lambda m: f"--{m[1]} {scale_data_set(m[2], run, scale)}", options)
 
 
 def scale_sizes(options: str, scale: Scale, photos: bool) -> str:
@@ -192,9 +186,10 @@ def scale_sizes(options: str, scale: Scale, photos: bool) -> str:
 
 
 def training_options(command: str, run: tuple[str, ...], scale: str) -> str:
-    """Select the options of train.py that identify a training.
-    All but the data path, the seed, the folder and the start. The last of equal options counts, as in argparse, and
-    stands at the place of the first."""
+    """Select the options that identify a training: not its paths, seed and start.
+
+    The last of equal options counts, as in argparse, and stands at the place of the first.
+    """
     options = re.sub(r"--method (\S+)", lambda m: METHODS[m[1]].flags, scale_options(command, run, scale))
     options = options.replace(" --init_from RUN", "")
     if scale != "full":
@@ -206,9 +201,8 @@ def training_options(command: str, run: tuple[str, ...], scale: str) -> str:
 
 @dataclass
 class Step:
-    """A command, and the file that shows that it has been run.
-    Without words: data that have to be there."""
-    words: list[str]
+    """A command, and the file that shows that it has been run."""
+    words: list[str]                  # empty: data that have to be there
     target: str
     log: str = ""
     run: str = ""                     # folder of the run that it trains, if any
@@ -222,8 +216,7 @@ class Step:
 
     @property
     def command(self) -> list[str]:
-        """Words of a command with --resume or --overwrite where it was stopped.
-        --resume where a training has a checkpoint, --overwrite where it has none yet."""
+        """The words, with --resume or --overwrite of a training that was stopped."""
         if not (self.run and os.path.exists(os.path.join(self.run, "config.yaml"))):
             return self.words
         resumable = os.path.exists(os.path.join(self.run, "checkpoint.pt"))
@@ -246,8 +239,7 @@ def read_last_line(path: str) -> str:
 
 
 def fill_words(command: str, **paths: str) -> list[str]:
-    """Split a command at blanks.
-    A word in braces stands for a path, which may hold blanks."""
+    """Split a command at blanks. A word in braces stands for a path."""
     return [word.format(**paths) for word in command.split()]
 
 
@@ -258,8 +250,10 @@ def require_data(name: str, place: Place) -> Step:
 
 
 def plan_tool(place: Place, command: str, target: str, needs: str = "") -> list[Step]:
-    """Step of a module that reads and writes data, {data} in its command.
-    target: the file that it writes; needs: data that have to be there as long as the target is not."""
+    """Step of a module that writes `target`, with {data} in its command.
+
+    needs: data that have to be there as long as the target is not.
+    """
     name, dashes, options = command.partition("--")
     words = fill_words(f"-m {name} --data_path {{data}} {dashes}{options}", data=place.data)
     step = Step(words, os.path.join(place.data, target), os.path.join(place.folder, "data.txt"))
@@ -292,8 +286,7 @@ def plan_proposals(folder: str, place: Place) -> list[Step]:
 
 
 def plan_vectors(kind: str, folder: str, place: Place) -> list[Step]:
-    """Step that makes word vectors ("own") or features of captions.
-    Features are "w2v" or "hglmm"."""
+    """Steps that make word vectors ("own"), or features of captions ("w2v", "hglmm")."""
     learn = "features.word_vectors --data_name {} --dim {} --output {{data}}/{}"
     if kind == "own":
         file = f"{folder}/own.txt"
@@ -347,8 +340,7 @@ def plan_training(command: str, run: tuple[str, ...], start: str, seed: int, pla
 
 
 def plan_judging(command: str, run: tuple[str, ...], model: Step, place: Place) -> list[Step]:
-    """Step that evaluates a model, or runs an experiment on Visual Genome.
-    The data that it needs come first."""
+    """Steps that evaluate a model, or run an experiment on Visual Genome."""
     program, folder, vg = command.partition(" --")[0], os.path.dirname(model.target), os.path.join(place.folder, "vg")
     paths = {"data": place.data, "model": model.run or model.target, "manifest": os.path.join(vg, "manifest.json"),
              "cache": os.path.join(vg, "cache"), "out": os.path.join(folder, "vg")}
@@ -368,8 +360,7 @@ def plan_judging(command: str, run: tuple[str, ...], model: Step, place: Place) 
 
 
 def plan_run(run: tuple[str, ...], seed: int, place: Place) -> list[Step]:
-    """All steps of a run in order.
-    The target of the last one is the file of its results."""
+    """All steps of a run in order; the last one writes the results."""
     models = []
     for command in run[:-1]:
         models.append(plan_training(command, run, models[-1].run if models else "", seed, place))
@@ -377,8 +368,7 @@ def plan_run(run: tuple[str, ...], seed: int, place: Place) -> list[Step]:
 
 
 def plan_rows(rows, seeds: int, place: Place) -> list[tuple[str, list[Step]]]:
-    """(name, steps in order) of the runs of rows, each once.
-    All rows of a seed come before the next seed; CCA has one."""
+    """(name, steps) of the runs of rows, each once, seed by seed; CCA has one seed."""
     runs = {(run, seed): f"{row.label}, seed {seed}" for seed in range(seeds) for row in rows for run in row.runs
             if seed == 0 or "methods.cca" not in run[0]}
     return [(name, plan_run(*key, place)) for key, name in runs.items()]
@@ -387,8 +377,7 @@ def plan_rows(rows, seeds: int, place: Place) -> list[tuple[str, list[Step]]]:
 # ---- running them
 
 def run_all(runs: list[tuple[str, list[Step]]]) -> list[str]:
-    """Run what is missing of each run, (its name, its steps in order).
-    Returns a sentence for each that failed."""
+    """Run what is missing of runs (name, steps). Returns a sentence for each failure."""
     failures = []
     for k, (name, steps) in enumerate(runs, 1):
         missing = [] if steps[-1].done else [step for step in steps if not step.done]
@@ -404,8 +393,7 @@ def run_all(runs: list[tuple[str, list[Step]]]) -> list[str]:
 
 
 def execute(step: Step) -> str:
-    """Run a step; its output goes to its log.
-    Returns one line on what went wrong, or ""."""
+    """Run a step, with output to its log. Returns a line on what went wrong, or ""."""
     for path in (step.log, "" if step.run else step.target):
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     with open(step.log, "a", encoding="utf-8") as log:
@@ -423,8 +411,7 @@ def execute(step: Step) -> str:
 # ---- results
 
 def find_value(results, path: str) -> float | None:
-    """Number at a path of keys, or None, as for log det Sigma of a point.
-    `*`: the first key."""
+    """Number at a path of keys, `*` the first, or None, as for Sigma of a point."""
     for key in path.split("/"):
         if not isinstance(results, dict):
             return None
@@ -433,8 +420,7 @@ def find_value(results, path: str) -> float | None:
 
 
 def collect(row: Row, table: Table, seeds: int, place: Place) -> list[tuple | None]:
-    """(mean, standard deviation, number of seeds) for each column of a table.
-    None where there is no result."""
+    """(mean, standard deviation, seeds) for each column; None without results."""
     cells = []
     results = [[read_json(steps[-1].target, "delete it, and it is made again")
                 for steps in (plan_run(run, seed, place) for seed in range(seeds)) if steps[-1].done]
@@ -450,9 +436,8 @@ def collect(row: Row, table: Table, seeds: int, place: Place) -> list[tuple | No
     return cells
 
 
-def tabulate(table: Table, ours: list[tuple[Row, list]]) -> list:
-    """Tables with three lines per row: ours, published and their difference.
-    For `evaluation.report`."""
+def tabulate_rows(table: Table, ours: list[tuple[Row, list]]) -> list:
+    """Tables of `evaluation.report` with rows of ours, published and difference."""
     tables, start = [], 0
     for columns in table.columns:
         span, lines = slice(start, start + len(columns.paths)), []
@@ -481,8 +466,7 @@ def tabulate(table: Table, ours: list[tuple[Row, list]]) -> list:
 # ---- the command
 
 def select_rows(table: Table, only: list[str] | None) -> list[Row]:
-    """Rows that --only names, by number from 1, label, or part of the label.
-    Without names, all rows. Raises InputError on a name that fits no row."""
+    """Rows that --only names, else all. Raises InputError on a name that fits no row."""
     rows, numbered = [], list(enumerate(table.rows, 1))
     for name in only or ():
         matches = ([row for k, row in numbered if name.lower() in (str(k), row.label.lower())]
@@ -513,8 +497,7 @@ def build_place(opt) -> Place:
 
 
 def print_needs(steps: list[Step]) -> None:
-    """Say what has to be fetched before these steps.
-    In lines of 100 letters."""
+    """Say what has to be fetched before these steps."""
     lines = sorted({step.lacks for step in steps if not step.words and not step.done})
     networks = sorted({name for step in steps if not step.done for name in re.findall(r"--cnn_type (\w+)", step.line)})
     lines += [f"Weights that have to be in torch's cache, or in a package: {', '.join(networks)}."] * bool(networks)
@@ -536,15 +519,14 @@ def list_rows(table: Table, opt) -> None:
 
 
 def run_table(table: Table, opt) -> None:
-    """Run what is missing for rows of a table, then print them.
-    Exits with an error if a run failed."""
+    """Run what is missing for rows and print them. Exits with 1 if a run failed."""
     place, seeds, rows = build_place(opt), opt.seeds or table.seeds, select_rows(table, opt.only)
     runs = plan_rows(rows, seeds, place)
     if opt.dry_run:
         print(*dict.fromkeys(step.line for _, steps in runs for step in steps if step.line), sep="\n")
         return
     failures = run_all(runs)
-    for printed in tabulate(table, [(row, collect(row, table, seeds, place)) for row in rows]):
+    for printed in tabulate_rows(table, [(row, collect(row, table, seeds, place)) for row in rows]):
         print(text(printed), end="\n\n")
     print(f"ours: mean and standard deviation over the seeds (their number); {SCALES[opt.scale].description}",
           *table.notes, sep="\n")

@@ -1,5 +1,4 @@
 """`ucmr` Fig. 2: mean uncertainty of crops and captions A and C, by area.
-log det Sigma in nats, per area threshold.
 
 Needs the data of ucmr_table4. The figure itself is vg/uncertainty.png in the run's folder. It shows intervals and a
 paired test of the direction that the paper reports.

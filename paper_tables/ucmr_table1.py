@@ -1,5 +1,4 @@
 """`ucmr` Table 1: points, wider points and Gaussians on COCO, recalls and PMRP.
-VSE++ and VSRN.
 
 Needs COCO's photos, its annotations (with instances_val2014.json) and VSE++'s ids in D/coco, and SCAN's regions with
 image and caption ids in D/coco_precomp.

@@ -1,5 +1,4 @@
 """`ucmr` Table 2: models of Table 1 with the matches of Crisscrossed Captions.
-Recalls and RPC2 on COCO.
 
 Needs the data of ucmr_table1 (without the instances) and the csv files of Crisscrossed Captions in D/cxc. It shares the
 runs of Table 1.

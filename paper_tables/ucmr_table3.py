@@ -1,5 +1,4 @@
 """`ucmr` Table 3: points, wider points and Gaussians on Flickr30K.
-VSE++ and VSRN.
 
 Needs Flickr30k's photos and Karpathy's dataset_flickr30k.json in D/f30k, and SCAN's regions in D/f30k_precomp.
 

@@ -1,5 +1,4 @@
 """`ucmr` Table 5: every similarity and every shape of Gaussians, COCO dev.
-VSE++ and VSRN.
 
 Needs COCO's photos in D/coco and SCAN's regions in D/coco_precomp.
 

@@ -1,5 +1,4 @@
 """`ucmr` Tables 7 and 8: mean and deviation of rsum over five seeds.
-VSE++ and VSRN with points and with Gaussians.
 
 Needs the data of ucmr_table1 (without the instances) and ucmr_table3, and shares their runs.
 

@@ -20,7 +20,7 @@ ROOT = os.path.join(os.path.dirname(__file__), "..")
 PAPERS = os.path.join(ROOT, "..", "shared", "papers")
 FILES = {"pmrl": ["000_ae996119eff05b8c.txt"], "ucmr": ["001_d36162b73b003c58.txt", "003_d8c7975743234760.txt"],
          "jwae": ["002_e14e6ff358082098.txt"], "dmsm": ["004_b96ec9011b432480.txt"]}
-TABLES = {name: listing.read_table(name) for name in listing.NAMES}
+TABLES = {name: listing.load_table(name) for name in listing.NAMES}
 
 
 def row_of(table: str, label: str) -> Row:
