@@ -36,8 +36,7 @@ class Sizes(NamedTuple):
 
 
 def time_both(name: str, ours: Callable, plain: Callable, rounds: int, share: float = 1) -> None:
-    """Time two functions in turn and print the medians.
-    share: of the work that `plain` does."""
+    """Time two functions in turn and print the medians. share: of the work of `plain`."""
     def measure(run: Callable) -> float:
         start = time.perf_counter()
         run()
@@ -49,8 +48,7 @@ def time_both(name: str, ours: Callable, plain: Callable, rounds: int, share: fl
 
 
 class Plain(nn.Module):
-    """Minimal VSE++.
-    A linear layer, a GRU, cosine, the hinge of hardest negatives."""
+    """Minimal VSE++: a linear layer, a GRU, cosine, the hinge of hardest negatives."""
 
     def __init__(self, sizes: Sizes):
         super().__init__()
@@ -122,9 +120,8 @@ def compare_evaluations(sizes: Sizes, rounds: int) -> None:
                 (caption_image[order] == c // 5).nonzero()[0]
     for sim in ("cosine", "wasserstein"):
         time_both(f"evaluation, {n:,} x {m:,}, {sim}",
-                lambda sim=sim: retrieval_blocks(SIMILARITIES[sim], images, captions,
-                                                 caption_image.numpy()),
-                lambda sim=sim: plain(sim), rounds, sizes.timed / m)
+                  lambda sim=sim: retrieval_blocks(SIMILARITIES[sim], images, captions, caption_image.numpy()),
+                  lambda sim=sim: plain(sim), rounds, sizes.timed / m)
 
 
 @torch.no_grad()
@@ -137,8 +134,8 @@ def compare_searches(sizes: Sizes, rounds: int) -> None:
             score_plainly(sim, queries.rows([k]), photos).topk(10)
     for sim in ("cosine", "wasserstein"):
         time_both(f"search of {sizes.photos:,}, {sim}",
-                lambda sim=sim: SIMILARITIES[sim](photos, queries).topk(10, dim=0),
-                lambda sim=sim: plain(sim), rounds)
+                  lambda sim=sim: SIMILARITIES[sim](photos, queries).topk(10, dim=0),
+                  lambda sim=sim: plain(sim), rounds)
 
 
 def main(argv: list[str] | None = None, sizes: Sizes | None = None) -> None:

@@ -25,7 +25,7 @@ def caption_ids(split, index, captions):
     return [scattered(split, index, k, len(captions), 104_729, 9_999_991) for k in range(len(captions))]
 
 
-def save_json(path, content):
+def write_json(path, content):
     """Write content as one line of JSON, under its name only when it is complete."""
     with atomic(path) as file:
         file.write(json.dumps(content) + "\n")

@@ -47,7 +47,7 @@ from tqdm import tqdm
 
 import cli
 from cli import Arguments, InputError, check, natural
-from demo import SPLITS, caption_ids, link, photo_id, save_json, save_picture
+from demo import SPLITS, caption_ids, link, photo_id, save_picture, write_json
 from demo.captions import caption_statement, five_captions, region_phrases, scene_statement, shared_weight
 from demo.entities import write_entities
 from demo.scenes import ATTRIBUTES, CANVAS, GROUNDS, OUTLINES, WORLDS, between, draw_scene, mask, random_scene, shuffled
@@ -72,7 +72,7 @@ SHARES = {                    # 0 .. 1, of the weight two statements share and o
     "sits": lambda shared, a, b: shared / a}
 SPAN = {"sts": (0.1, 0.85), "sis": (0.15, 0.75), "sits": (0.15, 0.95)}       # the shares that are rated 0 and 5
 MISTAKEN = 0.01              # the chance that a pair is misread, which lowers its rating by up to 4
-POOLS = {"sts": (50, 50, 2), "sis": (100, 100, 30, 2), "sits": (50, 50, 10, 2)}      # see `similar_pairs`
+POOLS = {"sts": (50, 50, 2), "sis": (100, 100, 30, 2), "sits": (50, 50, 10, 2)}      # see `pair_similar`
 TWICE = 20        # one in so many pairs of images is rated again with the images in the other order
 COLUMNS = {"sts": ("caption1", "caption2"), "sis": ("image1", "image2"), "sits": ("caption", "image")}
 
@@ -88,7 +88,7 @@ def rating(rng, kind, share):
     return round(sum(round(100 * min(max(score, 0), 5)) for score in scores) / 500, 2)
 
 
-def similar_pairs(rng, kind, queries, gallery, images):
+def pair_similar(rng, kind, queries, gallery, images):
     """Pair Statements of each image with similar ones of other images, as indices.
 
     Both lists hold the same number of Statements per image, in the order of the images. For each size in POOLS, one
@@ -121,7 +121,7 @@ def ratings(seed, split, scenes):
     for kind, queries, gallery in (("sts", says, says), ("sis", shows, shows), ("sits", says, shows)):
         rng = random.Random(f"{seed}-{kind}-{split}")
         pairs = [(*pair, {"sts": "c2c_isim", "sis": "i2i_csim", "sits": "c2i_intrasim"}[kind])
-                 for pair in similar_pairs(rng, kind, queries, gallery, n)]
+                 for pair in pair_similar(rng, kind, queries, gallery, n)]
         if kind == "sts":        # three of the ten pairs of an image's captions
             pairs += [(image * each + i, image * each + j, "c2c_cocaption") for image in range(n)
                       for i, j in shuffled(rng, itertools.combinations(range(each), 2))[:3]]
@@ -188,9 +188,9 @@ def write_coco(folder, photos, entries):
     categories = [{"id": k, "name": shape, "supercategory": "shape"} for k, shape in enumerate(OUTLINES, 1)]
     for year, lists in content.items():      # by id, as the order in real files tells nothing
         images, captions, objects = (sorted(items, key=lambda item: item["id"]) for items in lists.values())
-        save_json(folder / "annotations" / f"captions_{year}.json", {**head, "images": images, "annotations": captions})
-        save_json(folder / "annotations" / f"instances_{year}.json",
-                  {**head, "images": images, "categories": categories, "annotations": objects})
+        head["images"], path = images, folder / "annotations"
+        write_json(path / f"captions_{year}.json", {**head, "annotations": captions})
+        write_json(path / f"instances_{year}.json", {**head, "categories": categories, "annotations": objects})
     for part, numbers in ids.items():
         save_array(folder / "annotations" / f"coco_{part}_ids.npy", np.array(numbers, np.int64))
 
@@ -217,7 +217,7 @@ def write_positives(precomp, split, entries):
     """
     first, second = (folder / POSITIVES.format(split) for folder in precomp)
     numbers = [k for index, (_, _, captions) in enumerate(entries) for k in caption_ids(split, index, captions)]
-    save_json(first, positives_by_id([entry[1:] for entry in entries],
+    write_json(first, positives_by_id([entry[1:] for entry in entries],
                                [photo_id(split, k) for k in range(len(entries))], numbers))
     link(first, second)
 
@@ -232,7 +232,7 @@ def record_extractors(folders):
         content = read_json(str(path), "delete it") if path.is_file() else {}
         content = content if isinstance(content, dict) else {}
         if content.get("ims") != line:
-            save_json(path, {**content, "ims": line})
+            write_json(path, {**content, "ims": line})
 
 
 def write_vg(folder, seed, world, count, bar):
@@ -255,11 +255,11 @@ def write_vg(folder, seed, world, count, bar):
             {region: number * 100 + k, "image_id": number, "x": x, "y": y, "width": w, "height": h, "phrase": phrase}
             for k, ((x, y, w, h), phrase) in enumerate(regions)]})
         bar.update()
-    save_json(folder / "image_data.json", images)
-    save_json(folder / "region_descriptions.json", descriptions)
+    write_json(folder / "image_data.json", images)
+    write_json(folder / "region_descriptions.json", descriptions)
 
 
-def read_manifest(manifest, folders):
+def read_recipe(manifest, folders):
     """Read {} or the manifest of an earlier run.
 
     Raises InputError if a folder holds files but no manifest says that the demo wrote them.
@@ -290,7 +290,7 @@ def start_writing(folders, manifest, recipe):
                  *(folder / name.format(split) for folder in precomp for split in SPLITS
                    for name in ("{}_caps.txt", POSITIVES))):
         path.unlink(missing_ok=True)
-    save_json(manifest, recipe)              # from here on the folders are the demo's
+    write_json(manifest, recipe)              # from here on the folders are the demo's
     for images, pattern in ((demo / "images", r"(train|dev|test)_\d{5}\.png"),
                             (vg / "images", r"\d+\.png"),
                             (coco / "images", r"COCO_(train|val)2014_\d{12}\.png"),
@@ -300,7 +300,7 @@ def start_writing(folders, manifest, recipe):
                 path.unlink()
 
 
-def write_split(demo, precomp, split, count, world, stream, bar):
+def draw_split(demo, precomp, split, count, world, stream, bar):
     """Draw the images of a split; write photos, features, captions and ids.
 
     demo and precomp: folders of the photos and of the two kinds of features. stream: start of each image's random seed.
@@ -344,7 +344,7 @@ def karpathy(entries):
     return images
 
 
-def write(data_path, size=2000, seed=0, progress=True, scenes="demo"):
+def write_demo(data_path, size=2000, seed=0, progress=True, scenes="demo"):
     """Write all files below data_path unless they are there; return their counts.
 
     Raises InputError if size is out of range or a folder holds files that the demo did not write.
@@ -357,7 +357,7 @@ def write(data_path, size=2000, seed=0, progress=True, scenes="demo"):
     manifest, recipe = demo / f"{scenes}.json", {"version": VERSION, "size": size, "seed": seed}
     sizes = {"train": size, "dev": size // 4, "test": size // 2}
     matched = [split for split in SPLITS[1:] if sizes[split] <= LARGEST]
-    earlier = read_manifest(manifest, folders)
+    earlier = read_recipe(manifest, folders)
     complete = (demo / LAST).exists() and all(folder.is_dir() for folder in folders) and "counts" in earlier
     if complete and {**earlier, **recipe} == earlier:
         if progress:
@@ -366,10 +366,10 @@ def write(data_path, size=2000, seed=0, progress=True, scenes="demo"):
     start_writing(folders, manifest, recipe)
     total = sum(sizes.values()) + size // 2
     with tqdm(total=total, desc=f"{scenes} images", disable=None if progress else True) as bar:
-        entries = {split: write_split(demo, precomp, split, count, world, stream, bar)
+        entries = {split: draw_split(demo, precomp, split, count, world, stream, bar)
                    for split, count in sizes.items()}
         write_vg(vg, stream, world, size // 2, bar)
-    save_json(demo / f"dataset_{scenes}.json", {"dataset": scenes, "images": karpathy(entries)})
+    write_json(demo / f"dataset_{scenes}.json", {"dataset": scenes, "images": karpathy(entries)})
     write_coco(coco, demo / "images", entries)
     write_cxc(cxc, stream, entries)
     write_entities(entities, demo / "images", entries)
@@ -379,8 +379,8 @@ def write(data_path, size=2000, seed=0, progress=True, scenes="demo"):
     objects = [scene_entry(split, *entry) for split in SPLITS for entry in entries[split]]
     counts = {**sizes, "captions": sum(len(entry["captions"]) for entry in objects),
               "objects": sum(len(entry["objects"]) for entry in objects)}
-    save_json(manifest, {**recipe, "counts": counts})
-    save_json(demo / LAST, objects)
+    write_json(manifest, {**recipe, "counts": counts})
+    write_json(demo / LAST, objects)
     if progress:
         contents = (
             "images, Karpathy's JSON, scenes.json (the objects, and what each caption says)",
@@ -408,7 +408,7 @@ def main(argv=None):
 
     def work():
         try:
-            write(args.data_path, args.size, args.seed, scenes=args.scenes)
+            write_demo(args.data_path, args.size, args.seed, scenes=args.scenes)
         except OSError as error:
             raise InputError(f"--data_path {args.data_path} cannot be written ({cli.reason(error)}); give a folder "
                              "that can") from error

@@ -150,7 +150,7 @@ def shuffled(rng, items):
     return sorted(items, key=lambda _: rng.random())
 
 
-def iou(a, b):
+def measure_overlap(a, b):
     """Compute the intersection over union of the boxes of two things, 0 to 1."""
     sides = [max(min(a.radius + b.radius - abs(gap), 2 * a.radius, 2 * b.radius), 0) for gap in (a.x - b.x, a.y - b.y)]
     shared = sides[0] * sides[1]
@@ -167,7 +167,7 @@ def random_scene(rng, world=DEMO):
         for _ in range(40):
             x, y = (between(rng, radius + 1, CANVAS - radius - 1) for _ in range(2))
             thing = Thing(shape, colour, size, texture, x, y, radius, rgb)
-            if all(iou(thing, other) <= MAX_IOU for other in things):
+            if all(measure_overlap(thing, other) <= MAX_IOU for other in things):
                 things.append(thing)
                 break
     background = pick(rng, world.grounds if rng.random() < world.ground_chance else world.backgrounds)

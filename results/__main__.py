@@ -35,9 +35,8 @@ def read_tables() -> dict[str, list[list[str]]]:
     return tables
 
 
-def render(lines: list[list[str]], heads: list[str] | None = None) -> str:
-    """Table in Markdown.
-    Columns by their heads, without rows that are empty there, or all below the command that the rows share."""
+def render_markdown(lines: list[list[str]], heads: list[str] | None = None) -> str:
+    """Write a table in Markdown: all of it, or columns without empty rows."""
     command, _, *all_heads = lines[0]
     columns = [all_heads.index(head) for head in heads or []] or range(len(all_heads))
     rows = [f"| {' | '.join(cells[i] for i in columns)} |" for _, _, *cells in lines
@@ -53,13 +52,13 @@ def fill(text: str, tables: dict[str, list[list[str]]]) -> str:
         if name not in tables:
             raise cli.InputError(f"a document shows the table {name}; the tables are {', '.join(tables)}")
         mark = match[0].split("\n", 1)[0]
-        return f"{mark}\n{render(tables[name], heads)}\n<!-- /results -->"
+        return f"{mark}\n{render_markdown(tables[name], heads)}\n<!-- /results -->"
     text = BLOCK.sub(block, text)
     return METHODS_BLOCK.sub(lambda m: m[1] + "\n".join(methods.table()) + m[2], text)
 
 
 def list_documents() -> list[Path]:
-    """README.md, the pages of docs/ and the packages' README.md."""
+    """Pages that show tables: README.md, docs/ and the packages' README.md."""
     root = HERE.parent
     return [root / "README.md", *sorted(root.glob("docs/*.md")), *sorted(root.glob("[a-z]*/README.md"))]
 
@@ -69,10 +68,10 @@ def main(argv: list[str] | None = None) -> None:
     p = cli.Arguments(__doc__.split("\n")[0])
     p.add_argument("table", nargs="*", help="tables to print (default: the names of all)")
     p.add_argument("--write", action="store_true", help="write the tables into the documents")
-    cli.run("results", show, p.parse_args(argv), tables)
+    cli.run("results", show_tables, p.parse_args(argv), tables)
 
 
-def show(opt, tables: dict[str, list[list[str]]]) -> None:
+def show_tables(opt, tables: dict[str, list[list[str]]]) -> None:
     """Print tables or the names of all, or write them into the documents."""
     if opt.write:
         for path in list_documents():
@@ -81,7 +80,7 @@ def show(opt, tables: dict[str, list[list[str]]]) -> None:
     if unknown:
         raise cli.InputError(f"no table {', '.join(sorted(unknown))}; the tables are {', '.join(tables)}")
     for name in opt.table:
-        print(f"{name}:\n\n{render(tables[name])}\n")
+        print(f"{name}:\n\n{render_markdown(tables[name])}\n")
     if not opt.table and not opt.write:
         print("\n".join(f"{name}: {len(lines) - 1} rows" for name, lines in tables.items()))
 

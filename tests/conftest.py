@@ -27,7 +27,7 @@ def elsewhere(tmp_path_factory):
 def demo_path(tmp_path_factory) -> str:
     """A folder with all formats of the demo, 48 training images."""
     path = str(tmp_path_factory.mktemp("demo"))
-    demo.write(path, size=48, seed=0, progress=False)
+    demo.write_demo(path, size=48, seed=0, progress=False)
     return path
 
 

@@ -83,7 +83,7 @@ def test_dry_run_writes_nothing(tmp_path, monkeypatch, demo_path, capsys):
 
 def test_resuming_on_other_data_is_refused(tmp_path, demo_path, capsys):
     fit("--data_path", demo_path, "--logger_name", tmp_path / "run")
-    demo.write(str(tmp_path / "other"), size=48, seed=5, progress=False)
+    demo.write_demo(str(tmp_path / "other"), size=48, seed=5, progress=False)
     refused(capsys, train.main, ["--resume", tmp_path / "run", "--data_path", tmp_path / "other"],
             "differ from the data of the run")
 

@@ -135,7 +135,7 @@ def test_limits_are_of_one_caption_of_each_image():
 def runs(tmp_path_factory):
     """A point and a Gaussian run of a few epochs on 200 images of the demo; 50 are dev, 100 test."""
     root = tmp_path_factory.mktemp("sure")
-    demo.write(root / "data", size=200, seed=0, progress=False)
+    demo.write_demo(root / "data", size=200, seed=0, progress=False)
     for sim in ("cosine", "wasserstein"):
         words = ["--data_path", str(root / "data"), "--data_name", "demo_precomp", "--embed_size", "32", "--word_dim",
                  "16", "--num_epochs", "8", "--no-max_violation", "--vocab_threshold", "1", "--device", "cpu",

@@ -62,7 +62,7 @@ def digests(path):
 
 def test_a_seed_gives_the_same_files_and_another_seed_others(tmp_path, demo_path):
     for name, seed in (("same", 0), ("other", 1)):
-        demo.write(tmp_path / name, size=48, seed=seed, progress=False)
+        demo.write_demo(tmp_path / name, size=48, seed=seed, progress=False)
     first, same, other = (digests(path) for path in (demo_path, tmp_path / "same", tmp_path / "other"))
     assert {name: first[name] for name in same} == same
     for kind in demo.SHARES:
@@ -71,23 +71,23 @@ def test_a_seed_gives_the_same_files_and_another_seed_others(tmp_path, demo_path
 
 def test_files_at_hand_are_kept_and_a_missing_folder_is_written_again(tmp_path, capsys):
     path = tmp_path / "demo_cxc" / "sts_val.csv"
-    counts = demo.write(tmp_path, size=8)
+    counts = demo.write_demo(tmp_path, size=8)
     before = path.read_bytes()
-    assert demo.write(tmp_path, size=8) == counts and "are in" in capsys.readouterr().out
+    assert demo.write_demo(tmp_path, size=8) == counts and "are in" in capsys.readouterr().out
     for file in path.parent.iterdir():
         file.unlink()
     path.parent.rmdir()
-    assert demo.write(tmp_path, size=8, progress=False) == counts and path.read_bytes() == before
+    assert demo.write_demo(tmp_path, size=8, progress=False) == counts and path.read_bytes() == before
     with pytest.raises(InputError, match="--size is 7, but must be from 8"):
-        demo.write(tmp_path, size=7)
+        demo.write_demo(tmp_path, size=7)
 
 
 @pytest.mark.parametrize("after", [2, 12, 40, 55, 70, 98])
 def test_a_demo_that_was_stopped_is_written_anew_and_files_of_others_stay(tmp_path, monkeypatch, after):
     """After a stop at any file readers take no half split, and the next call writes what a call without a stop does."""
     whole, kept = tmp_path / "whole", tmp_path / "data"
-    counts = demo.write(whole, size=8, progress=False)
-    demo.write(kept, size=16, progress=False)                # larger: what it leaves is not the new one's
+    counts = demo.write_demo(whole, size=8, progress=False)
+    demo.write_demo(kept, size=16, progress=False)                # larger: what it leaves is not the new one's
     mine = [kept / "demo" / "images" / "holiday.png", kept / "demo_vg" / "notes.txt",
             kept / "demo_coco" / "images" / "cat.png", kept / "demo_entities" / "Sentences" / "mine.txt"]
     for path in mine:
@@ -102,7 +102,7 @@ def test_a_demo_that_was_stopped_is_written_anew_and_files_of_others_stay(tmp_pa
     for module in (files, demo, folders, entities):
         monkeypatch.setattr(module, "atomic", stopping)
     with pytest.raises(KeyboardInterrupt):
-        demo.write(kept, size=8, progress=False)
+        demo.write_demo(kept, size=8, progress=False)
     monkeypatch.undo()
     assert not (kept / "demo" / "scenes.json").exists()
     for name in ("demo", "demo_coco", *PRECOMP):
@@ -112,7 +112,7 @@ def test_a_demo_that_was_stopped_is_written_anew_and_files_of_others_stay(tmp_pa
     with contextlib.suppress(InputError):
         assert read_entities(str(kept / "demo_entities"), "val").phrases == read_entities(
             str(whole / "demo_entities"), "val").phrases
-    assert demo.write(kept, size=8, progress=False) == counts
+    assert demo.write_demo(kept, size=8, progress=False) == counts
     for path in mine:
         assert path.read_bytes() == b"mine"
         path.unlink()
@@ -148,9 +148,9 @@ def test_features_name_their_extractor_beside_those_of_captions(tmp_path, demo_p
     assert lines == ["demo_scenes global, 960 numbers of photos resized to 128x128",
                      "demo_scenes regions, 36 x 192 numbers of photos resized to 128x128"]
     path = tmp_path / "demo_precomp" / "features.json"
-    demo.write(tmp_path, size=8, progress=False)
+    demo.write_demo(tmp_path, size=8, progress=False)
     path.write_text('{"w2v": "of captions"}')
-    demo.write(tmp_path, size=9, progress=False)
+    demo.write_demo(tmp_path, size=9, progress=False)
     assert json.loads(path.read_text()) == {"w2v": "of captions", "ims": lines[0]}
 
 

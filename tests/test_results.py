@@ -42,7 +42,7 @@ def test_tables_are_written_between_their_marks():
         "| a | 9.0 | 101.0 |\n<!-- /results -->\n\nand\n\n"
         "<!-- results: t | model | rsum -->\n| model | rsum |\n|---|---|\n| a | 101.0 |\n<!-- /results -->\nend\n")
     lines[0][0] = "command"
-    assert results.render(lines) == "| model | R@1 | rsum |\n|---|---|---|\n| a | 9.0 | 101.0 |"
+    assert results.render_markdown(lines) == "| model | R@1 | rsum |\n|---|---|---|\n| a | 9.0 | 101.0 |"
     with pytest.raises(InputError, match="a document shows the table u; the tables are t"):
         results.fill("<!-- results: u -->\n<!-- /results -->\n", {"t": lines})
 

@@ -67,10 +67,10 @@ def test_evaluation_reads_the_positives(demo_path):
 
 
 def test_large_splits_have_none(tmp_path, monkeypatch, capsys):
-    demo.write(tmp_path, size=8, progress=False)             # dev has 2 images and test 4
+    demo.write_demo(tmp_path, size=8, progress=False)             # dev has 2 images and test 4
     monkeypatch.setattr(demo, "LARGEST", 3)
-    demo.write(tmp_path, size=12, progress=False)            # dev 3, test 6
+    demo.write_demo(tmp_path, size=12, progress=False)            # dev 3, test 6
     assert sorted(path.name for path in tmp_path.glob("*/*_positives.json")) == ["dev_positives.json"] * 2
     capsys.readouterr()
-    demo.write(tmp_path, size=12)
+    demo.write_demo(tmp_path, size=12)
     assert "are in" in capsys.readouterr().out

@@ -86,7 +86,7 @@ def test_dev_photos_with_one_caption_each_are_refused():
 def point(tmp_path_factory):
     """A run of points on 100 images; 25 are dev, 50 test."""
     root = tmp_path_factory.mktemp("runs")
-    demo.write(root / "data", size=100, seed=0, progress=False)
+    demo.write_demo(root / "data", size=100, seed=0, progress=False)
     fit_steps("--data_path", root / "data", "--num_epochs", 4, "--loss", "infonce", "--no-mask_same_image", "--txt_fc",
               "--logger_name", root / "run")
     return root / "run"
