@@ -9,8 +9,9 @@ import contextlib
 import logging
 import os
 import re
-import time
+import threading
 import uuid
+from concurrent.futures import Future, wait
 from urllib.parse import urlsplit
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from cli import InputError, check, reason
 
 CONNECT, REPLY = 6, 30                # seconds within which a server has to answer at first, and later
-PATIENCE = 20                         # times REPLY that a server may take to load or flush while it answers others
+PATIENCE = 600                        # seconds that a server may take to load or flush while it answers others
 BATCH_BYTES = 16 << 20                # of a request; a server takes 64 MiB
 LARGEST_TOP = 16_384                  # answers to one query (Milvus Limits)
 NAME_BYTES = 4096                     # of a photo's name
@@ -30,19 +31,18 @@ def check_address(uri: str) -> str:
     Raises InputError."""
     if "://" not in uri and uri.endswith(".db"):
         return os.path.abspath(uri)
-    fix = "give http://HOST:19530 with a port up to 65535, or a folder of milvus-lite that ends in .db"
     check("@" not in uri, "--uri holds a user or a password, which every user of this machine can read; give them as "
                           "USER:PASSWORD in a file with --token_file")
     with contextlib.suppress(ValueError):                   # a port above 65535
         of = urlsplit(uri)
         if of.scheme in ("http", "https") and of.hostname and of.port != 0 and not of.path.strip("/"):
             return uri
-    raise InputError(f"--uri {uri} is not an address of a Milvus server; {fix}")
+    raise InputError(f"--uri {uri} is not an address of a Milvus server; give http://HOST:19530 with a port up to "
+                     "65535, or a folder of milvus-lite that ends in .db")
 
 
 def import_pymilvus():
-    """pymilvus, which would also write each error to stderr.
-    Raises InputError where it is not installed."""
+    """pymilvus, with its log silent. Raises InputError where it is not installed."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         import pymilvus
@@ -54,8 +54,7 @@ def import_pymilvus():
 
 
 class Collection:
-    """Collection `name` of the Milvus server at `uri`.
-    token: USER:PASSWORD or an API key; no message shows it. Raises InputError."""
+    """Collection `name` of the Milvus server at `uri`. No message shows the token."""
 
     def __init__(self, uri: str, name: str, token: str = ""):
         check(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,199}", name),
@@ -78,19 +77,21 @@ class Collection:
             text = text.replace(self.token, "***") if self.token else text
             raise InputError(f"{failure} ({reason(RuntimeError(text))}); {fix}") from None
 
-    def ask(self, request: str, *words, tries: int = 1, **more):
+    def ask(self, request: str, *words, seconds: int = REPLY, **more):
         """Answer of the server to a request, a method of pymilvus.MilvusClient.
-        A request that takes too long is repeated while the server answers others."""
-        for left in range(tries)[::-1]:
-            begun = time.monotonic()
-            with self.mending(f"Milvus at {self.uri} fails at {request} of {self.name}",
-                              "see its log, and run it again"):
-                try:
-                    return getattr(self.client, request)(*words, timeout=REPLY, **more)
-                except Exception:
-                    if not left or time.monotonic() - begun < REPLY:
-                        raise
-                    self.client.get_server_version(timeout=CONNECT)
+        It is waited for as long as the server answers others: alone, a flush notices a server's end after minutes."""
+        answer = Future()
+
+        def call() -> None:
+            try:
+                answer.set_result(getattr(self.client, request)(*words, timeout=seconds, **more))
+            except Exception as error:
+                answer.set_exception(error)
+        threading.Thread(target=call, daemon=True).start()
+        with self.mending(f"Milvus at {self.uri} fails at {request} of {self.name}", "see its log, and run it again"):
+            while not wait([answer], REPLY).done:
+                self.client.get_server_version(timeout=CONNECT)
+            return answer.result()
 
     def close(self) -> None:
         self.client.close()
@@ -114,7 +115,7 @@ class Collection:
         new.ask("create_collection", new.name, schema=schema, index_params=flat, consistency_level="Strong")
         for names, vectors in parts:
             new.add(names, vectors)
-        new.ask("flush", new.name, tries=PATIENCE)
+        new.ask("flush", new.name, seconds=PATIENCE)
         new.load()
         return new
 
@@ -123,11 +124,12 @@ class Collection:
         return f"{self.name[:-1]}{'b' if self.name.endswith('a') else 'a'}"
 
     def drop_other(self) -> None:
-        """Drop what the next call of `build` would fill."""
-        self.ask("drop_collection", self.other)
+        """Drop what the next call of `build` would fill, and drops itself if this fails."""
+        with contextlib.suppress(InputError):
+            self.ask("drop_collection", self.other)
 
     def load(self) -> None:
-        self.ask("load_collection", self.name, tries=PATIENCE)
+        self.ask("load_collection", self.name, seconds=PATIENCE)
 
     def add(self, names: list[str], vectors: Tensor) -> None:
         """Add photos by their vectors (n, K)."""

@@ -1,6 +1,7 @@
 """Vectors of an index in Milvus, on milvus-lite: answers are those of the file, and what is away is one sentence."""
 import socket
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -126,3 +127,18 @@ def test_a_server_that_is_away_is_one_sentence_within_ten_seconds(listening):
         with pytest.raises(InputError, match=f"no Milvus server answers at {uri} within 6 seconds") as error:
             Collection(uri, "photos", "user:secret")
     assert time.monotonic() - begun < 10 and "secret" not in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_server_that_ends_while_it_works_is_one_sentence_at_once(lite, monkeypatch):
+    """pymilvus alone would ask for the state of a flush for minutes."""
+    def fail(*_, **__):
+        raise RuntimeError("nobody there")
+    photos = Collection(lite, "photos_a")
+    monkeypatch.setattr("photos.milvus.REPLY", 0.1)
+    monkeypatch.setattr(photos, "client", SimpleNamespace(flush=lambda *_, **__: time.sleep(9), drop_collection=fail,
+                                                          get_server_version=fail))
+    begun = time.monotonic()
+    with pytest.raises(InputError, match=r"fails at flush of photos_a \(nobody there\); see its log, and run it again"):
+        photos.ask("flush", "photos_a", seconds=60)
+    photos.drop_other()                                     # the next build drops it
+    assert time.monotonic() - begun < 5
