@@ -134,7 +134,7 @@ METHODS = {
 }
 
 
-def table() -> list[str]:
+def tabulate_methods() -> list[str]:
     """List all methods as lines of a Markdown table."""
     lines = ["| `--method` | method | paper | needs |", "|---|---|---|---|"]
     for name, method in METHODS.items():

@@ -34,12 +34,10 @@ ETAS, DIMS = (1e-4, 1e-3, 1e-2, 1e-1), (64, 128, 256, 512)      # that "auto" tr
 
 class CCA:
     """Linear maps of two views, x and y, whose projections correlate most, in float64.
-
     The covariances Cxx and Cyy are regularised: Rxx = Cxx + eta_x lambda_max(Cxx) I = Lx Lx^T, and Ryy = Ly Ly^T
     likewise. T = Lx^-1 Cxy Ly^-T = U S V^T gives the maps Wx = Lx^-T U and Wy = Ly^-T V, so that Wx^T Rxx Wx = I and
     Wx^T Cxy Wy = S. The embedding of an item is (x - mean) Wx S, l2-normalised: Klein's scaling by the correlations,
-    after which the cosine is the score.
-    """
+    after which the cosine is the score."""
 
     def __init__(self, x, y, owner: np.ndarray):
         """Compute means and covariances of M pairs, rows x[owner[m]] and y[m].
@@ -97,7 +95,7 @@ def read_views(opt, data_name: str, split: str) -> tuple[Split, tuple]:
     return data, (FeatureRows(data.images), FeatureRows(data.text))
 
 
-def embed(cca: CCA, split: Split, views, dim: int | None = None) -> list[Embedding]:
+def embed_views(cca: CCA, split: Split, views, dim: int | None = None) -> list[Embedding]:
     """Points of the images (N, dim) and captions (M, dim) of a split."""
     counts = len(split.images), len(split.captions)
     return [Embedding(torch.from_numpy(cca.project(side, rows, count, dim).astype(np.float32)))
@@ -110,7 +108,7 @@ def choose(cca: CCA, split: Split, views, dims, etas) -> tuple[int, float, float
     for pair in etas:
         cca.solve(max(dims), *pair)
         for dim in dims:
-            sides = embed(cca, split, views, dim)
+            sides = embed_views(cca, split, views, dim)
             rsums[dim, *pair] = retrieval_blocks(cosine, *sides, split.caption_image)["rsum"]
             print("eta_image {:g}, eta_text {:g}, dim {}: dev rsum {:.1f}".format(*pair, dim, rsums[dim, *pair]))
     return max(rsums, key=rsums.get)
@@ -134,7 +132,7 @@ def fit_and_embed(opt) -> None:
         etas = [*itertools.product(ETAS, ETAS)]
     dim, *etas = choose(cca, *read_views(opt, opt.data_name, "dev"), dims, etas) if automatic else (*dims, *etas[0])
     cca.solve(dim, *etas)
-    sides = embed(cca, test, test_views)
+    sides = embed_views(cca, test, test_views)
     print("dim {}, eta_image {:g}, eta_text {:g}, correlations {:.3f} to {:.3f}; {} {}: rsum {:.1f} (chance {:.1f})"
           .format(dim, *etas, *cca.correlations[[0, -1]], target, opt.split,
                   *(result["rsum"] for result in (retrieval_blocks(cosine, *sides, test.caption_image),

@@ -43,8 +43,7 @@ def is_original(stored) -> bool:
 
 
 def convert_file(stored: dict, path: str, vocab: str | None) -> dict:
-    """Convert an original's checkpoint with the vocabulary of a file.
-    Raises InputError."""
+    """Convert an original's checkpoint with the vocabulary of a file."""
     check(vocab, f"{path} is an original checkpoint, which holds no words; give the vocabulary that it was trained "
                  "with: --vocab FILE")
     unchecked = (f"{path} holds no words: its vocabulary is taken to be {vocab} since that has as many; whether they "
@@ -55,10 +54,8 @@ def convert_file(stored: dict, path: str, vocab: str | None) -> dict:
 def convert(stored: dict, words: list[str], path: str) -> dict:
     """Convert a VSE++ or VSRN checkpoint, as checkpoint.read returns it, to ours.
     Keys: format, options, vocabulary, model, state.
-
     words: its vocabulary in the order of the indices. Raises InputError if the two do not fit or the checkpoint holds
-    anything that cannot be carried over.
-    """
+    anything that cannot be carried over."""
     parts, theirs = stored["model"], stored["opt"]
     theirs = theirs if isinstance(theirs, dict) else vars(theirs)
     check(len(parts) == 2 and all(has_names(part, torch.is_tensor) for part in parts) and "cross_attn" not in theirs,
@@ -95,8 +92,7 @@ def convert(stored: dict, words: list[str], path: str) -> dict:
 
 
 def convert_options(theirs: dict, path: str) -> dict:
-    """Translate options of the original to ours, complete and resolved.
-    Paths and the like keep our defaults."""
+    """Translate options of the original to ours, with our defaults for paths."""
     measure = theirs.get("measure", "cosine")
     check(measure in SIMILARITIES, f"{path} was trained with --measure {measure}; cosine and order can be read")
     given = {name: theirs[name] for name in SAME if name in theirs}
@@ -122,8 +118,7 @@ def rename(state: dict[str, Tensor], names: list[tuple], path: str) -> dict[str,
 # ---- vocabularies
 
 def read_vocabulary(path: str) -> list[str]:
-    """Read the words of a vocabulary of VSE++, VSRN (pickles) or SCAN (JSON).
-    In the order of their indices. Raises InputError."""
+    """Read the words of VSE++, VSRN (pickles) or SCAN (JSON), by index."""
     fix = "give the vocabulary of VSE++, VSRN or SCAN that the checkpoint was trained with"
     with refusing(f"{path} cannot be read", fix, OSError), open(plain_file(path), "rb") as f:
         pickled = f.read(1) != b"{"
@@ -138,8 +133,7 @@ def unpickle(path: str, fix: str) -> dict:
     """Read the fields of a pickled vocabulary, of Python 2 or 3.
     Plain values and one plain class are admitted, so that no code from the pickle can run. Raises InputError."""
     class Fields:
-        """Stand-in for the pickled class.
-        It is made anew for each file, so that no file can change it."""
+        """Stand-in for the pickled class, a new one for each file that might change it."""
 
     admitted = {("vocab", "Vocabulary"): Fields, ("__main__", "Vocabulary"): Fields,
                 ("__builtin__", "object"): object, ("builtins", "object"): object,

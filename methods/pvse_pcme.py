@@ -67,11 +67,9 @@ class PIENet(nn.Module):
 
 class PIEVariance(nn.Module):
     """Log-variances of PCME: fc(attended locals) + global, (B, P, F) -> (B, D).
-
     The original reads this output as the log of the standard deviation where it samples and as that of the variance in
     its information bottleneck; here it is log_var in both. The original starts near variance 1, D in all beside means
-    of norm 1, so only matching pairs have a gradient and the means may collapse; here variances add up to 0.1 first.
-    """
+    of norm 1, so only matching pairs have a gradient and the means may collapse; here variances add up to 0.1 first."""
 
     def __init__(self, inputs: int, embed_size: int, summary: nn.Module):
         super().__init__()
@@ -115,10 +113,8 @@ class MaxOverParts(nn.Module):
 class SmoothChamfer(MaxOverParts):
     """Smooth Chamfer similarity of K embeddings of an image and L of a caption.
     Kim et al. 2023 (DivE), alpha 16.
-
     Mean over the embeddings of one side of log(sum of exp(alpha cosine) over those of the other) / alpha, half of both
-    directions. All embeddings learn, where the maximum of `mil` teaches one of them.
-    """
+    directions. All embeddings learn, where the maximum of `mil` teaches one of them."""
     alpha, pad = 16.0, staticmethod(lambda e: e.parts)
 
     def score(self, cosines: Tensor, x_real: Tensor, y_real: Tensor) -> Tensor:
@@ -179,8 +175,7 @@ def log_odds(x: Tensor, y: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 # ---- terms beside the loss: (images, captions, batch) -> scalar
 
 class Diversity(nn.Module):
-    """|G - diag(G)|_F / K^2, G the cosines of an item's residuals (PVSE).
-    Mean over items, images plus captions."""
+    """Mean |G - diag(G)|_F / K^2, G the cosines of an item's residuals (PVSE)."""
 
     def forward(self, image, caption, batch) -> Tensor:
         return sum(self.alike(e.latent.residual.float()) for e in (image, caption))
@@ -196,10 +191,8 @@ class Diversity(nn.Module):
 
 class MMD(nn.Module):
     """Maximum mean discrepancy of a batch's image and caption embeddings, >= 0.
-
     Mean of k(x, x') - 2 k(x, y) + k(y, y'), k = exp(-|x - y| / 2), of all K embeddings of an item; the distance is not
-    squared, as in PVSE's code. latents: of the latents, at distances divided by sqrt(D) (jWAE's MMD-MSE).
-    """
+    squared, as in PVSE's code. latents: of the latents, at distances divided by sqrt(D) (jWAE's MMD-MSE)."""
 
     def __init__(self, latents: bool = False):
         super().__init__()

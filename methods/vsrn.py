@@ -100,11 +100,9 @@ class GraphLayer(nn.Module):
 
 class RegionGraph(nn.Module):
     """Linear map of regions, norm, four graph layers, norm: (B, P, F) -> (B, P, D).
-
     Both norms give a region length sqrt(D), entries of order 1: beside the BatchNorms of the graph those of unit
     regions, 0.02 at D = 2,048, would be drowned. across_regions: unit norm of each feature over the P regions, as the
-    original code computes it. first_norm=False: as VSRN on Flickr30k.
-    """
+    original code computes it. first_norm=False: as VSRN on Flickr30k."""
 
     def __init__(self, img_dim: int, embed_size: int, first_norm: bool = True, across_regions: bool = False):
         super().__init__()

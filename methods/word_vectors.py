@@ -14,11 +14,9 @@ FORMS = "word vectors are word2vec's text or .bin form or GloVe's text, unpacked
 
 def read_word_vectors(words: list[str], path: str, dim: int | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Read vectors (V, D) float32 of a vocabulary, and which words have one (V,).
-
     Words without a vector have zeros. The file is word2vec's text (`n D`, then lines `word x1 ... xD`), GloVe's text
     (the same without the first line) or word2vec's binary form, as in GoogleNews. Words are compared letter by letter;
-    captions are lower-cased. Of a word that stands twice the first vector counts.
-    """
+    captions are lower-cased. Of a word that stands twice the first vector counts."""
     need(path, f"{FORMS}, and `python -m features.word_vectors` learns a file from captions")
     row, vectors = {word.encode(): i for i, word in enumerate(words)}, {}
     with refusing(f"{path} cannot be read", "check its permissions", OSError), open(path, "rb") as f:

@@ -54,7 +54,7 @@ def fill(text: str, tables: dict[str, list[list[str]]]) -> str:
         mark = match[0].split("\n", 1)[0]
         return f"{mark}\n{render_markdown(tables[name], heads)}\n<!-- /results -->"
     text = BLOCK.sub(block, text)
-    return METHODS_BLOCK.sub(lambda m: m[1] + "\n".join(methods.table()) + m[2], text)
+    return METHODS_BLOCK.sub(lambda m: m[1] + "\n".join(methods.tabulate_methods()) + m[2], text)
 
 
 def list_documents() -> list[Path]:

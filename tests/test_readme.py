@@ -72,11 +72,11 @@ def test_own_similarity_objective_encoder_and_protocol(tmp_path, demo_path):
 def test_tables_of_methods_are_those_of_the_code():
     """The table of docs/methods.md is current, and README.md's names and papers.
     `python -m results --write` prints the first."""
-    from methods import METHODS, table
+    from methods import METHODS, tabulate_methods
 
     with open(os.path.join(ROOT, "docs", "methods.md"), encoding="utf-8") as f:
         rows, = re.findall(r"<!-- methods -->\n(.*?)\n<!-- /methods -->", f.read(), re.S)
-    assert rows.splitlines() == table() and len(rows.splitlines()) == len(METHODS) + 2
+    assert rows.splitlines() == tabulate_methods() and len(rows.splitlines()) == len(METHODS) + 2
     with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
         rows = re.findall(r"^\| (`[^-|]*`) \| ([^|]*) \| [^|]* \| [^|]* \|$", f.read(), re.M)
     named = [(name, paper) for names, paper in rows for name in re.findall("`(.*?)`", names)]
