@@ -22,22 +22,14 @@ from data import named_splits
 from evaluation import pictures
 from evaluation.embeddings import Embeddings, embed, export, has_testall, is_run, load_file, newest_run
 from evaluation.protocols import assess, read_protocol_inputs, replace_nan
-from evaluation.report import comparisons, doubts, render, seed_tables, sentences, tables
+from evaluation.report import comparisons, describe_p_values, describe_results, render, seed_tables, tables
 from files import output, repeated, save_json
-from images import Photos
 from losses import formulas
 from options import parse_evaluation as parse_args
 
 
 def run(opt) -> dict:
-    """Evaluate, print tables, write the results and return them.
-    Raises InputError on wrong options and files."""
-    check_options(opt)
-    return compare_models(opt) if opt.compare else evaluate_one(opt)
-
-
-def check_options(opt) -> None:
-    """Raise InputError on options that do not go together."""
+    """Evaluate, print tables, write the results and return them. Raises InputError."""
     check(not opt.photos or os.path.isdir(opt.photos), f"--photos {opt.photos} is not a folder; give the folder of the "
                                                        "photos, or leave it out")
     check(not opt.compare or len(opt.compare) > 1, f"--compare {(opt.compare or [''])[0]} has nothing to compare with; "
@@ -46,8 +38,11 @@ def check_options(opt) -> None:
           "--compare names several; leave them out, or use --checkpoint")
     check(not opt.export or not opt.embeddings and len(opt.checkpoint or [""]) == 1,
           "--export writes the embeddings of one run; name it alone with --checkpoint")
-    twice = repeated(map(os.path.realpath, opt.checkpoint or ()))
-    check(twice is None, f"--checkpoint names {twice} more than once; name each run once")
+    named = opt.checkpoint or [path for group in opt.compare or () for path in group.split(",")]
+    twice = repeated(map(os.path.realpath, named))
+    check(twice is None, f"--{'compare' if opt.compare else 'checkpoint'} names {twice} more than once; name each run "
+                         "once")
+    return compare_models(named, opt) if opt.compare else evaluate_one(opt)
 
 
 def evaluate_one(opt) -> dict:
@@ -59,37 +54,45 @@ def evaluate_one(opt) -> dict:
     models = {} if file else load_models(paths, opt)
     choose_split(models, opt)
     target = check_outputs(results_file(paths, models, opt), paths, opt)
-    e = embed_split(list(models.values()), opt) if models else read_file(file, opt)
+    e = embed_split(list(models.values()), opt) if models else read_embeddings(file, opt)
     if opt.export:
-        export_embeddings(e, opt.export)
+        export(opt.export, e)
+        lacks = (f": means{' and log-variances' * e.gaussian} only, from which its similarity '{e.similarity}' cannot "
+                 "be recomputed") * (e.similarity not in (*formulas(), "mls"))
+        print(f"embeddings in {opt.export}{lacks}")
     e.judged = read_protocol_inputs(e, opt)
     results, _ = assess(e, opt)
-    photos = pictures.find_photos(e, opt.photos) if opt.uncertainty or opt.retrieval else None
+    photos = pictures.locate_photos(e, opt.photos) if opt.uncertainty or opt.retrieval else None
     print(f"\n{' '.join(filter(None, [results['data_name'], e.split]))}: {e.n_images:,} images, "
           f"{len(e.caption_image):,} captions" + f", mean of the scores of {len(paths)} models" * (len(paths) > 1))
-    lines = [*sentences(results), *(f"note: {note}" for note in results.get("notes", ()))]
-    show_and_save(results, tables({e.name: results}), lines, target, opt)
-    if photos:
-        draw_pictures(e, results, photos, target, opt)
+    lines = [*describe_results(results), *(f"note: {note}" for note in results.get("notes", ()))]
+    write_results(results, tables({e.name: results}), lines, target, opt)
+    if photos and opt.retrieval and e.has_images:
+        path = beside("retrieval", target)
+        pictures.draw_retrieval(e, photos, path)
+        print(f"captions and their best images in {path}", file=sys.stderr)
+    for side in results["uncertainty"] if photos and opt.uncertainty else ():
+        path = beside(f"uncertain_{side}", target)
+        pictures.draw_extremes(e, photos, side, path)
+        print(f"most and least uncertain {side} in {path}", file=sys.stderr)
     return results
 
 
-def compare_models(opt) -> dict:
+def compare_models(paths: list[str], opt) -> dict:
     """Compare runs, embeddings and scores, or groups of seeds of them, with the first."""
     from evaluation.compare import compare
 
-    paths = [path for group in opt.compare for path in group.split(",")]
     models = load_models([path for path in paths if is_run(path)], opt)
     choose_split(models, opt)
     names = [os.path.splitext(os.path.basename(os.path.normpath(path.split(",")[0])))[0] for path in opt.compare]
     target = check_outputs(opt.output or join_words("comparison", *names, opt.data_name, opt.split), paths, opt)
     results = replace_nan(compare(opt.compare, lambda path: embed_split([models[path]], opt) if path in models else
-                                  read_file(path, opt), opt))
+                                  read_embeddings(path, opt), opt))
     runs, pairs = results["runs"], results["comparisons"]
     all_tables = tables(runs) + (seed_tables(results["groups"]) if len(runs) > len(results["groups"]) else [])
-    lines = [f"{name}: {line}" for name, r in runs.items() for line in sentences(r)]
+    lines = [f"{name}: {line}" for name, r in runs.items() for line in describe_results(r)]
     lines += dict.fromkeys(f"note: {note}" for r in runs.values() for note in r.get("notes", ()))
-    show_and_save(results, all_tables + comparisons(pairs), [*lines, *doubts(pairs)], target, opt)
+    write_results(results, all_tables + comparisons(pairs), [*lines, *describe_p_values(pairs)], target, opt)
     return results
 
 
@@ -105,8 +108,7 @@ def load_models(paths: list[str], opt) -> dict[str, Trained]:
 
 
 def choose_split(models: dict[str, Trained], opt) -> None:
-    """Set --split to testall for protocols of 5,000 images.
-    Only where --split was not given and the folder has testall."""
+    """Set a missing --split to testall for protocols of 5,000 images, if it is there."""
     asked = [f"--{name}" for name in ("cxc", "pmrp", "eccv", "fold5") if getattr(opt, name)]
     for model in list(models.values())[:1] if asked and not opt.split else ():
         folder = os.path.join(opt.data_path or model.options.data_path, opt.data_name or model.options.data_name)
@@ -115,7 +117,7 @@ def choose_split(models: dict[str, Trained], opt) -> None:
             print(f"{' and '.join(asked)} evaluate the split testall of {folder} (--split test takes a part of it)")
 
 
-def read_file(path: str, opt) -> Embeddings:
+def read_embeddings(path: str, opt) -> Embeddings:
     """The embeddings or scores of a file, of the split that the options name."""
     check(not opt.bank, f"--bank {opt.bank} needs a model that embeds the bank, and {path} is of the items of one "
                         "split; leave --bank out, or evaluate a trained run with --checkpoint")
@@ -124,8 +126,7 @@ def read_file(path: str, opt) -> Embeddings:
 
 
 def embed_split(models: list[Trained], opt) -> Embeddings:
-    """Embed the split by models, with the bank of the options.
-    Prints a line per model."""
+    """Embed the split by models, with the bank of the options; print a line per model."""
     data = {name: getattr(opt, name) for name in ("sim", "data_path", "dev_images", "batch_size", "workers")}
     if opt.bank:
         from evaluation import bank
@@ -182,46 +183,25 @@ def beside(name: str, target: str) -> str:
 def check_outputs(target: str, paths: list[str], opt) -> str:
     """Check the output files before the work; return the path of the results.
     Raises InputError where a file cannot be written, is named for two things, or exists without --overwrite."""
-    named = [path for path in (opt.export, opt.output) if path]
-    pictures = [*("uncertain_images", "uncertain_captions") * opt.uncertainty,
-                *["retrieval"] * opt.retrieval]
-    outputs = [*named, *[target] * (not opt.output), *(beside(name, target) for name in pictures)]
+    pictures = [*("uncertain_images", "uncertain_captions") * opt.uncertainty, *["retrieval"] * opt.retrieval]
+    outputs = [target, *[opt.export] * bool(opt.export), *(beside(name, target) for name in pictures)]
     twice = repeated(map(os.path.realpath, outputs))
     check(twice is None, f"--export, --output or a picture beside it name one file ({twice}) for two things; "
                          "name another")
     inputs = [path for path in (*paths, opt.vocab, opt.positives, opt.instances) if path]
-    for path in outputs:                          # beside a run that does not exist nothing is tried
-        if path in named or os.path.exists(paths[0]):
-            output(path, inputs, opt.overwrite or path not in named)
+    for path in outputs:
+        named = path in (opt.export, opt.output)
+        if named or os.path.exists(paths[0]):               # beside a run that does not exist nothing is tried
+            output(path, inputs, opt.overwrite or not named)
     return target
 
 
-def show_and_save(results: dict, all_tables: list, lines, target: str, opt) -> None:
+def write_results(results: dict, all_tables: list, lines: list[str], target: str, opt) -> None:
     """Print tables and sentences; write the results."""
     print("\n" + render(all_tables, opt.format))
     print("\n".join(lines))
     save_json(results, target)
     print(f"written to {target}")
-
-
-def export_embeddings(e: Embeddings, path: str) -> None:
-    """Write the embeddings; say whether a file can hold their similarity."""
-    export(path, e)
-    lacks = (f": means{' and log-variances' * e.gaussian} only, from which its similarity '{e.similarity}' cannot be "
-             "recomputed") * (e.similarity not in (*formulas(), "mls"))
-    print(f"embeddings in {path}{lacks}")
-
-
-def draw_pictures(e: Embeddings, results: dict, photos: Photos, target: str, opt) -> None:
-    """Draw the pictures that the options name beside the results."""
-    if opt.retrieval and e.has_images:
-        path = beside("retrieval", target)
-        pictures.draw_retrieval(e, photos, path)
-        print(f"captions and their best images in {path}", file=sys.stderr)
-    for side in results["uncertainty"] if opt.uncertainty else ():
-        path = beside(f"uncertain_{side}", target)
-        pictures.draw_extremes(e, photos, side, path)
-        print(f"most and least uncertain {side} in {path}", file=sys.stderr)
 
 
 def main(argv=None) -> None:

@@ -17,12 +17,12 @@ import numpy as np
 
 import cli
 from cli import Arguments, filename
-from confidence import conformal, logits, measures, plots
-from confidence.calibration import SIDES, calibrate
+from confidence import conformal, measures, plots
+from confidence.calibration import DIRECTIONS, calibrate
 from confidence.inputs import Items, add_arguments, open_items, share
 from confidence.posterior import expected_number, rows_of
-from confidence.volume import describe_in_words
-from evaluation.pictures import find_photos
+from confidence.volume import describe_shares
+from evaluation.pictures import locate_photos
 from evaluation.protocols import replace_nan
 from evaluation.report import render
 from files import save_json
@@ -30,32 +30,40 @@ from methods.volume import Sigmoid
 
 
 def run(opt) -> dict:
-    """Calibrate and judge as the options say; return the results.
-    Raises InputError on wrong options and files."""
+    """Calibrate and judge as the options say; return the results. Raises InputError."""
     items, files = open_items(opt, plots.PICTURES)
     test = items.test
     calibration = calibrate(items.dev, items.source)
-    pair, temperatures = Sigmoid(**calibration["pair"]), {side: calibration[side]["temperature"] for side in SIDES}
-    outcomes = measures.measure(test, temperatures, pair, items.logits)
-    results = {**describe(items), "confidence": {side: measures.judge(x) for side, x in outcomes.items()}}
-    tables = measures.tables(results["confidence"])
-    lines = [calibrated_on(items), *measures.sentences(results["confidence"], calibration, outcomes),
-             *(numbers_in_words(side, expected_number(rows_of(test, side), pair), pair) for side in SIDES)]
-    for side in SIDES:
-        lines += logits.sentences(results["confidence"][side], side)
+    pair = Sigmoid(**calibration["pair"])
+    temperatures = {side: calibration[side]["temperature"] for side in DIRECTIONS}
+    outcomes = measures.measure_confidences(test, temperatures, pair, items.logits)
+    confidences = {side: measures.judge_confidences(x) for side, x in outcomes.items()}
+    results = {**describe_items(items), "confidence": confidences}
+    tables = measures.tabulate_confidences(confidences)
+    lines = [describe_calibration(items), *measures.describe_confidences(confidences, calibration, outcomes),
+             *(describe_numbers(side, expected_number(rows_of(test, side), pair), pair) for side in DIRECTIONS),
+             *measures.describe_logits(confidences)]
     if opt.sets:
-        dev, test = to_one_size(items.dev, items.test)
+        size = min(items.dev.n_images, test.n_images)
+        dev, test = (conformal.draw_images(e, size) for e in (items.dev, test))
         if dev is not items.dev or test is not items.test:
-            lines.append(f"a promise holds for galleries of one size, so {test.n_images:,} images at random are taken "
-                         "of the larger side")
+            lines.append(f"a promise holds for galleries of one size, so {size:,} images at random are taken of the "
+                         "larger side")
         results["sets"], calibration["sets"] = conformal.fit_and_judge(dev, test, temperatures, opt.sets)
-        tables += conformal.tables(results["sets"])
+        tables += conformal.tabulate_sets(results["sets"])
     show_and_save(results, calibration, tables, lines, items, files)
-    draw(items, outcomes, results["confidence"], opt.photos, files)
+    curves, shown = map(files.get, plots.PICTURES)
+    plots.draw_curves(outcomes, confidences, curves)
+    print(f"reliability, risk and coverage in {curves}", file=sys.stderr)
+    photos = locate_photos(items.whole, opt.photos)
+    if photos:
+        outcomes = measures.move_to_whole(outcomes, items.images, items.whole.caption_image)
+        plots.draw_examples(outcomes, items.whole, photos, shown)
+        print(f"answers and how sure they are in {shown}", file=sys.stderr)
     return results
 
 
-def describe(items: Items) -> dict:
+def describe_items(items: Items) -> dict:
     """The part of the results that says what was judged."""
     e = items.whole
     return {"checkpoints": [e.name], "data_name": e.data_name, "split": e.split or None, "similarity": e.similarity,
@@ -63,48 +71,28 @@ def describe(items: Items) -> dict:
             **({"variances": items.variances} if items.variances else {}), "notes": e.notes}
 
 
-def calibrated_on(items: Items) -> str:
+def describe_calibration(items: Items) -> str:
     dev, test = items.dev, items.test
     return (f"calibrated on {dev.n_images:,} images and {len(dev.caption_image):,} captions ({items.source}), judged "
             f"on {test.n_images:,} and {len(test.caption_image):,}")
 
 
-def numbers_in_words(side: str, count: np.ndarray, pair: Sigmoid) -> str:
+def describe_numbers(side: str, count: np.ndarray, pair: Sigmoid) -> str:
     """Describe the expected number of items that fit each query (Q,)."""
     low, middle, high = np.quantile(count, (0.05, 0.5, 0.95))
     return (f"{side}: by p(pair) = sigmoid({pair.slope:.4g} s {pair.bias:+.4g}), fitted to own pairs of dev against "
             f"all others, {middle:.2g} items fit a query (median; 90% of the queries {low:.2g} to {high:.2g})")
 
 
-def to_one_size(dev, test):
-    """Draw as many images of the larger split as the smaller one has.
-    A limit fitted to few items promises too much for many."""
-    size = min(dev.n_images, test.n_images)
-    return tuple(e if e.n_images == size else e.subset(np.sort(
-        np.random.default_rng(1).permutation(e.n_images)[:size])) for e in (dev, test))
-
-
 def show_and_save(results: dict, calibration: dict, tables: list, lines: list[str], items: Items, files) -> None:
     """Print tables and sentences, and write the results and calibration.json."""
     if items.variances:
-        lines.append(describe_in_words(items.variances))
+        lines.append(describe_shares(items.variances))
     lines += [f"note: {note}" for note in items.whole.notes]
     print("\n".join(["", render(tables), *lines]))
     save_json(replace_nan(results), files["results"])
     save_json(replace_nan(calibration), files["calibration"])
     print(f"written to {files['results']}\ncalibration in {files['calibration']}")
-
-
-def draw(items: Items, outcomes: dict, results: dict, folder: str | None, files: dict[str, str]) -> None:
-    """Draw reliability, risk and coverage; and examples where the photos are at hand."""
-    curves, shown = map(files.get, plots.PICTURES)
-    plots.diagrams(outcomes, results, curves)
-    print(f"reliability, risk and coverage in {curves}", file=sys.stderr)
-    photos = find_photos(items.whole, folder)
-    if photos:
-        outcomes = measures.move_to_whole(outcomes, items.images, items.whole.caption_image)
-        plots.examples(outcomes, items.whole, photos, shown)
-        print(f"answers and how sure they are in {shown}", file=sys.stderr)
 
 
 def parse_args(argv=None):

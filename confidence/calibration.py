@@ -9,7 +9,7 @@ from files import read_json
 
 FORMAT = 1                            # of calibration.json
 # direction: (queries, items)
-SIDES = {"t2i": ("captions", "images"), "i2t": ("images", "captions")}
+DIRECTIONS = {"t2i": ("captions", "images"), "i2t": ("images", "captions")}
 
 
 class Fitted(NamedTuple):
@@ -28,16 +28,13 @@ class Fitted(NamedTuple):
 
 
 def calibrate(dev, name: str) -> dict:
-    """Fit the content of calibration.json to dev.
-    Temperatures and the probability of a pair.
-
-    dev: Embeddings; name: of dev, for the reader. Raises InputError where nothing fits. Sets and votes are added by
-    those who fit them.
-    """
+    """Fit the content of calibration.json to dev: temperatures, the probability of a pair.
+    dev: Embeddings; name: of dev, for the reader. Raises InputError where nothing fits. Sets and words are added by
+    those who fit them."""
     # a search reads a calibration, and fits none
     from confidence.posterior import fit_pairs, rows_of, sample_scores, temperature
 
-    rows = {side: rows_of(dev, side) for side in SIDES}
+    rows = {side: rows_of(dev, side) for side in DIRECTIONS}
     fitted = {side: Fitted(temperature(*sample_scores(dev, side)), len(x.queries), x.gallery)
               for side, x in rows.items()}
     pair = fit_pairs(dev)
@@ -61,12 +58,10 @@ class Calibration(NamedTuple):
     data_name: str
     similarity: str
     fitted: dict[str, Fitted]
-    fits: list[float] | None          # slope, log_det, bias of a `Sigmoid`; None without judgements
-    words: list[float] | None         # the same for texts of at most three words; None where they were not fitted
+    words: list[float] | None         # slope, log_det, bias of photos.words; None where they were not fitted
 
     def refuse_other(self, run: str, weights: str) -> None:
-        """Raise InputError unless this is of the model with these weights.
-        `run` holds them."""
+        """Raise InputError unless this is of the model `run` with these weights."""
         why = (f"is of the weights of {self.models}, and {run} has others" if self.weights else
                f"is of {self.models}, and names no weights by which {run} could be known")
         check(self.weights == [weights], f"{self.path} {why}; write it again with python -m confidence {run}")
@@ -81,11 +76,11 @@ def read_calibration(path: str) -> Calibration:
         if file["calibration"] != FORMAT or not models:
             raise ValueError(f"its format is {file['calibration']!r}" if models else
                              "it does not name its model")
-        sigmoids = [file.get(key) for key in ("fits", "words")]
+        words = file.get("words")
         return Calibration(path, models, file.get("weights"),
                            *(f"{file[name]}" for name in ("data_name", "similarity")),
-                           {side: Fitted.read(file[side]) for side in SIDES},
-                           *(x and [float(x[name]) for name in ("slope", "log_det", "bias")] for x in sigmoids))
+                           {side: Fitted.read(file[side]) for side in DIRECTIONS},
+                           words and [float(words[name]) for name in ("slope", "log_det", "bias")])
     except Exception as error:
         raise InputError(f"{path} is not a calibration ({error}); {fix}") from error
 

@@ -1,5 +1,4 @@
-"""Prediction sets with a given coverage: split-conformal prediction.
-Vovk et al. 2005.
+"""Prediction sets with a given coverage: split-conformal prediction (Vovk et al. 2005).
 
 A set holds the items whose posterior is at least a limit (LAC), which is fitted on dev. The coverage holds for queries
 that are exchangeable with the calibration queries, on average over calibrations. Captions of one image are not
@@ -19,8 +18,7 @@ SCORES = 2 ** 25  # scores that sets are counted in; of larger galleries fewer q
 
 
 def one_query_per_image(e: Embeddings, side: str, seed: int = 0) -> Rows:
-    """Choose rows of exchangeable queries, at most SCORES scores.
-    One random caption of each image, or the images."""
+    """Choose one random caption of each image, or images: rows of at most SCORES scores."""
     rng, owner = np.random.default_rng(seed), e.caption_image
     order = rng.permutation(len(owner))
     queries, gallery = np.unique(owner), len(owner)
@@ -41,24 +39,19 @@ def strangeness(scores: torch.Tensor, right: torch.Tensor, t: float) -> torch.Te
 
 
 def set_sizes(scores: torch.Tensor, t: float, limit: float) -> torch.Tensor:
-    """Number of items of each row with -log p of at most the limit: (b,).
-    scores (b, G)."""
+    """Number of items with -log p of at most the limit: scores (b, G) -> (b,)."""
     return (-(t * scores).softmax(1).log() <= limit).sum(1)
 
 
 def conformal_rank(n: int, alpha: float) -> int:
-    """Compute the rank, from 1, of the value among n that is the limit for 1 - alpha.
-    The values are strangenesses in rising order."""
+    """Compute the rank, from 1, of the limit for 1 - alpha among n strangenesses."""
     return math.ceil((n + 1) * (1 - alpha))
 
 
 @torch.no_grad()
 def fit_limit(e: Embeddings, side: str, t: float, alpha: float) -> tuple[float, int]:
-    """Fit the limit of sets for 1 - alpha to n queries; return it and n.
-    It is the largest strangeness that a set holds.
-
-    Raises InputError where n is too small for alpha.
-    """
+    """Fit the limit of sets for 1 - alpha, their largest strangeness, to n queries.
+    Returns it and n. Raises InputError where n is too small for alpha."""
     rows = one_query_per_image(e, side)
     n = len(rows.queries)
     check(conformal_rank(n, alpha) <= n,
@@ -71,11 +64,9 @@ def fit_limit(e: Embeddings, side: str, t: float, alpha: float) -> tuple[float, 
 @torch.no_grad()
 def judge_sets(e: Embeddings, side: str, t: float, alpha: float, limit: float, n: int) -> dict:
     """Coverage and size of the sets, shares in [0, 1].
-
     Returns {"alpha", "coverage", "low", "high", "mean_size", "median_size", "singletons", "singletons_right",
     "queries"}. Between low and high the coverage of so many queries lies in 95% of all calibrations with n exchangeable
-    queries, by the beta-binomial distribution.
-    """
+    queries, by the beta-binomial distribution."""
     from scipy import stats  # takes a second to import, and a search needs none of it
 
     rows, k = one_query_per_image(e, side, seed=2), conformal_rank(n, alpha)
@@ -101,6 +92,11 @@ def fit_and_judge(dev: Embeddings, test: Embeddings, temperatures: dict[str, flo
     return results, limits
 
 
+def draw_images(e: Embeddings, size: int) -> Embeddings:
+    """Draw as many images. A limit fitted to few items promises too much for many."""
+    return e if e.n_images == size else e.subset(np.sort(np.random.default_rng(1).permutation(e.n_images)[:size]))
+
+
 # ---- tables
 
 COLUMNS = {"coverage": "coverage", "low": "95% from", "high": "to", "mean_size": "mean size", "median_size": "median",
@@ -108,7 +104,7 @@ COLUMNS = {"coverage": "coverage", "low": "95% from", "high": "to", "mean_size":
 DIGITS = {"mean_size": 1, "median_size": 0}                # all others are percentages
 
 
-def tables(results: dict) -> list:
+def tabulate_sets(results: dict) -> list:
     """Build the tables of `judge_sets` by direction."""
     def cell(key: str, numbers: dict) -> str:
         return (f"{numbers[key]:.{DIGITS[key]}f}" if key in DIGITS else

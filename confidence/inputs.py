@@ -1,6 +1,5 @@
 """Items to judge and items to calibrate on, from a run or from files.
 The test and dev split of a run, or files of any model's embeddings."""
-import functools
 import os
 from dataclasses import dataclass
 
@@ -10,14 +9,16 @@ import cli
 from checkpoint import Trained
 from cli import Arguments, InputError, check, data_set, filename, natural, positive, split_name, torch_device, within
 from confidence import volume
-from confidence.logits import read_logits
 from confidence.measures import Logits
 from data import named_splits
-from evaluation.embeddings import Embeddings, embed, export, is_run, load_file, newest_run
+from evaluation.embeddings import Embeddings, Member, embed, export, is_run, load_file, newest_run
 from files import output
 from losses import formulas
 
 share = within(lambda x: 0 < x < 1, "a number between 0 and 1, such as 0.1")
+
+
+LOGARITHM = 8.0       # scales below are rather logarithms: CLIP and SigLIP store ln 100 = 4.6 and more
 
 
 @dataclass
@@ -53,13 +54,11 @@ def add_arguments(p: Arguments) -> None:
 
 def open_items(opt, pictures: tuple[str, ...]) -> tuple[Items, dict[str, str]]:
     """Items of the run or file that the options name, and the files to write by name.
-
-    pictures: names of those that will be drawn. Raises InputError on options, files and outputs that do not fit.
-    """
+    pictures: names of those that will be drawn. Raises InputError on options, files and outputs that do not fit."""
     if not opt.source:
         opt.source = newest_run()
         print(f"no run given, using the newest: {opt.source}")
-    refuse_misfits(opt)
+    check_arguments(opt)
     model = Trained(opt.source, torch_device(opt.device)) if is_run(opt.source) else None
     files = {name: name_file(opt, model, name) for name in ("results", "calibration", *pictures)}
     if os.path.exists(opt.source):                # beside a source that does not exist nothing is tried
@@ -67,13 +66,15 @@ def open_items(opt, pictures: tuple[str, ...]) -> tuple[Items, dict[str, str]]:
         for path in (*files.values(), *[opt.export] * bool(opt.export)):
             output(path, inputs, opt.overwrite or path not in (opt.output, opt.export))
     items = open_run(model, opt) if model else open_file(opt)
+    if opt.variances:
+        give_variances(items, model, opt)
     if opt.export:
         export(opt.export, items.whole)
         print(f"embeddings in {opt.export}")
     return items, files
 
 
-def refuse_misfits(opt) -> None:
+def check_arguments(opt) -> None:
     """Raise InputError with the first reason why the options do not go together."""
     run = is_run(opt.source)
     check(not (run and (opt.dev or opt.train)),
@@ -100,47 +101,82 @@ def refuse_misfits(opt) -> None:
 
 def open_run(model: Trained, opt) -> Items:
     """Items of the splits of a run."""
-    data = {name: getattr(opt, name) for name in ("data_path", "dev_images")}
-    more = {"batch_size": opt.batch_size, "workers": opt.workers}
-    whole = embed([model], opt.split or "test", sim=opt.sim, data_name=opt.data_name, **data, **more)
+    data = {name: getattr(opt, name) for name in ("sim", "data_path", "dev_images", "batch_size", "workers")}
+    whole = embed([model], opt.split or "test", data_name=opt.data_name, **data)
     check(whole.has_images, f"{whole.name} has no images to answer with, so there is no confidence to calibrate; name "
                             "a split with images")
     if opt.calibrate_on:
-        items = split_items(whole, opt.calibrate_on)
-    else:
-        own = None if named_splits(whole.folder) else opt.data_name         # photos by name have no other splits
-        try:
-            dev = embed([model], "dev", sim=opt.sim, data_name=own, **data, **more)
-        except InputError as error:
-            raise InputError(f"no dev split to calibrate on: {error}; or give --calibrate_on 0.5") from error
-        items = Items(whole, whole, dev, np.arange(whole.n_images), f"{dev.data_name} {dev.split}")
-    if opt.variances:
-        give_variances(items, *volume.fit_run(model, items.dev, **data, **more))
-    return items
+        return split_items(whole, opt.calibrate_on)
+    own = None if named_splits(whole.folder) else opt.data_name             # photos by name have no other splits
+    try:
+        dev = embed([model], "dev", data_name=own, **data)
+    except InputError as error:
+        raise InputError(f"no dev split to calibrate on: {error}; or give --calibrate_on 0.5") from error
+    return Items(whole, whole, dev, np.arange(whole.n_images), f"{dev.data_name} {dev.split}")
+
+
+def load_foreign(path: str, opt, **data) -> Embeddings:
+    return load_file(path, opt.sim, data_path=opt.data_path, dev_images=opt.dev_images, **data)
 
 
 def open_file(opt) -> Items:
     """Items of files of embeddings or scores."""
-    load = functools.partial(load_file, sim=opt.sim, data_path=opt.data_path, dev_images=opt.dev_images)
-    whole = load(opt.source, data_name=opt.data_name, split=opt.split)
+    whole = load_foreign(opt.source, opt, data_name=opt.data_name, split=opt.split)
     if opt.calibrate_on:
         items = split_items(whole, opt.calibrate_on)
     else:
-        items = Items(whole, whole, load(opt.dev), np.arange(whole.n_images), opt.dev)
+        items = Items(whole, whole, load_foreign(opt.dev, opt), np.arange(whole.n_images), opt.dev)
         check_other_items(whole, items.dev, "--dev", "calibrate on other items, or take half of these with "
                                                      "--calibrate_on 0.5")
-    if opt.variances:
-        train = load(opt.train)
-        check_other_items(whole, train, "--train", "give embeddings of training pairs")
-        if opt.dev:
-            check_other_items(train, items.dev, "--dev", "calibrate on other items than the training pairs")
-        give_variances(items, *volume.fit_file(train, items.dev))
     if whole.members:
         items.logits = read_logits(opt.source, whole.notes)
         check(not items.logits or whole.similarity == "cosine",
               f"{opt.source} has a logit_scale, the factor of a cosine, and its similarity is {whole.similarity}; "
               "leave one of them out")
     return items
+
+
+def give_variances(items: Items, model: Trained | None, opt) -> None:
+    """Give points the variances that training pairs tell, of a run's data or of --train."""
+    check(not items.dev.gaussian, f"--variances volume gives variances to points, and {items.dev.name} has variances "
+                                  "of its own; leave it out, or give a point model")
+    if model:
+        shares, items.variances = volume.fit_run(model, items.dev, opt.batch_size, opt.workers,
+                                                 data_path=opt.data_path, dev_images=opt.dev_images)
+    else:
+        train = load_foreign(opt.train, opt)
+        check_other_items(items.whole, train, "--train", "give embeddings of training pairs")
+        if opt.dev:
+            check_other_items(train, items.dev, "--dev", "calibrate on other items than the training pairs")
+        shares, items.variances = volume.fit_file(train, items.dev)
+    for e in {id(e): e for e in (items.whole, items.test, items.dev)}.values():
+        similarity, images, captions = e.members[0]
+        e.members = [Member(similarity, shares.give(images, shares.images_log_var),
+                            shares.give(captions, shares.captions_log_var))]
+
+
+def read_logits(path: str, notes: list[str]) -> Logits | None:
+    """Read logit_scale and logit_bias of a file of embeddings.
+    None where it has neither. A note is added where the scale seems to be a logarithm.
+    Raises InputError where they are not finite numbers, the scale is not above 0, or the bias stands alone."""
+    values = {}
+    with np.load(path, allow_pickle=False) as arrays:
+        for name in {"logit_scale", "logit_bias"} & set(arrays.files):
+            x = arrays[name]
+            check(x.size == 1 and x.dtype.kind in "fiu" and np.isfinite(x).all(),
+                  f"{path}: {name} is {x.dtype} of shape {x.shape}, and must be one finite number; write "
+                  f"{name}=float(...)")
+            values[name] = float(x.item())
+    if not values:
+        return None
+    scale = values.get("logit_scale")
+    check(scale is not None, f"{path} has a logit_bias and no logit_scale; write both, or leave the bias out")
+    check(scale > 0, f"{path}: logit_scale is {scale:g}, and must be above 0: the factor of the cosine, such as 100 "
+                     "for CLIP; write np.exp(logit_scale) where the model keeps its logarithm")
+    if scale < LOGARITHM:
+        notes.append(f"logit_scale {scale:g} is small; CLIP and SigLIP keep the logarithm of the factor that is meant "
+                     "here, so write np.exp(logit_scale)")
+    return Logits(scale, values.get("logit_bias"))
 
 
 def check_other_items(e: Embeddings, other: Embeddings, option: str, instead: str) -> None:
@@ -169,19 +205,10 @@ def split_items(whole: Embeddings, part: float) -> Items:
                  f"a random {part:g} of the images")
 
 
-def give_variances(items: Items, fitted: volume.PhotoShares, report: dict) -> None:
-    """Give all items their variances, in place."""
-    items.variances = report
-    for e in {id(e): e for e in (items.whole, items.test, items.dev)}.values():
-        volume.give_variances(e, fitted)
-
-
 def name_file(opt, model: Trained | None, name: str) -> str:
     """File of the results, of a picture or of the calibration.
-
     Those of a run's own similarity on the test split of its own data are named after what they hold alone; all others
-    say what else they are of.
-    """
+    say what else they are of."""
     ending = "json" if name in ("results", "calibration") else "png"
     if opt.output:
         return opt.output if name == "results" else f"{os.path.splitext(opt.output)[0]}_{name}.{ending}"

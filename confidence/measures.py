@@ -9,17 +9,22 @@ import numpy as np
 
 import metrics
 from confidence import reliability
-from confidence.calibration import SIDES
+from confidence.calibration import DIRECTIONS
 from confidence.posterior import answers, rows_of
 from evaluation.embeddings import Embeddings, uncertainties
-from evaluation.report import number, table
+from evaluation.report import SIDES, number, table
 from methods.volume import Sigmoid
 
 BEST = ("posterior_grouped", "posterior")       # users are shown the first that there is
 
 
 class Logits(NamedTuple):
-    """Logits of a model: scale times cosine, plus bias."""
+    """Logits of a model: scale times cosine, plus bias.
+
+    CLIP's probability is softmax(scale s) over the items that were compared, SigLIP's sigmoid(scale s + bias) of each
+    pair. Both were learned on batches of pairs of another kind and number than the gallery that is searched, so they
+    are often far from the share of right answers.
+    """
     scale: float
     bias: float | None
 
@@ -51,20 +56,16 @@ class Outcomes(NamedTuple):
 
     @property
     def best(self) -> str:
-        """Name of the posterior that a user is shown.
-        It is the posterior of all captions of an image, where there is one."""
+        """Name of the posterior that a user is shown."""
         return next(name for name in BEST if name in self.confidences)
 
 
-def measure(e: Embeddings, temperatures: dict[str, float], pair: Sigmoid | None = None,
-            logits: Logits | None = None) -> dict[str, Outcomes]:
+def measure_confidences(e: Embeddings, temperatures: dict[str, float], pair: Sigmoid | None = None,
+                        logits: Logits | None = None) -> dict[str, Outcomes]:
     """Measure the confidence in the first answers of both directions.
-
-    With a model's own logits, also by these and by the probability of a pair that is fitted on dev. Values that only
-    rounding tells apart are equal (`metrics.join_rounded`).
-    """
+    With a model's own logits, also by these and by the probability of a pair that is fitted on dev."""
     log_det, outcomes = uncertainties(e), {}
-    for side, (modality, _) in SIDES.items():
+    for side, (modality, _) in DIRECTIONS.items():
         rows = rows_of(e, side)
         first = answers(rows, temperatures[side])
         values = {"posterior": first.posterior, "posterior_grouped": first.grouped, "max": first.max,
@@ -81,13 +82,13 @@ def move_to_whole(outcomes: dict[str, Outcomes], images: np.ndarray, caption_ima
     """Turn positions among some images into positions in the whole split.
     caption_image (M,): the owners of the whole split."""
     places = {"images": images, "captions": np.flatnonzero(np.isin(caption_image, images))}
-    return {side: x._replace(queries=places[SIDES[side][0]][x.queries], answers=places[SIDES[side][1]][x.answers],
-                             owner=images[x.owner]) for side, x in outcomes.items()}
+    return {side: x._replace(queries=places[queries][x.queries], answers=places[items][x.answers],
+                             owner=images[x.owner])
+            for (side, x), (queries, items) in zip(outcomes.items(), map(DIRECTIONS.get, outcomes))}
 
 
-def judge(outcomes: Outcomes) -> dict[str, dict]:
+def judge_confidences(outcomes: Outcomes) -> dict[str, dict]:
     """Judge the confidences of one direction by whether the answers are right.
-
     Returns {measure: {"auroc", "aurc", "aurc_flat", and of probabilities "brier", "nll", "ece", "ece_floor", "mean"}}.
     """
     return {name: reliability.judge_order(x, outcomes.right)
@@ -104,32 +105,44 @@ LEGEND = (
     "wrong answers, %, among the surest k, mean over k; under flat: how far below a random order",
     "ECE: distance of probabilities from the share that is right; floor: the ECE of perfect "
     "probabilities; all: docs/confidence.md")
-TITLES = {"t2i": "text to image: is the first answer right?", "i2t": "image to text: is the first answer right?"}
 
 
-def tables(results: dict) -> list:
-    """Build the tables of the results of `judge` by direction."""
-    return [table(TITLES[side], COLUMNS, {MEASURES[name].title: numbers for name, numbers in measures.items()}, cell)
+def tabulate_confidences(results: dict) -> list:
+    """Build the tables of the results of `judge_confidences` by direction."""
+    def cell(key: str, numbers: dict) -> str:
+        flat = numbers["aurc_flat"]
+        if key == "under":
+            return f"{100 * (1 - numbers['aurc'] / flat):z.0f}%" if flat else "-"
+        return number(numbers.get(key, ""), 1 if key == "aurc" else 3)
+    return [table(f"{SIDES[side]}: is the first answer right?", COLUMNS,
+                  {MEASURES[name].title: numbers for name, numbers in measures.items()}, cell)
             for side, measures in results.items()]
 
 
-def cell(key: str, numbers: dict) -> str:
-    if key == "under":
-        flat = numbers["aurc_flat"]
-        return f"{100 * (1 - numbers['aurc'] / flat):z.0f}%" if flat else "-"
-    return number(numbers.get(key, ""), 1 if key == "aurc" else 3)
-
-
-def sentences(results: dict, calibration: dict, outcomes: dict[str, Outcomes]):
+def describe_confidences(results: dict, calibration: dict, outcomes: dict[str, Outcomes]):
     """Yield the legend of the tables, a summary in words, and the temperatures."""
     yield from LEGEND
     for side, measures in results.items():
-        fitted = calibration[side]
-        bins = reliability.reliability(outcomes[side].confidences[outcomes[side].best], outcomes[side].right)
+        fitted, best = calibration[side], outcomes[side].best
+        bins = reliability.reliability(outcomes[side].confidences[best], outcomes[side].right)
         right, queries = bins["right"], bins["queries"]
-        yield (f"{side}: {100 - measures[outcomes[side].best]['aurc_flat']:.1f}% of the first answers are right, "
+        yield (f"{side}: {100 - measures[best]['aurc_flat']:.1f}% of the first answers are right, "
                f"{100 * right[-1]:.0f}% of the {queries[-1]:,} surest and {100 * right[0]:.0f}% of the {queries[0]:,} "
                "least sure")
         grouped = "; the data say which captions are of one image" * ("posterior_grouped" in measures)
         yield (f"{side}: T = {fitted['temperature']:.4g}, fitted to {fitted['queries']:,} queries over "
                f"{fitted['gallery']:,} items{grouped}")
+
+
+def describe_logits(results: dict):
+    """Yield in words what is wrong with the model's own probabilities, where it has any."""
+    for side, measures in results.items():
+        for name in ("own_softmax", "own_sigmoid"):
+            if name in measures:
+                x, right = measures[name], 1 - measures[name]["aurc_flat"] / 100
+                gap = x["mean"] - right
+                verdict = ("about right" if x["ece"] < 2 * x["ece_floor"] else
+                           "right on average, too high for some queries and too low for others"
+                           if abs(gap) < x["ece"] / 2 else "too high" if gap > 0 else "too low")
+                yield (f"{side}: {MEASURES[name].title} says {100 * x['mean']:.1f}% on average, and "
+                       f"{100 * right:.1f}% of the first answers are right: it is {verdict}")

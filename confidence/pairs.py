@@ -32,7 +32,7 @@ from confidence.reliability import auroc
 from data import Split
 from evaluation.embeddings import Embeddings, Member, list_items, newest_run
 from evaluation.encode import Gallery, encode
-from evaluation.pictures import Row, draw_rows, find_photos, photo_cell
+from evaluation.pictures import PhotoRow, draw_rows, locate_photos, photo_cell
 from files import atomic
 from losses import Embedding
 from methods.volume import Sigmoid
@@ -68,8 +68,7 @@ class Fold(Training):
 
 
 def fold_options(opt, folder: str) -> Options:
-    """Options of a training like the run opt.source, into `folder`.
-    On the pairs that it learned from."""
+    """Options of a training like the run opt.source, on its pairs, into `folder`."""
     model, noise = Trained(opt.source), os.path.join(opt.source, NOISE)
     check(not model.options.init_from,
           f"{opt.source} went on from {model.options.init_from}, which may know all pairs by heart; give a run that "
@@ -111,9 +110,7 @@ def train_fold(opt, k: int) -> tuple[VSE, Fold]:
 def judge_fold(model: VSE, training: Fold) -> np.ndarray:
     """Log-odds (m,) that the held captions belong to their images.
     At even prior odds.
-
-    They are fitted to the pairs of dev and to as many with another image.
-    """
+    They are fitted to the pairs of dev and to as many with another image."""
     def embed(name: str, captions: np.ndarray) -> tuple[Embedding, Embedding, np.ndarray]:
         split, workers = training.splits[name], training.opt.workers
         images, owner = np.unique(split.caption_image[captions], return_inverse=True)
@@ -134,9 +131,7 @@ def judge_fold(model: VSE, training: Fold) -> np.ndarray:
 def log_posteriors(similarity, images: Embedding, captions: Embedding, owner: np.ndarray, t: float) -> Tensor:
     """Compute log p(image | caption) + log p(caption | image) of true pairs: (M,).
     captions (M, D) and their images, owner (M,).
-
-    p is the posterior at temperature t times the size of the gallery, which is GALLERY random items.
-    """
+    p is the posterior at temperature t times the size of the gallery, which is GALLERY random items."""
     def log_mean(score, items: Embedding, gallery: Embedding) -> Tensor:
         gallery = gallery.rows(torch.from_numpy(np.random.default_rng(0).permutation(len(gallery.mean))[:GALLERY]))
         blocks = torch.arange(len(items.mean)).split(OTHERS)
@@ -184,12 +179,12 @@ def report(opt) -> None:
         print(f"{wrong.sum():,} are known to be wrong, {hit:,} of them among the {found:,}; AUROC "
               f"{auroc(logits, ~wrong):.3f}")
     print(f"all captions, worst first, in {csv_file}", file=sys.stderr)
-    photos = find_photos(items, opt.photos)
+    photos = locate_photos(items, opt.photos)
     if photos:
         cells = [photo_cell(photos, split.caption_image[m], f"{percent(p[m])}: {split.captions[m]}",
                             frame=FRAME[None if wrong is None else bool(wrong[m])]) for m in order[:WORST]]
         draw_rows(picture, "Captions that fit their images least, and the probability that they belong to them"
-                  + "; red: known to be wrong" * (wrong is not None), [Row("", "", cells)], ACROSS)
+                  + "; red: known to be wrong" * (wrong is not None), [PhotoRow("", "", cells)], ACROSS)
         print(f"the worst in {picture}", file=sys.stderr)
 
 

@@ -25,8 +25,8 @@ import numpy as np
 
 import cli
 from cli import Arguments, check, filename
-from confidence.__main__ import calibrated_on, describe, show_and_save
-from confidence.calibration import SIDES, calibrate
+from confidence.__main__ import describe_calibration, describe_items, show_and_save
+from confidence.calibration import DIRECTIONS, calibrate
 from confidence.inputs import add_arguments, open_items
 from confidence.posterior import expected_number, rows_of
 from confidence.reliability import auroc, interval, judge_probability
@@ -67,8 +67,7 @@ class Judgements(NamedTuple):
 # ---- reading
 
 def rows_by_name(e: Embeddings) -> tuple[dict[str, int], dict[str, int]]:
-    """Number the rows of photos by file name and of captions by NAME#K.
-    Raises InputError where the split names no photos."""
+    """Number the rows of photos by file name and of captions by NAME#K. Raises InputError."""
     check("image_name" in e.ids, f"{e.name} does not name its photos, and judgements do; put one name a line into "
                                  "{split}_ids.txt beside the features")
     names = [os.path.basename(name) for name in e.ids["image_name"]]
@@ -79,9 +78,7 @@ def rows_by_name(e: Embeddings) -> tuple[dict[str, int], dict[str, int]]:
 
 def read_judgements(path: str, e: Embeddings) -> Judgements:
     """Read a file of judgements.
-
-    Raises InputError on a line of another form, and where none is of the split's photos and captions.
-    """
+    Raises InputError on a line of another form, and where none is of the split's photos and captions."""
     photos, captions = rows_by_name(e)
     pairs, numbers = [], []
     for k, line in enumerate(read_lines(path), 1):
@@ -115,9 +112,7 @@ def read_judgements(path: str, e: Embeddings) -> Judgements:
 def agreement(judgements: Judgements, scores: np.ndarray) -> dict:
     """Kendall's tau in percent of scores (N, M) with people's judgements.
     "c": with ratings; "b": with the shares of yes.
-
-    And the AUROC of whether most said yes, or the mean rating is in the upper half.
-    """
+    And the AUROC of whether most said yes, or the mean rating is in the upper half."""
     from scipy.stats import kendalltau  # takes a second to import
     s, fits = scores[judgements.image, judgements.caption], judgements.opinion > 0.5
     if judgements.ratings is None:
@@ -132,8 +127,7 @@ def agreement(judgements: Judgements, scores: np.ndarray) -> dict:
 # ---- the probability that a pair fits
 
 def halves(captions: int):
-    """Yield (captions to judge, captions to fit on), (M,) bool each.
-    One random half, then the other."""
+    """Yield (captions to judge, captions to fit on), (M,) bool: two random halves."""
     half = np.random.default_rng(0).random(captions) < 0.5
     yield half, ~half
     yield ~half, half
@@ -148,9 +142,7 @@ def join_votes(files: list[Judgements]) -> tuple[np.ndarray, ...]:
 def judge_votes(files: list[Judgements], scores: np.ndarray, pair: Sigmoid, log_var: np.ndarray | None) -> dict:
     """Judge probabilities of pairs by single votes.
     {map: `judge_probability` and "auroc"}.
-
-    Maps: that of own pairs on dev; slope and bias fitted to votes; and with the captions' log-variances (M,), too.
-    """
+    Maps: that of own pairs on dev; slope and bias fitted to votes; and with the captions' log-variances (M,), too."""
     image, caption, yes, votes = join_votes(files)
     s, share = scores[image, caption], yes / votes
     v = 0.0 if log_var is None else log_var[caption]
@@ -172,34 +164,30 @@ def judge_votes(files: list[Judgements], scores: np.ndarray, pair: Sigmoid, log_
 # ---- how many fit
 
 def estimate_counts(files: list[Judgements], scores: np.ndarray, owner: np.ndarray,
-                 log_var: np.ndarray | None) -> tuple[np.ndarray, Sigmoid]:
+                    log_var: np.ndarray | None) -> np.ndarray:
     """Estimate the number of photos that fit each caption (M,) by votes.
     Each half of the captions is judged by a map fitted to the other half.
-    Own photos are included, and NaN is for captions that nobody judged. Also returns the map fitted to all."""
+    Own photos are included, and NaN is for captions that nobody judged."""
     image, caption, yes, votes = join_votes(files)
     share, weight = np.zeros(scores.shape), np.full(scores.shape, USUAL)
     share[owner, np.arange(len(owner))] = np.mean([x.own_share for x in files if x.votes is not None])
     share[image, caption], weight[image, caption] = yes / votes, votes
     known = np.bincount(caption, minlength=len(owner)) > 0
-
-    def fit(part: np.ndarray) -> Sigmoid:
-        few = np.random.default_rng(1).permutation(np.flatnonzero(part & known))
-        few = few[:max(2, FITTED // len(scores))]
-        v = None if log_var is None else np.broadcast_to(log_var, scores.shape)[:, few].ravel()
-        return Sigmoid.fit(scores[:, few].ravel(), share[:, few].ravel(), weight[:, few].ravel(), v)
     expected = np.full(len(owner), np.nan)
     for judged, others in halves(len(owner)):
+        few = np.random.default_rng(1).permutation(np.flatnonzero(others & known))
+        few = few[:max(2, FITTED // len(scores))]
+        v = None if log_var is None else np.broadcast_to(log_var, scores.shape)[:, few].ravel()
+        fitted = Sigmoid.fit(scores[:, few].ravel(), share[:, few].ravel(), weight[:, few].ravel(), v)
         judged = judged & known
-        expected[judged] = fit(others)(scores[:, judged], 0.0 if log_var is None else log_var[judged]).sum(0)
-    return expected, fit(known)
+        expected[judged] = fitted(scores[:, judged], 0.0 if log_var is None else log_var[judged]).sum(0)
+    return expected
 
 
 def sum_opinions(files: list[Judgements], side: str, queries: int) -> np.ndarray:
     """People's number of items that fit each query: (Q,).
     It is the sum of the shares of yes, or of ratings without votes.
-
-    NaN where nothing was judged.
-    """
+    NaN where nothing was judged."""
     files = [x for x in files if x.ratings is None] or files
     query = np.concatenate([x.caption if side == "t2i" else x.image for x in files])
     total = np.bincount(query, np.concatenate([x.opinion for x in files]), minlength=queries)
@@ -219,32 +207,28 @@ def correlate(measures: dict[str, np.ndarray], truth: np.ndarray) -> dict:
 
 # ---- all of it
 
-def judge(e: Embeddings, files: list[Judgements], pair: Sigmoid) -> tuple[dict, Sigmoid | None]:
-    """Judge a model by people.
-    Returns the results, and the map for calibration.json, None without votes.
-    pair: the probability of own pairs on dev."""
-    scores = e.scores                                                               # (N, M)
+def judge_by_people(e: Embeddings, files: list[Judgements], pair: Sigmoid) -> dict:
+    """Judge a model by people. pair: the probability of own pairs on dev."""
+    scores, log_det = e.scores, uncertainties(e)                                    # (N, M)
     results = {"files": {os.path.basename(x.path): agreement(x, scores) for x in files}}
     log_var = uncertainties(e, lambda side: side.log_var.mean(1)).get("captions")
-    expected = fits = None
-    if any(x.votes is not None for x in files):
+    voted = any(x.votes is not None for x in files)
+    if voted:
         results["pairs"] = judge_votes(files, scores, pair, log_var)
-        expected, fits = estimate_counts(files, scores, e.caption_image, log_var)
-    log_det = uncertainties(e)
-    for side, (modality, _) in SIDES.items():
+    for side, (modality, _) in DIRECTIONS.items():
         queries = np.arange(len(e.caption_image) if side == "t2i" else e.n_images)
-        best = scores.max(0 if side == "t2i" else 1)
-        measures = {"expected": expected_number(rows_of(e, side, queries), pair), "max": best}
+        measures = {"expected": expected_number(rows_of(e, side, queries), pair),
+                    "max": scores.max(0 if side == "t2i" else 1)}
         if modality in log_det:
             measures["log_det_query"] = log_det[modality]
-        if side == "t2i" and fits:
-            measures["expected_by_votes"] = expected
+        if side == "t2i" and voted:
+            measures["expected_by_votes"] = estimate_counts(files, scores, e.caption_image, log_var)
         truth = sum_opinions(files, side, len(queries))
         known = ~np.isnan(truth)
         if known.sum() > 2:
             results[modality] = {"queries": int(known.sum()), "mean": float(truth[known].mean()), "measures": correlate(
                 {name: x[known] for name, x in measures.items()}, truth[known])}
-    return results, fits
+    return results
 
 
 MEASURES = {"expected": "expected number, by own pairs of dev",
@@ -253,18 +237,18 @@ MEASURES = {"expected": "expected number, by own pairs of dev",
 MAPS = {"own pairs": "own pairs of dev", "fitted": "fitted to votes", "with Sigma": "fitted to votes, with Sigma"}
 
 
-def tables(results: dict) -> list:
-    """Build the tables of the results of `judge`."""
-    made = [("people's judgements of pairs; tau: do scores order them as people do (100: always, 0: chance)",
-             [("", ["pairs", "own, left out", "tau", "of", "AUROC"])],
-             [(name, [f"{x['pairs']:,}", f"{x['own']:,}", number(x["tau"]), f"tau-{x['kind']}",
-                      number(x["auroc"], 3)]) for name, x in results["files"].items()])]
+def tabulate_judgements(results: dict) -> list:
+    """Build the tables of the results of `judge_by_people`."""
+    made = [table("people's judgements of pairs; tau: do scores order them as people do (100: always, 0: chance)",
+                  {"pairs": "pairs", "own": "own, left out", "tau": "tau", "kind": "of", "auroc": "AUROC"},
+                  results["files"], lambda key, x: f"tau-{x[key]}" if key == "kind" else
+                  number(x[key], 1 if key == "tau" else 3))]
     if "pairs" in results:
         made.append(table("the probability that a judged pair fits, by single votes; what is fitted to votes sees "
                           "those on other captions",
                           {"nll": "NLL", "ece": "ECE", "ece_floor": "floor", "auroc": "AUROC"},
                           {MAPS[name]: x for name, x in results["pairs"].items()}))
-    for name, _ in SIDES.values():
+    for name, _ in DIRECTIONS.values():
         if name in results:
             made.append(table(f"{name} as queries: Spearman's rho with how many fit by people "
                               f"({results[name]['queries']:,} queries, {results[name]['mean']:.1f} on average)",
@@ -276,15 +260,13 @@ def tables(results: dict) -> list:
 # ---- the command
 
 def run(opt) -> dict:
-    """Judge by people's judgements as the options say; return the results.
-    Raises InputError."""
+    """Compare with people as the options say; return the results. Raises InputError."""
     items, files = open_items(opt, ())
     judgements = [read_judgements(path, items.whole) for path in opt.judgements]
     calibration = calibrate(items.dev, items.source)
-    people, fits = judge(items.whole, judgements, Sigmoid(**calibration["pair"]))
-    calibration |= {"fits": fits._asdict()} if fits else {}
-    results = describe(items) | {"people": people}
-    show_and_save(results, calibration, tables(people), [calibrated_on(items)], items, files)
+    people = judge_by_people(items.whole, judgements, Sigmoid(**calibration["pair"]))
+    results = describe_items(items) | {"people": people}
+    show_and_save(results, calibration, tabulate_judgements(people), [describe_calibration(items)], items, files)
     return results
 
 

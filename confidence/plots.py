@@ -5,7 +5,7 @@ from confidence.calibration import percent
 from confidence.measures import MEASURES, Outcomes
 from confidence.reliability import reliability
 from evaluation.embeddings import Embeddings
-from evaluation.pictures import ACROSS, Cell, Row, draw_rows, drawing, photo_cell
+from evaluation.pictures import ACROSS, Cell, PhotoRow, draw_rows, drawing, photo_cell
 from evaluation.report import SIDES
 from images import Photos
 from metrics import risk_coverage
@@ -15,12 +15,10 @@ EXAMPLES = {"the surest of the right": 4, "the surest of the wrong": 3, "around 
 FRAME = {True: "forestgreen", False: "firebrick"}                  # of right and wrong answers
 
 
-def diagrams(outcomes: dict[str, Outcomes], results: dict, path: str) -> None:
+def draw_curves(outcomes: dict[str, Outcomes], results: dict, path: str) -> None:
     """Draw reliability and risk by coverage, a row for each direction.
     Reliability is of the probability that users are shown.
-
-    results: of `measures.judge`, by direction.
-    """
+    results: of `measures.judge`, by direction."""
     with drawing(path, len(outcomes), 2, (14.5, 4.6 * len(outcomes))) as (figure, axes):
         for (left, right), (side, x) in zip(axes, outcomes.items()):
             draw_reliability(x, results[side][x.best], side, left)
@@ -50,8 +48,7 @@ def draw_reliability(outcomes: Outcomes, numbers: dict, side: str, axis) -> None
 
 
 def draw_risks(outcomes: Outcomes, side: str, axis) -> None:
-    """Draw wrong answers by coverage of each measure.
-    The legend lists measures from the best to the worst."""
+    """Draw wrong answers by coverage of each measure, in the legend the best first."""
     risks = {name: risk_coverage(-x, outcomes.right) for name, x in outcomes.confidences.items()
              if MEASURES[name].look}
     perfect = risk_coverage(~outcomes.right, outcomes.right)
@@ -83,7 +80,7 @@ def choose_examples(sure: np.ndarray, right: np.ndarray) -> dict[str, list[int]]
     return chosen
 
 
-def examples(outcomes: dict[str, Outcomes], e: Embeddings, photos: Photos, path: str) -> None:
+def draw_examples(outcomes: dict[str, Outcomes], e: Embeddings, photos: Photos, path: str) -> None:
     """Draw queries with their first answers and how sure the model is of them."""
     texts, owner = e.texts, e.caption_image
 
@@ -102,7 +99,7 @@ def examples(outcomes: dict[str, Outcomes], e: Embeddings, photos: Photos, path:
     rows = []
     for side, x in outcomes.items():
         chosen = choose_examples(x.confidences[x.best], x.right)
-        rows += [Row(f"{SIDES[side]}: {heading}", "", [cell for q in queries for cell in cells(side, x, q)])
+        rows += [PhotoRow(f"{SIDES[side]}: {heading}", "", [cell for q in queries for cell in cells(side, x, q)])
                  for heading, queries in chosen.items() if queries]
     draw_rows(path, "How sure the model says it is of its first answer. Right is what the data pair with the query; "
               "other answers may fit too.", rows, ACROSS)

@@ -77,10 +77,8 @@ def answers(rows: Rows, temperature: float) -> Answers:
 def block_answers(scores: torch.Tensor, right: torch.Tensor, t: float, item_image=None) -> Answers:
     """Find the first answers of scores (b, G).
     right (b, G) bool; item_image (G,): the image of each caption.
-
     Equal items get scores that differ in their last bits, by the product or the processor that made them. So an item
-    ties with the best where it is less than TIE of the size of the scores below it.
-    """
+    ties with the best where it is less than TIE of the size of the scores below it."""
     best = scores.amax(1)                                                           # (b,)
     below = scores - best[:, None]                                                  # (b, G), at most 0
     gap = TIE * (abs(best) + below.std(1, correction=0))
@@ -104,8 +102,7 @@ def masses(below: torch.Tensor, t: float) -> torch.Tensor:
 
 @torch.no_grad()
 def sample_scores(e: Embeddings, side: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores (q, G) of random queries, and whether an item is right (q, G) bool.
-    At most FITTED numbers."""
+    """At most FITTED scores (q, G) of random queries, and whether an item is right."""
     rows = rows_of(e, side)
     count = max(1, min(len(rows.queries), FITTED // rows.gallery))
     chosen = np.sort(np.random.default_rng(0).permutation(len(rows.queries))[:count])
@@ -114,12 +111,10 @@ def sample_scores(e: Embeddings, side: str) -> tuple[torch.Tensor, torch.Tensor]
 
 def temperature(scores: torch.Tensor, right: torch.Tensor) -> float:
     """Fit T = argmin_T -1/Q sum_q log sum_{j in right(q)} p_qj.
-
     scores (Q, G); right (Q, G) bool, at least one in each row. With one right item per query the mean is convex in T.
     A grid on log T finds the neighbourhood of the minimum, and Brent's method the minimum itself, in float64: a loss is
     flat there, and the last bits of float32 would move T by 1e-3. Raises InputError where the scores do not differ, or
-    where no T within SPREADS is best, which means that they do not tell what is right.
-    """
+    where no T within SPREADS is best, which means that they do not tell what is right."""
     spread = float(scores.var(1, correction=0).mean().sqrt())
     check(spread > 0, "all scores of a query are equal, so no temperature fits them; check the embeddings")
     scores = scores - scores.amax(1, keepdim=True)                                  # at most 0
@@ -148,8 +143,7 @@ def temperature(scores: torch.Tensor, right: torch.Tensor) -> float:
 
 @torch.no_grad()
 def fit_pairs(e: Embeddings) -> Sigmoid:
-    """Fit the probability that an image is a caption's own, given their score.
-    Own images against all others."""
+    """Fit the probability that an image is a caption's own, against all others."""
     scores, right = sample_scores(e, "t2i")
     few = max(1, ELEMENTS // scores.shape[1])
     return Sigmoid.fit(scores[:few].reshape(-1), right[:few].reshape(-1))

@@ -43,10 +43,8 @@ def judge_order(confidence: np.ndarray, right: np.ndarray) -> dict:
 
 def judge_probability(p: np.ndarray, right: np.ndarray) -> dict:
     """Judge a probability: {"brier", "nll" in nats, "ece", "ece_floor", "mean"}.
-
     ECE is the mean distance of mean probability and share of right answers in bins of equal mass. Its floor is the mean
-    ECE that a perfectly calibrated p would show with so few queries: right answers drawn with these probabilities.
-    """
+    ECE that a perfectly calibrated p would show with so few queries: right answers drawn with these probabilities."""
     p, rng = p.astype(float), np.random.default_rng(0)
     happened = np.clip(np.where(right, p, 1 - p), LEAST, 1 - LEAST)
     rows = np.concatenate([right[None], rng.random((DRAWS, len(p))) < p])       # (1 + DRAWS, Q)

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from checkpoint import Trained
-from cli import check
 from evaluation import bank
-from evaluation.embeddings import Embeddings, Member, read_split_for
+from evaluation.embeddings import Embeddings, read_split_for
 from evaluation.encode import Gallery, encode
 from losses import Embedding, unit
 from methods.volume import Sigmoid, fit_sigmoid, log_share, nearest_captions, number_photos, shares_of_captions
@@ -45,9 +44,17 @@ class PhotoShares(NamedTuple):
         nearest = self.similarity(e, self.captions).topk(min(NEAREST, len(self.shares)), 1).indices     # (B, K)
         return self.shares[nearest].mean(1, keepdim=True)
 
+    @staticmethod
+    @torch.no_grad()
+    def give(e: Embedding, log_var) -> Embedding:
+        """Points (K, D) with variances by one of the functions above."""
+        blocks = torch.arange(len(e.mean)).split(ROWS)
+        return e._replace(log_var=torch.cat([log_var(e.rows(rows)) for rows in blocks]))
+
 
 @torch.no_grad()
-def fit(similarity, captions: Embedding, owner: np.ndarray, dev: Embedding, dev_owner: np.ndarray) -> PhotoShares:
+def fit_shares(similarity, captions: Embedding, owner: np.ndarray, dev: Embedding,
+               dev_owner: np.ndarray) -> PhotoShares:
     """Fit to captions (M, D) of training photos, owner (M,), and to dev's."""
     sigmoid = fit_sigmoid(dev, dev_owner)
     shares = shares_of_captions(captions, owner, sigmoid)
@@ -55,41 +62,30 @@ def fit(similarity, captions: Embedding, owner: np.ndarray, dev: Embedding, dev_
 
 
 def fit_run(model: Trained, dev: Embeddings, batch_size: int, workers: int, **data) -> tuple[PhotoShares, dict]:
-    """Fit to the training and dev split of a run's own data.
-    Describes the fit for the results.
-
-    data: as `read_split_for` takes them. Raises InputError on a model with variances of its own.
-    """
-    check_points(dev)
+    """Fit to the training and dev split of a run's own data, and describe the fit.
+    data: as `read_split_for` takes them."""
     split = read_split_for(model, "train", **data)
     drawn = bank.draw_queries(split.caption_image, len(split.images), BANK)
     part = Gallery(drawn.images[:0], drawn.captions)
     captions = encode(model.model, split, split.encode(model.vocab), model.device, batch_size, workers, part)[1]
-    volume = fit(model.similarity, captions, split.caption_image[drawn.captions], dev.members[0].captions,
-                 dev.caption_image)
-    return volume, describe(volume, f"{model.options.data_name} train", len(drawn.images))
+    shares = fit_shares(model.similarity, captions, split.caption_image[drawn.captions], dev.members[0].captions,
+                        dev.caption_image)
+    return shares, report_shares(shares, f"{model.options.data_name} train", len(drawn.images))
 
 
 def fit_file(train: Embeddings, dev: Embeddings) -> tuple[PhotoShares, dict]:
-    """Fit to training pairs and to dev pairs of the same points.
-    Describes the fit for the results."""
-    check_points(dev)
-    member = train.members[0]
-    volume = fit(member.similarity, member.captions, train.caption_image, dev.members[0].captions, dev.caption_image)
-    return volume, describe(volume, train.name, train.n_images)
+    """Fit to training pairs and to dev pairs of the same points, and describe the fit."""
+    similarity, _, captions = train.members[0]
+    shares = fit_shares(similarity, captions, train.caption_image, dev.members[0].captions, dev.caption_image)
+    return shares, report_shares(shares, train.name, train.n_images)
 
 
-def check_points(e: Embeddings) -> None:
-    check(not e.gaussian, f"--variances volume gives variances to points, and {e.name} has variances of its own; leave "
-                          "it out, or give a point model")
+def report_shares(shares: PhotoShares, name: str, images: int) -> dict:
+    return {"kind": "volume", "of_photo": list(shares.sigmoid[:2]), "fitted_on": name, "images": images,
+            "captions": len(shares.shares)}
 
 
-def describe(volume: PhotoShares, name: str, images: int) -> dict:
-    return {"kind": "volume", "of_photo": list(volume.sigmoid[:2]), "fitted_on": name, "images": images,
-            "captions": len(volume.shares)}
-
-
-def describe_in_words(report: dict) -> str:
+def describe_shares(report: dict) -> str:
     """Sentence on given variances: their source, and what they do not change."""
     sentence = (f"variances: the share that an item covers of the photos of {report['images']:,} images and "
                 f"{report['captions']:,} captions of {report['fitted_on']}; the scores of the points stay")
@@ -97,12 +93,3 @@ def describe_in_words(report: dict) -> str:
         sentence += ("; captions of one photo of dev lie no nearer to each other than to those of others, so these "
                      "variances say nothing of how many photos fit")
     return sentence
-
-
-@torch.no_grad()
-def give_variances(e: Embeddings, volume: PhotoShares) -> None:
-    """Give the points of images and captions their variances, in place."""
-    similarity, images, captions = e.members[0]
-    sides = (images, volume.images_log_var), (captions, volume.captions_log_var)
-    e.members = [Member(similarity, *(x._replace(log_var=torch.cat(
-        [log_var(x.rows(rows)) for rows in torch.arange(len(x.mean)).split(ROWS)])) for x, log_var in sides))]

@@ -60,8 +60,7 @@ class Crisscrossed(NamedTuple):
 
 
 class IdIndex:
-    """Positions of "image" or "caption" ids in a split.
-    Raises InputError where ids are missing or occur twice."""
+    """Positions of "image" or "caption" ids, which must be there once, in a split."""
 
     def __init__(self, ids, kind: str, source: str):
         check(ids is not None and all(isinstance(i, (int, np.integer)) for i in ids),
@@ -85,8 +84,7 @@ class IdIndex:
 # ---- Crisscrossed Captions
 
 def parse_id(name: str) -> int:
-    """Read the id in a name: COCO_val2014_000000365325.jpg -> 365325.
-    COCO_val2014:sentid:732091 -> 732091."""
+    """Read the id in a name: COCO_val2014_000000365325.jpg, COCO_val2014:sentid:732091."""
     digits = re.fullmatch(r".*[_:]([0-9]+)(\..*)?", name)
     if not digits:
         raise ValueError(f"{name!a:.80} names no id")
@@ -94,10 +92,8 @@ def parse_id(name: str) -> int:
 
 
 def read_ratings(path: str, kind: str, images: IdIndex, captions: IdIndex) -> Ratings:
-    """Read one file of Crisscrossed Captions.
-
-    kind: sts (caption pairs), sis (image pairs) or sits (caption and image).
-    """
+    """Read a file of Crisscrossed Captions.
+    kind: sts (caption pairs), sis (image pairs) or sits (caption and image)."""
     need(path, f"give the folder of {kind}_val.csv and {kind}_test.csv with --cxc_path; {HELP}")
     columns, reader, rows = (*COLUMNS[kind], "agg_score"), csv.DictReader(read_lines(path)), []
     check(set(columns) <= set(reader.fieldnames or ()),
@@ -118,44 +114,34 @@ def read_ratings(path: str, kind: str, images: IdIndex, captions: IdIndex) -> Ra
 
 
 def read_cxc(folder: str, part: str, images: IdIndex, captions: IdIndex, caption_image: np.ndarray) -> Crisscrossed:
-    """The three files of one part, val or test, and their matches.
-    Raises InputError as `read_ratings` does."""
+    """Read the three files of one part, val or test."""
     ratings = {kind: read_ratings(os.path.join(folder, f"{kind}_{part}.csv"), kind, images, captions)
                for kind in COLUMNS}
-    return Crisscrossed(ratings, cxc_pairs(ratings, caption_image))
+    return Crisscrossed(ratings, match_by_ratings(ratings, caption_image))
 
 
-def cxc_pairs(ratings: dict[str, Ratings], caption_image: np.ndarray) -> dict[str, Pairs]:
+def match_by_ratings(ratings: dict[str, Ratings], caption_image: np.ndarray) -> dict[str, Pairs]:
     """Collect matches of Crisscrossed Captions (`ucmr` 4.1): i2t, t2i, t2t and i2i.
-
     An image and a caption match if they are an original pair or are rated 3 or more. Two captions match if they are of
     one image or are rated 3 or more, two images if they are rated 2.5 or more. A pair that is listed more than once
-    counts with the mean of its ratings, in both directions. caption_image (M,): the row of each caption's image.
-    """
-    sits = ratings["sits"]
+    counts with the mean of its ratings, in both directions. caption_image (M,): the row of each caption's image."""
+    sits, m = ratings["sits"], len(caption_image)
     caption, image = (ids[sits.score >= MATCH["sits"]] for ids in sits[:2])
-    i2t = Pairs.of(np.r_[caption_image, image], np.r_[np.arange(len(caption_image)), caption])
-    siblings, similar = same_image_pairs(caption_image), similar_pairs(ratings["sts"], MATCH["sts"])
-    return {"i2t": i2t, "t2i": i2t.swapped(), "i2i": similar_pairs(ratings["sis"], MATCH["sis"]),
-            "t2t": Pairs.of(np.r_[siblings.query, similar.query], np.r_[siblings.item, similar.item])}
+    i2t = Pairs.of(np.r_[caption_image, image], np.r_[np.arange(m), caption])
+    owner = sparse.csr_array((np.ones(m), (np.arange(m), caption_image)))           # (M, N)
+    a, b = (owner @ owner.T).nonzero()                                              # captions of one image
+    similar = pairs_within(ratings["sts"], MATCH["sts"])
+    return {"i2t": i2t, "t2i": i2t.swapped(), "i2i": pairs_within(ratings["sis"], MATCH["sis"]),
+            "t2t": Pairs.of(np.r_[a[a != b], similar.query], np.r_[b[a != b], similar.item])}
 
 
-def similar_pairs(ratings: Ratings, least: float) -> Pairs:
-    """Collect pairs of different items of one modality with at least this mean rating.
-    In both directions."""
+def pairs_within(ratings: Ratings, least: float) -> Pairs:
+    """Collect pairs of different items with at least this mean rating, both ways."""
     ends = np.sort(np.stack([ratings.first, ratings.second]), axis=0)               # (2, K)
     pairs, place = np.unique(ends, axis=1, return_inverse=True)
     mean = np.bincount(place, ratings.score) / np.bincount(place)
     a, b = pairs[:, (mean >= least - 1e-9) & (pairs[0] != pairs[1])]
     return Pairs.of(np.r_[a, b], np.r_[b, a])
-
-
-def same_image_pairs(caption_image: np.ndarray) -> Pairs:
-    """Pair each caption with every other caption of its image.
-    caption_image (M,): the row of each caption's image."""
-    owner = sparse.csr_array((np.ones(len(caption_image)), (np.arange(len(caption_image)), caption_image)))
-    query, item = (owner @ owner.T).nonzero()
-    return Pairs.of(query[query != item], item[query != item])
 
 
 # ---- instances
@@ -178,17 +164,14 @@ def read_instances(path: str, images: IdIndex) -> np.ndarray:
 # ---- listed matches
 
 def eccv_folder() -> str | None:
-    """Return the data folder of the optional package eccv_caption, or None.
-    The package is not imported."""
+    """Return the data folder of the optional package eccv_caption, or None."""
     spec = importlib.util.find_spec("eccv_caption")
     return os.path.join(os.path.dirname(spec.origin), "data") if spec and spec.origin else None
 
 
 def read_eccv(folder: str | None, images: IdIndex, captions: IdIndex) -> dict[str, Pairs]:
     """Read ECCV Caption's matches: i2t of 1,261 images, t2i of 1,332 captions.
-
-    Two of its 22,550 captions are the sixth of their image. No split has these, so they are left out.
-    """
+    Two of its 22,550 captions are the sixth of their image, which no split has."""
     check(folder, "ECCV Caption's data are not here; pip install eccv_caption, or give the folder of "
                   "eccv_image_to_caption.json and eccv_caption_to_image.json with --eccv_path")
     pairs = {}
@@ -209,8 +192,7 @@ def read_positives(path: str, images: IdIndex, captions: IdIndex) -> dict[str, P
 
 
 def read_matches(path: str, table, queries: IdIndex, items: IdIndex, skip_unknown: bool = False) -> Pairs:
-    """Read matches of one direction from {query: [items]}.
-    skip_unknown: leave out items that the split lacks."""
+    """Read {query: [items]}. skip_unknown: leave out items that the split lacks."""
     def as_id(value):
         return int(value) if isinstance(value, str) and re.fullmatch("[0-9]{1,19}", value) else value
     check(isinstance(table, dict) and all(isinstance(ids, list) for ids in table.values()),

@@ -37,9 +37,7 @@ def check_splits(split: str, evaluated: str) -> None:
 
 def draw_queries(caption_image: np.ndarray, n_images: int, size: int = SIZE) -> Gallery:
     """Draw the queries of a bank from a split of M captions of N images.
-
-    At most `size` images, and all captions of as many of the first of these as give at most `size` captions.
-    """
+    At most `size` images, and all captions of as many of the first of these as give at most `size` captions."""
     order = np.random.default_rng(0).permutation(n_images)
     total = np.cumsum(np.bincount(caption_image, minlength=n_images)[order])        # (N,) captions up to each
     captions = np.flatnonzero(np.isin(caption_image, order[:np.searchsorted(total, size, "right")]))
@@ -69,11 +67,9 @@ def item_terms(members: list[Member], queries: list[Member], betas: list[float],
 def normalise(members: list[Member], dev: Embeddings, queries: list[Member], split: str,
               block: int = 1000) -> tuple[tuple[np.ndarray, np.ndarray], dict]:
     """Terms of images (N,) and captions (M,), and the "bank" of results.json.
-
     They are of `members`. The beta of a direction is the value of GRID with the highest sum of recalls on dev, the
     lower of two that are equal, and None where none is better than no bank: then its items lose nothing. dev: the same
-    models on the dev split; queries: the bank of a split, by the same models.
-    """
+    models on the dev split; queries: the bank of a split, by the same models."""
     def recall_sums(scores: np.ndarray) -> dict[str, float]:
         i2t, t2i = metrics.ranks(scores, dev.caption_image)
         result = metrics.both_directions(metrics.summary(i2t[i2t >= 0]), metrics.summary(t2i))

@@ -1,7 +1,7 @@
 """Embeddings of images and captions, of models or from files, and ready scores.
 
-Loading runs no code from a file: weights_only=True for checkpoints, allow_pickle=False for arrays. All that reads a
-file raises InputError where it is missing, broken or of other items.
+Loading runs no code from a file. All that reads a file raises InputError where it is missing, broken or of other
+items.
 """
 import glob
 import math
@@ -37,8 +37,7 @@ class Member(NamedTuple):
 
 @dataclass
 class Embeddings:
-    """Embeddings of N images and M captions by one or several models, or scores.
-    The scores of several models are averaged."""
+    """Embeddings of N images and M captions by models, whose scores are averaged."""
     name: str                                     # the paths of the models, or of the file
     caption_image: np.ndarray                     # (M,) the row of each caption's image
     n_images: int
@@ -91,7 +90,7 @@ class Embeddings:
 
 def uncertainties(e: Embeddings, measure=uncertainty) -> dict[str, np.ndarray]:
     """Compute log det Sigma in nats of Gaussian images (N,) and captions (M,).
-    Averaged over the members. Or another measure, Embedding -> (N,)."""
+    The mean over the members. measure: another function Embedding -> (N,)."""
     results = {}
     for side in ("images", "captions"):
         sides = [getattr(m, side) for m in e.members]
@@ -103,9 +102,7 @@ def uncertainties(e: Embeddings, measure=uncertainty) -> dict[str, np.ndarray]:
 
 def within_modality(similarity, e: Embedding) -> tuple:
     """Return similarity and embedding to compare items of one modality.
-
-    The cosine of the means where a similarity needs an image and a caption (Mahalanobis, cross-attention).
-    """
+    The cosine of the means where a similarity needs an image and a caption (Mahalanobis, cross-attention)."""
     return (similarity, e) if trait(similarity, "within_modality") else (cosine, Embedding(e.mean))
 
 
@@ -123,8 +120,7 @@ def blocks_within(e: Embeddings, modality: str, items: np.ndarray, block: int):
 # ---- by trained models
 
 def newest_run(root: str = "runs") -> str:
-    """Find the folder of the run whose best model is the newest.
-    Raises InputError where there is no run."""
+    """Find the folder of the run whose best model is the newest. Raises InputError."""
     paths = glob.glob(os.path.join(root, "**", "model_best.pt"), recursive=True)
     started = sorted(glob.glob(os.path.join(root, "**", "checkpoint.pt"), recursive=True), key=os.path.getmtime)
     folder = os.path.dirname((started or [""])[-1])
@@ -142,9 +138,7 @@ def is_run(path: str) -> bool:
 def read_split_for(model: Trained, split: str = "test", data_path: str | None = None, data_name: str | None = None, *,
                    dev_images: int | None = None, text_only: bool = False) -> Split:
     """Read a split of the data that a model was trained on, or of others named.
-
-    dev_images: of dev, 0 all, None as in the training.
-    """
+    dev_images: of dev, 0 all, None as in the training."""
     mine, path = model.options, model.path
     result = read_split(data_path or mine.data_path, data_name or mine.data_name, split, text_only=text_only,
                         text_features=mine.text_features,
@@ -157,10 +151,8 @@ def read_split_for(model: Trained, split: str = "test", data_path: str | None = 
 def embed(models: list[Trained], split: str = "test", part=None, *, sim: str | None = None, batch_size: int = 128,
           workers: int = 0, **data) -> Embeddings:
     """Embed a split by one model, or by several of an ensemble, on the device of each.
-
     part: split -> `encode.Gallery`, the items to embed, which the members then hold alone. sim: the similarity in place
-    of the models' own; data: as `read_split_for` takes them, else those of the first model.
-    """
+    of the models' own; data: as `read_split_for` takes them, else those of the first model."""
     given = {name: value for name, value in data.items() if value is not None}
     data = {name: getattr(models[0].options, name) for name in ("data_path", "data_name", "dev_images")} | given
     root, splits, e = os.path.join(data["data_path"], data["data_name"]), {}, None
@@ -261,9 +253,7 @@ def export(path: str, e: Embeddings) -> None:
 
 def load_file(path: str, sim: str | None = None, **data) -> Embeddings:
     """Read embeddings of any model (.npz), or scores (.npy).
-
-    sim: a similarity in place of the file's; data: as `identify_items` takes them.
-    """
+    sim: a similarity in place of the file's; data: as `identify_items` takes them."""
     if not path.lower().endswith(".npy"):
         return load_embeddings(path, sim, **data)
     check(not sim, f"--sim {sim} computes nothing from the scores of {path}; leave it out")
@@ -277,7 +267,7 @@ def load_embeddings(path: str, sim: str | None = None, **data) -> Embeddings:
     check(not foreign, f"{path} has an array '{(foreign or [''])[0]}', which means nothing here; it may hold "
                        f"{', '.join(ARRAYS)}")
     name = sim or read_word(arrays, "similarity", path) or "cosine"
-    similarity = find_similarity(name, arrays, path)
+    similarity = read_similarity(name, arrays, path)
     images, captions = (read_side(arrays, side, path) for side in ("image", "caption"))
     check(images.mean.shape[1] == captions.mean.shape[1] > 0,
           f"{path} has image means of width {images.mean.shape[1]} and caption means of width "
@@ -286,12 +276,11 @@ def load_embeddings(path: str, sim: str | None = None, **data) -> Embeddings:
     if len(images.mean) == m:                               # VSE++'s layout has as many rows of images as captions
         of_images = {name: x for name, x in arrays.items() if name.startswith("image_") and x.ndim}
         each = math.gcd(*(count_repeats(x, path) for x in of_images.values() if x.dtype.kind in "fiu"))
-        check(each == 1 or not counts_images(arrays.get("caption_image"), m // each),
-              f"{path}: caption_image numbers {m // each:,} images, and image_mean has each image {each} times; save "
-              f"image_mean[::{each}]")
         images = images.rows(slice(None, None, each))
         arrays |= {name: x[::each] for name, x in of_images.items()}
-        arrays |= {"caption_image": arrays["caption_image"] // each} if "caption_image" in arrays else {}
+        owner = arrays.get("caption_image", np.arange(0))
+        if owner.size and owner.dtype.kind in "iu" and owner.max() >= m // each:    # it counts the repeated rows
+            arrays["caption_image"] = owner // each
         notes += [describe_repeats(path, m, each)] * (each > 1)
     check_similarity(similarity, (images, captions), name, path)
     if not sim and "similarity" not in arrays:
@@ -317,18 +306,12 @@ def read_side(arrays: dict, side: str, path: str) -> Embedding:
                        for x in (mean, log_var)))
 
 
-def counts_images(owner: np.ndarray | None, n_images: int) -> bool:
-    """True if caption_image numbers the different images, not the repeated rows."""
-    return owner is not None and owner.dtype.kind in "iu" and owner.size > 0 and 0 < owner.max() < n_images
-
-
 def describe_repeats(path: str, rows: int, each: int) -> str:
     return f"{path}: its {rows:,} rows of images are {rows // each:,} images, each repeated {each} times"
 
 
 def read_word(arrays: dict, name: str, path: str) -> str:
-    """A single text among arrays, empty where there is none.
-    Raises InputError where the array is not a single text."""
+    """A single text among arrays, "" where there is none. Raises InputError."""
     value = arrays.get(name, np.array(""))
     check(value.size == 1 and value.dtype.kind == "U",
           f"{path}: {name} must hold one text, as np.array('...'), and has shape {value.shape} of {value.dtype}; write "
@@ -336,7 +319,7 @@ def read_word(arrays: dict, name: str, path: str) -> str:
     return value.item()
 
 
-def find_similarity(name: str, arrays: dict, path: str):
+def read_similarity(name: str, arrays: dict, path: str):
     """Find the similarity of this name, with what it learned."""
     learned = arrays.get("effective_dim", np.array(0))
     if name == "mls" and learned.ndim == 0 and learned.dtype.kind in "fiu" and learned > 0:
@@ -377,10 +360,8 @@ def has_testall(folder: str) -> bool:
 def identify_items(path: str, n: int, m: int, arrays: dict, *, split: str | None = None, data_path: str | None = None,
                    data_name: str | None = None, dev_images: int | None = None) -> Embeddings:
     """The items that a file of N images and M captions is about, without embeddings.
-
     With a data_name they are those of the split, with which all that the file says is compared. Else they are what the
-    file says, else M / N captions per image, in order.
-    """
+    file says, else M / N captions per image, in order."""
     stored, split = name_split(read_word(arrays, "split", path)), name_split(split or "")
     check(not (split and stored) or split == stored, f"--split {split}: {path} says that it is of the split {stored}; "
                                                      "leave --split out, or give a file of the other")

@@ -21,10 +21,8 @@ class Gallery(NamedTuple):
 def encode(model, split: Split, tokens: Tokens | None, device, batch_size: int = 128,
            workers: int = 0, part: Gallery | None = None) -> tuple:
     """Embed all images (N, D) and captions (M, D) of a split, or of a part of it.
-
     In their order, by a model in eval mode. None stands for images that are not at hand, and for captions where
-    `tokens` is None.
-    """
+    `tokens` is None."""
     text_only = isinstance(split.images, NoImages)
     part = part or Gallery(np.arange(len(split.images)),
                            np.arange(0 if tokens is None else len(tokens.length)))

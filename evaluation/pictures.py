@@ -37,10 +37,8 @@ def picture_file(path: str, inputs=(), overwrite: bool = True) -> str:
 @contextlib.contextmanager
 def figure_in(path: str, size: tuple[float, float], tight: bool = False):
     """Yield an empty figure of this size in inches, and write its picture at the end.
-
     Neither a window system nor pyplot's state is touched. tight: give each of its axes the space that its texts need.
-    Texts are drawn as they are, where matplotlib would read two $ as a formula.
-    """
+    Texts are drawn as they are, where matplotlib would read two $ as a formula."""
     import matplotlib  # takes a second to start, and most commands draw nothing
     from matplotlib.figure import Figure
     from matplotlib.text import Text
@@ -82,14 +80,14 @@ class Cell(NamedTuple):
     frame: str | None = None          # colour of its frame; None: thin and grey
 
 
-class Row(NamedTuple):
+class PhotoRow(NamedTuple):
     """A query with its photos."""
     query: str                        # a text of any length
     facts: str                        # a line below it
     cells: list[Cell]
 
 
-def draw_rows(path: str, title: str, rows: list[Row], across: int) -> None:
+def draw_rows(path: str, title: str, rows: list[PhotoRow], across: int) -> None:
     """Draw queries with their photos, `across` in a line."""
     width, lines = max(6, TILE * across), []                # lines: (text above the first photo, its lines, cells)
     for row in rows:
@@ -138,9 +136,8 @@ def write_above(axis, text: str, points: float, **look) -> None:
                   **look)
 
 
-def find_photos(e: Embeddings, folder: str | None) -> Photos | None:
-    """Find the photos of all images, in the split or by file name in `folder`.
-    None where one is missing, and a note says so."""
+def locate_photos(e: Embeddings, folder: str | None) -> Photos | None:
+    """Find the photos of all images, in the split or `folder`; None if one is missing."""
     paths = e.photos.paths if e.photos else [
         below(folder, name, "the list of photos") for name in (e.ids.get("image_name", ()) if folder else ())]
     absent = [path for path in paths if not os.path.isfile(path)]
@@ -160,8 +157,7 @@ def photo_cell(photos: Photos, i: int, *lines: str, frame: str | None = None) ->
 # ---- pictures of an evaluation
 
 def draw_retrieval(e: Embeddings, photos: Photos, path: str) -> None:
-    """Draw five captions, each with its five best images.
-    For Gaussians from the least to the most uncertain caption."""
+    """Draw five captions, from certain to uncertain, each with its five best images."""
     spread, rows = uncertainties(e), []
     order = np.argsort(spread.get("captions", np.arange(len(e.texts))), kind="stable")
     for m in order[np.linspace(0, len(order) - 1, MOST).round().astype(int)]:
@@ -171,7 +167,7 @@ def draw_retrieval(e: Embeddings, photos: Photos, path: str) -> None:
         labels = [f" (unc. {x:.1f})" for x in spread["images"]] if "images" in spread else [""] * e.n_images
         cells = [photo_cell(photos, i, f"{score[i]:.3f}{labels[i]}", frame=OWN if i == own else None)
                  for i in np.argsort(-score, kind="stable")[:MOST]]
-        rows.append(Row(e.texts[m], "; ".join(facts), cells))
+        rows.append(PhotoRow(e.texts[m], "; ".join(facts), cells))
     draw_rows(path, f"{e.data_name} {e.split}, {e.similarity}: the best of {e.n_images:,} images for a caption; green: "
                     "its own", rows, MOST)
 
@@ -192,6 +188,7 @@ def draw_extremes(e: Embeddings, photos: Photos, side: str, path: str) -> None:
             if side == "images":
                 cells.append(photo_cell(photos, q, facts, *(e.texts[m] for m in matches[:MATCHES])))
             else:
-                rows.append(Row(e.texts[q], f"{name}: {facts}", [photo_cell(photos, i) for i in matches[:MATCHES]]))
-        rows += [Row(f"{name} images", "", cells)] * (side == "images")
+                best = [photo_cell(photos, i) for i in matches[:MATCHES]]
+                rows.append(PhotoRow(e.texts[q], f"{name}: {facts}", best))
+        rows += [PhotoRow(f"{name} images", "", cells)] * (side == "images")
     draw_rows(path, f"log det Sigma of {side}, and what matches them", rows, ACROSS)

@@ -29,9 +29,7 @@ INSTANCES = "instances_val2014.json"  # the dev and test images of COCO's splits
 
 class Record(dict):
     """Outcomes of queries: (protocol, direction, "rank" | "rp" | ...) -> (Q,).
-
-    Ranks are 0-based, all other numbers are shares in [0, 1]; NaN where a query does not count.
-    """
+    Ranks are 0-based, all other numbers are shares in [0, 1]; NaN where a query does not count."""
 
     def add(self, protocol: str, side: str, count: int, queries: np.ndarray, **values) -> None:
         """Keep numbers of the queries (q,) among `count`, an array for each name.
@@ -78,10 +76,8 @@ def directions(scores: np.ndarray, images: np.ndarray, captions: np.ndarray):
 
 def judge_blocks(judge, scores: np.ndarray, queries: np.ndarray, items: np.ndarray) -> dict[str, np.ndarray]:
     """Join what judge(block, rows) returns, {name: (b,)}, for blocks of queries (Q,).
-
     block (b, G): finite scores of queries[rows] against items (G,), in float32. numpy lets the blocks run side by side,
-    on as many threads as torch has.
-    """
+    on as many threads as torch has."""
     def judge_rows(rows: slice) -> dict[str, np.ndarray]:
         here = queries[rows]
         block = scores[here] if len(items) == scores.shape[1] else scores[np.ix_(here, items)]
@@ -114,10 +110,8 @@ OUTCOMES["rpc2"] = OUTCOMES["rp"]
 def recalls_of_matches(scores: np.ndarray, matches: dict[str, Pairs], gallery: Gallery, record: Record, name: str,
                        *precisions: str) -> dict:
     """Compute recalls and precisions of i2t or t2i or both, in percent.
-
     scores (N, M); matches: of each direction; precisions: names of OUTCOMES. "r1" is the share of queries whose best
-    item is a match. Queries without a match in the gallery do not count. "rsum" is there where both directions are.
-    """
+    item is a match. Queries without a match in the gallery do not count. "rsum" is there where both directions are."""
     result = {}
     for side, matrix, queries, items in directions(scores, *gallery):
         if side not in matches:
@@ -153,11 +147,9 @@ def eccv(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
 
 def cxc(e: Embeddings, gallery: Gallery, record: Record, name: str, samples: int = 1000) -> dict:
     """Evaluate on Crisscrossed Captions: {i2t, t2i, rsum, t2t, i2i}.
-
     i2t and t2i carry "rpc2", RPC^2 (`ucmr` 4.3): R-precision over the CxC matches, in percent. A gallery of everything
     adds the rank correlations of scores with ratings, {sits, sts, sis} (`metrics.sampled_spearman`). Without images
-    there is text to text alone; a matrix of scores has none within a modality.
-    """
+    there is text to text alone; a matrix of scores has none within a modality."""
     (ratings, pairs), result, total = e.judged["cxc"], {}, len(e.caption_image)
     whole = len(gallery.captions) == total
     if can_rank(e):
@@ -181,10 +173,8 @@ def cxc(e: Embeddings, gallery: Gallery, record: Record, name: str, samples: int
 def ranks_within(e: Embeddings, modality: str, items: np.ndarray, matches: Pairs,
                  ratings: Ratings | None = None) -> tuple[np.ndarray, np.ndarray | None]:
     """Rank "captions" for captions or "images" for images, the query kept out.
-
     items (n,): queries and gallery. Returns the 0-based ranks (n,) of the best match, -1 where a query has no match,
-    and the scores (K,) of rated pairs, whose positions are among `items`.
-    """
+    and the scores (K,) of rated pairs, whose positions are among `items`."""
     ranks, pairs = np.full(len(items), -1), matches.among(items, items)
     rated = None if ratings is None else np.full(len(ratings.first), np.nan)
     for rows, scores in blocks_within(e, modality, items, 2 * ROWS):
@@ -201,10 +191,8 @@ def ranks_within(e: Embeddings, modality: str, items: np.ndarray, matches: Pairs
 
 def pmrp(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
     """Compute Plausible Match R-Precision in percent (PCME 4.1).
-
     An item matches if the sets of categories that the two images show differ in at most zeta categories, zeta in
-    {0, 1, 2}; "pmrp" is the mean over zeta. Images without any instance are left out, and their captions.
-    """
+    {0, 1, 2}; "pmrp" is the mean over zeta. Images without any instance are left out, and their captions."""
     shown, codes = e.judged["pmrp"].any(1), e.judged["pmrp"].astype(np.float32)     # (N,), (N, K)
     owners = {"i": np.arange(e.n_images), "t": e.caption_image}
     images, captions = (items[shown[owner[items]]] for items, owner in zip(gallery, owners.values()))
@@ -223,9 +211,7 @@ def pmrp(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
 def precisions_by_categories(scores: np.ndarray, queries: np.ndarray, items: np.ndarray, shown: np.ndarray,
                              codes: np.ndarray) -> dict[str, np.ndarray]:
     """Compute R-precisions (Q,) in [0, 1] by zeta.
-
-    shown (Q, K), codes (G, K): categories of the images of queries and items, as 0 and 1 in float32.
-    """
+    shown (Q, K), codes (G, K): categories of the images of queries and items, as 0 and 1 in float32."""
     def judge(block: np.ndarray, rows: slice) -> dict[str, np.ndarray]:
         here = shown[rows]                                                          # (b, K)
         distance = here.sum(1)[:, None] + codes.sum(1) - 2 * here @ codes.T         # (b, G), exact integers
@@ -254,17 +240,14 @@ FOLDED = ("full", "pmrp", "cxc")                                # with --fold5 a
 
 
 def read_protocol_inputs(e: Embeddings, opt) -> dict:
-    """{protocol: what was read for it} of the protocols that the options name.
-    Raises InputError on files that are missing, broken or of other items."""
+    """Read {protocol: matches and ratings} as the options say. Raises InputError."""
     return {name: read(e, opt) for name, read in READERS.items() if getattr(opt, name)}
 
 
 def list_versions(e: Embeddings, opt):
     """Yield (name, embeddings, names of protocols) of all versions to rank.
-
     After the embeddings as they are come those with the bank of queries, and where variances rank those as points and
-    (--uncertainty) with the variances of other items: what variances do, and whether it matters whose they are.
-    """
+    (--uncertainty) with the variances of other items: what variances do, and whether it matters whose they are."""
     yield "", e, tuple(PROTOCOLS)
     if can_rank(e) and e.bank is not None:
         scores, (images, captions) = metrics.score_matrix(e.members), e.bank        # (N, M), (N,), (M,)
@@ -310,10 +293,8 @@ def can_rank(e: Embeddings) -> bool:
 
 def deal_variances(images: Embedding, captions: Embedding, seed: int = 0) -> tuple[Embedding, Embedding]:
     """Both sides with the variances of other items; points stay as they are.
-
     Each side goes round one random circle, so that no item keeps its own variances. The circles are drawn one after
-    the other: with as many captions as images, a common one would leave matching variances together.
-    """
+    the other: with as many captions as images, a common one would leave matching variances together."""
     generator = torch.Generator().manual_seed(seed)
 
     def deal(e: Embedding) -> Embedding:
@@ -362,10 +343,8 @@ def describe_doubts(e: Embeddings, numbers: dict) -> list[str]:
 
 @torch.no_grad()
 def assess(e: Embeddings, opt) -> tuple[dict, Record]:
-    """Run all protocols of the options, for e.judged as `read_judgements` returns it.
-
-    Returns the content of results.json and the outcome of every query.
-    """
+    """Run all protocols of the options, with e.judged of `read_protocol_inputs`.
+    Returns the content of results.json and the outcome of every query."""
     numbers, record = run_protocols(e, opt)
     results = {"checkpoints": e.name.split(" + "), "data_name": e.data_name or os.path.basename(e.name),
                "split": e.split or None, "similarity": e.similarity, "images": e.n_images,
@@ -382,8 +361,7 @@ def assess(e: Embeddings, opt) -> tuple[dict, Record]:
 
 
 def replace_nan(value):
-    """Replace NaN by None, since JSON lacks it.
-    A correlation with a constant is NaN."""
+    """Replace NaN, such as a correlation with a constant, by None: JSON lacks it."""
     if isinstance(value, dict):
         return {key: replace_nan(v) for key, v in value.items()}
     if isinstance(value, (list, tuple)):

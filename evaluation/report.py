@@ -3,6 +3,7 @@
 A table is (title, groups of columns, rows): groups [(heading, [column, ...])], rows [(label, [cell, ...])]. Cells are
 text.
 """
+import textwrap
 from collections.abc import Callable
 
 # Head of the column of each number, in the order of the columns.
@@ -23,11 +24,11 @@ TITLES = {"cxc": "Crisscrossed Captions", "cxc_folds5": "Crisscrossed Captions, 
           "positives": "positives of --positives",
           "positives_mean_only": "positives of --positives, cosine of the means",
           "positives_shuffled": "positives of --positives, variances of other items"}
+WIDTH = 110                           # letters of a line in a terminal
 
 
 def number(value, digits: int = 1) -> str:
-    """Text of a cell.
-    A text as it is, a whole number in full, any other with these digits, - for None and NaN."""
+    """Text of a cell: texts and whole numbers in full, - for None and NaN."""
     if value is None or value != value:
         return "-"
     return value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:.{digits}f}"
@@ -35,8 +36,7 @@ def number(value, digits: int = 1) -> str:
 
 def table(heading: str, columns: dict[str, str], rows: dict[str, dict],
           cell: Callable[[str, dict], str] = lambda key, numbers: number(numbers.get(key, ""), 3)) -> tuple:
-    """Build a table of columns {name of a number: its head} and rows {label: numbers}.
-    Three digits, empty where missing."""
+    """Build a table of columns {name of a number: its head} and rows {label: numbers}."""
     return heading, [("", list(columns.values()))], [
         (label, [cell(key, numbers) for key in columns]) for label, numbers in rows.items()]
 
@@ -54,8 +54,7 @@ def tables(runs: dict[str, dict]) -> list:
 
 
 def table_of_pairs(runs: dict[str, dict]) -> list:
-    """Tabulate recalls of the original pairs and of a random order.
-    runs: results by how a row begins."""
+    """Tabulate recalls of the original pairs and of a random order."""
     numbers = {}
     for name, title in ROWS.items():
         for run, results in runs.items():
@@ -80,15 +79,17 @@ def table_of_matches(title: str, results: dict[str, dict]) -> list:
 
 
 def table_of_ratings(title: str, results: dict[str, dict]) -> list:
-    """Tabulate rank correlations of one protocol with ratings; none without.
-    See `metrics.sampled_spearman`."""
-    def cell(kind: str, p: dict) -> str:
-        x = [number(p[kind][key], 3) for key in ("spearman", "std", "shuffled")] if kind in p else ()
-        return "{} +- {} (shuffled {})".format(*x) if x else ""
-    kinds = {kind: name for kind, name in RATINGS.items() if any(kind in p for p in results.values())}
-    rows = {f"{run}Spearman's rho": p for run, p in results.items()}
-    return [table(f"{title}: rank correlation with the ratings, mean and deviation of bootstrap samples", kinds, rows,
-                  cell)] if kinds else []
+    """Tabulate `metrics.sampled_spearman` of one protocol; none without ratings."""
+    rows = {run + name: p[kind] for kind, name in RATINGS.items() for run, p in results.items() if kind in p}
+    return [table(f"{title}: rank correlation with the ratings, mean and deviation of bootstrap samples",
+                  {"spearman": "Spearman's rho", "std": "deviation", "shuffled": "shuffled"}, rows)] if rows else []
+
+
+def describe_metric(key: str) -> str:
+    """Put the key of a metric of --compare into words: "full i2t r1", "cxc rsum"."""
+    protocol, *words = key.split()
+    title = {**ROWS, **TITLES, "full": "full set"}.get(protocol, protocol)
+    return ", ".join(filter(None, [title, " ".join({**SIDES, **RATINGS, **NAMES}.get(word, word) for word in words)]))
 
 
 def comparisons(pairs: list[dict]) -> list:
@@ -97,30 +98,30 @@ def comparisons(pairs: list[dict]) -> list:
     results = []
     for pair in pairs:
         # where no sample was on the other side, p is the least that so many samples can tell
-        rows = [(name, [number(m["a"]), number(m["b"]), f"{m['difference']:+.2f}",
-                        f"{m['low']:+.2f} to {m['high']:+.2f}", f"{'<= ' * m.get('least', False)}{m['p']:.4f}"])
-                for name, m in pair["metrics"].items()]
+        rows = [(describe_metric(key), [number(m["a"]), number(m["b"]), f"{m['difference']:+.2f}",
+                                        f"{m['low']:+.2f} to {m['high']:+.2f}",
+                                        f"{'<= ' * m.get('least', False)}{m['p']:.4f}"])
+                for key, m in pair["metrics"].items()]
         seeds = f" and {pair['seeds'][0]} pairs of seeds" if pair["pairs"] else " and seeds"
-        over = pair.get("over", "images") + seeds * (max(pair["seeds"]) > 1)
-        results.append((f"{pair['b']} less {pair['a']}, paired bootstrap over {over}",
+        results.append((f"{pair['b']} less {pair['a']}, paired bootstrap over images{seeds * (max(pair['seeds']) > 1)}",
                         [("", ["first", "second", "difference", "95% interval", "p"])], rows))
     return results
 
 
 def seed_tables(groups: dict[str, dict]) -> list:
-    """Tabulate means and deviations over seeds.
-    groups: {group: {metric: (mean, deviation, n)}}."""
+    """Tabulate {group: {metric: (mean, deviation, n)}} over seeds."""
     def cell(mean: float, deviation: float, n: int) -> str:
         return f"{mean:.1f}" + f" +- {deviation:.1f}" * (n > 1) + f" ({n})"
 
-    names = list(dict.fromkeys(name for group in groups.values() for name in group))
-    rows = [(name, [cell(*group[name]) if name in group else "" for group in groups.values()]) for name in names]
+    keys = dict.fromkeys(key for group in groups.values() for key in group)
+    rows = [(describe_metric(key), [cell(*group[key]) if key in group else "" for group in groups.values()])
+            for key in keys]
     return [("mean and standard deviation over seeds (number of seeds)", [("", list(groups))], rows)]
 
 
 # ---- sentences on what the tables do not show
 
-def doubts(pairs: list[dict]):
+def describe_p_values(pairs: list[dict]):
     """Say what the p values of `comparisons` do not show."""
     single = dict.fromkeys(name for pair in pairs for name, n in zip((pair["a"], pair["b"]), pair["seeds"]) if n == 1)
     if single:
@@ -141,7 +142,7 @@ def describe_bank(report: dict) -> str:
             f"{report['dev_rsum_without']:.1f} without")
 
 
-def sentences(results: dict):
+def describe_results(results: dict):
     """Say what the tables do not show."""
     u = results.get("unknown_words")                        # `data.Split.unknown_words`
     if u:
@@ -169,17 +170,29 @@ def sentences(results: dict):
 
 # ---- formats
 
+def wrap(line: str, width: int) -> list[str]:
+    return textwrap.wrap(line, width, break_on_hyphens=False) or [""]
+
+
 def text(table) -> str:
-    """Format a table for a terminal."""
+    """Format a table for a terminal.
+    Long titles, heads and labels take several lines, to keep to WIDTH."""
     title, groups, rows = table
-    rows = [("", [name for _, names in groups for name in names]), *rows]
-    first = max(len(name) for name, _ in rows)
-    widths = [2 + max(5, *map(len, column)) for column in zip(*(cells for _, cells in rows))]
-    lines = [title] * bool(title)
+    heads = [name for _, names in groups for name in names]
+    heads = [wrap(name, max(14, (WIDTH - 40) // len(heads))) for name in heads]
+    widths = [2 + max(5, *map(len, head), *map(len, cells))
+              for head, *cells in zip(heads, *(cells for _, cells in rows))]
+    labels = [wrap(name, max(24, WIDTH - sum(widths))) for name, _ in rows]
+    first = max((len(line) for label in labels for line in label), default=0)
+    lines = textwrap.wrap(title, WIDTH, break_long_words=False, break_on_hyphens=False)
     if any(heading for heading, _ in groups):
         left = iter(widths)
         lines.append(" " * first + "".join(f"{heading:^{sum(next(left) for _ in names)}}" for heading, names in groups))
-    lines += [f"{name:{first}}" + "".join(map("{:>{}}".format, cells, widths)) for name, cells in rows]
+    depth = max(map(len, heads))
+    grid = [("", cells) for cells in zip(*([""] * (depth - len(head)) + head for head in heads))]
+    for label, (_, cells) in zip(labels, rows):
+        grid += [*((line, ()) for line in label[:-1]), (label[-1], cells)]
+    lines += [f"{name:{first}}" + "".join(map("{:>{}}".format, cells, widths)) for name, cells in grid]
     return "\n".join(line.rstrip() for line in lines)
 
 

@@ -20,7 +20,7 @@ import cli
 from checkpoint import Trained
 from cli import Arguments, check, data_set, filename, natural, split_name, torch_device, up_to
 from evaluation.embeddings import Embeddings, check_same_items, embed, within_modality
-from evaluation.pictures import OWN, Row, draw_rows, find_photos, photo_cell, picture_file
+from evaluation.pictures import OWN, PhotoRow, draw_rows, locate_photos, photo_cell, picture_file
 
 TOP = 4                               # captions of an image, as in `jwae` Table 2
 NEAREST = 6                           # images beside an image
@@ -44,20 +44,21 @@ def draw_answers(opt) -> None:
         models[os.path.basename(os.path.normpath(path))] = e
         check_same_items(e, next(iter(models.values())))
     first, rng = next(iter(models.values())), np.random.default_rng(opt.seed)
-    photos, texts, rows = find_photos(first, opt.photos), first.texts, []
+    photos, texts, rows = locate_photos(first, opt.photos), first.texts, []
     check(photos, "the pictures show photos; name their folder with --photos")
     for m in rng.choice(len(texts), min(opt.count, len(texts)), replace=False):
         best = {name: e.scores[:, m].argmax() for name, e in models.items()}
-        rows.append(Row(texts[m], "", [photo_cell(photos, i, name, frame=OWN if i == first.caption_image[m] else None)
-                                       for name, i in best.items()]))
+        cells = [photo_cell(photos, i, name, frame=OWN if i == first.caption_image[m] else None)
+                 for name, i in best.items()]
+        rows.append(PhotoRow(texts[m], "", cells))
     for i in rng.choice(first.n_images, min(opt.count, first.n_images), replace=False):
         best = {name: np.argsort(-e.scores[i], kind="stable")[:TOP] for name, e in models.items()}
         marked = [("* " if owner == i else "") + text for owner, text in zip(first.caption_image, texts)]
-        rows.append(Row("", "", [photo_cell(photos, i, name, *(marked[m] for m in captions))
+        rows.append(PhotoRow("", "", [photo_cell(photos, i, name, *(marked[m] for m in captions))
                                  for name, captions in best.items()]))
         for name, e in models.items():
             cells = [photo_cell(photos, k) for k in (i, *rank_neighbours(e, int(i)))]
-            rows.append(Row(f"the images most similar to the first, {name}", "", cells))
+            rows.append(PhotoRow(f"the images most similar to the first, {name}", "", cells))
     draw_rows(target, f"{first.data_name} {first.split}: the answers of {', '.join(models)}", rows, 1 + NEAREST)
     print(f"examples of {len(models)} models in {target}")
 

@@ -192,7 +192,7 @@ def contact_sheet(path: str, results: list[SearchResult], photo_of, title: str, 
     answers, or None for a text. Raises InputError on a path that `picture_file` refuses, and where the picture would be
     too tall.
     """
-    from evaluation.pictures import Cell, Row, draw_rows, drawable, picture_file  # matplotlib takes a second
+    from evaluation.pictures import Cell, PhotoRow, draw_rows, drawable, picture_file  # matplotlib takes a second
 
     picture_file(path)
     rows = []
@@ -202,5 +202,5 @@ def contact_sheet(path: str, results: list[SearchResult], photo_of, title: str, 
             name = " ".join(drawable(hit.name).split())
             cells.append(Cell(read_small(photo_of(hit.row)), name if len(name) <= NAME else f"...{name[3 - NAME:]}"))
         own = [Cell(read_small(file), "the query")] if file else []
-        rows.append(Row(result.query, result.said, own + cells))
+        rows.append(PhotoRow(result.query, result.said, own + cells))
     draw_rows(path, title, rows, ACROSS)

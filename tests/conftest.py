@@ -70,7 +70,8 @@ def weights(tmp_path_factory):
 @pytest.fixture
 def undrawn(monkeypatch):
     """evaluate.py and confidence draw no pictures, which takes most of their time on few items."""
-    for name in ("evaluation.pictures.draw_extremes", "confidence.plots.diagrams", "confidence.plots.examples"):
+    for name in ("evaluation.pictures.draw_extremes", "confidence.plots.draw_curves",
+                 "confidence.plots.draw_examples"):
         monkeypatch.setattr(name, lambda *_: None)
 
 

@@ -93,9 +93,9 @@ def test_figures_do_not_hang_on_the_last_bits_of_scores():
         items = split_items(replace(subject, matrix=scores), 0.5)
         fitted = calibration.calibrate(items.dev, "half")
         t = {side: fitted[side]["temperature"] for side in SIDES}
-        outcomes = measures.measure(items.test, t)
+        outcomes = measures.measure_confidences(items.test, t)
         shown = {"T": t, "sets": conformal.fit_and_judge(items.dev, items.test, t, 0.2)[0],
-                 "confidence": {side: measures.judge(x) for side, x in outcomes.items()}}
+                 "confidence": {side: measures.judge_confidences(x) for side, x in outcomes.items()}}
         return {name: np.array(value, float) for name, value in leaves(shown) if not isinstance(value, str)}
     exact = figures(subject.scores)
     for seed in range(1, 9):
@@ -287,9 +287,9 @@ def test_what_cannot_be_calibrated_ends_in_a_sentence(runs, tmp_path, monkeypatc
 def test_answers_that_are_all_right_have_no_auroc():
     right = np.ones(40, bool)
     values = {"posterior": np.linspace(0.5, 0.99, 40), "max": np.arange(40.0)}
-    worth = measures.judge(measures.Outcomes(values, right, *[None] * 3))
+    worth = measures.judge_confidences(measures.Outcomes(values, right, *[None] * 3))
     assert all(np.isnan(of["auroc"]) and of["aurc"] == 0 for of in worth.values())
-    assert "-" in str(measures.tables({"t2i": worth}))
+    assert "-" in str(measures.tabulate_confidences({"t2i": worth}))
 
 
 def test_other_files_are_no_calibration(tmp_path):
@@ -337,7 +337,7 @@ def figures(monkeypatch):
 def test_answers_of_a_part_are_shown_by_their_places_in_the_whole(side):
     subject = drawn(seed=5)
     items = split_items(subject, 0.5)
-    kept, outcomes = items.images, measures.measure(items.test, dict.fromkeys(SIDES, 7.0))
+    kept, outcomes = items.images, measures.measure_confidences(items.test, dict.fromkeys(SIDES, 7.0))
     seen = measures.move_to_whole(outcomes, kept, subject.caption_image)[side]
     found = slow_answers(subject, side, 7.0, kept.tolist())
     captions = [c for c in range(len(subject.caption_image)) if subject.caption_image[c] in kept]
@@ -358,7 +358,7 @@ def test_examples_say_what_was_asked_answered_and_how_surely(figures, tmp_path):
     def shown(side, values, right, asked, answers, of):
         seen = measures.Outcomes({name: np.array(p) for name, p in values.items()}, np.array(right),
                                  np.array(asked), np.array(answers), np.array(of))
-        plots.examples({side: seen}, subject, photos, path)
+        plots.draw_examples({side: seen}, subject, photos, path)
         return [(cell.photo.getpixel((0, 0))[0], cell.label.splitlines()) for row in figures["rows"]
                 for cell in row.cells]
     assert shown("t2i", {"posterior": [0.72, 0.3]}, [True, False], [1, 2], [0, 0], [0, 1]) == [

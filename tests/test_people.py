@@ -228,7 +228,7 @@ def test_numbers_are_sums_over_all_photos():
     of, scores, owner, wide = made()
     of = of._replace(image=of.image[of.caption != 3], caption=of.caption[of.caption != 3],
                      yes=of.yes[of.caption != 3], votes=of.votes[of.caption != 3])
-    count, fits = people.estimate_counts([of], scores, owner, wide)
+    count = people.estimate_counts([of], scores, owner, wide)
     assert np.isnan(count[3]) and np.isfinite(np.delete(count, 3)).all()
     half, others = next(people.halves(24))
     s, v, y, n = [], [], [], []                                                     # learned from the other half
@@ -240,7 +240,6 @@ def test_numbers_are_sums_over_all_photos():
     learned = Sigmoid.fit(*map(np.array, (s, y, n, v)))
     c = int(np.flatnonzero(half & (np.arange(24) != 3))[0])
     assert count[c] == pytest.approx(sum(float(learned(scores[i, c], wide[c])) for i in range(30)), rel=1e-6)
-    assert fits != learned
 
 
 # ---- captions by name
@@ -321,8 +320,6 @@ def test_a_run_is_judged_by_people(judged, small_run, tmp_path, demo_path, capsy
     assert found["files"][PAIRS]["pairs"] == 2 * images * (images - 1) and found["files"][PAIRS]["own"] == 2 * images
     assert found["captions"]["queries"] == 2 * images and found["images"]["queries"] == images
     assert {"log_det_query", "expected", "expected_by_votes"} <= set(found["captions"]["measures"])
-    fits = read_calibration(str(run / "calibration_named_photos.json")).fits
-    assert len(fits) == 3 and fits[1] != 0
 
 
 def test_ratings_alone_give_no_map(judged, small_run, tmp_path):
@@ -332,7 +329,7 @@ def test_ratings_alone_give_no_map(judged, small_run, tmp_path):
                   "--judgements", tmp_path / "ratings.txt", "--output", tmp_path / "r.json")
     assert found["people"].keys() == {"files", "captions", "images"} and found["people"]["files"]["ratings.txt"][
         "kind"] == "c"
-    assert read_calibration(str(tmp_path / "r_calibration.json")).fits is None
+    assert read_calibration(str(tmp_path / "r_calibration.json")).words is None
 
 
 def test_judgements_that_are_not_there_are_refused(judged, small_run, capsys):

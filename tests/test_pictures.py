@@ -12,7 +12,7 @@ from PIL import Image
 
 from cli import InputError
 from evaluation import pictures
-from evaluation.pictures import Cell, Row, draw_cell, draw_rows, drawable, drawing, figure_in, picture_file
+from evaluation.pictures import Cell, PhotoRow, draw_cell, draw_rows, drawable, drawing, figure_in, picture_file
 from images import read_photo
 from photos.searcher import Hit, SearchResult, contact_sheet
 
@@ -113,9 +113,9 @@ def test_a_large_photo_is_read_small_and_alike(tmp_path, ending):
 
 def test_rows_show_photos_with_what_is_said_of_them_in_their_order(tmp_path, drawn, quiet):
     photos = [Image.new("RGB", (9, 9), (k, 0, 0)) for k in range(7)]
-    rows = [Row("long " * 200, "facts", [Cell(photo, f"label {k}", pictures.OWN if k == 5 else None)
+    rows = [PhotoRow("long " * 200, "facts", [Cell(photo, f"label {k}", pictures.OWN if k == 5 else None)
                                          for k, photo in enumerate(photos)]),
-            Row("short", "", [Cell("gone", "one\ntwo", "firebrick")]), Row("nothing", "", [])]
+            PhotoRow("short", "", [Cell("gone", "one\ntwo", "firebrick")]), PhotoRow("nothing", "", [])]
     draw_rows(str(tmp_path / "p.png"), "a title", rows, 3)
     assert [int(cell["photo"][0, 0, 0]) for cell in drawn[:7]] == list(range(7)) and drawn[7]["photo"] is None
     assert [cell["texts"][0] for cell in drawn[:7]] == [f"label {k}" for k in range(7)]

@@ -54,7 +54,7 @@ def judgements(owner):
         keep = (first != second) | (n != m)
         return Ratings(first[keep], second[keep], np.round(5 * rng.random(keep.sum()), 2))
     ratings = {"sts": rated(M, M, 150), "sis": rated(N, N, 70), "sits": rated(M, N, 120)}
-    return ratings, annotations.cxc_pairs(ratings, owner)
+    return ratings, annotations.match_by_ratings(ratings, owner)
 
 
 def cxc(e, ratings, pairs, fold5, record, samples=50):

@@ -49,8 +49,7 @@ def test_every_number_is_in_its_place(form):
         assert cxc["text to text"] == ["50.2", "51.2", "52.2", "53.2", "54.2", "", "25,000"]
         sides = ("image to text", "text to image")
         assert plain[""] == [f"{side} {report.NAMES[key]}" for side in sides for key in report.RECALLS] + ["rsum"]
-    mark = {"latex": r"$\pm$"}.get(form, "+-")
-    assert rho["Spearman's rho"] == [f"0.500 {mark} 0.012 (shuffled -0.010)"] * 2
+    assert rho["STS"] == rho["SITS"] == ["0.500", "0.012", "-0.010"]
     assert pmrp["text to image"] == "1.5 2.0 3.0 4.0 7".split()
     assert positives["text to image"] == "60.2 61.2 62.2 63.2 64.2 - 25,000".split()
 
@@ -77,11 +76,31 @@ def test_comparisons_and_seeds():
         "a": 400.0, "b": 402.5, "difference": 2.5, "low": -0.125, "high": 5.1, "p": 0.06}}}
     table, = report.comparisons([found])
     assert table[0] == "two less one, paired bootstrap over images and 3 pairs of seeds"
-    assert cells(table, "markdown")["full rsum"] == ["400.0", "402.5", "+2.50", "-0.12 to +5.10", "0.0600"]
+    assert cells(table, "markdown")["full set, rsum"] == ["400.0", "402.5", "+2.50", "-0.12 to +5.10", "0.0600"]
     assert cells(table, "latex")[""][3] == r"95\% interval"
     table, = report.seed_tables({"one": {"full rsum": (400, 1.25, 3), "only": (1, 0, 3)},
                                  "two": {"full rsum": (410, 0, 1)}})
     assert cells(table, "markdown") == {"": ["one", "two"], "only": ["1.0 +- 0.0 (3)", ""],
-                                        "full rsum": ["400.0 +- 1.2 (3)", "410.0 (1)"]}
-    sentence, *_ = report.doubts([{**found, "seeds": [3, 1]}])
+                                        "full set, rsum": ["400.0 +- 1.2 (3)", "410.0 (1)"]}
+    sentence, *_ = report.describe_p_values([{**found, "seeds": [3, 1]}])
     assert sentence.startswith("two: one run, so the interval")
+
+
+@pytest.mark.parametrize("key, words", [
+    ("full i2t r1", "full set, image to text R@1"), ("folds5 rsum", "mean of five folds of 1,000, rsum"),
+    ("cxc sts rho x 100", "Crisscrossed Captions, STS rho x 100"),
+    ("positives_mean_only t2i map_at_r", "positives of --positives, cosine of the means, text to image mAP@R")])
+def test_metrics_of_a_comparison_are_in_the_words_of_the_tables(key, words):
+    assert report.describe_metric(key) == words
+
+
+def test_lines_of_a_terminal_end_at_110_columns_and_keep_whole_names():
+    names = [f"runs/f8k_precomp_gcie_wasserstein_spherical_large_batch_seed{k}" for k in range(3)]
+    pair = {"a": names[0], "b": names[1], "seeds": [1, 1], "pairs": False, "metrics": {
+        key: {"a": 400.0, "b": 402.5, "difference": 2.5, "low": -10.125, "high": 15.1, "p": 0.06, "least": True}
+        for key in ("cxc_folds5 t2i r10", "positives_mean_only t2i map_at_r")}}
+    made = [*report.tables({name: results() for name in names}), *report.comparisons([pair]),
+            *report.seed_tables({name: {"mean_only_folds5 i2t r1": (40.0, 1.25, 3)} for name in names})]
+    shown = report.render(made)
+    assert max(map(len, shown.splitlines())) <= 110
+    assert all(f"{name}:all" in "".join(shown.split()) for name in names)

@@ -53,7 +53,8 @@ def test_shares_are_those_of_loops_over_photos(monkeypatch):
     centres = rng.normal(size=(10, 6))
     bank, dev = (centres[of] + 0.4 * rng.normal(size=(len(of), 6)) for of in (owner, dev_owner))
     images, captions = rng.normal(size=(2, 5, 6))
-    fitted = volume.fit(COSINE, Embedding(torch.from_numpy(bank)), owner, Embedding(torch.from_numpy(dev)), dev_owner)
+    fitted = volume.fit_shares(COSINE, Embedding(torch.from_numpy(bank)), owner, Embedding(torch.from_numpy(dev)),
+                               dev_owner)
     x, y = [], []                                           # what the map is fitted to
     unit = dev / np.linalg.norm(dev, axis=1, keepdims=True)
     for c in range(len(dev)):
@@ -77,7 +78,7 @@ def test_shares_are_those_of_loops_over_photos(monkeypatch):
 def test_dev_photos_with_one_caption_each_are_refused():
     x = Embedding(torch.eye(4))
     with pytest.raises(InputError, match="no photo of the dev split has two; leave it out"):
-        volume.fit(COSINE, x, np.arange(4), x, np.arange(4))
+        volume.fit_shares(COSINE, x, np.arange(4), x, np.arange(4))
 
 
 # ---- the command
@@ -108,7 +109,7 @@ def test_variances_change_no_score(point, here, capsys):
     results = judged(point, *VOLUME, "--output", "r.json", "--export", "wide.npz")
     shown, report = capsys.readouterr().out, results["variances"]
     assert (report["kind"], report["fitted_on"]) == ("volume", "demo_precomp train")
-    assert (report["images"], report["captions"]) == (100, 500) and volume.describe_in_words(report) in shown
+    assert (report["images"], report["captions"]) == (100, 500) and volume.describe_shares(report) in shown
     assert ("captions of one photo of dev lie no nearer" in shown) == (report["of_photo"][0] < 0)
     for side in ("t2i", "i2t"):
         measures = results["confidence"][side]

@@ -22,7 +22,7 @@ from PIL import ImageDraw
 import cli
 from cli import Arguments, check, filename, natural, number, up_to
 from evaluation import report
-from evaluation.pictures import LETTERS, THUMBNAIL, Cell, Row, draw_rows, picture_file, wrapped
+from evaluation.pictures import LETTERS, THUMBNAIL, Cell, PhotoRow, draw_rows, picture_file, wrapped
 from images import read_photo
 from losses import Embedding, uncertainty
 from vg_experiments.encoding import CropEncoder, add_model_options, build_encoders, photo_path
@@ -60,7 +60,7 @@ def show_photo(opt, models: dict[str, CropEncoder]) -> None:
           "photo, and one for each box")
     photo = read_photo(opt.image)
     boxes = [(0, 0, *photo.size), *(read_box(text, *photo.size) for text in boxes)]
-    lines, rows = [[] for _ in texts], [Row(text, "", []) for text in texts]
+    lines, rows = [[] for _ in texts], [PhotoRow(text, "", []) for text in texts]
     for name, model in models.items():
         images = model.crops([(opt.image, box) for box in boxes])
         captions = model.captions(texts, any_words=False)
@@ -106,7 +106,7 @@ def show_examples(opt, models: dict[str, CropEncoder]) -> None:
     by_image = {t["image"]: t for t in triplets}
     cells = [draw_triplet(by_image[n], photo_path(manifest, n), models)
              for n in random_order(list(by_image), opt.seed, "examples")[:opt.examples]]
-    draw_rows(opt.output, f"triplets at {opt.threshold:g} percent", [Row("", "", cells)], ACROSS)
+    draw_rows(opt.output, f"triplets at {opt.threshold:g} percent", [PhotoRow("", "", cells)], ACROSS)
     print(f"{len(cells)} triplets at {opt.threshold:g} percent in {opt.output}")
 
 
