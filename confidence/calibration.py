@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cli import InputError, check
-from files import read_json
+from cli import check
+from files import read_json, refusing
 
 FORMAT = 1                            # of calibration.json
 # direction: (queries, items)
@@ -71,18 +71,13 @@ def read_calibration(path: str) -> Calibration:
     """Read a calibration.json. Raises InputError on any other file."""
     fix = "write it again with python -m confidence RUN"
     file = read_json(path, fix)
-    try:
-        models = " + ".join(file["checkpoints"])
+    with refusing(f"{path} is not a calibration", fix):
+        models, words = " + ".join(file["checkpoints"]), file.get("words")
         if file["calibration"] != FORMAT or not models:
-            raise ValueError(f"its format is {file['calibration']!r}" if models else
-                             "it does not name its model")
-        words = file.get("words")
-        return Calibration(path, models, file.get("weights"),
-                           *(f"{file[name]}" for name in ("data_name", "similarity")),
+            raise ValueError(f"its format is {file['calibration']!r}" if models else "it does not name its model")
+        return Calibration(path, models, file.get("weights"), f"{file['data_name']}", f"{file['similarity']}",
                            {side: Fitted.read(file[side]) for side in DIRECTIONS},
                            words and [float(words[name]) for name in ("slope", "log_det", "bias")])
-    except Exception as error:
-        raise InputError(f"{path} is not a calibration ({error}); {fix}") from error
 
 
 def calibration_file(run: str) -> str:

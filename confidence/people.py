@@ -29,7 +29,7 @@ from confidence.__main__ import describe_calibration, describe_items, show_and_s
 from confidence.calibration import DIRECTIONS, calibrate
 from confidence.inputs import add_arguments, open_items
 from confidence.posterior import expected_number, rows_of
-from confidence.reliability import auroc, interval, judge_probability
+from confidence.reliability import auroc, judge_probability
 from evaluation.embeddings import Embeddings, uncertainties
 from evaluation.report import number, table
 from files import read_lines
@@ -201,7 +201,8 @@ def correlate(measures: dict[str, np.ndarray], truth: np.ndarray) -> dict:
     results = {}
     for name, x in measures.items():
         rhos = np.array([spearman(x[rows], truth[rows]) for rows in draws])
-        results[name] = {"rho": spearman(x, truth), **interval(rhos)}
+        low, high = np.percentile(rhos, [2.5, 97.5])
+        results[name] = {"rho": spearman(x, truth), "low": float(low), "high": float(high)}
     return results
 
 

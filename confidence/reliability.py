@@ -51,9 +51,3 @@ def judge_probability(p: np.ndarray, right: np.ndarray) -> dict:
     errors = sum(abs(p[part].sum() - rows[:, part].sum(1)) for part in bins_of_equal_mass(p)) / len(p)
     return {"brier": float(np.mean((p - right) ** 2)), "nll": float(-np.log(happened).mean()),
             "ece": float(errors[0]), "ece_floor": float(errors[1:].mean()), "mean": float(p.mean())}
-
-
-def interval(draws: np.ndarray) -> dict[str, float]:
-    """Return the 95% interval of the samples of a bootstrap, {"low", "high"}."""
-    low, high = np.percentile(draws, [2.5, 97.5])
-    return {"low": float(low), "high": float(high)}

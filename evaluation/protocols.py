@@ -8,7 +8,6 @@ Papers: `ucmr`; PCME (Chun et al. 2021) for PMRP; CxC (Parekh et al. 2021); ECCV
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -120,16 +119,12 @@ def recalls_of_matches(scores: np.ndarray, matches: dict[str, Pairs], gallery: G
         asked, query = np.unique(pairs.query, return_inverse=True)
         queries, pairs = queries[asked], Pairs(query, pairs.item)
         check(len(queries), f"no {side} query of '{name}' has a match in its gallery; give one, or leave it out")
-        outcomes = judge_blocks(partial(judge_pairs, pairs, ("rank", *precisions)), matrix, queries, items)
+        outcomes = judge_blocks(lambda block, rows, pairs=pairs: {
+            key: OUTCOMES[key](block, *pairs.block(rows)) for key in ("rank", *precisions)}, matrix, queries, items)
         record.add(name, side, len(matrix), queries, **outcomes)
         means = {key: float(100 * outcomes[key].mean()) for key in precisions}
         result[side] = metrics.summary(outcomes["rank"]) | means
     return metrics.both_directions(**result) if len(result) == 2 else result
-
-
-def judge_pairs(pairs: Pairs, names, block: np.ndarray, rows: slice) -> dict[str, np.ndarray]:
-    """OUTCOMES (b,) of these names for a block of scores (b, G)."""
-    return {name: OUTCOMES[name](block, *pairs.block(rows)) for name in names}
 
 
 def positives(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:

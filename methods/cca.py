@@ -34,10 +34,12 @@ ETAS, DIMS = (1e-4, 1e-3, 1e-2, 1e-1), (64, 128, 256, 512)      # that "auto" tr
 
 class CCA:
     """Linear maps of two views, x and y, whose projections correlate most, in float64.
+
     The covariances Cxx and Cyy are regularised: Rxx = Cxx + eta_x lambda_max(Cxx) I = Lx Lx^T, and Ryy = Ly Ly^T
     likewise. T = Lx^-1 Cxy Ly^-T = U S V^T gives the maps Wx = Lx^-T U and Wy = Ly^-T V, so that Wx^T Rxx Wx = I and
     Wx^T Cxy Wy = S. The embedding of an item is (x - mean) Wx S, l2-normalised: Klein's scaling by the correlations,
-    after which the cosine is the score."""
+    after which the cosine is the score.
+    """
 
     def __init__(self, x, y, owner: np.ndarray):
         """Compute means and covariances of M pairs, rows x[owner[m]] and y[m].

@@ -56,8 +56,8 @@ def list_short_texts(words: Sequence[str]) -> set[str]:
     return texts
 
 
-def find_naming_photos(phrases: Iterable[Phrase], captions: Iterable[Sequence[str]], owner: np.ndarray
-                  ) -> dict[Phrase, set[int]]:
+def find_naming_photos(phrases: Iterable[Phrase], captions: Iterable[Sequence[str]],
+                       owner: np.ndarray) -> dict[Phrase, set[int]]:
     """Find the photos of which a caption names each phrase.
     captions: M lists of words; owner (M,): their photos."""
     photos = {phrase: set() for phrase in phrases}
@@ -70,8 +70,8 @@ def find_naming_photos(phrases: Iterable[Phrase], captions: Iterable[Sequence[st
     return photos
 
 
-def find_showing_photos(texts: Iterable[Sequence[str]], captions: Iterable[Sequence[str]], owner: np.ndarray
-                        ) -> list[set[int]]:
+def find_showing_photos(texts: Iterable[Sequence[str]], captions: Iterable[Sequence[str]],
+                        owner: np.ndarray) -> list[set[int]]:
     """Find the photos whose captions together name all content words of each text.
     captions, owner: as in `find_naming_photos`."""
     photos = defaultdict(set)
