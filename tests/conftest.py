@@ -1,5 +1,6 @@
 """Shared by all tests: where the real data are, and a small demo data set."""
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -23,35 +24,58 @@ def elsewhere(tmp_path_factory):
         yield
 
 
+def made_once(tmp_path_factory, name: str, make):
+    """A folder for all processes that test at the same time. The first that asks for it calls make(folder)."""
+    own = tmp_path_factory.getbasetemp()
+    root = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    with open(root / f"{name}.lock", "a+", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.seek(0)
+        if not lock.read():
+            shutil.rmtree(root / name, ignore_errors=True)
+            make(root / name)
+            lock.write("made")
+    return root / name
+
+
 @pytest.fixture(scope="session")
 def demo_path(tmp_path_factory) -> str:
     """A folder with all formats of the demo, 48 training images."""
-    path = str(tmp_path_factory.mktemp("demo"))
-    demo.write_demo(path, size=48, seed=0, progress=False)
-    return path
+    return str(made_once(tmp_path_factory, "demo", lambda path: demo.write_demo(path, size=48, seed=0, progress=False)))
 
 
 @pytest.fixture(scope="session")
 def small_run(tmp_path_factory, demo_path):
-    """small_run(*words): the folder of a run of helpers.SMALL and `words` on the demo's features, trained once a
-    session. It is for reading alone; small_run(*words, to=FOLDER) is a copy of it, to be changed."""
-    found = {}
-
-    def call(*words, to=None) -> str:
-        if words not in found:
-            found[words] = tmp_path_factory.mktemp("small") / "run"
-            helpers.fit("--data_path", demo_path, *words, "--logger_name", found[words])
-        return shutil.copytree(found[words], to) if to else found[words]
+    """small_run(*words): the folder of a run of helpers.SMALL and `words` on the demo's features, trained once.
+    It is for reading alone; small_run(*words, to=FOLDER) is a copy of it, to be changed."""
+    def call(*words, to=None):
+        name = "run" + "".join(words).removeprefix("--simcosine").replace("/", "_")
+        run = made_once(tmp_path_factory, name, lambda path: helpers.fit("--data_path", demo_path, *words,
+                                                                         "--logger_name", path))
+        return shutil.copytree(run, to) if to else run
     return call
 
 
 @pytest.fixture(scope="session")
+def learned_runs(tmp_path_factory):
+    """A folder of `data`, 200 images of the demo of which 50 are dev and 100 test, and of the runs `cosine` and
+    `wasserstein` on them, which know something. It is for reading alone."""
+    def make(folder):
+        demo.write_demo(folder / "data", size=200, seed=0, progress=False)
+        for sim in ("cosine", "wasserstein"):
+            helpers.fit("--data_path", folder / "data", "--sim", sim, "--embed_size", 32, "--word_dim", 16,
+                        "--num_epochs", 3, "--no-max_violation", "--learning_rate", "3e-3",
+                        "--logger_name", folder / sim)
+    return made_once(tmp_path_factory, "learned", make)
+
+
+@pytest.fixture(scope="session")
 def photos_path(tmp_path_factory, demo_path) -> str:
-    """A folder with the demo's photos alone, of dev and test three each, which are quick to validate."""
+    """A folder with the demo's photos alone: 24 to train on, three of dev and of test."""
     folder = tmp_path_factory.mktemp("photos")
     shutil.copytree(os.path.join(demo_path, "demo"), folder / "demo")
     path = folder / "demo" / "dataset_demo.json"
-    listed, few = json.loads(path.read_text()), {"val": 3, "test": 3, "train": 48}
+    listed, few = json.loads(path.read_text()), {"val": 3, "test": 3, "train": 24}
     listed["images"] = [image for name, count in few.items()
                         for image in [x for x in listed["images"] if x["split"] == name][:count]]
     path.write_text(json.dumps(listed))

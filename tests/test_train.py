@@ -1,4 +1,6 @@
-"""Training itself: it learns, repeats, stops and goes on bit for bit, and never leaves a broken checkpoint."""
+"""Training itself: it learns, repeats, stops and goes on bit for bit, never leaves a broken checkpoint; what keeps it
+from learning pairs by heart; and variances for means that stay."""
+import math
 import os
 import resource
 import signal
@@ -11,15 +13,17 @@ import pytest
 import torch
 
 import train
-from checkpoint import load_checkpoint
+from checkpoint import load_checkpoint, load_model
 from cli import InputError
+from model import IMAGE_ENCODERS, Corruption, build_tower
 from options import options as make_options
-from tests.helpers import ROOT, STEPS, in_a_process, log_of, options, same_weights
+from tests.helpers import ROOT, STEPS, in_a_process, log_of, options, same_runs, same_weights
 from tests.helpers import fit_steps as fit
+from train import build_optimizers
 
 
 @pytest.mark.parametrize("sim, more", [
-    *((sim, ["--no-max_violation"]) for sim in ("cosine", "order", "mahalanobis", "kl", "minkl", "wasserstein", "csd")),
+    *((sim, ["--no-max_violation"]) for sim in ("order", "mahalanobis", "minkl")),
     ("wasserstein", ["--loss", "infonce"]),
     ("csd", ["--loss", "match", "--vib", "1e-4", "--pseudo_positives", "0.1", "--var_min", "1e-5", "--logvar_init",
              "-6"])])
@@ -66,18 +70,24 @@ def test_two_processes_learn_and_go_on(tmp_path, demo_path):
     assert state["options"]["logger_name"] == str(tmp_path / "run") and state["state"]["epoch"] == 4
 
 
-def test_same_seed_same_log_and_other_seed_another(tmp_path, demo_path):
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        fit("--data_path", demo_path, "--num_epochs", 1, "--seed", seed, "--logger_name", tmp_path / name)
-    assert log_of(tmp_path / "a") == log_of(tmp_path / "b") != log_of(tmp_path / "c")
-    assert same_weights(tmp_path / "a", tmp_path / "b") and not same_weights(tmp_path / "a", tmp_path / "c")
+def test_another_seed_is_another_run(small_run):
+    a, b = (small_run("--sim", "cosine", *words) for words in ((), ("--seed", "1")))
+    assert log_of(a) != log_of(b) and not same_weights(a, b)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory, demo_path):
+    """A run of three epochs, and its options."""
+    whole = tmp_path_factory.mktemp("unbroken") / "run"
+    common = ["--data_path", demo_path, "--num_epochs", 3, "--sim", "wasserstein", "--val_step", 4, "--lr_update", 2,
+              "--vse_mean_warmup_epochs", 1]
+    fit(*common, "--logger_name", whole)
+    return whole, common
 
 
 @pytest.mark.parametrize("stop_after", [7, 15, 20])          # within an epoch, at its last step, in the next one
-def test_stop_and_resume_equal_an_unbroken_run(tmp_path, demo_path, monkeypatch, stop_after):
-    common = ["--data_path", demo_path, "--num_epochs", 3, "--sim", "wasserstein", "--val_step", 4, "--lr_update", 2,
-              "--vse_mean_warmup_epochs", 1]
-    fit(*common, "--logger_name", tmp_path / "whole")
+def test_stop_and_resume_equal_an_unbroken_run(tmp_path, unbroken, monkeypatch, stop_after):
+    whole, common = unbroken
     step, steps = train.Training.step, []
 
     def interrupted(*args):
@@ -90,9 +100,7 @@ def test_stop_and_resume_equal_an_unbroken_run(tmp_path, demo_path, monkeypatch,
     assert train.train(opt) == 128 + signal.SIGTERM and len(steps) == stop_after
     monkeypatch.setattr(train.Training, "step", step)
     assert train.train(train.parse_args(["--resume", str(tmp_path / "broken")])) == 0
-    assert log_of(tmp_path / "broken") == log_of(tmp_path / "whole")
-    for name in ("checkpoint.pt", "model_best.pt"):
-        assert same_weights(tmp_path / "broken", tmp_path / "whole", name)
+    assert same_runs(tmp_path / "broken", whole)
 
 
 @pytest.mark.parametrize("select, best, saved", [
@@ -158,15 +166,6 @@ def test_warm_up_uses_the_sum_of_violations_first(tmp_path, demo_path):
     assert same_weights(tmp_path / "warm", tmp_path / "sum") and not same_weights(tmp_path / "warm", tmp_path / "max")
 
 
-def test_init_from_takes_weights_and_vocabulary_only(tmp_path, demo_path):
-    fit("--data_path", demo_path, "--num_epochs", 2, "--logger_name", tmp_path / "first")
-    fit("--data_path", demo_path, "--num_epochs", 1, "--learning_rate", 1e-12, "--init_from", tmp_path / "first",
-        "--logger_name", tmp_path / "second")
-    a, b = load_checkpoint(str(tmp_path / "first")), load_checkpoint(str(tmp_path / "second"), "checkpoint.pt")
-    assert b["state"]["epoch"] == 1 and b["vocabulary"] == a["vocabulary"]
-    assert all(torch.allclose(a["model"][key], b["model"][key], atol=1e-6) for key in a["model"])
-
-
 def test_bf16_training_runs_and_stays_close(tmp_path, demo_path):
     for amp in ("off", "bf16"):
         fit("--data_path", demo_path, "--num_epochs", 1, "--amp", amp, "--logger_name", tmp_path / amp)
@@ -181,3 +180,108 @@ def test_weights_of_another_model_are_named(tmp_path, demo_path):
                        match=r"the weights of .*point do not fit .*text_tower.log_var.* is absent there and"):
         fit(*words, "--init_from", tmp_path / "point", "--sim", "mahalanobis", "--logger_name", tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+# ---- against learning pairs by heart
+
+def test_corruption_is_of_the_size_it_says_and_in_training_only():
+    torch.manual_seed(0)
+    x = 3 * torch.ones(400, 50)
+    noise, dropout = Corruption(noise=0.5), Corruption(dropout=0.2)
+    norms = (noise(x) - x).norm(dim=1) / x.norm(dim=1)
+    assert norms.mean() == pytest.approx(0.5, rel=0.02) and norms.std() > 0
+    kept = dropout(x)
+    assert set(kept.unique().tolist()) == {0.0, 3.75} and (kept == 0).float().mean() == pytest.approx(0.2, abs=0.01)
+    assert torch.equal(noise.eval()(x), x) and torch.equal(dropout.eval()(x), x)
+
+
+def test_mean_and_variance_read_the_same_corrupted_features():
+    opt = options("--sim", "wasserstein", "--dropout", "0.5")
+    opt.img_dim = 40
+    opt.img_enc = "precomp"
+    tower = build_tower(opt, IMAGE_ENCODERS[opt.img_enc], opt.image_head, True, True)
+    with torch.no_grad():
+        tower.log_var.fc.weight.copy_(tower.mean.fc.weight)
+    encoded = tower.train()(torch.rand(8, 40))
+    torch.testing.assert_close(encoded.embedding.log_var, encoded.latent.value.clamp(*tower.bounds))
+    assert encoded.features.ne(0).all()                     # what a reconstruction aims at stays whole
+
+
+def test_decay_shrinks_matrices_and_nothing_else():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    model.critic, before = None, {name: p.clone() for name, p in model.named_parameters()}
+    opt = options("--weight_decay", "0.1", "--learning_rate", "0.01")
+    optimizer = build_optimizers(opt, model)["optimizer"]
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p, before[name] * (1 - 0.001 * (p.ndim > 1)))
+    plain = build_optimizers(options(), model)["optimizer"]
+    assert type(plain) is torch.optim.Adam and len(plain.param_groups) == 1
+
+
+def test_the_course_of_the_rate(tmp_path, demo_path):
+    fit("--data_path", demo_path, "--logger_name", tmp_path / "run", "--num_epochs", 3, "--schedule", "cosine",
+              "--warmup", 0.5, "--learning_rate", 0.01)
+    lines = log_of(tmp_path / "run", lambda line: line["kind"] == "step")
+    steps = len(lines) // 3
+    for k, line in enumerate(lines):
+        done = k / steps
+        expected = (k + 1) / (0.5 * steps + 1) if done < 0.5 else (1 + math.cos(math.pi * (done - 0.5) / 2.5)) / 2
+        assert line["lr"] == pytest.approx(0.01 * expected), k
+    assert lines[-1]["lr"] < 1e-4 < lines[0]["lr"] < 0.01
+
+
+# ---- variances learned for means that stay as they are: those of a trained point model, or vectors that are given
+
+HEADS = {"mls": ["--sim", "mls"], "csd": ["--sim", "csd", "--loss", "match"], "volume": ["--loss", "volume"],
+         "copy": ["--sim", "mls"]}
+
+
+@pytest.fixture(scope="module")
+def point(tmp_path_factory, demo_path):
+    run = tmp_path_factory.mktemp("point") / "run"
+    fit("--data_path", demo_path, "--logger_name", run, "--loss", "infonce")
+    return run
+
+
+def embedded(run, images, tokens, lengths):
+    model, _, _ = load_model(load_checkpoint(str(run)), str(run))
+    with torch.no_grad():
+        return model.embed_images(images), model.embed_captions(tokens, lengths)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_the_means_of_a_point_model_stay_and_variances_are_learned(name, point, tmp_path, demo_path):
+    layers = [] if name in ("volume", "copy") else ["--var_layers", 16]
+    words = ["--data_path", demo_path, "--logger_name", tmp_path / "run", "--init_from", point, "--freeze_means",
+             *HEADS[name], *layers]
+    fit(*words)
+    images, tokens = torch.randn(4, 960), torch.tensor([[1, 5, 6, 2], [1, 7, 2, 0], [1, 8, 9, 2], [1, 5, 2, 0]])
+    lengths = torch.tensor([4, 3, 4, 3])
+    for before, after in zip(embedded(point, images, tokens, lengths),
+                             embedded(tmp_path / "run", images, tokens, lengths)):
+        assert torch.equal(before.mean, after.mean)
+        assert after.log_var.shape[1] == (32 if name in ("csd", "volume") else 1)
+        assert after.log_var.std(0).max() > 0               # items differ
+
+
+def test_given_vectors_are_the_means(tmp_path, demo_path):
+    """Vectors of both sides in one space, as CLIP's are."""
+    folder, rng = tmp_path / "clip", np.random.default_rng(0)
+    folder.mkdir()
+    for split, n in (("train", 60), ("dev", 20)):
+        x = rng.normal(size=(n, 12)).astype(np.float32)
+        np.save(folder / f"{split}_ims.npy", x)
+        captions = x[:, None] + rng.normal(size=(n, 5, 12))
+        np.save(folder / f"{split}_clip.npy", captions.reshape(-1, 12).astype(np.float32))
+        (folder / f"{split}_caps.txt").write_text("a dog\n" * 5 * n)
+    words = ["--data_path", tmp_path, "--data_name", "clip", "--text_features", "clip", "--img_layers", 0,
+             "--txt_layers", 0, "--embed_size", 12, "--logger_name", tmp_path / "run", "--sim", "mls"]
+    fit(*words)
+    model, _, opt = load_model(load_checkpoint(str(tmp_path / "run")), "run")
+    x = torch.rand(5, 12)
+    e = model.embed_images(x)
+    torch.testing.assert_close(e.mean, torch.nn.functional.normalize(x, dim=1))
+    assert e.log_var.shape == (5, 1) and opt.var_layers == "256"

@@ -31,13 +31,13 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, demo_path):
+def runs(tmp_path_factory, demo_path, small_run):
     """Small runs on the demo features; the folder that holds them, and a manifest of demo_vg beside them."""
     root = tmp_path_factory.mktemp("runs")
     for name, words in MODELS.items():
-        fit(*words, "--data_path", demo_path, "--logger_name", root / name)
+        small_run(*words, to=root / name)
     prepare.main(["--vg", os.path.join(demo_path, "demo_vg"), "--output", str(root / "m.json"), "--thresholds", "20",
-                  "40"])
+                  "40", "--images", "6", "--wholes", "5"])
     return root
 
 
@@ -299,8 +299,6 @@ def test_captions_of_unknown_words_are_left_out_and_counted(call, runs, tmp_path
     path.write_text(json.dumps(manifest))
     refused(call, "no triplet is left", selection, ["cosine"], "--manifest", path)
 
-
-# ---- a photo of one's own
 
 def test_crops_of_a_photo_and_examples(call, demo_path, capsys):
     photo = os.path.join(demo_path, "demo", "images", "test_00001.png")
