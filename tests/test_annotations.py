@@ -53,8 +53,6 @@ def named(pairs, queries, items):
     return {(queries[q], items[g]) for q, g in as_listed}
 
 
-# ---- pairs
-
 def test_pairs_are_sorted_and_unique_and_turn_around():
     pairs = Pairs.of([2, 0, 2, 0], [1, 3, 1, 2])
     assert [pairs.query.tolist(), pairs.item.tolist()] == [[0, 0, 2], [2, 3, 1]]
@@ -99,7 +97,6 @@ ROW = "COCO_val2014:sentid:105,COCO_val2014_000000000030.jpg"
     (f"caption,image,agg_score\n{ROW},3\n{ROW},5.1\n", "line 3 .*the rating is '5.1'"),
     (f"caption,image,agg_score\n{ROW},high\n", "line 2 does not hold two ids and a rating .*'high'"),
     (f"caption,image,agg_score,sampling_method\n{ROW},4.97,c2i\n{ROW},4", "line 3 .*it was cut off"),
-    ("caption,image,agg_score\n", "has no ratings"),
     ("caption,image,agg_score\n105,COCO_val2014_000000000030.jpg,3\n", "line 2 .*'105' names no id"),
     ("caption,image,agg_score\nCOCO_val2014:sentid:999,COCO_val2014_000000000030.jpg,3\n",
      "names 1 captions that split lacks, the first is 999"),
@@ -120,17 +117,11 @@ def test_files_that_are_absent(tmp_path):
 
 
 @pytest.mark.parametrize("ids,message", [
-    (None, r"split has no image ids.*\{split\}_img_ids.npy"), (["a.jpg", "b.jpg"], "split has no image ids"),
+    (["a.jpg", "b.jpg"], r"split has no image ids.*\{split\}_img_ids.npy"),
     ([4, 7, 4, 7, 4, 1], "split lists image id 4 twice; every image needs"),
 ])
 def test_splits_that_cannot_be_annotated(ids, message):
     refused(lambda: IdIndex(ids, "image", "split"), message)
-
-
-def test_positions_in_any_order():
-    images, _ = index()
-    assert images.positions([20, 30, 30, 10], "file").tolist() == [2, 0, 0, 1]
-    refused(lambda: images.positions([20, 99, 5, 99], "file"), "file names 2 images that split lacks, the first is 5")
 
 
 # ---- instances
@@ -143,8 +134,7 @@ def coco(pairs, images=IMAGES, categories=(90, 1, 7)):
 
 
 def test_instances(tmp_path):
-    """Categories that an image shows, not how often.
-    Columns by category id; images of other splits do not matter."""
+    """Categories that an image shows, by category id, not how often; other splits' images do not matter."""
     path = tmp_path / "instances.json"
     path.write_text(json.dumps(coco([(20, 90), (20, 1), (20, 90), (30, 7), (99, 1)], images=[99, *sorted(IMAGES)])))
     assert annotations.read_instances(str(path), index()[0]).astype(int).tolist() == [[0, 1, 0], [0, 0, 0], [1, 0, 1]]
@@ -154,7 +144,7 @@ def test_instances(tmp_path):
     (json.dumps(coco([(10, 1)], images=[10, 20])), "lacks 1 of the 3 images of split, the first is 30"),
     (json.dumps(coco([(10, 5)])), "is not a file of COCO instances"),
     (json.dumps({"images": [{"file_name": "a.jpg"}]}), r"or lacks a field \(KeyError 'id'\); fetch it again"),
-    (json.dumps([1, 2]), "has 0 categories"), ("{", "is not JSON"),
+    (json.dumps([1, 2]), "has 0 categories"),
 ])
 def test_bad_instances(tmp_path, content, message):
     path = tmp_path / "instances.json"
@@ -181,9 +171,8 @@ def test_positives(tmp_path):
 
 @pytest.mark.parametrize("content,message", [
     ({"i2t": {"31": [105]}}, "names 1 images that split lacks, the first is 31"),
-    ({"i2t": {"x": [105]}}, "id 'x', which is not a whole number"), ({"i2t": {"30": 105}}, "is not a table of ids"),
     ({"i2t": {"30": [[105]]}}, r"the caption id \[105\], which is not a whole number"),
-    ({"i2t": None}, "is not a table of ids"), ({"30": [105]}, "holds no positives"), ([], "holds no positives"),
+    ({"i2t": None}, "is not a table of ids"), ([], "holds no positives"),
 ])
 def test_bad_positives(tmp_path, content, message):
     path = write_json(tmp_path / "p.json", content)
@@ -201,8 +190,6 @@ def test_eccv_files(tmp_path):
     write_json(tmp_path / "eccv_caption_to_image.json", {"999": [20]})
     refused(lambda: annotations.read_eccv(str(tmp_path), *index()), "names 1 captions that split lacks")
 
-
-# ---- the real files
 
 def test_real_crisscrossed_captions(real_path):
     split = read_split(real_path, "coco_text", "test", text_only=True)

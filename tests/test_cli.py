@@ -1,6 +1,5 @@
-"""The commands as users run them: flags, refusals in one sentence with nothing written, evaluation and its files."""
+"""The commands as users run them: options, help, refusals that write nothing, evaluation and its files."""
 import os
-import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -10,15 +9,15 @@ import pytest
 import torch
 import yaml
 
-import data
 import evaluate
+import losses
 import train
 import vocab
 from checkpoint import load_checkpoint
 from cli import InputError
-from demo import __main__ as demo
 from files import output
-from options import check_fits
+from methods import METHODS
+from options import check_fits, list_options, options, resolve, training_parser
 from tests.helpers import ROOT, SMALL, fit, refused, unwritable
 
 
@@ -59,6 +58,9 @@ def test_similarities_imply_heads_and_objective():
     assert heads("--sim", "mahalanobis", "--text_head", "point") == ("ellipsoidal", "point", True)
     assert heads("--sim", "wasserstein", "--no-max_violation") == ("ellipsoidal", "ellipsoidal", False)
     assert heads("--max_violation") == ("point", "point", True)
+    assert heads("--sim", "mls", "--image_head", "point") == ("point", "spherical_one", False)
+    opt = train.parse_args(["--sim", "mls"])
+    assert (opt.loss, opt.image_head, opt.text_head, opt.logvar_init) == ("infonce", *["spherical_one"] * 2, -2.5)
 
 
 def test_defaults_are_vsepps():
@@ -79,13 +81,6 @@ def test_dry_run_writes_nothing(tmp_path, monkeypatch, demo_path, capsys):
     shown = capsys.readouterr().out
     assert stop.value.code == 0 and os.listdir(tmp_path) == []
     assert "max_violation: true" in shown and "image_head: ellipsoidal" in shown and "240 training pairs" in shown
-
-
-def test_resuming_on_other_data_is_refused(tmp_path, demo_path, capsys):
-    fit("--data_path", demo_path, "--logger_name", tmp_path / "run")
-    demo.write_demo(str(tmp_path / "other"), size=48, seed=5, progress=False)
-    refused(capsys, train.main, ["--resume", tmp_path / "run", "--data_path", tmp_path / "other"],
-            "differ from the data of the run")
 
 
 def test_run_folder_describes_the_run(runs):
@@ -146,8 +141,6 @@ def test_features_of_another_shape_are_refused(trained, given, message):
         check_fits(opt, SimpleNamespace(dim=given[0], regions=given[1], path="x.npy"), None, "the model")
 
 
-# ---- the other commands
-
 def test_vocab_command(tmp_path, demo_path, capsys, monkeypatch):
     vocab.main(["--data_path", demo_path, "--data_name", "demo_precomp", "--vocab_path", str(tmp_path)])
     built = vocab.Vocabulary.load(str(tmp_path / "demo_precomp_vocab.json"))
@@ -161,25 +154,8 @@ def test_vocab_command(tmp_path, demo_path, capsys, monkeypatch):
     refused(capsys, vocab.main, words, "vocab.json/demo_precomp_vocab.json cannot be written")
 
 
-def test_check_command(demo_path, capsys):
-    for name, status, said in (("demo_coco", 0, "4 splits, 0 faults"), ("none", 1, "fault: ")):
-        with pytest.raises(SystemExit) as stop:
-            data.main(["check", "--data_path", demo_path, "--data_name", name])
-        assert stop.value.code == status and said in capsys.readouterr().out
-
-
-def test_commands_refuse_features_of_another_extractor(runs, demo_path, tmp_path, capsys):
-    shutil.copytree(os.path.join(demo_path, "demo_precomp"), tmp_path / "two")
-    (tmp_path / "two" / "features.json").write_text('{"ims": "net B"}')
-    stored = torch.load(runs / "cosine" / "model_best.pt", weights_only=True)
-    torch.save({**stored, "data": {**stored["data"], "extractors": {"ims": "net A"}}}, tmp_path / "run.pt")
-    words = ["--checkpoint", tmp_path / "run.pt", "--data_path", tmp_path, "--data_name", "two"]
-    refused(capsys, evaluate.main, words, "were made by 'net B', .*run.pt was trained on features of 'net A'")
-
-
 def test_every_command_starts_from_any_folder(tmp_path):
-    """The first starts as a user starts it, the others in one process.
-    This spares them the loading of torch."""
+    """The first starts as a user starts it, the others in one process, which loads torch once."""
     first, *others = (os.path.join(ROOT, f"{name}.py") for name in "train evaluate vocab data".split())
     code = """
 import runpy, sys
@@ -200,3 +176,90 @@ for script in scripts:
     for words, count in (([first, "--help"], 1), (["-c", code, ROOT, *others], len(others))):
         done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0 and done.stdout.count("usage: ") == count, done.stderr
+
+
+# ---- options that cannot work, each line for one reason
+
+REFUSED = """
+--sim mil --img_enc precomp
+--sim mil --txt_enc gru
+--img_enc scan
+--sim scan --img_enc precomp
+--sim scan --txt_enc bigru
+--cross_attn hard
+--txt_enc features
+--txt_layers 12
+--freeze_words
+--diversity 1
+--sim order --loss mse
+--loss logistic
+--loss nll --negatives 128
+--vae 1 --head point
+--head ellipsoidal
+--sim mahalanobis --head ellipsoidal
+--sim wasserstein --head point
+--sim mls --head ellipsoidal
+--sim wasserstein --loss volume
+--loss volume
+--freeze_means --sim wasserstein
+--sim order --prior_images 1
+--recon_images 1 --pool gpo
+--recon_captions 1 --txt_enc sum
+--sim order --vae 1
+--vib 1
+--captioner 1
+--text_anchor 0.5
+--warmup 30
+""".strip().splitlines()
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_what_cannot_work_is_refused_in_a_sentence_with_the_fix(line):
+    with pytest.raises(InputError, match="--") as error:
+        resolve(training_parser().parse_args(line.split()))
+    assert "; " in str(error.value) and "{" not in str(error.value)                 # what is wrong; and the fix
+
+
+def test_options_of_a_script_are_checked_like_typed_ones():
+    opt = options(sim="wasserstein", data_name="x", margin=0.1, feature_norm=False, seed=3)
+    assert (opt.text_head, opt.margin, opt.feature_norm, opt.logger_name) == (
+        "ellipsoidal", 0.1, False, "runs/x_wasserstein_seed3")
+    assert vars(options(method="vsrn")) == {**vars(options(**METHODS["vsrn"].options)), "method": "vsrn",
+                                            "logger_name": "runs/coco_precomp_vsrn_seed0"}
+    for values, message in (({"margins": 1}, "options.. holds 'margins', which is not an option"),
+                            ({"margin": "wide"}, "'wide' is not a number of at least 0"),
+                            ({"finetune": "yes"}, "finetune is 'yes'; a switch is true or false"),
+                            ({"sim": "kl", "head": "point"}, "--sim kl needs a Gaussian on both sides")):
+        with pytest.raises(InputError, match=message):
+            options(**values)
+
+
+@pytest.mark.parametrize("values, masks", [
+    ({}, False), ({"sim": "wasserstein"}, False), ({"loss": "infonce"}, True), ({"sim": "mls"}, True),
+    ({"sim": "csd", "loss": "match"}, True), ({"loss": "infonce", "mask_same_image": False}, False),
+    ({"method": "mls"}, False), ({"mask_same_image": True}, True)])
+def test_other_captions_of_an_image_are_negatives_by_the_loss(values, masks):
+    """Other captions are not negatives by default; METHODS keep their papers' choice."""
+    assert options(**values).mask_same_image is masks
+
+
+def test_an_option_of_a_loss_is_declared_beside_it_alone(monkeypatch):
+    class Sharp(losses.Hinge):
+        options = {"sharpness": (float, 2.0, "how sharp"), "kind": (["soft", "hard"], "soft", "which"),
+                   "turned": (bool, False, "whether")}
+
+        def __init__(self, *values):
+            super().__init__()
+            self.values = values
+    monkeypatch.setitem(losses.LOSSES, "sharp", Sharp)
+    opt = options(loss="sharp", sharpness=0.5, turned=True)
+    assert losses.LOSSES[opt.loss].build(opt, None).values == (0.5, "soft", True)
+    with pytest.raises(InputError, match="'-1' is not a number of at least 0"):
+        options(sharpness=-1)
+
+
+def test_the_help_names_every_option(capsys):
+    with pytest.raises(SystemExit) as stop:
+        train.main(["--help"])
+    shown = capsys.readouterr().out
+    assert not stop.value.code and all(f"--{name}" in shown for name in list_options(training_parser()))

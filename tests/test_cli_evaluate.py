@@ -1,6 +1,7 @@
 """evaluate.py as users run it: all protocols of runs, embeddings and ready scores; what it writes; what it refuses."""
 import json
 import os
+import re
 import shutil
 
 import numpy as np
@@ -10,8 +11,9 @@ import torch
 
 import evaluate
 import metrics
-from evaluation import compare, pictures, protocols
-from evaluation.embeddings import load_scores
+from cli import InputError
+from evaluation import compare, pictures, protocols, report
+from evaluation.embeddings import Embeddings, check_same_items, load_scores
 from losses import Embedding, cosine, formulas
 from tests.helpers import fit, unwritable
 from tests.helpers import refused as refuses
@@ -112,7 +114,6 @@ def test_scores_give_the_results_of_their_model(runs, ev, exported, everything, 
 
 
 @pytest.mark.parametrize("change, message", [
-    ({"image_mean": None}, "needs image_mean of shape"),
     ({"image_mean": np.zeros(24)}, r"needs image_mean .* it holds .*image_mean \(24,\)"),
     ({"caption_log_var": None}, "does not fit --sim wasserstein: .*needs variances"),
     ({"image_mean": np.zeros((24, 5)), "image_log_var": np.zeros((24, 1))}, r"\b5\b.*\b16\b"),
@@ -123,7 +124,7 @@ def test_scores_give_the_results_of_their_model(runs, ev, exported, everything, 
     ({"similarity": np.array("euclid")}, "has similarity 'euclid', which cannot .* another similarity with --sim, one"),
     ({"similarity": np.array("mls"), "image_log_var": np.zeros((24, 1)), "caption_log_var": np.zeros((120, 1))},
      "similarity 'mls', and no number 'effective_dim' above 0"),
-    ({"image_id": None}, "has no image ids"), ({"image_id": np.zeros(24, int)}, "lists image id 0 twice"),
+    ({"image_id": None}, "has no image ids"),
     ({"caption_id": np.arange(119)}, "caption_id")])
 def test_wrong_embeddings_are_refused(exported, everything, capsys, change, message):
     e = {**exported("wasserstein0"), **change}
@@ -147,7 +148,6 @@ def test_options_that_do_not_fit_are_refused(runs, exported, capsys, demo_path):
     split = ["--data_path", demo_path, "--data_name", "demo_precomp", "--split", "dev"]
     for words, message in ((split, "--split dev: e.npz says that it is of the split test"),
                            (["--fold5"], "--fold5 needs 5 x 1,000 images"),
-                           (["--cxc", "--cxc_path", "."], "there is no file .*sts_test.csv"),
                            (["--uncertainty"], "has points, which have no uncertainty"),
                            (["--export", "f.npz"], "--export writes the embeddings of one run")):
         refused(capsys, ["--embeddings", "e.npz", *words], message)
@@ -217,8 +217,7 @@ def test_text_only_splits(runs, ev, everything, demo_path, capsys):
 
 
 def test_an_ensemble_shares_the_split_of_its_first_run(runs, ev, demo_path, tmp_path, capsys):
-    """The other run reads features of captions, so that it cannot take over the split that was read, and has 5 dev
-    images."""
+    """The other run reads features of captions, so it cannot take over the split that was read; it has 5 dev images."""
     shutil.copytree(f"{demo_path}/demo_precomp", tmp_path / "two")
     for split, count in (("train", 240), ("dev", 60), ("test", 120)):
         np.save(tmp_path / "two" / f"{split}_bag.npy",
@@ -355,3 +354,240 @@ def test_different_splits_are_not_compared(runs, exported, capsys):
                            ([runs / "wasserstein0"], "nothing to compare with"),
                            ([runs / "wasserstein0", runs / "none"], "there is no checkpoint")):
         refused(capsys, ["--compare", *words], message)
+
+
+# ---- tables: every number at its row and column in all three formats
+
+def recalls(start, **more):
+    return {**{key: start + k + 0.25 for k, key in enumerate(("r1", "r5", "r10", "medr", "meanr"))}, "queries": 25000,
+            **more}
+
+
+def results(start=10):
+    rho = {"spearman": 0.5, "std": 0.0123, "shuffled": -0.01, "pairs": 9, "items": 5}
+    return {"similarity": "kl", "protocols": {
+        "full": {"i2t": recalls(start), "t2i": recalls(start + 10), "rsum": 500.06},
+        "mean_only": {"i2t": recalls(start + 20), "t2i": recalls(start + 30), "rsum": 1.0},
+        "cxc": {"i2t": recalls(start, rpc2=33.3), "t2i": recalls(start, rpc2=44.4), "t2t": recalls(start + 40),
+                "rsum": 2.0, "sts": rho, "sits": rho},
+        "pmrp": dict.fromkeys(("i2t", "t2i"), {"pmrp": 1.5, "zeta0": 2.0, "zeta1": 3.0, "zeta2": 4.0, "queries": 7}),
+        "positives": {"t2i": recalls(60, rp=None)}}}
+
+
+def cells(table, form):
+    """{row label: cells} as a reader sees them in a rendered table."""
+    lines = report.render([table], form).splitlines()
+    if form == "markdown":
+        rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    elif form == "latex":
+        rows = [[cell.strip() for cell in line.removesuffix(r"\\").split("&")] for line in lines
+                if line.endswith(r"\\")]
+    else:
+        rows = [re.split(r"\s{2,}", line.rstrip()) for line in lines]
+    return {row[0]: row[1:] for row in rows}
+
+
+@pytest.mark.parametrize("form", report.FORMATS)
+def test_every_number_is_in_its_place(form):
+    made = report.tables({"runs/a": results()})
+    titles = [title for title, _, _ in made]
+    assert [title.split(":")[0] for title in titles] == ["", "Crisscrossed Captions; rsum 2.0", "Crisscrossed Captions",
+                                                         "Plausible Match R-Precision", "positives of --positives"]
+    plain, cxc, rho, pmrp, positives = (cells(table, form) for table in made)
+    assert plain["all, kl"] == "10.2 11.2 12.2 13.2 14.2 20.2 21.2 22.2 23.2 24.2 500.1".split()
+    assert plain["all, cosine of the means"][:5] == "30.2 31.2 32.2 33.2 34.2".split()
+    assert cxc["image to text"] == "10.2 11.2 12.2 13.2 14.2 33.3 25,000".split()
+    if form != "text":                                                       # there an empty cell is only white space
+        assert cxc["text to text"] == ["50.2", "51.2", "52.2", "53.2", "54.2", "", "25,000"]
+        sides = ("image to text", "text to image")
+        assert plain[""] == [f"{side} {report.NAMES[key]}" for side in sides for key in report.RECALLS] + ["rsum"]
+    assert rho["STS"] == rho["SITS"] == ["0.500", "0.012", "-0.010"]
+    assert pmrp["text to image"] == "1.5 2.0 3.0 4.0 7".split()
+    assert positives["text to image"] == "60.2 61.2 62.2 63.2 64.2 - 25,000".split()
+
+
+def test_heads_of_a_terminal_end_with_their_columns():
+    over, under, first, _ = report.render(report.tables({"a": results()})[:1]).splitlines()
+    for head, k in (("R@1", 0), ("rsum", 10)):
+        end = [m.end() for m in re.finditer(r"\S+", under)][k]
+        assert under[:end].endswith(head) and first[:end].endswith(["10.2", *["?"] * 9, "500.1"][k])
+    assert over.split() == "image to text text to image".split() and len(over) < len(under)
+
+
+def test_several_runs_stand_side_by_side():
+    second = {"similarity": "dot", "protocols": {name: results(50)["protocols"][name] for name in ("full", "cxc")}}
+    plain, cxc, *_ = report.tables({"a": results(), "b_1": second})
+    assert list(cells(plain, "text"))[1:] == ["a: all, kl", "b_1: all, dot", "a: all, cosine of the means"]
+    assert cells(cxc, "markdown")["b_1: image to text"][0] == "50.2"
+    assert r"b\_1: image to text" in cells(cxc, "latex")
+    assert report.tables({"a": {"protocols": {}}}) == []
+
+
+def test_comparisons_and_seeds():
+    found = {"a": "one", "b": "two", "seeds": [3, 3], "pairs": True, "metrics": {"full rsum": {
+        "a": 400.0, "b": 402.5, "difference": 2.5, "low": -0.125, "high": 5.1, "p": 0.06}}}
+    table, = report.comparisons([found])
+    assert table[0] == "two less one, paired bootstrap over images and 3 pairs of seeds"
+    assert cells(table, "markdown")["full set, rsum"] == ["400.0", "402.5", "+2.50", "-0.12 to +5.10", "0.0600"]
+    assert cells(table, "latex")[""][3] == r"95\% interval"
+    table, = report.seed_tables({"one": {"full rsum": (400, 1.25, 3), "only": (1, 0, 3)},
+                                 "two": {"full rsum": (410, 0, 1)}})
+    assert cells(table, "markdown") == {"": ["one", "two"], "only": ["1.0 +- 0.0 (3)", ""],
+                                        "full set, rsum": ["400.0 +- 1.2 (3)", "410.0 (1)"]}
+    sentence, *_ = report.describe_p_values([{**found, "seeds": [3, 1]}])
+    assert sentence.startswith("two: one run, so the interval")
+
+
+@pytest.mark.parametrize("key, words", [
+    ("full i2t r1", "full set, image to text R@1"), ("folds5 rsum", "mean of five folds of 1,000, rsum"),
+    ("cxc sts rho x 100", "Crisscrossed Captions, STS rho x 100"),
+    ("positives_mean_only t2i map_at_r", "positives of --positives, cosine of the means, text to image mAP@R")])
+def test_metrics_of_a_comparison_are_in_the_words_of_the_tables(key, words):
+    assert report.describe_metric(key) == words
+
+
+def test_lines_of_a_terminal_end_at_110_columns_and_keep_whole_names():
+    names = [f"runs/f8k_precomp_gcie_wasserstein_spherical_large_batch_seed{k}" for k in range(3)]
+    pair = {"a": names[0], "b": names[1], "seeds": [1, 1], "pairs": False, "metrics": {
+        key: {"a": 400.0, "b": 402.5, "difference": 2.5, "low": -10.125, "high": 15.1, "p": 0.06, "least": True}
+        for key in ("cxc_folds5 t2i r10", "positives_mean_only t2i map_at_r")}}
+    made = [*report.tables({name: results() for name in names}), *report.comparisons([pair]),
+            *report.seed_tables({name: {"mean_only_folds5 i2t r1": (40.0, 1.25, 3)} for name in names})]
+    shown = report.render(made)
+    assert max(map(len, shown.splitlines())) <= 110
+    assert all(f"{name}:all" in "".join(shown.split()) for name in names)
+
+
+# ---- two things that meet are of the same items in one order, and what is assumed of them is said
+
+@pytest.fixture
+def told(ev, capsys):
+    """told(*words): what evaluate.py makes of these options, and what it prints. In an empty folder."""
+    def call(*words):
+        capsys.readouterr()
+        return ev(*words), capsys.readouterr().out
+    return call
+
+
+@pytest.fixture
+def gaussian(small_run, told):
+    """A Gaussian run, the arrays of its --export, which is e.npz, and its results."""
+    run = small_run("--sim", "wasserstein")
+    results, _ = told("--checkpoint", run, "--export", "e.npz")
+    with np.load("e.npz", allow_pickle=False) as stored:
+        return run, dict(stored), results
+
+
+def save(arrays: dict) -> str:
+    np.savez("x.npz", **{name: value for name, value in arrays.items() if value is not None})
+    return "x.npz"
+
+
+@pytest.mark.parametrize("name", ["image_id", "image_name", "caption_id", "caption_image"])
+def test_a_file_in_another_order_than_the_split_is_refused(gaussian, told, demo_path, name):
+    run, arrays, _ = gaussian
+    path = save({**arrays, "image_id": None if name == "image_name" else arrays["image_id"],
+                 name: np.roll(arrays[name], 1)})
+    for words in (["--embeddings", path, "--data_path", demo_path, "--data_name", "demo_precomp"],
+                  ["--compare", run, path]):
+        with pytest.raises(InputError, match="give files of one split"):
+            told(*words)
+
+
+def test_means_alone_take_the_split_or_five_captions_an_image_and_say_so(gaussian, told, demo_path):
+    _, arrays, results = gaussian
+    path = save({name: x for name, x in arrays.items() if name.endswith(("_mean", "_log_var")) or name == "similarity"})
+    found, shown = told("--embeddings", path, "--data_path", demo_path, "--data_name", "demo_precomp")
+    assert found["protocols"] == results["protocols"]
+    assert f"note: x.npz does not say what it is about: the items of {demo_path}" in shown and "order, assumed" in shown
+    found, shown = told("--embeddings", path)
+    assert "note: x.npz does not say whose caption each is: 5 per image, in order, assumed" in shown
+    assert found["split"] is None and found["protocols"] == results["protocols"]
+
+
+def test_the_table_names_the_similarity_and_the_results_of_chance(gaussian, told):
+    _, arrays, results = gaussian
+    found, shown = told("--embeddings", "e.npz")
+    assert "\nall, wasserstein " in shown and "\nall, cosine of the means " in shown and "\nchance  " in shown
+    assert found["chance"]["full"]["t2i"]["r1"] == pytest.approx(100 / 24)
+    found, shown = told("--embeddings", save({**arrays, "similarity": None}), "--uncertainty")
+    assert "\nall, cosine " in shown and found["similarity"] == "cosine"
+    assert not {"mean_only", "shuffled"} & set(found["protocols"])                  # they would be the same thrice
+    assert "note: x.npz names no similarity; using the cosine of the means, and its variances are not used" in shown
+    assert found["protocols"]["full"] == results["protocols"]["mean_only"]
+
+
+# ---- the rule itself
+
+def made(n=3, each=2, **known):
+    given = {name: known.pop(name, "") for name in ("data_name", "split")}
+    return Embeddings(known.pop("name", "a"), np.repeat(np.arange(n), each), n, ids=known, **given)
+
+
+def test_the_same_words_are_the_same_items_whatever_their_numbers():
+    """SCAN numbers the rows of its files where VSE++ has COCO's ids."""
+    texts = [f"caption {k}" for k in range(6)]
+    theirs = made(caption=texts, image_id=[391895, 7, 9], name="b")
+    assert check_same_items(made(caption=texts, image_id=[0, 1, 2]), theirs) == []
+
+
+def test_splits_of_one_set_are_not_of_each_other():
+    ids = {"image_id": [1, 2, 3], "caption_id": list(range(6))}
+    mine = made(data_name="x", split="dev", **ids)
+    with pytest.raises(InputError, match="a is of the dev split and b of the test split; give"):
+        check_same_items(mine, made(data_name="x", split="test", name="b", **ids))
+    assert check_same_items(mine, made(data_name="y", split="testall", name="b", **ids)) == []
+    assert check_same_items(mine, made(data_name="y", name="b")) == [
+        "a does not say what it is about: the items of b, in their order, assumed"]
+
+
+# ---- layouts and meanings that fit in shape alone
+
+@pytest.fixture
+def layouts(tmp_path, monkeypatch):
+    """Embeddings of 20 images and 100 captions, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    z = rng.standard_normal((20, 16)).astype(np.float32)
+    x = z + 0.6 * rng.standard_normal(z.shape).astype(np.float32)
+    y = np.repeat(z, 5, 0) + 0.6 * rng.standard_normal((100, 16)).astype(np.float32)
+    return x, y
+
+
+@pytest.mark.parametrize("ids", [{}, {"caption_image": np.arange(100), "image_id": np.arange(100) // 5},
+                                 {"caption_image": np.arange(100) // 5}])
+def test_rows_of_vse_pp_are_images(layouts, told, ids):
+    """An image's row stands once for each of its captions."""
+    x, y = layouts
+    np.savez("plain.npz", image_mean=x, caption_mean=y)
+    np.savez("repeated.npz", image_mean=np.repeat(x, 5, 0), caption_mean=y, **ids)
+    found, shown = told("--embeddings", "repeated.npz")
+    assert found["images"] == 20 and "its 100 rows of images are 20 images, each repeated 5 times" in shown
+    assert found["protocols"] == told("--embeddings", "plain.npz")[0]["protocols"]
+    np.save("repeated.npy", np.repeat(x, 5, 0) @ y.T)
+    found, shown = told("--scores", "repeated.npy")
+    assert found["images"] == 20 and "are 20 images" in shown and found["protocols"]["full"]["t2i"]["r1"] > 40
+    assert "note: repeated.npy does not say whose caption each is: 5 per image" in shown and "all, scores" in shown
+
+
+def test_one_caption_an_image_is_no_repetition(layouts, told):
+    x, _ = layouts
+    x[3] = x[2]                                             # a photo that stands there twice
+    np.savez("pairs.npz", image_mean=x, caption_mean=x)
+    assert told("--embeddings", "pairs.npz")[0]["images"] == 20
+
+
+@pytest.mark.parametrize("repeat", [1, 5])
+def test_scores_on_their_side_are_told(layouts, capsys, repeat):
+    x, y = layouts
+    np.save("turned.npy", y @ np.repeat(x, repeat, 0).T)
+    refused(capsys, ["--scores", "turned.npy"], "turned on its side: .*np.save.path, scores.T")
+
+
+def test_distances_are_told(layouts, told):
+    x, y = layouts
+    told = "far worse than chance (10): scores are higher where items fit better, so negate distances"
+    for scores, expected in ((x @ y.T, False), (-x @ y.T, True),
+                             (np.random.default_rng(0).standard_normal((20, 100)), False)):
+        np.save("s.npy", scores)
+        assert (told in told("--scores", "s.npy")[1]) == expected

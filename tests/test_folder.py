@@ -6,14 +6,13 @@ import unicodedata
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from cli import InputError
 from data import Split, check_data_set, check_extractors, read_split
-from features import filters, folder, networks
+from features import filters, folder
 from features import images as command
-from images import Photos, eval_transform, whole_transform
+from images import Photos
 from tests.helpers import refused
 
 PARTS = "train", "dev", "test"
@@ -148,17 +147,6 @@ def test_photos_of_phones_are_read_where_a_package_reads_them(tmp_path):
     photo = Photos([str(tmp_path / "p" / "a.HEIC")]).open(0)
     assert photo.size == (64, 48) and np.abs(np.array(photo)[24, 32].astype(int) - (200, 30, 30)).max() < 12
 
-
-def test_whole_photos_are_resized_out_of_shape(monkeypatch):
-    """A photo 300 x 200 is read whole with --whole, and without it in the middle."""
-    monkeypatch.setattr(networks, "load_network", lambda *words, **more: (torch.nn.Identity(), str(more)))
-    photo = Image.fromarray(np.random.default_rng(0).integers(0, 255, (200, 300, 3), np.uint8))
-    for whole, expected in ((True, whole_transform()), (False, eval_transform())):
-        _, transform, line = networks.build_network("cpu", "resnet18", whole=whole)
-        assert torch.equal(transform(photo), expected(photo)) and f"'whole': {whole}" in line
-
-
-# ---- stopping and going on
 
 def test_only_new_contents_are_computed(mine, monkeypatch, capsys):
     """Photos that were renamed, moved or copied keep their features; deleted ones leave."""

@@ -1,5 +1,7 @@
-"""jWAE: every term against loops and finite differences, a critic that shares no gradient, and latents against the
-prior."""
+"""jWAE: every term against loops and finite differences, a critic that shares no gradient, latents against the prior;
+and DMSM's objective and drawing of items without partners."""
+import itertools
+import math
 
 import numpy as np
 import pytest
@@ -8,8 +10,9 @@ from torch.distributions import Normal, kl_divergence
 
 import train
 from data import Batch, read_split
-from losses import PairMSE, mean_rows, prior_mmd, real_rows
-from methods.unpaired import build_unpaired, choose_pairs
+from images import Features
+from losses import PairMSE, SampledNLL, mean_rows, prior_mmd, real_rows
+from methods.unpaired import Unpaired, build_unpaired, choose_pairs
 from model import (
     CaptionDecoder,
     Encoded,
@@ -115,13 +118,10 @@ def test_prior_mmd_equals_loops_and_is_about_0_of_the_prior():
             total -= 2 * kernel(x[i], y[j]) / 25
             total += (kernel(x[i], x[j]) + kernel(y[i], y[j])) / 20 * (i != j)
     assert got == pytest.approx(total, rel=1e-4)
-
-    def distance(z):
-        return float(prior_mmd(z))
     z = torch.randn(400, 16, generator=generator)
-    assert abs(distance(z)) < 0.01 < 0.05 < min(map(distance,
-                                                    (0.5 * z, z + 1, 4 * z / z.norm(dim=1, keepdim=True) ** 2)))
-    assert -3.5 < distance(z[:1]) < 0                       # a single item is not divided by 0
+    others = 0.5 * z, z + 1, 4 * z / z.norm(dim=1, keepdim=True) ** 2
+    assert abs(float(prior_mmd(z))) < 0.01 < 0.05 < min(float(prior_mmd(other)) for other in others)
+    assert -3.5 < float(prior_mmd(z[:1])) < 0               # a single item is not divided by 0
 
 
 def model_and_batch(*words):
@@ -149,8 +149,8 @@ def test_critic_and_encoders_share_a_backward_pass_and_no_gradient(more):
     both = gradients(model, lambda losses: list(losses), batch)
     critic = gradients(model, lambda losses: [name for name in losses if name.startswith("critic")], batch)
     others = gradients(model, lambda losses: [name for name in losses if not name.startswith("critic")], batch)
-    assert {name for name,
-            g in critic.items() if g.abs().sum()} == {name for name in both if name.startswith("critic.")}
+    moved = {name for name, g in critic.items() if g.abs().sum()}
+    assert moved == {name for name in both if name.startswith("critic.")}
     assert not any(g.abs().sum() for name, g in others.items() if name.startswith("critic."))
     for name in both:
         torch.testing.assert_close(both[name], (critic if name.startswith("critic.") else others)[name])
@@ -229,3 +229,52 @@ def test_items_enter_only_terms_that_there_are(demo_path):
     assert sides() is None and sides("--latent_norm", "batch") is None
     assert sides("--recon_images", "1") == {"images": 24} and sides("--prior_captions", "1") == {"captions": 120}
     assert sides("--vae", "1") == {"images": 24, "captions": 120}
+
+
+# ---- DMSM's objective, and items without partners
+
+SCORES = torch.rand(6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 2 - 1
+
+
+def slow_nll(scores, gamma, row, others) -> float:
+    return -math.log(math.exp(gamma * scores[row, row]) / sum(math.exp(gamma * scores[row, k]) for k in [row, *others]))
+
+
+def test_samples_are_those_of_the_definition_and_all_are_drawn():
+    expected = {row: {round(slow_nll(SCORES, 3, row, others), 9)
+                      for others in itertools.combinations(set(range(6)) - {row}, 2)}
+                for row in range(6)}
+    torch.manual_seed(1)
+    seen = {row: set() for row in range(6)}
+    for _ in range(300):
+        for row, value in enumerate(SampledNLL(3, 2).nll(SCORES).tolist()):
+            seen[row].add(round(value, 9))
+    assert seen == expected
+
+
+def test_captions_of_the_same_image_are_never_drawn():
+    own = torch.zeros(6, 6, dtype=torch.bool)
+    own[0, 1] = own[1, 0] = True
+    got = SampledNLL(3, 5).nll(SCORES, own)
+    assert float(got[0]) == pytest.approx(slow_nll(SCORES, 3, 0, [2, 3, 4, 5]))
+    assert float(got[2]) == pytest.approx(slow_nll(SCORES, 3, 2, [0, 1, 3, 4, 5]))
+    assert torch.autograd.gradcheck(lambda s: SampledNLL(3, 5).nll(s, own), SCORES.clone().requires_grad_())
+
+
+def test_a_pool_gives_every_item_once_before_any_comes_again():
+    def draw(step, pool=None):
+        return (pool or Unpaired({}, {"images": np.array([7, 9, 1, 0, 2])}, 3, 0)).draw("images", step).tolist()
+    pool = Unpaired({}, {"images": np.array([7, 9, 1, 0, 2])}, 3, 0)
+    drawn = [draw(step, pool) for step in range(5)]
+    assert drawn[-1] == draw(4)                             # whatever was drawn before
+    assert sorted(sum(drawn, [])) == sorted(3 * [7, 9, 1, 0, 2])
+    assert sorted(sum(drawn, [])[:5]) == [0, 1, 2, 7, 9]
+
+
+def test_supervised_fraction_keeps_the_pairs_of_a_share_of_the_images(tmp_path):
+    np.save(tmp_path / "x.npy", np.ones((20, 3), np.float32))
+    split = type("Split", (), {"images": Features(str(tmp_path / "x.npy")), "caption_image": np.arange(100) // 5})
+    chosen = choose_pairs(split, 0.25, 0)
+    assert len(chosen) == 25 and len(set(split.caption_image[chosen])) == 5
+    assert not np.array_equal(chosen, choose_pairs(split, 0.25, 1)) and len(choose_pairs(split, 1, 0)) == 100
+    assert len(choose_pairs(split, 0.001, 0)) == 5

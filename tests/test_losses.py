@@ -1,28 +1,45 @@
-"""Every similarity against its slow twin in references.py; the hinge against loops."""
-import numpy as np
+"""Every similarity against its slow twin in references.py, mls and the objectives against loops."""
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.distributions import Normal, kl_divergence
 
 import metrics
+from evaluation.embeddings import within_modality
 from evaluation.protocols import deal_variances
-from losses import LOG_VAR_BOUNDS, Embedding, Hinge, check_sides, formulas, trait, uncertainty
+from losses import (
+    LOG_VAR_BOUNDS,
+    MLS,
+    Embedding,
+    Hinge,
+    InfoNCE,
+    Match,
+    check_sides,
+    cosine,
+    formulas,
+    information_bottleneck,
+    trait,
+    uncertainty,
+)
+from model import Encoded
 from tests.references import broadcasts
 
 FORMULAS = formulas()
-LOW, HIGH = LOG_VAR_BOUNDS
 GAUSSIAN = [name for name, similarity in FORMULAS.items() if trait(similarity, "gaussian_sides") == 2]
 
 
-def embedding(n, d, kind="random", seed=0, dtype=torch.float64, spherical=False):
+def embedding(n, d, kind="random", seed=0, dtype=torch.float64, spherical=False, bounds=LOG_VAR_BOUNDS):
+    low, high = bounds
     g = torch.Generator().manual_seed(seed)
     mean = torch.randn(n, d, generator=g, dtype=torch.float64)
     shape = (n, 1 if spherical else d)
     pattern = torch.rand(shape, generator=torch.Generator().manual_seed(99 if kind == "shared" else seed))
-    log_var = {"random": LOW + (HIGH - LOW) * pattern, "low": torch.full(shape, LOW), "high": torch.full(shape, HIGH),
-               "bounds": torch.where(pattern < 0.5, LOW, HIGH),
-               "shared": torch.where(pattern[:1] < 0.5, LOW, HIGH).expand(shape),
-               "items": torch.where(pattern[:, :1] < 0.5, LOW, HIGH).expand(shape)}   # every item at one of the bounds
+    log_var = {"random": low + (high - low) * pattern, "low": torch.full(shape, low), "high": torch.full(shape, high),
+               "bounds": torch.where(pattern < 0.5, low, high),
+               "shared": torch.where(pattern[:1] < 0.5, low, high).expand(shape),
+               "items": torch.where(pattern[:, :1] < 0.5, low, high).expand(shape)}   # every item at one of the bounds
     return Embedding(F.normalize(mean, dim=1).to(dtype), log_var[kind].to(dtype))
 
 
@@ -53,8 +70,8 @@ def test_mahalanobis_of_gaussian_images_is_pmrl_eq_10():
 
 
 @pytest.mark.parametrize("d", [64, 2048])
-@pytest.mark.parametrize("kinds", [("random", "random"), ("bounds", "bounds"), ("low", "high"), ("high", "low"),
-                    ("high", "high"), ("low", "low"), ("shared", "shared"), ("items", "items")])
+@pytest.mark.parametrize("kinds", [("bounds", "bounds"), ("low", "high"), ("high", "low"), ("low", "low"),
+                                   ("shared", "shared"), ("items", "items")])
 @pytest.mark.parametrize("name", FORMULAS)
 @pytest.mark.parametrize("spherical", [False, True])
 def test_float32_is_close_to_float64(name, kinds, d, spherical):
@@ -119,8 +136,7 @@ def test_gradients_are_finite(name, case, dtype):
 
 @pytest.mark.parametrize("name", ["cosine", "dot"])
 def test_an_image_without_features_leaves_the_gradient_finite_in_float32(name):
-    """At 0 the direction is undefined; 1e12 of it and a batch of 128 would overflow when the norm of all gradients is
-    taken."""
+    """At 0 the direction is undefined; a batch of gradients of 1e12 would overflow in their norm."""
     image = torch.zeros(1, 8, requires_grad=True)
     FORMULAS[name](Embedding(image), Embedding(torch.randn(4, 8))).sum().backward()
     assert image.grad.norm() < 1e7
@@ -171,12 +187,9 @@ def test_hinge_equals_loops(max_violation, masked):
     assert float(Hinge(0.2, max_violation)(scores, same if masked else None)) == pytest.approx(expected, rel=1e-12)
 
 
-# ---- the control of dealt variances
-
 @pytest.mark.parametrize("each", [1, 5])
 def test_dealt_variances_are_those_of_other_items(each):
-    """No item keeps its own, every one is dealt once, and with one caption an image matching variances do not stay
-    together."""
+    """No item keeps its own, every one is dealt once, and matching variances do not stay together."""
     n = 40
     images, captions = (Embedding(torch.zeros(k, 3), torch.arange(k * 3.0).reshape(k, 3)) for k in (n, each * n))
     for seed in range(20):
@@ -192,11 +205,127 @@ def test_dealt_variances_are_those_of_other_items(each):
     assert all(torch.equal(a.log_var, b.log_var) for a, b in zip(*again))
 
 
-def test_the_control_destroys_what_variances_alone_tell():
-    """Means all zero, each caption with the variances of its image: perfect as they are, and chance with those of
-    others."""
-    log_var = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
-    images = captions = Embedding(torch.zeros(50, 4), log_var)
-    similarity = FORMULAS["wasserstein"]
-    assert metrics.retrieval(similarity(images, captions), np.arange(50))["rsum"] == 600
-    assert metrics.retrieval(similarity(*deal_variances(images, captions)), np.arange(50))["rsum"] < 150
+# ---- mls, of one variance an item; a point has variance 0
+
+def mls_side(n, seed=0, kind="random", d=6):
+    e = embedding(n, d, "low" if kind == "point" else kind, seed, spherical=True, bounds=(math.log(1e-4), math.log(10)))
+    return Embedding(e.mean) if kind == "point" else e
+
+
+def slow_mls(images, captions, k):
+    v_images, v_captions = (0 * e.mean[:, :1] if e.log_var is None else e.log_var.exp() for e in (images, captions))
+    v, squared = v_images + v_captions.T, torch.stack([(row - captions.mean).square().sum(1) for row in images.mean])
+    return -(squared / v + k * v.log()) / 2
+
+
+KINDS = [("random", "random"), ("point", "random"), ("random", "point"), ("low", "high"), ("low", "low")]
+
+
+@pytest.mark.parametrize("kinds", KINDS)
+@pytest.mark.parametrize("k, d", [(1.0, 6), (4.4, 6), (300.0, 2048)])
+def test_mls_equals_its_slow_twin_also_in_float32(kinds, k, d):
+    images, captions = mls_side(15, 1, kinds[0], d), mls_side(17, 2, kinds[1], d)
+    exact = slow_mls(images, captions, k)
+    torch.testing.assert_close(MLS(k).double()(images, captions), exact, rtol=1e-6, atol=1e-6)
+    single = MLS(k)(to(images, torch.float32), to(captions, torch.float32)).double()
+    assert ((single - exact).abs() / exact.abs().max()).max() < 1e-6
+
+
+def test_of_point_images_it_ranks_text_to_image_as_the_cosine_and_not_image_to_text():
+    images, captions = mls_side(30, 1, "point"), mls_side(40, 2)
+    scores, plain = MLS().double()(images, captions), cosine(images, captions)
+    assert torch.equal(scores.argsort(0), plain.argsort(0))
+    assert not torch.equal(scores.argsort(1), plain.argsort(1))
+
+
+def test_two_points_are_refused_and_one_side_is_compared_by_the_cosine():
+    points = mls_side(3, 1, "point")
+    with pytest.raises(ValueError, match="on 2 of the two sides, images and captions, or on 1; 0 of those"):
+        check_sides(MLS(), "mls", points, points)
+    similarity, side = within_modality(MLS(), points)
+    torch.testing.assert_close(similarity(side, side), cosine(points, points))
+
+
+def test_gradients_are_right_and_finite_where_a_pair_is_one_point():
+    images, captions = mls_side(3, 1), mls_side(3, 2)
+    similarity = MLS().double()
+    inputs = images.mean.requires_grad_(), images.log_var.requires_grad_()
+    assert torch.autograd.gradcheck(lambda mean, log_var: similarity(Embedding(mean, log_var), captions), inputs)
+    same = Embedding(captions.mean.float().requires_grad_(), torch.full((3, 1), math.log(1e-4)).requires_grad_())
+    small = MLS()
+    small(same, same).sum().backward()
+    assert all(torch.isfinite(x.grad).all() for x in (same.mean, same.log_var, small.log_k)) and small.log_k.grad != 0
+
+
+# ---- objectives
+
+def scores(n=7, seed=0):
+    return torch.randn(n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def same_image(n=7):
+    image = torch.arange(n) // 2
+    return image[:, None] == image
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("masked", [False, True])
+def test_infonce_equals_loops(masked, smoothing):
+    s, same = scores(), same_image() if masked else None
+    loss = InfoNCE(0.07, smoothing).double()(s, same)
+    total = 0.0
+    for k in range(7):
+        for row in (s[k], s[:, k]):
+            others = [j for j in range(7) if j == k or not (masked and bool(same_image()[k, j]))]
+            z = {j: float(row[j]) / 0.07 for j in others}
+            norm = math.log(sum(math.exp(v) for v in z.values()))
+            total += sum(((1 - smoothing) * (j == k) + smoothing / len(others)) * (norm - z[j]) for j in others)
+    assert loss.item() == pytest.approx(total / 14, rel=1e-6)       # the temperature's logarithm is stored in float32
+
+
+def test_infonce_keeps_its_temperature_above_a_hundredth():
+    objective = InfoNCE().double()
+    with torch.no_grad():
+        objective.log_scale.fill_(20.0)
+    hot = objective(scores() / 100)
+    objective.log_scale.data.fill_(math.log(100))
+    assert float(hot) == pytest.approx(float(objective(scores() / 100)))
+
+
+def probability(score):
+    return 1 / (1 + math.exp(-(5 * score + 5)))
+
+
+@pytest.mark.parametrize("logits, smoothing", [(False, 0.0), (False, 0.01), (True, 0.01)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_match_equals_loops(masked, logits, smoothing):
+    s, same, total = scores() / 3 - 1, same_image() if masked else None, 0.0
+    for i in range(7):
+        for j in range(7):
+            if i == j or not (masked and bool(same_image()[i, j])):
+                p = 1 / (1 + math.exp(-float(s[i, j]))) if logits else probability(float(s[i, j]))
+                target = 1 - smoothing if i == j else smoothing
+                total -= target * math.log(p) + (1 - target) * math.log(1 - p)
+    objective = Match(logits, smoothing=smoothing).double()
+    assert float(objective(s, same)) == pytest.approx(total / 7)
+    assert len(list(objective.parameters())) == (0 if logits else 2)
+
+
+def test_pseudo_positives_are_pairs_above_the_true_one_of_their_row_or_column():
+    s = scores() / 3 - 1
+    expected = sum(-math.log(probability(float(s[i, j]))) for i in range(7) for j in range(7)
+                   if i != j and (s[i, j] >= s[i, i] or s[i, j] >= s[j, j])) / 7
+    added = [Match(pseudo_positives=0.1).double()(x) - Match().double()(x)
+             for x in (s, torch.eye(7, dtype=torch.float64))]
+    assert expected > 0 and float(added[0]) == pytest.approx(0.1 * expected) and float(added[1]) == 0
+
+
+@pytest.mark.parametrize("spherical", [False, True])
+def test_vib_is_the_divergence_from_the_unit_gaussian(spherical):
+    g = torch.Generator().manual_seed(0)
+    mean, log_var = (torch.randn(5, k, generator=g, dtype=torch.float64) for k in (4, 1 if spherical else 4))
+    gaussian = Encoded(Embedding(mean, log_var), None, None)
+    std = (log_var / 2).exp().expand_as(mean)
+    expected = kl_divergence(Normal(mean, std), Normal(torch.zeros_like(mean), torch.ones_like(mean))).sum(1).mean()
+    point = Encoded(Embedding(mean), None, None)
+    assert float(information_bottleneck(gaussian, point, None)) == pytest.approx(float(expected))

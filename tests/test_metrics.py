@@ -230,8 +230,7 @@ def test_risk_coverage_of_ties_is_the_mean_over_their_orders():
 # ---- is a difference real?
 
 def hits_of_two_models(seeds=(1, 1), gain=0.0, n=120, noise=0.5, seed=0):
-    """Runs of two models, {metric: (total, count)} by image, whose seeds differ by more than the choice of images does;
-    images have 0 to 6 queries."""
+    """Runs of two models, {metric: (total, count)} by image, whose seeds differ; images have 0 to 6 queries."""
     rng = np.random.default_rng(seed)
     hard, count = rng.normal(size=n), rng.integers(0, 7, n)
 

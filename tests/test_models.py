@@ -12,7 +12,7 @@ from checkpoint import Trained, load_checkpoint
 from cli import InputError
 from features import networks
 from features.networks import build_network, rebuild_network
-from images import whole_transform
+from images import eval_transform, whole_transform
 from model import CNN
 from photos import make_model as make
 from photos.encoder import SHIPPED, Encoder
@@ -126,6 +126,7 @@ def test_a_network_is_built_again_from_its_line(words, weights, monkeypatch):
     monkeypatch.setattr(networks, "load_network", lambda name, layer, _, whole: load(name, layer, weights, whole=whole))
     photo = Image.fromarray(np.random.default_rng(0).integers(0, 255, (80, 120, 3), np.uint8))
     net, transform, line = build_network("cpu", "resnet18", **words)
+    assert torch.equal(transform(photo), (whole_transform if words.get("whole") else eval_transform)()(photo))
     again, same = rebuild_network(line, "cpu")
     assert torch.equal(net(transform(photo)[None]), again(same(photo)[None]))
     with pytest.raises(InputError, match="the network at hand is 'resnet18 .*; put the weights back"):

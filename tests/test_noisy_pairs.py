@@ -51,12 +51,8 @@ def test_both_published_forms_are_told_by_their_length(split, tmp_path):
 
 @pytest.mark.parametrize("content, message", [
     (np.arange(239), r"holds int64 of shape \(239,\); .*\(240,\) .*\(NCR\), or \(48,\) .*\(DECL\)"),
-    (np.zeros((240, 1), int), r"holds int64 of shape \(240, 1\)"),
     (np.arange(240) / 5, r"holds float64 of shape \(240,\); wrong pairs are whole numbers"),
-    (np.zeros(240, "U1"), "holds <U1"),
     (np.arange(240), "numbers from 0 to 239, and the 48 training images are numbered from 0 to 47"),
-    (np.arange(48) - 1, "numbers from -1 to 46"),
-    (np.array([None] * 48), "is not a whole .npy file of numbers"),
     ("1 2 3", "is not a whole .npy file of numbers")])
 def test_other_files_are_refused_in_a_sentence(tmp_path, demo_path, capsys, content, message):
     path = tmp_path / "pairs.npy"
@@ -71,8 +67,6 @@ def test_ratio_and_file_are_not_both_given(capsys):
     refused(capsys, train.main, ["--noise_ratio", "0.2", "--noise_file", "x.npy"],
             "--noise_ratio 0.2 and --noise_file x.npy both name")
 
-
-# ---- a run
 
 def test_a_run_records_its_wrong_pairs_and_trains_the_same_from_its_file(tmp_path, demo_path, capsys):
     data, first, again = ["--data_path", demo_path, "--loss", "rcl"], tmp_path / "a", tmp_path / "b"

@@ -37,8 +37,7 @@ def iou_of(a, b) -> float:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory, demo_path) -> str:
-    """A data path with the demo's phrases, proposals near their boxes and anywhere, and features that tell which kinds
-    of words fit a box."""
+    """A data path with the demo's phrases, proposals near their boxes and anywhere, and features that tell words."""
     path = tmp_path_factory.mktemp("phrases")
     folder = path / "demo_entities"
     shutil.copytree(os.path.join(demo_path, "demo_entities"), folder)
@@ -60,8 +59,7 @@ def root(tmp_path_factory, demo_path) -> str:
 
 
 def write_features(folder: str, split: str) -> None:
-    """Write features that fit a box.
-    Sums of codes of the words of the phrases that it overlaps by half, and a little noise."""
+    """Write features that fit a box: sums of codes of the words of the phrases that it overlaps by half, and noise."""
     entities = read_entities(folder, split)
     found, rng = read_proposals(folder, split, "edgeboxes200", entities), np.random.default_rng(0)
     codes = {word: np.random.default_rng(sum(map(ord, word))).standard_normal(WIDTH)
@@ -105,8 +103,6 @@ def report(capsys, *words) -> tuple[dict, str]:
     written = next(line.removeprefix("written to ") for line in said.out.splitlines() if line.startswith("written to"))
     return json.loads(open(written).read()), said.out
 
-
-# ---- what is read
 
 def test_a_split_is_phrases_and_the_regions_of_their_photos(root):
     split = read(root, "dev")
@@ -284,7 +280,6 @@ def test_what_evaluate_refuses(run, capsys, words, message):
 
 
 @pytest.mark.parametrize("change, message", [
-    (lambda path: os.remove(f"{path}/train_edgeboxes200.npz"), "there is no file .*train_edgeboxes200.npz; box"),
     (lambda path: os.remove(f"{path}/train_edgeboxes200_ims.npy"), "train_edgeboxes200_ims.npy"),
     (lambda path: np.save(f"{path}/train_edgeboxes200_ims.npy", np.zeros((3, 4), np.float16)), "shape .3, 4., and")])
 def test_what_train_refuses(own, capsys, change, message):

@@ -34,8 +34,7 @@ def quiet(caplog):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """Contents of the pictures of `draw_rows`, for each of the axes that show something.
-    A list of {"texts", "photos", "frames" by colour, "gone"}."""
+    """What each of the axes of `draw_rows` shows: a list of {"texts", "photo", "frame", "at", "window"}."""
     found = []
 
     @contextlib.contextmanager
@@ -61,8 +60,6 @@ def hex_of(colour) -> str:
     return matplotlib.colors.to_hex(colour)
 
 
-# ---- letters
-
 @pytest.mark.parametrize("ending", pictures.FORMATS)
 def test_any_alphabet_is_drawn_without_a_warning(tmp_path, quiet, ending):
     for tight in (False, True):
@@ -78,8 +75,6 @@ def test_any_alphabet_is_drawn_without_a_warning(tmp_path, quiet, ending):
 def test_control_characters_are_left_out():
     assert drawable("a dog,\x07 \u72ac\n$5\udcff") == "a dog, \u72ac\n$5"
 
-
-# ---- photos
 
 def test_a_photo_is_shown_whole_in_the_middle_of_a_square(tmp_path):
     with drawing(str(tmp_path / "p.png"), 1, 3, (6, 3)) as (figure, axes):
@@ -108,8 +103,6 @@ def test_a_large_photo_is_read_small_and_alike(tmp_path, ending):
     assert np.abs(np.asarray(small, float) - wanted).mean() < 8
     assert read_photo(path, 1000).size == (400, 640)        # never made larger
 
-
-# ---- rows
 
 def test_rows_show_photos_with_what_is_said_of_them_in_their_order(tmp_path, drawn, quiet):
     photos = [Image.new("RGB", (9, 9), (k, 0, 0)) for k in range(7)]
@@ -153,8 +146,7 @@ def test_no_text_of_a_sheet_covers_another_or_leaves_it(tmp_path, sheet):
 
 @pytest.fixture
 def sheet(tmp_path):
-    """sheet(names, sure of each query): the path of its sheet. The photos are drawn in tmp_path where they are not
-    called gone."""
+    """sheet(names, sure of each query): the path of its sheet, of photos in tmp_path that are not called gone."""
     for k in range(7):
         file_of(tmp_path / f"{k}.png", (10 * k, 0, 0))
 

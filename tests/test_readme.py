@@ -70,8 +70,7 @@ def test_own_similarity_objective_encoder_and_protocol(tmp_path, demo_path):
 
 
 def test_tables_of_methods_are_those_of_the_code():
-    """The table of docs/methods.md is current, and README.md's names and papers.
-    `python -m results --write` prints the first."""
+    """Those of docs/methods.md, which `python -m results --write` prints, and README.md's names and papers."""
     from methods import METHODS, tabulate_methods
 
     with open(os.path.join(ROOT, "docs", "methods.md"), encoding="utf-8") as f:

@@ -15,27 +15,19 @@ from data import read_split
 from features import captions
 from photos.encoder import SHIPPED, Encoder
 
-SIZE = ["--embed_size", "64", "--word_dim", "64", "--num_epochs", "1", "--learning_rate", "0.002", "--seed", "0",
-         "--device", "cpu"]
-
-
-def fit_and_evaluate(path, name, run, *words) -> dict:
-    opt = train.parse_args([*SIZE, "--data_path", path, "--data_name", name, "--logger_name", str(run), *words])
-    assert train.train(opt) == 0
-    return evaluate.run(evaluate.parse_args(["--checkpoint", str(run), "--workers", "0"]))
-
 
 def test_flickr8k_has_no_faults(real_path, capsys):
-    for name in ("f8k_precomp", "f8k_region_precomp"):
-        assert data.check_data_set(real_path, name) == 0
-    shown = capsys.readouterr().out
-    assert "6,000 images   30,000 captions" in shown and "(2400, 36, 256) float16" in shown
+    assert data.check_data_set(real_path, "f8k_precomp") == 0
+    assert "6,000 images   30,000 captions" in capsys.readouterr().out
 
 
 def test_one_epoch_on_flickr8k_is_far_above_chance(real_path, tmp_path):
     """Uniform ranks among 500 images give rsum 2 x (0.2 + 1 + 2) percent t2i and about 16 i2t; the margin is wide."""
-    results = fit_and_evaluate(real_path, "f8k_precomp", tmp_path / "run", "--sim", "wasserstein",
-                               "--vse_mean_warmup_epochs", "1")
+    words = ["--data_path", real_path, "--data_name", "f8k_precomp", "--sim", "wasserstein", "--txt_enc", "mean",
+             "--embed_size", "64", "--word_dim", "64", "--num_epochs", "1", "--vse_mean_warmup_epochs", "1",
+             "--learning_rate", "0.002", "--device", "cpu", "--logger_name", str(tmp_path / "run")]
+    assert train.train(train.parse_args(words)) == 0
+    results = evaluate.run(evaluate.parse_args(["--checkpoint", str(tmp_path / "run"), "--workers", "0"]))
     full = results["protocols"]["full"]
     assert (results["images"], results["captions"]) == (500, 2500)
     assert full["rsum"] > 80 and full["i2t"]["medr"] < 60 and full["t2i"]["medr"] < 60

@@ -80,8 +80,6 @@ def test_a_missing_torch_is_a_sentence_and_the_first_line_comes_before_it(tmp_pa
     assert (done.stdout, done.stderr.strip()) == ("loading torch\n", "torch is imported")
 
 
-# ---- files of options
-
 def test_a_configuration_varies_without_naming_or_replacing_a_run(run, tmp_path, demo_path):
     """The options that were asked for, from which others follow; neither the folder nor --overwrite."""
     folder = tmp_path / "first"
@@ -145,37 +143,27 @@ def test_the_log_counts_epochs_from_one_and_has_vsepps_names(run):
     assert "epoch 0" not in said and "rsum by chance 239.2" in said
 
 
-# ---- results have names of their own
-
-def test_results_by_another_similarity_leave_those_of_the_run(run, tmp_path, demo_path):
-    folder = tmp_path / "run"
-    shutil.copytree(run, folder)
+def test_results_by_another_similarity_leave_those_of_the_run(run, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "run")
     before = (folder / "results.json").read_bytes()
-    evaluate.main(["--checkpoint", str(folder), "--sim", "kl"])
-    evaluate.main(["--checkpoint", str(folder), "--sim", "kl", "--split", "dev"])
-    evaluate.main(["--checkpoint", str(folder), "--sim", "wasserstein"])            # its own: results.json again
+    for more in ([], ["--split", "dev"]):
+        evaluate.main(["--checkpoint", str(folder), "--sim", "kl", *more])
     assert (folder / "results_kl.json").exists() and (folder / "results_kl_demo_precomp_dev.json").exists()
-    assert json.loads(before)["protocols"] == {**json.loads((folder / "results.json").read_bytes())["protocols"],
-                                               "shuffled": json.loads(before)["protocols"]["shuffled"]}
+    assert (folder / "results.json").read_bytes() == before
 
 
 def test_two_files_in_a_folder_have_results_and_pictures_of_their_own(run, tmp_path, demo_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     evaluate.main(["--checkpoint", str(run), "--export", "a.npz", "--output", "r.json"])
     shutil.copy("a.npz", "b.npz")
-    split = ["--data_path", demo_path, "--data_name", "demo_precomp"]
-    for words in (["a.npz"], ["b.npz", *split], ["a.npz", "--sim", "kl"]):
+    for words in (["a.npz"], ["b.npz", "--sim", "kl"]):
         evaluate.main(["--embeddings", *words, "--uncertainty", "--photos", os.path.join(demo_path, "demo", "images")])
-    for stem, end in (("a", ""), ("b", ""), ("a", "_kl")):
-        assert os.path.exists(f"{stem}_results{end}.json")
-        for picture in ("uncertain_images", "uncertain_captions"):
-            assert os.path.exists(f"{stem}_{picture}{end}.png")
-    evaluate.main(["--compare", "a.npz", "b.npz"])
+    for stem, end in (("a", ""), ("b", "_kl")):
+        names = (f"results{end}.json", f"uncertain_images{end}.png", f"uncertain_captions{end}.png")
+        assert all(os.path.exists(f"{stem}_{name}") for name in names)
     evaluate.main(["--compare", str(run), "b.npz"])
-    assert {"comparison_a_b.json", "comparison_run_b.json"} <= set(os.listdir("."))
+    assert os.path.exists("comparison_run_b.json")
 
-
-# ---- the mechanisms
 
 def test_what_breaks_while_writing_leaves_the_old_file_alone(tmp_path):
     path = tmp_path / "new" / "a.txt"

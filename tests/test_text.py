@@ -67,15 +67,6 @@ def test_words_start_from_the_vectors_of_a_file(tmp_path, freeze):
     assert not torch.equal(loaded[4:6], table[4:6])
 
 
-def test_resuming_needs_no_file_of_word_vectors(folder, tmp_path):
-    write_vectors(tmp_path / "v.txt", ["red", "blue"])
-    fit("--data_path", folder, "--data_name", "one", "--num_epochs", 1, "--logger_name", tmp_path / "run",
-        "--word_dim", 6,
-        "--word_vectors", tmp_path / "v.txt")
-    os.remove(tmp_path / "v.txt")
-    assert train.train(train.parse_args(["--resume", str(tmp_path / "run"), "--num_epochs", "2"])) == 0
-
-
 @pytest.mark.parametrize("more", [
     ["--txt_enc", "mean", "--sim", "product"], ["--txt_enc", "sum", "--txt_layers", "12"],
     ["--text_features", "bag", "--txt_layers", "12-12", "--sim", "wasserstein"]])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cli import InputError
-from model import TanhLayers, TrigramBag, TrigramConv, TrigramWords
+from model import TrigramBag, TrigramConv
 from vocab import SPECIALS, Trigrams, TrigramTokens, trigrams_of
 
 WORDS = "a man rides the brown horse banana nanana on".split()
@@ -79,15 +79,6 @@ def test_trigrams_are_numbered_from_one_in_order_of_appearance():
         Trigrams(["cat"])
 
 
-def test_saved_and_loaded_as_its_words(tmp_path):
-    VOCAB.save(str(tmp_path / "v.json"))
-    again = Trigrams.load(str(tmp_path / "v.json"))
-    assert again.words == VOCAB.words and again.trigram_index == VOCAB.trigram_index
-    assert Trigrams.build([["cat"] * 4, ["hat"]]).trigrams == ["#ca", "cat", "at#"]
-
-
-# ---- batches
-
 @pytest.mark.parametrize("index", [[0], [1], [3, 0, 4], [5], [6, 1, 5, 0], [0, 0, 2]])
 def test_batches_equal_a_loop(index):
     tokens = TrigramTokens(CAPTIONS, VOCAB)
@@ -111,8 +102,6 @@ def test_lengths_and_unknown_captions():
     assert ids.shape == (2, 1, 1) and not ids.any() and lengths.tolist() == [1, 0]
 
 
-# ---- networks
-
 @pytest.mark.parametrize("sizes", [(5,), (7, 5), (8, 7, 6, 5)])
 @pytest.mark.parametrize("kind", [TrigramConv, TrigramBag])
 def test_networks_equal_dense_counts_and_loops(kind, sizes):
@@ -128,31 +117,6 @@ def test_networks_equal_dense_counts_and_loops(kind, sizes):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
     net(ids, lengths).value.sum().backward()
     assert not net.table.weight.grad[0].any()                                       # padding learns nothing
-
-
-@pytest.mark.parametrize("kind", [TrigramConv, TrigramBag])
-def test_padding_and_batch_order_change_nothing(kind):
-    net, tokens = network(kind, 6, 5), TrigramTokens(CAPTIONS, VOCAB)
-    together = net(*tokens.batch(np.arange(len(CAPTIONS)))).value
-    order = np.array([4, 0, 6, 2, 5, 3, 1])
-    torch.testing.assert_close(net(*tokens.batch(order)).value, together[order], rtol=0, atol=1e-14)
-    for m in range(len(CAPTIONS)):
-        torch.testing.assert_close(net(*tokens.batch(np.array([m]))).value[0], together[m], rtol=0, atol=1e-14)
-    ids, lengths = tokens.batch(np.arange(len(CAPTIONS)))
-    wide = torch.nn.functional.pad(ids, (0, 3, 0, 4))                               # more padding trigrams and words
-    torch.testing.assert_close(net(wide, lengths).value, together, rtol=0, atol=1e-14)
-
-
-def test_trunk_passes_numbers_and_layers_end_in_tanh():
-    ids = torch.arange(12).view(2, 2, 3)
-    trunk = TrigramWords(17)
-    assert trunk(ids, torch.tensor([2, 2])) is ids and trunk.dim == 17 and not list(trunk.parameters())
-    net, x = TanhLayers(9, [7, 6], 5), torch.randn(4, 9)
-    torch.testing.assert_close(net(x).value, torch.stack([slow_layers(v, net.layers) for v in x]))
-    assert [tuple(layer.weight.shape) for layer in net.layers] == [(7, 9), (6, 7), (5, 6)] and net.dim == 5
-    assert net(1e4 * x).value.abs().max() <= 1 and len(TanhLayers(9, [], 5).layers) == 1
-    alone = TanhLayers(9, [], 5)
-    torch.testing.assert_close(alone(x).value, torch.tanh(alone.layers[0](x)))
 
 
 def test_initialised_as_a_linear_layer_of_the_dense_counts():

@@ -1,5 +1,5 @@
-"""Two-branch networks: the losses against loops over triples and pairs, the order of siblings, both networks,
-blocks."""
+"""Two-branch networks and CITE: losses against loops over triples and pairs, networks against loops over pairs and
+concepts, the order of siblings."""
 import math
 from collections import Counter
 
@@ -10,10 +10,12 @@ import torch.nn.functional as F
 
 from data import Batch
 from losses import Embedding, PairLogistic
+from methods.cite import ConditionalNetwork
 from methods.two_branch import BranchEmbedding, ProductNetwork, TwoBranchLoss, distance, sibling_order
 from metrics import retrieval_blocks
 from model import Encoded
-from tests.helpers import having
+from tests.helpers import built, having, moved
+from vocab import SPECIALS, Vocabulary
 
 
 def points(n, d=5, seed=0, dtype=torch.float64) -> torch.Tensor:
@@ -77,11 +79,6 @@ def test_two_branch_loss_equals_loops_over_triples(name, top):
     assert (expected > 0) == (len(set(owner)) > 1)                          # no distance is as large as the last margin
 
 
-def test_defaults_are_the_papers():
-    loss = TwoBranchLoss()
-    assert (loss.margin, loss.weights, loss.top) == (0.05, (1.5, 1.0, 0.05), 10) and not list(loss.parameters())
-
-
 def test_gradients_are_finite_where_captions_lie_on_their_images():
     loss = having(TwoBranchLoss(), margin=0.3, weights=(1.5, 1.0, 0.5), top=2)
     x = points(40, dtype=torch.float32).requires_grad_()
@@ -140,13 +137,7 @@ def test_branch_equals_its_parts():
 
 def network(dim=5, hidden=(8, 6), seed=0) -> ProductNetwork:
     torch.manual_seed(seed)
-    net = ProductNetwork(dim, hidden).double()
-    for layer in net.network:
-        if isinstance(layer, torch.nn.BatchNorm1d):
-            for values in (layer.weight, layer.bias, layer.running_mean):
-                torch.nn.init.normal_(values)
-            torch.nn.init.uniform_(layer.running_var, 0.5, 2)
-    return net.requires_grad_(True)
+    return moved(ProductNetwork(dim, hidden).double())
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -183,8 +174,7 @@ def test_blocks_equal_the_whole_and_pairs_do_not_depend_on_others(monkeypatch):
 # ---- the logistic loss
 
 def test_pair_logistic_equals_a_loop_over_labelled_pairs():
-    """With as many negatives as there are, no chance is left; same-image pairs are left out, rows with few have
-    fewer."""
+    """With as many negatives as there are, no chance is left; same-image pairs are left out."""
     g = torch.Generator().manual_seed(0)
     scores = 3 * torch.randn(6, 6, generator=g, dtype=torch.float64)
     owner = torch.tensor([0, 0, 1, 2, 2, 2])
@@ -226,3 +216,90 @@ def test_large_logits_leave_loss_and_gradient_finite():
     loss.backward()
     assert loss.isfinite() and big.grad.isfinite().all()
     assert float(PairLogistic()(torch.tensor([[0.0]]))) == pytest.approx(math.log(2))
+
+
+# ---- CITE
+
+SMALL = ["--sim", "cite", "--cite_layers", "8-6"]
+
+
+def numbers(n, d=5, seed=0) -> torch.Tensor:
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def conditional(dim=5, concepts=3, layers="8-6", seed=0) -> ConditionalNetwork:
+    """With BatchNorms that do something."""
+    torch.manual_seed(seed)
+    kind = type("Network", (ConditionalNetwork,), {"concepts": concepts})
+    return moved(kind(dim, layers).double())
+
+
+def layer_of(x, linear, norm, training, rows=slice(None)):
+    """Linear, BatchNorm, ReLU of rows, `rows` of the layer's outputs."""
+    h = x @ linear.weight[rows].T + linear.bias[rows]
+    mean, var = (h.mean(0), h.var(0, unbiased=False)) if training else (norm.running_mean[rows], norm.running_var[rows])
+    return ((h - mean) / (var + norm.eps).sqrt() * norm.weight[rows] + norm.bias[rows]).clamp(min=0)
+
+
+def slow_scores(net, x, y, pairs, training):
+    """One concept and one pair after another; BatchNorm sees `pairs`, and the phrases of y."""
+    unit_x, unit_y = F.normalize(x, dim=1), F.normalize(y, dim=1)
+    hidden = net.out.weight.shape[1]
+    joint = layer_of(torch.stack([len(x[0]) * unit_x[i] * unit_y[j] for i, j in pairs]), *net.joint[:2], training)
+    concepts = [layer_of(joint, *net.branches[:2], training, slice(k * hidden, (k + 1) * hidden))
+                for k in range(net.concepts)]
+    logits = layer_of(unit_y, *net.mixture[:2], training) @ net.mixture[3].weight.T + net.mixture[3].bias
+    scores = []
+    for n, (_, j) in enumerate(pairs):
+        total = sum(math.exp(float(value)) for value in logits[j])
+        mixed = sum(math.exp(float(logits[j, k])) / total * concepts[k][n] for k in range(net.concepts))
+        scores.append(float(mixed @ net.out.weight[0] + net.out.bias[0]))
+    return torch.tensor(scores, dtype=torch.float64), logits
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("concepts", [1, 3])
+@torch.no_grad()
+def test_network_equals_a_loop_over_pairs_and_concepts(concepts, training):
+    x, y = 3 * numbers(4), 2 * numbers(6, seed=1)
+    net = conditional(concepts=concepts).train(training)
+    pairs = [(i, j) for i in range(4) for j in range(6)]
+    expected, _ = slow_scores(net, x, y, pairs, training)
+    torch.testing.assert_close(net(Embedding(x), Embedding(y)), expected.view(4, 6))
+    net, chosen = conditional(concepts=concepts).train(training), [(0, 5), (3, 1), (3, 2), (0, 1), (2, 2)]
+    expected, _ = slow_scores(net, x, y, chosen, training)
+    torch.testing.assert_close(net.at(Embedding(x), Embedding(y), *torch.tensor(chosen).T), expected)
+
+
+def test_sizes_are_the_originals():
+    net = ConditionalNetwork(1024)
+    assert [tuple(layer.weight.shape) for layer in (net.joint[0], net.branches[0], net.out, net.mixture[0],
+                                                    net.mixture[3])] == [
+        (1024, 1024), (4 * 256, 1024), (1, 256), (1024, 1024), (4, 1024)]
+    assert net.logits and not net.within_modality
+
+
+def model_of(*words):
+    return built(*SMALL, *words, vocab=Vocabulary([*SPECIALS, "a", "b", "c", "d"]))
+
+
+def matching(n=6) -> Batch:
+    tokens = torch.randint(4, 8, (n, 5), generator=torch.Generator().manual_seed(0))
+    return Batch(numbers(n, 9).float(), tokens, torch.full((n,), 5), torch.arange(n), torch.arange(n))
+
+
+def test_the_penalty_is_a_term_of_its_own():
+    model, batch = model_of(), matching()
+    terms = model(batch)
+    assert set(terms) == {"logistic", "concepts"}
+    y = model.embed_captions(batch.tokens, batch.lengths).mean.detach()
+    net = model.similarity
+    with torch.no_grad():
+        _, logits = slow_scores(net, y, y, [(0, 0), (1, 2)], True)
+    expected = sum(abs(float(value)) for row in logits for value in row) / len(y)
+    assert float(terms["concepts"].detach()) == pytest.approx(5e-5 * expected, rel=1e-5)
+    alone = net.penalty(None, Encoded(Embedding(y), None, None), None)
+    assert float(alone.detach()) == pytest.approx(expected, rel=1e-5)
+    terms["concepts"].backward()
+    assert net.mixture[3].weight.grad.abs().sum() > 0 and net.out.weight.grad is None
+    assert "concepts" not in model_of("--sim", "product")(batch)

@@ -159,7 +159,6 @@ def test_what_cannot_work_is_one_sentence(tmp_path, capsys):
     text = path.read_text(encoding="utf-8")
     words = ["--vg", tmp_path, "--output", tmp_path / "m.json"]
     refused(capsys, prepare.main, [*words, "--thresholds", "0.01", "50"], "no image has two regions smaller than 0.01")
-    refused(capsys, prepare.main, [*words, "--images", "0"], "'0' is not a whole number of at least 1")
     refused(capsys, prepare.main, [*words, "--thresholds", "101"], "'101' is not a percentage")
     one = '[{"id": 993, "regions": [{"id": 1, "x": %s, "y": 0, "width": 1, "height": 1, "phrase": "a"}]}]'
     for broken, message in ((text[:len(text) // 2], "is not JSON"), ("{}", "is not a list of images"),
