@@ -586,8 +586,8 @@ def test_scores_on_their_side_are_told(layouts, capsys, repeat):
 
 def test_distances_are_told(layouts, told):
     x, y = layouts
-    told = "far worse than chance (10): scores are higher where items fit better, so negate distances"
+    sentence = "far worse than chance (10): scores are higher where items fit better, so negate distances"
     for scores, expected in ((x @ y.T, False), (-x @ y.T, True),
                              (np.random.default_rng(0).standard_normal((20, 100)), False)):
         np.save("s.npy", scores)
-        assert (told in told("--scores", "s.npy")[1]) == expected
+        assert (sentence in told("--scores", "s.npy")[1]) == expected

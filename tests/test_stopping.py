@@ -191,5 +191,5 @@ def test_two_processes_that_write_one_file_leave_one_whole(tmp_path):
     dead.touch()
     code = "import sys, files\nfor n in range(15): files.save_lines(sys.argv[1], [sys.argv[2] * 100_000])"
     writers = [subprocess.Popen([sys.executable, "-c", code, path, letter], cwd=ROOT) for letter in "ab"]
-    assert [writer.wait(60) for writer in writers] == [0, 0]
+    assert [writer.wait(200) for writer in writers] == [0, 0]
     assert path.read_text() in ("a" * 100_000 + "\n", "b" * 100_000 + "\n") and os.listdir(tmp_path) == ["index"]
