@@ -206,7 +206,7 @@ def atomic(path: str, mode: str = "w"):
     part = os.path.join(folder, f".{name}.{os.getpid()}.part")
     os.makedirs(folder, exist_ok=True)
     for other in glob.glob(os.path.join(glob.escape(folder), f".{glob.escape(name)}.*.part")):
-        with contextlib.suppress(ValueError, PermissionError):
+        with contextlib.suppress(ValueError, OverflowError, PermissionError):
             try:
                 os.kill(int(other.split(".")[-2]), 0)       # does this process still run?
             except ProcessLookupError:

@@ -103,7 +103,8 @@ class Part:
 
     def __init__(self, path: str, made):
         self.start = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.")
-        self.folder = f"{self.start}{sha256(json.dumps(made))[:12]}.part"
+        # with a letter, as files.atomic takes a number there for that of a process
+        self.folder = f"{self.start}v{sha256(json.dumps(made))[:12]}.part"
         os.makedirs(self.folder, exist_ok=True)
 
     def path_of(self, key: str) -> str:
