@@ -81,10 +81,10 @@ def parse_args(argv=None, p: cli.Arguments | None = None) -> Options:
 
 # ---- the training
 
-def fit(opt) -> tuple[VSE, Vocabulary]:
-    """Train with resolved options (options.options).
+def fit(opt, kind: type["Training"] | None = None) -> tuple[VSE, Vocabulary]:
+    """Train with resolved options (options.options). kind: as in `train`.
     Returns the best model on dev, in eval mode on the CPU, and its vocabulary. Raises InputError."""
-    status = train(opt)
+    status = train(opt, kind)
     check(status == 0, f"the training ended with status {status}; look at {opt.logger_name}/log.txt")
     model, vocab, _ = load_model(load_checkpoint(opt.logger_name), opt.logger_name)
     return model, vocab
