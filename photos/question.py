@@ -53,8 +53,8 @@ def notes_on_words(encoder: Encoder, text: str) -> list[str]:
         notes.append(f"not understood: {quoted(misspelt)}; the model does not know "
                      f"{'this word' if len(misspelt) == 1 else 'these words'}")
     if other_language:
-        notes.append(f"read as another language: {quoted(other_language)}; how many photos fit is said of English "
-                     "alone")
+        notes.append(f"read as another language: {quoted(other_language)}; the model does not know how many photos fit "
+                     "words that are not English")
     if seldom and not other_language:
         notes.append(f"seldom or never in the captions that the model learned from: {quoted(seldom)}")
     encoded = network.tokenizer.encode(text)

@@ -231,7 +231,7 @@ def words_model(words, whole) -> Encoder:
 
 @pytest.mark.parametrize("text, notes", [
     ("a dog , the beach", []), ("a dgo on a baech", ["not understood: 'dgo', 'baech'; the model does not know these"]),
-    ("perro", ["read as another language: 'perro'; how many photos fit is said of English alone"]),
+    ("perro", ["read as another language: 'perro'; the model does not know how many photos fit words"]),
     ("\u4e00\u53ea\u72d7", ["not understood: '\u4e00\u53ea\u72d7'"]),
     ("\U0001f436", ["not understood: '\U0001f436'"]), ("12345", ["not understood: '12345'"]),
     ("an astronaut", ["seldom or never in the captions that the model learned from: 'an', 'astronaut'"]),
