@@ -87,7 +87,7 @@ MUTATIONS = [
     Mutation("matches of CxC not turned", "evaluation/annotations.py", '"t2i": i2t.swapped()', '"t2i": i2t',
              "test_annotations.py"),
     Mutation("bank's terms of the other sign", "evaluation/protocols.py", "scores -= images[:, None]",
-             "scores += images[:, None]", "test_protocols.py -k beta_has"),
+             "scores += images[:, None]", "test_protocols.py -k terms_of_train"),
     # ---- confidence
     Mutation("temperature of the posterior inverted", "confidence/posterior.py", "return (t * below).clamp_",
              "return (below / t).clamp_", "test_confidence.py -k loop_over"),
