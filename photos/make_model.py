@@ -6,8 +6,7 @@ It takes features of Flickr8k's photos by three networks, those of Lite0 in data
 and those of Lite1 and Lite2 in data/f8k_nets, and the judgements of data/f8k_people. It trains two steps and writes the
 model in float16 with its calibration. Words that Flickr8k's captions lack come from the networks' own classes: of class
 c with row w of the last layer, the features of a linear discriminant have the mean mu + S w, with mu and S those of the
-training photos. Such rows, as far from mu as photos are, stand beside the photos with the name of the class as their
-captions.
+training photos. Such rows, as far from mu as photos are, join the training photos. Their captions name the class.
 """
 if __name__ == "__main__":
     import cli
