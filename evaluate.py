@@ -66,7 +66,7 @@ def evaluate_one(opt) -> dict:
     print(f"\n{' '.join(filter(None, [results['data_name'], e.split]))}: {e.n_images:,} images, "
           f"{len(e.caption_image):,} captions" + f", mean of the scores of {len(paths)} models" * (len(paths) > 1))
     lines = [*describe_results(results), *(f"note: {note}" for note in results.get("notes", ()))]
-    write_results(results, tables({e.name: results}), lines, target, opt)
+    write_results(results, tables({e.name: results}), lines, target)
     if photos and opt.retrieval and e.has_images:
         path = beside("retrieval", target)
         pictures.draw_retrieval(e, photos, path)
@@ -92,7 +92,7 @@ def compare_models(paths: list[str], opt) -> dict:
     all_tables = tables(runs) + (seed_tables(results["groups"]) if len(runs) > len(results["groups"]) else [])
     lines = [f"{name}: {line}" for name, r in runs.items() for line in describe_results(r)]
     lines += dict.fromkeys(f"note: {note}" for r in runs.values() for note in r.get("notes", ()))
-    write_results(results, all_tables + comparisons(pairs), [*lines, *describe_p_values(pairs)], target, opt)
+    write_results(results, all_tables + comparisons(pairs), [*lines, *describe_p_values(pairs)], target)
     return results
 
 
@@ -196,9 +196,9 @@ def check_outputs(target: str, paths: list[str], opt) -> str:
     return target
 
 
-def write_results(results: dict, all_tables: list, lines: list[str], target: str, opt) -> None:
+def write_results(results: dict, all_tables: list, lines: list[str], target: str) -> None:
     """Print tables and sentences; write the results."""
-    print("\n" + render(all_tables, opt.format))
+    print("\n" + render(all_tables))
     print("\n".join(lines))
     save_json(results, target)
     print(f"written to {target}")

@@ -434,7 +434,6 @@ def parse_evaluation(argv=None) -> argparse.Namespace:
 
     add = p.add_argument_group("what is written").add_argument
     add("--export", type=filename, metavar="FILE.npz", help="write the embeddings to this file")
-    add("--format", choices=["text", "markdown", "latex"], default="text", help="format of the tables")
     add("--output", type=filename, help="file of the results (default: results.json in the run folder, or "
         "results_SIM_DATA_SPLIT.json for another similarity, data set or split)")
     add("--overwrite", **FLAG, help="replace existing files of --output and --export")

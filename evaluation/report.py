@@ -1,4 +1,4 @@
-"""Tables of results for a terminal, in markdown or in LaTeX.
+"""Tables of results for a terminal.
 
 A table is (title, groups of columns, rows): groups [(heading, [column, ...])], rows [(label, [cell, ...])]. Cells are
 text.
@@ -168,7 +168,7 @@ def describe_results(results: dict):
                    f"{number(u['rho_positives'], 3)}")
 
 
-# ---- formats
+# ---- the terminal
 
 def wrap(line: str, width: int) -> list[str]:
     return textwrap.wrap(line, width, break_on_hyphens=False) or [""]
@@ -196,33 +196,6 @@ def text(table) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def list_heads(groups: list) -> list[str]:
-    """The heads of all columns, each with the heading of its group."""
-    return [f"{heading} {name}".strip() for heading, names in groups for name in names]
-
-
-def markdown(table) -> str:
-    """Format a table in markdown."""
-    title, groups, rows = table
-    heads = list_heads(groups)
-    lines = ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
-    lines += ["| " + " | ".join([name.replace("|", r"\|"), *cells]) + " |" for name, cells in rows]
-    return "\n".join([f"**{title}**\n"] * bool(title) + lines)
-
-
-def latex(table) -> str:
-    """Format a table in LaTeX, its title as a comment."""
-    title, groups, rows = table
-    heads = list_heads(groups)
-    lines = [" & ".join(cells).replace("_", r"\_").replace("%", r"\%").replace("+-", r"$\pm$") + r" \\"
-             for cells in (["", *heads], *([name, *cells] for name, cells in rows))]
-    return "\n".join([f"% {title}"] * bool(title) + [rf"\begin{{tabular}}{{l{'r' * len(heads)}}}", r"\hline", lines[0],
-                                                     r"\hline", *lines[1:], r"\hline", r"\end{tabular}"])
-
-
-FORMATS = {"text": text, "markdown": markdown, "latex": latex}
-
-
-def render(all_tables: list, form: str = "text") -> str:
-    """Tables one below the other, in one of FORMATS."""
-    return "\n\n".join(FORMATS[form](table) for table in all_tables)
+def render(all_tables: list) -> str:
+    """Tables one below the other."""
+    return "\n\n".join(map(text, all_tables))

@@ -75,7 +75,7 @@ def evaluate_and_save(opt) -> None:
     default = os.path.join(path if os.path.isdir(path) else os.path.dirname(path), f"{'_'.join(words)}.json")
     target = output(opt.output or default, [path], opt.overwrite or not opt.output)
     results = evaluate(path, opt)
-    print("\n".join(["", report.render(make_tables(results), opt.format), describe_reach(results["localisation"]),
+    print("\n".join(["", report.render(make_tables(results)), describe_reach(results["localisation"]),
                      f"proposals: {results['proposals']['method']}", *(f"note: {note}" for note in results["notes"])]))
     save_json(replace_nan(results), target)
     print(f"written to {target}")
@@ -89,7 +89,6 @@ def main(argv=None) -> None:
     add("--data_name", type=data_set, help="data set (default: as in training)")
     add("--split", choices=SPLITS, default="test", help="split")
     add("--regions", type=filename, metavar="NAME", help="other proposals and their features, {split}_NAME.npy")
-    add("--format", choices=report.FORMATS, default="text", help="format of the tables")
     add("--output", type=filename, help="file of the results (default: results.json in the run folder)")
     add("--overwrite", action="store_true", help="replace the file of --output")
     add("--batch_size", type=positive, default=128, help="32 times as many regions are encoded at once")
