@@ -1,8 +1,8 @@
 """Similarities of points and Gaussians, ranking losses, and the GAN of jWAE.
 
 A similarity is a function of N images and M captions, two Embeddings, that returns scores (N, M), higher is better. All
-but order, elk and bhattacharyya are made of matrix products, so that nothing of size N x M x D is held. float32 loses
-digits where large terms cancel, so a distance is taken from the centre of the captions.
+but order are made of matrix products, so that nothing of size N x M x D is held. float32 loses digits where large terms
+cancel, so a distance is taken from the centre of the captions.
 
 A ranking loss reads the scores (B, B) of a batch of matching pairs, which are on the diagonal.
 
@@ -146,15 +146,6 @@ def score_in_blocks(score, n: int, m: int, per_pair: int, device="cpu") -> Tenso
     return torch.cat([torch.cat([score(i, j) for j in columns], 1) for i in rows])
 
 
-def pairwise(score, images: Embedding, captions: Embedding) -> Tensor:
-    """Score by a formula, embeddings (n, 1, D) and (m, D) -> (n, m): (N, M)."""
-    def block(i, j):
-        x, y = (e._replace(log_var=None if e.log_var is None else e.log_var.expand_as(e.mean))
-                for e in (images.rows(i), captions.rows(j)))
-        return score(Embedding(x.mean[:, None], None if x.log_var is None else x.log_var[:, None]), y)
-    return score_in_blocks(block, len(images.mean), len(captions.mean), images.mean.shape[1], images.mean.device)
-
-
 # ---- similarities: N images, M captions -> scores (N, M)
 
 def dot(images: Embedding, captions: Embedding) -> Tensor:
@@ -169,7 +160,9 @@ def cosine(images: Embedding, captions: Embedding) -> Tensor:
 
 def order(images: Embedding, captions: Embedding) -> Tensor:
     """-|max(0, caption - image)| of the means (Vendrov et al. 2016, VSE++ 4.4)."""
-    return pairwise(lambda x, y: negative_root((y.mean - x.mean).clamp(min=0).square().sum(2)), images, captions)
+    x, y = images.mean[:, None], captions.mean                                      # (N, 1, D), (M, D)
+    return score_in_blocks(lambda i, j: negative_root((y[j] - x[i]).clamp(min=0).square().sum(2)),
+                           len(x), len(y), x.shape[2], x.device)
 
 
 @traits(gaussian_sides=1, within_modality=False)
@@ -255,28 +248,8 @@ def csd(images: Embedding, captions: Embedding) -> Tensor:
     return -squared_distance(images.mean, captions.mean, images.mean.shape[1]) - (image_trace[:, None] + caption_trace)
 
 
-@traits(gaussian_sides=2)
-def elk(images: Embedding, captions: Embedding) -> Tensor:
-    """log of the integral of p q, the expected likelihood kernel (Jebara et al. 2004)."""
-    def score(x, y):
-        total = x.log_var.exp() + y.log_var.exp()                                   # (n, m, D)
-        return -0.5 * ((x.mean - y.mean).square() / total + total.log() + math.log(2 * math.pi)).sum(2)
-    return pairwise(score, images, captions)
-
-
-@traits(gaussian_sides=2)
-def bhattacharyya(images: Embedding, captions: Embedding) -> Tensor:
-    """Minus the Bhattacharyya distance, log of the integral of sqrt(p q), <= 0.
-    -sum_d [(mu_i - mu_c)^2 / (v_i + v_c) / 4 + log cosh(h) / 2] with h = (log v_i - log v_c) / 2."""
-    def score(x, y):
-        half = (x.log_var - y.log_var) / 2                                        # (n, m, D)
-        square = (x.mean - y.mean).square() / (x.log_var.exp() + y.log_var.exp())
-        return -0.25 * (square + half.sinh().square().log1p()).sum(2)         # log cosh h = log(1 + sinh(h)^2) / 2
-    return pairwise(score, images, captions)
-
-
 SIMILARITIES = {f.__name__: f for f in (cosine, dot, order, mahalanobis, kl, kl_reverse, minkl, wasserstein,
-                                        wasserstein_var, csd, elk, bhattacharyya)}
+                                        wasserstein_var, csd)}
 
 
 def formulas() -> dict:
@@ -486,10 +459,10 @@ class PairLogistic(RankingLoss):
 
 
 LOSSES = {"hinge": Hinge, "infonce": InfoNCE, "match": Match, "rcl": RCL, "nll": SampledNLL, "logistic": PairLogistic}
-OTHER_LOSSES = ("mse", "two_branch", "volume")   # of --loss: terms in place of a ranking loss (model.build_pair_terms)
+OTHER_LOSSES = ("mse", "two_branch", "volume")   # of --loss: terms in place of a ranking loss (model.build_terms)
 
 
-# ---- jWAE: the GAN that draws latents to the prior N(0, I), and what stands in for it
+# ---- jWAE: the GAN that draws latents to the prior N(0, I)
 
 class Critic(nn.Module):
     """Log-odds that latents are samples of N(0, I) (jwae 4.2): (R, D) -> (R,)."""
@@ -516,24 +489,6 @@ def critic_loss(critic: Critic, latents: Tensor) -> Tensor:
     latents = latents.detach().float()
     real, fake = critic(torch.cat([torch.randn_like(latents), latents])).float().chunk(2)        # (R,) each
     return (F.softplus(-real).mean() + F.softplus(fake).mean()) / 2
-
-
-def prior_mmd(latents: Tensor) -> Tensor:
-    """Squared maximum mean discrepancy of latents (R, D) and N(0, I), unbiased.
-    WAE-MMD, the other choice of Tolstikhin et al. 2018 (jwae ref. 39). Kernels C / (C + |x - y|^2), C = 2 D s, s =
-    0.1 to 10."""
-    x, n = latents.float(), max(len(latents), 2)
-    y = torch.randn_like(x)
-
-    def kernel(a: Tensor, b: Tensor) -> Tensor:             # summed over all pairs
-        squares = a.square().sum(1)[:, None] + b.square().sum(1)                    # (R, R)
-        squared = (squares - 2 * a @ b.T).clamp(min=0)
-        return sum((c / (c + squared)).sum() for c in (2 * a.shape[1] * s for s in (0.1, 0.2, 0.5, 1, 2, 5, 10)))
-    itself = 14 * len(x)                                        # 7 kernels of each x and y with itself
-    return (kernel(x, x) + kernel(y, y) - itself) / (n * (n - 1)) - 2 * kernel(x, y) / n ** 2
-
-
-PRIOR_LOSSES = ("gan", "mmd")
 
 
 def standard_kl(mean: Tensor, log_var: Tensor) -> Tensor:

@@ -779,15 +779,9 @@ def build_tower(opt, encoder: Encoder, head: str, normalise: bool, *data) -> Tow
                  reads_mean=bool(opt.var_layers), sample=opt.vae > 0, freeze=opt.freeze_means)
 
 
-def build_side_terms(opt, vocab, image_dim: int, text_dim: int, critic: losses.Critic | None) -> dict[str, Term]:
-    """Build jWAE's terms, each of images or of captions alone.
+def build_terms(opt, vocab, image_dim: int, text_dim: int, similarity, critic: losses.Critic | None) -> dict[str, Term]:
+    """Build the terms beside the objective: jWAE's of one side, then those of pairs.
     image_dim, text_dim: widths of the trunks."""
-    def prior(encoded, _):            # with a critic the encoders are generators of a GAN, whose samples are N(0, I)
-        rows = latent_rows(encoded)
-        return losses.generator_loss(critic, rows) if critic else losses.prior_mmd(rows)
-
-    def judge(encoded, _):
-        return losses.critic_loss(critic, latent_rows(encoded))
     terms = {}
     if opt.recon_images:
         loss = Reconstruction(VectorDecoder(opt.embed_size, image_dim), squared=False)
@@ -799,18 +793,14 @@ def build_side_terms(opt, vocab, image_dim: int, text_dim: int, critic: losses.C
             loss = Reconstruction(VectorDecoder(opt.embed_size, text_dim), squared=True)
         terms["recon_captions"] = Term(opt.recon_captions, loss, "captions")
     for side, weight in (("images", opt.prior_images), ("captions", opt.prior_captions)):
-        if weight:
-            terms[f"prior_{side}"] = Term(weight, prior, side, mean=True)
-        if weight and critic:
-            terms[f"critic_{side}"] = Term(1.0, judge, side, mean=True)
+        if weight:                    # the encoders are generators of a GAN, whose samples are N(0, I)
+            terms[f"prior_{side}"] = Term(
+                weight, lambda encoded, _: losses.generator_loss(critic, latent_rows(encoded)), side, mean=True)
+            terms[f"critic_{side}"] = Term(
+                1.0, lambda encoded, _: losses.critic_loss(critic, latent_rows(encoded)), side, mean=True)
         if opt.vae:
             terms[f"vae_{side}"] = Term(opt.vae, posterior_kl, side)
-    return terms
-
-
-def build_pair_terms(opt, vocab, image_dim: int, similarity) -> dict[str, Term]:
-    """Build the terms of pairs that have a weight."""
-    terms = {
+    pairs = {
         "mse": (opt.mse_weight * (opt.loss == "mse"), losses.PairMSE),
         "two_branch": (1.0 * (opt.loss == "two_branch"), lambda: methods.two_branch.TwoBranchLoss()),
         "concepts": (CITE_PENALTY * (opt.sim == "cite"), lambda: similarity.penalty),
@@ -822,7 +812,7 @@ def build_pair_terms(opt, vocab, image_dim: int, similarity) -> dict[str, Term]:
             image_dim, len(vocab), opt.dim_hidden, original=opt.captioner_original)),
         "diversity": (opt.diversity, lambda: methods.pvse_pcme.Diversity()),
         "mmd": (opt.mmd, lambda: methods.pvse_pcme.MMD(latents=opt.loss == "mse"))}
-    return {name: Term(weight, build()) for name, (weight, build) in terms.items() if weight}
+    return terms | {name: Term(weight, build()) for name, (weight, build) in pairs.items() if weight}
 
 
 def build_model(opt, vocab, pretrained: bool = True) -> VSE:
@@ -836,10 +826,8 @@ def build_model(opt, vocab, pretrained: bool = True) -> VSE:
     if opt.word_vectors and pretrained:
         table = methods.word_vectors.read_word_vectors(vocab.words, opt.word_vectors, opt.word_dim)
     text = build_tower(opt, TEXT_ENCODERS[opt.txt_enc], opt.text_head, True, vocab, table)
-    prior = opt.prior_images or opt.prior_captions
-    critic = losses.Critic(opt.embed_size) if prior and opt.prior_loss == "gan" else None
-    terms = build_side_terms(opt, vocab, image.trunk.dim, text.trunk.dim, critic)
-    terms |= build_pair_terms(opt, vocab, image.trunk.dim, similarity)
+    critic = losses.Critic(opt.embed_size) if opt.prior_images or opt.prior_captions else None
+    terms = build_terms(opt, vocab, image.trunk.dim, text.trunk.dim, similarity, critic)
     ranking = losses.LOSSES.get(opt.loss)                   # or a pair term stands in its place
     objective = ranking.build(opt, similarity) if ranking else None
     return VSE(image, text, similarity, objective, terms, critic, opt.mask_same_image, opt.loss)

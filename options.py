@@ -11,7 +11,7 @@ from cli import Arguments, InputError, at_least_zero, check, data_set, filename,
 from data import DEV_IMAGES
 from files import read_yaml
 from images import NoImages, Photos
-from losses import LOSSES, OTHER_LOSSES, PRIOR_LOSSES, SIMILARITIES, formulas, trait
+from losses import LOSSES, OTHER_LOSSES, SIMILARITIES, formulas, trait
 from methods import ADVICE, METHODS
 from model import BASELINES, CNNS, HEADS, IMAGE_ENCODERS, LATENT_NORMS, TEXT_ENCODERS, find_similarity
 
@@ -120,7 +120,6 @@ def training_parser() -> Arguments:
     for side in ("images", "captions"):
         add(f"--recon_{side}", **WEIGHT, help=f"jWAE: reconstruct {side}")
         add(f"--prior_{side}", **WEIGHT, help=f"jWAE: latents of {side} follow N(0, I)")
-    add("--prior_loss", choices=PRIOR_LOSSES, default="gan", help="a critic (jWAE) or a maximum mean discrepancy")
     add("--latent_norm", choices=LATENT_NORMS, help="scale of latents: norm sqrt(embed_size), or mean 0 and variance 1 "
         "over a batch (default: sphere with a prior and a loss of scores, else none)")
     add("--vae", **WEIGHT, help="sample latents from Gaussians; weight of their KL to N(0, I) (jWAE's VAE)")

@@ -29,9 +29,6 @@ BROADCASTS = {
                                             ).sum(1).sqrt(),
     "wasserstein_var": lambda mi, li, mc, lc: -((mi - mc).square() + (li.exp() - lc.exp()).square()).sum(1).sqrt(),
     "csd": lambda mi, li, mc, lc: -((mi - mc).square() + li.exp() + lc.exp()).sum(1),
-    "elk": lambda mi, li, mc, lc: Normal(mc, (li.exp() + lc.exp()).sqrt()).log_prob(mi).sum(1),
-    "bhattacharyya": lambda mi, li, mc, lc: -((mi - mc).square() / (li.exp() + lc.exp()) / 4
-                                              + ((li.exp() + lc.exp()) / 2).log() / 2 - (li + lc) / 4).sum(1),
     "mls": lambda mi, li, mc, lc: -0.5 * ((mi - mc).square().sum(1) / (li.exp() + lc.exp())[:, 0]
                                           + 4 * (li.exp() + lc.exp())[:, 0].log()),
 }
