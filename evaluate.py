@@ -53,7 +53,10 @@ def evaluate_one(opt) -> dict:
         print(f"no --checkpoint given, using the newest run: {paths[0]}")
     models = {} if file else load_models(paths, opt)
     choose_split(models, opt)
-    target = check_outputs(results_file(paths, models, opt), paths, opt)
+    target = results_file(paths, list(models.values()), opt)
+    drawn = [*("uncertain_images", "uncertain_captions") * opt.uncertainty, *["retrieval"] * opt.retrieval]
+    inputs = [*paths, opt.vocab, opt.positives, opt.instances]
+    check_outputs([target, *(beside(name, target) for name in drawn)], inputs, opt)
     e = embed_split(list(models.values()), opt) if models else read_embeddings(file, opt)
     if opt.export:
         export(opt.export, e)
@@ -85,7 +88,8 @@ def compare_models(paths: list[str], opt) -> dict:
     models = load_models([path for path in paths if is_run(path)], opt)
     choose_split(models, opt)
     names = [os.path.splitext(os.path.basename(os.path.normpath(path.split(",")[0])))[0] for path in opt.compare]
-    target = check_outputs(opt.output or join_words("comparison", *names, opt.data_name, opt.split), paths, opt)
+    target = opt.output or join_words("comparison", *names, opt.data_name, opt.split)
+    check_outputs([target], [*paths, opt.positives, opt.instances], opt)
     results = replace_nan(compare(opt.compare, lambda path: embed_split([models[path]], opt) if path in models else
                                   read_embeddings(path, opt), opt))
     runs, pairs = results["runs"], results["comparisons"]
@@ -150,20 +154,20 @@ def embed_split(models: list[Trained], opt) -> Embeddings:
 
 # ---- what is written
 
-def results_file(paths: list[str], models: dict[str, Trained], opt) -> str:
+def results_file(paths: list[str], models: list[Trained], opt, name: str = "results", *more: str | None) -> str:
     """Return the path of the results.
-    results.json in the run folder for the test split of the run's own data by its own similarity, else
-    results_SIM_DATA_SPLIT.json; NAME_results.json beside a file; --output names another."""
-    folder, file = (paths[0], "") if os.path.isdir(paths[0]) else os.path.split(paths[0])
-    words = [f"{os.path.splitext(file)[0].removesuffix('.pth')}_results" if file else "results"]
+    NAME.json in the run folder for the test split of the run's own data by its own similarity, else
+    NAME_SIM_DATA_SPLIT.json; FILE_NAME.json beside a file; --output names another. more: words at the end."""
+    folder, file = (paths[0], "model_best.pt") if os.path.isdir(paths[0]) else os.path.split(paths[0])
+    words = [name if file == "model_best.pt" else f"{os.path.splitext(file)[0].removesuffix('.pth')}_{name}"]
     if len(paths) > 1:
         words += ["ensemble", *(os.path.basename(os.path.normpath(path)) for path in paths)]
     if not models:
         words.append(opt.sim)
-    for model in list(models.values())[:1]:
+    for model in models[:1]:
         data, own = (opt.data_name or model.options.data_name, opt.split or "test"), model.options
         words += [opt.sim if opt.sim != own.sim else None, *(data if data != (own.data_name, "test") else ())]
-    return opt.output or os.path.join(folder, join_words(*words))
+    return opt.output or os.path.join(folder, join_words(*words, *more))
 
 
 def join_words(*words: str | None) -> str:
@@ -171,29 +175,25 @@ def join_words(*words: str | None) -> str:
     return "_".join(filter(None, words))[:120].replace(os.sep, "_") + ".json"
 
 
-def beside(name: str, target: str) -> str:
-    """Return the path of a picture beside the results.
+def beside(name: str, target: str, results: str = "results", ending: str = "png") -> str:
+    """Return the path of another file beside the results.
     NAME_DATA_SPLIT.png beside results_DATA_SPLIT.json, mine_NAME.png beside mine.json."""
     folder, file = os.path.split(target)
     stem = os.path.splitext(file)[0]
-    stem = stem.replace("results", name, 1) if "results" in stem else f"{stem}_{name}"
-    return os.path.join(folder, f"{stem}.png")
+    stem = stem.replace(results, name, 1) if results in stem else f"{stem}_{name}"
+    return os.path.join(folder, f"{stem}.{ending}")
 
 
-def check_outputs(target: str, paths: list[str], opt) -> str:
-    """Check the output files before the work; return the path of the results.
-    Raises InputError where a file cannot be written, is named for two things, or exists without --overwrite."""
-    pictures = [*("uncertain_images", "uncertain_captions") * opt.uncertainty, *["retrieval"] * opt.retrieval]
-    outputs = [target, *[opt.export] * bool(opt.export), *(beside(name, target) for name in pictures)]
+def check_outputs(outputs: list[str], inputs: list[str | None], opt) -> None:
+    """Check the files that will be written, and --export, before the work.
+    Raises InputError where one cannot be written, is named for two things, or exists without --overwrite."""
+    outputs = [*outputs, *[opt.export] * bool(opt.export)]
     twice = repeated(map(os.path.realpath, outputs))
-    check(twice is None, f"--export, --output or a picture beside it name one file ({twice}) for two things; "
-                         "name another")
-    inputs = [path for path in (*paths, opt.vocab, opt.positives, opt.instances) if path]
+    check(twice is None, f"--export, --output or a file beside it name one file ({twice}) for two things; name another")
     for path in outputs:
         named = path in (opt.export, opt.output)
-        if named or os.path.exists(paths[0]):               # beside a run that does not exist nothing is tried
-            output(path, inputs, opt.overwrite or not named)
-    return target
+        if named or os.path.exists(inputs[0]):              # beside a run that does not exist nothing is tried
+            output(path, filter(None, inputs), opt.overwrite or not named)
 
 
 def write_results(results: dict, all_tables: list, lines: list[str], target: str) -> None:

@@ -55,10 +55,9 @@ def run(opt) -> dict:
     curves, shown = map(files.get, plots.PICTURES)
     plots.draw_curves(outcomes, confidences, curves)
     print(f"reliability, risk and coverage in {curves}", file=sys.stderr)
-    photos = locate_photos(items.whole, opt.photos)
+    photos = locate_photos(items.test, opt.photos)
     if photos:
-        outcomes = measures.move_to_whole(outcomes, items.images, items.whole.caption_image)
-        plots.draw_examples(outcomes, items.whole, photos, shown)
+        plots.draw_examples(outcomes, items.test, photos, shown)
         print(f"answers and how sure they are in {shown}", file=sys.stderr)
     return results
 

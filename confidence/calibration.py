@@ -83,5 +83,5 @@ def read_calibration(path: str) -> Calibration:
 def calibration_file(run: str) -> str:
     """Return the calibration.json of a run folder or a checkpoint file."""
     folder, file = (run, "model_best.pt") if os.path.isdir(run) else os.path.split(run)
-    ending = "" if file == "model_best.pt" else f"_{file.split('.')[0]}"
-    return os.path.join(folder, f"calibration{ending}.json")
+    stem = "" if file == "model_best.pt" else f"{os.path.splitext(file)[0]}_"
+    return os.path.join(folder, f"{stem}calibration.json")

@@ -11,8 +11,9 @@ from cli import Arguments, InputError, check, data_set, filename, natural, posit
 from confidence import volume
 from confidence.measures import Logits
 from data import named_splits
-from evaluation.embeddings import Embeddings, Member, embed, export, is_run, load_file, newest_run
-from files import output
+from evaluate import beside, check_outputs, results_file
+from evaluation.embeddings import Embeddings, embed, export, is_run, load_file, newest_run
+from evaluation.encode import Gallery
 from losses import formulas
 
 share = within(lambda x: 0 < x < 1, "a number between 0 and 1, such as 0.1")
@@ -27,7 +28,6 @@ class Items:
     whole: Embeddings                 # all items of the split or file
     test: Embeddings                  # those that are judged
     dev: Embeddings                   # those that are calibrated on
-    images: np.ndarray                # positions in `whole` of the images of `test`, rising
     source: str                       # of dev, for the reader
     variances: dict | None = None     # description of given variances
     logits: Logits | None = None      # scale and bias of the model's own logits
@@ -60,11 +60,10 @@ def open_items(opt, pictures: tuple[str, ...]) -> tuple[Items, dict[str, str]]:
         print(f"no run given, using the newest: {opt.source}")
     check_arguments(opt)
     model = Trained(opt.source, torch_device(opt.device)) if is_run(opt.source) else None
-    files = {name: name_file(opt, model, name) for name in ("results", "calibration", *pictures)}
-    if os.path.exists(opt.source):                # beside a source that does not exist nothing is tried
-        inputs = [x for x in (opt.source, opt.dev, opt.train, *(opt.judgements or ())) if x]
-        for path in (*files.values(), *[opt.export] * bool(opt.export)):
-            output(path, inputs, opt.overwrite or path not in (opt.output, opt.export))
+    target = results_file([opt.source], [model] if model else [], opt, opt.results, opt.variances)
+    files = {"results": target, "calibration": beside("calibration", target, opt.results, "json"),
+             **{name: beside(name, target, opt.results) for name in pictures}}
+    check_outputs(files.values(), [opt.source, opt.dev, opt.train, *(opt.judgements or ())], opt)
     items = open_run(model, opt) if model else open_file(opt)
     if opt.variances:
         give_variances(items, model, opt)
@@ -81,19 +80,16 @@ def check_arguments(opt) -> None:
           f"--{'dev' if opt.dev else 'train'} is for embeddings or scores, and {opt.source} is a run with splits of "
           "its own; leave it out")
     check(not (opt.dev and opt.calibrate_on), "--dev and --calibrate_on both name what to calibrate on; give one")
-    check(run or os.path.exists(opt.source), f"there is no file {opt.source}; write it with evaluate.py --export, "
-                                             "np.savez or np.save")
     check(run or opt.dev or opt.calibrate_on,
           f"{opt.source} has to be calibrated on other items; give dev's with --dev FILE, or --calibrate_on 0.5 "
           "to take half of its images")
     check(not run or opt.calibrate_on or opt.split not in ("dev", "val"),
           f"--split {opt.split} is what a run is calibrated on; judge another split, or give --calibrate_on 0.5")
-    check(not opt.source.lower().endswith(".npy") or not (opt.sim or opt.variances or opt.export),
-          f"{opt.source} holds ready scores and no embeddings, so --sim, --variances and --export do not go with it")
-    check(run or not opt.variances or opt.train,
-          f"--variances {opt.variances} needs the training pairs of the same model, and {opt.source} holds those that "
-          "are judged; give them with --train FILE.npz")
-    check(not opt.train or opt.variances, f"--train {opt.train} is for --variances volume; give both or neither")
+    check(not opt.source.lower().endswith(".npy") or not (opt.variances or opt.export),
+          f"{opt.source} holds ready scores and no embeddings, so --variances and --export do not go with it")
+    check(run or bool(opt.variances) == bool(opt.train),
+          f"--variances volume needs the training pairs of the same model, and {opt.source} holds those that are "
+          "judged; give --variances and --train FILE.npz, or neither")
     check(not opt.variances or opt.split != "train",
           f"--variances {opt.variances} is fitted on the train split, so it must not be judged there; give another "
           "--split")
@@ -112,7 +108,7 @@ def open_run(model: Trained, opt) -> Items:
         dev = embed([model], "dev", data_name=own, **data)
     except InputError as error:
         raise InputError(f"no dev split to calibrate on: {error}; or give --calibrate_on 0.5") from error
-    return Items(whole, whole, dev, np.arange(whole.n_images), f"{dev.data_name} {dev.split}")
+    return Items(whole, whole, dev, f"{dev.data_name} {dev.split}")
 
 
 def load_foreign(path: str, opt, **data) -> Embeddings:
@@ -125,7 +121,7 @@ def open_file(opt) -> Items:
     if opt.calibrate_on:
         items = split_items(whole, opt.calibrate_on)
     else:
-        items = Items(whole, whole, load_foreign(opt.dev, opt), np.arange(whole.n_images), opt.dev)
+        items = Items(whole, whole, load_foreign(opt.dev, opt), opt.dev)
         check_other_items(whole, items.dev, "--dev", "calibrate on other items, or take half of these with "
                                                      "--calibrate_on 0.5")
     if whole.members:
@@ -141,18 +137,22 @@ def give_variances(items: Items, model: Trained | None, opt) -> None:
     check(not items.dev.gaussian, f"--variances volume gives variances to points, and {items.dev.name} has variances "
                                   "of its own; leave it out, or give a point model")
     if model:
-        shares, items.variances = volume.fit_run(model, items.dev, opt.batch_size, opt.workers,
-                                                 data_path=opt.data_path, dev_images=opt.dev_images)
+        data = {name: getattr(opt, name) for name in ("data_path", "dev_images", "batch_size", "workers")}
+        train = embed([model], "train", lambda split: Gallery(np.arange(0), volume.draw_captions(
+            split.caption_image, len(split.images))), **data)
+        name, owner = f"{train.data_name} train", train.caption_image
+        owner = owner[volume.draw_captions(owner, train.n_images)]
     else:
         train = load_foreign(opt.train, opt)
         check_other_items(items.whole, train, "--train", "give embeddings of training pairs")
         if opt.dev:
             check_other_items(train, items.dev, "--dev", "calibrate on other items than the training pairs")
-        shares, items.variances = volume.fit_file(train, items.dev)
+        name, owner = train.name, train.caption_image
+    similarity, _, captions = train.members[0]
+    shares = volume.fit_shares(similarity, captions, owner, items.dev.members[0].captions, items.dev.caption_image)
+    items.variances = volume.report_shares(shares, name)
     for e in {id(e): e for e in (items.whole, items.test, items.dev)}.values():
-        similarity, images, captions = e.members[0]
-        e.members = [Member(similarity, shares.give(images, shares.images_log_var),
-                            shares.give(captions, shares.captions_log_var))]
+        e.members = [shares.give(e.members[0])]
 
 
 def read_logits(path: str, notes: list[str]) -> Logits | None:
@@ -200,23 +200,5 @@ def split_items(whole: Embeddings, part: float) -> Items:
     cut = round(part * whole.n_images)
     check(0 < cut < whole.n_images, f"--calibrate_on {part:g} leaves {cut} of {whole.n_images} images to calibrate on; "
                                     "give a share that leaves some on both sides")
-    images = np.sort(order[cut:])
-    return Items(whole, whole.subset(images), whole.subset(np.sort(order[:cut])), images,
-                 f"a random {part:g} of the images")
-
-
-def name_file(opt, model: Trained | None, name: str) -> str:
-    """File of the results, of a picture or of the calibration.
-    Those of a run's own similarity on the test split of its own data are named after what they hold alone; all others
-    say what else they are of."""
-    ending = "json" if name in ("results", "calibration") else "png"
-    if opt.output:
-        return opt.output if name == "results" else f"{os.path.splitext(opt.output)[0]}_{name}.{ending}"
-    name = opt.results if name == "results" else name
-    if model is None:
-        return f"{os.path.splitext(opt.source)[0]}_{name}.{ending}"
-    folder, file = (opt.source, "model_best.pt") if os.path.isdir(opt.source) else os.path.split(opt.source)
-    own = {"sim": model.options.sim, "data_name": model.options.data_name, "split": "test", "variances": None}
-    words = [getattr(opt, option) for option, value in own.items() if getattr(opt, option) not in (None, value)]
-    words = [name, *[file.split(".")[0]] * (file != "model_best.pt"), *words]
-    return os.path.join(folder, f"{'_'.join(words).replace(os.sep, '_')}.{ending}")
+    judged, fitted = (whole.subset(np.sort(part)) for part in (order[cut:], order[:cut]))
+    return Items(whole, judged, fitted, f"a random {part:g} of the images")

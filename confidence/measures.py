@@ -78,15 +78,6 @@ def measure_confidences(e: Embeddings, temperatures: dict[str, float], pair: Sig
     return outcomes
 
 
-def move_to_whole(outcomes: dict[str, Outcomes], images: np.ndarray, caption_image: np.ndarray) -> dict[str, Outcomes]:
-    """Turn positions among some images into positions in the whole split.
-    caption_image (M,): the owners of the whole split."""
-    places = {"images": images, "captions": np.flatnonzero(np.isin(caption_image, images))}
-    return {side: x._replace(queries=places[queries][x.queries], answers=places[items][x.answers],
-                             owner=images[x.owner])
-            for (side, x), (queries, items) in zip(outcomes.items(), map(DIRECTIONS.get, outcomes))}
-
-
 def judge_confidences(outcomes: Outcomes) -> dict[str, dict]:
     """Judge the confidences of one direction by whether the answers are right.
     Returns {measure: {"auroc", "aurc", "aurc_flat", and of probabilities "brier", "nll", "ece", "ece_floor", "mean"}}.

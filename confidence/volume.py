@@ -9,10 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from checkpoint import Trained
 from evaluation import bank
-from evaluation.embeddings import Embeddings, read_split_for
-from evaluation.encode import Gallery, encode
+from evaluation.embeddings import Member
 from losses import Embedding, unit
 from methods.volume import Sigmoid, fit_sigmoid, log_share, nearest_captions, number_photos, shares_of_captions
 
@@ -44,12 +42,19 @@ class PhotoShares(NamedTuple):
         nearest = self.similarity(e, self.captions).topk(min(NEAREST, len(self.shares)), 1).indices     # (B, K)
         return self.shares[nearest].mean(1, keepdim=True)
 
-    @staticmethod
     @torch.no_grad()
-    def give(e: Embedding, log_var) -> Embedding:
-        """Points (K, D) with variances by one of the functions above."""
-        blocks = torch.arange(len(e.mean)).split(ROWS)
-        return e._replace(log_var=torch.cat([log_var(e.rows(rows)) for rows in blocks]))
+    def give(self, points: Member) -> Member:
+        """Give points of both sides their variances."""
+        def widen(e: Embedding, log_var) -> Embedding:
+            blocks = torch.arange(len(e.mean)).split(ROWS)
+            return e._replace(log_var=torch.cat([log_var(e.rows(rows)) for rows in blocks]))
+        return points._replace(images=widen(points.images, self.images_log_var),
+                               captions=widen(points.captions, self.captions_log_var))
+
+
+def draw_captions(caption_image: np.ndarray, n_images: int) -> np.ndarray:
+    """Draw the captions of a bank from the training split: positions, rising."""
+    return bank.draw_queries(caption_image, n_images, BANK).captions
 
 
 @torch.no_grad()
@@ -61,35 +66,13 @@ def fit_shares(similarity, captions: Embedding, owner: np.ndarray, dev: Embeddin
     return PhotoShares(similarity, captions, number_photos(owner), sigmoid, shares)
 
 
-def fit_run(model: Trained, dev: Embeddings, batch_size: int, workers: int, **data) -> tuple[PhotoShares, dict]:
-    """Fit to the training and dev split of a run's own data, and describe the fit.
-    data: as `read_split_for` takes them."""
-    split = read_split_for(model, "train", **data)
-    drawn = bank.draw_queries(split.caption_image, len(split.images), BANK)
-    part = Gallery(drawn.images[:0], drawn.captions)
-    captions = encode(model.model, split, split.encode(model.vocab), model.device, batch_size, workers, part)[1]
-    shares = fit_shares(model.similarity, captions, split.caption_image[drawn.captions], dev.members[0].captions,
-                        dev.caption_image)
-    return shares, report_shares(shares, f"{model.options.data_name} train", len(drawn.images))
-
-
-def fit_file(train: Embeddings, dev: Embeddings) -> tuple[PhotoShares, dict]:
-    """Fit to training pairs and to dev pairs of the same points, and describe the fit."""
-    similarity, _, captions = train.members[0]
-    shares = fit_shares(similarity, captions, train.caption_image, dev.members[0].captions, dev.caption_image)
-    return shares, report_shares(shares, train.name, train.n_images)
-
-
-def report_shares(shares: PhotoShares, name: str, images: int) -> dict:
-    return {"kind": "volume", "of_photo": list(shares.sigmoid[:2]), "fitted_on": name, "images": images,
-            "captions": len(shares.shares)}
+def report_shares(shares: PhotoShares, name: str) -> dict:
+    """Describe a fit to training pairs of this name, for the results."""
+    return {"kind": "volume", "of_photo": list(shares.sigmoid[:2]), "fitted_on": name,
+            "images": int(shares.owner.max()) + 1, "captions": len(shares.shares)}
 
 
 def describe_shares(report: dict) -> str:
     """Sentence on given variances: their source, and what they do not change."""
-    sentence = (f"variances: the share that an item covers of the photos of {report['images']:,} images and "
-                f"{report['captions']:,} captions of {report['fitted_on']}; the scores of the points stay")
-    if report["of_photo"][0] <= 0:
-        sentence += ("; captions of one photo of dev lie no nearer to each other than to those of others, so these "
-                     "variances say nothing of how many photos fit")
-    return sentence
+    return (f"variances: the share that an item covers of the photos of {report['images']:,} images and "
+            f"{report['captions']:,} captions of {report['fitted_on']}; the scores of the points stay")

@@ -83,7 +83,10 @@ class Embeddings:
         """Select the images at positions `images` (n,), rising, and their captions."""
         captions = np.flatnonzero(np.isin(self.caption_image, images))
         return replace(
-            self, ids={}, n_images=len(images), caption_image=np.searchsorted(images, self.caption_image[captions]),
+            self, n_images=len(images), caption_image=np.searchsorted(images, self.caption_image[captions]),
+            ids={name: [x[k] for k in (images if name.startswith("image") else captions)]
+                 for name, x in self.ids.items()},
+            photos=self.photos and Photos([self.photos.paths[i] for i in images]),
             members=[Member(m.similarity, m.images.rows(images), m.captions.rows(captions)) for m in self.members],
             matrix=None if self.matrix is None else self.matrix[np.ix_(images, captions)])
 

@@ -321,20 +321,14 @@ def figures(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("side", SIDES)
-def test_answers_of_a_part_are_shown_by_their_places_in_the_whole(side):
-    subject = drawn(seed=5)
-    items = split_items(subject, 0.5)
-    kept, outcomes = items.images, measures.measure_confidences(items.test, dict.fromkeys(SIDES, 7.0))
-    seen = measures.move_to_whole(outcomes, kept, subject.caption_image)[side]
-    found = slow_answers(subject, side, 7.0, kept.tolist())
-    captions = np.flatnonzero(np.isin(subject.caption_image, kept)).tolist()
-    assert seen.queries.tolist() == (captions if side == "t2i" else kept.tolist()) and len(kept) == 20
-    assert seen.answers.tolist() == [of["first"] for of in found]
-    assert seen.right.tolist() == [of["right"] for of in found]
-    assert seen.owner.tolist() == [subject.caption_image[q] if side == "t2i" else q for q in seen.queries]
-    shown = "posterior" if side == "t2i" else "grouped"
-    assert np.allclose(seen.confidences[seen.best], [of[shown] for of in found], atol=1e-5)
+def test_a_part_of_the_images_knows_its_own_names():
+    """Examples of --calibrate_on are drawn of it."""
+    owner, names = np.array([3, 0, 2, 1, 1]), [f"{k}.jpg" for k in range(4)]
+    whole = Embeddings("x", owner, 4, matrix=np.zeros((4, 5)), photos=Photos(names),
+                       ids={"image_name": names, "caption": list("abcde"), "caption_id": list(range(5))})
+    part = whole.subset(np.array([1, 3]))
+    assert part.ids == {"image_name": ["1.jpg", "3.jpg"], "caption": ["a", "d", "e"], "caption_id": [0, 3, 4]}
+    assert part.photos.paths == ["1.jpg", "3.jpg"] and part.caption_image.tolist() == [1, 0, 0]
 
 
 def test_examples_say_what_was_asked_answered_and_how_surely(figures, tmp_path):
