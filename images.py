@@ -177,20 +177,14 @@ class Features:
         """Keep the first n images."""
         self.array = self.array[:n * self.step]
 
-    def __getstate__(self) -> dict:
-        """State for a worker process, which maps the file itself."""
-        return {**vars(self), "array": len(self.array)}
-
-    def __setstate__(self, state: dict) -> None:
-        self.__dict__.update(state, array=read_array(state["path"], AGAIN)[:state["array"]])
-
     def __len__(self) -> int:
         return len(self.array) // self.step
 
     shape = property(lambda self: self.array.shape[1:])               # of one image's features: (F,) or (P, F)
     dim = property(lambda self: self.array.shape[-1])
     regions = property(lambda self: self.array.shape[1] if self.array.ndim == 3 else None)         # P
-    parallel = property(lambda self: self.array.nbytes > LARGE)       # worker processes help
+    # worker processes help to read a large file; they share its map where they are forked
+    parallel = property(lambda self: self.array.nbytes > LARGE and sys.platform == "linux")
     length = property(lambda self: np.ones(len(self), np.int64))      # (M,), as of vocab.Tokens: features of captions
 
     def gather(self, index) -> Tensor:

@@ -81,10 +81,10 @@ def parse_args(argv=None, p: cli.Arguments | None = None) -> Options:
 
 # ---- the training
 
-def fit(opt, kind: type["Training"] | None = None) -> tuple[VSE, Vocabulary]:
-    """Train with resolved options (options.options). kind: as in `train`.
+def fit(opt) -> tuple[VSE, Vocabulary]:
+    """Train with resolved options (options.options).
     Returns the best model on dev, in eval mode on the CPU, and its vocabulary. Raises InputError."""
-    status = train(opt, kind)
+    status = train(opt)
     check(status == 0, f"the training ended with status {status}; look at {opt.logger_name}/log.txt")
     model, vocab, _ = load_model(load_checkpoint(opt.logger_name), opt.logger_name)
     return model, vocab
@@ -98,8 +98,13 @@ def train(opt, kind: type["Training"] | None = None) -> int:
         start = load_checkpoint(opt.resume, "checkpoint.pt")
     elif opt.init_from:
         start = load_checkpoint(opt.init_from, vocab=opt.vocab)
-    run = (kind or Training)(opt, start, device)
-    refuse_existing_run(opt)
+    run, folder = (kind or Training)(opt, start, device), opt.logger_name
+    files = sorted(name for name in os.listdir(folder) if name[0] != ".") if os.path.isdir(folder) else []
+    if files and opt.resume is None:
+        check({"checkpoint.pt", "model_best.pt"} & {*files}, f"{folder} holds {files[0]} and is not a run that "
+              "train.py made; name a folder of its own with --logger_name")
+        check(opt.overwrite, f"{folder} already holds a run; continue with --resume, replace it with --overwrite, or "
+                             "name another folder with --logger_name")
     facts = run.describe(start)
     if opt.dry_run:
         print(yaml.safe_dump(vars(opt), sort_keys=True) + facts + "\ndry run: nothing was written")
@@ -110,35 +115,22 @@ def train(opt, kind: type["Training"] | None = None) -> int:
             run.model, run.splits["train"], run.splits["dev"], run.tokens, device)
     with delayed_signals() as received:
         run.open_folder()
-        run.say(f"{facts}\nrun folder {opt.logger_name}")
+        run.say(f"{facts}\nrun folder {folder}")
         run_epochs(run, received)
         if received:
             run.save()
-            run.say(f"stopped at {run.place()}; continue with: {sys.executable} {run.program} --resume "
-                    f"{opt.logger_name}")
+            run.say(f"stopped at {run.place()}; continue with: {sys.executable} {run.program} --resume {folder}")
             return 128 + received[0]
         state = run.state
         if state["epoch"] < opt.num_epochs:
             run.say(f"no better model on dev in {opt.patience} epochs, so epoch {state['epoch']} was the last")
-        if not RANK and not os.path.isfile(os.path.join(opt.logger_name, "model_best.pt")):
-            run.say(f"done, but {opt.logger_name} holds no model_best.pt: dev rsum was 0 after every epoch; look at "
-                    f"log.txt and the data (python {run.data_check})")
+        if not RANK and not os.path.isfile(os.path.join(folder, "model_best.pt")):
+            run.say(f"done, but {folder} holds no model_best.pt: dev rsum was 0 after every epoch; look at log.txt and "
+                    f"the data (python {run.data_check})")
             return 1
         run.say(f"done: best dev rsum {state['best_rsum']:.1f}, of the last epoch {state['rsum']:.1f}; evaluate with: "
-                f"{sys.executable} {run.program.replace('train', 'evaluate')} --checkpoint {opt.logger_name}")
+                f"{sys.executable} {run.program.replace('train', 'evaluate')} --checkpoint {folder}")
         return 0
-
-
-def refuse_existing_run(opt) -> None:
-    """Refuse a folder that holds other files, or a run that is not to be replaced."""
-    folder = opt.logger_name
-    files = sorted(name for name in os.listdir(folder) if name[0] != ".") if os.path.isdir(folder) else []
-    if opt.resume is not None or not files:
-        return
-    check({"checkpoint.pt", "model_best.pt"} & {*files},
-          f"{folder} holds {files[0]} and is not a run that train.py made; name a folder of its own with --logger_name")
-    check(opt.overwrite, f"{folder} already holds a run; continue with --resume, replace it with --overwrite, or name "
-                         "another folder with --logger_name")
 
 
 def run_epochs(run: "Training", received: list[int]) -> None:
