@@ -44,13 +44,8 @@ def run(opt) -> dict:
              *(describe_numbers(side, expected_number(rows_of(test, side), pair), pair) for side in DIRECTIONS),
              *measures.describe_logits(confidences)]
     if opt.sets:
-        size = min(items.dev.n_images, test.n_images)
-        dev, test = (conformal.draw_images(e, size) for e in (items.dev, test))
-        if dev is not items.dev or test is not items.test:
-            lines.append(f"a promise holds for galleries of one size, so {size:,} images at random are taken of the "
-                         "larger side")
-        results["sets"], calibration["sets"] = conformal.fit_and_judge(dev, test, temperatures, opt.sets)
-        tables += conformal.tabulate_sets(results["sets"])
+        results["sets"], calibration["sets"] = conformal.fit_and_judge(items.dev, test, temperatures, opt.sets)
+        tables += conformal.tabulate_sets(results["sets"], calibration["sets"]["images"])
     show_and_save(results, calibration, tables, lines, items, files)
     curves, shown = map(files.get, plots.PICTURES)
     plots.draw_curves(outcomes, confidences, curves)

@@ -12,21 +12,6 @@ FORMAT = 1                            # of calibration.json
 DIRECTIONS = {"t2i": ("captions", "images"), "i2t": ("images", "captions")}
 
 
-class Fitted(NamedTuple):
-    """Temperature of one direction, and what it was fitted to."""
-    temperature: float
-    queries: int
-    gallery: int
-
-    @classmethod
-    def read(cls, record: dict) -> "Fitted":
-        """Read a fitted temperature. Raises ValueError, KeyError or TypeError on others."""
-        fitted = cls(float(record["temperature"]), int(record["queries"]), int(record["gallery"]))
-        if not 0 < fitted.temperature < np.inf:
-            raise ValueError(f"temperature {fitted.temperature}")
-        return fitted
-
-
 def calibrate(dev, name: str) -> dict:
     """Fit the content of calibration.json to dev: temperatures, the probability of a pair.
     dev: Embeddings; name: of dev, for the reader. Raises InputError where nothing fits. Sets and words are added by
@@ -35,14 +20,13 @@ def calibrate(dev, name: str) -> dict:
     from confidence.posterior import fit_pairs, rows_of, sample_scores, temperature
 
     rows = {side: rows_of(dev, side) for side in DIRECTIONS}
-    fitted = {side: Fitted(temperature(*sample_scores(dev, side)), len(x.queries), x.gallery)
+    fitted = {side: {"temperature": temperature(*sample_scores(x)), "queries": len(x.queries), "gallery": x.gallery}
               for side, x in rows.items()}
-    pair = fit_pairs(dev)
+    pair = fit_pairs(rows["t2i"])
     return {"calibration": FORMAT, "checkpoints": dev.name.split(" + "),
             "weights": [model.weights for model in dev.models], "data_name": dev.data_name, "split": name,
             "similarity": dev.similarity, "images": dev.n_images, "captions": len(dev.caption_image),
-            **{side: x._asdict() for side, x in fitted.items()},
-            "pair": {"slope": pair.slope, "bias": pair.bias}}
+            **fitted, "pair": {"slope": pair.slope, "bias": pair.bias}}
 
 
 def percent(p: float) -> str:
@@ -51,20 +35,20 @@ def percent(p: float) -> str:
 
 
 class Calibration(NamedTuple):
-    """A calibration.json, and where it lies."""
+    """What a search takes from a calibration.json, and where that lies."""
     path: str
     models: str                       # their names
-    weights: list[str] | None         # digests (Trained.weights); None: other embeddings
+    weights: list[str]                # digests (Trained.weights); none of other embeddings
     data_name: str
     similarity: str
-    fitted: dict[str, Fitted]
+    temperature: float                # of text to image
+    gallery: int                      # images that it was fitted among
     words: list[float] | None         # slope, log_det, bias of photos.words; None where they were not fitted
 
     def refuse_other(self, run: str, weights: str) -> None:
         """Raise InputError unless this is of the model `run` with these weights."""
-        why = (f"is of the weights of {self.models}, and {run} has others" if self.weights else
-               f"is of {self.models}, and names no weights by which {run} could be known")
-        check(self.weights == [weights], f"{self.path} {why}; write it again with python -m confidence {run}")
+        check(self.weights == [weights], f"{self.path} is of {self.models} and not of the weights of {run}; write it "
+                                         f"again with python -m confidence {run}")
 
 
 def read_calibration(path: str) -> Calibration:
@@ -72,12 +56,13 @@ def read_calibration(path: str) -> Calibration:
     fix = "write it again with python -m confidence RUN"
     file = read_json(path, fix)
     with refusing(f"{path} is not a calibration", fix):
-        models, words = " + ".join(file["checkpoints"]), file.get("words")
-        if file["calibration"] != FORMAT or not models:
-            raise ValueError(f"its format is {file['calibration']!r}" if models else "it does not name its model")
-        return Calibration(path, models, file.get("weights"), f"{file['data_name']}", f"{file['similarity']}",
-                           {side: Fitted.read(file[side]) for side in DIRECTIONS},
-                           words and [float(words[name]) for name in ("slope", "log_det", "bias")])
+        words, t2i = file.get("words"), file["t2i"]
+        result = Calibration(path, " + ".join(file["checkpoints"]), file.get("weights"), f"{file['data_name']}",
+                             f"{file['similarity']}", float(t2i["temperature"]), int(t2i["gallery"]),
+                             words and [float(words[name]) for name in ("slope", "log_det", "bias")])
+        if file["calibration"] != FORMAT or not 0 < result.temperature < np.inf:
+            raise ValueError(f"format {file['calibration']!r}, temperature {result.temperature}")
+        return result
 
 
 def calibration_file(run: str) -> str:

@@ -12,23 +12,16 @@ import torch
 from cli import check
 from confidence.posterior import Rows, rows_of
 from evaluation.embeddings import Embeddings
-from evaluation.report import SIDES, table
-
-SCORES = 2 ** 25  # scores that sets are counted in; of larger galleries fewer queries are taken
+from evaluation.report import SIDES, number, table
 
 
 def one_query_per_image(e: Embeddings, side: str, seed: int = 0) -> Rows:
-    """Choose one random caption of each image, or images: rows of at most SCORES scores."""
-    rng, owner = np.random.default_rng(seed), e.caption_image
-    order = rng.permutation(len(owner))
-    queries, gallery = np.unique(owner), len(owner)
-    if side == "t2i":
-        first = np.unique(owner[order], return_index=True)[1]
-        queries, gallery = np.sort(order[first]), e.n_images
-    most = max(1, SCORES // gallery)
-    if len(queries) > most:
-        queries = np.sort(rng.choice(queries, most, replace=False))
-    return rows_of(e, side, queries)
+    """The rows of all images that have captions, or of one random caption of each."""
+    if side == "i2t":
+        return rows_of(e, side)
+    order = np.random.default_rng(seed).permutation(len(e.caption_image))
+    first = np.unique(e.caption_image[order], return_index=True)[1]
+    return rows_of(e, side, np.sort(order[first]))
 
 
 def strangeness(scores: torch.Tensor, right: torch.Tensor, t: float) -> torch.Tensor:
@@ -82,9 +75,12 @@ def judge_sets(e: Embeddings, side: str, t: float, alpha: float, limit: float, n
 
 
 def fit_and_judge(dev: Embeddings, test: Embeddings, temperatures: dict[str, float], alpha: float) -> tuple[dict, dict]:
-    """Fit sets on dev and judge them on test.
+    """Fit sets on dev and judge them on test, of the larger of which random images are drawn.
     Returns {direction: {"lac": `judge_sets`}} and the "sets" of calibration.json."""
-    results, limits = {}, {"alpha": alpha, "images": dev.n_images}
+    size = min(dev.n_images, test.n_images)
+    dev, test = (e if e.n_images == size else e.subset(np.sort(np.random.default_rng(1).permutation(e.n_images)[:size]))
+                 for e in (dev, test))
+    results, limits = {}, {"alpha": alpha, "images": size}
     for side, t in temperatures.items():
         limit, n = fit_limit(dev, side, t, alpha)
         limits[side] = {"lac": limit}
@@ -92,23 +88,16 @@ def fit_and_judge(dev: Embeddings, test: Embeddings, temperatures: dict[str, flo
     return results, limits
 
 
-def draw_images(e: Embeddings, size: int) -> Embeddings:
-    """Draw as many images. A limit fitted to few items promises too much for many."""
-    return e if e.n_images == size else e.subset(np.sort(np.random.default_rng(1).permutation(e.n_images)[:size]))
-
-
 # ---- tables
 
 COLUMNS = {"coverage": "coverage", "low": "95% from", "high": "to", "mean_size": "mean size", "median_size": "median",
            "singletons": "single", "singletons_right": "right"}
-DIGITS = {"mean_size": 1, "median_size": 0}                # all others are percentages
 
 
-def tabulate_sets(results: dict) -> list:
-    """Build the tables of `judge_sets` by direction."""
+def tabulate_sets(results: dict, size: int) -> list:
+    """Build the tables of `judge_sets` by direction, of galleries of `size` images."""
     def cell(key: str, numbers: dict) -> str:
-        return (f"{numbers[key]:.{DIGITS[key]}f}" if key in DIGITS else
-                f"{100 * numbers[key]:.1f}".replace("nan", "-"))
+        return number(numbers[key] * (1 if key.endswith("_size") else 100))
     return [table(f"{SIDES[side]}: sets that hold a right answer for {100 * (1 - sets['lac']['alpha']):g}% of "
-                  f"{sets['lac']['queries']:,} queries, one per image", COLUMNS,
+                  f"{sets['lac']['queries']:,} queries, one per image, among {size:,} images", COLUMNS,
                   {"least mass by the posterior (LAC)": sets["lac"]}, cell) for side, sets in results.items()]

@@ -53,7 +53,6 @@ class Judgements(NamedTuple):
     votes: np.ndarray | None          # (K,) int64 of how many
     own: int                          # pairs of a photo and its own caption, left out
     own_share: float                  # of yes among these, 1 where there are none
-    elsewhere: int                    # pairs of photos or captions that the split lacks, left out
 
     @property
     def opinion(self) -> np.ndarray:
@@ -95,16 +94,16 @@ def read_judgements(path: str, e: Embeddings) -> Judgements:
     pairs, numbers = np.array(pairs), np.array(numbers)
     known = (pairs >= 0).all(1)
     is_own = known & (e.caption_image[pairs[:, 1]] == pairs[:, 0])
-    own, elsewhere, chosen = int(is_own.sum()), int((~known).sum()), known & ~is_own
+    own, chosen = int(is_own.sum()), known & ~is_own
     check(chosen.any(), f"none of the {len(pairs):,} pairs of {path} is of a photo and another photo's caption of "
                         f"{e.name}; name the split that was judged with --data_name and --split")
     image, caption = pairs[chosen].T
     votes = numbers[:, 1:].sum(1)                           # where there are shares
     if numbers.shape[1] != 3 or (votes <= 0).any() or not np.allclose(numbers[:, 0], numbers[:, 1] / votes, atol=0.01):
-        return Judgements(path, image, caption, numbers[chosen], None, None, own, 1.0, elsewhere)
+        return Judgements(path, image, caption, numbers[chosen], None, None, own, 1.0)
     own_share = float(numbers[is_own, 0].mean()) if own else 1.0
     return Judgements(path, image, caption, None, numbers[chosen, 1].astype(int), votes[chosen].astype(int), own,
-                      own_share, elsewhere)
+                      own_share)
 
 
 # ---- do scores order pairs as people do
@@ -120,7 +119,7 @@ def agreement(judgements: Judgements, scores: np.ndarray) -> dict:
     else:
         raters = judgements.ratings.shape[1]
         kind, tau = "c", kendalltau(np.repeat(s, raters), judgements.ratings.ravel(), variant="c").statistic
-    return {"pairs": len(s), "own": judgements.own, "elsewhere": judgements.elsewhere, "kind": kind,
+    return {"pairs": len(s), "own": judgements.own, "kind": kind,
             "tau": 100 * float(tau), "auroc": auroc(s, fits)}
 
 

@@ -3,7 +3,6 @@
 The posterior of item j for query q is p_qj = exp(T s_qj) / sum_k exp(T s_qk) (Hama et al. 2021, arXiv 1904.08504), with
 a temperature T for each direction that is fitted on the dev split (Guo et al. 2017).
 """
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -24,8 +23,8 @@ SPREADS = (1e-3, 1e3)                 # bounds of a temperature, times the devia
 
 class Rows(NamedTuple):
     """Scores of one direction, row by row: Q queries against G items."""
-    score: Callable[[np.ndarray], torch.Tensor]  # positions of queries (b,) -> a new (b, G) float32
-    queries: np.ndarray               # (Q,) positions in the split
+    scores: np.ndarray                # (all queries of the split, G)
+    queries: np.ndarray               # (Q,) positions in the split, rising
     owner: np.ndarray                 # (Q,) the image of each query
     item_image: np.ndarray            # (G,) the image of each item, which is right for queries of this image
     grouped: bool                     # several items may be of one image
@@ -34,25 +33,29 @@ class Rows(NamedTuple):
     def gallery(self) -> int:
         return len(self.item_image)
 
+    def take(self, chosen: np.ndarray) -> "Rows":
+        """The rows at places `chosen` (q,) among the queries, rising."""
+        return self._replace(queries=self.queries[chosen], owner=self.owner[chosen])
+
     def blocks(self, elements: int | None = None):
         """Yield (scores (b, G), whether an item is right (b, G) bool) of all queries.
         elements: scores at a time; default: ELEMENTS."""
         step = max(1, (elements or ELEMENTS) // self.gallery)
         for start in range(0, len(self.queries), step):
             rows = slice(start, start + step)
-            yield self.score(self.queries[rows]), torch.from_numpy(self.owner[rows, None] == self.item_image)
+            yield (torch.from_numpy(np.ascontiguousarray(self.scores[self.queries[rows]])),
+                   torch.from_numpy(self.owner[rows, None] == self.item_image))
 
 
 def rows_of(e: Embeddings, side: str, queries: np.ndarray | None = None) -> Rows:
     """Return the rows of one direction, "i2t" or "t2i".
-    Of all queries, or at positions `queries` (q,), rising."""
-    owner = e.caption_image
+    Of all queries that have an answer, or at positions `queries` (q,), rising."""
+    captions, images = e.caption_image, np.arange(e.n_images)
     if side == "t2i":
-        queries = np.arange(len(owner)) if queries is None else queries
-        return Rows(lambda q: torch.from_numpy(np.ascontiguousarray(e.scores[:, q].T)), queries, owner[queries],
-                    np.arange(e.n_images), False)
-    queries = np.unique(owner) if queries is None else queries
-    return Rows(lambda q: torch.from_numpy(e.scores[q]), queries, queries, owner, True)
+        queries = np.arange(len(captions)) if queries is None else queries
+        return Rows(e.scores.T, queries, captions[queries], images, False)
+    queries = np.unique(captions) if queries is None else queries
+    return Rows(e.scores, queries, queries, captions, True)
 
 
 # ---- the first answers
@@ -101,12 +104,11 @@ def masses(below: torch.Tensor, t: float) -> torch.Tensor:
 # ---- the temperature
 
 @torch.no_grad()
-def sample_scores(e: Embeddings, side: str) -> tuple[torch.Tensor, torch.Tensor]:
+def sample_scores(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
     """At most FITTED scores (q, G) of random queries, and whether an item is right."""
-    rows = rows_of(e, side)
-    count = max(1, min(len(rows.queries), FITTED // rows.gallery))
+    count = max(1, FITTED // rows.gallery)
     chosen = np.sort(np.random.default_rng(0).permutation(len(rows.queries))[:count])
-    return tuple(map(torch.cat, zip(*rows_of(e, side, rows.queries[chosen]).blocks())))
+    return tuple(map(torch.cat, zip(*rows.take(chosen).blocks())))
 
 
 def temperature(scores: torch.Tensor, right: torch.Tensor) -> float:
@@ -142,10 +144,10 @@ def temperature(scores: torch.Tensor, right: torch.Tensor) -> float:
 # ---- the probability of a pair, by itself
 
 @torch.no_grad()
-def fit_pairs(e: Embeddings) -> Sigmoid:
-    """Fit the probability that an image is a caption's own, against all others."""
-    scores, right = sample_scores(e, "t2i")
-    few = max(1, ELEMENTS // scores.shape[1])
+def fit_pairs(rows: Rows) -> Sigmoid:
+    """Fit the probability that an item is a query's own, against all others."""
+    scores, right = sample_scores(rows)
+    few = max(1, ELEMENTS // rows.gallery)
     return Sigmoid.fit(scores[:few].reshape(-1), right[:few].reshape(-1))
 
 

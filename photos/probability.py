@@ -52,8 +52,7 @@ def read_probabilities(run: str, model: Trained) -> Probabilities | None:
     check(calibration.similarity == model.options.sim,
           f"{path} is of the similarity {calibration.similarity}, and the run's is {model.options.sim}; write it again "
           f"with python -m confidence {run}")
-    t2i = calibration.fitted["t2i"]
-    return Probabilities(t2i.temperature, calibration.data_name, calibration.words, 1 / t2i.gallery)
+    return Probabilities(calibration.temperature, calibration.data_name, calibration.words, 1 / calibration.gallery)
 
 
 # ---- sentences

@@ -104,7 +104,7 @@ def test_judgements_of_both_kinds_are_read(tmp_path):
     crowd = people.read_judgements(written(tmp_path, CROWD), ITEMS)
     assert (crowd.image.tolist(), crowd.caption.tolist()) == ([0, 2], [1, 2])
     assert (crowd.yes.tolist(), crowd.votes.tolist(), crowd.ratings) == ([1, 0], [3, 4], None)
-    assert (crowd.own, crowd.own_share, crowd.elsewhere) == (1, 1.0, 1)
+    assert (crowd.own, crowd.own_share) == (1, 1.0)
     expert = people.read_judgements(written(tmp_path, EXPERT), ITEMS)
     assert (expert.image.tolist(), expert.caption.tolist(), expert.own) == ([1, 2, 0], [0, 1, 3], 1)
     assert expert.ratings.tolist() == [[1, 1, 2], [4, 3, 4], [1, 2, 3]] and expert.votes is None
@@ -145,9 +145,9 @@ def made(seed=0, n=30, m=24, crowd=True, pairs=300):
     if crowd:
         votes = rng.integers(3, 7, len(image))
         yes = rng.binomial(votes, p)
-        return people.Judgements("f", image, caption, None, yes, votes, 5, 0.9, 0), scores, owner, wide
+        return people.Judgements("f", image, caption, None, yes, votes, 5, 0.9), scores, owner, wide
     ratings = 1 + (4 * p[:, None] + rng.uniform(size=(len(p), 3))).astype(int).clip(0, 3)
-    return people.Judgements("f", image, caption, ratings, None, None, 0, 1.0, 0), scores, owner, wide
+    return people.Judgements("f", image, caption, ratings, None, None, 0, 1.0), scores, owner, wide
 
 
 def slow_tau(x, y, kind: str) -> float:
