@@ -38,7 +38,7 @@ from losses import Embedding
 from methods.volume import Sigmoid
 from model import VSE
 from options import Options
-from train import Training, fit
+from train import Training, train
 
 WORST, ACROSS = 20, 5                 # captions that are drawn, and in a line
 GALLERY = 1000                        # images, and captions, that the parts of a pair are compared with
@@ -95,16 +95,15 @@ def judge_training_captions(opt) -> tuple[Split, np.ndarray]:
 
 def train_fold(opt, k: int) -> tuple[VSE, Fold]:
     """The best model on dev of fold k, and its training."""
-    training = None
+    trainings = []
 
     def start(*words) -> Fold:
-        nonlocal training
-        training = Fold(k, opt.folds, *words)
-        return training
+        trainings.append(Fold(k, opt.folds, *words))
+        return trainings[0]
     with (tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as silence,
           contextlib.redirect_stdout(silence)):
-        model, _ = fit(fold_options(opt, os.path.join(folder, "run")), start)
-    return model.to(training.device), training
+        train(fold_options(opt, folder), start)
+        return Trained(folder, trainings[0].device).model, trainings[0]
 
 
 def judge_fold(model: VSE, training: Fold) -> np.ndarray:
