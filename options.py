@@ -108,8 +108,7 @@ def training_parser() -> Arguments:
     kinds = {float: {"type": at_least_zero}, int: {"type": positive}, bool: SWITCH}
     for loss in LOSSES.values():
         for name, (kind, default, text) in loss.options.items():
-            settings = {"choices": kind} if isinstance(kind, list) else kinds.get(kind, {"type": kind})
-            add(f"--{name}", default=default, help=text, **settings)
+            add(f"--{name}", default=default, help=text, **kinds.get(kind, {"type": kind}))
     add("--vse_mean_warmup_epochs", type=natural, default=0, help="hinge: sum of violations in the first N epochs")
     add("--mask_same_image", **SWITCH, help="no negatives of the same image (default: on for infonce, match and rcl)")
     add("--pseudo_positives", **WEIGHT, help="match: weight of pairs that score above the true one (PCME++: 0.1)")

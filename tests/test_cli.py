@@ -10,7 +10,6 @@ import torch
 import yaml
 
 import evaluate
-import losses
 import train
 import vocab
 from checkpoint import load_checkpoint
@@ -48,8 +47,7 @@ def heads(*words):
 
 
 def test_similarities_imply_heads_and_objective():
-    assert heads() == ("point", "point", False)
-    assert heads("--sim", "order") == ("point", "point", False)
+    assert heads() == heads("--sim", "order") == ("point", "point", False)
     assert heads("--sim", "wasserstein") == ("ellipsoidal", "ellipsoidal", True)
     assert heads("--measure", "kl", "--head", "spherical_avg") == ("spherical_avg", "spherical_avg", True)
     assert heads("--sim", "mahalanobis") == ("point", "ellipsoidal", True)                                    # GCE
@@ -57,7 +55,6 @@ def test_similarities_imply_heads_and_objective():
     assert heads("--sim", "mahalanobis", "--image_head", "spherical_avg") == ("spherical_avg", "point", True)  # GIE
     assert heads("--sim", "mahalanobis", "--text_head", "point") == ("ellipsoidal", "point", True)
     assert heads("--sim", "wasserstein", "--no-max_violation") == ("ellipsoidal", "ellipsoidal", False)
-    assert heads("--max_violation") == ("point", "point", True)
     assert heads("--sim", "mls", "--image_head", "point") == ("point", "spherical_one", False)
     opt = train.parse_args(["--sim", "mls"])
     assert (opt.loss, opt.image_head, opt.text_head, opt.logvar_init) == ("infonce", *["spherical_one"] * 2, -2.5)
@@ -241,21 +238,6 @@ def test_options_of_a_script_are_checked_like_typed_ones():
 def test_other_captions_of_an_image_are_negatives_by_the_loss(values, masks):
     """Other captions are not negatives by default; METHODS keep their papers' choice."""
     assert options(**values).mask_same_image is masks
-
-
-def test_an_option_of_a_loss_is_declared_beside_it_alone(monkeypatch):
-    class Sharp(losses.Hinge):
-        options = {"sharpness": (float, 2.0, "how sharp"), "kind": (["soft", "hard"], "soft", "which"),
-                   "turned": (bool, False, "whether")}
-
-        def __init__(self, *values):
-            super().__init__()
-            self.values = values
-    monkeypatch.setitem(losses.LOSSES, "sharp", Sharp)
-    opt = options(loss="sharp", sharpness=0.5, turned=True)
-    assert losses.LOSSES[opt.loss].build(opt, None).values == (0.5, "soft", True)
-    with pytest.raises(InputError, match="'-1' is not a number of at least 0"):
-        options(sharpness=-1)
 
 
 def test_the_help_names_every_option(capsys):

@@ -7,7 +7,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import data
 from cli import InputError
@@ -32,10 +31,6 @@ FEATURES = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
 
 
 # ---- vocabulary
-
-def test_tokens_are_words_not_bytes():
-    """The trap of the ported originals: str(bytes) turned 'a man' into the token b'a."""
-    assert tokenize("A man's dog, running.") == ["a", "man", "'s", "dog", ",", "running", "."]
 
 
 def test_vocabulary_order_threshold_and_specials():
@@ -92,15 +87,6 @@ def test_dev_is_cut_as_in_vsepp_and_val_is_its_other_name(tmp_path):
         assert (len(split.images), len(split.captions), len(split.image_ids)) == (expected, 5 * expected, expected)
 
 
-@pytest.mark.parametrize("ids, image_ids, names", [
-    (np.arange(10, 14).repeat(5), [10, 11, 12, 13], ["10", "11", "12", "13"]),      # of captions
-    (["007", "010", "5", "0"], [7, 10, 5, 0], ["007", "010", "5", "0"])])
-def test_ids_of_images(tmp_path, ids, image_ids, names):
-    write_precomp(tmp_path / "x", FEATURES, captions(20), ids=ids)
-    split = read_split(str(tmp_path), "x", "train")
-    assert split.image_ids == image_ids and split.photo_names == names
-
-
 def test_caption_ids_of_testall_are_those_of_vsepp(tmp_path):
     """SCAN's folder has none of its own; its `test` is a part of testall, to which the file does not belong."""
     for split in ("testall", "test"):
@@ -122,13 +108,6 @@ def test_caption_ids_are_integers_or_none(tmp_path, line, expected):
     assert (ids if ids is None else ids.tolist()) == expected
     path.write_text("1\n2\n")
     refused(tmp_path, "train_capids.txt has 2 ids for the 20 captions")
-
-
-@pytest.mark.parametrize("ids", [np.array([1.5, 2, 3, 4]), np.ones((4, 1), int)])
-def test_image_ids_are_whole_numbers(tmp_path, ids):
-    write_precomp(tmp_path / "x", FEATURES, captions(20))
-    np.save(tmp_path / "x" / "train_img_ids.npy", ids)
-    refused(tmp_path, "train_img_ids.npy is not a whole .npy file of integers .it holds (float|int)64 of shape")
 
 
 def test_batches_equal_a_loop_over_items_with_and_without_workers(tmp_path, monkeypatch):
@@ -201,7 +180,6 @@ def test_karpathy_photos_of_one_name_in_two_folders(tmp_path):
     ([{"imgid": 30, "first": 5}, {"imgid": 9, "first": 1}], [30, 9], [5, 6, 1, 2]),
     ([{"imgid": 30, "cocoid": 77, "first": 5}, {"imgid": 9, "cocoid": 78, "first": 1}], [77, 78], [5, 6, 1, 2]),
     ([{"imgid": 30, "first": 5}, {"imgid": 30, "first": 6}], ["0.jpg", "1.jpg"], None),
-    ([{"imgid": 30, "first": 5}, {}], ["0.jpg", "1.jpg"], None),
     ([{"imgid": "30", "first": 5.0}, {"imgid": True, "first": 1}], ["0.jpg", "1.jpg"], None)])
 def test_karpathy_numbers_are_ids_where_all_have_their_own(tmp_path, fields, image_ids, caption_ids):
     split = karpathy(tmp_path, fields)
@@ -278,9 +256,8 @@ def test_bad_feature_files(tmp_path):
     broken[2, 3] = np.inf
     np.save(path, broken)
     refused(tmp_path, "train_ims.npy holds NaN or infinity in row 2")
-
-
-def test_rows_repeated_for_some_images_only(tmp_path):
+    np.save(path, np.ones((4, 300, 36), np.float32))
+    refused(tmp_path, "train_ims.npy has 300 regions of 36 numbers an image: its axes look turned, .*transpose")
     rows = np.random.default_rng(0).standard_normal((40, 6)).astype(np.float32).repeat(5, 0)
     rows[57] += 1
     write_precomp(tmp_path / "x", rows, captions(200))
@@ -295,15 +272,14 @@ def test_some_or_all_photos_alike_are_no_repetition(tmp_path, alike, step):
     assert read_split(str(tmp_path), "x", "train").images.step == step
 
 
-def test_empty_and_unknown_captions(tmp_path):
-    write_precomp(tmp_path / "x", FEATURES, [*captions(7), " ", *captions(12)])
-    refused(tmp_path, "train_caps.txt, line 8: the caption is empty")
+def test_unknown_captions(tmp_path):
     write_precomp(tmp_path / "x", FEATURES, [*captions(7), "zzz yyy", *captions(12)])
     refused(tmp_path, "line 8: no word of 'zzz yyy' is in the vocabulary.*--vocab_threshold",
             encode=Vocabulary.build([tokenize(c) for c in captions(9)], 4))
 
 
 @pytest.mark.parametrize("line, message", [
+    (" ", "train_caps.txt, line 8: the caption is empty"),
     ("nan", "line 8: the caption is 'nan'; every caption needs words"),
     ("1.PNG| 0| a dog", "line 8: .* begins with the name of a photo, as do 1 of 20"),
     ("391895\ta dog", "line 8: .* begins with the name of a photo"),
@@ -311,11 +287,6 @@ def test_empty_and_unknown_captions(tmp_path):
 def test_captions_that_are_none(tmp_path, line, message):
     write_precomp(tmp_path / "x", FEATURES, [*captions(7), line, *captions(12)])
     refused(tmp_path, message)
-
-
-def test_features_with_channels_before_regions(tmp_path):
-    write_precomp(tmp_path / "x", np.ones((4, 300, 36), np.float32), captions(20))
-    refused(tmp_path, "train_ims.npy has 300 regions of 36 numbers an image: its axes look turned, .*transpose")
 
 
 def test_names_are_equal_however_their_accents_are_stored(tmp_path):
@@ -391,9 +362,7 @@ def test_check_compares_splits_and_finds_rows_of_zeros(tmp_path, capsys):
 def test_images_without_sentences_are_counted_and_said(tmp_path, capsys):
     entries = [{"filename": f"{k}.png", "split": "test", "sentences": [{"raw": "a dog"}] * (k % 4 > 0)}
                for k in range(8)]
-    (tmp_path / "x" / "images").mkdir(parents=True)
-    for entry in entries:
-        Image.new("RGB", (9, 9)).save(tmp_path / "x" / "images" / entry["filename"])
+    (tmp_path / "x").mkdir()
     (tmp_path / "x" / "dataset_x.json").write_text(json.dumps({"images": entries}))
     split = read_split(str(tmp_path), "x", "test")
     assert len(split.images) == 6
@@ -405,6 +374,7 @@ def test_images_without_sentences_are_counted_and_said(tmp_path, capsys):
 
 def test_captions_read_fast_are_read_the_same():
     """Plain captions skip the tokenizer's thirty expressions, and only those that it would not change otherwise."""
+    assert tokenize("A man's dog, running.") == ["a", "man", "'s", "dog", ",", "running", "."]   # words, not bytes
     from nltk.tokenize import word_tokenize
     rng = np.random.default_rng(0)
     pieces = [*"ab9 ,.-'\"($é’:;\tA", " ,", ", ", "--", " .", "...", "'s", "n't", "cannot", "gonna", "can", "not"]
@@ -428,6 +398,7 @@ def test_ids_beside_captions_have_to_agree_on_whose_they_are(tmp_path):
     ids = np.arange(6) + 40
     assert grouped(tmp_path / "a", img_ids=np.repeat(ids, 5)).image_ids == ids.tolist()
     assert grouped(tmp_path / "b", img_ids=ids).image_ids == ids.tolist()
+    assert grouped(tmp_path / "n", ids=["007", "010", "5", "0", "8", "9"]).image_ids == [7, 10, 5, 0, 8, 9]
     names = [f"{i}.jpg" for i in ids]
     assert grouped(tmp_path / "c", ids=np.repeat(names, 5)).photo_names == names
     sizes = np.repeat(ids, [4, 6, 5, 5, 5, 5])

@@ -10,7 +10,6 @@ from torch.distributions import Normal, kl_divergence
 
 import train
 from data import Batch, read_split
-from images import Features
 from losses import PairMSE, SampledNLL, mean_rows, real_rows
 from methods.unpaired import Unpaired, build_unpaired, choose_pairs
 from model import (
@@ -250,12 +249,3 @@ def test_a_pool_gives_every_item_once_before_any_comes_again():
     assert drawn[-1] == draw(4)                             # whatever was drawn before
     assert sorted(sum(drawn, [])) == sorted(3 * [7, 9, 1, 0, 2])
     assert sorted(sum(drawn, [])[:5]) == [0, 1, 2, 7, 9]
-
-
-def test_supervised_fraction_keeps_the_pairs_of_a_share_of_the_images(tmp_path):
-    np.save(tmp_path / "x.npy", np.ones((20, 3), np.float32))
-    split = type("Split", (), {"images": Features(str(tmp_path / "x.npy")), "caption_image": np.arange(100) // 5})
-    chosen = choose_pairs(split, 0.25, 0)
-    assert len(chosen) == 25 and len(set(split.caption_image[chosen])) == 5
-    assert not np.array_equal(chosen, choose_pairs(split, 0.25, 1)) and len(choose_pairs(split, 1, 0)) == 100
-    assert len(choose_pairs(split, 0.001, 0)) == 5

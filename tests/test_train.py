@@ -23,7 +23,7 @@ from train import build_optimizers
 
 
 @pytest.mark.parametrize("sim, more", [
-    *((sim, ["--no-max_violation"]) for sim in ("order", "mahalanobis", "minkl")),
+    *((sim, ["--no-max_violation"]) for sim in ("order", "mahalanobis")),
     ("wasserstein", ["--loss", "infonce"]),
     ("csd", ["--loss", "match", "--vib", "1e-4", "--pseudo_positives", "0.1", "--var_min", "1e-5", "--logvar_init",
              "-6"])])
@@ -68,11 +68,6 @@ def test_two_processes_learn_and_go_on(tmp_path, demo_path):
     assert sum(line["hinge"] for line in steps[-8:]) < 0.8 * sum(line["hinge"] for line in steps[:8])
     state = load_checkpoint(str(tmp_path / "run"), "checkpoint.pt")
     assert state["options"]["logger_name"] == str(tmp_path / "run") and state["state"]["epoch"] == 4
-
-
-def test_another_seed_is_another_run(small_run):
-    a, b = (small_run("--sim", "cosine", *words) for words in ((), ("--seed", "1")))
-    assert log_of(a) != log_of(b) and not same_weights(a, b)
 
 
 @pytest.fixture(scope="module")
@@ -126,15 +121,11 @@ def test_a_side_that_is_one_point_is_warned_of(cosine, epoch, warnings):
     assert len(lines) == warnings and all("mean cosine of 0.990" in line for line in lines)
 
 
-@pytest.mark.parametrize("resumed", [True, False])
-def test_a_full_disk_leaves_the_old_run(tmp_path, demo_path, small_run, resumed):
+def test_a_full_disk_leaves_the_old_run(tmp_path, demo_path, small_run):
     """The system refuses to write past a size, as a full disk does: one sentence, and no temporary file."""
     run = small_run(*STEPS, to=tmp_path / "run")
     before = {path.name: path.read_bytes() for path in run.iterdir()}
     words = [*STEPS, "--data_path", demo_path, "--logger_name", run, "--overwrite"]
-    if resumed:
-        words = ["--resume", run, "--num_epochs", 2]
-        before = {name: before[name] for name in ("checkpoint.pt", "model_best.pt")}
     status, said = in_a_process(train_small, tmp_path, words).exitcode, (tmp_path / "stderr").read_text()
     assert status == 1 and "could not be saved" in said and said.count("\n") == 1
     assert not [name for name in os.listdir(run) if name.endswith(".part")]
