@@ -38,7 +38,6 @@ import csv
 import itertools
 import os
 import random
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -259,45 +258,31 @@ def write_vg(folder, seed, world, count, bar):
     write_json(folder / "region_descriptions.json", descriptions)
 
 
-def read_recipe(manifest, folders):
-    """Read {} or the manifest of an earlier run.
+def read_manifest(manifest, folders, recipe):
+    """Read the manifest of an earlier run, {} without one.
 
-    Raises InputError if a folder holds files but no manifest says that the demo wrote them.
+    Raises InputError if it has another recipe, or a folder holds files but no manifest says that the demo wrote them.
     """
-    fix = "move its folder away, or give another --data_path"
-    content = read_json(str(manifest), fix) if manifest.exists() else {}
-    check(isinstance(content, dict) and (not manifest.exists() or {"version", "size", "seed"} <= set(content)),
-          f"{manifest} does not describe demo data; {fix}")
-    for folder in folders if not content else ():
+    fix = f"move the folders {', '.join(folder.name for folder in folders)} away, or give another --data_path"
+    if manifest.exists():
+        earlier = read_json(str(manifest), fix)
+        check(isinstance(earlier, dict) and {**earlier, **recipe} == earlier,
+              f"{manifest} is not of {', '.join(f'{key} {value}' for key, value in recipe.items())}; {fix}")
+        return earlier
+    for folder in folders:
         check(not os.path.lexists(folder) or folder.is_dir() and not any(folder.iterdir()),
-              f"{folder} is there already and is none that `python -m demo` wrote ({manifest} would say so); move it "
-              "away, or give another --data_path")
-    return content
+              f"{folder} is there already and is none that `python -m demo` wrote ({manifest} would say so); {fix}")
+    return {}
 
 
 def start_writing(folders, manifest, recipe):
-    """Make the folders and write the manifest.
-
-    Deletes images, texts and annotations of an earlier run, without which no reader takes a folder for whole, and no
-    files of others.
-    """
+    """Make the folders and write the manifest."""
     demo, coco, cxc, entities, vg, *precomp = folders
     phrases = [entities / name for name in ("images", "Sentences", "Annotations")]
     for folder in (demo / "images", coco / "annotations", cxc, *phrases, vg / "images", *precomp):
         folder.mkdir(parents=True, exist_ok=True)
-    for path in (demo / LAST, *demo.glob("dataset_*.json"), *coco.glob("annotations/coco_*_ids.npy"),
-                 *(entities / f"{split}.txt" for split in ("train", "val", "test")),
-                 *(folder / name.format(split) for folder in precomp for split in SPLITS
-                   for name in ("{}_caps.txt", POSITIVES))):
-        path.unlink(missing_ok=True)
+    (demo / LAST).unlink(missing_ok=True)
     write_json(manifest, recipe)              # from here on the folders are the demo's
-    for images, pattern in ((demo / "images", r"(train|dev|test)_\d{5}\.png"),
-                            (vg / "images", r"\d+\.png"),
-                            (coco / "images", r"COCO_(train|val)2014_\d{12}\.png"),
-                            *((folder, r"\d+\.(png|txt|xml)") for folder in phrases)):
-        for path in images.rglob("*.*"):     # of another size or seed; what else lies there stays
-            if re.fullmatch(pattern, path.name):
-                path.unlink()
 
 
 def draw_split(demo, precomp, split, count, world, stream, bar):
@@ -347,7 +332,7 @@ def karpathy(entries):
 def write_demo(data_path, size=2000, seed=0, progress=True, scenes="demo"):
     """Write all files below data_path unless they are there; return their counts.
 
-    Raises InputError if size is out of range or a folder holds files that the demo did not write.
+    Raises InputError if size is out of range or a folder holds other files, also those of another size or seed.
     """
     check(MIN_SIZE <= size <= MAX_SIZE,
           f"--size is {size}, but must be from {MIN_SIZE} to {MAX_SIZE}; give a number in that range")
@@ -356,14 +341,13 @@ def write_demo(data_path, size=2000, seed=0, progress=True, scenes="demo"):
     world, stream = WORLDS[scenes], seed if scenes == "demo" else f"{scenes}-{seed}"
     manifest, recipe = demo / f"{scenes}.json", {"version": VERSION, "size": size, "seed": seed}
     sizes = {"train": size, "dev": size // 4, "test": size // 2}
-    matched = [split for split in SPLITS[1:] if sizes[split] <= LARGEST]
-    earlier = read_recipe(manifest, folders)
-    complete = (demo / LAST).exists() and all(folder.is_dir() for folder in folders) and "counts" in earlier
-    if complete and {**earlier, **recipe} == earlier:
+    earlier = read_manifest(manifest, folders, recipe)
+    if "counts" in earlier and (demo / LAST).exists() and all(folder.is_dir() for folder in folders):
         if progress:
             print(f"{scenes} data of size {size} and seed {seed} are in {data_path} already")
         return earlier["counts"]
     start_writing(folders, manifest, recipe)
+    record_extractors(precomp)
     total = sum(sizes.values()) + size // 2
     with tqdm(total=total, desc=f"{scenes} images", disable=None if progress else True) as bar:
         entries = {split: draw_split(demo, precomp, split, count, world, stream, bar)
@@ -373,9 +357,9 @@ def write_demo(data_path, size=2000, seed=0, progress=True, scenes="demo"):
     write_coco(coco, demo / "images", entries)
     write_cxc(cxc, stream, entries)
     write_entities(entities, demo / "images", entries)
-    for split in matched:
-        write_positives(precomp, split, entries[split])
-    record_extractors(precomp)
+    for split in SPLITS[1:]:
+        if sizes[split] <= LARGEST:
+            write_positives(precomp, split, entries[split])
     objects = [scene_entry(split, *entry) for split in SPLITS for entry in entries[split]]
     counts = {**sizes, "captions": sum(len(entry["captions"]) for entry in objects),
               "objects": sum(len(entry["objects"]) for entry in objects)}
