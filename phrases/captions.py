@@ -16,7 +16,7 @@ from phrases.data import read_phrases
 
 
 def read_phrase_text(data_path: str, data_name: str, split: str):
-    return read_phrases(os.path.join(data_path, data_name), split, text_only=True)
+    return read_phrases(os.path.join(data_path, data_name), "val" if split == "dev" else split, text_only=True)
 
 
 def main(argv=None) -> None:

@@ -28,12 +28,13 @@ from cli import Arguments, InputError, check, data_set, filename
 from data import Split, chunks, read_extractors, read_text_features
 from files import need, output, read_array, read_arrays, read_json, sha256
 from images import Features, NoImages
-from phrases.entities import SPLITS, Entities, describe_entities, photo_paths, read_entities
+from phrases.entities import SPLITS, Entities, describe_entities, read_entities
 
 AGAIN = "delete it, and write it again with python -m phrases.proposals"
 EXTRACT = "delete it, and write it again with python -m phrases.regions"
 ARRAYS = {"boxes": "float32", "start": "int64", "score": "float32", "added": "bool"}
 THRESHOLDS = (0.5, 0.7)               # of the IoU, at which the recall is recorded
+DELETE = "give another --name, or delete the old files"
 REGIONS = "edgeboxes200_ims"          # proposals and their features, {split}_{REGIONS}.npy
 GEOMETRY = 5                          # numbers that say where a box lies
 NEGATIVE_IOU = 0.3                    # below it a region does not fit; in between it is not compared (CITE's code)
@@ -86,8 +87,8 @@ def short_name(text: str) -> str:
 
 
 def proposals_path(root: str, split: str, name: str) -> str:
-    """Return the path of proposals without its ending. val is also called dev."""
-    return os.path.join(root, f"{'val' if split == 'dev' else split}_{name}")
+    """Return the path of proposals without its ending."""
+    return os.path.join(root, f"{split}_{name}")
 
 
 def read_facts(path: str, key: str, fix: str) -> dict:
@@ -98,20 +99,17 @@ def read_facts(path: str, key: str, fix: str) -> dict:
     return facts
 
 
-def refuse_other(path: str, key: str, line: str) -> None:
-    """Raise InputError unless `path` can be written and is of the method `line`.
-
-    `key` of its .json names the method of a file that is there.
-    """
-    facts, before = f"{os.path.splitext(path)[0]}.json", None
-    if os.path.exists(facts):
-        before = read_facts(facts, key, "give another --name")[key]
-    elif os.path.exists(path):
-        before = "what no .json names"
-    check(before in (None, line), f"{path} is of '{before}' and these are of '{line}'; give another --name, or delete "
-                                  "the old files")
-    for file in (path, facts):
-        output(file)
+def is_written(path: str, facts: dict) -> bool:
+    """Tell whether `path` is there. Raises InputError if its .json does not hold these facts."""
+    beside, before = f"{os.path.splitext(path)[0]}.json", {}
+    if not os.path.exists(output(path)):
+        return False
+    if os.path.exists(beside):
+        before = read_json(beside, DELETE)
+    other = next((key for key in facts if not isinstance(before, dict) or before.get(key) != facts[key]), None)
+    check(other is None, f"{path} is there, and {beside} does not say that its {other} is {facts.get(other)}; {DELETE}")
+    print(f"{path}: done already")
+    return True
 
 
 def read_proposals(root: str, split: str, name: str, entities: Entities) -> Proposals:
@@ -124,7 +122,7 @@ def read_proposals(root: str, split: str, name: str, entities: Entities) -> Prop
     broken = f"{path}.npz is broken: its arrays are not those that its .json was written for; {AGAIN}"
     check({key: array.dtype.name for key, array in arrays.items()} == ARRAYS, broken)
     check(facts.get("ids_sha256") == sha256("\n".join(entities.ids))
-          and facts.get("truth_sha256") in (None, sha256(entities.truth)),
+          and facts.get("truth_sha256") == sha256(entities.truth),
           f"{path}.npz is of other photos, or other annotations, than {split}.txt names now; {AGAIN}")
     p, rows, photos = Proposals(**arrays, facts=facts), len(arrays["boxes"]), len(entities.ids)
     check([x.shape for x in (p.boxes, p.score, p.added, p.start)] == [(rows, 4), (rows,), (rows,), (photos + 1,)]
@@ -227,7 +225,6 @@ def read_phrases(root: str, split: str, regions: str = REGIONS, text_features: s
     check(os.path.isdir(os.path.join(root, "Annotations")),
           f"{root} is not a data set of phrases in photos; give --data_name a folder with Annotations/, Sentences/ and "
           "train.txt, val.txt and test.txt, as Flickr30k Entities has them")
-    split = "val" if split == "dev" else split
     entities = read_entities(root, split)
     result = PhraseSplit(split, NoImages(len(entities.ids)), entities.phrases, entities.phrase_photo,
                          os.path.join(root, "Sentences"), extractors=read_extractors(root) or None, entities=entities)
@@ -322,16 +319,12 @@ def report_data(opt) -> int:
             entities = read_entities(root, name)
             print(describe_entities(name, entities))
             faults |= dict.fromkeys(entities.faults)
-            if os.path.isdir(os.path.join(root, "images")):
-                photo_paths(root, entities.ids)
-            path = proposals_path(root, name, REGIONS.rpartition("_")[0])
-            if opt.regions == REGIONS and not os.path.isfile(f"{path}.npz"):
+            if not os.path.isfile(proposals_path(root, name, opt.regions.rpartition("_")[0]) + ".npz"):
                 print(f"{'':8}no proposals yet: python -m phrases.proposals writes them")
                 continue
             split = read_phrases(root, name, opt.regions, opt.text_features)
             print(f"{'':8}{len(split.boxes):,} proposals, {split.images.describe()}")
-            for x in filter(None, (split.images, split.text)):
-                faults |= dict.fromkeys(x.faults(deep=True))
+            faults |= dict.fromkeys(split.faults(deep=True))
         except InputError as error:
             faults[str(error)] = None
     print("\n".join([*(f"fault: {fault}" for fault in faults), f"{root}: {len(faults)} faults"]))

@@ -48,7 +48,7 @@ class Entities:
 
 
 def read_entities(root: str, split: str) -> Entities:
-    """Read the phrases of train, val (= dev) or test.
+    """Read the phrases of train, val or test.
 
     Boxes count pixels from 0: 1 is taken off the XML's coordinates, as in the data set's Python parser. A fault of one
     mention or box costs that alone. Raises InputError on other faults.
@@ -95,14 +95,11 @@ def list_counts(counts: dict[str, int]) -> str:
 # ---- one split
 
 def split_file(root: str, split: str) -> str:
-    names = ("val", "dev") if split in ("val", "dev") else (split,)
-    paths = [os.path.join(root, f"{name}.txt") for name in names]
-    return next(filter(os.path.isfile, paths), paths[0])
+    return os.path.join(root, f"{split}.txt")
 
 
 def read_photo_ids(root: str, split: str) -> list[str]:
     """Read ids of a split's photos. Raises InputError where one belongs to two."""
-    check(split in (*SPLITS, "dev"), f"'{split}' is not a split of phrases; give train, val (= dev) or test")
     path = need(split_file(root, split),
                 "Flickr30k Entities has train.txt, val.txt and test.txt, which list the ids of the photos")
     ids_of = {file: [line.strip() for line in read_lines(file) if line.strip()]

@@ -26,15 +26,7 @@ from cli import Arguments, InputError, check, data_set, filename, positive, reas
 from features.store import ComputeConfig, Part, compute
 from files import file_digest, need, read_json, refusing, save_arrays, save_json, sha256
 from images import read_photo
-from phrases.data import (
-    ARRAYS,
-    THRESHOLDS,
-    Proposals,
-    proposals_path,
-    recall,
-    refuse_other,
-    short_name,
-)
+from phrases.data import ARRAYS, THRESHOLDS, Proposals, is_written, proposals_path, recall, short_name
 from phrases.entities import SPLITS, Entities, photo_paths, read_entities
 
 SETTINGS = {"alpha": 0.65, "beta": 0.65, "minScore": 0.01}     # as the code of pl-clc sets them
@@ -202,12 +194,7 @@ def write_proposals(opt, root: str, split: str, name: str, method: str) -> None:
     entities, path = read_entities(root, split), proposals_path(root, split, name)
     recipe = {"method": method, "count": opt.count, "ids_sha256": sha256("\n".join(entities.ids))}
     facts = {**recipe, "truth_sha256": sha256(entities.truth)}
-    refuse_other(f"{path}.npz", "method", method)
-    stored = read_json(f"{path}.json") if os.path.exists(f"{path}.json") else {}
-    check(stored.get("count", opt.count) == opt.count, f"{path}.npz is of --count {stored.get('count')} and not "
-                                                       f"{opt.count}; give another --name, or delete the old files")
-    if facts.items() <= stored.items() and os.path.isfile(f"{path}.npz"):
-        print(f"{path}.npz: done already")
+    if is_written(f"{path}.npz", facts):
         return
     part = Part(path, recipe)
     if opt.given:
@@ -217,11 +204,11 @@ def write_proposals(opt, root: str, split: str, name: str, method: str) -> None:
         compute(part, entities.ids, finder, list, ComputeConfig(None, BATCH, opt.workers), split)
         rows = [part[photo] for photo in entities.ids]
     proposals = join_photos(rows, entities, add=split == "train")
-    save_arrays(f"{path}.npz", {key: getattr(proposals, key) for key in ARRAYS})
     facts |= {"boxes_sha256": sha256(proposals.boxes), "boxes": len(proposals.boxes), "photos": len(rows),
               "added": int(proposals.added.sum()), "phrases": len(entities.phrases),
               "recall": {f"{t:g}": round(recall(proposals, entities, t), 2) for t in THRESHOLDS}}
     save_json(facts, f"{path}.json")
+    save_arrays(f"{path}.npz", {key: getattr(proposals, key) for key in ARRAYS})
     part.remove()
     print(f"{path}.npz: {facts['boxes']:,} boxes of {facts['photos']:,} photos"
           + f", {facts['added']:,} of them added from the phrases" * (split == "train"))
@@ -238,7 +225,7 @@ def write_all_proposals(opt) -> None:
     method = (f"given in {os.path.basename(opt.given)} {file_digest(opt.given)}" if opt.given
               else describe_method(opt.model))
     for split in opt.splits:
-        write_proposals(opt, root, "val" if split == "dev" else split, name, method)
+        write_proposals(opt, root, split, name, method)
 
 
 def main(argv=None) -> None:
@@ -246,7 +233,7 @@ def main(argv=None) -> None:
     add = p.add_argument
     add("--data_path", type=filename, default="data", help="folder that holds the data sets")
     add("--data_name", type=data_set, required=True, help="a data set like Flickr30k Entities, with images/")
-    add("--splits", nargs="+", choices=(*SPLITS, "dev"), default=list(SPLITS), help="splits to write")
+    add("--splits", nargs="+", choices=SPLITS, default=list(SPLITS), help="splits to write")
     add("--count", type=positive, default=200, metavar="N", help="boxes per photo; fewer where there are no more")
     add("--name", type=short_name, metavar="NAME", help="name of the proposals (default: edgeboxesN)")
     add("--model", type=filename, metavar="FILE",

@@ -20,16 +20,16 @@ from cli import Arguments, check, data_set, filename, positive, torch_device, up
 from features import filters
 from features.networks import load_region_network
 from features.store import ComputeConfig, Part, compute
-from files import file_digest, mapped, read_array, read_json, remove, save_array, save_json
+from files import file_digest, mapped, read_array, save_array, save_json
 from images import whole_transform
 from model import CNNS
 from phrases.data import (
     Proposals,
     box_geometry,
     check_features,
+    is_written,
     proposals_path,
     read_proposals,
-    refuse_other,
     short_name,
 )
 from phrases.entities import SPLITS, Entities, photo_paths, read_entities
@@ -95,11 +95,8 @@ def write_split_regions(opt, root: str, split: str, encoder) -> None:
     else:
         line, shape = encoder.line, (len(proposals.boxes), encoder.dim)
     facts = {"extractor": line, "boxes_sha256": proposals.facts["boxes_sha256"], "shape": list(shape)}
-    refuse_other(f"{path}.npy", "extractor", line)
-    if os.path.isfile(f"{path}.npy") and read_json(f"{path}.json") == facts:
-        print(f"{path}.npy: done already")
+    if is_written(f"{path}.npy", facts):
         return
-    remove(f"{path}.npy")                                   # which may be of other boxes
     save_json(facts, f"{path}.json")
     if opt.given:
         save_array(f"{path}.npy", given)
@@ -129,7 +126,7 @@ def write_all_regions(opt) -> None:
         encoder = NetworkRegions(network, line, side, opt.device)
     root = os.path.join(opt.data_path, opt.data_name)
     for split in opt.splits:
-        write_split_regions(opt, root, "val" if split == "dev" else split, encoder)
+        write_split_regions(opt, root, split, encoder)
 
 
 def main(argv=None) -> None:
@@ -139,7 +136,7 @@ def main(argv=None) -> None:
     add("--data_name", type=data_set, required=True, help="a data set with proposals, a folder below --data_path")
     add("--proposals", type=short_name, default="edgeboxes200", metavar="NAME", help="name of the proposals")
     add("--name", type=short_name, default="ims", help="name of the features, for files {split}_PROPOSALS_NAME.npy")
-    add("--splits", nargs="+", choices=(*SPLITS, "dev"), default=list(SPLITS), help="splits to write")
+    add("--splits", nargs="+", choices=SPLITS, default=list(SPLITS), help="splits to write")
     add("--kind", choices=KINDS, default="cnn", help="RoI pooling of a CNN, or of the demo's features without weights")
     add("--layer", choices=["fc6", "fc7", "cells"], help="what is pooled: the last map (cells), or 7 x 7 bins of it "
         "for fc6 or fc7 (VGG; default fc6, of others cells)")

@@ -105,13 +105,11 @@ def report(capsys, *words) -> tuple[dict, str]:
 
 
 def test_a_split_is_phrases_and_the_regions_of_their_photos(root):
-    split = read(root, "dev")
-    assert split.name == "val" and split.captions == split.entities.phrases and len(split.images) == len(split.boxes)
+    split = read(root, "val")
+    assert split.captions == split.entities.phrases and len(split.images) == len(split.boxes)
     for m in range(0, len(split.captions), 7):
         n = split.phrase_photo[m]
-        rows = range(split.start[n], split.start[n + 1])
-        overlaps = [iou_of(split.boxes[row], split.truth[m]) for row in rows]
-        assert split.caption_image[m] in rows
+        overlaps = [iou_of(box, split.truth[m]) for box in split.boxes[split.start[n]:split.start[n + 1]]]
         assert overlaps[split.caption_image[m] - split.start[n]] == max(overlaps)
         np.testing.assert_allclose(split.overlap(n)[:, list(split.columns(n)).index(m)], overlaps)
     for n in range(len(split.ids)):
@@ -132,43 +130,31 @@ def test_geometry_is_five_shares_of_the_photo(root):
 
 # ---- what is learned from
 
-def labels_by_loop(split, photos, rows, columns, labels: Labels) -> np.ndarray:
-    found = np.zeros((len(rows), len(columns)), int)
-    owner = np.searchsorted(split.start, rows, side="right") - 1
-    for i, row in enumerate(rows):
-        for j, m in enumerate(columns):
-            if owner[i] == split.phrase_photo[m]:
-                overlap = iou_of(split.boxes[row], split.truth[m])
-                found[i, j] = int(overlap >= labels.positive) - int(overlap < 0.3)
-    return found
-
-
-@pytest.mark.parametrize("labels", [Labels(), Labels(0.6), Labels(1.0), Labels(0.6, True)])
-def test_labels_are_those_of_a_loop(root, labels):
+@pytest.mark.parametrize("rule", [Labels(), Labels(1.0), Labels(0.6, True)])
+def test_labels_are_those_of_a_loop(root, rule):
     split = read(root, "train")
-    tokens = split.encode(Vocabulary.build(split.words))
-    phrases = learnable(split, labels.positive)
-    photos = np.unique(split.phrase_photo[phrases])[:6]
-    seen = set()
-    for batch in data.batches(split, tokens, photos, 2, labels, (0, 3)):
+    tokens, phrases = split.encode(Vocabulary.build(split.words)), learnable(split, rule.positive)
+    photos, seen = np.unique(split.phrase_photo[phrases])[:6], set()
+    for batch in data.batches(split, tokens, photos, 2, rule, (0, 3)):
         rows, columns = batch.rows, batch.columns
-        np.testing.assert_array_equal(batch.labels, labels_by_loop(split, photos, rows, columns, labels))
+        for i, row in enumerate(rows):
+            for j, m in enumerate(columns):
+                n = split.phrase_photo[m]
+                overlap = iou_of(split.boxes[row], split.truth[m])
+                own = split.start[n] <= row < split.start[n + 1]
+                assert batch.labels[i, j] == own * (int(overlap >= rule.positive) - int(overlap < 0.3))
         assert len(set(rows)) == len(rows) and (batch.labels == 1).any(0).all()     # every phrase has one that fits
         assert torch.equal(batch.images, split.images.gather(rows))
         assert torch.equal(batch.tokens, tokens.batch(columns)[0])
         for n in np.unique(split.phrase_photo[columns]):
-            mine = int((split.phrase_photo[columns] == n).sum())
+            fits = split.overlap(n) >= rule.positive                                # (P, m)
             drawn = int(((split.start[n] <= rows) & (rows < split.start[n + 1])).sum())
-            mine = sum(int((split.overlap(n)[:, k] >= labels.positive).sum()) for k in range(split.overlap(n).shape[1])
-                       ) if labels.every else mine
-            assert drawn <= 3 * mine
-            fits = split.start[n] + np.flatnonzero((split.overlap(n) >= labels.positive).any(1))
-            assert not labels.every or set(fits) <= set(rows)
+            assert drawn <= 3 * (fits.sum() if rule.every else fits.any(0).sum())
+            assert not rule.every or set(split.start[n] + np.flatnonzero(fits.any(1))) <= set(rows)
         seen |= set(columns.tolist())
-    assert seen == {m for m in phrases if split.phrase_photo[m] in photos}
-    best = {m: max(iou_of(box, split.truth[m]) for box in split.boxes[split.start[n]:split.start[n + 1]])
-            for m, n in enumerate(split.phrase_photo) if n in photos}
-    assert seen == {m for m, overlap in best.items() if overlap >= labels.positive}
+    assert seen == {m for m, n in enumerate(split.phrase_photo) if n in photos
+                    and max(iou_of(box, split.truth[m]) for box in split.boxes[split.start[n]:split.start[n + 1]])
+                    >= rule.positive}
 
 
 def test_what_is_drawn_depends_on_the_seed_and_the_photo_alone(root):
@@ -192,7 +178,7 @@ KINDS = [("--max_violation",), ("--sim", "csd", "--loss", "match", "--var_min", 
 def test_a_run_learns_which_region_is_meant(root, run, words, capsys):
     folder = run(*words)
     lines = log_of(folder, lambda line: line["kind"] == "validation")
-    chance = rsum_by_chance(read(root, "dev"))
+    chance = rsum_by_chance(read(root, "val"))
     assert lines[-1]["rsum"] > 1.3 * chance and lines[-1]["r1"] > 40
     results, said = report(capsys, "--checkpoint", folder)
     assert report(capsys, "--checkpoint", folder)[0] == results                     # its own file may be replaced
@@ -279,17 +265,13 @@ def test_what_evaluate_refuses(run, capsys, words, message):
     refused(capsys, evaluate.main, ["--checkpoint", run(*KINDS[0]), "--device", "cpu", *words], message)
 
 
-@pytest.mark.parametrize("change, message", [
-    (lambda path: os.remove(f"{path}/train_edgeboxes200_ims.npy"), "train_edgeboxes200_ims.npy"),
-    (lambda path: np.save(f"{path}/train_edgeboxes200_ims.npy", np.zeros((3, 4), np.float16)), "shape .3, 4., and")])
-def test_what_train_refuses(own, capsys, change, message):
+@pytest.mark.parametrize("change, words, message", [
+    (lambda path: os.remove(f"{path}/train_edgeboxes200_ims.npy"), [], "no file .*train_edgeboxes200_ims.npy"),
+    (lambda path: np.save(f"{path}/train_edgeboxes200_ims.npy", np.zeros((3, 4), np.float16)), [], "shape .3, 4., and"),
+    (lambda path: None, ["--text_features", "none"], "no file .*train_none.npy, .*phrases.captions` makes it")])
+def test_what_train_refuses(own, capsys, change, words, message):
     change(os.path.join(own, "demo_entities"))
-    refused(capsys, train.main, [*SMALL, "--data_path", own, "--dry_run"], message)
-
-
-def test_missing_features_of_phrases_name_the_command_that_writes_them(root, capsys):
-    refused(capsys, train.main, [*SMALL, "--data_path", root, "--text_features", "none", "--dry_run"],
-            "no file .*train_none.npy, .* `python -m phrases.captions` makes it")
+    refused(capsys, train.main, [*SMALL, "--data_path", own, "--dry_run", *words], message)
 
 
 def test_the_check_of_a_folder(own, capsys):
@@ -311,8 +293,6 @@ def test_the_check_of_a_folder(own, capsys):
 
 @pytest.mark.parametrize("words, message", [
     ("--loss nll", "needs pairs that match one to one"), ("--sim scan", "--sim scan is for images and captions"),
-    ("--img_enc vsrn", "--img_enc vsrn is for"), ("--select hbr", "--select hbr is for"),
-    ("--supervised_fraction 0.5", "--supervised_fraction 0.5 is for"),
     ("--positive_iou 0.2", "--positive_iou 0.2 lies below 0.3")])
 def test_options_that_phrases_have_no_use_for(words, message):
     with pytest.raises(InputError, match=message):

@@ -107,22 +107,13 @@ def test_edge_boxes_find_the_rectangles(root, capsys):
 
 
 def test_recall_is_the_loop(given):
-    shares = []
-    for split in SIZES:
-        entities, found = load(given, split)
-        for threshold in (0.2, 0.3, 0.35, 0.4):
-            hits = []
-            for phrase, photo in enumerate(entities.phrase_photo):
-                best = 0
-                for row in range(found.start[photo], found.start[photo + 1]):
-                    if not found.added[row]:
-                        best = max(best, iou(entities.truth[phrase:phrase + 1], found.boxes[row:row + 1])[0, 0])
-                hits.append(best >= threshold)
-            assert recall(found, entities, threshold) == pytest.approx(100 * np.mean(hits))
-            shares.append(np.mean(hits))
-    assert sum(0 < share < 1 for share in shares) >= 4
     entities, found = load(given, "train")
-    assert found.added.any() and recall(found, entities, 0.9) == 0
+    for threshold in (0.2, 0.3, 0.35, 0.4):
+        best = [max(iou(entities.truth[phrase:phrase + 1], found.boxes[row:row + 1])[0, 0]
+                    for row in range(found.start[photo], found.start[photo + 1]) if not found.added[row])
+                for phrase, photo in enumerate(entities.phrase_photo)]
+        assert recall(found, entities, threshold) == pytest.approx(100 * np.mean(np.array(best) >= threshold))
+    assert found.added.any() and recall(found, entities, 0.9) == 0 < recall(found, entities, 0.3) < 100
 
 
 @opencv
@@ -187,13 +178,12 @@ def test_boxes_of_ones_own(root):
     assert found.added.tolist() == sum(([False] * k + [True] * 4 for k in (2, 4, 4)), [])
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"p1": [[0, 0, 120, 20]]}, "the box \\[0.0, 0.0, 120.0, 20.0\\] of p1 is inverted or leaves its photo, 120 x 130"),
-    ({"p1": [["a", 0, 5, 5]]}, "boxes of p1 are not a list"), ({"p1": [[0, 0, 5, 5], [1, 1, 2, 2, 3]]}, "p1 are not")])
-def test_wrong_boxes_of_ones_own(root, capsys, change, message):
-    words = ["--from", boxes_file(root, change), "--name", "mine"]
+@pytest.mark.parametrize("boxes, message", [
+    ([[0, 0, 120, 20]], "the box \\[0.0, 0.0, 120.0, 20.0\\] of p1 is inverted or leaves its photo, 120 x 130"),
+    ([["a", 0, 5, 5]], "boxes of p1 are not a list"), ([[0, 0, 5, 5], [1, 1, 2, 2, 3]], "p1 are not")])
+def test_wrong_boxes_of_ones_own(root, capsys, boxes, message):
+    words = ["--from", boxes_file(root, {"p1": boxes}), "--name", "mine"]
     refused(capsys, lambda words: propose(root, *words), words, message)
-    assert not os.path.exists(os.path.join(root, "train_mine.npz"))
 
 
 def test_proposals_of_other_photos_and_broken_files_are_refused(given):
@@ -311,7 +301,7 @@ def test_features_of_ones_own(given, capsys, tmp_path):
     assert np.array_equal(np.load(path), features) and np.array_equal(np.load(stored), features)
     for array, message in (
             (features[1:], "holds float32 of shape \\(4, 12\\), and 5 boxes"),
-            (features * 2, "is of 'given in fc6.npy .*' and these are of 'given in new.npy")):
+            (features * 2, "is there, and .*json does not say that its extractor is given in new.npy")):
         np.save(tmp_path / "new.npy", array)
         refused(capsys, lambda words: describe(given, *words),
                 [*words, "--splits", "val", "--given", tmp_path / "new.npy"], message)
