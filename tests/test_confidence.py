@@ -13,7 +13,8 @@ from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 
 import evaluate
 import metrics
-from checkpoint import MADE_OF_RUN
+from checkpoint import MADE_OF_RUN, Trained
+from cli import InputError
 from confidence import __main__ as confidence
 from confidence import calibration, conformal, measures, plots, reliability
 from confidence.inputs import split_items
@@ -21,9 +22,7 @@ from confidence.posterior import answers, rows_of, temperature
 from evaluation import pictures
 from evaluation.embeddings import Embeddings
 from images import Photos
-from photos import __main__ as search
-from photos.probability import Probabilities
-from photos.searcher import Searcher
+from photos.probability import read_probabilities
 from tests.helpers import refused
 
 SIDES = ("t2i", "i2t")
@@ -37,43 +36,29 @@ def drawn(seed=0, n=40, each=3, noise=0.9, scale=0.1):
     return Embeddings("drawn", owner, n, matrix=scores.astype(np.float32))
 
 
-def slow_answers(subject, side, t, images=None):
+def slow_answers(e, side, t):
     """Result of `answers`, query by query, from the definitions."""
-    kept = list(range(subject.n_images)) if images is None else list(images)
-    captions = [c for c in range(len(subject.caption_image)) if subject.caption_image[c] in kept]
-    queries = captions if side == "t2i" else [i for i in kept if i in subject.caption_image]
-    found = []
-    for q in queries:
-        items = kept if side == "t2i" else captions
-        image = subject.caption_image[q] if side == "t2i" else q
-        of = {j: j if side == "t2i" else subject.caption_image[j] for j in items}       # the image of each item
-        s = {j: float(subject.scores[(j, q) if side == "t2i" else (q, j)]) for j in items}
-        top = max(items, key=lambda j: s[j])
-        total = sum(np.exp(t * s[j]) for j in items)
-        p = {j: np.exp(t * s[j]) / total for j in items}
-        wrong = [s[j] for j in items if of[j] != image]
-        found.append({"right": of[top] == image and s[top] > max(wrong), "max": s[top],
-                      "posterior": p[top],
-                      "grouped": sum(p[j] for j in items if of[j] == of[top]), "first": top})
-    return found
+    found, owner = [], e.caption_image.tolist()
+    for q in range(len(owner)) if side == "t2i" else sorted(set(owner)):
+        row = e.scores[:, q] if side == "t2i" else e.scores[q]
+        of = range(e.n_images) if side == "t2i" else owner                      # the image of each item
+        image, top = owner[q] if side == "t2i" else q, int(np.argmax(row))
+        p = np.exp(t * row.astype(float)) / np.exp(t * row.astype(float)).sum()
+        wrong = [x for x, i in zip(row, of) if i != image]
+        found.append((top, of[top] == image and row[top] > max(wrong), row[top], p[top],
+                      sum(x for x, i in zip(p, of) if i == of[top])))
+    return [np.array(x) for x in zip(*found)]
 
 
-@pytest.mark.parametrize("images", [None, [3, 5, 6, 20, 21, 33]])
 @pytest.mark.parametrize("side", SIDES)
-def test_answers_are_those_of_a_loop_over_queries(monkeypatch, side, images):
+def test_answers_are_those_of_a_loop_over_queries(monkeypatch, side):
     monkeypatch.setattr("confidence.posterior.CACHED", 250)                 # several blocks, the last one smaller
-    subject, kept = drawn(), np.array(images or range(40))
+    subject = drawn()
     subject.caption_image[:9] = 5                                           # images of unequal numbers of captions
-    rows = rows_of(subject.subset(kept), side)
-    found, slow = answers(rows, 12.0), slow_answers(subject, side, 12.0, images)
-    assert len(slow) == len(rows.queries)
-    for name in ("right", "max", "posterior"):
-        assert np.allclose(getattr(found, name), [of[name] for of in slow], atol=2e-6), name
-    items = kept if side == "t2i" else np.flatnonzero(np.isin(subject.caption_image, kept))
-    assert items[found.first].tolist() == [of["first"] for of in slow] and len(items) == rows.gallery
-    assert (found.grouped is None) == (side == "t2i")
-    if side == "i2t":
-        assert np.allclose(found.grouped, [of["grouped"] for of in slow], atol=2e-6)
+    found, slow = answers(rows_of(subject, side), 12.0), slow_answers(subject, side, 12.0)
+    for values, expected in zip(found, slow[:4]):
+        assert np.allclose(values, expected, atol=2e-6)
+    assert found.grouped is None if side == "t2i" else np.allclose(found.grouped, slow[4], atol=2e-6)
 
 
 def leaves(values, name=""):
@@ -98,7 +83,7 @@ def test_figures_do_not_hang_on_the_last_bits_of_scores():
                  "confidence": {side: measures.judge_confidences(x) for side, x in outcomes.items()}}
         return {name: np.array(value, float) for name, value in leaves(shown) if not isinstance(value, str)}
     exact = figures(subject.scores)
-    for seed in range(1, 9):
+    for seed in (1, 2, 3):
         bits = np.random.default_rng(seed).integers(-2, 3, subject.scores.shape) * np.spacing(subject.scores)
         for name, value in figures(subject.scores + bits).items():
             assert value == pytest.approx(exact[name], rel=2e-4, abs=2e-4, nan_ok=True), name
@@ -145,26 +130,6 @@ def exported(run, split, path, *words):
     """Embeddings of a split in a file."""
     evaluate.run(evaluate.parse_args(["--checkpoint", str(run), "--split", split, "--export", str(path), "--output",
                                       f"{path}.json", "--overwrite", *words]))
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_gaussian_run(runs, capsys):
-    results = judged(runs / "wasserstein", "--sets", 0.2)
-    printed = capsys.readouterr().out
-    assert all(line in printed for line in measures.LEGEND)
-    for side in SIDES:
-        found = results["confidence"][side]
-        grouped = {"posterior_grouped"} if side == "i2t" else set()
-        assert set(found) == {"posterior", "max", "log_det_query"} | grouped
-        assert 0 < found["posterior"]["ece_floor"] < 1 and 0 <= found["posterior"]["auroc"] <= 1
-        assert f"{side}: {100 - found['posterior']['aurc_flat']:.1f}% of the first answers are right, " in printed
-        held = results["sets"][side]["lac"]
-        assert held["low"] - 0.1 <= held["coverage"] <= held["high"] + 0.1 and held["low"] < 0.8 < held["high"]
-    assert json.loads((runs / "wasserstein" / "confidence.json").read_text())["confidence"] == results["confidence"]
-    kept = calibration.read_calibration(str(runs / "wasserstein" / "calibration.json"))
-    assert kept.temperature > 0 and kept.gallery == 50
-    again = judged(runs / "wasserstein")                                            # over the same file
-    assert again["confidence"] == results["confidence"]
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -273,14 +238,6 @@ def test_what_cannot_be_calibrated_ends_in_a_sentence(runs, tmp_path, monkeypatc
         refused(capsys, confidence.main, words, said)
 
 
-def test_answers_that_are_all_right_have_no_auroc():
-    right = np.ones(40, bool)
-    values = {"posterior": np.linspace(0.5, 0.99, 40), "max": np.arange(40.0)}
-    worth = measures.judge_confidences(measures.Outcomes(values, right, *[None] * 3))
-    assert all(np.isnan(of["auroc"]) and of["aurc"] == 0 for of in worth.values())
-    assert "-" in str(measures.tabulate_confidences({"t2i": worth}))
-
-
 def test_other_files_are_no_calibration(tmp_path):
     for text in ("[]", '{"calibration": 2}', '{"calibration": 1, "t2i": {}, "i2t": {}}', "{"):
         (tmp_path / "c.json").write_text(text)
@@ -290,12 +247,9 @@ def test_other_files_are_no_calibration(tmp_path):
 
 # ---- pictures
 
-def test_probabilities_never_promise_certainty():
+def test_examples_are_of_all_kinds_and_each_once():
     said = [calibration.percent(p) for p in (0, 0.004, 0.006, 0.724, 0.994, 0.996, 1)]
     assert said == ["under 1%", "under 1%", "1%", "72%", "99%", "over 99%", "over 99%"]
-
-
-def test_examples_are_of_all_kinds_and_each_once():
     p = np.linspace(0.99, 0.01, 40)
     right = np.arange(40) % 2 == 0
     assert list(plots.choose_examples(p, right).values()) == [
@@ -323,12 +277,13 @@ def figures(monkeypatch):
 
 def test_a_part_of_the_images_knows_its_own_names():
     """Examples of --calibrate_on are drawn of it."""
-    owner, names = np.array([3, 0, 2, 1, 1]), [f"{k}.jpg" for k in range(4)]
-    whole = Embeddings("x", owner, 4, matrix=np.zeros((4, 5)), photos=Photos(names),
+    owner, names, scores = np.array([3, 0, 2, 1, 1]), [f"{k}.jpg" for k in range(4)], np.arange(20).reshape(4, 5)
+    whole = Embeddings("x", owner, 4, matrix=scores, photos=Photos(names),
                        ids={"image_name": names, "caption": list("abcde"), "caption_id": list(range(5))})
     part = whole.subset(np.array([1, 3]))
     assert part.ids == {"image_name": ["1.jpg", "3.jpg"], "caption": ["a", "d", "e"], "caption_id": [0, 3, 4]}
     assert part.photos.paths == ["1.jpg", "3.jpg"] and part.caption_image.tolist() == [1, 0, 0]
+    assert part.scores.tolist() == [[5, 8, 9], [15, 18, 19]]
 
 
 def test_examples_say_what_was_asked_answered_and_how_surely(figures, tmp_path):
@@ -351,44 +306,36 @@ def test_examples_say_what_was_asked_answered_and_how_surely(figures, tmp_path):
         (0, ["20% sure, wrong", 'answer: "d"', 'its own: "a"'])]
 
 
-def test_pictures_of_a_run(runs, tmp_path, figures):
+def test_a_gaussian_run(runs, tmp_path, figures, capsys):
     run = shutil.copytree(runs / "wasserstein", tmp_path / "run")
-    results = judged(run, "--photos", runs / "data" / "demo" / "images")["confidence"]
+    results = judged(run, "--sets", 0.2, "--photos", runs / "data" / "demo" / "images")
+    shown = capsys.readouterr().out
+    assert all(line in shown for line in measures.LEGEND)
     assert all((run / f"{name}.png").stat().st_size > 10_000 for name in plots.PICTURES)
     assert all(MADE_OF_RUN.fullmatch(f"{name}.png") for name in plots.PICTURES)      # they go with a run replaced
     for (left, right), side in zip(figures["confidence.png"], SIDES):
-        best = results[side]["posterior_grouped" if side == "i2t" else "posterior"]
+        found, held = results["confidence"][side], results["sets"][side]["lac"]
+        assert set(found) == {"posterior", "max", "log_det_query", *["posterior_grouped"] * (side == "i2t")}
+        best = found["posterior_grouped" if side == "i2t" else "posterior"]
+        assert f"{side}: {100 - best['aurc_flat']:.1f}% of the first answers are right, " in shown
+        assert held["low"] - 0.1 <= held["coverage"] <= held["high"] + 0.1 and held["low"] < 0.8 < held["high"]
         points = left.containers[0].lines[0].get_xydata()   # bins of equal mass
-        assert abs(points[:, 0].mean() - 100 * best["mean"]) < 2
-        assert abs(points[:, 1].mean() - (100 - best["aurc_flat"])) < 2
+        assert points.mean(0) == pytest.approx([100 * best["mean"], 100 - best["aurc_flat"]], abs=2)
         assert abs(abs(points[:, 0] - points[:, 1]).mean() - 100 * best["ece"]) < 1
-        labels = [line.get_label() for line in right.lines]
-        assert len(labels) == len(results[side]) + 2             # no knowledge and the perfect order
+        assert len(right.lines) == len(found) + 2           # no knowledge and the perfect order
         strong, = (line for line in right.lines if line.get_linewidth() == 3)
         assert strong.get_label().startswith(f"{best['aurc']:.1f}  posterior")
-    cells = [cell for row in figures["rows"] for cell in row.cells]
-    sure = [line for cell in cells for line in cell.label.splitlines() if " sure, " in line]
+    sure = [line for row in figures.pop("rows") for cell in row.cells for line in cell.label.splitlines()
+            if " sure, " in line]
     assert len(sure) >= 20 and all(line.endswith(("right", "wrong")) for line in sure)
-    del figures["rows"]
-    judged(run)                                             # over its own files, and without photos
-    assert "rows" not in figures
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_search_takes_the_temperature_that_was_written(runs, tmp_path):
-    folder = shutil.copytree(runs / "wasserstein", tmp_path / "run")
-    judged(folder)
-    search.main(["index", "--checkpoint", str(folder), "--data_path", str(runs / "data"), "--images", "demo_precomp",
-                 "--split", "dev", "--output", str(tmp_path / "dev")])
-    t = json.loads((folder / "calibration.json").read_text())["t2i"]["temperature"]
-    assert Searcher(str(tmp_path / "dev")).probabilities[:2] == (t, "demo_precomp")
-
-
-def test_notes_on_other_photos():
-    probabilities = Probabilities(2.0, "demo_precomp")
-    assert probabilities.notes("demo_precomp") == []
-    assert probabilities.notes("mine") == ["the numbers were learned on photos of demo_precomp; where yours show other "
-                                           "things, take them as a hint"]
+    stored = json.loads((run / "calibration.json").read_text())
+    t = stored["t2i"]["temperature"]
+    assert stored["i2t"]["gallery"] == 5 * stored["t2i"]["gallery"] == 250
+    assert read_probabilities(str(run), Trained(str(run)))[:2] == (t, "demo_precomp")        # as a search takes it
+    with pytest.raises(InputError, match="run and not of the weights of .*cosine; write it again"):
+        calibration.read_calibration(str(run / "calibration.json")).refuse_other("runs/cosine", "other")
+    assert judged(run)["confidence"] == results["confidence"] and "rows" not in figures      # over its own files
+    assert json.loads((run / "confidence.json").read_text())["confidence"] == results["confidence"]
 
 
 # ---- metrics of confidences, against scikit-learn and loops
@@ -415,7 +362,9 @@ def test_auroc_brier_and_nll_are_those_of_scikit_learn(ties):
         assert found["brier"] == pytest.approx(brier_score_loss(right, inside), abs=1e-12)
         assert found["nll"] == pytest.approx(log_loss(right, inside), abs=1e-9)
         assert np.isfinite(reliability.judge_probability(np.float32(right), ~right)["nll"])
-    assert np.isnan(reliability.auroc(np.array([0.1, 0.2]), np.array([True, True])))
+    all_right = {"posterior": reliability.judge_order(confidence, confidence > -1)}
+    assert np.isnan(all_right["posterior"]["auroc"]) and all_right["posterior"]["aurc"] == 0
+    assert "-" in str(measures.tabulate_confidences({"t2i": all_right}))
 
 
 def test_calibration_error_and_its_floor():
