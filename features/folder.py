@@ -30,6 +30,15 @@ SHARES = {"train": 0.8, "dev": 0.9, "test": 1.0}            # split: below which
 
 # ---- photos
 
+def matches(name: str, pattern: str) -> bool:
+    """True if a photo's path, its name, or a folder above it fits a pattern with * and ?.
+    Accents count as NFC or NFD."""
+    name, pattern = compose_name(name), compose_name(pattern).rstrip("/")
+    parts = name.split("/")
+    paths = ["/".join(parts[:k + 1]) for k in range(len(parts))]
+    return any(path == pattern or fnmatch.fnmatchcase(path, pattern) for path in [*paths, *parts])
+
+
 def find_photos(folder: str, skip_broken: bool = False, exclude=()) -> tuple[list[str], list[str]]:
     """Find photos below a folder by their endings; note what is left out.
 
@@ -53,8 +62,7 @@ def find_photos(folder: str, skip_broken: bool = False, exclude=()) -> tuple[lis
             name, ending = inside + entry.name, os.path.splitext(entry.name)[1].lower()
             if entry.name.startswith(".") or entry.name.lower() in NO_PHOTOS or name == CAPTIONS:
                 continue
-            if any(fnmatch.fnmatch(compose_name(text), compose_name(pattern)) for pattern in exclude
-                   for text in (entry.name, name)):
+            if any(matches(name, pattern) for pattern in exclude):
                 omitted["files and folders that --exclude names"].append(name)
             elif entry.name[0] == "\ufeff" or re.search("[\ud800-\udfff\r\n]", entry.name):
                 omitted["names that are no UTF-8 or have a line break"].append(name)

@@ -21,22 +21,12 @@ import shlex
 import sys
 
 import cli
-from cli import (
-    Arguments,
-    InputError,
-    call_python,
-    check,
-    data_set,
-    filename,
-    split_name,
-    torch_device,
-    up_to,
-)
+from cli import Arguments, call_python, check, data_set, filename, split_name, up_to
 from confidence.calibration import percent
 from files import need, read_json, read_lines, read_text
 from images import read_photo
 from photos.encoder import Encoder
-from photos.index import Index, index_file
+from photos.index import Index
 from photos.searcher import Searcher, SearchResult, contact_sheet
 
 TOP = 1000                            # answers to a query at most
@@ -55,16 +45,16 @@ def say(*lines: str) -> None:
         print(printable(line), flush=True)
 
 
-def token_of(opt) -> str:
-    """The token in the file of --token_file, "" without one."""
-    return "" if opt.token_file is None else read_text(opt.token_file).strip()
+def read_token(path: str) -> str:
+    """The type of --token_file: what is in it."""
+    return read_text(filename(path)).strip()
 
 
 # ---- the commands
 
 def search_folder(opt) -> None:
     """Index what is new in a folder, and open the page."""
-    from photos.build import Machine, index_folder  # a question needs none of it
+    from photos.build import index_folder  # a question needs none of it
 
     folder, run = opt.folder, opt.train or opt.checkpoint
     calibration = os.path.join(opt.train or "", "calibration.json")
@@ -73,8 +63,7 @@ def search_folder(opt) -> None:
     name = re.sub(r"\W+", "_", os.path.basename(os.path.realpath(folder))).strip("_") or "photos"
     name += f"_{os.path.basename(os.path.realpath(run))}" if run else ""
     opt.index = opt.output or os.path.join("indexes", name)
-    machine = Machine(torch_device(opt.device), opt.workers)
-    say(*index_folder(opt.index, folder, Encoder(run, device=machine.device), run, machine, opt.exclude))
+    say(*index_folder(opt.index, folder, Encoder(run, device=opt.device), opt.workers, opt.exclude))
     if opt.index_only:
         say(f"search them with: python -m photos query {shlex.quote(opt.index)} \"a dog on a beach\"")
     else:
@@ -105,36 +94,34 @@ def train_on(folder: str, data_path: str, run: str) -> None:
 
 def index_data(opt) -> None:
     """Index features of a data set by a run."""
-    from photos.build import Machine, index_features
+    from photos.build import index_features
 
-    name = re.sub(r"\W", "_", f"photos_{os.path.basename(index_file(opt.output))[:-4]}")
-    index = index_features(opt.output, opt.checkpoint, (opt.data_path, opt.images, opt.split), opt.photos,
-                           Machine(torch_device(opt.device), opt.workers), opt.uri and (opt.uri, name), token_of(opt),
-                           opt.overwrite)
+    encoder = Encoder(opt.checkpoint, device=opt.device, data_path=opt.data_path)
+    index = index_features(opt.output, encoder, opt.images, opt.split, opt.photos, opt.uri, opt.token, opt.overwrite)
     say(*describe(index, verbose=False))
 
 
 def add(opt) -> None:
     """Bring an index up to what its folder holds now."""
-    from photos.build import Machine, index_folder
+    from photos.build import index_folder
 
-    manifest = Index.open(opt.index, token_of(opt)).manifest
+    manifest = Index.open(opt.index).manifest
     check(not manifest["features"], f"{opt.index} was made of features of {manifest['data']}; make it again with "
                                     "python -m photos index --overwrite")
-    run, machine = opt.checkpoint or manifest["run"], Machine(torch_device(opt.device), opt.workers)
-    say(*index_folder(opt.index, manifest["folder"], Encoder(run, device=machine.device), run, machine, back=opt.names))
+    encoder = Encoder(opt.checkpoint or manifest["run"], device=opt.device)
+    say(*index_folder(opt.index, manifest["folder"], encoder, opt.workers, back=opt.names))
 
 
 def remove(opt) -> None:
     """Take photos out of an index."""
     from photos.build import remove as remove_photos
 
-    say(*remove_photos(opt.index, opt.names, token_of(opt)))
+    say(*remove_photos(opt.index, opt.names, opt.token))
 
 
 def info(opt) -> None:
     """Print what an index holds."""
-    index = Index.open(opt.index, token_of(opt))
+    index = Index.open(opt.index, opt.token)
     say(*(index.names if opt.names else describe(index, opt.verbose)))
 
 
@@ -161,11 +148,11 @@ def query(opt) -> None:
     if opt.sheet:
         from evaluation.pictures import picture_file  # before the work, whether it can be written
         picture_file(opt.sheet, [*opt.photo, *filter(None, [opt.captions])], opt.overwrite)
-    searcher = Searcher(opt.index, checkpoint=opt.checkpoint, device=opt.device, token=token_of(opt))
+    searcher = Searcher(opt.index, checkpoint=opt.checkpoint, device=opt.device, token=opt.token)
     results = searcher.find_texts(texts, opt.top, without=opt.without) if texts else []
     results += [searcher.find_photo(read_photo(path), opt.top, name=path, without=opt.without) for path in opt.photo]
     if opt.json:
-        json.dump([as_json(result, searcher) for result in results], sys.stdout, indent=1)
+        json.dump([searcher.as_json(result) for result in results], sys.stdout, indent=1)
         print()
     else:
         for result in results:
@@ -173,8 +160,7 @@ def query(opt) -> None:
         if not searcher.calibrated or opt.verbose:
             say(*(f"note: {note}" for note in searcher.notes))
     if opt.sheet:
-        contact_sheet(opt.sheet, results, lambda row: "" if searcher.is_gone(row) else searcher.path_of(row),
-                      f"{searcher.count:,} photos of {searcher.title}", [None] * len(texts) + opt.photo)
+        contact_sheet(opt.sheet, results, searcher, [""] * len(texts) + opt.photo)
         print(f"contact sheet in {opt.sheet}", file=sys.stderr if opt.json else sys.stdout)
 
 
@@ -189,18 +175,11 @@ def in_lines(result: SearchResult, verbose: bool) -> list[str]:
     return lines + [f"  note: {note}" for note in result.notes]
 
 
-def as_json(result: SearchResult, searcher: Searcher) -> dict:
-    """The answers to a query as plain values, with paths beside names."""
-    answers = [{**hit._asdict(), "path": searcher.path_of(hit.row)} for hit in result.answers]
-    always = [] if searcher.calibrated and result.sure is None else searcher.notes          # they are on probabilities
-    return {**result._asdict(), "answers": answers, "notes": [*result.notes, *always]}
-
-
 def serve_page(opt) -> None:
     """Open the page, until Ctrl-C."""
     from photos.page import serve  # Flask is needed here alone
 
-    searcher = Searcher(opt.index, checkpoint=opt.checkpoint, device=opt.device, token=token_of(opt))
+    searcher = Searcher(opt.index, checkpoint=opt.checkpoint, device=opt.device, token=opt.token)
     check(searcher.folder, f"{opt.index} knows no folder of its photos, so there is nothing to show; make it again "
                            "with --photos FOLDER")
     serve(searcher, opt.port, opt.host)
@@ -214,7 +193,8 @@ OPTIONS = {
                                                             "photos/model)"),
     "--device": dict(choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present"),
     "--workers": dict(type=cli.workers, default=min(4, os.cpu_count() or 1), help="processes that read photos"),
-    "--token_file": dict(type=filename, metavar="FILE", help="file with USER:PASSWORD or an API key of Milvus"),
+    "--token_file": dict(dest="token", type=read_token, metavar="FILE",
+                         help="file with USER:PASSWORD or an API key of Milvus"),
     "--data_path": dict(type=filename, default="data", help="folder that holds the data sets"),
     "--verbose": dict(action="store_true", help="also scores, probabilities, uncertainties and checksums"),
     "--overwrite": dict(action="store_true", help="replace an existing file"),
@@ -261,8 +241,7 @@ COMMANDS = {
     "serve": (serve_page, "Open a page to search with, on this machine alone.",
               "index --port --host --checkpoint --device --token_file"),
     "index": (index_data, "Index features of a data set by a run.",
-              "--checkpoint --images --split --data_path --photos --output --overwrite --device --workers --uri "
-              "--token_file")}
+              "--checkpoint --images --split --data_path --photos --output --overwrite --device --uri --token_file")}
 
 
 def parse(words: list[str]):
@@ -278,26 +257,18 @@ def parse(words: list[str]):
         changes |= {"nargs": "+"} if (name, option) == ("remove", "names") else {}
         p.add_argument(option, **{**OPTIONS[option], **changes})
     opt, more = p.parse_known_args(words[1:] if name else words)
-    positional = next((name for name in ("text", "names") if name in options.split()), None)
-    literal = more[:1] == ["--"]                            # what stands behind it is not an option
-    more = more[literal:]
-    if more and (not positional or not literal and any(word.startswith("-") for word in more)):
+    behind = getattr(opt, "text", getattr(opt, "names", None))          # argparse takes no text behind an option
+    if more and (not isinstance(behind, list) or any(word.startswith("-") for word in more)):
         p.error(f"unrecognized arguments: {' '.join(more)}")
-    if more:                          # argparse takes no text behind an option, so it comes here
-        getattr(opt, positional).extend(more)
-    opt.token_file = getattr(opt, "token_file", None)
+    if more:
+        behind.extend(more)
+    opt.token = getattr(opt, "token", None) or ""
     return name, work, opt
 
 
 def main(argv=None) -> None:
     name, work, opt = parse(sys.argv[1:] if argv is None else list(argv))
-
-    def run() -> None:
-        try:
-            work(opt)
-        except InputError as error:
-            raise InputError(printable(str(error))) from None
-    cli.run(f"photos {name}".strip(), run)
+    cli.run(f"photos {name}".strip(), work, opt)
 
 
 if __name__ == "__main__":

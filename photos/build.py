@@ -1,11 +1,10 @@
 """Make and change an index: find photos, embed new ones, write the file."""
 import contextlib
-import fnmatch
 import os
+import re
 import time
 from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,11 +12,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from cli import InputError, check
-from data import chunks, compose_name, read_split, stream
-from features.folder import find_photos, read_images
+from data import chunks, read_split, stream
+from features.folder import find_photos, matches, read_images
 from features.store import PhotoFile, read_items, stat_photo
-from images import Features, NoImages, read_photo
+from images import Features, read_photo
 from losses import Embedding
+from options import check_fits
 from photos.encoder import Encoder
 from photos.index import FORMAT, Index, index_file, read_index
 from photos.milvus import Collection
@@ -27,22 +27,6 @@ BATCH = 8                             # photos that a network reads at a time
 ROWS = 1024                           # features that are embedded at a time
 SAVE = 30                             # seconds after which an index that grows is saved
 LISTED = 10                           # names in a note
-
-
-class Machine(NamedTuple):
-    """Device and processes of the computation.
-    No result depends on it."""
-    device: object = "cpu"            # a torch.device or its name
-    workers: int = 0                  # processes that read photos
-
-
-def matches(name: str, pattern: str) -> bool:
-    """True if a photo's path, or a folder above it, fits a pattern.
-    Accents count as NFC or NFD."""
-    name, pattern = compose_name(name), compose_name(pattern).rstrip("/")
-    parts = name.split("/")
-    paths = ["/".join(parts[:k + 1]) for k in range(len(parts))]
-    return any(path == pattern or fnmatch.fnmatchcase(path, pattern) for path in [*paths, *parts])
 
 
 def list_names(names: list[str]) -> str:
@@ -61,20 +45,20 @@ def prepare(paths: list[str], transform, n: int) -> Tensor:
 
 
 @torch.no_grad()
-def embed_photos(encoder: Encoder, paths: list[str], workers: int) -> Iterator[tuple[list[str], Embedding | None]]:
-    """Embed photos in batches.
-    Returns the fault of each, or "", and the embedding of the photos without one."""
-    if not paths:
+def embed_photos(encoder: Encoder, paths: list[str], todo: list[int],
+                 workers: int) -> Iterator[tuple[dict[int, str], list[int], Embedding | None]]:
+    """Embed the photos `todo` of paths in batches: {photo: its fault}, the other photos and their embedding."""
+    if not todo:
         return
     network, transform = encoder.photo_network
-    read = partial(read_items, partial(prepare, paths, transform))
-    with tqdm(total=len(paths), desc="photos", disable=None, leave=False) as bar:
-        for values in stream(read, chunks(np.arange(len(paths)), BATCH), workers):
-            faults = [str(value) if isinstance(value, InputError) else "" for value in values]
-            ready = [value for value, fault in zip(values, faults) if not fault]
-            images = encoder.images(network(torch.stack(ready).to(encoder.device))) if ready else None
-            yield faults, images and images.to("cpu")
-            bar.update(len(faults))
+    read, batches = partial(read_items, partial(prepare, paths, transform)), chunks(np.array(todo), BATCH)
+    with tqdm(total=len(todo), desc="photos", disable=None, leave=False) as bar:
+        for batch, values in zip(batches, stream(read, batches, workers)):
+            faults = {n: str(value) for n, value in zip(batch.tolist(), values) if isinstance(value, InputError)}
+            ready = [value for value in values if not isinstance(value, InputError)]
+            images = encoder.images(network(torch.stack(ready).to(encoder.device))).to("cpu") if ready else None
+            yield faults, [n for n in batch.tolist() if n not in faults], images
+            bar.update(len(batch))
 
 
 def read_trained_features(encoder: Encoder, folder: str) -> tuple[Features | None, dict[str, int]]:
@@ -86,29 +70,30 @@ def read_trained_features(encoder: Encoder, folder: str) -> tuple[Features | Non
     return None, {}
 
 
-def index_folder(output: str, folder: str, encoder: Encoder, run: str | None, machine: Machine,
+def index_folder(output: str, folder: str, encoder: Encoder, workers: int = 0,
                  exclude: list[str] | None = None, back: list[str] = ()) -> list[str]:
     """Bring the index in the file `output` up to date with a folder.
     New and changed photos are embedded, renamed or moved ones keep their vectors by the digest of their file, and
     deleted ones are dropped.
 
-    exclude: patterns of names that stay out; None: those of the index. back: patterns of photos that `remove` took out
-    and that come back. Returns sentences on what changed. Raises InputError.
+    workers: processes that read photos. exclude: patterns of names that stay out; None: those of the index. back:
+    patterns of photos that `remove` took out and that come back. Returns sentences on what changed. Raises InputError.
     """
     check(os.path.isdir(folder), f"{folder} is not a folder; give the folder that holds your photos")
     folder, output = os.path.abspath(folder), index_file(output)
-    index = open_for(output, folder, encoder, run)
+    index = open_for(output, folder, encoder)
     manifest = index.manifest
     if exclude is not None:
-        manifest["exclude"] = [pattern.rstrip("/") for pattern in exclude]
+        manifest["exclude"] = exclude
     names, notes = find_photos(folder, skip_broken=True, exclude=manifest["exclude"])
     check(names, f"{folder} holds no photo ({'; '.join(notes) or 'it is empty'}); photos are files whose names end "
                  "with .jpg, .png, .webp or another ending of photos")
     before = {photo.name: photo for photo in index.photos}
     photos = [stat_photo(os.path.join(folder, name), name, before.get(name)) for name in names]
     photos, out = leave_out_removed(photos, manifest["removed"], back, output)
-    changes = Changes(index, photos)
-    broken = changes.embed(encoder, folder, machine)
+    there = {photo.name for photo in photos} | {photo.digest for photo in photos}
+    gone = sum(photo.name not in there and photo.digest not in there for photo in before.values())
+    embedded, broken = embed_new(index, photos, encoder, folder, workers)
     check(index.photos, f"not one of the {len(photos):,} photos in {folder} can be read; the first: "
                         f"{next(iter(broken.values()), '')}")
     notes = [f"note: {note}" for note in notes]
@@ -118,16 +103,15 @@ def index_folder(output: str, folder: str, encoder: Encoder, run: str | None, ma
     if out:
         notes.append(f"note: {count_photos(out)} stay{'s' * (out == 1)} out as python -m photos remove took them out; "
                      "python -m photos add INDEX NAME takes them in again")
-    return [*notes, changes.sentence()]
+    return [*notes, f"{output}: {count_photos(len(index))}, {embedded:,} new or changed, {gone:,} gone from the index"]
 
 
-def open_for(output: str, folder: str, encoder: Encoder, run: str | None) -> Index:
+def open_for(output: str, folder: str, encoder: Encoder) -> Index:
     """The index in the file `output`, or a new one without photos.
     Raises InputError where it is of another folder or run."""
     check(not os.path.isdir(output), f"{output} is a folder; name a file with --output")
     if not os.path.exists(output):
-        manifest = new_manifest(encoder, run, os.path.basename(folder) or folder, folder)
-        return Index(output, manifest, [], Embedding(None))
+        return Index(output, new_manifest(encoder, os.path.basename(folder) or folder, folder), [], Embedding(None))
     index = Index.open(output)
     of = index.manifest
     encoder.refuse_other_weights(output, of["weights"])
@@ -135,12 +119,12 @@ def open_for(output: str, folder: str, encoder: Encoder, run: str | None) -> Ind
                               "index --overwrite, or name another file with --output")
     check(of["folder"] == folder or not os.path.isdir(of["folder"]) or os.path.samefile(of["folder"], folder),
           f"{output} is the index of {of['folder']}; name another file with --output")
-    of |= {"folder": folder, "run": run and os.path.abspath(run)}
+    of |= {"folder": folder, "run": encoder.run}
     return index
 
 
-def new_manifest(encoder: Encoder, run: str | None, data: str, folder: str | None) -> dict:
-    return {"index": FORMAT, "run": run and os.path.abspath(run), "weights": encoder.weights,
+def new_manifest(encoder: Encoder, data: str, folder: str | None) -> dict:
+    return {"index": FORMAT, "run": encoder.run, "weights": encoder.weights,
             "similarity": encoder.options.sim, "data": data, "folder": folder, "features": [], "exclude": [],
             "removed": {}, "milvus": []}
 
@@ -164,110 +148,78 @@ def leave_out_removed(photos: list[PhotoFile], removed: dict[str, str], back: li
     return rest, len(photos) - len(rest)
 
 
-class Changes:
-    """Differences of an index and the photos of its folder as they are now."""
+def embed_new(index: Index, photos: list[PhotoFile], encoder: Encoder, folder: str,
+              workers: int) -> tuple[int, dict[str, str]]:
+    """Put the photos that a folder holds now into an index, in the order of their names.
+    Vectors that the index has by the digest of a file stay. The index is saved from time to time.
 
-    def __init__(self, index: Index, photos: list[PhotoFile]):
-        self.index, self.photos, names = index, photos, {photo.name for photo in photos}
-        before = {photo.name: photo.digest for photo in index.photos}
-        rows = {photo.digest: row for row, photo in enumerate(index.photos)}
-        self.row = {n: rows[photo.digest] for n, photo in enumerate(photos)     # number of a photo: its row before
-                    if photo.digest and photo.digest in rows}
-        away = {photo.digest for photo in index.photos if photo.name not in names}
-        new = [photo for photo in photos if photo.name not in before]
-        moved = {photo.digest for photo in new} & away
-        self.changed = {photo.name for photo in photos if before.get(photo.name, photo.digest) != photo.digest}
-        self.moved = {photo.name for photo in new if photo.digest in moved}
-        self.added = {photo.name for photo in new} - self.moved
-        self.gone = {name for name, digest in before.items() if name not in names and digest not in moved
-                     and not any(matches(name, pattern) for pattern in index.manifest["exclude"])}
+    Returns how many photos were embedded, and {name: fault} of those that cannot be read.
+    """
+    rows = {photo.digest: row for row, photo in enumerate(index.photos)}
+    done = [n for n, photo in enumerate(photos) if photo.digest and photo.digest in rows]       # numbers of photos
+    known, pieces = len(done), [index.embedding.rows([rows[photos[n].digest] for n in done])] if done else []
+    trained, rows = read_trained_features(encoder, folder)
+    todo = sorted({*range(len(photos))} - {*done})
+    for part in chunks([n for n in todo if photos[n].digest in rows], ROWS):
+        pieces.append(encoder.images(trained.gather([rows[photos[n].digest] for n in part])).to("cpu"))
+        done += part
+    todo, broken, saved = sorted({*todo} - {*done}), {}, time.monotonic()
 
-    def embed(self, encoder: Encoder, folder: str, machine: Machine) -> dict[str, str]:
-        """Embed photos without vectors and put all into the index.
-        The index is saved from time to time. Returns {name: fault} of photos that cannot be read."""
-        todo = [n for n in range(len(self.photos)) if n not in self.row]
-        done = sorted(self.row)
-        pieces = [self.index.embedding.rows([self.row[n] for n in done])] if done else []
-        trained, rows = read_trained_features(encoder, folder)
-        for part in chunks([n for n in todo if self.photos[n].digest in rows], ROWS):
-            pieces.append(encoder.images(trained.gather([rows[self.photos[n].digest] for n in part])).to("cpu"))
-            done += part
-        todo = sorted({*todo} - {*done})
-        broken, saved, at = {}, time.monotonic(), 0
-        try:
-            for faults, images in embed_photos(encoder, [os.path.join(folder, self.photos[n].name) for n in todo],
-                                               machine.workers):
-                here = todo[at:at + len(faults)]
-                at += len(faults)
-                broken |= {self.photos[n].name: fault for n, fault in zip(here, faults) if fault}
-                done += [n for n, fault in zip(here, faults) if not fault]
-                pieces += [] if images is None else [images]
-                if time.monotonic() - saved > SAVE:
-                    begun = time.monotonic()
-                    self.save(done, pieces)
-                    saved = time.monotonic() + 10 * (time.monotonic() - begun)    # saving takes a tenth at most
-        finally:
-            self.save(done, pieces)
-        self.changed &= {*self.index.names}
-        self.added &= {*self.index.names}
-        return broken
-
-    def save(self, done: list[int], pieces: list[Embedding]) -> None:
-        """Write the index of the photos numbered `done`, in the order of their names.
-        pieces: their embeddings."""
-        if not done:
-            return
-        pieces[:] = [Embedding.cat(pieces)]
-        order = np.argsort(done, kind="stable").tolist()
-        self.index.photos = [self.photos[done[k]] for k in order]
-        self.index.embedding = pieces[0].rows(order)
-        self.index.save()
-
-    def sentence(self) -> str:
-        parts = [f"{count_photos(len(self.index))}", f"{len(self.added):,} added"]
-        parts += [f"{len(names):,} {word}" for names, word in (
-            (self.changed, "changed"), (self.moved, "renamed or moved, whose vectors stay"),
-            (self.gone, "gone from the folder and from the index")) if names]
-        return f"{self.index.path}: {', '.join(parts)}"
+    def save() -> None:
+        if done:
+            pieces[:] = [Embedding.cat(pieces)]
+            order = np.argsort(done, kind="stable").tolist()
+            index.photos, index.embedding = [photos[done[k]] for k in order], pieces[0].rows(order)
+            index.save()
+    try:
+        paths = [os.path.join(folder, photo.name) for photo in photos]
+        for faults, sound, images in embed_photos(encoder, paths, todo, workers):
+            broken |= {photos[n].name: fault for n, fault in faults.items()}
+            done += sound
+            pieces += [] if images is None else [images]
+            if time.monotonic() - saved > SAVE:
+                begun = time.monotonic()
+                save()
+                saved = time.monotonic() + 10 * (time.monotonic() - begun)        # saving takes a tenth at most
+    finally:
+        save()
+    return len(done) - known, broken
 
 
 # ---- features of a data set
 
-def index_features(output: str, run: str, features: tuple[str, str, str | None], folder: str | None, machine: Machine,
-                   milvus: tuple[str, str] | None, token: str, overwrite: bool) -> Index:
-    """Make an index of ready features, or of the photos of a split, by a run.
-    Ready features are (data_path, name, split).
+def index_features(output: str, encoder: Encoder, name: str, split: str | None, folder: str | None = None,
+                   uri: str | None = None, token: str = "", overwrite: bool = False) -> Index:
+    """Make an index of the ready features of a data set, or of one of its splits, below encoder.data_path.
 
-    folder: where the photos lie. milvus: URI and name of the collection that holds the vectors. Raises InputError.
+    folder: where the photos lie. uri: Milvus, which holds the vectors then. Raises InputError.
     """
     path = index_file(output)
     check(not os.path.isdir(path), f"{path} is a folder; name a file with --output")
     check(overwrite or not os.path.exists(path),
           f"{path} is there already; replace it with --overwrite, or name another file with --output")
     check(not folder or os.path.isdir(folder), f"--photos {folder} is not a folder; give the folder of the photos")
-    encoder = Encoder(run, device=machine.device, data_path=features[0])
-    images, names, line, own_folder = read_gallery(*features)
-    refuse_misfit(encoder, images, line, features[1])
+    images, names, line, own_folder = read_gallery(encoder.data_path, name, split)
+    refuse_misfit(encoder, images, line, name)
     folder = folder or own_folder
-    manifest = new_manifest(encoder, run, features[1], folder and os.path.abspath(folder))
-    manifest["features"] = [os.path.abspath(features[0]), features[1], features[2] or ""]
-    batches = stream(images.gather, chunks(np.arange(len(images)), 128), machine.workers * images.parallel)
-    batches = [encoder.images(rows).to("cpu") for rows in tqdm(batches, desc="embed", disable=None, leave=False)]
-    e = Embedding.cat(batches)
+    manifest = new_manifest(encoder, name, folder and os.path.abspath(folder))
+    manifest["features"] = [os.path.abspath(encoder.data_path), name, split or ""]
+    bar = tqdm(chunks(np.arange(len(images)), ROWS), desc="embed", disable=None, leave=False)
+    e = Embedding.cat([encoder.images(images.gather(rows)).to("cpu") for rows in bar])
     check(all(x is None or x.isfinite().all() for x in e[:3]),
-          f"{features[1]} gives numbers that are not finite; its features or the model are broken")
-    if milvus:
-        check(encoder.options.sim in INNER_PRODUCTS, f"Milvus searches by one inner product, and {encoder.options.sim} "
-                                                     "is none; leave --uri out")
+          f"{name} gives numbers that are not finite; its features or the model are broken")
+    if uri:
+        sim = encoder.options.sim
+        check(sim in INNER_PRODUCTS, f"Milvus searches by one inner product, and {sim} is none; leave --uri out")
         origin = Embedding(*(None if x is None else x.mean(0, keepdim=True) for x in e[:2]))
-        vectors = image_vectors(encoder.options.sim, e, origin)
+        vectors = image_vectors(sim, e, origin)
         parts = ((names[k:k + ROWS], vectors[k:k + ROWS]) for k in range(0, len(names), ROWS))
-        before = collection_of(path)
-        collection = Collection.build(*milvus, token, vectors.shape[1], parts, before, overwrite)
+        collection = re.sub(r"\W", "_", f"photos_{os.path.basename(path)[:-4]}")
+        collection = Collection.build(uri, collection, token, vectors.shape[1], parts, collection_of(path), overwrite)
         manifest["milvus"], e = [collection.uri, collection.name], origin
     index = Index(path, manifest, [PhotoFile(name, 0, 0, "") for name in names], e, token)
     index.save()
-    if milvus:
+    if uri:
         index.collection.drop_other()
     return index
 
@@ -281,30 +233,23 @@ def collection_of(path: str) -> str | None:
 
 
 def read_gallery(data_path: str, name: str, split: str | None) -> tuple[Features, list[str], str | None, str | None]:
-    """Images, their names, what made their features and the folder of their photos."""
+    """Features, the names of their images, what made them and the folder of the photos."""
     if split is None and os.path.isfile(os.path.join(data_path, name, "all_ims.npy")):
         images = read_images(data_path, name)
         return images.features, [photo.name for photo in images.photos], images.extractor, images.folder
     of = read_split(data_path, name, split or "test", dev_images=0)
-    check(not isinstance(of.images, NoImages), f"{of.source} has captions and no images; index a split with features")
-    ids = of.photo_names or of.image_ids or range(len(of.images))
-    if not of.images.parallel or not hasattr(of.images, "paths"):
-        return of.images, [str(x) for x in ids], (of.extractors or {}).get("ims"), None
-    folder = os.path.commonpath([os.path.dirname(path) for path in of.images.paths])
-    return of.images, [os.path.relpath(path, folder) for path in of.images.paths], None, folder
+    check(isinstance(of.images, Features), f"{of.source} holds no features of images; write them with features.images")
+    names = of.photo_names or of.image_ids or range(len(of.images))
+    return of.images, [str(x) for x in names], (of.extractors or {}).get("ims"), None
 
 
-def refuse_misfit(encoder: Encoder, images: Features, line: str | None, name: str) -> None:
-    """Raise InputError where the model cannot take the images."""
-    trained, width = encoder.extractors.get("ims"), images.dim
-    reads, holds = ("photos" if photos else "features" for photos in (encoder.reads_photos, width is None))
-    check(reads == holds, f"{encoder.path} reads {reads}, and {name} holds {holds}; name others with --images")
-    check(width is None or encoder.options.img_dim == width,
-          f"{name} has features of {width} numbers, and {encoder.path} was trained on {encoder.options.img_dim}; "
-          "extract them with the same network")
+def refuse_misfit(encoder: Encoder, images, line: str | None, name: str) -> None:
+    """Raise InputError where the model cannot take the images of a data set, whose features `line` names."""
+    check_fits(encoder.options, images, None, encoder.path)
+    trained = encoder.extractors.get("ims")
     check(not trained or not line or trained == line,
-          f"{encoder.path} was trained on photos of '{trained}', and these features are of '{line}'; extract them with "
-          "the same network")
+          f"{encoder.path} was trained on photos of '{trained}', and the features of {name} are of '{line}'; extract "
+          "them with the same network")
 
 
 # ---- taking photos out

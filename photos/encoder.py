@@ -15,8 +15,6 @@ from torch import Tensor
 
 from checkpoint import Trained
 from cli import check, torch_device
-from data import tokenize
-from files import checksum, read_arrays
 from images import eval_transform, read_photo
 from losses import Embedding
 
@@ -33,6 +31,7 @@ class Encoder(Trained):
 
     def __init__(self, run: str | None = None, *, device="auto", data_path: str | None = None):
         super().__init__(run or SHIPPED, torch_device(str(device)))
+        self.run = run and os.path.abspath(run)
         self.data_path = data_path or self.options.data_path
 
     def refuse_other_weights(self, index: str, weights: str) -> None:
@@ -47,13 +46,18 @@ class Encoder(Trained):
         """Embed captions (B,).
         Raises InputError for a caption without a known word, and where the run reads features of captions that cannot
         be computed here."""
-        return self.texts(texts, self.caption_features if self.options.text_features else None)
+        return self.texts(texts, self.sentence_network.embed if self.options.text_features else None)
 
     @functools.cached_property
     def sentence_network(self):
         """The network that made the features of the training captions.
-        Raises InputError where another one is here."""
-        line = self.extractors[self.options.text_features]
+        Raises InputError where another one is here, or where they were not made by a network."""
+        name = self.options.text_features
+        line = self.extractors.get(name, "")
+        check(line.startswith(SENTENCE_NETWORKS),
+              f"{self.path} reads the features of captions '{name}' ({line or 'of an unknown network'}), and only "
+              f"those of {' and '.join(SENTENCE_NETWORKS)} can be computed for a caption of one's own; train a run on "
+              "words, or on one of these")
         if line.startswith("sentences"):                    # a run on words needs neither
             from features.sentences import SentencePair as Network
         else:
@@ -62,31 +66,6 @@ class Encoder(Trained):
         check(network.line == line, f"{self.path} was trained on captions of '{line}', and the network here is "
                                     f"'{network.line}'; install the first")
         return network.to(self.device)
-
-    @functools.cached_property
-    def caption_features(self) -> Callable[[list[str]], Tensor]:
-        """The function from captions to the features (B, F) that the run was trained on.
-        Raises InputError."""
-        name = self.options.text_features
-        line = self.extractors.get(name, "")
-        if line.startswith("tfidf"):
-            return self.tfidf(os.path.join(self.data_path, self.options.data_name, f"{name}_model.npz"), line)
-        check(line.startswith(SENTENCE_NETWORKS),
-              f"{self.path} reads the features of captions '{name}' ({line or 'of an unknown network'}), and only "
-              f"{', '.join(SENTENCE_NETWORKS)} and tfidf can be computed for a caption of one's own; train a run on "
-              "words, or on one of these")
-        return self.sentence_network.embed
-
-    def tfidf(self, path: str, line: str) -> Callable[[list[str]], Tensor]:
-        from features.captions import TfIdf, count_words
-
-        fix = "`python -m features.captions --kind tfidf` writes it"
-        arrays = read_arrays(path, fix)
-        check({"words", "idf"} <= {*arrays}, f"{path} holds {', '.join(arrays)} and not words and idf; {fix}")
-        words = TfIdf(arrays["words"], arrays["idf"])
-        check(f"{words.line}, fitted {checksum(words.fitted)}" == line,
-              f"{path} was fitted again since {self.path} was trained ('{line}'); give the old file")
-        return lambda texts: torch.from_numpy(words.rows(count_words([*map(tokenize, texts)], words.index)))
 
     # ---- photos
 

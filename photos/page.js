@@ -75,7 +75,7 @@ async function load(fields, mine, offset, top) {
     if (offset === 0) drawResult(fields, result);
     $("answers").append(...result.answers.map((answer, k) => card(answer, offset + k)));
     answers.push(...result.answers);
-    $("more").hidden = !result.answers.length || answers.length >= result.count;
+    $("more").hidden = !result.answers.length || answers.length >= result.gallery;
     $("more").disabled = false;
     reach.disconnect();                                   // it tells of the button anew, also where it stayed in sight
     reach.observe($("more"));

@@ -27,7 +27,7 @@ from PIL import Image
 
 from cli import InputError, check
 from images import decode_photo, read_photo
-from photos.searcher import Searcher, SearchResult
+from photos.searcher import Searcher
 
 LETTERS, TOP, MOST = 2_000, 10, 200   # of a query; answers to a request unless it says how many, and at most
 BYTES = 60_000_000                    # of a photo that is sent
@@ -91,14 +91,8 @@ class Page:
             check(len(query) <= LETTERS, f"the text has {len(query):,} letters, and at most {LETTERS:,} are read; use "
                                          "fewer words")
         with self.lock:
-            return self.as_json(find(query, top, offset), offset)
-
-    def as_json(self, result: SearchResult, offset: int) -> dict:
-        answers = [{"row": answer.row, "name": answer.name, "path": self.searcher.path_of(answer.row),
-                    "p": answer.p, "score": answer.score, "gone": answer.gone} for answer in result.answers]
-        return {"query": result.query, "count": result.gallery, "expected": result.expected, "sure": result.sure,
-                "said": result.said, "notes": result.notes, "offset": offset,
-                "answers": answers}
+            result = find(query, top, offset)
+        return {**self.searcher.as_json(result), "said": result.said, "notes": result.notes}
 
     def read_row(self, text: str) -> int:
         """The row that an address names."""
@@ -124,13 +118,9 @@ class Page:
     def file_of(self, row: int) -> str:
         """The file of a row.
         Raises Refused where it is gone, and where a link leads out of the photo folder."""
-        path = self.searcher.path_of(row)
-        inner = os.path.join(os.path.realpath(self.searcher.folder), "")
-        if not os.path.realpath(path).startswith(inner):
-            raise Refused(403, f"photo {row} is now a link out of the photo folder; index the folder again")
-        if not os.path.isfile(path):
-            raise Refused(404, f"photo {row} is gone; index the folder again")
-        return path
+        if self.searcher.is_gone(row):
+            raise Refused(404, f"photo {row} is gone, or a link out of the photo folder; index the folder again")
+        return self.searcher.path_of(row)
 
     def draw(self, path: str, side: int) -> bytes:
         """A photo as JPEG of at most `side` pixels a side."""

@@ -1,4 +1,5 @@
 """Questions as people type them: unwanted things, unknown words, file names."""
+import os
 import re
 import unicodedata
 from typing import NamedTuple
@@ -34,18 +35,20 @@ def read_question(text: str) -> Question:
     return Question(rest, unwanted, notes)
 
 
-def notes_on_words(encoder: Encoder, text: str) -> list[str]:
-    """Sentences on words of a text that the model does not know.
-    Misspelt, of another language, nonsense."""
+def read_words(encoder: Encoder, text: str) -> tuple[list[str], bool]:
+    """Sentences on words of a text that the model does not know: misspelt, of another language, nonsense.
+    Also True unless a word is known neither to the training captions nor to the sentence network."""
     if hasattr(encoder.vocab, "trigrams"):
-        return []
-    words = words_of(text)
+        return [], True
+    words = [word for word in tokenize(text) if not all(unicodedata.category(x)[0] in "PZ" for x in word)]
     if not words:
-        return [f"there is no word in '{text}'"]
+        return [f"there is no word in '{text}'"], True
     foreign = [word for word in words if word not in encoder.vocab.index]
-    if not reads_sentences(encoder):
-        return [f"unknown words, which are left out: {quoted(foreign)}"] if foreign else []
-    network, notes, unknown = encoder.sentence_network, [], unknown_words(encoder, text)
+    name = encoder.options.text_features
+    if not name or not encoder.extractors[name].startswith(SENTENCE_NETWORKS):      # these know more words
+        return [f"unknown words, which are left out: {quoted(foreign)}"] * bool(foreign), True
+    network, notes = encoder.sentence_network, []
+    unknown = [word for word in foreign if not network.knows(word)]
     other_language = [word for word in unknown if network.reads(word)]
     misspelt = [word for word in unknown if word not in other_language]
     seldom = [word for word in foreign if word not in unknown]
@@ -61,25 +64,7 @@ def notes_on_words(encoder: Encoder, text: str) -> list[str]:
     if encoded.overflowing:
         end = max(stop for _, stop in encoded.offsets)
         notes.append(f"only the first {len(text[:end].split()):,} of {len(text.split()):,} words are read")
-    return notes
-
-
-def words_of(text: str) -> list[str]:
-    return [word for word in tokenize(text) if not all(unicodedata.category(x)[0] in "PZ" for x in word)]
-
-
-def reads_sentences(encoder: Encoder) -> bool:
-    """True if a sentence network reads the captions: it knows more words than these have."""
-    name = encoder.options.text_features
-    return bool(name) and encoder.extractors[name].startswith(SENTENCE_NETWORKS)
-
-
-def unknown_words(encoder: Encoder, text: str) -> list[str]:
-    """Words of a text that neither the training captions nor the sentence network know."""
-    if not reads_sentences(encoder):
-        return []
-    foreign = [word for word in words_of(text) if word not in encoder.vocab.index]
-    return [word for word in foreign if not encoder.sentence_network.knows(word)]
+    return notes, not unknown
 
 
 def quoted(words: list[str]) -> str:
@@ -95,8 +80,7 @@ def rows_named(text: str, names: list[str]) -> list[int]:
     rows = []
     for row, name in enumerate(names):
         path = compose_name(name).casefold()
-        file = path.rsplit("/", 1)[-1]
-        stem = file.rsplit(".", 1)[0]
-        if text in (path, file) or text == stem and any(letter.isdigit() for letter in stem):
+        stem, _ = os.path.splitext(file := path.rsplit("/", 1)[-1])
+        if text in (path, file) or text == stem and re.search(r"\d", stem):
             rows.append(row)
     return rows

@@ -2,7 +2,6 @@
 import copy
 import math
 import os
-from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
@@ -15,7 +14,7 @@ from losses import Embedding, cosine, trait, uncertainty
 from photos.encoder import Encoder
 from photos.index import Index
 from photos.probability import Probabilities, describe_number, describe_sureness, read_probabilities
-from photos.question import notes_on_words, read_question, rows_named, unknown_words
+from photos.question import read_question, read_words, rows_named
 from photos.vectors import query_vectors, scores_of_products
 
 PHOTOS = 4096                         # photos whose embeddings are compared at a time
@@ -88,9 +87,9 @@ class Searcher:
                 results.append(self.rank(text, self.embedding(rows[0]), top, first, [
                     f"{text} is a photo's name: it stands first, and photos like it follow"], without, rows, like=True))
             else:
-                notes = [*question.notes, *notes_on_words(self.encoder, question.text)]
-                results.append(self.rank(question.text, e.rows([next(place)]), top, first, notes, [
-                    *without, *question.unwanted], certain=not unknown_words(self.encoder, question.text)))
+                notes, certain = read_words(self.encoder, question.text)
+                results.append(self.rank(question.text, e.rows([next(place)]), top, first, [*question.notes, *notes],
+                                         [*without, *question.unwanted], certain=certain))
         return results
 
     def find_photo(self, photo: Image.Image, top: int = 10, first: int = 0, name: str = "a photo",
@@ -98,29 +97,32 @@ class Searcher:
         """Photos like another one, in RGB."""
         return self.rank(name, self.encoder.photos([photo]).to("cpu"), top, first, [], without, like=True)
 
-    def find_row(self, row: int, top: int = 10, first: int = 0, without: list[str] = ()) -> SearchResult:
+    def find_row(self, row: int, top: int = 10, first: int = 0) -> SearchResult:
         """More like a photo of the index."""
         e = self.embedding(row)
-        return self.rank(self.name_of(row), e, top, first, [], without, like=True)
+        return self.rank(self.index.names[row], e, top, first, [], [], like=True)
 
     def embedding(self, row: int) -> Embedding:
         """The embedding (1, D) of a photo of the index. With Milvus its file is read."""
         path = self.path_of(row)
         return self.encoder.photos([path]).to("cpu") if self.index.collection else self.index.embedding.rows([row])
 
-    def name_of(self, row: int) -> str:
-        return self.index.names[row]
-
     def path_of(self, row: int) -> str:
         """folder/name of a photo. The file may be there no more."""
         check(0 <= row < self.count, f"there is no photo {row} in the index; its photos are 0 to {self.count - 1}")
-        return os.path.join(self.folder, self.name_of(row))
+        return os.path.join(self.folder, self.index.names[row])
 
     def is_gone(self, row: int) -> bool:
         """True if a photo is no longer there, or is now a link out of its folder."""
         root = os.path.join(os.path.realpath(self.folder), "")
         path = os.path.realpath(self.path_of(row))
         return bool(self.folder) and not (path.startswith(root) and os.path.isfile(path))
+
+    def as_json(self, result: SearchResult) -> dict:
+        """Answers as plain values, with paths beside names; notes on probabilities where these are given."""
+        notes = [] if self.calibrated and result.sure is None else self.notes
+        answers = [{**hit._asdict(), "path": self.path_of(hit.row)} for hit in result.answers]
+        return {**result._asdict(), "notes": [*result.notes, *notes], "answers": answers}
 
     # ---- ranking
 
@@ -145,13 +147,12 @@ class Searcher:
                 expected = self.probabilities.expected_number(scores[None], e).item()
         rows = [*named, *(row for row in rows if row not in set(named))]
         spread = None if e.log_var is None or unwanted else uncertainty(e).item()
-        lost = self.index.manifest["folder"] and not os.path.isdir(self.folder)
-        hits = [Hit(row, self.name_of(row), scores[row].item(), None if p is None else p[row].item(), self.is_gone(row))
-                for row in rows[first:first + top]]
-        lost = [f"the folder of the photos, {self.folder}, is not there, so all look gone; put it back, or index it "
-                "where it is now"] * bool(lost)
-        query = ", not ".join([query, *unwanted])
-        return SearchResult(query, hits, self.count, sure, spread, [*notes, *lost], expected)
+        hits = [Hit(row, self.index.names[row], scores[row].item(), None if p is None else p[row].item(),
+                    self.is_gone(row)) for row in rows[first:first + top]]
+        if self.folder and not os.path.isdir(self.folder):
+            notes = [*notes, f"the folder of the photos, {self.folder}, is not there, so all look gone; put it back, "
+                             "or index it where it is now"]
+        return SearchResult(", not ".join([query, *unwanted]), hits, self.count, sure, spread, notes, expected)
 
     def scores(self, e: Embedding, like: bool = False) -> Tensor:
         """Scores (N,) of all photos for one query."""
@@ -185,22 +186,20 @@ def read_small(file: str):
         return "unreadable"
 
 
-def contact_sheet(path: str, results: list[SearchResult], photo_of, title: str, files: list[str | None] = ()) -> None:
+def contact_sheet(path: str, results: list[SearchResult], searcher: Searcher, files: list[str]) -> None:
     """Draw the answers to queries, each with its name.
 
-    photo_of(row): the file of a photo, which may be gone. files: for each query its photo, which is drawn before the
-    answers, or None for a text. Raises InputError on a path that `picture_file` refuses, and where the picture would be
-    too tall.
+    files: for each query its photo, which is drawn before the answers, or "" for a text. Raises InputError where the
+    picture would be too tall.
     """
-    from evaluation.pictures import Cell, PhotoRow, draw_rows, drawable, picture_file  # matplotlib takes a second
+    from evaluation.pictures import Cell, PhotoRow, draw_rows, drawable  # matplotlib takes a second
 
-    picture_file(path)
     rows = []
-    for result, file in zip_longest(results, files):
-        cells = []
+    for result, file in zip(results, files):
+        cells = [Cell(read_small(file), "the query")] if file else []
         for hit in result.answers:
             name = " ".join(drawable(hit.name).split())
-            cells.append(Cell(read_small(photo_of(hit.row)), name if len(name) <= NAME else f"...{name[3 - NAME:]}"))
-        own = [Cell(read_small(file), "the query")] if file else []
-        rows.append(PhotoRow(result.query, result.said, own + cells))
-    draw_rows(path, title, rows, ACROSS)
+            cells.append(Cell("gone" if hit.gone else read_small(searcher.path_of(hit.row)),
+                              name if len(name) <= NAME else f"...{name[3 - NAME:]}"))
+        rows.append(PhotoRow(result.query, result.said, cells))
+    draw_rows(path, f"{searcher.count:,} photos of {searcher.title}", rows, ACROSS)

@@ -263,7 +263,7 @@ def record_extras(keep: Recorder) -> None:
         keep(f"vg/{name}", f"-m vg_experiments.{name} {runs} --manifest vg/manifest.json --vg data/demo_vg --output vg "
                            "--cache vg/cache --device cpu", lambda _, name=name: read_json(f"vg/{name}.json"))
     keep("photos/index", "-m photos index --checkpoint runs/learned --data_path data --images photos --output index "
-                         "--device cpu --workers 0")
+                         "--device cpu")
     keep("photos/query", "-m photos query index --captions questions.txt --top 10 --json --device cpu",
          lambda out: plain(json.loads(out)))
     keep("photos/shipped", "-m photos data/demo_coco/images/val2014 --index_only --output shipped")
