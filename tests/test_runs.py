@@ -143,28 +143,6 @@ def test_the_log_counts_epochs_from_one_and_has_vsepps_names(run):
     assert "epoch 0" not in said and "rsum by chance 239.2" in said
 
 
-def test_results_by_another_similarity_leave_those_of_the_run(run, tmp_path):
-    folder = shutil.copytree(run, tmp_path / "run")
-    before = (folder / "results.json").read_bytes()
-    for more in ([], ["--split", "dev"]):
-        evaluate.main(["--checkpoint", str(folder), "--sim", "kl", *more])
-    assert (folder / "results_kl.json").exists() and (folder / "results_kl_demo_precomp_dev.json").exists()
-    assert (folder / "results.json").read_bytes() == before
-
-
-def test_two_files_in_a_folder_have_results_and_pictures_of_their_own(run, tmp_path, demo_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    evaluate.main(["--checkpoint", str(run), "--export", "a.npz", "--output", "r.json"])
-    shutil.copy("a.npz", "b.npz")
-    for words in (["a.npz"], ["b.npz", "--sim", "kl"]):
-        evaluate.main(["--embeddings", *words, "--uncertainty", "--photos", os.path.join(demo_path, "demo", "images")])
-    for stem, end in (("a", ""), ("b", "_kl")):
-        names = (f"results{end}.json", f"uncertain_images{end}.png", f"uncertain_captions{end}.png")
-        assert all(os.path.exists(f"{stem}_{name}") for name in names)
-    evaluate.main(["--compare", str(run), "b.npz"])
-    assert os.path.exists("comparison_run_b.json")
-
-
 def test_what_breaks_while_writing_leaves_the_old_file_alone(tmp_path):
     path = tmp_path / "new" / "a.txt"
     with atomic(str(path)) as f:
