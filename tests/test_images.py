@@ -11,7 +11,6 @@ import images as photo_module
 from data import read_split
 from features import images as command
 from features import networks
-from features.store import Part
 from model import CNN
 from tests.helpers import refused
 
@@ -52,15 +51,6 @@ def test_features_of_photos_are_what_the_network_gives(folder, weights, name):
     made = json.loads((folder / "new" / "features.json").read_text())
     assert list(made) == ["ims"] and made["ims"].startswith("resnet18 pooled sha256:")
     assert not [file for file in os.listdir(folder / "new") if file.startswith(".")]
-
-
-def test_cells_are_regions(folder, weights):
-    images(folder, weights, "--data_name", "demo", "--output_name", "new", "--layer", "cells", "--splits", "test")
-    split = read_split(str(folder), "new", "test")
-    assert split.images.regions == 49 and split.images.array.dtype == np.float16
-    photos = read_split(str(folder), "demo", "test").images
-    expected = CNN("resnet18", weights=weights, cells=True, normalise=False)(photos.gather([5]))
-    torch.testing.assert_close(split.images.gather([5]), expected, rtol=1e-2, atol=1e-2)
 
 
 COMMON = ("--data_name", "demo", "--output_name", "new", "--batch_size", "4")
@@ -147,15 +137,6 @@ def test_broken_photos_are_skipped_and_named_once(folder, weights, monkeypatch, 
         path.write_bytes(path.name.encode())
     refused(capsys, lambda words: images(folder, weights, *words), [*COMMON, "--splits", "test", "--skip_broken"],
             "not one of the 10 photos can be read; the first: the photo")
-
-
-def test_values_of_another_extractor_are_not_taken(tmp_path):
-    path = str(tmp_path / "x.npy")
-    part = Part(path, "a")
-    part["k"] = np.array([3, 4])
-    assert Part(path, "a")["k"].tolist() == [3, 4] and "l" not in part and "k" not in Part(path, "b")
-    part.remove()
-    assert not os.listdir(tmp_path)
 
 
 @pytest.mark.usefixtures("small_photos")

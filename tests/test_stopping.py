@@ -74,7 +74,7 @@ def train_apart(words, at=None) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("resumed, number", [(False, 6), (True, 4)])
+@pytest.mark.parametrize("resumed, number", [(False, 4), (True, 3)])
 def test_a_kill_after_any_change_of_a_file_loses_nothing(tmp_path, demo_path, whole, resumed, number):
     """At instants spread over a fresh run, or over one that goes on: what goes on ends as the unbroken run."""
     words = [*WORDS, "--data_path", demo_path, "--logger_name"]
