@@ -1,6 +1,6 @@
 """Checkpoints and vocabularies of the original VSE++ and VSRN code, built here in the formats that those wrote.
 
-The slow twins below compute the originals' embeddings in float64 from the weights under the originals' names.
+The originals' networks are written down here again; their embeddings in float64 are compared with ours.
 """
 import argparse
 import io
@@ -17,7 +17,6 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 import checkpoint
 import evaluate
@@ -35,86 +34,79 @@ WORDS = [*SPECIALS, *(f"w{k}" for k in range(40))]
 MARKER = "ran.txt"                    # what a malicious file would leave in the working directory
 
 
-# ---- slow twins
+# ---- the originals' networks, as their code builds and calls them; their state dicts have the originals' names
 
 def original_norm(x, axis=1):
     return x / x.pow(2).sum(axis, keepdim=True).sqrt()
 
 
-def gru(weights, prefix, inputs, layers=1):
-    """States (T, D) of the last layer for one sequence (T, F), gate by gate."""
-    for layer in range(layers):
-        w, u, b, c = (weights[f"{prefix}{kind}_l{layer}"].double()
-                      for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
-        d = u.shape[1]
-        h, states = torch.zeros(d, dtype=torch.float64), []
-        for x in inputs:
-            gi, gh = w @ x + b, u @ h + c
-            reset, update = torch.sigmoid(gi[:d] + gh[:d]), torch.sigmoid(gi[d:2 * d] + gh[d:2 * d])
-            new = torch.tanh(gi[2 * d:] + reset * gh[2 * d:])
-            h = (1 - update) * new + update * h
-            states.append(h)
-        inputs = torch.stack(states)
-    return inputs
+def finish(x, opt, normalise=True):
+    x = original_norm(x) if normalise else x
+    return x.abs() if opt.use_abs else x
 
 
-def original_captions(text, opt, captions):
-    rows = torch.stack([gru(text, "rnn.", text["embed.weight"].double()[caption], opt.num_layers)[-1]
-                        for caption in captions])
-    rows = original_norm(rows)
-    return rows.abs() if opt.use_abs else rows
+class EncoderText(torch.nn.Module):
+    def __init__(self, opt):
+        super().__init__()
+        self.opt, self.embed = opt, torch.nn.Embedding(len(WORDS), opt.word_dim)
+        self.rnn = torch.nn.GRU(opt.word_dim, opt.embed_size, opt.num_layers, batch_first=True)
+
+    def forward(self, captions):
+        return finish(torch.stack([self.rnn(self.embed(torch.tensor([c])))[0][0, -1] for c in captions]), self.opt)
 
 
-def finish_images(features, opt):
-    features = features if opt.no_imgnorm else original_norm(features)
-    return features.abs() if opt.use_abs else features
+class EncoderImage(torch.nn.Module):
+    def __init__(self, opt):
+        super().__init__()
+        self.opt, self.fc = opt, torch.nn.Linear(opt.img_dim, opt.embed_size)
+
+    def forward(self, features):
+        return finish(self.fc(features), self.opt, not self.opt.no_imgnorm)
 
 
-def original_features(image, opt, features):
-    return finish_images(features.double() @ image["fc.weight"].double().T + image["fc.bias"].double(), opt)
+class RsGCN(torch.nn.Module):
+    def __init__(self, d):
+        super().__init__()
+        self.g, self.theta, self.phi = (torch.nn.Conv1d(d, d, 1) for _ in range(3))
+        self.W = torch.nn.Sequential(torch.nn.Conv1d(d, d, 1), torch.nn.BatchNorm1d(d))
+
+    def forward(self, v):                                                           # (B, D, P)
+        relation = self.theta(v).transpose(1, 2) @ self.phi(v) / v.shape[2]         # (B, P, P)
+        return self.W((relation @ self.g(v).transpose(1, 2)).transpose(1, 2)) + v
 
 
-def batch_norm(state, prefix, x):
-    """x (rows, D), running statistics."""
-    mean, var, scale, shift = (state[prefix + name].double()
-                               for name in ("running_mean", "running_var", "weight", "bias"))
-    return (x - mean) / (var + 1e-5).sqrt() * scale + shift
+class EncoderGraph(EncoderImage):
+    """VSRN's; its first norm and its last layer depend on the data set, and norms go across the regions."""
+
+    def __init__(self, opt):
+        super().__init__(opt)
+        d, self.f30k = opt.embed_size, opt.data_name == "f30k_precomp"
+        self.img_rnn = torch.nn.GRU(d, d, batch_first=True)
+        self.Rs_GCN_1, self.Rs_GCN_2, self.Rs_GCN_3, self.Rs_GCN_4 = (RsGCN(d) for _ in range(4))
+        if self.f30k:
+            self.bn = torch.nn.BatchNorm1d(d)
+
+    def forward(self, regions):                                                     # (B, P, F) -> (B, D)
+        v = self.fc(regions) if self.f30k else original_norm(self.fc(regions))
+        for layer in (self.Rs_GCN_1, self.Rs_GCN_2, self.Rs_GCN_3, self.Rs_GCN_4):
+            v = layer(v.transpose(1, 2)).transpose(1, 2)
+        state = self.img_rnn(original_norm(v))[1][-1]
+        return finish(self.bn(state) if self.f30k else state, self.opt, not self.opt.no_imgnorm)
 
 
-def original_graph(image, opt, regions):
-    """VSRN image by image: (B, 36, F) -> (B, D)."""
-    rows = []
-    for one in regions.double():                                                    # (P, F)
-        v = one @ image["fc.weight"].double().T + image["fc.bias"].double()
-        if opt.data_name != "f30k_precomp":
-            v = original_norm(v, 0)                                                 # across the regions, as it was
-        for k in range(1, 5):
-            def conv(name, x, k=k):
-                return F.conv1d(x.T[None], image[f"Rs_GCN_{k}.{name}.weight"].double(),
-                                image[f"Rs_GCN_{k}.{name}.bias"].double())[0]       # (D, P)
-            relation = conv("theta", v).T @ conv("phi", v) / len(v)                 # (P, P)
-            y = relation @ conv("g", v).T                                           # (P, D)
-            v = v + batch_norm(image, f"Rs_GCN_{k}.W.1.", conv("W.0", y).T)
-        state = gru(image, "img_rnn.", original_norm(v, 0))[-1]
-        rows.append(batch_norm(image, "bn.", state[None])[0] if opt.data_name == "f30k_precomp" else state)
-    return finish_images(torch.stack(rows), opt)
+def made(kind, opt, seed=0, scale=0.5):
+    """A network in eval mode with random weights and statistics."""
+    net, g = kind(opt).eval(), torch.Generator().manual_seed(seed)
+    for name, value in net.state_dict().items():
+        if name.endswith("num_batches_tracked"):
+            value.fill_(7)
+        else:
+            value.copy_(scale * torch.randn(value.shape, generator=g))
+            value.copy_(value.abs() + 0.2 if name.endswith("running_var") else value)
+    return net
 
 
 # ---- checkpoints in the originals' layout
-
-def tensors(shapes, seed=0, scale=0.5):
-    g = torch.Generator().manual_seed(seed)
-    state = {name: scale * torch.randn(shape, generator=g) for name, shape in shapes.items()}
-    return {name: value.abs() + 0.2 if name.endswith("running_var") else value for name, value in state.items()}
-
-
-def gru_shapes(prefix, inputs, dim, layers=1):
-    return {prefix + name: x.shape for name, x in torch.nn.GRU(inputs, dim, layers).state_dict().items()}
-
-
-def norm_shapes(prefix, dim):
-    return {f"{prefix}{kind}": (dim,) for kind in ("weight", "bias", "running_mean", "running_var")}
-
 
 def namespace(**changes):
     """VSE++'s options at their defaults, with small sizes."""
@@ -127,34 +119,13 @@ def namespace(**changes):
         **changes})
 
 
-def text_state(opt, seed=1):
-    return tensors({"embed.weight": (len(WORDS), opt.word_dim),
-                    **gru_shapes("rnn.", opt.word_dim, opt.embed_size, opt.num_layers)}, seed)
-
-
 def precomp_state(opt):
-    return tensors({"fc.weight": (opt.embed_size, opt.img_dim), "fc.bias": (opt.embed_size,)})
-
-
-def vsrn_state(opt, ticks=True):
-    d = opt.embed_size
-    shapes = {"fc.weight": (d, opt.img_dim), "fc.bias": (d,), **gru_shapes("img_rnn.", d, d)}
-    for k in range(1, 5):
-        for name in ("g", "theta", "phi", "W.0"):
-            shapes |= {f"Rs_GCN_{k}.{name}.weight": (d, d, 1), f"Rs_GCN_{k}.{name}.bias": (d,)}
-        shapes |= norm_shapes(f"Rs_GCN_{k}.W.1.", d)
-    if opt.data_name == "f30k_precomp":
-        shapes |= norm_shapes("bn.", d)
-    state = tensors(shapes, scale=0.25)          # a layer is cubic in its input, and f30k does not norm the first one's
-    if ticks:
-        state |= {name.replace("running_var", "num_batches_tracked"): torch.tensor(7) for name in shapes
-                  if name.endswith("running_var")}
-    return state
+    return made(EncoderImage, opt).state_dict()
 
 
 def original_checkpoint(opt, image, text=None):
-    return {"epoch": 3, "model": [image, text or text_state(opt)], "best_rsum": np.float64(123.5), "opt": opt,
-            "Eiters": 77}
+    text = text or made(EncoderText, opt, 1).state_dict()
+    return {"epoch": 3, "model": [image, text], "best_rsum": np.float64(123.5), "opt": opt, "Eiters": 77}
 
 
 def load(stored, path, words=WORDS, **how):
@@ -175,11 +146,12 @@ def write_split(root, features, seed=5, repeat=1):
     return captions
 
 
-def compare(model, words, split, images, captions):
-    """Embeddings close to the twin's."""
+@torch.no_grad()
+def compare(model, words, split, image, text, inputs, captions):
+    """Embeddings close to those of the original's networks in float64."""
     ours = encode.encode(model, split, split.encode(words), torch.device("cpu"))
-    np.testing.assert_allclose(ours[0].mean, images, atol=2e-5)
-    np.testing.assert_allclose(ours[1].mean, captions, atol=2e-5)
+    np.testing.assert_allclose(ours[0].mean, image.double()(inputs.double()), atol=2e-5)
+    np.testing.assert_allclose(ours[1].mean, text.double()(captions), atol=2e-5)
 
 
 VARIANTS = [{}, {"no_imgnorm": True}, {"num_layers": 2, "max_violation": True, "margin": 0.1},
@@ -189,13 +161,13 @@ VARIANTS = [{}, {"no_imgnorm": True}, {"num_layers": 2, "max_violation": True, "
 @pytest.mark.parametrize("changes", VARIANTS)
 def test_vsepp_on_features_embeds_as_the_original(tmp_path, changes):
     opt = namespace(**changes)
-    stored = original_checkpoint(opt, precomp_state(opt))
+    image, text = made(EncoderImage, opt), made(EncoderText, opt, 1)
+    stored = original_checkpoint(opt, image.state_dict(), text.state_dict())
     model, words, options, converted = load(stored, tmp_path / "model_best.pth.tar")
     features = 3 * torch.randn(40, 9, generator=torch.Generator().manual_seed(3))
     captions = write_split(tmp_path / "d" / "x", features, repeat=5)
     split = read_split(str(tmp_path / "d"), "x", "test")
-    compare(model, words, split, original_features(stored["model"][0], opt, features),
-            original_captions(stored["model"][1], opt, captions))
+    compare(model, words, split, image, text, features, captions)
     assert options.sim == {"cosine": "dot", "order": "order"}[opt.measure]
     assert (options.margin, options.max_violation, options.use_abs, options.no_imgnorm, options.data_name) == \
         (opt.margin, opt.max_violation, opt.use_abs, opt.no_imgnorm, "coco_precomp")
@@ -211,13 +183,13 @@ def test_vsepp_on_features_embeds_as_the_original(tmp_path, changes):
 def test_vsrn_embeds_as_the_original(tmp_path, data_name, ticks):
     opt = namespace(data_name=data_name, dim_vid=2048, max_len=60, rnn_type="gru", max_violation=True)
     del opt.cnn_type, opt.finetune
-    stored = original_checkpoint(opt, vsrn_state(opt, ticks))
-    model, words, options, converted = load(stored, tmp_path / "v.pth.tar")
+    image, text = made(EncoderGraph, opt, scale=0.25), made(EncoderText, opt, 1)
+    state = {name: x for name, x in image.state_dict().items() if ticks or not name.endswith("num_batches_tracked")}
+    model, words, options, converted = load(original_checkpoint(opt, state, text.state_dict()), tmp_path / "v.pth.tar")
     regions = torch.rand(16, 36, 9, generator=torch.Generator().manual_seed(3))
     captions = write_split(tmp_path / "d" / "x", regions)
     split = read_split(str(tmp_path / "d"), "x", "test")
-    compare(model, words, split, original_graph(stored["model"][0], opt, regions),
-            original_captions(stored["model"][1], opt, captions))
+    compare(model, words, split, image, text, regions, captions)
     f30k = data_name == "f30k_precomp"
     assert (options.img_enc, options.region_norm, options.region_bn, options.feature_norm, options.img_dim) == \
         ("vsrn", "regions", f30k, not f30k, 9)
@@ -227,7 +199,7 @@ def test_vsrn_embeds_as_the_original(tmp_path, data_name, ticks):
 @pytest.mark.parametrize("ticks", [True, False])
 def test_vsepp_with_a_cnn_embeds_as_the_original(tmp_path, ticks):
     """A ResNet-18 behind DataParallel, with and without the counters that BatchNorm had not before torch 0.4.1."""
-    opt = namespace(data_name="f8k", cnn_type="resnet18", img_dim=4096, crop_size=192, finetune=True)
+    opt = namespace(data_name="f8k", cnn_type="resnet18", img_dim=512, crop_size=192, finetune=True)
     torch.manual_seed(0)
     net = import_torchvision().models.resnet18(weights=None)
     net.fc = torch.nn.Sequential()
@@ -236,15 +208,15 @@ def test_vsepp_with_a_cnn_embeds_as_the_original(tmp_path, ticks):
     for name, value in state.items():
         if name.endswith(("running_mean", "running_var")):
             value.copy_(0.2 * torch.rand_like(value) + (1 if name.endswith("var") else 0))
-    image = {**tensors({"fc.weight": (12, 512), "fc.bias": (12,)}), **state}
-    model, _, options, _ = load(original_checkpoint(opt, image), tmp_path / "c.pth.tar")
+    last = made(EncoderImage, opt)
+    model, _, options, _ = load(original_checkpoint(opt, {**last.state_dict(), **state}), tmp_path / "c.pth.tar")
     assert (options.img_enc, options.img_dim, options.cnn_type, options.crop_size, options.finetune) == \
         ("cnn", None, "resnet18", 192, True)
 
     photos = torch.randn(3, 3, 192, 192, generator=torch.Generator().manual_seed(3))
     net.load_state_dict({name.removeprefix("cnn.module."): value for name, value in state.items()}, strict=False)
     with torch.no_grad():
-        expected = original_features(image, opt, original_norm(net.double().eval()(photos.double())))
+        expected = last.double()(original_norm(net.double().eval()(photos.double())))
         np.testing.assert_allclose(model.embed_images(photos).mean, expected, atol=2e-5)
 
 
@@ -353,7 +325,7 @@ def test_checkpoints_that_want_to_run_code_are_refused(tmp_path, monkeypatch, at
 def changed(**parts):
     """A checkpoint with one thing wrong."""
     opt = parts.pop("opt", {})
-    whole = original_checkpoint(namespace(**opt), precomp_state(namespace()), text_state(namespace()))
+    whole = original_checkpoint(namespace(**opt), precomp_state(namespace()))
     stored = {**whole, "best_rsum": 123.5}
     for name, state in (("image", stored["model"][0]), ("text", stored["model"][1])):
         for key, value in parts.pop(name, {}).items():
