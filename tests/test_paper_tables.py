@@ -4,8 +4,6 @@ import contextlib
 import json
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -186,15 +184,10 @@ def test_lists_name_rows_and_what_has_to_be_fetched_in_100_columns(capsys):
 
 # ---- running
 
-SMALL_TABLE = """
-from paper_tables.runner import Row, Table, main, recalls
-WASSERSTEIN = "train.py --data_name coco --sim wasserstein", "evaluate.py --fold5"
-POINT = "train.py --data_name coco --max_violation", "evaluate.py --fold5"
-TABLE = Table("t", (recalls(),), (Row("a", (1.0,) * 6, (WASSERSTEIN,)), Row("b", (2.0,) * 6, (POINT,)),
-                                  Row("c", (3.0,) * 6)))
-if __name__ == "__main__":
-    main(TABLE)
-"""
+WASSERSTEIN, POINT = ((f"train.py --data_name coco {words}", "evaluate.py --fold5")
+                      for words in ("--sim wasserstein", "--max_violation"))
+SMALL_TABLE = Table("t", (recalls(),), (Row("a", (1.0,) * 6, (WASSERSTEIN,)), Row("b", (2.0,) * 6, (POINT,)),
+                                        Row("c", (3.0,) * 6)))
 
 
 def in_this_process(step: Step) -> str:
@@ -210,41 +203,26 @@ def in_this_process(step: Step) -> str:
     return ""
 
 
-@pytest.fixture
-def table_command(tmp_path, demo_path, monkeypatch, capsys):
-    """Stdout and stderr of a small table's command."""
-    monkeypatch.setattr(runner, "execute", in_this_process)
-    module = {"__name__": "table"}
-    exec(SMALL_TABLE, module)
-
-    def call(*more) -> tuple[str, str]:
-        capsys.readouterr()
-        with contextlib.chdir(ROOT):
-            runner.main(module["TABLE"], "",
-                        ["--demo", "--data_path", demo_path, "--runs", str(tmp_path / "runs"), *more])
-        captured = capsys.readouterr()
-        return captured.out, captured.err
-    return call
-
-
 @pytest.mark.slow
-def test_a_table_runs_resumes_and_skips(tmp_path, demo_path, table_command):
-    dry, _ = table_command("--dry_run")
+def test_a_table_runs_resumes_and_skips(tmp_path, demo_path, monkeypatch, capsys):
+    monkeypatch.setattr(runner, "execute", in_this_process)
+
+    def call(*more):
+        capsys.readouterr()
+        runner.main(SMALL_TABLE, "", ["--demo", "--data_path", demo_path, "--runs", str(tmp_path / "runs"), *more])
+        return capsys.readouterr()
+    dry = call("--dry_run").out
     assert dry.count("train.py") == 2 and dry.count("evaluate.py") == 2 and not (tmp_path / "runs").exists()
-    (tmp_path / "table.py").write_text(SMALL_TABLE)         # as a user runs it: three processes
-    first = subprocess.run([sys.executable, str(tmp_path / "table.py"), "--demo", "--data_path", demo_path, "--runs",
-                            str(tmp_path / "runs"), "--only", "a"], capture_output=True, text=True, cwd=ROOT,
-                           env={**os.environ, "PYTHONPATH": ROOT})
-    assert first.returncode == 0, first.stderr
-    assert "a: ours (1)" in first.stdout and "train.py" in first.stderr and first.stdout.count("difference") == 1
+    out, err = call("--only", "a")
+    assert "a: ours (1)" in out and "train.py" in err and out.count("difference") == 1
     folder = next(path for path in (tmp_path / "runs" / "demo").iterdir() if path.is_dir())
     log = (folder / "log.txt").read_text().splitlines(keepends=True)
     (folder / "log.txt").write_text("".join(log[:-1]))      # as if it had been stopped before its end
     next(folder.glob("results_*.json")).unlink()
-    again, err = table_command()
+    again, err = call()
     assert "--resume" in err and "c: published only" in again
     assert sum("train.py" in line for line in err.splitlines() if line.startswith("[")) == 2
-    skipped, err = table_command("--runs", f"{tmp_path}/./runs")
+    skipped, err = call("--runs", f"{tmp_path}/./runs")
     assert "train.py" not in err and again == skipped
     figures.main(["--checkpoint", str(folder), "--photos", os.path.join(demo_path, "demo", "images"), "--count", "2",
                   "--output", str(tmp_path / "picture.png")])
@@ -253,8 +231,7 @@ def test_a_table_runs_resumes_and_skips(tmp_path, demo_path, table_command):
 
 def test_halves_of_val2014_are_disjoint_and_even(tmp_path, demo_path, capsys):
     os.symlink(os.path.join(demo_path, "demo_coco"), tmp_path / "coco")
-    words = ["--data_path", str(tmp_path)]
-    coco_halves.main(words)
+    coco_halves.main(["--data_path", str(tmp_path)])
     assert "images to train on" in capsys.readouterr().out
     train_, dev, test = (read_split(str(tmp_path), "coco_halves", name).require_sound()
                          for name in ("train", "dev", "test"))
@@ -263,9 +240,6 @@ def test_halves_of_val2014_are_disjoint_and_even(tmp_path, demo_path, capsys):
         stored = json.loads((tmp_path / "coco" / "annotations" / f"captions_{part}.json").read_text())
         wanted = {(a["image_id"], a["caption"]) for a in stored["annotations"]}
         assert {(s.image_ids[i], c) for s in splits for i, c in zip(s.caption_image, s.captions)} == wanted
-    before = (tmp_path / "coco_halves" / "dataset_coco_halves.json").read_bytes()
-    coco_halves.main(words)                                 # again: the same halves
-    assert (tmp_path / "coco_halves" / "dataset_coco_halves.json").read_bytes() == before
     with pytest.raises(SystemExit, match="there is no file .*captions_train2014.json; put COCO's captions"):
         coco_halves.main(["--data_path", str(tmp_path / "nowhere")])
 

@@ -179,23 +179,21 @@ def test_the_uncertainty_of_crops_and_captions(call, runs, capsys):
     report = call(figure2, ["wasserstein", "gce"], "--output", "o", numbers="o/uncertainty.json")
     shown = capsys.readouterr().out
     manifest, model = prepare.load_manifest(str(runs / "m.json")), encoder(runs, "wasserstein")
-    triplets = manifest["triplets"]["40"]
-    assert report["triplets"] == len(triplets) and os.path.getsize("o/uncertainty.png") > 10_000
-    for side, sign in (("images", 1), ("captions", -1)):
-        values = {}
-        for which in "ac":
-            e = (model.crops([(encoding.photo_path(manifest, t["image"]), tuple(t[which])) for t in triplets])
-                 if side == "images" else model.captions([t[f"caption_{which}"] for t in triplets]))
-            values[which] = uncertainty(e).double().numpy()
-        entry = report["models"]["wasserstein"][side]["40"]
-        assert entry["a"]["mean"] == pytest.approx(values["a"].mean(), abs=1e-4)
-        assert entry["difference"]["mean"] == pytest.approx((values["c"] - values["a"]).mean(), abs=1e-4)
-        assert entry["difference"]["share"] == pytest.approx(100 * (sign * (values["c"] - values["a"]) > 0).mean())
-    items, entry = triplets, report["models"]["wasserstein"]["captions"]["40"]
+    items, sides = manifest["triplets"]["40"], report["models"]["wasserstein"]
+    assert report["triplets"] == len(items) and os.path.getsize("o/uncertainty.png") > 10_000
     others = [f"{t['caption_a']} and {other['caption_b']}" for t, other in zip(items, items[1:] + items[:1])]
-    a, d = (uncertainty(model.captions(texts)).double().numpy() for texts in ([t["caption_a"] for t in items], others))
-    assert entry["other"]["mean"] == pytest.approx((d - a).mean(), abs=1e-4)
-    assert "d" not in report["models"]["wasserstein"]["images"]["40"]
+    crop_a, crop_c = (model.crops([(encoding.photo_path(manifest, t["image"]), tuple(t[letter])) for t in items])
+                      for letter in "ac")
+    texts = [[t["caption_a"] for t in items], [t["caption_c"] for t in items], others]
+    values = {"images": [crop_a, crop_c], "captions": [model.captions(captions) for captions in texts]}
+    for side, sign in (("images", 1), ("captions", -1)):
+        a, c, *d = (uncertainty(e).double().numpy() for e in values[side])
+        entry = sides[side]["40"]
+        assert entry["a"]["mean"] == pytest.approx(a.mean(), abs=1e-4)
+        assert entry["difference"]["mean"] == pytest.approx((c - a).mean(), abs=1e-4)
+        assert entry["difference"]["share"] == pytest.approx(100 * (sign * (c - a) > 0).mean())
+        for x in d:
+            assert entry["other"]["mean"] == pytest.approx((x - a).mean(), abs=1e-4)
     assert f"{entry['other']['mean']:+.2f} [" in next(line for line in shown.splitlines() if "captions, 40%" in line)
     assert "images" not in report["models"]["gce"] and set(report["models"]["gce"]["captions"]) == {"20", "40"}
     assert len(re.findall("as in the paper|AGAINST the paper|no difference found", shown)) == 6
@@ -223,31 +221,26 @@ def test_selection_is_that_of_a_slow_loop(call, runs):
         return [s["s", "s"] - s["s", "l"], s["l", "l"] - s["l", "s"], s["s", "s"] - s["l", "s"],
                 s["l", "l"] - s["s", "l"]]
 
-    def same(hits, reference):
-        """hits (G, 4, N) bool, reference (G, N, 4); an untrained model's near ties may fall either way."""
-        reference = np.array(reference).transpose(0, 2, 1)
-        clear = np.abs(reference) > 1e-5
+    triplets, wholes = manifest["triplets"], manifest["wholes"]
+    four = [[margins(t["image"], t["a"], t["c"], t["caption_a"], t["caption_c"]) for t in items]
+            for items in triplets.values()]
+    three = [[margins(w["image"], w["crops"][k], encoding.whole_box(manifest, w["image"]), w["captions"][k],
+                      w["description"]) for w in wholes] for k in range(3)]
+    for kind, hits, slow, order in (
+            ("table4", selection.table4(model, manifest, triplets, 0)[""], four, [0, 1, 2, 3]),
+            ("section34", selection.section34(model, manifest, wholes, 0)[""], three, [2, 3, 0, 1])):
+        slow = np.array(slow).transpose(0, 2, 1)[:, order]                          # (G, N, 4) -> (G, 4, N)
+        clear = np.abs(slow) > 1e-5                          # an untrained model's near ties may fall either way
         assert clear.mean() > 0.8
-        np.testing.assert_array_equal(hits[clear], reference[clear] > 0)
-    hits = selection.table4(model, manifest, manifest["triplets"], 0)[""]
-    same(hits, [[margins(t["image"], t["a"], t["c"], t["caption_a"], t["caption_c"]) for t in triplets]
-                for triplets in manifest["triplets"].values()])
-    for triplets, found in zip(manifest["triplets"].values(), hits):
-        one = [t["a"] == t["c"] for t in triplets]
-        assert not found[2:, one].any()                      # a choice between equals is never right
-    for percent, found in zip(manifest["triplets"], hits):
+        np.testing.assert_array_equal(hits[clear], slow[clear] > 0)
+        row = report[kind]["wasserstein"]
+        assert [row[q]["percent"] for q in selection.COLUMNS[kind][:4]] == pytest.approx(list(100 * hits.mean((0, 2))))
+    hits, row = selection.table4(model, manifest, triplets, 0)[""], report["table4"]["wasserstein"]
+    for (percent, items), found in zip(triplets.items(), hits):
+        assert not found[2:, [t["a"] == t["c"] for t in items]].any()       # a choice between equals is never right
         shares = report["table4_by_threshold"][percent]["wasserstein"].values()
         assert list(shares) == pytest.approx(list(100 * found.mean(1)))
-    row = report["table4"]["wasserstein"]
-    assert [row[q]["percent"] for q in selection.COLUMNS["table4"][:4]] == pytest.approx(list(100 * hits.mean((0, 2))))
     assert row["images to text"]["percent"] == pytest.approx((row["crop A"]["percent"] + row["crop C"]["percent"]) / 2)
-    hits = selection.section34(model, manifest, manifest["wholes"], 0)[""]
-    same(hits[:, [2, 3, 0, 1]],
-         [[margins(w["image"], w["crops"][k], encoding.whole_box(manifest, w["image"]), w["captions"][k],
-                                          w["description"]) for w in manifest["wholes"]] for k in range(3)])
-    row = report["section34"]["wasserstein"]
-    assert [row[q]["percent"] for q in selection.COLUMNS["section34"][:4]] == pytest.approx(
-        list(100 * hits.mean((0, 2))))
     assert list(report["table4"]) == ["cosine", "wasserstein", "wasserstein means only", "wasserstein variances dealt"]
     for entry in report["table4"]["cosine"].values():
         assert entry["low"] <= entry["percent"] <= entry["high"] and entry["difference"]["difference"] == 0
