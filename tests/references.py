@@ -76,6 +76,15 @@ def slow_summary(ranks):
             "medr": middle // 1 + 1, "meanr": sum(ranks) / len(ranks) + 1, "queries": len(ranks)}
 
 
+def slow_retrieval(scores, caption_image):
+    """Both directions by loops; images without captions are not queries."""
+    n, m = scores.shape
+    own = [[c for c in range(m) if caption_image[c] == i] for i in range(n)]
+    result = {"i2t": slow_summary([slow_rank(scores[i], own[i]) for i in range(n) if own[i]]),
+              "t2i": slow_summary([slow_rank(scores[:, c], [caption_image[c]]) for c in range(m)])}
+    return result | {"rsum": sum(result[side][f"r{k}"] for side in ("i2t", "t2i") for k in (1, 5, 10))}
+
+
 def slow_precisions(row, positives):
     """R-precision and AP@R, (1 / R) sum over k = 1 .. R of (share of positives in the top k) x (item k is one). What
     is excluded (-inf) is not a part of the gallery; where scores tie, non-positives stand first."""

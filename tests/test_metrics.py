@@ -11,21 +11,12 @@ import scipy.stats
 import torch
 
 import metrics
-from tests.references import slow_precisions, slow_rank, slow_summary
+from tests.references import slow_precisions, slow_rank, slow_retrieval
 
 SIDES = ("i2t", "t2i")
 
 
 # ---- ranks and recalls of the original pairs
-
-def slow_retrieval(scores, caption_image):
-    """Both directions by loops; images without captions are not queries."""
-    n, m = scores.shape
-    own = [[c for c in range(m) if caption_image[c] == i] for i in range(n)]
-    result = {"i2t": slow_summary([slow_rank(scores[i], own[i]) for i in range(n) if own[i]]),
-              "t2i": slow_summary([slow_rank(scores[:, c], [caption_image[c]]) for c in range(m)])}
-    return result | {"rsum": sum(result[side][f"r{k}"] for side in SIDES for k in (1, 5, 10))}
-
 
 def check_retrieval(result, expected):
     assert set(result) == {*SIDES, "rsum"} and result["rsum"] == pytest.approx(expected["rsum"])

@@ -25,13 +25,13 @@ FORMULAS = formulas()
 N, M, D = 15, 52, 6
 
 
-def embeddings(name, seed=0):
+def embeddings(name, seed=0, n=N, m=M):
     """Image and caption sides (mean, log-variance or None), captions near their images, and the image of each caption:
     unequal numbers, shuffled, image 3 without any."""
-    rng = np.random.default_rng(seed)
-    owner = rng.permutation(np.r_[np.setdiff1d(np.arange(N), 3), rng.choice(np.setdiff1d(np.arange(N), 3), M - N + 1)])
-    image = rng.standard_normal((N, D))
-    caption = image[owner] + 0.8 * rng.standard_normal((M, D))
+    rng, others = np.random.default_rng(seed), np.setdiff1d(np.arange(n), 3)
+    owner = rng.permutation(np.r_[others, rng.choice(others, m - n + 1)])
+    image = rng.standard_normal((n, D))
+    caption = image[owner] + 0.8 * rng.standard_normal((m, D))
     variances = {"cosine": (0, 0), "mahalanobis": (0, 1)}.get(name, (1, 1))
     sides = [(mean, rng.uniform(-1, 1, mean.shape))[:1 + given] for mean, given in zip((image, caption), variances)]
     return [Embedding(*(torch.from_numpy(x.astype(np.float32)) for x in side)) for side in sides], owner
@@ -65,19 +65,8 @@ def judgements(owner):
     return ratings, annotations.match_by_ratings(ratings, owner)
 
 
-def cxc(e, ratings, pairs, fold5, record, samples=50):
-    """Crisscrossed Captions of everything, and of the folds."""
-    e.judged["cxc"] = Crisscrossed(ratings, pairs)
-    found = {"cxc": protocols.cxc(e, protocols.everything(e), record, "cxc", samples)}
-    return found | ({"cxc_folds5": mean_over_folds(protocols.cxc, e, record, "cxc_folds5")} if fold5 else {})
-
-
 def mean_over_folds(protocol, e, record, name):
     return metrics.average([protocol(e, fold, record, name) for fold in protocols.folds(e)])
-
-
-def options(*words):
-    return evaluate.parse_args(list(words))
 
 
 # ---- the definitions
@@ -117,10 +106,6 @@ def galleries(owner, size, count):
             for k in range(0, size * count, size)]
 
 
-def cases(owner):
-    return [("cxc", galleries(owner, None, 1)), ("cxc_folds5", galleries(owner, 3, 5))]
-
-
 def ends(side, images, captions):
     return (images if side[0] == "i" else captions), (images if side[2] == "i" else captions)
 
@@ -151,9 +136,10 @@ def test_cxc_equals_definition(small, monkeypatch, name):
     subject, scores, ratings, pairs = problem(name)
     record, rated, correlate = Record(), [], metrics.sampled_spearman
     monkeypatch.setattr(metrics, "sampled_spearman", lambda *given: rated.append(given) or correlate(*given))
-    found = cxc(subject, ratings, pairs, True, record, samples=50)
-    assert set(found) == {"cxc", "cxc_folds5"}
-    for protocol, parts in cases(subject.caption_image):
+    subject.judged["cxc"], owner = Crisscrossed(ratings, pairs), subject.caption_image
+    found = {"cxc": protocols.cxc(subject, protocols.everything(subject), record, "cxc", 50),
+             "cxc_folds5": mean_over_folds(protocols.cxc, subject, record, "cxc_folds5")}
+    for protocol, parts in (("cxc", galleries(owner, None, 1)), ("cxc_folds5", galleries(owner, 3, 5))):
         for side in ("i2t", "t2i", "t2t", "i2i"):
             precision = "rpc2" if side in ("i2t", "t2i") else None
             check(found[protocol], record, protocol, side, scores, pairs, parts, precision)
@@ -191,7 +177,7 @@ def test_original_pairs_equal_definition(small):
     assert record["full", "i2t", "rank"][3] != record["full", "i2t", "rank"][3]             # NaN: no captions, no query
 
 
-@pytest.mark.parametrize("sides", [("i2t",), ("t2i",), ("i2t", "t2i")])
+@pytest.mark.parametrize("sides", [("t2i",), ("i2t", "t2i")])
 def test_positives_of_one_direction_or_both(small, sides):
     subject, scores, _, pairs = problem("cosine")
     subject.judged["positives"], record = {side: pairs[side] for side in sides}, Record()
@@ -217,12 +203,6 @@ def test_an_ensemble_is_the_mean_of_scores(small):
     others = ~np.eye(M, dtype=bool)                                      # a caption's score with itself is not used
     for rows, score in blocks_within(subject, "captions", np.arange(M), 7):
         assert score.numpy()[others[rows]] == pytest.approx(within[rows][others[rows]], abs=1e-5)
-    ratings, pairs = judgements(owner)
-    record = Record()
-    found = cxc(subject, ratings, pairs, False, record, 5)
-    scores = {"i2t": between, "t2i": between.T, "t2t": within}
-    for side, precision in (("i2t", "rpc2"), ("t2i", "rpc2"), ("t2t", None)):
-        check(found["cxc"], record, "cxc", side, scores, pairs, galleries(owner, None, 1), precision)
 
 
 def test_pmrp_equals_definition(small):
@@ -265,7 +245,7 @@ def test_uncertainty_report_leaves_out_what_is_no_query():
     spread = torch.tensor([[0.0], [1], [2], [3], [9]])                              # log det Sigma of five captions
     e = Embeddings("x", np.zeros(5, int), 1, [Member(None, None, Embedding(torch.zeros(5, 1), spread))])
     record = Record({("full", "t2i", "rank"): np.array([0.0, 0, 5, 1, np.nan])})
-    report = protocols.report_uncertainty(e, options("--uncertainty"), record)["captions"]
+    report = protocols.report_uncertainty(e, evaluate.parse_args(["--uncertainty"]), record)["captions"]
     assert report["recall_bins"]["recall"] == [100, 100, 0, 0] and report["risk_coverage"]["area_random"] == 50
     assert report["risk_coverage"]["risk"] == pytest.approx([0, 0, 100 / 3, 50])
     assert report["mean"] == 3
@@ -276,21 +256,8 @@ def test_uncertainty_report_leaves_out_what_is_no_query():
 NAMES = ["cosine", "kl"]
 
 
-def gaussians(n: int, seed: int) -> Embedding:
-    rng = np.random.default_rng(seed)
-    return Embedding(*(torch.from_numpy(x.astype(np.float32)) for x in (rng.standard_normal((n, D)),
-                                                                        rng.uniform(-1, 1, (n, D)))))
-
-
-def member(name: str, seed: int, n: int = N, m: int = M) -> Member:
-    return Member(FORMULAS[name], gaussians(n, seed), gaussians(m, seed + 1))
-
-
-def owners(n: int, m: int) -> np.ndarray:
-    """The image of each caption: shuffled, unequal numbers, image 2 without any."""
-    with_captions = np.setdiff1d(np.arange(n), 2)
-    rng = np.random.default_rng(0)
-    return rng.permutation(np.r_[with_captions, rng.choice(with_captions, m - n + 1)])
+def member(name: str, *words) -> Member:
+    return Member(FORMULAS[name], *embeddings(name, *words)[0])
 
 
 def term(scores_of_item, beta: float) -> float:
@@ -301,32 +268,23 @@ def term(scores_of_item, beta: float) -> float:
     return max(scores_of_item) + np.log(total / len(scores_of_item)) / beta
 
 
-def slow(name: str, one: Member, queries: Member, beta: dict) -> tuple[np.ndarray, np.ndarray]:
+def slow(name: str, one: Member, queries: Member, beta: float) -> tuple[np.ndarray, np.ndarray]:
     """The numbers that images and captions lose, (N,) and (M,)."""
     by_captions = slow_scores(name, one.images, queries.captions)
     by_images = slow_scores(name, queries.images, one.captions)
-    return (np.array([term(row, beta["t2i"]) for row in by_captions]),
-            np.array([term(column, beta["i2t"]) for column in by_images.T]))
-
-
-def ranks_of(scores: np.ndarray, owner: np.ndarray) -> dict:
-    """0-based ranks of both directions, one query after the other; -1 for an image without captions."""
-    return {"t2i": [references.slow_rank(scores[:, c], [i]) for c, i in enumerate(owner)],
-            "i2t": [references.slow_rank(row, np.flatnonzero(owner == i)) if (owner == i).any() else -1
-                    for i, row in enumerate(scores)]}
+    return np.array([term(row, beta) for row in by_captions]), np.array([term(column, beta) for column in by_images.T])
 
 
 def recall_sums(scores: np.ndarray, owner: np.ndarray) -> dict:
-    numbers = {side: references.slow_summary([r for r in ranks if r >= 0])
-               for side, ranks in ranks_of(scores, owner).items()}
-    return {side: sum(x[f"r{k}"] for k in (1, 5, 10)) for side, x in numbers.items()}
+    numbers = references.slow_retrieval(scores, owner)
+    return {side: sum(numbers[side][f"r{k}"] for k in (1, 5, 10)) for side in ("t2i", "i2t")}
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("block", [3, 1000])
 def test_terms_are_those_of_a_double_loop(name, block):
     one, queries, betas = member(name, 0), member(name, 10, 9, 11), [0.3, 2.0, 40.0]
-    slow_terms = [slow(name, one, queries, {"t2i": beta, "i2t": beta}) for beta in betas]
+    slow_terms = [slow(name, one, queries, beta) for beta in betas]
     for side, expected in zip(("t2i", "i2t"), map(np.array, zip(*slow_terms))):
         found = bank.item_terms([one], [queries], betas, side, block)
         assert found.dtype == np.float32
@@ -342,27 +300,20 @@ def test_large_scores_neither_overflow_nor_vanish(level):
     np.testing.assert_allclose(found, [term(row, 0.5) for row in scores.astype(float)], rtol=1e-6)
 
 
-# ---- the choice of beta
-
-def subject_of(one: Member, owner) -> Embeddings:
-    return Embeddings("x", owner, len(one.images.mean), [one])
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_beta_has_the_highest_recalls_of_its_direction(name):
-    dev, queries, owner = member(name, 40, 20, 70), member(name, 60, 15, 30), owners(20, 70)
-    near = torch.from_numpy(dev.images.mean.numpy()[owner])                     # captions that know their image a bit
-    dev = dev._replace(captions=dev.captions._replace(mean=dev.captions.mean + near))
+    sides, owner = embeddings(name, 40, 20, 70)
+    dev, queries = Member(FORMULAS[name], *sides), member(name, 60, 15, 30)
     scores = slow_scores(name, dev.images, dev.captions)
     plain = recall_sums(scores, owner)
     best, beta = dict(plain), {"t2i": None, "i2t": None}
     for value in np.array(bank.GRID) / scores.std():
-        images, captions = slow(name, dev, queries, {"t2i": value, "i2t": value})
+        images, captions = slow(name, dev, queries, value)
         sums = recall_sums(scores - images[:, None] - captions, owner)
         for side in beta:
             if sums[side] > best[side] + 1e-9:
                 best[side], beta[side] = sums[side], value
-    _, found = bank.normalise([dev], subject_of(dev, owner), [queries], "train", block=6)
+    _, found = bank.normalise([dev], Embeddings("x", owner, 20, [dev]), [queries], "train", block=6)
     for side, value in beta.items():
         assert found["beta"][side] == (None if value is None else pytest.approx(value, rel=1e-4)), side
     assert found["dev_rsum"] == pytest.approx(sum(best.values())) and found["dev_rsum"] >= found["dev_rsum_without"]
@@ -373,7 +324,7 @@ def test_nothing_is_taken_where_dev_does_not_gain():
     """Perfect on dev; or every score the same, which has no spread."""
     points = Embedding(torch.eye(D))
     for one in (Member(cosine, points, points), Member(dot, points, Embedding(torch.ones(D, D)))):
-        terms, found = bank.normalise([one], subject_of(one, np.arange(D)), [member("dot", 0, 4, 6)], "train")
+        terms, found = bank.normalise([one], Embeddings("x", np.arange(D), D, [one]), [member("dot", 0, 5, 6)], "train")
         assert found["beta"] == {"t2i": None, "i2t": None}
         assert found["dev_rsum"] == found["dev_rsum_without"]
         assert not terms[0].any() and not terms[1].any()
@@ -437,8 +388,7 @@ def test_the_command_takes_the_terms_of_train_at_the_betas_of_dev(small_run, ev,
 @pytest.mark.parametrize("words, message", [
     (["--bank", "train", "--split", "train"], "--bank train holds queries of dev, .* or of the split that is"),
     (["--bank", "testall"], "--bank testall holds queries"), (["--bank", "val"], "--bank val holds queries"),
-    (["--bank", "train", "--split", "val"], "chooses beta on dev, so the split val is not a test of it"),
-    (["--bank", "none"], "no file .*none_caps.txt"), (["--bank", "../x"], "'../x' is not a name of a split")])
+    (["--bank", "train", "--split", "val"], "chooses beta on dev, so the split val is not a test of it")])
 def test_splits_that_can_be_no_bank_are_refused(small_run, capsys, words, message):
     helpers.refused(capsys, evaluate.main, ["--checkpoint", small_run("--sim", "cosine"), *words], message)
 
