@@ -81,8 +81,6 @@ def find_photos(folder: str, skip_broken: bool = False, exclude=()) -> tuple[lis
         f"{what}: {len(names):,} left out, the first: {ascii(min(names))}" for what, names in omitted.items()]
 
 
-
-
 # ---- captions
 
 def assign_split(name: str) -> str:

@@ -16,11 +16,9 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 import cli
 from cli import Arguments, InputError, check, data_set, filename, positive, torch_device, workers
@@ -30,19 +28,10 @@ from features.folder import CAPTIONS, find_photos, read_captions
 from features.networks import KINDS, SIDE_BY_SIDE, build_network, feature_shape
 from features.store import ALL, SPLITS, ComputeConfig, Part
 from files import mapped, read_array, remove, save_array, save_json, save_lines
-from images import Photos, read_photo
+from images import Photos
 from model import CNNS
 
 BATCH = {"cuda": 64, "cpu": 8}        # photos per step; larger maps cost a CPU memory anew each time
-
-
-class PhotoReader(NamedTuple):
-    """Reads photo n for a network."""
-    paths: list[str]
-    transform: Callable
-
-    def __call__(self, n: int) -> Tensor:
-        return self.transform(read_photo(self.paths[n]))
 
 
 def extract(folder: str, split: str, paths: list[str], names: list[str], network: tuple, config: ComputeConfig,
@@ -67,7 +56,7 @@ def extract(folder: str, split: str, paths: list[str], names: list[str], network
             part[photo.digest] = row
     missing = sum(key not in part for key in keys)
     try:
-        broken = store.compute(part, keys, PhotoReader(paths, transform),
+        broken = store.compute(part, keys, store.PhotoReader(paths, transform),
                                lambda batch: net(torch.stack(batch).to(config.device)).cpu().numpy().astype(dtype),
                                config, split)
     except InputError as error:

@@ -9,17 +9,19 @@ import glob
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from cli import InputError, check
 from data import chunks, read_extractors, stream
 from files import file_digest, output, read_array, read_json, refusing, remove, save_json, sha256
+from images import read_photo
 
 ALL = "all"                           # the split that holds a folder of photos
 SPLITS = ("train", "restval", "dev", "val", "test", "testall")
@@ -76,8 +78,6 @@ def read_rows(folder: str, split: str, line: str, shape: tuple, dtype) -> tuple[
     return (photos, rows) if (rows.shape, rows.dtype) == ((len(photos), *shape), dtype) else ([], [])
 
 
-
-
 def record_extractor(folder: str, suffix: str, line: str) -> None:
     """Write to features.json what makes {split}_{suffix}.npy in this folder.
 
@@ -127,6 +127,15 @@ class Part:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+class PhotoReader(NamedTuple):
+    """Reads photo n for a network."""
+    paths: list[str]
+    transform: Callable
+
+    def __call__(self, n: int) -> Tensor:
+        return self.transform(read_photo(self.paths[n]))
+
+
 def read_items(read: Callable, index: np.ndarray) -> list:
     """Read items in a worker process, or the InputError of an item in its place."""
     def read_one(n: int):
@@ -137,22 +146,31 @@ def read_items(read: Callable, index: np.ndarray) -> list:
     return [read_one(n) for n in index.tolist()]
 
 
+def read_batches(read: Callable, items: list[int], batch_size: int, workers: int,
+                 title: str) -> Iterator[tuple[dict, dict[int, InputError]]]:
+    """Read items in worker processes: {item: value} of a batch, and {item: why it cannot be read}."""
+    batches = chunks(np.array(items, int), batch_size)
+    results = stream(partial(read_items, read), batches, workers)
+    with contextlib.closing(results), tqdm(total=len(items), desc=title, disable=None, leave=False) as bar:
+        for index, values in zip(batches, results):
+            faults = {n: value for n, value in zip(index.tolist(), values) if isinstance(value, InputError)}
+            yield {n: value for n, value in zip(index.tolist(), values) if n not in faults}, faults
+            bar.update(len(index))
+
+
 def compute(part: Part, keys: list[str], read, encode, config: ComputeConfig, title: str) -> dict[int, InputError]:
     """Put encode([read(n), ...]) into the part, of items whose keys (N,) it lacks.
 
     `read` runs in worker processes. Returns {n: why item n cannot be read}, which raises InputError without
     config.skip_broken.
     """
-    batches = chunks(np.array([n for n, key in enumerate(keys) if key not in part], int), config.batch_size)
-    results, faults = stream(partial(read_items, read), batches, config.workers), {}
-    with (torch.no_grad(), contextlib.closing(results),
-          tqdm(total=sum(map(len, batches)), desc=title, disable=None, leave=False) as bar):
-        for index, values in zip(batches, results):
-            sound = {keys[n]: value for n, value in zip(index.tolist(), values) if not isinstance(value, InputError)}
-            for key, value in zip(sound, encode(list(sound.values())) if sound else ()):
-                part[key] = value
-            faults |= {n: value for n, value in zip(index.tolist(), values) if isinstance(value, InputError)}
-            if faults and not config.skip_broken:
-                raise next(iter(faults.values()))
-            bar.update(len(index))
-    return faults
+    missing, broken = [n for n, key in enumerate(keys) if key not in part], {}
+    batches = read_batches(read, missing, config.batch_size, config.workers, title)
+    with torch.no_grad(), contextlib.closing(batches):
+        for values, faults in batches:
+            for n, value in zip(values, encode([*values.values()]) if values else ()):
+                part[keys[n]] = value
+            broken |= faults
+            if broken and not config.skip_broken:
+                raise next(iter(broken.values()))
+    return broken

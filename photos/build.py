@@ -3,19 +3,16 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from cli import InputError, check
-from data import chunks, read_split, stream
+from data import chunks, read_split
 from features.folder import find_photos, matches, read_images
-from features.store import PhotoFile, read_items, stat_photo
-from images import Features, read_photo
+from features.store import PhotoFile, PhotoReader, read_batches, stat_photo
+from images import Features
 from losses import Embedding
 from options import check_fits
 from photos.encoder import Encoder
@@ -38,28 +35,6 @@ def count_photos(n: int) -> str:
 
 
 # ---- a folder of photos
-
-def prepare(paths: list[str], transform, n: int) -> Tensor:
-    """Read photo n and prepare it for a network."""
-    return transform(read_photo(paths[n]))
-
-
-@torch.no_grad()
-def embed_photos(encoder: Encoder, paths: list[str], todo: list[int],
-                 workers: int) -> Iterator[tuple[dict[int, str], list[int], Embedding | None]]:
-    """Embed the photos `todo` of paths in batches: {photo: its fault}, the other photos and their embedding."""
-    if not todo:
-        return
-    network, transform = encoder.photo_network
-    read, batches = partial(read_items, partial(prepare, paths, transform)), chunks(np.array(todo), BATCH)
-    with tqdm(total=len(todo), desc="photos", disable=None, leave=False) as bar:
-        for batch, values in zip(batches, stream(read, batches, workers)):
-            faults = {n: str(value) for n, value in zip(batch.tolist(), values) if isinstance(value, InputError)}
-            ready = [value for value in values if not isinstance(value, InputError)]
-            images = encoder.images(network(torch.stack(ready).to(encoder.device))).to("cpu") if ready else None
-            yield faults, [n for n in batch.tolist() if n not in faults], images
-            bar.update(len(batch))
-
 
 def read_trained_features(encoder: Encoder, folder: str) -> tuple[Features | None, dict[str, int]]:
     """Read the features of a folder that a run was trained on, and {digest: row}."""
@@ -148,6 +123,7 @@ def leave_out_removed(photos: list[PhotoFile], removed: dict[str, str], back: li
     return rest, len(photos) - len(rest)
 
 
+@torch.no_grad()
 def embed_new(index: Index, photos: list[PhotoFile], encoder: Encoder, folder: str,
               workers: int) -> tuple[int, dict[str, str]]:
     """Put the photos that a folder holds now into an index, in the order of their names.
@@ -155,13 +131,13 @@ def embed_new(index: Index, photos: list[PhotoFile], encoder: Encoder, folder: s
 
     Returns how many photos were embedded, and {name: fault} of those that cannot be read.
     """
-    rows = {photo.digest: row for row, photo in enumerate(index.photos)}
-    done = [n for n, photo in enumerate(photos) if photo.digest and photo.digest in rows]       # numbers of photos
-    known, pieces = len(done), [index.embedding.rows([rows[photos[n].digest] for n in done])] if done else []
-    trained, rows = read_trained_features(encoder, folder)
+    row_of = {photo.digest: row for row, photo in enumerate(index.photos)}
+    done = [n for n, photo in enumerate(photos) if photo.digest and photo.digest in row_of]     # numbers of photos
+    known, pieces = len(done), [index.embedding.rows([row_of[photos[n].digest] for n in done])] if done else []
     todo = sorted({*range(len(photos))} - {*done})
-    for part in chunks([n for n in todo if photos[n].digest in rows], ROWS):
-        pieces.append(encoder.images(trained.gather([rows[photos[n].digest] for n in part])).to("cpu"))
+    trained, row_of = read_trained_features(encoder, folder)
+    for part in chunks([n for n in todo if photos[n].digest in row_of], ROWS):
+        pieces.append(encoder.images(trained.gather([row_of[photos[n].digest] for n in part])).to("cpu"))
         done += part
     todo, broken, saved = sorted({*todo} - {*done}), {}, time.monotonic()
 
@@ -171,12 +147,15 @@ def embed_new(index: Index, photos: list[PhotoFile], encoder: Encoder, folder: s
             order = np.argsort(done, kind="stable").tolist()
             index.photos, index.embedding = [photos[done[k]] for k in order], pieces[0].rows(order)
             index.save()
+    network, transform = encoder.photo_network if todo else (None, None)
+    read = PhotoReader([os.path.join(folder, photo.name) for photo in photos], transform)
     try:
-        paths = [os.path.join(folder, photo.name) for photo in photos]
-        for faults, sound, images in embed_photos(encoder, paths, todo, workers):
-            broken |= {photos[n].name: fault for n, fault in faults.items()}
-            done += sound
-            pieces += [] if images is None else [images]
+        for values, faults in read_batches(read, todo, BATCH, workers, "photos"):
+            broken |= {photos[n].name: str(fault) for n, fault in faults.items()}
+            if values:
+                features = network(torch.stack([*values.values()]).to(encoder.device))
+                pieces.append(encoder.images(features).to("cpu"))
+                done += values
             if time.monotonic() - saved > SAVE:
                 begun = time.monotonic()
                 save()
@@ -264,9 +243,11 @@ def remove(path: str, patterns: list[str], token: str = "") -> list[str]:
         check(fits, f"no photo of {path} is named {pattern}; python -m photos info {path} --names lists them")
         out |= fits
     check(len(out) < len(index), f"this would leave no photo in {path}; delete the file instead")
-    removed = [index.photos[row] for row in sorted(out)]
+    removed, kept = {index.photos[row] for row in out}, [row for row in range(len(index)) if row not in out]
     index.manifest["removed"] |= {photo.name: photo.digest for photo in removed}
-    index.keep([row for row in range(len(index)) if row not in out])
+    index.photos = [index.photos[row] for row in kept]
+    if not index.collection:
+        index.embedding = index.embedding.rows(kept)
     index.save()
     if index.collection:
         index.collection.remove([photo.name for photo in removed])

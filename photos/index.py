@@ -72,12 +72,6 @@ class Index:
     def __len__(self) -> int:
         return len(self.photos)
 
-    def keep(self, rows: list[int]) -> None:
-        """Drop all photos but those at `rows`."""
-        self.photos = [self.photos[row] for row in rows]
-        if not self.collection:
-            self.embedding = self.embedding.rows(rows)
-
 
 def read_index(path: str) -> tuple[dict, list[PhotoFile], Embedding]:
     """The manifest, photos and embedding in a file. Raises InputError."""

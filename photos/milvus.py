@@ -93,9 +93,6 @@ class Collection:
                 self.client.get_server_version(timeout=CONNECT)
             return answer.result()
 
-    def close(self) -> None:
-        self.client.close()
-
     @classmethod
     def build(cls, uri: str, name: str, token: str, width: int, parts, before: str | None = None,
               overwrite: bool = False) -> "Collection":
@@ -124,7 +121,7 @@ class Collection:
         return f"{self.name[:-1]}{'b' if self.name.endswith('a') else 'a'}"
 
     def drop_other(self) -> None:
-        """Drop what the next call of `build` would fill, and drops itself if this fails."""
+        """Drop what the next call of `build` would fill. Where this fails, that call does it."""
         with contextlib.suppress(InputError):
             self.ask("drop_collection", self.other)
 

@@ -35,11 +35,6 @@ class Probabilities(NamedTuple):
         p = (slope * scores.double() + log_det * spread + bias).sigmoid()
         return p.masked_fill(p < self.least, 0).sum(1)
 
-    def notes(self, data: str) -> list[str]:
-        """A sentence on answers from other data."""
-        return [f"the numbers were learned on photos of {self.data}; where yours show other things, take them as a "
-                "hint"] * (data != self.data)
-
 
 def read_probabilities(run: str, model: Trained) -> Probabilities | None:
     """Read the calibration of a run, None where it was not calibrated.

@@ -68,9 +68,13 @@ class Searcher:
         run = self.encoder.path
         self.probabilities: Probabilities | None = read_probabilities(run, self.encoder)
         self.count, self.folder, self.title = len(self.index), manifest["folder"] or "", manifest["data"]
-        self.calibrated = self.probabilities is not None
-        self.notes = self.probabilities.notes(manifest["data"]) if self.probabilities else [
-            f"no probabilities: {run} was not calibrated; write its calibration with python -m confidence {run}"]
+        self.calibrated, self.notes = self.probabilities is not None, []              # sentences on all answers
+        if not self.probabilities:
+            self.notes = [f"no probabilities: {run} was not calibrated; write its calibration with python -m "
+                          f"confidence {run}"]
+        elif self.probabilities.data != self.title:
+            self.notes = [f"the numbers were learned on photos of {self.probabilities.data}; where yours show other "
+                          "things, take them as a hint"]
 
     # ---- queries
 

@@ -21,7 +21,7 @@ import torch
 from cli import InputError
 from data import read_split
 from evaluation.encode import encode
-from features import images
+from features import images, store
 from features.folder import read_images
 from features.minilm import MiniLM
 from images import read_photo
@@ -280,9 +280,8 @@ def test_one_command_reads_what_is_new(own, small_run, capsys, monkeypatch):
 def test_new_changed_renamed_and_deleted_photos(own, monkeypatch):
     """Only what is new or changed is read, and the index equals one that is made anew."""
     embedded = []
-    embed = build.embed_photos
-    monkeypatch.setattr(build, "embed_photos", lambda encoder, paths, todo, workers: embedded.extend(
-        os.path.relpath(paths[n], own.photos) for n in todo) or embed(encoder, paths, todo, workers))
+    monkeypatch.setattr(store, "read_photo", lambda path: embedded.append(os.path.relpath(path, own.photos))
+                        or read_photo(path))
     assert "10 photos, 0 new or changed, 0 gone" in own.update() and not embedded
     shutil.copy(own.spare / "10.png", own.photos)                           # new
     shutil.copy(own.spare / "11.png", own.photos / "0.png")                 # changed
@@ -403,7 +402,7 @@ def test_features_of_the_training_are_not_computed_again(own, capsys, monkeypatc
     images.main(["--data_path", "data", "--photos", "photos", "--kind", "demo", "--output_name", "mine", "--workers",
                  "0", "--device", "cpu"])
     monkeypatch.setattr(build, "read_images", lambda *_: read_images("data", "mine"))
-    monkeypatch.setattr(build, "read_photo", None)
+    monkeypatch.setattr(store, "read_photo", None)
     run("photos", "--index_only", "--output", "again", "--checkpoint", Index.open("index").manifest["run"])
     assert "10 new" in capsys.readouterr().out
     before, after = (Searcher(name).find_texts(TEXTS, 10) for name in ("index", "again"))
@@ -414,7 +413,7 @@ def test_features_of_the_training_are_not_computed_again(own, capsys, monkeypatc
 
 # ---- stops
 
-@pytest.mark.parametrize("where", ["numpy.savez", "os.replace", "photos.build.read_photo"])
+@pytest.mark.parametrize("where", ["numpy.savez", "os.replace", "features.store.read_photo"])
 def test_a_stop_at_any_step_leaves_an_index(own, monkeypatch, where):
     before = all_answers()
     shutil.copy(own.spare / "10.png", own.photos)
@@ -445,13 +444,13 @@ def run_and_die(folder: str, place: str, count: int, words: list[str]) -> None:
     run(*words)
 
 
-@pytest.mark.parametrize("place, count", [("photos.build.read_photo", 1), ("numpy.savez", 1), ("os.replace", 1)])
+@pytest.mark.parametrize("place, count", [("features.store.read_photo", 1), ("numpy.savez", 1), ("os.replace", 1)])
 def test_a_kill_leaves_an_index_that_answers_or_none(own, place, count):
     run_of = Index.open("index").manifest["run"]
     shutil.copy(own.spare / "10.png", own.photos)
     for words in (["photos", "--checkpoint", run_of, "--index_only", "--output", "new", "--workers", "0"],
                   ["add", "index", "--workers", "0"], ["remove", "index", "0.png"]):
-        if place != "photos.build.read_photo" or words[0] != "remove":
+        if place != "features.store.read_photo" or words[0] != "remove":
             assert in_a_process(run_and_die, os.getcwd(), place, count, words).exitcode == -signal.SIGKILL
         assert len(all_answers()) == 10 and not os.path.exists("new.npz")
     own.update()                                            # removes what the killed processes left
