@@ -19,7 +19,7 @@ from evaluation.annotations import Pairs
 from evaluation.embeddings import Embeddings, uncertainties
 from files import atomic, below, output
 
-FORMATS = ("png", "pdf", "svg", "ps", "eps")
+FORMATS = ("png", "pdf", "svg")
 DPI, LARGEST = 80, 2 ** 16 - 1        # pixels an inch, and of a side: what matplotlib can draw
 THUMBNAIL = 256                       # pixels a side of a photo within a picture
 OWN = "limegreen"                     # frame of the right answer
