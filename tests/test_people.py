@@ -174,25 +174,23 @@ def test_agreement_is_that_of_loops_over_pairs_of_pairs(crowd):
 
 @pytest.mark.parametrize("side", ["t2i", "i2t"])
 def test_what_fits_by_people_is_the_sum_of_shares(side):
-    of, scores, *_ = made()
-    other, *_ = made(1, crowd=False)
-    total = {}
+    of, (other, *_), total = made()[0], made(1, crowd=False), {}
     for i, c, yes, votes in zip(of.image, of.caption, of.yes, of.votes):
         q = c if side == "t2i" else i
         total[q] = total.get(q, 0) + yes / votes
-    size = 30 + 3                                                                   # nobody saw the last ones
-    found = people.sum_opinions([other, of], side, size)                                 # shares go before ratings
-    assert np.allclose(found, [total.get(q, np.nan) for q in range(size)], equal_nan=True)
+    found = people.sum_opinions([other, of], side, 33)      # shares go before ratings; nobody saw the last ones
+    assert np.allclose(found, [total.get(q, np.nan) for q in range(33)], equal_nan=True)
 
 
-def test_rhos_are_spearmans_with_intervals_of_one_bootstrap():
-    rng = np.random.default_rng(0)
-    truth = rng.poisson(3, 200).astype(float)
-    values = {"expected": truth + rng.normal(size=200), "max": -truth - rng.integers(4, 12, 200)}
-    found = people.correlate(values, truth)
-    for name, x in values.items():
-        assert found[name]["rho"] == pytest.approx(stats.spearmanr(x, truth).statistic)
-        assert found[name]["low"] < found[name]["rho"] < found[name]["high"]
+def test_ratings_alone_give_no_map():
+    """Rhos are Spearman's, with intervals of one bootstrap."""
+    of, scores, owner, _ = made(crowd=False)
+    found = people.judge_by_people(Embeddings("x", owner, 30, matrix=scores), [of], Sigmoid(5.0, 1.0))
+    assert found.keys() == {"files", "captions", "images"}
+    truth = people.sum_opinions([of], "t2i", 24)
+    known, x = ~np.isnan(truth), found["captions"]["measures"]["max"]
+    assert x["rho"] == pytest.approx(stats.spearmanr(scores.max(0)[known], truth[known]).statistic)
+    assert x["low"] < x["rho"] < x["high"]
 
 
 def test_the_probability_of_a_caption_is_learned_from_votes_on_others():
@@ -261,26 +259,20 @@ def test_captions_of_another_form_are_refused(tmp_path, captions, names, message
 
 # ---- the commands
 
-@pytest.fixture(scope="module")
-def judged(tmp_path_factory, demo_path):
-    """A folder of the demo's data and `named`, its test split by name with two captions a photo, and votes."""
-    root = tmp_path_factory.mktemp("judged")
-    shutil.copytree(os.path.join(demo_path, "demo_precomp"), root / "demo_precomp")
-    texts = (root / "demo_precomp" / "test_caps.txt").read_text().splitlines()
-    named(root / "named", "".join(f"{m // 5}.jpg#{m % 5}\t{text}\n" for m, text in enumerate(texts) if m % 5 in (1, 3)),
-          "".join(f"{i}.jpg\n" for i in range(IMAGES)))
-    shutil.copy(root / "demo_precomp" / "test_ims.npy", root / "named" / "photos_ims.npy")
+def test_a_run_is_judged_by_people(small_run, tmp_path, demo_path, capsys):
+    """On the demo's test split by name, with two captions a photo, and votes."""
+    run, data = small_run("--sim", "wasserstein", to=tmp_path / "run"), os.path.join(demo_path, "demo_precomp")
+    os.symlink(data, tmp_path / "demo_precomp")
+    with open(os.path.join(data, "test_caps.txt"), encoding="utf-8") as f:
+        texts = "".join(f"{m // 5}.jpg#{m % 5}\t{text}" for m, text in enumerate(f) if m % 5 in (1, 3))
+    named(tmp_path / "named", texts, "".join(f"{i}.jpg\n" for i in range(IMAGES)))
+    shutil.copy(os.path.join(data, "test_ims.npy"), tmp_path / "named" / "photos_ims.npy")
     rng = np.random.default_rng(0)
-    (root / "named" / PAIRS).write_text("".join(
+    votes = written(tmp_path, "".join(
         f"{photo}.jpg\t{i}.jpg#{k}\t{yes / 3:.3f}\t{yes}\t{3 - yes}\n"
         for i in range(IMAGES) for k in (1, 3) for photo, yes in enumerate(rng.integers(0, 4, IMAGES))))
-    return root
-
-
-def test_a_run_is_judged_by_people(judged, small_run, tmp_path, demo_path, capsys, monkeypatch):
-    run = small_run("--sim", "wasserstein", to=tmp_path / "run")
-    people.main([str(run), "--data_path", str(judged), "--data_name", "named", "--split", "photos", "--judgements",
-                 str(judged / "named" / PAIRS)])
+    people.main([str(run), "--data_path", str(tmp_path), "--data_name", "named", "--split", "photos", "--judgements",
+                 votes])
     shown = capsys.readouterr().out
     for sentence in ("people's judgements of pairs", "tau-b", "the probability that a judged pair fits",
                      "captions as queries: Spearman's rho", "log det Sigma of the query", "calibrated on",
@@ -292,18 +284,8 @@ def test_a_run_is_judged_by_people(judged, small_run, tmp_path, demo_path, capsy
     assert {"log_det_query", "expected", "expected_by_votes"} <= set(found["captions"]["measures"])
 
 
-def test_ratings_alone_give_no_map(judged, small_run, tmp_path):
-    (tmp_path / "ratings.txt").write_text("".join(f"{i}.jpg\t{j}.jpg#1\t{1 + (i + j) % 4}\n"
-                                                  for i in range(12) for j in range(12)))
-    people.main([str(word) for word in (
-        small_run("--sim", "cosine"), "--data_path", judged, "--data_name", "named", "--split", "photos",
-        "--judgements", tmp_path / "ratings.txt", "--output", tmp_path / "r.json")])
-    found = json.loads((tmp_path / "r.json").read_text())["people"]
-    assert found.keys() == {"files", "captions", "images"} and found["files"]["ratings.txt"]["kind"] == "c"
-
-
-def test_the_shares_that_heads_learn_are_those_of_the_frozen_means(small_run, demo_path, tmp_path):
-    """Also after a stop: the run is resumed with the same shares. Of epochs that rank alike the last is the best."""
+def test_heads_learn_shares_of_frozen_means_also_after_a_stop(small_run, demo_path, tmp_path):
+    """Of epochs that rank alike the last is the best."""
     point = small_run("--sim", "cosine")
     words = ["--data_path", demo_path, "--sim", "cosine", "--init_from", point, "--freeze_means", "--loss", "volume"]
     fit(*words, "--num_epochs", 2, "--logger_name", tmp_path / "run")
