@@ -117,11 +117,6 @@ def test_maps_of_one_data_set_embed_another(folder, capsys):
     np.save(folder / "other" / "test_same.npy", rows[:, :3])
     refused(capsys, cca.main, [*words_of(folder, "no.npz"), "--test_name", "other"],
             r"test_same.npy has features of 3 numbers, .*train_same.npy of 20; extract both with the same")
-    for name, extractor in (("own", "vgg19 fc7"), ("other", "resnet152 pooled")):
-        (folder / name / "features.json").write_text(f'{{"ims": "{extractor}"}}')
-    refused(capsys, cca.main, [*words_of(folder, "no.npz"), "--test_name", "other"],
-            "made by 'resnet152 pooled', own was trained on features of 'vgg19 fc7'")
-    assert not os.path.exists(folder / "no.npz")
 
 
 def test_auto_takes_the_best_of_its_table(folder, capsys):

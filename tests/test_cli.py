@@ -16,7 +16,7 @@ from checkpoint import load_checkpoint
 from cli import InputError
 from files import output
 from methods import METHODS
-from options import check_fits, list_options, options, resolve, training_parser
+from options import check_fits, options, resolve, training_parser
 from tests.helpers import ROOT, SMALL, fit, refused, unwritable
 
 
@@ -56,6 +56,9 @@ def test_similarities_imply_heads_and_objective():
     assert heads("--sim", "mahalanobis", "--text_head", "point") == ("ellipsoidal", "point", True)
     assert heads("--sim", "wasserstein", "--no-max_violation") == ("ellipsoidal", "ellipsoidal", False)
     assert heads("--sim", "mls", "--image_head", "point") == ("point", "spherical_one", False)
+    for values, masks in (({}, False), ({"loss": "infonce"}, True), ({"sim": "csd", "loss": "match"}, True),
+                          ({"loss": "infonce", "mask_same_image": False}, False), ({"method": "mls"}, False)):
+        assert options(**values).mask_same_image is masks   # METHODS keep their papers' choice
     opt = train.parse_args(["--sim", "mls"])
     assert (opt.loss, opt.image_head, opt.text_head, opt.logvar_init) == ("infonce", *["spherical_one"] * 2, -2.5)
 
@@ -190,6 +193,7 @@ REFUSED = """
 --diversity 1
 --sim order --loss mse
 --loss logistic
+--noise_ratio 0.2 --noise_file x.npy
 --loss nll --negatives 128
 --vae 1 --head point
 --head ellipsoidal
@@ -229,19 +233,3 @@ def test_options_of_a_script_are_checked_like_typed_ones():
                             ({"sim": "kl", "head": "point"}, "--sim kl needs a Gaussian on both sides")):
         with pytest.raises(InputError, match=message):
             options(**values)
-
-
-@pytest.mark.parametrize("values, masks", [
-    ({}, False), ({"sim": "wasserstein"}, False), ({"loss": "infonce"}, True), ({"sim": "mls"}, True),
-    ({"sim": "csd", "loss": "match"}, True), ({"loss": "infonce", "mask_same_image": False}, False),
-    ({"method": "mls"}, False), ({"mask_same_image": True}, True)])
-def test_other_captions_of_an_image_are_negatives_by_the_loss(values, masks):
-    """Other captions are not negatives by default; METHODS keep their papers' choice."""
-    assert options(**values).mask_same_image is masks
-
-
-def test_the_help_names_every_option(capsys):
-    with pytest.raises(SystemExit) as stop:
-        train.main(["--help"])
-    shown = capsys.readouterr().out
-    assert not stop.value.code and all(f"--{name}" in shown for name in list_options(training_parser()))

@@ -42,7 +42,8 @@ def test_spherical_shapes_average_what_they_say():
     "--sim mahalanobis --image_head spherical_avg", "--sim mil --diversity 1 --mmd 1", "--sim match_prob --vib 0.01",
     "--sim match_prob --head spherical_one", "--sim mil --n_embeds 1 --num_layers 2",
     "--sim csd --img_enc pie --txt_enc pie --loss match", "--sim scan --bi_gru", "--sim kl --pool gpo --txt_fc",
-    "--sim wasserstein --img_enc vsrn --region_bn", "--sim kl --img_enc vsrn --region_norm regions"])
+    "--sim wasserstein --txt_enc mean --txt_layers 8", "--sim wasserstein --img_enc vsrn --region_bn",
+    "--sim kl --img_enc vsrn --region_norm regions"])
 def test_every_parameter_gets_a_gradient_and_is_listed_once(line, monkeypatch):
     monkeypatch.setattr("model.LOG_VAR_BOUNDS", (0.0, math.log(1000)))     # nothing is clamped
     more = ["--no-max_violation", "--margin", "5"] if "match" not in line else []

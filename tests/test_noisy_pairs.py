@@ -10,8 +10,8 @@ import yaml
 import train
 from data import read_split
 from files import sha256
-from losses import MLS, RCL, cosine
-from tests.helpers import fit, options, refused
+from losses import RCL
+from tests.helpers import fit, refused
 
 IMAGES, CAPTIONS = 48, 240            # of the demo's training split, five captions an image
 
@@ -61,11 +61,6 @@ def test_other_files_are_refused_in_a_sentence(tmp_path, demo_path, capsys, cont
              tmp_path / "run"]
     refused(capsys, train.main, words, message)
     assert not (tmp_path / "run").exists()
-
-
-def test_ratio_and_file_are_not_both_given(capsys):
-    refused(capsys, train.main, ["--noise_ratio", "0.2", "--noise_file", "x.npy"],
-            "--noise_ratio 0.2 and --noise_file x.npy both name")
 
 
 def test_a_run_records_its_wrong_pairs_and_trains_the_same_from_its_file(tmp_path, demo_path, capsys):
@@ -121,9 +116,3 @@ def test_rcl_and_its_gradient_are_finite_where_a_wrong_pair_is_certain():
         loss.backward()
         assert loss.isfinite() and s.grad.isfinite().all() and bool(s.grad.any()) == (same is None)
     assert float(RCL()(torch.eye(4).roll(1, 0) * 100)) == pytest.approx(2000 - math.log(3))
-
-
-def test_rcl_takes_the_temperature_of_the_similarity_and_masks_an_images_captions():
-    opt = options("--loss", "rcl")
-    assert RCL.build(opt, cosine).temperature == 0.05 and RCL.build(opt, MLS()).temperature == 1
-    assert opt.mask_same_image and not options("--loss", "rcl", "--no-mask_same_image").mask_same_image

@@ -10,7 +10,7 @@ import torch
 
 import evaluate
 import train
-from checkpoint import load_checkpoint, load_model
+from checkpoint import load_checkpoint
 from data import read_split, tokenize
 from model import BagOfWords, Words, build_model
 from tests.helpers import STEPS
@@ -65,22 +65,6 @@ def test_words_start_from_the_vectors_of_a_file(tmp_path, freeze):
     # the file is not needed again
     loaded = build_model(opt, vocab, pretrained=False).text_tower.trunk.words.table.weight
     assert not torch.equal(loaded[4:6], table[4:6])
-
-
-@pytest.mark.parametrize("more", [
-    ["--txt_enc", "mean", "--sim", "product"], ["--txt_enc", "sum", "--txt_layers", "12"],
-    ["--text_features", "bag", "--txt_layers", "12-12", "--sim", "wasserstein"]])
-def test_every_reading_of_captions_trains_and_evaluates(folder, more):
-    fit("--data_path", folder, "--data_name", "one", "--num_epochs", 1, "--logger_name", folder / "run", *more)
-    found = evaluate.run(evaluate.parse_args(["--checkpoint", str(folder / "run")]))
-    assert np.isfinite(found["protocols"]["full"]["rsum"])
-    model, vocab, opt = load_model(load_checkpoint(str(folder / "run")))
-    split = read_split(str(folder), "one", "test", text_features=opt.text_features)
-    numbers, lengths = split.encode(vocab).batch(np.array([3, 0, 4]))
-    alone, length = split.encode(vocab).batch(np.array([0]))
-    with torch.no_grad():
-        torch.testing.assert_close(model.embed_captions(numbers, lengths).mean[1:2],
-                                   model.embed_captions(alone, length).mean)
 
 
 def test_another_data_set_tells_its_unknown_words(folder, capsys):
