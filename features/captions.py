@@ -45,8 +45,8 @@ RARE = 4                              # TF-IDF counts words that occur so often 
 ROWS = 1024                           # captions whose features of words are held at a time
 SORTED = 4096                         # captions that are sorted by length, so that those of a batch are alike
 KINDS = ("mean", "hglmm", "tfidf", "minilm", "sentences")
-KINDS_OF = {"word_vectors": ("mean", "hglmm"), "content_words": ("mean", "hglmm", "tfidf"), "n_clusters": ("hglmm",),
-            "ica": ("hglmm",), "pca": ("hglmm",), "weights": ("minilm", "sentences")}
+KINDS_OF = {"word_vectors": ("mean", "hglmm"), "content_words": ("mean", "hglmm", "tfidf"),
+            **dict.fromkeys(("n_clusters", "ica", "pca"), ("hglmm",))}
 
 
 def find_words(captions: list[list[str]], index: dict[str, int]) -> np.ndarray:
@@ -115,9 +115,6 @@ class FisherVectors(MeanVectors):
             self.table, self.fitted, sizes = unit_rows(project(self.table, *axes)), axes, f", ica {self.size}"
         self.table = SCALE * self.table.astype(np.float64)
         self.mixture = HGLMM.fit(self.table[rows], n_clusters, seed=SEED, count=often[rows])
-        first, last = self.mixture.history[0], self.mixture.history[-1]
-        print(f"mixture: mean log-likelihood {first:.1f} -> {last:.1f} nats a word, "
-              f"{100 * self.mixture.laplacian.mean():.0f}% of the components Laplacian")
         self.pca = self.fit_pca(counts, pca) if pca else ()
         self.fitted = (*astuple(self.mixture), *self.fitted, *self.pca)
         self.size, sizes = pca or 2 * self.mixture.location.size, sizes + f", pca {pca}" * bool(pca)
@@ -131,7 +128,6 @@ class FisherVectors(MeanVectors):
         fisher = np.empty((len(sample), 2 * self.mixture.location.size), np.float32)
         for start in tqdm(range(0, len(sample), ROWS), desc="captions for the PCA", disable=None, leave=False):
             fisher[start:start + ROWS] = self.fisher(counts[sample[start:start + ROWS]])
-        print(f"PCA of {fisher.shape[1]:,} values to {size:,}, on {len(sample):,} captions")
         return fit_pca(fisher, size, SEED)
 
     def fisher(self, counts) -> np.ndarray:
@@ -207,9 +203,9 @@ def check_options(opt) -> None:
 def make_features(opt, splits: dict[str, Split]):
     """Fit or load the features of --kind for the captions of {name: split}.
     Raises InputError."""
-    if opt.kind in KINDS_OF["weights"]:
-        network = MiniLM if opt.kind == "minilm" else SentencePair
-        return Sentences(network(opt.weights).to(torch_device(opt.device)))
+    if opt.kind in ("minilm", "sentences"):
+        network = MiniLM() if opt.kind == "minilm" else SentencePair()
+        return Sentences(network.to(torch_device(opt.device)))
     words = sorted(set(chain(*(caption for split in splits.values() for caption in split.words))))
     if opt.kind == "mean":
         return MeanVectors(words, opt.word_vectors)
@@ -275,9 +271,6 @@ def main(argv=None, prog: str = "features.captions", read=read_caption_split) ->
     add("--n_clusters", type=positive, metavar="N", help="hglmm: number of clusters of the mixture (default: 30)")
     add("--ica", action="store_true", help="hglmm: transform the word vectors to independent components first")
     add("--pca", type=natural, default=0, metavar="N", help="hglmm: principal components to keep (0: no PCA)")
-    add("--weights", type=filename, metavar="FOLDER",
-        help="minilm, sentences: folder with model.safetensors and tokenizer.json of all-MiniLM-L6-v2 (default: those "
-             "of its package)")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="minilm, sentences: auto: CUDA if present")
     cli.run(prog, write, p.parse_args(argv), read)
 

@@ -11,15 +11,14 @@ import re
 from collections import Counter, defaultdict
 from typing import NamedTuple
 
+from PIL import Image
+
 from cli import InputError, check, reason
 from data import NO_CAPTION, compose_name
 from features.store import ALL, PhotoFile, list_path, read_list
 from files import need, read_text, sha256
 from images import Features, photo_formats
 
-# The endings of images.PHOTO_FORMATS.
-ENDINGS = {".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".webp", ".gif", ".bmp", ".dib", ".tif", ".tiff",
-           ".ppm", ".pgm", ".pbm", ".pnm", ".pfm", ".jp2", ".j2k", ".jpx", ".avif"}
 HEIF = {".heic", ".heif"}             # where pillow-heif is installed
 # Folders of a NAS, of Windows or of Linux: thumbnails and what was deleted.
 NO_PHOTOS = {"@eadir", "@recycle", "#recycle", "#snapshot", "$recycle.bin", "recycler", "system volume information",
@@ -48,7 +47,8 @@ def find_photos(folder: str, skip_broken: bool = False, exclude=()) -> tuple[lis
     itself.
     """
     root, folders, photos = os.path.realpath(folder), [""], []
-    endings, others, omitted = ENDINGS | (HEIF if "HEIF" in photo_formats() else set()), Counter(), defaultdict(list)
+    formats, others, omitted = photo_formats(), Counter(), defaultdict(list)
+    endings = {".mpo", *(ending for ending, kind in Image.registered_extensions().items() if kind in formats)}
     while folders:
         inside = folders.pop()
         try:

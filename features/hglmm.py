@@ -34,9 +34,9 @@ class HGLMM:
             count: np.ndarray | None = None) -> "HGLMM":
         """Maximise the likelihood of x (N, D) by n_iter steps of EM.
 
-        count (N,): occurrences of each row. `history` holds the mean log-likelihood in nats before the first step and
-        after each step; no step lowers it. Scales stay above FLOOR: a cluster on a single word, such as "a", would have
-        an infinite likelihood. Raises InputError if there are fewer different vectors than clusters.
+        count (N,): occurrences of each row. No step lowers the likelihood. Scales stay above FLOOR: a cluster on a
+        single word, such as "a", would have an infinite likelihood. Raises InputError if there are fewer different
+        vectors than clusters.
         """
         x = np.asarray(x, np.float64)
         count = np.ones(len(x)) if count is None else np.asarray(count, np.float64)
@@ -50,13 +50,8 @@ class HGLMM:
         size = n_clusters, x.shape[1]
         mixture = cls(np.zeros(n_clusters), np.zeros(size), np.ones(size), np.zeros(size, bool))
         mixture._maximise(x, np.eye(n_clusters)[near] * share[:, None], floor)
-        mixture.history = []
         for _ in tqdm(range(n_iter), desc="mixture", disable=None, leave=False):
-            joint = mixture._joint(x)                                               # (N, K)
-            total = _log_sum(joint)
-            mixture.history.append(float(share @ total))
-            mixture._maximise(x, np.exp(joint - total[:, None]) * share[:, None], floor)
-        mixture.history.append(float(share @ mixture.log_likelihood(x)))
+            mixture._maximise(x, mixture.posterior(x) * share[:, None], floor)
         return mixture
 
     def _maximise(self, x, part, floor) -> None:

@@ -109,10 +109,10 @@ def extract_folder(opt, config: ComputeConfig, folder: str) -> None:
                  "names end with .jpg, .png, .webp or another ending of photos")
     print(*(f"note: {note}\n" for note in notes), sep="", end="")
     beside = os.path.join(root, CAPTIONS)
-    table = opt.captions or (beside if os.path.isfile(beside) else None)
+    table = os.path.isfile(beside)
     check(not opt.captions_per_image or table, f"--captions_per_image {opt.captions_per_image} needs captions, and "
-                                               f"there is no {beside}; give --captions FILE.csv")
-    captions, notes = read_captions(table, names, opt.captions_per_image) if table else ({}, [])
+                                               f"there is no {beside}")
+    captions, notes = read_captions(beside, names, opt.captions_per_image) if table else ({}, [])
     other = store.read_list(folder, ALL).get("folder")
     moved = not isinstance(other, str) or not os.path.isdir(other)                  # its photos are elsewhere now
     check(moved or os.path.samefile(other, root),
@@ -133,7 +133,7 @@ def extract_folder(opt, config: ComputeConfig, folder: str) -> None:
     if captions:
         sizes = ", ".join(f"{split} {len(texts):,}" for split, texts in captions.items())
         number = len(next(iter(captions["train"].values())))
-        print(f"{table}: {sizes} photos with {number} caption{'s' * (number > 1)} each")
+        print(f"{beside}: {sizes} photos with {number} caption{'s' * (number > 1)} each")
     print(*(f"note: {note}\n" for note in notes), sep="", end="")
 
 
@@ -193,12 +193,12 @@ def extract_features(opt) -> None:
     for name, kind in {"cnn_type": "cnn", "layer": "cnn", "cnn_weights": "cnn", "whole": "cnn", "grid": "demo"}.items():
         check(opt.kind == kind or not getattr(opt, name),
               f"--{name} {getattr(opt, name)} is for --kind {kind}, not for --kind {opt.kind}; leave it out")
-    for name in ("data_name", "splits", "use_restval") if opt.photos else ("captions", "exclude"):
+    for name in ("data_name", "splits", "use_restval") if opt.photos else ("exclude",):
         check(not getattr(opt, name), f"--{name} is {'not ' * bool(opt.photos)}for --photos FOLDER, a folder of your "
                                       "own photos; leave it out")
     opt.cnn_type = opt.cnn_type or ("vgg19" if opt.kind == "cnn" else None)
     device = torch_device(opt.device)
-    config = ComputeConfig(device, opt.batch_size or BATCH[device.type], opt.workers, opt.skip_broken)
+    config = ComputeConfig(device, BATCH[device.type], opt.workers, opt.skip_broken)
     write = extract_folder if opt.photos else extract_data_set
     write(opt, config, os.path.join(opt.data_path, opt.output_name))
 
@@ -208,9 +208,7 @@ def main(argv=None) -> None:
     add = p.add_argument
     add("--data_path", type=filename, default="data", help="folder that holds the data sets")
     add("--photos", type=filename, metavar="FOLDER",
-        help="read all photos below this folder, in place of a data set")
-    add("--captions", type=filename, metavar="FILE.csv", help="with --photos: a table with the header name,caption, "
-        "which makes the photos a data set to train on (default: FOLDER/captions.csv if it is there)")
+        help="read all photos below this folder, in place of a data set; FOLDER/captions.csv describes them")
     add("--exclude", nargs="+", metavar="PATTERN", default=[],
         help="with --photos: leave out files and folders with such names or paths, such as 'screenshots' or '*.gif'")
     add("--data_name", type=data_set, help="folder of the photos, a data set below --data_path (default: coco)")
@@ -229,8 +227,6 @@ def main(argv=None) -> None:
         help="cnn: resize the whole photo to 224 x 224, out of shape, in place of its middle")
     add("--skip_broken", action="store_true",
         help="leave out photos that cannot be read, with their captions, and name them")
-    add("--batch_size", type=positive, metavar="N",
-        help="photos per step (default: 64 on a GPU, 8 on a CPU, where more are slower)")
     add("--workers", type=workers, default=min(4, os.cpu_count() or 1), help="processes that read photos")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA if present")
     cli.run("features.images", extract_features, p.parse_args(argv))

