@@ -359,8 +359,9 @@ def read_caption_ids(start: str, source: str, count: int, notes: list[str]) -> n
 def read_named(root: str, split: str) -> Split:
     """Read features of photos by name, and their captions in captions.tsv."""
     source, start = os.path.join(root, NAMED_CAPTIONS), os.path.join(root, split)
-    check(os.path.isfile(f"{start}_ims.npy"), f"{root} has no features {split}_ims.npy; its splits are "
-                                              f"{', '.join(named_splits(root))}, so give one with --split")
+    splits = ", ".join(named_splits(root))
+    check(os.path.isfile(f"{start}_ims.npy"), f"{root} has no features {split}_ims.npy; its captions are of "
+                                              f"{splits or 'no split'}, so give --split {splits or 'NAME'}")
     names, images = read_lines(need(f"{start}_ids.txt", HELP)), Features(f"{start}_ims.npy")
     row = {compose_name(name): n for n, name in enumerate(names)}
     check(len(row) == len(names) == len(images),
@@ -461,9 +462,10 @@ def check_extractors(trained: dict | None, split: Split, text_features: str | No
     """Raise InputError on features of another extractor than in training."""
     for kind in ("ims", text_features):
         before, now = ((made or {}).get(kind) for made in (trained, split.extractors))
+        features = "image features" if kind == "ims" else f"caption features '{kind}'"
         check(not before or not now or before == now,
-              f"{split.source}: the features '{kind}' beside it were made by '{now}', {path} was trained on features "
-              f"of '{before}'; extract them with the same network or vectors")
+              f"{split.source}: the {features} beside it were made by '{now}', {path} was trained on features of "
+              f"'{before}'; extract them with the same network or vectors")
 
 
 def read_karpathy(root: str, path: str, split: str, use_restval: bool = False) -> Split:
