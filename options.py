@@ -284,22 +284,20 @@ def resolve(opt) -> None:
     copied = "ellipsoidal" in heads and not opt.var_layers
     for fits, sentence in (
         (needed == gaussians or gaussians and trait(similarity, "point_side"),
-         f"{reason} {wants}, not image head '{heads[0]}' and text head '{heads[1]}'; leave --head, --image_head and "
-         "--text_head out"),
+         f"{reason} {wants}, not image head '{heads[0]}' and text head '{heads[1]}'; leave --head and the like out"),
         (opt.sim != "mls" or "ellipsoidal" not in heads,
          f"--sim mls has one variance per item, not --head {opt.head}; leave it out, or give --image_head point"),
         (opt.loss != "volume" or opt.freeze_means or ready,
-         "--loss volume learns variances around given means; give --freeze_means with --init_from RUN, or "
-         "--text_features NAME with --img_layers 0 --txt_layers 0"),
+         "--loss volume learns variances of given means; give --freeze_means with --init_from RUN, or ready vectors"),
         (not opt.freeze_means or gaussians and (opt.init_from or opt.resume is not None),
          "--freeze_means learns variances around the means of a run; give --init_from RUN and a Gaussian head"),
         (not opt.vib or gaussians and not opt.vae, f"--vib {opt.vib:g} needs Gaussian embeddings; leave it out"),
         (not parts and opt.img_enc != "scan"
          or parts and all(getattr(opt, name) == implied[name] for name in ("img_enc", "txt_enc")),
-         f"--sim {opt.sim} does not compare what --img_enc {opt.img_enc} and --txt_enc {opt.txt_enc} give; leave these "
+         f"--sim {opt.sim} does not compare what --img_enc {opt.img_enc} and --txt_enc {opt.txt_enc} give; leave them "
          "out"),
         ((opt.txt_enc == "features") == bool(opt.text_features),
-         f"--txt_enc {opt.txt_enc} does not read --text_features {opt.text_features}; give --text_features NAME alone"),
+         f"--txt_enc {opt.txt_enc} does not read --text_features {opt.text_features}; give --text_features alone"),
         (not opt.txt_layers or text.layers,
          f"--txt_layers {opt.txt_layers} is for word vectors, features and trigrams, not for --txt_enc {opt.txt_enc}; "
          "leave it out"),
@@ -312,9 +310,9 @@ def resolve(opt) -> None:
         (opt.loss not in ("mse", "two_branch", "volume") and not opt.vae or opt.sim in ("cosine", "dot"),
          f"--loss {opt.loss} and --vae {opt.vae:g} compare points, and --sim {opt.sim} does not; use --sim cosine"),
         ((opt.sim in ("product", "cite")) == (opt.loss == "logistic"),
-         f"--sim {opt.sim} and --loss {opt.loss}: --loss logistic goes with --sim product and cite; give both"),
+         f"--loss {opt.loss} does not go with --sim {opt.sim}; --loss logistic goes with --sim product and cite alone"),
         (opt.loss != "nll" or opt.negatives < opt.batch_size,
-         f"--negatives {opt.negatives}: a batch of {opt.batch_size} captions has one less to compare with; give fewer"),
+         f"--negatives {opt.negatives} of a batch of {opt.batch_size} captions are too many; give fewer"),
         (not (opt.noise_ratio and opt.noise_file),
          f"--noise_ratio {opt.noise_ratio:g} and --noise_file {opt.noise_file} both name wrong pairs; give one"),
         (opt.warmup < opt.num_epochs,
@@ -324,14 +322,13 @@ def resolve(opt) -> None:
         (not opt.recon_images or one_vector or opt.img_enc == "scan",
          f"--recon_images cannot reconstruct what --img_enc {opt.img_enc} --pool {opt.pool} reads; leave it out"),
         (not opt.recon_captions or text.decoder and not learned,
-         f"--recon_captions cannot reconstruct what --txt_enc {opt.txt_enc} reads; use gru, bigru, features or "
-         "--freeze_words"),
+         f"--recon_captions cannot reconstruct what --txt_enc {opt.txt_enc} reads; use gru or --freeze_words"),
         (not opt.captioner or opt.img_enc == "vsrn" and text.reads == "words",
-         f"--captioner {opt.captioner:g} writes captions from VSRN's regions; use --img_enc vsrn with --txt_enc gru"),
+         f"--captioner {opt.captioner:g} writes captions from VSRN's regions; use --img_enc vsrn and --txt_enc gru"),
         (not opt.text_anchor or opt.text_features and one_vector and opt.loss in ("infonce", "match", "volume")
          and not (recon or prior or opt.vae or copied),
-         f"--text_anchor {opt.text_anchor:g} needs --text_features, one vector per image, --loss infonce, match or "
-         "volume, no --recon_*, --prior_* and --vae, and points, spherical heads or --var_layers; leave it out"),
+         f"--text_anchor {opt.text_anchor:g} needs --text_features, one vector per image and --loss infonce, match or "
+         "volume, and no autoencoder or ellipsoidal head; leave it out"),
     ):
         check(fits, sentence)
 
