@@ -97,7 +97,9 @@ BAD_FILES = [                         # the file, its content, the command with 
     *(("one/train_ims.npy", content, TRAIN, "") for content in (
         CUT, b"1 2 3\n", npy(b"(" * 5000), LYING, OBJECTS, saved(np.array(["a"] * 24)))),
     ("one/train_img_ids.npy", saved(np.ones((24, 1), int)), TRAIN, " is not a whole .npy file of integers"),
-    ("one/train_w2v.npy", CUT, f"{TRAIN} --text_features w2v", ""),
+    *(("one/train_w2v.npy", content, f"{TRAIN} --text_features w2v", message) for content, message in (
+        (CUT, ""), (saved(np.ones((3, 7), np.float32)), ".* give one row a caption"))),
+
     ("s.npy", CUT, "evaluate --scores s.npy", ""),
     *(("x.npz", content, "evaluate --embeddings x.npz", f".*{message}") for content, message in (
         (b"PK nothing", "not an .npz file"), (archive(saved(np.ones((24, 16))))[:900], "not an .npz file"),

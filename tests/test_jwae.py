@@ -164,17 +164,6 @@ def test_the_three_methods_of_mse_take_latents_as_they_are():
     assert train.parse_args(["--method", "jwae_mh"]).latent_norm == "sphere"
 
 
-def test_every_parameter_has_one_optimiser():
-    model, _ = model_and_batch(*JWAE)
-    critic = list(model.critic.parameters())
-    built = train.build_optimizers(train.parse_args([*STEPS, *JWAE]), model)
-    held = {name: [p for group in o.param_groups for p in group["params"]] for name, o in built.items()}
-    everything = [p for found in held.values() for p in found]
-    assert len(everything) == len({id(p) for p in everything}) == len(list(model.parameters()))
-    assert {id(p) for p in held["critic_optimizer"]} == {id(p) for p in critic}
-    assert len(model.state_dict()) == len({value.data_ptr() for value in model.state_dict().values()})
-
-
 def test_a_vae_samples_in_training_and_takes_the_mean_otherwise():
     model, batch = model_and_batch("--vae", "0.1", "--txt_enc", "bigru")
     assert not torch.equal(model.embed_images(batch.images).mean, model.embed_images(batch.images).mean)

@@ -91,15 +91,3 @@ def test_features_of_another_extractor_are_refused(folder, kind):
         evaluate.run(evaluate.parse_args(["--checkpoint", str(folder / "run"), "--data_name", "two"]))
     (folder / "two" / "features.json").unlink()             # nothing is recorded: nothing can be compared
     evaluate.run(evaluate.parse_args(["--checkpoint", str(folder / "run"), "--data_name", "two"]))
-
-
-def test_caption_features_that_do_not_fit_are_one_sentence(folder):
-    def said(*words):
-        with pytest.raises(ValueError) as error:
-            train.train(train.parse_args([*STEPS, "--data_path", str(folder), "--data_name", "one", "--logger_name",
-                                          str(folder / "run"), *words]))
-        assert not (folder / "run").exists()
-        return str(error.value)
-    assert "there is no file" in said("--text_features", "fisher")
-    np.save(folder / "one" / "train_bag.npy", np.ones((3, 7), np.float32))
-    assert "give one row a caption" in said("--text_features", "bag")

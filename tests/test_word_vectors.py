@@ -42,15 +42,6 @@ def test_every_form_is_read(tmp_path, form):
     np.testing.assert_array_equal(vectors[[0, 2]], VECTORS[[2, 1]])
 
 
-def test_a_binary_file_of_many_words(tmp_path):
-    many = np.random.default_rng(1).standard_normal((3000, 30)).astype("<f4")
-    with open(tmp_path / "v.bin", "wb") as f:
-        f.write(b"3000 30\n" + b"".join(b"word%d " % i + row.tobytes() for i, row in enumerate(many)))
-    vectors, known = read_word_vectors([f"word{i}" for i in range(3000)], str(tmp_path / "v.bin"))
-    assert known.all()
-    np.testing.assert_array_equal(vectors, many)
-
-
 def test_words_with_blanks_and_repeated_words(tmp_path):
     """GloVe 840B has words such as ". . ."; the first of two rows of a word counts."""
     (tmp_path / "v.txt").write_text("a 1.0 2.0\n. . . 3.0 4.0\na 5.0 6.0\n\nb 7.0 8.0\n")
