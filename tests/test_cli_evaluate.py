@@ -142,7 +142,7 @@ def test_wrong_scores_are_refused(tmp_path, monkeypatch, capsys, matrix, message
     refused(capsys, ["--scores", "s.npy"], message)
 
 
-def test_options_that_do_not_fit_are_refused(runs, exported, capsys, demo_path):
+def test_options_that_do_not_fit_are_refused(runs, exported, capsys, demo_path, tmp_path, monkeypatch):
     exported("cosine0")
     split = ["--data_path", demo_path, "--data_name", "demo_precomp", "--split", "dev"]
     for words, message in ((split, "--split dev: e.npz says that it is of the split test"),
@@ -151,47 +151,35 @@ def test_options_that_do_not_fit_are_refused(runs, exported, capsys, demo_path):
                            (["--export", "f.npz"], "--export writes the embeddings of one run")):
         refused(capsys, ["--embeddings", "e.npz", *words], message)
     refused(capsys, ["--checkpoint", runs / "cosine0", f"{runs}/cosine0/."], "names .*cosine0 more than once")
-
-
-def test_files_that_cannot_be_written_are_named_before_the_work(runs, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(evaluate, "embed_split", None)
+    monkeypatch.setattr(evaluate, "embed_split", None)      # before the work
     for option, path in zip(("--output", "--export"), unwritable(tmp_path)):
         refused(capsys, ["--checkpoint", runs / "cosine0", option, path], f"{path} cannot be written")
 
 
 # ---- matches beyond the original pairs, other splits
 
-def test_the_dev_split_takes_the_val_files(runs, ev, everything):
-    found = ev("--checkpoint", runs / "wasserstein0", "--split", "dev", *everything)["protocols"]
-    assert found["cxc"]["t2t"]["queries"] == found["full"]["t2i"]["queries"] == found["pmrp"]["t2i"]["queries"] == 60
-
-
 def test_positives_of_the_user(ev, exported, capsys):
     """By the ids of the split; also with the cosine of the means, and with the variances of other items."""
     e, rng = exported("wasserstein0"), np.random.default_rng(0)
     images, captions, count = e["image_id"].tolist(), e["caption_id"].tolist(), rng.integers(0, 6, 120)
-    listed = {"i2t": {images[0]: [captions[50], captions[3]], images[4]: [captions[9]], images[5]: []},
+    listed = {"i2t": {images[4]: [captions[9]], images[0]: [captions[50]], images[5]: []},
               "t2i": {c: rng.permutation(images)[:n].tolist() for c, n in zip(captions, count)}}
     with open("p.json", "w", encoding="utf-8") as f:
         json.dump(listed, f)
     capsys.readouterr()
     found = ev("--embeddings", "e.npz", "--positives", "p.json", "--uncertainty")
-    numbers, spread = found["protocols"], e["caption_log_var"].sum(1)
-    assert numbers["positives"]["i2t"]["queries"] == 2
     own, wasserstein = sides(e), FORMULAS["wasserstein"]
     for name, scores in (("positives", wasserstein(*own)), ("positives_mean_only", cosine(*own)),
                          ("positives_shuffled", wasserstein(*protocols.deal_variances(*own)))):
-        scores = scores.numpy()
-        ranks = np.array([np.sum(scores[0] >= max(scores[0, 50], scores[0, 3])) - 1,
-                          np.sum(scores[4] >= scores[4, 9]) - 1])
-        assert numbers[name]["i2t"]["meanr"] == pytest.approx(np.mean(ranks) + 1)
-        assert numbers[name]["i2t"]["r1"] == 100 * np.mean(ranks < 1)
-    rho = scipy.stats.spearmanr(spread[count > 0], count[count > 0]).statistic
+        ranks = [(row >= row[m]).sum().item() for row, m in ((scores[4], 9), (scores[0], 50))]
+        numbers = found["protocols"][name]["i2t"]
+        assert numbers["queries"] == 2 and numbers["meanr"] == pytest.approx(np.mean(ranks))
+    rho = scipy.stats.spearmanr(e["caption_log_var"].sum(1)[count > 0], count[count > 0]).statistic
     assert found["uncertainty"]["captions"]["rho_positives"] == pytest.approx(rho, abs=1e-3)
     assert f"rho of log det Sigma with the number of positives of a query: {rho:.2f}" in capsys.readouterr().out
 
 
-def test_protocols_of_5000_images_take_testall(runs, ev, everything, demo_path, tmp_path, capsys):
+def test_protocols_of_5000_images_take_testall_and_dev_the_val_files(runs, ev, everything, demo_path, tmp_path, capsys):
     """VSE++'s and SCAN's `test` is a fifth of it."""
     shutil.copytree(f"{demo_path}/demo_precomp", tmp_path / "all")
     for path in (tmp_path / "all").glob("test_*"):
@@ -200,6 +188,8 @@ def test_protocols_of_5000_images_take_testall(runs, ev, everything, demo_path, 
     assert ev(*words, *everything)["split"] == "testall"
     assert "--cxc and --pmrp evaluate the split testall of" in capsys.readouterr().out
     assert ev(*words, *everything, "--split", "test")["split"] == ev(*words)["split"] == "test"
+    found = ev(*words, *everything, "--split", "dev")["protocols"]
+    assert found["cxc"]["t2t"]["queries"] == found["full"]["t2i"]["queries"] == found["pmrp"]["t2i"]["queries"] == 60
 
 
 def test_text_only_splits(runs, ev, everything, demo_path, capsys):
@@ -253,25 +243,19 @@ def test_a_file_of_means_does_not_hold_a_learned_similarity(ev, demo_path, capsy
     refused(capsys, ["--embeddings", "e.npz"], "has similarity 'product', which cannot be computed from a file")
 
 
-def test_uncertainty_numbers_and_pictures(runs, ev, exported, demo_path):
-    e = exported("spherical")
-    words = ["--checkpoint", runs / "spherical", "--uncertainty", "--photos", f"{demo_path}/demo/images"]
-    found = ev(*words)["uncertainty"]
+def test_uncertainty_and_its_pictures(runs, ev, exported, demo_path, monkeypatch):
+    """Captions with their best images, from the least to the most uncertain caption; the own image is framed."""
+    e, drawn, draw = exported("spherical"), {}, pictures.draw_rows
+    monkeypatch.setattr(pictures, "draw_rows", lambda path, title, rows, across: (
+        drawn.update({path: rows}), draw(path, title, rows, across)))
+    found = ev("--checkpoint", runs / "spherical", "--uncertainty", "--retrieval", "--photos",
+               f"{demo_path}/demo/images")["uncertainty"]
     for side in ("images", "captions"):
         spread = 16 * e[f"{side[:-1]}_log_var"].sum(1)                          # log det of 16 dimensions
         assert found[side]["mean"] == pytest.approx(spread.mean(), rel=1e-5, abs=1e-5)
         assert len(found[side]["recall_bins"]["recall"]) == 10 and "area" in found[side]["risk_coverage"]
-    for picture in ("r_uncertain_images", "r_uncertain_captions"):
-        with open(f"{picture}.png", "rb") as f:
-            assert f.read(8) == b"\x89PNG\r\n\x1a\n" and os.path.getsize(f"{picture}.png") > 5000
-
-
-def test_captions_are_drawn_with_their_best_images(runs, ev, exported, demo_path, monkeypatch):
-    """From the least to the most uncertain caption; the own image is framed."""
-    e, rows = exported("wasserstein0"), []
-    monkeypatch.setattr(pictures, "draw_rows", lambda path, title, drawn, across: rows.extend(drawn))
-    ev("--checkpoint", runs / "wasserstein0", "--retrieval", "--photos", f"{demo_path}/demo/images")
-    scores, spread = FORMULAS["wasserstein"](*sides(e)).numpy(), e["caption_log_var"].sum(1)
+        assert os.path.getsize(f"r_uncertain_{side}.png") > 5000
+    scores, rows = FORMULAS["kl"](*sides(e)).numpy(), drawn["r_retrieval.png"]
     texts = open(f"{demo_path}/demo_precomp/test_caps.txt", encoding="utf-8").read().splitlines()
     order = np.argsort(spread, kind="stable")               # some captions are the same text
     assert len(rows) == 5 and [rows[0].query, rows[4].query] == [texts[order[0]], texts[order[-1]]]
@@ -296,50 +280,38 @@ def test_photos_that_are_not_there_are_said(runs, ev, demo_path, monkeypatch, ca
 
 # ---- comparisons
 
-def test_comparison_of_two_runs(runs, ev, everything, capsys):
-    first, second = str(runs / "wasserstein0"), str(runs / "cosine0")
-    found = ev("--compare", first, second, *everything)
-    shown = capsys.readouterr().out
-    alone = {path: ev("--checkpoint", path, *everything)["protocols"] for path in (first, second)}
-    assert {path: r["protocols"] for path, r in found["runs"].items()} == alone
-    pair, = found["comparisons"]
-    assert (pair["a"], pair["b"]) == (first, second)
-    assert "cxc i2i r1" in pair["metrics"] and "pmrp t2i pmrp" in pair["metrics"]
-    for name, m in pair["metrics"].items():
-        protocol, side, *key = name.split()
-        a, b = (alone[path][protocol][side] for path in (first, second))
-        a, b = (a[key[0]], b[key[0]]) if key else (a, b)                        # rsum belongs to no side
-        assert (m["a"], m["b"], m["difference"]) == (pytest.approx(a), pytest.approx(b), pytest.approx(b - a)), name
-        assert m["low"] <= m["difference"] <= m["high"] and 0 < m["p"] <= 1
-    assert not any(name.startswith("mean_only") for name in pair["metrics"])    # points have none
-    assert f"{pair['metrics']['full rsum']['difference']:+.2f}" in shown
-
-
-def test_groups_of_seeds(runs, ev, exported, everything, capsys):
-    """A constant model has no correlations with ratings, so no mean of them stands among those of its seeds."""
-    groups = [",".join(str(runs / f"{name}{seed}") for seed in (0, 1)) for name in ("wasserstein", "cosine")]
+def test_groups_of_seeds_are_compared(runs, ev, exported, everything, capsys):
+    """Differences are of the means over seeds; the runs' own results are those of each alone. A constant model has no
+    correlations with ratings, so no mean of them stands among those of its seeds."""
+    groups = [[str(runs / f"{name}{seed}") for seed in (0, 1)] for name in ("wasserstein", "cosine")]
     ones = {"image_mean": np.ones((24, 16)), "caption_mean": np.ones((120, 16))}
     np.savez("zeros.npz", **{**exported("cosine0"), **ones})
-    found = ev("--compare", *groups, "zeros.npz", *everything)
+    alone = {path: ev("--checkpoint", path, *everything)["protocols"] for group in groups for path in group}
+    capsys.readouterr()
+    found = ev("--compare", *map(",".join, groups), "zeros.npz", *everything)
     shown = capsys.readouterr().out
-    rsum = {path: r["protocols"]["full"]["rsum"] for path, r in found["runs"].items()}
+    assert {path: r["protocols"] for path, r in found["runs"].items() if path in alone} == alone
     assert set(found["groups"]) == {str(runs / "wasserstein"), str(runs / "cosine"), "zeros.npz"}
     assert [("cxc sts rho x 100" in group) for group in found["groups"].values()] == [True, True, False]
-    means = []
-    for group in groups:
-        values = [rsum[path] for path in group.split(",")]
-        mean, deviation, n = found["groups"][group.split(",")[0][:-1]]["full rsum"]
-        assert (mean, deviation, n) == (pytest.approx(np.mean(values)), pytest.approx(np.std(values, ddof=1)), 2)
-        assert f"{mean:.1f} +- {deviation:.1f} (2)" in shown
-        means.append(mean)
-    pair = found["comparisons"][0]
-    assert pair["seeds"] == [2, 2] and pair["metrics"]["full rsum"]["difference"] == pytest.approx(means[1] - means[0])
-    assert pair["pairs"] and "paired bootstrap over images and 2 pairs of seeds" in " ".join(shown.split())
-    again = [groups[0], ",".join(groups[1].split(",")[::-1]), f"{runs}/spherical,{runs}/gce"]
-    found = ev("--compare", *again, *everything)
-    turned, other = found["comparisons"]
-    assert turned["metrics"] == pair["metrics"]                                             # in any order
-    assert not other["pairs"] and "over images and seeds" in " ".join(capsys.readouterr().out.split())
+    pair, _ = found["comparisons"]
+    assert {"cxc i2i r1", "pmrp t2i pmrp", "full rsum"} < {*pair["metrics"]}
+    assert pair["seeds"] == [2, 2] and pair["pairs"]
+    assert not any(name.startswith("mean_only") for name in pair["metrics"])    # points have none
+    for name, m in pair["metrics"].items():
+        protocol, side, *key = name.split()
+        values = [[alone[path][protocol][side] for path in group] for group in groups]
+        values = [[x[key[0]] if key else x for x in seeds] for seeds in values]         # rsum belongs to no side
+        a, b = map(np.mean, values)
+        assert (m["a"], m["b"], m["difference"]) == (pytest.approx(a), pytest.approx(b), pytest.approx(b - a)), name
+        assert m["low"] <= m["difference"] <= m["high"] and 0 < m["p"] <= 1
+        for group, seeds in zip(found["groups"].values(), values):
+            assert group[name] == [pytest.approx(np.mean(seeds)), pytest.approx(np.std(seeds, ddof=1)), 2]
+    assert f"{m['difference']:+.2f}" in shown
+    assert "bootstrap over images and 2 pairs of seeds" in " ".join(shown.split())
+    again = [groups[0], groups[1][::-1], [f"{runs}/spherical", f"{runs}/gce"]]
+    turned, other = ev("--compare", *map(",".join, again), *everything)["comparisons"]
+    assert turned["metrics"] == pair["metrics"] and not other["pairs"]                      # in any order
+    assert "over images and seeds" in " ".join(capsys.readouterr().out.split())
     for paths, name in ((["a/b0", "a/b1/"], "a/b"), (["a0/b", "a1/b"], "a0/b"), (["x", "y"], "x")):
         assert compare.common_name(paths) == name
 
