@@ -40,7 +40,6 @@ class Entities:
     phrase_photo: np.ndarray          # (M,) int64 position of each phrase's photo in ids, rising
     sentence: np.ndarray              # (M,) int64 sentence of its photo, from 0
     types: list[tuple[str, ...]]      # M, such as ("people",); a few phrases have more than one
-    chains: list[str]                 # M
     truth: np.ndarray                 # (M, 4) float64 x1, y1, x2, y2 of the box around all boxes of the chain
     n_boxes: np.ndarray               # (M,) int64 boxes of the chain
     dropped: dict[str, int]           # {one of DROPPED: phrases left out}
@@ -60,9 +59,9 @@ def read_entities(root: str, split: str) -> Entities:
         rows += [(n, *phrase) for phrase in phrases]
     check(rows, f"{split_file(root, split)}: no phrase of its {len(ids):,} photos has a box (left out: "
                 f"{list_counts(dropped)}), and at least one must; {'; '.join(faults[:1]) or 'give the annotations'}")
-    owner, sentence, chains, types, phrases, truth, counts = zip(*rows)
+    owner, sentence, types, phrases, truth, counts = zip(*rows)
     return Entities(ids, np.array(sizes, np.int64), list(phrases), np.array(owner, np.int64),
-                    np.array(sentence, np.int64), list(types), list(chains), np.array(truth, np.float64),
+                    np.array(sentence, np.int64), list(types), np.array(truth, np.float64),
                     np.array(counts, np.int64), dict(dropped), faults)
 
 
@@ -129,7 +128,7 @@ def enclosing(boxes: np.ndarray) -> np.ndarray:
 def read_size_and_phrases(root: str, photo: str, dropped: Counter, faults: list[str]) -> tuple[tuple, list[tuple]]:
     """Read a photo's (width, height) and phrases.
 
-    Phrases are (sentence, chain, types, words, truth, number of boxes). Counts those that are left out in `dropped`,
+    Phrases are (sentence, types, words, truth, number of boxes). Counts those that are left out in `dropped`,
     and appends faults of single mentions and boxes. Raises InputError.
     """
     annotations = os.path.join(root, "Annotations", f"{photo}.xml")
@@ -144,7 +143,7 @@ def read_size_and_phrases(root: str, photo: str, dropped: Counter, faults: list[
         for chain, types, words in PHRASE.findall(line):
             types, words = tuple(types[1:].split("/")), " ".join(words.split())
             if chain != NOT_VISUAL and chain in boxes:
-                rows.append((k, chain, types, words, enclosing(boxes[chain]), len(boxes[chain])))
+                rows.append((k, types, words, enclosing(boxes[chain]), len(boxes[chain])))
                 continue
             why = "notvisual" if chain == NOT_VISUAL or "notvisual" in types else flags.get(chain, "fault")
             dropped[why] += 1

@@ -24,8 +24,7 @@ from phrases.data import read_phrases
 from phrases.entities import SPLITS
 from phrases.ranking import PhraseScores, largest_first, locate, measures
 
-COLUMNS = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "rsum": "rsum", "upper": "any box", "pointing": "pointing",
-           "iou": "IoU", "phrases": "phrases"}
+COLUMNS = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "rsum": "rsum", "upper": "any box", "phrases": "phrases"}
 
 
 def evaluate(path: str, opt) -> dict:
@@ -58,15 +57,6 @@ def make_tables(results: dict) -> list:
             for heading, rows in blocks]
 
 
-def describe_reach(results: dict) -> str:
-    """Say what proposals allow and a ranking reaches, by its `measures`."""
-    upper = results["upper"]
-    reached = f", {100 * results['r1'] / upper:.1f}% of these" if upper else ""
-    return (f"the proposals hold a right box for {upper:.1f}% of {results['phrases']:,} phrases of "
-            f"{results['photos']:,} photos, and no ranking can be right more often; R@1 is {results['r1']:.1f}% of all "
-            f"phrases{reached}; by chance {results['chance']['r1']:.1f}%")
-
-
 def evaluate_and_save(opt) -> None:
     """Evaluate as the options say. Raises InputError on wrong options and files."""
     path = opt.checkpoint or newest_run()
@@ -75,8 +65,8 @@ def evaluate_and_save(opt) -> None:
     default = os.path.join(path if os.path.isdir(path) else os.path.dirname(path), f"{'_'.join(words)}.json")
     target = output(opt.output or default, [path], opt.overwrite or not opt.output)
     results = evaluate(path, opt)
-    print("\n".join(["", report.render(make_tables(results)), describe_reach(results["localisation"]),
-                     f"proposals: {results['proposals']['method']}", *(f"note: {note}" for note in results["notes"])]))
+    print("\n".join(["", report.render(make_tables(results)), f"proposals: {results['proposals']['method']}",
+                     *(f"note: {note}" for note in results["notes"])]))
     save_json(replace_nan(results), target)
     print(f"written to {target}")
 
