@@ -13,7 +13,7 @@ import os
 
 import cli
 from checkpoint import Trained
-from cli import Arguments, check, data_set, filename, positive, torch_device
+from cli import Arguments, check, data_set, filename, torch_device
 from data import check_extractors
 from evaluation import report
 from evaluation.embeddings import newest_run
@@ -22,7 +22,7 @@ from files import output, save_json
 from options import check_fits
 from phrases.data import read_phrases
 from phrases.entities import SPLITS
-from phrases.ranking import PhraseScores, largest_first, locate, measures
+from phrases.ranking import largest_first, validate_phrases
 
 COLUMNS = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "rsum": "rsum", "upper": "any box", "phrases": "phrases"}
 
@@ -39,10 +39,10 @@ def evaluate(path: str, opt) -> dict:
     check_extractors(trained.extractors, split, own.text_features, path)
     tokens = split.encode(trained.vocab, known=not opt.data_name)
     print(f"{data_name} {split.name}: {len(split.ids):,} photos, {len(split.phrases):,} phrases")
-    located = locate(split, PhraseScores(trained.model, split, tokens, trained.device, 32 * opt.batch_size))
+    located = validate_phrases(trained.model, split, tokens, trained.device)
     return {"checkpoints": [path], "data_name": data_name, "split": split.name, "images": len(split.ids),
             "captions": len(split.phrases), "protocols": {}, "similarity": own.sim,
-            "notes": [*trained.notes, *split.notes], "localisation": measures(located, split),
+            "notes": [*trained.notes, *split.notes], "localisation": located,
             "proposals": split.proposals.facts, "baselines": {"largest": largest_first(split)}}
 
 
@@ -81,7 +81,6 @@ def main(argv=None) -> None:
     add("--regions", type=filename, metavar="NAME", help="other proposals and their features, {split}_NAME.npy")
     add("--output", type=filename, help="file of the results (default: results.json in the run folder)")
     add("--overwrite", action="store_true", help="replace the file of --output")
-    add("--batch_size", type=positive, default=128, help="32 times as many regions are encoded at once")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA if present")
     cli.run("phrases.evaluate", evaluate_and_save, p.parse_args(argv))
 

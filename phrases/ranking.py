@@ -16,7 +16,6 @@ from model import VSE
 from phrases.data import PhraseSplit, areas, iou
 
 RIGHT = 0.5                           # least IoU of a right box with the truth
-REGIONS = 4096                        # that are encoded at a time in training
 
 
 class Located(NamedTuple):
@@ -98,41 +97,17 @@ def rsum_by_chance(split: PhraseSplit) -> float:
 
 # ---- trained models
 
-class PhraseScores:
-    """Scores of a photo's proposals for its phrases, `tokens`.
-
-    Photos are encoded in order, `regions` proposals at a time, and forgotten: all of the real test split would take a
-    gigabyte.
-    """
-
-    def __init__(self, model: VSE, split: PhraseSplit, tokens, device, regions: int = REGIONS):
-        self.model, self.split, self.tokens, self.device, self.regions = model, split, tokens, device, regions
-        self.scores = {}
-
-    def __call__(self, n: int, columns: np.ndarray) -> np.ndarray:
-        """(P, m) float32 of photo n, whose phrases are `columns`."""
-        if n not in self.scores:
-            self.encode(n)
-        return self.scores.pop(n)
-
+def score_photos(model: VSE, split: PhraseSplit, tokens, device) -> Callable:
+    """Return scores of a photo's proposals for its phrases, for `locate`. model: in evaluation mode."""
     @torch.no_grad()
-    def encode(self, first: int) -> None:
-        """Score photos from `first` on with `regions` proposals together, at least one."""
-        start = self.split.start
-        last = max(first + 1, int(np.searchsorted(start, start[first] + self.regions, side="right")) - 1)
-        low, high = np.searchsorted(self.split.phrase_photo, (first, last))
-        rows, columns = np.arange(start[first], start[last]), np.arange(low, high)
-        regions = self.model.embed_images(self.split.images.gather(rows).to(self.device))
-        words, lengths = self.tokens.batch(columns)
-        phrases = self.model.embed_captions(words.to(self.device), lengths)
-        self.scores = {}
-        for n in range(first, last):
-            own = self.split.columns(n) - low
-            if len(own):
-                here = slice(*(start[[n, n + 1]] - start[first]))
-                self.scores[n] = self.model.similarity(regions.rows(here), phrases.rows(own)).float().cpu().numpy()
+    def scores_of(n: int, columns: np.ndarray) -> np.ndarray:
+        words, lengths = tokens.batch(columns)
+        phrases = model.embed_captions(words.to(device), lengths)
+        regions = model.embed_images(split.images.gather(np.arange(split.start[n], split.start[n + 1])).to(device))
+        return model.similarity(regions, phrases).float().cpu().numpy()             # (P, m)
+    return scores_of
 
 
 def validate_phrases(model: VSE, split: PhraseSplit, tokens, device) -> dict:
     """The `measures` of a split."""
-    return measures(locate(split, PhraseScores(model, split, tokens, device)), split)
+    return measures(locate(split, score_photos(model, split, tokens, device)), split)
