@@ -221,19 +221,6 @@ def write_positives(precomp, split, entries):
     link(first, second)
 
 
-def record_extractors(folders):
-    """Name the extractor of the global and region features in features.json.
-
-    Names of features of captions stay.
-    """
-    for folder, line in zip(folders, EXTRACTORS.values(), strict=True):
-        path = folder / "features.json"
-        content = read_json(str(path), "delete it") if path.is_file() else {}
-        content = content if isinstance(content, dict) else {}
-        if content.get("ims") != line:
-            write_json(path, {**content, "ims": line})
-
-
 def write_vg(folder, seed, world, count, bar):
     """Write `count` images in Visual Genome's layout, with its irregularities.
 
@@ -347,7 +334,9 @@ def write_demo(data_path, size=2000, seed=0, progress=True, scenes="demo"):
             print(f"{scenes} data of size {size} and seed {seed} are in {data_path} already")
         return earlier["counts"]
     start_writing(folders, manifest, recipe)
-    record_extractors(precomp)
+    for folder, line in zip(precomp, EXTRACTORS.values(), strict=True):
+        if not (folder / "features.json").exists():         # which names features of captions, too
+            write_json(folder / "features.json", {"ims": line})
     total = sum(sizes.values()) + size // 2
     with tqdm(total=total, desc=f"{scenes} images", disable=None if progress else True) as bar:
         entries = {split: draw_split(demo, precomp, split, count, world, stream, bar)
