@@ -197,11 +197,13 @@ def test_text_only_splits(runs, ev, everything, demo_path, capsys):
     os.makedirs("only/x")
     for name in ("test_caps.txt", "test_img_ids.npy", "test_ann_ids.npy"):
         shutil.copy(f"{demo_path}/demo_precomp/{name}", "only/x")
-    found = ev("--checkpoint", runs / "wasserstein0", "--data_path", "only", "--data_name", "x", *everything)
-    whole = ev("--checkpoint", runs / "wasserstein0", *everything)["protocols"]["cxc"]
+    words = ["--checkpoint", runs / "wasserstein0", *everything]
+    found, whole = ev(*words, "--data_path", "only", "--data_name", "x"), ev(*words)["protocols"]["cxc"]
     assert found["protocols"] == {"cxc": {"t2t": whole["t2t"], "sts": whole["sts"]}}
     assert "captions" in found["uncertainty"] and "images" not in found["uncertainty"]
     assert "note: images and captions are not ranked: there are no images" in capsys.readouterr().out
+    refused(capsys, [*words, "--data_path", "only", "--data_name", "x", "--bank", "train"],
+            "--bank train normalises scores of images and captions, and .* has no images to score")
 
 
 def test_an_ensemble_shares_the_split_of_its_first_run(runs, ev, demo_path, tmp_path, capsys):
