@@ -37,17 +37,12 @@ def average_precisions(scores: np.ndarray, query: np.ndarray, item: np.ndarray) 
     result = np.full(len(scores), np.nan)
     bounds = np.searchsorted(query, np.arange(len(scores) + 1))
     for q in np.flatnonzero(np.diff(bounds)):
-        row = scores[q]
-        best = np.sort(row[item[bounds[q]:bounds[q + 1]]])[::-1]                    # (R,) of the positives, falling
-        r = len(best)
-        top = np.sort(np.partition(row, len(row) - r)[len(row) - r:])               # (R,) the R best of all, rising
-        at_least = r - np.searchsorted(top, best)                                   # items that score at least as high
-        at_least[best == top[0]] = np.count_nonzero(row >= top[0])                  # ties with the last one included
-        at_least[best < top[0]] = 2 * len(row)                                      # out of the top, wherever
-        others = at_least - np.searchsorted(-best, -best, "right")
-        hits = np.arange(1, r + 1)
-        place = others + hits                                                       # 1-based place of each positive
-        result[q] = (hits / place * (place <= r)).sum() / r
+        row, own = scores[q], item[bounds[q]:bounds[q + 1]]
+        r, positive = len(own), np.zeros(len(row), bool)
+        positive[own] = True
+        near = np.flatnonzero(row >= np.partition(row, len(row) - r)[len(row) - r])     # and ties with the last
+        hits = positive[near[np.lexsort((positive[near], -row[near]))][:r]]
+        result[q] = (hits * hits.cumsum() / np.arange(1, r + 1)).sum() / r
     return result
 
 
