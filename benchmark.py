@@ -1,4 +1,4 @@
-"""Time a training step, an evaluation and a search against plain versions.
+"""Time a training step and an evaluation against plain versions.
 
     python benchmark.py
 
@@ -31,7 +31,6 @@ class Sizes(NamedTuple):
     length: int = 14                  # words of a caption
     dim: int = 1024
     images: int = 1000                # of the evaluation, with five captions each
-    photos: int = 20_000              # that are searched
     timed: int = 40                   # queries that the plain way is timed on, scaled to all
 
 
@@ -124,27 +123,13 @@ def compare_evaluations(sizes: Sizes, rounds: int) -> None:
                   lambda sim=sim: plain(sim), rounds, sizes.timed / m)
 
 
-@torch.no_grad()
-def compare_searches(sizes: Sizes, rounds: int) -> None:
-    """Time the ten best photos per query, all queries at once against one by one."""
-    photos, queries = make_gaussians(sizes.photos, sizes.dim), make_gaussians(sizes.timed, sizes.dim)
-
-    def plain(sim: str) -> None:
-        for k in range(sizes.timed):
-            score_plainly(sim, queries.rows([k]), photos).topk(10)
-    for sim in ("cosine", "wasserstein"):
-        time_both(f"search of {sizes.photos:,}, {sim}",
-                  lambda sim=sim: SIMILARITIES[sim](photos, queries).topk(10, dim=0),
-                  lambda sim=sim: plain(sim), rounds)
-
-
 def main(argv: list[str] | None = None, sizes: Sizes | None = None) -> None:
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("--rounds", type=int, default=5, help="rounds; ours and plain take turns in each")
     rounds = p.parse_args(argv).rounds
     torch.manual_seed(0)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
-    for part in (compare_steps, compare_evaluations, compare_searches):
+    for part in (compare_steps, compare_evaluations):
         part(sizes or Sizes(), rounds)
 
 

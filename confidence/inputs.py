@@ -9,7 +9,6 @@ import cli
 from checkpoint import Trained
 from cli import Arguments, InputError, check, data_set, filename, natural, positive, split_name, torch_device, within
 from confidence import volume
-from confidence.measures import Logits
 from data import named_splits
 from evaluate import beside, check_outputs, results_file
 from evaluation.embeddings import Embeddings, embed, export, is_run, load_file, newest_run
@@ -30,7 +29,7 @@ class Items:
     dev: Embeddings                   # those that are calibrated on
     source: str                       # of dev, for the reader
     variances: dict | None = None     # description of given variances
-    logits: Logits | None = None      # scale and bias of the model's own logits
+    logits: tuple | None = None       # scale and bias (or None) of the model's own logits
 
 
 def add_arguments(p: Arguments) -> None:
@@ -155,10 +154,10 @@ def give_variances(items: Items, model: Trained | None, opt) -> None:
         e.members = [shares.give(e.members[0])]
 
 
-def read_logits(path: str, notes: list[str]) -> Logits | None:
-    """Read logit_scale and logit_bias of a file of embeddings.
-    None where it has neither. A note is added where the scale seems to be a logarithm.
-    Raises InputError where they are not finite numbers, the scale is not above 0, or the bias stands alone."""
+def read_logits(path: str, notes: list[str]) -> tuple[float, float | None] | None:
+    """Read logit_scale and logit_bias of a file of embeddings, None where it has neither.
+    A note is added where the scale seems to be a logarithm. Raises InputError where they are not finite numbers, the
+    scale is not above 0, or the bias stands alone."""
     values = {}
     with np.load(path, allow_pickle=False) as arrays:
         for name in {"logit_scale", "logit_bias"} & set(arrays.files):
@@ -169,14 +168,13 @@ def read_logits(path: str, notes: list[str]) -> Logits | None:
             values[name] = float(x.item())
     if not values:
         return None
-    scale = values.get("logit_scale")
-    check(scale is not None, f"{path} has a logit_bias and no logit_scale; write both, or leave the bias out")
+    scale = values.get("logit_scale", 0.0)
     check(scale > 0, f"{path}: logit_scale is {scale:g}, and must be above 0: the factor of the cosine, such as 100 "
                      "for CLIP; write np.exp(logit_scale) where the model keeps its logarithm")
     if scale < LOGARITHM:
         notes.append(f"logit_scale {scale:g} is small; CLIP and SigLIP keep the logarithm of the factor that is meant "
                      "here, so write np.exp(logit_scale)")
-    return Logits(scale, values.get("logit_bias"))
+    return scale, values.get("logit_bias")
 
 
 def check_other_items(e: Embeddings, other: Embeddings, option: str, instead: str) -> None:

@@ -18,17 +18,6 @@ from methods.volume import Sigmoid
 BEST = ("posterior_grouped", "posterior")       # users are shown the first that there is
 
 
-class Logits(NamedTuple):
-    """Logits of a model: scale times cosine, plus bias.
-
-    CLIP's probability is softmax(scale s) over the items that were compared, SigLIP's sigmoid(scale s + bias) of each
-    pair. Both were learned on batches of pairs of another kind and number than the gallery that is searched, so they
-    are often far from the share of right answers.
-    """
-    scale: float
-    bias: float | None
-
-
 class Measure(NamedTuple):
     """A confidence, larger where surer."""
     title: str                        # in tables
@@ -61,9 +50,11 @@ class Outcomes(NamedTuple):
 
 
 def measure_confidences(e: Embeddings, temperatures: dict[str, float], pair: Sigmoid | None = None,
-                        logits: Logits | None = None) -> dict[str, Outcomes]:
+                        logits: tuple[float, float | None] | None = None) -> dict[str, Outcomes]:
     """Measure the confidence in the first answers of both directions.
-    With a model's own logits, also by these and by the probability of a pair that is fitted on dev."""
+    logits: a model's own scale and bias. Then also its softmax(scale s) over the gallery, as CLIP has it, with a bias
+    its sigmoid(scale s + bias) of a pair, as SigLIP has it, and the probability of a pair that is fitted on dev. The
+    first two were learned on batches of other pairs, so they are often far from the share of right answers."""
     log_det, outcomes = uncertainties(e), {}
     for side, (modality, _) in DIRECTIONS.items():
         rows = rows_of(e, side)
@@ -71,8 +62,9 @@ def measure_confidences(e: Embeddings, temperatures: dict[str, float], pair: Sig
         values = {"posterior": first.posterior, "posterior_grouped": first.grouped, "max": first.max,
                   "log_det_query": -log_det[modality][rows.queries] if modality in log_det else None}
         if logits:
-            values |= {"own_softmax": answers(rows, logits.scale).posterior, "sigmoid": pair(first.max).numpy()}
-            values["own_sigmoid"] = None if logits.bias is None else Sigmoid(*logits)(first.max).numpy()
+            scale, bias = logits
+            values |= {"own_softmax": answers(rows, scale).posterior, "sigmoid": pair(first.max).numpy(),
+                       "own_sigmoid": None if bias is None else Sigmoid(scale, bias)(first.max).numpy()}
         values = {name: metrics.join_rounded(x) for name, x in values.items() if x is not None}
         outcomes[side] = Outcomes(values, first.right, rows.queries, first.first, rows.owner)
     return outcomes

@@ -194,7 +194,7 @@ def test_the_own_probability_stands_beside_the_fitted_ones(files, capsys, bias):
 def test_own_logits_that_cannot_be_are_refused(files, capsys):
     for arrays, said in (({"logit_scale": np.array("x")}, "logit_scale is <U1 of shape .*, and must be one finite"),
                          ({"logit_scale": -1.0}, "must be above 0: the factor of the cosine, such as 100 for CLIP"),
-                         ({"logit_bias": -10.0}, "has a logit_bias and no logit_scale; write both"),
+                         ({"logit_bias": -10.0}, "logit_scale is 0, and must be above 0"),
                          ({"logit_scale": 100.0, "similarity": "dot"}, "of a cosine, and its similarity is dot")):
         dev = made_up(seed=1) | ({"similarity": "dot"} if "similarity" in arrays else {})
         words = files(**arrays)
