@@ -11,8 +11,9 @@ import torch
 import train as core
 from checkpoint import load_checkpoint, load_model
 from cli import InputError
-from phrases import captions, data, evaluate, proposals, train
-from phrases.data import Labels, box_geometry, iou, learnable, read_proposals, sample_proposals
+from features import filters
+from phrases import captions, data, evaluate, proposals, regions, train
+from phrases.data import Labels, box_geometry, iou, learnable, sample_proposals
 from phrases.entities import read_entities
 from phrases.ranking import rsum_by_chance, score_photos
 from tests.helpers import log_of, refused, same_weights
@@ -20,7 +21,7 @@ from vocab import Vocabulary
 
 SMALL = ["--data_name", "demo_entities", "--embed_size", "24", "--word_dim", "12", "--num_epochs", "10", "--batch_size",
          "48", "--vocab_threshold", "1", "--device", "cpu", "--workers", "0", "--learning_rate", "0.005"]
-WIDTH = 12                            # of the made-up features
+WIDTH = filters.Regions.dim
 
 
 def options(words):
@@ -37,7 +38,7 @@ def iou_of(a, b) -> float:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory, demo_path) -> str:
-    """A data path with the demo's phrases, proposals near their boxes and anywhere, and features that tell words."""
+    """A data path with the demo's phrases, proposals near their boxes and anywhere, and their features."""
     path = tmp_path_factory.mktemp("phrases")
     folder = path / "demo_entities"
     shutil.copytree(os.path.join(demo_path, "demo_entities"), folder)
@@ -53,25 +54,8 @@ def root(tmp_path_factory, demo_path) -> str:
     (path / "boxes.json").write_text(json.dumps(given))
     proposals.main(["--data_path", str(path), "--data_name", "demo_entities", "--from", str(path / "boxes.json"),
                     "--workers", "0", "--name", "edgeboxes200"])
-    for split in ("train", "val", "test"):
-        write_features(str(folder), split)
+    regions.main(["--data_path", str(path), "--data_name", "demo_entities", "--kind", "demo", "--workers", "0"])
     return str(path)
-
-
-def write_features(folder: str, split: str) -> None:
-    """Write features that fit a box: sums of codes of the words of the phrases that it overlaps by half, and noise."""
-    entities = read_entities(folder, split)
-    found, rng = read_proposals(folder, split, "edgeboxes200", entities), np.random.default_rng(0)
-    codes = {word: np.random.default_rng(sum(map(ord, word))).standard_normal(WIDTH)
-             for phrase in entities.phrases for word in phrase.lower().split()}
-    rows = 0.2 * rng.standard_normal((len(found.boxes), WIDTH))
-    for m, n in enumerate(entities.phrase_photo):
-        for row in range(found.start[n], found.start[n + 1]):
-            if iou_of(found.boxes[row], entities.truth[m]) >= 0.5:
-                rows[row] += sum(codes[word] for word in entities.phrases[m].lower().split())
-    np.save(os.path.join(folder, f"{split}_edgeboxes200_ims.npy"), rows.astype(np.float16))
-    with open(os.path.join(folder, f"{split}_edgeboxes200_ims.json"), "w") as f:
-        json.dump({"extractor": "made up", "boxes_sha256": found.facts["boxes_sha256"]}, f)
 
 
 @pytest.fixture
@@ -179,7 +163,7 @@ def test_a_run_learns_which_region_is_meant(root, run, words, capsys):
     folder = run(*words)
     lines = log_of(folder, lambda line: line["kind"] == "validation")
     chance = rsum_by_chance(read(root, "val"))
-    assert lines[-1]["rsum"] > 1.3 * chance and lines[-1]["r1"] > 40
+    assert lines[-1]["rsum"] > 1.2 * chance and lines[-1]["r1"] > 40
     results, said = report(capsys, "--checkpoint", folder)
     assert report(capsys, "--checkpoint", folder)[0] == results                     # its own file may be replaced
     of = results["localisation"]
