@@ -85,38 +85,6 @@ def test_ratings_and_matches_of_crisscrossed_captions(cxc):
     assert named(pairs["t2t"], CAPTIONS, CAPTIONS) == together | alike | {(b, a) for a, b in alike}
 
 
-ROW = "COCO_val2014:sentid:105,COCO_val2014_000000000030.jpg"
-
-
-@pytest.mark.parametrize("text,message", [
-    ("caption,image\n", "needs the columns caption, image, agg_score"),
-    (f"caption,image,agg_score\n{ROW},3\n{ROW},5.1\n", "line 3 .*the rating is '5.1'"),
-    (f"caption,image,agg_score,sampling_method\n{ROW},4.97,c2i\n{ROW},4", "line 3 .*it was cut off"),
-    ("caption,image,agg_score\n105,COCO_val2014_000000000030.jpg,3\n", "line 2 .*'105' names no id"),
-    ("caption,image,agg_score\nCOCO_val2014:sentid:999,COCO_val2014_000000000030.jpg,3\n",
-     "names 1 captions that split lacks, the first is 999"),
-])
-def test_bad_rating_files(tmp_path, text, message):
-    path = tmp_path / "sits_test.csv"
-    path.write_text(text)
-    refused(lambda: annotations.read_ratings(str(path), "sits", *index()), message)
-
-
-def test_files_that_are_absent(tmp_path):
-    path = str(tmp_path / "none")
-    for call, option in ((lambda: annotations.read_cxc(path, "val", *index(), OWNER), "sts_val.csv.*--cxc_path"),
-                         (lambda: annotations.read_instances(path, index()[0]), "--instances"),
-                         (lambda: annotations.read_positives(path, *index()), "--positives"),
-                         (lambda: annotations.read_eccv(path, *index()), "image_to_caption.*--eccv_path")):
-        refused(call, f"there is no file .*{option}")
-
-
-def test_splits_that_cannot_be_annotated():
-    for ids, message in ((["a.jpg", "b.jpg"], r"split has no image ids.*\{split\}_img_ids.npy"),
-                         ([4, 7, 4, 7, 4, 1], "split lists image id 4 twice; every image needs")):
-        refused(lambda ids=ids: IdIndex(ids, "image", "split"), message)
-
-
 # ---- instances
 
 def coco(pairs, images=IMAGES, categories=(90, 1, 7)):
@@ -131,18 +99,6 @@ def test_instances(tmp_path):
     path = tmp_path / "instances.json"
     path.write_text(json.dumps(coco([(20, 90), (20, 1), (20, 90), (30, 7), (99, 1)], images=[99, *sorted(IMAGES)])))
     assert annotations.read_instances(str(path), index()[0]).astype(int).tolist() == [[0, 1, 0], [0, 0, 0], [1, 0, 1]]
-
-
-@pytest.mark.parametrize("content,message", [
-    (json.dumps(coco([(10, 1)], images=[10, 20])), "lacks 1 of the 3 images of split, the first is 30"),
-    (json.dumps(coco([(10, 5)])), "is not a file of COCO instances"),
-    (json.dumps({"images": [{"file_name": "a.jpg"}]}), r"or lacks a field \(KeyError 'id'\); fetch it again"),
-    (json.dumps([1, 2]), "has 0 categories"),
-])
-def test_bad_instances(tmp_path, content, message):
-    path = tmp_path / "instances.json"
-    path.write_text(content)
-    refused(lambda: annotations.read_instances(str(path), index()[0]), message)
 
 
 # ---- positives
@@ -162,16 +118,6 @@ def test_positives(tmp_path):
     assert set(annotations.read_positives(write_json(path, {"t2i": stored["t2i"]}), *index())) == {"t2i"}
 
 
-@pytest.mark.parametrize("content,message", [
-    ({"i2t": {"31": [105]}}, "names 1 images that split lacks, the first is 31"),
-    ({"i2t": {"30": [[105]]}}, r"the caption id \[105\], which is not a whole number"),
-    ({"i2t": None}, "is not a table of ids"), ([], "holds no positives"),
-])
-def test_bad_positives(tmp_path, content, message):
-    path = write_json(tmp_path / "p.json", content)
-    refused(lambda: annotations.read_positives(path, *index()), message)
-
-
 def test_eccv_files(tmp_path):
     """Read by id; captions that no split holds, of which the real file names two, are left out."""
     refused(lambda: annotations.read_eccv(None, *index()), "pip install eccv_caption")
@@ -182,6 +128,41 @@ def test_eccv_files(tmp_path):
     assert named(pairs["t2i"], CAPTIONS, IMAGES) == {(107, 20), (107, 10)}
     write_json(tmp_path / "eccv_caption_to_image.json", {"999": [20]})
     refused(lambda: annotations.read_eccv(str(tmp_path), *index()), "names 1 captions that split lacks")
+
+
+# ---- what is refused
+
+READERS = {"--cxc_path": lambda path: annotations.read_ratings(path, "sits", *index()),
+           "--instances": lambda path: annotations.read_instances(path, index()[0]),
+           "--positives": lambda path: annotations.read_positives(path, *index())}
+HEAD, ROW = "caption,image,agg_score", "COCO_val2014:sentid:105,COCO_val2014_000000000030.jpg"
+
+
+@pytest.mark.parametrize("option,text,message", [
+    ("--cxc_path", "caption,image\n", "needs the columns caption, image, agg_score"),
+    ("--cxc_path", f"{HEAD}\n{ROW},3\n{ROW},5.1\n", "line 3 .*the rating is '5.1'"),
+    ("--cxc_path", f"{HEAD},more\n{ROW},4.97,c2i\n{ROW},4", "line 3 .*it was cut off"),
+    ("--cxc_path", f"{HEAD}\n105,COCO_val2014_000000000030.jpg,3\n", "line 2 .*'105' names no id"),
+    ("--cxc_path", f"{HEAD}\nCOCO_val2014:sentid:999,COCO_val2014_000000000030.jpg,3\n",
+     "names 1 captions that split lacks, the first is 999"),
+    ("--instances", json.dumps(coco([(10, 1)], images=[10, 20])), "lacks 1 of the 3 images of split, the first is 30"),
+    ("--instances", json.dumps(coco([(10, 5)])), "is not a file of COCO instances"),
+    ("--instances", '{"images": [{"file_name": "a"}]}', r"or lacks a field \(KeyError 'id'\); fetch it again"),
+    ("--instances", "[1, 2]", "has 0 categories"),
+    ("--positives", '{"i2t": {"31": [105]}}', "names 1 images that split lacks, the first is 31"),
+    ("--positives", '{"i2t": {"30": [[105]]}}', r"the caption id \[105\], which is not a whole number"),
+    ("--positives", '{"i2t": null}', "is not a table of ids"), ("--positives", "[]", "holds no positives")])
+def test_bad_files(tmp_path, option, text, message):
+    path = str(tmp_path / "sits_test.csv")
+    refused(lambda: READERS[option](path), f"there is no file .*{option}")
+    (tmp_path / "sits_test.csv").write_text(text)
+    refused(lambda: READERS[option](path), message)
+
+
+def test_splits_that_cannot_be_annotated():
+    for ids, message in ((["a.jpg", "b.jpg"], r"split has no image ids.*\{split\}_img_ids.npy"),
+                         ([4, 7, 4, 7, 4, 1], "split lists image id 4 twice; every image needs")):
+        refused(lambda ids=ids: IdIndex(ids, "image", "split"), message)
 
 
 def test_real_crisscrossed_captions(real_path):
