@@ -129,25 +129,33 @@ def small(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["kl", "mahalanobis"])
-def test_cxc_equals_definition(small, monkeypatch, name):
+def test_ranks_and_precisions_equal_definition(small, monkeypatch, name):
+    """Of the original pairs, of Crisscrossed Captions and of the user's own matches of one direction or both."""
     subject, scores, ratings, pairs = problem(name)
-    record, rated, correlate = Record(), [], metrics.sampled_spearman
+    owner, record, rated, correlate = subject.caption_image, Record(), [], metrics.sampled_spearman
     monkeypatch.setattr(metrics, "sampled_spearman", lambda *given: rated.append(given) or correlate(*given))
-    subject.judged["cxc"], owner = Crisscrossed(ratings, pairs), subject.caption_image
-    found = {"cxc": protocols.cxc(subject, protocols.everything(subject), record, "cxc", 50),
-             "cxc_folds5": mean_over_folds(protocols.cxc, subject, record, "cxc_folds5")}
-    for protocol, parts in (("cxc", galleries(owner, None, 1)), ("cxc_folds5", galleries(owner, 3, 5))):
-        for side in ("i2t", "t2i", "t2t", "i2i"):
-            precision = "rpc2" if side in ("i2t", "t2i") else None
-            check(found[protocol], record, protocol, side, scores, pairs, parts, precision)
-        recalls = [found[protocol][side][f"r{k}"] for side in ("i2t", "t2i") for k in (1, 5, 10)]
-        assert found[protocol]["rsum"] == pytest.approx(sum(recalls))
+    own = Pairs.of(owner, np.arange(M))
+    mine = {side: pairs[side] for side in ("i2t", "t2i")[name == "kl":]}
+    subject.judged = {"cxc": Crisscrossed(ratings, pairs), "positives": mine}
+    for protocol, matches, precision in (("full", {"i2t": own, "t2i": own.swapped()}, None), ("cxc", pairs, "rpc2"),
+                                         ("positives", mine, "rp")):
+        run = protocols.PROTOCOLS[protocol]
+        for title, parts, found in (
+                (protocol, galleries(owner, None, 1), run(subject, protocols.everything(subject), record, protocol)),
+                ("folds", galleries(owner, 3, 5), mean_over_folds(run, subject, record, "folds"))):
+            for side in matches:
+                assert "map_at_r" not in found[side] or found[side].pop("map_at_r") > 0
+                check(found, record, title, side, scores, matches, parts, precision if side[0] != side[2] else None)
+            assert set(found) - {*matches} <= {"rsum", "sits", "sts", "sis"} and ("rsum" in found) == (len(matches) > 1)
+            if "rsum" in found:
+                recalls = [found[side][f"r{k}"] for side in ("i2t", "t2i") for k in (1, 5, 10)]
+                assert found["rsum"] == pytest.approx(sum(recalls))
+        record.clear()
     # the correlations are those of the similarity's own scores; both ends of a pair as listed (KL is not symmetric)
     for kind, side, given in zip(("sits", "sts", "sis"), ("t2i", "t2t", "i2i"), rated, strict=True):
         r = ratings[kind]
-        mine = [scores[side][a, b] for a, b in zip(r.first, r.second)]
         assert given[0].tolist() == r.first.tolist() and given[1].tolist() == r.score.tolist()
-        assert given[2].tolist() == pytest.approx(mine, abs=1e-5) and found["cxc"][kind] == correlate(*given[:3], 50)
+        assert given[2].tolist() == pytest.approx([scores[side][a, b] for a, b in zip(r.first, r.second)], abs=1e-5)
 
 
 @pytest.mark.parametrize("name", ["cxc", "pmrp", "eccv"])
@@ -159,31 +167,7 @@ def test_scores_that_are_no_numbers_raise(name):
         protocols.PROTOCOLS[name](subject, protocols.everything(subject), Record(), name)
 
 
-# ---- original pairs, any positives, ensembles
-
-def test_original_pairs_equal_definition(small):
-    subject, scores, _, _ = problem("wasserstein")
-    own = Pairs.of(subject.caption_image, np.arange(M))
-    pairs, record = {"i2t": own, "t2i": own.swapped()}, Record()
-    for name, parts, found in (
-            ("full", (None, 1), protocols.full(subject, protocols.everything(subject), record, "full")),
-            ("folds5", (3, 5), mean_over_folds(protocols.full, subject, record, "folds5"))):
-        parts = galleries(subject.caption_image, *parts)
-        for side in ("i2t", "t2i"):
-            check(found, record, name, side, scores, pairs, parts, None)
-    assert record["full", "i2t", "rank"][3] != record["full", "i2t", "rank"][3]             # NaN: no captions, no query
-
-
-@pytest.mark.parametrize("sides", [("t2i",), ("i2t", "t2i")])
-def test_positives_of_one_direction_or_both(small, sides):
-    subject, scores, _, pairs = problem("cosine")
-    subject.judged["positives"], record = {side: pairs[side] for side in sides}, Record()
-    found = protocols.positives(subject, protocols.everything(subject), record, "mine")
-    assert set(found) == {*sides, *(["rsum"] if len(sides) == 2 else [])}
-    for side in sides:
-        assert found[side].pop("map_at_r") > 0
-        check(found, record, "mine", side, scores, pairs, galleries(subject.caption_image, None, 1), "rp")
-
+# ---- ensembles, PMRP, uncertainty
 
 def test_an_ensemble_is_the_mean_of_scores(small):
     """Also within a modality, and of unlike similarities."""
