@@ -337,23 +337,16 @@ def read_precomputed(root: str, split: str) -> Split:
           f"{source} has {count} captions for the {n} rows of {features}; there must be the same number of captions "
           f"for every row{blank}")
     names, ids = (read_image_ids(f"{start}_{end}", n, count) for end in ("ids.txt", "img_ids.npy"))
-    return Split(split, images, captions, np.arange(count) // (count // n), source, ids or as_integers(names) or names
-                 or None, read_caption_ids(start, source, count, notes), names or None, notes=notes)
-
-
-def read_caption_ids(start: str, source: str, count: int, notes: list[str]) -> np.ndarray | None:
-    """Read the ids (count,) of the captions of a precomputed split, or None.
-    They stand in {split}_ann_ids.npy, {split}_capids.txt or, of COCO's testall, in VSE++'s coco_test_ids.npy."""
-    paths = [f"{start}_ann_ids.npy", f"{start}_capids.txt"]
-    coco = os.path.join(os.path.dirname(start), "coco_test_ids.npy")
-    path = next(filter(os.path.isfile, paths + [coco] * start.endswith("testall")), paths[1])
-    ids = read_ids(path)
-    check(len(ids) in (0, count), f"{path} has {len(ids)} ids for the {count} captions of {source}; there must be one "
-                                  "for each caption, in their order")
+    paths, coco = [f"{start}_ann_ids.npy", f"{start}_capids.txt"], os.path.join(root, "coco_test_ids.npy")    # VSE++'s
+    path = next(filter(os.path.isfile, paths + [coco] * (split == "testall")), paths[1])
+    caption_ids = read_ids(path)
+    check(len(caption_ids) in (0, count), f"{path} has {len(caption_ids)} ids for the {count} captions of {source}; "
+                                          "there must be one for each caption, in their order")
     if path == coco:
         notes.append(f"the caption ids of {source} come from {coco}, in its order")
-    ids = as_integers(ids)                                  # None for names such as x.jpg#0
-    return np.array(ids, np.int64) if ids else None
+    caption_ids = as_integers(caption_ids)                  # None for names such as x.jpg#0
+    return Split(split, images, captions, np.arange(count) // (count // n), source, ids or as_integers(names) or names
+                 or None, np.array(caption_ids, np.int64) if caption_ids else None, names or None, notes=notes)
 
 
 def read_named(root: str, split: str) -> Split:

