@@ -115,17 +115,13 @@ def test_batches_equal_a_loop_over_items_with_and_without_workers(tmp_path, monk
     split = read_split(str(tmp_path), "x", "train")
     vocab = Vocabulary.build(split.words, 1)
     tokens, order = split.encode(vocab), np.random.default_rng(0).permutation(20)
-    seen = []
-    for batch in split.batches(tokens, order, 6):
-        for k, m in enumerate(batch.caption_index.tolist()):
+    for batch, chosen in zip(split.batches(tokens, order, 6), data.chunks(order, 6), strict=True):
+        assert batch.caption_index.tolist() == chosen.tolist() and batch.tokens.shape[1] == batch.lengths.max()
+        for k, m in enumerate(chosen):
             expected = vocab.encode_captions([tokenize(split.captions[m])]).flat.tolist()
             assert batch.tokens[k, :batch.lengths[k]].tolist() == expected
-            assert batch.tokens[k, batch.lengths[k]:].sum() == 0
-            assert batch.image_index[k] == m // 5
+            assert batch.tokens[k, batch.lengths[k]:].sum() == 0 and batch.image_index[k] == m // 5
             torch.testing.assert_close(batch.images[k].numpy(), FEATURES[m // 5])
-            seen.append(m)
-        assert batch.tokens.shape[1] == batch.lengths.max()
-    assert seen == order.tolist()
     skipped = [b.caption_index.tolist() for b in split.batches(tokens, order, 6, skip=2)]
     assert sum(skipped, []) == order.tolist()[12:]
     alone = list(split.batches(tokens, order, 6))

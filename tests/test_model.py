@@ -69,7 +69,6 @@ def test_an_anchor_shares_out_the_cosine_and_regresses_on_captions(words):
     model, batch = anchored(*words)
     image, caption = model.embed_images(batch.images), model.embed_captions(batch.tokens, batch.lengths)
     assert image.mean.shape == caption.mean.shape == (6, 12 + 5)
-    torch.testing.assert_close(caption.mean.norm(dim=1), torch.ones(6))
     assert (image.log_var is None) == (words == ()) and (words or model.image_tower.mean.dim == 17)
     terms, expected = model(batch), 0
     features, net = F.normalize(batch.images, dim=1), model.image_tower.mean
