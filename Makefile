@@ -24,7 +24,7 @@ demo: .venv/runtime
 search-demo: .venv/photos $(RUN)/calibration.json
 	@rm -f $(RUN)_index.npz
 	$(PY) -m photos $(DATA)/demo_coco/images/val2014 --checkpoint $(RUN) --output $(RUN)_index --index_only
-	$(PY) -m photos query $(RUN)_index --captions demo/questions.txt --top 5 --sheet $(RUN)/search.png --overwrite
+	$(PY) -m photos query $(RUN)_index --captions demo/questions.txt --top 5
 	@echo "now: . .venv/bin/activate; python -m photos serve $(RUN)_index"
 
 $(RUN)/calibration.json:

@@ -33,7 +33,7 @@ from features.hglmm import HGLMM, fit_ica, fit_pca, project, signed_square_root,
 from features.minilm import MiniLM
 from features.sentences import SentencePair
 from features.store import SPLITS, record_extractor
-from files import checksum, mapped, save_arrays, save_json
+from files import checksum, mapped, save_json
 from images import Photos
 from methods.word_vectors import read_word_vectors
 from vocab import SPECIALS, Vocabulary, is_function
@@ -143,22 +143,17 @@ class FisherVectors(MeanVectors):
 class TfIdf(WordFeatures):
     """TF-IDF: n_w log(M / M_w), l2-normalised.
 
-    A caption has word w n_w times, and M_w of the M training captions have it. words (V,) and idf (V,), the logarithms.
+    A caption has word w n_w times, and M_w of the M tokenised training captions have it. Words are those that occur
+    RARE times there. Raises InputError without one.
     """
 
-    def __init__(self, words: np.ndarray, idf: np.ndarray):
-        self.fitted, self.idf = (words, idf), idf
-        self.index = {str(word): i for i, word in enumerate(words)}
-        self.size, self.line = len(self.index), f"tfidf {len(self.index)} words"
-
-    @classmethod
-    def fit(cls, train: list[list[str]]) -> "TfIdf":
-        """Compute the idf of words that occur RARE times in tokenised captions.
-        Raises InputError without one."""
+    def __init__(self, train: list[list[str]]):
         words = Vocabulary.build(train, RARE).words[len(SPECIALS):]
         check(words, f"no word stands {RARE} times in the training captions; give more captions")
         captions_with = Counter(word for caption in train for word in set(caption))
-        return cls(np.array(words), np.log(len(train) / np.array([captions_with[word] for word in words])))
+        self.idf = np.log(len(train) / np.array([captions_with[word] for word in words]))           # (V,)
+        self.index, self.fitted = {word: i for i, word in enumerate(words)}, (np.array(words), self.idf)
+        self.size, self.line = len(words), f"tfidf {len(words)} words"
 
     def rows(self, counts) -> np.ndarray:
         return unit_rows(counts.toarray() * self.idf.astype(np.float32))
@@ -212,7 +207,7 @@ def make_features(opt, splits: dict[str, Split]):
     check("train" in splits, f"--kind {opt.kind} is fitted on training captions, and {opt.data_name} has none; add "
                              "train_caps.txt, or take another kind")
     if opt.kind == "tfidf":
-        return TfIdf.fit(splits["train"].words)
+        return TfIdf(splits["train"].words)
     return FisherVectors(words, opt.word_vectors, splits["train"].words, opt.n_clusters or 30, opt.pca, opt.ica)
 
 
@@ -232,9 +227,6 @@ def write(opt, read=read_caption_split) -> None:
     line = features.line + ", content words" * opt.content_words
     line += f", fitted {checksum(features.fitted)}" if features.fitted else ""
     record_extractor(folder, name, line)
-    if opt.kind == "tfidf":                                 # for captions that are typed later
-        words, idf = features.fitted
-        save_arrays(os.path.join(folder, f"{name}_model.npz"), {"words": words, "idf": idf})
     for split in splits.values():
         write_split(features, line, split, os.path.join(folder, f"{split.name}_{name}.npy"))
 

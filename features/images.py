@@ -88,7 +88,7 @@ def build_recorded(opt, device, folder: str, splits) -> tuple:
                 path = os.path.join(folder, f"{split}_{end}")
                 check(not os.path.exists(path), f"{path} is there already, and this command did not write it; give "
                                                 "--output_name a folder of its own")
-    network = build_network(device, opt.cnn_type, opt.layer, opt.cnn_weights, opt.whole, opt.grid)
+    network = build_network(device, opt.cnn_type, opt.layer, opt.cnn_weights, opt.whole)
     store.record_extractor(folder, "ims", network[2])
     return network
 
@@ -190,9 +190,9 @@ def write_texts(folder: str, split: Split, order: np.ndarray, names: list[str], 
 
 def extract_features(opt) -> None:
     """Write the features. Raises InputError for options that cannot work together."""
-    for name, kind in {"cnn_type": "cnn", "layer": "cnn", "cnn_weights": "cnn", "whole": "cnn", "grid": "demo"}.items():
-        check(opt.kind == kind or not getattr(opt, name),
-              f"--{name} {getattr(opt, name)} is for --kind {kind}, not for --kind {opt.kind}; leave it out")
+    for name in ("cnn_type", "layer", "cnn_weights", "whole"):
+        check(opt.kind == "cnn" or not getattr(opt, name), f"--{name} {getattr(opt, name)} is for --kind cnn; leave it "
+                                                           "out")
     for name in ("data_name", "splits", "use_restval") if opt.photos else ("exclude",):
         check(not getattr(opt, name), f"--{name} is {'not ' * bool(opt.photos)}for --photos FOLDER, a folder of your "
                                       "own photos; leave it out")
@@ -222,7 +222,6 @@ def main(argv=None) -> None:
     add("--cnn_weights", type=filename, metavar="FILE", help="cnn: its weights (default: ImageNet's)")
     add("--layer", choices=["fc6", "fc7", "pooled", "cells"], help="cnn: layer to write, fc6 or fc7 (VGG; default fc7),"
         " pooled (the others) or cells, the 7 x 7 cells of the last map in float16")
-    add("--grid", action="store_true", help="demo: its 6 x 6 regions, in float16")
     add("--whole", action="store_true",
         help="cnn: resize the whole photo to 224 x 224, out of shape, in place of its middle")
     add("--skip_broken", action="store_true",

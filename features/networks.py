@@ -136,14 +136,13 @@ def load_region_network(cnn_type: str, layer: str | None, weights: str | None, s
 
 
 def build_network(device, cnn_type: str | None, layer: str | None = None, weights: str | None = None,
-                  whole: bool = False, regions: bool = False) -> tuple:
+                  whole: bool = False) -> tuple:
     """Build (network, transform, line) of a CNN, or without one of the demo's filters.
 
-    network(torch.stack([transform(photo)])) computes features. regions: of the filters. Raises InputError where the
-    network cannot be built.
+    network(torch.stack([transform(photo)])) computes features. Raises InputError where the network cannot be built.
     """
     if not cnn_type:
-        net = filters.FilterNetwork(regions)
+        net = filters.FilterNetwork(grid=False)
         return net, filters.transform, net.line
     net, line = load_network(cnn_type, layer, weights, whole=whole)
     return net.to(device).eval(), whole_transform() if whole else eval_transform(), line
@@ -154,9 +153,8 @@ def rebuild_network(line: str, device) -> tuple | None:
 
     Raises InputError where the network at hand has other weights.
     """
-    for regions in (False, True):
-        if line == filters.FilterNetwork(regions).line:
-            return build_network(device, None, regions=regions)[:2]
+    if line == filters.EXTRACTORS["global"]:
+        return build_network(device, None)[:2]
     match = LINE.fullmatch(line)
     if not match or match[1] not in (*CNNS, SIDE_BY_SIDE):
         return None

@@ -1,7 +1,7 @@
 """Search one's own photos by a text or a photo, with how sure each answer is.
 
     python -m photos ~/Pictures                # reads what is new, indexes it, opens the page
-    python -m photos query indexes/Pictures "a dog on a beach" --top 5 --sheet dog.png
+    python -m photos query indexes/Pictures "a dog on a beach" --top 5
     python -m photos query indexes/Pictures --photo dog.jpg --json
     python -m photos serve indexes/Pictures    # a page at http://127.0.0.1:8000
     python -m photos add indexes/Pictures      # what is new or changed; what is gone goes
@@ -27,7 +27,7 @@ from files import need, read_json, read_lines, read_text
 from images import read_photo
 from photos.encoder import Encoder
 from photos.index import Index
-from photos.searcher import Searcher, SearchResult, contact_sheet
+from photos.searcher import Searcher, SearchResult
 
 TOP = 1000                            # answers to a query at most
 # Of a training on own captions: points, then a variance of each, by which the number of photos that fit is told.
@@ -145,9 +145,6 @@ def query(opt) -> None:
     """Find photos for texts or photos."""
     texts = [*opt.text, *(line for line in (read_lines(opt.captions) if opt.captions else []) if line.strip())]
     check(texts or opt.photo, "nothing to search for; give a text, --photo FILE or --captions FILE")
-    if opt.sheet:
-        from evaluation.pictures import picture_file  # before the work, whether it can be written
-        picture_file(opt.sheet, [*opt.photo, *filter(None, [opt.captions])], opt.overwrite)
     searcher = Searcher(opt.index, checkpoint=opt.checkpoint, device=opt.device, token=opt.token)
     results = searcher.find_texts(texts, opt.top, without=opt.without) if texts else []
     results += [searcher.find_photo(read_photo(path), opt.top, name=path, without=opt.without) for path in opt.photo]
@@ -159,9 +156,6 @@ def query(opt) -> None:
             say(*in_lines(result, opt.verbose))
         if not searcher.calibrated or opt.verbose:
             say(*(f"note: {note}" for note in searcher.notes))
-    if opt.sheet:
-        contact_sheet(opt.sheet, results, searcher, [""] * len(texts) + opt.photo)
-        print(f"contact sheet in {opt.sheet}", file=sys.stderr if opt.json else sys.stdout)
 
 
 def in_lines(result: SearchResult, verbose: bool) -> list[str]:
@@ -222,7 +216,6 @@ OPTIONS = {
     "--captions": dict(type=filename, metavar="FILE.txt", help="texts to search for, one per line"),
     "--not": dict(dest="without", nargs="+", default=[], metavar="TEXT", help="texts that the photos should not fit"),
     "--top": dict(type=up_to(TOP), default=10, metavar="K", help="answers to each query"),
-    "--sheet": dict(type=filename, metavar="FILE.png", help="also draw the answers"),
     "--json": dict(action="store_true", help="print JSON"),
     "--names": dict(action="store_true", help="print the names of all photos instead"),
     "names": dict(nargs="*", metavar="NAME", help="names of photos below their folder, or patterns with * and ?")}
@@ -232,7 +225,7 @@ COMMANDS = {
          "folder --output --index_only --exclude --checkpoint --train --data_path --port --host --device "
          "--workers"),
     "query": (query, "Find photos for texts or photos.",
-              "index text --photo --captions --not --top --sheet --overwrite --json --verbose "
+              "index text --photo --captions --not --top --json --verbose "
               "--checkpoint --device --token_file"),
     "add": (add, "Bring an index up to what its folder holds now; NAMEs that were removed come back.",
             "index names --checkpoint --device --workers"),

@@ -8,8 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from cli import InputError, check
-from images import read_photo
+from cli import check
 from losses import Embedding, cosine, trait, uncertainty
 from photos.encoder import Encoder
 from photos.index import Index
@@ -18,7 +17,6 @@ from photos.question import read_question, read_words, rows_named
 from photos.vectors import query_vectors, scores_of_products
 
 PHOTOS = 4096                         # photos whose embeddings are compared at a time
-ACROSS, NAME = 5, 28                  # photos in a line of a sheet, letters of a name
 
 
 class Hit(NamedTuple):
@@ -176,34 +174,3 @@ def standardise(scores: Tensor) -> Tensor:
     Zeros where all are equal."""
     deviation = scores.std(correction=0)
     return (scores - scores.mean()) / deviation.masked_fill(deviation == 0, 1)
-
-
-# ---- a sheet of answers
-
-def read_small(file: str):
-    """Read a photo as a sheet shows it, or the word in its place."""
-    from evaluation.pictures import THUMBNAIL
-
-    try:
-        return read_photo(file, THUMBNAIL) if os.path.isfile(file) else "gone"
-    except InputError:
-        return "unreadable"
-
-
-def contact_sheet(path: str, results: list[SearchResult], searcher: Searcher, files: list[str]) -> None:
-    """Draw the answers to queries, each with its name.
-
-    files: for each query its photo, which is drawn before the answers, or "" for a text. Raises InputError where the
-    picture would be too tall.
-    """
-    from evaluation.pictures import Cell, PhotoRow, draw_rows, drawable  # matplotlib takes a second
-
-    rows = []
-    for result, file in zip(results, files):
-        cells = [Cell(read_small(file), "the query")] if file else []
-        for hit in result.answers:
-            name = " ".join(drawable(hit.name).split())
-            cells.append(Cell("gone" if hit.gone else read_small(searcher.path_of(hit.row)),
-                              name if len(name) <= NAME else f"...{name[3 - NAME:]}"))
-        rows.append(PhotoRow(result.query, result.said, cells))
-    draw_rows(path, f"{searcher.count:,} photos of {searcher.title}", rows, ACROSS)

@@ -130,10 +130,7 @@ def test_a_posted_photo_is_read_as_those_of_a_folder_are(made_up, client):
     exif = Image.Exif()
     exif[0x0112] = 6                                        # a camera held upright
     for body, size in ((encode(Image.new("RGB", (60, 40)), "JPEG", exif=exif), (40, 60)),
-                       (encode(Image.new("CMYK", (60, 40)), "TIFF"), (60, 40)),
-                       (encode(Image.new("I;16", (60, 40)), "PNG"), (60, 40)),
-                       (encode(Image.new("L", (16_320, 12_240)), "JPEG", quality=30), (8160, 6120)),  # a large phone's
-                       (encode(Image.effect_noise((4000, 4000), 99), "PNG"), (4000, 4000))):          # 16 MB
+                       (encode(Image.new("L", (16_320, 12_240)), "JPEG", quality=30), (8160, 6120))):   # large
         assert client.post("/search", data=body, base_url=HOME).status_code == 200
         assert made_up.queries[-1][0] == size
 
@@ -153,16 +150,6 @@ def test_every_row_has_its_picture_and_a_browser_asks_for_it_once(made_up, get, 
         assert again.status_code == 304 and not again.data
 
 
-def test_another_photo_in_the_place_of_one_is_shown(tmp_path):
-    client, tags = page.application(MadeUp(str(tmp_path), ["a.bmp"])).test_client(), ["none"]
-    for k, colour in enumerate(("red", "blue")):
-        os.utime(photo_file(tmp_path / "a.bmp", colour), ns=(1, 1 + k))         # of the same size
-        response = client.get("/thumb/0", base_url=HOME, headers={"If-None-Match": tags[-1]})
-        tags.append(response.headers["ETag"])
-        red, _, blue = Image.open(io.BytesIO(response.data)).getpixel((5, 5))
-        assert (red > 200, blue > 200) == (colour == "red", colour == "blue")
-
-
 def test_the_model_is_asked_by_one_thread_at_a_time(made_up):
     app, made_up.together = page.application(made_up), 0
     threads = [threading.Thread(target=app.test_client().get, args=(f"/search?q=thread+{k}",),
@@ -177,15 +164,12 @@ def test_the_model_is_asked_by_one_thread_at_a_time(made_up):
 # ---- what is refused
 
 @pytest.mark.parametrize("address, status, sentence", [
-    ("/search", 400, "there is nothing to search for; describe a photo"), ("/search?q=+", 400, "there is nothing to"),
+    ("/search?q=+", 400, "there is nothing to search for; describe a photo"),
     (f"/search?q={'a' * 2_001}", 400, "the text has 2,001 letters, and at most 2,000 are read"),
     ("/search?q=xyzzy", 400, "no word of 'xyzzy' is in the v"), ("/search?q=bug", 500, "the search failed here"),
-    ("/search?q=a&top=ten", 400, "top=ten is not a whole number from 1 to 200"), ("/search?q=a&top=0", 400, "top=0 is"),
-    ("/search?q=a&top=201", 400, "top=201 is"), ("/search?q=a&offset=-1", 400, "offset=-1 is not a whole"),
-    ("/search?q=a&offset=125", 400, "to 124"), ("/search?q=a&top=", 400, "top= is"),
+    ("/search?q=a&top=ten", 400, "top=ten is not a whole number from 1 to 200"), ("/search?q=a&top=201", 400, "top="),
     ("/search?q=a&offset=" + "9" * 5000, 400, "offset=999"), ("/search?q=a&top=\u0663", 400, "top="),
-    ("/search?row=124", 404, "there is no photo 124 here"), ("/search?row=-1", 404, "there is no photo -1"),
-    ("/thumb/124", 404, "there is no photo"), ("/photo/1e1", 404, "no photo"), ("/thumb/\u0663", 404, "no photo"),
+    ("/search?row=124", 404, "there is no photo 124 here"), ("/thumb/-1", 404, "no photo"),
     ("/photo/..", 404, "there is no photo"), ("/photo/../page.py", 404, "nothing at this address"),
     ("/page.py", 404, "nothing at this address"), ("/photo/%2e%2e%2fsearcher.py", 404, "nothing at this address"),
     ("/..%2f..%2fetc/passwd", 404, "nothing at this"), ("/photo/0%00.jpg", 404, "there is no photo")])
@@ -196,25 +180,20 @@ def test_what_is_no_search_is_refused_in_a_sentence(get, address, status, senten
 @pytest.mark.parametrize("body, status, sentence", [
     (b"", 400, "this file is empty"), (b"<svg/>", 400, "cannot be read as a photo"),
     (encode(Image.effect_noise((99, 99), 50), "JPEG")[:-900], 400, "it is damaged"),
-    (encode(Image.new("1", (20_000, 10_000)), "PNG"), 400, "has more than 170 megapixels"),
-    (bytes(60_000_001), 413, "this photo has more than 60 MB")])
+    (encode(Image.new("1", (20_000, 10_000)), "PNG"), 400, "has more than 170 megapixels")])
 def test_what_is_no_photo_is_refused_in_a_sentence(made_up, client, body, status, sentence):
     before = len(made_up.queries)
     assert sentence in sentence_of(client.post("/search", data=body, base_url=HOME), status)
     assert len(made_up.queries) == before
 
 
-@pytest.mark.parametrize("kind", ["the file", "a folder", "beside", "within", "dangling"])
+@pytest.mark.parametrize("kind", ["a file", "a folder", "within", "dangling"])
 def test_links_that_leave_the_photo_folder_are_not_followed(tmp_path, kind):
-    secret = photo_file(tmp_path / "photos-private" / "secret.png")
-    inner = photo_file(tmp_path / "photos" / "real" / "b.png")
-    link, name = tmp_path / "photos" / "a.png", "a.png"
-    if kind == "a folder":
-        os.symlink(tmp_path / "photos-private", tmp_path / "photos" / "sub")
-        name = "sub/secret.png"
-    else:
-        os.symlink({"the file": secret, "beside": "../photos-private/secret.png", "within": inner,
-                    "dangling": tmp_path / "photos" / "none"}[kind], link)
+    photo_file(tmp_path / "photos-private" / "a.png")       # beside it, with a name that begins as its own
+    photo_file(tmp_path / "photos" / "real" / "b.png")
+    target, name = {"a file": ("../photos-private/a.png", "a.png"), "a folder": ("../photos-private", "sub/a.png"),
+                    "within": ("real/b.png", "a.png"), "dangling": ("none", "a.png")}[kind]
+    os.symlink(target, tmp_path / "photos" / name.split("/")[0])
     client = page.application(MadeUp(str(tmp_path / "photos"), [name])).test_client()
     for where in ("thumb", "photo"):
         response = client.get(f"/{where}/0", base_url=HOME)
@@ -222,32 +201,33 @@ def test_links_that_leave_the_photo_folder_are_not_followed(tmp_path, kind):
 
 
 def test_a_photo_that_became_something_else_is_not_sent(tmp_path):
-    (tmp_path / "a.jpg").write_text("<script>alert(1)</script>")
+    client = page.application(MadeUp(str(tmp_path), ["a.bmp", "b.jpg"])).test_client()
     (tmp_path / "b.jpg").mkdir()
-    client = page.application(MadeUp(str(tmp_path), ["a.jpg", "b.jpg"])).test_client()
-    for where in ("thumb", "photo"):
-        assert "cannot be read" in sentence_of(client.get(f"/{where}/0", base_url=HOME), 400)
-        sentence_of(client.get(f"/{where}/1", base_url=HOME), 404)
+    sentence_of(client.get("/photo/1", base_url=HOME), 404)
+    os.utime(photo_file(tmp_path / "a.bmp", "red"), ns=(1, 1))
+    tag = client.get("/thumb/0", base_url=HOME).headers["ETag"]
+    os.utime(photo_file(tmp_path / "a.bmp", "blue"), ns=(1, 2))                     # of the same size
+    response = client.get("/thumb/0", base_url=HOME, headers={"If-None-Match": tag})
+    assert response.status_code == 200 and Image.open(io.BytesIO(response.data)).getpixel((5, 5))[2] > 200
+    (tmp_path / "a.bmp").write_text("<script>alert(1)</script>")
+    assert "cannot be read" in sentence_of(client.get("/photo/0", base_url=HOME), 400)
 
 
-HEADERS = [({"Host": "127.0.0.1:8000"}, 200), ({"Host": "localhost:9000"}, 200), ({"Host": "[::1]:9000"}, 200),
-           ({"Host": "LOCALHOST"}, 200), ({"Host": "evil.example:8000"}, 403), ({"Host": "10.0.0.7:8000"}, 403),
-           ({"Host": "localhost:8000.evil.example"}, 403), ({"Host": "localhost.evil.example"}, 403),
-           ({"Host": ""}, 403), ({"Host": "localhost:9000", "Origin": "http://localhost:9000"}, 200),
-           ({"Origin": "https://evil.example"}, 403), ({"Origin": "null"}, 403), ({"Origin": "http://10.0.0.7"}, 403),
-           ({"Sec-Fetch-Site": "same-origin"}, 200), ({"Sec-Fetch-Site": "none"}, 200),
-           ({"Sec-Fetch-Site": "cross-site"}, 403), ({"Sec-Fetch-Site": "same-site"}, 403),
-           ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}, "a link")]
-
-
-@pytest.mark.parametrize("headers, status", HEADERS)
-@pytest.mark.parametrize("method", ["GET", "POST"])
-def test_other_hosts_and_other_sites_are_refused(client, headers, status, method):
-    if status == "a link":                                  # a link of another page may lead here, its form may not
-        status = 200 if method == "GET" else 403
-    response = client.open("/search?q=a", method=method, data=encode(Image.new("RGB", (9, 9)), "PNG"), base_url=HOME,
-                           headers=headers)
-    assert response.status_code == status, response.data
+# a link of another page may lead here (by GET), its form may not (by POST)
+@pytest.mark.parametrize("headers, statuses", [
+    ({"Host": "localhost:9000"}, (200, 200)), ({"Host": "[::1]:9000"}, (200, 200)), ({"Host": "LOCALHOST"}, (200, 200)),
+    ({"Host": "evil.example:8000"}, (403, 403)), ({"Host": "10.0.0.7:8000"}, (403, 403)), ({"Host": ""}, (403, 403)),
+    ({"Host": "localhost:8000.evil.example"}, (403, 403)), ({"Host": "localhost.evil.example"}, (403, 403)),
+    ({"Host": "localhost:9000", "Origin": "http://localhost:9000"}, (200, 200)), ({"Origin": "null"}, (403, 403)),
+    ({"Origin": "https://evil.example"}, (403, 403)), ({"Origin": "http://10.0.0.7"}, (403, 403)),
+    ({"Sec-Fetch-Site": "same-origin"}, (200, 200)), ({"Sec-Fetch-Site": "cross-site"}, (403, 403)),
+    ({"Sec-Fetch-Site": "same-site"}, (403, 403)),
+    ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}, (200, 403))])
+def test_other_hosts_and_other_sites_are_refused(client, headers, statuses):
+    photo = encode(Image.new("RGB", (9, 9)), "PNG")
+    for method, status in zip(("GET", "POST"), statuses):
+        response = client.open("/search?q=a", method=method, data=photo, base_url=HOME, headers=headers)
+        assert response.status_code == status, response.data
 
 
 @pytest.mark.parametrize("host, answered", [("nas.local", "nas.local"), ("0.0.0.0", "192.168.1.5:8000"),
@@ -329,13 +309,10 @@ def test_slow_clients_keep_nobody_waiting_and_are_left(made_up, monkeypatch):
                 pass
 
 
-@pytest.mark.parametrize("host", ["http://nas", "a b", "localhost:9000", "::1", ""])
-def test_what_is_no_host_is_refused(made_up, host):
-    with pytest.raises(InputError, match="is not a name or address of a computer; give one such as"):
-        page.serve(made_up, 0, host)
-
-
-def test_without_flask_the_package_is_named(made_up, monkeypatch):
+def test_what_is_no_host_is_refused_and_without_flask_the_package_is_named(made_up, monkeypatch):
+    for host in ("http://nas", "a b", "localhost:9000", ""):
+        with pytest.raises(InputError, match="is not a name or address of a computer; give one such as"):
+            page.serve(made_up, 0, host)
     monkeypatch.setitem(sys.modules, "flask", None)
     with pytest.raises(InputError, match="pip install -r photos/requirements.txt"):
         page.application(made_up)

@@ -3,7 +3,6 @@ import contextlib
 import logging
 import os
 import warnings
-from types import SimpleNamespace
 
 import matplotlib
 import pytest
@@ -14,7 +13,6 @@ from cli import InputError
 from evaluation import pictures
 from evaluation.pictures import Cell, PhotoRow, draw_cell, draw_rows, drawable, drawing, figure_in, picture_file
 from images import read_photo
-from photos.searcher import Hit, SearchResult, contact_sheet
 
 ALPHABETS = ("a dog", "\u00e9t\u00e9 \u0142\u00f3d\u017a", "\u0441\u043e\u0431\u0430\u043a\u0430",
              "\u03c3\u03ba\u03cd\u03bb\u03bf\u03c2", "\u0643\u0644\u0628", "\u05db\u05dc\u05d1",
@@ -116,8 +114,8 @@ def test_rows_show_photos_with_what_is_said_of_them_in_their_order(tmp_path, dra
     assert [lines.index(round(cell["at"][1], 6)) for cell in drawn] == [0, 0, 0, 1, 1, 1, 2, 3]
 
 
-def test_no_text_of_a_sheet_covers_another_or_leaves_it(tmp_path, sheet):
-    """A sheet with the longest possible texts, in ordinary letters."""
+def test_no_text_covers_another_or_leaves_the_picture(tmp_path):
+    """With long texts, in ordinary letters."""
     seen = []
 
     @contextlib.contextmanager
@@ -129,48 +127,12 @@ def test_no_text_of_a_sheet_covers_another_or_leaves_it(tmp_path, sheet):
             assert all(whole.x0 <= box.x0 and box.x1 <= whole.x1 and whole.y0 <= box.y0 and box.y1 <= whole.y1
                        for box in seen)
             assert not any(a.overlaps(b) for k, a in enumerate(seen) for b in seen[:k])
-    names = [f"{'folder name/' * 5}photo number {k} of the summer.jpg" for k in range(7)]
+    rows = [PhotoRow("a photo of " + "something quite long " * 40, "90% sure of the first photo",
+                     [Cell("gone", f"...number {k} of the summer.jpg") for k in range(7)])] * 2
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pictures, "figure_in", keeping)
-        sheet(names, [0.9] * 2, query="a photo of " + "something quite long " * 40)
-    assert len(seen) == 7 + 7 + 2 + 1                       # labels, headings, the title
-
-
-# ---- the sheet of a search
-
-@pytest.fixture
-def sheet(tmp_path):
-    """sheet(names, sure of each query): the path of its sheet, of photos in tmp_path that are not called gone."""
-    for k in range(7):
-        file_of(tmp_path / f"{k}.png", (10 * k, 0, 0))
-
-    def call(names, sure, query="a dog", calibrated=True, files=None) -> str:
-        answers = [Hit(k, name, 0.9 - k / 10, 0.5 ** (k + 1) if calibrated else None, "gone" in name)
-                   for k, name in enumerate(names)]
-        found = [SearchResult(query, answers, 99, p) for p in sure]
-        searcher = SimpleNamespace(count=7, title="photos", path_of=lambda row: str(tmp_path / f"{row}.png"))
-        contact_sheet(str(tmp_path / "s.png"), found, searcher, files or [""] * len(found))
-        return str(tmp_path / "s.png")
-    return call
-
-
-def test_a_sheet_shows_every_answer_and_how_sure_it_is(sheet, drawn, quiet, tmp_path):
-    """And before its answers a photo that was searched with."""
-    sheet(["a.png", "gone.png", "\u72ac.png", "e" * 60 + ".png"], [0.72, 0.3])
-    first, gone, foreign, long, second, *_ = drawn
-    assert first["texts"] == ["a.png", "a dog\n72% sure of the first photo"] and len(drawn) == 8
-    assert gone["photo"] is None and "gone" in gone["texts"]
-    assert foreign["texts"][0].startswith("\u72ac.png")
-    assert long["texts"][0].splitlines()[0] == "..." + "e" * 21 + ".png"
-    assert second["texts"][-1] == "a dog\n30% sure of the first photo"
-    assert [int(cell["photo"][0, 0, 0]) for cell in (first, foreign, second)] == [0, 20, 0]
-    drawn.clear()
-    asked = file_of(tmp_path / "mine.png", (99, 0, 0))
-    (tmp_path / "torn.png").write_bytes(b"no photo")
-    sheet(["a.png"], [None] * 3, calibrated=False, files=["", asked, str(tmp_path / "torn.png")])
-    assert [None if cell["photo"] is None else int(cell["photo"][0, 0, 0]) for cell in drawn] == [0, 99, 0, None, 0]
-    assert drawn[0]["texts"] == ["a.png", "a dog"]          # without calibration names alone
-    assert drawn[1]["texts"][0] == "the query" and "unreadable" in drawn[3]["texts"]
+        draw_rows(str(tmp_path / "p.png"), "99 photos", rows, 5)
+    assert len(seen) == 14 + 14 + 2 + 1                     # labels, words in place of photos, headings, the title
 
 
 def test_a_picture_needs_an_ending_and_replaces_no_named_file_unasked(tmp_path):
@@ -181,8 +143,8 @@ def test_a_picture_needs_an_ending_and_replaces_no_named_file_unasked(tmp_path):
         picture_file(str(tmp_path / "s.jpg"))
 
 
-def test_a_sheet_that_would_be_too_tall_is_refused(sheet, tmp_path):
+def test_a_picture_that_would_be_too_tall_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"400 lines of photos make a picture of .* and at most 65,535 can be drawn; "
                                          "draw fewer queries"):
-        sheet(["gone.png"], [0.7] * 400)
-    assert not os.path.exists(tmp_path / "s.png")
+        draw_rows(str(tmp_path / "p.png"), "", [PhotoRow("a dog", "", [Cell("gone", "gone.png")])] * 400, 5)
+    assert not os.path.exists(tmp_path / "p.png")

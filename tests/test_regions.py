@@ -69,15 +69,14 @@ def test_refusals(folder, capsys):
     broken[1, 2, 3] = np.nan
     (folder / "npz").mkdir()
     np.savez(folder / "npz" / "42.npz", y=FEATURES[1])
-    for source, message in (
-            (write_tsv(folder / "few.tsv", [0, 1]), "1 images are in no source, the first is 7; give all files"),
-            (write_tsv(folder / "other.tsv", [0, 1, 2], count=3), r"image 391895 has \(3, 8\) numbers, and \(5, 'F'\)"),
-            (write_tsv(folder / "nan.tsv", [0, 1, 2], broken), r"image 42 has \(5, 8\) numbers, and \(5, 8\) finite"),
-            (folder / "text.tsv", "text.tsv is not a TSV file of image_id, .*a row has 2 columns"),
-            (folder / "junk.tsv", "junk.tsv: the row of image 42 holds no features of 5 boxes"),
-            (folder / "npz", "42.npz holds y and not x, the features"),
-            (folder / "none", "there is no file .*none; give a TSV file, or a folder")):
-        refused(capsys, lambda words: run(folder, *words), ["--source", source], message)
-    refused(capsys, lambda words: run(folder, *words), ["--source", folder / "few.tsv", "--splits", "dev"],
-            "has no dev_img_ids.npy or dev_ids.txt")
+    few = write_tsv(folder / "few.tsv", [0, 1])
+    for words, message in (
+            ([few], "1 images are in no source, the first is 7; give all files"),
+            ([write_tsv(folder / "other.tsv", [0], count=3)], r"image 391895 has \(3, 8\) numbers, and \(5, 'F'\)"),
+            ([write_tsv(folder / "nan.tsv", [0, 1], broken)], r"image 42 has \(5, 8\) numbers, and \(5, 8\) finite"),
+            ([folder / "text.tsv"], "text.tsv is not a TSV file of image_id, .*a row has 2 columns"),
+            ([folder / "junk.tsv"], "junk.tsv: the row of image 42 holds no features of 5 boxes"),
+            ([folder / "npz"], "42.npz holds y and not x, the features"), ([folder / "none"], "there is no file"),
+            ([few, "--splits", "dev"], "has no dev_img_ids.npy or dev_ids.txt")):
+        refused(capsys, lambda words: run(folder, *words), ["--source", *words], message)
     assert sorted(os.listdir(folder / "x")) == ["test_caps.txt", "test_ids.txt"]

@@ -120,6 +120,8 @@ def test_answers_are_those_of_the_model(make, demo_path, kind):
         assert [hit.score for hit in result.answers] == pytest.approx(best.values[:5].tolist(),
                                                                        abs=float(scores.std()) * 1e-4)
         assert result.gallery == len(row) and not any(hit.gone for hit in result.answers)
+    last, = Searcher(str(path)).find_texts(TEXTS[-1:], top=9, first=3)
+    assert [hit.row for hit in last.answers] == best.indices[3:12].tolist()
 
 
 @pytest.mark.parametrize("kind", ["cosine", "kl", "mls", "gce"])
@@ -130,15 +132,6 @@ def test_a_photo_finds_itself_first(make, kind):
     assert result.answers[0].row == 3 and result.sure is None
     with pytest.raises(InputError, match="no photo 99999"):
         searcher.find_row(99999)
-
-
-def test_a_part_of_the_answers(make):
-    searcher = Searcher(str(make()))
-    result, = searcher.find_texts(TEXTS[:1], top=9)
-    second, = searcher.find_texts(TEXTS[:1], top=4, first=5)
-    assert second.answers == result.answers[5:9]
-    last, = searcher.find_texts(TEXTS[:1], top=100, first=searcher.count - 2)
-    assert len(last.answers) == 2 and not searcher.find_texts(TEXTS[:1], top=5, first=10 ** 6)[0].answers
 
 
 def test_probabilities_are_the_posterior_over_the_gallery(make, demo_path):
@@ -205,12 +198,6 @@ def test_the_library_in_a_few_lines(own):
 def test_what_is_not_wanted(text, rest, unwanted, note):
     result = question.read_question(text)
     assert result[:2] == (rest, unwanted) and (note in result.notes[0] if note else not result.notes)
-
-
-@pytest.mark.parametrize("text, message", [("", "an empty question"), ("  ", "an empty question"),
-                                           ("-beach", "says only what is not wanted")])
-def test_a_question_that_asks_nothing_is_refused(make, capsys, text, message):
-    refused(capsys, search.main, ["query", make(), "--", text], message)
 
 
 def words_model(words, whole) -> Encoder:
@@ -295,26 +282,22 @@ def test_new_changed_renamed_and_deleted_photos(own, monkeypatch):
     assert all_answers() == pytest.approx(all_answers("fresh"), abs=1e-5) and "sub/moved.png" in all_answers()
 
 
-def test_photos_that_cannot_be_read_are_named_once(own):
+def test_photos_that_cannot_be_read_are_named_once_and_no_name_controls_the_terminal(own, capsys):
     (own.photos / "bad\x1b[2J.png").write_bytes(b"no photo")
+    os.rename(own.photos / "0.png", own.photos / "a\x1b]0;x\x07\x9b.png")
     shutil.copy(own.spare / "10.png", own.photos)
     said = own.update()
-    assert "11 photos, 1 new or changed" in said and said.count("bad\\x1b[2J.png") == 1 and "\x1b" not in said
+    assert "11 photos, 1 new or changed" in said and said.count("bad\\x1b[2J.png") == 1
     assert "1 photo cannot be read and is left out: " in said
-
-
-def test_names_reach_the_terminal_without_control_characters(own, capsys):
-    os.rename(own.photos / "0.png", own.photos / "a\x1b]0;x\x07\x9b.png")
-    own.update()
     for words in (["query", "index", "a star .", "--top", 99], ["info", "index", "--names"],
                   ["query", "index", "a star .", "--json"]):
         run(*words)
-        assert not set("\x1b\x07\x9b") & set(capsys.readouterr().out)
-    os.remove(own.photos / "a\x1b]0;x\x07\x9b.png")
+        said += capsys.readouterr().out
     for words in (["query", "index", "--photo", "\x1b[2Jnone.png"], ["remove", "index", "\x1bnone"]):
         with pytest.raises(SystemExit) as stop:
             run(*words)
-        assert "\x1b" not in stop.value.code
+        said += stop.value.code
+    assert not set("\x1b\x07\x9b") & set(said)
 
 
 def test_patterns_leave_photos_out_until_others_are_given(own):
@@ -413,22 +396,6 @@ def test_features_of_the_training_are_not_computed_again(own, capsys, monkeypatc
 
 # ---- stops
 
-@pytest.mark.parametrize("where", ["numpy.savez", "os.replace", "features.store.read_photo"])
-def test_a_stop_at_any_step_leaves_an_index(own, monkeypatch, where):
-    before = all_answers()
-    shutil.copy(own.spare / "10.png", own.photos)
-
-    def stop(*_, **__):
-        raise KeyboardInterrupt
-    with monkeypatch.context() as m:
-        m.setattr(where, stop)
-        with pytest.raises(SystemExit):
-            own.update()
-    assert all_answers() == pytest.approx(before, abs=1e-5)
-    own.update()
-    assert len(all_answers()) == len(before) + 1 and sorted(os.listdir()) == ["index.npz", "photos", "spare"]
-
-
 def run_and_die(folder: str, place: str, count: int, words: list[str]) -> None:
     """A command that is killed at a call of a function."""
     os.chdir(folder)
@@ -459,14 +426,20 @@ def test_a_kill_leaves_an_index_that_answers_or_none(own, place, count):
     assert sorted(os.listdir()) == ["index.npz", "new.npz", "photos", "spare"]
 
 
-def test_an_index_is_saved_while_it_grows(own, monkeypatch):
+def test_an_index_is_saved_while_it_grows_and_at_a_stop(own, monkeypatch):
+    sizes, photos, save = [], iter(range(7)), Index.save
+
+    def read(path):
+        if next(photos, None) is None:
+            raise KeyboardInterrupt
+        return read_photo(path)
     monkeypatch.setattr(build, "SAVE", -1)
     monkeypatch.setattr(build, "BATCH", 2)
-    sizes = []
-    monkeypatch.setattr(Index, "save", lambda self: sizes.append(len(self)))
-    model = Encoder(Index.open("index").manifest["run"])
-    build.index_folder("new", "photos", model)
-    assert sizes == [2, 4, 6, 8, 10, 10]
+    monkeypatch.setattr(Index, "save", lambda self: sizes.append(len(self)) or save(self))
+    monkeypatch.setattr(store, "read_photo", read)
+    with pytest.raises(SystemExit):
+        own.update("--output", "new")
+    assert sizes == [2, 4, 6, 6] and len(all_answers("new")) == 6
 
 
 # ---- what can go wrong
@@ -511,17 +484,12 @@ def test_arrays_of_another_kind_are_one_sentence(own, capsys, name, x):
     refused(capsys, search.main, ["query", "index", "a star ."], "is not a whole index")
 
 
-@pytest.mark.parametrize("values, message", [
-    ({"index": 3}, "it is of format 3, and this version reads 4.*; make it again with python -m photos"),
-    ({"weights": "sha256:000000000000"}, "was made by the model with sha256:000000000000"),
-    ({"run": "nowhere"}, "there is no checkpoint nowhere")])
-def test_an_index_of_another_time_or_run(own, capsys, values, message):
-    rewrite("index.npz", values)
-    refused(capsys, search.main, ["query", "index", "a star ."], message)
-
-
-def test_arrays_of_two_indexes_are_one_sentence(own, make, capsys):
+def test_an_index_of_another_time_or_cut_off_is_one_sentence(own, make, capsys):
     mixed = {**np.load("index.npz"), "mean": np.roll(np.load("index.npz")["mean"], 1, 0)}
+    for values, message in (({"run": "nowhere"}, "there is no checkpoint nowhere"),
+                            ({"index": 3}, "it is of format 3, and this version reads 4.*; make it again with python")):
+        rewrite("index.npz", values)
+        refused(capsys, search.main, ["query", "index", "a star ."], message)
     np.savez("index.npz", **mixed)
     refused(capsys, search.main, ["query", "index", "a star ."], "its arrays do not belong together.*; make it again")
     data = open(make(), "rb").read()
@@ -542,7 +510,8 @@ def test_an_index_of_another_folder_or_run(own, capsys, small_run, tmp_path):
 
 
 @pytest.mark.parametrize("words, message", [
-    ([], "nothing to search for"), (["a star", "--sheet", "x.doc"], "x.doc ends in none of"),
+    ([], "nothing to search for"),
+    (["--", " "], "an empty question"), (["--", "-beach"], "says only what is not wanted"),
     (["--photo", "no.jpg"], "no.jpg cannot be read"), (["--captions", "no.txt"], "no.txt cannot be read"),
     (["a star", "--top", "0"], "'0' is not a whole number of at least 1"),
     (["--json", "-star"], "unrecognized arguments: -star")])
