@@ -14,7 +14,7 @@ from tests.test_text import write_vectors
 TWO_LAYERS = ["--img_layers", "16", "--txt_layers", "16"]
 SMALL = {                             # widths of the test beside the method's own options
     "vse++": [], "order++": [], "gie_spherical": [], "gcie_kl": [], "gcie_wasserstein_one": [],
-    "vsrn_gaussian_original": ["--dim_hidden", "16"], "scan_t2i": [], "scan_i2t_mean": [], "pvse": [], "pcme": [],
+    "vsrn_gaussian_original": ["--dim_hidden", "16"], "scan_t2i": [], "pvse": [], "pcme": [],
     "pcme++": [], "vse_infinity": [], "mls": ["--schedule", "cosine", "--weight_decay", "0.1", "--dropout", "0.1"],
     "jwae_mh": ["--img_layers", "16", "--supervised_fraction", "0.5"], "jwae_mh_scan": [],
     "vae_mh": ["--img_layers", "16"], "mmd_mse": [*TWO_LAYERS, "--mse_weight", "32"],
