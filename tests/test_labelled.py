@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import data
 import model
 from losses import Embedding, formulas, trait
 from methods import METHODS
@@ -104,12 +103,6 @@ def test_infonce_equals_loops(smoothing):
     assert float(alone.detach()) == pytest.approx(expected, rel=1e-6)
 
 
-def two_branch(loss, regions, phrases, labels=None):
-    batch = (data.Batch(*[None] * 3, torch.arange(len(phrases)), None) if labels is None else
-             PhraseBatch(*[None] * 3, labels, None, None))
-    return loss(*(Encoded(Embedding(x), None, None) for x in (regions, phrases)), batch)
-
-
 @pytest.mark.parametrize("top", [1, 2, 10])
 def test_two_branch_equals_loops(top):
     def d(x, y):
@@ -131,7 +124,8 @@ def test_two_branch_equals_loops(top):
             apart = [k for k in range(M) if k not in siblings and any(labels[i, k] < 0 for i in positives)]
             total[2] += largest(max(d(y[j], y[k]) for k in siblings), [d(y[j], y[k]) for k in apart])
         expected = sum(weight * value for weight, value in zip(weights, total)) / M
-        got = two_branch(having(LabelledTwoBranch(), margin=margin, weights=weights, top=top), x, y, labels)
+        loss = having(LabelledTwoBranch(), margin=margin, weights=weights, top=top)
+        got = loss(*(Encoded(Embedding(e), None, None) for e in (x, y)), PhraseBatch(*[None] * 3, labels, None, None))
         assert float(got) == pytest.approx(expected, rel=1e-9) and expected > 0
 
 
