@@ -130,6 +130,17 @@ def test_eccv_files(tmp_path):
     refused(lambda: annotations.read_eccv(str(tmp_path), *index()), "names 1 captions that split lacks")
 
 
+def test_eccv_of_the_package_of_its_authors():
+    """1,261 images and 1,332 captions are queries."""
+    pytest.importorskip("eccv_caption", reason="eccv_caption (requirements-dev.txt) is not installed")
+    folder = annotations.eccv_folder()
+    captions = np.load(f"{folder}/coco_test_ids.npy").tolist()
+    with open(f"{folder}/original_caption_to_image.json", encoding="utf-8") as f:
+        owner = json.load(f)
+    pairs = annotations.read_eccv(folder, *index(list(dict.fromkeys(owner[str(c)][0] for c in captions)), captions))
+    assert [len(np.unique(pairs[side].query)) for side in ("i2t", "t2i")] == [1261, 1332]
+
+
 # ---- what is refused
 
 READERS = {"--cxc_path": lambda path: annotations.read_ratings(path, "sits", *index()),

@@ -136,7 +136,10 @@ def test_ranks_and_precisions_equal_definition(small, monkeypatch, name):
     monkeypatch.setattr(metrics, "sampled_spearman", lambda *given: rated.append(given) or correlate(*given))
     own = Pairs.of(owner, np.arange(M))
     mine = {side: pairs[side] for side in ("i2t", "t2i")[name == "kl":]}
-    subject.judged = {"cxc": Crisscrossed(ratings, pairs), "positives": mine}
+    subject.judged = {"cxc": Crisscrossed(ratings, pairs), "positives": mine, "eccv": mine}
+    eccv, positives = (protocols.PROTOCOLS[key](subject, protocols.everything(subject), Record(), key)
+                       for key in ("eccv", "positives"))
+    assert eccv == {side: {key: positives[side][key] for key in ("r1", "rp", "map_at_r", "queries")} for side in mine}
     for protocol, matches, precision in (("full", {"i2t": own, "t2i": own.swapped()}, None), ("cxc", pairs, "rpc2"),
                                          ("positives", mine, "rp")):
         run = protocols.PROTOCOLS[protocol]
