@@ -91,27 +91,22 @@ def test_embeddings_give_the_results_of_their_run(runs, ev, exported, everything
         assert again.get(part) == own.get(part), part
 
 
-def test_sim_overrides_that_of_the_file(ev, exported):
+def test_scores_give_the_results_of_their_model(runs, ev, exported, everything, demo_path):
     e = exported("wasserstein0")
-    found = ev("--embeddings", "e.npz", "--sim", "kl")
+    matrix = FORMULAS["wasserstein"](*sides(e)).numpy()
+    for name, x in (("s", matrix), ("half", matrix.astype(np.float16))):
+        np.save(f"{name}.npy", x)
+        scores = load_scores(f"{name}.npy").scores
+        assert scores.dtype == np.float32 and scores.flags.writeable == (name == "half")    # the other is mapped
+    words = ["--data_path", demo_path, "--data_name", "demo_precomp", *everything]
+    found, own = ev("--scores", "s.npy", *words), ev("--checkpoint", runs / "wasserstein0", *everything)
+    found, own = found["protocols"], own["protocols"]
+    assert set(found) == {"full", "cxc", "pmrp"} and set(found["cxc"]) == {"i2t", "t2i", "rsum", "sits"}
+    assert found["full"] == own["full"] == metrics.retrieval(matrix, e["caption_image"])
+    assert found["pmrp"] == own["pmrp"] and found["cxc"] == {key: own["cxc"][key] for key in found["cxc"]}
+    found = ev("--embeddings", "e.npz", "--sim", "kl")      # which replaces that of the file
     assert found["similarity"] == "kl"
     assert found["protocols"]["full"] == metrics.retrieval(FORMULAS["kl"](*sides(e)), e["caption_image"])
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_scores_give_the_results_of_their_model(runs, ev, exported, everything, demo_path, dtype):
-    matrix = FORMULAS["wasserstein"](*sides(exported("wasserstein0"))).numpy().astype(dtype)
-    np.save("s.npy", matrix)
-    words = ["--scores", "s.npy", "--data_path", demo_path, "--data_name", "demo_precomp", *everything]
-    assert load_scores("s.npy").scores.flags.writeable == (dtype != np.float32)         # which is mapped, not read
-    found = ev(*words)["protocols"]
-    assert {"full", "cxc", "pmrp"} <= set(found) and "mean_only" not in found
-    assert set(found["cxc"]) == {"i2t", "t2i", "rsum", "sits"}
-    assert found["full"] == metrics.retrieval(matrix.astype(np.float32), np.arange(120) // 5)
-    if dtype != np.float16:                                                     # which rounds, and so ties
-        own = ev("--checkpoint", runs / "wasserstein0", *everything)["protocols"]
-        assert found["full"] == own["full"] and found["pmrp"] == own["pmrp"]
-        assert found["cxc"] == {key: own["cxc"][key] for key in found["cxc"]}
 
 
 @pytest.mark.parametrize("change, message", [
@@ -124,22 +119,19 @@ def test_scores_give_the_results_of_their_model(runs, ev, exported, everything, 
     ({"similarity": np.array("euclid")}, "has similarity 'euclid', which cannot .* another similarity with --sim, one"),
     ({"similarity": np.array("mls"), "image_log_var": np.zeros((24, 1)), "caption_log_var": np.zeros((120, 1))},
      "similarity 'mls', and no number 'effective_dim' above 0"),
-    ({"caption_id": np.arange(119)}, "caption_id")])
-def test_wrong_embeddings_are_refused(exported, everything, capsys, change, message):
-    e = {**exported("wasserstein0"), **change}
-    np.savez("x.npz", **{key: value for key, value in e.items() if value is not None})
-    refused(capsys, ["--embeddings", "x.npz", *everything], message)
-    assert not os.path.exists("x_results.json")
-
-
-@pytest.mark.parametrize("matrix, message", [
+    ({"caption_id": np.arange(119)}, "caption_id"),
     (np.zeros((24, 120), int), "holds int64"), (np.full((24, 120), np.nan), "NaN or infinity"),
     (np.zeros(120), r"of shape \(120,\); scores are floats, images x captions"),
     (np.zeros((24, 119)), "119 captions for 24 images")])
-def test_wrong_scores_are_refused(tmp_path, monkeypatch, capsys, matrix, message):
-    monkeypatch.chdir(tmp_path)
-    np.save("s.npy", matrix)
-    refused(capsys, ["--scores", "s.npy"], message)
+def test_wrong_files_are_refused(exported, capsys, change, message):
+    """Embeddings, of which one array is changed, and scores."""
+    if isinstance(change, dict):
+        e = {**exported("wasserstein0"), **change}
+        np.savez("x.npz", **{key: value for key, value in e.items() if value is not None})
+    else:
+        np.save("x.npy", change)
+    refused(capsys, ["--embeddings", "x.npz" if isinstance(change, dict) else "x.npy"], message)
+    assert not os.path.exists("x_results.json")
 
 
 def test_options_that_do_not_fit_are_refused(runs, exported, capsys, demo_path, tmp_path, monkeypatch):
