@@ -11,6 +11,7 @@ from evaluation.protocols import deal_variances
 from losses import (
     LOG_VAR_BOUNDS,
     MLS,
+    RCL,
     Embedding,
     Hinge,
     InfoNCE,
@@ -143,28 +144,6 @@ def test_uncertainty_is_log_det():
         uncertainty(Embedding(e.mean))
 
 
-def triple_loop(scores, margin, max_violation, same):
-    """VSE++ eq. 5-6 from their definition."""
-    n, total = len(scores), 0.0
-    for k in range(n):
-        captions = [max(0.0, margin + scores[k][j] - scores[k][k]) for j in range(n) if j != k and not same[k][j]]
-        images = [max(0.0, margin + scores[j][k] - scores[k][k]) for j in range(n) if j != k and not same[j][k]]
-        for costs in (captions, images):
-            total += (max(costs, default=0.0) if max_violation else sum(costs))
-    return total
-
-
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("max_violation", [False, True])
-def test_hinge_equals_loops(max_violation, masked):
-    g = torch.Generator().manual_seed(0)
-    scores = torch.randn(9, 9, generator=g, dtype=torch.float64)
-    image = torch.tensor([0, 1, 2, 0, 3, 4, 1, 0, 5])
-    same = (image[:, None] == image) if masked else torch.zeros(9, 9, dtype=torch.bool)
-    expected = triple_loop(scores.tolist(), 0.2, max_violation, same.tolist())
-    assert float(Hinge(0.2, max_violation)(scores, same if masked else None)) == pytest.approx(expected, rel=1e-12)
-
-
 def test_dealt_variances_are_those_of_other_items():
     """No item keeps its own, every one is dealt once, and matching variances do not stay together."""
     images, captions = (Embedding(torch.zeros(40, 3), torch.arange(120.0).reshape(40, 3)) for _ in range(2))
@@ -212,63 +191,70 @@ def test_gradients_of_mls_are_finite_where_a_pair_is_one_point():
     assert all(torch.isfinite(x.grad).all() for x in (same.mean, same.log_var, small.log_k)) and small.log_k.grad != 0
 
 
-# ---- objectives
+# ---- objectives: the terms of an item, from its own score and those of the others that count; then what they are
+# divided by. There are seven items in two directions.
 
 def scores(n=7, seed=0):
-    return torch.randn(n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) / 3
 
 
-def same_image(n=7):
-    image = torch.arange(n) // 2
-    return image[:, None] == image
+def slow_hinge(own, others):
+    return [max(0.0, 0.2 + x - own) for x in others]
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def slow_infonce(own, others, smoothing=0.0):
+    z = [x / 0.07 for x in (own, *others)]
+    norm = math.log(sum(map(math.exp, z)))
+    return (1 - smoothing) * (norm - z[0]) + smoothing * sum(norm - x for x in z) / len(z)
+
+
+def slow_match(own, others, scale=5.0, shift=5.0, smoothing=0.0):
+    p = [1 / (1 + math.exp(-scale * x - shift)) for x in (own, *others)]
+    targets = [1 - smoothing, *[smoothing] * len(others)]
+    return -sum(t * math.log(x) + (1 - t) * math.log(1 - x) for t, x in zip(targets, p))
+
+
+def slow_rcl(own, others):
+    e = [math.exp(x / 0.05) for x in (own, *others)]
+    return -sum(math.log(1 - x / sum(e)) for x in e[1:])
+
+
+TWINS = {
+    "hinge": (Hinge(0.2), lambda *row: sum(slow_hinge(*row)), 1),
+    "hinge, hardest": (Hinge(0.2, True), lambda *row: max(slow_hinge(*row)), 1),
+    "infonce": (InfoNCE(0.07), slow_infonce, 14),
+    "infonce, smoothed": (InfoNCE(0.07, 0.1), lambda *row: slow_infonce(*row, smoothing=0.1), 14),
+    "match": (Match(), slow_match, 14),
+    "match, smoothed": (Match(smoothing=0.01), lambda *row: slow_match(*row, smoothing=0.01), 14),
+    "match of logits": (Match(True), lambda *row: slow_match(*row, scale=1.0, shift=0.0), 14),
+    "rcl": (RCL(), slow_rcl, 14)}
+
+
 @pytest.mark.parametrize("masked", [False, True])
-def test_infonce_equals_loops(masked, smoothing):
-    s, same = scores(), same_image() if masked else None
-    loss = InfoNCE(0.07, smoothing).double()(s, same)
-    total = 0.0
+@pytest.mark.parametrize("name", TWINS)
+def test_loss_equals_its_slow_twin(name, masked):
+    loss, slow, count = TWINS[name]
+    s, image, total = scores(), torch.arange(7) // 2, 0.0
+    same = image[:, None] == image
     for k in range(7):
-        for row in (s[k], s[:, k]):
-            others = [j for j in range(7) if j == k or not (masked and bool(same_image()[k, j]))]
-            z = {j: float(row[j]) / 0.07 for j in others}
-            norm = math.log(sum(math.exp(v) for v in z.values()))
-            total += sum(((1 - smoothing) * (j == k) + smoothing / len(others)) * (norm - z[j]) for j in others)
-    assert loss.item() == pytest.approx(total / 14, rel=1e-6)       # the temperature's logarithm is stored in float32
+        for row in (s[k].tolist(), s[:, k].tolist()):
+            total += slow(row[k], [x for j, x in enumerate(row) if j != k and not (masked and same[k, j])])
+    got = loss.double()(s, same if masked else None)
+    assert got.item() == pytest.approx(total / count, rel=1e-6)     # the temperature's logarithm is stored in float32
 
 
 def test_infonce_keeps_its_temperature_above_a_hundredth():
     objective = InfoNCE().double()
     with torch.no_grad():
         objective.log_scale.fill_(20.0)
-    hot = objective(scores() / 100)
+    hot = objective(scores() / 33)
     objective.log_scale.data.fill_(math.log(100))
-    assert float(hot) == pytest.approx(float(objective(scores() / 100)))
-
-
-def probability(score):
-    return 1 / (1 + math.exp(-(5 * score + 5)))
-
-
-@pytest.mark.parametrize("logits, smoothing", [(False, 0.0), (False, 0.01), (True, 0.01)])
-@pytest.mark.parametrize("masked", [False, True])
-def test_match_equals_loops(masked, logits, smoothing):
-    s, same, total = scores() / 3 - 1, same_image() if masked else None, 0.0
-    for i in range(7):
-        for j in range(7):
-            if i == j or not (masked and bool(same_image()[i, j])):
-                p = 1 / (1 + math.exp(-float(s[i, j]))) if logits else probability(float(s[i, j]))
-                target = 1 - smoothing if i == j else smoothing
-                total -= target * math.log(p) + (1 - target) * math.log(1 - p)
-    objective = Match(logits, smoothing=smoothing).double()
-    assert float(objective(s, same)) == pytest.approx(total / 7)
-    assert len(list(objective.parameters())) == (0 if logits else 2)
+    assert float(hot) == pytest.approx(float(objective(scores() / 33)))
 
 
 def test_pseudo_positives_are_pairs_above_the_true_one_of_their_row_or_column():
-    s = scores() / 3 - 1
-    expected = sum(-math.log(probability(float(s[i, j]))) for i in range(7) for j in range(7)
+    s = scores() - 1
+    expected = sum(math.log(1 + math.exp(-5 * float(s[i, j]) - 5)) for i in range(7) for j in range(7)
                    if i != j and (s[i, j] >= s[i, i] or s[i, j] >= s[j, j])) / 7
     added = [Match(pseudo_positives=0.1).double()(x) - Match().double()(x)
              for x in (s, torch.eye(7, dtype=torch.float64))]
