@@ -13,6 +13,7 @@ from cli import check
 from losses import Embedding, cosine, dot, unit
 
 RECALLS = (1, 5, 10)
+SCORES = 2 ** 23                      # of a block, 32 MiB
 ROWS = 64                             # images that are ranked at once: the processor's cache holds them; below 256
 NOT_FINITE = ("the scores hold NaN or infinity, or numbers beyond float32, so they cannot be "
               "ranked; check them, or the means and variances that they are of")
@@ -134,10 +135,10 @@ def score_blocks(members, block: int = 1000):
         yield rows, sum(others, scores) / len(members) if others else scores       # (b, M)
 
 
-def score_matrix(members, block: int | None = None) -> np.ndarray:
-    """Scores (N, M) of `score_blocks` in float32. block: images at once, or 32 MiB."""
+def score_matrix(members) -> np.ndarray:
+    """Scores (N, M) of `score_blocks` in float32, of SCORES at once."""
     n, m = (len(e.mean) for e in members[0][1:])
-    block = block or 1 + 2 ** 23 // m
+    block = 1 + SCORES // m
     if n <= block:
         return next(score_blocks(members, block))[1].float().cpu().numpy()
     scores = np.empty((n, m), np.float32)
@@ -190,9 +191,9 @@ def mean_cosine(means: torch.Tensor) -> float:
     return float(pairs / max(1, len(rows) * (len(rows) - 1)))
 
 
-def retrieval_blocks(similarity, images, captions, caption_image, block: int | None = None) -> dict:
+def retrieval_blocks(similarity, images, captions, caption_image) -> dict:
     """Compute `retrieval` from the embeddings of N images and of M captions."""
-    return retrieval(score_matrix([(similarity, images, captions)], block), caption_image)
+    return retrieval(score_matrix([(similarity, images, captions)]), caption_image)
 
 
 def retrieval(scores, caption_image) -> dict:

@@ -149,7 +149,8 @@ def give_variances(items: Items, model: Trained | None, opt) -> None:
         name, owner = train.name, train.caption_image
     similarity, _, captions = train.members[0]
     shares = volume.fit_shares(similarity, captions, owner, items.dev.members[0].captions, items.dev.caption_image)
-    items.variances = volume.report_shares(shares, name)
+    items.variances = {"kind": "volume", "of_photo": list(shares.sigmoid[:2]), "fitted_on": name,
+                       "images": int(shares.owner.max()) + 1, "captions": len(owner)}
     for e in {id(e): e for e in (items.whole, items.test, items.dev)}.values():
         e.members = [shares.give(e.members[0])]
 

@@ -66,12 +66,6 @@ def fit_shares(similarity, captions: Embedding, owner: np.ndarray, dev: Embeddin
     return PhotoShares(similarity, captions, number_photos(owner), sigmoid, shares)
 
 
-def report_shares(shares: PhotoShares, name: str) -> dict:
-    """Describe a fit to training pairs of this name, for the results."""
-    return {"kind": "volume", "of_photo": list(shares.sigmoid[:2]), "fitted_on": name,
-            "images": int(shares.owner.max()) + 1, "captions": len(shares.shares)}
-
-
 def describe_shares(report: dict) -> str:
     """Sentence on given variances: their source, and what they do not change."""
     return (f"variances: the share that an item covers of the photos of {report['images']:,} images and "

@@ -33,11 +33,13 @@ def compare(groups: list[str], load: Callable[[str], Embeddings], opt) -> dict:
     labels = labels if len(set(labels)) == len(labels) else groups
     seeds = {label: summarise_seeds([totals[path] for path in group], [runs[path]["protocols"] for path in group])
              for label, group in zip(labels, paths)}
-    (base_seeds, base), *others = (sort_by_seed([(runs[path]["seed"], totals[path]) for path in group])
-                                   for group in paths)
+    # runs of equal seeds stand at equal places
+    paths = [sorted(group, key=lambda path: runs[path]["seed"] or 0) for group in paths]
+    numbers = [[runs[path]["seed"] for path in group] for group in paths]
+    base, *others = ([totals[path] for path in group] for group in paths)
     comparisons = []
-    for label, (other_seeds, other) in zip(labels[1:], others):
-        pairs = len(base) > 1 and base_seeds is not None and base_seeds == other_seeds
+    for label, other, theirs in zip(labels[1:], others, numbers[1:]):
+        pairs = len(base) > 1 and numbers[0] == theirs and None not in theirs and len(set(theirs)) == len(theirs)
         sums = list_rsums(set.intersection(*map(set, [*base, *other])))
         comparisons.append({"a": labels[0], "b": label, "seeds": [len(base), len(other)], "pairs": pairs,
                             "metrics": metrics.paired_bootstrap(base, other, sums, pairs=pairs)})
@@ -49,14 +51,6 @@ def list_rsums(names) -> dict[str, list[str]]:
     sums = {f"{protocol} rsum": [f"{protocol} {side} r{k}" for side in ("i2t", "t2i") for k in metrics.RECALLS]
             for protocol in sorted({name.split()[0] for name in names})}
     return {name: terms for name, terms in sums.items() if set(terms) <= set(names)}
-
-
-def sort_by_seed(runs: list[tuple[int | None, dict]]) -> tuple[list | None, list[dict]]:
-    """Rising seeds and the totals of their runs; None where seeds are unknown or equal."""
-    seeds = [seed for seed, _ in runs]
-    if None in seeds or len(set(seeds)) < len(seeds):
-        return None, [totals for _, totals in runs]
-    return sorted(seeds), [totals for _, totals in sorted(runs, key=lambda run: run[0])]
 
 
 def summarise_seeds(totals: list[dict], protocols: list[dict]) -> dict[str, tuple[float, float, int]]:

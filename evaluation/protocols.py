@@ -140,7 +140,7 @@ def eccv(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
 
 # ---- Crisscrossed Captions
 
-def cxc(e: Embeddings, gallery: Gallery, record: Record, name: str, samples: int = 1000) -> dict:
+def cxc(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
     """Evaluate on Crisscrossed Captions: {i2t, t2i, rsum, t2t, i2i}.
     i2t and t2i carry "rpc2", RPC^2 (`ucmr` 4.3): R-precision over the CxC matches, in percent. A gallery of everything
     adds the rank correlations of scores with ratings, {sits, sts, sis} (`metrics.sampled_spearman`). Without images
@@ -152,8 +152,7 @@ def cxc(e: Embeddings, gallery: Gallery, record: Record, name: str, samples: int
                                     "rpc2")
         if whole:
             rated = ratings["sits"]
-            result["sits"] = metrics.sampled_spearman(rated.first, rated.score, e.scores[rated.second, rated.first],
-                                                      samples)
+            result["sits"] = metrics.sampled_spearman(rated.first, rated.score, e.scores[rated.second, rated.first])
     within = (("t2t", "captions", "sts"), ("i2i", "images", "sis"))[:1 + e.has_images]
     for side, modality, kind in within if e.members else ():
         items, rated = getattr(gallery, modality), ratings[kind]
@@ -161,7 +160,7 @@ def cxc(e: Embeddings, gallery: Gallery, record: Record, name: str, samples: int
         record.add(name, side, e.n_images if modality == "images" else total, items, rank=ranks)
         result[side] = metrics.summary(ranks[ranks >= 0])
         if whole:
-            result[kind] = metrics.sampled_spearman(rated.first, rated.score, scores, samples)
+            result[kind] = metrics.sampled_spearman(rated.first, rated.score, scores)
     return result
 
 

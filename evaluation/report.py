@@ -133,15 +133,6 @@ def describe_p_values(pairs: list[dict]):
         yield f"{count} p values: where nothing differs, about {0.05 * count:.1f} of them are below 0.05"
 
 
-def describe_bank(report: dict) -> str:
-    """A sentence on the bank: whose queries, which betas, and the rsum of dev."""
-    betas = [f"{'none' if beta is None else format(beta, '.3g')} for {SIDES[side]}"
-             for side, beta in report["beta"].items()]
-    return (f"bank of {report['captions']:,} captions and {report['images']:,} images of {report['split']}: beta "
-            f"{' and '.join(betas)}, chosen on dev, whose rsum is {report['dev_rsum']:.1f} with it and "
-            f"{report['dev_rsum_without']:.1f} without")
-
-
 def describe_results(results: dict):
     """Say what the tables do not show."""
     u = results.get("unknown_words")                        # `data.Split.unknown_words`
@@ -153,7 +144,12 @@ def describe_results(results: dict):
         yield (f"best ranks, {SIDES[side]}: harmonic mean {ranks['hbr']:.2f} (HBR), arithmetic mean "
                f"{ranks['abr']:.1f} (ABR)")
     if "bank" in results:
-        yield describe_bank(results["bank"])
+        bank = results["bank"]
+        betas = " and ".join(f"{'none' if beta is None else format(beta, '.3g')} for {SIDES[side]}"
+                             for side, beta in bank["beta"].items())
+        yield (f"bank of {bank['captions']:,} captions and {bank['images']:,} images of {bank['split']}: beta {betas}, "
+               f"chosen on dev, whose rsum is {bank['dev_rsum']:.1f} with it and {bank['dev_rsum_without']:.1f} "
+               "without")
     for side, u in results.get("uncertainty", {}).items():
         yield f"uncertainty log det Sigma of the {side}: mean {u['mean']:.2f}, standard deviation {u['std']:.2f} nats"
         if "recall_bins" in u:

@@ -13,7 +13,7 @@ from evaluation.annotations import Crisscrossed, Pairs, Ratings
 from evaluation.embeddings import Embeddings, Member, blocks_within, embed, read_split_for
 from evaluation.encode import encode
 from evaluation.protocols import Record
-from evaluation.report import describe_bank
+from evaluation.report import describe_results
 from losses import Embedding, cosine, dot, formulas
 from tests import helpers, references
 
@@ -172,7 +172,7 @@ def test_scores_that_are_no_numbers_raise(name):
 
 # ---- ensembles, PMRP, uncertainty
 
-def test_an_ensemble_is_the_mean_of_scores(small):
+def test_an_ensemble_is_the_mean_of_scores(small, monkeypatch):
     """Also within a modality, and of unlike similarities."""
     members, between, within = [], 0, 0
     for seed, name in enumerate(("wasserstein", "cosine", "mahalanobis")):
@@ -183,7 +183,8 @@ def test_an_ensemble_is_the_mean_of_scores(small):
     _, owner = embeddings("cosine")
     subject = Embeddings("three", owner, N, members)
     assert subject.scores == pytest.approx(between, abs=1e-5)
-    assert metrics.score_matrix(members, 4) == pytest.approx(between, abs=1e-5)
+    monkeypatch.setattr(metrics, "SCORES", 4 * M)
+    assert metrics.score_matrix(members) == pytest.approx(between, abs=1e-5)
     others = ~np.eye(M, dtype=bool)                                      # a caption's score with itself is not used
     for rows, score in blocks_within(subject, "captions", np.arange(M), 7):
         assert score.numpy()[others[rows]] == pytest.approx(within[rows][others[rows]], abs=1e-5)
@@ -312,7 +313,7 @@ def test_nothing_is_taken_where_dev_does_not_gain():
         assert found["beta"] == {"t2i": None, "i2t": None}
         assert found["dev_rsum"] == found["dev_rsum_without"]
         assert not terms[0].any() and not terms[1].any()
-        assert "beta none for text to image and none for image to text" in describe_bank(found)
+        assert "beta none for text to image and none for image to text" in [*describe_results({"bank": found})][0]
 
 
 @pytest.mark.parametrize("size", [5, 20, 24, 1000])
@@ -351,7 +352,7 @@ def ev(tmp_path, monkeypatch):
 def test_the_command_takes_the_terms_of_train_at_the_betas_of_dev(small_run, ev, capsys):
     runs = [small_run("--sim", "wasserstein"), small_run("--sim", "cosine")]
     plain, found = ev("--checkpoint", *runs), ev("--checkpoint", *runs, "--bank", "train")
-    assert describe_bank(found["bank"]) in capsys.readouterr().out
+    assert "bank of 240 captions and 48 images of train: beta " in capsys.readouterr().out
     assert [found["bank"][key] for key in ("split", "captions", "images")] == ["train", 240, 48]
     assert "bank" not in plain and found["protocols"]["full"] == plain["protocols"]["full"]
     test, dev, queries = (embed([Trained(str(run)) for run in runs], split) for split in ("test", "dev", "train"))
