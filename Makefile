@@ -43,7 +43,7 @@ test: .venv/dev
 
 # On a Milvus server of its own, which the package `milvus` brings for Linux on x86-64.
 test-milvus: .venv/dev
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m milvus tests/test_milvus_server.py
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m milvus tests/test_milvus.py
 
 lint: .venv/dev
 	.venv/bin/ruff check .

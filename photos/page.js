@@ -230,18 +230,6 @@ document.addEventListener("click", async (event) => {     // links within the pa
   if (question()) photoAt(0)?.focus();
   else $("text").focus();
 });
-$("answers").addEventListener("keydown", (event) => {
-  const by = {ArrowLeft: -1, ArrowRight: 1}[event.key], here = event.target.closest("li");
-  if (!by || !here) return;
-  event.preventDefault();
-  photoAt(places().indexOf(here) + by)?.focus();
-});
-document.addEventListener("keydown", (event) => {
-  if (event.key !== "/" || event.ctrlKey || event.metaKey || event.target === $("text") || $("viewer").open) return;
-  event.preventDefault();
-  $("text").focus();
-  $("text").select();
-});
 let inside = 0;                                           // enter and leave come for every element that is crossed
 const files = (event) => event.dataTransfer?.types.includes("Files");
 addEventListener("dragenter", (event) => {

@@ -1,11 +1,6 @@
-"""A real browser without a window, driven over WebDriver: for tests of the page, and for pictures of it.
-
-    python -m tests.browser "http://127.0.0.1:8000/?q=a+dog" docs/search.png --width 1200 --height 900
-
+"""A real browser without a window, driven over WebDriver, for tests of the page.
 It needs Chromium and chromedriver on the PATH, and no Python package.
 """
-import argparse
-import base64
 import contextlib
 import json
 import re
@@ -51,9 +46,9 @@ class Browser:
         except urllib.error.HTTPError as error:
             raise RuntimeError(json.load(error)["value"]["message"]) from error
 
-    def look(self, width: int, height: int, dark: bool = False, scale: float = 1) -> None:
+    def look(self, width: int, height: int, dark: bool) -> None:
         """Set the size of the page's window, and whether the system is set to dark."""
-        self.devtools("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale,
+        self.devtools("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
                       mobile=False)
         self.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme",
                                                                "value": "dark" if dark else "light"}])
@@ -100,10 +95,6 @@ class Browser:
         events = (json.loads(line["message"])["message"] for line in self.log("performance"))
         return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
 
-    def screenshot(self, path: str) -> None:
-        with open(path, "wb") as f:
-            f.write(base64.b64decode(self.call("/screenshot", "GET")))
-
 
 @contextlib.contextmanager
 def open_browser():
@@ -128,26 +119,3 @@ def open_browser():
 READY = """const seen = (image) => image.getBoundingClientRect().top < innerHeight;
 return document.getElementById('count')?.textContent && !document.querySelector('[aria-busy=true]')
     && [...document.images].every((image) => image.complete || !seen(image))"""
-
-
-def screenshot(address: str, path: str, width: int = 1200, height: int = 900, dark: bool = False,
-               scale: float = 1) -> None:
-    """Write a PNG of the search page at an address, with its photos loaded.
-
-    width, height: of the window, in CSS pixels; scale: pixels for each of them."""
-    with open_browser() as browser:
-        browser.look(width, height, dark, scale)
-        browser.open(address)
-        browser.wait(READY)
-        browser.screenshot(path)
-
-
-if __name__ == "__main__":
-    p = argparse.ArgumentParser(description="Write a picture of the search page at an address.")
-    p.add_argument("address")
-    p.add_argument("path", metavar="FILE.png")
-    p.add_argument("--width", type=int, default=1200)
-    p.add_argument("--height", type=int, default=900)
-    p.add_argument("--dark", action="store_true")
-    p.add_argument("--scale", type=float, default=1)
-    screenshot(**vars(p.parse_args()))

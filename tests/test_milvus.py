@@ -1,5 +1,14 @@
-"""Vectors of an index in Milvus, on milvus-lite: answers are those of the file, and what is away is one sentence."""
+"""Vectors of an index in Milvus, on milvus-lite: answers are those of the file, and what is away is one sentence.
+
+    make test-milvus                          # on a real server, too; `make test` leaves these tests out
+"""
+import contextlib
+import os
+import signal
 import socket
+import subprocess
+import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -136,3 +145,49 @@ def test_a_server_that_ends_while_it_works_is_one_sentence_at_once(lite, monkeyp
         photos.ask("flush", "photos_a", seconds=60)
     photos.drop_other()                                     # the next build drops it
     assert time.monotonic() - begun < 5
+
+
+# ---- on a real server
+
+@pytest.fixture
+def started(tmp_path):
+    """The address and the process of a server of its own, of the package `milvus` (2.3.5)."""
+    pytest.importorskip("milvus", reason="the package milvus is not installed (requirements-dev.txt, Linux x86-64)")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [os.path.join(os.path.dirname(sys.executable), "milvus-server"),
+               "--data", str(tmp_path / "server"), "--proxy-port", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        end = time.monotonic() + 120
+        while True:
+            try:
+                Collection(f"http://127.0.0.1:{port}", "none")
+                break
+            except InputError:
+                assert server.poll() is None and time.monotonic() < end, "the server does not start"
+        yield f"http://127.0.0.1:{port}", server
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)             # the command, and the server that it started
+        server.wait()
+
+
+@pytest.mark.milvus
+def test_a_server_answers_as_a_file_does(started, tmp_path, demo_path, small_run):
+    check_collection(started[0])
+    check_index(started[0], tmp_path, demo_path, small_run("--sim", "wasserstein"))
+
+
+@pytest.mark.milvus
+def test_a_server_that_is_killed_ends_the_command_within_a_minute(started):
+    address, server = started
+
+    def parts():
+        yield [f"{k}.jpg" for k in range(2000)], torch.randn(2000, 9)
+        threading.Timer(0.3, os.killpg, (server.pid, signal.SIGKILL)).start()       # while it flushes
+    begun = time.monotonic()
+    with pytest.raises(InputError, match="fails at (flush|load_collection) of photos_a .*; see its log, and run it"):
+        Collection.build(address, "photos", "", 9, parts())
+    assert time.monotonic() - begun < 60

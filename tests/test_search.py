@@ -311,16 +311,6 @@ def test_patterns_leave_photos_out_until_others_are_given(own):
     assert len(all_answers()) == 10
 
 
-def test_a_photo_that_became_a_link_out_of_the_folder_is_not_read(own, tmp_path):
-    shutil.copy(own.spare / "10.png", tmp_path / "secret.png")
-    os.remove(own.photos / "0.png")
-    os.symlink(tmp_path / "secret.png", own.photos / "0.png")
-    hits = Searcher("index").find_texts(TEXTS[:1])[0].answers
-    assert [hit.name for hit in hits if hit.gone] == ["0.png"]
-    own.update()
-    assert "0.png" not in all_answers()
-
-
 def test_removed_photos_stay_out_until_they_are_named(own, capsys):
     before = all_answers()
     run("remove", "index", "0.png", "sub/[13].png")
