@@ -18,11 +18,10 @@ from model import (
     Latent,
     Reconstruction,
     VectorDecoder,
-    build_model,
     latent_rows,
     posterior_kl,
 )
-from tests.helpers import STEPS, VOCAB, pairs
+from tests.helpers import STEPS, built, pairs
 from vocab import PAD, UNK, Vocabulary
 
 JWAE = ["--recon_images", "0.5", "--recon_captions", "0.05", "--prior_images", "0.1", "--prior_captions", "0.2"]
@@ -100,13 +99,7 @@ def test_parts_meet_the_prior_one_by_one_without_padding():
 
 
 def model_and_batch(*words):
-    opt = train.parse_args([*STEPS, *([] if "scan" in words else ["--img_layers", "16"]), *words])
-    opt.img_dim, opt.txt_dim = 9, 9 if opt.text_features else None
-    opt.img_enc = "scan" if "scan" in words else "precomp"
-    torch.manual_seed(0)
-    tokens, lengths = sentences(6)
-    owner = torch.tensor([0, 0, 1, 2, 3, 4])
-    return build_model(opt, VOCAB), Batch(numbers(6, 9).float(), tokens, lengths, owner, torch.arange(6))
+    return built(*([] if "scan" in words else ["--img_layers", "16"]), *words), pairs()
 
 
 def gradients(model, names, batch) -> dict[str, torch.Tensor]:
@@ -142,10 +135,10 @@ def test_latents_are_scaled_as_the_prior_and_padding_stays_zero(words):
         for side in sides.values():
             rows = real_rows(side.latent.value, side.latent.n_parts).detach()
             if model is sphere:
-                torch.testing.assert_close(rows.norm(dim=1), torch.full((len(rows),), 32 ** 0.5))
+                torch.testing.assert_close(rows.norm(dim=1), torch.full((len(rows),), 12 ** 0.5))
             else:
-                torch.testing.assert_close(rows.mean(0), torch.zeros(32), atol=1e-5, rtol=0)
-                torch.testing.assert_close(rows.std(0, correction=0), torch.ones(32), atol=0.05, rtol=0)
+                torch.testing.assert_close(rows.mean(0), torch.zeros(12), atol=1e-5, rtol=0)
+                torch.testing.assert_close(rows.std(0, correction=0), torch.ones(12), atol=0.05, rtol=0)
         if words:                                           # padding neither counts nor appears
             latent = sides["captions"].latent.value
             assert not latent[torch.arange(latent.shape[1]) >= batch.lengths[:, None]].any()

@@ -12,8 +12,8 @@ from losses import Embedding, PairLogistic
 from methods.cite import ConditionalNetwork
 from methods.two_branch import BranchEmbedding, ProductNetwork, TwoBranchLoss, sibling_order
 from model import Encoded
+from tests import helpers
 from tests.helpers import built, having, moved
-from vocab import SPECIALS, Vocabulary
 
 
 def points(n, d=5, seed=0, dtype=torch.float64) -> torch.Tensor:
@@ -177,9 +177,6 @@ def test_negatives_are_drawn_evenly():
 
 # ---- CITE
 
-SMALL = ["--sim", "cite", "--cite_layers", "8-6"]
-
-
 def numbers(n, d=5, seed=0) -> torch.Tensor:
     return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
@@ -228,17 +225,8 @@ def test_network_equals_a_loop_over_pairs_and_concepts(concepts, training):
     torch.testing.assert_close(net.at(Embedding(x), Embedding(y), *torch.tensor(chosen).T), expected)
 
 
-def model_of(*words):
-    return built(*SMALL, *words, vocab=Vocabulary([*SPECIALS, "a", "b", "c", "d"]))
-
-
-def matching(n=6) -> Batch:
-    tokens = torch.randint(4, 8, (n, 5), generator=torch.Generator().manual_seed(0))
-    return Batch(numbers(n, 9).float(), tokens, torch.full((n,), 5), torch.arange(n), torch.arange(n))
-
-
 def test_the_penalty_is_a_term_of_its_own():
-    model, batch = model_of(), matching()
+    model, batch = built("--sim", "cite", "--cite_layers", "8-6"), helpers.pairs()
     terms = model(batch)
     assert set(terms) == {"logistic", "concepts"}
     y = model.embed_captions(batch.tokens, batch.lengths).mean.detach()
@@ -251,4 +239,4 @@ def test_the_penalty_is_a_term_of_its_own():
     assert float(alone.detach()) == pytest.approx(expected, rel=1e-5)
     terms["concepts"].backward()
     assert net.mixture[3].weight.grad.abs().sum() > 0 and net.out.weight.grad is None
-    assert "concepts" not in model_of("--sim", "product")(batch)
+    assert "concepts" not in built("--sim", "product")(batch)
