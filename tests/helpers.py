@@ -43,6 +43,15 @@ def pairs(n=6, regions=None, shortest=3) -> Batch:
     return Batch(torch.randn(shape, generator=g), tokens, lengths, torch.arange(n) // 2, torch.arange(n))
 
 
+def write_precomp(folder, features, captions, split="train", ids=None) -> None:
+    """A split in SCAN's layout."""
+    folder.mkdir(parents=True, exist_ok=True)
+    np.save(folder / f"{split}_ims.npy", features)
+    (folder / f"{split}_caps.txt").write_text("".join(f"{caption}\n" for caption in captions), encoding="utf-8")
+    if ids is not None:
+        (folder / f"{split}_ids.txt").write_text("".join(f"{i}\n" for i in ids))
+
+
 def options(*words):
     """Options of train.py: SMALL and then `words`, which come last and so count."""
     return train.parse_args([*SMALL, *map(str, words)])

@@ -12,15 +12,8 @@ import data
 from cli import InputError
 from data import read_split, tokenize
 from images import Features
+from tests.helpers import write_precomp
 from vocab import END, SPECIALS, START, UNK, Vocabulary
-
-
-def write_precomp(folder, features, captions, split="train", ids=None):
-    folder.mkdir(parents=True, exist_ok=True)
-    np.save(folder / f"{split}_ims.npy", features)
-    (folder / f"{split}_caps.txt").write_text("".join(f"{caption}\n" for caption in captions), encoding="utf-8")
-    if ids is not None:
-        (folder / f"{split}_ids.txt").write_text("".join(f"{i}\n" for i in ids))
 
 
 def captions(n):

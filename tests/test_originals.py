@@ -8,7 +8,6 @@ import json
 import math
 import os
 import pickle
-import shutil
 import struct
 import sys
 import types
@@ -25,7 +24,7 @@ from cli import InputError
 from images import import_torchvision
 from methods import originals
 from model import build_model
-from tests.helpers import refused
+from tests.helpers import refused, write_precomp
 from vocab import SPECIALS, Vocabulary
 
 WORDS = [*SPECIALS, *(f"w{k}" for k in range(40))]
@@ -131,15 +130,6 @@ def load(stored, path, words=WORDS, **how):
     torch.save(stored, path, **how)
     converted = originals.convert(checkpoint.read(str(path)), words, str(path))
     return (*checkpoint.load_model(converted), converted)
-
-
-def write_split(root, features):
-    """A folder of features with five random captions an image."""
-    rng = np.random.default_rng(5)
-    root.mkdir(parents=True)
-    captions = [" ".join(rng.choice(WORDS[4:], rng.integers(3, 8))) for _ in range(5 * len(features))]
-    (root / "test_caps.txt").write_text("\n".join(captions) + "\n")
-    np.save(root / "test_ims.npy", np.asarray(features, np.float32))
 
 
 VARIANTS = [*((EncoderImage, changes) for changes in (
@@ -388,10 +378,10 @@ def test_an_original_is_evaluated_and_trained_further(tmp_path, capsys):
     (tmp_path / "old.pkl").write_bytes(pickle_vocabulary(WORDS))
     opt, folder = namespace(data_name="f8k_precomp"), tmp_path / "data" / "f8k_precomp"
     torch.save(original_checkpoint(opt, precomp_state(opt)), tmp_path / "model_best.pth.tar")
-    write_split(folder, np.random.default_rng(7).normal(size=(6, 9)))
-    for part in ("ims.npy", "caps.txt"):
-        for split in ("train", "dev"):
-            shutil.copy(folder / f"test_{part}", folder / f"{split}_{part}")
+    rng = np.random.default_rng(7)
+    features, captions = rng.normal(size=(6, 9)), [" ".join(rng.choice(WORDS[4:], 5)) for _ in range(30)]
+    for split in ("train", "dev", "test"):
+        write_precomp(folder, features.astype(np.float32), captions, split)
     words = [str(tmp_path / "model_best.pth.tar"), "--vocab", str(tmp_path / "old.pkl")]
     data = ["--data_path", str(tmp_path / "data"), "--data_name", "f8k_precomp", "--device", "cpu"]
     evaluate.main(["--checkpoint", *words, *data, "--output", str(tmp_path / "r.json")])

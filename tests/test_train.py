@@ -17,7 +17,7 @@ from checkpoint import load_checkpoint, load_model
 from cli import InputError
 from model import Corruption
 from options import options as make_options
-from tests.helpers import ROOT, STEPS, in_a_process, log_of, options, same_runs, same_weights
+from tests.helpers import ROOT, STEPS, in_a_process, log_of, options, same_runs, same_weights, write_precomp
 from tests.helpers import fit_steps as fit
 from train import build_optimizers
 
@@ -29,12 +29,10 @@ from train import build_optimizers
              "-6"])])
 def test_overfits_a_tiny_set(tmp_path, sim, more):
     """12 images with one caption each that names them: every one is found again."""
-    folder = tmp_path / "tiny"
-    folder.mkdir()
     words = [f"{a} {b}" for a in ("red", "green", "blue") for b in ("cat", "dog", "bird", "fish")]
     for split in ("train", "dev"):
-        np.save(folder / f"{split}_ims.npy", np.random.default_rng(1).standard_normal((12, 10)).astype(np.float32))
-        (folder / f"{split}_caps.txt").write_text("\n".join(words) + "\n")
+        features = np.random.default_rng(1).standard_normal((12, 10)).astype(np.float32)
+        write_precomp(tmp_path / "tiny", features, words, split)
     fit("--data_path", tmp_path, "--data_name", "tiny", "--sim", sim, "--num_epochs", 40, "--batch_size", 12,
         "--learning_rate", 0.02, "--lr_update", 100, "--logger_name", tmp_path / "run", "--log_step", 100, *more)
     assert load_checkpoint(str(tmp_path / "run"))["state"]["best_rsum"] == 600
@@ -247,12 +245,10 @@ def test_the_means_of_a_point_model_stay_and_variances_are_learned(name, point, 
 def test_given_vectors_are_the_means(tmp_path, demo_path):
     """Vectors of both sides in one space, as CLIP's are."""
     folder, rng = tmp_path / "clip", np.random.default_rng(0)
-    folder.mkdir()
     for split in ("train", "dev"):
         x = rng.normal(size=(60, 12)).astype(np.float32)
-        np.save(folder / f"{split}_ims.npy", x)
+        write_precomp(folder, x, ["a dog"] * 60, split)
         np.save(folder / f"{split}_clip.npy", x + rng.normal(size=(60, 12)).astype(np.float32))
-        (folder / f"{split}_caps.txt").write_text("a dog\n" * 60)
     words = ["--data_path", tmp_path, "--data_name", "clip", "--text_features", "clip", "--img_layers", 0,
              "--txt_layers", 0, "--embed_size", 12, "--logger_name", tmp_path / "run", "--sim", "mls"]
     fit(*words)
