@@ -103,11 +103,14 @@ def check_contents(stored: dict, path: str) -> None:
 
 # ---- a trained model
 
-def load_weights(model: VSE, stored: dict, path: str = "the checkpoint", means: bool = False) -> None:
+def load_weights(model: VSE, stored: dict, path: str = "the checkpoint", new: bool = False) -> list[str]:
     """Copy the weights of a checkpoint into a model.
-    means: only weights of trunks and means; the others stay. Raises InputError where names or shapes differ."""
+    new: for a new training, which may have another loss and other variances; only trunks and means are needed, and the
+    rest is copied where both have it. Returns the names of weights that were not copied. Raises InputError where names
+    or shapes differ."""
     own = model.state_dict()
-    theirs, ours = ({name: tuple(x.shape) for name, x in state.items() if not means or name.startswith(MEANS)}
+    free = {name for name in {*own} ^ {*stored["model"]} if new and not name.startswith(MEANS)}
+    theirs, ours = ({name: tuple(x.shape) for name, x in state.items() if name not in free}
                     for state in (stored["model"], own))
     wrong = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     if wrong:
@@ -116,6 +119,7 @@ def load_weights(model: VSE, stored: dict, path: str = "the checkpoint", means: 
                          f"there and {here} here, {len(wrong)} differ); give the sizes, heads, encoders and terms of "
                          "its config.yaml")
     model.load_state_dict({**own, **{name: stored["model"][name] for name in theirs}})
+    return [name for name in own if name not in theirs]
 
 
 def load_model(stored: dict, path: str = "the checkpoint") -> tuple[VSE, Vocabulary, argparse.Namespace]:

@@ -154,7 +154,8 @@ def training_parser() -> Arguments:
     add("--val_step", type=positive, default=500, help="steps between validations within an epoch")
     add("--resume", type=lambda text: text and filename(text), metavar="RUN", nargs="?", const="", help="continue "
         "exactly where the run in this folder, or in --logger_name, stopped")
-    add("--init_from", type=filename, metavar="RUN", help="start from the weights and vocabulary of RUN")
+    add("--init_from", type=filename, metavar="RUN", help="start from the weights and vocabulary of RUN; "
+        "the loss and variances may be others")
     add("--vocab", type=filename, metavar="FILE", help="vocabulary of an --init_from of an original code base")
     add("--overwrite", **FLAG, help="replace a run: checkpoints, logs, events, and files made from it")
     add("--config", type=filename, help="YAML file of options; options of the command line override it")
@@ -282,8 +283,8 @@ def resolve(opt) -> None:
     one_vector = opt.pool == "mean" and opt.img_enc in ("auto", "precomp", "cnn")
     learned = opt.txt_enc in ("mean", "sum") and not opt.freeze_words
     copied = "ellipsoidal" in heads and not opt.var_layers
-    for fits, sentence in (
-        (needed == gaussians or gaussians and trait(similarity, "point_side"),
+    for fits, sentence in (                                     # variances of --init_from stay where points learn
+        (needed == gaussians or gaussians and (trait(similarity, "point_side") or opt.init_from and not needed),
          f"{reason} {wants}, not image head '{heads[0]}' and text head '{heads[1]}'; leave --head and the like out"),
         (opt.sim != "mls" or "ellipsoidal" not in heads,
          f"--sim mls has one variance per item, not --head {opt.head}; leave it out, or give --image_head point"),

@@ -25,14 +25,18 @@ from cli import Arguments, call_python, check, data_set, filename, split_name, u
 from confidence.calibration import percent
 from files import need, read_json, read_lines, read_text
 from images import read_photo
-from photos.encoder import Encoder
+from photos.encoder import SHIPPED, Encoder
 from photos.index import Index
 from photos.searcher import Searcher, SearchResult
 
 TOP = 1000                            # answers to a query at most
-# Of a training on own captions: points, then a variance of each, by which the number of photos that fit is told.
-POINTS = ["--loss", "infonce", "--mask_same_image"]
-SPREAD = "--loss volume --freeze_means --head spherical_one --var_layers 256 --num_epochs 30".split()
+# A training on own captions starts from photos/model, whose shape these options give. First its means learn the
+# captions, then its variances, by which the number of photos that fit is told, learn these and short texts.
+SHAPE = ("--text_features sentences --txt_layers 2048 --embed_size 512 --text_anchor 0.7 --head spherical_one "
+         "--var_layers 256").split()
+POINTS = ("--loss infonce --mask_same_image --dropout 0.3 --feature_noise 0.7 --weight_decay 0.05 --schedule cosine "
+          "--warmup 1 --learning_rate 3e-4 --num_epochs 30").split()
+SPREAD = "--loss volume --freeze_means --num_epochs 10".split()
 
 
 def printable(text: str) -> str:
@@ -78,14 +82,14 @@ def train_on(folder: str, data_path: str, run: str) -> None:
     need(os.path.join(folder, "captions.csv"), "list photos and captions in it, with the header name,caption")
     data = "--data_path", data_path
     name = re.sub(r"\W+", "_", f"{os.path.basename(os.path.realpath(folder))}_{os.path.basename(run)}")
-    call_python("-m", "features.images", *data, "--photos", folder, "--cnn_type", "efficientnet_lite0", "--whole",
+    call_python("-m", "features.images", *data, "--photos", folder, "--cnn_type", "efficientnet_lite012", "--whole",
                 "--skip_broken", "--output_name", name)
     add_words(os.path.join(data_path, name), os.path.join(data_path, f"{name}_words"))
     points, started = f"{run}_points", os.path.isfile(os.path.join(run, "checkpoint.pt"))
-    steps = (name, points, POINTS), (f"{name}_words", run, [*SPREAD, "--init_from", points])
-    for data_name, folder, words in steps[started:]:
+    steps = (name, points, POINTS, SHIPPED), (f"{name}_words", run, SPREAD, points)
+    for data_name, folder, words, start in steps[started:]:
         call_python("-m", "features.captions", *data, "--data_name", data_name, "--kind", "sentences")
-        new = *data, "--data_name", data_name, "--text_features", "sentences", *words, "--logger_name"
+        new = *data, "--data_name", data_name, *SHAPE, *words, "--init_from", start, "--logger_name"
         begun = os.path.isfile(os.path.join(folder, "checkpoint.pt"))
         call_python("train.py", *(["--resume"] if begun else new), folder)
     call_python("-m", "confidence", run, *data)

@@ -166,8 +166,8 @@ def test_weights_of_another_model_are_named(tmp_path, demo_path):
     words = ["--data_path", demo_path, "--num_epochs", 1]
     fit(*words, "--logger_name", tmp_path / "point")
     with pytest.raises(ValueError,
-                       match=r"the weights of .*point do not fit .*text_tower.log_var.* is absent there and"):
-        fit(*words, "--init_from", tmp_path / "point", "--sim", "mahalanobis", "--logger_name", tmp_path / "new")
+                       match=r"the weights of .*point do not fit .*image_tower.mean.* is \(32, 960\) there and \(12, "):
+        fit(*words, "--init_from", tmp_path / "point", "--embed_size", 12, "--logger_name", tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
@@ -240,6 +240,19 @@ def test_the_means_of_a_point_model_stay_and_variances_are_learned(name, point, 
         assert torch.equal(before.mean, after.mean)
         assert after.log_var.shape[1] == (32 if name in ("csd", "volume") else 1)
         assert after.log_var.std(0).max() > 0               # items differ
+
+
+def test_a_training_starts_from_another_loss_and_keeps_variances_that_it_does_not_learn(point, tmp_path, demo_path,
+                                                                                         capsys):
+    words = ["--data_path", demo_path, *HEADS["volume"], "--head", "spherical_one", "--var_layers", 8]
+    fit(*words, "--init_from", point, "--freeze_means", "--logger_name", tmp_path / "spread")
+    anew = capsys.readouterr().out.split("begun anew: ")[1].splitlines()[0].split(", ")
+    assert {name.split(".")[1] for name in anew} == {"log_var"}
+    fit(*words, "--init_from", tmp_path / "spread", "--loss", "infonce", "--logger_name", tmp_path / "run")
+    assert "begun anew: objective.log_scale\n" in capsys.readouterr().out
+    before, after = (load_checkpoint(str(tmp_path / name))["model"] for name in ("spread", "run"))
+    for name, x in before.items():
+        assert torch.equal(x, after[name]) == (".log_var." in name)
 
 
 def test_given_vectors_are_the_means(tmp_path, demo_path):
