@@ -111,7 +111,7 @@ def test_a_region_holds_what_its_phrase_names():
 
 
 def test_other_scenes_share_most_words_and_the_extractor(tmp_path, demo_path, capsys):
-    demo.main(["--data_path", str(tmp_path), "--size", "48", "--scenes", "other"])
+    demo.main(["--data_path", str(tmp_path), "--size", "16", "--scenes", "other"])
     assert "other_region_precomp" in capsys.readouterr().out
     assert sorted(x.name for x in tmp_path.iterdir()) == [f"other{x}" for x in sorted(demo.FOLDERS)]
     ours, theirs = read_split(demo_path, "demo_precomp", "train"), read_split(tmp_path, "other_precomp", "train")
