@@ -26,7 +26,6 @@ import traceback
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
-REMOVED = {"vmf"}                     # methods that the second edition does not have
 SMALL = ("--embed_size 32 --word_dim 16 --num_epochs 2 --batch_size 24 --vocab_threshold 1 --log_step 1 "
          "--device cpu --workers 0 --data_path data --vocab_path none")
 LAYERS = {"dmsm": "--txt_layers 64-32 --img_layers 48 --negatives 20", "devise": "--negatives 20",
@@ -173,8 +172,8 @@ def weights_of(path: str) -> dict:
 def record_training(keep: Recorder) -> None:
     """Every method that stays, 20 steps; photos through a CNN; a resumed run equals an uninterrupted one."""
     from methods import METHODS
-    for name in sorted(set(METHODS) - REMOVED):
-        needs = METHODS[name]["needs"] if isinstance(METHODS[name], dict) else METHODS[name].needs
+    for name in sorted(METHODS):
+        needs = METHODS[name].needs
         data = "demo_region_precomp" if needs.startswith("features of regions") else "demo_precomp"
         more = "--text_features hglmm " * needs.startswith("features of captions")
         more += "--word_vectors words300.txt --embed_size 300 " * (name == "devise")
@@ -271,7 +270,7 @@ def record_extras(keep: Recorder) -> None:
          lambda out: plain(json.loads(out)))
     for path in sorted(glob.glob(os.path.join(keep.repo, "paper_tables", "*.py"))):
         name = os.path.basename(path)[:-3]
-        if name not in ("__init__", "__main__", "common", "runs", "run", "runner", "heads", "coco_halves", "figures"):
+        if name not in ("__init__", "__main__", "runner", "coco_halves", "figures"):
             for scale in ("", "--demo", "--f8k"):
                 keep(f"tables/{name}{scale}", f"-m paper_tables.{name} --dry_run {scale}",
                      lambda out: [" ".join(line.split()) for line in out.splitlines() if "train.py" in line

@@ -143,6 +143,7 @@ def test_options_that_do_not_fit_are_refused(runs, exported, capsys, demo_path, 
                            (["--export", "f.npz"], "--export writes the embeddings of one run")):
         refused(capsys, ["--embeddings", "e.npz", *words], message)
     refused(capsys, ["--checkpoint", runs / "cosine0", f"{runs}/cosine0/."], "names .*cosine0 more than once")
+    refused(capsys, ["--uncertainty", "--photos", "nofolder"], "--photos nofolder is not a folder; give the folder of")
     monkeypatch.setattr(evaluate, "embed_split", None)      # before the work
     for option, path in zip(("--output", "--export"), unwritable(tmp_path)):
         refused(capsys, ["--checkpoint", runs / "cosine0", option, path], f"{path} cannot be written")
@@ -260,16 +261,13 @@ def test_uncertainty_and_its_pictures(runs, ev, exported, demo_path, monkeypatch
         assert row.facts.endswith(f"; its own image is number {(scores[:, m] >= scores[m // 5, m]).sum()} of 24")
 
 
-def test_photos_that_are_not_there_are_said(runs, ev, demo_path, monkeypatch, capsys):
-    words = ["--checkpoint", runs / "wasserstein0", "--uncertainty", "--photos"]
-    shutil.copytree(f"{demo_path}/demo/images", "some")
-    os.remove("some/test_00003.png")
-    ev(*words, "some")
-    assert "drawn: 1 of 24 photos are missing, the first is some/test_00003.png" in capsys.readouterr().err
-    ev(*words[:-1])
-    assert "the photos are not at hand; name their folder with --photos" in capsys.readouterr().err
-    monkeypatch.setattr(evaluate, "embed_split", None)
-    refused(capsys, [*words, "nofolder"], "--photos nofolder is not a folder; give the folder of the photos")
+def test_photos_that_are_not_there_are_said(demo_path, capsys):
+    folder, names = f"{demo_path}/demo/images", ["test_00003.png", "none.png"]
+    for ids, given, message in (([], folder, "no photos"), (names, None, "name their folder with --photos"),
+                                (names, folder, f"1 of 2 photos are missing, the first is {folder}/none.png")):
+        e = Embeddings("x", np.arange(2), 2, ids={"image_name": ids})
+        assert pictures.locate_photos(e, given) is None
+        assert message in capsys.readouterr().err
 
 
 # ---- comparisons
