@@ -207,8 +207,8 @@ def test_pmrp_equals_definition(small):
             values, alone, count = {zeta: [] for zeta in (0, 1, 2)}, np.full(len(scores[side]), np.nan), 0
             for queries, gallery in (ends(side, *part) for part in parts):
                 apart = {q: {g: len(code[side[0]][q] ^ code[side[2]][g]) for g in gallery} for q in queries}
-                shares = [expected(scores[side], {q: {g for g, n in row.items() if n <= zeta} for q, row in apart.items()},
-                                   queries, gallery)[1] for zeta in values]
+                matches = [{q: {g for g, n in row.items() if n <= zeta} for q, row in apart.items()} for zeta in values]
+                shares = [expected(scores[side], x, queries, gallery)[1] for x in matches]
                 for zeta, share in zip(values, shares):
                     values[zeta].append(100 * np.mean(list(share.values())))
                 for q in queries:
