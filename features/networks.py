@@ -75,64 +75,49 @@ class RegionPooling(nn.Module):
             return [self.cnn.net.classifier(roi_align(*pair, bins=SIDE).flatten(1)) for pair in zip(maps, boxes)]
 
 
-def load_frozen(cnn_type: str, layer: str | None, layers: tuple, weights: str | None,
-                pretrained: bool) -> tuple[CNN, str, str]:
-    """Load a CNN up to one of `layers`, by default the first, without normalisation.
-
-    Returns it, the layer's name and the checksum of the weights. Raises InputError for another layer.
-    """
-    check((layer or layers[0]) in layers, f"--layer {layer} is not a layer of {cnn_type}; it has {', '.join(layers)}")
-    layer = layer or layers[0]
-    cnn = CNN(cnn_type, weights=weights, pretrained=pretrained, cells=layer == "cells", normalise=False).eval()
-    cnn.regions = SIDE ** 2 if cnn.cells else None
-    if layer == "fc6":
-        cnn.net.classifier = cnn.net.classifier[:3 if cnn_type == "alexnet" else 2]       # (dropout,) linear, ReLU
-    return cnn, layer, checksum(x.numpy() for x in cnn.net.state_dict().values())
-
-
 class Lites(nn.Module):
     """EfficientNet-Lite0, 1 and 2 side by side: (B, 3, 224, 224) -> (B, 3 * 1280).
     Each sees photos of its own size and gives features of norm 1. Their weights come with packages."""
     regions, dim = None, 3 * 1280
 
-    def __init__(self, pretrained: bool = True):
+    def __init__(self):
         super().__init__()
-        self.nets = nn.ModuleList(CNN(name, pretrained=pretrained) for name in LITES).eval()
+        self.nets = nn.ModuleList(map(CNN, LITES)).eval()
 
     def forward(self, photos: Tensor) -> Tensor:
         resized = (F.interpolate(photos, (side, side), mode="bicubic", antialias=True) for side in LITES.values())
         return torch.cat([net(x) for net, x in zip(self.nets, resized)], 1)
 
 
-def load_network(cnn_type: str, layer: str | None = None, weights: str | None = None, pretrained: bool = True,
-                 whole: bool | None = False) -> tuple[CNN, str]:
-    """Load a frozen network that gives the raw activations of a layer, and its name.
+def load_network(cnn_type: str, layer: str | None = None, weights: str | None = None, whole: bool = False,
+                 side: int | None = None) -> tuple[nn.Module, str]:
+    """Load a frozen network that gives the raw activations of a layer, and its one-line name.
 
     layer: fc7 or fc6 (VGG, AlexNet), (B, 4096) after the ReLU; pooled (the others), (B, F); cells, the last map, (B,
-    49, C), which AlexNet's is not. whole: of whole photos, out of shape. Raises InputError where the network has no
-    such layer.
+    49, C), which AlexNet's is not. whole: of whole photos, out of shape. side: a network of boxes in photos of side x
+    side, see `RegionPooling`, by default with fc6 of VGG, else cells. Raises InputError for another layer.
     """
     if cnn_type == SIDE_BY_SIDE:
-        check(layer in (None, "pooled") and not weights,
-              f"{cnn_type} has pooled features of its packages' weights; leave --layer and --cnn_weights out")
-        net = Lites(pretrained)
-        state = checksum(x.numpy() for x in net.state_dict().values())
-        return net, f"{cnn_type} pooled{', photos resized to 224x224,' * bool(whole)} {state}"
-    layers = ("fc7", "fc6", "cells") if cnn_type.startswith("vgg") else ("pooled", "cells")
-    layers = ("fc7", "fc6") if cnn_type == "alexnet" else layers
-    cnn, layer, state = load_frozen(cnn_type, layer, layers, weights, pretrained)
-    return cnn, f"{cnn_type} {layer}{', photos resized to 224x224,' * bool(whole)} {state}"
-
-
-def load_region_network(cnn_type: str, layer: str | None, weights: str | None, side: int,
-                        pretrained: bool = True) -> tuple[RegionPooling, str]:
-    """Load a network of regions in photos of side x side, and its one-line name.
-
-    layer: see `RegionPooling` (default: fc6 of VGG, else cells). Raises InputError if the network has no such layer.
-    """
-    layers = ("fc6", "fc7", "cells") if cnn_type.startswith("vgg") else ("cells",)
-    cnn, layer, state = load_frozen(cnn_type, layer, layers, weights, pretrained)
-    return RegionPooling(cnn, layer), f"{cnn_type} RoI {layer}, photos resized to {side}x{side}, {state}"
+        layers = ("pooled",)
+        check(not weights, f"{cnn_type} has the weights of its packages; leave --cnn_weights out")
+    elif side:
+        layers = ("fc6", "fc7", "cells") if cnn_type.startswith("vgg") else ("cells",)
+    else:
+        layers = ("fc7", "fc6", "cells") if cnn_type.startswith("vgg") else ("pooled", "cells")
+        layers = ("fc7", "fc6") if cnn_type == "alexnet" else layers
+    layer = layer or layers[0]
+    check(layer in layers, f"--layer {layer} is not a layer of {cnn_type}; it has {', '.join(layers)}")
+    if cnn_type == SIDE_BY_SIDE:
+        net = Lites()
+    else:
+        net = CNN(cnn_type, weights=weights, cells=layer == "cells", normalise=False).eval()
+        net.regions = SIDE ** 2 if net.cells else None
+        if layer == "fc6":
+            net.net.classifier = net.net.classifier[:3 if cnn_type == "alexnet" else 2]       # (dropout,) linear, ReLU
+    state = checksum(x.numpy() for x in net.state_dict().values())
+    if side:
+        return RegionPooling(net, layer), f"{cnn_type} RoI {layer}, photos resized to {side}x{side}, {state}"
+    return net, f"{cnn_type} {layer}{', photos resized to 224x224,' * whole} {state}"
 
 
 def build_network(device, cnn_type: str | None, layer: str | None = None, weights: str | None = None,

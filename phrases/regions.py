@@ -18,7 +18,7 @@ from torch import Tensor
 import cli
 from cli import Arguments, check, data_set, filename, positive, torch_device, up_to, workers
 from features import filters
-from features.networks import load_region_network
+from features.networks import load_network
 from features.store import ComputeConfig, Part, compute
 from files import file_digest, mapped, read_array, save_array, save_json
 from images import whole_transform
@@ -122,7 +122,7 @@ def write_all_regions(opt) -> None:
           f"--given {opt.given} holds the features of one split; name it with --splits")
     encoder = filters.Regions() if opt.kind == "demo" else None
     if not (encoder or opt.given):
-        network, line = load_region_network(opt.cnn_type or "vgg19", opt.layer, opt.cnn_weights, side)
+        network, line = load_network(opt.cnn_type or "vgg19", opt.layer, opt.cnn_weights, side=side)
         encoder = NetworkRegions(network, line, side, opt.device)
     root = os.path.join(opt.data_path, opt.data_name)
     for split in opt.splits:

@@ -2,6 +2,7 @@
 import json
 import os
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -157,8 +158,9 @@ def test_images_with_different_numbers_of_captions(folder, weights, capsys):
 
 
 @pytest.mark.parametrize("name, linear", [("vgg16", 0), ("alexnet", 1)])
-def test_fc6_is_the_first_linear_layer_with_its_relu(name, linear):
-    net, line = networks.load_network(name, "fc6", pretrained=False)
+def test_fc6_is_the_first_linear_layer_with_its_relu(name, linear, monkeypatch):
+    monkeypatch.setattr(networks, "CNN", partial(CNN, pretrained=False))
+    net, line = networks.load_network(name, "fc6")
     photos = torch.randn(1, 3, 224, 224)
     got = net(photos)
     assert got.shape == (1, 4096) and line.startswith(f"{name} fc6 sha256:") and (got >= 0).all()

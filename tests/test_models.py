@@ -98,7 +98,7 @@ def test_three_networks_stand_side_by_side():
         if side > 224:
             assert (part @ CNN(name)(transform(photo)[None]).T).item() < (part @ alone.T).item()
     assert torch.equal(rebuild_network(line, "cpu")[0](transform(photo)[None]), features) and net.dim == 3840
-    with pytest.raises(InputError, match="leave --layer and --cnn_weights out"):
+    with pytest.raises(InputError, match="--layer cells is not a layer of efficientnet_lite012; it has pooled"):
         build_network("cpu", networks.SIDE_BY_SIDE, "cells")
 
 
