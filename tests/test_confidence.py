@@ -184,37 +184,28 @@ def test_the_own_probability_stands_beside_the_fitted_ones(files, capsys):
     assert "it is too high" in shown and "the model's own sigmoid" in shown
 
 
-def test_own_logits_that_cannot_be_are_refused(files, capsys):
+# ---- what is refused
+
+def test_what_cannot_be_calibrated_ends_in_a_sentence(files, small_run, capsys):
+    run, (point, *dev), half = small_run("--sim", "cosine"), files(), ["test.npz", "--calibrate_on", 0.5]
+    np.savez("dot.npz", **made_up(seed=1, similarity="dot"))
+    for words, said in (
+            ([point], "has to be calibrated on other items"),
+            ([point, "--dev", "dot.npz"], "is of another model"),
+            ([point, "--dev", point], "share .* images"),
+            ([point, "--calibrate_on", 0.001], "leaves 0 of"),
+            ([run, "--split", "dev"], "is what a run is calibrated on"),
+            ([run, *dev], "--dev is for embeddings or scores, and .* is a run"),
+            ([*half, "--sets", 0.001], "needs at least 999 images to calibrate on")):
+        refused(capsys, confidence.main, words, said)
     for arrays, said in (({"logit_scale": np.array("x")}, "logit_scale is <U1 of shape .*, and must be one finite"),
                          ({"logit_scale": -1.0}, "must be above 0: the factor of the cosine, such as 100 for CLIP"),
                          ({"logit_bias": -10.0}, "logit_scale is 0, and must be above 0"),
                          ({"logit_scale": 100.0, "similarity": "dot"}, "of a cosine, and its similarity is dot")):
-        dev = made_up(seed=1) | ({"similarity": "dot"} if "similarity" in arrays else {})
-        words = files(**arrays)
-        np.savez("dev.npz", **dev)
-        refused(capsys, confidence.main, words, said)
+        files(**arrays)
+        refused(capsys, confidence.main, half, said)
     judged(*files(logit_scale=4.6052))
     assert "note: logit_scale 4.6052 is small; CLIP and SigLIP keep the logarithm" in capsys.readouterr().out
-
-
-# ---- what is refused
-
-def test_what_cannot_be_calibrated_ends_in_a_sentence(runs, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    for sim in ("cosine", "wasserstein"):
-        for split in ("dev", "test"):
-            exported(runs / sim, split, f"{sim}_{split}.npz")
-    point, run, other = "cosine_test.npz", runs / "cosine", "wasserstein_dev.npz"
-    capsys.readouterr()
-    for words, said in (
-            ([point], "has to be calibrated on other items"),
-            ([point, "--dev", other], "is of another model"),
-            ([point, "--dev", point], "share .* images"),
-            ([point, "--calibrate_on", 0.001], "leaves 0 of"),
-            ([run, "--split", "dev"], "is what a run is calibrated on"),
-            ([run, "--sets", 0.001], "needs at least 999 images to calibrate on"),
-            ([run, "--dev", other], "--dev is for embeddings or scores, and .*cosine is a run")):
-        refused(capsys, confidence.main, words, said)
 
 
 def test_other_files_are_no_calibration(tmp_path):
