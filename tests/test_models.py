@@ -17,6 +17,7 @@ from model import CNN
 from photos import make_model as make
 from photos.encoder import SHIPPED, Encoder
 from photos.probability import read_probabilities
+from tests.helpers import write_precomp
 
 FILE = os.path.join(SHIPPED, "model_best.pt")
 
@@ -68,10 +69,7 @@ def test_classes_stand_beside_the_photos(tmp_path, monkeypatch):
     """Each class has a row twice, with five captions."""
     rng = np.random.default_rng(0)
     photos, typical = rng.normal(size=(8, 3)).astype(np.float32), rng.normal(size=(3, 3)).astype(np.float32)
-    (tmp_path / "f").mkdir()
-    np.save(tmp_path / "f" / "train_ims.npy", photos)
-    (tmp_path / "f" / "train_caps.txt").write_text("a dog .\n" * 40)
-    (tmp_path / "f" / "train_ids.txt").write_text("".join(f"{k}.jpg\n" for k in range(8)))
+    write_precomp(tmp_path / "f", photos, ["a dog ."] * 40, ids=[f"{k}.jpg" for k in range(8)])
     (tmp_path / "f" / "features.json").write_text('{"ims": "x", "minilm": "y"}')
     monkeypatch.setattr(make, "class_features", lambda x: typical)
     monkeypatch.setattr(make, "read_class_names", lambda: ["abbey", "bee", "cup"])
