@@ -157,50 +157,40 @@ def test_only_new_contents_are_computed(mine, monkeypatch, capsys):
 
 
 def test_a_stop_at_any_write_is_mended_by_the_next_call(mine, monkeypatch):
-    """The features of one photo come and go at each stop; readers see the old state, the new one, or refuse."""
-    photos = mine / "photos"
-    (photos / "captions.csv").write_text("name,caption\n" + "".join(f"{n:02}.png,photo {n}\n" for n in range(8))
-                                         + "".join(f"below/{n:02}.png,photo {n}\n" for n in range(8, 12)))
+    """A photo comes and goes at each stop, so that rows move; readers see the old state, the new one, or refuse."""
+    photos, replacing = mine / "photos", os.replace
+    lines = [f"{'below/' * (n > 7)}{n:02}.png,photo {n}\n" for n in range(12)]
+    (photos / "captions.csv").write_text("name,caption\n" + "".join(lines))
     monkeypatch.setattr(folder, "assign_split", lambda name: PARTS[ord(name[-5]) % 3])
     run(mine)
-    replacing, stops = os.replace, 0
     for stop in range(40):
-        path = photos / "02.png"
-        if stop % 2:
-            shutil.copy(mine / "kept.png", path)
-        else:
-            shutil.move(path, mine / "kept.png")            # comes and goes, so that rows move
-        left = [stop]
+        ways = [photos / "02.png", mine / "kept.png"]
+        shutil.move(*ways[::-1 if stop % 2 else 1])
+        left = iter(range(stop))
 
         def stopping(*names, left=left):
-            left[0] -= 1
-            if left[0] < 0:
+            if next(left, None) is None:
                 raise KeyboardInterrupt
             replacing(*names)
         with monkeypatch.context() as patch:
             patch.setattr(os, "replace", stopping)
             try:
                 run(mine)
+                break                                       # nothing was left to stop
             except SystemExit:
-                stops += 1
-        if left[0] >= 0:
-            break
+                pass
         try:
-            out = images(mine)
+            assert_rows(images(mine), photos)
         except InputError as error:
             assert "is not a whole list of a folder of photos; call `python" in str(error)
-        else:
-            assert_rows(out, photos)
-        if stop % 3 == 0:                                   # and another photo came before the next call
-            shutil.copy(photos / "00.png", photos / f"z{stop}.png")
         run(mine)
-        assert_rows(images(mine), photos)
-        assert len(names_of(images(mine))) == len(list(photos.glob("**/*.png")))
-        train = splits(mine)[0]
+        out, train = images(mine), splits(mine)[0]
+        assert_rows(out, photos)
+        assert len(names_of(out)) == len(list(photos.glob("**/*.png")))
         for name, row, caption in zip(train.photo_names, train.images.array, train.captions):
-            np.testing.assert_array_equal(row, images(mine).features.array[names_of(images(mine)).index(name)])
+            np.testing.assert_array_equal(row, out.features.array[names_of(out).index(name)])
             assert caption == f"photo {int(name[-6:-4])}"
-    assert stops > 10 and not [name for name in files(mine) if name.startswith(".")]
+    assert stop > 10 and not [name for name in files(mine) if name.startswith(".")]
 
 
 # ---- refusals

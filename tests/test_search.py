@@ -134,11 +134,11 @@ def test_a_photo_finds_itself_first(make, kind):
         searcher.find_row(99999)
 
 
-def test_probabilities_are_the_posterior_over_the_gallery(make, demo_path):
+def test_probabilities_and_what_should_not_be_there(make, demo_path):
     scores, _ = scores_by_model(make(*GAUSSIAN), demo_path, TEXTS)
     searcher = Searcher(str(make(*GAUSSIAN)))
     searcher.probabilities = Probabilities(3.0, "demo_precomp", [0.5, 0.1, 2.0])
-    p = (3.0 * scores.double()).softmax(1)
+    p = (3.0 * scores.double()).softmax(1)                  # the posterior over the gallery
     for result, row in zip(searcher.find_texts(TEXTS, top=p.shape[1]), p):
         assert [hit.p for hit in result.answers] == pytest.approx(row.sort(descending=True).values.tolist(), rel=1e-4)
         assert result.sure == result.answers[0].p
@@ -146,13 +146,7 @@ def test_probabilities_are_the_posterior_over_the_gallery(make, demo_path):
     fits = [[1 / (1 + np.exp(-0.5 * x - 0.1 * wide - 2.0)) for x in row.tolist()] for row, wide in zip(scores, spread)]
     expected = [sum(x for x in row if x >= 0.01) for row in fits]
     assert [result.expected for result in searcher.find_texts(TEXTS)] == pytest.approx(expected, rel=1e-4)
-
-
-def test_what_should_not_be_there_lowers_scores(make, demo_path):
-    scores, _ = scores_by_model(make(*GAUSSIAN), demo_path, TEXTS)
     z = (scores - scores.mean(1, keepdim=True)) / scores.std(1, correction=0, keepdim=True)
-    searcher = Searcher(str(make(*GAUSSIAN)))
-    searcher.probabilities = Probabilities(3.0, "demo_precomp")
     result, = searcher.find_texts(TEXTS[:1], top=5, without=TEXTS[1:])
     best = (z[0] - z[1].clamp(min=0) - z[2].clamp(min=0)).sort(descending=True)
     assert [hit.row for hit in result.answers] == best.indices[:5].tolist()
@@ -161,21 +155,21 @@ def test_what_should_not_be_there_lowers_scores(make, demo_path):
 
 
 def test_json_is_for_programs_and_lines_are_for_people(make, capsys):
-    make(*GAUSSIAN)
-    capsys.readouterr()                                     # of the training, where no test ran before
-    run("query", make(*GAUSSIAN), *TEXTS, "--json", "--top", 3)
-    results = json.loads(capsys.readouterr().out)
+    index_of = make(*GAUSSIAN)
+
+    def said(*words) -> str:
+        capsys.readouterr()
+        run(*words)
+        return capsys.readouterr().out
+    results = json.loads(said("query", index_of, *TEXTS, "--json", "--top", 3))
     assert [result["query"] for result in results] == TEXTS and all(len(result["answers"]) == 3 for result in results)
     assert {"row", "name", "score", "p", "gone", "path"} == set(results[0]["answers"][0])
     assert isinstance(results[0]["uncertainty"], float) and results[0]["sure"] is None
-    run("query", make(*GAUSSIAN), TEXTS[0], "--top", 1)
-    plain = capsys.readouterr().out
-    run("query", make(*GAUSSIAN), TEXTS[0], "--top", 1, "--verbose")
-    verbose = capsys.readouterr().out
+    plain = said("query", index_of, TEXTS[0], "--top", 1)
+    verbose = said("query", index_of, TEXTS[0], "--top", 1, "--verbose")
     score = f"{results[0]['answers'][0]['score']:.4f}"
     assert "log det" not in plain and score not in plain and "log det Sigma" in verbose and score in verbose
-    run("info", make(*GAUSSIAN))
-    assert "sha256" not in capsys.readouterr().out
+    assert "sha256" not in said("info", index_of)
 
 
 def test_the_library_in_a_few_lines(own):

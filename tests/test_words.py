@@ -30,21 +30,15 @@ def test_a_short_text_is_a_phrase_of_stems(text, phrase):
     assert read_phrase(tokenize(text)) == phrase
 
 
-def test_the_short_texts_of_a_caption_are_its_words_and_the_ends_of_its_runs_of_words():
+def test_short_texts_of_captions_and_the_photos_that_name_them():
+    """Words and the ends of runs of words; photos name a phrase in a row, and fit a sentence by all of its words."""
     assert list_short_texts(tokenize(CAPTIONS[0])) == {"young", "black", "dog", "runs", "dog runs", "black dog runs"}
     assert list_short_texts(tokenize(CAPTIONS[4])) == {"dog"} and list_short_texts(["the", ","]) == set()
-
-
-def test_photos_name_what_stands_in_one_of_their_captions_in_a_row():
-    phrases = [("dog",), ("black", "dog"), ("run",), ("dog", "snow"), ("cat",)]
-    named = find_naming_photos(phrases, map(tokenize, CAPTIONS), np.array([4, 4, 7, 7, 2]))
-    assert named == {("dog",): {4, 2}, ("black", "dog"): {4}, ("run",): {4, 7}, ("dog", "snow"): set(), ("cat",): set()}
-
-
-def test_photos_fit_a_sentence_whose_words_their_captions_name_together():
+    owner = np.array([4, 4, 7, 7, 2])
+    expected = {("dog",): {4, 2}, ("black", "dog"): {4}, ("run",): {4, 7}, ("dog", "snow"): set(), ("cat",): set()}
+    assert find_naming_photos([*expected], map(tokenize, CAPTIONS), owner) == expected
     texts = ["two dogs run through the snow", "the young men", "a black cat", "there is a"]
-    shown = find_showing_photos(map(tokenize, texts), map(tokenize, CAPTIONS), np.array([4, 4, 7, 7, 2]))
-    assert shown == [{4}, set(), set(), set()]
+    assert find_showing_photos(map(tokenize, texts), map(tokenize, CAPTIONS), owner) == [{4}, set(), set(), set()]
 
 
 # ---- what heads learn
