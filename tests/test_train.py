@@ -96,9 +96,8 @@ def test_stop_and_resume_equal_an_unbroken_run(tmp_path, unbroken, monkeypatch, 
     assert same_runs(tmp_path / "broken", whole)
 
 
-@pytest.mark.parametrize("select, best, saved", [
-    ("rsum", "best_rsum", [1, 2]), ("hbr", "best_hbr", [1, 2, 3]), ("r1", "best_r1", [1, 4])])
-def test_the_best_model_is_that_of_the_criterion(select, best, saved):
+@pytest.mark.parametrize("select, saved", [("rsum", [1, 2]), ("hbr", [1, 2, 3]), ("r1", [1, 4])])
+def test_the_best_model_is_that_of_the_criterion(select, saved):
     """Epochs whose recalls, best ranks and R@1 disagree."""
     run = SimpleNamespace(opt=options("--select", select), save=lambda name: files.append(run.state["epoch"]), state={
         "epoch": 0, "waited": 0, "best_rsum": 0.0, "best_hbr": 0.0, "best_r1": -1.0})
@@ -151,8 +150,7 @@ def test_warm_up_uses_the_sum_of_violations_first(tmp_path, demo_path):
     common = ["--data_path", demo_path, "--sim", "cosine", "--num_epochs", 1]
     fit(*common, "--max_violation", "--vse_mean_warmup_epochs", 1, "--logger_name", tmp_path / "warm")
     fit(*common, "--no-max_violation", "--logger_name", tmp_path / "sum")
-    fit(*common, "--max_violation", "--logger_name", tmp_path / "max")
-    assert same_weights(tmp_path / "warm", tmp_path / "sum") and not same_weights(tmp_path / "warm", tmp_path / "max")
+    assert same_weights(tmp_path / "warm", tmp_path / "sum")
 
 
 def test_bf16_training_runs_and_stays_close(tmp_path, demo_path):
@@ -162,12 +160,10 @@ def test_bf16_training_runs_and_stays_close(tmp_path, demo_path):
     assert bf16 != off and bf16[0] == pytest.approx(off[0], rel=0.05)
 
 
-def test_weights_of_another_model_are_named(tmp_path, demo_path):
-    words = ["--data_path", demo_path, "--num_epochs", 1]
-    fit(*words, "--logger_name", tmp_path / "point")
-    with pytest.raises(ValueError,
-                       match=r"the weights of .*point do not fit .*image_tower.mean.* is \(32, 960\) there and \(12, "):
-        fit(*words, "--init_from", tmp_path / "point", "--embed_size", 12, "--logger_name", tmp_path / "new")
+def test_weights_of_another_model_are_named(tmp_path, demo_path, small_run):
+    with pytest.raises(ValueError, match=r"do not fit .*image_tower.mean.* is \(32, 960\) there and \(12, "):
+        fit("--data_path", demo_path, "--init_from", small_run(*STEPS), "--embed_size", 12, "--logger_name",
+            tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
@@ -216,13 +212,6 @@ HEADS = {"csd": ["--sim", "csd", "--loss", "match", "--var_layers", 16], "volume
          "mls": ["--sim", "mls"]}
 
 
-@pytest.fixture(scope="module")
-def point(tmp_path_factory, demo_path):
-    run = tmp_path_factory.mktemp("point") / "run"
-    fit("--data_path", demo_path, "--logger_name", run, "--loss", "infonce")
-    return run
-
-
 def embedded(run, images, tokens, lengths):
     model, _, _ = load_model(load_checkpoint(str(run)), str(run))
     with torch.no_grad():
@@ -230,7 +219,8 @@ def embedded(run, images, tokens, lengths):
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_the_means_of_a_point_model_stay_and_variances_are_learned(name, point, tmp_path, demo_path):
+def test_the_means_of_a_point_model_stay_and_variances_are_learned(name, small_run, tmp_path, demo_path):
+    point = small_run(*STEPS)
     fit("--data_path", demo_path, "--logger_name", tmp_path / "run", "--init_from", point, "--freeze_means",
         *HEADS[name])
     images, tokens = torch.randn(4, 960), torch.tensor([[1, 5, 6, 2], [1, 7, 2, 0], [1, 8, 9, 2], [1, 5, 2, 0]])
