@@ -101,15 +101,10 @@ def test_towers_give_unit_regions_and_words(words):
 def test_words_average_both_directions_of_a_gru_run_alone():
     torch.manual_seed(0)
     embed, words = WordStates(4, 5, bi_gru=True), torch.randn(2, 6, 4)
-    forward, backward = torch.nn.GRU(4, 5, batch_first=True), torch.nn.GRU(4, 5, batch_first=True)
-    state = embed.rnn.state_dict()
-    forward.load_state_dict({k: v for k, v in state.items() if not k.endswith("_reverse")})
-    backward.load_state_dict({k.removesuffix("_reverse"): v for k, v in state.items() if k.endswith("_reverse")})
     states = embed(words, torch.tensor([6, 3])).value
     for k, length in enumerate((6, 3)):
-        own = words[k:k + 1, :length]
-        expected = (forward(own)[0] + backward(own.flip(1))[0].flip(1)) / 2
-        torch.testing.assert_close(states[k, :length], expected[0])
+        own = embed.rnn(words[k:k + 1, :length])[0][0]                              # (T, 5 + 5)
+        torch.testing.assert_close(states[k, :length], (own[:, :5] + own[:, 5:]) / 2)
         assert (states[k, length:] == 0).all()
 
 

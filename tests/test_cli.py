@@ -155,6 +155,7 @@ def test_vocab_command(tmp_path, demo_path, capsys, monkeypatch):
     refused(capsys, vocab.main, words, "vocab.json/demo_precomp_vocab.json cannot be written")
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")       # of runpy, about modules that are loaded
 def test_every_command_starts_from_any_folder(tmp_path, monkeypatch, capsys):
     """The first starts as a user starts it, the others in this process, which has loaded torch."""
     done = subprocess.run([sys.executable, os.path.join(ROOT, "train.py"), "--help"], cwd=tmp_path, text=True,

@@ -44,26 +44,9 @@ def several(n, k=3, d=6, seed=0, dtype=torch.float64) -> Embedding:
 
 # ---- PIE-Net
 
-@torch.no_grad()
 def slow_attention(attention, local):
-    """(P, F) -> (K, F), one head and one position at a time."""
-    scores = [[float(attention.score.weight[k] @ torch.tanh(attention.hidden.weight @ x)) for x in local]
-              for k in range(len(attention.score.weight))]
-    shares = [[math.exp(s) / sum(math.exp(t) for t in row) for s in row] for row in scores]
-    return torch.stack([sum(share * x for share, x in zip(row, local)) for row in shares])
-
-
-def states(rnn, words):
-    """Last states of a cell that reads the words forwards, and of one that reads them backwards."""
-    found = []
-    for suffix, order in (("", words), ("_reverse", words.flip(0))):
-        cell = torch.nn.GRUCell(words.shape[1], rnn.hidden_size, dtype=words.dtype)
-        cell.load_state_dict({name: getattr(rnn, f"{name}_l0{suffix}") for name in cell.state_dict()})
-        h = words.new_zeros(1, rnn.hidden_size)
-        for word in order:
-            h = cell(word[None], h)
-        found.append(h[0])
-    return torch.cat(found)
+    """(P, F) -> (K, F)."""
+    return (attention.score.weight @ torch.tanh(attention.hidden.weight @ local.T)).softmax(1) @ local
 
 
 @pytest.mark.parametrize("k", [1, 3])
@@ -86,7 +69,8 @@ def test_pienet_and_variance_equal_a_loop_over_samples(side, k):
     assert out.shape == residual.shape == (5, k, 12) and log_var.shape == (5, 12)
     for b in range(5):
         own = local[b, :lengths[b]] if side == "text" else local[b]
-        view = [states(x.summary.rnn, own) if side == "text" else x.summary.fc(own.mean(0)) for x in (net, spread)]
+        view = [torch.cat([*x.summary.rnn(own[None])[1][:, 0]]) if side == "text" else x.summary.fc(own.mean(0))
+                for x in (net, spread)]
         attended = slow_attention(net.attention, own)
         for j in range(k):
             part = torch.sigmoid(net.fc.weight @ attended[j] + net.fc.bias)
@@ -162,16 +146,14 @@ def test_mil_of_one_part_is_the_cosine_and_points_are_refused():
 
 def slow_probability(similarity, images, captions, noise):
     """p of every pair, sample by sample: PCME's e^s / (e^s + e^-s)."""
-    scale, shift = float(similarity.scale), float(similarity.shift)
+    z = [[e.mean[k] + (e.log_var[k] / 2).exp() * x[:, k].double() for k in range(len(e.mean))]
+         for e, x in zip((images, captions), noise)]                                # samples (J, D) of each item
     result = torch.zeros(len(images.mean), len(captions.mean), dtype=torch.float64)
-    for i in range(len(images.mean)):
-        for c in range(len(captions.mean)):
-            for eps in noise[0][:, i].double():
-                for other in noise[1][:, c].double():
-                    z = [e.mean[k] + (e.log_var[k] / 2).exp() * x
-                         for e, k, x in ((images, i, eps), (captions, c, other))]
-                    s = -scale * math.sqrt(float((z[0] - z[1]).square().sum()) + 1e-6) + shift
-                    result[i, c] += math.exp(s) / (math.exp(s) + math.exp(-s)) / (len(noise[0]) * len(noise[1]))
+    for i, c in np.ndindex(*result.shape):
+        for a in z[0][i]:
+            for b in z[1][c]:
+                s = (similarity.shift - similarity.scale * ((a - b).square().sum() + 1e-6).sqrt()).item()
+                result[i, c] += math.exp(s) / (math.exp(s) + math.exp(-s)) / (len(noise[0]) * len(noise[1]))
     return result
 
 
