@@ -50,16 +50,14 @@ def slow_two_branch(images, captions, owner, margin, weights, top):
         values = sorted((max(0, v) for v in values), reverse=True)[:top]
         return sum(values) / len(values) if values else 0
     n, total = len(owner), [0, 0, 0]
-    one_of_each = {image: owner.index(image) for image in owner}
     for m in range(n):
-        positive = d(captions[m], images[m])
-        total[0] += mean_of_largest(margin + positive - d(captions[m], images[k])
-                                    for image, k in one_of_each.items() if image != owner[m])
-        total[1] += mean_of_largest(margin + positive - d(images[m], captions[k]) for k in range(n)
-                                    if owner[k] != owner[m])
-        positive = max(d(captions[m], captions[k]) for k in range(n) if owner[k] == owner[m])
-        total[2] += mean_of_largest(margin + positive - d(captions[m], captions[k]) for k in range(n)
-                                    if owner[k] != owner[m])
+        own = d(captions[m], images[m])
+        others, siblings = ([k for k in range(n) if (owner[k] == owner[m]) == same] for same in (False, True))
+        farthest = max(d(captions[m], captions[k]) for k in siblings)
+        total[0] += mean_of_largest(margin + own - d(captions[m], images[k]) for k in others
+                                    if owner.index(owner[k]) == k)                  # an image once
+        total[1] += mean_of_largest(margin + own - d(images[m], captions[k]) for k in others)
+        total[2] += mean_of_largest(margin + farthest - d(captions[m], captions[k]) for k in others)
     return sum(weight * value / n for weight, value in zip(weights, total))
 
 
@@ -188,27 +186,22 @@ def conditional(dim=5, concepts=3, layers="8-6", seed=0) -> ConditionalNetwork:
     return moved(kind(dim, layers).double())
 
 
-def layer_of(x, linear, norm, training, rows=slice(None)):
-    """Linear, BatchNorm, ReLU of rows, `rows` of the layer's outputs."""
-    h = x @ linear.weight[rows].T + linear.bias[rows]
-    mean, var = (h.mean(0), h.var(0, unbiased=False)) if training else (norm.running_mean[rows], norm.running_var[rows])
-    return ((h - mean) / (var + norm.eps).sqrt() * norm.weight[rows] + norm.bias[rows]).clamp(min=0)
+def layer_of(x, linear, norm, training):
+    """Linear, BatchNorm, ReLU of rows."""
+    h = x @ linear.weight.T + linear.bias
+    mean, var = (h.mean(0), h.var(0, unbiased=False)) if training else (norm.running_mean, norm.running_var)
+    return ((h - mean) / (var + norm.eps).sqrt() * norm.weight + norm.bias).clamp(min=0)
 
 
 def slow_scores(net, x, y, pairs, training):
     """One concept and one pair after another; BatchNorm sees `pairs`, and the phrases of y."""
     unit_x, unit_y = F.normalize(x, dim=1), F.normalize(y, dim=1)
-    hidden = net.out.weight.shape[1]
     joint = layer_of(torch.stack([len(x[0]) * unit_x[i] * unit_y[j] for i, j in pairs]), *net.joint[:2], training)
-    concepts = [layer_of(joint, *net.branches[:2], training, slice(k * hidden, (k + 1) * hidden))
-                for k in range(net.concepts)]
+    concepts = layer_of(joint, *net.branches[:2], training).chunk(net.concepts, 1)          # of each (P, H)
     logits = layer_of(unit_y, *net.mixture[:2], training) @ net.mixture[3].weight.T + net.mixture[3].bias
-    scores = []
-    for n, (_, j) in enumerate(pairs):
-        total = sum(math.exp(float(value)) for value in logits[j])
-        mixed = sum(math.exp(float(logits[j, k])) / total * concepts[k][n] for k in range(net.concepts))
-        scores.append(float(mixed @ net.out.weight[0] + net.out.bias[0]))
-    return torch.tensor(scores, dtype=torch.float64), logits
+    shares = [row.exp() / row.exp().sum() for row in logits]
+    mixed = [sum(shares[j][k] * concepts[k][n] for k in range(net.concepts)) for n, (_, j) in enumerate(pairs)]
+    return torch.stack(mixed) @ net.out.weight[0] + net.out.bias[0], logits
 
 
 @pytest.mark.parametrize("training", [False, True])
