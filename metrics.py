@@ -121,7 +121,7 @@ def average(results: list[dict]) -> dict:
 
 
 @torch.no_grad()
-def score_blocks(members, block: int = 1000):
+def score_blocks(members, block: int):
     """Yield (rows, scores (b, M)) of blocks of images against all captions.
     Scores are the mean over models (the papers' ensembles). members: (similarity, images, captions) of each model,
     the `Embedding` of N images and of M captions."""

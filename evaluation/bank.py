@@ -21,6 +21,7 @@ from evaluation.embeddings import Embeddings, Member, name_split
 from evaluation.encode import Gallery
 
 SIZE = 10_000                         # captions of a bank at most, and images
+BLOCK = 1000                          # images that are scored at once
 # Values of beta that are tried, times the standard deviation of the scores, which similarities differ in.
 GRID = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 SIDES = ("t2i", "i2t")                # directions, in the order of the terms: of images, of captions
@@ -47,8 +48,7 @@ def draw_queries(caption_image: np.ndarray, n_images: int, size: int = SIZE) -> 
 
 
 @torch.no_grad()
-def item_terms(members: list[Member], queries: list[Member], betas: list[float], side: str,
-               block: int = 1000) -> np.ndarray:
+def item_terms(members: list[Member], queries: list[Member], betas: list[float], side: str) -> np.ndarray:
     """Compute numbers b to subtract from the items' scores, a row per beta.
 
     (B, N) of the images of `members` for t2i, (B, M) of their captions for i2t. queries: the bank, by the same models.
@@ -57,32 +57,31 @@ def item_terms(members: list[Member], queries: list[Member], betas: list[float],
              for m, q in zip(members, queries)]
     items, count = (len(e.mean) for e in (pairs[0][1:] if side == "t2i" else pairs[0][:0:-1]))
     total = torch.full((len(betas), items), -torch.inf)
-    for rows, scores in metrics.score_blocks(pairs, block):
+    for rows, scores in metrics.score_blocks(pairs, BLOCK):
         scores, here = (scores, rows) if side == "t2i" else (scores.T, slice(None))         # (items, queries)
         part = torch.stack([torch.logsumexp(beta * scores.float(), 1) for beta in betas])
         total[:, here] = torch.logaddexp(total[:, here], part.cpu())
     return ((total - math.log(count)) / torch.tensor(betas)[:, None]).numpy()
 
 
-def normalise(members: list[Member], dev: Embeddings, queries: list[Member], split: str,
-              block: int = 1000) -> tuple[tuple[np.ndarray, np.ndarray], dict]:
+def normalise(members: list[Member], dev: Embeddings, queries: list[Member],
+              split: str) -> tuple[tuple[np.ndarray, np.ndarray], dict]:
     """Terms of images (N,) and captions (M,), and the "bank" of results.json.
     They are of `members`. The beta of a direction is the value of GRID with the highest sum of recalls on dev, the
     lower of two that are equal, and None where none is better than no bank: then its items lose nothing. dev: the same
     models on the dev split; queries: the bank of a split, by the same models."""
     def recall_sums(scores: np.ndarray) -> dict[str, float]:
-        i2t, t2i = metrics.ranks(scores, dev.caption_image)
-        result = metrics.both_directions(metrics.summary(i2t[i2t >= 0]), metrics.summary(t2i))
+        result = metrics.retrieval(scores, dev.caption_image)
         return {side: sum(result[side][f"r{k}"] for k in metrics.RECALLS) for side in SIDES}
     without, spread = recall_sums(dev.scores), float(dev.scores[::1 + dev.n_images // 1000].std(dtype=np.float64))
     betas = [value / spread for value in GRID] if spread > 0 else []
-    on_dev = [item_terms(dev.members, queries, betas, side, block) for side in SIDES if betas]
+    on_dev = [item_terms(dev.members, queries, betas, side) for side in SIDES if betas]
     best, beta = dict(without), dict.fromkeys(SIDES)
     for value, images, captions in zip(betas, *on_dev):
         for side, recalls in recall_sums(dev.scores - images[:, None] - captions).items():
             if recalls > best[side]:
                 best[side], beta[side] = recalls, value
-    terms = [item_terms(members, queries, [beta[side]], side, block)[0] if beta[side] else
+    terms = [item_terms(members, queries, [beta[side]], side)[0] if beta[side] else
              np.zeros(len(items.mean), np.float32) for side, items in zip(SIDES, members[0][1:])]
     return tuple(terms), {
         "split": split, "captions": len(queries[0].captions.mean), "images": len(queries[0].images.mean), "beta": beta,

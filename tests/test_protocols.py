@@ -260,11 +260,12 @@ def recall_sums(scores: np.ndarray, owner: np.ndarray) -> dict:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("block", [3, 1000])
-def test_terms_are_those_of_a_double_loop(name, block):
+def test_terms_are_those_of_a_double_loop(monkeypatch, name, block):
+    monkeypatch.setattr(bank, "BLOCK", block)
     one, queries, betas = member(name, 0), member(name, 10, 9, 11), [0.3, 2.0, 40.0]
     slow_terms = [slow(name, one, queries, beta) for beta in betas]
     for side, expected in zip(("t2i", "i2t"), map(np.array, zip(*slow_terms))):
-        found = bank.item_terms([one], [queries], betas, side, block)
+        found = bank.item_terms([one], [queries], betas, side)
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
 
@@ -274,7 +275,7 @@ def test_large_scores_neither_overflow_nor_vanish(level):
     """exp(beta s) is infinite or 0 in float32, and in float64 too."""
     scores = np.float32(level) + np.random.default_rng(0).normal(0, 50, (N, M)).astype(np.float32)
     one = Member(dot, Embedding(torch.from_numpy(scores)), Embedding(torch.eye(M)))
-    found = bank.item_terms([one], [one], [0.5], "t2i", block=4)[0]
+    found = bank.item_terms([one], [one], [0.5], "t2i")[0]
     np.testing.assert_allclose(found, [term(row, 0.5) for row in scores.astype(float)], rtol=1e-6)
 
 
@@ -291,7 +292,7 @@ def test_beta_has_the_highest_recalls_of_its_direction(name):
         for side in beta:
             if sums[side] > best[side] + 1e-9:
                 best[side], beta[side] = sums[side], value
-    _, found = bank.normalise([dev], Embeddings("x", owner, 20, [dev]), [queries], "train", block=6)
+    _, found = bank.normalise([dev], Embeddings("x", owner, 20, [dev]), [queries], "train")
     for side, value in beta.items():
         assert found["beta"][side] == (None if value is None else pytest.approx(value, rel=1e-4)), side
     assert found["dev_rsum"] == pytest.approx(sum(best.values())) and found["dev_rsum"] >= found["dev_rsum_without"]
