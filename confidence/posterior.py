@@ -70,30 +70,24 @@ class Answers(NamedTuple):
 
 
 @torch.no_grad()
-def answers(rows: Rows, temperature: float) -> Answers:
-    """Find the first answers of all rows at a temperature T."""
-    item_image = torch.from_numpy(rows.item_image) if rows.grouped else None
-    blocks = [block_answers(*block, temperature, item_image) for block in rows.blocks(CACHED)]
-    return Answers(*(None if x[0] is None else torch.cat(x).numpy() for x in zip(*blocks)))
-
-
-def block_answers(scores: torch.Tensor, right: torch.Tensor, t: float, item_image=None) -> Answers:
-    """Find the first answers of scores (b, G).
-    right (b, G) bool; item_image (G,): the image of each caption.
+def answers(rows: Rows, t: float) -> Answers:
+    """Find the first answers of all rows at a temperature t.
     Equal items get scores that differ in their last bits, by the product or the processor that made them. So an item
     ties with the best where it is less than TIE of the size of the scores below it."""
-    best = scores.amax(1)                                                           # (b,)
-    below = scores - best[:, None]                                                  # (b, G), at most 0
-    gap = TIE * (abs(best) + below.std(1, correction=0))
-    tied = below >= -gap[:, None]
-    first = tied.int().argmax(1)
-    hits = (tied & right).sum(1)
-    mass = masses(below, t)
-    total, grouped = mass.sum(1), None
-    if item_image is not None:
-        same = item_image[first][:, None] == item_image                             # (b, G)
-        grouped = (mass * same).sum(1) / total
-    return Answers(first, (hits > 0) & (hits == tied.sum(1)), best, 1 / total, grouped)
+    item_image, parts = torch.from_numpy(rows.item_image), []
+    for scores, right in rows.blocks(CACHED):                                       # (b, G)
+        best = scores.amax(1)                                                       # (b,)
+        below = scores - best[:, None]                                              # (b, G), at most 0
+        gap = TIE * (abs(best) + below.std(1, correction=0))
+        tied = below >= -gap[:, None]
+        first, hits = tied.int().argmax(1), (tied & right).sum(1)
+        mass = masses(below, t)
+        total, grouped = mass.sum(1), None
+        if rows.grouped:
+            same = item_image[first][:, None] == item_image                         # (b, G)
+            grouped = (mass * same).sum(1) / total
+        parts.append((first, (hits > 0) & (hits == tied.sum(1)), best, 1 / total, grouped))
+    return Answers(*(None if x[0] is None else torch.cat(x).numpy() for x in zip(*parts)))
 
 
 def masses(below: torch.Tensor, t: float) -> torch.Tensor:
