@@ -194,24 +194,16 @@ def pmrp(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
                                          "with --instances")
     result = {}
     for side, matrix, queries, items in directions(e.scores, images, captions):
-        shares = precisions_by_categories(matrix, queries, items, codes[owners[side[0]][queries]],
-                                          codes[owners[side[2]][items]])
+        def judge(block: np.ndarray, rows: slice, own=codes[owners[side[0]][queries]],
+                  others=codes[owners[side[2]][items]]) -> dict[str, np.ndarray]:
+            distance = own[rows].sum(1)[:, None] + others.sum(1) - 2 * own[rows] @ others.T     # (b, G), exact integers
+            sets = [np.nonzero(distance <= zeta) for zeta in ZETAS]
+            return {f"zeta{zeta}": x for zeta, x in zip(ZETAS, metrics.r_precisions(block, sets))}
+        shares = judge_blocks(judge, matrix, queries, items)
         means = {key: float(100 * np.nanmean(x)) for key, x in shares.items()}
         result[side] = {"pmrp": float(np.mean(list(means.values()))), **means, "queries": len(queries)}
         record.add(name, side, len(matrix), queries, pmrp=np.mean(list(shares.values()), 0))
     return result
-
-
-def precisions_by_categories(scores: np.ndarray, queries: np.ndarray, items: np.ndarray, shown: np.ndarray,
-                             codes: np.ndarray) -> dict[str, np.ndarray]:
-    """Compute R-precisions (Q,) in [0, 1] by zeta.
-    shown (Q, K), codes (G, K): categories of the images of queries and items, as 0 and 1 in float32."""
-    def judge(block: np.ndarray, rows: slice) -> dict[str, np.ndarray]:
-        here = shown[rows]                                                          # (b, K)
-        distance = here.sum(1)[:, None] + codes.sum(1) - 2 * here @ codes.T         # (b, G), exact integers
-        sets = [np.nonzero(distance <= zeta) for zeta in ZETAS]
-        return {f"zeta{zeta}": x for zeta, x in zip(ZETAS, metrics.r_precisions(block, sets))}
-    return judge_blocks(judge, scores, queries, items)
 
 
 # ---- the protocols

@@ -80,7 +80,7 @@ MUTATIONS = [
     Mutation("a fold left out", "evaluation/protocols.py", "for k in range(0, 5 * FOLD, FOLD)]",
              "for k in range(0, 4 * FOLD, FOLD)]", "test_protocols.py -k definition"),
     Mutation("PMRP by one side's categories", "evaluation/protocols.py",
-             "here.sum(1)[:, None] + codes.sum(1)", "codes.sum(1)", "test_protocols.py -k definition"),
+             "own[rows].sum(1)[:, None] + others.sum(1)", "others.sum(1)", "test_protocols.py -k definition"),
     Mutation("an item in its own gallery", "evaluation/protocols.py",
              "        np.fill_diagonal(scores[:, rows], -np.inf)\n        ranks[rows]", "        ranks[rows]",
              "test_protocols.py -k definition"),
