@@ -3,7 +3,6 @@ import io
 import json
 import os
 import pickle
-import re
 import shlex
 import shutil
 import struct
@@ -21,6 +20,7 @@ from demo import __main__ as demo
 from features import images
 from images import read_photo
 from methods import cca
+from tests import helpers
 from tests.helpers import SMALL
 from vg_experiments import prepare, selection
 
@@ -53,13 +53,7 @@ def refused(world, tmp_path, monkeypatch, capsys):
 
     def call(command, words, message):
         before = snapshot(world, tmp_path)
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            MAINS[command]([str(word) for word in words])
-        code, said = stop.value.code, capsys.readouterr().err
-        said = (said + (code if isinstance(code, str) else "")).strip()
-        assert code not in (0, None) and len(said.splitlines()) == 1 and len(said) < 900, said
-        assert re.search(message, said), said
+        helpers.refused(capsys, MAINS[command], words, message)
         assert snapshot(world, tmp_path) == before
     return call
 
