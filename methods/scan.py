@@ -31,17 +31,6 @@ from model import GRU, Latent, vsepp_linear
 ELEMENTS = {"cpu": 2 ** 20, "cuda": 2 ** 26}      # products of parts in a block: what a cache or the device holds
 
 
-def clip(raw: Tensor) -> Tensor:
-    """[s]+ of SCAN 3.1 as in the original code: negative values keep a tenth."""
-    return F.leaky_relu(raw, 0.1)
-
-
-def l2norm(raw: Tensor, scale: float) -> Tensor:
-    """Scale (c, C, Q, q) to norm `scale` over the query's parts Q; zeros stay finite."""
-    square = raw.square().sum(2, keepdim=True)                                      # (c, C, 1, q)
-    return raw * (scale * square.clamp(min=torch.finfo(raw.dtype).eps ** 2).rsqrt())
-
-
 # Scores (c, q) from the cosines r (c, Q, q) of the query's parts (eq. 5-6). real (Q, q): query parts that are no
 # padding. scale: lambda_lse.
 AGGREGATES = {
@@ -85,7 +74,9 @@ class CrossAttention(nn.Module):
         padding = ~present[:, :, None, None]
         if self.hard:
             return self.aggregate(s.masked_fill(padding, -torch.inf).amax(1), real.T, self.lambda_lse)
-        w = l2norm(clip(s), self.lambda_softmax)
+        w = F.leaky_relu(s, 0.1)                            # [s]+ as in the original code: negative values keep a tenth
+        square = w.square().sum(2, keepdim=True)                                    # (c, C, 1, q)
+        w = w * (self.lambda_softmax * square.clamp(min=torch.finfo(w.dtype).eps ** 2).rsqrt())
         w = (w.masked_fill(padding, -torch.inf) if padding.any() else w).softmax(1)
         dot = (w * s).sum(1)                                                        # q . v: (c, Q, q)
         gram = context @ context.transpose(1, 2)                                    # (c, C, C)
