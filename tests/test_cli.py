@@ -95,17 +95,14 @@ def test_run_folder_describes_the_run(runs):
 
 # ---- evaluation
 
-def test_raw_photos_train_evaluate_and_resume(tmp_path, demo_path):
+def test_raw_photos_train_evaluate_and_resume(tmp_path, demo_path, weights):
     """COCO's layout through a CNN with local weights, frozen, then the fine-tuning recipe."""
-    from images import import_torchvision
-    torch.manual_seed(0)
-    torch.save(import_torchvision().models.get_model("resnet18", weights=None).state_dict(), tmp_path / "w.pt")
     words = ["--data_path", demo_path, "--data_name", "demo_coco", "--cnn_type", "resnet18", "--batch_size", "64",
              "--crop_size", "32", "--sim", "mahalanobis", "--use_restval"]
     frozen, tuned = str(tmp_path / "frozen"), str(tmp_path / "tuned")
-    fit(*words, "--cnn_weights", tmp_path / "w.pt", "--logger_name", frozen)
+    fit(*words, "--cnn_weights", weights, "--logger_name", frozen)
     fit(*words, "--init_from", frozen, "--finetune", "--learning_rate", "2e-5", "--logger_name", tuned)
-    given = torch.load(tmp_path / "w.pt", weights_only=True)["conv1.weight"]
+    given = torch.load(weights, weights_only=True)["conv1.weight"]
     kept, moved = (load_checkpoint(run)["model"]["image_tower.trunk.net.conv1.weight"] for run in (frozen, tuned))
     assert torch.equal(given, kept) and not torch.equal(kept, moved)
     results = evaluate.run(evaluate.parse_args(["--checkpoint", tuned, "--workers", "0", "--export",
