@@ -21,13 +21,9 @@ from photos.milvus import Collection
 from photos.vectors import INNER_PRODUCTS, image_vectors
 
 BATCH = 8                             # photos that a network reads at a time
-ROWS = 1024                           # features that are embedded at a time
+ROWS = 256                            # features that are embedded at a time
 SAVE = 30                             # seconds after which an index that grows is saved
 LISTED = 10                           # names in a note
-
-
-def list_names(names: list[str]) -> str:
-    return ", ".join(names[:LISTED]) + f" and {len(names) - LISTED:,} more" * (len(names) > LISTED)
 
 
 def count_photos(n: int) -> str:
@@ -74,7 +70,7 @@ def index_folder(output: str, folder: str, encoder: Encoder, workers: int = 0,
     notes = [f"note: {note}" for note in notes]
     if broken:
         notes.append(f"note: {count_photos(len(broken))} cannot be read and {'is' if len(broken) == 1 else 'are'} left "
-                     f"out: {list_names([*broken])}")
+                     f"out: {', '.join([*broken][:LISTED])}{', and others' * (len(broken) > LISTED)}")
     if out:
         notes.append(f"note: {count_photos(out)} stay{'s' * (out == 1)} out as python -m photos remove took them out; "
                      "python -m photos add INDEX NAME takes them in again")
@@ -243,7 +239,7 @@ def remove(path: str, patterns: list[str], token: str = "") -> list[str]:
         check(fits, f"no photo of {path} is named {pattern}; python -m photos info {path} --names lists them")
         out |= fits
     check(len(out) < len(index), f"this would leave no photo in {path}; delete the file instead")
-    removed, kept = {index.photos[row] for row in out}, [row for row in range(len(index)) if row not in out]
+    removed, kept = [index.photos[row] for row in sorted(out)], [row for row in range(len(index)) if row not in out]
     index.manifest["removed"] |= {photo.name: photo.digest for photo in removed}
     index.photos = [index.photos[row] for row in kept]
     if not index.collection:
