@@ -32,16 +32,9 @@ def sigmoid(x: float) -> float:
 def slow_shares(x, bank, owner, of_photo, left_out):
     """log of the mean over the photos of a bank of the probability that captions x cover them; left_out(k, photo):
     whether photo does not count for caption k."""
-    result = []
-    for k, row in enumerate(x):
-        p = []
-        for photo in sorted(set(owner)):
-            cosines = [row @ other / np.linalg.norm(row) / np.linalg.norm(other)
-                       for other, its in zip(bank, owner) if its == photo]
-            if not left_out(k, photo):
-                p.append(sigmoid(of_photo.slope * max(cosines) + of_photo.bias))
-        result.append(math.log(np.mean(p)))
-    return result
+    x, bank = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (x, bank))
+    return [math.log(np.mean([sigmoid(of_photo.slope * max(bank[owner == photo] @ row) + of_photo.bias)
+                              for photo in set(owner) if not left_out(k, photo)])) for k, row in enumerate(x)]
 
 
 def test_shares_are_those_of_loops_over_photos(monkeypatch):
