@@ -135,26 +135,23 @@ def test_karpathy_layout(demo_path):
         assert list(split.faults(deep=True)) == []
 
 
-def test_karpathy_coco_json_has_folders_ids_and_restval(tmp_path):
-    images = [{"filename": f"{k}.jpg", "filepath": "val2014", "cocoid": 100 + k, "split": split,
-               "sentences": [{"raw": f"words of {k}"}]
-                              * (k + 1)} for k, split in enumerate(["train", "restval", "test"])]
-    (tmp_path / "c").mkdir()
-    (tmp_path / "c" / "dataset_coco.json").write_text(json.dumps({"images": images}))
-    split = read_split(str(tmp_path), "c", "train", use_restval=True)
-    assert split.image_ids == [100, 101] and split.caption_image.tolist() == [0, 1, 1]
-    assert split.images.paths[1] == os.path.join(str(tmp_path), "c", "images", "val2014", "1.jpg")
-    assert read_split(str(tmp_path), "c", "train").image_ids == [100]
-
-
-def karpathy(tmp_path, images):
-    """The split of images of which the fields that matter are given; two captions each, with sentid from `first` on."""
+def karpathy(tmp_path, images, name="test", **kwargs):
+    """A split of images of which the fields that matter are given; two captions each, with sentid from `first` on."""
     (tmp_path / "k").mkdir(exist_ok=True)
     stored = [{"filename": f"{n}.jpg", "split": "test", **image, "sentences": [
         {"raw": f"words {k}", **({"sentid": image["first"] + k} if "first" in image else {})} for k in range(2)]}
         for n, image in enumerate(images)]
     (tmp_path / "k" / "dataset_k.json").write_text(json.dumps({"images": stored}))
-    return read_split(str(tmp_path), "k", "test")
+    return read_split(str(tmp_path), "k", name, **kwargs)
+
+
+def test_karpathy_coco_json_has_folders_ids_and_restval(tmp_path):
+    images = [{"filepath": "val2014", "cocoid": 100 + k, "split": split}
+              for k, split in enumerate(["train", "restval", "test"])]
+    split = karpathy(tmp_path, images, "train", use_restval=True)
+    assert split.image_ids == [100, 101] and split.caption_image.tolist() == [0, 0, 1, 1]
+    assert split.images.paths[1] == os.path.join(str(tmp_path), "k", "images", "val2014", "1.jpg")
+    assert karpathy(tmp_path, images, "train").image_ids == [100]
 
 
 def test_karpathy_photos_of_one_name_in_two_folders(tmp_path):

@@ -120,15 +120,12 @@ def wait_for_the_group_of(pid: int) -> None:
     pytest.fail("processes of the group live on")
 
 
-def signalled(main, where: str, call: int, number: int, *words) -> subprocess.CompletedProcess:
-    """A command in a session of its own whose whole group is signalled in the call-th call of `where`."""
-    process = Command(signal_in, main, where, call, number, words)
-    try:
-        status, out, err = process.ended()
+def signalled(main, where: str, call: int, number: int, *words) -> tuple[int, str, str]:
+    """Status and outputs of a command in a session of its own, all signalled in the call-th call of `where`."""
+    with Command(signal_in, main, where, call, number, words) as process:
+        ended = process.ended()
         wait_for_the_group_of(process.pid)
-    finally:
-        process.kill()
-    return subprocess.CompletedProcess(words, status, out, err)
+    return ended
 
 
 def signal_in(main, where: str, call: int, number: int, words) -> None:
@@ -143,12 +140,6 @@ def signal_in(main, where: str, call: int, number: int, words) -> None:
         return real(*args, **kwargs)
     setattr(owner, name, watched)
     main(list(map(str, words)))
-
-
-def stopped_in_one_line(done, number: int) -> str:
-    assert done.returncode == 128 + number, done.stderr
-    line, = done.stderr.strip().splitlines()
-    return line
 
 
 @pytest.fixture(scope="module")
@@ -166,8 +157,9 @@ def photos(tmp_path_factory, photos_path, weights):
 def test_a_signal_to_the_group_before_anything_is_written_leaves_nothing(tmp_path, photos):
     words = ["--checkpoint", photos[1], "--output", tmp_path / "r.json", "--export", tmp_path / "e.npz", "--workers", 2,
              "--batch_size", 5]
-    done = signalled(evaluate.main, "model.VSE.embed_images", 1, signal.SIGINT, *words)
-    assert "no file was left half written" in stopped_in_one_line(done, signal.SIGINT) and os.listdir(tmp_path) == []
+    status, _, err = signalled(evaluate.main, "model.VSE.embed_images", 1, signal.SIGINT, *words)
+    assert status == 128 + signal.SIGINT and err.count("\n") == 1 and "no file was left half written" in err
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.slow
@@ -176,9 +168,8 @@ def test_a_signal_to_the_group_before_anything_is_written_leaves_nothing(tmp_pat
     ("saving", "torch.save", 4, signal.SIGTERM)])
 def test_a_signal_to_the_group_saves_a_training_exactly(tmp_path, photos, phase, where, call, number):
     words, whole = photos
-    done = signalled(train.main, where, call, number, *words, "--logger_name", tmp_path / "run")
-    assert done.returncode == 128 + number and not done.stderr, done.stderr
-    assert "python train.py --resume" in done.stdout.strip().splitlines()[-1]
+    status, out, err = signalled(train.main, where, call, number, *words, "--logger_name", tmp_path / "run")
+    assert status == 128 + number and not err and "python train.py --resume" in out.strip().splitlines()[-1]
     assert not [name for name in os.listdir(tmp_path / "run") if name.endswith(".part")]
     assert trained(["--resume", tmp_path / "run"]) == 0 and same_runs(tmp_path / "run", whole)
 
