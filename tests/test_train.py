@@ -232,8 +232,9 @@ def test_the_means_of_a_point_model_stay_and_variances_are_learned(name, small_r
         assert after.log_var.std(0).max() > 0               # items differ
 
 
-def test_a_training_starts_from_another_loss_and_keeps_variances_that_it_does_not_learn(point, tmp_path, demo_path,
+def test_a_training_starts_from_another_loss_and_keeps_variances_that_it_does_not_learn(small_run, tmp_path, demo_path,
                                                                                          capsys):
+    point = small_run(*STEPS)
     words = ["--data_path", demo_path, *HEADS["volume"], "--head", "spherical_one", "--var_layers", 8]
     fit(*words, "--init_from", point, "--freeze_means", "--logger_name", tmp_path / "spread")
     anew = capsys.readouterr().out.split("begun anew: ")[1].splitlines()[0].split(", ")
