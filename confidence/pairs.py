@@ -102,7 +102,9 @@ def train_fold(opt, k: int) -> tuple[VSE, Fold]:
         return trainings[0]
     with (tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as silence,
           contextlib.redirect_stdout(silence)):
-        train(fold_options(opt, folder), start)
+        status = train(fold_options(opt, folder), start)
+        check(status == 0, f"the training of fold {k + 1} ended with status {status}, so no caption is judged; call it "
+                           "again")
         return Trained(folder, trainings[0].device).model, trainings[0]
 
 

@@ -88,13 +88,15 @@ def test_no_model_judges_an_image_that_it_learned_from(tmp_path, words, monkeypa
     assert MADE_OF_RUN.fullmatch("pairs.csv") and MADE_OF_RUN.fullmatch("pairs.png")
 
 
-def test_what_cannot_be_judged_is_refused(tmp_path, words, capsys):
+def test_what_cannot_be_judged_is_refused(tmp_path, words, capsys, monkeypatch):
     run, second = (str(tmp_path / name) for name in ("run", "second"))
     for more in ([run], [second, "--init_from", run]):
         assert train.train(train.parse_args([*words, "--num_epochs", "1", "--logger_name", *more])) == 0
     for source, message in ((f"{run}/model_best.pt", "is a file; give the run folder"),
                             (f"{run}/nosuch", "there is no checkpoint"), (second, f"went on from {run}")):
         refused(capsys, pairs.main, [source], message)
+    monkeypatch.setattr(pairs, "train", lambda *_: 130)     # after Ctrl-C
+    refused(capsys, pairs.main, [run], "the training of fold 1 ended with status 130, so no caption is judged")
 
 
 def test_log_posteriors_equal_loops(monkeypatch):
