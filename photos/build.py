@@ -62,8 +62,8 @@ def index_folder(output: str, folder: str, encoder: Encoder, workers: int = 0,
     before = {photo.name: photo for photo in index.photos}
     photos = [stat_photo(os.path.join(folder, name), name, before.get(name)) for name in names]
     photos, out = leave_out_removed(photos, manifest["removed"], back, output)
-    there = {photo.name for photo in photos} | {photo.digest for photo in photos}
-    gone = sum(photo.name not in there and photo.digest not in there for photo in before.values())
+    there, moved = {photo.name for photo in photos}, {photo.digest for photo in photos if photo.name not in before}
+    gone = sum(photo.name not in there and photo.digest not in moved for photo in before.values())
     embedded, broken = embed_new(index, photos, encoder, folder, workers)
     check(index.photos, f"not one of the {len(photos):,} photos in {folder} can be read; the first: "
                         f"{next(iter(broken.values()), '')}")
@@ -151,7 +151,7 @@ def embed_new(index: Index, photos: list[PhotoFile], encoder: Encoder, folder: s
             if values:
                 features = network(torch.stack([*values.values()]).to(encoder.device))
                 pieces.append(encoder.images(features).to("cpu"))
-                done += values
+                done += [*values]                           # their numbers
             if time.monotonic() - saved > SAVE:
                 begun = time.monotonic()
                 save()

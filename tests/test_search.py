@@ -272,6 +272,10 @@ def test_new_changed_renamed_and_deleted_photos(own, monkeypatch):
     fresh = Encoder(Index.open("index").manifest["run"])
     build.index_folder("fresh", str(own.photos), fresh)
     assert all_answers() == pytest.approx(all_answers("fresh"), abs=1e-5) and "sub/moved.png" in all_answers()
+    shutil.copy(own.photos / "4.png", own.photos / "copy.png")
+    assert "11 photos, 0 new or changed, 0 gone" in own.update()
+    os.remove(own.photos / "copy.png")                                      # of which another copy stays
+    assert "10 photos, 0 new or changed, 1 gone" in own.update()
 
 
 def test_photos_that_cannot_be_read_are_named_once_and_no_name_controls_the_terminal(own, capsys):
