@@ -115,10 +115,9 @@ def make(opt) -> None:
     call_python(*of, CLASSES, *POINTS, "--logger_name", runs[0])
     call_python(*of, TRAINED, *SPREAD, "--init_from", runs[0], "--logger_name", runs[1])
     pack(runs[1], opt.output)
-    told = os.path.join(runs[1], "people.json")
     call_python("-m", "confidence.people", opt.output, "--data_path", data, "--data_name", PEOPLE, "--split", "photos",
-                "--judgements", *judged, "--output", told, "--overwrite")
-    calibration = read_json(told.replace(".json", "_calibration.json"))
+                "--judgements", *judged, "--output", os.path.join(runs[1], "people.json"), "--overwrite")
+    calibration = read_json(os.path.join(runs[1], "calibration.json"))                            # beside people.json
     save_json({**calibration, "checkpoints": ["photos/model"], "data_name": "Flickr8k"},          # as notes name it
               os.path.join(opt.output, "calibration.json"))
     call_python("-m", "photos.words", opt.output, "--fit", "--data_path", data)
