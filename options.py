@@ -285,11 +285,13 @@ def resolve(opt) -> None:
     copied = "ellipsoidal" in heads and not opt.var_layers
     for fits, sentence in (                                     # variances of --init_from stay where points learn
         (needed == gaussians or gaussians and (trait(similarity, "point_side") or opt.init_from and not needed),
-         f"{reason} {wants}, not image head '{heads[0]}' and text head '{heads[1]}'; leave --head and the like out"),
+         f"{reason} {wants}, not image head '{heads[0]}' and text head '{heads[1]}'; leave --head, --image_head and "
+         "--text_head out"),
         (opt.sim != "mls" or "ellipsoidal" not in heads,
          f"--sim mls has one variance per item, not --head {opt.head}; leave it out, or give --image_head point"),
         (opt.loss != "volume" or opt.freeze_means or ready,
-         "--loss volume learns variances of given means; give --freeze_means with --init_from RUN, or ready vectors"),
+         "--loss volume learns variances of given means; give --freeze_means with --init_from RUN, or --img_layers 0 "
+         "--txt_layers 0 with --text_features NAME"),
         (not opt.freeze_means or gaussians and (opt.init_from or opt.resume is not None),
          "--freeze_means learns variances around the means of a run; give --init_from RUN and a Gaussian head"),
         (not opt.vib or gaussians and not opt.vae, f"--vib {opt.vib:g} needs Gaussian embeddings; leave it out"),

@@ -48,7 +48,7 @@ def find_photos(folder: str, skip_broken: bool = False, exclude=()) -> tuple[lis
     """
     root, folders, photos = os.path.realpath(folder), [""], []
     formats, others, omitted = photo_formats(), Counter(), defaultdict(list)
-    endings = {".mpo", *(ending for ending, kind in Image.registered_extensions().items() if kind in formats)}
+    endings = {ending for ending, kind in Image.registered_extensions().items() if kind in formats} | {".mpo", ".dib"}
     while folders:
         inside = folders.pop()
         try:
