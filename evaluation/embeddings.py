@@ -122,14 +122,14 @@ def blocks_within(e: Embeddings, modality: str, items: np.ndarray, block: int):
 
 # ---- by trained models
 
-def newest_run(root: str = "runs") -> str:
-    """Find the folder of the run whose best model is the newest. Raises InputError."""
-    paths = glob.glob(os.path.join(root, "**", "model_best.pt"), recursive=True)
-    started = sorted(glob.glob(os.path.join(root, "**", "checkpoint.pt"), recursive=True), key=os.path.getmtime)
+def newest_run() -> str:
+    """Find the folder of the run in runs/ whose best model is the newest. Raises InputError."""
+    paths = glob.glob("runs/**/model_best.pt", recursive=True)
+    started = sorted(glob.glob("runs/**/checkpoint.pt", recursive=True), key=os.path.getmtime)
     folder = os.path.dirname((started or [""])[-1])
     check(paths or not started, f"{folder} stopped before its first validation and has no model_best.pt; continue it "
                                 f"with train.py --resume {folder}, or name another run with --checkpoint")
-    check(paths, f"no run is in {root}/; train one, or name a run folder with --checkpoint")
+    check(paths, "no run is in runs/; train one, or name a run folder with --checkpoint")
     return os.path.dirname(max(paths, key=os.path.getmtime))
 
 

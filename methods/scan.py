@@ -75,8 +75,8 @@ class CrossAttention(nn.Module):
         if self.hard:
             return self.aggregate(s.masked_fill(padding, -torch.inf).amax(1), real.T, self.lambda_lse)
         w = F.leaky_relu(s, 0.1)                            # [s]+ as in the original code: negative values keep a tenth
-        square = w.square().sum(2, keepdim=True)                                    # (c, C, 1, q)
-        w = w * (self.lambda_softmax * square.clamp(min=torch.finfo(w.dtype).eps ** 2).rsqrt())
+        squared_norm = w.square().sum(2, keepdim=True)      # over the query's parts: (c, C, 1, q)
+        w = w * (self.lambda_softmax * squared_norm.clamp(min=torch.finfo(w.dtype).eps ** 2).rsqrt())
         w = (w.masked_fill(padding, -torch.inf) if padding.any() else w).softmax(1)
         dot = (w * s).sum(1)                                                        # q . v: (c, Q, q)
         gram = context @ context.transpose(1, 2)                                    # (c, C, C)

@@ -80,7 +80,8 @@ def rows_named(text: str, names: list[str]) -> list[int]:
     rows = []
     for row, name in enumerate(names):
         path = compose_name(name).casefold()
-        stem, _ = os.path.splitext(file := path.rsplit("/", 1)[-1])
+        file = path.rsplit("/", 1)[-1]
+        stem = os.path.splitext(file)[0]
         if text in (path, file) or text == stem and re.search(r"\d", stem):
             rows.append(row)
     return rows
