@@ -2,6 +2,7 @@
 and DMSM's objective and drawing of items without partners."""
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -226,3 +227,9 @@ def test_a_pool_gives_every_item_once_before_any_comes_again():
     assert drawn[-1] == draw(4)                             # whatever was drawn before
     assert sorted(sum(drawn, [])) == sorted(3 * [7, 9, 1, 0, 2])
     assert sorted(sum(drawn, [])[:5]) == [0, 1, 2, 7, 9]
+
+
+def test_the_share_of_the_images_is_drawn_by_the_seed():
+    split = SimpleNamespace(images=range(20), caption_image=np.arange(100) // 5)
+    first, again, other = ({*choose_pairs(split, 0.25, seed)} for seed in (0, 0, 1))
+    assert first == again != other and len(first) == 25 and len(choose_pairs(split, 0.001, 0)) == 5

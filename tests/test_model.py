@@ -82,6 +82,24 @@ def test_an_anchor_shares_out_the_cosine_and_regresses_on_captions(words):
     assert learns == {"image_tower.mean.given.fc.weight", "image_tower.mean.given.fc.bias"}
 
 
+def test_a_gaussian_has_two_copies_of_the_embedding_that_share_only_the_trunk():
+    model = built("--sim", "kl")
+    for tower in (model.image_tower, model.text_tower):
+        mean, log_var = list(tower.mean.parameters()), list(tower.log_var.parameters())
+        assert [p.shape for p in mean] == [p.shape for p in log_var] and not {*mean} & {*log_var}
+        assert any((a != b).any() for a, b in zip(mean, log_var))                   # not started equal either
+
+
+@pytest.mark.parametrize("words, widest", [((), 1.0), (("--txt_fc",), math.log(10))])
+def test_variances_of_captions_leave_the_range_of_a_state_with_a_layer_behind_the_gru(words, widest):
+    model, batch = built("--sim", "mahalanobis", *words), pairs()
+    with torch.no_grad():
+        for p in model.text_tower.log_var.parameters():
+            p.mul_(50)                                       # states saturate
+    log_var = model.embed_captions(batch.tokens, batch.lengths).log_var
+    assert log_var.abs().max().item() == pytest.approx(widest, abs=1e-3)
+
+
 @pytest.mark.parametrize("sim", ["cosine", "wasserstein", "mil", "match_prob"])
 def test_padding_and_batch_order_change_nothing(sim):
     model, batch = built("--sim", sim).eval(), pairs()
@@ -305,7 +323,11 @@ def test_loss_against_loops(max_len, original):
     np.testing.assert_allclose(net.nll(regions, batch.tokens, batch.lengths).detach(), expected, rtol=1e-10)
     loss = net(Encoded(None, regions, None), None, batch).detach()
     assert float(loss) == pytest.approx(sum(expected) / 6, rel=1e-10)       # summed over tokens, averaged over captions
-    assert (net.squeeze[1].p, net.drop_input.p, net.dropout.p) == ((0.2, 0.2, 0.0) if original else (0.2, 0.0, 0.5))
+    parts, used = (net.squeeze[1], net.drop_input, net.dropout), set()
+    assert tuple(part.p for part in parts) == ((0.2, 0.2, 0.0) if original else (0.2, 0.0, 0.5))
+    for part in parts:
+        part.register_forward_hook(lambda part, *_: used.add(part))
+    assert net.nll(regions, batch.tokens, batch.lengths).isfinite().all() and used == {*parts}
 
 
 def test_the_captioner_reaches_the_graph_and_nothing_of_the_other_side():
