@@ -255,10 +255,11 @@ def parse(words: list[str]):
         p.add_argument(option, **{**OPTIONS[option], **changes})
     opt, more = p.parse_known_args(words[1:] if name else words)
     behind = getattr(opt, "text", getattr(opt, "names", None))          # argparse takes no text behind an option
-    if more and (not isinstance(behind, list) or any(word.startswith("-") for word in more)):
+    literal = more[:1] == ["--"]                            # what stands behind it is no option
+    if more and (not isinstance(behind, list) or not literal and any(word.startswith("-") for word in more)):
         p.error(f"unrecognized arguments: {' '.join(more)}")
     if more:
-        behind.extend(more)
+        behind.extend(more[literal:])
     opt.token = getattr(opt, "token", None) or ""
     return name, work, opt
 

@@ -493,7 +493,7 @@ def test_an_index_of_another_folder_or_run(own, capsys, small_run, tmp_path):
 
 @pytest.mark.parametrize("words, message", [
     ([], "nothing to search for"),
-    (["--", " "], "an empty question"), (["--", "-beach"], "says only what is not wanted"),
+    (["--", " "], "an empty question"), (["--top", "5", "--", "-beach"], "says only what is not wanted"),
     (["--photo", "no.jpg"], "no.jpg cannot be read"), (["--captions", "no.txt"], "no.txt cannot be read"),
     (["a star", "--top", "0"], "'0' is not a whole number of at least 1"),
     (["--json", "-star"], "unrecognized arguments: -star")])
