@@ -68,5 +68,9 @@ def fit_shares(similarity, captions: Embedding, owner: np.ndarray, dev: Embeddin
 
 def describe_shares(report: dict) -> str:
     """Sentence on given variances: their source, and what they do not change."""
-    return (f"variances: the share that an item covers of the photos of {report['images']:,} images and "
-            f"{report['captions']:,} captions of {report['fitted_on']}; the scores of the points stay")
+    sentence = (f"variances: the share that an item covers of the photos of {report['images']:,} images and "
+                f"{report['captions']:,} captions of {report['fitted_on']}; the scores of the points stay")
+    if report["of_photo"][0] <= 0:
+        sentence += ("; captions of one photo of dev lie no nearer to each other than to those of others, so these "
+                     "variances say nothing of how many photos fit")
+    return sentence

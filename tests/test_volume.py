@@ -98,6 +98,7 @@ def test_variances_change_no_score(point, here, capsys):
     shown, report = capsys.readouterr().out, results["variances"]
     assert (report["kind"], report["fitted_on"]) == ("volume", "demo_precomp train")
     assert (report["images"], report["captions"]) == (200, 1000) and volume.describe_shares(report) in shown
+    assert ("captions of one photo of dev lie no nearer" in shown) == (report["of_photo"][0] < 0)
     for side in ("t2i", "i2t"):
         measures = results["confidence"][side]
         assert measures.pop("log_det_query") and measures == plain["confidence"][side]
