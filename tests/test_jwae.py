@@ -153,6 +153,14 @@ def test_the_three_methods_of_mse_take_latents_as_they_are():
     assert train.parse_args(["--method", "jwae_mh"]).latent_norm == "sphere"
 
 
+def test_every_parameter_has_one_optimiser():
+    model, _ = model_and_batch(*JWAE)
+    held = {name: [p for group in optimizer.param_groups for p in group["params"]]
+            for name, optimizer in train.build_optimizers(train.parse_args([*STEPS, *JWAE]), model).items()}
+    assert {*held["critic_optimizer"]} == {*model.critic.parameters()}
+    assert sorted(map(id, sum(held.values(), []))) == sorted(map(id, model.parameters()))
+
+
 def test_a_vae_samples_in_training_and_takes_the_mean_otherwise():
     model, batch = model_and_batch("--vae", "0.1", "--txt_enc", "bigru")
     assert not torch.equal(model.embed_images(batch.images).mean, model.embed_images(batch.images).mean)

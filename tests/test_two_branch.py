@@ -1,6 +1,7 @@
 """Two-branch networks and CITE: losses against loops over triples and pairs, networks against loops over pairs and
 concepts, the order of siblings."""
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -95,6 +96,14 @@ def test_sibling_order(caption_image):
         np.testing.assert_array_equal(caption_image[lead], caption_image[sibling])
         alone = np.array([(caption_image == caption_image[m]).sum() == 1 for m in lead])
         np.testing.assert_array_equal(lead == sibling, alone)
+
+
+def test_siblings_are_drawn_evenly():
+    drawn = Counter()
+    for seed in range(400):
+        pairs = sibling_order(np.array([0, 0, 0, 0, 1]), np.random.default_rng(seed)).reshape(-1, 2)
+        drawn.update(map(tuple, pairs.tolist()))
+    assert drawn.pop((4, 4)) == 400 and len(drawn) == 12 and min(drawn.values()) > 90
 
 
 def test_branch_equals_its_parts():
