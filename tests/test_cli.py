@@ -57,8 +57,9 @@ def test_similarities_imply_heads_and_objective():
     assert heads("--sim", "mahalanobis", "--text_head", "point") == ("ellipsoidal", "point", True)
     assert heads("--sim", "wasserstein", "--no-max_violation") == ("ellipsoidal", "ellipsoidal", False)
     assert heads("--sim", "mls", "--image_head", "point") == ("point", "spherical_one", False)
-    for values, masks in (({}, False), ({"loss": "infonce"}, True), ({"sim": "csd", "loss": "match"}, True),
-                          ({"loss": "infonce", "mask_same_image": False}, False), ({"method": "mls"}, False)):
+    for values, masks in (({}, False), ({"loss": "infonce"}, True), ({"loss": "rcl"}, True),
+                          ({"sim": "csd", "loss": "match"}, True), ({"method": "mls"}, False),
+                          ({"loss": "infonce", "mask_same_image": False}, False)):
         assert options(**values).mask_same_image is masks   # METHODS keep their papers' choice
     opt = train.parse_args(["--sim", "mls"])
     assert (opt.loss, opt.image_head, opt.text_head, opt.logvar_init) == ("infonce", *["spherical_one"] * 2, -2.5)

@@ -12,6 +12,7 @@ import images as photo_module
 from data import read_split
 from features import images as command
 from features import networks
+from features.store import Part
 from model import CNN
 from tests.helpers import refused
 
@@ -139,6 +140,15 @@ def test_broken_photos_are_skipped_and_named_once(folder, weights, monkeypatch, 
         path.write_bytes(path.name.encode())
     refused(capsys, lambda words: images(folder, weights, *words), [*COMMON, "--splits", "test", "--skip_broken"],
             "not one of the 10 photos can be read; the first: the photo")
+
+
+def test_values_of_another_extractor_are_not_taken(tmp_path):
+    part = Part(str(tmp_path / "x.npy"), "a")
+    part["k"] = np.array([3, 4])
+    assert Part(str(tmp_path / "x.npy"), "a")["k"].tolist() == [3, 4] and "l" not in part
+    assert "k" not in Part(str(tmp_path / "x.npy"), "b")
+    part.remove()
+    assert not os.listdir(tmp_path)
 
 
 @pytest.mark.usefixtures("small_photos")

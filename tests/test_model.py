@@ -90,6 +90,15 @@ def test_a_gaussian_has_two_copies_of_the_embedding_that_share_only_the_trunk():
         assert any((a != b).any() for a, b in zip(mean, log_var))                   # not started equal either
 
 
+def test_mean_and_variance_read_the_same_corrupted_features():
+    tower = built("--sim", "wasserstein", "--dropout", "0.5").image_tower.train()
+    with torch.no_grad():
+        tower.log_var.fc.weight.copy_(tower.mean.fc.weight)
+    encoded = tower(torch.rand(8, 9))
+    torch.testing.assert_close(encoded.embedding.log_var, encoded.latent.value.clamp(*tower.bounds))
+    assert encoded.features.ne(0).all()                     # what a reconstruction aims at stays whole
+
+
 @pytest.mark.parametrize("words, widest", [((), 1.0), (("--txt_fc",), math.log(10))])
 def test_variances_of_captions_leave_the_range_of_a_state_with_a_layer_behind_the_gru(words, widest):
     model, batch = built("--sim", "mahalanobis", *words), pairs()
