@@ -77,9 +77,12 @@ def judge_sets(e: Embeddings, side: str, t: float, alpha: float, limit: float, n
 def fit_and_judge(dev: Embeddings, test: Embeddings, temperatures: dict[str, float], alpha: float) -> tuple[dict, dict]:
     """Fit sets on dev and judge them on test, of the larger of which random images are drawn.
     Returns {direction: {"lac": `judge_sets`}} and the "sets" of calibration.json."""
-    size = min(dev.n_images, test.n_images)
-    dev, test = (e if e.n_images == size else e.subset(np.sort(np.random.default_rng(1).permutation(e.n_images)[:size]))
-                 for e in (dev, test))
+    size = min(dev.n_images, test.n_images)                 # a limit fitted to few items promises too much for many
+
+    def draw(e: Embeddings) -> Embeddings:
+        images = np.random.default_rng(1).permutation(e.n_images)[:size]
+        return e if e.n_images == size else e.subset(np.sort(images))
+    dev, test = draw(dev), draw(test)
     results, limits = {}, {"alpha": alpha, "images": size}
     for side, t in temperatures.items():
         limit, n = fit_limit(dev, side, t, alpha)

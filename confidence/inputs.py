@@ -9,7 +9,7 @@ import cli
 from checkpoint import Trained
 from cli import Arguments, InputError, check, data_set, filename, natural, positive, split_name, torch_device, within
 from confidence import volume
-from data import named_splits
+from data import Split, named_splits
 from evaluate import beside, check_outputs, results_file
 from evaluation.embeddings import Embeddings, embed, export, is_run, load_file, newest_run
 from evaluation.encode import Gallery
@@ -137,8 +137,10 @@ def give_variances(items: Items, model: Trained | None, opt) -> None:
                                   "of its own; leave it out, or give a point model")
     if model:
         data = {name: getattr(opt, name) for name in ("data_path", "dev_images", "batch_size", "workers")}
-        train = embed([model], "train", lambda split: Gallery(np.arange(0), volume.draw_captions(
-            split.caption_image, len(split.images))), **data)
+
+        def draw(split: Split) -> Gallery:                  # no images
+            return Gallery(np.arange(0), volume.draw_captions(split.caption_image, len(split.images)))
+        train = embed([model], "train", draw, **data)
         name, owner = f"{train.data_name} train", train.caption_image
         owner = owner[volume.draw_captions(owner, train.n_images)]
     else:

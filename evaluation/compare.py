@@ -35,11 +35,12 @@ def compare(groups: list[str], load: Callable[[str], Embeddings], opt) -> dict:
              for label, group in zip(labels, paths)}
     # runs of equal seeds stand at equal places
     paths = [sorted(group, key=lambda path: runs[path]["seed"] or 0) for group in paths]
-    numbers = [[runs[path]["seed"] for path in group] for group in paths]
+    run_seeds = [[runs[path]["seed"] for path in group] for group in paths]
     base, *others = ([totals[path] for path in group] for group in paths)
     comparisons = []
-    for label, other, theirs in zip(labels[1:], others, numbers[1:]):
-        pairs = len(base) > 1 and numbers[0] == theirs and None not in theirs and len(set(theirs)) == len(theirs)
+    for label, other, other_seeds in zip(labels[1:], others, run_seeds[1:]):
+        known = None not in other_seeds and len(set(other_seeds)) == len(other_seeds)
+        pairs = len(base) > 1 and known and run_seeds[0] == other_seeds
         sums = list_rsums(set.intersection(*map(set, [*base, *other])))
         comparisons.append({"a": labels[0], "b": label, "seeds": [len(base), len(other)], "pairs": pairs,
                             "metrics": metrics.paired_bootstrap(base, other, sums, pairs=pairs)})
