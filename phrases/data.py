@@ -28,7 +28,7 @@ from cli import Arguments, InputError, check, data_set, filename
 from data import Split, chunks, read_extractors, read_text_features
 from files import need, output, read_array, read_arrays, read_json, sha256
 from images import Features, NoImages
-from phrases.entities import SPLITS, Entities, describe_entities, read_entities
+from phrases.entities import SPLITS, Entities, describe_entities, photo_paths, read_entities
 
 AGAIN = "delete it, and write it again with python -m phrases.proposals"
 EXTRACT = "delete it, and write it again with python -m phrases.regions"
@@ -319,7 +319,10 @@ def report_data(opt) -> int:
             entities = read_entities(root, name)
             print(describe_entities(name, entities))
             faults |= dict.fromkeys(entities.faults)
-            if not os.path.isfile(proposals_path(root, name, opt.regions.rpartition("_")[0]) + ".npz"):
+            if os.path.isdir(os.path.join(root, "images")):
+                photo_paths(root, entities.ids)
+            path = proposals_path(root, name, REGIONS.rpartition("_")[0])
+            if opt.regions == REGIONS and not os.path.isfile(f"{path}.npz"):
                 print(f"{'':8}no proposals yet: python -m phrases.proposals writes them")
                 continue
             split = read_phrases(root, name, opt.regions, opt.text_features)

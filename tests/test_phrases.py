@@ -253,9 +253,9 @@ def test_what_train_refuses(own, capsys, change, words, message):
 
 
 def test_the_check_of_a_folder(own, capsys):
-    def check() -> int:
+    def check(*words) -> int:
         with pytest.raises(SystemExit) as stop:
-            data.main(["--data_path", own, "--data_name", "demo_entities"])
+            data.main(["--data_path", own, "--data_name", "demo_entities", *words])
         return stop.value.code
     assert check() == 0
     said = capsys.readouterr().out
@@ -264,9 +264,12 @@ def test_the_check_of_a_folder(own, capsys):
         f.seek(-2, os.SEEK_END)
         f.write(np.float16(np.nan).tobytes())
     os.remove(os.path.join(own, "demo_entities", "val_edgeboxes200.json"))
-    assert check() == 1
+    photo, *_ = read_entities(os.path.join(own, "demo_entities"), "train").ids
+    os.remove(os.path.join(own, "demo_entities", "images", f"{photo}.png"))
+    assert check() == check("--regions", "other_ims") == 1
     said = capsys.readouterr().out
-    assert "NaN or infinity" in said and said.rstrip().endswith("2 faults")
+    assert "NaN or infinity" in said and f"there is no photo {own}" in said
+    assert [line.split(": ")[-1] for line in said.splitlines() if line.endswith(" faults")] == ["3 faults"] * 2
 
 
 @pytest.mark.parametrize("words, message", [
