@@ -227,6 +227,13 @@ def test_network_equals_a_loop_over_pairs_and_concepts(concepts, training):
     torch.testing.assert_close(net.at(Embedding(x), Embedding(y), *torch.tensor(chosen).T), expected)
 
 
+def test_sizes_are_the_originals():
+    net = ConditionalNetwork(1024)
+    layers = net.joint[0], net.branches[0], net.out, net.mixture[0], net.mixture[3]
+    assert [tuple(layer.weight.shape) for layer in layers] == [
+        (1024, 1024), (4 * 256, 1024), (1, 256), (1024, 1024), (4, 1024)]
+
+
 def test_the_penalty_is_a_term_of_its_own():
     model, batch = built("--sim", "cite", "--cite_layers", "8-6"), helpers.pairs()
     terms = model(batch)

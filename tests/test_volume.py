@@ -122,8 +122,12 @@ def test_all_items_have_the_same_variances(point, monkeypatch):
     torch.testing.assert_close(again.test.members[0].captions.log_var, whole.test.members[0].captions.log_var)
     draw = bank.draw_queries
     monkeypatch.setattr(bank, "draw_queries", lambda caption_image, n, size: draw(caption_image, n, 50))
+    fit, owners = volume.fit_shares, []
+    monkeypatch.setattr(volume, "fit_shares", lambda similarity, captions, owner, *dev: (
+        owners.append(owner.tolist()) or fit(similarity, captions, owner, *dev)))
     report = opened(point, *VOLUME).variances
     assert (report["images"], report["captions"]) == (10, 50)
+    assert owners == [(draw(np.arange(1000) // 5, 200, 50).captions // 5).tolist()]
 
 
 def test_files_have_the_variances_of_the_run(point, small_run, here, capsys):
