@@ -43,6 +43,8 @@ class _Defaults(argparse.ArgumentDefaultsHelpFormatter):
     """Help that shows the default of every option that has one."""
 
     def _get_help_string(self, action):
+        if isinstance(action.default, list):                # as words of a command line
+            return action.help + f" (default: {' '.join(map(str, action.default))})" * bool(action.default)
         return action.help if action.default in (None, False) else super()._get_help_string(action)
 
 

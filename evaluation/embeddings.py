@@ -214,8 +214,8 @@ def name_split(split: str) -> str:
 def check_same_items(mine: Embeddings, theirs: Embeddings) -> list[str]:
     """Refuse other items, or another order; return a note where nothing tells."""
     here, there = ((e.n_images, len(e.caption_image)) for e in (mine, theirs))
-    check(here == there, f"{mine.name} has {here[0]} images and {here[1]} captions where what it meets has {there[0]} "
-                         f"and {there[1]} of {theirs.name}; give both the same --data_name and --split")
+    check(here == there, f"{mine.name} has {here[0]} images and {here[1]} captions, and {theirs.name} {there[0]} and "
+                         f"{there[1]}; give both the same --data_name and --split")
     foreign = mine.data_name and theirs.data_name and mine.data_name != theirs.data_name
     check(foreign or not (mine.split and theirs.split) or mine.split == theirs.split,
           f"{mine.name} is of the {mine.split} split and {theirs.name} of the {theirs.split} split; give files of one "

@@ -60,7 +60,7 @@ def draw_answers(opt) -> None:
             cells = [photo_cell(photos, k) for k in (i, *rank_neighbours(e, int(i)))]
             rows.append(PhotoRow(f"the images most similar to the first, {name}", "", cells))
     draw_rows(target, f"{first.data_name} {first.split}: the answers of {', '.join(models)}", rows, 1 + NEAREST)
-    print(f"examples of {len(models)} models in {target}")
+    print(f"examples of {', '.join(models)} in {target}")
 
 
 def main(argv=None) -> None:

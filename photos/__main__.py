@@ -187,8 +187,7 @@ def serve_page(opt) -> None:
 
 OPTIONS = {
     "index": dict(type=filename, metavar="INDEX", help="file of the index, with or without .npz"),
-    "--checkpoint": dict(type=filename, metavar="RUN", help="run folder (default: that of the index; of a new one "
-                                                            "photos/model)"),
+    "--checkpoint": dict(type=filename, metavar="RUN", help="run folder (default: that of the index)"),
     "--device": dict(choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present"),
     "--workers": dict(type=cli.workers, default=min(4, os.cpu_count() or 1), help="processes that read photos"),
     "--token_file": dict(dest="token", type=read_token, metavar="FILE",
@@ -239,6 +238,11 @@ COMMANDS = {
               "index --port --host --checkpoint --device --token_file"),
     "index": (index_data, "Index features of a data set by a run.",
               "--checkpoint --images --split --data_path --photos --output --overwrite --device --uri --token_file")}
+CHANGES = {                           # of an option in one command
+    ("", "--checkpoint"): dict(help="run folder (default: that of the index; of a new one photos/model)"),
+    ("index", "--checkpoint"): dict(required=True, help="run folder"),
+    ("index", "--output"): dict(required=True, help="file of the index"),
+    ("remove", "names"): dict(nargs="+")}
 
 
 def parse(words: list[str]):
@@ -250,9 +254,7 @@ def parse(words: list[str]):
         description += f" Other commands: {', '.join(filter(None, COMMANDS))}, each with --help."
     p = Arguments(description, prog=f"{cli.program()} {name}".strip())
     for option in options.split():
-        changes = {"required": True} if name == "index" and option in ("--checkpoint", "--output") else {}
-        changes |= {"nargs": "+"} if (name, option) == ("remove", "names") else {}
-        p.add_argument(option, **{**OPTIONS[option], **changes})
+        p.add_argument(option, **{**OPTIONS[option], **CHANGES.get((name, option), {})})
     opt, more = p.parse_known_args(words[1:] if name else words)
     behind = getattr(opt, "text", getattr(opt, "names", None))          # argparse takes no text behind an option
     literal = more[:1] == ["--"]                            # what stands behind it is no option
