@@ -230,6 +230,11 @@ def build_optimizers(opt, model) -> dict[str, torch.optim.Optimizer]:
     return optimizers
 
 
+def known_contents(data: dict) -> dict:
+    """Fingerprints without the names of extractors, among which are those of features that the run does not read."""
+    return {name: known_contents(x) if name == "dev" else x for name, x in data.items() if name != "extractors"}
+
+
 class Training:
     """Model, data, optimisers, place in the training (`state`), folder and log.
     A subclass for other data defines read_data, build_model, order, batches and rank_dev."""
@@ -440,7 +445,8 @@ class Training:
         opt = self.opt
         with refusing(f"the checkpoint of {opt.resume} lacks what a training continues from, or holds something else",
                       "start a new run from its weights with --init_from"):
-            check(all(resumed["data"].get(name, x) == x for name, x in self.fingerprints.items()),
+            before = known_contents(resumed["data"])
+            check(all(before.get(name, x) == x for name, x in known_contents(self.fingerprints).items()),
                   f"the training data in {os.path.join(opt.data_path, opt.data_name)} differ from the data of the run "
                   f"in {opt.resume}; give its --data_path, or start a new run with --init_from")
             for name, optimizer in self.optimizers.items():

@@ -108,6 +108,16 @@ def test_the_copy_of_a_checkpoint_goes_on_in_a_folder_of_its_own(run, tmp_path, 
         parse_args(["--resume", str(first / "model_best.pt")])
 
 
+def test_a_run_goes_on_beside_new_features_that_it_does_not_read(run, tmp_path, demo_path, capsys):
+    shutil.copytree(os.path.join(demo_path, "demo_precomp"), tmp_path / "demo_precomp")
+    made = tmp_path / "demo_precomp" / "features.json"
+    folder = shutil.copytree(run, tmp_path / "run")
+    made.write_text(json.dumps(json.loads(made.read_text()) | {"tfidf": "new"}))
+    assert train.train(parse_args(["--data_path", str(tmp_path), "--resume", str(folder)])) == 0
+    made.write_text(json.dumps({"ims": "another"}))
+    refused(capsys, train.main, ["--data_path", tmp_path, "--resume", folder], "were made by 'another'")
+
+
 def test_a_lost_configuration_and_a_log_that_was_cut_off_do_not_lose_the_run(run, tmp_path):
     folder = shutil.copytree(run, tmp_path / "run")
     os.remove(folder / "config.yaml")
