@@ -213,7 +213,8 @@ def read_gallery(data_path: str, name: str, split: str | None) -> tuple[Features
         images = read_images(data_path, name)
         return images.features, [photo.name for photo in images.photos], images.extractor, images.folder
     of = read_split(data_path, name, split or "test", dev_images=0)
-    check(isinstance(of.images, Features), f"{of.source} holds no features of images; write them with features.images")
+    check(isinstance(of.images, Features), f"{of.source} holds no features of images; write them with features.images, "
+                                           "or index the photos themselves with python -m photos FOLDER")
     names = of.photo_names or of.image_ids or range(len(of.images))
     return of.images, [str(x) for x in names], (of.extractors or {}).get("ims"), None
 

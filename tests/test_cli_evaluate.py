@@ -279,6 +279,7 @@ def test_groups_of_seeds_are_compared(runs, ev, exported, everything, capsys):
     ones = {"image_mean": np.ones((24, 16)), "caption_mean": np.ones((120, 16))}
     np.savez("zeros.npz", **{**exported("cosine0"), **ones})
     alone = {path: ev("--checkpoint", path, *everything)["protocols"] for group in groups for path in group}
+    assert alone[groups[0][0]] != alone[groups[0][1]]       # another seed is another run
     capsys.readouterr()
     found = ev("--compare", *map(",".join, groups), "zeros.npz", *everything)
     shown = capsys.readouterr().out
