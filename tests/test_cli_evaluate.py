@@ -13,6 +13,7 @@ import evaluate
 import metrics
 from checkpoint import Trained
 from cli import InputError
+from confidence.calibration import calibration_file
 from evaluation import compare, pictures, protocols, report
 from evaluation.embeddings import Embeddings, check_same_items, load_scores
 from losses import Embedding, cosine, formulas
@@ -229,6 +230,9 @@ def test_files_are_named_by_what_they_are_of(runs):
     for target, path in (("d/results_kl.json", "d/retrieval_kl.png"), ("d/mine.json", "d/mine_retrieval.png")):
         assert evaluate.beside("retrieval", target) == path
     assert evaluate.beside("calibration", "d/a_confidence_kl.json", "confidence", "json") == "d/a_calibration_kl.json"
+    for file in ("model_best.pt", "checkpoint.pt"):         # a search finds what confidence writes
+        target = evaluate.results_file([f"d/{file}"], [], evaluate.parse_args([]), "confidence")
+        assert calibration_file(f"d/{file}") == evaluate.beside("calibration", target, "confidence", "json")
 
 
 def test_a_file_of_means_does_not_hold_a_learned_similarity(ev, demo_path, capsys):

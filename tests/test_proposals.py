@@ -15,11 +15,11 @@ from cli import InputError
 from demo import scenes
 from features import filters
 from features.networks import RegionPooling, roi_align
-from files import save_arrays
+from files import save_arrays, save_json
 from images import whole_transform
 from model import CNN
 from phrases import proposals, regions
-from phrases.data import iou, read_proposals, read_region_features, recall
+from phrases.data import iou, is_written, read_proposals, read_region_features, recall
 from phrases.entities import read_entities
 from tests.helpers import refused
 
@@ -286,3 +286,13 @@ def test_features_of_ones_own(given, capsys, tmp_path):
         refused(capsys, lambda words: describe(given, *words),
                 [*words, "--splits", "val", "--given", tmp_path / "new.npy"], message)
     assert np.array_equal(np.load(stored), features)
+
+
+def test_files_of_other_facts_are_not_taken_for_done(tmp_path):
+    path, facts = str(tmp_path / "x.npy"), {"extractor": "a", "boxes_sha256": "b"}
+    assert not is_written(path, facts)
+    save_json(facts, str(tmp_path / "x.json"))
+    np.save(path, np.zeros(3))
+    assert is_written(path, facts)
+    with pytest.raises(InputError, match="does not say that its boxes_sha256 is c; give another --name, or delete"):
+        is_written(path, {**facts, "boxes_sha256": "c"})
