@@ -5,7 +5,6 @@
 The plain way is written here as the field's code has it. The two take turns, and a line shows the
 median of each and the median ratio, plain / ours: above 1 ours is faster. Device: the CPU.
 """
-import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import train
+from cli import Arguments, positive
 from data import Batch
 from losses import SIMILARITIES, Embedding
 from metrics import retrieval_blocks
@@ -124,8 +124,8 @@ def compare_evaluations(sizes: Sizes, rounds: int) -> None:
 
 
 def main(argv: list[str] | None = None, sizes: Sizes | None = None) -> None:
-    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    p.add_argument("--rounds", type=int, default=5, help="rounds; ours and plain take turns in each")
+    p = Arguments(__doc__.split("\n")[0])
+    p.add_argument("--rounds", type=positive, default=5, help="rounds; ours and plain take turns in each")
     rounds = p.parse_args(argv).rounds
     torch.manual_seed(0)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")

@@ -14,6 +14,7 @@ if __name__ == "__main__":
     import cli
     cli.start()
 
+import difflib
 import json
 import os
 import re
@@ -259,7 +260,8 @@ def parse(words: list[str]):
     behind = getattr(opt, "text", getattr(opt, "names", None))          # argparse takes no text behind an option
     literal = more[:1] == ["--"]                            # what stands behind it is no option
     if more and (not isinstance(behind, list) or not literal and any(word.startswith("-") for word in more)):
-        p.error(f"unrecognized arguments: {' '.join(more)}")
+        near = difflib.get_close_matches(words[0], COMMANDS, 1) if not name else []
+        p.error(f"unrecognized arguments: {' '.join(more)}" + "".join(f"; did you mean {x}?" for x in near))
     if more:
         behind.extend(more[literal:])
     opt.token = getattr(opt, "token", None) or ""

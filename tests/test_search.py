@@ -488,6 +488,7 @@ def test_an_index_of_another_folder_or_run(own, capsys, small_run, tmp_path):
     refused(capsys, search.main, ["query", "index", "a star", "--checkpoint", small_run()], "was made by the model")
     run("query", "index", "--checkpoint", small_run(*GAUSSIAN, to=tmp_path / "moved"), "a star")
     refused(capsys, search.main, ["nothing"], "nothing is not a folder")
+    refused(capsys, search.main, ["querry", "index", "a star"], "arguments: index a star; did you mean query?")
     refused(capsys, search.main, ["photos", "--output", "photos/x", "--exclude", "*"], "holds no photo .*--exclude")
 
 
