@@ -45,7 +45,7 @@ def add_arguments(p: Arguments) -> None:
     add("--dev_images", type=natural, help="number of dev images; 0: all (default: as in training)")
     add("--output", type=filename, metavar="FILE.json", help="file of the results; other files are named after it "
         "(default: beside the run or file)")
-    add("--overwrite", action="store_true", help="replace existing files of --output and --export")
+    add("--overwrite", action="store_true", help="replace existing files that options name")
     add("--batch_size", type=positive, default=128, help="images or captions per step")
     add("--workers", type=cli.workers, default=min(10, os.cpu_count() or 1), help="processes that read photos")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA if present")

@@ -161,6 +161,7 @@ def report(opt) -> None:
     """Judge the captions of a run, print findings, write pairs.csv and pairs.png."""
     opt.source = opt.source or newest_run()
     check(not os.path.isfile(opt.source), f"{opt.source} is a file; give the run folder")
+    check(os.path.isdir(opt.source), f"there is no run folder {opt.source}; name one that train.py wrote")
     split, logits = judge_training_captions(opt)
     p, wrong = fit_prior(logits), split.wrong if split.true_image is not None else None
     items, order = list_items(split, ""), np.argsort(logits, kind="stable")

@@ -243,7 +243,7 @@ def make_server(app, port: int, host: str = "127.0.0.1"):
             return serving.make_server(address, port, app, threaded=True, request_handler=Handler, fd=bound.fileno())
     except OSError as error:
         raise InputError(f"port {port} of {address} cannot be taken ({error.strerror.split(' (')[0].lower()}); "
-                         "name a free one with --port, or 0 for any") from error
+                         "name a free one with --port (0: any), or an address of this computer with --host") from error
 
 
 def serve(searcher: Searcher, port: int, host: str = "127.0.0.1") -> None:

@@ -93,7 +93,7 @@ def test_what_cannot_be_judged_is_refused(tmp_path, words, capsys, monkeypatch):
     for more in ([run], [second, "--init_from", run]):
         assert train.train(train.parse_args([*words, "--num_epochs", "1", "--logger_name", *more])) == 0
     for source, message in ((f"{run}/model_best.pt", "is a file; give the run folder"),
-                            (f"{run}/nosuch", "there is no checkpoint"), (second, f"went on from {run}")):
+                            (f"{run}/nosuch", "there is no run folder"), (second, f"went on from {run}")):
         refused(capsys, pairs.main, [source], message)
     monkeypatch.setattr(pairs, "train", lambda *_: 130)     # after Ctrl-C
     refused(capsys, pairs.main, [run], "the training of fold 1 ended with status 130, so no caption is judged")
