@@ -315,7 +315,7 @@ def test_groups_of_seeds_are_compared(runs, ev, exported, everything, capsys):
 
 def test_different_splits_are_not_compared(runs, exported, capsys):
     exported("wasserstein0", "--split", "dev")
-    for words, message in (([runs / "wasserstein0", "e.npz"], "e.npz has 12 images and 60 captions .* has 24 and 120"),
+    for words, message in (([runs / "wasserstein0", "e.npz"], "e.npz has 12 images and 60 captions, .* 24 and 120"),
                            ([runs / "wasserstein0"], "nothing to compare with"),
                            ([runs / "wasserstein0", runs / "none"], "there is no checkpoint")):
         refused(capsys, ["--compare", *words], message)
