@@ -27,7 +27,7 @@ def read_question(text: str) -> Question:
     unwanted = [word.rstrip(".,;!?") for word in MINUS.findall(text)]
     rest = " ".join(MINUS.sub(" ", text).split()) if unwanted else text
     check(rest, f"'{text}' says only what is not wanted; say what is, as in 'dog -beach'")
-    notes = [f"photos of {' and '.join(unwanted)} are moved down"] if unwanted else []
+    notes = [f"photos of {' and '.join(unwanted)} are moved down, as by --not"] if unwanted else []
     negation = NEGATION.search(rest)
     if negation:
         notes.append(f"'{negation[0]}' does not leave them out, as the model reads over such words; "
