@@ -103,13 +103,12 @@ def check_contents(stored: dict, path: str) -> None:
 
 # ---- a trained model
 
-def load_weights(model: VSE, stored: dict, path: str = "the checkpoint", new: bool = False) -> list[str]:
+def load_weights(model: VSE, stored: dict, path: str = "the checkpoint", new_training: bool = False) -> list[str]:
     """Copy the weights of a checkpoint into a model.
-    new: for a new training, which may have another loss and other variances; only trunks and means are needed, and the
-    rest is copied where both have it. Returns the names of weights that were not copied. Raises InputError where names
-    or shapes differ."""
+    A new training may have another loss and other variances: it needs trunks and means, and copies the rest where both
+    have it. Returns the names of weights that were not copied. Raises InputError where names or shapes differ."""
     own = model.state_dict()
-    free = {name for name in {*own} ^ {*stored["model"]} if new and not name.startswith(MEANS)}
+    free = {name for name in {*own} ^ {*stored["model"]} if new_training and not name.startswith(MEANS)}
     theirs, ours = ({name: tuple(x.shape) for name, x in state.items() if name not in free}
                     for state in (stored["model"], own))
     wrong = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]

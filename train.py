@@ -255,7 +255,8 @@ class Training:
         torch.manual_seed(opt.seed)
         self.model = self.build_model(opt, self.vocab, pretrained=start is None).to(device)
         if start:
-            fresh = load_weights(self.model, start, opt.init_from or opt.logger_name, new=opt.resume is None)
+            fresh = load_weights(self.model, start, opt.init_from or opt.logger_name,
+                                 new_training=opt.resume is None)
             if fresh:
                 print(f"not in {opt.init_from} and begun anew: {', '.join(fresh)}")
         self.optimizers = build_optimizers(opt, self.model)

@@ -35,7 +35,7 @@ def percent(p: float) -> str:
 
 
 class Calibration(NamedTuple):
-    """What a search takes from a calibration.json, and where that lies."""
+    """Parts of a calibration.json that a search needs, and its path."""
     path: str
     models: str                       # their names
     weights: list[str]                # digests (Trained.weights); none of other embeddings

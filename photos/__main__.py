@@ -257,13 +257,13 @@ def parse(words: list[str]):
     for option in options.split():
         p.add_argument(option, **{**OPTIONS[option], **CHANGES.get((name, option), {})})
     opt, more = p.parse_known_args(words[1:] if name else words)
-    behind = getattr(opt, "text", getattr(opt, "names", None))          # argparse takes no text behind an option
+    positional = getattr(opt, "text", getattr(opt, "names", None))          # argparse takes no text behind an option
     literal = more[:1] == ["--"]                            # what stands behind it is no option
-    if more and (not isinstance(behind, list) or not literal and any(word.startswith("-") for word in more)):
+    if more and (not isinstance(positional, list) or not literal and any(word.startswith("-") for word in more)):
         near = difflib.get_close_matches(words[0], COMMANDS, 1) if not name else []
         p.error(f"unrecognized arguments: {' '.join(more)}" + "".join(f"; did you mean {x}?" for x in near))
     if more:
-        behind.extend(more[literal:])
+        positional.extend(more[literal:])
     opt.token = getattr(opt, "token", None) or ""
     return name, work, opt
 
