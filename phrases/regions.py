@@ -11,17 +11,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from PIL import Image
-from torch import Tensor
 
 import cli
 from cli import Arguments, check, data_set, filename, positive, torch_device, up_to, workers
-from features import filters
-from features.networks import load_network
 from features.store import ComputeConfig, Part, compute
 from files import file_digest, mapped, read_array, save_array, save_json
-from images import whole_transform
 from model import CNNS
 from phrases.data import (
     Proposals,
@@ -33,28 +27,13 @@ from phrases.data import (
     short_name,
 )
 from phrases.entities import SPLITS, Entities, photo_paths, read_entities
+from phrases.pooling import NetworkRegions, SceneRegions
 from phrases.proposals import read_sized
 
 STEP = 32                             # pixels of a photo for each cell of the last map
 PHOTO_SIDE = 448                      # pixels: the last map has 14 x 14 cells, as boxes may be small
 BATCH = {"cuda": 16, "cpu": 2}        # photos per step
 KINDS = ("cnn", "demo")
-
-
-class NetworkRegions:
-    """Features by a CNN that sees a step of photos together."""
-
-    def __init__(self, net, line: str, side: int, device):
-        self.net, self.dim, self.line, self.device = net.to(device), net.dim, line, device
-        self.transform = whole_transform(side)
-
-    def read(self, photo: Image.Image, boxes: np.ndarray) -> tuple[Tensor, Tensor]:
-        return self.transform(photo), torch.from_numpy(boxes)
-
-    def encode(self, pairs: list[tuple]) -> list[np.ndarray]:
-        photos, boxes = zip(*pairs)
-        rows = self.net(torch.stack(photos).to(self.device), [x.to(self.device) for x in boxes])
-        return [x.cpu().numpy() for x in rows]
 
 
 class RegionReader(NamedTuple):
@@ -120,10 +99,9 @@ def write_all_regions(opt) -> None:
           f"{max(2, round(side / STEP)) * STEP}")
     check(not opt.given or len(opt.splits) == 1,
           f"--given {opt.given} holds the features of one split; name it with --splits")
-    encoder = filters.Regions() if opt.kind == "demo" else None
+    encoder = SceneRegions() if opt.kind == "demo" else None
     if not (encoder or opt.given):
-        network, line = load_network(opt.cnn_type or "vgg19", opt.layer, opt.cnn_weights, side=side)
-        encoder = NetworkRegions(network, line, side, opt.device)
+        encoder = NetworkRegions(opt.cnn_type or "vgg19", opt.layer, opt.cnn_weights, side, opt.device)
     root = os.path.join(opt.data_path, opt.data_name)
     for split in opt.splits:
         write_split_regions(opt, root, split, encoder)

@@ -20,7 +20,7 @@ from demo import entities, truth
 from demo.captions import caption_statement, five_captions, region_phrases, scene_statement, shared_weight
 from demo.scenes import WORLDS, random_scene
 from demo.summary import summarize
-from features.filters import global_features, region_features
+from methods.filters import global_features, region_features
 from phrases.entities import read_entities
 
 PRECOMP = ("demo_precomp", "demo_region_precomp")

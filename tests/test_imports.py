@@ -11,8 +11,7 @@ PATHS = [path for path in glob("**/*.py", root_dir=ROOT, recursive=True) if path
 MODULES = {path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in PATHS}
 CORE = {name.split(".")[0] for name in MODULES if "/" not in MODULES[name]} | {"methods", "evaluation"}
 PACKAGES = {name.split(".")[0] for name in MODULES} - CORE
-ALLOWED = {"photos": {"features", "confidence"},
-           **dict.fromkeys(("demo", "phrases", "vg_experiments"), {"features"})}       # demo: the filters of its scenes
+ALLOWED = {"photos": {"features", "confidence"}, "phrases": {"features"}, "vg_experiments": {"features"}}
 
 
 def imports(path: str) -> set[str]:

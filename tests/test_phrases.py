@@ -11,17 +11,17 @@ import torch
 import train as core
 from checkpoint import load_checkpoint, load_model
 from cli import InputError
-from features import filters
 from phrases import captions, data, evaluate, proposals, regions, train
 from phrases.data import Labels, box_geometry, iou, learnable, sample_proposals
 from phrases.entities import read_entities
+from phrases.pooling import SceneRegions
 from phrases.ranking import rsum_by_chance, score_photos
 from tests.helpers import log_of, refused, same_weights
 from vocab import Vocabulary
 
 SMALL = ["--data_name", "demo_entities", "--embed_size", "24", "--word_dim", "12", "--num_epochs", "10", "--batch_size",
          "48", "--vocab_threshold", "1", "--device", "cpu", "--workers", "0", "--learning_rate", "0.005"]
-WIDTH = filters.Regions.dim
+WIDTH = SceneRegions.dim
 
 
 def options(words):

@@ -13,14 +13,14 @@ from PIL import Image
 
 from cli import InputError
 from demo import scenes
-from features import filters
-from features.networks import RegionPooling, roi_align
 from files import save_arrays, save_json
 from images import whole_transform
+from methods.filters import responses
 from model import CNN
 from phrases import proposals, regions
 from phrases.data import iou, is_written, read_proposals, read_region_features, recall
 from phrases.entities import read_entities
+from phrases.pooling import RegionPooling, SceneRegions, roi_align
 from tests.helpers import refused
 
 opencv = pytest.mark.skipif(importlib.util.find_spec("cv2") is None,
@@ -240,9 +240,9 @@ def test_features_are_those_of_each_box(given, weights):
 def test_demo_features_are_those_of_a_loop():
     pixels, cells = scenes.draw_scene(scenes.random_scene(random.Random(3))), np.arange(32)
     boxes = np.float32([[0, 0, 1, 1], [.1, .2, .45, .8], [.5, .5, .51, .51], [.7, .1, 1, .3]])
-    found = filters.Regions.read(Image.fromarray(pixels), boxes)
+    found = SceneRegions.read(Image.fromarray(pixels), boxes)
     maps = []
-    for response in (x[0] for x in filters.responses(pixels[None])):
+    for response in (x[0] for x in responses(pixels[None])):
         step = len(response) // 32
         maps.append([[response[step * i:step * i + step, step * j:step * j + step].max((0, 1)) for j in cells]
                      for i in cells])
@@ -252,7 +252,7 @@ def test_demo_features_are_those_of_a_loop():
         across, down = (np.clip(np.minimum(b * 32, cells + 1) - np.maximum(a * 32, cells), 0, 1)
                         for a, b in ((x1, x2), (y1, y2)))
         return down[:, None] * across
-    assert found.shape == (4, filters.Regions.dim)
+    assert found.shape == (4, SceneRegions.dim)
     for (x1, y1, x2, y2), row in zip(boxes.astype(np.float64), found):
         inside = [maps[i, j] for i in cells for j in cells
                   if y1 <= (i + .5) / 32 <= y2 and x1 <= (j + .5) / 32 <= x2]

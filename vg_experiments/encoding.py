@@ -20,11 +20,11 @@ from tqdm import tqdm
 from checkpoint import Trained
 from cli import Arguments, check, filename, natural, torch_device
 from data import chunks, tokenize
-from features import filters
 from features.networks import load_network
 from files import checksum, file_digest, read_arrays, save_arrays, sha256
 from images import read_photo, whole_transform
 from losses import Embedding
+from methods import filters
 from model import CNN, CNNS, Precomputed
 
 SIDE = 224                            # of a network's input, pixels

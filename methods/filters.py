@@ -1,8 +1,8 @@
 """Features of drawn scenes by fixed filters of hues, shapes, textures, colours.
 
-They need no weights. The demo writes them, and `features.images --kind demo` computes them for photos. filters.npz
-holds the filters, whole numbers: patches cut from 200 drawn scenes, and random ones. All arithmetic is exact, so that
-every machine gives the same features.
+They need no weights. `python -m demo` writes them beside its scenes, and programs for photos, crops and boxes compute
+them for models that were trained on these. filters.npz holds the filters, whole numbers: patches cut from 200 drawn
+scenes, and random ones. All arithmetic is exact, so that every machine gives the same features.
 """
 import functools
 import os
@@ -23,7 +23,6 @@ USUAL = (0.75, 4, 3, 2.5, 1.5)   # the mean of each kind in global features, rou
 EXTRACTORS = {"global": "demo_scenes global, 960 numbers of photos resized to 128x128",
               "regions": "demo_scenes regions, 36 x 192 numbers of photos resized to 128x128"}
 HUE_REACH = 160                  # distance, of 255, at which a colour no longer counts as a hue
-AROUND = 1.5                     # the surroundings of a box: so many times as wide and high
 
 
 @functools.cache
@@ -111,7 +110,7 @@ def global_features(regions):
     return (np.concatenate([quarters.max(1, keepdims=True), quarters], 1) - usual).reshape(n, -1)
 
 
-# ---- as extractors of photos and of boxes in them
+# ---- as a network for photos
 
 class FilterNetwork(nn.Module):
     """Photos as pixels (B, 128, 128, 3) uint8 -> (B, 960), or by `grid` (B, 36, 192)."""
@@ -130,56 +129,3 @@ def transform(photo: Image.Image) -> Tensor:
     """Photo in RGB as (128, 128, 3) uint8, resized, not cropped."""
     size = SIDE, SIDE
     return torch.from_numpy(np.array(photo if photo.size == size else photo.resize(size, Image.Resampling.BILINEAR)))
-
-
-class Regions:
-    """Features of boxes in photos. All is done where a photo is read."""
-    dim, device = 3 * FILTERS, None
-    line = f"demo_scenes boxes, {dim} numbers of photos resized to 128x128"
-
-    @staticmethod
-    def read(photo: Image.Image, boxes: np.ndarray) -> np.ndarray:
-        """Features of boxes (P, 4), shares of width and height -> (P, 576) float32.
-
-        Of each of 192 filters the strongest response in the box, which tells what is there, the mean in it, and the
-        mean around it, which tell whether the box fits.
-        """
-        maps = []
-        for response in responses(transform(photo).numpy()[None]):           # (1, h, h, C)
-            cells = response[0].reshape(32, len(response[0]) // 32, 32, -1, response.shape[-1])
-            maps.append(cells.max((1, 3)))
-        maps = np.concatenate(maps, -1)                                             # (32, 32, 192)
-        return np.concatenate([strongest(maps, boxes), *means(maps, boxes)], 1)
-
-    @staticmethod
-    def encode(values: list) -> list:
-        return values
-
-
-def strongest(maps: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """Take the maximum over the cells in each box: (h, h, C), (P, 4) -> (P, C)."""
-    side = len(maps)
-    first = np.clip(np.ceil(boxes[:, :2] * side - 0.5), 0, side - 1).astype(int)    # (P, 2)
-    last = np.clip(np.floor(boxes[:, 2:] * side - 0.5), 0, side - 1).astype(int)
-    last = np.maximum(first, last)
-    return np.stack([maps[y1:y2 + 1, x1:x2 + 1].max((0, 1)) for (x1, y1), (x2, y2) in zip(first, last)])
-
-
-def means(maps: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Average in each box and around it: (h, h, C), (P, 4) -> twice (P, C) float32."""
-    centre, half = (boxes[:, :2] + boxes[:, 2:]) / 2, (boxes[:, 2:] - boxes[:, :2]) / 2
-    outer = np.clip(np.concatenate([centre - AROUND * half, centre + AROUND * half], 1), 0, 1)
-    (inside, area), (whole, covered) = (sum_cells(maps, x) for x in (boxes, outer))
-    ring = np.maximum(covered - area, 0)
-    around = np.where(ring > 1e-6, (whole - inside) / np.maximum(ring, 1e-6), 0)
-    return (inside / np.maximum(area, 1e-6)).astype(np.float32), around.astype(np.float32)
-
-
-def sum_cells(maps: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sum cells by the share that boxes cover (P, C), and compute their areas (P, 1)."""
-    side = len(maps)
-    low, high = np.split(np.asarray(boxes, np.float64) * side, 2, 1)                # (P, 2): x, y
-    cells = np.arange(side)
-    covered = np.clip(np.minimum(high[..., None], cells + 1) - np.maximum(low[..., None], cells), 0, 1)    # (P, 2, h)
-    weights = covered[:, 1, :, None] * covered[:, 0, None]                          # (P, h, h)
-    return weights.reshape(len(boxes), -1) @ maps.reshape(side ** 2, -1), np.prod(high - low, 1, keepdims=True)
