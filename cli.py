@@ -71,8 +71,9 @@ class Arguments(argparse.ArgumentParser):
                     if flag.startswith("--") and flag not in self.advice]
             message += "".join(f"; did you mean {names[0]}?" for names in near if names)
         if choice := re.fullmatch(r"(.*invalid choice: '(.*)') \(choose from (.*)\)", message):
-            near = difflib.get_close_matches(choice[2], re.findall("[^', ]+", choice[3]), 1)
-            message = f"{choice[1]}; did you mean '{near[0]}'?" if near else message        # the nearest one, not all
+            known = {name.replace("+", "p"): name for name in re.findall("[^', ]+", choice[3])}   # vsepp: vse++
+            near = difflib.get_close_matches(choice[2].replace("+", "p"), known, 1)
+            message = f"{choice[1]}; did you mean '{known[near[0]]}'?" if near else message         # the nearest alone
         self.exit(2, f"{self.prog}: {' '.join(message.split())}\n")
 
 

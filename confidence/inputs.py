@@ -13,6 +13,7 @@ from data import Split, named_splits
 from evaluate import beside, check_outputs, results_file
 from evaluation.embeddings import Embeddings, embed, export, is_run, load_file, newest_run
 from evaluation.encode import Gallery
+from files import need
 from losses import formulas
 
 share = within(lambda x: 0 < x < 1, "a number between 0 and 1, such as 0.1")
@@ -75,6 +76,8 @@ def open_items(opt, pictures: tuple[str, ...]) -> tuple[Items, dict[str, str]]:
 def check_arguments(opt) -> None:
     """Raise InputError with the first reason why the options do not go together."""
     run = is_run(opt.source)
+    if not run:
+        need(opt.source, "write it with evaluate.py --export or np.savez")
     check(not (run and (opt.dev or opt.train)),
           f"--{'dev' if opt.dev else 'train'} is for embeddings or scores, and {opt.source} is a run with splits of "
           "its own; leave it out")

@@ -190,6 +190,7 @@ def test_what_cannot_be_calibrated_ends_in_a_sentence(files, small_run, capsys):
     run, (point, *dev), half = small_run("--sim", "cosine"), files(), ["test.npz", "--calibrate_on", 0.5]
     np.savez("dot.npz", **made_up(seed=1, similarity="dot"))
     for words, said in (
+            (["none.npz"], "there is no file none.npz; write it"),
             ([point], "has to be calibrated on other items"),
             ([point, "--dev", "dot.npz"], "is of another model"),
             ([point, "--dev", point], "share .* images"),

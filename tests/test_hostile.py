@@ -152,6 +152,7 @@ TRAIN_SMALL = f"train {' '.join(SMALL)} --data_path WORLD/data"
     ("evaluate", "no run is in runs/"),
     ("train --resume nowhere", "that holds checkpoint.pt$"),
     ("train --sim wassertein", "invalid choice: 'wassertein'; did you mean 'wasserstein'"),
+    ("train --method vsepp", "invalid choice: 'vsepp'; did you mean 'vse\\+\\+'"),
     ("train --batchsize 3", "unrecognized arguments: --batchsize 3; did you mean --batch_size"),
     ("evaluate --checkpoint WORLD/cosine --data_name demo_region_precomp", "reads width"),
     ("evaluate --checkpoint WORLD/cosine --data_name demo", "reads vectors or regions, .* photos"),
