@@ -39,7 +39,7 @@ import metrics
 from checkpoint import MADE_OF_RUN, NOISE, load_checkpoint, load_model, load_weights, resumed_options
 from cli import InputError, check, torch_device
 from data import Split, check_extractors, read_split
-from evaluation.encode import encode
+from evaluation import encode
 from files import FORMAT, atomic, read_lines, read_yaml, refusing, save_array, save_state
 from methods import METHODS
 from model import TEXT_ENCODERS, VSE, build_model

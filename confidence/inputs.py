@@ -11,8 +11,8 @@ from cli import Arguments, InputError, check, data_set, filename, natural, posit
 from confidence import volume
 from data import Split, named_splits
 from evaluate import beside, check_outputs, results_file
+from evaluation import Gallery
 from evaluation.embeddings import Embeddings, embed, export, is_run, load_file, newest_run
-from evaluation.encode import Gallery
 from files import need
 from losses import formulas
 

@@ -30,8 +30,8 @@ from confidence.calibration import percent
 from confidence.posterior import rows_of, sample_scores, temperature
 from confidence.reliability import auroc
 from data import Split
+from evaluation import Gallery, encode
 from evaluation.embeddings import Embeddings, Member, list_items, newest_run
-from evaluation.encode import Gallery, encode
 from evaluation.pictures import PhotoRow, draw_rows, locate_photos, photo_cell
 from files import atomic
 from losses import Embedding

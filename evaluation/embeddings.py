@@ -17,8 +17,8 @@ import metrics
 from checkpoint import Trained
 from cli import InputError, check
 from data import Split, check_extractors, read_split
+from evaluation import encode
 from evaluation.annotations import IdIndex
-from evaluation.encode import encode
 from files import read_array, read_arrays, save_arrays
 from images import Photos, count_repeats
 from losses import SIMILARITIES, Embedding, check_sides, cosine, formulas, trait, uncertainty

@@ -14,10 +14,9 @@ import torch
 
 import metrics
 from cli import check
-from evaluation import annotations
+from evaluation import Gallery, annotations
 from evaluation.annotations import Pairs, Ratings
 from evaluation.embeddings import MOST_SCORES, Embeddings, Member, blocks_within, uncertainties
-from evaluation.encode import Gallery
 from losses import Embedding, cosine
 
 FOLD = 1000                           # images per fold; COCO 1K is the mean of five folds

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cli import check
-from evaluation.encode import Gallery, encode
+from evaluation import Gallery, encode
 from losses import Embedding, unit
 from methods.words import find_naming_photos, read_phrase
 from model import VSE

@@ -112,7 +112,7 @@ def test_captions_of_different_lengths_are_joined_in_their_order(small_run, demo
     model, vocab, _ = load_model(load_checkpoint(str(small_run("--sim", "scan", "--data_name", "demo_region_precomp"))))
     split = read_split(demo_path, "demo_region_precomp", "test")
     tokens = split.encode(vocab)
-    images, captions = encode.encode(model, split, tokens, torch.device("cpu"), batch_size=7)
+    images, captions = encode(model, split, tokens, torch.device("cpu"), batch_size=7)
     assert captions.n_parts.tolist() == tokens.length.tolist() and captions.parts.shape[1] == tokens.length.max()
     for k in (0, 17, len(tokens.length) - 1):
         numbers, lengths = tokens.batch(np.array([k]))

@@ -8,10 +8,9 @@ import evaluate
 import metrics
 from checkpoint import Trained
 from cli import InputError
-from evaluation import annotations, bank, protocols
+from evaluation import annotations, bank, encode, protocols
 from evaluation.annotations import Crisscrossed, Pairs, Ratings
 from evaluation.embeddings import Embeddings, Member, blocks_within, embed, read_split_for
-from evaluation.encode import encode
 from evaluation.protocols import Record
 from evaluation.report import describe_results
 from losses import Embedding, cosine, dot, formulas

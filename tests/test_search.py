@@ -18,7 +18,7 @@ import torch
 
 from cli import InputError
 from data import read_split
-from evaluation.encode import encode
+from evaluation import encode
 from features import images, store
 from features.folder import read_images
 from features.minilm import MiniLM

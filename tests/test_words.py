@@ -9,7 +9,7 @@ import torch
 
 from cli import InputError
 from data import Split, read_split, tokenize
-from evaluation.encode import encode
+from evaluation import encode
 from images import Features
 from losses import Embedding
 from methods import volume
