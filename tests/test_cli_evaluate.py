@@ -14,7 +14,7 @@ import metrics
 from checkpoint import Trained
 from cli import InputError
 from confidence.calibration import calibration_file
-from evaluation import compare, pictures, protocols, report
+from evaluation import pictures, protocols, report
 from evaluation.embeddings import Embeddings, check_same_items, load_scores
 from losses import Embedding, cosine, formulas
 from tests.helpers import fit, unwritable
@@ -310,7 +310,7 @@ def test_groups_of_seeds_are_compared(runs, ev, exported, everything, capsys):
     assert turned["metrics"] == pair["metrics"] and not other["pairs"]                      # in any order
     assert "over images and seeds" in " ".join(capsys.readouterr().out.split())
     for paths, name in ((["a/b0", "a/b1/"], "a/b"), (["a0/b", "a1/b"], "a0/b"), (["x", "y"], "x")):
-        assert compare.common_name(paths) == name
+        assert evaluate.common_name(paths) == name
 
 
 def test_different_splits_are_not_compared(runs, exported, capsys):
