@@ -18,9 +18,9 @@ import numpy as np
 import cli
 from cli import Arguments, filename
 from confidence import conformal, measures, plots
-from confidence.calibration import DIRECTIONS, calibrate
+from confidence.calibration import DIRECTIONS
 from confidence.inputs import Items, add_arguments, open_items, share
-from confidence.posterior import expected_number, rows_of
+from confidence.posterior import calibrate, expected_number, rows_of
 from confidence.volume import describe_shares
 from evaluation.pictures import locate_photos
 from evaluation.protocols import replace_nan

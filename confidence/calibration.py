@@ -1,4 +1,7 @@
-"""Numbers fitted on dev that turn scores into probabilities: calibration.json."""
+"""calibration.json: numbers fitted on dev that turn scores into probabilities.
+
+`posterior.calibrate` fits them. A search of photos reads them.
+"""
 import os
 from typing import NamedTuple
 
@@ -10,23 +13,6 @@ from files import read_json, refusing
 FORMAT = 1                            # of calibration.json
 # direction: (queries, items)
 DIRECTIONS = {"t2i": ("captions", "images"), "i2t": ("images", "captions")}
-
-
-def calibrate(dev, name: str) -> dict:
-    """Fit the content of calibration.json to dev: temperatures, the probability of a pair.
-    dev: Embeddings; name: of dev, for the reader. Raises InputError where nothing fits. Sets and words are added by
-    those who fit them."""
-    # a search reads a calibration, and fits none
-    from confidence.posterior import fit_pairs, rows_of, sample_scores, temperature
-
-    rows = {side: rows_of(dev, side) for side in DIRECTIONS}
-    fitted = {side: {"temperature": temperature(*sample_scores(x)), "queries": len(x.queries), "gallery": x.gallery}
-              for side, x in rows.items()}
-    pair = fit_pairs(rows["t2i"])
-    return {"calibration": FORMAT, "checkpoints": dev.name.split(" + "),
-            "weights": [model.weights for model in dev.models], "data_name": dev.data_name, "split": name,
-            "similarity": dev.similarity, "images": dev.n_images, "captions": len(dev.caption_image),
-            **fitted, "pair": {"slope": pair.slope, "bias": pair.bias}}
 
 
 def percent(p: float) -> str:

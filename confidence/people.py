@@ -26,9 +26,9 @@ import numpy as np
 import cli
 from cli import Arguments, check, filename
 from confidence.__main__ import describe_calibration, describe_items, show_and_save
-from confidence.calibration import DIRECTIONS, calibrate
+from confidence.calibration import DIRECTIONS
 from confidence.inputs import add_arguments, open_items
-from confidence.posterior import expected_number, rows_of
+from confidence.posterior import calibrate, expected_number, rows_of
 from confidence.reliability import auroc, judge_probability
 from evaluation.embeddings import Embeddings, uncertainties
 from evaluation.report import number, table

@@ -10,6 +10,7 @@ import torch
 from scipy import optimize
 
 from cli import check
+from confidence.calibration import DIRECTIONS, FORMAT
 from evaluation.embeddings import Embeddings
 from methods.volume import Sigmoid
 
@@ -149,3 +150,19 @@ def fit_pairs(rows: Rows) -> Sigmoid:
 def expected_number(rows: Rows, pair: Sigmoid) -> np.ndarray:
     """Sum probabilities to the number of items that fit each query: (Q,)."""
     return np.concatenate([pair(scores).sum(1).cpu().numpy() for scores, _ in rows.blocks()])
+
+
+# ---- calibration.json
+
+def calibrate(dev: Embeddings, name: str) -> dict:
+    """Fit the content of calibration.json to dev: temperatures, the probability of a pair.
+    name: of dev, for the reader. Raises InputError where nothing fits. Sets and words are added by
+    those who fit them."""
+    rows = {side: rows_of(dev, side) for side in DIRECTIONS}
+    fitted = {side: {"temperature": temperature(*sample_scores(x)), "queries": len(x.queries), "gallery": x.gallery}
+              for side, x in rows.items()}
+    pair = fit_pairs(rows["t2i"])
+    return {"calibration": FORMAT, "checkpoints": dev.name.split(" + "),
+            "weights": [model.weights for model in dev.models], "data_name": dev.data_name, "split": name,
+            "similarity": dev.similarity, "images": dev.n_images, "captions": len(dev.caption_image),
+            **fitted, "pair": {"slope": pair.slope, "bias": pair.bias}}

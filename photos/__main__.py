@@ -26,7 +26,7 @@ from cli import Arguments, call_python, check, data_set, filename, split_name, u
 from confidence.calibration import percent
 from files import need, read_json, read_lines, read_text
 from images import read_photo
-from photos.encoder import SHIPPED, Encoder
+from photos.encoder import SHIPPED, PhotoEncoder
 from photos.index import Index
 from photos.searcher import Searcher, SearchResult
 
@@ -68,7 +68,7 @@ def search_folder(opt) -> None:
     name = re.sub(r"\W+", "_", os.path.basename(os.path.realpath(folder))).strip("_") or "photos"
     name += f"_{os.path.basename(os.path.realpath(run))}" if run else ""
     opt.index = opt.output or os.path.join("indexes", name)
-    say(*index_folder(opt.index, folder, Encoder(run, device=opt.device), opt.workers, opt.exclude))
+    say(*index_folder(opt.index, folder, PhotoEncoder(run, device=opt.device), opt.workers, opt.exclude))
     if opt.index_only:
         say(f"search them with: python -m photos query {shlex.quote(opt.index)} \"a dog on a beach\"")
     else:
@@ -78,14 +78,12 @@ def search_folder(opt) -> None:
 def train_on(folder: str, data_path: str, run: str) -> None:
     """Train a run on the photos described in their captions.csv, and calibrate it.
     Continues after a stop."""
-    from photos.words import add_words  # a question needs none of it
-
     need(os.path.join(folder, "captions.csv"), "list photos and captions in it, with the header name,caption")
     data = "--data_path", data_path
     name = re.sub(r"\W+", "_", f"{os.path.basename(os.path.realpath(folder))}_{os.path.basename(run)}")
     call_python("-m", "features.images", *data, "--photos", folder, "--cnn_type", "efficientnet_lite012", "--whole",
                 "--skip_broken", "--output_name", name)
-    add_words(os.path.join(data_path, name), os.path.join(data_path, f"{name}_words"))
+    call_python("-m", "photos.words", *data, "--data_name", name, "--write", f"{name}_words")
     points, started = f"{run}_points", os.path.isfile(os.path.join(run, "checkpoint.pt"))
     steps = (name, points, POINTS, SHIPPED), (f"{name}_words", run, SPREAD, points)
     for data_name, folder, words, start in steps[started:]:
@@ -101,7 +99,7 @@ def index_data(opt) -> None:
     """Index features of a data set by a run."""
     from photos.build import index_features
 
-    encoder = Encoder(opt.checkpoint, device=opt.device, data_path=opt.data_path)
+    encoder = PhotoEncoder(opt.checkpoint, device=opt.device, data_path=opt.data_path)
     index = index_features(opt.output, encoder, opt.images, opt.split, opt.photos, opt.uri, opt.token, opt.overwrite)
     say(*describe(index, verbose=False))
 
@@ -113,13 +111,13 @@ def add(opt) -> None:
     manifest = Index.open(opt.index).manifest
     check(not manifest["features"], f"{opt.index} was made of features of {manifest['data']}; make it again with "
                                     "python -m photos index --overwrite")
-    encoder = Encoder(opt.checkpoint or manifest["run"], device=opt.device)
+    encoder = PhotoEncoder(opt.checkpoint or manifest["run"], device=opt.device)
     say(*index_folder(opt.index, manifest["folder"], encoder, opt.workers, back=opt.names))
 
 
-def remove(opt) -> None:
+def take_out(opt) -> None:
     """Take photos out of an index."""
-    from photos.build import remove as remove_photos
+    from photos.build import remove_photos
 
     say(*remove_photos(opt.index, opt.names, opt.token))
 
@@ -233,7 +231,7 @@ COMMANDS = {
               "--checkpoint --device --token_file"),
     "add": (add, "Bring an index up to what its folder holds now; NAMEs that were removed come back.",
             "index names --checkpoint --device --workers"),
-    "remove": (remove, "Take photos out of an index, where they stay out.", "index names --token_file"),
+    "remove": (take_out, "Take photos out of an index, where they stay out.", "index names --token_file"),
     "info": (info, "Say what an index holds.", "index --names --verbose --token_file"),
     "serve": (serve_page, "Open a page to search with, on this machine alone.",
               "index --port --host --checkpoint --device --token_file"),
@@ -260,8 +258,9 @@ def parse(words: list[str]):
     positional = getattr(opt, "text", getattr(opt, "names", None))          # argparse takes no text behind an option
     literal = more[:1] == ["--"]                            # what stands behind it is no option
     if more and (not isinstance(positional, list) or not literal and any(word.startswith("-") for word in more)):
-        near = difflib.get_close_matches(words[0], COMMANDS, 1) if not name else []
-        p.error(f"unrecognized arguments: {' '.join(more)}" + "".join(f"; did you mean {x}?" for x in near))
+        hints = [f"did you mean {x}?" for x in difflib.get_close_matches(words[0], COMMANDS, 1) if not name]
+        hints += [f"write --not {word[1:]}" for word in more if name == "query" and re.match("-[^-]", word)]
+        p.error("; ".join([f"unrecognized arguments: {' '.join(more)}", *hints]))
     if more:
         positional.extend(more[literal:])
     opt.token = getattr(opt, "token", None) or ""

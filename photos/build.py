@@ -15,10 +15,9 @@ from features.store import PhotoFile, PhotoReader, read_batches, stat_photo
 from images import Features
 from losses import Embedding
 from options import check_fits
-from photos.encoder import Encoder
+from photos.encoder import PhotoEncoder
 from photos.index import FORMAT, Index, index_file, read_index
-from photos.milvus import Collection
-from photos.vectors import INNER_PRODUCTS, image_vectors
+from photos.milvus import INNER_PRODUCTS, Collection, image_vectors
 
 BATCH = 8                             # photos that a network reads at a time
 ROWS = 256                            # features that are embedded at a time
@@ -32,7 +31,7 @@ def count_photos(n: int) -> str:
 
 # ---- a folder of photos
 
-def read_trained_features(encoder: Encoder, folder: str) -> tuple[Features | None, dict[str, int]]:
+def read_trained_features(encoder: PhotoEncoder, folder: str) -> tuple[Features | None, dict[str, int]]:
     """Read the features of a folder that a run was trained on, and {digest: row}."""
     with contextlib.suppress(InputError):
         images = read_images(encoder.data_path, encoder.options.data_name)
@@ -41,14 +40,15 @@ def read_trained_features(encoder: Encoder, folder: str) -> tuple[Features | Non
     return None, {}
 
 
-def index_folder(output: str, folder: str, encoder: Encoder, workers: int = 0,
+def index_folder(output: str, folder: str, encoder: PhotoEncoder, workers: int = 0,
                  exclude: list[str] | None = None, back: list[str] = ()) -> list[str]:
     """Bring the index in the file `output` up to date with a folder.
     New and changed photos are embedded, renamed or moved ones keep their vectors by the digest of their file, and
     deleted ones are dropped.
 
     workers: processes that read photos. exclude: patterns of names that stay out; None: those of the index. back:
-    patterns of photos that `remove` took out and that come back. Returns sentences on what changed. Raises InputError.
+    patterns of photos that `remove_photos` took out and that come back. Returns sentences on what changed. Raises
+    InputError.
     """
     check(os.path.isdir(folder), f"{folder} is not a folder; give the folder that holds your photos")
     folder, output = os.path.abspath(folder), index_file(output)
@@ -77,7 +77,7 @@ def index_folder(output: str, folder: str, encoder: Encoder, workers: int = 0,
     return [*notes, f"{output}: {count_photos(len(index))}, {embedded:,} new or changed, {gone:,} gone from the index"]
 
 
-def open_for(output: str, folder: str, encoder: Encoder) -> Index:
+def open_for(output: str, folder: str, encoder: PhotoEncoder) -> Index:
     """The index in the file `output`, or a new one without photos.
     Raises InputError where it is of another folder or run."""
     check(not os.path.isdir(output), f"{output} is a folder; name a file with --output")
@@ -94,7 +94,7 @@ def open_for(output: str, folder: str, encoder: Encoder) -> Index:
     return index
 
 
-def new_manifest(encoder: Encoder, data: str, folder: str | None) -> dict:
+def new_manifest(encoder: PhotoEncoder, data: str, folder: str | None) -> dict:
     return {"index": FORMAT, "run": encoder.run, "weights": encoder.weights,
             "similarity": encoder.options.sim, "data": data, "folder": folder, "features": [], "exclude": [],
             "removed": {}, "milvus": []}
@@ -102,7 +102,7 @@ def new_manifest(encoder: Encoder, data: str, folder: str | None) -> dict:
 
 def leave_out_removed(photos: list[PhotoFile], removed: dict[str, str], back: list[str], output: str
                       ) -> tuple[list[PhotoFile], int]:
-    """Leave out the photos that `remove` took out, under any name; count them.
+    """Leave out the photos that `remove_photos` took out, under any name; count them.
     A photo that fits a pattern of `back` is removed no longer. Raises InputError where a pattern fits nothing."""
     for pattern in back:
         fits = [name for name in removed if matches(name, pattern)]
@@ -120,7 +120,7 @@ def leave_out_removed(photos: list[PhotoFile], removed: dict[str, str], back: li
 
 
 @torch.no_grad()
-def embed_new(index: Index, photos: list[PhotoFile], encoder: Encoder, folder: str,
+def embed_new(index: Index, photos: list[PhotoFile], encoder: PhotoEncoder, folder: str,
               workers: int) -> tuple[int, dict[str, str]]:
     """Put the photos that a folder holds now into an index, in the order of their names.
     Vectors that the index has by the digest of a file stay. The index is saved from time to time.
@@ -163,7 +163,7 @@ def embed_new(index: Index, photos: list[PhotoFile], encoder: Encoder, folder: s
 
 # ---- features of a data set
 
-def index_features(output: str, encoder: Encoder, name: str, split: str | None, folder: str | None = None,
+def index_features(output: str, encoder: PhotoEncoder, name: str, split: str | None, folder: str | None = None,
                    uri: str | None = None, token: str = "", overwrite: bool = False) -> Index:
     """Make an index of the ready features of a data set, or of one of its splits, below encoder.data_path.
 
@@ -219,7 +219,7 @@ def read_gallery(data_path: str, name: str, split: str | None) -> tuple[Features
     return of.images, [str(x) for x in names], (of.extractors or {}).get("ims"), None
 
 
-def refuse_misfit(encoder: Encoder, images, line: str | None, name: str) -> None:
+def refuse_misfit(encoder: PhotoEncoder, images, line: str | None, name: str) -> None:
     """Raise InputError where the model cannot take the images of a data set, whose features `line` names."""
     check_fits(encoder.options, images, None, encoder.path)
     trained = encoder.extractors.get("ims")
@@ -230,7 +230,7 @@ def refuse_misfit(encoder: Encoder, images, line: str | None, name: str) -> None
 
 # ---- taking photos out
 
-def remove(path: str, patterns: list[str], token: str = "") -> list[str]:
+def remove_photos(path: str, patterns: list[str], token: str = "") -> list[str]:
     """Take photos whose names fit patterns out of an index, where they stay out.
     Raises InputError where a pattern fits none."""
     index = Index.open(path, token)

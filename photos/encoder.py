@@ -1,7 +1,7 @@
 """Trained run as a function of captions and photos, without its data.
 
-    from photos.encoder import Encoder
-    model = Encoder("runs/demo")
+    from photos.encoder import PhotoEncoder
+    model = PhotoEncoder("runs/demo")
     captions = model.captions(["a red circle .", "a star ."])
     print(model.similarity(model.photos(["one.png", "two.png"]), captions))     # (2, 2)
 """
@@ -22,7 +22,7 @@ SENTENCE_NETWORKS = ("minilm", "sentences")                 # kinds of features.
 SHIPPED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "model")
 
 
-class Encoder(Trained):
+class PhotoEncoder(Trained):
     """Trained model that also computes features of photos and of captions.
 
     run: its folder; None: photos/model. data_path: where its data are, if they are no longer where it was trained.

@@ -29,7 +29,7 @@ SCHEMA = {"index": int,               # FORMAT
           "folder": str | None,       # where the photos lie
           "features": list,           # [data_path, name, split] of a data set; empty for a folder of photos
           "exclude": list,            # patterns of names that stay out
-          "removed": dict,            # {name: digest} of what `remove` took out
+          "removed": dict,            # {name: digest} of what `remove_photos` took out
           "milvus": list,             # [URI, collection], or empty
           "photos": list}             # of PhotoFile, as they were when they were embedded
 
@@ -77,7 +77,7 @@ def read_index(path: str) -> tuple[dict, list[PhotoFile], Embedding]:
     """The manifest, photos and embedding in a file. Raises InputError."""
     arrays = read_arrays(need(path, "make an index with python -m photos FOLDER"), AGAIN)
     try:
-        manifest, photos = read_manifest(arrays)
+        manifest, photos = decode_manifest(arrays)
         start = "origin_" if manifest["milvus"] else ""
         embedding = Embedding(*(torch.from_numpy(arrays[start + name]) if start + name in arrays else None
                                 for name in Embedding._fields))
@@ -97,7 +97,7 @@ def digest(arrays: dict[str, np.ndarray]) -> np.ndarray:
     return np.frombuffer(total.digest(), np.uint8)
 
 
-def read_manifest(arrays: dict[str, np.ndarray]) -> tuple[dict, list[PhotoFile]]:
+def decode_manifest(arrays: dict[str, np.ndarray]) -> tuple[dict, list[PhotoFile]]:
     """The manifest and its photos.
     Raises ValueError, KeyError or TypeError where `save` did not write them so."""
     manifest = json.loads(arrays["manifest"].tobytes())

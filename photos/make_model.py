@@ -24,9 +24,9 @@ from features.hglmm import unit_rows
 from features.networks import LITES, SIDE_BY_SIDE, build_network
 from files import need, read_array, read_json, read_lines, save_array, save_json, save_lines, save_state
 from model import CNN
+from photos.encoder import SHIPPED
 from photos.words import add_article, add_words, copy_data, read_class_names
 
-HERE = os.path.dirname(os.path.abspath(__file__))
 LITE0, OTHERS, JUDGEMENTS = "f8k_precomp", "f8k_nets", "f8k_people"
 PHOTOS, CLASSES, TRAINED = "f8k_lites_precomp", "f8k_classes_precomp", "f8k_words_precomp"
 PEOPLE = "f8k_lites_people"
@@ -102,7 +102,8 @@ def pack(run: str, to: str) -> None:
 
 def make(opt) -> None:
     """The command."""
-    data, folders = opt.data_path, [os.path.join(opt.data_path, name) for name in (PHOTOS, CLASSES, TRAINED)]
+    data, output = opt.data_path, opt.output or SHIPPED
+    folders = [os.path.join(data, name) for name in (PHOTOS, CLASSES, TRAINED)]
     runs = [os.path.join(opt.runs, name) for name in ("photos_points", "photos_volume")]
     judged = [need(os.path.join(data, JUDGEMENTS, f"{name}Annotations.txt"), "Flickr8k's judgements come with its text")
               for name in ("Expert", "CrowdFlower")]
@@ -114,15 +115,15 @@ def make(opt) -> None:
     of = ("train.py", "--data_path", data, "--data_name")
     call_python(*of, CLASSES, *POINTS, "--logger_name", runs[0])
     call_python(*of, TRAINED, *SPREAD, "--init_from", runs[0], "--logger_name", runs[1])
-    pack(runs[1], opt.output)
-    call_python("-m", "confidence.people", opt.output, "--data_path", data, "--data_name", PEOPLE, "--split", "photos",
+    pack(runs[1], output)
+    call_python("-m", "confidence.people", output, "--data_path", data, "--data_name", PEOPLE, "--split", "photos",
                 "--judgements", *judged, "--output", os.path.join(runs[1], "people.json"), "--overwrite")
     calibration = read_json(os.path.join(runs[1], "calibration.json"))                            # beside people.json
     save_json({**calibration, "checkpoints": ["photos/model"], "data_name": "Flickr8k"},          # as notes name it
-              os.path.join(opt.output, "calibration.json"))
-    call_python("-m", "photos.words", opt.output, "--fit", "--data_path", data)
-    size = os.path.getsize(os.path.join(opt.output, "model_best.pt"))
-    print(f"{opt.output}: {size / 2 ** 20:.1f} MiB, and its calibration")
+              os.path.join(output, "calibration.json"))
+    call_python("-m", "photos.words", output, "--fit", "--data_path", data)
+    size = os.path.getsize(os.path.join(output, "model_best.pt"))
+    print(f"{output}: {size / 2 ** 20:.1f} MiB, and its calibration")
 
 
 def main(argv=None) -> None:
@@ -130,7 +131,7 @@ def main(argv=None) -> None:
     p.add_argument("--data_path", type=filename, default="data",
                    help="folder that holds f8k_precomp, f8k_nets and f8k_people")
     p.add_argument("--runs", type=filename, default="runs", help="folder of the runs that are trained")
-    p.add_argument("--output", type=filename, default=os.path.join(HERE, "model"), help="folder of the model")
+    p.add_argument("--output", type=filename, help="folder of the model (default: photos/model)")
     cli.run("photos.make_model", make, p.parse_args(argv))
 
 

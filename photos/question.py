@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from cli import check
 from data import compose_name, tokenize
-from photos.encoder import SENTENCE_NETWORKS, Encoder
+from photos.encoder import SENTENCE_NETWORKS, PhotoEncoder
 
 MINUS = re.compile(r"(?:^|(?<=\s))[-\u2212\u2013](?=[^\W\d_])([^\s]+)")         # also the dashes that phones type
 NEGATION = re.compile(r"\b(?:no|not|without|except|excluding)\s+(?:(?:a|an|any|the)\s+)?([^\W\d_]+)", re.IGNORECASE)
@@ -35,7 +35,7 @@ def read_question(text: str) -> Question:
     return Question(rest, unwanted, notes)
 
 
-def read_words(encoder: Encoder, text: str) -> tuple[list[str], bool]:
+def read_words(encoder: PhotoEncoder, text: str) -> tuple[list[str], bool]:
     """Sentences on words of a text that the model does not know: misspelt, of another language, nonsense.
     Also True unless a word is known neither to the training captions nor to the sentence network."""
     if hasattr(encoder.vocab, "trigrams"):

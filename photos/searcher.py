@@ -1,4 +1,9 @@
-"""Search an index for a text or a photo, with how sure each answer is."""
+"""Search an index for a text or a photo, with how sure each answer is.
+
+How many photos fit a text, and whether the first one is the one that is meant, come from the calibration.json of the
+run. `python -m confidence` writes it, and `python -m photos.words RUN --fit` adds the numbers of photos; photos/model
+brings both along.
+"""
 import copy
 import math
 import os
@@ -8,16 +13,72 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from checkpoint import Trained
 from cli import check
+from confidence.calibration import calibration_file, percent, read_calibration
 from losses import Embedding, cosine, trait, uncertainty
-from photos.encoder import Encoder
+from photos.encoder import PhotoEncoder
 from photos.index import Index
-from photos.probability import Probabilities, describe_number, describe_sureness, read_probabilities
+from photos.milvus import query_vectors, scores_of_products
 from photos.question import read_question, read_words, rows_named
-from photos.vectors import query_vectors, scores_of_products
 
 PHOTOS = 4096                         # photos whose embeddings are compared at a time
+NONE = 0.5                            # an expected number of photos below which none fits
+FEW = 3                               # photos that fit a text which can mean one of them, at most
 
+
+
+# ---- probabilities
+
+class Probabilities(NamedTuple):
+    """The map from the scores (Q, N) of queries to probabilities, fitted on images of `data`."""
+    temperature: float
+    data: str
+    words: list[float] | None = None  # slope, log_det and bias of a sigmoid: a photo fits a text; None: not fitted
+    least: float = 0.01               # smaller probabilities of `words` are noise of many photos, and count 0
+
+    def chances(self, scores: Tensor) -> Tensor:
+        """The probabilities (Q, N) that each photo is the one that is meant: softmax(temperature * scores)."""
+        return (self.temperature * scores.double()).softmax(1)
+
+    def expected_number(self, scores: Tensor, queries: Embedding) -> Tensor:
+        """The expected number (Q,) of photos that fit, by scores (Q, N)."""
+        slope, log_det, bias = self.words
+        spread = 0 if queries.log_var is None else queries.log_var.mean(1, keepdim=True).double()
+        p = (slope * scores.double() + log_det * spread + bias).sigmoid()
+        return p.masked_fill(p < self.least, 0).sum(1)
+
+
+def read_probabilities(run: str, model: Trained) -> Probabilities | None:
+    """Read the calibration of a run, None where it was not calibrated.
+    Fitted to n photos, it knows no probability below 1 / n. Raises InputError where it is of another model."""
+    path = calibration_file(run)
+    if not os.path.isfile(path):
+        return None
+    calibration = read_calibration(path)
+    calibration.refuse_other(run, model.weights)
+    check(calibration.similarity == model.options.sim,
+          f"{path} is of the similarity {calibration.similarity}, and the run's is {model.options.sim}; write it again "
+          f"with python -m confidence {run}")
+    return Probabilities(calibration.temperature, calibration.data_name, calibration.words, 1 / calibration.gallery)
+
+
+def describe_number(expected: float, count: int) -> str:
+    """Sentence on the number of photos among `count` that fit a query."""
+    if expected < NONE:
+        return f"probably none of {count:,} photos shows this"
+    n = max(1, round(expected))
+    return f"about {n:,} of {count:,} photos show{'s' * (n == 1)} this"
+
+
+def describe_sureness(p: float, expected: float | None) -> str:
+    """Sentence on a first answer that is the one that is meant with probability p; "" where many or none may be."""
+    if expected is None:
+        return f"{percent(p)} sure of the first photo"
+    return f"{percent(p)} sure that the first is the one you mean" if NONE <= expected < FEW + 0.5 else ""
+
+
+# ---- answers
 
 class Hit(NamedTuple):
     """A photo of the index as an answer."""
@@ -59,7 +120,7 @@ class Searcher:
         self.index = Index.open(index, token)
         manifest = self.index.manifest
         data_path = manifest["features"][0] if manifest["features"] else None
-        self.encoder = Encoder(checkpoint or manifest["run"], device=device, data_path=data_path)
+        self.encoder = PhotoEncoder(checkpoint or manifest["run"], device=device, data_path=data_path)
         self.encoder.refuse_other_weights(index, manifest["weights"])
         similarity = self.encoder.similarity
         self.similarity = copy.deepcopy(similarity).cpu() if isinstance(similarity, torch.nn.Module) else similarity
@@ -139,7 +200,8 @@ class Searcher:
             check(not self.index.collection, "Milvus gives the best photos alone, and --not compares all; leave --not "
                                              "out, or make the index without --uri")
             parts = [self.encoder.captions([text]).to("cpu") for text in unwanted]
-            scores = standardise(scores) - sum(standardise(self.scores(part)).clamp(min=0) for part in parts)
+            penalties = [standardise_scores(self.scores(part)).clamp(min=0) for part in parts]
+            scores = standardise_scores(scores) - sum(penalties)
         order = scores.topk(min(first + top, self.count))
         rows = [row for row, score in zip(order.indices.tolist(), order.values.tolist()) if score > -math.inf]
         if self.probabilities and certain and not (unwanted or named or like):
@@ -169,7 +231,7 @@ class Searcher:
         return torch.cat([similarity(photos.rows(slice(k, k + PHOTOS)), e)[:, 0] for k in range(0, self.count, PHOTOS)])
 
 
-def standardise(scores: Tensor) -> Tensor:
+def standardise_scores(scores: Tensor) -> Tensor:
     """Scores (N,) less their mean, over their deviation.
     Zeros where all are equal."""
     deviation = scores.std(correction=0)

@@ -2,6 +2,7 @@
 
     python -m photos.words photos/model --data_path data --data_name f8k_precomp --split dev test
     python -m photos.words RUN --fit                 # fit the numbers on dev, before they are judged
+    python -m photos.words --data_name mine --write mine_words      # a data set to learn them from
 
 Words and phrases of the captions of a split are asked as people type them, "dog" and "a dog", and twenty sentences. The
 true number is that of the photos whose captions name the text, a lower bound: its words in a row, or all of the words
@@ -33,8 +34,8 @@ from methods.volume import Sigmoid
 from methods.words import find_naming_photos, find_showing_photos, list_short_texts, read_phrase
 from metrics import spearman
 from photos.build import refuse_misfit
-from photos.encoder import Encoder
-from photos.probability import NONE, Probabilities, read_probabilities
+from photos.encoder import PhotoEncoder
+from photos.searcher import NONE, Probabilities, read_probabilities
 
 WORDS = 5                             # short texts of each training photo
 FITTED = 2000                         # short texts that the numbers are fitted to, and half as many captions
@@ -103,7 +104,7 @@ def add_words(source: str, to: str) -> None:
 # ---- the numbers
 
 @torch.no_grad()
-def fit_numbers(model: Encoder, train: Split, dev: Split) -> Sigmoid:
+def fit_numbers(model: PhotoEncoder, train: Split, dev: Split) -> Sigmoid:
     """Fit the probability that a photo of dev fits a text: that its captions name it.
     The texts are short ones of the training captions, and captions of dev. Raises InputError where the model learned no
     short text."""
@@ -133,7 +134,7 @@ def mark_naming_photos(texts: list[str], splits: list[Split]) -> Tensor:
 
 
 @torch.no_grad()
-def judge(model: Encoder, probabilities: Probabilities, splits: list[Split], names: list[str]) -> dict[str, dict]:
+def judge(model: PhotoEncoder, probabilities: Probabilities, splits: list[Split], names: list[str]) -> dict[str, dict]:
     """Judge the numbers said for words and phrases of the captions of splits, and for names that none has.
 
     Returns {group: {"texts": how many, "true", "said": medians, "rho", "factor": median of the larger over the smaller,
@@ -174,7 +175,7 @@ def judge(model: Encoder, probabilities: Probabilities, splits: list[Split], nam
     return results
 
 
-def judge_texts(model: Encoder, probabilities: Probabilities, photos: Embedding, texts: list[str],
+def judge_texts(model: PhotoEncoder, probabilities: Probabilities, photos: Embedding, texts: list[str],
                 named: Tensor | None) -> dict[str, float]:
     """Judge the numbers said for texts (Q,). named (Q, N): the photos whose captions name them; None: nobody's."""
     queries = model.captions(texts)
@@ -202,17 +203,16 @@ def cell(key: str, numbers: dict[str, float]) -> str:
 
 # ---- the command
 
-def run(opt) -> None:
-    model = Encoder(opt.run, device=opt.device, data_path=opt.data_path)
-    name = opt.data_name or model.options.data_name
-    if opt.fit:
-        path = calibration_file(model.path)
-        calibration = read_json(path, f"write it with python -m confidence {model.path}")
-        sigmoid = fit_numbers(model, *(read_split(model.data_path, name, split, dev_images=0)
-                                       for split in ("train", "dev")))
-        save_json({**calibration, "words": sigmoid._asdict()}, path)
-        print(f"how many photos fit a text: written to {path}")
-        return
+def write_numbers(model: PhotoEncoder, name: str) -> None:
+    """Add the fit on a data set to the calibration.json of a run."""
+    path = calibration_file(model.path)
+    calibration = read_json(path, f"write it with python -m confidence {model.path}")
+    train, dev = (read_split(model.data_path, name, split, dev_images=0) for split in ("train", "dev"))
+    save_json({**calibration, "words": fit_numbers(model, train, dev)._asdict()}, path)
+    print(f"how many photos fit a text: written to {path}")
+
+
+def print_judgement(model: PhotoEncoder, name: str, opt) -> None:
     splits = [read_split(model.data_path, name, split, dev_images=0) for split in opt.split]
     for split in splits:
         refuse_misfit(model, split.images, (split.extractors or {}).get("ims"), name)
@@ -225,17 +225,34 @@ def run(opt) -> None:
                         COLUMNS, results, cell)]))
 
 
+def use_words(opt) -> None:
+    """The command."""
+    if opt.write:
+        check(opt.data_name, f"--write {opt.write} copies a data set; name that with --data_name")
+        folders = [os.path.join(opt.data_path or "data", name) for name in (opt.data_name, opt.write)]
+        add_words(*folders)
+        return
+    model = PhotoEncoder(opt.run, device=opt.device, data_path=opt.data_path)
+    name = opt.data_name or model.options.data_name
+    if opt.fit:
+        write_numbers(model, name)
+    else:
+        print_judgement(model, name, opt)
+
+
 def main(argv=None) -> None:
-    p = Arguments("Judge how many photos are said to fit words and short phrases, or fit that.")
+    p = Arguments("Judge how many photos are said to fit words and short phrases, fit that, or write data for it.")
     p.add_argument("run", type=filename, nargs="?", metavar="RUN", help="run folder (default: photos/model)")
     p.add_argument("--fit", action="store_true", help="fit it on the dev split, into the calibration.json of the run")
+    p.add_argument("--write", type=data_set, metavar="NAME", help="write a copy of --data_name with short texts behind "
+                   "the captions of its training photos, and do no more")
     p.add_argument("--data_path", type=filename, help="folder of the data sets (default: that of the training)")
     p.add_argument("--data_name", type=data_set, help="data set that is asked (default: that of the training)")
     p.add_argument("--split", type=split_name, nargs="+", default=["test"], help="splits that are one gallery")
     p.add_argument("--absent", type=filename, metavar="FILE", help="names of things, one a line; those that no "
                    "caption has are absent (default: ImageNet's classes)")
     p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
-    cli.run("photos.words", run, p.parse_args(argv))
+    cli.run("photos.words", use_words, p.parse_args(argv))
 
 
 if __name__ == "__main__":

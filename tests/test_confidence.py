@@ -21,7 +21,7 @@ from confidence.posterior import answers, rows_of, temperature
 from evaluation import pictures
 from evaluation.embeddings import Embeddings
 from images import Photos
-from photos.probability import read_probabilities
+from photos.searcher import read_probabilities
 from tests.helpers import refused
 
 SIDES = ("t2i", "i2t")

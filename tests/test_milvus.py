@@ -19,8 +19,7 @@ from cli import InputError
 from photos import __main__ as search
 from photos.index import Index
 from photos.milvus import Collection, check_address
-from photos.probability import Probabilities
-from photos.searcher import Searcher
+from photos.searcher import Probabilities, Searcher
 from tests.helpers import refused
 from tests.test_search import KINDS, TEXTS, run
 

@@ -15,8 +15,8 @@ from features.networks import build_network, rebuild_network
 from images import eval_transform, whole_transform
 from model import CNN
 from photos import make_model as make
-from photos.encoder import SHIPPED, Encoder
-from photos.probability import read_probabilities
+from photos.encoder import SHIPPED, PhotoEncoder
+from photos.searcher import read_probabilities
 from tests.helpers import write_precomp
 
 FILE = os.path.join(SHIPPED, "model_best.pt")
@@ -36,7 +36,7 @@ def test_it_reads_what_the_packages_compute_and_says_how_many_fit():
         pytest.importorskip(package)
     if importlib.util.find_spec("all_minilm_l6_v2") is None:
         pytest.skip("MiniLM's package is not installed")
-    model = Encoder(SHIPPED)
+    model = PhotoEncoder(SHIPPED)
     assert len(read_probabilities(SHIPPED, model).words) == 3
     net, transform = rebuild_network(model.extractors["ims"], "cpu")
     assert net.dim == model.options.img_dim and transform(Image.new("RGB", (300, 200))).shape == (3, 224, 224)

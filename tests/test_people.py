@@ -21,8 +21,7 @@ from evaluation.embeddings import Embeddings, read_split_for
 from losses import Embedding, Volume
 from methods import volume
 from methods.volume import Sigmoid, fit_logistic
-from photos.probability import describe_number, describe_sureness
-from photos.searcher import SearchResult
+from photos.searcher import SearchResult, describe_number, describe_sureness
 from tests.helpers import fit
 from tests.test_confidence import drawn
 

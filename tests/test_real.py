@@ -13,7 +13,7 @@ import train
 from confidence import people as judge_by_people
 from data import read_split
 from features import captions
-from photos.encoder import SHIPPED, Encoder
+from photos.encoder import SHIPPED, PhotoEncoder
 
 
 def test_flickr8k_has_no_faults(real_path, capsys):
@@ -55,7 +55,7 @@ def test_the_model_that_comes_with_the_repository_has_the_figures_of_its_card(re
     parts = [np.load(path).astype(np.float32) for path in paths]
     np.save(tmp_path / "f8k_people" / "photos_ims.npy",
             np.concatenate([x / np.linalg.norm(x, axis=1, keepdims=True) for x in parts], 1))
-    model = Encoder(SHIPPED, device="cpu")
+    model = PhotoEncoder(SHIPPED, device="cpu")
     (tmp_path / "f8k_people" / "features.json").write_text(json.dumps({"ims": model.extractors["ims"]}))
     captions.main(["--data_path", str(tmp_path), "--data_name", "f8k_people", "--kind", "sentences"])
     found = evaluate.run(evaluate.parse_args(["--checkpoint", SHIPPED, "--data_path", str(tmp_path), "--data_name",

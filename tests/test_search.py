@@ -25,11 +25,9 @@ from features.minilm import MiniLM
 from images import read_photo
 from photos import __main__ as search
 from photos import build, encoder, index, question
-from photos import words as photos_words
-from photos.encoder import Encoder
+from photos.encoder import PhotoEncoder
 from photos.index import Index
-from photos.probability import Probabilities
-from photos.searcher import Searcher
+from photos.searcher import Probabilities, Searcher
 from tests.helpers import in_a_process, refused
 
 GAUSSIAN = ["--sim", "wasserstein"]
@@ -99,7 +97,7 @@ def all_answers(path="index") -> dict[str, float]:
 def scores_by_model(path, demo_path, texts):
     """Scores (Q, N) of texts and all photos by the model itself, and the split."""
     manifest = Index.open(str(path)).manifest
-    model = Encoder(manifest["run"])
+    model = PhotoEncoder(manifest["run"])
     split = read_split(demo_path, manifest["data"], "test")
     images, _ = encode(model.model, split, None, "cpu")
     return model.similarity(images, model.captions(texts)).T.detach(), split
@@ -172,7 +170,7 @@ def test_json_is_for_programs_and_lines_are_for_people(make, capsys):
 
 def test_the_library_in_a_few_lines(own):
     """The docstring of photos/encoder.py."""
-    model = Encoder(Index.open("index").manifest["run"])
+    model = PhotoEncoder(Index.open("index").manifest["run"])
     photos = model.photos([str(own.photos / "0.png"), read_photo(str(own.photos / "2.png"))])
     assert model.similarity(photos, model.captions(TEXTS)).shape == (2, 3)
     assert torch.allclose(photos.mean, Index.open("index").embedding.mean[[0, 1]], atol=1e-5)
@@ -192,7 +190,7 @@ def test_what_is_not_wanted(text, rest, unwanted, note):
     assert result[:2] == (rest, unwanted) and (note in result.notes[0] if note else not result.notes)
 
 
-def words_model(words, whole) -> Encoder:
+def words_model(words, whole) -> PhotoEncoder:
     """An encoder on MiniLM as far as words go: those of its training, and the whole words of a tokenizer that reads
     five."""
     class Tokenizer:
@@ -269,7 +267,7 @@ def test_new_changed_renamed_and_deleted_photos(own, monkeypatch):
     os.utime(own.photos / "4.png", (1, 1))                                  # the same bytes
     assert "10 photos, 2 new or changed, 1 gone from the index" in own.update()
     assert sorted(embedded) == ["0.png", "10.png"]
-    fresh = Encoder(Index.open("index").manifest["run"])
+    fresh = PhotoEncoder(Index.open("index").manifest["run"])
     build.index_folder("fresh", str(own.photos), fresh)
     assert all_answers() == pytest.approx(all_answers("fresh"), abs=1e-5) and "sub/moved.png" in all_answers()
     shutil.copy(own.photos / "4.png", own.photos / "copy.png")
@@ -346,18 +344,17 @@ def test_own_captions_make_a_run_in_one_command(own, capsys, monkeypatch):
         if "--fit" in words:
             pathlib.Path("mine/calibration.json").write_text('{"words": {}}')
     monkeypatch.setattr(search, "call_python", call)
-    monkeypatch.setattr(search, "Encoder", lambda run, **_: types.SimpleNamespace(device="cpu"))
+    monkeypatch.setattr(search, "PhotoEncoder", lambda run, **_: types.SimpleNamespace(device="cpu"))
     monkeypatch.setattr(build, "index_folder", lambda *words: ["done"])
     words = ["photos", "--train", "mine", "--index_only"]
     refused(capsys, search.main, words, "captions.csv; list photos and captions in it")
     (own.photos / "captions.csv").write_text("name,caption\n0.png,a red circle .\n")
-    monkeypatch.setattr(photos_words, "add_words", lambda source, to: called.append(("add_words", to)))
     os.mkdir("mine")
     run(*words)
-    programs = {"train.py", "confidence", "features.images", "features.captions", "add_words", "photos.words"}
+    programs = {"train.py", "confidence", "features.images", "features.captions", "photos.words"}
     steps = [(programs & {*words}).pop() for words in called]
-    assert steps == ["features.images", "add_words", "features.captions", "train.py", "features.captions", "train.py",
-                     "confidence", "photos.words"]
+    assert steps == ["features.images", "photos.words", *["features.captions", "train.py"] * 2, "confidence",
+                     "photos.words"]
     assert [words[-1] for words in called[3:6:2]] == ["mine_points", "mine"] and "mine_points" in called[5]
     run(*words)
     assert len(called) == 8
@@ -497,7 +494,7 @@ def test_an_index_of_another_folder_or_run(own, capsys, small_run, tmp_path):
     (["--", " "], "an empty question"), (["--top", "5", "--", "-beach"], "says only what is not wanted"),
     (["--photo", "no.jpg"], "no.jpg cannot be read"), (["--captions", "no.txt"], "no.txt cannot be read"),
     (["a star", "--top", "0"], "'0' is not a whole number of at least 1"),
-    (["--json", "-star"], "unrecognized arguments: -star")])
+    (["--json", "-star"], "unrecognized arguments: -star; write --not star")])
 def test_bad_queries(make, capsys, words, message):
     refused(capsys, search.main, ["query", make(*GAUSSIAN), *words], message)
 
@@ -518,11 +515,11 @@ def test_bad_indexes_of_data(make, tmp_path, capsys, small_run, demo_path, words
 
 
 def test_a_run_that_does_not_say_what_it_reads_takes_no_folder(own, small_run, capsys, monkeypatch):
-    class Silent(Encoder):
+    class Silent(PhotoEncoder):
         def __init__(self, *args, **more):
             super().__init__(*args, **more)
             self.extractors = {}
-    monkeypatch.setattr(search, "Encoder", Silent)
+    monkeypatch.setattr(search, "PhotoEncoder", Silent)
     refused(capsys, search.main, ["photos", "--checkpoint", small_run(*GAUSSIAN), "--output", "new"],
             "an unnamed network.* index --images")
     assert not os.path.exists("new.npz")

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from losses import Embedding, formulas, trait
-from photos.vectors import INNER_PRODUCTS, image_vectors, query_vectors, scores_of_products
+from photos.milvus import INNER_PRODUCTS, image_vectors, query_vectors, scores_of_products
 
 N, Q, D = 40, 6, 48
 FORMULAS = formulas()

@@ -16,8 +16,8 @@ from methods import volume
 from methods.volume import fit_logistic
 from methods.words import find_naming_photos, find_showing_photos, is_content, list_short_texts, read_phrase, stem
 from photos import words
-from photos.encoder import Encoder
-from photos.probability import Probabilities, read_probabilities
+from photos.encoder import PhotoEncoder
+from photos.searcher import Probabilities, read_probabilities
 from tests.helpers import fit_steps, refused
 
 CAPTIONS = ["A young black dog runs .", "Two dogs in the snow", "a man with a dog-lead", "running men",
@@ -89,7 +89,7 @@ def test_every_photo_gets_short_texts_that_its_captions_name(demo_path, learned)
 
 def test_numbers_are_fitted_to_what_captions_name(learned):
     """The same by one logistic regression on all pairs."""
-    model = Encoder(str(learned / "run"))
+    model = PhotoEncoder(str(learned / "run"))
     train, dev = (read_split(str(learned / "data"), "mine", name, dev_images=0) for name in ("train", "dev"))
     texts = sorted({text for text in train.captions if read_phrase(tokenize(text))}) + dev.captions
     photos, queries, x, y = encode(model.model, dev, None, "cpu")[0], model.captions(texts), [], []
@@ -152,11 +152,11 @@ def test_the_command_fits_and_judges(learned, capsys, tmp_path):
     pair = {"slope": 5.0, "bias": -3.0}
     side = {"temperature": 9.0, "queries": 9, "gallery": 9}
     (run / "calibration.json").write_text(json.dumps({
-        "calibration": 1, "checkpoints": [str(run)], "weights": [Encoder(str(run)).weights], "data_name": "mine",
+        "calibration": 1, "checkpoints": [str(run)], "weights": [PhotoEncoder(str(run)).weights], "data_name": "mine",
         "similarity": "cosine", "t2i": side, "i2t": side, "pair": pair}))
     words.main([*map(str, [run, "--fit", *data])])
     assert set(json.loads((run / "calibration.json").read_text())["words"]) == {"slope", "bias", "log_det"}
-    assert read_probabilities(str(run), Encoder(str(run))).least == 1 / 9       # of the photos it was fitted to
+    assert read_probabilities(str(run), PhotoEncoder(str(run))).least == 1 / 9       # of the photos it was fitted to
     capsys.readouterr()
     words.main([*map(str, [run, *data, "--split", "test", "--absent", tmp_path / "names.txt"])])
     shown = capsys.readouterr().out
