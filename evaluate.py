@@ -41,7 +41,7 @@ from losses import formulas
 from options import parse_evaluation as parse_args
 
 
-def run(opt) -> dict:
+def evaluate_retrieval(opt) -> dict:
     """Evaluate, print tables, write the results and return them. Raises InputError."""
     check(not opt.photos or os.path.isdir(opt.photos), f"--photos {opt.photos} is not a folder; give the folder of the "
                                                        "photos, or leave it out")
@@ -283,7 +283,7 @@ def write_results(results: dict, all_tables: list, lines: list[str], target: str
 
 def main(argv=None) -> None:
     opt = parse_args(argv)
-    cli.run("evaluate.py", lambda: run(opt) and None)
+    cli.run("evaluate.py", lambda: evaluate_retrieval(opt) and None)
 
 
 if __name__ == "__main__":

@@ -180,23 +180,23 @@ def mahalanobis(images: Embedding, captions: Embedding) -> Tensor:
 @traits(gaussian_sides=2)
 def kl(images: Embedding, captions: Embedding) -> Tensor:
     """-KL(image || caption) in nats, <= 0: pmrl eq. 15, ucmr eq. 4."""
-    return -divergence(standardise(images, captions), standardise(captions, captions))
+    return -divergence(standardise_gaussians(images, captions), standardise_gaussians(captions, captions))
 
 
 @traits(gaussian_sides=2)
 def kl_reverse(images: Embedding, captions: Embedding) -> Tensor:
     """-KL(caption || image) in nats, <= 0: ucmr Table 6."""
-    return -divergence(standardise(captions, captions), standardise(images, captions)).T
+    return -divergence(standardise_gaussians(captions, captions), standardise_gaussians(images, captions)).T
 
 
 @traits(gaussian_sides=2)
 def minkl(images: Embedding, captions: Embedding) -> Tensor:
     """-min(KL(image || caption), KL(caption || image)) in nats, <= 0: pmrl eq. 16."""
-    image, caption = standardise(images, captions), standardise(captions, captions)
+    image, caption = standardise_gaussians(images, captions), standardise_gaussians(captions, captions)
     return -torch.minimum(divergence(image, caption), divergence(caption, image).T)
 
 
-def standardise(e: Embedding, reference: Embedding) -> tuple[Tensor, Tensor, Tensor]:
+def standardise_gaussians(e: Embedding, reference: Embedding) -> tuple[Tensor, Tensor, Tensor]:
     """Standardise by the average Gaussian of `reference`.
     Returns means (N, D), log-variances (N, D) less their average, and this average, the level (N, 1) of an item."""
     middle, log_scale = reference.mean.detach().mean(0), reference.log_var.detach().mean(0)

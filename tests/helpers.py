@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import evaluate
 import train
 from checkpoint import load_checkpoint
 from data import Batch
@@ -64,6 +65,11 @@ def trained(*words) -> int:
 
 def fit(*words) -> None:
     assert trained(*words) == 0
+
+
+def evaluated(*words) -> dict:
+    """The results of evaluate.py."""
+    return evaluate.evaluate_retrieval(evaluate.parse_args([*map(str, words)]))
 
 
 def fit_steps(*words) -> None:

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 from scipy import linalg
 
-import evaluate
 from cli import InputError
 from data import read_split
 from images import Features
 from methods import cca
 from methods.cca import CCA
 from metrics import retrieval
-from tests.helpers import refused
+from tests.helpers import evaluated, refused
 
 
 def views(n=90, f=7, g=5, seed=0, repeats=1):
@@ -106,8 +105,8 @@ def words_of(folder, output="e.npz"):
 def test_the_command_writes_embeddings_that_evaluate_to_its_rsum(folder, capsys):
     cca.main([*words_of(folder), "--dim", "8", "--eta_image", "0.01"])
     rsum = float(re.search(r"rsum ([\d.]+)", capsys.readouterr().out)[1])
-    found = evaluate.run(evaluate.parse_args(["--embeddings", str(folder / "e.npz"), "--data_path", str(folder),
-                                              "--data_name", "own", "--output", str(folder / "r.json")]))
+    found = evaluated("--embeddings", folder / "e.npz", "--data_path", folder, "--data_name", "own",
+                      "--output", folder / "r.json")
     assert found["protocols"]["full"]["rsum"] == pytest.approx(rsum, abs=0.06)
     stored, test = np.load(folder / "e.npz"), read_split(str(folder), "own", "test")
     assert stored["image_mean"].shape == (len(test.images), 8) and str(stored["similarity"]) == "cosine"

@@ -18,7 +18,7 @@ from cli import InputError
 from files import output
 from methods import METHODS
 from options import check_fits, options, resolve, training_parser
-from tests.helpers import ROOT, SMALL, fit, refused, unwritable
+from tests.helpers import ROOT, SMALL, evaluated, fit, refused, unwritable
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +106,7 @@ def test_raw_photos_train_evaluate_and_resume(tmp_path, demo_path, weights):
     given = torch.load(weights, weights_only=True)["conv1.weight"]
     kept, moved = (load_checkpoint(run)["model"]["image_tower.trunk.net.conv1.weight"] for run in (frozen, tuned))
     assert torch.equal(given, kept) and not torch.equal(kept, moved)
-    results = evaluate.run(evaluate.parse_args(["--checkpoint", tuned, "--workers", "0", "--export",
-                                                str(tmp_path / "e.npz")]))
+    results = evaluated("--checkpoint", tuned, "--workers", 0, "--export", tmp_path / "e.npz")
     assert results["images"] == 24 and results["data_name"] == "demo_coco"
     e = np.load(tmp_path / "e.npz", allow_pickle=False)
     assert e["image_id"].dtype.kind == "i" and e["caption_id"].shape == (120,)
@@ -117,7 +116,7 @@ def test_newest_run_is_taken_and_named(runs, monkeypatch, capsys, tmp_path, demo
     os.makedirs(tmp_path / "runs")
     os.symlink(runs / "cosine", tmp_path / "runs" / "mine")
     monkeypatch.chdir(tmp_path)
-    evaluate.run(evaluate.parse_args(["--data_path", demo_path, "--output", str(tmp_path / "r.json")]))
+    evaluated("--data_path", demo_path, "--output", tmp_path / "r.json")
     assert "using the newest run: runs/mine" in capsys.readouterr().out
 
 

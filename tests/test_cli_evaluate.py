@@ -17,7 +17,7 @@ from confidence.calibration import calibration_file
 from evaluation import pictures, protocols, report
 from evaluation.embeddings import Embeddings, check_same_items, load_scores
 from losses import Embedding, cosine, formulas
-from tests.helpers import fit, unwritable
+from tests.helpers import evaluated, fit, unwritable
 from tests.helpers import refused as refuses
 
 FORMULAS = formulas()
@@ -50,12 +50,12 @@ def everything(demo_path):
 
 @pytest.fixture
 def ev(tmp_path, monkeypatch):
-    """evaluate.run on words; its results, which it wrote to r.json, comparisons to c.json. In an empty folder."""
+    """evaluate.py on words; its results, which it wrote to r.json, comparisons to c.json. In an empty folder."""
     monkeypatch.chdir(tmp_path)
 
     def call(*words):
         path = "c.json" if "--compare" in words else "r.json"
-        results = evaluate.run(evaluate.parse_args([*map(str, words), "--output", path, "--overwrite"]))
+        results = evaluated(*words, "--output", path, "--overwrite")
         with open(path, encoding="utf-8") as f:
             assert f.read() == json.dumps(results, indent=1) + "\n"
         return results

@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 
-import evaluate
 import metrics
 from checkpoint import MADE_OF_RUN, Trained
 from cli import InputError
@@ -22,7 +21,7 @@ from evaluation import pictures
 from evaluation.embeddings import Embeddings
 from images import Photos
 from photos.searcher import read_probabilities
-from tests.helpers import refused
+from tests.helpers import evaluated, refused
 
 SIDES = ("t2i", "i2t")
 
@@ -116,8 +115,8 @@ def judged(*words):
 
 def exported(run, split, path, *words):
     """Embeddings of a split in a file."""
-    evaluate.run(evaluate.parse_args(["--checkpoint", str(run), "--split", split, "--export", str(path), "--output",
-                                      f"{path}.json", "--overwrite", *words]))
+    evaluated("--checkpoint", run, "--split", split, "--export", path, "--output", f"{path}.json", "--overwrite",
+              *words)
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -4,11 +4,10 @@ import os
 import numpy as np
 import pytest
 
-import evaluate
 import train
 from cli import InputError
 from methods import METHODS
-from tests.helpers import fit_steps, log_of, same_runs
+from tests.helpers import evaluated, fit_steps, log_of, same_runs
 from tests.test_text import write_vectors
 
 TWO_LAYERS = ["--img_layers", "16", "--txt_layers", "16"]
@@ -61,5 +60,5 @@ def test_a_method_learns_goes_on_and_evaluates(name, folder, tmp_path, monkeypat
     assert same_runs(tmp_path / "whole", tmp_path / "cut")
     losses = [line["Le"] for line in log_of(tmp_path / "whole", lambda line: line["kind"] == "step")]
     assert np.mean(losses[-3:]) < np.mean(losses[:3]), losses
-    results = evaluate.run(evaluate.parse_args(["--checkpoint", str(tmp_path / "whole")]))
+    results = evaluated("--checkpoint", tmp_path / "whole")
     assert results["protocols"]["full"]["rsum"] > 0

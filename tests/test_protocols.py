@@ -14,7 +14,8 @@ from evaluation.embeddings import Embeddings, Member, blocks_within, embed, read
 from evaluation.protocols import Record
 from evaluation.report import describe_results
 from losses import Embedding, cosine, dot, formulas
-from tests import helpers, references
+from tests import references
+from tests.helpers import evaluated, refused
 
 FORMULAS = formulas()
 
@@ -337,9 +338,9 @@ def test_a_part_is_embedded_as_within_the_whole(small_run):
 
 @pytest.fixture
 def ev(tmp_path, monkeypatch):
-    """evaluate.run on words, in an empty folder."""
+    """evaluate.py on words, in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    return lambda *words: evaluate.run(evaluate.parse_args([*map(str, words), "--output", "r.json", "--overwrite"]))
+    return lambda *words: evaluated(*words, "--output", "r.json", "--overwrite")
 
 
 def test_the_command_takes_the_terms_of_train_at_the_betas_of_dev(small_run, ev, capsys):
@@ -368,11 +369,11 @@ def test_the_command_takes_the_terms_of_train_at_the_betas_of_dev(small_run, ev,
     (["--bank", "testall"], "--bank testall holds queries"), (["--bank", "val"], "--bank val holds queries"),
     (["--bank", "train", "--split", "val"], "chooses beta on dev, so the split val is not a test of it")])
 def test_splits_that_can_be_no_bank_are_refused(small_run, capsys, words, message):
-    helpers.refused(capsys, evaluate.main, ["--checkpoint", small_run("--sim", "cosine"), *words], message)
+    refused(capsys, evaluate.main, ["--checkpoint", small_run("--sim", "cosine"), *words], message)
 
 
 def test_what_has_no_model_is_refused(small_run, ev, capsys):
     np.save("s.npy", np.zeros((24, 120), np.float32))
     for words in (["--scores", "s.npy"], ["--compare", small_run("--sim", "cosine"), "s.npy"]):
-        helpers.refused(capsys, evaluate.main, [*words, "--bank", "train"],
+        refused(capsys, evaluate.main, [*words, "--bank", "train"],
                         r"--bank train needs a model that embeds the bank, and s\.npy is of the items of one")

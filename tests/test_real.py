@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import data
-import evaluate
 import train
 from confidence import people as judge_by_people
 from data import read_split
 from features import captions
 from photos.encoder import SHIPPED, PhotoEncoder
+from tests.helpers import evaluated
 
 
 def test_flickr8k_has_no_faults(real_path, capsys):
@@ -27,7 +27,7 @@ def test_one_epoch_on_flickr8k_is_far_above_chance(real_path, tmp_path):
              "--embed_size", "64", "--word_dim", "64", "--num_epochs", "1", "--vse_mean_warmup_epochs", "1",
              "--learning_rate", "0.002", "--device", "cpu", "--logger_name", str(tmp_path / "run")]
     assert train.train(train.parse_args(words)) == 0
-    results = evaluate.run(evaluate.parse_args(["--checkpoint", str(tmp_path / "run"), "--workers", "0"]))
+    results = evaluated("--checkpoint", tmp_path / "run", "--workers", 0)
     full = results["protocols"]["full"]
     assert (results["images"], results["captions"]) == (500, 2500)
     assert full["rsum"] > 80 and full["i2t"]["medr"] < 60 and full["t2i"]["medr"] < 60
@@ -58,8 +58,8 @@ def test_the_model_that_comes_with_the_repository_has_the_figures_of_its_card(re
     model = PhotoEncoder(SHIPPED, device="cpu")
     (tmp_path / "f8k_people" / "features.json").write_text(json.dumps({"ims": model.extractors["ims"]}))
     captions.main(["--data_path", str(tmp_path), "--data_name", "f8k_people", "--kind", "sentences"])
-    found = evaluate.run(evaluate.parse_args(["--checkpoint", SHIPPED, "--data_path", str(tmp_path), "--data_name",
-                                              "f8k_people", "--split", "photos", "--output", str(tmp_path / "r.json")]))
+    found = evaluated("--checkpoint", SHIPPED, "--data_path", tmp_path, "--data_name", "f8k_people", "--split",
+                      "photos", "--output", tmp_path / "r.json")
     full = found["protocols"]["full"]
     assert full["rsum"] == pytest.approx(358.4, abs=1) and full["t2i"]["r1"] == pytest.approx(29.4, abs=0.5)
 

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-import evaluate
 import train
 from checkpoint import load_checkpoint
 from data import read_split, tokenize
 from model import BagOfWords, Words, build_model
-from tests.helpers import STEPS
+from tests.helpers import STEPS, evaluated
 from tests.helpers import fit_steps as fit
 from vocab import SPECIALS, Vocabulary
 
@@ -69,7 +68,7 @@ def test_words_start_from_the_vectors_of_a_file(tmp_path, freeze):
 
 def test_another_data_set_tells_its_unknown_words(folder, capsys):
     fit("--data_path", folder, "--data_name", "one", "--num_epochs", 1, "--logger_name", folder / "run")
-    found = evaluate.run(evaluate.parse_args(["--checkpoint", str(folder / "run"), "--data_name", "two"]))
+    found = evaluated("--checkpoint", folder / "run", "--data_name", "two")
     unknown = found["unknown_words"]
     known = set(load_checkpoint(str(folder / "run"))["vocabulary"])
     words = [w for c in read_split(str(folder), "two", "test").captions[3:] for w in tokenize(c) if w not in known]
@@ -78,7 +77,7 @@ def test_another_data_set_tells_its_unknown_words(folder, capsys):
     assert (unknown["unknown_words"], unknown["unknown_distinct"], unknown["captions_without"]) == (4 + rare, 2 + rare,
                                                                                                     2)
     assert "two against the training vocabulary: " in capsys.readouterr().out
-    assert "unknown_words" not in evaluate.run(evaluate.parse_args(["--checkpoint", str(folder / "run")]))
+    assert "unknown_words" not in evaluated("--checkpoint", folder / "run")
 
 
 @pytest.mark.parametrize("kind", ["ims", "bag"])
@@ -88,6 +87,6 @@ def test_features_of_another_extractor_are_refused(folder, kind):
     made = {"ims": "net A", "bag": "bag A", kind: "something else"}
     (folder / "two" / "features.json").write_text(json.dumps(made))
     with pytest.raises(ValueError, match="were made by 'something else'"):
-        evaluate.run(evaluate.parse_args(["--checkpoint", str(folder / "run"), "--data_name", "two"]))
+        evaluated("--checkpoint", folder / "run", "--data_name", "two")
     (folder / "two" / "features.json").unlink()             # nothing is recorded: nothing can be compared
-    evaluate.run(evaluate.parse_args(["--checkpoint", str(folder / "run"), "--data_name", "two"]))
+    evaluated("--checkpoint", folder / "run", "--data_name", "two")

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-import evaluate
 from cli import InputError
 from confidence import __main__ as confidence
 from confidence import volume
@@ -16,7 +15,7 @@ from evaluation import bank
 from losses import Embedding, formulas
 from methods import volume as shares
 from methods.volume import Sigmoid
-from tests.helpers import refused
+from tests.helpers import evaluated, refused
 from tests.test_confidence import exported, judged
 
 VOLUME = ["--variances", "volume"]
@@ -104,8 +103,8 @@ def test_variances_change_no_score(point, here, capsys):
         assert measures.pop("log_det_query") and measures == plain["confidence"][side]
     with open("r.json", encoding="utf-8") as f:
         assert json.load(f)["variances"] == report
-    evaluated = evaluate.run(evaluate.parse_args(["--embeddings", "wide.npz", "--uncertainty", "--output", "u.json"]))
-    assert all("recall_bins" in evaluated["uncertainty"][side] for side in ("images", "captions"))
+    found = evaluated("--embeddings", "wide.npz", "--uncertainty", "--output", "u.json")
+    assert all("recall_bins" in found["uncertainty"][side] for side in ("images", "captions"))
     with np.load("wide.npz") as f:
         assert f["image_log_var"].shape == (100, 1) and str(f["similarity"]) == "cosine"
 
