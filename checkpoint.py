@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import methods
 from cli import InputError, check, reason
 from data import tokenize
 from files import FORMAT, checksum, has_names, refusing
@@ -66,10 +67,8 @@ def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = 
     check(os.path.isfile(path), f"there is no checkpoint {path}; give a run folder that holds {name}"
                                 + ", or a file" * (name != "checkpoint.pt"))
     stored = read(path)
-    if isinstance(stored, dict) and "opt" in stored:
-        from methods.originals import convert_file, is_original
-        if is_original(stored):
-            stored = convert_file(stored, path, vocab)
+    if isinstance(stored, dict) and "opt" in stored and methods.originals.is_original(stored):
+        stored = methods.originals.convert_file(stored, path, vocab)
     check(isinstance(stored, dict) and {"format", "options", "vocabulary", "model"} <= set(stored),
           f"{path} is not a checkpoint of this project; give one that train.py wrote")
     check(stored["format"] == FORMAT, f"{path} has checkpoint format {stored['format']!a:.20}, this version reads "

@@ -35,13 +35,13 @@ import yaml
 from tqdm import tqdm
 
 import cli
+import methods
 import metrics
 from checkpoint import MADE_OF_RUN, NOISE, load_checkpoint, load_model, load_weights, resumed_options
 from cli import InputError, check, torch_device
 from data import Split, check_extractors, read_split
 from evaluation import encode
 from files import FORMAT, atomic, read_lines, read_yaml, refusing, save_array, save_state
-from methods import METHODS
 from model import TEXT_ENCODERS, VSE, build_model
 from options import NOT_STORED, Options, check_fits, fit_to_data, parse_words, read_config, resolve, training_parser
 from vocab import Vocabulary
@@ -62,7 +62,7 @@ def parse_args(argv=None, p: cli.Arguments | None = None) -> Options:
     p = p or training_parser()
     opt = p.parse_args(argv)
     if opt.methods:
-        for name, m in METHODS.items():
+        for name, m in methods.METHODS.items():
             print(f"{name}: {m.title} ({m.paper})",
                   textwrap.fill(m.flags, 100, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False),
                   *[f"    needs {m.needs}"] * bool(m.needs), sep="\n")
@@ -74,7 +74,7 @@ def parse_args(argv=None, p: cli.Arguments | None = None) -> Options:
             opt = resumed_options(p, opt, words)
         resolve(opt)
     except InputError as error:
-        needs = METHODS[opt.method].needs if opt.method else ""
+        needs = methods.METHODS[opt.method].needs if opt.method else ""
         p.error(f"{error}" + f" (--method {opt.method} needs {needs})" * bool(needs))
     return opt
 
@@ -110,8 +110,7 @@ def train(opt, kind: type["Training"] | None = None) -> int:
         print(yaml.safe_dump(vars(opt), sort_keys=True) + facts + "\ndry run: nothing was written")
         return 0
     if opt.loss == "volume":
-        from methods.volume import training_shares
-        run.model.terms["volume"].shares = training_shares(
+        run.model.terms["volume"].shares = methods.volume.training_shares(
             run.model, run.splits["train"], run.splits["dev"], run.tokens, device)
     with delayed_signals() as received:
         run.open_folder()
@@ -282,9 +281,8 @@ class Training:
         self.check_data(train, dev, start)
         self.pairs, self.batch_size = np.arange(len(train.captions)), opt.batch_size            # (m,) captions
         if opt.supervised_fraction < 1:
-            from methods.unpaired import build_unpaired, choose_pairs
-            self.pairs = choose_pairs(train, opt.supervised_fraction, opt.seed)
-            self.unpaired = build_unpaired(opt, train, self.tokens["train"], self.pairs)
+            self.pairs = methods.unpaired.choose_pairs(train, opt.supervised_fraction, opt.seed)
+            self.unpaired = methods.unpaired.build_unpaired(opt, train, self.tokens["train"], self.pairs)
         chance = metrics.chance(dev.caption_image, len(dev.images))["rsum"]
         self.sizes = (f"{len(self.pairs):,} training pairs of {len(train.images):,} images, {len(dev.images):,} dev "
                       f"images (rsum by chance {chance:.1f})")
@@ -315,8 +313,7 @@ class Training:
         """Captions of an epoch, `pairs` shuffled."""
         rng = np.random.default_rng([self.opt.seed, epoch])
         if self.opt.loss == "two_branch":
-            from methods.two_branch import sibling_order
-            return self.pairs[sibling_order(self.splits["train"].caption_image[self.pairs], rng)]
+            return self.pairs[methods.two_branch.sibling_order(self.splits["train"].caption_image[self.pairs], rng)]
         return self.pairs[rng.permutation(len(self.pairs))]
 
     def batches(self, order: np.ndarray):

@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 def __getattr__(name: str):
     """Import a file of this folder, for `methods.NAME`."""
-    if name not in ("cite", "pvse_pcme", "scan", "two_branch", "vse_infinity", "vsrn", "word_vectors"):
+    files = ("cite", "originals", "pvse_pcme", "scan", "two_branch", "unpaired", "volume", "vse_infinity", "vsrn",
+             "word_vectors")
+    if name not in files:
         raise AttributeError(f"module 'methods' has no attribute {name!r}")
     return importlib.import_module(f"methods.{name}")
 
