@@ -90,11 +90,12 @@ SCALES = {
     "f8k": Scale("Flickr8k's features, half the embedding and 10 epochs: not the papers' data", 2,
                  "--num_epochs 10 --amp bf16", "--learning_rate 1e-3 --lr_update 6", "",
                  "--num_epochs 3 --learning_rate 1e-4", 1)}
-SIZE, HIDDEN, WORDS = "--embed_size 1024", " --dim_hidden 512", 300     # defaults: embedding, captioner, word vectors
-LITE = "--cnn_type efficientnet_lite0 --crop_size 64"                   # network of fine-tuned rows at small scales
-FULL_ONLY = r" --(cnn_type \w+|dev_images 0|use_restval|split testall|fold5)"           # left out at small scales
-SIZED = r"--(embed_size|word_dim|img_layers|txt_layers|dim_hidden|cite_layers) [\d-]+"  # divided at small scales
-HARDEST = r"--max_violation|--sim (kl|minkl|mahalanobis|wasserstein)"                   # need a warm-up there
+# At small scales: the network of fine-tuned rows, options left out, and options whose numbers are divided.
+LITE = "--cnn_type efficientnet_lite0 --crop_size 64"
+FULL_ONLY = ("cnn_type", "dev_images", "use_restval", "fold5")
+SIZED = ("embed_size", "word_dim", "img_layers", "txt_layers", "dim_hidden", "cite_layers")
+HARDEST = ("kl", "minkl", "mahalanobis", "wasserstein")     # beginnings of similarities that need a warm-up there
+WORDS = 300                           # numbers of the word vectors of DeViSE
 # Features that are extracted: the photos, and how.
 EXTRACTED = {"coco_vgg_precomp": ("coco", "--cnn_type vgg19 --layer fc6 --use_restval"),
              "f30k_vgg_precomp": ("f30k", "--cnn_type vgg19 --layer fc6"),
@@ -129,25 +130,19 @@ NEVER_RUN = "No row of any table has been run at the papers' size; what that tak
 
 
 class Place(NamedTuple):
-    """Folders of data and runs, and the scale, one of SCALES."""
+    """Folders of the data and of a scale's runs, and the scale, one of SCALES."""
     data: str
-    runs: str
+    folder: str
     scale: str
 
-    @property
-    def folder(self) -> str:
-        return os.path.join(self.runs, self.scale)
+
+def parse_options(command: str) -> dict[str, str]:
+    """Options of a command by name, "" for a switch. The last of equal ones counts, as in argparse."""
+    return dict(re.findall(r"--(\S+) ?((?!--)\S*)", command))
 
 
-def find_option(options: str, name: str) -> str:
-    """The value of an option, "" where it is not given."""
-    match = re.search(rf"--{name} (\S+)", options)
-    return match[1] if match else ""
-
-
-def split_options(options: str) -> list[str]:
-    """Options as a list: ["--name value", ...]."""
-    return re.findall(r"--\S+(?: (?!--)\S+)*", options)
+def spell_options(options: dict[str, str]) -> str:
+    return " ".join(f"--{name} {value}".strip() for name, value in options.items())
 
 
 def is_fine_tuned(run: tuple[str, ...]) -> bool:
@@ -161,40 +156,42 @@ def scale_data_set(name: str, run: tuple[str, ...], scale: str) -> str:
     if name == "f30k_entities":
         return "demo_entities"
     source = "f8k" if scale == "f8k" else "other" if name.startswith("f30k") else "demo"
-    method = find_option(run[0], "method")
+    method = parse_options(run[0]).get("method")
     regions = name in ("coco_precomp", "f30k_precomp") or method and METHODS[method].needs.startswith(REGIONS)
     return source if is_fine_tuned(run) else f"{source}{'_region' * bool(regions)}_precomp"
 
 
-def scale_options(command: str, run: tuple[str, ...], scale: str) -> str:
+def scale_options(command: str, run: tuple[str, ...], scale: str) -> dict[str, str]:
     """The options of a command, on the data sets of a scale."""
-    options = "".join(command.partition(" --")[1:])
-    options = (options if scale == "full" else re.sub(FULL_ONLY, "", options)).strip()
-    return re.sub(r"--(data_name|test_name) (\S+)", lambda m: f"--{m[1]} {scale_data_set(m[2], run, scale)}", options)
+    options = {name: scale_data_set(value, run, scale) if name in ("data_name", "test_name") else value
+               for name, value in parse_options(command).items()}
+    if scale == "full":
+        return options
+    return {name: value for name, value in options.items() if name not in FULL_ONLY and value != "testall"}
 
 
-def scale_sizes(options: str, scale: Scale, photos: bool) -> str:
-    """Options of train.py at a small scale."""
-    def divide(match):
-        return re.sub(r"[1-9]\d*", lambda n: str(max(4, int(n[0]) // scale.divide)), match[0])
-    sizes = SIZE + HIDDEN * ("--captioner" in options)
-    options = re.sub(SIZED, divide, re.sub(r"(--data_name \S+)", rf"\1 {sizes}", options))
-    tuned = "--finetune" in options
-    rate = scale.tune if tuned else scale.rate * ("sgd" not in options) + f" {scale.start}" * photos
-    warmup = f"--vse_mean_warmup_epochs {scale.warmup}" * bool(re.search(HARDEST, options) and not tuned)
-    return " ".join([options, scale.train, rate, LITE * photos, warmup])
+def training_options(command: str, run: tuple[str, ...], scale: str) -> dict[str, str]:
+    """Select the options that identify a training: not its paths, seed and start."""
+    command = re.sub(r"--method (\S+)", lambda m: METHODS[m[1]].flags, command)
+    options = scale_options(command, run, scale)
+    options.pop("init_from", None)
+    return options if scale == "full" else shrink_training(options, SCALES[scale], is_fine_tuned(run))
 
 
-def training_options(command: str, run: tuple[str, ...], scale: str) -> str:
-    """Select the options that identify a training: not its paths, seed and start.
-
-    The last of equal options counts, as in argparse, and stands at the place of the first.
-    """
-    options = re.sub(r"--method (\S+)", lambda m: METHODS[m[1]].flags, scale_options(command, run, scale))
-    options = options.replace(" --init_from RUN", "")
-    if scale != "full":
-        options = scale_sizes(options, SCALES[scale], is_fine_tuned(run))
-    return " ".join({option.split()[0]: option for option in split_options(options)}.values())
+def shrink_training(options: dict[str, str], scale: Scale, photos: bool) -> dict[str, str]:
+    """Options of a training at a small scale. photos: it is fine-tuned, or comes before a fine-tuning."""
+    def divide(sizes: str) -> str:
+        return re.sub(r"[1-9]\d*", lambda n: str(max(4, int(n[0]) // scale.divide)), sizes)
+    default_sizes = {"embed_size": "1024"} | ({"dim_hidden": "512"} if "captioner" in options else {})
+    options = {"data_name": options["data_name"], **default_sizes, **options}
+    options |= {name: divide(options[name]) for name in SIZED if name in options}
+    hardest = "max_violation" in options or options.get("sim", "").startswith(HARDEST)
+    if "finetune" in options:
+        changes = [scale.train, scale.tune, LITE]
+    else:
+        changes = [scale.train, scale.rate * (options.get("optimizer") != "sgd"), f"{scale.start} {LITE}" * photos,
+                   f"--vse_mean_warmup_epochs {scale.warmup}" * hardest]
+    return options | parse_options(" ".join(changes))
 
 
 # ---- steps: commands and the files that they write
@@ -211,7 +208,7 @@ class Step:
     @property
     def done(self) -> bool:
         if self.run and os.path.exists(self.target):        # a training that was stopped has a best model, too
-            return read_last_line(os.path.join(self.run, "log.txt")).find("done: best") >= 0
+            return "done: best" in read_last_line(os.path.join(self.run, "log.txt"))
         return os.path.exists(self.target)
 
     @property
@@ -304,14 +301,15 @@ def plan_vectors(kind: str, folder: str, place: Place) -> list[Step]:
 
 def plan_preparations(run: tuple[str, ...], place: Place) -> list[Step]:
     """The steps before a run: data, proposals, vectors, Visual Genome's manifest."""
-    steps, vectors = [], re.search(r"--text(?:_features)? (\w+)|/(own)\.txt", run[-2])
-    names = [find_option(run[-2], "data_name"), find_option(run[-2], "test_name"), find_option(run[-1], "data_name")]
-    for folder in dict.fromkeys(scale_data_set(name, run, place.scale) for name in names if name):
+    steps, training, judging = [], parse_options(run[-2]), parse_options(run[-1])
+    vectors = training.get("text_features") or training.get("text") or "own" * ("word_vectors" in training)
+    names = filter(None, (training["data_name"], training.get("test_name"), judging.get("data_name")))
+    for folder in dict.fromkeys(scale_data_set(name, run, place.scale) for name in names):
         steps += plan_data(folder, place)
         if folder.endswith("_entities"):
             steps += plan_proposals(folder, place)
         if vectors:
-            steps += plan_vectors(vectors[1] or vectors[2], folder, place)
+            steps += plan_vectors(vectors, folder, place)
     if run[-1].startswith("-m vg_experiments"):
         manifest = os.path.join(place.folder, "vg", "manifest.json")
         if place.scale == "full" and not os.path.exists(manifest):
@@ -326,15 +324,15 @@ def plan_training(command: str, run: tuple[str, ...], start: str, seed: int, pla
     """A training, which starts from the run in the folder `start`, or a fit of CCA."""
     program, cca = command.partition(" --")[0], "methods.cca" in command
     options = scale_options(command, run, place.scale) if cca else training_options(command, run, place.scale)
-    options += f" --init_from {{start}}/{os.path.basename(start)}" * bool(start)
-    data = find_option(options, "data_name")
-    kind = ["cosine", *re.findall(r"--sim (\S+)", options), *["cca"] * cca][-1]
-    identity = sorted(option for option in split_options(options) if not option.startswith("--test_name"))
-    folder = os.path.join(place.folder, f"{data}_{kind}_{sha256(' '.join(identity))[:8]}_seed{seed}")
-    npz = "_".join(filter(None, ["cca", find_option(options, "test_name")])) + ".npz"
+    if start:
+        options["init_from"] = f"{{start}}/{os.path.basename(start)}"
+    data, test_name, kind = options["data_name"], options.get("test_name"), options.get("sim", "cosine")
+    identity = spell_options({name: value for name, value in sorted(options.items()) if name != "test_name"})
+    folder = os.path.join(place.folder, f"{data}_{'cca' if cca else kind}_{sha256(identity)[:8]}_seed{seed}")
+    npz = f"cca_{test_name}.npz" if test_name else "cca.npz"
     target = os.path.join(folder, npz if cca else "model_best.pt")
     end = "--output {target}" if cca else f"--seed {seed} --logger_name {{run}}"
-    words = fill_words(f"{program} --data_path {{data}} {options} {end}", data=place.data, folder=data,
+    words = fill_words(f"{program} --data_path {{data}} {spell_options(options)} {end}", data=place.data, folder=data,
                        start=os.path.dirname(start), run=folder, target=target)
     return Step(words, target, f"{folder}.txt", "" if cca else folder)
 
@@ -349,14 +347,15 @@ def plan_judging(command: str, run: tuple[str, ...], model: Step, place: Place) 
         words = f"{program} {subject} --manifest {{manifest}} --cache {{cache}} --output {{out}}"
         target = os.path.join(paths["out"], f"{program.split('.')[-1]}.json")
         return [Step(fill_words(words, **paths), target, model.log)]
-    demo = "demo_" * (place.scale == "demo")
-    options = scale_options(command, run, place.scale).replace("--cxc", f"--cxc --cxc_path {{data}}/{demo}cxc").replace(
-        "--pmrp", f"--pmrp --instances {{data}}/{demo}{INSTANCES}")
-    target = os.path.join(folder, f"results_{sha256(options)[:8]}.json")
-    words = f"{program} {subject} --data_path {{data}} {options} --output {{results}}"
-    needs = [name for flag, name in (("--cxc", "cxc"), ("--pmrp", INSTANCES)) if flag in command and not demo]
-    return [*(require_data(name, place) for name in needs),
-            Step(fill_words(words, results=target, **paths), target, model.log)]
+    options, needs = scale_options(command, run, place.scale), []
+    for flag, option, name in (("cxc", "cxc_path", "cxc"), ("pmrp", "instances", INSTANCES)):
+        if flag in options:
+            demo = place.scale == "demo"
+            options[option] = f"{{data}}/{'demo_' * demo}{name}"
+            needs += [] if demo else [require_data(name, place)]
+    target = os.path.join(folder, f"results_{sha256(spell_options(options))[:8]}.json")
+    words = f"{program} {subject} --data_path {{data}} {spell_options(options)} --output {{results}}"
+    return [*needs, Step(fill_words(words, results=target, **paths), target, model.log)]
 
 
 def plan_run(run: tuple[str, ...], seed: int, place: Place) -> list[Step]:
@@ -385,14 +384,14 @@ def run_all(runs: list[tuple[str, list[Step]]]) -> list[str]:
         for step in missing:
             if not error:
                 print(f"[{k}/{len(runs)}] {name}: {step.line}", file=sys.stderr, flush=True)
-                error = execute(step)
+                error = run_step(step)
         if error:
             failures.append(f"{name}: {error}")
             print(f"[{k}/{len(runs)}] {failures[-1]}", file=sys.stderr, flush=True)
     return failures
 
 
-def execute(step: Step) -> str:
+def run_step(step: Step) -> str:
     """Run a step, with output to its log. Returns a line on what went wrong, or ""."""
     for path in (step.log, "" if step.run else step.target):
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
@@ -419,7 +418,7 @@ def find_value(results, path: str) -> float | None:
     return results
 
 
-def collect(row: Row, table: Table, seeds: int, place: Place) -> list[tuple | None]:
+def collect_cells(row: Row, table: Table, seeds: int, place: Place) -> list[tuple | None]:
     """(mean, standard deviation, seeds) for each column; None without results."""
     cells = []
     results = [[read_json(steps[-1].target, "delete it, and it is made again")
@@ -466,15 +465,12 @@ def tabulate_rows(table: Table, ours: list[tuple[Row, list]]) -> list:
 # ---- the command
 
 def select_rows(table: Table, only: list[str] | None) -> list[Row]:
-    """Rows that --only names, else all. Raises InputError on a name that fits no row."""
-    rows, numbered = [], list(enumerate(table.rows, 1))
+    """Rows that --only names, else all. Raises InputError on a name that is of no row."""
+    names = {str(k): row for k, row in enumerate(table.rows, 1)} | {row.label: row for row in table.rows}
     for name in only or ():
-        matches = ([row for k, row in numbered if name.lower() in (str(k), row.label.lower())]
-                   or [row for row in table.rows if name.lower() in row.label.lower()])
-        check(matches, f"--only {name} is not a row of {table.title}; its rows are "
-                       f"{'; '.join(f'{k} {row.label}' for k, row in numbered)}")
-        rows += matches
-    return list(dict.fromkeys(rows)) or list(table.rows)
+        check(name in names, f"--only {name} is not a row of {table.title}; its rows are "
+                             f"{'; '.join(f'{k} {row.label}' for k, row in enumerate(table.rows, 1))}")
+    return [names[name] for name in only] if only else list(table.rows)
 
 
 def build_parser(description: str) -> Arguments:
@@ -493,7 +489,8 @@ def build_parser(description: str) -> Arguments:
 
 
 def build_place(opt) -> Place:
-    return Place(opt.data_path or ("data/demo_tables" if opt.scale == "demo" else "data"), opt.runs, opt.scale)
+    data = opt.data_path or ("data/demo_tables" if opt.scale == "demo" else "data")
+    return Place(data, os.path.join(opt.runs, opt.scale), opt.scale)
 
 
 def print_needs(steps: list[Step]) -> None:
@@ -526,7 +523,7 @@ def run_table(table: Table, opt) -> None:
         print(*dict.fromkeys(step.line for _, steps in runs for step in steps if step.line), sep="\n")
         return
     failures = run_all(runs)
-    for printed in tabulate_rows(table, [(row, collect(row, table, seeds, place)) for row in rows]):
+    for printed in tabulate_rows(table, [(row, collect_cells(row, table, seeds, place)) for row in rows]):
         print(text(printed), end="\n\n")
     print(f"ours: mean and standard deviation over the seeds (their number); {SCALES[opt.scale].description}",
           *table.notes, sep="\n")
@@ -538,7 +535,7 @@ def main(table: Table, description: str = "", argv=None) -> None:
     """Run a table's script. `description`: the script's docstring."""
     p = build_parser(description)
     p.add_argument("--only", nargs="+", metavar="ROW",
-                   help="rows to run and print: number from 1, label, or part of a label")
+                   help="rows to run and print: numbers from 1, or labels")
     p.add_argument("--dry_run", action="store_true", help="print the commands, and run nothing")
     opt = p.parse_args(argv)
     if opt.scale == "f8k" and not table.f8k:

@@ -28,7 +28,8 @@ def row_of(table: str, label: str) -> Row:
 def parse_training(run, command=-2):
     """The options of one of a run's trainings in the papers' setting."""
     more = ["--init_from", "RUN"] if "--init_from" in run[command] else []
-    return train.parse_args([*runner.training_options(run[command], run, "full").split(), *more])
+    options = runner.spell_options(runner.training_options(run[command], run, "full"))
+    return train.parse_args([*options.split(), *more])
 
 
 @pytest.mark.parametrize("name, scale", [(name, scale) for name in TABLES for scale in SCALES
@@ -139,7 +140,7 @@ TINY = Table("a table", (recalls("folds5", "1K", ks=(1, 5), rsum=True), OTHER), 
 def test_printed_table(monkeypatch, capsys):
     ours = [(11.25, 0.5, 2), (20.0, 0.0, 1), None, (4.0, 0.25, 2), (290.0, 2.0, 2), (3.0, 0.0, 1)]
     monkeypatch.setattr(runner, "run_all", lambda runs: [])
-    monkeypatch.setattr(runner, "collect", lambda row, *_: ours if row.runs else [None] * 6)
+    monkeypatch.setattr(runner, "collect_cells", lambda row, *_: ours if row.runs else [None] * 6)
     runner.main(TINY, "", ["--demo"])
     assert capsys.readouterr().out == """\
 a table, 1K
@@ -162,9 +163,12 @@ a note
 
 
 def test_missing_data_are_named_and_the_published_numbers_printed(tmp_path, capsys):
+    words = ["--data_path", str(tmp_path), "--only", "VSE++, cosine", "2"]
     with pytest.raises(SystemExit, match="2 of 2 runs failed"):
-        runner.main(TABLES["pmrl_table1"], "", ["--data_path", str(tmp_path), "--only", "VSE++", "2"])
+        runner.main(TABLES["pmrl_table1"], "", words)
     out, err = capsys.readouterr()
+    with pytest.raises(SystemExit, match="--only GIE is not a row of pmrl Table 1: .*; its rows are 1 VSE"):
+        runner.main(TABLES["pmrl_table1"], "", [*words, "GIE"])
     assert "coco is not there; put there COCO's train2014.zip" in err
     assert "58.3" in out and "78.0" in out and "94.0" not in out
 
@@ -191,7 +195,7 @@ SMALL_TABLE = Table("t", (recalls(),), (Row("a", (1.0,) * 6, (WASSERSTEIN,)), Ro
 
 
 def in_this_process(step: Step) -> str:
-    """runner.execute without a process of its own, which would load torch once more."""
+    """runner.run_step without a process of its own, which would load torch once more."""
     script, *words = step.command
     main = {"train.py": train, "evaluate.py": evaluate}[script].main
     os.makedirs(os.path.dirname(step.log), exist_ok=True)
@@ -205,7 +209,7 @@ def in_this_process(step: Step) -> str:
 
 @pytest.mark.slow
 def test_a_table_runs_resumes_and_skips(tmp_path, demo_path, monkeypatch, capsys):
-    monkeypatch.setattr(runner, "execute", in_this_process)
+    monkeypatch.setattr(runner, "run_step", in_this_process)
 
     def call(*more):
         capsys.readouterr()
@@ -248,6 +252,6 @@ def test_failing_command_is_told_in_one_line(tmp_path, monkeypatch):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)   # what is printed first is received first without it, too
     step = Step(["-c", "import sys; print('words'); sys.exit('the last "
                        "line')"], str(tmp_path / "x"), str(tmp_path / "log"))
-    assert runner.execute(step) == "status 1: the last line"
+    assert runner.run_step(step) == "status 1: the last line"
     failures = runner.run_all([("a", [step]), ("b", [step, Step([], str(tmp_path / "y"), lacks="nothing there")])])
     assert failures == ["a: status 1: the last line", "b: nothing there"]
