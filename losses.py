@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-VAR_MAX = 10.0                        # variances lie in [0.1, 10]: pmrl 3.1, ucmr 4.2
-LOG_VAR_BOUNDS = (math.log(0.1), math.log(VAR_MAX))
+LOG_VAR_BOUNDS = (math.log(0.1), math.log(10))    # variances lie in [0.1, 10]: pmrl 3.1, ucmr 4.2
 NUMBERS = {"cpu": 2 ** 18, "cuda": 2 ** 25}       # in the largest temporary of a block of pairs: what a cache holds
 
 
@@ -31,9 +30,6 @@ class Embedding(NamedTuple):
     def rows(self, index) -> "Embedding":
         """Select the items of a slice, list or tensor."""
         return Embedding(*(None if x is None else x[index] for x in self))
-
-    def to(self, device) -> "Embedding":
-        return Embedding(*(None if x is None else x.to(device) for x in self))
 
     @staticmethod
     def cat(batches: list["Embedding"]) -> "Embedding":
@@ -95,18 +91,6 @@ TRAITS = {
     "within_modality": True,          # also compares images with images; else the cosine does
     "implies": {},                    # defaults of other options of train.py
 }
-
-
-def check_sides(similarity, name: str, images: Embedding, captions: Embedding) -> None:
-    """Raise ValueError where two sides lack what the similarity of that name compares."""
-    if trait(similarity, "parts") and (images.parts is None or captions.parts is None):
-        raise ValueError(f"{name} compares the parts of items, such as regions with words, and a side given has means "
-                         "only; embed both by a model of --sim scan or mil, or compare means: cosine")
-    needed, gaussian = trait(similarity, "gaussian_sides"), sum(e.log_var is not None for e in (images, captions))
-    one = trait(similarity, "point_side")
-    if needed not in (0, gaussian) and not (one and gaussian == 1):
-        raise ValueError(f"{name} needs variances on {needed} of the two sides, images and captions{', or on 1' * one}"
-                         f"; {gaussian} of those given have them")
 
 
 def trait(similarity, name: str):

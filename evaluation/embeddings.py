@@ -15,13 +15,13 @@ import torch
 
 import metrics
 from checkpoint import Trained
-from cli import InputError, check
+from cli import check
 from data import Split, check_extractors, read_split
 from evaluation import encode
 from evaluation.annotations import IdIndex
 from files import read_array, read_arrays, save_arrays
 from images import Photos, count_repeats
-from losses import SIMILARITIES, Embedding, check_sides, cosine, formulas, trait, uncertainty
+from losses import SIMILARITIES, Embedding, cosine, formulas, trait, uncertainty
 from options import check_fits
 
 SQUARABLE = 1e18                      # float32 can sum the squares of smaller numbers
@@ -173,7 +173,7 @@ def embed(models: list[Trained], split: str = "test", part=None, *, sim: str | N
         images, captions = encode(model.model, read, tokens, model.device, batch_size, workers, part and part(read))
         similarity = formulas()[sim] if sim else model.similarity
         if sim and images is not None:
-            check_similarity(similarity, (images, captions), sim, model.path)
+            check_sides(similarity, sim, images, captions, model.path)
         if foreign and read.text is None:
             e.report["unknown_words"] = read.unknown_words(model.vocab)
         e.members.append(Member(similarity, images, captions))
@@ -183,12 +183,16 @@ def embed(models: list[Trained], split: str = "test", part=None, *, sim: str | N
     return e
 
 
-def check_similarity(similarity, sides, sim: str, path: str) -> None:
-    """Raise InputError where a similarity cannot compare these embeddings."""
-    try:
-        check_sides(similarity, sim, *sides)
-    except ValueError as error:
-        raise InputError(f"{path} does not fit --sim {sim}: {error}") from error
+def check_sides(similarity, name: str, images: Embedding, captions: Embedding, path: str) -> None:
+    """Raise InputError where embeddings of `path` lack what the similarity of that name compares."""
+    check(not trait(similarity, "parts") or images.parts is not None and captions.parts is not None,
+          f"{path} does not fit --sim {name}: it compares the parts of items, such as regions with words, and a side "
+          "given has means only; embed both by a model of --sim scan or mil, or compare means: cosine")
+    needed, gaussian = trait(similarity, "gaussian_sides"), sum(e.log_var is not None for e in (images, captions))
+    one = trait(similarity, "point_side")
+    check(needed in (0, gaussian) or one and gaussian == 1,
+          f"{path} does not fit --sim {name}: it needs variances on {needed} of the two sides, images and captions"
+          f"{', or on 1' * one}; {gaussian} of those given have them")
 
 
 # ---- whose images and captions
@@ -285,7 +289,7 @@ def load_embeddings(path: str, sim: str | None = None, **data) -> Embeddings:
         if owner.size and owner.dtype.kind in "iu" and owner.max() >= m // each:    # it counts the repeated rows
             arrays["caption_image"] = owner // each
         notes += [describe_repeats(path, m, each)] * (each > 1)
-    check_similarity(similarity, (images, captions), name, path)
+    check_sides(similarity, name, images, captions, path)
     if not sim and "similarity" not in arrays:
         unused = ", and its variances are not used" * any(x.log_var is not None for x in (images, captions))
         notes.append(f"{path} names no similarity; using the cosine of the means{unused} (--sim chooses another)")

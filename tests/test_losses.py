@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch.distributions import Normal, kl_divergence
 
-from evaluation.embeddings import within_modality
+from cli import InputError
+from evaluation.embeddings import check_sides, within_modality
 from evaluation.protocols import deal_variances
 from losses import (
     LOG_VAR_BOUNDS,
@@ -16,13 +17,13 @@ from losses import (
     Hinge,
     InfoNCE,
     Match,
-    check_sides,
     cosine,
     formulas,
     information_bottleneck,
     trait,
     uncertainty,
 )
+from methods.pvse_pcme import MaxOverParts
 from model import Encoded
 from tests.references import broadcasts
 
@@ -124,14 +125,20 @@ def test_an_image_without_features_leaves_the_gradient_finite_in_float32(name):
     assert image.grad.norm() < 1e7
 
 
-@pytest.mark.parametrize("name", ["kl", "kl_reverse", "minkl", "wasserstein", "csd", "mahalanobis"])
-def test_a_missing_or_surplus_variance_is_refused(name):
+def test_sides_that_a_similarity_cannot_compare_are_refused():
     point, gaussian = Embedding(torch.randn(3, 4)), embedding(3, 4, dtype=torch.float32)
-    wrong = (gaussian, gaussian) if name == "mahalanobis" else (point, gaussian)
-    with pytest.raises(ValueError, match="of the two sides"):
-        check_sides(FORMULAS[name], name, *wrong)
-    with pytest.raises(ValueError, match="on 2 of the two sides, images and captions, or on 1; 0 of those"):
-        check_sides(MLS(), "mls", point, point)
+    for similarity, name, sides, message in (
+            (FORMULAS["kl"], "kl", (point, gaussian), "on 2 of the two sides, images and captions; 1 of those"),
+            (FORMULAS["mahalanobis"], "mahalanobis", (gaussian, gaussian), "on 1 of the two sides, .*; 2 of those"),
+            (MLS(), "mls", (point, point), "on 2 of the two sides, images and captions, or on 1; 0 of those"),
+            (MaxOverParts(), "mil", (point, point), "compares the parts of items, .*means only")):
+        with pytest.raises(InputError, match=f"e.npz does not fit --sim {name}: it .*{message}"):
+            check_sides(similarity, name, *sides, "e.npz")
+    check_sides(MLS(), "mls", point, gaussian, "e.npz")
+
+
+def test_items_of_one_side_are_compared_by_the_cosine_where_a_similarity_needs_both():
+    point = Embedding(torch.randn(3, 4))
     similarity, side = within_modality(MLS(), point)
     torch.testing.assert_close(similarity(side, side), cosine(point, point))
 

@@ -10,7 +10,7 @@ import losses
 import train
 from cli import InputError
 from images import Features, Photos
-from losses import Embedding, Match, check_sides, formulas
+from losses import Embedding, Match, formulas
 from methods.pvse_pcme import (
     MMD,
     Diversity,
@@ -138,11 +138,9 @@ def test_padding_of_parts_learns_nothing_and_all_of_chamfers_parts_learn(similar
         assert torch.equal(learns, real) if slow is slow_chamfer else not learns[~real].any()
 
 
-def test_mil_of_one_part_is_the_cosine_and_points_are_refused():
+def test_mil_of_one_part_is_the_cosine():
     images, captions = several(4, 1, seed=1), several(5, 1, seed=2)
     torch.testing.assert_close(MaxOverParts()(images, captions), FORMULAS["cosine"](images, captions))
-    with pytest.raises(ValueError, match="mil compares the parts of items"):
-        check_sides(MaxOverParts(), "mil", Embedding(images.mean), captions)
 
 
 # ---- match probability
