@@ -29,8 +29,8 @@ from files import save_json
 from methods.volume import Sigmoid
 
 
-def run(opt) -> dict:
-    """Calibrate and judge as the options say; return the results. Raises InputError."""
+def judge_model(opt) -> dict:
+    """Calibrate and judge a model as the options say; return the results. Raises InputError."""
     items, files = open_items(opt, plots.PICTURES)
     test = items.test
     calibration = calibrate(items.dev, items.source)
@@ -106,7 +106,7 @@ def parse_args(argv=None):
 
 
 def main(argv=None) -> None:
-    cli.run("confidence", lambda: run(parse_args(argv)) and None)
+    cli.run("confidence", judge_model, parse_args(argv))
 
 
 if __name__ == "__main__":

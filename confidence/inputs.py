@@ -7,7 +7,7 @@ import numpy as np
 
 import cli
 from checkpoint import Trained
-from cli import Arguments, InputError, check, data_set, filename, natural, positive, split_name, torch_device, within
+from cli import Arguments, InputError, check, data_set, filename, positive, split_name, torch_device, within
 from confidence import volume
 from data import Split, named_splits
 from evaluate import beside, check_outputs, results_file
@@ -43,7 +43,6 @@ def add_arguments(p: Arguments) -> None:
     add("--data_path", type=filename, metavar="FOLDER", help="folder of the data sets (default: as in training)")
     add("--data_name", type=data_set, help="data set (default: as in training)")
     add("--split", type=split_name, help="split to judge (default: what a file names, else test)")
-    add("--dev_images", type=natural, help="number of dev images; 0: all (default: as in training)")
     add("--output", type=filename, metavar="FILE.json", help="file of the results; other files are named after it "
         "(default: beside the run or file)")
     add("--overwrite", action="store_true", help="replace existing files that options name")
@@ -99,7 +98,7 @@ def check_arguments(opt) -> None:
 
 def open_run(model: Trained, opt) -> Items:
     """Items of the splits of a run."""
-    data = {name: getattr(opt, name) for name in ("sim", "data_path", "dev_images", "batch_size", "workers")}
+    data = {name: getattr(opt, name) for name in ("sim", "data_path", "batch_size", "workers")}
     whole = embed([model], opt.split or "test", data_name=opt.data_name, **data)
     check(whole.has_images, f"{whole.name} has no images to answer with, so there is no confidence to calibrate; name "
                             "a split with images")
@@ -113,17 +112,13 @@ def open_run(model: Trained, opt) -> Items:
     return Items(whole, whole, dev, f"{dev.data_name} {dev.split}")
 
 
-def load_foreign(path: str, opt, **data) -> Embeddings:
-    return load_file(path, opt.sim, data_path=opt.data_path, dev_images=opt.dev_images, **data)
-
-
 def open_file(opt) -> Items:
     """Items of files of embeddings or scores."""
-    whole = load_foreign(opt.source, opt, data_name=opt.data_name, split=opt.split)
+    whole = load_file(opt.source, opt.sim, data_path=opt.data_path, data_name=opt.data_name, split=opt.split)
     if opt.calibrate_on:
         items = split_items(whole, opt.calibrate_on)
     else:
-        items = Items(whole, whole, load_foreign(opt.dev, opt), opt.dev)
+        items = Items(whole, whole, load_file(opt.dev, opt.sim, data_path=opt.data_path), opt.dev)
         check_other_items(whole, items.dev, "--dev", "calibrate on other items, or take half of these with "
                                                      "--calibrate_on 0.5")
     if whole.members:
@@ -139,7 +134,7 @@ def give_variances(items: Items, model: Trained | None, opt) -> None:
     check(not items.dev.gaussian, f"--variances volume gives variances to points, and {items.dev.name} has variances "
                                   "of its own; leave it out, or give a point model")
     if model:
-        data = {name: getattr(opt, name) for name in ("data_path", "dev_images", "batch_size", "workers")}
+        data = {name: getattr(opt, name) for name in ("data_path", "batch_size", "workers")}
 
         def draw(split: Split) -> Gallery:                  # no images
             return Gallery(np.arange(0), volume.draw_captions(split.caption_image, len(split.images)))
@@ -147,7 +142,7 @@ def give_variances(items: Items, model: Trained | None, opt) -> None:
         name, owner = f"{train.data_name} train", train.caption_image
         owner = owner[volume.draw_captions(owner, train.n_images)]
     else:
-        train = load_foreign(opt.train, opt)
+        train = load_file(opt.train, opt.sim, data_path=opt.data_path)
         check_other_items(items.whole, train, "--train", "give embeddings of training pairs")
         if opt.dev:
             check_other_items(train, items.dev, "--dev", "calibrate on other items than the training pairs")

@@ -157,7 +157,7 @@ def fit_prior(logits: np.ndarray) -> np.ndarray:
 
 # ---- what is shown
 
-def report(opt) -> None:
+def write_pairs(opt) -> None:
     """Judge the captions of a run, print findings, write pairs.csv and pairs.png."""
     opt.source = opt.source or newest_run()
     check(not os.path.isfile(opt.source), f"{opt.source} is a file; give the run folder")
@@ -204,7 +204,7 @@ def parse_args(argv=None):
 
 
 def main(argv=None) -> None:
-    cli.run("confidence.pairs", report, parse_args(argv))
+    cli.run("confidence.pairs", write_pairs, parse_args(argv))
 
 
 if __name__ == "__main__":

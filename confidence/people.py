@@ -259,8 +259,8 @@ def tabulate_judgements(results: dict) -> list:
 
 # ---- the command
 
-def run(opt) -> dict:
-    """Compare with people as the options say; return the results. Raises InputError."""
+def compare_with_people(opt) -> dict:
+    """Compare a model with people as the options say; return the results. Raises InputError."""
     items, files = open_items(opt, ())
     judgements = [read_judgements(path, items.whole) for path in opt.judgements]
     calibration = calibrate(items.dev, items.source)
@@ -280,7 +280,7 @@ def parse_args(argv=None):
 
 
 def main(argv=None) -> None:
-    cli.run("confidence.people", lambda: run(parse_args(argv)) and None)
+    cli.run("confidence.people", compare_with_people, parse_args(argv))
 
 
 if __name__ == "__main__":

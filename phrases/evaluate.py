@@ -27,7 +27,7 @@ from phrases.ranking import largest_first, validate_phrases
 COLUMNS = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "rsum": "rsum", "upper": "any box", "phrases": "phrases"}
 
 
-def evaluate(path: str, opt) -> dict:
+def evaluate_run(path: str, opt) -> dict:
     """Results of a run. Raises InputError for runs on captions."""
     trained = Trained(path, torch_device(opt.device))
     own = trained.options
@@ -64,7 +64,7 @@ def evaluate_and_save(opt) -> None:
     words = filter(None, ["results", opt.data_name, opt.regions, opt.split * (opt.split != "test")])
     default = os.path.join(path if os.path.isdir(path) else os.path.dirname(path), f"{'_'.join(words)}.json")
     target = output(opt.output or default, [path], opt.overwrite or not opt.output)
-    results = evaluate(path, opt)
+    results = evaluate_run(path, opt)
     print("\n".join(["", report.render(make_tables(results)), f"proposals: {results['proposals']['method']}",
                      *(f"note: {note}" for note in results["notes"])]))
     save_json(replace_nan(results), target)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 import cli
-from cli import Arguments, check, data_set, filename, positive, torch_device, up_to, workers
+from cli import Arguments, check, data_set, filename, positive, torch_device, workers
 from features.store import ComputeConfig, Part, compute
 from files import file_digest, mapped, read_array, save_array, save_json
 from model import CNNS
@@ -30,8 +30,7 @@ from phrases.entities import SPLITS, Entities, photo_paths, read_entities
 from phrases.pooling import NetworkRegions, SceneRegions
 from phrases.proposals import read_sized
 
-STEP = 32                             # pixels of a photo for each cell of the last map
-PHOTO_SIDE = 448                      # pixels: the last map has 14 x 14 cells, as boxes may be small
+SIDE = 448                            # pixels of a photo: the last map has 14 x 14 cells, as boxes may be small
 BATCH = {"cuda": 16, "cpu": 2}        # photos per step
 KINDS = ("cnn", "demo")
 
@@ -89,19 +88,16 @@ def write_split_regions(opt, root: str, split: str, encoder) -> None:
 
 def write_all_regions(opt) -> None:
     """Write features of the splits. Raises InputError for options that do not fit."""
-    for name in ("layer", "side", "cnn_type", "cnn_weights"):
+    for name in ("layer", "cnn_type", "cnn_weights"):
         check(not getattr(opt, name) or opt.kind == "cnn" and not opt.given,
               f"--{name} {getattr(opt, name)} is for --kind cnn, not for "
               f"{'--given' if opt.given else '--kind demo'}; leave it out")
-    side, opt.device = opt.side or PHOTO_SIDE, torch_device(opt.device)
-    check(not side % STEP and side >= 2 * STEP,
-          f"--side {side} is not a multiple of {STEP} pixels, the step of the last map; give "
-          f"{max(2, round(side / STEP)) * STEP}")
+    opt.device = torch_device(opt.device)
     check(not opt.given or len(opt.splits) == 1,
           f"--given {opt.given} holds the features of one split; name it with --splits")
     encoder = SceneRegions() if opt.kind == "demo" else None
     if not (encoder or opt.given):
-        encoder = NetworkRegions(opt.cnn_type or "vgg19", opt.layer, opt.cnn_weights, side, opt.device)
+        encoder = NetworkRegions(opt.cnn_type or "vgg19", opt.layer, opt.cnn_weights, SIDE, opt.device)
     root = os.path.join(opt.data_path, opt.data_name)
     for split in opt.splits:
         write_split_regions(opt, root, split, encoder)
@@ -118,8 +114,6 @@ def main(argv=None) -> None:
     add("--kind", choices=KINDS, default="cnn", help="RoI pooling of a CNN, or of the demo's features without weights")
     add("--layer", choices=["fc6", "fc7", "cells"], help="what is pooled: the last map (cells), or 7 x 7 bins of it "
         "for fc6 or fc7 (VGG; default fc6, of others cells)")
-    add("--side", type=up_to(4096), metavar="PIXELS",
-        help=f"photos are resized to this width and height, a multiple of {STEP} (default: {PHOTO_SIDE})")
     add("--given", type=filename, metavar="FILE.npy",
         help="take features of your own for one split, (R, F), one row a box in the order of the proposals")
     add("--cnn_type", choices=CNNS, help="network that computes the features (default: vgg19)")

@@ -110,7 +110,7 @@ def runs(tmp_path_factory, learned_runs):
 
 
 def judged(*words):
-    return confidence.run(confidence.parse_args([*map(str, words), "--device", "cpu", "--overwrite"]))
+    return confidence.judge_model(confidence.parse_args([*map(str, words), "--device", "cpu", "--overwrite"]))
 
 
 def exported(run, split, path, *words):

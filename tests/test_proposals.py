@@ -223,9 +223,9 @@ def test_fc6_is_the_layer_of_the_pooled_bins():
     torch.testing.assert_close(found, slow, rtol=1e-3, atol=1e-5)
 
 
-def test_features_are_those_of_each_box(given, weights):
-    describe(given, "--proposals", "mine", "--cnn_type", "resnet18", "--cnn_weights", weights, "--side", 64, "--name",
-             "r18")
+def test_features_are_those_of_each_box(given, weights, monkeypatch):
+    monkeypatch.setattr(regions, "SIDE", 64)
+    describe(given, "--proposals", "mine", "--cnn_type", "resnet18", "--cnn_weights", weights, "--name", "r18")
     entities, found = load(given, "train")
     stored = np.load(read_region_features(given, "train", "mine", "r18", found))
     assert stored.shape == (len(found.boxes), 512) and stored.dtype == np.float16

@@ -35,7 +35,7 @@ def test_one_epoch_on_flickr8k_is_far_above_chance(real_path, tmp_path):
     people = os.path.join(real_path, "f8k_people")
     if not os.path.isdir(people):
         pytest.skip("the judgements (../shared/data/f8k_people) are not on this machine")
-    judged = judge_by_people.run(judge_by_people.parse_args(
+    judged = judge_by_people.compare_with_people(judge_by_people.parse_args(
         [str(tmp_path / "run"), "--data_name", "f8k_people", "--split", "photos", "--judgements",
          *(os.path.join(people, f"{name}Annotations.txt") for name in ("Expert", "CrowdFlower"))]))["people"]
     assert judged["files"]["ExpertAnnotations.txt"]["tau"] > 20 and judged["captions"]["queries"] == 500
