@@ -56,6 +56,13 @@ def list_short_texts(words: Sequence[str]) -> set[str]:
     return texts
 
 
+def list_beginnings(words: Sequence[str]) -> list[str]:
+    """List the short sentences that a caption (T,) begins with.
+    They end before a function word: "a black dog runs" of "a black dog runs through the snow"."""
+    return [" ".join(words[:k]) for k in range(1, len(words))
+            if is_content(words[k - 1]) and not is_content(words[k]) and not read_phrase(words[:k])]
+
+
 def find_naming_photos(phrases: Iterable[Phrase], captions: Iterable[Sequence[str]],
                        owner: np.ndarray) -> dict[Phrase, set[int]]:
     """Find the photos of which a caption names each phrase.

@@ -14,7 +14,8 @@ from images import Features
 from losses import Embedding
 from methods import volume
 from methods.volume import fit_logistic
-from methods.words import find_naming_photos, find_showing_photos, is_content, list_short_texts, read_phrase, stem
+from methods.words import (
+    find_naming_photos, find_showing_photos, is_content, list_beginnings, list_short_texts, read_phrase, stem)
 from photos import words
 from photos.encoder import PhotoEncoder
 from photos.searcher import Probabilities, read_probabilities
@@ -34,6 +35,10 @@ def test_short_texts_of_captions_and_the_photos_that_name_them():
     """Words and the ends of runs of words; photos name a phrase in a row, and fit a sentence by all of its words."""
     assert list_short_texts(tokenize(CAPTIONS[0])) == {"young", "black", "dog", "runs", "dog runs", "black dog runs"}
     assert list_short_texts(tokenize(CAPTIONS[4])) == {"dog"} and list_short_texts(["the", ","]) == set()
+    assert list_beginnings(tokenize(CAPTIONS[0])) == ["a young black dog runs"]
+    assert list_beginnings(tokenize(CAPTIONS[1])) == []                 # "two dogs" is a short text, and the end is all
+    assert list_beginnings("there is a dog near two men on bikes .".split()) == [
+        "there is a dog", "there is a dog near two men", "there is a dog near two men on bikes"]
     owner = np.array([4, 4, 7, 7, 2])
     expected = {("dog",): {4, 2}, ("black", "dog"): {4}, ("run",): {4, 7}, ("dog", "snow"): set(), ("cat",): set()}
     assert find_naming_photos([*expected], map(tokenize, CAPTIONS), owner) == expected
@@ -91,7 +96,9 @@ def test_numbers_are_fitted_to_what_captions_name(learned):
     """The same by one logistic regression on all pairs."""
     model = PhotoEncoder(str(learned / "run"))
     train, dev = (read_split(str(learned / "data"), "mine", name, dev_images=0) for name in ("train", "dev"))
-    texts = sorted({text for text in train.captions if read_phrase(tokenize(text))}) + dev.captions
+    texts = sorted({text for text in train.captions if read_phrase(tokenize(text))})
+    texts += sorted({text for caption in dev.words for text in list_beginnings(caption)})
+    assert any(not read_phrase(tokenize(text)) for text in texts)
     photos, queries, x, y = encode(model.model, dev, None, "cpu")[0], model.captions(texts), [], []
     stems = [[f" {' '.join(stem(word) for word in caption)} " for caption, of in zip(dev.words, dev.caption_image)
               if of == photo] for photo in range(len(dev.images))]
