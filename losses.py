@@ -31,6 +31,9 @@ class Embedding(NamedTuple):
         """Select the items of a slice, list or tensor."""
         return Embedding(*(None if x is None else x[index] for x in self))
 
+    def to(self, device) -> "Embedding":
+        return Embedding(*(None if x is None else x.to(device) for x in self))
+
     @staticmethod
     def cat(batches: list["Embedding"]) -> "Embedding":
         """Concatenate batches; parts are zero-padded to the largest number of parts."""
