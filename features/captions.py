@@ -7,8 +7,9 @@
 Adds {split}_{name}.npy to a data set, (M, F) float32, a row a caption. features.json says in one line what made each
 file, with checksums, because a model reads only features of the extractor that it was trained on.
 
-Each kind has `size`, the numbers a caption gets; `line`, its description; `fitted`, the arrays that were fitted on the
-training captions; and `blocks`, which yields (rows, their features) of the captions of a split.
+Each kind has `size`, the numbers that a caption gets; `line`, its description; `fitted`, the arrays that were fitted on
+the training captions; and `rows(split, part)`, the features (n, size) of a part of the captions of a split, `step` of
+them at a time.
 """
 if __name__ == "__main__":
     import cli
@@ -18,7 +19,6 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import astuple
 from itertools import chain
 
@@ -30,8 +30,7 @@ import cli
 from cli import Arguments, check, data_set, filename, natural, positive, torch_device
 from data import Split, captions_digest, named_splits, read_split
 from features.hglmm import HGLMM, fit_ica, fit_pca, project, signed_square_root, unit_rows
-from features.minilm import MiniLM
-from features.sentences import SentencePair
+from features.sentences import SENTENCE_NETWORKS
 from features.store import SPLITS, record_extractor
 from files import checksum, mapped, save_json
 from images import Photos
@@ -43,8 +42,7 @@ SEED = 0                              # of the sample and the starting points of
 PCA_CAPTIONS = 20_000                 # captions sampled to fit the PCA
 RARE = 4                              # TF-IDF counts words that occur so often in the training captions
 ROWS = 1024                           # captions whose features of words are held at a time
-SORTED = 4096                         # captions that are sorted by length, so that those of a batch are alike
-KINDS = ("mean", "hglmm", "tfidf", "minilm", "sentences")
+KINDS = ("mean", "hglmm", "tfidf", *SENTENCE_NETWORKS)
 KINDS_OF = {"word_vectors": ("mean", "hglmm"), "content_words": ("mean", "hglmm", "tfidf"),
             **dict.fromkeys(("n_clusters", "ica", "pca"), ("hglmm",))}
 
@@ -66,16 +64,14 @@ def count_words(captions: list[list[str]], index: dict[str, int]) -> csr_array:
 class WordFeatures:
     """Features of the occurrences of words.
 
-    `index` numbers the words, and `rows` turns counts (n, V) into features (n, size). A caption without a word of the
+    `index` numbers the words, and `weigh` turns counts (n, V) into features (n, size). A caption without a word of the
     index has zeros.
     """
-    fitted = ()
+    fitted, step = (), ROWS
 
-    def blocks(self, split: Split) -> Iterator[tuple[slice, np.ndarray]]:
-        counts = count_words(split.words, self.index)                                                       # (M, V)
-        for start in range(0, counts.shape[0], ROWS):
-            part = counts[start:start + ROWS]
-            yield slice(start, start + ROWS), np.where(part.sum(1)[:, None] > 0, self.rows(part), 0)
+    def rows(self, split: Split, part: slice) -> np.ndarray:
+        counts = count_words(split.words[part], self.index)                                                 # (n, V)
+        return np.where(counts.sum(1)[:, None] > 0, self.weigh(counts), 0)
 
 
 class MeanVectors(WordFeatures):
@@ -92,7 +88,7 @@ class MeanVectors(WordFeatures):
             self.source = f"vectors {os.path.basename(word_vectors)} {checksum([f.read(1 << 20)])}"
         self.line = f"mean, {self.source}"
 
-    def rows(self, counts) -> np.ndarray:
+    def weigh(self, counts) -> np.ndarray:
         return unit_rows(counts @ self.table)
 
 
@@ -135,7 +131,7 @@ class FisherVectors(MeanVectors):
         rows = np.unique(counts.indices)
         return signed_square_root(self.mixture.fisher_of_counts(self.table[rows], counts[:, rows]))
 
-    def rows(self, counts) -> np.ndarray:
+    def weigh(self, counts) -> np.ndarray:
         fisher = self.fisher(counts)
         return project(fisher, *self.pca) if self.pca else fisher
 
@@ -155,20 +151,21 @@ class TfIdf(WordFeatures):
         self.index, self.fitted = {word: i for i, word in enumerate(words)}, (np.array(words), self.idf)
         self.size, self.line = len(words), f"tfidf {len(words)} words"
 
-    def rows(self, counts) -> np.ndarray:
+    def weigh(self, counts) -> np.ndarray:
         return unit_rows(counts.toarray() * self.idf.astype(np.float32))
 
 
 class Sentences:
-    """Sentence vectors by a frozen network, which reads every caption as it is written."""
-    fitted = ()
+    """Sentence vectors by a frozen network, which reads every caption as it is written.
+    Those of a step are sorted by length, so that the captions of a batch are alike."""
+    fitted, step = (), 4096
 
-    def __init__(self, network: MiniLM | SentencePair):
-        self.network, self.size, self.line = network, network.size, network.line
+    def __init__(self, kind: str, device):
+        self.network = SENTENCE_NETWORKS[kind]().to(device)
+        self.size, self.line = self.network.size, self.network.line
 
-    def blocks(self, split: Split) -> Iterator[tuple[slice, np.ndarray]]:
-        for start in range(0, len(split.captions), SORTED):
-            yield slice(start, start + SORTED), self.network.embed(split.captions[start:start + SORTED]).cpu().numpy()
+    def rows(self, split: Split, part: slice) -> np.ndarray:
+        return self.network.embed(split.captions[part]).cpu().numpy()
 
 
 # ---- the command
@@ -198,9 +195,8 @@ def check_options(opt) -> None:
 def make_features(opt, splits: dict[str, Split]):
     """Fit or load the features of --kind for the captions of {name: split}.
     Raises InputError."""
-    if opt.kind in ("minilm", "sentences"):
-        network = MiniLM() if opt.kind == "minilm" else SentencePair()
-        return Sentences(network.to(torch_device(opt.device)))
+    if opt.kind in SENTENCE_NETWORKS:
+        return Sentences(opt.kind, torch_device(opt.device))
     words = sorted(set(chain(*(caption for split in splits.values() for caption in split.words))))
     if opt.kind == "mean":
         return MeanVectors(words, opt.word_vectors)
@@ -234,12 +230,11 @@ def write(opt, read=read_caption_split) -> None:
 def write_split(features, line: str, split: Split, path: str) -> None:
     """Write the features of a split's captions, and the digest of the captions."""
     count = len(split.captions)
-    empty = np.zeros(count, bool)
-    with (mapped(path, (count, features.size), np.float32) as rows,
-          tqdm(total=count, desc=split.name, disable=None, leave=False) as bar):
-        for index, values in features.blocks(split):
-            rows[index], empty[index] = values, ~values.any(1)
-            bar.update(len(values))
+    with mapped(path, (count, features.size), np.float32) as rows:
+        for start in tqdm(range(0, count, features.step), desc=split.name, disable=None, leave=False):
+            part = slice(start, start + features.step)
+            rows[part] = features.rows(split, part)
+        empty = ~rows.any(1)
     save_json(captions_digest(split.captions), path.replace(".npy", ".json"))
     print(f"{path}: {(count, features.size)} of {line}")
     if empty.any():

@@ -29,6 +29,10 @@ SHARES = {"train": 0.8, "dev": 0.9, "test": 1.0}            # split: below which
 
 # ---- photos
 
+def count_photos(n: int) -> str:
+    return f"{n:,} photo{'s' * (n != 1)}"
+
+
 def matches(name: str, pattern: str) -> bool:
     """True if a photo's path, its name, or a folder above it fits a pattern with * and ?.
     Accents count as NFC or NFD."""
@@ -128,7 +132,7 @@ def read_captions(path: str, names: list[str], per_image: int | None) -> tuple[d
             missing += 1
         else:
             captions[photo].append(caption)
-    check(captions, f"{path} has no caption of the {len(names):,} photos"
+    check(captions, f"{path} has no caption of the {count_photos(len(names))}"
                     f"{f'; its first name is {ascii(unknown[0])}, a photo is {ascii(names[0])}' if unknown else ''}; "
                     "names are paths below the folder of the photos, with /")
     least = per_image or min(map(len, captions.values()))
@@ -140,9 +144,9 @@ def read_captions(path: str, names: list[str], per_image: int | None) -> tuple[d
             left_out.append(name)
     empty = [split for split in SHARES if not splits[split]]
     check(not empty,
-          f"{path}: of {len(names) - len(left_out):,} photos with captions none is of {' and '.join(empty)} (the names "
-          "decide: 80% train, 10% dev, 10% test); add photos with captions, or ask for fewer of each with a smaller "
-          "--captions_per_image")
+          f"{path}: of {count_photos(len(names) - len(left_out))} with captions none is of {' and '.join(empty)} (the "
+          "names decide: 80% train, 10% dev, 10% test); add photos with captions, or ask for fewer of each with a "
+          "smaller --captions_per_image")
     surplus = sum(max(0, len(texts) - least) for texts in captions.values())
     notes = [(left_out, f"photos with fewer than {least} captions, in no split: {len(left_out):,}, the first: "
                         f"{ascii(next(iter(left_out), ''))}"),
@@ -175,6 +179,6 @@ def read_images(data_path: str, data_name: str) -> Images:
     photos, folder, line = content["photos"], content.get("folder"), content.get("extractor")
     check(photos and isinstance(folder, str) and isinstance(line, str),
           f"{path} is not a whole list of a folder of photos; call `{again}`")
-    check(len(features) == len(photos), f"{ims} has {len(features):,} rows and {path} lists {len(photos):,} photos; "
+    check(len(features) == len(photos), f"{ims} has {len(features):,} rows for {count_photos(len(photos))} in {path}; "
                                         f"delete {path} and call `{again}`")
     return Images(features, photos, folder, line)

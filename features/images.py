@@ -14,88 +14,85 @@ if __name__ == "__main__":
 
 import os
 import sys
-from collections.abc import Callable
-from functools import partial
 
 import numpy as np
-import torch
 
 import cli
 from cli import Arguments, InputError, check, data_set, filename, positive, torch_device, workers
 from data import Split, read_split
 from features import store
 from features.folder import CAPTIONS, find_photos, read_captions
-from features.networks import KINDS, SIDE_BY_SIDE, build_network, feature_shape
-from features.store import ALL, SPLITS, ComputeConfig, Part
+from features.networks import NETWORKS, Network, build_network
+from features.store import ALL, SPLITS, Part
 from files import mapped, read_array, remove, save_array, save_json, save_lines
 from images import Photos
-from model import CNNS
 
 BATCH = {"cuda": 64, "cpu": 8}        # photos per step; larger maps cost a CPU memory anew each time
 
 
-def extract(folder: str, split: str, paths: list[str], names: list[str], network: tuple, config: ComputeConfig,
-            write: Callable[[list[int]], None], others: tuple = (), facts: dict | None = None) -> None:
-    """Write features of N photos, {split}_ims.npy, and their list with `facts`.
+def extract(opt, folder: str, split: str, paths: list[str], names: list[str], network: Network, described: list[str],
+            facts: dict | None = None) -> list[int]:
+    """Write features of N photos, {split}_ims.npy, and the list of these with `facts`; return the rows of the photos.
 
-    A photo whose file the last list has under any name keeps its features. network: the result of `build_network`.
-    write(rows): writes the other files of the split, and of the splits `others`, for the photos `rows` that could be
-    read. Raises InputError where a photo cannot be read.
+    Rows leave out photos that cannot be read. A photo whose file the last list has under any name keeps its features.
+    described: splits whose captions the caller writes again, as the old ones are deleted. Raises InputError where a
+    photo cannot be read, unless with --skip_broken.
     """
-    net, transform, line = network
-    shape, dtype = feature_shape(net)
-    path = os.path.join(folder, f"{split}_ims.npy")
-    part = Part(path, line)
-    before, rows = store.read_rows(folder, split, line, shape, dtype)
-    named = {photo.name: photo for photo in before}
-    photos = [store.stat_photo(file, name, named.get(name)) for file, name in zip(paths, names)]
-    keys = [photo.digest or photo.name for photo in photos]
-    wanted = set(keys)
-    for photo, row in zip(before, rows):
-        if photo.digest in wanted and photo.digest not in part:
-            part[photo.digest] = row
-    missing = sum(key not in part for key in keys)
+    path, list_path = os.path.join(folder, f"{split}_ims.npy"), store.list_path(folder, split)
+    before = store.read_list(folder, split)
+    listed = before["photos"] if before.get("extractor") == network.line and os.path.isfile(path) else []
+    old = read_array(path, store.AGAIN) if listed else np.empty(0)
+    if (old.shape, old.dtype) != ((len(listed), *network.shape), network.dtype):
+        listed = []
+    row_of, known = ({photo.digest: row for row, photo in enumerate(listed)}, {photo.name: photo for photo in listed})
+    photos = [store.stat_photo(file, name, known.get(name)) for file, name in zip(paths, names)]
+    part = Part(path, network.line)
+    keys = {n: photo.digest or photo.name for n, photo in enumerate(photos) if photo.digest not in row_of}
+    missing = sum(key not in part for key in keys.values())
     try:
-        broken = store.compute(part, keys, store.PhotoReader(paths, transform),
-                               lambda batch: net(torch.stack(batch).to(config.device)).cpu().numpy().astype(dtype),
-                               config, split)
+        broken = store.compute(part, keys, store.PhotoReader(paths, network.transform),
+                               lambda batch: network(batch).cpu().numpy().astype(network.dtype), split,
+                               BATCH[network.device.type], opt.workers, opt.skip_broken)
     except InputError as error:
         raise InputError(f"{error}; or leave such photos out with --skip_broken") from error
     sound = [n for n in range(len(names)) if n not in broken]
     check(sound, f"not one of the {len(names)} photos can be read; the first: {broken.get(0)}")
-    with mapped(path, (len(sound), *shape), dtype) as rows:
+    with mapped(path, (len(sound), *network.shape), network.dtype) as rows:
         for row, n in enumerate(sound):
-            rows[row] = part[keys[n]]
-        # just before the rows are put in their place; what tells that all is whole is written last
-        save_json({"photos": []}, store.list_path(folder, split))
-        remove(*(os.path.join(folder, f"{name}_caps.txt") for name in (split, *others)))
-    write(sound)
-    save_json({"extractor": line, **(facts or {}), "photos": [photos[n] for n in sound]},
-              store.list_path(folder, split))
+            rows[row] = part[keys[n]] if n in keys else old[row_of[photos[n].digest]]
+        # just before the rows are put in their place, where nothing may describe others
+        save_json({"photos": []}, list_path)
+        remove(*(os.path.join(folder, f"{name}_caps.txt") for name in described))
+    save_json({"extractor": network.line, **(facts or {}), "photos": [photos[n] for n in sound]}, list_path)
     part.remove()
-    computed = missing - len(broken)
-    print(f"{path}: {(len(sound), *shape)} of {line}, {f'{computed:,}' if computed else 'none'} of them computed now")
+    shape = len(sound), *network.shape
+    print(f"{path}: {shape} of {network.line}, {missing - len(broken) or 'none'} of them computed now")
     if broken:
         print(f"warning: {len(broken):,} of {len(names):,} photos of {split} cannot be read and are left out:",
               *broken.values(), sep="\n  ", file=sys.stderr)
+    return sound
 
 
-def build_recorded(opt, device, folder: str, splits) -> tuple:
-    """Build the network and record it. Raises InputError on files of splits by others."""
+def open_output(opt, folder: str, splits: list[str]) -> Network:
+    """Build the network, and record it in the folder. Raises InputError on files of splits by others."""
     for split in splits:
         if not any(os.path.exists(store.list_path(folder, name)) for name in (split, ALL)):
             for end in ("ims.npy", "caps.txt", "ids.txt", "img_ids.npy", "ann_ids.npy"):
                 path = os.path.join(folder, f"{split}_{end}")
                 check(not os.path.exists(path), f"{path} is there already, and this command did not write it; give "
                                                 "--output_name a folder of its own")
-    network = build_network(device, opt.cnn_type, opt.layer, opt.cnn_weights, opt.whole)
-    store.record_extractor(folder, "ims", network[2])
+    network = build_network(torch_device(opt.device), opt.cnn_type, opt.layer, opt.cnn_weights, opt.whole)
+    store.record_extractor(folder, "ims", network.line)
     return network
+
+
+def print_notes(notes: list[str]) -> None:
+    print(*(f"note: {note}\n" for note in notes), sep="", end="")
 
 
 # ---- a folder of one's own
 
-def extract_folder(opt, config: ComputeConfig, folder: str) -> None:
+def extract_folder(opt, folder: str) -> None:
     """Write the features of the photos below --photos to `folder`.
 
     Raises InputError for a folder without photos, an output that holds anything else, and faults of photos or captions.
@@ -107,39 +104,37 @@ def extract_folder(opt, config: ComputeConfig, folder: str) -> None:
     names, notes = find_photos(root, opt.skip_broken, opt.exclude)
     check(names, f"--photos {opt.photos} holds no photo ({'; '.join(notes) or 'it is empty'}); photos are files whose "
                  "names end with .jpg, .png, .webp or another ending of photos")
-    print(*(f"note: {note}\n" for note in notes), sep="", end="")
-    beside = os.path.join(root, CAPTIONS)
-    table = os.path.isfile(beside)
-    check(not opt.captions_per_image or table, f"--captions_per_image {opt.captions_per_image} needs captions, and "
-                                               f"there is no {beside}")
-    captions, notes = read_captions(beside, names, opt.captions_per_image) if table else ({}, [])
+    print_notes(notes)
+    table = os.path.join(root, CAPTIONS)
+    described = os.path.isfile(table)
+    check(not opt.captions_per_image or described, f"--captions_per_image {opt.captions_per_image} needs captions, and "
+                                                   f"there is no {table}")
+    captions, notes = read_captions(table, names, opt.captions_per_image) if described else ({}, [])
     other = store.read_list(folder, ALL).get("folder")
     moved = not isinstance(other, str) or not os.path.isdir(other)                  # its photos are elsewhere now
     check(moved or os.path.samefile(other, root),
           f"{folder} holds the photos of {other}, and these are of {root}; give them an --output_name of their own")
-    network = build_recorded(opt, config.device, folder, (ALL, *captions))
-
-    def write(sound: list[int]) -> None:
-        save_lines(os.path.join(folder, f"{ALL}_ids.txt"), [names[n] for n in sound])
-        row_of = {names[n]: k for k, n in enumerate(sound)}
-        features = read_array(os.path.join(folder, f"{ALL}_ims.npy"), "extract again")
-        for split, texts in captions.items():
-            start, own = os.path.join(folder, split), [name for name in texts if name in row_of]
-            save_lines(f"{start}_ids.txt", own)
-            save_array(f"{start}_ims.npy", features[[row_of[name] for name in own]])
-            save_lines(f"{start}_caps.txt", [text for name in own for text in texts[name]])
-    extract(folder, ALL, [os.path.join(root, name) for name in names], names, network, config, write, tuple(captions),
-            {"folder": root})
+    network = open_output(opt, folder, [ALL, *captions])
+    sound = extract(opt, folder, ALL, [os.path.join(root, name) for name in names], names, network, [*captions],
+                    {"folder": root})
+    save_lines(os.path.join(folder, f"{ALL}_ids.txt"), [names[n] for n in sound])
+    row_of = {names[n]: row for row, n in enumerate(sound)}
+    features = read_array(os.path.join(folder, f"{ALL}_ims.npy"), store.AGAIN)
+    for split, texts in captions.items():
+        start, own = os.path.join(folder, split), [name for name in texts if name in row_of]
+        save_lines(f"{start}_ids.txt", own)
+        save_array(f"{start}_ims.npy", features[[row_of[name] for name in own]])
+        save_lines(f"{start}_caps.txt", [text for name in own for text in texts[name]])
     if captions:
         sizes = ", ".join(f"{split} {len(texts):,}" for split, texts in captions.items())
         number = len(next(iter(captions["train"].values())))
-        print(f"{beside}: {sizes} photos with {number} caption{'s' * (number > 1)} each")
-    print(*(f"note: {note}\n" for note in notes), sep="", end="")
+        print(f"{table}: {sizes} photos with {number} caption{'s' * (number > 1)} each")
+    print_notes(notes)
 
 
 # ---- a data set
 
-def extract_data_set(opt, config: ComputeConfig, folder: str) -> None:
+def extract_data_set(opt, folder: str) -> None:
     """Write features of the photos of --data_name to `folder`."""
     data_name = opt.data_name or "coco"
     splits = [read_split(opt.data_path, data_name, name, use_restval=opt.use_restval, dev_images=0)
@@ -150,14 +145,15 @@ def extract_data_set(opt, config: ComputeConfig, folder: str) -> None:
           f"--output_name {opt.output_name} is the folder of the photos; give the features another name")
     orders = [order_captions(split.require_sound(images=not opt.skip_broken), opt.captions_per_image)
               for split in splits]
-    network = build_recorded(opt, config.device, folder, [split.name for split in splits])
+    network = open_output(opt, folder, [split.name for split in splits])
     for split, order in zip(splits, orders):
-        print(*(f"note: {note}\n" for note in split.notes), sep="", end="")
+        print_notes(split.notes)
         paths = split.images.paths
         names = [os.path.basename(path) for path in paths]
         if len(set(names)) < len(names):                    # of several folders
             names = [os.path.relpath(path, os.path.commonpath(paths)) for path in paths]
-        extract(folder, split.name, paths, names, network, config, partial(write_texts, folder, split, order, names))
+        rows = extract(opt, folder, split.name, paths, names, network, [split.name])
+        write_texts(folder, split, order, names, rows)
 
 
 def order_captions(split: Split, per_image: int | None) -> np.ndarray:
@@ -190,17 +186,11 @@ def write_texts(folder: str, split: Split, order: np.ndarray, names: list[str], 
 
 def extract_features(opt) -> None:
     """Write the features. Raises InputError for options that cannot work together."""
-    for name in ("cnn_type", "layer", "cnn_weights", "whole"):
-        check(opt.kind == "cnn" or not getattr(opt, name), f"--{name} {getattr(opt, name)} is for --kind cnn; leave it "
-                                                           "out")
     for name in ("data_name", "splits", "use_restval") if opt.photos else ("exclude",):
         check(not getattr(opt, name), f"--{name} is {'not ' * bool(opt.photos)}for --photos FOLDER, a folder of your "
                                       "own photos; leave it out")
-    opt.cnn_type = opt.cnn_type or ("vgg19" if opt.kind == "cnn" else None)
-    device = torch_device(opt.device)
-    config = ComputeConfig(device, BATCH[device.type], opt.workers, opt.skip_broken)
     write = extract_folder if opt.photos else extract_data_set
-    write(opt, config, os.path.join(opt.data_path, opt.output_name))
+    write(opt, os.path.join(opt.data_path, opt.output_name))
 
 
 def main(argv=None) -> None:
@@ -216,14 +206,13 @@ def main(argv=None) -> None:
     add("--splits", nargs="+", choices=SPLITS, help="splits to read (default: train dev test)")
     add("--use_restval", action="store_true", help="add the restval images to train (COCO)")
     add("--captions_per_image", type=positive, metavar="N", help="write the first N captions of every image")
-    add("--kind", choices=KINDS, default="cnn",
-        help="a layer of a CNN, or the features of the demo data, which need no weights")
-    add("--cnn_type", choices=[*CNNS, SIDE_BY_SIDE], help="cnn: network that computes the features (default: vgg19)")
-    add("--cnn_weights", type=filename, metavar="FILE", help="cnn: its weights (default: ImageNet's)")
-    add("--layer", choices=["fc6", "fc7", "pooled", "cells"], help="cnn: layer to write, fc6 or fc7 (VGG; default fc7),"
-        " pooled (the others) or cells, the 7 x 7 cells of the last map in float16")
+    add("--cnn_type", choices=NETWORKS, default="vgg19",
+        help="network that computes the features; demo: the filters of the demo's scenes, which need no weights")
+    add("--cnn_weights", type=filename, metavar="FILE", help="its weights (default: ImageNet's)")
+    add("--layer", choices=["fc6", "fc7", "pooled", "cells"], help="layer to write, fc6 or fc7 (VGG; default fc7), "
+        "pooled (the others) or cells, the 7 x 7 cells of the last map in float16")
     add("--whole", action="store_true",
-        help="cnn: resize the whole photo to 224 x 224, out of shape, in place of its middle")
+        help="resize the whole photo to 224 x 224, out of shape, in place of its middle")
     add("--skip_broken", action="store_true",
         help="leave out photos that cannot be read, with their captions, and name them")
     add("--workers", type=workers, default=min(4, os.cpu_count() or 1), help="processes that read photos")

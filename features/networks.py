@@ -1,9 +1,7 @@
-"""Frozen networks that turn photos into features, each named in one line.
-
-A network has `regions` (None: one vector a photo) and `dim`. It maps photos as its transform prepares them, stacked, to
-(B, dim) or (B, regions, dim).
-"""
+"""Frozen networks that turn photos into features, each named in one line."""
 import re
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,15 +11,41 @@ from torch import Tensor, nn
 from cli import check
 from files import checksum
 from images import eval_transform, whole_transform
-from methods import filters
+from methods.filters import EXTRACTORS, FilterNetwork, transform
 from model import CNN, CNNS
 
 SIDE = 7                              # cells a side of the last map of every network, for photos of 224 x 224
-KINDS = ("cnn", "demo")
 LITES = {"efficientnet_lite0": 224, "efficientnet_lite1": 240, "efficientnet_lite2": 260}         # pixels a side
 SIDE_BY_SIDE = "efficientnet_lite012"
-# A network's line, by which `rebuild_network` builds it again.
+SCENES = "demo"                       # the filters of drawn scenes, which need no weights
+NETWORKS = (*CNNS, SIDE_BY_SIDE, SCENES)
+# The line of a CNN, by which `rebuild_network` builds it again.
 LINE = re.compile(r"(\w+) (pooled|fc6|fc7|cells)(, photos resized to 224x224,)? sha256:\w+")
+
+
+class Network(NamedTuple):
+    """Frozen network: B photos as `transform` prepares them -> (B, dim) or (B, regions, dim).
+
+    `net` has `dim` and `regions` (None: one vector a photo).
+    """
+    net: nn.Module
+    transform: Callable
+    line: str                         # its name, with a checksum of the weights
+    device: torch.device
+
+    @torch.no_grad()
+    def __call__(self, photos: list[Tensor]) -> Tensor:
+        return self.net(torch.stack(photos).to(self.device))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the features of a photo."""
+        return (self.net.regions, self.net.dim) if self.net.regions else (self.net.dim,)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Type in which features are stored."""
+        return np.dtype(np.float16 if self.net.regions else np.float32)
 
 
 class Lites(nn.Module):
@@ -40,7 +64,7 @@ class Lites(nn.Module):
 
 def load_network(cnn_type: str, layer: str | None = None, weights: str | None = None,
                  whole: bool = False) -> tuple[nn.Module, str]:
-    """Load a frozen network that gives the raw activations of a layer, and its one-line name.
+    """Load a frozen CNN that gives the raw activations of a layer, and its one-line name.
 
     layer: fc7 or fc6 (VGG, AlexNet), (B, 4096) after the ReLU; pooled (the others), (B, F); cells, the last map, (B,
     49, C), which AlexNet's is not. whole: of whole photos, out of shape. Raises InputError for another layer.
@@ -64,35 +88,29 @@ def load_network(cnn_type: str, layer: str | None = None, weights: str | None = 
     return net, f"{cnn_type} {layer}{', photos resized to 224x224,' * whole} {state}"
 
 
-def build_network(device, cnn_type: str | None, layer: str | None = None, weights: str | None = None,
-                  whole: bool = False) -> tuple:
-    """Build (network, transform, line) of a CNN, or without one of the demo's filters.
+def build_network(device, cnn_type: str, layer: str | None = None, weights: str | None = None,
+                  whole: bool = False) -> Network:
+    """Build one of NETWORKS. Raises InputError where it cannot be built."""
+    if cnn_type == SCENES:
+        check(not (layer or weights or whole), f"--cnn_type {SCENES} has neither layers nor weights, and sees whole "
+                                               "photos; leave --layer, --cnn_weights and --whole out")
+        net = FilterNetwork(grid=False)
+        return Network(net, transform, net.line, device)
+    net, line = load_network(cnn_type, layer, weights, whole)
+    return Network(net.to(device).eval(), whole_transform() if whole else eval_transform(), line, device)
 
-    network(torch.stack([transform(photo)])) computes features. Raises InputError where the network cannot be built.
-    """
-    if not cnn_type:
-        net = filters.FilterNetwork(grid=False)
-        return net, filters.transform, net.line
-    net, line = load_network(cnn_type, layer, weights, whole=whole)
-    return net.to(device).eval(), whole_transform() if whole else eval_transform(), line
 
-
-def rebuild_network(line: str, device) -> tuple | None:
-    """Build (network, transform) that a line of features.json names, or None.
+def rebuild_network(line: str, device) -> Network | None:
+    """Build the network that a line of features.json names; None if it names none of these.
 
     Raises InputError where the network at hand has other weights.
     """
-    if line == filters.EXTRACTORS["global"]:
-        return build_network(device, None)[:2]
+    if line == EXTRACTORS["global"]:
+        return build_network(device, SCENES)
     match = LINE.fullmatch(line)
-    if not match or match[1] not in (*CNNS, SIDE_BY_SIDE):
+    if not match or match[1] not in NETWORKS:
         return None
-    net, transform, present = build_network(device, match[1], match[2], whole=bool(match[3]))
-    check(present == line, f"the features were made by '{line}' and the network at hand is '{present}'; put the "
-                           "weights back, or delete the features and extract them again")
-    return net, transform
-
-
-def feature_shape(net: nn.Module) -> tuple[tuple, np.dtype]:
-    """Return shape and type of features: (dim,) float32 or (regions, dim) float16."""
-    return ((net.regions, net.dim), np.dtype(np.float16)) if net.regions else ((net.dim,), np.dtype(np.float32))
+    network = build_network(device, match[1], match[2], whole=bool(match[3]))
+    check(network.line == line, f"the features were made by '{line}' and the network at hand is '{network.line}'; put "
+                                "the weights back, or delete the features and extract them again")
+    return network

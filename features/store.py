@@ -1,8 +1,8 @@
 """Features of photos in an .npy file, beside a list of photos that have them.
 
 {split}_ims.npy has a row a photo, and {split}_photos.json lists their names with the digests of their files, by which a
-photo is found again that was renamed or moved. Until all are computed they stand in a hidden folder, so that a stop
-loses nothing.
+photo is found again that was renamed or moved. What is new stands in a hidden folder until all is computed, so that a
+stop loses nothing.
 """
 import contextlib
 import ctypes
@@ -21,20 +21,12 @@ from tqdm import tqdm
 
 from cli import InputError, check
 from data import chunks, read_extractors, stream
-from files import file_digest, output, read_array, read_json, refusing, remove, save_json, sha256
+from files import file_digest, output, read_json, refusing, remove, save_json, sha256
 from images import read_photo
 
 ALL = "all"                           # the split that holds a folder of photos
 SPLITS = ("train", "restval", "dev", "val", "test", "testall")
 AGAIN = "delete it and extract again"
-
-
-class ComputeConfig(NamedTuple):
-    """Device and portions of a computation. No result depends on them."""
-    device: torch.device | None       # None: no network computes
-    batch_size: int                   # photos
-    workers: int                      # processes that read
-    skip_broken: bool = False         # leave out photos that cannot be read
 
 
 class PhotoFile(NamedTuple):
@@ -70,15 +62,6 @@ def read_list(folder: str, split: str) -> dict:
                                       for name, size, time, digest in content["photos"]]}
 
 
-def read_rows(folder: str, split: str, line: str, shape: tuple, dtype) -> tuple[list[PhotoFile], np.ndarray | list]:
-    """Read the listed photos and their rows; none unless this extractor made them."""
-    content, path = read_list(folder, split), os.path.join(folder, f"{split}_ims.npy")
-    if content.get("extractor") != line or not os.path.isfile(path):
-        return [], []
-    photos, rows = content["photos"], read_array(path, AGAIN)
-    return (photos, rows) if (rows.shape, rows.dtype) == ((len(photos), *shape), dtype) else ([], [])
-
-
 def record_extractor(folder: str, suffix: str, line: str) -> None:
     """Write to features.json what makes {split}_{suffix}.npy in this folder.
 
@@ -96,37 +79,7 @@ def record_extractor(folder: str, suffix: str, line: str) -> None:
         save_json({**recorded, suffix: line}, path)
 
 
-class Part:
-    """Values of items by key, each an .npy file in a hidden folder beside `path`.
-
-    made: a plain value that says what makes the values. Values of another one stand in another folder.
-    """
-
-    def __init__(self, path: str, made):
-        self.start = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.")
-        # with a letter, as files.atomic takes a number there for that of a process
-        self.folder = f"{self.start}v{sha256(json.dumps(made))[:12]}.part"
-        os.makedirs(self.folder, exist_ok=True)
-
-    def path_of(self, key: str) -> str:
-        return f"{self.folder}/{sha256(key)[:32]}.npy"
-
-    def __contains__(self, key: str) -> bool:
-        return os.path.exists(self.path_of(key))
-
-    def __getitem__(self, key: str) -> np.ndarray:
-        return np.load(self.path_of(key), allow_pickle=False)
-
-    def __setitem__(self, key: str, value: np.ndarray) -> None:
-        with open(f"{self.folder}/new", "wb") as f:
-            np.save(f, value)
-        os.replace(f"{self.folder}/new", self.path_of(key))
-
-    def remove(self) -> None:
-        """Delete the values, and those of other extractors."""
-        for folder in glob.glob(f"{glob.escape(self.start)}*.part"):
-            shutil.rmtree(folder, ignore_errors=True)
-
+# ---- reading
 
 class PhotoReader(NamedTuple):
     """Reads photo n for a network."""
@@ -164,24 +117,60 @@ def read_batches(read: Callable, items: list[int], batch_size: int, workers: int
     results = stream(partial(read_items, read), batches, workers)
     with contextlib.closing(results), tqdm(total=len(items), desc=title, disable=None, leave=False) as bar:
         for index, values in zip(batches, results):
-            faults = {n: value for n, value in zip(index.tolist(), values) if isinstance(value, InputError)}
-            yield {n: value for n, value in zip(index.tolist(), values) if n not in faults}, faults
+            pairs = list(zip(index.tolist(), values))
+            yield ({n: value for n, value in pairs if not isinstance(value, InputError)},
+                   {n: value for n, value in pairs if isinstance(value, InputError)})
             bar.update(len(index))
 
 
-def compute(part: Part, keys: list[str], read, encode, config: ComputeConfig, title: str) -> dict[int, InputError]:
-    """Put encode([read(n), ...]) into the part, of items whose keys (N,) it lacks.
+# ---- computing
+
+class Part:
+    """Values of items by key, each an .npy file in a hidden folder beside `path`.
+
+    made: a plain value that says what makes the values. Values of another one stand in another folder.
+    """
+
+    def __init__(self, path: str, made):
+        self.start = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.")
+        # with a letter, as files.atomic takes a number there for that of a process
+        self.folder = f"{self.start}v{sha256(json.dumps(made))[:12]}.part"
+        os.makedirs(self.folder, exist_ok=True)
+
+    def path_of(self, key: str) -> str:
+        return f"{self.folder}/{sha256(key)[:32]}.npy"
+
+    def __contains__(self, key: str) -> bool:
+        return os.path.exists(self.path_of(key))
+
+    def __getitem__(self, key: str) -> np.ndarray:
+        return np.load(self.path_of(key), allow_pickle=False)
+
+    def __setitem__(self, key: str, value: np.ndarray) -> None:
+        with open(f"{self.folder}/new", "wb") as f:
+            np.save(f, value)
+        os.replace(f"{self.folder}/new", self.path_of(key))
+
+    def remove(self) -> None:
+        """Delete the values, and those of other extractors."""
+        for folder in glob.glob(f"{glob.escape(self.start)}*.part"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@torch.no_grad()
+def compute(part: Part, keys: dict[int, str], read: Callable, encode: Callable, title: str, batch_size: int,
+            workers: int, skip_broken: bool = False) -> dict[int, InputError]:
+    """Put encode([read(n), ...]) into the part, of items {n: key} whose keys it lacks.
 
     `read` runs in worker processes. Returns {n: why item n cannot be read}, which raises InputError without
-    config.skip_broken.
+    `skip_broken`.
     """
-    missing, broken = [n for n, key in enumerate(keys) if key not in part], {}
-    batches = read_batches(read, missing, config.batch_size, config.workers, title)
-    with torch.no_grad(), contextlib.closing(batches):
+    missing, broken = [n for n, key in keys.items() if key not in part], {}
+    with contextlib.closing(read_batches(read, missing, batch_size, workers, title)) as batches:
         for values, faults in batches:
             for n, value in zip(values, encode([*values.values()]) if values else ()):
                 part[keys[n]] = value
             broken |= faults
-            if broken and not config.skip_broken:
+            if broken and not skip_broken:
                 raise next(iter(broken.values()))
     return broken

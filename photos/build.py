@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from cli import InputError, check
 from data import chunks, read_split
-from features.folder import find_photos, matches, read_images
+from features.folder import count_photos, find_photos, matches, read_images
 from features.store import PhotoFile, PhotoReader, read_batches, stat_photo
 from images import Features
 from losses import Embedding
@@ -23,10 +23,6 @@ BATCH = 8                             # photos that a network reads at a time
 ROWS = 256                            # features that are embedded at a time
 SAVE = 30                             # seconds after which an index that grows is saved
 LISTED = 10                           # names in a note
-
-
-def count_photos(n: int) -> str:
-    return f"{n:,} photo{'s' * (n != 1)}"
 
 
 # ---- a folder of photos
@@ -143,14 +139,13 @@ def embed_new(index: Index, photos: list[PhotoFile], encoder: PhotoEncoder, fold
             order = np.argsort(done, kind="stable").tolist()
             index.photos, index.embedding = [photos[done[k]] for k in order], pieces[0].rows(order)
             index.save()
-    network, transform = encoder.photo_network if todo else (None, None)
-    read = PhotoReader([os.path.join(folder, photo.name) for photo in photos], transform)
+    network = encoder.photo_network if todo else None
+    read = PhotoReader([os.path.join(folder, photo.name) for photo in photos], network and network.transform)
     try:
         for values, faults in read_batches(read, todo, BATCH, workers, "photos"):
             broken |= {photos[n].name: str(fault) for n, fault in faults.items()}
             if values:
-                features = network(torch.stack([*values.values()]).to(encoder.device))
-                pieces.append(encoder.images(features).to("cpu"))
+                pieces.append(encoder.images(network([*values.values()])).to("cpu"))
                 done += [*values]                           # their numbers
             if time.monotonic() - saved > SAVE:
                 begun = time.monotonic()

@@ -7,18 +7,16 @@
 """
 import functools
 import os
-from collections.abc import Callable
 
 import torch
-from PIL import Image
-from torch import Tensor
 
 from checkpoint import Trained
 from cli import check, torch_device
+from features.networks import Network, rebuild_network
+from features.sentences import SENTENCE_NETWORKS
 from images import eval_transform, read_photo
 from losses import Embedding
 
-SENTENCE_NETWORKS = ("minilm", "sentences")                 # kinds of features.captions
 SHIPPED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "model")
 
 
@@ -48,21 +46,23 @@ class PhotoEncoder(Trained):
         be computed here."""
         return self.texts(texts, self.sentence_network.embed if self.options.text_features else None)
 
+    @property
+    def sentence_kind(self) -> str | None:
+        """The kind of the sentence network whose vectors the run reads; None where it reads anything else."""
+        kind = self.extractors.get(self.options.text_features, "").split(",")[0]
+        return kind if kind in SENTENCE_NETWORKS else None
+
     @functools.cached_property
     def sentence_network(self):
         """The network that made the features of the training captions.
         Raises InputError where another one is here, or where they were not made by a network."""
         name = self.options.text_features
         line = self.extractors.get(name, "")
-        check(line.startswith(SENTENCE_NETWORKS),
+        check(self.sentence_kind,
               f"{self.path} reads the features of captions '{name}' ({line or 'of an unknown network'}), and only "
               f"those of {' and '.join(SENTENCE_NETWORKS)} can be computed for a caption of one's own; train a run on "
               "words, or on one of these")
-        if line.startswith("sentences"):                    # a run on words needs neither
-            from features.sentences import SentencePair as Network
-        else:
-            from features.minilm import MiniLM as Network
-        network = Network()
+        network = SENTENCE_NETWORKS[self.sentence_kind]()
         check(network.line == line, f"{self.path} was trained on captions of '{line}', and the network here is "
                                     f"'{network.line}'; install the first")
         return network.to(self.device)
@@ -74,19 +74,16 @@ class PhotoEncoder(Trained):
         """Embed photos (B,), each a path or a PIL.Image.
         Raises InputError for a photo that cannot be read, and where the features that the run reads cannot be
         computed."""
-        network, transform = self.photo_network
-        images = [transform(read_photo(photo) if isinstance(photo, str) else photo.convert("RGB")) for photo in photos]
-        return self.images(network(torch.stack(images).to(self.device)))
+        network = self.photo_network
+        images = [read_photo(photo) if isinstance(photo, str) else photo.convert("RGB") for photo in photos]
+        return self.images(network([network.transform(image) for image in images]))
 
     @functools.cached_property
-    def photo_network(self) -> tuple[Callable[[Tensor], Tensor], Callable[[Image.Image], Tensor]]:
-        """Network from prepared photos (B, 3, H, W) to the model's features.
-        Also the preparation of a photo. Raises InputError where the run does not say which network made its features.
-        """
+    def photo_network(self) -> Network:
+        """Network from photos to the features that the model reads.
+        Raises InputError where the run does not say which network made them."""
         if self.reads_photos:
-            return (lambda x: x), eval_transform()
-        from features.networks import rebuild_network  # questions alone need none
-
+            return Network(torch.nn.Identity(), eval_transform(), "photos", self.device)
         line = self.extractors.get("ims", "")
         built = rebuild_network(line, self.device)
         check(built,

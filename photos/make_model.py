@@ -59,7 +59,7 @@ def captions_of(name: str) -> list[str]:
 
 def join_networks(data: str) -> None:
     """Write the features of photos by three networks side by side, each of norm 1, as `Lites` computes them."""
-    line = build_network("cpu", SIDE_BY_SIDE, whole=True)[2]
+    line = build_network("cpu", SIDE_BY_SIDE, whole=True).line
     for source, to, splits in ((LITE0, PHOTOS, ("train", "dev", "test")), (JUDGEMENTS, PEOPLE, ("photos",))):
         copy_data(os.path.join(data, source), os.path.join(data, to))
         for split in splits:

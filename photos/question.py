@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from cli import check
 from data import compose_name, tokenize
-from photos.encoder import SENTENCE_NETWORKS, PhotoEncoder
+from photos.encoder import PhotoEncoder
 
 MINUS = re.compile(r"(?:^|(?<=\s))[-\u2212\u2013](?=[^\W\d_])([^\s]+)")         # also the dashes that phones type
 NEGATION = re.compile(r"\b(?:no|not|without|except|excluding)\s+(?:(?:a|an|any|the)\s+)?([^\W\d_]+)", re.IGNORECASE)
@@ -44,8 +44,7 @@ def read_words(encoder: PhotoEncoder, text: str) -> tuple[list[str], bool]:
     if not words:
         return [f"there is no word in '{text}'"], True
     foreign = [word for word in words if word not in encoder.vocab.index]
-    name = encoder.options.text_features
-    if not name or not encoder.extractors[name].startswith(SENTENCE_NETWORKS):      # these know more words
+    if not encoder.sentence_kind:                           # such a network knows more words
         return [f"unknown words, which are left out: {quoted(foreign)}"] * bool(foreign), True
     network, notes = encoder.sentence_network, []
     unknown = [word for word in foreign if not network.knows(word)]

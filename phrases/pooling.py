@@ -96,7 +96,7 @@ class NetworkRegions:
 
 class SceneRegions:
     """Features by the filters of drawn scenes. All is done where a photo is read."""
-    dim, device = 3 * FILTERS, None
+    dim = 3 * FILTERS
     line = f"demo_scenes boxes, {dim} numbers of photos resized to 128x128"
 
     @staticmethod

@@ -22,7 +22,7 @@ import numpy as np
 
 import cli
 from cli import Arguments, InputError, check, data_set, filename, positive, reason, workers
-from features.store import ComputeConfig, Part, compute
+from features.store import Part, compute
 from files import file_digest, need, read_json, refusing, save_arrays, save_json, sha256
 from images import read_photo
 from phrases.data import ARRAYS, THRESHOLDS, Proposals, is_written, proposals_path, recall, short_name
@@ -196,7 +196,7 @@ def write_proposals(opt, root: str, split: str, name: str, method: str) -> None:
         rows = read_own_boxes(opt.given, entities, opt.count)
     else:
         finder = Finder(photo_paths(root, entities.ids), entities.sizes, opt.count, opt.model)
-        compute(part, entities.ids, finder, list, ComputeConfig(None, BATCH, opt.workers), split)
+        compute(part, dict(enumerate(entities.ids)), finder, list, split, BATCH, opt.workers)
         rows = [part[photo] for photo in entities.ids]
     proposals = join_photos(rows, entities, add=split == "train")
     facts |= {"boxes_sha256": sha256(proposals.boxes), "boxes": len(proposals.boxes), "photos": len(rows),

@@ -14,7 +14,7 @@ import numpy as np
 
 import cli
 from cli import Arguments, check, data_set, filename, positive, torch_device, workers
-from features.store import ComputeConfig, Part, compute
+from features.store import Part, compute
 from files import file_digest, mapped, read_array, save_array, save_json
 from model import CNNS
 from phrases.data import (
@@ -48,14 +48,14 @@ class RegionReader(NamedTuple):
 
 
 def compute_rows(path: str, split: str, root: str, entities: Entities, proposals: Proposals, encoder,
-                 config: ComputeConfig) -> None:
+                 batch_size: int, workers: int) -> None:
     """Compute the features of a split, from where a stop left them."""
     part = Part(f"{path}.npy", [encoder.line, proposals.facts["boxes_sha256"]])
     reader = RegionReader(photo_paths(root, entities.ids), entities.sizes, proposals, encoder.read)
 
     def encode(values: list) -> list[np.ndarray]:
         return [features.astype(np.float16) for features in encoder.encode(values)]
-    compute(part, entities.ids, reader, encode, config, split)
+    compute(part, dict(enumerate(entities.ids)), reader, encode, split, batch_size, workers)
     with mapped(f"{path}.npy", (len(proposals.boxes), encoder.dim), np.float16) as rows:
         for photo, start, end in zip(entities.ids, proposals.start, proposals.start[1:]):
             rows[start:end] = part[photo]
@@ -80,7 +80,7 @@ def write_split_regions(opt, root: str, split: str, encoder) -> None:
         save_array(f"{path}.npy", given)
     else:
         compute_rows(path, split, root, entities, proposals, encoder,
-                     ComputeConfig(encoder.device, opt.batch_size or BATCH[opt.device.type], opt.workers))
+                     opt.batch_size or BATCH[opt.device.type], opt.workers)
     print(f"{path}.npy: {shape} of {line}")
 
 

@@ -154,7 +154,7 @@ def record_features(keep: Recorder) -> None:
          "--proposals edgeboxes50 --kind demo --workers 0",
          lambda _: {os.path.basename(path): arrays(path) for path in sorted(glob.glob("data/demo_entities/*ims.npy"))})
     keep("features/photos", "-m features.images --data_path data --photos data/demo_coco/images/val2014 "
-         "--kind demo --output_name photos --workers 0",
+         "--cnn_type demo --output_name photos --workers 0",
          lambda _: {os.path.basename(path): arrays(path) for path in sorted(glob.glob("data/photos/*.npy"))})
     keep("features/word_cnn", "-m features.word_cnn --data_path data --data_name demo --cnn_type resnet18 "
          "--cnn_weights resnet18.pth --n_words 20 --num_epochs 1 --batch_size 16 --crop_size 64 --workers 0 "

