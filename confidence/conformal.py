@@ -24,14 +24,14 @@ def one_query_per_image(e: Embeddings, side: str, seed: int = 0) -> Rows:
     return rows_of(e, side, np.sort(order[first]))
 
 
-def strangeness(scores: torch.Tensor, right: torch.Tensor, t: float) -> torch.Tensor:
+def compute_strangeness(scores: torch.Tensor, right: torch.Tensor, t: float) -> torch.Tensor:
     """Compute -log p of the best right item of each query: (b,).
     scores (b, G), right (b, G) bool, t the temperature."""
     best = torch.where(right, scores, -torch.inf).amax(1)                           # (b,)
     return torch.logsumexp(t * scores, 1) - t * best
 
 
-def set_sizes(scores: torch.Tensor, t: float, limit: float) -> torch.Tensor:
+def count_items(scores: torch.Tensor, t: float, limit: float) -> torch.Tensor:
     """Number of items with -log p of at most the limit: scores (b, G) -> (b,)."""
     return (-(t * scores).softmax(1).log() <= limit).sum(1)
 
@@ -50,7 +50,7 @@ def fit_limit(e: Embeddings, side: str, t: float, alpha: float) -> tuple[float, 
     check(conformal_rank(n, alpha) <= n,
           f"--sets {alpha:g} needs at least {math.ceil(1 / alpha) - 1:,} images to calibrate on, and there are {n:,}; "
           "give a larger ALPHA, or more images")
-    values = torch.cat([strangeness(scores, right, t) for scores, right in rows.blocks()])
+    values = torch.cat([compute_strangeness(scores, right, t) for scores, right in rows.blocks()])
     return float(values.sort().values[conformal_rank(n, alpha) - 1]), n
 
 
@@ -65,7 +65,7 @@ def judge_sets(e: Embeddings, side: str, t: float, alpha: float, limit: float, n
     rows, k = one_query_per_image(e, side, seed=2), conformal_rank(n, alpha)
     queries = len(rows.queries)
     low, high = stats.betabinom(queries, k, n + 1 - k).ppf([0.025, 0.975]) / queries
-    parts = [(set_sizes(scores, t, limit), strangeness(scores, right, t) <= limit)
+    parts = [(count_items(scores, t, limit), compute_strangeness(scores, right, t) <= limit)
              for scores, right in rows.blocks()]
     size, covered = (torch.cat(part).cpu().numpy() for part in zip(*parts))
     single = size == 1

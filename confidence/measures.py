@@ -10,7 +10,7 @@ import numpy as np
 import metrics
 from confidence import reliability
 from confidence.calibration import DIRECTIONS
-from confidence.posterior import answers, rows_of
+from confidence.posterior import find_answers, rows_of
 from evaluation.embeddings import Embeddings, uncertainties
 from evaluation.report import SIDES, number, table
 from methods.volume import Sigmoid
@@ -58,12 +58,12 @@ def measure_confidences(e: Embeddings, temperatures: dict[str, float], pair: Sig
     log_det, outcomes = uncertainties(e), {}
     for side, (modality, _) in DIRECTIONS.items():
         rows = rows_of(e, side)
-        first = answers(rows, temperatures[side])
+        first = find_answers(rows, temperatures[side])
         values = {"posterior": first.posterior, "posterior_grouped": first.grouped, "max": first.max,
                   "log_det_query": -log_det[modality][rows.queries] if modality in log_det else None}
         if logits:
             scale, bias = logits
-            values |= {"own_softmax": answers(rows, scale).posterior, "sigmoid": pair(first.max).numpy(),
+            values |= {"own_softmax": find_answers(rows, scale).posterior, "sigmoid": pair(first.max).numpy(),
                        "own_sigmoid": None if bias is None else Sigmoid(scale, bias)(first.max).numpy()}
         values = {name: metrics.join_rounded(x) for name, x in values.items() if x is not None}
         outcomes[side] = Outcomes(values, first.right, rows.queries, first.first, rows.owner)

@@ -27,7 +27,7 @@ import cli
 from checkpoint import NOISE, Trained
 from cli import Arguments, check, filename, up_to
 from confidence.calibration import percent
-from confidence.posterior import rows_of, sample_scores, temperature
+from confidence.posterior import fit_temperature, rows_of, sample_scores
 from confidence.reliability import auroc
 from data import Split
 from evaluation import Gallery, encode
@@ -120,7 +120,7 @@ def judge_fold(model: VSE, training: Fold) -> np.ndarray:
     images, captions, owner = embed("dev", np.arange(len(training.splits["dev"].captions)))
     n, m = len(images.mean), len(captions.mean)
     dev = Embeddings("dev", owner, n, members=[Member(model.similarity, images, captions)])
-    t = temperature(*sample_scores(rows_of(dev, "t2i")))
+    t = fit_temperature(*sample_scores(rows_of(dev, "t2i")))
     other = (owner + np.random.default_rng(0).integers(1, n, m)) % n
     own_and_other = [log_posteriors(model.similarity, images, captions, x, t) for x in (owner, other)]
     sigmoid = Sigmoid.fit(torch.cat(own_and_other), torch.arange(2 * m) < m)

@@ -108,7 +108,7 @@ def read_judgements(path: str, e: Embeddings) -> Judgements:
 
 # ---- do scores order pairs as people do
 
-def agreement(judgements: Judgements, scores: np.ndarray) -> dict:
+def measure_agreement(judgements: Judgements, scores: np.ndarray) -> dict:
     """Kendall's tau in percent of scores (N, M) with people's judgements.
     "c": with ratings; "b": with the shares of yes.
     And the AUROC of whether most said yes, or the mean rating is in the upper half."""
@@ -125,7 +125,7 @@ def agreement(judgements: Judgements, scores: np.ndarray) -> dict:
 
 # ---- the probability that a pair fits
 
-def halves(captions: int):
+def split_halves(captions: int):
     """Yield (captions to judge, captions to fit on), (M,) bool: two random halves."""
     half = np.random.default_rng(0).random(captions) < 0.5
     yield half, ~half
@@ -153,7 +153,7 @@ def judge_votes(files: list[Judgements], scores: np.ndarray, pair: Sigmoid, log_
     results = {}
     for name, fit in maps.items():
         p = np.empty(len(s))
-        for judged, others in halves(scores.shape[1]):
+        for judged, others in split_halves(scores.shape[1]):
             p[judged[caption]] = fit(others[caption])(s, v)[judged[caption]]
         repeated = np.repeat(p, votes)
         results[name] = {**judge_probability(repeated, single), "auroc": auroc(repeated, single)}
@@ -173,7 +173,7 @@ def estimate_counts(files: list[Judgements], scores: np.ndarray, owner: np.ndarr
     share[image, caption], weight[image, caption] = yes / votes, votes
     known = np.bincount(caption, minlength=len(owner)) > 0
     expected = np.full(len(owner), np.nan)
-    for judged, others in halves(len(owner)):
+    for judged, others in split_halves(len(owner)):
         few = np.random.default_rng(1).permutation(np.flatnonzero(others & known))
         few = few[:max(2, FITTED // len(scores))]
         v = None if log_var is None else np.broadcast_to(log_var, scores.shape)[:, few].ravel()
@@ -210,7 +210,7 @@ def correlate(measures: dict[str, np.ndarray], truth: np.ndarray) -> dict:
 def judge_by_people(e: Embeddings, files: list[Judgements], pair: Sigmoid) -> dict:
     """Judge a model by people. pair: the probability of own pairs on dev."""
     scores, log_det = e.scores, uncertainties(e)                                    # (N, M)
-    results = {"files": {os.path.basename(x.path): agreement(x, scores) for x in files}}
+    results = {"files": {os.path.basename(x.path): measure_agreement(x, scores) for x in files}}
     log_var = uncertainties(e, lambda side: side.log_var.mean(1)).get("captions")
     voted = any(x.votes is not None for x in files)
     if voted:

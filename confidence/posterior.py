@@ -71,7 +71,7 @@ class Answers(NamedTuple):
 
 
 @torch.no_grad()
-def answers(rows: Rows, t: float) -> Answers:
+def find_answers(rows: Rows, t: float) -> Answers:
     """Find the first answers of all rows at a temperature t.
     Equal items get scores that differ in their last bits, by the product or the processor that made them. So an item
     ties with the best where it is less than TIE of the size of the scores below it."""
@@ -82,7 +82,7 @@ def answers(rows: Rows, t: float) -> Answers:
         gap = TIE * (abs(best) + below.std(1, correction=0))
         tied = below >= -gap[:, None]
         first, hits = tied.int().argmax(1), (tied & right).sum(1)
-        mass = masses(below, t)
+        mass = exponentials(below, t)
         total, grouped = mass.sum(1), None
         if rows.grouped:
             same = item_image[first][:, None] == item_image                         # (b, G)
@@ -91,7 +91,7 @@ def answers(rows: Rows, t: float) -> Answers:
     return Answers(*(None if x[0] is None else torch.cat(x).numpy() for x in zip(*parts)))
 
 
-def masses(below: torch.Tensor, t: float) -> torch.Tensor:
+def exponentials(below: torch.Tensor, t: float) -> torch.Tensor:
     """Compute the unnormalised posterior exp(T (s - max s)), at most 1, of s - max s."""
     return (t * below).clamp_(min=NOTHING).exp_()
 
@@ -106,7 +106,7 @@ def sample_scores(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
     return tuple(map(torch.cat, zip(*rows.take(chosen).blocks())))
 
 
-def temperature(scores: torch.Tensor, right: torch.Tensor) -> float:
+def fit_temperature(scores: torch.Tensor, right: torch.Tensor) -> float:
     """Fit T = argmin_T -1/Q sum_q log sum_{j in right(q)} p_qj.
     scores (Q, G); right (Q, G) bool, at least one in each row. With one right item per query the mean is convex in T.
     A grid on log T finds the neighbourhood of the minimum, and Brent's method the minimum itself, in float64: a loss is
@@ -123,8 +123,8 @@ def temperature(scores: torch.Tensor, right: torch.Tensor) -> float:
 
     def loss(log_t: float, kind=torch.float64) -> float:
         t = float(np.exp(log_t))
-        mass = torch.cat([masses(part.to(kind), t).sum(1) for part in parts]).double()
-        mass_right = torch.zeros_like(mass).index_add_(0, query, masses(below_best, t))
+        mass = torch.cat([exponentials(part.to(kind), t).sum(1) for part in parts]).double()
+        mass_right = torch.zeros_like(mass).index_add_(0, query, exponentials(below_best, t))
         return float((mass.log() - t * best - mass_right.log()).mean())
     grid = np.linspace(*np.log(np.array(SPREADS) / spread), 41)
     lowest = int(np.argmin([loss(x, torch.float32) for x in grid]))
@@ -159,7 +159,7 @@ def calibrate(dev: Embeddings, name: str) -> dict:
     name: of dev, for the reader. Raises InputError where nothing fits. Sets and words are added by
     those who fit them."""
     rows = {side: rows_of(dev, side) for side in DIRECTIONS}
-    fitted = {side: {"temperature": temperature(*sample_scores(x)), "queries": len(x.queries), "gallery": x.gallery}
+    fitted = {side: {"temperature": fit_temperature(*sample_scores(x)), "queries": len(x.queries), "gallery": x.gallery}
               for side, x in rows.items()}
     pair = fit_pairs(rows["t2i"])
     return {"calibration": FORMAT, "checkpoints": dev.name.split(" + "),

@@ -80,7 +80,7 @@ class Proposals:
     facts: dict                       # {split}_{name}.json
 
 
-def short_name(text: str) -> str:
+def parse_name(text: str) -> str:
     """Parse a name of proposals or of their features, part of names of files."""
     check(re.fullmatch("[A-Za-z0-9-]+", text), f"'{text}' cannot be a name; give letters, digits and -")
     return text
@@ -303,7 +303,7 @@ def sample_proposals(split: PhraseSplit, rule: Labels, seed: tuple, n: int) -> t
     return split.start[n] + rows, columns, fits[rows].astype(np.int8) - apart[rows]
 
 
-def learnable(split: PhraseSplit, positive: float) -> np.ndarray:
+def find_learnable(split: PhraseSplit, positive: float) -> np.ndarray:
     """List the phrases that a proposal fits, (m,)."""
     best = np.concatenate([split.overlap(n).max(0) for n in range(len(split.ids))])
     return np.flatnonzero(best >= positive)

@@ -119,7 +119,7 @@ def read_photo_ids(root: str, split: str) -> list[str]:
 
 # ---- one photo
 
-def enclosing(boxes: np.ndarray) -> np.ndarray:
+def box_around(boxes: np.ndarray) -> np.ndarray:
     """Find the smallest box around boxes (k, 4) -> (4,) float64, k at least 1."""
     boxes = np.asarray(boxes, np.float64)
     return np.concatenate([boxes[:, :2].min(0), boxes[:, 2:].max(0)])
@@ -143,7 +143,7 @@ def read_size_and_phrases(root: str, photo: str, dropped: Counter, faults: list[
         for chain, types, words in PHRASE.findall(line):
             types, words = tuple(types[1:].split("/")), " ".join(words.split())
             if chain != NOT_VISUAL and chain in boxes:
-                rows.append((k, types, words, enclosing(boxes[chain]), len(boxes[chain])))
+                rows.append((k, types, words, box_around(boxes[chain]), len(boxes[chain])))
                 continue
             why = "notvisual" if chain == NOT_VISUAL or "notvisual" in types else flags.get(chain, "fault")
             dropped[why] += 1

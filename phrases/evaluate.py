@@ -22,7 +22,7 @@ from files import output, save_json
 from options import check_fits
 from phrases.data import read_phrases
 from phrases.entities import SPLITS
-from phrases.ranking import largest_first, validate_phrases
+from phrases.ranking import measure_largest_first, validate_phrases
 
 COLUMNS = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "rsum": "rsum", "upper": "any box", "phrases": "phrases"}
 
@@ -43,7 +43,7 @@ def evaluate_run(path: str, opt) -> dict:
     return {"checkpoints": [path], "data_name": data_name, "split": split.name, "images": len(split.ids),
             "captions": len(split.phrases), "protocols": {}, "similarity": own.sim,
             "notes": [*trained.notes, *split.notes], "localisation": located,
-            "proposals": split.proposals.facts, "baselines": {"largest": largest_first(split)}}
+            "proposals": split.proposals.facts, "baselines": {"largest": measure_largest_first(split)}}
 
 
 def make_tables(results: dict) -> list:

@@ -111,14 +111,14 @@ class SceneRegions:
             cells = response[0].reshape(32, len(response[0]) // 32, 32, -1, response.shape[-1])
             maps.append(cells.max((1, 3)))
         maps = np.concatenate(maps, -1)                                             # (32, 32, 192)
-        return np.concatenate([strongest(maps, boxes), *means(maps, boxes)], 1)
+        return np.concatenate([take_strongest(maps, boxes), *average_cells(maps, boxes)], 1)
 
     @staticmethod
     def encode(values: list) -> list:
         return values
 
 
-def strongest(maps: np.ndarray, boxes: np.ndarray) -> np.ndarray:
+def take_strongest(maps: np.ndarray, boxes: np.ndarray) -> np.ndarray:
     """Take the maximum over the cells in each box: (h, h, C), (P, 4) -> (P, C)."""
     side = len(maps)
     first = np.clip(np.ceil(boxes[:, :2] * side - 0.5), 0, side - 1).astype(int)    # (P, 2)
@@ -127,7 +127,7 @@ def strongest(maps: np.ndarray, boxes: np.ndarray) -> np.ndarray:
     return np.stack([maps[y1:y2 + 1, x1:x2 + 1].max((0, 1)) for (x1, y1), (x2, y2) in zip(first, last)])
 
 
-def means(maps: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def average_cells(maps: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Average in each box and around it: (h, h, C), (P, 4) -> twice (P, C) float32."""
     centre, half = (boxes[:, :2] + boxes[:, 2:]) / 2, (boxes[:, 2:] - boxes[:, :2]) / 2
     outer = np.clip(np.concatenate([centre - AROUND * half, centre + AROUND * half], 1), 0, 1)

@@ -25,7 +25,7 @@ from cli import Arguments, InputError, check, data_set, filename, positive, reas
 from features.store import Part, compute
 from files import file_digest, need, read_json, refusing, save_arrays, save_json, sha256
 from images import read_photo
-from phrases.data import ARRAYS, THRESHOLDS, Proposals, is_written, proposals_path, recall, short_name
+from phrases.data import ARRAYS, THRESHOLDS, Proposals, is_written, parse_name, proposals_path, recall
 from phrases.entities import SPLITS, Entities, photo_paths, read_entities
 
 SETTINGS = {"alpha": 0.65, "beta": 0.65, "minScore": 0.01}     # as the code of pl-clc sets them
@@ -39,7 +39,7 @@ FORM = 'give {"photo id": [[x1, y1, x2, y2, score], ...], ...} of all photos, pi
 
 # ---- EdgeBoxes
 
-def opencv():
+def import_opencv():
     """Import cv2 with one thread, as photos are spread over processes."""
     try:
         import cv2
@@ -53,7 +53,7 @@ def opencv():
 @functools.cache
 def read_forest(path: str):
     """Read a structured forest. Raises InputError if the file holds none."""
-    cv2, fix = opencv(), "model.yml.gz of opencv_extra/testdata/cv/ximgproc"
+    cv2, fix = import_opencv(), "model.yml.gz of opencv_extra/testdata/cv/ximgproc"
     try:
         with (gzip.open if path.endswith(".gz") else open)(need(path, f"--model is {fix}"), "rb") as f:
             if b"edgeBins:" not in f.read():                # in other YAML OpenCV would divide by 0 trees
@@ -70,16 +70,16 @@ def describe_method(model: str | None) -> str:
     edges = (f"the structured forest {file_digest(model)}" if model
              else f"gradients of the strongest colour, smoothed by a triangle of radius {SMOOTH}")
     settings = ", ".join(f"{name} {value}" for name, value in SETTINGS.items())
-    return f"EdgeBoxes ({settings}) of {edges}, longer side at least {LEAST}, OpenCV {opencv().__version__}"
+    return f"EdgeBoxes ({settings}) of {edges}, longer side at least {LEAST}, OpenCV {import_opencv().__version__}"
 
 
-def gradients(photo: np.ndarray, radius: int) -> tuple[np.ndarray, np.ndarray]:
+def find_gradients(photo: np.ndarray, radius: int) -> tuple[np.ndarray, np.ndarray]:
     """Find the edges of a photo (H, W, 3) uint8 by Sobel's filters after smoothing.
 
     Strength in [0, 1] and direction across the edge in [0, pi], both (H, W) float32, of the colour of the strongest
     gradient at each pixel. radius: of the triangle that smooths, pixels.
     """
-    cv2 = opencv()
+    cv2 = import_opencv()
     triangle = radius + 1 - np.abs(np.arange(-radius, radius + 1, dtype=np.float32))
     triangle /= triangle.sum()
     smoothed = cv2.sepFilter2D(photo.astype(np.float32), -1, triangle, triangle)
@@ -90,9 +90,9 @@ def gradients(photo: np.ndarray, radius: int) -> tuple[np.ndarray, np.ndarray]:
     return strength / max(strength.max(), 1e-6), np.mod(np.arctan2(dy, dx), np.float32(np.pi))
 
 
-def thinned(strength: np.ndarray, across: np.ndarray) -> np.ndarray:
+def thin_edges(strength: np.ndarray, across: np.ndarray) -> np.ndarray:
     """Remove edge pixels with a stronger neighbour across the edge."""
-    cv2 = opencv()
+    cv2 = import_opencv()
     y, x = np.mgrid[:strength.shape[0], :strength.shape[1]].astype(np.float32)
     beside = [cv2.remap(strength, x + sign * np.cos(across), y + sign * np.sin(across), cv2.INTER_LINEAR,
                         borderMode=cv2.BORDER_REPLICATE) for sign in (1, -1)]
@@ -105,7 +105,7 @@ def edge_boxes(photo: np.ndarray, count: int, model: str | None = None) -> np.nd
     x1, y1, x2, y2 in pixels from 0 with both corners inside, and the score, in float32. A photo without an edge has one
     box, the whole of it, of score 0.
     """
-    cv2, (height, width) = opencv(), photo.shape[:2]
+    cv2, (height, width) = import_opencv(), photo.shape[:2]
     scale = max(1.0, LEAST / max(height, width))
     if scale > 1:
         size = (max(1, round(width * scale)), max(1, round(height * scale)))
@@ -116,8 +116,8 @@ def edge_boxes(photo: np.ndarray, count: int, model: str | None = None) -> np.nd
         across = forest.computeOrientation(strength)
         strength = forest.edgesNms(strength, across)
     else:
-        strength, across = gradients(photo, round(SMOOTH * scale))
-        strength = thinned(strength, across)
+        strength, across = find_gradients(photo, round(SMOOTH * scale))
+        strength = thin_edges(strength, across)
     boxes, scores = cv2.ximgproc.createEdgeBoxes(maxBoxes=count, **SETTINGS).getBoundingBoxes(
         np.ascontiguousarray(strength, np.float32), np.ascontiguousarray(across, np.float32))
     if not len(boxes):
@@ -230,7 +230,7 @@ def main(argv=None) -> None:
     add("--data_name", type=data_set, required=True, help="a data set like Flickr30k Entities, with images/")
     add("--splits", nargs="+", choices=SPLITS, default=list(SPLITS), help="splits to write")
     add("--count", type=positive, default=200, metavar="N", help="boxes per photo; fewer where there are no more")
-    add("--name", type=short_name, metavar="NAME", help="name of the proposals (default: edgeboxesN)")
+    add("--name", type=parse_name, metavar="NAME", help="name of the proposals (default: edgeboxesN)")
     add("--model", type=filename, metavar="FILE",
         help="model.yml.gz of OpenCV's structured forests (default: edges are image gradients)")
     add("--from", type=filename, metavar="FILE.json", dest="given",

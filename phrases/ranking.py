@@ -48,25 +48,25 @@ def locate(split: PhraseSplit, scores_of: Callable) -> Located:
 
 # ---- measures
 
-def outcomes(located: Located) -> dict[str, np.ndarray]:
+def measure_outcomes(located: Located) -> dict[str, np.ndarray]:
     """Compute the outcomes of each phrase, (M,) in [0, 1]."""
     return {**{f"r{k}": (located.rank >= 0) & (located.rank < k) for k in metrics.RECALLS}, "upper": located.rank >= 0}
 
 
-def measures(located: Located, split: PhraseSplit) -> dict:
+def measure_localisation(located: Located, split: PhraseSplit) -> dict:
     """Compute results in percent: {"r1", "r5", "r10", "rsum", "upper", ...}.
 
     "upper": phrases that any proposal is right for; "by_type": results of groups (a phrase of several types counts in
     each); "chance": of proposals in random order.
     """
-    values, kinds = outcomes(located), sorted({kind for types in split.types for kind in types})
+    values, kinds = measure_outcomes(located), sorted({kind for types in split.types for kind in types})
     by_type = {kind: average_outcomes(values, np.array([kind in types for types in split.types])) for kind in kinds}
     return {**average_outcomes(values), "photos": len(np.unique(split.phrase_photo)), "by_type": by_type,
             "chance": measure_chance(located)}
 
 
 def average_outcomes(values: dict[str, np.ndarray], chosen: np.ndarray | slice = slice(None)) -> dict:
-    """Average `outcomes` over the phrases chosen (M,) bool, in percent."""
+    """Average `measure_outcomes` over the phrases chosen (M,) bool, in percent."""
     means = {name: float(100 * np.mean(value[chosen])) for name, value in values.items()}
     return {**means, "rsum": sum(means[f"r{k}"] for k in metrics.RECALLS), "phrases": len(values["upper"][chosen])}
 
@@ -82,14 +82,14 @@ def measure_chance(located: Located) -> dict:
     return average_outcomes({**recalls, "upper": c > 0})
 
 
-def largest_first(split: PhraseSplit) -> dict:
+def measure_largest_first(split: PhraseSplit) -> dict:
     """Evaluate a ranking of every photo's proposals by their area."""
     def area(n: int, columns: np.ndarray) -> np.ndarray:
         return np.repeat(areas(split.boxes[split.start[n]:split.start[n + 1]])[:, None], len(columns), 1)
-    return average_outcomes(outcomes(locate(split, area)))
+    return average_outcomes(measure_outcomes(locate(split, area)))
 
 
-def rsum_by_chance(split: PhraseSplit) -> float:
+def chance_rsum(split: PhraseSplit) -> float:
     """Compute R@1 + R@5 + R@10 of proposals in random order, in percent."""
     sizes = np.diff(split.start)
     return measure_chance(locate(split, lambda n, columns: np.zeros((sizes[n], len(columns)))))["rsum"]
@@ -109,5 +109,5 @@ def score_photos(model: VSE, split: PhraseSplit, tokens, device) -> Callable:
 
 
 def validate_phrases(model: VSE, split: PhraseSplit, tokens, device) -> dict:
-    """The `measures` of a split."""
-    return measures(locate(split, score_photos(model, split, tokens, device)), split)
+    """Measure the localisation of a split by a model."""
+    return measure_localisation(locate(split, score_photos(model, split, tokens, device)), split)

@@ -22,9 +22,9 @@ from phrases.data import (
     box_geometry,
     check_features,
     is_written,
+    parse_name,
     proposals_path,
     read_proposals,
-    short_name,
 )
 from phrases.entities import SPLITS, Entities, photo_paths, read_entities
 from phrases.pooling import NetworkRegions, SceneRegions
@@ -108,8 +108,8 @@ def main(argv=None) -> None:
     add = p.add_argument
     add("--data_path", type=filename, default="data", help="folder that holds the data sets")
     add("--data_name", type=data_set, required=True, help="a data set with proposals, a folder below --data_path")
-    add("--proposals", type=short_name, default="edgeboxes200", metavar="NAME", help="name of the proposals")
-    add("--name", type=short_name, default="ims", help="name of the features, for files {split}_PROPOSALS_NAME.npy")
+    add("--proposals", type=parse_name, default="edgeboxes200", metavar="NAME", help="name of the proposals")
+    add("--name", type=parse_name, default="ims", help="name of the features, for files {split}_PROPOSALS_NAME.npy")
     add("--splits", nargs="+", choices=SPLITS, default=list(SPLITS), help="splits to write")
     add("--kind", choices=KINDS, default="cnn", help="RoI pooling of a CNN, or of the demo's features without weights")
     add("--layer", choices=["fc6", "fc7", "cells"], help="what is pooled: the last map (cells), or 7 x 7 bins of it "

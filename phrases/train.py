@@ -17,9 +17,9 @@ import cli
 import options
 import train as core
 from cli import check, filename, fraction
-from phrases.data import NEGATIVE_IOU, REGIONS, Labels, batches, learnable, read_phrases
+from phrases.data import NEGATIVE_IOU, REGIONS, Labels, batches, find_learnable, read_phrases
 from phrases.losses import OBJECTIVES, build_phrase_model
-from phrases.ranking import rsum_by_chance, validate_phrases
+from phrases.ranking import chance_rsum, validate_phrases
 
 
 def phrases_parser() -> cli.Arguments:
@@ -52,13 +52,13 @@ class PhraseTraining(core.Training):
         train, dev = (read_phrases(os.path.join(opt.data_path, opt.data_name), name, opt.regions,
                                    opt.text_features).require_sound() for name in ("train", "val"))
         self.check_data(train, dev, start)
-        self.pairs = learnable(train, opt.positive_iou)
+        self.pairs = find_learnable(train, opt.positive_iou)
         check(len(self.pairs), f"no proposal of {opt.regions} overlaps a phrase of {opt.data_name} by --positive_iou "
                                f"{opt.positive_iou}; give a smaller one, or better proposals")
         photos = len(np.unique(train.phrase_photo[self.pairs]))
         self.batch_size = max(1, round(opt.batch_size * photos / len(self.pairs)))
         self.sizes = (f"{len(self.pairs):,} training phrases of {photos:,} photos, {self.batch_size} a batch, "
-                      f"{len(dev.ids):,} dev photos (rsum by chance {rsum_by_chance(dev):.1f})")
+                      f"{len(dev.ids):,} dev photos (rsum by chance {chance_rsum(dev):.1f})")
 
     def order(self, epoch: int) -> np.ndarray:
         """Photos of an epoch that have some of `pairs`, shuffled."""

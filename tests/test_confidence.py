@@ -16,7 +16,7 @@ from checkpoint import MADE_OF_RUN, Trained
 from cli import InputError
 from confidence import __main__ as confidence
 from confidence import calibration, conformal, measures, plots, reliability
-from confidence.posterior import answers, rows_of, temperature
+from confidence.posterior import find_answers, fit_temperature, rows_of
 from evaluation import pictures
 from evaluation.embeddings import Embeddings
 from images import Photos
@@ -53,7 +53,7 @@ def test_answers_are_those_of_a_loop_over_queries(monkeypatch, side):
     monkeypatch.setattr("confidence.posterior.CACHED", 250)                 # several blocks, the last one smaller
     subject = drawn()
     subject.caption_image[:9] = 5                                           # images of unequal numbers of captions
-    found, slow = answers(rows_of(subject, side), 12.0), slow_answers(subject, side, 12.0)
+    found, slow = find_answers(rows_of(subject, side), 12.0), slow_answers(subject, side, 12.0)
     for values, expected in zip(found, slow[:4]):
         assert np.allclose(values, expected, atol=2e-6)
     assert found.grouped is None if side == "t2i" else np.allclose(found.grouped, slow[4], atol=2e-6)
@@ -78,8 +78,8 @@ def test_figures_do_not_hang_on_the_last_bits_of_scores():
 
 def test_a_wrong_item_that_ties_is_no_right_answer():
     subject = Embeddings("x", np.array([0, 0, 1]), 2, matrix=np.array([[1, 1, 0.5], [0.2, 1, 1]], np.float32))
-    assert answers(rows_of(subject, "i2t"), 1.0).right.tolist() == [True, False]     # right ones tie; a wrong one ties
-    assert answers(rows_of(subject, "t2i"), 1.0).right.tolist() == [True, False, True]
+    assert find_answers(rows_of(subject, "i2t"), 1.0).right.tolist() == [True, False]   # right ones tie; a wrong one
+    assert find_answers(rows_of(subject, "t2i"), 1.0).right.tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -87,7 +87,7 @@ def test_sets_are_those_of_a_loop_over_items(side):
     subject, t = drawn(seed=3), 9.0
     rows = rows_of(subject, side)
     scores, right = (torch.cat(x) for x in zip(*rows.blocks()))
-    sizes, strange = conformal.set_sizes(scores, t, 3.0), conformal.strangeness(scores, right, t)
+    sizes, strange = conformal.count_items(scores, t, 3.0), conformal.compute_strangeness(scores, right, t)
     for q in range(len(rows.queries)):
         p = (t * scores[q].double()).softmax(0)
         held = {j for j in range(rows.gallery) if -np.log(float(p[j])) <= 3}
@@ -359,18 +359,18 @@ def test_temperature_is_the_one_that_drew_the_right_items():
     scores = torch.randn(4000, 30, generator=generator)
     drawn = torch.multinomial((2.5 * scores).softmax(1), 1, generator=generator)
     right = torch.zeros(4000, 30, dtype=torch.bool).scatter(1, drawn, True)
-    assert temperature(scores, right) == pytest.approx(2.5, rel=0.05)
-    assert temperature(100 * scores - 7, right) == pytest.approx(0.025, rel=0.05)
+    assert fit_temperature(scores, right) == pytest.approx(2.5, rel=0.05)
+    assert fit_temperature(100 * scores - 7, right) == pytest.approx(0.025, rel=0.05)
     grid = np.linspace(2.2, 2.8, 100)
     losses = [-(t * scores).log_softmax(1)[right].mean() for t in grid]
-    assert temperature(scores, right) == pytest.approx(grid[int(np.argmin(losses))], abs=0.01)
+    assert fit_temperature(scores, right) == pytest.approx(grid[int(np.argmin(losses))], abs=0.01)
     two = right | torch.zeros_like(right).index_fill(1, torch.tensor([3]), True)     # item 3 is right, too, for all
     losses = [-((t * scores).log_softmax(1).exp() * two).sum(1).log().mean() for t in grid]
-    assert temperature(scores, two) == pytest.approx(grid[int(np.argmin(losses))], abs=0.01)
+    assert fit_temperature(scores, two) == pytest.approx(grid[int(np.argmin(losses))], abs=0.01)
 
 
 def test_temperature_of_scores_that_tell_nothing():
     with pytest.raises(ValueError, match="no temperature fits"):
-        temperature(torch.eye(50), ~torch.eye(50, dtype=torch.bool))
+        fit_temperature(torch.eye(50), ~torch.eye(50, dtype=torch.bool))
     with pytest.raises(ValueError, match="all scores of a query are equal"):
-        temperature(torch.zeros(4, 5), torch.ones(4, 5, dtype=torch.bool))
+        fit_temperature(torch.zeros(4, 5), torch.ones(4, 5, dtype=torch.bool))

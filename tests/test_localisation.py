@@ -1,31 +1,18 @@
 """Phrase localisation against loops over phrases and proposals: ranks, measures and chance."""
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from cli import InputError
 from phrases.data import iou
-from phrases.ranking import locate, measure_chance, measures
+from phrases.ranking import locate, measure_chance, measure_localisation
 
 KINDS = ("animals", "clothing", "people")
 
 
-class BoxSplit(NamedTuple):
-    """Parts of a `PhraseSplit` that are read."""
-    ids: list[str]
-    sizes: np.ndarray
-    boxes: np.ndarray
-    start: np.ndarray
-    phrases: list[str]
-    phrase_photo: np.ndarray
-    truth: np.ndarray
-    types: list[tuple[str, ...]]
-    added: np.ndarray = np.zeros(10_000, bool)
-
-
-def made(seed: int, photos: int = 25, most: int = 7) -> BoxSplit:
-    """Photos with 1 to `most` small boxes and 0 to 5 phrases each; the first has no phrase."""
+def made(seed: int, photos: int = 25, most: int = 7) -> SimpleNamespace:
+    """Photos with 1 to `most` small boxes and 0 to 5 phrases each; the first has no phrase. As a `PhraseSplit`."""
     rng = np.random.default_rng(seed)
     boxes, start, photo, truth = [], [0], [], []
     for n in range(photos):
@@ -40,12 +27,12 @@ def made(seed: int, photos: int = 25, most: int = 7) -> BoxSplit:
     truth = np.array(truth, float)
     truth[:, 2:] = np.maximum(truth[:, :2], truth[:, 2:])
     types = [tuple(sorted(rng.choice(KINDS, rng.integers(1, 3), replace=False))) for _ in photo]
-    return BoxSplit([f"photo{n}" for n in range(photos)], np.tile([16, 16], (photos, 1)),
-                       np.concatenate(boxes).astype(np.float32), np.array(start),
-                       [f"phrase {m}" for m in range(len(photo))], np.array(photo), truth, types)
+    return SimpleNamespace(ids=[f"photo{n}" for n in range(photos)], boxes=np.concatenate(boxes).astype(np.float32),
+                           start=np.array(start), phrase_photo=np.array(photo), truth=truth, types=types,
+                           added=np.zeros(start[-1], bool))
 
 
-def drawn_scores(split: BoxSplit, seed: int, levels: int = 1000):
+def drawn_scores(split, seed: int, levels: int = 1000):
     """Scores of every proposal with every phrase; few levels tie. Returns the function and the whole matrix."""
     whole = np.random.default_rng(seed).integers(levels, size=(len(split.boxes), len(split.phrase_photo))) / levels
     return (lambda n, columns: whole[split.start[n]:split.start[n + 1]][:, columns].astype(np.float32)), whole
@@ -56,7 +43,7 @@ def test_locate_is_the_loop_over_phrases(seed, levels):
     split = made(seed)
     added = np.random.default_rng(4).random(len(split.boxes)) < 0.3         # in training, which are not ranked
     added[split.start[:-1]] = False                         # of every photo one is its own
-    split = split._replace(added=added)
+    split.added = added
     scores_of, whole = drawn_scores(split, seed, levels)
     located = locate(split, scores_of)
     for m, n in enumerate(split.phrase_photo):
@@ -78,8 +65,8 @@ def test_scores_that_are_not_finite_are_refused(bad):
 def test_measures_are_counts_over_phrases():
     split = made(5, photos=60)
     located = locate(split, drawn_scores(split, 5)[0])
-    found = measures(located, split)
-    every = np.arange(len(split.phrases))
+    found = measure_localisation(located, split)
+    every = np.arange(len(split.types))
     groups = {kind: [m for m in every if kind in split.types[m]] for kind in KINDS}
     for of, chosen in [(found, every), *((found["by_type"][kind], m) for kind, m in groups.items())]:
         ranks = [located.rank[m] for m in chosen]
@@ -92,11 +79,10 @@ def test_measures_are_counts_over_phrases():
 
 
 def test_chance_is_that_of_random_orders():
-    split, rng, keys = made(8, photos=12, most=14), np.random.default_rng(0), ("r1", "r5", "r10")
+    split, keys = made(8, photos=12, most=14), ("r1", "r5", "r10")
     expected, drawn = measure_chance(locate(split, drawn_scores(split, 0)[0])), []
-    for _ in range(300):
-        whole = rng.random((len(split.boxes), len(split.phrase_photo)))
-        found = measures(locate(split, lambda n, c, whole=whole: whole[split.start[n]:split.start[n + 1]][:, c]), split)
+    for seed in range(300):
+        found = measure_localisation(locate(split, drawn_scores(split, seed, 10 ** 6)[0]), split)
         drawn.append([found[key] for key in keys])
     error = np.abs(np.mean(drawn, 0) - [expected[key] for key in keys])
     assert (error < 4 * np.std(drawn, 0) / 300 ** 0.5 + 1e-9).all()

@@ -151,7 +151,7 @@ def slow_tau(x, y, kind: str) -> float:
 @pytest.mark.parametrize("crowd", [True, False])
 def test_agreement_is_that_of_loops_over_pairs_of_pairs(crowd):
     of, scores, *_ = made(crowd=crowd, pairs=120)
-    found = people.agreement(of, scores)
+    found = people.measure_agreement(of, scores)
     s = scores[of.image, of.caption]
     if crowd:
         slow = slow_tau(s, of.yes / of.votes, "b")
@@ -191,7 +191,7 @@ def test_the_probability_of_a_caption_is_learned_from_votes_on_others():
     assert found["with Sigma"]["nll"] < found["fitted"]["nll"] < found["own pairs"]["nll"]
     assert found["with Sigma"]["auroc"] > found["fitted"]["auroc"]
     assert found["fitted"]["ece"] < 3 * found["fitted"]["ece_floor"] < found["own pairs"]["ece"]
-    half, _ = next(people.halves(60))
+    half, _ = next(people.split_halves(60))
     asked = half[of.caption]
     moved = of._replace(yes=np.where(asked, of.votes - of.yes, of.yes))             # the votes on one half turned round
     for name, learn in (("judged", half), ("others", ~half)):
@@ -207,7 +207,7 @@ def test_numbers_are_sums_over_all_photos():
                      yes=of.yes[of.caption != 3], votes=of.votes[of.caption != 3])
     count = people.estimate_counts([of], scores, owner, wide)
     assert np.isnan(count[3]) and np.isfinite(np.delete(count, 3)).all()
-    half, others = next(people.halves(24))
+    half, others = next(people.split_halves(24))
     s, v, y, n = [], [], [], []                                                     # learned from the other half
     for c in np.flatnonzero(others & (np.arange(24) != 3)):
         for i in range(30):

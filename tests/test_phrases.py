@@ -12,10 +12,10 @@ import train as core
 from checkpoint import load_checkpoint, load_model
 from cli import InputError
 from phrases import captions, data, evaluate, proposals, regions, train
-from phrases.data import Labels, box_geometry, iou, learnable, sample_proposals
+from phrases.data import Labels, box_geometry, find_learnable, iou, sample_proposals
 from phrases.entities import read_entities
 from phrases.pooling import SceneRegions
-from phrases.ranking import rsum_by_chance, score_photos
+from phrases.ranking import chance_rsum, score_photos
 from tests.helpers import log_of, refused, same_weights
 from vocab import Vocabulary
 
@@ -117,7 +117,7 @@ def test_geometry_is_five_shares_of_the_photo(root):
 @pytest.mark.parametrize("rule", [Labels(), Labels(1.0), Labels(0.6, True)])
 def test_labels_are_those_of_a_loop(root, rule):
     split = read(root, "train")
-    tokens, phrases = split.encode(Vocabulary.build(split.words)), learnable(split, rule.positive)
+    tokens, phrases = split.encode(Vocabulary.build(split.words)), find_learnable(split, rule.positive)
     photos, seen = np.unique(split.phrase_photo[phrases])[:6], set()
     for batch in data.batches(split, tokens, photos, 2, rule, (0, 3)):
         rows, columns = batch.rows, batch.columns
@@ -162,7 +162,7 @@ KINDS = [("--max_violation",), ("--sim", "csd", "--loss", "match", "--var_min", 
 def test_a_run_learns_which_region_is_meant(root, run, words, capsys):
     folder = run(*words)
     lines = log_of(folder, lambda line: line["kind"] == "validation")
-    chance = rsum_by_chance(read(root, "val"))
+    chance = chance_rsum(read(root, "val"))
     assert lines[-1]["rsum"] > 1.2 * chance and lines[-1]["r1"] > 40
     results, said = report(capsys, "--checkpoint", folder)
     assert report(capsys, "--checkpoint", folder)[0] == results                     # its own file may be replaced

@@ -86,7 +86,7 @@ def photo_checkpoint(folder, vocab, seed=0, network_of=None, recorded=None):
 def test_a_whole_image_has_the_features_that_the_model_was_trained_on(runs, demo_path, data_name, run):
     split, model = read_split(demo_path, data_name, "test"), encoder(runs, run)
     paths = [os.path.join(demo_path, "demo", "images", name) for name in split.photo_names[:6]]
-    e = model.crops([(path, (0, 0, 128, 128)) for path in paths])
+    e = model.embed_crops([(path, (0, 0, 128, 128)) for path in paths])
     features = split.images.gather(np.arange(6))
     np.testing.assert_array_equal(model.crop_features([(path, (0, 0, 128, 128)) for path in paths]), features.numpy())
     torch.testing.assert_close(e.mean, model.model.embed_images(features).mean)
@@ -96,12 +96,12 @@ def test_how_crops_are_fitted(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (90, 150, 3), np.uint8)
     photo, box = Image.fromarray(pixels), (10, 5, 100, 60)
     crop = photo.crop((10, 5, 110, 65))
-    np.testing.assert_array_equal(encoding.cut(photo, box, 224, "stretch"),
+    np.testing.assert_array_equal(encoding.cut_box(photo, box, 224, "stretch"),
                                   np.asarray(crop.resize((224, 224), Image.Resampling.BILINEAR)))
-    padded = np.asarray(encoding.cut(photo, (10, 5, 100, 60), 128, "pad"))
+    padded = np.asarray(encoding.cut_box(photo, (10, 5, 100, 60), 128, "pad"))
     np.testing.assert_array_equal(padded[34:94, 14:114], np.asarray(crop))
     assert (padded[34:94, :14] == padded[34:94, 14:15]).all() and (padded[94:] == padded[93]).all()
-    assert encoding.cut(photo, (0, 0, 150, 90), 100, "pad").size == (100, 100)
+    assert encoding.cut_box(photo, (0, 0, 150, 90), 100, "pad").size == (100, 100)
 
 
 def test_features_are_cached_by_content_and_extractor(runs, demo_path, tmp_path, capsys):
@@ -109,16 +109,16 @@ def test_features_are_cached_by_content_and_extractor(runs, demo_path, tmp_path,
     paths = [os.path.join(root, name) for name in sorted(os.listdir(root))[:9]]
     wanted = [(path, (3 * k, 2, 40 + k, 50)) for path in paths for k in range(9)]
     first, other = (encoding.CropEncoder(str(runs / name), CPU, cache) for name in ("wasserstein", "cosine"))
-    e = first.crops(wanted)
+    e = first.embed_crops(wanted)
     assert "81 crops by demo_scenes global (pad)" in capsys.readouterr().out and e.mean.shape == (81, 16)
-    torch.testing.assert_close(first.crops(wanted[::-1]).mean.flip(0), e.mean)
+    torch.testing.assert_close(first.embed_crops(wanted[::-1]).mean.flip(0), e.mean)
     shutil.copy(paths[0], tmp_path / "copy.png")             # the same bytes under another name
-    other.crops([*wanted, (str(tmp_path / "copy.png"), wanted[0][1])])
+    other.embed_crops([*wanted, (str(tmp_path / "copy.png"), wanted[0][1])])
     assert not capsys.readouterr().out                       # nothing was computed
-    encoding.CropEncoder(str(runs / "regions"), CPU, cache).crops(wanted[:5])
+    encoding.CropEncoder(str(runs / "regions"), CPU, cache).embed_crops(wanted[:5])
     assert "5 crops by demo_scenes regions (pad)" in capsys.readouterr().out
     with pytest.raises(InputError, match="nowhere.png cannot be read"):
-        first.crops([("nowhere.png", (0, 0, 5, 5))])
+        first.embed_crops([("nowhere.png", (0, 0, 5, 5))])
 
 
 def test_models_of_photos_and_of_recorded_features(demo_path, tmp_path):
@@ -137,9 +137,9 @@ def test_models_of_photos_and_of_recorded_features(demo_path, tmp_path):
     with torch.no_grad():
         photo = Image.open(path).convert("RGB")
         pixels = torch.stack([whole_transform()(photo.crop((x, y, x + w, y + h))) for _, (x, y, w, h) in wanted])
-        expected, found = whole.embed_images(pixels), model.crops(wanted)
-        torch.testing.assert_close(reader.crops(wanted).mean, reader.model.embed_images(cnn(pixels)).mean, rtol=1e-4,
-                                   atol=1e-5)
+        expected, found = whole.embed_images(pixels), model.embed_crops(wanted)
+        torch.testing.assert_close(reader.embed_crops(wanted).mean, reader.model.embed_images(cnn(pixels)).mean,
+                                   rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found.mean, expected.mean, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found.log_var, expected.log_var, rtol=1e-4, atol=1e-5)
     stored = torch.load(os.path.join(features, "model_best.pt"), weights_only=True)
@@ -182,10 +182,10 @@ def test_the_uncertainty_of_crops_and_captions(call, runs, capsys):
     items, sides = manifest["triplets"]["40"], report["models"]["wasserstein"]
     assert report["triplets"] == len(items) and os.path.getsize("o/uncertainty.png") > 10_000
     others = [f"{t['caption_a']} and {other['caption_b']}" for t, other in zip(items, items[1:] + items[:1])]
-    crop_a, crop_c = (model.crops([(encoding.photo_path(manifest, t["image"]), tuple(t[letter])) for t in items])
+    crop_a, crop_c = (model.embed_crops([(encoding.photo_path(manifest, t["image"]), tuple(t[letter])) for t in items])
                       for letter in "ac")
     texts = [[t["caption_a"] for t in items], [t["caption_c"] for t in items], others]
-    values = {"images": [crop_a, crop_c], "captions": [model.captions(captions) for captions in texts]}
+    values = {"images": [crop_a, crop_c], "captions": [model.embed_captions(captions) for captions in texts]}
     for side, sign in (("images", 1), ("captions", -1)):
         a, c, *d = (uncertainty(e).double().numpy() for e in values[side])
         entry = sides[side]["40"]
@@ -215,8 +215,8 @@ def test_selection_is_that_of_a_slow_loop(call, runs):
 
     def margins(image, small, large, short, long):
         """Score margins of the right choice, for queries small, large, short, long."""
-        s = {(i, c): model.model.similarity(model.crops([(encoding.photo_path(manifest, image), tuple(box))]),
-                                            model.captions([text])).item()
+        s = {(i, c): model.model.similarity(model.embed_crops([(encoding.photo_path(manifest, image), tuple(box))]),
+                                            model.embed_captions([text])).item()
              for i, box in (("s", small), ("l", large)) for c, text in (("s", short), ("l", long))}
         return [s["s", "s"] - s["s", "l"], s["l", "l"] - s["l", "s"], s["s", "s"] - s["l", "s"],
                 s["l", "l"] - s["s", "l"]]
@@ -227,15 +227,15 @@ def test_selection_is_that_of_a_slow_loop(call, runs):
     three = [[margins(w["image"], w["crops"][k], encoding.whole_box(manifest, w["image"]), w["captions"][k],
                       w["description"]) for w in wholes] for k in range(3)]
     for kind, hits, slow, order in (
-            ("table4", selection.table4(model, manifest, triplets, 0)[""], four, [0, 1, 2, 3]),
-            ("section34", selection.section34(model, manifest, wholes, 0)[""], three, [2, 3, 0, 1])):
+            ("table4", selection.judge_table4(model, manifest, triplets, 0)[""], four, [0, 1, 2, 3]),
+            ("section34", selection.judge_section34(model, manifest, wholes, 0)[""], three, [2, 3, 0, 1])):
         slow = np.array(slow).transpose(0, 2, 1)[:, order]                          # (G, N, 4) -> (G, 4, N)
         clear = np.abs(slow) > 1e-5                          # an untrained model's near ties may fall either way
         assert clear.mean() > 0.8
         np.testing.assert_array_equal(hits[clear], slow[clear] > 0)
         row = report[kind]["wasserstein"]
         assert [row[q]["percent"] for q in selection.COLUMNS[kind][:4]] == pytest.approx(list(100 * hits.mean((0, 2))))
-    hits, row = selection.table4(model, manifest, triplets, 0)[""], report["table4"]["wasserstein"]
+    hits, row = selection.judge_table4(model, manifest, triplets, 0)[""], report["table4"]["wasserstein"]
     for (percent, items), found in zip(triplets.items(), hits):
         assert not found[2:, [t["a"] == t["c"] for t in items]].any()       # a choice between equals is never right
         shares = report["table4_by_threshold"][percent]["wasserstein"].values()
@@ -251,7 +251,7 @@ def test_a_model_without_opinion_is_never_right(runs):
     same = Embedding(torch.ones(6, 16) / 4)
     k = np.arange(3)
     assert not selection.correct_choices(model.similarity, same, same, k, k + 3, k, k + 3).any()
-    assert selection.first_rows(["a", "b", "a", "c", "b"]).tolist() == [0, 1, 0, 3, 1]
+    assert selection.find_first(["a", "b", "a", "c", "b"]).tolist() == [0, 1, 0, 3, 1]
     random = Embedding(torch.randn(400, 16))               # the same pair again, wherever it stands, has the same score
     i, c = np.random.default_rng(0).integers(0, 400, (2, 500))
     twice = encoding.pair_scores(model.similarity, random, random, np.concatenate([i, i[::-1]]),

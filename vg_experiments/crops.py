@@ -62,8 +62,8 @@ def show_photo(opt, models: dict[str, CropEncoder]) -> None:
     boxes = [(0, 0, *photo.size), *(read_box(text, *photo.size) for text in boxes)]
     lines, rows = [[] for _ in texts], [PhotoRow(text, "", []) for text in texts]
     for name, model in models.items():
-        images = model.crops([(opt.image, box) for box in boxes])
-        captions = model.captions(texts, any_words=False)
+        images = model.embed_crops([(opt.image, box) for box in boxes])
+        captions = model.embed_captions(texts, any_words=False)
         scores = model.similarity(images, captions).detach().float().cpu().numpy()                  # (K, K)
         of_crops, of_captions = format_uncertainties(images), format_uncertainties(captions)
         ranks = zip(rank_diagonal(scores), rank_diagonal(scores.T))
@@ -86,8 +86,8 @@ def draw_triplet(triplet: dict, path: str, models: dict[str, CropEncoder]) -> Ce
     photo = read_photo(path)
     lines = [f"{letter.upper()} ({COLOURS[letter]}): {triplet[f'caption_{letter}']}" for letter in "abc"]
     for name, model in models.items():
-        crops = format_uncertainties(model.crops([(path, tuple(triplet[letter])) for letter in "ac"]))
-        captions = format_uncertainties(model.captions([triplet["caption_a"], triplet["caption_c"]]))
+        crops = format_uncertainties(model.embed_crops([(path, tuple(triplet[letter])) for letter in "ac"]))
+        captions = format_uncertainties(model.embed_captions([triplet["caption_a"], triplet["caption_c"]]))
         lines += [f"{name}, crops: A {crops[0]}, C {crops[1]}", f"captions: A {captions[0]}, C {captions[1]}"]
     scale = min(1, THUMBNAIL / max(photo.size))
     photo = photo.resize([round(scale * side) for side in photo.size])

@@ -76,7 +76,7 @@ def build_extractor(model: Trained, name: str | None, weights: str | None) -> Ex
     return Extractor(net.to(model.device).eval(), transform, line.split(",")[0], side, fit)
 
 
-def cut(photo: Image.Image, box, side: int, fit: str) -> Image.Image:
+def cut_box(photo: Image.Image, box, side: int, fit: str) -> Image.Image:
     """The box (x, y, width, height) of a photo, in side x side pixels."""
     x, y, w, h = box
     crop = photo.crop((x, y, x + w, y + h))
@@ -115,7 +115,7 @@ class CropEncoder(Trained):
         return {"checkpoint": self.path, "sim": self.options.sim,
                 "extractor": self.extractor.name, "fit": self.extractor.fit}
 
-    def crops(self, crops: list[tuple[str, tuple]]) -> Embedding:
+    def embed_crops(self, crops: list[tuple[str, tuple]]) -> Embedding:
         """Embed N crops [(path of a photo, box (x, y, width, height))]."""
         unique, place = number_items(crops)
         features = self.crop_features(unique)
@@ -135,7 +135,7 @@ class CropEncoder(Trained):
         missing = sorted((crop, key) for key, crop in dict(zip(keys, crops)).items() if key not in rows)
         photo = functools.lru_cache(1)(read_photo)
         for part in tqdm(chunks(missing, BATCH), desc=f"crops, {name.split()[0]}", disable=None, leave=False):
-            pixels = torch.stack([transform(cut(photo(path), box, side, fit)) for (path, box), _ in part])
+            pixels = torch.stack([transform(cut_box(photo(path), box, side, fit)) for (path, box), _ in part])
             y = net(pixels.to(self.device)).float().cpu().numpy()          # (n, F) or (n, P, F)
             rows.update(zip((key for _, key in part), y.astype(np.float16) if y.ndim == 3 else y))
         if missing:
@@ -144,7 +144,7 @@ class CropEncoder(Trained):
                   f"{len(set(keys)) - len(missing):,} were at hand")
         return np.stack([rows[key] for key in keys])
 
-    def captions(self, texts: list[str], any_words: bool = True) -> Embedding:
+    def embed_captions(self, texts: list[str], any_words: bool = True) -> Embedding:
         """Embed N texts. Without any_words, raises InputError on one of <unk> alone."""
         unique, place = number_items(texts)
         return self.texts(unique, any_words=any_words).rows(place.to(self.device))
@@ -225,7 +225,7 @@ def filter_known(models: dict[str, CropEncoder], items: list, texts: Callable) -
     return [item for item in items if unknown.isdisjoint(texts(item))]
 
 
-def usable_triplets(manifest: dict, models: dict[str, CropEncoder]) -> tuple[dict[str, list[dict]], int]:
+def select_triplets(manifest: dict, models: dict[str, CropEncoder]) -> tuple[dict[str, list[dict]], int]:
     """Select triplets {threshold: [triplet]} of usable images; count the others.
 
     Every model has to know a word of captions A and B at every threshold. Raises InputError if none is left.
@@ -237,7 +237,7 @@ def usable_triplets(manifest: dict, models: dict[str, CropEncoder]) -> tuple[dic
     return dict(zip(manifest["triplets"], map(list, zip(*usable)))), len(images) - len(usable)
 
 
-def ends_of_triplets(manifest: dict, triplets_at: dict[str, list[dict]]) -> tuple[list[tuple], list[str]]:
+def list_ends(manifest: dict, triplets_at: dict[str, list[dict]]) -> tuple[list[tuple], list[str]]:
     """List crops (path, box) and captions of triplets, all A then all C, 2 n of each."""
     ends = [(letter, t) for letter in "ac" for items in triplets_at.values() for t in items]
     boxes = [(photo_path(manifest, t["image"]), tuple(t[letter])) for letter, t in ends]

@@ -217,7 +217,7 @@ def random_order(numbers: list[int], seed: int, key: str) -> list[int]:
     return sorted(numbers, key=lambda n: hashlib.sha256(f"{seed}-{key}-{n}".encode()).digest())
 
 
-def sample(photos: dict[int, Photo], fit, count: int, seed: int, key: str, folder: str) -> list[int]:
+def draw_images(photos: dict[int, Photo], fit, count: int, seed: int, key: str, folder: str) -> list[int]:
     """Draw `count` of the images `fit`. Raises InputError if one has no photo."""
     numbers = random_order(list(fit), seed, key)[:count]
     gone = [n for n in numbers if photos[n].file is None]
@@ -282,11 +282,11 @@ def make_manifest(folder: str, images: int = 2000, wholes: int = 950, thresholds
     check(pairs, f"--thresholds {' '.join(f'{t:g}' for t in percents)}: no image has two regions smaller than "
                  f"{percents[0]:g} percent of it, and two at every other threshold; give larger thresholds")
     counts["images_with_all_triplets"], counts["images_with_three_crops"] = len(pairs), len(crops)
-    picked = sample(photo_of, pairs, images, seed, "triplets", folder)
+    picked = draw_images(photo_of, pairs, images, seed, "triplets", folder)
     for k, percent in enumerate(percents):                 # their crops A and C are one
         counts[f"triplets_with_b_inside_a_{percent:g}"] = sum(
             box_around(a.box, b.box) == a.box for a, b in (pairs[n][k] for n in picked))
-    whole = sample(photo_of, crops, wholes, seed, "wholes", folder)
+    whole = draw_images(photo_of, crops, wholes, seed, "wholes", folder)
     return {
         "format": FORMAT, "folder": os.path.abspath(folder), "seed": seed, "thresholds": percents,
         "asked": {"images": images, "wholes": wholes},

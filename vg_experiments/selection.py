@@ -30,11 +30,11 @@ from vg_experiments.encoding import (
     CropEncoder,
     add_run_options,
     build_encoders,
-    ends_of_triplets,
     filter_known,
+    list_ends,
     pair_scores,
     photo_path,
-    usable_triplets,
+    select_triplets,
     whole_box,
 )
 from vg_experiments.prepare import load_manifest
@@ -65,8 +65,8 @@ def judge_choices(model: CropEncoder, boxes: list, texts: list[str], seed: int, 
 
     rows: (small, large, short, long), each (K,), rows of boxes and of texts.
     """
-    images, captions, similarity = model.crops(boxes), model.captions(texts), model.similarity
-    box, text = first_rows(boxes), first_rows(texts)
+    images, captions, similarity = model.embed_crops(boxes), model.embed_captions(texts), model.similarity
+    box, text = find_first(boxes), find_first(texts)
     variants = {"": (similarity, images, captions)}
     if images.log_var is not None or captions.log_var is not None:
         variants[" means only"] = cosine, Embedding(images.mean), Embedding(captions.mean)
@@ -75,21 +75,21 @@ def judge_choices(model: CropEncoder, boxes: list, texts: list[str], seed: int, 
             for name, variant in variants.items()}
 
 
-def first_rows(items: list) -> np.ndarray:
+def find_first(items: list) -> np.ndarray:
     """Find the position where each item occurs first: (N,)."""
     place = {}
     return np.array([place.setdefault(item, k) for k, item in enumerate(items)])
 
 
-def table4(model: CropEncoder, manifest: dict, triplets_at: dict[str, list[dict]], seed: int) -> dict:
+def judge_table4(model: CropEncoder, manifest: dict, triplets_at: dict[str, list[dict]], seed: int) -> dict:
     """Judge the choices of Table 4: {variant: right (thresholds, 4, images) bool}."""
-    boxes, texts = ends_of_triplets(manifest, triplets_at)
+    boxes, texts = list_ends(manifest, triplets_at)
     a, c = np.arange(len(texts)).reshape(2, -1)
     hits = judge_choices(model, boxes, texts, seed, (a, c, a, c))
     return {name: np.stack(np.split(values, len(triplets_at), 1)) for name, values in hits.items()}
 
 
-def section34(model: CropEncoder, manifest: dict, wholes: list[dict], seed: int) -> dict:
+def judge_section34(model: CropEncoder, manifest: dict, wholes: list[dict], seed: int) -> dict:
     """Judge the choices of section 3.4: {variant: right (crops, 4, images) bool}."""
     n, m = len(wholes), manifest["crops"]
     parts = [(w, j) for j in range(m) for w in wholes]
@@ -132,20 +132,17 @@ def render_table(kind: str, title: str, rows: dict) -> str:
     return report.text((title, [("", COLUMNS[kind])], lines))
 
 
-def select(opt) -> None:
+def write_selection(opt) -> None:
     """The command: print the tables and write selection.json."""
     path = output(os.path.join(opt.output, "selection.json"))
     manifest, models = load_manifest(opt.manifest, opt.vg), build_encoders(opt)
-    triplets_at, without = usable_triplets(manifest, models)
+    triplets_at, without = select_triplets(manifest, models)
     wholes = filter_known(models, manifest["wholes"], lambda w: (*w["captions"], w["description"]))
-    hits = {"table4": {}, "section34": {}}
-    for name, model in models.items():
-        hits["table4"] |= {name + variant: values
-                           for variant, values in table4(model, manifest, triplets_at, opt.seed).items()}
-        if wholes:
-            hits["section34"] |= {name + variant: values
-                                  for variant, values in section34(model, manifest, wholes, opt.seed).items()}
-    tables = {kind: summarise(kind, rows) for kind, rows in hits.items() if rows}
+    hits = {kind: {name + variant: values for name, model in models.items()
+                   for variant, values in judge(model, manifest, items, opt.seed).items()}
+            for kind, judge, items in (("table4", judge_table4, triplets_at), ("section34", judge_section34, wholes))
+            if items}
+    tables = {kind: summarise(kind, rows) for kind, rows in hits.items()}
     by_threshold = {percent: {row: dict(zip(COLUMNS["table4"], (100 * values[g].mean(1)).tolist()))
                               for row, values in hits["table4"].items()} for g, percent in enumerate(triplets_at)}
     images = {"table4": len(next(iter(triplets_at.values()))), "section34": len(wholes)}
@@ -165,7 +162,7 @@ def select(opt) -> None:
 def main(argv=None) -> None:
     p = Arguments("Test how often models choose the right one of two crops or of two captions.")
     add_run_options(p)
-    cli.run(p.prog, select, p.parse_args(argv))
+    cli.run(p.prog, write_selection, p.parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from evaluation.pictures import drawing, picture_file
 from files import output, save_json
 from losses import uncertainty
 from metrics import spearman
-from vg_experiments.encoding import add_run_options, build_encoders, ends_of_triplets, usable_triplets, whole_box
+from vg_experiments.encoding import add_run_options, build_encoders, list_ends, select_triplets, whole_box
 from vg_experiments.prepare import join_descriptions, load_manifest
 
 SIGNS = {"images": 1, "captions": -1}            # of C - A, as `ucmr` 4.6 finds it
@@ -73,7 +73,7 @@ def measure_sides(model, manifest: dict, triplets_at: dict[str, list[dict]], see
           "no score uses; train a model of Gaussians, such as --sim wasserstein, or give this one to "
           "vg_experiments.selection")
     result, rng = {}, np.random.default_rng(seed)
-    boxes, texts = ends_of_triplets(manifest, triplets_at)
+    boxes, texts = list_ends(manifest, triplets_at)
     n, bounds = len(texts) // 2, np.cumsum([0, *map(len, triplets_at.values())])
 
     def add(side: str, embedding, rho: str, trivial: list) -> None:
@@ -85,11 +85,11 @@ def measure_sides(model, manifest: dict, triplets_at: dict[str, list[dict]], see
     if model.model.image_tower.gaussian:
         images = [t["image"] for items in triplets_at.values() for t in items] * 2
         areas = [w * h / np.prod(whole_box(manifest, image)[2:]) for (_, (_, _, w, h)), image in zip(boxes, images)]
-        add("images", model.crops(boxes), "rho_area", areas)
+        add("images", model.embed_crops(boxes), "rho_area", areas)
     if model.model.text_tower.gaussian:
         others = [join_descriptions([t["caption_a"], other["caption_b"]])
                   for items in triplets_at.values() for t, other in zip(items, items[1:] + items[:1])]
-        add("captions", model.captions(texts + others), "rho_words", [len(tokenize(x)) for x in texts])
+        add("captions", model.embed_captions(texts + others), "rho_words", [len(tokenize(x)) for x in texts])
     check(result, f"{model.path} is a point model (--sim {model.options.sim}) and has no uncertainty; train one with a "
                   "Gaussian head, such as --sim wasserstein, or give this one to vg_experiments.selection")
     return result
@@ -127,7 +127,7 @@ def draw_side(axis, side: str, entries: dict | None) -> None:
     axis.legend(fontsize=8, title="dotted: dealt at random", title_fontsize=7)
 
 
-def with_interval(entry: dict, sign: str = "") -> str:
+def format_interval(entry: dict, sign: str = "") -> str:
     mean, low, high = (f"{entry[key]:{sign}.2f}" for key in ("mean", "low", "high"))
     return f"{mean} [{low}, {high}]"
 
@@ -139,18 +139,18 @@ def tabulate_sides(name: str, sides: dict) -> tuple:
         for percent, e in sides.get(side, {}).items():
             d, control = e["difference"], e["control"]
             rows.append((f"{side}, {percent}%", [
-                with_interval(e["a"]), with_interval(e["c"]), with_interval(d, "+"), f"{max(d['p'], 1e-99):.0e}",
+                format_interval(e["a"]), format_interval(e["c"]), format_interval(d, "+"), f"{max(d['p'], 1e-99):.0e}",
                 f"{d['share']:.0f}%", VERDICTS[d["verdict"]], f"{control['mean']:+.2f} (p {control['p']:.2f})",
-                with_interval(e["other"], "+") if "other" in e else "-"]))
+                format_interval(e["other"], "+") if "other" in e else "-"]))
     return name, [("", ["A", "C", "C - A", "p", "pairs", "verdict", "control", "D - A"])], rows
 
 
-def measure_all(opt) -> None:
+def write_uncertainty(opt) -> None:
     """The command: print the results, draw the figure and write uncertainty.json."""
     picture = picture_file(os.path.join(opt.output, "uncertainty.png"))
     numbers = output(os.path.join(opt.output, "uncertainty.json"))
     manifest, models = load_manifest(opt.manifest, opt.vg), build_encoders(opt)
-    triplets_at, without = usable_triplets(manifest, models)
+    triplets_at, without = select_triplets(manifest, models)
     n = len(next(iter(triplets_at.values())))
     reports = {name: measure_sides(model, manifest, triplets_at, opt.seed) for name, model in models.items()}
     print(f"{n:,} triplets at each threshold; {without} images without a word that all models know left out")
@@ -168,7 +168,7 @@ def measure_all(opt) -> None:
 def main(argv=None) -> None:
     p = Arguments("Measure the uncertainty of crops and captions by area threshold, and test the paper's direction.")
     add_run_options(p)
-    cli.run(p.prog, measure_all, p.parse_args(argv))
+    cli.run(p.prog, write_uncertainty, p.parse_args(argv))
 
 
 if __name__ == "__main__":
