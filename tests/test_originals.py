@@ -3,15 +3,11 @@
 The originals' networks are written down here again; their embeddings in float64 are compared with ours.
 """
 import argparse
-import io
 import json
 import math
 import os
 import pickle
-import struct
 import sys
-import types
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -24,7 +20,7 @@ from cli import InputError
 from images import import_torchvision
 from methods import originals
 from model import build_model
-from tests.helpers import refused, write_precomp
+from tests.helpers import ROOT, refused, write_precomp
 from vocab import SPECIALS, Vocabulary
 
 WORDS = [*SPECIALS, *(f"w{k}" for k in range(40))]
@@ -201,7 +197,7 @@ def test_vgg_names_and_its_older_numbering(old):
         number = {"0": "1", "3": "4"}[number] if old and part == "classifier" else number
         image[f"cnn.{part}.{'module.' if part == 'features' else ''}{number}.{kind}"] = value
     assert ("cnn.classifier.1.weight" in image) == old and "cnn.features.module.0.weight" in image
-    converted = originals.convert({**original_checkpoint(opt, image), "best_rsum": 123.5}, WORDS, "vgg")
+    converted = originals.convert(original_checkpoint(opt, image), WORDS, "vgg")
     with torch.device("meta"):
         model = build_model(argparse.Namespace(**converted["options"]), Vocabulary(WORDS), pretrained=False)
     expected = {name: value.shape for name, value in model.state_dict().items()}
@@ -213,55 +209,25 @@ def test_vgg_names_and_its_older_numbering(old):
 
 # ---- file formats: torch's zip, its older one, and what Python 2 wrote
 
-class Python2Pickler(pickle._Pickler):
-    """Writes text and bytes alike as Python 2's str, and numpy under its older name."""
-
-    dispatch = dict(pickle._Pickler.dispatch)
-
-    def save_str(self, text):
-        raw = text.encode("latin1") if isinstance(text, str) else text
-        if self.bin:
-            self.write(pickle.SHORT_BINSTRING + struct.pack("<B", len(raw)) + raw)
-        else:
-            self.write(pickle.STRING + repr(raw).removeprefix("b").encode() + b"\n")
-        self.memoize(text)
-
-    dispatch[str] = dispatch[bytes] = save_str
-
-    def save_global(self, obj, name=None):
-        module = {"builtins": "__builtin__", "copyreg": "copy_reg", "numpy._core.multiarray": "numpy.core.multiarray",
-                  "numpy.core.multiarray": "numpy.core.multiarray"}.get(obj.__module__, obj.__module__)
-        self.write(pickle.GLOBAL + f"{module}\n{name or obj.__qualname__}\n".encode())
-        self.memoize(obj)
-
-    dispatch[type] = dispatch[types.FunctionType] = save_global
-
-
-def dumps2(value, protocol):
-    out = io.BytesIO()
-    Python2Pickler(out, protocol, fix_imports=False).dump(value)
-    return out.getvalue()
-
-
-PYTHON2 = types.SimpleNamespace(
-    __name__="pickle", Pickler=Python2Pickler, dump=lambda value, file, protocol=2: file.write(dumps2(value, protocol)))
-
-
-@pytest.mark.parametrize("how", [{}, {"_use_new_zipfile_serialization": False},
-                                 {"_use_new_zipfile_serialization": False, "pickle_module": PYTHON2}],
-                         ids=["zip", "before torch 1.6", "Python 2"])
-def test_file_formats(tmp_path, how):
-    opt = namespace()
-    path = tmp_path / "c.pth.tar"
+@pytest.mark.parametrize("zipped", [True, False])
+def test_formats_of_torch_are_read(tmp_path, zipped):
+    opt, path = namespace(), tmp_path / "c.pth.tar"
     stored = original_checkpoint(opt, precomp_state(opt))
-    stored["best_rsum"] = np.float64(-math.pi * 100)                                # bytes that are no UTF-8
-    model, *_, converted = load(stored, path, **how)
-    assert converted["state"]["best_rsum"] == -math.pi * 100
+    model, *_ = load(stored, path, _use_new_zipfile_serialization=zipped)
     assert torch.equal(model.image_tower.mean.fc.weight, stored["model"][0]["fc.weight"])
-    content = path.read_bytes()
-    assert (content[:2] == b"PK") == (not how)
-    if "pickle_module" in how:
-        assert b"cnumpy.core.multiarray\nscalar" in content and b"X\x05\x00\x00\x00model" not in content
+    assert (path.read_bytes()[:2] == b"PK") == zipped
+
+
+def test_a_checkpoint_of_python_2_is_read():
+    """Its texts and its bytes are alike str, and best_rsum, a number of numpy by its older name, is no UTF-8."""
+    path = f"{ROOT}/tests/python2.pth.tar"
+    with open(path, "rb") as f:
+        content = f.read()
+    assert b"cnumpy.core.multiarray\nscalar" in content and b"U\x05model" in content
+    converted = originals.convert(checkpoint.read(path), WORDS[:8], path)
+    assert converted["state"]["best_rsum"] == -math.pi * 100
+    model, *_ = checkpoint.load_model(converted)
+    assert torch.equal(model.image_tower.mean.fc.weight, torch.arange(20.0).reshape(4, 5))
 
 
 class Calls(tuple):
@@ -290,14 +256,10 @@ def test_checkpoints_that_want_to_run_code_are_refused(tmp_path, monkeypatch, at
     assert set(torch.serialization.get_safe_globals()) == admitted                  # what read admits ends with it
 
 
-def changed(**parts):
+def changed(image=(), opt=(), **parts):
     """A checkpoint with one thing wrong."""
-    opt = parts.pop("opt", {})
-    whole = original_checkpoint(namespace(**opt), precomp_state(namespace()))
-    stored = {**whole, "best_rsum": 123.5}
-    for name, state in (("image", stored["model"][0]), ("text", stored["model"][1])):
-        for key, value in parts.pop(name, {}).items():
-            state.pop(key) if value is None else state.update({key: value})
+    stored = original_checkpoint(namespace(**dict(opt)), precomp_state(namespace()))
+    stored["model"][0].update(image)
     return {**stored, **parts}
 
 
@@ -323,15 +285,11 @@ def test_checkpoints_that_do_not_fit_are_refused(stored, words, message):
 
 # ---- vocabularies
 
-def pickle_vocabulary(words, module="vocab", protocol=2, dumps=pickle.dumps, **fields) -> bytes:
-    """An instance of a class as the originals' vocab.py defines it, registered under `module`."""
-    kind = type("Vocabulary", (), {"__module__": module})
-    vocabulary, fake = kind(), types.ModuleType(module)
-    vars(vocabulary).update(word2idx={w: i for i, w in enumerate(words)}, idx2word=dict(enumerate(words)),
-                            idx=len(words), **fields)
-    fake.Vocabulary = kind
-    with mock.patch.dict(sys.modules, {module: fake}):
-        return dumps(vocabulary, protocol)
+def pickle_vocabulary(protocol=2, words=WORDS, **fields) -> bytes:
+    """The originals' class has the module and the name of ours."""
+    vocabulary = object.__new__(Vocabulary)
+    vars(vocabulary).update(word2idx={w: i for i, w in enumerate(words)}, idx2word=dict(enumerate(words)), **fields)
+    return pickle.dumps(vocabulary, protocol)
 
 
 def read_bytes(tmp_path, content) -> list[str]:
@@ -341,21 +299,29 @@ def read_bytes(tmp_path, content) -> list[str]:
 
 @pytest.mark.parametrize("module", ["vocab", "__main__"])
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_vocabularies_are_read(tmp_path, module, protocol):
-    """Pickles of Python 3 and 2, where plain strings are bytes and copy_reg makes the class; SCAN's JSON."""
+def test_vocabularies_are_read(tmp_path, monkeypatch, module, protocol):
+    monkeypatch.setattr(Vocabulary, "__module__", module)
+    monkeypatch.setattr(sys.modules[module], "Vocabulary", Vocabulary, raising=False)
     words = [*WORDS, "café", "naïve", "'s", "\u2026"]
-    assert read_bytes(tmp_path, pickle_vocabulary(words, module, protocol)) == words
-    if protocol <= 2:
-        content = pickle_vocabulary(WORDS, module, protocol, dumps2)
-        assert (b"copy_reg" in content) == (protocol < 2) and b"copyreg" not in content
-        assert read_bytes(tmp_path, content) == WORDS
-    fields = {"word2idx": {w: i for i, w in enumerate(words)}, "idx2word": dict(enumerate(words)), "idx": len(words)}
-    assert read_bytes(tmp_path, json.dumps(fields).encode()) == words
+    assert read_bytes(tmp_path, pickle_vocabulary(protocol, words)) == words
+
+
+MADE2 = b"ccopy_reg\n_reconstructor\n(cvocab\nVocabulary\nc__builtin__\nobject\nNtR"      # by protocols 0 and 1
+
+
+@pytest.mark.parametrize("content", [
+    MADE2 + b"(dS'word2idx'\n(dS'a'\nI0\nsS'caf\\xc3\\xa9'\nI1\nssb.",
+    MADE2 + b"}U\x08word2idx}(U\x01aK\x00U\x05caf\xc3\xa9K\x01usb.",
+    b"\x80\x02cvocab\nVocabulary\n)\x81}U\x08word2idx}(U\x01aK\x00U\x05caf\xc3\xa9K\x01usb.",
+    json.dumps({"word2idx": {"a": 0, "café": 1}, "idx2word": {"0": "a", "1": "café"}, "idx": 2}).encode()])
+def test_vocabularies_of_python_2_and_of_scan_are_read(tmp_path, content):
+    """Python 2's texts are bytes; SCAN's file is JSON."""
+    assert read_bytes(tmp_path, content) == ["a", "café"]
 
 
 @pytest.mark.parametrize("content, name", [
-    *((content, name) for protocol in range(3) for bomb, name in ATTACKS.values()
-      for content in (pickle_vocabulary(WORDS, protocol=protocol, extra=bomb), pickle.dumps(bomb, protocol))),
+    *((content, name) for protocol in (0, 2, 4) for bomb, name in ATTACKS.values()
+      for content in (pickle_vocabulary(protocol, extra=bomb), pickle.dumps(bomb, protocol))),
     (b"ccollections\nCounter\n(tR.", "collections.Counter"),
     (b"cvocab\nVocabulary.__init__.__globals__\n.", "vocab.Vocabulary.__init__")])
 def test_vocabularies_that_want_to_run_code_are_refused(tmp_path, monkeypatch, content, name):
@@ -375,7 +341,7 @@ def test_vocabularies_that_are_none_are_refused(tmp_path, content, message):
 
 
 def test_an_original_is_evaluated_and_trained_further(tmp_path, capsys):
-    (tmp_path / "old.pkl").write_bytes(pickle_vocabulary(WORDS))
+    (tmp_path / "old.pkl").write_bytes(pickle_vocabulary())
     opt, folder = namespace(data_name="f8k_precomp"), tmp_path / "data" / "f8k_precomp"
     torch.save(original_checkpoint(opt, precomp_state(opt)), tmp_path / "model_best.pth.tar")
     rng = np.random.default_rng(7)
