@@ -35,8 +35,8 @@ def summarize(run: str) -> list[str]:
         "Uncertainty: the tenth of the captions with the smallest variances find their image first in "
         f"{tenths[0]:.0f}%, the tenth with the largest in {tenths[-1]:.0f}%. A right answer has a higher probability "
         f"than a wrong one in {100 * auroc:.0f}% of the pairs.",
-        f"Pictures in {run}: retrieval.png (answers), confidence_examples.png (how sure), uncertain_captions.png; "
-        "all tables: tables.txt.",
+        f"Pictures in {run}: retrieval.png (answers), confidence_examples.png (how sure), uncertain_captions.png"
+        + "; all tables: tables.txt" * os.path.isfile(os.path.join(run, "tables.txt")) + ".",
         "Next, after `. .venv/bin/activate`: python train.py --config demo.yaml --sim cosine --loss infonce "
         "--logger_name runs/points (the same without variances); "
         f"python evaluate.py --compare runs/points {run}; make search-demo"]

@@ -16,6 +16,8 @@ import csv
 import os
 import shutil
 from collections import Counter
+from collections.abc import Iterator
+from itertools import compress
 
 import numpy as np
 import torch
@@ -134,6 +136,39 @@ def mark_naming_photos(texts: list[str], splits: list[Split]) -> Tensor:
     return torch.cat(tables, 1)
 
 
+def list_questions(splits: list[Split], names: list[str]) -> Iterator[tuple[str, list[str], Tensor | None]]:
+    """Yield groups of texts to ask: title, texts (Q,), and mask (Q, N) of the photos that name them.
+
+    names: of things; those that no caption has are a group of their own, without a mask.
+    """
+    count: Counter = Counter(text for split in splits for words in split.words for text in list_short_texts(words))
+    usual = {read_phrase(text.split()): text for text, _ in reversed(count.most_common())}            # form of a phrase
+    texts, words = [*usual.values()], read_everyday_words()
+    named = mark_naming_photos(texts, splits)                                             # (Q, N)
+    true, one = named.sum(1).numpy(), np.array([len(phrase) == 1 for phrase in usual])
+    everyday = np.isin(texts, [usual.get(read_phrase([word])) for word in words["en"]]) & (true > 0)
+    groups = {f"{len(words['en'])} everyday words": everyday & one,
+              "words of 3 to 9 photos": one & (3 <= true) & (true < 10),
+              "words of 10 to 29 photos": one & (10 <= true) & (true < 30),
+              "words of 30 photos and more": one & (30 <= true), "phrases of 3 photos and more": ~one & (3 <= true)}
+    for title, chosen in groups.items():
+        yield from ask_twice(title, [texts[row] for row in np.flatnonzero(chosen)], named[chosen])
+    shown = mark_naming_photos(words["en"], splits)
+    for language, name in LANGUAGES.items() if shown.any(1).all() else ():
+        yield f"{len(shown)} everyday words, in {name}", words[language], shown
+    shown = mark_naming_photos(ORDINARY, splits)
+    known = shown.any(1)
+    yield f"{len(ORDINARY)} ordinary sentences", [*compress(ORDINARY, known)], shown[known]
+    absent = [name for name in names if (phrase := read_phrase(tokenize(name))) and phrase not in usual]
+    absent = [*compress(absent, ~mark_naming_photos(absent, splits).any(1))]
+    yield from ask_twice("names that no caption has", absent, None)
+
+
+def ask_twice(title: str, texts: list[str], named: Tensor | None) -> list[tuple]:
+    """A group of texts as they are, and with an article."""
+    return [(f"{title}, bare", texts, named), (f"{title}, with an article", [*map(add_article, texts)], named)]
+
+
 @torch.no_grad()
 def judge(model: PhotoEncoder, probabilities: Probabilities, splits: list[Split], names: list[str]) -> dict[str, dict]:
     """Judge the numbers said for words and phrases of the captions of splits, and for names that none has.
@@ -142,38 +177,8 @@ def judge(model: PhotoEncoder, probabilities: Probabilities, splits: list[Split]
     "first": share of the first ten that is right, "absent": share said to be absent}}.
     """
     photos = Embedding.cat([encode(model.model, split, None, model.device)[0] for split in splits])
-    count: Counter = Counter(text for split in splits for words in split.words for text in list_short_texts(words))
-    usual = {read_phrase(text.split()): text for text, _ in reversed(count.most_common())}            # form of a phrase
-    texts, results = [*usual.values()], {}
-    named = mark_naming_photos(texts, splits)                                             # (Q, N)
-    true, length = named.sum(1).numpy(), np.array([len(phrase) for phrase in usual])
-    words = read_everyday_words()
-    everyday = np.isin(length, 1) & np.isin(texts, [usual.get(read_phrase([word])) for word in words["en"]])
-    groups = {f"{len(words['en'])} everyday words": everyday & (true > 0)} | {
-        f"{kind} of {low} {'photos and more' if high == np.inf else f'to {high - 1} photos'}":
-            (length > 1 if kind == "phrases" else length == 1) & (low <= true) & (true < high)
-        for kind, low, high in (("words", 3, 10), ("words", 10, 30), ("words", 30, np.inf), ("phrases", 3, np.inf))}
-    for group, chosen in groups.items():
-        rows = np.flatnonzero(chosen)
-        for article in (False, True) if len(rows) else ():
-            asked = [add_article(texts[row]) if article else texts[row] for row in rows]
-            results[f"{group}, {'with an article' if article else 'bare'}"] = judge_texts(
-                model, probabilities, photos, asked, named[rows])
-    shown = mark_naming_photos(words["en"], splits)
-    for language, name in LANGUAGES.items() if shown.any(1).all() else ():
-        results[f"{len(shown)} everyday words, in {name}"] = judge_texts(model, probabilities, photos, words[language],
-                                                                       shown)
-    shown = mark_naming_photos(ORDINARY, splits)
-    if (known := shown.any(1)).any():
-        results[f"{len(ORDINARY)} ordinary sentences"] = judge_texts(
-            model, probabilities, photos, [text for text, is_known in zip(ORDINARY, known) if is_known], shown[known])
-    absent = [name for name in names if (phrase := read_phrase(tokenize(name))) and phrase not in usual]
-    absent = [name for name, shown in zip(absent, mark_naming_photos(absent, splits)) if not shown.any()]
-    for article in (False, True):
-        asked = [add_article(name) if article else name for name in absent]
-        results[f"names that no caption has, {'with an article' if article else 'bare'}"] = judge_texts(
-            model, probabilities, photos, asked, None)
-    return results
+    return {title: judge_texts(model, probabilities, photos, texts, named)
+            for title, texts, named in list_questions(splits, names) if texts}
 
 
 def judge_texts(model: PhotoEncoder, probabilities: Probabilities, photos: Embedding, texts: list[str],

@@ -202,4 +202,7 @@ def test_summary_says_recalls_chance_and_the_surest_tenth(tmp_path):
         summarize(str(tmp_path))
     (tmp_path / "config.yaml").write_text("options:\n  embed_size: 256\n  num_epochs: 12\n")
     text = "\n".join(summarize(str(tmp_path)))
+    assert "tables.txt" not in text                         # they were printed
+    (tmp_path / "tables.txt").write_text("")
+    assert "tables.txt" in summarize(str(tmp_path))[3]
     assert all(part in text for part in ("24% of the captions (chance 0.1%)", "74% and 94%", "84%", "in 2%", "92%"))

@@ -12,6 +12,7 @@ from cli import InputError
 from data import Split, check_data_set, check_extractors, read_split
 from features import folder
 from features import images as command
+from features.store import Part
 from images import read_photo
 from methods import filters
 from tests.helpers import refused
@@ -64,11 +65,13 @@ def assert_rows(out, photos):
             np.testing.assert_array_equal(row, features_of(photos / name))
 
 
-def count_photos(monkeypatch):
-    """Numbers of photos that the network sees at a time."""
+def count_photos(monkeypatch, stop_after=None):
+    """Numbers of photos that the network sees at a time; a batch ends with Ctrl-C's exception."""
     seen, forward = [], filters.FilterNetwork.forward
 
     def watched(self, photos):
+        if len(seen) == stop_after:
+            raise KeyboardInterrupt
         seen.append(len(photos))
         return forward(self, photos)
     monkeypatch.setattr(filters.FilterNetwork, "forward", watched)
@@ -151,6 +154,49 @@ def test_only_new_contents_are_computed(mine, monkeypatch, capsys):
     assert sum(seen) == 1 and "1 of them computed now" in capsys.readouterr().out
     assert_rows(images(mine), photos)
     assert len(names_of(images(mine))) == 12
+
+
+def test_what_was_computed_before_a_stop_is_not_computed_again(mine, monkeypatch):
+    """Nor what another extractor computed. No file has its name before all are whole."""
+    monkeypatch.setitem(command.BATCH, "cpu", 4)
+    run(mine)
+    whole = files(mine)
+    shutil.rmtree(mine / "data" / "out")
+    with monkeypatch.context() as patch:
+        count_photos(patch, stop_after=2)
+        with pytest.raises(SystemExit):
+            run(mine)
+    assert sorted(path.suffix for path in (mine / "data" / "out").iterdir()) == [".json", ".part"]
+    part, = (mine / "data" / "out").glob(".*.part")
+    (part / "new").write_bytes(b"half")                     # half a file, as a kill leaves it
+    own, other = Part(str(mine / "data" / "out" / "all_ims.npy"), "a"), Part(str(mine / "x" / "all_ims.npy"), "b")
+    own["k"] = np.array([3, 4])
+    assert own["k"].tolist() == [3, 4] and "l" not in own and "k" not in other
+    seen = count_photos(monkeypatch)
+    run(mine)
+    assert seen == [4] and files(mine) == whole
+
+
+def test_broken_photos_are_skipped_and_named_once(mine, monkeypatch, capsys):
+    run(mine)
+    broken, seen = mine / "photos" / "05.png", count_photos(monkeypatch)
+    good = broken.read_bytes()
+    broken.write_bytes(b"no picture")
+    refused(capsys, lambda words: run(mine), [], "the photo .*05.png cannot be read .*--skip_broken")
+    assert len(names_of(images(mine))) == 12
+    run(mine, "--skip_broken")
+    shown = capsys.readouterr().err
+    assert "1 of 12 photos of all cannot be read and are left out:" in shown
+    assert sum("05.png" in line for line in shown.splitlines()) == 1
+    assert len(names_of(images(mine))) == 11 and not seen
+    assert_rows(images(mine), mine / "photos")
+    broken.write_bytes(good)                                # mended: one more row, and no other is computed again
+    run(mine, "--skip_broken")
+    assert sum(seen) == 1 and len(names_of(images(mine))) == 12
+    for path in (mine / "photos").glob("**/*.png"):
+        path.write_bytes(path.name.encode())
+    refused(capsys, lambda words: run(mine, *words), ["--skip_broken"],
+            "not one of the 12 photos can be read; the first: the photo")
 
 
 def test_a_stop_at_any_write_is_mended_by_the_next_call(mine, monkeypatch):

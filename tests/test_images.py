@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-import images as photo_module
 from data import read_split
 from features import images as command
 from features import networks
-from features.store import Part
 from model import CNN
 from tests.helpers import refused
 
@@ -23,14 +21,6 @@ def folder(tmp_path, demo_path):
     for name in ("demo", "demo_coco", "demo_precomp"):
         os.symlink(os.path.join(demo_path, name), tmp_path / name)
     return tmp_path
-
-
-@pytest.fixture
-def small_photos(monkeypatch):
-    """Photos of 64 x 64, four at a time, for tests of which of them are read when."""
-    monkeypatch.setitem(command.BATCH, "cpu", 4)
-    real = photo_module.build_transform
-    monkeypatch.setattr(photo_module, "build_transform", lambda first: real(lambda t: [t.Resize(64), t.CenterCrop(64)]))
 
 
 def images(folder, weights, *words):
@@ -56,115 +46,30 @@ def test_features_of_photos_are_what_the_network_gives(folder, weights, name):
     assert not [file for file in os.listdir(folder / "new") if file.startswith(".")]
 
 
-COMMON = ("--data_name", "demo", "--output_name", "new")
-
-
-def rows_of(folder, split="test"):
-    return np.load(folder / "new" / f"{split}_ims.npy")
-
-
-def own_photos(folder, n=10):
-    """A set of photos that may be changed, test images of the demo: its entries, to be written by `describe`."""
+def test_captions_of_photos_that_are_written(folder, capsys):
+    """As many of each photo as there are, or the first ones; those of an image come together, whatever their order was.
+    None of a photo that cannot be read."""
     os.remove(folder / "demo")
     (folder / "demo" / "images").mkdir(parents=True)
-    paths = read_split(str(folder), "demo_coco", "test").images.paths[:n]
-    for path in paths:
+    entries = []
+    for k, path in enumerate(read_split(str(folder), "demo_coco", "test").images.paths[:4]):
         shutil.copy(path, folder / "demo" / "images")
-    return [{"filename": os.path.basename(path), "split": "test",
-             "sentences": [{"raw": f"a photo {k} ."}, {"raw": "a photo ."}]} for k, path in enumerate(paths)]
-
-
-def describe(folder, entries):
+        entries.append({"filename": os.path.basename(path), "split": "test",
+                        "sentences": [{"raw": f"caption {m}\nof {k}"} for m in range(2 + k % 2)]})
     (folder / "demo" / "dataset_demo.json").write_text(json.dumps({"images": entries}))
 
-
-def count_photos(monkeypatch, stop_after=None):
-    """Numbers of photos that the network sees; it ends with Ctrl-C's exception at a batch."""
-    seen, forward = [], CNN.forward
-
-    def watched(self, photos):
-        if stop_after is not None and len(seen) == stop_after:
-            raise KeyboardInterrupt
-        seen.append(len(photos))
-        return forward(self, photos)
-    monkeypatch.setattr(CNN, "forward", watched)
-    return seen
-
-
-@pytest.mark.usefixtures("small_photos")
-def test_an_interrupted_extraction_goes_on(folder, weights, monkeypatch):
-    """Nothing is computed twice; no file of a split has its name before all are whole."""
-    images(folder, weights, *COMMON, "--splits", "test")
-    whole = {path.name: path.read_bytes() for path in (folder / "new").iterdir()}
-    shutil.rmtree(folder / "new")
-    with monkeypatch.context() as patch:
-        count_photos(patch, stop_after=3)
-        with pytest.raises(SystemExit):
-            images(folder, weights, *COMMON, "--splits", "test")
-    assert not [name for name in os.listdir(folder / "new") if name.startswith("test")]
-    for path in (folder / "new").glob(".*.part"):           # half a file, as a kill leaves it
-        (path / "new").write_bytes(b"half")
-    seen = count_photos(monkeypatch)
-    images(folder, weights, *COMMON, "--splits", "test")
-    assert sum(seen) == 24 - 4 * 3
-    assert {path.name: path.read_bytes() for path in (folder / "new").iterdir()} == whole
-
-
-@pytest.mark.usefixtures("small_photos")
-def test_broken_photos_are_skipped_and_named_once(folder, weights, monkeypatch, capsys):
-    entries = own_photos(folder)
-    describe(folder, entries)
-    images(folder, weights, *COMMON, "--splits", "test")
-    whole = rows_of(folder)
-    shutil.rmtree(folder / "new")
-    broken = folder / "demo" / "images" / entries[5]["filename"]
-    good = broken.read_bytes()
-    broken.write_bytes(b"no picture")
-    seen = count_photos(monkeypatch)
-    refused(capsys, lambda words: images(folder, weights, *words), [*COMMON, "--splits", "test"],
-            f"the photo .*{entries[5]['filename']} cannot be read .*--skip_broken")
-    assert not (folder / "new" / "test_ims.npy").exists() and sum(seen) == 7         # and the others of its batch
-    os.remove(folder / "demo" / "images" / entries[8]["filename"])
-    images(folder, weights, *COMMON, "--splits", "test", "--skip_broken")
-    shown = capsys.readouterr().err
-    assert "2 of 10 photos of test cannot be read and are left out:" in shown
-    assert all(sum(entries[k]["filename"] in line for line in shown.splitlines()) == 1 for k in (5, 8))
-    sound = [k for k in range(10) if k not in (5, 8)]
-    np.testing.assert_allclose(rows_of(folder), whole[sound], rtol=1e-4, atol=1e-5)
-    split = read_split(str(folder), "new", "test")
-    assert split.captions == [c for k in sound for c in (f"a photo {k} .", "a photo .")] and sum(seen) == 8
-    broken.write_bytes(good)                                # mended: one more row, and no other is computed again
-    images(folder, weights, *COMMON, "--splits", "test", "--skip_broken")
-    assert sum(seen) == 9 and len(rows_of(folder)) == 9
-    for path in (folder / "demo" / "images").iterdir():
-        path.write_bytes(path.name.encode())
-    refused(capsys, lambda words: images(folder, weights, *words), [*COMMON, "--splits", "test", "--skip_broken"],
-            "not one of the 10 photos can be read; the first: the photo")
-
-
-def test_values_of_another_extractor_are_not_taken(tmp_path):
-    part = Part(str(tmp_path / "x.npy"), "a")
-    part["k"] = np.array([3, 4])
-    assert Part(str(tmp_path / "x.npy"), "a")["k"].tolist() == [3, 4] and "l" not in part
-    assert "k" not in Part(str(tmp_path / "x.npy"), "b")
-    part.remove()
-    assert not os.listdir(tmp_path)
-
-
-@pytest.mark.usefixtures("small_photos")
-def test_images_with_different_numbers_of_captions(folder, weights, capsys):
-    """Refused, or the first of each; captions of an image come together, whatever their order was."""
-    entries = [{**entry, "sentences": [{"raw": f"caption {k}\nof {i}"} for k in range(2 + i % 2)]}
-               for i, entry in enumerate(own_photos(folder, 4))]
-    describe(folder, entries)
-    common = ["--data_name", "demo", "--output_name", "new", "--splits", "test"]
-    refused(capsys, lambda words: images(folder, weights, *words), common,
-            "images of test have 2 to 3 captions .* --captions_per_image 2")
+    def run(*words):
+        command.main(["--data_path", str(folder), "--data_name", "demo", "--output_name", "new", "--splits", "test",
+                      "--cnn_type", "demo", "--workers", "0", *words])
+    refused(capsys, lambda words: run(*words), [], "images of test have 2 to 3 captions .* --captions_per_image 2")
     assert not (folder / "new").exists()
-    images(folder, weights, *common, "--captions_per_image", "2")
-    split = read_split(str(folder), "new", "test")
-    assert split.captions == [f"caption {k} of {i}" for i in range(4) for k in range(2)]
-    assert split.caption_image.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    for sound in (range(4), (0, 1, 3)):
+        run("--captions_per_image", "2", *["--skip_broken"] * (len(sound) < 4))
+        split = read_split(str(folder), "new", "test")
+        assert split.captions == [f"caption {m} of {k}" for k in sound for m in range(2)]
+        assert split.caption_image.tolist() == [k for k in range(len(sound)) for _ in range(2)]
+        assert split.photo_names == [entries[k]["filename"] for k in sound]
+        (folder / "demo" / "images" / entries[2]["filename"]).write_bytes(b"no picture")
 
 
 @pytest.mark.parametrize("name, linear", [("vgg16", 0), ("alexnet", 1)])
