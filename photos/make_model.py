@@ -35,7 +35,8 @@ TIMES = 2                             # rows of each class
 KEPT = ("format", "options", "vocabulary", "model", "state", "data")    # of a checkpoint
 POINTS = ("--text_features sentences --txt_layers 2048 --embed_size 512 --batch_size 512 --learning_rate 1e-3 "
           "--schedule cosine --warmup 1 --loss infonce --mask_same_image --weight_decay 0.05 --dropout 0.3 "
-          "--feature_noise 0.7 --text_anchor 0.8 --num_epochs 16").split()
+          "--feature_noise 0.7 --text_anchor 0.7 --num_epochs 16").split()
+# A heavier anchor than in the training of the means agrees better with people, at nearly the same recalls.
 SPREAD = ("--text_features sentences --txt_layers 2048 --embed_size 512 --batch_size 512 --learning_rate 1e-3 "
           "--schedule cosine --warmup 1 --loss volume --freeze_means --text_anchor 0.8 --head spherical_one "
           "--var_layers 256 --num_epochs 12").split()
