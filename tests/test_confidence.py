@@ -18,7 +18,7 @@ from confidence import __main__ as confidence
 from confidence import calibration, conformal, measures, plots, reliability
 from confidence.posterior import find_answers, fit_temperature, rows_of
 from evaluation import pictures
-from evaluation.embeddings import Embeddings
+from evaluation.embeddings import Embeddings, load_file
 from images import Photos
 from photos.searcher import read_probabilities
 from tests.helpers import evaluated, refused
@@ -103,12 +103,6 @@ def test_limits_are_of_one_caption_of_each_image():
     assert conformal.one_query_per_image(subject, "i2t").queries.tolist() == list(range(40))
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory, learned_runs):
-    """A copy of them, to be written to."""
-    return shutil.copytree(learned_runs, tmp_path_factory.mktemp("sure") / "runs")
-
-
 def judged(*words):
     return confidence.judge_model(confidence.parse_args([*map(str, words), "--device", "cpu", "--overwrite"]))
 
@@ -120,15 +114,12 @@ def exported(run, split, path, *words):
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_run_its_embeddings_and_its_scores_agree(runs, tmp_path, monkeypatch):
+def test_a_run_its_embeddings_and_its_scores_agree(learned_runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    direct = judged(runs / "cosine", "--sets", 0.2, "--output", "direct.json")
+    direct = judged(learned_runs / "cosine", "--sets", 0.2, "--output", "direct.json")
     for split in ("dev", "test"):
-        exported(runs / "cosine", split, f"{split}.npz")
-        with np.load(f"{split}.npz") as f:
-            unit = [f[f"{side}_mean"] / np.linalg.norm(f[f"{side}_mean"], axis=1, keepdims=True)
-                    for side in ("image", "caption")]
-        np.save(f"{split}.npy", unit[0] @ unit[1].T)
+        exported(learned_runs / "cosine", split, f"{split}.npz")
+        np.save(f"{split}.npy", load_file(f"{split}.npz").scores)
     for kind in ("npz", "npy"):
         other = judged(f"test.{kind}", "--dev", f"dev.{kind}", "--sets", 0.2)
         for side in SIDES:
@@ -276,9 +267,9 @@ def test_examples_say_what_was_asked_answered_and_how_surely(figures, tmp_path):
         (0, ["20% sure, wrong", 'answer: "d"', 'its own: "a"'])]
 
 
-def test_a_gaussian_run(runs, tmp_path, figures, capsys):
-    run = shutil.copytree(runs / "wasserstein", tmp_path / "run")
-    results = judged(run, "--sets", 0.2, "--photos", runs / "data" / "demo" / "images")
+def test_a_gaussian_run(learned_runs, tmp_path, figures, capsys):
+    run = shutil.copytree(learned_runs / "wasserstein", tmp_path / "run")
+    results = judged(run, "--sets", 0.2, "--photos", learned_runs / "data" / "demo" / "images")
     shown = capsys.readouterr().out
     assert all(line in shown for line in measures.LEGEND)
     assert all((run / f"{name}.png").stat().st_size > 10_000 for name in plots.PICTURES)

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import train as core
-from checkpoint import load_checkpoint, load_model
+from checkpoint import load_checkpoint
 from cli import InputError
 from phrases import captions, data, evaluate, proposals, regions, train
 from phrases.data import Labels, box_geometry, find_learnable, iou, sample_proposals
 from phrases.entities import read_entities
 from phrases.pooling import SceneRegions
-from phrases.ranking import chance_rsum, score_photos
+from phrases.ranking import chance_rsum
 from tests.helpers import log_of, refused, same_weights
 from vocab import Vocabulary
 
@@ -170,19 +170,6 @@ def test_a_run_learns_which_region_is_meant(root, run, words, capsys):
     assert of["r1"] > 2 * of["chance"]["r1"] and of["r1"] <= of["r5"] <= of["r10"] <= of["upper"]
     assert results["proposals"]["count"] == 200 and results["baselines"]["largest"]["r1"] < of["r1"]
     assert results["proposals"]["method"] in said and "the largest proposals first" in said
-
-
-def test_scores_are_the_models_own_photo_by_photo(root, run):
-    folder, split = run(*KINDS[0]), read(root, "test")
-    model, vocab, _ = load_model(load_checkpoint(folder), folder)
-    model.eval()
-    tokens = split.encode(vocab)
-    with torch.no_grad():
-        scores = model.similarity(model.embed_images(split.images.gather(np.arange(len(split.boxes)))),
-                                  model.embed_captions(*tokens.batch(np.arange(len(split.phrases))))).numpy()
-    for n in range(4):
-        own = scores[split.start[n]:split.start[n + 1], split.columns(n)]
-        np.testing.assert_allclose(score_photos(model, split, tokens, "cpu")(n, split.columns(n)), own, atol=1e-5)
 
 
 def test_a_stopped_run_ends_as_the_unbroken_one(root, run, tmp_path, monkeypatch):

@@ -13,12 +13,12 @@ from PIL import Image
 
 from cli import InputError
 from demo import scenes
-from files import save_arrays, save_json
+from files import save_arrays
 from images import whole_transform
 from methods.filters import responses
 from model import CNN
 from phrases import proposals, regions
-from phrases.data import iou, is_written, read_proposals, read_region_features, recall
+from phrases.data import iou, read_proposals, read_region_features, recall
 from phrases.entities import read_entities
 from phrases.pooling import RegionPooling, SceneRegions, roi_align
 from tests.helpers import refused
@@ -116,29 +116,14 @@ def test_boxes_lie_in_photos_of_any_size():
 # A tree of one question, whether the gradient in the middle of a patch is strong, and one answer, an edge there.
 FOREST = f"""%YAML:1.0
 ---
-options:
-   stride: 2
-   shrinkNumber: 2
-   patchSize: 32
-   patchInnerSize: 16
-   numberOfGradientOrientations: 4
-   gradientSmoothingRadius: 0
-   regFeatureSmoothingRadius: 2
-   ssFeatureSmoothingRadius: 8
-   gradientNormalizationRadius: 4
-   selfsimilarityGridSize: 5
-   numberOfTrees: 1
-   numberOfTreesToEvaluate: 1
-childs:
-   - [ 2, 0, 0 ]
-featureIds:
-   - [ {3 * 256 + 8 * 16 + 8}, 0, 0 ]
-thresholds:
-   - [ 0.05, 0., 0. ]
-edgeBoundaries:
-   - [ 0, 0, 0, 40 ]
-edgeBins:
-   - [ {', '.join(['136'] * 40)} ]
+options: {{ stride: 2, shrinkNumber: 2, patchSize: 32, patchInnerSize: 16, numberOfGradientOrientations: 4,
+   gradientSmoothingRadius: 0, regFeatureSmoothingRadius: 2, ssFeatureSmoothingRadius: 8,
+   gradientNormalizationRadius: 4, selfsimilarityGridSize: 5, numberOfTrees: 1, numberOfTreesToEvaluate: 1 }}
+childs: [ [ 2, 0, 0 ] ]
+featureIds: [ [ {3 * 256 + 8 * 16 + 8}, 0, 0 ] ]
+thresholds: [ [ 0.05, 0., 0. ] ]
+edgeBoundaries: [ [ 0, 0, 0, 40 ] ]
+edgeBins: [ [ {', '.join(['136'] * 40)} ] ]
 """
 
 
@@ -150,6 +135,9 @@ def test_a_structured_forest_finds_edges_too(root, tmp_path):
     propose(root, "--model", path, "--splits", "test", "--name", "forest")
     entities, found = load(root, "test", "forest")
     assert " of the structured forest " in found.facts["method"] and recall(found, entities, 0.5) > 30
+    (tmp_path / "other.yml").write_text("%YAML:1.0\n---\noptions: {}\n")
+    with pytest.raises(SystemExit, match="other.yml holds no structured forest .it has no edgeBins.; give model"):
+        propose(root, "--model", tmp_path / "other.yml", "--splits", "test", "--name", "none")
 
 
 def test_boxes_of_ones_own(root):
@@ -286,13 +274,3 @@ def test_features_of_ones_own(given, capsys, tmp_path):
         refused(capsys, lambda words: describe(given, *words),
                 [*words, "--splits", "val", "--given", tmp_path / "new.npy"], message)
     assert np.array_equal(np.load(stored), features)
-
-
-def test_files_of_other_facts_are_not_taken_for_done(tmp_path):
-    path, facts = str(tmp_path / "x.npy"), {"extractor": "a", "boxes_sha256": "b"}
-    assert not is_written(path, facts)
-    save_json(facts, str(tmp_path / "x.json"))
-    np.save(path, np.zeros(3))
-    assert is_written(path, facts)
-    with pytest.raises(InputError, match="does not say that its boxes_sha256 is c; give another --name, or delete"):
-        is_written(path, {**facts, "boxes_sha256": "c"})

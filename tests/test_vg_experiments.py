@@ -19,7 +19,6 @@ from files import FORMAT
 from images import whole_transform
 from losses import Embedding, uncertainty
 from model import CNN, build_model
-from options import fit_to_data
 from train import parse_args
 from vg_experiments import crops, encoding, prepare, selection
 from vg_experiments import uncertainty as figure2
@@ -63,16 +62,14 @@ def refused(command, message, *words, **named):
     assert len(str(stop.value).splitlines()) == 1 and re.search(message, str(stop.value)), stop.value
 
 
-def photo_checkpoint(folder, vocab, seed=0, network_of=None, recorded=None):
+def photo_checkpoint(folder, vocab, network=None, recorded=None):
     """A run folder of an untrained model: of photos, or with `recorded` of features that this extractor made."""
     opt = parse_args(["--data_name", "own", "--embed_size", "8", "--word_dim", "4", "--sim", "wasserstein"])
-    fit_to_data(opt, type("Images", (),
-                          {"dim": 1280 if recorded else None, "regions": None, "parallel": False, "path": "x"}), None)
-    opt.img_enc, opt.cnn_type = "precomp" if recorded else "cnn", "efficientnet_lite0"
-    torch.manual_seed(seed)
+    opt.img_enc, opt.cnn_type, opt.img_dim = ("precomp", "", 1280) if recorded else ("cnn", "efficientnet_lite0", None)
+    torch.manual_seed(0)
     model = build_model(opt, vocab, pretrained=False)
-    if network_of is not None:
-        model.image_tower.trunk.load_state_dict(network_of)
+    if network:
+        model.image_tower.trunk.load_state_dict(network)
     os.makedirs(folder)
     torch.save({"format": FORMAT, "options": vars(opt), "vocabulary": vocab.words, "model": model.state_dict(),
                 "state": {"epoch": 0, "best_rsum": 0.0}, "data": {"extractors": {"ims": recorded}} if recorded else {}},
@@ -127,7 +124,7 @@ def test_models_of_photos_and_of_recorded_features(demo_path, tmp_path):
     path = os.path.join(demo_path, "demo", "images", "test_00000.png")
     wanted = [(path, (0, 0, 128, 128)), (path, (20, 20, 60, 40))]
     cnn, line = load_network("efficientnet_lite0")
-    run = photo_checkpoint(tmp_path / "a", vocab, 0, cnn.state_dict())
+    run = photo_checkpoint(tmp_path / "a", vocab, cnn.state_dict())
     whole, _, _ = load_model(load_checkpoint(run))
     model = encoding.CropEncoder(run, CPU, cache)
     assert isinstance(whole.image_tower.trunk, CNN)
