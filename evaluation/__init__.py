@@ -18,20 +18,18 @@ class Gallery(NamedTuple):
 
 
 @torch.no_grad()
-def encode(model, split: Split, tokens: Tokens | None, device, batch_size: int = 128,
-           workers: int = 0, part: Gallery | None = None) -> tuple:
+def encode(model, split: Split, tokens: Tokens | None, device, batch_size: int = 128, workers: int = 0,
+           part: Gallery | None = None) -> tuple:
     """Embed all images (N, D) and captions (M, D) of a split, or of a part of it.
     In their order, by a model in eval mode. None stands for images that are not at hand, and for captions where
     `tokens` is None."""
     text_only = isinstance(split.images, NoImages)
-    part = part or Gallery(np.arange(len(split.images)),
-                           np.arange(0 if tokens is None else len(tokens.length)))
+    part = part or Gallery(np.arange(len(split.images)), np.arange(0 if tokens is None else len(tokens.length)))
     sizes = () if tokens is None else tokens.length[part.captions]
     rows = part.images[:0 if text_only else None]
-    order = np.argsort(sizes, kind="stable")                       # similar lengths: little padding
+    order = np.argsort(sizes, kind="stable")                # similar lengths: little padding
     images, captions = [], []
-    with tqdm(total=len(rows) + len(order), desc=f"encode {split.name}", disable=None,
-              leave=False) as bar:
+    with tqdm(total=len(rows) + len(order), desc=f"encode {split.name}", disable=None, leave=False) as bar:
         for batch in stream(split.images.gather, chunks(rows, batch_size),
                             workers * split.images.parallel) if len(rows) else ():
             images.append(model.embed_images(batch.to(device)))

@@ -25,7 +25,6 @@ from losses import SIMILARITIES, Embedding, cosine, formulas, trait, uncertainty
 from options import check_fits
 
 SQUARABLE = 1e18                      # float32 can sum the squares of smaller numbers
-MOST_SCORES = 2 ** 30                 # 4 GiB; larger splits can be exported, not ranked
 
 
 class Member(NamedTuple):

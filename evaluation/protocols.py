@@ -16,11 +16,12 @@ import metrics
 from cli import check
 from evaluation import Gallery, annotations
 from evaluation.annotations import Pairs, Ratings
-from evaluation.embeddings import MOST_SCORES, Embeddings, Member, blocks_within, uncertainties
+from evaluation.embeddings import Embeddings, Member, blocks_within, uncertainties
 from losses import Embedding, cosine
 
 FOLD = 1000                           # images per fold; COCO 1K is the mean of five folds
 ROWS = 250                            # queries whose whole rows of scores are ranked at once
+MOST_SCORES = 2 ** 30                 # 4 GiB; larger splits can be exported, not ranked
 ZETAS = (0, 1, 2)                     # by how many categories a match may differ (PMRP)
 INSTANCES = "instances_val2014.json"  # the dev and test images of COCO's splits are of its 2014 validation set
 
