@@ -31,31 +31,17 @@ def quiet(caplog):
 
 
 @pytest.fixture
-def drawn(monkeypatch):
-    """What each of the axes of `draw_rows` shows: a list of {"texts", "photo", "frame", "at", "window"}."""
-    found = []
+def figures(monkeypatch):
+    """The figures of `draw_rows`."""
+    drawn = []
 
     @contextlib.contextmanager
-    def keeping(*words, **more):
-        with figure_in(*words, **more) as figure:
+    def keeping(*words):
+        with figure_in(*words) as figure:
             yield figure
-            for axis in figure.axes:
-                if axis.axison:
-                    found.append({"texts": [text.get_text() for text in axis.texts],
-                                  "frame": matplotlib.colors.to_hex(axis.spines["left"].get_edgecolor()),
-                                  "photo": axis.images[0].get_array() if axis.images else None,
-                                  "at": axis.get_position().bounds, "window": axis.get_window_extent().bounds})
+        drawn.append(figure)
     monkeypatch.setattr(pictures, "figure_in", keeping)
-    return found
-
-
-def file_of(path, colour="crimson", size=(60, 40)) -> str:
-    Image.new("RGB", size, colour).save(path)
-    return str(path)
-
-
-def hex_of(colour) -> str:
-    return matplotlib.colors.to_hex(colour)
+    return drawn
 
 
 @pytest.mark.parametrize("ending", pictures.FORMATS)
@@ -96,49 +82,41 @@ def test_a_photo_is_read_small_and_never_made_larger(tmp_path):
         assert [read_photo(path, most).size[1] for most in (100, 1000)] == [100, 640]
 
 
-def test_rows_show_photos_with_what_is_said_of_them_in_their_order(tmp_path, drawn, quiet):
+def test_rows_show_photos_with_what_is_said_of_them_in_their_order(tmp_path, figures, quiet):
     photos = [Image.new("RGB", (9, 9), (k, 0, 0)) for k in range(7)]
     rows = [PhotoRow("long " * 200, "facts", [Cell(photo, f"label {k}", pictures.OWN if k == 5 else None)
-                                         for k, photo in enumerate(photos)]),
+                                              for k, photo in enumerate(photos)]),
             PhotoRow("short", "", [Cell("gone", "one\ntwo", "firebrick")]), PhotoRow("nothing", "", [])]
     draw_rows(str(tmp_path / "p.png"), "a title", rows, 3)
-    assert [int(cell["photo"][0, 0, 0]) for cell in drawn[:7]] == list(range(7)) and drawn[7]["photo"] is None
-    assert [cell["texts"][0] for cell in drawn[:7]] == [f"label {k}" for k in range(7)]
-    heading = drawn[0]["texts"][-1].splitlines()
+    axes = [axis for axis in figures[0].axes if axis.axison]
+    texts = [[text.get_text() for text in axis.texts] for axis in axes]
+    assert [int(axis.images[0].get_array()[0, 0, 0]) for axis in axes[:7]] == [*range(7)] and not axes[7].images
+    assert [words[0] for words in texts[:7]] == [f"label {k}" for k in range(7)]
+    heading = texts[0][-1].splitlines()
     assert len(heading) == 4 and heading[2].endswith(" ...") and heading[3] == "facts"
-    assert all(cell["texts"][1:] in ([], [""]) for cell in drawn[1:7])
-    assert set(drawn[7]["texts"]) == {"gone", "one\ntwo", "short"}
-    assert [cell["frame"] for cell in drawn] == [hex_of({5: pictures.OWN, 7: "firebrick"}.get(k, "lightgrey"))
-                                                 for k in range(8)]
-    lines = sorted({round(cell["at"][1], 6) for cell in drawn}, reverse=True)
-    assert [lines.index(round(cell["at"][1], 6)) for cell in drawn] == [0, 0, 0, 1, 1, 1, 2, 3]
+    assert all(words[1:] in ([], [""]) for words in texts[1:7]) and {*texts[7]} == {"gone", "one\ntwo", "short"}
+    frames = [{5: pictures.OWN, 7: "firebrick"}.get(k, "lightgrey") for k in range(8)]
+    assert [axis.spines["left"].get_edgecolor() for axis in axes] == [matplotlib.colors.to_rgba(x) for x in frames]
+    heights = [round(axis.get_position().y0, 6) for axis in axes]
+    assert [sorted({*heights}, reverse=True).index(y) for y in heights] == [0, 0, 0, 1, 1, 1, 2, 3]
 
 
-def test_no_text_covers_another_or_leaves_the_picture(tmp_path):
+def test_no_text_covers_another_or_leaves_the_picture(tmp_path, figures):
     """With long texts, in ordinary letters."""
-    seen = []
-
-    @contextlib.contextmanager
-    def keeping(*words, **more):
-        with figure_in(*words, **more) as figure:
-            yield figure
-            seen.extend(text.get_window_extent().padded(-1) for text in figure.findobj(Text) if text.get_text())
-            whole = figure.bbox
-            assert all(whole.x0 <= box.x0 and box.x1 <= whole.x1 and whole.y0 <= box.y0 and box.y1 <= whole.y1
-                       for box in seen)
-            assert not any(a.overlaps(b) for k, a in enumerate(seen) for b in seen[:k])
     rows = [PhotoRow("a photo of " + "something quite long " * 40, "90% sure of the first photo",
                      [Cell("gone", f"...number {k} of the summer.jpg") for k in range(7)])] * 2
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pictures, "figure_in", keeping)
-        draw_rows(str(tmp_path / "p.png"), "99 photos", rows, 5)
-    assert len(seen) == 14 + 14 + 2 + 1                     # labels, words in place of photos, headings, the title
+    draw_rows(str(tmp_path / "p.png"), "99 photos", rows, 5)
+    whole, boxes = figures[0].bbox, [text.get_window_extent().padded(-1) for text in figures[0].findobj(Text)
+                                     if text.get_text()]
+    assert len(boxes) == 14 + 14 + 2 + 1                    # labels, words in place of photos, headings, the title
+    assert all(whole.x0 <= box.x0 and box.x1 <= whole.x1 and whole.y0 <= box.y0 and box.y1 <= whole.y1 for box in boxes)
+    assert not any(a.overlaps(b) for k, a in enumerate(boxes) for b in boxes[:k])
 
 
 def test_a_picture_needs_an_ending_and_replaces_no_named_file_unasked(tmp_path):
-    photo = file_of(tmp_path / "mine.png")
+    (tmp_path / "mine.png").write_text("")
     with pytest.raises(InputError, match="mine.png is there already; replace it with --overwrite"):
-        picture_file(photo, overwrite=False)
+        picture_file(str(tmp_path / "mine.png"), overwrite=False)
     with pytest.raises(InputError, match=r"s.jpg ends in none of \.png"):
         picture_file(str(tmp_path / "s.jpg"))
 
