@@ -32,6 +32,11 @@ STEPS = [*SMALL, "--embed_size", "32", "--word_dim", "16", "--batch_size", "16",
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
 
 
+def numbers(*shape, seed=0, dtype=torch.float64) -> torch.Tensor:
+    """Standard normal numbers."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
 def pairs(n=6, regions=None, shortest=3) -> Batch:
     """n random pairs of features (n, 9), or regions (n, regions, 9), and captions of VOCAB; two of each image."""
     g = torch.Generator().manual_seed(0)

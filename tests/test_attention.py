@@ -9,19 +9,17 @@ from data import read_split
 from evaluation import encode
 from losses import Embedding
 from methods.scan import AGGREGATES, CrossAttention, WordStates
-from tests.helpers import built, pairs
+from tests.helpers import built, numbers, pairs
 from tests.references import pair_score
 
 DIRECTIONS = ("t2i", "i2t", "hard")
 
 
-def side(n, parts, d=6, seed=0, dtype=torch.float64, unit=True, ragged=True):
+def side(n, parts, seed=0, dtype=torch.float64, unit=True):
     """n items of 1 to `parts` parts; the mean is not looked at."""
-    g = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, parts, d, generator=g, dtype=torch.float64)
-    count = torch.randint(1, parts + 1, (n,), generator=g) if ragged else torch.full((n,), parts)
-    x = (F.normalize(x, dim=-1) if unit else x).to(dtype)
-    return Embedding(x.mean(1), None, x, count)
+    x = numbers(n, parts, 6, seed=seed, dtype=dtype)
+    x = F.normalize(x, dim=-1) if unit else x
+    return Embedding(x.mean(1), None, x, torch.arange(n) % parts + 1)
 
 
 def by_pairs(images, captions, *args, **options):

@@ -13,16 +13,8 @@ import train
 from data import Batch, read_split
 from losses import PairMSE, SampledNLL, mean_rows, real_rows
 from methods.unpaired import Unpaired, build_unpaired, choose_pairs
-from model import (
-    CaptionDecoder,
-    Encoded,
-    Latent,
-    Reconstruction,
-    VectorDecoder,
-    latent_rows,
-    posterior_kl,
-)
-from tests.helpers import STEPS, built, pairs
+from model import CaptionDecoder, Encoded, Latent, Reconstruction, VectorDecoder, latent_rows, posterior_kl
+from tests.helpers import STEPS, built, numbers, pairs
 from vocab import PAD, UNK, Vocabulary
 
 JWAE = ["--recon_images", "0.5", "--recon_captions", "0.05", "--prior_images", "0.1", "--prior_captions", "0.2"]
@@ -31,10 +23,6 @@ JWAE = ["--recon_images", "0.5", "--recon_captions", "0.05", "--prior_images", "
 def sentences(n=5) -> tuple[torch.Tensor, torch.Tensor]:
     batch = pairs(n)
     return batch.tokens, batch.lengths
-
-
-def numbers(*shape, seed=0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def encoded(latent: torch.Tensor, features=None, posterior=None) -> Encoded:

@@ -6,13 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import train
 from cli import InputError
 from data import Batch
 from images import import_torchvision
 from methods.vse_infinity import GeneralisedPooling
 from methods.vsrn import Captioner, RegionGraph
-from model import CNN, GRU, HEADS, VSE, Encoded, LinearEmbedding, Precomputed, Words
+from model import CNN, GRU, HEADS, VSE, Encoded, LinearEmbedding, Words
 from tests.helpers import built, moved, pairs
 
 
@@ -202,15 +201,6 @@ def test_wrong_cnn_weights_are_refused(tmp_path, monkeypatch):
     torch.save({"conv.weight": torch.zeros(1)}, tmp_path / "other.pt")
     with pytest.raises(InputError, match="does not hold the weights of resnet18"):
         CNN("resnet18", weights=str(tmp_path / "other.pt"))
-
-
-def test_features_are_normalised_unless_told_and_regions_averaged():
-    regions = torch.randn(3, 4, 9)
-    torch.testing.assert_close(Precomputed(9, normalise=False)(regions), regions.mean(1))
-    features = 17 * torch.randn(3, 9)
-    torch.testing.assert_close(Precomputed(9)(features), features / features.norm(dim=1, keepdim=True))
-    torch.testing.assert_close(Precomputed(9, normalise=False)(features), features)
-    assert not train.parse_args(["--no-feature_norm"]).feature_norm
 
 
 def test_scores_are_compared_in_float32_under_autocast():

@@ -1,5 +1,6 @@
 """PVSE and PCME: PIE-Net per sample, similarities and terms against slow loops, what they read."""
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,37 +10,27 @@ import torch.nn.functional as F
 import losses
 import train
 from cli import InputError
-from images import Features, Photos
+from images import Photos
 from losses import Embedding, Match, formulas
-from methods.pvse_pcme import (
-    MMD,
-    Diversity,
-    MatchProbability,
-    MaxOverParts,
-    MeanLinear,
-    PIENet,
-    PIEVariance,
-    SmoothChamfer,
-)
+from methods import pvse_pcme
+from methods.pvse_pcme import MatchProbability, MaxOverParts, SmoothChamfer
 from model import CNN, BiGRU, Encoded, Latent
 from options import check_fits, fit_to_data
+from tests.helpers import numbers
 
 FORMULAS = formulas()
-PVSE, PCME = ["--sim", "mil"], ["--sim", "match_prob"]
 
 
 def gaussians(n, d=6, seed=0, level=-3.0, dtype=torch.float64) -> Embedding:
-    g = torch.Generator().manual_seed(seed)
-    mean = F.normalize(torch.randn(n, d, generator=g, dtype=torch.float64), dim=1)
-    return Embedding(mean.to(dtype), (level + torch.randn(n, d, generator=g, dtype=torch.float64)).to(dtype))
+    mean, spread = numbers(n, d, seed=seed, dtype=dtype), numbers(n, d, seed=seed + 100, dtype=dtype)
+    return Embedding(F.normalize(mean, dim=1), level + spread)
 
 
-def several(n, k=3, d=6, seed=0, dtype=torch.float64) -> Embedding:
+def several(n, k=3, seed=0) -> Embedding:
     """Items with 1 to k real parts; what lies in the padding must not matter, so it is large."""
-    g = torch.Generator().manual_seed(seed)
-    parts, count = torch.randn(n, k, d, generator=g, dtype=torch.float64), torch.arange(n) % k + 1
+    parts, count = numbers(n, k, 6, seed=seed), torch.arange(n) % k + 1
     parts[torch.arange(k) >= count[:, None]] = 1e3
-    return Embedding(parts[:, 0].to(dtype), None, parts.to(dtype), count)
+    return Embedding(parts[:, 0], None, parts, count)
 
 
 # ---- PIE-Net
@@ -57,8 +48,9 @@ def test_pienet_and_variance_equal_a_loop_over_samples(side, k):
     lengths = torch.tensor([8, 3, 1, 5, 8]) if side == "text" else None
 
     def summary():
-        return BiGRU(10, 12) if side == "text" else MeanLinear(10, 12)
-    net, spread = PIENet(10, 12, summary(), k, parts=True).double(), PIEVariance(10, 12, summary()).double()
+        return BiGRU(10, 12) if side == "text" else pvse_pcme.MeanLinear(10, 12)
+    net, spread = pvse_pcme.PIENet(10, 12, summary(), k, parts=True), pvse_pcme.PIEVariance(10, 12, summary())
+    net, spread = net.double(), spread.double()
     with torch.no_grad():
         net.norm.weight.uniform_(0.5, 1.5)
         net.norm.bias.normal_()
@@ -221,28 +213,20 @@ def test_noise_is_fresh_in_training_and_follows_the_global_seed():
 # ---- terms
 
 def test_diversity_equals_loops():
-    g = torch.Generator().manual_seed(0)
-    seen, told = (torch.rand(4, 3, 6, generator=g, dtype=torch.float64) for _ in range(2))
-
-    def diversity(*residuals):
-        return float(Diversity()(*(Encoded(None, None, Latent(None, None, x)) for x in residuals), None))
-    expected = 0.0
-    for side in (seen, told):
-        for item in side:
-            off = [float(F.cosine_similarity(item[a], item[b], dim=0)) ** 2 for a in range(3) for b in range(3)
-                   if a != b]
-            expected += math.sqrt(sum(off)) / 9 / 4
-    assert diversity(seen, told) == pytest.approx(expected, rel=1e-6)
+    residuals, expected = [numbers(4, 3, 6, seed=seed) for seed in (0, 1)], 0.0
+    got = pvse_pcme.Diversity()(*(Encoded(None, None, Latent(None, None, x)) for x in residuals), None)
+    for item in torch.cat(residuals):
+        off = [float(F.cosine_similarity(item[a], item[b], dim=0)) ** 2 for a in range(3) for b in range(3) if a != b]
+        expected += math.sqrt(sum(off)) / 9 / 4
+    assert float(got) == pytest.approx(expected, rel=1e-6)
 
 
 def mmd_of(images: Embedding, captions: Embedding) -> torch.Tensor:
-    return MMD()(*(Encoded(e, None, None) for e in (images, captions)), None)
+    return pvse_pcme.MMD()(*(Encoded(e, None, None) for e in (images, captions)), None)
 
 
 def test_mmd_equals_loops_over_all_embeddings():
     images, captions = several(5, 2, seed=1), several(5, 2, seed=2)
-    images, captions = (e._replace(parts=F.normalize(e.parts, dim=2)) for e in (images, captions))
-    # no padding
     x, y = ([part for k, item in zip(e.n_parts, e.parts) for part in item[:k]] for e in (images, captions))
 
     def kernel(xs, ys):
@@ -255,18 +239,12 @@ def test_mmd_equals_loops_over_all_embeddings():
     assert all(x.grad.isfinite().all() and x.grad.abs().max() < 1 for x in big)
 
 
-def test_pie_takes_regions_and_photos_and_refuses_global_features(tmp_path):
-    for name, shape in (("flat", (10, 9)), ("regions", (10, 5, 9))):
-        np.save(tmp_path / f"{name}.npy", np.zeros(shape, np.float32))
-    flat, regions = (Features(str(tmp_path / f"{name}.npy")) for name in ("flat", "regions"))
-    with pytest.raises(InputError, match="reads regions, and the images are vectors in .*flat.npy"):
-        fit_to_data(train.parse_args(PVSE), flat, None)
+def test_pie_reads_regions_or_the_cells_of_photos():
+    regions = SimpleNamespace(dim=9, regions=5, path="x.npy")
     for images, width in ((regions, 9), (Photos(["a.png"]), None)):
-        opt = train.parse_args(PVSE)
+        opt = train.parse_args(["--sim", "mil"])
         fit_to_data(opt, images, None)
         assert (opt.img_enc, opt.img_dim) == ("pie", width)
     with pytest.raises(InputError, match="run reads photos"):
         check_fits(opt, regions, None, "run")
-    opt = train.parse_args([*PCME, "--img_enc", "precomp"])                     # any Gaussians have a match probability
-    fit_to_data(opt, flat, None)
-    assert opt.img_enc == "precomp"
+    assert train.parse_args(["--sim", "match_prob", "--img_enc", "precomp"]).img_enc == "precomp"   # it needs Gaussians

@@ -14,17 +14,11 @@ from methods.cite import ConditionalNetwork
 from methods.two_branch import BranchEmbedding, ProductNetwork, TwoBranchLoss, sibling_order
 from model import Encoded
 from tests import helpers
-from tests.helpers import built, having, moved
+from tests.helpers import built, having, moved, numbers
 
 
-def points(n, d=5, seed=0, dtype=torch.float64) -> torch.Tensor:
-    g = torch.Generator().manual_seed(seed)
-    return F.normalize(torch.randn(n, d, generator=g, dtype=torch.float64), dim=1).to(dtype)
-
-
-def batch_of(owner) -> Batch:
-    owner = torch.as_tensor(owner)
-    return Batch(None, None, None, owner, torch.arange(len(owner)))
+def points(n, seed=0) -> torch.Tensor:
+    return F.normalize(numbers(n, 5, seed=seed), dim=1)
 
 
 def pairs(owner, seed=0) -> tuple[Embedding, Embedding]:
@@ -34,7 +28,8 @@ def pairs(owner, seed=0) -> tuple[Embedding, Embedding]:
 
 
 def loss_of(loss: TwoBranchLoss, images: Embedding, captions: Embedding, owner) -> torch.Tensor:
-    return loss(*(Encoded(side, None, None) for side in (images, captions)), batch_of(owner))
+    batch = Batch(None, None, None, torch.as_tensor(owner), None)
+    return loss(*(Encoded(side, None, None) for side in (images, captions)), batch)
 
 
 OWNERS = {"siblings": [0, 0, 1, 1, 2, 2, 3, 3], "apart": [0, 1, 2, 1, 0, 3, 3, 3], "distinct": [0, 1, 2, 3, 4],
@@ -78,7 +73,7 @@ def test_two_branch_loss_equals_loops_over_triples(name, top):
 
 def test_gradients_are_finite_where_captions_lie_on_their_images():
     loss = having(TwoBranchLoss(), margin=0.3, weights=(1.5, 1.0, 0.5), top=2)
-    x = points(40, dtype=torch.float32).requires_grad_()
+    x = points(40).float().requires_grad_()
     loss_of(loss, Embedding(x), Embedding(x), np.arange(40) // 2).backward()
     assert x.grad.isfinite().all() and x.grad.abs().max() < 10
 
@@ -106,6 +101,13 @@ def test_siblings_are_drawn_evenly():
     assert drawn.pop((4, 4)) == 400 and len(drawn) == 12 and min(drawn.values()) > 90
 
 
+def layer_of(x, linear, norm, training):
+    """Linear, BatchNorm, ReLU of rows."""
+    h = x @ linear.weight.T + linear.bias
+    mean, var = (h.mean(0), h.var(0, unbiased=False)) if training else (norm.running_mean, norm.running_var)
+    return ((h - mean) / (var + norm.eps).sqrt() * norm.weight + norm.bias).clamp(min=0)
+
+
 def test_branch_equals_its_parts():
     torch.manual_seed(0)
     branch, x = BranchEmbedding(7, 11, 4), torch.randn(6, 7)
@@ -113,9 +115,7 @@ def test_branch_equals_its_parts():
     first, norm, _, drop, last = branch.layers
     assert drop.p == 0.5
     drop.p = 0.0
-    h = x @ first.weight.T + first.bias
-    h = (h - h.mean(0)) / (h.var(0, unbiased=False) + norm.eps).sqrt()
-    torch.testing.assert_close(branch(x, None).value, h.clamp(min=0) @ last.weight.T + last.bias)
+    torch.testing.assert_close(branch(x).value, layer_of(x, first, norm, True) @ last.weight.T + last.bias)
     branch.eval()
     torch.testing.assert_close(branch(x).value[2:3], branch(x[2:3]).value)
 
@@ -184,22 +184,11 @@ def test_negatives_are_drawn_evenly():
 
 # ---- CITE
 
-def numbers(n, d=5, seed=0) -> torch.Tensor:
-    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def conditional(dim=5, concepts=3, layers="8-6", seed=0) -> ConditionalNetwork:
     """With BatchNorms that do something."""
     torch.manual_seed(seed)
     kind = type("Network", (ConditionalNetwork,), {"concepts": concepts})
     return moved(kind(dim, layers).double())
-
-
-def layer_of(x, linear, norm, training):
-    """Linear, BatchNorm, ReLU of rows."""
-    h = x @ linear.weight.T + linear.bias
-    mean, var = (h.mean(0), h.var(0, unbiased=False)) if training else (norm.running_mean, norm.running_var)
-    return ((h - mean) / (var + norm.eps).sqrt() * norm.weight + norm.bias).clamp(min=0)
 
 
 def slow_scores(net, x, y, pairs, training):
@@ -217,7 +206,7 @@ def slow_scores(net, x, y, pairs, training):
 @pytest.mark.parametrize("concepts", [1, 3])
 @torch.no_grad()
 def test_network_equals_a_loop_over_pairs_and_concepts(concepts, training):
-    x, y = 3 * numbers(4), 2 * numbers(6, seed=1)
+    x, y = 3 * numbers(4, 5), 2 * numbers(6, 5, seed=1)
     net = conditional(concepts=concepts).train(training)
     pairs = [(i, j) for i in range(4) for j in range(6)]
     expected, _ = slow_scores(net, x, y, pairs, training)
