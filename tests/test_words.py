@@ -15,7 +15,14 @@ from losses import Embedding
 from methods import volume
 from methods.volume import fit_logistic
 from methods.words import (
-    find_naming_photos, find_showing_photos, is_content, list_beginnings, list_short_texts, read_phrase, stem)
+    find_naming_photos,
+    find_showing_photos,
+    is_content,
+    list_beginnings,
+    list_short_texts,
+    read_phrase,
+    stem,
+)
 from photos import words
 from photos.encoder import PhotoEncoder
 from photos.searcher import Probabilities, read_probabilities
