@@ -38,10 +38,8 @@ class Entities:
     sizes: np.ndarray                 # (N, 2) int64 width and height, pixels
     phrases: list[str]                # M, the words as they stand in the sentence
     phrase_photo: np.ndarray          # (M,) int64 position of each phrase's photo in ids, rising
-    sentence: np.ndarray              # (M,) int64 sentence of its photo, from 0
     types: list[tuple[str, ...]]      # M, such as ("people",); a few phrases have more than one
     truth: np.ndarray                 # (M, 4) float64 x1, y1, x2, y2 of the box around all boxes of the chain
-    n_boxes: np.ndarray               # (M,) int64 boxes of the chain
     dropped: dict[str, int]           # {one of DROPPED: phrases left out}
     faults: list[str] = field(default_factory=list)         # of single entries, which are passed over
 
@@ -59,10 +57,9 @@ def read_entities(root: str, split: str) -> Entities:
         rows += [(n, *phrase) for phrase in phrases]
     check(rows, f"{split_file(root, split)}: no phrase of its {len(ids):,} photos has a box (left out: "
                 f"{list_counts(dropped)}), and at least one must; {'; '.join(faults[:1]) or 'give the annotations'}")
-    owner, sentence, types, phrases, truth, counts = zip(*rows)
-    return Entities(ids, np.array(sizes, np.int64), list(phrases), np.array(owner, np.int64),
-                    np.array(sentence, np.int64), list(types), np.array(truth, np.float64),
-                    np.array(counts, np.int64), dict(dropped), faults)
+    owner, types, phrases, truth = zip(*rows)
+    return Entities(ids, np.array(sizes, np.int64), list(phrases), np.array(owner, np.int64), list(types),
+                    np.array(truth, np.float64), dict(dropped), faults)
 
 
 def photo_paths(root: str, ids: list[str]) -> list[str]:
@@ -79,12 +76,10 @@ def photo_paths(root: str, ids: list[str]) -> list[str]:
 
 def describe_entities(split: str, e: Entities) -> str:
     """Three lines on the phrases of a split."""
-    sentences = len(set(zip(e.phrase_photo.tolist(), e.sentence.tolist())))
     known = f" (papers: {PUBLISHED:,})" * (split == "test" and len(e.ids) == 1000)
     types = Counter(kind for kinds in e.types for kind in kinds)
-    return (f"{split:8}{len(e.ids):>8,} photos {sentences:>8,} sentences with phrases {len(e.phrases):>8,} "
-            f"phrases{known}  {e.n_boxes.mean():.2f} boxes a phrase\n{'':8}types: "
-            f"{list_counts(dict(types.most_common()))}\n{'':8}left out: {list_counts(e.dropped)}")
+    return (f"{split:8}{len(e.ids):>8,} photos {len(e.phrases):>8,} phrases{known}\n"
+            f"{'':8}types: {list_counts(dict(types.most_common()))}\n{'':8}left out: {list_counts(e.dropped)}")
 
 
 def list_counts(counts: dict[str, int]) -> str:
@@ -128,8 +123,8 @@ def box_around(boxes: np.ndarray) -> np.ndarray:
 def read_size_and_phrases(root: str, photo: str, dropped: Counter, faults: list[str]) -> tuple[tuple, list[tuple]]:
     """Read a photo's (width, height) and phrases.
 
-    Phrases are (sentence, types, words, truth, number of boxes). Counts those that are left out in `dropped`,
-    and appends faults of single mentions and boxes. Raises InputError.
+    Phrases are (types, words, truth). Counts those that are left out in `dropped`, and appends faults of single
+    mentions and boxes. Raises InputError.
     """
     annotations = os.path.join(root, "Annotations", f"{photo}.xml")
     sentences = os.path.join(root, "Sentences", f"{photo}.txt")
@@ -143,7 +138,7 @@ def read_size_and_phrases(root: str, photo: str, dropped: Counter, faults: list[
         for chain, types, words in PHRASE.findall(line):
             types, words = tuple(types[1:].split("/")), " ".join(words.split())
             if chain != NOT_VISUAL and chain in boxes:
-                rows.append((k, types, words, box_around(boxes[chain]), len(boxes[chain])))
+                rows.append((types, words, box_around(boxes[chain])))
                 continue
             why = "notvisual" if chain == NOT_VISUAL or "notvisual" in types else flags.get(chain, "fault")
             dropped[why] += 1
