@@ -1,8 +1,10 @@
 """Helpers of several test files.
 A small model, runs of it, processes, and how a command refuses."""
+import itertools
 import json
 import multiprocessing
 import os
+import pkgutil
 import re
 import signal
 import sys
@@ -77,6 +79,11 @@ def evaluated(*words) -> dict:
     return evaluate.evaluate_retrieval(evaluate.parse_args([*map(str, words)]))
 
 
+def resume(run, *words) -> int:
+    """The status of a training that goes on in the folder `run`."""
+    return train.train(train.parse_args(["--resume", *map(str, (run, *words))]))
+
+
 def fit_steps(*words) -> None:
     """The same of STEPS."""
     fit(*STEPS, *words)
@@ -132,21 +139,10 @@ def unwritable(folder) -> list[str]:
     return [str(folder), str(folder / "file" / "below"), "/proc/x/y"]
 
 
-# Its processes are forked from one that has loaded torch and the commands, and runs no threads.
+# Its processes are forked from one that has loaded torch and the commands, and runs no threads. An optimiser would load
+# torch._dynamo in each of them, for more than a second.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["train", "evaluate", "features.images", "tensorboard_logger"])
-
-
-def in_a_process(work, *words, seconds: float = 200):
-    """The ended process of a module's function, called with these words. Fails if it takes longer than `seconds`, and
-    ends it. Its exitcode is negative where a signal ended it."""
-    process = FORKS.Process(target=work, args=words)
-    process.start()
-    process.join(seconds)
-    if process.is_alive():
-        process.kill()
-        pytest.fail(f"{work.__name__} did not end in {seconds} s")
-    return process
+FORKS.set_forkserver_preload(["train", "evaluate", "features.images", "tensorboard_logger", "torch._dynamo"])
 
 
 class Command:
@@ -188,6 +184,12 @@ class Command:
             file.close()
 
 
+def in_a_process(work, *words) -> tuple[int, str, str]:
+    """Status and outputs of an ended `Command`. The status is negative where a signal ended it."""
+    with Command(work, *words) as process:
+        return process.ended()
+
+
 def as_command(work, words, outputs: list) -> None:
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -198,6 +200,19 @@ def as_command(work, words, outputs: list) -> None:
     sys.stdout, sys.stderr = (os.fdopen(stream, "w", buffering=1) for stream in (1, 2))
     torch.set_num_threads(1)
     work(*words)
+
+
+def act_at(place: str, number: int, act) -> None:
+    """From now on this process calls act() before the number-th call of a function, "module.Class.name"."""
+    owner, name = place.rsplit(".", 1)
+    owner, calls = pkgutil.resolve_name(owner), itertools.count(1)
+    real = getattr(owner, name)
+
+    def call(*args, **kwargs):
+        if next(calls) == number:
+            act()
+        return real(*args, **kwargs)
+    setattr(owner, name, call)
 
 
 def log_of(folder, keep=lambda line: True) -> list[dict]:

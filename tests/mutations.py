@@ -60,7 +60,7 @@ MUTATIONS = [
              "log_var.logsumexp(1, keepdim=True) - math.log(log_var.shape[1])", "log_var.mean(1, keepdim=True)",
              "test_model.py -k shapes"),
     Mutation("order of a resumed epoch by another seed", "train.py", "default_rng([self.opt.seed, epoch])",
-             "default_rng([self.opt.seed, epoch + self.state['step']])", "test_train.py -k stop_and_resume"),
+             "default_rng([self.opt.seed, epoch + self.state['step']])", "test_stopping.py -k killed"),
     Mutation("volume's share summed over photos", "methods/volume.py", ".logsumexp(1) - counted.log()", ".logsumexp(1)",
              "test_volume.py -k loops"),
     # ---- retrieval

@@ -1,11 +1,10 @@
 """Rules of the house: which parts import which, and no modules import each other in a circle."""
 import ast
 import os
-import subprocess
 import sys
 from glob import glob
 
-from tests.helpers import ROOT
+from tests.helpers import ROOT, in_a_process
 
 PATHS = [path for path in glob("**/*.py", root_dir=ROOT, recursive=True) if path.split(os.sep)[0] != "tests"]
 MODULES = {path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in PATHS}
@@ -43,7 +42,10 @@ def test_no_modules_import_each_other_in_a_circle():
     assert not needs, f"these import each other in a circle: {', '.join(needs)}"
 
 
-def test_a_training_imports_the_baselines_only_where_they_are_named():
-    code = "import sys, train; print(*[m for m in sys.modules if m.startswith('methods.')])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
+def print_baselines() -> None:
+    print(*[name for name in sys.modules if name.startswith("methods.")])
+
+
+def test_train_and_evaluate_import_the_baselines_only_where_they_are_named():
+    status, said, _ = in_a_process(print_baselines)         # which has loaded both
+    assert status == 0 and said.split() == []

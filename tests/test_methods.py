@@ -7,7 +7,7 @@ import pytest
 import train
 from cli import InputError
 from methods import METHODS
-from tests.helpers import evaluated, fit_steps, log_of, same_runs
+from tests.helpers import evaluated, fit_steps, log_of, resume, same_runs
 from tests.test_text import write_vectors
 
 TWO_LAYERS = ["--img_layers", "16", "--txt_layers", "16"]
@@ -56,7 +56,7 @@ def test_a_method_learns_goes_on_and_evaluates(name, folder, tmp_path, monkeypat
     with pytest.raises(InputError, match="cut"):
         fit_steps(*words, "--logger_name", tmp_path / "cut")
     monkeypatch.setattr(train.Training, "step", step)
-    assert train.train(train.parse_args(["--resume", str(tmp_path / "cut")])) == 0
+    assert resume(tmp_path / "cut") == 0
     assert same_runs(tmp_path / "whole", tmp_path / "cut")
     losses = [line["Le"] for line in log_of(tmp_path / "whole", lambda line: line["kind"] == "step")]
     assert np.mean(losses[-3:]) < np.mean(losses[:3]), losses

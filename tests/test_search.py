@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 import signal
-import sys
 import types
 import unicodedata
 from functools import partial
@@ -28,7 +27,7 @@ from photos import build, encoder, index, question
 from photos.encoder import PhotoEncoder
 from photos.index import Index
 from photos.searcher import Probabilities, Searcher
-from tests.helpers import in_a_process, refused
+from tests.helpers import act_at, in_a_process, refused
 
 GAUSSIAN = ["--sim", "wasserstein"]
 KINDS = {"cosine": [], "wasserstein": GAUSSIAN, "kl": ["--sim", "kl"], "minkl": ["--sim", "minkl"],
@@ -382,15 +381,7 @@ def test_features_of_the_training_are_not_computed_again(own, capsys, monkeypatc
 def run_and_die(folder: str, place: str, count: int, words: list[str]) -> None:
     """A command that is killed at a call of a function."""
     os.chdir(folder)
-    module, name = place.rsplit(".", 1)
-    whole, calls = getattr(sys.modules[module], name), []
-
-    def step(*args, **more):
-        calls.append(1)
-        if len(calls) == count:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return whole(*args, **more)
-    setattr(sys.modules[module], name, step)
+    act_at(place, count, lambda: os.kill(os.getpid(), signal.SIGKILL))
     run(*words)
 
 
@@ -401,7 +392,7 @@ def test_a_kill_leaves_an_index_that_answers_or_none(own, place, count):
     for words in (["photos", "--checkpoint", run_of, "--index_only", "--output", "new", "--workers", "0"],
                   ["add", "index", "--workers", "0"], ["remove", "index", "0.png"]):
         if place != "features.store.read_photo" or words[0] != "remove":
-            assert in_a_process(run_and_die, os.getcwd(), place, count, words).exitcode == -signal.SIGKILL
+            assert in_a_process(run_and_die, os.getcwd(), place, count, words)[0] == -signal.SIGKILL
         assert len(all_answers()) == 10 and not os.path.exists("new.npz")
     own.update()                                            # removes what the killed processes left
     run("photos", "--checkpoint", run_of, "--index_only", "--output", "new", "--workers", "0")
