@@ -21,6 +21,13 @@ def captions(n):
 
 
 FEATURES = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
+ROWS = np.random.default_rng(0).standard_normal((40, 6)).astype(np.float32)
+
+
+def precomp(tmp_path, features, count, split="train", **ids):
+    """A split of features with `count` captions, written and read."""
+    write_precomp(tmp_path / "x", features, captions(count), split, **ids)
+    return read_split(str(tmp_path), "x", split, dev_images=0)
 
 
 # ---- vocabulary
@@ -52,8 +59,7 @@ def test_rows_stand_once_or_once_a_caption(tmp_path, shape, dtype, k):
     rows = np.random.default_rng(0).standard_normal(shape).astype(dtype)
     rows[1], rows[7] = rows[0], np.nan                  # two photos alike, next to each other; a failed one
     each = 5 if k == 1 else k
-    write_precomp(tmp_path / "x", rows.repeat(k, 0), captions(60 * each))
-    split = read_split(str(tmp_path), "x", "train")
+    split = precomp(tmp_path, rows.repeat(k, 0), 60 * each)
     assert split.images.step == k and split.caption_image.tolist() == [m // each for m in range(60 * each)]
     got = split.images.gather([5, 0, 5])
     assert got.dtype == torch.float32
@@ -66,15 +72,14 @@ def test_a_large_file_does_not_stay_in_memory(tmp_path, monkeypatch):
         with open("/proc/self/status", encoding="ascii") as f:
             return next(int(line.split()[1]) for line in f if line.startswith("RssFile"))
     monkeypatch.setattr("images.LARGE", 4 << 20)
-    write_precomp(tmp_path / "x", np.ones((64, 1 << 18), np.float32), captions(320))       # 64 MiB
-    features, before = read_split(str(tmp_path), "x", "train").images, mapped()
+    features, before = precomp(tmp_path, np.ones((64, 1 << 18), np.float32), 320).images, mapped()          # 64 MiB
     for k in range(0, 64, 2):
         features.gather([k, k + 1])
         assert mapped() - before < 16_000
 
 
 def test_dev_is_cut_as_in_vsepp_and_val_is_its_other_name(tmp_path):
-    write_precomp(tmp_path / "x", np.zeros((1014, 2), np.float16), captions(5070), "dev", ids=range(1014))
+    precomp(tmp_path, np.zeros((1014, 2), np.float16), 5070, "dev", ids=range(1014))
     for dev_images, expected in ((1000, 1000), (0, 1014), (3, 3)):
         split = read_split(str(tmp_path), "x", "val", dev_images=dev_images)
         assert (len(split.images), len(split.captions), len(split.image_ids)) == (expected, 5 * expected, expected)
@@ -82,10 +87,9 @@ def test_dev_is_cut_as_in_vsepp_and_val_is_its_other_name(tmp_path):
 
 def test_caption_ids_of_testall_are_those_of_vsepp(tmp_path):
     """SCAN's folder has none of its own; its `test` is a part of testall, to which the file does not belong."""
-    for split in ("testall", "test"):
-        write_precomp(tmp_path / "x", FEATURES, captions(20), split)
+    (tmp_path / "x").mkdir()
     np.save(tmp_path / "x" / "coco_test_ids.npy", np.arange(20) + 700)
-    whole, part = (read_split(str(tmp_path), "x", split) for split in ("testall", "test"))
+    whole, part = (precomp(tmp_path, FEATURES, 20, split) for split in ("testall", "test"))
     assert whole.caption_ids.tolist() == [*range(700, 720)] and "coco_test_ids.npy" in whole.notes[0]
     assert part.caption_ids is None and not part.notes
     np.save(tmp_path / "x" / "coco_test_ids.npy", np.arange(19))
@@ -94,10 +98,10 @@ def test_caption_ids_of_testall_are_those_of_vsepp(tmp_path):
 
 @pytest.mark.parametrize("line,expected", [("img{}.jpg#0", None), ("1{:02}", [*range(100, 120)])])
 def test_caption_ids_are_integers_or_none(tmp_path, line, expected):
-    write_precomp(tmp_path / "x", FEATURES, captions(20))
     path = tmp_path / "x" / "train_capids.txt"
+    path.parent.mkdir()
     path.write_text("".join(line.format(k) + "\n" for k in range(20)))
-    ids = read_split(str(tmp_path), "x", "train").caption_ids
+    ids = precomp(tmp_path, FEATURES, 20).caption_ids
     assert (ids if ids is None else ids.tolist()) == expected
     path.write_text("1\n2\n")
     refused(tmp_path, "train_capids.txt has 2 ids for the 20 captions")
@@ -228,34 +232,28 @@ def test_missing_data(tmp_path):
     refused(tmp_path, "there is no file .*train_ims.npy")
 
 
-def test_bad_feature_files(tmp_path):
-    write_precomp(tmp_path / "x", FEATURES, captions(20))
-    path = tmp_path / "x" / "train_ims.npy"
-    with open(path, "wb") as f:
+@pytest.mark.parametrize("array, message", [
+    (np.zeros((4, 6), np.int64), "train_ims.npy holds int64 of shape"),
+    (np.zeros(4, np.float32), "of shape .4,.; features are float16 or float32"),
+    (FEATURES * np.where(np.arange(4) == 2, np.inf, 1)[:, None].astype(np.float32), "holds NaN or infinity in row 2"),
+    (np.ones((4, 300, 36), np.float32), "has 300 regions of 36 numbers an image: its axes look turned, .*transpose"),
+    (ROWS.repeat(5, 0)[[*range(57), 0, *range(58, 200)]],
+     "some images of .*train_ims.npy stand in several equal rows .*the one up to row 56")])
+def test_bad_features(tmp_path, array, message):
+    write_precomp(tmp_path / "x", array, captions(5 * len(array) if len(array) < 200 else 200))
+    refused(tmp_path, message)
+
+
+def test_an_archive_in_place_of_features(tmp_path):
+    precomp(tmp_path, FEATURES, 20)
+    with open(tmp_path / "x" / "train_ims.npy", "wb") as f:
         np.savez(f, FEATURES)
     refused(tmp_path, "train_ims.npy is not a whole .npy file of numbers")
-    np.save(path, np.zeros((4, 6), np.int64))
-    refused(tmp_path, "holds int64 of shape")
-    np.save(path, np.zeros(4, np.float32))
-    refused(tmp_path, "of shape .4,.; features are float16 or float32")
-    broken = FEATURES.copy()
-    broken[2, 3] = np.inf
-    np.save(path, broken)
-    refused(tmp_path, "train_ims.npy holds NaN or infinity in row 2")
-    np.save(path, np.ones((4, 300, 36), np.float32))
-    refused(tmp_path, "train_ims.npy has 300 regions of 36 numbers an image: its axes look turned, .*transpose")
-    rows = np.random.default_rng(0).standard_normal((40, 6)).astype(np.float32).repeat(5, 0)
-    rows[57] += 1
-    write_precomp(tmp_path / "x", rows, captions(200))
-    refused(tmp_path, "some images of .*train_ims.npy stand in several equal rows .*the one up to row 56")
 
 
-@pytest.mark.parametrize("alike,step", [(3, 1), (40, 5)])
+@pytest.mark.parametrize("alike, step", [(3, 1), (40, 5)])
 def test_some_or_all_photos_alike_are_no_repetition(tmp_path, alike, step):
-    rows = np.random.default_rng(0).standard_normal((40, 6)).astype(np.float32)
-    rows[:alike] = rows[0]
-    write_precomp(tmp_path / "x", rows, captions(40))
-    assert read_split(str(tmp_path), "x", "train").images.step == step
+    assert precomp(tmp_path, np.where(np.arange(40)[:, None] < alike, ROWS[0], ROWS), 40).images.step == step
 
 
 def test_unknown_captions(tmp_path):

@@ -31,12 +31,11 @@ MAINS = {"train": train.main, "evaluate": evaluate.main, "check": lambda words: 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory, demo_path, small_run):
-    """Demo data, a point and a Gaussian run and their embeddings, which no case may change."""
+    """Demo data, a run and its embeddings, which no case may change."""
     root = tmp_path_factory.mktemp("world")
     shutil.copytree(demo_path, root / "data")
-    for sim in ("cosine", "wasserstein"):
-        small_run("--sim", sim, to=root / sim)
-        evaluate.main(["--checkpoint", str(root / sim), "--export", str(root / f"{sim}.npz")])
+    small_run("--sim", "cosine", to=root / "cosine")
+    evaluate.main(["--checkpoint", str(root / "cosine"), "--export", str(root / "cosine.npz")])
     return root
 
 
@@ -109,21 +108,6 @@ def test_files_that_are_no_data(refused, world, tmp_path, name, content, words, 
     refused(command, words, os.path.basename(name) + message)
 
 
-@pytest.mark.parametrize("changes, message", [
-    ({"caption_id": None, "caption_image": np.arange(120)[::-1] // 5}, "captions to other images than"),
-    ({"image_name": None, "image_id": np.arange(900, 924)}, "other image ids, or"),
-    ({"caption_id": np.arange(9000, 9120)}, "other caption ids, or"),
-    ({"image_id": None, "image_name": None, "caption_id": None, "split": np.array("train")},
-     "is of the train split|, demo_precomp train has 48 and 240")])
-@pytest.mark.parametrize("option", ["--embeddings", "--compare"])
-def test_embeddings_of_other_items(refused, world, tmp_path, option, changes, message):
-    with np.load(world / "cosine.npz") as stored:
-        arrays = {**stored, **changes}
-    np.savez(tmp_path / "x.npz", **{name: value for name, value in arrays.items() if value is not None})
-    words = ["x.npz", "--data_path", world / "data", "--data_name", "demo_precomp"]
-    refused("evaluate", [option, *(words if option == "--embeddings" else [world / "cosine", "x.npz"])], message)
-
-
 @pytest.mark.parametrize("text, message", [
     ("max_violation: 'false'", "max_violation is 'false'; a switch is true or false, without quotes"),
     ("seed: 1.5", "'1.5' is not a whole"), ("config: other.yaml", "'config', which only the command"),
@@ -183,22 +167,14 @@ def test_checkpoints_with_foreign_contents(refused, world, tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind, message", [
-    ("cut", "damaged or no checkpoint"), ("text", "damaged or no checkpoint"),
-    ("call", "wants to call posix.mkdir|wants to call os"), ("pickle", "damaged or no checkpoint"),
+    ("cut", "damaged or no checkpoint"), ("text", "damaged or no checkpoint"), ("pickle", "damaged or no checkpoint"),
     ("page", "x.pt is a web page, not a checkpoint; download the file itself")])
 def test_files_that_are_no_checkpoint(refused, world, tmp_path, kind, message):
-    class Trap:
-        def __reduce__(self):
-            return os.mkdir, (f"{tmp_path}/ran",)
     whole = (world / "cosine" / "model_best.pt").read_bytes()
-    if kind == "call":
-        torch.save({"format": Trap()}, tmp_path / "x.pt")
-    else:
-        (tmp_path / "x.pt").write_bytes({"cut": whole[:len(whole) // 2], "text": b"hello",
-                                         "page": b"<!DOCTYPE html><title>Quota exceeded</title>",
-                                         "pickle": pickle.dumps({"format": 1})}[kind])
+    (tmp_path / "x.pt").write_bytes({"cut": whole[:len(whole) // 2], "text": b"hello",
+                                     "page": b"<!DOCTYPE html><title>Quota exceeded</title>",
+                                     "pickle": pickle.dumps({"format": 1})}[kind])
     refused("evaluate", ["--checkpoint", "x.pt"], message)
-    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("kind, message", [
