@@ -54,7 +54,7 @@ def read(path: str):
     except Exception as error:  # torch raises many kinds for a damaged or foreign file
         call = re.search(r"GLOBAL (\S+)", str(error))
         why = (f"it wants to call {call[1][:60]}, which no checkpoint needs, and nothing of it was run" if call else
-               reason(error, 120))
+               reason(error))
         raise InputError(f"{path} is damaged or no checkpoint of this project, VSE++ or VSRN ({why}); use another one "
                          "or train again") from error
 

@@ -30,11 +30,11 @@ def check(fits, sentence: str) -> None:
         raise InputError(sentence)
 
 
-def reason(error: BaseException, most: int = 160) -> str:
-    """Return the text of an exception in one line, cut after `most` characters."""
+def reason(error: BaseException) -> str:
+    """Return the text of an exception in one line of at most 160 characters."""
     text = " ".join((str(error) or type(error).__name__).split())
     text = f"{type(error).__name__} {text}" if isinstance(error, KeyError) else text
-    return text if len(text) <= most else f"{text[:most]}..."
+    return text if len(text) <= 160 else f"{text[:157]}..."
 
 
 # ---- arguments
