@@ -47,9 +47,10 @@ def find_photos(folder: str, skip_broken: bool = False, exclude=()) -> tuple[lis
 
     Photos are paths in the folder with /, sorted. Left out are hidden files and folders, NO_PHOTOS, what fits a pattern
     of `exclude` by its name or its path, other files, names that are no UTF-8 in one line, and symbolic links, which
-    may lead out of the folder. Raises InputError for a folder that cannot be read; with `skip_broken` only for `folder`
-    itself.
+    may lead out of the folder. Raises InputError for a folder without photos, and for one that cannot be read; with
+    `skip_broken` only for `folder` itself.
     """
+    check(os.path.isdir(folder), f"{folder} is not a folder; give the folder that holds your photos")
     root, folders, photos = os.path.realpath(folder), [""], []
     formats, others, omitted = photo_formats(), Counter(), defaultdict(list)
     endings = {ending for ending, kind in Image.registered_extensions().items() if kind in formats} | {".mpo", ".dib"}
@@ -81,8 +82,11 @@ def find_photos(folder: str, skip_broken: bool = False, exclude=()) -> tuple[lis
     notes = [f"{others.total():,} other files: {', '.join(ascii(ending)[1:-1] for ending, _ in others.most_common(8))}"]
     if HEIF & set(others):
         notes.append("pip install pillow-heif, and photos of .heic and .heif are read, too")
-    return sorted(photos), notes * bool(others) + [
-        f"{what}: {len(names):,} left out, the first: {ascii(min(names))}" for what, names in omitted.items()]
+    notes = notes * bool(others) + [f"{what}: {len(names):,} left out, the first: {ascii(min(names))}"
+                                    for what, names in omitted.items()]
+    check(photos, f"{folder} holds no photo ({'; '.join(notes) or 'it is empty'}); photos are files whose names end "
+                  "with .jpg, .png, .webp or another ending of photos")
+    return sorted(photos), notes
 
 
 # ---- captions

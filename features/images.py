@@ -97,13 +97,10 @@ def extract_folder(opt, folder: str) -> None:
 
     Raises InputError for a folder without photos, an output that holds anything else, and faults of photos or captions.
     """
-    check(os.path.isdir(opt.photos), f"--photos {opt.photos} is not a folder; give the folder that holds your photos")
     root = os.path.abspath(opt.photos)
     check(os.path.commonpath([os.path.realpath(root), os.path.realpath(folder)]) != os.path.realpath(root),
           f"the output {folder} lies in --photos {opt.photos}, among the photos; give a --data_path outside")
     names, notes = find_photos(root, opt.skip_broken, opt.exclude)
-    check(names, f"--photos {opt.photos} holds no photo ({'; '.join(notes) or 'it is empty'}); photos are files whose "
-                 "names end with .jpg, .png, .webp or another ending of photos")
     print_notes(notes)
     table = os.path.join(root, CAPTIONS)
     described = os.path.isfile(table)

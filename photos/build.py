@@ -46,15 +46,12 @@ def index_folder(output: str, folder: str, encoder: PhotoEncoder, workers: int =
     patterns of photos that `remove_photos` took out and that come back. Returns sentences on what changed. Raises
     InputError.
     """
-    check(os.path.isdir(folder), f"{folder} is not a folder; give the folder that holds your photos")
     folder, output = os.path.abspath(folder), index_file(output)
     index = open_for(output, folder, encoder)
     manifest = index.manifest
     if exclude is not None:
         manifest["exclude"] = exclude
     names, notes = find_photos(folder, skip_broken=True, exclude=manifest["exclude"])
-    check(names, f"{folder} holds no photo ({'; '.join(notes) or 'it is empty'}); photos are files whose names end "
-                 "with .jpg, .png, .webp or another ending of photos")
     before = {photo.name: photo for photo in index.photos}
     photos = [stat_photo(os.path.join(folder, name), name, before.get(name)) for name in names]
     photos, out = leave_out_removed(photos, manifest["removed"], back, output)
@@ -84,7 +81,8 @@ def open_for(output: str, folder: str, encoder: PhotoEncoder) -> Index:
     encoder.refuse_other_weights(output, of["weights"])
     check(not of["features"], f"{output} was made of features of {of['data']}; make it again with python -m photos "
                               "index --overwrite, or name another file with --output")
-    check(of["folder"] == folder or not os.path.isdir(of["folder"]) or os.path.samefile(of["folder"], folder),
+    there = os.path.isdir(of["folder"]) and os.path.isdir(folder)
+    check(of["folder"] == folder or not there or os.path.samefile(of["folder"], folder),
           f"{output} is the index of {of['folder']}; name another file with --output")
     of |= {"folder": folder, "run": encoder.run}
     return index

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from checkpoint import Trained
 from cli import check
-from confidence.calibration import calibration_file, percent, read_calibration
+from confidence.calibration import FORMAT, calibration_file, percent
+from files import read_json, refusing
 from losses import Embedding, cosine, trait, uncertainty
 from photos.encoder import PhotoEncoder
 from photos.index import Index
@@ -51,16 +52,23 @@ class Probabilities(NamedTuple):
 
 def read_probabilities(run: str, model: Trained) -> Probabilities | None:
     """Read the calibration of a run, None where it was not calibrated.
-    Fitted to n photos, it knows no probability below 1 / n. Raises InputError where it is of another model."""
-    path = calibration_file(run)
+    Fitted to n photos, it knows no probability below 1 / n. Raises InputError where it is damaged or of another model.
+    """
+    path, again = calibration_file(run), f"write it again with python -m confidence {run}"
     if not os.path.isfile(path):
         return None
-    calibration = read_calibration(path)
-    calibration.refuse_other(run, model.weights)
-    check(calibration.similarity == model.options.sim,
-          f"{path} is of the similarity {calibration.similarity}, and the run's is {model.options.sim}; write it again "
-          f"with python -m confidence {run}")
-    return Probabilities(calibration.temperature, calibration.data_name, calibration.words, 1 / calibration.gallery)
+    file = read_json(path, again)
+    with refusing(f"{path} is not a calibration", again):
+        words, t2i, names = file.get("words"), file["t2i"], " + ".join(file["checkpoints"])
+        result = Probabilities(float(t2i["temperature"]), f"{file['data_name']}",
+                               words and [float(words[name]) for name in ("slope", "log_det", "bias")],
+                               1 / int(t2i["gallery"]))
+        if file["calibration"] != FORMAT or not 0 < result.temperature < math.inf:
+            raise ValueError(f"format {file['calibration']!r}, temperature {result.temperature}")
+    check(file.get("weights") == [model.weights], f"{path} is of {names} and not of the weights of {run}; {again}")
+    check(file["similarity"] == model.options.sim,
+          f"{path} is of the similarity {file['similarity']}, and the run's is {model.options.sim}; {again}")
+    return result
 
 
 def describe_number(expected: float, count: int) -> str:

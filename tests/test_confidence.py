@@ -3,6 +3,7 @@ import contextlib
 import json
 import os
 import shutil
+import types
 from dataclasses import replace
 
 import numpy as np
@@ -199,13 +200,6 @@ def test_what_cannot_be_calibrated_ends_in_a_sentence(files, small_run, capsys):
     assert "note: logit_scale 4.6052 is small; CLIP and SigLIP keep the logarithm" in capsys.readouterr().out
 
 
-def test_other_files_are_no_calibration(tmp_path):
-    for text in ("[]", '{"calibration": 2}', '{"calibration": 1, "t2i": {}, "i2t": {}}', "{"):
-        (tmp_path / "c.json").write_text(text)
-        with pytest.raises(ValueError, match="write it again with python -m confidence"):
-            calibration.read_calibration(str(tmp_path / "c.json"))
-
-
 # ---- pictures
 
 def test_examples_are_of_all_kinds_and_each_once():
@@ -293,8 +287,8 @@ def test_a_gaussian_run(learned_runs, tmp_path, figures, capsys):
     t = stored["t2i"]["temperature"]
     assert stored["i2t"]["gallery"] == 5 * stored["t2i"]["gallery"] == 250
     assert read_probabilities(str(run), Trained(str(run)))[:2] == (t, "demo_precomp")        # as a search takes it
-    with pytest.raises(InputError, match="run and not of the weights of .*cosine; write it again"):
-        calibration.read_calibration(str(run / "calibration.json")).refuse_other("runs/cosine", "other")
+    with pytest.raises(InputError, match="run and not of the weights of .*run; write it again"):
+        read_probabilities(str(run), types.SimpleNamespace(weights="other"))
     assert judged(run)["confidence"] == results["confidence"] and "rows" not in figures      # over its own files
     assert json.loads((run / "confidence.json").read_text())["confidence"] == results["confidence"]
 

@@ -1,4 +1,5 @@
 """Vectors of an index in Milvus, on milvus-lite: answers are those of the file, and what is away is one sentence.
+Inner products give the scores of every similarity that is one.
 
     make test-milvus                          # on a real server, too; `make test` leaves these tests out
 """
@@ -14,15 +15,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from cli import InputError
+from losses import Embedding, formulas, trait
 from photos import __main__ as search
 from photos.index import Index
-from photos.milvus import Collection, check_address
+from photos.milvus import INNER_PRODUCTS, Collection, check_address, image_vectors, query_vectors, scores_of_products
 from photos.searcher import Probabilities, Searcher
 from tests.helpers import refused
 from tests.test_search import KINDS, TEXTS, run
 
+N, Q, D = 40, 6, 48                   # images, queries, dimensions
+FORMULAS = formulas()
 NAMES = [f"{k % 3}/photo {k}\u00e9.jpg" for k in range(50)]
 
 
@@ -144,6 +149,28 @@ def test_a_server_that_ends_while_it_works_is_one_sentence_at_once(lite, monkeyp
         photos.ask("flush", "photos_a", seconds=60)
     photos.drop_other()                                     # the next build drops it
     assert time.monotonic() - begun < 5
+
+
+# ---- similarities as inner products
+
+def gaussians(n: int, seed: int, spherical: bool) -> Embedding:
+    """Means of norm 1; log-variances near a level of their own."""
+    g = torch.Generator().manual_seed(seed)
+    log_var = 0.3 * torch.randn(n, 1 if spherical else D, generator=g) + torch.randn(n, 1, generator=g) - 2
+    return Embedding(F.normalize(torch.randn(n, D, generator=g), dim=1), log_var)
+
+
+@pytest.mark.parametrize("spherical", [False, True])
+@pytest.mark.parametrize("name", INNER_PRODUCTS)
+def test_scores_are_those_of_the_similarity(name, spherical):
+    images, captions = (gaussians(n, k, spherical) for k, n in enumerate((N, Q)))
+    if not trait(FORMULAS[name], "gaussian_sides"):
+        images, captions = Embedding(images.mean), Embedding(captions.mean)
+    exact = FORMULAS[name](*(Embedding(*(None if x is None else x.double() for x in e)) for e in (images, captions))).T
+    origin = Embedding(*(None if x is None else x.mean(0, keepdim=True) for x in images))
+    vectors, number = query_vectors(name, captions, origin)
+    scores = scores_of_products(name, vectors @ image_vectors(name, images, origin).T + number[:, None])
+    assert (scores - exact).abs().max() / exact.std() < 2e-5
 
 
 # ---- on a real server

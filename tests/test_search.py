@@ -240,9 +240,11 @@ def test_a_name_of_a_file_finds_the_photo(own):
 def test_one_command_reads_what_is_new(own, small_run, capsys, monkeypatch):
     """From nothing to answers; each run has an index of its own; the page opens at the end."""
     words = [own.photos, "--checkpoint", small_run(*GAUSSIAN), "--workers", 0]
-    run(*words, "--index_only")
-    name = re.search("query (indexes/photos_\\S+) ", capsys.readouterr().out)[1]
-    assert all_answers(name) == all_answers()
+    for output in ([], ["--output", "with blank"]):
+        run(*words, "--index_only", *output)
+        query, = re.findall("python -m photos (query .*)", capsys.readouterr().out)         # it parses, and answers
+        run(*shlex.split(query.replace("a dog on a beach", "a star .")))
+        assert all_answers(shlex.split(query)[1]) == all_answers()
     monkeypatch.setattr(encoder, "SHIPPED", str(small_run()))
     run(*words[:1], *words[3:], "--index_only")
     assert "query indexes/photos " in capsys.readouterr().out and Index.open("indexes/photos").manifest["run"] is None
@@ -505,25 +507,9 @@ def test_bad_indexes_of_data(make, tmp_path, capsys, small_run, demo_path, words
     assert sorted(os.listdir(tmp_path)) == ["folder.npz", "index.npz"] and len(all_answers(path)) > 1
 
 
-def test_a_run_that_does_not_say_what_it_reads_takes_no_folder(own, small_run, capsys, monkeypatch):
-    class Silent(PhotoEncoder):
-        def __init__(self, *args, **more):
-            super().__init__(*args, **more)
-            self.extractors = {}
-    monkeypatch.setattr(search, "PhotoEncoder", Silent)
+def test_a_run_on_features_of_another_network_takes_no_folder(own, make, small_run, capsys, monkeypatch):
+    monkeypatch.setattr(encoder, "rebuild_network", lambda *_: None)
     refused(capsys, search.main, ["photos", "--checkpoint", small_run(*GAUSSIAN), "--output", "new"],
-            "an unnamed network.* index --images")
+            "of photos of 'demo_scenes.*, and those of other photos cannot be computed from that.* index --images")
     assert not os.path.exists("new.npz")
-    refused(capsys, search.main, ["add", "index", "x"], "no photo that was removed")
-
-
-def test_commands_that_are_printed_parse(own, make, capsys):
-    own.update("--output", "with blank", "--exclude", "sub")
-    said = capsys.readouterr().out + own.update("--output", "with blank")
-    run("info", "with blank")
-    said += capsys.readouterr().out
-    commands = re.findall(r"python -m photos (query .*)", said)
-    assert commands
-    for command in commands:
-        run(*shlex.split(command.replace("a dog on a beach", "a star .")))
     refused(capsys, search.main, ["add", make()], "was made of features of demo_precomp; make it again with")

@@ -177,6 +177,15 @@ def test_the_command_fits_and_judges(learned, capsys, tmp_path):
     assert "words of 10 to 29 photos, bare" in shown and "names that no caption has, bare" in shown
 
 
+def test_other_files_are_no_calibration(tmp_path):
+    t2i = {"t2i": {"temperature": 1.0, "gallery": 9}, "checkpoints": ["x"]}
+    for content in ([], {"calibration": 2, **t2i}, {"calibration": 1, "t2i": {}}, {**t2i, "calibration": 1,
+                                                                                  "words": {"slope": 1.0}}):
+        (tmp_path / "calibration.json").write_text(json.dumps(content))
+        with pytest.raises(InputError, match="is not a calibration .*; write it again with python -m confidence"):
+            read_probabilities(str(tmp_path), None)
+
+
 def test_a_model_that_learned_no_words_is_refused():
     text = "a dog runs through the snow"
     train = types.SimpleNamespace(captions=[text], words=[tokenize(text)])
