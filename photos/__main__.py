@@ -258,7 +258,8 @@ def parse(words: list[str]):
     literal = more[:1] == ["--"]                            # what stands behind it is no option
     if more and (not isinstance(positional, list) or not literal and any(word.startswith("-") for word in more)):
         hints = [f"did you mean {x}?" for x in difflib.get_close_matches(words[0], COMMANDS, 1) if not name]
-        hints += [f"write --not {word[1:]}" for word in more if name == "query" and re.match("-[^-]", word)]
+        unwanted = [word[1:] for word in more if name == "query" and re.match("-[^-]", word)]
+        hints += [f"give '--not {' '.join(unwanted)}' in place of a minus"] * bool(unwanted)
         p.error("; ".join([f"unrecognized arguments: {' '.join(more)}", *hints]))
     if more:
         positional.extend(more[literal:])

@@ -487,7 +487,7 @@ def test_an_index_of_another_folder_or_run(own, capsys, small_run, tmp_path):
     (["--", " "], "an empty question"), (["--top", "5", "--", "-beach"], "says only what is not wanted"),
     (["--photo", "no.jpg"], "no.jpg cannot be read"), (["--captions", "no.txt"], "no.txt cannot be read"),
     (["a star", "--top", "0"], "'0' is not a whole number of at least 1"),
-    (["--json", "-star"], "unrecognized arguments: -star; write --not star")])
+    (["--json", "-star"], "unrecognized arguments: -star; give '--not star' in place of a minus$")])
 def test_bad_queries(make, capsys, words, message):
     refused(capsys, search.main, ["query", make(*GAUSSIAN), *words], message)
 
@@ -512,4 +512,8 @@ def test_a_run_on_features_of_another_network_takes_no_folder(own, make, small_r
     refused(capsys, search.main, ["photos", "--checkpoint", small_run(*GAUSSIAN), "--output", "new"],
             "of photos of 'demo_scenes.*, and those of other photos cannot be computed from that.* index --images")
     assert not os.path.exists("new.npz")
+    silent = PhotoEncoder(str(small_run(*GAUSSIAN)))
+    silent.extractors = {}
+    with pytest.raises(InputError, match="was trained on features of photos of an unnamed network"):
+        silent.photos([])
     refused(capsys, search.main, ["add", make()], "was made of features of demo_precomp; make it again with")

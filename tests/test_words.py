@@ -77,7 +77,9 @@ def test_the_share_of_a_word_is_the_share_of_photos_that_name_it(monkeypatch):
 def learned(demo_path, tmp_path_factory):
     """A run on the demo's captions with words behind them, as one on own captions, and the folder of its data."""
     root = tmp_path_factory.mktemp("words")
-    words.add_words(os.path.join(demo_path, "demo_precomp"), str(root / "data" / "mine"))
+    (root / "data").mkdir()
+    os.symlink(os.path.join(demo_path, "demo_precomp"), root / "data" / "x")
+    words.main(["--data_path", str(root / "data"), "--data_name", "x", "--write", "mine"])
     data = ["--data_path", root / "data", "--data_name", "mine"]
     fit_steps(*data, "--num_epochs", 4, "--loss", "infonce", "--logger_name", root / "points")
     fit_steps(*data, "--num_epochs", 8, "--loss", "volume", "--freeze_means", "--head", "spherical_one", "--init_from",
@@ -162,6 +164,7 @@ def test_numbers_are_judged_by_what_captions_name(tmp_path, monkeypatch):
 def test_the_command_fits_and_judges(learned, capsys, tmp_path):
     run, data = learned / "run", ["--data_path", learned / "data"]
     (tmp_path / "names.txt").write_text("circle circle\nred circle\n")
+    refused(capsys, words.main, ["--write", "x"], "--write x copies a data set; name that with --data_name")
     refused(capsys, words.main, [run, *data], "does not say how many photos fit a word; fit that with python")
     pair = {"slope": 5.0, "bias": -3.0}
     side = {"temperature": 9.0, "queries": 9, "gallery": 9}
