@@ -30,22 +30,23 @@ from images import Photos
 BATCH = {"cuda": 64, "cpu": 8}        # photos per step; larger maps cost a CPU memory anew each time
 
 
-def extract(opt, folder: str, split: str, paths: list[str], names: list[str], network: Network, described: list[str],
-            facts: dict | None = None) -> list[int]:
-    """Write features of N photos, {split}_ims.npy, and the list of these with `facts`; return the rows of the photos.
+def extract(opt, folder: str, split: str, paths: list[str], names: list[str], network: Network,
+            caption_splits: list[str], facts: dict | None = None) -> list[int]:
+    """Write features of N photos, {split}_ims.npy, and their list with `facts`.
 
-    Rows leave out photos that cannot be read. A photo whose file the last list has under any name keeps its features.
-    described: splits whose captions the caller writes again, as the old ones are deleted. Raises InputError where a
+    Returns the numbers of the photos that could be read. A photo whose file the last list has under any name keeps its
+    features. caption_splits: their captions are deleted, and the caller writes them again. Raises InputError where a
     photo cannot be read, unless with --skip_broken.
     """
     path, list_path = os.path.join(folder, f"{split}_ims.npy"), store.list_path(folder, split)
     before = store.read_list(folder, split)
-    listed = before["photos"] if before.get("extractor") == network.line and os.path.isfile(path) else []
-    old = read_array(path, store.AGAIN) if listed else np.empty(0)
-    if (old.shape, old.dtype) != ((len(listed), *network.shape), network.dtype):
-        listed = []
-    row_of, known = ({photo.digest: row for row, photo in enumerate(listed)}, {photo.name: photo for photo in listed})
-    photos = [store.stat_photo(file, name, known.get(name)) for file, name in zip(paths, names)]
+    old_photos = before["photos"] if before.get("extractor") == network.line and os.path.isfile(path) else []
+    old_rows = read_array(path, store.AGAIN) if old_photos else np.empty(0)
+    if (old_rows.shape, old_rows.dtype) != ((len(old_photos), *network.shape), network.dtype):
+        old_photos = []
+    row_of = {photo.digest: row for row, photo in enumerate(old_photos)}
+    by_name = {photo.name: photo for photo in old_photos}
+    photos = [store.stat_photo(file, name, by_name.get(name)) for file, name in zip(paths, names)]
     part = Part(path, network.line)
     keys = {n: photo.digest or photo.name for n, photo in enumerate(photos) if photo.digest not in row_of}
     missing = sum(key not in part for key in keys.values())
@@ -59,10 +60,10 @@ def extract(opt, folder: str, split: str, paths: list[str], names: list[str], ne
     check(sound, f"not one of the {len(names)} photos can be read; the first: {broken.get(0)}")
     with mapped(path, (len(sound), *network.shape), network.dtype) as rows:
         for row, n in enumerate(sound):
-            rows[row] = part[keys[n]] if n in keys else old[row_of[photos[n].digest]]
-        # just before the rows are put in their place, where nothing may describe others
+            rows[row] = part[keys[n]] if n in keys else old_rows[row_of[photos[n].digest]]
+        # just before the rows are put in their place, so that nothing describes other rows
         save_json({"photos": []}, list_path)
-        remove(*(os.path.join(folder, f"{name}_caps.txt") for name in described))
+        remove(*(os.path.join(folder, f"{name}_caps.txt") for name in caption_splits))
     save_json({"extractor": network.line, **(facts or {}), "photos": [photos[n] for n in sound]}, list_path)
     part.remove()
     shape = len(sound), *network.shape
@@ -103,10 +104,10 @@ def extract_folder(opt, folder: str) -> None:
     names, notes = find_photos(root, opt.skip_broken, opt.exclude)
     print_notes(notes)
     table = os.path.join(root, CAPTIONS)
-    described = os.path.isfile(table)
-    check(not opt.captions_per_image or described, f"--captions_per_image {opt.captions_per_image} needs captions, and "
-                                                   f"there is no {table}")
-    captions, notes = read_captions(table, names, opt.captions_per_image) if described else ({}, [])
+    has_captions = os.path.isfile(table)
+    check(not opt.captions_per_image or has_captions, f"--captions_per_image {opt.captions_per_image} needs captions, "
+                                                      f"and there is no {table}")
+    captions, notes = read_captions(table, names, opt.captions_per_image) if has_captions else ({}, [])
     other = store.read_list(folder, ALL).get("folder")
     moved = not isinstance(other, str) or not os.path.isdir(other)                  # its photos are elsewhere now
     check(moved or os.path.samefile(other, root),
