@@ -30,7 +30,7 @@ from photos.searcher import Probabilities, Searcher
 from tests.helpers import act_at, in_a_process, refused
 
 GAUSSIAN = ["--sim", "wasserstein"]
-KINDS = {"cosine": [], "wasserstein": GAUSSIAN, "kl": ["--sim", "kl"], "minkl": ["--sim", "minkl"],
+KINDS = {"cosine": [], "wasserstein": GAUSSIAN, "kl": ["--sim", "kl"],
          "mls": ["--sim", "mls"], "gce": ["--sim", "mahalanobis"], "order": ["--sim", "order", "--use_abs"],
          "pvse": ["--sim", "mil", "--img_enc", "pie", "--txt_enc", "pie", "--data_name", "demo_region_precomp"],
          "scan": ["--sim", "scan", "--img_enc", "scan", "--data_name", "demo_region_precomp"]}
