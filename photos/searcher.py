@@ -28,7 +28,6 @@ NONE = 0.5                            # an expected number of photos below which
 FEW = 3                               # photos that fit a text which can mean one of them, at most
 
 
-
 # ---- probabilities
 
 class Probabilities(NamedTuple):
