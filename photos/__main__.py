@@ -33,10 +33,11 @@ from photos.searcher import Searcher, SearchResult
 TOP = 1000                            # answers to a query at most
 # A training on own captions starts from photos/model, whose shape these options give. First its means learn the
 # captions, then its variances, by which the number of photos that fit is told, learn these and short texts.
-SHAPE = "--text_features sentences --txt_layers 2048 --embed_size 512 --head spherical_one --var_layers 256".split()
-POINTS = ("--loss infonce --text_anchor 0.7 --mask_same_image --dropout 0.3 --feature_noise 0.7 --weight_decay 0.05 "
-          "--schedule cosine --warmup 1 --learning_rate 3e-4 --num_epochs 30").split()
-SPREAD = "--loss volume --text_anchor 0.8 --freeze_means --num_epochs 10".split()
+SHAPE = ("--text_features sentences --txt_layers 2048 --embed_size 512 --text_anchor 0.7 --head spherical_one "
+         "--var_layers 256").split()
+POINTS = ("--loss infonce --mask_same_image --dropout 0.3 --feature_noise 0.7 --weight_decay 0.05 --schedule cosine "
+          "--warmup 1 --learning_rate 3e-4 --num_epochs 30").split()
+SPREAD = "--loss volume --freeze_means --num_epochs 10".split()
 
 
 def printable(text: str) -> str:
