@@ -178,12 +178,17 @@ def read_logits(path: str, notes: list[str]) -> tuple[float, float | None] | Non
     return scale, values.get("logit_bias")
 
 
+def describe_sides(e: Embeddings) -> str:
+    """Describe a model by its similarity, and by the kind and width of both sides."""
+    sides = [side for member in e.members for side in (member.images, member.captions)]
+    kinds = ["points" if side.log_var is None else "Gaussians" for side in sides]
+    return ", ".join([e.similarity, *(f"{kind} of {side.mean.shape[1]} numbers" for kind, side in zip(kinds, sides))])
+
+
 def check_other_items(e: Embeddings, other: Embeddings, option: str, instead: str) -> None:
     """Raise InputError unless two files hold different items of one model.
     option: names the other file; instead: what to do."""
-    mine, theirs = (", ".join([x.similarity, *(
-        f"{'points' if side.log_var is None else 'Gaussians'} of {side.mean.shape[1]} numbers"
-        for m in x.members for side in m[1:])]) for x in (e, other))
+    mine, theirs = describe_sides(e), describe_sides(other)
     check(mine == theirs, f"{option} {other.name} ({theirs}) is of another model than {e.name} ({mine}); give "
                           "embeddings of the same model")
     for key in ("image_id", "image_name"):

@@ -120,12 +120,11 @@ SOURCES = {
            "dataset_flickr8k.json of Karpathy's caption_datasets.zip",
     "f8k_precomp": "features of Flickr8k's photos (VSE++'s data.tar, or features.images)",
     "f8k_region_precomp": "features of regions or cells of Flickr8k's photos (features.images --layer cells)",
-    "coco/annotations/instances_val2014.json": "COCO's instances, in annotations_trainval2014.zip (cocodataset.org)",
+    INSTANCES: "COCO's instances, in annotations_trainval2014.zip (cocodataset.org)",
     "cxc": "the csv files of Crisscrossed Captions (github.com/google-research-datasets/Crisscrossed-Captions)",
     "vg": "Visual Genome's image_data.json, region_descriptions.json and photos (visualgenome.org); photos in VG_100K/ "
           "and VG_100K_2/",
-    "GoogleNews-vectors-negative300.bin": "word2vec's vectors of Google News, 3.4 GiB (code.google.com/archive/p/"
-                                          "word2vec)"}
+    VECTORS: "word2vec's vectors of Google News, 3.4 GiB (code.google.com/archive/p/word2vec)"}
 NEVER_RUN = "No row of any table has been run at the papers' size; what that takes has not been measured."
 
 
