@@ -1,19 +1,17 @@
 """The methods of the papers by name: what `train.py --method NAME` trains.
 
-A method is written down here once. `train.py --methods`, the table of docs/methods.md and the rows
-of paper_tables/ are read from METHODS, by name. Each file of this folder holds the networks of one
-paper; `methods.scan` imports its file when it is first named.
+A method is written down here once. `train.py --methods`, the table of docs/methods.md and the rows of paper_tables/ are
+read from METHODS, by name. Each file of this folder holds the networks of one paper; `methods.scan` imports its file
+when it is first named.
 """
-import importlib
+import importlib.util
 import re
 from typing import NamedTuple
 
 
 def __getattr__(name: str):
     """Import a file of this folder, for `methods.NAME`."""
-    files = ("cite", "originals", "pvse_pcme", "scan", "two_branch", "unpaired", "volume", "vse_infinity", "vsrn",
-             "word_vectors")
-    if name not in files:
+    if importlib.util.find_spec(f"methods.{name}") is None:
         raise AttributeError(f"module 'methods' has no attribute {name!r}")
     return importlib.import_module(f"methods.{name}")
 
