@@ -35,10 +35,10 @@ def picture_file(path: str, inputs=(), overwrite: bool = True) -> str:
 
 
 @contextlib.contextmanager
-def figure_in(path: str, size: tuple[float, float], tight: bool = False):
+def figure_in(path: str, size: tuple[float, float]):
     """Yield an empty figure of this size in inches, and write its picture at the end.
-    Neither a window system nor pyplot's state is touched. tight: give each of its axes the space that its texts need.
-    Texts are drawn as they are, where matplotlib would read two $ as a formula."""
+    Neither a window system nor pyplot's state is touched. Texts are drawn as they are, where matplotlib would read two
+    $ as a formula."""
     import matplotlib  # takes a second to start, and most commands draw nothing
     from matplotlib.figure import Figure
     from matplotlib.text import Text
@@ -49,15 +49,13 @@ def figure_in(path: str, size: tuple[float, float], tight: bool = False):
         yield figure
         for text in figure.findobj(Text):
             text.set_text(drawable(text.get_text()))
-        if tight:
-            figure.tight_layout()
         figure.savefig(f, format=os.path.splitext(path)[1][1:].lower(), dpi=DPI)
 
 
 @contextlib.contextmanager
-def drawing(path: str, rows: int, columns: int, size: tuple[float, float], tight: bool = False):
+def drawing(path: str, rows: int, columns: int, size: tuple[float, float]):
     """Yield (figure, axes (rows, columns)) of `figure_in`."""
-    with figure_in(path, size, tight) as figure:
+    with figure_in(path, size) as figure:
         yield figure, figure.subplots(rows, columns, squeeze=False)
 
 
