@@ -91,9 +91,6 @@ def test_towers_give_unit_regions_and_words(words):
     for parts, length, mean in zip(captions.parts, batch.lengths, captions.mean):
         torch.testing.assert_close(parts[:length].norm(dim=1), torch.ones(int(length)))
         torch.testing.assert_close(mean, F.normalize(parts[:length].mean(0), dim=0))
-    sum(model(batch).values()).backward()
-    for name, p in model.named_parameters():
-        assert p.grad is not None and p.grad.abs().sum() > 0, name
 
 
 def test_words_average_both_directions_of_a_gru_run_alone():

@@ -7,12 +7,11 @@ import torch
 import torch.nn.functional as F
 
 from cli import InputError
-from data import Batch
 from images import import_torchvision
 from methods.vse_infinity import GeneralisedPooling
 from methods.vsrn import Captioner, RegionGraph
 from model import CNN, GRU, HEADS, VSE, Encoded, LinearEmbedding, Words
-from tests.helpers import built, moved, pairs
+from tests.helpers import built, moved, numbers, pairs
 
 
 @pytest.mark.parametrize("img_enc, regions", [("precomp", None), ("precomp", 5), ("vsrn", 5)])
@@ -56,16 +55,12 @@ def test_every_parameter_gets_a_gradient_and_is_listed_once(line, monkeypatch):
         assert p.grad is not None and p.grad.isfinite().all() and p.grad.abs().sum() > 0, name
 
 
-def anchored(*words) -> tuple[VSE, Batch]:
-    """A model of which a share of 0.3 compares captions' features (B, 5) themselves, and a batch."""
-    batch, net = pairs(), built("--text_features", "x", "--txt_layers", "8", "--loss", "infonce", "--text_anchor", 0.3,
-                                *words, txt_dim=5)
-    return net, batch._replace(tokens=torch.randn(6, 5, generator=torch.Generator().manual_seed(1)))
-
-
 @pytest.mark.parametrize("words", [(), ("--sim", "mls"), ("--sim", "kl", "--var_layers", "7")])
 def test_an_anchor_shares_out_the_cosine_and_regresses_on_captions(words):
-    model, batch = anchored(*words)
+    """A share of 0.3 compares captions' features (B, 5) themselves."""
+    model = built("--text_features", "x", "--txt_layers", 8, "--loss", "infonce", "--text_anchor", 0.3, *words,
+                  txt_dim=5)
+    batch = pairs()._replace(tokens=numbers(6, 5, seed=1, dtype=torch.float32))
     image, caption = model.embed_images(batch.images), model.embed_captions(batch.tokens, batch.lengths)
     assert image.mean.shape == caption.mean.shape == (6, 12 + 5)
     assert (image.log_var is None) == (words == ()) and (words or model.image_tower.mean.dim == 17)

@@ -11,14 +11,12 @@ import losses
 import train
 from cli import InputError
 from images import Photos
-from losses import Embedding, Match, formulas
+from losses import Embedding, Match, cosine
 from methods import pvse_pcme
 from methods.pvse_pcme import MatchProbability, MaxOverParts, SmoothChamfer
 from model import CNN, BiGRU, Encoded, Latent
 from options import check_fits, fit_to_data
 from tests.helpers import numbers
-
-FORMULAS = formulas()
 
 
 def gaussians(n, d=6, seed=0, level=-3.0, dtype=torch.float64) -> Embedding:
@@ -132,7 +130,7 @@ def test_padding_of_parts_learns_nothing_and_all_of_chamfers_parts_learn(similar
 
 def test_mil_of_one_part_is_the_cosine():
     images, captions = several(4, 1, seed=1), several(5, 1, seed=2)
-    torch.testing.assert_close(MaxOverParts()(images, captions), FORMULAS["cosine"](images, captions))
+    torch.testing.assert_close(MaxOverParts()(images, captions), cosine(images, captions))
 
 
 # ---- match probability

@@ -12,14 +12,13 @@ from confidence import __main__ as confidence
 from confidence import volume
 from confidence.inputs import open_items
 from evaluation import bank
-from losses import Embedding, formulas
+from losses import Embedding, cosine
 from methods import volume as shares
 from methods.volume import Sigmoid
 from tests.helpers import evaluated, refused
 from tests.test_confidence import exported, judged
 
 VOLUME = ["--variances", "volume"]
-COSINE = formulas()["cosine"]
 
 
 def sigmoid(x: float) -> float:
@@ -44,7 +43,7 @@ def test_shares_are_those_of_loops_over_photos(monkeypatch):
     centres = rng.normal(size=(10, 6))
     bank, dev = (centres[of] + 0.4 * rng.normal(size=(len(of), 6)) for of in (owner, dev_owner))
     images, captions = rng.normal(size=(2, 5, 6))
-    fitted = volume.fit_shares(COSINE, Embedding(torch.from_numpy(bank)), owner, Embedding(torch.from_numpy(dev)),
+    fitted = volume.fit_shares(cosine, Embedding(torch.from_numpy(bank)), owner, Embedding(torch.from_numpy(dev)),
                                dev_owner)
     x, y = [], []                                           # what the map is fitted to
     unit = dev / np.linalg.norm(dev, axis=1, keepdims=True)
@@ -61,7 +60,7 @@ def test_shares_are_those_of_loops_over_photos(monkeypatch):
     captions, images = (Embedding(torch.from_numpy(side)) for side in (captions, images))
     assert fitted.captions_log_var(captions)[:, 0].tolist() == pytest.approx(
         slow_shares(captions.mean.numpy(), bank, owner, map_, lambda *_: False), rel=1e-6)
-    scores = COSINE(images, Embedding(torch.from_numpy(bank))).numpy()
+    scores = cosine(images, Embedding(torch.from_numpy(bank))).numpy()
     near = [np.mean([own[k] for k in np.argsort(-row)[:4]]) for row in scores]
     assert fitted.images_log_var(images)[:, 0].tolist() == pytest.approx(near, rel=1e-6)
 
@@ -69,7 +68,7 @@ def test_shares_are_those_of_loops_over_photos(monkeypatch):
 def test_dev_photos_with_one_caption_each_are_refused():
     x = Embedding(torch.eye(4))
     with pytest.raises(InputError, match="no photo of the dev split has two; leave it out"):
-        volume.fit_shares(COSINE, x, np.arange(4), x, np.arange(4))
+        volume.fit_shares(cosine, x, np.arange(4), x, np.arange(4))
 
 
 # ---- the command
