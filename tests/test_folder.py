@@ -169,7 +169,7 @@ def test_what_was_computed_before_a_stop_is_not_computed_again(mine, monkeypatch
     assert sorted(path.suffix for path in (mine / "data" / "out").iterdir()) == [".json", ".part"]
     part, = (mine / "data" / "out").glob(".*.part")
     (part / "new").write_bytes(b"half")                     # half a file, as a kill leaves it
-    own, other = Part(str(mine / "data" / "out" / "all_ims.npy"), "a"), Part(str(mine / "x" / "all_ims.npy"), "b")
+    own, other = (Part(str(mine / "data" / "out" / "all_ims.npy"), made) for made in "ab")
     own["k"] = np.array([3, 4])
     assert own["k"].tolist() == [3, 4] and "l" not in own and "k" not in other
     seen = count_photos(monkeypatch)
