@@ -40,7 +40,7 @@ from photos.encoder import PhotoEncoder
 from photos.searcher import NONE, Probabilities, read_probabilities
 
 WORDS = 5                             # short texts of each training photo
-FITTED = 2000                         # short texts that the numbers are fitted to, and half as many beginnings
+FITTED = 2000                         # short texts that the numbers are fitted to, and half as many longer ones
 FIRST = 10                            # answers that are judged
 LANGUAGES = {"de": "German", "fr": "French", "es": "Spanish", "zh": "Chinese", "ja": "Japanese", "ru": "Russian"}
 ORDINARY = (
@@ -108,14 +108,16 @@ def add_words(source: str, to: str) -> None:
 @torch.no_grad()
 def fit_numbers(model: PhotoEncoder, train: Split, dev: Split) -> Sigmoid:
     """Fit the probability that a photo of dev fits a text: that its captions name it.
-    The texts are short ones of the training captions, and beginnings of dev's captions. Raises InputError where the
-    model learned no short text."""
+    The texts are short ones of the training captions, and beginnings and whole captions of dev. Raises InputError where
+    the model learned no short text."""
     texts = sorted({text for text, words in zip(train.captions, train.words) if read_phrase(words)})
     check(texts, f"{model.path} learned no short texts, so it cannot say how many photos fit a word; train it with "
                  "python -m photos FOLDER --train RUN")
     beginnings = sorted({text for words in dev.words for text in list_beginnings(words)})
     rng = np.random.default_rng(0)
-    texts = [*rng.permutation(texts)[:FITTED].tolist(), *rng.permutation(beginnings)[:FITTED // 2].tolist()]
+    few = min(FITTED // 4, len(dev.captions))               # as many beginnings as captions
+    samples = ((texts, FITTED), (beginnings, few), (dev.captions, few))
+    texts = [text for sample, size in samples for text in rng.permutation(sample)[:size].tolist()]
     queries, images = model.captions(texts), encode(model.model, dev, None, model.device)[0]
     scores, named = model.similarity(images, queries).T.cpu(), mark_naming_photos(texts, [dev])           # (Q, N)
     v = None if queries.log_var is None else queries.log_var.mean(1, keepdim=True).cpu().expand_as(scores).flatten()
