@@ -59,14 +59,15 @@ def read_probabilities(run: str, model: Trained) -> Probabilities | None:
     file = read_json(path, again)
     with refusing(f"{path} is not a calibration", again):
         words, t2i, names = file.get("words"), file["t2i"], " + ".join(file["checkpoints"])
+        similarity = file["similarity"]
         result = Probabilities(float(t2i["temperature"]), f"{file['data_name']}",
                                words and [float(words[name]) for name in ("slope", "log_det", "bias")],
                                1 / int(t2i["gallery"]))
         if file["calibration"] != FORMAT or not 0 < result.temperature < math.inf:
             raise ValueError(f"format {file['calibration']!r}, temperature {result.temperature}")
     check(file.get("weights") == [model.weights], f"{path} is of {names} and not of the weights of {run}; {again}")
-    check(file["similarity"] == model.options.sim,
-          f"{path} is of the similarity {file['similarity']}, and the run's is {model.options.sim}; {again}")
+    check(similarity == model.options.sim,
+          f"{path} is of the similarity {similarity}, and the run's is {model.options.sim}; {again}")
     return result
 
 

@@ -184,12 +184,26 @@ def test_the_command_fits_and_judges(learned, capsys, tmp_path):
 
 
 def test_other_files_are_no_calibration(tmp_path):
-    t2i = {"t2i": {"temperature": 1.0, "gallery": 9}, "checkpoints": ["x"]}
-    for content in ([], {"calibration": 2, **t2i}, {"calibration": 1, "t2i": {}}, {**t2i, "calibration": 1,
-                                                                                  "words": {"slope": 1.0}}):
+    """Nor is one in which anything is missing or of another kind."""
+    whole = {"calibration": 1, "checkpoints": ["x"], "weights": ["w"], "data_name": "d", "similarity": "kl",
+             "t2i": {"temperature": 1.0, "gallery": 9}}
+
+    def read(content, sim="kl"):
         (tmp_path / "calibration.json").write_text(json.dumps(content))
+        return read_probabilities(str(tmp_path), types.SimpleNamespace(weights="w", options=types.SimpleNamespace(
+            sim=sim)))
+    assert read(whole) == (1.0, "d", None, 1 / 9)
+    others = [{**whole, **change} for change in ({"calibration": 2}, {"t2i": {"temperature": 0, "gallery": 9}},
+                                                 {"t2i": {}}, {"words": {"slope": 1.0}})]
+    for content in ([], *others, *({key: whole[key] for key in whole.keys() - {name}}
+                                   for name in whole.keys() - {"weights"})):
         with pytest.raises(InputError, match="is not a calibration .*; write it again with python -m confidence"):
-            read_probabilities(str(tmp_path), None)
+            read(content)
+    for content in ({**whole, "weights": ["v"]}, {**whole, "weights": None}):
+        with pytest.raises(InputError, match="is of x and not of the weights of .*; write it again"):
+            read(content)
+    with pytest.raises(InputError, match="is of the similarity kl, and the run's is cosine; write it again"):
+        read(whole, "cosine")
 
 
 def test_a_model_that_learned_no_words_is_refused():
