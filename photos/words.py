@@ -29,7 +29,7 @@ from confidence.calibration import calibration_file
 from data import Split, read_extractors, read_split, tokenize
 from evaluation import encode
 from evaluation.report import number, render, table
-from files import read_array, read_json, read_lines, save_json, save_lines
+from files import need, read_array, read_json, read_lines, save_json, save_lines
 from images import import_torchvision
 from losses import Embedding
 from methods.volume import Sigmoid
@@ -237,8 +237,11 @@ def use_words(opt) -> None:
     """The command."""
     if opt.write:
         check(opt.data_name, f"--write {opt.write} copies a data set; name that with --data_name")
-        folders = [os.path.join(opt.data_path or "data", name) for name in (opt.data_name, opt.write)]
-        add_words(*folders)
+        check(opt.write != opt.data_name, f"--write {opt.write} is the data set that is copied; give another name")
+        check(not (opt.run or opt.fit), f"--write {opt.write} reads no run; leave RUN and --fit out")
+        source, to = (os.path.join(opt.data_path or "data", name) for name in (opt.data_name, opt.write))
+        need(os.path.join(source, "train_caps.txt"), "name a data set whose training split has captions")
+        add_words(source, to)
         return
     model = PhotoEncoder(opt.run, device=opt.device, data_path=opt.data_path)
     name = opt.data_name or model.options.data_name

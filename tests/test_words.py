@@ -167,7 +167,11 @@ def test_numbers_are_judged_by_what_captions_name(tmp_path, monkeypatch):
 def test_the_command_fits_and_judges(learned, capsys, tmp_path):
     run, data = learned / "run", ["--data_path", learned / "data"]
     (tmp_path / "names.txt").write_text("circle circle\nred circle\n")
-    refused(capsys, words.main, ["--write", "x"], "--write x copies a data set; name that with --data_name")
+    for more, message in (([], "--write x copies a data set; name that with --data_name"),
+                          (["--data_name", "x"], "--write x is the data set that is copied; give another name"),
+                          (["--data_name", "mine", "--fit"], "--write x reads no run; leave RUN and --fit out"),
+                          (["--data_name", "none"], "there is no file .*none/train_caps.txt; name a data set")):
+        refused(capsys, words.main, ["--write", "x", *data, *more], message)
     refused(capsys, words.main, [run, *data], "does not say how many photos fit a word; fit that with python")
     pair = {"slope": 5.0, "bias": -3.0}
     side = {"temperature": 9.0, "queries": 9, "gallery": 9}
