@@ -282,8 +282,7 @@ def write_results(results: dict, all_tables: list, lines: list[str], target: str
 
 
 def main(argv=None) -> None:
-    opt = parse_args(argv)
-    cli.run("evaluate.py", lambda: evaluate_retrieval(opt) and None)
+    cli.run("evaluate.py", evaluate_retrieval, parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -66,8 +66,8 @@ def extract(opt, folder: str, split: str, paths: list[str], names: list[str], ne
         remove(*(os.path.join(folder, f"{name}_caps.txt") for name in caption_splits))
     save_json({"extractor": network.line, **(facts or {}), "photos": [photos[n] for n in sound]}, list_path)
     part.remove()
-    shape = len(sound), *network.shape
-    print(f"{path}: {shape} of {network.line}, {missing - len(broken) or 'none'} of them computed now")
+    shape, computed = (len(sound), *network.shape), missing - len(broken)
+    print(f"{path}: {shape} of {network.line}, {f'{computed:,}' if computed else 'none'} of them computed now")
     if broken:
         print(f"warning: {len(broken):,} of {len(names):,} photos of {split} cannot be read and are left out:",
               *broken.values(), sep="\n  ", file=sys.stderr)

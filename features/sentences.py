@@ -56,7 +56,7 @@ def read_package(module: str, path: str, digests: dict[str, str], readers: tuple
     is of another version.
     """
     specs = {name: importlib.util.find_spec(name) for name in (module, *readers)}              # runs nothing of them
-    missing = [name for name, spec in specs.items() if spec is None]
+    missing = [name for name, spec in specs.items() if not (spec and spec.submodule_search_locations)]
     check(not missing, f"sentence vectors need packages that are missing, {', '.join(missing)}: {INSTALL}")
     path = os.path.join(specs[module].submodule_search_locations[0], path)
     with refusing(f"{path} does not give {' and '.join(digests)}", INSTALL):

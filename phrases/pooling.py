@@ -1,8 +1,8 @@
 """Pool features of boxes in photos: of a CNN's last map by RoIAlign, or by the filters of drawn scenes.
 
-Boxes are x1, y1, x2, y2 as shares of the photo's width and height. An encoder has `line`, its name, `dim`, the numbers
-of a box, and `device`. `read(photo, boxes)` prepares a photo, in worker processes; `encode` makes a list of what it
-returns a list of features (P, dim).
+Boxes are x1, y1, x2, y2 as shares of the photo's width and height. An encoder has `line`, its name, and `dim`, the
+numbers of a box. `read(photo, boxes)` prepares a photo, in worker processes; `encode` makes a list of what it returns a
+list of features (P, dim).
 """
 import math
 
