@@ -313,8 +313,11 @@ def test_groups_of_seeds_are_compared(runs, ev, exported, everything, capsys):
         assert evaluate.common_name(paths) == name
 
 
-def test_different_splits_are_not_compared(runs, exported, capsys):
-    exported("wasserstein0", "--split", "dev")
+def test_items_of_different_splits_are_refused(runs, exported, capsys, demo_path):
+    arrays = exported("wasserstein0", "--split", "dev")
+    refused(capsys, ["--embeddings", save({**arrays, "split": np.array("train")}), "--data_path", demo_path,
+                     "--data_name", "demo_precomp"],
+            "has 12 images and 60 captions, demo_precomp train has 48 and 240; they must be the same items")
     for words, message in (([runs / "wasserstein0", "e.npz"], "e.npz has 12 images and 60 captions, .* 24 and 120"),
                            ([runs / "wasserstein0"], "nothing to compare with"),
                            ([runs / "wasserstein0", runs / "none"], "there is no checkpoint")):

@@ -135,6 +135,7 @@ TRAIN_SMALL = f"train {' '.join(SMALL)} --data_path WORLD/data"
     (f"{TRAIN_SMALL} --logger_name /proc/x/y", "no file was left half written: make room or choose another folder"),
     ("evaluate", "no run is in runs/"),
     ("train --resume nowhere", "that holds checkpoint.pt$"),
+    ("train --resume WORLD/cosine/model_best.pt", "is a file, and a run continues from its checkpoint.pt; give"),
     ("train --sim wassertein", "invalid choice: 'wassertein'; did you mean 'wasserstein'"),
     ("train --method vsepp", "invalid choice: 'vsepp'; did you mean 'vse\\+\\+'"),
     ("train --batchsize 3", "unrecognized arguments: --batchsize 3; did you mean --batch_size"),

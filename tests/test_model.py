@@ -10,7 +10,7 @@ from cli import InputError
 from images import import_torchvision
 from methods.vse_infinity import GeneralisedPooling
 from methods.vsrn import Captioner, RegionGraph
-from model import CNN, GRU, HEADS, VSE, Encoded, LinearEmbedding, Words
+from model import CNN, GRU, HEADS, VSE, Encoded, LinearEmbedding, Precomputed, Words
 from tests.helpers import built, moved, numbers, pairs
 
 
@@ -196,6 +196,12 @@ def test_wrong_cnn_weights_are_refused(tmp_path, monkeypatch):
     torch.save({"conv.weight": torch.zeros(1)}, tmp_path / "other.pt")
     with pytest.raises(InputError, match="does not hold the weights of resnet18"):
         CNN("resnet18", weights=str(tmp_path / "other.pt"))
+
+
+def test_features_are_normalised_unless_told_and_regions_averaged():
+    regions = numbers(3, 4, 9)
+    torch.testing.assert_close(Precomputed(9)(17 * regions), F.normalize(regions.mean(1), dim=1))
+    torch.testing.assert_close(Precomputed(9, normalise=False)(regions), regions.mean(1))
 
 
 def test_scores_are_compared_in_float32_under_autocast():
