@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 import time
+from multiprocessing import forkserver
 
 import numpy as np
 import pytest
@@ -142,7 +143,7 @@ def unwritable(folder) -> list[str]:
 # Its processes are forked from one that has loaded torch and the commands, and runs no threads. An optimiser would load
 # torch._dynamo in each of them, for more than a second.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["train", "evaluate", "features.images", "tensorboard_logger", "torch._dynamo"])
+FORKS.set_forkserver_preload(["train", "evaluate", "tensorboard_logger", "torch._dynamo"])
 
 
 class Command:
@@ -150,6 +151,9 @@ class Command:
 
     def __init__(self, work, *words):
         self.files = [tempfile.NamedTemporaryFile("r") for _ in "12"]
+        with pytest.MonkeyPatch.context() as patch:         # tests work elsewhere, and what is not found is not loaded
+            patch.setenv("PYTHONPATH", ROOT)
+            forkserver.ensure_running()
         self.process = FORKS.Process(target=as_command, args=(work, words, [f.name for f in self.files]))
         self.process.start()
         self.pid = self.process.pid
