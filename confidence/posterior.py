@@ -82,7 +82,7 @@ def find_answers(rows: Rows, t: float) -> Answers:
         gap = TIE * (abs(best) + below.std(1, correction=0))
         tied = below >= -gap[:, None]
         first, hits = tied.int().argmax(1), (tied & right).sum(1)
-        mass = exponentials(below, t)
+        mass = exponentiate_scores(below, t)
         total, grouped = mass.sum(1), None
         if rows.grouped:
             same = item_image[first][:, None] == item_image                         # (b, G)
@@ -91,7 +91,7 @@ def find_answers(rows: Rows, t: float) -> Answers:
     return Answers(*(None if x[0] is None else torch.cat(x).numpy() for x in zip(*parts)))
 
 
-def exponentials(below: torch.Tensor, t: float) -> torch.Tensor:
+def exponentiate_scores(below: torch.Tensor, t: float) -> torch.Tensor:
     """Compute the unnormalised posterior exp(T (s - max s)), at most 1, of s - max s."""
     return (t * below).clamp_(min=NOTHING).exp_()
 
@@ -123,8 +123,8 @@ def fit_temperature(scores: torch.Tensor, right: torch.Tensor) -> float:
 
     def loss(log_t: float, kind=torch.float64) -> float:
         t = float(np.exp(log_t))
-        mass = torch.cat([exponentials(part.to(kind), t).sum(1) for part in parts]).double()
-        mass_right = torch.zeros_like(mass).index_add_(0, query, exponentials(below_best, t))
+        mass = torch.cat([exponentiate_scores(part.to(kind), t).sum(1) for part in parts]).double()
+        mass_right = torch.zeros_like(mass).index_add_(0, query, exponentiate_scores(below_best, t))
         return float((mass.log() - t * best - mass_right.log()).mean())
     grid = np.linspace(*np.log(np.array(SPREADS) / spread), 41)
     lowest = int(np.argmin([loss(x, torch.float32) for x in grid]))

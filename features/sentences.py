@@ -225,9 +225,10 @@ class USE(SentenceNetwork):
 
 
 class SentencePair:
-    """MiniLM and USE as one network: a dot product of two captions is SHARE times MiniLM's, and the rest USE's.
+    """MiniLM and USE as one network.
 
-    `line` names both networks and the map. Raises InputError where a package is missing.
+    A dot product of two captions is SHARE times MiniLM's, and the rest USE's. `line` names both networks and the map.
+    Raises InputError where a package is missing.
     """
 
     def __init__(self):

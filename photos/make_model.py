@@ -92,7 +92,8 @@ def add_classes(photos: str, to: str) -> None:
 
 
 def pack(run: str, to: str) -> None:
-    """Write the best model of a run in float16, with a heavier anchor and without what belongs to a machine."""
+    """Write the best model of a run in float16, with a heavier anchor.
+    What belongs to a machine is left out."""
     stored = load_checkpoint(run)
     stored = {name: stored[name] for name in KEPT}
     stored["options"] |= {"data_path": "data", "logger_name": "runs/photos", "init_from": None,

@@ -114,7 +114,7 @@ def read_photo_ids(root: str, split: str) -> list[str]:
 
 # ---- one photo
 
-def box_around(boxes: np.ndarray) -> np.ndarray:
+def enclose_boxes(boxes: np.ndarray) -> np.ndarray:
     """Find the smallest box around boxes (k, 4) -> (4,) float64, k at least 1."""
     boxes = np.asarray(boxes, np.float64)
     return np.concatenate([boxes[:, :2].min(0), boxes[:, 2:].max(0)])
@@ -138,7 +138,7 @@ def read_size_and_phrases(root: str, photo: str, dropped: Counter, faults: list[
         for chain, types, words in PHRASE.findall(line):
             types, words = tuple(types[1:].split("/")), " ".join(words.split())
             if chain != NOT_VISUAL and chain in boxes:
-                rows.append((types, words, box_around(boxes[chain])))
+                rows.append((types, words, enclose_boxes(boxes[chain])))
                 continue
             why = "notvisual" if chain == NOT_VISUAL or "notvisual" in types else flags.get(chain, "fault")
             dropped[why] += 1

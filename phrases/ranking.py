@@ -89,7 +89,7 @@ def measure_largest_first(split: PhraseSplit) -> dict:
     return average_outcomes(measure_outcomes(locate(split, area)))
 
 
-def chance_rsum(split: PhraseSplit) -> float:
+def measure_chance_rsum(split: PhraseSplit) -> float:
     """Compute R@1 + R@5 + R@10 of proposals in random order, in percent."""
     sizes = np.diff(split.start)
     return measure_chance(locate(split, lambda n, columns: np.zeros((sizes[n], len(columns)))))["rsum"]

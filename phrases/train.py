@@ -19,7 +19,7 @@ import train as core
 from cli import check, filename, fraction
 from phrases.data import NEGATIVE_IOU, REGIONS, Labels, batches, find_learnable, read_phrases
 from phrases.losses import OBJECTIVES, build_phrase_model
-from phrases.ranking import chance_rsum, validate_phrases
+from phrases.ranking import measure_chance_rsum, validate_phrases
 
 
 def phrases_parser() -> cli.Arguments:
@@ -58,7 +58,7 @@ class PhraseTraining(core.Training):
         photos = len(np.unique(train.phrase_photo[self.pairs]))
         self.batch_size = max(1, round(opt.batch_size * photos / len(self.pairs)))
         self.sizes = (f"{len(self.pairs):,} training phrases of {photos:,} photos, {self.batch_size} a batch, "
-                      f"{len(dev.ids):,} dev photos (rsum by chance {chance_rsum(dev):.1f})")
+                      f"{len(dev.ids):,} dev photos (rsum by chance {measure_chance_rsum(dev):.1f})")
 
     def order(self, epoch: int) -> np.ndarray:
         """Photos of an epoch that have some of `pairs`, shuffled."""

@@ -15,7 +15,7 @@ from phrases import captions, data, evaluate, proposals, regions, train
 from phrases.data import Labels, box_geometry, find_learnable, iou, sample_proposals
 from phrases.entities import read_entities
 from phrases.pooling import SceneRegions
-from phrases.ranking import chance_rsum
+from phrases.ranking import measure_chance_rsum
 from tests.helpers import log_of, refused, same_weights
 from vocab import Vocabulary
 
@@ -162,7 +162,7 @@ KINDS = [("--max_violation",), ("--sim", "csd", "--loss", "match", "--var_min", 
 def test_a_run_learns_which_region_is_meant(root, run, words, capsys):
     folder = run(*words)
     lines = log_of(folder, lambda line: line["kind"] == "validation")
-    chance = chance_rsum(read(root, "val"))
+    chance = measure_chance_rsum(read(root, "val"))
     assert lines[-1]["rsum"] > 1.2 * chance and lines[-1]["r1"] > 40
     results, said = report(capsys, "--checkpoint", folder)
     assert report(capsys, "--checkpoint", folder)[0] == results                     # its own file may be replaced
