@@ -469,7 +469,7 @@ def select_rows(table: Table, only: list[str] | None) -> list[Row]:
     for name in only or ():
         check(name in names, f"--only {name} is not a row of {table.title}; its rows are "
                              f"{'; '.join(f'{k} {row.label}' for k, row in enumerate(table.rows, 1))}")
-    return [names[name] for name in only] if only else list(table.rows)
+    return list(dict.fromkeys(names[name] for name in only)) if only else list(table.rows)
 
 
 def build_parser(description: str) -> Arguments:

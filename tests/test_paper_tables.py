@@ -163,7 +163,7 @@ a note
 
 
 def test_missing_data_are_named_and_the_published_numbers_printed(tmp_path, capsys):
-    words = ["--data_path", str(tmp_path), "--only", "VSE++, cosine", "2"]
+    words = ["--data_path", str(tmp_path), "--only", "VSE++, cosine", "2", "1"]
     with pytest.raises(SystemExit, match="2 of 2 runs failed"):
         runner.main(TABLES["pmrl_table1"], "", words)
     out, err = capsys.readouterr()
