@@ -91,13 +91,11 @@ def add_classes(photos: str, to: str) -> None:
     save_lines(paths[2], [*ids, *(f"class {k}, {n}" for n in range(TIMES) for k in range(len(names)))])
 
 
-def pack(run: str, to: str) -> None:
-    """Write the best model of a run in float16, with a heavier anchor.
-    What belongs to a machine is left out."""
+def pack(run: str, to: str, **options) -> None:
+    """Write the best model of a run in float16, without what belongs to a machine. options: those that change."""
     stored = load_checkpoint(run)
     stored = {name: stored[name] for name in KEPT}
-    stored["options"] |= {"data_path": "data", "logger_name": "runs/photos", "init_from": None,
-                          "text_anchor": ANCHOR}
+    stored["options"] |= {"data_path": "data", "logger_name": "runs/photos", "init_from": None, **options}
     stored["model"] = {name: x.half() if x.is_floating_point() else x for name, x in stored["model"].items()}
     os.makedirs(to, exist_ok=True)
     save_state(stored, os.path.join(to, "model_best.pt"), "make it again")
@@ -118,7 +116,7 @@ def make(opt) -> None:
     of = ("train.py", "--data_path", data, "--data_name")
     call_python(*of, CLASSES, *POINTS, "--logger_name", runs[0])
     call_python(*of, TRAINED, *SPREAD, "--init_from", runs[0], "--logger_name", runs[1])
-    pack(runs[1], output)
+    pack(runs[1], output, text_anchor=ANCHOR)
     call_python("-m", "confidence.people", output, "--data_path", data, "--data_name", PEOPLE, "--split", "photos",
                 "--judgements", *judged, "--output", os.path.join(runs[1], "people.json"), "--overwrite")
     calibration = read_json(os.path.join(runs[1], "calibration.json"))                            # beside people.json
