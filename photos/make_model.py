@@ -32,7 +32,7 @@ PHOTOS, CLASSES, TRAINED = "f8k_lites_precomp", "f8k_classes_precomp", "f8k_word
 PEOPLE = "f8k_lites_people"
 TEMPLATES = ("{} .", "a photo of {} .", "there is {} in the photo .", "a picture with {} .", "{} can be seen .")
 TIMES = 2                             # rows of each class
-ANCHOR = 0.75                         # weight of the anchor in the packed model, by the rsum on dev
+ANCHOR = 0.75                         # weight of the anchor in the packed model: the best rsum on dev
 KEPT = ("format", "options", "vocabulary", "model", "state", "data")    # of a checkpoint
 POINTS = ("--text_features sentences --txt_layers 2048 --embed_size 512 --batch_size 512 --learning_rate 1e-3 "
           "--schedule cosine --warmup 1 --loss infonce --mask_same_image --weight_decay 0.05 --dropout 0.3 "
