@@ -98,8 +98,8 @@ def scores_by_model(path, demo_path, texts):
     manifest = Index.open(str(path)).manifest
     model = PhotoEncoder(manifest["run"])
     split = read_split(demo_path, manifest["data"], "test")
-    images, _ = encode(model.model, split, None, "cpu")
-    return model.similarity(images, model.captions(texts)).T.detach(), split
+    images, _ = encode(model.model, split, None, model.device)
+    return model.similarity(images, model.captions(texts)).T.detach().cpu(), split
 
 
 # ---- answers
@@ -174,7 +174,7 @@ def test_the_library_in_a_few_lines(own):
     model = PhotoEncoder(Index.open("index").manifest["run"])
     photos = model.photos([str(own.photos / "0.png"), read_photo(str(own.photos / "2.png"))])
     assert model.similarity(photos, model.captions(TEXTS)).shape == (2, 3)
-    assert torch.allclose(photos.mean, Index.open("index").embedding.mean[[0, 1]], atol=1e-5)
+    assert torch.allclose(photos.mean.cpu(), Index.open("index").embedding.mean[[0, 1]], atol=1e-5)
 
 
 # ---- questions

@@ -111,7 +111,7 @@ def test_numbers_are_fitted_to_what_captions_name(learned):
     rng.permutation(texts)                                              # all of them count, and as many beginnings
     texts += [*rng.permutation(beginnings)[:len(dev.captions)].tolist(), *dev.captions]         # as captions
     assert any(not read_phrase(tokenize(text)) for text in texts)
-    photos, queries, x, y = encode(model.model, dev, None, "cpu")[0], model.captions(texts), [], []
+    photos, queries, x, y = encode(model.model, dev, None, model.device)[0], model.captions(texts), [], []
     stems = [[f" {' '.join(stem(word) for word in caption)} " for caption, of in zip(dev.words, dev.caption_image)
               if of == photo] for photo in range(len(dev.images))]
     for k, text in enumerate(texts):
