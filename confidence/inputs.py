@@ -162,11 +162,9 @@ def read_logits(path: str, notes: list[str]) -> tuple[float, float | None] | Non
     values = {}
     with np.load(path, allow_pickle=False) as arrays:
         for name in {"logit_scale", "logit_bias"} & set(arrays.files):
-            x = arrays[name]
-            check(x.size == 1 and x.dtype.kind in "fiu" and np.isfinite(x).all(),
-                  f"{path}: {name} is {x.dtype} of shape {x.shape}, and must be one finite number; write "
-                  f"{name}=float(...)")
-            values[name] = float(x.item())
+            values[name] = float(arrays[name].item())
+            check(np.isfinite(values[name]), f"{path}: {name} is {values[name]}, and must be a finite number; write "
+                                             f"{name}=float(...)")
     if not values:
         return None
     scale = values.get("logit_scale", 0.0)

@@ -239,9 +239,12 @@ def check_same_items(mine: Embeddings, theirs: Embeddings) -> list[str]:
 
 # ---- files of embeddings
 
-# What a file of embeddings may hold.
-ARRAYS = ("image_mean", "caption_mean", "image_log_var", "caption_log_var", "caption_image", "image_id", "caption_id",
-          "image_name", "similarity", "effective_dim", "logit_scale", "logit_bias", "data_name", "split")
+# What a file of embeddings may hold: the number of axes, the kinds of numpy's types, and the same in words.
+MATRIX, IDS, NUMBER = (2, "fiu", "numbers (items, D)"), (1, "iu", "whole numbers"), (0, "fiu", "one number")
+ARRAYS = {**dict.fromkeys(("image_mean", "caption_mean", "image_log_var", "caption_log_var"), MATRIX),
+          **dict.fromkeys(("caption_image", "image_id", "caption_id"), IDS), "image_name": (1, "U", "names"),
+          **dict.fromkeys(("effective_dim", "logit_scale", "logit_bias"), NUMBER),
+          **dict.fromkeys(("similarity", "data_name", "split"), (0, "U", "one text, as np.array('...')"))}
 
 
 def export(path: str, e: Embeddings) -> None:
@@ -269,23 +272,27 @@ def load_file(path: str, sim: str | None = None, **data) -> Embeddings:
 def load_embeddings(path: str, sim: str | None = None, **data) -> Embeddings:
     """Read embeddings of any model from arrays as `export` writes them."""
     arrays = read_arrays(path, "write it with --export or np.savez")
-    foreign = [name[:40] for name in arrays if name not in ARRAYS]
-    check(not foreign, f"{path} has an array '{(foreign or [''])[0]}', which means nothing here; it may hold "
-                       f"{', '.join(ARRAYS)}")
-    name = sim or read_word(arrays, "similarity", path) or "cosine"
-    similarity = read_similarity(name, arrays, path)
+    for name, x in arrays.items():
+        check(name in ARRAYS, f"{path} has an array '{name[:40]}', which means nothing here; it may hold "
+                              f"{', '.join(ARRAYS)}")
+        axes, kinds, words = ARRAYS[name]
+        check(x.dtype.kind in kinds and (x.ndim == axes or axes == 0 and x.size == 1),
+              f"{path}: {name} must hold {words}, and has shape {x.shape} of {x.dtype}; write it so, or leave it out")
+        arrays[name] = x if axes else x.item()
+    name = sim or arrays.get("similarity") or "cosine"
+    similarity = read_similarity(name, arrays.get("effective_dim", 0), path)
     images, captions = (read_side(arrays, side, path) for side in ("image", "caption"))
     check(images.mean.shape[1] == captions.mean.shape[1] > 0,
           f"{path} has image means of width {images.mean.shape[1]} and caption means of width "
           f"{captions.mean.shape[1]}; they live in one space, so the widths must be equal")
     notes, m = [], len(captions.mean)
     if len(images.mean) == m:                               # VSE++'s layout has as many rows of images as captions
-        of_images = {name: x for name, x in arrays.items() if name.startswith("image_") and x.ndim}
-        each = math.gcd(*(count_repeats(x, path) for x in of_images.values() if x.dtype.kind in "fiu"))
+        of_images = {name: x for name, x in arrays.items() if name.startswith("image_")}
+        each = math.gcd(*(count_repeats(x, path) for x in of_images.values() if x.dtype.kind != "U"))
         images = images.rows(slice(None, None, each))
         arrays |= {name: x[::each] for name, x in of_images.items()}
         owner = arrays.get("caption_image", np.arange(0))
-        if owner.size and owner.dtype.kind in "iu" and owner.max() >= m // each:    # it counts the repeated rows
+        if owner.max(initial=0) >= m // each:               # it counts the repeated rows
             arrays["caption_image"] = owner // each
         notes += [describe_repeats(path, m, each)] * (each > 1)
     check_sides(similarity, name, images, captions, path)
@@ -299,11 +306,9 @@ def load_embeddings(path: str, sim: str | None = None, **data) -> Embeddings:
 def read_side(arrays: dict, side: str, path: str) -> Embedding:
     """Means and log-variances of "image" or "caption", in float32."""
     mean, log_var = arrays.get(f"{side}_mean"), arrays.get(f"{side}_log_var")
-    fits = mean is not None and mean.ndim == 2 and all(x.dtype.kind in "fiu" for x in (mean, log_var) if x is not None)
-    shapes = ", ".join(f"{name} {x.shape} of {x.dtype}" for name, x in arrays.items()) or "nothing"
-    check(fits and (log_var is None or log_var.shape in (mean.shape, (len(mean), 1))),
+    check(mean is not None and (log_var is None or log_var.shape in (mean.shape, (len(mean), 1))),
           f"{path} needs {side}_mean of shape (items, D), and {side}_log_var, where given, of the same shape or "
-          f"(items, 1), both numbers; it holds {shapes}")
+          f"(items, 1); it holds {', '.join(f'{name} {np.shape(x)}' for name, x in arrays.items()) or 'nothing'}")
     for name, x in (("mean", mean), ("log_var", log_var)):
         check(x is None or (abs(x) <= SQUARABLE).all(),
               f"{path} holds NaN, infinity or numbers above {SQUARABLE:g} in {side}_{name}, whose squares float32 "
@@ -316,20 +321,10 @@ def describe_repeats(path: str, rows: int, each: int) -> str:
     return f"{path}: its {rows:,} rows of images are {rows // each:,} images, each repeated {each} times"
 
 
-def read_word(arrays: dict, name: str, path: str) -> str:
-    """A single text among arrays, "" where there is none. Raises InputError."""
-    value = arrays.get(name, np.array(""))
-    check(value.size == 1 and value.dtype.kind == "U",
-          f"{path}: {name} must hold one text, as np.array('...'), and has shape {value.shape} of {value.dtype}; write "
-          "it so, or leave it out")
-    return value.item()
-
-
-def read_similarity(name: str, arrays: dict, path: str):
+def read_similarity(name: str, effective_dim: float, path: str):
     """Find the similarity of this name, with what it learned."""
-    learned = arrays.get("effective_dim", np.array(0))
-    if name == "mls" and learned.ndim == 0 and learned.dtype.kind in "fiu" and learned > 0:
-        return SIMILARITIES[name](float(learned))
+    if name == "mls" and effective_dim > 0:
+        return SIMILARITIES[name](effective_dim)
     lacks = ("and no number 'effective_dim' above 0, which it learned" if name == "mls" else
              "which cannot be computed from a file of embeddings")
     check(name in formulas(), f"{path} has similarity '{name}', {lacks}; evaluate the run, or rank by another "
@@ -368,7 +363,7 @@ def identify_items(path: str, n: int, m: int, arrays: dict, *, split: str | None
     """The items that a file of N images and M captions is about, without embeddings.
     With a data_name they are those of the split, with which all that the file says is compared. Else they are what the
     file says, else M / N captions per image, in order."""
-    stored, split = name_split(read_word(arrays, "split", path)), name_split(split or "")
+    stored, split = name_split(arrays.get("split", "")), name_split(split or "")
     check(not (split and stored) or split == stored, f"--split {split}: {path} says that it is of the split {stored}; "
                                                      "leave --split out, or give a file of the other")
     split, folder, theirs, owner = stored or split, os.path.join(data_path or "data", data_name or "."), None, None
@@ -386,16 +381,15 @@ def identify_items(path: str, n: int, m: int, arrays: dict, *, split: str | None
                                 "caption_image, or name the split with --data_path, --data_name and --split")
         owner = np.arange(m) // (m // n)
     owner = arrays.get("caption_image", owner)
-    check(owner.shape == (m,) and owner.dtype.kind in "iu" and m and 0 <= owner.min() and owner.max() < n,
+    check(len(owner) == m > 0 and 0 <= owner.min() and owner.max() < n,
           f"{path}: caption_image must hold {m} whole numbers from 0 to {n - 1}, the row of each one's image")
     ids = {name: arrays[name] for name in ("image_id", "image_name", "caption_id") if name in arrays}
     for name, x in ids.items():
-        count, kinds = m if name == "caption_id" else n, "U" if name == "image_name" else "iu"
-        check(x.shape == (count,) and x.dtype.kind in kinds,
-              f"{path}: {name} must hold {count} {'names' if kinds == 'U' else 'whole numbers'}, one for each, and has "
-              f"shape {x.shape} of {x.dtype}; leave it out or write it again")
+        count = m if name == "caption_id" else n
+        check(len(x) == count, f"{path}: {name} must hold one for each of {count} items and holds {len(x)}; leave it "
+                               "out or write it again")
     e = Embeddings(path, owner.astype(np.int64), n, ids={name: x.tolist() for name, x in ids.items()}, split=split,
-                   data_name=read_word(arrays, "data_name", path), folder=folder)
+                   data_name=arrays.get("data_name", ""), folder=folder)
     if theirs:
         theirs.notes += check_same_items(e, theirs)
         return replace(theirs, name=path, folder=folder)

@@ -111,7 +111,8 @@ def test_scores_give_the_results_of_their_model(runs, ev, exported, everything, 
 
 
 @pytest.mark.parametrize("change, message", [
-    ({"image_mean": np.zeros(24)}, r"needs image_mean .* it holds .*image_mean \(24,\)"),
+    ({"image_mean": np.zeros(24)}, r"image_mean must hold numbers \(items, D\), and has shape \(24,\)"),
+    ({"image_mean": None}, r"needs image_mean .* it holds .*caption_mean \(120, 16\)"),
     ({"caption_log_var": None}, "does not fit --sim wasserstein: .*needs variances"),
     ({"image_mean": np.zeros((24, 5)), "image_log_var": np.zeros((24, 1))}, r"\b5\b.*\b16\b"),
     ({"image_mean": np.full((24, 16), 1e25)}, r"NaN, infinity or numbers above 1e\+18 in image_mean"),
