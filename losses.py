@@ -502,14 +502,12 @@ def information_bottleneck(images, captions, batch) -> Tensor:
     return sum(standard_kl(e.mean, e.log_var).sum(1).mean() for e in gaussians)
 
 
-class PairMSE(nn.Module):
+def pair_mse(image, caption, batch) -> Tensor:
     """|f_v(x) - f_t(y)|^2 / D of the latents, summed over the batch (jwae eq. 7).
     Over D, since at the prior's scale eq. 7 grows with D. Eq. 7 is a mean over pairs, so beside it eq. 6 counts per
     item, too: weights of the priors, which are not sums here, are to be times the batch."""
-
-    def forward(self, image, caption, batch) -> Tensor:
-        x, y = (mean_rows(e.latent.value, e.latent.n_parts).float() for e in (image, caption))      # (B, D) each
-        return (x - y).square().sum(1).mean() * len(x) / x.shape[1]
+    x, y = (mean_rows(e.latent.value, e.latent.n_parts).float() for e in (image, caption))          # (B, D) each
+    return (x - y).square().sum(1).mean() * len(x) / x.shape[1]
 
 
 class Anchor(nn.Module):

@@ -8,6 +8,7 @@ Latent. IMAGE_ENCODERS and TEXT_ENCODERS name the pairs of trunk and f_emb; thos
 
 Papers: pmrl, ucmr, jwae, dmsm (README.md); VSE++ Faghri et al. 2018; DSSM Huang et al. 2013.
 """
+import functools
 import importlib
 import math
 import os
@@ -388,17 +389,6 @@ class BagOfWords(nn.Module):
         return unit(total) if self.normalise else total
 
 
-class TrigramWords(nn.Module):
-    """Letter trigrams of #word#, as numbers (dmsm 3.2): (B, T, K) -> (B, T, K)."""
-
-    def __init__(self, n_trigrams: int):
-        super().__init__()
-        self.dim = n_trigrams
-
-    def forward(self, ids: Tensor, lengths=None) -> Tensor:
-        return ids
-
-
 class Corruption(nn.Module):
     """Noise and dropout of features or word vectors (..., F), in training only.
     noise: norm of a normal vector added to each, as a share of its own norm. dropout: share of numbers set to 0."""
@@ -428,7 +418,7 @@ class Unchanged(nn.Module):
 
 
 class LinearEmbedding(nn.Module):
-    """One linear layer, for the images of VSE++: (B, F) -> (B, D)."""
+    """One linear layer, for the images of VSE++, (B, F) -> (B, D), or SCAN's regions."""
 
     def __init__(self, inputs: int, embed_size: int):
         super().__init__()
@@ -436,7 +426,8 @@ class LinearEmbedding(nn.Module):
         self.fc = vsepp_linear(inputs, embed_size)
 
     def forward(self, features: Tensor, lengths=None) -> Latent:
-        return Latent(self.fc(features))
+        value = self.fc(features)
+        return Latent.from_parts(value) if value.ndim == 3 else Latent(value)
 
 
 class GRUEmbedding(nn.Module):
@@ -691,27 +682,20 @@ def build_cnn(opt, pretrained: bool, cells: bool = False) -> CNN:
                normalise=opt.feature_norm or not cells, freeze_bn=opt.freeze_bn)
 
 
-def build_pie(opt, inputs: int, summary: nn.Module) -> nn.Module:
-    parts = trait(find_similarity(opt.sim), "parts")
-    return methods.pvse_pcme.PIENet(inputs, opt.embed_size, summary, opt.n_embeds, parts)
-
-
-def build_pie_variance(opt, inputs: int, summary: nn.Module) -> nn.Module:
-    return methods.pvse_pcme.PIEVariance(inputs, opt.embed_size, summary)
+def build_pie(opt, inputs: int, text: bool = False, variance: bool = False) -> nn.Module:
+    pie = methods.pvse_pcme
+    summary = BiGRU(inputs, opt.embed_size, opt.num_layers) if text else pie.MeanLinear(inputs, opt.embed_size)
+    if variance:
+        return pie.PIEVariance(inputs, opt.embed_size, summary)
+    return pie.PIENet(inputs, opt.embed_size, summary, opt.n_embeds, trait(find_similarity(opt.sim), "parts"))
 
 
 def build_words(opt, vocab, table) -> Words:
     return Words(len(vocab), opt.word_dim, table, freeze=opt.freeze_words)
 
 
-def build_trigrams(opt, vocab, table) -> TrigramWords:
-    return TrigramWords(len(vocab.trigrams))
-
-
-def build_gru(opt, inputs: int) -> nn.Module:
-    if opt.sim == "scan":                                   # compares every word, so it needs a state at each
-        return methods.scan.WordStates(inputs, opt.embed_size, opt.num_layers, opt.bi_gru)
-    return GRUEmbedding(inputs, opt.embed_size, opt.num_layers, opt.txt_fc)
+def build_trigrams(opt, vocab, table) -> Precomputed:
+    return Precomputed(len(vocab.trigrams), normalise=False, average=False)         # numbers (B, T, K) as they are
 
 
 IMAGE_ENCODERS = {
@@ -723,19 +707,18 @@ IMAGE_ENCODERS = {
                     lambda opt, inputs: methods.vsrn.RegionGRU(inputs, opt.embed_size, opt.region_bn)),
     "pie": Encoder("cells", lambda opt, pretrained: (Precomputed(opt.img_dim, opt.feature_norm, average=False)
                                                      if opt.img_dim else build_cnn(opt, pretrained, cells=True)),
-                   lambda opt, inputs: build_pie(opt, inputs, methods.pvse_pcme.MeanLinear(inputs, opt.embed_size)),
-                   lambda opt, inputs: build_pie_variance(opt, inputs,
-                                                          methods.pvse_pcme.MeanLinear(inputs, opt.embed_size))),
+                   build_pie, functools.partial(build_pie, variance=True)),
     "scan": Encoder("regions", lambda opt, _: Precomputed(opt.img_dim, opt.feature_norm, average=False),
-                    lambda opt, inputs: methods.scan.RegionEmbedding(inputs, opt.embed_size), decoder="vector"),
+                    lambda opt, inputs: LinearEmbedding(inputs, opt.embed_size), decoder="vector"),
 }
 TEXT_ENCODERS = {
-    "gru": Encoder("words", build_words, build_gru, decoder="words"),
+    "gru": Encoder("words", build_words, lambda opt, inputs: (
+        GRUEmbedding(inputs, opt.embed_size, opt.num_layers, opt.txt_fc) if opt.sim != "scan" else
+        methods.scan.WordStates(inputs, opt.embed_size, opt.num_layers, opt.bi_gru)), decoder="words"),
     "bigru": Encoder("words", build_words, lambda opt, inputs: BiGRUEmbedding(inputs, opt.embed_size, opt.num_layers),
                      decoder="words"),
-    "pie": Encoder("words", build_words,
-                   lambda opt, inputs: build_pie(opt, inputs, BiGRU(inputs, opt.embed_size, opt.num_layers)),
-                   lambda opt, inputs: build_pie_variance(opt, inputs, BiGRU(inputs, opt.embed_size, opt.num_layers))),
+    "pie": Encoder("words", build_words, functools.partial(build_pie, text=True),
+                   functools.partial(build_pie, text=True, variance=True)),
     "mean": Encoder("words", lambda opt, *words: BagOfWords(build_words(opt, *words), True), build_text_layers,
                     layers=True, decoder="vector"),
     "sum": Encoder("words", lambda opt, *words: BagOfWords(build_words(opt, *words), False), build_text_layers,
@@ -795,7 +778,7 @@ def build_terms(opt, vocab, image_dim: int, text_dim: int, similarity, critic: l
         if opt.vae:
             terms[f"vae_{side}"] = Term(opt.vae, posterior_kl, side)
     pairs = {
-        "mse": (opt.mse_weight * (opt.loss == "mse"), losses.PairMSE),
+        "mse": (opt.mse_weight * (opt.loss == "mse"), lambda: losses.pair_mse),
         "two_branch": (1.0 * (opt.loss == "two_branch"), lambda: methods.two_branch.TwoBranchLoss()),
         "concepts": (CITE_PENALTY * (opt.sim == "cite"), lambda: similarity.penalty),
         "volume": (1.0 * (opt.loss == "volume"), losses.Volume),
@@ -804,7 +787,7 @@ def build_terms(opt, vocab, image_dim: int, text_dim: int, similarity, critic: l
         "vib": (opt.vib, lambda: losses.information_bottleneck),
         "captioner": (opt.captioner, lambda: methods.vsrn.Captioner(
             image_dim, len(vocab), opt.dim_hidden, original=opt.captioner_original)),
-        "diversity": (opt.diversity, lambda: methods.pvse_pcme.Diversity()),
+        "diversity": (opt.diversity, lambda: methods.pvse_pcme.diversity),
         "mmd": (opt.mmd, lambda: methods.pvse_pcme.MMD(latents=opt.loss == "mse"))}
     return terms | {name: Term(weight, build()) for name, (weight, build) in pairs.items() if weight}
 

@@ -174,19 +174,14 @@ def log_odds(x: Tensor, y: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 
 # ---- terms beside the loss: (images, captions, batch) -> scalar
 
-class Diversity(nn.Module):
+def diversity(image, caption, batch) -> Tensor:
     """Mean |G - diag(G)|_F / K^2, G the cosines of an item's residuals (PVSE)."""
-
-    def forward(self, image, caption, batch) -> Tensor:
-        return sum(self.alike(e.latent.residual.float()) for e in (image, caption))
-
-    @staticmethod
-    def alike(residual: Tensor) -> Tensor:
-        k = residual.shape[1]
-        x = unit(residual)                                                          # (B, K, D)
-        gram = (x[:, :, None] * x[:, None]).sum(3)               # (B, K, K), float32 under autocast
+    total = 0
+    for x in (unit(e.latent.residual.float()) for e in (image, caption)):           # (B, K, D)
+        gram, k = (x[:, :, None] * x[:, None]).sum(3), x.shape[1]                   # (B, K, K), float32 under autocast
         gram = gram.masked_fill(torch.eye(k, dtype=torch.bool, device=x.device), 0)
-        return torch.linalg.vector_norm(gram, dim=(1, 2)).mean() / k ** 2
+        total = total + torch.linalg.vector_norm(gram, dim=(1, 2)).mean() / k ** 2
+    return total
 
 
 class MMD(nn.Module):

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_packed_sequence
 
 from losses import Embedding, real_parts
-from model import GRU, Latent, vsepp_linear
+from model import GRU, Latent
 
 ELEMENTS = {"cpu": 2 ** 20, "cuda": 2 ** 26}      # products of parts in a block: what a cache or the device holds
 
@@ -99,17 +99,6 @@ def take(e: Embedding, items: Tensor) -> tuple[Tensor, Tensor]:
     parts = e.parts[items, :int(count.max())]
     real = real_parts(parts, count)
     return parts.where(real[:, :, None], 0), real
-
-
-class RegionEmbedding(nn.Module):
-    """f_emb of SCAN's images (3.2), one linear layer: (B, P, F) -> (B, P, D)."""
-
-    def __init__(self, inputs: int, embed_size: int):
-        super().__init__()
-        self.dim, self.fc = embed_size, vsepp_linear(inputs, embed_size)
-
-    def forward(self, regions: Tensor, lengths=None) -> Latent:
-        return Latent.from_parts(self.fc(regions))
 
 
 class WordStates(nn.Module):

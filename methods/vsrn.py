@@ -56,7 +56,10 @@ class Captioner(nn.Module):
         steps = lengths.cpu().clamp(max=self.max_len) - 1                           # (B,) predicted tokens
         inputs, targets = (pack_padded_sequence(x, steps, batch_first=True, enforce_sorted=False)
                            for x in (tokens[:, :-1], tokens[:, 1:]))                # (B, T - 1) -> (S,)
-        states, keys, h = (x[inputs.sorted_indices] for x in self.read(regions))
+        squeezed = self.squeeze(regions)                                            # (B, P, H)
+        states, last = self.reader(squeezed)
+        states = states if self.original else squeezed + states
+        states, keys, h = (x[inputs.sorted_indices] for x in (states, self.key(states), last[-1]))
         outputs = []
         vectors = self.drop_input(self.words(inputs.data))                          # (S,) -> (S, W)
         for words in vectors.split(inputs.batch_sizes.tolist()):                    # (n, W)
@@ -66,13 +69,6 @@ class Captioner(nn.Module):
         logits = self.out(self.dropout(torch.cat(outputs)))                         # (n, H) each -> (S, H) -> (S, V)
         nll = F.cross_entropy(logits, targets.data, reduction="none")               # (S,)
         return pad_packed_sequence(inputs._replace(data=nll), batch_first=True)[0].sum(1)           # (B, T - 1) -> (B,)
-
-    def read(self, regions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """States s_p (B, P, H) of regions, keys K s_p (B, P, H) and the last state (B, H)."""
-        squeezed = self.squeeze(regions)                                            # (B, P, H)
-        outputs, last = self.reader(squeezed)
-        states = outputs if self.original else squeezed + outputs
-        return states, self.key(states), last[-1]
 
     def step(self, words: Tensor, h: Tensor, states: Tensor, keys: Tensor) -> Tensor:
         """One step of the writer: words (B, W), h (B, H), states (B, P, H) -> h (B, H)."""

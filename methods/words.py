@@ -21,14 +21,9 @@ Phrase = tuple[str, ...]              # of stems
 
 @functools.lru_cache(100_000)
 def stem(word: str) -> str:
-    return stemmer().stem(word)
-
-
-@functools.cache
-def stemmer():
     from nltk.stem.snowball import SnowballStemmer  # takes a moment to import, and few commands need it
 
-    return SnowballStemmer("english")
+    return SnowballStemmer("english").stem(word)
 
 
 def read_phrase(words: Sequence[str]) -> Phrase | None:

@@ -212,7 +212,7 @@ def test_noise_is_fresh_in_training_and_follows_the_global_seed():
 
 def test_diversity_equals_loops():
     residuals, expected = [numbers(4, 3, 6, seed=seed) for seed in (0, 1)], 0.0
-    got = pvse_pcme.Diversity()(*(Encoded(None, None, Latent(None, None, x)) for x in residuals), None)
+    got = pvse_pcme.diversity(*(Encoded(None, None, Latent(None, None, x)) for x in residuals), None)
     for item in torch.cat(residuals):
         off = [float(F.cosine_similarity(item[a], item[b], dim=0)) ** 2 for a in range(3) for b in range(3) if a != b]
         expected += math.sqrt(sum(off)) / 9 / 4
