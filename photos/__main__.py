@@ -40,19 +40,10 @@ POINTS = ("--loss infonce --mask_same_image --dropout 0.3 --feature_noise 0.7 --
 SPREAD = "--loss volume --freeze_means --num_epochs 10".split()
 
 
-def printable(text: str) -> str:
-    """Remove characters that control a terminal from a file's name."""
-    return "".join(x if x.isprintable() or x == "\n" else x.encode("unicode_escape").decode() for x in text)
-
-
 def say(*lines: str) -> None:
+    """Print lines, without characters of files' names that control a terminal."""
     for line in lines:
-        print(printable(line), flush=True)
-
-
-def read_token(path: str) -> str:
-    """The type of --token_file: what is in it."""
-    return read_text(filename(path)).strip()
+        print("".join(x if x.isprintable() else x.encode("unicode_escape").decode() for x in line), flush=True)
 
 
 # ---- the commands
@@ -149,7 +140,7 @@ def query(opt) -> None:
     texts = [*opt.text, *(line for line in (read_lines(opt.captions) if opt.captions else []) if line.strip())]
     check(texts or opt.photo, "nothing to search for; give a text, --photo FILE or --captions FILE")
     searcher = Searcher(opt.index, checkpoint=opt.checkpoint, device=opt.device, token=opt.token)
-    results = searcher.find_texts(texts, opt.top, without=opt.without) if texts else []
+    results = searcher.find_texts(texts, opt.top, without=opt.without)
     results += [searcher.find_photo(read_photo(path), opt.top, name=path, without=opt.without) for path in opt.photo]
     if opt.json:
         json.dump([searcher.as_json(result) for result in results], sys.stdout, indent=1)
@@ -189,7 +180,7 @@ OPTIONS = {
     "--checkpoint": dict(type=filename, metavar="RUN", help="run folder (default: that of the index)"),
     "--device": dict(choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present"),
     "--workers": dict(type=cli.workers, default=min(4, os.cpu_count() or 1), help="processes that read photos"),
-    "--token_file": dict(dest="token", type=read_token, metavar="FILE",
+    "--token_file": dict(dest="token", type=lambda path: read_text(filename(path)).strip(), metavar="FILE",
                          help="file with USER:PASSWORD or an API key of Milvus"),
     "--data_path": dict(type=filename, default="data", help="folder that holds the data sets"),
     "--verbose": dict(action="store_true", help="also scores, probabilities, uncertainties and checksums"),
@@ -254,16 +245,12 @@ def parse(words: list[str]):
     p = Arguments(description, prog=f"{cli.program()} {name}".strip())
     for option in options.split():
         p.add_argument(option, **{**OPTIONS[option], **CHANGES.get((name, option), {})})
-    opt, more = p.parse_known_args(words[1:] if name else words)
-    positional = getattr(opt, "text", getattr(opt, "names", None))          # argparse takes no text behind an option
-    literal = more[:1] == ["--"]                            # what stands behind it is no option
-    if more and (not isinstance(positional, list) or not literal and any(word.startswith("-") for word in more)):
+    opt, more = p.parse_known_intermixed_args(words[1:] if name else words)         # texts also behind an option
+    if more:
         hints = [f"did you mean {x}?" for x in difflib.get_close_matches(words[0], COMMANDS, 1) if not name]
         unwanted = [word[1:] for word in more if name == "query" and re.match("-[^-]", word)]
         hints += [f"give '--not {' '.join(unwanted)}' in place of a minus"] * bool(unwanted)
         p.error("; ".join([f"unrecognized arguments: {' '.join(more)}", *hints]))
-    if more:
-        positional.extend(more[literal:])
     opt.token = getattr(opt, "token", None) or ""
     return name, work, opt
 

@@ -9,14 +9,15 @@ import torch
 from tqdm import tqdm
 
 from cli import InputError, check
-from data import chunks, read_split
+from data import Split, check_extractors, chunks, read_split
 from features.folder import count_photos, find_photos, matches, read_images
 from features.store import PhotoFile, PhotoReader, read_batches, stat_photo
+from files import remove
 from images import Features
 from losses import Embedding
 from options import check_fits
 from photos.encoder import PhotoEncoder
-from photos.index import FORMAT, Index, index_file, read_index
+from photos.index import FORMAT, Index, index_file
 from photos.milvus import INNER_PRODUCTS, Collection, image_vectors
 
 BATCH = 8                             # photos that a network reads at a time
@@ -89,9 +90,14 @@ def open_for(output: str, folder: str, encoder: PhotoEncoder) -> Index:
 
 
 def new_manifest(encoder: PhotoEncoder, data: str, folder: str | None) -> dict:
-    return {"index": FORMAT, "run": encoder.run, "weights": encoder.weights,
-            "similarity": encoder.options.sim, "data": data, "folder": folder, "features": [], "exclude": [],
-            "removed": {}, "milvus": []}
+    return {"index": FORMAT,
+            "run": encoder.run,       # its folder; None: photos/model
+            "weights": encoder.weights, "similarity": encoder.options.sim, "data": data,
+            "folder": folder,         # where the photos lie
+            "features": [],           # [data_path, name, split] of a data set; empty for a folder of photos
+            "exclude": [],            # patterns of names that stay out
+            "removed": {},            # {name: digest} of what `remove_photos` took out
+            "milvus": []}             # [URI, collection], or empty
 
 
 def leave_out_removed(photos: list[PhotoFile], removed: dict[str, str], back: list[str], output: str
@@ -167,9 +173,10 @@ def index_features(output: str, encoder: PhotoEncoder, name: str, split: str | N
     check(overwrite or not os.path.exists(path),
           f"{path} is there already; replace it with --overwrite, or name another file with --output")
     check(not folder or os.path.isdir(folder), f"--photos {folder} is not a folder; give the folder of the photos")
-    images, names, line, own_folder = read_gallery(encoder.data_path, name, split)
-    refuse_misfit(encoder, images, line, name)
-    folder = folder or own_folder
+    gallery, own_folder = read_gallery(encoder.data_path, name, split)
+    refuse_misfit(encoder, gallery)
+    images, folder = gallery.images, folder or own_folder
+    names = [str(x) for x in gallery.photo_names or gallery.image_ids or range(len(images))]
     manifest = new_manifest(encoder, name, folder and os.path.abspath(folder))
     manifest["features"] = [os.path.abspath(encoder.data_path), name, split or ""]
     bar = tqdm(chunks(np.arange(len(images)), ROWS), desc="embed", disable=None, leave=False)
@@ -180,45 +187,32 @@ def index_features(output: str, encoder: PhotoEncoder, name: str, split: str | N
         sim = encoder.options.sim
         check(sim in INNER_PRODUCTS, f"Milvus searches by one inner product, and {sim} is none; leave --uri out")
         origin = Embedding(*(None if x is None else x.mean(0, keepdim=True) for x in e[:2]))
-        vectors = image_vectors(sim, e, origin)
-        parts = ((names[k:k + ROWS], vectors[k:k + ROWS]) for k in range(0, len(names), ROWS))
-        collection = re.sub(r"\W", "_", f"photos_{os.path.basename(path)[:-4]}")
-        collection = Collection.build(uri, collection, token, vectors.shape[1], parts, collection_of(path), overwrite)
+        collection = Collection(uri, re.sub(r"\W", "_", f"photos_{os.path.basename(path)[:-4]}"), token)
+        remove(path)                                        # its collection is replaced
+        collection.build(names, image_vectors(sim, e, origin), overwrite)
         manifest["milvus"], e = [collection.uri, collection.name], origin
     index = Index(path, manifest, [PhotoFile(name, 0, 0, "") for name in names], e, token)
     index.save()
-    if uri:
-        index.collection.drop_other()
     return index
 
 
-def collection_of(path: str) -> str | None:
-    """The collection of Milvus that an index which is to be replaced uses."""
-    with contextlib.suppress(InputError):
-        milvus = read_index(path)[0]["milvus"]
-        return milvus[1] if milvus else None
-    return None
-
-
-def read_gallery(data_path: str, name: str, split: str | None) -> tuple[Features, list[str], str | None, str | None]:
-    """Features, the names of their images, what made them and the folder of the photos."""
+def read_gallery(data_path: str, name: str, split: str | None) -> tuple[Split, str | None]:
+    """A split without its captions, or all photos of a folder, and the path of that folder."""
     if split is None and os.path.isfile(os.path.join(data_path, name, "all_ims.npy")):
         images = read_images(data_path, name)
-        return images.features, [photo.name for photo in images.photos], images.extractor, images.folder
+        return Split("all", images.features, [], np.arange(0), f"the features of {name}",
+                     photo_names=[photo.name for photo in images.photos], extractors={"ims": images.extractor}
+                     ), images.folder
     of = read_split(data_path, name, split or "test", dev_images=0)
     check(isinstance(of.images, Features), f"{of.source} holds no features of images; write them with features.images, "
                                            "or index the photos themselves with python -m photos FOLDER")
-    names = of.photo_names or of.image_ids or range(len(of.images))
-    return of.images, [str(x) for x in names], (of.extractors or {}).get("ims"), None
+    return of, None
 
 
-def refuse_misfit(encoder: PhotoEncoder, images, line: str | None, name: str) -> None:
-    """Raise InputError where the model cannot take the images of a data set, whose features `line` names."""
-    check_fits(encoder.options, images, None, encoder.path)
-    trained = encoder.extractors.get("ims")
-    check(not trained or not line or trained == line,
-          f"{encoder.path} was trained on photos of '{trained}', and the features of {name} are of '{line}'; extract "
-          "them with the same network")
+def refuse_misfit(encoder: PhotoEncoder, split: Split) -> None:
+    """Raise InputError where the model cannot take the images of a split."""
+    check_fits(encoder.options, split.images, None, encoder.path)
+    check_extractors(encoder.extractors, split, None, encoder.path)
 
 
 # ---- taking photos out

@@ -82,7 +82,8 @@ class PhotoEncoder(Trained):
     def photo_network(self) -> Network:
         """Network from photos to the features that the model reads.
         Raises InputError where the run does not say which network made them."""
-        if self.reads_photos:
+        of = self.options
+        if of.img_enc == "cnn" or of.img_enc == "pie" and of.img_dim is None:       # it computes the features itself
             return Network(torch.nn.Identity(), eval_transform(), "photos", self.device)
         line = self.extractors.get("ims", "")
         built = rebuild_network(line, self.device)
@@ -91,9 +92,3 @@ class PhotoEncoder(Trained):
               "those of other photos cannot be computed from that alone; write them with features.images --photos, "
               "and index them with python -m photos index --images NAME")
         return built
-
-    @property
-    def reads_photos(self) -> bool:
-        """True if the model computes its features of photos itself."""
-        of = self.options
-        return of.img_enc == "cnn" or of.img_enc == "pie" and of.img_dim is None

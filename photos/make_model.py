@@ -34,12 +34,11 @@ TEMPLATES = ("{} .", "a photo of {} .", "there is {} in the photo .", "a picture
 TIMES = 2                             # rows of each class
 ANCHOR = 0.75                         # weight of the anchor in the packed model: the best rsum on dev
 KEPT = ("format", "options", "vocabulary", "model", "state", "data")    # of a checkpoint
-POINTS = ("--text_features sentences --txt_layers 2048 --embed_size 512 --batch_size 512 --learning_rate 1e-3 "
-          "--schedule cosine --warmup 1 --loss infonce --mask_same_image --weight_decay 0.05 --dropout 0.3 "
-          "--feature_noise 0.7 --text_anchor 0.7 --num_epochs 16").split()
-SPREAD = ("--text_features sentences --txt_layers 2048 --embed_size 512 --batch_size 512 --learning_rate 1e-3 "
-          "--schedule cosine --warmup 1 --loss volume --freeze_means --text_anchor 0.7 --head spherical_one "
-          "--var_layers 256 --num_epochs 12").split()
+SHARED = ("--text_features sentences --txt_layers 2048 --embed_size 512 --batch_size 512 --learning_rate 1e-3 "
+          "--schedule cosine --warmup 1 --text_anchor 0.7").split()
+POINTS = ("--loss infonce --mask_same_image --weight_decay 0.05 --dropout 0.3 --feature_noise 0.7 "
+          "--num_epochs 16").split()
+SPREAD = "--loss volume --freeze_means --head spherical_one --var_layers 256 --num_epochs 12".split()
 
 
 def class_rows(photos: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -114,8 +113,8 @@ def make(opt) -> None:
     for name in (CLASSES, TRAINED, PEOPLE):
         call_python("-m", "features.captions", "--data_path", data, "--data_name", name, "--kind", "sentences")
     of = ("train.py", "--data_path", data, "--data_name")
-    call_python(*of, CLASSES, *POINTS, "--logger_name", runs[0])
-    call_python(*of, TRAINED, *SPREAD, "--init_from", runs[0], "--logger_name", runs[1])
+    call_python(*of, CLASSES, *SHARED, *POINTS, "--logger_name", runs[0])
+    call_python(*of, TRAINED, *SHARED, *SPREAD, "--init_from", runs[0], "--logger_name", runs[1])
     pack(runs[1], output, text_anchor=ANCHOR)
     call_python("-m", "confidence.people", output, "--data_path", data, "--data_name", PEOPLE, "--split", "photos",
                 "--judgements", *judged, "--output", os.path.join(runs[1], "people.json"), "--overwrite")

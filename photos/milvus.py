@@ -4,19 +4,15 @@ Its search takes inner products. An image is the vector [A, a] and a query [B, 1
 own number b, is the score, or minus its square for the roots of distances. Means are taken from an origin, the average
 photo, which keeps numbers small.
 
-A collection has the photos' names and vectors, in float32, and is searched exactly (FLAT, inner product). It is called
-NAME_a or NAME_b, as the file of its index says. A new one is filled under the other name before the file is replaced,
-so a client that dies leaves the old file and its collection, or the new ones. What is half built is dropped by the next
-`build`. Entities whose names are not in the file are not photos of the index.
+A collection has the photos' names and vectors, in float32, and is searched exactly (FLAT, inner product). The file of
+the index is written when it is whole. What is half built is dropped by the next `build`. Entities whose names are not
+in the file are not photos of the index.
 """
 import contextlib
 import logging
 import os
 import re
-import threading
 import uuid
-from concurrent.futures import Future, wait
-from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor
@@ -28,25 +24,10 @@ POWERS = {"wasserstein": 0.5, "wasserstein_var": 1.0}       # roots of squared d
 INNER_PRODUCTS = ("cosine", "dot", "kl", "kl_reverse", "csd", *POWERS)
 
 CONNECT, REPLY = 6, 30                # seconds within which a server has to answer at first, and later
-PATIENCE = 600                        # seconds that a server may take to load or flush while it answers others
-BATCH_BYTES = 16 << 20                # of a request; a server takes 64 MiB
+PATIENCE = 600                        # seconds that it may take to load or flush
+ROWS = 256                            # photos of a request; a server takes 64 MiB
 LARGEST_TOP = 16_384                  # answers to one query (Milvus Limits)
 NAME_BYTES = 4096                     # of a photo's name
-
-
-def check_address(uri: str) -> str:
-    """`uri`, where it is the address of a server, or a folder of milvus-lite.
-    Raises InputError."""
-    if "://" not in uri and uri.endswith(".db"):
-        return os.path.abspath(uri)
-    check("@" not in uri, "--uri holds a user or a password, which every user of this machine can read; give them as "
-                          "USER:PASSWORD in a file with --token_file")
-    with contextlib.suppress(ValueError):                   # a port above 65535
-        of = urlsplit(uri)
-        if of.scheme in ("http", "https") and of.hostname and of.port != 0 and not of.path.strip("/"):
-            return uri
-    raise InputError(f"--uri {uri} is not an address of a Milvus server; give http://HOST:19530 with a port up to "
-                     "65535, or a folder of milvus-lite that ends in .db")
 
 
 def import_pymilvus():
@@ -67,10 +48,13 @@ class Collection:
     def __init__(self, uri: str, name: str, token: str = ""):
         check(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,199}", name),
               f"'{name}' is not a name of a collection; name an --output of at most 180 letters, digits and _")
-        self.uri, self.name, self.token = check_address(uri), name, token
+        check("@" not in uri, "--uri holds a user or a password, which every user of this machine can read; give them "
+                              "as USER:PASSWORD in a file with --token_file")
+        self.uri, self.name, self.token = os.path.abspath(uri) if uri.endswith(".db") else uri, name, token
         pymilvus = import_pymilvus()
         with self.mending(f"no Milvus server answers at {uri} within {CONNECT} seconds, or it refuses the token",
-                          "start it, or give its address with --uri and its token with --token_file"):
+                          "start it, or give its address, http://HOST:19530, with --uri and its token with "
+                          "--token_file"):
             # An alias of its own: connections of one address are otherwise shared, and close together.
             self.client = pymilvus.MilvusClient(uri=self.uri, token=token, timeout=CONNECT, alias=uuid.uuid4().hex)
             self.client.get_server_version(timeout=CONNECT)
@@ -85,74 +69,43 @@ class Collection:
             text = text.replace(self.token, "***") if self.token else text
             raise InputError(f"{failure} ({reason(RuntimeError(text))}); {fix}") from None
 
-    def ask(self, request: str, *words, seconds: int = REPLY, **more):
-        """Answer of the server to a request, a method of pymilvus.MilvusClient.
-        It is waited for as long as the server answers others: alone, a flush notices a server's end after minutes."""
-        answer = Future()
-
-        def call() -> None:
-            try:
-                answer.set_result(getattr(self.client, request)(*words, timeout=seconds, **more))
-            except Exception as error:
-                answer.set_exception(error)
-        threading.Thread(target=call, daemon=True).start()
+    def ask(self, request: str, seconds: int = REPLY, **more):
+        """Answer of the server to a request on the collection, a method of pymilvus.MilvusClient."""
         with self.mending(f"Milvus at {self.uri} fails at {request} of {self.name}", "see its log, and run it again"):
-            while not wait([answer], REPLY).done:
-                self.client.get_server_version(timeout=CONNECT)
-            return answer.result()
+            return getattr(self.client, request)(self.name, timeout=seconds, **more)
 
-    @classmethod
-    def build(cls, uri: str, name: str, token: str, width: int, parts, before: str | None = None,
-              overwrite: bool = False) -> "Collection":
-        """Fill the collection NAME_a or NAME_b, whichever is not `before`.
-        parts: pairs of n names and vectors (n, width). Raises InputError where one of them is there already, unless
-        with `overwrite`."""
-        new = cls(uri, f"{name}_{'b' if before == f'{name}_a' else 'a'}", token)
-        there = [one for one in (new.name, new.other) if new.ask("has_collection", one)]
-        check(overwrite or not there, f"the collection {name} is at {uri} already, whole or half built; name another "
-                                      "--output, or replace it with --overwrite")
-        new.ask("drop_collection", new.name)
-        schema, kinds = new.client.create_schema(auto_id=False, enable_dynamic_field=False), import_pymilvus().DataType
+    def build(self, names: list[str], vectors: Tensor, overwrite: bool = False) -> None:
+        """Make the collection of N photos by their vectors (N, K).
+        Raises InputError where it is there already, unless with `overwrite`."""
+        check(overwrite or not self.ask("has_collection"),
+              f"the collection {self.name} is at {self.uri} already, whole or half built; name another --output, or "
+              "replace it with --overwrite")
+        self.ask("drop_collection")
+        schema, kinds = self.client.create_schema(auto_id=False, enable_dynamic_field=False), import_pymilvus().DataType
         schema.add_field("name", kinds.VARCHAR, is_primary=True, max_length=NAME_BYTES)
-        schema.add_field("vector", kinds.FLOAT_VECTOR, dim=width)
-        flat = new.client.prepare_index_params()
+        schema.add_field("vector", kinds.FLOAT_VECTOR, dim=vectors.shape[1])
+        flat = self.client.prepare_index_params()
         flat.add_index("vector", index_type="FLAT", metric_type="IP")
-        new.ask("create_collection", new.name, schema=schema, index_params=flat, consistency_level="Strong")
-        for names, vectors in parts:
-            new.add(names, vectors)
-        new.ask("flush", new.name, seconds=PATIENCE)
-        new.load()
-        return new
-
-    @property
-    def other(self) -> str:
-        return f"{self.name[:-1]}{'b' if self.name.endswith('a') else 'a'}"
-
-    def drop_other(self) -> None:
-        """Drop what the next call of `build` would fill. Where this fails, that call does it."""
-        with contextlib.suppress(InputError):
-            self.ask("drop_collection", self.other)
+        self.ask("create_collection", schema=schema, index_params=flat, consistency_level="Strong")
+        for k in range(0, len(names), ROWS):
+            rows = zip(names[k:k + ROWS], vectors[k:k + ROWS].numpy())
+            self.ask("upsert", data=[{"name": name, "vector": vector} for name, vector in rows])
+        self.ask("flush", seconds=PATIENCE)
+        self.load()
 
     def load(self) -> None:
-        self.ask("load_collection", self.name, seconds=PATIENCE)
-
-    def add(self, names: list[str], vectors: Tensor) -> None:
-        """Add photos by their vectors (n, K)."""
-        step = max(1, BATCH_BYTES // (5 * vectors.shape[1] + NAME_BYTES))
-        for k in range(0, len(names), step):
-            self.ask("upsert", self.name, [{"name": name, "vector": x} for name, x in
-                                           zip(names[k:k + step], vectors[k:k + step].float().numpy())])
+        self.ask("load_collection", seconds=PATIENCE)
 
     def remove(self, names: list[str]) -> None:
-        for k in range(0, len(names), 1000):
-            self.ask("delete", self.name, ids=names[k:k + 1000])
+        for k in range(0, len(names), ROWS):
+            self.ask("delete", ids=names[k:k + ROWS])
 
     def products(self, query: Tensor, names: list[str]) -> Tensor:
         """Inner products (N,) of a query (K,) and the photos `names`.
         Of the LARGEST_TOP best, else -inf."""
         place = {name: row for row, name in enumerate(names)}
         products = torch.full((len(names),), -torch.inf)
-        hits, = self.ask("search", self.name, [query.numpy()], limit=LARGEST_TOP, anns_field="vector",
+        hits, = self.ask("search", data=[query.numpy()], limit=LARGEST_TOP, anns_field="vector",
                          output_fields=["name"], search_params={"metric_type": "IP"})
         for hit in hits:
             if hit["name"] in place:

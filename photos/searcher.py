@@ -18,6 +18,7 @@ from cli import check
 from confidence.calibration import FORMAT, calibration_file, percent
 from files import read_json, refusing
 from losses import Embedding, cosine, trait, uncertainty
+from methods.volume import Sigmoid
 from photos.encoder import PhotoEncoder
 from photos.index import Index
 from photos.milvus import query_vectors, scores_of_products
@@ -34,7 +35,7 @@ class Probabilities(NamedTuple):
     """The map from the scores (Q, N) of queries to probabilities, fitted on images of `data`."""
     temperature: float
     data: str
-    words: list[float] | None = None  # slope, log_det and bias of a sigmoid: a photo fits a text; None: not fitted
+    words: Sigmoid | None = None      # a photo fits a text; None: not fitted
     least: float = 0.01               # smaller probabilities of `words` are noise of many photos, and count 0
 
     def chances(self, scores: Tensor) -> Tensor:
@@ -43,9 +44,8 @@ class Probabilities(NamedTuple):
 
     def expected_number(self, scores: Tensor, queries: Embedding) -> Tensor:
         """The expected number (Q,) of photos that fit, by scores (Q, N)."""
-        slope, log_det, bias = self.words
         spread = 0 if queries.log_var is None else queries.log_var.mean(1, keepdim=True).double()
-        p = (slope * scores.double() + log_det * spread + bias).sigmoid()
+        p = self.words(scores.double(), spread)
         return p.masked_fill(p < self.least, 0).sum(1)
 
 
@@ -58,10 +58,10 @@ def read_probabilities(run: str, model: Trained) -> Probabilities | None:
         return None
     file = read_json(path, again)
     with refusing(f"{path} is not a calibration", again):
-        words, t2i, names = file.get("words"), file["t2i"], " + ".join(file["checkpoints"])
-        similarity = file["similarity"]
+        words, t2i, similarity = file.get("words"), file["t2i"], file["similarity"]
+        names = " + ".join(file["checkpoints"])
         result = Probabilities(float(t2i["temperature"]), f"{file['data_name']}",
-                               words and [float(words[name]) for name in ("slope", "log_det", "bias")],
+                               words and Sigmoid(*(float(words[name]) for name in Sigmoid._fields)),
                                1 / int(t2i["gallery"]))
         if file["calibration"] != FORMAT or not 0 < result.temperature < math.inf:
             raise ValueError(f"format {file['calibration']!r}, temperature {result.temperature}")

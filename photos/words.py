@@ -56,8 +56,7 @@ def read_everyday_words() -> dict[str, list[str]]:
     """Everyday words by language, {"en": [...], "de": [...], ...}."""
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "everyday.csv")
     with open(path, encoding="utf-8", newline="") as f:
-        languages, *rows = csv.reader(f)
-    return dict(zip(languages, map(list, zip(*rows))))
+        return {language: words for language, *words in zip(*csv.reader(f))}
 
 
 def add_article(text: str) -> str:
@@ -179,24 +178,21 @@ def judge(model: PhotoEncoder, probabilities: Probabilities, splits: list[Split]
     "first": share of the first ten that is right, "absent": share said to be absent}}.
     """
     photos = Embedding.cat([encode(model.model, split, None, model.device)[0] for split in splits])
-    return {title: judge_texts(model, probabilities, photos, texts, named)
-            for title, texts, named in list_questions(splits, names) if texts}
-
-
-def judge_texts(model: PhotoEncoder, probabilities: Probabilities, photos: Embedding, texts: list[str],
-                named: Tensor | None) -> dict[str, float]:
-    """Judge the numbers said for texts (Q,). named (Q, N): the photos whose captions name them; None: nobody's."""
-    queries = model.captions(texts)
-    scores = model.similarity(photos, queries).T.cpu()                              # (Q, N)
-    said = probabilities.expected_number(scores, queries.to("cpu")).numpy()
-    results = {"texts": len(texts), "said": float(np.median(said)), "absent": float((said < NONE).mean())}
-    if named is None:
-        return results
-    true, first = named.sum(1).numpy(), scores.topk(min(FIRST, scores.shape[1]), 1).indices
-    ratio = np.maximum(said, 0.1) / true
-    return results | {"true": float(np.median(true)), "rho": spearman(said, true),
-                      "factor": float(np.median(np.maximum(ratio, 1 / ratio))),
-                      "first": float(named.gather(1, first).double().mean())}
+    results = {}
+    for title, texts, named in list_questions(splits, names):
+        if not texts:
+            continue
+        queries = model.captions(texts)
+        scores = model.similarity(photos, queries).T.cpu()                                          # (Q, N)
+        said = probabilities.expected_number(scores, queries.to("cpu")).numpy()
+        results[title] = {"texts": len(texts), "said": float(np.median(said)), "absent": float((said < NONE).mean())}
+        if named is not None:
+            true, first = named.sum(1).numpy(), scores.topk(min(FIRST, scores.shape[1]), 1).indices
+            ratio = np.maximum(said, 0.1) / true
+            results[title] |= {"true": float(np.median(true)), "rho": spearman(said, true),
+                               "factor": float(np.median(np.maximum(ratio, 1 / ratio))),
+                               "first": float(named.gather(1, first).double().mean())}
+    return results
 
 
 COLUMNS = {"texts": "texts", "true": "true", "said": "said", "rho": "rho", "factor": "factor",
@@ -223,7 +219,7 @@ def write_numbers(model: PhotoEncoder, name: str) -> None:
 def print_judgement(model: PhotoEncoder, name: str, opt) -> None:
     splits = [read_split(model.data_path, name, split, dev_images=0) for split in opt.split]
     for split in splits:
-        refuse_misfit(model, split.images, (split.extractors or {}).get("ims"), name)
+        refuse_misfit(model, split)
     probabilities = read_probabilities(model.path, model)
     check(probabilities and probabilities.words, f"{model.path} does not say how many photos fit a word; fit that with "
                                                  f"python -m photos.words {model.path} --fit")

@@ -148,7 +148,7 @@ def test_numbers_are_judged_by_what_captions_name(tmp_path, monkeypatch):
                                        for phrase in phrases]))
     model = types.SimpleNamespace(captions=embed, device="cpu", similarity=lambda a, b: a.mean @ b.mean.T,
                                   model=types.SimpleNamespace(embed_images=lambda x: Embedding(x)))
-    numbers = Probabilities(1.0, "x", words=[20.0, 0.0, -10.0])
+    numbers = Probabilities(1.0, "x", words=volume.Sigmoid(20.0, -10.0))
     monkeypatch.setattr(words, "read_everyday_words", lambda: {"en": ["dog", "cow"], "de": ["dog", "Kuh"],
                                                                "fr": ["dog", "cow"]})
     monkeypatch.setattr(words, "LANGUAGES", {"de": "German", "fr": "French"})
