@@ -76,8 +76,8 @@ def fit(*words) -> None:
 
 
 def evaluated(*words) -> dict:
-    """The results of evaluate.py."""
-    return evaluate.evaluate_retrieval(evaluate.parse_args([*map(str, words)]))
+    """The results of evaluate.py on the CPU, where files of embeddings are compared, too."""
+    return evaluate.evaluate_retrieval(evaluate.parse_args(["--device", "cpu", *map(str, words)]))
 
 
 def resume(run, *words) -> int:

@@ -80,7 +80,7 @@ LYING = npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': (99999999, 99999
 OBJECTS = saved(np.array([{"a": 1}] * 24, object), allow_pickle=True)
 CUT, CUT_JSON = saved(np.ones((24, 7), np.float32))[:200], b'{"images": [{"id": 1}, {"i'
 INSTANCES, TRAIN = "evaluate --checkpoint WORLD/cosine --pmrp --instances i.json", "train --data_path . --data_name one"
-BAD_FILES = [                         # the file, its content, the command with its words, and what is said of it
+BAD_FILES = [                         # the file, its content (archives hold the time), command with words, what is said
     *(("i.json", content, INSTANCES, "") for content in (
         b'{"a": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", CUT_JSON, '{"é": 1}'.encode("latin1"), b'{"a": NaN}')),
     ("p.json", CUT_JSON, "evaluate --checkpoint WORLD/cosine --positives p.json", ""),
@@ -99,7 +99,7 @@ BAD_FILES = [                         # the file, its content, the command with 
         (archive(LYING), "Unable to allocate"), (archive(OBJECTS), "Object arrays cannot be loaded")))]
 
 
-@pytest.mark.parametrize("name, content, words, message", BAD_FILES)
+@pytest.mark.parametrize("name, content, words, message", BAD_FILES, ids=range(len(BAD_FILES)))
 def test_files_that_are_no_data(refused, world, tmp_path, name, content, words, message):
     shutil.copytree(world / "data" / "demo_precomp", tmp_path / "one")
     (tmp_path / name).parent.mkdir(exist_ok=True)
