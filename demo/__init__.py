@@ -2,12 +2,22 @@
 import json
 import os
 import shutil
+from typing import NamedTuple
 
 from PIL import Image
 
 from files import atomic
 
 SPLITS = ("train", "dev", "test")
+
+
+class Entry(NamedTuple):
+    """An image of a split."""
+    filename: str
+    scene: tuple                      # scenes.Scene
+    captions: list                    # five of captions.Caption
+    photo: int                        # COCO's id of the image
+    numbers: list[int]                # COCO's ids of the captions
 
 
 def scattered(split, index, k, per_image, factor, prime):
@@ -20,9 +30,9 @@ def photo_id(split, index):
     return scattered(split, index, 0, 1, 7919, 999_983)
 
 
-def caption_ids(split, index, captions):
-    """Return the COCO ids of the captions of the image with this index in its split."""
-    return [scattered(split, index, k, len(captions), 104_729, 9_999_991) for k in range(len(captions))]
+def caption_ids(split, index):
+    """Return the COCO ids of the five captions of the image with this index in its split."""
+    return [scattered(split, index, k, 5, 104_729, 9_999_991) for k in range(5)]
 
 
 def write_json(path, content):
@@ -39,6 +49,7 @@ def save_picture(path, pixels):
 
 def link(source, target):
     """Make target the same file as source, or a copy where links do not work."""
+    target.parent.mkdir(parents=True, exist_ok=True)
     target.unlink(missing_ok=True)
     try:
         os.link(source, target)

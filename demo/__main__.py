@@ -45,8 +45,8 @@ import numpy as np
 from tqdm import tqdm
 
 import cli
-from cli import Arguments, InputError, check, natural
-from demo import SPLITS, caption_ids, link, photo_id, save_picture, write_json
+from cli import Arguments, check, natural, up_to
+from demo import SPLITS, Entry, caption_ids, link, photo_id, save_picture, write_json
 from demo.captions import caption_statement, five_captions, region_phrases, scene_statement, shared_weight
 from demo.entities import write_entities
 from demo.scenes import ATTRIBUTES, CANVAS, GROUNDS, OUTLINES, WORLDS, between, draw_scene, mask, random_scene, shuffled
@@ -58,7 +58,6 @@ VERSION = 4                      # raise it whenever the same seed would give ot
 FOLDERS = ("", "_coco", "_cxc", "_entities", "_vg", "_precomp", "_region_precomp")     # behind the name of the scenes
 MIN_SIZE, MAX_SIZE = 8, 100_000  # training images; up to the larger the ids of images and captions are unique
 VG_OBJECTS = (3, 4, 5, 6)       # things in an image of Visual Genome, which are rich
-POSITIVES = "{}_positives.json"  # of dev and test
 LAST = "scenes.json"             # the file that is written last
 CHUNK = 20                       # images whose features are computed at a time
 
@@ -137,15 +136,15 @@ def ratings(seed, split, scenes):
 
 # ---- files
 
-def scene_entry(split, filename, scene, captions):
+def scene_entry(split, e):
     """Build the entry of an image in scenes.json."""
-    return {"filename": filename, "split": split,
-            "objects": [{a: getattr(thing, a) for a in (*ATTRIBUTES, "box")} for thing in scene.things],
-            "background": scene.background, "shaded": scene.shaded,
-            "horizon": scene.horizon if scene.background in GROUNDS else None,
+    return {"filename": e.filename, "split": split,
+            "objects": [{a: getattr(thing, a) for a in (*ATTRIBUTES, "box")} for thing in e.scene.things],
+            "background": e.scene.background, "shaded": e.scene.shaded,
+            "horizon": e.scene.horizon if e.scene.background in GROUNDS else None,
             "captions": [{"raw": c.text, "level": c.level, "objects": [index for index, _ in c.says],
                           "says": [attributes for _, attributes in c.says], "background": c.background}
-                         for c in captions]}
+                         for c in e.captions]}
 
 
 def instances(scene, photo):
@@ -160,29 +159,21 @@ def instances(scene, photo):
 
 
 def write_coco(folder, photos, entries):
-    """Write COCO's layout, with dev, test and restval (a fifth of train) in val2014.
-
-    entries: {split: [(file name in photos, scene, captions)]}.
-    """
+    """Write COCO's layout, with dev, test and restval (a fifth of train) in val2014."""
     content = {year: {"images": [], "captions": [], "instances": []} for year in ("train2014", "val2014")}
-    ids = {"train": [], "dev": [], "test": [], "restval": []}
-    for year in content:
-        (folder / "images" / year).mkdir(parents=True, exist_ok=True)
-    for split in SPLITS:
-        for index, (filename, scene, captions) in enumerate(entries[split]):
-            rest = split == "train" and index >= len(entries[split]) - max(len(entries[split]) // 5, 1)
-            part = "restval" if rest else split
-            year = "train2014" if part == "train" else "val2014"
-            photo = photo_id(split, index)
-            photo_name = f"COCO_{year}_{photo:012d}.png"
-            link(photos / filename, folder / "images" / year / photo_name)
-            content[year]["images"].append({"id": photo, "file_name": photo_name, "width": CANVAS, "height": CANVAS})
-            content[year]["instances"] += instances(scene, photo)
-            numbers = caption_ids(split, index, captions)
-            ids[part] += numbers
-            content[year]["captions"] += [
-                {"id": number, "image_id": photo, "caption": caption.text}
-                for number, caption in zip(numbers, captions, strict=True)]
+    train, rest = entries["train"], max(len(entries["train"]) // 5, 1)
+    parts = {**entries, "train": train[:-rest], "restval": train[-rest:]}
+    for part, own in parts.items():
+        year = "train2014" if part == "train" else "val2014"
+        images, captions, objects = content[year].values()
+        for e in own:
+            photo_name = f"COCO_{year}_{e.photo:012d}.png"
+            link(photos / e.filename, folder / "images" / year / photo_name)
+            images.append({"id": e.photo, "file_name": photo_name, "width": CANVAS, "height": CANVAS})
+            captions += [{"id": number, "image_id": e.photo, "caption": caption.text}
+                         for number, caption in zip(e.numbers, e.captions)]
+            objects += instances(e.scene, e.photo)
+        save_array(folder / "annotations" / f"coco_{part}_ids.npy", np.array([k for e in own for k in e.numbers]))
     head = {"info": {"description": "demo scenes"}, "licenses": []}
     categories = [{"id": k, "name": shape, "supercategory": "shape"} for k, shape in enumerate(OUTLINES, 1)]
     for year, lists in content.items():      # by id, as the order in real files tells nothing
@@ -190,35 +181,19 @@ def write_coco(folder, photos, entries):
         head["images"], path = images, folder / "annotations"
         write_json(path / f"captions_{year}.json", {**head, "annotations": captions})
         write_json(path / f"instances_{year}.json", {**head, "categories": categories, "annotations": objects})
-    for part, numbers in ids.items():
-        save_array(folder / "annotations" / f"coco_{part}_ids.npy", np.array(numbers, np.int64))
 
 
 def write_cxc(folder, seed, entries):
     """Write the layout of Crisscrossed Captions, whose photos are JPEGs."""
     for split, name in (("dev", "val"), ("test", "test")):
-        images = [f"COCO_val2014_{photo_id(split, index):012d}.jpg" for index in range(len(entries[split]))]
-        captions = [f"COCO_val2014:sentid:{number}"
-                    for index, (_, _, five) in enumerate(entries[split])
-                    for number in caption_ids(split, index, five)]
-        for kind, rows in ratings(seed, split, [entry[1:] for entry in entries[split]]).items():
+        images = [f"COCO_val2014_{e.photo:012d}.jpg" for e in entries[split]]
+        captions = [f"COCO_val2014:sentid:{number}" for e in entries[split] for number in e.numbers]
+        for kind, rows in ratings(seed, split, [(e.scene, e.captions) for e in entries[split]]).items():
             left, right = {"sts": (captions, captions), "sis": (images, images), "sits": (captions, images)}[kind]
             with atomic(folder / f"{kind}_{name}.csv") as file:
                 table = csv.writer(file, lineterminator="\n")
                 table.writerow([*COLUMNS[kind], "agg_score", "sampling_method"])
                 table.writerows([left[a], right[b], score, method] for a, b, score, method in rows)
-
-
-def write_positives(precomp, split, entries):
-    """Write the true pairs of a split beside both kinds of features.
-
-    entries: [(file name, scene, captions)].
-    """
-    first, second = (folder / POSITIVES.format(split) for folder in precomp)
-    numbers = [k for index, (_, _, captions) in enumerate(entries) for k in caption_ids(split, index, captions)]
-    write_json(first, positives_by_id([entry[1:] for entry in entries],
-                               [photo_id(split, k) for k in range(len(entries))], numbers))
-    link(first, second)
 
 
 def write_vg(folder, seed, world, count, bar):
@@ -262,21 +237,11 @@ def read_manifest(manifest, folders, recipe):
     return {}
 
 
-def start_writing(folders, manifest, recipe):
-    """Make the folders and write the manifest."""
-    demo, coco, cxc, entities, vg, *precomp = folders
-    phrases = [entities / name for name in ("images", "Sentences", "Annotations")]
-    for folder in (demo / "images", coco / "annotations", cxc, *phrases, vg / "images", *precomp):
-        folder.mkdir(parents=True, exist_ok=True)
-    (demo / LAST).unlink(missing_ok=True)
-    write_json(manifest, recipe)              # from here on the folders are the demo's
-
-
 def draw_split(demo, precomp, split, count, world, stream, bar):
     """Draw the images of a split; write photos, features, captions and ids.
 
     demo and precomp: folders of the photos and of the two kinds of features. stream: start of each image's random seed.
-    Returns the entries [(file name, scene, captions)].
+    Returns a list of Entry.
     """
     entries, global_chunks, region_chunks = [], [], []
     for start in range(0, count, CHUNK):
@@ -287,42 +252,34 @@ def draw_split(demo, precomp, split, count, world, stream, bar):
             captions = five_captions(rng, scene, world)
             pixels.append(draw_scene(scene))
             save_picture(demo / "images" / filename, pixels[-1])
-            entries.append((filename, scene, captions))
+            entries.append(Entry(filename, scene, captions, photo_id(split, index), caption_ids(split, index)))
         regions = region_features(np.stack(pixels))                  # (20 or fewer, 36, 192)
         global_chunks.append(global_features(regions))
         region_chunks.append(regions.astype(np.float16))
         bar.update(len(pixels))
-    image_ids = [photo_id(split, index) for index in range(count)]
-    annotation_ids = [k for index, (_, _, captions) in enumerate(entries) for k in caption_ids(split, index, captions)]
     for folder, chunks in zip(precomp, (global_chunks, region_chunks), strict=True):
         save_array(folder / f"{split}_ims.npy", np.concatenate(chunks))
-        save_lines(folder / f"{split}_ids.txt", [filename for filename, _, _ in entries])
-        save_array(folder / f"{split}_img_ids.npy", np.array(image_ids, np.int64))            # (N,)
-        save_array(folder / f"{split}_ann_ids.npy", np.array(annotation_ids, np.int64))       # (M,)
-        save_lines(folder / f"{split}_caps.txt", [c.text for _, _, captions in entries for c in captions])
+        save_lines(folder / f"{split}_ids.txt", [e.filename for e in entries])
+        save_array(folder / f"{split}_img_ids.npy", np.array([e.photo for e in entries]))                   # (N,)
+        save_array(folder / f"{split}_ann_ids.npy", np.array([k for e in entries for k in e.numbers]))      # (M,)
+        save_lines(folder / f"{split}_caps.txt", [c.text for e in entries for c in e.captions])
     return entries
 
 
 def karpathy(entries):
     """List the images of all splits as dataset_coco.json does."""
-    images = []
-    for split in SPLITS:
-        for index, (filename, _, captions) in enumerate(entries[split]):
-            number, ids = len(images), caption_ids(split, index, captions)      # ids as in COCO
-            images.append({"filename": filename, "split": "val" if split == "dev" else split,
-                           "imgid": number, "cocoid": photo_id(split, index), "sentids": ids,
-                           "sentences": [{"raw": caption.text, "sentid": k, "imgid": number}
-                                         for k, caption in zip(ids, captions, strict=True)]})
-    return images
+    numbered = enumerate((split, e) for split in SPLITS for e in entries[split])
+    return [{"filename": e.filename, "split": "val" if split == "dev" else split, "imgid": number, "cocoid": e.photo,
+             "sentids": e.numbers, "sentences": [{"raw": caption.text, "sentid": k, "imgid": number}
+                                                 for k, caption in zip(e.numbers, e.captions)]}
+            for number, (split, e) in numbered]
 
 
-def write_demo(data_path, size=2000, seed=0, progress=True, scenes="demo"):
+def write_demo(data_path, size=2000, seed=0, scenes="demo"):
     """Write all files below data_path unless they are there; return their counts.
 
-    Raises InputError if size is out of range or a folder holds other files, also those of another size or seed.
+    Raises InputError if a folder holds other files, also those of another size or seed.
     """
-    check(MIN_SIZE <= size <= MAX_SIZE,
-          f"--size is {size}, but must be from {MIN_SIZE} to {MAX_SIZE}; give a number in that range")
     folders = [Path(data_path) / f"{scenes}{folder}" for folder in FOLDERS]
     demo, coco, cxc, entities, vg, *precomp = folders
     world, stream = WORLDS[scenes], seed if scenes == "demo" else f"{scenes}-{seed}"
@@ -330,15 +287,15 @@ def write_demo(data_path, size=2000, seed=0, progress=True, scenes="demo"):
     sizes = {"train": size, "dev": size // 4, "test": size // 2}
     earlier = read_manifest(manifest, folders, recipe)
     if "counts" in earlier and (demo / LAST).exists() and all(folder.is_dir() for folder in folders):
-        if progress:
-            print(f"{scenes} data of size {size} and seed {seed} are in {data_path} already")
+        print(f"{scenes} data of size {size} and seed {seed} are in {data_path} already")
         return earlier["counts"]
-    start_writing(folders, manifest, recipe)
+    (demo / LAST).unlink(missing_ok=True)
+    write_json(manifest, recipe)              # from here on the folders are the demo's
     for folder, line in zip(precomp, EXTRACTORS.values(), strict=True):
         if not (folder / "features.json").exists():         # which names features of captions, too
             write_json(folder / "features.json", {"ims": line})
     total = sum(sizes.values()) + size // 2
-    with tqdm(total=total, desc=f"{scenes} images", disable=None if progress else True) as bar:
+    with tqdm(total=total, desc=f"{scenes} images", disable=None) as bar:
         entries = {split: draw_split(demo, precomp, split, count, world, stream, bar)
                    for split, count in sizes.items()}
         write_vg(vg, stream, world, size // 2, bar)
@@ -348,44 +305,29 @@ def write_demo(data_path, size=2000, seed=0, progress=True, scenes="demo"):
     write_entities(entities, demo / "images", entries)
     for split in SPLITS[1:]:
         if sizes[split] <= LARGEST:
-            write_positives(precomp, split, entries[split])
-    objects = [scene_entry(split, *entry) for split in SPLITS for entry in entries[split]]
+            first, second = (folder / f"{split}_positives.json" for folder in precomp)
+            write_json(first, positives_by_id(entries[split]))
+            link(first, second)
+    objects = [scene_entry(split, e) for split in SPLITS for e in entries[split]]
     counts = {**sizes, "captions": sum(len(entry["captions"]) for entry in objects),
               "objects": sum(len(entry["objects"]) for entry in objects)}
     write_json(manifest, {**recipe, "counts": counts})
     write_json(demo / LAST, objects)
-    if progress:
-        contents = (
-            "images, Karpathy's JSON, scenes.json (the objects, and what each caption says)",
-            "the same in COCO's layout, with instances",
-            "ratings of pairs of captions, of images, and of a caption and an image (dev, test)",
-            "the noun phrases of the captions, with boxes, in the layout of Flickr30k Entities",
-            f"{size // 2} other images with phrases of their regions, in Visual Genome's layout",
-            "global features, 960 numbers per image; of which images captions are true (dev, test)",
-            "region features, 36 x 192 numbers per image; the same truths")
-        print(f"{data_path}: {sizes['train']} train, {sizes['dev']} dev and {sizes['test']} test "
-              f"images, {counts['captions']} captions, {counts['objects']} objects")
-        print("\n".join(f"  {folder.name:<20} {content}" for folder, content in zip(folders, contents, strict=True)))
+    print(f"{data_path}: {sizes['train']} train, {sizes['dev']} dev and {sizes['test']} test images, "
+          f"{counts['captions']} captions, {counts['objects']} objects in {', '.join(x.name for x in folders)}")
     return counts
 
 
 def main(argv=None):
     parser = Arguments("Write the demo data: scenes of coloured shapes in the formats of real data sets.")
     parser.add_argument("--data_path", type=cli.filename, default="data", help="folder to write to")
-    parser.add_argument("--size", type=natural, default=2000,
+    parser.add_argument("--size", type=up_to(MAX_SIZE, MIN_SIZE), default=2000,
                         help="number of training images; dev gets a quarter and test half as many")
     parser.add_argument("--seed", type=natural, default=0, help="random seed; another seed gives other scenes")
     parser.add_argument("--scenes", choices=list(WORLDS), default="demo",
                         help="distribution of scenes and captions; the names of the folders start with it")
     args = parser.parse_args(argv)
-
-    def work():
-        try:
-            write_demo(args.data_path, args.size, args.seed, scenes=args.scenes)
-        except OSError as error:
-            raise InputError(f"--data_path {args.data_path} cannot be written ({cli.reason(error)}); give a folder "
-                             "that can") from error
-    cli.run("demo", work)
+    cli.run("demo", write_demo, args.data_path, args.size, args.seed, args.scenes)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ A phrase names one thing ("a small red circle"), several ("three circles"), the 
 flag <scene> in place of a box), the picture itself ("a drawing of", flag <nobndbox>), or a place ("the top left
 corner", chain 0).
 """
-from demo import SPLITS, link, photo_id
+from demo import SPLITS, link
 from demo.scenes import CANVAS
-from files import atomic, save_lines
+from files import save_lines
 
 NAMES = {"train": "train", "dev": "val", "test": "test"}     # of the demo's splits in this layout
 # the types of things
@@ -60,21 +60,14 @@ def annotation(scene, filename, numbers):
 
 
 def write_entities(folder, photos, entries):
-    """Write the layout of Flickr30k Entities into a folder with its subfolders.
+    """Write entries, {split: [Entry]}, in the layout of Flickr30k Entities.
 
-    photos: the folder of the pictures. entries: {split: [(file name in photos, scene, captions)]}.
+    photos: the folder of their pictures.
     """
     for split in SPLITS:
-        for index, (filename, scene, captions) in enumerate(entries[split]):
-            photo = photo_id(split, index)
-            numbers = chains(captions, photo)
-            link(photos / filename, folder / "images" / f"{photo}.png")
-            write_small(folder / "Annotations" / f"{photo}.xml", annotation(scene, f"{photo}.png", numbers))
-            write_small(folder / "Sentences" / f"{photo}.txt", [sentence(scene, c, numbers) for c in captions])
-        save_lines(folder / f"{NAMES[split]}.txt", [str(photo_id(split, k)) for k in range(len(entries[split]))])
-
-
-def write_small(path, lines):
-    """Write one of thousands of small files."""
-    with atomic(path) as file:
-        file.writelines(f"{line}\n" for line in lines)
+        for e in entries[split]:
+            numbers = chains(e.captions, e.photo)
+            link(photos / e.filename, folder / "images" / f"{e.photo}.png")
+            save_lines(folder / "Annotations" / f"{e.photo}.xml", annotation(e.scene, f"{e.photo}.png", numbers))
+            save_lines(folder / "Sentences" / f"{e.photo}.txt", [sentence(e.scene, c, numbers) for c in e.captions])
+        save_lines(folder / f"{NAMES[split]}.txt", [str(e.photo) for e in entries[split]])

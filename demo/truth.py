@@ -103,13 +103,13 @@ def true_pairs(scenes):
     return np.repeat(np.arange(len(images)), [len(rows) for rows in images]), np.concatenate(images)
 
 
-def positives_by_id(scenes, image_ids, caption_ids):
-    """Group the true pairs as `evaluate.py --positives` reads them.
+def positives_by_id(entries):
+    """Group the true pairs of a split as `evaluate.py --positives` reads them.
 
-    scenes: the (scene, captions) of each image. image_ids, of the N images, and caption_ids, of the M captions: ids.
     Returns {"i2t": {image id: [caption ids]}, "t2i": {caption id: [image ids]}}, both in the order of the split.
     """
-    caption, image = true_pairs(scenes)
+    caption, image = true_pairs([(e.scene, e.captions) for e in entries])
+    image_ids, caption_ids = [e.photo for e in entries], [number for e in entries for number in e.numbers]
     order = np.argsort(image, kind="stable")
     return {"i2t": group_by_query(image[order], caption[order], image_ids, caption_ids),
             "t2i": group_by_query(caption, image, caption_ids, image_ids)}

@@ -41,7 +41,7 @@ def made_once(tmp_path_factory, name: str, make):
 @pytest.fixture(scope="session")
 def demo_path(tmp_path_factory) -> str:
     """A folder with all formats of the demo, 48 training images."""
-    return str(made_once(tmp_path_factory, "demo", lambda path: demo.write_demo(path, size=48, seed=0, progress=False)))
+    return str(made_once(tmp_path_factory, "demo", lambda path: demo.write_demo(path, size=48, seed=0)))
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +61,7 @@ def learned_runs(tmp_path_factory):
     """A folder of `data`, 200 images of the demo of which 50 are dev and 100 test, and of the runs `cosine` and
     `wasserstein` on them, which know something. It is for reading alone."""
     def make(folder):
-        demo.write_demo(folder / "data", size=200, seed=0, progress=False)
+        demo.write_demo(folder / "data", size=200, seed=0)
         for sim in ("cosine", "wasserstein"):
             helpers.fit("--data_path", folder / "data", "--sim", sim, "--embed_size", 32, "--word_dim", 16,
                         "--num_epochs", 3, "--no-max_violation", "--learning_rate", "3e-3",
