@@ -38,15 +38,14 @@ def judge_model(opt) -> dict:
     temperatures = {side: calibration[side]["temperature"] for side in DIRECTIONS}
     outcomes = measures.measure_confidences(test, temperatures, pair, items.logits)
     confidences = {side: measures.judge_confidences(x) for side, x in outcomes.items()}
-    results = {**describe_items(items), "confidence": confidences}
-    tables = measures.tabulate_confidences(confidences)
-    lines = [describe_calibration(items), *measures.describe_confidences(confidences, calibration, outcomes),
+    results, tables = {"confidence": confidences}, measures.tabulate_confidences(confidences)
+    lines = [*measures.describe_confidences(confidences, calibration, outcomes),
              *(describe_numbers(side, expected_number(rows_of(test, side), pair), pair) for side in DIRECTIONS),
              *measures.describe_logits(confidences)]
     if opt.sets:
         results["sets"], calibration["sets"] = conformal.fit_and_judge(items.dev, test, temperatures, opt.sets)
         tables += conformal.tabulate_sets(results["sets"], calibration["sets"]["images"])
-    show_and_save(results, calibration, tables, lines, items, files)
+    results = show_and_save(results, calibration, tables, lines, items, files)
     curves, shown = map(files.get, plots.PICTURES)
     plots.draw_curves(outcomes, confidences, curves)
     print(f"reliability, risk and coverage in {curves}", file=sys.stderr)
@@ -57,20 +56,6 @@ def judge_model(opt) -> dict:
     return results
 
 
-def describe_items(items: Items) -> dict:
-    """The part of the results that says what was judged."""
-    e = items.whole
-    return {"checkpoints": [e.name], "data_name": e.data_name, "split": e.split or None, "similarity": e.similarity,
-            "images": items.test.n_images, "captions": len(items.test.caption_image), "calibrated_on": items.source,
-            **({"variances": items.variances} if items.variances else {}), "notes": e.notes}
-
-
-def describe_calibration(items: Items) -> str:
-    dev, test = items.dev, items.test
-    return (f"calibrated on {dev.n_images:,} images and {len(dev.caption_image):,} captions ({items.source}), judged "
-            f"on {test.n_images:,} and {len(test.caption_image):,}")
-
-
 def describe_numbers(side: str, count: np.ndarray, pair: Sigmoid) -> str:
     """Describe the expected number of items that fit each query (Q,)."""
     low, middle, high = np.quantile(count, (0.05, 0.5, 0.95))
@@ -78,15 +63,21 @@ def describe_numbers(side: str, count: np.ndarray, pair: Sigmoid) -> str:
             f"all others, {middle:.2g} items fit a query (median; 90% of the queries {low:.2g} to {high:.2g})")
 
 
-def show_and_save(results: dict, calibration: dict, tables: list, lines: list[str], items: Items, files) -> None:
-    """Print tables and sentences, and write the results and calibration.json."""
-    if items.variances:
-        lines.append(describe_shares(items.variances))
-    lines += [f"note: {note}" for note in items.whole.notes]
+def show_and_save(results: dict, calibration: dict, tables: list, lines: list[str], items: Items, files) -> dict:
+    """Print tables and sentences, and write the results and calibration.json.
+    Returns the results with what was judged."""
+    e, dev, test, variances = items.whole, items.dev, items.test, items.variances
+    results = {"checkpoints": [e.name], "data_name": e.data_name, "split": e.split or None, "similarity": e.similarity,
+               "images": test.n_images, "captions": len(test.caption_image), "calibrated_on": items.source,
+               **({"variances": variances} if variances else {}), "notes": e.notes, **results}
+    lines = [f"calibrated on {dev.n_images:,} images and {len(dev.caption_image):,} captions ({items.source}), judged "
+             f"on {test.n_images:,} and {len(test.caption_image):,}", *lines,
+             *([describe_shares(variances)] if variances else []), *(f"note: {note}" for note in e.notes)]
     print("\n".join(["", render(tables), *lines]))
     save_json(replace_nan(results), files["results"])
     save_json(replace_nan(calibration), files["calibration"])
     print(f"written to {files['results']}\ncalibration in {files['calibration']}")
+    return results
 
 
 def parse_args(argv=None):

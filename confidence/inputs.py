@@ -159,14 +159,12 @@ def read_logits(path: str, notes: list[str]) -> tuple[float, float | None] | Non
     """Read logit_scale and logit_bias of a file of embeddings, None where it has neither.
     A note is added where the scale seems to be a logarithm. Raises InputError where they are not finite numbers, the
     scale is not above 0, or the bias stands alone."""
-    values = {}
     with np.load(path, allow_pickle=False) as arrays:
-        for name in {"logit_scale", "logit_bias"} & set(arrays.files):
-            values[name] = float(arrays[name].item())
-            check(np.isfinite(values[name]), f"{path}: {name} is {values[name]}, and must be a finite number; write "
-                                             f"{name}=float(...)")
+        values = {name: float(arrays[name].item()) for name in ("logit_scale", "logit_bias") if name in arrays}
     if not values:
         return None
+    check(np.isfinite([*values.values()]).all(), f"{path}: of {values} each must be a finite number; write "
+                                                 "logit_scale=float(...)")
     scale = values.get("logit_scale", 0.0)
     check(scale > 0, f"{path}: logit_scale is {scale:g}, and must be above 0: the factor of the cosine, such as 100 "
                      "for CLIP; write np.exp(logit_scale) where the model keeps its logarithm")

@@ -25,7 +25,7 @@ import numpy as np
 
 import cli
 from cli import Arguments, check, filename
-from confidence.__main__ import describe_calibration, describe_items, show_and_save
+from confidence.__main__ import show_and_save
 from confidence.calibration import DIRECTIONS
 from confidence.inputs import add_arguments, open_items
 from confidence.posterior import calibrate, expected_number, rows_of
@@ -265,9 +265,7 @@ def compare_with_people(opt) -> dict:
     judgements = [read_judgements(path, items.whole) for path in opt.judgements]
     calibration = calibrate(items.dev, items.source)
     people = judge_by_people(items.whole, judgements, Sigmoid(**calibration["pair"]))
-    results = describe_items(items) | {"people": people}
-    show_and_save(results, calibration, tabulate_judgements(people), [describe_calibration(items)], items, files)
-    return results
+    return show_and_save({"people": people}, calibration, tabulate_judgements(people), [], items, files)
 
 
 def parse_args(argv=None):

@@ -34,10 +34,6 @@ class Rows(NamedTuple):
     def gallery(self) -> int:
         return len(self.item_image)
 
-    def take(self, chosen: np.ndarray) -> "Rows":
-        """The rows at places `chosen` (q,) among the queries, rising."""
-        return self._replace(queries=self.queries[chosen], owner=self.owner[chosen])
-
     def blocks(self, elements: int | None = None):
         """Yield (scores (b, G), whether an item is right (b, G) bool) of all queries.
         elements: scores at a time; default: ELEMENTS."""
@@ -103,7 +99,8 @@ def sample_scores(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
     """At most FITTED scores (q, G) of random queries, and whether an item is right."""
     count = max(1, FITTED // rows.gallery)
     chosen = np.sort(np.random.default_rng(0).permutation(len(rows.queries))[:count])
-    return tuple(map(torch.cat, zip(*rows.take(chosen).blocks())))
+    sample = rows._replace(queries=rows.queries[chosen], owner=rows.owner[chosen])
+    return tuple(map(torch.cat, zip(*sample.blocks())))
 
 
 def fit_temperature(scores: torch.Tensor, right: torch.Tensor) -> float:
@@ -136,16 +133,6 @@ def fit_temperature(scores: torch.Tensor, right: torch.Tensor) -> float:
     return float(np.exp(minimum.x))
 
 
-# ---- the probability of a pair, by itself
-
-@torch.no_grad()
-def fit_pairs(rows: Rows) -> Sigmoid:
-    """Fit the probability that an item is a query's own, against all others."""
-    scores, right = sample_scores(rows)
-    few = max(1, ELEMENTS // rows.gallery)
-    return Sigmoid.fit(scores[:few].reshape(-1), right[:few].reshape(-1))
-
-
 @torch.no_grad()
 def expected_number(rows: Rows, pair: Sigmoid) -> np.ndarray:
     """Sum probabilities to the number of items that fit each query: (Q,)."""
@@ -155,13 +142,15 @@ def expected_number(rows: Rows, pair: Sigmoid) -> np.ndarray:
 # ---- calibration.json
 
 def calibrate(dev: Embeddings, name: str) -> dict:
-    """Fit the content of calibration.json to dev: temperatures, the probability of a pair.
-    name: of dev, for the reader. Raises InputError where nothing fits. Sets and words are added by
-    those who fit them."""
+    """Fit the content of calibration.json to dev: temperatures, and of captions the probability of a pair.
+    The latter is that an image is the caption's own, against all others. name: of dev, for the reader. Raises
+    InputError where nothing fits. Sets and words are added by those who fit them."""
     rows = {side: rows_of(dev, side) for side in DIRECTIONS}
-    fitted = {side: {"temperature": fit_temperature(*sample_scores(x)), "queries": len(x.queries), "gallery": x.gallery}
+    samples = {side: sample_scores(x) for side, x in rows.items()}
+    fitted = {side: {"temperature": fit_temperature(*samples[side]), "queries": len(x.queries), "gallery": x.gallery}
               for side, x in rows.items()}
-    pair = fit_pairs(rows["t2i"])
+    few = max(1, ELEMENTS // rows["t2i"].gallery)
+    pair = Sigmoid.fit(*(x[:few].reshape(-1) for x in samples["t2i"]))
     return {"calibration": FORMAT, "checkpoints": dev.name.split(" + "),
             "weights": [model.weights for model in dev.models], "data_name": dev.data_name, "split": name,
             "similarity": dev.similarity, "images": dev.n_images, "captions": len(dev.caption_image),

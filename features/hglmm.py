@@ -77,7 +77,7 @@ class HGLMM:
         self.location[alive] = np.where(laplacian, median, mean)
         self.scale[alive] = np.where(laplacian, s, sd)
 
-    def _joint(self, x) -> np.ndarray:
+    def joint(self, x) -> np.ndarray:
         """Compute log w_k + log p(x | k): (N, D) -> (N, K)."""
         x = np.asarray(x, np.float64)
         out = np.empty((len(x), len(self.weight)))
@@ -89,14 +89,11 @@ class HGLMM:
             out[:, k] = constant[k] - z @ laplacian - (z * z) @ ~laplacian / 2
         return out
 
-    def log_likelihood(self, x) -> np.ndarray:
-        """Compute log p(x) in nats: (N, D) -> (N,)."""
-        return _log_sum(self._joint(x))
-
     def posterior(self, x) -> np.ndarray:
         """Compute p(k | x): (N, D) -> (N, K), rows of sum 1."""
-        joint = self._joint(x)
-        return np.exp(joint - _log_sum(joint)[:, None])
+        joint = self.joint(x)
+        top = joint.max(1, keepdims=True)
+        return np.exp(joint - (top + np.log(np.exp(joint - top).sum(1, keepdims=True))))    # faster than scipy's
 
     def fisher_of_counts(self, x: np.ndarray, counts) -> np.ndarray:
         """Compute Fisher vectors of sets of words: (n, 2 K D) float32, locations, scales.
@@ -121,12 +118,6 @@ class HGLMM:
             out[:, 0, k] = mean @ (pull[:, k:k + 1] * where).astype(np.float32)     # (n, V) (V, D)
             out[:, 1, k] = mean @ (pull[:, k:k + 1] * scale).astype(np.float32)
         return out.reshape(len(out), -1)                                # (n, 2, K, D) -> (n, 2 K D)
-
-
-def _log_sum(joint: np.ndarray) -> np.ndarray:
-    """Compute log sum_k exp: (N, K) -> (N,), in half the time of scipy's logsumexp."""
-    top = joint.max(1)
-    return top + np.log(np.exp(joint - top[:, None]).sum(1))
 
 
 def _nearest(x, share, clusters, rng) -> np.ndarray:

@@ -69,15 +69,12 @@ def load_network(cnn_type: str, layer: str | None = None, weights: str | None = 
     layer: fc7 or fc6 (VGG, AlexNet), (B, 4096) after the ReLU; pooled (the others), (B, F); cells, the last map, (B,
     49, C), which AlexNet's is not. whole: of whole photos, out of shape. Raises InputError for another layer.
     """
-    if cnn_type == SIDE_BY_SIDE:
-        layers = ("pooled",)
-        check(not weights, f"{cnn_type} has the weights of its packages; leave --cnn_weights out")
-    else:
-        layers = ("fc7", "fc6", "cells") if cnn_type.startswith("vgg") else ("pooled", "cells")
-        layers = ("fc7", "fc6") if cnn_type == "alexnet" else layers
+    layers = {SIDE_BY_SIDE: ("pooled",), "alexnet": ("fc7", "fc6")}.get(
+        cnn_type, ("fc7", "fc6", "cells") if cnn_type.startswith("vgg") else ("pooled", "cells"))
     layer = layer or layers[0]
     check(layer in layers, f"--layer {layer} is not a layer of {cnn_type}; it has {', '.join(layers)}")
     if cnn_type == SIDE_BY_SIDE:
+        check(not weights, f"{cnn_type} has the weights of its packages; leave --cnn_weights out")
         net = Lites()
     else:
         net = CNN(cnn_type, weights=weights, cells=layer == "cells", normalise=False).eval()
