@@ -92,7 +92,7 @@ def index_data(opt) -> None:
 
     encoder = PhotoEncoder(opt.checkpoint, device=opt.device, data_path=opt.data_path)
     index = index_features(opt.output, encoder, opt.images, opt.split, opt.photos, opt.uri, opt.token, opt.overwrite)
-    say(*describe(index, verbose=False))
+    say(*describe(index))
 
 
 def add(opt) -> None:
@@ -116,13 +116,14 @@ def take_out(opt) -> None:
 def info(opt) -> None:
     """Print what an index holds."""
     index = Index.open(opt.index, opt.token)
-    say(*(index.names if opt.names else describe(index, opt.verbose)))
+    say(*(index.names if opt.names else describe(index)))
 
 
-def describe(index: Index, verbose: bool) -> list[str]:
+def describe(index: Index) -> list[str]:
     """Sentences on an index."""
     of, size = index.manifest, os.path.getsize(index.path) / 2 ** 20
-    lines = [f"{index.path}: {len(index):,} photos of {of['data']} in {of['folder'] or 'no folder'}, {size:,.1f} MiB"]
+    lines = [f"{index.path}: {len(index):,} photos of {of['data']} in {of['folder'] or 'no folder'}, {size:,.1f} MiB",
+             f"  by {of['similarity']} and the run {of['run'] or 'photos/model'}, {of['weights']}"]
     if of["milvus"]:
         lines.append("  vectors in the collection {1} at {0}".format(*of["milvus"]))
     if of["exclude"]:
@@ -130,8 +131,6 @@ def describe(index: Index, verbose: bool) -> list[str]:
     if of["removed"]:
         lines.append(f"  {len(of['removed']):,} were removed, the first is {min(of['removed'])}; python -m photos add "
                      f"{shlex.quote(index.path)} NAME takes them in again")
-    if verbose:
-        lines.append(f"  {of['similarity']}, run {of['run'] or 'photos/model'}, {of['weights']}")
     return lines
 
 
@@ -183,7 +182,7 @@ OPTIONS = {
     "--token_file": dict(dest="token", type=lambda path: read_text(filename(path)).strip(), metavar="FILE",
                          help="file with USER:PASSWORD or an API key of Milvus"),
     "--data_path": dict(type=filename, default="data", help="folder that holds the data sets"),
-    "--verbose": dict(action="store_true", help="also scores, probabilities, uncertainties and checksums"),
+    "--verbose": dict(action="store_true", help="also scores, probabilities and uncertainties"),
     "--overwrite": dict(action="store_true", help="replace an existing file"),
     "--port": dict(type=up_to(65535, least=0), default=8000, help="port of the page; 0 takes a free one"),
     "--host": dict(default="127.0.0.1", metavar="NAME", help="address of this computer at which others may open the "
@@ -223,7 +222,7 @@ COMMANDS = {
     "add": (add, "Bring an index up to what its folder holds now; NAMEs that were removed come back.",
             "index names --checkpoint --device --workers"),
     "remove": (take_out, "Take photos out of an index, where they stay out.", "index names --token_file"),
-    "info": (info, "Say what an index holds.", "index --names --verbose --token_file"),
+    "info": (info, "Say what an index holds.", "index --names --token_file"),
     "serve": (serve_page, "Open a page to search with, on this machine alone.",
               "index --port --host --checkpoint --device --token_file"),
     "index": (index_data, "Index features of a data set by a run.",

@@ -11,6 +11,7 @@ import time
 import types
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from PIL import Image
@@ -24,7 +25,6 @@ from tests.helpers import Command
 
 pytest.importorskip("flask", reason="Flask is not installed (pip install -r photos/requirements.txt)")
 COLOURS = ["crimson", "seagreen", "royalblue", "orange", "purple", "teal", "gold", "hotpink"]
-HOME = "http://127.0.0.1:8000"
 
 
 class MadeUp(Searcher):
@@ -88,13 +88,6 @@ def client(made_up):
     return page.application(made_up).test_client()
 
 
-@pytest.fixture
-def get(client):
-    """get(path, **headers): the response to a request for this host."""
-    return lambda path, **headers: client.get(path, base_url=HOME, headers={
-        name.replace("_", "-"): value for name, value in headers.items()})
-
-
 def sentence_of(response, status: int) -> str:
     """The one sentence of a refusal."""
     assert response.status_code == status and response.mimetype == "application/json", response.data
@@ -110,19 +103,19 @@ def encode(image: Image.Image, kind: str, **more) -> bytes:
 
 # ---- what is answered
 
-def test_a_text_a_row_and_a_photo_are_answered_as_json(made_up, client, get):
-    result = get("/search?q=a+dog&top=5&offset=2").json
+def test_a_text_a_row_and_a_photo_are_answered_as_json(made_up, client):
+    result = client.get("/search?q=a+dog&top=5&offset=2").json
     assert made_up.queries[-1] == (["a dog"], 5, 2)
     assert [answer["row"] for answer in result["answers"]] == [2, 3, 4, 5, 6]
     assert result["answers"][1] == {"row": 3, "name": "a scan.tiff", "path": made_up.path_of(3), "p": 0.09,
                                     "score": pytest.approx(0.87), "gone": False}
     assert result["answers"][0]["gone"] and (result["query"], result["gallery"]) == ("a dog", 124)
     assert result["said"].startswith("about 2 of 124 photos show this; 72% sure that the first")
-    assert get("/search?row=4").json["answers"][0]["row"] == 4 and made_up.queries[-1] == (4, 10, 0)
+    assert client.get("/search?row=4").json["answers"][0]["row"] == 4 and made_up.queries[-1] == (4, 10, 0)
     with open(made_up.path_of(3), "rb") as f:
-        posted = client.post("/search?top=1&offset=1", data=f.read(), base_url=HOME)
+        posted = client.post("/search?top=1&offset=1", data=f.read())
     assert posted.json["answers"][0]["row"] == 122 and made_up.queries[-1] == ((900, 1200), 1, 1)
-    assert get("/about").json == {"title": "Made-up photos", "count": 124, "notes": ["a note of the index"],
+    assert client.get("/about").json == {"title": "Made-up photos", "count": 124, "notes": ["a note of the index"],
                                   "calibrated": True, "letters": 2000, "bytes": 60_000_000}
 
 
@@ -131,14 +124,14 @@ def test_a_posted_photo_is_read_as_those_of_a_folder_are(made_up, client):
     exif[0x0112] = 6                                        # a camera held upright
     for body, size in ((encode(Image.new("RGB", (60, 40)), "JPEG", exif=exif), (40, 60)),
                        (encode(Image.new("L", (16_320, 12_240)), "JPEG", quality=30), (8160, 6120))):   # large
-        assert client.post("/search", data=body, base_url=HOME).status_code == 200
+        assert client.post("/search", data=body).status_code == 200
         assert made_up.queries[-1][0] == size
 
 
 @pytest.mark.parametrize("where, side", [("thumb", 400), ("photo", 2048)])
-def test_every_row_has_its_picture_and_a_browser_asks_for_it_once(made_up, get, where, side):
+def test_every_row_has_its_picture_and_a_browser_asks_for_it_once(made_up, client, where, side):
     for row in (0, 2, 3, 4, 5):
-        response = get(f"/{where}/{row}")
+        response = client.get(f"/{where}/{row}")
         if made_up.names[row] == "gone.jpg":
             assert "is gone, or a link out of the photo folder; index the" in sentence_of(response, 404)
             continue
@@ -146,18 +139,14 @@ def test_every_row_has_its_picture_and_a_browser_asks_for_it_once(made_up, get, 
             assert drawn.format == "JPEG" and max(drawn.size) == min(side, max(stored.size))
             pixels = zip(drawn.convert("RGB").getpixel((9, 9)), stored.convert("RGB").getpixel((9, 9)))
             assert max(abs(a - b) for a, b in pixels) < 12
-        again = get(f"/{where}/{row}", If_None_Match=response.headers["ETag"])
+        again = client.get(f"/{where}/{row}", headers={"If-None-Match": response.headers["ETag"]})
         assert again.status_code == 304 and not again.data
 
 
 def test_the_model_is_asked_by_one_thread_at_a_time(made_up):
-    app, made_up.together = page.application(made_up), 0
-    threads = [threading.Thread(target=app.test_client().get, args=(f"/search?q=thread+{k}",),
-                                kwargs={"base_url": HOME}) for k in range(8)]
-    before = len(made_up.queries)
-    for act in (threading.Thread.start, threading.Thread.join):
-        for thread in threads:
-            act(thread)
+    app, made_up.together, before = page.application(made_up), 0, len(made_up.queries)
+    with ThreadPoolExecutor(8) as threads:
+        [*threads.map(lambda k: app.test_client().get(f"/search?q=thread+{k}"), range(8))]
     assert made_up.together == 1 and len(made_up.queries) == before + 8
 
 
@@ -173,8 +162,8 @@ def test_the_model_is_asked_by_one_thread_at_a_time(made_up):
     ("/photo/..", 404, "there is no photo"), ("/photo/../page.py", 404, "nothing at this address"),
     ("/page.py", 404, "nothing at this address"), ("/photo/%2e%2e%2fsearcher.py", 404, "nothing at this address"),
     ("/..%2f..%2fetc/passwd", 404, "nothing at this"), ("/photo/0%00.jpg", 404, "there is no photo")])
-def test_what_is_no_search_is_refused_in_a_sentence(get, address, status, sentence):
-    assert sentence in sentence_of(get(address), status)
+def test_what_is_no_search_is_refused_in_a_sentence(client, address, status, sentence):
+    assert sentence in sentence_of(client.get(address), status)
 
 
 @pytest.mark.parametrize("body, status, sentence", [
@@ -183,7 +172,7 @@ def test_what_is_no_search_is_refused_in_a_sentence(get, address, status, senten
     (encode(Image.new("1", (20_000, 10_000)), "PNG"), 400, "has more than 170 megapixels")])
 def test_what_is_no_photo_is_refused_in_a_sentence(made_up, client, body, status, sentence):
     before = len(made_up.queries)
-    assert sentence in sentence_of(client.post("/search", data=body, base_url=HOME), status)
+    assert sentence in sentence_of(client.post("/search", data=body), status)
     assert len(made_up.queries) == before
 
 
@@ -196,21 +185,21 @@ def test_links_that_leave_the_photo_folder_are_not_followed(tmp_path, kind):
     os.symlink(target, tmp_path / "photos" / name.split("/")[0])
     client = page.application(MadeUp(str(tmp_path / "photos"), [name])).test_client()
     for where in ("thumb", "photo"):
-        response = client.get(f"/{where}/0", base_url=HOME)
+        response = client.get(f"/{where}/0")
         assert response.status_code == (200 if kind == "within" else 404), response.data
 
 
 def test_a_photo_that_became_something_else_is_not_sent(tmp_path):
     client = page.application(MadeUp(str(tmp_path), ["a.bmp", "b.jpg"])).test_client()
     (tmp_path / "b.jpg").mkdir()
-    sentence_of(client.get("/photo/1", base_url=HOME), 404)
+    sentence_of(client.get("/photo/1"), 404)
     os.utime(photo_file(tmp_path / "a.bmp", "red"), ns=(1, 1))
-    tag = client.get("/thumb/0", base_url=HOME).headers["ETag"]
+    tag = client.get("/thumb/0").headers["ETag"]
     os.utime(photo_file(tmp_path / "a.bmp", "blue"), ns=(1, 2))                     # of the same size
-    response = client.get("/thumb/0", base_url=HOME, headers={"If-None-Match": tag})
+    response = client.get("/thumb/0", headers={"If-None-Match": tag})
     assert response.status_code == 200 and Image.open(io.BytesIO(response.data)).getpixel((5, 5))[2] > 200
     (tmp_path / "a.bmp").write_text("<script>alert(1)</script>")
-    assert "cannot be read" in sentence_of(client.get("/photo/0", base_url=HOME), 400)
+    assert "cannot be read" in sentence_of(client.get("/photo/0"), 400)
 
 
 # a link of another page may lead here (by GET), its form may not (by POST)
@@ -226,7 +215,7 @@ def test_a_photo_that_became_something_else_is_not_sent(tmp_path):
 def test_other_hosts_and_other_sites_are_refused(client, headers, statuses):
     photo = encode(Image.new("RGB", (9, 9)), "PNG")
     for method, status in zip(("GET", "POST"), statuses):
-        response = client.open("/search?q=a", method=method, data=photo, base_url=HOME, headers=headers)
+        response = client.open("/search?q=a", method=method, data=photo, headers=headers)
         assert response.status_code == status, response.data
 
 
@@ -239,9 +228,9 @@ def test_a_host_that_is_named_is_answered_too(made_up, host, answered):
     assert client.get("/about", base_url=f"http://{answered}", headers={"Origin": "http://6.6.6.6"}).status_code == 403
 
 
-def test_every_response_has_the_headers_that_keep_others_out(get):
+def test_every_response_has_the_headers_that_keep_others_out(client):
     for address in ("/", "/page.css", "/page.js", "/icon.svg", "/about", "/search?q=a", "/photo/0", "/none"):
-        response = get(address)
+        response = client.get(address)
         policy = response.headers["Content-Security-Policy"]
         assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy
         assert response.headers["X-Content-Type-Options"] == "nosniff"
