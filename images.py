@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image
+from PIL import Image, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
 from torch import Tensor
 from tqdm import tqdm
@@ -19,9 +19,6 @@ from tqdm import tqdm
 from cli import InputError, check
 from files import HELP, plain_file, read_array, refusing, sha256
 
-ROTATIONS = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
-             5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
-             8: Image.Transpose.ROTATE_90}                  # of EXIF's orientation
 PNG, JPEG, JPEG_END = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"\xff\xd9"                # how their files begin and end
 JPEG_BLOCK = 17                       # rows of pixels that are coded together, and one that is smoothed with them
 LARGE = 1 << 30                       # bytes of a file that worker processes help to read, and that stay mapped
@@ -46,7 +43,7 @@ def decode_photo(file: BinaryIO, most: int | None = None) -> Image.Image:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")                     # Pillow's name no photo
         try:
-            photo = convert_rgb(turn_upright(open_image(file, most)))
+            photo = convert_rgb(open_image(file, most))
         except Image.DecompressionBombError:
             raise
         except Exception:
@@ -55,7 +52,7 @@ def decode_photo(file: BinaryIO, most: int | None = None) -> Image.Image:
             mend = mend_png if data.startswith(PNG) else mend_jpeg if data.startswith(JPEG) else None
             if not mend:
                 raise
-            photo = convert_rgb(turn_upright(open_image(io.BytesIO(mend(data)), most)))
+            photo = convert_rgb(open_image(io.BytesIO(mend(data)), most))
     if most:
         photo.thumbnail((most, most))
     return photo
@@ -76,15 +73,6 @@ def open_image(file: BinaryIO, most: int | None = None) -> Image.Image:
     if image.width * image.height > limit:
         raise Image.DecompressionBombError(f"it has {excess * limit:,.0f} pixels")
     return image
-
-
-def turn_upright(image: Image.Image) -> Image.Image:
-    """Turn an image as its EXIF tag says, which a broken EXIF does not."""
-    image.load()
-    orientation = None
-    with contextlib.suppress(Exception):
-        orientation = image.getexif().get(ExifTags.Base.Orientation)
-    return image.transpose(ROTATIONS[orientation]) if orientation in ROTATIONS else image
 
 
 def mend_png(data: bytes) -> bytes:
@@ -118,7 +106,10 @@ def photo_formats() -> list[str]:
 
 
 def convert_rgb(image: Image.Image) -> Image.Image:
-    """Convert to RGB of 8 bits; values of 16 bits are scaled, which Pillow would cut."""
+    """Turn as EXIF says and convert to RGB of 8 bits; of 16, which Pillow cuts, scaled."""
+    image.load()
+    with contextlib.suppress(Exception):                    # a broken EXIF turns nothing
+        ImageOps.exif_transpose(image, in_place=True)
     if not image.mode.startswith(("I", "F")):
         image.info.pop("transparency", None)                # a palette's, of which Pillow warns
         return image.convert("RGB")
@@ -283,18 +274,11 @@ class Photos:
         return sha256("\n".join(map(os.path.basename, self.paths)))
 
 
-class NoImages:
-    """Images that are missing, with captions."""
-    parallel, dim, regions = False, None, None
+class NoImages(Features):
+    """Images that are missing, with captions: features of no numbers."""
 
     def __init__(self, count: int):
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def cut(self, n: int) -> None:
-        self.count = min(n, self.count)
+        self.step, self.array = 1, np.empty((count, 0), np.float32)
 
     def faults(self, deep: bool = False):
         yield from ()
@@ -303,7 +287,7 @@ class NoImages:
         return "no images: text only"
 
     def digest(self) -> str:
-        return sha256(f"{self.count} images of which only captions are there")
+        return sha256(f"{len(self)} images of which only captions are there")
 
 
 def count_repeats(array: np.ndarray, path: str) -> int:
