@@ -18,7 +18,7 @@ import train
 from cli import Arguments, positive
 from data import Batch
 from losses import SIMILARITIES, Embedding
-from metrics import retrieval_blocks
+from metrics import retrieval, score_matrix
 from model import build_model
 from vocab import SPECIALS, Vocabulary
 
@@ -118,8 +118,9 @@ def compare_evaluations(sizes: Sizes, rounds: int) -> None:
                 order = score_plainly(sim, images.rows([c // 5]), captions).argsort(descending=True)
                 (caption_image[order] == c // 5).nonzero()[0]
     for sim in ("cosine", "wasserstein"):
+        members = [(SIMILARITIES[sim], images, captions)]
         time_both(f"evaluation, {n:,} x {m:,}, {sim}",
-                  lambda sim=sim: retrieval_blocks(SIMILARITIES[sim], images, captions, caption_image.numpy()),
+                  lambda members=members: retrieval(score_matrix(members), caption_image),
                   lambda sim=sim: plain(sim), rounds, sizes.timed / m)
 
 

@@ -183,17 +183,10 @@ def check_finite(scores: np.ndarray) -> np.ndarray:
 
 
 def mean_cosine(means: torch.Tensor) -> float:
-    """The mean cosine between two different items, 1 where all are the same point.
-    means: (N, D), or (N, P, D), whose parts are averaged first."""
-    rows = means.mean(1) if means.ndim == 3 else means
-    rows = torch.nn.functional.normalize(rows.double(), dim=1)                      # (N, D)
+    """The mean cosine between two different items (N, D), 1 where all are one point."""
+    rows = torch.nn.functional.normalize(means.double(), dim=1)                     # (N, D)
     pairs = rows.sum(0).square().sum() - rows.square().sum()          # sum over i != j of cos(i, j)
     return float(pairs / max(1, len(rows) * (len(rows) - 1)))
-
-
-def retrieval_blocks(similarity, images, captions, caption_image) -> dict:
-    """Compute `retrieval` from the embeddings of N images and of M captions."""
-    return retrieval(score_matrix([(similarity, images, captions)]), caption_image)
 
 
 def retrieval(scores, caption_image) -> dict:

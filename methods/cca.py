@@ -25,7 +25,7 @@ from evaluation.embeddings import Member, export, list_items
 from files import output, refusing
 from images import Features
 from losses import Embedding, cosine
-from metrics import chance, retrieval_blocks
+from metrics import chance, retrieval, score_matrix
 from model import Precomputed
 
 BLOCK = 4096                          # pairs that are read at a time
@@ -111,7 +111,7 @@ def choose(cca: CCA, split: Split, views, dims, etas) -> tuple[int, float, float
         cca.solve(max(dims), *pair)
         for dim in dims:
             sides = embed_views(cca, split, views, dim)
-            rsums[dim, *pair] = retrieval_blocks(cosine, *sides, split.caption_image)["rsum"]
+            rsums[dim, *pair] = retrieval(score_matrix([(cosine, *sides)]), split.caption_image)["rsum"]
             print("eta_image {:g}, eta_text {:g}, dim {}: dev rsum {:.1f}".format(*pair, dim, rsums[dim, *pair]))
     return max(rsums, key=rsums.get)
 
@@ -134,13 +134,12 @@ def fit_and_embed(opt) -> None:
         etas = [*itertools.product(ETAS, ETAS)]
     dim, *etas = choose(cca, *read_views(opt, opt.data_name, "dev"), dims, etas) if automatic else (*dims, *etas[0])
     cca.solve(dim, *etas)
-    sides = embed_views(cca, test, test_views)
+    items = list_items(test, target)
+    items.similarity, items.members = "cosine", [Member(cosine, *embed_views(cca, test, test_views))]
     print("dim {}, eta_image {:g}, eta_text {:g}, correlations {:.3f} to {:.3f}; {} {}: rsum {:.1f} (chance {:.1f})"
           .format(dim, *etas, *cca.correlations[[0, -1]], target, opt.split,
-                  *(result["rsum"] for result in (retrieval_blocks(cosine, *sides, test.caption_image),
+                  *(result["rsum"] for result in (retrieval(items.scores, test.caption_image),
                                                   chance(test.caption_image, len(test.images))))))
-    items = list_items(test, target)
-    items.similarity, items.members = "cosine", [Member(cosine, *sides)]
     export(opt.output, items)
 
 
