@@ -67,7 +67,7 @@ def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = 
     check(os.path.isfile(path), f"there is no checkpoint {path}; give a run folder that holds {name}"
                                 + ", or a file" * (name != "checkpoint.pt"))
     stored = read(path)
-    if isinstance(stored, dict) and "opt" in stored and methods.originals.is_original(stored):
+    if isinstance(stored, dict) and "opt" in stored:
         stored = methods.originals.convert_file(stored, path, vocab)
     check(isinstance(stored, dict) and {"format", "options", "vocabulary", "model"} <= set(stored),
           f"{path} is not a checkpoint of this project; give one that train.py wrote")

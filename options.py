@@ -4,10 +4,11 @@ A loss with options of its own declares them beside its code, in `options`; they
 `options(sim="wasserstein")` gives the options of a training to a script.
 """
 import argparse
+import functools
 import os
 
 import cli
-from cli import Arguments, InputError, at_least_zero, check, data_set, filename, natural, positive
+from cli import Arguments, at_least_zero, check, data_set, filename, natural, positive
 from data import DEV_IMAGES
 from files import read_yaml
 from images import NoImages, Photos
@@ -189,10 +190,8 @@ def parse_words(p: Arguments, words: list[str]) -> Options:
 
 def options(**values) -> Options:
     """Resolve options of a training: options(sim="wasserstein"). Raises InputError."""
-    def refuse(message: str):
-        raise InputError(message)
     p = training_parser()
-    p.error = refuse
+    p.error = functools.partial(check, False)               # raises InputError
     opt = parse_words(p, spell(values, p, "options()"))
     resolve(opt)
     return opt

@@ -92,11 +92,6 @@ class Trigrams(Vocabulary):
         """Letter trigrams of captions, each a list of words."""
         return TrigramTokens(captions, self)
 
-    def hash(self, words: Iterable[str]) -> list[list[int]]:
-        """Numbers of the known trigrams of each word, listed or not, with repeats."""
-        index = self.trigram_index
-        return [[index[t] for t in trigrams_of(word) if t in index] for word in words]
-
 
 def trigrams_of(word: str) -> list[str]:
     """List the letter trigrams of #word#, in order and with repeats: #ca, cat, at#."""
@@ -129,9 +124,9 @@ class TrigramTokens(Tokens):
 
     def __init__(self, captions: list[list[str]], vocab: Trigrams):
         """captions: tokenised. A caption without any known trigram, or word, is unknown."""
-        distinct = dict.fromkeys(chain.from_iterable(captions))
+        distinct, index = dict.fromkeys(chain.from_iterable(captions)), vocab.trigram_index
         row = {word: u for u, word in enumerate(distinct, 1)}         # 0 is padding
-        hashed = [[], *vocab.hash(distinct)]
+        hashed = [[], *([index[t] for t in trigrams_of(word) if t in index] for word in distinct)]
         self.width = np.array([*map(len, hashed)])                    # (U + 1,) trigrams of the distinct words
         self.table = np.zeros((len(hashed), self.width.max(initial=1)), np.int64)           # (U + 1, K)
         self.table[np.arange(self.table.shape[1]) < self.width[:, None]] = [*chain.from_iterable(hashed)]

@@ -36,6 +36,7 @@ VSRN = {"img_enc": "vsrn", "embed_size": 2048, "max_violation": True, "captioner
 VSRN_ORIGINAL = {**VSRN, "region_norm": "regions", "captioner_original": True}
 SCAN = {"sim": "scan", "bi_gru": True, "max_violation": True}
 SCAN_I2T_MEAN = {**SCAN, "cross_attn": "i2t", "lambda_softmax": 4, "agg_func": "Mean"}
+PVSE = {"n_embeds": 2, "margin": 0.1, "max_violation": True, "batch_size": 256, "diversity": 25.6, "mmd": 2.56}
 PRIORS = {"prior_images": 0.01, "prior_captions": 0.01}
 RECONSTRUCTIONS = {"recon_images": 0.5, "recon_captions": 0.005}
 AUTOENCODER = {"max_violation": True, "txt_enc": "bigru", "num_layers": 2, "img_layers": 1024, **RECONSTRUCTIONS}
@@ -86,12 +87,9 @@ METHODS = {
     "scan_i2t": Method("SCAN, image to text", "Lee et al. 2018",
                        {**SCAN, "cross_attn": "i2t", "lambda_softmax": 4, "lambda_lse": 5}, REGIONS),
     "scan_i2t_mean": Method("SCAN, image to text, mean over regions", "Lee et al. 2018", SCAN_I2T_MEAN, REGIONS),
-    "pvse": Method("PVSE", "Song and Soleymani 2019",
-                   {"sim": "mil", "n_embeds": 2, "margin": 0.1, "max_violation": True, "batch_size": 256,
-                    "diversity": 25.6, "mmd": 2.56}, f"{REGIONS}, or photos"),
+    "pvse": Method("PVSE", "Song and Soleymani 2019", {"sim": "mil", **PVSE}, f"{REGIONS}, or photos"),
     "pvse_chamfer": Method("PVSE's embeddings under the smooth Chamfer similarity", "Kim et al. 2023",
-                           {"sim": "chamfer", "n_embeds": 2, "margin": 0.1, "max_violation": True, "batch_size": 256,
-                            "diversity": 25.6, "mmd": 2.56}, f"{REGIONS}, or photos"),
+                           {"sim": "chamfer", **PVSE}, f"{REGIONS}, or photos"),
     "pcme": Method("PCME", "Chun et al. 2021", {"sim": "match_prob", "mask_same_image": False, "vib": 5e-6},
                    f"{REGIONS}, or photos"),
     "pcme++": Method("PCME++", "Chun 2024",

@@ -35,15 +35,11 @@ VSRN = [(r"^fc\.", "image_tower.trunk.fc."), (r"^img_", "image_tower.mean."), (r
 
 # ---- checkpoints
 
-def is_original(stored) -> bool:
-    """True if a file has the layout of VSE++ and its descendants.
-    {"model": [image, text], "opt": options}."""
-    return (isinstance(stored, dict) and isinstance(stored.get("model"), (list, tuple))
-            and isinstance(stored.get("opt"), (argparse.Namespace, dict)))
-
-
 def convert_file(stored: dict, path: str, vocab: str | None) -> dict:
-    """Convert an original's checkpoint with the vocabulary of a file."""
+    """Convert an original's checkpoint with the vocabulary of a file; others stay.
+    It has the layout of VSE++ and its descendants, {"model": [image, text], "opt": options}."""
+    if not (isinstance(stored.get("model"), (list, tuple)) and isinstance(stored["opt"], (argparse.Namespace, dict))):
+        return stored
     check(vocab, f"{path} is an original checkpoint, which holds no words; give the vocabulary that it was trained "
                  "with: --vocab FILE")
     unchecked = (f"{path} holds no words: its vocabulary is taken to be {vocab} since that has as many; whether they "

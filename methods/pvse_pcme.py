@@ -155,21 +155,18 @@ class MatchProbability(nn.Module):
     def forward(self, images, captions):
         x, y = (e.mean + (e.log_var / 2).exp() * self.noise(e, side)                # (J, N, D), (J, M, D)
                 for side, e in enumerate((images, captions)))
-        return score_in_blocks(lambda i, j: log_odds(x[:, i], y[:, j], self.scale, self.shift),
-                            x.shape[1], y.shape[1], self.n_samples ** 2, x.device)
+        return score_in_blocks(lambda i, j: self.log_odds(x[:, i], y[:, j]), x.shape[1], y.shape[1],
+                               self.n_samples ** 2, x.device)
 
-
-def log_odds(x: Tensor, y: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """log(sum of sigmoid(2 s)) - log(sum of sigmoid(-2 s)) over pairs of samples.
-    Samples (J, n, D), (J, p, D) -> (n, p)."""
-    a, b = x.flatten(0, 1), y.flatten(0, 1)                                     # (J n, D), (J p, D)
-    # (J n, J p)
-    squared = (a.square().sum(1)[:, None] + b.square().sum(1)).addmm(a, b.T, alpha=-2)
-    distance = (squared.clamp(min=0) + 1e-6).sqrt()
-    odds = 2 * (shift - scale * distance).view(*x.shape[:2], *y.shape[:2])            # (J, n, J, p)
-    match = F.logsigmoid(odds)
-    # logsigmoid(-x) = logsigmoid(x) - x
-    return match.logsumexp((0, 2)) - (match - odds).logsumexp((0, 2))
+    def log_odds(self, x: Tensor, y: Tensor) -> Tensor:
+        """log(sum of sigmoid(2 s)) - log(sum of sigmoid(-2 s)) over pairs of samples.
+        Samples (J, n, D), (J, p, D) -> (n, p)."""
+        a, b = x.flatten(0, 1), y.flatten(0, 1)                                     # (J n, D), (J p, D)
+        squared = (a.square().sum(1)[:, None] + b.square().sum(1)).addmm(a, b.T, alpha=-2)          # (J n, J p)
+        distance = (squared.clamp(min=0) + 1e-6).sqrt()
+        odds = 2 * (self.shift - self.scale * distance).view(*x.shape[:2], *y.shape[:2])            # (J, n, J, p)
+        match = F.logsigmoid(odds)                          # logsigmoid(-x) = logsigmoid(x) - x
+        return match.logsumexp((0, 2)) - (match - odds).logsumexp((0, 2))
 
 
 # ---- terms beside the loss: (images, captions, batch) -> scalar

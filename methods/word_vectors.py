@@ -31,7 +31,11 @@ def read_word_vectors(words: list[str], path: str, dim: int | None = None) -> tu
         rows = (text_rows if text else binary_rows)(f, path, count, size)
         for place, word, values in tqdm(rows, total=count, desc="word vectors", disable=None, leave=False):
             if word in row and row[word] not in vectors:
-                vectors[row[word]] = parse_vector(f"{path}, {place}", values)
+                fault = f"{path}, {place} has values that are not finite numbers"
+                fix = "a word and D finite numbers are allowed, so fetch or write the file again"
+                with refusing(fault, fix, ValueError):
+                    vectors[row[word]] = np.asarray(values).astype(np.float32)
+                check(np.isfinite(vectors[row[word]]).all(), f"{fault}; {fix}")
     check(vectors, f"{path} has a vector for none of the {len(row)} words of the vocabulary; give a file with words of "
                    "the captions' language, in lower case")
     size = len(next(iter(vectors.values())))
@@ -83,12 +87,3 @@ def binary_rows(f, path: str, count: int, dim: int):
         yield f"row {row}", bytes(word).lstrip(b"\n"), np.frombuffer(values, "<f4")  # the original ends rows with \n
     check(not f.read(2).strip(), f"{path} continues after the {count} words that its first line announces; fetch it "
                                  "again")
-
-
-def parse_vector(place: str, values) -> np.ndarray:
-    """Vector (D,) of a word, from numbers or texts."""
-    fix = "a word and D finite numbers are allowed, so fetch or write the file again"
-    with refusing(f"{place} has values that are not finite numbers", fix, ValueError):
-        vector = np.asarray(values).astype(np.float32)
-    check(np.isfinite(vector).all(), f"{place} has values that are not finite numbers; {fix}")
-    return vector
