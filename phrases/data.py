@@ -195,11 +195,9 @@ class PhraseSplit(Split):
     proposals: Proposals = None
 
     ids = property(lambda self: self.entities.ids)                      # N photos
-    sizes = property(lambda self: self.entities.sizes)                  # (N, 2) width, height
     boxes = property(lambda self: self.proposals.boxes)                 # (R, 4)
     start = property(lambda self: self.proposals.start)                 # (N + 1,)
     added = property(lambda self: self.proposals.added)                 # (R,) bool
-    phrases = property(lambda self: self.entities.phrases)              # M
     phrase_photo = property(lambda self: self.entities.phrase_photo)    # (M,) rising
     truth = property(lambda self: self.entities.truth)                  # (M, 4) box around all boxes of the chain
     types = property(lambda self: self.entities.types)                  # M, such as ("people",)

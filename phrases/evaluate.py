@@ -38,10 +38,10 @@ def evaluate_run(path: str, opt) -> dict:
     check_fits(own, split.images, split.text, path)
     check_extractors(trained.extractors, split, own.text_features, path)
     tokens = split.encode(trained.vocab, known=not opt.data_name)
-    print(f"{data_name} {split.name}: {len(split.ids):,} photos, {len(split.phrases):,} phrases")
+    print(f"{data_name} {split.name}: {len(split.ids):,} photos, {len(split.captions):,} phrases")
     located = validate_phrases(trained.model, split, tokens, trained.device)
     return {"checkpoints": [path], "data_name": data_name, "split": split.name, "images": len(split.ids),
-            "captions": len(split.phrases), "protocols": {}, "similarity": own.sim,
+            "captions": len(split.captions), "protocols": {}, "similarity": own.sim,
             "notes": [*trained.notes, *split.notes], "localisation": located,
             "proposals": split.proposals.facts, "baselines": {"largest": measure_largest_first(split)}}
 

@@ -2,7 +2,7 @@
 
 Boxes are x1, y1, x2, y2 as shares of the photo's width and height. An encoder has `line`, its name, and `dim`, the
 numbers of a box. `read(photo, boxes)` prepares a photo, in worker processes; `encode` makes a list of what it returns a
-list of features (P, dim).
+list of features (P, dim) float16.
 """
 import math
 
@@ -46,28 +46,20 @@ def roi_align(cells: Tensor, boxes: Tensor, bins: int = 1) -> Tensor:
     return (weights @ cells.flatten(1).T).permute(0, 3, 1, 2)                                         # (P, C, i, j)
 
 
-class RegionPooling(nn.Module):
-    """Features of boxes: photos (B, 3, S, S) and B tensors (P, 4) -> B tensors (P, F).
+@torch.no_grad()
+def pool_regions(cnn: CNN, photos: Tensor, boxes: list[Tensor]) -> list[Tensor]:
+    """Compute features of boxes: photos (B, 3, S, S) and B tensors (P, 4) -> B tensors (P, F).
 
-    Boxes are x1, y1, x2, y2 as shares of width and height, and S is a multiple of 32. layer "cells": one bin of
-    `roi_align` of the last map. "fc6" and "fc7" (VGG): 7 x 7 bins of the last map before its last pooling, and then the
-    layers after it with the ReLU, as in Fast R-CNN, F = 4096.
+    Boxes are x1, y1, x2, y2 as shares of width and height, and S is a multiple of 32. A CNN of cells: one bin of
+    `roi_align` of the last map. Else (VGG): 7 x 7 bins of the last map before its last pooling, and then the layers
+    after it with the ReLU, as in Fast R-CNN, F = 4096.
     """
-
-    def __init__(self, cnn: CNN, layer: str):
-        super().__init__()
-        self.cnn, self.layer, self.dim = cnn, layer, cnn.dim
-        if cnn.cells and hasattr(cnn.net, "features"):
-            cnn.net.avgpool = nn.Identity()                 # VGG's would make 7 x 7 cells of any map
-
-    def forward(self, photos: Tensor, boxes: list[Tensor]) -> list[Tensor]:
-        if self.layer == "cells":
-            cells = self.cnn(photos)                                                                  # (B, h * h, C)
-            maps = cells.transpose(1, 2).unflatten(2, (math.isqrt(cells.shape[1]), -1))               # (B, C, h, h)
-            return [roi_align(*pair).flatten(1) for pair in zip(maps, boxes)]
-        with torch.no_grad():
-            maps = self.cnn.net.features[:-1](photos)                                                 # (B, 512, h, w)
-            return [self.cnn.net.classifier(roi_align(*pair, bins=SIDE).flatten(1)) for pair in zip(maps, boxes)]
+    if cnn.cells:
+        cells = cnn(photos)                                                                           # (B, h * h, C)
+        maps = cells.transpose(1, 2).unflatten(2, (math.isqrt(cells.shape[1]), -1))                   # (B, C, h, h)
+        return [roi_align(*pair).flatten(1) for pair in zip(maps, boxes)]
+    maps = cnn.net.features[:-1](photos)                                                              # (B, 512, h, w)
+    return [cnn.net.classifier(roi_align(*pair, bins=SIDE).flatten(1)) for pair in zip(maps, boxes)]
 
 
 class NetworkRegions:
@@ -81,7 +73,9 @@ class NetworkRegions:
         layer = layer or layers[0]
         check(layer in layers, f"--layer {layer} is not a layer of {cnn_type}; it has {', '.join(layers)}")
         cnn, line = load_network(cnn_type, layer, weights)
-        self.net, self.device, self.dim = RegionPooling(cnn, layer).to(device), device, cnn.dim
+        if cnn.cells and hasattr(cnn.net, "features"):
+            cnn.net.avgpool = nn.Identity()                 # VGG's would make 7 x 7 cells of any map
+        self.cnn, self.device, self.dim = cnn.to(device), device, cnn.dim
         self.line = f"{cnn_type} RoI {layer}, photos resized to {side}x{side}, {line.split()[-1]}"
         self.transform = whole_transform(side)
 
@@ -90,8 +84,8 @@ class NetworkRegions:
 
     def encode(self, pairs: list[tuple]) -> list[np.ndarray]:
         photos, boxes = zip(*pairs)
-        rows = self.net(torch.stack(photos).to(self.device), [x.to(self.device) for x in boxes])
-        return [x.cpu().numpy() for x in rows]
+        rows = pool_regions(self.cnn, torch.stack(photos).to(self.device), [x.to(self.device) for x in boxes])
+        return [x.cpu().numpy().astype(np.float16) for x in rows]
 
 
 class SceneRegions:
@@ -114,8 +108,8 @@ class SceneRegions:
         return np.concatenate([take_strongest(maps, boxes), *average_cells(maps, boxes)], 1)
 
     @staticmethod
-    def encode(values: list) -> list:
-        return values
+    def encode(values: list[np.ndarray]) -> list[np.ndarray]:
+        return [x.astype(np.float16) for x in values]
 
 
 def take_strongest(maps: np.ndarray, boxes: np.ndarray) -> np.ndarray:

@@ -16,7 +16,6 @@ import functools
 import gzip
 import os
 import zlib
-from typing import NamedTuple
 
 import numpy as np
 
@@ -73,11 +72,11 @@ def describe_method(model: str | None) -> str:
     return f"EdgeBoxes ({settings}) of {edges}, longer side at least {LEAST}, OpenCV {import_opencv().__version__}"
 
 
-def find_gradients(photo: np.ndarray, radius: int) -> tuple[np.ndarray, np.ndarray]:
+def find_edges(photo: np.ndarray, radius: int) -> tuple[np.ndarray, np.ndarray]:
     """Find the edges of a photo (H, W, 3) uint8 by Sobel's filters after smoothing.
 
-    Strength in [0, 1] and direction across the edge in [0, pi], both (H, W) float32, of the colour of the strongest
-    gradient at each pixel. radius: of the triangle that smooths, pixels.
+    Strength in [0, 1], 0 beside a stronger pixel across the edge, and direction across the edge in [0, pi], both (H, W)
+    float32, of the colour of the strongest gradient at each pixel. radius: of the triangle that smooths, pixels.
     """
     cv2 = import_opencv()
     triangle = radius + 1 - np.abs(np.arange(-radius, radius + 1, dtype=np.float32))
@@ -86,17 +85,12 @@ def find_gradients(photo: np.ndarray, radius: int) -> tuple[np.ndarray, np.ndarr
     dx, dy = (cv2.Sobel(smoothed, cv2.CV_32F, *order) for order in ((1, 0), (0, 1)))     # (H, W, 3)
     best = np.hypot(dx, dy).argmax(2, keepdims=True)
     dx, dy = (np.take_along_axis(x, best, 2)[:, :, 0] for x in (dx, dy))
-    strength = np.hypot(dx, dy)
-    return strength / max(strength.max(), 1e-6), np.mod(np.arctan2(dy, dx), np.float32(np.pi))
-
-
-def thin_edges(strength: np.ndarray, across: np.ndarray) -> np.ndarray:
-    """Remove edge pixels with a stronger neighbour across the edge."""
-    cv2 = import_opencv()
+    strength, across = np.hypot(dx, dy), np.mod(np.arctan2(dy, dx), np.float32(np.pi))
+    strength /= max(strength.max(), 1e-6)
     y, x = np.mgrid[:strength.shape[0], :strength.shape[1]].astype(np.float32)
     beside = [cv2.remap(strength, x + sign * np.cos(across), y + sign * np.sin(across), cv2.INTER_LINEAR,
                         borderMode=cv2.BORDER_REPLICATE) for sign in (1, -1)]
-    return np.where(THIN * strength < np.maximum(*beside), np.float32(0), strength)
+    return np.where(THIN * strength < np.maximum(*beside), np.float32(0), strength), across
 
 
 def edge_boxes(photo: np.ndarray, count: int, model: str | None = None) -> np.ndarray:
@@ -116,8 +110,7 @@ def edge_boxes(photo: np.ndarray, count: int, model: str | None = None) -> np.nd
         across = forest.computeOrientation(strength)
         strength = forest.edgesNms(strength, across)
     else:
-        strength, across = find_gradients(photo, round(SMOOTH * scale))
-        strength = thin_edges(strength, across)
+        strength, across = find_edges(photo, round(SMOOTH * scale))
     boxes, scores = cv2.ximgproc.createEdgeBoxes(maxBoxes=count, **SETTINGS).getBoundingBoxes(
         np.ascontiguousarray(strength, np.float32), np.ascontiguousarray(across, np.float32))
     if not len(boxes):
@@ -129,15 +122,9 @@ def edge_boxes(photo: np.ndarray, count: int, model: str | None = None) -> np.nd
     return np.concatenate([first, last, np.reshape(scores, (-1, 1))], 1).astype(np.float32)[:count]      # (k, 5)
 
 
-class Finder(NamedTuple):
-    """Finder of the proposals of photo n, at most (limit, 5) float32."""
-    paths: list[str]
-    sizes: np.ndarray                 # (N, 2): width, height
-    limit: int
-    model: str | None
-
-    def __call__(self, n: int) -> np.ndarray:
-        return edge_boxes(np.array(read_sized(self.paths[n], self.sizes[n])), self.limit, self.model)
+def find_boxes(paths: list[str], sizes: np.ndarray, count: int, model: str | None, n: int) -> np.ndarray:
+    """Read photo n and find its boxes, in a worker process. sizes (N, 2): width, height."""
+    return edge_boxes(np.array(read_sized(paths[n], sizes[n])), count, model)
 
 
 def read_sized(path: str, size):
@@ -195,8 +182,8 @@ def write_proposals(opt, root: str, split: str, name: str, method: str) -> None:
     if opt.given:
         rows = read_own_boxes(opt.given, entities, opt.count)
     else:
-        finder = Finder(photo_paths(root, entities.ids), entities.sizes, opt.count, opt.model)
-        compute(part, dict(enumerate(entities.ids)), finder, list, split, BATCH, opt.workers)
+        find = functools.partial(find_boxes, photo_paths(root, entities.ids), entities.sizes, opt.count, opt.model)
+        compute(part, dict(enumerate(entities.ids)), find, list, split, BATCH, opt.workers)
         rows = [part[photo] for photo in entities.ids]
     proposals = join_photos(rows, entities, add=split == "train")
     facts |= {"boxes_sha256": sha256(proposals.boxes), "boxes": len(proposals.boxes), "photos": len(rows),
@@ -241,5 +228,5 @@ def main(argv=None) -> None:
 
 
 if __name__ == "__main__":
-    from phrases.proposals import main  # whose classes worker processes find by name
+    from phrases.proposals import main  # whose functions worker processes find by name
     main()

@@ -95,19 +95,12 @@ def measure_chance_rsum(split: PhraseSplit) -> float:
     return measure_chance(locate(split, lambda n, columns: np.zeros((sizes[n], len(columns)))))["rsum"]
 
 
-# ---- trained models
-
-def score_photos(model: VSE, split: PhraseSplit, tokens, device) -> Callable:
-    """Return scores of a photo's proposals for its phrases, for `locate`. model: in evaluation mode."""
+def validate_phrases(model: VSE, split: PhraseSplit, tokens, device) -> dict:
+    """Measure the localisation of a split by a model in evaluation mode."""
     @torch.no_grad()
     def scores_of(n: int, columns: np.ndarray) -> np.ndarray:
         words, lengths = tokens.batch(columns)
         phrases = model.embed_captions(words.to(device), lengths)
         regions = model.embed_images(split.images.gather(np.arange(split.start[n], split.start[n + 1])).to(device))
         return model.similarity(regions, phrases).float().cpu().numpy()             # (P, m)
-    return scores_of
-
-
-def validate_phrases(model: VSE, split: PhraseSplit, tokens, device) -> dict:
-    """Measure the localisation of a split by a model."""
-    return measure_localisation(locate(split, score_photos(model, split, tokens, device)), split)
+    return measure_localisation(locate(split, scores_of), split)

@@ -6,9 +6,9 @@ if __name__ == "__main__":
     import cli
     cli.start()
 
+import functools
 import os
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
@@ -32,30 +32,20 @@ from phrases.proposals import read_sized
 
 SIDE = 448                            # pixels of a photo: the last map has 14 x 14 cells, as boxes may be small
 BATCH = {"cuda": 16, "cpu": 2}        # photos per step
-KINDS = ("cnn", "demo")
 
 
-class RegionReader(NamedTuple):
-    """Reads photo n and its boxes for a network: `reader(n)`."""
-    paths: list[str]
-    sizes: np.ndarray                 # (N, 2): width, height
-    proposals: Proposals
-    read: Callable
-
-    def __call__(self, n: int):
-        boxes = self.proposals.boxes[slice(*self.proposals.start[n:n + 2])]
-        return self.read(read_sized(self.paths[n], self.sizes[n]), box_geometry(boxes, self.sizes[n])[:, :4])
+def read_regions(paths: list[str], sizes: np.ndarray, proposals: Proposals, read: Callable, n: int):
+    """Read photo n and its boxes for an encoder, in a worker process. sizes (N, 2): width, height."""
+    boxes = proposals.boxes[slice(*proposals.start[n:n + 2])]
+    return read(read_sized(paths[n], sizes[n]), box_geometry(boxes, sizes[n])[:, :4])
 
 
 def compute_rows(path: str, split: str, root: str, entities: Entities, proposals: Proposals, encoder,
                  batch_size: int, workers: int) -> None:
     """Compute the features of a split, from where a stop left them."""
     part = Part(f"{path}.npy", [encoder.line, proposals.facts["boxes_sha256"]])
-    reader = RegionReader(photo_paths(root, entities.ids), entities.sizes, proposals, encoder.read)
-
-    def encode(values: list) -> list[np.ndarray]:
-        return [features.astype(np.float16) for features in encoder.encode(values)]
-    compute(part, dict(enumerate(entities.ids)), reader, encode, split, batch_size, workers)
+    read = functools.partial(read_regions, photo_paths(root, entities.ids), entities.sizes, proposals, encoder.read)
+    compute(part, dict(enumerate(entities.ids)), read, encoder.encode, split, batch_size, workers)
     with mapped(f"{path}.npy", (len(proposals.boxes), encoder.dim), np.float16) as rows:
         for photo, start, end in zip(entities.ids, proposals.start, proposals.start[1:]):
             rows[start:end] = part[photo]
@@ -111,7 +101,7 @@ def main(argv=None) -> None:
     add("--proposals", type=parse_name, default="edgeboxes200", metavar="NAME", help="name of the proposals")
     add("--name", type=parse_name, default="ims", help="name of the features, for files {split}_PROPOSALS_NAME.npy")
     add("--splits", nargs="+", choices=SPLITS, default=list(SPLITS), help="splits to write")
-    add("--kind", choices=KINDS, default="cnn", help="RoI pooling of a CNN, or of the demo's features without weights")
+    add("--kind", choices=["cnn", "demo"], default="cnn", help="RoI pooling of a CNN, or of the demo's filters")
     add("--layer", choices=["fc6", "fc7", "cells"], help="what is pooled: the last map (cells), or 7 x 7 bins of it "
         "for fc6 or fc7 (VGG; default fc6, of others cells)")
     add("--given", type=filename, metavar="FILE.npy",
@@ -125,5 +115,5 @@ def main(argv=None) -> None:
 
 
 if __name__ == "__main__":
-    from phrases.regions import main  # whose classes worker processes find by name
+    from phrases.regions import main  # whose functions worker processes find by name
     main()

@@ -214,7 +214,7 @@ def test_features_of_phrases_are_extracted_and_trained_on(root, run, capsys, tmp
     captions.main(["--data_path", root, "--data_name", "demo_entities", "--name", "mean", "--word_vectors",
              str(tmp_path / "words.txt")])
     split = read(root, "test", text_features="mean")
-    assert len(split.text) == len(split.phrases) and split.extractors["mean"].startswith("mean")
+    assert len(split.text) == len(split.captions) and split.extractors["mean"].startswith("mean")
     results, _ = report(capsys, "--checkpoint", run("--method", "cite", "--cite_layers", "16-8", "--img_layers", "16",
                                                     "--txt_layers", "16", "--text_features", "mean"))
     assert results["similarity"] == "cite" and results["localisation"]["r1"] > results["localisation"]["chance"]["r1"]

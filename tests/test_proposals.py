@@ -20,7 +20,7 @@ from model import CNN
 from phrases import proposals, regions
 from phrases.data import iou, read_proposals, read_region_features, recall
 from phrases.entities import read_entities
-from phrases.pooling import RegionPooling, SceneRegions, roi_align
+from phrases.pooling import SceneRegions, pool_regions, roi_align
 from tests.helpers import refused
 
 opencv = pytest.mark.skipif(importlib.util.find_spec("cv2") is None,
@@ -206,7 +206,7 @@ def test_fc6_is_the_layer_of_the_pooled_bins():
     slow = torch.relu(torch.nn.functional.avg_pool2d(cells, 2).flatten(1) @ cnn.net.classifier[0].weight.T
                       + cnn.net.classifier[0].bias)
     cnn.net.classifier = cnn.net.classifier[:2]
-    found = RegionPooling(cnn, "fc6")(photo, [torch.tensor([[0., 0, 1, 1]])])[0]
+    found = pool_regions(cnn, photo, [torch.tensor([[0., 0, 1, 1]])])[0]
     assert found.shape == (1, 4096)
     torch.testing.assert_close(found, slow, rtol=1e-3, atol=1e-5)
 
