@@ -36,7 +36,7 @@ def runs(tmp_path_factory, demo_path, small_run):
     for name, words in MODELS.items():
         small_run(*words, to=root / name)
     prepare.main(["--vg", os.path.join(demo_path, "demo_vg"), "--output", str(root / "m.json"), "--thresholds", "20",
-                  "40", "--images", "6", "--wholes", "5"])
+                  "40", "--images", "6"])
     return root
 
 

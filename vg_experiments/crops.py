@@ -20,12 +20,12 @@ import numpy as np
 from PIL import ImageDraw
 
 import cli
-from cli import Arguments, check, filename, natural, number, up_to
+from cli import check, filename, number, up_to
 from evaluation import report
 from evaluation.pictures import LETTERS, THUMBNAIL, Cell, PhotoRow, draw_rows, picture_file, wrapped
 from images import read_photo
 from losses import Embedding, uncertainty
-from vg_experiments.encoding import CropEncoder, add_model_options, build_encoders, photo_path
+from vg_experiments.encoding import CropEncoder, build_encoders, build_parser, photo_path
 from vg_experiments.prepare import clip_box, load_manifest, random_order
 
 COLOURS = {"c": "black", "b": "blue", "a": "red"}
@@ -105,7 +105,7 @@ def show_examples(opt, models: dict[str, CropEncoder]) -> None:
                     "percent; name one of them")
     by_image = {t["image"]: t for t in triplets}
     cells = [draw_triplet(by_image[n], photo_path(manifest, n), models)
-             for n in random_order(list(by_image), opt.seed, "examples")[:opt.examples]]
+             for n in random_order(list(by_image), manifest["seed"], "examples")[:opt.examples]]
     draw_rows(opt.output, f"triplets at {opt.threshold:g} percent", [PhotoRow("", "", cells)], ACROSS)
     print(f"{len(cells)} triplets at {opt.threshold:g} percent in {opt.output}")
 
@@ -120,17 +120,13 @@ def show_crops(opt) -> None:
 
 
 def main(argv=None) -> None:
-    p = Arguments("Show how models see crops of a photo and truncated captions, or draw example triplets.")
-    add_model_options(p)
+    p = build_parser("Show how models see crops of a photo and truncated captions, or draw examples of a manifest.")
     add = p.add_argument
     add("--image", type=filename, metavar="FILE", help="photo to crop")
     add("--boxes", nargs="+", metavar="X,Y,W,H", help="crops of the photo, in whole pixels")
     add("--captions", nargs="+", metavar="TEXT", help="one caption of the whole photo, then one per box")
-    add("--manifest", type=filename, default="runs/vg/manifest.json", help="manifest to take examples from")
     add("--examples", type=up_to(100), metavar="N", help="instead of a photo, draw N triplets of the manifest")
     add("--threshold", type=number, default=30, metavar="PERCENT", help="area threshold of the examples")
-    add("--vg", type=filename, help="folder of the manifest's photos (default: the folder that it was made from)")
-    add("--seed", type=natural, default=0, help="random seed that draws the examples")
     add("--output", type=filename, default="runs/vg/crops.png", metavar="FILE.png", help="picture to write")
     add("--overwrite", action="store_true", help="replace an existing file")
     cli.run(p.prog, show_crops, p.parse_args(argv))

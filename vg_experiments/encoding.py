@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 from tqdm import tqdm
 
+import cli
 from checkpoint import Trained
 from cli import Arguments, check, filename, natural, torch_device
 from data import chunks, tokenize
@@ -171,19 +172,9 @@ def number_items(items: list) -> tuple[list, Tensor]:
 
 # ---- what the commands share
 
-def add_run_options(p: Arguments) -> None:
-    """Add the options that selection and uncertainty share."""
-    add_model_options(p)
-    add = p.add_argument
-    add("--manifest", type=filename, default="runs/vg/manifest.json",
-        help="manifest that python -m vg_experiments.prepare wrote")
-    add("--vg", type=filename, help="folder of the photos (default: the folder that the manifest was made from)")
-    add("--output", type=filename, default="runs/vg", metavar="FOLDER", help="folder to write figures and numbers to")
-    add("--seed", type=natural, default=0, help="random seed of the control")
-
-
-def add_model_options(p: Arguments) -> None:
-    """Add the options that say which models are read, and how crops are encoded."""
+def build_parser(description: str) -> Arguments:
+    """Build a parser with the options that say which models and crops are read."""
+    p = Arguments(description)
     add = p.add_argument
     add("--checkpoint", type=filename, required=True, nargs="+", metavar="RUN",
         help="run folders or checkpoint files of the models")
@@ -195,6 +186,19 @@ def add_model_options(p: Arguments) -> None:
     add("--vocab", type=filename, metavar="FILE.json",
         help="vocabulary of a checkpoint of the original VSE++ or VSRN")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA if present")
+    add("--manifest", type=filename, default="runs/vg/manifest.json",
+        help="manifest that python -m vg_experiments.prepare wrote")
+    add("--vg", type=filename, help="folder of the photos (default: the folder that the manifest was made from)")
+    return p
+
+
+def run_command(description: str, work: Callable, argv) -> None:
+    """Run selection or uncertainty, which have the same options."""
+    p = build_parser(description)
+    p.add_argument("--output", type=filename, default="runs/vg", metavar="FOLDER",
+                   help="folder to write figures and numbers to")
+    p.add_argument("--seed", type=natural, default=0, help="random seed of the control")
+    cli.run(p.prog, work, p.parse_args(argv))
 
 
 def build_encoders(opt) -> dict[str, CropEncoder]:

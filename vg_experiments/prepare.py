@@ -35,6 +35,7 @@ from files import below, need, output, read_json, refusing, save_json
 FORMAT = 1                            # of the manifest
 LARGEST = 10                          # regions below the threshold that a triplet is chosen from (`ucmr` 4.6)
 CROPS, SHARE = 3, 20                  # crops of an image and their greatest area in percent of it (`pmrl` 3.4)
+WHOLES = 950                          # images with crops, at most (`pmrl` 3.4)
 DRAWN, SHARES = 40, (0.02, 0.55)      # boxes drawn in a photo, and their shares of it
 FOLDERS = ("images", "VG_100K", "VG_100K_2", "")       # where photos lie
 SOURCE = "get it from Visual Genome, or write demo data with python -m demo"
@@ -48,10 +49,7 @@ class Region(NamedTuple):
     box: tuple[int, int, int, int]    # x, y, width, height
     number: int
     phrase: str | None                # None: the captions of the photo take its place
-
-    @property
-    def area(self) -> int:
-        return self.box[2] * self.box[3]
+    area = property(lambda self: self.box[2] * self.box[3])
 
 
 class Photo(NamedTuple):
@@ -61,38 +59,29 @@ class Photo(NamedTuple):
     file: str | None                  # below the folder; None where it is missing
     regions: list[Region]
     captions: list[str] | None = None           # its own, in place of phrases
-
-    @property
-    def area(self) -> int:
-        return self.width * self.height
+    area = property(lambda self: self.width * self.height)
 
 
 # ---- annotations
 
-def read_entries(path: str) -> list:
-    """Read the JSON list of a file. Raises InputError where it is not one."""
+def read_entries(path: str) -> list[tuple[int, dict]]:
+    """Read the JSON list of a file: (id of an image, its entry). Raises InputError."""
     entries = read_json(need(path, SOURCE))
     check(isinstance(entries, list), f"{path} is not a list of images; {AS_SHIPPED}")
-    return entries
-
-
-def image_number(entry, path: str) -> int:
-    """Return the id of the image of an entry. Raises InputError if it has none."""
-    value = entry.get("image_id", entry.get("id")) if isinstance(entry, dict) else None
-    check(type(value) is int and abs(value) < 2 ** 63,
+    numbers = [entry.get("image_id", entry.get("id")) if isinstance(entry, dict) else None for entry in entries]
+    check(all(type(number) is int and abs(number) < 2 ** 63 for number in numbers),
           f"{path} has an entry with no whole number under image_id or id; {AS_SHIPPED}")
-    return value
+    return list(zip(numbers, entries))
 
 
 def read_image_data(folder: str, counts: Counter) -> dict[int, Photo]:
     """Images that are not in COCO, without regions. Raises InputError if none is left."""
-    path, there, photos = os.path.join(folder, "image_data.json"), {}, {}
+    path, photos = os.path.join(folder, "image_data.json"), {}
     listed = read_entries(path)
-    for below_it in filter(os.path.isdir, (os.path.join(folder, name) for name in FOLDERS)):
-        for name in os.listdir(below_it):
-            there.setdefault(name, os.path.relpath(os.path.join(below_it, name), folder))
-    for entry in listed:
-        key, size = image_number(entry, path), (entry.get("width"), entry.get("height"))
+    there = {name: os.path.join(below_it, name) for below_it in FOLDERS[::-1]           # the first folder counts
+             if os.path.isdir(os.path.join(folder, below_it)) for name in os.listdir(os.path.join(folder, below_it))}
+    for key, entry in listed:
+        size = entry.get("width"), entry.get("height")
         if entry.get("coco_id") is not None:
             counts["images_in_coco"] += 1
         elif not all(type(side) is int and 0 < side < 2 ** 31 for side in size):
@@ -112,8 +101,7 @@ def read_visual_genome(folder: str, counts: Counter) -> Iterator[Photo]:
     """Yield the images of both annotation files with their regions."""
     photos = read_image_data(folder, counts)
     path, seen = os.path.join(folder, "region_descriptions.json"), set()
-    for k, entry in enumerate(read_entries(path), 1):
-        key = image_number(entry, path)
+    for k, (key, entry) in enumerate(read_entries(path), 1):
         with refusing(f"{path}: entry {k} has regions that are not as Visual Genome ships them",
                       "each needs region_id or id, x, y, width, height and phrase"):
             regions = [Region(tuple(round(r[side]) for side in ("x", "y", "width", "height")),
@@ -182,9 +170,8 @@ def draw_boxes(size: tuple[int, int], rng) -> np.ndarray:
 
 def measure_iou(a, b) -> float:
     """Compute the intersection over union of two boxes."""
-    w = min(a[0] + a[2], b[0] + b[2]) - max(a[0], b[0])
-    h = min(a[1] + a[3], b[1] + b[3]) - max(a[1], b[1])
-    shared = max(w, 0) * max(h, 0)
+    shared = clip_box((a[0] - b[0], a[1] - b[1], *a[2:]), *b[2:])           # from b's corner
+    shared = shared[2] * shared[3] if shared else 0
     return shared / (a[2] * a[3] + b[2] * b[3] - shared)
 
 
@@ -232,28 +219,23 @@ def strip_full_stop(phrase: str) -> str:
     return phrase.rstrip(" .") or phrase
 
 
-def join_descriptions(phrases: list[str]) -> str:
-    """Phrases joined by " and ", without their full stops."""
-    return " and ".join(map(strip_full_stop, phrases))
-
-
 def describe_triplet(photo: Photo, a: Region, b: Region, k: int) -> dict:
     """The entry of regions A and B, and of C around them; k: number of the threshold."""
     own = photo.captions
     captions = [strip_full_stop(own[(k + j) % len(own)] if own else region.phrase) for j, region in enumerate((a, b))]
     return {"image": photo.number, "regions": [a.number, b.number], "a": list(a.box), "b": list(b.box),
             "c": list(box_around(a.box, b.box)), "iou": round(measure_iou(a.box, b.box), 4),
-            "caption_a": captions[0], "caption_b": captions[1], "caption_c": join_descriptions(captions)}
+            "caption_a": captions[0], "caption_b": captions[1], "caption_c": " and ".join(captions)}
 
 
 def describe_whole(number: int, crops: list[Region]) -> dict:
     """The entry of an image and three crops of it."""
-    phrases = [r.phrase for r in crops]
+    captions = [strip_full_stop(r.phrase) for r in crops]
     return {"image": number, "regions": [r.number for r in crops], "crops": [list(r.box) for r in crops],
-            "captions": [*map(strip_full_stop, phrases)], "description": join_descriptions(phrases)}
+            "captions": captions, "description": " and ".join(captions)}
 
 
-def make_manifest(folder: str, images: int = 2000, wholes: int = 950, thresholds=(10, 20, 30, 40, 50), seed: int = 0,
+def make_manifest(folder: str, images: int = 2000, thresholds=(10, 20, 30, 40, 50), seed: int = 0,
                   max_iou: float = 0.5, split: Split | None = None) -> dict:
     """Manifest of a folder of Visual Genome, or of photos and captions of a split.
 
@@ -261,11 +243,12 @@ def make_manifest(folder: str, images: int = 2000, wholes: int = 950, thresholds
     a file is not as Visual Genome ships it, or no image is left.
     """
     percents, counts = sorted(set(thresholds)), Counter(dict.fromkeys(COUNTED, 0))
+    wholes = 0 if split else WHOLES                        # nothing describes the crops of a photo with captions
     if split:
         check(np.bincount(split.caption_image).max() > 1,
               "no photo has two captions, and A and B are two of one photo; give other data")
         folder = os.path.commonpath([os.path.dirname(path) for path in split.images.paths])
-        photos, wholes = read_photos(split, folder, seed), 0               # nothing describes the crops of a photo
+        photos = read_photos(split, folder, seed)
         counts["images_listed"] = len(split.images)
     else:
         photos = read_visual_genome(folder, counts)
@@ -316,7 +299,7 @@ def write_manifest(opt) -> None:
     split = opt.data_name and read_split(opt.data_path, opt.data_name, opt.split, dev_images=0)
     check(not split or hasattr(split.images, "paths"), f"--data_name {opt.data_name} holds features, and crops are cut "
                                                        "from photos; name a data set of photos")
-    manifest = make_manifest(opt.vg, opt.images, opt.wholes, opt.thresholds, opt.seed, opt.max_iou, split)
+    manifest = make_manifest(opt.vg, opt.images, opt.thresholds, opt.seed, opt.max_iou, split)
     save_json(manifest, opt.output)
     for name, count in manifest["counts"].items():
         print(f"{count:>10,}  {name.replace('_', ' ')}")
@@ -335,8 +318,6 @@ def main(argv=None) -> None:
     add("--output", type=filename, default="runs/vg/manifest.json", metavar="FILE.json", help="manifest to write")
     add("--overwrite", action="store_true", help="replace an existing file")
     add("--images", type=positive, default=2000, help="number of images with triplets, at most")
-    add("--wholes", type=natural, default=950,
-        help="number of images with three crops and a description of the whole image, at most")
     percentage = within(lambda x: 0 < x <= 100, "a percentage above 0")
     add("--thresholds", type=percentage, nargs="+", default=[10, 20, 30, 40, 50], metavar="PERCENT",
         help="regions A and B are smaller than this share of the image")

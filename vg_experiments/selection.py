@@ -19,8 +19,6 @@ import os
 
 import numpy as np
 
-import cli
-from cli import Arguments
 from evaluation import report
 from evaluation.protocols import deal_variances
 from files import output, save_json
@@ -28,12 +26,12 @@ from losses import Embedding, cosine
 from metrics import paired_bootstrap
 from vg_experiments.encoding import (
     CropEncoder,
-    add_run_options,
     build_encoders,
     filter_known,
     list_ends,
     pair_scores,
     photo_path,
+    run_command,
     select_triplets,
     whole_box,
 )
@@ -160,9 +158,7 @@ def write_selection(opt) -> None:
 
 
 def main(argv=None) -> None:
-    p = Arguments("Test how often models choose the right one of two crops or of two captions.")
-    add_run_options(p)
-    cli.run(p.prog, write_selection, p.parse_args(argv))
+    run_command("Test how often models choose the right one of two crops or of two captions.", write_selection, argv)
 
 
 if __name__ == "__main__":

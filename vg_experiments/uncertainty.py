@@ -18,16 +18,15 @@ import os
 import numpy as np
 from scipy import stats
 
-import cli
-from cli import Arguments, check
+from cli import check
 from data import tokenize
 from evaluation import report
 from evaluation.pictures import drawable, drawing, picture_file
 from files import output, save_json
 from losses import uncertainty
 from metrics import spearman
-from vg_experiments.encoding import add_run_options, build_encoders, list_ends, select_triplets, whole_box
-from vg_experiments.prepare import join_descriptions, load_manifest
+from vg_experiments.encoding import build_encoders, list_ends, run_command, select_triplets, whole_box
+from vg_experiments.prepare import load_manifest
 
 SIGNS = {"images": 1, "captions": -1}            # of C - A, as `ucmr` 4.6 finds it
 SIGNIFICANT = 0.05                               # p below which a direction counts
@@ -87,7 +86,7 @@ def measure_sides(model, manifest: dict, triplets_at: dict[str, list[dict]], see
         areas = [w * h / np.prod(whole_box(manifest, image)[2:]) for (_, (_, _, w, h)), image in zip(boxes, images)]
         add("images", model.embed_crops(boxes), "rho_area", areas)
     if model.model.text_tower.gaussian:
-        others = [join_descriptions([t["caption_a"], other["caption_b"]])
+        others = [f"{t['caption_a']} and {other['caption_b']}"
                   for items in triplets_at.values() for t, other in zip(items, items[1:] + items[:1])]
         add("captions", model.embed_captions(texts + others), "rho_words", [len(tokenize(x)) for x in texts])
     check(result, f"{model.path} is a point model (--sim {model.options.sim}) and has no uncertainty; train one with a "
@@ -167,9 +166,8 @@ def write_uncertainty(opt) -> None:
 
 
 def main(argv=None) -> None:
-    p = Arguments("Measure the uncertainty of crops and captions by area threshold, and test the paper's direction.")
-    add_run_options(p)
-    cli.run(p.prog, write_uncertainty, p.parse_args(argv))
+    run_command("Measure the uncertainty of crops and captions by area threshold, and test the paper's direction.",
+                write_uncertainty, argv)
 
 
 if __name__ == "__main__":
