@@ -26,7 +26,7 @@ from torch import Tensor
 import cli
 from cli import Arguments, InputError, check, data_set, filename
 from data import Split, chunks, read_extractors, read_text_features
-from files import need, output, read_array, read_arrays, read_json, sha256
+from files import need, output, read_arrays, read_json, sha256
 from images import Features, NoImages
 from phrases.entities import SPLITS, Entities, describe_entities, photo_paths, read_entities
 
@@ -144,33 +144,31 @@ def recall(proposals: Proposals, entities: Entities, threshold: float) -> float:
     return 100 * hits / len(entities.phrases)
 
 
-def read_region_features(root: str, split: str, name: str, features: str, proposals: Proposals) -> str:
-    """Path of the features of proposals. Raises InputError where they do not fit."""
+def read_region_features(root: str, split: str, name: str, features: str, proposals: Proposals, sizes: np.ndarray):
+    """Read features of proposals: RegionFeatures, and what made them. Raises InputError where they do not fit."""
     path = proposals_path(root, split, f"{name}_{features}")
     for end in (".npy", ".json"):
         check(os.path.isfile(path + end),
               f"there is no file {path}{end} of features of the proposals {name}; write them with python -m "
               f"phrases.regions --proposals {name} --name {features}")
-    check(read_facts(f"{path}.json", "extractor", EXTRACT).get("boxes_sha256") == proposals.facts["boxes_sha256"],
+    facts = read_facts(f"{path}.json", "extractor", EXTRACT)
+    check(facts.get("boxes_sha256") == proposals.facts["boxes_sha256"],
           f"{path}.npy is of other boxes than those that {proposals_path(root, split, name)}.npz holds now; {EXTRACT}")
-    check_features(f"{path}.npy", read_array(f"{path}.npy", EXTRACT), proposals, EXTRACT)
-    return f"{path}.npy"
-
-
-def check_features(path: str, array: np.ndarray, proposals: Proposals, fix: str) -> None:
-    """Raise InputError with the `fix` unless an array holds features of the proposals."""
-    boxes = len(proposals.boxes)
-    check(array.ndim == 2 and array.dtype in (np.float16, np.float32) and len(array) == boxes and array.shape[1],
-          f"{path} holds {array.dtype} of shape {array.shape}, and {boxes:,} boxes have features of shape ({boxes}, F) "
-          f"in float16 or float32, in the order of the boxes; {fix}")
+    return RegionFeatures(f"{path}.npy", proposals, sizes), facts["extractor"]
 
 
 class RegionFeatures(Features):
-    """Features of proposals and their geometry, (R, F + 5). sizes (N, 2): of photos."""
+    """Features of proposals and their geometry, (R, F + 5). sizes (N, 2): of photos.
+
+    Raises InputError if the file has not one row of features for each proposal.
+    """
 
     def __init__(self, path: str, proposals: Proposals, sizes: np.ndarray):
         super().__init__(path)
-        self.proposals, self.sizes = proposals, sizes
+        self.proposals, self.sizes, boxes = proposals, sizes, len(proposals.boxes)
+        check(self.array.ndim == 2 and len(self) == boxes,
+              f"{path} holds {self.array.dtype} of shape {self.array.shape}, and {boxes:,} boxes have features of "
+              f"shape ({boxes}, F), in the order of the boxes; delete it, and write it so")
 
     @property
     def dim(self) -> int:
@@ -231,9 +229,7 @@ def read_phrases(root: str, split: str, regions: str = REGIONS, text_features: s
     name, _, features = regions.rpartition("_")
     check(name, f"--regions {regions} names proposals alone; name their features behind them, such as {regions}_ims")
     result.proposals = read_proposals(root, split, name, entities)
-    path = read_region_features(root, split, name, features, result.proposals)
-    result.images = RegionFeatures(path, result.proposals, entities.sizes)
-    made_by = read_json(path.removesuffix(".npy") + ".json", EXTRACT)["extractor"]
+    result.images, made_by = read_region_features(root, split, name, features, result.proposals, entities.sizes)
     result.extractors = {**(result.extractors or {}), "ims": made_by}
     result.caption_image = np.concatenate([result.start[n] + result.overlap(n).argmax(0)
                                            for n in range(len(entities.ids))])

@@ -55,7 +55,7 @@ def read_entities(root: str, split: str) -> Entities:
         size, phrases = read_size_and_phrases(root, photo, dropped, faults)
         sizes.append(size)
         rows += [(n, *phrase) for phrase in phrases]
-    check(rows, f"{split_file(root, split)}: no phrase of its {len(ids):,} photos has a box (left out: "
+    check(rows, f"{os.path.join(root, split)}.txt: no phrase of its {len(ids):,} photos has a box (left out: "
                 f"{list_counts(dropped)}), and at least one must; {'; '.join(faults[:1]) or 'give the annotations'}")
     owner, types, phrases, truth = zip(*rows)
     return Entities(ids, np.array(sizes, np.int64), list(phrases), np.array(owner, np.int64), list(types),
@@ -88,16 +88,12 @@ def list_counts(counts: dict[str, int]) -> str:
 
 # ---- one split
 
-def split_file(root: str, split: str) -> str:
-    return os.path.join(root, f"{split}.txt")
-
-
 def read_photo_ids(root: str, split: str) -> list[str]:
     """Read ids of a split's photos. Raises InputError where one belongs to two."""
-    path = need(split_file(root, split),
-                "Flickr30k Entities has train.txt, val.txt and test.txt, which list the ids of the photos")
+    path, *others = (os.path.join(root, f"{name}.txt") for name in (split, *SPLITS))
+    need(path, "Flickr30k Entities has train.txt, val.txt and test.txt, which list the ids of the photos")
     ids_of = {file: [line.strip() for line in read_lines(file) if line.strip()]
-              for file in (path, *(split_file(root, name) for name in SPLITS)) if os.path.isfile(file)}
+              for file in (path, *others) if os.path.isfile(file)}
     ids = ids_of.pop(path)
     twice = repeated(ids)
     check(ids, f"{path} names no photo; {FETCH}")
@@ -113,12 +109,6 @@ def read_photo_ids(root: str, split: str) -> list[str]:
 
 
 # ---- one photo
-
-def enclose_boxes(boxes: np.ndarray) -> np.ndarray:
-    """Find the smallest box around boxes (k, 4) -> (4,) float64, k at least 1."""
-    boxes = np.asarray(boxes, np.float64)
-    return np.concatenate([boxes[:, :2].min(0), boxes[:, 2:].max(0)])
-
 
 def read_size_and_phrases(root: str, photo: str, dropped: Counter, faults: list[str]) -> tuple[tuple, list[tuple]]:
     """Read a photo's (width, height) and phrases.
@@ -138,7 +128,8 @@ def read_size_and_phrases(root: str, photo: str, dropped: Counter, faults: list[
         for chain, types, words in PHRASE.findall(line):
             types, words = tuple(types[1:].split("/")), " ".join(words.split())
             if chain != NOT_VISUAL and chain in boxes:
-                rows.append((types, words, enclose_boxes(boxes[chain])))
+                sides = list(zip(*boxes[chain]))            # the truth is the smallest box around those of the chain
+                rows.append((types, words, (*map(min, sides[:2]), *map(max, sides[2:]))))
                 continue
             why = "notvisual" if chain == NOT_VISUAL or "notvisual" in types else flags.get(chain, "fault")
             dropped[why] += 1

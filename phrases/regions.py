@@ -15,12 +15,12 @@ import numpy as np
 import cli
 from cli import Arguments, check, data_set, filename, positive, torch_device, workers
 from features.store import Part, compute
-from files import file_digest, mapped, read_array, save_array, save_json
+from files import file_digest, mapped, save_array, save_json
 from model import CNNS
 from phrases.data import (
     Proposals,
+    RegionFeatures,
     box_geometry,
-    check_features,
     is_written,
     parse_name,
     proposals_path,
@@ -57,8 +57,7 @@ def write_split_regions(opt, root: str, split: str, encoder) -> None:
     entities, path = read_entities(root, split), proposals_path(root, split, f"{opt.proposals}_{opt.name}")
     proposals = read_proposals(root, split, opt.proposals, entities)
     if opt.given:
-        given = read_array(opt.given, "give features (R, F)")
-        check_features(opt.given, given, proposals, "save them so")
+        given = RegionFeatures(opt.given, proposals, entities.sizes).array
         line, shape = f"given in {os.path.basename(opt.given)} {file_digest(opt.given)}", given.shape
     else:
         line, shape = encoder.line, (len(proposals.boxes), encoder.dim)

@@ -8,7 +8,7 @@ import pytest
 
 from cli import InputError
 from phrases.data import areas, iou
-from phrases.entities import enclose_boxes, photo_paths, read_entities
+from phrases.entities import photo_paths, read_entities
 
 
 def pixels(box):
@@ -28,9 +28,6 @@ def test_boxes_are_sets_of_pixels():
     assert found.dtype == np.float64 and found.shape == (25, 35) and 0 < (expected == 0).sum() < expected.size
     np.testing.assert_allclose(found, expected, rtol=1e-12)
     assert areas(np.array(a)).tolist() == [len(pixels(p)) for p in a]
-    around = enclose_boxes(np.array(boxes))
-    assert around.tolist() == [min(p[0] for p in boxes), min(p[1] for p in boxes), max(p[2] for p in boxes),
-                               max(p[3] for p in boxes)]
     assert iou(np.zeros((0, 4)), np.array(b)).shape == (0, 35)
 
 

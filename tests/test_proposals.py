@@ -215,13 +215,13 @@ def test_features_are_those_of_each_box(given, weights, monkeypatch):
     monkeypatch.setattr(regions, "SIDE", 64)
     describe(given, "--proposals", "mine", "--cnn_type", "resnet18", "--cnn_weights", weights, "--name", "r18")
     entities, found = load(given, "train")
-    stored = np.load(read_region_features(given, "train", "mine", "r18", found))
+    stored = read_region_features(given, "train", "mine", "r18", found, entities.sizes)[0].array
     assert stored.shape == (len(found.boxes), 512) and stored.dtype == np.float16
     photo = Image.open(os.path.join(given, "images", f"{entities.ids[1]}.png"))
     cells = CNN("resnet18", weights=weights, cells=True, normalise=False)(whole_transform(64)(photo)[None])[0]
     for row in range(found.start[1], found.start[2]):
         share = torch.from_numpy((found.boxes[row:row + 1] + [0, 0, 1, 1]) / 128).float()
-        torch.testing.assert_close(torch.from_numpy(stored[row]).float(),
+        torch.testing.assert_close(torch.tensor(stored[row]).float(),
                                    roi_align(cells.T.reshape(-1, 2, 2), share)[0, :, 0, 0], rtol=2e-3, atol=2e-3)
 
 
@@ -261,16 +261,14 @@ def test_features_of_ones_own(given, capsys, tmp_path):
     words = ["--proposals", "mine", "--given", path, "--name", "vgg"]
     refused(capsys, lambda words: describe(given, *words), words, "holds the features of one split; name it with")
     describe(given, *words, "--splits", "val")
-    stored = read_region_features(given, "val", "mine", "vgg", found)
-    assert np.array_equal(np.load(stored), features)
-    with open(stored.replace(".npy", ".json")) as f:
-        assert json.load(f)["extractor"].startswith("given in fc6.npy ")
+    stored, made_by = read_region_features(given, "val", "mine", "vgg", found, entities.sizes)
+    assert np.array_equal(stored.array, features) and made_by.startswith("given in fc6.npy ")
     describe(given, *words, "--splits", "val")              # the same file again
-    assert np.array_equal(np.load(path), features) and np.array_equal(np.load(stored), features)
+    assert np.array_equal(np.load(path), features) and np.array_equal(np.load(stored.path), features)
     for array, message in (
             (features[1:], "holds float32 of shape \\(4, 12\\), and 5 boxes"),
             (features * 2, "is there, and .*json does not say that its extractor is given in new.npy")):
         np.save(tmp_path / "new.npy", array)
         refused(capsys, lambda words: describe(given, *words),
                 [*words, "--splits", "val", "--given", tmp_path / "new.npy"], message)
-    assert np.array_equal(np.load(stored), features)
+    assert np.array_equal(np.load(stored.path), features)
