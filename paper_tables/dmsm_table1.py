@@ -1,10 +1,4 @@
-"""`dmsm` Table 1: harmonic and arithmetic mean of best ranks on COCO.
-
-Needs COCO's photos and annotations in D/coco, and torchvision's AlexNet weights. The command deals val2014 evenly to a
-dev and a test set (coco_halves.py) and extracts features.
-
-    python -m paper_tables.dmsm_table1 --data_path D
-"""
+"""`dmsm` Table 1: harmonic and arithmetic mean of best ranks on COCO."""
 from paper_tables.runner import Columns, Row, Table, main
 
 FC6, FC7 = "coco_halves_fc6_precomp", "coco_halves_precomp"
@@ -45,4 +39,4 @@ TABLE = Table(
            "norm."))
 
 if __name__ == "__main__":
-    main(TABLE, __doc__)
+    main(TABLE)

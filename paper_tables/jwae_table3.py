@@ -1,10 +1,4 @@
-"""`jwae` Table 3: jWAE and the methods it is compared with, Flickr30K and COCO.
-
-Needs COCO's and Flickr30k's photos in D/coco and D/f30k, SCAN's regions in D/coco_precomp and D/f30k_precomp, and
-word2vec's Google News vectors in D. The command extracts VGG-19's fc6 features and vectors of captions.
-
-    python -m paper_tables.jwae_table3 --data_path D
-"""
+"""`jwae` Table 3: jWAE and the methods it is compared with, Flickr30K and COCO."""
 from paper_tables.runner import Row, Table, main, recalls
 
 CCA = "-m methods.cca --data_name {}_vgg_precomp --text {}"
@@ -105,4 +99,4 @@ TABLE = Table(
            "are 128, 1024 and 1024 here."))
 
 if __name__ == "__main__":
-    main(TABLE, __doc__)
+    main(TABLE)

@@ -1,9 +1,4 @@
-"""`jwae` Table 4: VSE++ with a joint Wasserstein autoencoder or a VAE, on COCO.
-
-Needs the data of pmrl_table1 and shares runs with jwae_table3.
-
-    python -m paper_tables.jwae_table4 --data_path D
-"""
+"""`jwae` Table 4: VSE++ with a joint Wasserstein autoencoder or a VAE, on COCO."""
 from paper_tables.runner import Row, Table, main, recalls
 
 TRAIN = "train.py --data_name coco --method {} --cnn_type resnet152 --use_restval"
@@ -28,4 +23,4 @@ TABLE = Table(
            "exp(-6).",))
 
 if __name__ == "__main__":
-    main(TABLE, __doc__)
+    main(TABLE)

@@ -1,9 +1,4 @@
-"""`jwae` Table 5: trained on Flickr30K, tested on COCO.
-
-Needs the data of jwae_table3 and shares its runs.
-
-    python -m paper_tables.jwae_table5 --data_path D
-"""
+"""`jwae` Table 5: trained on Flickr30K, tested on COCO."""
 from paper_tables import jwae_table3
 from paper_tables.runner import Row, Table, main, recalls
 
@@ -27,4 +22,4 @@ TABLE = Table(
            "CCA is Klein's, with his regularisation of 1e-4. The tuned row, chosen on dev, is ours."))
 
 if __name__ == "__main__":
-    main(TABLE, __doc__)
+    main(TABLE)

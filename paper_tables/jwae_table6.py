@@ -1,9 +1,4 @@
-"""`jwae` Table 6: trained on COCO, tested on Flickr30K.
-
-Needs the data of jwae_table3 and shares its runs.
-
-    python -m paper_tables.jwae_table6 --data_path D
-"""
+"""`jwae` Table 6: trained on COCO, tested on Flickr30K."""
 from paper_tables import jwae_table3
 from paper_tables.runner import Row, Table, main, recalls
 
@@ -22,4 +17,4 @@ TABLE = Table(
     notes=("The paper does not say which attention SCAN has. Ours attends from text to image.",))
 
 if __name__ == "__main__":
-    main(TABLE, __doc__)
+    main(TABLE)

@@ -1,12 +1,8 @@
 """`jwae` Table 7: phrase localisation on Flickr30K Entities.
 
-Needs the annotations, sentences, splits and photos of Flickr30K Entities in D/f30k_entities, weights of VGG-16 in
-torch's cache, and word2vec's Google News vectors in D. The command makes the proposals (EdgeBoxes) and extracts their
-features, fc7. The paper's features are fc7 of a Fast R-CNN on VGG-16, tuned on PASCAL VOC (CITE's code names
+The paper's features are fc7 of a Fast R-CNN on VGG-16, tuned on PASCAL VOC (CITE's code names
 voc_2007_trainvaltest_2012 vgg16_fast_rcnn): with `phrases.regions --given FILE.npy` its features, or others, take the
 place of ours.
-
-    python -m paper_tables.jwae_table7 --data_path D
 """
 from paper_tables.runner import Columns, Row, Table, main
 
@@ -57,4 +53,4 @@ TABLE = Table(
            "Similarity Network with jWAE's terms, and with Gaussians, are ours."))
 
 if __name__ == "__main__":
-    main(TABLE, __doc__)
+    main(TABLE)

@@ -1,9 +1,4 @@
-"""`pmrl` 3.4: captions choose an image or its crop, images one of two captions.
-
-Needs the data of pmrl_table1, and Visual Genome's image_data.json, region_descriptions.json and photos in D/vg.
-
-    python -m paper_tables.pmrl_section34 --data_path D
-"""
+"""`pmrl` 3.4: captions choose an image or its crop, images one of two captions."""
 from paper_tables.runner import Columns, Row, Table, main
 
 TRAIN = "train.py --data_name coco --method {} --cnn_type resnet152 --use_restval"
@@ -17,4 +12,4 @@ TABLE = Table(
      Row("VSE++", (58, 69, 97, 13), ((TRAIN.format("vse++"), TEST),))))
 
 if __name__ == "__main__":
-    main(TABLE, __doc__)
+    main(TABLE)

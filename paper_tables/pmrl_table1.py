@@ -1,9 +1,4 @@
-"""`pmrl` Table 1: VSE++ with Gaussians for captions, images or both, on COCO.
-
-Needs COCO's photos and annotations and VSE++'s ids in D/coco, and torchvision's ResNet-152 weights.
-
-    python -m paper_tables.pmrl_table1 --data_path D
-"""
+"""`pmrl` Table 1: VSE++ with Gaussians for captions, images or both, on COCO."""
 from paper_tables.runner import Row, Table, main, recalls
 
 TRAIN = "train.py --data_name coco --method {} --cnn_type resnet152 --use_restval"
@@ -30,4 +25,4 @@ TABLE = Table(
            "VSE++'s R@1 from text to image is 43.6 here and 43.7 in ucmr Table 1. Its other recalls agree."))
 
 if __name__ == "__main__":
-    main(TABLE, __doc__)
+    main(TABLE)

@@ -1,9 +1,4 @@
-"""`pmrl` Table 2: the models of Table 1 after 15 more epochs of fine-tuning.
-
-Needs the data of pmrl_table1, and shares its runs.
-
-    python -m paper_tables.pmrl_table2 --data_path D
-"""
+"""`pmrl` Table 2: the models of Table 1 after 15 more epochs of fine-tuning."""
 from paper_tables.runner import Row, Table, main, recalls
 
 TRAIN = "train.py --data_name coco --method {} --cnn_type resnet152 --use_restval"
@@ -32,4 +27,4 @@ TABLE = Table(
            "ours). Its other recalls agree."))
 
 if __name__ == "__main__":
-    main(TABLE, __doc__)
+    main(TABLE)

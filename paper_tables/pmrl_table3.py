@@ -24,4 +24,4 @@ TABLE = Table(
            "are whole photos."))
 
 if __name__ == "__main__":
-    main(TABLE, __doc__)
+    main(TABLE)

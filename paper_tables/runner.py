@@ -48,7 +48,7 @@ class Row(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Table of a paper. The docstring of its script says what data it needs."""
+    """Table of a paper. `--list` says what data it needs."""
     title: str                        # names paper and table
     columns: tuple[Columns, ...]
     rows: tuple[Row, ...]
@@ -530,9 +530,9 @@ def run_table(table: Table, opt) -> None:
         sys.exit(f"{len(failures)} of {len(runs)} runs failed; the first: {failures[0]}")
 
 
-def main(table: Table, description: str = "", argv=None) -> None:
-    """Run a table's script. `description`: the script's docstring."""
-    p = build_parser(description)
+def main(table: Table, argv=None) -> None:
+    """Run a table's script."""
+    p = build_parser(table.title)
     p.add_argument("--only", nargs="+", metavar="ROW",
                    help="rows to run and print: numbers from 1, or labels")
     p.add_argument("--dry_run", action="store_true", help="print the commands, and run nothing")

@@ -1,9 +1,7 @@
 """`ucmr` Fig. 2: mean uncertainty of crops and captions A and C, by area.
 
-Needs the data of ucmr_table4. The figure itself is vg/uncertainty.png in the run's folder. It shows intervals and a
-paired test of the direction that the paper reports.
-
-    python -m paper_tables.ucmr_fig2 --data_path D
+The figure itself is vg/uncertainty.png in the run's folder. It shows intervals and a paired test of the direction that
+the paper reports.
 """
 from paper_tables.runner import Columns, Row, Table, main
 
@@ -24,4 +22,4 @@ TABLE = Table(
            "below caption A.",))
 
 if __name__ == "__main__":
-    main(TABLE, __doc__)
+    main(TABLE)

@@ -1,10 +1,4 @@
-"""`ucmr` Table 1: points, wider points and Gaussians on COCO, recalls and PMRP.
-
-Needs COCO's photos, its annotations (with instances_val2014.json) and VSE++'s ids in D/coco, and SCAN's regions with
-image and caption ids in D/coco_precomp.
-
-    python -m paper_tables.ucmr_table1 --data_path D
-"""
+"""`ucmr` Table 1: points, wider points and Gaussians on COCO, recalls and PMRP."""
 from paper_tables.runner import Row, Table, main, recalls
 
 TRAIN = "train.py --data_name coco --method {} --cnn_type resnet152 --use_restval"
@@ -56,4 +50,4 @@ TABLE = Table(
            "91.3."))
 
 if __name__ == "__main__":
-    main(TABLE, __doc__)
+    main(TABLE)

@@ -1,10 +1,4 @@
-"""`ucmr` Table 2: models of Table 1 with the matches of Crisscrossed Captions.
-
-Needs the data of ucmr_table1 (without the instances) and the csv files of Crisscrossed Captions in D/cxc. It shares the
-runs of Table 1.
-
-    python -m paper_tables.ucmr_table2 --data_path D
-"""
+"""`ucmr` Table 2: models of Table 1 with the matches of Crisscrossed Captions."""
 from paper_tables import ucmr_table1
 from paper_tables.runner import Row, Table, main, recalls
 
@@ -27,4 +21,4 @@ TABLE = Table(
     notes=("The paper evaluated the official weights of every model but its own.",))
 
 if __name__ == "__main__":
-    main(TABLE, __doc__)
+    main(TABLE)

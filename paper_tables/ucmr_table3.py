@@ -1,9 +1,4 @@
-"""`ucmr` Table 3: points, wider points and Gaussians on Flickr30K.
-
-Needs Flickr30k's photos and Karpathy's dataset_flickr30k.json in D/f30k, and SCAN's regions in D/f30k_precomp.
-
-    python -m paper_tables.ucmr_table3 --data_path D
-"""
+"""`ucmr` Table 3: points, wider points and Gaussians on Flickr30K."""
 from paper_tables.runner import Row, Table, main, recalls
 
 TRAIN = "train.py --data_name f30k --method {} --cnn_type resnet152"
@@ -31,4 +26,4 @@ TABLE = Table(
            "variances, and VSE++ft ours has KL."))
 
 if __name__ == "__main__":
-    main(TABLE, __doc__)
+    main(TABLE)

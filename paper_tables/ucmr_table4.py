@@ -1,9 +1,4 @@
-"""`ucmr` Table 4: captions choose crop A or C, crops one of two captions.
-
-Needs the data of pmrl_table1, and Visual Genome's image_data.json, region_descriptions.json and photos in D/vg.
-
-    python -m paper_tables.ucmr_table4 --data_path D
-"""
+"""`ucmr` Table 4: captions choose crop A or C, crops one of two captions."""
 from paper_tables.runner import Columns, Row, Table, main
 
 TRAIN = "train.py --data_name coco --method {} --cnn_type resnet152 --use_restval"
@@ -19,4 +14,4 @@ TABLE = Table(
            "table has.",))
 
 if __name__ == "__main__":
-    main(TABLE, __doc__)
+    main(TABLE)

@@ -1,9 +1,4 @@
-"""`ucmr` Table 5: every similarity and every shape of Gaussians, COCO dev.
-
-Needs COCO's photos in D/coco and SCAN's regions in D/coco_precomp.
-
-    python -m paper_tables.ucmr_table5 --data_path D
-"""
+"""`ucmr` Table 5: every similarity and every shape of Gaussians, COCO dev."""
 from paper_tables.runner import Row, Table, main, recalls
 
 TRAIN = "train.py --data_name coco{} --cnn_type resnet152 --use_restval"
@@ -53,4 +48,4 @@ TABLE = Table(
            "Our validation set is the first 1,000 images, as in VSE++'s code (--dev_images)."))
 
 if __name__ == "__main__":
-    main(TABLE, __doc__)
+    main(TABLE)

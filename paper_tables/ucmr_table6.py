@@ -1,8 +1,6 @@
 """`ucmr` Table 6: KL in the other direction, KL(caption || image), on COCO dev.
 
-The reference is the image's Gaussian. Needs the data of ucmr_table5.
-
-    python -m paper_tables.ucmr_table6 --data_path D
+The reference is the image's Gaussian.
 """
 from paper_tables.runner import Row, Table, main, recalls
 
@@ -21,4 +19,4 @@ TABLE = Table(
            "section 6.2 gives.",))
 
 if __name__ == "__main__":
-    main(TABLE, __doc__)
+    main(TABLE)

@@ -1,9 +1,4 @@
-"""`ucmr` Tables 7 and 8: mean and deviation of rsum over five seeds.
-
-Needs the data of ucmr_table1 (without the instances) and ucmr_table3, and shares their runs.
-
-    python -m paper_tables.ucmr_table7_8 --data_path D
-"""
+"""`ucmr` Tables 7 and 8: mean and deviation of rsum over five seeds."""
 from paper_tables import ucmr_table1, ucmr_table3
 from paper_tables.runner import Columns, Row, Table, main
 
@@ -20,4 +15,4 @@ TABLE = Table(
            "1.07 and 1.86; VSRN 0.80, 1.40 and 1.88; VSRN ours 2.02, 2.82 and 2.64.",))
 
 if __name__ == "__main__":
-    main(TABLE, __doc__)
+    main(TABLE)

@@ -141,7 +141,7 @@ def test_printed_table(monkeypatch, capsys):
     ours = [(11.25, 0.5, 2), (20.0, 0.0, 1), None, (4.0, 0.25, 2), (290.0, 2.0, 2), (3.0, 0.0, 1)]
     monkeypatch.setattr(runner, "run_all", lambda runs: [])
     monkeypatch.setattr(runner, "collect_cells", lambda row, *_: ours if row.runs else [None] * 6)
-    runner.main(TINY, "", ["--demo"])
+    runner.main(TINY, ["--demo"])
     assert capsys.readouterr().out == """\
 a table, 1K
                             image to text       text to image
@@ -165,10 +165,10 @@ a note
 def test_missing_data_are_named_and_the_published_numbers_printed(tmp_path, capsys):
     words = ["--data_path", str(tmp_path), "--only", "VSE++, cosine", "2", "1"]
     with pytest.raises(SystemExit, match="2 of 2 runs failed"):
-        runner.main(TABLES["pmrl_table1"], "", words)
+        runner.main(TABLES["pmrl_table1"], words)
     out, err = capsys.readouterr()
     with pytest.raises(SystemExit, match="--only GIE is not a row of pmrl Table 1: .*; its rows are 1 VSE"):
-        runner.main(TABLES["pmrl_table1"], "", [*words, "GIE"])
+        runner.main(TABLES["pmrl_table1"], [*words, "GIE"])
     assert "coco is not there; put there COCO's train2014.zip" in err
     assert "58.3" in out and "78.0" in out and "94.0" not in out
 
@@ -176,11 +176,11 @@ def test_missing_data_are_named_and_the_published_numbers_printed(tmp_path, caps
 def test_lists_name_rows_and_what_has_to_be_fetched_in_100_columns(capsys):
     for name in (None, *TABLES):
         labels = [row.label for row in TABLES[name].rows] if name else TABLES
-        (runner.main(TABLES[name], "", ["--list"]) if name else listing.main(["--list"]))
+        (runner.main(TABLES[name], ["--list"]) if name else listing.main(["--list"]))
         out = capsys.readouterr().out
         assert max(map(len, out.splitlines())) <= 100 and "No row of any table has been run" in out
         assert not re.search(r"\bhours?\b", out) and all(label in out for label in labels)
-    runner.main(TABLES["ucmr_table3"], "", ["--list"])
+    runner.main(TABLES["ucmr_table3"], ["--list"])
     out = " ".join(capsys.readouterr().out.split())
     assert "renamed to images/" in out and "f30k_precomp is not there; put there SCAN's region features" in out
     assert "torch's cache, or in a package: resnet152." in out and "0 of 1 runs done" in out
@@ -213,7 +213,7 @@ def test_a_table_runs_resumes_and_skips(tmp_path, demo_path, monkeypatch, capsys
 
     def call(*more):
         capsys.readouterr()
-        runner.main(SMALL_TABLE, "", ["--demo", "--data_path", demo_path, "--runs", str(tmp_path / "runs"), *more])
+        runner.main(SMALL_TABLE, ["--demo", "--data_path", demo_path, "--runs", str(tmp_path / "runs"), *more])
         return capsys.readouterr()
     dry = call("--dry_run").out
     assert dry.count("train.py") == 2 and dry.count("evaluate.py") == 2 and not (tmp_path / "runs").exists()

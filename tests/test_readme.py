@@ -47,7 +47,7 @@ def test_own_similarity_objective_encoder_and_protocol(tmp_path, demo_path):
             f.write(f"\n\n{code}")
     (tmp_path / "paper_tables" / "mine.py").write_text(
         "from paper_tables.runner import Row, Table, main, recalls\nPUBLISHED = (1, 2, 3, 4, 5, 6)\n"
-        f"main(Table('Mine', (recalls(),), ({row},)), 'Mine.')\n")
+        f"main(Table('Mine', (recalls(),), ({row},)))\n")
     data = ["--data_path", demo_path, "--device", "cpu", "--workers", "0"]
     # those that one of the recipes can break
     tests = ["tests/test_losses.py", "tests/test_protocols.py"]
