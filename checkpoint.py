@@ -79,17 +79,14 @@ def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = 
 
 def check_contents(stored: dict, path: str) -> None:
     """Raise InputError where a part of a checkpoint is not of train.py's kind."""
-    def is_plain(value) -> bool:
-        return value is None or isinstance(value, (str, int, float))
-
     def is_tree(value) -> bool:
-        return is_plain(value) or has_names(value, is_tree)
+        return value is None or isinstance(value, (str, int, float)) or has_names(value, is_tree)
 
     def is_finite(x) -> bool:                               # also False for sparse tensors, which train.py never writes
         return torch.is_tensor(x) and x.layout == torch.strided and bool(x.isfinite().all())
     words, state = stored["vocabulary"], stored.get("state", {})
     kinds = {
-        "options": has_names(stored["options"], is_plain),
+        "options": has_names(stored["options"], is_tree),
         "vocabulary": isinstance(words, list) and all(isinstance(word, str) for word in words),
         "model": has_names(stored["model"], is_finite),
         "state": has_names(state, lambda x: type(x) in (int, float) and -1 <= x < 2 ** 63)

@@ -152,23 +152,15 @@ def start(first_line: str = "") -> None:
                  ".venv/bin/python where `make setup` has been called, or `pip install -r requirements.txt`")
     if first_line and not {"-h", "--help", "--methods", "--dry_run"} & {*sys.argv[1:]}:
         print(first_line, flush=True)
-    cores = read_quota()
-    if cores:                                               # torch itself knows the affinity, and no quota
-        os.environ.setdefault("OMP_NUM_THREADS", str(cores))
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
-
-
-def read_quota() -> int | None:
-    """Cores that the container's quota allows, None if that is not a limit."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    group = "/sys/fs/cgroup"
+    group = "/sys/fs/cgroup"                                # torch itself knows the affinity, and no container's quota
     for paths in ((f"{group}/cpu.max",), (f"{group}/cpu/cpu.cfs_quota_us", f"{group}/cpu/cpu.cfs_period_us")):
         with contextlib.suppress(OSError, ValueError):      # "max" or -1: no quota
             allowed, period = map(int, " ".join(open(path).read() for path in paths).split())
             if 0 < allowed < cores * period:
-                return max(1, allowed // period)
-    return None
+                os.environ.setdefault("OMP_NUM_THREADS", str(max(1, allowed // period)))
 
 
 def run(prog: str, work, *args) -> int:

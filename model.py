@@ -32,7 +32,8 @@ CITE_PENALTY = 5e-5                   # weight of the L1 norm of CITE's concept 
 # Similarities of methods/, whose files are imported when their names are asked for.
 BASELINES = {"mil": lambda: methods.pvse_pcme.MaxOverParts, "chamfer": lambda: methods.pvse_pcme.SmoothChamfer,
              "match_prob": lambda: methods.pvse_pcme.MatchProbability, "scan": lambda: methods.scan.CrossAttention,
-             "product": lambda: methods.two_branch.ProductNetwork, "cite": lambda: methods.cite.ConditionalNetwork}
+             "product": lambda: methods.two_branch.ProductNetwork,
+             "cite": lambda: methods.two_branch.ConditionalNetwork}
 
 # Heads by name: what becomes of the bounded log-variances of the second copy of f_emb.
 HEADS = {

@@ -1,10 +1,12 @@
-"""Two-branch networks, trained with triplets or as a score of pairs.
+"""Two-branch networks, trained with triplets or as a score of pairs, and CITE.
 
     python train.py --data_name f8k_precomp --loss two_branch --txt_enc mean --txt_layers 2048 \\
         --img_layers 2048 --layer_style branch --embed_size 512
+    python train.py --data_name f30k_entities --method cite --text_features hglmm
 
 Wang et al. 2019, Learning Two-Branch Neural Networks for Image-Text Matching Tasks. The similarity network (--sim
-product) has no public code; what the paper leaves open follows its successor CITE with one concept.
+product) has no public code; what the paper leaves open follows its successor CITE with one concept. CITE: Plummer et
+al. 2018, Conditional Image-Text Embedding Networks, after their public code, whose branches have no dropout.
 """
 from collections.abc import Sequence
 
@@ -93,7 +95,7 @@ def sibling_order(caption_image: np.ndarray, rng: np.random.Generator) -> np.nda
     return rng.permutation(np.stack([order, sibling], 1)).reshape(-1)             # (M, 2) -> (2 M,)
 
 
-# ---- the similarity network
+# ---- the similarity network, and CITE
 
 class PairNetwork(nn.Module):
     """Log-odds of a match from a network that reads each pair by itself.
@@ -136,3 +138,43 @@ class ProductNetwork(PairNetwork):
         product = x.shape[-1] * x * y                                               # (..., D)
         # (P, D) -> (P, 1) -> (...)
         return self.network(product.flatten(0, -2)).view(product.shape[:-1])
+
+
+class ConditionalNetwork(PairNetwork):
+    """CITE's log-odds of a match: a linear layer of sum_k p_k(y) h_k(x * y).
+
+    x, y: unit means of a region and a phrase (D,). x * y, times D as in ProductNetwork, goes through linear, BatchNorm,
+    ReLU of size `joint`, and h_k, one for each of K concepts, is the same of size `hidden` behind it. p is the softmax
+    of K logits of y. layers: "joint-hidden".
+
+    In the original a third branch reads p from the features of the phrase, and a feature is normalised over the boxes
+    of an image; here each vector has norm 1.
+    """
+    options, concepts = ("embed_size", "cite_layers"), 4
+
+    def __init__(self, dim: int, layers: str = "1024-256"):
+        super().__init__()
+        joint, hidden = (int(size) for size in layers.split("-"))
+        self.dim, self.widest = dim, max(dim, joint, self.concepts * hidden)
+        self.joint = nn.Sequential(*fc(dim, joint))
+        self.branches = nn.Sequential(*fc(joint, self.concepts * hidden))           # of all concepts, side by side
+        self.out = vsepp_linear(hidden, 1)
+        self.mixture = nn.Sequential(*fc(dim, joint), vsepp_linear(joint, self.concepts))
+
+    def read(self, captions):
+        y = unit(captions.mean)
+        return torch.cat([y, self.mixture(y).softmax(1)], 1)                        # (M, D + K)
+
+    def score(self, x, y):
+        product, mixture = self.dim * x * y[..., :self.dim], y[..., self.dim:]  # (..., D), (..., K)
+        pairs = product.shape[:-1]
+        h = self.branches(self.joint(product.flatten(0, -2)))                   # (P, D) -> (P, K H)
+        p = mixture.expand(*pairs, self.concepts).flatten(0, -2)                    # (P, K)
+        return self.out(torch.einsum("pk,pkh->ph", p, h.unflatten(1, (self.concepts, -1)))).view(pairs)
+
+    def penalty(self, image, caption, batch) -> Tensor:
+        """L1 norm of a phrase's concept logits, mean over phrases: a term of model.VSE.
+        The logits are computed again, in float32, so the BatchNorm of their branch counts each batch twice."""
+        y = caption.embedding.mean
+        with torch.autocast(y.device.type, enabled=False):
+            return self.mixture(unit(y)).abs().sum(1).mean()

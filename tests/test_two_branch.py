@@ -10,8 +10,7 @@ import torch.nn.functional as F
 
 from data import Batch
 from losses import Embedding, PairLogistic
-from methods.cite import ConditionalNetwork
-from methods.two_branch import BranchEmbedding, ProductNetwork, TwoBranchLoss, sibling_order
+from methods.two_branch import BranchEmbedding, ConditionalNetwork, ProductNetwork, TwoBranchLoss, sibling_order
 from model import Encoded
 from tests import helpers
 from tests.helpers import built, having, moved, numbers
