@@ -24,16 +24,7 @@ from checkpoint import Trained
 from cli import check, torch_device
 from data import named_splits
 from evaluation import pictures
-from evaluation.embeddings import (
-    Embeddings,
-    check_same_items,
-    embed,
-    export,
-    has_testall,
-    is_run,
-    load_file,
-    newest_run,
-)
+from evaluation.embeddings import Embeddings, check_same_items, embed, export, is_run, load_file, newest_run
 from evaluation.protocols import assess, read_protocol_inputs, replace_nan
 from evaluation.report import RATINGS, comparisons, describe_p_values, describe_results, render, seed_tables, tables
 from files import output, repeated, save_json
@@ -193,7 +184,7 @@ def choose_split(models: dict[str, Trained], opt) -> None:
     asked = [f"--{name}" for name in ("cxc", "pmrp", "eccv", "fold5") if getattr(opt, name)]
     for model in list(models.values())[:1] if asked and not opt.split else ():
         folder = os.path.join(opt.data_path or model.options.data_path, opt.data_name or model.options.data_name)
-        if has_testall(folder):
+        if os.path.isfile(os.path.join(folder, "testall_caps.txt")):
             opt.split = "testall"
             print(f"{' and '.join(asked)} evaluate the split testall of {folder} (--split test takes a part of it)")
 

@@ -108,17 +108,6 @@ def within_modality(similarity, e: Embedding) -> tuple:
     return (similarity, e) if trait(similarity, "within_modality") else (cosine, Embedding(e.mean))
 
 
-def blocks_within(e: Embeddings, modality: str, items: np.ndarray, block: int):
-    """Yield (rows, scores (b, n)) of images or captions among each other.
-    items (n,): positions of "images" or "captions"."""
-    members = []
-    for m in e.members:
-        similarity, x = within_modality(m.similarity, getattr(m, modality))
-        x = x if len(items) == len(x.mean) else x.rows(torch.from_numpy(items))
-        members.append((similarity, x, x))
-    return metrics.score_blocks(members, block)
-
-
 # ---- by trained models
 
 def newest_run() -> str:
@@ -353,11 +342,6 @@ def load_scores(path: str, **data) -> Embeddings:
 
 # ---- the items of a file
 
-def has_testall(folder: str) -> bool:
-    """True if a folder has `testall`, all 5,000 images, beside `test`."""
-    return os.path.isfile(os.path.join(folder, "testall_caps.txt"))
-
-
 def identify_items(path: str, n: int, m: int, arrays: dict, *, split: str | None = None, data_path: str | None = None,
                    data_name: str | None = None, dev_images: int | None = None) -> Embeddings:
     """The items that a file of N images and M captions is about, without embeddings.
@@ -368,7 +352,8 @@ def identify_items(path: str, n: int, m: int, arrays: dict, *, split: str | None
                                                      "leave --split out, or give a file of the other")
     split, folder, theirs, owner = stored or split, os.path.join(data_path or "data", data_name or "."), None, None
     if data_name:
-        for name in [split] if split else ["test", *["testall"] * has_testall(folder)]:
+        testall = os.path.isfile(os.path.join(folder, "testall_caps.txt"))          # all 5,000 images
+        for name in [split] if split else ["test", *["testall"] * testall]:
             theirs = list_items(read_split(data_path or "data", data_name, name, dev_images=dev_images or 0,
                                            text_only=True), data_name)
             there, owner = (theirs.n_images, len(theirs.caption_image)), theirs.caption_image

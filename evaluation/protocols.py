@@ -16,7 +16,7 @@ import metrics
 from cli import check
 from evaluation import Gallery, annotations
 from evaluation.annotations import Pairs, Ratings
-from evaluation.embeddings import Embeddings, Member, blocks_within, uncertainties
+from evaluation.embeddings import Embeddings, Member, uncertainties, within_modality
 from losses import Embedding, cosine
 
 FOLD = 1000                           # images per fold; COCO 1K is the mean of five folds
@@ -170,9 +170,13 @@ def ranks_within(e: Embeddings, modality: str, items: np.ndarray, matches: Pairs
     items (n,): queries and gallery. Returns the 0-based ranks (n,) of the best match, -1 where a query has no match,
     and the scores (K,) of rated pairs, whose positions are among `items`."""
     ranks, pairs = np.full(len(items), -1), matches.among(items, items)
-    rated = None if ratings is None else np.full(len(ratings.first), np.nan)
-    for rows, scores in blocks_within(e, modality, items, 2 * ROWS):
-        scores = metrics.check_finite(scores.cpu().numpy())                               # (b, n)
+    rated, members = None if ratings is None else np.full(len(ratings.first), np.nan), []
+    for m in e.members:
+        similarity, x = within_modality(m.similarity, getattr(m, modality))
+        x = x if len(items) == len(x.mean) else x.rows(torch.from_numpy(items))
+        members.append((similarity, x, x))
+    for rows, scores in metrics.score_blocks(members, 2 * ROWS):                          # (b, n)
+        scores = metrics.check_finite(scores.cpu().numpy())
         if ratings is not None:
             here = np.flatnonzero((ratings.first >= rows.start) & (ratings.first < rows.stop))
             rated[here] = scores[ratings.first[here] - rows.start, ratings.second[here]]

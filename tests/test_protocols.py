@@ -10,7 +10,7 @@ from checkpoint import Trained
 from cli import InputError
 from evaluation import annotations, bank, encode, protocols
 from evaluation.annotations import Crisscrossed, Pairs, Ratings
-from evaluation.embeddings import Embeddings, Member, blocks_within, embed, read_split_for
+from evaluation.embeddings import Embeddings, Member, embed, read_split_for
 from evaluation.protocols import Record
 from evaluation.report import describe_results
 from losses import Embedding, cosine, dot, formulas
@@ -185,9 +185,10 @@ def test_an_ensemble_is_the_mean_of_scores(small, monkeypatch):
     assert subject.scores == pytest.approx(between, abs=1e-5)
     monkeypatch.setattr(metrics, "SCORES", 4 * M)
     assert metrics.score_matrix(members) == pytest.approx(between, abs=1e-5)
-    others = ~np.eye(M, dtype=bool)                                      # a caption's score with itself is not used
-    for rows, score in blocks_within(subject, "captions", np.arange(M), 7):
-        assert score.numpy()[others[rows]] == pytest.approx(within[rows][others[rows]], abs=1e-5)
+    a, b = np.nonzero(~np.eye(M, dtype=bool))                            # a caption's score with itself is not used
+    monkeypatch.setattr(protocols, "ROWS", 4)
+    rated = protocols.ranks_within(subject, "captions", np.arange(M), Pairs.of([0], [1]), Ratings(a, b, None))[1]
+    assert rated == pytest.approx(np.array(within)[a, b], abs=1e-5)
 
 
 def test_pmrp_equals_definition(small):
