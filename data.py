@@ -34,21 +34,7 @@ from tqdm import tqdm
 
 import cli
 from cli import Arguments, InputError, check, data_set, filename
-from files import (
-    HELP,
-    as_integers,
-    below,
-    integers,
-    need,
-    read_array,
-    read_coco,
-    read_ids,
-    read_json,
-    read_lines,
-    refusing,
-    repeated,
-    sha256,
-)
+from files import HELP, below, integers, need, read_array, read_coco, read_json, read_lines, refusing, repeated, sha256
 from images import Features, NoImages, Photos, count_repeats
 
 DEV_IMAGES = 1000                     # VSE++ cuts the dev split of precomputed data and of COCO to 5,000 captions
@@ -390,6 +376,24 @@ def named_splits(root: str) -> list[str]:
     return sorted(os.path.basename(start) for start in starts if not os.path.isfile(f"{start}_caps.txt"))
 
 
+def as_integers(ids: list) -> list | None:
+    """Convert ids to integers, or None where one is neither that nor 1 to 18 digits."""
+    return [int(i) for i in ids] if all(isinstance(i, int) or re.fullmatch("[0-9]{1,18}", i) for i in ids) else None
+
+
+def read_ids(path: str) -> list:
+    """Ids from an .npy file of integers or lines of text, [] without a file."""
+    if not os.path.isfile(path):
+        return []
+    if not path.endswith(".npy"):
+        return read_lines(path)
+    array = read_array(path, "fetch or save it again")
+    check(array.ndim == 1 and array.dtype.kind in "iu" and array.max(initial=0) <= np.iinfo(np.int64).max,
+          f"{path} is not a whole .npy file of integers (it holds {array.dtype} of shape {array.shape}); fetch or save "
+          "it again")
+    return array.tolist()
+
+
 def read_image_ids(path: str, n: int, count: int) -> list:
     """Read one id per image; the file may give one per caption, or not be there.
     Captions of an image must have one id, else not every image has count / n captions one after another; ids that
@@ -561,13 +565,11 @@ def check_data_set(data_path: str, data_name: str) -> int:
 
 
 def main(argv=None) -> None:
-    parser = Arguments("Check a data set.")
-    parser.add_argument("command", choices=["check"],
-                        help="check: print what the data set holds, and every fault")
-    parser.add_argument("--data_path", type=filename, default="data", help="folder that holds the data sets")
-    parser.add_argument("--data_name", type=data_set, default="coco_precomp",
-                        help="folder of the data set below --data_path")
-    opt = parser.parse_args(argv)
+    p = Arguments("Check a data set.")
+    p.add_argument("command", choices=["check"], help="check: print what the data set holds, and every fault")
+    p.add_argument("--data_path", type=filename, default="data", help="folder that holds the data sets")
+    p.add_argument("--data_name", type=data_set, default="coco_precomp", help="folder of the data set")
+    opt = p.parse_args(argv)
     sys.exit(cli.run("data.py", lambda: int(check_data_set(opt.data_path, opt.data_name) > 0)))
 
 

@@ -135,24 +135,6 @@ def integers(values, path: str, what: str) -> np.ndarray:
     return np.array(list(values), np.int64)
 
 
-def as_integers(ids: list) -> list | None:
-    """Convert ids to integers, or None where one is neither that nor 1 to 18 digits."""
-    return [int(i) for i in ids] if all(isinstance(i, int) or re.fullmatch("[0-9]{1,18}", i) for i in ids) else None
-
-
-def read_ids(path: str) -> list:
-    """Ids from an .npy file of integers or lines of text, [] without a file."""
-    if not os.path.isfile(path):
-        return []
-    if not path.endswith(".npy"):
-        return read_lines(path)
-    array = read_array(path, "fetch or save it again")
-    check(array.ndim == 1 and array.dtype.kind in "iu" and array.max(initial=0) <= INT64.max,
-          f"{path} is not a whole .npy file of integers (it holds {array.dtype} of shape {array.shape}); fetch or save "
-          "it again")
-    return array.tolist()
-
-
 def read_coco(path: str):
     """Read COCO's annotations, indexed by pycocotools. Raises InputError."""
     from pycocotools.coco import COCO  # it imports matplotlib too

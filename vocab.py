@@ -156,19 +156,16 @@ def build(opt) -> None:
 
 
 def main(argv=None) -> None:
-    parser = Arguments("Build a vocabulary from the captions of a data set.")
-    parser.add_argument("--data_path", type=filename, default="data", help="folder that holds the data sets")
-    parser.add_argument("--data_name", type=data_set, default="coco_precomp",
-                        help="folder of the data set below --data_path")
-    parser.add_argument("--vocab_path", type=filename, default="./vocab/",
-                        help="folder to write {data_name}_vocab.json to")
-    parser.add_argument("--vocab_splits", default="train", help="comma-separated splits whose words "
-                        "are counted (the originals counted train,dev)")
-    parser.add_argument("--vocab_threshold", type=positive, default=THRESHOLD,
-                        help="keep words that occur at least this often")
-    parser.add_argument("--use_restval", action="store_true", help="count COCO's restval captions as part of train")
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
-    run("vocab.py", build, parser.parse_args(argv))
+    p = Arguments("Build a vocabulary from the captions of a data set.")
+    add = p.add_argument
+    add("--data_path", type=filename, default="data", help="folder that holds the data sets")
+    add("--data_name", type=data_set, default="coco_precomp", help="folder of the data set below --data_path")
+    add("--vocab_path", type=filename, default="./vocab/", help="folder to write {data_name}_vocab.json to")
+    add("--vocab_splits", default="train", help="comma-separated splits whose words are counted (original: train,dev)")
+    add("--vocab_threshold", type=positive, default=THRESHOLD, help="keep words that occur at least this often")
+    add("--use_restval", action="store_true", help="count COCO's restval captions as part of train")
+    add("--overwrite", action="store_true", help="replace an existing file")
+    run("vocab.py", build, p.parse_args(argv))
 
 
 if __name__ == "__main__":
