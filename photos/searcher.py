@@ -26,6 +26,7 @@ from photos.question import read_question, read_words, rows_named
 
 PHOTOS = 4096                         # photos whose embeddings are compared at a time
 NONE = 0.5                            # an expected number of photos below which none fits
+GALLERY = 500                         # photos that numbers are fitted for; a smaller dev split stands for as many
 FEW = 3                               # photos that fit a text which can mean one of them, at most
 
 
@@ -51,8 +52,8 @@ class Probabilities(NamedTuple):
 
 def read_probabilities(run: str, model: Trained) -> Probabilities | None:
     """Read the calibration of a run, None where it was not calibrated.
-    Fitted to n photos, it knows no probability below 1 / n. Raises InputError where it is damaged or of another model.
-    """
+    Fitted to n photos, at least GALLERY, it knows no probability below 1 / n. Raises InputError where it is damaged or
+    of another model."""
     path, again = calibration_file(run), f"write it again with python -m confidence {run}"
     if not os.path.isfile(path):
         return None
@@ -62,7 +63,7 @@ def read_probabilities(run: str, model: Trained) -> Probabilities | None:
         names = " + ".join(file["checkpoints"])
         result = Probabilities(float(t2i["temperature"]), f"{file['data_name']}",
                                words and Sigmoid(*(float(words[name]) for name in Sigmoid._fields)),
-                               1 / int(t2i["gallery"]))
+                               1 / max(int(t2i["gallery"]), GALLERY))
         if file["calibration"] != FORMAT or not 0 < result.temperature < math.inf:
             raise ValueError(f"format {file['calibration']!r}, temperature {result.temperature}")
     check(file.get("weights") == [model.weights], f"{path} is of {names} and not of the weights of {run}; {again}")

@@ -37,7 +37,7 @@ from methods.words import find_naming_photos, find_showing_photos, list_beginnin
 from metrics import spearman
 from photos.build import refuse_misfit
 from photos.encoder import PhotoEncoder
-from photos.searcher import NONE, Probabilities, read_probabilities
+from photos.searcher import GALLERY, NONE, Probabilities, read_probabilities
 
 WORDS = 5                             # short texts of each training photo
 FITTED = 2000                         # short texts that the numbers are fitted to, and half as many longer ones
@@ -107,11 +107,16 @@ def add_words(source: str, to: str) -> None:
 @torch.no_grad()
 def fit_numbers(model: PhotoEncoder, train: Split, dev: Split) -> Sigmoid:
     """Fit the probability that a photo of dev fits a text: that its captions name it.
-    The texts are short ones of the training captions, and beginnings and whole captions of dev. Raises InputError where
-    the model learned no short text."""
+    The texts are short ones of the training captions, and beginnings and whole captions of dev. Those of dev fit their
+    own photo, one of at least GALLERY, so that it counts less where dev has fewer photos. Raises InputError where the
+    model learned no short text."""
     texts = sorted({text for text, words in zip(train.captions, train.words) if read_phrase(words)})
     check(texts, f"{model.path} learned no short texts, so it cannot say how many photos fit a word; train it with "
                  "python -m photos FOLDER --train RUN")
+    own: dict[str, set[int]] = {}                           # photos that texts of dev were taken from
+    for photo, caption, words in zip(dev.caption_image.tolist(), dev.captions, dev.words):
+        for text in (caption, *list_beginnings(words)):
+            own.setdefault(text, set()).add(photo)
     beginnings = sorted({text for words in dev.words for text in list_beginnings(words)})
     rng = np.random.default_rng(0)
     few = min(FITTED // 4, len(dev.captions))               # as many beginnings as captions
@@ -119,8 +124,11 @@ def fit_numbers(model: PhotoEncoder, train: Split, dev: Split) -> Sigmoid:
     texts = [text for sample, size in samples for text in rng.permutation(sample)[:size].tolist()]
     queries, images = model.captions(texts), encode(model.model, dev, None, model.device)[0]
     scores, named = model.similarity(images, queries).T.cpu(), mark_naming_photos(texts, [dev])           # (Q, N)
+    count = torch.ones(scores.shape)
+    for row, text in enumerate(texts):
+        count[row, list(own.get(text, ()))] = min(1.0, len(dev.images) / GALLERY)
     v = None if queries.log_var is None else queries.log_var.mean(1, keepdim=True).cpu().expand_as(scores).flatten()
-    return Sigmoid.fit(scores.flatten(), named.flatten(), v=v)
+    return Sigmoid.fit(scores.flatten(), named.flatten(), count.flatten(), v)
 
 
 def mark_naming_photos(texts: list[str], splits: list[Split]) -> Tensor:

@@ -111,19 +111,24 @@ def test_numbers_are_fitted_to_what_captions_name(learned):
     rng.permutation(texts)                                              # all of them count, and as many beginnings
     texts += [*rng.permutation(beginnings)[:len(dev.captions)].tolist(), *dev.captions]         # as captions
     assert any(not read_phrase(tokenize(text)) for text in texts)
-    photos, queries, x, y = encode(model.model, dev, None, model.device)[0], model.captions(texts), [], []
+    photos, queries = encode(model.model, dev, None, model.device)[0], model.captions(texts)
+    x, y, count = [], [], []
     stems = [[f" {' '.join(stem(word) for word in caption)} " for caption, of in zip(dev.words, dev.caption_image)
               if of == photo] for photo in range(len(dev.images))]
     for k, text in enumerate(texts):
         v = queries.log_var[k].mean().item()
         for photo, s in enumerate(model.similarity(photos, queries.rows([k]))[:, 0].tolist()):
             x.append((s, v))
+            own = any(text == caption or text in list_beginnings(parts) for caption, parts, of in
+                      zip(dev.captions, dev.words, dev.caption_image) if of == photo)
+            count.append(len(dev.images) / 500 if own else 1.0)          # one of 500 photos
             if phrase := read_phrase(tokenize(text)):
                 y.append(float(any(f" {' '.join(phrase)} " in caption for caption in stems[photo])))
             else:
                 needed = {stem(word) for word in tokenize(text) if is_content(word)}
                 y.append(float(needed <= {*" ".join(stems[photo]).split()}))
-    weights, bias = fit_logistic(torch.tensor(x).T, torch.tensor(y))
+    assert 0 < sum(n < 1 for n in count) < len(count) / 2
+    weights, bias = fit_logistic(torch.tensor(x).T, torch.tensor(y), torch.tensor(count))
     assert words.fit_numbers(model, train, dev) == pytest.approx((weights[0], bias, weights[1]), rel=1e-3)
 
 
@@ -180,7 +185,6 @@ def test_the_command_fits_and_judges(learned, capsys, tmp_path):
         "similarity": "cosine", "t2i": side, "i2t": side, "pair": pair}))
     words.main([*map(str, [run, "--fit", *data])])
     assert set(json.loads((run / "calibration.json").read_text())["words"]) == {"slope", "bias", "log_det"}
-    assert read_probabilities(str(run), PhotoEncoder(str(run))).least == 1 / 9       # of the photos it was fitted to
     capsys.readouterr()
     words.main([*map(str, [run, *data, "--split", "test", "--absent", tmp_path / "names.txt"])])
     shown = capsys.readouterr().out
@@ -196,7 +200,8 @@ def test_other_files_are_no_calibration(tmp_path):
         (tmp_path / "calibration.json").write_text(json.dumps(content))
         return read_probabilities(str(tmp_path), types.SimpleNamespace(weights="w", options=types.SimpleNamespace(
             sim=sim)))
-    assert read(whole) == (1.0, "d", None, 1 / 9)
+    assert read(whole) == (1.0, "d", None, 1 / 500)                          # 9 photos stand for 500
+    assert read({**whole, "t2i": {"temperature": 1.0, "gallery": 800}}).least == 1 / 800
     others = [{**whole, **change} for change in ({"calibration": 2}, {"t2i": {"temperature": 0, "gallery": 9}},
                                                  {"t2i": {}}, {"words": {"slope": 1.0}})]
     for content in ([], *others, *({key: whole[key] for key in whole.keys() - {name}}
