@@ -119,7 +119,7 @@ def test_a_signal_to_the_group_saves_a_training_exactly(tmp_path, demo_path, who
                                 ("torch.save", 2, signal.SIGTERM)):
         words = ["--resume", run] if run.exists() else [*WORDS, "--data_path", demo_path, "--logger_name", run]
         status, out, err = signalled(train.main, where, call, number, words)
-        assert status == 128 + number and not err and "python train.py --resume" in out.strip().splitlines()[-1]
+        assert status == 128 + number and not err and " train.py --resume" in out.strip().splitlines()[-1]
         assert not left_over(run)
     assert resume(run) == 0 and same_runs(run, whole)
 
