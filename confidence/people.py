@@ -48,19 +48,11 @@ class Judgements(NamedTuple):
     path: str
     image: np.ndarray                 # (K,) positions in the split
     caption: np.ndarray               # (K,)
+    opinion: np.ndarray               # (K,) in [0, 1]: share of yes, or the mean rating from least to largest
     ratings: np.ndarray | None        # (K, R); None: votes
-    yes: np.ndarray | None            # (K,) int64 how many said yes
-    votes: np.ndarray | None          # (K,) int64 of how many
+    votes: np.ndarray | None          # (K,) int64 how many; None: ratings
     own: int                          # pairs of a photo and its own caption, left out
     own_share: float                  # of yes among these, 1 where there are none
-
-    @property
-    def opinion(self) -> np.ndarray:
-        """Share of yes, or the mean rating from least to largest: (K,) in [0, 1]."""
-        if self.ratings is None:
-            return self.yes / self.votes
-        low, high = self.ratings.min(), self.ratings.max()
-        return (self.ratings.mean(1) - low) / max(high - low, 1e-9)
 
 
 # ---- reading
@@ -100,9 +92,11 @@ def read_judgements(path: str, e: Embeddings) -> Judgements:
     image, caption = pairs[chosen].T
     votes = numbers[:, 1:].sum(1)                           # where there are shares
     if numbers.shape[1] != 3 or (votes <= 0).any() or not np.allclose(numbers[:, 0], numbers[:, 1] / votes, atol=0.01):
-        return Judgements(path, image, caption, numbers[chosen], None, None, own, 1.0)
+        ratings = numbers[chosen]
+        opinion = (ratings.mean(1) - ratings.min()) / max(np.ptp(ratings), 1e-9)
+        return Judgements(path, image, caption, opinion, ratings, None, own, 1.0)
     own_share = float(numbers[is_own, 0].mean()) if own else 1.0
-    return Judgements(path, image, caption, None, numbers[chosen, 1].astype(int), votes[chosen].astype(int), own,
+    return Judgements(path, image, caption, numbers[chosen, 1] / votes[chosen], None, votes[chosen].astype(int), own,
                       own_share)
 
 
@@ -133,19 +127,18 @@ def split_halves(captions: int):
 
 
 def join_votes(files: list[Judgements]) -> tuple[np.ndarray, ...]:
-    """Photos, captions, votes for yes and votes, of all files: (K,) each."""
+    """Photos, captions, shares of yes and votes, of all files: (K,) each."""
     return tuple(np.concatenate([getattr(x, name) for x in files if x.votes is not None])
-                 for name in ("image", "caption", "yes", "votes"))
+                 for name in ("image", "caption", "opinion", "votes"))
 
 
 def judge_votes(files: list[Judgements], scores: np.ndarray, pair: Sigmoid, log_var: np.ndarray | None) -> dict:
     """Judge probabilities of pairs by single votes.
     {map: `judge_probability` and "auroc"}.
     Maps: that of own pairs on dev; slope and bias fitted to votes; and with the captions' log-variances (M,), too."""
-    image, caption, yes, votes = join_votes(files)
-    s, share = scores[image, caption], yes / votes
-    v = 0.0 if log_var is None else log_var[caption]
-    single = np.concatenate([np.arange(n) < y for y, n in zip(yes, votes)])
+    image, caption, share, votes = join_votes(files)
+    s, v = scores[image, caption], 0.0 if log_var is None else log_var[caption]
+    single = np.concatenate([np.arange(n) < round(n * yes) for yes, n in zip(share, votes)])
     maps = {"own pairs": lambda part: pair,
             "fitted": lambda part: Sigmoid.fit(s[part], share[part], votes[part])}
     if log_var is not None:
@@ -170,7 +163,7 @@ def estimate_counts(files: list[Judgements], scores: np.ndarray, owner: np.ndarr
     image, caption, yes, votes = join_votes(files)
     share, weight = np.zeros(scores.shape), np.full(scores.shape, USUAL)
     share[owner, np.arange(len(owner))] = np.mean([x.own_share for x in files if x.votes is not None])
-    share[image, caption], weight[image, caption] = yes / votes, votes
+    share[image, caption], weight[image, caption] = yes, votes
     known = np.bincount(caption, minlength=len(owner)) > 0
     expected = np.full(len(owner), np.nan)
     for judged, others in split_halves(len(owner)):

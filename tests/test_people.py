@@ -4,14 +4,15 @@ import json
 import math
 import os
 import shutil
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from scipy import optimize, stats
+from scipy.special import expit
 
-import train
 from checkpoint import Trained
 from cli import InputError
 from confidence import people
@@ -21,16 +22,12 @@ from evaluation.embeddings import Embeddings, read_split_for
 from losses import Embedding, Volume
 from methods import volume
 from methods.volume import Sigmoid, fit_logistic
-from photos.searcher import SearchResult, describe_number, describe_sureness
-from tests.helpers import fit
+from photos.searcher import SearchResult
+from tests.helpers import fit, resume
 from tests.test_confidence import drawn
 
 PAIRS = "CrowdFlowerAnnotations.txt"
 IMAGES = 24                           # of the demo's test split
-
-
-def sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x))
 
 
 # ---- the probability of a pair
@@ -39,7 +36,7 @@ def sigmoid(x: float) -> float:
 def test_logistic_has_the_least_log_loss(counted):
     rng = np.random.default_rng(0)
     x, count = rng.normal(size=(2, 300)) * [[1e-2], [50]] + 3, rng.integers(1, 9, 300)
-    y = rng.binomial(count, 1 / (1 + np.exp(-(80 * (x[0] - 3) - 0.02 * (x[1] - 3) - 1)))) / count
+    y = rng.binomial(count, expit(80 * (x[0] - 3) - 0.02 * (x[1] - 3) - 1)) / count
     n = count if counted else np.ones(300)
 
     def loss(w):
@@ -63,7 +60,7 @@ def test_expected_numbers_are_sums_over_the_gallery(monkeypatch, side):
     slow = []
     for q in rows.queries:
         pairs = [(item, q) if side == "t2i" else (q, item) for item in range(rows.gallery)]
-        slow.append(sum(sigmoid(30 * float(subject.scores[pair]) - 2) for pair in pairs))
+        slow.append(sum(expit(30 * float(subject.scores[pair]) - 2) for pair in pairs))
     assert np.allclose(expected_number(rows, pair), slow, rtol=1e-5)
 
 
@@ -90,7 +87,7 @@ def written(folder, text, name=PAIRS) -> str:
 def test_judgements_of_both_kinds_are_read(tmp_path):
     crowd = people.read_judgements(written(tmp_path, CROWD), ITEMS)
     assert (crowd.image.tolist(), crowd.caption.tolist()) == ([0, 2], [1, 2])
-    assert (crowd.yes.tolist(), crowd.votes.tolist(), crowd.ratings) == ([1, 0], [3, 4], None)
+    assert (crowd.opinion.tolist(), crowd.votes.tolist(), crowd.ratings) == ([1 / 3, 0], [3, 4], None)
     assert (crowd.own, crowd.own_share) == (1, 1.0)
     expert = people.read_judgements(written(tmp_path, EXPERT), ITEMS)
     assert (expert.image.tolist(), expert.caption.tolist(), expert.own) == ([1, 2, 0], [0, 1, 3], 1)
@@ -125,27 +122,23 @@ def made(seed=0, n=30, m=24, crowd=True, pairs=300):
     image, caption = image[other], caption[other]
     wide = rng.normal(size=m)
     scores = rng.normal(size=(n, m)) * 0.1
-    p = 1 / (1 + np.exp(-(12 * scores[image, caption] + wide[caption] - 0.5)))
+    p = expit(12 * scores[image, caption] + wide[caption] - 0.5)
     if crowd:
         votes = rng.integers(3, 7, len(image))
-        yes = rng.binomial(votes, p)
-        return people.Judgements("f", image, caption, None, yes, votes, 5, 0.9), scores, owner, wide
-    ratings = 1 + (4 * p[:, None] + rng.uniform(size=(len(p), 3))).astype(int).clip(0, 3)
-    return people.Judgements("f", image, caption, ratings, None, None, 0, 1.0), scores, owner, wide
+        of = people.Judgements("f", image, caption, rng.binomial(votes, p) / votes, None, votes, 5, 0.9)
+    else:
+        ratings = 1 + (4 * p[:, None] + rng.uniform(size=(len(p), 3))).astype(int).clip(0, 3)
+        of = people.Judgements("f", image, caption, (ratings.mean(1) - 1) / 3, ratings, None, 0, 1.0)
+    return of, scores, owner, wide
 
 
 def slow_tau(x, y, kind: str) -> float:
-    same = different = tied_x = tied_y = 0
-    for i in range(len(x)):
-        for j in range(i):
-            a, b = np.sign(x[i] - x[j]), np.sign(y[i] - y[j])
-            same, different = same + (a * b > 0), different + (a * b < 0)
-            tied_x, tied_y = tied_x + (a == 0), tied_y + (b == 0)
+    signs = [(np.sign(x[i] - x[j]), np.sign(y[i] - y[j])) for i in range(len(x)) for j in range(i)]
+    concordance = sum(a * b for a, b in signs)
     if kind == "c":
         least = min(len(set(x)), len(set(y)))
-        return 200 * (same - different) * least / (len(x) ** 2 * (least - 1))
-    count = len(x) * (len(x) - 1) / 2
-    return 100 * (same - different) / math.sqrt((count - tied_x) * (count - tied_y))
+        return 200 * concordance * least / (len(x) ** 2 * (least - 1))
+    return 100 * concordance / math.sqrt(sum(a != 0 for a, _ in signs) * sum(b != 0 for _, b in signs))
 
 
 @pytest.mark.parametrize("crowd", [True, False])
@@ -154,21 +147,20 @@ def test_agreement_is_that_of_loops_over_pairs_of_pairs(crowd):
     found = people.measure_agreement(of, scores)
     s = scores[of.image, of.caption]
     if crowd:
-        slow = slow_tau(s, of.yes / of.votes, "b")
+        slow = slow_tau(s, of.opinion, "b")
     else:
         slow = slow_tau([x for x in s for _ in range(3)], of.ratings.ravel().tolist(), "c")
     assert found["tau"] == pytest.approx(slow) and found["kind"] == ("b" if crowd else "c")
-    fits = of.yes > of.votes / 2 if crowd else of.ratings.mean(1) > 2.5
+    fits = of.opinion > 0.5
     wins = [(a > b) + (a == b) / 2 for a in s[fits] for b in s[~fits]]
     assert found["auroc"] == pytest.approx(np.mean(wins)) and found["pairs"] == len(s)
 
 
 @pytest.mark.parametrize("side", ["t2i", "i2t"])
 def test_what_fits_by_people_is_the_sum_of_shares(side):
-    of, (other, *_), total = made()[0], made(1, crowd=False), {}
-    for i, c, yes, votes in zip(of.image, of.caption, of.yes, of.votes):
-        q = c if side == "t2i" else i
-        total[q] = total.get(q, 0) + yes / votes
+    of, (other, *_), total = made()[0], made(1, crowd=False), Counter()
+    for i, c, share in zip(of.image, of.caption, of.opinion):
+        total[c if side == "t2i" else i] += share
     found = people.sum_opinions([other, of], side, 33)      # shares go before ratings; nobody saw the last ones
     assert np.allclose(found, [total.get(q, np.nan) for q in range(33)], equal_nan=True)
 
@@ -193,25 +185,24 @@ def test_the_probability_of_a_caption_is_learned_from_votes_on_others():
     assert found["fitted"]["ece"] < 3 * found["fitted"]["ece_floor"] < found["own pairs"]["ece"]
     half, _ = next(people.split_halves(60))
     asked = half[of.caption]
-    moved = of._replace(yes=np.where(asked, of.votes - of.yes, of.yes))             # the votes on one half turned round
+    moved = of._replace(opinion=np.where(asked, 1 - of.opinion, of.opinion))        # the votes on one half turned round
     for name, learn in (("judged", half), ("others", ~half)):
-        maps = [Sigmoid.fit(scores[x.image, x.caption][learn[x.caption]], (x.yes / x.votes)[learn[x.caption]],
-                            x.votes[learn[x.caption]]) for x in (of, moved)]
+        maps = [Sigmoid.fit(*(values[learn[x.caption]] for values in (scores[x.image, x.caption], x.opinion, x.votes)))
+                for x in (of, moved)]
         assert (maps[0] == maps[1]) == (name == "others")
     assert "with Sigma" not in people.judge_votes([of], scores, Sigmoid(5.0, 1.0), None)
 
 
 def test_numbers_are_sums_over_all_photos():
     of, scores, owner, wide = made()
-    of = of._replace(image=of.image[of.caption != 3], caption=of.caption[of.caption != 3],
-                     yes=of.yes[of.caption != 3], votes=of.votes[of.caption != 3])
+    of = of._replace(**{name: getattr(of, name)[of.caption != 3] for name in ("image", "caption", "opinion", "votes")})
     count = people.estimate_counts([of], scores, owner, wide)
     assert np.isnan(count[3]) and np.isfinite(np.delete(count, 3)).all()
     half, others = next(people.split_halves(24))
     s, v, y, n = [], [], [], []                                                     # learned from the other half
     for c in np.flatnonzero(others & (np.arange(24) != 3)):
         for i in range(30):
-            judged = [(a / b, b) for j, k, a, b in zip(of.image, of.caption, of.yes, of.votes) if (j, k) == (i, c)]
+            judged = [(a, b) for j, k, a, b in zip(of.image, of.caption, of.opinion, of.votes) if (j, k) == (i, c)]
             share, weight = judged[0] if judged else (0.9 * (owner[c] == i), people.USUAL)
             s, v, y, n = s + [scores[i, c]], v + [wide[c]], y + [share], n + [weight]
     learned = Sigmoid.fit(*map(np.array, (s, y, n, v)))
@@ -278,13 +269,12 @@ def test_a_run_is_judged_by_people(small_run, tmp_path, demo_path, capsys):
 def test_heads_learn_shares_of_frozen_means_also_after_a_stop(small_run, demo_path, tmp_path):
     """Of epochs that rank alike the last is the best."""
     point = small_run("--sim", "cosine")
-    words = ["--data_path", demo_path, "--sim", "cosine", "--init_from", point, "--freeze_means", "--loss", "volume"]
-    fit(*words, "--num_epochs", 2, "--logger_name", tmp_path / "run")
+    fit("--data_path", demo_path, "--sim", "cosine", "--init_from", point, "--freeze_means", "--loss", "volume",
+        "--num_epochs", 2, "--logger_name", tmp_path / "run")
     best, last = (torch.load(tmp_path / "run" / name, weights_only=True)["model"]
                   for name in ("model_best.pt", "checkpoint.pt"))
     assert all(torch.equal(best[name], last[name]) and "shares" not in name for name in last)
-    opt = train.parse_args(["--data_path", demo_path, "--resume", str(tmp_path / "run"), "--num_epochs", "3"])
-    assert train.train(opt) == 0
+    assert resume(tmp_path / "run", "--num_epochs", 3) == 0
     model = Trained(str(tmp_path / "run"))
     own, dev = (read_split_for(model, split) for split in ("train", "dev"))
     tokens = {"train": own.encode(model.vocab), "dev": dev.encode(model.vocab)}
@@ -293,12 +283,9 @@ def test_heads_learn_shares_of_frozen_means_also_after_a_stop(small_run, demo_pa
 
 
 def test_what_is_said_of_how_many_fit():
-    assert describe_number(0.03, 1900) == "probably none of 1,900 photos shows this"
-    assert describe_number(0.6, 1900) == "about 1 of 1,900 photos shows this"
-    assert describe_number(12.4, 1900) == "about 12 of 1,900 photos show this"
-    assert describe_sureness(0.08, 12.4) == describe_sureness(0.08, 0.03) == ""       # many may be meant, or none
-    found = SearchResult("a", [], 1900, 0.3, expected=0.03)        # of none, the first is not the one
-    assert found.said == "probably none of 1,900 photos shows this"
-    assert found._replace(expected=1.6).said == (
-        "about 2 of 1,900 photos show this; 30% sure that the first is the one you mean")
-    assert found._replace(expected=None).said == "30% sure of the first photo"
+    for expected, sure, said in (
+            (0.03, 0.3, "probably none of 1,900 photos shows this"), (0.6, None, "about 1 of 1,900 photos shows this"),
+            (12.4, 0.3, "about 12 of 1,900 photos show this"),          # many may be meant
+            (1.6, 0.3, "about 2 of 1,900 photos show this; 30% sure that the first is the one you mean"),
+            (None, 0.3, "30% sure of the first photo"), (None, None, "")):
+        assert SearchResult("a", [], 1900, sure, expected=expected).said == said

@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from scipy.special import expit
 
 from cli import InputError
 from confidence import __main__ as confidence
@@ -21,17 +22,13 @@ from tests.test_confidence import exported, judged
 VOLUME = ["--variances", "volume"]
 
 
-def sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x))
-
-
 # ---- the share of the photos that an item covers
 
 def slow_shares(x, bank, owner, of_photo, left_out):
     """log of the mean over the photos of a bank of the probability that captions x cover them; left_out(k, photo):
     whether photo does not count for caption k."""
     x, bank = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (x, bank))
-    return [math.log(np.mean([sigmoid(of_photo.slope * max(bank[owner == photo] @ row) + of_photo.bias)
+    return [math.log(np.mean([expit(of_photo.slope * max(bank[owner == photo] @ row) + of_photo.bias)
                               for photo in set(owner) if not left_out(k, photo)])) for k, row in enumerate(x)]
 
 
