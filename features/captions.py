@@ -20,6 +20,7 @@ import re
 import sys
 from collections import Counter
 from dataclasses import astuple
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -38,13 +39,13 @@ from methods.word_vectors import read_word_vectors
 from vocab import SPECIALS, Vocabulary, is_function
 
 SCALE = 10                            # of unit word vectors before the mixture, as in the originals
-SEED = 0                              # of the sample and the starting points of a fit
 PCA_CAPTIONS = 20_000                 # captions sampled to fit the PCA
 RARE = 4                              # TF-IDF counts words that occur so often in the training captions
 ROWS = 1024                           # captions whose features of words are held at a time
 KINDS = ("mean", "hglmm", "tfidf", *SENTENCE_NETWORKS)
 KINDS_OF = {"word_vectors": ("mean", "hglmm"), "content_words": ("mean", "hglmm", "tfidf"),
             **dict.fromkeys(("n_clusters", "ica", "pca"), ("hglmm",))}
+READ = partial(read_split, dev_images=0, text_only=True)            # captions, perhaps without images
 
 
 def find_words(captions: list[list[str]], index: dict[str, int]) -> np.ndarray:
@@ -107,10 +108,10 @@ class FisherVectors(MeanVectors):
         often = np.asarray(counts.sum(0))                                                   # (V,)
         rows, sizes = np.flatnonzero(often), ""
         if ica:
-            axes = fit_ica(self.table[rows], self.size, SEED, often[rows])
+            axes = fit_ica(self.table[rows], self.size, often[rows])
             self.table, self.fitted, sizes = unit_rows(project(self.table, *axes)), axes, f", ica {self.size}"
         self.table = SCALE * self.table.astype(np.float64)
-        self.mixture = HGLMM.fit(self.table[rows], n_clusters, seed=SEED, count=often[rows])
+        self.mixture = HGLMM.fit(self.table[rows], often[rows], n_clusters)
         self.pca = self.fit_pca(counts, pca) if pca else ()
         self.fitted = (*astuple(self.mixture), *self.fitted, *self.pca)
         self.size, sizes = pca or 2 * self.mixture.location.size, sizes + f", pca {pca}" * bool(pca)
@@ -119,12 +120,12 @@ class FisherVectors(MeanVectors):
     def fit_pca(self, counts, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Compute the PCA of the Fisher vectors of a sample of captions.
         The captions are word counts (M, V)."""
-        rng = np.random.default_rng(SEED)
-        sample = np.sort(rng.permutation(np.flatnonzero(np.asarray(counts.sum(1))))[:PCA_CAPTIONS])
+        filled = np.flatnonzero(np.asarray(counts.sum(1)))
+        sample = np.sort(np.random.default_rng(0).permutation(filled)[:PCA_CAPTIONS])
         fisher = np.empty((len(sample), 2 * self.mixture.location.size), np.float32)
         for start in tqdm(range(0, len(sample), ROWS), desc="captions for the PCA", disable=None, leave=False):
             fisher[start:start + ROWS] = self.fisher(counts[sample[start:start + ROWS]])
-        return fit_pca(fisher, size, SEED)
+        return fit_pca(fisher, size)
 
     def fisher(self, counts) -> np.ndarray:
         """Compute Fisher vectors (n, 2 K D) of the words in word counts (n, V)."""
@@ -177,11 +178,6 @@ def feature_name(text: str) -> str:
     return text
 
 
-def read_caption_split(data_path: str, data_name: str, split: str) -> Split:
-    """Read a split that may have captions without images."""
-    return read_split(data_path, data_name, split, dev_images=0, text_only=True)
-
-
 def check_options(opt) -> None:
     """Raise InputError for options that do not fit each other."""
     for option, kinds in KINDS_OF.items():
@@ -207,7 +203,7 @@ def make_features(opt, splits: dict[str, Split]):
     return FisherVectors(words, opt.word_vectors, splits["train"].words, opt.n_clusters or 30, opt.pca, opt.ica)
 
 
-def write(opt, read=read_caption_split) -> None:
+def write(opt, read=READ) -> None:
     """Write features of all splits. read: (data_path, data_name, split) -> Split."""
     check_options(opt)
     name, folder = opt.name or opt.kind, os.path.join(opt.data_path, opt.data_name)
@@ -242,7 +238,7 @@ def write_split(features, line: str, split: Split, path: str) -> None:
               f"'{split.captions[empty.argmax()]}'; their rows are zeros", file=sys.stderr)
 
 
-def main(argv=None, prog: str = "features.captions", read=read_caption_split) -> None:
+def main(argv=None, prog: str = "features.captions", read=READ) -> None:
     p = Arguments("Write features of captions.")
     add = p.add_argument
     add("--data_path", type=filename, default="data", help="folder that holds the data sets")

@@ -30,23 +30,21 @@ class HGLMM:
     laplacian: np.ndarray             # (K, D) bool: which of the two fits better
 
     @classmethod
-    def fit(cls, x: np.ndarray, n_clusters: int = 30, n_iter: int = 10, seed: int = 0,
-            count: np.ndarray | None = None) -> "HGLMM":
+    def fit(cls, x: np.ndarray, count: np.ndarray, n_clusters: int = 30, n_iter: int = 10) -> "HGLMM":
         """Maximise the likelihood of x (N, D) by n_iter steps of EM.
 
         count (N,): occurrences of each row. No step lowers the likelihood. Scales stay above FLOOR: a cluster on a
         single word, such as "a", would have an infinite likelihood. Raises InputError if there are fewer different
         vectors than clusters.
         """
-        x = np.asarray(x, np.float64)
-        count = np.ones(len(x)) if count is None else np.asarray(count, np.float64)
+        x, count = np.asarray(x, np.float64), np.asarray(count, np.float64)
         distinct = len(np.unique(x[count > 0], axis=0))
         check(n_clusters <= distinct, f"--n_clusters {n_clusters} is more than the {distinct} different word vectors; "
                                       "give fewer clusters, or more captions")
         share = count / count.sum()
         mean = share @ x                                                            # (D,)
         floor = np.maximum(FLOOR * np.sqrt(share @ (x - mean) ** 2), 1e-6)          # (D,)
-        near = _nearest(x, share, n_clusters, np.random.default_rng(seed))          # (N,)
+        near = _nearest(x, share, n_clusters, np.random.default_rng(0))             # (N,)
         size = n_clusters, x.shape[1]
         mixture = cls(np.zeros(n_clusters), np.zeros(size), np.ones(size), np.zeros(size, bool))
         mixture._maximise(x, np.eye(n_clusters)[near] * share[:, None], floor)
@@ -143,10 +141,10 @@ def unit_rows(x: np.ndarray) -> np.ndarray:
     return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
 
 
-def fit_pca(x: np.ndarray, size: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def fit_pca(x: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Compute mean (F,) and principal axes, orthonormal rows (size, F), of x (N, F).
 
-    Four rounds of subspace iteration from `seed` with a tenth more axes (Halko et al. 2011, 4.4). The largest entry of
+    Four rounds of subspace iteration with a tenth more axes (Halko et al. 2011, 4.4). The largest entry of
     each axis is positive. Raises InputError if there are not so many axes.
     """
     most = min(x.shape[0] - 1, x.shape[1])
@@ -154,7 +152,7 @@ def fit_pca(x: np.ndarray, size: int, seed: int = 0) -> tuple[np.ndarray, np.nda
                              f"{max(0, most)}, so give a smaller --pca or more captions")
     mean = x.mean(0, dtype=np.float64).astype(x.dtype)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         axes = torch.pca_lowrank(torch.from_numpy(x - mean), min(most, size + max(20, size // 10)), center=False,
                                  niter=4)[2].numpy().T[:size]
     sign = np.where(axes[np.arange(size), np.abs(axes).argmax(1)] < 0, -1, 1)                     # (size,)
@@ -166,14 +164,14 @@ def project(x: np.ndarray, mean: np.ndarray, axes: np.ndarray) -> np.ndarray:
     return (x - mean) @ axes.T
 
 
-def fit_ica(x: np.ndarray, size: int, seed: int = 0, count: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+def fit_ica(x: np.ndarray, size: int, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Fit ICA to x (N, D): mean (D,) and unmixing axes (size, D).
 
     FastICA (Hyvarinen 1999): whiten x to z. Then, for all rows w of an orthogonal W at once, w <- E[z t] - E[1 - t^2] w
     with t = tanh(w z), and W <- (W W^T)^-1/2 W, until the cosine of every row with its last value is above 1 - 1e-4.
     count (N,): how often each row occurs. Raises InputError if x spans fewer dimensions than `size`.
     """
-    x, share = x.astype(np.float64), np.full(len(x), 1 / len(x)) if count is None else count / count.sum()
+    x, share = x.astype(np.float64), count / count.sum()
     mean = share @ x
     value, vector = np.linalg.eigh(((x - mean) * share[:, None]).T @ (x - mean))    # (D,), (D, D)
     spanned = (value > 1e-10 * value[-1]).sum()
@@ -181,7 +179,7 @@ def fit_ica(x: np.ndarray, size: int, seed: int = 0, count: np.ndarray | None = 
                                 "--ica out, or give vectors of fewer values")
     white = (vector[:, ::-1] / np.sqrt(np.maximum(value[::-1], 1e-300)))[:, :size].T    # (size, D)
     z = (x - mean) @ white.T                                                        # (N, size)
-    turn = _orthogonal(np.random.default_rng(seed).standard_normal((size, size)))
+    turn = _orthogonal(np.random.default_rng(0).standard_normal((size, size)))
     for _ in range(ICA_STEPS):
         t = np.tanh(z @ turn.T)                                                     # (N, size)
         new = _orthogonal((t * share[:, None]).T @ z - (share @ (1 - t ** 2))[:, None] * turn)

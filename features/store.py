@@ -6,7 +6,6 @@ stop loses nothing.
 """
 import contextlib
 import ctypes
-import glob
 import json
 import os
 import shutil
@@ -128,17 +127,17 @@ def read_batches(read: Callable, items: list[int], batch_size: int, workers: int
 class Part:
     """Values of items by key, each an .npy file in a hidden folder beside `path`.
 
-    made: a plain value that says what makes the values. Values of another one stand in another folder.
+    made: a plain value that says what makes the values. It is part of the key.
     """
 
     def __init__(self, path: str, made):
-        self.start = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.")
-        # with a letter, as files.atomic takes a number there for that of a process
-        self.folder = f"{self.start}v{sha256(json.dumps(made))[:12]}.part"
+        # with a word, as files.atomic takes a number there for that of a process
+        self.folder = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.values.part")
+        self.made = json.dumps(made)
         os.makedirs(self.folder, exist_ok=True)
 
     def path_of(self, key: str) -> str:
-        return f"{self.folder}/{sha256(key)[:32]}.npy"
+        return f"{self.folder}/{sha256(self.made, key)[:32]}.npy"
 
     def __contains__(self, key: str) -> bool:
         return os.path.exists(self.path_of(key))
@@ -153,8 +152,7 @@ class Part:
 
     def remove(self) -> None:
         """Delete the values, and those of other extractors."""
-        for folder in glob.glob(f"{glob.escape(self.start)}*.part"):
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @torch.no_grad()
