@@ -52,11 +52,6 @@ def class_rows(photos: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return (mean + far * toward / np.linalg.norm(toward, axis=1, keepdims=True)).astype(np.float32)
 
 
-def captions_of(name: str) -> list[str]:
-    """A caption of each template for the name of a class."""
-    return [template.format(add_article(name)) for template in TEMPLATES]
-
-
 def join_networks(data: str) -> None:
     """Write the features of photos by three networks side by side, each of norm 1, as `Lites` computes them."""
     line = build_network("cpu", SIDE_BY_SIDE, whole=True).line
@@ -85,8 +80,9 @@ def add_classes(photos: str, to: str) -> None:
     paths = [os.path.join(to, f"train_{end}") for end in ("ims.npy", "caps.txt", "ids.txt")]
     features, texts, ids = np.array(read_array(paths[0], "extract again")), *map(read_lines, paths[1:])
     names = read_class_names()
+    named = [template.format(add_article(name)) for name in names for template in TEMPLATES]
     save_array(paths[0], np.concatenate([features, *[class_features(features)] * TIMES]))
-    save_lines(paths[1], [*texts, *[text for name in names for text in captions_of(name)] * TIMES])
+    save_lines(paths[1], [*texts, *named * TIMES])
     save_lines(paths[2], [*ids, *(f"class {k}, {n}" for n in range(TIMES) for k in range(len(names)))])
 
 

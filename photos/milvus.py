@@ -30,18 +30,6 @@ LARGEST_TOP = 16_384                  # answers to one query (Milvus Limits)
 NAME_BYTES = 4096                     # of a photo's name
 
 
-def import_pymilvus():
-    """pymilvus, with its log silent. Raises InputError where it is not installed."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    try:
-        import pymilvus
-    except ImportError as error:
-        raise InputError("--uri needs a package: pip install -r photos/requirements-milvus.txt") from error
-    for name in ("pymilvus", "pymilvus.milvus_client", "milvus_lite"):
-        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-    return pymilvus
-
-
 class Collection:
     """Collection `name` of the Milvus server at `uri`. No message shows the token."""
 
@@ -51,7 +39,13 @@ class Collection:
         check("@" not in uri, "--uri holds a user or a password, which every user of this machine can read; give them "
                               "as USER:PASSWORD in a file with --token_file")
         self.uri, self.name, self.token = os.path.abspath(uri) if uri.endswith(".db") else uri, name, token
-        pymilvus = import_pymilvus()
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+        try:
+            import pymilvus
+        except ImportError as error:
+            raise InputError("--uri needs a package: pip install -r photos/requirements-milvus.txt") from error
+        for logger in ("pymilvus", "pymilvus.milvus_client", "milvus_lite"):
+            logging.getLogger(logger).setLevel(logging.CRITICAL + 1)
         with self.mending(f"no Milvus server answers at {uri} within {CONNECT} seconds, or it refuses the token",
                           "start it, or give its address, http://HOST:19530, with --uri and its token with "
                           "--token_file"):
@@ -80,10 +74,11 @@ class Collection:
         check(overwrite or not self.ask("has_collection"),
               f"the collection {self.name} is at {self.uri} already, whole or half built; name another --output, or "
               "replace it with --overwrite")
+        from pymilvus import DataType
         self.ask("drop_collection")
-        schema, kinds = self.client.create_schema(auto_id=False, enable_dynamic_field=False), import_pymilvus().DataType
-        schema.add_field("name", kinds.VARCHAR, is_primary=True, max_length=NAME_BYTES)
-        schema.add_field("vector", kinds.FLOAT_VECTOR, dim=vectors.shape[1])
+        schema = self.client.create_schema(auto_id=False, enable_dynamic_field=False)
+        schema.add_field("name", DataType.VARCHAR, is_primary=True, max_length=NAME_BYTES)
+        schema.add_field("vector", DataType.FLOAT_VECTOR, dim=vectors.shape[1])
         flat = self.client.prepare_index_params()
         flat.add_index("vector", index_type="FLAT", metric_type="IP")
         self.ask("create_collection", schema=schema, index_params=flat, consistency_level="Strong")

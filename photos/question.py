@@ -2,7 +2,6 @@
 import os
 import re
 import unicodedata
-from typing import NamedTuple
 
 from cli import check
 from data import compose_name, tokenize
@@ -12,15 +11,8 @@ MINUS = re.compile(r"(?:^|(?<=\s))[-\u2212\u2013](?=[^\W\d_])([^\s]+)")         
 NEGATION = re.compile(r"\b(?:no|not|without|except|excluding)\s+(?:(?:a|an|any|the)\s+)?([^\W\d_]+)", re.IGNORECASE)
 
 
-class Question(NamedTuple):
-    """A text to search for."""
-    text: str                         # without what is not wanted
-    unwanted: list[str]
-    notes: list[str]
-
-
-def read_question(text: str) -> Question:
-    """Read "dog -beach" as a dog without a beach.
+def read_question(text: str) -> tuple[str, list[str], list[str]]:
+    """Read "dog -beach" as "dog" and what is not wanted, ["beach"], and notes on both.
     Raises InputError for a question that asks for nothing."""
     text = compose_name(text).strip()
     check(text, "an empty question finds nothing; describe a photo in a few words")
@@ -32,7 +24,7 @@ def read_question(text: str) -> Question:
     if negation:
         notes.append(f"'{negation[0]}' does not leave them out, as the model reads over such words; "
                      f"write -{negation[1]}")
-    return Question(rest, unwanted, notes)
+    return rest, unwanted, notes
 
 
 def read_words(encoder: PhotoEncoder, text: str) -> tuple[list[str], bool]:

@@ -16,8 +16,9 @@ from torch import Tensor
 from checkpoint import Trained
 from cli import check
 from confidence.calibration import FORMAT, calibration_file, percent
+from evaluation.embeddings import within_modality
 from files import read_json, refusing
-from losses import Embedding, cosine, trait, uncertainty
+from losses import Embedding, cosine, uncertainty
 from methods.volume import Sigmoid
 from photos.encoder import PhotoEncoder
 from photos.index import Index
@@ -38,10 +39,6 @@ class Probabilities(NamedTuple):
     data: str
     words: Sigmoid | None = None      # a photo fits a text; None: not fitted
     least: float = 0.01               # smaller probabilities of `words` are noise of many photos, and count 0
-
-    def chances(self, scores: Tensor) -> Tensor:
-        """The probabilities (Q, N) that each photo is the one that is meant: softmax(temperature * scores)."""
-        return (self.temperature * scores.double()).softmax(1)
 
     def expected_number(self, scores: Tensor, queries: Embedding) -> Tensor:
         """The expected number (Q,) of photos that fit, by scores (Q, N)."""
@@ -72,21 +69,6 @@ def read_probabilities(run: str, model: Trained) -> Probabilities | None:
     return result
 
 
-def describe_number(expected: float, count: int) -> str:
-    """Sentence on the number of photos among `count` that fit a query."""
-    if expected < NONE:
-        return f"probably none of {count:,} photos shows this"
-    n = max(1, round(expected))
-    return f"about {n:,} of {count:,} photos show{'s' * (n == 1)} this"
-
-
-def describe_sureness(p: float, expected: float | None) -> str:
-    """Sentence on a first answer that is the one that is meant with probability p; "" where many or none may be."""
-    if expected is None:
-        return f"{percent(p)} sure of the first photo"
-    return f"{percent(p)} sure that the first is the one you mean" if NONE <= expected < FEW + 0.5 else ""
-
-
 # ---- answers
 
 class Hit(NamedTuple):
@@ -111,9 +93,16 @@ class SearchResult(NamedTuple):
     @property
     def said(self) -> str:
         """Sentence on how many photos fit and how sure the first answer is.
-        Parts that are not known are left out."""
-        fit = "" if self.expected is None else describe_number(self.expected, self.gallery)
-        return "; ".join(filter(None, [fit, "" if self.sure is None else describe_sureness(self.sure, self.expected)]))
+        Parts that are not known are left out, and the second where many or none may be meant."""
+        parts, expected = [], self.expected
+        if expected is not None:
+            n = max(1, round(expected))
+            parts.append(f"probably none of {self.gallery:,} photos shows this" if expected < NONE else
+                         f"about {n:,} of {self.gallery:,} photos show{'s' * (n == 1)} this")
+        if self.sure is not None and (expected is None or NONE <= expected < FEW + 0.5):
+            parts.append(f"{percent(self.sure)} sure " + ("of the first photo" if expected is None else
+                                                          "that the first is the one you mean"))
+        return "; ".join(parts)
 
 
 class Searcher:
@@ -152,16 +141,16 @@ class Searcher:
         without: texts that the photos should not fit, as after a minus in a text."""
         questions, results = [read_question(text) for text in texts], []
         named = [rows_named(text, self.index.names) for text in texts]
-        captions = [question.text for question, rows in zip(questions, named) if not rows]
+        captions = [rest for (rest, _, _), rows in zip(questions, named) if not rows]
         e, place = self.encoder.captions(captions).to("cpu") if captions else None, iter(range(len(captions)))
-        for text, question, rows in zip(texts, questions, named):
+        for text, (rest, unwanted, question_notes), rows in zip(texts, questions, named):
             if rows:
                 results.append(self.rank(text, self.embedding(rows[0]), top, first, [
                     f"{text} is a photo's name: it stands first, and photos like it follow"], without, rows, like=True))
             else:
-                notes, certain = read_words(self.encoder, question.text)
-                results.append(self.rank(question.text, e.rows([next(place)]), top, first, [*question.notes, *notes],
-                                         [*without, *question.unwanted], certain=certain))
+                notes, certain = read_words(self.encoder, rest)
+                results.append(self.rank(rest, e.rows([next(place)]), top, first, [*question_notes, *notes],
+                                         [*without, *unwanted], certain=certain))
         return results
 
     def find_photo(self, photo: Image.Image, top: int = 10, first: int = 0, name: str = "a photo",
@@ -214,7 +203,7 @@ class Searcher:
         order = scores.topk(min(first + top, self.count))
         rows = [row for row, score in zip(order.indices.tolist(), order.values.tolist()) if score > -math.inf]
         if self.probabilities and certain and not (unwanted or named or like):
-            p = self.probabilities.chances(scores[None])[0]
+            p = (self.probabilities.temperature * scores.double()).softmax(0)         # each is the one that is meant
             sure = p[rows[0]].item()
             if self.probabilities.words:
                 expected = self.probabilities.expected_number(scores[None], e).item()
@@ -234,8 +223,8 @@ class Searcher:
             name, origin = self.index.manifest["similarity"], self.index.embedding
             vector, number = query_vectors(name, e, origin)
             return scores_of_products(name, self.index.collection.products(vector[0], self.index.names) + number)
-        if like and not trait(similarity, "within_modality"):
-            similarity, e = cosine, Embedding(e.mean)
+        if like:
+            similarity, e = within_modality(similarity, e)
         photos = self.index.embedding if similarity is not cosine else Embedding(self.index.embedding.mean)
         return torch.cat([similarity(photos.rows(slice(k, k + PHOTOS)), e)[:, 0] for k in range(0, self.count, PHOTOS)])
 

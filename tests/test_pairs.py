@@ -7,13 +7,12 @@ import pytest
 import torch
 from PIL import Image
 
-import train
 from checkpoint import MADE_OF_RUN
 from confidence import pairs
 from confidence.reliability import auroc
 from files import save_array
 from losses import Embedding, cosine
-from tests.helpers import refused
+from tests.helpers import fit, refused
 
 IMAGES, EACH = 300, 2
 
@@ -37,17 +36,14 @@ def drawn_path(tmp_path_factory):
 @pytest.fixture(scope="module")
 def words(drawn_path):
     return ["--data_path", drawn_path, "--data_name", "mine", "--text_features", "drawn", "--embed_size", "8", "--loss",
-            "infonce", "--num_epochs", "12", "--batch_size", "32", "--learning_rate", "0.01", "--device", "cpu",
-            "--workers", "0"]
+            "infonce", "--num_epochs", "12", "--learning_rate", "0.01"]
 
 
-def read_rows(run) -> list[dict]:
+def find_pairs(run, *more) -> list[dict]:
+    """The rows of pairs.csv."""
+    pairs.main([str(run), "--device", "cpu", "--workers", "0", *map(str, more)])
     with open(run / "pairs.csv", encoding="utf-8", newline="") as f:
         return [*csv.DictReader(f)]
-
-
-def find_pairs(run, *more) -> None:
-    pairs.main([str(run), "--device", "cpu", "--workers", "0", *map(str, more)])
 
 
 def test_wrong_captions_come_first(tmp_path, words, capsys, monkeypatch):
@@ -55,10 +51,10 @@ def test_wrong_captions_come_first(tmp_path, words, capsys, monkeypatch):
     monkeypatch.setattr(pairs, "draw_rows", lambda path, title, rows, across: drawn.extend(rows[0].cells))
     for k in range(IMAGES):
         Image.new("RGB", (2, 2), (k % 256, k // 256, 0)).save(tmp_path / f"{k}.jpg", "PNG")
-    assert train.train(train.parse_args([*words, "--noise_ratio", "0.2", "--logger_name", str(run)])) == 0
+    fit(*words, "--noise_ratio", 0.2, "--logger_name", run)
     capsys.readouterr()
-    find_pairs(run, "--photos", tmp_path)
-    shown, rows, paired = capsys.readouterr().out, read_rows(run), np.load(run / "noise.npy")
+    rows = find_pairs(run, "--photos", tmp_path)
+    shown, paired = capsys.readouterr().out, np.load(run / "noise.npy")
     number = [int(row["caption"].split()[-1]) for row in rows]
     p, wrong = np.array([float(row["probability"]) for row in rows]), paired != np.arange(IMAGES * EACH) // EACH
     assert sorted(number) == [*range(IMAGES * EACH)] and (np.diff(p) >= 0).all()
@@ -77,21 +73,21 @@ def test_wrong_captions_come_first(tmp_path, words, capsys, monkeypatch):
 
 def test_no_model_judges_an_image_that_it_learned_from(tmp_path, words, monkeypatch):
     run, seen = tmp_path / "run", []
-    assert train.train(train.parse_args([*words, "--num_epochs", "1", "--logger_name", str(run)])) == 0
+    fit(*words, "--num_epochs", 1, "--logger_name", run)
     judge = pairs.judge_fold
     monkeypatch.setattr(pairs, "judge_fold", lambda model, t: seen.append((t.held, t.order(0))) or judge(model, t))
-    find_pairs(run, "--folds", 3)
+    rows = find_pairs(run, "--folds", 3)
     assert sorted(np.concatenate([held for held, _ in seen])) == [*range(IMAGES * EACH)] and len(seen) == 3
     for held, learned in seen:
         assert len(held) + len(learned) == IMAGES * EACH and not {*held // EACH} & {*learned // EACH}
-    assert "known" not in read_rows(run)[0] and not (run / "pairs.png").exists()
+    assert "known" not in rows[0] and not (run / "pairs.png").exists()
     assert MADE_OF_RUN.fullmatch("pairs.csv") and MADE_OF_RUN.fullmatch("pairs.png")
 
 
 def test_what_cannot_be_judged_is_refused(tmp_path, words, capsys, monkeypatch):
     run, second = (str(tmp_path / name) for name in ("run", "second"))
     for more in ([run], [second, "--init_from", run]):
-        assert train.train(train.parse_args([*words, "--num_epochs", "1", "--logger_name", *more])) == 0
+        fit(*words, "--num_epochs", 1, "--logger_name", *more)
     for source, message in ((f"{run}/model_best.pt", "is a file; give the run folder"),
                             (f"{run}/nosuch", "there is no run folder"), (second, f"went on from {run}")):
         refused(capsys, pairs.main, [source], message)

@@ -188,8 +188,8 @@ def test_the_library_in_a_few_lines(own):
                                                 "write -people"),
     ("a piano in a casino", "a piano in a casino", [], None)])
 def test_what_is_not_wanted(text, rest, unwanted, note):
-    result = question.read_question(text)
-    assert result[:2] == (rest, unwanted) and (note in result.notes[0] if note else not result.notes)
+    *result, notes = question.read_question(text)
+    assert result == [rest, unwanted] and (note in notes[0] if note else not notes)
 
 
 def words_model(words, whole) -> PhotoEncoder:
