@@ -100,8 +100,7 @@ class Split:
     @functools.cached_property
     def words(self) -> list[list[str]]:
         """The captions as lists of words."""
-        return [tokenize(caption) for caption in tqdm(self.captions, desc=f"words of {self.name}", disable=None,
-                                                      leave=False)]
+        return [*map(tokenize, tqdm(self.captions, f"words of {self.name}", disable=None, leave=False))]
 
     def encode(self, vocab, known: bool = True):
         """Encode captions as a model reads them: `vocab.Tokens`, or features.
@@ -320,8 +319,7 @@ def read_precomputed(root: str, split: str) -> Split:
     n, notes = len(images), []
     blank = next((f"; its line {m} is empty" for m, caption in enumerate(captions, 1) if not caption.strip()), "")
     check(count and count % n == 0,
-          f"{source} has {count} captions for the {n} rows of {features}; there must be the same number of captions "
-          f"for every row{blank}")
+          f"{source} has {count} captions for the {n} rows of {features}; give each row as many captions{blank}")
     names, ids = (read_image_ids(f"{start}_{end}", n, count) for end in ("ids.txt", "img_ids.npy"))
     paths, coco = [f"{start}_ann_ids.npy", f"{start}_capids.txt"], os.path.join(root, "coco_test_ids.npy")    # VSE++'s
     path = next(filter(os.path.isfile, paths + [coco] * (split == "testall")), paths[1])
@@ -389,8 +387,7 @@ def read_ids(path: str) -> list:
         return read_lines(path)
     array = read_array(path, "fetch or save it again")
     check(array.ndim == 1 and array.dtype.kind in "iu" and array.max(initial=0) <= np.iinfo(np.int64).max,
-          f"{path} is not a whole .npy file of integers (it holds {array.dtype} of shape {array.shape}); fetch or save "
-          "it again")
+          f"{path} is not a whole .npy file of integers (it holds {array.dtype} of shape {array.shape}); save it again")
     return array.tolist()
 
 
@@ -399,8 +396,7 @@ def read_image_ids(path: str, n: int, count: int) -> list:
     Captions of an image must have one id, else not every image has count / n captions one after another; ids that
     differ for all captions name no images."""
     ids, each = read_ids(path), count // n
-    check(len(ids) in (0, n, count), f"{path} has {len(ids)} ids for {n} images; there must be one for each image or "
-                                     "caption")
+    check(len(ids) in (0, n, count), f"{path} has {len(ids)} ids for {n} images; give one for each image or caption")
     if len(ids) <= n:
         return ids
     if len(set(ids)) == count:

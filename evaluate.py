@@ -23,7 +23,7 @@ import metrics
 from checkpoint import Trained
 from cli import check, torch_device
 from data import named_splits
-from evaluation import pictures
+from evaluation import bank, pictures
 from evaluation.embeddings import Embeddings, check_same_items, embed, export, is_run, load_file, newest_run
 from evaluation.protocols import assess, read_protocol_inputs, replace_nan
 from evaluation.report import RATINGS, comparisons, describe_p_values, describe_results, render, seed_tables, tables
@@ -201,7 +201,6 @@ def embed_split(models: list[Trained], opt) -> Embeddings:
     """Embed the split by models, with the bank of the options; print a line per model."""
     data = {name: getattr(opt, name) for name in ("sim", "data_path", "dev_images", "batch_size", "workers")}
     if opt.bank:
-        from evaluation import bank
         bank.check_splits(opt.bank, opt.split or "test")
     e = embed(models, opt.split or "test", data_name=opt.data_name, text_only=opt.cxc, **data)
     for model in models:

@@ -130,8 +130,7 @@ def integers(values, path: str, what: str) -> np.ndarray:
     for value in values:
         whole = type(value) is int or isinstance(value, np.integer)
         check(whole and INT64.min <= value <= INT64.max,
-              f"{path} gives {what} {value!a:.80}, which is not a whole number of at most 64 bits; write numbers such "
-              "as COCO's")
+              f"{path} gives {what} {value!a:.80}, which is not a whole number of at most 64 bits; write it as such")
     return np.array(list(values), np.int64)
 
 

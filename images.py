@@ -161,8 +161,7 @@ class Features:
         self.array = read_array(path, AGAIN)
         shape, dtype = self.array.shape, self.array.dtype
         check(dtype.kind == "f" and len(shape) in (2, 3) and 0 not in shape,
-              f"{path} holds {dtype} of shape {shape}; features are float16 or float32 of shape (images, F) or "
-              "(images, regions, F)")
+              f"{path} holds {dtype} of shape {shape}; features are floats, (images, F) or (images, regions, F)")
 
     def cut(self, n: int) -> None:
         """Keep the first n images."""

@@ -432,18 +432,20 @@ class LinearEmbedding(nn.Module):
 
 
 class GRUEmbedding(nn.Module):
-    """Last state of a GRU, for the captions of VSE++: (B, T, F) -> (B, D).
+    """Last state of a GRU, of VSE++'s captions and VSRN's images: (B, T, F) -> (B, D).
     linear: a linear layer follows, W_g of pmrl eq. 4, 5, 9, 13, 14. Without it, as in VSE++'s code and ucmr 4.2, a
-    log-variance is a state and lies in (-1, 1)."""
+    log-variance is a state and lies in (-1, 1). batch_norm: a BatchNorm follows, as of VSRN's images on Flickr30k."""
 
-    def __init__(self, inputs: int, embed_size: int, num_layers: int = 1, linear: bool = False):
+    def __init__(self, inputs: int, embed_size: int, num_layers: int = 1, linear: bool = False,
+                 batch_norm: bool = False):
         super().__init__()
         self.dim = embed_size
         self.rnn = GRU(inputs, embed_size, num_layers, batch_first=True)
         self.fc = vsepp_linear(embed_size, embed_size) if linear else nn.Identity()
+        self.norm = BatchNorm(embed_size) if batch_norm else nn.Identity()
 
-    def forward(self, words: Tensor, lengths: Tensor) -> Latent:
-        return Latent(self.fc(self.rnn(words, lengths)[1][-1]))                     # the last layer's: (B, D)
+    def forward(self, words: Tensor, lengths: Tensor | None = None) -> Latent:
+        return Latent(self.norm(self.fc(self.rnn(words, lengths)[1][-1])))          # the last layer's: (B, D)
 
 
 class BiGRUEmbedding(nn.Module):
@@ -705,7 +707,7 @@ IMAGE_ENCODERS = {
     "cnn": Encoder("photos", build_cnn, build_layers, layers=True, decoder="vector"),
     "vsrn": Encoder("regions", lambda opt, _: methods.vsrn.RegionGraph(
         opt.img_dim, opt.embed_size, opt.feature_norm, opt.region_norm == "regions"),
-                    lambda opt, inputs: methods.vsrn.RegionGRU(inputs, opt.embed_size, opt.region_bn)),
+                    lambda opt, inputs: GRUEmbedding(inputs, opt.embed_size, batch_norm=opt.region_bn)),
     "pie": Encoder("cells", lambda opt, pretrained: (Precomputed(opt.img_dim, opt.feature_norm, average=False)
                                                      if opt.img_dim else build_cnn(opt, pretrained, cells=True)),
                    build_pie, functools.partial(build_pie, variance=True)),

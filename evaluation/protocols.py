@@ -109,7 +109,7 @@ OUTCOMES["rpc2"] = OUTCOMES["rp"]
 def recalls_of_matches(scores: np.ndarray, matches: dict[str, Pairs], gallery: Gallery, record: Record, name: str,
                        *precisions: str) -> dict:
     """Compute recalls and precisions of i2t or t2i or both, in percent.
-    scores (N, M); matches: of each direction; precisions: names of OUTCOMES. "r1" is the share of queries whose best
+    scores (N, M); matches: by direction; precisions: names of OUTCOMES. "r1" is the share of queries whose best
     item is a match. Queries without a match in the gallery do not count. "rsum" is there where both directions are."""
     result = {}
     for side, matrix, queries, items in directions(scores, *gallery):
@@ -148,8 +148,7 @@ def cxc(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
     (ratings, pairs), result, total = e.judged["cxc"], {}, len(e.caption_image)
     whole = len(gallery.captions) == total
     if can_rank(e):
-        result = recalls_of_matches(e.scores, {side: pairs[side] for side in ("i2t", "t2i")}, gallery, record, name,
-                                    "rpc2")
+        result = recalls_of_matches(e.scores, pairs, gallery, record, name, "rpc2")
         if whole:
             rated = ratings["sits"]
             result["sits"] = metrics.sampled_spearman(rated.first, rated.score, e.scores[rated.second, rated.first])
@@ -194,8 +193,7 @@ def pmrp(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
     shown, codes = e.judged["pmrp"].any(1), e.judged["pmrp"].astype(np.float32)     # (N,), (N, K)
     owners = {"i": np.arange(e.n_images), "t": e.caption_image}
     images, captions = (items[shown[owner[items]]] for items, owner in zip(gallery, owners.values()))
-    check(len(images) and len(captions), "no image of a gallery has an instance; give the instances of these images "
-                                         "with --instances")
+    check(len(images) and len(captions), "no image of a gallery has an instance; give those with --instances")
     result = {}
     for side, matrix, queries, items in directions(e.scores, images, captions):
         def judge(block: np.ndarray, rows: slice, own=codes[owners[side[0]][queries]],

@@ -40,8 +40,7 @@ def convert_file(stored: dict, path: str, vocab: str | None) -> dict:
     It has the layout of VSE++ and its descendants, {"model": [image, text], "opt": options}."""
     if not (isinstance(stored.get("model"), (list, tuple)) and isinstance(stored["opt"], (argparse.Namespace, dict))):
         return stored
-    check(vocab, f"{path} is an original checkpoint, which holds no words; give the vocabulary that it was trained "
-                 "with: --vocab FILE")
+    check(vocab, f"{path} is an original checkpoint, which holds no words; give its vocabulary: --vocab FILE")
     unchecked = (f"{path} holds no words: its vocabulary is taken to be {vocab} since that has as many; whether they "
                  "stand in its order is unchecked, and recalls near chance would say that they do not")
     return {**convert(stored, read_vocabulary(vocab), path), "notes": [unchecked]}

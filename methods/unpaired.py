@@ -34,12 +34,10 @@ class Unpaired:
 
     def batch(self, step: int) -> Batch:
         """Batch of step `step`, from 0, with None for a side that has no items."""
-        images = tokens = lengths = None
-        if "images" in self.rows:
-            images = self.readers["images"].gather(self.draw("images", step))
-        if "captions" in self.rows:
-            tokens, lengths = self.readers["captions"].batch(self.draw("captions", step))
-        return Batch(images, tokens, lengths, None, None)
+        read, rows = self.readers, self.rows
+        images = read["images"].gather(self.draw("images", step)) if "images" in rows else None
+        captions = read["captions"].batch(self.draw("captions", step)) if "captions" in rows else (None, None)
+        return Batch(images, *captions, None, None)
 
 
 def choose_pairs(split: Split, fraction: float, seed: int) -> np.ndarray:

@@ -98,8 +98,7 @@ def fit_sigmoid(dev: Embedding, dev_owner: np.ndarray) -> Sigmoid:
     """Fit a and b to the captions of dev (M, D), own photo against all others."""
     owner = number_photos(dev_owner)
     check(torch.bincount(owner).max() > 1,
-          "volume learns from a photo's captions how alike they are, and no photo of the dev split has two; leave it "
-          "out")
+          "volume learns how alike the captions of a photo are, and no photo of the dev split has two; leave it out")
     order = torch.from_numpy(np.random.default_rng(0).permutation(len(owner)))
     chosen, scores, right = order[:max(2, FITTED // (int(owner.max()) + 1))], [], []
     for rows, nearest in blocks_of_others(dev, owner, keep_own_photo=True):

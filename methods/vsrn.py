@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from losses import unit
-from model import GRU, BatchNorm, Latent, vsepp_linear
+from model import GRU, BatchNorm, vsepp_linear
 
 
 class Captioner(nn.Module):
@@ -64,18 +64,14 @@ class Captioner(nn.Module):
         vectors = self.drop_input(self.words(inputs.data))                          # (S,) -> (S, W)
         for words in vectors.split(inputs.batch_sizes.tolist()):                    # (n, W)
             n = len(words)
-            h = self.step(words, h[:n], states[:n], keys[:n])                       # (n, H)
+            query = self.query(h[:n] if self.original else torch.cat([words, h[:n]], 1))            # (n, H)
+            attention = self.weight(torch.tanh(keys[:n] + query[:, None]))[..., 0].softmax(1)       # (n, P)
+            context = self.drop_input((attention[:, None] @ states[:n])[:, 0])      # (n, 1, P) (n, P, H) -> (n, H)
+            h = self.cell(torch.cat([words, context], 1), h[:n])                    # (n, W + H), (n, H) -> (n, H)
             outputs.append(h)
         logits = self.out(self.dropout(torch.cat(outputs)))                         # (n, H) each -> (S, H) -> (S, V)
         nll = F.cross_entropy(logits, targets.data, reduction="none")               # (S,)
         return pad_packed_sequence(inputs._replace(data=nll), batch_first=True)[0].sum(1)           # (B, T - 1) -> (B,)
-
-    def step(self, words: Tensor, h: Tensor, states: Tensor, keys: Tensor) -> Tensor:
-        """One step of the writer: words (B, W), h (B, H), states (B, P, H) -> h (B, H)."""
-        query = self.query(h if self.original else torch.cat([words, h], 1))        # (B, W + H) -> (B, H)
-        attention = self.weight(torch.tanh(keys + query[:, None]))[..., 0].softmax(1)               # (B, P)
-        context = self.drop_input((attention[:, None] @ states)[:, 0])              # (B, 1, P) (B, P, H) -> (B, H)
-        return self.cell(torch.cat([words, context], 1), h)                         # (B, W + H), (B, H) -> (B, H)
 
 
 class GraphLayer(nn.Module):
@@ -114,17 +110,3 @@ class RegionGraph(nn.Module):
     def normalise(self, v: Tensor) -> Tensor:
         """Scale regions to length sqrt(D), or features to length 1 across regions."""
         return unit(v, 1) if self.across_regions else unit(v, 2) * self.dim ** 0.5  # (B, P, D)
-
-
-class RegionGRU(nn.Module):
-    """f_emb of VSRN's images, last state of a GRU: (B, P, F) -> (B, D).
-    batch_norm: a BatchNorm follows, as in VSRN on Flickr30k."""
-
-    def __init__(self, inputs: int, embed_size: int, batch_norm: bool = False):
-        super().__init__()
-        self.dim = embed_size
-        self.rnn = GRU(inputs, embed_size, batch_first=True)
-        self.norm = BatchNorm(embed_size) if batch_norm else nn.Identity()
-
-    def forward(self, regions: Tensor, lengths=None) -> Latent:
-        return Latent(self.norm(self.rnn(regions)[1][-1]))                      # last layer: (B, D)

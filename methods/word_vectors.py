@@ -85,5 +85,4 @@ def binary_rows(f, path: str, count: int, dim: int):
               f"{path} ends early or is not a word2vec file: no word and {dim} values at row {row} of the {count} that "
               "its first line announces; fetch it again")
         yield f"row {row}", bytes(word).lstrip(b"\n"), np.frombuffer(values, "<f4")  # the original ends rows with \n
-    check(not f.read(2).strip(), f"{path} continues after the {count} words that its first line announces; fetch it "
-                                 "again")
+    check(not f.read(2).strip(), f"{path} continues after the {count} words of its first line; fetch it again")

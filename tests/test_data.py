@@ -234,7 +234,7 @@ def test_missing_data(tmp_path):
 
 @pytest.mark.parametrize("array, message", [
     (np.zeros((4, 6), np.int64), "train_ims.npy holds int64 of shape"),
-    (np.zeros(4, np.float32), "of shape .4,.; features are float16 or float32"),
+    (np.zeros(4, np.float32), "of shape .4,.; features are floats"),
     (FEATURES * np.where(np.arange(4) == 2, np.inf, 1)[:, None].astype(np.float32), "holds NaN or infinity in row 2"),
     (np.ones((4, 300, 36), np.float32), "has 300 regions of 36 numbers an image: its axes look turned, .*transpose"),
     (ROWS.repeat(5, 0)[[*range(57), 0, *range(58, 200)]],
