@@ -6,21 +6,17 @@ Each image has its own random stream, and all arithmetic is exact. So a seed giv
 smaller size gives the first images of each split. The folders below data_path, where dev has size // 4 images and test
 size // 2:
 
-    demo/                 images/*.png, dataset_demo.json (Karpathy's layout), demo.json (size and seed) and scenes.json
-                          (the objects, and which of them each caption mentions; written last)
-    demo_coco/            images/{train,val}2014/*.png, annotations/{captions,instances}_{train,val}2014.json and
-                          coco_{train,dev,test,restval}_ids.npy (caption ids, five in a row per image)
-    demo_precomp/         {train,dev,test}_caps.txt, _ids.txt (file names in demo/), _ims.npy, (N, 960) float32, with
-                          features.json, and the ids of demo_coco: _img_ids.npy, (N,) int64, and _ann_ids.npy, (M,)
-                          int64; of dev and test _positives.json: all pairs of a caption and an image of which it is
-                          true, in the form of evaluate.py --positives
-    demo_region_precomp/  the same, with _ims.npy (N, 36, 192) float16
-    demo_cxc/             {sts,sis,sits}_{val,test}.csv: ratings from 0 to 5 of pairs of captions, of pairs of images,
-                          and of a caption and an image, in the form of Crisscrossed Captions; val is the dev split
-    demo_entities/        images/*.png, {train,val,test}.txt, Sentences/*.txt and Annotations/*.xml: the noun phrases of
-                          the captions with boxes, in the layout of Flickr30k Entities; val is the dev split
-    demo_vg/              images/*.png, image_data.json and region_descriptions.json: size // 2 more scenes with phrases
-                          of their regions, in the layout of Visual Genome
+    demo/                 photos in Karpathy's layout; scenes.json: the objects, and which of them each caption mentions
+    demo_coco/            the same in COCO's layout, with instances
+    demo_precomp/         features (N, 960) float32 and captions, the file names of demo/ and the ids of demo_coco/; of
+                          dev and test all pairs of a caption and an image of which it is true, in the form of
+                          evaluate.py --positives
+    demo_region_precomp/  the same, with features (N, 36, 192) float16
+    demo_cxc/             ratings of dev and test in the form of Crisscrossed Captions
+    demo_entities/        noun phrases of the captions with boxes, in the layout of Flickr30k Entities
+    demo_vg/              size // 2 more scenes with phrases of their regions, in the layout of Visual Genome
+
+docs/data.md describes the layouts.
 
 With --scenes other the names start with other instead of demo. These scenes and captions come from another
 distribution, for training on one and testing on the other. The features come from the same extractor.

@@ -144,7 +144,7 @@ def spell_options(options: dict[str, str]) -> str:
     return " ".join(f"--{name} {value}".strip() for name, value in options.items())
 
 
-def is_fine_tuned(run: tuple[str, ...]) -> bool:
+def is_tuned(run: tuple[str, ...]) -> bool:
     return any("--finetune" in command for command in run)
 
 
@@ -157,7 +157,7 @@ def scale_data_set(name: str, run: tuple[str, ...], scale: str) -> str:
     source = "f8k" if scale == "f8k" else "other" if name.startswith("f30k") else "demo"
     method = parse_options(run[0]).get("method")
     regions = name in ("coco_precomp", "f30k_precomp") or method and METHODS[method].needs.startswith(REGIONS)
-    return source if is_fine_tuned(run) else f"{source}{'_region' * bool(regions)}_precomp"
+    return source if is_tuned(run) else f"{source}{'_region' * bool(regions)}_precomp"
 
 
 def scale_options(command: str, run: tuple[str, ...], scale: str) -> dict[str, str]:
@@ -174,22 +174,19 @@ def training_options(command: str, run: tuple[str, ...], scale: str) -> dict[str
     command = re.sub(r"--method (\S+)", lambda m: METHODS[m[1]].flags, command)
     options = scale_options(command, run, scale)
     options.pop("init_from", None)
-    return options if scale == "full" else shrink_training(options, SCALES[scale], is_fine_tuned(run))
-
-
-def shrink_training(options: dict[str, str], scale: Scale, photos: bool) -> dict[str, str]:
-    """Options of a training at a small scale. photos: it is fine-tuned, or comes before a fine-tuning."""
-    def divide(sizes: str) -> str:
-        return re.sub(r"[1-9]\d*", lambda n: str(max(4, int(n[0]) // scale.divide)), sizes)
-    default_sizes = {"embed_size": "1024"} | ({"dim_hidden": "512"} if "captioner" in options else {})
+    if scale == "full":
+        return options
+    small, default_sizes = SCALES[scale], {"embed_size": "1024"}
+    if "captioner" in options:
+        default_sizes["dim_hidden"] = "512"
     options = {"data_name": options["data_name"], **default_sizes, **options}
-    options |= {name: divide(options[name]) for name in SIZED if name in options}
-    hardest = "max_violation" in options or options.get("sim", "").startswith(HARDEST)
+    for name in set(SIZED) & set(options):
+        options[name] = re.sub(r"[1-9]\d*", lambda n: str(max(4, int(n[0]) // small.divide)), options[name])
     if "finetune" in options:
-        changes = [scale.train, scale.tune, LITE]
-    else:
-        changes = [scale.train, scale.rate * (options.get("optimizer") != "sgd"), f"{scale.start} {LITE}" * photos,
-                   f"--vse_mean_warmup_epochs {scale.warmup}" * hardest]
+        return options | parse_options(f"{small.train} {small.tune} {LITE}")
+    hardest = "max_violation" in options or options.get("sim", "").startswith(HARDEST)
+    changes = [small.train, small.rate * (options.get("optimizer") != "sgd"), f"{small.start} {LITE}" * is_tuned(run),
+               f"--vse_mean_warmup_epochs {small.warmup}" * hardest]
     return options | parse_options(" ".join(changes))
 
 

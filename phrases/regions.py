@@ -26,7 +26,7 @@ from phrases.data import (
     proposals_path,
     read_proposals,
 )
-from phrases.entities import SPLITS, Entities, photo_paths, read_entities
+from phrases.entities import SPLITS, photo_paths, read_entities
 from phrases.pooling import NetworkRegions, SceneRegions
 from phrases.proposals import read_sized
 
@@ -38,18 +38,6 @@ def read_regions(paths: list[str], sizes: np.ndarray, proposals: Proposals, read
     """Read photo n and its boxes for an encoder, in a worker process. sizes (N, 2): width, height."""
     boxes = proposals.boxes[slice(*proposals.start[n:n + 2])]
     return read(read_sized(paths[n], sizes[n]), box_geometry(boxes, sizes[n])[:, :4])
-
-
-def compute_rows(path: str, split: str, root: str, entities: Entities, proposals: Proposals, encoder,
-                 batch_size: int, workers: int) -> None:
-    """Compute the features of a split, from where a stop left them."""
-    part = Part(f"{path}.npy", [encoder.line, proposals.facts["boxes_sha256"]])
-    read = functools.partial(read_regions, photo_paths(root, entities.ids), entities.sizes, proposals, encoder.read)
-    compute(part, dict(enumerate(entities.ids)), read, encoder.encode, split, batch_size, workers)
-    with mapped(f"{path}.npy", (len(proposals.boxes), encoder.dim), np.float16) as rows:
-        for photo, start, end in zip(entities.ids, proposals.start, proposals.start[1:]):
-            rows[start:end] = part[photo]
-    part.remove()
 
 
 def write_split_regions(opt, root: str, split: str, encoder) -> None:
@@ -67,9 +55,15 @@ def write_split_regions(opt, root: str, split: str, encoder) -> None:
     save_json(facts, f"{path}.json")
     if opt.given:
         save_array(f"{path}.npy", given)
-    else:
-        compute_rows(path, split, root, entities, proposals, encoder,
-                     opt.batch_size or BATCH[opt.device.type], opt.workers)
+    else:                                                   # from where a stop left them
+        part = Part(f"{path}.npy", [line, proposals.facts["boxes_sha256"]])
+        read = functools.partial(read_regions, photo_paths(root, entities.ids), entities.sizes, proposals, encoder.read)
+        compute(part, dict(enumerate(entities.ids)), read, encoder.encode, split,
+                opt.batch_size or BATCH[opt.device.type], opt.workers)
+        with mapped(f"{path}.npy", shape, np.float16) as rows:
+            for photo, start, end in zip(entities.ids, proposals.start, proposals.start[1:]):
+                rows[start:end] = part[photo]
+        part.remove()
     print(f"{path}.npy: {shape} of {line}")
 
 

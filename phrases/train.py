@@ -78,8 +78,11 @@ class PhraseTraining(core.Training):
         return scalars, "R@1 {r1:.1f} R@5 {r5:.1f} R@10 {r10:.1f} of at most {upper:.1f}".format(**scalars)
 
 
-def refuse_options(opt) -> None:
-    """Raise InputError where a training on phrases cannot work."""
+def train_phrases(opt) -> int:
+    """Train as the options say. Return the exit status, as train.train does.
+
+    Raises InputError where a training on phrases cannot work.
+    """
     check(opt.loss in OBJECTIVES,
           f"--loss {opt.loss} needs pairs that match one to one, and a phrase fits several regions of its photo; take "
           "hinge, infonce, match, two_branch, or logistic with --sim cite")
@@ -92,11 +95,6 @@ def refuse_options(opt) -> None:
     check(opt.positive_iou >= NEGATIVE_IOU,
           f"--positive_iou {opt.positive_iou:g} lies below {NEGATIVE_IOU}, where a region no longer fits a phrase; "
           "give a larger one")
-
-
-def train_phrases(opt) -> int:
-    """Train as the options say. Return the exit status, as train.train does."""
-    refuse_options(opt)
     return core.train(opt, PhraseTraining)
 
 

@@ -93,12 +93,12 @@ def test_how_crops_are_fitted(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (90, 150, 3), np.uint8)
     photo, box = Image.fromarray(pixels), (10, 5, 100, 60)
     crop = photo.crop((10, 5, 110, 65))
-    np.testing.assert_array_equal(encoding.cut_box(photo, box, 224, "stretch"),
+    np.testing.assert_array_equal(encoding.cut_box(photo, box, "stretch"),
                                   np.asarray(crop.resize((224, 224), Image.Resampling.BILINEAR)))
-    padded = np.asarray(encoding.cut_box(photo, (10, 5, 100, 60), 128, "pad"))
+    padded = np.asarray(encoding.cut_box(photo, box, "pad"))
     np.testing.assert_array_equal(padded[34:94, 14:114], np.asarray(crop))
     assert (padded[34:94, :14] == padded[34:94, 14:15]).all() and (padded[94:] == padded[93]).all()
-    assert encoding.cut_box(photo, (0, 0, 150, 90), 100, "pad").size == (100, 100)
+    assert encoding.cut_box(photo, (0, 0, 150, 90), "pad").size == (128, 128)
 
 
 def test_features_are_cached_by_content_and_extractor(runs, demo_path, tmp_path, capsys):
@@ -128,7 +128,7 @@ def test_models_of_photos_and_of_recorded_features(demo_path, tmp_path):
     whole, _, _ = load_model(load_checkpoint(run))
     model = encoding.CropEncoder(run, CPU, cache)
     assert isinstance(whole.image_tower.trunk, CNN)
-    assert model.extractor.name.startswith("efficientnet_lite0 trunk sha256:")
+    assert model.network.line.startswith("efficientnet_lite0 trunk sha256:")
     features = photo_checkpoint(tmp_path / "c", vocab, recorded=line)
     reader = encoding.CropEncoder(features, CPU, cache)
     with torch.no_grad():
@@ -152,7 +152,7 @@ def test_models_of_photos_and_of_recorded_features(demo_path, tmp_path):
             (unnamed, "demo", "gives 1 x 960 numbers an image, .* was trained on 1 x 1280")):
         with pytest.raises(InputError, match=message):
             encoding.CropEncoder(folder, CPU, cache, extractor=extractor)
-    assert encoding.CropEncoder(unnamed, CPU, cache, extractor="efficientnet_lite0 pooled").extractor.name == line
+    assert encoding.CropEncoder(unnamed, CPU, cache, extractor="efficientnet_lite0 pooled").network.line == line
 
 
 # ---- uncertainty

@@ -9,19 +9,18 @@ import functools
 import os
 from collections.abc import Callable
 from itertools import compress
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 import cli
 from checkpoint import Trained
 from cli import Arguments, check, filename, natural, torch_device
 from data import chunks, tokenize
-from features.networks import load_network
+from features.networks import Network, load_network
 from files import checksum, file_digest, read_arrays, save_arrays, sha256
 from images import read_photo, whole_transform
 from losses import Embedding
@@ -33,17 +32,8 @@ BATCH = 64                            # crops or pairs a step
 EMBEDDED = 128                        # crops that pass the tower at a time
 
 
-class Extractor(NamedTuple):
-    """A network that makes features of crops."""
-    net: nn.Module                    # (n, ...) crops as `transform` prepares them -> features
-    transform: Callable               # of a crop of side x side pixels
-    name: str                         # what is recorded of it
-    side: int
-    fit: str                          # stretch or pad
-
-
-def build_extractor(model: Trained, name: str | None, weights: str | None) -> Extractor:
-    """The extractor of a model's training set, or a model's own network for photos.
+def build_extractor(model: Trained, name: str | None, weights: str | None) -> tuple[Network, str]:
+    """The extractor of a model's training set, or a model's own network for photos; and how crops are fitted to it.
 
     name: demo, or a network and a layer, where the training set does not record it. Raises InputError if it is unknown
     or does not fit the model.
@@ -53,8 +43,8 @@ def build_extractor(model: Trained, name: str | None, weights: str | None) -> Ex
         check(not name, f"--extractor {name}: {run} reads photos with its own {options.cnn_type}; leave the option out")
         net, tower.trunk = tower.trunk, Precomputed(tower.trunk.dim, normalise=False, average=False)
         digest = checksum(x.detach().cpu().numpy() for x in net.state_dict().values())
-        return Extractor(net, whole_transform(), f"{options.cnn_type} trunk{' cells' * net.cells} {digest}", SIDE,
-                         "stretch")
+        line = f"{options.cnn_type} trunk{' cells' * net.cells} {digest}"
+        return Network(net, whole_transform(), line, model.device), "stretch"
     recorded = model.extractors.get("ims")
     name = name or recorded
     check(name, f"{run} was trained on the features of {options.data_name}, and no features.json beside them said what "
@@ -62,27 +52,27 @@ def build_extractor(model: Trained, name: str | None, weights: str | None) -> Ex
     cnn_type, layer, *_ = [*name.split(), None]
     if cnn_type.startswith("demo"):
         net = filters.FilterNetwork(bool(options.n_regions))
-        line, transform, side, fit = net.line, filters.transform, filters.SIDE, "pad"
+        line, transform, fit = net.line, filters.transform, "pad"
     else:
         check(cnn_type in CNNS, f"{run}: features by '{name}' cannot be made of new crops here; the networks that can "
                                 f"are {', '.join(CNNS)}, or demo")
         net, line = load_network(cnn_type, layer, weights)
-        transform, side, fit = whole_transform(), SIDE, "stretch"
+        transform, fit = whole_transform(), "stretch"
     check(recorded in (None, line),
           f"{run} was trained on features by '{recorded}' and the network at hand is '{line}'; give the same "
           "weights with --cnn_weights")
     check((net.regions, net.dim) == (options.n_regions, options.img_dim),
           f"{line} gives {net.regions or 1} x {net.dim} numbers an image, {run} was trained on "
           f"{options.n_regions or 1} x {options.img_dim}; name with --extractor what made its training set")
-    return Extractor(net.to(model.device).eval(), transform, line.split(",")[0], side, fit)
+    return Network(net.to(model.device).eval(), transform, line.split(",")[0], model.device), fit
 
 
-def cut_box(photo: Image.Image, box, side: int, fit: str) -> Image.Image:
-    """The box (x, y, width, height) of a photo, in side x side pixels."""
+def cut_box(photo: Image.Image, box, fit: str) -> Image.Image:
+    """The box (x, y, width, height) of a photo, in the square of the network that `fit` is for."""
     x, y, w, h = box
-    crop = photo.crop((x, y, x + w, y + h))
+    crop, side = photo.crop((x, y, x + w, y + h)), filters.SIDE
     if fit == "stretch":
-        return crop.resize((side, side), Image.Resampling.BILINEAR)
+        return crop.resize((SIDE, SIDE), Image.Resampling.BILINEAR)
     if max(w, h) > side:
         w, h = (max(1, round(n * side / max(w, h))) for n in (w, h))
         crop = crop.resize((w, h), Image.Resampling.BILINEAR)
@@ -106,15 +96,15 @@ class CropEncoder(Trained):
         super().__init__(run, device, vocab=vocab)
         check(not self.options.text_features,
               f"{run} reads ready features of captions and knows no words; give a model of words")
-        self.extractor = build_extractor(self, extractor, weights)
-        name = self.extractor.name
+        self.network, self.fit = build_extractor(self, extractor, weights)
+        name = self.network.line
         self.cache = os.path.join(cache, f"{name.split()[0]}_{sha256(name)[:12]}.npz")
 
     @property
     def facts(self) -> dict:
         """Facts about the model for reports."""
         return {"checkpoint": self.path, "sim": self.options.sim,
-                "extractor": self.extractor.name, "fit": self.extractor.fit}
+                "extractor": self.network.line, "fit": self.fit}
 
     def embed_crops(self, crops: list[tuple[str, tuple]]) -> Embedding:
         """Embed N crops [(path of a photo, box (x, y, width, height))]."""
@@ -123,10 +113,9 @@ class CropEncoder(Trained):
         parts = [self.images(features[k:k + EMBEDDED].astype(np.float32)) for k in range(0, len(unique), EMBEDDED)]
         return Embedding.cat(parts).rows(place.to(self.device))
 
-    @torch.no_grad()
     def crop_features(self, crops: list[tuple[str, tuple]]) -> np.ndarray:
         """Read features of crops, (N, F) or (N, P, F), or extract them for the cache."""
-        net, transform, name, side, fit = self.extractor
+        network, fit = self.network, self.fit
         keys = [sha256(f"{digest_photo(path)} {' '.join(map(str, box))} {fit}") for path, box in crops]
         rows = {}                                           # features (F,) or (P, F) by key
         if os.path.exists(self.cache):
@@ -135,13 +124,13 @@ class CropEncoder(Trained):
         # sorted, so that the crops of a photo stand together and it is read once
         missing = sorted((crop, key) for key, crop in dict(zip(keys, crops)).items() if key not in rows)
         photo = functools.lru_cache(1)(read_photo)
-        for part in tqdm(chunks(missing, BATCH), desc=f"crops, {name.split()[0]}", disable=None, leave=False):
-            pixels = torch.stack([transform(cut_box(photo(path), box, side, fit)) for (path, box), _ in part])
-            y = net(pixels.to(self.device)).float().cpu().numpy()          # (n, F) or (n, P, F)
+        for part in tqdm(chunks(missing, BATCH), desc=f"crops, {network.line.split()[0]}", disable=None, leave=False):
+            y = network([network.transform(cut_box(photo(path), box, fit)) for (path, box), _ in part])
+            y = y.float().cpu().numpy()                     # (n, F) or (n, P, F)
             rows.update(zip((key for _, key in part), y.astype(np.float16) if y.ndim == 3 else y))
         if missing:
             save_arrays(self.cache, {"keys": np.array(list(rows)), "features": np.stack(list(rows.values()))})
-            print(f"{self.path}: features of {len(missing):,} crops by {name} ({fit}); "
+            print(f"{self.path}: features of {len(missing):,} crops by {network.line} ({fit}); "
                   f"{len(set(keys)) - len(missing):,} were at hand")
         return np.stack([rows[key] for key in keys])
 

@@ -58,10 +58,11 @@ def correct_choices(similarity, images: Embedding, captions: Embedding, small: n
     return np.stack([ss > sl, ll > ls, ss > ls, ll > sl])
 
 
-def judge_choices(model: CropEncoder, boxes: list, texts: list[str], seed: int, rows: tuple) -> dict[str, np.ndarray]:
-    """Judge a model and, of Gaussians, its controls: {variant: right (4, K) bool}.
+def judge_choices(model: CropEncoder, boxes: list, texts: list[str], seed: int, rows: tuple,
+                  groups: int) -> dict[str, np.ndarray]:
+    """Judge a model and, of Gaussians, its controls: {variant: right (G, 4, N) bool}.
 
-    rows: (small, large, short, long), each (K,), rows of boxes and of texts.
+    rows: (small, large, short, long), rows of boxes and of texts, each (G * N,), of one group after the other.
     """
     images, captions, similarity = model.embed_crops(boxes), model.embed_captions(texts), model.similarity
     box, text = find_first(boxes), find_first(texts)
@@ -69,8 +70,9 @@ def judge_choices(model: CropEncoder, boxes: list, texts: list[str], seed: int, 
     if images.log_var is not None or captions.log_var is not None:
         variants[" means only"] = cosine, Embedding(images.mean), Embedding(captions.mean)
         variants[" variances dealt"] = similarity, *deal_variances(images, captions, seed)
-    return {name: correct_choices(*variant, box[rows[0]], box[rows[1]], text[rows[2]], text[rows[3]])
+    hits = {name: correct_choices(*variant, box[rows[0]], box[rows[1]], text[rows[2]], text[rows[3]])
             for name, variant in variants.items()}
+    return {name: np.stack(np.split(values, groups, 1)) for name, values in hits.items()}
 
 
 def find_first(items: list) -> np.ndarray:
@@ -83,8 +85,7 @@ def judge_table4(model: CropEncoder, manifest: dict, triplets_at: dict[str, list
     """Judge the choices of Table 4: {variant: right (thresholds, 4, images) bool}."""
     boxes, texts = list_ends(manifest, triplets_at)
     a, c = np.arange(len(texts)).reshape(2, -1)
-    hits = judge_choices(model, boxes, texts, seed, (a, c, a, c))
-    return {name: np.stack(np.split(values, len(triplets_at), 1)) for name, values in hits.items()}
+    return judge_choices(model, boxes, texts, seed, (a, c, a, c), len(triplets_at))
 
 
 def judge_section34(model: CropEncoder, manifest: dict, wholes: list[dict], seed: int) -> dict:
@@ -95,8 +96,8 @@ def judge_section34(model: CropEncoder, manifest: dict, wholes: list[dict], seed
     boxes += [(photo_path(manifest, w["image"]), whole_box(manifest, w["image"])) for w in wholes]
     texts = [w["captions"][j] for w, j in parts] + [w["description"] for w in wholes]
     crop, image = np.arange(m * n), m * n + np.tile(np.arange(n), m)
-    hits = judge_choices(model, boxes, texts, seed, (crop, image, crop, image))
-    return {name: np.stack(np.split(values[[2, 3, 0, 1]], m, 1)) for name, values in hits.items()}
+    hits = judge_choices(model, boxes, texts, seed, (crop, image, crop, image), m)
+    return {name: values[:, [2, 3, 0, 1]] for name, values in hits.items()}
 
 
 def summarise(kind: str, hits: dict[str, np.ndarray]) -> dict:

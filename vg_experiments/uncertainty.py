@@ -21,7 +21,7 @@ from scipy import stats
 from cli import check
 from data import tokenize
 from evaluation import report
-from evaluation.pictures import drawable, drawing, picture_file
+from evaluation.pictures import drawing, picture_file
 from files import output, save_json
 from losses import uncertainty
 from metrics import spearman
@@ -99,7 +99,7 @@ def draw_reports(reports: dict[str, dict], path: str) -> None:
     with drawing(path, len(reports), 2, (9, 3.4 * len(reports))) as (figure, axes):
         for row, (name, sides) in zip(axes, reports.items()):
             for axis, side, items in zip(row, SIGNS, ("crops", "captions")):
-                axis.set_title(f"{drawable(name)}: {items}", fontsize=10)
+                axis.set_title(f"{name}: {items}", fontsize=10)
                 draw_side(axis, side, sides.get(side))
         figure.tight_layout()
 
