@@ -148,9 +148,8 @@ def read_region_features(root: str, split: str, name: str, features: str, propos
     """Read features of proposals: RegionFeatures, and what made them. Raises InputError where they do not fit."""
     path = proposals_path(root, split, f"{name}_{features}")
     for end in (".npy", ".json"):
-        check(os.path.isfile(path + end),
-              f"there is no file {path}{end} of features of the proposals {name}; write them with python -m "
-              f"phrases.regions --proposals {name} --name {features}")
+        need(path + end, f"features of the proposals {name} are written with python -m phrases.regions --proposals "
+                         f"{name} --name {features}")
     facts = read_facts(f"{path}.json", "extractor", EXTRACT)
     check(facts.get("boxes_sha256") == proposals.facts["boxes_sha256"],
           f"{path}.npy is of other boxes than those that {proposals_path(root, split, name)}.npz holds now; {EXTRACT}")

@@ -31,7 +31,7 @@ PRECOMP = ("demo_precomp", "demo_region_precomp")
 def scenes(request):
     """Scenes of a world and their captions."""
     made, world = [], WORLDS[request.param]
-    for k in range(100):
+    for k in range(60):
         rng = random.Random(f"scene {k}")
         s = random_scene(rng, world)
         made.append((s, five_captions(rng, s, world)))
@@ -131,7 +131,7 @@ def test_other_scenes_share_most_words_and_the_extractor(tmp_path, demo_path, ca
 def test_the_pairing_of_things_is_the_best_of_all(scenes):
     """Against the definition, thing by thing, on captions of every level and the scene of another image."""
     weights, few = (1, 1, 3, 3, 1, 1), 0
-    for (s, told), (other, _) in zip(scenes[:60], scenes[1:]):
+    for (s, told), (other, _) in zip(scenes, scenes[1:]):
         for a, b in ((caption_statement(s, caption), scene_statement(other)) for caption in told):
             a, b = (a, b) if len(a.things) <= len(b.things) else (b, a)
             best = 0
@@ -148,14 +148,8 @@ def test_the_pairing_of_things_is_the_best_of_all(scenes):
     assert few > 50
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_truth_is_a_share_of_one_but_for_several_and_follows_from_the_words(world):
+def test_truth_is_a_share_of_one_but_for_several_and_follows_from_the_words(scenes):
     """Against `shared_weight`, pair by pair; every caption is true of its own image."""
-    scenes = []
-    for k in range(60):
-        rng = random.Random(f"truth of {world} {k}")
-        drawn = random_scene(rng, WORLDS[world])
-        scenes.append((drawn, five_captions(rng, drawn, WORLDS[world])))
     captions, images = truth.true_pairs(scenes)
     pairs, vague, claims = set(zip(captions.tolist(), images.tolist())), 0, {}
     shows = [scene_statement(drawn) for drawn, _ in scenes]
@@ -167,11 +161,11 @@ def test_truth_is_a_share_of_one_but_for_several_and_follows_from_the_words(worl
         found = {image for image in range(len(scenes)) if (k, image) in pairs}
         if "several" in caption.text.lower():
             vague += 1
-            assert whole <= found == {image for image in range(60) if len(scenes[image][0].things) >= 4
+            assert whole <= found == {image for image in range(len(scenes)) if len(scenes[image][0].things) >= 4
                                       and (not caption.background or says.rest <= shows[image].rest)}
         else:
             assert found == whole
-    assert vague and len(pairs) > 1.5 * 300                 # many captions are true of other images too
+    assert vague and len(pairs) > 1.5 * len(claims)         # many captions are true of other images too
 
 
 @pytest.mark.parametrize("name, split", [("demo_precomp", "dev"), ("demo_region_precomp", "test")])
@@ -183,12 +177,6 @@ def test_positives_have_the_order_of_the_split_and_both_sides_agree(demo_path, n
     assert list(found["i2t"]) == [str(i) for i in images] and list(found["t2i"]) == [str(k) for k in captions]
     assert found["i2t"] == {str(i): [k for k in captions if i in found["t2i"][str(k)]] for i in images}
     assert all(images[k // 5] in found["t2i"][str(number)] for k, number in enumerate(captions))
-
-
-def test_large_splits_have_no_positives(tmp_path, monkeypatch):
-    monkeypatch.setattr(demo, "LARGEST", 3)
-    demo.write_demo(tmp_path, size=12)            # dev 3, test 6
-    assert sorted(path.name for path in tmp_path.glob("*/*_positives.json")) == ["dev_positives.json"] * 2
 
 
 def test_summary_says_recalls_chance_and_the_surest_tenth(tmp_path):

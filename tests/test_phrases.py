@@ -79,13 +79,11 @@ def run(root, tmp_path_factory):
     return call
 
 
-def report(capsys, *words) -> tuple[dict, str]:
-    """Files and output of evaluate.py."""
+def report(capsys, folder) -> tuple[dict, str]:
+    """results.json of a run, and what phrases.evaluate prints."""
     capsys.readouterr()
-    evaluate.main([*map(str, words), "--device", "cpu"])
-    said = capsys.readouterr()
-    written = next(line.removeprefix("written to ") for line in said.out.splitlines() if line.startswith("written to"))
-    return json.loads(open(written).read()), said.out
+    evaluate.main(["--checkpoint", folder, "--device", "cpu"])
+    return json.load(open(os.path.join(folder, "results.json"))), capsys.readouterr().out
 
 
 def test_a_split_is_phrases_and_the_regions_of_their_photos(root):
@@ -164,8 +162,8 @@ def test_a_run_learns_which_region_is_meant(root, run, words, capsys):
     lines = log_of(folder, lambda line: line["kind"] == "validation")
     chance = measure_chance_rsum(read(root, "val"))
     assert lines[-1]["rsum"] > 1.2 * chance and lines[-1]["r1"] > 40
-    results, said = report(capsys, "--checkpoint", folder)
-    assert report(capsys, "--checkpoint", folder)[0] == results                     # its own file may be replaced
+    results, said = report(capsys, folder)
+    assert report(capsys, folder)[0] == results             # its own file may be replaced
     of = results["localisation"]
     assert of["r1"] > 2 * of["chance"]["r1"] and of["r1"] <= of["r5"] <= of["r10"] <= of["upper"]
     assert results["proposals"]["count"] == 200 and results["baselines"]["largest"]["r1"] < of["r1"]
@@ -215,8 +213,8 @@ def test_features_of_phrases_are_extracted_and_trained_on(root, run, capsys, tmp
              str(tmp_path / "words.txt")])
     split = read(root, "test", text_features="mean")
     assert len(split.text) == len(split.captions) and split.extractors["mean"].startswith("mean")
-    results, _ = report(capsys, "--checkpoint", run("--method", "cite", "--cite_layers", "16-8", "--img_layers", "16",
-                                                    "--txt_layers", "16", "--text_features", "mean"))
+    results, _ = report(capsys, run("--method", "cite", "--cite_layers", "16-8", "--img_layers", "16", "--txt_layers",
+                                    "16", "--text_features", "mean"))
     assert results["similarity"] == "cite" and results["localisation"]["r1"] > results["localisation"]["chance"]["r1"]
 
 

@@ -114,8 +114,6 @@ def test_features_are_cached_by_content_and_extractor(runs, demo_path, tmp_path,
     assert not capsys.readouterr().out                       # nothing was computed
     encoding.CropEncoder(str(runs / "regions"), CPU, cache).embed_crops(wanted[:5])
     assert "5 crops by demo_scenes regions (pad)" in capsys.readouterr().out
-    with pytest.raises(InputError, match="nowhere.png cannot be read"):
-        first.embed_crops([("nowhere.png", (0, 0, 5, 5))])
 
 
 def test_models_of_photos_and_of_recorded_features(demo_path, tmp_path):
@@ -254,8 +252,6 @@ def test_a_model_without_opinion_is_never_right(runs):
     twice = encoding.pair_scores(model.similarity, random, random, np.concatenate([i, i[::-1]]),
                                  np.concatenate([c, c[::-1]]))
     np.testing.assert_array_equal(twice[:500], twice[:499:-1])
-    expected = torch.nn.functional.cosine_similarity(random.mean[i], random.mean[c])
-    np.testing.assert_allclose(twice[:500], expected, rtol=1e-4, atol=1e-5)
     habit = np.zeros((2, 4, 5), bool)
     habit[:, [0, 2]] = True                                  # always the smaller crop and the shorter caption
     rows = selection.summarise("table4", {"habit": habit})["habit"]

@@ -77,18 +77,13 @@ def test_the_choice_is_that_of_the_definition():
     assert sorted(order) == list(range(50)) != order and order == prepare.random_order(list(range(50)), 3, "triplets")
 
 
-def test_missing_photos_are_named(tmp_path):
-    annotations(tmp_path)
-    (tmp_path / "VG_100K_2" / "7.jpg").unlink()
-    with pytest.raises(InputError, match=r"1 of the 1 photos .* not in .*the images 7; put the photos in"):
-        prepare.make_manifest(str(tmp_path), thresholds=(6, 12))
-
-
 def test_what_cannot_work_is_one_sentence(tmp_path, capsys):
     annotations(tmp_path)
     words = ["--vg", tmp_path, "--output", tmp_path / "m.json"]
     refused(capsys, prepare.main, [*words, "--thresholds", "0.01", "50"], "no image has two regions smaller than 0.01")
     refused(capsys, prepare.main, [*words, "--thresholds", "101"], "'101' is not a percentage")
+    (tmp_path / "VG_100K_2" / "7.jpg").unlink()
+    refused(capsys, prepare.main, [*words, "--thresholds", "6", "12"], "1 of the 1 photos .* the images 7; put the ph")
     entry = '{"id": 7, "regions": [{"id": 1, "x": 1e400, "y": 0, "width": 1, "height": 1, "phrase": "a"}]}'
     sound = entry.replace("1e400", "0")
     told, listed = tmp_path / "region_descriptions.json", tmp_path / "image_data.json"
