@@ -127,37 +127,35 @@ def embed_new(index: Index, photos: list[PhotoFile], encoder: PhotoEncoder, fold
 
     Returns how many photos were embedded, and {name: fault} of those that cannot be read.
     """
-    row_of = {photo.digest: row for row, photo in enumerate(index.photos)}
-    done = [n for n, photo in enumerate(photos) if photo.digest and photo.digest in row_of]     # numbers of photos
-    known, pieces = len(done), [index.embedding.rows([row_of[photos[n].digest] for n in done])] if done else []
-    todo = sorted({*range(len(photos))} - {*done})
-    trained, row_of = read_trained_features(encoder, folder)
-    for part in chunks([n for n in todo if photos[n].digest in row_of], ROWS):
-        pieces.append(encoder.images(trained.gather([row_of[photos[n].digest] for n in part])).to("cpu"))
-        done += part
-    todo, broken, saved = sorted({*todo} - {*done}), {}, time.monotonic()
+    vectors = {photo.digest: index.embedding.rows([row]) for row, photo in enumerate(index.photos)}
+    new, broken, saved = [n for n, photo in enumerate(photos) if photo.digest not in vectors], {}, time.monotonic()
+
+    def add(numbers: list[int], e: Embedding) -> None:
+        e = e.to("cpu")
+        vectors.update({photos[n].digest: e.rows([k]) for k, n in enumerate(numbers) if photos[n].digest})
 
     def save() -> None:
-        if done:
-            pieces[:] = [Embedding.cat(pieces)]
-            order = np.argsort(done, kind="stable").tolist()
-            index.photos, index.embedding = [photos[done[k]] for k in order], pieces[0].rows(order)
+        index.photos = [photo for photo in photos if photo.digest in vectors]
+        if index.photos:
+            index.embedding = Embedding.cat([vectors[photo.digest] for photo in index.photos])
             index.save()
+    trained, row_of = read_trained_features(encoder, folder)
+    for part in chunks([n for n in new if photos[n].digest in row_of], ROWS):
+        add(part, encoder.images(trained.gather([row_of[photos[n].digest] for n in part])))
+    todo = [n for n in new if photos[n].digest not in vectors]
     network = encoder.photo_network if todo else None
     read = PhotoReader([os.path.join(folder, photo.name) for photo in photos], network and network.transform)
     try:
         for values, faults in read_batches(read, todo, BATCH, workers, "photos"):
             broken |= {photos[n].name: str(fault) for n, fault in faults.items()}
             if values:
-                pieces.append(encoder.images(network([*values.values()])).to("cpu"))
-                done += [*values]                           # their numbers
+                add([*values], encoder.images(network([*values.values()])))
             if time.monotonic() - saved > SAVE:
-                begun = time.monotonic()
                 save()
-                saved = time.monotonic() + 10 * (time.monotonic() - begun)        # saving takes a tenth at most
+                saved = time.monotonic()
     finally:
         save()
-    return len(done) - known, broken
+    return sum(photos[n].digest in vectors for n in new), broken
 
 
 # ---- features of a data set

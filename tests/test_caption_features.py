@@ -106,8 +106,7 @@ def test_refusals(folder, capsys):
             ([*vectors, "--kind", "hglmm", "--n_clusters", 9999], "--n_clusters 9999 is more than the .* different"),
             ([*vectors, "--pca", 3], "--pca 3 is for --kind hglmm, not for --kind mean; leave it out"),
             (["--kind", "tfidf", "--data_name", "test_only"], "--kind tfidf is fitted on training captions, and test"),
-            ([*vectors, "--data_name", "demo"], "demo holds photos, and .*; write those first with features.images"),
-            ([*vectors, "--data_name", "none"], "there is no folder .*none")):
+            ([*vectors, "--data_name", "demo"], "demo holds photos, and .*; write those first with features.images")):
         refused(capsys, lambda words: captions(folder, *words), words, message)
     assert not (folder / "x" / "features.json").exists()
 

@@ -280,9 +280,7 @@ def test_a_gaussian_run(learned_runs, tmp_path, figures, capsys):
         assert len(right.lines) == len(found) + 2           # no knowledge and the perfect order
         strong, = (line for line in right.lines if line.get_linewidth() == 3)
         assert strong.get_label().startswith(f"{best['aurc']:.1f}  posterior")
-    sure = [line for row in figures.pop("rows") for cell in row.cells for line in cell.label.splitlines()
-            if " sure, " in line]
-    assert len(sure) >= 20 and all(line.endswith(("right", "wrong")) for line in sure)
+    assert len(figures.pop("rows")) == 8                    # four kinds of examples of each direction
     stored = json.loads((run / "calibration.json").read_text())
     t = stored["t2i"]["temperature"]
     assert stored["i2t"]["gallery"] == 5 * stored["t2i"]["gallery"] == 250
