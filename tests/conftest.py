@@ -1,7 +1,6 @@
 """Shared by all tests: where the real data are, and a small demo data set."""
 import contextlib
 import fcntl
-import json
 import os
 import shutil
 
@@ -67,19 +66,6 @@ def learned_runs(tmp_path_factory):
                         "--num_epochs", 3, "--no-max_violation", "--learning_rate", "3e-3",
                         "--logger_name", folder / sim)
     return made_once(tmp_path_factory, "learned", make)
-
-
-@pytest.fixture(scope="session")
-def photos_path(tmp_path_factory, demo_path) -> str:
-    """A folder with the demo's photos alone: 24 to train on, three of dev and of test."""
-    folder = tmp_path_factory.mktemp("photos")
-    shutil.copytree(os.path.join(demo_path, "demo"), folder / "demo")
-    path = folder / "demo" / "dataset_demo.json"
-    listed, few = json.loads(path.read_text()), {"val": 3, "test": 3, "train": 24}
-    listed["images"] = [image for name, count in few.items()
-                        for image in [x for x in listed["images"] if x["split"] == name][:count]]
-    path.write_text(json.dumps(listed))
-    return str(folder)
 
 
 @pytest.fixture(scope="session")

@@ -21,15 +21,6 @@ from options import check_fits, options, resolve, training_parser
 from tests.helpers import ROOT, SMALL, evaluated, fit, refused, unwritable
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory, small_run):
-    """A point and a Gaussian run on the demo features."""
-    root = tmp_path_factory.mktemp("runs")
-    for sim in ("cosine", "wasserstein"):
-        small_run("--sim", sim, to=root / sim)
-    return root
-
-
 def test_whether_a_file_can_be_written_is_tried_without_a_trace(tmp_path):
     for path in [*unwritable(tmp_path), "/dev/null"]:
         with pytest.raises(InputError, match=f"^{path} cannot be written .*; name a file"):
@@ -88,20 +79,20 @@ def test_dry_run_writes_nothing(tmp_path, monkeypatch, demo_path, weights, capsy
     assert "max_violation: true" in shown and "image_head: ellipsoidal" in shown
 
 
-def test_run_folder_describes_the_run(runs):
-    stored = yaml.safe_load(open(runs / "wasserstein" / "config.yaml"))
+def test_run_folder_describes_the_run(small_run):
+    run = small_run("--sim", "wasserstein")
+    stored = yaml.safe_load((run / "config.yaml").read_text())
     assert stored["options"]["sim"] == "wasserstein" and stored["options"]["max_violation"] is True
     assert stored["data"]["train"]["images"] == 48 and len(stored["data"]["train"]["captions_sha256"]) == 64
     assert {"command", "git_commit", "versions"} <= set(stored)
-    words = vocab.Vocabulary.load(str(runs / "wasserstein" / "vocab.json")).words
-    assert words == torch.load(runs / "wasserstein" / "model_best.pt", weights_only=True)["vocabulary"]
+    assert vocab.Vocabulary.load(str(run / "vocab.json")).words == load_checkpoint(str(run))["vocabulary"]
 
 
 # ---- evaluation
 
-def test_raw_photos_train_and_evaluate(tmp_path, photos_path, weights):
+def test_raw_photos_train_and_evaluate(tmp_path, demo_path, weights):
     """Through a CNN with local weights, frozen, then the fine-tuning recipe."""
-    words = ["--data_path", photos_path, "--data_name", "demo", "--cnn_type", "resnet18", "--batch_size", "64",
+    words = ["--data_path", demo_path, "--data_name", "demo", "--cnn_type", "resnet18", "--batch_size", "64",
              "--crop_size", "32", "--sim", "mahalanobis"]
     frozen, tuned = str(tmp_path / "frozen"), str(tmp_path / "tuned")
     fit(*words, "--cnn_weights", weights, "--logger_name", frozen)
@@ -110,23 +101,17 @@ def test_raw_photos_train_and_evaluate(tmp_path, photos_path, weights):
     kept, moved = (load_checkpoint(run)["model"]["image_tower.trunk.net.conv1.weight"] for run in (frozen, tuned))
     assert torch.equal(given, kept) and not torch.equal(kept, moved)
     results = evaluated("--checkpoint", tuned, "--workers", 0, "--export", tmp_path / "e.npz")
-    assert (results["images"], results["captions"], results["data_name"]) == (3, 15, "demo")
+    assert (results["images"], results["captions"], results["data_name"]) == (24, 120, "demo")
     e = np.load(tmp_path / "e.npz", allow_pickle=False)
-    assert e["image_id"].dtype.kind == "i" and e["caption_id"].shape == (15,)
+    assert e["image_id"].dtype.kind == "i" and e["caption_id"].shape == (120,)
 
 
-def test_newest_run_is_taken_and_named(runs, monkeypatch, capsys, tmp_path, demo_path):
-    os.makedirs(tmp_path / "runs")
-    os.symlink(runs / "cosine", tmp_path / "runs" / "mine")
+def test_newest_run_is_taken_and_named(small_run, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
-    evaluated("--data_path", demo_path, "--output", tmp_path / "r.json")
+    run = small_run("--sim", "cosine", to=tmp_path / "runs" / "mine")
+    evaluated("--output", "r.json")
     assert "using the newest run: runs/mine" in capsys.readouterr().out
-
-
-def test_run_that_stopped_early_is_named(tmp_path, monkeypatch, capsys):
-    (tmp_path / "runs" / "mine").mkdir(parents=True)
-    (tmp_path / "runs" / "mine" / "checkpoint.pt").touch()
-    monkeypatch.chdir(tmp_path)
+    (run / "model_best.pt").unlink()
     refused(capsys, evaluate.main, [], "runs/mine stopped before its first validation.*train.py --resume runs/mine")
 
 
