@@ -76,6 +76,11 @@ def arrays(path: str) -> dict:
     return {name: digest(x) if x.size > 20 else x.tolist() for name, x in named.items()}
 
 
+def files(pattern: str) -> dict:
+    """Arrays of all files whose paths match a pattern."""
+    return {os.path.basename(path): arrays(path) for path in sorted(glob.glob(pattern))}
+
+
 def training(run: str) -> dict:
     """Loss terms of each step, dev results, and the state dict's names and shapes of a run's folder."""
     import torch
@@ -130,12 +135,9 @@ def write_inputs(repo: str) -> None:
     own = np.repeat(np.arange(5000), 5)
     texts = images[own] + rng.standard_normal((25000, 8)).astype(np.float32)
     np.savez("many.npz", image_mean=images, caption_mean=texts, caption_image=own)
-    with contextlib.suppress(RuntimeError):                 # beside a torch without CUDA its wheel misses these
-        for name in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float threshold) -> Tensor")
-    import torchvision
+    from images import import_torchvision
     torch.manual_seed(0)
-    torch.save(torchvision.models.resnet18(weights=None).state_dict(), "resnet18.pth")
+    torch.save(import_torchvision().models.resnet18(weights=None).state_dict(), "resnet18.pth")
 
 
 def record_features(keep: Recorder) -> None:
@@ -146,16 +148,12 @@ def record_features(keep: Recorder) -> None:
         for kind, more in (("hglmm", "--n_clusters 4 --word_vectors data/words.txt"), ("minilm", ""), ("tfidf", ""),
                            ("mean", "--word_vectors data/words.txt")):
             keep(f"features/{name}/{kind}", f"-m {program} --data_path data --data_name {name} "
-                 f"--kind {kind} --name {kind} {more}",
-                 lambda _, kind=kind, name=name: {os.path.basename(path): arrays(path)
-                                                  for path in sorted(glob.glob(f"data/{name}/*_{kind}.npy"))})
+                 f"--kind {kind} --name {kind} {more}", lambda _, p=f"data/{name}/*_{kind}.npy": files(p))
     keep("features/regions", "-m phrases.proposals --data_path data --data_name demo_entities --count 50")
     keep("features/regions/ims", "-m phrases.regions --data_path data --data_name demo_entities "
-         "--proposals edgeboxes50 --kind demo --workers 0",
-         lambda _: {os.path.basename(path): arrays(path) for path in sorted(glob.glob("data/demo_entities/*ims.npy"))})
+         "--proposals edgeboxes50 --kind demo --workers 0", lambda _: files("data/demo_entities/*ims.npy"))
     keep("features/photos", "-m features.images --data_path data --photos data/demo_coco/images/val2014 "
-         "--cnn_type demo --output_name photos --workers 0",
-         lambda _: {os.path.basename(path): arrays(path) for path in sorted(glob.glob("data/photos/*.npy"))})
+         "--cnn_type demo --output_name photos --workers 0", lambda _: files("data/photos/*.npy"))
     keep("features/word_cnn", "-m features.word_cnn --data_path data --data_name demo --cnn_type resnet18 "
          "--cnn_weights resnet18.pth --n_words 20 --num_epochs 1 --batch_size 16 --crop_size 64 --workers 0 "
          "--device cpu --output word_cnn.pt", lambda _: weights_of("word_cnn.pt"))
@@ -164,9 +162,7 @@ def record_features(keep: Recorder) -> None:
 def weights_of(path: str) -> dict:
     """Names, shapes and hashes of the tensors of a checkpoint."""
     import torch
-    stored = torch.load(path, weights_only=True)
-    stored = stored.get("model", stored.get("state_dict", stored))
-    return {name: digest(x.numpy()) for name, x in stored.items() if torch.is_tensor(x)}
+    return {name: digest(x.numpy()) for name, x in torch.load(path, weights_only=True).items()}
 
 
 def record_training(keep: Recorder) -> None:
@@ -273,9 +269,8 @@ def record_extras(keep: Recorder) -> None:
         if name not in ("__init__", "__main__", "runner", "coco_halves", "figures"):
             for scale in ("", "--demo", "--f8k"):
                 keep(f"tables/{name}{scale}", f"-m paper_tables.{name} --dry_run {scale}",
-                     lambda out: [" ".join(line.split()) for line in out.splitlines() if "train.py" in line
-                                  or "evaluate.py" in line or "features." in line or "phrases." in line
-                                  or "cca" in line])
+                     lambda out: [" ".join(line.split()) for line in out.splitlines() if any(
+                         word in line for word in ("train.py", "evaluate.py", "features.", "phrases.", "cca"))])
 
 
 def make_record(target: str, repo: str) -> None:
@@ -306,9 +301,8 @@ def differences(a, b, tolerance: float, path: str = ""):
                 yield f"{path}/{key}", "absent" if key not in a else "there", "absent" if key not in b else "there"
             else:
                 yield from differences(a[key], b[key], tolerance, f"{path}/{key}")
-    elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
-        for k, (x, y) in enumerate(zip(a, b)):
-            yield from differences(x, y, tolerance, f"{path}/{k}")
+    elif isinstance(a, list) and isinstance(b, list):
+        yield from differences(dict(enumerate(a)), dict(enumerate(b)), tolerance, path)
     elif a != b:
         numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in (a, b))
         if not (numbers and math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance)):
@@ -318,8 +312,7 @@ def differences(a, b, tolerance: float, path: str = ""):
 def compare_records(a: str, b: str, tolerance: float) -> int:
     """Print where two records differ. Returns the number of differences."""
     with open(a, encoding="utf-8") as f, open(b, encoding="utf-8") as g:
-        records = json.load(f), json.load(g)
-    found = list(differences(*records, tolerance))
+        found = list(differences(json.load(f), json.load(g), tolerance))
     for path, x, y in found:
         print(f"{path}: {x} | {y}")
     print(f"{len(found)} differences")
@@ -331,7 +324,7 @@ def main() -> None:
     commands = p.add_subparsers(dest="command", required=True)
     record = commands.add_parser("record")
     record.add_argument("output")
-    record.add_argument("--repo", default=os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    record.add_argument("--repo", default=f"{os.path.dirname(os.path.abspath(__file__))}/..")
     compare = commands.add_parser("compare")
     compare.add_argument("files", nargs=2)
     compare.add_argument("--tolerance", type=float, default=0.0)
