@@ -20,11 +20,6 @@ from vocab import PAD, UNK, Vocabulary
 JWAE = ["--recon_images", "0.5", "--recon_captions", "0.05", "--prior_images", "0.1", "--prior_captions", "0.2"]
 
 
-def sentences(n=5) -> tuple[torch.Tensor, torch.Tensor]:
-    batch = pairs(n)
-    return batch.tokens, batch.lengths
-
-
 def encoded(latent: torch.Tensor, features=None, posterior=None) -> Encoded:
     """Outputs of a side that the terms read."""
     return Encoded(None, features, Latent(latent), posterior)
@@ -32,7 +27,7 @@ def encoded(latent: torch.Tensor, features=None, posterior=None) -> Encoded:
 
 def test_caption_decoder_equals_a_loop_over_words():
     torch.manual_seed(0)
-    net, latent, (tokens, lengths) = CaptionDecoder(6, 34, 5).double().eval(), numbers(5, 6), sentences()
+    net, latent, (_, tokens, lengths, *_) = CaptionDecoder(6, 34, 5).double().eval(), numbers(5, 6), pairs(5)
     cell = torch.nn.GRUCell(5, 6).double()
     cell.load_state_dict({name.removesuffix("_l0"): value for name, value in net.rnn.state_dict().items()})
     got = net(latent, tokens, lengths)
@@ -48,11 +43,11 @@ def test_caption_decoder_equals_a_loop_over_words():
 
 def test_word_dropout_hides_words_in_training_only():
     torch.manual_seed(0)
-    net, (tokens, lengths), seen = CaptionDecoder(6, 34, 5).double(), sentences(), []
-    net.word_dropout, given = 0.999, tokens[:, :-1]
+    net, batch, seen = CaptionDecoder(6, 34, 5).double(), pairs(5), []
+    net.word_dropout, given = 0.999, batch.tokens[:, :-1]
     net.words.register_forward_hook(lambda module, inputs, _: seen.append(inputs[0]))
     for mode in (True, False):
-        net.train(mode)(numbers(5, 6), tokens, lengths)
+        net.train(mode)(numbers(5, 6), batch.tokens, batch.lengths)
     assert (seen[0] == torch.where(given == PAD, PAD, UNK)).double().mean() > 0.9 and torch.equal(seen[1], given)
 
 
@@ -135,12 +130,6 @@ def test_latents_are_scaled_as_the_prior_and_padding_stays_zero(words):
     torch.testing.assert_close(one, other)                  # the sphere leaves retrieval as it is
 
 
-def test_the_three_methods_of_mse_take_latents_as_they_are():
-    for name in ("mse", "jwae_mse", "mmd_mse"):
-        assert train.parse_args(["--method", name, "--text_features", "w2v"]).latent_norm == "none"
-    assert train.parse_args(["--method", "jwae_mh"]).latent_norm == "sphere"
-
-
 def test_every_parameter_has_one_optimiser():
     model, _ = model_and_batch(*JWAE)
     held = {name: [p for group in optimizer.param_groups for p in group["params"]]
@@ -162,13 +151,12 @@ def test_a_vae_samples_in_training_and_takes_the_mean_otherwise():
 def test_unpaired_items_join_the_terms_that_need_no_pairs():
     model, batch = model_and_batch(*JWAE)
     model.eval()
-    tokens, lengths = sentences(4)
-    images = Batch(numbers(3, 9, seed=7).float(), None, None, None, None)
+    images, others = Batch(numbers(3, 9, seed=7).float(), None, None, None, None), pairs(4)
     torch.manual_seed(3)
     plain, more = model(batch), model(batch._replace(unpaired=images))
     assert {name for name in plain if name != "critic_captions" and not torch.equal(plain[name], more[name])} == {
         "recon_images", "prior_images", "critic_images"}
-    both = model(batch._replace(unpaired=images._replace(tokens=tokens, lengths=lengths)))
+    both = model(batch._replace(unpaired=images._replace(tokens=others.tokens, lengths=others.lengths)))
     assert float(both["recon_captions"]) > float(plain["recon_captions"]) and torch.equal(both["hinge"], plain["hinge"])
 
 

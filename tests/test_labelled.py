@@ -2,14 +2,14 @@
 which pairs are scored, and that every kind of model learns from them."""
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-import model
 from losses import Embedding, formulas, trait
 from methods import METHODS
-from model import Encoded
+from model import Encoded, build_model
 from phrases.data import PhraseBatch
 from phrases.losses import (
     LabelledHinge,
@@ -20,16 +20,12 @@ from phrases.losses import (
     build_phrase_model,
     labelled_scores,
 )
-from tests.helpers import having, options
+from tests.helpers import having, numbers, options
 from vocab import END, SPECIALS, START, Vocabulary
 
 FORMULAS = formulas()
 
 R, M = 9, 6
-
-
-def numbers(*shape, seed=0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def some_labels(seed=0) -> torch.Tensor:
@@ -58,49 +54,42 @@ def slow_hinge(s, labels, margin, hardest):
     return total
 
 
-@pytest.mark.parametrize("margin, hardest", [(0.2, False), (0.2, True), (3.0, True)])
-def test_hinge_equals_loops(margin, hardest):
-    s, labels = numbers(R, M), some_labels()
-    assert float(LabelledHinge(margin, hardest)(s, labels)) == pytest.approx(slow_hinge(s, labels, margin, hardest))
+def slow_logistic(s, labels):
+    return np.mean([math.log1p(math.exp(-labels[i, j] * s[i, j])) for i, j in np.argwhere(labels)])
 
 
-def test_logistic_equals_a_loop():
-    s, labels = 3 * numbers(R, M), some_labels()
-    terms = [math.log1p(math.exp(-int(labels[i, j]) * float(s[i, j]))) for i in range(R) for j in range(M)
-             if labels[i, j]]
-    assert float(LabelledLogistic()(s, labels)) == pytest.approx(sum(terms) / len(terms))
-
-
-@pytest.mark.parametrize("logits, smoothing", [(False, 0.01), (True, 0.0)])
-def test_match_equals_a_loop(logits, smoothing):
-    s, labels, total = numbers(R, M) - 1, some_labels(), 0.0
-    for i, j in labels.nonzero().tolist():
-        p = 1 / (1 + math.exp(-float(s[i, j] if logits else 5 * s[i, j] + 5)))
+def slow_match(s, labels, scale, shift, smoothing):
+    total = 0.0
+    for i, j in np.argwhere(labels):
+        p = 1 / (1 + math.exp(-scale * s[i, j] - shift))
         target = 1 - smoothing if labels[i, j] > 0 else smoothing
         total -= target * math.log(p) + (1 - target) * math.log(1 - p)
-    loss = LabelledMatch(logits, smoothing=smoothing).double()
-    assert float(loss(s, labels).detach()) == pytest.approx(total / M, rel=1e-6)
+    return total / M
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_infonce_equals_loops(smoothing):
-    s, labels = numbers(R, M) / 5, some_labels()
-
+def slow_infonce(s, labels, smoothing):
     def missed(scores, signs):
         z = [float(x) / 0.07 for x, sign in zip(scores, signs) if sign]
         positive = math.log(sum(math.exp(float(x) / 0.07) for x, sign in zip(scores, signs) if sign > 0))
         return math.log(sum(map(math.exp, z))) - (1 - smoothing) * positive - smoothing * sum(z) / len(z)
     phrases = [missed(s[:, j], labels[:, j]) for j in range(M)]
     regions = [missed(s[i], labels[i]) for i in range(R) if {1, -1} <= set(labels[i].tolist())]
-    expected = (sum(phrases) / M + sum(regions) / len(regions)) / 2
-    got = LabelledInfoNCE(smoothing=smoothing).double()(s, labels)
-    assert 0 < len(regions) < R and float(got.detach()) == pytest.approx(expected, rel=1e-6)
+    return (sum(phrases) / M + sum(regions) / max(1, len(regions))) / 2
+
+
+@pytest.mark.parametrize("objective, slow, more", [
+    *((LabelledHinge(*more), slow_hinge, more) for more in ((0.2, False), (0.2, True), (3.0, True))),
+    (LabelledLogistic(), slow_logistic, ()), (LabelledMatch(smoothing=0.01), slow_match, (5, 5, 0.01)),
+    (LabelledMatch(True), slow_match, (1, 0, 0)),
+    *((LabelledInfoNCE(smoothing=x), slow_infonce, (x,)) for x in (0.0, 0.1))])
+def test_objectives_equal_loops(objective, slow, more):
+    s, labels = numbers(R, M), some_labels()
     without = labels.clone()
     without[:, 1:] = without[:, 1:].clamp(min=0)                                    # no region has negative phrases
     without[without[:, 0] < 0, 1:] = 0
-    alone = LabelledInfoNCE(smoothing=smoothing).double()(s, without)
-    expected = sum(missed(s[:, j], without[:, j]) for j in range(M)) / M / 2
-    assert float(alone.detach()) == pytest.approx(expected, rel=1e-6)
+    for signs in (labels, without):
+        expected = slow(s.numpy(), signs.numpy().astype(int), *more)
+        assert float(objective.double()(s, signs).detach()) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("top", [1, 2, 10])
@@ -158,11 +147,11 @@ KINDS = 5
 VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(KINDS))])
 
 
-def built(*words):
-    opt = options("--learning_rate", "0.005", *words)
+def built(*words, build=build_phrase_model):
+    opt = options(*words)
     opt.img_dim, opt.img_enc = 8, "precomp"
     torch.manual_seed(0)
-    return build_phrase_model(opt, VOCAB)
+    return build(opt, VOCAB)
 
 
 def photos(n=8, seed=0) -> PhraseBatch:
@@ -214,8 +203,6 @@ def test_every_kind_of_model_learns_which_region_a_phrase_means(name):
 def test_the_model_has_the_weights_of_that_for_matching_pairs():
     """So that evaluation loads it without its objective."""
     for name in ("hinge", "infonce", "match", "two_branch", "jwae cite"):
-        opt = options(*MODELS[name])
-        opt.img_dim, opt.img_enc = 8, "precomp"
-        plain, own = (build(opt, VOCAB).state_dict() for build in (model.build_model, build_phrase_model))
+        plain, own = (built(*MODELS[name], build=build).state_dict() for build in (build_model, build_phrase_model))
         assert [(k, v.shape) for k, v in plain.items()] == [(k, v.shape) for k, v in own.items()]
     assert type(built("--loss", "two_branch").extra_terms["two_branch"].loss) is LabelledTwoBranch

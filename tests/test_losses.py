@@ -17,7 +17,6 @@ from losses import (
     Hinge,
     InfoNCE,
     Match,
-    cosine,
     formulas,
     information_bottleneck,
     trait,
@@ -25,6 +24,7 @@ from losses import (
 )
 from methods.pvse_pcme import MaxOverParts
 from model import Encoded
+from tests.helpers import numbers
 from tests.references import broadcasts
 
 FORMULAS = formulas()
@@ -32,16 +32,13 @@ GAUSSIAN = [name for name, similarity in FORMULAS.items() if trait(similarity, "
 
 
 def embedding(n, d, kind="random", seed=0, dtype=torch.float64, spherical=False, bounds=LOG_VAR_BOUNDS):
-    low, high = bounds
-    g = torch.Generator().manual_seed(seed)
-    mean = torch.randn(n, d, generator=g, dtype=torch.float64)
-    shape = (n, 1 if spherical else d)
+    (low, high), shape = bounds, (n, 1 if spherical else d)
     pattern = torch.rand(shape, generator=torch.Generator().manual_seed(99 if kind == "shared" else seed))
     log_var = {"random": low + (high - low) * pattern, "low": torch.full(shape, low), "high": torch.full(shape, high),
                "bounds": torch.where(pattern < 0.5, low, high),
                "shared": torch.where(pattern[:1] < 0.5, low, high).expand(shape),
                "items": torch.where(pattern[:, :1] < 0.5, low, high).expand(shape)}   # every item at one of the bounds
-    return Embedding(F.normalize(mean, dim=1).to(dtype), log_var[kind].to(dtype))
+    return Embedding(F.normalize(numbers(n, d, seed=seed), dim=1).to(dtype), log_var[kind].to(dtype))
 
 
 def sides(name, images, captions):
@@ -130,9 +127,9 @@ def test_sides_that_a_similarity_cannot_compare_are_refused():
 
 
 def test_items_of_one_side_are_compared_by_the_cosine_where_a_similarity_needs_both():
-    point = Embedding(torch.randn(3, 4))
+    point = Embedding(numbers(3, 4))
     similarity, side = within_modality(MLS(), point)
-    torch.testing.assert_close(similarity(side, side), cosine(point, point))
+    torch.testing.assert_close(similarity(side, side), FORMULAS["cosine"](point, point))
 
 
 def test_uncertainty_is_log_det():
@@ -193,8 +190,8 @@ def test_gradients_of_mls_are_finite_where_a_pair_is_one_point():
 # ---- objectives: the terms of an item, from its own score and those of the others that count; then what they are
 # divided by. There are seven items in two directions.
 
-def scores(n=7, seed=0):
-    return torch.randn(n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) / 3
+def scores():
+    return numbers(7, 7) / 3
 
 
 def slow_hinge(own, others):
@@ -262,8 +259,7 @@ def test_pseudo_positives_are_pairs_above_the_true_one_of_their_row_or_column():
 
 @pytest.mark.parametrize("spherical", [False, True])
 def test_vib_is_the_divergence_from_the_unit_gaussian(spherical):
-    g = torch.Generator().manual_seed(0)
-    mean, log_var = (torch.randn(5, k, generator=g, dtype=torch.float64) for k in (4, 1 if spherical else 4))
+    mean, log_var = numbers(5, 4), numbers(5, 1 if spherical else 4, seed=1)
     gaussian = Encoded(Embedding(mean, log_var), None, None)
     std = (log_var / 2).exp().expand_as(mean)
     expected = kl_divergence(Normal(mean, std), Normal(torch.zeros_like(mean), torch.ones_like(mean))).sum(1).mean()

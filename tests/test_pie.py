@@ -11,7 +11,7 @@ import losses
 import train
 from cli import InputError
 from images import Photos
-from losses import Embedding, Match, cosine
+from losses import Embedding, Match
 from methods import pvse_pcme
 from methods.pvse_pcme import MatchProbability, MaxOverParts, SmoothChamfer
 from model import CNN, BiGRU, Encoded, Latent
@@ -128,15 +128,11 @@ def test_padding_of_parts_learns_nothing_and_all_of_chamfers_parts_learn(similar
         assert torch.equal(learns, real) if slow is slow_chamfer else not learns[~real].any()
 
 
-def test_mil_of_one_part_is_the_cosine():
-    images, captions = several(4, 1, seed=1), several(5, 1, seed=2)
-    torch.testing.assert_close(MaxOverParts()(images, captions), cosine(images, captions))
-
-
 # ---- match probability
 
-def slow_probability(similarity, images, captions, noise):
+def slow_probability(similarity, images, captions):
     """p of every pair, sample by sample: PCME's e^s / (e^s + e^-s)."""
+    noise = [similarity.noise(e, side) for side, e in enumerate((images, captions))]
     z = [[e.mean[k] + (e.log_var[k] / 2).exp() * x[:, k].double() for k in range(len(e.mean))]
          for e, x in zip((images, captions), noise)]                                # samples (J, D) of each item
     result = torch.zeros(len(images.mean), len(captions.mean), dtype=torch.float64)
@@ -148,10 +144,6 @@ def slow_probability(similarity, images, captions, noise):
     return result
 
 
-def evaluation_noise(similarity, images, captions):
-    return [similarity.noise(e, side) for side, e in enumerate((images, captions))]
-
-
 @pytest.mark.parametrize("elements", [1, 300, 2 ** 20])
 @pytest.mark.parametrize("training", [False, True])
 def test_match_probability_equals_loops_in_blocks_of_any_size(training, elements, monkeypatch):
@@ -161,7 +153,7 @@ def test_match_probability_equals_loops_in_blocks_of_any_size(training, elements
     torch.manual_seed(3)
     scores = similarity(images, captions)
     torch.manual_seed(3)
-    expected = slow_probability(similarity, images, captions, evaluation_noise(similarity, images, captions))
+    expected = slow_probability(similarity, images, captions)
     torch.testing.assert_close(scores.sigmoid(), expected, rtol=1e-8, atol=1e-10)
     torch.testing.assert_close(scores, expected.logit(), rtol=1e-6, atol=1e-6)
 
@@ -191,8 +183,7 @@ def test_noise_repeats_in_evaluation_and_depends_on_the_pair_alone():
     assert torch.equal(scores, MatchProbability().eval()(images, captions))
     chosen = torch.tensor([10, 2, 3])
     torch.testing.assert_close(similarity(images.rows(slice(4, 9)), captions.rows(chosen)), scores[4:9, chosen])
-    noise = evaluation_noise(similarity, images, captions)
-    assert (noise[0][0, 0] != noise[1][0, 0]).all()                                 # images and captions draw apart
+    assert (similarity.noise(images, 0)[0, 0] != similarity.noise(captions, 1)[0, 0]).all()     # they draw apart
     state = torch.get_rng_state()
     similarity(images, captions)
     assert torch.equal(torch.get_rng_state(), state)                         # evaluation leaves training's stream alone

