@@ -19,18 +19,11 @@ import torch
 import cli
 from checkpoint import Trained
 from cli import Arguments, check, data_set, filename, natural, split_name, torch_device, up_to
-from evaluation.embeddings import Embeddings, check_same_items, embed, within_modality
+from evaluation.embeddings import check_same_items, embed, within_modality
 from evaluation.pictures import OWN, PhotoRow, draw_rows, locate_photos, photo_cell, picture_file
 
 TOP = 4                               # captions of an image, as in `jwae` Table 2
 NEAREST = 6                           # images beside an image
-
-
-def rank_neighbours(e: Embeddings, i: int) -> list[int]:
-    """The NEAREST other images, the most similar to image i first."""
-    similarity, images = within_modality(e.members[0].similarity, e.members[0].images)
-    scores = similarity(images.rows(torch.tensor([i], device=images.mean.device)), images)[0]       # (N,)
-    return [k for k in scores.argsort(descending=True, stable=True).tolist() if k != i][:NEAREST]
 
 
 def draw_answers(opt) -> None:
@@ -57,8 +50,11 @@ def draw_answers(opt) -> None:
         rows.append(PhotoRow("", "", [photo_cell(photos, i, name, *(marked[m] for m in captions))
                                  for name, captions in best.items()]))
         for name, e in models.items():
-            cells = [photo_cell(photos, k) for k in (i, *rank_neighbours(e, int(i)))]
-            rows.append(PhotoRow(f"the images most similar to the first, {name}", "", cells))
+            similarity, images = within_modality(e.members[0].similarity, e.members[0].images)
+            scores = similarity(images.rows(torch.tensor([i], device=images.mean.device)), images)[0]       # (N,)
+            others = [k for k in scores.argsort(descending=True, stable=True).tolist() if k != i][:NEAREST]
+            rows.append(PhotoRow(f"the images most similar to the first, {name}", "",
+                                 [photo_cell(photos, k) for k in (i, *others)]))
     draw_rows(target, f"{first.data_name} {first.split}: the answers of {', '.join(models)}", rows, 1 + NEAREST)
     print(f"examples of {', '.join(models)} in {target}")
 

@@ -12,13 +12,7 @@ TRAIN = ("-m phrases.train --data_name f30k_entities --method {} --learning_rate
          "--batch_size 128 --no-feature_norm --select r1 --patience 5 --text_features hglmm")
 # 200 proposals a photo are trained on, both are tested on
 TESTS = ("-m phrases.evaluate", "-m phrases.evaluate --regions edgeboxes500_ims")
-
-
-def make_columns(title: str, run: int) -> Columns:
-    return Columns(title, (("", (*((f"R@{k}", f"localisation/r{k}") for k in (1, 5, 10)),
-                                 ("upper bound", "localisation/upper"))),), run)
-
-
+NUMBERS = (*((f"R@{k}", f"localisation/r{k}") for k in (1, 5, 10)), ("upper bound", "localisation/upper"))
 _ = None
 ROWS = (                                          # label, method and options, R@1, R@5, R@10
     ("row 1, probably MCB", "", (48.7, _, _)),
@@ -35,7 +29,7 @@ ROWS = (                                          # label, method and options, R
     ("Gaussians of PCME++, ours", "pcme++ --txt_layers 1024 --img_layers 1024", (_, _, _)))
 TABLE = Table(
     "jwae Table 7: phrase localisation, recall of a box with IoU of at least 0.5",
-    (make_columns("200 proposals", 0), make_columns("500 proposals", 1)),
+    (Columns("200 proposals", (("", NUMBERS),)), Columns("500 proposals", (("", NUMBERS),), run=1)),
     tuple(Row(label, (*numbers, *(_,) * 5), tuple((TRAIN.format(method), test) for test in TESTS if method))
           for label, method, numbers in ROWS),
     notes=("The paper does not say which of its rows have 200 proposals and which 500; its numbers stand with 200.",

@@ -6,15 +6,11 @@ the paper reports.
 from paper_tables.runner import Columns, Row, Table, main
 
 PERCENT = (10, 20, 30, 40, 50)
-
-
-def make_panel(side: str) -> Columns:
-    return Columns(side, tuple((f"{percent}%", tuple((item.upper(), f"models/*/{side}/{percent}/{item}/mean")
-                                                     for item in "ac")) for percent in PERCENT))
-
-
 TABLE = Table(
-    "ucmr Fig. 2: uncertainty by area threshold", (make_panel("images"), make_panel("captions")),
+    "ucmr Fig. 2: uncertainty by area threshold",
+    tuple(Columns(side, tuple((f"{percent}%", tuple((item.upper(), f"models/*/{side}/{percent}/{item}/mean")
+                                                    for item in "ac")) for percent in PERCENT))
+          for side in ("images", "captions")),
     (Row("VSE++ ours", (None,) * 4 * len(PERCENT), (
         ("train.py --data_name coco --method gcie_wasserstein --cnn_type resnet152 --use_restval",
          "-m vg_experiments.uncertainty"),)),),

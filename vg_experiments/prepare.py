@@ -146,24 +146,19 @@ def keep_usable(photo: Photo, counts: Counter) -> list[Region]:
 # ---- photos with captions
 
 def read_photos(split: Split, folder: str, seed: int) -> Iterator[Photo]:
-    """Yield the photos of a split with their captions, and DRAWN boxes in each."""
-    photos = split.images
-    for i in tqdm(range(len(photos)), desc="photos", disable=None):
-        size = photos.open(i).size
-        boxes = np.rint(draw_boxes(size, np.random.default_rng([seed, i]))).astype(int).tolist()
-        regions = [Region(tuple(box), DRAWN * i + k, None) for k, box in enumerate(boxes)]
-        captions = [split.captions[m] for m in np.flatnonzero(split.caption_image == i)]
-        yield Photo(i, *size, os.path.relpath(photos.paths[i], folder), regions, captions)
-
-
-def draw_boxes(size: tuple[int, int], rng) -> np.ndarray:
-    """DRAWN boxes (x, y, width, height) within a photo: (DRAWN, 4).
+    """Yield the photos of a split with their captions, and DRAWN boxes in each.
 
     Shares of the photo are uniform in SHARES. A side is at most twice the other in units of the photo's.
     """
-    share, aspect = rng.uniform(*SHARES, DRAWN), 2 ** rng.uniform(-1, 1, DRAWN)
-    sides = np.minimum(np.sqrt(np.stack([share * aspect, share / aspect], 1)), 1)
-    return np.concatenate([rng.random((DRAWN, 2)) * (1 - sides), sides], 1) * np.tile(size, 2)
+    photos = split.images
+    for i in tqdm(range(len(photos)), desc="photos", disable=None):
+        size, rng = photos.open(i).size, np.random.default_rng([seed, i])
+        share, aspect = rng.uniform(*SHARES, DRAWN), 2 ** rng.uniform(-1, 1, DRAWN)
+        sides = np.minimum(np.sqrt(np.stack([share * aspect, share / aspect], 1)), 1)               # (DRAWN, 2)
+        boxes = np.concatenate([rng.random((DRAWN, 2)) * (1 - sides), sides], 1) * np.tile(size, 2)
+        regions = [Region(tuple(box), DRAWN * i + k, None) for k, box in enumerate(np.rint(boxes).astype(int).tolist())]
+        captions = [split.captions[m] for m in np.flatnonzero(split.caption_image == i)]
+        yield Photo(i, *size, os.path.relpath(photos.paths[i], folder), regions, captions)
 
 
 # ---- choice
