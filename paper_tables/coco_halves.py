@@ -6,7 +6,6 @@ Reads D/coco. Writes D/coco_halves/dataset_coco_halves.json in Karpathy's layout
 The paper does not say which image of val2014 goes to which set; here a fixed random seed decides. All of COCO gives
 82,783 images for training, 20,252 for dev and 20,252 for test.
 """
-import argparse
 import os
 
 import numpy as np
@@ -44,7 +43,7 @@ def write_halves(data_path: str) -> None:
 
 
 def main(argv=None) -> None:
-    p = Arguments(__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = Arguments(__doc__.splitlines()[0])
     p.add_argument("--data_path", type=filename, default="data", help="folder that holds coco/")
     cli.run(p.prog, write_halves, p.parse_args(argv).data_path)
 

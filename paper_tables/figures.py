@@ -10,7 +10,6 @@ if __name__ == "__main__":
     import cli
     cli.start()
 
-import argparse
 import os
 
 import numpy as np
@@ -60,16 +59,16 @@ def draw_answers(opt) -> None:
 
 
 def main(argv=None) -> None:
-    p = Arguments(__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = Arguments(__doc__.splitlines()[0])
     add = p.add_argument
     add("--checkpoint", type=filename, required=True, nargs="+", metavar="RUN", help="run folders")
     add("--data_path", type=filename, help="folder that holds the data sets (default: as in training)")
     add("--data_name", type=data_set, help="data set (default: as in training)")
-    add("--split", type=split_name, default="test", help="split to draw from (default: test)")
+    add("--split", type=split_name, default="test", help="split to draw from")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
     add("--photos", type=filename, help="folder of the photos that precomputed features belong to")
-    add("--count", type=up_to(100), default=3, help="number of images and of captions (default: 3)")
-    add("--seed", type=natural, default=0, help="seed of the random choice (default: 0)")
+    add("--count", type=up_to(100), default=3, help="number of images and of captions")
+    add("--seed", type=natural, default=0, help="seed of the random choice")
     add("--output", type=filename, metavar="FILE.png", help="picture to write (default: in the first run)")
     add("--overwrite", action="store_true", help="replace an existing file")
     cli.run(p.prog, draw_answers, p.parse_args(argv))

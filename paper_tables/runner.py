@@ -414,36 +414,32 @@ def find_value(results, path: str) -> float | None:
     return results
 
 
-def collect_cells(row: Row, table: Table, seeds: int, place: Place) -> list[tuple | None]:
+def collect_cells(row: Row, columns: Columns, seeds: int, place: Place) -> list[tuple | None]:
     """(mean, standard deviation, seeds) for each column; None without results."""
-    cells = []
-    results = [[read_json(steps[-1].target, "delete it, and it is made again")
-                for steps in (plan_run(run, seed, place) for seed in range(seeds)) if steps[-1].done]
-               for run in row.runs]
-    for columns in table.columns:
-        for path in columns.paths:
-            if place.scale != "full":                       # a small test set has no folds
-                path = path.replace("folds5", "full").replace("_full", "")
-            numbers = [find_value(entry, path) for entry in (results[columns.run] if results else ())]
-            numbers = [x for x in numbers if x is not None]
-            deviation = stdev(numbers) if len(numbers) > 1 else 0.0
-            cells.append((mean(numbers), deviation, len(numbers)) if numbers else None)
+    plans, cells = [plan_run(row.runs[columns.run], seed, place) for seed in range(seeds) if row.runs], []
+    results = [read_json(steps[-1].target, "delete it, and it is made again") for steps in plans if steps[-1].done]
+    for path in columns.paths:
+        if place.scale != "full":                           # a small test set has no folds
+            path = path.replace("folds5", "full").replace("_full", "")
+        numbers = [x for x in (find_value(entry, path) for entry in results) if x is not None]
+        deviation = stdev(numbers) if len(numbers) > 1 else 0.0
+        cells.append((mean(numbers), deviation, len(numbers)) if numbers else None)
     return cells
 
 
-def tabulate_rows(table: Table, ours: list[tuple[Row, list]]) -> list:
+def tabulate_rows(table: Table, rows: list[Row], seeds: int, place: Place) -> list:
     """Tables of `evaluation.report` with rows of ours, published and difference."""
     tables, start = [], 0
     for columns in table.columns:
         span, lines = slice(start, start + len(columns.paths)), []
         start = span.stop
-        known = [x for row, _ in ours for x in row.published[span] if x is not None]
+        known = [x for row in rows for x in row.published[span] if x is not None]
         places = 1 if known and all(round(x, 1) == round(x, 2) for x in known) else 2     # as the paper prints them
 
         def cell(x: float | None, form: str = "z", places: int = places) -> str:          # z: never -0.0
             return "" if x is None else f"{x:{form}.{places}f}"
-        for row, cells in ours:
-            cells, published = cells[span], [cell(x) for x in row.published[span]]
+        for row in rows:
+            cells, published = collect_cells(row, columns, seeds, place), [cell(x) for x in row.published[span]]
             if not any(cells):
                 lines.append((f"{row.label}: published{' only' * (not row.runs)}", published))
                 continue
@@ -519,7 +515,7 @@ def run_table(table: Table, opt) -> None:
         print(*dict.fromkeys(step.line for _, steps in runs for step in steps if step.line), sep="\n")
         return
     failures = run_all(runs)
-    for printed in tabulate_rows(table, [(row, collect_cells(row, table, seeds, place)) for row in rows]):
+    for printed in tabulate_rows(table, rows, seeds, place):
         print(text(printed), end="\n\n")
     print(f"ours: mean and standard deviation over the seeds (their number); {SCALES[opt.scale].description}",
           *table.notes, sep="\n")

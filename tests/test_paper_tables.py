@@ -138,9 +138,9 @@ TINY = Table("a table", (recalls("folds5", "1K", ks=(1, 5), rsum=True), OTHER), 
 
 
 def test_printed_table(monkeypatch, capsys):
-    ours = [(11.25, 0.5, 2), (20.0, 0.0, 1), None, (4.0, 0.25, 2), (290.0, 2.0, 2), (3.0, 0.0, 1)]
+    ours = {"1K": [(11.25, 0.5, 2), (20.0, 0.0, 1), None, (4.0, 0.25, 2), (290.0, 2.0, 2)], "other": [(3.0, 0.0, 1)]}
     monkeypatch.setattr(runner, "run_all", lambda runs: [])
-    monkeypatch.setattr(runner, "collect_cells", lambda row, *_: ours if row.runs else [None] * 6)
+    monkeypatch.setattr(runner, "collect_cells", lambda row, columns, *_: ours[columns.title] if row.runs else [None])
     runner.main(TINY, ["--demo"])
     assert capsys.readouterr().out == """\
 a table, 1K
