@@ -3,6 +3,7 @@ import json
 import os
 import re
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,11 +18,10 @@ from confidence.calibration import calibration_file
 from evaluation import pictures, protocols, report
 from evaluation.embeddings import Embeddings, check_same_items, load_scores
 from losses import Embedding, cosine, formulas
+from tests import helpers
 from tests.helpers import evaluated, fit, unwritable
-from tests.helpers import refused as refuses
 
 FORMULAS = formulas()
-
 MODELS = {"wasserstein0": ["--sim", "wasserstein"], "wasserstein1": ["--sim", "wasserstein", "--seed", "1"],
           "cosine0": ["--sim", "cosine"], "cosine1": ["--sim", "cosine", "--seed", "1"],
           "spherical": ["--sim", "kl", "--head", "spherical_one"], "gce": ["--sim", "mahalanobis"],
@@ -37,8 +37,10 @@ def runs(tmp_path_factory, small_run):
     return root
 
 
-def refused(capsys, words, message) -> None:
-    refuses(capsys, evaluate.main, words, message)
+@pytest.fixture
+def refused(capsys):
+    """refused(words, message): evaluate.py ends in one line that says so."""
+    return partial(helpers.refused, capsys, evaluate.main)
 
 
 @pytest.fixture
@@ -63,6 +65,15 @@ def ev(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def told(ev, capsys):
+    """told(*words): what evaluate.py makes of these options, and what it prints. In an empty folder."""
+    def call(*words):
+        capsys.readouterr()
+        return ev(*words), capsys.readouterr().out
+    return call
+
+
+@pytest.fixture
 def exported(ev, runs):
     """The arrays of a run's --export."""
     def call(name, *words):
@@ -70,6 +81,11 @@ def exported(ev, runs):
         with np.load("e.npz", allow_pickle=False) as stored:
             return dict(stored)
     return call
+
+
+def save(arrays: dict) -> str:
+    np.savez("x.npz", **{name: value for name, value in arrays.items() if value is not None})
+    return "x.npz"
 
 
 def sides(e):
@@ -125,35 +141,32 @@ def test_scores_give_the_results_of_their_model(runs, ev, exported, everything, 
     (np.zeros((24, 120), int), "holds int64"), (np.full((24, 120), np.nan), "NaN or infinity"),
     (np.zeros(120), r"of shape \(120,\); scores are floats, images x captions"),
     (np.zeros((24, 119)), "119 captions for 24 images")])
-def test_wrong_files_are_refused(exported, capsys, change, message):
+def test_wrong_files_are_refused(exported, refused, change, message):
     """Embeddings, of which one array is changed, and scores."""
-    if isinstance(change, dict):
-        e = {**exported("wasserstein0"), **change}
-        np.savez("x.npz", **{key: value for key, value in e.items() if value is not None})
-    else:
-        np.save("x.npy", change)
-    refused(capsys, ["--embeddings", "x.npz" if isinstance(change, dict) else "x.npy"], message)
+    np.save("x.npy", change)
+    path = save({**exported("wasserstein0"), **change}) if isinstance(change, dict) else "x.npy"
+    refused(["--embeddings", path], message)
     assert not os.path.exists("x_results.json")
 
 
-def test_options_that_do_not_fit_are_refused(runs, exported, capsys, demo_path, tmp_path, monkeypatch):
+def test_options_that_do_not_fit_are_refused(runs, exported, refused, demo_path, tmp_path, monkeypatch):
     exported("cosine0")
     split = ["--data_path", demo_path, "--data_name", "demo_precomp", "--split", "dev"]
     for words, message in ((split, "--split dev: e.npz says that it is of the split test"),
                            (["--fold5"], "--fold5 needs 5 x 1,000 images"),
                            (["--uncertainty"], "has points, which have no uncertainty"),
                            (["--export", "f.npz"], "--export writes the embeddings of one run")):
-        refused(capsys, ["--embeddings", "e.npz", *words], message)
-    refused(capsys, ["--checkpoint", runs / "cosine0", f"{runs}/cosine0/."], "names .*cosine0 more than once")
-    refused(capsys, ["--uncertainty", "--photos", "nofolder"], "--photos nofolder is not a folder; give the folder of")
+        refused(["--embeddings", "e.npz", *words], message)
+    refused(["--checkpoint", runs / "cosine0", f"{runs}/cosine0/."], "names .*cosine0 more than once")
+    refused(["--uncertainty", "--photos", "nofolder"], "--photos nofolder is not a folder; give the folder of")
     monkeypatch.setattr(evaluate, "embed_split", None)      # before the work
     for option, path in zip(("--output", "--export"), unwritable(tmp_path)):
-        refused(capsys, ["--checkpoint", runs / "cosine0", option, path], f"{path} cannot be written")
+        refused(["--checkpoint", runs / "cosine0", option, path], f"{path} cannot be written")
 
 
 # ---- matches beyond the original pairs, other splits
 
-def test_positives_of_the_user(ev, exported, capsys):
+def test_positives_of_the_user(told, exported):
     """By the ids of the split; also with the cosine of the means, and with the variances of other items."""
     e, rng = exported("wasserstein0"), np.random.default_rng(0)
     images, captions, count = e["image_id"].tolist(), e["caption_id"].tolist(), rng.integers(0, 6, 120)
@@ -161,8 +174,7 @@ def test_positives_of_the_user(ev, exported, capsys):
               "t2i": {c: rng.permutation(images)[:n].tolist() for c, n in zip(captions, count)}}
     with open("p.json", "w", encoding="utf-8") as f:
         json.dump(listed, f)
-    capsys.readouterr()
-    found = ev("--embeddings", "e.npz", "--positives", "p.json", "--uncertainty")
+    found, shown = told("--embeddings", "e.npz", "--positives", "p.json", "--uncertainty")
     own, wasserstein = sides(e), FORMULAS["wasserstein"]
     for name, scores in (("positives", wasserstein(*own)), ("positives_mean_only", cosine(*own)),
                          ("positives_shuffled", wasserstein(*protocols.deal_variances(*own)))):
@@ -171,37 +183,37 @@ def test_positives_of_the_user(ev, exported, capsys):
         assert numbers["queries"] == 2 and numbers["meanr"] == pytest.approx(np.mean(ranks))
     rho = scipy.stats.spearmanr(e["caption_log_var"].sum(1)[count > 0], count[count > 0]).statistic
     assert found["uncertainty"]["captions"]["rho_positives"] == pytest.approx(rho, abs=1e-3)
-    assert f"rho of log det Sigma with the number of positives of a query: {rho:.2f}" in capsys.readouterr().out
+    assert f"rho of log det Sigma with the number of positives of a query: {rho:.2f}" in shown
 
 
-def test_protocols_of_5000_images_take_testall_and_dev_the_val_files(runs, ev, everything, demo_path, tmp_path, capsys):
+def test_protocols_of_5000_images_take_testall_and_dev_the_val_files(runs, ev, told, everything, demo_path, tmp_path):
     """VSE++'s and SCAN's `test` is a fifth of it."""
     shutil.copytree(f"{demo_path}/demo_precomp", tmp_path / "all")
     for path in (tmp_path / "all").glob("test_*"):
         shutil.copy(path, path.with_name(path.name.replace("test_", "testall_")))
     words = ["--checkpoint", runs / "cosine0", "--data_path", tmp_path, "--data_name", "all"]
-    assert ev(*words, *everything)["split"] == "testall"
-    assert "--cxc and --pmrp evaluate the split testall of" in capsys.readouterr().out
+    found, shown = told(*words, *everything)
+    assert found["split"] == "testall" and "--cxc and --pmrp evaluate the split testall of" in shown
     assert ev(*words, *everything, "--split", "test")["split"] == ev(*words)["split"] == "test"
     found = ev(*words, *everything, "--split", "dev")["protocols"]
     assert found["cxc"]["t2t"]["queries"] == found["full"]["t2i"]["queries"] == found["pmrp"]["t2i"]["queries"] == 60
 
 
-def test_text_only_splits(runs, ev, everything, demo_path, capsys):
+def test_text_only_splits(runs, told, refused, everything, demo_path):
     """Captions without features: what needs no image, the same as with features; the rest is named."""
     os.makedirs("only/x")
     for name in ("test_caps.txt", "test_img_ids.npy", "test_ann_ids.npy"):
         shutil.copy(f"{demo_path}/demo_precomp/{name}", "only/x")
     words = ["--checkpoint", runs / "wasserstein0", *everything]
-    found, whole = ev(*words, "--data_path", "only", "--data_name", "x"), ev(*words)["protocols"]["cxc"]
+    whole, (found, shown) = told(*words)[0]["protocols"]["cxc"], told(*words, "--data_path", "only", "--data_name", "x")
     assert found["protocols"] == {"cxc": {"t2t": whole["t2t"], "sts": whole["sts"]}}
     assert "captions" in found["uncertainty"] and "images" not in found["uncertainty"]
-    assert "note: images and captions are not ranked: there are no images" in capsys.readouterr().out
-    refused(capsys, [*words, "--data_path", "only", "--data_name", "x", "--bank", "train"],
+    assert "note: images and captions are not ranked: there are no images" in shown
+    refused([*words, "--data_path", "only", "--data_name", "x", "--bank", "train"],
             "--bank train normalises scores of images and captions, and .* has no images to score")
 
 
-def test_an_ensemble_shares_the_split_of_its_first_run(runs, ev, demo_path, tmp_path, capsys):
+def test_an_ensemble_shares_the_split_of_its_first_run(runs, ev, refused, demo_path, tmp_path):
     """The other run reads features of captions, so it cannot take over the split that was read; it has 5 dev images."""
     shutil.copytree(f"{demo_path}/demo_precomp", tmp_path / "two")
     for split, count in (("train", 240), ("dev", 60), ("test", 120)):
@@ -209,7 +221,7 @@ def test_an_ensemble_shares_the_split_of_its_first_run(runs, ev, demo_path, tmp_
                 np.random.default_rng(0).standard_normal((count, 7)).astype(np.float32))
     fit("--data_path", tmp_path, "--data_name", "two", "--text_features", "bag", "--dev_images", 5,
         "--logger_name", "other")
-    refused(capsys, ["--checkpoint", runs / "cosine0", "other"],
+    refused(["--checkpoint", runs / "cosine0", "other"],
             "other was trained on .*two, the first run on .*demo_precomp; an ensemble needs one split")
     words = ["--data_path", tmp_path, "--data_name", "two", "--split", "dev"]
     for paths, images in (((runs / "cosine0", "other"), 12), (("other", runs / "cosine0"), 5)):
@@ -236,11 +248,11 @@ def test_files_are_named_by_what_they_are_of(runs):
         assert calibration_file(f"d/{file}") == evaluate.beside("calibration", target, "confidence", "json")
 
 
-def test_a_file_of_means_does_not_hold_a_learned_similarity(ev, demo_path, capsys):
+def test_a_file_of_means_does_not_hold_a_learned_similarity(told, refused, demo_path):
     fit("--data_path", demo_path, "--sim", "product", "--logger_name", "run")
-    ev("--checkpoint", "run", "--export", "e.npz")
-    assert "in e.npz: means only, from which its similarity 'product' cannot be recomputed\n" in capsys.readouterr().out
-    refused(capsys, ["--embeddings", "e.npz"], "has similarity 'product', which cannot be computed from a file")
+    assert "in e.npz: means only, from which its similarity 'product' cannot be recomputed\n" in told(
+        "--checkpoint", "run", "--export", "e.npz")[1]
+    refused(["--embeddings", "e.npz"], "has similarity 'product', which cannot be computed from a file")
 
 
 def test_uncertainty_and_its_pictures(runs, ev, exported, demo_path, monkeypatch):
@@ -277,7 +289,7 @@ def test_photos_that_are_not_there_are_said(demo_path, capsys):
 
 # ---- comparisons
 
-def test_groups_of_seeds_are_compared(runs, ev, exported, everything, capsys):
+def test_groups_of_seeds_are_compared(runs, ev, told, exported, everything):
     """Differences are of the means over seeds; the runs' own results are those of each alone. A constant model has no
     correlations with ratings, so no mean of them stands among those of its seeds."""
     groups = [[str(runs / f"{name}{seed}") for seed in (0, 1)] for name in ("wasserstein", "cosine")]
@@ -285,9 +297,7 @@ def test_groups_of_seeds_are_compared(runs, ev, exported, everything, capsys):
     np.savez("zeros.npz", **{**exported("cosine0"), **ones})
     alone = {path: ev("--checkpoint", path, *everything)["protocols"] for group in groups for path in group}
     assert alone[groups[0][0]] != alone[groups[0][1]]       # another seed is another run
-    capsys.readouterr()
-    found = ev("--compare", *map(",".join, groups), "zeros.npz", *everything)
-    shown = capsys.readouterr().out
+    found, shown = told("--compare", *map(",".join, groups), "zeros.npz", *everything)
     assert {path: r["protocols"] for path, r in found["runs"].items() if path in alone} == alone
     assert set(found["groups"]) == {str(runs / "wasserstein"), str(runs / "cosine"), "zeros.npz"}
     assert [("cxc sts rho x 100" in group) for group in found["groups"].values()] == [True, True, False]
@@ -307,22 +317,23 @@ def test_groups_of_seeds_are_compared(runs, ev, exported, everything, capsys):
     assert f"{m['difference']:+.2f}" in shown
     assert "bootstrap over images and 2 pairs of seeds" in " ".join(shown.split())
     again = [groups[0], groups[1][::-1], [f"{runs}/spherical", f"{runs}/gce"]]
-    turned, other = ev("--compare", *map(",".join, again), *everything)["comparisons"]
+    found, shown = told("--compare", *map(",".join, again), *everything)
+    turned, other = found["comparisons"]
     assert turned["metrics"] == pair["metrics"] and not other["pairs"]                      # in any order
-    assert "over images and seeds" in " ".join(capsys.readouterr().out.split())
+    assert "over images and seeds" in " ".join(shown.split())
     for paths, name in ((["a/b0", "a/b1/"], "a/b"), (["a0/b", "a1/b"], "a0/b"), (["x", "y"], "x")):
         assert evaluate.common_name(paths) == name
 
 
-def test_items_of_different_splits_are_refused(runs, exported, capsys, demo_path):
+def test_items_of_different_splits_are_refused(runs, exported, refused, demo_path):
     arrays = exported("wasserstein0", "--split", "dev")
-    refused(capsys, ["--embeddings", save({**arrays, "split": np.array("train")}), "--data_path", demo_path,
+    refused(["--embeddings", save({**arrays, "split": np.array("train")}), "--data_path", demo_path,
                      "--data_name", "demo_precomp"],
             "has 12 images and 60 captions, demo_precomp train has 48 and 240; they must be the same items")
     for words, message in (([runs / "wasserstein0", "e.npz"], "e.npz has 12 images and 60 captions, .* 24 and 120"),
                            ([runs / "wasserstein0"], "nothing to compare with"),
                            ([runs / "wasserstein0", runs / "none"], "there is no checkpoint")):
-        refused(capsys, ["--compare", *words], message)
+        refused(["--compare", *words], message)
 
 
 # ---- tables: every number at its row and column
@@ -341,6 +352,9 @@ def results(start=10):
                 "rsum": 2.0, "sts": rho, "sits": rho},
         "pmrp": dict.fromkeys(("i2t", "t2i"), {"pmrp": 1.5, "zeta0": 2.0, "zeta1": 3.0, "zeta2": 4.0, "queries": 7}),
         "positives": {"t2i": recalls(60, rp=None)}}}
+
+
+DIFFERENCE = {"a": 400.0, "b": 402.5, "difference": 2.5, "low": -10.125, "high": 15.1, "p": 0.06}
 
 
 def cells(table):
@@ -373,11 +387,10 @@ def test_every_number_is_in_its_place():
 
 
 def test_comparisons_and_seeds():
-    found = {"a": "one", "b": "two", "seeds": [3, 3], "pairs": True, "metrics": {"full rsum": {
-        "a": 400.0, "b": 402.5, "difference": 2.5, "low": -0.125, "high": 5.1, "p": 0.06}}}
+    found = {"a": "one", "b": "two", "seeds": [3, 3], "pairs": True, "metrics": {"full rsum": DIFFERENCE}}
     table, = report.comparisons([found])
     assert table[0] == "two less one, paired bootstrap over images and 3 pairs of seeds"
-    assert cells(table)["full set, rsum"] == ["400.0", "402.5", "+2.50", "-0.12 to +5.10", "0.0600"]
+    assert cells(table)["full set, rsum"] == ["400.0", "402.5", "+2.50", "-10.12 to +15.10", "0.0600"]
     table, = report.seed_tables({"one": {"full rsum": (400, 1.25, 3), "only": (1, 0, 3)},
                                  "two": {"full rsum": (410, 0, 1)}})
     assert cells(table) == {"mean and standard deviation over seeds (number of seeds)": [], "": ["one", "two"],
@@ -392,31 +405,16 @@ def test_comparisons_and_seeds():
 
 def test_lines_of_a_terminal_end_at_110_columns_and_keep_whole_names():
     names = [f"runs/f8k_precomp_gcie_wasserstein_spherical_large_batch_seed{k}" for k in range(3)]
-    pair = {"a": names[0], "b": names[1], "seeds": [1, 1], "pairs": False, "metrics": {
-        key: {"a": 400.0, "b": 402.5, "difference": 2.5, "low": -10.125, "high": 15.1, "p": 0.06, "least": True}
-        for key in ("cxc_folds5 t2i r10", "positives_mean_only t2i map_at_r")}}
-    made = [*report.tables({name: results() for name in names}), *report.comparisons([pair]),
-            *report.seed_tables({name: {"mean_only_folds5 i2t r1": (40.0, 1.25, 3)} for name in names})]
-    shown = report.render(made)
+    metrics = dict.fromkeys(("cxc_folds5 t2i r10", "positives_mean_only t2i map_at_r"), DIFFERENCE)
+    pair = {"a": names[0], "b": names[1], "seeds": [1, 1], "pairs": False, "metrics": metrics}
+    shown = report.render([
+        *report.tables({name: results() for name in names}), *report.comparisons([pair]),
+        *report.seed_tables({name: {"mean_only_folds5 i2t r1": (40.0, 1.25, 3)} for name in names})])
     assert max(map(len, shown.splitlines())) <= 110
     assert all(f"{name}:all" in "".join(shown.split()) for name in names)
 
 
 # ---- two things that meet are of the same items in one order, and what is assumed of them is said
-
-@pytest.fixture
-def told(ev, capsys):
-    """told(*words): what evaluate.py makes of these options, and what it prints. In an empty folder."""
-    def call(*words):
-        capsys.readouterr()
-        return ev(*words), capsys.readouterr().out
-    return call
-
-
-def save(arrays: dict) -> str:
-    np.savez("x.npz", **{name: value for name, value in arrays.items() if value is not None})
-    return "x.npz"
-
 
 @pytest.mark.parametrize("name", ["image_id", "image_name", "caption_id", "caption_image"])
 def test_a_file_in_another_order_than_the_split_is_refused(runs, exported, ev, demo_path, name):
@@ -491,12 +489,12 @@ def test_rows_of_vse_pp_are_images(layouts, told, ids):
     assert "note: repeated.npy does not say whose caption each is: 5 per image" in shown and "all, scores" in shown
 
 
-def test_meanings_that_fit_in_shape_alone(layouts, told, capsys):
+def test_meanings_that_fit_in_shape_alone(layouts, told, refused):
     """One caption an image; scores on their side; distances."""
     x, y = layouts
     for repeat in (1, 5):
         np.save("turned.npy", y @ np.repeat(x, repeat, 0).T)
-        refused(capsys, ["--scores", "turned.npy"], "turned on its side: .*np.save.path, scores.T")
+        refused(["--scores", "turned.npy"], "turned on its side: .*np.save.path, scores.T")
     sentence = "far worse than chance (10): scores are higher where items fit better, so negate distances"
     for scores, expected in ((x @ y.T, False), (-x @ y.T, True),
                              (np.random.default_rng(0).standard_normal((20, 100)), False)):

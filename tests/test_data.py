@@ -244,13 +244,6 @@ def test_bad_features(tmp_path, array, message):
     refused(tmp_path, message)
 
 
-def test_an_archive_in_place_of_features(tmp_path):
-    precomp(tmp_path, FEATURES, 20)
-    with open(tmp_path / "x" / "train_ims.npy", "wb") as f:
-        np.savez(f, FEATURES)
-    refused(tmp_path, "train_ims.npy is not a whole .npy file of numbers")
-
-
 @pytest.mark.parametrize("alike, step", [(3, 1), (40, 5)])
 def test_some_or_all_photos_alike_are_no_repetition(tmp_path, alike, step):
     assert precomp(tmp_path, np.where(np.arange(40)[:, None] < alike, ROWS[0], ROWS), 40).images.step == step

@@ -88,7 +88,7 @@ BAD_FILES = [                         # the file, its content (archives hold the
     ("k/dataset_k.json", CUT_JSON, "train --data_path . --data_name k", "dataset_k.json"),
     ("m.json", CUT_JSON, "selection --checkpoint WORLD/cosine --manifest m.json --output .", "m.json"),
     *(("one/train_ims.npy", content, TRAIN, "train_ims.npy") for content in (
-        CUT, b"1 2 3\n", npy(b"(" * 5000), LYING, OBJECTS, saved(np.array(["a"] * 24)))),
+        CUT, b"1 2 3\n", npy(b"(" * 5000), LYING, OBJECTS, saved(np.array(["a"] * 24)), archive(CUT))),
     ("one/train_img_ids.npy", saved(np.ones((24, 1), int)), TRAIN, "img_ids.npy is not a whole .npy file of integers"),
     *(("one/train_w2v.npy", content, f"{TRAIN} --text_features w2v", message) for content, message in (
         (CUT, "w2v.npy"), (saved(np.ones((3, 7), np.float32)), "w2v.npy.* give one row a caption"))),

@@ -112,20 +112,17 @@ def namespace(**changes):
         **changes})
 
 
-def precomp_state(opt):
-    return made(EncoderImage, opt).state_dict()
+def original_checkpoint(opt, image=None, text=None):
+    model = [image or made(EncoderImage, opt).state_dict(), text or made(EncoderText, opt, 1).state_dict()]
+    return {"epoch": 3, "model": model, "best_rsum": np.float64(123.5), "opt": opt, "Eiters": 77}
 
 
-def original_checkpoint(opt, image, text=None):
-    text = text or made(EncoderText, opt, 1).state_dict()
-    return {"epoch": 3, "model": [image, text], "best_rsum": np.float64(123.5), "opt": opt, "Eiters": 77}
-
-
-def load(stored, path, words=WORDS, **how):
-    """Save in the originals' way, read, convert and build: (model, vocabulary, options, converted)."""
+def load(stored, path, **how):
+    """Save in the originals' way, read, convert and build: (model, options, converted)."""
     torch.save(stored, path, **how)
-    converted = originals.convert(checkpoint.read(str(path)), words, str(path))
-    return (*checkpoint.load_model(converted), converted)
+    converted = originals.convert(checkpoint.read(str(path)), WORDS, str(path))
+    model, _, options = checkpoint.load_model(converted)
+    return model, options, converted
 
 
 VARIANTS = [*((EncoderImage, changes) for changes in (
@@ -143,7 +140,9 @@ def test_features_and_regions_are_embedded_as_by_the_original(tmp_path, kind, ch
     if kind is EncoderGraph:                                # options as a dict, and names as DataParallel has them
         parts = [{f"module.{name}": x for name, x in part.items()} for part in stored["model"]]
         stored |= {"opt": vars(opt), "model": parts}
-    model, _, options, converted = load(stored, tmp_path / "model_best.pth.tar")
+    path, zipped = tmp_path / "model_best.pth.tar", kind is EncoderImage            # else torch's older format
+    model, options, converted = load(stored, path, _use_new_zipfile_serialization=zipped)
+    assert (path.read_bytes()[:2] == b"PK") == zipped
     inputs = 3 * torch.rand((8, 9) if kind is EncoderImage else (8, 36, 9), generator=torch.Generator().manual_seed(3))
     np.testing.assert_allclose(model.embed_images(inputs).mean, image.double()(inputs.double()), atol=2e-5)
     captions = [[1, *range(4, 4 + n), 2] for n in range(1, 6)]
@@ -173,7 +172,7 @@ def test_vsepp_with_a_cnn_embeds_as_the_original(tmp_path, ticks):
         if name.endswith(("running_mean", "running_var")):
             value.copy_(0.2 * torch.rand_like(value) + (1 if name.endswith("var") else 0))
     last = made(EncoderImage, opt)
-    model, _, options, _ = load(original_checkpoint(opt, {**last.state_dict(), **state}), tmp_path / "c.pth.tar")
+    model, options, _ = load(original_checkpoint(opt, {**last.state_dict(), **state}), tmp_path / "c.pth.tar")
     assert (options.img_enc, options.img_dim, options.cnn_type, options.crop_size, options.finetune) == \
         ("cnn", None, "resnet18", 192, True)
 
@@ -207,16 +206,7 @@ def test_vgg_names_and_its_older_numbering(old):
             image[f"cnn.classifier.{theirs if old else ours}.weight"]
 
 
-# ---- file formats: torch's zip, its older one, and what Python 2 wrote
-
-@pytest.mark.parametrize("zipped", [True, False])
-def test_formats_of_torch_are_read(tmp_path, zipped):
-    opt, path = namespace(), tmp_path / "c.pth.tar"
-    stored = original_checkpoint(opt, precomp_state(opt))
-    model, *_ = load(stored, path, _use_new_zipfile_serialization=zipped)
-    assert torch.equal(model.image_tower.mean.fc.weight, stored["model"][0]["fc.weight"])
-    assert (path.read_bytes()[:2] == b"PK") == zipped
-
+# ---- what Python 2 wrote, what wants to run code, what does not fit
 
 def test_a_checkpoint_of_python_2_is_read():
     """Its texts and its bytes are alike str, and best_rsum, a number of numpy by its older name, is no UTF-8."""
@@ -247,39 +237,32 @@ def test_checkpoints_that_want_to_run_code_are_refused(tmp_path, monkeypatch, at
     monkeypatch.chdir(tmp_path)
     bomb, name = ATTACKS[attack]
     admitted = set(torch.serialization.get_safe_globals())                          # some of torch's own
-    stored = original_checkpoint(namespace(), precomp_state(namespace()))
-    stored["opt"].resume = bomb
-    torch.save(stored, "c.pth.tar", _use_new_zipfile_serialization=zipped)
+    torch.save(original_checkpoint(namespace(resume=bomb)), "c.pth.tar", _use_new_zipfile_serialization=zipped)
     with pytest.raises(InputError, match=f"c.pth.tar .*wants to call {name},.*nothing of it was run"):
         checkpoint.read("c.pth.tar")
     assert os.listdir(".") == ["c.pth.tar"]
     assert set(torch.serialization.get_safe_globals()) == admitted                  # what read admits ends with it
 
 
-def changed(image=(), opt=(), **parts):
+def changed(image=(), text=(), opt=(), **parts):
     """A checkpoint with one thing wrong."""
-    stored = original_checkpoint(namespace(**dict(opt)), precomp_state(namespace()))
-    stored["model"][0].update(image)
+    stored = original_checkpoint(namespace(**dict(opt)))
+    for own, more in zip(stored["model"], (image, text)):
+        own.update(more)
     return {**stored, **parts}
 
 
-BAD = {
-    "words": (changed(), WORDS[:-1], r"vectors for 44 words and the vocabulary lists 43"),
-    "leftover image": (changed(image={"cap.weight": torch.zeros(2)}), WORDS,
-                       r"cap.weight is \(2,\) there and absent here"),
-    "scan": (changed(opt={"cross_attn": "t2i"}), WORDS, r"SCAN's attention is another model"),
-    "measure": (changed(opt={"measure": "l1"}), WORDS, r"--measure l1; cosine and order"),
-    "option": (changed(opt={"margin": "wide"}), WORDS,
-               r"has an option that cannot be read: .*--margin: 'wide' is not a number"),
-    "three": (changed(model=[{}, {}, {}]), WORDS, r"no weights of an image and a text encoder"),
-    "twice": (changed(image={"cnn.module.conv1.weight": torch.zeros(1), "cnn.conv1.weight": torch.zeros(1)}), WORDS,
-              r"twice")}
-
-
-@pytest.mark.parametrize("stored,words,message", BAD.values())
-def test_checkpoints_that_do_not_fit_are_refused(stored, words, message):
+@pytest.mark.parametrize("stored, message", [
+    (changed(text={"embed.weight": torch.zeros(45, 7)}), "vectors for 45 words and the vocabulary lists 44"),
+    (changed(image={"cap.weight": torch.zeros(2)}), r"cap.weight is \(2,\) there and absent here"),
+    (changed(opt={"cross_attn": "t2i"}), "SCAN's attention is another model"),
+    (changed(opt={"measure": "l1"}), "--measure l1; cosine and order"),
+    (changed(opt={"margin": "wide"}), "has an option that cannot be read: .*--margin: 'wide' is not a number"),
+    (changed(model=[{}, {}, {}]), "no weights of an image and a text encoder"),
+    (changed({"cnn.module.conv1.weight": torch.zeros(1), "cnn.conv1.weight": torch.zeros(1)}), "twice")])
+def test_checkpoints_that_do_not_fit_are_refused(stored, message):
     with pytest.raises(InputError, match=message) as error:
-        checkpoint.load_model(originals.convert(stored, words, "c.pth.tar"), "c.pth.tar")
+        checkpoint.load_model(originals.convert(stored, WORDS, "c.pth.tar"), "c.pth.tar")
     assert len(str(error.value).splitlines()) == 1 and "c.pth.tar" in str(error.value)
 
 
@@ -343,7 +326,7 @@ def test_vocabularies_that_are_none_are_refused(tmp_path, content, message):
 def test_an_original_is_evaluated_and_trained_further(tmp_path, capsys):
     (tmp_path / "old.pkl").write_bytes(pickle_vocabulary())
     opt, folder = namespace(data_name="f8k_precomp"), tmp_path / "data" / "f8k_precomp"
-    torch.save(original_checkpoint(opt, precomp_state(opt)), tmp_path / "model_best.pth.tar")
+    torch.save(original_checkpoint(opt), tmp_path / "model_best.pth.tar")
     rng = np.random.default_rng(7)
     features, captions = rng.normal(size=(6, 9)), [" ".join(rng.choice(WORDS[4:], 5)) for _ in range(30)]
     for split in ("train", "dev", "test"):
