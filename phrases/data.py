@@ -30,8 +30,7 @@ from files import need, output, read_arrays, read_json, sha256
 from images import Features, NoImages
 from phrases.entities import SPLITS, Entities, describe_entities, photo_paths, read_entities
 
-AGAIN = "delete it, and write it again with python -m phrases.proposals"
-EXTRACT = "delete it, and write it again with python -m phrases.regions"
+AGAIN = "delete it, and write it again"
 ARRAYS = {"boxes": "float32", "start": "int64", "score": "float32", "added": "bool"}
 THRESHOLDS = (0.5, 0.7)               # of the IoU, at which the recall is recorded
 DELETE = "give another --name, or delete the old files"
@@ -91,11 +90,13 @@ def proposals_path(root: str, split: str, name: str) -> str:
     return os.path.join(root, f"{split}_{name}")
 
 
-def read_facts(path: str, key: str, fix: str) -> dict:
-    """Read a JSON object with a text under `key`. Raises InputError with the `fix`."""
-    facts = read_json(path, fix)
+def read_facts(path: str, ending: str, key: str, program: str) -> dict:
+    """Read {path}.json, what `program` says of the file path + ending; `key` holds a text. Raises InputError."""
+    for end in (ending, ".json"):
+        need(path + end, f"it is written with python -m {program}")
+    facts = read_json(f"{path}.json", AGAIN)
     check(isinstance(facts, dict) and isinstance(facts.get(key), str),
-          f"{path} is not a JSON object that says \"{key}\"; {fix}")
+          f"{path}.json is not a JSON object that says \"{key}\"; {AGAIN} with python -m {program}")
     return facts
 
 
@@ -115,10 +116,8 @@ def is_written(path: str, facts: dict) -> bool:
 def read_proposals(root: str, split: str, name: str, entities: Entities) -> Proposals:
     """Read the proposals of a split. Raises InputError where they do not fit it."""
     path = proposals_path(root, split, name)
-    for end in (".npz", ".json"):
-        need(path + end, "box proposals are written with python -m phrases.proposals --data_name "
-                         f"{os.path.basename(os.path.normpath(root))} --name {name}")
-    facts, arrays = read_facts(f"{path}.json", "method", AGAIN), read_arrays(f"{path}.npz", AGAIN)
+    facts = read_facts(path, ".npz", "method", f"phrases.proposals --data_name {os.path.basename(root)} --name {name}")
+    arrays = read_arrays(f"{path}.npz", AGAIN)
     broken = f"{path}.npz is broken: its arrays are not those that its .json was written for; {AGAIN}"
     check({key: array.dtype.name for key, array in arrays.items()} == ARRAYS, broken)
     check(facts.get("ids_sha256") == sha256("\n".join(entities.ids))
@@ -147,12 +146,9 @@ def recall(proposals: Proposals, entities: Entities, threshold: float) -> float:
 def read_region_features(root: str, split: str, name: str, features: str, proposals: Proposals, sizes: np.ndarray):
     """Read features of proposals: RegionFeatures, and what made them. Raises InputError where they do not fit."""
     path = proposals_path(root, split, f"{name}_{features}")
-    for end in (".npy", ".json"):
-        need(path + end, f"features of the proposals {name} are written with python -m phrases.regions --proposals "
-                         f"{name} --name {features}")
-    facts = read_facts(f"{path}.json", "extractor", EXTRACT)
+    facts = read_facts(path, ".npy", "extractor", f"phrases.regions --proposals {name} --name {features}")
     check(facts.get("boxes_sha256") == proposals.facts["boxes_sha256"],
-          f"{path}.npy is of other boxes than those that {proposals_path(root, split, name)}.npz holds now; {EXTRACT}")
+          f"{path}.npy is of other boxes than those that {proposals_path(root, split, name)}.npz holds now; {AGAIN}")
     return RegionFeatures(f"{path}.npy", proposals, sizes), facts["extractor"]
 
 
