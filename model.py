@@ -407,15 +407,31 @@ class Corruption(nn.Module):
 
 # ---- embeddings f_emb: features -> Latent
 
-class Unchanged(nn.Module):
-    """No layer: the features are the embedding."""
+class Layers(nn.Module):
+    """Layers one after the other: (..., F) -> (..., D); none leaves features as they are."""
 
-    def __init__(self, embed_size: int):
+    def __init__(self, embed_size: int, *layers: nn.Module):
         super().__init__()
-        self.dim = embed_size
+        self.dim, self.layers = embed_size, nn.Sequential(*layers)
 
     def forward(self, features: Tensor, lengths=None) -> Latent:
+        return Latent(self.layers(features))
+
+
+class TanhLayers(Layers):
+    """Linear layers with tanh, DMSM's images (dmsm 3.1): (B, F) -> (B, D)."""
+
+    def forward(self, features: Tensor, lengths=None) -> Latent:
+        for layer in self.layers:
+            features = torch.tanh(layer(features))
         return Latent(features)
+
+
+def relu_layers(inputs: int, sizes: list[int], embed_size: int) -> Layers:
+    """Build linear layers with ReLUs between them (jwae 4.2): (..., F) -> (..., D)."""
+    widths = [inputs, *sizes]
+    hidden = [layer for i, o in zip(widths, sizes) for layer in (vsepp_linear(i, o), nn.ReLU())]
+    return Layers(embed_size, *hidden, vsepp_linear(widths[-1], embed_size))
 
 
 class LinearEmbedding(nn.Module):
@@ -460,33 +476,6 @@ class BiGRUEmbedding(nn.Module):
         return Latent(self.fc(self.states(words, lengths)))                         # (B, T, F) -> (B, D) -> (B, D)
 
 
-class ReLULayers(nn.Module):
-    """Linear layers with ReLUs between them (jwae 4.2): (..., F) -> (..., D)."""
-
-    def __init__(self, inputs: int, sizes: list[int], embed_size: int):
-        super().__init__()
-        self.dim, widths = embed_size, [inputs, *sizes]
-        hidden = [layer for i, o in zip(widths, sizes) for layer in (vsepp_linear(i, o), nn.ReLU())]
-        self.layers = nn.Sequential(*hidden, vsepp_linear(widths[-1], embed_size))
-
-    def forward(self, features: Tensor, lengths=None) -> Latent:
-        return Latent(self.layers(features))
-
-
-class TanhLayers(nn.Module):
-    """Linear layers with tanh, DMSM's images (dmsm 3.1): (B, F) -> (B, D)."""
-
-    def __init__(self, inputs: int, sizes: list[int], embed_size: int):
-        super().__init__()
-        self.dim, widths = embed_size, [inputs, *sizes, embed_size]
-        self.layers = nn.ModuleList(vsepp_linear(a, b) for a, b in zip(widths, widths[1:]))
-
-    def forward(self, features: Tensor, lengths=None) -> Latent:
-        for layer in self.layers:
-            features = torch.tanh(layer(features))
-        return Latent(features)
-
-
 class TrigramLayers(nn.Module):
     """Linear map of trigram counts with tanh, then tanh layers (DMSM, DSSM).
     The counts of `window` words are never written out: row k of `table`, (n_trigrams + 1, window C), is what one
@@ -499,7 +488,7 @@ class TrigramLayers(nn.Module):
         self.dim, window = embed_size, self.window
         self.table = nn.EmbeddingBag(n_trigrams + 1, window * first, mode="sum", padding_idx=0)
         self.bias = nn.Parameter(torch.zeros(first))
-        self.layers = TanhLayers(first, rest[:-1], embed_size) if rest else Unchanged(embed_size)
+        self.layers = TanhLayers(embed_size, *map(vsepp_linear, [first, *rest], rest))
         bound = (6 / (window * n_trigrams + first)) ** 0.5                          # as vsepp_linear
         with torch.no_grad():
             self.table.weight.uniform_(-bound, bound)[0] = 0
@@ -666,14 +655,16 @@ def build_layers(opt, inputs: int, option: str = "img_layers") -> nn.Module:
         check(inputs == opt.embed_size,
               f"--{option} 0 makes the {inputs} numbers of a feature or word vector the embedding, and --embed_size is "
               f"{opt.embed_size}; make them equal")
-        return Unchanged(opt.embed_size)
+        return Layers(opt.embed_size)
+    sizes = layer_sizes(hidden)
     if opt.layer_style == "tanh":
-        return TanhLayers(inputs, layer_sizes(hidden), opt.embed_size)
+        sizes.append(opt.embed_size)
+        return TanhLayers(opt.embed_size, *map(vsepp_linear, [inputs, *sizes], sizes))
     if not hidden:
         return LinearEmbedding(inputs, opt.embed_size)
     if opt.layer_style == "branch":
-        return methods.two_branch.BranchEmbedding(inputs, layer_sizes(hidden)[0], opt.embed_size)
-    return ReLULayers(inputs, layer_sizes(hidden), opt.embed_size)
+        return methods.two_branch.branch_layers(inputs, sizes[0], opt.embed_size)
+    return relu_layers(inputs, sizes, opt.embed_size)
 
 
 def build_text_layers(opt, inputs: int) -> nn.Module:
@@ -744,12 +735,12 @@ def build_tower(opt, encoder: Encoder, head: str, normalise: bool, *data) -> Tow
     if opt.dropout or opt.feature_noise:
         corruption = Corruption(opt.dropout, opt.feature_noise)
     if opt.text_anchor and encoder.reads == "features":     # given features are not to be blurred
-        mean, corruption = Anchored(mean, Unchanged(opt.txt_dim), opt.text_anchor, corruption), None
+        mean, corruption = Anchored(mean, Layers(opt.txt_dim), opt.text_anchor, corruption), None
     elif opt.text_anchor:
         mean = Anchored(mean, LinearEmbedding(trunk.dim, opt.txt_dim), opt.text_anchor)
     log_var = None                    # layers on the mean, PCME's network, or a copy of f_emb
     if head != "point" and opt.var_layers:
-        log_var = ReLULayers(mean.dim, layer_sizes(opt.var_layers), 1 if head == "spherical_one" else mean.dim)
+        log_var = relu_layers(mean.dim, layer_sizes(opt.var_layers), 1 if head == "spherical_one" else mean.dim)
     elif head != "point":
         build = encoder.log_var if opt.sim == "match_prob" and encoder.log_var else encoder.embed
         log_var = build(opt, trunk.dim)

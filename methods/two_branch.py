@@ -15,23 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from losses import NUMBERS, score_in_blocks, unit
-from model import BatchNorm, Latent, vsepp_linear
+from model import BatchNorm, Layers, vsepp_linear
 
 
 def fc(inputs: int, outputs: int) -> list[nn.Module]:
     return [vsepp_linear(inputs, outputs), BatchNorm(outputs), nn.ReLU()]
 
 
-class BranchEmbedding(nn.Module):
-    """f_emb of a branch, linear, BatchNorm, ReLU, dropout, linear: (B, F) -> (B, D)."""
-
-    def __init__(self, inputs: int, hidden: int, embed_size: int):
-        super().__init__()
-        self.dim = embed_size
-        self.layers = nn.Sequential(*fc(inputs, hidden), nn.Dropout(0.5), vsepp_linear(hidden, embed_size))
-
-    def forward(self, features: Tensor, lengths=None) -> Latent:
-        return Latent(self.layers(features))
+def branch_layers(inputs: int, hidden: int, embed_size: int) -> Layers:
+    """Build f_emb of a branch, linear, BatchNorm, ReLU, dropout, linear: (B, F) -> (B, D)."""
+    return Layers(embed_size, *fc(inputs, hidden), nn.Dropout(0.5), vsepp_linear(hidden, embed_size))
 
 
 # ---- the embedding network

@@ -43,12 +43,12 @@ def slow_conv(net: TrigramConv, words: list[str]) -> torch.Tensor:
         window = torch.cat([counts(words[p]) if 0 <= p < len(words) else 0 * counts("a") for p in places])
         h = torch.tanh(weight @ window + net.bias)
         maximum = h if maximum is None else torch.maximum(maximum, h)
-    return slow_layers(maximum, getattr(net.layers, "layers", []))
+    return slow_layers(maximum, net.layers.layers)
 
 
 def slow_bag(net: TrigramBag, words: list[str]) -> torch.Tensor:
     total = sum(counts(word) for word in words)
-    return slow_layers(torch.tanh(dense(net.table.weight, 1) @ total + net.bias), getattr(net.layers, "layers", []))
+    return slow_layers(torch.tanh(dense(net.table.weight, 1) @ total + net.bias), net.layers.layers)
 
 
 def network(kind, *sizes):

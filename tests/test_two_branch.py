@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from data import Batch
 from losses import Embedding, PairLogistic
-from methods.two_branch import BranchEmbedding, ConditionalNetwork, ProductNetwork, TwoBranchLoss, sibling_order
+from methods.two_branch import ConditionalNetwork, ProductNetwork, TwoBranchLoss, branch_layers, sibling_order
 from model import Encoded
 from tests import helpers
 from tests.helpers import built, having, moved, numbers
@@ -109,7 +109,7 @@ def layer_of(x, linear, norm, training):
 
 def test_branch_equals_its_parts():
     torch.manual_seed(0)
-    branch, x = BranchEmbedding(7, 11, 4), torch.randn(6, 7)
+    branch, x = branch_layers(7, 11, 4), torch.randn(6, 7)
     assert branch.dim == 4 and branch(x[:1]).value.shape == (1, 4)                        # a batch of one row too
     first, norm, _, drop, last = branch.layers
     assert drop.p == 0.5
