@@ -113,8 +113,7 @@ workers = up_to(256, least=0)         # processes
 def sizes(text: str) -> str:
     """Parse sizes of hidden layers, such as 2000-1000. "0" means no layer."""
     check(re.fullmatch("0|[1-9][0-9]{0,4}(-[1-9][0-9]{0,4})*", text),
-          f"'{text}' is not a list of layer sizes; give numbers below 100,000 joined by '-', as 2000-1000, or 0 "
-          "for none")
+          f"'{text}' is not a list of layer sizes; give numbers below 100,000 joined by '-', as 2000-1000; 0: none")
     return text
 
 

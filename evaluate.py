@@ -44,8 +44,7 @@ def evaluate_retrieval(opt) -> dict:
           "--export writes the embeddings of one run; name it alone with --checkpoint")
     named = opt.checkpoint or [path for group in opt.compare or () for path in group.split(",")]
     twice = repeated(map(os.path.realpath, named))
-    check(twice is None, f"--{'compare' if opt.compare else 'checkpoint'} names {twice} more than once; name each run "
-                         "once")
+    check(twice is None, f"--{'compare' if opt.compare else 'checkpoint'} names {twice} more than once; name each once")
     return compare_models(named, opt) if opt.compare else evaluate_one(opt)
 
 

@@ -19,8 +19,7 @@ from cli import InputError, check, reason
 
 FORMAT = 1                            # of checkpoint.pt and model_best.pt
 INT64 = np.iinfo(np.int64)
-HELP = ("docs/data.md lists the sources, `python data.py check` prints what is there, `python -m demo` writes demo "
-        "data")
+HELP = "docs/data.md lists the sources, `python data.py check` says what is there, `python -m demo` writes demo data"
 
 
 # ---- checks of names

@@ -656,12 +656,12 @@ def build_layers(opt, inputs: int, option: str = "img_layers") -> nn.Module:
               f"--{option} 0 makes the {inputs} numbers of a feature or word vector the embedding, and --embed_size is "
               f"{opt.embed_size}; make them equal")
         return Layers(opt.embed_size)
+    if not hidden and opt.layer_style != "tanh":
+        return LinearEmbedding(inputs, opt.embed_size)
     sizes = layer_sizes(hidden)
     if opt.layer_style == "tanh":
         sizes.append(opt.embed_size)
         return TanhLayers(opt.embed_size, *map(vsepp_linear, [inputs, *sizes], sizes))
-    if not hidden:
-        return LinearEmbedding(inputs, opt.embed_size)
     if opt.layer_style == "branch":
         return methods.two_branch.branch_layers(inputs, sizes[0], opt.embed_size)
     return relu_layers(inputs, sizes, opt.embed_size)

@@ -377,8 +377,7 @@ def check_fits(opt, images, text, path: str) -> None:
           f"{path} reads {' or '.join(READ_BY[reads])}, and the images are {kind}{where}; name other data with "
           "--data_name, or take another --img_enc or --sim (regions are features of shape (images, regions, F))")
     check(photos or images.dim == opt.img_dim,
-          f"the features{where} have width {images.dim}, {path} reads width {opt.img_dim}; use features of the same "
-          "extractor")
+          f"the features{where} have width {images.dim}, {path} reads width {opt.img_dim}; use the same extractor")
     check(photos or opt.n_regions == images.regions or not opt.n_regions and opt.img_enc != "precomp",
           f"the features{where} have {images.regions or 'no'} regions an image, {path} reads "
           f"{opt.n_regions or 'one vector an image'}; use features of the same extractor")

@@ -187,14 +187,13 @@ def check_sides(similarity, name: str, images: Embedding, captions: Embedding, p
 
 def list_items(split: Split, data_name: str) -> Embeddings:
     """The images and captions of a split, without embeddings."""
-    ids = split.image_ids
-    numbered = ids is not None and all(isinstance(i, (int, np.integer)) for i in ids)
-    names = split.photo_names or (None if numbered or ids is None else [str(i) for i in ids])
-    known = {"image_id": ids if numbered else None, "image_name": names, "caption": split.captions,
-             "caption_id": None if split.caption_ids is None else list(map(int, split.caption_ids)),
+    ids, numbers = split.image_ids or [], split.caption_ids
+    numbered = all(isinstance(i, (int, np.integer)) for i in ids)
+    known = {"image_id": numbered and ids, "image_name": split.photo_names or not numbered and [*map(str, ids)],
+             "caption": split.captions, "caption_id": numbers is not None and numbers.tolist(),
              "caption_name": split.caption_names}
     return Embeddings(split.source, split.caption_image, len(split.images), data_name=data_name,
-                      ids={name: x for name, x in known.items() if x is not None}, notes=list(split.notes),
+                      ids={name: x for name, x in known.items() if x}, notes=list(split.notes),
                       split=name_split(split.name), photos=split.images if isinstance(split.images, Photos) else None)
 
 
@@ -250,20 +249,14 @@ def export(path: str, e: Embeddings) -> None:
 
 
 def load_file(path: str, sim: str | None = None, **data) -> Embeddings:
-    """Read embeddings of any model (.npz), or scores (.npy).
+    """Read embeddings of any model (.npz), as `export` writes them, or scores (.npy).
     sim: a similarity in place of the file's; data: as `identify_items` takes them."""
-    if not path.lower().endswith(".npy"):
-        return load_embeddings(path, sim, **data)
-    check(not sim, f"--sim {sim} computes nothing from the scores of {path}; leave it out")
-    return load_scores(path, **data)
-
-
-def load_embeddings(path: str, sim: str | None = None, **data) -> Embeddings:
-    """Read embeddings of any model from arrays as `export` writes them."""
+    if path.lower().endswith(".npy"):
+        check(not sim, f"--sim {sim} computes nothing from the scores of {path}; leave it out")
+        return load_scores(path, **data)
     arrays = read_arrays(path, "write it with --export or np.savez")
     for name, x in arrays.items():
-        check(name in ARRAYS, f"{path} has an array '{name[:40]}', which means nothing here; it may hold "
-                              f"{', '.join(ARRAYS)}")
+        check(name in ARRAYS, f"{path} has an array '{name[:40]}', unknown here; it may hold {', '.join(ARRAYS)}")
         axes, kinds, words = ARRAYS[name]
         check(x.dtype.kind in kinds and (x.ndim == axes or axes == 0 and x.size == 1),
               f"{path}: {name} must hold {words}, and has shape {x.shape} of {x.dtype}; write it so, or leave it out")
@@ -371,8 +364,7 @@ def identify_items(path: str, n: int, m: int, arrays: dict, *, split: str | None
     ids = {name: arrays[name] for name in ("image_id", "image_name", "caption_id") if name in arrays}
     for name, x in ids.items():
         count = m if name == "caption_id" else n
-        check(len(x) == count, f"{path}: {name} must hold one for each of {count} items and holds {len(x)}; leave it "
-                               "out or write it again")
+        check(len(x) == count, f"{path}: {name} must hold {count} and holds {len(x)}; leave it out or write it again")
     e = Embeddings(path, owner.astype(np.int64), n, ids={name: x.tolist() for name, x in ids.items()}, split=split,
                    data_name=arrays.get("data_name", ""), folder=folder)
     if theirs:

@@ -105,8 +105,7 @@ def rename(state: dict[str, Tensor], names: list[tuple], path: str) -> dict[str,
         for pattern, replacement in names:
             name = re.sub(pattern, replacement, name)
         ours[name] = value
-    check(len(ours) == len(state), f"{path} holds some weights twice, under names with and without 'module'; take "
-                                   "another checkpoint")
+    check(len(ours) == len(state), f"{path} holds some weights twice, with and without 'module'; take another one")
     return ours
 
 
