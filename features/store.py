@@ -89,14 +89,15 @@ class PhotoReader(NamedTuple):
         return self.transform(read_photo(self.paths[n]))
 
 
-def read_items(read: Callable, index: np.ndarray) -> list:
-    """Read items in a worker process, or the InputError of an item in its place."""
-    def read_one(n: int):
+def read_items(read: Callable, index: np.ndarray) -> tuple[dict, dict[int, InputError]]:
+    """Read items in a worker process: {item: value}, and {item: why it cannot be read}."""
+    values, faults = {}, {}
+    for n in index.tolist():
         try:
-            return read(n)
+            values[n] = read(n)
         except InputError as error:
-            return error
-    return [read_one(n) for n in index.tolist()]
+            faults[n] = error
+    return values, faults
 
 
 def keep_freed_memory() -> None:
@@ -110,16 +111,13 @@ def keep_freed_memory() -> None:
 
 def read_batches(read: Callable, items: list[int], batch_size: int, workers: int,
                  title: str) -> Iterator[tuple[dict, dict[int, InputError]]]:
-    """Read items in worker processes: {item: value} of a batch, and {item: why it cannot be read}."""
+    """Yield the `read_items` of each batch, read in worker processes."""
     keep_freed_memory()
-    batches = chunks(np.array(items, int), batch_size)
-    results = stream(partial(read_items, read), batches, workers)
+    results = stream(partial(read_items, read), chunks(np.array(items, int), batch_size), workers)
     with contextlib.closing(results), tqdm(total=len(items), desc=title, disable=None, leave=False) as bar:
-        for index, values in zip(batches, results):
-            pairs = list(zip(index.tolist(), values))
-            yield ({n: value for n, value in pairs if not isinstance(value, InputError)},
-                   {n: value for n, value in pairs if isinstance(value, InputError)})
-            bar.update(len(index))
+        for values, faults in results:
+            yield values, faults
+            bar.update(len(values) + len(faults))
 
 
 # ---- computing
