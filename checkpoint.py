@@ -160,10 +160,8 @@ class Trained:
     def texts(self, texts: list[str], network: Callable[[list[str]], Tensor] | None = None,
               any_words: bool = False) -> Embedding:
         """Embed captions: (B, D).
-
         network: computes the features (B, F) of captions for a run that reads these; without it such a run raises
-        InputError. any_words: captions without a known word are embedded, too, and raise no InputError.
-        """
+        InputError. any_words: captions without a known word are embedded, too, and raise no InputError."""
         check(network or not self.options.text_features,
               f"{self.path} reads ready features of captions and knows no words, so a caption of one's own cannot be "
               "embedded; use a run on words")

@@ -141,11 +141,9 @@ def split_name(text: str) -> str:
 
 def start(first_line: str = "") -> None:
     """Prepare for the import of torch. To be called before it.
-
     Exits with a sentence where torch is not installed. Says `first_line` at once, since the import takes its time.
     torch gets as many threads as this process may use cores, and none that spins for long while it waits: beside other
-    work they would wait for each other. What the user has set stays.
-    """
+    work they would wait for each other. What the user has set stays."""
     if importlib.util.find_spec("torch") is None:
         sys.exit(f"{program()}: torch is not installed for {sys.executable}; call the environment's interpreter, "
                  ".venv/bin/python where `make setup` has been called, or `pip install -r requirements.txt`")

@@ -268,11 +268,9 @@ def chunks(order, batch_size: int) -> list[np.ndarray]:
 def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool = False, dev_images: int = DEV_IMAGES,
                text_only: bool = False, text_features: str | None = None) -> Split:
     """Read one split of data_path/data_name. Raises InputError on what is wrong in it.
-
     split: train, dev (= val), test or testall. dev_images: only the first images of a dev split of precomputed data or
     COCO are kept, as in VSE++; 0 keeps all. text_only: {split}_caps.txt may be there without features.
-    text_features: the name in {split}_{name}.npy, features of the captions of precomputed data.
-    """
+    text_features: the name in {split}_{name}.npy, features of the captions of precomputed data."""
     root = os.path.join(data_path, data_name)
     check(os.path.isdir(root), f"there is no folder {root} (--data_path {data_path}, --data_name {data_name}); {HELP}")
     karpathy, photos = sorted(glob.glob(os.path.join(root, "dataset*.json"))), True

@@ -246,11 +246,9 @@ def formulas() -> dict:
 
 class MLS(nn.Module):
     """-(|mu_i - mu_c|^2 / v + k log v) / 2, v = v_i + v_c, in nats; a point has v 0.
-
     The mutual likelihood score of Shi and Jain 2019 (eq. 3) in k dimensions, for one variance an item. At k = D this is
     the log of the integral of p q, less a constant; but embeddings do not fill their D dimensions, so k, the effective
-    dimension, is learned.
-    """
+    dimension, is learned."""
     gaussian_sides, point_side, log_likelihood, within_modality = 2, True, True, False
     implies = {"loss": "infonce", "head": "spherical_one", "var_min": 1e-4, "logvar_init": -2.5}
 

@@ -50,10 +50,8 @@ def average_precisions(scores: np.ndarray, query: np.ndarray, item: np.ndarray) 
 def r_precisions(scores: np.ndarray, sets) -> list[np.ndarray]:
     """Compute the shares (Q,) of positives among the R best items of each query.
     R is the number of its positives (`ucmr` 4.3).
-
     sets: several sets of positives, each (query (P,), item (P,)). Returns an array for each, with NaN for a query
-    without positives. Items that tie with the R-th largest score t fill the places left, non-positives first.
-    """
+    without positives. Items that tie with the R-th largest score t fill the places left, non-positives first."""
     n, gallery = scores.shape
     counts = np.array([np.bincount(query, minlength=n) for query, _ in sets])       # (sets, Q): R
     place = gallery - np.maximum(counts, 1)                                         # of the R-th largest, rising
@@ -94,11 +92,9 @@ def both_directions(i2t: dict, t2i: dict) -> dict:
 
 def chance(caption_image, n_images: int) -> dict:
     """Compute expected results of galleries in random order, as `both_directions`.
-
     The best of c positives among G items has rank k or more (0-based) with probability prod_{j < k} (G - c - j) /
     (G - j). "medr" is the median over all queries and orders. caption_image (M,): the row of each caption's image.
-    Images without a caption do not count as queries.
-    """
+    Images without a caption do not count as queries."""
     captions, results = np.bincount(caption_image, minlength=n_images), []          # (N,) of each image
     for positives, gallery in ((captions[captions > 0], len(caption_image)), (np.ones_like(caption_image), n_images)):
         counts, share = np.unique(positives, return_counts=True)
@@ -149,10 +145,8 @@ def score_matrix(members) -> np.ndarray:
 
 def ranks(scores, caption_image) -> tuple[np.ndarray, np.ndarray]:
     """Compute 0-based ranks of images (N,), -1 without captions, and of captions (M,).
-
     scores (N, M): an array or tensor; caption_image (M,): the row of each caption's image. Raises InputError where
-    there are no captions, where caption_image names other rows, and on scores that are not finite.
-    """
+    there are no captions, where caption_image names other rows, and on scores that are not finite."""
     if isinstance(scores, torch.Tensor):
         scores = scores.detach().to("cpu", torch.promote_types(scores.dtype, torch.float32)).numpy()
     scores, owner = np.asarray(scores), np.asarray(caption_image, np.int64)         # (N, M), (M,)
@@ -191,12 +185,10 @@ def mean_cosine(means: torch.Tensor) -> float:
 
 def retrieval(scores, caption_image) -> dict:
     """Compute image-to-text and text-to-image recall of a whole score matrix.
-
     scores (N, M): images x captions; caption_image (M,): the row of each caption's image, in any order, with any number
     of captions per image. Returns {"i2t": {"r1", "r5", "r10", "medr", "meanr", "queries"}, "t2i": {...}, "rsum"} in
     percent and 1-based ranks. Images without captions do not count as queries. Raises InputError, a ValueError, on
-    scores that are not finite or of another shape.
-    """
+    scores that are not finite or of another shape."""
     check(len(scores.shape) == 2 and scores.shape[1] == len(caption_image),
           f"scores of shape {tuple(scores.shape)} do not fit {len(caption_image)} captions; rows are images, columns "
           "captions")
@@ -223,10 +215,8 @@ def spearman_of_codes(x: np.ndarray, y: np.ndarray) -> float:
 def sampled_spearman(query, x, y, samples: int = 1000, seed: int = 0) -> dict:
     """Compute Spearman's correlation over bootstrap samples of rated pairs.
     Mean and standard deviation (Parekh et al. 2021).
-
     query (K,), x (K,), y (K,): the item that each pair was rated for, its rating and its score. A sample takes half of
-    the items, and one pair of each. "shuffled" is the first sample's with its scores in random order, as by chance.
-    """
+    the items, and one pair of each. "shuffled" is the first sample's with its scores in random order, as by chance."""
     order = np.argsort(query, kind="stable")
     x, y = (np.unique(np.asarray(v)[order], return_inverse=True)[1] for v in (x, y))
     _, start, count = np.unique(np.asarray(query)[order], return_index=True, return_counts=True)
@@ -267,12 +257,10 @@ def join_rounded(values) -> np.ndarray:
 
 def risk_coverage(uncertainty, hits, points: int = 100) -> dict:
     """Compute the risk if only the queries of least uncertainty are answered.
-
     uncertainty (Q,), hits (Q,) bool -> coverage (points,), the share of queries that are answered, and risk (points,),
     the share of wrong answers among those given, in percent. "area" is the mean risk over all coverages 1/Q ... 1
     (AURC, Geifman and El-Yaniv 2017), "area_random" that of a random and "area_best" that of a perfect order. Ties in
-    uncertainty share their wrong answers evenly.
-    """
+    uncertainty share their wrong answers evenly."""
     wrong = 1 - np.asarray(hits, dtype=float)
     _, group, size = np.unique(uncertainty, return_inverse=True, return_counts=True)
     expected = np.repeat(np.bincount(group, wrong) / size, size)             # by rising uncertainty

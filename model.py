@@ -121,12 +121,10 @@ class Encoded(NamedTuple):
 
 class Tower(nn.Module):
     """Trunk, copies of f_emb and head of one modality: inputs -> Encoded.
-
     mean, log_var: the copies of f_emb; a point has one. head: a name of HEADS. corruption: noise on what f_emb reads.
     normalise: means have norm 1. use_abs: means are absolute values (order embeddings). logvar_norm: log-variances have
     norm 1 before logvar_init is added and they are bounded. reads_mean: log_var reads the mean and not the features.
-    sample: the embedding is a point drawn from the Gaussian (a VAE). freeze: trunk and mean learn nothing.
-    """
+    sample: the embedding is a point drawn from the Gaussian (a VAE). freeze: trunk and mean learn nothing."""
 
     def __init__(self, trunk: nn.Module, mean: nn.Module, log_var: nn.Module | None = None, head: str = "point", *,
                  latent_norm: Callable | None = None, corruption: nn.Module | None = None, normalise: bool = True,
@@ -271,11 +269,9 @@ class Precomputed(nn.Module):
 
 class CNN(nn.Module):
     """ImageNet network without its classifier (VSE++): (B, 3, H, W) -> (B, F).
-
     cells: the last map before pooling, (B, cells, C); 7 x 7 cells for 224 x 224 pixels (AlexNet: 6 x 6). Without
     `finetune` the network learns nothing and stays in eval mode. freeze_bn: BatchNorms of a fine-tuned network keep
-    ImageNet's statistics, as in VSE++, whose code is in eval mode from the first validation of an epoch on.
-    """
+    ImageNet's statistics, as in VSE++, whose code is in eval mode from the first validation of an epoch on."""
 
     def __init__(self, cnn_type: str, finetune: bool = False, weights: str | None = None, pretrained: bool = True, *,
                  cells: bool = False, normalise: bool = True, freeze_bn: bool = False):

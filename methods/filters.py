@@ -35,10 +35,8 @@ def filters() -> list[np.ndarray]:
 @functools.cache
 def colour_table():
     """Closeness of RGB colours to 12 hues and white, (32768, 14) uint8, 0 to 8.
-
     32 steps per channel; the last column is 8. A colour counts as if its strongest channel were full, so that the dark
-    pixels of a texture keep their hue.
-    """
+    pixels of a texture keep their hue."""
     rgb = np.stack(np.meshgrid(*[np.arange(4, 256, 8)] * 3, indexing="ij"), -1).reshape(-1, 3)
     pure = rgb * 255 // rgb.max(-1, keepdims=True)
     rise = (0, 128, 255, 255, 255, 255, 255, 128, 0, 0, 0, 0)   # one channel round the colour wheel
@@ -64,10 +62,8 @@ def windows(maps, width, stride=1):
 
 def input_maps(pixels):
     """Compute the maps that the filters see, from (n, 128, 128, 3) uint8.
-
     Hues (n, 32, 32, 13) and figure (n, 32, 32), both from 0 to 128; figure (n, 64, 64) from 0 to 4; texture (n, 128,
-    128), -1 dark, 1 light, 0 background; colour (n, 32, 32, 3) from -128 to 127.
-    """
+    128), -1 dark, 1 light, 0 background; colour (n, 32, 32, 3) from -128 to 127."""
     # nothing covers the leftmost column
     figure = np.abs(pixels.astype(np.int16) - pixels[:, :, :1]).sum(-1) > 40
     step = (pixels >> 3).astype(np.int32)
@@ -79,9 +75,7 @@ def input_maps(pixels):
 
 def responses(pixels):
     """Compute responses to the filters around each cell, at least 0.
-
-    (n, 128, 128, 3) uint8 -> for each kind of filter (n, h, h, filters) float32, h is 64 for textures and else 32.
-    """
+    (n, 128, 128, 3) uint8 -> for each kind of filter (n, h, h, filters) float32, h is 64 for textures and else 32."""
     hues, coarse, fine, texture, colour = input_maps(pixels)
     hue_f, fine_f, coarse_f, texture_f, colour_f = filters()
     by_hue = np.concatenate([windows(hues[..., i], 5) @ hue_f for i in range(hues.shape[-1])], -1)
@@ -101,9 +95,7 @@ def region_features(pixels):
 
 def global_features(regions):
     """Take the strongest responses in image and quarters: (n, 36, 192) -> (n, 960).
-
-    Less the usual value of their kind of filter.
-    """
+    Less the usual value of their kind of filter."""
     n, half = len(regions), GRID // 2
     quarters = regions.reshape(n, 2, half, 2, half, -1).max((2, 4)).reshape(n, 4, -1)
     usual = np.repeat(np.float32(USUAL), WIDTHS)                                    # (192,)
