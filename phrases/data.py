@@ -102,11 +102,10 @@ def read_facts(path: str, ending: str, key: str, program: str) -> dict:
 
 def is_written(path: str, facts: dict) -> bool:
     """Tell whether `path` is there. Raises InputError if its .json does not hold these facts."""
-    beside, before = f"{os.path.splitext(path)[0]}.json", {}
     if not os.path.exists(output(path)):
         return False
-    if os.path.exists(beside):
-        before = read_json(beside, DELETE)
+    beside = f"{os.path.splitext(path)[0]}.json"
+    before = read_json(beside, DELETE) if os.path.exists(beside) else {}
     other = next((key for key in facts if not isinstance(before, dict) or before.get(key) != facts[key]), None)
     check(other is None, f"{path} is there, and {beside} does not say that its {other} is {facts.get(other)}; {DELETE}")
     print(f"{path}: done already")

@@ -28,16 +28,16 @@ class Located(NamedTuple):
 def locate(split: PhraseSplit, scores_of: Callable) -> Located:
     """Rank the proposals of each photo, but those added, for each of its phrases.
 
-    scores_of(n, columns (m,)) -> (P, m), higher is better: all proposals of photo n with these phrases. Ties count
-    against the model: the rank is the number of wrong boxes that score at least as high as the best right one. Raises
-    InputError on scores that are not finite.
+    scores_of(n, columns (m,)) -> (P, m) or (P, 1), higher is better: all proposals of photo n with these phrases. Ties
+    count against the model: the rank is the number of wrong boxes that score at least as high as the best right one.
+    Raises InputError on scores that are not finite.
     """
     m = len(split.phrase_photo)
     result = Located(*np.zeros((3, m), np.int64))
     photos, low = np.unique(split.phrase_photo, return_index=True)
     for n, p in zip(photos.tolist(), np.split(np.arange(m), low[1:])):              # p (m,): phrases of photo n
         rows = np.arange(split.start[n], split.start[n + 1])                        # (P,)
-        scores = np.asarray(scores_of(n, p), np.float32).T                          # (P, m) -> (m, P)
+        scores = np.broadcast_to(np.float32(scores_of(n, p)), (len(rows), len(p))).T                # (m, P)
         check(np.isfinite(scores).all(), f"photo {split.ids[n]}: {metrics.NOT_FINITE}")
         rows, scores = rows[~split.added[rows]], scores[:, ~split.added[rows]]
         right = iou(split.truth[p], split.boxes[rows]) >= RIGHT                     # (m, P)
@@ -84,15 +84,14 @@ def measure_chance(located: Located) -> dict:
 
 def measure_largest_first(split: PhraseSplit) -> dict:
     """Evaluate a ranking of every photo's proposals by their area."""
-    def area(n: int, columns: np.ndarray) -> np.ndarray:
-        return np.repeat(areas(split.boxes[split.start[n]:split.start[n + 1]])[:, None], len(columns), 1)
+    def area(n: int, _) -> np.ndarray:
+        return areas(split.boxes[split.start[n]:split.start[n + 1]])[:, None]                       # (P, 1)
     return average_outcomes(measure_outcomes(locate(split, area)))
 
 
 def measure_chance_rsum(split: PhraseSplit) -> float:
     """Compute R@1 + R@5 + R@10 of proposals in random order, in percent."""
-    sizes = np.diff(split.start)
-    return measure_chance(locate(split, lambda n, columns: np.zeros((sizes[n], len(columns)))))["rsum"]
+    return measure_chance(locate(split, lambda *_: np.zeros((1, 1))))["rsum"]
 
 
 def validate_phrases(model: VSE, split: PhraseSplit, tokens, device) -> dict:

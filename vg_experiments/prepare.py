@@ -3,13 +3,10 @@
     python -m vg_experiments.prepare --vg data/demo_vg --output runs/vg/manifest.json
     python -m vg_experiments.prepare --data_name f8k --output runs/photos/manifest.json   # photos with captions
 
-Reads image_data.json and region_descriptions.json as Visual Genome ships them (`id` or `image_id`, and `region_id`).
-Images with a coco_id are left out, boxes are clipped to their image, and what cannot be used is counted.
-
 Triplets (`ucmr` 4.6), one per image and area threshold: among the ten largest regions below the threshold, A is the
 largest, and B is the one of the others with the least IoU with A. C is the smallest box around both, and caption C is
 caption A + " and " + caption B. Wholes (`pmrl` 3.4): the three largest crops of at most 20 percent of an image; their
-phrases joined by " and " describe the whole image.
+phrases joined by " and " describe the whole image. Images with a coco_id are left out.
 
 Photos with captions have no phrases of their regions: there captions A and B are two of the photo's own, another pair
 at each threshold, and boxes are drawn at random.
