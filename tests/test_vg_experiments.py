@@ -63,9 +63,10 @@ def refused(command, message, *words, **named):
 
 
 def photo_checkpoint(folder, vocab, network=None, recorded=None):
-    """A run folder of an untrained model: of photos, or with `recorded` of features that this extractor made."""
+    """A run folder of an untrained model: of photos, or of features that `recorded` made; "": nothing says what did."""
     opt = parse_args(["--data_name", "own", "--embed_size", "8", "--word_dim", "4", "--sim", "wasserstein"])
-    opt.img_enc, opt.cnn_type, opt.img_dim = ("precomp", "", 1280) if recorded else ("cnn", "efficientnet_lite0", None)
+    photos = recorded is None
+    opt.img_enc, opt.cnn_type, opt.img_dim = ("cnn", "efficientnet_lite0", None) if photos else ("precomp", "", 1280)
     torch.manual_seed(0)
     model = build_model(opt, vocab, pretrained=False)
     if network:
@@ -137,10 +138,7 @@ def test_models_of_photos_and_of_recorded_features(demo_path, tmp_path):
                                    rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found.mean, expected.mean, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found.log_var, expected.log_var, rtol=1e-4, atol=1e-5)
-    stored = torch.load(os.path.join(features, "model_best.pt"), weights_only=True)
-    os.makedirs(tmp_path / "d")
-    torch.save({**stored, "data": {}}, tmp_path / "d" / "model_best.pt")
-    unnamed = str(tmp_path / "d")
+    unnamed = photo_checkpoint(tmp_path / "d", vocab, recorded="")
     other = photo_checkpoint(tmp_path / "e", vocab, recorded=line.replace("sha256:", "sha256:0"))
     theirs = photo_checkpoint(tmp_path / "f", vocab, recorded="bottom-up attention")
     for folder, extractor, message in (
