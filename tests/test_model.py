@@ -220,25 +220,19 @@ def test_a_gru_leaves_autocast_on_cuda():
 
 def slow_graph(trunk, images, first_norm, across, training):
     """The trunk image by image and pair by pair of regions; batch statistics over all regions, biased variance."""
-    def linear(layer, v):                                                           # (P, F) -> (P, D)
-        return v @ layer.weight.detach().numpy().T + layer.bias.detach().numpy()
-
-    def norm(v):
-        return v / np.linalg.norm(v, axis=0 if across else 1, keepdims=True) * (1 if across else v.shape[1] ** 0.5)
-    batch = [linear(trunk.fc, image.numpy()) for image in images]
-    batch = [norm(v) if first_norm else v for v in batch]
+    def norm(v):                                                                    # (P, D)
+        return v / v.square().sum(0 if across else 1, True).sqrt() * (1 if across else v.shape[1] ** 0.5)
+    batch = [norm(trunk.fc(image)) if first_norm else trunk.fc(image) for image in images]
     for layer in trunk.layers:
-        outputs = []
+        outputs, bn = [], layer.norm
         for v in batch:
-            g, theta, phi = (linear(part, v) for part in (layer.g, layer.theta, layer.phi))
+            g, theta, phi = layer.g(v), layer.theta(v), layer.phi(v)
             mixed = [sum(theta[i] @ phi[j] / len(v) * g[j] for j in range(len(v))) for i in range(len(v))]
-            outputs.append(linear(layer.out, np.array(mixed)))
-        flat = np.concatenate(outputs)                                              # (B P, D)
-        mean, var = ((flat.mean(0), flat.var(0)) if training else
-                     (layer.norm.running_mean.numpy(), layer.norm.running_var.numpy()))
-        scale, shift = layer.norm.weight.detach().numpy(), layer.norm.bias.detach().numpy()
-        batch = [v + (y - mean) / np.sqrt(var + 1e-5) * scale + shift for v, y in zip(batch, outputs)]
-    return np.array([norm(v) for v in batch])
+            outputs.append(layer.out(torch.stack(mixed)))
+        flat = torch.cat(outputs)                                                   # (B P, D)
+        mean, var = (flat.mean(0), flat.var(0, False)) if training else (bn.running_mean, bn.running_var)
+        batch = [v + (y - mean) / (var + 1e-5).sqrt() * bn.weight + bn.bias for v, y in zip(batch, outputs)]
+    return torch.stack([norm(v) for v in batch])
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -250,7 +244,7 @@ def test_region_graph_against_loops(first_norm, across, training):
     trunk.train(training)
     images = torch.randn(3, 5, 9, dtype=torch.float64)
     expected = slow_graph(trunk, images, first_norm, across, training)
-    np.testing.assert_allclose(trunk(images).detach(), expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(trunk(images), expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("words", [(), ("--img_enc", "vsrn", "--region_bn")])

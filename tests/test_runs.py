@@ -13,7 +13,7 @@ import yaml
 import train
 from checkpoint import load_checkpoint
 from files import atomic, save_json
-from tests.helpers import ROOT, SMALL, log_of, refused, resume, trained
+from tests.helpers import ROOT, SMALL, fit, log_of, refused, resume, trained
 from train import parse_args
 
 
@@ -21,7 +21,7 @@ from train import parse_args
 def run(tmp_path_factory, demo_path):
     """A Gaussian run of two epochs."""
     folder = tmp_path_factory.mktemp("runs") / "run"
-    assert trained("--data_path", demo_path, "--sim", "wasserstein", "--num_epochs", 2, "--logger_name", folder) == 0
+    fit("--data_path", demo_path, "--sim", "wasserstein", "--num_epochs", 2, "--logger_name", folder)
     return folder
 
 
@@ -34,7 +34,7 @@ def test_overwriting_a_run_keeps_what_train_did_not_write(run, demo_path, tmp_pa
     gone = {"results.json", "results_kl.json", "uncertain_images.png", "retrieval.png"}     # of the model that is gone
     for name in mine | gone:
         (folder / name).write_text("mine")
-    assert trained("--data_path", demo_path, "--logger_name", folder, "--overwrite") == 0
+    fit("--data_path", demo_path, "--logger_name", folder, "--overwrite")
     assert {name for name in mine | gone if (folder / name).exists()} == mine
     assert load_checkpoint(str(folder))["options"]["sim"] == "cosine"
 
@@ -43,7 +43,7 @@ def test_a_default_folder_has_the_name_of_data_method_and_seed(tmp_path, monkeyp
     assert parse_args(["--seed", "7", "--sim", "kl"]).logger_name == "runs/coco_precomp_kl_seed7"
     monkeypatch.chdir(tmp_path)
     for words in (["--method", "vse++"], ["--seed", "1"]):
-        assert trained("--data_path", demo_path, *words) == 0
+        fit("--data_path", demo_path, *words)
     assert sorted(os.listdir("runs")) == ["demo_precomp_cosine_seed1", "demo_precomp_vse++_seed0"]
     refused(capsys, train.main, [*SMALL, "--data_path", demo_path, "--method", "vsrn", "--logger_name",     # data first
                                  "runs/demo_precomp_vse++_seed0"],
@@ -78,8 +78,7 @@ def test_a_missing_torch_is_a_sentence_and_the_first_line_comes_before_it(tmp_pa
 def test_a_configuration_varies_without_naming_or_replacing_a_run(run, tmp_path, demo_path):
     """The options that were asked for, from which others follow; neither the folder nor --overwrite."""
     folder = tmp_path / "first"
-    assert trained("--data_path", demo_path, "--logger_name", folder, "--overwrite", "--config",
-                   run / "config.yaml") == 0
+    fit("--data_path", demo_path, "--logger_name", folder, "--overwrite", "--config", run / "config.yaml")
     again = parse_args(["--config", str(folder / "config.yaml")])
     assert (again.overwrite, again.logger_name) == (False, os.path.join("runs", "demo_precomp_wasserstein_seed0"))
     assert again.embed_size == 16 and again.image_head == "ellipsoidal"
@@ -93,12 +92,11 @@ def test_a_configuration_varies_without_naming_or_replacing_a_run(run, tmp_path,
 
 # ---- going on
 
-def test_the_copy_of_a_checkpoint_goes_on_in_a_folder_of_its_own(run, tmp_path, demo_path):
+def test_the_copy_of_a_checkpoint_goes_on_in_a_folder_of_its_own(run, small_run, tmp_path):
     """Of a first epoch; the run that it was copied from is further."""
-    first, branch = tmp_path / "first", tmp_path / "branch"
-    assert trained("--data_path", demo_path, "--sim", "wasserstein", "--num_epochs", 1, "--logger_name", first) == 0
+    branch = tmp_path / "branch"
     branch.mkdir()
-    shutil.copy(first / "checkpoint.pt", branch)
+    shutil.copy(small_run("--sim", "wasserstein") / "checkpoint.pt", branch)
     assert resume(branch / "checkpoint.pt", "--num_epochs", 2) == 0
     a, b = (load_checkpoint(str(folder), "checkpoint.pt") for folder in (run, branch))
     assert all(torch.equal(a["model"][name], b["model"][name]) for name in a["model"])

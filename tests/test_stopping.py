@@ -1,4 +1,5 @@
 """Stops at any instant: kills between changes of files, signals to a command and its worker processes."""
+import itertools
 import os
 import signal
 import subprocess
@@ -38,26 +39,22 @@ def left_over(folder) -> list[str]:
 
 def killed_at(at: int, words) -> None:
     """Train, and be killed at the at-th instant before or after a change of a file of the run folder."""
-    seen = []
+    instants = itertools.count(1)
 
     def count() -> None:
-        seen.append(1)
-        if len(seen) == at:
+        if next(instants) == at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def watch(owner, name) -> None:
-        real = getattr(owner, name)
-
+    def watched(real):
         def call(*args, **kwargs):
             count()
             result = real(*args, **kwargs)
             count()
             return result
-        setattr(owner, name, call)
-    for owner, names in ((os, ("replace", "fsync", "remove", "makedirs")), (torch, ("save",)),
-                         (train.Training, ("say", "record"))):
-        for name in names:
-            watch(owner, name)
+        return call
+    for owner, name in ((os, "replace"), (os, "fsync"), (os, "remove"), (os, "makedirs"), (torch, "save"),
+                        (train.Training, "say"), (train.Training, "record")):
+        setattr(owner, name, watched(getattr(owner, name)))
     trained(words)
 
 
