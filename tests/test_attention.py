@@ -1,10 +1,9 @@
 """SCAN: cross-attention against a loop over pairs that forms every attended vector; encoders, evaluation."""
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from checkpoint import load_checkpoint, load_model
+from checkpoint import Trained
 from data import read_split
 from evaluation import encode
 from losses import Embedding
@@ -104,15 +103,14 @@ def test_words_average_both_directions_of_a_gru_run_alone():
 
 
 def test_captions_of_different_lengths_are_joined_in_their_order(small_run, demo_path):
-    model, vocab, _ = load_model(load_checkpoint(str(small_run("--sim", "scan", "--data_name", "demo_region_precomp"))))
+    run = Trained(str(small_run("--sim", "scan", "--data_name", "demo_region_precomp")))
     split = read_split(demo_path, "demo_region_precomp", "test")
-    tokens = split.encode(vocab)
-    images, captions = encode(model, split, tokens, torch.device("cpu"), batch_size=7)
+    tokens = split.encode(run.vocab)
+    images, captions = encode(run.model, split, tokens, torch.device("cpu"), batch_size=7)
     assert captions.n_parts.tolist() == tokens.length.tolist() and captions.parts.shape[1] == tokens.length.max()
     for k in (0, 17, len(tokens.length) - 1):
-        numbers, lengths = tokens.batch(np.array([k]))
-        alone = model.embed_captions(numbers, lengths)
-        torch.testing.assert_close(captions.parts[k, :lengths[0]], alone.parts[0])
+        alone = run.texts([split.captions[k]])
+        torch.testing.assert_close(captions.parts[k, :alone.n_parts[0]], alone.parts[0])
         torch.testing.assert_close(captions.mean[k], alone.mean[0])
-        assert (captions.parts[k, lengths[0]:] == 0).all()
-    torch.testing.assert_close(images.parts[3], model.embed_images(split.images.gather([3])).parts[0])
+        assert (captions.parts[k, alone.n_parts[0]:] == 0).all()
+    torch.testing.assert_close(images.parts[3], run.images(split.images.gather([3])).parts[0])

@@ -33,21 +33,19 @@ def test_whether_a_file_can_be_written_is_tried_without_a_trace(tmp_path):
 
 # ---- options
 
-def heads(*words):
-    opt = train.parse_args(list(words))
-    return opt.image_head, opt.text_head, opt.max_violation
-
-
 def test_similarities_imply_heads_and_objective():
-    assert heads() == heads("--sim", "order") == ("point", "point", False)
-    assert heads("--sim", "wasserstein") == ("ellipsoidal", "ellipsoidal", True)
-    assert heads("--measure", "kl", "--head", "spherical_avg") == ("spherical_avg", "spherical_avg", True)
-    assert heads("--sim", "mahalanobis") == ("point", "ellipsoidal", True)                                    # GCE
-    assert heads("--sim", "mahalanobis", "--text_head", "spherical_one") == ("point", "spherical_one", True)
-    assert heads("--sim", "mahalanobis", "--image_head", "spherical_avg") == ("spherical_avg", "point", True)  # GIE
-    assert heads("--sim", "mahalanobis", "--text_head", "point") == ("ellipsoidal", "point", True)
-    assert heads("--sim", "wasserstein", "--no-max_violation") == ("ellipsoidal", "ellipsoidal", False)
-    assert heads("--sim", "mls", "--image_head", "point") == ("point", "spherical_one", False)
+    for line, expected in (
+            ("", ("point", "point", False)), ("--sim order", ("point", "point", False)),
+            ("--sim wasserstein", ("ellipsoidal", "ellipsoidal", True)),
+            ("--measure kl --head spherical_avg", ("spherical_avg", "spherical_avg", True)),
+            ("--sim mahalanobis", ("point", "ellipsoidal", True)),                                      # GCE
+            ("--sim mahalanobis --text_head spherical_one", ("point", "spherical_one", True)),
+            ("--sim mahalanobis --image_head spherical_avg", ("spherical_avg", "point", True)),         # GIE
+            ("--sim mahalanobis --text_head point", ("ellipsoidal", "point", True)),
+            ("--sim wasserstein --no-max_violation", ("ellipsoidal", "ellipsoidal", False)),
+            ("--sim mls --image_head point", ("point", "spherical_one", False))):
+        opt = train.parse_args(line.split())
+        assert (opt.image_head, opt.text_head, opt.max_violation) == expected, line
     for values, masks in (({}, False), ({"loss": "infonce"}, True), ({"loss": "rcl"}, True),
                           ({"sim": "csd", "loss": "match"}, True), ({"method": "mls"}, False),
                           ({"loss": "infonce", "mask_same_image": False}, False)):

@@ -12,13 +12,12 @@ import pytest
 import torch
 
 import train
-from checkpoint import load_checkpoint, load_model
+from checkpoint import Trained, load_checkpoint
 from cli import InputError
 from model import Corruption
 from options import options as make_options
-from tests.helpers import STEPS, Command, in_a_process, log_of, options, same_weights, write_precomp
+from tests.helpers import STEPS, Command, in_a_process, log_of, numbers, options, same_weights, write_precomp
 from tests.helpers import fit_steps as fit
-from train import build_optimizers
 
 
 @pytest.mark.parametrize("sim, more", [("mahalanobis", ["--no-max_violation"]), ("wasserstein", ["--loss", "infonce"])])
@@ -100,8 +99,7 @@ def test_a_full_disk_leaves_the_old_run(tmp_path, demo_path, small_run):
     words = [*STEPS, "--data_path", demo_path, "--logger_name", run, "--overwrite"]
     status, _, said = in_a_process(train_on_a_full_disk, words)
     assert status == 1 and "could not be saved" in said and said.count("\n") == 1
-    assert not [name for name in os.listdir(run) if name.endswith(".part")]
-    assert {name: (run / name).read_bytes() for name in before} == before
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
 
 
 def train_on_a_full_disk(words) -> None:
@@ -158,13 +156,13 @@ def test_decay_shrinks_matrices_and_nothing_else():
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
     model.critic, before = None, {name: p.clone() for name, p in model.named_parameters()}
     opt = options("--weight_decay", "0.1", "--learning_rate", "0.01")
-    optimizer = build_optimizers(opt, model)["optimizer"]
+    optimizer = train.build_optimizers(opt, model)["optimizer"]
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     optimizer.step()
     for name, p in model.named_parameters():
         torch.testing.assert_close(p, before[name] * (1 - 0.001 * (p.ndim > 1)))
-    plain = build_optimizers(options(), model)["optimizer"]
+    plain = train.build_optimizers(options(), model)["optimizer"]
     assert type(plain) is torch.optim.Adam and len(plain.param_groups) == 1
 
 
@@ -182,21 +180,14 @@ def test_the_course_of_the_rate(tmp_path, demo_path):
 
 # ---- variances learned for means that stay as they are: those of a trained point model, or vectors that are given
 
-def embedded(run, images, tokens, lengths):
-    model, _, _ = load_model(load_checkpoint(str(run)), str(run))
-    with torch.no_grad():
-        return model.embed_images(images), model.embed_captions(tokens, lengths)
-
-
 @pytest.mark.parametrize("head, width", [(["--sim", "csd", "--loss", "match", "--var_layers", 16], 32),
                                          (["--sim", "mls"], 1)])
 def test_the_means_of_a_point_model_stay_and_variances_are_learned(small_run, tmp_path, demo_path, head, width):
     point = small_run(*STEPS)
     fit("--data_path", demo_path, "--logger_name", tmp_path / "run", "--init_from", point, "--freeze_means", *head)
-    images, tokens = torch.randn(4, 960), torch.tensor([[1, 5, 6, 2], [1, 7, 2, 0], [1, 8, 9, 2], [1, 5, 2, 0]])
-    lengths = torch.tensor([4, 3, 4, 3])
-    for before, after in zip(embedded(point, images, tokens, lengths),
-                             embedded(tmp_path / "run", images, tokens, lengths)):
+    models = [Trained(str(run)) for run in (point, tmp_path / "run")]
+    texts = ["a red circle", "two blue squares", "a small star above a large cat"]
+    for before, after in zip(*((run.images(numbers(4, 960)), run.texts(texts, any_words=True)) for run in models)):
         assert torch.equal(before.mean, after.mean)
         assert after.log_var.shape[1] == width
         assert after.log_var.std(0).max() > 0               # items differ
@@ -226,8 +217,7 @@ def test_given_vectors_are_the_means(tmp_path, demo_path):
     words = ["--data_path", tmp_path, "--data_name", "clip", "--text_features", "clip", "--img_layers", 0,
              "--txt_layers", 0, "--embed_size", 12, "--logger_name", tmp_path / "run", "--sim", "mls"]
     fit(*words)
-    model, _, opt = load_model(load_checkpoint(str(tmp_path / "run")), "run")
-    x = torch.rand(5, 12)
-    e = model.embed_images(x)
+    run, x = Trained(str(tmp_path / "run")), torch.rand(5, 12)
+    e = run.images(x)
     torch.testing.assert_close(e.mean, torch.nn.functional.normalize(x, dim=1))
-    assert e.log_var.shape == (5, 1) and opt.var_layers == "256"
+    assert e.log_var.shape == (5, 1) and run.options.var_layers == "256"
