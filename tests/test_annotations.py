@@ -39,10 +39,10 @@ def cxc(tmp_path):
     return tmp_path
 
 
-def refused(call, message):
+def refused(message, reader, *words):
     """InputError of one line that says it."""
     with pytest.raises(InputError, match=message) as caught:
-        call()
+        reader(*words)
     assert "\n" not in str(caught.value)
 
 
@@ -120,14 +120,14 @@ def test_positives(tmp_path):
 
 def test_eccv_files(tmp_path):
     """Read by id; captions that no split holds, of which the real file names two, are left out."""
-    refused(lambda: annotations.read_eccv(None, *index()), "pip install eccv_caption")
+    refused("pip install eccv_caption", annotations.read_eccv, None, *index())
     write_json(tmp_path / "eccv_image_to_caption.json", {"30": [105, 999, 101], "20": [102]})
     write_json(tmp_path / "eccv_caption_to_image.json", {"107": [20, 10]})
     pairs = annotations.read_eccv(str(tmp_path), *index())
     assert named(pairs["i2t"], IMAGES, CAPTIONS) == {(30, 105), (30, 101), (20, 102)}
     assert named(pairs["t2i"], CAPTIONS, IMAGES) == {(107, 20), (107, 10)}
     write_json(tmp_path / "eccv_caption_to_image.json", {"999": [20]})
-    refused(lambda: annotations.read_eccv(str(tmp_path), *index()), "names 1 captions that split lacks")
+    refused("names 1 captions that split lacks", annotations.read_eccv, str(tmp_path), *index())
 
 
 def test_eccv_of_the_package_of_its_authors():
@@ -165,15 +165,15 @@ HEAD, ROW = "caption,image,agg_score", "COCO_val2014:sentid:105,COCO_val2014_000
     ("--positives", '{"i2t": null}', "is not a table of ids"), ("--positives", "[]", "holds no positives")])
 def test_bad_files(tmp_path, option, text, message):
     path = str(tmp_path / "sits_test.csv")
-    refused(lambda: READERS[option](path), f"there is no file .*{option}")
+    refused(f"there is no file .*{option}", READERS[option], path)
     (tmp_path / "sits_test.csv").write_text(text)
-    refused(lambda: READERS[option](path), message)
+    refused(message, READERS[option], path)
 
 
 def test_splits_that_cannot_be_annotated():
     for ids, message in ((["a.jpg", "b.jpg"], r"split has no image ids.*\{split\}_img_ids.npy"),
                          ([4, 7, 4, 7, 4, 1], "split lists image id 4 twice; every image needs")):
-        refused(lambda ids=ids: IdIndex(ids, "image", "split"), message)
+        refused(message, IdIndex, ids, "image", "split")
 
 
 def test_real_crisscrossed_captions(real_path):

@@ -61,7 +61,7 @@ def test_captions_of_photos_that_are_written(folder, capsys):
     def run(*words):
         command.main(["--data_path", str(folder), "--data_name", "demo", "--output_name", "new", "--splits", "test",
                       "--cnn_type", "demo", "--workers", "0", *words])
-    refused(capsys, lambda words: run(*words), [], "images of test have 2 to 3 captions .* --captions_per_image 2")
+    refused(capsys, lambda _: run(), [], "images of test have 2 to 3 captions .* --captions_per_image 2")
     assert not (folder / "new").exists()
     for sound in (range(4), (0, 1, 3)):
         run("--captions_per_image", "2", *["--skip_broken"] * (len(sound) < 4))
@@ -85,16 +85,13 @@ def test_fc6_is_the_first_linear_layer_with_its_relu(name, linear, monkeypatch):
 
 def test_refusals_of_images(folder, weights, capsys):
     def run(words):
-        images(folder, weights, *words)
+        images(folder, weights, "--data_name", "demo", "--output_name", *words)
 
     (folder / "v.txt").write_text("")
-    common = ["--data_name", "demo", "--output_name"]
-    for words, message in (
-            ([*common, "demo"], "--output_name demo is the folder of the photos"),
-            (["--data_name", "none", "--output_name", "new"], "there is no folder .*none"),
-            ([*common, "v.txt"], "v.txt/features.json cannot be written")):
+    for words, message in ((["demo"], "--output_name demo is the folder of the photos"),
+                           (["new", "--data_name", "none"], "there is no folder .*none"),
+                           (["v.txt"], "v.txt/features.json cannot be written")):
         refused(capsys, run, words, message)
     assert not (folder / "new").exists()
-    run([*common, "new", "--splits", "test"])
-    refused(capsys, run, [*common, "new", "--layer", "cells"],
-            "is of 'resnet18 pooled sha256.*these are of 'resnet18 cells")
+    run(["new", "--splits", "test"])
+    refused(capsys, run, ["new", "--layer", "cells"], "is of 'resnet18 pooled sha256.*these are of 'resnet18 cells")

@@ -11,7 +11,7 @@ import train
 from data import read_split
 from files import sha256
 from losses import MLS, RCL, cosine
-from tests.helpers import fit, refused, resume
+from tests.helpers import fit, refused, resume, same_weights
 
 IMAGES, CAPTIONS = 48, 240            # of the demo's training split, five captions an image
 
@@ -74,12 +74,9 @@ def test_a_run_records_its_wrong_pairs_and_trains_the_same_from_its_file(tmp_pat
     assert recorded["train"]["wrong_captions"] == wrong and recorded["train"]["pairs_sha256"] == sha256(pairs)
     assert "pairs_sha256" not in recorded["dev"]
     fit(*data, "--noise_file", first / "noise.npy", "--logger_name", again)
-    weights = [torch.load(run / "model_best.pt", weights_only=True)["model"] for run in (first, again)]
-    assert all(torch.equal(x, weights[1][name]) for name, x in weights[0].items())
+    assert same_weights(first, again)
     fit(*data, "--logger_name", again, "--overwrite")                   # of right pairs
-    assert not (again / "noise.npy").exists()
-    clean = torch.load(again / "model_best.pt", weights_only=True)["model"]
-    assert not all(torch.equal(x, clean[name]) for name, x in weights[0].items())
+    assert not (again / "noise.npy").exists() and not same_weights(first, again)
 
 
 def test_a_run_goes_on_with_the_same_wrong_pairs_alone(tmp_path, demo_path, capsys):
@@ -93,7 +90,6 @@ def test_a_run_goes_on_with_the_same_wrong_pairs_alone(tmp_path, demo_path, caps
 
 
 # ---- the objective
-
 
 def test_rcl_and_its_gradient_are_finite_where_a_wrong_pair_is_certain():
     for s, same in ((torch.eye(4).roll(1, 0) * 100, None),               # p = 1 of a wrong caption

@@ -12,6 +12,7 @@ import train
 from confidence import people as judge_by_people
 from data import read_split
 from features import captions
+from options import options
 from photos.encoder import SHIPPED, PhotoEncoder
 from tests.helpers import evaluated
 
@@ -23,10 +24,9 @@ def test_flickr8k_has_no_faults(real_path, capsys):
 
 def test_one_epoch_on_flickr8k_is_far_above_chance(real_path, tmp_path):
     """Uniform ranks among 500 images give rsum 2 x (0.2 + 1 + 2) percent t2i and about 16 i2t; the margin is wide."""
-    words = ["--data_path", real_path, "--data_name", "f8k_precomp", "--sim", "wasserstein", "--txt_enc", "mean",
-             "--embed_size", "64", "--word_dim", "64", "--num_epochs", "1", "--vse_mean_warmup_epochs", "1",
-             "--learning_rate", "0.002", "--device", "cpu", "--logger_name", str(tmp_path / "run")]
-    assert train.train(train.parse_args(words)) == 0
+    train.fit(options(sim="wasserstein", txt_enc="mean", data_path=real_path, data_name="f8k_precomp", embed_size=64,
+                      word_dim=64, num_epochs=1, vse_mean_warmup_epochs=1, learning_rate=0.002, device="cpu",
+                      logger_name=str(tmp_path / "run")))
     results = evaluated("--checkpoint", tmp_path / "run", "--workers", 0)
     full = results["protocols"]["full"]
     assert (results["images"], results["captions"]) == (500, 2500)
