@@ -64,10 +64,11 @@ class Captioner(nn.Module):
         vectors = self.drop_input(self.words(inputs.data))                          # (S,) -> (S, W)
         for words in vectors.split(inputs.batch_sizes.tolist()):                    # (n, W)
             n = len(words)
-            query = self.query(h[:n] if self.original else torch.cat([words, h[:n]], 1))            # (n, H)
+            h = h[:n]
+            query = self.query(h if self.original else torch.cat([words, h], 1))                    # (n, H)
             attention = self.weight(torch.tanh(keys[:n] + query[:, None]))[..., 0].softmax(1)       # (n, P)
             context = self.drop_input((attention[:, None] @ states[:n])[:, 0])      # (n, 1, P) (n, P, H) -> (n, H)
-            h = self.cell(torch.cat([words, context], 1), h[:n])                    # (n, W + H), (n, H) -> (n, H)
+            h = self.cell(torch.cat([words, context], 1), h)                        # (n, W + H), (n, H) -> (n, H)
             outputs.append(h)
         logits = self.out(self.dropout(torch.cat(outputs)))                         # (n, H) each -> (S, H) -> (S, V)
         nll = F.cross_entropy(logits, targets.data, reduction="none")               # (S,)
