@@ -508,17 +508,11 @@ def pair_mse(image, caption, batch) -> Tensor:
     return (x - y).square().sum(1).mean() * len(x) / x.shape[1]
 
 
-class Anchor(nn.Module):
+def anchor(image, caption, batch, size: int, share: float) -> Tensor:
     """1 - cosine of a caption's features and an image's prediction of them, averaged.
     The prediction is model.Anchored's. It says how well other captions fit, too. size: of the features."""
-
-    def __init__(self, size: int, share: float):
-        super().__init__()
-        self.size, self.share = size, share
-
-    def forward(self, image, caption, batch) -> Tensor:
-        x, y = (e.latent.value[:, -self.size:].float() for e in (image, caption))   # (B, A) each
-        return 1 - (x * y).sum(1).mean() / self.share
+    x, y = (e.latent.value[:, -size:].float() for e in (image, caption))            # (B, A) each
+    return 1 - (x * y).sum(1).mean() / share
 
 
 class Volume(nn.Module):

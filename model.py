@@ -519,7 +519,7 @@ class TrigramBag(TrigramLayers):
 class Anchored(nn.Module):
     """Weighted sum of the cosines of two embeddings: (B, F) -> (B, D + A), of norm 1.
     The cosine is (1 - share) times that of `learned` plus share times that of `given`: of a caption its features, of an
-    image their prediction by a layer of its own (losses.Anchor). corruption: of what `learned` alone reads."""
+    image their prediction by a layer of its own (losses.anchor). corruption: of what `learned` alone reads."""
 
     def __init__(self, learned: nn.Module, given: nn.Module, share: float, corruption: nn.Module | None = None):
         super().__init__()
@@ -773,12 +773,12 @@ def build_terms(opt, vocab, image_dim: int, text_dim: int, similarity, critic: l
         "concepts": (CITE_PENALTY * (opt.sim == "cite"), lambda: similarity.penalty),
         "volume": (1.0 * (opt.loss == "volume"), losses.Volume),
         "anchor": (1.0 * (opt.text_anchor > 0 and not opt.freeze_means),
-                   lambda: losses.Anchor(opt.txt_dim, opt.text_anchor)),
+                   lambda: functools.partial(losses.anchor, size=opt.txt_dim, share=opt.text_anchor)),
         "vib": (opt.vib, lambda: losses.information_bottleneck),
         "captioner": (opt.captioner, lambda: methods.vsrn.Captioner(
             image_dim, len(vocab), opt.dim_hidden, original=opt.captioner_original)),
         "diversity": (opt.diversity, lambda: methods.pvse_pcme.diversity),
-        "mmd": (opt.mmd, lambda: methods.pvse_pcme.MMD(latents=opt.loss == "mse"))}
+        "mmd": (opt.mmd, lambda: functools.partial(methods.pvse_pcme.mmd, latents=opt.loss == "mse"))}
     return terms | {name: Term(weight, build()) for name, (weight, build) in pairs.items() if weight}
 
 

@@ -181,20 +181,13 @@ def diversity(image, caption, batch) -> Tensor:
     return total
 
 
-class MMD(nn.Module):
+def mmd(image, caption, batch, latents: bool = False) -> Tensor:
     """Maximum mean discrepancy of a batch's image and caption embeddings, >= 0.
     Mean of k(x, x') - 2 k(x, y) + k(y, y'), k = exp(-|x - y| / 2), of all K embeddings of an item; the distance is not
     squared, as in PVSE's code. latents: of the latents, at distances divided by sqrt(D) (jWAE's MMD-MSE)."""
-
-    def __init__(self, latents: bool = False):
-        super().__init__()
-        self.latents = latents
-
-    def forward(self, image, caption, batch) -> Tensor:
-        sides = [e.embedding for e in (image, caption)]
-        if self.latents:
-            sides = [Embedding(e.latent.value.float() / e.latent.value.shape[1] ** 0.5) for e in (image, caption)]
-        # (B K, D) each
-        x, y = (e.mean if e.parts is None else real_rows(e.parts, e.n_parts) for e in sides)
-        return sum(sign * (-0.5 * torch.cdist(a, b)).exp().sum() / (len(a) * len(b))
-                   for sign, a, b in ((1, x, x), (-2, x, y), (1, y, y)))
+    sides = [e.embedding for e in (image, caption)]
+    if latents:
+        sides = [Embedding(e.latent.value.float() / e.latent.value.shape[1] ** 0.5) for e in (image, caption)]
+    x, y = (e.mean if e.parts is None else real_rows(e.parts, e.n_parts) for e in sides)            # (B K, D) each
+    return sum(sign * (-0.5 * torch.cdist(a, b)).exp().sum() / (len(a) * len(b))
+               for sign, a, b in ((1, x, x), (-2, x, y), (1, y, y)))

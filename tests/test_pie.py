@@ -211,7 +211,7 @@ def test_diversity_equals_loops():
 
 
 def mmd_of(images: Embedding, captions: Embedding) -> torch.Tensor:
-    return pvse_pcme.MMD()(*(Encoded(e, None, None) for e in (images, captions)), None)
+    return pvse_pcme.mmd(*(Encoded(e, None, None) for e in (images, captions)), None)
 
 
 def test_mmd_equals_loops_over_all_embeddings():
