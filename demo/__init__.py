@@ -8,7 +8,7 @@ from PIL import Image
 
 from files import atomic
 
-SPLITS = ("train", "dev", "test")
+SPLITS = {"train": "train", "dev": "val", "test": "test"}     # and their names in other layouts
 
 
 class Entry(NamedTuple):
@@ -22,7 +22,7 @@ class Entry(NamedTuple):
 
 def scattered(split, index, k, per_image, factor, prime):
     """Return a unique id in no order: a factor permutes the numbers below a prime."""
-    return 1 + ((index * len(SPLITS) + SPLITS.index(split)) * per_image + k + 4243) * factor % prime
+    return 1 + ((index * len(SPLITS) + [*SPLITS].index(split)) * per_image + k + 4243) * factor % prime
 
 
 def photo_id(split, index):

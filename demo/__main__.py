@@ -181,12 +181,12 @@ def write_coco(folder, photos, entries):
 
 def write_cxc(folder, seed, entries):
     """Write the layout of Crisscrossed Captions, whose photos are JPEGs."""
-    for split, name in (("dev", "val"), ("test", "test")):
+    for split in ("dev", "test"):
         images = [f"COCO_val2014_{e.photo:012d}.jpg" for e in entries[split]]
         captions = [f"COCO_val2014:sentid:{number}" for e in entries[split] for number in e.numbers]
         for kind, rows in ratings(seed, split, [(e.scene, e.captions) for e in entries[split]]).items():
             left, right = {"sts": (captions, captions), "sis": (images, images), "sits": (captions, images)}[kind]
-            with atomic(folder / f"{kind}_{name}.csv") as file:
+            with atomic(folder / f"{kind}_{SPLITS[split]}.csv") as file:
                 table = csv.writer(file, lineterminator="\n")
                 table.writerow([*COLUMNS[kind], "agg_score", "sampling_method"])
                 table.writerows([left[a], right[b], score, method] for a, b, score, method in rows)
@@ -265,7 +265,7 @@ def draw_split(demo, precomp, split, count, world, stream, bar):
 def karpathy(entries):
     """List the images of all splits as dataset_coco.json does."""
     numbered = enumerate((split, e) for split in SPLITS for e in entries[split])
-    return [{"filename": e.filename, "split": "val" if split == "dev" else split, "imgid": number, "cocoid": e.photo,
+    return [{"filename": e.filename, "split": SPLITS[split], "imgid": number, "cocoid": e.photo,
              "sentids": e.numbers, "sentences": [{"raw": caption.text, "sentid": k, "imgid": number}
                                                  for k, caption in zip(e.numbers, e.captions)]}
             for number, (split, e) in numbered]
@@ -299,7 +299,7 @@ def write_demo(data_path, size=2000, seed=0, scenes="demo"):
     write_coco(coco, demo / "images", entries)
     write_cxc(cxc, stream, entries)
     write_entities(entities, demo / "images", entries)
-    for split in SPLITS[1:]:
+    for split in ("dev", "test"):
         if sizes[split] <= LARGEST:
             first, second = (folder / f"{split}_positives.json" for folder in precomp)
             write_json(first, positives_by_id(entries[split]))

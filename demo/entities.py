@@ -8,7 +8,6 @@ from demo import SPLITS, link
 from demo.scenes import CANVAS
 from files import save_lines
 
-NAMES = {"train": "train", "dev": "val", "test": "test"}     # of the demo's splits in this layout
 # the types of things
 FAMILIES = {"circle": "round", "ring": "round", "square": "angular", "triangle": "angular",
             "diamond": "angular", "cross": "angular", "star": "figure", "heart": "figure"}
@@ -64,10 +63,10 @@ def write_entities(folder, photos, entries):
 
     photos: the folder of their pictures.
     """
-    for split in SPLITS:
+    for split, name in SPLITS.items():
         for e in entries[split]:
             numbers = chains(e.captions, e.photo)
             link(photos / e.filename, folder / "images" / f"{e.photo}.png")
             save_lines(folder / "Annotations" / f"{e.photo}.xml", annotation(e.scene, f"{e.photo}.png", numbers))
             save_lines(folder / "Sentences" / f"{e.photo}.txt", [sentence(e.scene, c, numbers) for c in e.captions])
-        save_lines(folder / f"{NAMES[split]}.txt", [str(e.photo) for e in entries[split]])
+        save_lines(folder / f"{name}.txt", [str(e.photo) for e in entries[split]])

@@ -15,12 +15,9 @@ from features import captions
 from phrases.data import read_phrases
 
 
-def read_phrase_text(data_path: str, data_name: str, split: str):
-    return read_phrases(os.path.join(data_path, data_name), "val" if split == "dev" else split, text_only=True)
-
-
 def main(argv=None) -> None:
-    captions.main(argv, "phrases.captions", read_phrase_text)
+    captions.main(argv, "phrases.captions", lambda data_path, data_name, split: read_phrases(
+        os.path.join(data_path, data_name), "val" if split == "dev" else split, text_only=True))
 
 
 if __name__ == "__main__":

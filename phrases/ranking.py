@@ -89,11 +89,6 @@ def measure_largest_first(split: PhraseSplit) -> dict:
     return average_outcomes(measure_outcomes(locate(split, area)))
 
 
-def measure_chance_rsum(split: PhraseSplit) -> float:
-    """Compute R@1 + R@5 + R@10 of proposals in random order, in percent."""
-    return measure_chance(locate(split, lambda *_: np.zeros((1, 1))))["rsum"]
-
-
 def validate_phrases(model: VSE, split: PhraseSplit, tokens, device) -> dict:
     """Measure the localisation of a split by a model in evaluation mode."""
     @torch.no_grad()

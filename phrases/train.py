@@ -19,7 +19,7 @@ import train as core
 from cli import check, filename, fraction
 from phrases.data import NEGATIVE_IOU, REGIONS, Labels, batches, find_learnable, read_phrases
 from phrases.losses import OBJECTIVES, build_phrase_model
-from phrases.ranking import measure_chance_rsum, validate_phrases
+from phrases.ranking import locate, measure_chance, validate_phrases
 
 
 def phrases_parser() -> cli.Arguments:
@@ -56,9 +56,10 @@ class PhraseTraining(core.Training):
         check(len(self.pairs), f"no proposal of {opt.regions} overlaps a phrase of {opt.data_name} by --positive_iou "
                                f"{opt.positive_iou}; give a smaller one, or better proposals")
         photos = len(np.unique(train.phrase_photo[self.pairs]))
+        chance = measure_chance(locate(dev, lambda *_: np.zeros((1, 1))))
         self.batch_size = max(1, round(opt.batch_size * photos / len(self.pairs)))
         self.sizes = (f"{len(self.pairs):,} training phrases of {photos:,} photos, {self.batch_size} a batch, "
-                      f"{len(dev.ids):,} dev photos (rsum by chance {measure_chance_rsum(dev):.1f})")
+                      f"{len(dev.ids):,} dev photos (rsum by chance {chance['rsum']:.1f})")
 
     def order(self, epoch: int) -> np.ndarray:
         """Photos of an epoch that have some of `pairs`, shuffled."""

@@ -81,31 +81,27 @@ def show_photo(opt, models: dict[str, CropEncoder]) -> None:
     print(f"picture in {opt.output}")
 
 
-def draw_triplet(triplet: dict, path: str, models: dict[str, CropEncoder]) -> Cell:
-    """Draw the photo of a triplet with boxes, captions and each model's uncertainties."""
-    photo = read_photo(path)
-    lines = [f"{letter.upper()} ({COLOURS[letter]}): {triplet[f'caption_{letter}']}" for letter in "abc"]
-    for name, model in models.items():
-        crops = format_uncertainties(model.embed_crops([(path, tuple(triplet[letter])) for letter in "ac"]))
-        captions = format_uncertainties(model.embed_captions([triplet["caption_a"], triplet["caption_c"]]))
-        lines += [f"{name}, crops: A {crops[0]}, C {crops[1]}", f"captions: A {captions[0]}, C {captions[1]}"]
-    scale = min(1, THUMBNAIL / max(photo.size))
-    photo = photo.resize([round(scale * side) for side in photo.size])
-    for letter, colour in COLOURS.items():
-        x, y, w, h = (scale * number for number in triplet[letter])
-        ImageDraw.Draw(photo).rectangle((x, y, x + w - 1, y + h - 1), outline=colour, width=2)
-    return Cell(photo, "\n".join(wrapped(line, LETTERS) for line in lines))
-
-
 def show_examples(opt, models: dict[str, CropEncoder]) -> None:
-    """Draw --examples triplets of --manifest."""
+    """Draw --examples triplets of --manifest: photos with boxes, captions and each model's uncertainties."""
     manifest = load_manifest(opt.manifest, opt.vg)
     triplets = manifest["triplets"].get(f"{opt.threshold:g}")
     check(triplets, f"--threshold {opt.threshold:g}: {opt.manifest} has triplets at {', '.join(manifest['triplets'])} "
                     "percent; name one of them")
-    by_image = {t["image"]: t for t in triplets}
-    cells = [draw_triplet(by_image[n], photo_path(manifest, n), models)
-             for n in random_order(list(by_image), manifest["seed"], "examples")[:opt.examples]]
+    by_image, cells = {t["image"]: t for t in triplets}, []
+    for n in random_order(list(by_image), manifest["seed"], "examples")[:opt.examples]:
+        t, path = by_image[n], photo_path(manifest, n)
+        lines = [f"{letter.upper()} ({COLOURS[letter]}): {t[f'caption_{letter}']}" for letter in "abc"]
+        for name, model in models.items():
+            crops = format_uncertainties(model.embed_crops([(path, tuple(t[letter])) for letter in "ac"]))
+            captions = format_uncertainties(model.embed_captions([t["caption_a"], t["caption_c"]]))
+            lines += [f"{name}, crops: A {crops[0]}, C {crops[1]}", f"captions: A {captions[0]}, C {captions[1]}"]
+        photo = read_photo(path)
+        scale = min(1, THUMBNAIL / max(photo.size))
+        photo = photo.resize([round(scale * side) for side in photo.size])
+        for letter, colour in COLOURS.items():
+            x, y, w, h = (scale * number for number in t[letter])
+            ImageDraw.Draw(photo).rectangle((x, y, x + w - 1, y + h - 1), outline=colour, width=2)
+        cells.append(Cell(photo, "\n".join(wrapped(line, LETTERS) for line in lines)))
     draw_rows(opt.output, f"triplets at {opt.threshold:g} percent", [PhotoRow("", "", cells)], ACROSS)
     print(f"{len(cells)} triplets at {opt.threshold:g} percent in {opt.output}")
 

@@ -100,15 +100,15 @@ def draw_reports(reports: dict[str, dict], path: str) -> None:
         for row, (name, sides) in zip(axes, reports.items()):
             for axis, side, items in zip(row, SIGNS, ("crops", "captions")):
                 axis.set_title(f"{name}: {items}", fontsize=10)
-                draw_side(axis, side, sides.get(side))
+                if side in sides:
+                    draw_side(axis, side, sides[side])
+                else:
+                    axis.text(0.5, 0.5, "points: no uncertainty", ha="center", transform=axis.transAxes)
         figure.tight_layout()
 
 
-def draw_side(axis, side: str, entries: dict | None) -> None:
+def draw_side(axis, side: str, entries: dict) -> None:
     """Draw a model's {percent: `compare_crops`} of crops or of captions."""
-    if entries is None:
-        axis.text(0.5, 0.5, "points: no uncertainty", ha="center", transform=axis.transAxes)
-        return
     percents, means = [float(percent) for percent in entries], {}
     for letter, label, colour in (("a", f"{side[:-1]} A", "tab:blue"), ("c", f"{side[:-1]} C", "tab:red"),
                                   ("d", "A and another photo's B", "tab:gray")):
