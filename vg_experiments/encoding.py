@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from tqdm import tqdm
 
 import cli
 from checkpoint import Trained
 from cli import Arguments, check, filename, natural, torch_device
-from data import chunks, tokenize
+from data import tokenize
 from features.networks import Network, load_network
-from files import checksum, file_digest, read_arrays, save_arrays, sha256
+from features.store import Part, compute
+from files import checksum, file_digest
 from images import read_photo, whole_transform
 from losses import Embedding
 from methods import filters
@@ -87,8 +87,8 @@ digest_photo = functools.cache(file_digest)
 class CropEncoder(Trained):
     """Trained model with the extractor of its training set, to embed crops and texts.
 
-    cache: the folder that keeps features of crops, one .npz an extractor. Raises InputError if the model reads features
-    of captions, or its extractor is not to be had.
+    cache: the folder that keeps features of crops. Raises InputError if the model reads features of captions, or its
+    extractor is not to be had.
     """
 
     def __init__(self, run: str, device, cache: str, extractor: str | None = None, weights: str | None = None,
@@ -97,8 +97,7 @@ class CropEncoder(Trained):
         check(not self.options.text_features,
               f"{run} reads ready features of captions and knows no words; give a model of words")
         self.network, self.fit = build_extractor(self, extractor, weights)
-        name = self.network.line
-        self.cache = os.path.join(cache, f"{name.split()[0]}_{sha256(name)[:12]}.npz")
+        self.cache = Part(os.path.join(cache, "crops"), self.network.line)
 
     @property
     def facts(self) -> dict:
@@ -115,24 +114,19 @@ class CropEncoder(Trained):
 
     def crop_features(self, crops: list[tuple[str, tuple]]) -> np.ndarray:
         """Read features of crops, (N, F) or (N, P, F), or extract them for the cache."""
-        network, fit = self.network, self.fit
-        keys = [sha256(f"{digest_photo(path)} {' '.join(map(str, box))} {fit}") for path, box in crops]
-        rows = {}                                           # features (F,) or (P, F) by key
-        if os.path.exists(self.cache):
-            stored = read_arrays(self.cache, "delete it, it is computed again")
-            rows = dict(zip(stored["keys"].tolist(), stored["features"]))
-        # sorted, so that the crops of a photo stand together and it is read once
-        missing = sorted((crop, key) for key, crop in dict(zip(keys, crops)).items() if key not in rows)
+        keys = [f"{digest_photo(path)} {' '.join(map(str, box))} {self.fit}" for path, box in crops]
         photo = functools.lru_cache(1)(read_photo)
-        for part in tqdm(chunks(missing, BATCH), desc=f"crops, {network.line.split()[0]}", disable=None, leave=False):
-            y = network([network.transform(cut_box(photo(path), box, fit)) for (path, box), _ in part])
-            y = y.float().cpu().numpy()                     # (n, F) or (n, P, F)
-            rows.update(zip((key for _, key in part), y.astype(np.float16) if y.ndim == 3 else y))
-        if missing:
-            save_arrays(self.cache, {"keys": np.array(list(rows)), "features": np.stack(list(rows.values()))})
-            print(f"{self.path}: features of {len(missing):,} crops by {network.line} ({fit}); "
-                  f"{len(set(keys)) - len(missing):,} were at hand")
-        return np.stack([rows[key] for key in keys])
+
+        def read(n: int) -> Tensor:
+            path, box = crops[n]
+            return self.network.transform(cut_box(photo(path), box, self.fit))
+
+        def encode(values: list[Tensor]) -> np.ndarray:
+            y = self.network(values).float().cpu().numpy()                          # (n, F) or (n, P, F)
+            return y.astype(np.float16) if y.ndim == 3 else y
+        order = sorted(range(len(crops)), key=crops.__getitem__)        # the crops of a photo together: it is read once
+        compute(self.cache, {n: keys[n] for n in order}, read, encode, "crops", BATCH, workers=0)
+        return np.stack([self.cache[key] for key in keys])
 
     def embed_captions(self, texts: list[str], any_words: bool = True) -> Embedding:
         """Embed N texts. Without any_words, raises InputError on one of <unk> alone."""
