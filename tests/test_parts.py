@@ -1,5 +1,6 @@
-"""PVSE and PCME: PIE-Net per sample, similarities and terms against slow loops, what they read."""
+"""SCAN, PVSE and PCME: similarities of parts, PIE-Net and terms against slow loops, towers, what they read."""
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,14 +10,19 @@ import torch.nn.functional as F
 
 import losses
 import train
+from checkpoint import Trained
 from cli import InputError
+from data import read_split
+from evaluation import encode
 from images import Photos
 from losses import Embedding, Match
-from methods import pvse_pcme
+from methods import pvse_pcme, scan
 from methods.pvse_pcme import MatchProbability, MaxOverParts, SmoothChamfer
+from methods.scan import AGGREGATES, CrossAttention, WordStates
 from model import CNN, BiGRU, Encoded, Latent
 from options import check_fits, fit_to_data
-from tests.helpers import numbers
+from tests.helpers import built, numbers, pairs
+from tests.references import pair_score
 
 
 def gaussians(n, d=6, seed=0, level=-3.0, dtype=torch.float64) -> Embedding:
@@ -90,7 +96,7 @@ def test_cells_of_a_network_average_to_its_pooled_features(name, dim):
     torch.testing.assert_close(trunk(photos), F.normalize(cells, dim=2))
 
 
-# ---- maximum over parts, smooth Chamfer
+# ---- similarities of parts: the maximum, smooth Chamfer, SCAN's cross-attention
 
 def slow_mil(a, b):
     return max(float(F.cosine_similarity(p, q, dim=0)) for p in a for q in b)
@@ -101,17 +107,25 @@ def slow_chamfer(a, b):
                / len(own) for own, others in ((a, b), (b, a))) / 32
 
 
-OF_PARTS = pytest.mark.parametrize("similarity, slow", [(MaxOverParts(), slow_mil), (SmoothChamfer(), slow_chamfer)])
+DIRECTIONS = ("t2i", "i2t", "hard")
+OF_PARTS = pytest.mark.parametrize("similarity, slow", [
+    (MaxOverParts(), slow_mil), (SmoothChamfer(), slow_chamfer),
+    *((CrossAttention(d, a), partial(pair_score, direction=d, aggregate=a)) for d in DIRECTIONS for a in AGGREGATES),
+    *((CrossAttention(d, lambda_lse=20.0, lambda_softmax=4.0),
+       partial(pair_score, direction=d, aggregate="LogSumExp", scale=20.0, sharpness=4.0)) for d in DIRECTIONS)])
 
 
 @OF_PARTS
-@pytest.mark.parametrize("elements", [1, 50, 2 ** 20])
-def test_similarities_of_parts_equal_loops_in_blocks_of_any_size(similarity, slow, elements, monkeypatch):
-    monkeypatch.setitem(losses.NUMBERS, "cpu", elements)
+def test_similarities_of_parts_equal_loops_in_blocks_of_any_size(similarity, slow, monkeypatch):
     images, captions = several(7, 3, seed=1), several(9, 2, seed=2)
     expected = torch.tensor([[slow(a[:n], b[:m]) for b, m in zip(captions.parts, captions.n_parts)]
                              for a, n in zip(images.parts, images.n_parts)], dtype=torch.float64)
-    torch.testing.assert_close(similarity(images, captions), expected, rtol=1e-9, atol=1e-9)
+    for elements in (1, 50, 2 ** 20):
+        for numbers_of_block in (losses.NUMBERS, scan.ELEMENTS):
+            monkeypatch.setitem(numbers_of_block, "cpu", elements)
+        torch.testing.assert_close(similarity(images, captions), expected, rtol=1e-9, atol=1e-9)
+    single = [e._replace(parts=e.parts.float()) for e in (images, captions)]
+    torch.testing.assert_close(similarity(*single).double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @OF_PARTS
@@ -126,6 +140,69 @@ def test_padding_of_parts_learns_nothing_and_all_of_chamfers_parts_learn(similar
     for e, parts in zip((images, captions), inputs):
         learns, real = parts.grad.abs().sum(2) > 0, losses.real_parts(e.parts, e.n_parts)
         assert torch.equal(learns, real) if slow is slow_chamfer else not learns[~real].any()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_padding_changes_nothing_and_gets_no_gradient(direction, value):
+    images, captions = (e._replace(parts=e.parts.float()) for e in (several(5, 4), several(6, 7, seed=1)))
+    similarity = CrossAttention(direction)
+    alone = torch.stack([torch.cat([similarity(images.rows(slice(i, i + 1)), captions.rows(slice(c, c + 1)))[0]
+                                    for c in range(6)]) for i in range(5)])
+    masks = [torch.arange(e.parts.shape[1] + 3) < e.n_parts[:, None] for e in (images, captions)]
+    leaves = [F.pad(e.parts, (0, 0, 0, 3)).masked_fill(~real[..., None], value).requires_grad_()
+              for e, real in zip((images, captions), masks)]
+    scores = similarity(*(e._replace(parts=x) for e, x in zip((images, captions), leaves)))
+    torch.testing.assert_close(scores, alone)
+    scores.sum().backward()
+    for real, x in zip(masks, leaves):
+        assert torch.isfinite(x.grad[real]).all() and (x.grad[~real] == 0).all()
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_zero_and_equal_parts_give_finite_scores_and_gradients(direction):
+    v, w = torch.zeros(2, 3, 4), torch.zeros(2, 2, 4)
+    v[0, 1:], w[0] = 0.5, 0.5
+    leaves = v.requires_grad_(), w.requires_grad_()
+    scores = CrossAttention(direction)(*(Embedding(x.mean(1), None, x, torch.full((2,), x.shape[1])) for x in leaves))
+    scores.sum().backward()
+    assert torch.isfinite(scores).all() and all(torch.isfinite(x.grad).all() for x in leaves)
+
+
+@pytest.mark.parametrize("words", [[], ["--bi_gru"], ["--num_layers", "2", "--bi_gru"]])
+def test_towers_give_unit_regions_and_words(words):
+    model, batch = built("--sim", "scan", *words), pairs(regions=5, shortest=1)
+    images, captions = model.embed_images(batch.images), model.embed_captions(batch.tokens, batch.lengths)
+    assert images.parts.shape == (6, 5, 12) and images.n_parts.tolist() == [5] * 6
+    assert captions.parts.shape == (6, batch.tokens.shape[1], 12) and captions.n_parts.equal(batch.lengths)
+    torch.testing.assert_close(images.parts.norm(dim=2), torch.ones(6, 5))
+    for parts, length, mean in zip(captions.parts, batch.lengths, captions.mean):
+        torch.testing.assert_close(parts[:length].norm(dim=1), torch.ones(int(length)))
+        torch.testing.assert_close(mean, F.normalize(parts[:length].mean(0), dim=0))
+
+
+def test_words_average_both_directions_of_a_gru_run_alone():
+    torch.manual_seed(0)
+    embed, words = WordStates(4, 5, bi_gru=True), torch.randn(2, 6, 4)
+    states = embed(words, torch.tensor([6, 3])).value
+    for k, length in enumerate((6, 3)):
+        own = embed.rnn(words[k:k + 1, :length])[0][0]                              # (T, 5 + 5)
+        torch.testing.assert_close(states[k, :length], (own[:, :5] + own[:, 5:]) / 2)
+        assert (states[k, length:] == 0).all()
+
+
+def test_captions_of_different_lengths_are_joined_in_their_order(small_run, demo_path):
+    run = Trained(str(small_run("--sim", "scan", "--data_name", "demo_region_precomp")))
+    split = read_split(demo_path, "demo_region_precomp", "test")
+    tokens = split.encode(run.vocab)
+    images, captions = encode(run.model, split, tokens, torch.device("cpu"), batch_size=7)
+    assert captions.n_parts.tolist() == tokens.length.tolist() and captions.parts.shape[1] == tokens.length.max()
+    for k in (0, 17, len(tokens.length) - 1):
+        alone = run.texts([split.captions[k]])
+        torch.testing.assert_close(captions.parts[k, :alone.n_parts[0]], alone.parts[0])
+        torch.testing.assert_close(captions.mean[k], alone.mean[0])
+        assert (captions.parts[k, alone.n_parts[0]:] == 0).all()
+    torch.testing.assert_close(images.parts[3], run.images(split.images.gather([3])).parts[0])
 
 
 # ---- match probability
