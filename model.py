@@ -540,18 +540,6 @@ LATENT_NORMS = {"batch": lambda dim: BatchNorm(dim, eps=1e-8, affine=False),
                 "sphere": lambda dim: lambda x: unit(x) * dim ** 0.5, "none": lambda _: None}
 
 
-class VectorDecoder(nn.Module):
-    """Two linear layers that give the features of an item again: (..., D) -> (..., F)."""
-    hidden = 1024
-
-    def __init__(self, latent: int, outputs: int):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(latent, self.hidden), nn.ReLU(), nn.Linear(self.hidden, outputs))
-
-    def forward(self, latent: Tensor) -> Tensor:
-        return self.layers(latent)
-
-
 class CaptionDecoder(nn.Module):
     """GRU that starts from the latent and predicts each next word (jwae 4.2, eq. 5).
     In training each input word is <unk> with probability `word_dropout`, so that the latent is needed (Bowman et al.
@@ -582,15 +570,16 @@ class CaptionDecoder(nn.Module):
 
 class Reconstruction(nn.Module):
     """|x - g(f(x))| of the features x, summed over the batch; of regions the mean.
-    squared: the squared norm, for captions that are vectors (jwae 4.2, below eq. 6)."""
+    The decoder g has two layers. squared: the squared norm, for captions that are vectors (jwae 4.2, below eq. 6)."""
 
-    def __init__(self, decoder: VectorDecoder, squared: bool):
+    def __init__(self, latent: int, outputs: int, squared: bool):
         super().__init__()
-        self.decoder, self.squared = decoder, squared
+        self.decoder = Layers(outputs, nn.Linear(latent, 1024), nn.ReLU(), nn.Linear(1024, outputs))
+        self.squared = squared
 
     def forward(self, encoded: Encoded, batch) -> Tensor:
         target = encoded.features.detach().float()                                  # (B, F) | (B, P, F)
-        output = self.decoder(encoded.latent.value).float()
+        output = self.decoder(encoded.latent.value).value.float()
         assert output.shape == target.shape, (output.shape, target.shape)
         error = (output - target).square().sum(-1)                                  # (B,) | (B, P)
         error = error if self.squared else (error + 1e-12).sqrt()                   # finite gradient at 0
@@ -749,13 +738,13 @@ def build_terms(opt, vocab, image_dim: int, text_dim: int, similarity, critic: l
     image_dim, text_dim: widths of the trunks."""
     terms = {}
     if opt.recon_images:
-        loss = Reconstruction(VectorDecoder(opt.embed_size, image_dim), squared=False)
+        loss = Reconstruction(opt.embed_size, image_dim, squared=False)
         terms["recon_images"] = Term(opt.recon_images, loss, "images")
     if opt.recon_captions:
         if TEXT_ENCODERS[opt.txt_enc].decoder == "words":
             loss = CaptionNLL(CaptionDecoder(opt.embed_size, len(vocab), opt.word_dim))
         else:
-            loss = Reconstruction(VectorDecoder(opt.embed_size, text_dim), squared=True)
+            loss = Reconstruction(opt.embed_size, text_dim, squared=True)
         terms["recon_captions"] = Term(opt.recon_captions, loss, "captions")
     for side, weight in (("images", opt.prior_images), ("captions", opt.prior_captions)):
         if weight:                    # the encoders are generators of a GAN, whose samples are N(0, I)

@@ -13,7 +13,7 @@ import train
 from data import Batch, read_split
 from losses import SampledNLL, mean_rows, pair_mse, real_rows
 from methods.unpaired import Unpaired, build_unpaired, choose_pairs
-from model import CaptionDecoder, Encoded, Latent, Reconstruction, VectorDecoder, latent_rows, posterior_kl
+from model import CaptionDecoder, Encoded, Latent, Reconstruction, latent_rows, posterior_kl
 from tests.helpers import STEPS, built, numbers, pairs
 from vocab import PAD, UNK, Vocabulary
 
@@ -55,10 +55,10 @@ def test_word_dropout_hides_words_in_training_only():
 @pytest.mark.parametrize("shape", [(5,), (5, 3)])
 def test_reconstruction_equals_a_loop(squared, shape):
     torch.manual_seed(0)
-    term = Reconstruction(VectorDecoder(4, 6), squared)
+    term = Reconstruction(4, 6, squared)
     target, latent = numbers(*shape, 6).float(), numbers(*shape, 4, seed=1).float()
     got = term(encoded(latent, target), None)
-    wrong = (term.decoder(latent) - target).detach().double().reshape(shape[0], -1, 6)
+    wrong = (term.decoder(latent).value - target).detach().double().reshape(shape[0], -1, 6)
     size = (lambda row: sum(x ** 2 for x in row)) if squared else np.linalg.norm
     total = sum(np.mean([size(row) for row in item.numpy()]) for item in wrong)
     assert float(got) == pytest.approx(total, rel=1e-5)
