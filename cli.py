@@ -12,7 +12,6 @@ import sys
 import threading
 
 LARGEST = 2 ** 63 - 1                 # the largest whole number that an option takes
-SPINS = "300"                         # rounds of a loop in which a thread of libgomp waits before it sleeps
 
 
 class InputError(argparse.ArgumentTypeError, ValueError):
@@ -104,7 +103,6 @@ def up_to(most: int, least: int = 1):
 
 
 natural, positive = up_to(LARGEST, least=0), up_to(LARGEST)
-at_least_two = up_to(LARGEST, least=2)
 width = up_to(2 ** 16)                # of a layer, an embedding or a photo: more is a slip that would exhaust memory
 depth = up_to(64)                     # layers of a network, embeddings of an item
 workers = up_to(256, least=0)         # processes
@@ -150,7 +148,7 @@ def start(first_line: str = "") -> None:
     if first_line and not {"-h", "--help", "--methods", "--dry_run"} & {*sys.argv[1:]}:
         print(first_line, flush=True)
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
+        os.environ.setdefault("GOMP_SPINCOUNT", "300")      # rounds in which a thread of libgomp waits before it sleeps
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     group = "/sys/fs/cgroup"                                # torch itself knows the affinity, and no container's quota
     for paths in ((f"{group}/cpu.max",), (f"{group}/cpu/cpu.cfs_quota_us", f"{group}/cpu/cpu.cfs_period_us")):

@@ -108,8 +108,7 @@ class Split:
         if self.text is not None:
             return self.text
         tokens = vocab.encode_captions(self.words)
-        if known and tokens.unknown.any():
-            raise InputError(self.describe_unknown(int(tokens.unknown.argmax()), len(vocab)))
+        check(not known or not tokens.unknown.any(), self.describe_unknown(int(tokens.unknown.argmax()), len(vocab)))
         return tokens
 
     def describe_unknown(self, m: int, count: int) -> str:

@@ -329,11 +329,9 @@ class Training:
 
     def step(self, batch) -> dict[str, float]:
         """Take one step of every optimiser; return the loss, a sum of terms.
-        Raises InputError with the name of a term that is not finite.
-
         The learning rate rises in a line over --warmup epochs, then falls tenfold every --lr_update epochs, or as half
         a cosine to 0 at the end. jWAE's critic keeps its own (jwae 5.1); its terms share no gradient with the others.
-        """
+        Raises InputError with the name of a term that is not finite."""
         opt, state = self.opt, self.state
         done = state["epoch"] + state["step"] / self.steps                          # epochs, with their fractions
         if done < opt.warmup:
