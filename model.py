@@ -444,7 +444,7 @@ class LinearEmbedding(nn.Module):
 class GRUEmbedding(nn.Module):
     """Last state of a GRU, of VSE++'s captions and VSRN's images: (B, T, F) -> (B, D).
     linear: a linear layer follows, W_g of pmrl eq. 4, 5, 9, 13, 14. Without it, as in VSE++'s code and ucmr 4.2, a
-    log-variance is a state and lies in (-1, 1). batch_norm: a BatchNorm follows, as of VSRN's images on Flickr30k."""
+    log-variance is a state and lies in (-1, 1). batch_norm: a BatchNorm follows, for VSRN's images on Flickr30k."""
 
     def __init__(self, inputs: int, embed_size: int, num_layers: int = 1, linear: bool = False,
                  batch_norm: bool = False):
