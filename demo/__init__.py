@@ -14,7 +14,7 @@ SPLITS = {"train": "train", "dev": "val", "test": "test"}     # and their names 
 class Entry(NamedTuple):
     """An image of a split."""
     filename: str
-    scene: tuple                      # scenes.Scene
+    scene: object                     # scenes.Scene
     captions: list                    # five of captions.Caption
     photo: int                        # COCO's id of the image
     numbers: list[int]                # COCO's ids of the captions

@@ -17,7 +17,7 @@ import torch
 
 import cli
 from checkpoint import Trained
-from cli import Arguments, check, data_set, filename, natural, split_name, torch_device, up_to
+from cli import Arguments, check, data_set, filename, torch_device, up_to
 from evaluation.embeddings import check_same_items, embed, within_modality
 from evaluation.pictures import OWN, PhotoRow, draw_rows, locate_photos, photo_cell, picture_file
 
@@ -32,10 +32,10 @@ def draw_answers(opt) -> None:
                           opt.overwrite or not opt.output)
     device, models = torch_device(opt.device), {}
     for path in opt.checkpoint:
-        e = embed([Trained(path, device)], opt.split, data_path=opt.data_path, data_name=opt.data_name)
+        e = embed([Trained(path, device)], "test", data_path=opt.data_path, data_name=opt.data_name)
         models[os.path.basename(os.path.normpath(path))] = e
         check_same_items(e, next(iter(models.values())))
-    first, rng = next(iter(models.values())), np.random.default_rng(opt.seed)
+    first, rng = next(iter(models.values())), np.random.default_rng(0)
     photos, texts, rows = locate_photos(first, opt.photos), first.texts, []
     check(photos, "the pictures show photos; name their folder with --photos")
     for m in rng.choice(len(texts), min(opt.count, len(texts)), replace=False):
@@ -64,11 +64,9 @@ def main(argv=None) -> None:
     add("--checkpoint", type=filename, required=True, nargs="+", metavar="RUN", help="run folders")
     add("--data_path", type=filename, help="folder that holds the data sets (default: as in training)")
     add("--data_name", type=data_set, help="data set (default: as in training)")
-    add("--split", type=split_name, default="test", help="split to draw from")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
     add("--photos", type=filename, help="folder of the photos that precomputed features belong to")
     add("--count", type=up_to(100), default=3, help="number of images and of captions")
-    add("--seed", type=natural, default=0, help="seed of the random choice")
     add("--output", type=filename, metavar="FILE.png", help="picture to write (default: in the first run)")
     add("--overwrite", action="store_true", help="replace an existing file")
     cli.run(p.prog, draw_answers, p.parse_args(argv))

@@ -91,7 +91,7 @@ def proposals_path(root: str, split: str, name: str) -> str:
 
 
 def read_facts(path: str, ending: str, key: str, program: str) -> dict:
-    """Read {path}.json, what `program` says of the file path + ending; `key` holds a text. Raises InputError."""
+    """Read the JSON object beside a file of `program`, with a text under `key`."""
     for end in (ending, ".json"):
         need(path + end, f"it is written with python -m {program}")
     facts = read_json(f"{path}.json", AGAIN)
@@ -143,7 +143,7 @@ def recall(proposals: Proposals, entities: Entities, threshold: float) -> float:
 
 
 def read_region_features(root: str, split: str, name: str, features: str, proposals: Proposals, sizes: np.ndarray):
-    """Read features of proposals: RegionFeatures, and what made them. Raises InputError where they do not fit."""
+    """Read features of proposals, RegionFeatures, and the line that says what made them."""
     path = proposals_path(root, split, f"{name}_{features}")
     facts = read_facts(path, ".npy", "extractor", f"phrases.regions --proposals {name} --name {features}")
     check(facts.get("boxes_sha256") == proposals.facts["boxes_sha256"],

@@ -82,7 +82,7 @@ def show_photo(opt, models: dict[str, CropEncoder]) -> None:
 
 
 def show_examples(opt, models: dict[str, CropEncoder]) -> None:
-    """Draw --examples triplets of --manifest: photos with boxes, captions and each model's uncertainties."""
+    """Draw --examples triplets: boxes, captions, and each model's uncertainties."""
     manifest = load_manifest(opt.manifest, opt.vg)
     triplets = manifest["triplets"].get(f"{opt.threshold:g}")
     check(triplets, f"--threshold {opt.threshold:g}: {opt.manifest} has triplets at {', '.join(manifest['triplets'])} "

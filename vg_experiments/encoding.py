@@ -33,7 +33,7 @@ EMBEDDED = 128                        # crops that pass the tower at a time
 
 
 def build_extractor(model: Trained, name: str | None, weights: str | None) -> tuple[Network, str]:
-    """The extractor of a model's training set, or a model's own network for photos; and how crops are fitted to it.
+    """Build the extractor of a model's training set, or its network for photos; and its fit.
 
     name: demo, or a network and a layer, where the training set does not record it. Raises InputError if it is unknown
     or does not fit the model.
@@ -68,7 +68,7 @@ def build_extractor(model: Trained, name: str | None, weights: str | None) -> tu
 
 
 def cut_box(photo: Image.Image, box, fit: str) -> Image.Image:
-    """The box (x, y, width, height) of a photo, in the square of the network that `fit` is for."""
+    """Cut a box (x, y, width, height) of a photo for the network that has this fit."""
     x, y, w, h = box
     crop, side = photo.crop((x, y, x + w, y + h)), filters.SIDE
     if fit == "stretch":
