@@ -4,6 +4,7 @@ import fcntl
 import os
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
@@ -39,8 +40,16 @@ def made_once(tmp_path_factory, name: str, make):
 
 @pytest.fixture(scope="session")
 def demo_path(tmp_path_factory) -> str:
-    """A folder with all formats of the demo, 48 training images."""
-    return str(made_once(tmp_path_factory, "demo", lambda path: demo.write_demo(path, size=48, seed=0)))
+    """A folder with all formats of the demo, 48 training images, and counts of words as features of captions, `bag`."""
+    def make(folder):
+        demo.write_demo(folder, size=48, seed=0)
+        texts = {name: (folder / "demo_precomp" / f"{name}_caps.txt").read_text().splitlines()
+                 for name in ("train", "dev", "test")}
+        words = sorted(set(" ".join(texts["train"]).split()))
+        for name, captions in texts.items():
+            bags = [[caption.split().count(word) for word in words] for caption in captions]
+            np.save(folder / "demo_precomp" / f"{name}_bag.npy", np.float32(bags))
+    return str(made_once(tmp_path_factory, "demo", make))
 
 
 @pytest.fixture(scope="session")

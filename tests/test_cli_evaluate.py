@@ -216,9 +216,6 @@ def test_text_only_splits(runs, told, refused, everything, demo_path):
 def test_an_ensemble_shares_the_split_of_its_first_run(runs, ev, refused, demo_path, tmp_path):
     """The other run reads features of captions, so it cannot take over the split that was read; it has 5 dev images."""
     shutil.copytree(f"{demo_path}/demo_precomp", tmp_path / "two")
-    for split, count in (("train", 240), ("dev", 60), ("test", 120)):
-        np.save(tmp_path / "two" / f"{split}_bag.npy",
-                np.random.default_rng(0).standard_normal((count, 7)).astype(np.float32))
     fit("--data_path", tmp_path, "--data_name", "two", "--text_features", "bag", "--dev_images", 5,
         "--logger_name", "other")
     refused(["--checkpoint", runs / "cosine0", "other"],

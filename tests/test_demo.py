@@ -87,7 +87,7 @@ def test_the_default_data_are_what_they_always_were(demo_path):
     digest = hashlib.sha256()
     for folder, _, names in sorted(os.walk(demo_path)):
         where = os.path.relpath(folder, demo_path).replace(os.sep, "/")
-        for name in sorted(names):
+        for name in sorted(x for x in names if not x.endswith("_bag.npy")):         # which conftest adds
             path = os.path.join(folder, name)
             content = (np.asarray(Image.open(path)).tobytes() if name.endswith(".png") else
                        np.load(path).tobytes() if name.endswith(".npy") else open(path, "rb").read())
