@@ -41,7 +41,9 @@ def extract(opt, folder: str, split: str, paths: list[str], names: list[str], ne
     path, list_path = os.path.join(folder, f"{split}_ims.npy"), store.list_path(folder, split)
     before = store.read_list(folder, split)
     old_photos = before["photos"] if before.get("extractor") == network.line and os.path.isfile(path) else []
-    old_rows = read_array(path, store.AGAIN) if old_photos else None
+    old_rows = read_array(path, store.AGAIN) if old_photos else np.empty(0)
+    if old_rows.shape != (len(old_photos), *network.shape):             # not the rows that the list is of
+        old_photos = []
     row_of = {photo.digest: row for row, photo in enumerate(old_photos)}
     by_name = {photo.name: photo for photo in old_photos}
     photos = [store.stat_photo(file, name, by_name.get(name)) for file, name in zip(paths, names)]

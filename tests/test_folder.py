@@ -276,10 +276,13 @@ def test_another_folder_is_refused_and_a_moved_one_goes_on(mine, monkeypatch, ca
 
 
 def test_read_images_refuses_what_does_not_belong_together(mine):
+    """Another extraction computes it again."""
     run(mine)
     np.save(mine / "data" / "out" / "all_ims.npy", np.zeros((3, 4), np.float32))
     with pytest.raises(InputError, match="has 3 rows for 12 photos in"):
         images(mine)
+    run(mine)
+    assert_rows(images(mine), mine / "photos")
     for content in ("[]", '{"photos": [[1]]}'):
         (mine / "data" / "out" / "all_photos.json").write_text(content)
         with pytest.raises(InputError, match="all_photos.json is not a list of photos"):
