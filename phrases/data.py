@@ -313,7 +313,7 @@ def report_data(opt) -> int:
             if opt.regions == REGIONS and not os.path.isfile(f"{path}.npz"):
                 print(f"{'':8}no proposals yet: python -m phrases.proposals writes them")
                 continue
-            split = read_phrases(root, name, opt.regions, opt.text_features)
+            split = read_phrases(root, name, opt.regions)
             print(f"{'':8}{len(split.boxes):,} proposals, {split.images.describe()}")
             faults |= dict.fromkeys(split.faults(deep=True))
         except InputError as error:
@@ -326,7 +326,6 @@ def main(argv=None) -> None:
     p = Arguments("Check a data set of phrases in photos.")
     p.add_argument("--data_path", type=filename, default="data", help="folder that holds the data sets")
     p.add_argument("--data_name", type=data_set, required=True, help="folder of the data set below --data_path")
-    p.add_argument("--text_features", metavar="NAME", help="also check features of phrases, {split}_NAME.npy")
     p.add_argument("--regions", type=filename, default=REGIONS, metavar="NAME",
                    help="proposals and features to check, {split}_NAME.npy")
     sys.exit(cli.run("phrases.data", report_data, p.parse_args(argv)))

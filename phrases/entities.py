@@ -24,7 +24,6 @@ SPLITS = ("train", "val", "test")
 NOT_VISUAL = "0"                      # the chain of phrases that name nothing to be seen
 DROPPED = ("notvisual", "scene", "no box", "fault")     # why a phrase is left out
 BEYOND = 1                            # pixels that a box may lie outside: coordinates count from 0 or from 1
-PUBLISHED = 14_481                    # test phrases with a box, as papers count
 PHOTO_ENDINGS = (".jpg", ".jpeg", ".png")
 PHRASE = re.compile(r"\[/EN#([0-9]+)((?:/[^\s/\[\]]+)+)\s+([^\s\[\]][^\[\]]*)\]")
 PHOTO_ID = re.compile(r"[\w-][\w.-]*")
@@ -76,9 +75,8 @@ def photo_paths(root: str, ids: list[str]) -> list[str]:
 
 def describe_entities(split: str, e: Entities) -> str:
     """Three lines on the phrases of a split."""
-    known = f" (papers: {PUBLISHED:,})" * (split == "test" and len(e.ids) == 1000)
     types = Counter(kind for kinds in e.types for kind in kinds)
-    return (f"{split:8}{len(e.ids):>8,} photos {len(e.phrases):>8,} phrases{known}\n"
+    return (f"{split:8}{len(e.ids):>8,} photos {len(e.phrases):>8,} phrases\n"
             f"{'':8}types: {list_counts(dict(types.most_common()))}\n{'':8}left out: {list_counts(e.dropped)}")
 
 
