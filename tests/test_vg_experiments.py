@@ -168,7 +168,7 @@ def test_the_paired_test_and_its_verdicts():
     assert figure2.paired_test(a, a, 1)["verdict"] == "open" and figure2.paired_test(a, a + 1, 1)["verdict"] == "holds"
 
 
-def test_the_uncertainty_of_crops_and_captions(call, runs, capsys):
+def test_the_uncertainty_of_crops_and_captions(call, runs, capsys, small_run):
     report = call(figure2, ["wasserstein", "gce"], "--output", "o", numbers="o/uncertainty.json")
     shown = capsys.readouterr().out
     manifest, model = prepare.load_manifest(str(runs / "m.json")), encoder(runs, "wasserstein")
@@ -192,11 +192,7 @@ def test_the_uncertainty_of_crops_and_captions(call, runs, capsys):
     assert len(re.findall("as in the paper|AGAINST the paper|no difference found", shown)) == 6
     refused(call, "is a point model .--sim cosine. and has no uncertainty; train one", figure2, ["cosine"])
     refused(call, "there is no file nowhere.json; write one", figure2, ["wasserstein"], "--manifest", "nowhere.json")
-
-
-def test_a_model_that_compares_points_is_refused_though_it_has_variances(call, runs, small_run):
-    """`--vae` samples from its Gaussians in training only: nothing that it was trained for uses log det Sigma."""
-    small_run("--vae", "0.001", "--var_min", "1e-6", to=runs / "vae")
+    small_run("--vae", "0.001", "--var_min", "1e-6", to=runs / "vae")               # has variances, compares points
     refused(call, "samples points from its Gaussians in training .--vae. and compares points", figure2, ["vae"])
 
 
