@@ -264,6 +264,9 @@ def load_file(path: str, sim: str | None = None, **data) -> Embeddings:
     name = sim or arrays.get("similarity") or "cosine"
     similarity = read_similarity(name, arrays.get("effective_dim", 0), path)
     images, captions = (read_side(arrays, side, path) for side in ("image", "caption"))
+    width = max((x.log_var.shape[1] for x in (images, captions) if x.log_var is not None), default=1)
+    check(name != "mls" or width == 1, f"{path} has similarity 'mls', of one log-variance an item, and {width} of each"
+                                       "; write them as (items, 1), or rank by --sim csd")
     check(images.mean.shape[1] == captions.mean.shape[1] > 0,
           f"{path} has image means of width {images.mean.shape[1]} and caption means of width "
           f"{captions.mean.shape[1]}; they live in one space, so the widths must be equal")
@@ -364,7 +367,8 @@ def identify_items(path: str, n: int, m: int, arrays: dict, *, split: str | None
     ids = {name: arrays[name] for name in ("image_id", "image_name", "caption_id") if name in arrays}
     for name, x in ids.items():
         count = m if name == "caption_id" else n
-        check(len(x) == count, f"{path}: {name} must hold {count} and holds {len(x)}; leave it out or write it again")
+        check(len(x) == count, f"{path}: {name} must hold one for each of {count} and holds {len(x)}; leave it out, or "
+                               "write it again")
     e = Embeddings(path, owner.astype(np.int64), n, ids={name: x.tolist() for name, x in ids.items()}, split=split,
                    data_name=arrays.get("data_name", ""), folder=folder)
     if theirs:
