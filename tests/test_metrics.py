@@ -167,10 +167,10 @@ def test_risk_coverage_of_ties_is_the_mean_over_their_orders():
 
 # ---- is a difference real?
 
-def hits_of_two_models(seeds=(1, 1), gain=0.0, n=120, noise=0.5, seed=0):
+def hits_of_two_models(seeds=(1, 1), gain=0.0, noise=0.5):
     """Runs of two models, {metric: (total, count)} by image, whose seeds differ; images have 0 to 6 queries."""
-    rng = np.random.default_rng(seed)
-    hard, count = rng.normal(size=n), rng.integers(0, 7, n)
+    rng = np.random.default_rng(0)
+    hard, count = rng.normal(size=120), rng.integers(0, 7, 120)
 
     def run(better):
         chance = 1 / (1 + np.exp(hard - better - noise * rng.normal()))
