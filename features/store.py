@@ -141,12 +141,15 @@ class Part:
         return os.path.exists(self.path_of(key))
 
     def __getitem__(self, key: str) -> np.ndarray:
-        return np.load(self.path_of(key), allow_pickle=False)
+        path = self.path_of(key)
+        with refusing(f"{path} is not a whole .npy file", "delete it, and it is computed again"):   # after a power cut
+            return np.load(path, allow_pickle=False)
 
     def __setitem__(self, key: str, value: np.ndarray) -> None:
-        with open(f"{self.folder}/new", "wb") as f:
+        new = f"{self.folder}/new{os.getpid()}"             # two processes may share the folder
+        with open(new, "wb") as f:
             np.save(f, value)
-        os.replace(f"{self.folder}/new", self.path_of(key))
+        os.replace(new, self.path_of(key))
 
     def remove(self) -> None:
         """Delete the values, and those of other extractors."""

@@ -177,6 +177,22 @@ def test_what_was_computed_before_a_stop_is_not_computed_again(mine, monkeypatch
     assert seen == [4] and files(mine) == whole
 
 
+def test_two_processes_put_values_into_one_folder(mine, monkeypatch):
+    """A value that is not whole is refused by name."""
+    part, save, processes = Part(str(mine / "all_ims.npy"), "a"), np.save, iter((1, 2))
+    monkeypatch.setattr(os, "getpid", lambda: next(processes))
+
+    def save_beside(file, value):
+        save(file, value)
+        if value == 1:                                      # the second writes before the first renames its file
+            part["l"] = np.array(2)
+    monkeypatch.setattr(np, "save", save_beside)
+    part["k"] = np.array(1)
+    assert part["k"] == 1 and part["l"] == 2
+    with open(part.path_of("k"), "wb"), pytest.raises(InputError, match="is not a whole .npy file .*; delete it"):
+        part["k"]
+
+
 def test_broken_photos_are_skipped_and_named_once(mine, monkeypatch, capsys):
     run(mine)
     broken, seen = mine / "photos" / "05.png", count_photos(monkeypatch)
