@@ -1,6 +1,7 @@
 """Shared by all tests: where the real data are, and a small demo data set."""
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 
@@ -84,6 +85,20 @@ def weights(tmp_path_factory):
     torch.manual_seed(0)
     torch.save(import_torchvision().models.resnet18(weights=None).state_dict(), path)
     return str(path)
+
+
+@pytest.fixture
+def ev(tmp_path, monkeypatch):
+    """evaluate.py on words; its results, which it wrote to r.json, comparisons to c.json. In an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words):
+        path = "c.json" if "--compare" in words else "r.json"
+        results = helpers.evaluated(*words, "--output", path, "--overwrite")
+        with open(path, encoding="utf-8") as f:
+            assert f.read() == json.dumps(results, indent=1) + "\n"
+        return results
+    return call
 
 
 @pytest.fixture

@@ -309,16 +309,6 @@ def differences(a, b, tolerance: float, path: str = ""):
             yield path, str(a)[:100], str(b)[:100]
 
 
-def compare_records(a: str, b: str, tolerance: float) -> int:
-    """Print where two records differ. Returns the number of differences."""
-    with open(a, encoding="utf-8") as f, open(b, encoding="utf-8") as g:
-        found = list(differences(json.load(f), json.load(g), tolerance))
-    for path, x, y in found:
-        print(f"{path}: {x} | {y}")
-    print(f"{len(found)} differences")
-    return len(found)
-
-
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = p.add_subparsers(dest="command", required=True)
@@ -330,9 +320,13 @@ def main() -> None:
     compare.add_argument("--tolerance", type=float, default=0.0)
     opt = p.parse_args()
     if opt.command == "record":
-        make_record(opt.output, opt.repo)
-    else:
-        sys.exit(bool(compare_records(*opt.files, opt.tolerance)))
+        return make_record(opt.output, opt.repo)
+    with open(opt.files[0], encoding="utf-8") as f, open(opt.files[1], encoding="utf-8") as g:
+        found = list(differences(json.load(f), json.load(g), opt.tolerance))
+    for path, x, y in found:
+        print(f"{path}: {x} | {y}")
+    print(f"{len(found)} differences")
+    sys.exit(bool(found))
 
 
 if __name__ == "__main__":

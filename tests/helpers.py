@@ -30,7 +30,6 @@ SMALL = ["--data_name", "demo_precomp", "--embed_size", "16", "--word_dim", "8",
 # The same, but wide enough to learn, and with every step in its log.
 STEPS = [*SMALL, "--embed_size", "32", "--word_dim", "16", "--batch_size", "16", "--learning_rate", "0.005",
          "--log_step", "1"]
-VOCAB = Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))])
 
 
 def numbers(*shape, seed=0, dtype=torch.float64) -> torch.Tensor:
@@ -39,7 +38,7 @@ def numbers(*shape, seed=0, dtype=torch.float64) -> torch.Tensor:
 
 
 def pairs(n=6, regions=None, shortest=3) -> Batch:
-    """n random pairs of features (n, 9), or regions (n, regions, 9), and captions of VOCAB; two of each image."""
+    """n random pairs of features (n, 9), or regions (n, regions, 9), and captions of 30 words; two of each image."""
     g = torch.Generator().manual_seed(0)
     lengths = torch.randint(shortest, 9, (n,), generator=g)
     tokens = torch.randint(4, 34, (n, int(lengths.max())), generator=g)
@@ -88,13 +87,13 @@ def fit_steps(*words) -> None:
     fit(*STEPS, *words)
 
 
-def built(*words, img_dim=9, txt_dim=None, vocab=VOCAB):
-    """A new model of train.py's options, with small widths unless named, on vectors or regions of img_dim numbers."""
+def built(*words, txt_dim=None):
+    """A new model of train.py's options, with small widths unless named, on vectors or regions of 9 numbers."""
     opt = train.parse_args(["--embed_size", "12", "--word_dim", "7", *map(str, words)])
     opt.img_enc = "precomp" if opt.img_enc == "auto" else opt.img_enc
-    opt.img_dim, opt.txt_dim = img_dim, txt_dim
+    opt.img_dim, opt.txt_dim = 9, txt_dim
     torch.manual_seed(0)
-    return build_model(opt, vocab)
+    return build_model(opt, Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))]))
 
 
 def moved(module):

@@ -19,7 +19,7 @@ from evaluation import pictures, protocols, report
 from evaluation.embeddings import Embeddings, check_same_items, load_scores
 from losses import Embedding, cosine, formulas
 from tests import helpers
-from tests.helpers import evaluated, fit, unwritable
+from tests.helpers import fit, unwritable
 
 FORMULAS = formulas()
 MODELS = {"wasserstein0": ["--sim", "wasserstein"], "wasserstein1": ["--sim", "wasserstein", "--seed", "1"],
@@ -48,20 +48,6 @@ def everything(demo_path):
     """Options of all protocols that the demo data allow."""
     return ["--cxc", "--cxc_path", f"{demo_path}/demo_cxc", "--pmrp", "--instances",
             f"{demo_path}/demo_coco/annotations/instances_val2014.json"]
-
-
-@pytest.fixture
-def ev(tmp_path, monkeypatch):
-    """evaluate.py on words; its results, which it wrote to r.json, comparisons to c.json. In an empty folder."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*words):
-        path = "c.json" if "--compare" in words else "r.json"
-        results = evaluated(*words, "--output", path, "--overwrite")
-        with open(path, encoding="utf-8") as f:
-            assert f.read() == json.dumps(results, indent=1) + "\n"
-        return results
-    return call
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from evaluation.protocols import Record
 from evaluation.report import describe_results
 from losses import Embedding, cosine, dot, formulas
 from tests import references
-from tests.helpers import evaluated, refused
+from tests.helpers import refused
 
 FORMULAS = formulas()
 
@@ -329,13 +329,6 @@ def test_a_part_is_embedded_as_within_the_whole(small_run):
 
 
 # ---- the command
-
-@pytest.fixture
-def ev(tmp_path, monkeypatch):
-    """evaluate.py on words, in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    return lambda *words: evaluated(*words, "--output", "r.json", "--overwrite")
-
 
 def test_the_command_takes_the_terms_of_train_at_the_betas_of_dev(small_run, ev, capsys):
     runs = [small_run("--sim", "wasserstein"), small_run("--sim", "cosine")]
