@@ -166,19 +166,15 @@ def describe_results(results: dict):
 
 # ---- the terminal
 
-def wrap(line: str, width: int) -> list[str]:
-    return textwrap.wrap(line, width, break_on_hyphens=False) or [""]
-
-
 def text(table) -> str:
     """Format a table for a terminal.
     Long titles, heads and labels take several lines, to keep to WIDTH."""
     title, groups, rows = table
     heads = [name for _, names in groups for name in names]
-    heads = [wrap(name, max(14, (WIDTH - 40) // len(heads))) for name in heads]
+    heads = [textwrap.wrap(name, max(14, (WIDTH - 40) // len(heads)), break_on_hyphens=False) for name in heads]
     widths = [2 + max(5, *map(len, head), *map(len, cells))
               for head, *cells in zip(heads, *(cells for _, cells in rows))]
-    labels = [wrap(name, max(24, WIDTH - sum(widths))) for name, _ in rows]
+    labels = [textwrap.wrap(name, max(24, WIDTH - sum(widths)), break_on_hyphens=False) or [""] for name, _ in rows]
     first = max((len(line) for label in labels for line in label), default=0)
     lines = textwrap.wrap(title, WIDTH, break_long_words=False, break_on_hyphens=False)
     if any(heading for heading, _ in groups):
