@@ -47,8 +47,8 @@ def figure_in(path: str, size: tuple[float, float]):
         warnings.filterwarnings("ignore", "Glyph|Matplotlib currently does not support")
         figure = Figure(figsize=size)
         yield figure
-        for text in figure.findobj(Text):
-            text.set_text(drawable(text.get_text()))
+        for text in figure.findobj(Text):                   # without control characters
+            text.set_text("".join(letter for letter in text.get_text() if letter == "\n" or letter.isprintable()))
         figure.savefig(f, format=os.path.splitext(path)[1][1:].lower(), dpi=DPI)
 
 
@@ -59,14 +59,9 @@ def drawing(path: str, rows: int, columns: int, size: tuple[float, float]):
         yield figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def drawable(text: str) -> str:
-    """Remove control characters from a text."""
-    return "".join(letter for letter in text if letter == "\n" or letter.isprintable())
-
-
 def wrapped(text: str, width: int, lines: int = 3) -> str:
     """Wrap the text into at most so many lines."""
-    return "\n".join(textwrap.wrap(drawable(text), width, max_lines=lines, placeholder=" ..."))
+    return "\n".join(textwrap.wrap(text, width, max_lines=lines, placeholder=" ..."))
 
 
 # ---- photos, and rows of them

@@ -49,7 +49,7 @@ def tables(runs: dict[str, dict]) -> list:
     all_tables = table_of_pairs(runs)
     for name, title in TITLES.items():
         results = {run: r["protocols"][name] for run, r in runs.items() if r["protocols"].get(name)}
-        all_tables += table_of_matches(title, results) + table_of_ratings(title, results)
+        all_tables += tables_of_protocol(title, results)
     return all_tables
 
 
@@ -69,20 +69,17 @@ def table_of_pairs(runs: dict[str, dict]) -> list:
     return [("", [*((SIDES[side], heads) for side in ("i2t", "t2i")), ("", ["rsum"])], rows)] if rows else []
 
 
-def table_of_matches(title: str, results: dict[str, dict]) -> list:
-    """Tabulate one protocol: a row per direction and run; none without numbers."""
+def tables_of_protocol(title: str, results: dict[str, dict]) -> list:
+    """Tabulate one protocol by direction and run, and `metrics.sampled_spearman` of its ratings."""
     rows = {run + SIDES[side]: p[side] for side in SIDES for run, p in results.items() if side in p}
     columns = {key: head for key, head in NAMES.items() if any(key in numbers for numbers in rows.values())}
     sums = ", ".join(f"{run}{number(p['rsum'])}" for run, p in results.items() if "rsum" in p)
-    return [table(title + f"; rsum {sums}" * bool(sums), columns, rows,
-                  lambda key, numbers: number(numbers.get(key, "")))] if rows else []
-
-
-def table_of_ratings(title: str, results: dict[str, dict]) -> list:
-    """Tabulate `metrics.sampled_spearman` of one protocol; none without ratings."""
-    rows = {run + name: p[kind] for kind, name in RATINGS.items() for run, p in results.items() if kind in p}
-    return [table(f"{title}: rank correlation with the ratings, mean and deviation of bootstrap samples",
-                  {"spearman": "Spearman's rho", "std": "deviation", "shuffled": "shuffled"}, rows)] if rows else []
+    matches = table(title + f"; rsum {sums}" * bool(sums), columns, rows,
+                    lambda key, numbers: number(numbers.get(key, "")))
+    rated = {run + name: p[kind] for kind, name in RATINGS.items() for run, p in results.items() if kind in p}
+    ratings = table(f"{title}: rank correlation with the ratings, mean and deviation of bootstrap samples",
+                    {"spearman": "Spearman's rho", "std": "deviation", "shuffled": "shuffled"}, rated)
+    return [matches] * bool(rows) + [ratings] * bool(rated)
 
 
 def describe_metric(key: str) -> str:
