@@ -385,11 +385,6 @@ def check_fits(opt, images, text, path: str) -> None:
 
 # ---- evaluate.py
 
-def seeds(text: str) -> str:
-    """Parse an item of --compare: paths of seeds of one model, joined by commas."""
-    return ",".join(map(filename, text.split(",")))
-
-
 def parse_evaluation(argv=None) -> argparse.Namespace:
     """Return the options of evaluate.py."""
     p = Arguments("Evaluate image-caption retrieval.", usage="%(prog)s [options]")
@@ -397,8 +392,9 @@ def parse_evaluation(argv=None) -> argparse.Namespace:
     add = group.add_mutually_exclusive_group().add_argument
     add("--checkpoint", type=filename, metavar="RUN", nargs="+", help="run folders or checkpoint files; several are an "
         "ensemble (default: the newest run)")
-    add("--compare", type=seeds, metavar="RUN", nargs="+", help="evaluate runs, .npz embeddings or .npy scores, and "
-        "compare each with the first by a paired bootstrap; A0,A1,A2 are seeds of one model")
+    add("--compare", type=lambda text: ",".join(map(filename, text.split(","))), metavar="RUN", nargs="+",
+        help="evaluate runs, .npz embeddings or .npy scores, and compare each with the first by a paired bootstrap; "
+        "A0,A1,A2 are seeds of one model")
     add("--embeddings", "--scores", type=filename, metavar="FILE", help="embeddings of any model, as --export writes "
         "them (.npz), or scores, images x captions; higher scores are better (.npy)")
     add = group.add_argument
