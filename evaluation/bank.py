@@ -50,9 +50,7 @@ def draw_queries(caption_image: np.ndarray, n_images: int, size: int = SIZE) -> 
 @torch.no_grad()
 def item_terms(members: list[Member], queries: list[Member], betas: list[float], side: str) -> np.ndarray:
     """Compute numbers b to subtract from the items' scores, a row per beta.
-
-    (B, N) of the images of `members` for t2i, (B, M) of their captions for i2t. queries: the bank, by the same models.
-    """
+    (B, N) of the images of `members` for t2i, (B, M) of their captions for i2t. queries: the bank, by these models."""
     pairs = [(m.similarity, m.images, q.captions) if side == "t2i" else (m.similarity, q.images, m.captions)
              for m, q in zip(members, queries)]
     items, count = (len(e.mean) for e in (pairs[0][1:] if side == "t2i" else pairs[0][:0:-1]))

@@ -41,10 +41,8 @@ AGGREGATES = {
 
 class CrossAttention(nn.Module):
     """Score of the parts of images (N, P, D) and captions (M, T, D): (N, M).
-
     cross_attn: "t2i", words attend to regions; "i2t", regions attend to words; or "hard", each word takes its nearest
-    region. agg_func: one of AGGREGATES. r and "Mean" lie in [-1, 1], "LogSumExp" in [-1, 1 + log(parts) / lambda_lse].
-    """
+    region. agg_func: of AGGREGATES. r and "Mean" lie in [-1, 1], "LogSumExp" in [-1, 1 + log(parts) / lambda_lse]."""
     parts, within_modality = True, False
     options = ("cross_attn", "agg_func", "lambda_lse", "lambda_softmax")
     implies = {"img_enc": "scan", "txt_enc": "gru"}
