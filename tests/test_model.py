@@ -180,13 +180,11 @@ def test_vgg_and_alexnet_end_before_their_classifier(monkeypatch, name, cells):
 
 def test_wrong_cnn_weights_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    with pytest.raises(InputError, match="fetch .*resnet18.*--cnn_weights"):
-        CNN("resnet18")
-    with pytest.raises(InputError, match="there is no file"):
-        CNN("resnet18", weights=str(tmp_path / "none.pt"))
     torch.save({"conv.weight": torch.zeros(1)}, tmp_path / "other.pt")
-    with pytest.raises(InputError, match="does not hold the weights of resnet18"):
-        CNN("resnet18", weights=str(tmp_path / "other.pt"))
+    for name, message in ((None, "fetch .*resnet18.*--cnn_weights"), ("none.pt", "there is no file"),
+                          ("other.pt", "does not hold the weights of resnet18")):
+        with pytest.raises(InputError, match=message):
+            CNN("resnet18", weights=name and str(tmp_path / name))
 
 
 def test_features_are_normalised_unless_told_and_regions_averaged():
