@@ -29,8 +29,6 @@ BROADCASTS = {
                                             ).sum(1).sqrt(),
     "wasserstein_var": lambda mi, li, mc, lc: -((mi - mc).square() + (li.exp() - lc.exp()).square()).sum(1).sqrt(),
     "csd": lambda mi, li, mc, lc: -((mi - mc).square() + li.exp() + lc.exp()).sum(1),
-    "mls": lambda mi, li, mc, lc: -0.5 * ((mi - mc).square().sum(1) / (li.exp() + lc.exp())[:, 0]
-                                          + 4 * (li.exp() + lc.exp())[:, 0].log()),
 }
 
 
