@@ -162,7 +162,7 @@ class RegionFeatures(Features):
         self.proposals, self.sizes, boxes = proposals, sizes, len(proposals.boxes)
         check(self.array.ndim == 2 and len(self) == boxes,
               f"{path} holds {self.array.dtype} of shape {self.array.shape}, and {boxes:,} boxes have features of "
-              f"shape ({boxes}, F), in the order of the boxes; delete it, and write it so")
+              f"shape ({boxes}, F), in the order of the boxes; write it again so")
 
     @property
     def dim(self) -> int:
