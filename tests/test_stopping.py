@@ -13,21 +13,17 @@ import evaluate
 import files
 import images
 import train
-from tests.helpers import ROOT, STEPS, Command, act_at, in_a_process, resume, same_runs
+from tests.helpers import ROOT, STEPS, Command, act_at, fit, in_a_process, resume, same_runs
 
 WORDS = [*STEPS, "--embed_size", 8, "--word_dim", 8, "--num_epochs", 2, "--sim", "wasserstein", "--val_step", 5,
          "--batch_size", 40, "--log_step", 3, "--lr_update", 1, "--vse_mean_warmup_epochs", 1, "--workers", 2]
-
-
-def trained(words) -> int:
-    return train.train(train.parse_args(list(map(str, words))))
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, demo_path):
     """An unbroken run of WORDS."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    assert trained([*WORDS, "--data_path", demo_path, "--logger_name", folder]) == 0
+    fit(*WORDS, "--data_path", demo_path, "--logger_name", folder)
     return folder
 
 
@@ -55,7 +51,7 @@ def killed_at(at: int, words) -> None:
     for owner, name in ((os, "replace"), (os, "fsync"), (os, "remove"), (os, "makedirs"), (torch, "save"),
                         (train.Training, "say"), (train.Training, "record")):
         setattr(owner, name, watched(getattr(owner, name)))
-    trained(words)
+    train.main(list(map(str, words)))
 
 
 @pytest.mark.slow
