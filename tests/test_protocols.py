@@ -351,16 +351,13 @@ def test_the_command_takes_the_terms_of_train_at_the_betas_of_dev(small_run, ev,
     assert compared["a"] == pytest.approx(ev("--checkpoint", runs[0], "--bank", "train")["protocols"]["bank"]["rsum"])
 
 
+@pytest.mark.usefixtures("ev")
 @pytest.mark.parametrize("words, message", [
-    (["--bank", "train", "--split", "train"], "--bank train holds queries of dev, .* or of the split that is"),
-    (["--bank", "testall"], "--bank testall holds queries"), (["--bank", "val"], "--bank val holds queries"),
-    (["--bank", "train", "--split", "val"], "chooses beta on dev, so the split val is not a test of it")])
-def test_splits_that_can_be_no_bank_are_refused(small_run, capsys, words, message):
-    refused(capsys, evaluate.main, ["--checkpoint", small_run("--sim", "cosine"), *words], message)
-
-
-def test_what_has_no_model_is_refused(small_run, ev, capsys):
+    ("--bank train --split train --checkpoint", "--bank train holds queries of dev, .* or of the split that is"),
+    ("--bank testall --checkpoint", "--bank testall holds queries"),
+    ("--bank val --checkpoint", "--bank val holds queries"),
+    ("--bank train --split val --checkpoint", "chooses beta on dev, so the split val is not a test of it"),
+    ("--bank train --compare s.npy", r"needs a model that embeds the bank, and s\.npy is of the items of one")])
+def test_what_can_be_no_bank_is_refused(small_run, capsys, words, message):
     np.save("s.npy", np.zeros((24, 120), np.float32))
-    for words in (["--scores", "s.npy"], ["--compare", small_run("--sim", "cosine"), "s.npy"]):
-        refused(capsys, evaluate.main, [*words, "--bank", "train"],
-                        r"--bank train needs a model that embeds the bank, and s\.npy is of the items of one")
+    refused(capsys, evaluate.main, [*words.split(), small_run("--sim", "cosine")], message)

@@ -14,6 +14,7 @@ from checkpoint import load_checkpoint
 from files import atomic, save_json
 from tests.helpers import ROOT, SMALL, fit, log_of, refused, resume, same_weights, trained
 from train import parse_args
+from vocab import Vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +131,12 @@ def test_a_run_that_finds_nothing_says_that_there_is_no_model(tmp_path, demo_pat
     assert not (tmp_path / "run" / "model_best.pt").exists() and (tmp_path / "run" / "checkpoint.pt").exists()
 
 
-def test_the_log_counts_epochs_from_one_and_has_vsepps_names(run):
+def test_the_folder_describes_the_run_and_its_log_has_vsepps_names(run):
+    stored = yaml.safe_load((run / "config.yaml").read_text())
+    assert stored["options"]["sim"] == "wasserstein" and stored["options"]["max_violation"] is True
+    assert stored["data"]["train"]["images"] == 48 and len(stored["data"]["train"]["captions_sha256"]) == 64
+    assert {"command", "git_commit", "versions"} <= set(stored)
+    assert Vocabulary.load(str(run / "vocab.json")).words == load_checkpoint(str(run))["vocabulary"]
     lines = log_of(run)
     steps, validations = ([line for line in lines if line["kind"] == kind] for kind in ("step", "validation"))
     assert {line["epoch"] for line in lines} == {1, 2} and {"epoch", "step", "Eit", "lr", "Le"} <= set(steps[0])
