@@ -76,6 +76,12 @@ def archive(content: bytes) -> bytes:
     return f.getvalue()
 
 
+def karpathy(image: dict) -> bytes:
+    image = {"filename": "1.jpg", "split": "train", "sentences": [{"raw": "a dog"}], **image}
+    return json.dumps({"images": [image]}).encode()
+
+
+KARPATHY = "train --data_path . --data_name k"
 LYING = npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': (99999999, 99999)}", b"\0" * 99)
 OBJECTS = saved(np.array([{"a": 1}] * 24, object))
 CUT, CUT_JSON = saved(np.ones((24, 7), np.float32))[:200], b'{"images": [{"id": 1}, {"i'
@@ -85,7 +91,17 @@ BAD_FILES = [                         # the file, its content (archives hold the
         b'{"a": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", CUT_JSON, '{"é": 1}'.encode("latin1"), b'{"a": NaN}')),
     ("p.json", CUT_JSON, "evaluate --checkpoint WORLD/cosine --positives p.json", "p.json"),
     ("one/features.json", CUT_JSON, TRAIN, "features.json"),
-    ("k/dataset_k.json", CUT_JSON, "train --data_path . --data_name k", "dataset_k.json"),
+    ("k/dataset_k.json", CUT_JSON, KARPATHY, "dataset_k.json"),
+    *(("k/dataset_k.json", karpathy(image), KARPATHY, message) for image, message in (
+        ({"filename": "/etc/passwd"}, "dataset_k.json names the file .* which lies outside"),
+        ({"filepath": "a/../../.."}, "dataset_k.json names the file .* which lies outside"),
+        ({"sentences": []}, "no sentence of split 'train' .1 images.; "),
+        ({"sentences": [{"raw": "a", "sentid": 2 ** 70}]}, "the id 1180591620717411303424, which"),
+        ({"sentences": [{"raw": "word " * 10_001}]}, "caption 1 has 10,001 words"),
+        ({"filename": 7}, "not in Karpathy's layout"))),
+    ("one/test_ids.txt", b"../../../etc/passwd\n" * 24,
+     "evaluate --checkpoint WORLD/cosine --data_path . --data_name one --photos WORLD/data/demo/images --retrieval",
+     "names the file .*etc/passwd.*lies outside"),
     ("m.json", CUT_JSON, "selection --checkpoint WORLD/cosine --manifest m.json --output .", "m.json"),
     *(("one/train_ims.npy", content, TRAIN, "train_ims.npy") for content in (
         CUT, b"1 2 3\n", npy(b"(" * 5000), LYING, OBJECTS, saved(np.array(["a"] * 24)), archive(CUT))),
@@ -168,30 +184,6 @@ def test_checkpoints_with_foreign_contents(refused, world, tmp_path, kind):
                 "lacks what a training continues from, or holds something else .*--init_from")
     else:
         refused("evaluate", ["--checkpoint", "checkpoint.pt"], "checkpoint.pt|a vocabulary lists each word once")
-
-
-# ---- data sets
-
-@pytest.mark.parametrize("images, message", [
-    ([{"filename": "/etc/passwd"}], "dataset_k.json names the file .* which lies outside"),
-    ([{"filename": "1.jpg", "filepath": "a/../../.."}], "dataset_k.json names the file .* which lies outside"),
-    ([{"filename": f"{name}.jpg", "sentences": []} for name in "12"], "no sentence of split 'train' .2 images.; "),
-    ([{"filename": "1.jpg", "sentences": [{"raw": "a", "sentid": 2 ** 70}]}], "the id 1180591620717411303424, which"),
-    ([{"filename": "1.jpg", "sentences": [{"raw": "word " * 10_001}]}], "caption 1 has 10,001 words"),
-    ([{"filename": 7}], "not in Karpathy's layout")])
-def test_data_sets_that_contradict_themselves(refused, tmp_path, images, message):
-    (tmp_path / "k").mkdir()
-    entries = [{"split": "train", "sentences": [{"raw": "a dog"}], **image} for image in images]
-    (tmp_path / "k" / "dataset_k.json").write_text(json.dumps({"images": entries}))
-    refused("train", ["--data_path", tmp_path, "--data_name", "k"], message)
-
-
-def test_names_in_an_ids_file_outside_the_photos(refused, world, tmp_path):
-    shutil.copytree(world / "data" / "demo_precomp", tmp_path / "one")
-    (tmp_path / "one" / "test_ids.txt").write_text("../../../etc/passwd\n" * 24)
-    words = ["--checkpoint", world / "cosine", "--data_path", tmp_path, "--data_name", "one", "--photos",
-             world / "data/demo/images"]
-    refused("evaluate", [*words, "--retrieval", "--output", "x.json"], "names the file .*etc/passwd.*lies outside")
 
 
 def test_a_pipe_is_not_waited_for(refused, tmp_path):
