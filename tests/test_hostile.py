@@ -109,6 +109,12 @@ BAD_FILES = [                         # the file, its content (archives hold the
     *(("one/train_w2v.npy", content, f"{TRAIN} --text_features w2v", message) for content, message in (
         (CUT, "w2v.npy"), (saved(np.ones((3, 7), np.float32)), "w2v.npy.* give one row a caption"))),
     ("s.npy", CUT, "evaluate --scores s.npy", "s.npy"),
+    *(("n.npy", content, "train --data_path WORLD/data --data_name demo_precomp --noise_file n.npy", message)
+      for content, message in (
+        (CUT, "n.npy is not a whole .npy file of numbers"),
+        (saved(np.arange(239)), r"holds int64 of shape \(239,\); .*\(240,\) .*\(NCR\), or \(48,\) .*\(DECL\)"),
+        (saved(np.arange(240) / 5), r"holds float64 of shape \(240,\); wrong pairs are whole numbers"),
+        (saved(np.arange(240)), "numbers from 0 to 239, and the 48 training images are numbered from 0 to 47"))),
     *(("x.npz", content, "evaluate --embeddings x.npz", f"x.npz.*{message}") for content, message in (
         (b"PK nothing", "not an .npz file"), (archive(saved(np.ones((24, 16))))[:900], "not an .npz file"),
         (archive(LYING), "Unable to allocate"), (archive(OBJECTS), "Object arrays cannot be loaded"))),

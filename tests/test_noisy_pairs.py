@@ -49,20 +49,6 @@ def test_both_published_forms_are_told_by_their_length(split, tmp_path):
         assert (split.wrong == (expected != own)).all() and split.wrong.any()
 
 
-@pytest.mark.parametrize("content, message", [
-    (np.arange(239), r"holds int64 of shape \(239,\); .*\(240,\) .*\(NCR\), or \(48,\) .*\(DECL\)"),
-    (np.arange(240) / 5, r"holds float64 of shape \(240,\); wrong pairs are whole numbers"),
-    (np.arange(240), "numbers from 0 to 239, and the 48 training images are numbered from 0 to 47"),
-    ("1 2 3", "is not a whole .npy file of numbers")])
-def test_other_files_are_refused_in_a_sentence(tmp_path, demo_path, capsys, content, message):
-    path = tmp_path / "pairs.npy"
-    path.write_text(content) if isinstance(content, str) else np.save(path, content)
-    words = ["--data_path", demo_path, "--data_name", "demo_precomp", "--noise_file", path, "--logger_name",
-             tmp_path / "run"]
-    refused(capsys, train.main, words, message)
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_run_records_its_wrong_pairs_and_trains_the_same_from_its_file(tmp_path, demo_path, capsys):
     data, first, again = ["--data_path", demo_path, "--loss", "rcl"], tmp_path / "a", tmp_path / "b"
     fit(*data, "--noise_ratio", "0.3", "--noise_seed", 4, "--logger_name", first)
