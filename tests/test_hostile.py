@@ -109,6 +109,8 @@ BAD_FILES = [                         # the file, its content (archives hold the
     *(("one/train_w2v.npy", content, f"{TRAIN} --text_features w2v", message) for content, message in (
         (CUT, "w2v.npy"), (saved(np.ones((3, 7), np.float32)), "w2v.npy.* give one row a caption"))),
     ("s.npy", CUT, "evaluate --scores s.npy", "s.npy"),
+    ("s.npy", saved(np.zeros((24, 120))), "evaluate --bank train --compare s.npy WORLD/cosine",
+     r"needs a model that embeds the bank, and s\.npy is of the items of one"),
     *(("n.npy", content, "train --data_path WORLD/data --data_name demo_precomp --noise_file n.npy", message)
       for content, message in (
         (CUT, "n.npy is not a whole .npy file of numbers"),
@@ -159,6 +161,10 @@ TRAIN_SMALL = f"train {' '.join(SMALL)} --data_path WORLD/data"
     ("train --sim wassertein", "invalid choice: 'wassertein'; did you mean 'wasserstein'"),
     ("train --method vsepp", "invalid choice: 'vsepp'; did you mean 'vse\\+\\+'"),
     ("train --batchsize 3", "unrecognized arguments: --batchsize 3; did you mean --batch_size"),
+    *((f"evaluate --checkpoint WORLD/cosine --bank {words}", message) for words, message in (
+        ("train --split train", "--bank train holds queries of dev, .* or of the split that is"),
+        ("testall", "--bank testall holds queries"), ("val", "--bank val holds queries"),
+        ("train --split val", "chooses beta on dev, so the split val is not a test of it"))),
     ("evaluate --checkpoint WORLD/cosine --data_name demo_region_precomp", "reads width"),
     ("evaluate --checkpoint WORLD/cosine --data_name demo", "reads vectors or regions, .* photos"),
     ("evaluate --checkpoint WORLD/cosine --split nope", "there is no file .*nope_caps.txt")])

@@ -15,7 +15,6 @@ from evaluation.protocols import Record
 from evaluation.report import describe_results
 from losses import Embedding, cosine, dot, formulas
 from tests import references
-from tests.helpers import refused
 
 FORMULAS = formulas()
 
@@ -349,15 +348,3 @@ def test_the_command_takes_the_terms_of_train_at_the_betas_of_dev(small_run, ev,
         assert sum(found["protocols"]["bank"][side][f"r{k}"] for k in (1, 5, 10)) == pytest.approx(expected), side
     compared = ev("--compare", *runs, "--bank", "train")["comparisons"][0]["metrics"]["bank rsum"]
     assert compared["a"] == pytest.approx(ev("--checkpoint", runs[0], "--bank", "train")["protocols"]["bank"]["rsum"])
-
-
-@pytest.mark.usefixtures("ev")
-@pytest.mark.parametrize("words, message", [
-    ("--bank train --split train --checkpoint", "--bank train holds queries of dev, .* or of the split that is"),
-    ("--bank testall --checkpoint", "--bank testall holds queries"),
-    ("--bank val --checkpoint", "--bank val holds queries"),
-    ("--bank train --split val --checkpoint", "chooses beta on dev, so the split val is not a test of it"),
-    ("--bank train --compare s.npy", r"needs a model that embeds the bank, and s\.npy is of the items of one")])
-def test_what_can_be_no_bank_is_refused(small_run, capsys, words, message):
-    np.save("s.npy", np.zeros((24, 120), np.float32))
-    refused(capsys, evaluate.main, [*words.split(), small_run("--sim", "cosine")], message)
