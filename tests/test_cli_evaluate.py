@@ -136,17 +136,8 @@ def test_wrong_files_are_refused(exported, refused, change, message):
     assert not os.path.exists("x_results.json")
 
 
-def test_options_that_do_not_fit_are_refused(runs, exported, refused, demo_path, tmp_path, monkeypatch):
-    exported("cosine0")
-    split = ["--data_path", demo_path, "--data_name", "demo_precomp", "--split", "dev"]
-    for words, message in ((split, "--split dev: e.npz says that it is of the split test"),
-                           (["--fold5"], "--fold5 needs 5 x 1,000 images"),
-                           (["--uncertainty"], "has points, which have no uncertainty"),
-                           (["--export", "f.npz"], "--export writes the embeddings of one run")):
-        refused(["--embeddings", "e.npz", *words], message)
-    refused(["--checkpoint", runs / "cosine0", f"{runs}/cosine0/."], "names .*cosine0 more than once")
-    refused(["--uncertainty", "--photos", "nofolder"], "--photos nofolder is not a folder; give the folder of")
-    monkeypatch.setattr(evaluate, "embed_split", None)      # before the work
+def test_files_that_cannot_be_written_are_refused_before_the_work(runs, refused, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluate, "embed_split", None)
     for option, path in zip(("--output", "--export"), unwritable(tmp_path)):
         refused(["--checkpoint", runs / "cosine0", option, path], f"{path} cannot be written")
 

@@ -161,6 +161,12 @@ TRAIN_SMALL = f"train {' '.join(SMALL)} --data_path WORLD/data"
     ("train --sim wassertein", "invalid choice: 'wassertein'; did you mean 'wasserstein'"),
     ("train --method vsepp", "invalid choice: 'vsepp'; did you mean 'vse\\+\\+'"),
     ("train --batchsize 3", "unrecognized arguments: --batchsize 3; did you mean --batch_size"),
+    ("evaluate --checkpoint WORLD/cosine WORLD/cosine/.", "names .*cosine more than once"),
+    ("evaluate --uncertainty --photos nofolder", "--photos nofolder is not a folder; give the folder of"),
+    *((f"evaluate --embeddings WORLD/cosine.npz {words}", message) for words, message in (
+        ("--data_path WORLD/data --data_name demo_precomp --split dev", "cosine.npz says that it is of the split test"),
+        ("--fold5", "--fold5 needs 5 x 1,000 images"), ("--uncertainty", "has points, which have no uncertainty"),
+        ("--export f.npz", "--export writes the embeddings of one run"))),
     *((f"evaluate --checkpoint WORLD/cosine --bank {words}", message) for words, message in (
         ("train --split train", "--bank train holds queries of dev, .* or of the split that is"),
         ("testall", "--bank testall holds queries"), ("val", "--bank val holds queries"),

@@ -6,22 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch.distributions import Normal, kl_divergence
 
+import losses
 from cli import InputError
 from evaluation.embeddings import check_sides, within_modality
 from evaluation.protocols import deal_variances
-from losses import (
-    LOG_VAR_BOUNDS,
-    MLS,
-    RCL,
-    Embedding,
-    Hinge,
-    InfoNCE,
-    Match,
-    formulas,
-    information_bottleneck,
-    trait,
-    uncertainty,
-)
+from losses import MLS, Embedding, Hinge, InfoNCE, Match, formulas, trait, uncertainty
 from methods.pvse_pcme import MaxOverParts
 from model import Encoded
 from tests.helpers import numbers
@@ -31,7 +20,7 @@ FORMULAS = formulas()
 GAUSSIAN = [name for name, similarity in FORMULAS.items() if trait(similarity, "gaussian_sides") == 2]
 
 
-def embedding(n, d, kind="random", seed=0, dtype=torch.float64, spherical=False, bounds=LOG_VAR_BOUNDS):
+def embedding(n, d, kind="random", seed=0, dtype=torch.float64, spherical=False, bounds=losses.LOG_VAR_BOUNDS):
     (low, high), shape = bounds, (n, 1 if spherical else d)
     pattern = torch.rand(shape, generator=torch.Generator().manual_seed(99 if kind == "shared" else seed))
     log_var = {"random": low + (high - low) * pattern, "low": torch.full(shape, low), "high": torch.full(shape, high),
@@ -223,7 +212,7 @@ TWINS = {
     "match": (Match(), slow_match, 14),
     "match, smoothed": (Match(smoothing=0.01), lambda *row: slow_match(*row, smoothing=0.01), 14),
     "match of logits": (Match(True), lambda *row: slow_match(*row, scale=1.0, shift=0.0), 14),
-    "rcl": (RCL(), slow_rcl, 14)}
+    "rcl": (losses.RCL(), slow_rcl, 14)}
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -264,4 +253,4 @@ def test_vib_is_the_divergence_from_the_unit_gaussian(spherical):
     std = (log_var / 2).exp().expand_as(mean)
     expected = kl_divergence(Normal(mean, std), Normal(torch.zeros_like(mean), torch.ones_like(mean))).sum(1).mean()
     point = Encoded(Embedding(mean), None, None)
-    assert float(information_bottleneck(gaussian, point, None)) == pytest.approx(float(expected))
+    assert float(losses.information_bottleneck(gaussian, point, None)) == pytest.approx(float(expected))
