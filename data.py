@@ -316,7 +316,7 @@ def read_precomputed(root: str, split: str) -> Split:
     n, notes = len(images), []
     blank = next((f"; its line {m} is empty" for m, caption in enumerate(captions, 1) if not caption.strip()), "")
     check(count and count % n == 0,
-          f"{source} has {count} captions for the {n} rows of {features}; give each row as many captions{blank}")
+          f"{source} has {count} captions for the {n} rows of {features}; give each row the same number{blank}")
     names, ids = (read_image_ids(f"{start}_{end}", n, count) for end in ("ids.txt", "img_ids.npy"))
     paths, coco = [f"{start}_ann_ids.npy", f"{start}_capids.txt"], os.path.join(root, "coco_test_ids.npy")    # VSE++'s
     path = next(filter(os.path.isfile, paths + [coco] * (split == "testall")), paths[1])

@@ -419,8 +419,8 @@ class Training:
             self.save("model_best.pt")
         cosine = max(scalars.get("cos_images", 0.0), scalars.get("cos_captions", 0.0))
         if cosine > COLLAPSED and state["epoch"] > 1:       # before, it may not have begun to learn
-            self.say(f"warning: two images or two captions have a mean cosine of {cosine:.3f}, so nearly all are one "
-                     "point; if that stays so, lower --learning_rate, or begin with the sum of violations "
+            self.say(f"warning: images, or captions, have a mean cosine of {cosine:.3f} with each other, so nearly all "
+                     "are one point; if that stays so, lower --learning_rate, or begin with the sum of violations "
                      "(--vse_mean_warmup_epochs)")
 
     def save(self, name: str = "checkpoint.pt") -> None:
