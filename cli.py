@@ -103,6 +103,7 @@ def up_to(most: int, least: int = 1):
 
 
 natural, positive = up_to(LARGEST, least=0), up_to(LARGEST)
+at_least_two = up_to(LARGEST, least=2)
 width = up_to(2 ** 16)                # of a layer, an embedding or a photo: more is a slip that would exhaust memory
 depth = up_to(64)                     # layers of a network, embeddings of an item
 workers = up_to(256, least=0)         # processes

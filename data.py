@@ -108,7 +108,8 @@ class Split:
         if self.text is not None:
             return self.text
         tokens = vocab.encode_captions(self.words)
-        check(not known or not tokens.unknown.any(), self.describe_unknown(int(tokens.unknown.argmax()), len(vocab)))
+        if known and tokens.unknown.any():
+            raise InputError(self.describe_unknown(int(tokens.unknown.argmax()), len(vocab)))
         return tokens
 
     def describe_unknown(self, m: int, count: int) -> str:

@@ -598,11 +598,6 @@ class CaptionNLL(nn.Module):
         return self.decoder(latent, batch.tokens, batch.lengths).float().sum()
 
 
-def latent_rows(encoded: Encoded) -> Tensor:
-    """Select latents of items, or of their real parts, (R, D), float32."""
-    return real_rows(encoded.latent.value.float(), encoded.latent.n_parts)
-
-
 def posterior_kl(encoded: Encoded, batch) -> Tensor:
     """KL of a VAE's posteriors from N(0, I), summed, in nats (jwae eq. 2)."""
     centre, log_var = encoded.posterior
@@ -748,10 +743,9 @@ def build_terms(opt, vocab, image_dim: int, text_dim: int, similarity, critic: l
         terms["recon_captions"] = Term(opt.recon_captions, loss, "captions")
     for side, weight in (("images", opt.prior_images), ("captions", opt.prior_captions)):
         if weight:                    # the encoders are generators of a GAN, whose samples are N(0, I)
-            terms[f"prior_{side}"] = Term(
-                weight, lambda encoded, _: losses.generator_loss(critic, latent_rows(encoded)), side, mean=True)
-            terms[f"critic_{side}"] = Term(
-                1.0, lambda encoded, _: losses.critic_loss(critic, latent_rows(encoded)), side, mean=True)
+            for name, share, loss in (("prior", weight, losses.generator_loss), ("critic", 1.0, losses.critic_loss)):
+                terms[f"{name}_{side}"] = Term(share, lambda e, _, loss=loss: loss(
+                    critic, real_rows(e.latent.value, e.latent.n_parts)), side, mean=True)
         if opt.vae:
             terms[f"vae_{side}"] = Term(opt.vae, posterior_kl, side)
     pairs = {

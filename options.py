@@ -137,7 +137,7 @@ def training_parser() -> Arguments:
     add("--schedule", choices=["step", "cosine"], default="step", help="rate: by --lr_update, or half a cosine")
     add("--warmup", type=at_least_zero, default=0.0, metavar="EPOCHS", help="epochs in which the rate rises from 0")
     add("--num_epochs", type=positive, default=30, help="number of epochs")
-    add("--batch_size", type=cli.up_to(cli.LARGEST, least=2), default=128, help="pairs per batch")
+    add("--batch_size", type=cli.at_least_two, default=128, help="pairs per batch")
     add("--optimizer", choices=["adam", "sgd"], default="adam", help="sgd is DMSM's, at --learning_rate 0.5")
     add("--learning_rate", type=cli.above_zero, default=0.0002, help="initial learning rate")
     add("--lr_update", type=positive, default=15, help="epochs until the learning rate is divided by 10")
