@@ -12,20 +12,17 @@ import numpy as np
 import pytest
 import torch
 
-import data
 import evaluate
 import train
 from cli import InputError
 from demo import __main__ as demo
-from features import images
 from images import read_photo
 from methods import cca
 from tests import helpers
 from tests.helpers import SMALL
 from vg_experiments import prepare, selection
 
-MAINS = {"train": train.main, "evaluate": evaluate.main, "check": lambda words: data.main(["check", *words]),
-         "images": images.main, "cca": cca.main, "demo": demo.main, "prepare": prepare.main,
+MAINS = {"train": train.main, "evaluate": evaluate.main, "cca": cca.main, "demo": demo.main, "prepare": prepare.main,
          "selection": selection.main}
 
 
@@ -130,18 +127,27 @@ BAD_FILES = [                         # the file, its content (archives hold the
         (b"sim: [kl]", r"sim is \['kl'\]; "), (b"simm: kl", "'simm', which is not an option"),
         (b"- a", "holds no options"), (b"sim: nope", "invalid choice: 'nope'"), (b"a: [", "is not a YAML file"),
         (b"seed: !!python/object/apply:os.getcwd []", "is not a YAML file")))]
+TRAIN_SMALL = f"train {' '.join(SMALL)} --data_path WORLD/data"
+MINE = saved({"mine": np.ones(3)}, lambda f, x: np.savez(f, **x))
+FOREIGN_FILES = [                     # which are kept
+    *(("notes.json", b'{"mine": 1}', f"{command} --output notes.json", "notes.json is there already") for command in (
+        "evaluate --checkpoint WORLD/cosine", "prepare --vg WORLD/data/demo_vg")),
+    *(("mine.npz", MINE, f"{command} mine.npz", "mine.npz is there already") for command in (
+        "evaluate --checkpoint WORLD/cosine --export", "cca --data_path WORLD/data --data_name demo_precomp --output")),
+    *(("exp/log.txt", b"mine", f"{TRAIN_SMALL} --logger_name exp {more}",
+       "exp holds log.txt and is not a run that train.py made; name a folder of its") for more in ("", "--overwrite")),
+    ("data/demo/images/mine.jpg", b"a photo of mine", "demo --data_path data --size 8",
+     "data/demo is there already and is none that `python -m demo` wrote")]
 
 
-@pytest.mark.parametrize("name, content, words, message", BAD_FILES, ids=range(len(BAD_FILES)))
-def test_files_that_are_no_data(refused, world, tmp_path, name, content, words, message):
+@pytest.mark.parametrize("name, content, words, message", BAD_FILES + FOREIGN_FILES,
+                         ids=range(len(BAD_FILES + FOREIGN_FILES)))
+def test_files_that_are_no_data_or_not_ours(refused, world, tmp_path, name, content, words, message):
     shutil.copytree(world / "data" / "demo_precomp", tmp_path / "one")
-    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_bytes(content)
     command, *words = words.replace("WORLD", str(world)).split()
     refused(command, words, message)
-
-
-TRAIN_SMALL = f"train {' '.join(SMALL)} --data_path WORLD/data"
 
 
 @pytest.mark.parametrize("words, message", [
@@ -173,6 +179,8 @@ TRAIN_SMALL = f"train {' '.join(SMALL)} --data_path WORLD/data"
         ("train --split val", "chooses beta on dev, so the split val is not a test of it"))),
     ("evaluate --checkpoint WORLD/cosine --data_name demo_region_precomp", "reads width"),
     ("evaluate --checkpoint WORLD/cosine --data_name demo", "reads vectors or regions, .* photos"),
+    ("evaluate --embeddings WORLD/cosine.npz --output WORLD/cosine.npz", "is to be read and cannot be written too"),
+    ("evaluate --checkpoint WORLD/cosine --output one.json --export one.json", "name one file .* for two things"),
     ("evaluate --checkpoint WORLD/cosine --split nope", "there is no file .*nope_caps.txt")])
 def test_commands_that_cannot_start(refused, world, words, message):
     command, *words = shlex.split(words.replace("WORLD", str(world)))
@@ -210,35 +218,3 @@ def test_a_pipe_is_not_waited_for(refused, tmp_path):
     os.rename(tmp_path / "pipe", tmp_path / "b.png")
     with pytest.raises(InputError, match="b.png cannot be read .it is not a plain file"):
         read_photo(str(tmp_path / "b.png"))
-
-
-# ---- files and folders that are kept
-
-@pytest.mark.parametrize("command, words", [
-    ("evaluate", ["--checkpoint", "WORLD/cosine", "--output", "notes.json"]),
-    ("evaluate", ["--checkpoint", "WORLD/cosine", "--export", "other.npz"]),
-    ("evaluate", ["--embeddings", "e.npz", "--output", "e.npz"]),
-    ("evaluate", ["--checkpoint", "WORLD/cosine", "--output", "one.json", "--export", "one.json"]),
-    ("cca", ["--data_path", "WORLD/data", "--data_name", "demo_precomp", "--output", "other.npz"]),
-    ("prepare", ["--vg", "WORLD/data/demo_vg", "--output", "notes.json"])])
-def test_an_output_never_replaces_another_file(refused, world, tmp_path, command, words):
-    shutil.copy(world / "cosine.npz", tmp_path / "e.npz")
-    np.savez(tmp_path / "other.npz", mine=np.ones(3))
-    (tmp_path / "notes.json").write_text('{"mine": 1}')
-    refused(command, [word.replace("WORLD", str(world)) for word in words],
-            "is there already|cannot be written too|name one file|ends in none of")
-
-
-@pytest.mark.parametrize("more", [[], ["--overwrite"]])
-def test_a_folder_that_is_no_run_is_left_alone(refused, world, tmp_path, more):
-    (tmp_path / "exp").mkdir()
-    (tmp_path / "exp" / "log.txt").write_text("mine")
-    refused("train", [*SMALL, "--data_path", world / "data", "--logger_name", "exp", *more],
-            "exp holds log.txt and is not a run that train.py made; name a folder of its own")
-
-
-def test_the_demo_never_clears_a_folder_that_it_did_not_write(refused, tmp_path):
-    (tmp_path / "data" / "demo" / "images").mkdir(parents=True)
-    (tmp_path / "data" / "demo" / "images" / "mine.jpg").write_bytes(b"a photo of mine")
-    refused("demo", ["--data_path", "data", "--size", "8"],
-            "data/demo is there already and is none that `python -m demo` wrote")
