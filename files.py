@@ -156,7 +156,7 @@ def sha256(*parts) -> str:
     digest = hashlib.sha256()
     for part in parts:
         part = part.encode() if isinstance(part, str) else part
-        digest.update(part if isinstance(part, bytes) else np.ascontiguousarray(part).tobytes())
+        digest.update(part if isinstance(part, bytes) else np.ascontiguousarray(part).data)
     return digest.hexdigest()
 
 
