@@ -12,7 +12,9 @@ import contextlib
 import logging
 import os
 import re
+import threading
 import uuid
+from concurrent.futures import Future, wait
 
 import torch
 from torch import Tensor
@@ -24,7 +26,7 @@ POWERS = {"wasserstein": 0.5, "wasserstein_var": 1.0}       # roots of squared d
 INNER_PRODUCTS = ("cosine", "dot", "kl", "kl_reverse", "csd", *POWERS)
 
 CONNECT, REPLY = 6, 30                # seconds within which a server has to answer at first, and later
-PATIENCE = 600                        # seconds that it may take to load or flush
+PATIENCE = 600                        # seconds that it may take to load or flush while it answers others
 ROWS = 256                            # photos of a request; a server takes 64 MiB
 LARGEST_TOP = 16_384                  # answers to one query (Milvus Limits)
 NAME_BYTES = 4096                     # of a photo's name
@@ -64,9 +66,20 @@ class Collection:
             raise InputError(f"{failure} ({reason(RuntimeError(text))}); {fix}") from None
 
     def ask(self, request: str, seconds: int = REPLY, **more):
-        """Answer of the server to a request on the collection, a method of pymilvus.MilvusClient."""
+        """Answer of the server to a request on the collection, a method of pymilvus.MilvusClient.
+        It is waited for as long as the server answers others: a flush alone notices a server's end after minutes."""
+        answer: Future = Future()
+
+        def call() -> None:
+            try:
+                answer.set_result(getattr(self.client, request)(self.name, timeout=seconds, **more))
+            except Exception as error:
+                answer.set_exception(error)
+        threading.Thread(target=call, daemon=True).start()
         with self.mending(f"Milvus at {self.uri} fails at {request} of {self.name}", "see its log, and run it again"):
-            return getattr(self.client, request)(self.name, timeout=seconds, **more)
+            while not wait([answer], REPLY).done:
+                self.client.get_server_version(timeout=CONNECT)
+            return answer.result()
 
     def build(self, names: list[str], vectors: Tensor, overwrite: bool = False) -> None:
         """Make the collection of N photos by their vectors (N, K).

@@ -9,8 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -118,6 +120,20 @@ def test_a_server_that_is_away_is_one_sentence_within_ten_seconds():
     assert time.monotonic() - begun < 10
 
 
+def test_a_server_that_ends_while_it_works_is_one_sentence_at_once(lite, monkeypatch):
+    """pymilvus alone would ask for the state of a flush for minutes."""
+    def fail(*_, **__):
+        raise RuntimeError("nobody there")
+    photos = Collection(lite, "photos")
+    monkeypatch.setattr("photos.milvus.REPLY", 0.1)
+    client = SimpleNamespace(flush=lambda *_, **__: time.sleep(9), get_server_version=fail)
+    monkeypatch.setattr(photos, "client", client)
+    begun = time.monotonic()
+    with pytest.raises(InputError, match=r"fails at flush of photos \(nobody there\); see its log, and run it again"):
+        photos.ask("flush", seconds=60)
+    assert time.monotonic() - begun < 5
+
+
 # ---- similarities as inner products
 
 def gaussians(n: int, seed: int, spherical: bool) -> Embedding:
@@ -144,7 +160,7 @@ def test_scores_are_those_of_the_similarity(name, spherical):
 
 @pytest.fixture
 def started(tmp_path):
-    """The address of a server of its own, of the package `milvus` (2.3.5)."""
+    """The address and the process of a server of its own, of the package `milvus` (2.3.5)."""
     pytest.importorskip("milvus", reason="the package milvus is not installed (requirements-dev.txt, Linux x86-64)")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -160,7 +176,7 @@ def started(tmp_path):
                 break
             except InputError:
                 assert server.poll() is None and time.monotonic() < end, "the server does not start"
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{port}", server
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)             # the command, and the server that it started
@@ -169,5 +185,22 @@ def started(tmp_path):
 
 @pytest.mark.milvus
 def test_a_server_answers_as_a_file_does(started, tmp_path, demo_path, small_run):
-    check_collection(started)
-    check_index(started, tmp_path, demo_path, small_run("--sim", "wasserstein"))
+    check_collection(started[0])
+    check_index(started[0], tmp_path, demo_path, small_run("--sim", "wasserstein"))
+
+
+@pytest.mark.milvus
+def test_a_server_that_is_killed_ends_the_command_within_a_minute(started, monkeypatch):
+    address, server = started
+    photos = Collection(address, "photos")
+    ask = photos.ask
+
+    def kill_at_flush(request: str, **more):
+        if request == "flush":
+            threading.Timer(0.3, os.killpg, (server.pid, signal.SIGKILL)).start()
+        return ask(request, **more)
+    monkeypatch.setattr(photos, "ask", kill_at_flush)
+    begun = time.monotonic()
+    with pytest.raises(InputError, match="fails at (flush|load_collection) of photos .*; see its log, and run it"):
+        photos.build([f"{k}.jpg" for k in range(2000)], torch.randn(2000, 9))
+    assert time.monotonic() - begun < 60
