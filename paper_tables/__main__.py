@@ -5,7 +5,7 @@
 import importlib
 
 import cli
-from paper_tables.runner import Table, build_parser, build_place, plan_rows, print_needs
+from paper_tables.runner import Table, build_place, build_table_parser, plan_rows, print_needs
 
 NAMES = ("pmrl_table1", "pmrl_table2", "pmrl_table3", "pmrl_section34", "ucmr_table1", "ucmr_table2", "ucmr_table3",
          "ucmr_table4", "ucmr_fig2", "ucmr_table5", "ucmr_table6", "ucmr_table7_8", "jwae_table3", "jwae_table4",
@@ -31,7 +31,7 @@ def list_tables(opt) -> None:
 
 
 def main(argv=None) -> None:
-    p = build_parser(__doc__)
+    p = build_table_parser(__doc__)
     cli.run(p.prog, list_tables, p.parse_args(argv))
 
 

@@ -465,7 +465,7 @@ def select_rows(table: Table, only: list[str] | None) -> list[Row]:
     return list(dict.fromkeys(names[name] for name in only)) if only else list(table.rows)
 
 
-def build_parser(description: str) -> Arguments:
+def build_table_parser(description: str) -> Arguments:
     p = Arguments(description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = p.add_argument
     add("--data_path", type=filename, help="folder that holds the data sets (default: data; with --demo: "
@@ -525,7 +525,7 @@ def run_table(table: Table, opt) -> None:
 
 def main(table: Table, argv=None) -> None:
     """Run a table's script."""
-    p = build_parser(table.title)
+    p = build_table_parser(table.title)
     p.add_argument("--only", nargs="+", metavar="ROW",
                    help="rows to run and print: numbers from 1, or labels")
     p.add_argument("--dry_run", action="store_true", help="print the commands, and run nothing")
