@@ -101,6 +101,12 @@ def trait(similarity, name: str):
     return getattr(similarity, name, TRAITS[name])
 
 
+def within_modality(similarity, e: Embedding) -> tuple:
+    """Return similarity and embedding to compare items of one modality.
+    The cosine of the means where a similarity needs an image and a caption (Mahalanobis, cross-attention)."""
+    return (similarity, e) if trait(similarity, "within_modality") else (cosine, Embedding(e.mean))
+
+
 def squared_distance(x: Tensor, y: Tensor, dim: int) -> Tensor:
     """Compute |x_i - y_j|^2 in `dim` dimensions: (N, D), (M, D) -> (N, M), >= 0.
     (N, 1), (M, 1) stand for D equal numbers. The mean of the y and then the mean of each row are subtracted: |x - y|^2

@@ -5,9 +5,12 @@ best positive. It is 0-based, and ties count against the model. A positive and a
 in the same matrix. Scores of fewer bits than float32 are converted to float32 first (in bfloat16, 13% of rows hold
 ties).
 """
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from scipy import special
+from torch import Tensor
 
 from cli import check
 from losses import Embedding, cosine, dot, unit
@@ -334,3 +337,46 @@ def _interval(a: float, b: float, differences: np.ndarray) -> dict:
     return {"a": float(a), "b": float(b), "difference": float(b - a), "low": float(low),
             "high": float(high), "p": float(min(1, 2 * (tail + 1) / (len(differences) + 1))),
             "least": bool(tail == 0)}
+
+
+# ---- the probability that a pair fits, by its score
+
+class Sigmoid(NamedTuple):
+    """Probability that a photo fits a caption: sigmoid(slope s + bias + log_det v).
+    s is their score and v the mean log-variance of the caption; log_det is 0 where captions are points."""
+    slope: float
+    bias: float
+    log_det: float = 0.0
+
+    def __call__(self, s, v=0.0) -> Tensor:
+        return torch.as_tensor(self.slope * s + self.bias + self.log_det * v).sigmoid()
+
+    @classmethod
+    def fit(cls, s, right, votes=None, v=None) -> "Sigmoid":
+        """Fit by the least mean log loss (Platt 1999) to K pairs.
+        s, v (K,): scores and, where given, log-variances; right (K,) in [0, 1]; votes (K,): how often a pair counts."""
+        x = torch.stack([torch.as_tensor(values) for values in (s, v) if values is not None])       # (F, K)
+        (slope, *log_det), bias = fit_logistic(x, right, votes)
+        return cls(slope, bias, *log_det)
+
+
+def fit_logistic(x: Tensor, y, count=None) -> tuple[list[float], float]:
+    """Fit weights (F,) and bias of p = sigmoid(w . x + b) by the least mean log loss.
+    x (F, K), y (K,) in [0, 1], count (K,): how often each counts. Newton's method in float64; the loss is convex."""
+    x, y = x.double(), torch.as_tensor(y).double()
+    n = torch.ones_like(y) if count is None else torch.as_tensor(count).double()
+    mean, std, share = x.mean(1), x.std(1, correction=0), float((n * y).sum() / n.sum())
+    check((std > 0).all() and 0 < share < 1,
+          "all scores are equal, or all pairs right or wrong, so no probability of a pair fits them")
+    z = torch.cat([(x - mean[:, None]) / std[:, None], torch.ones_like(y)[None]])   # (F + 1, K)
+    w = z.new_zeros(len(z))
+    w[-1] = torch.tensor(share).logit()
+    for _ in range(100):
+        p = (w @ z).sigmoid()
+        hessian = (z * (n * p * (1 - p) + 1e-9)) @ z.T
+        step = torch.linalg.solve(hessian, z @ (n * (p - y)))
+        w = w - step.clamp(-5, 5)
+        if step.abs().max() < 1e-9:
+            break
+    weights = w[:-1] / std
+    return weights.tolist(), float(w[-1] - weights @ mean)

@@ -26,7 +26,7 @@ from evaluation.pictures import locate_photos
 from evaluation.protocols import replace_nan
 from evaluation.report import render
 from files import save_json
-from methods.volume import Sigmoid
+from metrics import Sigmoid
 
 
 def judge_model(opt) -> dict:

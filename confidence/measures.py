@@ -13,7 +13,7 @@ from confidence.calibration import DIRECTIONS
 from confidence.posterior import find_answers, rows_of
 from evaluation.embeddings import Embeddings, uncertainties
 from evaluation.report import SIDES, number, table
-from methods.volume import Sigmoid
+from metrics import Sigmoid
 
 BEST = ("posterior_grouped", "posterior")       # users are shown the first that there is
 

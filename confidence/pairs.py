@@ -35,7 +35,7 @@ from evaluation.embeddings import Embeddings, Member, list_items, newest_run
 from evaluation.pictures import PhotoRow, draw_rows, locate_photos, photo_cell
 from files import atomic
 from losses import Embedding
-from methods.volume import Sigmoid
+from metrics import Sigmoid
 from model import VSE
 from options import Options
 from train import Training, train

@@ -33,8 +33,7 @@ from confidence.reliability import auroc, judge_probability
 from evaluation.embeddings import Embeddings, uncertainties
 from evaluation.report import number, table
 from files import read_lines
-from methods.volume import Sigmoid
-from metrics import spearman
+from metrics import Sigmoid, spearman
 
 FORM = ("a line is a photo, a caption NAME#K and ratings, or a share of yes, how many said yes and how many no, with "
         "tabs between, as Flickr8k's annotations have them")

@@ -12,7 +12,7 @@ from scipy import optimize
 from cli import check
 from confidence.calibration import DIRECTIONS, FORMAT
 from evaluation.embeddings import Embeddings
-from methods.volume import Sigmoid
+from metrics import Sigmoid
 
 ELEMENTS = 2 ** 22                    # scores that are computed at a time, 16 MiB
 CACHED = 2 ** 18                      # scores that are passed over at a time: 1 MiB stays cached

@@ -12,7 +12,8 @@ from torch import Tensor
 from evaluation import bank
 from evaluation.embeddings import Member
 from losses import Embedding, unit
-from methods.volume import Sigmoid, fit_sigmoid, log_share, nearest_captions, number_photos, shares_of_captions
+from methods.volume import fit_sigmoid, log_share, nearest_captions, number_photos, shares_of_captions
+from metrics import Sigmoid
 
 BANK = 50_000         # captions of the training split that tell what is covered
 NEAREST = 50          # captions that tell what an image covers

@@ -21,7 +21,7 @@ from evaluation import encode
 from evaluation.annotations import IdIndex
 from files import read_array, read_arrays, save_arrays
 from images import Photos, count_repeats
-from losses import SIMILARITIES, Embedding, cosine, formulas, trait, uncertainty
+from losses import SIMILARITIES, Embedding, formulas, trait, uncertainty
 from options import check_fits
 
 SQUARABLE = 1e18                      # float32 can sum the squares of smaller numbers
@@ -100,12 +100,6 @@ def uncertainties(e: Embeddings, measure=uncertainty) -> dict[str, np.ndarray]:
         if values:
             results[side] = torch.stack(values).mean(0).cpu().numpy()
     return results
-
-
-def within_modality(similarity, e: Embedding) -> tuple:
-    """Return similarity and embedding to compare items of one modality.
-    The cosine of the means where a similarity needs an image and a caption (Mahalanobis, cross-attention)."""
-    return (similarity, e) if trait(similarity, "within_modality") else (cosine, Embedding(e.mean))
 
 
 # ---- by trained models

@@ -16,8 +16,8 @@ import metrics
 from cli import check
 from evaluation import Gallery, annotations
 from evaluation.annotations import Pairs, Ratings
-from evaluation.embeddings import Embeddings, Member, uncertainties, within_modality
-from losses import Embedding, cosine
+from evaluation.embeddings import Embeddings, Member, uncertainties
+from losses import Embedding, cosine, within_modality
 
 FOLD = 1000                           # images per fold; COCO 1K is the mean of five folds
 ROWS = 250                            # queries whose whole rows of scores are ranked at once

@@ -6,7 +6,6 @@ mean of p over the photos. Of a word or a short phrase it is the share of the ph
 `confidence.volume` gives the former to points as their variances.
 """
 import math
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,51 +15,11 @@ from cli import check
 from evaluation import Gallery, encode
 from losses import Embedding, unit
 from methods.words import find_naming_photos, read_phrase
+from metrics import Sigmoid
 from model import VSE
 
 FITTED = 2 ** 22      # pairs of a caption and a photo that a probability is fitted to
 ELEMENTS = 2 ** 26    # scores that are computed at a time, 256 MiB
-
-
-class Sigmoid(NamedTuple):
-    """Probability that a photo fits a caption: sigmoid(slope s + bias + log_det v).
-    s is their score and v the mean log-variance of the caption; log_det is 0 where captions are points."""
-    slope: float
-    bias: float
-    log_det: float = 0.0
-
-    def __call__(self, s, v=0.0) -> Tensor:
-        return torch.as_tensor(self.slope * s + self.bias + self.log_det * v).sigmoid()
-
-    @classmethod
-    def fit(cls, s, right, votes=None, v=None) -> "Sigmoid":
-        """Fit by the least mean log loss (Platt 1999) to K pairs.
-        s, v (K,): scores and, where given, log-variances; right (K,) in [0, 1]; votes (K,): how often a pair counts."""
-        x = torch.stack([torch.as_tensor(values) for values in (s, v) if values is not None])       # (F, K)
-        (slope, *log_det), bias = fit_logistic(x, right, votes)
-        return cls(slope, bias, *log_det)
-
-
-def fit_logistic(x: Tensor, y, count=None) -> tuple[list[float], float]:
-    """Fit weights (F,) and bias of p = sigmoid(w . x + b) by the least mean log loss.
-    x (F, K), y (K,) in [0, 1], count (K,): how often each counts. Newton's method in float64; the loss is convex."""
-    x, y = x.double(), torch.as_tensor(y).double()
-    n = torch.ones_like(y) if count is None else torch.as_tensor(count).double()
-    mean, std, share = x.mean(1), x.std(1, correction=0), float((n * y).sum() / n.sum())
-    check((std > 0).all() and 0 < share < 1,
-          "all scores are equal, or all pairs right or wrong, so no probability of a pair fits them")
-    z = torch.cat([(x - mean[:, None]) / std[:, None], torch.ones_like(y)[None]])   # (F + 1, K)
-    w = z.new_zeros(len(z))
-    w[-1] = torch.tensor(share).logit()
-    for _ in range(100):
-        p = (w @ z).sigmoid()
-        hessian = (z * (n * p * (1 - p) + 1e-9)) @ z.T
-        step = torch.linalg.solve(hessian, z @ (n * (p - y)))
-        w = w - step.clamp(-5, 5)
-        if step.abs().max() < 1e-9:
-            break
-    weights = w[:-1] / std
-    return weights.tolist(), float(w[-1] - weights @ mean)
 
 
 def nearest_captions(scores: Tensor, owner: Tensor, photos: int) -> Tensor:

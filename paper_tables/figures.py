@@ -18,8 +18,9 @@ import torch
 import cli
 from checkpoint import Trained
 from cli import Arguments, check, data_set, filename, torch_device, up_to
-from evaluation.embeddings import check_same_items, embed, within_modality
+from evaluation.embeddings import check_same_items, embed
 from evaluation.pictures import OWN, PhotoRow, draw_rows, locate_photos, photo_cell, picture_file
+from losses import within_modality
 
 TOP = 4                               # captions of an image, as in `jwae` Table 2
 NEAREST = 6                           # images beside an image

@@ -16,10 +16,9 @@ from torch import Tensor
 from checkpoint import Trained
 from cli import check
 from confidence.calibration import FORMAT, calibration_file, percent
-from evaluation.embeddings import within_modality
 from files import read_json, refusing
-from losses import Embedding, cosine, uncertainty
-from methods.volume import Sigmoid
+from losses import Embedding, cosine, uncertainty, within_modality
+from metrics import Sigmoid
 from photos.encoder import PhotoEncoder
 from photos.index import Index
 from photos.milvus import query_vectors, scores_of_products

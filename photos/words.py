@@ -32,9 +32,8 @@ from evaluation.report import number, render, table
 from files import need, read_array, read_json, read_lines, save_json, save_lines
 from images import import_torchvision
 from losses import Embedding
-from methods.volume import Sigmoid
 from methods.words import find_naming_photos, find_showing_photos, list_beginnings, list_short_texts, read_phrase
-from metrics import spearman
+from metrics import Sigmoid, spearman
 from photos.build import refuse_misfit
 from photos.encoder import PhotoEncoder
 from photos.searcher import GALLERY, NONE, Probabilities, read_probabilities

@@ -8,9 +8,9 @@ from torch.distributions import Normal, kl_divergence
 
 import losses
 from cli import InputError
-from evaluation.embeddings import check_sides, within_modality
+from evaluation.embeddings import check_sides
 from evaluation.protocols import deal_variances
-from losses import MLS, Embedding, Hinge, InfoNCE, Match, formulas, trait, uncertainty
+from losses import MLS, Embedding, Hinge, InfoNCE, Match, formulas, trait, uncertainty, within_modality
 from methods.pvse_pcme import MaxOverParts
 from model import Encoded
 from tests.helpers import numbers

@@ -21,7 +21,7 @@ from data import read_precomputed
 from evaluation.embeddings import Embeddings, read_split_for
 from losses import Embedding, Volume
 from methods import volume
-from methods.volume import Sigmoid, fit_logistic
+from metrics import Sigmoid, fit_logistic
 from photos.searcher import SearchResult
 from tests.helpers import fit, resume
 from tests.test_confidence import drawn

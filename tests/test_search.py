@@ -22,7 +22,7 @@ from features import images, store
 from features.folder import read_images
 from features.sentences import MiniLM
 from images import read_photo
-from methods.volume import Sigmoid
+from metrics import Sigmoid
 from photos import __main__ as search
 from photos import build, encoder, index, question
 from photos.encoder import PhotoEncoder

@@ -15,7 +15,7 @@ from confidence.inputs import open_items
 from evaluation import bank
 from losses import Embedding, cosine
 from methods import volume as shares
-from methods.volume import Sigmoid
+from metrics import Sigmoid
 from tests.helpers import evaluated, refused
 from tests.test_confidence import exported, judged
 

@@ -13,7 +13,6 @@ from evaluation import encode
 from images import Features
 from losses import Embedding
 from methods import volume
-from methods.volume import fit_logistic
 from methods.words import (
     find_naming_photos,
     find_showing_photos,
@@ -23,6 +22,7 @@ from methods.words import (
     read_phrase,
     stem,
 )
+from metrics import Sigmoid, fit_logistic
 from photos import words
 from photos.encoder import PhotoEncoder
 from photos.searcher import Probabilities, read_probabilities
@@ -153,7 +153,7 @@ def test_numbers_are_judged_by_what_captions_name(tmp_path, monkeypatch):
                                        for phrase in phrases]))
     model = types.SimpleNamespace(captions=embed, device="cpu", similarity=lambda a, b: a.mean @ b.mean.T,
                                   model=types.SimpleNamespace(embed_images=lambda x: Embedding(x)))
-    numbers = Probabilities(1.0, "x", words=volume.Sigmoid(20.0, -10.0))
+    numbers = Probabilities(1.0, "x", words=Sigmoid(20.0, -10.0))
     monkeypatch.setattr(words, "read_everyday_words", lambda: {"en": ["dog", "cow"], "de": ["dog", "Kuh"],
                                                                "fr": ["dog", "cow"]})
     monkeypatch.setattr(words, "LANGUAGES", {"de": "German", "fr": "French"})
