@@ -181,13 +181,14 @@ def check_sides(similarity, name: str, images: Embedding, captions: Embedding, p
 
 def list_items(split: Split, data_name: str) -> Embeddings:
     """The images and captions of a split, without embeddings."""
-    ids, numbers = split.image_ids or [], split.caption_ids
-    numbered = all(isinstance(i, (int, np.integer)) for i in ids)
-    known = {"image_id": numbered and ids, "image_name": split.photo_names or not numbered and [*map(str, ids)],
-             "caption": split.captions, "caption_id": numbers is not None and numbers.tolist(),
+    ids = split.image_ids
+    numbered = ids is not None and all(isinstance(i, (int, np.integer)) for i in ids)
+    names = split.photo_names or (None if numbered or ids is None else [str(i) for i in ids])
+    known = {"image_id": ids if numbered else None, "image_name": names, "caption": split.captions,
+             "caption_id": None if split.caption_ids is None else split.caption_ids.tolist(),
              "caption_name": split.caption_names}
     return Embeddings(split.source, split.caption_image, len(split.images), data_name=data_name,
-                      ids={name: x for name, x in known.items() if x}, notes=list(split.notes),
+                      ids={name: x for name, x in known.items() if x is not None}, notes=list(split.notes),
                       split=name_split(split.name), photos=split.images if isinstance(split.images, Photos) else None)
 
 
