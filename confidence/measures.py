@@ -81,11 +81,11 @@ def judge_confidences(outcomes: Outcomes) -> dict[str, dict]:
 
 # ---- tables and sentences
 
-COLUMNS = {"auroc": "AUROC", "aurc": "AURC", "under": "under flat", "brier": "Brier", "nll": "NLL", "ece": "ECE",
+COLUMNS = {"auroc": "AUROC", "aurc": "AURC", "under": "below random", "brier": "Brier", "nll": "NLL", "ece": "ECE",
            "ece_floor": "floor"}
 LEGEND = (
     "AUROC: chance that a right answer has more confidence than a wrong one (0.5: guessing); AURC: "
-    "wrong answers, %, among the surest k, mean over k; under flat: how far below a random order",
+    "wrong answers, %, among the surest k, mean over k; below random: how far AURC is below that of a random order",
     "ECE: distance of probabilities from the share that is right; floor: the ECE of perfect "
     "probabilities; all: docs/confidence.md")
 
