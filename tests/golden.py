@@ -141,7 +141,7 @@ def write_inputs(repo: str) -> None:
 
 
 def record_features(keep: Recorder) -> None:
-    """Features of captions, of photos and of regions; fine-tuning a CNN on words."""
+    """Features of captions, of photos and of regions."""
     keep("features/words", "-m features.word_vectors --data_path data --data_name demo_precomp --dim 48 "
                            "--output data/words.txt")
     for name, program in (("demo_precomp", "features.captions"), ("demo_entities", "phrases.captions")):
@@ -154,15 +154,6 @@ def record_features(keep: Recorder) -> None:
          "--proposals edgeboxes50 --kind demo --workers 0", lambda _: files("data/demo_entities/*ims.npy"))
     keep("features/photos", "-m features.images --data_path data --photos data/demo_coco/images/val2014 "
          "--cnn_type demo --output_name photos --workers 0", lambda _: files("data/photos/*.npy"))
-    keep("features/word_cnn", "-m features.word_cnn --data_path data --data_name demo --cnn_type resnet18 "
-         "--cnn_weights resnet18.pth --n_words 20 --num_epochs 1 --batch_size 16 --crop_size 64 --workers 0 "
-         "--device cpu --output word_cnn.pt", lambda _: weights_of("word_cnn.pt"))
-
-
-def weights_of(path: str) -> dict:
-    """Names, shapes and hashes of the tensors of a checkpoint."""
-    import torch
-    return {name: digest(x.numpy()) for name, x in torch.load(path, weights_only=True).items()}
 
 
 def record_training(keep: Recorder) -> None:
