@@ -20,7 +20,7 @@ from data import tokenize
 from files import FORMAT, checksum, has_names, refusing
 from losses import Embedding
 from model import TEXT_ENCODERS, VSE, build_model
-from options import COMMAND_LINE, NOT_STORED, Options, defaults, imply, resolve, training_parser
+from options import COMMAND_LINE, NOT_STORED, Options, defaults, imply, list_options, resolve, training_parser
 from vocab import Vocabulary
 
 BATCH = 64                            # captions per step
@@ -120,7 +120,12 @@ def load_weights(model: VSE, stored: dict, path: str = "the checkpoint", new_tra
 def load_model(stored: dict, path: str = "the checkpoint") -> tuple[VSE, Vocabulary, argparse.Namespace]:
     """Build the model of a checkpoint, in eval mode on the CPU.
     Returns the model, its vocabulary and options. Raises InputError."""
-    opt = argparse.Namespace(**{**defaults(training_parser()), **stored["options"]})
+    p = training_parser()
+    opt = argparse.Namespace(**{**defaults(p), **stored["options"]})
+    for name in ("sim", "loss", "img_enc", "txt_enc"):      # which extensions of the code add
+        value = getattr(opt, name)
+        check(value in (None, *list_options(p)[name].choices), f"{path} was trained with --{name} {value!a:.40}, which "
+              "this code does not have; add it to the code again, or give another run")
     # options that were changed may describe no model
     with refusing(f"the options of {path} describe no model", "take another checkpoint or train again"):
         imply(opt)                                          # options that are younger than the checkpoint

@@ -13,7 +13,7 @@ from data import DEV_IMAGES
 from files import read_yaml
 from images import NoImages, Photos
 from losses import LOSSES, OTHER_LOSSES, SIMILARITIES, formulas, trait
-from methods import ADVICE, METHODS
+from methods import ADVICE, METHODS, VECTORS
 from model import BASELINES, CNNS, HEADS, IMAGE_ENCODERS, LATENT_NORMS, TEXT_ENCODERS, find_similarity
 
 FLAG, SWITCH = {"action": "store_true"}, {"action": argparse.BooleanOptionalAction}
@@ -298,6 +298,8 @@ def resolve(opt) -> None:
          or parts and all(getattr(opt, name) == implied[name] for name in ("img_enc", "txt_enc")),
          f"--sim {opt.sim} does not compare what --img_enc {opt.img_enc} and --txt_enc {opt.txt_enc} give; leave them "
          "out"),
+        (opt.txt_enc != "gru" or not opt.method or METHODS[opt.method].needs != VECTORS,
+         f"--method {opt.method} needs {VECTORS}; make them with features.captions"),
         ((opt.txt_enc == "features") == bool(opt.text_features),
          f"--txt_enc {opt.txt_enc} does not read --text_features {opt.text_features}; give --text_features alone"),
         (not opt.txt_layers or text.layers,

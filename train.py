@@ -74,8 +74,7 @@ def parse_args(argv=None, p: cli.Arguments | None = None) -> Options:
             opt = resumed_options(p, opt, words)
         resolve(opt)
     except InputError as error:
-        needs = methods.METHODS[opt.method].needs if opt.method else ""
-        p.error(f"{error}" + f" (--method {opt.method} needs {needs})" * bool(needs))
+        p.error(str(error))
     return opt
 
 

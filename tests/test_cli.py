@@ -192,6 +192,7 @@ def test_options_of_a_script_are_checked_like_typed_ones():
                                             "logger_name": "runs/coco_precomp_vsrn_seed0"}
     for values, message in (({"margins": 1}, "options.. holds 'margins', which is not an option"),
                             ({"margin": "wide"}, "'wide' is not a number of at least 0"),
+                            ({"method": "jwae_mse"}, "--method jwae_mse needs features of captions"),
                             ({"sim": "kl", "head": "point"}, "--sim kl needs a Gaussian on both sides")):
         with pytest.raises(InputError, match=message):
             options(**values)
