@@ -107,11 +107,8 @@ def uncertainties(e: Embeddings, measure=uncertainty) -> dict[str, np.ndarray]:
 def newest_run() -> str:
     """Find the folder of the run in runs/ whose best model is the newest. Raises InputError."""
     paths = glob.glob("runs/**/model_best.pt", recursive=True)
-    started = sorted(glob.glob("runs/**/checkpoint.pt", recursive=True), key=os.path.getmtime)
-    folder = os.path.dirname((started or [""])[-1])
-    check(paths or not started, f"{folder} stopped before its first validation and has no model_best.pt; continue it "
-                                f"with train.py --resume {folder}, or name another run with --checkpoint")
-    check(paths, "no run is in runs/; train one, or name a run folder with --checkpoint")
+    check(paths, "no run is in runs/ that reached its first validation, which writes model_best.pt; train one, continue "
+                 "one with train.py --resume, or name a run folder with --checkpoint")
     return os.path.dirname(max(paths, key=os.path.getmtime))
 
 
@@ -140,17 +137,15 @@ def embed(models: list[Trained], split: str = "test", part=None, *, sim: str | N
     of the models' own; data: as `read_split_for` takes them, else those of the first model."""
     given = {name: value for name, value in data.items() if value is not None}
     data = {name: getattr(models[0].options, name) for name in ("data_path", "data_name", "dev_images")} | given
-    root, splits, e = os.path.join(data["data_path"], data["data_name"]), {}, None
+    root, e = os.path.join(data["data_path"], data["data_name"]), None
     for model in models:
         mine = model.options
         own = os.path.join(*(given.get(name, getattr(mine, name)) for name in ("data_path", "data_name")))
         check(os.path.realpath(own) == os.path.realpath(root),
               f"{model.path} was trained on {own}, the first run on {root}; an ensemble needs one split, so name the "
               "data of both with --data_name")
-        if mine.text_features not in splits:
-            read = splits[mine.text_features] = read_split_for(model, split, **data)
-            e = e or list_items(read, data["data_name"])
-        read, foreign = splits[mine.text_features], mine.data_name != data["data_name"]
+        read, foreign = read_split_for(model, split, **data), mine.data_name != data["data_name"]
+        e = e or list_items(read, data["data_name"])
         tokens = read.encode(model.vocab, known=not foreign)            # other data may have unknown words alone
         images, captions = encode(model.model, read, tokens, model.device, batch_size, workers, part and part(read))
         similarity = formulas()[sim] if sim else model.similarity
@@ -181,10 +176,10 @@ def check_sides(similarity, name: str, images: Embedding, captions: Embedding, p
 
 def list_items(split: Split, data_name: str) -> Embeddings:
     """The images and captions of a split, without embeddings."""
-    ids = split.image_ids
-    numbered = ids is not None and all(isinstance(i, (int, np.integer)) for i in ids)
-    names = split.photo_names or (None if numbered or ids is None else [str(i) for i in ids])
-    known = {"image_id": ids if numbered else None, "image_name": names, "caption": split.captions,
+    ids, names = split.image_ids, split.photo_names
+    if ids is not None and not all(isinstance(i, (int, np.integer)) for i in ids):
+        ids, names = None, names or [*map(str, ids)]
+    known = {"image_id": ids, "image_name": names, "caption": split.captions,
              "caption_id": None if split.caption_ids is None else split.caption_ids.tolist(),
              "caption_name": split.caption_names}
     return Embeddings(split.source, split.caption_image, len(split.images), data_name=data_name,
@@ -265,17 +260,14 @@ def load_file(path: str, sim: str | None = None, **data) -> Embeddings:
     check(images.mean.shape[1] == captions.mean.shape[1] > 0,
           f"{path} has image means of width {images.mean.shape[1]} and caption means of width "
           f"{captions.mean.shape[1]}; they live in one space, so the widths must be equal")
-    notes, m = [], len(captions.mean)
-    if len(images.mean) == m:                               # VSE++'s layout has as many rows of images as captions
-        of_images = {name: x for name, x in arrays.items() if name.startswith("image_")}
-        each = math.gcd(*(count_repeats(x, path) for x in of_images.values() if x.dtype.kind != "U"))
+    check_sides(similarity, name, images, captions, path)
+    m, of_images = len(captions.mean), {name: x for name, x in arrays.items() if name.startswith("image_")}
+    each, notes = count_rows_of_image(path, m, *(x for x in of_images.values() if x.dtype.kind != "U"))
+    if each > 1:
         images = images.rows(slice(None, None, each))
         arrays |= {name: x[::each] for name, x in of_images.items()}
-        owner = arrays.get("caption_image", np.arange(0))
-        if owner.max(initial=0) >= m // each:               # it counts the repeated rows
-            arrays["caption_image"] = owner // each
-        notes += [describe_repeats(path, m, each)] * (each > 1)
-    check_sides(similarity, name, images, captions, path)
+        if arrays.get("caption_image", np.arange(0)).max(initial=0) >= m // each:   # it counts the repeated rows
+            arrays["caption_image"] = arrays["caption_image"] // each
     if not sim and "similarity" not in arrays:
         unused = ", and its variances are not used" * any(x.log_var is not None for x in (images, captions))
         notes.append(f"{path} names no similarity; using the cosine of the means{unused} (--sim chooses another)")
@@ -297,8 +289,12 @@ def read_side(arrays: dict, side: str, path: str) -> Embedding:
                        for x in (mean, log_var)))
 
 
-def describe_repeats(path: str, rows: int, each: int) -> str:
-    return f"{path}: its {rows:,} rows of images are {rows // each:,} images, each repeated {each} times"
+def count_rows_of_image(path: str, captions: int, *arrays: np.ndarray) -> tuple[int, list[str]]:
+    """Count the equal rows of each image, one a caption in VSE++'s layout and else 1, and note it."""
+    rows = len(arrays[0])
+    each = math.gcd(*(count_repeats(x, path) for x in arrays)) if rows == captions else 1
+    return each, [f"{path}: its {rows:,} rows of images are {rows // each:,} images, each repeated {each} times"
+                  ] * (each > 1)
 
 
 def read_similarity(name: str, effective_dim: float, path: str):
@@ -319,16 +315,14 @@ def load_scores(path: str, **data) -> Embeddings:
     scores = read_array(path, "write it with np.save, images x captions; embeddings go to --embeddings")
     check(scores.ndim == 2 and scores.dtype.kind == "f",
           f"{path} holds {scores.dtype} of shape {scores.shape}; scores are floats, images x captions")
-    (n, m), each = scores.shape, count_repeats(scores, path) if len(scores) == scores.shape[1] else 1
+    (n, m), (each, notes) = scores.shape, count_rows_of_image(path, scores.shape[1], scores)
     check(n < m or n == m and (each > 1 or count_repeats(scores.T, path) == 1),
           f"{path} has {n:,} rows and {m:,} columns and seems turned on its side: rows are images, columns captions; "
           "save it with np.save(path, scores.T)")
-    scores = scores[::each]                                 # VSE++'s layout has as many rows as captions
-    e = identify_items(path, *scores.shape, {}, **data)     # it names no items: their order is that of the split
+    e = identify_items(path, n // each, m, {}, **data)      # it names no items: their order is that of the split
     with np.errstate(over="ignore"):                        # ranking finds infinity in our words
-        matrix = scores.astype(np.float32, copy=False)
-    return replace(e, matrix=matrix, similarity="scores",
-                   notes=[*e.notes, *[describe_repeats(path, n, each)] * (each > 1)])
+        matrix = scores[::each].astype(np.float32, copy=False)
+    return replace(e, matrix=matrix, similarity="scores", notes=[*e.notes, *notes])
 
 
 # ---- the items of a file
@@ -341,35 +335,32 @@ def identify_items(path: str, n: int, m: int, arrays: dict, *, split: str | None
     stored, split = name_split(arrays.get("split", "")), name_split(split or "")
     check(not (split and stored) or split == stored, f"--split {split}: {path} says that it is of the split {stored}; "
                                                      "leave --split out, or give a file of the other")
-    split, folder, theirs, owner = stored or split, os.path.join(data_path or "data", data_name or "."), None, None
+    split, owner, theirs, notes = stored or split, arrays.get("caption_image"), None, []
+    folder = os.path.join(data_path or "data", data_name or ".")
     if data_name:
         testall = os.path.isfile(os.path.join(folder, "testall_caps.txt"))          # all 5,000 images
         for name in [split] if split else ["test", *["testall"] * testall]:
             theirs = list_items(read_split(data_path or "data", data_name, name, dev_images=dev_images or 0,
                                            text_only=True), data_name)
-            there, owner = (theirs.n_images, len(theirs.caption_image)), theirs.caption_image
+            there = theirs.n_images, len(theirs.caption_image)
             if there == (n, m):
                 break
         check(there == (n, m), f"{path} has {n} images and {m} captions, {data_name} {name} has {there[0]} and "
                                f"{there[1]}; they must be the same items")
-    elif "caption_image" not in arrays:
+        owner = theirs.caption_image if owner is None else owner
+    elif owner is None:
         check(n and m % n == 0, f"{path} has {m} captions for {n} images and does not say whose they are; add "
                                 "caption_image, or name the split with --data_path, --data_name and --split")
         owner = np.arange(m) // (m // n)
-    owner = arrays.get("caption_image", owner)
+        notes = [f"{path} does not say whose caption each is: {m // n} per image, in order, assumed (caption_image "
+                 "says it)"]
     check(len(owner) == m > 0 and 0 <= owner.min() and owner.max() < n,
           f"{path}: caption_image must hold {m} whole numbers from 0 to {n - 1}, the row of each one's image")
-    ids = {name: arrays[name] for name in ("image_id", "image_name", "caption_id") if name in arrays}
+    ids = {name: arrays[name].tolist() for name in ("image_id", "image_name", "caption_id") if name in arrays}
     for name, x in ids.items():
         count = m if name == "caption_id" else n
         check(len(x) == count, f"{path}: {name} must hold one for each of {count} and holds {len(x)}; leave it out, or "
                                "write it again")
-    e = Embeddings(path, owner.astype(np.int64), n, ids={name: x.tolist() for name, x in ids.items()}, split=split,
-                   data_name=arrays.get("data_name", ""), folder=folder)
-    if theirs:
-        theirs.notes += check_same_items(e, theirs)
-        return replace(theirs, name=path, folder=folder)
-    if "caption_image" not in arrays:
-        e.notes.append(f"{path} does not say whose caption each is: {m // n} per image, in order, assumed "
-                       "(caption_image says it)")
-    return e
+    e = Embeddings(path, owner.astype(np.int64), n, ids=ids, split=split, data_name=arrays.get("data_name", ""),
+                   folder=folder, notes=notes)
+    return replace(theirs, name=path, folder=folder, notes=[*theirs.notes, *check_same_items(e, theirs)]) if theirs else e

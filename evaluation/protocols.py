@@ -283,16 +283,12 @@ def deal_variances(images: Embedding, captions: Embedding, seed: int = 0) -> tup
     """Both sides with the variances of other items; points stay as they are.
     Each side goes round one random circle, so that no item keeps its own variances. The circles are drawn one after
     the other: with as many captions as images, a common one would leave matching variances together."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def deal(e: Embedding) -> Embedding:
-        circle = torch.randperm(len(e.mean), generator=generator).to(e.mean.device)
-        if e.log_var is None:
-            return e
-        log_var = torch.empty_like(e.log_var)
-        log_var[circle] = e.log_var[circle.roll(1)]
-        return e._replace(log_var=log_var)
-    return deal(images), deal(captions)
+    generator, sides = torch.Generator().manual_seed(seed), []
+    for e in (images, captions):
+        circle = torch.randperm(len(e.mean), generator=generator)
+        before = circle.roll(1)[circle.argsort()].to(e.mean.device)                 # the neighbour of each item
+        sides.append(e if e.log_var is None else e._replace(log_var=e.log_var[before]))
+    return tuple(sides)
 
 
 # ---- all that is asked

@@ -9,6 +9,7 @@ import os
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
@@ -26,62 +27,54 @@ HUE_REACH = 160                  # distance, of 255, at which a colour no longer
 
 
 @functools.cache
-def filters() -> list[np.ndarray]:
-    """Build a float32 matrix for each kind, (numbers in a window, filters)."""
+def filters() -> list[Tensor]:
+    """Read a float32 matrix for each kind, (filters, numbers in a window)."""
     with np.load(os.path.join(os.path.dirname(__file__), "filters.npz")) as stored:
-        return [stored[kind].astype(np.float32) for kind in ("hue", "fine", "coarse", "texture", "colour")]
+        return [torch.from_numpy(stored[kind].T.astype(np.float32))
+                for kind in ("hue", "fine", "coarse", "texture", "colour")]
 
 
 @functools.cache
-def colour_table():
-    """Closeness of RGB colours to 12 hues and white, (32768, 14) uint8, 0 to 8.
+def colour_table() -> Tensor:
+    """Closeness of RGB colours to 12 hues and white, (32768, 14), 0 to 8.
     32 steps per channel; the last column is 8. A colour counts as if its strongest channel were full, so that the dark
     pixels of a texture keep their hue."""
-    rgb = np.stack(np.meshgrid(*[np.arange(4, 256, 8)] * 3, indexing="ij"), -1).reshape(-1, 3)
-    pure = rgb * 255 // rgb.max(-1, keepdims=True)
+    rgb = torch.cartesian_prod(*[torch.arange(4, 256, 8)] * 3)                      # (32768, 3)
+    pure = rgb * 255 // rgb.amax(1, keepdim=True)
     rise = (0, 128, 255, 255, 255, 255, 255, 128, 0, 0, 0, 0)   # one channel round the colour wheel
     wheel = [*((rise[(i + 4) % 12], rise[i], rise[(i + 8) % 12]) for i in range(12)), (255, 255, 255)]
-    distance = np.abs(pure[:, None] - np.array(wheel)).max(-1)              # (32768, 13)
-    near = np.maximum(HUE_REACH - distance, 0) * 8 // HUE_REACH
-    return np.pad(near, ((0, 0), (0, 1)), constant_values=8).astype(np.uint8)
+    distance = (pure[:, None] - torch.tensor(wheel)).abs().amax(2)                  # (32768, 13)
+    return F.pad((HUE_REACH - distance).clamp(min=0) * 8 // HUE_REACH, (0, 1), value=8).float()
 
 
-def shrink(maps, step):
-    """Sum over step x step pixels: (n, h, h, ...) -> (n, h / step, h / step, ...)."""
-    maps = sum(maps[:, i::step] for i in range(step))
-    return sum(maps[:, :, i::step] for i in range(step))
+def add_pixels(maps: Tensor, step: int) -> Tensor:
+    """Sums over step x step pixels: (n, h, h, C) -> (n, C, h / step, h / step)."""
+    return F.avg_pool2d(maps.permute(0, 3, 1, 2), step, divisor_override=1)
 
 
-def windows(maps, width, stride=1):
-    """Collect surroundings: (n, h, h) -> (n, h / stride, h / stride, width ** 2)."""
+def filter_maps(maps: Tensor, kernels: Tensor, stride: int = 1) -> Tensor:
+    """Responses around each cell: (n, h, h), (K, width ** 2) -> (n, K, h / stride, h / stride)."""
+    width = round(kernels.shape[1] ** 0.5)
     before, after = width // 2, width - 1 - width // 2
-    maps = np.pad(maps, ((0, 0), (before, after), (before, after)))
-    views = np.lib.stride_tricks.sliding_window_view(maps, (width, width), axis=(1, 2))[:, ::stride, ::stride]
-    return views.reshape(*views.shape[:3], width ** 2).astype(np.float32)
+    windows = F.unfold(F.pad(maps[:, None], (before, after) * 2), width, stride=stride)     # (n, width ** 2, cells)
+    return (kernels @ windows).unflatten(2, (maps.shape[1] // stride, -1))
 
 
-def input_maps(pixels):
-    """Compute the maps that the filters see, from (n, 128, 128, 3) uint8.
-    Hues (n, 32, 32, 13) and figure (n, 32, 32), both from 0 to 128; figure (n, 64, 64) from 0 to 4; texture (n, 128,
-    128), -1 dark, 1 light, 0 background; colour (n, 32, 32, 3) from -128 to 127."""
-    # nothing covers the leftmost column
-    figure = np.abs(pixels.astype(np.int16) - pixels[:, :, :1]).sum(-1) > 40
-    step = (pixels >> 3).astype(np.int32)
-    hues = shrink(colour_table()[step[..., 0] << 10 | step[..., 1] << 5 | step[..., 2]] * figure[..., None], 4)
-    return (hues[..., :-1], hues[..., -1], shrink(figure.astype(np.uint8), 2),
-            np.where(pixels.max(-1) > 128, 1, -1) * figure,
-            shrink(pixels.astype(np.int32), 4) // 16 - 128)
-
-
-def responses(pixels):
+def responses(pixels: np.ndarray) -> list[np.ndarray]:
     """Compute responses to the filters around each cell, at least 0.
     (n, 128, 128, 3) uint8 -> for each kind of filter (n, h, h, filters) float32, h is 64 for textures and else 32."""
-    hues, coarse, fine, texture, colour = input_maps(pixels)
-    hue_f, fine_f, coarse_f, texture_f, colour_f = filters()
-    by_hue = np.concatenate([windows(hues[..., i], 5) @ hue_f for i in range(hues.shape[-1])], -1)
-    products = (by_hue, windows(fine, 11, stride=2) @ fine_f, windows(coarse, 10) @ coarse_f,
-                windows(texture, 6, stride=2) @ texture_f, colour.astype(np.float32) @ colour_f)
-    return [np.maximum(response, 0) / np.float32(scale) for response, scale in zip(products, SCALES, strict=True)]
+    x = torch.tensor(pixels, dtype=torch.int32)
+    figure = (x - x[:, :, :1]).abs().sum(3) > 40            # nothing covers the leftmost column
+    red, green, blue = (x >> 3).unbind(3)
+    hues = add_pixels(colour_table()[red << 10 | green << 5 | blue] * figure[..., None], 4)     # (n, 14, 32, 32)
+    fine = add_pixels(figure[..., None].float(), 2)[:, 0]                           # (n, 64, 64), 0 to 4
+    texture = torch.where(x.amax(3) > 128, 1.0, -1.0) * figure                      # 1 light, -1 dark, 0 background
+    colour = add_pixels(x.float(), 4) // 16 - 128                                   # (n, 3, 32, 32), -128 to 127
+    of_hue, of_fine, of_coarse, of_texture, of_colour = filters()
+    products = (filter_maps(hues[:, :-1].flatten(0, 1), of_hue).unflatten(0, (len(x), -1)).flatten(1, 2),
+                filter_maps(fine, of_fine, 2), filter_maps(hues[:, -1], of_coarse), filter_maps(texture, of_texture, 2),
+                torch.einsum("kc,nchw->nkhw", of_colour, colour))
+    return [(product.relu() / scale).permute(0, 2, 3, 1).numpy() for product, scale in zip(products, SCALES)]
 
 
 def region_features(pixels):

@@ -100,7 +100,7 @@ def test_newest_run_is_taken_and_named(small_run, monkeypatch, capsys, tmp_path)
     evaluated("--output", "r.json")
     assert "using the newest run: runs/mine" in capsys.readouterr().out
     (run / "model_best.pt").unlink()
-    refused(capsys, evaluate.main, [], "runs/mine stopped before its first validation.*train.py --resume runs/mine")
+    refused(capsys, evaluate.main, [], "no run is in runs/ that reached its first validation, .*train.py --resume")
 
 
 @pytest.mark.parametrize("trained, given, message", [
