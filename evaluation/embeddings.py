@@ -107,8 +107,8 @@ def uncertainties(e: Embeddings, measure=uncertainty) -> dict[str, np.ndarray]:
 def newest_run() -> str:
     """Find the folder of the run in runs/ whose best model is the newest. Raises InputError."""
     paths = glob.glob("runs/**/model_best.pt", recursive=True)
-    check(paths, "no run is in runs/ that reached its first validation, which writes model_best.pt; train one, continue "
-                 "one with train.py --resume, or name a run folder with --checkpoint")
+    check(paths, "no run is in runs/ that reached its first validation, which writes model_best.pt; train one, go on "
+                 "with one by train.py --resume, or name a run folder with --checkpoint")
     return os.path.dirname(max(paths, key=os.path.getmtime))
 
 
@@ -363,4 +363,6 @@ def identify_items(path: str, n: int, m: int, arrays: dict, *, split: str | None
                                "write it again")
     e = Embeddings(path, owner.astype(np.int64), n, ids=ids, split=split, data_name=arrays.get("data_name", ""),
                    folder=folder, notes=notes)
-    return replace(theirs, name=path, folder=folder, notes=[*theirs.notes, *check_same_items(e, theirs)]) if theirs else e
+    if theirs:
+        e = replace(theirs, name=path, folder=folder, notes=[*theirs.notes, *check_same_items(e, theirs)])
+    return e

@@ -6,6 +6,7 @@ A checkpoint holds an argparse.Namespace, or a dict, of options and two state di
 holds no words.
 """
 import argparse
+import functools
 import os
 import pickle
 import re
@@ -36,54 +37,45 @@ VSRN = [(r"^fc\.", "image_tower.trunk.fc."), (r"^img_", "image_tower.mean."), (r
 # ---- checkpoints
 
 def convert_file(stored: dict, path: str, vocab: str | None) -> dict:
-    """Convert an original's checkpoint with the vocabulary of a file; others stay.
-    It has the layout of VSE++ and its descendants, {"model": [image, text], "opt": options}."""
-    if not (isinstance(stored.get("model"), (list, tuple)) and isinstance(stored["opt"], (argparse.Namespace, dict))):
-        return stored
-    check(vocab, f"{path} is an original checkpoint, which holds no words; give its vocabulary: --vocab FILE")
-    unchecked = (f"{path} holds no words: its vocabulary is taken to be {vocab} since that has as many; whether they "
-                 "stand in its order is unchecked, and recalls near chance would say that they do not")
-    return {**convert(stored, read_vocabulary(vocab), path), "notes": [unchecked]}
-
-
-def convert(stored: dict, words: list[str], path: str) -> dict:
-    """Convert a VSE++ or VSRN checkpoint, as checkpoint.read returns it, to ours.
-    Keys: format, options, vocabulary, model, state.
-    words: its vocabulary in the order of the indices. Raises InputError if the two do not fit or the checkpoint holds
-    anything that cannot be carried over."""
-    parts, theirs = stored["model"], stored["opt"]
-    theirs = theirs if isinstance(theirs, dict) else vars(theirs)
-    check(len(parts) == 2 and all(has_names(part, torch.is_tensor) for part in parts) and "cross_attn" not in theirs,
+    """Convert an original's checkpoint, as checkpoint.read returns it, to ours.
+    vocab: the file of its vocabulary. Raises InputError if the two do not fit or the checkpoint holds anything that
+    cannot be carried over."""
+    parts, theirs = stored.get("model"), stored["opt"]
+    check(isinstance(parts, (list, tuple)) and len(parts) == 2 and isinstance(theirs, argparse.Namespace)
+          and all(has_names(part, torch.is_tensor) for part in parts) and "cross_attn" not in theirs,
           f"{path} holds no weights of an image and a text encoder of VSE++ or VSRN (SCAN's attention is another "
           "model); use one of theirs")
+    check(vocab, f"{path} is an original checkpoint, which holds no words; give its vocabulary: --vocab FILE")
+    words, settings = read_vocabulary(vocab), convert_options(vars(theirs), path)
     image, text = ({name.removeprefix("module."): x for name, x in part.items()} for part in parts)   # DataParallel's
     for part, name in ((image, "fc.weight"), (text, "embed.weight")):
         check(name in part and part[name].ndim == 2,
               f"{path} has no matrix {name}, which every VSE++ and VSRN checkpoint has; use another one")
-    vectors = text["embed.weight"]
-    check(len(words) == len(vectors), f"{path} has vectors for {len(vectors):,} words and the vocabulary lists "
-                                      f"{len(words):,}; give the one it was trained with")
+    (embed_size, img_dim), (n_words, word_dim) = image["fc.weight"].shape, text["embed.weight"].shape
+    check(len(words) == n_words, f"{path} has vectors for {n_words:,} words and the vocabulary lists {len(words):,}; "
+                                 "give the one it was trained with")
     for name in [name for name in image if name.endswith(".running_var")]:   # came with torch 0.4.1
         image.setdefault(name.replace("running_var", "num_batches_tracked"), torch.tensor(0))
-    settings = convert_options(theirs, path)
-    settings.update(word_dim=vectors.shape[1], embed_size=image["fc.weight"].shape[0])
+    settings |= {"word_dim": word_dim, "embed_size": embed_size}
     if any(name.startswith("cnn.") for name in image):
-        settings.update(img_enc="cnn", img_dim=None)
+        settings |= {"img_enc": "cnn", "img_dim": None}
         names = [*CNN, *OLD_VGG * (settings["cnn_type"] != "alexnet" and "cnn.classifier.1.weight" in image)]
     else:                                                           # `finetune` means nothing there
-        settings.update(img_enc="precomp", img_dim=image["fc.weight"].shape[1], finetune=False, feature_norm=False)
+        settings |= {"img_enc": "precomp", "img_dim": img_dim, "finetune": False, "feature_norm": False}
         names = FC
-        image = {name: value.squeeze(2) if value.ndim == 3 else value       # (D, D, 1) -> (D, D)
-                 for name, value in image.items()}
-    if any(name.startswith("Rs_GCN_") for name in image):
+    if "Rs_GCN_1.g.weight" in image:
         batch_norm = "bn.weight" in image                              # the original's f30k_precomp
-        settings.update(img_enc="vsrn", region_norm="regions", region_bn=batch_norm, feature_norm=not batch_norm)
+        settings |= {"img_enc": "vsrn", "region_norm": "regions", "region_bn": batch_norm,
+                     "feature_norm": not batch_norm}
+        image = {name: x.squeeze(2) if x.ndim == 3 else x for name, x in image.items()}     # (D, D, 1) -> (D, D)
         names = VSRN
-    state = {ours: stored.get(name, 0) for ours, name in (("epoch", "epoch"), ("iteration", "Eiters"),
-                                                          ("best_rsum", "best_rsum"))}
+    state = {"epoch": stored.get("epoch", 0), "iteration": stored.get("Eiters", 0),
+             "best_rsum": stored.get("best_rsum", 0), "step": 0}
     state = {name: value.item() if hasattr(value, "item") else value for name, value in state.items()}    # numpy's
-    return {"format": FORMAT, "options": settings, "vocabulary": words, "state": {"step": 0, **state},
-            "model": {**rename(image, names, path), **rename(text, TEXT, path)}}
+    unchecked = (f"{path} holds no words: its vocabulary is taken to be {vocab} since that has as many; whether they "
+                 "stand in its order is unchecked, and recalls near chance would say that they do not")
+    return {"format": FORMAT, "options": settings, "vocabulary": words, "state": state,
+            "model": {**rename(image, names), **rename(text, TEXT)}, "notes": [unchecked]}
 
 
 def convert_options(theirs: dict, path: str) -> dict:
@@ -98,15 +90,9 @@ def convert_options(theirs: dict, path: str) -> dict:
     return {name: value for name, value in vars(ours).items() if name not in NOT_STORED}
 
 
-def rename(state: dict[str, Tensor], names: list[tuple], path: str) -> dict[str, Tensor]:
-    """The tensors of a state dict under our names."""
-    ours = {}
-    for name, value in state.items():
-        for pattern, replacement in names:
-            name = re.sub(pattern, replacement, name)
-        ours[name] = value
-    check(len(ours) == len(state), f"{path} holds some weights twice, with and without 'module'; take another one")
-    return ours
+def rename(state: dict[str, Tensor], names: list[tuple]) -> dict[str, Tensor]:
+    """Give the tensors of a state dict our names."""
+    return {functools.reduce(lambda name, change: re.sub(*change, name), names, name): x for name, x in state.items()}
 
 
 # ---- vocabularies

@@ -15,12 +15,11 @@ import torch
 
 import checkpoint
 import evaluate
-import train
 from cli import InputError
 from images import import_torchvision
 from methods import originals
 from model import build_model
-from tests.helpers import ROOT, refused, write_precomp
+from tests.helpers import ROOT, evaluated, fit, refused, write_precomp
 from vocab import SPECIALS, Vocabulary
 
 WORDS = [*SPECIALS, *(f"w{k}" for k in range(40))]
@@ -57,6 +56,19 @@ class EncoderImage(torch.nn.Module):
         return finish(self.fc(features), self.opt, not self.opt.no_imgnorm)
 
 
+class EncoderFull(EncoderImage):
+    """A ResNet-18 behind DataParallel."""
+
+    def __init__(self, opt):
+        super().__init__(opt)
+        torch.manual_seed(0)
+        self.cnn = torch.nn.DataParallel(import_torchvision().models.resnet18(weights=None))
+        self.cnn.module.fc = torch.nn.Sequential()
+
+    def forward(self, photos):
+        return super().forward(original_norm(self.cnn.module(photos)))
+
+
 class RsGCN(torch.nn.Module):
     def __init__(self, d):
         super().__init__()
@@ -87,13 +99,13 @@ class EncoderGraph(EncoderImage):
         return finish(self.bn(state) if self.f30k else state, self.opt, not self.opt.no_imgnorm)
 
 
-def made(kind, opt, seed=0, scale=0.5):
-    """A network in eval mode with random weights and statistics."""
+def made(kind, opt, seed=0, scale=0.25):
+    """A network in eval mode with random weights and statistics; a CNN keeps the weights of its start."""
     net, g = kind(opt).eval(), torch.Generator().manual_seed(seed)
     for name, value in net.state_dict().items():
         if name.endswith("num_batches_tracked"):
             value.fill_(7)
-        else:
+        elif "running" in name or not name.startswith("cnn."):
             value.copy_(scale * torch.randn(value.shape, generator=g))
             value.copy_(value.abs() + 0.2 if name.endswith("running_var") else value)
     return net
@@ -102,13 +114,11 @@ def made(kind, opt, seed=0, scale=0.5):
 # ---- checkpoints in the originals' layout
 
 def namespace(**changes):
-    """VSE++'s options at their defaults, with small sizes."""
+    """VSE++'s options, with small sizes."""
     return argparse.Namespace(**{**dict(
-        data_path="/elsewhere/data", data_name="coco_precomp", vocab_path="./vocab/", margin=0.2, num_epochs=30,
-        batch_size=128, word_dim=7, embed_size=12, grad_clip=2.0, crop_size=224, num_layers=1, learning_rate=2e-4,
-        lr_update=15, workers=10, log_step=10, val_step=500, logger_name="runs/runX", resume="",
-        max_violation=False, img_dim=9, finetune=False,
-        cnn_type="vgg19", use_restval=False, measure="cosine", use_abs=False, no_imgnorm=False, vocab_size=len(WORDS)),
+        data_path="/elsewhere/data", data_name="coco_precomp", margin=0.2, batch_size=128, word_dim=7, embed_size=12,
+        num_layers=1, learning_rate=2e-4, logger_name="runs/runX", resume="", max_violation=False, img_dim=9,
+        finetune=False, cnn_type="vgg19", measure="cosine", use_abs=False, no_imgnorm=False, vocab_size=len(WORDS)),
         **changes})
 
 
@@ -117,74 +127,58 @@ def original_checkpoint(opt, image=None, text=None):
     return {"epoch": 3, "model": model, "best_rsum": np.float64(123.5), "opt": opt, "Eiters": 77}
 
 
-def load(stored, path, **how):
-    """Save in the originals' way, read, convert and build: (model, options, converted)."""
-    torch.save(stored, path, **how)
-    converted = originals.convert(checkpoint.read(str(path)), WORDS, str(path))
-    model, _, options = checkpoint.load_model(converted)
-    return model, options, converted
+@pytest.fixture
+def convert(tmp_path):
+    """convert(stored, path, words): the checkpoint as ours, with a vocabulary of these words."""
+    def call(stored, path, words=WORDS):
+        (tmp_path / "vocab.json").write_text(json.dumps({"word2idx": {word: k for k, word in enumerate(words)}}))
+        return originals.convert_file(stored, str(path), str(tmp_path / "vocab.json"))
+    return call
 
 
 VARIANTS = [*((EncoderImage, changes) for changes in (
     {}, {"no_imgnorm": True}, {"num_layers": 2, "max_violation": True, "margin": 0.1},
     {"measure": "order", "use_abs": True, "margin": 0.05, "learning_rate": 0.001})),
-    (EncoderGraph, {"dim_vid": 2048, "rnn_type": "gru"}), (EncoderGraph, {"data_name": "f30k_precomp"})]
+    (EncoderGraph, {"dim_vid": 2048, "rnn_type": "gru"}), (EncoderGraph, {"data_name": "f30k_precomp"}),
+    (EncoderFull, {"data_name": "f8k", "cnn_type": "resnet18", "img_dim": 512, "crop_size": 192, "finetune": True})]
 
 
 @pytest.mark.parametrize("kind, changes", VARIANTS)
 @torch.no_grad()
-def test_features_and_regions_are_embedded_as_by_the_original(tmp_path, kind, changes):
+def test_items_are_embedded_as_by_the_original(tmp_path, convert, kind, changes):
     opt = namespace(**changes)
-    image, text = made(kind, opt, scale=0.25), made(EncoderText, opt, 1)
-    stored = original_checkpoint(opt, image.state_dict(), text.state_dict())
-    if kind is EncoderGraph:                                # options as a dict, and names as DataParallel has them
-        parts = [{f"module.{name}": x for name, x in part.items()} for part in stored["model"]]
-        stored |= {"opt": vars(opt), "model": parts}
+    image, text = made(kind, opt), made(EncoderText, opt, 1)
+    # counters that BatchNorm had not before torch 0.4.1
+    stored = original_checkpoint(opt, {name: x for name, x in image.state_dict().items()
+                                       if kind is EncoderGraph or "tracked" not in name}, text.state_dict())
+    if kind is EncoderGraph:                                # names as DataParallel has them
+        stored["model"] = [{f"module.{name}": x for name, x in part.items()} for part in stored["model"]]
     path, zipped = tmp_path / "model_best.pth.tar", kind is EncoderImage            # else torch's older format
-    model, options, converted = load(stored, path, _use_new_zipfile_serialization=zipped)
+    torch.save(stored, path, _use_new_zipfile_serialization=zipped)
     assert (path.read_bytes()[:2] == b"PK") == zipped
-    inputs = 3 * torch.rand((8, 9) if kind is EncoderImage else (8, 36, 9), generator=torch.Generator().manual_seed(3))
+    converted = convert(checkpoint.read(str(path)), path)
+    model, _, options = checkpoint.load_model(converted)
+    shape = {EncoderImage: (8, 9), EncoderGraph: (8, 36, 9), EncoderFull: (3, 3, 192, 192)}[kind]
+    inputs = 3 * torch.rand(shape, generator=torch.Generator().manual_seed(3))
     np.testing.assert_allclose(model.embed_images(inputs).mean, image.double()(inputs.double()), atol=2e-5)
     captions = [[1, *range(4, 4 + n), 2] for n in range(1, 6)]
     ours = [model.embed_captions(torch.tensor([c]), torch.tensor([len(c)])).mean[0] for c in captions]
     np.testing.assert_allclose(torch.stack(ours), text.double()(captions), atol=2e-5)
     f30k = opt.data_name == "f30k_precomp"
-    for name, value in {
-            "sim": {"cosine": "dot", "order": "order"}[opt.measure], "img_dim": 9, "embed_size": 12, "word_dim": 7,
-            **{name: getattr(opt, name) for name in ("margin", "max_violation", "use_abs", "no_imgnorm", "data_name")},
-            **({"img_enc": "precomp", "feature_norm": False} if kind is EncoderImage else
-               {"img_enc": "vsrn", "region_norm": "regions", "region_bn": f30k, "feature_norm": not f30k})}.items():
-        assert getattr(options, name) == value, name
+    expected = {"sim": {"cosine": "dot", "order": "order"}[opt.measure], "embed_size": 12, "word_dim": 7,
+                **{name: getattr(opt, name) for name in ("margin", "max_violation", "use_abs", "no_imgnorm",
+                                                         "data_name")},
+                **{EncoderImage: {"img_enc": "precomp", "img_dim": 9, "feature_norm": False},
+                   EncoderGraph: {"img_enc": "vsrn", "img_dim": 9, "region_norm": "regions", "region_bn": f30k,
+                                  "feature_norm": not f30k},
+                   EncoderFull: {"img_enc": "cnn", "img_dim": None, "crop_size": 192, "finetune": True}}[kind]}
+    assert {name: getattr(options, name) for name in expected} == expected
     assert converted["state"] == {"epoch": 3, "iteration": 77, "best_rsum": 123.5, "step": 0}
     assert type(converted["state"]["best_rsum"]) is float
 
 
-@pytest.mark.parametrize("ticks", [True, False])
-def test_vsepp_with_a_cnn_embeds_as_the_original(tmp_path, ticks):
-    """A ResNet-18 behind DataParallel, with and without the counters that BatchNorm had not before torch 0.4.1."""
-    opt = namespace(data_name="f8k", cnn_type="resnet18", img_dim=512, crop_size=192, finetune=True)
-    torch.manual_seed(0)
-    net = import_torchvision().models.resnet18(weights=None)
-    net.fc = torch.nn.Sequential()
-    state = {f"cnn.module.{name}": value.clone() for name, value in net.state_dict().items()
-             if ticks or not name.endswith("num_batches_tracked")}
-    for name, value in state.items():
-        if name.endswith(("running_mean", "running_var")):
-            value.copy_(0.2 * torch.rand_like(value) + (1 if name.endswith("var") else 0))
-    last = made(EncoderImage, opt)
-    model, options, _ = load(original_checkpoint(opt, {**last.state_dict(), **state}), tmp_path / "c.pth.tar")
-    assert (options.img_enc, options.img_dim, options.cnn_type, options.crop_size, options.finetune) == \
-        ("cnn", None, "resnet18", 192, True)
-
-    photos = torch.randn(3, 3, 192, 192, generator=torch.Generator().manual_seed(3))
-    net.load_state_dict({name.removeprefix("cnn.module."): value for name, value in state.items()}, strict=False)
-    with torch.no_grad():
-        expected = last.double()(original_norm(net.double().eval()(photos.double())))
-        np.testing.assert_allclose(model.embed_images(photos).mean, expected, atol=2e-5)
-
-
 @pytest.mark.parametrize("old", [False, True], ids=["0 and 3", "1 and 4"])
-def test_vgg_names_and_its_older_numbering(old):
+def test_vgg_names_and_its_older_numbering(convert, old):
     """Shapes only (no memory for 134 million weights): every tensor comes out under our name, none is left."""
     opt = namespace(data_name="f8k", cnn_type="vgg16")
     with torch.device("meta"):
@@ -195,8 +189,7 @@ def test_vgg_names_and_its_older_numbering(old):
         part, number, kind = name.split(".")
         number = {"0": "1", "3": "4"}[number] if old and part == "classifier" else number
         image[f"cnn.{part}.{'module.' if part == 'features' else ''}{number}.{kind}"] = value
-    assert ("cnn.classifier.1.weight" in image) == old and "cnn.features.module.0.weight" in image
-    converted = originals.convert(original_checkpoint(opt, image), WORDS, "vgg")
+    converted = convert(original_checkpoint(opt, image), "vgg")
     with torch.device("meta"):
         model = build_model(argparse.Namespace(**converted["options"]), Vocabulary(WORDS), pretrained=False)
     expected = {name: value.shape for name, value in model.state_dict().items()}
@@ -208,13 +201,13 @@ def test_vgg_names_and_its_older_numbering(old):
 
 # ---- what Python 2 wrote, what wants to run code, what does not fit
 
-def test_a_checkpoint_of_python_2_is_read():
+def test_a_checkpoint_of_python_2_is_read(convert):
     """Its texts and its bytes are alike str, and best_rsum, a number of numpy by its older name, is no UTF-8."""
     path = f"{ROOT}/tests/python2.pth.tar"
     with open(path, "rb") as f:
         content = f.read()
     assert b"cnumpy.core.multiarray\nscalar" in content and b"U\x05model" in content
-    converted = originals.convert(checkpoint.read(path), WORDS[:8], path)
+    converted = convert(checkpoint.read(path), path, WORDS[:8])
     assert converted["state"]["best_rsum"] == -math.pi * 100
     model, *_ = checkpoint.load_model(converted)
     assert torch.equal(model.image_tower.mean.fc.weight, torch.arange(20.0).reshape(4, 5))
@@ -258,11 +251,10 @@ def changed(image=(), text=(), opt=(), **parts):
     (changed(opt={"cross_attn": "t2i"}), "SCAN's attention is another model"),
     (changed(opt={"measure": "l1"}), "--measure l1; cosine and order"),
     (changed(opt={"margin": "wide"}), "has an option that cannot be read: .*--margin: 'wide' is not a number"),
-    (changed(model=[{}, {}, {}]), "no weights of an image and a text encoder"),
-    (changed({"cnn.module.conv1.weight": torch.zeros(1), "cnn.conv1.weight": torch.zeros(1)}), "twice")])
-def test_checkpoints_that_do_not_fit_are_refused(stored, message):
+    (changed(model=[{}, {}, {}]), "no weights of an image and a text encoder")])
+def test_checkpoints_that_do_not_fit_are_refused(convert, stored, message):
     with pytest.raises(InputError, match=message) as error:
-        checkpoint.load_model(originals.convert(stored, WORDS, "c.pth.tar"), "c.pth.tar")
+        checkpoint.load_model(convert(stored, "c.pth.tar"), "c.pth.tar")
     assert len(str(error.value).splitlines()) == 1 and "c.pth.tar" in str(error.value)
 
 
@@ -290,13 +282,12 @@ def test_vocabularies_are_read(tmp_path, monkeypatch, module, protocol):
 
 
 MADE2 = b"ccopy_reg\n_reconstructor\n(cvocab\nVocabulary\nc__builtin__\nobject\nNtR"      # by protocols 0 and 1
+PYTHON2 = [MADE2 + b"(dS'word2idx'\n(dS'a'\nI0\nsS'caf\\xc3\\xa9'\nI1\nssb.",
+           MADE2 + b"}U\x08word2idx}(U\x01aK\x00U\x05caf\xc3\xa9K\x01usb.",
+           b"\x80\x02cvocab\nVocabulary\n)\x81}U\x08word2idx}(U\x01aK\x00U\x05caf\xc3\xa9K\x01usb."]
 
 
-@pytest.mark.parametrize("content", [
-    MADE2 + b"(dS'word2idx'\n(dS'a'\nI0\nsS'caf\\xc3\\xa9'\nI1\nssb.",
-    MADE2 + b"}U\x08word2idx}(U\x01aK\x00U\x05caf\xc3\xa9K\x01usb.",
-    b"\x80\x02cvocab\nVocabulary\n)\x81}U\x08word2idx}(U\x01aK\x00U\x05caf\xc3\xa9K\x01usb.",
-    json.dumps({"word2idx": {"a": 0, "café": 1}, "idx2word": {"0": "a", "1": "café"}, "idx": 2}).encode()])
+@pytest.mark.parametrize("content", [*PYTHON2, b'{"word2idx": {"a": 0, "caf\xc3\xa9": 1}, "idx": 2}'])
 def test_vocabularies_of_python_2_and_of_scan_are_read(tmp_path, content):
     """Python 2's texts are bytes; SCAN's file is JSON."""
     assert read_bytes(tmp_path, content) == ["a", "café"]
@@ -320,25 +311,18 @@ def test_vocabularies_that_run_code_or_are_none_are_refused(tmp_path, monkeypatc
     assert os.listdir(".") == ["old.pkl"]
 
 
-def test_an_original_is_evaluated_and_trained_further(tmp_path, capsys):
+def test_an_original_is_evaluated_and_trained_further(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "old.pkl").write_bytes(pickle_vocabulary())
-    opt, folder = namespace(data_name="f8k_precomp"), tmp_path / "data" / "f8k_precomp"
-    torch.save(original_checkpoint(opt), tmp_path / "model_best.pth.tar")
+    torch.save(original_checkpoint(namespace(data_name="f8k_precomp")), tmp_path / "model_best.pth.tar")
     rng = np.random.default_rng(7)
     features, captions = rng.normal(size=(6, 9)), [" ".join(rng.choice(WORDS[4:], 5)) for _ in range(30)]
     for split in ("train", "dev", "test"):
-        write_precomp(folder, features.astype(np.float32), captions, split)
-    words = [str(tmp_path / "model_best.pth.tar"), "--vocab", str(tmp_path / "old.pkl")]
-    data = ["--data_path", str(tmp_path / "data"), "--data_name", "f8k_precomp", "--device", "cpu"]
-    evaluate.main(["--checkpoint", *words, *data, "--output", str(tmp_path / "r.json")])
+        write_precomp(tmp_path / "f8k_precomp", features.astype(np.float32), captions, split)
+    words, data = ["model_best.pth.tar", "--vocab", "old.pkl"], ["--data_path", ".", "--data_name", "f8k_precomp"]
+    first = evaluated("--checkpoint", *words, *data, "--output", "r.json")["protocols"]
     assert "whether they stand in its order is unchecked, and recalls near chance would say" in capsys.readouterr().out
     refused(capsys, evaluate.main, ["--checkpoint", words[0], *data], "which holds no words; .*: --vocab FILE")
-    with pytest.raises(SystemExit) as stop:                 # the learning rate leaves the weights as they are
-        train.main([*data, "--init_from", *words, "--logger_name", str(tmp_path / "run"), "--embed_size", "12",
-                    "--word_dim", "7", "--batch_size", "8", "--workers", "0", "--num_epochs", "1", "--learning_rate",
-                    "1e-30", "--no-feature_norm"])
-    assert stop.value.code == 0
-    evaluate.main(["--checkpoint", str(tmp_path / "run"), *data, "--output", str(tmp_path / "after.json")])
-    first, after = (json.loads((tmp_path / name).read_text())["protocols"]["full"]["rsum"]
-                    for name in ("r.json", "after.json"))
-    assert after == first
+    fit(*data, "--init_from", *words, "--logger_name", "run", "--embed_size", 12, "--word_dim", 7, "--learning_rate",
+        "1e-30", "--no-feature_norm")                       # the learning rate leaves the weights as they are
+    assert evaluated("--checkpoint", "run", *data)["protocols"] == first
