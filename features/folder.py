@@ -1,4 +1,4 @@
-"""Folder of one's own photos, their captions.csv, and the features written.
+"""Folder of one's own photos, and their captions.csv.
 
 captions.csv makes the folder a data set to train on. Its header is name,caption, and each row a photo's path below the
 folder and one caption of it. Excel's files are read: commas, semicolons or tabs, quotes, line breaks within a caption.
@@ -9,15 +9,13 @@ import io
 import os
 import re
 from collections import Counter, defaultdict
-from typing import NamedTuple
 
 from PIL import Image
 
 from cli import InputError, check, reason
 from data import NO_CAPTION, compose_name
-from features.store import ALL, PhotoFile, list_path, read_list
-from files import need, read_text, sha256
-from images import Features, photo_formats
+from files import read_text, sha256
+from images import photo_formats
 
 HEIF = {".heic", ".heif"}             # where pillow-heif is installed
 # Folders of a NAS, of Windows or of Linux: thumbnails and what was deleted.
@@ -160,29 +158,3 @@ def read_captions(path: str, names: list[str], per_image: int | None) -> tuple[d
              (surplus, f"{surplus:,} captions left out, as every photo needs the same number, {least}; "
                        "--captions_per_image N asks for N and leaves out photos with fewer")]
     return splits, [note for count, note in notes if count]
-
-
-# ---- features
-
-class Images(NamedTuple):
-    """Features of N photos of a folder, as `features.images` wrote them."""
-    features: Features                # (N, F) or (N, P, F)
-    photos: list[PhotoFile]           # their names are paths below `folder`, with /
-    folder: str                       # the absolute path of the photos
-    extractor: str                    # the line of features.json
-
-
-def read_images(data_path: str, data_name: str) -> Images:
-    """Open the features of a folder of photos. Raises InputError without whole ones."""
-    root = os.path.join(data_path, data_name)
-    ims, path = os.path.join(root, f"{ALL}_ims.npy"), list_path(root, ALL)
-    again = f"python -m features.images --photos FOLDER --output_name {data_name}"
-    for file in (path, ims):
-        need(file, f"`{again}` writes it")
-    content, features = read_list(root, ALL), Features(ims)
-    photos, folder, line = content["photos"], content.get("folder"), content.get("extractor")
-    check(photos and isinstance(folder, str) and isinstance(line, str),
-          f"{path} is not a whole list of a folder of photos; call `{again}`")
-    check(len(features) == len(photos), f"{ims} has {len(features):,} rows for {count_photos(len(photos))} in {path}; "
-                                        f"delete {path} and call `{again}`")
-    return Images(features, photos, folder, line)

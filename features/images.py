@@ -12,8 +12,11 @@ if __name__ == "__main__":
     import cli
     cli.start()
 
+import contextlib
+import glob
 import os
 import sys
+from functools import partial
 
 import numpy as np
 
@@ -24,66 +27,68 @@ from features import store
 from features.folder import CAPTIONS, find_photos, read_captions
 from features.networks import NETWORKS, Network, build_network
 from features.store import ALL, SPLITS, Part
-from files import mapped, read_array, remove, save_array, save_json, save_lines
+from files import mapped, remove, save_array, save_json, save_lines
 from images import Photos
 
 BATCH = {"cuda": 64, "cpu": 8}        # photos per step; larger maps cost a CPU memory anew each time
 
 
-def extract(opt, folder: str, split: str, paths: list[str], names: list[str], network: Network,
-            caption_splits: list[str], facts: dict | None = None) -> list[int]:
-    """Write features of N photos, {split}_ims.npy, and their list with `facts`.
+def read_before(opt, split: str) -> store.Images | None:
+    """Open what an earlier call wrote; None if there is none, or if a stop came between its files."""
+    with contextlib.suppress(InputError):
+        return store.read_images(opt.data_path, opt.output_name, split)
+
+
+def extract(opt, root: str, split: str, paths: list[str], names: list[str], network: Network, texts: list[str],
+            photo_folder: str = "") -> list[int]:
+    """Write features of N photos, {split}_ims.npy, and their list.
 
     Returns the numbers of the photos that could be read. A photo whose file the last list has under any name keeps its
-    features. caption_splits: their captions are deleted, and the caller writes them again. Raises InputError where a
-    photo cannot be read, unless with --skip_broken.
+    features. texts: splits whose captions are deleted, as the caller writes them again. Raises InputError where a photo
+    cannot be read, unless with --skip_broken.
     """
-    path, list_path = os.path.join(folder, f"{split}_ims.npy"), store.list_path(folder, split)
-    before = store.read_list(folder, split)
-    old_photos = before["photos"] if before.get("extractor") == network.line and os.path.isfile(path) else []
-    old_rows = read_array(path, store.AGAIN) if old_photos else np.empty(0)
-    if old_rows.shape != (len(old_photos), *network.shape):             # not the rows that the list is of
-        old_photos = []
-    row_of = {photo.digest: row for row, photo in enumerate(old_photos)}
-    by_name = {photo.name: photo for photo in old_photos}
+    path, list_path = os.path.join(root, f"{split}_ims.npy"), store.list_path(root, split)
+    old, rows, before = [], (), read_before(opt, split)
+    if before and before.extractor == network.line and before.features.shape == network.shape:
+        old, rows = before.photos, np.asarray(before.features.array)
+    by_name = {photo.name: photo for photo in old}
     photos = [store.stat_photo(file, name, by_name.get(name)) for file, name in zip(paths, names)]
-    part = Part(path, network.line)
-    keys = {n: photo.digest or photo.name for n, photo in enumerate(photos) if photo.digest not in row_of}
+    keys = {n: photo.digest or photo.name for n, photo in enumerate(photos)}
+    part = Part(path, network.line, {photo.digest: row for photo, row in zip(old, rows)})
     missing = sum(key not in part for key in keys.values())
     try:
-        broken = store.compute(part, keys, store.PhotoReader(paths, network.transform),
+        broken = store.compute(part, keys, partial(store.read_transformed, paths, network.transform),
                                lambda batch: network(batch).cpu().numpy().astype(network.dtype), split,
                                BATCH[network.device.type], opt.workers, opt.skip_broken)
     except InputError as error:
         raise InputError(f"{error}; or leave such photos out with --skip_broken") from error
-    sound = [n for n in range(len(names)) if n not in broken]
+    sound = [n for n in keys if n not in broken]
     check(sound, f"not one of the {len(names)} photos can be read; the first: {broken.get(0)}")
-    with mapped(path, (len(sound), *network.shape), network.dtype) as rows:
+    with mapped(path, (len(sound), *network.shape), network.dtype) as array:
         for row, n in enumerate(sound):
-            rows[row] = part[keys[n]] if n in keys else old_rows[row_of[photos[n].digest]]
+            array[row] = part[keys[n]]
         # just before the rows are put in their place, so that nothing describes other rows
         save_json({"photos": []}, list_path)
-        remove(*(os.path.join(folder, f"{name}_caps.txt") for name in caption_splits))
-    save_json({"extractor": network.line, **(facts or {}), "photos": [photos[n] for n in sound]}, list_path)
+        remove(*(os.path.join(root, f"{name}_caps.txt") for name in texts))
+    save_json({"extractor": network.line, "folder": photo_folder, "photos": [photos[n] for n in sound]}, list_path)
     part.remove()
-    shape, computed = (len(sound), *network.shape), missing - len(broken)
-    print(f"{path}: {shape} of {network.line}, {f'{computed:,}' if computed else 'none'} of them computed now")
+    computed = missing - len(broken)
+    print(f"{path}: {array.shape} of {network.line}, {f'{computed:,}' if computed else 'none'} of them computed now")
     if broken:
         print(f"warning: {len(broken):,} of {len(names):,} photos of {split} cannot be read and are left out:",
               *broken.values(), sep="\n  ", file=sys.stderr)
     return sound
 
 
-def open_output(opt, folder: str, splits: list[str]) -> Network:
+def open_output(opt, root: str, splits: list[str]) -> Network:
     """Build the network, and record it in the folder. Raises InputError on files of splits by others."""
     for split in splits:
-        if not any(os.path.exists(store.list_path(folder, name)) for name in (split, ALL)):
-            for end in ("ims.npy", "caps.txt", "ids.txt", "img_ids.npy", "ann_ids.npy"):
-                path = os.path.join(folder, f"{split}_{end}")
-                check(not os.path.exists(path), f"{path} is there already, and this command did not write it; give "
-                                                "--output_name a folder of its own")
+        files = glob.glob(os.path.join(glob.escape(root), f"{split}_*"))
+        check(not files or any(os.path.exists(store.list_path(root, name)) for name in (split, ALL)),
+              f"{min(files, default='')} is there already, and this command did not write it; give --output_name a "
+              "folder of its own")
     network = build_network(torch_device(opt.device), opt.cnn_type, opt.layer, opt.cnn_weights, opt.whole)
-    store.record_extractor(folder, "ims", network.line)
+    store.record_extractor(root, "ims", network.line)
     return network
 
 
@@ -93,33 +98,31 @@ def print_notes(notes: list[str]) -> None:
 
 # ---- a folder of one's own
 
-def extract_folder(opt, folder: str) -> None:
-    """Write the features of the photos below --photos to `folder`.
+def extract_folder(opt, root: str) -> None:
+    """Write the features of the photos below --photos to the folder `root`.
 
     Raises InputError for a folder without photos, an output that holds anything else, and faults of photos or captions.
     """
-    root = os.path.abspath(opt.photos)
-    check(os.path.commonpath([os.path.realpath(root), os.path.realpath(folder)]) != os.path.realpath(root),
-          f"the output {folder} lies in --photos {opt.photos}, among the photos; give a --data_path outside")
-    names, notes = find_photos(root, opt.skip_broken, opt.exclude)
+    folder = os.path.abspath(opt.photos)
+    check(os.path.commonpath([os.path.realpath(folder), os.path.realpath(root)]) != os.path.realpath(folder),
+          f"the output {root} lies in --photos {opt.photos}, among the photos; give a --data_path outside")
+    names, notes = find_photos(folder, opt.skip_broken, opt.exclude)
     print_notes(notes)
-    table = os.path.join(root, CAPTIONS)
-    has_captions = os.path.isfile(table)
-    check(not opt.captions_per_image or has_captions, f"--captions_per_image {opt.captions_per_image} needs captions, "
-                                                      f"and there is no {table}")
-    captions, notes = read_captions(table, names, opt.captions_per_image) if has_captions else ({}, [])
-    other = store.read_list(folder, ALL).get("folder")
-    moved = not isinstance(other, str) or not os.path.isdir(other)                  # its photos are elsewhere now
-    check(moved or os.path.samefile(other, root),
-          f"{folder} holds the photos of {other}, and these are of {root}; give them an --output_name of their own")
-    network = open_output(opt, folder, [ALL, *captions])
-    sound = extract(opt, folder, ALL, [os.path.join(root, name) for name in names], names, network, [*captions],
-                    {"folder": root})
-    save_lines(os.path.join(folder, f"{ALL}_ids.txt"), [names[n] for n in sound])
-    row_of = {names[n]: row for row, n in enumerate(sound)}
-    features = read_array(os.path.join(folder, f"{ALL}_ims.npy"), store.AGAIN)
+    table, captions, notes = os.path.join(folder, CAPTIONS), {}, []
+    if os.path.isfile(table):
+        captions, notes = read_captions(table, names, opt.captions_per_image)
+    check(captions or not opt.captions_per_image,
+          f"--captions_per_image {opt.captions_per_image} needs captions, and there is no {table}")
+    before = read_before(opt, ALL)                          # of a folder that is elsewhere now, perhaps
+    check(not before or not os.path.isdir(before.folder) or os.path.samefile(before.folder, folder),
+          f"{root} holds the photos of {before and before.folder}, and these are of {folder}; give them an "
+          "--output_name of their own")
+    network = open_output(opt, root, [ALL, *captions])
+    sound = extract(opt, root, ALL, [os.path.join(folder, name) for name in names], names, network, [*captions], folder)
+    save_lines(os.path.join(root, f"{ALL}_ids.txt"), [names[n] for n in sound])
+    features, row_of = read_before(opt, ALL).features.array, {names[n]: row for row, n in enumerate(sound)}
     for split, texts in captions.items():
-        start, own = os.path.join(folder, split), [name for name in texts if name in row_of]
+        start, own = os.path.join(root, split), [name for name in texts if name in row_of]
         save_lines(f"{start}_ids.txt", own)
         save_array(f"{start}_ims.npy", features[[row_of[name] for name in own]])
         save_lines(f"{start}_caps.txt", [text for name in own for text in texts[name]])
@@ -132,26 +135,26 @@ def extract_folder(opt, folder: str) -> None:
 
 # ---- a data set
 
-def extract_data_set(opt, folder: str) -> None:
-    """Write features of the photos of --data_name to `folder`."""
+def extract_data_set(opt, root: str) -> None:
+    """Write features of the photos of --data_name to the folder `root`."""
     data_name = opt.data_name or "coco"
     splits = [read_split(opt.data_path, data_name, name, use_restval=opt.use_restval, dev_images=0)
               for name in opt.splits or ("train", "dev", "test")]
     check(all(isinstance(split.images, Photos) for split in splits),
           f"--data_name {data_name} holds features, not photos; give a data set of photos, such as coco")
-    check(os.path.realpath(folder) != os.path.realpath(os.path.join(opt.data_path, data_name)),
+    check(os.path.realpath(root) != os.path.realpath(os.path.join(opt.data_path, data_name)),
           f"--output_name {opt.output_name} is the folder of the photos; give the features another name")
     orders = [order_captions(split.require_sound(images=not opt.skip_broken), opt.captions_per_image)
               for split in splits]
-    network = open_output(opt, folder, [split.name for split in splits])
+    network = open_output(opt, root, [split.name for split in splits])
     for split, order in zip(splits, orders):
         print_notes(split.notes)
         paths = split.images.paths
         names = [os.path.basename(path) for path in paths]
         if len(set(names)) < len(names):                    # of several folders
             names = [os.path.relpath(path, os.path.commonpath(paths)) for path in paths]
-        rows = extract(opt, folder, split.name, paths, names, network, [split.name])
-        write_texts(folder, split, order, names, rows)
+        rows = extract(opt, root, split.name, paths, names, network, [split.name])
+        write_texts(root, split, order, names, rows)
 
 
 def order_captions(split: Split, per_image: int | None) -> np.ndarray:
@@ -169,9 +172,9 @@ def order_captions(split: Split, per_image: int | None) -> np.ndarray:
     return order[np.arange(len(order)) - first[split.caption_image[order]] < number]
 
 
-def write_texts(folder: str, split: Split, order: np.ndarray, names: list[str], rows: list[int]) -> None:
+def write_texts(root: str, split: Split, order: np.ndarray, names: list[str], rows: list[int]) -> None:
     """Write captions, `order` (M,), photo names and numeric ids of the images `rows`."""
-    start, order = os.path.join(folder, split.name), order[np.isin(split.caption_image[order], rows)]
+    start, order = os.path.join(root, split.name), order[np.isin(split.caption_image[order], rows)]
     save_lines(f"{start}_ids.txt", [names[n] for n in rows])
     if split.image_ids and isinstance(split.image_ids[0], int):
         save_array(f"{start}_img_ids.npy", np.array(split.image_ids, np.int64)[rows])

@@ -9,7 +9,7 @@ import ctypes
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -20,12 +20,11 @@ from tqdm import tqdm
 
 from cli import InputError, check
 from data import chunks, read_extractors, stream
-from files import file_digest, output, read_json, refusing, remove, save_json, sha256
-from images import read_photo
+from files import file_digest, need, output, read_json, refusing, remove, save_json, sha256
+from images import Features, read_photo
 
 ALL = "all"                           # the split that holds a folder of photos
 SPLITS = ("train", "restval", "dev", "val", "test", "testall")
-AGAIN = "delete it and extract again"
 
 
 class PhotoFile(NamedTuple):
@@ -34,6 +33,14 @@ class PhotoFile(NamedTuple):
     size: int                         # bytes
     time: int                         # of the last change, in ns
     digest: str                       # "": it cannot be read
+
+
+class Images(NamedTuple):
+    """Features of N photos, as `features.images` wrote them."""
+    features: Features                # (N, F) or (N, P, F)
+    photos: list[PhotoFile]           # of a folder: their names are paths below it, with /
+    folder: str                       # its absolute path; "": the photos are of a data set
+    extractor: str                    # the line of features.json
 
 
 def stat_photo(path: str, name: str, before: PhotoFile | None) -> PhotoFile:
@@ -50,15 +57,21 @@ def list_path(folder: str, split: str) -> str:
     return os.path.join(folder, f"{split}_photos.json")
 
 
-def read_list(folder: str, split: str) -> dict:
-    """Read {split}_photos.json, its `photos` as PhotoFile; none without such a file."""
-    path = list_path(folder, split)
-    if not os.path.isfile(path):
-        return {"photos": []}
-    content = read_json(path, AGAIN)
-    with refusing(f"{path} is not a list of photos", AGAIN):
-        return {**content, "photos": [PhotoFile(str(name), int(size), int(time), str(digest))
-                                      for name, size, time, digest in content["photos"]]}
+def read_images(data_path: str, data_name: str, split: str = ALL) -> Images:
+    """Open the features of the photos of a folder or a split. Raises InputError without whole ones."""
+    root = os.path.join(data_path, data_name)
+    path, ims = list_path(root, split), os.path.join(root, f"{split}_ims.npy")
+    again = f"call `python -m features.images --photos FOLDER --output_name {data_name}`"
+    for file in (path, ims):
+        need(file, again)
+    content, features = read_json(path, again), Features(ims)
+    with refusing(f"{path} is not a whole list of photos", again):
+        photos = [PhotoFile(str(name), int(size), int(time), str(digest))
+                  for name, size, time, digest in content["photos"]]
+        images = Images(features, photos, str(content.get("folder", "")), str(content["extractor"]))
+    check(len(features) == len(photos),
+          f"{ims} has {len(features):,} rows for {len(photos):,} photos in {path}; delete {path} and {again}")
+    return images
 
 
 def record_extractor(folder: str, suffix: str, line: str) -> None:
@@ -78,15 +91,48 @@ def record_extractor(folder: str, suffix: str, line: str) -> None:
         save_json({**recorded, suffix: line}, path)
 
 
-# ---- reading
+# ---- computing
 
-class PhotoReader(NamedTuple):
-    """Reads photo n for a network."""
-    paths: list[str]
-    transform: Callable
+class Part:
+    """Values of items by key, each an .npy file in a hidden folder beside `path`.
 
-    def __call__(self, n: int) -> Tensor:
-        return self.transform(read_photo(self.paths[n]))
+    made: a plain value that says what makes the values. It is part of the key. before: values by key that stand
+    elsewhere.
+    """
+
+    def __init__(self, path: str, made, before: dict[str, np.ndarray] | None = None):
+        # with a word, as files.atomic takes a number there for that of a process
+        self.folder = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.values.part")
+        self.made, self.before = json.dumps(made), before or {}
+        os.makedirs(self.folder, exist_ok=True)
+
+    def path_of(self, key: str) -> str:
+        return f"{self.folder}/{sha256(self.made, key)[:32]}.npy"
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.before or os.path.exists(self.path_of(key))
+
+    def __getitem__(self, key: str) -> np.ndarray:
+        if key in self.before:
+            return self.before[key]
+        path = self.path_of(key)
+        with refusing(f"{path} is not a whole .npy file", "delete it, and it is computed again"):   # after a power cut
+            return np.load(path, allow_pickle=False)
+
+    def __setitem__(self, key: str, value: np.ndarray) -> None:
+        new = f"{self.folder}/new{os.getpid()}"             # two processes may share the folder
+        with open(new, "wb") as f:
+            np.save(f, value)
+        os.replace(new, self.path_of(key))
+
+    def remove(self) -> None:
+        """Delete the values, and those of other extractors."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def read_transformed(paths: list[str], transform: Callable, n: int) -> Tensor:
+    """Read photo n for a network."""
+    return transform(read_photo(paths[n]))
 
 
 def read_items(read: Callable, index: np.ndarray) -> tuple[dict, dict[int, InputError]]:
@@ -109,67 +155,23 @@ def keep_freed_memory() -> None:
         libc.mallopt(-1, 2 ** 28)                           # M_TRIM_THRESHOLD
 
 
-def read_batches(read: Callable, items: list[int], batch_size: int, workers: int,
-                 title: str) -> Iterator[tuple[dict, dict[int, InputError]]]:
-    """Yield the `read_items` of each batch, read in worker processes."""
-    keep_freed_memory()
-    results = stream(partial(read_items, read), chunks(np.array(items, int), batch_size), workers)
-    with contextlib.closing(results), tqdm(total=len(items), desc=title, disable=None, leave=False) as bar:
-        for values, faults in results:
-            yield values, faults
-            bar.update(len(values) + len(faults))
-
-
-# ---- computing
-
-class Part:
-    """Values of items by key, each an .npy file in a hidden folder beside `path`.
-
-    made: a plain value that says what makes the values. It is part of the key.
-    """
-
-    def __init__(self, path: str, made):
-        # with a word, as files.atomic takes a number there for that of a process
-        self.folder = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.values.part")
-        self.made = json.dumps(made)
-        os.makedirs(self.folder, exist_ok=True)
-
-    def path_of(self, key: str) -> str:
-        return f"{self.folder}/{sha256(self.made, key)[:32]}.npy"
-
-    def __contains__(self, key: str) -> bool:
-        return os.path.exists(self.path_of(key))
-
-    def __getitem__(self, key: str) -> np.ndarray:
-        path = self.path_of(key)
-        with refusing(f"{path} is not a whole .npy file", "delete it, and it is computed again"):   # after a power cut
-            return np.load(path, allow_pickle=False)
-
-    def __setitem__(self, key: str, value: np.ndarray) -> None:
-        new = f"{self.folder}/new{os.getpid()}"             # two processes may share the folder
-        with open(new, "wb") as f:
-            np.save(f, value)
-        os.replace(new, self.path_of(key))
-
-    def remove(self) -> None:
-        """Delete the values, and those of other extractors."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-
 @torch.no_grad()
-def compute(part: Part, keys: dict[int, str], read: Callable, encode: Callable, title: str, batch_size: int,
-            workers: int, skip_broken: bool = False) -> dict[int, InputError]:
-    """Put encode([read(n), ...]) into the part, of items {n: key} whose keys it lacks.
+def compute(values, keys: dict[int, str], read: Callable, encode: Callable, title: str, batch_size: int, workers: int,
+            skip_broken: bool = False) -> dict[int, InputError]:
+    """Put encode([read(n), ...]) into values, of items {n: key} whose keys are missing.
 
-    `read` runs in worker processes. Returns {n: why item n cannot be read}, which raises InputError without
-    `skip_broken`.
+    values: a Part or a dict. `read` runs in worker processes. Returns {n: why item n cannot be read}, which raises
+    InputError without `skip_broken`.
     """
-    missing, broken = [n for n, key in keys.items() if key not in part], {}
-    with contextlib.closing(read_batches(read, missing, batch_size, workers, title)) as batches:
-        for values, faults in batches:
-            for n, value in zip(values, encode([*values.values()]) if values else ()):
-                part[keys[n]] = value
+    keep_freed_memory()
+    missing, broken = [n for n, key in keys.items() if key not in values], {}
+    batches = stream(partial(read_items, read), chunks(np.array(missing, int), batch_size), workers)
+    with contextlib.closing(batches), tqdm(total=len(missing), desc=title, disable=None, leave=False) as bar:
+        for items, faults in batches:
+            for n, value in zip(items, encode([*items.values()]) if items else ()):
+                values[keys[n]] = value
             broken |= faults
             if broken and not skip_broken:
                 raise next(iter(broken.values()))
+            bar.update(len(items) + len(faults))
     return broken

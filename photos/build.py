@@ -3,6 +3,7 @@ import contextlib
 import os
 import re
 import time
+from functools import partial
 
 import numpy as np
 import torch
@@ -10,8 +11,8 @@ from tqdm import tqdm
 
 from cli import InputError, check
 from data import Split, check_extractors, chunks, read_split
-from features.folder import count_photos, find_photos, matches, read_images
-from features.store import PhotoFile, PhotoReader, read_batches, stat_photo
+from features.folder import count_photos, find_photos, matches
+from features.store import PhotoFile, compute, read_images, read_transformed, stat_photo
 from files import remove
 from images import Features
 from losses import Embedding
@@ -128,34 +129,39 @@ def embed_new(index: Index, photos: list[PhotoFile], encoder: PhotoEncoder, fold
     Returns how many photos were embedded, and {name: fault} of those that cannot be read.
     """
     vectors = {photo.digest: index.embedding.rows([row]) for row, photo in enumerate(index.photos)}
-    new, broken, saved = [n for n, photo in enumerate(photos) if photo.digest not in vectors], {}, time.monotonic()
-
-    def add(numbers: list[int], e: Embedding) -> None:
-        e = e.to("cpu")
-        vectors.update({photos[n].digest: e.rows([k]) for k, n in enumerate(numbers) if photos[n].digest})
+    keys = {n: photo.digest or photo.name for n, photo in enumerate(photos)}
+    new, saved = [n for n, key in keys.items() if key not in vectors], time.monotonic()
 
     def save() -> None:
         index.photos = [photo for photo in photos if photo.digest in vectors]
         if index.photos:
             index.embedding = Embedding.cat([vectors[photo.digest] for photo in index.photos])
             index.save()
+
+    def encode(images: list) -> list[Embedding]:
+        nonlocal saved
+        if time.monotonic() - saved > SAVE:
+            save()
+            saved = time.monotonic()
+        return split_rows(encoder.images(network(images)))
     trained, row_of = read_trained_features(encoder, folder)
-    for part in chunks([n for n in new if photos[n].digest in row_of], ROWS):
-        add(part, encoder.images(trained.gather([row_of[photos[n].digest] for n in part])))
-    todo = [n for n in new if photos[n].digest not in vectors]
-    network = encoder.photo_network if todo else None
-    read = PhotoReader([os.path.join(folder, photo.name) for photo in photos], network and network.transform)
+    for part in chunks([n for n in new if keys[n] in row_of], ROWS):
+        rows = encoder.images(trained.gather([row_of[keys[n]] for n in part]))
+        vectors.update(zip([keys[n] for n in part], split_rows(rows)))
+    network = encoder.photo_network if any(keys[n] not in vectors for n in new) else None
+    paths = [os.path.join(folder, photo.name) for photo in photos]
+    read = partial(read_transformed, paths, network and network.transform)
     try:
-        for values, faults in read_batches(read, todo, BATCH, workers, "photos"):
-            broken |= {photos[n].name: str(fault) for n, fault in faults.items()}
-            if values:
-                add([*values], encoder.images(network([*values.values()])))
-            if time.monotonic() - saved > SAVE:
-                save()
-                saved = time.monotonic()
+        broken = compute(vectors, keys, read, encode, "photos", BATCH, workers, skip_broken=True)
     finally:
         save()
-    return sum(photos[n].digest in vectors for n in new), broken
+    return len(new) - len(broken), {photos[n].name: str(fault) for n, fault in broken.items()}
+
+
+def split_rows(e: Embedding) -> list[Embedding]:
+    """Split an embedding of N items into N of one, on the CPU."""
+    e = e.to("cpu")
+    return [e.rows([k]) for k in range(len(e.mean))]
 
 
 # ---- features of a data set

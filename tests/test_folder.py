@@ -12,7 +12,7 @@ from cli import InputError
 from data import Split, check_data_set, check_extractors, read_split
 from features import folder
 from features import images as command
-from features.store import Part
+from features.store import Part, read_images
 from images import read_photo
 from methods import filters
 from tests.helpers import refused
@@ -36,7 +36,7 @@ def run(mine, *words, kind=("--cnn_type", "demo"), output="out"):
 
 
 def images(mine, output="out"):
-    return folder.read_images(str(mine / "data"), output)
+    return read_images(str(mine / "data"), output)
 
 
 def names_of(images):
@@ -241,7 +241,7 @@ def test_a_stop_at_any_write_is_mended_by_the_next_call(mine, monkeypatch):
         try:
             assert_rows(images(mine), photos)
         except InputError as error:
-            assert "is not a whole list of a folder of photos; call `python" in str(error)
+            assert "is not a whole list of photos (KeyError 'extractor'); call `python" in str(error)
         run(mine)
         out, train = images(mine), splits(mine)[0]
         assert_rows(out, photos)
@@ -301,7 +301,7 @@ def test_read_images_refuses_what_does_not_belong_together(mine):
     assert_rows(images(mine), mine / "photos")
     for content in ("[]", '{"photos": [[1]]}'):
         (mine / "data" / "out" / "all_photos.json").write_text(content)
-        with pytest.raises(InputError, match="all_photos.json is not a list of photos"):
+        with pytest.raises(InputError, match="all_photos.json is not a whole list of photos"):
             images(mine)
 
 
