@@ -8,8 +8,7 @@ Adds {split}_{name}.npy to a data set, (M, F) float32, a row a caption. features
 file, with checksums, because a model reads only features of the extractor that it was trained on.
 
 Each kind has `size`, the numbers that a caption gets; `line`, its description; `fitted`, the arrays that were fitted on
-the training captions; and `rows(split, part)`, the features (n, size) of a part of the captions of a split, `step` of
-them at a time.
+the training captions; and `rows(split, part)`, the features (n, size) of a part of the captions of a split.
 """
 if __name__ == "__main__":
     import cli
@@ -29,7 +28,7 @@ from tqdm import tqdm
 
 import cli
 from cli import Arguments, check, data_set, filename, natural, positive, torch_device
-from data import Split, captions_digest, named_splits, read_split
+from data import Split, captions_digest, chunks, named_splits, read_split
 from features.hglmm import HGLMM, fit_ica, fit_pca, project, signed_square_root, unit_rows
 from features.sentences import SENTENCE_NETWORKS
 from features.store import SPLITS, record_extractor
@@ -41,10 +40,10 @@ from vocab import SPECIALS, Vocabulary, is_function
 SCALE = 10                            # of unit word vectors before the mixture, as in the originals
 PCA_CAPTIONS = 20_000                 # captions sampled to fit the PCA
 RARE = 4                              # TF-IDF counts words that occur so often in the training captions
-ROWS = 1024                           # captions whose features of words are held at a time
-KINDS = ("mean", "hglmm", "tfidf", *SENTENCE_NETWORKS)
-KINDS_OF = {"word_vectors": ("mean", "hglmm"), "content_words": ("mean", "hglmm", "tfidf"),
-            **dict.fromkeys(("n_clusters", "ica", "pca"), ("hglmm",))}
+ROWS = 1024                           # captions whose features are computed at a time
+KINDS = {"mean": ("word_vectors", "content_words"),                             # kind: its options
+         "hglmm": ("word_vectors", "content_words", "n_clusters", "ica", "pca"), "tfidf": ("content_words",),
+         **dict.fromkeys(SENTENCE_NETWORKS, ())}
 READ = partial(read_split, dev_images=0, text_only=True)            # captions, perhaps without images
 
 
@@ -68,7 +67,7 @@ class WordFeatures:
     `index` numbers the words, and `weigh` turns counts (n, V) into features (n, size). A caption without a word of the
     index has zeros.
     """
-    fitted, step = (), ROWS
+    fitted = ()
 
     def rows(self, split: Split, part: slice) -> np.ndarray:
         counts = count_words(split.words[part], self.index)                                                 # (n, V)
@@ -106,26 +105,21 @@ class FisherVectors(MeanVectors):
         super().__init__(words, word_vectors)
         counts = count_words(train, self.index)                                             # (M, V)
         often = np.asarray(counts.sum(0))                                                   # (V,)
-        rows, sizes = np.flatnonzero(often), ""
+        rows, axes, self.pca = np.flatnonzero(often), (), ()
         if ica:
             axes = fit_ica(self.table[rows], self.size, often[rows])
-            self.table, self.fitted, sizes = unit_rows(project(self.table, *axes)), axes, f", ica {self.size}"
+            self.table = unit_rows(project(self.table, *axes))
+        sizes = f", ica {self.size}" * ica + f", pca {pca}" * bool(pca)
         self.table = SCALE * self.table.astype(np.float64)
         self.mixture = HGLMM.fit(self.table[rows], often[rows], n_clusters)
-        self.pca = self.fit_pca(counts, pca) if pca else ()
-        self.fitted = (*astuple(self.mixture), *self.fitted, *self.pca)
-        self.size, sizes = pca or 2 * self.mixture.location.size, sizes + f", pca {pca}" * bool(pca)
+        if pca:
+            filled = np.flatnonzero(counts.sum(1))
+            sample = np.sort(np.random.default_rng(0).permutation(filled)[:PCA_CAPTIONS])
+            bar = tqdm(chunks(sample, ROWS), desc="captions for the PCA", disable=None, leave=False)
+            self.pca = fit_pca(np.concatenate([self.fisher(counts[part]) for part in bar]), pca)
+        self.fitted = (*astuple(self.mixture), *axes, *self.pca)
+        self.size = pca or 2 * self.mixture.location.size
         self.line = f"hglmm {n_clusters} clusters{sizes}, {self.source}"
-
-    def fit_pca(self, counts, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Compute the PCA of the Fisher vectors of a sample of captions.
-        The captions are word counts (M, V)."""
-        filled = np.flatnonzero(np.asarray(counts.sum(1)))
-        sample = np.sort(np.random.default_rng(0).permutation(filled)[:PCA_CAPTIONS])
-        fisher = np.empty((len(sample), 2 * self.mixture.location.size), np.float32)
-        for start in tqdm(range(0, len(sample), ROWS), desc="captions for the PCA", disable=None, leave=False):
-            fisher[start:start + ROWS] = self.fisher(counts[sample[start:start + ROWS]])
-        return fit_pca(fisher, size)
 
     def fisher(self, counts) -> np.ndarray:
         """Compute Fisher vectors (n, 2 K D) of the words in word counts (n, V)."""
@@ -157,9 +151,8 @@ class TfIdf(WordFeatures):
 
 
 class Sentences:
-    """Sentence vectors by a frozen network, which reads every caption as it is written.
-    Those of a step are sorted by length, so that the captions of a batch are alike."""
-    fitted, step = (), 4096
+    """Sentence vectors by a frozen network, which reads every caption as it is written."""
+    fitted = ()
 
     def __init__(self, kind: str, device):
         self.network = SENTENCE_NETWORKS[kind]().to(device)
@@ -178,19 +171,8 @@ def feature_name(text: str) -> str:
     return text
 
 
-def check_options(opt) -> None:
-    """Raise InputError for options that do not fit each other."""
-    for option, kinds in KINDS_OF.items():
-        value = getattr(opt, option)
-        check(not value or opt.kind in kinds,
-              f"--{option} {value} is for --kind {' and '.join(kinds)}, not for --kind {opt.kind}; leave it out")
-    check(opt.kind not in KINDS_OF["word_vectors"] or opt.word_vectors,
-          f"--kind {opt.kind} needs --word_vectors FILE (word2vec, GloVe); features.word_vectors learns one")
-
-
-def make_features(opt, splits: dict[str, Split]):
-    """Fit or load the features of --kind for the captions of {name: split}.
-    Raises InputError."""
+def build_kind(opt, splits: dict[str, Split]):
+    """Fit or load the features of --kind for the captions of {name: split}. Raises InputError."""
     if opt.kind in SENTENCE_NETWORKS:
         return Sentences(opt.kind, torch_device(opt.device))
     words = sorted(set(chain(*(caption for split in splits.values() for caption in split.words))))
@@ -198,14 +180,19 @@ def make_features(opt, splits: dict[str, Split]):
         return MeanVectors(words, opt.word_vectors)
     check("train" in splits, f"--kind {opt.kind} is fitted on training captions, and {opt.data_name} has none; add "
                              "train_caps.txt, or take another kind")
+    train = splits["train"].words
     if opt.kind == "tfidf":
-        return TfIdf(splits["train"].words)
-    return FisherVectors(words, opt.word_vectors, splits["train"].words, opt.n_clusters or 30, opt.pca, opt.ica)
+        return TfIdf(train)
+    return FisherVectors(words, opt.word_vectors, train, opt.n_clusters or 30, opt.pca, opt.ica)
 
 
 def write(opt, read=READ) -> None:
-    """Write features of all splits. read: (data_path, data_name, split) -> Split."""
-    check_options(opt)
+    """Write features of all splits. read: (data_path, data_name, split) -> Split. Raises InputError."""
+    for option in KINDS["hglmm"]:
+        value = getattr(opt, option)
+        check(not value or option in KINDS[opt.kind], f"--{option} {value} is not for --kind {opt.kind}; leave it out")
+    check(opt.word_vectors or "word_vectors" not in KINDS[opt.kind],
+          f"--kind {opt.kind} needs --word_vectors FILE (word2vec, GloVe); features.word_vectors learns one")
     name, folder = opt.name or opt.kind, os.path.join(opt.data_path, opt.data_name)
     present = [split for split in SPLITS if os.path.isfile(os.path.join(folder, f"{split}_caps.txt"))]
     splits = {split: read(opt.data_path, opt.data_name, split).require_sound(images=False)
@@ -215,27 +202,22 @@ def write(opt, read=READ) -> None:
           "those first with features.images, and name their folder")
     for split in splits.values() if opt.content_words else ():
         split.words = [[word for word in words if not is_function(word)] for words in split.words]
-    features = make_features(opt, splits)
-    line = features.line + ", content words" * opt.content_words
-    line += f", fitted {checksum(features.fitted)}" if features.fitted else ""
+    kind = build_kind(opt, splits)
+    line = kind.line + ", content words" * opt.content_words
+    line += f", fitted {checksum(kind.fitted)}" if kind.fitted else ""
     record_extractor(folder, name, line)
     for split in splits.values():
-        write_split(features, line, split, os.path.join(folder, f"{split.name}_{name}.npy"))
-
-
-def write_split(features, line: str, split: Split, path: str) -> None:
-    """Write the features of a split's captions, and the digest of the captions."""
-    count = len(split.captions)
-    with mapped(path, (count, features.size), np.float32) as rows:
-        for start in tqdm(range(0, count, features.step), desc=split.name, disable=None, leave=False):
-            part = slice(start, start + features.step)
-            rows[part] = features.rows(split, part)
-        empty = ~rows.any(1)
-    save_json(captions_digest(split.captions), path.replace(".npy", ".json"))
-    print(f"{path}: {(count, features.size)} of {line}")
-    if empty.any():
-        print(f"warning: {empty.sum()} of {count} captions of {split.name} have no word that counts, the first is "
-              f"'{split.captions[empty.argmax()]}'; their rows are zeros", file=sys.stderr)
+        path, shape = os.path.join(folder, f"{split.name}_{name}.npy"), (len(split.captions), kind.size)
+        with mapped(path, shape, np.float32) as rows:
+            for start in tqdm(range(0, len(rows), ROWS), desc=split.name, disable=None, leave=False):
+                part = slice(start, start + ROWS)
+                rows[part] = kind.rows(split, part)
+            empty = ~rows.any(1)
+        save_json(captions_digest(split.captions), path.replace(".npy", ".json"))
+        print(f"{path}: {shape} of {line}")
+        if empty.any():
+            print(f"warning: {empty.sum()} of {len(empty)} captions of {split.name} have no word that counts, the first is "
+                  f"'{split.captions[empty.argmax()]}'; their rows are zeros", file=sys.stderr)
 
 
 def main(argv=None, prog: str = "features.captions", read=READ) -> None:

@@ -104,7 +104,7 @@ def test_refusals(folder, capsys):
             (["--word_vectors", folder / "strange.txt"], "strange.txt has a vector for none of the .* words"),
             ([*vectors, "--name", "ims"], "argument --name: ims cannot name features of captions"),
             ([*vectors, "--kind", "hglmm", "--n_clusters", 9999], "--n_clusters 9999 is more than the .* different"),
-            ([*vectors, "--pca", 3], "--pca 3 is for --kind hglmm, not for --kind mean; leave it out"),
+            ([*vectors, "--pca", 3], "--pca 3 is not for --kind mean; leave it out"),
             (["--kind", "tfidf", "--data_name", "test_only"], "--kind tfidf is fitted on training captions, and test"),
             ([*vectors, "--data_name", "demo"], "demo holds photos, and .*; write those first with features.images")):
         refused(capsys, lambda words: captions(folder, *words), words, message)
