@@ -216,8 +216,8 @@ def write(opt, read=READ) -> None:
         save_json(captions_digest(split.captions), path.replace(".npy", ".json"))
         print(f"{path}: {shape} of {line}")
         if empty.any():
-            print(f"warning: {empty.sum()} of {len(empty)} captions of {split.name} have no word that counts, the first is "
-                  f"'{split.captions[empty.argmax()]}'; their rows are zeros", file=sys.stderr)
+            print(f"warning: {empty.sum()} of {len(empty)} captions of {split.name} have no word that counts, the "
+                  f"first is '{split.captions[empty.argmax()]}'; their rows are zeros", file=sys.stderr)
 
 
 def main(argv=None, prog: str = "features.captions", read=READ) -> None:
