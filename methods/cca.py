@@ -129,9 +129,8 @@ def fit_and_embed(opt) -> None:
     cca = CCA(*views, train.caption_image)
     most = min(cca.xy.shape)
     dims = [dim for dim in (DIMS if automatic else (256,)) if dim <= most] or [most]
-    dims, etas = [opt.dim] if isinstance(opt.dim, int) else dims, [(opt.eta, opt.eta)]
-    if opt.eta == "auto":
-        etas = [*itertools.product(ETAS, ETAS)]
+    dims = [opt.dim] if isinstance(opt.dim, int) else dims
+    etas = [*itertools.product(ETAS, ETAS)] if opt.eta == "auto" else [(opt.eta, opt.eta)]
     dim, *etas = choose(cca, *read_views(opt, opt.data_name, "dev"), dims, etas) if automatic else (*dims, *etas[0])
     cca.solve(dim, *etas)
     items = list_items(test, target)

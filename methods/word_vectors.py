@@ -19,15 +19,13 @@ def read_word_vectors(words: list[str], path: str, dim: int | None = None) -> tu
     captions are lower-cased. Of a word that stands twice the first vector counts."""
     need(path, f"{FORMS}, and `python -m features.word_vectors` learns a file from captions")
     row, vectors = {word.encode(): i for i, word in enumerate(words)}, {}
-    with refusing(f"{path} cannot be read", "check its permissions", OSError), open(path, "rb") as f:
-        mark = 3 * (f.read(3) == b"\xef\xbb\xbf")           # of UTF-8, which some editors write first
-        f.seek(mark)
-        start = f.read(1 << 16)
-        header = re.match(rb"(?:\s*(\d{1,12})[ \t]+([1-9]\d{0,8})[ \t]*\r?\n)?", start)
-        count, size = (number and int(number) for number in header.groups())        # None in GloVe
-        f.seek(mark + header.end())
-        line = start[header.end():].split(b"\n")[0].split()
-        text = count is None or b"\0" not in start and (not line or is_number(line[-1]))
+    with refusing(f"{path} cannot be read", "check its permissions", OSError), open(path, "rb", 1 << 16) as f:
+        f.seek(3 * f.peek().startswith(b"\xef\xbb\xbf"))   # UTF-8's mark, which some editors write first
+        header, first, *_ = [*f.peek().split(b"\n", 2), b""]
+        numbers = re.fullmatch(rb"\s*(\d{1,12})[ \t]+([1-9]\d{0,8})\s*", header)          # None in GloVe
+        count, size = map(int, numbers.groups()) if numbers else (None, None)
+        f.seek(numbers.end() + 1 if numbers else 0, os.SEEK_CUR)
+        text = not numbers or not first.strip() or is_number(first.split()[-1])
         rows = (text_rows if text else binary_rows)(f, path, count, size)
         for place, word, values in tqdm(rows, total=count, desc="word vectors", disable=None, leave=False):
             if word in row and row[word] not in vectors:

@@ -8,11 +8,9 @@ import pytest
 from scipy import linalg
 
 from cli import InputError
-from data import read_split
 from images import Features
 from methods import cca
 from methods.cca import CCA
-from metrics import retrieval
 from tests.helpers import evaluated, refused
 
 
@@ -83,51 +81,46 @@ def test_rows_average_regions_and_normalise(tmp_path):
 # ---- the command
 
 @pytest.fixture
-def folder(demo_path, tmp_path):
-    """The demo twice, as "own" and as "other"."""
+def fit(demo_path, tmp_path, monkeypatch, capsys):
+    """fit(*words, output=FILE): what the command prints. The demo lies here twice, as "own" and as "other"."""
     for name in ("own", "other"):
         shutil.copytree(os.path.join(demo_path, "demo_precomp"), tmp_path / name)
-    return tmp_path
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words, output="e.npz"):
+        cca.main([*DATA, "--output", output, *words])
+        return capsys.readouterr().out
+    return call
 
 
-def words_of(folder, output="e.npz"):
-    return ["--data_path", str(folder), "--data_name", "own", "--text", "bag", "--output", str(folder / output)]
+DATA = ["--data_path", ".", "--data_name", "own", "--text", "bag"]
 
 
-def test_the_command_writes_embeddings_that_evaluate_to_its_rsum(folder, capsys):
-    cca.main([*words_of(folder), "--dim", "8", "--eta_image", "0.01"])
-    rsum = float(re.search(r"rsum ([\d.]+)", capsys.readouterr().out)[1])
-    found = evaluated("--embeddings", folder / "e.npz", "--data_path", folder, "--data_name", "own",
-                      "--output", folder / "r.json")
-    assert found["protocols"]["full"]["rsum"] == pytest.approx(rsum, abs=0.06)
-    stored, test = np.load(folder / "e.npz"), read_split(str(folder), "own", "test")
-    assert stored["image_mean"].shape == (len(test.images), 8) and str(stored["similarity"]) == "cosine"
-    scores = stored["image_mean"] @ stored["caption_mean"].T
-    assert retrieval(scores, test.caption_image)["rsum"] == pytest.approx(rsum, abs=0.06)
+def test_the_command_writes_embeddings_that_evaluate_to_its_rsum(fit):
+    rsum = float(re.search(r"rsum ([\d.]+)", fit("--dim", "8", "--eta_image", "0.01"))[1])
+    found = evaluated("--embeddings", "e.npz", *DATA[:4], "--output", "r.json")
+    assert found["protocols"]["full"]["rsum"] == pytest.approx(rsum, abs=0.06) and found["similarity"] == "cosine"
+    assert np.load("e.npz")["image_mean"].shape == (24, 8)
 
 
-def test_maps_of_one_data_set_embed_another(folder, capsys):
-    cca.main([*words_of(folder), "--split", "test"])
-    cca.main([*words_of(folder, "other.npz"), "--test_name", "other"])
-    assert "other test: rsum" in capsys.readouterr().out
-    for name in ("image_mean", "caption_mean"):
-        np.testing.assert_array_equal(*(np.load(folder / file)[name] for file in ("e.npz", "other.npz")))
-    rows = np.load(folder / "e.npz")["caption_mean"]
-    np.save(folder / "other" / "test_bag.npy", rows[:, :3])
-    refused(capsys, cca.main, [*words_of(folder, "no.npz"), "--test_name", "other"],
+def test_maps_of_one_data_set_embed_another(fit, capsys):
+    fit("--split", "test")
+    assert "other test: rsum" in fit("--test_name", "other", output="other.npz")
+    own, other = map(np.load, ("e.npz", "other.npz"))
+    assert all(np.array_equal(own[name], other[name]) for name in ("image_mean", "caption_mean"))
+    np.save("other/test_bag.npy", own["caption_mean"][:, :3])
+    refused(capsys, cca.main, [*DATA, "--test_name", "other", "--output", "no.npz"],
             r"test_bag.npy has features of 3 numbers, .*train_bag.npy of \d+; extract both with the same")
 
 
-def test_auto_takes_the_best_of_its_table(folder, capsys):
-    cca.main([*words_of(folder), "--eta_image", "auto", "--split", "dev"])
-    out = capsys.readouterr().out
+def test_auto_takes_the_best_of_its_table(fit):
+    out = fit("--eta_image", "auto", "--split", "dev")
     table = re.findall(r"eta_image (\S+), eta_text (\S+), dim (\d+): dev rsum ([\d.]+)", out)
     dim, eta_x, eta_y = re.search(r"\ndim (\d+), eta_image (\S+), eta_text (\S+), corr", out).groups()
     assert len(table) == 16 and dim == "64" and len(set(table)) == 16
     best = max(float(row[3]) for row in table)
     assert (eta_x, eta_y, dim, f"{best:.1f}") in table and f"own dev: rsum {best:.1f}" in out
-    cca.main([*words_of(folder), "--dim", "auto", "--eta_image", "0.1", "--overwrite"])
-    assert "\ndim 64, eta_image 0.1, eta_text 0.1" in capsys.readouterr().out
+    assert "\ndim 64, eta_image 0.1, eta_text 0.1" in fit("--dim", "auto", "--eta_image", "0.1", "--overwrite")
 
 
 @pytest.mark.parametrize("words,message", [
@@ -135,9 +128,10 @@ def test_auto_takes_the_best_of_its_table(folder, capsys):
     (["--dim", "999"], r"999 directions cannot be had from \d+ and \d+ features; give --dim \d+ or less"),
     (["--text", "hglmm"], "there is no file .*train_hglmm.npy"),
     (["--split", "west"], "west_caps.txt")])
-def test_the_command_refuses_in_a_sentence(words, message, folder, capsys):
-    refused(capsys, cca.main, [*words_of(folder), *words], message)
-    assert not os.path.exists(folder / "e.npz")
+@pytest.mark.usefixtures("fit")
+def test_the_command_refuses_in_a_sentence(words, message, capsys):
+    refused(capsys, cca.main, [*DATA, "--output", "e.npz", *words], message)
+    assert not os.path.exists("e.npz")
 
 
 def test_a_constant_side_is_refused():
