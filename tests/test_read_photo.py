@@ -66,7 +66,7 @@ def test_a_broken_resolution_leaves_the_photo_and_its_rotation(tmp_path, form, t
     png_with((b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(b"\nexif\n 99\n457869"))),
     png_with((b"zTXt", b"a\0\0" + zlib.compress(b"x" * 5_000_000))),
     png_with(*[(b"tEXt", b"a\0" + b"x" * 900_000)] * 90),
-    png_with((b"iCCP", b"a\0\0no profile")), png_with((b"tEXt", b"a\0b")).replace(b"a\0b", b"a\0c"),
+    png_with((b"iCCP", b"a\0\0no profile")),
     file_of("WEBP", lossless=True, exif=b"no tags at all")])
 def test_broken_texts_and_profiles_count_for_nothing(tmp_path, content, recwarn):
     assert np.array_equal(read(tmp_path, content), PHOTO) and not recwarn.list
