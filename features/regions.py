@@ -15,8 +15,8 @@ import base64
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Container, Iterator
+from itertools import chain
 
 import numpy as np
 from tqdm import tqdm
@@ -30,45 +30,42 @@ COLUMNS = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
 FIX = "fetch it again, or leave the file out"
 
 
-def decode_row(path: str, row: list[str]) -> np.ndarray:
-    """Decode features (P, F) of a row of a TSV file."""
-    with refusing(f"{path}: the row of image {row[0]} holds no features of {row[3]} boxes", FIX):
-        data = base64.b64decode(row[5].removeprefix("b'").removesuffix("'"), validate=True)
-        return np.frombuffer(data, np.float32).reshape(int(row[3]), -1)
-
-
-def read_tsv(path: str) -> Iterator[tuple[str, Callable]]:
-    """Yield image ids of a TSV file, and functions that read their features."""
-    with (refusing(f"{path} is not a TSV file of {', '.join(COLUMNS)}", FIX),
-          open(plain_file(path), encoding="utf-8") as f):
-        for line in f:
-            row = line.rstrip("\n").split("\t")
-            if len(row) != len(COLUMNS):
-                raise ValueError(f"a row has {len(row)} columns")
-            if row[0] != COLUMNS[0]:                        # some files have a header
-                yield row[0], partial(decode_row, path, row)
-
-
-def read_npz(path: str) -> np.ndarray:
-    """Read features (P, F) of an .npz file."""
-    arrays = read_arrays(path, FIX)
-    check("x" in arrays, f"{path} holds {', '.join(arrays)} and not x, the features; {FIX}")
-    return arrays["x"]
-
-
-def read_source(path: str) -> Iterator[tuple[str, Callable]]:
-    """Yield image ids of a source, and functions that read their features."""
-    if not os.path.isdir(path):
-        return read_tsv(need(path, "give a TSV file, or a folder of .npz files"))
-    names = sorted(name for name in os.listdir(path) if name.endswith(".npz"))
-    return ((name.removesuffix(".npz"), partial(read_npz, os.path.join(path, name))) for name in names)
-
-
 def image_key(name: str) -> str:
     """Shorten an image's id or file name to the number in bottom-up attention's files."""
     stem = re.sub(r"\.(jpe?g|png)$", "", name, flags=re.IGNORECASE)
     number = re.fullmatch(r"(?:COCO_[a-z]+\d+_)?0*(\d+)", stem)
     return number[1] if number else stem
+
+
+def read_tsv(path: str, wanted: Container[str]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield keys and features (P, F) of the wanted images of a TSV file."""
+    with (refusing(f"{path} is not a TSV file of {', '.join(COLUMNS)}", FIX),
+          open(plain_file(path), encoding="utf-8") as f):
+        for line in f:
+            image, *row = line.rstrip("\n").split("\t")
+            if len(row) != len(COLUMNS) - 1:
+                raise ValueError(f"a row has {len(row) + 1} columns")
+            if image_key(image) in wanted:                  # some files have a header
+                with refusing(f"{path}: the row of image {image} holds no features of {row[2]} boxes", FIX):
+                    data = base64.b64decode(row[4].removeprefix("b'").removesuffix("'"), validate=True)
+                    features = np.frombuffer(data, np.float32).reshape(int(row[2]), -1)
+                yield image_key(image), features
+
+
+def read_folder(path: str, wanted: Container[str]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield keys and features (P, F) of the wanted images of a folder of .npz files."""
+    for file in sorted(os.listdir(path)):
+        key = image_key(file.removesuffix(".npz"))
+        if file.endswith(".npz") and key in wanted:
+            arrays = read_arrays(os.path.join(path, file), FIX)
+            check("x" in arrays, f"{os.path.join(path, file)} holds {', '.join(arrays)} and not x, the features; {FIX}")
+            yield key, arrays["x"]
+
+
+def read_source(path: str, wanted: Container[str]) -> Iterator[tuple[str, np.ndarray]]:
+    if os.path.isdir(path):
+        return read_folder(path, wanted)
+    return read_tsv(need(path, "give a TSV file, or a folder of .npz files"), wanted)
 
 
 def read_places(folder: str, splits: list[str]) -> tuple[dict[str, int], dict[str, list]]:
@@ -93,27 +90,23 @@ def write_regions(opt) -> None:
     check(not line, f"{folder} holds features of {line}; give a folder of its own with the captions and ids")
     counts, places = read_places(folder, opt.splits)
     paths = {split: output(os.path.join(folder, f"{split}_ims.npy"), overwrite=opt.overwrite) for split in opt.splits}
-    arrays, shape = {}, (opt.regions, None)                 # {split: (N, P, F)}, made with the first image
+    arrays, dim = {}, None                                  # {split: (N, P, F)}, made with the first image
     with contextlib.ExitStack() as stack, tqdm(total=len(places), desc="images", disable=None, leave=False) as bar:
-        for image, load in (pair for source in opt.source for pair in read_source(source)):
-            rows = places.pop(image_key(image), None)
-            if not rows:
-                continue
-            features = load()
-            fits = features.ndim == 2 and len(features) == shape[0] and shape[1] in (None, features.shape[1])
+        for key, features in chain.from_iterable(read_source(source, places) for source in opt.source):
+            fits = features.ndim == 2 and len(features) == opt.regions and dim in (None, features.shape[1])
             check(fits and np.isfinite(features).all(),
-                  f"image {image} has {features.shape} numbers, and {(shape[0], shape[1] or 'F')} finite ones are "
-                  f"needed; take the features of {shape[0]} regions an image, or give --regions")
-            shape = features.shape
-            arrays = arrays or {split: stack.enter_context(mapped(path, (counts[split], *shape), np.float32))
+                  f"image {key} has {features.shape} numbers, and {(opt.regions, dim or 'F')} finite ones are needed; "
+                  f"take the features of {opt.regions} regions an image, or give --regions")
+            dim = features.shape[1]
+            arrays = arrays or {split: stack.enter_context(mapped(path, (counts[split], *features.shape), np.float32))
                                 for split, path in paths.items()}
-            for split, row in rows:
+            for split, row in places.pop(key):
                 arrays[split][row] = features
             bar.update()
         check(not places, f"{len(places):,} images are in no source, the first is {next(iter(places), None)}; give all "
                           "files with --source, or name the splits that they hold with --splits")
     for split, path in paths.items():
-        print(f"{path}: {(counts[split], *shape)}")
+        print(f"{path}: {(counts[split], opt.regions, dim)}")
 
 
 def main(argv=None) -> None:

@@ -30,7 +30,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 import cli
 from cli import Arguments, check, data_set, filename
-from files import checksum, plain_file, read_array, read_lines, refusing, save_array, sha256
+from files import checksum, read_array, read_lines, refusing, save_array, sha256
 
 MINILM = {"model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
           "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"}         # file: sha256
@@ -60,11 +60,8 @@ def read_package(module: str, path: str, digests: dict[str, str], readers: tuple
     check(not missing, f"sentence vectors need packages that are missing, {', '.join(missing)}: {INSTALL}")
     path = os.path.join(specs[module].submodule_search_locations[0], path)
     with refusing(f"{path} does not give {' and '.join(digests)}", INSTALL):
-        if path.endswith(".zip"):
-            with zipfile.ZipFile(plain_file(path)) as archive:
-                contents = [archive.read(name) for name in digests]
-        else:
-            contents = [Path(plain_file(os.path.join(path, name))).read_bytes() for name in digests]
+        root = zipfile.Path(path) if path.endswith(".zip") else Path(path)
+        contents = [(root / name).read_bytes() for name in digests]
     for (name, digest), content in zip(digests.items(), contents):
         check(sha256(content) == digest, f"{name} in {path} has sha256 {sha256(content)} and not {digest}; {INSTALL}")
     return contents
