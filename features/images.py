@@ -39,26 +39,27 @@ def read_before(opt, split: str) -> store.Images | None:
         return store.read_images(opt.data_path, opt.output_name, split)
 
 
-def extract(opt, root: str, split: str, paths: list[str], names: list[str], network: Network, texts: list[str],
-            photo_folder: str = "") -> list[int]:
-    """Write features of N photos, {split}_ims.npy, and their list.
+def write_features(opt, root: str, split: Split, names: list[str], network: Network, folder: str) -> list[int]:
+    """Write features of N photos of these names, {split}_ims.npy, and their list.
 
-    Returns the numbers of the photos that could be read. A photo whose file the last list has under any name keeps its
-    features. texts: splits whose captions are deleted, as the caller writes them again. Raises InputError where a photo
-    cannot be read, unless with --skip_broken.
+    Returns the numbers of the photos that could be read. A photo whose file the last list has under any name, or that
+    of the whole folder, keeps its features. The captions are deleted, and the caller writes them again. Raises
+    InputError where a photo cannot be read, unless with --skip_broken.
     """
-    path, list_path = os.path.join(root, f"{split}_ims.npy"), store.list_path(root, split)
-    old, rows, before = [], (), read_before(opt, split)
-    if before and before.extractor == network.line and before.features.shape == network.shape:
-        old, rows = before.photos, np.asarray(before.features.array)
-    by_name = {photo.name: photo for photo in old}
+    path, list_path = os.path.join(root, f"{split.name}_ims.npy"), store.list_path(root, split.name)
+    by_name, rows = {}, {}                                  # {name: photo}, {digest: features}
+    for before in (read_before(opt, ALL), read_before(opt, split.name)):
+        if before and before.extractor == network.line and before.features.shape == network.shape:
+            by_name |= {photo.name: photo for photo in before.photos}
+            rows |= zip([photo.digest for photo in before.photos], np.asarray(before.features.array))
+    paths = split.images.paths
     photos = [store.stat_photo(file, name, by_name.get(name)) for file, name in zip(paths, names)]
     keys = {n: photo.digest or photo.name for n, photo in enumerate(photos)}
-    part = Part(path, network.line, {photo.digest: row for photo, row in zip(old, rows)})
-    missing = sum(key not in part for key in keys.values())
+    part = Part(path, network.line, rows)
+    new = sum(key not in part for key in keys.values())
     try:
         broken = store.compute(part, keys, partial(store.read_transformed, paths, network.transform),
-                               lambda batch: network(batch).cpu().numpy().astype(network.dtype), split,
+                               lambda batch: network(batch).cpu().numpy().astype(network.dtype), split.name,
                                BATCH[network.device.type], opt.workers, opt.skip_broken)
     except InputError as error:
         raise InputError(f"{error}; or leave such photos out with --skip_broken") from error
@@ -69,14 +70,28 @@ def extract(opt, root: str, split: str, paths: list[str], names: list[str], netw
             array[row] = part[keys[n]]
         # just before the rows are put in their place, so that nothing describes other rows
         save_json({"photos": []}, list_path)
-        remove(*(os.path.join(root, f"{name}_caps.txt") for name in texts))
-    save_json({"extractor": network.line, "folder": photo_folder, "photos": [photos[n] for n in sound]}, list_path)
+        remove(os.path.join(root, f"{split.name}_caps.txt"))
+    save_json({"extractor": network.line, "folder": folder, "photos": [photos[n] for n in sound]}, list_path)
     part.remove()
-    computed = missing - len(broken)
-    print(f"{path}: {array.shape} of {network.line}, {f'{computed:,}' if computed else 'none'} of them computed now")
+    print(f"{path}: {array.shape} of {network.line}, {new - len(broken):,} of them computed now")
     if broken:
-        print(f"warning: {len(broken):,} of {len(names):,} photos of {split} cannot be read and are left out:",
+        print(f"warning: {len(broken):,} of {len(names):,} photos of {split.name} cannot be read and are left out:",
               *broken.values(), sep="\n  ", file=sys.stderr)
+    return sound
+
+
+def write_split(opt, root: str, split: Split, names: list[str], order: np.ndarray, network: Network,
+                folder: str = "") -> list[int]:
+    """Write features, names, ids and captions, `order` (M,), of the photos of a split that can be read."""
+    sound = write_features(opt, root, split, names, network, folder)
+    start, order = os.path.join(root, split.name), order[np.isin(split.caption_image[order], sound)]
+    save_lines(f"{start}_ids.txt", [names[n] for n in sound])
+    if split.image_ids and isinstance(split.image_ids[0], int):
+        save_array(f"{start}_img_ids.npy", np.array(split.image_ids, np.int64)[sound])
+    if split.caption_ids is not None:
+        save_array(f"{start}_ann_ids.npy", split.caption_ids[order])
+    if split.captions:
+        save_lines(f"{start}_caps.txt", [split.captions[m] for m in order])
     return sound
 
 
@@ -118,18 +133,14 @@ def extract_folder(opt, root: str) -> None:
           f"{root} holds the photos of {before and before.folder}, and these are of {folder}; give them an "
           "--output_name of their own")
     network = open_output(opt, root, [ALL, *captions])
-    sound = extract(opt, root, ALL, [os.path.join(folder, name) for name in names], names, network, [*captions], folder)
-    save_lines(os.path.join(root, f"{ALL}_ids.txt"), [names[n] for n in sound])
-    features, row_of = read_before(opt, ALL).features.array, {names[n]: row for row, n in enumerate(sound)}
-    for split, texts in captions.items():
-        start, own = os.path.join(root, split), [name for name in texts if name in row_of]
-        save_lines(f"{start}_ids.txt", own)
-        save_array(f"{start}_ims.npy", features[[row_of[name] for name in own]])
-        save_lines(f"{start}_caps.txt", [text for name in own for text in texts[name]])
-    if captions:
-        sizes = ", ".join(f"{split} {len(texts):,}" for split, texts in captions.items())
-        number = len(next(iter(captions["train"].values())))
-        print(f"{table}: {sizes} photos with {number} caption{'s' * (number > 1)} each")
+    for split, texts in {ALL: dict.fromkeys(names, ()), **captions}.items():
+        own = [name for name in names if name in texts]
+        pairs = [(n, text) for n, name in enumerate(own) for text in texts[name]]
+        photos = Split(split, Photos([os.path.join(folder, name) for name in own]), [text for _, text in pairs],
+                       np.array([n for n, _ in pairs], int), table)
+        sound = write_split(opt, root, photos, own, np.arange(len(pairs)), network, folder)
+        if split == ALL:
+            names = [names[n] for n in sound]               # the captions of others are left out
     print_notes(notes)
 
 
@@ -153,8 +164,7 @@ def extract_data_set(opt, root: str) -> None:
         names = [os.path.basename(path) for path in paths]
         if len(set(names)) < len(names):                    # of several folders
             names = [os.path.relpath(path, os.path.commonpath(paths)) for path in paths]
-        rows = extract(opt, root, split.name, paths, names, network, [split.name])
-        write_texts(root, split, order, names, rows)
+        write_split(opt, root, split, names, order, network)
 
 
 def order_captions(split: Split, per_image: int | None) -> np.ndarray:
@@ -170,17 +180,6 @@ def order_captions(split: Split, per_image: int | None) -> np.ndarray:
     order = np.argsort(split.caption_image, kind="stable")                                              # (M,)
     first = np.cumsum(counts) - counts                                                                  # (N,)
     return order[np.arange(len(order)) - first[split.caption_image[order]] < number]
-
-
-def write_texts(root: str, split: Split, order: np.ndarray, names: list[str], rows: list[int]) -> None:
-    """Write captions, `order` (M,), photo names and numeric ids of the images `rows`."""
-    start, order = os.path.join(root, split.name), order[np.isin(split.caption_image[order], rows)]
-    save_lines(f"{start}_ids.txt", [names[n] for n in rows])
-    if split.image_ids and isinstance(split.image_ids[0], int):
-        save_array(f"{start}_img_ids.npy", np.array(split.image_ids, np.int64)[rows])
-    if split.caption_ids is not None:
-        save_array(f"{start}_ann_ids.npy", split.caption_ids[order])
-    save_lines(f"{start}_caps.txt", [split.captions[m] for m in order])
 
 
 # ---- the command

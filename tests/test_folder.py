@@ -140,7 +140,7 @@ def test_only_new_contents_are_computed(mine, monkeypatch, capsys):
     first, seen = files(mine), count_photos(monkeypatch)
     capsys.readouterr()
     run(mine)
-    assert files(mine) == first and "none of them computed now" in capsys.readouterr().out
+    assert files(mine) == first and ", 0 of them computed now" in capsys.readouterr().out
     os.remove(photos / "03.png")
     os.rename(photos / "02.png", photos / "below" / "moved.png")
     os.rename(photos / "00.png", photos / "zz.png")
@@ -148,7 +148,7 @@ def test_only_new_contents_are_computed(mine, monkeypatch, capsys):
     os.utime(photos / "04.png", (1, 1))                     # the same bytes at another time
     run(mine)
     assert not seen
-    assert "none of them computed now" in capsys.readouterr().out
+    assert ", 0 of them computed now" in capsys.readouterr().out
     Image.open(photos / "07.png").rotate(90).save(photos / "new.png")
     run(mine)
     assert sum(seen) == 1 and "1 of them computed now" in capsys.readouterr().out
@@ -326,7 +326,7 @@ def test_captions_make_a_data_set_whose_splits_stay(mine, demo_path, capsys):
     write_table(mine, [*rows, ("gone.png", "x"), (names[80], "  "), (names[81], "one")])
     run(mine, "--captions_per_image", 2)
     shown = capsys.readouterr().out
-    for text in ("captions.csv: train ", "with 2 captions each", "note: 60 captions left out, as every photo needs the",
+    for text in ("train_ims.npy: (", "note: 60 captions left out, as every photo needs the",
                  "note: captions of photos that are not there: 1, the first: 'gone.png'", "1 captions that are empty",
                  "photos with fewer than 2 captions, in no split: 4, the first"):
         assert text in shown
