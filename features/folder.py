@@ -8,7 +8,7 @@ import fnmatch
 import io
 import os
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 
 from PIL import Image
 
@@ -50,7 +50,7 @@ def find_photos(folder: str, skip_broken: bool = False, exclude=()) -> tuple[lis
     """
     check(os.path.isdir(folder), f"{folder} is not a folder; give the folder that holds your photos")
     root, folders, photos = os.path.realpath(folder), [""], []
-    formats, others, omitted = photo_formats(), Counter(), defaultdict(list)
+    formats, omitted = photo_formats(), defaultdict(list)
     endings = {ending for ending, kind in Image.registered_extensions().items() if kind in formats} | {".mpo", ".dib"}
     while folders:
         inside = folders.pop()
@@ -75,13 +75,11 @@ def find_photos(folder: str, skip_broken: bool = False, exclude=()) -> tuple[lis
                 folders.append(f"{name}/")
             elif ending in endings and entry.is_file():
                 photos.append(name)
+            elif ending in HEIF:
+                omitted["photos of .heic, which are read after pip install pillow-heif"].append(name)
             else:
-                others[ending or "without an ending"] += 1
-    notes = [f"{others.total():,} other files: {', '.join(ascii(ending)[1:-1] for ending, _ in others.most_common(8))}"]
-    if HEIF & set(others):
-        notes.append("pip install pillow-heif, and photos of .heic and .heif are read, too")
-    notes = notes * bool(others) + [f"{what}: {len(names):,} left out, the first: {ascii(min(names))}"
-                                    for what, names in omitted.items()]
+                omitted["other files"].append(name)
+    notes = [f"{what}: {len(names):,} left out, the first: {ascii(min(names))}" for what, names in omitted.items()]
     check(photos, f"{folder} holds no photo ({'; '.join(notes) or 'it is empty'}); photos are files whose names end "
                   "with .jpg, .png, .webp or another ending of photos")
     return sorted(photos), notes

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from scipy.linalg import polar
 from scipy.sparse import csr_array
 from tqdm import tqdm
 
@@ -179,18 +180,12 @@ def fit_ica(x: np.ndarray, size: int, count: np.ndarray) -> tuple[np.ndarray, np
                                 "--ica out, or give vectors of fewer values")
     white = (vector[:, ::-1] / np.sqrt(np.maximum(value[::-1], 1e-300)))[:, :size].T    # (size, D)
     z = (x - mean) @ white.T                                                        # (N, size)
-    turn = _orthogonal(np.random.default_rng(0).standard_normal((size, size)))
+    turn = polar(np.random.default_rng(0).standard_normal((size, size)))[0]
     for _ in range(ICA_STEPS):
         t = np.tanh(z @ turn.T)                                                     # (N, size)
-        new = _orthogonal((t * share[:, None]).T @ z - (share @ (1 - t ** 2))[:, None] * turn)
+        new = polar((t * share[:, None]).T @ z - (share @ (1 - t ** 2))[:, None] * turn)[0]
         moved = np.abs(np.abs((new * turn).sum(1)) - 1).max()
         turn = new
         if moved < 1e-4:
             break
     return mean, turn @ white
-
-
-def _orthogonal(w: np.ndarray) -> np.ndarray:
-    """Compute the nearest orthogonal matrix, (W W^T)^-1/2 W."""
-    value, vector = np.linalg.eigh(w @ w.T)
-    return vector / np.sqrt(value) @ vector.T @ w

@@ -27,7 +27,7 @@ from features import store
 from features.folder import CAPTIONS, find_photos, read_captions
 from features.networks import NETWORKS, Network, build_network
 from features.store import ALL, SPLITS, Part
-from files import mapped, remove, save_array, save_json, save_lines
+from files import mapped, remove, repeated, save_array, save_json, save_lines
 from images import Photos
 
 BATCH = {"cuda": 64, "cpu": 8}        # photos per step; larger maps cost a CPU memory anew each time
@@ -39,8 +39,8 @@ def read_before(opt, split: str) -> store.Images | None:
         return store.read_images(opt.data_path, opt.output_name, split)
 
 
-def write_features(opt, root: str, split: Split, names: list[str], network: Network, folder: str) -> list[int]:
-    """Write features of N photos of these names, {split}_ims.npy, and their list.
+def write_features(opt, root: str, split: Split, network: Network, folder: str) -> list[int]:
+    """Write features of the photos of a split, {split}_ims.npy, and their list.
 
     Returns the numbers of the photos that could be read. A photo whose file the last list has under any name, or that
     of the whole folder, keeps its features. The captions are deleted, and the caller writes them again. Raises
@@ -53,7 +53,7 @@ def write_features(opt, root: str, split: Split, names: list[str], network: Netw
             by_name |= {photo.name: photo for photo in before.photos}
             rows |= zip([photo.digest for photo in before.photos], np.asarray(before.features.array))
     paths = split.images.paths
-    photos = [store.stat_photo(file, name, by_name.get(name)) for file, name in zip(paths, names)]
+    photos = [store.stat_photo(file, name, by_name.get(name)) for file, name in zip(paths, split.photo_names)]
     keys = {n: photo.digest or photo.name for n, photo in enumerate(photos)}
     part = Part(path, network.line, rows)
     new = sum(key not in part for key in keys.values())
@@ -64,7 +64,7 @@ def write_features(opt, root: str, split: Split, names: list[str], network: Netw
     except InputError as error:
         raise InputError(f"{error}; or leave such photos out with --skip_broken") from error
     sound = [n for n in keys if n not in broken]
-    check(sound, f"not one of the {len(names)} photos can be read; the first: {broken.get(0)}")
+    check(sound, f"not one of the {len(photos)} photos can be read; the first: {broken.get(0)}")
     with mapped(path, (len(sound), *network.shape), network.dtype) as array:
         for row, n in enumerate(sound):
             array[row] = part[keys[n]]
@@ -75,17 +75,16 @@ def write_features(opt, root: str, split: Split, names: list[str], network: Netw
     part.remove()
     print(f"{path}: {array.shape} of {network.line}, {new - len(broken):,} of them computed now")
     if broken:
-        print(f"warning: {len(broken):,} of {len(names):,} photos of {split.name} cannot be read and are left out:",
+        print(f"warning: {len(broken):,} of {len(photos):,} photos of {split.name} cannot be read and are left out:",
               *broken.values(), sep="\n  ", file=sys.stderr)
     return sound
 
 
-def write_split(opt, root: str, split: Split, names: list[str], order: np.ndarray, network: Network,
-                folder: str = "") -> list[int]:
+def write_split(opt, root: str, split: Split, order: np.ndarray, network: Network, folder: str = "") -> list[int]:
     """Write features, names, ids and captions, `order` (M,), of the photos of a split that can be read."""
-    sound = write_features(opt, root, split, names, network, folder)
+    sound = write_features(opt, root, split, network, folder)
     start, order = os.path.join(root, split.name), order[np.isin(split.caption_image[order], sound)]
-    save_lines(f"{start}_ids.txt", [names[n] for n in sound])
+    save_lines(f"{start}_ids.txt", [split.photo_names[n] for n in sound])
     if split.image_ids and isinstance(split.image_ids[0], int):
         save_array(f"{start}_img_ids.npy", np.array(split.image_ids, np.int64)[sound])
     if split.caption_ids is not None:
@@ -137,8 +136,8 @@ def extract_folder(opt, root: str) -> None:
         own = [name for name in names if name in texts]
         pairs = [(n, text) for n, name in enumerate(own) for text in texts[name]]
         photos = Split(split, Photos([os.path.join(folder, name) for name in own]), [text for _, text in pairs],
-                       np.array([n for n, _ in pairs], int), table)
-        sound = write_split(opt, root, photos, own, np.arange(len(pairs)), network, folder)
+                       np.array([n for n, _ in pairs], int), table, photo_names=own)
+        sound = write_split(opt, root, photos, np.arange(len(pairs)), network, folder)
         if split == ALL:
             names = [names[n] for n in sound]               # the captions of others are left out
     print_notes(notes)
@@ -161,10 +160,10 @@ def extract_data_set(opt, root: str) -> None:
     for split, order in zip(splits, orders):
         print_notes(split.notes)
         paths = split.images.paths
-        names = [os.path.basename(path) for path in paths]
-        if len(set(names)) < len(names):                    # of several folders
-            names = [os.path.relpath(path, os.path.commonpath(paths)) for path in paths]
-        write_split(opt, root, split, names, order, network)
+        split.photo_names = [*map(os.path.basename, paths)]
+        if repeated(split.photo_names):                     # of several folders
+            split.photo_names = [os.path.relpath(path, os.path.commonpath(paths)) for path in paths]
+        write_split(opt, root, split, order, network)
 
 
 def order_captions(split: Split, per_image: int | None) -> np.ndarray:
