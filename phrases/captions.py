@@ -17,7 +17,7 @@ from phrases.data import read_phrases
 
 def main(argv=None) -> None:
     captions.main(argv, "phrases.captions", lambda data_path, data_name, split: read_phrases(
-        os.path.join(data_path, data_name), "val" if split == "dev" else split, text_only=True))
+        os.path.join(data_path, data_name), "val" if split == "dev" else split))
 
 
 if __name__ == "__main__":

@@ -5,14 +5,14 @@
 A phrase is compared with the proposals of its own photo alone (jwae 5.2). entities.py reads the annotations;
 proposals.py and regions.py write beside the split:
 
-{split}_{name}.npz holds the arrays of `Proposals`. {split}_{name}.json says what made them, for which photos, and the
-share of phrases they reach. Their features are {split}_{name}_{features}.npy, (R, F), with a .json that holds the
-checksum of their boxes.
+{split}_{name}.npz holds the arrays of `Proposals`, and facts on how they were made as a JSON text. Their features are
+{split}_{name}_{features}.npy, (R, F), with a .json that holds their extractor and the checksum of their boxes.
 """
 if __name__ == "__main__":
     import cli
     cli.start()
 
+import json
 import os
 import re
 import sys
@@ -26,16 +26,15 @@ from torch import Tensor
 import cli
 from cli import Arguments, InputError, check, data_set, filename
 from data import Split, chunks, read_extractors, read_text_features
-from files import need, output, read_arrays, read_json, sha256
+from files import need, read_arrays, read_json, refusing, sha256
 from images import Features, NoImages
 from phrases.entities import SPLITS, Entities, describe_entities, photo_paths, read_entities
 
 AGAIN = "delete it, and write it again"
-ARRAYS = {"boxes": "float32", "start": "int64", "score": "float32", "added": "bool"}
-THRESHOLDS = (0.5, 0.7)               # of the IoU, at which the recall is recorded
 DELETE = "give another --name, or delete the old files"
 REGIONS = "edgeboxes200_ims"          # proposals and their features, {split}_{REGIONS}.npy
 GEOMETRY = 5                          # numbers that say where a box lies
+POSITIVE_IOU = 0.7                    # from which a region fits a phrase (jwae 5.2)
 NEGATIVE_IOU = 0.3                    # below it a region does not fit; in between it is not compared (CITE's code)
 NEGATIVES = 2                         # regions that do not fit, drawn for each that does (CITE's code)
 
@@ -67,88 +66,12 @@ def box_geometry(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
                      (x2 - x1) * (y2 - y1) / (width * height)], 1).astype(np.float32)
 
 
-# ---- proposals and their features
-
-@dataclass
-class Proposals:
+class Proposals(NamedTuple):
     """The R boxes of N photos."""
     boxes: np.ndarray                 # (R, 4) float32: x1, y1, x2, y2 in pixels from 0, both corners inside
     start: np.ndarray                 # (N + 1,) int64: photo n has rows start[n]:start[n + 1], at least one
-    score: np.ndarray                 # (R,) float32 of the method, higher is better; 0 where there is none
     added: np.ndarray                 # (R,) bool: boxes of phrases, added to the training split
-    facts: dict                       # {split}_{name}.json
-
-
-def parse_name(text: str) -> str:
-    """Parse a name of proposals or of their features, part of names of files."""
-    check(re.fullmatch("[A-Za-z0-9-]+", text), f"'{text}' cannot be a name; give letters, digits and -")
-    return text
-
-
-def proposals_path(root: str, split: str, name: str) -> str:
-    """Return the path of proposals without its ending."""
-    return os.path.join(root, f"{split}_{name}")
-
-
-def read_facts(path: str, ending: str, key: str, program: str) -> dict:
-    """Read the JSON object beside a file of `program`, with a text under `key`."""
-    for end in (ending, ".json"):
-        need(path + end, f"it is written with python -m {program}")
-    facts = read_json(f"{path}.json", AGAIN)
-    check(isinstance(facts, dict) and isinstance(facts.get(key), str),
-          f"{path}.json is not a JSON object that says \"{key}\"; {AGAIN} with python -m {program}")
-    return facts
-
-
-def is_written(path: str, facts: dict) -> bool:
-    """Tell whether `path` is there. Raises InputError if its .json does not hold these facts."""
-    if not os.path.exists(output(path)):
-        return False
-    beside = f"{os.path.splitext(path)[0]}.json"
-    before = read_json(beside, DELETE) if os.path.exists(beside) else {}
-    other = next((key for key in facts if not isinstance(before, dict) or before.get(key) != facts[key]), None)
-    check(other is None, f"{path} is there, and {beside} does not say that its {other} is {facts.get(other)}; {DELETE}")
-    print(f"{path}: done already")
-    return True
-
-
-def read_proposals(root: str, split: str, name: str, entities: Entities) -> Proposals:
-    """Read the proposals of a split. Raises InputError where they do not fit it."""
-    path = proposals_path(root, split, name)
-    facts = read_facts(path, ".npz", "method", f"phrases.proposals --data_name {os.path.basename(root)} --name {name}")
-    arrays = read_arrays(f"{path}.npz", AGAIN)
-    broken = f"{path}.npz is broken: its arrays are not those that its .json was written for; {AGAIN}"
-    check({key: array.dtype.name for key, array in arrays.items()} == ARRAYS, broken)
-    check(facts.get("ids_sha256") == sha256("\n".join(entities.ids))
-          and facts.get("truth_sha256") == sha256(entities.truth),
-          f"{path}.npz is of other photos, or other annotations, than {split}.txt names now; {AGAIN}")
-    p, rows, photos = Proposals(**arrays, facts=facts), len(arrays["boxes"]), len(entities.ids)
-    check([x.shape for x in (p.boxes, p.score, p.added, p.start)] == [(rows, 4), (rows,), (rows,), (photos + 1,)]
-          and p.start[0] == 0 and p.start[-1] == rows and (np.diff(p.start) > 0).all()
-          and facts.get("boxes_sha256") == sha256(p.boxes), broken)
-    return p
-
-
-def recall(proposals: Proposals, entities: Entities, threshold: float) -> float:
-    """Compute the percent of phrases that a proposal overlaps by `threshold` or more.
-
-    It bounds every ranking; boxes added from the phrases do not count.
-    """
-    first, hits = np.searchsorted(entities.phrase_photo, np.arange(len(entities.ids) + 1)), 0       # (N + 1,)
-    for n in range(len(entities.ids)):
-        rows = slice(proposals.start[n], proposals.start[n + 1])
-        boxes = proposals.boxes[rows][~proposals.added[rows]]
-        hits += int((iou(entities.truth[first[n]:first[n + 1]], boxes).max(1, initial=0) >= threshold).sum())
-    return 100 * hits / len(entities.phrases)
-
-
-def read_region_features(root: str, split: str, name: str, features: str, proposals: Proposals, sizes: np.ndarray):
-    """Read features of proposals, RegionFeatures, and the line that says what made them."""
-    path = proposals_path(root, split, f"{name}_{features}")
-    facts = read_facts(path, ".npy", "extractor", f"phrases.regions --proposals {name} --name {features}")
-    check(facts.get("boxes_sha256") == proposals.facts["boxes_sha256"],
-          f"{path}.npy is of other boxes than those that {proposals_path(root, split, name)}.npz holds now; {AGAIN}")
-    return RegionFeatures(f"{path}.npy", proposals, sizes), facts["extractor"]
+    facts: dict                       # what made them, how many a photo, and the share of phrases that they reach
 
 
 class RegionFeatures(Features):
@@ -179,10 +102,7 @@ class RegionFeatures(Features):
 
 @dataclass
 class PhraseSplit(Split):
-    """A Split whose N images have R proposals, and whose captions are M phrases.
-
-    An item of `images` is a proposal, and `caption_image` the one that overlaps a phrase's box most.
-    """
+    """A Split whose N photos have R proposals, its `images`, and whose M captions are phrases."""
     entities: Entities = None
     proposals: Proposals = None
 
@@ -194,9 +114,6 @@ class PhraseSplit(Split):
     truth = property(lambda self: self.entities.truth)                  # (M, 4) box around all boxes of the chain
     types = property(lambda self: self.entities.types)                  # M, such as ("people",)
 
-    def fingerprint(self) -> dict:
-        return {**super().fingerprint(), "boxes_sha256": self.proposals.facts["boxes_sha256"]}
-
     def columns(self, n: int) -> np.ndarray:
         """Select the phrases of photo n."""
         return np.arange(*np.searchsorted(self.phrase_photo, (n, n + 1)))
@@ -205,28 +122,61 @@ class PhraseSplit(Split):
         """Compute the IoU of photo n's proposals and its phrases' boxes, (P, m)."""
         return iou(self.boxes[self.start[n]:self.start[n + 1]], self.truth[self.columns(n)])
 
+    def best_overlaps(self, added: bool = True) -> np.ndarray:
+        """Compute the largest IoU of each phrase with a proposal, (M,). added: boxes of phrases count, too."""
+        counted = np.split(~self.added | added, self.start[1:-1])           # N of (P,) bool
+        return np.concatenate([self.overlap(n)[rows].max(0, initial=0) for n, rows in enumerate(counted)])
 
-def read_phrases(root: str, split: str, regions: str = REGIONS, text_features: str | None = None,
-                 text_only: bool = False) -> PhraseSplit:
-    """Read a split with the proposals and features that `regions` names.
 
-    With text_only the phrases alone are read. Raises InputError.
-    """
+def parse_name(text: str) -> str:
+    """Parse a name of proposals or of their features, part of names of files."""
+    check(re.fullmatch("[A-Za-z0-9-]+", text), f"'{text}' cannot be a name; give letters, digits and -")
+    return text
+
+
+def digest_annotations(entities: Entities) -> str:
+    """Hash the ids of a split's photos and the boxes of its phrases."""
+    return sha256("\n".join(entities.ids), entities.truth)
+
+
+def read_proposals(root: str, split: PhraseSplit, name: str) -> Proposals:
+    """Read the proposals of a split. Raises InputError where they do not fit it."""
+    path = os.path.join(root, f"{split.name}_{name}.npz")
+    need(path, f"it is written with python -m phrases.proposals --data_name {os.path.basename(root)} --name {name}")
+    with refusing(f"{path} holds no proposals", AGAIN):
+        arrays = read_arrays(path, AGAIN)
+        facts = json.loads(str(arrays.pop("facts")))
+        check(facts["annotations_sha256"] == digest_annotations(split.entities),
+              f"{path} is of other photos, or other annotations, than {split.name}.txt names now; {AGAIN}")
+        return Proposals(**arrays, facts=facts)
+
+
+def read_region_features(root: str, split: PhraseSplit, regions: str) -> tuple[RegionFeatures, str]:
+    """Read features of the split's proposals, and the line that says what made them."""
+    path, (name, _, features) = os.path.join(root, f"{split.name}_{regions}"), regions.rpartition("_")
+    for ending in (".npy", ".json"):
+        need(path + ending, f"it is written with python -m phrases.regions --proposals {name} --name {features}")
+    with refusing(f"{path}.json does not say what made the features", AGAIN):
+        facts = read_json(f"{path}.json", AGAIN)
+        check(facts["boxes_sha256"] == sha256(split.boxes),
+              f"{path}.npy is of other boxes than those that {split.name}_{name}.npz holds now; {AGAIN}")
+        return RegionFeatures(f"{path}.npy", split.proposals, split.entities.sizes), str(facts["extractor"])
+
+
+def read_phrases(root: str, split: str, regions: str | None = None, text_features: str | None = None) -> PhraseSplit:
+    """Read the phrases of a split, with the proposals and features that `regions` names. Raises InputError."""
     check(os.path.isdir(os.path.join(root, "Annotations")),
           f"{root} is not a data set of phrases in photos; give --data_name a folder with Annotations/, Sentences/ and "
           "train.txt, val.txt and test.txt, as Flickr30k Entities has them")
     entities = read_entities(root, split)
     result = PhraseSplit(split, NoImages(len(entities.ids)), entities.phrases, entities.phrase_photo,
-                         os.path.join(root, "Sentences"), extractors=read_extractors(root) or None, entities=entities)
-    if text_only:
-        return result
-    name, _, features = regions.rpartition("_")
-    check(name, f"--regions {regions} names proposals alone; name their features behind them, such as {regions}_ims")
-    result.proposals = read_proposals(root, split, name, entities)
-    result.images, made_by = read_region_features(root, split, name, features, result.proposals, entities.sizes)
-    result.extractors = {**(result.extractors or {}), "ims": made_by}
-    result.caption_image = np.concatenate([result.start[n] + result.overlap(n).argmax(0)
-                                           for n in range(len(entities.ids))])
+                         os.path.join(root, "Sentences"), extractors=read_extractors(root), entities=entities)
+    if regions:
+        name = regions.rpartition("_")[0]
+        check(name, f"--regions {regions} names proposals alone; name their features behind them, such as "
+                    f"{regions}_ims")
+        result.proposals = read_proposals(root, result, name)
+        result.images, result.extractors["ims"] = read_region_features(root, result, regions)
     if text_features:
         result.text = read_text_features(root, result, text_features, "phrases.captions")
     if kinds := ", ".join(f"{count:,} {why}" for why, count in entities.dropped.items() if count):
@@ -240,20 +190,12 @@ def read_phrases(root: str, split: str, regions: str = REGIONS, text_features: s
 
 # ---- batches
 
-class Labels(NamedTuple):
-    """Rule of the proposals that fit a phrase, and of how many are drawn."""
-    positive: float = 0.7             # IoU from which a proposal fits (jwae 5.2)
-    every: bool = False               # draw every proposal that fits, not one a phrase (CITE)
-
-
 class PhraseBatch(NamedTuple):
     """R regions and M phrases of several photos, and which of them fit."""
     images: Tensor                    # (R, F) features
     tokens: Tensor                    # (M, T) int64 word numbers, zero-padded | (M, F) features
     lengths: Tensor                   # (M,) int64, on the CPU
     labels: Tensor                    # (R, M) int8: a region fits a phrase, 1; does not, -1; is not compared, 0
-    rows: np.ndarray                  # (R,) regions in the split
-    columns: np.ndarray               # (M,) phrases in the split
     unpaired: None = None             # data.Batch has jWAE's
 
     def to(self, device) -> "PhraseBatch":
@@ -261,40 +203,34 @@ class PhraseBatch(NamedTuple):
         return self._replace(images=images, tokens=tokens, labels=labels)
 
 
-def batches(split: PhraseSplit, tokens, photos, size: int, rule: Labels, seed: tuple = (0,), skip: int = 0):
-    """Yield batches of `size` photos in the given order, without the first `skip`."""
+def batches(split: PhraseSplit, tokens, photos, size: int, seed: tuple, skip: int = 0, **rule):
+    """Yield batches of `size` photos in the given order, without the first `skip`. rule: of `sample_proposals`."""
     for chunk in chunks(np.ascontiguousarray(photos), size)[skip:]:
-        rows, columns, blocks = zip(*(sample_proposals(split, rule, seed, int(n)) for n in chunk))
-        rows, columns = np.concatenate(rows), np.concatenate(columns)
+        rows, columns, blocks = zip(*(sample_proposals(split, int(n), seed, **rule) for n in chunk))
         labels = torch.block_diag(*map(torch.from_numpy, blocks))                   # of (r, m) -> (R, M)
-        yield PhraseBatch(split.images.gather(rows), *tokens.batch(columns), labels, rows, columns)
+        yield PhraseBatch(split.images.gather(np.concatenate(rows)), *tokens.batch(np.concatenate(columns)), labels)
 
 
-def sample_proposals(split: PhraseSplit, rule: Labels, seed: tuple, n: int) -> tuple[np.ndarray, ...]:
-    """Draw proposals (r,) of photo n for its m phrases, with labels (r, m) int8.
+def sample_proposals(split: PhraseSplit, n: int, seed: tuple, positive: float = POSITIVE_IOU,
+                     every: bool = False) -> tuple[np.ndarray, ...]:
+    """Draw proposals (r,) of photo n for its phrases (m,), with labels (r, m) int8.
 
-    Each phrase that a proposal fits gets one that fits, or every one, and NEGATIVES times as many that do not. All
-    pairs are labelled, so a phrase is compared with what the others drew, too. The draw depends on (seed, n) alone.
+    Each phrase that a proposal fits, by an IoU of `positive`, gets one that fits, or every one, and NEGATIVES times as
+    many that do not. All pairs are labelled, so a phrase is compared with what the others drew, too. The draw depends
+    on (seed, n) alone.
     """
     rng = np.random.default_rng([*seed, n])
     overlap = split.overlap(n)                                                      # (P, m)
-    fits = overlap >= rule.positive
-    usable = fits.any(0)
-    overlap, fits, columns = overlap[:, usable], fits[:, usable], split.columns(n)[usable]
-    lot, apart = rng.random(overlap.shape), overlap < NEGATIVE_IOU
+    usable = (overlap >= positive).any(0)
+    overlap, columns = overlap[:, usable], split.columns(n)[usable]
+    fits, apart, lot = overlap >= positive, overlap < NEGATIVE_IOU, rng.random(overlap.shape)
     mask = np.zeros(len(overlap), bool)
-    mask[fits.any(1) if rule.every else np.where(fits, lot, -1).argmax(0)] = True
+    mask[fits.any(1) if every else np.where(fits, lot, -1).argmax(0)] = True
     order = np.where(apart, lot, -1).argsort(0)[::-1]                               # (P, m)
-    most = NEGATIVES * (fits.sum(0) if rule.every else 1)                           # (m,) or 1
+    most = NEGATIVES * (fits.sum(0) if every else 1)                                # (m,) or 1
     mask[order[np.take_along_axis(apart, order, 0) & (np.arange(len(order))[:, None] < most)]] = True
     rows = np.flatnonzero(mask)
     return split.start[n] + rows, columns, fits[rows].astype(np.int8) - apart[rows]
-
-
-def find_learnable(split: PhraseSplit, positive: float) -> np.ndarray:
-    """List the phrases that a proposal fits, (m,)."""
-    best = np.concatenate([split.overlap(n).max(0) for n in range(len(split.ids))])
-    return np.flatnonzero(best >= positive)
 
 
 # ---- the check of a folder
@@ -309,10 +245,6 @@ def report_data(opt) -> int:
             faults |= dict.fromkeys(entities.faults)
             if os.path.isdir(os.path.join(root, "images")):
                 photo_paths(root, entities.ids)
-            path = proposals_path(root, name, REGIONS.rpartition("_")[0])
-            if opt.regions == REGIONS and not os.path.isfile(f"{path}.npz"):
-                print(f"{'':8}no proposals yet: python -m phrases.proposals writes them")
-                continue
             split = read_phrases(root, name, opt.regions)
             print(f"{'':8}{len(split.boxes):,} proposals, {split.images.describe()}")
             faults |= dict.fromkeys(split.faults(deep=True))

@@ -17,6 +17,7 @@ from images import whole_transform
 from methods.filters import FILTERS, responses, transform
 from model import CNN
 
+CELLS = 32                            # a side of the maps of drawn scenes
 AROUND = 1.5                          # the surroundings of a box: so many times as wide and high
 
 
@@ -92,50 +93,34 @@ class SceneRegions:
     """Features by the filters of drawn scenes. All is done where a photo is read."""
     dim = 3 * FILTERS
     line = f"demo_scenes boxes, {dim} numbers of photos resized to 128x128"
+    encode = staticmethod(list)
 
     @staticmethod
     def read(photo: Image.Image, boxes: np.ndarray) -> np.ndarray:
-        """Features of boxes (P, 4), shares of width and height -> (P, 576) float32.
+        """Compute features of boxes (P, 4), shares of width and height -> (P, 576) float16.
 
         Of each of 192 filters the strongest response in the box, which tells what is there, the mean in it, and the
         mean around it, which tell whether the box fits.
         """
         maps = []
-        for response in responses(transform(photo).numpy()[None]):           # (1, h, h, C)
-            cells = response[0].reshape(32, len(response[0]) // 32, 32, -1, response.shape[-1])
-            maps.append(cells.max((1, 3)))
+        for response in responses(transform(photo).numpy()[None]):                  # (1, h, h, C)
+            step = response.shape[1] // CELLS
+            maps.append(response.reshape(CELLS, step, CELLS, step, -1).max((1, 3)))
         maps = np.concatenate(maps, -1)                                             # (32, 32, 192)
-        return np.concatenate([take_strongest(maps, boxes), *average_cells(maps, boxes)], 1)
-
-    @staticmethod
-    def encode(values: list[np.ndarray]) -> list[np.ndarray]:
-        return [x.astype(np.float16) for x in values]
-
-
-def take_strongest(maps: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """Take the maximum over the cells in each box: (h, h, C), (P, 4) -> (P, C)."""
-    side = len(maps)
-    first = np.clip(np.ceil(boxes[:, :2] * side - 0.5), 0, side - 1).astype(int)    # (P, 2)
-    last = np.clip(np.floor(boxes[:, 2:] * side - 0.5), 0, side - 1).astype(int)
-    last = np.maximum(first, last)
-    return np.stack([maps[y1:y2 + 1, x1:x2 + 1].max((0, 1)) for (x1, y1), (x2, y2) in zip(first, last)])
+        first = np.clip(np.ceil(boxes[:, :2] * CELLS - 0.5), 0, CELLS - 1).astype(int)          # (P, 2)
+        last = np.maximum(first, np.floor(boxes[:, 2:] * CELLS - 0.5).astype(int))
+        strongest = [maps[y1:y2 + 1, x1:x2 + 1].max((0, 1)) for (x1, y1), (x2, y2) in zip(first, last)]
+        centre, half = (boxes[:, :2] + boxes[:, 2:]) / 2, (boxes[:, 2:] - boxes[:, :2]) / 2
+        outer = np.clip(np.concatenate([centre - AROUND * half, centre + AROUND * half], 1), 0, 1)
+        inside, surrounded = cover_cells(boxes), cover_cells(outer)                 # (P, 1024)
+        means = [weights @ maps.reshape(CELLS ** 2, -1) / np.maximum(weights.sum(1, keepdims=True), 1e-6)
+                 for weights in (inside, surrounded - inside)]                      # (P, 192)
+        return np.concatenate([strongest, *means], 1, dtype=np.float32, casting="same_kind").astype(np.float16)
 
 
-def average_cells(maps: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Average in each box and around it: (h, h, C), (P, 4) -> twice (P, C) float32."""
-    centre, half = (boxes[:, :2] + boxes[:, 2:]) / 2, (boxes[:, 2:] - boxes[:, :2]) / 2
-    outer = np.clip(np.concatenate([centre - AROUND * half, centre + AROUND * half], 1), 0, 1)
-    (inside, area), (whole, covered) = (sum_cells(maps, x) for x in (boxes, outer))
-    ring = np.maximum(covered - area, 0)
-    around = np.where(ring > 1e-6, (whole - inside) / np.maximum(ring, 1e-6), 0)
-    return (inside / np.maximum(area, 1e-6)).astype(np.float32), around.astype(np.float32)
-
-
-def sum_cells(maps: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sum cells by the share that boxes cover (P, C), and compute their areas (P, 1)."""
-    side = len(maps)
-    low, high = np.split(np.asarray(boxes, np.float64) * side, 2, 1)                # (P, 2): x, y
-    cells = np.arange(side)
-    covered = np.clip(np.minimum(high[..., None], cells + 1) - np.maximum(low[..., None], cells), 0, 1)    # (P, 2, h)
-    weights = covered[:, 1, :, None] * covered[:, 0, None]                          # (P, h, h)
-    return weights.reshape(len(boxes), -1) @ maps.reshape(side ** 2, -1), np.prod(high - low, 1, keepdims=True)
+def cover_cells(boxes: np.ndarray) -> np.ndarray:
+    """Compute the share of each cell that boxes cover: (P, 4) -> (P, 1024) float64."""
+    low, high = np.split(np.asarray(boxes, np.float64)[..., None] * CELLS, 2, 1)    # (P, 2, 1): x, y
+    cells = np.arange(CELLS)
+    across, down = np.clip(np.minimum(high, cells + 1) - np.maximum(low, cells), 0, 1).swapaxes(0, 1)
+    return (down[:, :, None] * across[:, None]).reshape(len(boxes), -1)

@@ -5,8 +5,8 @@
     python -m phrases.proposals --data_name f30k_entities --name mine --from boxes.json
 
 EdgeBoxes (Zitnick and Dollar 2014) by OpenCV's ximgproc: boxes that wholly hold many edges, those of image gradients
-or, with --model, of a structured forest. The boxes of the phrases are added to those of train. {split}_{name}.npz and
-.json hold them (data.py). After a stop the same command continues.
+or, with --model, of a structured forest. The boxes of the phrases are added to those of train. {split}_{name}.npz holds
+them (data.py). After a stop the same command continues.
 """
 if __name__ == "__main__":
     import cli
@@ -14,6 +14,7 @@ if __name__ == "__main__":
 
 import functools
 import gzip
+import json
 import os
 import zlib
 
@@ -22,10 +23,10 @@ import numpy as np
 import cli
 from cli import Arguments, InputError, check, data_set, filename, positive, reason, workers
 from features.store import Part, compute
-from files import file_digest, need, read_json, refusing, save_arrays, save_json, sha256
+from files import file_digest, need, output, read_json, refusing, save_arrays
 from images import read_photo
-from phrases.data import ARRAYS, THRESHOLDS, Proposals, is_written, parse_name, proposals_path, recall
-from phrases.entities import SPLITS, Entities, photo_paths, read_entities
+from phrases.data import DELETE, PhraseSplit, Proposals, digest_annotations, parse_name, read_phrases, read_proposals
+from phrases.entities import SPLITS, Entities, photo_paths
 
 SETTINGS = {"alpha": 0.65, "beta": 0.65, "minScore": 0.01}     # as the code of pl-clc sets them
 LEAST = 256                           # pixels: a smaller photo's longer side is enlarged to this
@@ -33,7 +34,8 @@ SMOOTH = 4                            # pixels of the photo: finer textures have
 THIN = 1.01                           # an edge stays that is not weaker than its neighbours by more
 INSTALL = "EdgeBoxes needs OpenCV's contributed modules: pip install -r phrases/requirements.txt"
 BATCH = 4                             # photos that a process is given at a time
-FORM = 'give {"photo id": [[x1, y1, x2, y2, score], ...], ...} of all photos, pixels from 0, the score as you like'
+FORM = 'give {"photo id": [[x1, y1, x2, y2], ...], ...} of all photos, pixels from 0, the best box first'
+THRESHOLDS = (0.5, 0.7)               # of the IoU, at which the recall is recorded
 
 
 # ---- EdgeBoxes
@@ -94,10 +96,9 @@ def find_edges(photo: np.ndarray, radius: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def edge_boxes(photo: np.ndarray, count: int, model: str | None = None) -> np.ndarray:
-    """Find at most `count` boxes of a photo (H, W, 3) uint8, the best first: (k, 5).
+    """Find at most `count` boxes of a photo (H, W, 3) uint8, the best first: (k, 4) float32.
 
-    x1, y1, x2, y2 in pixels from 0 with both corners inside, and the score, in float32. A photo without an edge has one
-    box, the whole of it, of score 0.
+    x1, y1, x2, y2 in pixels from 0 with both corners inside. A photo without an edge has one box, the whole of it.
     """
     cv2, (height, width) = import_opencv(), photo.shape[:2]
     scale = max(1.0, LEAST / max(height, width))
@@ -111,15 +112,15 @@ def edge_boxes(photo: np.ndarray, count: int, model: str | None = None) -> np.nd
         strength = forest.edgesNms(strength, across)
     else:
         strength, across = find_edges(photo, round(SMOOTH * scale))
-    boxes, scores = cv2.ximgproc.createEdgeBoxes(maxBoxes=count, **SETTINGS).getBoundingBoxes(
+    boxes, _ = cv2.ximgproc.createEdgeBoxes(maxBoxes=count, **SETTINGS).getBoundingBoxes(
         np.ascontiguousarray(strength, np.float32), np.ascontiguousarray(across, np.float32))
     if not len(boxes):
-        return np.array([[0, 0, width - 1, height - 1, 0]], np.float32)
+        return np.array([[0, 0, width - 1, height - 1]], np.float32)
     corner, size = np.split(np.asarray(boxes, np.float64).reshape(-1, 4), 2, 1)     # (k, 2)
     share, most = np.divide([width, height], photo.shape[1::-1]), np.array([width, height]) - 1
     first = np.clip(corner * share, 0, most)
     last = np.clip((corner + size) * share - 1, first, most)
-    return np.concatenate([first, last, np.reshape(scores, (-1, 1))], 1).astype(np.float32)[:count]      # (k, 5)
+    return np.concatenate([first, last], 1).astype(np.float32)[:count]              # (k, 4)
 
 
 def find_boxes(paths: list[str], sizes: np.ndarray, count: int, model: str | None, n: int) -> np.ndarray:
@@ -137,65 +138,61 @@ def read_sized(path: str, size):
 
 
 def read_own_boxes(path: str, entities: Entities, count: int) -> list[np.ndarray]:
-    """Read the `count` best boxes of each photo from a JSON file, (k, 5) float32."""
+    """Read the first `count` boxes of each photo from a JSON file, (k, 4) float32."""
     result, boxes_of = [], read_json(path, FORM, unique=True)
-    check(isinstance(boxes_of, dict), f"{path} is not a JSON object of boxes; {FORM}")
     for photo, (width, height) in zip(entities.ids, entities.sizes):
-        with refusing(f"{path}: the boxes of {photo} are not a list of boxes with four numbers, or five each", FORM):
-            rows = np.array(boxes_of.get(photo, []), np.float32)
-            if rows.ndim != 2 or rows.shape[1] not in (4, 5) or not np.isfinite(rows).all():
-                raise ValueError(f"an array of shape {rows.shape}")
-        x1, y1, x2, y2 = rows[:, :4].T
+        with refusing(f"{path}: the boxes of {photo} are not a list of boxes with four numbers each", FORM):
+            rows = np.array(boxes_of[photo], np.float32)[:count]
+            x1, y1, x2, y2 = rows.T
         inside = (0 <= x1) & (x1 <= x2) & (x2 < width) & (0 <= y1) & (y1 <= y2) & (y2 < height)
-        check(inside.all(), f"{path}: the box {rows[inside.argmin()][:4].tolist()} of {photo} is inverted or leaves "
-                            f"its photo, {width} x {height} pixels; pixels count from 0, so x2 is at most {width - 1} "
-                            f"and y2 {height - 1}")
-        rows = np.pad(rows, ((0, 0), (0, 5 - rows.shape[1])))
-        result.append(rows[np.argsort(-rows[:, 4], kind="stable")[:count]])
+        check(inside.all(), f"{path}: the box {rows[inside.argmin()].tolist()} of {photo} is inverted or leaves its "
+                            f"photo, {width} x {height} pixels; pixels count from 0, so x2 is at most {width - 1} and "
+                            f"y2 {height - 1}")
+        result.append(rows)
     return result
 
 
 # ---- the command
 
-def join_photos(rows: list[np.ndarray], entities: Entities, add: bool) -> Proposals:
-    """Join the proposals (k, 5) of photos. With `add`, boxes of their phrases follow."""
-    blocks, first = [], np.searchsorted(entities.phrase_photo, np.arange(len(rows) + 1))
+def join_photos(rows: list[np.ndarray], split: PhraseSplit, add: bool) -> Proposals:
+    """Join the boxes (k, 4) of photos. With `add`, boxes of their phrases follow."""
+    blocks = []                                             # of each photo: its own boxes, and those of phrases
     for n, own in enumerate(rows):
-        truth = np.unique(entities.truth[first[n]:first[n + 1] if add else first[n]], axis=0)
-        most = np.tile(entities.sizes[n] - 1, 2)            # annotations leave some photos by a pixel
-        extra = np.pad(np.clip(truth, 0, most), ((0, 0), (0, 1)))       # (t, 4) -> (t, 5), score 0
-        blocks.append(np.concatenate([own, extra]).astype(np.float32))
-    added = [np.arange(len(block)) >= len(own) for block, own in zip(blocks, rows)]
-    boxes, start = np.concatenate(blocks), np.cumsum([0, *map(len, blocks)], dtype=np.int64)
-    return Proposals(np.ascontiguousarray(boxes[:, :4]), start, np.ascontiguousarray(boxes[:, 4]),
-                     np.concatenate(added), {})
+        truth = np.unique(split.truth[split.columns(n) if add else []], axis=0)
+        most = np.tile(split.entities.sizes[n] - 1, 2)      # annotations leave some photos by a pixel
+        blocks += [own, np.clip(truth, 0, most).astype(np.float32)]
+    lengths = [len(block) for block in blocks]
+    return Proposals(np.concatenate(blocks), np.cumsum([0, *lengths])[::2],
+                     np.repeat([False, True] * len(rows), lengths), {})
 
 
-def write_proposals(opt, root: str, split: str, name: str, method: str) -> None:
+def write_proposals(opt, root: str, name: str, method: str, split_name: str) -> None:
     """Write the proposals of a split, unless they are there. Raises InputError."""
-    entities, path = read_entities(root, split), proposals_path(root, split, name)
-    recipe = {"method": method, "count": opt.count, "ids_sha256": sha256("\n".join(entities.ids))}
-    facts = {**recipe, "truth_sha256": sha256(entities.truth)}
-    if is_written(f"{path}.npz", facts):
-        return
-    part = Part(path, recipe)
-    if opt.given:
-        rows = read_own_boxes(opt.given, entities, opt.count)
+    split, path = read_phrases(root, split_name), output(os.path.join(root, f"{split_name}_{name}.npz"))
+    if done := os.path.exists(path):
+        split.proposals = read_proposals(root, split, name)
+        facts = split.proposals.facts
+        check((facts["method"], facts["count"]) == (method, opt.count),
+              f"{path} is there, with at most {facts['count']} boxes a photo, {facts['method']}; {DELETE}")
     else:
-        find = functools.partial(find_boxes, photo_paths(root, entities.ids), entities.sizes, opt.count, opt.model)
-        compute(part, dict(enumerate(entities.ids)), find, list, split, BATCH, opt.workers)
-        rows = [part[photo] for photo in entities.ids]
-    proposals = join_photos(rows, entities, add=split == "train")
-    facts |= {"boxes_sha256": sha256(proposals.boxes), "boxes": len(proposals.boxes), "photos": len(rows),
-              "added": int(proposals.added.sum()), "phrases": len(entities.phrases),
-              "recall": {f"{t:g}": round(recall(proposals, entities, t), 2) for t in THRESHOLDS}}
-    save_json(facts, f"{path}.json")
-    save_arrays(f"{path}.npz", {key: getattr(proposals, key) for key in ARRAYS})
-    part.remove()
-    print(f"{path}.npz: {facts['boxes']:,} boxes of {facts['photos']:,} photos"
-          + f", {facts['added']:,} of them added from the phrases" * (split == "train"))
+        facts = {"method": method, "count": opt.count, "annotations_sha256": digest_annotations(split.entities)}
+        part, sizes = Part(path, facts), split.entities.sizes
+        if opt.given:
+            rows = read_own_boxes(opt.given, split.entities, opt.count)
+        else:
+            find = functools.partial(find_boxes, photo_paths(root, split.ids), sizes, opt.count, opt.model)
+            compute(part, dict(enumerate(split.ids)), find, list, split_name, BATCH, opt.workers)
+            rows = [part[photo] for photo in split.ids]
+        split.proposals = join_photos(rows, split, add=split_name == "train")
+        best = split.best_overlaps(added=False)
+        facts["recall"] = {f"{t:g}": round(100 * float(np.mean(best >= t)), 2) for t in THRESHOLDS}
+        arrays = {key: getattr(split.proposals, key) for key in ("boxes", "start", "added")}
+        save_arrays(path, {**arrays, "facts": np.array(json.dumps(facts))})
+        part.remove()
     reached = ", ".join(f"{percent:.1f}% at IoU {least}" for least, percent in facts["recall"].items())
-    print(f"  recall of {facts['phrases']:,} phrases: {reached}, without added boxes")
+    print(f"{path}: {'done already, ' * done}{len(split.boxes):,} boxes of {len(split.ids):,} photos"
+          + f", {split.added.sum():,} of them added from the phrases" * (split_name == "train")
+          + f"\n  recall of {len(split.captions):,} phrases: {reached}, without added boxes")
 
 
 def write_all_proposals(opt) -> None:
@@ -207,7 +204,7 @@ def write_all_proposals(opt) -> None:
     method = (f"given in {os.path.basename(opt.given)} {file_digest(opt.given)}" if opt.given
               else describe_method(opt.model))
     for split in opt.splits:
-        write_proposals(opt, root, split, name, method)
+        write_proposals(opt, root, name, method, split)
 
 
 def main(argv=None) -> None:
@@ -221,8 +218,8 @@ def main(argv=None) -> None:
     add("--model", type=filename, metavar="FILE",
         help="model.yml.gz of OpenCV's structured forests (default: edges are image gradients)")
     add("--from", type=filename, metavar="FILE.json", dest="given",
-        help="take boxes of your own: a JSON object, id of a photo to its [[x1, y1, x2, y2], ...], each perhaps with a "
-             "score behind, in pixels from 0")
+        help="take boxes of your own: a JSON object, id of a photo to its [[x1, y1, x2, y2], ...], the best first, in "
+             "pixels from 0")
     add("--workers", type=workers, default=os.cpu_count() or 1, help="processes that find boxes")
     cli.run("phrases.proposals", write_all_proposals, p.parse_args(argv))
 

@@ -15,18 +15,19 @@ import numpy as np
 import cli
 from cli import Arguments, check, data_set, filename, positive, torch_device, workers
 from features.store import Part, compute
-from files import file_digest, mapped, save_array, save_json
+from files import file_digest, mapped, output, save_array, save_json, sha256
 from model import CNNS
 from phrases.data import (
+    DELETE,
     Proposals,
     RegionFeatures,
     box_geometry,
-    is_written,
     parse_name,
-    proposals_path,
+    read_phrases,
     read_proposals,
+    read_region_features,
 )
-from phrases.entities import SPLITS, photo_paths, read_entities
+from phrases.entities import SPLITS, photo_paths
 from phrases.pooling import NetworkRegions, SceneRegions
 from phrases.proposals import read_sized
 
@@ -34,37 +35,41 @@ SIDE = 448                            # pixels of a photo: the last map has 14 x
 BATCH = {"cuda": 16, "cpu": 2}        # photos per step
 
 
-def read_regions(paths: list[str], sizes: np.ndarray, proposals: Proposals, read: Callable, n: int):
+def read_boxes(paths: list[str], sizes: np.ndarray, proposals: Proposals, read: Callable, n: int):
     """Read photo n and its boxes for an encoder, in a worker process. sizes (N, 2): width, height."""
     boxes = proposals.boxes[slice(*proposals.start[n:n + 2])]
     return read(read_sized(paths[n], sizes[n]), box_geometry(boxes, sizes[n])[:, :4])
 
 
-def write_split_regions(opt, root: str, split: str, encoder) -> None:
+def write_split_regions(opt, root: str, split_name: str, encoder) -> None:
     """Write the features of a split, those of --given or by the encoder, if need be."""
-    entities, path = read_entities(root, split), proposals_path(root, split, f"{opt.proposals}_{opt.name}")
-    proposals = read_proposals(root, split, opt.proposals, entities)
+    split, regions = read_phrases(root, split_name), f"{opt.proposals}_{opt.name}"
+    split.proposals = read_proposals(root, split, opt.proposals)
+    path, sizes = output(os.path.join(root, f"{split_name}_{regions}.npy")), split.entities.sizes
     if opt.given:
-        given = RegionFeatures(opt.given, proposals, entities.sizes).array
+        given = RegionFeatures(opt.given, split.proposals, sizes).array
         line, shape = f"given in {os.path.basename(opt.given)} {file_digest(opt.given)}", given.shape
     else:
-        line, shape = encoder.line, (len(proposals.boxes), encoder.dim)
-    facts = {"extractor": line, "boxes_sha256": proposals.facts["boxes_sha256"], "shape": list(shape)}
-    if is_written(f"{path}.npy", facts):
+        line, shape = encoder.line, (len(split.boxes), encoder.dim)
+    if os.path.exists(path):
+        before = read_region_features(root, split, regions)[1]
+        check(before == line, f"{path} is there, made by {before}; {DELETE}")
+        print(f"{path}: done already")
         return
-    save_json(facts, f"{path}.json")
+    facts = {"extractor": line, "boxes_sha256": sha256(split.boxes)}
+    save_json(facts, f"{path.removesuffix('.npy')}.json")
     if opt.given:
-        save_array(f"{path}.npy", given)
+        save_array(path, given)
     else:                                                   # from where a stop left them
-        part = Part(f"{path}.npy", [line, proposals.facts["boxes_sha256"]])
-        read = functools.partial(read_regions, photo_paths(root, entities.ids), entities.sizes, proposals, encoder.read)
-        compute(part, dict(enumerate(entities.ids)), read, encoder.encode, split,
+        part, read = Part(path, facts), functools.partial(
+            read_boxes, photo_paths(root, split.ids), sizes, split.proposals, encoder.read)
+        compute(part, dict(enumerate(split.ids)), read, encoder.encode, split_name,
                 opt.batch_size or BATCH[opt.device.type], opt.workers)
-        with mapped(f"{path}.npy", shape, np.float16) as rows:
-            for photo, start, end in zip(entities.ids, proposals.start, proposals.start[1:]):
+        with mapped(path, shape, np.float16) as rows:
+            for photo, start, end in zip(split.ids, split.start, split.start[1:]):
                 rows[start:end] = part[photo]
         part.remove()
-    print(f"{path}.npy: {shape} of {line}")
+    print(f"{path}: {shape} of {line}")
 
 
 # ---- the command

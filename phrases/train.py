@@ -17,7 +17,7 @@ import cli
 import options
 import train as core
 from cli import check, filename, fraction
-from phrases.data import NEGATIVE_IOU, REGIONS, Labels, batches, find_learnable, read_phrases
+from phrases.data import NEGATIVE_IOU, POSITIVE_IOU, REGIONS, batches, read_phrases
 from phrases.losses import OBJECTIVES, build_phrase_model
 from phrases.ranking import locate, measure_chance, validate_phrases
 
@@ -26,7 +26,7 @@ def phrases_parser() -> cli.Arguments:
     p = options.training_parser()
     add = p.add_argument_group("phrases in photos").add_argument
     add("--regions", type=filename, default=REGIONS, metavar="NAME", help="proposals and features, {split}_NAME.npy")
-    add("--positive_iou", type=fraction, default=Labels().positive, metavar="X", help="overlap from which a region "
+    add("--positive_iou", type=fraction, default=POSITIVE_IOU, metavar="X", help="overlap from which a region "
         "fits a phrase (jWAE: 0.7, CITE: 0.6)")
     add("--all_positives", action="store_true", help="draw every region that fits a phrase, as CITE, not one")
     return p
@@ -52,7 +52,7 @@ class PhraseTraining(core.Training):
         train, dev = (read_phrases(os.path.join(opt.data_path, opt.data_name), name, opt.regions,
                                    opt.text_features).require_sound() for name in ("train", "val"))
         self.check_data(train, dev, start)
-        self.pairs = find_learnable(train, opt.positive_iou)
+        self.pairs = np.flatnonzero(train.best_overlaps() >= opt.positive_iou)
         check(len(self.pairs), f"no proposal of {opt.regions} overlaps a phrase of {opt.data_name} by --positive_iou "
                                f"{opt.positive_iou}; give a smaller one, or better proposals")
         photos = len(np.unique(train.phrase_photo[self.pairs]))
@@ -69,8 +69,8 @@ class PhraseTraining(core.Training):
     def batches(self, order: np.ndarray):
         """Yield the batches of an epoch in this order that are still to come."""
         opt, state = self.opt, self.state
-        return batches(self.splits["train"], self.tokens["train"], order, self.batch_size,
-                       Labels(opt.positive_iou, opt.all_positives), (opt.seed, state["epoch"]), state["step"])
+        return batches(self.splits["train"], self.tokens["train"], order, self.batch_size, (opt.seed, state["epoch"]),
+                       state["step"], positive=opt.positive_iou, every=opt.all_positives)
 
     def rank_dev(self) -> tuple[dict[str, float], str]:
         """Accuracy on val, and the same in words."""

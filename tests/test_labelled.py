@@ -114,7 +114,7 @@ def test_two_branch_equals_loops(top):
             total[2] += largest(max(d(y[j], y[k]) for k in siblings), [d(y[j], y[k]) for k in apart])
         expected = sum(weight * value for weight, value in zip(weights, total)) / M
         loss = having(LabelledTwoBranch(), margin=margin, weights=weights, top=top)
-        got = loss(*(Encoded(Embedding(e), None, None) for e in (x, y)), PhraseBatch(*[None] * 3, labels, None, None))
+        got = loss(*(Encoded(Embedding(e), None, None) for e in (x, y)), PhraseBatch(None, None, None, labels))
         assert float(got) == pytest.approx(expected, rel=1e-9) and expected > 0
 
 
@@ -166,7 +166,7 @@ def photos(n=8, seed=0) -> PhraseBatch:
     labels = torch.where(same & ~left_out, torch.where(fits, 1, -1), 0).to(torch.int8)
     tokens = torch.stack([torch.full_like(phrase, START), phrase + len(SPECIALS), torch.full_like(phrase, END)], 1)
     regions = kinds[region] + 0.3 * torch.randn(len(region), 8, generator=g)
-    return PhraseBatch(regions, tokens, torch.full((len(tokens),), 3), labels, None, None)
+    return PhraseBatch(regions, tokens, torch.full((len(tokens),), 3), labels)
 
 
 JWAE = ["--recon_images", "0.5", "--recon_captions", "0.005", "--prior_images", "0.01", "--prior_captions", "0.01"]

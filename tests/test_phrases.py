@@ -11,7 +11,7 @@ import torch
 import train as core
 from checkpoint import load_checkpoint
 from phrases import captions, data, evaluate, proposals, regions, train
-from phrases.data import Labels, box_geometry, find_learnable, iou, sample_proposals
+from phrases.data import REGIONS, box_geometry, iou, sample_proposals
 from phrases.entities import read_entities
 from phrases.pooling import SceneRegions
 from phrases.ranking import locate, measure_chance
@@ -28,7 +28,7 @@ def options(words):
 
 
 def read(root: str, split: str, **more):
-    return data.read_phrases(os.path.join(root, "demo_entities"), split, **more)
+    return data.read_phrases(os.path.join(root, "demo_entities"), split, REGIONS, **more)
 
 
 def iou_of(a, b) -> float:
@@ -88,13 +88,14 @@ def report(capsys, folder) -> tuple[dict, str]:
 def test_a_split_is_phrases_and_the_regions_of_their_photos(root):
     split = read(root, "val")
     assert split.captions == split.entities.phrases and len(split.images) == len(split.boxes)
-    for m in range(0, len(split.captions), 7):
-        n = split.phrase_photo[m]
-        overlaps = [iou_of(box, split.truth[m]) for box in split.boxes[split.start[n]:split.start[n + 1]]]
-        assert overlaps[split.caption_image[m] - split.start[n]] == max(overlaps)
-        np.testing.assert_allclose(split.overlap(n)[:, list(split.columns(n)).index(m)], overlaps)
+    assert split.phrase_photo.tolist() == split.caption_image.tolist()
+    best = split.best_overlaps()
     for n in range(len(split.ids)):
-        assert split.columns(n).tolist() == [m for m in range(len(split.captions)) if split.phrase_photo[m] == n]
+        columns, boxes = split.columns(n), split.boxes[split.start[n]:split.start[n + 1]]
+        assert columns.tolist() == [m for m in range(len(split.captions)) if split.phrase_photo[m] == n]
+        slow = [[iou_of(box, split.truth[m]) for m in columns] for box in boxes]
+        np.testing.assert_allclose(split.overlap(n), slow)
+        assert best[columns].tolist() == split.overlap(n).max(0).tolist()
 
 
 def test_geometry_is_five_shares_of_the_photo(root):
@@ -111,40 +112,38 @@ def test_geometry_is_five_shares_of_the_photo(root):
 
 # ---- what is learned from
 
-@pytest.mark.parametrize("rule", [Labels(), Labels(1.0), Labels(0.6, True)])
-def test_labels_are_those_of_a_loop(root, rule):
-    split = read(root, "train")
-    tokens, phrases = split.encode(Vocabulary.build(split.words)), find_learnable(split, rule.positive)
-    photos, seen = np.unique(split.phrase_photo[phrases])[:6], set()
-    for batch in data.batches(split, tokens, photos, 2, rule, (0, 3)):
-        rows, columns = batch.rows, batch.columns
+@pytest.mark.parametrize("positive, every", [(0.7, False), (1.0, False), (0.6, True)])
+def test_labels_are_those_of_a_loop(root, positive, every):
+    split, rule = read(root, "train"), {"positive": positive, "every": every}
+    tokens, learnable = split.encode(Vocabulary.build(split.words)), np.flatnonzero(split.best_overlaps() >= positive)
+    photos, seen = np.unique(split.phrase_photo[learnable])[:6], []
+    for k, batch in enumerate(data.batches(split, tokens, photos, 2, (0, 3), **rule)):
+        drawn = [sample_proposals(split, int(n), (0, 3), **rule) for n in photos[2 * k:2 * k + 2]]
+        rows, columns = (np.concatenate([x[side] for x in drawn]) for side in (0, 1))
         for i, row in enumerate(rows):
             for j, m in enumerate(columns):
                 n = split.phrase_photo[m]
                 overlap = iou_of(split.boxes[row], split.truth[m])
                 own = split.start[n] <= row < split.start[n + 1]
-                assert batch.labels[i, j] == own * (int(overlap >= rule.positive) - int(overlap < 0.3))
+                assert batch.labels[i, j] == own * (int(overlap >= positive) - int(overlap < 0.3))
         assert len(set(rows)) == len(rows) and (batch.labels == 1).any(0).all()     # every phrase has one that fits
         assert torch.equal(batch.images, split.images.gather(rows))
         assert torch.equal(batch.tokens, tokens.batch(columns)[0])
-        for n in np.unique(split.phrase_photo[columns]):
-            fits = split.overlap(n) >= rule.positive                                # (P, m)
-            drawn = int(((split.start[n] <= rows) & (rows < split.start[n + 1])).sum())
-            assert drawn <= 3 * (fits.sum() if rule.every else fits.any(0).sum())
-            assert not rule.every or set(split.start[n] + np.flatnonzero(fits.any(1))) <= set(rows)
-        seen |= set(columns.tolist())
-    assert seen == {m for m, n in enumerate(split.phrase_photo) if n in photos
-                    and max(iou_of(box, split.truth[m]) for box in split.boxes[split.start[n]:split.start[n + 1]])
-                    >= rule.positive}
+        for n, (own, *_) in zip(photos[2 * k:], drawn):
+            fits = split.overlap(n) >= positive                                     # (P, m)
+            assert len(own) <= 3 * (fits.sum() if every else fits.any(0).sum())
+            assert not every or set(split.start[n] + np.flatnonzero(fits.any(1))) <= set(own)
+        seen += columns.tolist()
+    assert seen == [m for m in learnable if split.phrase_photo[m] in photos]
 
 
 def test_what_is_drawn_depends_on_the_seed_and_the_photo_alone(root):
     split = read(root, "train")
-    one = sample_proposals(split, Labels(), (0, 1), 4)
-    sample_proposals(split, Labels(), (0, 1), 5)
-    assert all(np.array_equal(a, b) for a, b in zip(one, sample_proposals(split, Labels(), (0, 1), 4)))
-    assert not np.array_equal(one[0], sample_proposals(split, Labels(), (0, 2), 4)[0])
-    drawn = {row for seed in range(60) for row in sample_proposals(split, Labels(), (seed, 0), 4)[0].tolist()}
+    one = sample_proposals(split, 4, (0, 1))
+    sample_proposals(split, 5, (0, 1))
+    assert all(np.array_equal(a, b) for a, b in zip(one, sample_proposals(split, 4, (0, 1))))
+    assert not np.array_equal(one[0], sample_proposals(split, 4, (0, 2))[0])
+    drawn = {row for seed in range(60) for row in sample_proposals(split, 4, (seed, 0))[0].tolist()}
     compared = (split.overlap(4) >= 0.7).any(1) | (split.overlap(4) < 0.3).any(1)
     assert drawn == set(split.start[4] + np.flatnonzero(compared))                  # over epochs all that can be drawn
 
@@ -250,7 +249,7 @@ def test_the_check_of_a_folder(own, capsys):
     with open(os.path.join(own, "demo_entities", "test_edgeboxes200_ims.npy"), "r+b") as f:
         f.seek(-2, os.SEEK_END)
         f.write(np.float16(np.nan).tobytes())
-    os.remove(os.path.join(own, "demo_entities", "val_edgeboxes200.json"))
+    os.remove(os.path.join(own, "demo_entities", "val_edgeboxes200.npz"))
     photo, *_ = read_entities(os.path.join(own, "demo_entities"), "train").ids
     os.remove(os.path.join(own, "demo_entities", "images", f"{photo}.png"))
     assert check() == check("--regions", "other_ims") == 1

@@ -18,7 +18,7 @@ from images import whole_transform
 from methods.filters import responses
 from model import CNN
 from phrases import proposals, regions
-from phrases.data import iou, read_proposals, read_region_features, recall
+from phrases.data import iou, read_phrases, read_proposals, read_region_features
 from phrases.entities import read_entities
 from phrases.pooling import SceneRegions, pool_regions, roi_align
 from tests.helpers import refused
@@ -48,12 +48,11 @@ def describe(root, *words):
 
 
 def boxes_file(root, changes=()):
-    """A JSON file of five random boxes with scores for every photo; changes: boxes of the first ones of train."""
+    """A JSON file of five random boxes for every photo; changes: boxes of the first ones of train."""
     rng, found = np.random.default_rng(1), {}
     for photo in (photo for split in SIZES for photo in read_entities(root, split).ids):
         corner = rng.integers(0, 60, (5, 2))
-        found[photo] = np.concatenate([corner, corner + rng.integers(5, 60, (5, 2)), rng.integers(0, 99, (5, 1))],
-                                      1).tolist()
+        found[photo] = np.concatenate([corner, corner + rng.integers(5, 60, (5, 2))], 1).tolist()
     path = os.path.join(os.path.dirname(root), "boxes.json")
     with open(path, "w") as f:
         json.dump(found | dict(zip(found, changes)), f)
@@ -68,8 +67,9 @@ def given(root):
 
 
 def load(root, split, name="mine"):
-    entities = read_entities(root, split)
-    return entities, read_proposals(root, split, name, entities)
+    found = read_phrases(root, split)
+    found.proposals = read_proposals(root, found, name)
+    return found
 
 
 # ---- proposals
@@ -78,27 +78,27 @@ def load(root, split, name="mine"):
 def test_edge_boxes_find_the_things(root, capsys):
     propose(root, "--count", 50)
     for split in SIZES:
-        entities, found = load(root, split, "edgeboxes50")
-        for n in range(len(entities.ids)):
+        found = load(root, split, "edgeboxes50")
+        for n in range(len(found.ids)):
             rows = slice(found.start[n], found.start[n + 1])
-            added, truth = found.boxes[rows][found.added[rows]], entities.truth[entities.phrase_photo == n]
+            added, truth = found.boxes[rows][found.added[rows]], found.truth[found.phrase_photo == n]
             assert 0 < (~found.added[rows]).sum() <= 50
             assert added.tolist() == (np.unique(truth, axis=0).tolist() if split == "train" else [])
-        assert recall(found, entities, 0.5) > 60 and found.score.max() > 0
-        assert found.facts["recall"]["0.7"] == round(recall(found, entities, 0.7), 2)
-        assert found.facts["method"].startswith("EdgeBoxes (alpha 0.65, beta 0.65, minScore 0.01) of gradients")
+        best, facts = found.best_overlaps(added=False), found.proposals.facts
+        assert np.mean(best >= 0.5) > 0.6 and facts["recall"]["0.7"] == round(100 * np.mean(best >= 0.7), 2)
+        assert facts["method"].startswith("EdgeBoxes (alpha 0.65, beta 0.65, minScore 0.01) of gradients")
     propose(root, "--count", 50)
     assert capsys.readouterr().out.count("done already") == 3
+    refused(capsys, lambda words: propose(root, *words), ["--count", 60, "--name", "edgeboxes50"],
+            "train_edgeboxes50.npz is there, with at most 50 boxes a photo, EdgeBoxes .*; give another --name")
 
 
-def test_recall_is_the_loop(given):
-    entities, found = load(given, "train")
-    for threshold in (0.2, 0.3, 0.35, 0.4):
-        best = [max(iou(entities.truth[phrase:phrase + 1], found.boxes[row:row + 1])[0, 0]
-                    for row in range(found.start[photo], found.start[photo + 1]) if not found.added[row])
-                for phrase, photo in enumerate(entities.phrase_photo)]
-        assert recall(found, entities, threshold) == pytest.approx(100 * np.mean(np.array(best) >= threshold))
-    assert found.added.any() and recall(found, entities, 0.9) == 0 < recall(found, entities, 0.3) < 100
+def test_the_best_overlap_is_that_of_a_loop(given):
+    found = load(given, "train")
+    slow = [max(iou(found.truth[phrase:phrase + 1], found.boxes[row:row + 1])[0, 0]
+                for row in range(found.start[photo], found.start[photo + 1]) if not found.added[row])
+            for phrase, photo in enumerate(found.phrase_photo)]
+    assert found.best_overlaps(added=False) == pytest.approx(slow) and 0 < max(slow) < 1 == found.best_overlaps().min()
 
 
 @opencv
@@ -108,9 +108,9 @@ def test_boxes_lie_in_photos_of_any_size():
         pixels = rng.integers(0, 255, (-(-height // 8), -(-width // 8), 3)).astype(np.uint8)
         photo = np.array(Image.fromarray(pixels).resize((width, height)))
         found = proposals.edge_boxes(photo, 30)
-        x1, y1, x2, y2, score = found.T
+        x1, y1, x2, y2 = found.T
         assert 1 <= len(found) <= 30 and (x1 >= 0).all() and (y1 >= 0).all() and (x2 <= width - 1).all()
-        assert (y2 <= height - 1).all() and (x1 <= x2).all() and (y1 <= y2).all() and np.isfinite(score).all()
+        assert (y2 <= height - 1).all() and (x1 <= x2).all() and (y1 <= y2).all()
 
 
 # A tree of one question, whether the gradient in the middle of a patch is strong, and one answer, an edge there.
@@ -133,24 +133,26 @@ def test_a_structured_forest_finds_edges_too(root, tmp_path):
     path = tmp_path / "model.yml.gz"
     path.write_bytes(gzip.compress(FOREST.encode()))
     propose(root, "--model", path, "--splits", "test", "--name", "forest")
-    entities, found = load(root, "test", "forest")
-    assert " of the structured forest " in found.facts["method"] and recall(found, entities, 0.5) > 30
+    found = load(root, "test", "forest")
+    assert " of the structured forest " in found.proposals.facts["method"]
+    assert np.mean(found.best_overlaps() >= 0.5) > 0.3
     (tmp_path / "other.yml").write_text("%YAML:1.0\n---\noptions: {}\n")
     with pytest.raises(SystemExit, match="other.yml holds no structured forest .it has no edgeBins.; give model"):
         propose(root, "--model", tmp_path / "other.yml", "--splits", "test", "--name", "none")
 
 
 def test_boxes_of_ones_own(root):
-    path = boxes_file(root, ([[0, 0, 119, 127], [1, 2, 3.5, 4]], [[1, 1, 9, k, k % 7] for k in range(2, 12)]))
+    path = boxes_file(root, ([[0, 0, 119, 127], [1, 2, 3.5, 4]], [[1, 1, 9, k] for k in range(2, 12)]))
     propose(root, "--from", path, "--name", "mine", "--count", 4)
-    entities, found = load(root, "train")
+    found = load(root, "train")
     assert found.boxes[:2].tolist() == [[0, 0, 119, 127], [1, 2, 3.5, 4]]
-    second = slice(found.start[1], found.start[1] + 4)      # the best scores, of equal ones the earlier
-    assert found.score[second].tolist() == [6, 5, 4, 4] and found.boxes[second, 3].tolist() == [6, 5, 4, 11]
+    rows = slice(found.start[1], found.start[2])
+    assert found.boxes[rows, 3][~found.added[rows]].tolist() == [2, 3, 4, 5]        # the first, which are the best
 
 
 @pytest.mark.parametrize("boxes, message", [
     ([[0, 0, 128, 20]], "the box \\[0.0, 0.0, 128.0, 20.0\\] of [0-9]+ is inverted or leaves its photo, 128 x 128"),
+    ([[0, 0, float("nan"), 20]], "is not JSON .NaN is not a number"), ([], "boxes of [0-9]+ are not a list"),
     ([["a", 0, 5, 5]], "boxes of [0-9]+ are not a list"), ([[0, 0, 5, 5], [1, 1, 2, 2, 3]], "[0-9]+ are not")])
 def test_wrong_boxes_of_ones_own(root, capsys, boxes, message):
     words = ["--from", boxes_file(root, [boxes]), "--name", "mine"]
@@ -158,23 +160,15 @@ def test_wrong_boxes_of_ones_own(root, capsys, boxes, message):
 
 
 def test_proposals_of_other_photos_and_broken_files_are_refused(given):
-    entities, found = load(given, "test")
-    path = os.path.join(given, "test_mine.npz")
-    with pytest.raises(InputError, match="is of other photos"):
-        read_proposals(given, "test", "mine", read_entities(given, "val"))
+    split, path = load(given, "test"), os.path.join(given, "test_mine.npz")
     with pytest.raises(InputError, match="there is no file .*test_none.npz"):
-        read_proposals(given, "test", "none", entities)
-    good = {"boxes": found.boxes, "start": found.start, "score": found.score, "added": found.added}
-    for change, message in (
-            ({"boxes": found.boxes + np.float32(0.25)}, "not those that its .json was written for"),
-            ({"start": found.start[:-1]}, "are not those that its .json was written for")):
-        save_arrays(path, {**good, **change})
-        with pytest.raises(InputError, match=message):
-            read_proposals(given, "test", "mine", entities)
-    with open(path, "wb") as f:
-        f.write(b"PK")
-    with pytest.raises(InputError, match="not an .npz file"):
-        read_proposals(given, "test", "mine", entities)
+        read_proposals(given, split, "none")
+    shutil.copy(os.path.join(given, "val_mine.npz"), path)
+    with pytest.raises(InputError, match="is of other photos, or other annotations, than test.txt names"):
+        read_proposals(given, split, "mine")
+    save_arrays(path, {"boxes": split.boxes, "start": split.start})
+    with pytest.raises(InputError, match="test_mine.npz holds no proposals .*; delete it, and write it again"):
+        read_proposals(given, split, "mine")
 
 
 # ---- features of boxes
@@ -214,10 +208,10 @@ def test_fc6_is_the_layer_of_the_pooled_bins():
 def test_features_are_those_of_each_box(given, weights, monkeypatch):
     monkeypatch.setattr(regions, "SIDE", 64)
     describe(given, "--proposals", "mine", "--cnn_type", "resnet18", "--cnn_weights", weights, "--name", "r18")
-    entities, found = load(given, "train")
-    stored = read_region_features(given, "train", "mine", "r18", found, entities.sizes)[0].array
+    found = load(given, "train")
+    stored = read_region_features(given, found, "mine_r18")[0].array
     assert stored.shape == (len(found.boxes), 512) and stored.dtype == np.float16
-    photo = Image.open(os.path.join(given, "images", f"{entities.ids[1]}.png"))
+    photo = Image.open(os.path.join(given, "images", f"{found.ids[1]}.png"))
     cells = CNN("resnet18", weights=weights, cells=True, normalise=False)(whole_transform(64)(photo)[None])[0]
     for row in range(found.start[1], found.start[2]):
         share = torch.from_numpy((found.boxes[row:row + 1] + [0, 0, 1, 1]) / 128).float()
@@ -245,7 +239,7 @@ def test_demo_features_are_those_of_a_loop():
         inside = [maps[i, j] for i in cells for j in cells
                   if y1 <= (i + .5) / 32 <= y2 and x1 <= (j + .5) / 32 <= x2]
         if inside:
-            np.testing.assert_allclose(row[:192], np.max(inside, 0), rtol=1e-6)
+            assert np.array_equal(row[:192], np.max(inside, 0).astype(np.float16))
         own, w, h = covered(x1, y1, x2, y2), (x2 - x1) / 4, (y2 - y1) / 4
         ring = covered(max(x1 - w, 0), max(y1 - h, 0), min(x2 + w, 1), min(y2 + h, 1)) - own
         for part, values in ((own, row[192:384]), (ring, row[384:])):
@@ -254,21 +248,23 @@ def test_demo_features_are_those_of_a_loop():
 
 
 def test_features_of_ones_own(given, capsys, tmp_path):
-    rng, path = np.random.default_rng(0), tmp_path / "fc6.npy"
-    entities, found = load(given, "val")
+    rng, path, found = np.random.default_rng(0), tmp_path / "fc6.npy", load(given, "val")
     features = rng.standard_normal((len(found.boxes), 12)).astype(np.float32)
     np.save(path, features)
     words = ["--proposals", "mine", "--given", path, "--name", "vgg"]
     refused(capsys, lambda words: describe(given, *words), words, "holds the features of one split; name it with")
     describe(given, *words, "--splits", "val")
-    stored, made_by = read_region_features(given, "val", "mine", "vgg", found, entities.sizes)
+    stored, made_by = read_region_features(given, found, "mine_vgg")
     assert np.array_equal(stored.array, features) and made_by.startswith("given in fc6.npy ")
     describe(given, *words, "--splits", "val")              # the same file again
     assert np.array_equal(np.load(path), features) and np.array_equal(np.load(stored.path), features)
     for array, message in (
             (features[1:], "holds float32 of shape \\(4, 12\\), and 5 boxes"),
-            (features * 2, "is there, and .*json does not say that its extractor is given in new.npy")):
+            (features * 2, "val_mine_vgg.npy is there, made by given in fc6.npy .*; give another --name")):
         np.save(tmp_path / "new.npy", array)
         refused(capsys, lambda words: describe(given, *words),
                 [*words, "--splits", "val", "--given", tmp_path / "new.npy"], message)
     assert np.array_equal(np.load(stored.path), features)
+    found.proposals = found.proposals._replace(boxes=found.boxes + 1)
+    with pytest.raises(InputError, match="val_mine_vgg.npy is of other boxes than those that val_mine.npz holds now"):
+        read_region_features(given, found, "mine_vgg")
