@@ -14,7 +14,6 @@ if __name__ == "__main__":
     import cli
     cli.start()
 
-import difflib
 import json
 import os
 import re
@@ -56,9 +55,7 @@ def search_folder(opt) -> None:
     calibration = os.path.join(opt.train or "", "calibration.json")
     if opt.train and not (os.path.isfile(calibration) and "words" in read_json(calibration)):       # the last step
         train_on(folder, opt.data_path, opt.train)
-    name = re.sub(r"\W+", "_", os.path.basename(os.path.realpath(folder))).strip("_") or "photos"
-    name += f"_{os.path.basename(os.path.realpath(run))}" if run else ""
-    opt.index = opt.output or os.path.join("indexes", name)
+    opt.index = opt.output or os.path.join("indexes", join_names(folder, run))
     say(*index_folder(opt.index, folder, PhotoEncoder(run, device=opt.device), opt.workers, opt.exclude))
     if opt.index_only:
         say(f"search them with: python -m photos query {shlex.quote(opt.index)} \"a dog on a beach\"")
@@ -66,22 +63,25 @@ def search_folder(opt) -> None:
         serve_page(opt)
 
 
+def join_names(*paths: str | None) -> str:
+    """The names of a folder and a run, as one name of a file."""
+    names = [os.path.basename(os.path.realpath(path)) for path in paths if path]
+    return re.sub(r"\W+", "_", "_".join(names)).strip("_") or "photos"
+
+
 def train_on(folder: str, data_path: str, run: str) -> None:
     """Train a run on the photos described in their captions.csv, and calibrate it.
     Continues after a stop."""
     need(os.path.join(folder, "captions.csv"), "list photos and captions in it, with the header name,caption")
-    data = "--data_path", data_path
-    name = re.sub(r"\W+", "_", f"{os.path.basename(os.path.realpath(folder))}_{os.path.basename(run)}")
+    data, name, points = ("--data_path", data_path), join_names(folder, run), f"{run}_points"
     call_python("-m", "features.images", *data, "--photos", folder, "--cnn_type", "efficientnet_lite012", "--whole",
                 "--skip_broken", "--output_name", name)
     call_python("-m", "photos.words", *data, "--data_name", name, "--write", f"{name}_words")
-    points, started = f"{run}_points", os.path.isfile(os.path.join(run, "checkpoint.pt"))
     steps = (name, points, POINTS, SHIPPED), (f"{name}_words", run, SPREAD, points)
-    for data_name, folder, words, start in steps[started:]:
+    for data_name, to, words, start in steps[os.path.isfile(os.path.join(run, "checkpoint.pt")):]:
         call_python("-m", "features.captions", *data, "--data_name", data_name, "--kind", "sentences")
         new = *data, "--data_name", data_name, *SHAPE, *words, "--init_from", start, "--logger_name"
-        begun = os.path.isfile(os.path.join(folder, "checkpoint.pt"))
-        call_python("train.py", *(["--resume"] if begun else new), folder)
+        call_python("train.py", *(["--resume"] if os.path.isfile(os.path.join(to, "checkpoint.pt")) else new), to)
     call_python("-m", "confidence", run, *data)
     call_python("-m", "photos.words", run, "--fit", *data)
 
@@ -91,7 +91,8 @@ def index_data(opt) -> None:
     from photos.build import index_features
 
     encoder = PhotoEncoder(opt.checkpoint, device=opt.device, data_path=opt.data_path)
-    index = index_features(opt.output, encoder, opt.images, opt.split, opt.photos, opt.uri, opt.token, opt.overwrite)
+    index = index_features(opt.output or os.path.join("indexes", join_names(opt.images)), encoder, opt.images,
+                           opt.split, opt.photos, opt.uri, opt.token, opt.overwrite)
     say(*describe(index))
 
 
@@ -100,10 +101,8 @@ def add(opt) -> None:
     from photos.build import index_folder
 
     manifest = Index.open(opt.index).manifest
-    check(not manifest["features"], f"{opt.index} was made of features of {manifest['data']}; make it again with "
-                                    "python -m photos index --overwrite")
     encoder = PhotoEncoder(opt.checkpoint or manifest["run"], device=opt.device)
-    say(*index_folder(opt.index, manifest["folder"], encoder, opt.workers, back=opt.names))
+    say(*index_folder(opt.index, manifest["folder"] or "", encoder, opt.workers, back=opt.names))
 
 
 def take_out(opt) -> None:
@@ -134,11 +133,15 @@ def describe(index: Index) -> list[str]:
     return lines
 
 
+def open_searcher(opt) -> Searcher:
+    return Searcher(opt.index, checkpoint=opt.checkpoint, device=opt.device, token=opt.token)
+
+
 def query(opt) -> None:
     """Find photos for texts or photos."""
     texts = [*opt.text, *(line for line in (read_lines(opt.captions) if opt.captions else []) if line.strip())]
     check(texts or opt.photo, "nothing to search for; give a text, --photo FILE or --captions FILE")
-    searcher = Searcher(opt.index, checkpoint=opt.checkpoint, device=opt.device, token=opt.token)
+    searcher = open_searcher(opt)
     results = searcher.find_texts(texts, opt.top, without=opt.without)
     results += [searcher.find_photo(read_photo(path), opt.top, name=path, without=opt.without) for path in opt.photo]
     if opt.json:
@@ -154,7 +157,7 @@ def query(opt) -> None:
 def in_lines(result: SearchResult, verbose: bool) -> list[str]:
     """Answers to a query as lines.
     verbose: with scores, probabilities, and log det Sigma in nats."""
-    spread = None if not verbose or result.uncertainty is None else f"log det Sigma {result.uncertainty:.1f}"
+    spread = f"log det Sigma {result.uncertainty:.1f}" if verbose and result.uncertainty is not None else ""
     lines = [": ".join(filter(None, [result.query, "; ".join(filter(None, [result.said, spread]))]))]
     for k, hit in enumerate(result.answers, 1):
         numbers = (f"{hit.score:>11.4f}" + ("" if hit.p is None else f"{percent(hit.p):>9}")) if verbose else ""
@@ -166,7 +169,7 @@ def serve_page(opt) -> None:
     """Open the page, until Ctrl-C."""
     from photos.page import serve  # Flask is needed here alone
 
-    searcher = Searcher(opt.index, checkpoint=opt.checkpoint, device=opt.device, token=opt.token)
+    searcher = open_searcher(opt)
     check(searcher.folder, f"{opt.index} knows no folder of its photos, so there is nothing to show; make it again "
                            "with --photos FOLDER")
     serve(searcher, opt.port, opt.host)
@@ -176,7 +179,7 @@ def serve_page(opt) -> None:
 
 OPTIONS = {
     "index": dict(type=filename, metavar="INDEX", help="file of the index, with or without .npz"),
-    "--checkpoint": dict(type=filename, metavar="RUN", help="run folder (default: that of the index)"),
+    "--checkpoint": dict(type=filename, metavar="RUN", help="run folder (default: that of the index, or photos/model)"),
     "--device": dict(choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present"),
     "--workers": dict(type=cli.workers, default=min(4, os.cpu_count() or 1), help="processes that read photos"),
     "--token_file": dict(dest="token", type=lambda path: read_text(filename(path)).strip(), metavar="FILE",
@@ -185,23 +188,18 @@ OPTIONS = {
     "--verbose": dict(action="store_true", help="also scores, probabilities and uncertainties"),
     "--overwrite": dict(action="store_true", help="replace an existing file"),
     "--port": dict(type=up_to(65535, least=0), default=8000, help="port of the page; 0 takes a free one"),
-    "--host": dict(default="127.0.0.1", metavar="NAME", help="address of this computer at which others may open the "
-                   "page, 0.0.0.0 for all addresses; or a name under which a proxy does"),
-    # of the folder
+    "--host": dict(default="127.0.0.1", metavar="NAME", help="address for others, 0.0.0.0 for all, or a proxy's name"),
+    "--output": dict(type=filename, metavar="INDEX", help="file of the index (default: indexes/FOLDER_RUN.npz)"),
+    # of a folder
     "folder": dict(type=filename, metavar="FOLDER", help="folder of your photos"),
-    "--output": dict(type=filename, metavar="INDEX", help="file of the index (default: indexes/NAME.npz, NAME as the "
-                                                          "folder, with the name of a RUN behind it)"),
     "--index_only": dict(action="store_true", help="open no page"),
-    "--exclude": dict(nargs="+", metavar="PATTERN", help="names or folders that stay out, with * and ? "
-                                                         "(default: those given before)"),
-    "--train": dict(type=filename, metavar="RUN", help="train a model on the photos that FOLDER/captions.csv lists, to "
-                                                       "this run folder, and search with it"),
+    "--exclude": dict(nargs="+", metavar="PATTERN", help="photos and folders that stay out (default: as before)"),
+    "--train": dict(type=filename, metavar="RUN", help="train this run on FOLDER/captions.csv first"),
     # of a data set
     "--images": dict(type=data_set, metavar="NAME", required=True, help="features of photos, a folder in --data_path"),
     "--split": dict(type=split_name, help="split to index (default: all photos of a folder, test of a data set)"),
     "--photos": dict(type=filename, metavar="FOLDER", help="folder of the photos (default: the features' folder)"),
-    "--uri": dict(metavar="URI", help="Milvus that holds the vectors: http://HOST:19530, or a folder NAME.db of "
-                                      "milvus-lite"),
+    "--uri": dict(help="Milvus that holds the vectors: http://HOST:19530, or a folder NAME.db of milvus-lite"),
     # of questions
     "text": dict(nargs="*", metavar="TEXT", help="what to search for; -word for what should not be there"),
     "--photo": dict(type=filename, nargs="+", default=[], metavar="FILE", help="photos to search for"),
@@ -212,26 +210,19 @@ OPTIONS = {
     "--names": dict(action="store_true", help="print the names of all photos instead"),
     "names": dict(nargs="*", metavar="NAME", help="names of photos below their folder, or patterns with * and ?")}
 
+SEARCHED = "--checkpoint --device --token_file"
 COMMANDS = {
     "": (search_folder, "Search a folder of photos: read what is new, index it and open the page.",
-         "folder --output --index_only --exclude --checkpoint --train --data_path --port --host --device "
-         "--workers"),
+         "folder --output --index_only --exclude --checkpoint --train --data_path --port --host --device --workers"),
     "query": (query, "Find photos for texts or photos.",
-              "index text --photo --captions --not --top --json --verbose "
-              "--checkpoint --device --token_file"),
+              f"index text --photo --captions --not --top --json --verbose {SEARCHED}"),
     "add": (add, "Bring an index up to what its folder holds now; NAMEs that were removed come back.",
             "index names --checkpoint --device --workers"),
     "remove": (take_out, "Take photos out of an index, where they stay out.", "index names --token_file"),
     "info": (info, "Say what an index holds.", "index --names --token_file"),
-    "serve": (serve_page, "Open a page to search with, on this machine alone.",
-              "index --port --host --checkpoint --device --token_file"),
+    "serve": (serve_page, "Open a page to search with, on this machine alone.", f"index --port --host {SEARCHED}"),
     "index": (index_data, "Index features of a data set by a run.",
-              "--checkpoint --images --split --data_path --photos --output --overwrite --device --uri --token_file")}
-CHANGES = {                           # of an option in one command
-    ("", "--checkpoint"): dict(help="run folder (default: that of the index; of a new one photos/model)"),
-    ("index", "--checkpoint"): dict(required=True, help="run folder"),
-    ("index", "--output"): dict(required=True, help="file of the index"),
-    ("remove", "names"): dict(nargs="+")}
+              f"--images --split --data_path --photos --output --overwrite --uri {SEARCHED}")}
 
 
 def parse(words: list[str]):
@@ -243,13 +234,12 @@ def parse(words: list[str]):
         description += f" Other commands: {', '.join(filter(None, COMMANDS))}, each with --help."
     p = Arguments(description, prog=f"{cli.program()} {name}".strip())
     for option in options.split():
-        p.add_argument(option, **{**OPTIONS[option], **CHANGES.get((name, option), {})})
+        p.add_argument(option, **OPTIONS[option])
     opt, more = p.parse_known_intermixed_args(words[1:] if name else words)         # texts also behind an option
     if more:
-        hints = [f"did you mean {x}?" for x in difflib.get_close_matches(words[0], COMMANDS, 1) if not name]
-        unwanted = [word[1:] for word in more if name == "query" and re.match("-[^-]", word)]
-        hints += [f"give '--not {' '.join(unwanted)}' in place of a minus"] * bool(unwanted)
-        p.error("; ".join([f"unrecognized arguments: {' '.join(more)}", *hints]))
+        hint = {"": f"; the commands are {', '.join(filter(None, COMMANDS))}",
+                "query": "; what should not be there stands behind '--not', or as -word within the text's quotes"}
+        p.error(f"unrecognized arguments: {' '.join(more)}{hint.get(name, '')}")
     opt.token = getattr(opt, "token", None) or ""
     return name, work, opt
 

@@ -13,13 +13,13 @@ from cli import InputError, check
 from data import Split, check_extractors, chunks, read_split
 from features.folder import count_photos, find_photos, matches
 from features.store import PhotoFile, compute, read_images, read_transformed, stat_photo
-from files import remove
+from files import output, remove
 from images import Features
 from losses import Embedding
 from options import check_fits
 from photos.encoder import PhotoEncoder
 from photos.index import FORMAT, Index, index_file
-from photos.milvus import INNER_PRODUCTS, Collection, image_vectors
+from photos.milvus import INNER_PRODUCTS, Collection, product_vectors
 
 BATCH = 8                             # photos that a network reads at a time
 ROWS = 256                            # features that are embedded at a time
@@ -29,18 +29,9 @@ LISTED = 10                           # names in a note
 
 # ---- a folder of photos
 
-def read_trained_features(encoder: PhotoEncoder, folder: str) -> tuple[Features | None, dict[str, int]]:
-    """Read the features of a folder that a run was trained on, and {digest: row}."""
-    with contextlib.suppress(InputError):
-        images = read_images(encoder.data_path, encoder.options.data_name)
-        if images.folder == folder and images.extractor == encoder.extractors.get("ims"):
-            return images.features, {photo.digest: row for row, photo in enumerate(images.photos)}
-    return None, {}
-
-
-def index_folder(output: str, folder: str, encoder: PhotoEncoder, workers: int = 0,
+def index_folder(path: str, folder: str, encoder: PhotoEncoder, workers: int = 0,
                  exclude: list[str] | None = None, back: list[str] = ()) -> list[str]:
-    """Bring the index in the file `output` up to date with a folder.
+    """Bring the index in a file up to date with a folder.
     New and changed photos are embedded, renamed or moved ones keep their vectors by the digest of their file, and
     deleted ones are dropped.
 
@@ -48,66 +39,59 @@ def index_folder(output: str, folder: str, encoder: PhotoEncoder, workers: int =
     patterns of photos that `remove_photos` took out and that come back. Returns sentences on what changed. Raises
     InputError.
     """
-    folder, output = os.path.abspath(folder), index_file(output)
-    index = open_for(output, folder, encoder)
+    folder = os.path.abspath(folder)
+    index = open_for(index_file(path), folder, encoder)
     manifest = index.manifest
     if exclude is not None:
         manifest["exclude"] = exclude
     names, notes = find_photos(folder, skip_broken=True, exclude=manifest["exclude"])
     before = {photo.name: photo for photo in index.photos}
     photos = [stat_photo(os.path.join(folder, name), name, before.get(name)) for name in names]
-    photos, out = leave_out_removed(photos, manifest["removed"], back, output)
-    there, moved = {photo.name for photo in photos}, {photo.digest for photo in photos if photo.name not in before}
-    gone = sum(photo.name not in there and photo.digest not in moved for photo in before.values())
-    embedded, broken = embed_new(index, photos, encoder, folder, workers)
-    check(index.photos, f"not one of the {len(photos):,} photos in {folder} can be read; the first: "
+    there = leave_out_removed(photos, manifest["removed"], back, index.path)
+    names, moved = {photo.name for photo in there}, {photo.digest for photo in there if photo.name not in before}
+    gone = sum(photo.name not in names and photo.digest not in moved for photo in before.values())
+    embedded, broken = embed_new(index, there, encoder, folder, workers)
+    check(index.photos, f"not one of the {len(there):,} photos in {folder} can be read; the first: "
                         f"{next(iter(broken.values()), '')}")
-    notes = [f"note: {note}" for note in notes]
     if broken:
-        notes.append(f"note: {count_photos(len(broken))} cannot be read and {'is' if len(broken) == 1 else 'are'} left "
-                     f"out: {', '.join([*broken][:LISTED])}{', and others' * (len(broken) > LISTED)}")
-    if out:
-        notes.append(f"note: {count_photos(out)} stay{'s' * (out == 1)} out as python -m photos remove took them out; "
+        notes.append(f"{count_photos(len(broken))} cannot be read and {'is' if len(broken) == 1 else 'are'} left out: "
+                     f"{', '.join([*broken][:LISTED])}{', and others' * (len(broken) > LISTED)}")
+    if out := len(photos) - len(there):
+        notes.append(f"{count_photos(out)} stay{'s' * (out == 1)} out as python -m photos remove took them out; "
                      "python -m photos add INDEX NAME takes them in again")
-    return [*notes, f"{output}: {count_photos(len(index))}, {embedded:,} new or changed, {gone:,} gone from the index"]
+    return [*(f"note: {note}" for note in notes),
+            f"{index.path}: {count_photos(len(index))}, {embedded:,} new or changed, {gone:,} gone from the index"]
 
 
-def open_for(output: str, folder: str, encoder: PhotoEncoder) -> Index:
-    """The index in the file `output`, or a new one without photos.
+def open_for(path: str, folder: str, encoder: PhotoEncoder) -> Index:
+    """The index in the file `path`, or a new one without photos.
     Raises InputError where it is of another folder or run."""
-    check(not os.path.isdir(output), f"{output} is a folder; name a file with --output")
-    if not os.path.exists(output):
-        return Index(output, new_manifest(encoder, os.path.basename(folder) or folder, folder), [], Embedding(None))
-    index = Index.open(output)
+    check(not os.path.isdir(path), f"{path} is a folder; name a file with --output")
+    if not os.path.exists(path):
+        return Index(path, new_manifest(encoder, os.path.basename(folder) or folder, folder), [], Embedding(None))
+    index = Index.open(path)
     of = index.manifest
-    encoder.refuse_other_weights(output, of["weights"])
-    check(not of["features"], f"{output} was made of features of {of['data']}; make it again with python -m photos "
-                              "index --overwrite, or name another file with --output")
+    encoder.refuse_other_weights(path, of["weights"])
+    check(not of["features"], f"{path} was made of features of {of['data']}; make it again with python -m photos index "
+                              "--overwrite, or name another file with --output")
     there = os.path.isdir(of["folder"]) and os.path.isdir(folder)
-    check(of["folder"] == folder or not there or os.path.samefile(of["folder"], folder),
-          f"{output} is the index of {of['folder']}; name another file with --output")
+    check(not there or os.path.samefile(of["folder"], folder),
+          f"{path} is the index of {of['folder']}; name another file with --output")
     of |= {"folder": folder, "run": encoder.run}
     return index
 
 
 def new_manifest(encoder: PhotoEncoder, data: str, folder: str | None) -> dict:
-    return {"index": FORMAT,
-            "run": encoder.run,       # its folder; None: photos/model
-            "weights": encoder.weights, "similarity": encoder.options.sim, "data": data,
-            "folder": folder,         # where the photos lie
-            "features": [],           # [data_path, name, split] of a data set; empty for a folder of photos
-            "exclude": [],            # patterns of names that stay out
-            "removed": {},            # {name: digest} of what `remove_photos` took out
-            "milvus": []}             # [URI, collection], or empty
+    return {"index": FORMAT, "run": encoder.run, "weights": encoder.weights, "similarity": encoder.options.sim,
+            "data": data, "folder": folder, "features": [], "exclude": [], "removed": {}, "milvus": []}
 
 
-def leave_out_removed(photos: list[PhotoFile], removed: dict[str, str], back: list[str], output: str
-                      ) -> tuple[list[PhotoFile], int]:
-    """Leave out the photos that `remove_photos` took out, under any name; count them.
+def leave_out_removed(photos: list[PhotoFile], removed: dict[str, str], back: list[str], path: str) -> list[PhotoFile]:
+    """Leave out the photos that `remove_photos` took out, under any name.
     A photo that fits a pattern of `back` is removed no longer. Raises InputError where a pattern fits nothing."""
     for pattern in back:
         fits = [name for name in removed if matches(name, pattern)]
-        check(fits, f"no photo that was removed from {output} is named {pattern}; '*' names all of them")
+        check(fits, f"no photo that was removed from {path} is named {pattern}; '*' names all of them")
         for name in fits:
             del removed[name]
     names = {photo.name for photo in photos}
@@ -116,8 +100,16 @@ def leave_out_removed(photos: list[PhotoFile], removed: dict[str, str], back: li
         if photo.digest in moved and photo.name not in removed:
             removed.pop(moved[photo.digest], None)
             removed[photo.name] = photo.digest
-    rest = [photo for photo in photos if photo.name not in removed]
-    return rest, len(photos) - len(rest)
+    return [photo for photo in photos if photo.name not in removed]
+
+
+def read_trained_features(encoder: PhotoEncoder, folder: str) -> tuple[Features | None, dict[str, int]]:
+    """Read the features of a folder that a run was trained on, and {digest: row}."""
+    with contextlib.suppress(InputError):
+        images = read_images(encoder.data_path, encoder.options.data_name)
+        if images.folder == folder and images.extractor == encoder.extractors.get("ims"):
+            return images.features, {photo.digest: row for row, photo in enumerate(images.photos)}
+    return None, {}
 
 
 @torch.no_grad()
@@ -166,17 +158,15 @@ def split_rows(e: Embedding) -> list[Embedding]:
 
 # ---- features of a data set
 
-def index_features(output: str, encoder: PhotoEncoder, name: str, split: str | None, folder: str | None = None,
+def index_features(path: str, encoder: PhotoEncoder, name: str, split: str | None, folder: str | None = None,
                    uri: str | None = None, token: str = "", overwrite: bool = False) -> Index:
     """Make an index of the ready features of a data set, or of one of its splits, below encoder.data_path.
 
     folder: where the photos lie. uri: Milvus, which holds the vectors then. Raises InputError.
     """
-    path = index_file(output)
-    check(not os.path.isdir(path), f"{path} is a folder; name a file with --output")
-    check(overwrite or not os.path.exists(path),
-          f"{path} is there already; replace it with --overwrite, or name another file with --output")
+    path, sim = output(index_file(path), overwrite=overwrite), encoder.options.sim
     check(not folder or os.path.isdir(folder), f"--photos {folder} is not a folder; give the folder of the photos")
+    check(not uri or sim in INNER_PRODUCTS, f"Milvus searches by one inner product, and {sim} is none; leave --uri out")
     gallery, own_folder = read_gallery(encoder.data_path, name, split)
     refuse_misfit(encoder, gallery)
     images, folder = gallery.images, folder or own_folder
@@ -188,12 +178,11 @@ def index_features(output: str, encoder: PhotoEncoder, name: str, split: str | N
     check(all(x is None or x.isfinite().all() for x in e[:3]),
           f"{name} gives numbers that are not finite; its features or the model are broken")
     if uri:
-        sim = encoder.options.sim
-        check(sim in INNER_PRODUCTS, f"Milvus searches by one inner product, and {sim} is none; leave --uri out")
         origin = Embedding(*(None if x is None else x.mean(0, keepdim=True) for x in e[:2]))
-        collection = Collection(uri, re.sub(r"\W", "_", f"photos_{os.path.basename(path)[:-4]}"), token)
+        stem = os.path.basename(path).removesuffix(".npz")
+        collection = Collection(uri, re.sub(r"\W", "_", f"photos_{stem}", flags=re.ASCII), token)
         remove(path)                                        # its collection is replaced
-        collection.build(names, image_vectors(sim, e, origin), overwrite)
+        collection.build(names, product_vectors(sim, e, origin)[0], overwrite)
         manifest["milvus"], e = [collection.uri, collection.name], origin
     index = Index(path, manifest, [PhotoFile(name, 0, 0, "") for name in names], e, token)
     index.save()

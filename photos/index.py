@@ -1,6 +1,6 @@
 """Photo index: an .npz file with embeddings and names of photos, and their run.
 
-    manifest                          JSON as bytes: format, run, photos, and more (`new_manifest` in photos/build.py)
+    manifest                          JSON as bytes: format, run, photos, and more (`MANIFEST`)
     mean, log_var, parts, n_parts     the embedding (N, ...) of the photos; none where Milvus holds their vectors
     origin_mean, origin_log_var       (1, D) where Milvus does: what its vectors are taken from
     digest                            sha256 of all other arrays, as bytes
@@ -20,6 +20,14 @@ from photos.milvus import Collection
 
 FORMAT = 4
 AGAIN = "make it again with python -m photos"
+MANIFEST = {"run": str | None,        # its folder; None: photos/model
+            "weights": str, "similarity": str, "data": str,
+            "folder": str | None,     # where the photos lie
+            "features": list,         # [data_path, name, split] of a data set; empty for a folder of photos
+            "exclude": list,          # patterns of names that stay out
+            "removed": dict,          # {name: digest} of what `remove_photos` took out
+            "milvus": list}           # [URI, collection], or empty
+AXES = {"mean": (2, "float32"), "log_var": (2, "float32"), "parts": (3, "float32"), "n_parts": (1, "int64")}
 
 
 def index_file(path: str) -> str:
@@ -49,10 +57,16 @@ class Index:
                 raise ValueError(f"it is of format {manifest['index']}, and this version reads {FORMAT}")
             if not np.array_equal(digest(arrays), stored):
                 raise ValueError("its arrays do not belong together")
-            start = "origin_" if manifest["milvus"] else ""
-            embedding = Embedding(*(torch.from_numpy(arrays[start + name]) if start + name in arrays else None
-                                    for name in Embedding._fields))
-            photos = [PhotoFile(*row) for row in manifest.pop("photos")]
+            photos = [PhotoFile(str(name), int(size), int(time), str(content))
+                      for name, size, time, content in manifest.pop("photos")]
+            start, n = ("origin_", 1) if manifest["milvus"] else ("", len(photos))
+            arrays = {name: arrays[start + name] for name in AXES if start + name in arrays}
+            wrong = [name for name, kind in MANIFEST.items() if not isinstance(manifest[name], kind)]
+            wrong += [name for name, x in arrays.items() if (x.ndim, str(x.dtype), len(x)) != (*AXES[name], n)]
+            texts = [*manifest["features"], *manifest["exclude"], *manifest["milvus"], *manifest["removed"].values()]
+            if wrong or not (manifest["folder"] or manifest["features"]) or {*map(type, texts)} - {str}:
+                raise ValueError(f"{' and '.join(wrong) or 'a list of it'} is of another kind")
+            embedding = Embedding(**{name: torch.from_numpy(x) for name, x in arrays.items()})
         index = cls(path, manifest, photos, embedding, token)
         if index.collection:
             index.collection.load()

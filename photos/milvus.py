@@ -11,7 +11,6 @@ in the file are not photos of the index.
 import contextlib
 import logging
 import os
-import re
 import threading
 import uuid
 from concurrent.futures import Future, wait
@@ -36,8 +35,6 @@ class Collection:
     """Collection `name` of the Milvus server at `uri`. No message shows the token."""
 
     def __init__(self, uri: str, name: str, token: str = ""):
-        check(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,199}", name),
-              f"'{name}' is not a name of a collection; name an --output of at most 180 letters, digits and _")
         check("@" not in uri, "--uri holds a user or a password, which every user of this machine can read; give them "
                               "as USER:PASSWORD in a file with --token_file")
         self.uri, self.name, self.token = os.path.abspath(uri) if uri.endswith(".db") else uri, name, token
@@ -111,60 +108,33 @@ class Collection:
     def products(self, query: Tensor, names: list[str]) -> Tensor:
         """Inner products (N,) of a query (K,) and the photos `names`.
         Of the LARGEST_TOP best, else -inf."""
-        place = {name: row for row, name in enumerate(names)}
-        products = torch.full((len(names),), -torch.inf)
         hits, = self.ask("search", data=[query.numpy()], limit=LARGEST_TOP, anns_field="vector",
                          output_fields=["name"], search_params={"metric_type": "IP"})
-        for hit in hits:
-            if hit["name"] in place:
-                products[place[hit["name"]]] = hit["distance"]
-        return products
+        products = {hit["name"]: hit["distance"] for hit in hits}
+        return torch.tensor([products.get(name, -torch.inf) for name in names])
 
 
 # ---- similarities as inner products
 
-def distance_vectors(*blocks: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """-|x - y|^2 of the blocks (N, D) side by side = 2 x . y - |x|^2 - |y|^2."""
-    x = torch.cat(blocks, 1)                                                        # (N, K)
-    square = -x.square().sum(1)
-    return 2 * x, square, x, square
-
-
-def kl_vectors(x: Tensor, log_var: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """-KL(p || q) (ucmr eq. 4), but for D / 2: columns and number as p, and as q."""
-    precision, level = (-log_var).exp(), log_var.sum(1) / 2                         # (N, D), (N,)
-    as_q = torch.cat([precision, x * precision], 1)
-    return (torch.cat([-(log_var.exp() + x.square()) / 2, x], 1), level + x.shape[1] / 2,
-            as_q, -level - (x.square() * precision).sum(1) / 2)
-
-
-def columns(name: str, e: Embedding, origin: Embedding) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """A (N, K) and a (N,) of items as images, and B (N, K) and b (N,) as queries."""
+def product_vectors(name: str, e: Embedding, origin: Embedding) -> tuple[Tensor, Tensor, Tensor]:
+    """Vectors of items as images (N, K + 1) and as queries (N, K + 1), and their own numbers as queries (N,)."""
+    x = unit(e.mean) if name == "cosine" else e.mean
     if name in ("cosine", "dot"):
-        x, zero = unit(e.mean) if name == "cosine" else e.mean, e.mean.new_zeros(len(e.mean))
-        return x, zero, x, zero
-    x, log_var = e.mean - origin.mean, e.log_var.expand_as(e.mean)
-    if name in ("kl", "kl_reverse"):
-        as_p, of_p, as_q, of_q = kl_vectors(x, log_var)
-        return (as_p, of_p, as_q, of_q) if name == "kl" else (as_q, of_q, as_p, of_p)
-    if name == "csd":
-        doubled, square, plain, _ = distance_vectors(x)
-        number = square - log_var.exp().sum(1)
-        return doubled, number, plain, number
-    power = POWERS[name]
-    return distance_vectors(x, (power * log_var).exp() - (power * origin.log_var).exp())
-
-
-def image_vectors(name: str, e: Embedding, origin: Embedding) -> Tensor:
-    """Vectors (N, K + 1) of N images."""
-    A, a, _, _ = columns(name, e, origin)
-    return torch.cat([A, a[:, None]], 1)
-
-
-def query_vectors(name: str, e: Embedding, origin: Embedding) -> tuple[Tensor, Tensor]:
-    """Vectors (Q, K + 1) of Q queries, and their own numbers (Q,)."""
-    _, _, B, b = columns(name, e, origin)
-    return torch.cat([B, B.new_ones(len(B), 1)], 1), b
+        A, B, a, b = x, x, x.new_zeros(len(x)), x.new_zeros(len(x))
+    else:
+        x, log_var = x - origin.mean, e.log_var.expand_as(x)
+        if name in ("kl", "kl_reverse"):                    # -KL(p || q), ucmr eq. 4
+            precision, level = (-log_var).exp(), log_var.sum(1) / 2                 # (N, D), (N,)
+            p = torch.cat([-(log_var.exp() + x.square()) / 2, x], 1), level + x.shape[1] / 2
+            q = torch.cat([precision, x * precision], 1), -level - (x.square() * precision).sum(1) / 2
+            (A, a), (B, b) = (p, q) if name == "kl" else (q, p)
+        else:                                               # -|x - y|^2 = 2 x . y - |x|^2 - |y|^2
+            if name in POWERS:
+                power = POWERS[name]
+                x = torch.cat([x, (power * log_var).exp() - (power * origin.log_var).exp()], 1)     # (N, 2 D)
+            a = b = -x.square().sum(1) - (log_var.exp().sum(1) if name == "csd" else 0)
+            A, B = 2 * x, x
+    return torch.cat([A, a[:, None]], 1), torch.cat([B, torch.ones_like(a)[:, None]], 1), b
 
 
 def scores_of_products(name: str, products: Tensor) -> Tensor:

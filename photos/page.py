@@ -20,14 +20,18 @@ import sys
 import tempfile
 import threading
 import webbrowser
-from collections.abc import Mapping
 from functools import partial
-
-from PIL import Image
 
 from cli import InputError, check
 from images import decode_photo, read_photo
 from photos.searcher import Searcher
+
+try:
+    import flask
+    from werkzeug import serving
+    from werkzeug.exceptions import HTTPException
+except ImportError as error:
+    raise InputError("the page needs Flask; pip install -r photos/requirements.txt") from error
 
 LETTERS, TOP, MOST = 2_000, 10, 200   # of a query; answers to a request unless it says how many, and at most
 BYTES = 60_000_000                    # of a photo that is sent
@@ -35,7 +39,7 @@ TOO_LARGE = f"this photo has more than {BYTES // 10 ** 6} MB, and the page takes
 NO_PHOTO = ("this file cannot be read as a photo; it is damaged, has more than 170 megapixels, or is none of JPEG, "
             "PNG, WebP, GIF, BMP, TIFF, AVIF and, where pillow-heif is installed, HEIC")
 THUMBNAIL, LARGE = 400, 2048          # pixels a side
-READ_AT_ONCE = 4                      # photos: a large one takes much memory while it is read
+READING = threading.BoundedSemaphore(4)                     # a large photo takes much memory while it is read
 SILENCE = 60                          # seconds after which a client that sends nothing is left
 FILES = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
 HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
@@ -50,135 +54,96 @@ HOST = re.compile(rf"(?:https?://)?{NAME}(?::[0-9]+)?", re.I)
 ADDRESS = re.compile(r"[0-9.]+")      # names of the web are never of digits alone
 
 
-class Refused(InputError):
-    """A request that is not answered. `status`: of HTTP, 4xx."""
-
-    def __init__(self, status: int, message: str):
-        super().__init__(message)
-        self.status = status
-
-
-# ---- answers as values for JSON
-
-class Page:
-    """Answer the requests of the page by a searcher.
-    Its methods raise InputError, also Refused."""
-
-    def __init__(self, searcher: Searcher):
-        self.searcher = searcher
-        self.lock = threading.Lock()  # requests come in threads, and the model is one
-        self.reading = threading.BoundedSemaphore(READ_AT_ONCE)
-
-    def about(self) -> dict:
-        return {"title": self.searcher.title, "count": self.searcher.count, "notes": self.searcher.notes,
-                "calibrated": self.searcher.calibrated, "letters": LETTERS, "bytes": BYTES}
-
-    def find_text(self, text: str, top: int, offset: int):
-        return self.searcher.find_texts([text], top, offset)[0]
-
-    def search(self, fields: Mapping[str, str], stream=None) -> dict:
-        """Search by the text or row of the address, or by an uploaded photo.
-        The photo is a stream of bytes."""
-        top = read_number(fields, "top", TOP, 1, MOST)
-        offset = read_number(fields, "offset", 0, 0, self.searcher.count)
-        if stream is not None:
-            find, query = self.searcher.find_photo, self.read_upload(stream)
-        elif "row" in fields:
-            find, query = self.searcher.find_row, self.read_row(fields["row"])
-        else:
-            find, query = self.find_text, fields.get("q", "").strip()
-            check(query, "there is nothing to search for; describe a photo in a few words")
-            check(len(query) <= LETTERS, f"the text has {len(query):,} letters, and at most {LETTERS:,} are read; use "
-                                         "fewer words")
-        with self.lock:
-            result = find(query, top, offset)
-        return {**self.searcher.as_json(result), "said": result.said, "notes": result.notes}
-
-    def read_row(self, text: str) -> int:
-        """The row that an address names."""
-        if not re.fullmatch("[0-9]{1,12}", text) or int(text) >= self.searcher.count:
-            raise Refused(404, f"there is no photo {ascii(text)[1:-1][:40]} here; search again")
-        return int(text)
-
-    def read_upload(self, stream) -> Image.Image:
-        """The photo in a stream of bytes, read as the photos of a folder are."""
-        with tempfile.TemporaryFile() as file:
-            shutil.copyfileobj(stream, file)
-            if not file.tell():
-                raise Refused(400, "this file is empty; choose a photo")
-            file.seek(0)
-            try:
-                with self.reading:
-                    return decode_photo(file)
-            except Exception as error:
-                raise Refused(400, NO_PHOTO) from error
-
-    def file_of(self, row: int) -> str:
-        """The file of a row.
-        Raises Refused where it is gone, and where a link leads out of the photo folder."""
-        if self.searcher.is_gone(row):
-            raise Refused(404, f"photo {row} is gone, or a link out of the photo folder; index the folder again")
-        return self.searcher.path_of(row)
-
-    def draw(self, path: str, side: int) -> bytes:
-        """A photo as JPEG of at most `side` pixels a side."""
-        with self.reading:
-            photo, file = read_photo(path, side), io.BytesIO()
-        colours = photo.info.get("icc_profile") or b""
-        photo.save(file, "JPEG", quality=85, icc_profile=colours if colours[16:20] == b"RGB " else None)
-        return file.getvalue()
-
-
-def read_number(fields: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
-    text = fields.get(name, str(default))
-    if not re.fullmatch("[0-9]{1,12}", text) or not least <= int(text) <= most:
-        raise Refused(400, f"{name}={ascii(text)[1:-1][:40]} is not a whole number from {least} to {most:,}")
-    return int(text)
-
-
-# ---- the same over HTTP
-
-def application(searcher: Searcher, host: str = "127.0.0.1"):
-    """The flask.Flask that answers for a searcher.
-    Raises InputError where Flask is not installed.
+def application(searcher: Searcher, host: str = "127.0.0.1") -> flask.Flask:
+    """Flask application that answers for a searcher.
 
     host: one more name or address under which the page is opened; 0.0.0.0 stands for every address.
     """
-    try:
-        import flask  # optional: only this page needs it
-    except ImportError as error:
-        raise InputError("the page needs Flask; pip install -r photos/requirements.txt") from error
     app = flask.Flask(__name__, static_folder=None, template_folder=None)
-    page = Page(searcher)
     app.config["MAX_CONTENT_LENGTH"] = BYTES
+    model = threading.Lock()          # requests come in threads, and the model is one
     app.before_request(lambda: refuse_foreign(flask.request, host))
     app.after_request(add_headers)
-    app.register_error_handler(InputError, lambda error: ({"error": str(error)}, getattr(error, "status", 400)))
-    app.register_error_handler(Exception, lambda error: describe_failure(app, error))
+    app.register_error_handler(Exception, describe_failure)
     for name, kind in FILES.items():
         path = os.path.join(os.path.dirname(os.path.abspath(__file__)), name)
         app.add_url_rule("/" + name.replace("page.html", ""), name, partial(flask.send_file, path, mimetype=kind))
-    app.add_url_rule("/about", view_func=page.about)
-    app.add_url_rule("/search", "search", lambda: page.search(flask.request.args))
-    app.add_url_rule("/search", "search_photo", lambda: page.search(flask.request.args, flask.request.stream),
-                     methods=["POST"])
 
-    def picture(row: str, side: int):
-        path = page.file_of(page.read_row(row))
-        stat = os.stat(path)
-        response = flask.Response(mimetype="image/jpeg")
+    @app.get("/about")
+    def about() -> dict:
+        return {"title": searcher.title, "count": searcher.count, "notes": searcher.notes,
+                "calibrated": searcher.calibrated, "letters": LETTERS, "bytes": BYTES}
+
+    @app.route("/search", methods=["GET", "POST"])
+    def search() -> dict:
+        """Search by the text or row of the address, or by the photo in the body."""
+        fields = flask.request.args
+        top, offset = read_number("top", TOP, 1, MOST), read_number("offset", 0, 0, searcher.count)
+        if flask.request.method == "POST":
+            find, query = searcher.find_photo, read_upload()
+        elif "row" in fields:
+            find, query = searcher.find_row, read_row(fields["row"])
+        else:
+            find, query = lambda text, *place: searcher.find_texts([text], *place)[0], fields.get("q", "").strip()
+            check(query, "there is nothing to search for; describe a photo in a few words")
+            check(len(query) <= LETTERS, f"the text has {len(query):,} letters, and at most {LETTERS:,} are read; use "
+                                         "fewer words")
+        with model:
+            result = find(query, top, offset)
+        return {**searcher.as_json(result), "said": result.said, "notes": result.notes}
+
+    def read_row(text: str) -> int:
+        if not re.fullmatch("[0-9]{1,12}", text) or int(text) >= searcher.count:
+            flask.abort(404, f"there is no photo {ascii(text)[1:-1][:40]} here; search again")
+        return int(text)
+
+    @app.get("/<any(thumb, photo):size>/<row>")
+    def picture(size: str, row: str):
+        """A photo as JPEG, or 304 where the browser has this very picture."""
+        row, side = read_row(row), {"thumb": THUMBNAIL, "photo": LARGE}[size]
+        if searcher.is_gone(row):
+            flask.abort(404, f"photo {row} is gone, or a link out of the photo folder; index the folder again")
+        path = searcher.path_of(row)
+        stat, response = os.stat(path), flask.Response(mimetype="image/jpeg")
         response.set_etag(f"{stat.st_ino}-{stat.st_mtime_ns}-{stat.st_size}")
-        response.make_conditional(flask.request)          # 304 where the browser has this very picture
-        if response.status_code == 200:
-            response.data = page.draw(path, side)
+        if response.make_conditional(flask.request).status_code == 200:
+            response.data = draw(path, side)
         return response
-    app.add_url_rule("/thumb/<row>", "thumb", lambda row: picture(row, THUMBNAIL))
-    app.add_url_rule("/photo/<row>", "photo", lambda row: picture(row, LARGE))
     return app
 
 
+def read_number(name: str, default: int, least: int, most: int) -> int:
+    """A number of the address."""
+    text = flask.request.args.get(name, str(default))
+    check(re.fullmatch("[0-9]{1,12}", text) and least <= int(text) <= most,
+          f"{name}={ascii(text)[1:-1][:40]} is not a whole number from {least} to {most:,}")
+    return int(text)
+
+
+def read_upload():
+    """The photo in the body, read as the photos of a folder are."""
+    with tempfile.TemporaryFile() as file:
+        shutil.copyfileobj(flask.request.stream, file)
+        check(file.tell(), "this file is empty; choose a photo")
+        file.seek(0)
+        try:
+            with READING:
+                return decode_photo(file)
+        except Exception as error:
+            raise InputError(NO_PHOTO) from error
+
+
+def draw(path: str, side: int) -> bytes:
+    """A photo as JPEG of at most `side` pixels a side."""
+    with READING:
+        photo, file = read_photo(path, side), io.BytesIO()
+    colours = photo.info.get("icc_profile") or b""
+    photo.save(file, "JPEG", quality=85, icc_profile=colours if colours[16:20] == b"RGB " else None)
+    return file.getvalue()
+
+
 def refuse_foreign(request, host: str) -> None:
-    """Raise Refused unless a request is for this computer and from a trusted source.
+    """Answer 403 unless a request is for this computer and from a trusted source.
     Trusted are this page, a typed address and a program.
 
     Another name that leads here is the trick of DNS rebinding, by which a page on the web would read what is served.
@@ -191,11 +156,11 @@ def refuse_foreign(request, host: str) -> None:
     if host == EVERYWHERE and name and ADDRESS.fullmatch(name):
         names.append(name)
     if name not in names:
-        raise Refused(403, f"{ascii(given)[1:-1][:60]} is not known as a name of this computer; open the page as "
-                           "localhost, or start it with --host and that name")
+        flask.abort(403, f"{ascii(given)[1:-1][:60]} is not known as a name of this computer; open the page as "
+                         "localhost, or start it with --host and that name")
     link = request.method == "GET" and request.headers.get("Sec-Fetch-Mode") == "navigate"
     if source not in names or request.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none") and not link:
-        raise Refused(403, "this request comes from another site, and only this server's own page is answered")
+        flask.abort(403, "this request comes from another site, and only this server's own page is answered")
 
 
 def add_headers(response):
@@ -207,14 +172,17 @@ def add_headers(response):
     return response
 
 
-def describe_failure(app, error: Exception):
-    """The JSON for a request that Flask refuses, or on which this program fails."""
-    status = getattr(error, "code", None)
-    if not isinstance(status, int):
-        app.log_exception((type(error), error, error.__traceback__))
+def describe_failure(error: Exception):
+    """The JSON for a request that is refused, or on which this program fails."""
+    if isinstance(error, InputError):
+        return {"error": str(error)}, 400
+    if not isinstance(error, HTTPException):
+        flask.current_app.log_exception(sys.exc_info())
         return {"error": "the search failed here; the terminal in which the page was started says how"}, 500
+    if error.description != type(error).description:        # this program's sentence
+        return {"error": error.description}, error.code
     sentences = {404: "there is nothing at this address; the page is at /", 413: TOO_LARGE}
-    return {"error": sentences.get(status, "the request cannot be read")}, status
+    return {"error": sentences.get(error.code, "the request cannot be read")}, error.code
 
 
 # ---- the server
@@ -225,8 +193,6 @@ def make_server(app, port: int, host: str = "127.0.0.1"):
 
     port: 0 takes a free one. Raises InputError where it cannot be taken.
     """
-    from werkzeug import serving  # it comes with Flask
-
     class Handler(serving.WSGIRequestHandler):
         """Writes no line for each request: a page of answers makes dozens."""
         timeout = SILENCE

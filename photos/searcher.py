@@ -21,7 +21,7 @@ from losses import Embedding, cosine, uncertainty, within_modality
 from metrics import Sigmoid
 from photos.encoder import PhotoEncoder
 from photos.index import Index
-from photos.milvus import query_vectors, scores_of_products
+from photos.milvus import product_vectors, scores_of_products
 from photos.question import read_question, read_words, rows_named
 
 PHOTOS = 4096                         # photos whose embeddings are compared at a time
@@ -217,10 +217,12 @@ class Searcher:
 
     def scores(self, e: Embedding, like: bool = False) -> Tensor:
         """Scores (N,) of all photos for one query."""
-        similarity = self.similarity
+        similarity, width = self.similarity, self.index.embedding.mean.shape[1]
+        check(e.mean.shape[1] == width, f"{self.index.path} holds {width} numbers a photo, and its run computes "
+                                        f"{e.mean.shape[1]}; make it again with python -m photos")
         if self.index.collection:
             name, origin = self.index.manifest["similarity"], self.index.embedding
-            vector, number = query_vectors(name, e, origin)
+            _, vector, number = product_vectors(name, e, origin)
             return scores_of_products(name, self.index.collection.products(vector[0], self.index.names) + number)
         if like:
             similarity, e = within_modality(similarity, e)

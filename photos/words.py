@@ -13,6 +13,7 @@ if __name__ == "__main__":
     cli.start()
 
 import csv
+import glob
 import os
 import shutil
 from collections import Counter
@@ -41,6 +42,7 @@ from photos.searcher import GALLERY, NONE, Probabilities, read_probabilities
 WORDS = 5                             # short texts of each training photo
 FITTED = 2000                         # short texts that the numbers are fitted to, and half as many longer ones
 FIRST = 10                            # answers that are judged
+COPY = "copy_of"                      # what features.json calls the data set that a copy is of
 LANGUAGES = {"de": "German", "fr": "French", "es": "Spanish", "zh": "Chinese", "ja": "Japanese", "ru": "Russian"}
 ORDINARY = (
     "two dogs run through the snow", "a boy jumps into a pool", "a man on a bike", "a dog catches a ball",
@@ -72,13 +74,14 @@ def read_class_names() -> list[str]:
 # ---- what a model learns from
 
 def copy_data(source: str, to: str) -> None:
-    """Copy the features, captions and names of a data set.
-    Also what made its features of photos."""
+    """Copy the features, captions and names of a data set, and what made its features of photos.
+    Features that were added to an earlier copy stay."""
     os.makedirs(to, exist_ok=True)
+    save_json({**read_extractors(to), "ims": read_extractors(source).get("ims", ""), COPY: os.path.basename(source)},
+              os.path.join(to, "features.json"))
     for name in os.listdir(source):
         if name.endswith(("_ims.npy", "_caps.txt", "_ids.txt", "_photos.json", "captions.tsv")):
             shutil.copyfile(os.path.join(source, name), os.path.join(to, name))
-    save_json({"ims": read_extractors(source).get("ims", "")}, os.path.join(to, "features.json"))
 
 
 def add_words(source: str, to: str) -> None:
@@ -230,7 +233,7 @@ def print_judgement(model: PhotoEncoder, name: str, opt) -> None:
     probabilities = read_probabilities(model.path, model)
     check(probabilities and probabilities.words, f"{model.path} does not say how many photos fit a word; fit that with "
                                                  f"python -m photos.words {model.path} --fit")
-    results = judge(model, probabilities, splits, read_lines(opt.absent) if opt.absent else read_class_names())
+    results = judge(model, probabilities, splits, read_class_names())
     photos = sum(len(split.images) for split in splits)
     print(render([table(f"how many of {photos:,} photos fit; true: those with a caption that names it, a lower bound",
                         COLUMNS, results, cell)]))
@@ -240,10 +243,11 @@ def use_words(opt) -> None:
     """The command."""
     if opt.write:
         check(opt.data_name, f"--write {opt.write} copies a data set; name that with --data_name")
-        check(opt.write != opt.data_name, f"--write {opt.write} is the data set that is copied; give another name")
-        check(not (opt.run or opt.fit), f"--write {opt.write} reads no run; leave RUN and --fit out")
         source, to = (os.path.join(opt.data_path or "data", name) for name in (opt.data_name, opt.write))
         need(os.path.join(source, "train_caps.txt"), "name a data set whose training split has captions")
+        there = glob.glob(os.path.join(glob.escape(to), "*"))
+        check(not there or read_extractors(to).get(COPY) == os.path.basename(source),
+              f"{to} is there already and no copy of {opt.data_name} by --write; give a name that is free")
         add_words(source, to)
         return
     model = PhotoEncoder(opt.run, device=opt.device, data_path=opt.data_path)
@@ -263,8 +267,6 @@ def main(argv=None) -> None:
     p.add_argument("--data_path", type=filename, help="folder of the data sets (default: that of the training)")
     p.add_argument("--data_name", type=data_set, help="data set that is asked (default: that of the training)")
     p.add_argument("--split", type=split_name, nargs="+", default=["test"], help="splits that are one gallery")
-    p.add_argument("--absent", type=filename, metavar="FILE", help="names of things, one a line; those that no "
-                   "caption has are absent (default: ImageNet's classes)")
     p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
     cli.run("photos.words", use_words, p.parse_args(argv))
 

@@ -22,7 +22,7 @@ from cli import InputError
 from losses import Embedding, formulas, trait
 from photos import __main__ as search
 from photos.index import Index
-from photos.milvus import INNER_PRODUCTS, Collection, image_vectors, query_vectors, scores_of_products
+from photos.milvus import INNER_PRODUCTS, Collection, product_vectors, scores_of_products
 from photos.searcher import Probabilities, Searcher
 from tests.helpers import refused
 from tests.test_search import KINDS, TEXTS, run
@@ -151,8 +151,8 @@ def test_scores_are_those_of_the_similarity(name, spherical):
         images, captions = Embedding(images.mean), Embedding(captions.mean)
     exact = FORMULAS[name](*(Embedding(*(None if x is None else x.double() for x in e)) for e in (images, captions))).T
     origin = Embedding(*(None if x is None else x.mean(0, keepdim=True) for x in images))
-    vectors, number = query_vectors(name, captions, origin)
-    scores = scores_of_products(name, vectors @ image_vectors(name, images, origin).T + number[:, None])
+    _, vectors, number = product_vectors(name, captions, origin)
+    scores = scores_of_products(name, vectors @ product_vectors(name, images, origin)[0].T + number[:, None])
     assert (scores - exact).abs().max() / exact.std() < 2e-5
 
 

@@ -82,7 +82,7 @@ def test_classes_stand_beside_the_photos(tmp_path, monkeypatch):
     assert rows.shape == (8 + 6, 3) and (rows[:8] == photos).all() and (rows[8:] == [*typical, *typical]).all()
     assert len(texts) == 40 + 30 and texts[40] == "an abbey ." and texts[45] == "a bee ." and texts[55] == "an abbey ."
     assert len(set((tmp_path / "g" / "train_ids.txt").read_text().splitlines())) == 14
-    assert json.loads((tmp_path / "g" / "features.json").read_text()) == {"ims": "x"}
+    assert json.loads((tmp_path / "g" / "features.json").read_text()) == {"ims": "x", "copy_of": "f"}
 
 
 def test_three_networks_stand_side_by_side():

@@ -1,5 +1,6 @@
 """The page to search with: what it answers and refuses over HTTP, and that it works in a real browser."""
 import contextlib
+import importlib
 import io
 import os
 import re
@@ -302,9 +303,10 @@ def test_what_is_no_host_is_refused_and_without_flask_the_package_is_named(made_
     for host in ("http://nas", "a b", "localhost:9000", ""):
         with pytest.raises(InputError, match="is not a name or address of a computer; give one such as"):
             page.serve(made_up, 0, host)
+    monkeypatch.delitem(sys.modules, "photos.page")
     monkeypatch.setitem(sys.modules, "flask", None)
     with pytest.raises(InputError, match="pip install -r photos/requirements.txt"):
-        page.application(made_up)
+        importlib.import_module("photos.page")
 
 
 # ---- in a real browser

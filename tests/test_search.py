@@ -412,21 +412,28 @@ def test_an_index_is_saved_while_it_grows_and_at_a_stop(own, monkeypatch):
 
 # ---- what can go wrong
 
-def rewrite(values: dict, **arrays) -> None:
-    """The index with other values in its manifest, or other arrays, under a digest of its own."""
-    stored = {**np.load("index.npz")}
+def rewrite(**values) -> None:
+    """The index with other arrays, or other values in its manifest, under a digest of its own."""
+    stored, manifest = {**np.load("index.npz")}, {}
     stored.pop("digest")
-    manifest = json.dumps({**json.loads(stored["manifest"].tobytes()), **values}).encode()
-    stored = {**stored, "manifest": np.frombuffer(manifest, np.uint8), **arrays}
+    for name, value in values.items():
+        (stored if isinstance(value, np.ndarray) else manifest)[name] = value
+    manifest = json.dumps(json.loads(stored["manifest"].tobytes()) | manifest).encode()
+    stored["manifest"] = np.frombuffer(manifest, np.uint8)
     np.savez("index.npz", **stored, digest=index.digest(stored))
 
 
 def test_an_index_of_another_time_or_cut_off_is_one_sentence(own, make, capsys):
     mixed = {**np.load("index.npz"), "mean": np.roll(np.load("index.npz")["mean"], 1, 0)}
+    whole = open("index.npz", "rb").read()
+    kinds = ({"photos": [[1]]}, {"folder": None}, {"exclude": [1]}, {"removed": []}, {"mean": np.zeros((10, 9), int)},
+             {"mean": np.zeros((9, 9))}, {"log_var": np.zeros(10)}, {"mean": np.array(["a"] * 10)})
     for values, message in (({"run": "nowhere"}, "there is no checkpoint nowhere"),
                             ({"index": 3}, "it is of format 3, and this version reads 4.*; make it again with python"),
-            ({"photos": [[1]]}, "is not a whole index .*; make it again")):
-        rewrite(values)
+                            ({"mean": np.zeros((10, 9), np.float32)}, "holds 9 numbers a photo, and its run"),
+                            *((values, "is not a whole index .*; make it again") for values in kinds)):
+        open("index.npz", "wb").write(whole)
+        rewrite(**values)
         refused(capsys, search.main, ["query", "index", "a star ."], message)
     np.savez("index.npz", **mixed)
     refused(capsys, search.main, ["query", "index", "a star ."], "its arrays do not belong together.*; make it again")
@@ -444,7 +451,7 @@ def test_an_index_of_another_folder_or_run(own, capsys, small_run, tmp_path):
     refused(capsys, search.main, ["query", "index", "a star", "--checkpoint", small_run()], "was made by the model")
     run("query", "index", "--checkpoint", small_run(*GAUSSIAN, to=tmp_path / "moved"), "a star")
     refused(capsys, search.main, ["nothing"], "nothing is not a folder")
-    refused(capsys, search.main, ["querry", "index", "a star"], "arguments: index a star; did you mean query?")
+    refused(capsys, search.main, ["querry", "index", "a star"], "arguments: index a star; the commands are query, add")
     refused(capsys, search.main, ["photos", "--output", "photos/x", "--exclude", "*"], "holds no photo .*--exclude")
 
 
@@ -452,13 +459,13 @@ def test_an_index_of_another_folder_or_run(own, capsys, small_run, tmp_path):
     ([], "nothing to search for"),
     (["--", " "], "an empty question"), (["--top", "5", "--", "-beach"], "says only what is not wanted"),
     (["--photo", "no.jpg"], "no.jpg cannot be read"), (["--captions", "no.txt"], "no.txt cannot be read"),
-    (["--json", "-star"], "unrecognized arguments: -star; give '--not star' in place of a minus$")])
+    (["--json", "-star"], "unrecognized arguments: -star; what should not be there stands behind .--not")])
 def test_bad_queries(make, capsys, words, message):
     refused(capsys, search.main, ["query", make(*GAUSSIAN), *words], message)
 
 
 @pytest.mark.parametrize("words, message", [
-    (["--output", "OLD"], "index.npz is there already"), (["--output", "FOLDER", "--overwrite"], "is a folder"),
+    (["--output", "OLD"], "index.npz is there already"), (["--output", "FOLDER", "--overwrite"], "folder.npz cannot"),
     (["--images", "nothing"], "there is no folder"), (["--images", "demo_region_precomp"], "reads|was trained on"),
     (["--images", "demo"], "demo/.* holds no features of images"), (["--images", "demo_cxc"], "holds no data set"),
     (["--photos", "nowhere"], "nowhere is not a folder")])

@@ -10,6 +10,7 @@ import torch
 from cli import InputError
 from data import Split, read_split, tokenize
 from evaluation import encode
+from features.store import record_extractor
 from images import Features
 from losses import Embedding
 from methods import volume
@@ -99,6 +100,10 @@ def test_every_photo_gets_short_texts_that_its_captions_name(demo_path, learned)
         assert all(text in known or text.split(" ", 1)[1] in known for text in own[-words.WORDS:])
     short = [text for k in range(words.WORDS) for text in after.captions[per - 1 - k::per]]
     assert 0.4 < np.mean([text.split()[0] in ("a", "an") for text in short]) < 0.6
+    record_extractor(str(learned / "data" / "mine"), "bag", "a bag")             # a training that goes on writes again
+    words.main(["--data_path", str(learned / "data"), "--data_name", "x", "--write", "mine"])
+    again = read_split(str(learned / "data"), "mine", "train")
+    assert again.captions == after.captions and again.extractors["bag"] == "a bag"
 
 
 def test_numbers_are_fitted_to_what_captions_name(learned):
@@ -169,12 +174,11 @@ def test_numbers_are_judged_by_what_captions_name(tmp_path, monkeypatch):
     assert "words of 30 photos and more, bare" not in results            # nothing is asked
 
 
-def test_the_command_fits_and_judges(learned, capsys, tmp_path):
+def test_the_command_fits_and_judges(learned, capsys, monkeypatch):
     run, data = learned / "run", ["--data_path", learned / "data"]
-    (tmp_path / "names.txt").write_text("circle circle\nred circle\n")
+    monkeypatch.setattr(words, "read_class_names", lambda: ["circle circle", "red circle"])
     for more, message in (([], "--write x copies a data set; name that with --data_name"),
-                          (["--data_name", "x"], "--write x is the data set that is copied; give another name"),
-                          (["--data_name", "mine", "--fit"], "--write x reads no run; leave RUN and --fit out"),
+                          (["--data_name", "mine"], "data/x is there already and no copy of mine by --write; give"),
                           (["--data_name", "none"], "there is no file .*none/train_caps.txt; name a data set")):
         refused(capsys, words.main, ["--write", "x", *data, *more], message)
     refused(capsys, words.main, [run, *data], "does not say how many photos fit a word; fit that with python")
@@ -186,7 +190,7 @@ def test_the_command_fits_and_judges(learned, capsys, tmp_path):
     words.main([*map(str, [run, "--fit", *data])])
     assert set(json.loads((run / "calibration.json").read_text())["words"]) == {"slope", "bias", "log_det"}
     capsys.readouterr()
-    words.main([*map(str, [run, *data, "--split", "test", "--absent", tmp_path / "names.txt"])])
+    words.main([*map(str, [run, *data, "--split", "test"])])
     shown = capsys.readouterr().out
     assert "words of 10 to 29 photos, bare" in shown and "names that no caption has, bare" in shown
 
