@@ -12,7 +12,6 @@ from PIL import Image
 from cli import InputError
 from evaluation import pictures
 from evaluation.pictures import Cell, PhotoRow, draw_cell, draw_rows, drawing, figure_in, picture_file
-from images import read_photo
 
 ALPHABETS = ("a dog", "\u00e9t\u00e9 \u0142\u00f3d\u017a", "\u0441\u043e\u0431\u0430\u043a\u0430",
              "\u03c3\u03ba\u03cd\u03bb\u03bf\u03c2", "\u0643\u0644\u0628", "\u05db\u05dc\u05d1",
@@ -73,14 +72,6 @@ def test_a_photo_is_shown_whole_in_the_middle_of_a_square(tmp_path):
             assert (x + w / 2, y + h / 2) == pytest.approx((left + width / 2, bottom + height / 2))
             assert max(w / width, h / height) == pytest.approx(1)
             assert w / h == pytest.approx(axis.images[0].get_array().shape[1] / axis.images[0].get_array().shape[0])
-
-
-def test_a_photo_is_read_small_and_never_made_larger(tmp_path):
-    exif = Image.Exif()
-    exif[0x0112] = 6                                        # turned
-    for path in (str(tmp_path / "p.jpg"), str(tmp_path / "p.png")):
-        Image.new("RGB", (640, 400)).save(path, exif=exif)
-        assert [read_photo(path, most).size[1] for most in (100, 1000)] == [100, 640]
 
 
 def test_rows_show_photos_with_what_is_said_of_them_in_their_order(tmp_path, figures, quiet):

@@ -64,10 +64,7 @@ def mean_over_folds(protocol, e, record, name):
 # ---- the definitions
 
 def sets_of(pairs):
-    found = {}
-    for q, g in zip(pairs.query.tolist(), pairs.item.tolist()):
-        found.setdefault(q, set()).add(g)
-    return found
+    return {q: set(pairs.item[pairs.query == q].tolist()) for q in set(pairs.query.tolist())}
 
 
 def expected(scores, matches, queries, gallery, same=False):
@@ -107,13 +104,10 @@ def check(found, record, name, side, scores, pairs, parts, precision):
     outcomes = [expected(scores[side], sets_of(pairs[side]), *ends(side, *part), same=side in ("t2t", "i2i"))
                 for part in parts]
     assert found[side] == pytest.approx(averaged(outcomes, precision)), (name, side)
-    for key, which in (("rank", 0), (precision, 1)):
-        if key:
-            values = np.full(len(scores[side]), np.nan)
-            for outcome in outcomes:
-                for q, value in outcome[which].items():
-                    values[q] = value
-            assert record[name, side, key] == pytest.approx(values, nan_ok=True)
+    for key, values in zip(("rank", precision)[:1 + bool(precision)], zip(*outcomes)):
+        merged = {q: value for part in values for q, value in part.items()}
+        every = [merged.get(q, np.nan) for q in range(len(scores[side]))]
+        assert record[name, side, key] == pytest.approx(np.array(every, float), nan_ok=True)
 
 
 @pytest.fixture
@@ -233,17 +227,14 @@ def member(name: str, *words) -> Member:
 
 def term(scores_of_item, beta: float) -> float:
     """Loss of one item's scores: a sum over its bank, one query after the other."""
-    total = 0.0
-    for score in scores_of_item:
-        total += np.exp(beta * (score - max(scores_of_item)))
-    return max(scores_of_item) + np.log(total / len(scores_of_item)) / beta
+    top = max(scores_of_item)
+    return top + np.log(sum(np.exp(beta * (x - top)) for x in scores_of_item) / len(scores_of_item)) / beta
 
 
-def slow(name: str, one: Member, queries: Member, beta: float) -> tuple[np.ndarray, np.ndarray]:
+def slow(name: str, one: Member, queries: Member, beta: float) -> list[np.ndarray]:
     """The numbers that images and captions lose, (N,) and (M,)."""
-    by_captions = slow_scores(name, one.images, queries.captions)
-    by_images = slow_scores(name, queries.images, one.captions)
-    return np.array([term(row, beta) for row in by_captions]), np.array([term(column, beta) for column in by_images.T])
+    matrices = slow_scores(name, one.images, queries.captions), slow_scores(name, queries.images, one.captions).T
+    return [np.array([term(row, beta) for row in matrix]) for matrix in matrices]
 
 
 def recall_sums(scores: np.ndarray, owner: np.ndarray) -> dict:
@@ -256,8 +247,7 @@ def recall_sums(scores: np.ndarray, owner: np.ndarray) -> dict:
 def test_terms_are_those_of_a_double_loop(monkeypatch, name, block):
     monkeypatch.setattr(bank, "BLOCK", block)
     one, queries, betas = member(name, 0), member(name, 10, 9, 11), [0.3, 2.0, 40.0]
-    slow_terms = [slow(name, one, queries, beta) for beta in betas]
-    for side, expected in zip(("t2i", "i2t"), map(np.array, zip(*slow_terms))):
+    for side, *expected in zip(("t2i", "i2t"), *(slow(name, one, queries, beta) for beta in betas)):
         found = bank.item_terms([one], [queries], betas, side)
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)

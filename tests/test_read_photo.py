@@ -116,6 +116,8 @@ def test_photos_are_turned_as_their_camera_says(tmp_path, orientation):
     np.testing.assert_array_equal(np.asarray(read_photo(str(tmp_path / "p.png"))), upright)
     image.save(tmp_path / "p.jpg", exif=tags, quality=95)
     assert np.abs(np.asarray(read_photo(str(tmp_path / "p.jpg"))).astype(int) - upright).mean() < 4
+    for name in ("p.png", "p.jpg"):                         # small where that is asked for, and never made larger
+        assert [read_photo(str(tmp_path / name), most).size for most in (30, 1000)] == [(30, 20), (60, 40)]
 
 
 @pytest.mark.parametrize("name", ["16.png", "16.tiff"])
