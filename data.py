@@ -173,8 +173,10 @@ class Split:
         self.captions, self.caption_image = [self.captions[m] for m in keep], self.caption_image[keep]
         if self.caption_ids is not None:
             self.caption_ids = self.caption_ids[keep]
+        if self.caption_names:
+            self.caption_names = [self.caption_names[m] for m in keep]
         if self.text is not None:
-            self.text.cut(len(keep))
+            self.text.array = self.text.array[keep]         # captions.tsv may list captions in any order
         self.image_ids, self.photo_names = (x and x[:n] for x in (self.image_ids, self.photo_names))
         self.images.cut(n)
 

@@ -44,16 +44,10 @@ def below(folder: str, name: str, source: str) -> str:
     return os.path.join(folder, text)
 
 
-def need(path: str, fix: str) -> str:
-    """Return the path of a file. Raises InputError with the `fix` if there is none."""
-    check(os.path.isfile(path), f"there is no file {path}; {fix}")
-    return path
-
-
-def plain_file(path: str) -> str:
-    """Return the path. Raises OSError on a pipe or a device, which might never end."""
-    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
-        raise OSError("it is not a plain file")
+def need(path: str, fix: str = "check its name") -> str:
+    """Return the path of a file. Raises InputError with the `fix` without one, or on a pipe, which might never end."""
+    check(os.path.isfile(path), f"{path} is not a plain file; {fix}" if os.path.exists(path) else
+          f"there is no file {path}; {fix}")
     return path
 
 
@@ -73,7 +67,7 @@ def read_text(path: str) -> str:
     """Read a UTF-8 text file, with or without a byte order mark. Raises InputError."""
     with (refusing(f"{path} cannot be read", "check its name and its permissions", OSError),
           refusing(f"{path} is not UTF-8 text", "convert it with iconv", UnicodeDecodeError),
-          open(plain_file(path), encoding="utf-8-sig") as f):
+          open(need(path), encoding="utf-8-sig") as f):
         return f.read()
 
 
@@ -109,17 +103,15 @@ def read_yaml(path: str):
 def read_array(path: str, fix: str) -> np.ndarray:
     """The array of an .npy file, mapped and not read.
     Raises InputError on any other file, .npz archives included."""
-    check(os.path.exists(path), f"there is no file {path}; {fix}")
     with refusing(f"{path} is not a whole .npy file of numbers", fix):
-        return np.lib.format.open_memmap(plain_file(path), mode="r")
+        return np.lib.format.open_memmap(need(path, fix), mode="r")
 
 
 def read_arrays(path: str, fix: str) -> dict[str, np.ndarray]:
     """The arrays of an .npz file, {name: array}. Raises InputError on any other."""
-    check(os.path.exists(path), f"there is no file {path}; {fix}")
     with refusing(f"{path} is not an .npz file of plain arrays", fix):
         # numpy would advise to unpickle the file
-        check(zipfile.is_zipfile(plain_file(path)), f"{path} is not an .npz file of plain arrays; {fix}")
+        check(zipfile.is_zipfile(need(path, fix)), f"{path} is not an .npz file of plain arrays; {fix}")
         with np.load(path, allow_pickle=False) as f:
             return dict(f)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from cli import InputError, check
-from files import HELP, plain_file, read_array, refusing, sha256
+from files import HELP, need, read_array, refusing, sha256
 
 JPEG, JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"             # how a file begins and ends
 JPEG_BLOCK = 17                       # rows of pixels that are coded together, and one that is smoothed with them
@@ -35,7 +35,7 @@ def read_photo(path: str, most: int | None = None) -> Image.Image:
     most: largest number of pixels a side of the result; a large JPEG is then decoded small, in a fraction of the time
     and memory. Faults beside the pixels, in EXIF or texts, count for nothing."""
     with (refusing(f"the photo {path} cannot be read", "replace it or fetch it again"),
-          open(plain_file(path), "rb") as file):
+          open(need(path, "replace it or fetch it again"), "rb") as file):
         return decode_photo(file, most)
 
 
@@ -173,7 +173,7 @@ class Features:
             check(not bad, f"{self.path} holds NaN or infinity in row {(bad or [0])[0]}; every feature has to be a "
                            "finite number, so extract that image again")
         self.resident += features.nbytes
-        if self.resident > LARGE:                           # release the mapped pages; the system may cache the file
+        if self.resident > LARGE and isinstance(self.array, np.memmap):     # release pages, which the system may cache
             self.array._mmap.madvise(mmap.MADV_DONTNEED)
             self.resident = 0
         return features

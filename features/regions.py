@@ -24,7 +24,7 @@ from tqdm import tqdm
 import cli
 from cli import Arguments, check, data_set, filename, positive, split_name
 from data import read_extractors, read_ids
-from files import mapped, need, output, plain_file, read_arrays, refusing
+from files import mapped, need, output, read_arrays, refusing
 
 COLUMNS = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
 FIX = "fetch it again, or leave the file out"
@@ -40,7 +40,7 @@ def image_key(name: str) -> str:
 def read_tsv(path: str, wanted: Container[str]) -> Iterator[tuple[str, np.ndarray]]:
     """Yield keys and features (P, F) of the wanted images of a TSV file."""
     with (refusing(f"{path} is not a TSV file of {', '.join(COLUMNS)}", FIX),
-          open(plain_file(path), encoding="utf-8") as f):
+          open(need(path), encoding="utf-8") as f):
         for line in f:
             image, *row = line.rstrip("\n").split("\t")
             if len(row) != len(COLUMNS) - 1:

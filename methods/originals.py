@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cli import InputError, check
-from files import FORMAT, has_names, plain_file, read_json, refusing
+from files import FORMAT, has_names, need, read_json, refusing
 from options import NOT_STORED, options
 
 # Options that mean here what they mean there.
@@ -100,7 +100,7 @@ def rename(state: dict[str, Tensor], names: list[tuple]) -> dict[str, Tensor]:
 def read_vocabulary(path: str) -> list[str]:
     """Read the words of VSE++, VSRN (pickles) or SCAN (JSON), by index."""
     fix = "give the vocabulary of VSE++, VSRN or SCAN that the checkpoint was trained with"
-    with refusing(f"{path} cannot be read", fix, OSError), open(plain_file(path), "rb") as f:
+    with refusing(f"{path} cannot be read", fix, OSError), open(need(path, fix), "rb") as f:
         pickled = f.read(1) != b"{"
     index = (unpickle(path, fix) if pickled else read_json(path, fix)).get("word2idx")
     words = sorted(index, key=index.get) if has_names(index, lambda i: type(i) is int) else []

@@ -267,6 +267,16 @@ def test_names_are_equal_however_their_accents_are_stored(tmp_path):
     assert read_split(str(tmp_path), "x", "all").captions == ["a cup"]
 
 
+def test_captions_in_any_order_keep_their_features_where_dev_is_cut(tmp_path):
+    write_precomp(tmp_path / "x", FEATURES, [], "dev", ids=[f"{n}.jpg" for n in range(4)])
+    os.remove(tmp_path / "x" / "dev_caps.txt")
+    (tmp_path / "x" / "captions.tsv").write_text("".join(f"{n}.jpg#0\tphoto {n}\n" for n in (2, 0, 3, 1)))
+    np.save(tmp_path / "x" / "dev_w2v.npy", FEATURES[[2, 0, 3, 1]])
+    split = read_split(str(tmp_path), "x", "dev", dev_images=2, text_features="w2v")
+    assert split.captions == ["photo 0", "photo 1"] and split.caption_names == ["0.jpg#0", "1.jpg#0"]
+    assert torch.equal(split.text.gather([0, 1]), split.images.gather(split.caption_image))
+
+
 def test_bad_photos_are_named(tmp_path, demo_path):
     shutil.copytree(os.path.join(demo_path, "demo"), tmp_path / "x")
     split = read_split(str(tmp_path), "x", "train")

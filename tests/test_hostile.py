@@ -215,7 +215,7 @@ def test_checkpoints_with_foreign_contents(refused, world, tmp_path, kind):
 
 def test_a_pipe_is_not_waited_for(refused, tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    refused("evaluate", ["--embeddings", "pipe"], "it is not a plain file")
+    refused("evaluate", ["--embeddings", "pipe"], "pipe is not a plain file")
     os.rename(tmp_path / "pipe", tmp_path / "b.png")
-    with pytest.raises(InputError, match="b.png cannot be read .it is not a plain file"):
+    with pytest.raises(InputError, match="b.png is not a plain file; replace it"):
         read_photo(str(tmp_path / "b.png"))

@@ -458,7 +458,7 @@ def test_an_index_of_another_folder_or_run(own, capsys, small_run, tmp_path):
 @pytest.mark.parametrize("words, message", [
     ([], "nothing to search for"),
     (["--", " "], "an empty question"), (["--top", "5", "--", "-beach"], "says only what is not wanted"),
-    (["--photo", "no.jpg"], "no.jpg cannot be read"), (["--captions", "no.txt"], "no.txt cannot be read"),
+    (["--photo", "no.jpg"], "there is no file no.jpg"), (["--captions", "no.txt"], "there is no file no.txt"),
     (["--json", "-star"], "unrecognized arguments: -star; what should not be there stands behind .--not")])
 def test_bad_queries(make, capsys, words, message):
     refused(capsys, search.main, ["query", make(*GAUSSIAN), *words], message)
