@@ -40,6 +40,11 @@ def matches(name: str, pattern: str) -> bool:
     return any(path == pattern or fnmatch.fnmatchcase(path, pattern) for path in [*paths, *parts])
 
 
+def describe_omitted(omitted: dict[str, list[str]]) -> list[str]:
+    """Describe {what is left out: names} in a sentence each."""
+    return [f"{what}: {len(names):,} left out, the first: {ascii(min(names))}" for what, names in omitted.items()]
+
+
 def find_photos(folder: str, skip_broken: bool = False, exclude=()) -> tuple[list[str], list[str]]:
     """Find photos below a folder by their endings; note what is left out.
 
@@ -79,7 +84,7 @@ def find_photos(folder: str, skip_broken: bool = False, exclude=()) -> tuple[lis
                 omitted["photos of .heic, which are read after pip install pillow-heif"].append(name)
             else:
                 omitted["other files"].append(name)
-    notes = [f"{what}: {len(names):,} left out, the first: {ascii(min(names))}" for what, names in omitted.items()]
+    notes = describe_omitted(omitted)
     check(photos, f"{folder} holds no photo ({'; '.join(notes) or 'it is empty'}); photos are files whose names end "
                   "with .jpg, .png, .webp or another ending of photos")
     return sorted(photos), notes
@@ -100,11 +105,12 @@ def read_caption_table(path: str) -> list[list[str]]:
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count), strict=True)
     rows = []
     try:
-        for fields in reader:
-            while len(fields) > 2 and not fields[-1].strip():
+        for row in reader:
+            fields = [field.strip() for field in row]
+            while len(fields) > 2 and not fields[-1]:
                 fields.pop()                                # empty columns of a spreadsheet
-            if any(field.strip() for field in fields):
-                rows.append([field.strip() for field in fields])
+            if any(fields):
+                rows.append(fields)
                 check(len(rows) == 1 or len(fields) == 2,
                       f"{path}, line {reader.line_num}: it has {len(fields)} fields and the header has 2, name and "
                       "caption; put a caption with commas into quotes")
@@ -122,37 +128,29 @@ def read_captions(path: str, names: list[str], per_image: int | None) -> tuple[d
     Each photo gets equally many: `per_image`, or the least number of a photo with captions. Raises InputError where the
     table cannot be read, has no caption of these photos, or leaves a split empty.
     """
-    captions, photos = defaultdict(list), {compose_name(name): name for name in names}
-    unknown, missing = [], 0
+    photos = {compose_name(name): name for name in names}
+    captions, omitted = defaultdict(list), defaultdict(list)
     for name, caption in read_caption_table(path):
         photo = photos.get(compose_name(name)) or photos.get(compose_name(name.replace("\\", "/")))
         if photo is None:
-            unknown.append(name)
+            omitted["captions of photos that are not there"].append(name)
         elif caption.lower() in NO_CAPTION:
-            missing += 1
+            omitted["captions that are empty, nan, null or None"].append(name)
         else:
             captions[photo].append(caption)
-    check(captions, f"{path} has no caption of the {count_photos(len(names))}"
-                    f"{f'; its first name is {ascii(unknown[0])}, a photo is {ascii(names[0])}' if unknown else ''}; "
-                    "names are paths below the folder of the photos, with /")
+    check(captions, f"{path} has no caption of the {count_photos(len(names))}, such as {ascii(names[0])} "
+                    f"({'; '.join(describe_omitted(omitted))}); names are paths below the folder of the photos, with /")
     least = per_image or min(map(len, captions.values()))
-    splits, left_out = {split: {} for split in SHARES}, []
+    splits = {split: {} for split in SHARES}
     for name in names:
-        if len(captions.get(name, ())) >= least:
-            splits[assign_split(name)][name] = captions[name][:least]
+        texts = captions.get(name, ())
+        if len(texts) >= least:
+            splits[assign_split(name)][name] = texts[:least]
         else:
-            left_out.append(name)
+            omitted[f"photos with fewer than {least} captions"].append(name)
+        if len(texts) > least:
+            omitted[f"captions of photos with more than {least} (--captions_per_image N keeps N)"] += texts[least:]
     empty = [split for split in SHARES if not splits[split]]
-    check(not empty,
-          f"{path}: of {count_photos(len(names) - len(left_out))} with captions none is of {' and '.join(empty)} (the "
-          "names decide: 80% train, 10% dev, 10% test); add photos with captions, or ask for fewer of each with a "
-          "smaller --captions_per_image")
-    surplus = sum(max(0, len(texts) - least) for texts in captions.values())
-    notes = [(left_out, f"photos with fewer than {least} captions, in no split: {len(left_out):,}, the first: "
-                        f"{ascii(next(iter(left_out), ''))}"),
-             (unknown, f"captions of photos that are not there: {len(unknown):,}, the first: "
-                       f"{ascii(next(iter(unknown), ''))}"),
-             (missing, f"{missing:,} captions that are empty, nan, null or None count as missing"),
-             (surplus, f"{surplus:,} captions left out, as every photo needs the same number, {least}; "
-                       "--captions_per_image N asks for N and leaves out photos with fewer")]
-    return splits, [note for count, note in notes if count]
+    check(not empty, f"{path}: no photo with captions, at least {least}, is of {' and '.join(empty)} (the names decide, "
+                     "80% train, 10% dev, 10% test); add photos with captions, or give a smaller --captions_per_image")
+    return splits, describe_omitted(omitted)

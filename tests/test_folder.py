@@ -327,9 +327,10 @@ def test_captions_make_a_data_set_whose_splits_stay(mine, demo_path, capsys):
     write_table(mine, [*rows, ("gone.png", "x"), (names[80], "  "), (names[81], "one")])
     run(mine, "--captions_per_image", 2)
     shown = capsys.readouterr().out
-    for text in ("train_ims.npy: (", "note: 60 captions left out, as every photo needs the",
-                 "note: captions of photos that are not there: 1, the first: 'gone.png'", "1 captions that are empty",
-                 "photos with fewer than 2 captions, in no split: 4, the first"):
+    for text in ("train_ims.npy: (", "captions of photos with more than 2 (--captions_per_image N keeps N): 60 left",
+                 "note: captions of photos that are not there: 1 left out, the first: 'gone.png'",
+                 "captions that are empty, nan, null or None: 1 left out",
+                 "photos with fewer than 2 captions: 4 left out, the first"):
         assert text in shown
     assert check_data_set(str(mine / "data"), "out") == 0
     out, before = images(mine), {}
@@ -375,12 +376,12 @@ def test_wrong_tables(mine, capsys):
             ("photo,text\n00.png,x\n", "begins with 'photo,text'; its first line has to be name,caption"),
             ("name,caption\n00.png,a dog, running\n", "line 2: it has 3 fields and the header has 2"),
             ('name,caption\n00.png,"open\n', "line 2: unexpected end of data"),
-            ("name,caption\nx.png,a dog\n", "has no caption of the 12 photos; its first name is 'x.png', a photo is"),
-            ("name,caption\n00.png,x\n", "of 1 photo with captions none is of .*names decide"),
+            ("name,caption\nx.png,a dog\n", "has no caption of the 12 photos, such as '00.png' .*the first: 'x.png'"),
+            ("name,caption\n00.png,x\n", "no photo with captions, at least 1, is of .*names decide"),
             (b"name,caption\n00.png,\xe9\n", "captions.csv is not UTF-8 text")):
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
         refused(capsys, lambda words: run(mine), [], message)
     path.write_text("name,caption\n" + "".join(f"{n:02}.png,x\n" for n in range(8)))
     refused(capsys, lambda words: run(mine, *words), ["--captions_per_image", 2],
-            "of 0 photos with captions none is of train and dev and test .*; .*smaller --captions_per_image")
+            "no photo with captions, at least 2, is of train and dev and test .*; .*smaller --captions_per_image")
     assert not (mine / "data" / "out").exists()
