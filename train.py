@@ -47,6 +47,7 @@ from options import NOT_STORED, Options, check_fits, fit_to_data, parse_words, r
 from vocab import Vocabulary
 
 CRITIC_RATE = 5e-5    # learning rate of jWAE's critic (jwae 5.1)
+COLLAPSED = 0.98      # mean cosine of two items from which on a side is nearly one point
 RANK, WORLD = (int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))   # torchrun's
 
 
@@ -366,7 +367,8 @@ class Training:
 
     def rank_dev(self) -> tuple[dict[str, float], str]:
         """Recalls of the dev split, by VSE++'s names and in words.
-        r1 is image to text, r1i text to image; with --select hbr, the harmonic mean of the images' best ranks, too."""
+        r1 is image to text, r1i text to image; hbr the harmonic mean of the best ranks of images (DMSM); cos_* the mean
+        cosine of two images, and of two captions, 1 where all are one point."""
         dev = self.splits["dev"]
         images, captions = encode(self.model, dev, self.tokens["dev"], self.device, workers=self.opt.workers)
         i2t, t2i = metrics.ranks(metrics.score_matrix([(self.model.similarity, images, captions)]), dev.caption_image)
@@ -374,9 +376,8 @@ class Training:
         result = metrics.both_directions(metrics.summary(i2t), metrics.summary(t2i))
         scalars = {f"{name}{end}": result[side][name] for side, end in (("i2t", ""), ("t2i", "i"))
                    for name in ("r1", "r5", "r10", "medr", "meanr")}
-        scalars["rsum"] = result["rsum"]
-        if self.opt.select == "hbr":
-            scalars["hbr"] = metrics.best_rank_means(i2t)["hbr"]
+        scalars |= {"rsum": result["rsum"], "hbr": metrics.best_rank_means(i2t)["hbr"],
+                    "cos_images": metrics.mean_cosine(images.mean), "cos_captions": metrics.mean_cosine(captions.mean)}
         text = "{}: R@1 {r1:.1f} R@5 {r5:.1f} R@10 {r10:.1f} medr {medr:.0f}"
         return scalars, " | ".join(text.format(name, **result[side])
                                    for name, side in (("image to text", "i2t"), ("text to image", "t2i")))
@@ -401,7 +402,8 @@ class Training:
             state.update(states[0])
 
     def choose_best(self, scalars: dict[str, float]) -> None:
-        """Keep the model of this epoch if it is the best so far by --select."""
+        """Keep the model of this epoch if it is the best so far by --select.
+        Warn if the embeddings of a side are nearly one point."""
         state, opt = self.state, self.opt
         values = {"best_rsum": scalars["rsum"], "best_hbr": scalars.get("hbr", 0.0),
                   "best_r1": scalars["r1"] + scalars.get("r1i", 0.0)}
@@ -414,6 +416,11 @@ class Training:
         if better:
             state.update(values)
             self.save("model_best.pt")
+        cosine = max(scalars.get("cos_images", 0.0), scalars.get("cos_captions", 0.0))
+        if cosine > COLLAPSED and state["epoch"] > 1:       # before, it may not have begun to learn
+            self.say(f"warning: images, or captions, have a mean cosine of {cosine:.3f} with each other, so nearly all "
+                     "are one point; if that stays so, lower --learning_rate, or begin with the sum of violations "
+                     "(--vse_mean_warmup_epochs)")
 
     def save(self, name: str = "checkpoint.pt") -> None:
         """Write a checkpoint; checkpoint.pt holds what only --resume needs, too."""

@@ -84,6 +84,14 @@ def test_the_best_model_is_that_of_the_criterion(select, saved):
     assert {name: run.state[name] for name in values} == values
 
 
+@pytest.mark.parametrize("cosine, epoch, warnings", [(0.99, 2, 1), (0.9, 2, 0), (0.99, 1, 0)])
+def test_a_side_that_is_one_point_is_warned_of(cosine, epoch, warnings):
+    lines = []
+    run = SimpleNamespace(opt=options(), say=lines.append, state={"epoch": epoch, "waited": 0, "best_rsum": 500.0})
+    train.Training.choose_best(run, {"rsum": 400.0, "r1": 1.0, "cos_images": 0.2, "cos_captions": cosine})
+    assert len(lines) == warnings and all("mean cosine of 0.990" in line for line in lines)
+
+
 def test_a_full_disk_leaves_the_old_run(tmp_path, demo_path, small_run):
     """The system refuses to write past a size, as a full disk does: one sentence, and no temporary file."""
     run = small_run(*STEPS, to=tmp_path / "run")
