@@ -151,6 +151,6 @@ def read_captions(path: str, names: list[str], per_image: int | None) -> tuple[d
         if len(texts) > least:
             omitted[f"captions of photos with more than {least} (--captions_per_image N keeps N)"] += texts[least:]
     empty = [split for split in SHARES if not splits[split]]
-    check(not empty, f"{path}: no photo with captions, at least {least}, is of {' and '.join(empty)} (the names decide, "
+    check(not empty, f"{path}: no photo with captions, at least {least}, is of {' and '.join(empty)} (names decide: "
                      "80% train, 10% dev, 10% test); add photos with captions, or give a smaller --captions_per_image")
     return splits, describe_omitted(omitted)
