@@ -163,6 +163,14 @@ def read_region_features(root: str, split: PhraseSplit, regions: str) -> tuple[R
         return RegionFeatures(f"{path}.npy", split.proposals, split.entities.sizes), str(facts["extractor"])
 
 
+def read_regions(root: str, split: PhraseSplit, regions: str) -> None:
+    """Give a split the proposals and the features that `regions` names."""
+    name = regions.rpartition("_")[0]
+    check(name, f"--regions {regions} names proposals alone; name their features behind them, such as {regions}_ims")
+    split.proposals = read_proposals(root, split, name)
+    split.images, split.extractors["ims"] = read_region_features(root, split, regions)
+
+
 def read_phrases(root: str, split: str, regions: str | None = None, text_features: str | None = None) -> PhraseSplit:
     """Read the phrases of a split, with the proposals and features that `regions` names. Raises InputError."""
     check(os.path.isdir(os.path.join(root, "Annotations")),
@@ -172,11 +180,7 @@ def read_phrases(root: str, split: str, regions: str | None = None, text_feature
     result = PhraseSplit(split, NoImages(len(entities.ids)), entities.phrases, entities.phrase_photo,
                          os.path.join(root, "Sentences"), extractors=read_extractors(root), entities=entities)
     if regions:
-        name = regions.rpartition("_")[0]
-        check(name, f"--regions {regions} names proposals alone; name their features behind them, such as "
-                    f"{regions}_ims")
-        result.proposals = read_proposals(root, result, name)
-        result.images, result.extractors["ims"] = read_region_features(root, result, regions)
+        read_regions(root, result, regions)
     if text_features:
         result.text = read_text_features(root, result, text_features, "phrases.captions")
     if kinds := ", ".join(f"{count:,} {why}" for why, count in entities.dropped.items() if count):
@@ -240,12 +244,12 @@ def report_data(opt) -> int:
     root, faults = os.path.join(opt.data_path, opt.data_name), {}        # a dict holds each fault once
     for name in SPLITS:
         try:
-            entities = read_entities(root, name)
-            print(describe_entities(name, entities))
-            faults |= dict.fromkeys(entities.faults)
+            split = read_phrases(root, name)
+            print(describe_entities(name, split.entities))
+            faults |= dict.fromkeys(split.entities.faults)
             if os.path.isdir(os.path.join(root, "images")):
-                photo_paths(root, entities.ids)
-            split = read_phrases(root, name, opt.regions)
+                photo_paths(root, split.ids)
+            read_regions(root, split, opt.regions)
             print(f"{'':8}{len(split.boxes):,} proposals, {split.images.describe()}")
             faults |= dict.fromkeys(split.faults(deep=True))
         except InputError as error:

@@ -14,6 +14,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
@@ -47,7 +48,7 @@ def read_entities(root: str, split: str) -> Entities:
     """Read the phrases of train, val or test.
 
     Boxes count pixels from 0: 1 is taken off the XML's coordinates, as in the data set's Python parser. A fault of one
-    mention or box costs that alone. Raises InputError on other faults.
+    mention or box costs that alone, and others raise InputError.
     """
     ids, sizes, rows, dropped, faults = read_photo_ids(root, split), [], [], Counter(dict.fromkeys(DROPPED, 0)), []
     for n, photo in enumerate(ids):
@@ -87,23 +88,19 @@ def list_counts(counts: dict[str, int]) -> str:
 # ---- one split
 
 def read_photo_ids(root: str, split: str) -> list[str]:
-    """Read ids of a split's photos. Raises InputError where one belongs to two."""
-    path, *others = (os.path.join(root, f"{name}.txt") for name in (split, *SPLITS))
+    """Read ids of a split's photos. Raises InputError where one stands twice, in it or in another split."""
+    path = os.path.join(root, f"{split}.txt")
     need(path, "Flickr30k Entities has train.txt, val.txt and test.txt, which list the ids of the photos")
-    ids_of = {file: [line.strip() for line in read_lines(file) if line.strip()]
-              for file in (path, *others) if os.path.isfile(file)}
-    ids = ids_of.pop(path)
-    twice = repeated(ids)
-    check(ids, f"{path} names no photo; {FETCH}")
-    check(twice is None, f"{path} names the photo {ascii(twice)} twice; name each once")
-    for other, theirs in ids_of.items():
-        common, files = set(ids) & set(theirs), sorted((path, other))
-        check(not common, f"{files[0]} and {files[1]} both name {len(common):,} photos, one is "
-                          f"{min(common, default='')!a:.60}; a photo is of one split, so remove it from the other")
-    for photo in ids:
+    files = [file for file in (os.path.join(root, f"{name}.txt") for name in SPLITS) if os.path.isfile(file)]
+    ids_of = {file: [line.strip() for line in read_lines(file) if line.strip()] for file in files}
+    check(ids_of[path], f"{path} names no photo; {FETCH}")
+    twice = repeated(chain.from_iterable(ids_of.values()))
+    check(twice is None, f"{' and '.join(file for file in files if twice in ids_of[file])} name the photo "
+                         f"{twice!a:.80} more than once; a photo is of one split, so name it once")
+    for photo in ids_of[path]:
         check(PHOTO_ID.fullmatch(photo), f"{path} names the photo {photo!a:.80}; an id is of letters, digits, '-', "
                                          "'_' and '.'")
-    return ids
+    return ids_of[path]
 
 
 # ---- one photo
@@ -117,65 +114,55 @@ def read_size_and_phrases(root: str, photo: str, dropped: Counter, faults: list[
     annotations = os.path.join(root, "Annotations", f"{photo}.xml")
     sentences = os.path.join(root, "Sentences", f"{photo}.txt")
     for path in (annotations, sentences):
-        check(os.path.isfile(path), f"there is no file {path} of the photo {photo}, which a split names; {FETCH}, or "
-                                    "remove the photo from the split")
-    size, boxes, flags = read_annotations(annotations, photo, faults)
+        need(path, f"a split names the photo {photo}: {FETCH}, or remove the photo from the split")
+    size, chains = read_annotations(annotations, faults)
     rows, lines = [], [line for line in read_lines(sentences) if line.strip()]
     check(lines, f"{sentences} holds no sentence; {FETCH}")
     for k, line in enumerate(lines):
-        for chain, types, words in PHRASE.findall(line):
-            types, words = tuple(types[1:].split("/")), " ".join(words.split())
-            if chain != NOT_VISUAL and chain in boxes:
-                sides = list(zip(*boxes[chain]))            # the truth is the smallest box around those of the chain
-                rows.append((types, words, (*map(min, sides[:2]), *map(max, sides[2:]))))
+        for number, types, words in PHRASE.findall(line):
+            types, words, box = tuple(types[1:].split("/")), " ".join(words.split()), chains.get(number, "fault")
+            if number == NOT_VISUAL or "notvisual" in types and isinstance(box, str):
+                box = "notvisual"
+            if not isinstance(box, str):
+                rows.append((types, words, box))
                 continue
-            why = "notvisual" if chain == NOT_VISUAL or "notvisual" in types else flags.get(chain, "fault")
-            dropped[why] += 1
-            if why == "fault":
-                faults.append(f"{sentences}, sentence {k + 1}: '{words}' is of chain {chain}, of which {annotations} "
-                              f"has neither a sound box nor a flag; the phrase is left out: {FETCH}, or list the chain "
-                              "with <nobndbox>1</nobndbox>")
+            dropped[box] += 1
+            if box == "fault":
+                faults.append(f"{sentences}, sentence {k + 1}: '{words}' is left out, as {annotations} gives its chain "
+                              f"{number} neither a box in the photo nor a flag")
         rest = PHRASE.sub("", line)
         if "[" in rest or "/EN#" in rest:
             dropped["fault"] += 1
             faults.append(f"{sentences}, sentence {k + 1}: the mark of a phrase at "
-                          f"'{rest[max(rest.find('['), 0):][:40].strip()}' is not whole, and is passed over; a phrase "
-                          "is written [/EN#283585/people A man], and none stands within another")
+                          f"'{rest[max(rest.find('['), 0):][:40].strip()}' is not whole, and is passed over")
     return size, rows
 
 
-def read_annotations(path: str, photo: str, faults: list[str]) -> tuple[tuple, dict, dict]:
-    """Read a photo's (width, height), {chain: boxes [(4,)]} and {other chain: flag}.
+def read_annotations(path: str, faults: list[str]) -> tuple[tuple, dict[str, tuple | str]]:
+    """Read a photo's (width, height), and {chain: the box around all of its boxes, or else "scene" or "no box"}.
 
-    A flag is "scene" or "no box". Raises InputError, also on a DOCTYPE, whose entities can grow without limit.
+    Raises InputError, also on a DOCTYPE, whose entities can grow without limit.
     """
-    text = read_text(path)
+    text, boxes, flags = read_text(path), {}, {}
     check("<!DOCTYPE" not in text, f"{path} has a DOCTYPE, which may declare entities and is not read; remove it")
-    with refusing(f"{path} is not whole XML", FETCH):       # ParseError is a SyntaxError
+    with refusing(f"{path} is not a whole annotation of a photo", FETCH):       # ParseError is a SyntaxError
         root = ElementTree.fromstring(text)
-
-    def whole(parent: ElementTree.Element, name: str) -> int:
-        text = parent.findtext(name)
-        value = "no" if text is None else f"{text.strip()!a:.80} as"
-        check(text and re.fullmatch("-?[0-9]{1,9}", text.strip()),
-              f"{path} gives {value} <{name.split('/')[-1]}>, where a whole number of pixels belongs; {FETCH}")
-        return int(text)
-    width, height = whole(root, "size/width"), whole(root, "size/height")
-    check(min(width, height) >= 1, f"{path} gives the photo {width} x {height} pixels; give the size that it has")
-    boxes, flags = {}, {}
-    for item in root.findall("object"):
-        chains = [(name.text or "").strip() for name in item.findall("name")]
-        corners = item.find("bndbox")
-        if corners is None:
-            scene = item.find("scene") is not None and whole(item, "scene") > 0
-            flags.update((chain, "scene" if scene else "no box") for chain in chains if flags.get(chain) != "scene")
-            continue
-        x1, y1, x2, y2 = box = [whole(corners, side) - 1 for side in ("xmin", "ymin", "xmax", "ymax")]
-        if not (-BEYOND <= x1 <= x2 < width + BEYOND and -BEYOND <= y1 <= y2 < height + BEYOND):
-            faults.append(f"{path}: the photo {photo} has {width} x {height} pixels, and the box {x1}, {y1}, {x2}, "
-                          f"{y2} (x1, y1, x2, y2 from 0) of chain {', '.join(chains)} is inverted or lies more than "
-                          f"{BEYOND} pixel outside, and is passed over; correct the box or the size")
-            continue
-        for chain in chains:
-            boxes.setdefault(chain, []).append(box)
-    return (width, height), boxes, flags
+        width, height = (int(root.findtext(f"size/{side}")) for side in ("width", "height"))
+        if not (0 < width < 2 ** 31 and 0 < height < 2 ** 31):
+            raise ValueError(f"it has {width} x {height} pixels")
+        for item in root.findall("object"):
+            chains = [(name.text or "").strip() for name in item.findall("name")]
+            corners = item.find("bndbox")
+            if corners is None:
+                scene = int(item.findtext("scene", "0")) > 0
+                flags |= {name: "scene" if scene else "no box" for name in chains if flags.get(name) != "scene"}
+                continue
+            x1, y1, x2, y2 = box = [int(corners.findtext(side)) - 1 for side in ("xmin", "ymin", "xmax", "ymax")]
+            if not (-BEYOND <= x1 <= x2 < width + BEYOND and -BEYOND <= y1 <= y2 < height + BEYOND):
+                faults.append(f"{path}: the box {x1}, {y1}, {x2}, {y2} of chain {', '.join(chains)}, pixels from 0, is "
+                              f"inverted or leaves the photo, {width} x {height} pixels, and is passed over")
+                continue
+            for name in chains:
+                boxes.setdefault(name, []).append(box)
+    sides = {name: list(zip(*own)) for name, own in boxes.items()}
+    return (width, height), flags | {name: (*map(min, own[:2]), *map(max, own[2:])) for name, own in sides.items()}

@@ -1,8 +1,8 @@
 """Pool features of boxes in photos: of a CNN's last map by RoIAlign, or by the filters of drawn scenes.
 
 Boxes are x1, y1, x2, y2 as shares of the photo's width and height. An encoder has `line`, its name, and `dim`, the
-numbers of a box. `read(photo, boxes)` prepares a photo, in worker processes; `encode` makes a list of what it returns a
-list of features (P, dim) float16.
+numbers of a box. `read(photo, boxes)` prepares a photo, in a worker process; `encode` turns a list of such values into
+features (P, dim) float16.
 """
 import math
 

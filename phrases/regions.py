@@ -76,10 +76,6 @@ def write_split_regions(opt, root: str, split_name: str, encoder) -> None:
 
 def write_all_regions(opt) -> None:
     """Write features of the splits. Raises InputError for options that do not fit."""
-    for name in ("layer", "cnn_type", "cnn_weights"):
-        check(not getattr(opt, name) or opt.kind == "cnn" and not opt.given,
-              f"--{name} {getattr(opt, name)} is for --kind cnn, not for "
-              f"{'--given' if opt.given else '--kind demo'}; leave it out")
     opt.device = torch_device(opt.device)
     check(not opt.given or len(opt.splits) == 1,
           f"--given {opt.given} holds the features of one split; name it with --splits")
