@@ -28,7 +28,7 @@ from cli import Arguments, InputError, check, data_set, filename
 from data import Split, chunks, read_extractors, read_text_features
 from files import need, read_arrays, read_json, refusing, sha256
 from images import Features, NoImages
-from phrases.entities import SPLITS, Entities, describe_entities, photo_paths, read_entities
+from phrases.entities import SPLITS, Entities, describe_entities, list_counts, photo_paths, read_entities
 
 AGAIN = "delete it, and write it again"
 DELETE = "give another --name, or delete the old files"
@@ -183,9 +183,7 @@ def read_phrases(root: str, split: str, regions: str | None = None, text_feature
         read_regions(root, result, regions)
     if text_features:
         result.text = read_text_features(root, result, text_features, "phrases.captions")
-    if kinds := ", ".join(f"{count:,} {why}" for why, count in entities.dropped.items() if count):
-        result.notes.append(f"{sum(entities.dropped.values()):,} phrases of {split} have no box and are left out "
-                            f"({kinds})")
+    result.notes.append(f"phrases of {split} without a box, left out: {list_counts(entities.dropped)}")
     if entities.faults:
         result.notes.append(f"{len(entities.faults):,} faults of the annotations of {split} are passed over (python -m "
                             f"phrases.data names them), the first: {entities.faults[0]}")

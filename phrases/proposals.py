@@ -16,14 +16,13 @@ import functools
 import gzip
 import json
 import os
-import zlib
 
 import numpy as np
 
 import cli
-from cli import Arguments, InputError, check, data_set, filename, positive, reason, workers
+from cli import Arguments, check, data_set, filename, positive, workers
 from features.store import Part, compute
-from files import file_digest, need, output, read_json, refusing, save_arrays
+from files import file_digest, output, read_json, refusing, save_arrays
 from images import read_photo
 from phrases.data import DELETE, PhraseSplit, Proposals, digest_annotations, parse_name, read_phrases, read_proposals
 from phrases.entities import SPLITS, Entities, photo_paths
@@ -32,21 +31,17 @@ SETTINGS = {"alpha": 0.65, "beta": 0.65, "minScore": 0.01}     # as the code of 
 LEAST = 256                           # pixels: a smaller photo's longer side is enlarged to this
 SMOOTH = 4                            # pixels of the photo: finer textures have no edges
 THIN = 1.01                           # an edge stays that is not weaker than its neighbours by more
-INSTALL = "EdgeBoxes needs OpenCV's contributed modules: pip install -r phrases/requirements.txt"
+INSTALL = "pip install -r phrases/requirements.txt, in place of another opencv package"
 BATCH = 4                             # photos that a process is given at a time
 FORM = 'give {"photo id": [[x1, y1, x2, y2], ...], ...} of all photos, pixels from 0, the best box first'
-THRESHOLDS = (0.5, 0.7)               # of the IoU, at which the recall is recorded
 
 
 # ---- EdgeBoxes
 
 def import_opencv():
     """Import cv2 with one thread, as photos are spread over processes."""
-    try:
-        import cv2
-    except ImportError as error:
-        raise InputError(f"{INSTALL} ({reason(error)})") from error
-    check(hasattr(cv2, "ximgproc"), f"this OpenCV has no ximgproc. {INSTALL}, in place of the other opencv package")
+    with refusing("EdgeBoxes needs OpenCV's contributed modules", INSTALL):
+        import cv2.ximgproc
     cv2.setNumThreads(1)
     return cv2
 
@@ -54,14 +49,11 @@ def import_opencv():
 @functools.cache
 def read_forest(path: str):
     """Read a structured forest. Raises InputError if the file holds none."""
-    cv2, fix = import_opencv(), "model.yml.gz of opencv_extra/testdata/cv/ximgproc"
-    try:
-        with (gzip.open if path.endswith(".gz") else open)(need(path, f"--model is {fix}"), "rb") as f:
+    with refusing(f"{path} holds no structured forest", "give model.yml.gz of opencv_extra/testdata/cv/ximgproc"):
+        with (gzip.open if path.endswith(".gz") else open)(path, "rb") as f:
             if b"edgeBins:" not in f.read():                # in other YAML OpenCV would divide by 0 trees
-                raise OSError("it has no edgeBins")
-        return cv2.ximgproc.createStructuredEdgeDetection(path)
-    except (OSError, EOFError, zlib.error, cv2.error) as error:
-        raise InputError(f"{path} holds no structured forest ({reason(error)}); give {fix}") from error
+                raise ValueError("it has no edgeBins")
+        return import_opencv().ximgproc.createStructuredEdgeDetection(path)
 
 
 def describe_method(model: str | None) -> str:
@@ -185,7 +177,7 @@ def write_proposals(opt, root: str, name: str, method: str, split_name: str) -> 
             rows = [part[photo] for photo in split.ids]
         split.proposals = join_photos(rows, split, add=split_name == "train")
         best = split.best_overlaps(added=False)
-        facts["recall"] = {f"{t:g}": round(100 * float(np.mean(best >= t)), 2) for t in THRESHOLDS}
+        facts["recall"] = {f"{least}": round(100 * float(np.mean(best >= least)), 2) for least in (0.5, 0.7)}
         arrays = {key: getattr(split.proposals, key) for key in ("boxes", "start", "added")}
         save_arrays(path, {**arrays, "facts": np.array(json.dumps(facts))})
         part.remove()

@@ -47,8 +47,6 @@ class PhraseTraining(core.Training):
         start: a checkpoint whose words are taken.
         """
         opt = self.opt
-        check(not (opt.noise_ratio or opt.noise_file), "--noise_ratio and --noise_file are of pairs of an image and a "
-                                                       "caption, and phrases have none; leave them out")
         train, dev = (read_phrases(os.path.join(opt.data_path, opt.data_name), name, opt.regions,
                                    opt.text_features).require_sound() for name in ("train", "val"))
         self.check_data(train, dev, start)
@@ -89,7 +87,7 @@ def train_phrases(opt) -> int:
           "hinge, infonce, match, two_branch, or logistic with --sim cite")
     for name, wrong in (("sim", opt.sim in ("mil", "match_prob", "scan")),
                         ("img_enc", opt.img_enc not in ("auto", "precomp")),
-                        ("select", opt.select == "hbr"),
+                        ("select", opt.select == "hbr"), ("noise_ratio", opt.noise_ratio), ("noise_file", opt.noise_file),
                         ("supervised_fraction", opt.supervised_fraction < 1)):
         check(not wrong, f"--{name} {getattr(opt, name)} is for images and captions, and {opt.data_name} has phrases "
                          "and the regions of their photos; leave it out")
