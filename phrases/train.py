@@ -87,8 +87,8 @@ def train_phrases(opt) -> int:
           "hinge, infonce, match, two_branch, or logistic with --sim cite")
     for name, wrong in (("sim", opt.sim in ("mil", "match_prob", "scan")),
                         ("img_enc", opt.img_enc not in ("auto", "precomp")),
-                        ("select", opt.select == "hbr"), ("noise_ratio", opt.noise_ratio), ("noise_file", opt.noise_file),
-                        ("supervised_fraction", opt.supervised_fraction < 1)):
+                        ("select", opt.select == "hbr"), ("supervised_fraction", opt.supervised_fraction < 1),
+                        ("noise_ratio", opt.noise_ratio), ("noise_file", opt.noise_file)):
         check(not wrong, f"--{name} {getattr(opt, name)} is for images and captions, and {opt.data_name} has phrases "
                          "and the regions of their photos; leave it out")
     check(opt.positive_iou >= NEGATIVE_IOU,
