@@ -143,9 +143,9 @@ class Split:
             if caption.strip().lower() in NO_CAPTION:
                 text = ascii(caption.strip()) if caption.strip() else "empty"
                 yield f"{self.place(m)}: the caption is {text}; every caption needs words, so write or remove it"
-            elif len(caption) > LONGEST and (len(caption) > 10 * LONGEST or len(caption.split()) > LONGEST):
-                yield (f"{self.place(m)} has {len(caption.split()):,} words in {len(caption):,} letters; at most "
-                       f"{LONGEST:,} words in {10 * LONGEST:,} letters are read, so shorten or remove it")
+            elif len(caption) > LONGEST and len(caption.split()) > LONGEST:
+                yield (f"{self.place(m)} has {len(caption.split()):,} words; at most {LONGEST:,} are read, so shorten "
+                       "it or remove it")
         lines = [m for m, caption in enumerate(self.captions) if NAMED_LINE.match(caption)]
         if lines:
             yield (f"{self.place(lines[0])}: {ascii(self.captions[lines[0]][:40])} begins with the name of a photo, as "
@@ -328,9 +328,9 @@ def read_precomputed(root: str, split: str) -> Split:
                                           "there must be one for each caption, in their order")
     if path == coco:
         notes.append(f"the caption ids of {source} come from {coco}, in its order")
-    caption_ids = as_integers(caption_ids)                  # None for names such as x.jpg#0
-    return Split(split, images, captions, np.arange(count) // (count // n), source, ids or as_integers(names) or names
-                 or None, np.array(caption_ids, np.int64) if caption_ids else None, names or None, notes=notes)
+    return Split(split, images, captions, np.arange(count) // (count // n), source, ids or names or None,
+                 None if not caption_ids or isinstance(caption_ids[0], str) else np.array(caption_ids, np.int64),
+                 names if names and isinstance(names[0], str) else None, notes=notes)
 
 
 def read_named(root: str, split: str) -> Split:
@@ -374,17 +374,13 @@ def named_splits(root: str) -> list[str]:
     return sorted(os.path.basename(start) for start in starts if not os.path.isfile(f"{start}_caps.txt"))
 
 
-def as_integers(ids: list) -> list | None:
-    """Convert ids to integers, or None where one is neither that nor 1 to 18 digits."""
-    return [int(i) for i in ids] if all(isinstance(i, int) or re.fullmatch("[0-9]{1,18}", i) for i in ids) else None
-
-
 def read_ids(path: str) -> list:
-    """Ids from an .npy file of integers or lines of text, [] without a file."""
+    """Ids from an .npy file of integers, or lines of text, integers if all are 1 to 18 digits; [] without a file."""
     if not os.path.isfile(path):
         return []
     if not path.endswith(".npy"):
-        return read_lines(path)
+        lines = read_lines(path)
+        return [*map(int, lines)] if all(re.fullmatch("[0-9]{1,18}", line) for line in lines) else lines
     array = read_array(path, "fetch or save it again")
     check(array.ndim == 1 and array.dtype.kind in "iu" and array.max(initial=0) <= np.iinfo(np.int64).max,
           f"{path} is not a whole .npy file of integers (it holds {array.dtype} of shape {array.shape}); save it again")

@@ -19,10 +19,7 @@ def exif(*tags, values=b""):
     return b"II*\0" + struct.pack("<LH", 8, len(tags)) + b"".join(tags) + struct.pack("<L", 0) + values
 
 
-RATIONALS = {"minus one": (10, struct.pack("<ll", -1, 0)), "zero": (5, struct.pack("<LL", 0, 0)),
-             "a text": (2, b"72 dots\0")}
-BROKEN = [exif(UPRIGHT, struct.pack("<HHLL", 0x11a, kind, 8 if kind == 2 else 1, AFTER), values=value)
-          for kind, value in RATIONALS.values()]
+BROKEN = exif(UPRIGHT, struct.pack("<HHLL", 0x11a, 10, 1, AFTER), values=struct.pack("<ll", -1, 0))
 
 
 def file_of(form, **options):
@@ -51,19 +48,16 @@ def read(tmp_path, content, name="photo"):
     return np.asarray(read_photo(str(tmp_path / name)))
 
 
-@pytest.mark.parametrize("tags", BROKEN, ids=RATIONALS)
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
-def test_a_broken_resolution_leaves_the_photo_and_its_rotation(tmp_path, form, tags, recwarn):
+def test_a_broken_resolution_leaves_the_photo_and_its_rotation(tmp_path, form, recwarn):
     make = {"JPEG": jpeg_with, "PNG": lambda tags: png_with((b"eXIf", tags)),
             "WEBP": lambda tags: file_of("WEBP", lossless=True, exif=tags)}[form]
     plain = read(tmp_path, file_of(form, **{"lossless": True} if form == "WEBP" else {}))
-    assert np.array_equal(read(tmp_path, make(tags)), np.rot90(plain, -1)) and not recwarn.list
+    assert np.array_equal(read(tmp_path, make(BROKEN)), np.rot90(plain, -1)) and not recwarn.list
 
 
 @pytest.mark.parametrize("content", [
     png_with((b"eXIf", b"no tags at all"), last=True),
-    png_with((b"tEXt", b"Raw profile type exif\0\nexif\n  zz\nnothex")),
-    png_with((b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(b"\nexif\n 99\n457869"))),
     png_with((b"zTXt", b"a\0\0" + zlib.compress(b"x" * 5_000_000))),
     png_with(*[(b"tEXt", b"a\0" + b"x" * 900_000)] * 90),
     png_with((b"iCCP", b"a\0\0no profile")),
@@ -100,24 +94,6 @@ def gradient():
     """A picture with no symmetry, (40, 60, 3)."""
     y, x = np.mgrid[:40, :60]
     return np.stack([4 * x, 6 * y, (x + y) * 2], 2).astype(np.uint8)
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_photos_are_turned_as_their_camera_says(tmp_path, orientation):
-    """EXIF 1 to 8: what is stored is the upright picture turned the other way, written by hand."""
-    upright = gradient()
-    stored = {1: upright, 2: upright[:, ::-1], 3: upright[::-1, ::-1], 4: upright[::-1], 5: upright.transpose(1, 0, 2),
-              6: upright.transpose(1, 0, 2)[::-1], 7: upright[::-1, ::-1].transpose(1, 0, 2),
-              8: upright.transpose(1, 0, 2)[:, ::-1]}[orientation]
-    image = Image.fromarray(np.ascontiguousarray(stored))
-    tags = Image.Exif()
-    tags[0x0112] = orientation
-    image.save(tmp_path / "p.png", exif=tags)
-    np.testing.assert_array_equal(np.asarray(read_photo(str(tmp_path / "p.png"))), upright)
-    image.save(tmp_path / "p.jpg", exif=tags, quality=95)
-    assert np.abs(np.asarray(read_photo(str(tmp_path / "p.jpg"))).astype(int) - upright).mean() < 4
-    for name in ("p.png", "p.jpg"):                         # small where that is asked for, and never made larger
-        assert [read_photo(str(tmp_path / name), most).size for most in (30, 1000)] == [(30, 20), (60, 40)]
 
 
 @pytest.mark.parametrize("name", ["16.png", "16.tiff"])

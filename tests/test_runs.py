@@ -12,7 +12,7 @@ import yaml
 import train
 from checkpoint import load_checkpoint
 from files import atomic, save_json
-from tests.helpers import ROOT, SMALL, fit, log_of, refused, resume, same_weights, trained
+from tests.helpers import ROOT, fit, log_of, refused, resume, same_weights, trained
 from train import parse_args
 from vocab import Vocabulary
 
@@ -39,15 +39,12 @@ def test_overwriting_a_run_keeps_what_train_did_not_write(run, demo_path, tmp_pa
     assert load_checkpoint(str(folder))["options"]["sim"] == "cosine"
 
 
-def test_a_default_folder_has_the_name_of_data_method_and_seed(tmp_path, monkeypatch, demo_path, capsys):
+def test_a_default_folder_has_the_name_of_data_method_and_seed(tmp_path, monkeypatch, demo_path):
     assert parse_args(["--seed", "7", "--sim", "kl"]).logger_name == "runs/coco_precomp_kl_seed7"
     monkeypatch.chdir(tmp_path)
     for words in (["--method", "vse++"], ["--seed", "1"]):
         fit("--data_path", demo_path, *words)
     assert sorted(os.listdir("runs")) == ["demo_precomp_cosine_seed1", "demo_precomp_vse++_seed0"]
-    refused(capsys, train.main, [*SMALL, "--data_path", demo_path, "--method", "vsrn", "--logger_name",     # data first
-                                 "runs/demo_precomp_vse++_seed0"],
-            "--method vsrn reads regions, and the images are vectors in .*train_ims.npy")
 
 
 def test_a_second_make_demo_goes_on_and_ends_with_the_pictures(tmp_path):
@@ -156,7 +153,6 @@ def test_what_breaks_while_writing_leaves_the_old_file_alone(tmp_path):
             f.write("half of the ne")
             raise error
         assert path.read_text() == "old" and os.listdir(tmp_path / "new") == ["a.txt"]
-    (tmp_path / "new" / ".a.txt.4194305.part").write_text("what a killed process left")
     os.symlink(path, tmp_path / "link")
     save_json({"a": 1}, str(tmp_path / "link"))
     assert os.path.islink(tmp_path / "link") and json.loads(path.read_text()) == {"a": 1}
