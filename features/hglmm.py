@@ -145,8 +145,8 @@ def unit_rows(x: np.ndarray) -> np.ndarray:
 def fit_pca(x: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Compute mean (F,) and principal axes, orthonormal rows (size, F), of x (N, F).
 
-    Four rounds of subspace iteration with a tenth more axes (Halko et al. 2011, 4.4). The largest entry of
-    each axis is positive. Raises InputError if there are not so many axes.
+    Four rounds of subspace iteration with a tenth more axes (Halko et al. 2011, 4.4). Raises InputError if there are
+    not so many axes.
     """
     most = min(x.shape[0] - 1, x.shape[1])
     check(1 <= size <= most, f"{size} principal axes of {x.shape[0]} rows of {x.shape[1]} values; there are at most "
@@ -155,9 +155,8 @@ def fit_pca(x: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         axes = torch.pca_lowrank(torch.from_numpy(x - mean), min(most, size + max(20, size // 10)), center=False,
-                                 niter=4)[2].numpy().T[:size]
-    sign = np.where(axes[np.arange(size), np.abs(axes).argmax(1)] < 0, -1, 1)                     # (size,)
-    return mean, axes * sign[:, None].astype(axes.dtype)
+                                 niter=4)[2]                                        # (F, size + more)
+    return mean, axes.numpy().T[:size]
 
 
 def project(x: np.ndarray, mean: np.ndarray, axes: np.ndarray) -> np.ndarray:

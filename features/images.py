@@ -220,5 +220,4 @@ def main(argv=None) -> None:
 
 
 if __name__ == "__main__":
-    from features.images import main  # whose classes worker processes find by name
     main()
