@@ -206,12 +206,15 @@ def check_same_items(mine: Embeddings, theirs: Embeddings) -> list[str]:
     shared = set(mine.ids) & set(theirs.ids)
     if "caption" in shared and mine.ids["caption"] == theirs.ids["caption"]:
         return []       # whatever the ids: SCAN numbers rows where VSE++ has COCO's
-    shared &= {"image_id", "image_name", "caption_id"}
-    for key in shared:
+    keys = shared & {"image_id", "image_name", "caption_id"}
+    for key in keys:
         own, others = ([os.path.basename(x) if key == "image_name" else x for x in e.ids[key]] for e in (mine, theirs))
         check(own == others, f"{mine.name} and {theirs.name} have other {key.replace('_', ' ')}s, or the same in "
                              "another order; give files of one split, in its order")
-    return [] if shared else [f"{mine.name} does not say what it is about: the items of {theirs.name}, in their order, "
+    check("caption" not in shared or any(mine.ids[key] != [*range(len(mine.ids[key]))] for key in keys),
+          f"{mine.name} and {theirs.name} have other captions, and no ids (but numbers of rows) that say that their "
+          "images are the same; name one split with --data_name and --split")
+    return [] if keys else [f"{mine.name} does not say what it is about: the items of {theirs.name}, in their order, "
                               "assumed"]
 
 
@@ -281,12 +284,14 @@ def read_side(arrays: dict, side: str, path: str) -> Embedding:
     check(mean is not None and (log_var is None or log_var.shape in (mean.shape, (len(mean), 1))),
           f"{path} needs {side}_mean of shape (items, D), and {side}_log_var, where given, of the same shape or "
           f"(items, 1); it holds {', '.join(f'{name} {np.shape(x)}' for name, x in arrays.items()) or 'nothing'}")
+    with np.errstate(over="ignore"):
+        mean, log_var = (None if x is None else torch.from_numpy(np.ascontiguousarray(x, np.float32))
+                         for x in (mean, log_var))
     for name, x in (("mean", mean), ("log_var", log_var)):
-        check(x is None or (abs(x) <= SQUARABLE).all(),
+        check(x is None or (x.abs() <= SQUARABLE).all(),
               f"{path} holds NaN, infinity or numbers above {SQUARABLE:g} in {side}_{name}, whose squares float32 "
               "cannot add up; check the embeddings, and scale all means alike")
-    return Embedding(*(None if x is None else torch.from_numpy(np.ascontiguousarray(x, np.float32))
-                       for x in (mean, log_var)))
+    return Embedding(mean, log_var)
 
 
 def count_rows_of_image(path: str, captions: int, *arrays: np.ndarray) -> tuple[int, list[str]]:

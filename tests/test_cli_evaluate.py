@@ -116,6 +116,7 @@ def test_scores_give_the_results_of_their_model(runs, ev, exported, everything, 
     ({"caption_log_var": None}, "does not fit --sim wasserstein: .*needs variances"),
     ({"image_mean": np.zeros((24, 5)), "image_log_var": np.zeros((24, 1))}, r"\b5\b.*\b16\b"),
     ({"image_mean": np.full((24, 16), 1e25)}, r"NaN, infinity or numbers above 1e\+18 in image_mean"),
+    ({"image_mean": np.full((24, 16), np.inf, np.float16)}, "NaN, infinity or numbers above"),
     ({"caption_image": np.arange(120)}, "caption_image must hold 120 whole numbers from 0 to 23"),
     ({"caption_images": np.zeros(120)}, "'caption_images'.* may hold image_mean, "),
     ({"similarity": np.array("euclid")}, "has similarity 'euclid', which cannot .* another similarity with --sim, one"),
@@ -419,6 +420,9 @@ def test_items_are_known_by_their_words_their_split_and_their_ids():
         return Embeddings(name, np.repeat(np.arange(3), 2), 3, ids=ids, split=split, data_name=data_name)
     texts, ids = [f"caption {k}" for k in range(6)], {"image_id": [1, 2, 3], "caption_id": list(range(6))}
     assert check_same_items(*(made("a", caption=texts, image_id=numbers) for numbers in ([0, 1, 2], [9, 7, 8]))) == []
+    with pytest.raises(InputError, match="a and b have other captions, and no ids"):
+        check_same_items(*(made(name, caption=[name] * 6, image_id=[0, 1, 2]) for name in "ab"))
+    assert check_same_items(*(made(name, caption=[name] * 6, image_id=[0, 1, 5]) for name in "ab")) == []
     mine = made("a", "dev", "x", **ids)
     with pytest.raises(InputError, match="a is of the dev split and b of the test split; give"):
         check_same_items(mine, made("b", "test", "x", **ids))
