@@ -269,8 +269,9 @@ def load_file(path: str, sim: str | None = None, **data) -> Embeddings:
     if each > 1:
         images = images.rows(slice(None, None, each))
         arrays |= {name: x[::each] for name, x in of_images.items()}
-        if arrays.get("caption_image", np.arange(0)).max(initial=0) >= m // each:   # it counts the repeated rows
-            arrays["caption_image"] = arrays["caption_image"] // each
+        owner = arrays.get("caption_image")
+        if owner is not None and owner.max(initial=0) >= m // each:                 # it counts the repeated rows
+            arrays["caption_image"] = owner // each
     if not sim and "similarity" not in arrays:
         unused = ", and its variances are not used" * any(x.log_var is not None for x in (images, captions))
         notes.append(f"{path} names no similarity; using the cosine of the means{unused} (--sim chooses another)")
