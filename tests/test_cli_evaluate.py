@@ -1,7 +1,6 @@
 """evaluate.py as users run it: all protocols of runs, embeddings and ready scores; what it writes; what it refuses."""
 import json
 import os
-import re
 import shutil
 from functools import partial, reduce
 
@@ -322,64 +321,62 @@ def results(start=10):
     return {"similarity": "kl", "protocols": {
         "full": {"i2t": recalls(start), "t2i": recalls(start + 10), "rsum": 500.06},
         "mean_only": {"i2t": recalls(start + 20), "t2i": recalls(start + 30), "rsum": 1.0},
-        "cxc": {"i2t": recalls(start, rpc2=33.3), "t2i": recalls(start, rpc2=44.4), "t2t": recalls(start + 40),
-                "rsum": 2.0, "sts": rho, "sits": rho},
-        "pmrp": dict.fromkeys(("i2t", "t2i"), {"pmrp": 1.5, "zeta0": 2.0, "zeta1": 3.0, "zeta2": 4.0, "queries": 7}),
+        "cxc": {"i2t": recalls(start, rpc2=33.3), "t2t": recalls(start + 40), "rsum": 2.0, "sts": rho},
+        "pmrp": {"t2i": {"pmrp": 1.5, "zeta0": 2.0, "zeta1": 3.0, "zeta2": 4.0, "queries": 7}},
         "positives": {"t2i": recalls(60, rp=None)}}}
 
 
 DIFFERENCE = {"a": 400.0, "b": 402.5, "difference": 2.5, "low": -10.125, "high": 15.1, "p": 0.06}
+PAIR = {"a": "one", "b": "two", "seeds": [3, 3], "pairs": True, "metrics": {"full rsum": DIFFERENCE}}
+PAGE = """\
+                                      image to text                      text to image
+                               R@1    R@5   R@10   medr  meanr    R@1    R@5   R@10   medr  meanr   rsum
+a: all, kl                    10.2   11.2   12.2   13.2   14.2   20.2   21.2   22.2   23.2   24.2  500.1
+b_1: all, cosine              50.2   51.2   52.2   53.2   54.2   60.2   61.2   62.2   63.2   64.2  500.1
+a: all, cosine of the means   30.2   31.2   32.2   33.2   34.2   40.2   41.2   42.2   43.2   44.2    1.0
 
+Crisscrossed Captions; rsum a: 2.0
+                    R@1    R@5   R@10   medr  meanr   RPC2  queries
+a: image to text   10.2   11.2   12.2   13.2   14.2   33.3   25,000
+a: text to text    50.2   51.2   52.2   53.2   54.2          25,000
 
-def cells(table):
-    """{row label: cells} as a reader sees them in a terminal, where an empty cell is only white space."""
-    rows = [re.split(r"\s{2,}", line) for line in report.render([table]).splitlines()]
-    return {row[0]: row[1:] for row in rows}
+Crisscrossed Captions: rank correlation with the ratings, mean and deviation of bootstrap samples
+        Spearman's rho  deviation  shuffled
+a: STS           0.500      0.012    -0.010
+
+Plausible Match R-Precision
+                   PMRP  zeta 0  zeta 1  zeta 2  queries
+a: text to image    1.5     2.0     3.0     4.0        7
+
+positives of --positives
+                    R@1    R@5   R@10   medr  meanr    R-P  queries
+a: text to image   60.2   61.2   62.2   63.2   64.2      -   25,000
+
+two less one, paired bootstrap over images and 3 pairs of seeds
+                first  second  difference      95% interval       p
+full set, rsum  400.0   402.5       +2.50  -10.12 to +15.10  0.0600
+
+mean and standard deviation over seeds (number of seeds)
+                                                   one        two
+full set, rsum                        400.0 +- 1.2 (3)  410.0 (1)
+Crisscrossed Captions, STS rho x 100    1.0 +- 0.0 (3)"""
 
 
 def test_every_number_is_in_its_place():
-    made = report.tables({"runs/a": results()})
-    titles = [title for title, _, _ in made]
-    assert [title.split(":")[0] for title in titles] == ["", "Crisscrossed Captions; rsum 2.0", "Crisscrossed Captions",
-                                                         "Plausible Match R-Precision", "positives of --positives"]
-    plain, cxc, rho, pmrp, positives = map(cells, made)
-    assert plain["all, kl"] == "10.2 11.2 12.2 13.2 14.2 20.2 21.2 22.2 23.2 24.2 500.1".split()
-    assert plain["all, cosine of the means"][:5] == "30.2 31.2 32.2 33.2 34.2".split()
-    assert cxc["image to text"] == "10.2 11.2 12.2 13.2 14.2 33.3 25,000".split()
-    assert cxc["text to text"] == "50.2 51.2 52.2 53.2 54.2 25,000".split()
-    assert rho["STS"] == rho["SITS"] == ["0.500", "0.012", "-0.010"]
-    assert pmrp["text to image"] == "1.5 2.0 3.0 4.0 7".split()
-    assert positives["text to image"] == "60.2 61.2 62.2 63.2 64.2 - 25,000".split()
-    over, under, first, _ = report.render(made[:1]).splitlines()
-    for head, k, value in (("R@1", 0, "10.2"), ("rsum", 10, "500.1")):          # heads end with their columns
-        end = [m.end() for m in re.finditer(r"\S+", under)][k]
-        assert under[:end].endswith(head) and first[:end].endswith(value)
-    assert over.split() == "image to text text to image".split() and len(over) < len(under)
-    _, cxc, *_ = map(cells, report.tables({"a": results(), "b_1": results(50)}))
-    assert cxc["a: image to text"][0] == "10.2" and cxc["b_1: image to text"][0] == "50.2"
+    seeds = {"one": {"full rsum": (400, 1.25, 3), "cxc sts rho x 100": (1, 0, 3)}, "two": {"full rsum": (410, 0, 1)}}
+    assert report.render([*report.tables({"a": results(), "b_1": {"similarity": "cosine", "protocols": {
+        "full": results(50)["protocols"]["full"]}}}), *report.comparisons([PAIR]), *report.seed_tables(seeds)]) == PAGE
+    assert "\nall, kl  " in report.render(report.tables({"a": results()}))
     assert report.tables({"a": {"protocols": {}}}) == []
-
-
-def test_comparisons_and_seeds():
-    found = {"a": "one", "b": "two", "seeds": [3, 3], "pairs": True, "metrics": {"full rsum": DIFFERENCE}}
-    table, = report.comparisons([found])
-    assert table[0] == "two less one, paired bootstrap over images and 3 pairs of seeds"
-    assert cells(table)["full set, rsum"] == ["400.0", "402.5", "+2.50", "-10.12 to +15.10", "0.0600"]
-    table, = report.seed_tables({"one": {"full rsum": (400, 1.25, 3), "only": (1, 0, 3)},
-                                 "two": {"full rsum": (410, 0, 1)}})
-    assert cells(table) == {"mean and standard deviation over seeds (number of seeds)": [], "": ["one", "two"],
-                            "only": ["1.0 +- 0.0 (3)"], "full set, rsum": ["400.0 +- 1.2 (3)", "410.0 (1)"]}
-    sentence, *_ = report.describe_p_values([{**found, "seeds": [3, 1]}])
+    sentence, *_ = report.describe_p_values([{**PAIR, "seeds": [3, 1]}])
     assert sentence.startswith("two: one run, so the interval")
-    assert report.describe_metric("cxc sts rho x 100") == "Crisscrossed Captions, STS rho x 100"
 
 
 def test_lines_of_a_terminal_end_at_110_columns_and_keep_whole_names():
     names = [f"runs/f8k_precomp_gcie_wasserstein_spherical_large_batch_seed{k}" for k in range(3)]
     metrics = dict.fromkeys(("cxc_folds5 t2i r10", "positives_mean_only t2i map_at_r"), DIFFERENCE)
-    pair = {"a": names[0], "b": names[1], "seeds": [1, 1], "pairs": False, "metrics": metrics}
     shown = report.render([
-        *report.tables({name: results() for name in names}), *report.comparisons([pair]),
+        *report.tables({name: results() for name in names}), *report.comparisons([{**PAIR, "metrics": metrics}]),
         *report.seed_tables({name: {"mean_only_folds5 i2t r1": (40.0, 1.25, 3)} for name in names})])
     assert max(map(len, shown.splitlines())) <= 110
     assert all(f"{name}:all" in "".join(shown.split()) for name in names)
