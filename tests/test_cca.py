@@ -8,7 +8,6 @@ import pytest
 from scipy import linalg
 
 from cli import InputError
-from images import Features
 from methods import cca
 from methods.cca import CCA
 from tests.helpers import evaluated, refused
@@ -69,13 +68,6 @@ def test_blocks_and_owners_change_nothing(block, monkeypatch):
     np.testing.assert_allclose(other.correlations, whole.correlations, rtol=1e-9)
     for side, rows in enumerate((x, y)):
         same_up_to_sign(other.project(side, rows, len(rows)), whole.project(side, rows, len(rows)), atol=1e-7)
-
-
-def test_rows_average_regions_and_normalise(tmp_path):
-    features = np.random.default_rng(0).normal(size=(6, 4, 3)).astype(np.float32)
-    np.save(tmp_path / "f.npy", features)
-    rows, mean = cca.FeatureRows(Features(str(tmp_path / "f.npy"))), features.mean(1)
-    np.testing.assert_allclose(rows[np.arange(6)], mean / np.linalg.norm(mean, axis=1, keepdims=True), rtol=1e-5)
 
 
 # ---- the command

@@ -10,7 +10,7 @@ import losses
 from cli import InputError
 from evaluation.embeddings import check_sides
 from evaluation.protocols import deal_variances
-from losses import MLS, Embedding, Hinge, InfoNCE, Match, formulas, trait, uncertainty, within_modality
+from losses import MLS, Embedding, Hinge, InfoNCE, Match, formulas, trait, uncertainty
 from methods.pvse_pcme import MaxOverParts
 from model import Encoded
 from tests.helpers import numbers
@@ -113,12 +113,6 @@ def test_sides_that_a_similarity_cannot_compare_are_refused():
         with pytest.raises(InputError, match=f"e.npz does not fit --sim {name}: it .*{message}"):
             check_sides(similarity, name, *sides, "e.npz")
     check_sides(MLS(), "mls", point, gaussian, "e.npz")
-
-
-def test_items_of_one_side_are_compared_by_the_cosine_where_a_similarity_needs_both():
-    point = Embedding(numbers(3, 4))
-    similarity, side = within_modality(MLS(), point)
-    torch.testing.assert_close(similarity(side, side), FORMULAS["cosine"](point, point))
 
 
 def test_uncertainty_is_log_det():

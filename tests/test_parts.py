@@ -10,10 +10,7 @@ import torch.nn.functional as F
 
 import losses
 import train
-from checkpoint import Trained
 from cli import InputError
-from data import read_split
-from evaluation import encode
 from images import Photos
 from losses import Embedding, Match
 from methods import pvse_pcme, scan
@@ -172,20 +169,6 @@ def test_words_average_both_directions_of_a_gru_run_alone():
         own = embed.rnn(words[k:k + 1, :length])[0][0]                              # (T, 5 + 5)
         torch.testing.assert_close(states[k, :length], (own[:, :5] + own[:, 5:]) / 2)
         assert (states[k, length:] == 0).all()
-
-
-def test_captions_of_different_lengths_are_joined_in_their_order(small_run, demo_path):
-    run = Trained(str(small_run("--sim", "scan", "--data_name", "demo_region_precomp")))
-    split = read_split(demo_path, "demo_region_precomp", "test")
-    tokens = split.encode(run.vocab)
-    images, captions = encode(run.model, split, tokens, torch.device("cpu"), batch_size=7)
-    assert captions.n_parts.tolist() == tokens.length.tolist() and captions.parts.shape[1] == tokens.length.max()
-    for k in (0, 17, len(tokens.length) - 1):
-        alone = run.texts([split.captions[k]])
-        torch.testing.assert_close(captions.parts[k, :alone.n_parts[0]], alone.parts[0])
-        torch.testing.assert_close(captions.mean[k], alone.mean[0])
-        assert (captions.parts[k, alone.n_parts[0]:] == 0).all()
-    torch.testing.assert_close(images.parts[3], run.images(split.images.gather([3])).parts[0])
 
 
 # ---- match probability

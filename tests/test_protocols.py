@@ -305,16 +305,23 @@ def test_a_bank_is_of_whole_images(size):
         bank.draw_queries(owner, 7, 1)
 
 
-def test_a_part_is_embedded_as_within_the_whole(small_run):
-    run = Trained(str(small_run("--sim", "wasserstein")))
+@pytest.mark.parametrize("words", [["--sim", "wasserstein"], ["--sim", "scan", "--data_name", "demo_region_precomp"]])
+def test_items_are_embedded_in_their_order_in_whole_and_in_part(small_run, words):
+    run = Trained(str(small_run(*words)))
     split = read_split_for(run, "train")
-    part = bank.draw_queries(split.caption_image, len(split.images), 40)
-    whole, some = (encode(run.model, split, split.encode(run.vocab), torch.device("cpu"), 7, part=p)
-                   for p in (None, part))
+    part, tokens = bank.draw_queries(split.caption_image, len(split.images), 40), split.encode(run.vocab)
+    whole, some = (encode(run.model, split, tokens, torch.device("cpu"), 7, part=p) for p in (None, part))
     assert len(some[0].mean) == 40 and len(some[1].mean) == 40 and len(whole[1].mean) == 240
-    for all_items, few, rows in zip(whole, some, part):
-        for x, y in zip(all_items.rows(torch.from_numpy(rows))[:2], few[:2]):
-            np.testing.assert_allclose(y.numpy(), x.numpy(), rtol=1e-4, atol=1e-5)
+    for side, (all_items, few) in enumerate(zip(whole, some)):
+        assert side == 0 or few.n_parts is None or few.n_parts.tolist() == tokens.length[part.captions].tolist()
+        for place, k in list(enumerate(part[side].tolist()))[::7]:
+            alone = (run.texts([split.captions[k]]) if side else run.images(split.images.gather([k]))).rows(0)
+            for e in (all_items.rows(k), few.rows(place)):
+                if e.parts is not None:                     # of other captions there are more words
+                    assert not e.parts[alone.n_parts:].any()
+                    e = e._replace(parts=e.parts[:alone.n_parts])
+                for x, y in zip(e[:3], alone):
+                    torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
 
 
 # ---- the command
