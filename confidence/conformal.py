@@ -41,29 +41,14 @@ def conformal_rank(n: int, alpha: float) -> int:
     return math.ceil((n + 1) * (1 - alpha))
 
 
-@torch.no_grad()
-def fit_limit(e: Embeddings, side: str, t: float, alpha: float) -> tuple[float, int]:
-    """Fit the limit of sets for 1 - alpha, their largest strangeness, to n queries.
-    Returns it and n. Raises InputError where n is too small for alpha."""
-    rows = one_query_per_image(e, side)
-    n = len(rows.queries)
-    check(conformal_rank(n, alpha) <= n,
-          f"--sets {alpha:g} needs at least {math.ceil(1 / alpha) - 1:,} images to calibrate on, and there are {n:,}; "
-          "give a larger ALPHA, or more images")
-    values = torch.cat([compute_strangeness(scores, right, t) for scores, right in rows.blocks()])
-    return float(values.sort().values[conformal_rank(n, alpha) - 1]), n
-
-
-@torch.no_grad()
-def judge_sets(e: Embeddings, side: str, t: float, alpha: float, limit: float, n: int) -> dict:
+def judge_sets(rows: Rows, t: float, alpha: float, limit: float, n: int) -> dict:
     """Coverage and size of the sets, shares in [0, 1].
     Returns {"alpha", "coverage", "low", "high", "mean_size", "median_size", "singletons", "singletons_right",
     "queries"}. Between low and high the coverage of so many queries lies in 95% of all calibrations with n exchangeable
     queries, by the beta-binomial distribution."""
     from scipy import stats  # takes a second to import, and a search needs none of it
 
-    rows, k = one_query_per_image(e, side, seed=2), conformal_rank(n, alpha)
-    queries = len(rows.queries)
+    queries, k = len(rows.queries), conformal_rank(n, alpha)
     low, high = stats.betabinom(queries, k, n + 1 - k).ppf([0.025, 0.975]) / queries
     parts = [(count_items(scores, t, limit), compute_strangeness(scores, right, t) <= limit)
              for scores, right in rows.blocks()]
@@ -74,20 +59,25 @@ def judge_sets(e: Embeddings, side: str, t: float, alpha: float, limit: float, n
             "singletons_right": float(covered[single].mean()) if single.any() else float("nan"), "queries": queries}
 
 
+@torch.no_grad()
 def fit_and_judge(dev: Embeddings, test: Embeddings, temperatures: dict[str, float], alpha: float) -> tuple[dict, dict]:
     """Fit sets on dev and judge them on test, of the larger of which random images are drawn.
-    Returns {direction: {"lac": `judge_sets`}} and the "sets" of calibration.json."""
+    Their limit is the largest strangeness, for 1 - alpha of the queries. Returns {direction: {"lac": `judge_sets`}} and
+    the "sets" of calibration.json. Raises InputError where dev is too small for alpha."""
     size = min(dev.n_images, test.n_images)                 # a limit fitted to few items promises too much for many
-
-    def draw(e: Embeddings) -> Embeddings:
-        images = np.random.default_rng(1).permutation(e.n_images)[:size]
-        return e if e.n_images == size else e.subset(np.sort(images))
-    dev, test = draw(dev), draw(test)
+    dev, test = (e if e.n_images == size else e.subset(
+        np.sort(np.random.default_rng(1).permutation(e.n_images)[:size])) for e in (dev, test))
     results, limits = {}, {"alpha": alpha, "images": size}
     for side, t in temperatures.items():
-        limit, n = fit_limit(dev, side, t, alpha)
+        rows = one_query_per_image(dev, side)
+        n = len(rows.queries)
+        check(conformal_rank(n, alpha) <= n,
+              f"--sets {alpha:g} needs at least {math.ceil(1 / alpha) - 1:,} images to calibrate on, and there are "
+              f"{n:,}; give a larger ALPHA, or more images")
+        values = torch.cat([compute_strangeness(scores, right, t) for scores, right in rows.blocks()])
+        limit = float(values.sort().values[conformal_rank(n, alpha) - 1])
         limits[side] = {"lac": limit}
-        results[side] = {"lac": judge_sets(test, side, t, alpha, limit, n)}
+        results[side] = {"lac": judge_sets(one_query_per_image(test, side, seed=2), t, alpha, limit, n)}
     return results, limits
 
 

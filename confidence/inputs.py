@@ -9,16 +9,14 @@ import cli
 from checkpoint import Trained
 from cli import Arguments, InputError, check, data_set, filename, positive, split_name, torch_device, within
 from confidence import volume
-from data import Split, named_splits
+from data import named_splits
 from evaluate import beside, check_outputs, results_file
-from evaluation import Gallery
+from evaluation import Gallery, bank
 from evaluation.embeddings import Embeddings, embed, export, is_run, load_file, newest_run
 from files import need
 from losses import formulas
 
 share = within(lambda x: 0 < x < 1, "a number between 0 and 1, such as 0.1")
-
-
 LOGARITHM = 8.0       # scales below are rather logarithms: CLIP and SigLIP store ln 100 = 4.6 and more
 
 
@@ -78,10 +76,9 @@ def check_arguments(opt) -> None:
     if not run:
         need(opt.source, "write it with evaluate.py --export or np.savez")
     check(not (run and (opt.dev or opt.train)),
-          f"--{'dev' if opt.dev else 'train'} is for embeddings or scores, and {opt.source} is a run with splits of "
-          "its own; leave it out")
-    check(not (opt.dev and opt.calibrate_on), "--dev and --calibrate_on both name what to calibrate on; give one")
-    check(run or opt.dev or opt.calibrate_on,
+          f"--dev and --train are for embeddings or scores, and {opt.source} is a run with splits of its own; leave "
+          "them out")
+    check(run or bool(opt.dev) != bool(opt.calibrate_on),
           f"{opt.source} has to be calibrated on other items; give dev's with --dev FILE, or --calibrate_on 0.5 "
           "to take half of its images")
     check(not run or opt.calibrate_on or opt.split not in ("dev", "val"),
@@ -96,17 +93,21 @@ def check_arguments(opt) -> None:
           "--split")
 
 
+def embed_split(model: Trained, split: str, opt, part=None, **data) -> Embeddings:
+    """Embed a split by a run as the options say."""
+    return embed([model], split, part, data_path=opt.data_path, batch_size=opt.batch_size, workers=opt.workers, **data)
+
+
 def open_run(model: Trained, opt) -> Items:
     """Items of the splits of a run."""
-    data = {name: getattr(opt, name) for name in ("sim", "data_path", "batch_size", "workers")}
-    whole = embed([model], opt.split or "test", data_name=opt.data_name, **data)
+    whole = embed_split(model, opt.split or "test", opt, sim=opt.sim, data_name=opt.data_name)
     check(whole.has_images, f"{whole.name} has no images to answer with, so there is no confidence to calibrate; name "
                             "a split with images")
     if opt.calibrate_on:
         return split_items(whole, opt.calibrate_on)
     own = None if named_splits(whole.folder) else opt.data_name             # photos by name have no other splits
     try:
-        dev = embed([model], "dev", data_name=own, **data)
+        dev = embed_split(model, "dev", opt, sim=opt.sim, data_name=own)
     except InputError as error:
         raise InputError(f"no dev split to calibrate on: {error}; or give --calibrate_on 0.5") from error
     return Items(whole, whole, dev, f"{dev.data_name} {dev.split}")
@@ -122,10 +123,7 @@ def open_file(opt) -> Items:
         check_other_items(whole, items.dev, "--dev", "calibrate on other items, or take half of these with "
                                                      "--calibrate_on 0.5")
     if whole.members:
-        items.logits = read_logits(opt.source, whole.notes)
-        check(not items.logits or whole.similarity == "cosine",
-              f"{opt.source} has a logit_scale, the factor of a cosine, and its similarity is {whole.similarity}; "
-              "leave one of them out")
+        items.logits = read_logits(opt.source, whole)
     return items
 
 
@@ -134,13 +132,11 @@ def give_variances(items: Items, model: Trained | None, opt) -> None:
     check(not items.dev.gaussian, f"--variances volume gives variances to points, and {items.dev.name} has variances "
                                   "of its own; leave it out, or give a point model")
     if model:
-        data = {name: getattr(opt, name) for name in ("data_path", "batch_size", "workers")}
-
-        def draw(split: Split) -> Gallery:                  # no images
-            return Gallery(np.arange(0), volume.draw_captions(split.caption_image, len(split.images)))
-        train = embed([model], "train", draw, **data)
-        name, owner = f"{train.data_name} train", train.caption_image
-        owner = owner[volume.draw_captions(owner, train.n_images)]
+        def draw(caption_image: np.ndarray, n_images: int) -> np.ndarray:
+            return bank.draw_queries(caption_image, n_images, volume.BANK).captions
+        train = embed_split(model, "train", opt, lambda split: Gallery(             # no images
+            np.arange(0), draw(split.caption_image, len(split.images))))
+        name, owner = f"{train.data_name} train", train.caption_image[draw(train.caption_image, train.n_images)]
     else:
         train = load_file(opt.train, opt.sim, data_path=opt.data_path)
         check_other_items(items.whole, train, "--train", "give embeddings of training pairs")
@@ -155,22 +151,21 @@ def give_variances(items: Items, model: Trained | None, opt) -> None:
         e.members = [shares.give(e.members[0])]
 
 
-def read_logits(path: str, notes: list[str]) -> tuple[float, float | None] | None:
+def read_logits(path: str, e: Embeddings) -> tuple[float, float | None] | None:
     """Read logit_scale and logit_bias of a file of embeddings, None where it has neither.
-    A note is added where the scale seems to be a logarithm. Raises InputError where they are not finite numbers, the
-    scale is not above 0, or the bias stands alone."""
+    A note is added where the scale seems to be a logarithm. Raises InputError where they are no factor of a cosine and
+    its bias."""
     with np.load(path, allow_pickle=False) as arrays:
         values = {name: float(arrays[name].item()) for name in ("logit_scale", "logit_bias") if name in arrays}
     if not values:
         return None
-    check(np.isfinite([*values.values()]).all(), f"{path}: of {values} each must be a finite number; write "
-                                                 "logit_scale=float(...)")
     scale = values.get("logit_scale", 0.0)
-    check(scale > 0, f"{path}: logit_scale is {scale:g}, and must be above 0: the factor of the cosine, such as 100 "
-                     "for CLIP; write np.exp(logit_scale) where the model keeps its logarithm")
+    check(scale > 0 and np.isfinite([*values.values()]).all() and e.similarity == "cosine",
+          f"{path}: of {values} the scale must be a number above 0, the factor of a cosine, such as 100 for CLIP, and "
+          f"the similarity is {e.similarity}; write np.exp(logit_scale) where the model keeps its logarithm")
     if scale < LOGARITHM:
-        notes.append(f"logit_scale {scale:g} is small; CLIP and SigLIP keep the logarithm of the factor that is meant "
-                     "here, so write np.exp(logit_scale)")
+        e.notes.append(f"logit_scale {scale:g} is small; CLIP and SigLIP keep the logarithm of the factor that is "
+                       "meant here, so write np.exp(logit_scale)")
     return scale, values.get("logit_bias")
 
 

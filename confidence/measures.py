@@ -7,14 +7,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-import metrics
-from confidence import reliability
 from confidence.calibration import DIRECTIONS
 from confidence.posterior import find_answers, rows_of
 from evaluation.embeddings import Embeddings, uncertainties
 from evaluation.report import SIDES, number, table
-from metrics import Sigmoid
+from metrics import Sigmoid, join_rounded, risk_coverage
 
+BINS = 15                 # of equal mass, for the calibration error (Roelofs et al. 2022)
+LEAST = 1e-12             # a probability of 0 or 1 counts as this far from it in a logarithm
+DRAWS = 200               # of the right answers that perfect probabilities would show
 BEST = ("posterior_grouped", "posterior")       # users are shown the first that there is
 
 
@@ -59,13 +60,14 @@ def measure_confidences(e: Embeddings, temperatures: dict[str, float], pair: Sig
     for side, (modality, _) in DIRECTIONS.items():
         rows = rows_of(e, side)
         first = find_answers(rows, temperatures[side])
-        values = {"posterior": first.posterior, "posterior_grouped": first.grouped, "max": first.max,
+        values = {"posterior": first.posterior, "posterior_grouped": first.grouped if side == "i2t" else None,
+                  "max": first.max,
                   "log_det_query": -log_det[modality][rows.queries] if modality in log_det else None}
         if logits:
             scale, bias = logits
             values |= {"own_softmax": find_answers(rows, scale).posterior, "sigmoid": pair(first.max).numpy(),
                        "own_sigmoid": None if bias is None else Sigmoid(scale, bias)(first.max).numpy()}
-        values = {name: metrics.join_rounded(x) for name, x in values.items() if x is not None}
+        values = {name: join_rounded(x) for name, x in values.items() if x is not None}
         outcomes[side] = Outcomes(values, first.right, rows.queries, first.first, rows.owner)
     return outcomes
 
@@ -74,9 +76,54 @@ def judge_confidences(outcomes: Outcomes) -> dict[str, dict]:
     """Judge the confidences of one direction by whether the answers are right.
     Returns {measure: {"auroc", "aurc", "aurc_flat", and of probabilities "brier", "nll", "ece", "ece_floor", "mean"}}.
     """
-    return {name: reliability.judge_order(x, outcomes.right)
-            | (reliability.judge_probability(x, outcomes.right) if MEASURES[name].probability else {})
+    return {name: judge_order(x, outcomes.right)
+            | (judge_probability(x, outcomes.right) if MEASURES[name].probability else {})
             for name, x in outcomes.confidences.items()}
+
+
+# ---- discrimination and calibration
+# Each function takes a number per query: a confidence (Q,), larger where surer, or a probability p (Q,) in [0, 1], and
+# right (Q,) bool, whether the query's first answer is right.
+
+def auroc(confidence: np.ndarray, right: np.ndarray) -> float:
+    """Compute how probably a right answer has more confidence than a wrong one.
+    Ties count half; NaN where one kind is missing."""
+    hit, miss = confidence[right], np.sort(confidence[~right])
+    if not len(hit) or not len(miss):
+        return float("nan")
+    below = sum(np.searchsorted(miss, hit, side).sum(dtype=float) for side in ("left", "right")) / 2
+    return float(below / (len(hit) * len(miss)))
+
+
+def bins_of_equal_mass(p: np.ndarray) -> list[np.ndarray]:
+    """Divide the positions of p (Q,) into bins of equal size, from the least p."""
+    return [part for part in np.array_split(np.argsort(p, kind="stable"), BINS) if len(part)]
+
+
+def reliability(p: np.ndarray, right: np.ndarray) -> dict:
+    """Compute mean probability, share of right answers and size of each bin."""
+    p, parts = p.astype(float), bins_of_equal_mass(p)
+    return {"p": [float(p[part].mean()) for part in parts], "right": [float(right[part].mean()) for part in parts],
+            "queries": list(map(len, parts))}
+
+
+def judge_order(confidence: np.ndarray, right: np.ndarray) -> dict:
+    """AUROC, and in percent AURC and its value in a random order, "aurc_flat".
+    As `metrics.risk_coverage`."""
+    risk = risk_coverage(-confidence, right)
+    return {"auroc": auroc(confidence, right), "aurc": risk["area"], "aurc_flat": risk["area_random"]}
+
+
+def judge_probability(p: np.ndarray, right: np.ndarray) -> dict:
+    """Judge a probability: {"brier", "nll" in nats, "ece", "ece_floor", "mean"}.
+    ECE is the mean distance of mean probability and share of right answers in bins of equal mass. Its floor is the mean
+    ECE that a perfectly calibrated p would show with so few queries: right answers drawn with these probabilities."""
+    p, rng = p.astype(float), np.random.default_rng(0)
+    happened = np.clip(np.where(right, p, 1 - p), LEAST, 1 - LEAST)
+    rows = np.concatenate([right[None], rng.random((DRAWS, len(p))) < p])       # (1 + DRAWS, Q)
+    errors = sum(abs(p[part].sum() - rows[:, part].sum(1)) for part in bins_of_equal_mass(p)) / len(p)
+    return {"brier": float(np.mean((p - right) ** 2)), "nll": float(-np.log(happened).mean()),
+            "ece": float(errors[0]), "ece_floor": float(errors[1:].mean()), "mean": float(p.mean())}
 
 
 # ---- tables and sentences
@@ -107,7 +154,7 @@ def describe_confidences(results: dict, calibration: dict, outcomes: dict[str, O
     yield from LEGEND
     for side, measures in results.items():
         fitted, best = calibration[side], outcomes[side].best
-        bins = reliability.reliability(outcomes[side].confidences[best], outcomes[side].right)
+        bins = reliability(outcomes[side].confidences[best], outcomes[side].right)
         right, queries = bins["right"], bins["queries"]
         yield (f"{side}: {100 - measures[best]['aurc_flat']:.1f}% of the first answers are right, "
                f"{100 * right[-1]:.0f}% of the {queries[-1]:,} surest and {100 * right[0]:.0f}% of the {queries[0]:,} "

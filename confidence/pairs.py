@@ -27,8 +27,8 @@ import cli
 from checkpoint import NOISE, Trained
 from cli import Arguments, check, filename, up_to
 from confidence.calibration import percent
+from confidence.measures import auroc
 from confidence.posterior import fit_temperature, rows_of, sample_scores
-from confidence.reliability import auroc
 from data import Split
 from evaluation import Gallery, encode
 from evaluation.embeddings import Embeddings, Member, list_items, newest_run
@@ -160,8 +160,7 @@ def fit_prior(logits: np.ndarray) -> np.ndarray:
 def write_pairs(opt) -> None:
     """Judge the captions of a run, print findings, write pairs.csv and pairs.png."""
     opt.source = opt.source or newest_run()
-    check(not os.path.isfile(opt.source), f"{opt.source} is a file; give the run folder")
-    check(os.path.isdir(opt.source), f"there is no run folder {opt.source}; name one that train.py wrote")
+    check(os.path.isdir(opt.source), f"{opt.source} is not a folder; name a run that train.py wrote")
     split, logits = judge_training_captions(opt)
     p, wrong = fit_prior(logits), split.wrong if split.true_image is not None else None
     items, order = list_items(split, ""), np.argsort(logits, kind="stable")

@@ -28,11 +28,11 @@ from cli import Arguments, check, filename
 from confidence.__main__ import show_and_save
 from confidence.calibration import DIRECTIONS
 from confidence.inputs import add_arguments, open_items
+from confidence.measures import auroc, judge_probability
 from confidence.posterior import calibrate, expected_number, rows_of
-from confidence.reliability import auroc, judge_probability
 from evaluation.embeddings import Embeddings, uncertainties
 from evaluation.report import number, table
-from files import read_lines
+from files import read_lines, refusing
 from metrics import Sigmoid, spearman
 
 FORM = ("a line is a photo, a caption NAME#K and ratings, or a share of yes, how many said yes and how many no, with "
@@ -72,15 +72,12 @@ def read_judgements(path: str, e: Embeddings) -> Judgements:
     photos, captions = rows_by_name(e)
     pairs, numbers = [], []
     for k, line in enumerate(read_lines(path), 1):
-        photo, *rest = line.split("\t")
-        try:
-            values = [float(x) for x in rest[1:]]
-        except ValueError:
-            values = []
-        check(values and np.isfinite(values).all() and (not numbers or len(values) == len(numbers[0])),
-              f"{path}, line {k}: {ascii(line[:60])} is not a judgement; {FORM}")
-        numbers.append(values)
-        pairs.append((photos.get(os.path.basename(photo), -1), captions.get(rest[0], -1)))
+        with refusing(f"{path}, line {k}: {ascii(line[:60])} is not a judgement", FORM):
+            photo, caption, *values = line.split("\t")
+            numbers.append([float(x) for x in values])
+            if not values or len(values) != len(numbers[0]) or not np.isfinite(numbers[-1]).all():
+                raise ValueError("it has no finite numbers, or not as many as line 1")
+        pairs.append((photos.get(os.path.basename(photo), -1), captions.get(caption, -1)))
     check(pairs, f"{path} holds no judgement; {FORM}")
     pairs, numbers = np.array(pairs), np.array(numbers)
     known = (pairs >= 0).all(1)
@@ -106,14 +103,11 @@ def measure_agreement(judgements: Judgements, scores: np.ndarray) -> dict:
     "c": with ratings; "b": with the shares of yes.
     And the AUROC of whether most said yes, or the mean rating is in the upper half."""
     from scipy.stats import kendalltau  # takes a second to import
-    s, fits = scores[judgements.image, judgements.caption], judgements.opinion > 0.5
-    if judgements.ratings is None:
-        kind, tau = "b", kendalltau(s, judgements.opinion).statistic
-    else:
-        raters = judgements.ratings.shape[1]
-        kind, tau = "c", kendalltau(np.repeat(s, raters), judgements.ratings.ravel(), variant="c").statistic
-    return {"pairs": len(s), "own": judgements.own, "kind": kind,
-            "tau": 100 * float(tau), "auroc": auroc(s, fits)}
+    s, opinion, ratings = scores[judgements.image, judgements.caption], judgements.opinion, judgements.ratings
+    kind, values = ("b", opinion[:, None]) if ratings is None else ("c", ratings)
+    tau = kendalltau(np.repeat(s, values.shape[1]), values.ravel(), variant=kind).statistic
+    return {"pairs": len(s), "own": judgements.own, "kind": kind, "tau": 100 * float(tau),
+            "auroc": auroc(s, opinion > 0.5)}
 
 
 # ---- the probability that a pair fits
@@ -138,15 +132,14 @@ def judge_votes(files: list[Judgements], scores: np.ndarray, pair: Sigmoid, log_
     image, caption, share, votes = join_votes(files)
     s, v = scores[image, caption], 0.0 if log_var is None else log_var[caption]
     single = np.concatenate([np.arange(n) < round(n * yes) for yes, n in zip(share, votes)])
-    maps = {"own pairs": lambda part: pair,
-            "fitted": lambda part: Sigmoid.fit(s[part], share[part], votes[part])}
-    if log_var is not None:
-        maps["with Sigma"] = lambda part: Sigmoid.fit(s[part], share[part], votes[part], v[part])
     results = {}
-    for name, fit in maps.items():
+    for name in ("own pairs", "fitted", *["with Sigma"] * (log_var is not None)):
         p = np.empty(len(s))
         for judged, others in split_halves(scores.shape[1]):
-            p[judged[caption]] = fit(others[caption])(s, v)[judged[caption]]
+            part = others[caption]
+            fitted = pair if name == "own pairs" else Sigmoid.fit(s[part], share[part], votes[part],
+                                                                  v[part] if name == "with Sigma" else None)
+            p[judged[caption]] = fitted(s, v)[judged[caption]]
         repeated = np.repeat(p, votes)
         results[name] = {**judge_probability(repeated, single), "auroc": auroc(repeated, single)}
     return results
@@ -166,8 +159,7 @@ def estimate_counts(files: list[Judgements], scores: np.ndarray, owner: np.ndarr
     known = np.bincount(caption, minlength=len(owner)) > 0
     expected = np.full(len(owner), np.nan)
     for judged, others in split_halves(len(owner)):
-        few = np.random.default_rng(1).permutation(np.flatnonzero(others & known))
-        few = few[:max(2, FITTED // len(scores))]
+        few = np.random.default_rng(1).permutation(np.flatnonzero(others & known))[:max(2, FITTED // len(scores))]
         v = None if log_var is None else np.broadcast_to(log_var, scores.shape)[:, few].ravel()
         fitted = Sigmoid.fit(scores[:, few].ravel(), share[:, few].ravel(), weight[:, few].ravel(), v)
         judged = judged & known

@@ -2,8 +2,7 @@
 import numpy as np
 
 from confidence.calibration import percent
-from confidence.measures import MEASURES, Outcomes
-from confidence.reliability import reliability
+from confidence.measures import MEASURES, Outcomes, reliability
 from evaluation.embeddings import Embeddings
 from evaluation.pictures import ACROSS, Cell, PhotoRow, draw_rows, drawing, photo_cell
 from evaluation.report import SIDES

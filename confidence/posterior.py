@@ -14,8 +14,8 @@ from confidence.calibration import DIRECTIONS, FORMAT
 from evaluation.embeddings import Embeddings
 from metrics import Sigmoid
 
-ELEMENTS = 2 ** 22                    # scores that are computed at a time, 16 MiB
 CACHED = 2 ** 18                      # scores that are passed over at a time: 1 MiB stays cached
+PAIRS = 2 ** 22                       # scores that the probability of a pair is fitted to, at least a row
 FITTED = 2 ** 24                      # scores that a temperature is fitted to, 64 MiB
 TIE = 2.0 ** -18                      # of a score: 32 units of float32's last place, above rounding
 NOTHING = -80.0                       # an exponential of less, 2e-35, is nothing beside 1, and slow
@@ -28,16 +28,14 @@ class Rows(NamedTuple):
     queries: np.ndarray               # (Q,) positions in the split, rising
     owner: np.ndarray                 # (Q,) the image of each query
     item_image: np.ndarray            # (G,) the image of each item, which is right for queries of this image
-    grouped: bool                     # several items may be of one image
 
     @property
     def gallery(self) -> int:
         return len(self.item_image)
 
-    def blocks(self, elements: int | None = None):
-        """Yield (scores (b, G), whether an item is right (b, G) bool) of all queries.
-        elements: scores at a time; default: ELEMENTS."""
-        step = max(1, (elements or ELEMENTS) // self.gallery)
+    def blocks(self):
+        """Yield (scores (b, G), whether an item is right (b, G) bool) of all queries."""
+        step = max(1, CACHED // self.gallery)
         for start in range(0, len(self.queries), step):
             rows = slice(start, start + step)
             yield (torch.from_numpy(np.ascontiguousarray(self.scores[self.queries[rows]])),
@@ -50,9 +48,9 @@ def rows_of(e: Embeddings, side: str, queries: np.ndarray | None = None) -> Rows
     captions, images = e.caption_image, np.arange(e.n_images)
     if side == "t2i":
         queries = np.arange(len(captions)) if queries is None else queries
-        return Rows(e.scores.T, queries, captions[queries], images, False)
+        return Rows(e.scores.T, queries, captions[queries], images)
     queries = np.unique(captions) if queries is None else queries
-    return Rows(e.scores, queries, queries, captions, True)
+    return Rows(e.scores, queries, queries, captions)
 
 
 # ---- the first answers
@@ -63,7 +61,7 @@ class Answers(NamedTuple):
     right: np.ndarray                 # (Q,) bool: it is right, and no wrong item ties with it
     max: np.ndarray                   # (Q,) its score
     posterior: np.ndarray             # (Q,) in [0, 1]
-    grouped: np.ndarray | None        # (Q,) posterior of all captions of its image; None: items are images
+    grouped: np.ndarray               # (Q,) posterior of all items of its image
 
 
 @torch.no_grad()
@@ -72,19 +70,16 @@ def find_answers(rows: Rows, t: float) -> Answers:
     Equal items get scores that differ in their last bits, by the product or the processor that made them. So an item
     ties with the best where it is less than TIE of the size of the scores below it."""
     item_image, parts = torch.from_numpy(rows.item_image), []
-    for scores, right in rows.blocks(CACHED):                                       # (b, G)
+    for scores, right in rows.blocks():                                       # (b, G)
         best = scores.amax(1)                                                       # (b,)
         below = scores - best[:, None]                                              # (b, G), at most 0
         gap = TIE * (abs(best) + below.std(1, correction=0))
         tied = below >= -gap[:, None]
         first, hits = tied.int().argmax(1), (tied & right).sum(1)
         mass = exponentiate_scores(below, t)
-        total, grouped = mass.sum(1), None
-        if rows.grouped:
-            same = item_image[first][:, None] == item_image                         # (b, G)
-            grouped = (mass * same).sum(1) / total
-        parts.append((first, (hits > 0) & (hits == tied.sum(1)), best, 1 / total, grouped))
-    return Answers(*(None if x[0] is None else torch.cat(x).numpy() for x in zip(*parts)))
+        total, same = mass.sum(1), item_image[first][:, None] == item_image         # (b,), (b, G)
+        parts.append((first, (hits > 0) & (hits == tied.sum(1)), best, 1 / total, (mass * same).sum(1) / total))
+    return Answers(*(torch.cat(x).numpy() for x in zip(*parts)))
 
 
 def exponentiate_scores(below: torch.Tensor, t: float) -> torch.Tensor:
@@ -145,12 +140,15 @@ def calibrate(dev: Embeddings, name: str) -> dict:
     """Fit the content of calibration.json to dev: temperatures, and of captions the probability of a pair.
     The latter is that an image is the caption's own, against all others. name: of dev, for the reader. Raises
     InputError where nothing fits. Sets and words are added by those who fit them."""
-    rows = {side: rows_of(dev, side) for side in DIRECTIONS}
-    samples = {side: sample_scores(x) for side, x in rows.items()}
-    fitted = {side: {"temperature": fit_temperature(*samples[side]), "queries": len(x.queries), "gallery": x.gallery}
-              for side, x in rows.items()}
-    few = max(1, ELEMENTS // rows["t2i"].gallery)
-    pair = Sigmoid.fit(*(x[:few].reshape(-1) for x in samples["t2i"]))
+    fitted = {}
+    for side in DIRECTIONS:
+        rows = rows_of(dev, side)
+        scores, right = sample_scores(rows)
+        fitted[side] = {"temperature": fit_temperature(scores, right), "queries": len(rows.queries),
+                        "gallery": rows.gallery}
+        if side == "t2i":
+            few = max(1, PAIRS // rows.gallery)
+            pair = Sigmoid.fit(scores[:few].reshape(-1), right[:few].reshape(-1))
     return {"calibration": FORMAT, "checkpoints": dev.name.split(" + "),
             "weights": [model.weights for model in dev.models], "data_name": dev.data_name, "split": name,
             "similarity": dev.similarity, "images": dev.n_images, "captions": len(dev.caption_image),

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evaluation import bank
 from evaluation.embeddings import Member
 from losses import Embedding, unit
 from methods.volume import fit_sigmoid, log_share, nearest_captions, number_photos, shares_of_captions
@@ -51,11 +50,6 @@ class PhotoShares(NamedTuple):
             return e._replace(log_var=torch.cat([log_var(e.rows(rows)) for rows in blocks]))
         return points._replace(images=widen(points.images, self.images_log_var),
                                captions=widen(points.captions, self.captions_log_var))
-
-
-def draw_captions(caption_image: np.ndarray, n_images: int) -> np.ndarray:
-    """Draw the captions of a bank from the training split: positions, rising."""
-    return bank.draw_queries(caption_image, n_images, BANK).captions
 
 
 @torch.no_grad()

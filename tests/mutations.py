@@ -75,7 +75,7 @@ MUTATIONS = {                         # (file, tests): title, text that stands t
     ("confidence/posterior.py", "test_confidence.py -k loop_over"): [
         ("temperature of the posterior inverted", "return (t * below).clamp_", "return (below / t).clamp_"),
         ("other images' captions counted in the posterior", "(mass * same).sum(1)", "mass.sum(1)")],
-    ("confidence/reliability.py", "test_confidence.py -k calibration_error"): [
+    ("confidence/measures.py", "test_confidence.py -k calibration_error"): [
         ("ECE without the weights of its bins",
          "abs(p[part].sum() - rows[:, part].sum(1)) for part in bins_of_equal_mass(p)) / len(p)",
          "abs(p[part].mean() - rows[:, part].mean(1)) for part in bins_of_equal_mass(p)) / BINS")]}

@@ -9,7 +9,7 @@ from PIL import Image
 
 from checkpoint import MADE_OF_RUN
 from confidence import pairs
-from confidence.reliability import auroc
+from confidence.measures import auroc
 from files import save_array
 from losses import Embedding, cosine
 from tests.helpers import fit, refused
@@ -88,8 +88,7 @@ def test_what_cannot_be_judged_is_refused(tmp_path, words, capsys, monkeypatch):
     run, second = (str(tmp_path / name) for name in ("run", "second"))
     for more in ([run], [second, "--init_from", run]):
         fit(*words, "--num_epochs", 1, "--logger_name", *more)
-    for source, message in ((f"{run}/model_best.pt", "is a file; give the run folder"),
-                            (f"{run}/nosuch", "there is no run folder"), (second, f"went on from {run}")):
+    for source, message in ((f"{run}/model_best.pt", "is not a folder; name a run"), (second, f"went on from {run}")):
         refused(capsys, pairs.main, [source], message)
     monkeypatch.setattr(pairs, "train", lambda *_: 130)     # after Ctrl-C
     refused(capsys, pairs.main, [run], "the training of fold 1 ended with status 130, so no caption is judged")

@@ -54,7 +54,7 @@ def test_logistic_has_the_least_log_loss(counted):
 
 @pytest.mark.parametrize("side", ["t2i", "i2t"])
 def test_expected_numbers_are_sums_over_the_gallery(monkeypatch, side):
-    monkeypatch.setattr("confidence.posterior.ELEMENTS", 250)
+    monkeypatch.setattr("confidence.posterior.CACHED", 250)
     subject, pair = drawn(n=20), Sigmoid(30.0, -2.0)
     rows = rows_of(subject, side)
     slow = []
@@ -100,7 +100,7 @@ def test_judgements_of_both_kinds_are_read(tmp_path):
 
 @pytest.mark.parametrize("text,message", [
     ("", "holds no judgement; a line is a photo, a caption NAME#K and ratings"),
-    ("x.jpg\ty.jpg#0\n", "line 1: 'x.jpg.*' is not a judgement; a line is"),
+    ("x.jpg\ty.jpg#0\n", "line 1: 'x.jpg.*' is not a judgement .*; a line is"),
     ("x.jpg\ty.jpg#0\tnan\n", "line 1: .* is not a judgement"),
     ("x.jpg\ty.jpg#0\t1\nx.jpg\ty.jpg#0\t1\t2\n", "line 2: .* is not a judgement"),
     ("x.jpg\tx.jpg#0\t1\t2\t3\n", "none of the 1 pairs of .* is of a photo and another photo's caption of somewhere; "
