@@ -3,24 +3,24 @@
     python -m paper_tables --list
 """
 import importlib
+import pkgutil
 
 import cli
+import paper_tables
 from paper_tables.runner import Table, build_place, build_table_parser, plan_rows, print_needs
 
-NAMES = ("pmrl_table1", "pmrl_table2", "pmrl_table3", "pmrl_section34", "ucmr_table1", "ucmr_table2", "ucmr_table3",
-         "ucmr_table4", "ucmr_fig2", "ucmr_table5", "ucmr_table6", "ucmr_table7_8", "jwae_table3", "jwae_table4",
-         "jwae_table5", "jwae_table6", "jwae_table7", "dmsm_table1")
 
-
-def load_table(name: str) -> Table:
-    return importlib.import_module(f"paper_tables.{name}").TABLE
+def load_tables() -> dict[str, Table]:
+    """The tables of the papers by the names of their scripts."""
+    modules = [importlib.import_module(f"paper_tables.{m.name}") for m in pkgutil.iter_modules(paper_tables.__path__)
+               if m.name.split("_")[0] in ("pmrl", "ucmr", "jwae", "dmsm")]
+    return {module.__name__.split(".")[1]: module.TABLE for module in modules}
 
 
 def list_tables(opt) -> None:
     steps = []
     print(f"{'python -m paper_tables.NAME':<28} {'rows':>5} {'to run':>7} {'runs done':>11}   --f8k")
-    for name in NAMES:
-        table = load_table(name)
+    for name, table in load_tables().items():
         runs = [run for _, run in plan_rows(table.rows, opt.seeds or table.seeds, build_place(opt))]
         done = f"{sum(run[-1].done for run in runs)} of {len(runs)}"
         print(f"{name:<28} {len(table.rows):>5} {sum(bool(row.runs) for row in table.rows):>7} {done:>11}   "

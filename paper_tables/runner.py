@@ -5,7 +5,6 @@ path, the seed, the folder of the run, the files that come before them, and for 
 sizes. A run's folder is named after its options, so tables share runs, and a stopped table continues where it
 was. The name does not depend on --data_path: other data need another --runs folder.
 """
-import argparse
 import os
 import re
 import shlex
@@ -17,7 +16,7 @@ from statistics import mean, stdev
 from typing import NamedTuple
 
 import cli
-from cli import Arguments, check, filename, up_to
+from cli import Arguments, filename, up_to
 from evaluation.report import NAMES, SIDES, text
 from files import read_json, sha256
 from methods import METHODS, REGIONS
@@ -125,6 +124,8 @@ SOURCES = {
     "vg": "Visual Genome's image_data.json, region_descriptions.json and photos (visualgenome.org); photos in VG_100K/ "
           "and VG_100K_2/",
     VECTORS: "word2vec's vectors of Google News, 3.4 GiB (code.google.com/archive/p/word2vec)"}
+LABELS = ("Papers (README.md): pmrl, ucmr: Gaussian embeddings; jwae: Wasserstein autoencoders; dmsm: trigrams.",
+          "GCE, GIE, GCIE: captions, images, both are Gaussians; in ucmr, 'ours': both; ft: fine-tuned network.")
 NEVER_RUN = "No row of any table has been run at the papers' size; what that takes has not been measured."
 
 
@@ -135,59 +136,58 @@ class Place(NamedTuple):
     scale: str
 
 
-def parse_options(command: str) -> dict[str, str]:
-    """Options of a command by name, "" for a switch. The last of equal ones counts, as in argparse."""
-    return dict(re.findall(r"--(\S+) ?((?!--)\S*)", command))
+# ---- the commands of a run
+
+def parse_command(line: str) -> tuple[str, dict[str, str]]:
+    """Read the program of a command, and its options by name, "" for a switch.
+
+    --method stands for its options. The last of equal options counts, as in argparse.
+    """
+    line = re.sub(r"--method (\S+)", lambda m: METHODS[m[1]].flags, line)
+    return line.partition(" --")[0], dict(re.findall(r"--(\S+) ?((?!--)\S*)", line))
 
 
 def spell_options(options: dict[str, str]) -> str:
     return " ".join(f"--{name} {value}".strip() for name, value in options.items())
 
 
-def is_tuned(run: tuple[str, ...]) -> bool:
-    return any("--finetune" in command for command in run)
-
-
-def scale_data_set(name: str, run: tuple[str, ...], scale: str) -> str:
-    """Data set in the place of `name`: photos to fine-tune on, regions, or vectors."""
+def scale_run(run: tuple[str, ...], scale: str) -> list[tuple[str, dict[str, str]]]:
+    """Read the commands of a run, on the data sets of a scale and in its sizes."""
+    commands = [parse_command(line) for line in run]
     if scale == "full":
-        return name
-    if name == "f30k_entities":
-        return "demo_entities"
-    source = "f8k" if scale == "f8k" else "other" if name.startswith("f30k") else "demo"
-    method = parse_options(run[0]).get("method")
-    regions = name in ("coco_precomp", "f30k_precomp") or method and METHODS[method].needs.startswith(REGIONS)
-    return source if is_tuned(run) else f"{source}{'_region' * bool(regions)}_precomp"
+        return commands
+    method = re.search(r"--method (\S+)", run[0])
+    reads_regions = bool(method) and METHODS[method[1]].needs.startswith(REGIONS)
+    tuned = any("finetune" in options for _, options in commands)
+
+    def replace_data(name: str) -> str:
+        """Name photos to fine-tune on, regions or vectors in the place of a data set."""
+        if name == "f30k_entities":
+            return "demo_entities"
+        source = "f8k" if scale == "f8k" else "other" if name.startswith("f30k") else "demo"
+        regions = reads_regions or name in ("coco_precomp", "f30k_precomp")
+        return source if tuned else f"{source}{'_region' * regions}_precomp"
+    scaled = []
+    for program, options in commands:
+        options = {name: replace_data(value) if name in ("data_name", "test_name") else value
+                   for name, value in options.items() if name not in FULL_ONLY and value != "testall"}
+        scaled.append((program, shrink(options, SCALES[scale], tuned) if "train" in program else options))
+    return scaled
 
 
-def scale_options(command: str, run: tuple[str, ...], scale: str) -> dict[str, str]:
-    """The options of a command, on the data sets of a scale."""
-    options = {name: scale_data_set(value, run, scale) if name in ("data_name", "test_name") else value
-               for name, value in parse_options(command).items()}
-    if scale == "full":
-        return options
-    return {name: value for name, value in options.items() if name not in FULL_ONLY and value != "testall"}
-
-
-def training_options(command: str, run: tuple[str, ...], scale: str) -> dict[str, str]:
-    """Select the options that identify a training: not its paths, seed and start."""
-    command = re.sub(r"--method (\S+)", lambda m: METHODS[m[1]].flags, command)
-    options = scale_options(command, run, scale)
-    options.pop("init_from", None)
-    if scale == "full":
-        return options
-    small, default_sizes = SCALES[scale], {"embed_size": "1024"}
-    if "captioner" in options:
-        default_sizes["dim_hidden"] = "512"
-    options = {"data_name": options["data_name"], **default_sizes, **options}
+def shrink(options: dict[str, str], small: Scale, tuned: bool) -> dict[str, str]:
+    """Replace the options of a training by those of a scale. tuned: whether its run ends in fine-tuning."""
+    sizes = {"embed_size": "1024"} | ({"dim_hidden": "512"} if "captioner" in options else {})      # the defaults
+    options = {"data_name": options["data_name"], **sizes, **options}
     for name in set(SIZED) & set(options):
         options[name] = re.sub(r"[1-9]\d*", lambda n: str(max(4, int(n[0]) // small.divide)), options[name])
     if "finetune" in options:
-        return options | parse_options(f"{small.train} {small.tune} {LITE}")
-    hardest = "max_violation" in options or options.get("sim", "").startswith(HARDEST)
-    changes = [small.train, small.rate * (options.get("optimizer") != "sgd"), f"{small.start} {LITE}" * is_tuned(run),
-               f"--vse_mean_warmup_epochs {small.warmup}" * hardest]
-    return options | parse_options(" ".join(changes))
+        changes = f"{small.train} {small.tune} {LITE}"
+    else:
+        hardest = "max_violation" in options or options.get("sim", "").startswith(HARDEST)
+        changes = " ".join([small.train, small.rate * (options.get("optimizer") != "sgd"),
+                            f"{small.start} {LITE}" * tuned, f"--vse_mean_warmup_epochs {small.warmup}" * hardest])
+    return options | parse_command(changes)[1]
 
 
 # ---- steps: commands and the files that they write
@@ -231,142 +231,136 @@ def read_last_line(path: str) -> str:
         return ([line.strip() for line in f if line.strip()] or [""])[-1]
 
 
-def fill_words(command: str, **paths: str) -> list[str]:
-    """Split a command at blanks. A word in braces stands for a path."""
-    return [word.format(**paths) for word in command.split()]
+class Plan:
+    """The steps of a run in order; the last one writes the results.
 
-
-def require_data(name: str, place: Place) -> Step:
-    """The step that asks for data, which the user has to fetch."""
-    path = os.path.join(place.data, name)
-    return Step([], path, lacks=f"{path} is not there; put there {SOURCES.get(name, 'the data set')}; or try --demo")
-
-
-def plan_tool(place: Place, command: str, target: str, needs: str = "") -> list[Step]:
-    """Step of a module that writes `target`, with {data} in its command.
-
-    needs: data that have to be there as long as the target is not.
+    A word in braces of a command stands for a path, which may hold blanks.
     """
-    name, dashes, options = command.partition("--")
-    words = fill_words(f"-m {name} --data_path {{data}} {dashes}{options}", data=place.data)
-    step = Step(words, os.path.join(place.data, target), os.path.join(place.folder, "data.txt"))
-    return [*[require_data(needs, place)] * bool(needs and not step.done), step]
 
+    def __init__(self, run: tuple[str, ...], seed: int, place: Place):
+        self.data, self.folder, self.scale = place
+        self.seed, self.steps = seed, []
+        *trainings, (program, options) = scale_run(run, place.scale)
+        self.prepare(trainings[-1][1], program, options)
+        model = None
+        for training in trainings:
+            model = self.train(*training, model)
+        (self.experiment if "vg_experiments" in program else self.evaluate)(program, options, model)
 
-def plan_data(folder: str, place: Place) -> list[Step]:
-    """The demo's scenes, extracted features, or a folder that has to be there."""
-    if place.scale == "demo":
-        scenes = folder.split("_")[0]
-        return plan_tool(place, f"demo --size 200 --scenes {scenes}", f"{scenes}/scenes.json")
-    if folder not in EXTRACTED:
-        return [require_data(folder, place)]
-    (photos, network), steps = EXTRACTED[folder], []
-    if photos == "coco_halves":
-        steps = plan_tool(place, "paper_tables.coco_halves", "coco_halves/dataset_coco_halves.json", "coco")
-    return [*steps, *plan_tool(place, f"features.images --data_name {photos} --output_name {folder} {network}",
-                               f"{folder}/test_ims.npy", "" if steps else photos)]
+    def add(self, line: str, target: str, log: str = "", run: str = "", **paths: str) -> Step:
+        paths |= {"data": self.data, "vg": os.path.join(self.folder, "vg"), "target": target, "run": run}
+        words = [word.format(**paths) for word in line.split()]
+        self.steps.append(Step(words, target, log or os.path.join(self.folder, "data.txt"), run))
+        return self.steps[-1]
 
+    def need(self, name: str) -> None:
+        """Ask for data, which the user has to fetch."""
+        path = os.path.join(self.data, name)
+        lacks = f"{path} is not there; put there {SOURCES.get(name, 'the data set')}; or try --demo"
+        self.steps.append(Step([], path, lacks=lacks))
 
-def plan_proposals(folder: str, place: Place) -> list[Step]:
-    """200 proposals a photo, 500 of the test photos, and their features."""
-    kind, steps = "demo" if place.scale == "demo" else "cnn --cnn_type vgg16 --layer fc7", []
-    for count, splits in ((200, "train val test"), (500, "test")):
-        name = f"edgeboxes{count}"
-        for program, target in ((f"proposals --data_name {folder} --count {count} --name {name}", f"{name}.npz"),
-                                (f"regions --data_name {folder} --proposals {name} --kind {kind}", f"{name}_ims.npy")):
-            steps += plan_tool(place, f"phrases.{program} --splits {splits}", f"{folder}/test_{target}")
-    return steps
+    def make(self, module: str, options: str, file: str, needs: str = "") -> None:
+        """Call a module that writes a file among the data, and needs other data until then."""
+        target = os.path.join(self.data, file)
+        if needs and not os.path.exists(target):
+            self.need(needs)
+        self.add(f"-m {module} --data_path {{data}} {options}", target)
 
+    def prepare(self, training: dict[str, str], program: str, judging: dict[str, str]) -> None:
+        """Make data sets, proposals, vectors and Visual Genome's manifest, or ask for them."""
+        vectors = training.get("text_features") or training.get("text") or "own" * ("word_vectors" in training)
+        names = training["data_name"], training.get("test_name"), judging.get("data_name")
+        for name in filter(None, dict.fromkeys(names)):
+            self.make_data(name)
+            if name.endswith("_entities"):
+                self.make_proposals(name)
+            if vectors:
+                self.make_vectors(vectors, name)
+        if "vg_experiments" in program:
+            vg, manifest = "vg" if self.scale == "full" else "demo_vg", os.path.join(self.folder, "vg", "manifest.json")
+            if vg == "vg" and not os.path.exists(manifest):
+                self.need(vg)
+            self.add(f"-m vg_experiments.prepare --vg {{data}}/{vg} --output {{target}}", manifest)
 
-def plan_vectors(kind: str, folder: str, place: Place) -> list[Step]:
-    """Steps that make word vectors ("own"), or features of captions ("w2v", "hglmm")."""
-    learn = "features.word_vectors --data_name {} --dim {} --output {{data}}/{}"
-    if kind == "own":
-        file = f"{folder}/own.txt"
-        return plan_tool(place, learn.format(folder, WORDS // SCALES[place.scale].divide, file), file)
-    file, size, steps = VECTORS, "--ica --pca 6000", []
-    if place.scale != "full":               # one file for all sets, as a model fits one extractor
-        file, size, source = f"{place.scale}_words.txt", "--n_clusters 4", f"{place.scale}_precomp"
-        steps = [*plan_data(source, place), *plan_tool(place, learn.format(source, 48, file), file)]
-    content = "--content_words" * folder.endswith("_entities")
-    program = "phrases.captions" if content else "features.captions"
-    options = f"--kind hglmm {size}" * (kind == "hglmm")
-    return [*steps, *plan_tool(place, f"{program} --data_name {folder} --name {kind} --word_vectors {{data}}/{file} "
-                                      f"{options} {content}", f"{folder}/test_{kind}.npy", VECTORS * (not steps))]
+    def make_data(self, name: str) -> None:
+        """Draw the demo's scenes, extract features, or ask for a folder."""
+        if self.scale == "demo":
+            scenes = name.split("_")[0]
+            return self.make("demo", f"--size 200 --scenes {scenes}", f"{scenes}/scenes.json")
+        if name not in EXTRACTED:
+            return self.need(name)
+        photos, network = EXTRACTED[name]
+        halves = photos == "coco_halves"
+        if halves:
+            self.make("paper_tables.coco_halves", "", "coco_halves/dataset_coco_halves.json", "coco")
+        self.make("features.images", f"--data_name {photos} --output_name {name} {network}", f"{name}/test_ims.npy",
+                  "" if halves else photos)
 
+    def make_proposals(self, name: str) -> None:
+        """Make 200 proposals a photo, 500 of the test photos, and their features."""
+        kind = "demo" if self.scale == "demo" else "cnn --cnn_type vgg16 --layer fc7"
+        for count, splits in ((200, "train val test"), (500, "test")):
+            boxes = f"edgeboxes{count}"
+            self.make("phrases.proposals", f"--data_name {name} --count {count} --name {boxes} --splits {splits}",
+                      f"{name}/test_{boxes}.npz")
+            self.make("phrases.regions", f"--data_name {name} --proposals {boxes} --kind {kind} --splits {splits}",
+                      f"{name}/test_{boxes}_ims.npy")
 
-def plan_preparations(run: tuple[str, ...], place: Place) -> list[Step]:
-    """The steps before a run: data, proposals, vectors, Visual Genome's manifest."""
-    steps, training, judging = [], parse_options(run[-2]), parse_options(run[-1])
-    vectors = training.get("text_features") or training.get("text") or "own" * ("word_vectors" in training)
-    names = filter(None, (training["data_name"], training.get("test_name"), judging.get("data_name")))
-    for folder in dict.fromkeys(scale_data_set(name, run, place.scale) for name in names):
-        steps += plan_data(folder, place)
-        if folder.endswith("_entities"):
-            steps += plan_proposals(folder, place)
-        if vectors:
-            steps += plan_vectors(vectors, folder, place)
-    if run[-1].startswith("-m vg_experiments"):
-        manifest = os.path.join(place.folder, "vg", "manifest.json")
-        if place.scale == "full" and not os.path.exists(manifest):
-            steps.append(require_data("vg", place))
-        vg = os.path.join(place.data, "vg" if place.scale == "full" else "demo_vg")
-        words = fill_words("-m vg_experiments.prepare --vg {vg} --output {manifest}", vg=vg, manifest=manifest)
-        steps.append(Step(words, manifest, os.path.join(place.folder, "data.txt")))
-    return steps
+    def make_vectors(self, kind: str, name: str) -> None:
+        """Learn word vectors ("own"), or compute features of captions ("w2v", "hglmm")."""
+        def learn(source: str, dim: int, file: str) -> None:
+            self.make("features.word_vectors", f"--data_name {source} --dim {dim} --output {{data}}/{file}", file)
+        if kind == "own":
+            return learn(name, WORDS // SCALES[self.scale].divide, f"{name}/own.txt")
+        file, needs, size = VECTORS, VECTORS, "--ica --pca 6000"
+        if self.scale != "full":            # one file for all sets, as a model fits one extractor
+            source, file, needs, size = f"{self.scale}_precomp", f"{self.scale}_words.txt", "", "--n_clusters 4"
+            self.make_data(source)
+            learn(source, 48, file)
+        content = "--content_words" * name.endswith("_entities")
+        hglmm = f"--kind hglmm {size}" * (kind == "hglmm")
+        self.make(f"{'phrases' if content else 'features'}.captions", f"--data_name {name} --name {kind} "
+                  f"--word_vectors {{data}}/{file} {hglmm} {content}", f"{name}/test_{kind}.npy", needs)
 
+    def train(self, program: str, options: dict[str, str], start: Step | None) -> Step:
+        """Train, from the run `start` if there is one, or fit CCA. The folder is named after the options."""
+        runs, last = os.path.split(start.run if start else "")
+        if start:
+            del options["init_from"]                        # to its end
+            options["init_from"] = f"{{start}}/{last}"
+        name, test_name, cca = options["data_name"], options.get("test_name"), program == "-m methods.cca"
+        identity = spell_options({name: value for name, value in sorted(options.items()) if name != "test_name"})
+        kind, identity = "cca" if cca else options.get("sim", "cosine"), sha256(identity)[:8]
+        folder = os.path.join(self.folder, f"{name}_{kind}_{identity}_seed{self.seed}")
+        file = "model_best.pt" if not cca else f"cca_{test_name}.npz" if test_name else "cca.npz"
+        end = "--output {target}" if cca else f"--seed {self.seed} --logger_name {{run}}"
+        return self.add(f"{program} --data_path {{data}} {spell_options(options)} {end}", os.path.join(folder, file),
+                        f"{folder}.txt", "" if cca else folder, folder=name, start=runs)
 
-def plan_training(command: str, run: tuple[str, ...], start: str, seed: int, place: Place) -> Step:
-    """A training, which starts from the run in the folder `start`, or a fit of CCA."""
-    program, cca = command.partition(" --")[0], "methods.cca" in command
-    options = scale_options(command, run, place.scale) if cca else training_options(command, run, place.scale)
-    if start:
-        options["init_from"] = f"{{start}}/{os.path.basename(start)}"
-    data, test_name, kind = options["data_name"], options.get("test_name"), options.get("sim", "cosine")
-    identity = spell_options({name: value for name, value in sorted(options.items()) if name != "test_name"})
-    folder = os.path.join(place.folder, f"{data}_{'cca' if cca else kind}_{sha256(identity)[:8]}_seed{seed}")
-    npz = f"cca_{test_name}.npz" if test_name else "cca.npz"
-    target = os.path.join(folder, npz if cca else "model_best.pt")
-    end = "--output {target}" if cca else f"--seed {seed} --logger_name {{run}}"
-    words = fill_words(f"{program} --data_path {{data}} {spell_options(options)} {end}", data=place.data, folder=data,
-                       start=os.path.dirname(start), run=folder, target=target)
-    return Step(words, target, f"{folder}.txt", "" if cca else folder)
+    def evaluate(self, program: str, options: dict[str, str], model: Step) -> None:
+        demo = "demo_" * (self.scale == "demo")
+        for flag, option, name in (("cxc", "cxc_path", "cxc"), ("pmrp", "instances", INSTANCES)):
+            if flag in options:
+                options[option] = f"{{data}}/{demo}{name}"
+                if not demo:
+                    self.need(name)
+        words, subject = spell_options(options), "checkpoint" if model.run else "embeddings"
+        self.add(f"{program} --{subject} {{model}} --data_path {{data}} {words} --output {{target}}",
+                 os.path.join(os.path.dirname(model.target), f"results_{sha256(words)[:8]}.json"), model.log,
+                 model=model.run or model.target)
 
-
-def plan_judging(command: str, run: tuple[str, ...], model: Step, place: Place) -> list[Step]:
-    """Steps that evaluate a model, or run an experiment on Visual Genome."""
-    program, folder, vg = command.partition(" --")[0], os.path.dirname(model.target), os.path.join(place.folder, "vg")
-    paths = {"data": place.data, "model": model.run or model.target, "manifest": os.path.join(vg, "manifest.json"),
-             "cache": os.path.join(vg, "cache"), "out": os.path.join(folder, "vg")}
-    subject = "--checkpoint {model}" if model.run else "--embeddings {model}"
-    if program.startswith("-m vg_experiments"):
-        words = f"{program} {subject} --manifest {{manifest}} --cache {{cache}} --output {{out}}"
-        target = os.path.join(paths["out"], f"{program.split('.')[-1]}.json")
-        return [Step(fill_words(words, **paths), target, model.log)]
-    options, needs = scale_options(command, run, place.scale), []
-    for flag, option, name in (("cxc", "cxc_path", "cxc"), ("pmrp", "instances", INSTANCES)):
-        if flag in options:
-            demo = place.scale == "demo"
-            options[option] = f"{{data}}/{'demo_' * demo}{name}"
-            needs += [] if demo else [require_data(name, place)]
-    target = os.path.join(folder, f"results_{sha256(spell_options(options))[:8]}.json")
-    words = f"{program} {subject} --data_path {{data}} {spell_options(options)} --output {{results}}"
-    return [*needs, Step(fill_words(words, results=target, **paths), target, model.log)]
-
-
-def plan_run(run: tuple[str, ...], seed: int, place: Place) -> list[Step]:
-    """All steps of a run in order; the last one writes the results."""
-    models = []
-    for command in run[:-1]:
-        models.append(plan_training(command, run, models[-1].run if models else "", seed, place))
-    return [*plan_preparations(run, place), *models, *plan_judging(run[-1], run, models[-1], place)]
+    def experiment(self, program: str, _, model: Step) -> None:
+        """Run an experiment on Visual Genome."""
+        target = os.path.join(model.run, "vg", f"{program.split('.')[-1]}.json")
+        self.add(f"{program} --checkpoint {{model}} --manifest {{vg}}/manifest.json --cache {{vg}}/cache "
+                 "--output {model}/vg", target, model.log, model=model.run)
 
 
 def plan_rows(rows, seeds: int, place: Place) -> list[tuple[str, list[Step]]]:
     """(name, steps) of the runs of rows, each once, seed by seed; CCA has one seed."""
     runs = {(run, seed): f"{row.label}, seed {seed}" for seed in range(seeds) for row in rows for run in row.runs
             if seed == 0 or "methods.cca" not in run[0]}
-    return [(name, plan_run(*key, place)) for key, name in runs.items()]
+    return [(name, Plan(run, seed, place).steps) for (run, seed), name in runs.items()]
 
 
 # ---- running them
@@ -416,8 +410,9 @@ def find_value(results, path: str) -> float | None:
 
 def collect_cells(row: Row, columns: Columns, seeds: int, place: Place) -> list[tuple | None]:
     """(mean, standard deviation, seeds) for each column; None without results."""
-    plans, cells = [plan_run(row.runs[columns.run], seed, place) for seed in range(seeds) if row.runs], []
-    results = [read_json(steps[-1].target, "delete it, and it is made again") for steps in plans if steps[-1].done]
+    plans, cells = [Plan(row.runs[columns.run], seed, place) for seed in range(seeds) if row.runs], []
+    files = [plan.steps[-1] for plan in plans]
+    results = [read_json(file.target, "delete it, and it is made again") for file in files if file.done]
     for path in columns.paths:
         if place.scale != "full":                           # a small test set has no folds
             path = path.replace("folds5", "full").replace("_full", "")
@@ -431,24 +426,24 @@ def tabulate_rows(table: Table, rows: list[Row], seeds: int, place: Place) -> li
     """Tables of `evaluation.report` with rows of ours, published and difference."""
     tables, start = [], 0
     for columns in table.columns:
-        span, lines = slice(start, start + len(columns.paths)), []
-        start = span.stop
+        span = slice(start, start := start + len(columns.paths))
         known = [x for row in rows for x in row.published[span] if x is not None]
         places = 1 if known and all(round(x, 1) == round(x, 2) for x in known) else 2     # as the paper prints them
 
-        def cell(x: float | None, form: str = "z", places: int = places) -> str:          # z: never -0.0
+        def spell(x: float | None, form: str = "z", places: int = places) -> str:         # z: never -0.0
             return "" if x is None else f"{x:{form}.{places}f}"
+        lines = []
         for row in rows:
-            cells, published = collect_cells(row, columns, seeds, place), [cell(x) for x in row.published[span]]
+            cells, published = collect_cells(row, columns, seeds, place), row.published[span]
+            theirs = [spell(x) for x in published]
             if not any(cells):
-                lines.append((f"{row.label}: published{' only' * (not row.runs)}", published))
+                lines.append((f"{row.label}: published{' only' * (not row.runs)}", theirs))
                 continue
             lines.append((f"{row.label}: ours ({max(x[2] for x in cells if x)})",
-                          [cell(x[0]) + f" +- {cell(x[1])}" * (x[2] > 1) if x else "" for x in cells]))
-            if any(published):
-                differences = [cell(x[0] - p, "+z") if x and p is not None else ""
-                               for x, p in zip(cells, row.published[span])]
-                lines += [("  published", published), ("  difference", differences)]
+                          [spell(x[0]) + f" +- {spell(x[1])}" * (x[2] > 1) if x else "" for x in cells]))
+            if any(theirs):
+                lines += [("  published", theirs), ("  difference", [
+                    spell(x[0] - p, "+z") if x and p is not None else "" for x, p in zip(cells, published)])]
         tables.append((", ".join(filter(None, (table.title, columns.title))),
                        [(heading, [name for name, _ in names]) for heading, names in columns.groups], lines))
     return tables
@@ -456,23 +451,14 @@ def tabulate_rows(table: Table, rows: list[Row], seeds: int, place: Place) -> li
 
 # ---- the command
 
-def select_rows(table: Table, only: list[str] | None) -> list[Row]:
-    """Rows that --only names, else all. Raises InputError on a name that is of no row."""
-    names = {str(k): row for k, row in enumerate(table.rows, 1)} | {row.label: row for row in table.rows}
-    for name in only or ():
-        check(name in names, f"--only {name} is not a row of {table.title}; its rows are "
-                             f"{'; '.join(f'{k} {row.label}' for k, row in enumerate(table.rows, 1))}")
-    return list(dict.fromkeys(names[name] for name in only)) if only else list(table.rows)
-
-
 def build_table_parser(description: str) -> Arguments:
-    p = Arguments(description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = Arguments(description)
     add = p.add_argument
     add("--data_path", type=filename, help="folder that holds the data sets (default: data; with --demo: "
         "data/demo_tables, which it writes)")
     size = p.add_mutually_exclusive_group()
     for scale in ("demo", "f8k"):
-        size.add_argument(f"--{scale}", action="store_const", const=scale, dest="scale", default="full",
+        size.add_argument(f"--{scale}", action="store_const", const=scale, dest="scale",
                           help=SCALES[scale].description)
     add("--seeds", type=up_to(1000), help="how many seeds each row gets, from 0 on (default: the table's)")
     add("--runs", type=filename, default="runs/paper_tables", metavar="FOLDER", help="folder that holds the runs")
@@ -481,35 +467,35 @@ def build_table_parser(description: str) -> Arguments:
 
 
 def build_place(opt) -> Place:
-    data = opt.data_path or ("data/demo_tables" if opt.scale == "demo" else "data")
-    return Place(data, os.path.join(opt.runs, opt.scale), opt.scale)
+    scale = opt.scale or "full"
+    return Place(opt.data_path or f"data{'/demo_tables' * (scale == 'demo')}", os.path.join(opt.runs, scale), scale)
 
 
 def print_needs(steps: list[Step]) -> None:
-    """Say what has to be fetched before these steps."""
+    """Say what has to be fetched before these steps, and what short names mean."""
     lines = sorted({step.lacks for step in steps if not step.words and not step.done})
     networks = sorted({name for step in steps if not step.done for name in re.findall(r"--cnn_type (\w+)", step.line)})
     lines += [f"Weights that have to be in torch's cache, or in a package: {', '.join(networks)}."] * bool(networks)
-    for line in [*lines, NEVER_RUN]:
+    for line in [*LABELS, *lines, NEVER_RUN]:
         print(textwrap.fill(line, 100, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False))
 
 
 def list_rows(table: Table, opt) -> None:
     """Print rows of a table, how far they have been run, and what has to be fetched."""
-    place, steps = build_place(opt), []
+    steps = []
     print(table.title)
-    for k, row in enumerate(table.rows, 1):
-        if row in select_rows(table, opt.only):
-            runs = [run for _, run in plan_rows([row], opt.seeds or table.seeds, place)]
-            done = f"{sum(run[-1].done for run in runs)} of {len(runs)} runs done" if runs else "published only"
-            print(f"{k:>4}  {row.label:<62} {done}")
-            steps += sum(runs, [])
+    for k in opt.only:
+        row = table.rows[k - 1]
+        runs = [run for _, run in plan_rows([row], opt.seeds or table.seeds, build_place(opt))]
+        done = f"{sum(run[-1].done for run in runs)} of {len(runs)} runs done" if runs else "published only"
+        print(f"{k:>4}  {row.label:<62} {done}")
+        steps += sum(runs, [])
     print_needs(steps)
 
 
 def run_table(table: Table, opt) -> None:
     """Run what is missing for rows and print them. Exits with 1 if a run failed."""
-    place, seeds, rows = build_place(opt), opt.seeds or table.seeds, select_rows(table, opt.only)
+    place, seeds, rows = build_place(opt), opt.seeds or table.seeds, [table.rows[k - 1] for k in opt.only]
     runs = plan_rows(rows, seeds, place)
     if opt.dry_run:
         print(*dict.fromkeys(step.line for _, steps in runs for step in steps if step.line), sep="\n")
@@ -517,7 +503,7 @@ def run_table(table: Table, opt) -> None:
     failures = run_all(runs)
     for printed in tabulate_rows(table, rows, seeds, place):
         print(text(printed), end="\n\n")
-    print(f"ours: mean and standard deviation over the seeds (their number); {SCALES[opt.scale].description}",
+    print("ours: mean and standard deviation over the seeds (their number); " + SCALES[place.scale].description,
           *table.notes, sep="\n")
     if failures:
         sys.exit(f"{len(failures)} of {len(runs)} runs failed; the first: {failures[0]}")
@@ -526,11 +512,10 @@ def run_table(table: Table, opt) -> None:
 def main(table: Table, argv=None) -> None:
     """Run a table's script."""
     p = build_table_parser(table.title)
-    p.add_argument("--only", nargs="+", metavar="ROW",
-                   help="rows to run and print: numbers from 1, or labels")
+    p.add_argument("--only", type=up_to(len(table.rows)), nargs="+", metavar="ROW", help="numbers of rows, from 1")
     p.add_argument("--dry_run", action="store_true", help="print the commands, and run nothing")
     opt = p.parse_args(argv)
+    opt.only = opt.only or range(1, len(table.rows) + 1)
     if opt.scale == "f8k" and not table.f8k:
-        p.error(f"--f8k: Flickr8k has no data for {table.title}; use --demo, or leave it out with the paper's data "
-                "at hand")
+        p.error(f"--f8k: Flickr8k has no data for {table.title}; use --demo, or the paper's data")
     cli.run(p.prog, list_rows if opt.list else run_table, table, opt)
