@@ -1,13 +1,10 @@
-"""List the tables of the papers, how far each was run, and missing data.
-
-    python -m paper_tables --list
-"""
+"""List the tables of the papers, how far each was run, and missing data."""
 import importlib
 import pkgutil
 
 import cli
 import paper_tables
-from paper_tables.runner import Table, build_place, build_table_parser, plan_rows, print_needs
+from paper_tables.runner import Table, build_place, build_table_parser, list_missing, plan_rows, print_needs
 
 
 def load_tables() -> dict[str, Table]:
@@ -25,7 +22,7 @@ def list_tables(opt) -> None:
         done = f"{sum(run[-1].done for run in runs)} of {len(runs)}"
         print(f"{name:<28} {len(table.rows):>5} {sum(bool(row.runs) for row in table.rows):>7} {done:>11}   "
               f"{'yes' if table.f8k else ''}".rstrip())
-        steps += sum(runs, [])
+        steps += sum(map(list_missing, runs), [])
     print("Tables share runs. --demo runs any table small, and --list after a name lists its rows.\n")
     print_needs(steps)
 

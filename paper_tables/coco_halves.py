@@ -36,8 +36,7 @@ def write_halves(data_path: str) -> None:
     os.makedirs(folder, exist_ok=True)
     if not os.path.lexists(os.path.join(folder, "images")):
         os.symlink(os.path.join("..", "coco", "images"), os.path.join(folder, "images"))
-    path = os.path.join(folder, "dataset_coco_halves.json")
-    save_json({"dataset": "coco_halves", "images": images}, output(path))
+    save_json({"dataset": "coco_halves", "images": images}, output(os.path.join(folder, "dataset_coco_halves.json")))
     counts = [sum(image["split"] == name for image in images) for name in ("train", "val", "test")]
     print("{}: {:,} images to train on, {:,} dev, {:,} test".format(folder, *counts))
 

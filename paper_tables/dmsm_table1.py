@@ -30,13 +30,10 @@ TABLE = Table(
            "the rsum.",
            "The table counts six and seven weight layers to FC6 and FC7, which are AlexNet's (VGG-19's are the 17th "
            "and the 18th), so AlexNet makes the features here. Section 3.1 names both networks.",
-           "Section 3.1 takes fc7 of a network that was fine-tuned on the words of captions. Section 4.2 takes fc7 of "
-           "a network that saw ImageNet only, and so do we.",
-           "Section 3.2 has a convolution over words, and section 5 says that their order is ignored. Ours has the "
-           "convolution.",
+           "Section 3.1 fine-tunes the network on the words of captions. Section 4.2 does not, and neither do we.",
+           "Section 3.2 has a convolution over words, as ours. Section 5 says that their order is ignored.",
            "Gradients are clipped at a norm of 2, which section 3 does not say.",
-           "The paper prints neither loss nor optimiser of DeViSE. Ours has DMSM's loss, Adam, and features of unit "
-           "norm."))
+           "The paper prints neither loss nor optimiser of DeViSE. Ours: DMSM's loss, Adam, features of unit norm."))
 
 if __name__ == "__main__":
     main(TABLE)

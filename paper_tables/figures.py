@@ -4,7 +4,6 @@
 
 The picture shows captions with the best image of each model (Table 1; a green frame: its own), images with the best
 four captions of each model (Table 2; *: its own), and images with the six that each model finds most similar (Fig. 2).
-`ucmr` Fig. 4-7 are drawn by evaluate.py --uncertainty --cxc --photos FOLDER.
 """
 if __name__ == "__main__":
     import cli
@@ -17,7 +16,7 @@ import torch
 
 import cli
 from checkpoint import Trained
-from cli import Arguments, check, data_set, filename, torch_device, up_to
+from cli import Arguments, check, filename, torch_device, up_to
 from evaluation.embeddings import check_same_items, embed
 from evaluation.pictures import OWN, PhotoRow, draw_rows, locate_photos, photo_cell, picture_file
 from losses import within_modality
@@ -28,17 +27,14 @@ NEAREST = 6                           # images beside an image
 
 def draw_answers(opt) -> None:
     """Embed the split by each model and draw the picture."""
-    folder = opt.checkpoint[0] if os.path.isdir(opt.checkpoint[0]) else os.path.dirname(opt.checkpoint[0])
-    target = picture_file(opt.output or os.path.join(folder, "retrieval.png"), opt.checkpoint,
-                          opt.overwrite or not opt.output)
-    device, models = torch_device(opt.device), {}
+    target, models = picture_file(opt.output, opt.checkpoint), {}
     for path in opt.checkpoint:
-        e = embed([Trained(path, device)], "test", data_path=opt.data_path, data_name=opt.data_name)
-        models[os.path.basename(os.path.normpath(path))] = e
+        e = embed([Trained(path, torch_device(opt.device))], "test", data_path=opt.data_path)
+        models[os.path.normpath(path)] = e
         check_same_items(e, next(iter(models.values())))
     first, rng = next(iter(models.values())), np.random.default_rng(0)
     photos, texts, rows = locate_photos(first, opt.photos), first.texts, []
-    check(photos, "the pictures show photos; name their folder with --photos")
+    check(photos, "the picture shows photos; name their folder with --photos")
     for m in rng.choice(len(texts), min(opt.count, len(texts)), replace=False):
         best = {name: e.scores[:, m].argmax() for name, e in models.items()}
         cells = [photo_cell(photos, i, name, frame=OWN if i == first.caption_image[m] else None)
@@ -55,7 +51,7 @@ def draw_answers(opt) -> None:
             others = [k for k in scores.argsort(descending=True, stable=True).tolist() if k != i][:NEAREST]
             rows.append(PhotoRow(f"the images most similar to the first, {name}", "",
                                  [photo_cell(photos, k) for k in (i, *others)]))
-    draw_rows(target, f"{first.data_name} {first.split}: the answers of {', '.join(models)}", rows, 1 + NEAREST)
+    draw_rows(target, f"{first.data_name} {first.split}: answers of {', '.join(models)}", rows, 1 + NEAREST)
     print(f"examples of {', '.join(models)} in {target}")
 
 
@@ -64,12 +60,10 @@ def main(argv=None) -> None:
     add = p.add_argument
     add("--checkpoint", type=filename, required=True, nargs="+", metavar="RUN", help="run folders")
     add("--data_path", type=filename, help="folder that holds the data sets (default: as in training)")
-    add("--data_name", type=data_set, help="data set (default: as in training)")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
     add("--photos", type=filename, help="folder of the photos that precomputed features belong to")
     add("--count", type=up_to(100), default=3, help="number of images and of captions")
-    add("--output", type=filename, metavar="FILE.png", help="picture to write (default: in the first run)")
-    add("--overwrite", action="store_true", help="replace an existing file")
+    add("--output", type=filename, metavar="FILE.png", default="jwae_examples.png", help="picture to write")
     cli.run(p.prog, draw_answers, p.parse_args(argv))
 
 

@@ -1,8 +1,7 @@
 """`jwae` Table 7: phrase localisation on Flickr30K Entities.
 
 The paper's features are fc7 of a Fast R-CNN on VGG-16, tuned on PASCAL VOC (CITE's code names
-voc_2007_trainvaltest_2012 vgg16_fast_rcnn): with `phrases.regions --given FILE.npy` its features, or others, take the
-place of ours.
+voc_2007_trainvaltest_2012 vgg16_fast_rcnn): `phrases.regions --given FILE.npy` takes them in place of ours.
 """
 from paper_tables.runner import Columns, Row, Table, main
 
@@ -37,12 +36,10 @@ TABLE = Table(
            "R@1 on the embedding networks, and 1.2 points on CITE, which settles the rows with code here; the others "
            "are guessed from the references that it names.",
            "The upper bound is the share of the phrases that any proposal reaches.",
-           "jWAE's layers, and the loss of jWAE-MH among the regions of a photo, are our choice: the paper has "
-           "neither.",
+           "jWAE's layers, and the loss of jWAE-MH among the regions of a photo, are our choice: the paper has none.",
            "CITE's row draws every box of IoU 0.6 and more and two others for each, as its code does; the other rows "
-           "draw one of 0.7 and more, jwae's bound, and two others. Function words are left out of all phrases, "
-           "features are read as they are, and training ends after five epochs without a higher R@1 on val (CITE's "
-           "code).",
+           "draw one of 0.7 and more, jwae's bound, and two others. As in CITE's code, function words are left out and "
+           "training ends after five epochs without a higher R@1 on val.",
            "Phrases are HGLMM vectors of 6,000 numbers, as the paper says. Rows on the Embedding Network and the "
            "Similarity Network with jWAE's terms, and with Gaussians, are ours."))
 

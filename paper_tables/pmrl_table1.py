@@ -18,10 +18,8 @@ ROWS = (                                          # label, method, R@1, R@5, R@1
 TABLE = Table(
     "pmrl Table 1: COCO, mean of five folds of 1,000 images", (recalls(),),
     tuple(Row(label, numbers, ((TRAIN.format(method), TEST),)) for label, method, numbers in ROWS), f8k=True,
-    notes=("Captions enter the heads as the GRU's last state. Eq. 4, 5, 9, 13 and 14 have a layer W_g behind the GRU, "
-           "--txt_fc, which is worse on Flickr8k.",
-           "Section 2.1 has two caption encoders that share no parameters. Ours share the table of word vectors, as "
-           "ucmr 4.2 duplicates the GRU layer alone."))
+    notes=("Without the layer W_g behind the GRU (eq. 4, 5, 9, 13, 14; --txt_fc gives it). Both GRUs of a Gaussian "
+           "read one table of word vectors (docs/differences.md).",))
 
 if __name__ == "__main__":
     main(TABLE)

@@ -1,11 +1,8 @@
 """`pmrl` Table 3: entropies (log det Sigma) of photos, crops and captions.
 
-The paper does not say which photos and boxes it used, so this table prints the published numbers only. The same can be
-done with a photo, boxes and captions of your own:
+Published numbers only. With a photo of your own, and row 11 (RUN) and row 1 (POINT_RUN) of pmrl_table1:
 
     python -m vg_experiments.crops --checkpoint RUN POINT_RUN --image FILE --boxes BOX ... --captions TEXT ...
-
-RUN is the best model of pmrl_table1 (GCIE ellipsoidal, Wasserstein), POINT_RUN the VSE++ of the same table.
 """
 from paper_tables.runner import Columns, Row, Table, main
 

@@ -1,10 +1,10 @@
 """Run the rows of a paper's table, and print ours beside the published numbers.
 
 A row's commands stand in the table's script as a person types them, in the papers' setting. Here they get the data
-path, the seed, the folder of the run, the files that come before them, and for --demo and --f8k other data and smaller
-sizes. A run's folder is named after its options, so tables share runs, and a stopped table continues where it
-was. The name does not depend on --data_path: other data need another --runs folder.
+path, the seed, the run's folder, the files that they need, and for --demo and --f8k other data and smaller sizes. A
+run's folder is named after its options, not after --data_path, so tables share runs, and a stopped table continues.
 """
+import contextlib
 import os
 import re
 import shlex
@@ -23,24 +23,17 @@ from methods import METHODS, REGIONS
 
 # ---- what a table is
 
-
 class Columns(NamedTuple):
     """Columns that are printed as one table."""
     title: str
     groups: tuple                     # ((heading, ((name, path of the value in the results), ...)), ...)
     run: int = 0                      # which of a row's runs they show
 
-    @property
-    def paths(self) -> list[str]:
-        return [path for _, names in self.groups for _, path in names]
-
 
 class Row(NamedTuple):
     """One line of a paper's table.
-
     A run is the commands of one model: trainings, then one that judges. RUN stands for the folder of the training
-    before, {data}/{folder} for that of the data set. A row without runs shows its published numbers only.
-    """
+    before, {data}/{folder} for that of the data set. A row without runs shows its published numbers only."""
     label: str
     published: tuple                  # one number for each column of the table, None where the paper has none
     runs: tuple[tuple[str, ...], ...] = ()
@@ -59,9 +52,7 @@ class Table(NamedTuple):
 def recalls(protocol: str = "folds5", title: str = "", run: int = 0, rsum: bool = False, ks=(1, 5, 10),
             before: tuple[str, str] | None = None) -> Columns:
     """Build columns of R@K in both directions, from a protocol of results.json.
-
-    before: a protocol and a measure in it, which gets a column before the recalls of each direction.
-    """
+    before: a protocol and a measure in it, which gets a column before the recalls of each direction."""
     cells = [*([before] if before else []), *((protocol, f"r{k}") for k in ks)]
     groups = [(SIDES[side], tuple((NAMES[key], f"protocols/{name}/{side}/{key}") for name, key in cells))
               for side in ("i2t", "t2i")]
@@ -94,7 +85,6 @@ LITE = "--cnn_type efficientnet_lite0 --crop_size 64"
 FULL_ONLY = ("cnn_type", "dev_images", "use_restval", "fold5")
 SIZED = ("embed_size", "word_dim", "img_layers", "txt_layers", "dim_hidden", "cite_layers")
 HARDEST = ("kl", "minkl", "mahalanobis", "wasserstein")     # beginnings of similarities that need a warm-up there
-WORDS = 300                           # numbers of the word vectors of DeViSE
 # Features that are extracted: the photos, and how.
 EXTRACTED = {"coco_vgg_precomp": ("coco", "--cnn_type vgg19 --layer fc6 --use_restval"),
              "f30k_vgg_precomp": ("f30k", "--cnn_type vgg19 --layer fc6"),
@@ -140,9 +130,7 @@ class Place(NamedTuple):
 
 def parse_command(line: str) -> tuple[str, dict[str, str]]:
     """Read the program of a command, and its options by name, "" for a switch.
-
-    --method stands for its options. The last of equal options counts, as in argparse.
-    """
+    --method stands for its options. The last of equal options counts, as in argparse."""
     line = re.sub(r"--method (\S+)", lambda m: METHODS[m[1]].flags, line)
     return line.partition(" --")[0], dict(re.findall(r"--(\S+) ?((?!--)\S*)", line))
 
@@ -203,54 +191,51 @@ class Step:
 
     @property
     def done(self) -> bool:
-        if self.run and os.path.exists(self.target):        # a training that was stopped has a best model, too
-            return "done: best" in read_last_line(os.path.join(self.run, "log.txt"))
-        return os.path.exists(self.target)
+        """A training that was stopped has a best model, but its log has no end."""
+        return os.path.exists(self.target) and (not self.run or "done: best" in read_last_line(f"{self.run}/log.txt"))
 
     @property
     def command(self) -> list[str]:
         """The words, with --resume or --overwrite of a training that was stopped."""
-        if not (self.run and os.path.exists(os.path.join(self.run, "config.yaml"))):
+        if not (self.run and os.path.exists(f"{self.run}/config.yaml")):
             return self.words
-        resumable = os.path.exists(os.path.join(self.run, "checkpoint.pt"))
-        return [*self.words, "--resume" if resumable else "--overwrite"]
+        return [*self.words, "--resume" if os.path.exists(f"{self.run}/checkpoint.pt") else "--overwrite"]
 
     @property
     def line(self) -> str:
         """The command as a user types it, or the data that are missing."""
-        if not self.words:
-            return "" if self.done else f"# {self.lacks}"
-        return "# done: " * self.done + shlex.join(["python", *self.command])
+        return shlex.join(["python", *self.command]) if self.words else f"# {self.lacks}"
+
+
+def list_missing(steps: list[Step]) -> list[Step]:
+    """The steps that have to be run before the last one is done."""
+    return [] if steps[-1].done else [step for step in steps if not step.done]
 
 
 def read_last_line(path: str) -> str:
     """The last line of a file that is not empty, "" where there is none."""
-    if not os.path.exists(path):
-        return ""
-    with open(path, encoding="utf-8", errors="replace") as f:
-        return ([line.strip() for line in f if line.strip()] or [""])[-1]
+    with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8", errors="replace") as f:
+        return (f.read().strip() or " ").splitlines()[-1].strip()
+    return ""
 
 
 class Plan:
     """The steps of a run in order; the last one writes the results.
-
-    A word in braces of a command stands for a path, which may hold blanks.
-    """
+    A word in braces of a command stands for a path, which may hold blanks."""
 
     def __init__(self, run: tuple[str, ...], seed: int, place: Place):
         self.data, self.folder, self.scale = place
-        self.seed, self.steps = seed, []
+        self.seed, self.steps, model = seed, [], None
         *trainings, (program, options) = scale_run(run, place.scale)
         self.prepare(trainings[-1][1], program, options)
-        model = None
         for training in trainings:
             model = self.train(*training, model)
-        (self.experiment if "vg_experiments" in program else self.evaluate)(program, options, model)
+        self.judge(program, options, model)
 
     def add(self, line: str, target: str, log: str = "", run: str = "", **paths: str) -> Step:
-        paths |= {"data": self.data, "vg": os.path.join(self.folder, "vg"), "target": target, "run": run}
+        paths |= {"data": self.data, "vg": f"{self.folder}/vg", "target": target, "run": run}
         words = [word.format(**paths) for word in line.split()]
-        self.steps.append(Step(words, target, log or os.path.join(self.folder, "data.txt"), run))
+        self.steps.append(Step(words, target, log or f"{self.folder}/data.txt", run))
         return self.steps[-1]
 
     def need(self, name: str) -> None:
@@ -268,16 +253,18 @@ class Plan:
 
     def prepare(self, training: dict[str, str], program: str, judging: dict[str, str]) -> None:
         """Make data sets, proposals, vectors and Visual Genome's manifest, or ask for them."""
-        vectors = training.get("text_features") or training.get("text") or "own" * ("word_vectors" in training)
+        features = training.get("text_features") or training.get("text")
         names = training["data_name"], training.get("test_name"), judging.get("data_name")
         for name in filter(None, dict.fromkeys(names)):
             self.make_data(name)
             if name.endswith("_entities"):
                 self.make_proposals(name)
-            if vectors:
-                self.make_vectors(vectors, name)
+            if features:
+                self.make_features(features, name)
+            if "word_vectors" in training:
+                self.learn_words(name, training["word_dim"], f"{name}/own.txt")
         if "vg_experiments" in program:
-            vg, manifest = "vg" if self.scale == "full" else "demo_vg", os.path.join(self.folder, "vg", "manifest.json")
+            vg, manifest = "vg" if self.scale == "full" else "demo_vg", f"{self.folder}/vg/manifest.json"
             if vg == "vg" and not os.path.exists(manifest):
                 self.need(vg)
             self.add(f"-m vg_experiments.prepare --vg {{data}}/{vg} --output {{target}}", manifest)
@@ -290,11 +277,10 @@ class Plan:
         if name not in EXTRACTED:
             return self.need(name)
         photos, network = EXTRACTED[name]
-        halves = photos == "coco_halves"
-        if halves:
+        if photos == "coco_halves":
             self.make("paper_tables.coco_halves", "", "coco_halves/dataset_coco_halves.json", "coco")
         self.make("features.images", f"--data_name {photos} --output_name {name} {network}", f"{name}/test_ims.npy",
-                  "" if halves else photos)
+                  "" if photos == "coco_halves" else photos)
 
     def make_proposals(self, name: str) -> None:
         """Make 200 proposals a photo, 500 of the test photos, and their features."""
@@ -306,17 +292,16 @@ class Plan:
             self.make("phrases.regions", f"--data_name {name} --proposals {boxes} --kind {kind} --splits {splits}",
                       f"{name}/test_{boxes}_ims.npy")
 
-    def make_vectors(self, kind: str, name: str) -> None:
-        """Learn word vectors ("own"), or compute features of captions ("w2v", "hglmm")."""
-        def learn(source: str, dim: int, file: str) -> None:
-            self.make("features.word_vectors", f"--data_name {source} --dim {dim} --output {{data}}/{file}", file)
-        if kind == "own":
-            return learn(name, WORDS // SCALES[self.scale].divide, f"{name}/own.txt")
+    def learn_words(self, name: str, dim: str, file: str) -> None:
+        self.make("features.word_vectors", f"--data_name {name} --dim {dim} --output {{data}}/{file}", file)
+
+    def make_features(self, kind: str, name: str) -> None:
+        """Compute features of captions, "w2v" or "hglmm"."""
         file, needs, size = VECTORS, VECTORS, "--ica --pca 6000"
         if self.scale != "full":            # one file for all sets, as a model fits one extractor
             source, file, needs, size = f"{self.scale}_precomp", f"{self.scale}_words.txt", "", "--n_clusters 4"
             self.make_data(source)
-            learn(source, 48, file)
+            self.learn_words(source, "48", file)
         content = "--content_words" * name.endswith("_entities")
         hglmm = f"--kind hglmm {size}" * (kind == "hglmm")
         self.make(f"{'phrases' if content else 'features'}.captions", f"--data_name {name} --name {kind} "
@@ -326,18 +311,24 @@ class Plan:
         """Train, from the run `start` if there is one, or fit CCA. The folder is named after the options."""
         runs, last = os.path.split(start.run if start else "")
         if start:
-            del options["init_from"]                        # to its end
+            del options["init_from"]                        # RUN; it stands last
             options["init_from"] = f"{{start}}/{last}"
         name, test_name, cca = options["data_name"], options.get("test_name"), program == "-m methods.cca"
-        identity = spell_options({name: value for name, value in sorted(options.items()) if name != "test_name"})
-        kind, identity = "cca" if cca else options.get("sim", "cosine"), sha256(identity)[:8]
+        identity = sha256(spell_options({key: options[key] for key in sorted(options) if key != "test_name"}))[:8]
+        kind = "cca" if cca else options.get("sim", "cosine")
         folder = os.path.join(self.folder, f"{name}_{kind}_{identity}_seed{self.seed}")
         file = "model_best.pt" if not cca else f"cca_{test_name}.npz" if test_name else "cca.npz"
         end = "--output {target}" if cca else f"--seed {self.seed} --logger_name {{run}}"
-        return self.add(f"{program} --data_path {{data}} {spell_options(options)} {end}", os.path.join(folder, file),
-                        f"{folder}.txt", "" if cca else folder, folder=name, start=runs)
+        return self.add(f"{program} --data_path {{data}} {spell_options(options)} {end}", f"{folder}/{file}",
+                        f"{folder}.txt", folder * (not cca), folder=name, start=runs)
 
-    def evaluate(self, program: str, options: dict[str, str], model: Step) -> None:
+    def judge(self, program: str, options: dict[str, str], model: Step) -> None:
+        """Evaluate a model, or run an experiment on Visual Genome."""
+        if "vg_experiments" in program:
+            line = f"{program} --checkpoint {{model}} --manifest {{vg}}/manifest.json --cache {{vg}}/cache"
+            self.add(f"{line} --output {{model}}/vg", f"{model.run}/vg/{program.split('.')[-1]}.json", model.log,
+                     model=model.run)
+            return
         demo = "demo_" * (self.scale == "demo")
         for flag, option, name in (("cxc", "cxc_path", "cxc"), ("pmrp", "instances", INSTANCES)):
             if flag in options:
@@ -346,14 +337,8 @@ class Plan:
                     self.need(name)
         words, subject = spell_options(options), "checkpoint" if model.run else "embeddings"
         self.add(f"{program} --{subject} {{model}} --data_path {{data}} {words} --output {{target}}",
-                 os.path.join(os.path.dirname(model.target), f"results_{sha256(words)[:8]}.json"), model.log,
+                 f"{os.path.dirname(model.target)}/results_{sha256(words)[:8]}.json", model.log,
                  model=model.run or model.target)
-
-    def experiment(self, program: str, _, model: Step) -> None:
-        """Run an experiment on Visual Genome."""
-        target = os.path.join(model.run, "vg", f"{program.split('.')[-1]}.json")
-        self.add(f"{program} --checkpoint {{model}} --manifest {{vg}}/manifest.json --cache {{vg}}/cache "
-                 "--output {model}/vg", target, model.log, model=model.run)
 
 
 def plan_rows(rows, seeds: int, place: Place) -> list[tuple[str, list[Step]]]:
@@ -369,7 +354,7 @@ def run_all(runs: list[tuple[str, list[Step]]]) -> list[str]:
     """Run what is missing of runs (name, steps). Returns a sentence for each failure."""
     failures = []
     for k, (name, steps) in enumerate(runs, 1):
-        missing = [] if steps[-1].done else [step for step in steps if not step.done]
+        missing = list_missing(steps)
         error = next((step.lacks for step in missing if not step.words), "")
         for step in missing:
             if not error:
@@ -390,10 +375,9 @@ def run_step(step: Step) -> str:
                                  start_new_session=True)
         try:
             status = child.wait()
-        except KeyboardInterrupt:                           # train.py saves after its step
+        finally:                                            # after Ctrl-C train.py saves what it has
             child.terminate()
             child.wait()
-            raise
     return f"status {status}: {read_last_line(step.log)}" if status else ""
 
 
@@ -408,12 +392,10 @@ def find_value(results, path: str) -> float | None:
     return results
 
 
-def collect_cells(row: Row, columns: Columns, seeds: int, place: Place) -> list[tuple | None]:
-    """(mean, standard deviation, seeds) for each column; None without results."""
-    plans, cells = [Plan(row.runs[columns.run], seed, place) for seed in range(seeds) if row.runs], []
-    files = [plan.steps[-1] for plan in plans]
-    results = [read_json(file.target, "delete it, and it is made again") for file in files if file.done]
-    for path in columns.paths:
+def collect_cells(steps: list[Step], paths: list[str], place: Place) -> list[tuple | None]:
+    """(mean, standard deviation, seeds) for each path, of one step's results a seed; None without results."""
+    results, cells = [read_json(step.target, "delete it, and it is made again") for step in steps if step.done], []
+    for path in paths:
         if place.scale != "full":                           # a small test set has no folds
             path = path.replace("folds5", "full").replace("_full", "")
         numbers = [x for x in (find_value(entry, path) for entry in results) if x is not None]
@@ -425,16 +407,17 @@ def collect_cells(row: Row, columns: Columns, seeds: int, place: Place) -> list[
 def tabulate_rows(table: Table, rows: list[Row], seeds: int, place: Place) -> list:
     """Tables of `evaluation.report` with rows of ours, published and difference."""
     tables, start = [], 0
-    for columns in table.columns:
-        span = slice(start, start := start + len(columns.paths))
+    for title, groups, run in table.columns:
+        paths, lines = [path for _, names in groups for _, path in names], []
+        span = slice(start, start := start + len(paths))
         known = [x for row in rows for x in row.published[span] if x is not None]
         places = 1 if known and all(round(x, 1) == round(x, 2) for x in known) else 2     # as the paper prints them
 
         def spell(x: float | None, form: str = "z", places: int = places) -> str:         # z: never -0.0
             return "" if x is None else f"{x:{form}.{places}f}"
-        lines = []
         for row in rows:
-            cells, published = collect_cells(row, columns, seeds, place), row.published[span]
+            judged = [Plan(row.runs[run], seed, place).steps[-1] for seed in range(seeds) if row.runs]
+            cells, published = collect_cells(judged, paths, place), row.published[span]
             theirs = [spell(x) for x in published]
             if not any(cells):
                 lines.append((f"{row.label}: published{' only' * (not row.runs)}", theirs))
@@ -444,8 +427,8 @@ def tabulate_rows(table: Table, rows: list[Row], seeds: int, place: Place) -> li
             if any(theirs):
                 lines += [("  published", theirs), ("  difference", [
                     spell(x[0] - p, "+z") if x and p is not None else "" for x, p in zip(cells, published)])]
-        tables.append((", ".join(filter(None, (table.title, columns.title))),
-                       [(heading, [name for name, _ in names]) for heading, names in columns.groups], lines))
+        heads = [(heading, [name for name, _ in names]) for heading, names in groups]
+        tables.append((f"{table.title}, {title}" if title else table.title, heads, lines))
     return tables
 
 
@@ -458,8 +441,7 @@ def build_table_parser(description: str) -> Arguments:
         "data/demo_tables, which it writes)")
     size = p.add_mutually_exclusive_group()
     for scale in ("demo", "f8k"):
-        size.add_argument(f"--{scale}", action="store_const", const=scale, dest="scale",
-                          help=SCALES[scale].description)
+        size.add_argument(f"--{scale}", action="store_const", const=scale, dest="scale", help=SCALES[scale].description)
     add("--seeds", type=up_to(1000), help="how many seeds each row gets, from 0 on (default: the table's)")
     add("--runs", type=filename, default="runs/paper_tables", metavar="FOLDER", help="folder that holds the runs")
     add("--list", action="store_true", help="list how far rows have been run, and the data that are missing")
@@ -472,9 +454,9 @@ def build_place(opt) -> Place:
 
 
 def print_needs(steps: list[Step]) -> None:
-    """Say what has to be fetched before these steps, and what short names mean."""
-    lines = sorted({step.lacks for step in steps if not step.words and not step.done})
-    networks = sorted({name for step in steps if not step.done for name in re.findall(r"--cnn_type (\w+)", step.line)})
+    """Say what short names mean, and what has to be fetched for these missing steps."""
+    lines = sorted({step.lacks for step in steps if not step.words})
+    networks = sorted({name for step in steps for name in re.findall(r"--cnn_type (\w+)", step.line)})
     lines += [f"Weights that have to be in torch's cache, or in a package: {', '.join(networks)}."] * bool(networks)
     for line in [*LABELS, *lines, NEVER_RUN]:
         print(textwrap.fill(line, 100, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False))
@@ -489,7 +471,7 @@ def list_rows(table: Table, opt) -> None:
         runs = [run for _, run in plan_rows([row], opt.seeds or table.seeds, build_place(opt))]
         done = f"{sum(run[-1].done for run in runs)} of {len(runs)} runs done" if runs else "published only"
         print(f"{k:>4}  {row.label:<62} {done}")
-        steps += sum(runs, [])
+        steps += sum(map(list_missing, runs), [])
     print_needs(steps)
 
 
@@ -498,7 +480,7 @@ def run_table(table: Table, opt) -> None:
     place, seeds, rows = build_place(opt), opt.seeds or table.seeds, [table.rows[k - 1] for k in opt.only]
     runs = plan_rows(rows, seeds, place)
     if opt.dry_run:
-        print(*dict.fromkeys(step.line for _, steps in runs for step in steps if step.line), sep="\n")
+        print(*dict.fromkeys(step.line for _, steps in runs for step in list_missing(steps)), sep="\n")
         return
     failures = run_all(runs)
     for printed in tabulate_rows(table, rows, seeds, place):

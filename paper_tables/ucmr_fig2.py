@@ -1,7 +1,6 @@
 """`ucmr` Fig. 2: mean uncertainty of crops and captions A and C, by area.
 
-The figure itself is vg/uncertainty.png in the run's folder. It shows intervals and a paired test of the direction that
-the paper reports.
+The figure itself is vg/uncertainty.png in the run's folder.
 """
 from paper_tables.runner import Columns, Row, Table, main
 

@@ -1,7 +1,4 @@
-"""`ucmr` Table 6: KL in the other direction, KL(caption || image), on COCO dev.
-
-The reference is the image's Gaussian.
-"""
+"""`ucmr` Table 6: KL in the other direction, KL(caption || image), on COCO dev."""
 from paper_tables.runner import Row, Table, main, recalls
 
 TRAIN = "train.py --data_name coco --method {} --cnn_type resnet152 --use_restval"

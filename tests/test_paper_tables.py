@@ -133,14 +133,14 @@ def test_numbers_stand_in_the_papers(name):
 
 OTHER = Columns("other", (("", (("HBR", "best_ranks/i2t/hbr"),)),), run=1)
 TINY = Table("a table", (recalls("folds5", "1K", ks=(1, 5), rsum=True), OTHER), (
-    Row("ours and theirs", (10.0, 20.5, 1.0, 2.0, 300.0, None), (("train.py --data_name coco", "evaluate.py"),)),
+    Row("ours and theirs", (10.0, 20.5, 1.0, 2.0, 300.0, None), (("train.py --data_name coco", "evaluate.py"),) * 2),
     Row("theirs", (1.0, None, 2.0, 3.0, 4.0, 447.74))), seeds=2, notes=("a note",))
 
 
 def test_printed_table(monkeypatch, capsys):
-    ours = {"1K": [(11.25, 0.5, 2), (20.0, 0.0, 1), None, (4.0, 0.25, 2), (290.0, 2.0, 2)], "other": [(3.0, 0.0, 1)]}
+    ours = {5: [(11.25, 0.5, 2), (20.0, 0.0, 1), None, (4.0, 0.25, 2), (290.0, 2.0, 2)], 1: [(3.0, 0.0, 1)]}
     monkeypatch.setattr(runner, "run_all", lambda runs: [])
-    monkeypatch.setattr(runner, "collect_cells", lambda row, columns, *_: ours[columns.title] if row.runs else [None])
+    monkeypatch.setattr(runner, "collect_cells", lambda steps, paths, _: ours[len(paths)] if steps else [None])
     runner.main(TINY, ["--demo"])
     assert capsys.readouterr().out == """\
 a table, 1K
