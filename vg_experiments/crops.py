@@ -20,6 +20,7 @@ import numpy as np
 from PIL import ImageDraw
 
 import cli
+import metrics
 from cli import check, filename, number, up_to
 from evaluation import report
 from evaluation.pictures import LETTERS, THUMBNAIL, Cell, PhotoRow, draw_rows, picture_file, wrapped
@@ -47,11 +48,6 @@ def format_uncertainties(e: Embedding) -> list[str]:
     return ["-"] * len(e.mean) if e.log_var is None else [f"{x:.2f}" for x in uncertainty(e).tolist()]
 
 
-def rank_diagonal(scores: np.ndarray) -> np.ndarray:
-    """Rank, from 1, of item k for query k, ties against it: (K, K) -> (K,)."""
-    return (scores >= scores.diagonal()[:, None]).sum(1)
-
-
 def show_photo(opt, models: dict[str, CropEncoder]) -> None:
     """Print the table of --image, --boxes and --captions, and draw the picture."""
     boxes, texts = opt.boxes or [], opt.captions or []
@@ -66,11 +62,10 @@ def show_photo(opt, models: dict[str, CropEncoder]) -> None:
         captions = model.embed_captions(texts, any_words=False)
         scores = model.similarity(images, captions).detach().float().cpu().numpy()                  # (K, K)
         of_crops, of_captions = format_uncertainties(images), format_uncertainties(captions)
-        ranks = zip(rank_diagonal(scores), rank_diagonal(scores.T))
-        for k, ((x, y, w, h), places) in enumerate(zip(boxes, ranks)):
+        for k, ((x, y, w, h), *places) in enumerate(zip(boxes, *metrics.ranks(scores, range(len(texts))))):
             lines[k].append((textwrap.shorten(texts[k], 60, placeholder="..."),
                              [f"{x},{y},{w},{h}", name, of_captions[k], of_crops[k],
-                              *(f"{place} of {len(texts)}" for place in places)]))
+                              *(f"{place + 1} of {len(texts)}" for place in places)]))
             order = np.argsort(-scores[k], kind="stable")
             answers = [f"{scores[k, m]:.2f} {texts[m]} [{of_captions[m]}]" for m in order]
             label = "\n".join(wrapped(line, LETTERS) for line in (f"{name} [{of_crops[k]}]", *answers))

@@ -35,12 +35,11 @@ EMBEDDED = 128                        # crops that pass the tower at a time
 def build_extractor(model: Trained, name: str | None, weights: str | None) -> tuple[Network, str]:
     """Build the extractor of a model's training set, or its network for photos; and its fit.
 
-    name: demo, or a network and a layer, where the training set does not record it. Raises InputError if it is unknown
-    or does not fit the model.
+    name: demo, or a network and a layer, where a model of features does not record it. Raises InputError if it is
+    unknown or does not fit the model.
     """
     tower, options, run = model.model.image_tower, model.options, model.path
     if isinstance(tower.trunk, CNN):                        # a model of photos
-        check(not name, f"--extractor {name}: {run} reads photos with its own {options.cnn_type}; leave the option out")
         net, tower.trunk = tower.trunk, Precomputed(tower.trunk.dim, normalise=False, average=False)
         digest = checksum(x.detach().cpu().numpy() for x in net.state_dict().values())
         line = f"{options.cnn_type} trunk{' cells' * net.cells} {digest}"
@@ -98,19 +97,14 @@ class CropEncoder(Trained):
               f"{run} reads ready features of captions and knows no words; give a model of words")
         self.network, self.fit = build_extractor(self, extractor, weights)
         self.cache = Part(os.path.join(cache, "crops"), self.network.line)
-
-    @property
-    def facts(self) -> dict:
-        """Facts about the model for reports."""
-        return {"checkpoint": self.path, "sim": self.options.sim,
-                "extractor": self.network.line, "fit": self.fit}
+        self.facts = {"checkpoint": run, "sim": self.options.sim, "extractor": self.network.line, "fit": self.fit}
 
     def embed_crops(self, crops: list[tuple[str, tuple]]) -> Embedding:
         """Embed N crops [(path of a photo, box (x, y, width, height))]."""
         unique, place = number_items(crops)
         features = self.crop_features(unique)
         parts = [self.images(features[k:k + EMBEDDED].astype(np.float32)) for k in range(0, len(unique), EMBEDDED)]
-        return Embedding.cat(parts).rows(place.to(self.device))
+        return Embedding.cat(parts).rows(place)
 
     def crop_features(self, crops: list[tuple[str, tuple]]) -> np.ndarray:
         """Read features of crops, (N, F) or (N, P, F), or extract them for the cache."""
@@ -131,7 +125,7 @@ class CropEncoder(Trained):
     def embed_captions(self, texts: list[str], any_words: bool = True) -> Embedding:
         """Embed N texts. Without any_words, raises InputError on one of <unk> alone."""
         unique, place = number_items(texts)
-        return self.texts(unique, any_words=any_words).rows(place.to(self.device))
+        return self.texts(unique, any_words=any_words).rows(place)
 
 
 @torch.no_grad()
@@ -146,11 +140,11 @@ def pair_scores(similarity, images: Embedding, captions: Embedding, i, c) -> np.
     return torch.cat(scores).float().cpu().numpy()[where.ravel()]
 
 
-def number_items(items: list) -> tuple[list, Tensor]:
-    """Distinct items of N, in their order, and each item's place among them (N,)."""
+def number_items(items: list) -> tuple[list, np.ndarray]:
+    """List the distinct items of N, in their order, and each item's place among them (N,)."""
     place = {}
-    rows = [place.setdefault(item, len(place)) for item in items]
-    return list(place), torch.tensor(rows)
+    rows = np.array([place.setdefault(item, len(place)) for item in items])
+    return list(place), rows
 
 
 # ---- what the commands share
@@ -224,8 +218,13 @@ def select_triplets(manifest: dict, models: dict[str, CropEncoder]) -> tuple[dic
     return dict(zip(manifest["triplets"], map(list, zip(*usable)))), len(images) - len(usable)
 
 
-def list_ends(manifest: dict, triplets_at: dict[str, list[dict]]) -> tuple[list[tuple], list[str]]:
-    """List crops (path, box) and captions of triplets, all A then all C, 2 n of each."""
-    ends = [(letter, t) for letter in "ac" for items in triplets_at.values() for t in items]
-    boxes = [(photo_path(manifest, t["image"]), tuple(t[letter])) for letter, t in ends]
-    return boxes, [t[f"caption_{letter}"] for letter, t in ends]
+def list_cases(manifest: dict, triplets: list[dict]) -> list[tuple]:
+    """List the (path of the photo, box A, box C, caption A, caption C) of triplets."""
+    return [(photo_path(manifest, t["image"]), tuple(t["a"]), tuple(t["c"]), t["caption_a"], t["caption_c"])
+            for t in triplets]
+
+
+def list_sides(cases: list[tuple]) -> tuple[list[tuple], list[str]]:
+    """List the crops (path, box) and the texts of n cases: all small ones, then all large ones, 2 n of each."""
+    paths, small, large, short, long = zip(*cases)
+    return [*zip(paths, small), *zip(paths, large)], [*short, *long]

@@ -15,10 +15,9 @@ if __name__ == "__main__":
     import cli
     cli.start()
 
-import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +26,7 @@ from tqdm import tqdm
 import cli
 from cli import Arguments, check, data_set, filename, natural, positive, probability, split_name, within
 from data import Split, read_split
-from files import below, need, output, read_json, refusing, save_json
+from files import below, need, output, read_json, refusing, save_json, sha256
 
 FORMAT = 1                            # of the manifest
 LARGEST = 10                          # regions below the threshold that a triplet is chosen from (`ucmr` 4.6)
@@ -36,16 +35,12 @@ WHOLES = 950                          # images with crops, at most (`pmrl` 3.4)
 DRAWN, SHARES = 40, (0.02, 0.55)      # boxes drawn in a photo, and their shares of it
 FOLDERS = ("images", "VG_100K", "VG_100K_2", "")       # where photos lie
 SOURCE = "get it from Visual Genome, or write demo data with python -m demo"
-AS_SHIPPED = "give the file as Visual Genome ships it"
-COUNTED = ("images_listed", "images_in_coco", "images_without_size", "images_twice", "images_kept",
-           "images_without_regions", "regions_of_other_images", "regions_read", "regions_without_area",
-           "regions_outside", "regions_without_phrase", "regions_kept", "regions_clipped")
 
 
 class Region(NamedTuple):
     box: tuple[int, int, int, int]    # x, y, width, height
     number: int
-    phrase: str | None                # None: the captions of the photo take its place
+    phrase: str
     area = property(lambda self: self.box[2] * self.box[3])
 
 
@@ -55,63 +50,69 @@ class Photo(NamedTuple):
     height: int
     file: str | None                  # below the folder; None where it is missing
     regions: list[Region]
-    captions: list[str] | None = None           # its own, in place of phrases
+    captions: list[str]               # its own, in place of phrases; none of Visual Genome
     area = property(lambda self: self.width * self.height)
 
 
 # ---- annotations
 
-def read_entries(path: str) -> list[tuple[int, dict]]:
-    """Read the JSON list of a file: (id of an image, its entry). Raises InputError."""
+def parse_entries(path: str, parse: Callable) -> Iterator[tuple]:
+    """Yield (id of an image, parse(entry)) of a JSON list. Raises InputError on another form."""
     entries = read_json(need(path, SOURCE))
-    check(isinstance(entries, list), f"{path} is not a list of images; {AS_SHIPPED}")
-    numbers = [entry.get("image_id", entry.get("id")) if isinstance(entry, dict) else None for entry in entries]
-    check(all(type(number) is int and abs(number) < 2 ** 63 for number in numbers),
-          f"{path} has an entry with no whole number under image_id or id; {AS_SHIPPED}")
-    return list(zip(numbers, entries))
+    check(isinstance(entries, list), f"{path} is not a list of images; give the file as Visual Genome ships it")
+    for k, entry in enumerate(entries, 1):
+        with refusing(f"{path}: entry {k} is not as Visual Genome ships it", SOURCE):
+            value = int(entry["image_id"] if "image_id" in entry else entry["id"]), parse(entry)
+        yield value
 
 
-def read_image_data(folder: str, counts: Counter) -> dict[int, Photo]:
-    """Images that are not in COCO, without regions. Raises InputError if none is left."""
-    path, photos = os.path.join(folder, "image_data.json"), {}
-    listed = read_entries(path)
-    there = {name: os.path.join(below_it, name) for below_it in FOLDERS[::-1]           # the first folder counts
-             if os.path.isdir(os.path.join(folder, below_it)) for name in os.listdir(os.path.join(folder, below_it))}
-    for key, entry in listed:
-        size = entry.get("width"), entry.get("height")
-        if entry.get("coco_id") is not None:
-            counts["images_in_coco"] += 1
-        elif not all(type(side) is int and 0 < side < 2 ** 31 for side in size):
-            counts["images_without_size"] += 1
-        elif key in photos:
-            counts["images_twice"] += 1
-        else:                                  # the photo has the name that url gives, or its id
-            names = os.path.basename(str(entry.get("url"))), f"{key}.jpg", f"{key}.png"
-            photos[key] = Photo(key, *size, next((there[name] for name in names if name in there), None), [])
-    counts["images_listed"] = len(listed)
-    check(photos, f"{path}: none of its {len(listed)} images has a size and no coco_id, so none is left; give the "
-                  "whole file of Visual Genome")
-    return photos
+def parse_image(entry: dict) -> tuple:
+    """Parse (width, height, name of the photo, id in COCO or None)."""
+    return int(entry["width"]), int(entry["height"]), os.path.basename(str(entry.get("url"))), entry.get("coco_id")
+
+
+def parse_regions(entry: dict) -> list[Region]:
+    return [Region(tuple(round(r[side]) for side in ("x", "y", "width", "height")),
+                   r["region_id"] if "region_id" in r else r["id"], (r["phrase"] or "").strip())
+            for r in entry["regions"]]
 
 
 def read_visual_genome(folder: str, counts: Counter) -> Iterator[Photo]:
-    """Yield the images of both annotation files with their regions."""
-    photos = read_image_data(folder, counts)
-    path, seen = os.path.join(folder, "region_descriptions.json"), set()
-    for k, (key, entry) in enumerate(read_entries(path), 1):
-        with refusing(f"{path}: entry {k} has regions that are not as Visual Genome ships them",
-                      "each needs region_id or id, x, y, width, height and phrase"):
-            regions = [Region(tuple(round(r[side]) for side in ("x", "y", "width", "height")),
-                              r["region_id"] if "region_id" in r else r["id"], (r["phrase"] or "").strip())
-                       for r in entry["regions"]]
-        check(key not in seen, f"{path} lists the regions of image {key} twice; {AS_SHIPPED}")
-        if key in photos:
-            seen.add(key)
-            yield photos[key]._replace(regions=regions)
-        else:
-            counts["regions_of_other_images"] += len(regions)
-    counts["images_without_regions"] += len(photos) - len(seen)
+    """Yield the images that are not in COCO, with their regions. Raises InputError if there is none."""
+    photos, path = {}, os.path.join(folder, "image_data.json")
+    files = {name: os.path.join(place, name) for place in FOLDERS[::-1]                 # the first folder counts
+             if os.path.isdir(os.path.join(folder, place)) for name in os.listdir(os.path.join(folder, place))}
+    for number, (width, height, url, coco) in parse_entries(path, parse_image):
+        counts["images_listed"] += 1
+        counts["images_in_coco"] += coco is not None
+        if coco is None:                                   # the photo has the name that url gives, or its id
+            names = url, f"{number}.jpg", f"{number}.png"
+            photos[number] = Photo(number, width, height, next((files[x] for x in names if x in files), None), [], [])
+    check(photos, f"{path}: none of its {counts['images_listed']} images has no coco_id, so none is left; give the "
+                  "whole file of Visual Genome")
+    for number, regions in parse_entries(os.path.join(folder, "region_descriptions.json"), parse_regions):
+        if number in photos:
+            yield photos.pop(number)._replace(regions=regions)
+    counts["images_without_regions"] += len(photos)
 
+
+def read_photos(split: Split, folder: str, seed: int, counts: Counter) -> Iterator[Photo]:
+    """Yield the photos of a split with their captions, and DRAWN boxes in each.
+
+    Shares of the photo are uniform in SHARES. A side is at most twice the other in units of the photo's.
+    """
+    photos, counts["images_listed"] = split.images, len(split.images)
+    for i in tqdm(range(len(photos)), desc="photos", disable=None):
+        size, rng = photos.open(i).size, np.random.default_rng([seed, i])
+        share, aspect = rng.uniform(*SHARES, DRAWN), 2 ** rng.uniform(-1, 1, DRAWN)
+        sides = np.minimum(np.sqrt(np.stack([share * aspect, share / aspect], 1)), 1)               # (DRAWN, 2)
+        boxes = np.concatenate([rng.random((DRAWN, 2)) * (1 - sides), sides], 1) * np.tile(size, 2)
+        regions = [Region(tuple(box), DRAWN * i + k, "") for k, box in enumerate(np.rint(boxes).astype(int).tolist())]
+        captions = [split.captions[m] for m in np.flatnonzero(split.caption_image == i)]
+        yield Photo(i, *size, os.path.relpath(photos.paths[i], folder), regions, captions)
+
+
+# ---- choice
 
 def clip_box(box: tuple, width: int, height: int) -> tuple | None:
     """Clip a box (x, y, width, height) to an image of this size; None outside."""
@@ -125,11 +126,9 @@ def keep_usable(photo: Photo, counts: Counter) -> list[Region]:
     regions = []
     for region in photo.regions:
         box = clip_box(region.box, photo.width, photo.height)
-        if min(region.box[2:]) <= 0:
+        if box is None:
             counts["regions_without_area"] += 1
-        elif box is None:
-            counts["regions_outside"] += 1
-        elif region.phrase == "":
+        elif not (region.phrase or photo.captions):
             counts["regions_without_phrase"] += 1
         else:
             counts["regions_clipped"] += box != region.box
@@ -139,26 +138,6 @@ def keep_usable(photo: Photo, counts: Counter) -> list[Region]:
     counts["images_kept" if regions else "images_without_regions"] += 1
     return sorted(regions, key=lambda region: -region.area)
 
-
-# ---- photos with captions
-
-def read_photos(split: Split, folder: str, seed: int) -> Iterator[Photo]:
-    """Yield the photos of a split with their captions, and DRAWN boxes in each.
-
-    Shares of the photo are uniform in SHARES. A side is at most twice the other in units of the photo's.
-    """
-    photos = split.images
-    for i in tqdm(range(len(photos)), desc="photos", disable=None):
-        size, rng = photos.open(i).size, np.random.default_rng([seed, i])
-        share, aspect = rng.uniform(*SHARES, DRAWN), 2 ** rng.uniform(-1, 1, DRAWN)
-        sides = np.minimum(np.sqrt(np.stack([share * aspect, share / aspect], 1)), 1)               # (DRAWN, 2)
-        boxes = np.concatenate([rng.random((DRAWN, 2)) * (1 - sides), sides], 1) * np.tile(size, 2)
-        regions = [Region(tuple(box), DRAWN * i + k, None) for k, box in enumerate(np.rint(boxes).astype(int).tolist())]
-        captions = [split.captions[m] for m in np.flatnonzero(split.caption_image == i)]
-        yield Photo(i, *size, os.path.relpath(photos.paths[i], folder), regions, captions)
-
-
-# ---- choice
 
 def measure_iou(a, b) -> float:
     """Compute the intersection over union of two boxes."""
@@ -193,7 +172,7 @@ def choose_crops(regions: list[Region], area: int, max_iou: float) -> list[Regio
 
 def random_order(numbers: list[int], seed: int, key: str) -> list[int]:
     """Shuffle image ids in an order that depends only on the seed, `key` and the ids."""
-    return sorted(numbers, key=lambda n: hashlib.sha256(f"{seed}-{key}-{n}".encode()).digest())
+    return sorted(numbers, key=lambda n: sha256(f"{seed}-{key}-{n}"))
 
 
 def draw_images(photos: dict[int, Photo], fit, count: int, seed: int, key: str, folder: str) -> list[int]:
@@ -234,38 +213,31 @@ def make_manifest(folder: str, images: int = 2000, thresholds=(10, 20, 30, 40, 5
     Images of triplets have one at every threshold, so that all thresholds compare the same images. Raises InputError if
     a file is not as Visual Genome ships it, or no image is left.
     """
-    percents, counts = sorted(set(thresholds)), Counter(dict.fromkeys(COUNTED, 0))
-    wholes = 0 if split else WHOLES                        # nothing describes the crops of a photo with captions
+    percents, counts = sorted(set(thresholds)), Counter()
     if split:
-        check(np.bincount(split.caption_image).max() > 1,
-              "no photo has two captions, and A and B are two of one photo; give other data")
         folder = os.path.commonpath([os.path.dirname(path) for path in split.images.paths])
-        photos = read_photos(split, folder, seed)
-        counts["images_listed"] = len(split.images)
-    else:
-        photos = read_visual_genome(folder, counts)
     photo_of, pairs, crops = {}, {}, {}                    # photos, triplets and three crops by image
-    for photo in photos:
+    for photo in read_photos(split, folder, seed, counts) if split else read_visual_genome(folder, counts):
         regions, n, photo_of[photo.number] = keep_usable(photo, counts), photo.number, photo._replace(regions=[])
         chosen = [choose_triplet(regions, photo.area, percent) for percent in percents]
-        for percent, pair in zip(percents, chosen):
-            counts[f"images_with_triplet_{percent:g}"] += pair is not None
-        if None not in chosen and (photo.captions is None or len(photo.captions) > 1):
+        counts.update(f"images_with_triplet_{percent:g}" for percent, pair in zip(percents, chosen) if pair)
+        if None not in chosen and len(photo.captions) != 1:
             pairs[n] = chosen
-        if three := choose_crops(regions, photo.area, max_iou):
+        three = choose_crops(regions, photo.area, max_iou)
+        if three and not photo.captions:                   # nothing describes the crops of a photo with captions
             crops[n] = three
     check(pairs, f"--thresholds {' '.join(f'{t:g}' for t in percents)}: no image has two regions smaller than "
-                 f"{percents[0]:g} percent of it, and two at every other threshold; give larger thresholds")
-    counts["images_with_all_triplets"], counts["images_with_three_crops"] = len(pairs), len(crops)
+                 f"{percents[0]:g} percent of it, two at every other threshold, and two captions; give larger "
+                 "thresholds, or other data")
+    counts.update(images_with_all_triplets=len(pairs), images_with_three_crops=len(crops))
     picked = draw_images(photo_of, pairs, images, seed, "triplets", folder)
     for k, percent in enumerate(percents):                 # their crops A and C are one
         counts[f"triplets_with_b_inside_a_{percent:g}"] = sum(
             box_around(a.box, b.box) == a.box for a, b in (pairs[n][k] for n in picked))
-    whole = draw_images(photo_of, crops, wholes, seed, "wholes", folder)
+    whole = draw_images(photo_of, crops, WHOLES, seed, "wholes", folder)
     return {
-        "format": FORMAT, "folder": os.path.abspath(folder), "seed": seed, "thresholds": percents,
-        "asked": {"images": images, "wholes": wholes},
-        "largest": LARGEST, "crops": CROPS, "crop_percent": SHARE, "max_iou": max_iou, "counts": dict(counts),
+        "format": FORMAT, "folder": os.path.abspath(folder), "seed": seed, "thresholds": percents, "max_iou": max_iou,
+        "counts": dict(sorted(counts.items())),
         "images": {str(n): {side: getattr(photo_of[n], side) for side in ("file", "width", "height")}
                    for n in sorted({*picked, *whole})},
         "triplets": {f"{percent:g}": [describe_triplet(photo_of[n], *pairs[n][k], k) for n in picked]

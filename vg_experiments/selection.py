@@ -28,76 +28,55 @@ from vg_experiments.encoding import (
     CropEncoder,
     build_encoders,
     filter_known,
-    list_ends,
+    list_cases,
+    list_sides,
+    number_items,
     pair_scores,
     photo_path,
     run_command,
     select_triplets,
     whole_box,
 )
-from vg_experiments.prepare import load_manifest
+from vg_experiments.prepare import CROPS, load_manifest
 
 # the four queries, and the means of the first two and of the last two
 COLUMNS = {"table4": ("crop A", "crop C", "caption A", "caption C", "images to text", "text to images"),
-           "section34": ("crop description", "image description", "crop", "image", "text to images",
-                         "images to text")}
+           "section34": ("crop", "image", "crop description", "image description", "images to text",
+                         "text to images")}
 TITLES = {"table4": "triplets (`ucmr` Table 4), mean over the thresholds",
           "section34": "images and crops (`pmrl` 3.4)"}
 
 
-def correct_choices(similarity, images: Embedding, captions: Embedding, small: np.ndarray, large: np.ndarray,
-                    short: np.ndarray, long: np.ndarray) -> np.ndarray:
-    """Right choices of a similarity: (4, K) bool.
+def correct_choices(similarity, images: Embedding, captions: Embedding, i: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """Right choices of a similarity in K cases: (4, K) bool.
 
-    The queries are image small, image large, caption short and caption long, rows (K,) of images and of captions.
+    The queries are image small, image large, caption short and caption long. i (2, K): rows of images, small and large;
+    c (2, K): rows of captions, short and long.
     """
-    # at once, so that equal pairs tie
-    scores = pair_scores(similarity, images, captions, np.concatenate([small, small, large, large]),
-                         np.concatenate([short, long, short, long]))
+    scores = pair_scores(similarity, images, captions, i[[0, 0, 1, 1]].ravel(), c[[0, 1, 0, 1]].ravel())
     ss, sl, ls, ll = scores.reshape(4, -1)                                          # image, caption
     return np.stack([ss > sl, ll > ls, ss > ls, ll > sl])
 
 
-def judge_choices(model: CropEncoder, boxes: list, texts: list[str], seed: int, rows: tuple,
-                  groups: int) -> dict[str, np.ndarray]:
+def judge_choices(model: CropEncoder, cases: list[tuple], groups: int, seed: int) -> dict[str, np.ndarray]:
     """Judge a model and, of Gaussians, its controls: {variant: right (G, 4, N) bool}.
 
-    rows: (small, large, short, long), rows of boxes and of texts, each (G * N,), of one group after the other.
+    cases: (path of the photo, small box, large box, short text, long text), N of one group after the other.
     """
+    (boxes, i), (texts, c) = map(number_items, list_sides(cases))                   # equal items tie
     images, captions, similarity = model.embed_crops(boxes), model.embed_captions(texts), model.similarity
-    box, text = find_first(boxes), find_first(texts)
     variants = {"": (similarity, images, captions)}
     if images.log_var is not None or captions.log_var is not None:
         variants[" means only"] = cosine, Embedding(images.mean), Embedding(captions.mean)
         variants[" variances dealt"] = similarity, *deal_variances(images, captions, seed)
-    hits = {name: correct_choices(*variant, box[rows[0]], box[rows[1]], text[rows[2]], text[rows[3]])
-            for name, variant in variants.items()}
+    hits = {name: correct_choices(*variant, i.reshape(2, -1), c.reshape(2, -1)) for name, variant in variants.items()}
     return {name: np.stack(np.split(values, groups, 1)) for name, values in hits.items()}
 
 
-def find_first(items: list) -> np.ndarray:
-    """Find the position where each item occurs first: (N,)."""
-    place = {}
-    return np.array([place.setdefault(item, k) for k, item in enumerate(items)])
-
-
-def judge_table4(model: CropEncoder, manifest: dict, triplets_at: dict[str, list[dict]], seed: int) -> dict:
-    """Judge the choices of Table 4: {variant: right (thresholds, 4, images) bool}."""
-    boxes, texts = list_ends(manifest, triplets_at)
-    a, c = np.arange(len(texts)).reshape(2, -1)
-    return judge_choices(model, boxes, texts, seed, (a, c, a, c), len(triplets_at))
-
-
-def judge_section34(model: CropEncoder, manifest: dict, wholes: list[dict], seed: int) -> dict:
-    """Judge the choices of section 3.4: {variant: right (crops, 4, images) bool}."""
-    n, m = len(wholes), manifest["crops"]
-    parts = [(w, j) for j in range(m) for w in wholes]
-    boxes = [(photo_path(manifest, w["image"]), tuple(w["crops"][j])) for w, j in parts]
-    boxes += [(photo_path(manifest, w["image"]), whole_box(manifest, w["image"])) for w in wholes]
-    texts = [w["captions"][j] for w, j in parts] + [w["description"] for w in wholes]
-    crop, image = np.arange(m * n), m * n + np.tile(np.arange(n), m)
-    hits = judge_choices(model, boxes, texts, seed, (crop, image, crop, image), m)
-    return {name: values[:, [2, 3, 0, 1]] for name, values in hits.items()}
+def list_wholes(manifest: dict, wholes: list[dict]) -> list[tuple]:
+    """List the cases of section 3.4: of each image the first crop and the whole, then the second, then the third."""
+    return [(photo_path(manifest, w["image"]), tuple(w["crops"][k]), whole_box(manifest, w["image"]), w["captions"][k],
+             w["description"]) for k in range(CROPS) for w in wholes]
 
 
 def summarise(kind: str, hits: dict[str, np.ndarray]) -> dict:
@@ -137,10 +116,11 @@ def write_selection(opt) -> None:
     manifest, models = load_manifest(opt.manifest, opt.vg), build_encoders(opt)
     triplets_at, without = select_triplets(manifest, models)
     wholes = filter_known(models, manifest["wholes"], lambda w: (*w["captions"], w["description"]))
+    cases = {"table4": (list_cases(manifest, sum(triplets_at.values(), [])), len(triplets_at)),
+             "section34": (list_wholes(manifest, wholes), CROPS)}
     hits = {kind: {name + variant: values for name, model in models.items()
-                   for variant, values in judge(model, manifest, items, opt.seed).items()}
-            for kind, judge, items in (("table4", judge_table4, triplets_at), ("section34", judge_section34, wholes))
-            if items}
+                   for variant, values in judge_choices(model, items, groups, opt.seed).items()}
+            for kind, (items, groups) in cases.items() if items}
     tables = {kind: summarise(kind, rows) for kind, rows in hits.items()}
     by_threshold = {percent: {row: dict(zip(COLUMNS["table4"], (100 * values[g].mean(1)).tolist()))
                               for row, values in hits["table4"].items()} for g, percent in enumerate(triplets_at)}

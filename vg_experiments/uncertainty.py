@@ -25,7 +25,7 @@ from evaluation.pictures import drawing, picture_file
 from files import output, save_json
 from losses import uncertainty
 from metrics import spearman
-from vg_experiments.encoding import build_encoders, list_ends, run_command, select_triplets, whole_box
+from vg_experiments.encoding import build_encoders, list_cases, list_sides, run_command, select_triplets, whole_box
 from vg_experiments.prepare import load_manifest
 
 SIGNS = {"images": 1, "captions": -1}            # of C - A, as `ucmr` 4.6 finds it
@@ -72,8 +72,8 @@ def measure_sides(model, manifest: dict, triplets_at: dict[str, list[dict]], see
           "no score uses; train a model of Gaussians, such as --sim wasserstein, or give this one to "
           "vg_experiments.selection")
     result, rng = {}, np.random.default_rng(seed)
-    boxes, texts = list_ends(manifest, triplets_at)
-    n, bounds = len(texts) // 2, np.cumsum([0, *map(len, triplets_at.values())])
+    triplets, bounds = sum(triplets_at.values(), []), np.cumsum([0, *map(len, triplets_at.values())])
+    (boxes, texts), n = list_sides(list_cases(manifest, triplets)), len(triplets)
 
     def add(side: str, embedding, rho: str, trivial: list) -> None:
         # all A, then all C, then, of captions of several images, all D
@@ -82,8 +82,8 @@ def measure_sides(model, manifest: dict, triplets_at: dict[str, list[dict]], see
                         for percent, low, high in zip(triplets_at, bounds, bounds[1:])}
         result[rho] = spearman(values[:2 * n], np.array(trivial))
     if model.model.image_tower.gaussian:
-        images = [t["image"] for items in triplets_at.values() for t in items] * 2
-        areas = [w * h / np.prod(whole_box(manifest, image)[2:]) for (_, (_, _, w, h)), image in zip(boxes, images)]
+        sizes = [np.prod(whole_box(manifest, t["image"])[2:]) for t in triplets] * 2
+        areas = [w * h / size for (_, (*_, w, h)), size in zip(boxes, sizes)]
         add("images", model.embed_crops(boxes), "rho_area", areas)
     if model.model.text_tower.gaussian:
         others = [f"{t['caption_a']} and {other['caption_b']}"
