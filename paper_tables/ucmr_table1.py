@@ -33,8 +33,8 @@ TABLE = Table(
     (recalls("folds5", "1K, mean of five folds", before=("pmrp_folds5", "pmrp")),
      recalls("full", "5K", before=("pmrp", "pmrp"))),
     tuple(Row(label, numbers, (commands,)) for label, commands, numbers in ROWS),
-    notes=("The paper evaluated official weights of VSE++ and VSRN (evaluate.py reads them), and cites VSE++ft, PCME and "
-           "PVSE.",
+    notes=("The paper evaluated official weights of VSE++ and VSRN (evaluate.py reads them), and cites those "
+           "of VSE++ft, PCME and PVSE.",
            "eq. 8: a row of ours. Its Wasserstein distance has variances, as the paper's eq. 8, where eq. 7 has "
            "deviations. The row would tell which of the two the authors ran.",
            "wide: the paper's rows of higher capacity. Their embedding is doubled.",
