@@ -64,7 +64,7 @@ def write_features(opt, root: str, split: Split, network: Network, folder: str) 
     except InputError as error:
         raise InputError(f"{error}; or leave such photos out with --skip_broken") from error
     sound = [n for n in keys if n not in broken]
-    check(sound, f"not one of the {len(photos)} photos can be read; the first: {broken.get(0)}")
+    check(sound, f"not one of the {len(photos)} photos of {split.name} can be read; the first: {broken.get(0)}")
     with mapped(path, (len(sound), *network.shape), network.dtype) as array:
         for row, n in enumerate(sound):
             array[row] = part[keys[n]]
@@ -80,7 +80,7 @@ def write_features(opt, root: str, split: Split, network: Network, folder: str) 
     return sound
 
 
-def write_split(opt, root: str, split: Split, order: np.ndarray, network: Network, folder: str = "") -> list[int]:
+def write_split(opt, root: str, split: Split, order: np.ndarray, network: Network, folder: str = "") -> None:
     """Write features, names, ids and captions, `order` (M,), of the photos of a split that can be read."""
     sound = write_features(opt, root, split, network, folder)
     start, order = os.path.join(root, split.name), order[np.isin(split.caption_image[order], sound)]
@@ -91,7 +91,6 @@ def write_split(opt, root: str, split: Split, order: np.ndarray, network: Networ
         save_array(f"{start}_ann_ids.npy", split.caption_ids[order])
     if split.captions:
         save_lines(f"{start}_caps.txt", [split.captions[m] for m in order])
-    return sound
 
 
 def open_output(opt, root: str, splits: list[str]) -> Network:
@@ -137,9 +136,7 @@ def extract_folder(opt, root: str) -> None:
         pairs = [(n, text) for n, name in enumerate(own) for text in texts[name]]
         photos = Split(split, Photos([os.path.join(folder, name) for name in own]), [text for _, text in pairs],
                        np.array([n for n, _ in pairs], int), table, photo_names=own)
-        sound = write_split(opt, root, photos, np.arange(len(pairs)), network, folder)
-        if split == ALL:
-            names = [names[n] for n in sound]               # the captions of others are left out
+        write_split(opt, root, photos, np.arange(len(pairs)), network, folder)
 
 
 # ---- a data set

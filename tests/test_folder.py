@@ -213,7 +213,7 @@ def test_broken_photos_are_skipped_and_named_once(mine, monkeypatch, capsys):
     for path in (mine / "photos").glob("**/*.png"):
         path.write_bytes(path.name.encode())
     refused(capsys, lambda words: run(mine, *words), ["--skip_broken"],
-            "not one of the 12 photos can be read; the first: the photo")
+            "not one of the 12 photos of all can be read; the first: the photo")
 
 
 def test_a_stop_at_any_write_is_mended_by_the_next_call(mine, monkeypatch):
@@ -368,6 +368,22 @@ def test_tables_of_spreadsheets(mine, demo_path):
     captions = {name: caption for split in splits(mine) for name, caption in zip(split.photo_names, split.captions)}
     assert captions["sub/a b.png"] == f'say "hi", you{between} two lines' and captions[names[5]] == "x"
     assert "a café" in captions.values() and len(captions) == 84
+
+
+def test_captions_of_photos_that_cannot_be_read(mine, monkeypatch):
+    """They are left out with their photos; a split of which none is left is named."""
+    monkeypatch.setattr(folder, "assign_split", lambda name: PARTS[ord(name[-5]) % 3])
+    lines = [f"{'below/' * (n > 7)}{n:02}.png,photo {n}\n" for n in range(12)]
+    (mine / "photos" / "captions.csv").write_text("name,caption\n" + "".join(lines))
+    dev = [path for path in (mine / "photos").glob("**/*.png") if ord(path.stem[-1]) % 3 == 1]
+    dev[0].write_bytes(b"no picture")
+    run(mine, "--skip_broken")
+    split = splits(mine)[1]
+    assert len(split.captions) == len(dev) - 1 and f"photo {int(dev[0].stem)}" not in split.captions
+    for path in dev:
+        path.write_bytes(b"no picture")
+    with pytest.raises(SystemExit, match=f"not one of the {len(dev)} photos of dev can be read; the first: the photo"):
+        run(mine, "--skip_broken")
 
 
 def test_wrong_tables(mine, capsys):
