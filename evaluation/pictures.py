@@ -20,7 +20,7 @@ from evaluation.embeddings import Embeddings, uncertainties
 from files import atomic, below, output
 
 FORMATS = ("png", "pdf", "svg")
-DPI, LARGEST = 80, 2 ** 16 - 1        # pixels an inch, and of a side: what matplotlib can draw
+DPI = 80                              # pixels an inch
 THUMBNAIL = 256                       # pixels a side of a photo within a picture
 OWN = "limegreen"                     # frame of the right answer
 TILE, LINE, GAP, TITLE = 2.0, 0.16, 0.14, 0.42              # inches: a photo, a line of text, between rows, the title
@@ -90,9 +90,6 @@ def draw_rows(path: str, title: str, rows: list[PhotoRow], across: int) -> None:
             lines.append((heading * (k == 0), max((len(cell.label.splitlines()) for cell in cells), default=0), cells))
     heads = [GAP + LINE * (len(heading.splitlines()) + labels) for heading, labels, _ in lines]
     height = TITLE + sum(heads) + TILE * len(lines)
-    check(max(width, height) * DPI <= LARGEST,
-          f"{path}: {len(lines):,} lines of photos make a picture of {height * DPI:,.0f} pixels, and at most "
-          f"{LARGEST:,} can be drawn; draw fewer queries, or fewer photos for each")
     with figure_in(path, (width, height)) as figure:
         figure.suptitle(wrapped(title, int(12 * width), 1), fontsize=10, y=1 - 0.12 / height, va="top")
         y = height - TITLE

@@ -8,7 +8,6 @@ from tqdm import tqdm
 from cli import check
 from files import need, refusing
 
-LONGEST = 1 << 12                     # bytes of a word in a binary file; a longer one is none
 FORMS = "word vectors are word2vec's text or .bin form or GloVe's text, unpacked"
 
 
@@ -20,11 +19,10 @@ def read_word_vectors(words: list[str], path: str, dim: int | None = None) -> tu
     need(path, f"{FORMS}, and `python -m features.word_vectors` learns a file from captions")
     row, vectors = {word.encode(): i for i, word in enumerate(words)}, {}
     with refusing(f"{path} cannot be read", "check its permissions", OSError), open(path, "rb", 1 << 16) as f:
-        f.seek(3 * f.peek().startswith(b"\xef\xbb\xbf"))   # UTF-8's mark, which some editors write first
         header, first, *_ = [*f.peek().split(b"\n", 2), b""]
         numbers = re.fullmatch(rb"\s*(\d{1,12})[ \t]+([1-9]\d{0,8})\s*", header)          # None in GloVe
         count, size = map(int, numbers.groups()) if numbers else (None, None)
-        f.seek(numbers.end() + 1 if numbers else 0, os.SEEK_CUR)
+        f.seek(numbers.end() + 1 if numbers else 0)
         text = not numbers or not first.strip() or is_number(first.split()[-1])
         rows = (text_rows if text else binary_rows)(f, path, count, size)
         for place, word, values in tqdm(rows, total=count, desc="word vectors", disable=None, leave=False):
@@ -76,7 +74,7 @@ def binary_rows(f, path: str, count: int, dim: int):
     """Yield (place, word, values (D,)) of a binary file after its header."""
     for row in range(1, count + 1):
         word = bytearray()
-        while (letter := f.read(1)) not in (b" ", b"") and len(word) < LONGEST:
+        while (letter := f.read(1)) not in (b" ", b""):
             word += letter
         values = f.read(min(4 * dim, os.path.getsize(path)))
         check(letter == b" " and len(values) == 4 * dim,
