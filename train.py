@@ -367,8 +367,8 @@ class Training:
 
     def rank_dev(self) -> tuple[dict[str, float], str]:
         """Recalls of the dev split, by VSE++'s names and in words.
-        r1 is image to text, r1i text to image; hbr the harmonic mean of the best ranks of images (DMSM); cos_* the mean
-        cosine of two images, and of two captions, 1 where all are one point."""
+        r1 is image to text, r1i text to image; cos_* the mean cosine of two images, and of two captions, 1 where all
+        are one point; with --select hbr, hbr the harmonic mean of the best ranks of images (DMSM)."""
         dev = self.splits["dev"]
         images, captions = encode(self.model, dev, self.tokens["dev"], self.device, workers=self.opt.workers)
         i2t, t2i = metrics.ranks(metrics.score_matrix([(self.model.similarity, images, captions)]), dev.caption_image)
@@ -376,8 +376,10 @@ class Training:
         result = metrics.both_directions(metrics.summary(i2t), metrics.summary(t2i))
         scalars = {f"{name}{end}": result[side][name] for side, end in (("i2t", ""), ("t2i", "i"))
                    for name in ("r1", "r5", "r10", "medr", "meanr")}
-        scalars |= {"rsum": result["rsum"], "hbr": metrics.best_rank_means(i2t)["hbr"],
-                    "cos_images": metrics.mean_cosine(images.mean), "cos_captions": metrics.mean_cosine(captions.mean)}
+        scalars |= {"rsum": result["rsum"], "cos_images": metrics.mean_cosine(images.mean),
+                    "cos_captions": metrics.mean_cosine(captions.mean)}
+        if self.opt.select == "hbr":
+            scalars["hbr"] = metrics.best_rank_means(i2t)["hbr"]
         text = "{}: R@1 {r1:.1f} R@5 {r5:.1f} R@10 {r10:.1f} medr {medr:.0f}"
         return scalars, " | ".join(text.format(name, **result[side])
                                    for name, side in (("image to text", "i2t"), ("text to image", "t2i")))
