@@ -149,6 +149,9 @@ def test_models_of_photos_and_of_recorded_features(demo_path, tmp_path):
         with pytest.raises(InputError, match=message):
             encoding.CropEncoder(folder, CPU, cache, extractor=extractor)
     assert encoding.CropEncoder(unnamed, CPU, cache, extractor="efficientnet_lite0 pooled").network.line == line
+    whole = load_network("efficientnet_lite0", whole=True)[1]           # of whole photos, as features.images --whole
+    run = photo_checkpoint(tmp_path / "g", vocab, recorded=whole)
+    assert encoding.CropEncoder(run, CPU, cache).network.line == whole
 
 
 # ---- uncertainty
@@ -217,14 +220,14 @@ def test_selection_is_that_of_a_slow_loop(call, runs):
     three = [[margins(w["image"], w["crops"][k], encoding.whole_box(manifest, w["image"]), w["captions"][k],
                       w["description"]) for w in wholes] for k in range(3)]
     for kind, items, slow in zip(("table4", "section34"), cases, (four, three)):
-        hits = selection.judge_choices(model, items, len(slow), 0)[""]
+        hits = selection.judge_choices(model, items, len(slow))[""]
         slow = np.array(slow).transpose(0, 2, 1)                                    # (G, N, 4) -> (G, 4, N)
         clear = np.abs(slow) > 1e-5                          # an untrained model's near ties may fall either way
         assert clear.mean() > 0.8
         np.testing.assert_array_equal(hits[clear], slow[clear] > 0)
         row = report[kind]["wasserstein"]
         assert [row[q]["percent"] for q in selection.COLUMNS[kind][:4]] == pytest.approx(list(100 * hits.mean((0, 2))))
-    hits, row = selection.judge_choices(model, cases[0], 2, 0)[""], report["table4"]["wasserstein"]
+    hits, row = selection.judge_choices(model, cases[0], 2)[""], report["table4"]["wasserstein"]
     for (percent, items), found in zip(triplets.items(), hits):
         assert not found[2:, [t["a"] == t["c"] for t in items]].any()       # a choice between equals is never right
         shares = report["table4_by_threshold"][percent]["wasserstein"].values()

@@ -17,15 +17,15 @@ from torch import Tensor
 
 import cli
 from checkpoint import Trained
-from cli import Arguments, check, filename, natural, torch_device
+from cli import Arguments, check, filename, torch_device
 from data import tokenize
-from features.networks import Network, load_network
+from features.networks import NETWORKS, SCENES, Network, load_network
 from features.store import Part, compute
 from files import checksum, file_digest
 from images import read_photo, whole_transform
 from losses import Embedding
 from methods import filters
-from model import CNN, CNNS, Precomputed
+from model import CNN, Precomputed
 
 SIDE = 224                            # of a network's input, pixels
 BATCH = 64                            # crops or pairs a step
@@ -48,14 +48,14 @@ def build_extractor(model: Trained, name: str | None, weights: str | None) -> tu
     name = name or recorded
     check(name, f"{run} was trained on the features of {options.data_name}, and no features.json beside them said what "
                 "made them; name network and layer with --extractor, such as 'resnet152 pooled', or demo")
-    cnn_type, layer, *_ = [*name.split(), None]
-    if cnn_type.startswith("demo"):
+    words = name.replace(",", " ").split()
+    if words[0].startswith(SCENES):
         net = filters.FilterNetwork(bool(options.n_regions))
         line, transform, fit = net.line, filters.transform, "pad"
     else:
-        check(cnn_type in CNNS, f"{run}: features by '{name}' cannot be made of new crops here; the networks that can "
-                                f"are {', '.join(CNNS)}, or demo")
-        net, line = load_network(cnn_type, layer, weights)
+        check(words[0] in NETWORKS, f"{run}: features by '{name}' cannot be made of new crops here; the networks that "
+                                    f"can are {', '.join(NETWORKS)}")
+        net, line = load_network(*words[:2], weights=weights, whole="resized" in words)
         transform, fit = whole_transform(), "stretch"
     check(recorded in (None, line),
           f"{run} was trained on features by '{recorded}' and the network at hand is '{line}'; give the same "
@@ -63,7 +63,7 @@ def build_extractor(model: Trained, name: str | None, weights: str | None) -> tu
     check((net.regions, net.dim) == (options.n_regions, options.img_dim),
           f"{line} gives {net.regions or 1} x {net.dim} numbers an image, {run} was trained on "
           f"{options.n_regions or 1} x {options.img_dim}; name with --extractor what made its training set")
-    return Network(net.to(model.device).eval(), transform, line.split(",")[0], model.device), fit
+    return Network(net.to(model.device).eval(), transform, line, model.device), fit
 
 
 def cut_box(photo: Image.Image, box, fit: str) -> Image.Image:
@@ -153,18 +153,14 @@ def build_parser(description: str) -> Arguments:
     """Build a parser with the options that say which models and crops are read."""
     p = Arguments(description)
     add = p.add_argument
-    add("--checkpoint", type=filename, required=True, nargs="+", metavar="RUN",
-        help="run folders or checkpoint files of the models")
+    add("--checkpoint", type=filename, required=True, nargs="+", metavar="RUN", help="run folders or checkpoint files")
     add("--cache", type=filename, default="runs/vg/cache", help="folder to keep the features of crops in")
     add("--extractor", help="what made the training features, if no features.json beside them says so: demo, or a "
         "network and a layer, such as 'resnet152 pooled'")
-    add("--cnn_weights", type=filename, metavar="FILE",
-        help="weights of that network (default: those in torch's cache)")
-    add("--vocab", type=filename, metavar="FILE.json",
-        help="vocabulary of a checkpoint of the original VSE++ or VSRN")
+    add("--cnn_weights", type=filename, metavar="FILE", help="weights of that network (default: ImageNet's)")
+    add("--vocab", type=filename, metavar="FILE.json", help="vocabulary of a checkpoint of the original VSE++ or VSRN")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA if present")
-    add("--manifest", type=filename, default="runs/vg/manifest.json",
-        help="manifest that python -m vg_experiments.prepare wrote")
+    add("--manifest", type=filename, default="runs/vg/manifest.json", help="manifest that vg_experiments.prepare wrote")
     add("--vg", type=filename, help="folder of the photos (default: the folder that the manifest was made from)")
     return p
 
@@ -174,7 +170,6 @@ def run_command(description: str, work: Callable, argv) -> None:
     p = build_parser(description)
     p.add_argument("--output", type=filename, default="runs/vg", metavar="FOLDER",
                    help="folder to write figures and numbers to")
-    p.add_argument("--seed", type=natural, default=0, help="random seed of the control")
     cli.run(p.prog, work, p.parse_args(argv))
 
 

@@ -24,13 +24,14 @@ import numpy as np
 from tqdm import tqdm
 
 import cli
-from cli import Arguments, check, data_set, filename, natural, positive, probability, split_name, within
+from cli import Arguments, check, data_set, filename, natural, positive, split_name, within
 from data import Split, read_split
 from files import below, need, output, read_json, refusing, save_json, sha256
 
 FORMAT = 1                            # of the manifest
 LARGEST = 10                          # regions below the threshold that a triplet is chosen from (`ucmr` 4.6)
 CROPS, SHARE = 3, 20                  # crops of an image and their greatest area in percent of it (`pmrl` 3.4)
+MAX_IOU = 0.5                         # of any two of these crops, our choice: `pmrl` says "minimal overlap"
 WHOLES = 950                          # images with crops, at most (`pmrl` 3.4)
 DRAWN, SHARES = 40, (0.02, 0.55)      # boxes drawn in a photo, and their shares of it
 FOLDERS = ("images", "VG_100K", "VG_100K_2", "")       # where photos lie
@@ -158,14 +159,14 @@ def choose_triplet(regions: list[Region], area: int, percent: float) -> tuple[Re
     return (a, min(others, key=lambda r: measure_iou(a.box, r.box))) if others else None
 
 
-def choose_crops(regions: list[Region], area: int, max_iou: float) -> list[Region] | None:
+def choose_crops(regions: list[Region], area: int) -> list[Region] | None:
     """The three largest crops of at most 20 percent of an image (`pmrl` 3.4).
 
-    None where the ten largest do not have three whose IoU is at most max_iou.
+    None where the ten largest do not have three whose IoU is at most MAX_IOU.
     """
     chosen = []
     for region in [r for r in regions if 100 * r.area <= SHARE * area][:LARGEST]:
-        if len(chosen) < CROPS and all(measure_iou(region.box, other.box) <= max_iou for other in chosen):
+        if len(chosen) < CROPS and all(measure_iou(region.box, other.box) <= MAX_IOU for other in chosen):
             chosen.append(region)
     return chosen if len(chosen) == CROPS else None
 
@@ -207,7 +208,7 @@ def describe_whole(number: int, crops: list[Region]) -> dict:
 
 
 def make_manifest(folder: str, images: int = 2000, thresholds=(10, 20, 30, 40, 50), seed: int = 0,
-                  max_iou: float = 0.5, split: Split | None = None) -> dict:
+                  split: Split | None = None) -> dict:
     """Manifest of a folder of Visual Genome, or of photos and captions of a split.
 
     Images of triplets have one at every threshold, so that all thresholds compare the same images. Raises InputError if
@@ -223,7 +224,7 @@ def make_manifest(folder: str, images: int = 2000, thresholds=(10, 20, 30, 40, 5
         counts.update(f"images_with_triplet_{percent:g}" for percent, pair in zip(percents, chosen) if pair)
         if None not in chosen and len(photo.captions) != 1:
             pairs[n] = chosen
-        three = choose_crops(regions, photo.area, max_iou)
+        three = choose_crops(regions, photo.area)
         if three and not photo.captions:                   # nothing describes the crops of a photo with captions
             crops[n] = three
     check(pairs, f"--thresholds {' '.join(f'{t:g}' for t in percents)}: no image has two regions smaller than "
@@ -236,7 +237,7 @@ def make_manifest(folder: str, images: int = 2000, thresholds=(10, 20, 30, 40, 5
             box_around(a.box, b.box) == a.box for a, b in (pairs[n][k] for n in picked))
     whole = draw_images(photo_of, crops, WHOLES, seed, "wholes", folder)
     return {
-        "format": FORMAT, "folder": os.path.abspath(folder), "seed": seed, "thresholds": percents, "max_iou": max_iou,
+        "format": FORMAT, "folder": os.path.abspath(folder), "seed": seed, "thresholds": percents,
         "counts": dict(sorted(counts.items())),
         "images": {str(n): {side: getattr(photo_of[n], side) for side in ("file", "width", "height")}
                    for n in sorted({*picked, *whole})},
@@ -263,7 +264,7 @@ def write_manifest(opt) -> None:
     split = opt.data_name and read_split(opt.data_path, opt.data_name, opt.split, dev_images=0)
     check(not split or hasattr(split.images, "paths"), f"--data_name {opt.data_name} holds features, and crops are cut "
                                                        "from photos; name a data set of photos")
-    manifest = make_manifest(opt.vg, opt.images, opt.thresholds, opt.seed, opt.max_iou, split)
+    manifest = make_manifest(opt.vg, opt.images, opt.thresholds, opt.seed, split)
     save_json(manifest, opt.output)
     for name, count in manifest["counts"].items():
         print(f"{count:>10,}  {name.replace('_', ' ')}")
@@ -285,7 +286,6 @@ def main(argv=None) -> None:
     percentage = within(lambda x: 0 < x <= 100, "a percentage above 0")
     add("--thresholds", type=percentage, nargs="+", default=[10, 20, 30, 40, 50], metavar="PERCENT",
         help="regions A and B are smaller than this share of the image")
-    add("--max_iou", type=probability, default=0.5, help="greatest IoU of any two of an image's three crops")
     add("--seed", type=natural, default=0, help="random seed that draws the images")
     cli.run(p.prog, write_manifest, p.parse_args(argv))
 

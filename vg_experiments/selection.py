@@ -58,7 +58,7 @@ def correct_choices(similarity, images: Embedding, captions: Embedding, i: np.nd
     return np.stack([ss > sl, ll > ls, ss > ls, ll > sl])
 
 
-def judge_choices(model: CropEncoder, cases: list[tuple], groups: int, seed: int) -> dict[str, np.ndarray]:
+def judge_choices(model: CropEncoder, cases: list[tuple], groups: int) -> dict[str, np.ndarray]:
     """Judge a model and, of Gaussians, its controls: {variant: right (G, 4, N) bool}.
 
     cases: (path of the photo, small box, large box, short text, long text), N of one group after the other.
@@ -68,7 +68,7 @@ def judge_choices(model: CropEncoder, cases: list[tuple], groups: int, seed: int
     variants = {"": (similarity, images, captions)}
     if images.log_var is not None or captions.log_var is not None:
         variants[" means only"] = cosine, Embedding(images.mean), Embedding(captions.mean)
-        variants[" variances dealt"] = similarity, *deal_variances(images, captions, seed)
+        variants[" variances dealt"] = similarity, *deal_variances(images, captions)
     hits = {name: correct_choices(*variant, i.reshape(2, -1), c.reshape(2, -1)) for name, variant in variants.items()}
     return {name: np.stack(np.split(values, groups, 1)) for name, values in hits.items()}
 
@@ -119,7 +119,7 @@ def write_selection(opt) -> None:
     cases = {"table4": (list_cases(manifest, sum(triplets_at.values(), [])), len(triplets_at)),
              "section34": (list_wholes(manifest, wholes), CROPS)}
     hits = {kind: {name + variant: values for name, model in models.items()
-                   for variant, values in judge_choices(model, items, groups, opt.seed).items()}
+                   for variant, values in judge_choices(model, items, groups).items()}
             for kind, (items, groups) in cases.items() if items}
     tables = {kind: summarise(kind, rows) for kind, rows in hits.items()}
     by_threshold = {percent: {row: dict(zip(COLUMNS["table4"], (100 * values[g].mean(1)).tolist()))
@@ -132,7 +132,7 @@ def write_selection(opt) -> None:
         print(f"\n{render_table(kind, title, rows)}")
     print("\nevery model is one run: intervals and p cover the choice of images for its very weights, and two seeds of "
           "one method differ as much")
-    save_json({"manifest": opt.manifest, "seed": opt.seed, "images": images, "unknown": unknown,
+    save_json({"manifest": opt.manifest, "images": images, "unknown": unknown,
                "models": {name: model.facts for name, model in models.items()},
                **tables, "table4_by_threshold": by_threshold}, path)
     print(f"\nnumbers, also by threshold, in {path}")

@@ -61,7 +61,7 @@ def compare_crops(a: np.ndarray, c: np.ndarray, d: np.ndarray, sign: int, rng) -
             "control": paired_test(dealt[:len(a)], dealt[len(a):], sign), **of_d}
 
 
-def measure_sides(model, manifest: dict, triplets_at: dict[str, list[dict]], seed: int = 0) -> dict:
+def measure_sides(model, manifest: dict, triplets_at: dict[str, list[dict]]) -> dict:
     """Measure a model's sides with variances.
 
     Returns {"images" | "captions": {percent: `compare_crops`}, "rho_area", "rho_words"}. Raises InputError for a point
@@ -71,7 +71,7 @@ def measure_sides(model, manifest: dict, triplets_at: dict[str, list[dict]], see
           f"{model.path} samples points from its Gaussians in training (--vae) and compares points, whose uncertainty "
           "no score uses; train a model of Gaussians, such as --sim wasserstein, or give this one to "
           "vg_experiments.selection")
-    result, rng = {}, np.random.default_rng(seed)
+    result, rng = {}, np.random.default_rng(0)
     triplets, bounds = sum(triplets_at.values(), []), np.cumsum([0, *map(len, triplets_at.values())])
     (boxes, texts), n = list_sides(list_cases(manifest, triplets)), len(triplets)
 
@@ -95,36 +95,33 @@ def measure_sides(model, manifest: dict, triplets_at: dict[str, list[dict]], see
 
 
 def draw_reports(reports: dict[str, dict], path: str) -> None:
-    """Fig. 2a (images) and 2b (captions), one row per model."""
+    """Fig. 2a (images) and 2b (captions), one row per model. Dotted: the control."""
     with drawing(path, len(reports), 2, (9, 3.4 * len(reports))) as (figure, axes):
         for row, (name, sides) in zip(axes, reports.items()):
-            for axis, side, items in zip(row, SIGNS, ("crops", "captions")):
-                axis.set_title(f"{name}: {items}", fontsize=10)
-                if side in sides:
-                    draw_side(axis, side, sides[side])
-                else:
-                    axis.text(0.5, 0.5, "points: no uncertainty", ha="center", transform=axis.transAxes)
+            for axis, side in zip(row, SIGNS):
+                draw_side(axis, side, sides.get(side, {}))
+                axis.set_title(f"{name}: {side}" + ", points have none" * (side not in sides), fontsize=10)
         figure.tight_layout()
 
 
 def draw_side(axis, side: str, entries: dict) -> None:
     """Draw a model's {percent: `compare_crops`} of crops or of captions."""
-    percents, means = [float(percent) for percent in entries], {}
-    for letter, label, colour in (("a", f"{side[:-1]} A", "tab:blue"), ("c", f"{side[:-1]} C", "tab:red"),
-                                  ("d", "A and another photo's B", "tab:gray")):
-        if letter in next(iter(entries.values())):
-            mean, low, high = (np.array([entry[letter][key] for entry in entries.values()])
-                               for key in ("mean", "low", "high"))
+    percents = [float(percent) for percent in entries]
+    for letter, label, colour, sign in (("a", f"{side[:-1]} A", "tab:blue", -1), ("c", f"{side[:-1]} C", "tab:red", 1),
+                                        ("d", "A and another photo's B", "tab:gray", 0)):
+        lines = [(e[letter]["mean"], e[letter]["low"], e[letter]["high"],
+                  (e["a"]["mean"] + e["c"]["mean"] + sign * e["control"]["mean"]) / 2)
+                 for e in entries.values() if letter in e]
+        if lines:
+            mean, low, high, dealt = np.array(lines).T
             axis.errorbar(percents, mean, [mean - low, high - mean], color=colour, marker="o", capsize=3, label=label)
-            means[letter] = mean
-    pooled = (means["a"] + means["c"]) / 2
-    half = np.array([entry["control"]["mean"] / 2 for entry in entries.values()])
-    for sign, colour in ((-1, "tab:blue"), (1, "tab:red")):
-        axis.plot(percents, pooled + sign * half, ":", color=colour, linewidth=1)
+            if sign:
+                axis.plot(percents, dealt, ":", color=colour, linewidth=1)
     axis.set(xlabel="area threshold, percent of the image", ylabel="log det Sigma, nats", xticks=percents)
     axis.grid(alpha=0.3)
     axis.margins(y=0.4)                              # room for the legend
-    axis.legend(fontsize=8, title="dotted: dealt at random", title_fontsize=7)
+    if entries:
+        axis.legend(fontsize=8, title="dotted: dealt at random", title_fontsize=7)
 
 
 def format_interval(entry: dict, sign: str = "") -> str:
@@ -152,14 +149,14 @@ def write_uncertainty(opt) -> None:
     manifest, models = load_manifest(opt.manifest, opt.vg), build_encoders(opt)
     triplets_at, without = select_triplets(manifest, models)
     n = len(next(iter(triplets_at.values())))
-    reports = {name: measure_sides(model, manifest, triplets_at, opt.seed) for name, model in models.items()}
+    reports = {name: measure_sides(model, manifest, triplets_at) for name, model in models.items()}
     print(f"{n:,} triplets at each threshold; {without} images without a word that all models know left out")
     for name, sides in reports.items():
         print(f"\n{report.text(tabulate_sides(name, sides))}")
         for rho, quantity in (("rho_area", "the area of a crop"), ("rho_words", "the words of a caption")):
             if rho in sides:
                 print(f"rho with {quantity} {sides[rho]:+.2f}")
-    save_json({"manifest": opt.manifest, "triplets": n, "unknown": without, "seed": opt.seed,
+    save_json({"manifest": opt.manifest, "triplets": n, "unknown": without,
                "models": {name: {**models[name].facts, **sides} for name, sides in reports.items()}}, numbers)
     draw_reports(reports, picture)
     print(f"figure in {picture}, numbers in {numbers}")
