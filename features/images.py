@@ -16,6 +16,7 @@ import contextlib
 import glob
 import os
 import sys
+from collections import ChainMap
 from functools import partial
 
 import numpy as np
@@ -55,10 +56,11 @@ def write_features(opt, root: str, split: Split, network: Network, folder: str) 
     paths = split.images.paths
     photos = [store.stat_photo(file, name, by_name.get(name)) for file, name in zip(paths, split.photo_names)]
     keys = {n: photo.digest or photo.name for n, photo in enumerate(photos)}
-    part = Part(path, network.line, rows)
-    new = sum(key not in part for key in keys.values())
+    part = Part(path, network.line)
+    values = ChainMap(part, rows)                           # what is new goes to the part
+    new = sum(key not in values for key in keys.values())
     try:
-        broken = store.compute(part, keys, partial(store.read_transformed, paths, network.transform),
+        broken = store.compute(values, keys, partial(store.read_transformed, paths, network.transform),
                                lambda batch: network(batch).cpu().numpy().astype(network.dtype), split.name,
                                BATCH[network.device.type], opt.workers, opt.skip_broken)
     except InputError as error:
@@ -67,7 +69,7 @@ def write_features(opt, root: str, split: Split, network: Network, folder: str) 
     check(sound, f"not one of the {len(photos)} photos of {split.name} can be read; the first: {broken.get(0)}")
     with mapped(path, (len(sound), *network.shape), network.dtype) as array:
         for row, n in enumerate(sound):
-            array[row] = part[keys[n]]
+            array[row] = values[keys[n]]
         # just before the rows are put in their place, so that nothing describes other rows
         save_json({"photos": []}, list_path)
         remove(os.path.join(root, f"{split.name}_caps.txt"))

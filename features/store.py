@@ -96,25 +96,24 @@ def record_extractor(folder: str, suffix: str, line: str) -> None:
 class Part:
     """Values of items by key, each an .npy file in a hidden folder beside `path`.
 
-    made: a plain value that says what makes the values. It is part of the key. before: values by key that stand
-    elsewhere.
+    made: a plain value that says what makes the values. It is part of the key.
     """
 
-    def __init__(self, path: str, made, before: dict[str, np.ndarray] | None = None):
+    def __init__(self, path: str, made):
         # with a word, as files.atomic takes a number there for that of a process
         self.folder = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.values.part")
-        self.made, self.before = json.dumps(made), before or {}
+        self.made = json.dumps(made)
         os.makedirs(self.folder, exist_ok=True)
 
     def path_of(self, key: str) -> str:
         return f"{self.folder}/{sha256(self.made, key)[:32]}.npy"
 
     def __contains__(self, key: str) -> bool:
-        return key in self.before or os.path.exists(self.path_of(key))
+        return os.path.exists(self.path_of(key))
 
     def __getitem__(self, key: str) -> np.ndarray:
-        if key in self.before:
-            return self.before[key]
+        if key not in self:
+            raise KeyError(key)
         path = self.path_of(key)
         with refusing(f"{path} is not a whole .npy file", "delete it, and it is computed again"):   # after a power cut
             return np.load(path, allow_pickle=False)
@@ -160,8 +159,8 @@ def compute(values, keys: dict[int, str], read: Callable, encode: Callable, titl
             skip_broken: bool = False) -> dict[int, InputError]:
     """Put encode([read(n), ...]) into values, of items {n: key} whose keys are missing.
 
-    values: a Part or a dict. `read` runs in worker processes. Returns {n: why item n cannot be read}, which raises
-    InputError without `skip_broken`.
+    values: a Part, a dict, or a ChainMap of both. `read` runs in worker processes. Returns {n: why item n cannot be
+    read}, which raises InputError without `skip_broken`.
     """
     keep_freed_memory()
     missing, broken = [n for n, key in keys.items() if key not in values], {}
