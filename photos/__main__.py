@@ -48,7 +48,7 @@ def say(*lines: str) -> None:
 # ---- the commands
 
 def search_folder(opt) -> None:
-    """Index what is new in a folder, and open the page."""
+    """Search a folder of photos: read what is new, index it and open the page."""
     from photos.build import index_folder  # a question needs none of it
 
     folder, run = opt.folder, opt.train or opt.checkpoint
@@ -97,7 +97,7 @@ def index_data(opt) -> None:
 
 
 def add(opt) -> None:
-    """Bring an index up to what its folder holds now."""
+    """Bring an index up to what its folder holds now; NAMEs that were removed come back."""
     from photos.build import index_folder
 
     manifest = Index.open(opt.index).manifest
@@ -106,14 +106,14 @@ def add(opt) -> None:
 
 
 def take_out(opt) -> None:
-    """Take photos out of an index."""
+    """Take photos out of an index, where they stay out."""
     from photos.build import remove_photos
 
     say(*remove_photos(opt.index, opt.names, opt.token))
 
 
 def info(opt) -> None:
-    """Print what an index holds."""
+    """Say what an index holds."""
     index = Index.open(opt.index, opt.token)
     say(*(index.names if opt.names else describe(index)))
 
@@ -166,7 +166,7 @@ def in_lines(result: SearchResult, verbose: bool) -> list[str]:
 
 
 def serve_page(opt) -> None:
-    """Open the page, until Ctrl-C."""
+    """Open a page to search with, on this machine alone."""
     from photos.page import serve  # Flask is needed here alone
 
     searcher = open_searcher(opt)
@@ -211,33 +211,29 @@ OPTIONS = {
     "names": dict(nargs="*", metavar="NAME", help="names of photos below their folder, or patterns with * and ?")}
 
 SEARCHED = "--checkpoint --device --token_file"
-COMMANDS = {
-    "": (search_folder, "Search a folder of photos: read what is new, index it and open the page.",
-         "folder --output --index_only --exclude --checkpoint --train --data_path --port --host --device --workers"),
-    "query": (query, "Find photos for texts or photos.",
-              f"index text --photo --captions --not --top --json --verbose {SEARCHED}"),
-    "add": (add, "Bring an index up to what its folder holds now; NAMEs that were removed come back.",
-            "index names --checkpoint --device --workers"),
-    "remove": (take_out, "Take photos out of an index, where they stay out.", "index names --token_file"),
-    "info": (info, "Say what an index holds.", "index --names --token_file"),
-    "serve": (serve_page, "Open a page to search with, on this machine alone.", f"index --port --host {SEARCHED}"),
-    "index": (index_data, "Index features of a data set by a run.",
-              f"--images --split --data_path --photos --output --overwrite --uri {SEARCHED}")}
+COMMANDS = {                          # their descriptions are those of the functions
+    "": (search_folder, "folder --output --index_only --exclude --checkpoint --train --data_path --port --host "
+                        "--device --workers"),
+    "query": (query, f"index text --photo --captions --not --top --json --verbose {SEARCHED}"),
+    "add": (add, "index names --checkpoint --device --workers"),
+    "remove": (take_out, "index names --token_file"),
+    "info": (info, "index --names --token_file"),
+    "serve": (serve_page, f"index --port --host {SEARCHED}"),
+    "index": (index_data, f"--images --split --data_path --photos --output --overwrite --uri {SEARCHED}")}
 
 
 def parse(words: list[str]):
     """The command and its options.
     Without the name of a command, the first word is a folder."""
     name = words[0] if words and words[0] in COMMANDS else ""
-    work, description, options = COMMANDS[name]
-    if not name:
-        description += f" Other commands: {', '.join(filter(None, COMMANDS))}, each with --help."
-    p = Arguments(description, prog=f"{cli.program()} {name}".strip())
+    (work, options), commands = COMMANDS[name], ", ".join(filter(None, COMMANDS))
+    more = "" if name else f" Other commands: {commands}, each with --help."
+    p = Arguments(work.__doc__ + more, prog=f"{cli.program()} {name}".strip())
     for option in options.split():
         p.add_argument(option, **OPTIONS[option])
     opt, more = p.parse_known_intermixed_args(words[1:] if name else words)         # texts also behind an option
     if more:
-        hint = {"": f"; the commands are {', '.join(filter(None, COMMANDS))}",
+        hint = {"": f"; the commands are {commands}",
                 "query": "; what should not be there stands behind '--not', or as -word within the text's quotes"}
         p.error(f"unrecognized arguments: {' '.join(more)}{hint.get(name, '')}")
     opt.token = getattr(opt, "token", None) or ""

@@ -1,10 +1,4 @@
-"""Trained run as a function of captions and photos, without its data.
-
-    from photos.encoder import PhotoEncoder
-    model = PhotoEncoder("runs/demo")
-    captions = model.captions(["a red circle .", "a star ."])
-    print(model.similarity(model.photos(["one.png", "two.png"]), captions))     # (2, 2)
-"""
+"""Trained run as a function of captions and photos, without its data ("In a program" in docs/search.md)."""
 import functools
 import os
 

@@ -44,19 +44,12 @@ FITTED = 2000                         # short texts that the numbers are fitted 
 FIRST = 10                            # answers that are judged
 COPY = "copy_of"                      # what features.json calls the data set that a copy is of
 LANGUAGES = {"de": "German", "fr": "French", "es": "Spanish", "zh": "Chinese", "ja": "Japanese", "ru": "Russian"}
-ORDINARY = (
-    "two dogs run through the snow", "a boy jumps into a pool", "a man on a bike", "a dog catches a ball",
-    "children play in the water", "a girl on a swing", "a man climbs a rock", "two dogs play in the grass",
-    "a football player with a ball", "a man rides a motorcycle", "a dog swims in the water", "a boy with a blue shirt",
-    "a brown dog runs in the grass", "a man surfs a wave", "a skateboarder jumps in the air",
-    "a woman walks down the street", "a black dog in the snow", "a white dog with a ball",
-    "a soccer player kicks the ball", "a man stands on a mountain")
+HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def read_everyday_words() -> dict[str, list[str]]:
     """Everyday words by language, {"en": [...], "de": [...], ...}."""
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "everyday.csv")
-    with open(path, encoding="utf-8", newline="") as f:
+    with open(os.path.join(HERE, "everyday.csv"), encoding="utf-8", newline="") as f:
         return {language: words for language, *words in zip(*csv.reader(f))}
 
 
@@ -167,11 +160,12 @@ def list_questions(splits: list[Split], names: list[str]) -> Iterator[tuple[str,
     shown = mark_naming_photos(words["en"], splits)
     for language, name in LANGUAGES.items() if shown.any(1).all() else ():
         yield f"{len(shown)} everyday words, in {name}", words[language], shown
-    shown = mark_naming_photos(ORDINARY, splits)
+    sentences = read_lines(os.path.join(HERE, "ordinary.txt"))
+    shown = mark_naming_photos(sentences, splits)
     known = shown.any(1)
-    yield f"{len(ORDINARY)} ordinary sentences", [*compress(ORDINARY, known)], shown[known]
-    absent = [name for name in names if (phrase := read_phrase(tokenize(name))) and phrase not in usual]
-    absent = [*compress(absent, ~mark_naming_photos(absent, splits).any(1))]
+    yield f"{len(sentences)} ordinary sentences", [*compress(sentences, known)], shown[known]
+    names = [name for name in names if read_phrase(tokenize(name))]
+    absent = [*compress(names, ~mark_naming_photos(names, splits).any(1))]
     yield from ask_twice("names that no caption has", absent, None)
 
 
@@ -217,17 +211,31 @@ def cell(key: str, numbers: dict[str, float]) -> str:
 
 # ---- the command
 
-def write_numbers(model: PhotoEncoder, name: str) -> None:
-    """Add the fit on a data set to the calibration.json of a run."""
-    path = calibration_file(model.path)
-    calibration = read_json(path, f"write it with python -m confidence {model.path}")
-    train, dev = (read_split(model.data_path, name, split, dev_images=0) for split in ("train", "dev"))
-    save_json({**calibration, "words": fit_numbers(model, train, dev)._asdict()}, path)
-    print(f"how many photos fit a text: written to {path}")
+def write_data(opt) -> None:
+    """Write the data set of --write. Raises InputError where another one is there."""
+    check(opt.data_name, f"--write {opt.write} copies a data set; name that with --data_name")
+    source, to = (os.path.join(opt.data_path or "data", name) for name in (opt.data_name, opt.write))
+    need(os.path.join(source, "train_caps.txt"), "name a data set whose training split has captions")
+    there = glob.glob(os.path.join(glob.escape(to), "*"))
+    check(not there or read_extractors(to).get(COPY) == os.path.basename(source),
+          f"{to} is there already and no copy of {opt.data_name} by --write; give a name that is free")
+    add_words(source, to)
 
 
-def print_judgement(model: PhotoEncoder, name: str, opt) -> None:
-    splits = [read_split(model.data_path, name, split, dev_images=0) for split in opt.split]
+def use_words(opt) -> None:
+    """The command."""
+    if opt.write:
+        write_data(opt)
+        return
+    model = PhotoEncoder(opt.run, device=opt.device, data_path=opt.data_path)
+    name, path = opt.data_name or model.options.data_name, calibration_file(model.path)
+    splits = [read_split(model.data_path, name, split, dev_images=0) for split in (
+        ("train", "dev") if opt.fit else opt.split)]
+    if opt.fit:
+        calibration = read_json(path, f"write it with python -m confidence {model.path}")
+        save_json({**calibration, "words": fit_numbers(model, *splits)._asdict()}, path)
+        print(f"how many photos fit a text: written to {path}")
+        return
     for split in splits:
         refuse_misfit(model, split)
     probabilities = read_probabilities(model.path, model)
@@ -237,25 +245,6 @@ def print_judgement(model: PhotoEncoder, name: str, opt) -> None:
     photos = sum(len(split.images) for split in splits)
     print(render([table(f"how many of {photos:,} photos fit; true: those with a caption that names it, a lower bound",
                         COLUMNS, results, cell)]))
-
-
-def use_words(opt) -> None:
-    """The command."""
-    if opt.write:
-        check(opt.data_name, f"--write {opt.write} copies a data set; name that with --data_name")
-        source, to = (os.path.join(opt.data_path or "data", name) for name in (opt.data_name, opt.write))
-        need(os.path.join(source, "train_caps.txt"), "name a data set whose training split has captions")
-        there = glob.glob(os.path.join(glob.escape(to), "*"))
-        check(not there or read_extractors(to).get(COPY) == os.path.basename(source),
-              f"{to} is there already and no copy of {opt.data_name} by --write; give a name that is free")
-        add_words(source, to)
-        return
-    model = PhotoEncoder(opt.run, device=opt.device, data_path=opt.data_path)
-    name = opt.data_name or model.options.data_name
-    if opt.fit:
-        write_numbers(model, name)
-    else:
-        print_judgement(model, name, opt)
 
 
 def main(argv=None) -> None:

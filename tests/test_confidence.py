@@ -284,8 +284,9 @@ def test_a_gaussian_run(learned_runs, tmp_path, figures, capsys):
     t = stored["t2i"]["temperature"]
     assert stored["i2t"]["gallery"] == 5 * stored["t2i"]["gallery"] == 250
     assert read_probabilities(str(run), Trained(str(run)))[:2] == (t, "demo_precomp")        # as a search takes it
-    with pytest.raises(InputError, match="run and not of the weights of .*run; write it again"):
-        read_probabilities(str(run), types.SimpleNamespace(weights="other"))
+    other = types.SimpleNamespace(weights="other", options=types.SimpleNamespace(sim="wasserstein"))
+    with pytest.raises(InputError, match="run by wasserstein and not of the weights of .*run by wass.*; write"):
+        read_probabilities(str(run), other)
     assert judged(run)["confidence"] == results["confidence"] and "rows" not in figures      # over its own files
     assert json.loads((run / "confidence.json").read_text())["confidence"] == results["confidence"]
 

@@ -213,9 +213,9 @@ def test_other_files_are_no_calibration(tmp_path):
         with pytest.raises(InputError, match="is not a calibration .*; write it again with python -m confidence"):
             read(content)
     for content in ({**whole, "weights": ["v"]}, {**whole, "weights": None}):
-        with pytest.raises(InputError, match="is of x and not of the weights of .*; write it again"):
+        with pytest.raises(InputError, match="is of x by kl and not of the weights of .* by kl; write it again"):
             read(content)
-    with pytest.raises(InputError, match="is of the similarity kl, and the run's is cosine; write it again"):
+    with pytest.raises(InputError, match="of x by kl and not of the weights of .* by cosine; write it again"):
         read(whole, "cosine")
 
 
