@@ -282,7 +282,8 @@ def test_crops_of_a_photo_and_examples(call, demo_path, capsys):
     call(crops, ["wasserstein"], "--examples", "2", "--threshold", "40", "--output", "o/t.png")
     assert os.path.getsize("o/t.png") > 10_000
     for message, changed in (
-            ("give either --image", []), ("no such file", ["--image", "none.png"]),
+            ("give either --image", []),
+            ("there is no file none.png", ["--image", "none.png", "--boxes", "1,1,5,5", "--captions", "a", "a"]),
             ("has 1 and --captions 1", ["--image", photo, "--boxes", "1,1,5,5", "--captions", "a"]),
             ("whole pixels", ["--image", photo, "--boxes", "1,1,5", "--captions", "a", "a"]),
             ("nothing of it lies", ["--image", photo, "--boxes", "200,1,5,5", "--captions", "a", "a"]),

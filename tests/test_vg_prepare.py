@@ -72,8 +72,10 @@ def test_the_choice_is_that_of_the_definition(monkeypatch):
         assert crops == (three if len(three) == 3 else None)
         chosen.append(crops)
     assert None in chosen and any(chosen)
-    order = prepare.random_order(list(range(50)), 3, "triplets")
-    assert sorted(order) == list(range(50)) != order and order == prepare.random_order(list(range(50)), 3, "triplets")
+    photos = {n: prepare.Photo(n, 9, 9, "x.jpg", [], []) for n in range(50)}
+    order, again = (prepare.draw_images(photos, dict.fromkeys(ids), 40, 3, "triplets", ".")
+                    for ids in (photos, reversed(photos)))
+    assert order == again != sorted(order) and len(order) == 40
 
 
 def test_what_cannot_work_is_one_sentence(tmp_path, capsys):

@@ -12,7 +12,6 @@ if __name__ == "__main__":
     import cli
     cli.start()
 
-import os
 import re
 import textwrap
 
@@ -27,7 +26,7 @@ from evaluation.pictures import LETTERS, THUMBNAIL, Cell, PhotoRow, draw_rows, p
 from images import read_photo
 from losses import Embedding, uncertainty
 from vg_experiments.encoding import CropEncoder, build_encoders, build_parser, photo_path
-from vg_experiments.prepare import clip_box, load_manifest, random_order
+from vg_experiments.prepare import clip_box, load_manifest
 
 COLOURS = {"c": "black", "b": "blue", "a": "red"}
 ACROSS = 4                            # photos in a line of the picture
@@ -82,9 +81,9 @@ def show_examples(opt, models: dict[str, CropEncoder]) -> None:
     triplets = manifest["triplets"].get(f"{opt.threshold:g}")
     check(triplets, f"--threshold {opt.threshold:g}: {opt.manifest} has triplets at {', '.join(manifest['triplets'])} "
                     "percent; name one of them")
-    by_image, cells = {t["image"]: t for t in triplets}, []
-    for n in random_order(list(by_image), manifest["seed"], "examples")[:opt.examples]:
-        t, path = by_image[n], photo_path(manifest, n)
+    cells = []
+    for t in triplets[:opt.examples]:                       # they stand in random order
+        path = photo_path(manifest, t["image"])
         lines = [f"{letter.upper()} ({COLOURS[letter]}): {t[f'caption_{letter}']}" for letter in "abc"]
         for name, model in models.items():
             crops = format_uncertainties(model.embed_crops([(path, tuple(t[letter])) for letter in "ac"]))
@@ -105,7 +104,6 @@ def show_crops(opt) -> None:
     """Run the command. Raises InputError if the options do not fit each other."""
     check((opt.image is None) != (opt.examples is None),
           "give either --image FILE with --boxes and --captions, or --examples N with --manifest")
-    check(not opt.image or os.path.isfile(opt.image), f"--image {opt.image}: there is no such file; give a photo")
     picture_file(opt.output, [opt.image or opt.manifest], opt.overwrite)
     (show_photo if opt.image else show_examples)(opt, build_encoders(opt))
 

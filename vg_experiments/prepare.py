@@ -171,14 +171,9 @@ def choose_crops(regions: list[Region], area: int) -> list[Region] | None:
     return chosen if len(chosen) == CROPS else None
 
 
-def random_order(numbers: list[int], seed: int, key: str) -> list[int]:
-    """Shuffle image ids in an order that depends only on the seed, `key` and the ids."""
-    return sorted(numbers, key=lambda n: sha256(f"{seed}-{key}-{n}"))
-
-
-def draw_images(photos: dict[int, Photo], fit, count: int, seed: int, key: str, folder: str) -> list[int]:
-    """Draw `count` of the images `fit`. Raises InputError if one has no photo."""
-    numbers = random_order(list(fit), seed, key)[:count]
+def draw_images(photos: dict[int, Photo], fit: dict, count: int, seed: int, key: str, folder: str) -> list[int]:
+    """Draw `count` of the images `fit`, by hashes of their ids. Raises InputError if one has no photo."""
+    numbers = sorted(fit, key=lambda n: sha256(f"{seed}-{key}-{n}"))[:count]
     gone = [n for n in numbers if photos[n].file is None]
     check(not gone, f"{len(gone)} of the {len(numbers)} photos drawn are not in {folder}, those of the images "
                     f"{', '.join(map(str, gone[:5]))}; put the photos in {', '.join(FOLDERS[:3])} below it")
