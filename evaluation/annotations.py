@@ -175,29 +175,26 @@ def read_eccv(folder: str | None, images: IdIndex, captions: IdIndex) -> dict[st
     check(folder, "ECCV Caption's data are not here; pip install eccv_caption, or give the folder of "
                   "eccv_image_to_caption.json and eccv_caption_to_image.json with --eccv_path")
     pairs = {}
-    for side, name, queries, items in (("i2t", "image_to_caption", images, captions),
-                                       ("t2i", "caption_to_image", captions, images)):
+    for side, name in (("i2t", "image_to_caption"), ("t2i", "caption_to_image")):
         path = need(os.path.join(folder, f"eccv_{name}.json"), "give the folder that holds it with --eccv_path")
-        pairs[side] = read_matches(path, read_json(path, unique=True), queries, items, skip_unknown=True)
+        pairs[side] = read_matches(path, read_json(path, unique=True), side, images, captions, skip_unknown=True)
     return pairs
 
 
 def read_positives(path: str, images: IdIndex, captions: IdIndex) -> dict[str, Pairs]:
     """Read the user's own matches from JSON, of one direction or both."""
     stored = read_json(need(path, "name the file of your matches with --positives"), POSITIVES, unique=True)
-    ends = {"i2t": (images, captions), "t2i": (captions, images)}
-    check(isinstance(stored, dict) and stored and set(stored) <= set(ends),
+    check(isinstance(stored, dict) and stored and set(stored) <= {"i2t", "t2i"},
           f"{path} holds no positives under the names i2t and t2i; {POSITIVES}")
-    return {side: read_matches(path, stored[side], *ends[side]) for side in stored}
+    return {side: read_matches(path, stored[side], side, images, captions) for side in stored}
 
 
-def read_matches(path: str, table, queries: IdIndex, items: IdIndex, skip_unknown: bool = False) -> Pairs:
-    """Read {query: [items]}. skip_unknown: leave out items that the split lacks."""
-    def as_id(value):
-        return int(value) if isinstance(value, str) and re.fullmatch("[0-9]{1,19}", value) else value
+def read_matches(path: str, table, side: str, images: IdIndex, captions: IdIndex, skip_unknown: bool = False) -> Pairs:
+    """Read {query: [items]} of i2t or t2i. skip_unknown: leave out items that the split lacks."""
     check(isinstance(table, dict) and all(isinstance(ids, list) for ids in table.values()),
           f"{path} is not a table of ids and lists of ids; {POSITIVES}")
-    rows = queries.positions([as_id(key) for key in table], path)
-    ids = [integers([as_id(i) for i in listed], path, f"the {items.kind} id").tolist() for listed in table.values()]
+    queries, items = (images, captions) if side == "i2t" else (captions, images)
+    rows = queries.positions([int(key) if re.fullmatch("[0-9]{1,19}", key) else key for key in table], path)
+    ids = [integers(listed, path, f"the {items.kind} id").tolist() for listed in table.values()]
     ids = [[i for i in listed if i in items.place] for listed in ids] if skip_unknown else ids
     return Pairs.of(np.repeat(rows, list(map(len, ids))), items.positions([i for listed in ids for i in listed], path))

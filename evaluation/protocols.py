@@ -1,7 +1,7 @@
 """Evaluation protocols: queries, galleries, matches and averages.
 
-Each protocol returns its numbers and keeps the outcome of every query in a `Record`, for files of ranks and for tests
-of differences. `PROTOCOLS` lists them; `assess` runs those that the options ask for.
+Each protocol returns its numbers and keeps the outcome of every query in a `Record`, for tests of differences.
+`PROTOCOLS` lists them; `assess` runs those that the options ask for.
 
 Papers: `ucmr`; PCME (Chun et al. 2021) for PMRP; CxC (Parekh et al. 2021); ECCV Caption (Chun et al. 2022).
 """
@@ -335,9 +335,6 @@ def assess(e: Embeddings, opt) -> tuple[dict, Record]:
                "captions": len(e.caption_image), "protocols": numbers, **e.report}
     if "full" in numbers:
         results["chance"] = {"full": metrics.chance(e.caption_image, e.n_images)}
-        if opt.fold5:
-            results["chance"]["folds5"] = metrics.average([
-                metrics.chance(e.caption_image[captions] - images[0], len(images)) for images, captions in folds(e)])
         ranks = {side: record["full", side, "rank"] for side in ("i2t", "t2i")}
         results["best_ranks"] = {side: metrics.best_rank_means(x[~np.isnan(x)]) for side, x in ranks.items()}
     more = {"notes": [*e.notes, *describe_doubts(e, numbers)], "uncertainty": report_uncertainty(e, opt, record)}
