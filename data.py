@@ -531,11 +531,13 @@ def check_data_set(data_path: str, data_name: str) -> int:
     """Print what a data folder holds and every fault; return the number of faults."""
     root, faults, splits = os.path.join(data_path, data_name), [], []
     text_only = bool(glob.glob(os.path.join(root, "*_caps.txt"))) and not glob.glob(os.path.join(root, "*_ims.npy"))
-    for name in ("train", "restval", "dev", "test", "testall"):
+    named = named_splits(root)
+    for name in dict.fromkeys(("train", "restval", "dev", "test", "testall", *named)):
         try:
             splits.append(split := read_split(data_path, data_name, name, dev_images=0, text_only=text_only))
         except InputError as error:
-            faults += [str(error)] * (name == "test" or name in ("train", "dev") and not text_only)
+            needed = named or (["test"] if text_only else ["train", "dev", "test"])
+            faults += [str(error)] * (name in needed)
             continue
         print(f"{name:8}{len(split.images):>8,} images {len(split.captions):>8,} captions  {split.images.describe()}",
               *split.notes, sep="\nnote: ")
@@ -543,9 +545,10 @@ def check_data_set(data_path: str, data_name: str) -> int:
         images, first = split.images, splits[0].images
         if isinstance(images, Features) and images.shape != first.shape:
             faults.append(f"{images.path} has rows of {images.shape}, {first.path} of {first.shape}; extract all alike")
-    count = Counter(chain.from_iterable(splits[0].words if splits else ()))
+    train = splits[0] if splits and splits[0].name == "train" else None             # whose words a vocabulary lists
+    count = Counter(chain.from_iterable(train.words if train else ()))
     listed = {word for word in count if count[word] >= THRESHOLD}
-    for split in splits:
+    for split in splits if train else ():
         unknown = [m for m, words in enumerate(split.words) if listed.isdisjoint(words)]
         if unknown and all(caption.strip() for caption in split.captions):
             faults.append(split.describe_unknown(unknown[0], len(listed)))

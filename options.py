@@ -219,7 +219,7 @@ def spell(values: dict, p: Arguments, where: str) -> list[str]:
         switch = known[name].nargs == 0
         check(value is None or isinstance(value, bool) == switch and not isinstance(value, (dict, list)),
               f"{where}: {name} is {value!a:.40}; a switch is true or false, without quotes, and any other option a "
-              "single number or text")
+              "single number or text, 'off' in quotes")
         if value is not None and not switch:
             words.append(f"--{name}={value}")
         elif value:

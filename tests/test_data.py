@@ -261,10 +261,11 @@ def test_some_or_all_photos_alike_are_no_repetition(tmp_path, alike, step):
 
 
 def test_names_are_equal_however_their_accents_are_stored(tmp_path):
+    """Of photos in a split of any name, which the check reads, too."""
     write_precomp(tmp_path / "x", FEATURES[:1], [], "all", ids=["cafe\u0301.jpg"])
     os.remove(tmp_path / "x" / "all_caps.txt")
     (tmp_path / "x" / "captions.tsv").write_text("caf\u00e9.jpg#0\ta cup\n")
-    assert read_split(str(tmp_path), "x", "all").captions == ["a cup"]
+    assert read_split(str(tmp_path), "x", "all").captions == ["a cup"] and data.check_data_set(str(tmp_path), "x") == 0
 
 
 def test_captions_in_any_order_keep_their_features_where_dev_is_cut(tmp_path):

@@ -123,6 +123,7 @@ BAD_FILES = [                         # the file, its content (archives hold the
         (b"<!DOCTYPE html><title>Quota exceeded</title>", "is a web page, not a checkpoint; download the file"))),
     *(("c.yaml", content, "train --config c.yaml", message) for content, message in (
         (b"max_violation: 'false'", "max_violation is 'false'; a switch is true or false, without quotes"),
+        (b"amp: off", "amp is False; .* 'off' in quotes"),
         (b"seed: 1.5", "'1.5' is not a whole"), (b"config: other.yaml", "'config', which only the command"),
         (b"sim: [kl]", r"sim is \['kl'\]; "), (b"simm: kl", "'simm', which is not an option"),
         (b"- a", "holds no options"), (b"sim: nope", "invalid choice: 'nope'"), (b"a: [", "is not a YAML file"),
