@@ -1,5 +1,4 @@
 """Stops at any instant: kills between changes of files, signals to a command and its worker processes."""
-import itertools
 import os
 import signal
 import subprocess
@@ -7,7 +6,6 @@ import sys
 import time
 
 import pytest
-import torch
 
 import evaluate
 import files
@@ -33,38 +31,23 @@ def left_over(folder) -> list[str]:
 
 # ---- kills
 
-def killed_at(at: int, words) -> None:
-    """Train, and be killed at the at-th instant before or after a change of a file of the run folder."""
-    instants = itertools.count(1)
-
-    def count() -> None:
-        if next(instants) == at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def watched(real):
-        def call(*args, **kwargs):
-            count()
-            result = real(*args, **kwargs)
-            count()
-            return result
-        return call
-    for owner, name in ((os, "replace"), (os, "fsync"), (os, "remove"), (os, "makedirs"), (torch, "save"),
-                        (train.Training, "say"), (train.Training, "record")):
-        setattr(owner, name, watched(getattr(owner, name)))
+def killed_at(where: str, call: int, words) -> None:
+    """Train, and be killed before the call-th call of `where`."""
+    act_at(where, call, lambda: os.kill(os.getpid(), signal.SIGKILL))
     train.main(list(map(str, words)))
 
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_again_and_again_ends_as_an_unbroken_one(tmp_path, demo_path, whole):
-    """Before there is a checkpoint, before the folder is described, amid and after a checkpoint within an epoch, before
-    the best model, between it and the checkpoint, and while a resumed run describes its folder and opens its log."""
+    """Before there is a checkpoint, before the folder is described, before the best model, between it and the
+    checkpoint, in the next epoch, while a resumed run describes its folder and opens its log, and amid a checkpoint."""
     run = tmp_path / "run"
-    for number, at in enumerate((8, 14, 31, 38, 30, 40, 7, 18)):
+    for where, call in (("os.replace", 1), ("os.replace", 2), ("os.replace", 5), ("os.replace", 5),
+                        ("train.Training.record", 3), ("os.replace", 2), ("os.replace", 3), ("os.fsync", 4)):
         # without a checkpoint it never took a step, and the same command begins anew
         words = ["--resume", run] if (run / "checkpoint.pt").exists() else [
             *WORDS, "--data_path", demo_path, "--logger_name", run]
-        assert (words[0] == "--resume") == (number > 1)
-        assert in_a_process(killed_at, at, words)[0] == -signal.SIGKILL, at
+        assert in_a_process(killed_at, where, call, words)[0] == -signal.SIGKILL, (where, call)
     assert resume(run) == 0 and same_runs(run, whole) and not left_over(run)
 
 
