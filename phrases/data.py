@@ -33,7 +33,6 @@ from phrases.entities import SPLITS, Entities, describe_entities, list_counts, p
 AGAIN = "delete it, and write it again"
 DELETE = "give another --name, or delete the old files"
 REGIONS = "edgeboxes200_ims"          # proposals and their features, {split}_{REGIONS}.npy
-GEOMETRY = 5                          # numbers that say where a box lies
 POSITIVE_IOU = 0.7                    # from which a region fits a phrase (jwae 5.2)
 NEGATIVE_IOU = 0.3                    # below it a region does not fit; in between it is not compared (CITE's code)
 NEGATIVES = 2                         # regions that do not fit, drawn for each that does (CITE's code)
@@ -87,9 +86,7 @@ class RegionFeatures(Features):
               f"{path} holds {self.array.dtype} of shape {self.array.shape}, and {boxes:,} boxes have features of "
               f"shape ({boxes}, F), in the order of the boxes; write it again so")
 
-    @property
-    def dim(self) -> int:
-        return self.array.shape[-1] + GEOMETRY
+    dim = property(lambda self: self.array.shape[-1] + 5)
 
     def gather(self, index) -> Tensor:
         features, index = super().gather(index), np.asarray(index)
@@ -201,8 +198,7 @@ class PhraseBatch(NamedTuple):
     unpaired: None = None             # data.Batch has jWAE's
 
     def to(self, device) -> "PhraseBatch":
-        images, tokens, labels = (x.to(device) for x in (self.images, self.tokens, self.labels))
-        return self._replace(images=images, tokens=tokens, labels=labels)
+        return self._replace(**{key: getattr(self, key).to(device) for key in ("images", "tokens", "labels")})
 
 
 def batches(split: PhraseSplit, tokens, photos, size: int, seed: tuple, skip: int = 0, **rule):

@@ -118,18 +118,14 @@ def labelled_scores(similarity, images, captions, labels: Tensor) -> Tensor:
 
 OBJECTIVES = {
     "hinge": lambda opt, _: LabelledHinge(opt.margin, opt.max_violation),
-    "infonce": lambda opt, sim: LabelledInfoNCE(1.0 if trait(sim, "log_likelihood") else 0.07,
-                                                opt.label_smoothing),
+    "infonce": lambda opt, sim: LabelledInfoNCE(1.0 if trait(sim, "log_likelihood") else 0.07, opt.label_smoothing),
     "match": lambda opt, sim: LabelledMatch(trait(sim, "logits"), 0.0, opt.label_smoothing),
     "logistic": lambda *_: LabelledLogistic(),
     "two_branch": lambda *_: None}    # a pair term, LabelledTwoBranch
 
 
 class PhraseVSE(model.VSE):
-    """A joint embedding of regions and phrases.
-
-    objective: scores and labels (R, M) -> scalar.
-    """
+    """A joint embedding of regions and phrases; its objective reads scores and labels (R, M)."""
 
     def ranking_loss(self, regions, phrases, batch) -> Tensor:
         """Compute the objective of the labelled pairs, in float32."""

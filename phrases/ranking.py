@@ -32,18 +32,17 @@ def locate(split: PhraseSplit, scores_of: Callable) -> Located:
     count against the model: the rank is the number of wrong boxes that score at least as high as the best right one.
     Raises InputError on scores that are not finite.
     """
-    m = len(split.phrase_photo)
-    result = Located(*np.zeros((3, m), np.int64))
     photos, low = np.unique(split.phrase_photo, return_index=True)
-    for n, p in zip(photos.tolist(), np.split(np.arange(m), low[1:])):              # p (m,): phrases of photo n
+    outcomes = []
+    for n, p in zip(photos.tolist(), np.split(np.arange(len(split.phrase_photo)), low[1:])):        # p (m,): phrases
         rows = np.arange(split.start[n], split.start[n + 1])                        # (P,)
         scores = np.broadcast_to(np.float32(scores_of(n, p)), (len(rows), len(p))).T                # (m, P)
         check(np.isfinite(scores).all(), f"photo {split.ids[n]}: {metrics.NOT_FINITE}")
         rows, scores = rows[~split.added[rows]], scores[:, ~split.added[rows]]
         right = iou(split.truth[p], split.boxes[rows]) >= RIGHT                     # (m, P)
-        for target, value in zip(result, (metrics.best_ranks(scores, *np.nonzero(right)), right.sum(1), len(rows))):
-            target[p] = value
-    return result
+        ranks = metrics.best_ranks(scores, *np.nonzero(right))
+        outcomes.append((ranks, right.sum(1), np.full(len(p), len(rows))))
+    return Located(*map(np.concatenate, zip(*outcomes)))
 
 
 # ---- measures

@@ -42,10 +42,7 @@ class PhraseTraining(core.Training):
     build_model = staticmethod(build_phrase_model)
 
     def read_data(self, start: dict | None) -> None:
-        """Read train and val. Raises InputError where they do not fit.
-
-        start: a checkpoint whose words are taken.
-        """
+        """Read train and val, as `core.Training.read_data`. Raises InputError where they do not fit."""
         opt = self.opt
         train, dev = (read_phrases(os.path.join(opt.data_path, opt.data_name), name, opt.regions,
                                    opt.text_features).require_sound() for name in ("train", "val"))
