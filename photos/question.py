@@ -1,4 +1,5 @@
-"""Questions as people type them: unwanted things and unknown words."""
+"""Questions as people type them: unwanted things, unknown words, file names."""
+import os
 import re
 import unicodedata
 
@@ -50,8 +51,28 @@ def read_words(encoder: PhotoEncoder, text: str) -> tuple[list[str], bool]:
                      "words that are not English")
     if seldom and not other_language:
         notes.append(f"seldom or never in the captions that the model learned from: {quoted(seldom)}")
+    encoded = network.tokenizer.encode(text)
+    if encoded.overflowing:
+        end = max(stop for _, stop in encoded.offsets)
+        notes.append(f"only the first {len(text[:end].split()):,} of {len(text.split()):,} words are read")
     return notes, not unknown
 
 
 def quoted(words: list[str]) -> str:
     return ", ".join(f"'{word}'" for word in dict.fromkeys(words))
+
+
+def rows_named(text: str, names: list[str]) -> list[int]:
+    """Photos whose path or file name a text is.
+    Without its ending only where the name has a digit (IMG_1234)."""
+    text = compose_name(text).strip().casefold()
+    if not re.search(r"\.\w{2,5}$|\d", text):
+        return []
+    rows = []
+    for row, name in enumerate(names):
+        path = compose_name(name).casefold()
+        file = path.rsplit("/", 1)[-1]
+        stem = os.path.splitext(file)[0]
+        if text in (path, file) or text == stem and re.search(r"\d", stem):
+            rows.append(row)
+    return rows

@@ -22,7 +22,7 @@ from metrics import Sigmoid
 from photos.encoder import PhotoEncoder
 from photos.index import Index
 from photos.milvus import product_vectors, scores_of_products
-from photos.question import read_question, read_words
+from photos.question import read_question, read_words, rows_named
 
 PHOTOS = 4096                         # photos whose embeddings are compared at a time
 NONE = 0.5                            # an expected number of photos below which none fits
@@ -62,8 +62,9 @@ def read_probabilities(run: str, model: Trained) -> Probabilities | None:
                                1 / max(int(t2i["gallery"]), GALLERY))
         if file["calibration"] != FORMAT or not 0 < result.temperature < math.inf:
             raise ValueError(f"format {file['calibration']!r}, temperature {result.temperature}")
-    check((file.get("weights"), similarity) == ([model.weights], model.options.sim),
-          f"{path} is of {names} by {similarity} and not of the weights of {run} by {model.options.sim}; {again}")
+    check(file.get("weights") == [model.weights], f"{path} is of {names} and not of the weights of {run}; {again}")
+    check(similarity == model.options.sim,
+          f"{path} is of the similarity {similarity}, and the run's is {model.options.sim}; {again}")
     return result
 
 
@@ -138,11 +139,17 @@ class Searcher:
         """Find photos for texts.
         without: texts that the photos should not fit, as after a minus in a text."""
         questions, results = [read_question(text) for text in texts], []
-        e = self.encoder.captions([rest for rest, _, _ in questions]).to("cpu") if texts else None
-        for k, (rest, unwanted, notes) in enumerate(questions):
-            word_notes, certain = read_words(self.encoder, rest)
-            results.append(self.rank(rest, e.rows([k]), top, first, [*notes, *word_notes], [*without, *unwanted],
-                                     certain=certain))
+        named = [rows_named(text, self.index.names) for text in texts]
+        captions = [rest for (rest, _, _), rows in zip(questions, named) if not rows]
+        e, place = self.encoder.captions(captions).to("cpu") if captions else None, iter(range(len(captions)))
+        for text, (rest, unwanted, question_notes), rows in zip(texts, questions, named):
+            if rows:
+                results.append(self.rank(text, self.embedding(rows[0]), top, first, [
+                    f"{text} is a photo's name: it stands first, and photos like it follow"], without, rows, like=True))
+            else:
+                notes, certain = read_words(self.encoder, rest)
+                results.append(self.rank(rest, e.rows([next(place)]), top, first, [*question_notes, *notes],
+                                         [*without, *unwanted], certain=certain))
         return results
 
     def find_photo(self, photo: Image.Image, top: int = 10, first: int = 0, name: str = "a photo",
@@ -152,9 +159,13 @@ class Searcher:
 
     def find_row(self, row: int, top: int = 10, first: int = 0) -> SearchResult:
         """More like a photo of the index."""
-        path = self.path_of(row)                            # which is read with Milvus
-        e = self.encoder.photos([path]).to("cpu") if self.index.collection else self.index.embedding.rows([row])
+        e = self.embedding(row)
         return self.rank(self.index.names[row], e, top, first, [], [], like=True)
+
+    def embedding(self, row: int) -> Embedding:
+        """The embedding (1, D) of a photo of the index. With Milvus its file is read."""
+        path = self.path_of(row)
+        return self.encoder.photos([path]).to("cpu") if self.index.collection else self.index.embedding.rows([row])
 
     def path_of(self, row: int) -> str:
         """folder/name of a photo. The file may be there no more."""
@@ -177,10 +188,10 @@ class Searcher:
 
     @torch.no_grad()
     def rank(self, query: str, e: Embedding, top: int, first: int, notes: list[str], unwanted: list[str],
-             like: bool = False, certain: bool = True) -> SearchResult:
+             named: list[int] = (), like: bool = False, certain: bool = True) -> SearchResult:
         """Rank the photos for the embedding (1, D) of a query.
-        like: the query is a photo that stands for a caption; where the similarity needs an image and a caption, the
-        cosine of the means compares. certain: all of its words are known."""
+        named: photos that stand first. like: the query is a photo that stands for a caption; where the similarity
+        needs an image and a caption, the cosine of the means compares. certain: all of its words are known."""
         scores, p, sure, expected = self.scores(e, like), None, None, None
         if unwanted:
             check(not self.index.collection, "Milvus gives the best photos alone, and --not compares all; leave --not "
@@ -190,11 +201,12 @@ class Searcher:
             scores = standardise_scores(scores) - sum(penalties)
         order = scores.topk(min(first + top, self.count))
         rows = [row for row, score in zip(order.indices.tolist(), order.values.tolist()) if score > -math.inf]
-        if self.probabilities and certain and not (unwanted or like):
+        if self.probabilities and certain and not (unwanted or named or like):
             p = (self.probabilities.temperature * scores.double()).softmax(0)         # each is the one that is meant
             sure = p[rows[0]].item()
             if self.probabilities.words:
                 expected = self.probabilities.expected_number(scores[None], e).item()
+        rows = [*named, *(row for row in rows if row not in set(named))]
         spread = None if e.log_var is None or unwanted else uncertainty(e).item()
         hits = [Hit(row, self.index.names[row], scores[row].item(), None if p is None else p[row].item(),
                     self.is_gone(row)) for row in rows[first:first + top]]

@@ -171,7 +171,7 @@ def test_json_is_for_programs_and_lines_are_for_people(make, said):
 
 
 def test_the_library_in_a_few_lines(own):
-    """In a program, docs/search.md."""
+    """The docstring of photos/encoder.py."""
     model = PhotoEncoder(own.run)
     photos = model.photos([str(own.photos / "0.png"), read_photo(str(own.photos / "2.png"))])
     assert model.similarity(photos, model.captions(TEXTS)).shape == (2, 3)
@@ -193,9 +193,16 @@ def test_what_is_not_wanted(text, rest, unwanted, note):
 
 
 def words_model(words, whole) -> PhotoEncoder:
-    """An encoder on MiniLM as far as words go: those of its training, and the whole words of a tokenizer."""
-    tokenizer = types.SimpleNamespace(token_to_id=lambda word: 1 if word in whole else None)
-    network = types.SimpleNamespace(tokenizer=tokenizer, reads="perro".__eq__)
+    """An encoder on MiniLM as far as words go: those of its training, and the whole words of a tokenizer that reads
+    five."""
+    class Tokenizer:
+        def token_to_id(self, word):
+            return 1 if word in whole else None
+
+        def encode(self, text):
+            ends = [match.end() for match in re.finditer(r"\S+", text)][:5]
+            return types.SimpleNamespace(overflowing=text.split()[5:], offsets=[(0, end) for end in ends])
+    network = types.SimpleNamespace(tokenizer=Tokenizer(), reads="perro".__eq__)
     network.knows = partial(MiniLM.knows, network)
     return types.SimpleNamespace(vocab=types.SimpleNamespace(index={*words}), sentence_kind="minilm",
                                  sentence_network=network)
@@ -207,7 +214,8 @@ def words_model(words, whole) -> PhotoEncoder:
     ("\u4e00\u53ea\u72d7", ["not understood: '\u4e00\u53ea\u72d7'"]),
     ("\U0001f436", ["not understood: '\U0001f436'"]), ("12345", ["not understood: '12345'"]),
     ("an astronaut", ["seldom or never in the captions that the model learned from: 'an', 'astronaut'"]),
-    ("astronauts", ["seldom or never"]), ("...", ["there is no word in '...'"])])
+    ("astronauts", ["seldom or never"]), ("...", ["there is no word in '...'"]),
+    ("a dog on the beach a dog", ["only the first 5 of 7 words are read"])])
 def test_words_that_the_model_does_not_know_are_said(text, notes):
     said, certain = question.read_words(words_model(["a", "dog", "on", "the", "beach"], ["an", "astronaut"]), text)
     assert len(said) == len(notes) and all(said.startswith(note) for said, note in zip(said, notes))
@@ -217,6 +225,16 @@ def test_words_that_the_model_does_not_know_are_said(text, notes):
 def test_a_model_of_words_leaves_others_out(make, said, capsys):
     assert "unknown words, which are left out: 'xyzzy'" in said("query", make(), "a red xyzzy circle .", "--top", 1)
     refused(capsys, search.main, ["query", make(), "xyzzy plugh"], "no word of 'xyzzy plugh' is in the vocabulary")
+
+
+def test_a_name_of_a_file_finds_the_photo(own):
+    os.rename(own.photos / "4.png", own.photos / unicodedata.normalize("NFD", "Stra\u00dfe \u00e9t\u00e9.PNG"))
+    own.update()
+    searcher = Searcher("index")
+    for text, name in (("7.png", "sub/7.png"), ("sub/7.png", "sub/7.png"), ("7", "sub/7.png"),
+                       ("stra\u00dfe \u00e9t\u00e9.png", "Stra\u00dfe \u00e9t\u00e9.PNG")):
+        result, = searcher.find_texts([text])
+        assert unicodedata.normalize("NFC", result.answers[0].name) == name and "photo's name" in result.notes[0]
 
 
 # ---- an index follows its folder
