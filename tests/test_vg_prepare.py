@@ -35,7 +35,7 @@ def test_a_manifest_by_hand(tmp_path):
     manifest = prepare.make_manifest(str(tmp_path), thresholds=(6, 12))
     assert {key: count for key, count in manifest["counts"].items() if count} == {
         "images_listed": 3, "images_in_coco": 1, "images_kept": 1, "images_without_regions": 1, "regions_read": 9,
-        "regions_without_area": 2, "regions_without_phrase": 2, "regions_kept": 5, "regions_clipped": 2,
+        "regions_without_area": 2, "regions_without_phrase": 2, "regions_kept": 5,
         "images_with_triplet_6": 1, "images_with_triplet_12": 1, "images_with_all_triplets": 1,
         "images_with_three_crops": 1}
     assert manifest["images"] == {"7": {"file": "VG_100K_2/7.jpg", "width": 100, "height": 80}}

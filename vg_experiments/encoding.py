@@ -32,11 +32,10 @@ BATCH = 64                            # crops or pairs a step
 EMBEDDED = 128                        # crops that pass the tower at a time
 
 
-def build_extractor(model: Trained, name: str | None, weights: str | None) -> tuple[Network, str]:
+def build_extractor(model: Trained, weights: str | None) -> tuple[Network, str]:
     """Build the extractor of a model's training set, or its network for photos; and its fit.
 
-    name: demo, or a network and a layer, where a model of features does not record it. Raises InputError if it is
-    unknown or does not fit the model.
+    Raises InputError if features.json did not record it, or it cannot be had with the same weights.
     """
     tower, options, run = model.model.image_tower, model.options, model.path
     if isinstance(tower.trunk, CNN):                        # a model of photos
@@ -44,25 +43,18 @@ def build_extractor(model: Trained, name: str | None, weights: str | None) -> tu
         digest = checksum(x.detach().cpu().numpy() for x in net.state_dict().values())
         line = f"{options.cnn_type} trunk{' cells' * net.cells} {digest}"
         return Network(net, whole_transform(), line, model.device), "stretch"
-    recorded = model.extractors.get("ims")
-    name = name or recorded
-    check(name, f"{run} was trained on the features of {options.data_name}, and no features.json beside them said what "
-                "made them; name network and layer with --extractor, such as 'resnet152 pooled', or demo")
-    words = name.replace(",", " ").split()
-    if words[0].startswith(SCENES):
+    recorded = model.extractors.get("ims", "an extractor that no features.json beside them named")
+    cnn_type, *words = recorded.replace(",", " ").split()
+    if cnn_type.startswith(SCENES):
         net = filters.FilterNetwork(bool(options.n_regions))
         line, transform, fit = net.line, filters.transform, "pad"
     else:
-        check(words[0] in NETWORKS, f"{run}: features by '{name}' cannot be made of new crops here; the networks that "
-                                    f"can are {', '.join(NETWORKS)}")
-        net, line = load_network(*words[:2], weights=weights, whole="resized" in words)
+        check(cnn_type in NETWORKS, f"{run} was trained on features by {recorded}, so those of crops cannot be made; "
+                                    f"give a run on features by features.images ({', '.join(NETWORKS)}), or on photos")
+        net, line = load_network(cnn_type, *words[:1], weights=weights, whole="resized" in words)
         transform, fit = whole_transform(), "stretch"
-    check(recorded in (None, line),
-          f"{run} was trained on features by '{recorded}' and the network at hand is '{line}'; give the same "
-          "weights with --cnn_weights")
-    check((net.regions, net.dim) == (options.n_regions, options.img_dim),
-          f"{line} gives {net.regions or 1} x {net.dim} numbers an image, {run} was trained on "
-          f"{options.n_regions or 1} x {options.img_dim}; name with --extractor what made its training set")
+    check(recorded == line, f"{run} was trained on features by '{recorded}' and the network at hand is '{line}'; give "
+                            "the same weights with --cnn_weights")
     return Network(net.to(model.device).eval(), transform, line, model.device), fit
 
 
@@ -90,12 +82,11 @@ class CropEncoder(Trained):
     extractor is not to be had.
     """
 
-    def __init__(self, run: str, device, cache: str, extractor: str | None = None, weights: str | None = None,
-                 vocab: str | None = None):
+    def __init__(self, run: str, device, cache: str, weights: str | None = None, vocab: str | None = None):
         super().__init__(run, device, vocab=vocab)
         check(not self.options.text_features,
               f"{run} reads ready features of captions and knows no words; give a model of words")
-        self.network, self.fit = build_extractor(self, extractor, weights)
+        self.network, self.fit = build_extractor(self, weights)
         self.cache = Part(os.path.join(cache, "crops"), self.network.line)
         self.facts = {"checkpoint": run, "sim": self.options.sim, "extractor": self.network.line, "fit": self.fit}
 
@@ -155,9 +146,8 @@ def build_parser(description: str) -> Arguments:
     add = p.add_argument
     add("--checkpoint", type=filename, required=True, nargs="+", metavar="RUN", help="run folders or checkpoint files")
     add("--cache", type=filename, default="runs/vg/cache", help="folder to keep the features of crops in")
-    add("--extractor", help="what made the training features, if no features.json beside them says so: demo, or a "
-        "network and a layer, such as 'resnet152 pooled'")
-    add("--cnn_weights", type=filename, metavar="FILE", help="weights of that network (default: ImageNet's)")
+    add("--cnn_weights", type=filename, metavar="FILE",
+        help="weights of the network that made the training features (default: ImageNet's)")
     add("--vocab", type=filename, metavar="FILE.json", help="vocabulary of a checkpoint of the original VSE++ or VSRN")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA if present")
     add("--manifest", type=filename, default="runs/vg/manifest.json", help="manifest that vg_experiments.prepare wrote")
@@ -178,7 +168,7 @@ def build_encoders(opt) -> dict[str, CropEncoder]:
     device = torch_device(opt.device)
     folders = (run if os.path.isdir(run) else os.path.dirname(run) for run in opt.checkpoint)
     names = [os.path.basename(os.path.normpath(folder)) for folder in folders]
-    return {name: CropEncoder(run, device, opt.cache, opt.extractor, opt.cnn_weights, opt.vocab)
+    return {name: CropEncoder(run, device, opt.cache, opt.cnn_weights, opt.vocab)
             for name, run in zip(names if len(set(names)) == len(names) else opt.checkpoint, opt.checkpoint)}
 
 

@@ -124,20 +124,13 @@ def clip_box(box: tuple, width: int, height: int) -> tuple | None:
 
 def keep_usable(photo: Photo, counts: Counter) -> list[Region]:
     """Usable regions, clipped to the image, the largest first; counts the others."""
-    regions = []
-    for region in photo.regions:
-        box = clip_box(region.box, photo.width, photo.height)
-        if box is None:
-            counts["regions_without_area"] += 1
-        elif not (region.phrase or photo.captions):
-            counts["regions_without_phrase"] += 1
-        else:
-            counts["regions_clipped"] += box != region.box
-            regions.append(region._replace(box=box))
-    counts["regions_read"] += len(photo.regions)
-    counts["regions_kept"] += len(regions)
-    counts["images_kept" if regions else "images_without_regions"] += 1
-    return sorted(regions, key=lambda region: -region.area)
+    boxes = [clip_box(region.box, photo.width, photo.height) for region in photo.regions]
+    inside = [region._replace(box=box) for region, box in zip(photo.regions, boxes) if box]
+    usable = [region for region in inside if region.phrase or photo.captions]
+    counts.update(regions_read=len(boxes), regions_without_area=len(boxes) - len(inside), regions_kept=len(usable),
+                  regions_without_phrase=len(inside) - len(usable))
+    counts["images_kept" if usable else "images_without_regions"] += 1
+    return sorted(usable, key=lambda region: -region.area)
 
 
 def measure_iou(a, b) -> float:
