@@ -85,8 +85,7 @@ def parse_args(argv=None):
     add_arguments(p)
     add = p.add_argument
     add("--calibrate_on", type=share, metavar="SHARE", help="calibrate on a random share of the images, judge the rest")
-    add("--sets", type=share, metavar="ALPHA", help="also fit sets that hold a right answer for 1 - ALPHA of the "
-        "queries")
+    add("--sets", type=share, metavar="ALPHA", help="also fit sets that hold a right answer with 1 - ALPHA")
     add("--variances", choices=["volume"], help="give points variances without training: the share of the training "
         "photos that an item fits; the scores stay")
     add("--train", type=filename, metavar="FILE", help="training pairs, for a file with --variances")

@@ -1,7 +1,9 @@
 """Items to judge and items to calibrate on, from a run or from files.
 The test and dev split of a run, or files of any model's embeddings."""
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -41,8 +43,7 @@ def add_arguments(p: Arguments) -> None:
     add("--data_path", type=filename, metavar="FOLDER", help="folder of the data sets (default: as in training)")
     add("--data_name", type=data_set, help="data set (default: as in training)")
     add("--split", type=split_name, help="split to judge (default: what a file names, else test)")
-    add("--output", type=filename, metavar="FILE.json", help="file of the results; other files are named after it "
-        "(default: beside the run or file)")
+    add("--output", type=filename, metavar="FILE.json", help="file of the results (default: beside the run or file)")
     add("--overwrite", action="store_true", help="replace existing files that options name")
     add("--batch_size", type=positive, default=128, help="images or captions per step")
     add("--workers", type=cli.workers, default=min(10, os.cpu_count() or 1), help="processes that read photos")
@@ -61,9 +62,10 @@ def open_items(opt, pictures: tuple[str, ...]) -> tuple[Items, dict[str, str]]:
     files = {"results": target, "calibration": beside("calibration", target, opt.results, "json"),
              **{name: beside(name, target, opt.results) for name in pictures}}
     check_outputs(files.values(), [opt.source, opt.dev, opt.train, *(opt.judgements or ())], opt)
-    items = open_run(model, opt) if model else open_file(opt)
+    load = model and partial(embed, [model], data_path=opt.data_path, batch_size=opt.batch_size, workers=opt.workers)
+    items = open_run(load, opt) if load else open_file(opt)
     if opt.variances:
-        give_variances(items, model, opt)
+        give_variances(items, load, opt)
     if opt.export:
         export(opt.export, items.whole)
         print(f"embeddings in {opt.export}")
@@ -93,21 +95,16 @@ def check_arguments(opt) -> None:
           "--split")
 
 
-def embed_split(model: Trained, split: str, opt, part=None, **data) -> Embeddings:
-    """Embed a split by a run as the options say."""
-    return embed([model], split, part, data_path=opt.data_path, batch_size=opt.batch_size, workers=opt.workers, **data)
-
-
-def open_run(model: Trained, opt) -> Items:
-    """Items of the splits of a run."""
-    whole = embed_split(model, opt.split or "test", opt, sim=opt.sim, data_name=opt.data_name)
+def open_run(load: Callable, opt) -> Items:
+    """Items of the splits of a run, which `load` embeds."""
+    whole = load(opt.split or "test", sim=opt.sim, data_name=opt.data_name)
     check(whole.has_images, f"{whole.name} has no images to answer with, so there is no confidence to calibrate; name "
                             "a split with images")
     if opt.calibrate_on:
         return split_items(whole, opt.calibrate_on)
     own = None if named_splits(whole.folder) else opt.data_name             # photos by name have no other splits
     try:
-        dev = embed_split(model, "dev", opt, sim=opt.sim, data_name=own)
+        dev = load("dev", sim=opt.sim, data_name=own)
     except InputError as error:
         raise InputError(f"no dev split to calibrate on: {error}; or give --calibrate_on 0.5") from error
     return Items(whole, whole, dev, f"{dev.data_name} {dev.split}")
@@ -127,15 +124,14 @@ def open_file(opt) -> Items:
     return items
 
 
-def give_variances(items: Items, model: Trained | None, opt) -> None:
+def give_variances(items: Items, load: Callable | None, opt) -> None:
     """Give points the variances that training pairs tell, of a run's data or of --train."""
     check(not items.dev.gaussian, f"--variances volume gives variances to points, and {items.dev.name} has variances "
                                   "of its own; leave it out, or give a point model")
-    if model:
+    if load:
         def draw(caption_image: np.ndarray, n_images: int) -> np.ndarray:
             return bank.draw_queries(caption_image, n_images, volume.BANK).captions
-        train = embed_split(model, "train", opt, lambda split: Gallery(             # no images
-            np.arange(0), draw(split.caption_image, len(split.images))))
+        train = load("train", lambda split: Gallery(np.arange(0), draw(split.caption_image, len(split.images))))
         name, owner = f"{train.data_name} train", train.caption_image[draw(train.caption_image, train.n_images)]
     else:
         train = load_file(opt.train, opt.sim, data_path=opt.data_path)

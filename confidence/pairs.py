@@ -13,6 +13,7 @@ if __name__ == "__main__":
 
 import contextlib
 import csv
+import io
 import math
 import os
 import sys
@@ -100,8 +101,7 @@ def train_fold(opt, k: int) -> tuple[VSE, Fold]:
     def start(*words) -> Fold:
         trainings.append(Fold(k, opt.folds, *words))
         return trainings[0]
-    with (tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as silence,
-          contextlib.redirect_stdout(silence)):
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         status = train(fold_options(opt, folder), start)
         check(status == 0, f"the training of fold {k + 1} ended with status {status}, so no caption is judged; call it "
                            "again")
@@ -193,8 +193,7 @@ def parse_args(argv=None):
     p = Arguments("Find training captions that do not fit their images.")
     add = p.add_argument
     add("source", type=filename, nargs="?", metavar="RUN", help="run folder (default: the newest run)")
-    add("--folds", type=up_to(100, least=2), default=2, help="models that are trained, each without the captions "
-        "of its part of the images")
+    add("--folds", type=up_to(100, least=2), default=2, help="parts of the images, and models that judge one each")
     add("--photos", type=filename, metavar="FOLDER", help="photos to draw where the data are precomputed features")
     add("--data_path", type=filename, metavar="FOLDER", help="folder of the data sets (default: that of the training)")
     add("--workers", type=cli.workers, default=min(10, os.cpu_count() or 1), help="processes that read photos")

@@ -255,8 +255,7 @@ def compare_with_people(opt) -> dict:
 def parse_args(argv=None):
     p = Arguments("Compare a model with people's judgements of photos and captions.")
     add_arguments(p)
-    p.add_argument("--judgements", type=filename, metavar="FILE", nargs="+", required=True, help="people's "
-                   "judgements of pairs, in the format of Flickr8k's")
+    p.add_argument("--judgements", type=filename, metavar="FILE", nargs="+", required=True, help="as Flickr8k's")
     p.set_defaults(results="people", calibrate_on=None, variances=None, train=None, export=None)
     return p.parse_args(argv)
 

@@ -91,9 +91,8 @@ def index_data(opt) -> None:
     from photos.build import index_features
 
     encoder = PhotoEncoder(opt.checkpoint, device=opt.device, data_path=opt.data_path)
-    index = index_features(opt.output or os.path.join("indexes", join_names(opt.images)), encoder, opt.images,
-                           opt.split, opt.photos, opt.uri, opt.token, opt.overwrite)
-    say(*describe(index))
+    path = opt.output or os.path.join("indexes", join_names(opt.images))
+    say(*describe(index_features(path, encoder, opt.images, opt.split, opt.photos, opt.uri, opt.token, opt.overwrite)))
 
 
 def add(opt) -> None:
@@ -133,15 +132,11 @@ def describe(index: Index) -> list[str]:
     return lines
 
 
-def open_searcher(opt) -> Searcher:
-    return Searcher(opt.index, checkpoint=opt.checkpoint, device=opt.device, token=opt.token)
-
-
 def query(opt) -> None:
     """Find photos for texts or photos."""
     texts = [*opt.text, *(line for line in (read_lines(opt.captions) if opt.captions else []) if line.strip())]
     check(texts or opt.photo, "nothing to search for; give a text, --photo FILE or --captions FILE")
-    searcher = open_searcher(opt)
+    searcher = Searcher(opt.index, checkpoint=opt.checkpoint, device=opt.device, token=opt.token)
     results = searcher.find_texts(texts, opt.top, without=opt.without)
     results += [searcher.find_photo(read_photo(path), opt.top, name=path, without=opt.without) for path in opt.photo]
     if opt.json:
@@ -169,7 +164,7 @@ def serve_page(opt) -> None:
     """Open a page to search with, on this machine alone."""
     from photos.page import serve  # Flask is needed here alone
 
-    searcher = open_searcher(opt)
+    searcher = Searcher(opt.index, checkpoint=opt.checkpoint, device=opt.device, token=opt.token)
     check(searcher.folder, f"{opt.index} knows no folder of its photos, so there is nothing to show; make it again "
                            "with --photos FOLDER")
     serve(searcher, opt.port, opt.host)

@@ -35,9 +35,8 @@ def index_folder(path: str, folder: str, encoder: PhotoEncoder, workers: int = 0
     New and changed photos are embedded, renamed or moved ones keep their vectors by the digest of their file, and
     deleted ones are dropped.
 
-    workers: processes that read photos. exclude: patterns of names that stay out; None: those of the index. back:
-    patterns of photos that `remove_photos` took out and that come back. Returns sentences on what changed. Raises
-    InputError.
+    exclude: patterns of names that stay out; None: those of the index. back: patterns of photos that `remove_photos`
+    took out and that come back. Returns sentences on what changed. Raises InputError.
     """
     folder = os.path.abspath(folder)
     index = open_for(index_file(path), folder, encoder)
@@ -161,7 +160,6 @@ def split_rows(e: Embedding) -> list[Embedding]:
 def index_features(path: str, encoder: PhotoEncoder, name: str, split: str | None, folder: str | None = None,
                    uri: str | None = None, token: str = "", overwrite: bool = False) -> Index:
     """Make an index of the ready features of a data set, or of one of its splits, below encoder.data_path.
-
     folder: where the photos lie. uri: Milvus, which holds the vectors then. Raises InputError.
     """
     path, sim = output(index_file(path), overwrite=overwrite), encoder.options.sim

@@ -40,23 +40,18 @@ class PhotoEncoder(Trained):
         be computed here."""
         return self.texts(texts, self.sentence_network.embed if self.options.text_features else None)
 
-    @property
-    def sentence_kind(self) -> str | None:
-        """The kind of the sentence network whose vectors the run reads; None where it reads anything else."""
-        kind = self.extractors.get(self.options.text_features, "").split(",")[0]
-        return kind if kind in SENTENCE_NETWORKS else None
-
     @functools.cached_property
     def sentence_network(self):
         """The network that made the features of the training captions.
         Raises InputError where another one is here, or where they were not made by a network."""
         name = self.options.text_features
         line = self.extractors.get(name, "")
-        check(self.sentence_kind,
+        kind = line.split(",")[0]
+        check(kind in SENTENCE_NETWORKS,
               f"{self.path} reads the features of captions '{name}' ({line or 'of an unknown network'}), and only "
               f"those of {' and '.join(SENTENCE_NETWORKS)} can be computed for a caption of one's own; train a run on "
               "words, or on one of these")
-        network = SENTENCE_NETWORKS[self.sentence_kind](self.device)
+        network = SENTENCE_NETWORKS[kind](self.device)
         check(network.line == line, f"{self.path} was trained on captions of '{line}', and the network here is "
                                     f"'{network.line}'; install the first")
         return network

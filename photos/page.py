@@ -56,7 +56,6 @@ ADDRESS = re.compile(r"[0-9.]+")      # names of the web are never of digits alo
 
 def application(searcher: Searcher, host: str = "127.0.0.1") -> flask.Flask:
     """Flask application that answers for a searcher.
-
     host: one more name or address under which the page is opened; 0.0.0.0 stands for every address.
     """
     app = flask.Flask(__name__, static_folder=None, template_folder=None)

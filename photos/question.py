@@ -36,7 +36,7 @@ def read_words(encoder: PhotoEncoder, text: str) -> tuple[list[str], bool]:
     if not words:
         return [f"there is no word in '{text}'"], True
     foreign = [word for word in words if word not in encoder.vocab.index]
-    if not encoder.sentence_kind:                           # such a network knows more words
+    if not encoder.options.text_features:                   # a sentence network knows more words
         return [f"unknown words, which are left out: {quoted(foreign)}"] * bool(foreign), True
     network, notes = encoder.sentence_network, []
     unknown = [word for word in foreign if not network.knows(word)]

@@ -204,8 +204,8 @@ def words_model(words, whole) -> PhotoEncoder:
             return types.SimpleNamespace(overflowing=text.split()[5:], offsets=[(0, end) for end in ends])
     network = types.SimpleNamespace(tokenizer=Tokenizer(), reads="perro".__eq__)
     network.knows = partial(MiniLM.knows, network)
-    return types.SimpleNamespace(vocab=types.SimpleNamespace(index={*words}), sentence_kind="minilm",
-                                 sentence_network=network)
+    return types.SimpleNamespace(vocab=types.SimpleNamespace(index={*words}), sentence_network=network,
+                                 options=types.SimpleNamespace(text_features="minilm"))
 
 
 @pytest.mark.parametrize("text, notes", [
