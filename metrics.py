@@ -179,13 +179,6 @@ def check_finite(scores: np.ndarray) -> np.ndarray:
     return scores
 
 
-def mean_cosine(means: torch.Tensor) -> float:
-    """The mean cosine between two different items (N, D), 1 where all are one point."""
-    rows = torch.nn.functional.normalize(means.double(), dim=1)                     # (N, D)
-    pairs = rows.sum(0).square().sum() - rows.square().sum()          # sum over i != j of cos(i, j)
-    return float(pairs / max(1, len(rows) * (len(rows) - 1)))
-
-
 def retrieval(scores, caption_image) -> dict:
     """Compute image-to-text and text-to-image recall of a whole score matrix.
     scores (N, M): images x captions; caption_image (M,): the row of each caption's image, in any order, with any number

@@ -100,7 +100,7 @@ def training_parser() -> Arguments:
     add("--lambda_lse", type=at_least_zero, default=6.0, help="scan: sharpness of LogSumExp")
     add("--lambda_softmax", type=at_least_zero, default=9.0, help="scan: sharpness of the attention (i2t: 4)")
     add("--n_embeds", type=cli.depth, metavar="K", help="mil, chamfer: embeddings per item (default: 2)")
-    add("--cite_layers", type=cli.sizes, default="1024-256", help="cite: sizes of the shared and the concepts' layers")
+    add("--cite_layers", type=cli.sizes, help="cite: the shared and the concepts' layers (default: 1024-256)")
 
     add = p.add_argument_group("objective").add_argument
     add("--loss", choices=[*LOSSES, *OTHER_LOSSES], help="loss to minimise. hinge (VSE++), infonce (CLIP), match "
@@ -252,7 +252,7 @@ def imply(opt) -> int:
                        or opt.txt_layers == "0" and opt.text_head != "point")
     defaults = {"embed_size": 2048 if opt.img_enc == "vsrn" else 1024,
                 "txt_enc": "features" if opt.text_features else "gru", "n_embeds": 1,
-                "var_min": 1e-6 if volume else 0.1, "logvar_init": -7.0 if volume else 0.0,
+                "cite_layers": "1024-256", "var_min": 1e-6 if volume else 0.1, "logvar_init": -7.0 if volume else 0.0,
                 "var_layers": "256" if nothing_to_copy else None,
                 "label_smoothing": 1e-4 if opt.pseudo_positives else 0.0,
                 "latent_norm": "sphere" if prior and opt.loss != "mse" else "none",

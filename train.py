@@ -42,6 +42,7 @@ from cli import InputError, check, torch_device
 from data import Split, check_extractors, read_split
 from evaluation import encode
 from files import FORMAT, atomic, read_lines, read_yaml, refusing, save_array, save_state
+from losses import unit
 from model import TEXT_ENCODERS, VSE, build_model
 from options import NOT_STORED, Options, check_fits, fit_to_data, parse_words, read_config, resolve, training_parser
 from vocab import Vocabulary
@@ -367,8 +368,8 @@ class Training:
 
     def rank_dev(self) -> tuple[dict[str, float], str]:
         """Recalls of the dev split, by VSE++'s names and in words.
-        r1 is image to text, r1i text to image; cos_* the mean cosine of two images, and of two captions, 1 where all
-        are one point; with --select hbr, hbr the harmonic mean of the best ranks of images (DMSM)."""
+        r1 is image to text, r1i text to image; cos_* the mean cosine of all pairs of images, and of captions, 1
+        where all are one point; with --select hbr, hbr the harmonic mean of the best ranks of images (DMSM)."""
         dev = self.splits["dev"]
         images, captions = encode(self.model, dev, self.tokens["dev"], self.device, workers=self.opt.workers)
         i2t, t2i = metrics.ranks(metrics.score_matrix([(self.model.similarity, images, captions)]), dev.caption_image)
@@ -376,8 +377,8 @@ class Training:
         result = metrics.both_directions(metrics.summary(i2t), metrics.summary(t2i))
         scalars = {f"{name}{end}": result[side][name] for side, end in (("i2t", ""), ("t2i", "i"))
                    for name in ("r1", "r5", "r10", "medr", "meanr")}
-        scalars |= {"rsum": result["rsum"], "cos_images": metrics.mean_cosine(images.mean),
-                    "cos_captions": metrics.mean_cosine(captions.mean)}
+        scalars |= {"rsum": result["rsum"], "cos_images": float(unit(images.mean).mean(0).square().sum()),
+                    "cos_captions": float(unit(captions.mean).mean(0).square().sum())}
         if self.opt.select == "hbr":
             scalars["hbr"] = metrics.best_rank_means(i2t)["hbr"]
         text = "{}: R@1 {r1:.1f} R@5 {r5:.1f} R@10 {r10:.1f} medr {medr:.0f}"
