@@ -62,13 +62,18 @@ class Lites(nn.Module):
         return torch.cat([net(x) for net, x in zip(self.nets, resized)], 1)
 
 
-def load_network(cnn_type: str, layer: str | None = None, weights: str | None = None,
-                 whole: bool = False) -> tuple[nn.Module, str]:
-    """Load a frozen CNN that gives the raw activations of a layer, and its one-line name.
+def build_network(device, cnn_type: str, layer: str | None = None, weights: str | None = None,
+                  whole: bool = False) -> Network:
+    """Build one of NETWORKS, frozen, that gives the raw activations of a layer.
 
     layer: fc7 or fc6 (VGG, AlexNet), (B, 4096) after the ReLU; pooled (the others), (B, F); cells, the last map, (B,
-    49, C), which AlexNet's is not. whole: of whole photos, out of shape. Raises InputError for another layer.
+    49, C), which AlexNet's is not. whole: of whole photos, out of shape. Raises InputError where it cannot be built.
     """
+    if cnn_type == SCENES:
+        check(not (layer or weights or whole), f"--cnn_type {SCENES} has neither layers nor weights, and sees whole "
+                                               "photos; leave --layer, --cnn_weights and --whole out")
+        net = FilterNetwork(grid=False)
+        return Network(net, transform, net.line, device)
     layers = {SIDE_BY_SIDE: ("pooled",), "alexnet": ("fc7", "fc6")}.get(
         cnn_type, ("fc7", "fc6", "cells") if cnn_type.startswith("vgg") else ("pooled", "cells"))
     layer = layer or layers[0]
@@ -77,23 +82,12 @@ def load_network(cnn_type: str, layer: str | None = None, weights: str | None = 
         check(not weights, f"{cnn_type} has the weights of its packages; leave --cnn_weights out")
         net = Lites()
     else:
-        net = CNN(cnn_type, weights=weights, cells=layer == "cells", normalise=False).eval()
+        net = CNN(cnn_type, weights=weights, cells=layer == "cells", normalise=False)
         net.regions = SIDE ** 2 if net.cells else None
         if layer == "fc6":
             net.net.classifier = net.net.classifier[:3 if cnn_type == "alexnet" else 2]       # (dropout,) linear, ReLU
     state = checksum(x.numpy() for x in net.state_dict().values())
-    return net, f"{cnn_type} {layer}{', photos resized to 224x224,' * whole} {state}"
-
-
-def build_network(device, cnn_type: str, layer: str | None = None, weights: str | None = None,
-                  whole: bool = False) -> Network:
-    """Build one of NETWORKS. Raises InputError where it cannot be built."""
-    if cnn_type == SCENES:
-        check(not (layer or weights or whole), f"--cnn_type {SCENES} has neither layers nor weights, and sees whole "
-                                               "photos; leave --layer, --cnn_weights and --whole out")
-        net = FilterNetwork(grid=False)
-        return Network(net, transform, net.line, device)
-    net, line = load_network(cnn_type, layer, weights, whole)
+    line = f"{cnn_type} {layer}{', photos resized to 224x224,' * whole} {state}"
     return Network(net.to(device).eval(), whole_transform() if whole else eval_transform(), line, device)
 
 

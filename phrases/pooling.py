@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from cli import check
-from features.networks import SIDE, load_network
+from features.networks import SIDE, build_network
 from images import whole_transform
 from methods.filters import FILTERS, responses, transform
 from model import CNN
@@ -73,10 +73,10 @@ class NetworkRegions:
         layers = ("fc6", "fc7", "cells") if cnn_type.startswith("vgg") else ("cells",)
         layer = layer or layers[0]
         check(layer in layers, f"--layer {layer} is not a layer of {cnn_type}; it has {', '.join(layers)}")
-        cnn, line = load_network(cnn_type, layer, weights)
+        cnn, _, line, self.device = build_network(device, cnn_type, layer, weights)
         if cnn.cells and hasattr(cnn.net, "features"):
             cnn.net.avgpool = nn.Identity()                 # VGG's would make 7 x 7 cells of any map
-        self.cnn, self.device, self.dim = cnn.to(device), device, cnn.dim
+        self.cnn, self.dim = cnn, cnn.dim
         self.line = f"{cnn_type} RoI {layer}, photos resized to {side}x{side}, {line.split()[-1]}"
         self.transform = whole_transform(side)
 

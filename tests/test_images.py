@@ -75,7 +75,7 @@ def test_captions_of_photos_that_are_written(folder, capsys):
 @pytest.mark.parametrize("name, linear", [("vgg16", 0), ("alexnet", 1)])
 def test_fc6_is_the_first_linear_layer_with_its_relu(name, linear, monkeypatch):
     monkeypatch.setattr(networks, "CNN", partial(CNN, pretrained=False))
-    net, line = networks.load_network(name, "fc6")
+    net, _, line, _ = networks.build_network("cpu", name, "fc6")
     photos = torch.randn(1, 3, 224, 224)
     got = net(photos)
     assert got.shape == (1, 4096) and line.startswith(f"{name} fc6 sha256:") and (got >= 0).all()

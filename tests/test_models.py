@@ -121,8 +121,7 @@ def test_features_of_three_networks_are_joined(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("words", [{}, {"whole": True}, {"layer": "cells"}])
 def test_a_network_is_built_again_from_its_line(words, weights, monkeypatch):
-    load = networks.load_network
-    monkeypatch.setattr(networks, "load_network", lambda name, layer, _, whole: load(name, layer, weights, whole=whole))
+    monkeypatch.setattr(networks, "CNN", lambda name, **more: CNN(name, **more | {"weights": weights}))
     photo = Image.fromarray(np.random.default_rng(0).integers(0, 255, (80, 120, 3), np.uint8))
     network = build_network("cpu", "resnet18", **words)
     seen = network.transform(photo)

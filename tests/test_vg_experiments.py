@@ -14,7 +14,7 @@ from scipy.stats import ttest_rel
 from checkpoint import load_checkpoint, load_model
 from cli import InputError
 from data import read_split
-from features.networks import load_network
+from features.networks import build_network
 from files import FORMAT
 from images import whole_transform
 from losses import Embedding, uncertainty
@@ -122,7 +122,7 @@ def test_models_of_photos_and_of_recorded_features(demo_path, tmp_path):
     vocab, cache = Vocabulary.build([["a", "red", "star"]] * 4), str(tmp_path / "cache")
     path = os.path.join(demo_path, "demo", "images", "test_00000.png")
     wanted = [(path, (0, 0, 128, 128)), (path, (20, 20, 60, 40))]
-    cnn, line = load_network("efficientnet_lite0")
+    cnn, _, line, _ = build_network(CPU, "efficientnet_lite0")
     run = photo_checkpoint(tmp_path / "a", vocab, cnn.state_dict())
     whole, _, _ = load_model(load_checkpoint(run))
     model = encoding.CropEncoder(run, CPU, cache)
@@ -147,7 +147,7 @@ def test_models_of_photos_and_of_recorded_features(demo_path, tmp_path):
             (unnamed, "by an extractor that no features.json beside them named, so those of crops")):
         with pytest.raises(InputError, match=message):
             encoding.CropEncoder(folder, CPU, cache)
-    whole = load_network("efficientnet_lite0", whole=True)[1]           # of whole photos, as features.images --whole
+    whole = build_network(CPU, "efficientnet_lite0", whole=True).line    # of whole photos, as features.images --whole
     run = photo_checkpoint(tmp_path / "g", vocab, recorded=whole)
     assert encoding.CropEncoder(run, CPU, cache).network.line == whole
 

@@ -19,7 +19,7 @@ import cli
 from checkpoint import Trained
 from cli import Arguments, check, filename, torch_device
 from data import tokenize
-from features.networks import NETWORKS, SCENES, Network, load_network
+from features.networks import NETWORKS, SCENES, Network, build_network
 from features.store import Part, compute
 from files import checksum, file_digest
 from images import read_photo, whole_transform
@@ -47,15 +47,15 @@ def build_extractor(model: Trained, weights: str | None) -> tuple[Network, str]:
     cnn_type, *words = recorded.replace(",", " ").split()
     if cnn_type.startswith(SCENES):
         net = filters.FilterNetwork(bool(options.n_regions))
-        line, transform, fit = net.line, filters.transform, "pad"
+        network, fit = Network(net, filters.transform, net.line, model.device), "pad"
     else:
         check(cnn_type in NETWORKS, f"{run} was trained on features by {recorded}, so those of crops cannot be made; "
                                     f"give a run on features by features.images ({', '.join(NETWORKS)}), or on photos")
-        net, line = load_network(cnn_type, *words[:1], weights=weights, whole="resized" in words)
-        transform, fit = whole_transform(), "stretch"
-    check(recorded == line, f"{run} was trained on features by '{recorded}' and the network at hand is '{line}'; give "
-                            "the same weights with --cnn_weights")
-    return Network(net.to(model.device).eval(), transform, line, model.device), fit
+        network = build_network(model.device, cnn_type, *words[:1], weights=weights, whole="resized" in words)
+        network, fit = network._replace(transform=whole_transform()), "stretch"
+    check(recorded == network.line, f"{run} was trained on features by '{recorded}' and the network at hand is "
+                                    f"'{network.line}'; give the same weights with --cnn_weights")
+    return network, fit
 
 
 def cut_box(photo: Image.Image, box, fit: str) -> Image.Image:
