@@ -91,17 +91,17 @@ def build_network(device, cnn_type: str, layer: str | None = None, weights: str 
     return Network(net.to(device).eval(), whole_transform() if whole else eval_transform(), line, device)
 
 
-def rebuild_network(line: str, device) -> Network | None:
+def rebuild_network(line: str, device, weights: str | None = None) -> Network | None:
     """Build the network that a line of features.json names; None if it names none of these.
 
     Raises InputError where the network at hand has other weights.
     """
-    if line == EXTRACTORS["global"]:
-        return build_network(device, SCENES)
+    if line in EXTRACTORS.values():
+        return Network(FilterNetwork(grid=line == EXTRACTORS["regions"]), transform, line, device)
     match = LINE.fullmatch(line)
     if not match or match[1] not in NETWORKS:
         return None
-    network = build_network(device, match[1], match[2], whole=bool(match[3]))
-    check(network.line == line, f"the features were made by '{line}' and the network at hand is '{network.line}'; put "
-                                "the weights back, or delete the features and extract them again")
+    network = build_network(device, match[1], match[2], weights, whole=bool(match[3]))
+    check(network.line == line, f"the features were made by '{line}' and the network at hand is '{network.line}'; give "
+                                "it the same weights, or delete the features and extract them again")
     return network

@@ -128,7 +128,7 @@ def test_a_network_is_built_again_from_its_line(words, weights, monkeypatch):
     assert torch.equal(seen, (whole_transform if words.get("whole") else eval_transform)()(photo))
     again = rebuild_network(network.line, "cpu")
     assert torch.equal(network([seen]), again([again.transform(photo)]))
-    with pytest.raises(InputError, match="the network at hand is 'resnet18 .*; put the weights back"):
+    with pytest.raises(InputError, match="the network at hand is 'resnet18 .*; give it the same weights"):
         rebuild_network(f"{network.line}0", "cpu")
     for other in ("", "x", "resnet18 pooled", "other pooled sha256:ab"):
         assert rebuild_network(other, "cpu") is None

@@ -142,7 +142,7 @@ def test_models_of_photos_and_of_recorded_features(demo_path, tmp_path):
     other = photo_checkpoint(tmp_path / "e", vocab, recorded=line.replace("sha256:", "sha256:0"))
     theirs = photo_checkpoint(tmp_path / "f", vocab, recorded="bottom-up attention")
     for folder, message in (
-            (other, "was trained on features by .* and the network at hand is"),
+            (other, "the features were made by .* and the network at hand is"),
             (theirs, "by bottom-up attention, so those of crops cannot be made; give a run on features by"),
             (unnamed, "by an extractor that no features.json beside them named, so those of crops")):
         with pytest.raises(InputError, match=message):

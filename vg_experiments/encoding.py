@@ -19,7 +19,7 @@ import cli
 from checkpoint import Trained
 from cli import Arguments, check, filename, torch_device
 from data import tokenize
-from features.networks import NETWORKS, SCENES, Network, build_network
+from features.networks import NETWORKS, SCENES, Network, rebuild_network
 from features.store import Part, compute
 from files import checksum, file_digest
 from images import read_photo, whole_transform
@@ -43,19 +43,13 @@ def build_extractor(model: Trained, weights: str | None) -> tuple[Network, str]:
         digest = checksum(x.detach().cpu().numpy() for x in net.state_dict().values())
         line = f"{options.cnn_type} trunk{' cells' * net.cells} {digest}"
         return Network(net, whole_transform(), line, model.device), "stretch"
-    recorded = model.extractors.get("ims", "an extractor that no features.json beside them named")
-    cnn_type, *words = recorded.replace(",", " ").split()
-    if cnn_type.startswith(SCENES):
-        net = filters.FilterNetwork(bool(options.n_regions))
-        network, fit = Network(net, filters.transform, net.line, model.device), "pad"
-    else:
-        check(cnn_type in NETWORKS, f"{run} was trained on features by {recorded}, so those of crops cannot be made; "
-                                    f"give a run on features by features.images ({', '.join(NETWORKS)}), or on photos")
-        network = build_network(model.device, cnn_type, *words[:1], weights=weights, whole="resized" in words)
-        network, fit = network._replace(transform=whole_transform()), "stretch"
-    check(recorded == network.line, f"{run} was trained on features by '{recorded}' and the network at hand is "
-                                    f"'{network.line}'; give the same weights with --cnn_weights")
-    return network, fit
+    line = model.extractors.get("ims", "an extractor that no features.json beside them named")
+    network = rebuild_network(line, model.device, weights)
+    check(network, f"{run} was trained on features by {line}, so those of crops cannot be made; give a run on features "
+                   f"by features.images ({', '.join(NETWORKS)}), or on photos")
+    if line.startswith(SCENES):
+        return network, "pad"
+    return network._replace(transform=whole_transform()), "stretch"
 
 
 def cut_box(photo: Image.Image, box, fit: str) -> Image.Image:
