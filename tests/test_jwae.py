@@ -203,11 +203,9 @@ def test_captions_of_the_same_image_are_never_drawn():
 
 
 def test_a_pool_gives_every_item_once_before_any_comes_again():
-    def draw(step, pool=None):
-        return (pool or Unpaired({}, {"images": np.array([7, 9, 1, 0, 2])}, 3, 0)).draw("images", step).tolist()
-    pool = Unpaired({}, {"images": np.array([7, 9, 1, 0, 2])}, 3, 0)
-    drawn = [draw(step, pool) for step in range(5)]
-    assert drawn[-1] == draw(4)                             # whatever was drawn before
+    pool, other = (Unpaired({}, {"images": np.array([7, 9, 1, 0, 2])}, 3, 0) for _ in range(2))
+    drawn = [pool.draw("images", step).tolist() for step in range(5)]
+    assert drawn[-1] == other.draw("images", 4).tolist()    # whatever was drawn before
     assert sorted(sum(drawn, [])) == sorted(3 * [7, 9, 1, 0, 2])
     assert sorted(sum(drawn, [])[:5]) == [0, 1, 2, 7, 9]
 
